@@ -1,4 +1,4 @@
-// The catalogue's defects of decisions. Their switches are in reference/types/scheduler_defect.h.
+// The catalogue's defects of decisions. Their switches are in reference/defects/scheduler_defect.h.
 #include "properties/mutants/mutant_parts.h"
 #include "reference/profiles/releases.h"
 

@@ -81,7 +81,6 @@ std::int32_t FullAttentionManager::cut_dropped_hash(
 std::int32_t FullAttentionManager::num_common_prefix_blocks(const Request& request,
                                                             std::int32_t num_requests) const {
   const std::vector<BlockId>& blocks = of(request).blocks;
-  if (planted(SchedulerDefect::common_prefix_overcount)) num_requests = std::min(num_requests, 2);
   const auto end = std::ranges::find_if(
       blocks, [&](BlockId block) { return pool_.ref_cnt(block) != num_requests; });
   return static_cast<std::int32_t>(end - blocks.begin());
@@ -105,11 +104,11 @@ SlidingWindowManager::SlidingWindowManager(const KVCacheSpec& spec, std::int32_t
 }
 
 std::int32_t SlidingWindowManager::num_skipped_tokens(std::int32_t num_computed_tokens) const {
-  return std::max(0, num_computed_tokens - num_kept());
+  return std::max(0, num_computed_tokens - num_retained());
 }
 
 std::int32_t SlidingWindowManager::retires_at(std::int32_t num_left_behind) const {
-  return num_kept() + (num_skipped_tokens(num_left_behind) / block_size_ + 1) * block_size_;
+  return num_retained() + (num_skipped_tokens(num_left_behind) / block_size_ + 1) * block_size_;
 }
 
 // A hit needs the last window - 1 tokens before the place where it ends.
@@ -136,10 +135,7 @@ std::int32_t SlidingWindowManager::find_longest_cache_hit(
     const HitQuery& query, std::span<const std::int32_t> groups,
     std::span<std::vector<BlockId>* const> hits) const {
   // To drop a last block, one more is matched.
-  const bool rounds_down = planted(SchedulerDefect::hit_window_short);
-  const std::int32_t num_in_window =
-      rounds_down ? std::max(1, (window_ - 1) / block_size_) : ceil_div(window_ - 1, block_size_);
-  const std::int64_t num_wanted = num_in_window + (query.drop_last_block ? 1 : 0);
+  const std::int64_t num_wanted = num_blocks_of_window() + (query.drop_last_block ? 1 : 0);
   const std::int64_t max_blocks = max_num_blocks(query);
   for (std::vector<BlockId>* hit : hits)
     hit->assign(static_cast<std::size_t>(max_blocks), kNullBlock);

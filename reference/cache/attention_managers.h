@@ -7,7 +7,7 @@
 namespace lockstep {
 
 // Keeps every block until the request ends; a hit is the longest chain from the left.
-class FullAttentionManager final : public GroupManager {
+class FullAttentionManager : public GroupManager {
  public:
   FullAttentionManager(const KVCacheSpec& spec, std::int32_t group, const EngineConfig& config,
                        BlockSizes sizes, BlockPool& pool);
@@ -25,7 +25,7 @@ class FullAttentionManager final : public GroupManager {
 
 // Keeps the last window - 1 tokens and the new ones; a hit is the right-most run of cached blocks
 // that is long enough to fill the window, or a run from the very left.
-class SlidingWindowManager final : public GroupManager {
+class SlidingWindowManager : public GroupManager {
  public:
   SlidingWindowManager(const KVCacheSpec& spec, std::int32_t group, const EngineConfig& config,
                        BlockSizes sizes, BlockPool& pool);
@@ -36,22 +36,20 @@ class SlidingWindowManager final : public GroupManager {
   std::int32_t num_skipped_tokens(std::int32_t num_computed_tokens) const override;
   std::int32_t retires_at(std::int32_t num_left_behind) const override;
   bool is_reachable(const Request& request, std::int32_t index) const override;
-
- private:
-  std::int32_t num_retained() const {
+  // Tokens before the next one that are kept for it.
+  virtual std::int32_t num_retained() const {
     return window_ - 1 + static_cast<std::int32_t>(spec_.extra_retained_tokens);
   }
-  // Tokens before the next one that are kept for it.
-  std::int32_t num_kept() const {
-    return num_retained() - (planted(SchedulerDefect::free_window_early) ? 1 : 0);
-  }
+  // Blocks that hold the window of a token behind a hit, wherever in a block that token lies.
+  virtual std::int32_t num_blocks_of_window() const { return ceil_div(window_ - 1, block_size_); }
 
+ private:
   std::int32_t window_;
   bool drops_published_block_ = false;  // the last of a hit, for EAGLE, which is published for it
 };
 
 // Keeps the current chunk; blocks before it count as hit.
-class ChunkedLocalManager final : public GroupManager {
+class ChunkedLocalManager : public GroupManager {
  public:
   ChunkedLocalManager(const KVCacheSpec& spec, std::int32_t group, const EngineConfig& config,
                       BlockSizes sizes, BlockPool& pool);
@@ -67,7 +65,7 @@ class ChunkedLocalManager final : public GroupManager {
 };
 
 // One block a request from its first step to its end, and nothing of it is cached.
-class CircularBufferManager final : public GroupManager {
+class CircularBufferManager : public GroupManager {
  public:
   using GroupManager::GroupManager;
   std::int64_t num_blocks_to_allocate(const Request& request,

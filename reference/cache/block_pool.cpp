@@ -42,7 +42,7 @@ void BlockPool::get_new_blocks(std::int64_t count, std::vector<BlockId>& out) {
     ref_cnts_[block] = 1;
     if (enable_caching_) {
       prefetch_evictions();
-      if (!evicts_late_) evict(block);
+      hand_out(block);
     }
     out.push_back(block);
   }

@@ -23,7 +23,6 @@
 #include "reference/cache/free_queue.h"
 #include "reference/cache/prefix_cache.h"
 #include "reference/profiles/engine_profile.h"
-#include "reference/types/scheduler_defect.h"
 #include "reference/types/scheduler_types.h"
 
 namespace lockstep {
@@ -33,7 +32,7 @@ class BlockPool {
   // REQUIRES: num_blocks >= 1.
   BlockPool(std::int64_t num_blocks, bool enable_caching, FreedBlocks freed_blocks);
 
-  void plant(SchedulerDefect defect) { evicts_late_ = defect == SchedulerDefect::hash_stale; }
+  virtual ~BlockPool() = default;
 
   std::int64_t num_blocks() const { return std::ssize(ref_cnts_); }
   std::int64_t num_free_blocks() const { return free_.size(); }
@@ -84,6 +83,10 @@ class BlockPool {
   void keep_events() { events_ = std::make_unique<CacheEventLog>(); }
   CacheEventLog* events() { return events_.get(); }
 
+ protected:
+  // What the block held is not findable once it has a new holder.
+  virtual void hand_out(BlockId block) { evict(block); }
+
  private:
   bool is_hashed(BlockId block) const { return enable_caching_ && cache_.contains(block); }
   template <typename Iterator>
@@ -98,7 +101,6 @@ class BlockPool {
   bool enable_caching_;
   bool unhashed_first_;
   bool unhashed_of_windows_first_;
-  bool evicts_late_ = false;  // planted: content is findable until other content is
   PrefixCache cache_;
   CacheCounters counters_;
   std::unique_ptr<CacheEventLog> events_;

@@ -57,8 +57,7 @@ std::int64_t GroupManager::num_blocks_to_allocate(const Request& request,
                                                   const SlotDemand& demand) const {
   const GroupBlocks& held = of(request);
   std::int64_t required = ceil_div(demand.num_tokens, block_size_);
-  const bool capped =
-      demand.apply_admission_cap && admission_cap_ && !planted(SchedulerDefect::admission_uncapped);
+  const bool capped = demand.apply_admission_cap && admission_cap_;
   const std::int64_t num_skipped =
       std::max(num_skipped_tokens(demand.total_computed_tokens), 0) / block_size_;
   const std::int64_t first_held = profile_.caps_windows_where_they_begin ? num_skipped : 0;
@@ -177,8 +176,6 @@ void GroupManager::free_head(GroupBlocks& held, std::int64_t end) {
 void GroupManager::cache_blocks(Request& request, std::int32_t num_tokens) {
   if (!is_prefix_cacheable(spec_)) return;
   const std::int32_t scale = block_size_ / sizes_.hash_block_size;
-  if (planted(SchedulerDefect::state_partial_block) && spec_.kind == CacheKind::mamba)
-    num_tokens += block_size_ - 1;
   // A block whose hash looks ahead is published once the tokens after it are known.
   const std::int32_t num_full =
       std::min(num_tokens / block_size_, static_cast<std::int32_t>(request.hashes.size()) / scale);
@@ -306,17 +303,8 @@ void GroupManager::narrow(const Request& request, std::int32_t num_left_behind,
 
 void GroupManager::free(Request& request) {
   GroupBlocks& held = of(request);
-  if (planted(SchedulerDefect::free_by_id)) std::ranges::sort(held.blocks);
   // The tail first: it is evicted before the prefix that more requests can share.
-  const bool is_window = spec_.kind == CacheKind::sliding_window;
-  if (planted(SchedulerDefect::free_forward_order))
-    pool_.free_blocks(held.blocks, is_window);
-  else
-    pool_.free_blocks_reversed(held.blocks, is_window);
-  if (planted(SchedulerDefect::free_twice)) {
-    std::erase_if(held.blocks, [&](BlockId block) { return pool_.ref_cnt(block) == 0; });
-    pool_.free_blocks(held.blocks);  // those that others share, once more
-  }
+  pool_.free_blocks_reversed(held.blocks, spec_.kind == CacheKind::sliding_window);
   held.clear();
 }
 

@@ -24,7 +24,6 @@
 #include "reference/profiles/engine_profile.h"
 #include "reference/types/engine_config.h"
 #include "reference/types/kv_cache_spec.h"
-#include "reference/types/scheduler_defect.h"
 
 namespace lockstep {
 
@@ -55,8 +54,6 @@ class GroupManager {
                                               const EngineConfig& config, BlockSizes sizes,
                                               BlockPool& pool);
 
-  void plant(SchedulerDefect defect) { defect_ = defect; }
-
   const KVCacheSpec& spec() const { return spec_; }
   // Tokens that one entry of the block table covers, over all context-parallel ranks.
   std::int32_t block_size() const { return block_size_; }
@@ -86,7 +83,7 @@ class GroupManager {
   // Publishes full blocks up to num_tokens.
   virtual void cache_blocks(Request& request, std::int32_t num_tokens);
   virtual void begin_step() {}
-  void free(Request& request);
+  virtual void free(Request& request);
 
   // Longest hit of all `groups` together (equal specs, this manager's among them); hits[i] receives
   // the table of groups[i], all of one length. Returns the tokens of the hit.
@@ -140,7 +137,6 @@ class GroupManager {
   // Appends new blocks until the table has num_blocks entries.
   void grow(std::vector<BlockId>& table, std::size_t num_blocks);
 
-  bool planted(SchedulerDefect defect) const { return defect_ == defect; }
   GroupBlocks& of(Request& request) const { return request.groups[group_]; }
   const GroupBlocks& of(const Request& request) const { return request.groups[group_]; }
   // The cached block of every group for block `index`; false: some group misses.
@@ -178,7 +174,6 @@ class GroupManager {
   bool publishes_sparsely_ = false;  // is_reachable() may say no
   bool caches_prompt_tails_ = false;
   bool records_new_blocks_ = false;
-  SchedulerDefect defect_ = SchedulerDefect::none;
   std::vector<BlockId> new_block_ids_;
   std::vector<BlockId> freed_;  // of one call
   std::vector<KVCacheBlockCopy> copies_;

@@ -48,6 +48,23 @@ bool zeroes(const EngineProfile& profile, std::span<const KVCacheGroupSpec> grou
 
 }  // namespace
 
+std::unique_ptr<BlockPool> CacheParts::pool(std::int64_t num_blocks, bool enable_caching,
+                                            FreedBlocks freed_blocks) const {
+  return std::make_unique<BlockPool>(num_blocks, enable_caching, freed_blocks);
+}
+
+std::unique_ptr<GroupManager> CacheParts::manager(const KVCacheSpec& spec, std::int32_t group,
+                                                  const EngineConfig& config, BlockSizes sizes,
+                                                  BlockPool& pool) const {
+  return GroupManager::create(spec, group, config, sizes, pool);
+}
+
+std::unique_ptr<KVCacheCoordinator> CacheParts::coordinator(
+    const EngineConfig& config, std::span<const KVCacheGroupSpec> groups, BlockSizes sizes,
+    std::int64_t num_blocks) const {
+  return std::make_unique<KVCacheCoordinator>(config, groups, sizes, num_blocks, *this);
+}
+
 bool PrefixHit::any_blocks() const {
   return std::ranges::any_of(blocks, [](const auto& table) { return !table.empty(); });
 }
@@ -64,20 +81,20 @@ void PrefixHit::clear(std::size_t num_groups) {
 
 KVCacheCoordinator::KVCacheCoordinator(const EngineConfig& config,
                                        std::span<const KVCacheGroupSpec> groups,
-                                       BlockSizes block_sizes, std::int64_t num_blocks)
+                                       BlockSizes block_sizes, std::int64_t num_blocks,
+                                       const CacheParts& parts)
     : config_(config),
       profile_(engine_profile(config.engine)),
       block_sizes_(block_sizes),
-      pool_(std::make_unique<BlockPool>(num_blocks, config.enable_prefix_caching,
-                                        profile_.freed_blocks)),
       drops_last_block_(config.spec_method == SpecMethod::eagle &&
                         profile_.eagle_hits == EagleHits::drop_last_block) {
+  pool_ = parts.pool(num_blocks, config.enable_prefix_caching, profile_.freed_blocks);
   if (config.enable_prefix_caching && config.hash_algorithm != HashAlgorithm::content)
     pool_->keep_events();
   num_reprefillable_tokens_ = std::max(config.num_prefill_lookahead_tokens - 1, 0);
   for (std::size_t g = 0; g < groups.size(); ++g) {
     const auto group = static_cast<std::int32_t>(g);
-    managers_.push_back(GroupManager::create(groups[g].spec, group, config, block_sizes, *pool_));
+    managers_.push_back(parts.manager(groups[g].spec, group, config, block_sizes, *pool_));
     has_states_ |= groups[g].spec.kind == CacheKind::mamba;
     if (zeroes(profile_, groups, groups[g].spec.kind)) managers_.back()->record_new_blocks();
     if (groups[g].spec.bounded_replay)
@@ -99,17 +116,10 @@ KVCacheCoordinator::KVCacheCoordinator(const EngineConfig& config,
                         [](const AttentionGroup& a) { return a.is_full; });
 }
 
-void KVCacheCoordinator::plant(SchedulerDefect defect) {
-  defect_ = defect;
-  pool_->plant(defect);
-  for (const auto& manager : managers_) manager->plant(defect);
-}
-
 void KVCacheCoordinator::find_longest_cache_hit(const Request& request, PrefixHit& hit) const {
   hit.clear(managers_.size());
   if (!config_.enable_prefix_caching || request.skips_prefix_cache) return;
-  const bool whole_prompt = defect_ == SchedulerDefect::hit_whole_prompt;
-  const std::int32_t max_length = request.num_tokens() - (whole_prompt ? 0 : 1);
+  const std::int32_t max_length = max_hit_tokens(request);
   if (managers_.size() > 1) {
     find_hybrid(request, max_length, hit);
     if (prefix_replay_tokens_ > 0) replay_window(hit);
@@ -182,7 +192,7 @@ void KVCacheCoordinator::find_hybrid(const Request& request, std::int32_t max_le
     length = current;
     if (one_pass) break;
   }
-  hit.num_tokens = defect_ == SchedulerDefect::hit_longest_group ? longest : length;
+  hit.num_tokens = length;
   if (longest > length) hit.shared_prefix_boundary = longest;
   cut_full_groups(hit);
 }
@@ -197,7 +207,6 @@ void KVCacheCoordinator::cut_full_groups(PrefixHit& hit) const {
       std::vector<BlockId>& table = hit.blocks[group];
       table.resize(
           std::min(table.size(), static_cast<std::size_t>(ceil_div(hit.num_tokens, block_size))));
-      if (defect_ == SchedulerDefect::hit_one_group_truncated) return;
     }
     if (!profile_.cuts_every_full_group) break;
   }
@@ -239,11 +248,7 @@ bool KVCacheCoordinator::allocate_slots(Request& request, std::int32_t num_new_t
   remove_skipped_blocks(request, left_behind);
   if (has_states_)
     for (const auto& manager : managers_) manager->prepare_allocation(request, demand);
-  if (!pool_->can_give(num_blocks_to_allocate(request, hit, demand))) {
-    if (defect_ == SchedulerDefect::refused_hit_kept && hit != nullptr)
-      for (const std::vector<BlockId>& blocks : hit->blocks) pool_->touch(blocks);
-    return false;
-  }
+  if (!pool_->can_give(num_blocks_to_allocate(request, hit, demand))) return false;
   if (hit != nullptr && hit->fills_tables()) take_hit(request, *hit, demand);
   for (std::size_t g = 0; g < managers_.size(); ++g)
     first_new[g] = managers_[g]->allocate_new_blocks(request, demand);
@@ -259,19 +264,23 @@ bool KVCacheCoordinator::allocate_slots(Request& request, std::int32_t num_new_t
 void KVCacheCoordinator::take_hit(Request& request, const PrefixHit& hit,
                                   const SlotDemand& demand) {
   const std::int32_t computed = hit.num_tokens + hit.num_external_tokens;
-  for (std::size_t g = 0; g < managers_.size(); ++g) {
-    managers_[g]->take_computed_blocks(request, hit.blocks[g], num_not_computed(request, computed));
-    if (block_sizes_.hits_parts_of_blocks && !hit.blocks[g].empty() &&
-        hit.num_tokens % managers_[g]->block_size() != 0)
-      managers_[g]->share_part(request, hit.num_tokens);
-    // Before the next group has taken its hit, which may be evicted by this.
-    if (hit.num_external_tokens > 0 && !profile_.takes_hits_of_all_groups_first)
-      managers_[g]->allocate_loaded_blocks(request, computed);
-    if (defect_ == SchedulerDefect::hit_untouched_evicted)
-      managers_[g]->allocate_new_blocks(request, demand);
-  }
+  for (std::size_t g = 0; g < managers_.size(); ++g) take_hit_of_group(g, request, hit, demand);
   if (hit.num_external_tokens > 0 && profile_.takes_hits_of_all_groups_first)
     for (const auto& manager : managers_) manager->allocate_loaded_blocks(request, computed);
+}
+
+void KVCacheCoordinator::take_hit_of_group(std::size_t group, Request& request,
+                                           const PrefixHit& hit, const SlotDemand&) {
+  GroupManager& manager = *managers_[group];
+  const std::vector<BlockId>& blocks = hit.blocks[group];
+  const std::int32_t computed = hit.num_tokens + hit.num_external_tokens;
+  manager.take_computed_blocks(request, blocks, num_not_computed(request, computed));
+  if (block_sizes_.hits_parts_of_blocks && !blocks.empty() &&
+      hit.num_tokens % manager.block_size() != 0)
+    manager.share_part(request, hit.num_tokens);
+  // Before the next group has taken its hit, which may be evicted by this.
+  if (hit.num_external_tokens > 0 && !profile_.takes_hits_of_all_groups_first)
+    manager.allocate_loaded_blocks(request, computed);
 }
 
 std::int32_t KVCacheCoordinator::num_not_computed(const Request& request,
@@ -304,8 +313,6 @@ std::int32_t KVCacheCoordinator::prefill_end(const Request& request) const {
 
 std::int32_t KVCacheCoordinator::num_left_behind(const Request& request,
                                                  std::int32_t num_computed_tokens) const {
-  if (defect_ == SchedulerDefect::free_optimistic)
-    return num_computed_tokens + static_cast<std::int32_t>(request.spec_tokens.size());
   if (profile_.retire_basis == RetireBasis::processed)
     return std::max(0, num_computed_tokens - request.num_in_flight_tokens);
   return num_computed_tokens;
@@ -373,11 +380,6 @@ void KVCacheCoordinator::withdraw(const Request& request, std::int32_t num_compu
     for (std::size_t i = first; i < blocks.size(); ++i)
       if (blocks[i] != kNullBlock) pool_->evict_blocks({&blocks[i], 1});
   }
-}
-
-void KVCacheCoordinator::forget(Request& request) {
-  for (GroupBlocks& held : request.groups) held.clear();
-  request.rest = {};
 }
 
 void KVCacheCoordinator::num_common_prefix_blocks(const Request& request, std::int32_t num_requests,

@@ -9,13 +9,13 @@
 #include <vector>
 
 #include "reference/cache/block_pool.h"
+#include "reference/cache/cache_parts.h"
 #include "reference/cache/group_manager.h"
 #include "reference/cache/request.h"
 #include "reference/plan/block_sizes.h"
 #include "reference/profiles/engine_profile.h"
 #include "reference/types/engine_config.h"
 #include "reference/types/kv_cache_spec.h"
-#include "reference/types/scheduler_defect.h"
 
 namespace lockstep {
 
@@ -40,13 +40,13 @@ struct PrefixHit {
 class KVCacheCoordinator {
  public:
   KVCacheCoordinator(const EngineConfig& config, std::span<const KVCacheGroupSpec> groups,
-                     BlockSizes block_sizes, std::int64_t num_blocks);
+                     BlockSizes block_sizes, std::int64_t num_blocks,
+                     const CacheParts& parts = CacheParts{});
+  virtual ~KVCacheCoordinator() = default;
 
   void begin_step() {
     for (const auto& manager : managers_) manager->begin_step();
   }
-
-  void plant(SchedulerDefect defect);
 
   BlockPool& pool() { return *pool_; }
   const BlockPool& pool() const { return *pool_; }
@@ -68,9 +68,9 @@ class KVCacheCoordinator {
   // lookahead; takes `hit` (null: a running
   // request) into its tables. False: the pool cannot serve it, and nothing was taken. first_new[g]
   // is the place of the first table entry that is new to the worker.
-  bool allocate_slots(Request& request, std::int32_t num_new_tokens,
-                      std::int32_t num_lookahead_tokens, const PrefixHit* hit,
-                      bool full_sequence_must_fit, std::span<std::size_t> first_new);
+  virtual bool allocate_slots(Request& request, std::int32_t num_new_tokens,
+                              std::int32_t num_lookahead_tokens, const PrefixHit* hit,
+                              bool full_sequence_must_fit, std::span<std::size_t> first_new);
 
   // Blocks that the request has yet to be given for all its tokens and the slots behind them, with
   // `hit` (null: none) taken.
@@ -92,8 +92,6 @@ class KVCacheCoordinator {
   bool lacks_window(const Request& request, std::int32_t num_computed_tokens) const;
   // Nobody finds the request's blocks of tokens from num_computed_tokens on any more.
   void withdraw(const Request& request, std::int32_t num_computed_tokens);
-  // Drops the request's tables and keeps its blocks from everybody: a planted defect.
-  void forget(Request& request);
 
   // Blocks that all `num_requests` requests with blocks share, per group, seen from one of them.
   void num_common_prefix_blocks(const Request& request, std::int32_t num_requests,
@@ -102,21 +100,34 @@ class KVCacheCoordinator {
   // Copies of blocks that the step makes first; the blocks are let go.
   void take_copies(std::vector<KVCacheBlockCopy>& out);
 
- private:
+ protected:
   // Groups of equal specs are looked up together.
   struct AttentionGroup {
     std::vector<std::int32_t> groups;
     bool is_full = false;
     bool grows = true;  // the search, by the block that EAGLE drops
   };
+  // The longest hit that the request may have: the logits of its last token are needed.
+  virtual std::int32_t max_hit_tokens(const Request& request) const {
+    return request.num_tokens() - 1;
+  }
+  virtual void cut_full_groups(PrefixHit& hit) const;
+  virtual void take_hit_of_group(std::size_t group, Request& request, const PrefixHit& hit,
+                                 const SlotDemand& demand);
+  // Tokens that retirement may count on.
+  virtual std::int32_t num_left_behind(const Request& request,
+                                       std::int32_t num_computed_tokens) const;
+
+  std::unique_ptr<BlockPool> pool_;
+  std::vector<std::unique_ptr<GroupManager>> managers_;
+  std::vector<AttentionGroup> attention_groups_;  // full attention first
+
+ private:
   // Tokens of a request that enters that its first step does not compute.
   std::int32_t num_not_computed(const Request& request, std::int32_t num_computed_tokens) const;
-  // Tokens that retirement may count on.
-  std::int32_t num_left_behind(const Request& request, std::int32_t num_computed_tokens) const;
   // Where a group keeps states there is no rest: they are also let go because of where the last
   // allocation put them.
   void note_rest(Request& request, std::int32_t num_left_behind) const;
-  void cut_full_groups(PrefixHit& hit) const;
   void take_hit(Request& request, const PrefixHit& hit, const SlotDemand& demand);
   void find_hybrid(const Request& request, std::int32_t max_length, PrefixHit& hit) const;
   void replay_window(PrefixHit& hit) const;
@@ -129,15 +140,11 @@ class KVCacheCoordinator {
   EngineConfig config_;
   const EngineProfile& profile_;
   BlockSizes block_sizes_;
-  std::unique_ptr<BlockPool> pool_;
-  std::vector<std::unique_ptr<GroupManager>> managers_;
-  std::vector<AttentionGroup> attention_groups_;  // full attention first
   bool has_states_ = false;
   bool drops_last_block_ = false;  // EAGLE, without lookahead hashes
   std::int32_t prefix_replay_tokens_ = 0;
   // Tokens at the end of a request that several modules of MTP compute again.
   std::int32_t num_reprefillable_tokens_ = 0;
-  SchedulerDefect defect_ = SchedulerDefect::none;
 };
 
 }  // namespace lockstep

@@ -73,8 +73,7 @@ void MambaManager::remove_skipped_blocks(Request& request, std::int32_t num_comp
   if (profile_.retire_basis == RetireBasis::scheduled)
     num_sure = std::max(0, num_computed_tokens - num_speculative_blocks());
   GroupBlocks& held = of(request);
-  if (mode_ == MambaCacheMode::align && profile_.retires_beyond_null_gaps &&
-      !planted(SchedulerDefect::state_leak_null_gap))
+  if (mode_ == MambaCacheMode::align && profile_.retires_beyond_null_gaps)
     free_retired_states(held, num_skipped_tokens(num_sure));
   else
     GroupManager::remove_skipped_blocks(request, num_sure);
@@ -102,7 +101,7 @@ std::int64_t MambaManager::num_blocks_to_allocate(const Request& request,
     // A state that another request publishes in this very step is not there yet: the hit waits a
     // step.
     const BlockId last = new_computed_blocks.back();
-    if (last != kNullBlock && !planted(SchedulerDefect::hit_same_step) &&
+    if (last != kNullBlock &&
         std::ranges::find(cached_this_step_, pool_.cache().key_of(last)) != cached_this_step_.end())
       return pool_.num_blocks() + 1;
   }

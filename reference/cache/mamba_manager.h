@@ -19,7 +19,7 @@
 
 namespace lockstep {
 
-class MambaManager final : public GroupManager {
+class MambaManager : public GroupManager {
  public:
   MambaManager(const KVCacheSpec& spec, std::int32_t group, const EngineConfig& config,
                BlockSizes sizes, BlockPool& pool);
@@ -39,15 +39,15 @@ class MambaManager final : public GroupManager {
   bool is_reachable(const Request& request, std::int32_t index) const override;
   // Only the state of the last computed token is read.
   std::int32_t num_skipped_tokens(std::int32_t num_computed_tokens) const override {
-    return num_computed_tokens - (planted(SchedulerDefect::state_freed_early) ? 0 : 1);
+    return num_computed_tokens - 1;
   }
+  virtual void free_retired_states(GroupBlocks& held, std::int32_t num_tokens);
+  // First keys of what was published since the step began: the state is not there yet.
+  std::vector<BlockKey> cached_this_step_;
 
  private:
-  void free_retired_states(GroupBlocks& held, std::int32_t num_tokens);
   std::int32_t num_speculative_blocks() const {
-    return planted(SchedulerDefect::state_spec_blocks)
-               ? 0
-               : static_cast<std::int32_t>(spec_.num_speculative_blocks);
+    return static_cast<std::int32_t>(spec_.num_speculative_blocks);
   }
   SlotDemand with_speculative_blocks(const SlotDemand& demand, std::int64_t block_size) const;
   std::size_t allocate_aligned(Request& request, std::int32_t num_tokens);
@@ -60,8 +60,6 @@ class MambaManager final : public GroupManager {
 
   MambaCacheMode mode_;
   bool publishes_parts_;
-  // First keys of what was published since the step began: the state is not there yet.
-  std::vector<BlockKey> cached_this_step_;
 };
 
 }  // namespace lockstep

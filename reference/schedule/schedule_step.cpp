@@ -72,7 +72,7 @@ void Scheduler::Impl::preempt(RequestId victim, std::size_t& index) {
   running.erase(place);
   const bool scheduled =
       std::ranges::find(output.scheduled, victim, &ScheduledRequest::id) != output.scheduled.end();
-  if (scheduled && defect != SchedulerDefect::free_in_flight) drop_from_output(victim);
+  if (scheduled) drop_from_output(victim);
   if (profile.scan_follows_every_victim ? passed : scheduled) --index;
   Request& request = at(victim);
   if (scheduled && profile.withdraws_what_is_undone)
@@ -86,14 +86,11 @@ void Scheduler::Impl::send_back(RequestId victim, bool drops_stale_output) {
   Request& request = at(victim);
   LS_CHECK(request.status == RequestStatus::running, "{} is preempted but does not run",
            request.name);
-  if (defect == SchedulerDefect::free_preempted_lost)
-    cache.forget(request);
-  else
-    cache.free(request);
+  cache.free(request);
   request.status = RequestStatus::preempted;
   request.num_computed_tokens = 0;
   ++request.num_preemptions;
-  if (defect != SchedulerDefect::drafts_outlive_preemption) request.spec_tokens.clear();
+  request.spec_tokens.clear();
   if (profile.in_flight_accounting == InFlightAccounting::tokens) {
     // What was to be dropped already stays so: its places have been sampled again.
     request.drops_stale_output =
@@ -123,7 +120,7 @@ void Scheduler::Impl::preempt_all_running() {
 bool Scheduler::Impl::allocate_or_preempt(RequestId id, std::int32_t num_new, std::size_t& index) {
   Request& request = at(id);
   if (cache.is_at_rest(request, num_new, num_lookahead)) {
-    emit(id, num_new, Handed::none);
+    emit(id, num_new, Handed::none, false);
     return true;
   }
   while (!cache.allocate_slots(request, num_new, num_lookahead, nullptr, false, first_new)) {
@@ -131,7 +128,7 @@ bool Scheduler::Impl::allocate_or_preempt(RequestId id, std::int32_t num_new, st
     preempt(victim, index);
     if (victim == id) return false;
   }
-  emit(id, num_new, Handed::added);
+  emit(id, num_new, Handed::added, false);
   return true;
 }
 
@@ -339,10 +336,9 @@ Entry Scheduler::Impl::enter(RequestId id, RequestQueue& queue, bool any_running
   const bool resumed = request.status == RequestStatus::preempted;
   request.status = RequestStatus::running;
   if (padded) request.spec_tokens.assign(config.num_spec_tokens, -1);
-  const bool appended = resumed && defect == SchedulerDefect::resume_appended;
   const bool keeps_drafts =
       padded && profile.pads_new_decodes == PadsNewDecodes::beside_running_or_waits;
-  emit(id, num_new, appended ? Handed::added : Handed::whole_table, keeps_drafts);
+  emit(id, num_new, Handed::whole_table, keeps_drafts);
   output.scheduled.back().is_new = true;
   output.scheduled.back().is_resumed = resumed;
   return Entry::enters;

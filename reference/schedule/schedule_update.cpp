@@ -84,15 +84,9 @@ void Scheduler::Impl::update_row(const InFlightRow& row, std::span<const std::in
   request.num_in_flight_tokens -= row.num_tokens;
   const bool is_stale = request.num_stale_tokens > 0;
   if (is_stale) request.num_stale_tokens -= row.num_tokens;
-  const bool is_dropped =
-      is_stale && request.drops_stale_output && defect != SchedulerDefect::stale_output_taken;
-  if (tokens.empty() || is_dropped) return;
+  if (tokens.empty() || (is_stale && request.drops_stale_output)) return;
   const auto num_sampled = static_cast<std::int32_t>(tokens.size());
-  if (row.num_spec > 0 && !is_stale && defect != SchedulerDefect::drafts_kept) {
-    const std::int32_t num_rejected = row.num_spec - (num_sampled - 1);
-    if (request.num_computed_tokens > 0) request.num_computed_tokens -= num_rejected;
-    if (request.num_output_placeholders > 0) request.num_output_placeholders -= num_rejected;
-  }
+  if (row.num_spec > 0 && !is_stale) take_back_rejected(request, row.num_spec - (num_sampled - 1));
   if (request.num_outputs_to_drop > 0) {
     --request.num_outputs_to_drop;
     return;
@@ -107,6 +101,12 @@ void Scheduler::Impl::update_row(const InFlightRow& row, std::span<const std::in
   stopped.push_back({row.id, reason});
   if (!was_running) waiting.remove(row.id, request);
   retire(row.id);
+}
+
+// They were counted as computed when they were scheduled.
+void Scheduler::Impl::take_back_rejected(Request& request, std::int32_t num_rejected) {
+  if (request.num_computed_tokens > 0) request.num_computed_tokens -= num_rejected;
+  if (request.num_output_placeholders > 0) request.num_output_placeholders -= num_rejected;
 }
 
 // Takes sampled tokens off what is in flight, and publishes the blocks that they make sure.

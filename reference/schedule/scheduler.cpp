@@ -12,12 +12,14 @@
 namespace lockstep {
 
 Scheduler::Impl::Impl(const EngineConfig& engine, const std::vector<KVCacheGroupSpec>& groups,
-                      BlockSizes sizes, std::int64_t num_blocks, const KVTransfer& transfer)
+                      BlockSizes sizes, std::int64_t num_blocks, const KVTransfer& transfer,
+                      const CacheParts& parts)
     : config(engine),
       profile(engine_profile(engine.engine)),
       block_sizes(sizes),
       state_chunks(engine, profile, groups, sizes),
-      cache(engine, groups, sizes, num_blocks),
+      coordinator(parts.coordinator(engine, groups, sizes, num_blocks)),
+      cache(*coordinator),
       waiting(engine.policy),
       first_new(groups.size()) {
   num_lookahead = num_lookahead_tokens(config);
@@ -40,14 +42,10 @@ Scheduler::Impl::Impl(const EngineConfig& engine, const std::vector<KVCacheGroup
   output.step = -1;
 }
 
-void Scheduler::Impl::plant(SchedulerDefect planted) {
-  defect = planted;
-  cache.plant(planted);
-  if (planted == SchedulerDefect::state_wrong_boundary) splits_at_state_blocks = false;
-  // The hash of one rank's tokens for a block of all ranks' tokens.
-  if (planted == SchedulerDefect::hash_cp_granularity)
-    hash_rule.hash_block_size /= config.dcp * config.pcp;
-  if (planted == SchedulerDefect::hash_next_token) hash_rule.num_lookahead_tokens = 0;
+std::unique_ptr<Scheduler::Impl> SchedulerParts::scheduler(
+    const EngineConfig& engine, const std::vector<KVCacheGroupSpec>& groups, BlockSizes sizes,
+    std::int64_t num_blocks, const KVTransfer& transfer) const {
+  return std::make_unique<Scheduler::Impl>(engine, groups, sizes, num_blocks, transfer, *this);
 }
 
 RequestId Scheduler::Impl::insert(RequestSpec spec) {
@@ -61,14 +59,22 @@ RequestId Scheduler::Impl::insert(RequestSpec spec) {
   }
   requests[index_of(id)] = std::make_unique<Request>(std::move(spec), cache.num_groups());
   Request& request = at(id);
-  if (defect == SchedulerDefect::hash_extra_keys) {
-    request.cache_salt.clear();
-    request.keys = {};
-  }
   if (config.enable_prefix_caching)
     request.hashes.extend(hash_rule, request.tokens, request.cache_salt, request.keys);
   waiting.add(id, request);
   return id;
+}
+
+void Scheduler::Impl::cancel(RequestId id) {
+  Request& request = at(id);
+  if (request.status == RequestStatus::finished) return;
+  if (request.status == RequestStatus::running) {
+    std::erase(running, id);
+  } else {
+    waiting.remove(id, request);
+    if (remote != nullptr) remote->remove(id, request);
+  }
+  retire(id);
 }
 
 namespace {
@@ -142,7 +148,7 @@ Scheduler::~Scheduler() = default;
 Result<Scheduler> Scheduler::create(const EngineConfig& config,
                                     const std::vector<KVCacheGroupSpec>& groups,
                                     std::int64_t num_blocks, const KVTransfer& transfer,
-                                    SchedulerDefect defect) {
+                                    const SchedulerParts* parts) {
   if (num_blocks < 2)
     return fail(fmt::format("num_blocks: {}; the null block takes one, so expected at least 2",
                             num_blocks));
@@ -157,9 +163,9 @@ Result<Scheduler> Scheduler::create(const EngineConfig& config,
   if (transfer.connector != nullptr) {
     LS_RETURN_IF_ERROR(check_connector(config, groups));
   }
-  auto impl = std::make_unique<Impl>(config, groups, sizes, num_blocks, transfer);
-  if (defect != SchedulerDefect::none) impl->plant(defect);
-  return Scheduler(std::move(impl));
+  const SchedulerParts usual;
+  const SchedulerParts& made_by = parts == nullptr ? usual : *parts;
+  return Scheduler(made_by.scheduler(config, groups, sizes, num_blocks, transfer));
 }
 
 void Scheduler::order_free_blocks(std::span<const BlockId> order) {
@@ -184,19 +190,8 @@ Result<RequestId> Scheduler::add_request(RequestSpec request) {
 }
 
 void Scheduler::abort_request(RequestId id) {
-  Impl& s = *impl_;
-  if (index_of(id) >= s.requests.size() || s.requests[index_of(id)] == nullptr) return;
-  Request& request = s.at(id);
-  if (request.status == RequestStatus::finished && s.defect != SchedulerDefect::abort_twice) return;
-  if (request.status == RequestStatus::running) {
-    std::erase(s.running, id);
-  } else {
-    s.waiting.remove(id, request);
-    if (s.remote != nullptr) s.remote->remove(id, request);
-  }
-  if (s.defect == SchedulerDefect::abort_in_flight_kept && request.num_in_flight_tokens > 0)
-    s.cache.forget(request);
-  s.retire(id);
+  if (index_of(id) >= impl_->requests.size() || impl_->requests[index_of(id)] == nullptr) return;
+  impl_->cancel(id);
 }
 
 void Scheduler::limit_blocks_in_use(std::int64_t num_blocks) {

@@ -29,20 +29,20 @@
 #include "reference/types/engine_config.h"
 #include "reference/types/kv_cache_spec.h"
 #include "reference/types/kv_connector.h"
-#include "reference/types/scheduler_defect.h"
 #include "reference/types/scheduler_types.h"
 
 namespace lockstep {
 
+struct SchedulerParts;  // scheduler_impl.h
+
 class Scheduler final : public DecisionSource {
  public:
   // Refuses configurations that the engine refuses (a pool of one block, block sizes that do not
-  // divide), and connectors where they are not modelled. `defect` is planted for tests of the
-  // harness.
+  // divide), and connectors where they are not modelled. `parts`: of another make than the usual.
   static Result<Scheduler> create(const EngineConfig& config,
                                   const std::vector<KVCacheGroupSpec>& groups,
                                   std::int64_t num_blocks, const KVTransfer& transfer = {},
-                                  SchedulerDefect defect = SchedulerDefect::none);
+                                  const SchedulerParts* parts = nullptr);
   Scheduler(Scheduler&&) noexcept;
   Scheduler& operator=(Scheduler&&) noexcept;
   ~Scheduler() override;
@@ -127,8 +127,9 @@ class Scheduler final : public DecisionSource {
   std::int64_t scheduler_block_size() const override;
   std::int64_t hash_block_size() const override;
 
+  struct Impl;  // scheduler_impl.h, for the scheduler's own files and those that plant defects
+
  private:
-  struct Impl;
   explicit Scheduler(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };

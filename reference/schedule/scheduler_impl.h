@@ -40,7 +40,8 @@ enum class Entry : std::uint8_t { enters, waits, is_passed_over };
 
 struct Scheduler::Impl {
   Impl(const EngineConfig& engine, const std::vector<KVCacheGroupSpec>& groups, BlockSizes sizes,
-       std::int64_t num_blocks, const KVTransfer& transfer);
+       std::int64_t num_blocks, const KVTransfer& transfer, const CacheParts& parts);
+  virtual ~Impl() = default;
 
   Request& at(RequestId id) { return *requests[index_of(id)]; }
   const Request& at(RequestId id) const {
@@ -51,8 +52,8 @@ struct Scheduler::Impl {
   // A request has blocks in all groups or in none.
   bool holds_blocks(RequestId id) const { return !at(id).groups[0].blocks.empty(); }
 
-  void plant(SchedulerDefect planted);
-  RequestId insert(RequestSpec spec);
+  virtual RequestId insert(RequestSpec spec);
+  virtual void cancel(RequestId id);
   void schedule();
   void begin_step();
   std::int32_t num_requests_with_blocks() const;
@@ -72,9 +73,9 @@ struct Scheduler::Impl {
   bool allocate_or_preempt(RequestId id, std::int32_t num_new, std::size_t& index);
   RequestId pick_victim() const;
   void preempt(RequestId victim, std::size_t& index);
-  void send_back(RequestId victim, bool drops_stale_output);
+  virtual void send_back(RequestId victim, bool drops_stale_output);
   void preempt_all_running();
-  void drop_from_output(RequestId id);
+  virtual void drop_from_output(RequestId id);
   std::int32_t num_tokens_of_running(const Request& request) const;
   std::int32_t num_available_tokens() const { return std::min(budget, input_budget - draft_slots); }
   bool enters_as_decode(std::int32_t num_new, bool any_running) const;
@@ -83,7 +84,7 @@ struct Scheduler::Impl {
   std::int32_t leave_lookahead(const Request& request, std::int32_t computed,
                                std::int32_t num_new) const;
   void hand_over(const Request& request, bool whole_table);
-  void emit(RequestId id, std::int32_t num_tokens, Handed handed, bool keeps_drafts = false);
+  virtual void emit(RequestId id, std::int32_t num_tokens, Handed handed, bool keeps_drafts);
   void take_drafts(Request& request, ScheduledRequest& row, bool keeps_drafts);
   void finish_step();
   bool append_tokens(Request& request, std::span<const std::int32_t> tokens, FinishReason& reason,
@@ -91,7 +92,8 @@ struct Scheduler::Impl {
   void take_output(const ModelOutput& model);
   void count_output(Request& request, std::int32_t num_sampled, std::int32_t num_kept,
                     bool was_running);
-  void update_row(const InFlightRow& row, std::span<const std::int32_t> tokens);
+  virtual void update_row(const InFlightRow& row, std::span<const std::int32_t> tokens);
+  virtual void take_back_rejected(Request& request, std::int32_t num_rejected);
   void take_row(const InFlightRow& row, std::span<const std::int32_t> tokens);
   void update_drafts(const ModelOutput& output, std::span<const InFlightRow> rows);
   void retire(RequestId id);
@@ -114,8 +116,8 @@ struct Scheduler::Impl {
   StateChunkRule state_chunks;
   std::int32_t num_lookahead = 0;
   bool splits_at_state_blocks = false;
-  KVCacheCoordinator cache;
-  SchedulerDefect defect = SchedulerDefect::none;
+  std::unique_ptr<KVCacheCoordinator> coordinator;
+  KVCacheCoordinator& cache;  // *coordinator
   PauseState pause_state = PauseState::unpaused;
 
   std::vector<std::unique_ptr<Request>> requests;
@@ -145,6 +147,14 @@ struct Scheduler::Impl {
   std::vector<std::vector<InFlightRow>> spare_rows;
   std::vector<StoppedRequest> stopped;
   std::vector<StaleOutput> stale;
+};
+
+// Makes a scheduler's parts, and the scheduler of them.
+struct SchedulerParts : CacheParts {
+  virtual std::unique_ptr<Scheduler::Impl> scheduler(const EngineConfig& engine,
+                                                     const std::vector<KVCacheGroupSpec>& groups,
+                                                     BlockSizes sizes, std::int64_t num_blocks,
+                                                     const KVTransfer& transfer) const;
 };
 
 }  // namespace lockstep

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "reference/defects/planted_parts.h"
 #include "reference/memory/placed_layout.h"
 #include "reference/plan/kernel_blocks.h"
 #include "reference/plan/rank_plan.h"
@@ -98,10 +99,12 @@ Result<void> Session::add_engine(std::int32_t dp_rank, SessionParts& parts) {
     LS_ASSIGN_OR_RETURN(engine.decisions,
                         parts.decisions({config_.engine, config_.backend.plan, transfer}));
   } else {
+    const PlantedParts planted(config_.scheduler_defect);
+    const bool healthy = config_.scheduler_defect == SchedulerDefect::none;
     LS_ASSIGN_OR_RETURN(
         auto scheduler,
         Scheduler::create(config_.engine, config_.backend.plan.groups,
-                          config_.backend.plan.num_blocks, transfer, config_.scheduler_defect));
+                          config_.backend.plan.num_blocks, transfer, healthy ? nullptr : &planted));
     if (!parts.free_order.empty()) scheduler.order_free_blocks(parts.free_order);
     auto model = std::make_unique<Scheduler>(std::move(scheduler));
     if (faulty != nullptr) faulty->watch(*model);

@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "base/result.h"
-#include "reference/types/scheduler_defect.h"
+#include "reference/defects/scheduler_defect.h"
 #include "sim/connectors/connect.h"
 #include "sim/engine/faults.h"
 #include "sim/engine/lockstep.h"

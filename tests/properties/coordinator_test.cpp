@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "reference/defects/planted_parts.h"
 #include "tests/properties/naive_cache.h"
 #include "tests/properties/planted_defects.h"
 
@@ -137,7 +138,7 @@ struct CoordinatorModel {
 };
 
 struct Coordinated {
-  KVCacheCoordinator coordinator;
+  std::unique_ptr<KVCacheCoordinator> coordinator;
   std::vector<Request> requests;  // those of the model, in its order
   SeenByCoordinator& seen;
 };
@@ -150,7 +151,7 @@ std::int64_t num_held(const Request& request) {
 }
 
 void expect_same(const CoordinatorModel& model, const Coordinated& real) {
-  const BlockPool& pool = real.coordinator.pool();
+  const BlockPool& pool = real.coordinator->pool();
   const std::vector<BlockId> queue = pool.free_queue();
   RC_ASSERT(std::ranges::equal(queue, model.pool.free_queue()));
   for (std::int32_t i = 1; i < model.world->num_blocks; ++i) {
@@ -167,10 +168,10 @@ void expect_same(const CoordinatorModel& model, const Coordinated& real) {
 class CoordinatorCommand : public rc::state::Command<CoordinatorModel, Coordinated> {
  public:
   void run(const CoordinatorModel& before, Coordinated& real) const final {
-    real.coordinator.begin_step();
-    real.coordinator.pool().take_counters();
+    real.coordinator->begin_step();
+    real.coordinator->pool().take_counters();
     act(before, real);
-    real.seen.evictions += real.coordinator.pool().take_counters().evicted;
+    real.seen.evictions += real.coordinator->pool().take_counters().evicted;
     CoordinatorModel after = before;
     apply(after);
     expect_same(after, real);
@@ -183,7 +184,7 @@ class CoordinatorCommand : public rc::state::Command<CoordinatorModel, Coordinat
     std::vector<std::size_t> first_new(request.groups.size());
     const std::int32_t computed = hit == nullptr ? request.num_computed_tokens : hit->num_tokens;
     num_new = std::min(num_new, request.num_tokens() - computed);
-    const bool fits = real.coordinator.allocate_slots(request, num_new, 0, hit, false, first_new);
+    const bool fits = real.coordinator->allocate_slots(request, num_new, 0, hit, false, first_new);
     if (fits) request.num_computed_tokens = computed + num_new;
     real.seen.refusals += fits ? 0 : 1;
     return fits;
@@ -225,7 +226,7 @@ class Enter : public CoordinatorCommand {
     const NaiveRequest same = naive(before);
     Request request = coordinator_request(same.family, same.num_tokens, *before.world);
     PrefixHit hit;
-    real.coordinator.find_longest_cache_hit(request, hit);
+    real.coordinator->find_longest_cache_hit(request, hit);
     CoordinatorModel model = before;
     RC_ASSERT(hit.blocks == model.hit(same));
     count(before, same, hit, real);
@@ -237,7 +238,7 @@ class Enter : public CoordinatorCommand {
     CoordinatorModel model = before;
     for (std::size_t g = 0; g < before.num_groups(); ++g) {
       for (const BlockId block : hit.blocks[g])
-        real.seen.hits_on_free_blocks += real.coordinator.pool().is_evictable(block) ? 1 : 0;
+        real.seen.hits_on_free_blocks += real.coordinator->pool().is_evictable(block) ? 1 : 0;
       if (before.world->groups[g].spec.kind == CacheKind::full_attention &&
           model.group(g).hit(request.keys, request.num_tokens - 1).size() > hit.blocks[g].size())
         ++real.seen.shortened_hits;
@@ -320,7 +321,7 @@ class Leave final : public CoordinatorCommand {
 
  private:
   void act(const CoordinatorModel&, Coordinated& real) const override {
-    real.coordinator.free(real.requests[pick_]);
+    real.coordinator->free(real.requests[pick_]);
     real.requests.erase(real.requests.begin() + static_cast<std::ptrdiff_t>(pick_));
   }
 };
@@ -334,7 +335,7 @@ class ResetCache final : public CoordinatorCommand {
  private:
   void act(const CoordinatorModel& before, Coordinated& real) const override {
     CoordinatorModel model = before;
-    const bool is_done = real.coordinator.pool().reset_prefix_cache();
+    const bool is_done = real.coordinator->pool().reset_prefix_cache();
     RC_ASSERT(is_done == model.pool.reset_prefix_cache());
     real.seen.resets += is_done ? 1 : 0;
   }
@@ -347,9 +348,11 @@ bool agree(const std::string& engine, SchedulerDefect defect, SeenByCoordinator&
     RC_CLASSIFY(world->groups.size() > 1, "several groups");
     seen.two_block_pools += world->num_blocks == 2 ? 1 : 0;
     const BlockSizes sizes{world->block_size, world->block_size};
+    const PlantedParts planted(defect);
+    const CacheParts usual;
+    const CacheParts& parts = defect == SchedulerDefect::none ? usual : planted;
     Coordinated real{
-        KVCacheCoordinator(world->engine, world->groups, sizes, world->num_blocks), {}, seen};
-    real.coordinator.plant(defect);
+        parts.coordinator(world->engine, world->groups, sizes, world->num_blocks), {}, seen};
     const CoordinatorModel model(world);
     const auto commands = *rc::gen::resize(
         kCoordinatorCommandsMax,

@@ -16,7 +16,7 @@
 #include "base/child_process.h"
 #include "properties/generate/choices.h"
 #include "reference/cache/block_pool.h"
-#include "reference/types/scheduler_defect.h"
+#include "reference/defects/planted_parts.h"
 #include "tests/properties/naive_cache.h"
 
 namespace lockstep {
@@ -71,16 +71,15 @@ class Worlds {
         config_(config_of(kind)),
         num_blocks_(static_cast<std::int32_t>(choices.between(2, 24))),
         freed_(engine_profile(kind.engine).freed_blocks),
-        pool_(num_blocks_, true, freed_),
+        planted_(defect),
+        parts_(defect == SchedulerDefect::none ? usual_ : planted_),
+        pool_(parts_.pool(num_blocks_, true, freed_)),
         naive_pool_(num_blocks_, freed_),
         naive_(spec_, naive_pool_),
         sizes_{static_cast<std::int32_t>(spec_.block_size),
                static_cast<std::int32_t>(spec_.block_size)},
-        manager_(GroupManager::create(spec_, 0, config_, sizes_, pool_)),
-        can_hit_(kind.can_hit) {
-    pool_.plant(defect);
-    manager_->plant(defect);
-  }
+        manager_(parts_.manager(spec_, 0, config_, sizes_, *pool_)),
+        can_hit_(kind.can_hit) {}
 
   void turn() {
     manager_->begin_step();
@@ -94,12 +93,12 @@ class Worlds {
 
   // Where the two worlds differ; empty: nowhere.
   std::string difference() const {
-    const std::vector<BlockId> queue = pool_.free_queue();
+    const std::vector<BlockId> queue = pool_->free_queue();
     const auto& naive_queue = naive_pool_.free_queue();
     if (!std::ranges::equal(queue, naive_queue)) return "free queue";
     for (std::int32_t i = 1; i < num_blocks_; ++i) {
-      if (pool_.ref_cnt(BlockId{i}) != naive_pool_.ref_cnt(BlockId{i})) return "ref_cnt";
-      if (pool_.cache().contains(BlockId{i}) != naive_pool_.is_cached(BlockId{i})) return "cached";
+      if (pool_->ref_cnt(BlockId{i}) != naive_pool_.ref_cnt(BlockId{i})) return "ref_cnt";
+      if (pool_->cache().contains(BlockId{i}) != naive_pool_.is_cached(BlockId{i})) return "cached";
     }
     for (const Both& both : requests_)
       if (both.request.groups[0].blocks != both.table.blocks) return "table of a request";
@@ -151,7 +150,7 @@ class Worlds {
       if (hit != naive_.hit(keys_of(both.request), most)) wrong_ = "hit of a new request";
     }
     seen_.hits += hit.empty() ? 0 : 1;
-    for (const BlockId block : hit) seen_.hits_on_free_blocks += pool_.is_evictable(block) ? 1 : 0;
+    for (const BlockId block : hit) seen_.hits_on_free_blocks += pool_->is_evictable(block) ? 1 : 0;
     requests_.push_back(std::move(both));
     const auto chunk = static_cast<std::int32_t>(choices_.between(1, 20));
     if (!step(requests_.back(), chunk, &hit)) requests_.pop_back();
@@ -177,22 +176,22 @@ class Worlds {
     const SlotDemand demand{end, end, computed, false};
     const std::int64_t cost = manager_->num_blocks_to_allocate(
         request, hit == nullptr ? std::span<const BlockId>() : std::span(*hit), demand);
-    const std::int64_t free = pool_.num_free_blocks();
+    const std::int64_t free = pool_->num_free_blocks();
     if (cost > free) {
       ++seen_.too_little;
       return false;
     }
-    pool_.take_counters();
+    pool_->take_counters();
     if (hit != nullptr && !hit->empty()) {
       manager_->take_computed_blocks(request, *hit, computed);
       naive_.take_hit(both.table, *hit, computed);
     }
     manager_->allocate_new_blocks(request, demand);
     naive_.grow(both.table, end);
-    if (free - pool_.num_free_blocks() != cost) wrong_ = "cost told before and taken";
+    if (free - pool_->num_free_blocks() != cost) wrong_ = "cost told before and taken";
     manager_->cache_blocks(request, end);
     naive_.publish(both.table, keys_of(request), end);
-    seen_.evictions += pool_.take_counters().evicted;
+    seen_.evictions += pool_->take_counters().evicted;
     seen_.steps_over_several_blocks += end / size > computed / size + 1 ? 1 : 0;
     request.num_computed_tokens = end;
     return true;
@@ -210,7 +209,10 @@ class Worlds {
   const EngineConfig config_;
   const std::int32_t num_blocks_;
   const FreedBlocks freed_;
-  BlockPool pool_;
+  CacheParts usual_;
+  PlantedParts planted_;
+  const CacheParts& parts_;
+  std::unique_ptr<BlockPool> pool_;
   NaiveBlockPool naive_pool_;
   NaiveGroup naive_;
   const BlockSizes sizes_;

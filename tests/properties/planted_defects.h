@@ -9,7 +9,7 @@
 #include <string>
 
 #include "base/child_process.h"
-#include "reference/types/scheduler_defect.h"
+#include "reference/defects/scheduler_defect.h"
 
 namespace lockstep {
 

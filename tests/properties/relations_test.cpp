@@ -14,9 +14,9 @@
 #include "base/child_process.h"
 #include "properties/generate/generator.h"
 #include "properties/shrink/case_parts.h"
+#include "reference/defects/scheduler_defect.h"
 #include "reference/plan/page_size.h"
 #include "reference/profiles/policies.h"
-#include "reference/types/scheduler_defect.h"
 
 namespace lockstep {
 namespace {

@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "reference/defects/planted_parts.h"
 #include "reference/schedule/scheduler.h"
 #include "tests/properties/planted_defects.h"
 
@@ -67,13 +68,17 @@ struct Asked {
   std::int64_t num_added = 0;
 };
 
+Scheduler scheduler_with(SchedulerDefect defect, const DrawnEngine& setup) {
+  const PlantedParts planted(defect);
+  return Scheduler::create(setup.engine, setup.groups, setup.num_blocks, {},
+                           defect == SchedulerDefect::none ? nullptr : &planted)
+      .value();
+}
+
 class Driven {
  public:
   Driven(const DrawnEngine& setup, SchedulerDefect defect, SeenByScheduler& seen)
-      : setup_(setup),
-        seen_(seen),
-        scheduler_(
-            Scheduler::create(setup.engine, setup.groups, setup.num_blocks, {}, defect).value()) {}
+      : setup_(setup), seen_(seen), scheduler_(scheduler_with(defect, setup)) {}
 
   void add(RequestSpec spec) {
     spec.name = "r" + std::to_string(num_added_);

@@ -4,7 +4,7 @@
 //
 // 1. A healthy scheduler has `none`, and decides as if this file were not there.
 // 2. At most one is on, from the scheduler's creation to its end.
-// 3. Only what decides knows them: the memory model, the audit and the comparisons have no switch.
+// 3. They are planted by PlantedParts, from outside: schedulers and caches do not know them.
 #pragma once
 
 #include <cstdint>

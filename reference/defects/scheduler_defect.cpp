@@ -1,4 +1,4 @@
-#include "reference/types/scheduler_defect.h"
+#include "reference/defects/scheduler_defect.h"
 
 #include <algorithm>
 #include <array>
