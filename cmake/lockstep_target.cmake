@@ -42,10 +42,10 @@ endif()
 target_include_directories(lockstep_flags INTERFACE ${lockstep_SOURCE_DIR})
 
 # For code whose own time is nothing beside what it calls, and which is long to compile: optimised
-# no further than -O1 in a release.
+# no further than -Og in a release.
 add_library(lockstep_compiled_quickly INTERFACE)
 target_compile_options(lockstep_compiled_quickly INTERFACE
-  $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CONFIG:Release>>:-O1>)
+  $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CONFIG:Release>>:-Og>)
 
 # lockstep_library(NAME FOLDER DEPENDENCIES...): the sources of a folder as one static library.
 function(lockstep_library name folder)

@@ -98,6 +98,21 @@ class KindsTest(unittest.TestCase):
         done = self.run_command(["replay", file, "--backend", f"vllm:{self.folder}"], "v1")
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
 
+    def test_a_prompt_of_one_token_takes_its_padding_into_its_state(self) -> None:
+        """Finding 19."""
+        file = str(Path(__file__).with_name("padded_prompt_states.jsonl"))
+        for runner in ("v1", "v2"):
+            for states in ("mamba2", "gdn", "short_conv"):
+                with self.subTest(runner=runner, states=states):
+                    if runner == "v1" and not importlib.util.find_spec("numba"):
+                        self.skipTest("no numba: the first runner's drafter needs it")
+                    to = ["--backend", f"vllm:{self.folder}", "--states", states]
+                    done = self.run_command(["replay", file, *to], runner)
+                    self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
+                    stale = runner == "v1" and states == "gdn"  # its row reads the block first
+                    lies = "nobody's content" if stale else "the state of one after 2 tokens"
+                    self.assertRegex(done.stdout, f"block 5, one's token 1: .*{lies}")
+
     def check(self, name: str, runner: str, file: Path, check: str) -> None:
         done = self.run_command(
             ["replay", str(file), "--backend", f"vllm:{self.folder}", "--plant", name],
