@@ -1,12 +1,12 @@
 #include "sim/conform/placement_record.h"
 
 #include <fmt/format.h>
-#include <openssl/evp.h>
 
 #include <algorithm>
 #include <array>
 #include <map>
 
+#include "reference/cache/embeds_digest.h"
 #include "reference/placement/worker_pages.h"
 
 namespace lockstep {
@@ -104,12 +104,9 @@ json layer_record(const LayerPage& layer) {
 }
 
 std::string short_sha256(const std::string& text) {
-  std::array<unsigned char, EVP_MAX_MD_SIZE> out{};
-  unsigned size = 0;
-  EVP_Digest(text.data(), text.size(), out.data(), &size, EVP_sha256(), nullptr);
-  std::string hex;
-  for (std::size_t i = 0; i < 16; ++i) hex += fmt::format("{:02x}", out[i]);
-  return hex;
+  const std::vector<std::uint8_t> digest =
+      sha256(std::vector<std::uint8_t>(text.begin(), text.end()));
+  return fmt::format("{:02x}", fmt::join(digest.begin(), digest.begin() + 16, ""));
 }
 
 json segment_record(const ZeroSegment& segment) {

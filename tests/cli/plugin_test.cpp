@@ -37,7 +37,7 @@ TEST(Plugin, OfPlainLoopsAgreesWithTheModelAndSaysWhatItDoesNotAnswer) {
 }
 
 TEST(Plugin, WithSlotsOfTheWrongBlockSizeDivergesAtASlotAndTheCaseReproducesIt) {
-  const std::string folder = temporary_path("cases");
+  const std::string folder = fresh_path("cases");
   const std::vector<std::string> split = {"--block-size", "96",     "--attention-backend",
                                           "flashinfer",   "--save", folder};
   const Outcome outcome = replay_with("plain_plugin_bug", split);

@@ -211,7 +211,7 @@ INSTANTIATE_TEST_SUITE_P(Replay, SavedReplay,
                          });
 
 TEST_P(SavedReplay, OfAMutantDivergesIsSavedAndTheCaseReproducesIt) {
-  const std::string folder = temporary_path("cases");
+  const std::string folder = fresh_path("cases");
   const Outcome found = run_lockstep(
       {"replay", GetParam(), "--backend", "simt", "--mutant", "wrong-stride", "--save", folder});
   ASSERT_EQ(found.status, 1) << found.err << found.out;
@@ -268,7 +268,7 @@ TEST(Replay, FromCapturedGraphsChecksTheSamePagesAndSavesWhatItCaptured) {
     EXPECT_GT(graphs.at("graphs").at("captured"), 10);
     EXPECT_GT(graphs.at("graphs").at("replayed"), 100);
   }
-  const std::string folder = temporary_path("cases");
+  const std::string folder = fresh_path("cases");
   const Outcome found = run_lockstep({"replay", kSample, "--backend", "simt", "--graphs", "64",
                                       "--mutant", "graph-stale-param", "--save", folder});
   ASSERT_EQ(found.status, 1) << found.err << found.out;

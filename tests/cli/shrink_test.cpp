@@ -16,7 +16,7 @@ const std::string kFinding =
 
 // The divergence of a mutant as a saved case.
 std::string saved_divergence(const std::string& mutant) {
-  const std::string folder = temporary_path("cases");
+  const std::string folder = fresh_path("cases");
   const Outcome found =
       run_lockstep({"replay", kSample, "--backend", "simt", "--mutant", mutant, "--save", folder});
   EXPECT_EQ(found.status, 1) << found.err << found.out;

@@ -37,7 +37,8 @@ Result<ModelSpec> model_of(const PlacementRecording& recording, const PlanJson& 
     if (!layer.at(0).get<std::string>().ends_with(".draft")) continue;
     const PlanJson& spec = recorded.at("specs").at(layer.at(1).get<std::size_t>());
     const std::string type = spec.at("type");
-    LayerKind draft{.name = "draft", .spec = {}, .states = {}};
+    LayerKind draft;
+    draft.name = "draft";
     draft.is_draft = true;
     draft.spec.kind = type == "mla"              ? CacheKind::mla
                       : type == "sliding_window" ? CacheKind::sliding_window

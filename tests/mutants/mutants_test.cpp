@@ -107,8 +107,9 @@ TEST_P(InEveryOrderSlow, a_defect_is_caught_in_every_order_that_its_cases_take) 
     const bool is_spared = spared != without_effect().end() && spared->second.contains(order);
     EXPECT_EQ(report.caught, !is_spared)
         << name_of(order) << ": " << report.cases << " cases, " << report.refused << " refused";
-    if (report.caught)
+    if (report.caught) {
       EXPECT_TRUE(report.as_expected()) << name_of(order) << ": " << report.failure.check;
+    }
   }
   EXPECT_GT(orders, 0);
 }

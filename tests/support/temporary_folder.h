@@ -39,4 +39,11 @@ inline std::string temporary_path(std::string_view name) {
   return folder.path(name);
 }
 
+// The same, with nothing left there by an earlier test of the process.
+inline std::string fresh_path(std::string_view name) {
+  const std::string path = temporary_path(name);
+  std::filesystem::remove_all(path);
+  return path;
+}
+
 }  // namespace lockstep::tests
