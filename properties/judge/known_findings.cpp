@@ -133,6 +133,11 @@ bool loads_beside_hits(const SavedCase& saved) {
          saved.engine.enable_prefix_caching;
 }
 
+bool loads_beside_drafts(const SavedCase& saved) {
+  return has_connector(saved) && saved.engine.num_spec_tokens > 0 &&
+         profile_of(saved).draft_room != DraftRoom::none;
+}
+
 // An engine that has no profile without the finding stays as it is: it has been repaired already.
 template <int finding>
 SavedCase with_the_rule_repaired(const SavedCase& saved) {
@@ -255,6 +260,8 @@ constexpr KnownFinding kFindings[] = {
      with_the_rule_repaired<7>},
     {8, "two requests have loaded parts, and each needs what the other holds", has_connector,
      kHalfLoaded, with_the_rule_repaired<8>},
+    {35, "a load waits for room for drafts that the pool never has", loads_beside_drafts,
+     kBehindLarge, with_the_rule_repaired<35>},
     {9, "who counts on another to compute a lost block is left alone with it", may_lose_blocks,
      kLostBlock, with_the_rule_repaired<9>},
     {12, "the blocks of a load evict what another group has hit", loads_beside_hits, kEvictedHit,

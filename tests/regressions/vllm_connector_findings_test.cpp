@@ -164,6 +164,19 @@ TEST(VllmConnectorFindings, a_loaded_request_stands_behind_one_that_does_not_fit
       "step 0) waits behind it in the queue: none of them can go on");
 }
 
+// What vLLM 0.33.0 itself decided: with every block free it begins no load, in step after step.
+TEST(VllmConnectorFindings, a_load_waits_for_room_for_drafts_that_the_pool_never_has) {
+  const std::string path = std::string(LOCKSTEP_SOURCE_DIR) +
+                           "/tests/regressions/vllm_0_33_0_load_waits_for_room_for_drafts.jsonl";
+  const auto conformed = conform_recording(path);
+  ASSERT_TRUE(conformed) << conformed.error().message;
+  EXPECT_FALSE(conformed->mismatch) << conformed->mismatch->what;
+  const auto repaired = conform_recording(path, "vllm-0.33.0,without=35");
+  ASSERT_TRUE(repaired) << repaired.error().message;
+  ASSERT_TRUE(repaired->mismatch);
+  EXPECT_EQ(repaired->mismatch->step, 1);
+}
+
 TEST(VllmConnectorFindings, two_requests_have_loaded_parts_and_each_needs_what_the_other_holds) {
   ScriptedConnector connector;
   connector.answers["first"] = {{.num_tokens = 4, .is_async = true}};
