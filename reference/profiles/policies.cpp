@@ -408,8 +408,9 @@ const std::vector<FindingPolicies>& all_finding_policies() {
        {{"pads_new_decodes", "beside_running"}}},
       {35,
        {{"draft_room", "none", true}, {"loads_leave_room", "yes"}},
-       {{"loads_leave_room", "to_all"}},
+       {{"draft_room", "none"}},
        true},
+      {36, {{"loads_leave_room", "yes"}}, {{"loads_leave_room", "to_all"}}, true},
   };
   return kFindings;
 }

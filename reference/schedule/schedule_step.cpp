@@ -323,7 +323,7 @@ Entry Scheduler::Impl::enter(RequestId id, RequestQueue& queue, bool any_running
     num_new = leave_lookahead(request, num_computed_with_hit(request), num_new);
     if (num_new == 0) return Entry::is_passed_over;
   }
-  if (hit.loads_async && !leaves_room(request)) return Entry::waits;
+  if (hit.loads_async && !leaves_room(id)) return Entry::waits;
   const bool looks_ahead =
       request.num_computed_tokens > 0 || (profile.lookahead_in_first_step && !hit.loads_async);
   const std::int32_t num_past_hit = std::max(num_new - hit.num_replayed_tokens, 0);

@@ -58,22 +58,24 @@ std::int64_t Scheduler::Impl::num_blocks_under_way() const {
 
 // Whether everybody who is being prefilled, or loads, could still be given all that it needs if
 // this request began to load.
-bool Scheduler::Impl::leaves_room_to_all(const Request& request) {
+bool Scheduler::Impl::leaves_room_to_all(RequestId id) {
   const auto missing = [&](const Request& one, const PrefixHit* with) {
     const std::int32_t behind =
         std::clamp(config.max_model_len - one.num_tokens(), 0, num_lookahead);
     return cache.num_blocks_to_finish(one, with, behind, with != nullptr);
   };
-  std::int64_t num_blocks = missing(request, &hit);
-  for (const RequestId id : remote->prefilling) num_blocks += missing(at(id), nullptr);
+  std::int64_t num_blocks = missing(at(id), &hit);
+  for (const RequestId other : remote->prefilling)
+    if (other != id) num_blocks += missing(at(other), nullptr);
   return cache.pool().can_give(num_blocks);
 }
 
 // Whether a load may begin. What it takes itself is asked of the pool when it does: `hit` says what
-// has to stay free beside it.
-bool Scheduler::Impl::leaves_room(const Request& request) {
+// has to stay free beside it. Who has loaded before, and got nothing, is under way itself
+// (docs/findings.md, 36).
+bool Scheduler::Impl::leaves_room(RequestId id) {
   if (profile.loads_leave_room == LoadsLeaveRoom::no) return true;
-  if (profile.loads_leave_room == LoadsLeaveRoom::to_all) return leaves_room_to_all(request);
+  if (profile.loads_leave_room == LoadsLeaveRoom::to_all) return leaves_room_to_all(id);
   hit.num_blocks_left_free = num_blocks_under_way();
   if (profile.draft_room == DraftRoom::own_blocks)
     hit.num_blocks_left_free += ceil_div(num_draft_slots(), block_sizes.scheduler_block_size);

@@ -68,8 +68,8 @@ struct Scheduler::Impl {
   RequestQueue& queue_of_skipped(RequestId id);
   bool stands_aside(const RequestQueue& queue) const;
   bool enters_in_pause(const RequestQueue& queue) const;
-  bool leaves_room(const Request& request);
-  bool leaves_room_to_all(const Request& request);
+  bool leaves_room(RequestId id);
+  bool leaves_room_to_all(RequestId id);
   std::int32_t num_draft_slots() const;
   std::int64_t num_blocks_under_way() const;
   void preempt_deserted();
