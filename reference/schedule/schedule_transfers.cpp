@@ -65,8 +65,13 @@ bool Scheduler::Impl::leaves_room_to_all(RequestId id) {
     return cache.num_blocks_to_finish(one, with, behind, with != nullptr);
   };
   std::int64_t num_blocks = missing(at(id), &hit);
-  for (const RequestId other : remote->prefilling)
-    if (other != id) num_blocks += missing(at(other), nullptr);
+  const auto add = [&](RequestId other) { num_blocks += missing(at(other), nullptr); };
+  for (const RequestId other : running)
+    if (at(other).is_prefill_chunk) add(other);
+  for (const RequestId other : remote->passed_over())
+    if (holds_blocks(other)) add(other);
+  for (const RequestId other : skipped)
+    if (holds_blocks(other)) add(other);
   return cache.pool().can_give(num_blocks);
 }
 
