@@ -5,6 +5,7 @@
 #include "base/check.h"
 #include "properties/generate/generator_parts.h"
 #include "properties/shrink/case_parts.h"
+#include "reference/plan/block_sizes.h"
 #include "reference/plan/page_size.h"
 #include "reference/plan/request_need.h"
 #include "reference/plan/serving_defaults.h"
@@ -199,11 +200,18 @@ void draw_device_modes(Draw& draw, SavedCase& saved) {
 
 namespace {
 
+bool has_scratch(const KVCacheGroupSpec& group) {
+  return group.spec.kind == CacheKind::circular_buffer || group.spec.bounded_replay;
+}
+
 // What Scheduler::create() takes beside a connector.
 bool takes_connector(const Draw& draw, const SavedCase& saved) {
-  const bool connects = draw.options.any_release_connects ||
-                        engine_profile(saved.engine.engine).release->models_connectors;
-  return connects && !has_states(saved) && !saved.engine.async_scheduling;
+  const bool is_modelled = engine_profile(saved.engine.engine).release->models_connectors &&
+                           saved.engine.num_prefill_lookahead_tokens <= 1 &&
+                           std::ranges::none_of(saved.cache.groups, has_scratch);
+  if (!is_modelled && !draw.options.any_release_connects) return false;
+  return !has_states(saved) && !saved.engine.async_scheduling &&
+         resolve_block_sizes(beside_connector(saved.engine), saved.cache.groups).has_value();
 }
 
 void draw_host_tier(Draw& draw, SavedCase& saved) {

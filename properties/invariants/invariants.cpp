@@ -78,8 +78,10 @@ void Invariants::check_pool(const StepView& view) {
     return fail("conservation", {},
                 fmt::format("{} blocks are in the free queue, which says it has {}", queue.size(),
                             engine.num_free_blocks()));
+  std::vector<std::int32_t> late(holders_.size());  // holders that a step in flight stands for
+  for (const BlockId block : engine.freed_late()) ++late[index_of(block)];
   for (std::int32_t block = 1; block < plan_.num_blocks; ++block) {
-    const std::int32_t held = holders_[BlockId{block}].count;
+    const std::int32_t held = holders_[BlockId{block}].count + late[block];
     if (engine.ref_cnt(BlockId{block}) != held)
       return fail("ref_cnt", {},
                   fmt::format("block {} has a reference count of {} and stands in {} table entries",
@@ -412,10 +414,11 @@ void Invariants::end(const Scheduler& decisions) {
     for (std::int32_t g = 0; g < std::ssize(plan_.groups); ++g)
       for (const BlockId block : decisions.block_table(request.id, g))
         is_held[index_of(block)] = block != kNullBlock;
+  for (const BlockId block : decisions.freed_late()) is_held[index_of(block)] = true;
   const std::int64_t held = std::ranges::count(is_held, true);
   if (decisions.num_free_blocks() + held != plan_.num_blocks - 1)
     fail("leak", {},
-         fmt::format("nobody lives, {} of {} blocks are free, and {} are still being sent",
+         fmt::format("nobody lives, {} of {} blocks are free, and {} are sent or in flight",
                      decisions.num_free_blocks(), plan_.num_blocks - 1, held));
 }
 

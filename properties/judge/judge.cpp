@@ -50,7 +50,7 @@ class Bench final : public StepObserver {
     RecordingHeader header =
         recording_header(saved.engine, saved.cache.groups, saved.cache.num_blocks, decisions);
     if (recorder_.connector() != nullptr)
-      header.connector = connector_of_engine(config.connector.load_failure_policy, header.groups);
+      connect_engine(header, config.connector.load_failure_policy, recorder_.connector()->traits());
     if (recording_ != nullptr) recording_->header = header;
     if (why_not_audited(header).empty())
       auditor_ = std::make_unique<Auditor>(header, options_.scope);

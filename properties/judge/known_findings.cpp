@@ -133,6 +133,16 @@ bool loads_beside_hits(const SavedCase& saved) {
          saved.engine.enable_prefix_caching;
 }
 
+bool loads_beside_drafts(const SavedCase& saved) {
+  return has_connector(saved) && saved.engine.num_spec_tokens > 0 &&
+         profile_of(saved).draft_room != DraftRoom::none;
+}
+
+bool loads_again(const SavedCase& saved) {
+  return may_lose_blocks(saved) &&
+         profile_of(saved).loads_leave_room == LoadsLeaveRoom::to_those_under_way;
+}
+
 // An engine that has no profile without the finding stays as it is: it has been repaired already.
 template <int finding>
 SavedCase with_the_rule_repaired(const SavedCase& saved) {
@@ -251,6 +261,10 @@ constexpr KnownFinding kFindings[] = {
      preempts_in_own_step, kNotComputed, with_the_rule_repaired<3>},
     {4, "a window is retired by a count that includes rejected drafts", frees_windows_by_drafts,
      kFreedInFlight, with_the_rule_repaired<4>},
+    {35, "a load waits for room for drafts that the pool never has", loads_beside_drafts,
+     kBehindLarge, with_the_rule_repaired<35>},
+    {36, "a request whose load failed leaves room for itself", loads_again, kBehindLarge,
+     with_no_loads_lost},
     {7, "a loaded request stands behind one that does not fit", has_connector, kBehindLarge,
      with_the_rule_repaired<7>},
     {8, "two requests have loaded parts, and each needs what the other holds", has_connector,

@@ -250,8 +250,10 @@ void TallyCounter::count_transfers(const RecordedStep& step) {
     if (saved_.engine.async_scheduling) tally_.count(Reached::lost_behind_a_step, lost);
   }
   tally_.count(Reached::delayed_free, std::ssize(step.held));
-  if (!step.skipped) return;
-  for (const RecordedSkipped& skipped : *step.skipped) {
+  // Where releases keep those that hold blocks apart, they are in a queue of their own.
+  const auto& queue = step.transfers.kv_holding ? step.transfers.kv_holding : step.skipped;
+  if (!queue) return;
+  for (const RecordedSkipped& skipped : *queue) {
     const auto request = requests_.find(skipped.id);
     if (request != requests_.end() && request->second.num_loaded_tokens > 0 &&
         skipped.status != "WAITING_FOR_REMOTE_KVS")

@@ -44,7 +44,9 @@ _DEFAULTS = {
     "block_size": 16,
     "enable_prefix_caching": True,
 }
-_CONNECTOR_KEYS = frozenset(("kv_load_failure_policy", "supports_hybrid_groups"))
+_CONNECTOR_KEYS = frozenset(
+    ("kv_load_failure_policy", "supports_hybrid_groups", "requires_kv_delivery")
+)
 _GROUP_KEYS = frozenset(("layers", "spec", "layer_specs", "layers_per_page", "is_eagle_group"))
 _GARBAGE_MAX = 200_000  # objects that cases may leave until they are collected
 # What vLLM raises of a configuration that it does not take.

@@ -24,6 +24,13 @@ class AskingConnectorOfOneGroup(KVConnectorBase_V1):
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any = None) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         self.held: list[str] = []  # finished requests whose blocks are kept, since last taken
+        self._delivers: bool = vllm_config.kv_transfer_config.get_from_extra_config(
+            "requires_kv_delivery", False
+        )
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        return self._delivers
 
     def take_held(self) -> list[str]:
         held, self.held = self.held, []

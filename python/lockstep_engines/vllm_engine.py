@@ -222,11 +222,15 @@ def _connector(header: dict[str, Any], path: str) -> KVTransferConfig | None:
     if "connector" not in header:
         return None
     module, name = path.rsplit(".", 1)
+    asked = header["connector"]
     return KVTransferConfig(
         kv_connector=name,
         kv_connector_module_path=module,
         kv_role="kv_both",
-        kv_load_failure_policy=header["connector"].get("kv_load_failure_policy", "fail"),
+        kv_load_failure_policy=asked.get("kv_load_failure_policy", "fail"),
+        kv_connector_extra_config={
+            "requires_kv_delivery": asked.get("requires_kv_delivery", False)
+        },
     )
 
 

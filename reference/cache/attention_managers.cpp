@@ -91,9 +91,6 @@ SlidingWindowManager::SlidingWindowManager(const KVCacheSpec& spec, std::int32_t
                                            BlockPool& pool)
     : GroupManager(spec, group, config, sizes, pool),
       window_(static_cast<std::int32_t>(spec.sliding_window)) {
-  drops_published_block_ = config.spec_method == SpecMethod::eagle &&
-                           profile_.eagle_hits == EagleHits::drop_last_block &&
-                           profile_.publishes_dropped_blocks;
   publishes_sparsely_ = profile_.masks_windows_at_block_alignment ||
                         retention_interval_ != kDenseRetention ||
                         (profile_.publishes_reachable_blocks_only && alignment_ > block_size_);
@@ -114,7 +111,7 @@ std::int32_t SlidingWindowManager::retires_at(std::int32_t num_left_behind) cons
 // A hit needs the last window - 1 tokens before the place where it ends.
 bool SlidingWindowManager::is_reachable(const Request& request, std::int32_t index) const {
   // Where EAGLE drops a block, one more is needed, and the last of them lies behind that place.
-  const std::int32_t shift = drops_published_block_ ? 1 : 0;
+  const std::int32_t shift = drops_last_block_ && profile_.publishes_dropped_blocks ? 1 : 0;
   const std::int32_t tail = ceil_div(window_ - 1, block_size_) + shift;
   const bool dense = retention_interval_ == kDenseRetention;
   const std::int32_t segment = dense ? mask_alignment_ : retention_interval_;

@@ -45,7 +45,6 @@ class SlidingWindowManager : public GroupManager {
 
  private:
   std::int32_t window_;
-  bool drops_published_block_ = false;  // the last of a hit, for EAGLE, which is published for it
 };
 
 // Keeps the current chunk; blocks before it count as hit.

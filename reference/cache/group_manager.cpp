@@ -21,7 +21,8 @@ GroupManager::GroupManager(const KVCacheSpec& spec, std::int32_t group, const En
       alignment_(sizes.cache_hit_alignment_tokens()),
       mask_alignment_(profile_.masks_at_hit_alignment ? alignment_ : sizes.scheduler_block_size),
       retention_interval_(config.prefix_cache_retention_interval),
-      pool_(pool) {
+      pool_(pool),
+      drops_last_block_(hit_end_.drops_last_block) {
   LS_CHECK(block_size_ > 0, "group {} has blocks of {} tokens", group, block_size_);
 }
 
@@ -130,15 +131,24 @@ bool GroupManager::lacks_window(const Request& request, std::int32_t num_compute
                             blocks.begin() + end;
 }
 
-void GroupManager::allocate_loaded_blocks(Request& request, std::int32_t num_computed_tokens) {
-  grow(of(request).blocks, static_cast<std::size_t>(ceil_div(num_computed_tokens, block_size_)));
+void GroupManager::allocate_loaded_blocks(Request& request, std::int32_t num_computed_tokens,
+                                          bool zeroes) {
+  grow(of(request).blocks, static_cast<std::size_t>(ceil_div(num_computed_tokens, block_size_)),
+       zeroes);
 }
 
-void GroupManager::grow(std::vector<BlockId>& table, std::size_t num_blocks) {
+void GroupManager::record_again(const Request& request, std::int32_t first_token) {
+  if (!records_new_blocks_) return;
+  const std::vector<BlockId>& blocks = of(request).blocks;
+  const auto first = std::min<std::ptrdiff_t>(first_token / block_size_, std::ssize(blocks));
+  new_block_ids_.insert(new_block_ids_.end(), blocks.begin() + first, blocks.end());
+}
+
+void GroupManager::grow(std::vector<BlockId>& table, std::size_t num_blocks, bool zeroes) {
   const std::size_t first_new = table.size();
   if (num_blocks <= first_new) return;
   pool_.get_new_blocks(static_cast<std::int64_t>(num_blocks - first_new), table);
-  if (records_new_blocks_)
+  if (records_new_blocks_ && zeroes)
     new_block_ids_.insert(new_block_ids_.end(),
                           table.begin() + static_cast<std::ptrdiff_t>(first_new), table.end());
 }
@@ -239,7 +249,7 @@ void GroupManager::cache_prompt_tail(const Request& request, std::int32_t num_to
   const std::int32_t hash_block_size = sizes_.hash_block_size;
   // EAGLE that drops a block of a resend's hit proves it by the last token too.
   const bool leaves_one =
-      hit_end_.prompt_ends == PromptEnds::before_last_token && !hit_end_.drops_last_block;
+      hit_end_.prompt_ends == PromptEnds::before_last_token && !drops_last_block_;
   const std::int32_t num_hashes =
       std::min((request.num_prompt_tokens() - (leaves_one ? 1 : 0)) / hash_block_size,
                static_cast<std::int32_t>(request.hashes.size()));
@@ -273,7 +283,7 @@ bool GroupManager::cache_part(const Request& request, BlockId block, std::int32_
   return true;
 }
 
-std::array<std::int32_t, 3> GroupManager::replay_boundaries(const Request& request) const {
+std::array<std::int32_t, 4> GroupManager::replay_boundaries(const Request& request) const {
   const auto aligned = [&](std::int32_t token) {
     return token / mask_alignment_ * mask_alignment_;
   };
@@ -284,8 +294,13 @@ std::array<std::int32_t, 3> GroupManager::replay_boundaries(const Request& reque
     resend = std::max(resend / unit * unit - unit, 0);
     continuation = std::max(request.num_prompt_tokens() / unit * unit - unit, 0);
   }
-  const std::int32_t junction = request.shared_prefix_boundary;
-  return {aligned(resend), aligned(continuation), aligned(junction > 0 ? junction : resend)};
+  const std::int32_t junction =
+      request.shared_prefix_boundary > 0 ? request.shared_prefix_boundary : resend;
+  // Who leaves the others right behind it cannot prove a hit by the block there.
+  const bool keeps_one_before =
+      profile_.retains_before_junctions && drops_last_block_ && request.shared_prefix_boundary > 0;
+  const std::int32_t before = keeps_one_before ? std::max(junction - block_size_, 0) : junction;
+  return {aligned(resend), aligned(continuation), aligned(junction), aligned(before)};
 }
 
 void GroupManager::narrow(const Request& request, std::int32_t num_left_behind,

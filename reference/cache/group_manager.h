@@ -74,8 +74,8 @@ class GroupManager {
   void share_part(Request& request, std::int32_t num_local_computed_tokens);
   // Whether attention from `num_computed_tokens` on reads blocks that have been let go.
   bool lacks_window(const Request& request, std::int32_t num_computed_tokens) const;
-  // New blocks behind the hit, for what a connector loads.
-  void allocate_loaded_blocks(Request& request, std::int32_t num_computed_tokens);
+  // New blocks behind the hit, for what a connector loads; `zeroes`: the worker zeroes them first.
+  void allocate_loaded_blocks(Request& request, std::int32_t num_computed_tokens, bool zeroes);
   // Grows the table to the demand. Returns the place of the first entry that is new to the worker.
   virtual std::size_t allocate_new_blocks(Request& request, const SlotDemand& demand);
   // Lets go of what attention after `num_computed_tokens` no longer reads.
@@ -99,6 +99,11 @@ class GroupManager {
 
   // From now on new blocks are to be zeroed by the worker.
   void record_new_blocks() { records_new_blocks_ = true; }
+  // ... and so are these of the request. REQUIRES: the token begins a block.
+  void record_again(const Request& request, std::int32_t first_token);
+  // Whether EAGLE drops the last block of this group's hits: not where another has the drafter.
+  bool drops_last_block() const { return drops_last_block_; }
+  void keep_last_block() { drops_last_block_ = false; }
   // Blocks to be zeroed since the last call, in order; appended to `out`.
   void take_new_block_ids(std::vector<BlockId>& out);
   // Copies that the worker makes before the step, since the last call, in order; appended to `out`.
@@ -123,7 +128,7 @@ class GroupManager {
   bool cache_part(const Request& request, BlockId block, std::int32_t num_tokens, bool replaces);
   // Where a later request can resume beside the regular places: where a resend and a continuation
   // of this prompt can, and where a prefix ends that it shares with others.
-  std::array<std::int32_t, 3> replay_boundaries(const Request& request) const;
+  std::array<std::int32_t, 4> replay_boundaries(const Request& request) const;
   // Puts `copy` in the place of the shared block that the request's hit ends in.
   void replace_part(GroupBlocks& held, BlockId copy);
   // Whether a hit of so many tokens ends inside the last of these blocks.
@@ -135,7 +140,7 @@ class GroupManager {
   void free_head(GroupBlocks& held, std::int64_t end);
 
   // Appends new blocks until the table has num_blocks entries.
-  void grow(std::vector<BlockId>& table, std::size_t num_blocks);
+  void grow(std::vector<BlockId>& table, std::size_t num_blocks, bool zeroes = true);
 
   GroupBlocks& of(Request& request) const { return request.groups[group_]; }
   const GroupBlocks& of(const Request& request) const { return request.groups[group_]; }
@@ -174,6 +179,7 @@ class GroupManager {
   bool publishes_sparsely_ = false;  // is_reachable() may say no
   bool caches_prompt_tails_ = false;
   bool records_new_blocks_ = false;
+  bool drops_last_block_;
   std::vector<BlockId> new_block_ids_;
   std::vector<BlockId> freed_;  // of one call
   std::vector<KVCacheBlockCopy> copies_;

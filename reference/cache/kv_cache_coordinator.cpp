@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <iterator>
 #include <limits>
 #include <utility>
 
@@ -76,6 +77,7 @@ void PrefixHit::clear(std::size_t num_groups) {
   num_replayed_tokens = 0;
   num_external_tokens = 0;
   loads_async = false;
+  num_blocks_left_free = 0;
   shared_prefix_boundary = 0;
 }
 
@@ -86,8 +88,7 @@ KVCacheCoordinator::KVCacheCoordinator(const EngineConfig& config,
     : config_(config),
       profile_(engine_profile(config.engine)),
       block_sizes_(block_sizes),
-      drops_last_block_(config.spec_method == SpecMethod::eagle &&
-                        profile_.eagle_hits == EagleHits::drop_last_block) {
+      drops_last_block_(hit_end_of(config, profile_).drops_last_block) {
   pool_ = parts.pool(num_blocks, config.enable_prefix_caching, profile_.freed_blocks);
   if (config.enable_prefix_caching && config.hash_algorithm != HashAlgorithm::content)
     pool_->keep_events();
@@ -114,6 +115,21 @@ KVCacheCoordinator::KVCacheCoordinator(const EngineConfig& config,
   // Full attention gives the tightest first bound.
   std::stable_partition(attention_groups_.begin(), attention_groups_.end(),
                         [](const AttentionGroup& a) { return a.is_full; });
+  if (drops_last_block_) split_eagle_groups(groups);
+}
+
+// EAGLE drops a block of hits in the groups that have layers of the drafter and in those looked up
+// with them; where no group is marked, in all.
+void KVCacheCoordinator::split_eagle_groups(std::span<const KVCacheGroupSpec> groups) {
+  const bool any_marked = std::ranges::any_of(groups, &KVCacheGroupSpec::is_eagle_group);
+  for (AttentionGroup& attention : attention_groups_) {
+    attention.drops_last_block =
+        !any_marked || std::ranges::any_of(attention.groups, [&](std::int32_t group) {
+          return groups[static_cast<std::size_t>(group)].is_eagle_group;
+        });
+    if (attention.drops_last_block) continue;
+    for (const std::int32_t group : attention.groups) managers_[group]->keep_last_block();
+  }
 }
 
 void KVCacheCoordinator::find_longest_cache_hit(const Request& request, PrefixHit& hit) const {
@@ -128,7 +144,7 @@ void KVCacheCoordinator::find_longest_cache_hit(const Request& request, PrefixHi
   const std::int32_t group = 0;
   std::vector<BlockId>* table = &hit.blocks[0];
   hit.num_tokens = managers_[0]->find_longest_cache_hit(
-      {request.hashes, max_length, drops_last_block_}, {&group, 1}, {&table, 1});
+      {request.hashes, max_length, managers_[0]->drops_last_block()}, {&group, 1}, {&table, 1});
 }
 
 // A hit that is not longer than the window would be computed again in full.
@@ -170,7 +186,7 @@ void KVCacheCoordinator::find_hybrid(const Request& request, std::int32_t max_le
                                                     : current / block_size * block_size;
         continue;
       }
-      const bool drop = drops_last_block_ && !dropped[a];
+      const bool drop = attention.drops_last_block && !dropped[a];
       const bool grows = drop && attention.grows;
       const std::int32_t margin =
           block_sizes_.hits_parts_of_blocks && attention.is_full ? hash_block_size : block_size;
@@ -212,6 +228,46 @@ void KVCacheCoordinator::cut_full_groups(PrefixHit& hit) const {
   }
 }
 
+std::optional<bool> KVCacheCoordinator::find_hit_of_attention(const Request& request,
+                                                              PrefixHit& hit) const {
+  const bool is_hybrid = has_states_ && managers_.size() > 1 && config_.enable_prefix_caching;
+  if (!is_hybrid || request.skips_prefix_cache || !attention_groups_[0].is_full)
+    return std::nullopt;
+  hit.clear(managers_.size());
+  const std::int32_t max_length = request.num_tokens() - 1;
+  const std::int32_t num_hashed =
+      static_cast<std::int32_t>(request.hashes.size()) * block_sizes_.hash_block_size;
+  std::vector<std::vector<BlockId>*> tables;
+  std::int32_t shortest = max_length;
+  for (const AttentionGroup& attention : attention_groups_) {
+    const GroupManager& manager = *managers_[attention.groups[0]];
+    const std::int32_t margin = block_sizes_.hits_parts_of_blocks && attention.is_full
+                                    ? block_sizes_.hash_block_size
+                                    : manager.block_size();
+    const bool grows = attention.drops_last_block && attention.grows;
+    const std::int32_t limit = grows ? std::min(max_length + margin, num_hashed) : max_length;
+    tables.clear();
+    for (const std::int32_t group : attention.groups) tables.push_back(&hit.blocks[group]);
+    const std::int32_t found = manager.find_longest_cache_hit(
+        {request.hashes, limit, attention.drops_last_block}, attention.groups, tables);
+    if (&attention == &attention_groups_[0]) hit.num_tokens = found;
+    if (found > hit.num_tokens) return std::nullopt;
+    shortest = std::min(shortest, found);
+  }
+  return shortest < hit.num_tokens;
+}
+
+void KVCacheCoordinator::cut_hit(PrefixHit& hit, std::int32_t num_tokens) const {
+  for (std::size_t g = 0; g < managers_.size(); ++g) {
+    if (!is_prefix_cacheable(managers_[g]->spec())) continue;
+    const auto num_blocks = static_cast<std::size_t>(num_tokens / managers_[g]->block_size());
+    LS_CHECK(managers_[g]->spec().kind == CacheKind::mamba || num_blocks <= hit.blocks[g].size(),
+             "group {}: {} blocks of a hit, cut to {}", g, hit.blocks[g].size(), num_blocks);
+    hit.blocks[g].resize(std::min(num_blocks, hit.blocks[g].size()));
+  }
+  hit.num_tokens = num_tokens;
+}
+
 std::int64_t KVCacheCoordinator::num_blocks_to_allocate(const Request& request,
                                                         const PrefixHit* hit,
                                                         const SlotDemand& demand) const {
@@ -234,7 +290,8 @@ bool KVCacheCoordinator::allocate_slots(Request& request, std::int32_t num_new_t
   const std::int32_t computed =
       request.num_computed_tokens + (hit == nullptr ? 0 : hit->num_tokens) + num_external;
   const std::int32_t total_computed = std::min(computed, config_.max_model_len);
-  if (full_sequence_must_fit && !pool_->can_give(num_blocks_to_finish(request, hit, 0)))
+  if (full_sequence_must_fit &&
+      !pool_->can_give(num_blocks_to_finish(request, hit, 0, hit != nullptr)))
     return false;
   const std::int32_t main_model = total_computed + num_new_tokens;
   const SlotDemand demand{std::min(main_model + num_lookahead_tokens, config_.max_model_len),
@@ -248,7 +305,10 @@ bool KVCacheCoordinator::allocate_slots(Request& request, std::int32_t num_new_t
   remove_skipped_blocks(request, left_behind);
   if (has_states_)
     for (const auto& manager : managers_) manager->prepare_allocation(request, demand);
-  if (!pool_->can_give(num_blocks_to_allocate(request, hit, demand))) return false;
+  const std::int64_t num_blocks = num_blocks_to_allocate(request, hit, demand);
+  if (!pool_->can_give(num_blocks + (hit == nullptr ? 0 : hit->num_blocks_left_free))) return false;
+  if (num_external > 0 && has_states_ && !has_room_behind_load(request, demand, num_blocks))
+    return false;
   if (hit != nullptr && hit->fills_tables()) take_hit(request, *hit, demand);
   for (std::size_t g = 0; g < managers_.size(); ++g)
     first_new[g] = managers_[g]->allocate_new_blocks(request, demand);
@@ -261,12 +321,24 @@ bool KVCacheCoordinator::allocate_slots(Request& request, std::int32_t num_new_t
   return true;
 }
 
+// A group of states counts one block for a step that takes two: the state that is loaded, and the
+// one that the step ends with. An engine that has the one and lacks the other stops.
+bool KVCacheCoordinator::has_room_behind_load(const Request& request, const SlotDemand& demand,
+                                              std::int64_t num_blocks) {
+  for (const auto& manager : managers_) {
+    if (manager->spec().kind != CacheKind::mamba || !request.groups[0].blocks.empty()) continue;
+    const bool goes_on = ceil_div(demand.num_tokens_main_model, manager->block_size()) >
+                         ceil_div(demand.total_computed_tokens, manager->block_size());
+    if (goes_on) ++num_blocks;
+  }
+  return pool_->can_give(num_blocks);
+}
+
 void KVCacheCoordinator::take_hit(Request& request, const PrefixHit& hit,
                                   const SlotDemand& demand) {
-  const std::int32_t computed = hit.num_tokens + hit.num_external_tokens;
   for (std::size_t g = 0; g < managers_.size(); ++g) take_hit_of_group(g, request, hit, demand);
   if (hit.num_external_tokens > 0 && profile_.takes_hits_of_all_groups_first)
-    for (const auto& manager : managers_) manager->allocate_loaded_blocks(request, computed);
+    for (const auto& manager : managers_) allocate_load(request, hit, *manager);
 }
 
 void KVCacheCoordinator::take_hit_of_group(std::size_t group, Request& request,
@@ -280,7 +352,14 @@ void KVCacheCoordinator::take_hit_of_group(std::size_t group, Request& request,
     manager.share_part(request, hit.num_tokens);
   // Before the next group has taken its hit, which may be evicted by this.
   if (hit.num_external_tokens > 0 && !profile_.takes_hits_of_all_groups_first)
-    manager.allocate_loaded_blocks(request, computed);
+    allocate_load(request, hit, manager);
+}
+
+void KVCacheCoordinator::allocate_load(Request& request, const PrefixHit& hit,
+                                       GroupManager& manager) const {
+  const bool is_written = hit.loads_async && is_prefix_cacheable(manager.spec());
+  manager.allocate_loaded_blocks(request, hit.num_tokens + hit.num_external_tokens,
+                                 profile_.zeroes_loads || !is_written);
 }
 
 std::int32_t KVCacheCoordinator::num_not_computed(const Request& request,
@@ -291,16 +370,24 @@ std::int32_t KVCacheCoordinator::num_not_computed(const Request& request,
 }
 
 std::int64_t KVCacheCoordinator::num_blocks_to_finish(const Request& request, const PrefixHit* hit,
-                                                      std::int32_t num_lookahead_tokens) const {
+                                                      std::int32_t num_slots_behind,
+                                                      bool is_capped) const {
   const std::int32_t full = std::min(request.num_tokens(), config_.max_model_len);
   std::int32_t computed = request.num_computed_tokens;
   if (hit != nullptr) computed += hit->num_tokens + hit->num_external_tokens;
   computed = num_not_computed(request, std::min(computed, config_.max_model_len));
-  // What a window lets go of meanwhile counts for those alone that have not been let in.
-  const std::int32_t slots = std::min(full + num_lookahead_tokens, config_.max_model_len);
   const std::int32_t local = request.num_computed_tokens + (hit == nullptr ? 0 : hit->num_tokens);
   return num_blocks_to_allocate(
-      request, hit, {slots, full, computed, hit != nullptr, local, prefill_end(request)});
+      request, hit,
+      {full + num_slots_behind, full, computed, is_capped, local, prefill_end(request)});
+}
+
+std::int64_t KVCacheCoordinator::num_attention_blocks(std::int32_t num_tokens) const {
+  std::int64_t num_blocks = 0;
+  for (const auto& manager : managers_)
+    if (manager->spec().kind != CacheKind::mamba)
+      num_blocks += ceil_div(num_tokens, manager->block_size());
+  return num_blocks;
 }
 
 // Where sparse retention keeps only the state that a prefill ends with, only the chunk that gets
@@ -339,12 +426,11 @@ bool KVCacheCoordinator::is_at_rest(const Request& request, std::int32_t num_new
 void KVCacheCoordinator::cache_blocks(Request& request, std::int32_t num_computed_tokens) {
   if (!config_.enable_prefix_caching || num_computed_tokens < request.rest.publishes_at) return;
   for (const auto& manager : managers_)
-    manager->cache_blocks(request,
-                          num_cacheable_tokens(num_computed_tokens, manager->block_size()));
+    manager->cache_blocks(request, num_cacheable_tokens(num_computed_tokens, *manager));
 }
 
 std::int32_t KVCacheCoordinator::num_cacheable_tokens(std::int32_t num_computed_tokens,
-                                                      std::int32_t block_size) const {
+                                                      const GroupManager& manager) const {
   if (managers_.size() == 1) return std::max(num_computed_tokens - num_reprefillable_tokens_, 0);
   if (block_sizes_.hits_parts_of_blocks || !profile_.publishes_reachable_blocks_only)
     return num_computed_tokens;
@@ -352,8 +438,9 @@ std::int32_t KVCacheCoordinator::num_cacheable_tokens(std::int32_t num_computed_
   // for the block that EAGLE drops.
   const std::int32_t alignment = block_sizes_.scheduler_block_size;
   const std::int32_t aligned = num_computed_tokens / alignment * alignment;
-  if (!drops_last_block_ || !profile_.publishes_dropped_blocks || aligned == 0) return aligned;
-  return std::min(num_computed_tokens, aligned + block_size);
+  if (!manager.drops_last_block() || !profile_.publishes_dropped_blocks || aligned == 0)
+    return aligned;
+  return std::min(num_computed_tokens, aligned + manager.block_size());
 }
 
 void KVCacheCoordinator::remove_skipped_blocks(Request& request, std::int32_t num_computed_tokens) {
@@ -364,6 +451,21 @@ void KVCacheCoordinator::remove_skipped_blocks(Request& request, std::int32_t nu
 void KVCacheCoordinator::free(Request& request) {
   for (const auto& manager : managers_) manager->free(request);
   request.rest = {};
+}
+
+std::vector<BlockId> KVCacheCoordinator::take_table(Request& request) {
+  std::vector<BlockId> blocks;
+  for (GroupBlocks& held : request.groups) {
+    std::ranges::copy_if(held.blocks, std::back_inserter(blocks),
+                         [](BlockId block) { return block != kNullBlock; });
+    held.clear();
+  }
+  request.rest = {};
+  return blocks;
+}
+
+void KVCacheCoordinator::record_again(const Request& request, std::int32_t first_token) {
+  for (const auto& manager : managers_) manager->record_again(request, first_token);
 }
 
 bool KVCacheCoordinator::lacks_window(const Request& request,
@@ -390,13 +492,12 @@ void KVCacheCoordinator::num_common_prefix_blocks(const Request& request, std::i
     out[g] = managers_[g]->num_common_prefix_blocks(request, num_requests);
 }
 
-void KVCacheCoordinator::take_copies(std::vector<KVCacheBlockCopy>& out) {
+void KVCacheCoordinator::take_copies(std::vector<KVCacheBlockCopy>& out,
+                                     std::vector<BlockId>& held) {
   // States are copied where their part is published, whether or not it can be hit.
   if (!block_sizes_.hits_parts_of_blocks && !(has_states_ && profile_.hits_parts_of_blocks)) return;
   for (const auto& manager : managers_) manager->take_copies(out);
-  std::vector<BlockId> held;
   for (const KVCacheBlockCopy& copy : out) held.insert(held.end(), {copy.from, copy.to});
-  pool_->free_blocks(held);
 }
 
 void KVCacheCoordinator::take_new_block_ids(std::vector<BlockId>& out) {

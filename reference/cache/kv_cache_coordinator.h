@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -29,6 +30,7 @@ struct PrefixHit {
   // when the load takes longer than the step.
   std::int32_t num_external_tokens = 0;
   bool loads_async = false;
+  std::int64_t num_blocks_left_free = 0;  // beside a load, for those who are under way
   // Where a longer prefix ends that some groups hold and others do not; 0: nowhere.
   std::int32_t shared_prefix_boundary = 0;
 
@@ -63,6 +65,12 @@ class KVCacheCoordinator {
   // What the prefix cache holds of the request, at most all tokens but the last (its logits are
   // needed). `hit` keeps its memory from call to call.
   void find_longest_cache_hit(const Request& request, PrefixHit& hit) const;
+  // What full attention has of it beside states, for a connector that can bring the states: each
+  // group's own hit. True: some group has less. Absent: another group has more, or there is no such
+  // pair of groups; then the groups have to agree.
+  std::optional<bool> find_hit_of_attention(const Request& request, PrefixHit& hit) const;
+  // Cuts the hit to `num_tokens`, whole blocks of every group; states may have less.
+  void cut_hit(PrefixHit& hit, std::int32_t num_tokens) const;
 
   // Gives the request slots for num_new_tokens more (none: they are all computed again), and
   // lookahead; takes `hit` (null: a running
@@ -72,10 +80,12 @@ class KVCacheCoordinator {
                               std::int32_t num_lookahead_tokens, const PrefixHit* hit,
                               bool full_sequence_must_fit, std::span<std::size_t> first_new);
 
-  // Blocks that the request has yet to be given for all its tokens and the slots behind them, with
-  // `hit` (null: none) taken.
+  // Blocks that the request has yet to be given for all its tokens and `num_slots_behind` more,
+  // with `hit` (null: none) taken. `is_capped`: windows let go of some meanwhile.
   std::int64_t num_blocks_to_finish(const Request& request, const PrefixHit* hit,
-                                    std::int32_t num_lookahead_tokens) const;
+                                    std::int32_t num_slots_behind, bool is_capped) const;
+  // Of so many tokens, in all groups but those of states.
+  std::int64_t num_attention_blocks(std::int32_t num_tokens) const;
 
   // Whether allocate_slots for a running request would do nothing at all: it has the slots, and no
   // block of any group goes or becomes full. So are most decode steps (14 of 16 with blocks of 16
@@ -88,6 +98,10 @@ class KVCacheCoordinator {
   // Lets go of what attention after num_computed_tokens no longer reads.
   void remove_skipped_blocks(Request& request, std::int32_t num_computed_tokens);
   void free(Request& request);
+  // Takes the request's blocks from it, group by group in table order, and gives none back.
+  std::vector<BlockId> take_table(Request& request);
+  // The worker zeroes the request's blocks from this token on, where it zeroes a group's new ones.
+  void record_again(const Request& request, std::int32_t first_token);
   // Whether some group has let go of what attention from num_computed_tokens on reads.
   bool lacks_window(const Request& request, std::int32_t num_computed_tokens) const;
   // Nobody finds the request's blocks of tokens from num_computed_tokens on any more.
@@ -97,8 +111,9 @@ class KVCacheCoordinator {
   void num_common_prefix_blocks(const Request& request, std::int32_t num_requests,
                                 std::vector<std::int32_t>& out) const;
   void take_new_block_ids(std::vector<BlockId>& out);
-  // Copies of blocks that the step makes first; the blocks are let go.
-  void take_copies(std::vector<KVCacheBlockCopy>& out);
+  // Copies of blocks that the step makes first. Each block in `held` has a holder more until the
+  // caller lets go of it.
+  void take_copies(std::vector<KVCacheBlockCopy>& out, std::vector<BlockId>& held);
 
  protected:
   // Groups of equal specs are looked up together.
@@ -106,6 +121,7 @@ class KVCacheCoordinator {
     std::vector<std::int32_t> groups;
     bool is_full = false;
     bool grows = true;  // the search, by the block that EAGLE drops
+    bool drops_last_block = false;
   };
   // The longest hit that the request may have: the logits of its last token are needed.
   virtual std::int32_t max_hit_tokens(const Request& request) const {
@@ -128,12 +144,16 @@ class KVCacheCoordinator {
   // Where a group keeps states there is no rest: they are also let go because of where the last
   // allocation put them.
   void note_rest(Request& request, std::int32_t num_left_behind) const;
+  void split_eagle_groups(std::span<const KVCacheGroupSpec> groups);
+  void allocate_load(Request& request, const PrefixHit& hit, GroupManager& manager) const;
   void take_hit(Request& request, const PrefixHit& hit, const SlotDemand& demand);
   void find_hybrid(const Request& request, std::int32_t max_length, PrefixHit& hit) const;
   void replay_window(PrefixHit& hit) const;
   std::int32_t prefill_end(const Request& request) const;
   std::int32_t num_cacheable_tokens(std::int32_t num_computed_tokens,
-                                    std::int32_t block_size) const;
+                                    const GroupManager& manager) const;
+  bool has_room_behind_load(const Request& request, const SlotDemand& demand,
+                            std::int64_t num_blocks);
   std::int64_t num_blocks_to_allocate(const Request& request, const PrefixHit* hit,
                                       const SlotDemand& demand) const;
 

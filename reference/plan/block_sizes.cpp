@@ -158,13 +158,12 @@ Result<void> check_hash_lookahead(const EngineConfig& config, const EngineProfil
   EngineConfig unstated = config;
   unstated.num_hash_lookahead_tokens = kEngineHashLookahead;
   const std::int32_t own = hash_lookahead_of(unstated, profile);
-  if (hash_lookahead_of(config, profile) == own) return {};
+  const std::int32_t stated = hash_lookahead_of(config, profile);
+  if (stated == own || stated == 0) return {};
   return fail(fmt::format(
       "num_hash_lookahead_tokens: {}; expected {}: {}", config.num_hash_lookahead_tokens, own,
       own == 0 ? fmt::format("{} hashes these blocks without the tokens after them", profile.name)
-               : fmt::format("as many as num_prefill_lookahead_tokens; {} with EAGLE that drops a "
-                             "block of a hit (0) is not modelled",
-                             profile.name)));
+               : "as many as num_prefill_lookahead_tokens, or none"));
 }
 
 Result<void> check_prefix_caching(const EngineConfig& config, const EngineProfile& profile,
@@ -195,7 +194,7 @@ Result<void> check_prefix_caching(const EngineConfig& config, const EngineProfil
       return fail(fmt::format("dcp: {} with a {} group; context parallelism cannot divide windows",
                               config.dcp, name_of(spec.kind)));
     if (spec.kind == CacheKind::chunked_local && config.spec_method == SpecMethod::eagle &&
-        profile.eagle_hits == EagleHits::drop_last_block)
+        hash_lookahead_of(config, profile) == 0)
       return fail(
           fmt::format("spec_method: eagle with a chunked_local group; {} cannot drop the last "
                       "block of its hits",

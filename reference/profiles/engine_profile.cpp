@@ -132,4 +132,9 @@ std::int32_t hash_lookahead_of(const EngineConfig& config, const EngineProfile& 
              : 0;
 }
 
+EngineConfig beside_connector(EngineConfig config) {
+  if (config.spec_method == SpecMethod::eagle) config.num_hash_lookahead_tokens = 0;
+  return config;
+}
+
 }  // namespace lockstep

@@ -84,6 +84,22 @@ enum class InFlightAccounting : std::uint8_t {
   tokens,  // by scheduled tokens; a preemption makes their output stale: delivered, but not counted
 };
 
+// What has to stay free beside a load that takes longer
+// (v1/core/sched/scheduler.py, _inflight_prefill_reserved_blocks).
+enum class LoadsLeaveRoom : std::uint8_t {
+  no,
+  to_those_under_way,  // what the prefills and loads that are under way have yet to be given
+  to_all,              // and what the load's own request has: no release does
+};
+
+// The drafts of the requests for which a load leaves room
+// (v1/core/sched/scheduler.py, _spec_decode_step_blocks).
+enum class DraftRoom : std::uint8_t {
+  none,
+  own_blocks,         // blocks of their own
+  behind_the_tokens,  // slots behind the tokens, and of the load's own request blocks in each group
+};
+
 // The slots that a draft model needs beside the scheduled tokens (config/vllm.py,
 // _set_max_num_scheduled_tokens).
 enum class DraftSlots : std::uint8_t {
@@ -172,6 +188,9 @@ struct EngineProfile {
   // (v1/core/kv_cache_coordinator.py, replay_boundaries); otherwise the place before the last
   // token.
   bool retains_for_eagle;
+  // ... and, where EAGLE drops a block, the block before the end of a prefix that others share
+  // (v1/core/single_type_kv_cache_manager.py, cache_blocks).
+  bool retains_before_junctions;
   // A group of a hybrid whose hit EAGLE shortens is searched to the end of the prompt's hashes
   // (v1/core/kv_cache_coordinator.py, find_longest_cache_hit); otherwise to before its last token.
   bool eagle_searches_whole_prompt;
@@ -220,22 +239,39 @@ struct EngineProfile {
   bool zeroes_embedded_tokens;  // where a prompt is embeddings its tokens are 0, and hashed so
 
   // With a KV connector.
-  // Waiting requests that hold blocks have a queue of their own, served first; one without room
-  // does not block the others in it.
+  // Waiting requests that hold blocks have a queue of their own, served first. Others that were
+  // passed over go back to the head of the queue.
   bool holders_come_first;
-  // A load that takes longer is begun only if what it and the prefills that are under way have yet
-  // to be given stays free (_inflight_prefill_reserved_blocks).
-  bool loads_leave_room;
+  LoadsLeaveRoom loads_leave_room;
+  DraftRoom draft_room;
   // With a step in flight the blocks of who has left stay until that step is over
   // (Scheduler.defer_block_free).
   bool defers_frees;
+  // Nobody is preempted whose blocks would stay (Scheduler._request_blocks_can_be_freed), or while
+  // the connector will give some back (has_pending_block_frees).
+  bool waits_for_frees;
+  // What is in flight of who is preempted is dropped where the connector hands its blocks on
+  // (requires_kv_delivery).
+  bool drops_output_of_victims;
+  bool loads_states;  // beside states anything can be loaded
+  // A connector is told of a local hit up to its last whole block of the scheduler; a longer load
+  // takes the place of what is hit behind that.
+  bool asks_for_whole_blocks;
+  // A connector that can load states is told of attention's hit
+  // (get_computed_blocks_for_connector).
+  bool offers_divergent_hits;
+  bool skips_loads_too;  // who does not read the prefix cache loads nothing
+  // Blocks that a longer load writes are zeroed; otherwise those alone that it failed to write
+  // (record_blocks_for_zeroing).
+  bool zeroes_loads;
   // The hits of all groups are taken before blocks are given to what is loaded
   // (v1/core/kv_cache_coordinator.py, allocate_new_computed_blocks).
   bool takes_hits_of_all_groups_first;
 
-  // What no release does: repairs of docs/findings.md, 1, 3, 8, 9, 13 and 14 (profile_without()).
+  // What no release does: repairs of docs/findings.md, 1, 3, 7 to 9, 13 and 14 (profile_without()).
   bool state_hits_drop_a_block;   // with EAGLE, like those of attention
   bool withdraws_what_is_undone;  // what a victim published in the step that preempts it
+  bool holders_stand_aside;       // one that holds blocks and has no room lets the next try
   bool publishes_loads_late;      // what is loaded within a step is found when the step is over
   // What a window may hold at once counts from its first block on, not from the head of the table:
   // otherwise what is loaded behind a window seems to need no blocks.
@@ -256,8 +292,10 @@ const EngineProfile* find_engine_profile(std::string_view description);
 const EngineProfile& engine_profile(std::string_view description);
 
 // Tokens after a block that its hash covers too: as the configuration states, or what the engine
-// core takes that has no KV connector (with one it takes 0 and drops a block of every hit, and
-// such an engine is refused). Asked once, when a scheduler is made.
+// core takes that has no KV connector. Asked once, when a scheduler is made.
 std::int32_t hash_lookahead_of(const EngineConfig& config, const EngineProfile& profile);
+// What the engine core takes with a connector: blocks that may come from elsewhere are hashed
+// without the tokens behind them, and EAGLE drops a block of every hit.
+EngineConfig beside_connector(EngineConfig config);
 
 }  // namespace lockstep

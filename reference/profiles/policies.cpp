@@ -49,6 +49,12 @@ constexpr std::array kInFlight{named("placeholders", InFlightAccounting::placeho
                                named("tokens", InFlightAccounting::tokens)};
 constexpr std::array kDraftSlots{named("of_max_num_seqs", DraftSlots::of_max_num_seqs),
                                  named("of_scheduled_requests", DraftSlots::of_scheduled_requests)};
+constexpr std::array kLoadsLeaveRoom{named("no", LoadsLeaveRoom::no),
+                                     named("yes", LoadsLeaveRoom::to_those_under_way),
+                                     named("to_all", LoadsLeaveRoom::to_all)};
+constexpr std::array kDraftRoom{named("none", DraftRoom::none),
+                                named("own_blocks", DraftRoom::own_blocks),
+                                named("behind_the_tokens", DraftRoom::behind_the_tokens)};
 constexpr std::array kStateHashing{named("of_equal_blocks", StateHashing::of_equal_blocks),
                                    named("of_aligned_mode", StateHashing::of_aligned_mode)};
 constexpr std::array kSyncRows = std::to_array<PolicyValue>({{"4", 4}, {"7", 7}});
@@ -66,6 +72,8 @@ std::span<const PolicyValue> values_of() {
   if constexpr (std::is_same_v<T, InFlightAccounting>) return kInFlight;
   if constexpr (std::is_same_v<T, DraftSlots>) return kDraftSlots;
   if constexpr (std::is_same_v<T, StateHashing>) return kStateHashing;
+  if constexpr (std::is_same_v<T, LoadsLeaveRoom>) return kLoadsLeaveRoom;
+  if constexpr (std::is_same_v<T, DraftRoom>) return kDraftRoom;
   if constexpr (std::is_same_v<T, std::int64_t>) return kSyncRows;
 }
 
@@ -210,6 +218,10 @@ std::vector<Policy> make_policies() {
       LS_POLICY(retains_for_eagle, kCache, {false, {{"vllm-0.30.0", true}}},
                 "With EAGLE, sparse retention keeps what a resend of the prompt hits.",
                 "EAGLE or MTP with prefix_cache_retention_interval"),
+      LS_POLICY(
+          retains_before_junctions, kCache, {false, {{"vllm-0.33.0", true}}},
+          "Where EAGLE drops a block, the end of a shared prefix is kept a block earlier too.",
+          "EAGLE beside a connector with prefix_cache_retention_interval"),
       LS_POLICY(eagle_searches_whole_prompt, kCache, {false, {{"vllm-0.32.0", true}}},
                 "With EAGLE, a hybrid's prompt of whole blocks hits a block more when sent again.",
                 "EAGLE or MTP with several groups and prompts of whole blocks"),
@@ -293,9 +305,36 @@ std::vector<Policy> make_policies() {
                 "Requests that have loaded their blocks no longer wait behind those that do not "
                 "fit.",
                 "asynchronous loads in a small pool"),
-      LS_POLICY(loads_leave_room, kConnector, {false, {{"vllm-0.23.0", true}}},
+      LS_POLICY(loads_leave_room, kConnector,
+                {LoadsLeaveRoom::no, {{"vllm-0.23.0", LoadsLeaveRoom::to_those_under_way}}},
                 "A load starts only if what is under way can be finished beside it.",
                 "asynchronous loads in a small pool"),
+      LS_POLICY(
+          draft_room, kConnector,
+          {DraftRoom::none,
+           {{"vllm-0.31.0", DraftRoom::own_blocks}, {"vllm-0.32.0", DraftRoom::behind_the_tokens}}},
+          "A load leaves room for the drafts of what is under way, too.",
+          "asynchronous loads with drafts in a small pool"),
+      LS_POLICY(waits_for_frees, kConnector, {false, {{"vllm-0.30.0", true}}},
+                "Nobody is preempted whose blocks a step in flight keeps, or while sends end.",
+                "small pools beside a connector with asynchronous scheduling"),
+      LS_POLICY(drops_output_of_victims, kConnector, {false, {{"vllm-0.27.1", true}}},
+                "Of a request that is to be sent, output in flight at a preemption is dropped.",
+                "preemptions beside a connector that sends, with asynchronous scheduling"),
+      LS_POLICY(loads_states, kConnector, {false, {{"vllm-0.23.0", true}}},
+                "Hybrids with states can load prompts.", "loads in models with states"),
+      LS_POLICY(asks_for_whole_blocks, kConnector, {false, {{"vllm-0.27.1", true}}},
+                "A load may replace a hit inside a block by a longer one.",
+                "loads behind hits that end inside blocks"),
+      LS_POLICY(offers_divergent_hits, kConnector, {false, {{"vllm-0.28.0", true}}},
+                "A hit of attention whose state was evicted is kept, and its state is loaded.",
+                "loads in models with states in a small pool"),
+      LS_POLICY(skips_loads_too, kConnector, {false, {{"vllm-0.31.0", true}}},
+                "Requests that do not read the prefix cache load nothing either.",
+                "skip_reading_prefix_cache beside a connector"),
+      LS_POLICY(zeroes_loads, kConnector, {true, {{"vllm-0.26.0", false}}},
+                "Zeroing no longer races with a load into the same blocks.",
+                "asynchronous loads in models with states"),
       LS_POLICY(takes_hits_of_all_groups_first, kConnector, {false, {{"vllm-0.24.0", true}}},
                 "Blocks for a load no longer evict what another group has hit.",
                 "loads with several groups"),
@@ -306,6 +345,9 @@ std::vector<Policy> make_policies() {
       LS_POLICY(withdraws_what_is_undone, kRepairs, {false, {}},
                 "What a victim published in the step that preempts it is withdrawn.",
                 "policy priority with equal prefixes"),
+      LS_POLICY(holders_stand_aside, kRepairs, {false, {}},
+                "A request that holds blocks and has no room lets the next one try.",
+                "asynchronous loads in a small pool"),
       LS_POLICY(publishes_loads_late, kRepairs, {false, {}},
                 "What is loaded within a step is found when the step is over.",
                 "synchronous loads with equal prefixes"),
@@ -338,10 +380,13 @@ const std::vector<FindingPolicies>& all_finding_policies() {
       {4, {{"retire_basis", "scheduled"}}, {{"retire_basis", "processed"}}},
       {5, {{"retire_basis", "processed"}}, {}},
       {6, {}, {}},
-      {7, {{"holders_come_first", "no"}}, {{"holders_come_first", "yes"}}, true},
+      {7,
+       {{"holders_come_first", "no"}},
+       {{"holders_come_first", "yes"}, {"holders_stand_aside", "yes"}},
+       true},
       {8,
-       {{"loads_leave_room", "no"}},
-       {{"loads_leave_room", "yes"}, {"caps_windows_where_they_begin", "yes"}},
+       {{"loads_leave_room", "to_all", true}},
+       {{"loads_leave_room", "to_all"}, {"caps_windows_where_they_begin", "yes"}},
        true},
       {9, {{"publishes_loads_late", "no"}}, {{"publishes_loads_late", "yes"}}, true},
       {11, {}, {}},
@@ -361,6 +406,11 @@ const std::vector<FindingPolicies>& all_finding_policies() {
       {21,
        {{"pads_new_decodes", "beside_running_or_waits"}},
        {{"pads_new_decodes", "beside_running"}}},
+      {35,
+       {{"draft_room", "none", true}, {"loads_leave_room", "yes"}},
+       {{"draft_room", "none"}},
+       true},
+      {36, {{"loads_leave_room", "yes"}}, {{"loads_leave_room", "to_all"}}, true},
   };
   return kFindings;
 }

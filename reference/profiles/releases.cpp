@@ -23,8 +23,8 @@ constexpr std::array kNotModelled22 = std::to_array<std::string_view>({
 });
 
 constexpr std::array kNotModelled33 = std::to_array<std::string_view>({
-    "KV connectors (requests that hold blocks come first, loads reserve what they will need), "
-    "offloading, deferred frees for them, HiSparse host pages",
+    "KV connectors beside rings, bounded replay and checkpoints of states; the connectors "
+    "themselves; HiSparse host pages",
     "encoder inputs, encoder-decoder models, pooling, diffusion",
     "LoRA, images and prompt embeddings in block hashes",
     "structured output, streaming sessions, pipeline and data parallelism",
@@ -52,7 +52,7 @@ constexpr std::array kReleases = std::to_array<Release>({
     {"vllm-0.30.0", "", PageFormat::six_orders, false, kNotModelled33},
     {"vllm-0.31.0", "", PageFormat::six_orders, false, kNotModelled33},
     {"vllm-0.32.0", "", PageFormat::six_orders, false, kNotModelled33},
-    {"vllm-0.33.0", "", PageFormat::overlaid, false, kNotModelled33},
+    {"vllm-0.33.0", "", PageFormat::overlaid, true, kNotModelled33},
 });
 
 // Major, minor and patch number of "vllm-0.33.1.dev7+g1a2b3c" or of its version alone.
@@ -111,12 +111,12 @@ const Release& nearest_release(std::string_view version) {
 }
 
 const EngineProfile& connector_profile() {
-  const auto newest =
-      std::find_if(engine_profiles().rbegin(), engine_profiles().rend(),
-                   [](const EngineProfile& profile) { return profile.release->models_connectors; });
-  LS_CHECK(newest != engine_profiles().rend(), "no release of {} models connectors",
+  const auto oldest = std::ranges::find_if(engine_profiles(), [](const EngineProfile& profile) {
+    return profile.release->models_connectors;
+  });
+  LS_CHECK(oldest != engine_profiles().end(), "no release of {} models connectors",
            kReleases.size());
-  return *newest;
+  return *oldest;
 }
 
 std::string release_names() {
@@ -125,6 +125,14 @@ std::string release_names() {
     if (!names.empty()) names += ", ";
     names += release.name;
   }
+  return names;
+}
+
+std::string names_of_connector_releases() {
+  std::string names;
+  for (const Release& release : kReleases)
+    if (release.models_connectors)
+      names += fmt::format("{}{}", names.empty() ? "" : " and ", release.name);
   return names;
 }
 

@@ -42,10 +42,11 @@ const Release* find_release(std::string_view name);
 // The newest that is not newer than this version of vLLM ("0.33.1.dev7+g1a2b3c"), or the oldest. Of
 // what is no number ("dev"): the newest.
 const Release& nearest_release(std::string_view version);
-// The newest release that is modelled with KV connectors.
+// The oldest release that is modelled with KV connectors.
 const EngineProfile& connector_profile();
-// "vllm-0.22.1, vllm-0.33.0", for messages.
+// "vllm-0.22.1, vllm-0.33.0", for messages; and of those modelled with KV connectors.
 std::string release_names();
+std::string names_of_connector_releases();
 
 // In words, for lists.
 std::string_view name_of(PageFormat format);

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -56,6 +57,9 @@ class DecisionSource {
   virtual std::int64_t hash_block_size() const = 0;
   // With a KV connector: who comes before `waiting`, and who has finished and keeps its blocks.
   virtual std::vector<SkippedRequest> skipped() const { return {}; }
+  // Who waits in either queue and has been passed over, where skipped() is the queue of those who
+  // hold blocks; absent: it is the queue of all who were passed over.
+  virtual std::optional<std::vector<RequestId>> deferred() const { return std::nullopt; }
   virtual std::vector<HeldRequest> held() const { return {}; }
   // Of the last update_from_output(), where the source tells them.
   virtual std::span<const StaleOutput> stale_outputs() const { return {}; }

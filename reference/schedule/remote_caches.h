@@ -3,7 +3,7 @@
 //
 // (1) A request in `skipped` waits. It holds blocks only while it loads, or when it has loaded and
 //     found no room to go on. Where the release keeps those that hold blocks apart, they are in
-//     `holding`.
+//     `holding`, and the others go back to the queue of those that wait.
 // (2) A request in `received` waits for remote KVs, and its load is over; it is looked at when the
 //     queue reaches it, and not before.
 // (3) A request in `failed` waits for remote KVs, and num_computed_tokens says what did arrive.
@@ -11,9 +11,15 @@
 //     into them is under way.
 // (5) A request in `deserted` runs, and has no window before the lost block that it went back to:
 //     it starts again with the next step. None, unless the profile restarts behind windows.
+// (6) A request in `prefilling` loads, or has entered and was not given the end of its prompt yet.
+// (7) A request in `deferred` waits and has been passed over.
+// (8) Blocks in `freed_late` belong to nobody and are not free: a step that is in flight may write
+//     them. They are given back with the output of the step of that number.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <set>
 #include <vector>
@@ -28,6 +34,7 @@ struct RemoteCaches {
   RemoteCaches(const KVTransfer& transfer, SchedulingPolicy policy)
       : connector(*transfer.connector),
         fails_requests(transfer.kv_load_failure_policy == KVLoadFailurePolicy::fail),
+        traits(connector.traits()),
         skipped(policy),
         holding(policy) {}
 
@@ -43,18 +50,34 @@ struct RemoteCaches {
     ids.insert(ids.end(), others.begin(), others.end());
     return ids;
   }
+  bool is_sending() const {
+    return std::ranges::any_of(held,
+                               [](const auto& request) { return !request.second.is_loading; });
+  }
   void remove(RequestId id, const Request& request) {
     holding.remove(id, request);
     skipped.remove(id, request);
+    deferred.erase(id);
   }
 
   KVConnector& connector;
   bool fails_requests;  // on a failed load; otherwise they compute what is missing
+  const KVConnectorTraits traits;
+  bool defers_frees = false;
+  std::int64_t steps_decided = 0;  // that scheduled anybody
+  std::int64_t steps_over = 0;     // of these, whose output has come in
   RequestQueue skipped;
   RequestQueue holding;
   std::set<RequestId> received;
   std::set<RequestId> failed;
   std::set<RequestId> deserted;
+  std::set<RequestId> prefilling;
+  std::set<RequestId> deferred;
+  struct FreedLate {
+    std::int64_t step = 0;
+    std::vector<BlockId> blocks;  // next to be handed out first
+  };
+  std::deque<FreedLate> freed_late;
   struct Held {
     bool is_loading = false;   // otherwise its blocks are being sent
     bool is_reported = false;  // its end is known; only its blocks are left

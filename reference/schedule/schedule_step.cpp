@@ -77,7 +77,8 @@ void Scheduler::Impl::preempt(RequestId victim, std::size_t& index) {
   Request& request = at(victim);
   if (scheduled && profile.withdraws_what_is_undone)
     cache.withdraw(request, request.num_computed_tokens);
-  send_back(victim, false);
+  send_back(victim, remote != nullptr && remote->traits.requires_kv_delivery &&
+                        profile.drops_output_of_victims);
   output.preempted.push_back(victim);
 }
 
@@ -86,7 +87,8 @@ void Scheduler::Impl::send_back(RequestId victim, bool drops_stale_output) {
   Request& request = at(victim);
   LS_CHECK(request.status == RequestStatus::running, "{} is preempted but does not run",
            request.name);
-  cache.free(request);
+  give_back(request);
+  if (remote != nullptr) remote->prefilling.erase(victim);
   request.status = RequestStatus::preempted;
   request.num_computed_tokens = 0;
   ++request.num_preemptions;
@@ -115,21 +117,22 @@ void Scheduler::Impl::preempt_all_running() {
   }
 }
 
-// Slots for a running request, at the expense of the lowest-priority ones. False: it lost its own
-// place.
-bool Scheduler::Impl::allocate_or_preempt(RequestId id, std::int32_t num_new, std::size_t& index) {
+// Slots for a running request, at the expense of the lowest-priority ones.
+SlotGrant Scheduler::Impl::allocate_or_preempt(RequestId id, std::int32_t num_new,
+                                               std::size_t& index) {
   Request& request = at(id);
   if (cache.is_at_rest(request, num_new, num_lookahead)) {
     emit(id, num_new, Handed::none, false);
-    return true;
+    return SlotGrant::granted;
   }
   while (!cache.allocate_slots(request, num_new, num_lookahead, nullptr, false, first_new)) {
     const RequestId victim = pick_victim();
+    if (!may_preempt(victim)) return SlotGrant::refused;
     preempt(victim, index);
-    if (victim == id) return false;
+    if (victim == id) return SlotGrant::self_preempted;
   }
   emit(id, num_new, Handed::added, false);
-  return true;
+  return SlotGrant::granted;
 }
 
 void Scheduler::Impl::hand_over(const Request& request, bool whole_table) {
@@ -187,7 +190,7 @@ void Scheduler::Impl::schedule() {
   output.preempted.insert(output.preempted.end(), sent_back.begin(), sent_back.end());
   sent_back.clear();
   if (profile.reports_common_prefix_blocks) count_common_prefix();
-  cache.take_copies(output.copies);
+  take_copies();
   cache.take_new_block_ids(output.zero);
   finish_step();
 }
@@ -202,6 +205,7 @@ void Scheduler::Impl::begin_step() {
   output.preempted.clear();
   output.zero.clear();
   output.copies.clear();
+  output.loads_within = false;
   output.total_num_scheduled_tokens = 0;
   output.finished.clear();
   std::swap(output.finished, finished);
@@ -241,9 +245,11 @@ void Scheduler::Impl::schedule_running() {
       ++index;  // the ones behind it may still run
       continue;
     }
-    if (!allocate_or_preempt(id, num_new, index)) {
+    const SlotGrant grant = allocate_or_preempt(id, num_new, index);
+    if (grant != SlotGrant::granted) {
       // Those behind it have a higher priority, and its blocks are free now.
-      if (config.policy == SchedulingPolicy::priority && profile.scan_survives_self_preemption)
+      if (grant == SlotGrant::self_preempted && config.policy == SchedulingPolicy::priority &&
+          profile.scan_survives_self_preemption)
         continue;
       break;
     }
@@ -254,7 +260,8 @@ void Scheduler::Impl::schedule_running() {
 
 // A request that enters with a single token left joins the others as a decode: its drafts are
 // placeholders, so that every request of the step has the same number of tokens.
-bool Scheduler::Impl::enters_as_decode(std::int32_t num_new, bool any_running) const {
+bool Scheduler::Impl::enters_as_decode(std::int32_t num_computed, std::int32_t num_new,
+                                       bool any_running) const {
   if (config.num_spec_tokens == 0 || num_new != 1 || continues_prefill) return false;
   switch (profile.pads_new_decodes) {
     case PadsNewDecodes::never:
@@ -262,28 +269,27 @@ bool Scheduler::Impl::enters_as_decode(std::int32_t num_new, bool any_running) c
     case PadsNewDecodes::beside_running_or_waits:
       return any_running;
     case PadsNewDecodes::beside_running:
-      return any_running && has_room_for_drafts();
+      return any_running && has_room_for_drafts(num_computed);
     case PadsNewDecodes::beside_running_or_after_hit:
       break;
   }
-  return (any_running || hit.num_tokens > hit.num_replayed_tokens) && has_room_for_drafts();
+  return (any_running || num_computed > 0) && has_room_for_drafts(num_computed);
 }
 
 // Whether the model is long enough for the drafts of a request that enters now, and for the token
 // that is sampled behind them.
-bool Scheduler::Impl::has_room_for_drafts() const {
-  return hit.num_tokens - hit.num_replayed_tokens + 1 + config.num_spec_tokens + 1 <=
-         config.max_model_len;
+bool Scheduler::Impl::has_room_for_drafts(std::int32_t num_computed) const {
+  return num_computed + 1 + config.num_spec_tokens + 1 <= config.max_model_len;
 }
 
 // Tokens of a request that has just looked its prefix up; 0: it has to wait, and so have those
 // behind it.
 std::int32_t Scheduler::Impl::num_tokens_of_waiting(const Request& request, bool any_running,
                                                     bool& padded) const {
-  std::int32_t num_new = request.num_tokens() - request.num_computed_tokens - hit.num_tokens -
-                         hit.num_external_tokens + hit.num_replayed_tokens;
+  const std::int32_t num_computed = num_computed_with_hit(request);
+  std::int32_t num_new = request.num_tokens() - num_computed;
   const std::int32_t num_padded = 1 + config.num_spec_tokens;
-  padded = enters_as_decode(num_new, any_running);
+  padded = enters_as_decode(num_computed, num_new, any_running);
   const bool waits = profile.pads_new_decodes == PadsNewDecodes::beside_running_or_waits;
   if (padded) {
     if (num_padded > num_available_tokens() ||
@@ -295,7 +301,7 @@ std::int32_t Scheduler::Impl::num_tokens_of_waiting(const Request& request, bool
   if (!config.enable_chunked_prefill && num_new > num_available_tokens()) return 0;
   num_new = std::min(num_new, num_available_tokens());
   if (!splits_at_state_blocks) return num_new;
-  num_new = state_chunks.clip(request, num_new, hit.num_tokens,
+  num_new = state_chunks.clip(request, num_new, hit.num_tokens + hit.num_external_tokens,
                               request.num_computed_tokens == 0 ? num_shared_of_last_lookup : 0);
   if (padded && !waits && num_new > 0 && num_new != num_padded) {
     padded = false;
@@ -311,11 +317,10 @@ Entry Scheduler::Impl::enter(RequestId id, RequestQueue& queue, bool any_running
   std::int32_t num_new = hit.loads_async ? 0 : num_tokens_of_waiting(request, any_running, padded);
   if (num_new == 0 && !hit.loads_async) return Entry::waits;
   if (!hit.loads_async) {
-    num_new = leave_lookahead(
-        request, request.num_computed_tokens + hit.num_tokens - hit.num_replayed_tokens, num_new);
+    num_new = leave_lookahead(request, num_computed_with_hit(request), num_new);
     if (num_new == 0) return Entry::is_passed_over;
   }
-  if (hit.loads_async && profile.loads_leave_room && !leaves_room(request)) return Entry::waits;
+  if (hit.loads_async && !leaves_room(id)) return Entry::waits;
   const bool looks_ahead =
       request.num_computed_tokens > 0 || (profile.lookahead_in_first_step && !hit.loads_async);
   const std::int32_t num_past_hit = std::max(num_new - hit.num_replayed_tokens, 0);
@@ -326,12 +331,19 @@ Entry Scheduler::Impl::enter(RequestId id, RequestQueue& queue, bool any_running
     remote->connector.update_state_after_alloc(id, request.groups[0].blocks,
                                                hit.num_external_tokens);
   queue.pop();
-  request.num_computed_tokens += hit.num_tokens + hit.num_external_tokens - hit.num_replayed_tokens;
+  request.num_computed_tokens = num_computed_with_hit(request);
   if (hit.loads_async) {  // counted as computed from now on, and looked at when it is there
     request.status = RequestStatus::waiting_for_remote_kvs;
+    remote->prefilling.insert(id);
+    remote->deferred.insert(id);
     skipped.push_back(id);
     return Entry::enters;
   }
+  if (remote != nullptr) {
+    remote->deferred.erase(id);
+    if (request.num_computed_tokens + num_new < request.num_tokens()) remote->prefilling.insert(id);
+  }
+  output.loads_within |= hit.num_external_tokens > 0;
   running.push_back(id);
   const bool resumed = request.status == RequestStatus::preempted;
   request.status = RequestStatus::running;
@@ -361,6 +373,7 @@ void Scheduler::Impl::schedule_waiting() {
     if (entry == Entry::enters) continue;
     if (entry == Entry::waits && !stands_aside(*queue)) break;
     queue->pop();
+    if (remote != nullptr) remote->deferred.insert(id);
     skipped.push_back(id);
     if (entry == Entry::waits) has_obstacle = true;
   }
@@ -377,12 +390,17 @@ void Scheduler::Impl::finish_step() {
     spare_rows.pop_back();
     rows.clear();
   }
+  if (remote != nullptr && !output.scheduled.empty()) ++remote->steps_decided;
   for (const ScheduledRequest& row : output.scheduled) {
     Request& request = at(row.id);
     request.num_computed_tokens += row.num_tokens;
     request.num_in_flight_tokens += row.num_tokens;
     request.is_prefill_chunk =
         request.num_computed_tokens < request.num_tokens() + request.num_output_placeholders;
+    if (remote != nullptr) {
+      request.last_step = remote->steps_decided;
+      if (!request.is_prefill_chunk) remote->prefilling.erase(row.id);
+    }
     rows.push_back({row.id, generations[index_of(row.id)], row.num_tokens, row.num_spec,
                     config.async_scheduling ? request.num_preemptions : 0,
                     !request.is_prefill_chunk});

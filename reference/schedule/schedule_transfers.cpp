@@ -2,6 +2,7 @@
 // vllm/v1/core/sched/scheduler.py, "KV Connector Related Methods", and of schedule() around them.
 #include <algorithm>
 #include <iterator>
+#include <optional>
 #include <utility>
 
 #include "reference/cache/group_manager.h"
@@ -23,12 +24,13 @@ RequestQueue* Scheduler::Impl::next_queue() {
 
 RequestQueue& Scheduler::Impl::queue_of_skipped(RequestId id) {
   if (remote == nullptr) return waiting;
-  return holds_blocks(id) && profile.holders_come_first ? remote->holding : remote->skipped;
+  if (!profile.holders_come_first) return remote->skipped;
+  return holds_blocks(id) ? remote->holding : waiting;
 }
 
 // Whether the head of the queue lets others of it pass when it has no room.
 bool Scheduler::Impl::stands_aside(const RequestQueue& queue) const {
-  return remote != nullptr && &queue == &remote->holding;
+  return remote != nullptr && profile.holders_stand_aside && &queue == &remote->holding;
 }
 
 // Whether requests of the queue go on while nobody new is scheduled.
@@ -36,20 +38,99 @@ bool Scheduler::Impl::enters_in_pause(const RequestQueue& queue) const {
   return remote != nullptr && profile.holders_come_first && &queue == &remote->holding;
 }
 
+// Slots behind the last token of a request that a step with drafts may need.
+std::int32_t Scheduler::Impl::num_draft_slots() const {
+  return config.num_spec_tokens > 0 ? 1 + config.num_spec_tokens + num_lookahead : 0;
+}
+
+// What prefills and loads that are under way have yet to be given. A release counts on what windows
+// let go of meanwhile.
+std::int64_t Scheduler::Impl::num_blocks_under_way() const {
+  std::int64_t num_blocks = 0;
+  for (const RequestId id : remote->prefilling) {
+    const bool behind = profile.draft_room == DraftRoom::behind_the_tokens;
+    num_blocks += cache.num_blocks_to_finish(at(id), nullptr, behind ? num_draft_slots() : 0, true);
+    if (profile.draft_room == DraftRoom::own_blocks)
+      num_blocks += ceil_div(num_draft_slots(), block_sizes.scheduler_block_size);
+  }
+  return num_blocks;
+}
+
 // Whether everybody who is being prefilled, or loads, could still be given all that it needs if
 // this request began to load.
-bool Scheduler::Impl::leaves_room(const Request& request) {
-  std::int64_t num_blocks = cache.num_blocks_to_finish(request, &hit, num_lookahead);
-  const auto add = [&](RequestId id) {
-    num_blocks += cache.num_blocks_to_finish(at(id), nullptr, num_lookahead);
+bool Scheduler::Impl::leaves_room_to_all(RequestId id) {
+  const auto missing = [&](const Request& one, const PrefixHit* with) {
+    const std::int32_t behind =
+        std::clamp(config.max_model_len - one.num_tokens(), 0, num_lookahead);
+    return cache.num_blocks_to_finish(one, with, behind, with != nullptr);
   };
-  for (const RequestId id : running)
-    if (at(id).is_prefill_chunk) add(id);
-  for (const RequestId id : remote->passed_over())
-    if (holds_blocks(id)) add(id);
-  for (const RequestId id : skipped)
-    if (holds_blocks(id)) add(id);
+  std::int64_t num_blocks = missing(at(id), &hit);
+  const auto add = [&](RequestId other) { num_blocks += missing(at(other), nullptr); };
+  for (const RequestId other : running)
+    if (at(other).is_prefill_chunk) add(other);
+  for (const RequestId other : remote->passed_over())
+    if (holds_blocks(other)) add(other);
+  for (const RequestId other : skipped)
+    if (holds_blocks(other)) add(other);
   return cache.pool().can_give(num_blocks);
+}
+
+// Whether a load may begin. What it takes itself is asked of the pool when it does: `hit` says what
+// has to stay free beside it. Who has loaded before, and got nothing, is under way itself
+// (docs/findings.md, 36).
+bool Scheduler::Impl::leaves_room(RequestId id) {
+  if (profile.loads_leave_room == LoadsLeaveRoom::no) return true;
+  if (profile.loads_leave_room == LoadsLeaveRoom::to_all) return leaves_room_to_all(id);
+  hit.num_blocks_left_free = num_blocks_under_way();
+  if (profile.draft_room == DraftRoom::own_blocks)
+    hit.num_blocks_left_free += ceil_div(num_draft_slots(), block_sizes.scheduler_block_size);
+  if (profile.draft_room == DraftRoom::behind_the_tokens)
+    hit.num_blocks_left_free += cache.num_attention_blocks(num_draft_slots());
+  return true;
+}
+
+// Whether no step in flight writes the request's blocks.
+bool Scheduler::Impl::may_be_freed(const Request& request) const {
+  return remote == nullptr || !remote->defers_frees || request.last_step <= remote->steps_over;
+}
+
+// Whether preempting it would bring blocks now.
+bool Scheduler::Impl::may_preempt(RequestId victim) {
+  if (remote == nullptr || !profile.waits_for_frees) return true;
+  return !(remote->traits.waits_for_sends && remote->is_sending()) && may_be_freed(at(victim));
+}
+
+// Gives the request's blocks back, or leaves them until the steps that are decided are over.
+void Scheduler::Impl::give_back(Request& request) {
+  if (may_be_freed(request)) {
+    cache.free(request);
+    return;
+  }
+  std::vector<BlockId> blocks = cache.take_table(request);
+  if (blocks.empty()) return;
+  std::ranges::reverse(blocks);  // the tail first
+  remote->freed_late.push_back({remote->steps_decided, std::move(blocks)});
+}
+
+// The blocks of copies, too, stay until the step that makes them is over.
+void Scheduler::Impl::take_copies() {
+  std::vector<BlockId> held;
+  cache.take_copies(output.copies, held);
+  if (held.empty()) return;
+  if (remote == nullptr || !remote->defers_frees) {
+    cache.pool().free_blocks(held);
+    return;
+  }
+  remote->freed_late.push_back({remote->steps_decided + 1, std::move(held)});
+}
+
+// The output of a step that scheduled somebody has come in.
+void Scheduler::Impl::step_is_over() {
+  ++remote->steps_over;
+  while (!remote->freed_late.empty() && remote->freed_late.front().step <= remote->steps_over) {
+    cache.pool().free_blocks(remote->freed_late.front().blocks);
+    remote->freed_late.pop_front();
+  }
 }
 
 // A request whose load is over goes on from what has arrived. False: it still loads.
@@ -62,10 +143,23 @@ bool Scheduler::Impl::promote(RequestId id) {
     cache.free(request);  // nothing arrived; it may hit something by now
   else
     cache.cache_blocks(request, request.num_computed_tokens);
+  if (failed && request.num_computed_tokens > 0 && !profile.zeroes_loads)
+    cache.record_again(request, request.num_computed_tokens);
   // Its last token is computed here even if it was loaded: sampling needs its logits.
   if (!failed && request.num_computed_tokens == request.num_tokens()) --request.num_computed_tokens;
   request.status = request.num_preemptions > 0 ? RequestStatus::preempted : RequestStatus::waiting;
   return true;
+}
+
+// Looks the local prefix cache up. True: attention's hit is deeper than that of the states, which
+// the connector has to bring.
+bool Scheduler::Impl::find_local_hit(Request& request) {
+  std::optional<bool> lags;
+  if (remote != nullptr && remote->traits.completes_divergent_hits && profile.offers_divergent_hits)
+    lags = cache.find_hit_of_attention(request, hit);
+  if (!lags) cache.find_longest_cache_hit(request, hit);
+  request.shared_prefix_boundary = hit.shared_prefix_boundary;
+  return lags.value_or(false);
 }
 
 // Looks up what is computed of a waiting request, here and elsewhere. False: the connector does not
@@ -76,23 +170,38 @@ bool Scheduler::Impl::find_computed_tokens(RequestId id) {
     hit.clear(first_new.size());
     return true;
   }
-  cache.find_longest_cache_hit(request, hit);
-  request.shared_prefix_boundary = hit.shared_prefix_boundary;
+  const bool diverges = find_local_hit(request);
   if (!request.skips_prefix_cache)
     num_shared_of_last_lookup = std::max(hit.shared_prefix_boundary - hit.num_tokens, 0);
   if (remote == nullptr) return true;
-  const ExternalHit external = remote->connector.get_num_new_matched_tokens(
-      {id, request.name, request.num_tokens(), hit.num_tokens, request.hashes.keys(),
+  const auto block_size = static_cast<std::int32_t>(block_sizes.scheduler_block_size);
+  const std::int32_t part = profile.asks_for_whole_blocks ? hit.num_tokens % block_size : 0;
+  ExternalHit external = remote->connector.get_num_new_matched_tokens(
+      {id, request.name, request.num_tokens(), hit.num_tokens - part, request.hashes.keys(),
        static_cast<std::int32_t>(block_sizes.hash_block_size)});
+  if (request.skips_prefix_cache && profile.skips_loads_too) external = {};
   if (!external.num_tokens) return false;
+  const std::int32_t limit = request.num_tokens() - (external.is_async ? 0 : 1);
+  LS_CHECK(*external.num_tokens >= (external.is_async ? 1 : 0) &&
+               hit.num_tokens - part + *external.num_tokens <= limit,
+           "{} tokens of {} are elsewhere, {} of its {} here", *external.num_tokens, request.name,
+           hit.num_tokens - part, request.num_tokens());
+  take_external(external);
+  if (diverges && hit.num_external_tokens == 0) {  // no state for attention's hit
+    cache.find_longest_cache_hit(request, hit);
+    request.shared_prefix_boundary = hit.shared_prefix_boundary;
+  }
+  return true;
+}
+
+// A load takes the place of a hit's part of a block if it is longer than that.
+void Scheduler::Impl::take_external(const ExternalHit& external) {
+  const auto block_size = static_cast<std::int32_t>(block_sizes.scheduler_block_size);
+  const std::int32_t part = profile.asks_for_whole_blocks ? hit.num_tokens % block_size : 0;
+  if (part > 0 && *external.num_tokens <= part) return;
+  if (part > 0) cache.cut_hit(hit, hit.num_tokens - part);
   hit.num_external_tokens = *external.num_tokens;
   hit.loads_async = external.is_async;
-  const std::int32_t limit = request.num_tokens() - (hit.loads_async ? 0 : 1);
-  LS_CHECK(hit.num_external_tokens >= (hit.loads_async ? 1 : 0) &&
-               hit.num_tokens + hit.num_external_tokens <= limit,
-           "{} tokens of {} are elsewhere, {} of its {} here", hit.num_external_tokens,
-           request.name, hit.num_tokens, request.num_tokens());
-  return true;
 }
 
 // Whether a request that is about to finish leaves its blocks behind.
@@ -104,7 +213,12 @@ bool Scheduler::Impl::keeps_blocks(RequestId id) {
   remote->failed.erase(id);
   // A load goes on writing all that it was given: nothing that its tokens have left behind, but for
   // the window of a prompt's last token, where the profile keeps that.
-  if (!is_loading) cache.remove_skipped_blocks(request, request.num_computed_tokens);
+  if (!is_loading) {
+    const bool is_sure = profile.retire_basis == RetireBasis::processed;
+    cache.remove_skipped_blocks(
+        request,
+        std::max(0, request.num_computed_tokens - (is_sure ? request.num_in_flight_tokens : 0)));
+  }
   const bool is_sent = remote->connector.request_finished(id, request.name);
   if (!is_loading && !is_sent) return false;
   remote->held.insert({id, {.is_loading = is_loading, .is_reported = false}});
@@ -115,7 +229,7 @@ bool Scheduler::Impl::keeps_blocks(RequestId id) {
 void Scheduler::Impl::release(RequestId id) {
   const auto held = remote->held.find(id);
   LS_CHECK(held != remote->held.end(), "{} has nothing to give back", at(id).name);
-  cache.free(at(id));
+  give_back(at(id));
   const bool reported = held->second.is_reported;
   remote->held.erase(held);
   if (reported) forget(id);
@@ -187,6 +301,22 @@ std::vector<RequestId> Scheduler::Impl::take_invalid_blocks(const KVConnectorOut
   cache.pool().evict_blocks(tails);
   voided.insert(voided.begin(), late.begin(), late.end());
   return voided;
+}
+
+// Loads of which nothing arrived. Returns those that fail with them.
+std::vector<RequestId> Scheduler::Impl::take_failed_loads(const KVConnectorOutput& report) {
+  std::vector<RequestId> failed;
+  for (const RequestId id : report.failed_recving) {
+    Request& request = at(id);
+    if (request.status != RequestStatus::waiting_for_remote_kvs) continue;
+    if (remote->fails_requests) {
+      failed.push_back(id);
+      continue;
+    }
+    request.num_computed_tokens = 0;
+    remote->failed.insert(id);
+  }
+  return failed;
 }
 
 // Who would have to compute a lost block without the window before it starts again.

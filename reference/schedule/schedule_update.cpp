@@ -1,5 +1,6 @@
 // The rules are those of vllm/v1/core/sched/scheduler.py, update_from_output().
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "reference/schedule/scheduler_impl.h"
@@ -21,8 +22,14 @@ void Scheduler::Impl::take_output(const ModelOutput& model) {
            model.token_ends.size(), rows.size());
   stopped.clear();
   stale.clear();
-  std::vector<RequestId> voided;
-  if (!report.invalid_block_ids.empty()) voided = take_invalid_blocks(report, rows);
+  if (remote != nullptr && !rows.empty()) step_is_over();
+  std::vector<RequestId> voided = take_failed_loads(report);
+  if (!report.invalid_block_ids.empty()) {
+    const std::vector<RequestId> lost = take_invalid_blocks(report, rows);
+    std::ranges::copy_if(lost, std::back_inserter(voided), [&](RequestId id) {
+      return std::ranges::find(voided, id) == voided.end();
+    });
+  }
   std::uint32_t begin = 0;
   for (std::size_t i = 0; i < rows.size(); ++i) {
     const bool is_void = !voided.empty() && std::ranges::find(voided, rows[i].id) != voided.end();
@@ -99,7 +106,10 @@ void Scheduler::Impl::update_row(const InFlightRow& row, std::span<const std::in
     count_output(request, num_sampled, static_cast<std::int32_t>(num_kept), was_running);
   if (!stops) return;
   stopped.push_back({row.id, reason});
-  if (!was_running) waiting.remove(row.id, request);
+  if (!was_running) {
+    waiting.remove(row.id, request);
+    if (remote != nullptr) remote->remove(row.id, request);
+  }
   retire(row.id);
 }
 
@@ -147,7 +157,8 @@ void Scheduler::Impl::update_drafts(const ModelOutput& model, std::span<const In
 // A request leaves: its blocks go back, and the next step reports it.
 void Scheduler::Impl::retire(RequestId id) {
   Request& request = at(id);
-  if (!keeps_blocks(id)) cache.free(request);
+  if (remote != nullptr) remote->prefilling.erase(id);
+  if (!keeps_blocks(id)) give_back(request);
   request.status = RequestStatus::finished;
   ++generations[index_of(id)];
   finished.push_back(id);

@@ -36,8 +36,11 @@ Scheduler::Impl::Impl(const EngineConfig& engine, const std::vector<KVCacheGroup
   const bool has_mamba = std::ranges::any_of(
       groups, [](const KVCacheGroupSpec& g) { return g.spec.kind == CacheKind::mamba; });
   splits_at_state_blocks = has_mamba && config.mamba_cache_mode == MambaCacheMode::align;
-  if (transfer.connector != nullptr)
+  if (transfer.connector != nullptr) {
     remote = std::make_unique<RemoteCaches>(transfer, config.policy);
+    remote->defers_frees =
+        profile.defers_frees && config.async_scheduling && remote->traits.is_kv_consumer;
+  }
   output.num_groups = static_cast<std::int32_t>(groups.size());
   output.step = -1;
 }
@@ -89,11 +92,9 @@ Result<void> check_kinds(const std::vector<KVCacheGroupSpec>& groups) {
   return {};
 }
 
-// Keys of groups whose decisions are not modelled. Which groups have a drafter's layers decides
-// nothing where hashes cover the tokens behind their blocks.
+// Keys of groups whose decisions are not modelled.
 Result<void> check_keys(const EngineConfig& config, const std::vector<KVCacheGroupSpec>& groups) {
   const EngineProfile& profile = engine_profile(config.engine);
-  const bool looks_ahead = profile.eagle_hits == EagleHits::lookahead_hash;
   const auto refuse = [&](std::string_view key) -> Result<void> {
     return fail(fmt::format("{}: {} has none", key, profile.name));
   };
@@ -118,8 +119,6 @@ Result<void> check_keys(const EngineConfig& config, const std::vector<KVCacheGro
     }
     if (!group.role.empty())
       return fail(fmt::format("role: decisions with {} groups are not modelled", group.role));
-    if (group.is_eagle_group && !looks_ahead)
-      return fail("is_eagle_group: decisions where only some groups drop a block are not modelled");
   }
   return {};
 }
@@ -127,14 +126,22 @@ Result<void> check_keys(const EngineConfig& config, const std::vector<KVCacheGro
 // What this model knows to decide with a connector; the recordings show no more.
 Result<void> check_connector(const EngineConfig& config,
                              const std::vector<KVCacheGroupSpec>& groups) {
-  if (!engine_profile(config.engine).release->models_connectors)
-    return fail(
-        fmt::format("engine {}: decisions with a KV connector are modelled for vllm-0.22.1 "
-                    "only",
-                    config.engine));
-  if (std::ranges::any_of(
-          groups, [](const KVCacheGroupSpec& g) { return g.spec.kind == CacheKind::mamba; }))
-    return fail("a KV connector with state layers: the engine loads no states");
+  const EngineProfile& profile = engine_profile(config.engine);
+  if (!profile.release->models_connectors)
+    return fail(fmt::format("engine {}: decisions with a KV connector are modelled for {} only",
+                            config.engine, names_of_connector_releases()));
+  for (const KVCacheGroupSpec& group : groups) {
+    const KVCacheSpec& spec = group.spec;
+    if (spec.kind == CacheKind::mamba && !profile.loads_states)
+      return fail("a KV connector with state layers: the engine loads no states");
+    if (spec.kind == CacheKind::circular_buffer || spec.bounded_replay ||
+        spec.num_prefill_checkpoint_blocks != 0)
+      return fail(
+          "a KV connector with rings, bounded replay or checkpoints of states: how the engine "
+          "loads them is not modelled");
+  }
+  if (config.num_prefill_lookahead_tokens > 1)
+    return fail("num_prefill_lookahead_tokens: beside a KV connector expected 1");
   return {};
 }
 
@@ -159,13 +166,14 @@ Result<Scheduler> Scheduler::create(const EngineConfig& config,
   LS_RETURN_IF_ERROR(check_limits(config, groups, num_blocks));
   LS_RETURN_IF_ERROR(check_kinds(groups));
   LS_RETURN_IF_ERROR(check_keys(config, groups));
-  LS_ASSIGN_OR_RETURN(auto sizes, resolve_block_sizes(config, groups));
   if (transfer.connector != nullptr) {
     LS_RETURN_IF_ERROR(check_connector(config, groups));
   }
+  const EngineConfig engine = transfer.connector == nullptr ? config : beside_connector(config);
+  LS_ASSIGN_OR_RETURN(auto sizes, resolve_block_sizes(engine, groups));
   const SchedulerParts usual;
   const SchedulerParts& made_by = parts == nullptr ? usual : *parts;
-  return Scheduler(made_by.scheduler(config, groups, sizes, num_blocks, transfer));
+  return Scheduler(made_by.scheduler(engine, groups, sizes, num_blocks, transfer));
 }
 
 void Scheduler::order_free_blocks(std::span<const BlockId> order) {
@@ -240,6 +248,18 @@ std::vector<SkippedRequest> Scheduler::skipped() const {
     skipped.push_back({id, request.status, impl_->remote->is_loading(id, request)});
   }
   return skipped;
+}
+std::optional<std::vector<RequestId>> Scheduler::deferred() const {
+  if (impl_->remote == nullptr || !impl_->profile.holders_come_first) return std::nullopt;
+  const std::set<RequestId>& deferred = impl_->remote->deferred;
+  return std::vector<RequestId>(deferred.begin(), deferred.end());
+}
+std::vector<BlockId> Scheduler::freed_late() const {
+  std::vector<BlockId> blocks;
+  if (impl_->remote == nullptr) return blocks;
+  for (const auto& [step, freed] : impl_->remote->freed_late)
+    blocks.insert(blocks.end(), freed.begin(), freed.end());
+  return blocks;
 }
 std::vector<HeldRequest> Scheduler::held() const {
   std::vector<HeldRequest> held;

@@ -10,7 +10,8 @@
 //
 // Invariants
 // (1) Every live request is in exactly one place: waiting, skipped (with a connector), or running.
-// (2) Only running requests hold blocks; with a connector, remote_caches.h says who else.
+// (2) Only running requests hold blocks; with a connector, remote_caches.h says who else, and
+//     freed_late() which blocks wait for a step in flight.
 // (3) The same calls with the same arguments give the same decisions: no clock, no randomness, no
 //     order of addresses.
 #pragma once
@@ -89,7 +90,11 @@ class Scheduler final : public DecisionSource {
   std::vector<RequestId> waiting() const override;
   std::vector<SkippedRequest> skipped()
       const override;  // come before `waiting`; none without a connector
+  std::optional<std::vector<RequestId>> deferred() const override;
   std::vector<HeldRequest> held() const override;
+  // Blocks that nobody has and that are not free: a step in flight may write them. One that several
+  // have let go of is named as often.
+  std::vector<BlockId> freed_late() const;
   std::int64_t num_free_blocks() const override;
   bool is_cached(BlockId block) const;  // a prefix hit may find it
   std::int32_t ref_cnt(BlockId block) const;

@@ -35,6 +35,10 @@ struct InFlightRow {
 // Which of a scheduled request's blocks its worker is told of.
 enum class Handed : std::uint8_t { none, added, whole_table };
 
+// Whether a running request gets slots: it does, at the cost of its own place, or nobody may be
+// preempted for it.
+enum class SlotGrant : std::uint8_t { granted, self_preempted, refused };
+
 // What becomes of the head of a queue of waiting requests; `waits`: those behind it wait too.
 enum class Entry : std::uint8_t { enters, waits, is_passed_over };
 
@@ -65,12 +69,22 @@ struct Scheduler::Impl {
   RequestQueue& queue_of_skipped(RequestId id);
   bool stands_aside(const RequestQueue& queue) const;
   bool enters_in_pause(const RequestQueue& queue) const;
-  bool leaves_room(const Request& request);
+  bool leaves_room(RequestId id);
+  bool leaves_room_to_all(RequestId id);
+  std::int32_t num_draft_slots() const;
+  std::int64_t num_blocks_under_way() const;
   void preempt_deserted();
   void desert(const std::vector<RequestId>& late, const std::vector<RequestId>& voided);
   bool promote(RequestId id);
   bool find_computed_tokens(RequestId id);
-  bool allocate_or_preempt(RequestId id, std::int32_t num_new, std::size_t& index);
+  bool find_local_hit(Request& request);
+  void take_external(const ExternalHit& external);
+  bool may_be_freed(const Request& request) const;
+  void give_back(Request& request);
+  void take_copies();
+  void step_is_over();
+  SlotGrant allocate_or_preempt(RequestId id, std::int32_t num_new, std::size_t& index);
+  bool may_preempt(RequestId victim);
   RequestId pick_victim() const;
   void preempt(RequestId victim, std::size_t& index);
   virtual void send_back(RequestId victim, bool drops_stale_output);
@@ -78,8 +92,13 @@ struct Scheduler::Impl {
   virtual void drop_from_output(RequestId id);
   std::int32_t num_tokens_of_running(const Request& request) const;
   std::int32_t num_available_tokens() const { return std::min(budget, input_budget - draft_slots); }
-  bool enters_as_decode(std::int32_t num_new, bool any_running) const;
-  bool has_room_for_drafts() const;
+  // Tokens of a waiting request that are computed once `hit` is taken.
+  std::int32_t num_computed_with_hit(const Request& request) const {
+    return request.num_computed_tokens + hit.num_tokens + hit.num_external_tokens -
+           hit.num_replayed_tokens;
+  }
+  bool enters_as_decode(std::int32_t num_computed, std::int32_t num_new, bool any_running) const;
+  bool has_room_for_drafts(std::int32_t num_computed) const;
   std::int32_t num_tokens_of_waiting(const Request& request, bool any_running, bool& padded) const;
   std::int32_t leave_lookahead(const Request& request, std::int32_t computed,
                                std::int32_t num_new) const;
@@ -107,6 +126,7 @@ struct Scheduler::Impl {
                                                std::vector<BlockId>* tails);
   std::vector<RequestId> take_invalid_blocks(const KVConnectorOutput& report,
                                              std::span<const InFlightRow> rows);
+  std::vector<RequestId> take_failed_loads(const KVConnectorOutput& report);
   void fail_requests(std::vector<RequestId> ids);
 
   EngineConfig config;

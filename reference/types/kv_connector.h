@@ -38,9 +38,23 @@ struct ExternalQuery {
   std::int32_t hash_block_size = 1;        // tokens
 };
 
+// What a connector says of itself when the engine starts.
+struct KVConnectorTraits {
+  bool is_kv_producer = true;  // of kv_role: it sends
+  bool is_kv_consumer = true;  // ... loads
+  // The output in flight of who is preempted is dropped: what it would have handed on is gone.
+  bool requires_kv_delivery = false;
+  // Its loads complete local hits that are deeper in attention than in states
+  // (supports_divergent_local_hybrid_hits).
+  bool completes_divergent_hits = false;
+  // While blocks are being sent nobody is preempted for want of some (has_pending_block_frees).
+  bool waits_for_sends = false;
+};
+
 class KVConnector {
  public:
   virtual ~KVConnector() = default;
+  virtual KVConnectorTraits traits() const { return {}; }
   // Asked whenever a request without computed tokens is considered, so more than once for many.
   virtual ExternalHit get_num_new_matched_tokens(const ExternalQuery& query) = 0;
   // The request has been given `blocks` (of the first group), also those that num_external_tokens
@@ -59,14 +73,18 @@ struct KVConnectorOutput {
   std::vector<RequestId> finished_recving;
   std::vector<RequestId> finished_sending;
   std::vector<BlockId> invalid_block_ids;  // tokens to be loaded there did not arrive
+  // Of those received: nothing of them arrived. The way to say so in an engine of several groups.
+  std::vector<RequestId> failed_recving{};
 
   bool empty() const {
-    return finished_recving.empty() && finished_sending.empty() && invalid_block_ids.empty();
+    return finished_recving.empty() && finished_sending.empty() && invalid_block_ids.empty() &&
+           failed_recving.empty();
   }
   void clear() {
     finished_recving.clear();
     finished_sending.clear();
     invalid_block_ids.clear();
+    failed_recving.clear();
   }
 };
 

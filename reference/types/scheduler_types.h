@@ -121,8 +121,9 @@ enum class RequestStatus : std::uint8_t {
 
 enum class FinishReason : std::uint8_t { stop, length, abort, error, repetition };
 
-// A request in the queue of those that were passed over: its load is under way, or the connector
-// did not know yet, or it has had its turn and stands before those that arrive.
+// A request of a queue that comes before those that wait: its load is under way, or the connector
+// did not know yet, or it has had its turn and stands before those that arrive. Where releases keep
+// those that hold blocks apart, no others are in it.
 struct SkippedRequest {
   RequestId id{};
   RequestStatus status{};
@@ -171,6 +172,7 @@ struct SchedulerOutput {
   std::vector<std::int32_t> common_prefix_blocks;  // per group
   std::vector<BlockId> zero;             // blocks that the worker zeroes before use, in order
   std::vector<KVCacheBlockCopy> copies;  // before the step, in order
+  bool loads_within = false;             // a connector loads within the step
   std::int64_t total_num_scheduled_tokens = 0;
 
   // Blocks handed to scheduled request `i` for group `g`.

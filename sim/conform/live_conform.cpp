@@ -16,7 +16,7 @@ LiveConform::LiveConform(std::string judged_as, std::unique_ptr<ConformRun> mode
 LiveConform::~LiveConform() = default;
 
 Result<std::unique_ptr<LiveConform>> LiveConform::open(const RecordingHeader& header) {
-  auto recording = make_growing_recording(header.connector.has_value());
+  auto recording = make_growing_recording(header.connector);
   GrowingRecording& growing = *recording;
   LS_ASSIGN_OR_RETURN(auto model, ConformRun::open(header, std::move(recording)));
   std::unique_ptr<LiveConform> live(
@@ -65,7 +65,7 @@ Result<void> ConformingRun::open(const LockstepConfig& config, const DecisionSou
   RecordingHeader header = recording_header(config.engine, config.backend.plan.groups,
                                             config.backend.plan.num_blocks, decisions);
   if (recorder_.connector() != nullptr)
-    header.connector = connector_of_engine(config.connector.load_failure_policy, header.groups);
+    connect_engine(header, config.connector.load_failure_policy, recorder_.connector()->traits());
   LS_ASSIGN_OR_RETURN(live_, LiveConform::open(header));
   return {};
 }

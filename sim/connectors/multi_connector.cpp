@@ -84,6 +84,17 @@ MultiConnector::MultiConnector(std::vector<KVConnector*> parts, bool async_sched
   LS_CHECK(!parts_.empty(), "a MultiConnector of {} parts", parts_.size());
 }
 
+KVConnectorTraits MultiConnector::traits() const {
+  KVConnectorTraits all;
+  for (const KVConnector* part : parts_) {
+    const KVConnectorTraits traits = part->traits();
+    all.requires_kv_delivery |= traits.requires_kv_delivery;
+    all.completes_divergent_hits |= traits.completes_divergent_hits;
+    all.waits_for_sends |= traits.waits_for_sends;
+  }
+  return all;
+}
+
 ExternalHit MultiConnector::get_num_new_matched_tokens(const ExternalQuery& query) {
   ExternalHit chosen;
   for (std::size_t i = 0; i < parts_.size(); ++i) {
@@ -133,6 +144,8 @@ KVConnectorOutput MultiConnector::merge(std::span<const KVConnectorOutput> repor
       loading_.erase(request);
       over.push_back(request);
     }
+    merged.failed_recving.insert(merged.failed_recving.end(), report.failed_recving.begin(),
+                                 report.failed_recving.end());
     merged.invalid_block_ids.insert(merged.invalid_block_ids.end(),
                                     report.invalid_block_ids.begin(),
                                     report.invalid_block_ids.end());

@@ -64,6 +64,8 @@ class MultiConnector final : public KVConnector {
   // The parts outlive it. REQUIRES: at least one.
   explicit MultiConnector(std::vector<KVConnector*> parts, bool async_scheduling = false);
 
+  // What any of them asks for.
+  KVConnectorTraits traits() const override;
   ExternalHit get_num_new_matched_tokens(const ExternalQuery& query) override;
   void update_state_after_alloc(RequestId request, std::span<const BlockId> blocks,
                                 std::int32_t num_external_tokens) override;
@@ -112,6 +114,7 @@ class MultiTransfers final : public WorkerConnector, public TransferPlanner {
   explicit MultiTransfers(std::vector<TransferPart> parts, bool async_scheduling = false)
       : parts_(std::move(parts)), connector_(connectors_of(parts_), async_scheduling) {}
 
+  KVConnectorTraits traits() const override { return connector_.traits(); }
   ExternalHit get_num_new_matched_tokens(const ExternalQuery& query) override {
     return connector_.get_num_new_matched_tokens(query);
   }

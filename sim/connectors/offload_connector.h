@@ -107,6 +107,8 @@ class OffloadConnector final : public WorkerConnector, public TransferPlanner {
   OffloadConnector(const OffloadOptions& options, const KVCacheConfig& plan,
                    std::int32_t num_ranks);
 
+  // What it does not store is computed again.
+  KVConnectorTraits traits() const override { return {.requires_kv_delivery = false}; }
   ExternalHit get_num_new_matched_tokens(const ExternalQuery& query) override;
   void update_state_after_alloc(RequestId request, std::span<const BlockId> blocks,
                                 std::int32_t num_external_tokens) override;

@@ -111,6 +111,14 @@ std::vector<std::string> in_python_set_order(const std::vector<std::string>& nam
   return table.names();
 }
 
+KVConnectorTraits traits_of(const RecordedConnectorConfig& config) {
+  return {.is_kv_producer = config.kv_role != "kv_consumer",
+          .is_kv_consumer = config.kv_role != "kv_producer",
+          .requires_kv_delivery = config.requires_kv_delivery,
+          .completes_divergent_hits = config.divergent_hits,
+          .waits_for_sends = config.waits_for_sends};
+}
+
 KVTransfer kv_transfer(const RecordingHeader& header, KVConnector* connector) {
   const bool fails = header.connector && header.connector->fail_on_load_error;
   return {
@@ -136,13 +144,13 @@ ExternalHit RecordedConnector::get_num_new_matched_tokens(const ExternalQuery& q
                           step_.step, *answer->external, name, limit)};
     return {.num_tokens = std::nullopt};
   }
-  if (loads) moving_.insert_or_assign(name, query.request);
+  if (loads) begins(name, query.request);
   return {.num_tokens = answer->external, .is_async = loads};
 }
 
 bool RecordedConnector::request_finished(RequestId request, std::string_view name) {
   const bool keeps = std::ranges::find(step_.held, name) != step_.held.end();
-  if (keeps) moving_.insert_or_assign(std::string(name), request);
+  if (keeps) begins(std::string(name), request);
   return keeps;
 }
 
@@ -155,21 +163,40 @@ void RecordedConnector::order_failed_requests(std::vector<RequestId>& requests) 
 
 Result<RequestId> RecordedConnector::take(std::string_view key, const std::string& name) {
   const auto request = moving_.find(name);
-  if (request != moving_.end()) return request->second;
+  if (request != moving_.end()) return request->second.request;
   return fail(fmt::format("step {}: worker.{}: nothing of request {} is being transferred",
                           step_.step, key, name));
+}
+
+void RecordedConnector::begins(const std::string& name, RequestId request) {
+  moving_.insert_or_assign(name, Transfer{request, num_begun_++});
+}
+
+// The workers put their transfers into the set in the order begun; of several connectors' sets a
+// new one is made.
+std::vector<std::string> RecordedConnector::in_set_order(std::vector<std::string> names) const {
+  if (has_parts_) return in_python_set_order(names);
+  std::ranges::stable_sort(names, {}, [&](const std::string& name) {
+    const auto transfer = moving_.find(name);
+    return transfer == moving_.end() ? num_begun_ : transfer->second.number;
+  });
+  return in_python_set_order(names);
 }
 
 Result<void> RecordedConnector::take_report(KVConnectorOutput& report) {
   if (error_) return tl::unexpected(*error_);
   if (!step_.worker) return {};
-  for (const std::string& name : in_python_set_order(step_.worker->received)) {
+  for (const std::string& name : in_set_order(step_.worker->received)) {
     LS_ASSIGN_OR_RETURN(const auto request, take("received", name));
     report.finished_recving.push_back(request);
   }
-  for (const std::string& name : in_python_set_order(step_.worker->sent)) {
+  for (const std::string& name : in_set_order(step_.worker->sent)) {
     LS_ASSIGN_OR_RETURN(const auto request, take("sent", name));
     report.finished_sending.push_back(request);
+  }
+  for (const std::string& name : step_.worker->failed) {
+    LS_ASSIGN_OR_RETURN(const auto request, take("failed", name));
+    report.failed_recving.push_back(request);
   }
   report.invalid_block_ids = step_.worker->invalid_blocks;
   return {};

@@ -33,14 +33,19 @@ std::uint64_t python_hash(std::string_view name);
 // `names`, inserted one after the other into an empty set, in the set's order.
 std::vector<std::string> in_python_set_order(const std::vector<std::string>& names);
 
+// What a recording's connector said of itself.
+KVConnectorTraits traits_of(const RecordedConnectorConfig& config);
+
 // How the engine of a recording was told to treat `connector`; null: it has none.
 KVTransfer kv_transfer(const RecordingHeader& header, KVConnector* connector);
 
 class RecordedConnector final : public KVConnector {
  public:
   // `step` is the recorded step that the loop is in; its content changes from step to step.
-  explicit RecordedConnector(const RecordedStep& step) : step_(step) {}
+  RecordedConnector(const RecordedConnectorConfig& config, const RecordedStep& step)
+      : traits_(traits_of(config)), has_parts_(config.parts > 0), step_(step) {}
 
+  KVConnectorTraits traits() const override { return traits_; }
   ExternalHit get_num_new_matched_tokens(const ExternalQuery& query) override;
   bool request_finished(RequestId request, std::string_view name) override;
   void order_failed_requests(std::vector<RequestId>& requests) override;
@@ -50,10 +55,19 @@ class RecordedConnector final : public KVConnector {
 
  private:
   Result<RequestId> take(std::string_view key, const std::string& name);
+  void begins(const std::string& name, RequestId request);
+  std::vector<std::string> in_set_order(std::vector<std::string> names) const;
 
+  const KVConnectorTraits traits_;
+  const bool has_parts_;
   const RecordedStep& step_;
-  std::map<std::string, RequestId, std::less<>> moving_;  // whose blocks are loaded or sent
-  std::map<RequestId, std::string> names_;                // of the same, and of those asked about
+  struct Transfer {
+    RequestId request{};
+    std::int64_t number = 0;
+  };
+  std::map<std::string, Transfer, std::less<>> moving_;  // whose blocks are loaded or sent
+  std::int64_t num_begun_ = 0;
+  std::map<RequestId, std::string> names_;  // of the same, and of those asked about
   std::optional<Error> error_;
 };
 

@@ -156,6 +156,7 @@ void PeerTransfers::plan(const DecidedStep& step, StepTransfers& transfers) {
     else
       carry_out(blocks, transfers);
   }
+  for (const RequestId request : step.report.failed_recving) loading_.erase(request);
   for (const RequestId request : step.report.finished_recving)
     if (const auto load = loading_.extract(request)) carry_out(load.mapped(), transfers);
   if (loading_.empty()) lost_.clear();

@@ -50,6 +50,8 @@ class SimulatedConnector final : public WorkerConnector {
     loads_elsewhere_ = std::move(loads_elsewhere);
   }
 
+  // Like one that hands blocks on to another engine.
+  KVConnectorTraits traits() const override { return {.requires_kv_delivery = true}; }
   ExternalHit get_num_new_matched_tokens(const ExternalQuery& query) override;
   void update_state_after_alloc(RequestId request, std::span<const BlockId> blocks,
                                 std::int32_t num_external_tokens) override;
@@ -99,7 +101,8 @@ std::vector<BlockTransfer> blocks_of(const DecidedStep& step, RequestId request,
 // have computed, and take what they are sent. Stands before the connector and sees its answers.
 //
 // (1) A load within the step is carried out in the step, a longer one in the step whose report says
-//     that it is over. Blocks that are reported invalid are not loaded.
+//     that it is over. Blocks that are reported invalid are not loaded, nor those of a request
+//     whose load failed as a whole.
 // (2) What a request sends is stored in the step whose report says that it has been sent: the last
 //     one in which its blocks are its own.
 // (3) Peers that take one KV cache group move blocks of the first, whatever there is.
@@ -110,6 +113,7 @@ class PeerTransfers final : public KVConnector, public TransferPlanner {
   explicit PeerTransfers(KVConnector& connector, bool takes_several_groups = true)
       : connector_(connector), takes_several_groups_(takes_several_groups) {}
 
+  KVConnectorTraits traits() const override { return connector_.traits(); }
   ExternalHit get_num_new_matched_tokens(const ExternalQuery& query) override;
   void update_state_after_alloc(RequestId request, std::span<const BlockId> blocks,
                                 std::int32_t num_external_tokens) override;

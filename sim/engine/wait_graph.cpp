@@ -88,7 +88,8 @@ std::optional<WaitCycle> wait_cycle(const RunConfig& config, const DecisionSourc
   Standstill standstill =
       standstill_of(*decisions.model(), config.engine, config.backend.plan, holding);
   auto cycle = find_wait_cycle(standstill);
-  if (cycle || config.engine.policy == SchedulingPolicy::fcfs) return cycle;
+  const bool holders_first = decisions.deferred().has_value();
+  if (cycle || holders_first || config.engine.policy == SchedulingPolicy::fcfs) return cycle;
   // By priority the better head of the two queues comes first. Somebody of those that were passed
   // over could go on, and has not: the others stand before it.
   std::ranges::rotate(standstill.queue, standstill.queue.begin() + std::ssize(decisions.skipped()));

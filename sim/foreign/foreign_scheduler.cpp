@@ -76,7 +76,7 @@ Result<std::unique_ptr<ForeignScheduler>> ForeignScheduler::open(ForeignEngines&
       header_of_engine(to_decide.engine, to_decide.plan.groups, to_decide.plan.num_blocks);
   const KVTransfer& transfer = to_decide.transfer;
   if (transfer.connector != nullptr)
-    header.connector = connector_of_engine(transfer.kv_load_failure_policy, header.groups);
+    connect_engine(header, transfer.kv_load_failure_policy, transfer.connector->traits());
   if (const std::string missing = missing_feature(engines.hello(), header); !missing.empty())
     return fail(lacks(engines.hello(), missing));
   LS_ASSIGN_OR_RETURN(auto engine, engines.take());

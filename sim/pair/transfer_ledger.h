@@ -135,6 +135,7 @@ class WatchedReceiver final : public KVConnector {
         ledger_(ledger),
         groups_(groups),
         transfer_of_(std::move(transfer_of)) {}
+  KVConnectorTraits traits() const override { return receiver_.traits(); }
   // REQUIRES: before the first request is admitted.
   void attach(const Scheduler& scheduler) { scheduler_ = &scheduler; }
 

@@ -94,6 +94,7 @@ class TransferReceiver final : public KVConnector {
         groups_(groups),
         take_block_(std::move(take_block)),
         staged_(staging_blocks, link.defect) {}
+  KVConnectorTraits traits() const override { return {.is_kv_producer = false}; }
   // REQUIRES: before the first request is admitted.
   void attach(const Scheduler& scheduler) { scheduler_ = &scheduler; }
 

@@ -35,6 +35,9 @@ class TransferSender final : public KVConnector, public TransferPlanner {
         num_groups_(num_groups),
         staging_blocks_(staging_blocks),
         read_block_(std::move(read_block)) {}
+  KVConnectorTraits traits() const override {
+    return {.is_kv_consumer = false, .requires_kv_delivery = true};
+  }
   // It has the block tables that are sent. REQUIRES: before the first request finishes.
   void attach(const Scheduler& scheduler) { scheduler_ = &scheduler; }
 

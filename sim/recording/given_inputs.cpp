@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -61,11 +62,13 @@ class GivenConnector final : public KVConnector {
       if (!step.worker) continue;
       for (const std::string& name : step.worker->received) received_[name].push_back(i);
       for (const std::string& name : step.worker->sent) sent_[name].push_back(i);
+      failed_.insert(step.worker->failed.begin(), step.worker->failed.end());
     }
   }
 
   void begin_step(std::size_t step) { step_ = step; }
 
+  KVConnectorTraits traits() const override { return traits_of(*recording_.header.connector); }
   ExternalHit get_num_new_matched_tokens(const ExternalQuery& query) override {
     Asked& asked = asked_[std::string(query.name)];
     asked.request = query.request;
@@ -109,8 +112,10 @@ class GivenConnector final : public KVConnector {
         asked.is_loading = false;
         done.push_back(name);
       }
-    for (const std::string& name : in_python_set_order(done))
+    for (const std::string& name : in_python_set_order(done)) {
       report.finished_recving.push_back(*asked_[name].request);
+      if (failed_.contains(name)) report.failed_recving.push_back(*asked_[name].request);
+    }
     done.clear();
     for (const auto& [name, request] : sending_)
       if (is_due(sent_[name])) done.push_back(name);
@@ -186,6 +191,7 @@ class GivenConnector final : public KVConnector {
   std::map<std::string, Asked> asked_;
   std::map<std::string, std::vector<std::size_t>> received_, sent_;  // in which steps
   std::map<std::string, RequestId> sending_;
+  std::set<std::string> failed_;  // of whose loads nothing arrives
 };
 
 class GivenInputs final : public Workload {

@@ -130,10 +130,16 @@ std::vector<RequestId> loading_in(const StepView& view) {
 
 void write_transfers(const StepView& view, const std::set<std::string>& received,
                      RecordedStep& step) {
-  step.skipped.emplace();
+  std::vector<RecordedSkipped> skipped;
   for (const SkippedRequest& request : view.decisions.skipped())
-    step.skipped->push_back(
-        {std::string(view.name(request.id)), std::string(status_of(request.status))});
+    skipped.push_back({std::string(view.name(request.id)), std::string(status_of(request.status))});
+  if (const auto deferred = view.decisions.deferred()) {
+    step.transfers.kv_holding = std::move(skipped);
+    step.transfers.deferred = sorted_names_of(view, *deferred);
+    step.transfers.loads_within = view.decision.loads_within;
+  } else {
+    step.skipped = std::move(skipped);
+  }
   std::vector<RecordedTable> loading;
   for (const RequestId id : loading_in(view))
     if (!received.contains(std::string(view.decisions.name(id))))
@@ -244,7 +250,8 @@ RecordedWorker ConnectorLog::worker(const KVConnectorOutput& report) const {
   };
   return {.received = names(report.finished_recving),
           .sent = names(report.finished_sending),
-          .invalid_blocks = report.invalid_block_ids};
+          .invalid_blocks = report.invalid_block_ids,
+          .failed = names(report.failed_recving)};
 }
 
 namespace {
@@ -287,13 +294,16 @@ void StepTranscript::decided(const RecordedStep& recorded, const StepView& view,
     auto answers = connector->take_answers();
     if (!answers.empty()) step_.connector = std::move(answers);
     write_transfers(view, connector->received(), step_);
+    if (recorded.skipped && !recorded.transfers.kv_holding && step_.transfers.kv_holding) {
+      // Another engine that decides tells of its first queue alone.
+      step_.skipped = std::exchange(step_.transfers, {}).kv_holding;
+    }
     step_.worker = recorded.worker;
     // What several connectors, or one of the engine's own, made of the scheduler's questions.
-    const RecordedTransfers& given = recorded.transfers;
-    step_.transfers = {.parts = given.parts,
-                       .parts_worker = given.parts_worker,
-                       .parts_held = given.parts_held,
-                       .offload = given.offload};
+    step_.transfers.parts = recorded.transfers.parts;
+    step_.transfers.parts_worker = recorded.transfers.parts_worker;
+    step_.transfers.parts_held = recorded.transfers.parts_held;
+    step_.transfers.offload = recorded.transfers.offload;
   }
   if (recorded.common_prefix_blocks)
     step_.common_prefix_blocks = view.decision.common_prefix_blocks;

@@ -52,6 +52,7 @@ class ConnectorLog final : public KVConnector {
   // `inner` must outlive the log.
   explicit ConnectorLog(KVConnector& inner) : inner_(inner) {}
 
+  KVConnectorTraits traits() const override { return inner_.traits(); }
   ExternalHit get_num_new_matched_tokens(const ExternalQuery& query) override;
   void update_state_after_alloc(RequestId request, std::span<const BlockId> blocks,
                                 std::int32_t num_external_tokens) override {

@@ -77,9 +77,10 @@ class StepSource {
 
 class RecordedWorkload final : public GrowingRecording {
  public:
-  RecordedWorkload(StepSource source, bool has_connector) : source_(std::move(source)) {
-    if (!has_connector) return;
-    connector_.emplace(step_);
+  RecordedWorkload(StepSource source, const std::optional<RecordedConnectorConfig>& connector)
+      : source_(std::move(source)) {
+    if (!connector) return;
+    connector_.emplace(*connector, step_);
     peers_.emplace(*connector_);
   }
 
@@ -161,18 +162,19 @@ class RecordedWorkload final : public GrowingRecording {
 }  // namespace
 
 std::unique_ptr<RecordingWorkload> make_recording_workload(RecordingReader reader) {
-  const bool has_connector = reader.header().connector.has_value();
-  return std::make_unique<RecordedWorkload>(StepSource(std::move(reader)), has_connector);
+  const auto connector = reader.header().connector;
+  return std::make_unique<RecordedWorkload>(StepSource(std::move(reader)), connector);
 }
 
 std::unique_ptr<RecordingWorkload> make_recording_workload(
     std::shared_ptr<const Recording> recording) {
-  const bool has_connector = recording->header.connector.has_value();
-  return std::make_unique<RecordedWorkload>(StepSource(std::move(recording)), has_connector);
+  const auto connector = recording->header.connector;
+  return std::make_unique<RecordedWorkload>(StepSource(std::move(recording)), connector);
 }
 
-std::unique_ptr<GrowingRecording> make_growing_recording(bool has_connector) {
-  return std::make_unique<RecordedWorkload>(StepSource(), has_connector);
+std::unique_ptr<GrowingRecording> make_growing_recording(
+    const std::optional<RecordedConnectorConfig>& connector) {
+  return std::make_unique<RecordedWorkload>(StepSource(), connector);
 }
 
 }  // namespace lockstep

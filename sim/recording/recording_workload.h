@@ -29,6 +29,7 @@ class GrowingRecording : public RecordingWorkload {
   // Before the step's turn; and again with what it came to, before the step is executed.
   virtual void show(const RecordedStep& step) = 0;
 };
-std::unique_ptr<GrowingRecording> make_growing_recording(bool has_connector);
+std::unique_ptr<GrowingRecording> make_growing_recording(
+    const std::optional<RecordedConnectorConfig>& connector);
 
 }  // namespace lockstep

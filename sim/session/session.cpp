@@ -2,6 +2,7 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "base/check.h"
@@ -9,6 +10,7 @@
 #include "reference/memory/placed_layout.h"
 #include "reference/plan/kernel_blocks.h"
 #include "reference/plan/rank_plan.h"
+#include "reference/profiles/engine_profile.h"
 #include "reference/profiles/releases.h"
 #include "sim/connectors/recorded_connector.h"
 #include "sim/recording/recording_workload.h"
@@ -90,6 +92,13 @@ Result<void> Session::add_engine(std::int32_t dp_rank, SessionParts& parts) {
   }
   if (connector == nullptr) connector = engine.workload->connector();
   const KVTransfer transfer{connector, config_.connector.load_failure_policy};
+  if (connector != nullptr && (parts.backend || !parts.borrowed.empty()) &&
+      std::ranges::any_of(config_.backend.plan.groups, [](const KVCacheGroupSpec& group) {
+        return group.spec.kind == CacheKind::mamba;
+      }))
+    return fail(
+        "state layers beside a KV connector: what it would bring of them is not modelled; run the "
+        "decisions alone (--backend none)");
   if (parts.decisions) {
     if (faulty != nullptr || !parts.free_order.empty() ||
         config_.scheduler_defect != SchedulerDefect::none)
@@ -273,8 +282,10 @@ LockstepConfig config_of(const RunSpec& run) {
   config.data_parallel.dp_size = run.data_parallel_size;
   config.data_parallel.enforce_eager = run.enforce_eager;
   static_cast<ConnectorSpec&>(config.connector) = run.connector;
-  if (!run.connector.parts.empty())
+  if (!run.connector.parts.empty()) {
+    config.engine = beside_connector(config.engine);
     backend.num_host_blocks = num_host_blocks(config.connector, run.cache);
+  }
   if (!run.mutants.empty()) plant(config, run.mutants.front());
   return config;
 }
@@ -282,6 +293,7 @@ LockstepConfig config_of(const RunSpec& run) {
 LockstepConfig config_of(const SavedCase& saved) {
   LockstepConfig config = config_of(static_cast<const RunSpec&>(saved));
   if (saved.recording && saved.recording->header.connector) {
+    config.engine = beside_connector(config.engine);
     config.connector.load_failure_policy =
         kv_transfer(saved.recording->header, nullptr).kv_load_failure_policy;
     config.backend.num_host_blocks = num_host_blocks(config.connector, saved.cache);

@@ -135,6 +135,7 @@ TEST(Findings, the_page_by_release_agrees_with_the_policies_of_the_profiles) {
     EXPECT_EQ(cells.size(), finding_cases().size()) << release;
     const EngineProfile& profile = engine_profile("vllm-" + release);
     for (const FindingPolicies& finding : finding_policies()) {
+      if (!cells.contains(finding.finding)) continue;  // engines are not asked for it
       const std::string& cell = cells.at(finding.finding);
       EXPECT_NE(cell, "?") << release << ", finding " << finding.finding;
       if (cell == "-") continue;

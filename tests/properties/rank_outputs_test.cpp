@@ -17,14 +17,14 @@ TEST(RankOutputs, one_device_and_its_ranks_answer_every_query_alike) {
     FeatureSet always{Feature::tensor_parallel};
     if (seed % 2 == 0) always.add(Feature::pipeline_parallel);
     const SavedCase saved = generate_case(
-        seed,
-        {.engine = "vllm-0.33.0",
-         .always = always,
-         .never = {Feature::async_scheduling, Feature::context_parallel, Feature::data_parallel},
-         .backend = "simt",
-         .check = "fast",
-         .requests_max = 4});
-    if (saved.tensor_parallel_size == 1) continue;
+        seed, {.engine = "vllm-0.33.0",
+               .always = always,
+               .never = {Feature::async_scheduling, Feature::context_parallel,
+                         Feature::data_parallel, Feature::connector_peers, Feature::host_tier},
+               .backend = "simt",
+               .check = "fast",
+               .requests_max = 4});
+    if (saved.tensor_parallel_size == 1 || !saved.connector.parts.empty()) continue;
     const auto outputs = outputs_of(saved, make_simt_backend);
     ASSERT_TRUE(outputs) << "seed " << seed << ": " << outputs.error().message;
     if (outputs->empty()) continue;
@@ -51,11 +51,12 @@ TEST(RankOutputs, the_relation_breaks_where_a_rank_answers_for_the_heads_of_anot
                .always = {Feature::tensor_parallel, Feature::mla},
                .never = {Feature::async_scheduling, Feature::context_parallel,
                          Feature::data_parallel, Feature::several_groups, Feature::full_attention,
-                         Feature::sliding_window, Feature::chunked_local, Feature::states},
+                         Feature::sliding_window, Feature::chunked_local, Feature::states,
+                         Feature::connector_peers, Feature::host_tier},
                .backend = "simt",
                .check = "fast",
                .requests_max = 4});
-    if (saved.tensor_parallel_size == 1) continue;
+    if (saved.tensor_parallel_size == 1 || !saved.connector.parts.empty()) continue;
     // Latent rows are the same on every rank, so that the answers alone are wrong.
     const auto differs = check_rank_outputs(saved, mixed_up);
     ASSERT_FALSE(differs) << "seed " << seed;

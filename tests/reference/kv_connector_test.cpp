@@ -313,7 +313,7 @@ TEST_F(KVConnectors, a_void_row_leaves_its_placeholder_behind_with_asynchronous_
 TEST_F(KVConnectors, are_refused_where_they_are_not_modelled) {
   const KVTransfer transfer{&connector, KVLoadFailurePolicy::recompute};
   EngineConfig later = config();
-  later.engine = "vllm-0.33.0";
+  later.engine = "vllm-0.32.0";
   EXPECT_FALSE(Scheduler::create(later, {full(4)}, 16, transfer));
   EXPECT_FALSE(
       Scheduler::create(config(), {full(4), states(4, MambaCacheMode::none)}, 16, transfer));

@@ -45,6 +45,12 @@ TEST(VariantsOfFindings, two_requests_load_and_preempt_each_other_in_turn) {
   expect_known("loads_and_preemptions_in_turn", "liveness", 8);
 }
 
+// Seed 343 of 0.33.0. The pool has the slots of a request's drafts up to its longest length, and a
+// load waits for blocks of their own.
+TEST(VariantsOfFindings, a_load_waits_for_blocks_for_drafts_that_the_pool_does_not_have) {
+  expect_known("load_waits_for_room_for_drafts", "liveness", 35);
+}
+
 // Seed 8087461. Both load up to a token behind their windows; what each needs for the next one was
 // reckoned as nothing, in the profile without the finding as well.
 TEST(VariantsOfFindings, two_loads_behind_windows_leave_no_room_for_a_token) {

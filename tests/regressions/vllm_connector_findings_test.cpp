@@ -164,6 +164,26 @@ TEST(VllmConnectorFindings, a_loaded_request_stands_behind_one_that_does_not_fit
       "step 0) waits behind it in the queue: none of them can go on");
 }
 
+// What vLLM 0.33.0 itself decided: with every block free it begins no load, in step after step.
+void expect_no_load(const std::string& file_name, int finding, std::int64_t from_step) {
+  const std::string path = std::string(LOCKSTEP_SOURCE_DIR) + "/tests/regressions/" + file_name;
+  const auto conformed = conform_recording(path);
+  ASSERT_TRUE(conformed) << conformed.error().message;
+  EXPECT_FALSE(conformed->mismatch) << conformed->mismatch->what;
+  const auto repaired = conform_recording(path, "vllm-0.33.0,without=" + std::to_string(finding));
+  ASSERT_TRUE(repaired) << repaired.error().message;
+  ASSERT_TRUE(repaired->mismatch);
+  EXPECT_EQ(repaired->mismatch->step, from_step);
+}
+
+TEST(VllmConnectorFindings, a_load_waits_for_room_for_drafts_that_the_pool_never_has) {
+  expect_no_load("vllm_0_33_0_load_waits_for_room_for_drafts.jsonl", 35, 1);
+}
+
+TEST(VllmConnectorFindings, a_request_whose_load_failed_leaves_room_for_itself) {
+  expect_no_load("vllm_0_33_0_load_leaves_room_for_itself.jsonl", 36, 2);
+}
+
 TEST(VllmConnectorFindings, two_requests_have_loaded_parts_and_each_needs_what_the_other_holds) {
   ScriptedConnector connector;
   connector.answers["first"] = {{.num_tokens = 4, .is_async = true}};

@@ -193,10 +193,16 @@ RecordingHeader header_of_engine(const EngineConfig& config,
   return header;
 }
 
-RecordedConnectorConfig connector_of_engine(KVLoadFailurePolicy policy,
-                                            const std::vector<KVCacheGroupSpec>& groups) {
-  return {.fail_on_load_error = policy == KVLoadFailurePolicy::fail,
-          .supports_hybrid_groups = groups.size() > 1};
+void connect_engine(RecordingHeader& header, KVLoadFailurePolicy policy,
+                    const KVConnectorTraits& traits) {
+  const EngineProfile* profile = find_engine_profile(header.engine.profile());
+  const bool drops = profile != nullptr && profile->drops_output_of_victims;
+  header.connector =
+      RecordedConnectorConfig{.fail_on_load_error = policy == KVLoadFailurePolicy::fail,
+                              .supports_hybrid_groups = header.groups.size() > 1,
+                              .requires_kv_delivery = drops && traits.requires_kv_delivery};
+  EngineConfig& config = header.options.config;
+  if (config.num_hash_lookahead_tokens > 0) config.num_hash_lookahead_tokens = 0;
 }
 
 }  // namespace lockstep

@@ -24,9 +24,9 @@ void apply_engine_options(const EngineOptions& options, EngineConfig& config);
 RecordingHeader header_of_engine(const EngineConfig& config,
                                  const std::vector<KVCacheGroupSpec>& groups,
                                  std::int64_t num_blocks);
-// A KV connector beside these groups, for that header.
-RecordedConnectorConfig connector_of_engine(KVLoadFailurePolicy policy,
-                                            const std::vector<KVCacheGroupSpec>& groups);
+// Puts a KV connector beside that header's engine.
+void connect_engine(RecordingHeader& header, KVLoadFailurePolicy policy,
+                    const KVConnectorTraits& traits);
 
 // {"name":..,"version":..}
 RecordedEngine read_recorded_engine(JsonValue value);
