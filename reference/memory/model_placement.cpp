@@ -145,6 +145,7 @@ PlacementOptions placement_options(const PlanOptions& given, const LayerSpecs& l
   if (given.num_spec > 0) options.spec_method = "mtp";
   if (!order.empty() && order != "NHD") options.order = order;
   return options;
+  options.mtp_modules = given.mtp_modules;
 }
 
 // The number of the model's layer that a cache belongs to: 3 of "layers.3.attn"; -1: none.
