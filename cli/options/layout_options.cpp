@@ -29,7 +29,7 @@ Result<void> set_kv_dtype(std::string_view text, PlanOptions& options) {
   LS_ASSIGN_OR_RETURN(const auto type, parse_word<ElementType>(
                                            "--kv-dtype", text, element_type_from_name,
                                            "bf16, fp16, fp32, fp8, fp8_e5m2, int8_per_token_head, "
-                                           "fp8_per_token_head, nvfp4"));
+                                           "fp8_per_token_head, int4_per_token_head, nvfp4"));
   options.kv_dtype = type.dtype;
   options.kv_quant_mode = type.mode;
   return {};
