@@ -72,25 +72,31 @@ bool is_dense_block(const RowCache& rows) {
          (rows.num_kv_heads == 1 || rows.head_stride == slot_stride);
 }
 
-std::string why_not_layer(const std::string& name, KVQuantMode mode, const RowCache& rows,
+std::string why_not_fp4(const std::string& name, const KVCacheSpec& spec, const RowCache& rows,
+                        CacheLayout layout) {
+  if (rows.num_parts != 2)
+    return fmt::format("numbers: {} is quantised by nvfp4, which takes K and V rows", name);
+  if (elements_of_fp4(rows.row_bytes) != spec.head_size || spec.head_size > kMaxAttendedHeadSize)
+    return fmt::format(
+        "numbers: {} has heads of {} elements; nvfp4 takes a multiple of 16, up to {}", name,
+        spec.head_size, kMaxAttendedHeadSize);
+  if (!is_overlaid(layout))
+    return fmt::format(
+        "numbers: {} is quantised by nvfp4, whose scales lie where vLLM 0.33.0 puts them for a "
+        "Hopper GPU; choose --engine vllm-0.33.0",
+        name);
+  if (is_dense_block(rows)) return {};
+  return fmt::format(
+      "numbers: {} is quantised by nvfp4, whose areas take a block that is dense in its layer; "
+      "choose LBNHC, LBHNC, BLNHC or BLHNC",
+      name);
+}
+
+std::string why_not_layer(const std::string& name, const KVCacheSpec& spec, const RowCache& rows,
                           CacheLayout layout) {
   if (rows.row_bytes == 0) return {};
-  if (mode == KVQuantMode::nvfp4) {
-    if (elements_of_fp4(rows.row_bytes) > kMaxAttendedHeadSize)
-      return fmt::format("numbers: {} has heads of {} elements, the kernel takes {}", name,
-                         elements_of_fp4(rows.row_bytes), kMaxAttendedHeadSize);
-    if (!is_overlaid(layout))
-      return fmt::format(
-          "numbers: {} is quantised by nvfp4, whose scales lie here where vLLM 0.33.0 puts them "
-          "for "
-          "a Hopper GPU; choose --engine vllm-0.33.0",
-          name);
-    if (is_dense_block(rows)) return {};
-    return fmt::format(
-        "numbers: {} is quantised by nvfp4, whose areas take a block that is dense in its layer; "
-        "choose LBNHC, LBHNC, BLNHC or BLHNC",
-        name);
-  }
+  const KVQuantMode mode = spec.kv_quant_mode;
+  if (mode == KVQuantMode::nvfp4) return why_not_fp4(name, spec, rows, layout);
   const std::int32_t head_size =
       has_row_scales(mode) ? elements_before_scale(mode, rows.head_size) : rows.head_size;
   if (head_size > kMaxAttendedHeadSize)
@@ -103,6 +109,9 @@ std::string why_not_layer(const std::string& name, KVQuantMode mode, const RowCa
   if (rows.num_parts != 2 || itemsize_bytes(rows.dtype) != 1)
     return fmt::format("numbers: {} is quantised by {}, which takes K and V rows of 8-bit elements",
                        name, name_of(mode));
+  if (head_size != spec.head_size)
+    return fmt::format("numbers: {} has heads of {} elements, which are no whole bytes of {}", name,
+                       spec.head_size, name_of(mode));
   if (rows.unit_bytes % kScaleBytes != 0)
     return fmt::format(
         "numbers: rows of {} have {} elements with a scale behind them, which must lie on a "
@@ -135,8 +144,7 @@ std::optional<std::string> RealCaches::why_not(const BackendConfig& config,
              "an engine here; replay them with --numbers words";
   for_each_layer(config.plan, layers,
                  [&](const std::string& name, const KVCacheSpec& spec, const RowCache& rows) {
-                   if (reason.empty())
-                     reason = why_not_layer(name, spec.kv_quant_mode, rows, config.layout);
+                   if (reason.empty()) reason = why_not_layer(name, spec, rows, config.layout);
                  });
   if (reason.empty()) return std::nullopt;
   return reason;

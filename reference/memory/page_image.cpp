@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "reference/memory/memory_model.h"
 #include "reference/memory/row_pieces.h"
+#include "reference/plan/page_size.h"
 
 namespace lockstep {
 
@@ -28,7 +29,8 @@ void draw_row(ContentId content, std::uint64_t coord, WordShape shape,
 WordShape row_words(Numbers numbers, const KVCacheSpec& spec, std::int64_t layer) {
   if (const StoredNumbers* own = numbers_by_largest(numbers, spec.kv_quant_mode))
     return {.by_largest = own, .scale_at = static_cast<std::uint64_t>(spec.head_size)};
-  if (const StoredNumbers* groups = numbers_by_group(numbers, spec.kv_quant_mode, layer))
+  const StoredNumbers* groups = numbers_by_group(numbers, spec.kv_quant_mode, layer);
+  if (groups != nullptr && !has_single_rows(spec))
     return {.by_group = groups, .scale_at = static_cast<std::uint64_t>(spec.head_size / 2)};
   if (numbers == Numbers::real && spec.kv_quant_mode == KVQuantMode::int4_per_token_head)
     return {.is_int4 = true, .scale_at = static_cast<std::uint64_t>(spec.head_size / 2)};
