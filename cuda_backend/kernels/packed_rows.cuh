@@ -8,9 +8,9 @@
 //    elements are e2m1(x * (1 / (scale * (1 / g)))): the steps of vLLM's writer, each rounded in
 //    fp32. Its quotients are approximate on a GPU (rcp.approx.ftz), so a scale or an element next
 //    to a tie may be the neighbour there. A scale of zero makes zeros.
-// 3. A row of int4 has scale max((highest - lowest) / 15, 1e-6) and zero
-//    round(-lowest / scale), and stores round(x * (1 / scale) + zero), both from 0 to 15 and rounded
-//    half away from zero: the steps of vLLM's Triton kernel, none of them fused.
+// 3. A row of int4 has scale max((highest - lowest) / 15, 1e-6) and zero round(-lowest / scale). It
+//    stores round(x * (1 / scale) + zero), both from 0 to 15 and rounded half away from zero: the
+//    steps of vLLM's Triton kernel, none of them fused.
 #pragma once
 
 #include "cuda_backend/kernels/cache_write.cuh"

@@ -17,8 +17,8 @@ namespace {
 
 constexpr std::size_t kGroupsMax = 4;
 
-// Values of a byte or less, with their scales behind the row or elsewhere. int4: where the release has
-// it in its plans.
+// Values of a byte or less, with their scales behind the row or elsewhere. int4: where the release
+// has it in its plans.
 void scale_rows(ChoiceSource& choices, bool has_int4, KVCacheSpec& spec) {
   spec.kv_quant_mode =
       choices.one_of({KVQuantMode::int8_per_token_head, KVQuantMode::fp8_per_token_head,

@@ -46,8 +46,8 @@ inline constexpr std::int64_t kPartState = 16;
 // With `stored` a word is eight stored bytes, of as many bf16 elements. With `by_largest` it is so
 // too, and shape_of_row() says which numbers; the row's scale lies at byte scale_at, behind as many
 // elements. With `by_group` a word below byte scale_at is 16 elements of four bits, and one behind
-// it the scales of 8 such words. With `is_int4` too, but of the whole row, in `int4`, and behind the
-// elements lies its scale.
+// it the scales of 8 such words. With `is_int4` elements have four bits too, as `int4` says of the
+// whole row, and its scale lies behind them.
 struct WordShape {
   std::uint64_t keep = ~std::uint64_t{0};
   std::uint64_t set = 0;

@@ -9,8 +9,8 @@
 //     scales of their own there are 128, as many as a largest element can be.
 // (4) nvfp4: e2m1 elements, two a byte, with an e4m3 scale for every 16 of a row, in units of the
 //     layer's scale. The scale follows from the largest of the 16.
-// (5) int4: whole numbers from 0 to 15, two a byte, with a scale and a zero for each row, which follow
-//     from its lowest and highest element; the zero lies in the lowest four bits of the scale.
+// (5) int4: whole numbers from 0 to 15, two a byte, with a scale and a zero for each row, which
+//     follow from its lowest and highest element; the zero lies in the scale's lowest four bits.
 // Not here: caches whose elements are no numbers (uint8), which keep their words.
 #pragma once
 

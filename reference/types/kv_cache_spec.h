@@ -39,8 +39,8 @@ enum class CacheKind : std::uint8_t {
 enum class MambaCacheMode : std::uint8_t { none, align, all };
 
 // What a quantized cache stores beside the values: nothing, one scale per tensor (kept elsewhere),
-// one fp32 scale per token and head (inline, behind the row; of int4 with the row's zero in its lowest
-// bits), or packed fp4 with its block scales.
+// one fp32 scale per token and head (inline, behind the row; of int4 with the row's zero in its
+// lowest bits), or packed fp4 with its block scales.
 enum class KVQuantMode : std::uint8_t {
   none,
   fp8_per_tensor,

@@ -113,8 +113,8 @@ TEST(ModelReplays, OfV4WithDraftsHaveTheDraftersLayer) {
   EXPECT_GT(replay.cached_tokens, 0);
 }
 
-// Three modules read three tokens behind a chunk, so windows keep two tokens more. A fourth draft is
-// the last module's second.
+// Three modules read three tokens behind a chunk, so windows keep two tokens more. A fourth draft
+// is the last module's second.
 TEST(ModelReplays, WithSeveralModulesOfMtpKeepTokensBelowTheirWindows) {
   const tests::TemporaryFolder folder;
   ModelJson layers = kTwoOfV4;

@@ -1,6 +1,6 @@
 // Rows of 4-bit elements, written and attended to: nvfp4 with its areas of scales, in both orders
-// and swizzled, and int4 with a scale and a zero behind each row. Every byte of every page, in every
-// mode of the executor.
+// and swizzled, and int4 with a scale and a zero behind each row. Every byte of every page, in
+// every mode of the executor.
 #include <algorithm>
 #include <functional>
 
