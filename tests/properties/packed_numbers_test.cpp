@@ -35,7 +35,7 @@ KVCacheSpec in_window(KVCacheSpec spec) {
   return spec;
 }
 
-std::vector<CacheKindCase> kinds() {
+std::vector<CacheKindCase> packed_kinds() {
   const tests::Orders dense = {LBNHC, LBHNC, BLNHC, BLHNC};
   const tests::Orders every(std::begin(kOverlaidLayouts), std::end(kOverlaidLayouts));
   return {
@@ -63,7 +63,7 @@ SavedCase by_numbers(const CacheKindCase& kind, CacheLayout order) {
 }
 
 TEST(PackedNumbers, are_replayed_in_the_orders_whose_blocks_are_dense_and_refused_in_others) {
-  for (const CacheKindCase& kind : kinds())
+  for (const CacheKindCase& kind : packed_kinds())
     for (const CacheLayout order : kOverlaidLayouts) {
       const Outcome outcome = judge(by_numbers(kind, order), make_simt_backend);
       const bool is_taken = kind.orders.contains(order);
@@ -74,7 +74,7 @@ TEST(PackedNumbers, are_replayed_in_the_orders_whose_blocks_are_dense_and_refuse
 }
 
 TEST(PackedNumbers, are_the_same_under_preemption) {
-  for (const CacheKindCase& kind : kinds()) {
+  for (const CacheKindCase& kind : packed_kinds()) {
     SavedCase saved = by_numbers(kind, kind.name.size() % 2 == 0 ? LBHNC : BLNHC);
     saved.check = CheckMode::fast;
     const Outcome sound = judge(saved, make_simt_backend);
@@ -87,7 +87,7 @@ TEST(PackedNumbers, are_the_same_under_preemption) {
 }
 
 TEST(PackedNumbers, another_place_of_scales_is_seen_in_the_first_page_that_is_written) {
-  const CacheKindCase kind = kinds()[1];
+  const CacheKindCase kind = packed_kinds()[1];
   for (const std::string mutant :
        {"scales-swizzled", "scales-behind-rows", "scale-of-other-head", "scale-of-other-layer"})
     for (const CacheLayout order : kind.orders) {
@@ -101,7 +101,7 @@ TEST(PackedNumbers, another_place_of_scales_is_seen_in_the_first_page_that_is_wr
 }
 
 TEST(PackedNumbers, a_scale_that_is_lost_or_another_head_s_is_seen_in_int4_too) {
-  const CacheKindCase kind = kinds()[6];
+  const CacheKindCase kind = packed_kinds()[6];
   for (const std::string mutant : {"scale-not-stored", "scale-of-other-head"})
     for (const CacheLayout order : kind.orders) {
       SavedCase saved = by_numbers(kind, order);
@@ -114,7 +114,7 @@ TEST(PackedNumbers, a_scale_that_is_lost_or_another_head_s_is_seen_in_int4_too) 
 }
 
 TEST(PackedNumbers, are_refused_by_an_engine_that_writes_them_for_other_kernels) {
-  SavedCase saved = by_numbers(kinds().front(), NHD);
+  SavedCase saved = by_numbers(packed_kinds().front(), NHD);
   saved.engine.engine = "vllm-0.22.1";
   saved.engine.async_scheduling = false;
   const Outcome outcome = judge(saved, make_simt_backend);

@@ -219,7 +219,9 @@ TEST(Numbers, OfARowOfInt4AreWithinAStepAndHaveTheirScaleBehindThem) {
         const double worth = (stored - static_cast<int>(bits & 15)) * double{scale};
         EXPECT_EQ(worth, shape.int4.worth(stored));
         EXPECT_LE(std::abs(worth), kStoredMax);
-        if (bits % 16 > 0 && bits % 16 < 15) EXPECT_NEAR(worth, x, scale * 1.01);
+        if (bits % 16 > 0 && bits % 16 < 15) {
+          EXPECT_NEAR(worth, x, scale * 1.01);
+        }
       }
     }
 }
