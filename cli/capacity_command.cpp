@@ -91,8 +91,7 @@ Result<void> compare_model(const std::string& name, const CapacityCommand& comma
         a.kv_dtype = dtype;
         a.mamba_cache_mode = mode;
         a.attn_pack = pack;
-        LS_ASSIGN_OR_RETURN(const auto options,
-                            plan_options(a, model.max_model_len, model.mamba_chunk_size));
+        LS_ASSIGN_OR_RETURN(const auto options, plan_options(a, model));
         LS_ASSIGN_OR_RETURN(const bool overlays, is_placed(a));
         if (overlays) {
           print_placed(model, options, a);

@@ -61,6 +61,7 @@ Result<MemoryDiff> diff_memory(const DiffOptions& options,
   plan.dcp = run.engine.dcp;
   plan.pcp = run.engine.pcp;
   plan.mamba_chunk_size = diff.model.mamba_chunk_size;
+  plan.mtp_modules = diff.model.mtp_modules;
   plan.mamba_cache_mode = run.engine.mamba_cache_mode;
   plan.disable_hybrid_kv_cache_manager = run.recipe.disable_hybrid_kv_cache_manager;
   plan.max_num_batched_tokens = run.engine.max_num_batched_tokens;

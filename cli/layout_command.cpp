@@ -33,8 +33,7 @@ LayerSpecs extra_layers(const LayoutCommand& command, const ModelSpec& model) {
 
 Result<PlanReport> report_of(const LayoutCommand& command) {
   LS_ASSIGN_OR_RETURN(const auto model, find_model(command.model));
-  LS_ASSIGN_OR_RETURN(const auto options,
-                      plan_options(command.arguments, model.max_model_len, model.mamba_chunk_size));
+  LS_ASSIGN_OR_RETURN(const auto options, plan_options(command.arguments, model));
   const auto layout = cache_layout_from_name(command.arguments.layout);
   if (!layout || is_overlaid(*layout))
     return fail(fmt::format("--layout: '{}' is not NHD or HND; --engine vllm-0.33.0 has six orders",
@@ -58,8 +57,7 @@ Result<int> tell(const LayoutCommand& command, const std::string& table, const D
 
 Result<int> placed(const LayoutCommand& command) {
   LS_ASSIGN_OR_RETURN(const auto model, find_model(command.model));
-  LS_ASSIGN_OR_RETURN(const auto options,
-                      plan_options(command.arguments, model.max_model_len, model.mamba_chunk_size));
+  LS_ASSIGN_OR_RETURN(const auto options, plan_options(command.arguments, model));
   LS_ASSIGN_OR_RETURN(
       const auto report,
       make_placement_report(model, options, command.arguments.engine, command.arguments.layout,

@@ -29,7 +29,7 @@ Result<void> set_kv_dtype(std::string_view text, PlanOptions& options) {
   LS_ASSIGN_OR_RETURN(const auto type, parse_word<ElementType>(
                                            "--kv-dtype", text, element_type_from_name,
                                            "bf16, fp16, fp32, fp8, fp8_e5m2, int8_per_token_head, "
-                                           "fp8_per_token_head, nvfp4"));
+                                           "fp8_per_token_head, int4_per_token_head, nvfp4"));
   options.kv_dtype = type.dtype;
   options.kv_quant_mode = type.mode;
   return {};
@@ -105,8 +105,7 @@ Result<std::int64_t> parse_size(std::string_view text) {
   return static_cast<std::int64_t>(bytes);
 }
 
-Result<PlanOptions> plan_options(const LayoutArguments& a, std::int64_t model_max_model_len,
-                                 std::int64_t mamba_chunk_size) {
+Result<PlanOptions> plan_options(const LayoutArguments& a, const ModelSpec& model) {
   PlanOptions o;
   o.tp = a.tp;
   o.pp = a.pp;
@@ -117,11 +116,12 @@ Result<PlanOptions> plan_options(const LayoutArguments& a, std::int64_t model_ma
   LS_ASSIGN_OR_RETURN(const bool placed, is_placed(a));
   o.has_drafter = placed && a.num_spec > 0;
   o.max_model_len =
-      a.max_model_len > 0 ? a.max_model_len : std::min<std::int64_t>(model_max_model_len, 32768);
+      a.max_model_len > 0 ? a.max_model_len : std::min<std::int64_t>(model.max_model_len, 32768);
   o.max_num_batched_tokens = a.max_num_batched_tokens;
   o.block_size = a.block_size;
   o.mamba_block_size = a.mamba_block_size;
-  o.mamba_chunk_size = mamba_chunk_size;
+  o.mamba_chunk_size = model.mamba_chunk_size;
+  o.mtp_modules = model.mtp_modules;
   o.num_gpu_blocks_override = a.num_blocks;
   o.max_num_seqs = a.max_num_seqs;
   o.disable_hybrid_kv_cache_manager = a.disable_hybrid_kv_cache_manager;

@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "base/result.h"
+#include "reference/plan/model_spec.h"
 #include "reference/types/plan_options.h"
 
 namespace CLI {
@@ -44,8 +45,7 @@ struct LayoutArguments {
 // Everything but what `capacity` varies: K/V dtype, cache mode, pack.
 void add_layout_options(CLI::App& command, LayoutArguments& arguments);
 
-Result<PlanOptions> plan_options(const LayoutArguments& arguments, std::int64_t model_max_model_len,
-                                 std::int64_t mamba_chunk_size);
+Result<PlanOptions> plan_options(const LayoutArguments& arguments, const ModelSpec& model);
 
 // Whether the engine's groups overlay one allocation (sim/report/placement_report.h). An Error: a
 // release that nobody knows.

@@ -135,6 +135,36 @@ Seams scale_of_other_head(const BackendConfig&) {
     }
   }});
 }
+// Areas of nvfp4 told otherwise, in writes (of V alone, or of both) and where rows are read.
+template <class Change>
+Seams in_areas(bool of_keys, bool of_reads, Change change) {
+  return on_device({.launch = [=](LaunchParams params, Operation&, Device&) {
+    const auto in = [&](PartLayout& part) {
+      if (part.scaling == Scaling::fp4_groups) change(part);
+    };
+    if (auto** write = std::get_if<WritePartsParams*>(&params))
+      for (int i = of_keys ? 0 : 1; i < 2; ++i) in((*write)->parts[i].to);
+    auto** attention = std::get_if<SplitAttentionParams*>(&params);
+    if (attention == nullptr || !of_reads) return;
+    if (of_keys) in((*attention)->key);
+    in((*attention)->value);
+  }});
+}
+// V's scales as kernels for another GPU read them; of rows that its shape allows it for.
+Seams scales_swizzled(const BackendConfig&) {
+  return in_areas(false, false, [](PartLayout& part) {
+    part.swizzled_scales = part.head_size % 64 == 0 && part.block_size.value % 4 == 0;
+  });
+}
+// Each row's scales behind its own elements.
+Seams scales_behind_rows(const BackendConfig&) {
+  return in_areas(true, true, [](PartLayout& part) {
+    const std::int64_t data = part.head_size / 2, row = data + part.head_size / 16;
+    part.token_stride = part.scale_token_stride = part.token_stride / data * row;
+    part.head_stride = part.scale_head_stride = part.head_stride / data * row;
+    part.scales = part.base + data;
+  });
+}
 Seams window_off_by_one(const BackendConfig&) {
   return in_launches<SplitAttentionParams>(widen_window);
 }
@@ -378,6 +408,8 @@ constexpr PlantedDefect kOfLaunches[] = {
     {"window-off-by-one", window_off_by_one, Needs::numbers},
     {"scale-of-other-layer", scale_of_other_layer, Needs::numbers},
     {"scale-of-other-head", scale_of_other_head, Needs::numbers},
+    {"scales-swizzled", scales_swizzled, Needs::numbers},
+    {"scales-behind-rows", scales_behind_rows, Needs::numbers},
     {"scale-not-stored", in_kernel<KernelDefect::scale_not_stored>, Needs::numbers},
     {"state-targets-last", state_targets_last, Needs::numbers},
     {"checkpoint-last-inputs", checkpoint_last_inputs, Needs::numbers},
@@ -396,7 +428,7 @@ constexpr PlantedDefect kOfLaunches[] = {
 std::span<const PlantedDefect> defects_of_launches() { return kOfLaunches; }
 
 void reverse_scales(PartLayout& part) {
-  if (part.scaling != Scaling::per_token_head) return;
+  if (part.scaling == Scaling::none || part.scaling == Scaling::per_tensor) return;
   part.scales += (part.num_heads - 1) * part.scale_head_stride;
   part.scale_head_stride = -part.scale_head_stride;
 }

@@ -23,7 +23,18 @@ namespace lockstep::cuda {
 // 2. Padding of pages, of blocks and between pieces belongs to no part.
 // 3. stored = round(value / scale) and value = stored * scale. A per_token_head scale is an fp32
 //    that lies where its strides say: behind the row, or in a tensor of its own.
-enum class Scaling : std::uint8_t { none, per_tensor, per_token_head };
+// 4. Two elements a byte, the even one in its low half, in rows that are whole (dtype uint8):
+//    int4_rows    0 to 15, value = (stored - zero) * scale. The row's fp32 scale lies as one of
+//                 per_token_head does; the lowest four bits of its pattern are the row's zero.
+//    fp4_groups   e2m1, value = stored * scale * *layer_scale, with an e4m3 scale for every 16
+//                 elements: head_size / 16 bytes of a token and head, at `scales` by the strides
+//                 (nvfp4). swizzled_scales: 4 tokens by all their groups are dealt out anew, as
+//                 the kernels of sm_100 read those of V; block_size and the groups of a row are
+//                 then multiples of 4.
+enum class Scaling : std::uint8_t { none, per_tensor, per_token_head, int4_rows, fp4_groups };
+constexpr bool is_packed(Scaling scaling) {
+  return scaling == Scaling::int4_rows || scaling == Scaling::fp4_groups;
+}
 
 struct PartLayout {
   std::byte* base = nullptr;  // element 0 of head 0 of token 0 of block 0
@@ -41,6 +52,8 @@ struct PartLayout {
   std::int32_t piece_elements = 1;  // contiguous elements; head_size where rows are whole
   DType dtype = DType::bf16;
   Scaling scaling = Scaling::none;
+  bool swizzled_scales = false;
+  const float* layer_scale = nullptr;  // fp4_groups
 };
 
 // Rows of a layer's projection on their way into one part of its cache.

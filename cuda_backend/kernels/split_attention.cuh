@@ -12,11 +12,13 @@
 //    the scores; each of the T tiles of 32 keys and of the S splits rescales it by another such
 //    factor, and n keys are added up. Together, with numerator and denominator off alike:
 //    2 (score error + (4 (T + S + 1) + R + n + 4) u) max |v|
+//    Elements of packed rows are exact in fp32: e2m1 times e4m3 has 6 bits, int4 less its zero 5.
 //    (attention_bound() of tests/cuda_backend/attention_oracle.h).
 #pragma once
 
 #include "cuda_backend/kernels/engine_params.h"
 #include "cuda_backend/kernels/number_formats.cuh"
+#include "cuda_backend/kernels/packed_rows.cuh"
 
 namespace lockstep::cuda {
 namespace SIMT_VARIANT {
@@ -64,15 +66,37 @@ __device__ __forceinline__ float scale_of_row(const PartLayout& part, const KeyP
                                               std::int32_t head) {
   if (part.scaling == Scaling::none) return 1.0f;
   if (part.scaling == Scaling::per_tensor) return *part_scale(part, 0, 0, 0);
-  return *part_scale(part, place.block, place.offset, head);
+  if (part.scaling == Scaling::fp4_groups) return *part.layer_scale;
+  const float scale = *part_scale(part, place.block, place.offset, head);
+  return part.scaling == Scaling::int4_rows ? __uint_as_float(__float_as_uint(scale) & ~15u)
+                                            : scale;
 }
 
-// q . k in element order, before any scale.
+__device__ __forceinline__ PackedRow packed_row(const PartLayout& part, const KeyPlace& place,
+                                                std::int32_t head) {
+  PackedRow row{place.block, place.offset, head, 0.0f};
+  if (part.scaling == Scaling::int4_rows)
+    row.zero = float(__float_as_uint(*part_scale(part, place.block, place.offset, head)) & 15);
+  return row;
+}
+
+// q . k in element order, before the scale of a row or a layer.
 template <int kItem>
 __device__ __forceinline__ float dot_with_key(const float* query, const PartLayout& part,
-                                              std::byte* row) {
+                                              const KeyPlace& place, std::int32_t head) {
+  std::byte* row = part_row(part, place.block, place.offset, head);
   const std::int32_t bytes = element_bytes(part.dtype);
   float score = 0.0f;
+  if (is_packed(part.scaling)) {
+    const PackedRow packed = packed_row(part, place, head);
+    for (std::int32_t at = 0; at < part.head_size; at += kItem) {
+      float values[kItem];
+      load_packed<kItem>(values, part, row, packed, at);
+      SIMT_UNROLL
+      for (int i = 0; i < kItem; ++i) score = fmaf(query[at + i], values[i], score);
+    }
+    return score;
+  }
   for (std::int32_t at = 0; at < part.head_size; at += kItem) {
     std::uint32_t bits[kItem];
     load_bits<kItem>(bits, part_element(part, row, at), bytes);
@@ -117,8 +141,7 @@ __device__ __forceinline__ void weigh_keys(SplitState<kItem>& state, const Split
   if (seen) {
     const KeyPlace place = place_of_key(p, row, first + lane);
     shared.places[lane] = place;
-    const float dot = dot_with_key<kItem>(shared.query, p.key,
-                                          part_row(p.key, place.block, place.offset, kv_head));
+    const float dot = dot_with_key<kItem>(shared.query, p.key, place, kv_head);
     score = dot * scale_of_row(p.key, place, kv_head) * p.scale;
     value_scale = scale_of_row(p.value, place, kv_head);
   }
@@ -141,10 +164,21 @@ __device__ __forceinline__ void add_values(SplitState<kItem>& state, const Split
     const KeyPlace place = shared.places[key];
     std::byte* row = part_row(part, place.block, place.offset, kv_head);
     const float weight = shared.weights[key];
+    const bool is_in_halves = is_packed(part.scaling);
+    PackedRow packed{};
+    if (is_in_halves) packed = packed_row(part, place, kv_head);
     SIMT_UNROLL
     for (int n = 0; n < SplitState<kItem>::kItems; ++n) {
       const std::int32_t at = (state.item + n * state.lanes_per_row) * kItem;
       if (at >= part.head_size) continue;
+      if (is_in_halves) {
+        float values[kItem];
+        load_packed<kItem>(values, part, row, packed, at);
+        SIMT_UNROLL
+        for (int i = 0; i < kItem; ++i)
+          state.weighted[n * kItem + i] = fmaf(weight, values[i], state.weighted[n * kItem + i]);
+        continue;
+      }
       std::uint32_t bits[kItem];
       load_bits<kItem>(bits, part_element(part, row, at), bytes);
       SIMT_UNROLL

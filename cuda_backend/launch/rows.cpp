@@ -5,6 +5,7 @@
 #include "cuda_backend/kernels/cache_rows.cuh"
 #include "cuda_backend/kernels/cache_write.cuh"
 #include "cuda_backend/kernels/fill_inputs.cuh"
+#include "cuda_backend/kernels/packed_rows.cuh"
 #include "cuda_backend/kernels/request_slots.cuh"
 #include "cuda_backend/launch/launchers.h"
 
@@ -99,8 +100,22 @@ int launch_gather_rows(const LaunchPlace& place, const GatherRowsParams& params)
 }
 
 // Launchers of cache writes: parts that move or have one scale go together, and so do parts with a
-// scale for each token and head.
+// scale for each token and head, and packed ones.
 namespace {
+
+enum class Writing : std::uint8_t { elements, rows, int4_rows, fp4_groups };
+Writing writing_of(Scaling scaling) {
+  switch (scaling) {
+    case Scaling::per_token_head:
+      return Writing::rows;
+    case Scaling::int4_rows:
+      return Writing::int4_rows;
+    case Scaling::fp4_groups:
+      return Writing::fp4_groups;
+    default:
+      return Writing::elements;
+  }
+}
 
 bool walks_in_eights(const PartWrite& part) {
   return in_eights(part.to) && aligned_to(bytes_of_eight(part.source_dtype), part.source,
@@ -109,13 +124,12 @@ bool walks_in_eights(const PartWrite& part) {
 
 // The parts that one launch can write: scaled alike, and walked alike (V of the x-split layout goes
 // element by element, its K does not).
-WritePartsParams parts_where(const WritePartsParams& params, bool per_token_head, bool eights) {
+WritePartsParams parts_where(const WritePartsParams& params, Writing writing, bool eights) {
   WritePartsParams chosen = params;
   chosen.num_parts = 0;
   for (std::int32_t i = 0; i < params.num_parts; ++i) {
     const PartWrite& part = params.parts[i];
-    if ((part.to.scaling == Scaling::per_token_head) == per_token_head &&
-        walks_in_eights(part) == eights)
+    if (writing_of(part.to.scaling) == writing && walks_in_eights(part) == eights)
       chosen.parts[chosen.num_parts++] = part;
   }
   return chosen;
@@ -138,35 +152,92 @@ int write_each_element(const LaunchPlace& place, const WritePartsParams& params)
   return status_of(simt::launch(config, write_parts_kernel<kItem>, params, by));
 }
 
+// Bytes of the accesses that the data of every group of 16 elements allows.
+std::int32_t unit_of_groups(const WritePartsParams& params) {
+  std::int32_t unit = 8;
+  for (std::int32_t i = 0; i < params.num_parts; ++i) {
+    const PartLayout& to = params.parts[i].to;
+    while (!aligned_to(unit, to.base, to.block_stride, to.token_stride, to.head_stride, 0))
+      unit /= 2;
+  }
+  return unit;
+}
+
 template <int kItem>
-int quantise_rows(const LaunchPlace& place, const WritePartsParams& params) {
-  auto config = config_of(place, "quantise_rows");
+int write_groups(const LaunchPlace& place, const WritePartsParams& params) {
+  std::int64_t items = 0;
+  PartDivisors by;
+  for (std::int32_t i = 0; i < params.num_parts; ++i) {
+    const PartLayout& part = params.parts[i].to;
+    const std::int32_t groups = part.head_size / kGroupElements;
+    by.items_per_row[i] = make_divisor(static_cast<std::uint32_t>(groups));
+    by.heads[i] = make_divisor(static_cast<std::uint32_t>(part.num_heads));
+    items =
+        std::max<std::int64_t>(items, std::int64_t{params.num_tokens} * part.num_heads * groups);
+  }
+  if (items >= kMaxFlatItems) return too_large();
+  auto config = flat_grid(place, "write_groups", items);
+  config.grid.y = static_cast<std::uint32_t>(params.num_parts);
+  auto* kernel = place.defect == KernelDefect::scale_not_stored ? write_groups_kernel<kItem, false>
+                                                                : write_groups_kernel<kItem, true>;
+  return status_of(simt::launch(config, kernel, params, by, unit_of_groups(params)));
+}
+
+// One warp for each token, head and part.
+bool grid_of_rows(simt::LaunchConfig& config, const WritePartsParams& params) {
   std::int32_t heads = 0;
   for (std::int32_t i = 0; i < params.num_parts; ++i)
     heads = std::max(heads, params.parts[i].to.num_heads);
-  if (!fits_grid(params.num_tokens, heads)) return too_large();
+  if (!fits_grid(params.num_tokens, heads)) return false;
   config.grid =
       dim3(static_cast<std::uint32_t>(params.num_tokens), static_cast<std::uint32_t>(heads),
            static_cast<std::uint32_t>(params.num_parts));
   config.block.x = 32;
+  return true;
+}
+
+int write_int4_rows(const LaunchPlace& place, const WritePartsParams& params) {
+  auto config = config_of(place, "write_int4_rows");
+  if (!grid_of_rows(config, params)) return too_large();
+  auto* kernel = place.defect == KernelDefect::scale_not_stored ? write_int4_rows_kernel<false>
+                                                                : write_int4_rows_kernel<true>;
+  return status_of(simt::launch(config, kernel, params));
+}
+
+template <int kItem>
+int quantise_rows(const LaunchPlace& place, const WritePartsParams& params) {
+  auto config = config_of(place, "quantise_rows");
+  if (!grid_of_rows(config, params)) return too_large();
   auto* kernel = place.defect == KernelDefect::scale_not_stored ? quantise_rows_kernel<kItem, false>
                                                                 : quantise_rows_kernel<kItem, true>;
   return status_of(simt::launch(config, kernel, params));
+}
+
+int write_parts_of(const LaunchPlace& place, const WritePartsParams& parts, Writing writing,
+                   bool eights) {
+  switch (writing) {
+    case Writing::elements:
+      return eights ? write_each_element<8>(place, parts) : write_each_element<1>(place, parts);
+    case Writing::rows:
+      return eights ? quantise_rows<8>(place, parts) : quantise_rows<1>(place, parts);
+    case Writing::int4_rows:
+      return write_int4_rows(place, parts);
+    case Writing::fp4_groups:
+      return eights ? write_groups<8>(place, parts) : write_groups<1>(place, parts);
+  }
+  return nothing_to_do();
 }
 
 }  // namespace
 
 int launch_write_parts(const LaunchPlace& place, const WritePartsParams& params) {
   if (params.num_tokens == 0) return nothing_to_do();
-  for (const bool per_token_head : {false, true})
+  for (const Writing writing :
+       {Writing::elements, Writing::rows, Writing::int4_rows, Writing::fp4_groups})
     for (const bool eights : {false, true}) {
-      const WritePartsParams parts = parts_where(params, per_token_head, eights);
+      const WritePartsParams parts = parts_where(params, writing, eights);
       if (parts.num_parts == 0) continue;
-      int status = nothing_to_do();
-      if (per_token_head)
-        status = eights ? quantise_rows<8>(place, parts) : quantise_rows<1>(place, parts);
-      else
-        status = eights ? write_each_element<8>(place, parts) : write_each_element<1>(place, parts);
+      const int status = write_parts_of(place, parts, writing, eights);
       if (status != nothing_to_do()) return status;
     }
   return nothing_to_do();

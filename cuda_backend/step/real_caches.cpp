@@ -27,7 +27,13 @@ bool is_scaled(DType dtype) {
 }
 
 bool has_row_scales(KVQuantMode mode) {
-  return mode == KVQuantMode::int8_per_token_head || mode == KVQuantMode::fp8_per_token_head;
+  return mode == KVQuantMode::int8_per_token_head || mode == KVQuantMode::fp8_per_token_head ||
+         mode == KVQuantMode::int4_per_token_head;
+}
+
+// Elements of a row whose scale lies behind them.
+std::int32_t elements_before_scale(KVQuantMode mode, std::int32_t row_bytes) {
+  return (row_bytes - kScaleBytes) * (mode == KVQuantMode::int4_per_token_head ? 2 : 1);
 }
 
 // Of each layer, in the order of LayerCaches::rows.
@@ -39,9 +45,60 @@ void for_each_layer(const KVCacheConfig& plan, const LayerCaches& layers, Visit 
       visit(group.layer_names[i], group.layer_spec(i), layers.rows[layer]);
 }
 
-std::string why_not_layer(const std::string& name, KVQuantMode mode, const RowCache& rows) {
+// Elements of a row that lies in the cache as bytes of e2m1 pairs and their groups' scales.
+std::int32_t elements_of_fp4(std::int32_t row_bytes) { return row_bytes * 16 / 9; }
+
+// Where the areas of a layer's nvfp4 rows lie in a block, which must be dense: as FlashInfer takes
+// them, [K data | K scales | V data | V scales], each by tokens or by heads as the tensor is.
+struct Fp4Areas {
+  std::int32_t tokens, heads, data, scales;  // of one part of a block; bytes of a row
+  bool is_by_token;
+  explicit Fp4Areas(const RowCache& rows)
+      : tokens(static_cast<std::int32_t>(rows.block_size.value)),
+        heads(rows.num_kv_heads),
+        data(elements_of_fp4(rows.row_bytes) / 2),
+        scales(rows.row_bytes - data),
+        is_by_token(rows.token_stride != rows.row_bytes) {}
+  std::int64_t part_bytes() const { return std::int64_t{tokens} * heads * (data + scales); }
+};
+
+bool is_dense_block(const RowCache& rows) {
+  const Fp4Areas areas(rows);
+  const std::int64_t slots = 2 * rows.num_kv_heads;
+  const std::int64_t slot_stride =
+      areas.is_by_token ? rows.row_bytes : std::int64_t{areas.tokens} * rows.row_bytes;
+  if (areas.is_by_token && rows.token_stride != slots * rows.row_bytes) return false;
+  return rows.part_stride == rows.num_kv_heads * slot_stride &&
+         (rows.num_kv_heads == 1 || rows.head_stride == slot_stride);
+}
+
+std::string why_not_fp4(const std::string& name, const KVCacheSpec& spec, const RowCache& rows,
+                        CacheLayout layout) {
+  if (rows.num_parts != 2)
+    return fmt::format("numbers: {} is quantised by nvfp4, which takes K and V rows", name);
+  if (elements_of_fp4(rows.row_bytes) != spec.head_size || spec.head_size > kMaxAttendedHeadSize)
+    return fmt::format(
+        "numbers: {} has heads of {} elements; nvfp4 takes a multiple of 16, up to {}", name,
+        spec.head_size, kMaxAttendedHeadSize);
+  if (!is_overlaid(layout))
+    return fmt::format(
+        "numbers: {} is quantised by nvfp4, whose scales lie where vLLM 0.33.0 puts them for a "
+        "Hopper GPU; choose --engine vllm-0.33.0",
+        name);
+  if (is_dense_block(rows)) return {};
+  return fmt::format(
+      "numbers: {} is quantised by nvfp4, whose areas take a block that is dense in its layer; "
+      "choose LBNHC, LBHNC, BLNHC or BLHNC",
+      name);
+}
+
+std::string why_not_layer(const std::string& name, const KVCacheSpec& spec, const RowCache& rows,
+                          CacheLayout layout) {
   if (rows.row_bytes == 0) return {};
-  const std::int32_t head_size = rows.head_size - (has_row_scales(mode) ? kScaleBytes : 0);
+  const KVQuantMode mode = spec.kv_quant_mode;
+  if (mode == KVQuantMode::nvfp4) return why_not_fp4(name, spec, rows, layout);
+  const std::int32_t head_size =
+      has_row_scales(mode) ? elements_before_scale(mode, rows.head_size) : rows.head_size;
   if (head_size > kMaxAttendedHeadSize)
     return fmt::format("numbers: {} has heads of {} elements, the kernel takes {}", name, head_size,
                        kMaxAttendedHeadSize);
@@ -52,6 +109,9 @@ std::string why_not_layer(const std::string& name, KVQuantMode mode, const RowCa
   if (rows.num_parts != 2 || itemsize_bytes(rows.dtype) != 1)
     return fmt::format("numbers: {} is quantised by {}, which takes K and V rows of 8-bit elements",
                        name, name_of(mode));
+  if (head_size != spec.head_size)
+    return fmt::format("numbers: {} has heads of {} elements, which are no whole bytes of {}", name,
+                       spec.head_size, name_of(mode));
   if (rows.unit_bytes % kScaleBytes != 0)
     return fmt::format(
         "numbers: rows of {} have {} elements with a scale behind them, which must lie on a "
@@ -84,7 +144,7 @@ std::optional<std::string> RealCaches::why_not(const BackendConfig& config,
              "an engine here; replay them with --numbers words";
   for_each_layer(config.plan, layers,
                  [&](const std::string& name, const KVCacheSpec& spec, const RowCache& rows) {
-                   if (reason.empty()) reason = why_not_layer(name, spec.kv_quant_mode, rows);
+                   if (reason.empty()) reason = why_not_layer(name, spec, rows, config.layout);
                  });
   if (reason.empty()) return std::nullopt;
   return reason;
@@ -92,9 +152,14 @@ std::optional<std::string> RealCaches::why_not(const BackendConfig& config,
 
 RealCaches::RowFormat RealCaches::format_of(const RowCache& rows, KVQuantMode mode) {
   if (has_row_scales(mode))
-    return {.dtype = mode == KVQuantMode::int8_per_token_head ? DType::int8 : DType::fp8_e4m3,
-            .scaling = Scaling::per_token_head,
-            .head_size = rows.head_size - kScaleBytes};
+    return {.dtype = rows.dtype,
+            .scaling = mode == KVQuantMode::int4_per_token_head ? Scaling::int4_rows
+                                                                : Scaling::per_token_head,
+            .head_size = elements_before_scale(mode, rows.head_size)};
+  if (mode == KVQuantMode::nvfp4)
+    return {.dtype = DType::uint8,
+            .scaling = Scaling::fp4_groups,
+            .head_size = elements_of_fp4(rows.row_bytes)};
   return {.dtype = rows.dtype,
           .scaling = is_scaled(rows.dtype) ? Scaling::per_tensor : Scaling::none,
           .head_size = rows.head_size};
@@ -121,11 +186,24 @@ PartLayout RealCaches::part(std::size_t layer, std::int32_t index) const {
                   .scaling = format.scaling};
   if (format.scaling == Scaling::per_tensor)
     part.scales = reinterpret_cast<std::byte*>(scales_.data() + layer);
-  if (format.scaling == Scaling::per_token_head) {
-    part.scales = part.base + format.head_size;
+  if (format.scaling == Scaling::per_token_head || format.scaling == Scaling::int4_rows) {
+    part.scales = part.base + rows.row_bytes - kScaleBytes;
     part.scale_block_stride = rows.block_stride;
     part.scale_token_stride = rows.token_stride;
     part.scale_head_stride = rows.head_stride;
+  }
+  if (format.scaling == Scaling::fp4_groups) {
+    const Fp4Areas areas(rows);
+    const std::int64_t tokens = areas.is_by_token ? areas.heads : 1;  // in rows
+    const std::int64_t heads = areas.is_by_token ? 1 : areas.tokens;
+    part.base = rows.base + index * areas.part_bytes();
+    part.token_stride = tokens * areas.data;
+    part.head_stride = heads * areas.data;
+    part.scales = part.base + std::int64_t{areas.tokens} * areas.heads * areas.data;
+    part.scale_block_stride = rows.block_stride;
+    part.scale_token_stride = tokens * areas.scales;
+    part.scale_head_stride = heads * areas.scales;
+    part.layer_scale = scales_.data() + layer;
   }
   return part;
 }

@@ -5,6 +5,7 @@
 // 1. A layer whose elements are no numbers (uint8) has parts that are moved, never attended to.
 // 2. A layer's one scale lies in device memory of its own; scales for each token and head lie in
 //    the pages, behind the elements of their rows.
+// 3. Rows of nvfp4 lie in areas of a dense block: elements of all rows of K, their scales, then V.
 #pragma once
 
 #include <cstdint>

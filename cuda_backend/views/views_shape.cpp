@@ -25,12 +25,15 @@ bool is_mla_backend(AttentionBackend backend) {
 }
 
 // The last dimension of a K/V cache: scales of per-token-head quantization lie behind the row (the
-// room of one float), fp4 is two values to a byte with a scale byte for sixteen.
+// room of one float), of int4 too, two of whose values lie in a byte; fp4 is two values to a byte
+// with a scale byte for sixteen.
 std::int64_t pair_row(const KVCacheSpec& spec) {
   const std::int64_t head_size = spec.head_size;
   switch (spec.kv_quant_mode) {
     case KVQuantMode::nvfp4:
       return head_size / 2 + head_size / 16;
+    case KVQuantMode::int4_per_token_head:
+      return head_size / 2 + std::int64_t{sizeof(float)};
     case KVQuantMode::int8_per_token_head:
     case KVQuantMode::fp8_per_token_head:
       return head_size + std::int64_t{sizeof(float)} / itemsize_bytes(spec.dtype);

@@ -8,6 +8,7 @@
 #include "reference/plan/page_size.h"
 #include "reference/plan/request_need.h"
 #include "reference/profiles/engine_profile.h"
+#include "reference/profiles/releases.h"
 #include "sim/session/session.h"
 #include "sim/step/backend_config.h"
 
@@ -16,18 +17,23 @@ namespace {
 
 constexpr std::size_t kGroupsMax = 4;
 
-// Values of a byte or less, with their scales behind the row or elsewhere.
-void scale_rows(ChoiceSource& choices, KVCacheSpec& spec) {
+// Values of a byte or less, with their scales behind the row or elsewhere. int4: where the release
+// has it in its plans.
+void scale_rows(ChoiceSource& choices, bool has_int4, KVCacheSpec& spec) {
   spec.kv_quant_mode =
       choices.one_of({KVQuantMode::int8_per_token_head, KVQuantMode::fp8_per_token_head,
                       KVQuantMode::fp8_per_tensor, KVQuantMode::nvfp4});
+  const bool is_packed = spec.kv_quant_mode == KVQuantMode::nvfp4;
+  if (is_packed && has_int4 && choices.chance(50))
+    spec.kv_quant_mode = KVQuantMode::int4_per_token_head;
   spec.dtype = spec.kv_quant_mode == KVQuantMode::int8_per_token_head ? DType::int8
-               : spec.kv_quant_mode == KVQuantMode::nvfp4             ? DType::uint8
+               : is_packed                                            ? DType::uint8
                                                                       : DType::fp8_e4m3;
-  if (spec.kv_quant_mode == KVQuantMode::nvfp4) spec.head_size = 16;
+  if (is_packed) spec.head_size = 16;
 }
 
-KVCacheSpec draw_rows(Draw& draw, CacheKind kind, std::int64_t block_size) {
+KVCacheSpec draw_rows(Draw& draw, const EngineConfig& engine, CacheKind kind,
+                      std::int64_t block_size) {
   ChoiceSource& choices = draw.choices;
   KVCacheSpec spec;
   spec.kind = kind;
@@ -41,7 +47,8 @@ KVCacheSpec draw_rows(Draw& draw, CacheKind kind, std::int64_t block_size) {
     spec.dtype = dtypes[choices.below(std::ssize(dtypes))];
   }
   if (draw.has(Feature::scaled_rows) && kind != CacheKind::mla && kind != CacheKind::hidden_state)
-    scale_rows(choices, spec);
+    scale_rows(choices, engine_profile(engine.engine).release->page_format == PageFormat::overlaid,
+               spec);
   if (kind == CacheKind::mla) spec.num_kv_heads = 1;
   if (kind == CacheKind::sliding_window) spec.sliding_window = choices.between(1, 3 * block_size);
   if (kind == CacheKind::chunked_local)
@@ -183,7 +190,7 @@ std::vector<KVCacheGroupSpec> draw_groups(Draw& draw, EngineConfig& engine) {
         groups, kind, [](const KVCacheGroupSpec& group) { return group.spec.kind; });
     KVCacheGroupSpec group;
     if (kind != CacheKind::mamba)
-      group.spec = draw_rows(draw, kind, block_size);
+      group.spec = draw_rows(draw, engine, kind, block_size);
     else  // the worker keeps one place a request for all states: their specs are equal
       group.spec = like != groups.end() ? like->spec : draw_states(draw, engine, base);
     const std::int64_t layers = kind == CacheKind::hidden_state ? 1 : choices.between(1, 2);

@@ -169,14 +169,13 @@ void draw_states_as_served(Draw& draw, SavedCase& saved) {
 
 namespace {
 
-// fp4 has no kernel, and the scales behind rows must lie on multiples of 4 bytes in every page.
+// The scales behind rows must lie on multiples of 4 bytes in every page.
 bool has_no_real_rows(const SavedCase& saved, const KVCacheGroupSpec& group) {
   switch (group.spec.kv_quant_mode) {
     case KVQuantMode::none:
     case KVQuantMode::fp8_per_tensor:
-      return false;
     case KVQuantMode::nvfp4:
-      return true;
+      return false;
     default:
       return group.spec.head_size % 4 != 0 ||
              std::ranges::any_of(saved.cache.tensors, [&](const KVCacheTensor& tensor) {

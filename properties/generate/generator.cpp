@@ -122,7 +122,19 @@ bool ranks_are_accepted(const SavedCase& saved) {
 
 }  // namespace
 
+// The areas of nvfp4 take a block that is dense in its layer.
+static bool has_room_for_areas(const SavedCase& saved) {
+  const auto has_areas = [](const KVCacheGroupSpec& group) {
+    return group.spec.kv_quant_mode == KVQuantMode::nvfp4;
+  };
+  if (saved.numbers == Numbers::words || std::ranges::none_of(saved.cache.groups, has_areas))
+    return true;
+  const CacheLayout order = config_of(saved).backend.layout;
+  return is_overlaid(order) && order != CacheLayout::LHBNC && order != CacheLayout::BHLNC;
+}
+
 bool is_accepted(const SavedCase& saved) {
+  if (!has_room_for_areas(saved)) return false;
   const auto sizes = resolve_block_sizes(saved.engine, saved.cache.groups);
   // Hits inside blocks are drawn by themselves, and not where block sizes alone allow them.
   if (!sizes || (sizes->hits_parts_of_blocks && saved.engine.prefix_match_unit == 0)) return false;

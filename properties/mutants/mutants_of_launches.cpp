@@ -34,6 +34,20 @@ void with_row_scales(SavedCase& saved) {
     });
 }
 
+// Two e2m1 elements a byte, in the memory of the release that has them with linear scales.
+void with_fp4_numbers(SavedCase& saved) {
+  with_real_numbers(saved);
+  for (std::size_t g = 0; g < saved.cache.groups.size(); ++g)
+    change_specs(saved, g, [](KVCacheSpec& spec) {
+      spec.head_size = 64;
+      spec.head_size_v = 0;
+      spec.dtype = DType::uint8;
+      spec.kv_quant_mode = KVQuantMode::nvfp4;
+      spec.page_size_padded.reset();
+    });
+  plan_again(saved);
+}
+
 void over_two_context_ranks(SavedCase& saved) {
   saved.engine.dcp = 2;
   saved.cp_kv_cache_interleave_size = 4;
@@ -101,6 +115,22 @@ std::vector<Mutant> number_mutants() {
        .caught_by = {kWritten, kMemory},
        .bias = on_executor({full_attention}, {states, hidden_state, several_groups, scaled_rows}),
        .reshape = with_row_scales},
+      {.id = "scales-swizzled",
+       .source = "vllm csrc/nvfp4_kv_cache_kernels.cu, forks for sm_120",
+       .mechanism = "nvfp4: V's scales are dealt out as kernels of sm_100 read them, and read as "
+                    "they are",
+       .exposed_by = "real numbers, nvfp4 in heads of 64 elements and blocks of 4 tokens",
+       .caught_by = {kWritten},
+       .bias = on_executor({full_attention}, {states, hidden_state, several_groups, scaled_rows}),
+       .reshape = with_fp4_numbers},
+      {.id = "scales-behind-rows",
+       .source = "vllm models/minimax_m3, forks for sm_121",
+       .mechanism = "nvfp4: scales are written and read behind the elements of their row, and not "
+                    "in an area of the block",
+       .exposed_by = "real numbers, nvfp4, two rows in a block",
+       .caught_by = {kWritten, kMemory},
+       .bias = on_executor({full_attention}, {states, hidden_state, several_groups, scaled_rows}),
+       .reshape = with_fp4_numbers},
       {.id = "conv-offset-ignored",
        .mechanism = "a convolution reads the inputs before a step's tokens as if no draft of the "
                     "previous step had been accepted",

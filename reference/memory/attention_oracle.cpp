@@ -59,11 +59,18 @@ void decode_row(std::uint64_t key, DType dtype, std::span<double> row) {
 
 // A row of the layer as attention gets it from the cache.
 void decode_row(std::uint64_t key, const ModelLayer& layer, std::span<double> row) {
-  const StoredNumbers* stored = shape_of_row(key, layer.words).stored;
-  if (stored == nullptr) return decode_row(key, layer.dtype, row);
-  const WordShape source = word_shape(DType::bf16);
-  for (std::size_t i = 0; i < row.size(); ++i)
-    row[i] = stored->worth[bf16_index(row_word(key, i / 4, source) >> 16 * (i % 4))];
+  const WordShape shape = shape_of_row(key, layer.words);
+  for (std::size_t i = 0; shape.is_int4 && i < row.size(); ++i)
+    row[i] = shape.int4.worth(shape.int4.nearest(source_number(key, i)));
+  if (shape.is_int4) return;
+  const StoredNumbers* stored = shape.stored;
+  const bool by_group = layer.words.by_group != nullptr;
+  if (stored == nullptr && !by_group) return decode_row(key, layer.dtype, row);
+  const WordShape bf16 = word_shape(DType::bf16);
+  for (std::size_t i = 0; i < row.size(); ++i) {
+    if (by_group && i % 16 == 0) stored = &numbers_of_group(key, i / 16, layer.words);
+    row[i] = stored->worth[bf16_index(row_word(key, i / 4, bf16) >> 16 * (i % 4))];
+  }
 }
 
 }  // namespace
@@ -77,6 +84,7 @@ double row_element(std::uint64_t key, std::int64_t i, DType dtype) {
 bool has_attention_oracle(const ModelLayer& layer) {
   return layer.layout.num_kv > 0 && layer.layout.kind != CacheKind::hidden_state &&
          (layer.words.stored != nullptr || layer.words.by_largest != nullptr ||
+          layer.words.by_group != nullptr || layer.words.is_int4 ||
           (layer.dtype != DType::int8 && layer.dtype != DType::uint8));
 }
 

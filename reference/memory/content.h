@@ -45,12 +45,17 @@ inline constexpr std::int64_t kPartState = 16;
 // Keeps sign and mantissa of every element and sets its exponent, so that it is in +-[0.5, 1).
 // With `stored` a word is eight stored bytes, of as many bf16 elements. With `by_largest` it is so
 // too, and shape_of_row() says which numbers; the row's scale lies at byte scale_at, behind as many
-// elements.
+// elements. With `by_group` a word below byte scale_at is 16 elements of four bits, and one behind
+// it the scales of 8 such words. With `is_int4` elements have four bits too, as `int4` says of the
+// whole row, and its scale lies behind them.
 struct WordShape {
   std::uint64_t keep = ~std::uint64_t{0};
   std::uint64_t set = 0;
   const StoredNumbers* stored = nullptr;
-  const StoredNumbers* by_largest = nullptr;   // [kMantissas]
+  const StoredNumbers* by_largest = nullptr;  // [kMantissas]
+  const StoredNumbers* by_group = nullptr;    // [kMantissas]
+  bool is_int4 = false;
+  Int4Row int4 = {};                           // of the row
   std::uint64_t scale_at = ~std::uint64_t{0};  // a multiple of 4
   constexpr std::uint64_t operator()(std::uint64_t word) const { return (word & keep) | set; }
 };
@@ -87,7 +92,9 @@ constexpr std::uint64_t first_bytes(std::uint64_t word, std::int64_t count) {
 
 // The shape of one row of a layer. Where rows have scales of their own it follows from the largest
 // of the row's elements.
-constexpr WordShape shape_of_row(std::uint64_t key, WordShape shape) {
+inline Int4Row int4_row_of(std::uint64_t key, std::uint64_t elements);
+inline WordShape shape_of_row(std::uint64_t key, WordShape shape) {
+  if (shape.is_int4) shape.int4 = int4_row_of(key, 2 * shape.scale_at);
   if (shape.by_largest == nullptr) return shape;
   std::uint64_t largest = 0;
   for (std::uint64_t i = 0; i < shape.scale_at / 4; ++i)
@@ -97,8 +104,61 @@ constexpr WordShape shape_of_row(std::uint64_t key, WordShape shape) {
   return shape;
 }
 
+// What the 16 elements of a group are stored as, which follows from the largest of them.
+constexpr const StoredNumbers& numbers_of_group(std::uint64_t key, std::uint64_t group,
+                                                WordShape shape) {
+  std::uint64_t largest = 0;
+  for (std::uint64_t word = 4 * group; word < 4 * group + 4; ++word)
+    for (std::uint64_t four = mix(key + (word + 1) * kWordStep), e = 0; e < 4; ++e, four >>= 16)
+      largest = std::max(largest, four & 0x7F);
+  return shape.by_group[largest];
+}
+// Element i of the row in bf16, as fp32.
+inline float source_number(std::uint64_t key, std::uint64_t i) {
+  const std::uint64_t four = mix(key + (i / 4 + 1) * kWordStep) >> 16 * (i % 4);
+  return std::bit_cast<float>(static_cast<std::uint32_t>((four & 0x807F) | 0x3F00) << 16);
+}
+inline Int4Row int4_row_of(std::uint64_t key, std::uint64_t elements) {
+  float lowest = source_number(key, 0), highest = lowest;
+  for (std::uint64_t i = 1; i < elements; ++i) {
+    lowest = std::min(lowest, source_number(key, i));
+    highest = std::max(highest, source_number(key, i));
+  }
+  return int4_row(lowest, highest);
+}
+inline std::uint64_t int4_word(std::uint64_t key, std::uint64_t i, const WordShape& shape) {
+  std::uint64_t word = 0;
+  for (std::uint64_t byte = 8 * i + 8; byte-- > 8 * i;) {
+    std::uint64_t now = 0;
+    if (byte < shape.scale_at)
+      now = static_cast<std::uint64_t>(shape.int4.nearest(source_number(key, 2 * byte)) +
+                                       16 * shape.int4.nearest(source_number(key, 2 * byte + 1)));
+    else if (byte < shape.scale_at + 4)
+      now = shape.int4.bits() >> 8 * (byte - shape.scale_at) & 0xFF;
+    word = word << 8 | now;
+  }
+  return word;
+}
+constexpr std::uint64_t packed_word(std::uint64_t key, std::uint64_t i, WordShape shape) {
+  std::uint64_t word = 0;
+  if (8 * i >= shape.scale_at) {
+    for (std::uint64_t byte = 0; byte < 8; ++byte)
+      word |= std::uint64_t{numbers_of_group(key, 8 * i - shape.scale_at + byte, shape).scale_bits}
+              << 8 * byte;
+    return word;
+  }
+  const StoredNumbers& stored = numbers_of_group(key, i, shape);
+  for (std::uint64_t element = 0; element < 16; ++element) {
+    const std::uint64_t four = mix(key + (4 * i + element / 4 + 1) * kWordStep);
+    word |= std::uint64_t{stored.bytes[bf16_index(four >> 16 * (element % 4))]} << 4 * element;
+  }
+  return word;
+}
+
 // REQUIRES: a shape_of_row(key, ...).
-constexpr std::uint64_t row_word(std::uint64_t key, std::uint64_t i, WordShape shape) {
+inline std::uint64_t row_word(std::uint64_t key, std::uint64_t i, WordShape shape) {
+  if (shape.is_int4) return int4_word(key, i, shape);
+  if (shape.by_group != nullptr) return packed_word(key, i, shape);
   if (shape.stored == nullptr) return shape(mix(key + (i + 1) * kWordStep));
   std::uint64_t word = 0;
   for (int half = 1; half >= 0; --half) {

@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "reference/memory/page_image.h"
 #include "reference/memory/placed_layout.h"
+#include "reference/memory/row_pieces.h"
 #include "reference/plan/page_size.h"
 
 namespace lockstep {
@@ -101,8 +102,13 @@ Result<void> MemoryModel::add_layers(const KVCacheConfig& plan, const PoolLayout
           pool.groups[g][i], shares.empty() ? LayerShare{.layer = index} : shares[layers_.size()]));
       ModelLayer& layer = layers_.back();
       layer.words = row_words(numbers_, spec.layer_spec(i), layer.share.layer);
-      layer.head_size =
-          layer.words.by_largest != nullptr ? spec.layer_spec(i).head_size : layer.layout.head_size;
+      const bool by_rows = layer.words.by_largest != nullptr, by_groups = layer.words.by_group;
+      layer.head_size = by_rows || by_groups || layer.words.is_int4 ? spec.layer_spec(i).head_size
+                                                                    : layer.layout.head_size;
+      if (by_groups) {
+        layer.data_bytes = layer.head_size / 2;
+        if (const auto reason = why_no_areas(layer)) return fail(*reason);
+      }
       if (auto added = add_states(spec.layer_spec(i), layer, group); !added) return added;
       Tensor& tensor = tensors_[layer.layout.tensor_index];
       if (!tensor.layers.empty() && is_split(layers_[tensor.layers.front()]) != is_split(layer))
@@ -131,7 +137,8 @@ void MemoryModel::set_alignment() {
                             at.base_offset_bytes,         at.block_stride_bytes,
                             at.kernel_block_stride_bytes, at.kv_stride_bytes,
                             at.token_stride_bytes,        at.head_stride_bytes};
-      layer.words_aligned = std::ranges::all_of(strides, [](auto bytes) { return bytes % 8 == 0; });
+      layer.words_aligned = layer.data_bytes == 0 &&
+                            std::ranges::all_of(strides, [](auto bytes) { return bytes % 8 == 0; });
     }
   }
   for (std::int64_t i = 0; i < words; ++i)
@@ -275,7 +282,7 @@ void MemoryModel::write_rows(const ModelLayer& layer, const BlockContent& block,
       const std::int32_t index = tensor_of(at, kv, head);
       Tensor& tensor = tensors_[index];
       const std::int64_t offset = byte_offset(at, id, kv, row, head, 0);
-      const std::int64_t page = offset / tensor.page_size_bytes;
+      const std::int64_t page = offset / tensor.page_size_bytes;  // all of a block's pieces
       touch(index, page);
       if (!layer.words_aligned || block.loaded != nullptr) tensor.known[page] = 0;
       if (!tensor.known[page]) continue;

@@ -113,6 +113,7 @@ struct ModelLayer {
   LayerLayout layout;
   LayerShare share;  // where the layer and its heads stand in the whole model
   std::int64_t row_size_bytes = 0;
+  std::int64_t data_bytes = 0;  // of a row whose scales lie in an area of their own; 0: it is whole
   std::int64_t tokens_per_row = 1;             // compressed rows: the last of them makes the row
   bool words_aligned = false;                  // every row starts and ends on a word of its page
   std::vector<std::uint64_t> coords;           // [num_kv][num_kv_heads]

@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "reference/memory/memory_model.h"
 #include "reference/memory/page_image.h"
+#include "reference/memory/row_pieces.h"
 
 namespace lockstep {
 namespace {
@@ -30,8 +31,8 @@ void MemoryModel::add_host_runs(Group& group) {
     for (std::int64_t kv = 0; kv < at.num_kv; ++kv)
       for (std::int64_t slot = 0; slot < at.block_size; ++slot)
         for (std::int64_t head = 0; head < at.num_kv_heads; ++head)
-          add(tensor_of(at, kv, head), byte_offset(at, kNullBlock, kv, slot, head, 0),
-              layer.row_size_bytes);
+          for (const RowPiece& piece : row_pieces(layer, kNullBlock, kv, slot, head))
+            add(tensor_of(at, kv, head), piece.offset, piece.size_bytes);
     std::ranges::sort(parts, {}, [](const HostRun& part) {
       return std::pair(part.tensor, part.in_tensor.begin);
     });
@@ -240,21 +241,24 @@ void MemoryModel::fill_host_block(std::int32_t group, HostBlockId host, std::int
   set_host_bytes(target, std::move(bytes));
 }
 
-// The rows of a run, which holds whole rows of one layer.
+// The rows of a run, which holds whole pieces of rows of one layer.
 void MemoryModel::draw_rows(const Group& group, const HostRun& run,
                             std::span<const ContentId> contents,
                             std::span<std::uint8_t> bytes) const {
   const ModelLayer& layer = layers_[group.first_layer + run.layer];
   const LayerLayout& at = layer.layout;
+  std::vector<std::uint8_t> drawn(static_cast<std::size_t>(layer.row_size_bytes));
   for (std::int64_t kv = 0; kv < at.num_kv; ++kv)
     for (std::int64_t row = 0; last_token_of_row(layer, row) < std::ssize(contents); ++row)
       for (std::int64_t head = 0; head < at.num_kv_heads; ++head) {
         const ContentId content = contents[last_token_of_row(layer, row)];
-        const std::int64_t begin = byte_offset(at, kNullBlock, kv, row, head, 0);
         if (tensor_of(at, kv, head) != run.tensor) continue;
-        if (begin < run.in_tensor.begin || begin >= run.in_tensor.end) continue;
-        draw_row(content, layer.coords[kv * at.num_kv_heads + head], layer.words,
-                 bytes.subspan(run.offset + begin - run.in_tensor.begin, layer.row_size_bytes));
+        draw_row(content, layer.coords[kv * at.num_kv_heads + head], layer.words, drawn);
+        for (const RowPiece& piece : row_pieces(layer, kNullBlock, kv, row, head)) {
+          if (piece.offset < run.in_tensor.begin || piece.offset >= run.in_tensor.end) continue;
+          std::ranges::copy_n(drawn.begin() + piece.in_row, piece.size_bytes,
+                              bytes.begin() + run.offset + piece.offset - run.in_tensor.begin);
+        }
       }
 }
 

@@ -107,6 +107,8 @@ std::string format_name(const PlanOptions& options, const LayerSpecs& layers) {
       return "fp8_per_token_head";
     case KVQuantMode::nvfp4:
       return "nvfp4";
+    case KVQuantMode::int4_per_token_head:
+      return "int4_per_token_head";
     default:
       break;
   }
@@ -143,6 +145,7 @@ PlacementOptions placement_options(const PlanOptions& given, const LayerSpecs& l
   options.prefix_caching = given.mamba_cache_mode != MambaCacheMode::none;
   options.num_spec = given.num_spec;
   if (given.num_spec > 0) options.spec_method = "mtp";
+  options.mtp_modules = given.mtp_modules;
   if (!order.empty() && order != "NHD") options.order = order;
   return options;
 }

@@ -1,5 +1,7 @@
 #include "reference/memory/numbers.h"
 
+#include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -30,6 +32,24 @@ double worth_of(DType dtype, int pattern) {
   if (dtype == DType::fp8_e4m3) return number_of<4, 3>(pattern);
   if (dtype == DType::fp8_e5m2) return number_of<5, 2>(pattern);
   return static_cast<std::int8_t>(pattern);
+}
+
+// e2m1 by its list of numbers; bit 3 is the sign.
+double worth_of_e2m1(int pattern) {
+  constexpr std::array<double, 8> kMagnitudes{0, 0.5, 1, 1.5, 2, 3, 4, 6};
+  return pattern < 8 ? kMagnitudes[pattern] : -kMagnitudes[pattern - 8];
+}
+
+// Half of the way to the next number up is its own, if its pattern is even.
+int nearest_e2m1(double x) {
+  int best = 0;
+  while (best < 7) {
+    const double half_way = (worth_of_e2m1(best) + worth_of_e2m1(best + 1)) / 2;
+    const bool goes_up = best % 2 == 1 ? std::abs(x) >= half_way : std::abs(x) > half_way;
+    if (!goes_up) break;
+    ++best;
+  }
+  return std::signbit(x) ? best + 8 : best;
 }
 
 // The nearest of all; of two as near the even one, of int8 the one farther from zero.
@@ -88,6 +108,37 @@ std::vector<StoredNumbers> rows_of(DType dtype, float largest_number) {
   return rows;
 }
 
+// Of groups, whose scales are in units of the layer's. An element is multiplied with the reciprocal
+// of both.
+std::vector<StoredNumbers> groups_of(float layer_scale) {
+  const float per_unit = 1.0f / layer_scale;
+  const float sixth = 1.0f / 6.0f, unit = 1.0f / per_unit;
+  std::vector<StoredNumbers> groups;
+  for (int mantissa = 0; mantissa < kMantissas; ++mantissa) {
+    const float wanted = magnitude_of(mantissa) * sixth;
+    StoredNumbers& group = groups.emplace_back();
+    group.scale_bits =
+        static_cast<std::uint8_t>(nearest_pattern(DType::fp8_e4m3, per_unit * wanted));
+    const auto in_units = static_cast<float>(worth_of(DType::fp8_e4m3, group.scale_bits));
+    group.scale = in_units * layer_scale;
+    const float inverse = 1.0f / (in_units * unit);
+    for (int i = 0; i < 256; ++i) {
+      const float magnitude = magnitude_of(i % kMantissas) * inverse;
+      const int pattern = nearest_e2m1(i < kMantissas ? magnitude : -magnitude);
+      group.bytes[i] = static_cast<std::uint8_t>(pattern);
+      group.worth[i] = worth_of_e2m1(pattern) * in_units * layer_scale;
+    }
+  }
+  return groups;
+}
+
+// The steps of a number line from 0 to 15, of which the farther from zero is nearest half-way.
+int nearest_step(float in_steps) {
+  int step = 0;
+  while (step < 15 && in_steps + 0.5f >= static_cast<float>(step + 1)) ++step;
+  return step;
+}
+
 }  // namespace
 
 const StoredNumbers* stored_numbers(Numbers numbers, DType dtype, std::int64_t layer) {
@@ -118,6 +169,32 @@ const StoredNumbers* numbers_by_largest(Numbers numbers, KVQuantMode mode) {
     return e4m3.data();
   }
   return nullptr;
+}
+
+Int4Row int4_row(float lowest, float highest) {
+  Int4Row row;
+  row.scale = std::max((highest - lowest) / 15.0f, 1e-6f);
+  row.zero = nearest_step(-lowest / row.scale);
+  return row;
+}
+std::uint32_t Int4Row::bits() const {
+  return std::bit_cast<std::uint32_t>(scale) / 16 * 16 + static_cast<std::uint32_t>(zero);
+}
+int Int4Row::nearest(float x) const {
+  const float inverse = 1.0f / scale;
+  const float steps = x * inverse;
+  return nearest_step(steps + static_cast<float>(zero));
+}
+double Int4Row::worth(int stored) const {
+  const auto read_with = std::bit_cast<float>(std::bit_cast<std::uint32_t>(scale) / 16 * 16);
+  return (stored - zero) * static_cast<double>(read_with);
+}
+
+const StoredNumbers* numbers_by_group(Numbers numbers, KVQuantMode mode, std::int64_t layer) {
+  if (numbers == Numbers::words || mode != KVQuantMode::nvfp4) return nullptr;
+  static const std::array<std::vector<StoredNumbers>, kScales.size()> groups{
+      groups_of(kScales[0]), groups_of(kScales[1]), groups_of(kScales[2]), groups_of(kScales[3])};
+  return groups[static_cast<std::size_t>(layer) % kScales.size()].data();
 }
 
 }  // namespace lockstep

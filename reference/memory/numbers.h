@@ -7,6 +7,10 @@
 // (3) Rounding is done here by looking for the nearest of all patterns of the format, once for each
 //     of the 256 numbers that a bf16 element can be; no kernel rounds like that. Of rows with
 //     scales of their own there are 128, as many as a largest element can be.
+// (4) nvfp4: e2m1 elements, two a byte, with an e4m3 scale for every 16 of a row, in units of the
+//     layer's scale. The scale follows from the largest of the 16.
+// (5) int4: whole numbers from 0 to 15, two a byte, with a scale and a zero for each row, which
+//     follow from its lowest and highest element; the zero lies in the scale's lowest four bits.
 // Not here: caches whose elements are no numbers (uint8), which keep their words.
 #pragma once
 
@@ -21,6 +25,7 @@ namespace lockstep {
 // Of every bf16 number in +-[0.5, 1): its sign in bit 7 of the index, its mantissa below.
 struct StoredNumbers {
   float scale = 1;
+  std::uint8_t scale_bits = 0;            // nvfp4: the e4m3 pattern of a group's scale
   std::array<std::uint8_t, 256> bytes{};  // what the cache holds
   std::array<double, 256> worth{};        // what that stands for, the scale included
 };
@@ -32,5 +37,19 @@ inline constexpr int kMantissas = 128;  // of a bf16 number in [0.5, 1)
 // [kMantissas], by the mantissa of a row's largest element; null where rows have no scales of their
 // own.
 const StoredNumbers* numbers_by_largest(Numbers numbers, KVQuantMode mode);
+// A row of int4 with these extremes.
+struct Int4Row {
+  float scale =
+      1;  // as elements are divided by it; the row is read with its pattern's zero left out
+  int zero = 0;
+  std::uint32_t bits() const;  // what lies behind the row
+  int nearest(float x) const;  // what an element is stored as
+  double worth(int stored) const;
+};
+Int4Row int4_row(float lowest, float highest);
+
+// [kMantissas], by the mantissa of the largest of 16 elements; null where groups have no scales.
+// `bytes` are then halves of one.
+const StoredNumbers* numbers_by_group(Numbers numbers, KVQuantMode mode, std::int64_t layer);
 
 }  // namespace lockstep

@@ -1,9 +1,13 @@
 #include "reference/memory/page_image.h"
 
+#include <algorithm>
 #include <array>
+#include <vector>
 
 #include "base/check.h"
 #include "reference/memory/memory_model.h"
+#include "reference/memory/row_pieces.h"
+#include "reference/plan/page_size.h"
 
 namespace lockstep {
 
@@ -25,6 +29,11 @@ void draw_row(ContentId content, std::uint64_t coord, WordShape shape,
 WordShape row_words(Numbers numbers, const KVCacheSpec& spec, std::int64_t layer) {
   if (const StoredNumbers* own = numbers_by_largest(numbers, spec.kv_quant_mode))
     return {.by_largest = own, .scale_at = static_cast<std::uint64_t>(spec.head_size)};
+  const StoredNumbers* groups = numbers_by_group(numbers, spec.kv_quant_mode, layer);
+  if (groups != nullptr && !has_single_rows(spec))
+    return {.by_group = groups, .scale_at = static_cast<std::uint64_t>(spec.head_size / 2)};
+  if (numbers == Numbers::real && spec.kv_quant_mode == KVQuantMode::int4_per_token_head)
+    return {.is_int4 = true, .scale_at = static_cast<std::uint64_t>(spec.head_size / 2)};
   if (const StoredNumbers* stored = stored_numbers(numbers, spec.dtype, layer))
     return {.stored = stored};
   return word_shape(spec.dtype);
@@ -83,6 +92,7 @@ void MemoryModel::draw_layer(ModelPage page, const ModelLayer& layer, BlockId id
   const LayerLayout& at = layer.layout;
   const std::int64_t page_begin = page.index * page_size_bytes(page.tensor);
   const WordShape shape = layer.words;
+  std::vector<std::uint8_t> drawn(static_cast<std::size_t>(layer.row_size_bytes));
   for (std::int64_t kv = 0; kv < at.num_kv; ++kv) {
     const std::int64_t first = byte_offset(at, id, kv, 0, 0, 0) - page_begin;
     if (first < 0 || first >= static_cast<std::int64_t>(image.size())) continue;
@@ -91,14 +101,19 @@ void MemoryModel::draw_layer(ModelPage page, const ModelLayer& layer, BlockId id
       if (row == nullptr && !content.zeroed) continue;
       for (std::int64_t head = 0; head < at.num_kv_heads; ++head) {
         if (tensor_of(at, kv, head) != page.tensor) continue;
-        const std::int64_t begin = byte_offset(at, id, kv, slot, head, 0) - page_begin;
-        const auto bytes = image.subspan(begin, layer.row_size_bytes);
-        if (row == nullptr) {
-          std::memset(bytes.data(), 0, bytes.size());
-        } else {
-          const auto coord = static_cast<std::size_t>(kv * at.num_kv_heads + head);
-          draw_row(row->content, layer.coords[coord], shape, bytes);
+        const RowPieces pieces = row_pieces(layer, id, kv, slot, head);
+        const auto bytes_of = [&](const RowPiece& piece) {
+          return image.subspan(piece.offset - page_begin, piece.size_bytes);
+        };
+        const auto coord = static_cast<std::size_t>(kv * at.num_kv_heads + head);
+        if (row != nullptr && layer.data_bytes == 0) {
+          draw_row(row->content, layer.coords[coord], shape, bytes_of(*pieces.begin()));
+          continue;
         }
+        std::fill(drawn.begin(), drawn.end(), std::uint8_t{0});
+        if (row != nullptr) draw_row(row->content, layer.coords[coord], shape, drawn);
+        for (const RowPiece& piece : pieces)
+          std::copy_n(drawn.begin() + piece.in_row, piece.size_bytes, bytes_of(piece).begin());
       }
     }
   }
@@ -147,15 +162,17 @@ ByteOwner MemoryModel::owner_of(ModelPage page, std::int64_t byte) const {
       for (std::int64_t slot = 0; slot < at.block_size; ++slot)
         for (std::int64_t head = 0; head < at.num_kv_heads; ++head) {
           if (tensor_of(at, kv, head) != page.tensor) continue;
-          const std::int64_t in_row = target - byte_offset(at, owner.block, kv, slot, head, 0);
-          if (in_row < 0 || in_row >= layer.row_size_bytes) continue;
-          owner.what = ByteOwner::What::row;
-          owner.layer = index;
-          owner.slot_offset = last_token_of_row(layer, slot);
-          owner.part = kv;
-          owner.head = head;
-          owner.byte_in_row = in_row;
-          return owner;
+          for (const RowPiece& piece : row_pieces(layer, owner.block, kv, slot, head)) {
+            const std::int64_t in_piece = target - piece.offset;
+            if (in_piece < 0 || in_piece >= piece.size_bytes) continue;
+            owner.what = ByteOwner::What::row;
+            owner.layer = index;
+            owner.slot_offset = last_token_of_row(layer, slot);
+            owner.part = kv;
+            owner.head = head;
+            owner.byte_in_row = piece.in_row + in_piece;
+            return owner;
+          }
         }
   }
   return owner;

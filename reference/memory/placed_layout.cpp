@@ -47,6 +47,8 @@ QuantMode quant_mode_of(KVQuantMode mode) {
       return QuantMode::FP8_PER_TOKEN_HEAD;
     case KVQuantMode::nvfp4:
       return QuantMode::NVFP4;
+    case KVQuantMode::int4_per_token_head:
+      return QuantMode::INT4_PER_TOKEN_HEAD;
   }
   return QuantMode::NONE;
 }

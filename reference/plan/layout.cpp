@@ -169,6 +169,7 @@ std::int64_t row_elements(const KVCacheSpec& spec) {
     return unpadded_page_size_bytes(spec) /
            (storage_block_size(spec) * spec.num_kv_heads * itemsize_bytes(spec.dtype));
   if (spec.kv_quant_mode == KVQuantMode::nvfp4) return spec.head_size / 2 + spec.head_size / 16;
+  if (spec.kv_quant_mode == KVQuantMode::int4_per_token_head) return spec.head_size / 2 + 4;
   if (is_per_token_head(spec.kv_quant_mode)) return spec.head_size + 4 / itemsize_bytes(spec.dtype);
   return spec.head_size;
 }

@@ -70,6 +70,7 @@ struct ModelSpec {
   DType dtype = DType::bf16;
   std::int64_t max_model_len = 32768;
   std::int64_t mamba_chunk_size = 256;
+  std::int64_t mtp_modules = 1;  // num_nextn_predict_layers
   std::vector<LayerKind> kinds;
   std::vector<Layer> layers;
   bool operator==(const ModelSpec&) const = default;

@@ -32,7 +32,9 @@ std::int64_t pair_page_size_bytes(const KVCacheSpec& spec) {
   const std::int64_t k = spec.head_size;
   const std::int64_t v = head_size_v(spec);
   const std::int64_t row_pair =
-      spec.kv_quant_mode == KVQuantMode::nvfp4 ? nvfp4_full_dim(k) + nvfp4_full_dim(v) : k + v;
+      spec.kv_quant_mode == KVQuantMode::nvfp4 ? nvfp4_full_dim(k) + nvfp4_full_dim(v)
+      : spec.kv_quant_mode == KVQuantMode::int4_per_token_head ? k / 2 + v / 2
+                                                               : k + v;
   return spec.block_size * spec.num_kv_heads * row_pair * itemsize_bytes(spec.dtype);
 }
 

@@ -39,6 +39,7 @@ constexpr std::array kQuantModes = std::to_array<Name<KVQuantMode>>({
     {KVQuantMode::int8_per_token_head, "int8_per_token_head"},
     {KVQuantMode::fp8_per_token_head, "fp8_per_token_head"},
     {KVQuantMode::nvfp4, "nvfp4"},
+    {KVQuantMode::int4_per_token_head, "int4_per_token_head"},
 });
 constexpr std::array kModes = std::to_array<Name<MambaCacheMode>>({
     {MambaCacheMode::none, "none"},

@@ -39,16 +39,19 @@ enum class CacheKind : std::uint8_t {
 enum class MambaCacheMode : std::uint8_t { none, align, all };
 
 // What a quantized cache stores beside the values: nothing, one scale per tensor (kept elsewhere),
-// one fp32 scale per token and head (inline, behind the row), or packed fp4 with its block scales.
+// one fp32 scale per token and head (inline, behind the row; of int4 with the row's zero in its
+// lowest bits), or packed fp4 with its block scales.
 enum class KVQuantMode : std::uint8_t {
   none,
   fp8_per_tensor,
   int8_per_token_head,
   fp8_per_token_head,
-  nvfp4
+  nvfp4,
+  int4_per_token_head
 };
 constexpr bool is_per_token_head(KVQuantMode mode) {
-  return mode == KVQuantMode::int8_per_token_head || mode == KVQuantMode::fp8_per_token_head;
+  return mode == KVQuantMode::int8_per_token_head || mode == KVQuantMode::fp8_per_token_head ||
+         mode == KVQuantMode::int4_per_token_head;
 }
 
 // One tensor of a state page (conv, then ssm): [dims...] elements of dtype, C order.

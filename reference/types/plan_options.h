@@ -31,8 +31,9 @@ struct PlanOptions {
   KVQuantMode kv_quant_mode = KVQuantMode::none;  // of K/V pairs
   std::optional<DType> ssm_dtype;                 // absent: as the model says
   MambaCacheMode mamba_cache_mode = MambaCacheMode::none;
-  std::int64_t num_spec = 0;  // speculative tokens, and speculative state blocks
-  bool has_drafter = false;   // the drafter's own layers are there too
+  std::int64_t num_spec = 0;     // speculative tokens, and speculative state blocks
+  bool has_drafter = false;      // the drafter's own layers are there too
+  std::int64_t mtp_modules = 1;  // of the drafter; of several each reads a token further ahead
   std::int64_t max_model_len = 32768;
   std::int64_t max_num_batched_tokens = 8192;
   std::int64_t max_num_encoder_input_tokens = 0;

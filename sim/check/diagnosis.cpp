@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "base/number_text.h"
 #include "reference/memory/page_image.h"
+#include "reference/memory/row_pieces.h"
 #include "sim/step/model_step.h"
 
 namespace lockstep {
@@ -262,10 +263,11 @@ Result<Divergence> Diagnosis::page(Phase phase, ModelPage page) {
   const auto at = static_cast<std::size_t>(first);
   found.expected = hex_bytes(std::span(found.expected_page).subspan(at));
   found.found = hex_bytes(std::span(found.found_page).subspan(at));
-  // A row is looked up whole, anything else from its word on.
-  const bool row = owner.what == ByteOwner::What::row;
+  // A row is looked up whole, or its first piece; anything else from its word on.
+  const bool row = owner.what == ByteOwner::What::row &&
+                   owner.byte_in_row < rest_of_piece(model_.layers()[owner.layer], 0);
   const std::int64_t begin = row ? first - owner.byte_in_row : first / 8 * 8;
-  const std::int64_t size = row ? model_.layers()[owner.layer].row_size_bytes : 64;
+  const std::int64_t size = row ? rest_of_piece(model_.layers()[owner.layer], 0) : 64;
   const auto tail = std::span<const std::uint8_t>(found.found_page).subspan(begin);
   found.owner = whose_content(model_, owner, begin,
                               tail.first(std::min(tail.size(), static_cast<std::size_t>(size))));
@@ -452,7 +454,7 @@ std::vector<PageSpan> page_spans(const MemoryModel& model, ModelPage page) {
       const BlockContent& block = model.block(owner.block);
       std::string whose = block.zeroed ? "zeroed" : "not written";
       if (owner.what == ByteOwner::What::row) {
-        span.size_bytes = layer.row_size_bytes - owner.byte_in_row;
+        span.size_bytes = rest_of_piece(layer, owner.byte_in_row);
         if (const SlotContent* slot =
                 model.slot_content(owner.group, owner.block, owner.slot_offset))
           whose = fmt::format("{} token {}", model.writer_name(slot->writer), slot->position);

@@ -77,9 +77,18 @@
 //     rule (1) on every rank. Where each token and head has a scale (int8_per_token_head,
 //     fp8_per_token_head), it is the largest |element| of the row divided by 127 (fp8: 448), and an
 //     element is stored as element * (1 / scale), each operation in fp32, then rounded likewise;
-//     behind the row's elements lies the scale, fp32. Rule (5) takes stored elements times scales,
-//     and its range is not told but follows from the kind of the layer and the position last - 1 of
-//     the query; `first` says the same.
+//     behind the row's elements lies the scale, fp32. int4_per_token_head: with lo and hi the row's
+//     extremes, scale = max((hi - lo) / 15, 1e-6) and zero = n(-lo / scale), elements are stored as
+//     n(element * (1 / scale) + zero), two a byte, the even one in its low half, n to nearest, ties
+//     away from zero, from 0 to 15; the zero takes the place of the scale's lowest four bits, which
+//     are 0 where the row is read as (stored - zero) * scale. nvfp4, with s the layer's scale and g
+//     = 1 / s: 16 elements of a row share the scale e4m3(g * (their largest |element| * (1/6))),
+//     and are stored as e2m1(element * (1 / (scale * (1 / g)))), two a byte, the even one in its
+//     low half, each operation in fp32. Of a block in its layer (dense, or the run is refused)
+//     first come the elements of all its K rows, then their scales, then those of V, each in the
+//     order that rows of words have. Rule (5) takes stored elements times scales, and its range is
+//     not told but follows from the kind of the layer and the position last - 1 of the query;
+//     `first` says the same.
 // (14) Tensor and pipeline parallelism. BackendConfig::plan is the whole model's, its num_blocks
 //     that of every rank; a backend cuts its rank's own plan out of it: the same groups and block
 //     sizes, but its own heads, states, layers, tensors and pages (reference/plan/rank_plan.h says

@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "reference/memory/page_image.h"
+#include "reference/memory/row_pieces.h"
 #include "reference/plan/layout.h"
 #include "reference/plan/page_size.h"
 
@@ -191,17 +192,20 @@ Result<void> RankUnion::count_holders(const RankMemory& rank, const ModelLayer& 
       for (std::int64_t head = 0; head < at.num_kv_heads; ++head) {
         const std::int32_t tensor = tensor_of(at, kv, head);
         const std::int64_t page_size_bytes = rank.model.page_size_bytes(tensor);
-        const std::int64_t begin = byte_offset(at, block, kv, slot, head, 0);
-        const ModelPage page{tensor, static_cast<std::int32_t>(begin / page_size_bytes)};
+        const RowPieces pieces = row_pieces(layer, block, kv, slot, head);  // of one page
+        const ModelPage page{tensor,
+                             static_cast<std::int32_t>(pieces.begin()->offset / page_size_bytes)};
         auto [entry, is_first] = pages.try_emplace(page);
         if (is_first) {
           LS_ASSIGN_OR_RETURN(entry->second,
                               rank.backend.read_page({.tensor = page.tensor,
                                                       .block = static_cast<BlockId>(page.index)}));
         }
-        const auto bytes = std::span<const std::uint8_t>(entry->second)
-                               .subspan(static_cast<std::size_t>(begin % page_size_bytes),
-                                        static_cast<std::size_t>(layer.row_size_bytes));
+        std::vector<std::uint8_t> bytes;
+        for (const RowPiece& piece : pieces) {
+          const auto from = entry->second.begin() + piece.offset % page_size_bytes;
+          bytes.insert(bytes.end(), from, from + piece.size_bytes);
+        }
         const auto [first, last] = by_bytes.equal_range(as_key(bytes));
         for (auto row = first; row != last; ++row) seen[row->second] = true;
       }

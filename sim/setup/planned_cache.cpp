@@ -209,6 +209,14 @@ Result<KVCacheConfig> plan_model(RunSpec& run, const CacheWishes& wishes,
   options.pcp = engine.pcp;
   options.num_spec = engine.num_spec_tokens;
   options.has_drafter = engine.spec_method == SpecMethod::eagle && is_planned_overlaid(run);
+  options.mtp_modules = model.mtp_modules;
+  // Of several modules each reads a token further ahead than the one before it.
+  if (options.has_drafter &&
+      std::min<std::int64_t>(model.mtp_modules, engine.num_spec_tokens) > 1) {
+    engine.num_prefill_lookahead_tokens = engine.num_spec_tokens;
+    chosen.push_back(fmt::format("{} modules of MTP read {} tokens behind a chunk",
+                                 model.mtp_modules, engine.num_spec_tokens));
+  }
   options.disable_hybrid_kv_cache_manager = !wishes.hybrid_groups;
   if (wishes.says_block_size) options.block_size = engine.block_size;
   LS_ASSIGN_OR_RETURN(LayerSpecs layers, layer_specs(model, options));

@@ -66,6 +66,7 @@ void ProbePlanner::probe(StepProgram& program, std::span<const RequestId> reques
                          const Candidate& at, std::int64_t first, std::int64_t last) {
   if (first >= last) return;
   const ModelLayer& layer = model_.layers()[at.layer];
+  if (layer.data_bytes != 0) return;  // rows in pieces: attention reads them, digests do not
   WorkerRequest& request = worker_.at(requests[at.index]);
   const std::int64_t rows = rows_kept(layer, first, last);
   if (rows == 0) return;

@@ -156,6 +156,30 @@ TEST(OverlaidPlans, the_offloading_connector_loses_what_does_not_lie_a_page_apar
   for (const auto& [key, count] : plans) EXPECT_TRUE(expected.contains(key)) << key;
 }
 
+// The smallest plan: one layer of two heads. Rows of K and V of a head have 256 bytes, a block of a
+// head 4,096, so that of three blocks the second head begins at byte 12,288.
+TEST(OverlaidPlans, finding_34_a_head_of_one_layer_is_kept) {
+  const CacheSpec spec{.num_kv_heads = 2, .head_size = 64, .head_size_v = 64};
+  const std::vector<PlacedGroup> groups = {{.layer_names = {"a"}, .spec = spec}};
+  const std::vector<PlacementLayer> layers = {{.name = "a", .spec = spec, .backend = "flash_attn"}};
+  for (const CacheOrder order : {CacheOrder::LHBNC, CacheOrder::LBNHC, CacheOrder::LBHNC}) {
+    const auto plan = place_blocks(groups, order, 3, {});
+    ASSERT_TRUE(plan) << plan.error().message;
+    const auto pages = worker_pages(*plan, layers, {});
+    ASSERT_TRUE(pages) << pages.error().message;
+    const PlacementProof proof = prove_placement(*plan, *pages);
+    EXPECT_TRUE(proof.holds());
+    if (order != CacheOrder::LHBNC) {
+      EXPECT_TRUE(proof.with_connectors.empty());
+      continue;
+    }
+    ASSERT_EQ(proof.with_connectors.size(), 1u);
+    EXPECT_EQ(proof.with_connectors[0].rule, "offloading");
+    EXPECT_NE(proof.with_connectors[0].text.find("byte 12288 of "), std::string::npos)
+        << proof.with_connectors[0].text;
+  }
+}
+
 struct SmallPlan {
   Placement plan;
   WorkerPages pages;

@@ -129,6 +129,8 @@ TEST(Mutants, EveryListedOneIsExposedByATestAndHasItsOwnName) {
       "scale-of-other-layer",
       "scale-of-other-head",
       "scale-not-stored",
+      "scales-swizzled",
+      "scales-behind-rows",
       "conv-offset-ignored",  // states of real numbers: there too
       "state-targets-last",
       "chunk-carry-undecayed",

@@ -78,6 +78,8 @@ replay_both words
 replay_both real_numbers --numbers real
 replay_both int8 --numbers real --dtype int8
 replay_both int8_per_token_head --numbers real --dtype int8_per_token_head
+replay_both int4_per_token_head --numbers real --dtype int4_per_token_head
+replay_both nvfp4 --numbers real --dtype nvfp4
 replay_both streams --streams 4
 replay_both graphs --graphs 64 --numbers real
 for tool in memcheck racecheck synccheck; do sanitized "$tool" --numbers real; done

@@ -9,6 +9,8 @@
 #include <cmath>
 #include <cstring>
 #include <map>
+#include <set>
+#include <tuple>
 
 #include "reference/memory/attention_oracle.h"
 #include "reference/memory/page_image.h"
@@ -29,6 +31,12 @@ KVCacheSpec rows(DType dtype, std::int64_t heads, std::int64_t head_size) {
   spec.dtype = dtype;
   spec.num_kv_heads = heads;
   spec.head_size = head_size;
+  return spec;
+}
+
+KVCacheSpec fp4_rows() {
+  KVCacheSpec spec = rows(DType::uint8, 2, 32);
+  spec.kv_quant_mode = KVQuantMode::nvfp4;
   return spec;
 }
 
@@ -71,6 +79,7 @@ struct Setting {
   KVCacheConfig plan;
   AttentionBackend backend;
   CacheLayout layout;
+  Numbers numbers = Numbers::words;
 };
 
 std::vector<Setting> settings() {
@@ -93,6 +102,8 @@ std::vector<Setting> settings() {
                 group_of("r", 1, ring_of_keys())},
                2048, 7),
        AttentionBackend::triton_attn, CacheLayout::NHD},
+      {"nvfp4 as numbers", plan_of({group_of("a", 2, fp4_rows())}, 1152, 7),
+       AttentionBackend::flashinfer, CacheLayout::LBHNC, Numbers::real},
       {"padded pages with states",
        plan_of({group_of("a", 1, bf16), group_of("m", 2, states)}, 2312, 7),
        AttentionBackend::triton_attn, CacheLayout::NHD},
@@ -141,8 +152,8 @@ class Traffic {
 
 TEST(MemoryModel, fingerprint_kept_up_row_by_row_is_the_sum_over_the_image) {
   for (const Setting& setting : settings()) {
-    auto model =
-        MemoryModel::create(setting.plan, setting.backend, setting.layout, LayoutRule::isolated);
+    auto model = MemoryModel::create(setting.plan, setting.backend, setting.layout,
+                                     LayoutRule::isolated, 0, setting.numbers);
     ASSERT_TRUE(model) << setting.title << ": " << model.error().message;
     Traffic traffic(*model, 11);
     for (int step = 0; step < 400; ++step) {
@@ -156,10 +167,50 @@ TEST(MemoryModel, fingerprint_kept_up_row_by_row_is_the_sum_over_the_image) {
   }
 }
 
+// [K data | K scales | V data | V scales]; 16 tokens of 2 heads are 32 rows of 16 and 2 bytes.
+TEST(MemoryModel, rows_of_nvfp4_as_numbers_lie_in_four_areas_and_leave_no_byte_over) {
+  for (const CacheLayout order : {CacheLayout::LBNHC, CacheLayout::LBHNC}) {
+    auto model = MemoryModel::create(plan_of({group_of("a", 1, fp4_rows())}, 1152, 3),
+                                     AttentionBackend::flashinfer, order, LayoutRule::isolated, 0,
+                                     Numbers::real);
+    ASSERT_TRUE(model) << model.error().message;
+    const WriterId writer = model->add_writer("r0");
+    model->write_token(0, BlockId{1}, 5, splitmix64(1), writer, 5);
+    const ModelPage page{0, 1};
+    std::set<std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t>> bytes;
+    for (std::int64_t byte = 0; byte < 1152; ++byte) {
+      const ByteOwner owner = model->owner_of(page, byte);
+      ASSERT_EQ(owner.what, ByteOwner::What::row) << byte;
+      EXPECT_EQ(owner.part, byte / 576);
+      EXPECT_EQ(owner.byte_in_row >= 16, byte % 576 >= 512);
+      bytes.emplace(owner.part, owner.head, owner.slot_offset, owner.byte_in_row);
+    }
+    EXPECT_EQ(bytes.size(), 1152u);
+    const bool by_token = order == CacheLayout::LBNHC;
+    const ByteOwner second = model->owner_of(page, 16), scale = model->owner_of(page, 512 + 2);
+    EXPECT_EQ(second.head, by_token ? 1 : 0);
+    EXPECT_EQ(second.slot_offset, by_token ? 0 : 1);
+    EXPECT_EQ(scale.head, second.head);
+    EXPECT_EQ(scale.slot_offset, second.slot_offset);
+    EXPECT_EQ(model->fingerprint(page), page_sum(model->page_image(page)));
+  }
+}
+
+TEST(MemoryModel, rows_of_nvfp4_as_numbers_are_refused_where_a_block_is_not_dense) {
+  for (const CacheLayout order : {CacheLayout::LHBNC, CacheLayout::BHLNC}) {
+    const auto model = MemoryModel::create(plan_of({group_of("a", 2, fp4_rows())}, 1152, 3),
+                                           AttentionBackend::flashinfer, order,
+                                           LayoutRule::isolated, 0, Numbers::real);
+    ASSERT_FALSE(model);
+    EXPECT_NE(model.error().message.find("choose LBNHC, LBHNC, BLNHC or BLHNC"), std::string::npos)
+        << model.error().message;
+  }
+}
+
 TEST(MemoryModel, pages_that_a_step_does_not_list_as_written_keep_their_image) {
   for (const Setting& setting : settings()) {
-    auto model =
-        MemoryModel::create(setting.plan, setting.backend, setting.layout, LayoutRule::isolated);
+    auto model = MemoryModel::create(setting.plan, setting.backend, setting.layout,
+                                     LayoutRule::isolated, 0, setting.numbers);
     ASSERT_TRUE(model);
     Traffic traffic(*model, 5);
     std::map<ModelPage, std::vector<std::uint8_t>> before;
@@ -185,8 +236,8 @@ TEST(MemoryModel, pages_that_a_step_does_not_list_as_written_keep_their_image) {
 
 TEST(MemoryModel, writing_one_token_changes_exactly_the_bytes_that_are_said_to_be_its_own) {
   for (const Setting& setting : settings()) {
-    auto model =
-        MemoryModel::create(setting.plan, setting.backend, setting.layout, LayoutRule::isolated);
+    auto model = MemoryModel::create(setting.plan, setting.backend, setting.layout,
+                                     LayoutRule::isolated, 0, setting.numbers);
     ASSERT_TRUE(model);
     const WriterId writer = model->add_writer("r0");
     const auto images = [&] {
@@ -224,8 +275,8 @@ TEST(MemoryModel, writing_one_token_changes_exactly_the_bytes_that_are_said_to_b
 
 TEST(MemoryModel, a_copied_block_has_all_bytes_and_the_rows_that_count) {
   for (const Setting& setting : settings()) {
-    auto model =
-        MemoryModel::create(setting.plan, setting.backend, setting.layout, LayoutRule::isolated);
+    auto model = MemoryModel::create(setting.plan, setting.backend, setting.layout,
+                                     LayoutRule::isolated, 0, setting.numbers);
     ASSERT_TRUE(model) << setting.title << ": " << model.error().message;
     const WriterId writer = model->add_writer("r0");
     const BlockId source{2}, target{4};

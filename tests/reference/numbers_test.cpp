@@ -139,5 +139,92 @@ TEST(Numbers, OfARowWithAScaleOfItsOwnHaveItBehindThem) {
     }
 }
 
+// 0.75 / 6 = 0.125, in units of 0.0081 15.4: 15 in e4m3 (0x57: 1.875 * 2^3). An element of 0.75 is
+// 6.17 units, stored as 6 (7), one of 0.5 is 4.1: 4 (6).
+TEST(Numbers, OfAGroupAreKnownByHand) {
+  const StoredNumbers& group = numbers_by_group(Numbers::real, KVQuantMode::nvfp4, 0)[64];
+  EXPECT_EQ(group.scale_bits, 0x57);
+  EXPECT_EQ(group.bytes[64], 7);
+  EXPECT_EQ(group.bytes[0], 6);
+  EXPECT_EQ(group.bytes[64 + 128], 15);
+  EXPECT_NEAR(group.worth[0], 4 * 15 * 0.0081, 1e-7);
+}
+
+TEST(Numbers, OfAGroupAreWithinAStepAndTheLargestOfThemIsWithinASixteenth) {
+  for (std::int64_t layer = 0; layer < 4; ++layer) {
+    const StoredNumbers* groups = numbers_by_group(Numbers::real, KVQuantMode::nvfp4, layer);
+    for (std::size_t largest = 0; largest < kMantissas; ++largest)
+      for (std::size_t i = 0; i <= largest; ++i) {
+        const double x = 0.5 + static_cast<double>(i) / 256;
+        EXPECT_LE(std::abs(groups[largest].worth[i]), kStoredMax);
+        EXPECT_EQ(groups[largest].worth[i + 128], -groups[largest].worth[i]);
+        EXPECT_LE(std::abs(groups[largest].worth[i] - x), groups[largest].scale * 1.01);
+      }
+  }
+  EXPECT_EQ(numbers_by_group(Numbers::words, KVQuantMode::nvfp4, 0), nullptr);
+  EXPECT_EQ(numbers_by_group(Numbers::real, KVQuantMode::fp8_per_tensor, 0), nullptr);
+}
+
+// A row of 32 elements: 16 bytes of them, the even one of two in the low half, and two scales.
+TEST(Numbers, OfGroupsLieTwoAByteWithTheirScalesBehindThem) {
+  for (std::uint64_t key = 1; key <= 20; ++key) {
+    const StoredNumbers* groups = numbers_by_group(Numbers::real, KVQuantMode::nvfp4, 1);
+    const WordShape shape{.by_group = groups, .scale_at = 16};
+    std::vector<double> row;
+    for (std::int64_t i = 0; i < 32; ++i) row.push_back(row_element(key, i, DType::bf16));
+    for (std::uint64_t i = 0; i < 32; ++i) {
+      const auto first = row.begin() + static_cast<std::ptrdiff_t>(i / 16 * 16);
+      double largest = 0;
+      for (auto x = first; x != first + 16; ++x) largest = std::max(largest, std::abs(*x));
+      const auto mantissa = static_cast<std::size_t>((largest - 0.5) * 256);
+      const auto byte = static_cast<int>(row_word(key, i / 16, shape) >> (8 * (i % 16 / 2)) & 0xFF);
+      const int bits = i % 2 == 0 ? byte & 15 : byte >> 4;
+      const auto own = static_cast<std::size_t>((std::abs(row[i]) - 0.5) * 256);
+      EXPECT_EQ(bits, groups[mantissa].bytes[own + (row[i] < 0 ? 128 : 0)]);
+      EXPECT_EQ(row_word(key, 2, shape) >> (8 * (i / 16)) & 0xFF, groups[mantissa].scale_bits);
+    }
+  }
+}
+
+// From -0.75 to 0.75 there are 15 steps of 0.1, whose zero is the eighth of 0 to 15 (7.5 away from
+// zero): -0.75 is stored as 1 (0.5 away from zero), 0.5 as 13, 0.75 as 15 (15.5 is beyond the end).
+TEST(Numbers, OfARowOfInt4AreKnownByHand) {
+  const Int4Row row = int4_row(-0.75f, 0.75f);
+  EXPECT_EQ(row.scale, 1.5f / 15);
+  EXPECT_EQ(row.zero, 8);
+  EXPECT_EQ(row.bits() & 15, 8u);
+  EXPECT_EQ(row.nearest(-0.75f), 1);
+  EXPECT_EQ(row.nearest(0.5f), 13);
+  EXPECT_EQ(row.nearest(0.75f), 15);
+  EXPECT_NEAR(row.worth(13), 0.5, 1e-6);
+  EXPECT_EQ(int4_row(0.5f, 0.625f).zero, 0);
+  EXPECT_EQ(int4_row(-0.625f, -0.5f).zero, 15);
+}
+
+TEST(Numbers, OfARowOfInt4AreWithinAStepAndHaveTheirScaleBehindThem) {
+  for (const std::uint64_t elements : {8, 24, 64})
+    for (std::uint64_t key = 1; key <= 20; ++key) {
+      const WordShape shape = shape_of_row(key, {.is_int4 = true, .scale_at = elements / 2});
+      std::vector<std::uint8_t> bytes(elements / 2 + 4);
+      for (std::uint64_t i = 0; i < bytes.size(); ++i)
+        bytes[i] = static_cast<std::uint8_t>(row_word(key, i / 8, shape) >> 8 * (i % 8));
+      std::uint32_t bits = 0;
+      std::memcpy(&bits, bytes.data() + elements / 2, 4);
+      float scale = 0;
+      const std::uint32_t pattern = bits & ~15u;
+      std::memcpy(&scale, &pattern, 4);
+      for (std::uint64_t i = 0; i < elements; ++i) {
+        const double x = row_element(key, static_cast<std::int64_t>(i), DType::bf16);
+        const int stored = i % 2 == 0 ? bytes[i / 2] & 15 : bytes[i / 2] >> 4;
+        const double worth = (stored - static_cast<int>(bits & 15)) * double{scale};
+        EXPECT_EQ(worth, shape.int4.worth(stored));
+        EXPECT_LE(std::abs(worth), kStoredMax);
+        if (bits % 16 > 0 && bits % 16 < 15) {
+          EXPECT_NEAR(worth, x, scale * 1.01);
+        }
+      }
+    }
+}
+
 }  // namespace
 }  // namespace lockstep

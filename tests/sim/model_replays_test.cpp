@@ -18,10 +18,11 @@ using ModelJson = nlohmann::json;
 
 // A model of the catalogue with these layers alone.
 std::string model_with(const tests::TemporaryFolder& folder, const std::string& name,
-                       const ModelJson& layers) {
+                       const ModelJson& layers, const ModelJson& more = ModelJson::object()) {
   std::ifstream file(LOCKSTEP_SOURCE_DIR "/traces/models/" + name + ".json");
   ModelJson model = ModelJson::parse(file);
   model["layers"] = layers;
+  model.update(more);
   const auto path = folder.path("model.json");
   std::ofstream(path) << model.dump();
   return path;
@@ -55,6 +56,8 @@ struct ModelReplay {
   CacheLayout layout = CacheLayout::NHD;
   std::size_t layers = 0, drafters_groups = 0;
   std::int64_t cached_tokens = 0;
+  std::int64_t kept_below_windows = 0;
+  std::int32_t looked_ahead = 0;
 };
 
 ModelReplay replay_of(const std::string& model, const std::string& trace) {
@@ -69,7 +72,10 @@ ModelReplay replay_of(const std::string& model, const std::string& trace) {
   for (const KVCacheGroupSpec& group : prepared->run.cache.groups) {
     replay.layers += group.layer_names.size();
     replay.drafters_groups += group.is_eagle_group ? 1 : 0;
+    replay.kept_below_windows =
+        std::max(replay.kept_below_windows, group.spec.extra_retained_tokens);
   }
+  replay.looked_ahead = prepared->run.engine.num_prefill_lookahead_tokens;
   prepared->parts.backend = make_simt_backend;
   auto session = Session::open(prepared->config, std::move(prepared->parts));
   if (!session) return {.ending = session.error().message};
@@ -105,6 +111,24 @@ TEST(ModelReplays, OfV4WithDraftsHaveTheDraftersLayer) {
   EXPECT_EQ(replay.layers, 9u);
   EXPECT_EQ(replay.drafters_groups, 1u);
   EXPECT_GT(replay.cached_tokens, 0);
+}
+
+// Three modules read three tokens behind a chunk, so windows keep two tokens more. A fourth draft
+// is the last module's second.
+TEST(ModelReplays, WithSeveralModulesOfMtpKeepTokensBelowTheirWindows) {
+  const tests::TemporaryFolder folder;
+  ModelJson layers = kTwoOfV4;
+  for (int module = 1; module < 3; ++module) layers.push_back("draft");
+  const std::string model = model_with(folder, "deepseek-v4-flash", layers, {{"mtp_modules", 3}});
+  for (const int drafts : {1, 3, 4}) {
+    const ModelReplay replay =
+        replay_of(model, trace_of(folder, {{"num_spec_tokens", drafts}, {"spec_method", "eagle"}}));
+    EXPECT_EQ(replay.ending, "agreed") << drafts;
+    EXPECT_EQ(replay.layers, 11u);
+    EXPECT_EQ(replay.kept_below_windows, drafts - 1);
+    EXPECT_EQ(replay.looked_ahead, drafts);
+    EXPECT_GT(replay.cached_tokens, 0);
+  }
 }
 
 TEST(ModelReplays, OfV41KeepARingAndComputeWindowsAgain) {

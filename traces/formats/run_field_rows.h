@@ -52,7 +52,9 @@ constexpr std::string_view kDtypeChoices[] = {"bf16",
                                               "fp8_e5m2",
                                               "int8",
                                               "fp8_per_token_head",
-                                              "int8_per_token_head"};
+                                              "int8_per_token_head",
+                                              "int4_per_token_head",
+                                              "nvfp4"};
 constexpr std::string_view kBackendChoices[] = {"flash_attn", "flashinfer", "triton_attn",
                                                 "any_size"};
 

@@ -56,6 +56,7 @@ constexpr auto kQuantised = std::to_array<ElementType>({
     {DType::int8, KVQuantMode::int8_per_token_head},
     {DType::fp8_e4m3, KVQuantMode::fp8_per_token_head},
     {DType::uint8, KVQuantMode::nvfp4},
+    {DType::uint8, KVQuantMode::int4_per_token_head},
 });
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include "base/json_reader.h"
 #include "base/json_writer.h"
 #include "base/line_reader.h"
+#include "reference/plan/limits.h"
 #include "reference/plan/page_size.h"
 #include "traces/models/data_dir.h"
 
@@ -150,6 +151,7 @@ ModelSpec read_model(JsonValue root) {
   model.dtype = dtype.value_or(DType::bf16);
   read_figure(object, "max_model_len", kTokensMax, model.max_model_len);
   read_figure(object, "mamba_chunk_size", kBlockSizeMax, model.mamba_chunk_size);
+  read_figure(object, "mtp_modules", kSpecTokensMax, model.mtp_modules);
   for (const JsonEntry& entry : object.required("layer_kinds").object().entries())
     model.kinds.push_back(read_kind(entry));
   std::int64_t next = 0;
@@ -247,6 +249,7 @@ std::string model_to_json(const ModelSpec& model) {
   out.begin_object().integer("model_file", 1).string("name", model.name);
   out.string("dtype", name_of(model.dtype)).integer("max_model_len", model.max_model_len);
   out.integer("mamba_chunk_size", model.mamba_chunk_size);
+  if (model.mtp_modules > 1) out.integer("mtp_modules", model.mtp_modules);
   out.key("layer_kinds").begin_object();
   for (const LayerKind& kind : model.kinds) write_kind(out, kind);
   out.end_object().key("layers").begin_array();

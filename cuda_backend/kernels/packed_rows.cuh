@@ -1,0 +1,183 @@
+// Rows of 4-bit elements, two a byte: int4 with a scale and a zero for each token and head, e2m1
+// with an e4m3 scale for every 16 elements (nvfp4). How they are rounded, where they lie, and the
+// kernels that write them. split_attention.cuh reads them.
+//
+// 1. e2m1 is 0, 0.5, 1, 1.5, 2, 3, 4, 6 with a sign. It rounds to nearest, ties to even, and
+//    saturates; NaN becomes 6.
+// 2. A group's scale is e4m3(g * (largest |element| * (1/6))) with g = 1 / layer_scale, and its
+//    elements are e2m1(x * (1 / (scale * (1 / g)))): the steps of vLLM's writer, each rounded in
+//    fp32. Its quotients are approximate on a GPU (rcp.approx.ftz), so a scale or an element next
+//    to a tie may be the neighbour there. A scale of zero makes zeros.
+// 3. A row of int4 has scale max((highest - lowest) / 15, 1e-6) and zero round(-lowest / scale). It
+//    stores round(x * (1 / scale) + zero), both from 0 to 15 and rounded half away from zero: the
+//    steps of vLLM's Triton kernel, none of them fused.
+#pragma once
+
+#include "cuda_backend/kernels/cache_write.cuh"
+
+namespace lockstep::cuda {
+namespace SIMT_VARIANT {
+
+inline constexpr std::int32_t kGroupElements = 16;  // that share a scale of fp4_groups
+
+__device__ __forceinline__ std::uint32_t encode_e2m1(float value) {
+  const std::uint32_t bits = __float_as_uint(value), magnitude = bits & 0x7FFFFFFFu;
+  if (magnitude > 0x7F800000u) return 7;
+  std::uint32_t rounded;
+  if (magnitude < 0x3F800000u) {  // below 1: whole halves
+    rounded = std::uint32_t(rintf(2.0f * __uint_as_float(magnitude)));
+  } else {
+    const std::uint32_t even = (magnitude >> 22) & 1;
+    rounded = ((magnitude + 0x1FFFFFu + even) >> 22) - (126u << 1);
+  }
+  return bits >> 31 << 3 | (rounded < 7 ? rounded : 7);
+}
+__device__ __forceinline__ float decode_e2m1(std::uint32_t bits) {
+  const float scaled = __uint_as_float((bits & 8) << 28 | (bits & 7) << 22);
+  return scaled * __uint_as_float(253u << 23);
+}
+
+// The e4m3 scale of a group of a token and head.
+__device__ __forceinline__ std::byte* group_scale(const PartLayout& part, std::int64_t block,
+                                                  std::int64_t offset, std::int64_t head,
+                                                  std::int32_t group) {
+  if (part.swizzled_scales) {
+    const std::int32_t quarter = part.head_size / (4 * kGroupElements);
+    const auto token = std::int32_t(offset % 4);
+    offset += group / quarter - token;
+    group = group % quarter * 4 + token;
+  }
+  return part.scales + block * part.scale_block_stride + offset * part.scale_token_stride +
+         head * part.scale_head_stride + group;
+}
+
+template <int kItem>
+__device__ __forceinline__ void load_group(float (&values)[kGroupElements], const std::byte* source,
+                                           DType dtype) {
+  const std::int32_t bytes = element_bytes(dtype);
+  SIMT_UNROLL
+  for (int at = 0; at < kGroupElements; at += kItem) {
+    std::uint32_t bits[kItem];
+    load_bits<kItem>(bits, source + at * bytes, bytes);
+    SIMT_UNROLL
+    for (int i = 0; i < kItem; ++i) values[at + i] = decode(bits[i], dtype);
+  }
+}
+
+// Grid: x flat over (token, head, group), y is the part. items_per_row counts groups.
+// kStoresScale false, here and below: KernelDefect::scale_not_stored.
+template <int kItem, bool kStoresScale>
+__global__ void write_groups_kernel(WritePartsParams p, PartDivisors by, std::int32_t unit) {
+  const PartWrite& part = p.parts[blockIdx.y];
+  const Divisor groups = by.items_per_row[blockIdx.y], heads = by.heads[blockIdx.y];
+  const std::uint32_t count = p.num_tokens * heads.value * groups.value;
+  const float inverse_of_layer = 1.0f / *part.to.layer_scale;
+  for (std::uint32_t i = first_item(); i < count; i += item_stride()) {
+    const std::uint32_t row = divide(i, groups), token = divide(row, heads);
+    const std::uint32_t head = row - token * heads.value;
+    const auto group = std::int32_t(i - row * groups.value);
+    const Slot slot = p.slots[token];
+    if (slot < 0) continue;
+    const SlotPlace place = place_of_slot(slot, part.to.block_size);
+    float values[kGroupElements];
+    load_group<kItem>(values,
+                      part.source + token * part.source_token_stride +
+                          head * part.source_head_stride +
+                          std::int64_t(group) * kGroupElements * element_bytes(part.source_dtype),
+                      part.source_dtype);
+    float largest = 0.0f;
+    SIMT_UNROLL
+    for (int e = 0; e < kGroupElements; ++e) largest = fmaxf(largest, fabsf(values[e]));
+    const std::uint32_t scale_bits =
+        encode(inverse_of_layer * (largest * (1.0f / 6.0f)), DType::fp8_e4m3);
+    const float scale = decode(scale_bits, DType::fp8_e4m3);
+    const float inverse = scale != 0.0f ? 1.0f / (scale * (1.0f / inverse_of_layer)) : 0.0f;
+    std::uint64_t word = 0;
+    SIMT_UNROLL
+    for (int e = 0; e < kGroupElements; ++e)
+      word |= std::uint64_t(encode_e2m1(values[e] * inverse)) << (4 * e);
+    store_word(part_row(part.to, place.block, place.offset, head) + group * (kGroupElements / 2),
+               word, 8, unit);
+    if (kStoresScale)
+      *group_scale(part.to, place.block, place.offset, head, group) = std::byte(scale_bits);
+  }
+}
+
+// A number cut off towards zero, from 0 to 15.
+__device__ __forceinline__ std::int32_t to_int4(float value) {
+  const float away = value >= 0.0f ? value + 0.5f : value - 0.5f;
+  return away > 15.0f ? 15 : away >= 1.0f ? std::int32_t(away) : 0;
+}
+
+// Grid: x is the token, y the head, z the part; CTAs of one warp, which scales and writes one row.
+// Lanes take a byte, two elements, at a time.
+template <bool kStoresScale>
+__global__ void write_int4_rows_kernel(WritePartsParams p) {
+  const PartWrite& part = p.parts[blockIdx.z];
+  const std::int64_t token = blockIdx.x;
+  const std::int32_t head = blockIdx.y;
+  const Slot slot = p.slots[token];
+  if (head >= part.to.num_heads || slot < 0) return;
+  const SlotPlace place = place_of_slot(slot, part.to.block_size);
+  const std::byte* source =
+      part.source + token * part.source_token_stride + head * part.source_head_stride;
+  const std::int32_t bytes = element_bytes(part.source_dtype);
+  float lowest = INFINITY, highest = -INFINITY;
+  for (std::int32_t at = threadIdx.x; at < part.to.head_size; at += 32) {
+    const float value = load_number(source + std::int64_t(at) * bytes, part.source_dtype);
+    lowest = fminf(lowest, value);
+    highest = fmaxf(highest, value);
+  }
+  lowest = -simt::warp_max(-lowest);
+  highest = simt::warp_max(highest);
+  const float scale = fmaxf((highest - lowest) / 15.0f, 1e-6f);
+  const std::int32_t zero = to_int4(-lowest / scale);
+  if (threadIdx.x == 0 && kStoresScale)
+    *part_scale(part.to, place.block, place.offset, head) =
+        __uint_as_float((__float_as_uint(scale) & ~15u) | std::uint32_t(zero));
+  std::byte* row = part_row(part.to, place.block, place.offset, head);
+  const float inverse = 1.0f / scale;
+  for (std::int32_t at = threadIdx.x; 2 * at < part.to.head_size; at += 32) {
+    std::int32_t both = 0;
+    SIMT_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      const float value =
+          load_number(source + (2 * std::int64_t(at) + i) * bytes, part.source_dtype);
+      both |= to_int4(value * inverse + float(zero)) << (4 * i);
+    }
+    row[at] = std::byte(both);
+  }
+}
+
+// What a row's packed elements are read with: an int4 row's zero, and where the scales of groups
+// begin.
+struct PackedRow {
+  std::int64_t block, offset;
+  std::int32_t head;
+  float zero;
+};
+
+// Elements [first, first + kItem) of a packed row, times their group's scale; 1 or 8 of them.
+template <int kItem>
+__device__ __forceinline__ void load_packed(float (&values)[kItem], const PartLayout& part,
+                                            const std::byte* row, const PackedRow& at,
+                                            std::int32_t first) {
+  std::uint32_t word;
+  if constexpr (kItem == 1)
+    word = std::uint32_t(row[first / 2]) >> (4 * (first % 2));
+  else
+    word = *reinterpret_cast<const std::uint32_t*>(row + first / 2);
+  if (part.scaling == Scaling::int4_rows) {
+    SIMT_UNROLL
+    for (int i = 0; i < kItem; ++i) values[i] = float(word >> (4 * i) & 15) - at.zero;
+    return;
+  }
+  const std::byte* scale_at =
+      group_scale(part, at.block, at.offset, at.head, first / kGroupElements);
+  const float scale = decode(std::uint32_t(*scale_at), DType::fp8_e4m3);
+  SIMT_UNROLL
+  for (int i = 0; i < kItem; ++i) values[i] = decode_e2m1(word >> (4 * i) & 15) * scale;
+}
+
+}  // namespace SIMT_VARIANT
+}  // namespace lockstep::cuda

@@ -1,0 +1,125 @@
+// Caches of 4-bit numbers in whole runs: written, kept through hits, preemption and copies, and
+// attended to, in every order that has room for their scales.
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "cuda_backend/simt_backend.h"
+#include "properties/judge/judge.h"
+#include "tests/properties/cache_kinds.h"
+
+namespace lockstep {
+namespace {
+
+using enum CacheLayout;
+using tests::CacheKindCase;
+
+KVCacheSpec fp4(std::int64_t head_size, std::int64_t heads = 2) {
+  KVCacheSpec spec = tests::rows_of_heads(heads);
+  spec.head_size = head_size;
+  spec.dtype = DType::uint8;
+  spec.kv_quant_mode = KVQuantMode::nvfp4;
+  return spec;
+}
+
+KVCacheSpec int4(std::int64_t head_size, std::int64_t heads = 2) {
+  KVCacheSpec spec = fp4(head_size, heads);
+  spec.kv_quant_mode = KVQuantMode::int4_per_token_head;
+  return spec;
+}
+
+KVCacheSpec in_window(KVCacheSpec spec) {
+  spec.kind = CacheKind::sliding_window;
+  spec.sliding_window = 6;
+  return spec;
+}
+
+std::vector<CacheKindCase> packed_kinds() {
+  const tests::Orders dense = {LBNHC, LBHNC, BLNHC, BLHNC};
+  const tests::Orders every(std::begin(kOverlaidLayouts), std::end(kOverlaidLayouts));
+  return {
+      {"one group of 16", {tests::group_of(fp4(16), 0)}, dense},
+      {"heads of 64", {tests::group_of(fp4(64, 3), 0)}, dense},
+      {"one head of 48", {tests::group_of(fp4(48, 1), 0, 3)}, dense},
+      {"windows beside",
+       {tests::group_of(fp4(32), 0), tests::group_of(in_window(fp4(32)), 1)},
+       dense},
+      {"beside bf16, padded",
+       {tests::group_of(fp4(16), 0), tests::group_of(in_window(tests::rows_of_heads()), 1)},
+       dense},
+      {"int4 in heads of 8", {tests::group_of(int4(8), 0)}, every},
+      {"int4 in heads of 64", {tests::group_of(int4(64, 3), 0)}, every},
+      {"int4, windows beside",
+       {tests::group_of(int4(24), 0), tests::group_of(in_window(int4(24)), 1)},
+       every},
+  };
+}
+
+SavedCase by_numbers(const CacheKindCase& kind, CacheLayout order) {
+  SavedCase saved = tests::case_in(kind, order);
+  saved.numbers = Numbers::real;
+  return saved;
+}
+
+TEST(PackedNumbers, are_replayed_in_the_orders_whose_blocks_are_dense_and_refused_in_others) {
+  for (const CacheKindCase& kind : packed_kinds())
+    for (const CacheLayout order : kOverlaidLayouts) {
+      const Outcome outcome = judge(by_numbers(kind, order), make_simt_backend);
+      const bool is_taken = kind.orders.contains(order);
+      EXPECT_EQ(name_of(outcome.kind), is_taken ? "agreed" : "refused")
+          << kind.name << " in " << name_of(order) << ": " << outcome.what;
+      EXPECT_EQ(outcome.bytes_checked > 0, is_taken) << kind.name << " in " << name_of(order);
+    }
+}
+
+TEST(PackedNumbers, are_the_same_under_preemption) {
+  for (const CacheKindCase& kind : packed_kinds()) {
+    SavedCase saved = by_numbers(kind, kind.name.size() % 2 == 0 ? LBHNC : BLNHC);
+    saved.check = CheckMode::fast;
+    const Outcome sound = judge(saved, make_simt_backend);
+    saved.check = CheckMode::hunt;
+    saved.seed = 5;
+    const Outcome hunted = judge(saved, make_simt_backend);
+    EXPECT_EQ(name_of(hunted.kind), "agreed") << kind.name << ": " << hunted.what;
+    EXPECT_EQ(hunted.bytes_checked, sound.bytes_checked) << kind.name;
+  }
+}
+
+TEST(PackedNumbers, another_place_of_scales_is_seen_in_the_first_page_that_is_written) {
+  const CacheKindCase kind = packed_kinds()[1];
+  for (const std::string mutant :
+       {"scales-swizzled", "scales-behind-rows", "scale-of-other-head", "scale-of-other-layer"})
+    for (const CacheLayout order : kind.orders) {
+      SavedCase saved = by_numbers(kind, order);
+      saved.check = CheckMode::fast;
+      saved.mutants = {mutant};
+      const Outcome outcome = judge(saved, make_simt_backend);
+      EXPECT_EQ(outcome.check, "page_written") << mutant << " in " << name_of(order) << ": "
+                                               << name_of(outcome.kind) << " " << outcome.what;
+    }
+}
+
+TEST(PackedNumbers, a_scale_that_is_lost_or_another_head_s_is_seen_in_int4_too) {
+  const CacheKindCase kind = packed_kinds()[6];
+  for (const std::string mutant : {"scale-not-stored", "scale-of-other-head"})
+    for (const CacheLayout order : kind.orders) {
+      SavedCase saved = by_numbers(kind, order);
+      saved.check = CheckMode::fast;
+      saved.mutants = {mutant};
+      const Outcome outcome = judge(saved, make_simt_backend);
+      EXPECT_EQ(outcome.check, "page_written") << mutant << " in " << name_of(order) << ": "
+                                               << name_of(outcome.kind) << " " << outcome.what;
+    }
+}
+
+TEST(PackedNumbers, are_refused_by_an_engine_that_writes_them_for_other_kernels) {
+  SavedCase saved = by_numbers(packed_kinds().front(), NHD);
+  saved.engine.engine = "vllm-0.22.1";
+  saved.engine.async_scheduling = false;
+  const Outcome outcome = judge(saved, make_simt_backend);
+  EXPECT_EQ(name_of(outcome.kind), "refused") << outcome.what;
+}
+
+}  // namespace
+}  // namespace lockstep
