@@ -6,6 +6,7 @@ DIR: a checkout or an unpacked source tree of the engine; without it, the instal
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
 from pathlib import Path
@@ -29,6 +30,7 @@ def _parse() -> argparse.Namespace:
         metavar="N",
         help="runs the worker's kernels for the cache one by one, on N drawn shapes each, and ends",
     )
+    parser.add_argument("--only", metavar="WORDS", help="of --kernels: those whose name has them")
     parser.add_argument("--runner", choices=("v1", "v2"), default="v1", help="of the worker")
     parser.add_argument(
         "--states",
@@ -52,7 +54,9 @@ def _parse() -> argparse.Namespace:
         action="store_true",
         help="of the worker: runs what vLLM's configuration says its second runner does not take",
     )
-    parser.add_argument("--plant", metavar="NAME", help="plants a defect in the engine")
+    parser.add_argument(
+        "--plant", metavar="NAME", action="append", help="plants a defect in the engine; any number"
+    )
     parser.add_argument("--plants", action="store_true", help="lists the defects and ends")
     return parser.parse_args()
 
@@ -81,12 +85,12 @@ def _list_plants(defects: Any) -> None:
         print(f"{defect.name:28} {defect.kind:12} {defect.what}")
 
 
-def _plant(name: str, defects: Any) -> None:
+def _plant(names: list[str], defects: Any) -> None:
     named = {defect.name: defect for defect in defects}
+    if unknown := [name for name in names if name not in named]:
+        sys.exit(f"found no defect {unknown[0]}; --plants lists them")
     try:
-        plants.plant(named[name])
-    except KeyError:
-        sys.exit(f"found no defect {name}; --plants lists them")
+        plants.plant(*(named[name] for name in names))
     except plants.PlantError as error:
         sys.exit(str(error))
 
@@ -116,9 +120,28 @@ def _check_kernels(arguments: argparse.Namespace) -> None:
     from lockstep_engines import worker_device
 
     worker_device.take_the_place_of_cuda("v2")
-    from lockstep_engines import kernel_check, kernels_of_rows, kernels_of_tables
+    logging.disable(logging.WARNING)  # of what would be slow
+    from lockstep_engines import (
+        kernel_check,
+        kernels_of_attention,
+        kernels_of_copies,
+        kernels_of_recurrences,
+        kernels_of_rows,
+        kernels_of_tables,
+    )
 
-    checks = [*kernels_of_rows.CHECKS, *kernels_of_tables.CHECKS]
+    rooms = (
+        kernels_of_rows,
+        kernels_of_tables,
+        kernels_of_copies,
+        kernels_of_attention,
+        kernels_of_recurrences,
+    )
+    checks = [check for room in rooms for check in room.CHECKS]
+    if arguments.only is not None:
+        checks = [check for check in checks if arguments.only in check.name]
+        if not checks:
+            sys.exit(f"found no kernel whose name has {arguments.only!r}")
     has_failed = False
     for result in kernel_check.run(checks, arguments.kernels):
         print(result.text(), end="", flush=True)

@@ -8,6 +8,7 @@ has it, "both" where the two share the code.
 from __future__ import annotations
 
 from lockstep_engines.worker_plant import plant_of
+from lockstep_engines.worker_plants_of_kernels import PLANTS_OF_KERNELS
 from lockstep_engines.worker_plants_of_kinds import PLANTS_OF_KINDS
 
 _TABLE_V1 = "vllm.v1.worker.block_table"
@@ -291,4 +292,5 @@ PLANTS = (
         "tokens = tl.load(request_ptr + num_computed + block + 1, mask=mask)",
     ),
     *PLANTS_OF_KINDS,
+    *PLANTS_OF_KERNELS,
 )
