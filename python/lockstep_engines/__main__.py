@@ -50,6 +50,11 @@ def _parse() -> argparse.Namespace:
         help="of the worker: a dummy batch before each step, as of an idle data parallel rank",
     )
     parser.add_argument(
+        "--warm-up",
+        action="store_true",
+        help="of the worker: profiles and warms up before the first step, as before it serves",
+    )
+    parser.add_argument(
         "--lift-refusals",
         action="store_true",
         help="of the worker: runs what vLLM's configuration says its second runner does not take",
@@ -162,6 +167,7 @@ def _serve_worker(arguments: argparse.Namespace, source: Any, sink: Any) -> None
         arguments.states,
         arguments.pad,
         arguments.idle,
+        arguments.warm_up,
         arguments.lift_refusals,
     )
     worker_protocol.serve(Worker(options), source, sink)

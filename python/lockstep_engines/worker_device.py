@@ -99,6 +99,7 @@ def _make_platform(torch: Any) -> Any:
         # Of the case at hand.
         attention_backend = "vllm.v1.attention.backends.triton_attn.TritonAttentionBackend"
 
+        worker_class = "vllm.v1.worker.gpu_worker.Worker"
         supported_dtypes = [torch.bfloat16, torch.float16, torch.float32]
 
         @classmethod
@@ -166,7 +167,7 @@ def _make_platform(torch: Any) -> Any:
         def check_and_update_config(cls, vllm_config: Any) -> None:
             from vllm.config import CompilationMode, CUDAGraphMode
 
-            vllm_config.parallel_config.worker_cls = "vllm.v1.worker.gpu_worker.Worker"
+            vllm_config.parallel_config.worker_cls = cls.worker_class
             compilation = vllm_config.compilation_config
             compilation.mode = CompilationMode.NONE
             compilation.cudagraph_mode = CUDAGraphMode.NONE

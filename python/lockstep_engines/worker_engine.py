@@ -84,7 +84,7 @@ class _SharedMemory(TorchFunctionMode):
             raise RuntimeError(f"vLLM never asked for buffers of {self._sizes} bytes")
 
 
-class _HostWorker(gpu_worker.Worker):
+class HostWorker(gpu_worker.Worker):
     """vLLM's GPU worker; only its device is the host."""
 
     allocation: Any = None
@@ -143,13 +143,15 @@ def _sampled_tokens(tokens: list[int], drafts: list[int]) -> list[int]:
 class Options:
     """`states`: which of worker_layers.STATE_TYPES layers with states become; empty: those with one
     state short convolutions, others Mamba2. `pads`: batches, as for captured graphs. `idles`: a
-    batch of nobody's comes before each step. `lifts_refusals`: of vLLM's configuration, which says
-    what its second runner does not take yet."""
+    batch of nobody's comes before each step. `warms_up`: the worker profiles and warms up before
+    the first one. `lifts_refusals`: of vLLM's configuration, which says what its second runner does
+    not take yet."""
 
     runner: str = "v1"
     states: str = ""
     pads: bool = False
     idles: bool = False
+    warms_up: bool = False
     lifts_refusals: bool = False
 
 
@@ -181,7 +183,8 @@ class Worker:
     def _features(self) -> list[str]:
         drafts = self._is_v2 or importlib.util.find_spec("numba")
         types = [f"dtype:{name}" for name in worker_case.DTYPES]
-        return ["async_scheduling", *(["drafts"] if drafts else []), *types]
+        in_flight = ["drafts_in_flight"] if self._is_v2 else []
+        return ["async_scheduling", *(["drafts"] if drafts else []), *in_flight, *types]
 
     # A case.
 
@@ -189,7 +192,7 @@ class Worker:
         worker_case.refuse(case, self._is_v2)
         kinds = {spec["type"] for of in case["groups"] for spec in worker_case.specs_of(of)}
         options = self._options
-        if why := worker_padding.refuse(kinds, self._is_v2, options.pads, options.idles):
+        if why := worker_padding.refuse(kinds, self._is_v2, options.pads):
             raise Refused(why)
         if self._is_v2 and case["config"].get("num_spec_tokens"):
             worker_drafter.take_the_place(case["config"]["num_spec_tokens"])
@@ -202,7 +205,7 @@ class Worker:
         with scratch.folder() as folder:
             worker_case.describe_model(worker_case.model_config(layers), folder)
             vllm_config = self._make_config(case, folder)
-        self._worker = worker = _HostWorker(
+        self._worker = worker = HostWorker(
             vllm_config=vllm_config,
             local_rank=0,
             rank=0,
@@ -212,6 +215,8 @@ class Worker:
         with set_current_vllm_config(vllm_config):
             worker.init_device()
             worker.load_model()
+            if options.warms_up:
+                self._profile(worker.model_runner)
             kv_config = self._make_kv_config(case, vllm_config)
             sizes = self._buffer_sizes(kv_config)
             worker.allocation = shared = _SharedMemory(case["memory"], sizes)
@@ -225,8 +230,9 @@ class Worker:
         self._waiting: dict[str, Any] = {}  # the step whose tokens are not sampled yet
         self._faults: list[str] = []
         self._watch_batch()
+        self._is_warm = not options.warms_up
         if self._options.pads:
-            worker_padding.pad(self._runner, self._is_v2)
+            worker_padding.pad(self._runner, self._is_v2, lambda: self._model.is_idle)
         return self._opened(kv_config, sizes)
 
     def close(self) -> None:
@@ -403,8 +409,10 @@ class Worker:
         self._faults = []
         self._sample(dict(message["sampled"]))
         output = self._scheduler_output(message)
+        if not self._is_warm:
+            self._warm_up()
         if self._options.idles:
-            self._run_idle_batch()
+            self._run_for_nobody(self._worker.execute_dummy_batch)
         self._model.batch = worker_model.Batch()
         if self._is_v2:
             worker_drafter.put(self._runner, output.scheduled_spec_decode_tokens)
@@ -414,12 +422,28 @@ class Worker:
         self._waiting = {"is_due": result is None, "drafts": drafts}
         return self._facts()
 
-    def _run_idle_batch(self) -> None:
-        """As a rank without requests does while others of its data parallel group have some."""
-        self._model.is_idle = True
+    def _run_for_nobody(self, run: Any) -> None:
+        """A batch without requests: as a rank of a data parallel group runs while others have
+        some, or as it runs before it serves."""
+        model = self._worker.model_runner.model
+        model.is_idle = True
         with set_current_vllm_config(self._worker.vllm_config), torch.inference_mode():
-            self._worker.execute_dummy_batch()
-        self._model.is_idle = False
+            run()
+        model.is_idle = False
+
+    def _profile(self, runner: Any) -> None:
+        """Before there is a cache. Of a sampler over all tokens nothing stays."""
+        runner._dummy_sampler_run = lambda *_, **__: None
+        self._run_for_nobody(runner.profile_run)
+
+    def _warm_up(self) -> None:
+        """Batches of the sizes for which a server compiles and captures, over pages that are
+        poisoned by now."""
+        self._is_warm = True
+        runner = self._runner
+        most = self._worker.vllm_config.scheduler_config.max_num_batched_tokens
+        for size in sorted({1, 2, runner.max_num_reqs, most}, reverse=True):
+            self._run_for_nobody(lambda size=size: runner._dummy_run(size))
 
     def _sample(self, sampled: dict[str, list[int]]) -> None:
         """What the model answered to the step before."""
@@ -462,7 +486,7 @@ class Worker:
             del known.tokens[row["known"] :]
             if row.get("spec"):
                 drafts[name] = [_token(token) for token in row["spec"]]
-            step.first[name] = computed
+            step.first[name] = min(computed, len(known.tokens) - 1)
             step.contents[name] = numpy.array(row["contents"], dtype=numpy.uint64)
             step.tokens[name] = known.tokens + [
                 _token(token) if token >= 0 else worker_model.ANY_TOKEN
@@ -561,6 +585,7 @@ class Worker:
         else:  # of MLA, decodes and prefills apart
             parts = (metadata.decode, metadata.prefill)
             given = [row for part in parts if part for row in part.block_table.tolist()]
+        given = given[: len(tables)]  # padding lies behind
         return [mine[: len(row)] for mine, row in zip(given, tables, strict=True)]
 
     def _row_of_table(self, g: int, name: str) -> list[int]:
