@@ -30,6 +30,12 @@ def _parse() -> argparse.Namespace:
         metavar="N",
         help="runs the worker's kernels for the cache one by one, on N drawn shapes each, and ends",
     )
+    parser.add_argument(
+        "--models",
+        nargs="*",
+        metavar="NAME",
+        help="runs vLLM's own models, tiny, in shared memory and alone, and ends; none named: all",
+    )
     parser.add_argument("--only", metavar="WORDS", help="of --kernels: those whose name has them")
     parser.add_argument("--runner", choices=("v1", "v2"), default="v1", help="of the worker")
     parser.add_argument(
@@ -102,18 +108,21 @@ def _plant(names: list[str], defects: Any) -> None:
 
 def main() -> None:
     arguments = _parse()
-    is_of_worker = arguments.worker or arguments.kernels
+    ends = bool(arguments.kernels) or arguments.models is not None
+    is_of_worker = arguments.worker or ends
     defects = worker_plants.PLANTS if is_of_worker else vllm_plants.PLANTS
     if arguments.plants:
         return _list_plants(defects)
     _fix_hash_seed()
-    source, sink = (None, None) if arguments.kernels else protocol.own_pipe()
+    source, sink = (None, None) if ends else protocol.own_pipe()
     if arguments.folder is not None:
         _put_first(Path(arguments.folder).resolve(), arguments.engine)
     if arguments.plant is not None:
         _plant(arguments.plant, defects)
     if arguments.kernels:
         return _check_kernels(arguments)
+    if arguments.models is not None:
+        return _check_models(arguments)
     if arguments.worker:
         return _serve_worker(arguments, source, sink)
     protocol.serve(_adapter_of(arguments.engine), source, sink)
@@ -151,6 +160,24 @@ def _check_kernels(arguments: argparse.Namespace) -> None:
     for result in kernel_check.run(checks, arguments.kernels):
         print(result.text(), end="", flush=True)
         has_failed |= bool(result.faults)
+    sys.exit(1 if has_failed else 0)
+
+
+def _check_models(arguments: argparse.Namespace) -> None:
+    if arguments.engine != "vllm":
+        sys.exit(f"found no models of {arguments.engine}; there are some of vllm")
+    from lockstep_engines import worker_device
+
+    worker_device.take_the_place_of_cuda(arguments.runner)
+    logging.disable(logging.WARNING)
+    from lockstep_engines import worker_model_zoo, worker_models
+
+    if unknown := [name for name in arguments.models if name not in worker_model_zoo.ZOO]:
+        sys.exit(f"found no model {unknown[0]}; there are {', '.join(worker_model_zoo.ZOO)}")
+    has_failed = False
+    for result in worker_models.run(arguments.models, arguments.runner):
+        print(f"  {result.name:<12}{result.text}", flush=True)
+        has_failed |= result.has_failed
     sys.exit(1 if has_failed else 0)
 
 

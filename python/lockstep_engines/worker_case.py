@@ -65,9 +65,8 @@ def refuse(case: dict[str, Any], is_v2: bool) -> None:
     for option in ("dcp", "pcp"):
         if config.get(option, 1) != 1:
             raise Refused(f"{option} {config[option]}: ranks of a worker are not driven")
-    if not is_v2 and config.get("num_spec_tokens") and config.get("async_scheduling"):
-        raise Refused("drafts in flight on the first runner: its drafters there compute")
-    if not is_v2 and config.get("num_spec_tokens") and not importlib.util.find_spec("numba"):
+    needs_numba = config.get("num_spec_tokens") and not config.get("async_scheduling")
+    if not is_v2 and needs_numba and not importlib.util.find_spec("numba"):
         raise Refused("drafts: vLLM's ngram proposer needs numba, which is not installed")
     if "connector" in case:
         raise Refused("a KV connector: its worker is not driven")

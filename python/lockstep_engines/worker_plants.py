@@ -291,6 +291,15 @@ PLANTS = (
         "tokens = tl.load(request_ptr + num_computed + block, mask=mask)",
         "tokens = tl.load(request_ptr + num_computed + block + 1, mask=mask)",
     ),
+    plant_of(
+        "v1",
+        "rejected-drafts-in-flight",
+        "inputs",
+        "Drafts in flight that were rejected stay in what the scheduler has counted.",
+        "vllm.v1.spec_decode.utils",
+        "    corrected = prev_computed + valid_counts.int()\n",
+        "    corrected = cpu_num_computed_tokens\n",
+    ),
     *PLANTS_OF_KINDS,
     *PLANTS_OF_KERNELS,
 )
