@@ -566,6 +566,7 @@ class Worker:
     def _cached_request(self, name: str, row: dict[str, Any], known: _Known, cached: Any) -> None:
         if row.get("resumed"):
             cached.resumed_req_ids.add(name)
+        if row.get("resumed") or name not in self._ends:  # was not in the step before
             cached.all_token_ids[name] = list(known.tokens)
         blocks = tuple(row["blocks"])
         cached.req_ids.append(name)
