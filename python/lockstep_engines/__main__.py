@@ -6,6 +6,7 @@ DIR: a checkout or an unpacked source tree of the engine; without it, the instal
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
 from pathlib import Path
@@ -29,6 +30,13 @@ def _parse() -> argparse.Namespace:
         metavar="N",
         help="runs the worker's kernels for the cache one by one, on N drawn shapes each, and ends",
     )
+    parser.add_argument(
+        "--models",
+        nargs="*",
+        metavar="NAME",
+        help="runs vLLM's own models, tiny, in shared memory and alone, and ends; none named: all",
+    )
+    parser.add_argument("--only", metavar="WORDS", help="of --kernels: those whose name has them")
     parser.add_argument("--runner", choices=("v1", "v2"), default="v1", help="of the worker")
     parser.add_argument(
         "--states",
@@ -48,11 +56,18 @@ def _parse() -> argparse.Namespace:
         help="of the worker: a dummy batch before each step, as of an idle data parallel rank",
     )
     parser.add_argument(
+        "--warm-up",
+        action="store_true",
+        help="of the worker: profiles and warms up before the first step, as before it serves",
+    )
+    parser.add_argument(
         "--lift-refusals",
         action="store_true",
         help="of the worker: runs what vLLM's configuration says its second runner does not take",
     )
-    parser.add_argument("--plant", metavar="NAME", help="plants a defect in the engine")
+    parser.add_argument(
+        "--plant", metavar="NAME", action="append", help="plants a defect in the engine; any number"
+    )
     parser.add_argument("--plants", action="store_true", help="lists the defects and ends")
     return parser.parse_args()
 
@@ -81,30 +96,33 @@ def _list_plants(defects: Any) -> None:
         print(f"{defect.name:28} {defect.kind:12} {defect.what}")
 
 
-def _plant(name: str, defects: Any) -> None:
+def _plant(names: list[str], defects: Any) -> None:
     named = {defect.name: defect for defect in defects}
+    if unknown := [name for name in names if name not in named]:
+        sys.exit(f"found no defect {unknown[0]}; --plants lists them")
     try:
-        plants.plant(named[name])
-    except KeyError:
-        sys.exit(f"found no defect {name}; --plants lists them")
+        plants.plant(*(named[name] for name in names))
     except plants.PlantError as error:
         sys.exit(str(error))
 
 
 def main() -> None:
     arguments = _parse()
-    is_of_worker = arguments.worker or arguments.kernels
+    ends = bool(arguments.kernels) or arguments.models is not None
+    is_of_worker = arguments.worker or ends
     defects = worker_plants.PLANTS if is_of_worker else vllm_plants.PLANTS
     if arguments.plants:
         return _list_plants(defects)
     _fix_hash_seed()
-    source, sink = (None, None) if arguments.kernels else protocol.own_pipe()
+    source, sink = (None, None) if ends else protocol.own_pipe()
     if arguments.folder is not None:
         _put_first(Path(arguments.folder).resolve(), arguments.engine)
     if arguments.plant is not None:
         _plant(arguments.plant, defects)
     if arguments.kernels:
         return _check_kernels(arguments)
+    if arguments.models is not None:
+        return _check_models(arguments)
     if arguments.worker:
         return _serve_worker(arguments, source, sink)
     protocol.serve(_adapter_of(arguments.engine), source, sink)
@@ -116,13 +134,50 @@ def _check_kernels(arguments: argparse.Namespace) -> None:
     from lockstep_engines import worker_device
 
     worker_device.take_the_place_of_cuda("v2")
-    from lockstep_engines import kernel_check, kernels_of_rows, kernels_of_tables
+    logging.disable(logging.WARNING)  # of what would be slow
+    from lockstep_engines import (
+        kernel_check,
+        kernels_of_attention,
+        kernels_of_copies,
+        kernels_of_recurrences,
+        kernels_of_rows,
+        kernels_of_tables,
+    )
 
-    checks = [*kernels_of_rows.CHECKS, *kernels_of_tables.CHECKS]
+    rooms = (
+        kernels_of_rows,
+        kernels_of_tables,
+        kernels_of_copies,
+        kernels_of_attention,
+        kernels_of_recurrences,
+    )
+    checks = [check for room in rooms for check in room.CHECKS]
+    if arguments.only is not None:
+        checks = [check for check in checks if arguments.only in check.name]
+        if not checks:
+            sys.exit(f"found no kernel whose name has {arguments.only!r}")
     has_failed = False
     for result in kernel_check.run(checks, arguments.kernels):
         print(result.text(), end="", flush=True)
         has_failed |= bool(result.faults)
+    sys.exit(1 if has_failed else 0)
+
+
+def _check_models(arguments: argparse.Namespace) -> None:
+    if arguments.engine != "vllm":
+        sys.exit(f"found no models of {arguments.engine}; there are some of vllm")
+    from lockstep_engines import worker_device
+
+    worker_device.take_the_place_of_cuda(arguments.runner)
+    logging.disable(logging.WARNING)
+    from lockstep_engines import worker_model_zoo, worker_models
+
+    if unknown := [name for name in arguments.models if name not in worker_model_zoo.ZOO]:
+        sys.exit(f"found no model {unknown[0]}; there are {', '.join(worker_model_zoo.ZOO)}")
+    has_failed = False
+    for result in worker_models.run(arguments.models, arguments.runner):
+        print(f"  {result.name:<12}{result.text}", flush=True)
+        has_failed |= result.has_failed
     sys.exit(1 if has_failed else 0)
 
 
@@ -139,6 +194,7 @@ def _serve_worker(arguments: argparse.Namespace, source: Any, sink: Any) -> None
         arguments.states,
         arguments.pad,
         arguments.idle,
+        arguments.warm_up,
         arguments.lift_refusals,
     )
     worker_protocol.serve(Worker(options), source, sink)

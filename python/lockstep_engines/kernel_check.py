@@ -1,7 +1,7 @@
 """vLLM's own kernels for the cache, one by one, in Triton's interpreter: each is given drawn shapes
 and held against loops over them. Every byte of every buffer is compared, those that nothing should
-touch too, and every access is held against the memory that the kernel was given
-(worker_bounds.py).
+touch too; numbers that a kernel computes, within the tolerance of its trial; and every access is
+held against the memory that the kernel was given (worker_bounds.py).
 
 run() needs a process that worker_device.py has set up. Seed N is the same shape wherever it runs.
 """
@@ -21,18 +21,21 @@ _POISON = 0xA5
 
 @dataclass
 class Trial:
-    """A launch that is over: what it was given, in words, and what lies where."""
+    """A launch that is over: what it was given, in words, and what lies where. With a `tolerance`
+    outputs of floating point may differ by as much of the largest number expected in them, or of 1
+    if that is larger."""
 
     shape: str
     expected: list[numpy.ndarray]
     found: list[numpy.ndarray]
+    tolerance: float = 0.0
 
     def fault(self) -> str:
         """Empty: there is none."""
         for i, (expected, found) in enumerate(zip(self.expected, self.found, strict=True)):
             if expected.shape != found.shape:
                 return f"output {i} has shape {found.shape}; expected {expected.shape}"
-            unlike = numpy.argwhere(expected != found)
+            unlike = numpy.argwhere(self._unlike(expected, found))
             if len(unlike):
                 at = tuple(int(k) for k in unlike[0])
                 return (
@@ -40,6 +43,12 @@ class Trial:
                     f"{len(unlike)} of {found.size} differ"
                 )
         return ""
+
+    def _unlike(self, expected: numpy.ndarray, found: numpy.ndarray) -> numpy.ndarray:
+        if not self.tolerance or expected.dtype.kind != "f":
+            return expected != found
+        room = self.tolerance * max(1.0, float(numpy.abs(expected).max(initial=0.0)))
+        return ~(numpy.abs(expected - found.astype(expected.dtype)) <= room)
 
 
 @dataclass
@@ -107,6 +116,16 @@ def _product(shape: tuple[int, ...]) -> int:
     for size in shape:
         made *= size
     return made
+
+
+def drawn_numbers(draw: random.Random, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Between -1 and 1, as the dtype has them."""
+    generator = torch.Generator().manual_seed(draw.randrange(1 << 31))
+    return (2 * torch.rand(shape, generator=generator) - 1).to(dtype)
+
+
+def doubles(tensor: torch.Tensor) -> numpy.ndarray:
+    return tensor.to(torch.float64).numpy()
 
 
 def drawn_slots(draw: random.Random, num_tokens: int, num_slots: int) -> list[int]:

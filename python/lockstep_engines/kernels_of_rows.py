@@ -130,12 +130,16 @@ def _write_fp8_rows(draw: random.Random) -> Trial:
 
 
 def _write_scaled_rows(draw: random.Random) -> Trial:
-    """One scale for each token and head; int8. What is stored is within one step of the number:
-    releases round or truncate."""
+    """One scale for each token and head. What is stored is within one step of the number: releases
+    round integers or truncate them. fp8 is given powers of two: next to 448, 224, ... once they are
+    scaled, which the interpreter rounds either way."""
     cache = _Cache(draw, itemsize=1)
+    is_int = draw.random() < 0.6
+    dtype, most = (torch.int8, 127) if is_int else (torch.float8_e4m3fn, 448)
     key, value, slots = _rows(draw, cache, torch.float32)
     scales = [torch.full((cache.blocks, cache.tokens, cache.heads), -1.0) for _ in range(2)]
-    parts = [cache.part(part, torch.int8) for part in range(2)]
+    parts = [cache.part(part, dtype) for part in range(2)]
+    mode = KVQuantMode.INT8_PER_TOKEN_HEAD if is_int else KVQuantMode.FP8_PER_TOKEN_HEAD
     fitting(
         writes.triton_reshape_and_cache_flash_per_token_head_quant,
         key=key,
@@ -145,7 +149,7 @@ def _write_scaled_rows(draw: random.Random) -> Trial:
         k_scale_cache=scales[0],
         v_scale_cache=scales[1],
         slot_mapping=torch.tensor(slots),
-        kv_quant_mode=KVQuantMode.INT8_PER_TOKEN_HEAD,
+        kv_quant_mode=mode,
     )
     of_scales = [made.numpy().copy() for made in scales]
     expected_scales = [numpy.full_like(made, -1.0) for made in of_scales]
@@ -154,14 +158,15 @@ def _write_scaled_rows(draw: random.Random) -> Trial:
             at = slot // cache.tokens, slot % cache.tokens
             if slot < 0:
                 continue
-            largest = rows[i].abs().amax(dim=-1)
-            expected_scales[part][at] = (largest / 127).numpy()
-            stored = parts[part][at].to(torch.float32) * largest[:, None] / 127
-            if (stored - rows[i]).abs().gt(1.001 * largest[:, None] / 127).any():
+            step = rows[i].abs().amax(dim=-1) / most
+            expected_scales[part][at] = step.numpy()
+            off = (parts[part][at].to(torch.float32) * step[:, None] - rows[i]).abs()
+            if off.gt(1.001 * step[:, None] if is_int else rows[i].abs() / 8).any():
                 of_scales[part][at] = numpy.nan  # tells the place
-            parts[part][at] = 0
-    rest = _written(cache, torch.int8, (0 * key, 0 * value), slots)
-    return Trial(cache.text(), [rest, *expected_scales], [bytes_of(cache.memory), *of_scales])
+            parts[part][at] = torch.zeros(()).to(dtype)
+    rest = _written(cache, dtype, (torch.zeros_like(key), torch.zeros_like(value)), slots)
+    found = [bytes_of(cache.memory), *of_scales]
+    return Trial(f"{mode.name}, {cache.text()}", [rest, *expected_scales], found)
 
 
 def _write_unlike_rows(draw: random.Random) -> Trial:

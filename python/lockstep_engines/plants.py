@@ -100,15 +100,16 @@ def _source_of(module: str) -> str:
         return file.read()
 
 
-def sources_with(plant: Plant) -> dict[str, str]:
-    """The changed text of each module that a defect touches. Raises PlantError where it fits in
-    none of the ways."""
+def sources_with(plant: Plant, planted: dict[str, str] | None = None) -> dict[str, str]:
+    """The changed text of each module that a defect touches, on top of texts with others
+    (`planted`). Raises PlantError where it fits in none of the ways."""
     errors = []
     for edits in plant.ways:
         sources: dict[str, str] = {}
         try:
             for edit in edits:
-                found = sources.get(edit.module) or _source_of(edit.module)
+                found = ((planted or {}) | sources).get(edit.module)
+                found = found or _source_of(edit.module)
                 sources[edit.module] = edit.apply(found)
             return sources
         except PlantError as error:
@@ -116,9 +117,11 @@ def sources_with(plant: Plant) -> dict[str, str]:
     raise PlantError(f"{plant.name} cannot be planted: {'; '.join(errors)}")
 
 
-def plant(defect: Plant) -> None:
-    """Has the modules that it touches imported with the defect. To be called before they are."""
-    sources = sources_with(defect)
+def plant(*defects: Plant) -> None:
+    """Has the modules that they touch imported with the defects. To be called before they are."""
+    sources: dict[str, str] = {}
+    for defect in defects:
+        sources |= sources_with(defect, sources)
     if early := sorted(sources.keys() & sys.modules.keys()):
         raise PlantError(f"found {', '.join(early)} imported already")
     sys.meta_path.insert(0, _Finder(sources))

@@ -19,6 +19,7 @@ from lockstep_engines.worker_layers import Layer
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 VOCABULARY = 512  # of the model
+TRITON_BACKEND = "vllm.v1.attention.backends.triton_attn.TritonAttentionBackend"
 
 
 class SmallBlocksBackend(triton_attn.TritonAttentionBackend):
@@ -64,9 +65,8 @@ def refuse(case: dict[str, Any], is_v2: bool) -> None:
     for option in ("dcp", "pcp"):
         if config.get(option, 1) != 1:
             raise Refused(f"{option} {config[option]}: ranks of a worker are not driven")
-    if config.get("num_spec_tokens") and config.get("async_scheduling"):
-        raise Refused("drafts with asynchronous scheduling: the worker corrects counts by itself")
-    if not is_v2 and config.get("num_spec_tokens") and not importlib.util.find_spec("numba"):
+    needs_numba = config.get("num_spec_tokens") and not config.get("async_scheduling")
+    if not is_v2 and needs_numba and not importlib.util.find_spec("numba"):
         raise Refused("drafts: vLLM's ngram proposer needs numba, which is not installed")
     if "connector" in case:
         raise Refused("a KV connector: its worker is not driven")

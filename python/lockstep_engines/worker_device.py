@@ -18,6 +18,7 @@ _ENVIRONMENT = {
     "CUDA_VISIBLE_DEVICES": "",
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
+    "TORCHDYNAMO_DISABLE": "1",
     "TRITON_INTERPRET": "1",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_LOGGING_LEVEL": "ERROR",
@@ -99,6 +100,7 @@ def _make_platform(torch: Any) -> Any:
         # Of the case at hand.
         attention_backend = "vllm.v1.attention.backends.triton_attn.TritonAttentionBackend"
 
+        worker_class = "vllm.v1.worker.gpu_worker.Worker"
         supported_dtypes = [torch.bfloat16, torch.float16, torch.float32]
 
         @classmethod
@@ -166,7 +168,7 @@ def _make_platform(torch: Any) -> Any:
         def check_and_update_config(cls, vllm_config: Any) -> None:
             from vllm.config import CompilationMode, CUDAGraphMode
 
-            vllm_config.parallel_config.worker_cls = "vllm.v1.worker.gpu_worker.Worker"
+            vllm_config.parallel_config.worker_cls = cls.worker_class
             compilation = vllm_config.compilation_config
             compilation.mode = CompilationMode.NONE
             compilation.cudagraph_mode = CUDAGraphMode.NONE

@@ -1,5 +1,6 @@
-"""A drafter without weights for vLLM's second runner, which verifies what its own drafter said: the
-drafts of the step at hand are put where it keeps a drafter's."""
+"""Drafters without weights for vLLM's runners, which verify what their own drafter said: the drafts
+of the step at hand are put where a runner keeps a drafter's. The first runner is told them, but for
+those in flight."""
 
 from __future__ import annotations
 
@@ -35,6 +36,34 @@ class Drafter:
         return torch.zeros(len(input_batch.req_ids), self._num_tokens, dtype=torch.int64)
 
 
+def take_the_place_in_first(num_tokens: int) -> None:
+    """Of every EAGLE drafter that the first runner makes from now on. What counts accepted drafts
+    on the device is its own."""
+    from vllm.v1.spec_decode import eagle
+    from vllm.v1.utils import CpuGpuBuffer
+    from vllm.v1.worker import gpu_model_runner
+
+    class Silent(eagle.EagleProposer):
+        def __init__(self, vllm_config: Any, device: Any, runner: Any = None) -> None:
+            most = vllm_config.scheduler_config.max_num_seqs
+            self.backup_next_token_ids = CpuGpuBuffer(
+                most, dtype=torch.int32, device=device, pin_memory=False
+            )
+            self.eagle3_use_aux_hidden_state = self.supports_mm_inputs = False
+            self.kv_cache_gid = 0
+            self.model = nn.Module()
+
+        def _nothing(self, *_: Any, **__: Any) -> None: ...
+
+        load_model = initialize_attn_backend = initialize_cudagraph_keys = _nothing
+        dummy_run = validate_same_kv_cache_group = take_last_draft_probs = _nothing
+
+        def propose(self, *_: Any, next_token_ids: torch.Tensor, **__: Any) -> torch.Tensor:
+            return torch.zeros(len(next_token_ids), num_tokens, dtype=torch.int32)
+
+    gpu_model_runner.EagleProposer = Silent
+
+
 def take_the_place(num_tokens: int) -> None:
     """Of every drafter that the second runner makes from now on."""
     from vllm.v1.worker.gpu import model_runner
@@ -43,9 +72,18 @@ def take_the_place(num_tokens: int) -> None:
 
 
 def put(runner: Any, drafts: dict[str, list[int]]) -> None:
-    """What the drafter said of these requests."""
+    """What the drafter of the second runner said of these requests."""
     states = runner.req_states
     for name, tokens in drafts.items():
         if name in states.req_id_to_index:
             row = states.draft_tokens[states.req_id_to_index[name]]
+            row[: len(tokens)] = torch.tensor(tokens, dtype=row.dtype)
+
+
+def put_in_first(runner: Any, drafts: dict[str, list[int]]) -> None:
+    """The same of the first runner, which keeps them by the rows of the step before."""
+    rows = runner.input_batch.prev_req_id_to_index or {}
+    for name, tokens in drafts.items():
+        if name in rows and runner._draft_token_ids is not None:
+            row = runner._draft_token_ids[rows[name]]
             row[: len(tokens)] = torch.tensor(tokens, dtype=row.dtype)

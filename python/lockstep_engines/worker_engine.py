@@ -21,7 +21,7 @@ from torch.distributed.rendezvous import register_rendezvous_handler
 from torch.overrides import TorchFunctionMode
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.engine.arg_utils import EngineArgs
-from vllm.model_executor.models import ModelRegistry
+from vllm.model_executor.models import ModelRegistry, registry
 from vllm.platforms import current_platform
 from vllm.sampling_params import SamplingParams
 from vllm.v1.attention import selector
@@ -43,6 +43,8 @@ from lockstep_engines import (
 from lockstep_engines.protocol import Refused
 
 VERSION = vllm_engine.VERSION
+# vLLM looks at a model's class in a process of its own, where nothing is set up.
+registry._run_in_subprocess = lambda function: function()
 _OUTPUT_FIELDS = frozenset(entry.name for entry in dataclasses.fields(SchedulerOutput))
 
 
@@ -84,7 +86,7 @@ class _SharedMemory(TorchFunctionMode):
             raise RuntimeError(f"vLLM never asked for buffers of {self._sizes} bytes")
 
 
-class _HostWorker(gpu_worker.Worker):
+class HostWorker(gpu_worker.Worker):
     """vLLM's GPU worker; only its device is the host."""
 
     allocation: Any = None
@@ -143,13 +145,15 @@ def _sampled_tokens(tokens: list[int], drafts: list[int]) -> list[int]:
 class Options:
     """`states`: which of worker_layers.STATE_TYPES layers with states become; empty: those with one
     state short convolutions, others Mamba2. `pads`: batches, as for captured graphs. `idles`: a
-    batch of nobody's comes before each step. `lifts_refusals`: of vLLM's configuration, which says
-    what its second runner does not take yet."""
+    batch of nobody's comes before each step. `warms_up`: the worker profiles and warms up before
+    the first one. `lifts_refusals`: of vLLM's configuration, which says what its second runner does
+    not take yet."""
 
     runner: str = "v1"
     states: str = ""
     pads: bool = False
     idles: bool = False
+    warms_up: bool = False
     lifts_refusals: bool = False
 
 
@@ -181,7 +185,8 @@ class Worker:
     def _features(self) -> list[str]:
         drafts = self._is_v2 or importlib.util.find_spec("numba")
         types = [f"dtype:{name}" for name in worker_case.DTYPES]
-        return ["async_scheduling", *(["drafts"] if drafts else []), *types]
+        drafted = ["drafts", "drafts_in_flight"] if drafts else []
+        return ["async_scheduling", *drafted, *types]
 
     # A case.
 
@@ -189,10 +194,14 @@ class Worker:
         worker_case.refuse(case, self._is_v2)
         kinds = {spec["type"] for of in case["groups"] for spec in worker_case.specs_of(of)}
         options = self._options
-        if why := worker_padding.refuse(kinds, self._is_v2, options.pads, options.idles):
+        if why := worker_padding.refuse(kinds, self._is_v2, options.pads):
             raise Refused(why)
-        if self._is_v2 and case["config"].get("num_spec_tokens"):
-            worker_drafter.take_the_place(case["config"]["num_spec_tokens"])
+        num_drafts = case["config"].get("num_spec_tokens", 0)
+        self._has_drafts_in_flight = num_drafts and case["config"].get("async_scheduling", False)
+        if self._is_v2 and num_drafts:
+            worker_drafter.take_the_place(num_drafts)
+        elif self._has_drafts_in_flight:
+            worker_drafter.take_the_place_in_first(num_drafts)
         self.close()
         groups = case["groups"]
         layers = worker_case.plan_layers(groups, self._state_type)
@@ -202,7 +211,7 @@ class Worker:
         with scratch.folder() as folder:
             worker_case.describe_model(worker_case.model_config(layers), folder)
             vllm_config = self._make_config(case, folder)
-        self._worker = worker = _HostWorker(
+        self._worker = worker = HostWorker(
             vllm_config=vllm_config,
             local_rank=0,
             rank=0,
@@ -212,6 +221,8 @@ class Worker:
         with set_current_vllm_config(vllm_config):
             worker.init_device()
             worker.load_model()
+            if options.warms_up:
+                self._profile(worker.model_runner)
             kv_config = self._make_kv_config(case, vllm_config)
             sizes = self._buffer_sizes(kv_config)
             worker.allocation = shared = _SharedMemory(case["memory"], sizes)
@@ -222,11 +233,14 @@ class Worker:
         self._runner = worker.model_runner
         self._model = self._runner.model
         self._requests: dict[str, _Known] = {}
+        self._drafts: dict[str, list[int]] = {}  # of the step at hand
+        self._ends: dict[str, int] = {}  # of the step before: where its rows end, drafts included
         self._waiting: dict[str, Any] = {}  # the step whose tokens are not sampled yet
         self._faults: list[str] = []
         self._watch_batch()
+        self._is_warm = not options.warms_up
         if self._options.pads:
-            worker_padding.pad(self._runner, self._is_v2)
+            worker_padding.pad(self._runner, self._is_v2, lambda: self._model.is_idle)
         return self._opened(kv_config, sizes)
 
     def close(self) -> None:
@@ -238,7 +252,7 @@ class Worker:
         first = rows[0] if rows else {"block_size": config["block_size"], "dtype": "bf16"}
         drafts: dict[str, Any] = {}
         if config.get("num_spec_tokens"):
-            drafts["speculative_config"] = self._drafter_of(config["num_spec_tokens"], folder)
+            drafts["speculative_config"] = self._drafter_of(config, folder)
         most = max(config["max_num_batched_tokens"], config["max_num_seqs"])
         arguments = EngineArgs(
             model=folder,
@@ -272,12 +286,13 @@ class Worker:
             reason = next((line for line in lines if line.startswith("Value error")), lines[0])
             raise Refused(f"the configuration: {reason.partition(' [type=')[0]}") from None
 
-    def _drafter_of(self, num_tokens: int, folder: str) -> dict[str, Any]:
+    def _drafter_of(self, config: dict[str, Any], folder: str) -> dict[str, Any]:
         """Whoever drafted, the worker verifies alike; what its own drafter says is not asked."""
         named = {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 2}
-        if self._is_v2 and not importlib.util.find_spec("vllm.v1.worker.gpu.spec_decode.ngram"):
+        has_ngrams = importlib.util.find_spec("vllm.v1.worker.gpu.spec_decode.ngram")
+        if self._has_drafts_in_flight if not self._is_v2 else not has_ngrams:
             named = {"method": "eagle", "model": folder}
-        return named | {"num_speculative_tokens": num_tokens}
+        return named | {"num_speculative_tokens": config["num_spec_tokens"]}
 
     @staticmethod
     def _set_states(spec: dict[str, Any], cache_config: Any) -> None:
@@ -308,7 +323,10 @@ class Worker:
         return made
 
     def _make_groups(self, case: dict[str, Any]) -> list[Any]:
-        groups = vllm_engine.make_groups(case)
+        try:
+            groups = vllm_engine.make_groups(case)
+        except vllm_engine.NotInThisRelease as error:
+            raise Refused(str(error)) from None
         for group, told in zip(groups, case["groups"], strict=True):
             if told["spec"]["type"] == "mamba":
                 kind = worker_case.state_type_of(told["spec"], self._state_type)
@@ -403,23 +421,43 @@ class Worker:
         self._faults = []
         self._sample(dict(message["sampled"]))
         output = self._scheduler_output(message)
+        if not self._is_warm:
+            self._warm_up()
         if self._options.idles:
-            self._run_idle_batch()
+            self._run_for_nobody(self._worker.execute_dummy_batch)
         self._model.batch = worker_model.Batch()
-        if self._is_v2:
-            worker_drafter.put(self._runner, output.scheduled_spec_decode_tokens)
         with set_current_vllm_config(self._worker.vllm_config), torch.inference_mode():
+            if self._is_v2:
+                worker_drafter.put(self._runner, self._drafts)
+            elif self._has_drafts_in_flight:
+                worker_drafter.put_in_first(self._runner, self._drafts)
             result = self._worker.execute_model(output)
         drafts = {row["id"]: row["spec"] for row in message["scheduled"] if row.get("spec")}
         self._waiting = {"is_due": result is None, "drafts": drafts}
         return self._facts()
 
-    def _run_idle_batch(self) -> None:
-        """As a rank without requests does while others of its data parallel group have some."""
-        self._model.is_idle = True
+    def _run_for_nobody(self, run: Any) -> None:
+        """A batch without requests: as a rank of a data parallel group runs while others have
+        some, or as it runs before it serves."""
+        model = self._worker.model_runner.model
+        model.is_idle = True
         with set_current_vllm_config(self._worker.vllm_config), torch.inference_mode():
-            self._worker.execute_dummy_batch()
-        self._model.is_idle = False
+            run()
+        model.is_idle = False
+
+    def _profile(self, runner: Any) -> None:
+        """Before there is a cache. Of a sampler over all tokens nothing stays."""
+        runner._dummy_sampler_run = lambda *_, **__: None
+        self._run_for_nobody(runner.profile_run)
+
+    def _warm_up(self) -> None:
+        """Batches of the sizes for which a server compiles and captures, over pages that are
+        poisoned by now."""
+        self._is_warm = True
+        runner = self._runner
+        most = self._worker.vllm_config.scheduler_config.max_num_batched_tokens
+        for size in sorted({1, 2, runner.max_num_reqs, most}, reverse=True):
+            self._run_for_nobody(lambda size=size: runner._dummy_run(size))
 
     def _sample(self, sampled: dict[str, list[int]]) -> None:
         """What the model answered to the step before."""
@@ -450,7 +488,8 @@ class Worker:
     def _scheduler_output(self, message: dict[str, Any]) -> SchedulerOutput:
         self._scheduled: dict[str, int] = {}
         new, cached = [], CachedRequestData.make_empty()
-        drafts: dict[str, list[int]] = {}
+        drafts = self._drafts = {}
+        ends: dict[str, int] = {}
         step = self._model.step = worker_model.Step()
         for row in message["scheduled"]:
             name, computed = row["id"], row["computed"]
@@ -471,7 +510,11 @@ class Worker:
             if row.get("new") and (self._is_v2 or not row.get("resumed")):
                 new.append(self._new_request(name, row, known))
             else:
-                self._cached_request(name, row, known, cached)
+                self._cached_request(name, self._counted(row), known, cached)
+            ends[name] = computed + row["tokens"]
+        self._ends = ends
+        if self._has_drafts_in_flight:  # a scheduler does not know them
+            drafts = {name: [-1] * len(tokens) for name, tokens in drafts.items()}
         fields = {
             "scheduled_new_reqs": new,
             "scheduled_cached_reqs": cached,
@@ -497,6 +540,13 @@ class Worker:
             self._requests.pop(name, None)
         return SchedulerOutput(**{k: v for k, v in fields.items() if k in _OUTPUT_FIELDS})
 
+    def _counted(self, row: dict[str, Any]) -> dict[str, Any]:
+        """As the scheduler counts. Lockstep says where a request stands; a scheduler that has
+        drafts in flight decides before it hears of those of the last step, and counts them all."""
+        if not self._has_drafts_in_flight or row.get("resumed"):
+            return row
+        return row | {"computed": self._ends.get(row["id"], row["computed"])}
+
     def _new_request(self, name: str, row: dict[str, Any], known: _Known) -> NewRequestData:
         more = {"prefill_token_ids": list(known.tokens)} if self._is_v2 else {}
         return NewRequestData(
@@ -516,12 +566,16 @@ class Worker:
     def _cached_request(self, name: str, row: dict[str, Any], known: _Known, cached: Any) -> None:
         if row.get("resumed"):
             cached.resumed_req_ids.add(name)
+        if row.get("resumed") or name not in self._ends:  # was not in the step before
             cached.all_token_ids[name] = list(known.tokens)
         blocks = tuple(row["blocks"])
         cached.req_ids.append(name)
         cached.new_block_ids.append(blocks if row.get("resumed") or any(blocks) else None)
         cached.num_computed_tokens.append(row["computed"])
-        cached.num_output_tokens.append(len(known.tokens) - known.num_prompt_tokens)
+        num_output = len(known.tokens) - known.num_prompt_tokens
+        if self._has_drafts_in_flight and num_output:  # as the scheduler counts: all accepted
+            num_output = max(num_output, row["computed"] + 1 - known.num_prompt_tokens)
+        cached.num_output_tokens.append(num_output)
 
     # What it made of it.
 
@@ -561,6 +615,7 @@ class Worker:
         else:  # of MLA, decodes and prefills apart
             parts = (metadata.decode, metadata.prefill)
             given = [row for part in parts if part for row in part.block_table.tolist()]
+        given = given[: len(tables)]  # padding lies behind
         return [mine[: len(row)] for mine, row in zip(given, tables, strict=True)]
 
     def _row_of_table(self, g: int, name: str) -> list[int]:

@@ -235,7 +235,11 @@ class HiddenStateLayer(RowLayer):
     def write(self, contents: numpy.ndarray, metadata: Any) -> list[str]:
         spec = self.layer.spec
         rows = self._rows(contents, 0, spec["head_size"])
+        cache = self._cache()
+        null_block = cache[:1].clone()  # before there is a cache: nothing
         self.module(rows.view(len(rows), spec["num_kv_heads"], spec["head_size"]))
+        if (contents == worker_contents.NO_CONTENT).any():  # padding, which vLLM writes there
+            cache[:1] = null_block
         return []
 
     def parts(self) -> list[torch.Tensor]:

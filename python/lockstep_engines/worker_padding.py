@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 
@@ -13,36 +14,61 @@ def room_for(count: int, most: int) -> int:
     return max(count, min(most, 1 << (count - 1).bit_length())) if count else 0
 
 
-def pad(runner: Any, is_v2: bool) -> None:
-    """Every step of the runner from now on. The second runner pads rows as well: of a batch of
-    decodes to a power of two, of a mixed one to a row for each token, as far as there is room. The
-    first one pads rows where a graph runs alone."""
-    dispatcher = runner.cudagraph_manager if is_v2 else runner.cudagraph_dispatcher
-    dispatch = dispatcher.dispatch
+def pad(runner: Any, is_v2: bool, is_idle: Callable[[], bool]) -> None:
+    """Every step of the runner from now on. Rows are padded as well: of a batch of decodes to a
+    power of two; of a mixed one, with the second runner, to a row for each token, as far as there
+    is room. `is_idle`: the batch is nobody's."""
+    if is_v2:
+        _pad_second(runner)
+    else:
+        _pad_first(runner, is_idle)
+
+
+def _pad_first(runner: Any, is_idle: Callable[[], bool]) -> None:
+    """A batch of decodes is told that a graph of all of it runs: then it pads rows. One of nobody's
+    goes by the first rows of the tables, which of a rank that is idle are cleared: it is left as it
+    is while there are requests."""
+    from vllm.config import CUDAGraphMode
+
+    dispatcher = runner.cudagraph_dispatcher
+    dispatch, most = dispatcher.dispatch, runner.max_num_tokens
     signature = inspect.signature(dispatch)
 
-    def padded(made: Any, tokens_each: int | None) -> Any:
-        num_tokens, rows = room_for(made.num_tokens, runner.max_num_tokens), made.num_reqs
-        if is_v2 and tokens_each:
-            rows = room_for(rows, min(runner.max_num_reqs, runner.max_num_tokens // tokens_each))
-            num_tokens = rows * tokens_each
-        elif is_v2:
-            rows = min(num_tokens, runner.max_num_reqs)
-        return dataclasses.replace(made, num_tokens=num_tokens, num_reqs=rows)
-
     def dispatch_padded(*args: Any, **options: Any) -> Any:
-        made = dispatch(*args, **options)
-        if not is_v2:
-            return made[0], padded(made[1], None)
-        return padded(made, signature.bind(*args, **options).arguments["uniform_token_count"])
+        mode, made = dispatch(*args, **options)
+        each = runner.uniform_decode_query_len
+        if is_idle() and runner.input_batch.num_reqs:
+            return mode, made
+        if not signature.bind(*args, **options).arguments.get("uniform_decode"):
+            return mode, dataclasses.replace(made, num_tokens=room_for(made.num_tokens, most))
+        rows = room_for(made.num_tokens // each, min(runner.max_num_reqs, most // each))
+        made = dataclasses.replace(made, num_tokens=rows * each, num_reqs=rows, uniform=True)
+        return CUDAGraphMode.FULL, made
 
     dispatcher.dispatch = dispatch_padded
 
 
-def refuse(kinds: set[str], is_v2: bool, pads: bool, idles: bool) -> str:
+def _pad_second(runner: Any) -> None:
+    manager = runner.cudagraph_manager
+    dispatch = manager.dispatch
+    signature = inspect.signature(dispatch)
+
+    def dispatch_padded(*args: Any, **options: Any) -> Any:
+        made = dispatch(*args, **options)
+        each = signature.bind(*args, **options).arguments["uniform_token_count"]
+        num_tokens, rows = room_for(made.num_tokens, runner.max_num_tokens), made.num_reqs
+        if each:
+            rows = room_for(rows, min(runner.max_num_reqs, runner.max_num_tokens // each))
+            num_tokens = rows * each
+        else:
+            rows = min(num_tokens, runner.max_num_reqs)
+        return dataclasses.replace(made, num_tokens=num_tokens, num_reqs=rows)
+
+    manager.dispatch = dispatch_padded
+
+
+def refuse(kinds: set[str], is_v2: bool, pads: bool) -> str:
     """Why a case with layers of these kinds is not run so; empty: it is."""
-    if "hidden_state" in kinds and (pads or idles):
-        return "hidden states in padded or idle batches: vLLM writes their padding to a block"
     if "mamba" in kinds and is_v2 and pads:
         return "states in padded batches: the second runner pads their rows in graphs alone"
     return ""

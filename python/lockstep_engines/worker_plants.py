@@ -8,6 +8,7 @@ has it, "both" where the two share the code.
 from __future__ import annotations
 
 from lockstep_engines.worker_plant import plant_of
+from lockstep_engines.worker_plants_of_kernels import PLANTS_OF_KERNELS
 from lockstep_engines.worker_plants_of_kinds import PLANTS_OF_KINDS
 
 _TABLE_V1 = "vllm.v1.worker.block_table"
@@ -290,5 +291,15 @@ PLANTS = (
         "tokens = tl.load(request_ptr + num_computed + block, mask=mask)",
         "tokens = tl.load(request_ptr + num_computed + block + 1, mask=mask)",
     ),
+    plant_of(
+        "v1",
+        "rejected-drafts-in-flight",
+        "inputs",
+        "Drafts in flight that were rejected stay in what the scheduler has counted.",
+        "vllm.v1.spec_decode.utils",
+        "    corrected = prev_computed + valid_counts.int()\n",
+        "    corrected = cpu_num_computed_tokens\n",
+    ),
     *PLANTS_OF_KINDS,
+    *PLANTS_OF_KERNELS,
 )

@@ -39,7 +39,7 @@ def serve(runner: str, plant: str, report: str) -> None:
     from lockstep_engines import worker_engine
     from lockstep_live.worker import PageChecks
 
-    host = worker_engine._HostWorker
+    host = worker_engine.HostWorker
     checks: list[Any] = []
     lines: list[str] = []
 
@@ -56,7 +56,7 @@ def serve(runner: str, plant: str, report: str) -> None:
             super()._report_page(line)
             lines.append(line)
 
-    worker_engine._HostWorker = Checked
+    worker_engine.HostWorker = Checked
     worker_protocol.serve(worker_engine.Worker(worker_engine.Options(runner)), source, sink)
     check = checks[0]
     counts = {"steps": check.steps, "compared": check.compared}

@@ -293,13 +293,39 @@ class CommandTest(unittest.TestCase):
             self.lockstep("worker", self.engine, *files, "--save-facts", facts)
             self.assertIn("1 clean", self.lockstep("audit", facts))
 
-    def test_padding_and_idle_batches_leave_the_cache_alone(self) -> None:
+    def test_padding_idle_batches_and_warm_up_leave_the_cache_alone(self) -> None:
+        families = [("v1", "full_attention"), ("v2", "full_attention")]
+        if "0.22" not in (self.folder or ""):  # finding 28; and 0.22.1 pads states in graphs alone
+            families += [("v1", "mamba_align"), ("v1", "hidden_state_group")]
+            families += [("v2", "hidden_state_group")]
+        for runner, family in families:
+            with self.subTest(runner=runner, family=family):
+                options = ["--pad", "--idle", "--warm-up"]
+                if runner == "v2" and family == "hidden_state_group":
+                    options.remove("--pad")  # beside it are states
+                engine = self.worker(runner, *options)
+                out = self.lockstep("worker", engine, str(self.recordings / family), "--files", "1")
+                self.assertRegex(out, family + r" +1 +1 +0 +0")
+
+    def test_hidden_states_of_padding_go_to_the_last_block(self) -> None:
+        if "0.22" not in (self.folder or ""):
+            self.skipTest("of 0.20.2 to 0.24.0: finding 28")
+        file = min((self.recordings / "hidden_state_group").glob("*.jsonl"))
+        num_blocks = json.loads(file.read_text().splitlines()[0])["num_blocks"]
+        out = self.lockstep("worker", self.worker("v1", "--pad"), str(file), status=1)
+        self.assertIn(f"of block {num_blocks - 1}", out)
+
+    def test_rejected_drafts_are_taken_off_what_the_scheduler_counts(self) -> None:
+        file = str(Path(__file__).with_name("drafts_in_flight.jsonl"))
         for runner in ("v1", "v2"):
             with self.subTest(runner):
-                folder = str(self.recordings / "full_attention")
-                engine = self.worker(runner, "--pad", "--idle")
-                out = self.lockstep("worker", engine, folder, "--files", "1")
-                self.assertRegex(out, r"full_attention +1 +1 +0 +0")
+                out = self.lockstep("worker", self.engine, file, "--runner", runner)
+                self.assertRegex(out, r"tests +1 +1 +0 +0")
+        if "0.22" not in (self.folder or ""):
+            for runner, name in (("v1", "in-flight"), ("v2", "computed")):
+                planted = self.worker(runner, "--plant", f"rejected-drafts-{name}")
+                out = self.lockstep("worker", planted, file, status=1)
+                self.assertIn("row r0 feeds the model", out)
 
     def test_drafts_that_pad_a_prompt_are_of_any_token(self) -> None:
         if "0.22" in (self.folder or ""):
