@@ -24,6 +24,7 @@ _QUANT_MODES = {
     "FP8_PER_TENSOR": "fp8_per_tensor",
     "INT8_PER_TOKEN_HEAD": "int8_per_token_head",
     "FP8_PER_TOKEN_HEAD": "fp8_per_token_head",
+    "INT4_PER_TOKEN_HEAD": "int4_per_token_head",
     "NVFP4": "nvfp4",
 }
 

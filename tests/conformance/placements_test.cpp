@@ -159,8 +159,12 @@ TEST(OverlaidPlans, the_offloading_connector_loses_what_does_not_lie_a_page_apar
 // The smallest plan: one layer of two heads. Rows of K and V of a head have 256 bytes, a block of a
 // head 4,096, so that of three blocks the second head begins at byte 12,288.
 TEST(OverlaidPlans, finding_34_a_head_of_one_layer_is_kept) {
-  const CacheSpec spec{.num_kv_heads = 2, .head_size = 64, .head_size_v = 64};
-  const std::vector<PlacedGroup> groups = {{.layer_names = {"a"}, .spec = spec}};
+  CacheSpec spec;
+  spec.num_kv_heads = 2;
+  spec.head_size = spec.head_size_v = 64;
+  std::vector<PlacedGroup> groups(1);
+  groups[0].layer_names = {"a"};
+  groups[0].spec = spec;
   const std::vector<PlacementLayer> layers = {{.name = "a", .spec = spec, .backend = "flash_attn"}};
   for (const CacheOrder order : {CacheOrder::LHBNC, CacheOrder::LBNHC, CacheOrder::LBHNC}) {
     const auto plan = place_blocks(groups, order, 3, {});

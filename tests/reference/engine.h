@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <map>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -130,5 +131,22 @@ inline std::vector<std::int32_t> ids(std::span<const BlockId> blocks) {
   for (const BlockId block : blocks) out.push_back(index_of(block));
   return out;
 }
+
+// A connector that answers by name, and again the same; keeps the blocks of those it is told to.
+struct AnsweringConnector final : KVConnector {
+  KVConnectorTraits traits() const override { return own_traits; }
+  ExternalHit get_num_new_matched_tokens(const ExternalQuery& query) override {
+    asked.emplace_back(query.name, query.num_local_tokens);
+    const auto answer = answers.find(std::string(query.name));
+    return answer == answers.end() ? ExternalHit{} : answer->second;
+  }
+  bool request_finished(RequestId, std::string_view name) override {
+    return kept.contains(std::string(name));
+  }
+  KVConnectorTraits own_traits;
+  std::map<std::string, ExternalHit> answers;
+  std::set<std::string> kept;
+  std::vector<std::pair<std::string, std::int32_t>> asked;  // name, local tokens
+};
 
 }  // namespace lockstep

@@ -10,22 +10,6 @@
 namespace lockstep {
 namespace {
 
-// Answers by name, and the last answer again and again; keeps the blocks of those it is told to.
-class FakeConnector final : public KVConnector {
- public:
-  ExternalHit get_num_new_matched_tokens(const ExternalQuery& query) override {
-    asked.emplace_back(query.name, query.num_local_tokens);
-    const auto answer = answers.find(std::string(query.name));
-    return answer == answers.end() ? ExternalHit{} : answer->second;
-  }
-  bool request_finished(RequestId, std::string_view name) override {
-    return kept.contains(std::string(name));
-  }
-  std::map<std::string, ExternalHit> answers;
-  std::set<std::string> kept;
-  std::vector<std::pair<std::string, std::int32_t>> asked;  // name, local tokens
-};
-
 class KVConnectors : public testing::Test {
  protected:
   static EngineConfig config() {
@@ -45,7 +29,7 @@ class KVConnectors : public testing::Test {
   static KVConnectorOutput sent(RequestId id) { return {{}, {id}, {}}; }
   static KVConnectorOutput invalid(std::int32_t block) { return {{}, {}, {BlockId{block}}}; }
 
-  FakeConnector connector;
+  AnsweringConnector connector;
 };
 
 TEST_F(KVConnectors, a_load_within_the_step_counts_as_computed_and_is_published) {

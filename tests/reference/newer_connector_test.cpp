@@ -11,24 +11,6 @@
 namespace lockstep {
 namespace {
 
-// Answers by name; keeps the blocks of those it is told to.
-class NewerConnector final : public KVConnector {
- public:
-  KVConnectorTraits traits() const override { return own_traits; }
-  ExternalHit get_num_new_matched_tokens(const ExternalQuery& query) override {
-    asked.emplace_back(query.name, query.num_local_tokens);
-    const auto answer = answers.find(std::string(query.name));
-    return answer == answers.end() ? ExternalHit{} : answer->second;
-  }
-  bool request_finished(RequestId, std::string_view name) override {
-    return kept.contains(std::string(name));
-  }
-  KVConnectorTraits own_traits;
-  std::map<std::string, ExternalHit> answers;
-  std::set<std::string> kept;
-  std::vector<std::pair<std::string, std::int32_t>> asked;  // name, local tokens
-};
-
 class NewerConnectors : public testing::Test {
  protected:
   static EngineConfig config() {
@@ -57,7 +39,7 @@ class NewerConnectors : public testing::Test {
     return names;
   }
 
-  NewerConnector connector;
+  AnsweringConnector connector;
 };
 
 TEST_F(NewerConnectors, a_request_that_holds_blocks_comes_before_one_that_does_not_fit) {

@@ -253,11 +253,13 @@ TEST(Divergence, a_report_of_the_backends_own_checker) {
   const LockstepConfig config = world();
   Saboteur backend(config.backend, {},
                    [](Saboteur& self, const StepProgram& program, StepReadback& back) {
-                     back.reports.push_back({.kind = "race",
-                                             .kernel = "write_rows",
-                                             .message = "two threads meet",
-                                             .page = PageId{0, BlockId{3}},
-                                             .byte_in_page = 40});
+                     MemoryReport race;
+                     race.kind = "race";
+                     race.kernel = "write_rows";
+                     race.message = "two threads meet";
+                     race.page = PageId{0, BlockId{3}};
+                     race.byte_in_page = 40;
+                     back.reports.push_back(race);
                      self.set_done(program);
                    });
   const Divergence found = sabotage(backend, config).divergence;

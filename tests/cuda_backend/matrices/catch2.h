@@ -9,6 +9,7 @@
 #include <catch2/catch.hpp>
 #endif
 
+#include <algorithm>
 #include <cmath>
 #include <sstream>
 
@@ -22,6 +23,15 @@ void require_near(double found, double exact, double bound, const Where&... wher
   std::ostringstream text;
   (text << ... << where);
   FAIL(text.str() << ": " << found << " is further than " << bound << " from " << exact);
+}
+
+// Ends the test at the first byte that differs.
+template <class Bytes>
+void require_same(const Bytes& found, const Bytes& expected) {
+  REQUIRE(found.size() == expected.size());
+  const auto [a, b] = std::mismatch(expected.begin(), expected.end(), found.begin());
+  if (a != expected.end())
+    FAIL("byte " << a - expected.begin() << ": " << int{*b} << " and not " << int{*a});
 }
 
 }  // namespace lockstep

@@ -127,12 +127,8 @@ struct PackedRows {
     in_every_mode(
         [&](CheckMode mode, std::uint64_t seed) {
           KernelDevice device(mode, seed);
-          for (const LaunchPlace& place : device.places()) {
-            const oracle::Bytes found = written(device, place);
-            const auto [a, b] = std::mismatch(expected.begin(), expected.end(), found.begin());
-            if (a != expected.end())
-              FAIL("byte " << a - expected.begin() << ": " << int{*b} << " and not " << int{*a});
-          }
+          for (const LaunchPlace& place : device.places())
+            require_same(written(device, place), expected);
           device.expect_no_reports();
         },
         hunts);
