@@ -331,7 +331,7 @@ Outcome judge(const SavedCase& saved, const JudgeOptions& options) {
         {fmt::format("mutants: {} of them; a case has one at most", saved.mutants.size())});
   const LockstepConfig config = config_of(saved);
   if (auto sound = check_ranks(config); !sound) return refusal(sound.error());
-  if (auto sound = check_connector(config.connector, config.backend.plan); !sound)
+  if (auto sound = check_connector(config.connector, config.engine, config.backend.plan); !sound)
     return refusal(sound.error());
   return judge_session(saved, config, options);
 }

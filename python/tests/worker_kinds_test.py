@@ -31,7 +31,7 @@ RECORDINGS = {
     "mamba_align": ("0008", "0012"),
     "mamba_none": ("0005", "0022"),
     "hidden_state_group": ("0021", "0019"),
-    "spec_decode_mamba": ("0022", "0016"),
+    "spec_decode_mamba": ("0016", "0016"),
     "spec_decode_eagle": ("0014", "0005"),
 }
 # The family that shows a defect, and the check that finds it.

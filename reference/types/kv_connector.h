@@ -70,9 +70,9 @@ class KVConnector {
 
 // What the connector's workers report with a step's output.
 struct KVConnectorOutput {
-  std::vector<RequestId> finished_recving;
-  std::vector<RequestId> finished_sending;
-  std::vector<BlockId> invalid_block_ids;  // tokens to be loaded there did not arrive
+  std::vector<RequestId> finished_recving{};
+  std::vector<RequestId> finished_sending{};
+  std::vector<BlockId> invalid_block_ids{};  // tokens to be loaded there did not arrive
   // Of those received: nothing of them arrived. The way to say so in an engine of several groups.
   std::vector<RequestId> failed_recving{};
 

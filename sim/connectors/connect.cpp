@@ -209,7 +209,10 @@ Result<bool> hybrid_groups_of(const ConnectorConfig& connector, std::optional<bo
   return setup.hybrid_groups && hybrid_groups.value_or(true);
 }
 
-Result<void> check_connector(const ConnectorConfig& connector, const KVCacheConfig& plan) {
+Result<void> check_connector(const ConnectorConfig& connector, const EngineConfig& engine,
+                             const KVCacheConfig& plan) {
+  if (connector.has(ConnectorKind::host) && !engine.enable_prefix_caching)
+    return fail("--connector host finds blocks by their hashes; leave --no-prefix-caching out");
   if (connector.parts.size() > kConnectorPartsMax)
     return fail(fmt::format("connector: {} parts; expected {} at most", connector.parts.size(),
                             kConnectorPartsMax));

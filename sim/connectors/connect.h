@@ -36,8 +36,10 @@ std::string connector_text(const ConnectorConfig& connector);
 Result<bool> hybrid_groups_of(const ConnectorConfig& connector, std::optional<bool> hybrid_groups);
 
 // Refused: parts that there are not, too many of them, loads that fail in a cache of several
-// groups, several groups for a part that takes one, and a defect where it changes nothing.
-Result<void> check_connector(const ConnectorConfig& connector, const KVCacheConfig& plan);
+// groups, several groups for a part that takes one, a host tier without hashes to find blocks by,
+// and a defect where it changes nothing.
+Result<void> check_connector(const ConnectorConfig& connector, const EngineConfig& engine,
+                             const KVCacheConfig& plan);
 
 // Host blocks that a backend needs for what a workload with this connector moves. Peers bring and
 // take blocks under their own numbers.

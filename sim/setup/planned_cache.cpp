@@ -287,12 +287,9 @@ Result<bool> hybrid_groups_of(const GivenRun& given, const RunSpec& run) {
   return hybrid;
 }
 
-Result<void> size_host_tier(const GivenRun& given, RunSpec& run) {
-  if (!run.connector.has(ConnectorKind::host)) return {};
-  if (!run.engine.enable_prefix_caching)
-    return fail("--connector host finds blocks by their hashes; leave --no-prefix-caching out");
-  if (!given.has("host_blocks")) run.connector.num_host_blocks = run.cache.num_blocks;
-  return {};
+void size_host_tier(const GivenRun& given, RunSpec& run) {
+  if (run.connector.has(ConnectorKind::host) && !given.has("host_blocks"))
+    run.connector.num_host_blocks = run.cache.num_blocks;
 }
 
 }  // namespace lockstep

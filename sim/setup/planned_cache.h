@@ -47,8 +47,7 @@ Result<KVCacheConfig> plan_replay_cache(RunSpec& run, const CacheWishes& wishes,
 // and a part does not take.
 Result<bool> hybrid_groups_of(const GivenRun& given, const RunSpec& run);
 
-// With the plan: a host tier is as large as the pool unless --host-blocks says more. Refused: a
-// tier without prefix caching, whose block hashes are its keys.
-Result<void> size_host_tier(const GivenRun& given, RunSpec& run);
+// With the plan: a host tier is as large as the pool unless --host-blocks says more.
+void size_host_tier(const GivenRun& given, RunSpec& run);
 
 }  // namespace lockstep

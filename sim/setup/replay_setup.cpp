@@ -72,7 +72,7 @@ Result<void> finish(const ReplayRequest& request, Result<KVCacheConfig> plan,
     return fail(
         "--short-drafts needs drafts that the engine knows: num_spec_tokens in the trace's engine "
         "hints, and no asynchronous scheduling");
-  LS_RETURN_IF_ERROR(size_host_tier(request.run, run));
+  size_host_tier(request.run, run);
   prepared.config = config_of(run);
   return {};
 }
@@ -191,7 +191,7 @@ Result<void> prepare_trace(const ReplayRequest& request, PreparedReplay& prepare
   auto plan = plan_replay_cache(run, wishes, prepared.chosen, prepared.served);
   LS_RETURN_IF_ERROR(finish(request, std::move(plan), prepared));
   const LockstepConfig& config = prepared.config;
-  LS_RETURN_IF_ERROR(check_connector(config.connector, config.backend.plan));
+  LS_RETURN_IF_ERROR(check_connector(config.connector, config.engine, config.backend.plan));
   take_trace(std::move(trace), prepared);
   return {};
 }
@@ -278,9 +278,8 @@ Result<void> keep_recording(const std::string& path, std::int64_t count, SavedCa
     recording.end = RecordingEnd{.steps = count, .unfinished = {}};
   }
   saved.recording = std::move(recording);
-  saved.trace.header.source = {.kind = "recording",
-                               .name = std::filesystem::path(path).filename().string(),
-                               .seed = {}};
+  saved.trace.header.source = {
+      .kind = "recording", .name = std::filesystem::path(path).filename().string(), .seed = {}};
   return {};
 }
 
@@ -300,7 +299,7 @@ Result<PreparedReplay> prepare_replay(ReplayRequest request) {
   LockstepConfig& config = prepared.config;
   LS_RETURN_IF_ERROR(check_cache_events(request, config.engine));
   config.draw = request.draws;
-  LS_RETURN_IF_ERROR(check_connector(config.connector, config.backend.plan));
+  LS_RETURN_IF_ERROR(check_connector(config.connector, config.engine, config.backend.plan));
   const bool is_connected =
       !config.connector.parts.empty() || prepared.parts.clients->connector() != nullptr;
   config.backend.num_host_blocks = is_connected

@@ -183,8 +183,9 @@ INSTANTIATE_TEST_SUITE_P(
                     {"--backend", "simt", "--data-parallel-size", "2", "--hidden-states", "."},
                     "--hidden-states"},
         RankRefusal{"AConnectorOfEnginesWithoutModelledOnes",
-                    {"--backend", "none", "--data-parallel-size", "2", "--connector", "host"},
-                    "vllm-0.33.0"}),
+                    {"--backend", "none", "--data-parallel-size", "2", "--engine", "vllm-0.28.0",
+                     "--connector", "host"},
+                    "vllm-0.28.0"}),
     [](const auto& refusal) { return std::string(refusal.param.name); });
 
 }  // namespace

@@ -44,7 +44,7 @@ TEST(ConnectorCases, have_peers_and_host_tiers_and_every_policy) {
     for (const ConnectorKind kind : connector.parts)
       seen.emplace(kind, connector.load_failure_policy);
     num_parts.insert(connector.parts.size());
-    EXPECT_TRUE(check_connector(connector, saved.cache)) << seed;
+    EXPECT_TRUE(check_connector(connector, saved.engine, saved.cache)) << seed;
   }
   EXPECT_EQ(seen.size(), 6u);
   EXPECT_EQ(num_parts, (std::set<std::size_t>{1, 2, 3}));

@@ -51,24 +51,27 @@ TEST(ConnectorConfig, an_engine_asks_every_part_whether_it_takes_several_groups)
 TEST(ConnectorConfig, several_groups_are_for_parts_that_take_them_and_lose_nothing) {
   ConnectorConfig config;
   config.parts = {one_group_peers, host};
-  EXPECT_TRUE(check_connector(config, one_group()));
-  EXPECT_FALSE(check_connector(config, plan_of_two_groups()));
+  EXPECT_TRUE(check_connector(config, {}, one_group()));
+  EXPECT_FALSE(check_connector(config, {}, plan_of_two_groups()));
   config.parts = {peers, host};
-  EXPECT_TRUE(check_connector(config, plan_of_two_groups()));
+  EXPECT_TRUE(check_connector(config, {}, plan_of_two_groups()));
+  EngineConfig without_hashes;
+  without_hashes.enable_prefix_caching = false;
+  EXPECT_FALSE(check_connector(config, without_hashes, plan_of_two_groups()));
   config.load_failed_percent = 5;
-  EXPECT_TRUE(check_connector(config, one_group()));
-  EXPECT_FALSE(check_connector(config, plan_of_two_groups()));
+  EXPECT_TRUE(check_connector(config, {}, one_group()));
+  EXPECT_FALSE(check_connector(config, {}, plan_of_two_groups()));
 }
 
 TEST(ConnectorConfig, a_defect_that_would_change_nothing_is_refused) {
   ConnectorConfig config;
   config.parts = {peers};
   config.defect = ConnectorDefect::free_send_in_flight;
-  EXPECT_FALSE(check_connector(config, one_group()));
+  EXPECT_FALSE(check_connector(config, {}, one_group()));
   config.parts = {peers, host};
-  EXPECT_TRUE(check_connector(config, one_group()));
+  EXPECT_TRUE(check_connector(config, {}, one_group()));
   config.setup_defect = MultiConnectorDefect::hma_any;
-  EXPECT_FALSE(check_connector(config, plan_of_two_groups()));
+  EXPECT_FALSE(check_connector(config, {}, plan_of_two_groups()));
 }
 
 TEST(ConnectorConfig, every_part_has_host_blocks_of_its_own) {

@@ -85,9 +85,9 @@ TEST(MultiTransfers, a_part_that_is_given_more_groups_than_it_takes_is_found_by_
   const auto one_group = ConnectorKind::one_group_peers;
   LockstepConfig config = world_beside(
       {one_group, kHost}, {make_group("a", 2, full_spec()), make_group("w", 1, sliding_spec(40))});
-  EXPECT_FALSE(check_connector(config.connector, config.backend.plan));
+  EXPECT_FALSE(check_connector(config.connector, config.engine, config.backend.plan));
   config.connector.setup_defect = MultiConnectorDefect::hma_any;
-  ASSERT_TRUE(check_connector(config.connector, config.backend.plan));
+  ASSERT_TRUE(check_connector(config.connector, config.engine, config.backend.plan));
   PlainBackend backend(config.backend);
   const RunSummary run = run_beside(config, 1, &backend);
   ASSERT_TRUE(run.divergence);

@@ -203,7 +203,7 @@ TEST(EnginePair, refuses_what_it_does_not_model_in_one_sentence) {
   options.decode = pair_of(hybrid(), 60, 60).decode;
   EXPECT_NE(refusal(options).find("same groups"), std::string::npos);
   options = pair_of(one_group(), 60, 60);
-  options.decode.engine.engine = "vllm-0.33.0";
+  options.decode.engine.engine = "vllm-0.28.0";
   EXPECT_NE(refusal(options).find("decode engine: "), std::string::npos);
 }
 
