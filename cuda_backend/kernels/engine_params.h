@@ -32,9 +32,7 @@ namespace lockstep::cuda {
 //                 the kernels of sm_100 read those of V; block_size and the groups of a row are
 //                 then multiples of 4.
 enum class Scaling : std::uint8_t { none, per_tensor, per_token_head, int4_rows, fp4_groups };
-constexpr bool is_packed(Scaling scaling) {
-  return scaling == Scaling::int4_rows || scaling == Scaling::fp4_groups;
-}
+inline constexpr Scaling kFirstPacked = Scaling::int4_rows;  // and those behind it
 
 struct PartLayout {
   std::byte* base = nullptr;  // element 0 of head 0 of token 0 of block 0

@@ -87,7 +87,7 @@ __device__ __forceinline__ float dot_with_key(const float* query, const PartLayo
   std::byte* row = part_row(part, place.block, place.offset, head);
   const std::int32_t bytes = element_bytes(part.dtype);
   float score = 0.0f;
-  if (is_packed(part.scaling)) {
+  if (part.scaling >= kFirstPacked) {
     const PackedRow packed = packed_row(part, place, head);
     for (std::int32_t at = 0; at < part.head_size; at += kItem) {
       float values[kItem];
@@ -164,7 +164,7 @@ __device__ __forceinline__ void add_values(SplitState<kItem>& state, const Split
     const KeyPlace place = shared.places[key];
     std::byte* row = part_row(part, place.block, place.offset, kv_head);
     const float weight = shared.weights[key];
-    const bool is_in_halves = is_packed(part.scaling);
+    const bool is_in_halves = part.scaling >= kFirstPacked;
     PackedRow packed{};
     if (is_in_halves) packed = packed_row(part, place, kv_head);
     SIMT_UNROLL
