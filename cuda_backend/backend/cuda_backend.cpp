@@ -48,7 +48,8 @@ class CudaBackend final : public Backend {
     LS_ASSIGN_OR_RETURN(
         pool_, CachePool::create(*device_, config_, share.layers, given ? &*given : nullptr));
     LS_ASSIGN_OR_RETURN(host_, HostTier::create(*device_, config_, pool_->layers()));
-    tables_ = std::make_unique<BlockTables>(*device_, config_, pool_->layers().blocks_per_kv_block);
+    tables_ = std::make_unique<BlockTables>(*device_, config_, pool_->layers().blocks_per_kv_block,
+                                            pool_->layers().mapped_tables);
     if (config_.numbers == Numbers::real) {
       if (auto reason = RealCaches::why_not(config_, pool_->layers())) return fail(*reason);
       if (auto reason = why_not_real(pool_->layers())) return fail(*reason);

@@ -134,6 +134,7 @@ constexpr PlantedDefect kOfPlans[] = {
     {"pack-offset", in_views<ViewDefect::pack_offset>},
     {"order-layer-stride", in_views<ViewDefect::order_layer_stride>},
     {"order-head-stride", in_views<ViewDefect::order_head_stride>},
+    {"mapped-dense", in_views<ViewDefect::mapped_dense>},
 };
 
 }  // namespace

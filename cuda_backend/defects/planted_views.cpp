@@ -31,6 +31,7 @@ constexpr std::array kNames = std::to_array<std::pair<ViewDefect, std::string_vi
     {ViewDefect::offset_int32, "offset-int32"},
     {ViewDefect::order_layer_stride, "order-layer-stride"},
     {ViewDefect::order_head_stride, "order-head-stride"},
+    {ViewDefect::mapped_dense, "mapped-dense"},
     {kSecondRunner, "second-runner"},
 });
 
@@ -145,7 +146,8 @@ class PlantedDeriver final : public ViewDeriver {
   const ViewDefect planted_;
 };
 
-constexpr ViewDefect kOfOverlaid = ViewDefect::order_layer_stride | ViewDefect::order_head_stride;
+constexpr ViewDefect kOfOverlaid =
+    ViewDefect::order_layer_stride | ViewDefect::order_head_stride | ViewDefect::mapped_dense;
 constexpr ViewDefect kOfBoth = ViewDefect::state_stride_unpadded |
                                ViewDefect::state_offset_wrong_itemsize | ViewDefect::offset_int32;
 
@@ -168,6 +170,11 @@ class PlantedOverlay final : public OverlaidDeriver {
       at.block_stride -= page_bytes(spec, options_.backend) - at.content;
     if (!is_state && has(planted_, ViewDefect::order_head_stride)) at.head_stride -= at.content / 2;
     return at;
+  }
+  std::int64_t kernel_blocks_apart(const Pages& at, std::int64_t bytes) const override {
+    return has(planted_, ViewDefect::mapped_dense)
+               ? at.rows * at.row_stride / bytes
+               : OverlaidDeriver::kernel_blocks_apart(at, bytes);
   }
   std::int64_t state_offset(std::int64_t offset_bytes, std::int64_t itemsize,
                             std::int64_t itemsize_before) const override {

@@ -33,6 +33,7 @@ enum class ViewDefect : std::uint32_t {
   offset_int32 = 1u << 14,        // vLLM 1486, 1514, 50427: block times stride in 32 bits
   order_layer_stride = 1u << 15,  // an overlaid cache: layers one row of tokens too close
   order_head_stride = 1u << 16,   // ... heads one row of content too close
+  mapped_dense = 1u << 17,  // vllm 0.33.0: kernel blocks of a packed block counted as if dense
 };
 
 constexpr ViewDefect operator|(ViewDefect a, ViewDefect b) {

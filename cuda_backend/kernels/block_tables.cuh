@@ -1,6 +1,6 @@
 // Block tables on the device: every group has a table of manager block ids, and, where its
 // attention kernels address smaller blocks, a table of kernel block ids derived from it entry by
-// entry: kernel block id = block_id * blocks_per_kv_block + i.
+// entry: kernel block id = block_id * kernel_block_stride + i, i below blocks_per_kv_block.
 //
 // 1. Entries past a row's length are what they were. 2. Entries before an append's first stay.
 #pragma once
@@ -16,11 +16,11 @@ template <bool kSplit>
 __device__ __forceinline__ void set_entry(const GroupTable& table, std::int32_t row,
                                           std::int32_t index, std::int32_t block) {
   table.entries[std::int64_t(row) * table.width + index] = block;
-  const std::int32_t split = table.blocks_per_kv_block;
-  if (split == 1) return;  // kernel_entries is entries
+  const std::int32_t split = table.blocks_per_kv_block, stride = table.kernel_block_stride;
+  if (stride == 1) return;  // kernel_entries is entries
   std::int32_t* kernel_entries =
       table.kernel_entries + (std::int64_t(row) * table.width + index) * split;
-  for (std::int32_t i = 0; i < split; ++i) kernel_entries[i] = kSplit ? block * split + i : block;
+  for (std::int32_t i = 0; i < split; ++i) kernel_entries[i] = kSplit ? block * stride + i : block;
 }
 
 // Grid: (rows to clear * groups) threads.

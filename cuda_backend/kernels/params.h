@@ -53,18 +53,19 @@ struct RowCache {
   bool is_ring = false;  // positions go round the block of the table's first entry
 };
 
-// The block tables of one KV cache group.
+// The block tables of one KV cache group, or a mapped one of some of its layers.
 struct GroupTable {
   std::int32_t* entries = nullptr;  // manager block ids, [num_rows, width]
   std::int32_t* lengths = nullptr;  // entries in use, [num_rows]
-  // Kernel block ids, [num_rows, width * blocks_per_kv_block]; entries itself where that is 1.
+  // Kernel block ids, [num_rows, width * blocks_per_kv_block]; entries itself where both are 1.
   std::int32_t* kernel_entries = nullptr;
   std::int32_t width = 0;  // of a row of entries
   std::int32_t blocks_per_kv_block = 1;
-  std::int32_t kernel_block_size = 1;  // tokens
-  std::int32_t slot_block_size = 1;    // tokens; what slots are computed with
-  bool is_ring = false;                // its tokens go round the block of the first entry
-  bool is_replayed = false;            // written too by tokens that are computed again after a hit
+  std::int32_t kernel_block_stride = 1;  // from a block's first one to the next block's
+  std::int32_t kernel_block_size = 1;    // tokens
+  std::int32_t slot_block_size = 1;      // tokens; what slots are computed with
+  bool is_ring = false;                  // its tokens go round the block of the first entry
+  bool is_replayed = false;  // written too by tokens that are computed again after a hit
 };
 
 // What a step's slots need of a row's request: the position behind its last scheduled token, and

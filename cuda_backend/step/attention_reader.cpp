@@ -43,8 +43,8 @@ AttentionReader::AttentionReader(Device& device, const LayerCaches& layers,
       queries_(device, "query rows"),
       outputs_(device, "attention outputs") {
   for (std::size_t layer = 0; layer < layers_.size(); ++layer) {
-    layers_[layer].table = tables.kernel_table(layers.group_of_layer[layer]);
-    layers_[layer].table_width = tables.kernel_table_width(layers.group_of_layer[layer]);
+    layers_[layer].table = tables.kernel_table(layers.table_of_layer[layer]);
+    layers_[layer].table_width = tables.kernel_table_width(layers.table_of_layer[layer]);
     const std::int32_t heads = layers_[layer].num_kv_heads * layers_[layer].queries_per_kv;
     max_query_heads_ = std::max(max_query_heads_, heads);
     max_query_words_ = std::max(max_query_words_, heads * (query_row_floats(layers_[layer]) / 2));
@@ -101,7 +101,7 @@ void AttentionReader::launch_probes(const StepProgram& program) {
 void AttentionReader::add_read(std::int32_t row, std::int32_t layer, std::int32_t first,
                                std::int32_t last, Operation& operation) const {
   const std::int32_t group = caches_.group_of_layer[layer];
-  operation.read(tables_.table_range(group));
+  operation.read(tables_.table_range(caches_.table_of_layer[layer]));
   for (const std::int32_t block : tables_.mirror().blocks(group, row, first, last))
     add_layer_ranges(caches_, layer, block, operation.reads);
 }

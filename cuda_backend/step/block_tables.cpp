@@ -53,13 +53,15 @@ std::vector<std::int32_t> TableMirror::blocks(std::int32_t group, std::int32_t r
 static_assert(sizeof(BlockId) == sizeof(std::int32_t));
 
 BlockTables::BlockTables(Device& device, const BackendConfig& config,
-                         std::span<const std::int64_t> blocks_per_kv_block)
+                         std::span<const std::int64_t> blocks_per_kv_block,
+                         std::span<const MappedTable> mapped)
     : device_(device),
       mirror_(config),
       num_rows_(config.num_rows),
+      num_groups_(static_cast<std::int32_t>(config.plan.groups.size())),
       context_(config.context),
       lengths_(device, "block table lengths"),
-      tables_(device, "block table descriptors"),
+      device_tables_(device, "block table descriptors"),
       clear_rows_(device, "rows to clear"),
       appends_(device, "table appends"),
       block_ids_(device, "appended block ids"),
@@ -74,72 +76,84 @@ BlockTables::BlockTables(Device& device, const BackendConfig& config,
       config.max_blocks_per_row.size() == num_groups && blocks_per_kv_block.size() == num_groups,
       "{} groups, {} widths, {} splits", num_groups, config.max_blocks_per_row.size(),
       blocks_per_kv_block.size());
-  lengths_.reserve(static_cast<std::int64_t>(num_groups) * num_rows_);
-  device_.zero(lengths_.data(), static_cast<std::int64_t>(num_groups) * num_rows_ * 4);
-  for (std::size_t g = 0; g < num_groups; ++g) {
-    Group group;
-    GroupTable& table = group.table;
-    table.width = config.max_blocks_per_row[g];
-    table.blocks_per_kv_block = static_cast<std::int32_t>(blocks_per_kv_block[g]);
-    table.kernel_block_size =
-        static_cast<std::int32_t>(config.plan.groups[g].spec.block_size / blocks_per_kv_block[g]);
-    table.slot_block_size = table.kernel_block_size;
-    const KVCacheSpec& spec = config.plan.groups[g].spec;
-    table.is_ring = spec.kind == CacheKind::circular_buffer;
-    table.is_replayed = spec.bounded_replay;
-    needs_reach_ |= table.is_ring || table.is_replayed;
-    if (spec.bounded_replay)
-      num_replayed_tokens_ =
-          std::max(num_replayed_tokens_, static_cast<std::int32_t>(spec.sliding_window));
-    const std::int64_t entries = std::int64_t{num_rows_} * table.width;
-    group.entries = std::make_unique<DeviceArray<std::int32_t>>(
-        device, fmt::format("block table of group {}", g));
-    table.entries = group.entries->reserve(entries);
-    table.kernel_entries = table.entries;
-    if (table.blocks_per_kv_block > 1) {
-      group.kernel_entries = std::make_unique<DeviceArray<std::int32_t>>(
-          device, fmt::format("kernel block table of group {}", g));
-      table.kernel_entries = group.kernel_entries->reserve(entries * table.blocks_per_kv_block);
-    }
-    table.lengths = lengths_.data() + static_cast<std::int64_t>(g) * num_rows_;
-    groups_.push_back(std::move(group));
+  const auto count = static_cast<std::int64_t>(num_groups + mapped.size());
+  lengths_.reserve(count * num_rows_);
+  device_.zero(lengths_.data(), count * num_rows_ * 4);
+  for (std::int32_t g = 0; g < num_groups_; ++g) {
+    const std::int64_t split = blocks_per_kv_block[g];
+    add_table(config, {.group = g, .blocks_per_kv_block = split, .kernel_block_stride = split});
   }
+  for (const MappedTable& table : mapped) add_table(config, table);
   std::vector<GroupTable> tables;
-  for (const Group& group : groups_) tables.push_back(group.table);
-  tables_.upload(tables);
+  for (const Table& table : tables_) tables.push_back(table.table);
+  device_tables_.upload(tables);
   slots_stride_ = config.max_tokens_per_step;
-  slots_.reserve(slots_stride_ * static_cast<std::int64_t>(num_groups));
+  slots_.reserve(slots_stride_ * count);
 }
 
-const std::int32_t* BlockTables::kernel_table(std::int32_t group) const {
-  return groups_[group].table.kernel_entries;
-}
-std::int64_t BlockTables::kernel_table_width(std::int32_t group) const {
-  const GroupTable& table = groups_[group].table;
-  return std::int64_t{table.width} * table.blocks_per_kv_block;
+void BlockTables::add_table(const BackendConfig& config, const MappedTable& of) {
+  const KVCacheSpec& spec = config.plan.groups[of.group].spec;
+  const std::size_t number = tables_.size();
+  Table& added = tables_.emplace_back();
+  added.group = of.group;
+  GroupTable& table = added.table;
+  table.width = config.max_blocks_per_row[of.group];
+  table.blocks_per_kv_block = static_cast<std::int32_t>(of.blocks_per_kv_block);
+  table.kernel_block_stride = static_cast<std::int32_t>(of.kernel_block_stride);
+  table.kernel_block_size = static_cast<std::int32_t>(spec.block_size / of.blocks_per_kv_block);
+  table.slot_block_size = table.kernel_block_size;
+  table.is_ring = spec.kind == CacheKind::circular_buffer;
+  table.is_replayed = spec.bounded_replay;
+  needs_reach_ |= table.is_ring || table.is_replayed;
+  if (spec.bounded_replay)
+    num_replayed_tokens_ =
+        std::max(num_replayed_tokens_, static_cast<std::int32_t>(spec.sliding_window));
+  const std::int64_t entries = std::int64_t{num_rows_} * table.width;
+  const std::string whose = number == static_cast<std::size_t>(of.group)
+                                ? fmt::format("group {}", of.group)
+                                : fmt::format("layers of group {}", of.group);
+  added.entries =
+      std::make_unique<DeviceArray<std::int32_t>>(device_, fmt::format("block table of {}", whose));
+  table.entries = added.entries->reserve(entries);
+  table.kernel_entries = table.entries;
+  if (table.kernel_block_stride > 1) {
+    added.kernel_entries = std::make_unique<DeviceArray<std::int32_t>>(
+        device_, fmt::format("kernel block table of {}", whose));
+    table.kernel_entries = added.kernel_entries->reserve(entries * table.blocks_per_kv_block);
+  }
+  table.lengths = lengths_.data() + static_cast<std::int64_t>(number) * num_rows_;
 }
 
-MemoryRange BlockTables::table_range(std::int32_t group) const {
-  const Group& one = groups_[group];
+const std::int32_t* BlockTables::kernel_table(std::int32_t table) const {
+  return tables_[table].table.kernel_entries;
+}
+std::int64_t BlockTables::kernel_table_width(std::int32_t table) const {
+  const GroupTable& one = tables_[table].table;
+  return std::int64_t{one.width} * one.blocks_per_kv_block;
+}
+
+MemoryRange BlockTables::table_range(std::int32_t table) const {
+  const Table& one = tables_[table];
   return one.kernel_entries ? one.kernel_entries->range() : one.entries->range();
 }
 
 void BlockTables::write_tables(Operation& operation) const {
-  for (const Group& group : groups_) {
-    operation.write_all(*group.entries);
-    if (group.kernel_entries) operation.write_all(*group.kernel_entries);
+  for (const Table& table : tables_) {
+    operation.write_all(*table.entries);
+    if (table.kernel_entries) operation.write_all(*table.kernel_entries);
   }
 }
 
 void BlockTables::clear_rows(const StepProgram& program) {
-  device_.launch(device_.kernels().clear_rows,
-                 TableClearParams{.groups = tables_.data(),
-                                  .rows = clear_rows_.upload(program.clear_rows),
-                                  .num_groups = num_groups(),
-                                  .num_rows = static_cast<std::int32_t>(program.clear_rows.size())},
-                 [&](Operation& operation) {
-                   operation.named("clear_rows").read_all(tables_, clear_rows_).write_all(lengths_);
-                 });
+  device_.launch(
+      device_.kernels().clear_rows,
+      TableClearParams{.groups = device_tables_.data(),
+                       .rows = clear_rows_.upload(program.clear_rows),
+                       .num_groups = num_tables(),
+                       .num_rows = static_cast<std::int32_t>(program.clear_rows.size())},
+      [&](Operation& operation) {
+        operation.named("clear_rows").read_all(device_tables_, clear_rows_).write_all(lengths_);
+      });
 }
 
 void BlockTables::apply(const StepProgram& program) {
@@ -148,13 +162,15 @@ void BlockTables::apply(const StepProgram& program) {
   append(program);
   host_edits_.clear();
   for (const TableEdit& edit : program.table_edits)
-    host_edits_.push_back({edit.row, edit.group, edit.index, index_of(edit.block)});
+    for_tables_of(edit.group, [&](std::int32_t table) {
+      host_edits_.push_back({edit.row, table, edit.index, index_of(edit.block)});
+    });
   device_.launch(device_.kernels().edit_entries,
-                 TableEditParams{.groups = tables_.data(),
+                 TableEditParams{.groups = device_tables_.data(),
                                  .edits = edits_.upload(host_edits_),
                                  .num_edits = static_cast<std::int32_t>(host_edits_.size())},
                  [&](Operation& operation) {
-                   operation.named("edit_entries").read_all(tables_, edits_);
+                   operation.named("edit_entries").read_all(device_tables_, edits_);
                    write_tables(operation);
                  });
 }
@@ -163,20 +179,22 @@ void BlockTables::append(const StepProgram& program) {
   host_appends_.clear();
   for (const TableUpdate& update : program.table_updates) {
     LS_CHECK(update.row >= 0 && update.row < num_rows_, "row {} of {}", update.row, num_rows_);
-    LS_CHECK(update.group >= 0 && update.group < num_groups(), "group {}", update.group);
-    host_appends_.push_back({update.row, update.group, update.first, update.begin, update.count});
+    LS_CHECK(update.group >= 0 && update.group < num_groups_, "group {}", update.group);
+    for_tables_of(update.group, [&](std::int32_t table) {
+      host_appends_.push_back({update.row, table, update.first, update.begin, update.count});
+    });
   }
   const std::span<const std::int32_t> ids(
       reinterpret_cast<const std::int32_t*>(program.table_block_ids.data()),
       program.table_block_ids.size());
   device_.launch(device_.kernels().append_entries,
-                 TableAppendParams{.groups = tables_.data(),
+                 TableAppendParams{.groups = device_tables_.data(),
                                    .appends = appends_.upload(host_appends_),
                                    .block_ids = block_ids_.upload(ids),
                                    .num_appends = static_cast<std::int32_t>(host_appends_.size())},
                  [&](Operation& operation) {
                    operation.named("append_entries")
-                       .read_all(tables_, appends_, block_ids_, lengths_)
+                       .read_all(device_tables_, appends_, block_ids_, lengths_)
                        .write_all(lengths_);
                    write_tables(operation);
                  });
@@ -226,23 +244,23 @@ void BlockTables::map_tokens(std::span<const std::int32_t> positions,
   launch_slots(static_cast<std::int32_t>(positions.size()), nullptr, num_padded_tokens, reach);
 }
 
-// A wider stride moves the slots of all groups but the first.
+// A wider stride moves the slots of all tables but the first.
 void BlockTables::reserve_slots(std::int32_t num_tokens) {
   if (num_tokens <= slots_stride_) return;
   slots_stride_ = num_tokens;
-  slots_.reserve(slots_stride_ * num_groups());
+  slots_.reserve(slots_stride_ * num_tables());
   device_.forget_captured();
 }
 
 void BlockTables::launch_slots(std::int32_t num_tokens, const std::int32_t* num_live_tokens,
                                std::int32_t num_padded_tokens, const RowReach* reach) {
   device_.launch(device_.kernels().slot_mapping,
-                 SlotMappingParams{.groups = tables_.data(),
+                 SlotMappingParams{.groups = device_tables_.data(),
                                    .positions = positions_.data(),
                                    .token_rows = token_rows_.data(),
                                    .slots = slots_.data(),
                                    .slots_stride = slots_stride_,
-                                   .num_groups = num_groups(),
+                                   .num_groups = num_tables(),
                                    .num_tokens = num_tokens,
                                    .num_live_tokens = num_live_tokens,
                                    .num_padded_tokens = num_padded_tokens,
@@ -254,23 +272,23 @@ void BlockTables::launch_slots(std::int32_t num_tokens, const std::int32_t* num_
                                    .num_replayed_tokens = num_replayed_tokens_},
                  [&](Operation& operation) {
                    operation.named("slot_mapping")
-                       .read_all(tables_, positions_, token_rows_, num_live_tokens_, reach_)
+                       .read_all(device_tables_, positions_, token_rows_, num_live_tokens_, reach_)
                        .write_all(slots_);
-                   for (std::int32_t group = 0; group < num_groups(); ++group)
-                     operation.read(table_range(group));
+                   for (std::int32_t table = 0; table < num_tables(); ++table)
+                     operation.read(table_range(table));
                  });
 }
 
 Result<void> BlockTables::read_back(const StepProgram& program, StepReadback& readback) {
-  host_lengths_.resize(groups_.size() * num_rows_);
+  host_lengths_.resize(tables_.size() * num_rows_);
   device_.download(host_lengths_.data(), lengths_.data(),
                    static_cast<std::int64_t>(host_lengths_.size()) * 4);
   LS_RETURN_IF_ERROR(device_.finish());
-  readback.tables.resize(groups_.size());
-  readback.table_ends.resize(groups_.size());
-  readback.slot_mappings.resize(groups_.size());
-  for (std::size_t g = 0; g < groups_.size(); ++g) {
-    const GroupTable& table = groups_[g].table;
+  readback.tables.resize(num_groups_);
+  readback.table_ends.resize(num_groups_);
+  readback.slot_mappings.resize(num_groups_);
+  for (std::int32_t g = 0; g < num_groups_; ++g) {
+    const GroupTable& table = tables_[g].table;
     std::vector<std::uint32_t>& ends = readback.table_ends[g];
     ends.clear();
     std::uint32_t end = 0;
@@ -286,7 +304,7 @@ Result<void> BlockTables::read_back(const StepProgram& program, StepReadback& re
                        table.entries + std::int64_t{program.rows[i].row} * table.width,
                        std::int64_t{ends[i] - begin} * 4);
     readback.slot_mappings[g].resize(program.num_padded_tokens);
-    device_.download(readback.slot_mappings[g].data(), slots(static_cast<std::int32_t>(g)),
+    device_.download(readback.slot_mappings[g].data(), slots(g),
                      std::int64_t{program.num_padded_tokens} * std::int64_t{sizeof(Slot)});
   }
   return device_.finish();

@@ -3,6 +3,8 @@
 // 1. A row's entries change by clear, append and edit alone, as a StepProgram says; nothing is
 //    uploaded whole.
 // 2. Kernel block ids are derived on the device, where a group's kernel blocks are smaller.
+// 3. A mapped table (views/layer_caches.h) is one more of its group's: the same manager blocks,
+//    kernel blocks of its own. Tables are counted groups first.
 // Not checked here: whether block ids make sense, and whether a row has room for them; they are
 // what the simulator sent.
 #pragma once
@@ -14,6 +16,7 @@
 #include <vector>
 
 #include "cuda_backend/device/device.h"
+#include "cuda_backend/views/layer_caches.h"
 #include "reference/types/ranks.h"
 #include "sim/protocol/backend.h"
 
@@ -63,7 +66,8 @@ class BlockTables {
   // blocks_per_kv_block: kernel blocks in a manager block, per group.
   // REQUIRES: it and max_blocks_per_row have one entry a group.
   BlockTables(Device& device, const BackendConfig& config,
-              std::span<const std::int64_t> blocks_per_kv_block);
+              std::span<const std::int64_t> blocks_per_kv_block,
+              std::span<const MappedTable> mapped = {});
 
   // clear_rows, table_updates and table_edits of the program, in this order.
   void apply(const StepProgram& program);
@@ -74,30 +78,39 @@ class BlockTables {
   // Slots of any tokens, by position and row, in every group; they take the place of the step's.
   void map_tokens(std::span<const std::int32_t> positions, std::span<const std::int32_t> token_rows,
                   std::int32_t num_padded_tokens, const RowReach* reach = nullptr);
-  const Slot* slots(std::int32_t group) const { return slots_.data() + group * slots_stride_; }
+  const Slot* slots(std::int32_t table) const { return slots_.data() + table * slots_stride_; }
 
   // For operations that read slots, or blocks through the tables.
-  MemoryRange slots_range(std::int32_t group) const {
-    return range_of(slots(group), slots_stride_ * std::int64_t{sizeof(Slot)});
+  MemoryRange slots_range(std::int32_t table) const {
+    return range_of(slots(table), slots_stride_ * std::int64_t{sizeof(Slot)});
   }
-  MemoryRange table_range(std::int32_t group) const;
+  MemoryRange table_range(std::int32_t table) const;
   // REQUIRES: the device wants operations; otherwise it is empty.
   const TableMirror& mirror() const { return mirror_; }
 
-  // Kernel block ids, [num_rows, table_width(group)].
-  const std::int32_t* kernel_table(std::int32_t group) const;
-  std::int64_t kernel_table_width(std::int32_t group) const;
+  // Kernel block ids, [num_rows, kernel_table_width(table)].
+  const std::int32_t* kernel_table(std::int32_t table) const;
+  std::int64_t kernel_table_width(std::int32_t table) const;
 
   // Tables of the scheduled rows and slot mappings, as the device holds them. Calls finish().
   Result<void> read_back(const StepProgram& program, StepReadback& readback);
 
  private:
-  struct Group {
+  struct Table {
     std::unique_ptr<DeviceArray<std::int32_t>> entries;
     std::unique_ptr<DeviceArray<std::int32_t>> kernel_entries;  // null: the same as entries
     GroupTable table;
+    std::int32_t group = 0;
   };
-  std::int32_t num_groups() const { return static_cast<std::int32_t>(groups_.size()); }
+  std::int32_t num_tables() const { return static_cast<std::int32_t>(tables_.size()); }
+  void add_table(const BackendConfig& config, const MappedTable& of);
+  // The table of the group, then those that are mapped of it.
+  template <class Function>
+  void for_tables_of(std::int32_t group, Function&& function) const {
+    function(group);
+    for (std::int32_t table = num_groups_; table < num_tables(); ++table)
+      if (tables_[table].group == group) function(table);
+  }
   // REQUIRES: positions_ and token_rows_ are uploaded, and reach_ where it is given.
   void launch_slots(std::int32_t num_tokens, const std::int32_t* num_live_tokens,
                     std::int32_t num_padded_tokens, const RowReach* reach);
@@ -111,12 +124,13 @@ class BlockTables {
   Device& device_;
   TableMirror mirror_;
   std::int32_t num_rows_;
+  std::int32_t num_groups_;
   ContextRank context_;
   bool needs_reach_ = false;
   std::int32_t num_replayed_tokens_ = 0;
-  std::vector<Group> groups_;
-  DeviceArray<std::int32_t> lengths_;  // [num_groups, num_rows]
-  DeviceArray<GroupTable> tables_;
+  std::vector<Table> tables_;
+  DeviceArray<std::int32_t> lengths_;  // [num_tables, num_rows]
+  DeviceArray<GroupTable> device_tables_;
   DeviceArray<std::int32_t> clear_rows_;
   DeviceArray<TableAppend> appends_;
   DeviceArray<std::int32_t> block_ids_;
@@ -125,7 +139,7 @@ class BlockTables {
   DeviceArray<std::int32_t> token_rows_;
   DeviceArray<std::int32_t> num_live_tokens_;
   DeviceArray<RowReach> reach_;  // [num_rows_]
-  DeviceArray<Slot> slots_;      // [num_groups, slots_stride_]
+  DeviceArray<Slot> slots_;      // [num_tables, slots_stride_]
   std::int64_t slots_stride_ = 0;
   // Host staging, kept from step to step.
   std::vector<TableAppend> host_appends_;

@@ -59,7 +59,7 @@ void RowWriter::write_layer(const StepProgram& program, std::size_t layer,
   const DType source = source_dtype(layer);
   const ShapeMasks masks = shape_masks(source);
   const Inputs& inputs = inputs_[layer % inputs_.size()];
-  const std::int32_t group = layers_.group_of_layer[layer];
+  const std::int32_t table = layers_.table_of_layer[layer];
   device_.launch(device_.kernels().fill_rows,
                  FillRowsParams{.contents = contents.data(),
                                 .key = inputs.keys.data(),
@@ -78,20 +78,20 @@ void RowWriter::write_layer(const StepProgram& program, std::size_t layer,
                  });
   const auto describe = [&](Operation& operation) {
     operation.named("write_rows").read_all(inputs.keys, inputs.values);
-    operation.read(tables.slots_range(group));
+    operation.read(tables.slots_range(table));
     if (real_ != nullptr) operation.read(real_->scales_range());
     add_written(program, layer, tables, operation.writes);
   };
   if (real_ != nullptr)
     return device_.launch(device_.engine_kernels().write_parts,
                           real_->write(layer, inputs.keys.data(), inputs.values.data(),
-                                       tables.slots(group), counts.written),
+                                       tables.slots(table), counts.written),
                           describe);
   device_.launch(device_.kernels().write_rows,
                  WriteRowsParams{.cache = rows,
                                  .key = inputs.keys.data(),
                                  .value = inputs.values.data(),
-                                 .slots = tables.slots(group),
+                                 .slots = tables.slots(table),
                                  .num_tokens = counts.written},
                  describe);
 }

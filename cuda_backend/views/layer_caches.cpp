@@ -105,6 +105,7 @@ class Builder {
     for (std::size_t i = 0; i < group.layer_names.size(); ++i) {
       const auto layer = static_cast<std::int32_t>(caches_.rows.size());
       caches_.group_of_layer.push_back(static_cast<std::int32_t>(g));
+      caches_.table_of_layer.push_back(static_cast<std::int32_t>(g));
       caches_.tensor_of_layer.push_back(-1);
       caches_.last_tensor_of_layer.push_back(-2);
       caches_.rows.emplace_back().layer = places_[layer].number;
@@ -119,7 +120,10 @@ class Builder {
         add_state_shapes(group.layer_spec(i), static_cast<std::int32_t>(g));
         continue;
       }
-      split = views.blocks_per_kv_block;
+      const bool is_mapped = views.kernel_block_stride != 0;
+      caches_.table_of_layer.back() =
+          is_mapped ? add_mapped_table(g, views) : caches_.group_of_layer.back();
+      if (!is_mapped) split = views.blocks_per_kv_block;
       caches_.rows.back() = row_cache(views, tensor, layer);
       caches_.rows.back().tokens_per_row =
           make_divisor(static_cast<std::uint32_t>(group.layer_spec(i).compress_ratio));
@@ -129,7 +133,7 @@ class Builder {
           (rows.num_parts - 1) * rows.part_stride + (rows.num_kv_heads - 1) * rows.head_stride;
       caches_.last_tensor_of_layer.back() =
           static_cast<std::int32_t>(tensor_at(tensor, rows.base - origin(tensor) + last_row));
-      if (auto added = add_row_regions(rows, own.blocks_per_kv_block, tensor); !added)
+      if (auto added = add_row_regions(rows, own, tensor); !added)
         return fail(fmt::format("{}: {}", group.layer_names[i], added.error().message));
     }
     states.end = static_cast<std::int32_t>(caches_.states.size());
@@ -138,6 +142,16 @@ class Builder {
     caches_.regions_of_group.push_back(regions);
     caches_.blocks_per_kv_block.push_back(split);
     return {};
+  }
+
+  // Its number: layers that are mapped alike share one.
+  std::int32_t add_mapped_table(std::size_t group, const LayerViews& views) {
+    const std::int64_t split = views.blocks_per_kv_block;
+    const MappedTable table{static_cast<std::int32_t>(group), split, views.kernel_block_stride};
+    auto at = std::ranges::find(caches_.mapped_tables, table);
+    if (at == caches_.mapped_tables.end()) at = caches_.mapped_tables.insert(at, table);
+    return static_cast<std::int32_t>(config_.plan.groups.size() +
+                                     static_cast<std::size_t>(at - caches_.mapped_tables.begin()));
   }
 
   RowCache row_cache(const LayerViews& views, std::size_t tensor, std::int32_t layer) const {
@@ -215,11 +229,12 @@ class Builder {
     return merged;
   }
 
-  Result<void> add_row_regions(const RowCache& cache, std::int64_t split, std::size_t tensor) {
-    LS_ASSIGN_OR_RETURN(auto runs, runs_of_block(cache, split));
+  Result<void> add_row_regions(const RowCache& cache, const LayerViews& views, std::size_t tensor) {
+    LS_ASSIGN_OR_RETURN(auto runs, runs_of_block(cache, views.blocks_per_kv_block));
     for (const Extent& run : runs)
       caches_.regions.push_back(region(tensor, cache.base - origin(tensor) + run.begin,
-                                       split * cache.block_stride, run.end - run.begin));
+                                       kernel_block_stride(views) * cache.block_stride,
+                                       run.end - run.begin));
     return {};
   }
 
@@ -304,7 +319,10 @@ class Builder {
 }  // namespace
 
 ViewOptions view_options(const BackendConfig& config) {
-  return {.backend = config.attention_backend, .layout = config.layout, .rule = config.layout_rule};
+  return {.backend = config.attention_backend,
+          .layout = config.layout,
+          .rule = config.layout_rule,
+          .mapped_kernel_blocks = config.mapped_kernel_blocks};
 }
 
 Result<LayerCaches> layer_caches(const BackendConfig& config, std::span<const LayerOfModel> places,

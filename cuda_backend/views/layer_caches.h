@@ -30,10 +30,19 @@ struct StateShape {
   std::int32_t num_drafts = 0;  // that a convolution keeps inputs for
 };
 
+// A block table beside a group's own: kernel block j of block b is b * kernel_block_stride + j.
+struct MappedTable {
+  std::int32_t group = 0;
+  std::int64_t blocks_per_kv_block = 1, kernel_block_stride = 1;
+  bool operator==(const MappedTable&) const = default;
+};
+
 struct LayerCaches {
   // One entry a layer of the plan, in its order; row_bytes is 0 for layers without rows.
   std::vector<RowCache> rows;
   std::vector<std::int32_t> group_of_layer;
+  // The table that its rows are found by: its group's, or behind all groups a mapped one.
+  std::vector<std::int32_t> table_of_layer;
   // The tensors that a layer's rows or states lie in, [tensor, last]; -1, -2: it keeps nothing.
   std::vector<std::int32_t> tensor_of_layer;
   std::vector<std::int32_t> last_tensor_of_layer;
@@ -45,6 +54,7 @@ struct LayerCaches {
   std::vector<BlockRegion> poison_regions;
   std::vector<BlockRegion> pages;                 // one entry a tensor: whole pages
   std::vector<std::int64_t> blocks_per_kv_block;  // per group
+  std::vector<MappedTable> mapped_tables;
 };
 
 // The plan of `config` is the rank's own, `places` are its layers' in the model (rank_share.h).

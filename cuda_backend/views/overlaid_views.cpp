@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "base/check.h"
@@ -40,11 +41,36 @@ BlockShape block_shape(const KVCacheSpec& spec, AttentionBackend chosen, std::in
   return shape;
 }
 
-std::int64_t span_of_group(const KVCacheGroupSpec& group, AttentionBackend chosen) {
+std::int64_t in_whole(std::int64_t bytes, std::int64_t unit) {
+  return (bytes + unit - 1) / unit * unit;
+}
+// What a layer takes of its group's run of bytes: of a block, or, with layers outermost, of all.
+std::int64_t laid_bytes(const KVCacheSpec& spec, AttentionBackend chosen, bool blocks_outermost) {
+  const std::int64_t page = page_bytes(spec, chosen);
+  return blocks_outermost ? page : in_whole(page, spec.block_stride_alignment);
+}
+std::int64_t span_of_group(const KVCacheGroupSpec& group, AttentionBackend chosen,
+                           bool blocks_outermost) {
   std::int64_t bytes = 0;
   for (std::size_t i = 0; i < group.layer_names.size(); ++i)
-    bytes += page_bytes(group.layer_spec(i), chosen);
+    bytes += laid_bytes(group.layer_spec(i), chosen, blocks_outermost);
   return bytes;
+}
+// Bytes of all pages of a block, with blocks outermost.
+std::int64_t bytes_of_block(const KVCacheConfig& plan, AttentionBackend chosen) {
+  std::int64_t widest = 0, unit = 1;
+  for (const KVCacheGroupSpec& group : plan.groups) {
+    widest = std::max(widest, span_of_group(group, chosen, true));
+    for (std::size_t i = 0; i < group.layer_names.size(); ++i)
+      unit = std::lcm(unit, group.layer_spec(i).block_stride_alignment);
+  }
+  return in_whole(widest, unit);
+}
+bool is_any_of(CacheLayout layout, std::initializer_list<CacheLayout> these) {
+  return std::ranges::find(these, layout) != these.end();
+}
+bool has_blocks_outermost(CacheLayout layout) {
+  return is_any_of(layout, {CacheLayout::BLNHC, CacheLayout::BLHNC, CacheLayout::BHLNC});
 }
 
 // Layers of a group in the order in which they lie: by spec, in the order of each spec's first.
@@ -62,10 +88,6 @@ std::vector<std::size_t> order_of_layers(const KVCacheGroupSpec& group) {
   return order;
 }
 
-bool is_any_of(CacheLayout layout, std::initializer_list<CacheLayout> these) {
-  return std::ranges::find(these, layout) != these.end();
-}
-
 }  // namespace
 
 OverlaidDeriver::OverlaidDeriver(const KVCacheConfig& plan, const ViewOptions& options)
@@ -76,19 +98,10 @@ OverlaidDeriver::OverlaidDeriver(const KVCacheConfig& plan, const ViewOptions& o
 bool OverlaidDeriver::heads_inside_tokens() const {
   return is_any_of(options_.layout, {CacheLayout::LBNHC, CacheLayout::BLNHC});
 }
-bool OverlaidDeriver::blocks_outermost() const {
-  return is_any_of(options_.layout, {CacheLayout::BLNHC, CacheLayout::BLHNC, CacheLayout::BHLNC});
-}
-
-std::int64_t OverlaidDeriver::block_bytes() const {
-  std::int64_t widest = 0;
-  for (const KVCacheGroupSpec& group : plan_.groups)
-    widest = std::max(widest, span_of_group(group, options_.backend));
-  return widest;
-}
+bool OverlaidDeriver::blocks_outermost() const { return has_blocks_outermost(options_.layout); }
 
 std::int64_t OverlaidDeriver::layer_stride(const KVCacheSpec& spec, const Pages& at) const {
-  const std::int64_t page = page_bytes(spec, options_.backend);
+  const std::int64_t page = laid_bytes(spec, options_.backend, blocks_outermost());
   if (!blocks_outermost()) return page * plan_.num_blocks;
   return options_.layout == CacheLayout::BHLNC ? page / at.heads : page;
 }
@@ -98,7 +111,7 @@ Result<OverlaidDeriver::Pages> OverlaidDeriver::pages(std::size_t g, std::size_t
   const KVCacheGroupSpec& group = plan_.groups[g];
   const KVCacheSpec& spec = group.layer_spec(layer);
   const BlockShape shape = block_shape(spec, options_.backend, splits);
-  const std::int64_t page = page_bytes(spec, options_.backend);
+  const std::int64_t page = laid_bytes(spec, options_.backend, blocks_outermost());
   const std::int64_t dense = splits * shape.heads * shape.rows * shape.content;
   Pages at{.heads = shape.heads,
            .rows = shape.rows,
@@ -120,7 +133,7 @@ Result<OverlaidDeriver::Pages> OverlaidDeriver::pages(std::size_t g, std::size_t
     if (is_like) {
       ++alike;
     } else if (alike == 0) {
-      at.first_byte += page_bytes(group.layer_spec(i), options_.backend) *
+      at.first_byte += laid_bytes(group.layer_spec(i), options_.backend, blocks_outermost()) *
                        (blocks_outermost() ? 1 : plan_.num_blocks);
     }
   }
@@ -128,7 +141,7 @@ Result<OverlaidDeriver::Pages> OverlaidDeriver::pages(std::size_t g, std::size_t
   at.row_stride = heads_inside_tokens() ? shape.heads * shape.content : shape.content;
   at.head_stride = heads_inside_tokens() ? shape.content : run;
   at.first_byte += place * layer_stride(spec, at);
-  at.block_stride = blocks_outermost() ? block_bytes() : page;
+  at.block_stride = blocks_outermost() ? bytes_of_block(plan_, options_.backend) : page;
   if (options_.layout == CacheLayout::LHBNC) {
     at.block_stride = page / shape.heads;
     at.head_stride = at.block_stride * plan_.num_blocks;
@@ -152,10 +165,37 @@ Result<LayerViews> OverlaidDeriver::layer_views(std::size_t g, std::size_t layer
         fmt::format("{}: {} layers in a page", group.layer_names[layer], group.layers_per_page));
   const KVCacheSpec& spec = group.layer_spec(layer);
   const bool is_state = spec.kind == CacheKind::mamba;
-  const std::int64_t splits = is_state ? 1 : spec.block_size / kernel_size_of_group_[g];
-  LS_ASSIGN_OR_RETURN(const Pages at, pages(g, layer, splits));
   const std::string& name = group.layer_names[layer];
-  return is_state ? views_of_states(spec, at, name) : row_views(spec, at, splits, name);
+  const auto mapped = options_.mapped_kernel_blocks.find(name);
+  const bool is_mapped = mapped != options_.mapped_kernel_blocks.end();
+  const std::int64_t splits =
+      is_state || is_mapped ? 1 : spec.block_size / kernel_size_of_group_[g];
+  LS_ASSIGN_OR_RETURN(const Pages at, pages(g, layer, splits));
+  if (is_state) return views_of_states(spec, at, name);
+  LS_ASSIGN_OR_RETURN(auto views, row_views(spec, at, splits, name));
+  if (!is_mapped) return views;
+  return mapped_views(std::move(views), spec, at, mapped->second, name);
+}
+
+Result<LayerViews> OverlaidDeriver::mapped_views(LayerViews whole, const KVCacheSpec& spec,
+                                                 const Pages& at, std::int64_t tokens,
+                                                 const std::string& name) const {
+  const std::int64_t rows = tokens / spec.compress_ratio;
+  const std::int64_t bytes = rows * at.row_stride;
+  if (at.heads != 1 || rows == 0 || at.rows % rows != 0 || at.block_stride % bytes != 0)
+    return fail(
+        fmt::format("{}: a block every {} bytes cannot be cut into kernel blocks of {} tokens, {} "
+                    "bytes each; use --block-size {}",
+                    name, at.block_stride, tokens, bytes, tokens));
+  whole.kernel_block_size = rows;
+  whole.blocks_per_kv_block = at.rows / rows;
+  whole.kernel_block_stride = kernel_blocks_apart(at, bytes);
+  TensorView& view = whole.tensors.front();
+  view.shape[whole.token_dim] = rows;
+  view.shape[whole.block_dim] =
+      (plan_.num_blocks - 1) * whole.kernel_block_stride + whole.blocks_per_kv_block;
+  view.stride[whole.block_dim] = bytes / itemsize_bytes(view.dtype);
+  return whole;
 }
 
 Result<LayerViews> OverlaidDeriver::row_views(const KVCacheSpec& spec, const Pages& at,
@@ -223,22 +263,22 @@ void OverlaidDeriver::allocate() {
 
 namespace {
 
-// The group that reaches furthest: all others lie within it.
+// The group that reaches furthest with layers outermost: all others lie within it.
 const KVCacheGroupSpec& widest_group(const KVCacheConfig& plan, AttentionBackend chosen) {
-  return *std::ranges::max_element(
-      plan.groups, {}, [&](const KVCacheGroupSpec& group) { return span_of_group(group, chosen); });
+  return *std::ranges::max_element(plan.groups, {}, [&](const KVCacheGroupSpec& group) {
+    return span_of_group(group, chosen, false);
+  });
 }
 
 }  // namespace
 
 std::vector<std::int64_t> overlaid_pages(const KVCacheConfig& plan, const ViewOptions& options) {
+  if (has_blocks_outermost(options.layout)) return {bytes_of_block(plan, options.backend)};
   const KVCacheGroupSpec& group = widest_group(plan, options.backend);
-  if (!is_any_of(options.layout, {CacheLayout::LBNHC, CacheLayout::LBHNC, CacheLayout::LHBNC}))
-    return {span_of_group(group, options.backend)};
   std::vector<std::int64_t> pages;
   for (const std::size_t i : order_of_layers(group)) {
     const KVCacheSpec& spec = group.layer_spec(i);
-    const std::int64_t page = page_bytes(spec, options.backend);
+    const std::int64_t page = laid_bytes(spec, options.backend, false);
     const std::int64_t slots =
         options.layout == CacheLayout::LHBNC ? block_shape(spec, options.backend, 1).heads : 1;
     pages.insert(pages.end(), static_cast<std::size_t>(slots), page / slots);

@@ -38,6 +38,10 @@ class OverlaidDeriver : public ViewDeriver {
   };
   // In kernel blocks, of which `splits` are a block.
   virtual Result<Pages> pages(std::size_t group, std::size_t layer, std::int64_t splits) const;
+  // Kernel blocks of `bytes` from a block to the next one, where a layer's table is mapped.
+  virtual std::int64_t kernel_blocks_apart(const Pages& at, std::int64_t bytes) const {
+    return at.block_stride / bytes;
+  }
   // Bytes from a layer to the next one that is like it.
   virtual std::int64_t layer_stride(const KVCacheSpec& spec, const Pages& at) const;
 
@@ -48,10 +52,11 @@ class OverlaidDeriver : public ViewDeriver {
  private:
   bool heads_inside_tokens() const;
   bool blocks_outermost() const;
-  // Bytes of all pages of a block.
-  std::int64_t block_bytes() const;
   Result<LayerViews> row_views(const KVCacheSpec& spec, const Pages& at, std::int64_t splits,
                                const std::string& name) const;
+  // `whole`, which shows manager blocks, in kernel blocks of `tokens`.
+  Result<LayerViews> mapped_views(LayerViews whole, const KVCacheSpec& spec, const Pages& at,
+                                  std::int64_t tokens, const std::string& name) const;
   Result<LayerViews> views_of_states(const KVCacheSpec& spec, const Pages& at,
                                      const std::string& name) const;
 };

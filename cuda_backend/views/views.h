@@ -11,6 +11,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <span>
 #include <string>
 #include <vector>
@@ -26,6 +27,8 @@ struct ViewOptions {
   AttentionBackend backend = AttentionBackend::flash_attn;
   CacheLayout layout = CacheLayout::NHD;
   LayoutRule rule = LayoutRule::isolated;
+  // Tokens of a layer's own kernel blocks, where they are a part of its group's (overlaid layouts).
+  std::map<std::string, std::int64_t> mapped_kernel_blocks = {};
 };
 
 // An overlaid layout: overlaid_views.h. Refused: no kernel takes a part of a block; a page that a

@@ -2,6 +2,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <numeric>
 
 #include "properties/generate/generator_parts.h"
 #include "reference/plan/kernel_blocks.h"
@@ -339,6 +340,27 @@ void draw_further_caches(Draw& draw, SavedCase& saved) {
           group.spec.compress_ratio = ratio;
       return count_kind(groups, CacheKind::mla) > 0;
     });
+}
+
+void map_tables(SavedCase& saved) {
+  constexpr std::int64_t kKernelBlock = 64;
+  std::vector<KVCacheGroupSpec> groups = saved.cache.groups;
+  const auto compressed = std::ranges::find_if(
+      groups, [](const KVCacheGroupSpec& group) { return group.spec.compress_ratio > 1; });
+  if (compressed == groups.end() || count_kind(groups, CacheKind::circular_buffer) == 0) return;
+  const std::int64_t longer =
+      std::lcm(2 * kKernelBlock, compressed->spec.block_size) / compressed->spec.block_size;
+  for (KVCacheGroupSpec& group : groups) {
+    KVCacheSpec& spec = group.spec;
+    if (is_ring(spec)) continue;
+    spec.block_size *= longer;
+    if (spec.compress_ratio > 1)
+      spec.block_stride_alignment =
+          unpadded_page_size_bytes(spec) / (spec.block_size / kKernelBlock);
+  }
+  SavedCase in_long_blocks = saved, next;
+  in_long_blocks.engine.block_size *= static_cast<std::int32_t>(longer);
+  if (lay_out_again(in_long_blocks, std::move(groups), next)) saved = std::move(next);
 }
 
 }  // namespace lockstep

@@ -79,6 +79,7 @@ constexpr FeatureInfo kFeatures[] = {
     {"rings", 25},
     {"compressed_rows", 50},
     {"equal_requests", 20},
+    {"mapped_tables", 50},
 };
 static_assert(std::size(kFeatures) == kNumFeatures);
 
@@ -248,10 +249,14 @@ SavedCase generate_case(ChoiceSource& choices, const GeneratorOptions& options) 
   draw_features(choices, options, kFirstOfCaches, static_cast<std::size_t>(kEqualRequests),
                 draw.features);
   draw_further_caches(draw, saved);
-  draw_features(choices, options, kEqualRequests, kNumFeatures, draw.features);
+  constexpr auto kMappedTables = Feature::mapped_tables;
+  draw_features(choices, options, kEqualRequests, static_cast<std::size_t>(kMappedTables),
+                draw.features);
   SavedCase of_equals = saved;
   if (draw.has(kEqualRequests)) make_equals(draw, of_equals);
   if (is_accepted(of_equals)) saved = std::move(of_equals);
+  draw_features(choices, options, kMappedTables, kNumFeatures, draw.features);
+  if (draw.has(kMappedTables)) map_tables(saved);
   return saved;
 }
 

@@ -93,8 +93,9 @@ enum class Feature : std::uint8_t {
   rings,
   compressed_rows,
   equal_requests,  // one priority, one arrival, prompts too long for the pool to hold two
+  mapped_tables,   // compressed rows whose kernels take parts of their group's blocks
 };
-inline constexpr std::size_t kNumFeatures = static_cast<std::size_t>(Feature::equal_requests) + 1;
+inline constexpr std::size_t kNumFeatures = static_cast<std::size_t>(Feature::mapped_tables) + 1;
 std::string_view name_of(Feature feature);
 
 // The features of one case: what the swarm may use.

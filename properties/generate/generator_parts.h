@@ -49,6 +49,9 @@ void draw_short_drafts(Draw& draw, SavedCase& saved);
 // Windows that are computed again, rings and compressed rows, each where nothing that the case has
 // already stands against it.
 void draw_further_caches(Draw& draw, SavedCase& saved);
+// Rows of an indexer beside a ring have kernels of 64 tokens (reference/placement/):
+// every block becomes as much longer as makes two of them.
+void map_tables(SavedCase& saved);
 // Whether the engine, the layouts and the ranks take the case.
 bool is_accepted(const SavedCase& saved);
 void draw_traffic(Draw& draw, SavedCase& saved);

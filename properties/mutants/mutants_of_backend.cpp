@@ -21,6 +21,8 @@ constexpr FeatureSet kPartsOfBlocks = {
 
 void with_layers_outermost(SavedCase& saved) { saved.layout = CacheLayout::LBNHC; }
 
+void with_blocks_outermost(SavedCase& saved) { saved.layout = CacheLayout::BLNHC; }
+
 void over_four_streams(SavedCase& saved) { saved.num_streams = 4; }
 
 // No graphs, two tensor parallel ranks: an idle rank's single token stays as it is.
@@ -266,6 +268,15 @@ std::vector<Mutant> further_cache_mutants() {
        .exposed_by = "tokens that are no whole number of rows",
        .caught_by = {kDigest},
        .bias = on_executor(with_compressed_rows, {two_block_pool})},
+      {.id = "mapped-dense",
+       .source = "vllm v1/worker/utils.py, map_to_kernel_block_table",
+       .mechanism =
+           "the table of rows whose kernels take parts of a block counts those parts as if "
+           "no other layer's page lay between two blocks",
+       .exposed_by = "compressed rows of several layers, blocks outermost",
+       .caught_by = {kWritten, kMemory},
+       .bias = on_executor({mla, rings, compressed_rows, mapped_tables}, {two_block_pool}),
+       .reshape = with_blocks_outermost},
   };
 }
 

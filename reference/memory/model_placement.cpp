@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "reference/memory/placed_layout.h"
+#include "reference/placement/cache_backends.h"
 #include "reference/plan/kernel_blocks.h"
 #include "reference/plan/page_size.h"
 
@@ -192,6 +193,10 @@ KVCacheSpec planned(KVCacheSpec own, const CacheSpec& spec) {
   own.block_size = spec.block_size;
   own.page_size_padded.reset();
   if (page_bytes(spec) != unpadded_page_bytes(spec)) own.page_size_padded = page_bytes(spec);
+  own.block_stride_alignment = stride_alignment_bytes(spec);
+  // Windows of V4 are rows of bytes only where the cache is; in 0.22.1 they always are.
+  if (own.kind == CacheKind::sliding_window && own.cache_dtype_str.empty())
+    own.model_version.clear();
   if (spec.type == SpecType::full) own.kind = CacheKind::full_attention;
   if (spec.type != SpecType::mamba) {
     own.extra_retained_tokens = spec.extra_retained_tokens;
@@ -264,6 +269,26 @@ Result<KVCacheConfig> replay_plan(const Placement& placement, const LayerSpecs& 
     if (!placed.is_uniform || is_alike) group.layer_specs.clear();
   }
   return plan;
+}
+
+std::map<std::string, std::int64_t> mapped_kernel_blocks(const KVCacheConfig& plan,
+                                                         AttentionBackend chosen) {
+  std::map<std::string, std::int64_t> mapped;
+  if (chosen == AttentionBackend::any_size) return mapped;
+  LayerSpecs layers;
+  for (const KVCacheGroupSpec& group : plan.groups)
+    for (std::size_t i = 0; i < group.layer_names.size(); ++i)
+      layers.push_back({group.layer_names[i], group.layer_spec(i)});
+  for (const NamedSpec& layer : layers) {
+    if (layer.spec.compress_ratio <= 1 || layer.spec.kind != CacheKind::mla) continue;
+    const CacheBackend* backend =
+        find_cache_backend(backend_for(layer, chosen, is_deepseek_v41(layers)));
+    LS_CHECK(backend != nullptr, "{} has no backend", layer.name);
+    const auto tokens = common_kernel_block(layer.spec.block_size,
+                                            {kernel_sizes(*backend, DeviceFamily::sm90, nullptr)});
+    if (tokens && *tokens != layer.spec.block_size) mapped[layer.name] = *tokens;
+  }
+  return mapped;
 }
 
 bool has_unlike_pages(const KVCacheConfig& plan) {

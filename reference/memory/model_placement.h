@@ -8,6 +8,8 @@
 // Not here: HiSparse, sinks and R-SWA, which no model file can say.
 #pragma once
 
+#include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -33,6 +35,12 @@ Result<ModelPlacement> place_model(const LayerSpecs& layers, DType model_dtype,
 // group of uniform type whose layers are alike is one of a single spec. The plan has no tensors:
 // placed_layout.h tells them. An Error: a format of rows that the release does not have.
 Result<KVCacheConfig> replay_plan(const Placement& placement, const LayerSpecs& layers);
+
+// Layers of compressed rows whose kernels take a part of the manager's block, by name, and the
+// tokens that they take: their tables are mapped (reference/placement/worker_pages.h).
+// Not here: blocks that no kernel size divides, which a replay takes whole.
+std::map<std::string, std::int64_t> mapped_kernel_blocks(const KVCacheConfig& plan,
+                                                         AttentionBackend chosen);
 
 // Whether pages of unlike sizes lie side by side in a block.
 bool has_unlike_pages(const KVCacheConfig& plan);

@@ -68,6 +68,8 @@ Result<CacheSpec> cache_spec_of(const std::string& name, const KVCacheSpec& spec
   placed.block_size = spec.block_size;
   placed.page_size_padded = spec.page_size_padded;
   placed.dtype = spec.dtype;
+  if (spec.block_stride_alignment > 1)
+    placed.block_stride_alignment.bytes = spec.block_stride_alignment;
   if (*type == SpecType::mamba) {
     placed.states = spec.states;
     placed.mamba_cache_mode = spec.mamba_cache_mode;

@@ -8,7 +8,6 @@
 //    one behind the other. With blocks outermost there is one, whose page is all that a block has;
 //    with layers outermost one for each layer; in order LHBNC one for each head slot of a layer.
 // 3. K and V of a token and head lie side by side; of nvfp4 in head slots of their own.
-// Not here: stride alignments of backends (sparse MLA), which no cache that is modelled has.
 #pragma once
 
 #include <optional>

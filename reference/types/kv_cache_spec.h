@@ -92,6 +92,9 @@ struct KVCacheSpec {
   std::string model_version;        // "deepseek_v4" or empty
   std::int64_t compress_ratio = 1;  // tokens that share one stored row (tokens_per_state)
   std::int64_t alignment = 0;       // bytes the page is rounded up to; 0: none
+  // Bytes that the stride between blocks is a multiple of, where groups overlay one allocation:
+  // what the layer's backend asks for.
+  std::int64_t block_stride_alignment = 1;
   bool operator==(const KVCacheSpec&) const = default;
 };
 

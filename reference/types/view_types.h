@@ -78,8 +78,15 @@ struct LayerViews {
   std::int32_t head_dim = -1;
   std::int64_t kernel_block_size = 0;  // tokens stored in one kernel block; 0: states
   std::int64_t blocks_per_kv_block = 1;
+  // Kernel block j of block b is b * kernel_block_stride + j; 0: blocks_per_kv_block. Rows of a
+  // packed block are mapped so, and other layers' pages lie in between.
+  std::int64_t kernel_block_stride = 0;
   bool operator==(const LayerViews&) const = default;
 };
+
+inline std::int64_t kernel_block_stride(const LayerViews& views) {
+  return views.kernel_block_stride != 0 ? views.kernel_block_stride : views.blocks_per_kv_block;
+}
 
 // Every layer of a plan, and the raw buffers as the backend allocated them.
 struct PoolViews {

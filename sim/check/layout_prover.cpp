@@ -174,7 +174,7 @@ class Prover {
       }
     } else {
       set(views.block_dim,
-          index_of(block) * views.blocks_per_kv_block + row.slot / views.kernel_block_size);
+          index_of(block) * kernel_block_stride(views) + row.slot / views.kernel_block_size);
       set(views.token_dim, row.slot % views.kernel_block_size);
       set(views.kv_dim, row.kv);
       set(views.head_dim, row.head);

@@ -142,6 +142,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -167,6 +168,9 @@ struct BackendConfig {
   LayoutRule layout_rule = LayoutRule::isolated;
   // tokens, per group; divides the group's block_size
   std::vector<std::int64_t> kernel_block_sizes;
+  // Tokens, by layer: those of compressed rows whose kernels take a part of their group's blocks,
+  // by a table of their own. Overlaid layouts alone.
+  std::map<std::string, std::int64_t> mapped_kernel_blocks;
   std::int32_t num_rows = 0;                     // rows of the block tables: max_num_seqs
   std::vector<std::int32_t> max_blocks_per_row;  // manager blocks, per group
   std::int32_t max_tokens_per_step = 0;

@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "reference/defects/planted_parts.h"
+#include "reference/memory/model_placement.h"
 #include "reference/memory/placed_layout.h"
 #include "reference/plan/kernel_blocks.h"
 #include "reference/plan/rank_plan.h"
@@ -254,6 +255,7 @@ void place_cache(const RunSpec& run, BackendConfig& backend) {
   if (!is_overlaid(run.layout) && !(placed && ranks_are_placed(backend, *order))) return;
   backend.layout = *order;
   take_kernel_blocks(run, backend);
+  backend.mapped_kernel_blocks = mapped_kernel_blocks(run.cache, run.attention_backend);
   if (placed) backend.plan = with_placed_tensors(std::move(backend.plan), *placed);
 }
 

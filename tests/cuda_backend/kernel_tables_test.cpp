@@ -8,15 +8,16 @@ namespace lockstep::cuda {
 namespace {
 
 struct Tables {
-  explicit Tables(CheckMode mode = CheckMode::check) : device(mode) {
-    add(8, 1, 4);    // width, split, kernel block size
-    add(6, 35, 16);  // 560-token blocks
+  explicit Tables(CheckMode mode = CheckMode::check, int second_stride = 35) : device(mode) {
+    add(8, 1, 4, 1);                // width, split, kernel block size, stride of kernel blocks
+    add(6, 35, 16, second_stride);  // 560-token blocks
     groups_on_device = device.put(groups, "groups");
   }
-  void add(int width, int split, int kernel_block_size) {
+  void add(int width, int split, int kernel_block_size, int stride) {
     GroupTable table;
     table.width = width;
     table.blocks_per_kv_block = split;
+    table.kernel_block_stride = stride;
     table.kernel_block_size = table.slot_block_size = kernel_block_size;
     table.lengths = device.put(std::vector<std::int32_t>(kRows, 0), "lengths");
     table.entries = device.room<std::int32_t>(kRows * width, "entries");
@@ -82,6 +83,17 @@ TEST(KernelTables, KernelBlockIdsFollowTheManagerBlocks) {
   for (int i = 0; i < 35; ++i) {
     EXPECT_EQ(kernel_ids[i], 3 * 35 + i);
     EXPECT_EQ(kernel_ids[35 + i], 1 * 35 + i);
+  }
+}
+
+TEST(KernelTables, KernelBlocksOfAPackedBlockLeaveOutThePagesInBetween) {
+  Tables tables(CheckMode::check, 72);
+  tables.append({{1, 1, 0, 0, 2}}, {3, 1});
+  const GroupTable& table = tables.groups[1];
+  const Ids kernel_ids = tables.device.get(table.kernel_entries + table.width * 35, 70);
+  for (int i = 0; i < 35; ++i) {
+    EXPECT_EQ(kernel_ids[i], 3 * 72 + i);
+    EXPECT_EQ(kernel_ids[35 + i], 1 * 72 + i);
   }
 }
 

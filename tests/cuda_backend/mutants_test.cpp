@@ -115,6 +115,7 @@ TEST(Mutants, EveryListedOneIsExposedByATestAndHasItsOwnName) {
       "slot-interleave-ignored",  // ranks of a context: tests/mutants/mutants_test.cpp
       "order-layer-stride",       // overlaid caches: tests/properties/overlaid_orders_test.cpp
       "order-head-stride",
+      "mapped-dense",
       "zero-stride",
       "copy-first-view",
       "table-width",

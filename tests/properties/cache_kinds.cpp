@@ -88,6 +88,17 @@ KVCacheSpec ring() {
   spec.mla_rows = true;
   return spec;
 }
+// As indexers beside the rows that they choose from: their kernels take 64 tokens, half a block.
+KVCacheGroupSpec mapped_rows() {
+  KVCacheSpec whole = rows(1, 128), indexer = compressed(4);
+  whole.kind = CacheKind::mla;
+  indexer.block_size = 128;
+  indexer.head_size = 12;
+  indexer.block_stride_alignment = 16 * 12 * 2;
+  KVCacheGroupSpec group = group_of(whole, 0, 3);
+  group.layer_specs = {whole, indexer, indexer};
+  return group;
+}
 KVCacheSpec states(std::vector<StateTensorSpec> tensors) {
   KVCacheSpec spec;
   spec.kind = CacheKind::mamba;
@@ -198,6 +209,13 @@ std::vector<CacheKindCase> cache_kinds() {
        true},
       {"rows compressed by layer", compressed_by_layer(), kBlocksOutermost,
        AttentionBackend::any_size, 41, true},
+      {kMapped,
+       {mapped_rows(), group_of(ring(), 1, 1)},
+       kBlocksOutermost,
+       AttentionBackend::triton_mla,
+       21,
+       true,
+       6},
   };
 }
 
@@ -223,6 +241,12 @@ SavedCase case_in(const CacheKindCase& kind, CacheLayout order) {
     saved.cache =
         with_placed_tensors(saved.cache, *placed_layout(saved.cache, kind.backend, BLNHC));
   }
+  for (TraceRecord& record : saved.trace.records)
+    for (TokenRun& run : std::get<TraceRequest>(record).spec.prompt.runs)
+      run.count *= static_cast<std::uint32_t>(kind.times_longer);
+  for (std::int32_t* tokens : {&saved.engine.max_model_len, &saved.engine.max_num_batched_tokens,
+                               &saved.engine.long_prefill_token_threshold})
+    *tokens *= kind.times_longer;
   // A prompt that is there already, once all others have left.
   TraceRequest again;
   again.spec.name = "again";

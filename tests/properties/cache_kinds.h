@@ -20,9 +20,11 @@ struct CacheKindCase {
   Orders orders;  // that the engine takes; all others are refused
   AttentionBackend backend = AttentionBackend::any_size;
   std::int64_t num_blocks = 41;
-  bool is_packed = false;  // pages of unlike sizes side by side, none padded to another
+  bool is_packed = false;         // pages of unlike sizes side by side, none padded to another
+  std::int32_t times_longer = 1;  // than busy requests are
 };
 std::vector<CacheKindCase> cache_kinds();
+inline constexpr auto kMapped = "rows in parts of a packed block";
 inline constexpr auto kWithRing = "compressed, replayed, ring";
 
 // Busy requests on such a cache.

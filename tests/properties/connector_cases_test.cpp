@@ -71,9 +71,9 @@ TEST(ConnectorCases, are_drawn_last_so_that_the_rest_of_a_case_stays) {
   GeneratorOptions without;
   without.backend = "none";
   GeneratorOptions with = without;
-  with.never = {Feature::short_drafts, Feature::rising_priorities, Feature::bounded_replay,
-                Feature::rings,        Feature::compressed_rows,   Feature::equal_requests,
-                Feature::engine_hashes};
+  with.never = {Feature::short_drafts,  Feature::rising_priorities, Feature::bounded_replay,
+                Feature::rings,         Feature::compressed_rows,   Feature::equal_requests,
+                Feature::mapped_tables, Feature::engine_hashes};
   without.never = with.never;
   without.never.add({Feature::connector_peers, Feature::host_tier});
   for (std::uint64_t seed = 1; seed <= 300; ++seed) {

@@ -4,14 +4,18 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "cuda_backend/simt_backend.h"
+#include "cuda_backend/views/views.h"
 #include "properties/generate/generator.h"
 #include "properties/judge/judge.h"
+#include "reference/memory/model_placement.h"
 #include "reference/memory/placed_layout.h"
+#include "sim/check/layout_prover.h"
 #include "sim/session/session.h"
 #include "sim/step/backend_config.h"
 #include "tests/properties/cache_kinds.h"
@@ -23,6 +27,7 @@ using enum CacheLayout;
 using tests::cache_kinds;
 using tests::CacheKindCase;
 using tests::case_in;
+using tests::kMapped;
 using tests::kWithRing;
 using tests::Orders;
 
@@ -74,6 +79,64 @@ TEST(OverlaidOrders, blocks_outermost_are_one_tensor_and_head_slots_apart_are_ma
   EXPECT_EQ(tensors(LHBNC), std::vector<std::int64_t>(6, 1280));
 }
 
+// As the engine binds them (recorded in layouts.jsonl): rows of MLA beside an indexer whose
+// kernels take 256 of 512 tokens, in a pool of two blocks.
+TEST(OverlaidOrders, rows_in_parts_of_a_packed_block_are_viewed_as_the_engine_binds_them) {
+  KVCacheSpec rows, indexer;
+  rows.kind = indexer.kind = CacheKind::mla;
+  rows.block_size = indexer.block_size = 512;
+  rows.head_size = 576;
+  indexer.head_size = 132;
+  indexer.dtype = DType::uint8;
+  indexer.compress_ratio = 4;
+  indexer.block_stride_alignment = 8448;  // 64 rows
+  KVCacheGroupSpec group = tests::group_of(rows, 0);
+  group.layer_specs = {rows, indexer};
+  KVCacheConfig plan{.num_blocks = 2, .tensors = {}, .groups = {group}};
+  const AttentionBackend backend = AttentionBackend::triton_mla;
+  const auto mapped = mapped_kernel_blocks(plan, backend);
+  EXPECT_EQ(mapped, (std::map<std::string, std::int64_t>{{"g0.1", 256}}));
+  plan = with_placed_tensors(plan, *placed_layout(plan, backend, BLHNC));
+  EXPECT_EQ(plan.tensors.front().size_bytes, 1'216'512);
+  const auto views = cuda::derive_views(
+      plan, {.backend = backend, .layout = BLHNC, .mapped_kernel_blocks = mapped});
+  ASSERT_TRUE(views) << views.error().message;
+  const LayerViews& bound = views->groups[0][1];
+  EXPECT_EQ(bound.kernel_block_stride, 72);
+  EXPECT_EQ(bound.tensors[0].shape, (std::vector<std::int64_t>{74, 1, 64, 132}));
+  EXPECT_EQ(bound.tensors[0].stride, (std::vector<std::int64_t>{8448, 16896, 132, 1}));
+  EXPECT_EQ(bound.tensors[0].storage_offset, 589'824);
+  const auto layout = placed_layout(plan, backend, BLHNC);
+  const auto proof = prove_layout(plan, *layout, *views,
+                                  [](const TensorView& view, std::span<const std::int64_t> index) {
+                                    return cuda::view_byte_offset(view, index);
+                                  });
+  EXPECT_TRUE(proof.holds()) << proof.findings.front();
+}
+
+TEST(OverlaidOrders, drawn_cases_reach_tables_that_are_mapped) {
+  GeneratorOptions options{.engine = "vllm-0.33.0",
+                           .always = {Feature::mla, Feature::rings, Feature::compressed_rows,
+                                      Feature::mapped_tables, Feature::long_prompts},
+                           .never = {Feature::two_block_pool},
+                           .backend = "simt",
+                           .check = "fast"};
+  int mapped = 0, second_parts = 0;
+  for (std::uint64_t seed = 1; seed <= 60; ++seed) {
+    const SavedCase saved = generate_case(seed, options);
+    if (config_of(saved).backend.mapped_kernel_blocks.empty()) continue;
+    ++mapped;
+    second_parts += std::ranges::any_of(saved.trace.records, [](const TraceRecord& record) {
+      const auto* request = std::get_if<TraceRequest>(&record);
+      return request != nullptr && request->spec.prompt.size() > 64;
+    });
+    const Outcome outcome = judge(saved, make_simt_backend);
+    EXPECT_EQ(outcome.kind, OutcomeKind::agreed) << seed << ": " << outcome.what;
+  }
+  EXPECT_GE(mapped, 5);
+  EXPECT_GE(second_parts, 2);
+}
+
 struct PlantedCase {
   std::string mutant;
   std::string kind;
@@ -102,6 +165,7 @@ TEST(OverlaidOrders, a_defect_of_addresses_is_seen_in_every_order) {
       {"ring-not-clipped", kWithRing, {"slot_mapping", "memory_check"}, {}},
       {"ring-taken-for-table", kWithRing, {"slot_mapping", "memory_check"}, {}},
       {"ring-read-shifted", kWithRing, {"attention_digest"}, {}},
+      {"mapped-dense", kMapped, {"page_written", "memory_check"}, {}},
   };
   const std::vector<CacheKindCase> kinds = cache_kinds();
   for (const PlantedCase& one : planted) {

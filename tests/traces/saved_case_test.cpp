@@ -27,7 +27,8 @@ KVCacheSpec spec_of(CacheKind kind) {
   auto& [kind_, block_size, num_kv_heads, head_size, dtype, sliding_window, attention_chunk_size,
          extra_retained_tokens, bounded_replay, states, mamba_cache_mode, num_speculative_blocks,
          num_prefill_checkpoint_blocks, prefill_checkpoint_alignment, page_size_padded, head_size_v,
-         kv_quant_mode, mla_rows, cache_dtype_str, model_version, compress_ratio, alignment] = spec;
+         kv_quant_mode, mla_rows, cache_dtype_str, model_version, compress_ratio, alignment,
+         block_stride_alignment] = spec;
   kind_ = kind;
   block_size = 48;
   if (kind == CacheKind::mamba) {
@@ -55,6 +56,7 @@ KVCacheSpec spec_of(CacheKind kind) {
   model_version = "deepseek_v4";
   compress_ratio = 4;
   alignment = 576;
+  block_stride_alignment = 8448;
   return spec;
 }
 

@@ -91,6 +91,8 @@ void read_rare_keys(JsonObject& object, KVCacheSpec& spec) {
   for (const char* key : {"tokens_per_state", "compress_ratio"})
     if (auto value = object.optional(key)) spec.compress_ratio = value.integer(1, kSizeMax);
   if (auto value = object.optional("alignment")) spec.alignment = value.integer(1, kSizeMax);
+  if (auto value = object.optional("block_stride_alignment"))
+    spec.block_stride_alignment = value.integer(1, kSizeMax);
 }
 
 void write_rare_keys(JsonWriter& out, const KVCacheSpec& spec) {
@@ -109,6 +111,8 @@ void write_rare_keys(JsonWriter& out, const KVCacheSpec& spec) {
     out.integer("tokens_per_state", spec.compress_ratio);
   }
   if (spec.alignment != defaults.alignment) out.integer("alignment", spec.alignment);
+  if (spec.block_stride_alignment != defaults.block_stride_alignment)
+    out.integer("block_stride_alignment", spec.block_stride_alignment);
   if (spec.extra_retained_tokens != 0)
     out.integer("extra_retained_tokens", spec.extra_retained_tokens);
   if (spec.bounded_replay) out.boolean("bounded_replay", true);
