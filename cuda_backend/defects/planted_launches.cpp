@@ -135,12 +135,14 @@ Seams scale_of_other_head(const BackendConfig&) {
     }
   }});
 }
-// Areas of nvfp4 told otherwise, in writes (of V alone, or of both) and where rows are read.
+// Areas of nvfp4, and of rows of MLA, told otherwise, in writes (of V alone, or of both) and where
+// rows are read.
 template <class Change>
 Seams in_areas(bool of_keys, bool of_reads, Change change) {
   return on_device({.launch = [=](LaunchParams params, Operation&, Device&) {
     const auto in = [&](PartLayout& part) {
-      if (part.scaling == Scaling::fp4_groups) change(part);
+      if (part.scaling == Scaling::fp4_groups || part.scaling == Scaling::latent_fp8_areas)
+        change(part);
     };
     if (auto** write = std::get_if<WritePartsParams*>(&params))
       for (int i = of_keys ? 0 : 1; i < 2; ++i) in((*write)->parts[i].to);
@@ -153,13 +155,16 @@ Seams in_areas(bool of_keys, bool of_reads, Change change) {
 // V's scales as kernels for another GPU read them; of rows that its shape allows it for.
 Seams scales_swizzled(const BackendConfig&) {
   return in_areas(false, false, [](PartLayout& part) {
+    if (part.scaling != Scaling::fp4_groups) return;
     part.swizzled_scales = part.head_size % 64 == 0 && part.block_size.value % 4 == 0;
   });
 }
 // Each row's scales behind its own elements.
 Seams scales_behind_rows(const BackendConfig&) {
   return in_areas(true, true, [](PartLayout& part) {
-    const std::int64_t data = part.head_size / 2, row = data + part.head_size / 16;
+    const bool is_fp4 = part.scaling == Scaling::fp4_groups;
+    const std::int64_t data = is_fp4 ? part.head_size / 2 : part.token_stride;
+    const std::int64_t row = data + (is_fp4 ? part.head_size / 16 : part.scale_token_stride);
     part.token_stride = part.scale_token_stride = part.token_stride / data * row;
     part.head_stride = part.scale_head_stride = part.head_stride / data * row;
     part.scales = part.base + data;

@@ -31,8 +31,25 @@ namespace lockstep::cuda {
 //                 (nvfp4). swizzled_scales: 4 tokens by all their groups are dealt out anew, as
 //                 the kernels of sm_100 read those of V; block_size and the groups of a row are
 //                 then multiples of 4.
-enum class Scaling : std::uint8_t { none, per_tensor, per_token_head, int4_rows, fp4_groups };
-inline constexpr Scaling kFirstPacked = Scaling::int4_rows;  // and those behind it
+// 5. Rows of sparse MLA in layouts of bytes, one head, [latent in tiles | rope of 64]: see
+//    latent_rows.cuh. Scales lie at `scales` by the strides; rows and scales of 656 bytes are
+//    aligned to 4, of 576 to 2.
+//    latent_fp8_rows   656 bytes: 512 e4m3, an fp32 scale for every 128, rope in bf16
+//    latent_fp8_areas  576 bytes: 448 e4m3, rope in bf16; elsewhere 8 bytes of scales, exponents
+//                      for every 64 elements and a 0
+//    latent_fp4_rows   352 bytes: 512 e2m1, rope in e4m3, an e4m3 scale for every 16
+enum class Scaling : std::uint8_t {
+  none,
+  per_tensor,
+  per_token_head,
+  int4_rows,
+  fp4_groups,
+  latent_fp8_rows,
+  latent_fp8_areas,
+  latent_fp4_rows
+};
+inline constexpr Scaling kFirstPacked = Scaling::int4_rows;        // and those behind it
+inline constexpr Scaling kFirstLatent = Scaling::latent_fp8_rows;  // likewise
 
 struct PartLayout {
   std::byte* base = nullptr;  // element 0 of head 0 of token 0 of block 0

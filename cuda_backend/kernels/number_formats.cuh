@@ -135,6 +135,24 @@ __device__ __forceinline__ float largest_number(DType dtype) {
   return dtype == DType::fp8_e4m3 ? 448.0f : dtype == DType::fp8_e5m2 ? 57344.0f : 127.0f;
 }
 
+// e2m1, four bits: NaN becomes 6.
+__device__ __forceinline__ std::uint32_t encode_e2m1(float value) {
+  const std::uint32_t bits = __float_as_uint(value), magnitude = bits & 0x7FFFFFFFu;
+  if (magnitude > 0x7F800000u) return 7;
+  std::uint32_t rounded;
+  if (magnitude < 0x3F800000u) {  // below 1: whole halves
+    rounded = std::uint32_t(rintf(2.0f * __uint_as_float(magnitude)));
+  } else {
+    const std::uint32_t even = (magnitude >> 22) & 1;
+    rounded = ((magnitude + 0x1FFFFFu + even) >> 22) - (126u << 1);
+  }
+  return bits >> 31 << 3 | (rounded < 7 ? rounded : 7);
+}
+__device__ __forceinline__ float decode_e2m1(std::uint32_t bits) {
+  const float scaled = __uint_as_float((bits & 8) << 28 | (bits & 7) << 22);
+  return scaled * __uint_as_float(253u << 23);
+}
+
 // kItem (8 or 1) contiguous elements of `bytes` each. Eight of them are aligned to their size or to
 // 16 bytes, whichever is less.
 template <int kItem>

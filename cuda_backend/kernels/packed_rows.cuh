@@ -14,28 +14,12 @@
 #pragma once
 
 #include "cuda_backend/kernels/cache_write.cuh"
+#include "cuda_backend/kernels/latent_rows.cuh"
 
 namespace lockstep::cuda {
 namespace SIMT_VARIANT {
 
 inline constexpr std::int32_t kGroupElements = 16;  // that share a scale of fp4_groups
-
-__device__ __forceinline__ std::uint32_t encode_e2m1(float value) {
-  const std::uint32_t bits = __float_as_uint(value), magnitude = bits & 0x7FFFFFFFu;
-  if (magnitude > 0x7F800000u) return 7;
-  std::uint32_t rounded;
-  if (magnitude < 0x3F800000u) {  // below 1: whole halves
-    rounded = std::uint32_t(rintf(2.0f * __uint_as_float(magnitude)));
-  } else {
-    const std::uint32_t even = (magnitude >> 22) & 1;
-    rounded = ((magnitude + 0x1FFFFFu + even) >> 22) - (126u << 1);
-  }
-  return bits >> 31 << 3 | (rounded < 7 ? rounded : 7);
-}
-__device__ __forceinline__ float decode_e2m1(std::uint32_t bits) {
-  const float scaled = __uint_as_float((bits & 8) << 28 | (bits & 7) << 22);
-  return scaled * __uint_as_float(253u << 23);
-}
 
 // The e4m3 scale of a group of a token and head.
 __device__ __forceinline__ std::byte* group_scale(const PartLayout& part, std::int64_t block,
@@ -162,6 +146,12 @@ template <int kItem>
 __device__ __forceinline__ void load_packed(float (&values)[kItem], const PartLayout& part,
                                             const std::byte* row, const PackedRow& at,
                                             std::int32_t first) {
+  if (part.scaling >= kFirstLatent) {
+    SIMT_UNROLL
+    for (int i = 0; i < kItem; ++i)
+      values[i] = latent_element(part, row, at.block, at.offset, first + i);
+    return;
+  }
   std::uint32_t word;
   if constexpr (kItem == 1)
     word = std::uint32_t(row[first / 2]) >> (4 * (first % 2));

@@ -64,7 +64,7 @@ __device__ __forceinline__ KeyPlace place_of_key(const SplitAttentionParams& p, 
 
 __device__ __forceinline__ float scale_of_row(const PartLayout& part, const KeyPlace& place,
                                               std::int32_t head) {
-  if (part.scaling == Scaling::none) return 1.0f;
+  if (part.scaling == Scaling::none || part.scaling >= kFirstLatent) return 1.0f;
   if (part.scaling == Scaling::per_tensor) return *part_scale(part, 0, 0, 0);
   if (part.scaling == Scaling::fp4_groups) return *part.layer_scale;
   const float scale = *part_scale(part, place.block, place.offset, head);

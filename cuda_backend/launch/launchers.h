@@ -72,7 +72,8 @@ inline bool aligned_to(std::int64_t bytes, const void* address, std::int64_t a, 
 }
 inline std::int64_t bytes_of_eight(DType dtype) { return itemsize_bytes(dtype) == 1 ? 8 : 16; }
 inline bool in_eights(const PartLayout& part) {
-  if (part.scaling >= kFirstPacked)  // four bytes
+  if (part.scaling >= kFirstLatent) return part.head_size % 8 == 0;  // byte by byte
+  if (part.scaling >= kFirstPacked)                                  // four bytes
     return part.head_size % 8 == 0 &&
            aligned_to(4, part.base, part.block_stride, part.token_stride, part.head_stride, 0);
   const bool whole = part.piece_elements >= part.head_size;

@@ -103,7 +103,7 @@ int launch_gather_rows(const LaunchPlace& place, const GatherRowsParams& params)
 // scale for each token and head, and packed ones.
 namespace {
 
-enum class Writing : std::uint8_t { elements, rows, int4_rows, fp4_groups };
+enum class Writing : std::uint8_t { elements, rows, int4_rows, fp4_groups, latent_rows };
 Writing writing_of(Scaling scaling) {
   switch (scaling) {
     case Scaling::per_token_head:
@@ -112,6 +112,10 @@ Writing writing_of(Scaling scaling) {
       return Writing::int4_rows;
     case Scaling::fp4_groups:
       return Writing::fp4_groups;
+    case Scaling::latent_fp8_rows:
+    case Scaling::latent_fp8_areas:
+    case Scaling::latent_fp4_rows:
+      return Writing::latent_rows;
     default:
       return Writing::elements;
   }
@@ -204,6 +208,17 @@ int write_int4_rows(const LaunchPlace& place, const WritePartsParams& params) {
   return status_of(simt::launch(config, kernel, params));
 }
 
+int write_latent_rows(const LaunchPlace& place, const WritePartsParams& params) {
+  auto config = config_of(place, "write_latent_rows");
+  if (!fits_grid(params.num_tokens, params.num_parts)) return too_large();
+  config.grid = dim3(static_cast<std::uint32_t>(params.num_tokens),
+                     static_cast<std::uint32_t>(params.num_parts));
+  config.block.x = 32;
+  auto* kernel = place.defect == KernelDefect::scale_not_stored ? write_latent_rows_kernel<false>
+                                                                : write_latent_rows_kernel<true>;
+  return status_of(simt::launch(config, kernel, params));
+}
+
 template <int kItem>
 int quantise_rows(const LaunchPlace& place, const WritePartsParams& params) {
   auto config = config_of(place, "quantise_rows");
@@ -224,6 +239,8 @@ int write_parts_of(const LaunchPlace& place, const WritePartsParams& parts, Writ
       return write_int4_rows(place, parts);
     case Writing::fp4_groups:
       return eights ? write_groups<8>(place, parts) : write_groups<1>(place, parts);
+    case Writing::latent_rows:
+      return write_latent_rows(place, parts);
   }
   return nothing_to_do();
 }
@@ -232,8 +249,8 @@ int write_parts_of(const LaunchPlace& place, const WritePartsParams& parts, Writ
 
 int launch_write_parts(const LaunchPlace& place, const WritePartsParams& params) {
   if (params.num_tokens == 0) return nothing_to_do();
-  for (const Writing writing :
-       {Writing::elements, Writing::rows, Writing::int4_rows, Writing::fp4_groups})
+  for (const Writing writing : {Writing::elements, Writing::rows, Writing::int4_rows,
+                                Writing::fp4_groups, Writing::latent_rows})
     for (const bool eights : {false, true}) {
       const WritePartsParams parts = parts_where(params, writing, eights);
       if (parts.num_parts == 0) continue;

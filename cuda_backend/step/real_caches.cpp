@@ -36,6 +36,21 @@ std::int32_t elements_before_scale(KVQuantMode mode, std::int32_t row_bytes) {
   return (row_bytes - kScaleBytes) * (mode == KVQuantMode::int4_per_token_head ? 2 : 1);
 }
 
+// Rows of sparse MLA in a layout of bytes, and the elements that they hold; none: others.
+struct LatentRows {
+  Scaling scaling = Scaling::none;
+  std::int32_t elements = 0;
+};
+LatentRows latent_rows(const KVCacheSpec& spec, const RowCache& rows) {
+  if (spec.cache_dtype_str == "nvfp4_ds_mla") return {Scaling::latent_fp4_rows, 576};
+  if (rows.num_parts != 1 || rows.dtype != DType::uint8) return {};
+  if (rows.row_bytes == 584 && spec.model_version == "deepseek_v4")
+    return {Scaling::latent_fp8_areas, 512};
+  if (rows.row_bytes == 656 && spec.cache_dtype_str == "fp8_ds_mla")
+    return {Scaling::latent_fp8_rows, 576};
+  return {};
+}
+
 // Of each layer, in the order of LayerCaches::rows.
 template <class Visit>
 void for_each_layer(const KVCacheConfig& plan, const LayerCaches& layers, Visit visit) {
@@ -96,6 +111,14 @@ std::string why_not_layer(const std::string& name, const KVCacheSpec& spec, cons
                           CacheLayout layout) {
   if (rows.row_bytes == 0) return {};
   const KVQuantMode mode = spec.kv_quant_mode;
+  if (const LatentRows latent = latent_rows(spec, rows); latent.scaling != Scaling::none) {
+    const std::int32_t unit = latent.scaling == Scaling::latent_fp8_rows    ? 4
+                              : latent.scaling == Scaling::latent_fp8_areas ? 2
+                                                                            : 1;
+    if (rows.unit_bytes % unit == 0) return {};
+    return fmt::format("numbers: rows of {} must lie on multiples of {} bytes: give pages one",
+                       name, unit);
+  }
   if (mode == KVQuantMode::nvfp4) return why_not_fp4(name, spec, rows, layout);
   const std::int32_t head_size =
       has_row_scales(mode) ? elements_before_scale(mode, rows.head_size) : rows.head_size;
@@ -127,7 +150,7 @@ RealCaches::RealCaches(Device& device, const BackendConfig& config, const LayerC
   std::vector<float> scales;
   for_each_layer(config.plan, layers,
                  [&](const std::string&, const KVCacheSpec& spec, const RowCache& rows) {
-                   formats_.push_back(format_of(rows, spec.kv_quant_mode));
+                   formats_.push_back(format_of(rows, spec));
                    scales.push_back(scale_of_layer(rows.layer));
                  });
   scales_.upload(scales);
@@ -150,7 +173,10 @@ std::optional<std::string> RealCaches::why_not(const BackendConfig& config,
   return reason;
 }
 
-RealCaches::RowFormat RealCaches::format_of(const RowCache& rows, KVQuantMode mode) {
+RealCaches::RowFormat RealCaches::format_of(const RowCache& rows, const KVCacheSpec& spec) {
+  const KVQuantMode mode = spec.kv_quant_mode;
+  if (const LatentRows latent = latent_rows(spec, rows); latent.scaling != Scaling::none)
+    return {.dtype = DType::uint8, .scaling = latent.scaling, .head_size = latent.elements};
   if (has_row_scales(mode))
     return {.dtype = rows.dtype,
             .scaling = mode == KVQuantMode::int4_per_token_head ? Scaling::int4_rows
@@ -191,6 +217,16 @@ PartLayout RealCaches::part(std::size_t layer, std::int32_t index) const {
     part.scale_block_stride = rows.block_stride;
     part.scale_token_stride = rows.token_stride;
     part.scale_head_stride = rows.head_stride;
+  }
+  if (format.scaling >= kFirstLatent) {
+    const bool is_apart = format.scaling == Scaling::latent_fp8_areas;
+    constexpr std::int64_t kData = 576, kScalesOfRow = 8;
+    part.scales = part.base + (is_apart ? kData * rows.block_size.value
+                               : format.scaling == Scaling::latent_fp8_rows ? 512
+                                                                            : 320);
+    if (is_apart) part.token_stride = kData;
+    part.scale_block_stride = rows.block_stride;
+    part.scale_token_stride = is_apart ? kScalesOfRow : rows.token_stride;
   }
   if (format.scaling == Scaling::fp4_groups) {
     const Fp4Areas areas(rows);

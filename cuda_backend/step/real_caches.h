@@ -5,7 +5,8 @@
 // 1. A layer whose elements are no numbers (uint8) has parts that are moved, never attended to.
 // 2. A layer's one scale lies in device memory of its own; scales for each token and head lie in
 //    the pages, behind the elements of their rows.
-// 3. Rows of nvfp4 lie in areas of a dense block: elements of all rows of K, their scales, then V.
+// 3. Rows of nvfp4 lie in areas of a dense block: elements of all rows of K, their scales, then V;
+//    so do V4's rows of MLA, 576 bytes of data each and then 8 of scales.
 #pragma once
 
 #include <cstdint>
@@ -47,7 +48,7 @@ class RealCaches {
     Scaling scaling = Scaling::none;
     std::int32_t head_size = 0;
   };
-  static RowFormat format_of(const RowCache& rows, KVQuantMode mode);
+  static RowFormat format_of(const RowCache& rows, const KVCacheSpec& spec);
   PartLayout part(std::size_t layer, std::int32_t index) const;
 
   const LayerCaches& layers_;

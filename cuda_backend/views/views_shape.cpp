@@ -42,12 +42,13 @@ std::int64_t pair_row(const KVCacheSpec& spec) {
   }
 }
 
-// The last dimension of an MLA cache. The fp8_ds_mla layouts are rows of bytes: 656
+// The last dimension of an MLA cache. Layouts in bytes: fp8_ds_mla 656, nvfp4_ds_mla 352
 // (DeepSeek-V3.2), 584 (V4; its window layers have it whatever the cache dtype is called).
 std::int64_t mla_row(const KVCacheSpec& spec) {
   const bool v4 = spec.model_version == "deepseek_v4";
   if (spec.kind == CacheKind::sliding_window) return v4 ? 584 : spec.head_size;
   if (spec.cache_dtype_str == "fp8_ds_mla") return v4 ? 584 : 656;
+  if (spec.cache_dtype_str == "nvfp4_ds_mla") return 352;
   return spec.head_size;
 }
 

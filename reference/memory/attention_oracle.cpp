@@ -59,6 +59,7 @@ void decode_row(std::uint64_t key, DType dtype, std::span<double> row) {
 
 // A row of the layer as attention gets it from the cache.
 void decode_row(std::uint64_t key, const ModelLayer& layer, std::span<double> row) {
+  if (layer.latent != LatentFormat::none) return decode_latent_row(key, layer.latent, row);
   const WordShape shape = shape_of_row(key, layer.words);
   for (std::size_t i = 0; shape.is_int4 && i < row.size(); ++i)
     row[i] = shape.int4.worth(shape.int4.nearest(source_number(key, i)));
@@ -83,9 +84,9 @@ double row_element(std::uint64_t key, std::int64_t i, DType dtype) {
 
 bool has_attention_oracle(const ModelLayer& layer) {
   return layer.layout.num_kv > 0 && layer.layout.kind != CacheKind::hidden_state &&
-         (layer.words.stored != nullptr || layer.words.by_largest != nullptr ||
-          layer.words.by_group != nullptr || layer.words.is_int4 ||
-          (layer.dtype != DType::int8 && layer.dtype != DType::uint8));
+         (layer.latent != LatentFormat::none || layer.words.stored != nullptr ||
+          layer.words.by_largest != nullptr || layer.words.by_group != nullptr ||
+          layer.words.is_int4 || (layer.dtype != DType::int8 && layer.dtype != DType::uint8));
 }
 
 std::vector<double> attention_output(const ModelLayer& layer, std::span<const ContentId> contents,

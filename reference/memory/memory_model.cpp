@@ -105,8 +105,11 @@ Result<void> MemoryModel::add_layers(const KVCacheConfig& plan, const PoolLayout
       const bool by_rows = layer.words.by_largest != nullptr, by_groups = layer.words.by_group;
       layer.head_size = by_rows || by_groups || layer.words.is_int4 ? spec.layer_spec(i).head_size
                                                                     : layer.layout.head_size;
-      if (by_groups) {
-        layer.data_bytes = layer.head_size / 2;
+      layer.latent = latent_format(numbers_, spec.layer_spec(i));
+      const bool is_latent = layer.latent != LatentFormat::none;
+      if (is_latent) layer.head_size = latent_elements(layer.latent);
+      if (by_groups || is_latent) {
+        layer.data_bytes = is_latent ? latent_data_bytes(layer.latent) : layer.head_size / 2;
         if (const auto reason = why_no_areas(layer)) return fail(*reason);
       }
       if (auto added = add_states(spec.layer_spec(i), layer, group); !added) return added;

@@ -28,6 +28,7 @@
 #include "base/ids.h"
 #include "base/result.h"
 #include "reference/memory/content.h"
+#include "reference/memory/latent_rows.h"
 #include "reference/memory/numbers.h"
 #include "reference/memory/state_numbers.h"
 #include "reference/plan/layout.h"
@@ -107,13 +108,16 @@ struct ModelLayer {
   std::int32_t group = 0;
   std::string name;
   DType dtype = DType::bf16;
-  WordShape words;  // of rows
+  WordShape words;                           // of rows
+  LatentFormat latent = LatentFormat::none;  // of rows of numbers in a layout of bytes
   std::int64_t head_size =
       0;  // elements of a row that attention reads; a scale may lie behind them
   LayerLayout layout;
   LayerShare share;  // where the layer and its heads stand in the whole model
   std::int64_t row_size_bytes = 0;
-  std::int64_t data_bytes = 0;  // of a row whose scales lie in an area of their own; 0: it is whole
+  // Of a row whose scales lie in an area of their own, or that is drawn as a whole; 0: its words
+  // lie one behind the other.
+  std::int64_t data_bytes = 0;
   std::int64_t tokens_per_row = 1;             // compressed rows: the last of them makes the row
   bool words_aligned = false;                  // every row starts and ends on a word of its page
   std::vector<std::uint64_t> coords;           // [num_kv][num_kv_heads]

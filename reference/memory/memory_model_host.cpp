@@ -253,7 +253,7 @@ void MemoryModel::draw_rows(const Group& group, const HostRun& run,
       for (std::int64_t head = 0; head < at.num_kv_heads; ++head) {
         const ContentId content = contents[last_token_of_row(layer, row)];
         if (tensor_of(at, kv, head) != run.tensor) continue;
-        draw_row(content, layer.coords[kv * at.num_kv_heads + head], layer.words, drawn);
+        draw_row(layer, content, static_cast<std::size_t>(kv * at.num_kv_heads + head), drawn);
         for (const RowPiece& piece : row_pieces(layer, kNullBlock, kv, row, head)) {
           if (piece.offset < run.in_tensor.begin || piece.offset >= run.in_tensor.end) continue;
           std::ranges::copy_n(drawn.begin() + piece.in_row, piece.size_bytes,

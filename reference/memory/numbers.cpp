@@ -197,4 +197,55 @@ const StoredNumbers* numbers_by_group(Numbers numbers, KVQuantMode mode, std::in
   return groups[static_cast<std::size_t>(layer) % kScales.size()].data();
 }
 
+namespace {
+
+std::vector<StoredNumbers> fp8_tiles(bool divides) {
+  std::vector<StoredNumbers> tiles;
+  for (int mantissa = 0; mantissa < kMantissas; ++mantissa) {
+    const float largest = magnitude_of(mantissa);
+    const float wanted = divides ? largest / 448.0f : largest * (1.0f / 448.0f);
+    int exponent = -126;
+    while (std::ldexp(1.0f, exponent) < wanted) ++exponent;
+    const float scale = std::ldexp(1.0f, exponent);
+    tiles.push_back(stored_in(DType::fp8_e4m3, scale, [&](float x) { return x / scale; }));
+    tiles.back().scale_bits = static_cast<std::uint8_t>(exponent + 127);
+  }
+  return tiles;
+}
+
+std::vector<StoredNumbers> fp4_tiles() {
+  std::vector<StoredNumbers> tiles;
+  for (int mantissa = 0; mantissa < kMantissas; ++mantissa) {
+    const float wanted = std::max(magnitude_of(mantissa) * (1.0f / 6.0f), 1.0f / 512.0f);
+    StoredNumbers& tile = tiles.emplace_back();
+    tile.scale_bits = static_cast<std::uint8_t>(nearest_pattern(DType::fp8_e4m3, wanted));
+    tile.scale = static_cast<float>(worth_of(DType::fp8_e4m3, tile.scale_bits));
+    const float inverse = 1.0f / tile.scale;
+    for (int i = 0; i < 256; ++i) {
+      const float magnitude = magnitude_of(i % kMantissas) * inverse;
+      const int pattern = nearest_e2m1(i < kMantissas ? magnitude : -magnitude);
+      tile.bytes[i] = static_cast<std::uint8_t>(pattern);
+      tile.worth[i] = worth_of_e2m1(pattern) * tile.scale;
+    }
+  }
+  return tiles;
+}
+
+}  // namespace
+
+const StoredNumbers& numbers_of_fp8_tile(std::size_t mantissa, bool divides) {
+  static const std::vector<StoredNumbers> products = fp8_tiles(false), quotients = fp8_tiles(true);
+  return (divides ? quotients : products)[mantissa];
+}
+
+const StoredNumbers& numbers_of_fp4_tile(std::size_t mantissa) {
+  static const std::vector<StoredNumbers> tiles = fp4_tiles();
+  return tiles[mantissa];
+}
+
+E4m3 e4m3_of_source(std::size_t index) {
+  static const StoredNumbers whole = stored_in(DType::fp8_e4m3, 1.0f, [](float x) { return x; });
+  return {whole.bytes[index], whole.worth[index]};
+}
+
 }  // namespace lockstep

@@ -15,6 +15,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 
 #include "reference/types/kv_cache_spec.h"
@@ -51,5 +52,19 @@ Int4Row int4_row(float lowest, float highest);
 // [kMantissas], by the mantissa of the largest of 16 elements; null where groups have no scales.
 // `bytes` are then halves of one.
 const StoredNumbers* numbers_by_group(Numbers numbers, KVQuantMode mode, std::int64_t layer);
+
+// Tiles of rows in layouts of bytes (latent_rows.h), by the mantissa of a tile's largest element.
+// `bytes` of fp4 are halves of one. fp8: the scale is the power of two that is no less than the
+// largest element divided by 448; `scale_bits` is its exponent, biased by 127. `divides`: by a
+// quotient, else by a product with 1 / 448.
+const StoredNumbers& numbers_of_fp8_tile(std::size_t mantissa, bool divides);
+// The scale is e4m3(the largest element * (1 / 6)).
+const StoredNumbers& numbers_of_fp4_tile(std::size_t mantissa);
+// e4m3 without a scale, by a bf16 number's index in StoredNumbers.
+struct E4m3 {
+  std::uint8_t bits = 0;
+  double worth = 0;
+};
+E4m3 e4m3_of_source(std::size_t index);
 
 }  // namespace lockstep

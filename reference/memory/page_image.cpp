@@ -26,6 +26,13 @@ void draw_row(ContentId content, std::uint64_t coord, WordShape shape,
   for (std::size_t i = 0; i < words; ++i) store_word(row, i, row_word(key, i, shape));
 }
 
+void draw_row(const ModelLayer& layer, ContentId content, std::size_t coord,
+              std::span<std::uint8_t> row) {
+  if (layer.latent != LatentFormat::none)
+    return draw_latent_row(row_key(content, layer.coords[coord]), layer.latent, row);
+  draw_row(content, layer.coords[coord], layer.words, row);
+}
+
 WordShape row_words(Numbers numbers, const KVCacheSpec& spec, std::int64_t layer) {
   if (const StoredNumbers* own = numbers_by_largest(numbers, spec.kv_quant_mode))
     return {.by_largest = own, .scale_at = static_cast<std::uint64_t>(spec.head_size)};
@@ -91,7 +98,6 @@ void MemoryModel::draw_layer(ModelPage page, const ModelLayer& layer, BlockId id
   if (content.slots.empty() && !content.zeroed) return;
   const LayerLayout& at = layer.layout;
   const std::int64_t page_begin = page.index * page_size_bytes(page.tensor);
-  const WordShape shape = layer.words;
   std::vector<std::uint8_t> drawn(static_cast<std::size_t>(layer.row_size_bytes));
   for (std::int64_t kv = 0; kv < at.num_kv; ++kv) {
     const std::int64_t first = byte_offset(at, id, kv, 0, 0, 0) - page_begin;
@@ -107,11 +113,11 @@ void MemoryModel::draw_layer(ModelPage page, const ModelLayer& layer, BlockId id
         };
         const auto coord = static_cast<std::size_t>(kv * at.num_kv_heads + head);
         if (row != nullptr && layer.data_bytes == 0) {
-          draw_row(row->content, layer.coords[coord], shape, bytes_of(*pieces.begin()));
+          draw_row(layer, row->content, coord, bytes_of(*pieces.begin()));
           continue;
         }
         std::fill(drawn.begin(), drawn.end(), std::uint8_t{0});
-        if (row != nullptr) draw_row(row->content, layer.coords[coord], shape, drawn);
+        if (row != nullptr) draw_row(layer, row->content, coord, drawn);
         for (const RowPiece& piece : pieces)
           std::copy_n(drawn.begin() + piece.in_row, piece.size_bytes, bytes_of(piece).begin());
       }

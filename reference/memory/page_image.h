@@ -11,6 +11,8 @@
 
 namespace lockstep {
 
+struct ModelLayer;  // memory_model.h
+
 static_assert(std::endian::native == std::endian::little, "words are little-endian bytes");
 
 // Rule (3) of sim/protocol/backend.h over all bytes of a page.
@@ -30,6 +32,9 @@ inline void store_word(std::span<std::uint8_t> bytes, std::size_t i, std::uint64
 
 // The bytes of one row.
 void draw_row(ContentId content, std::uint64_t coord, WordShape shape, std::span<std::uint8_t> row);
+// A row of a layer; `coord`: of ModelLayer::coords.
+void draw_row(const ModelLayer& layer, ContentId content, std::size_t coord,
+              std::span<std::uint8_t> row);
 
 // What the words of rows are in a layer; `layer` as in rule (1).
 WordShape row_words(Numbers numbers, const KVCacheSpec& spec, std::int64_t layer);

@@ -15,6 +15,7 @@ bool has_heads_outside(const ModelLayer& layer) {
 std::optional<std::string> why_no_areas(const ModelLayer& layer) {
   const LayerLayout& at = layer.layout;
   const std::int64_t row = layer.row_size_bytes;
+  if (at.num_kv == 1 && at.num_kv_heads == 1 && has_heads_outside(layer)) return std::nullopt;
   const std::int64_t next_head =
       at.num_kv_heads > 1 ? at.head_stride_bytes : at.kv_stride_bytes;  // V's heads follow K's
   const bool is_dense =
@@ -23,7 +24,7 @@ std::optional<std::string> why_no_areas(const ModelLayer& layer) {
           : next_head == row && at.token_stride_bytes == 2 * at.num_kv_heads * row;
   if (is_dense && at.kv_stride_bytes == at.num_kv_heads * next_head) return std::nullopt;
   return fmt::format(
-      "{}: nvfp4 has its scales in areas of a block that is dense in its layer, which it is not in "
+      "{}: its scales lie in areas of a block that is dense in its layer, which it is not in "
       "this order; choose LBNHC, LBHNC, BLNHC or BLHNC",
       layer.name);
 }

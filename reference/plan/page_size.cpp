@@ -8,9 +8,11 @@
 namespace lockstep {
 namespace {
 
-// Bytes of one stored token in the two MLA layouts that are defined in bytes.
-// V3.2: 512 fp8 values, 4 fp32 scales, 64 bf16 rope values. V4: 448 fp8, 64 bf16, 8 scale bytes.
+// Bytes of one stored token in the MLA layouts that are defined in bytes.
+// V3.2: 512 fp8 values, 4 fp32 scales, 64 bf16 rope values; or 512 fp4 values, 32 fp8 scales and 64
+// fp8 rope values. V4: 448 fp8, 64 bf16, 8 scale bytes.
 constexpr std::int64_t kDeepseekV32TokenBytes = 656;
+constexpr std::int64_t kDeepseekV32Fp4TokenBytes = 352;
 constexpr std::int64_t kDeepseekV4TokenBytes = 584;
 constexpr std::int64_t kScaleBytes = 4;  // fp32
 
@@ -25,6 +27,8 @@ std::int64_t mla_page_size_bytes(const KVCacheSpec& spec) {
     return storage_block_size(spec) * kDeepseekV4TokenBytes;
   if (spec.kind != CacheKind::sliding_window && spec.cache_dtype_str == "fp8_ds_mla")
     return spec.block_size * kDeepseekV32TokenBytes;
+  if (spec.kind != CacheKind::sliding_window && spec.cache_dtype_str == "nvfp4_ds_mla")
+    return spec.block_size * kDeepseekV32Fp4TokenBytes;
   return storage_block_size(spec) * spec.num_kv_heads * spec.head_size * itemsize_bytes(spec.dtype);
 }
 

@@ -87,7 +87,7 @@ struct KVCacheSpec {
   // MLA rows (kind mla, hidden_state, or sliding_window with mla_rows = SlidingWindowMLASpec); of a
   // circular_buffer: keys without values.
   bool mla_rows = false;
-  // "fp8_ds_mla": a layout in bytes of its own; empty: dtype rules
+  // "fp8_ds_mla", "nvfp4_ds_mla": layouts in bytes of their own; empty: dtype rules
   std::string cache_dtype_str;
   std::string model_version;        // "deepseek_v4" or empty
   std::int64_t compress_ratio = 1;  // tokens that share one stored row (tokens_per_state)

@@ -28,14 +28,11 @@ struct Match {
 };
 
 // How many of the words are those of the row, from its word `shift` on.
-std::size_t count_matches(std::span<const std::uint64_t> words, std::uint64_t key,
-                          std::int64_t row_words, std::int64_t shift, WordShape shape) {
+std::size_t count_matches(std::span<const std::uint64_t> words, std::span<const std::uint64_t> row,
+                          std::size_t shift) {
   std::size_t matches = 0;
-  for (std::size_t i = 0; i < words.size(); ++i) {
-    const std::int64_t at = static_cast<std::int64_t>(i) + shift;
-    if (at < row_words && words[i] == row_word(key, static_cast<std::uint64_t>(at), shape))
-      ++matches;
-  }
+  for (std::size_t i = 0; i < words.size() && i + shift < row.size(); ++i)
+    matches += words[i] == row[i + shift];
   return matches;
 }
 
@@ -45,19 +42,24 @@ Match best_row(const MemoryModel& model, std::span<const std::uint64_t> words, b
   Match best;
   for (const ModelLayer& layer : model.layers()) {
     if (layer.layout.num_kv == 0) continue;
-    const std::int64_t row_words = num_words(layer.row_size_bytes);
+    std::vector<std::uint8_t> bytes(static_cast<std::size_t>(layer.row_size_bytes));
+    std::vector<std::uint64_t> row(static_cast<std::size_t>(num_words(layer.row_size_bytes)));
     for (std::int32_t b = 0; b < model.num_blocks(); ++b) {
       const BlockContent& block = model.block(static_cast<BlockId>(b));
       if (block.group != layer.group) continue;
       for (std::size_t s = 0; s < block.slots.size(); ++s) {
         if (block.slots[s].writer == kNobody) continue;
         for (std::size_t c = 0; c < layer.coords.size(); ++c) {
-          const std::uint64_t key = row_key(block.slots[s].content, layer.coords[c]);
-          const WordShape shape = shape_of_row(key, layer.words);
-          for (std::int64_t shift = 0; shift < (shifted ? row_words : 1); ++shift) {
-            const std::size_t count = count_matches(words, key, row_words, shift, shape);
+          draw_row(layer, block.slots[s].content, c, bytes);
+          for (std::size_t i = 0; i < row.size(); ++i) row[i] = load_word(bytes, i);
+          for (std::size_t shift = 0; shift < (shifted ? row.size() : 1); ++shift) {
+            const std::size_t count = count_matches(words, row, shift);
             if (count > best.words)
-              best = {count, shift, &layer, c, {b, static_cast<std::int64_t>(s), &block.slots[s]}};
+              best = {count,
+                      static_cast<std::int64_t>(shift),
+                      &layer,
+                      c,
+                      {b, static_cast<std::int64_t>(s), &block.slots[s]}};
           }
         }
       }

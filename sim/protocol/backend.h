@@ -86,9 +86,16 @@
 //     and are stored as e2m1(element * (1 / (scale * (1 / g)))), two a byte, the even one in its
 //     low half, each operation in fp32. Of a block in its layer (dense, or the run is refused)
 //     first come the elements of all its K rows, then their scales, then those of V, each in the
-//     order that rows of words have. Rule (5) takes stored elements times scales, and its range is
-//     not told but follows from the kind of the layer and the position last - 1 of the query;
-//     `first` says the same.
+//     order that rows of words have. Rows of MLA in layouts of bytes hold a latent in tiles and a
+//     rope of 64, made in bf16: 656 bytes are 512 e4m3 elements x / scale, an fp32 scale for every
+//     128, the rope; 584 are 448 such elements and the rope, and behind these 576 bytes of all rows
+//     of a page come 8 of each row, the exponents + 127 of the scales of every 64 elements and a 0.
+//     These scales are the least powers of two that are no less than max(largest * (1/448), 1e-4),
+//     and max(largest, 1e-4) / 448. 352 bytes are 512 e2m1 elements x * (1 / scale), two a byte,
+//     the rope in e4m3, and the scales e4m3(max(largest * (1/6), 2^-9)) of every 16, that of tile t
+//     at byte 320 + 8 (t mod 4) + t / 4. Rule (5) takes stored elements times scales, and its
+//     range is not told but follows from the kind of the layer and the position last - 1 of the
+//     query; `first` says the same.
 // (14) Tensor and pipeline parallelism. BackendConfig::plan is the whole model's, its num_blocks
 //     that of every rank; a backend cuts its rank's own plan out of it: the same groups and block
 //     sizes, but its own heads, states, layers, tensors and pages (reference/plan/rank_plan.h says

@@ -165,6 +165,7 @@ RankUnion::Rows RankUnion::rows_of(BlockId block, std::size_t group, std::size_t
   const KVCacheSpec& spec = config_.plan.groups[group].layer_spec(layer);
   const std::vector<UnshardedCache::Token>& tokens = whole_->tokens(block);
   const WordShape shape = row_words(config_.numbers, spec, number);
+  const LatentFormat latent = latent_format(config_.numbers, spec);
   std::vector<std::uint8_t> bytes(static_cast<std::size_t>(row_size_bytes(group, layer)));
   Rows rows;
   for (std::int64_t offset = 0; offset < std::ssize(tokens); ++offset) {
@@ -172,7 +173,11 @@ RankUnion::Rows RankUnion::rows_of(BlockId block, std::size_t group, std::size_t
     if (token.position < 0) continue;
     for (std::int64_t part = 0; part < num_parts(spec); ++part)
       for (std::int64_t head = 0; head < spec.num_kv_heads; ++head) {
-        draw_row(token.content, coordinate(number, part, head), shape, bytes);
+        const std::uint64_t coord = coordinate(number, part, head);
+        if (latent != LatentFormat::none)
+          draw_latent_row(row_key(token.content, coord), latent, bytes);
+        else
+          draw_row(token.content, coord, shape, bytes);
         by_bytes.emplace(as_key(bytes), rows.size());
         rows.push_back({.offset = offset, .part = part, .head = head});
       }
