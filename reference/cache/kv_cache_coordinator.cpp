@@ -85,10 +85,7 @@ KVCacheCoordinator::KVCacheCoordinator(const EngineConfig& config,
                                        std::span<const KVCacheGroupSpec> groups,
                                        BlockSizes block_sizes, std::int64_t num_blocks,
                                        const CacheParts& parts)
-    : config_(config),
-      profile_(engine_profile(config.engine)),
-      block_sizes_(block_sizes),
-      drops_last_block_(hit_end_of(config, profile_).drops_last_block) {
+    : config_(config), profile_(engine_profile(config.engine)), block_sizes_(block_sizes) {
   pool_ = parts.pool(num_blocks, config.enable_prefix_caching, profile_.freed_blocks);
   if (config.enable_prefix_caching && config.hash_algorithm != HashAlgorithm::content)
     pool_->keep_events();
@@ -115,7 +112,8 @@ KVCacheCoordinator::KVCacheCoordinator(const EngineConfig& config,
   // Full attention gives the tightest first bound.
   std::stable_partition(attention_groups_.begin(), attention_groups_.end(),
                         [](const AttentionGroup& a) { return a.is_full; });
-  if (drops_last_block_) split_eagle_groups(groups);
+  // EAGLE, without lookahead hashes.
+  if (hit_end_of(config, profile_).drops_last_block) split_eagle_groups(groups);
 }
 
 // EAGLE drops a block of hits in the groups that have layers of the drafter and in those looked up

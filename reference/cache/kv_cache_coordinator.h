@@ -161,7 +161,6 @@ class KVCacheCoordinator {
   const EngineProfile& profile_;
   BlockSizes block_sizes_;
   bool has_states_ = false;
-  bool drops_last_block_ = false;  // EAGLE, without lookahead hashes
   std::int32_t prefix_replay_tokens_ = 0;
   // Tokens at the end of a request that several modules of MTP compute again.
   std::int32_t num_reprefillable_tokens_ = 0;

@@ -8,6 +8,7 @@
 #include "cuda_backend/defects/backend_mutants.h"
 #include "tests/cuda_backend/kernel_device.h"
 #include "tests/cuda_backend/matrices/catch2.h"
+#include "tests/cuda_backend/matrices/every_mode.h"
 #include "tests/cuda_backend/part_oracle.h"
 
 namespace lockstep::cuda {
@@ -236,14 +237,9 @@ struct CacheWrite {
                       static_cast<std::int64_t>(background.size()));
   }
   void expect_exact_in_every_mode(int hunts) {
-    in_every_mode(
-        [&](CheckMode mode, std::uint64_t seed) {
-          KernelDevice device(mode, seed);
-          for (const LaunchPlace& place : device.places())
-            require_same(written(device, place), expected);
-          device.expect_no_reports();
-        },
-        hunts);
+    expect_bytes_in_every_mode(
+        expected, hunts,
+        [&](KernelDevice& device, const LaunchPlace& place) { return written(device, place); });
   }
 
   WriteShape shape;

@@ -8,6 +8,7 @@
 #include "tests/cuda_backend/attention_oracle.h"
 #include "tests/cuda_backend/kernel_device.h"
 #include "tests/cuda_backend/matrices/catch2.h"
+#include "tests/cuda_backend/matrices/every_mode.h"
 #include "tests/cuda_backend/packed_oracle.h"
 
 namespace lockstep::cuda {
@@ -124,14 +125,9 @@ struct PackedRows {
                       static_cast<std::int64_t>(background.size()));
   }
   void expect_written_in_every_mode(int hunts) {
-    in_every_mode(
-        [&](CheckMode mode, std::uint64_t seed) {
-          KernelDevice device(mode, seed);
-          for (const LaunchPlace& place : device.places())
-            require_same(written(device, place), expected);
-          device.expect_no_reports();
-        },
-        hunts);
+    expect_bytes_in_every_mode(
+        expected, hunts,
+        [&](KernelDevice& device, const LaunchPlace& place) { return written(device, place); });
   }
 
   // ---- reading: every page full of numbers, one request over all blocks in scattered order
@@ -228,19 +224,9 @@ struct PackedRows {
   }
   void expect_attended_in_every_mode(int hunts) {
     fill_pages();
-    std::vector<float> first;
-    in_every_mode(
-        [&](CheckMode mode, std::uint64_t seed) {
-          KernelDevice device(mode, seed);
-          const std::vector<float> found = attended(device);
-          if (mode == CheckMode::fast) {
-            first = found;
-            CHECK(outputs_out_of_bounds(found) == 0);
-          }
-          CHECK((found == first));  // bit for bit in every mode
-          device.expect_no_reports();
-        },
-        hunts);
+    expect_numbers_in_every_mode(
+        hunts, [&](KernelDevice& device) { return attended(device); },
+        [&](const std::vector<float>& found) { return outputs_out_of_bounds(found); });
   }
 
   static constexpr int kSplitKeys = 32;
