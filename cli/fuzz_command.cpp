@@ -276,6 +276,7 @@ Result<FuzzOptions> options_of(const FuzzCommandOptions& options, FailingCaseOpt
   if (is_plugin(backend) && !is_engine_worker(backend)) {
     fuzzing.generator.check = "fast";
     fuzzing.generator.never.add(kNotOfPlugins);
+    fuzzing.generator.never.add(kBesideTokens);
     fuzzing.generator.device_modes = false;
     fuzzing.backend = backend_factory(backend);
   }

@@ -156,6 +156,7 @@ FeatureSet features_to_avoid(const EngineHello& hello) {
                    Feature::bounded_replay,
                    Feature::rings,
                    Feature::compressed_rows};
+  avoid.add(kBesideTokens);
   avoid.add(not_claimed(hello, false));
   return avoid;
 }

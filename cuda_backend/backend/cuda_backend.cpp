@@ -33,7 +33,8 @@ class CudaBackend final : public Backend {
         config_(std::move(config)),
         row_widths_(std::move(row_widths)),
         seams_(std::move(seams)),
-        contents_(*device_, "content ids") {}
+        contents_(*device_, "content ids"),
+        encoder_contents_(*device_, "content ids of encoders") {}
 
   Result<void> start() {
     LS_ASSIGN_OR_RETURN(auto share, share_of_rank(config_));
@@ -126,7 +127,10 @@ class CudaBackend final : public Backend {
     tables_->apply(program);
     tables_->map_slots(program);
     upload_contents(program);
+    if (!std::exchange(has_sinks_, true)) writer_->write_sinks(config_.plan);
     writer_->write(program, contents_, *tables_);
+    if (!program.encoder_contents.empty()) encoder_contents_.upload(program.encoder_contents);
+    writer_->write_encoder_rows(program, encoder_contents_, *tables_);
     if (states_ != nullptr)
       states_->update(program, contents_);
     else
@@ -201,6 +205,8 @@ class CudaBackend final : public Backend {
   std::unique_ptr<AttentionReader> reader_;
   std::unique_ptr<RowExtractor> extractor_;
   DeviceArray<std::uint64_t> contents_;
+  DeviceArray<std::uint64_t> encoder_contents_;
+  bool has_sinks_ = false;  // they are written
   std::vector<std::uint64_t> host_contents_;
   std::vector<DeviceReport> found_;
 };

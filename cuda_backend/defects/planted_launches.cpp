@@ -315,6 +315,33 @@ Seams ring_read_shifted(const BackendConfig&) {
       if (layer.is_ring) layer.block_size = make_divisor(std::max(1u, layer.block_size.value / 2));
   });
 }
+// The last row of an encoder is not written. Its slots lie in an array of their own.
+Seams cross_row_lost(const BackendConfig&) {
+  return on_device({.launch = [slots = static_cast<const Slot*>(nullptr),
+                               end = static_cast<const Slot*>(nullptr)](
+                                  LaunchParams params, Operation&, Device&) mutable {
+    if (auto** map = std::get_if<SlotMappingParams*>(&params); map && (*map)->of_encoders) {
+      slots = (*map)->slots;
+      end = slots + (*map)->slots_stride * (*map)->num_groups;
+    }
+    if (auto** write = std::get_if<WriteRowsParams*>(&params))
+      if ((*write)->slots >= slots && (*write)->slots < end)
+        (*write)->num_tokens = std::max(0, (*write)->num_tokens - 1);
+  }});
+}
+// Sinks are written from the null block on.
+Seams sink_block_shifted(const BackendConfig&) {
+  return in_uploads<Slot>("slots of sinks", [](std::span<Slot> slots) {
+    const Slot first = slots.empty() ? 0 : slots.front();
+    for (Slot& slot : slots) slot -= first;
+  });
+}
+// Attention begins with the request's own tokens.
+Seams sinks_not_read(const BackendConfig&) {
+  return in_uploads<RowCache>("layer caches", [](std::span<RowCache> layers) {
+    for (RowCache& layer : layers) layer.sink_blocks = 0;
+  });
+}
 Seams compressed_other_ratio(const BackendConfig&) {
   return in_launches<WriteRowsParams>([](WriteRowsParams& params) {
     Divisor& tokens = params.cache.tokens_per_row;
@@ -426,6 +453,9 @@ constexpr PlantedDefect kOfLaunches[] = {
     {"ring-taken-for-table", ring_taken_for_table},
     {"ring-read-shifted", ring_read_shifted},
     {"compressed-other-ratio", compressed_other_ratio, Needs::words},
+    {"cross-row-lost", cross_row_lost},
+    {"sink-block-shifted", sink_block_shifted},
+    {"sinks-not-read", sinks_not_read},
 };
 
 }  // namespace

@@ -216,6 +216,32 @@ Seams replay_reads_before(const BackendConfig& config) {
   }};
 }
 
+// What encoders compute goes through the table of the first request in the batch.
+Seams cross_slots_of_another(const BackendConfig&) {
+  return {.program = [](StepProgram& program) {
+    for (EncoderSlice& slice : program.encoder_slices) slice.row = program.rows.front().row;
+  }};
+}
+// Cross attention sees as many rows as there are tokens.
+Seams cross_reads_causally(const BackendConfig& config) {
+  std::vector<bool> is_cross;  // of each layer
+  for (const KVCacheGroupSpec& group : config.plan.groups)
+    is_cross.insert(is_cross.end(), group.layer_names.size(), is_cross_attention(group.spec));
+  return {.program = [is_cross](StepProgram& program) {
+    for (AttentionProbe& probe : program.probes) {
+      if (!is_cross.at(probe.layer)) continue;
+      const auto slice = std::ranges::find(program.rows, probe.row, &RowSlice::row);
+      if (slice == program.rows.end()) continue;
+      probe.last = std::min(probe.last, std::max(probe.first + 1, slice->num_tokens));
+    }
+  }};
+}
+Seams rswa_gap_read(const BackendConfig&) {
+  return {.program = [](StepProgram& program) {
+    for (AttentionQuery& query : program.queries) query.gap_first = query.gap_last = 0;
+  }};
+}
+
 constexpr PlantedDefect kOfPrograms[] = {
     {"stale-table-entry", stale_table_entry},
     {"table-edit-lost", table_edit_lost},
@@ -233,6 +259,9 @@ constexpr PlantedDefect kOfPrograms[] = {
     {"part-copy-late", part_copy_late},
     {"compressed-open-row", compressed_open_row},
     {"replay-reads-before", replay_reads_before},
+    {"cross-slots-of-another", cross_slots_of_another},
+    {"cross-reads-causally", cross_reads_causally},
+    {"rswa-gap-read", rswa_gap_read, Needs::words},
 };
 
 }  // namespace

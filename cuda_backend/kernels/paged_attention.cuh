@@ -146,8 +146,8 @@ __device__ __forceinline__ void weigh_tile(OnlineSoftmax& state, const Attention
     const std::int32_t at = lane + 32 * k;
     scores[k] = -INFINITY;
     if (first + at >= item.last) continue;
-    const std::byte* key =
-        key_of_position(cache, item.row, first + at) + kv_head * cache.head_stride;
+    const std::int32_t position = first + at + (first + at < item.gap_first ? 0 : item.gap);
+    const std::byte* key = key_of_position(cache, item.row, position) + kv_head * cache.head_stride;
     scores[k] = scale * score_key<kElementBytes>(query, key, cache);
     shared.values[at] = (key - cache.base) + (cache.num_parts == 2 ? cache.part_stride : 0);
     if (!(scores[k] <= highest)) highest = scores[k];

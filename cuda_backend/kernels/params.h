@@ -51,6 +51,9 @@ struct RowCache {
   std::int32_t queries_per_kv = 1;
   DType dtype = DType::bf16;
   bool is_ring = false;  // positions go round the block of the table's first entry
+  // Kernel blocks of sinks in front of every table, and the first of them.
+  std::int32_t sink_blocks = 0;
+  std::int32_t first_sink_block = 0;
 };
 
 // The block tables of one KV cache group, or a mapped one of some of its layers.
@@ -66,6 +69,7 @@ struct GroupTable {
   std::int32_t slot_block_size = 1;      // tokens; what slots are computed with
   bool is_ring = false;                  // its tokens go round the block of the first entry
   bool is_replayed = false;  // written too by tokens that are computed again after a hit
+  bool is_encoder = false;   // keeps rows of encoders, not of tokens
 };
 
 // What a step's slots need of a row's request: the position behind its last scheduled token, and
@@ -119,6 +123,7 @@ struct SlotMappingParams {
   // [num_rows]; null: every token has its slot, whatever lies there and whatever goes round.
   const RowReach* reach;
   std::int32_t num_replayed_tokens;  // after a hit, in groups that are not is_replayed
+  bool of_encoders;                  // positions are rows of encoders; other groups get pad_slot
 };
 
 // Rule (1): the rows of one layer, made from content ids. Contiguous [num_tokens, num_kv_heads,
@@ -230,6 +235,8 @@ struct QueryItem {
   std::int64_t query_begin;   // of its [num_query_heads, head_size padded to 16] floats
   std::int64_t output_begin;  // of its [num_query_heads, head_size] floats
   std::int32_t row, layer_index, first, last;
+  // From gap_first on positions are `gap` further; `last` counts without the gap.
+  std::int32_t gap_first, gap;
 };
 struct AttentionParams {
   const RowCache* layers;

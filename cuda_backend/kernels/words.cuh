@@ -125,11 +125,14 @@ __device__ __forceinline__ std::byte* row_address(const RowCache& cache, std::in
   return cache.base + block * cache.block_stride + offset * cache.token_stride +
          head * cache.head_stride;
 }
-// The K row of head 0 at a position, through the row's block table.
+// The K row of head 0 at a position, through the row's block table behind the sinks.
 __device__ __forceinline__ const std::byte* key_of_position(const RowCache& cache, std::int32_t row,
                                                             std::uint32_t position) {
   const std::uint32_t index = divide(position, cache.block_size);
-  const std::int64_t block = cache.table[row * cache.table_width + (cache.is_ring ? 0 : index)];
+  const std::uint32_t sinks = cache.sink_blocks;
+  const std::int64_t block =
+      index < sinks ? std::int64_t(cache.first_sink_block) + index
+                    : cache.table[row * cache.table_width + (cache.is_ring ? 0 : index - sinks)];
   return row_address(cache, block, position - index * cache.block_size.value, 0);
 }
 

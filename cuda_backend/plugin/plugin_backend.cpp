@@ -378,10 +378,13 @@ Result<std::unique_ptr<Backend>> make_plugin_backend(const std::string& path,
   if (config.num_host_blocks != 0)
     return fail("a plugin has no host tier; loads and stores are for cuda and simt");
   for (const KVCacheGroupSpec& group : config.plan.groups)
-    if (!is_prefix_cacheable(group.spec) || has_compressed_rows(group))
+    if (!is_prefix_cacheable(group.spec) || has_compressed_rows(group) ||
+        reads_beside_tokens(group.spec))
       return fail(
           "a plugin is told of a row for each token, and of slots that follow from block tables: "
-          "rings, compressed rows and windows that are computed again are for cuda and simt");
+          "rings, compressed rows, windows that are computed again, cross attention, sinks and "
+          "reference "
+          "windows are for cuda and simt");
   LS_ASSIGN_OR_RETURN(auto library, PluginLibrary::open(path));
   if (is_overlaid(config.layout))
     return fail(

@@ -22,7 +22,9 @@ constexpr QueryItem kNoQuery{.content = 0,
                              .row = -1,
                              .layer_index = 0,
                              .first = 0,
-                             .last = 0};
+                             .last = 0,
+                             .gap_first = 0,
+                             .gap = 0};
 
 // As padded_head_size() of words.cuh.
 std::int32_t query_row_floats(const RowCache& rows) { return (rows.head_size + 15) / 16 * 16; }
@@ -102,7 +104,17 @@ void AttentionReader::add_read(std::int32_t row, std::int32_t layer, std::int32_
                                std::int32_t last, Operation& operation) const {
   const std::int32_t group = caches_.group_of_layer[layer];
   operation.read(tables_.table_range(caches_.table_of_layer[layer]));
-  for (const std::int32_t block : tables_.mirror().blocks(group, row, first, last))
+  const RowCache& rows = layers_[layer];
+  const auto per_block = static_cast<std::int32_t>(rows.block_size.value);
+  const std::int32_t sinks = rows.sink_blocks * per_block;
+  if (sinks > 0 && first < sinks) {
+    const std::int32_t size = rows.first_sink_block * per_block;  // of a manager block
+    for (std::int32_t block = 1 + first / size; block <= 1 + (std::min(last, sinks) - 1) / size;
+         ++block)
+      add_layer_ranges(caches_, layer, block, operation.reads);
+  }
+  for (const std::int32_t block :
+       tables_.mirror().blocks(group, row, std::max(first - sinks, 0), std::max(last - sinks, 0)))
     add_layer_ranges(caches_, layer, block, operation.reads);
 }
 
@@ -116,13 +128,17 @@ void AttentionReader::launch_queries(const StepProgram& program) {
     LS_CHECK(rows.row_bytes > 0, "layer {} keeps no rows", query.layer);
     LS_CHECK(rows.head_size <= kMaxHeadSize, "head size {}", rows.head_size);
     const std::int32_t heads = rows.num_kv_heads * rows.queries_per_kv;
+    const std::int32_t gap_first = std::max(query.first, query.gap_first);
+    const std::int32_t gap = std::max(query.gap_last - gap_first, 0);
     host_items_.push_back({.content = query.content,
                            .query_begin = num_query_floats,
                            .output_begin = num_outputs_,
                            .row = query.row,
                            .layer_index = query.layer,
                            .first = rows_before(rows, query.first),
-                           .last = rows_before(rows, query.last)});
+                           .last = rows_before(rows, query.last) - gap,
+                           .gap_first = gap_first,
+                           .gap = gap});
     num_query_floats += std::int64_t{heads} * query_row_floats(rows);
     num_outputs_ += std::int64_t{heads} * rows.head_size;
   }

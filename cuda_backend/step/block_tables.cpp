@@ -70,7 +70,10 @@ BlockTables::BlockTables(Device& device, const BackendConfig& config,
       token_rows_(device, "token rows"),
       num_live_tokens_(device, "number of tokens"),
       reach_(device, "reach of rows"),
-      slots_(device, "slot mappings") {
+      slots_(device, "slot mappings"),
+      encoder_positions_(device, "rows of encoders"),
+      encoder_rows_(device, "requests of encoders"),
+      encoder_slots_(device, "slots of encoders") {
   const std::size_t num_groups = config.plan.groups.size();
   LS_CHECK(
       config.max_blocks_per_row.size() == num_groups && blocks_per_kv_block.size() == num_groups,
@@ -104,6 +107,7 @@ void BlockTables::add_table(const BackendConfig& config, const MappedTable& of) 
   table.slot_block_size = table.kernel_block_size;
   table.is_ring = spec.kind == CacheKind::circular_buffer;
   table.is_replayed = spec.bounded_replay;
+  table.is_encoder = is_cross_attention(spec);
   needs_reach_ |= table.is_ring || table.is_replayed;
   if (spec.bounded_replay)
     num_replayed_tokens_ =
@@ -200,7 +204,46 @@ void BlockTables::append(const StepProgram& program) {
                  });
 }
 
+// What encoders have computed lies in their groups from row 0 on.
+void BlockTables::map_encoder_rows(const StepProgram& program) {
+  const auto count = static_cast<std::int32_t>(program.encoder_contents.size());
+  if (count == 0) return;
+  host_positions_.resize(program.encoder_contents.size());
+  host_token_rows_.resize(program.encoder_contents.size());
+  for (const EncoderSlice& slice : program.encoder_slices)
+    for (std::int32_t i = 0; i < slice.num_rows; ++i) {
+      host_positions_[slice.first_row + i] = i;
+      host_token_rows_[slice.first_row + i] = slice.row;
+    }
+  encoder_stride_ = std::max<std::int64_t>(encoder_stride_, count);
+  device_.launch(device_.kernels().slot_mapping,
+                 SlotMappingParams{.groups = device_tables_.data(),
+                                   .positions = encoder_positions_.upload(host_positions_),
+                                   .token_rows = encoder_rows_.upload(host_token_rows_),
+                                   .slots = encoder_slots_.reserve(encoder_stride_ * num_tables()),
+                                   .slots_stride = encoder_stride_,
+                                   .num_groups = num_tables(),
+                                   .num_tokens = count,
+                                   .num_live_tokens = nullptr,
+                                   .num_padded_tokens = count,
+                                   .pad_slot = PAD_SLOT_ID,
+                                   .context_ranks = 1,
+                                   .context_rank = 0,
+                                   .interleave = 1,
+                                   .reach = nullptr,
+                                   .num_replayed_tokens = 0,
+                                   .of_encoders = true},
+                 [&](Operation& operation) {
+                   operation.named("slot_mapping")
+                       .read_all(device_tables_, encoder_positions_, encoder_rows_)
+                       .write_all(encoder_slots_);
+                   for (std::int32_t table = 0; table < num_tables(); ++table)
+                     if (is_encoder(table)) operation.read(table_range(table));
+                 });
+}
+
 void BlockTables::map_slots(const StepProgram& program) {
+  map_encoder_rows(program);
   const auto num_tokens = static_cast<std::int32_t>(program.contents.size());
   LS_CHECK(program.num_padded_tokens >= num_tokens, "{} tokens padded to {}", num_tokens,
            program.num_padded_tokens);
@@ -269,7 +312,8 @@ void BlockTables::launch_slots(std::int32_t num_tokens, const std::int32_t* num_
                                    .context_rank = context_.rank,
                                    .interleave = context_.interleave,
                                    .reach = reach,
-                                   .num_replayed_tokens = num_replayed_tokens_},
+                                   .num_replayed_tokens = num_replayed_tokens_,
+                                   .of_encoders = false},
                  [&](Operation& operation) {
                    operation.named("slot_mapping")
                        .read_all(device_tables_, positions_, token_rows_, num_live_tokens_, reach_)
@@ -303,9 +347,11 @@ Result<void> BlockTables::read_back(const StepProgram& program, StepReadback& re
       device_.download(readback.tables[g].data() + begin,
                        table.entries + std::int64_t{program.rows[i].row} * table.width,
                        std::int64_t{ends[i] - begin} * 4);
-    readback.slot_mappings[g].resize(program.num_padded_tokens);
+    const std::size_t count =
+        table.is_encoder ? program.encoder_contents.size() : std::size_t(program.num_padded_tokens);
+    readback.slot_mappings[g].resize(count);
     device_.download(readback.slot_mappings[g].data(), slots(g),
-                     std::int64_t{program.num_padded_tokens} * std::int64_t{sizeof(Slot)});
+                     std::ssize(readback.slot_mappings[g]) * std::int64_t{sizeof(Slot)});
   }
   return device_.finish();
 }

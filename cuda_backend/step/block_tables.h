@@ -78,11 +78,17 @@ class BlockTables {
   // Slots of any tokens, by position and row, in every group; they take the place of the step's.
   void map_tokens(std::span<const std::int32_t> positions, std::span<const std::int32_t> token_rows,
                   std::int32_t num_padded_tokens, const RowReach* reach = nullptr);
-  const Slot* slots(std::int32_t table) const { return slots_.data() + table * slots_stride_; }
+  // Of a group of encoders' rows: those that the step's encoders have computed.
+  const Slot* slots(std::int32_t table) const {
+    return is_encoder(table) ? encoder_slots_.data() + table * encoder_stride_
+                             : slots_.data() + table * slots_stride_;
+  }
+  bool is_encoder(std::int32_t table) const { return tables_[table].table.is_encoder; }
 
   // For operations that read slots, or blocks through the tables.
   MemoryRange slots_range(std::int32_t table) const {
-    return range_of(slots(table), slots_stride_ * std::int64_t{sizeof(Slot)});
+    const std::int64_t count = is_encoder(table) ? encoder_stride_ : slots_stride_;
+    return range_of(slots(table), count * std::int64_t{sizeof(Slot)});
   }
   MemoryRange table_range(std::int32_t table) const;
   // REQUIRES: the device wants operations; otherwise it is empty.
@@ -117,6 +123,7 @@ class BlockTables {
   // What the step's slots need of its rows; null: no group needs it.
   const RowReach* upload_reach(const StepProgram& program);
   void reserve_slots(std::int32_t num_tokens);
+  void map_encoder_rows(const StepProgram& program);
   void append(const StepProgram& program);
   void clear_rows(const StepProgram& program);
   void write_tables(Operation& operation) const;
@@ -141,6 +148,9 @@ class BlockTables {
   DeviceArray<RowReach> reach_;  // [num_rows_]
   DeviceArray<Slot> slots_;      // [num_tables, slots_stride_]
   std::int64_t slots_stride_ = 0;
+  DeviceArray<std::int32_t> encoder_positions_, encoder_rows_;
+  DeviceArray<Slot> encoder_slots_;  // [num_tables, encoder_stride_]
+  std::int64_t encoder_stride_ = 0;
   // Host staging, kept from step to step.
   std::vector<TableAppend> host_appends_;
   std::vector<TableEntry> host_edits_;

@@ -165,6 +165,9 @@ std::optional<std::string> RealCaches::why_not(const BackendConfig& config,
       return "numbers: rings, compressed rows and windows that are computed again have no kernel "
              "of "
              "an engine here; replay them with --numbers words";
+    else if (reads_beside_tokens(group.spec))
+      return "numbers: cross attention, sinks and reference windows have no kernel of an engine "
+             "here; replay them with --numbers words";
   for_each_layer(config.plan, layers,
                  [&](const std::string& name, const KVCacheSpec& spec, const RowCache& rows) {
                    if (reason.empty()) reason = why_not_layer(name, spec, rows, config.layout);

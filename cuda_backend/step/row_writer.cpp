@@ -6,12 +6,19 @@
 #include "base/check.h"
 #include "cuda_backend/device/protocol.h"
 #include "cuda_backend/step/block_tables.h"
+#include "reference/types/token_run.h"
 
 namespace lockstep::cuda {
 
 RowWriter::RowWriter(Device& device, const LayerCaches& layers, const RealCaches* real,
                      std::int32_t max_tokens_per_step)
-    : device_(device), layers_(layers), real_(real) {
+    : device_(device),
+      layers_(layers),
+      real_(real),
+      encoder_inputs_(device),
+      sink_inputs_(device),
+      sink_contents_(device, "contents of sinks"),
+      sink_slots_(device, "slots of sinks") {
   for (int stream = 0; stream < device.num_streams(); ++stream) inputs_.emplace_back(device);
   for (std::size_t layer = 0; layer < layers.rows.size(); ++layer) {
     const std::int64_t heads = layers.rows[layer].num_kv_heads;
@@ -21,10 +28,7 @@ RowWriter::RowWriter(Device& device, const LayerCaches& layers, const RealCaches
 }
 
 void RowWriter::reserve_inputs(std::int64_t num_tokens) {
-  for (Inputs& inputs : inputs_) {
-    inputs.keys.reserve(num_tokens * max_token_bytes_);
-    inputs.values.reserve(num_tokens * max_token_bytes_);
-  }
+  for (Inputs& inputs : inputs_) reserve(inputs, num_tokens * max_token_bytes_);
 }
 
 void RowWriter::add_written(const StepProgram& program, std::size_t layer,
@@ -46,53 +50,107 @@ void RowWriter::write(const StepProgram& program, const DeviceArray<std::uint64_
   const std::int32_t num_made = captured ? size : num_tokens;
   reserve_inputs(num_padded);
   device_.run_captured("tokens' rows", size, [&] {
-    for (std::size_t layer = 0; layer < layers_.rows.size(); ++layer)
-      if (layers_.rows[layer].row_bytes != 0)
-        write_layer(program, layer, contents, tables, {num_made, num_padded});
+    for (std::size_t layer = 0; layer < layers_.rows.size(); ++layer) {
+      const std::int32_t table = layers_.table_of_layer[layer];
+      if (layers_.rows[layer].row_bytes == 0 || tables.is_encoder(table)) continue;
+      write_layer(
+          layer,
+          {contents,
+           inputs_[layer % inputs_.size()],
+           tables.slots(table),
+           tables.slots_range(table),
+           {num_made, num_padded}},
+          [&](std::vector<MemoryRange>& ranges) { add_written(program, layer, tables, ranges); });
+    }
   });
 }
 
-void RowWriter::write_layer(const StepProgram& program, std::size_t layer,
-                            const DeviceArray<std::uint64_t>& contents, const BlockTables& tables,
-                            TokenCounts counts) {
+void RowWriter::write_encoder_rows(const StepProgram& program,
+                                   const DeviceArray<std::uint64_t>& contents,
+                                   const BlockTables& tables) {
+  const auto count = static_cast<std::int32_t>(program.encoder_contents.size());
+  if (count == 0) return;
+  reserve(encoder_inputs_, count * max_token_bytes_);
+  for (std::size_t layer = 0; layer < layers_.rows.size(); ++layer) {
+    const std::int32_t group = layers_.group_of_layer[layer];
+    if (!tables.is_encoder(group)) continue;
+    write_layer(
+        layer,
+        {contents, encoder_inputs_, tables.slots(group), tables.slots_range(group), {count, count}},
+        [&](std::vector<MemoryRange>& ranges) {
+          for (const EncoderSlice& slice : program.encoder_slices)
+            for (const std::int32_t block :
+                 tables.mirror().blocks(group, slice.row, 0, slice.num_rows))
+              add_layer_ranges(layers_, layer, block, ranges);
+        });
+  }
+}
+
+// The engine's worker takes it that the scheduler has kept the first blocks for them
+// (vllm/model_executor/layers/attention/static_sink_attention.py).
+void RowWriter::write_sinks(const KVCacheConfig& plan) {
+  for (std::size_t layer = 0; layer < layers_.rows.size(); ++layer) {
+    const KVCacheSpec& spec = plan.groups[layers_.group_of_layer[layer]].spec;
+    if (spec.sink_len == 0) continue;
+    std::vector<std::uint64_t> contents;
+    std::vector<Slot> slots;
+    for (std::int64_t i = 0; i < spec.sink_len; ++i) {
+      contents.push_back(splitmix64(0x73696E6B00000000ull + static_cast<std::uint64_t>(i)));
+      slots.push_back(spec.block_size + i);
+    }
+    const auto count = static_cast<std::int32_t>(spec.sink_len);
+    reserve(sink_inputs_, count * max_token_bytes_);
+    sink_contents_.upload(contents);
+    sink_slots_.upload(slots);
+    write_layer(
+        layer,
+        {sink_contents_, sink_inputs_, sink_slots_.data(), sink_slots_.range(), {count, count}},
+        [&](std::vector<MemoryRange>& ranges) {
+          for (std::int64_t block = 1; block <= spec.sink_len / spec.block_size; ++block)
+            add_layer_ranges(layers_, layer, static_cast<std::int32_t>(block), ranges);
+        });
+  }
+}
+
+template <class AddRanges>
+void RowWriter::write_layer(std::size_t layer, const Batch& batch, AddRanges add_ranges) {
   const RowCache& rows = layers_.rows[layer];
   const DType source = source_dtype(layer);
   const ShapeMasks masks = shape_masks(source);
-  const Inputs& inputs = inputs_[layer % inputs_.size()];
-  const std::int32_t table = layers_.table_of_layer[layer];
+  const Inputs& inputs = batch.inputs;
   device_.launch(device_.kernels().fill_rows,
-                 FillRowsParams{.contents = contents.data(),
+                 FillRowsParams{.contents = batch.contents.data(),
                                 .key = inputs.keys.data(),
                                 .value = inputs.values.data(),
                                 .keep_mask = masks.keep,
                                 .set_mask = masks.set,
-                                .num_tokens = counts.filled,
+                                .num_tokens = batch.counts.filled,
                                 .num_kv_heads = rows.num_kv_heads,
                                 .num_parts = rows.num_parts,
                                 .row_bytes = static_cast<std::int32_t>(source_row_bytes(layer)),
                                 .layer = rows.layer,
                                 .first_head = rows.first_head},
                  [&](Operation& operation) {
-                   operation.named("fill_rows").read_all(contents);
+                   operation.named("fill_rows").read_all(batch.contents);
                    operation.write_all(inputs.keys, inputs.values);
                  });
   const auto describe = [&](Operation& operation) {
     operation.named("write_rows").read_all(inputs.keys, inputs.values);
-    operation.read(tables.slots_range(table));
+    operation.read(batch.slots_range);
     if (real_ != nullptr) operation.read(real_->scales_range());
-    add_written(program, layer, tables, operation.writes);
+    add_ranges(operation.writes);
   };
   if (real_ != nullptr)
     return device_.launch(device_.engine_kernels().write_parts,
-                          real_->write(layer, inputs.keys.data(), inputs.values.data(),
-                                       tables.slots(table), counts.written),
+                          real_->write(layer, inputs.keys.data(), inputs.values.data(), batch.slots,
+                                       batch.counts.written),
                           describe);
   device_.launch(device_.kernels().write_rows,
                  WriteRowsParams{.cache = rows,
                                  .key = inputs.keys.data(),
                                  .value = inputs.values.data(),
-                                 .slots = tables.slots(table),
-                                 .num_tokens = counts.written},
+                                 .slots = batch.slots,
+                                 .num_tokens = batch.counts.written},
                  describe);
 }
 

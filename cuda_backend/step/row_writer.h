@@ -28,6 +28,11 @@ class RowWriter {
   // contents: one for each scheduled token, in device memory.
   void write(const StepProgram& program, const DeviceArray<std::uint64_t>& contents,
              const BlockTables& tables);
+  // Rule (21): what encoders have computed, `contents` of it.
+  void write_encoder_rows(const StepProgram& program, const DeviceArray<std::uint64_t>& contents,
+                          const BlockTables& tables);
+  // Rule (22): once, before anything reads.
+  void write_sinks(const KVCacheConfig& plan);
 
  private:
   struct Inputs {
@@ -46,10 +51,22 @@ class RowWriter {
         real_ == nullptr ? layers_.rows[layer].head_size : real_->head_size(layer);
     return itemsize_bytes(source_dtype(layer)) * elements;
   }
+  // Rows of one layer: what they are made of and where they go.
+  struct Batch {
+    const DeviceArray<std::uint64_t>& contents;
+    const Inputs& inputs;
+    const Slot* slots;
+    MemoryRange slots_range;
+    TokenCounts counts;
+  };
+  static void reserve(Inputs& inputs, std::int64_t bytes) {
+    inputs.keys.reserve(bytes);
+    inputs.values.reserve(bytes);
+  }
   void reserve_inputs(std::int64_t num_tokens);
-  void write_layer(const StepProgram& program, std::size_t layer,
-                   const DeviceArray<std::uint64_t>& contents, const BlockTables& tables,
-                   TokenCounts counts);
+  // `add_ranges` adds what is written.
+  template <class AddRanges>
+  void write_layer(std::size_t layer, const Batch& batch, AddRanges add_ranges);
   // The blocks of a layer that the step's tokens go to.
   void add_written(const StepProgram& program, std::size_t layer, const BlockTables& tables,
                    std::vector<MemoryRange>& ranges) const;
@@ -59,6 +76,9 @@ class RowWriter {
   const RealCaches* real_;
   std::int64_t max_token_bytes_ = 0;  // of K (or V) of one token in any layer
   std::deque<Inputs> inputs_;         // one entry a stream
+  Inputs encoder_inputs_, sink_inputs_;
+  DeviceArray<std::uint64_t> sink_contents_;
+  DeviceArray<Slot> sink_slots_;
 };
 
 // Rows of whole requests gathered out of the cache into contiguous memory: hidden states on their

@@ -128,6 +128,11 @@ class Builder {
       caches_.rows.back().tokens_per_row =
           make_divisor(static_cast<std::uint32_t>(group.layer_spec(i).compress_ratio));
       caches_.rows.back().is_ring = group.spec.kind == CacheKind::circular_buffer;
+      if (group.spec.sink_len > 0) {  // they lie behind the null block
+        caches_.rows.back().sink_blocks =
+            static_cast<std::int32_t>(group.spec.sink_len / views.kernel_block_size);
+        caches_.rows.back().first_sink_block = static_cast<std::int32_t>(views.blocks_per_kv_block);
+      }
       const RowCache rows = row_cache(own, tensor, layer);
       const std::int64_t last_row =
           (rows.num_parts - 1) * rows.part_stride + (rows.num_kv_heads - 1) * rows.head_stride;

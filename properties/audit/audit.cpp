@@ -240,10 +240,12 @@ const AuditedRequest* Auditor::Impl::reader_of(BlockId block, const AuditedReque
       const auto first = std::min(first_needed(other, g, reached), table.size());
       const auto last = std::min(
           static_cast<std::size_t>(ceil_div32(other.computed, block_size(g))), table.size());
-      if (std::find(table.begin() + static_cast<std::ptrdiff_t>(first),
-                    table.begin() + static_cast<std::ptrdiff_t>(std::max(first, last)),
-                    block) != table.begin() + static_cast<std::ptrdiff_t>(std::max(first, last)))
-        return &other;
+      const std::int32_t gap_last = gap_end(other, g, reached);
+      for (std::size_t i = first; i < last; ++i) {
+        const auto begin = static_cast<std::int32_t>(i) * block_size(g);
+        const bool is_in_gap = begin >= other.num_prompt && begin + block_size(g) <= gap_last;
+        if (table[i] == block && !is_in_gap) return &other;
+      }
     }
   }
   return nullptr;

@@ -174,8 +174,8 @@ inline bool keeps_tokens(const KVCacheSpec& spec) {
 
 // Every token of a prefix, for as long as the request runs.
 inline bool keeps_all_tokens(const KVCacheSpec& spec) {
-  return spec.kind == CacheKind::full_attention || spec.kind == CacheKind::mla ||
-         spec.kind == CacheKind::hidden_state;
+  return (spec.kind == CacheKind::full_attention && spec.rswa_window == 0) ||
+         spec.kind == CacheKind::mla || spec.kind == CacheKind::hidden_state;
 }
 CacheIndex index_of_events(const RecordingHeader& header,
                            const std::vector<std::int32_t>& block_sizes);
@@ -325,6 +325,8 @@ class Auditor::Impl {
   void check_copies(const RecordedStep& step);
   void hand_out(const AuditedRequest& request, std::size_t group, std::size_t index, BlockId block);
   std::int32_t first_read(std::size_t group, std::int32_t position) const;
+  std::int32_t gap_end(const AuditedRequest& request, std::size_t group,
+                       std::int32_t position) const;
   bool make_row(const RecordedStep& step, const RecordedScheduled& scheduled, AuditRow& row);
   void accuse_of_unknown_tokens(const AuditRow& row, const RecordedStep& step);
   void take_sampled(const RecordedStep& step, AuditRow& row);

@@ -149,12 +149,13 @@ void Auditor::Impl::check_conservation(const RecordedStep& step) {
       }))
     return;
   const std::set<BlockId> kept = kept_by_transfers(false);
+  const std::int64_t num_sinks = num_sink_blocks(groups_);
   const auto adds_up = [&](std::int64_t held) {
-    const std::int64_t excess = held + step.free_blocks + 1 - ledger_.num_blocks();
+    const std::int64_t excess = held + step.free_blocks + 1 + num_sinks - ledger_.num_blocks();
     if (excess > 0) return excess <= std::ssize(kept) - std::ssize(kept_by_transfers(true));
     return -excess <= num_copied_;
   };
-  const std::int64_t kept_total = std::ssize(kept) + step.free_blocks + 1;
+  const std::int64_t kept_total = std::ssize(kept) + step.free_blocks + 1 + num_sinks;
   if (step.running.empty()) {
     if (adds_up(std::ssize(kept)))
       in_use_ = kept;
@@ -183,7 +184,7 @@ void Auditor::Impl::check_conservation(const RecordedStep& step) {
   std::set<BlockId> held = kept;
   for (const auto& [block, group] : group_of) held.insert(BlockId{block});
   // A block that is lost stays lost: told once.
-  const std::int64_t total = std::ssize(held) + step.free_blocks + 1;
+  const std::int64_t total = std::ssize(held) + step.free_blocks + 1 + num_sinks;
   if (adds_up(std::ssize(held)))
     in_use_ = std::move(held);
   else if (std::exchange(odd_total_, total) != total)
@@ -242,7 +243,7 @@ void Auditor::Impl::check_draft_slots(const RecordedScheduled& scheduled, const 
 // With the pool to itself a request gets all that it needs, since the engine takes no longer one
 // than it has planned for; so nobody is sent back from there, and nobody waits.
 void Auditor::Impl::check_progress(const RecordedStep& step) {
-  const auto all = static_cast<std::int64_t>(ledger_.num_blocks()) - 1;
+  const std::int64_t all = ledger_.num_blocks() - 1 - num_sink_blocks(groups_);
   const bool is_empty = step.running.empty() && step.scheduled.empty() && step.free_blocks == all;
   const auto is_order = [](const RecordedEvent& event) {
     return event.kind != RecordedEvent::Kind::add;

@@ -8,6 +8,13 @@
 
 namespace lockstep {
 
+// Tokens from the prompt's end up to here are not read from `position` on.
+std::int32_t Auditor::Impl::gap_end(const AuditedRequest& request, std::size_t group,
+                                    std::int32_t position) const {
+  const auto window = static_cast<std::int32_t>(groups_[group].spec.rswa_window);
+  return window == 0 ? 0 : std::max(request.num_prompt, position + 1 - window);
+}
+
 std::int32_t Auditor::Impl::first_read(std::size_t group, std::int32_t position) const {
   const KVCacheSpec& spec = groups_[group].spec;
   if (spec.kind == CacheKind::sliding_window)
@@ -219,7 +226,9 @@ void Auditor::Impl::read_tokens(const AuditRow& row, std::size_t group) {
   std::int32_t first = first_read(group, row.first);
   // A window that is computed again begins with it: what lies before has no keys, and is masked.
   if (groups_[group].spec.bounded_replay) first = std::max(first, request.first_replayed);
+  const std::int32_t gap_last = gap_end(request, group, row.first);
   for (std::int32_t p = first; p < row.last; ++p) {
+    if (p >= request.num_prompt && p < gap_last) p = gap_last;
     const auto index = static_cast<std::size_t>(p / size);
     const BlockId block = index < table.size() ? table[index] : kNullBlock;
     const std::int32_t last = std::min(row.last, (p / size + 1) * size) - 1;

@@ -9,6 +9,7 @@
 #include "reference/plan/page_size.h"
 #include "reference/plan/request_need.h"
 #include "reference/profiles/engine_profile.h"
+#include "reference/profiles/policies.h"
 #include "reference/profiles/releases.h"
 #include "sim/session/session.h"
 #include "sim/step/backend_config.h"
@@ -299,9 +300,11 @@ bool add_ring(Draw& draw, const EngineConfig& engine, std::vector<KVCacheGroupSp
 }
 
 // In one of the orders that are left, or the engine's own choice.
-bool lay_out_again(const SavedCase& saved, std::vector<KVCacheGroupSpec> groups, SavedCase& next) {
+// `before`: the engine that the pool was drawn for.
+bool lay_out_again(const SavedCase& saved, std::vector<KVCacheGroupSpec> groups,
+                   const EngineConfig& before, SavedCase& next) {
   const std::int64_t more = planned_blocks_of_request(saved.engine, groups) -
-                            planned_blocks_of_request(saved.engine, saved.cache.groups);
+                            planned_blocks_of_request(before, saved.cache.groups);
   for (KVCacheGroupSpec& group : groups) group.spec.page_size_padded.reset();
   auto plan =
       plan_for_groups(std::move(groups), saved.cache.num_blocks + std::max<std::int64_t>(0, more));
@@ -316,18 +319,23 @@ bool lay_out_again(const SavedCase& saved, std::vector<KVCacheGroupSpec> groups,
 
 }  // namespace
 
-void draw_further_caches(Draw& draw, SavedCase& saved) {
-  const bool serves = engine_profile(saved.engine.engine).serves_checkpoints;
+// Nothing stands against further caches in general.
+static bool takes_further_caches(const Draw& draw, const SavedCase& saved) {
   const bool one_rank = saved.tensor_parallel_size * saved.pipeline_parallel_size == 1 &&
                         saved.engine.dcp * saved.engine.pcp == 1;
-  if (!one_rank || draw.options.worker || !saved.connector.parts.empty() ||
-      saved.numbers != Numbers::words || draw.has(Feature::two_block_pool) ||
-      std::ranges::any_of(saved.cache.groups, has_pages_of_its_own))
-    return;
+  return one_rank && !draw.options.worker && saved.connector.parts.empty() &&
+         saved.numbers == Numbers::words && !draw.has(Feature::two_block_pool) &&
+         std::ranges::none_of(saved.cache.groups, has_pages_of_its_own);
+}
+
+void draw_further_caches(Draw& draw, SavedCase& saved) {
+  const bool serves = engine_profile(saved.engine.engine).serves_checkpoints;
+  if (!takes_further_caches(draw, saved)) return;
   const auto with = [&](auto change) {
     std::vector<KVCacheGroupSpec> groups = saved.cache.groups;
     SavedCase next;
-    if (change(groups) && lay_out_again(saved, std::move(groups), next)) saved = std::move(next);
+    if (change(groups) && lay_out_again(saved, std::move(groups), saved.engine, next))
+      saved = std::move(next);
   };
   if (draw.has(Feature::bounded_replay) && serves) with(replay_windows);
   if (draw.has(Feature::rings) && serves)
@@ -360,7 +368,86 @@ void map_tables(SavedCase& saved) {
   }
   SavedCase in_long_blocks = saved, next;
   in_long_blocks.engine.block_size *= static_cast<std::int32_t>(longer);
-  if (lay_out_again(in_long_blocks, std::move(groups), next)) saved = std::move(next);
+  if (lay_out_again(in_long_blocks, std::move(groups), in_long_blocks.engine, next))
+    saved = std::move(next);
+}
+
+namespace {
+
+// Every request, or nearly, has one or two items for its encoder.
+void add_items(ChoiceSource& choices, SavedCase& saved) {
+  saved.trace.header.is_encoder_decoder = true;
+  saved.engine.encoder_compute_budget = static_cast<std::int32_t>(choices.between(8, 48));
+  saved.engine.encoder_cache_size = saved.engine.encoder_compute_budget;
+  for (TraceRecord& record : saved.trace.records) {
+    auto* request = std::get_if<TraceRequest>(&record);
+    if (request == nullptr || choices.chance(10)) continue;
+    std::int64_t left = saved.engine.encoder_compute_budget;
+    for (std::int64_t items = choices.between(1, 2); items > 0 && left > 0; --items) {
+      PromptItem& item = request->spec.keys.mm.emplace_back();
+      item.identifier = fmt::format("{}.{}", request->spec.name, items);
+      item.kind = "audio";
+      item.count = static_cast<std::int32_t>(choices.between(1, left));
+      left -= item.count;
+    }
+  }
+}
+
+// A window behind the prompt leaves something out only where there is much output.
+void lengthen_outputs(ChoiceSource& choices, SavedCase& saved) {
+  for (TraceRecord& record : saved.trace.records) {
+    auto* request = std::get_if<TraceRequest>(&record);
+    if (request == nullptr || request->spec.eos_token) continue;
+    const std::int64_t room = saved.engine.max_model_len - request->spec.prompt.size();
+    if (room <= request->output.length) continue;
+    request->output.length =
+        static_cast<std::int32_t>(choices.between(request->output.length, room));
+    request->spec.max_tokens = request->output.length;
+  }
+}
+
+// The engine serves them without prefix caching, and prompts beside an encoder in one step.
+bool serve_encoder(Draw& draw, std::vector<KVCacheGroupSpec>& groups, SavedCase& saved) {
+  if (count_kind(groups, CacheKind::mamba) > 0) return false;
+  saved.engine.enable_prefix_caching = saved.engine.enable_chunked_prefill = false;
+  saved.engine.max_num_batched_tokens =
+      std::max(saved.engine.max_num_batched_tokens, saved.engine.max_model_len);
+  KVCacheGroupSpec& cross = groups.emplace_back(groups.front());
+  cross.spec = draw_rows(draw, saved.engine, CacheKind::cross_attention, saved.engine.block_size);
+  for (std::string& name : cross.layer_names) name = "cross." + name;
+  add_items(draw.choices, saved);
+  return true;
+}
+
+}  // namespace
+
+void draw_encoders_and_sinks(Draw& draw, SavedCase& saved) {
+  const EngineProfile& profile = engine_profile(saved.engine.engine);
+  if (!takes_further_caches(draw, saved)) return;
+  SavedCase changed = saved;
+  std::vector<KVCacheGroupSpec> groups = saved.cache.groups;
+  const auto full = std::ranges::find(groups, CacheKind::full_attention,
+                                      [](const auto& group) { return group.spec.kind; });
+  const std::int64_t times = draw.choices.between(1, 2);
+  bool is_drawn = false;
+  if (draw.has(Feature::cross_attention) && profile.release->models_connectors) {
+    is_drawn = serve_encoder(draw, groups, changed);
+  } else if (full == groups.end()) {
+    return;
+  } else if (draw.has(Feature::sinks) && profile.release->models_connectors) {
+    full->spec.sink_len = times * full->spec.block_size;
+    if (!profile.starts_with_sinks) changed.engine.engine = profile_without(profile.name, 38);
+    is_drawn = true;
+  } else if (draw.has(Feature::reference_windows) && profile.serves_checkpoints &&
+             count_kind(groups, CacheKind::mamba) == 0) {
+    full->spec.rswa_window = draw.choices.between(1, times * full->spec.block_size);
+    changed.engine.enable_prefix_caching = false;
+    lengthen_outputs(draw.choices, changed);
+    is_drawn = true;
+  }
+  SavedCase next;
+  if (is_drawn && lay_out_again(changed, std::move(groups), saved.engine, next))
+    saved = std::move(next);
 }
 
 }  // namespace lockstep

@@ -80,6 +80,9 @@ constexpr FeatureInfo kFeatures[] = {
     {"compressed_rows", 50},
     {"equal_requests", 20},
     {"mapped_tables", 50},
+    {"cross_attention", 10},
+    {"sinks", 10},
+    {"reference_windows", 10},
 };
 static_assert(std::size(kFeatures) == kNumFeatures);
 
@@ -255,8 +258,12 @@ SavedCase generate_case(ChoiceSource& choices, const GeneratorOptions& options) 
   SavedCase of_equals = saved;
   if (draw.has(kEqualRequests)) make_equals(draw, of_equals);
   if (is_accepted(of_equals)) saved = std::move(of_equals);
-  draw_features(choices, options, kMappedTables, kNumFeatures, draw.features);
+  constexpr auto kFirstBeside = Feature::cross_attention;
+  draw_features(choices, options, kMappedTables, static_cast<std::size_t>(kFirstBeside),
+                draw.features);
   if (draw.has(kMappedTables)) map_tables(saved);
+  draw_features(choices, options, kFirstBeside, kNumFeatures, draw.features);
+  draw_encoders_and_sinks(draw, saved);
   return saved;
 }
 

@@ -94,8 +94,13 @@ enum class Feature : std::uint8_t {
   compressed_rows,
   equal_requests,  // one priority, one arrival, prompts too long for the pool to hold two
   mapped_tables,   // compressed rows whose kernels take parts of their group's blocks
+  // One of these at most, beside attention of a request's own tokens.
+  cross_attention,
+  sinks,
+  reference_windows,
 };
-inline constexpr std::size_t kNumFeatures = static_cast<std::size_t>(Feature::mapped_tables) + 1;
+inline constexpr std::size_t kNumFeatures =
+    static_cast<std::size_t>(Feature::reference_windows) + 1;
 std::string_view name_of(Feature feature);
 
 // The features of one case: what the swarm may use.
@@ -123,6 +128,11 @@ class FeatureSet {
 // Those that divide a case among several devices or engines.
 inline constexpr FeatureSet kRankFeatures = {Feature::context_parallel, Feature::tensor_parallel,
                                              Feature::pipeline_parallel, Feature::data_parallel};
+
+// What no engine but the model's is asked for: rows that are not those of a request's tokens, or
+// not all of them.
+inline constexpr FeatureSet kBesideTokens = {Feature::cross_attention, Feature::sinks,
+                                             Feature::reference_windows};
 
 // What a search wants of its cases. An open question is left to the choices.
 struct GeneratorOptions {

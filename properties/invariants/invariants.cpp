@@ -49,6 +49,11 @@ std::int64_t Invariants::block_size(std::int64_t group) const {
 
 void Invariants::count_holders(const StepView& view) {
   std::ranges::fill(holders_, Holders{});
+  for (std::int32_t g = 0; g < std::ssize(plan_.groups); ++g) {
+    const KVCacheSpec& spec = plan_.groups[g].spec;
+    for (std::int64_t i = 0; i < spec.sink_len / spec.block_size; ++i)  // its sinks' alone
+      holders_[static_cast<BlockId>(1 + i)] = {.count = 1, .group = g};
+  }
   for (const RequestId id : holding(view)) {
     for (std::int32_t g = 0; g < std::ssize(plan_.groups); ++g) {
       for (const BlockId block : view.model().block_table(id, g)) {
@@ -200,6 +205,10 @@ void Invariants::check_request(const StepView& view, std::size_t index) {
     std::int64_t written_from = is_ring(spec) ? 0 : computed_from;
     if (is_prefix_cacheable(spec))
       written_from = std::max(written_from, replayed_to_[scheduled.id]);
+    if (is_cross_attention(spec)) {
+      check_encoder_blocks(scheduled, name, g, table);
+      continue;
+    }
     if (!one_block && std::ssize(table) * size < last)
       fail("table_covers", name,
            fmt::format("tokens [{}, {}) are scheduled, and its table of group {} ends at {}", first,
@@ -215,6 +224,23 @@ void Invariants::check_request(const StepView& view, std::size_t index) {
                          written_from, last, index_of(block), g));
     }
   }
+}
+
+// All rows of an encoder are written in the step that computes them.
+void Invariants::check_encoder_blocks(const ScheduledRequest& scheduled, const std::string& name,
+                                      std::size_t group, std::span<const BlockId> table) {
+  const std::int64_t size = plan_.groups[group].spec.block_size;
+  if (scheduled.num_encoder_rows == 0) return;
+  if (std::ssize(table) * size < scheduled.num_encoder_rows)
+    fail("table_covers", name,
+         fmt::format("its encoder computes {} rows, and its table of group {} ends at {}",
+                     scheduled.num_encoder_rows, group, std::ssize(table) * size));
+  for (const BlockId block : table)
+    if (writers_[block]++ > 0)
+      fail("one_writer", name,
+           fmt::format("its encoder's rows go to block {} of group {}, which another request of "
+                       "the step writes too",
+                       index_of(block), group));
 }
 
 // By a request that this step has preempted: it may have been about to publish what it had computed
@@ -416,7 +442,7 @@ void Invariants::end(const Scheduler& decisions) {
         is_held[index_of(block)] = block != kNullBlock;
   for (const BlockId block : decisions.freed_late()) is_held[index_of(block)] = true;
   const std::int64_t held = std::ranges::count(is_held, true);
-  if (decisions.num_free_blocks() + held != plan_.num_blocks - 1)
+  if (decisions.num_free_blocks() + held + num_sink_blocks(plan_.groups) != plan_.num_blocks - 1)
     fail("leak", {},
          fmt::format("nobody lives, {} of {} blocks are free, and {} are sent or in flight",
                      decisions.num_free_blocks(), plan_.num_blocks - 1, held));

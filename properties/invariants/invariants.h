@@ -84,6 +84,8 @@ class Invariants {
   void check_cache(const StepView& view);
   void check_limits(const StepView& view);
   void check_request(const StepView& view, std::size_t index);
+  void check_encoder_blocks(const ScheduledRequest& scheduled, const std::string& name,
+                            std::size_t group, std::span<const BlockId> table);
   void check_hit(const StepView& view, RequestId id, std::int64_t num_tokens);
   void check_loads(const StepView& view);
   void check_load(const StepView& view, RequestId id, std::int64_t num_tokens);

@@ -70,7 +70,11 @@ KindClasses classes_of(const KVCacheSpec& spec) {
       return {
           spec.mamba_cache_mode == MambaCacheMode::none ? Reached::mamba_none : Reached::mamba_all,
           Reached::hit_mamba_all};
+    case CacheKind::cross_attention:
+      return {Reached::cross_attention, Reached::encoder_computed};
     default:
+      if (spec.sink_len > 0) return {Reached::sinks, Reached::hit_full_attention};
+      if (spec.rswa_window > 0) return {Reached::reference_window, Reached::gap_behind_prompt};
       return {Reached::full_attention, Reached::hit_full_attention};
   }
 }
@@ -324,6 +328,13 @@ void TallyCounter::count_scheduled(const RecordedStep& step) {
     for (const KVCacheGroupSpec& group : saved_.cache.groups)
       if (is_ring(group.spec) && request.num_computed_tokens > group.spec.block_size)
         tally_.count(Reached::ring_gone_round);
+    if (!scheduled.encode.empty())
+      tally_.count(scheduled.resumed ? Reached::encoder_computed_again : Reached::encoder_computed);
+    for (const KVCacheGroupSpec& group : saved_.cache.groups)
+      if (group.spec.rswa_window > 0 && request.num_computed_tokens > request.num_prompt_tokens +
+                                                                          group.spec.rswa_window +
+                                                                          2 * group.spec.block_size)
+        tally_.count(Reached::gap_behind_prompt);
     if ((scheduled.computed + scheduled.tokens) % saved_.engine.block_size != 0)
       tally_.count(Reached::partial_block);
     if (scheduled.blocks && !scheduled.is_new)

@@ -43,6 +43,9 @@ namespace lockstep {
   X(bounded_replay, anything)            \
   X(ring, anything)                      \
   X(compressed_rows, anything)           \
+  X(cross_attention, anything)           \
+  X(sinks, anything)                     \
+  X(reference_window, anything)          \
   X(layout_nhd, anything)                \
   X(layout_hnd, anything)                \
   X(order_lbnhc, backend)                \
@@ -93,6 +96,9 @@ namespace lockstep {
   X(hit_compressed_rows, anything)       \
   X(replayed_window, anything)           \
   X(ring_gone_round, anything)           \
+  X(encoder_computed, anything)          \
+  X(encoder_computed_again, anything)    \
+  X(gap_behind_prompt, anything)         \
   X(retired_block, anything)             \
   X(stored_block, anything)              \
   X(eviction, anything)                  \

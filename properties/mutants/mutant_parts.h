@@ -47,10 +47,12 @@ std::vector<Mutant> free_mutants();
 std::vector<Mutant> state_mutants();
 std::vector<Mutant> schedule_mutants();
 std::vector<Mutant> fault_mutants();
+std::vector<Mutant> encoder_mutants();
 // mutants_of_backend.cpp
 std::vector<Mutant> row_mutants();
 std::vector<Mutant> backend_state_mutants();
 std::vector<Mutant> further_cache_mutants();
+std::vector<Mutant> encoder_and_sink_mutants();
 std::vector<Mutant> rank_mutants();
 // mutants_of_launches.cpp
 std::vector<Mutant> graph_mutants();

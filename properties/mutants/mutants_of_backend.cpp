@@ -280,6 +280,55 @@ std::vector<Mutant> further_cache_mutants() {
   };
 }
 
+// Encoders' rows, sinks, reference windows.
+std::vector<Mutant> encoder_and_sink_mutants() {
+  const FeatureSet encoder{full_attention, cross_attention};
+  const FeatureSet sink{full_attention, sinks};
+  const FeatureSet window{full_attention, long_prompts, reference_windows};
+  const FeatureSet apart{two_block_pool, states, sliding_window, chunked_local, mla, drafts};
+  return {
+      {.id = "cross-slots-of-another",
+       .source = "vllm model_executor/layers/attention/cross_attention.py",
+       .mechanism = "what an encoder computes is written through the table of the batch's first "
+                    "request",
+       .exposed_by = "a request that comes in behind another",
+       .caught_by = {kSlots, kMemory},
+       .bias = on_executor(encoder, apart)},
+      {.id = "cross-reads-causally",
+       .source = "vllm model_executor/layers/attention/cross_attention.py",
+       .mechanism = "cross attention is masked like attention among tokens: the first tokens see "
+                    "the first rows of the encoder alone",
+       .exposed_by = "an encoder with more rows than a step has tokens",
+       .caught_by = {kDigest},
+       .bias = on_executor(encoder, apart)},
+      {.id = "cross-row-lost",
+       .mechanism = "the last row that a step's encoders compute is not written",
+       .exposed_by = "an encoder's rows",
+       .caught_by = {kWritten},
+       .bias = on_executor(encoder, apart)},
+      {.id = "sink-block-shifted",
+       .source = "vllm model_executor/layers/attention/static_sink_attention.py",
+       .mechanism = "sinks are written from the null block on, and read from the block behind it",
+       .exposed_by = "sinks",
+       .caught_by = {kWritten},
+       .bias = on_executor(sink, apart)},
+      {.id = "sinks-not-read",
+       .source = "vllm model_executor/layers/attention/static_sink_attention.py",
+       .mechanism = "tables are not extended by the sinks: attention begins with the tokens, and "
+                    "ends so much earlier",
+       .exposed_by = "sinks",
+       .caught_by = {kDigest, kMemory},
+       .bias = on_executor(sink, apart)},
+      {.id = "rswa-gap-read",
+       .source = "vllm v1/attention/backends/flash_attn.py, rswa_mask_mod",
+       .mechanism = "attention reads what lies between the prompt and the window, blocks that have "
+                    "been let go",
+       .exposed_by = "more output than a reference window has tokens",
+       .caught_by = {kOutput},
+       .bias = on_executor(window, apart)},
+  };
+}
+
 std::vector<Mutant> rank_mutants() {
   return {
       {.id = "tp-head-offset",

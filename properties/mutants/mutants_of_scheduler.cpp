@@ -299,4 +299,38 @@ std::vector<Mutant> fault_mutants() {
   };
 }
 
+// Encoders, sinks and reference windows: what becomes of their rows is seen on pages.
+std::vector<Mutant> encoder_mutants() {
+  const FeatureSet apart{two_block_pool, states, sliding_window, chunked_local, mla, drafts};
+  return {
+      {.id = "encoder-skipped-on-resume",
+       .mechanism =
+           "a request that comes back after a preemption has its encoder skipped: its rows "
+           "lay in blocks that others have by now",
+       .exposed_by = "a preempted request with an encoder",
+       .caught_by = {"decide"},
+       .bias = on_executor(
+           {full_attention, cross_attention, no_full_isl_reserve, tight_pool, bursts, same_instant},
+           apart)},
+      {.id = "cross-blocks-short",
+       .mechanism = "blocks for an encoder's rows are counted in whole ones",
+       .exposed_by = "an encoder with no whole blocks of rows",
+       .caught_by = {"invariant.table_covers"},
+       .bias = on_executor({full_attention, cross_attention}, apart)},
+      {.id = "sinks-given-away",
+       .source = "vllm 0.33.0, v1/core/single_type_kv_cache_manager.py (findings, 38)",
+       .mechanism = "no blocks are kept for sinks: the first requests get those that the worker "
+                    "writes them to",
+       .exposed_by = "sinks",
+       .caught_by = {"invariant.ref_cnt", "invariant.one_group"},
+       .bias = on_executor({full_attention, sinks}, apart)},
+      {.id = "rswa-window-short",
+       .mechanism = "a reference window lets go of a block that attention still reads",
+       .exposed_by = "more output than a reference window has tokens, in a full pool",
+       .caught_by = {kDigest, kOutput},
+       .bias = on_executor({full_attention, long_prompts, reference_windows, tight_pool, bursts},
+                           apart)},
+  };
+}
+
 }  // namespace lockstep

@@ -99,6 +99,13 @@ _KINDS = {
     "circular_buffer": "CircularBufferSpec",
 }
 
+# ... where a key makes it another.
+_KINDS_BY_KEY = {
+    "mla_rows": "SlidingWindowMLASpec",
+    "sink_len": "SinkFullAttentionSpec",
+    "rswa_window": "RSWASpec",
+}
+
 
 # What only memory and kernels look at: a release without the field decides the same.
 _OF_MEMORY = (
@@ -123,9 +130,10 @@ def kinds() -> list[str]:
 
 def _class_of(spec: dict[str, Any]) -> type:
     kind = spec["type"]
-    if spec.get("mla_rows"):
-        kind = "sliding_window_mla"
     name = "MambaSpec" if kind == "mamba" else _KINDS.get(kind, "")
+    for key, other in _KINDS_BY_KEY.items():
+        if spec.get(key):
+            kind, name = f"{kind} with {key}", other
     if not hasattr(kv, name):
         raise NotInThisRelease(f"found a group of kind {kind}; vLLM {VERSION} builds {kinds()}")
     return getattr(kv, name)

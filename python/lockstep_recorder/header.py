@@ -38,6 +38,8 @@ _OPTIONAL_OF_ATTENTION = (
     "attention_chunk_size",
     "extra_retained_tokens",
     "bounded_replay",
+    "sink_len",
+    "rswa_window",
 )
 
 

@@ -87,6 +87,8 @@ _WRITTEN_OTHERWISE = (
     "spec.num_speculative_blocks",
     "spec.prefill_checkpoint_alignment",
     "spec.sliding_window",
+    "spec.sink_len",
+    "spec.rswa_window",
     "spec.tokens_per_state",
     "spec.compress_ratio",
     "spec.head_size",
@@ -331,7 +333,7 @@ REFUSED_OF_REQUESTS = (
 )
 
 # Kinds of cache that header.py has no word for, by the fields that only they have.
-REFUSED_OF_SPECS = ("spec.blocks_per_request", "spec.rswa_window", "spec.sink_len")
+REFUSED_OF_SPECS = ("spec.blocks_per_request",)
 
 
 def tables() -> dict[str, tuple[str, ...]]:

@@ -22,6 +22,9 @@ _KINDS = {
     "ChunkedLocalAttentionSpec": "chunked_local",
     "MambaSpec": "mamba",
     "CrossAttentionSpec": "cross_attention",
+    # Told apart by keys of their own: header.py.
+    "SinkFullAttentionSpec": "full",
+    "RSWASpec": "full",
     "EncoderOnlyAttentionSpec": "encoder_only",
 }
 

@@ -40,6 +40,14 @@ def hidden(block_size: int) -> dict[str, Any]:
     return full(block_size) | {"type": "hidden_state", "num_kv_heads": 3, "head_size": 128}
 
 
+def behind_sinks(block_size: int) -> dict[str, Any]:
+    return full(block_size) | {"sink_len": 2 * block_size}
+
+
+def reference_window(block_size: int) -> dict[str, Any]:
+    return full(block_size) | {"rswa_window": block_size + 3}
+
+
 def mamba(block_size: int, mode: str, num_speculative_blocks: int = 0) -> dict[str, Any]:
     return {
         "type": "mamba",
@@ -198,6 +206,9 @@ LATER_FAMILIES: dict[str, Callable[[random.Random], Parts]] = {
     "async_spec_decode_pauses": _alone(full, async_scheduling=True, num_spec_tokens=_one_of(1, 2),
                                        spec_method="eagle"),
     "rare_parameters": _alone(full, async_scheduling=_one_of(False, True)),
+    "sinks": _alone(behind_sinks, async_scheduling=_one_of(False, True)),
+    "reference_windows": _alone(reference_window, async_scheduling=_one_of(False, True),
+                                enable_prefix_caching=_one_of(False, True)),
 }  # fmt: skip
 PAUSING = {"pauses", "async_pauses", "async_spec_decode_pauses"}
 WITH_ALL_PARAMETERS = {"rare_parameters"}

@@ -73,6 +73,31 @@ class VllmTest(unittest.TestCase):
         done = subprocess.run([lockstep, "conform", *paths], capture_output=True, text=True)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
 
+    def test_sinks_and_reference_windows_agree_with_the_reference(self) -> None:
+        lockstep = os.environ.get("LOCKSTEP", "")
+        family = "sinks" if vllm_engine.VERSION == "0.22.1" else "reference_windows"
+        paths = []
+        for seed in range(4):
+            path = self.folder / f"{family}-{seed}.jsonl"
+            record_scenarios.record(family, seed, path)
+            paths.append(str(path))
+        served = SAMPLES.parent / "served" / f"vllm-{vllm_engine.VERSION}" / family / "0009.jsonl"
+        recorded = lines_of(served)
+        again = repeat(recorded, self.folder / "again.jsonl")
+        self.assertEqual([with_tokens(line) for line in again[1:]],
+                         [with_tokens(line) for line in recorded[1:]])  # fmt: skip
+        if not os.access(lockstep, os.X_OK):
+            self.skipTest(f"no `lockstep` command at LOCKSTEP={lockstep!r}: recorded alone")
+        done = subprocess.run([lockstep, "conform", *paths], capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+
+    def test_sinks_do_not_start_in_0_33_0(self) -> None:
+        """docs/findings.md, 38."""
+        if vllm_engine.VERSION != "0.33.0":
+            self.skipTest("of 0.33.0")
+        with self.assertRaisesRegex(TypeError, "SinkFullAttentionManager.*needs_kv_cache_zeroing"):
+            record_scenarios.record("sinks", 0, self.folder / "sinks.jsonl")
+
     def finding(self, name: str) -> list[Line]:
         """The recording of a finding (docs/findings.md), of the release that is installed."""
         release = vllm_engine.VERSION.replace(".", "_")

@@ -215,4 +215,52 @@ std::int32_t CircularBufferManager::find_longest_cache_hit(
   return 0;
 }
 
+std::int64_t CrossAttentionManager::num_blocks_to_allocate(const Request& request,
+                                                           std::span<const BlockId>,
+                                                           const SlotDemand&) const {
+  return std::max<std::int64_t>(
+      ceil_div(request.num_encoder_rows, block_size_) - std::ssize(of(request).blocks), 0);
+}
+
+std::size_t CrossAttentionManager::allocate_new_blocks(Request& request, const SlotDemand&) {
+  std::vector<BlockId>& blocks = of(request).blocks;
+  const std::size_t first_new = blocks.size();
+  grow(blocks, static_cast<std::size_t>(ceil_div(request.num_encoder_rows, block_size_)));
+  return first_new;
+}
+
+std::int32_t CrossAttentionManager::find_longest_cache_hit(
+    const HitQuery&, std::span<const std::int32_t>,
+    std::span<std::vector<BlockId>* const> hits) const {
+  resize_all(hits, 0);
+  return 0;
+}
+
+SinkAttentionManager::SinkAttentionManager(const KVCacheSpec& spec, std::int32_t group,
+                                           const EngineConfig& config, BlockSizes sizes,
+                                           BlockPool& pool)
+    : FullAttentionManager(spec, group, config, sizes, pool) {
+  std::vector<BlockId> taken;
+  pool_.get_new_blocks(spec.sink_len / spec.block_size, taken);
+}
+
+void ReferenceWindowManager::remove_skipped_blocks(Request& request,
+                                                   std::int32_t num_computed_tokens) {
+  const std::int32_t window_begin =
+      std::max(request.num_prompt_tokens(),
+               num_computed_tokens - static_cast<std::int32_t>(spec_.rswa_window));
+  GroupBlocks& held = of(request);
+  free_range(held, gap_begin(request),
+             std::min<std::int64_t>(window_begin / block_size_, std::ssize(held.blocks)));
+}
+
+void ReferenceWindowManager::narrow(const Request& request, std::int32_t num_left_behind,
+                                    TableRest& rest) const {
+  FullAttentionManager::narrow(request, num_left_behind, rest);
+  const auto window = static_cast<std::int32_t>(spec_.rswa_window);
+  const std::int32_t next =
+      std::max(gap_begin(request), (num_left_behind - window) / block_size_) + 1;
+  rest.retires_at = std::min(rest.retires_at, next * block_size_ + window);
+}
+
 }  // namespace lockstep

@@ -1,5 +1,6 @@
 // The managers of caches that keep something per token: full attention (and MLA, hidden states),
-// sliding window, chunked local attention, circular buffers.
+// sliding window, chunked local attention, circular buffers, sinks, reference windows, and the rows
+// of an encoder.
 #pragma once
 
 #include "reference/cache/group_manager.h"
@@ -76,6 +77,42 @@ class CircularBufferManager : public GroupManager {
   std::int32_t find_longest_cache_hit(const HitQuery& query, std::span<const std::int32_t> groups,
                                       std::span<std::vector<BlockId>* const> hits) const override;
   void narrow(const Request&, std::int32_t, TableRest&) const override {}
+};
+
+// Rows of a request's encoder: blocks for all of them at once, which nobody else finds.
+class CrossAttentionManager : public GroupManager {
+ public:
+  using GroupManager::GroupManager;
+  std::int64_t num_blocks_to_allocate(const Request& request,
+                                      std::span<const BlockId> new_computed_blocks,
+                                      const SlotDemand& demand) const override;
+  void take_computed_blocks(Request&, std::span<const BlockId>, std::int32_t) override {}
+  std::size_t allocate_new_blocks(Request& request, const SlotDemand& demand) override;
+  std::int32_t find_longest_cache_hit(const HitQuery& query, std::span<const std::int32_t> groups,
+                                      std::span<std::vector<BlockId>* const> hits) const override;
+  void narrow(const Request&, std::int32_t, TableRest&) const override {}
+};
+
+// Full attention behind rows of the model's own, whose blocks are taken when the engine starts and
+// never given back. They are in nobody's table.
+class SinkAttentionManager : public FullAttentionManager {
+ public:
+  SinkAttentionManager(const KVCacheSpec& spec, std::int32_t group, const EngineConfig& config,
+                       BlockSizes sizes, BlockPool& pool);
+};
+
+// Keeps the prompt, and of what is generated the window; what lies between them goes.
+class ReferenceWindowManager : public FullAttentionManager {
+ public:
+  using FullAttentionManager::FullAttentionManager;
+  void remove_skipped_blocks(Request& request, std::int32_t num_computed_tokens) override;
+  void narrow(const Request& request, std::int32_t num_left_behind, TableRest& rest) const override;
+
+ private:
+  // The first block behind the prompt, and the first that the window needs.
+  std::int32_t gap_begin(const Request& request) const {
+    return ceil_div(request.num_prompt_tokens(), block_size_);
+  }
 };
 
 }  // namespace lockstep

@@ -37,12 +37,18 @@ std::unique_ptr<GroupManager> GroupManager::create(const KVCacheSpec& spec, std:
     case CacheKind::mamba:
       return std::make_unique<MambaManager>(spec, group, config, sizes, pool);
     case CacheKind::full_attention:
+      if (spec.sink_len > 0)
+        return std::make_unique<SinkAttentionManager>(spec, group, config, sizes, pool);
+      if (spec.rswa_window > 0)
+        return std::make_unique<ReferenceWindowManager>(spec, group, config, sizes, pool);
+      [[fallthrough]];
     case CacheKind::mla:
     case CacheKind::hidden_state:
       return std::make_unique<FullAttentionManager>(spec, group, config, sizes, pool);
     case CacheKind::circular_buffer:
       return std::make_unique<CircularBufferManager>(spec, group, config, sizes, pool);
     case CacheKind::cross_attention:
+      return std::make_unique<CrossAttentionManager>(spec, group, config, sizes, pool);
     case CacheKind::encoder_only:
       break;
   }
@@ -173,9 +179,9 @@ void GroupManager::remove_skipped_blocks(Request& request, std::int32_t num_comp
 }
 
 // The first null entry met was retired by an earlier call, and all before it.
-void GroupManager::free_head(GroupBlocks& held, std::int64_t end) {
+void GroupManager::free_range(GroupBlocks& held, std::int64_t begin, std::int64_t end) {
   freed_.clear();
-  for (std::int64_t i = end - 1; i >= 0; --i) {
+  for (std::int64_t i = end - 1; i >= begin; --i) {
     BlockId& entry = held.blocks[i];
     if (entry == kNullBlock) break;
     freed_.push_back(std::exchange(entry, kNullBlock));

@@ -137,7 +137,9 @@ class GroupManager {
            num_tokens % block_size_ != 0;
   }
   // Frees table entries from the right, from place `end` - 1 on, up to the first null one.
-  void free_head(GroupBlocks& held, std::int64_t end);
+  void free_head(GroupBlocks& held, std::int64_t end) { free_range(held, 0, end); }
+  // ... and not before place `begin`.
+  void free_range(GroupBlocks& held, std::int64_t begin, std::int64_t end);
 
   // Appends new blocks until the table has num_blocks entries.
   void grow(std::vector<BlockId>& table, std::size_t num_blocks, bool zeroes = true);

@@ -137,6 +137,7 @@ struct alignas(64) Request {
   std::int32_t num_preemptions = 0;
   std::int64_t last_step = 0;  // that scheduled it, of those that scheduled anybody, from 1 on
   std::int32_t shared_prefix_boundary = 0;  // PrefixHit's, of the last lookup
+  std::int32_t num_encoder_rows = 0;        // of the items that its encoder computed, or is to
 };
 
 }  // namespace lockstep

@@ -76,6 +76,28 @@ class PlantedWindow final : public SlidingWindowManager {
   SchedulerDefect defect_;
 };
 
+// Rounded down.
+class PlantedCrossAttention final : public CrossAttentionManager {
+ public:
+  using CrossAttentionManager::CrossAttentionManager;
+  std::size_t allocate_new_blocks(Request& request, const SlotDemand&) override {
+    std::vector<BlockId>& blocks = of(request).blocks;
+    const std::size_t first_new = blocks.size();
+    grow(blocks, static_cast<std::size_t>(request.num_encoder_rows / block_size_));
+    return first_new;
+  }
+};
+
+class PlantedReferenceWindow final : public ReferenceWindowManager {
+ public:
+  // A block less than the window.
+  PlantedReferenceWindow(KVCacheSpec spec, std::int32_t group, const EngineConfig& config,
+                         BlockSizes sizes, BlockPool& pool)
+      : ReferenceWindowManager(spec, group, config, sizes, pool) {
+    spec_.rswa_window = std::max<std::int64_t>(0, spec.rswa_window - block_size_);
+  }
+};
+
 class PlantedStates final : public MambaManager {
  public:
   PlantedStates(SchedulerDefect defect, KVCacheSpec spec, std::int32_t group,
@@ -163,8 +185,14 @@ class PlantedCoordinator final : public KVCacheCoordinator {
 };
 
 template <typename... Arguments>
-std::unique_ptr<GroupManager> planted_in_every_kind(CacheKind kind, Arguments&&... arguments) {
-  switch (kind) {
+std::unique_ptr<GroupManager> planted_in_every_kind(const KVCacheSpec& of,
+                                                    Arguments&&... arguments) {
+  if (of.sink_len > 0) return std::make_unique<PlantedManager<SinkAttentionManager>>(arguments...);
+  if (of.rswa_window > 0)
+    return std::make_unique<PlantedManager<ReferenceWindowManager>>(arguments...);
+  switch (of.kind) {
+    case CacheKind::cross_attention:
+      return std::make_unique<PlantedManager<CrossAttentionManager>>(arguments...);
     case CacheKind::sliding_window:
       return std::make_unique<PlantedManager<SlidingWindowManager>>(arguments...);
     case CacheKind::chunked_local:
@@ -196,7 +224,7 @@ std::unique_ptr<GroupManager> PlantedParts::manager(const KVCacheSpec& spec, std
     case free_forward_order:
     case free_twice:
     case admission_uncapped:
-      return planted_in_every_kind(spec.kind, defect_, spec, group, config, sizes, pool);
+      return planted_in_every_kind(spec, defect_, spec, group, config, sizes, pool);
     case free_window_early:
     case hit_window_short:
       if (spec.kind != CacheKind::sliding_window) break;
@@ -208,9 +236,20 @@ std::unique_ptr<GroupManager> PlantedParts::manager(const KVCacheSpec& spec, std
     case state_freed_early:
       if (spec.kind != CacheKind::mamba) break;
       return std::make_unique<PlantedStates>(defect_, spec, group, config, sizes, pool);
+    case cross_blocks_short:
+      if (!is_cross_attention(spec)) break;
+      return std::make_unique<PlantedCrossAttention>(spec, group, config, sizes, pool);
+    case rswa_window_short:
+      if (spec.rswa_window == 0) break;
+      return std::make_unique<PlantedReferenceWindow>(spec, group, config, sizes, pool);
+    case sinks_given_away:
+      if (spec.sink_len == 0) break;
+      return std::make_unique<FullAttentionManager>(spec, group, config, sizes, pool);
     case common_prefix_overcount: {
       auto usual = CacheParts::manager(spec, group, config, sizes, pool);
-      if (dynamic_cast<FullAttentionManager*>(usual.get()) == nullptr) return usual;
+      if (dynamic_cast<FullAttentionManager*>(usual.get()) == nullptr || spec.sink_len > 0 ||
+          spec.rswa_window > 0)
+        return usual;
       return std::make_unique<PlantedFullAttention>(spec, group, config, sizes, pool);
     }
     default:

@@ -75,6 +75,12 @@ struct PlantedScheduler final : Scheduler::Impl {
     if (!is(SchedulerDefect::drafts_kept)) Impl::take_back_rejected(request, num_rejected);
   }
 
+  // It has been computed before: its rows lay in blocks that are others' by now.
+  void encode(Request& request) override {
+    if (is(SchedulerDefect::encoder_skipped_on_resume) && request.num_preemptions > 0) return;
+    Impl::encode(request);
+  }
+
   SchedulerDefect defect;
 };
 

@@ -41,6 +41,10 @@ constexpr std::array kNames = std::to_array<std::pair<SchedulerDefect, std::stri
     {refused_hit_kept, "refused-hit-kept"},
     {abort_twice, "abort-twice"},
     {abort_in_flight_kept, "abort-in-flight-kept"},
+    {encoder_skipped_on_resume, "encoder-skipped-on-resume"},
+    {cross_blocks_short, "cross-blocks-short"},
+    {sinks_given_away, "sinks-given-away"},
+    {rswa_window_short, "rswa-window-short"},
 });
 
 constexpr std::array kDefects = [] {

@@ -53,6 +53,11 @@ enum class SchedulerDefect : std::uint8_t {
   refused_hit_kept,
   abort_twice,
   abort_in_flight_kept,
+  // Encoders, sinks, reference windows.
+  encoder_skipped_on_resume,
+  cross_blocks_short,
+  sinks_given_away,
+  rswa_window_short,
 };
 
 // All of them but `none`, in the order above.

@@ -30,6 +30,11 @@ constexpr ContentId next_content(ContentId prefix, std::int32_t token) {
   return mix(std::rotl(prefix, 23) ^ mix(static_cast<std::uint32_t>(token)));
 }
 
+// Rule (22): row i of the sinks.
+constexpr ContentId sink_content(std::int64_t i) {
+  return mix(0x73696E6B00000000ull + static_cast<std::uint64_t>(i));
+}
+
 // Which row of a token: part 0 = K (the only one of MLA and hidden states), 1 = V, 2 = Q; state
 // tensor s is part 16 + s of head 0, or of the rank's number where tensor parallelism cuts it.
 // `layer` counts the layers of the whole plan group by group, `head` those of the whole model.

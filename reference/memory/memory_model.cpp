@@ -16,9 +16,8 @@ namespace {
 
 std::optional<std::string> why_not_modelled(const KVCacheGroupSpec& group) {
   const KVCacheSpec& spec = group.spec;
-  if (spec.kind == CacheKind::cross_attention || spec.kind == CacheKind::encoder_only)
-    return fmt::format("a cache of kind {} is not a cache of the request's own tokens",
-                       name_of(spec.kind));
+  if (spec.kind == CacheKind::encoder_only)
+    return fmt::format("a cache of kind {} keeps nothing", name_of(spec.kind));
   for (std::size_t i = 0; i < group.layer_names.size(); ++i) {
     const KVCacheSpec& layer = group.layer_spec(i);
     if (layer.compress_ratio == 1) continue;
@@ -43,6 +42,7 @@ ModelLayer make_layer(std::int32_t index, std::int32_t group, const std::string&
   layer.layout = layout;
   layer.row_size_bytes = layout.head_size * layout.element_size_bytes;
   layer.tokens_per_row = spec.compress_ratio;
+  layer.num_sinks = spec.sink_len;
   for (std::int64_t kv = 0; kv < layout.num_kv; ++kv)
     for (std::int64_t head = 0; head < layout.num_kv_heads; ++head)
       layer.coords.push_back(coordinate(share.layer, kv, share.first_head + head));
@@ -62,6 +62,8 @@ Result<MemoryModel> MemoryModel::create(const KVCacheConfig& plan, AttentionBack
   for (const KVCacheGroupSpec& group : plan.groups)
     if (const auto reason = why_not_modelled(group))
       return fail(fmt::format("memory model: {}; replay it with `--backend none`", *reason));
+  if (std::ranges::count_if(plan.groups, [](const auto& g) { return g.spec.sink_len > 0; }) > 1)
+    return fail("memory model: two groups with sinks, and the worker puts all into the first");
   LS_ASSIGN_OR_RETURN(auto pool, is_overlaid(layout) ? placed_layout(plan, backend, layout)
                                                      : pool_layout(plan, backend, layout, rule));
   MemoryModel model;
@@ -91,6 +93,8 @@ Result<void> MemoryModel::add_layers(const KVCacheConfig& plan, const PoolLayout
     Group& group = groups_.emplace_back();
     group.states = is_state_kind(spec.spec.kind);
     group.is_ring = is_ring(spec.spec);
+    group.is_encoder = is_cross_attention(spec.spec);
+    group.num_sinks = spec.spec.sink_len;
     group.block_size = spec.spec.block_size;
     group.first_layer = static_cast<std::int32_t>(layers_.size());
     group.num_layers = static_cast<std::int32_t>(spec.layer_names.size());
@@ -273,6 +277,29 @@ void MemoryModel::write_token(std::int32_t group, BlockId id, std::int64_t slot_
           .writer = writer,
           .position = static_cast<std::int32_t>(position),
           .step = step_};
+}
+
+bool MemoryModel::holds_sinks(BlockId block) const {
+  return std::ranges::any_of(groups_, [&](const Group& group) {
+    return index_of(block) >= 1 && index_of(block) * group.block_size <= group.num_sinks;
+  });
+}
+
+std::optional<std::string> MemoryModel::write_sinks() {
+  for (std::int32_t g = 0; g < num_groups(); ++g) {
+    Group& group = groups_[g];
+    if (group.num_sinks == 0 || group.has_sinks) continue;
+    group.has_sinks = true;
+    const WriterId writer = add_writer("the sinks");
+    for (std::int64_t i = 0; i < group.num_sinks; ++i) {
+      const auto block = static_cast<BlockId>(1 + i / group.block_size);
+      if (blocks_[block].group != -1 && blocks_[block].group != g)
+        return fmt::format("sinks are written to block {}, which holds something else",
+                           index_of(block));
+      write_token(g, block, i % group.block_size, sink_content(i), writer, i);
+    }
+  }
+  return std::nullopt;
 }
 
 void MemoryModel::write_rows(const ModelLayer& layer, const BlockContent& block, BlockId id,

@@ -119,6 +119,7 @@ struct ModelLayer {
   // lie one behind the other.
   std::int64_t data_bytes = 0;
   std::int64_t tokens_per_row = 1;             // compressed rows: the last of them makes the row
+  std::int64_t num_sinks = 0;                  // rows of the model's own in front of all tokens
   bool words_aligned = false;                  // every row starts and ends on a word of its page
   std::vector<std::uint64_t> coords;           // [num_kv][num_kv_heads]
   std::vector<std::int64_t> state_first_word;  // of each state tensor in StateContent::words
@@ -138,8 +139,8 @@ std::span<std::uint8_t> bytes_of_state(std::vector<std::uint64_t>& words, const 
 
 class MemoryModel {
  public:
-  // Refused: plans that pool_layout() refuses, and caches whose tokens are not the request's own
-  // (cross attention), or that have no whole number of rows in a block. `shares`: of the layers,
+  // Refused: plans that pool_layout() refuses, caches that keep nothing (encoder_only), or that
+  // have no whole number of rows in a block, and two groups with sinks. `shares`: of the layers,
   // where the plan is a rank's (see rank_plan.h); none: the plan is the whole model's.
   static Result<MemoryModel> create(const KVCacheConfig& plan, AttentionBackend backend,
                                     CacheLayout layout, LayoutRule rule,
@@ -224,6 +225,12 @@ class MemoryModel {
   std::int64_t block_size(std::int32_t group) const;
   // One block a request, which its tokens go round.
   bool is_ring_group(std::int32_t group) const { return groups_[group].is_ring; }
+  // Rows of requests' encoders, not of their tokens.
+  bool is_encoder_group(std::int32_t group) const { return groups_[group].is_encoder; }
+  // Rule (22): the rows of sinks, once. A sentence when one of their blocks holds anything else.
+  std::optional<std::string> write_sinks();
+  // Whether sinks lie in the block.
+  bool holds_sinks(BlockId block) const;
   bool is_state_group(std::int32_t group) const;
   bool has_real_states() const { return numbers_ == Numbers::real; }
   std::span<const ModelLayer> layers() const { return layers_; }
@@ -249,6 +256,9 @@ class MemoryModel {
   struct Group {
     bool states = false;
     bool is_ring = false;
+    bool is_encoder = false;
+    std::int64_t num_sinks = 0;
+    bool has_sinks = false;
     std::int64_t block_size = 0;
     std::int32_t first_layer = 0;
     std::int32_t num_layers = 0;

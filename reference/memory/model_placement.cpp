@@ -48,7 +48,11 @@ std::string backend_for(const NamedSpec& layer, AttentionBackend chosen, bool is
 Result<SpecType> type_of(const NamedSpec& layer) {
   switch (layer.spec.kind) {
     case CacheKind::full_attention:
-      return SpecType::full;
+      return layer.spec.sink_len > 0      ? SpecType::sink_full
+             : layer.spec.rswa_window > 0 ? SpecType::rswa
+                                          : SpecType::full;
+    case CacheKind::cross_attention:
+      return SpecType::cross;
     case CacheKind::mla:
       return SpecType::mla;
     case CacheKind::sliding_window:
@@ -92,6 +96,8 @@ Result<PlacementLayer> facts_of(const NamedSpec& named, AttentionBackend chosen,
     spec.state_content_bytes = given.head_size * itemsize_bytes(given.dtype);
   if (given.sliding_window != 0) spec.sliding_window = given.sliding_window;
   if (given.attention_chunk_size != 0) spec.attention_chunk_size = given.attention_chunk_size;
+  if (given.sink_len != 0) spec.sink_len = given.sink_len;
+  if (given.rswa_window != 0) spec.rswa_window = given.rswa_window;
   spec.tokens_per_state = given.compress_ratio;
   spec.bounded_replay = given.bounded_replay;
   return layer;

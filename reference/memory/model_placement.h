@@ -5,7 +5,7 @@
 //    side by side with blocks outermost), bytes per block, kernel blocks and tables.
 // 2. A refusal says whose it is: the engine core's, with its stage, or that of a worker which dies
 //    of a plan that the core has accepted.
-// Not here: HiSparse, sinks and R-SWA, which no model file can say.
+// Not here: HiSparse, which no model file can say.
 #pragma once
 
 #include <cstdint>

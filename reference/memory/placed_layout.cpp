@@ -17,7 +17,11 @@ namespace {
 std::optional<SpecType> type_of(const KVCacheSpec& spec) {
   switch (spec.kind) {
     case CacheKind::full_attention:
-      return SpecType::full;
+      return spec.sink_len > 0      ? SpecType::sink_full
+             : spec.rswa_window > 0 ? SpecType::rswa
+                                    : SpecType::full;
+    case CacheKind::cross_attention:
+      return SpecType::cross;
     case CacheKind::mla:
       return SpecType::mla;
     case CacheKind::hidden_state:
@@ -88,6 +92,8 @@ Result<CacheSpec> cache_spec_of(const std::string& name, const KVCacheSpec& spec
   placed.kv_quant_mode = quant_mode_of(spec.kv_quant_mode);
   placed.tokens_per_state = spec.compress_ratio;
   if (spec.sliding_window != 0) placed.sliding_window = spec.sliding_window;
+  if (spec.sink_len != 0) placed.sink_len = spec.sink_len;
+  if (spec.rswa_window != 0) placed.rswa_window = spec.rswa_window;
   if (spec.attention_chunk_size != 0) placed.attention_chunk_size = spec.attention_chunk_size;
   placed.extra_retained_tokens = spec.extra_retained_tokens;
   placed.bounded_replay = spec.bounded_replay;

@@ -39,7 +39,8 @@ std::uint64_t token_digest(const ModelLayer& layer, ContentId content, std::int6
 
 std::uint64_t PrefixContent::attention_digest(const ModelLayer& layer, std::int64_t first,
                                               std::int64_t last) {
-  LS_CHECK(first >= 0 && first <= last && last <= size(), "[{}, {}) of {}", first, last, size());
+  LS_CHECK(first >= 0 && first <= last && last <= size() + layer.num_sinks, "[{}, {}) of {}", first,
+           last, size());
   const auto index = static_cast<std::size_t>(layer.index);
   if (index >= digests_.size()) digests_.resize(index + 1);
   std::vector<std::uint64_t>& sums = digests_[index];
@@ -49,7 +50,7 @@ std::uint64_t PrefixContent::attention_digest(const ModelLayer& layer, std::int6
     sums.push_back(sums.back());
     if (!keeps(rank_, position) || (position + 1) % layer.tokens_per_row != 0) continue;
     const std::int64_t row = num_kept(rank_, position) / layer.tokens_per_row;
-    sums.back() += token_digest(layer, content(position), row);
+    sums.back() += token_digest(layer, content_in(layer, position), row);
   }
   return sums[last] - sums[first];
 }

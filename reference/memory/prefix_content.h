@@ -29,9 +29,14 @@ class PrefixContent {
     return position < 0 ? kEmptyPrefix : contents_[position];
   }
   std::span<const ContentId> contents() const { return contents_; }
+  // At a position as the layer's attention counts them: its sinks come first.
+  ContentId content_in(const ModelLayer& layer, std::int64_t position) const {
+    return position < layer.num_sinks ? sink_content(position)
+                                      : content(position - layer.num_sinks);
+  }
 
-  // Rule (4) of sim/protocol/backend.h over positions [first, last), on the rank.
-  // REQUIRES: 0 <= first <= last <= size().
+  // Rule (4) of sim/protocol/backend.h over positions [first, last), on the rank, sinks counted.
+  // REQUIRES: 0 <= first <= last <= size() and the layer's sinks.
   std::uint64_t attention_digest(const ModelLayer& layer, std::int64_t first, std::int64_t last);
 
  private:

@@ -62,7 +62,8 @@ Result<std::optional<KVCacheSpec>> merged_spec(const LayerSpecs& layers) {
       return s.kind == CacheKind::full_attention && s.block_size == first.block_size &&
              s.num_kv_heads == first.num_kv_heads && s.head_size == first.head_size &&
              s.dtype == first.dtype && s.kv_quant_mode == first.kv_quant_mode &&
-             s.page_size_padded == first.page_size_padded;
+             s.page_size_padded == first.page_size_padded && s.sink_len == first.sink_len &&
+             s.rswa_window == first.rswa_window;
     });
     KVCacheSpec merged = first;
     if (!all(is_full)) return std::nullopt;

@@ -58,6 +58,8 @@ Result<void> check_spec(const KVCacheSpec& spec, std::int64_t num_ranks) {
       {"sliding_window", spec.sliding_window, spec.kind == CacheKind::sliding_window ? 1 : 0},
       {"attention_chunk_size", spec.attention_chunk_size,
        spec.kind == CacheKind::chunked_local ? 1 : 0},
+      {"sink_len", spec.sink_len},
+      {"rswa_window", spec.rswa_window},
       {"num_speculative_blocks", spec.num_speculative_blocks, 0, kSpecTokensMax},
       {"num_prefill_checkpoint_blocks", spec.num_prefill_checkpoint_blocks, 0, kSpecTokensMax},
       {"prefill_checkpoint_alignment", spec.prefill_checkpoint_alignment},

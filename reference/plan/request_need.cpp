@@ -75,6 +75,7 @@ PlanOptions plan_options_of(const EngineConfig& engine) {
   options.mamba_cache_mode = engine.mamba_cache_mode;
   options.num_spec = engine.num_spec_tokens;
   options.dcp = engine.dcp;
+  options.max_num_encoder_input_tokens = max_encoder_rows(engine);
   // Ranks of prefill context parallelism share out the tokens in 0.22.1 only.
   const EngineProfile* profile = find_engine_profile(engine.engine);
   if (profile == nullptr || profile->shards_by_pcp) options.pcp = engine.pcp;
@@ -87,6 +88,13 @@ std::int64_t planned_blocks_of_request(const EngineConfig& engine,
   if (engine.async_scheduling) options.max_num_batched_tokens *= 2;
   std::int64_t blocks = 0;
   for (const KVCacheGroupSpec& group : groups) blocks += max_blocks_per_request(group, options);
+  return blocks + num_sink_blocks(groups);
+}
+
+std::int64_t num_sink_blocks(std::span<const KVCacheGroupSpec> groups) {
+  std::int64_t blocks = 0;
+  for (const KVCacheGroupSpec& group : groups)
+    blocks += group.spec.sink_len / std::max<std::int64_t>(group.spec.block_size, 1);
   return blocks;
 }
 

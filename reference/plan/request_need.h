@@ -26,6 +26,8 @@ PlanOptions plan_options_of(const EngineConfig& engine);
 // batches hold their windows at once.
 std::int64_t planned_blocks_of_request(const EngineConfig& engine,
                                        std::span<const KVCacheGroupSpec> groups);
+// Blocks of the pool that sinks take from it.
+std::int64_t num_sink_blocks(std::span<const KVCacheGroupSpec> groups);
 
 // Whether the blocks of a request grow with its length for as long as it runs.
 bool grows_with_length(const KVCacheSpec& spec);

@@ -268,6 +268,14 @@ struct EngineProfile {
   // (v1/core/kv_cache_coordinator.py, allocate_new_computed_blocks).
   bool takes_hits_of_all_groups_first;
 
+  // Encoders and sinks.
+  // Who has no room for its encoder's input goes back to its queue, and the next one is looked at;
+  // otherwise all behind it wait (Scheduler._try_schedule_encoder_inputs).
+  bool passes_over_unencoded;
+  // The engine core starts with sinks; otherwise their manager refuses an argument, and takes no
+  // blocks (v1/core/single_type_kv_cache_manager.py, SinkFullAttentionManager).
+  bool starts_with_sinks;
+
   // What no release does: repairs of docs/findings.md, 1, 3, 7 to 9, 13 and 14 (profile_without()).
   bool state_hits_drop_a_block;   // with EAGLE, like those of attention
   bool withdraws_what_is_undone;  // what a victim published in the step that preempts it

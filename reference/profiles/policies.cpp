@@ -151,6 +151,9 @@ std::vector<Policy> make_policies() {
       LS_POLICY(retires_beyond_null_gaps, kBlocks, {false, {{"vllm-0.30.0", true}}},
                 "States before a gap in the table are freed at once, not when the request ends.",
                 "states in mode align with drafts"),
+      LS_POLICY(starts_with_sinks, kBlocks, {true, {{"vllm-0.33.0", false}}},
+                "Models with attention sinks do not start: no blocks are kept for them.",
+                "attention sinks"),
       LS_POLICY(admission_counts_batches_in_flight, kBlocks, {false, {{"vllm-0.26.0", true}}},
                 "With a step in flight a request is admitted only if a second batch fits as well.",
                 "asynchronous scheduling with windows in a small pool"),
@@ -273,6 +276,9 @@ std::vector<Policy> make_policies() {
                   {"vllm-0.30.0", PadsNewDecodes::beside_running_or_after_hit}}},
                 "A request that enters with one token left decodes with the batch's shape.",
                 "drafts with prompts of one token more than a hit"),
+      LS_POLICY(passes_over_unencoded, kScheduler, {false, {{"vllm-0.33.0", true}}},
+                "Who has no room for its encoder's input lets the next one in.",
+                "encoder-decoder models"),
       LS_POLICY(counts_states_exactly, kScheduler, {false, {{"vllm-0.31.0", true}}},
                 "A request no longer waits for a state block that it would not take.",
                 "states with hits inside blocks in a small pool"),
@@ -411,6 +417,7 @@ const std::vector<FindingPolicies>& all_finding_policies() {
        {{"draft_room", "none"}},
        true},
       {36, {{"loads_leave_room", "yes"}}, {{"loads_leave_room", "to_all"}}, true},
+      {38, {{"starts_with_sinks", "no"}}, {{"starts_with_sinks", "yes"}}},
   };
   return kFindings;
 }

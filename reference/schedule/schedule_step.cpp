@@ -88,6 +88,7 @@ void Scheduler::Impl::send_back(RequestId victim, bool drops_stale_output) {
   LS_CHECK(request.status == RequestStatus::running, "{} is preempted but does not run",
            request.name);
   give_back(request);
+  if (encoder) encoder->let_go(request);
   if (remote != nullptr) remote->prefilling.erase(victim);
   request.status = RequestStatus::preempted;
   request.num_computed_tokens = 0;
@@ -192,6 +193,10 @@ void Scheduler::Impl::schedule() {
   if (profile.reports_common_prefix_blocks) count_common_prefix();
   take_copies();
   cache.take_new_block_ids(output.zero);
+  if (encoder) {
+    encoder->take_dropped(output.free_encoder);
+    output.encoder_slots = encoder->num_free_rows();
+  }
   finish_step();
 }
 
@@ -206,6 +211,8 @@ void Scheduler::Impl::begin_step() {
   output.zero.clear();
   output.copies.clear();
   output.loads_within = false;
+  output.encode.clear();
+  if (encoder) encoder->begin_step();
   output.total_num_scheduled_tokens = 0;
   output.finished.clear();
   std::swap(output.finished, finished);
@@ -316,6 +323,8 @@ Entry Scheduler::Impl::enter(RequestId id, RequestQueue& queue, bool any_running
   bool padded = false;
   std::int32_t num_new = hit.loads_async ? 0 : num_tokens_of_waiting(request, any_running, padded);
   if (num_new == 0 && !hit.loads_async) return Entry::waits;
+  if (encoder && !encoder->ask(request, num_new, to_encode))
+    return profile.passes_over_unencoded ? Entry::is_passed_over : Entry::waits;
   if (!hit.loads_async) {
     num_new = leave_lookahead(request, num_computed_with_hit(request), num_new);
     if (num_new == 0) return Entry::is_passed_over;
@@ -325,8 +334,10 @@ Entry Scheduler::Impl::enter(RequestId id, RequestQueue& queue, bool any_running
       request.num_computed_tokens > 0 || (profile.lookahead_in_first_step && !hit.loads_async);
   const std::int32_t num_past_hit = std::max(num_new - hit.num_replayed_tokens, 0);
   if (!cache.allocate_slots(request, num_past_hit, looks_ahead ? num_lookahead : 0, &hit,
-                            config.scheduler_reserve_full_isl, first_new))
+                            config.scheduler_reserve_full_isl, first_new)) {
+    if (encoder) encoder->let_go(request);
     return Entry::waits;
+  }
   if (remote != nullptr)
     remote->connector.update_state_after_alloc(id, request.groups[0].blocks,
                                                hit.num_external_tokens);
@@ -353,7 +364,17 @@ Entry Scheduler::Impl::enter(RequestId id, RequestQueue& queue, bool any_running
   emit(id, num_new, Handed::whole_table, keeps_drafts);
   output.scheduled.back().is_new = true;
   output.scheduled.back().is_resumed = resumed;
+  if (encoder) encode(request);
   return Entry::enters;
+}
+
+// The encoder computes what the request, the last one of the step, has asked for.
+void Scheduler::Impl::encode(Request& request) {
+  encoder->take(request, to_encode);
+  ScheduledRequest& row = output.scheduled.back();
+  row.num_encoded = static_cast<std::int32_t>(to_encode.size());
+  row.num_encoder_rows = request.num_encoder_rows;
+  output.encode.insert(output.encode.end(), to_encode.begin(), to_encode.end());
 }
 
 void Scheduler::Impl::schedule_waiting() {

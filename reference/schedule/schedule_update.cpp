@@ -91,6 +91,9 @@ void Scheduler::Impl::update_row(const InFlightRow& row, std::span<const std::in
   request.num_in_flight_tokens -= row.num_tokens;
   const bool is_stale = request.num_stale_tokens > 0;
   if (is_stale) request.num_stale_tokens -= row.num_tokens;
+  // Cross attention has its rows in blocks by now.
+  if (encoder && request.num_computed_tokens > 0 && !(is_stale && request.drops_stale_output))
+    encoder->let_go(request);
   if (tokens.empty() || (is_stale && request.drops_stale_output)) return;
   const auto num_sampled = static_cast<std::int32_t>(tokens.size());
   if (row.num_spec > 0 && !is_stale) take_back_rejected(request, row.num_spec - (num_sampled - 1));
@@ -158,6 +161,7 @@ void Scheduler::Impl::update_drafts(const ModelOutput& model, std::span<const In
 void Scheduler::Impl::retire(RequestId id) {
   Request& request = at(id);
   if (remote != nullptr) remote->prefilling.erase(id);
+  if (encoder) encoder->let_go(request);
   if (!keeps_blocks(id)) give_back(request);
   request.status = RequestStatus::finished;
   ++generations[index_of(id)];

@@ -41,6 +41,7 @@ Scheduler::Impl::Impl(const EngineConfig& engine, const std::vector<KVCacheGroup
     remote->defers_frees =
         profile.defers_frees && config.async_scheduling && remote->traits.is_kv_consumer;
   }
+  if (has_cross_attention(groups)) encoder.emplace(config);
   output.num_groups = static_cast<std::int32_t>(groups.size());
   output.step = -1;
 }
@@ -82,12 +83,35 @@ void Scheduler::Impl::cancel(RequestId id) {
 
 namespace {
 
-// Kinds of groups whose blocks this model knows to hand out.
-Result<void> check_kinds(const std::vector<KVCacheGroupSpec>& groups) {
+// Kinds of groups whose blocks this model knows to hand out, and what the engine has beside them.
+Result<void> check_kinds(const EngineConfig& config, const std::vector<KVCacheGroupSpec>& groups,
+                         bool has_connector) {
+  const EngineProfile& profile = engine_profile(config.engine);
   for (const KVCacheGroupSpec& group : groups) {
-    const CacheKind kind = group.spec.kind;
-    if (kind == CacheKind::cross_attention || kind == CacheKind::encoder_only)
-      return fail(fmt::format("groups: decisions with {} groups are not modelled", name_of(kind)));
+    const KVCacheSpec& spec = group.spec;
+    const bool is_cross = spec.kind == CacheKind::cross_attention;
+    if (spec.kind == CacheKind::encoder_only)
+      return fail(
+          fmt::format("groups: decisions with {} groups are not modelled", name_of(spec.kind)));
+    if (is_cross && config.enable_prefix_caching)
+      return fail("cross_attention: no engine caches prefixes beside it; --no-prefix-caching");
+    if (is_cross && config.enable_chunked_prefill)
+      return fail("cross_attention: a prompt runs in one step; --no-chunked-prefill");
+    if (reads_beside_tokens(spec) && has_connector)
+      return fail("a KV connector beside cross attention, sinks or reference windows");
+    if ((is_cross || spec.sink_len > 0) && !profile.release->models_connectors)
+      return fail(fmt::format("cross attention and sinks: decisions are modelled for {} only",
+                              names_of_connector_releases()));
+    if (spec.sink_len > 0 && !profile.starts_with_sinks)
+      return fail(
+          fmt::format("sink_len: {} does not start with sinks (docs/findings.md, 38); "
+                      "repaired: --engine {},without=38",
+                      profile.name, profile.name));
+    if (spec.sink_len % spec.block_size != 0)
+      return fail(fmt::format("sink_len: {} tokens are no whole blocks of {}", spec.sink_len,
+                              spec.block_size));
+    if (spec.rswa_window > 0 && !profile.serves_checkpoints)
+      return fail(fmt::format("rswa_window: {} has none", profile.name));
   }
   return {};
 }
@@ -164,7 +188,7 @@ Result<Scheduler> Scheduler::create(const EngineConfig& config,
   if (const auto profile = parse_engine(config.engine); !profile)
     return fail("engine: " + profile.error().message);
   LS_RETURN_IF_ERROR(check_limits(config, groups, num_blocks));
-  LS_RETURN_IF_ERROR(check_kinds(groups));
+  LS_RETURN_IF_ERROR(check_kinds(config, groups, transfer.connector != nullptr));
   LS_RETURN_IF_ERROR(check_keys(config, groups));
   if (transfer.connector != nullptr) {
     LS_RETURN_IF_ERROR(check_connector(config, groups));
@@ -178,12 +202,13 @@ Result<Scheduler> Scheduler::create(const EngineConfig& config,
 
 void Scheduler::order_free_blocks(std::span<const BlockId> order) {
   BlockPool& pool = impl_->cache.pool();
-  const auto size = std::ssize(order);
-  LS_CHECK(size == pool.num_free_blocks() && size + 1 == pool.num_blocks(),
+  std::vector<BlockId> free(order.begin(), order.end());
+  std::erase_if(free, [&](BlockId block) { return pool.ref_cnt(block) > 0; });  // sinks
+  LS_CHECK(std::ssize(order) + 1 == pool.num_blocks() && std::ssize(free) == pool.num_free_blocks(),
            "an order of {} blocks, {} are free", order.size(), pool.num_free_blocks());
   std::vector<BlockId> taken;
-  pool.get_new_blocks(std::ssize(order), taken);
-  pool.free_blocks(order);
+  pool.get_new_blocks(std::ssize(free), taken);
+  pool.free_blocks(free);
 }
 
 Result<RequestId> Scheduler::add_request(RequestSpec request) {

@@ -50,7 +50,7 @@ class Scheduler final : public DecisionSource {
 
   // Blocks are handed out in this order from now on, where an engine starts with 1, 2, 3, ...: what
   // else is decided must not depend on it. REQUIRES: nothing was decided yet; all blocks but the
-  // null block, once each.
+  // null block, once each. Those of sinks stay theirs.
   void order_free_blocks(std::span<const BlockId> order);
 
   // Refuses a prompt that is empty or longer than max_model_len allows.

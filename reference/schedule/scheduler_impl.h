@@ -3,9 +3,11 @@
 // scheduler.cpp is what others see.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <set>
 #include <span>
 #include <vector>
@@ -14,6 +16,7 @@
 #include "reference/cache/kv_cache_coordinator.h"
 #include "reference/cache/request.h"
 #include "reference/profiles/engine_profile.h"
+#include "reference/schedule/encoder_inputs.h"
 #include "reference/schedule/remote_caches.h"
 #include "reference/schedule/request_queue.h"
 #include "reference/schedule/scheduler.h"
@@ -53,8 +56,10 @@ struct Scheduler::Impl {
              "request {} does not exist", index_of(id));
     return *requests[index_of(id)];
   }
-  // A request has blocks in all groups or in none.
-  bool holds_blocks(RequestId id) const { return !at(id).groups[0].blocks.empty(); }
+  bool holds_blocks(RequestId id) const {
+    return std::ranges::any_of(at(id).groups,
+                               [](const GroupBlocks& group) { return !group.blocks.empty(); });
+  }
 
   virtual RequestId insert(RequestSpec spec);
   virtual void cancel(RequestId id);
@@ -65,6 +70,7 @@ struct Scheduler::Impl {
   void schedule_running();
   void schedule_waiting();
   Entry enter(RequestId id, RequestQueue& queue, bool any_running);
+  virtual void encode(Request& request);
   RequestQueue* next_queue();
   RequestQueue& queue_of_skipped(RequestId id);
   bool stands_aside(const RequestQueue& queue) const;
@@ -146,6 +152,8 @@ struct Scheduler::Impl {
   std::vector<RequestId> running;
   RequestQueue waiting;
   std::unique_ptr<RemoteCaches> remote;  // null: no connector
+  std::optional<EncoderInputs> encoder;  // with groups of cross attention
+  std::vector<std::int32_t> to_encode;   // items of the request that has asked last
   std::vector<RequestId> finished;       // since the last schedule()
   std::vector<RequestId> sent_back;      // by resets since the last schedule(), where it tells them
 

@@ -52,6 +52,10 @@ struct EngineConfig {
   // not end within so many of its end, and a hash covers so many behind its block.
   std::int32_t num_prefill_lookahead_tokens = 1;
   std::int32_t prefix_match_unit = 0;  // tokens to a block hash; 0: as the groups say
+  // With groups of cross attention: rows that the encoder computes in one step, and that its cache
+  // holds. 0: max_num_batched_tokens.
+  std::int32_t encoder_compute_budget = 0;
+  std::int32_t encoder_cache_size = 0;
   bool operator==(const EngineConfig&) const = default;
 };
 
@@ -60,6 +64,12 @@ constexpr std::int32_t num_lookahead_tokens(const EngineConfig& engine) {
   const bool drafts_need_slots =
       engine.spec_method == SpecMethod::eagle || engine.spec_method == SpecMethod::draft_model;
   return drafts_need_slots ? engine.num_spec_tokens : 0;
+}
+
+// Rows of an encoder that one step computes, and so those of one request.
+constexpr std::int32_t max_encoder_rows(const EngineConfig& engine) {
+  return engine.encoder_compute_budget > 0 ? engine.encoder_compute_budget
+                                           : engine.max_num_batched_tokens;
 }
 
 }  // namespace lockstep

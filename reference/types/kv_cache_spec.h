@@ -29,9 +29,9 @@ enum class CacheKind : std::uint8_t {
   mla,  // one latent head per token, K and V in one row: num_kv_heads = 1
   sliding_window,
   chunked_local,
-  mamba,         // Mamba1/2 and linear attention (GatedDeltaNet, KDA): states, not tokens
-  hidden_state,  // rows of num_kv_heads * head_size elements, one row per token, no K/V pair
-  cross_attention,
+  mamba,            // Mamba1/2 and linear attention (GatedDeltaNet, KDA): states, not tokens
+  hidden_state,     // rows of num_kv_heads * head_size elements, one row per token, no K/V pair
+  cross_attention,  // rows of a request's encoder, one each
   encoder_only,
   circular_buffer,  // one block a request: a ring of the keys that are still to be compressed
 };
@@ -70,6 +70,11 @@ struct KVCacheSpec {
   DType dtype = DType::bf16;
   std::int64_t sliding_window = 0;        // tokens; sliding_window only
   std::int64_t attention_chunk_size = 0;  // tokens; chunked_local only
+  // Rows of the model's own that lie before everybody's first token, in blocks of their own; whole
+  // blocks (SinkFullAttentionSpec). full_attention only.
+  std::int64_t sink_len = 0;
+  // Of what is generated the last tokens alone are attended to; the prompt stays (RSWASpec).
+  std::int64_t rswa_window = 0;  // tokens; full_attention only
   // Tokens before the window that are kept and not attended to: several modules of MTP.
   std::int64_t extra_retained_tokens = 0;  // sliding_window only
   // After a hit the window is computed again, and its blocks are not cached (DeepSeek-V4.1).
@@ -99,10 +104,18 @@ struct KVCacheSpec {
 };
 
 constexpr bool is_ring(const KVCacheSpec& spec) { return spec.kind == CacheKind::circular_buffer; }
+constexpr bool is_cross_attention(const KVCacheSpec& spec) {
+  return spec.kind == CacheKind::cross_attention;
+}
+// Whether attention reads other rows than a run of a request's tokens: an encoder's, sinks, or what
+// lies on either side of a gap.
+constexpr bool reads_beside_tokens(const KVCacheSpec& spec) {
+  return is_cross_attention(spec) || spec.sink_len > 0 || spec.rswa_window > 0;
+}
 
 // Whether the blocks of its group are found by later requests.
 constexpr bool is_prefix_cacheable(const KVCacheSpec& spec) {
-  return !is_ring(spec) && !spec.bounded_replay;
+  return !is_ring(spec) && !spec.bounded_replay && !is_cross_attention(spec);
 }
 
 // Layers that share a block table. Each has the spec `spec`, unless the group is of uniform type
@@ -129,6 +142,13 @@ constexpr bool has_compressed_rows(const KVCacheGroupSpec& group) {
   if (group.spec.compress_ratio != 1) return true;
   for (const KVCacheSpec& spec : group.layer_specs)
     if (spec.compress_ratio != 1) return true;
+  return false;
+}
+
+// Whether a request has rows of an encoder beside those of its tokens.
+constexpr bool has_cross_attention(const std::vector<KVCacheGroupSpec>& groups) {
+  for (const KVCacheGroupSpec& group : groups)
+    if (is_cross_attention(group.spec)) return true;
   return false;
 }
 

@@ -156,6 +156,10 @@ struct ScheduledRequest {
   // Block ids handed to the worker: blocks[new_blocks_begin(g) .. ) of the output, per group; all
   // of the request's blocks when new or resumed, the newly added ones otherwise.
   std::uint32_t first_block = 0;  // index into SchedulerOutput::block_ends
+  // Items of the request that its encoder computes for this step, and their rows: with groups of
+  // cross attention.
+  std::int32_t num_encoded = 0;
+  std::int32_t num_encoder_rows = 0;
 };
 
 // One decision of the scheduler. Owned by it and overwritten by the next call of schedule().
@@ -173,6 +177,11 @@ struct SchedulerOutput {
   std::vector<BlockId> zero;             // blocks that the worker zeroes before use, in order
   std::vector<KVCacheBlockCopy> copies;  // before the step, in order
   bool loads_within = false;             // a connector loads within the step
+  // With groups of cross attention: items to encode, by number, request by request; items whose
+  // rows the worker drops before the step; rows that the engine counts as free, after the step.
+  std::vector<std::int32_t> encode;
+  std::vector<std::string> free_encoder;
+  std::optional<std::int32_t> encoder_slots;
   std::int64_t total_num_scheduled_tokens = 0;
 
   // Blocks handed to scheduled request `i` for group `g`.

@@ -318,8 +318,9 @@ Divergence Diagnosis::slot(std::int32_t group, std::size_t token, Slot expected,
   found.slot = expected;
   found.expected = fmt::format("{}", expected);
   found.found = fmt::format("{}", found_slot);
-  std::string whose = "a padded token, which writes nothing";
-  for (std::size_t i = 0; i < program_->rows.size(); ++i) {
+  const bool is_encoder = model_.is_encoder_group(group);
+  std::string whose = is_encoder ? "a row of an encoder" : "a padded token, which writes nothing";
+  for (std::size_t i = 0; i < program_->rows.size() && !is_encoder; ++i) {
     const RowSlice& slice = program_->rows[i];
     const auto offset = static_cast<std::int64_t>(token) - slice.first_token;
     if (offset < 0 || offset >= slice.num_tokens) continue;
@@ -338,11 +339,16 @@ Divergence Diagnosis::slot(std::int32_t group, std::size_t token, Slot expected,
 
 void Diagnosis::set_slot(Divergence& found, const WorkerRequest& request,
                          std::int64_t position) const {
-  const auto [entry, offset] = place_of_token(model_, worker_.context(), found.group, position);
-  const BlockId block = request.tables[found.group][entry];
+  const std::int64_t num_sinks = model_.layers_of(found.group).front().num_sinks;
+  const auto [entry, offset] = place_of_token(model_, worker_.context(), found.group,
+                                              std::max<std::int64_t>(position - num_sinks, 0));
+  const bool is_sink = position < num_sinks;
+  const std::int64_t size = model_.block_size(found.group);
+  std::int64_t block = 1 + position / size;
+  if (!is_sink) block = index_of(request.tables[found.group][entry]);
   found.token = position;
-  found.block = index_of(block);
-  found.slot = index_of(block) * model_.block_size(found.group) + offset;
+  found.block = static_cast<std::int32_t>(block);
+  found.slot = block * size + (is_sink ? position % size : offset);
 }
 
 Result<bool> Diagnosis::reads_wrong(const AttentionProbe& probe, WorkerRequest& request) {
@@ -352,7 +358,8 @@ Result<bool> Diagnosis::reads_wrong(const AttentionProbe& probe, WorkerRequest& 
   StepReadback readback;
   LS_RETURN_IF_ERROR(backend_.execute(program, readback));
   const ModelLayer& layer = model_.layers()[probe.layer];
-  return readback.digests.at(0) != request.prefix.attention_digest(layer, probe.first, probe.last);
+  return readback.digests.at(0) !=
+         contents_of(layer, request).attention_digest(layer, probe.first, probe.last);
 }
 
 Result<Divergence> Diagnosis::digest(const AttentionProbe& probe, RequestId id,

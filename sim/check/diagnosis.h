@@ -65,6 +65,10 @@ class Diagnosis {
   void set_layer(Divergence& found, std::int32_t layer) const;
   void set_journal(Divergence& found, ModelPage page, std::int64_t byte) const;
   void set_slot(Divergence& found, const WorkerRequest& request, std::int64_t position) const;
+  // What positions of a probe stand for: rows of an encoder, or what lies behind the sinks.
+  PrefixContent& contents_of(const ModelLayer& layer, WorkerRequest& request) const {
+    return model_.is_encoder_group(layer.group) ? request.encoder : request.prefix;
+  }
   Result<bool> reads_wrong(const AttentionProbe& probe, WorkerRequest& request);
 
   const BackendConfig& config_;

@@ -144,6 +144,17 @@
 //     it has. Slots count tokens, as in other groups. Positions [first, last) in rules (4) and
 //     (5) stand for rows [first / r, last / r): what is not complete is not read; p in rule (4) is
 //     the number of the row.
+// (21) Cross attention. Such a group keeps rows of a request's encoder instead of its tokens: row e
+//     lies where another group keeps the token at position e. The rows of encoder_slices are
+//     written in the step, to every such group; tokens are not. Its slot mapping has one slot for
+//     each of encoder_contents, in their order, and no padding. Positions [first, last) of its
+//     probes and queries are rows.
+// (22) Sinks. Where a layer's sink_len is not 0, blocks 1 to sink_len / block_size hold rows of the
+//     model's own from the first program on: row i of them has content
+//     mix(0x73696E6B00000000 + i). They are in no table. Positions of its probes and queries count
+//     them: sink row i is position i, the request's token p position sink_len + p.
+// (23) A query reads nothing of positions [gap_first, gap_last): what lies between a prompt and a
+//     reference window (rswa_window). Probes name what lies on either side.
 //
 // Not said here: how a backend lays anything out; that is what is being checked.
 #pragma once

@@ -47,6 +47,14 @@ struct RowSlice {
   std::int32_t replay_start = 0;
 };
 
+// Rule (21): what the encoder of a row's request has computed for this step: rows 0 to num_rows,
+// whose contents are encoder_contents[first_row ..).
+struct EncoderSlice {
+  std::int32_t row = 0;
+  std::int32_t num_rows = 0;
+  std::int32_t first_row = 0;
+};
+
 struct BlockCopy {
   std::int32_t group = 0;
   BlockId source{};
@@ -117,6 +125,8 @@ struct AttentionQuery {
   std::int32_t first = 0;
   std::int32_t last = 0;
   std::uint64_t content = 0;
+  std::int32_t gap_first = 0;  // rule (23): none where both are equal
+  std::int32_t gap_last = 0;
 };
 
 // The rows of a request's first num_tokens tokens in a layer, read through that layer's group into
@@ -153,6 +163,8 @@ struct StepProgram {
   std::vector<RowSlice> rows;           // scheduled requests, in the engine's order
   std::vector<std::uint64_t> contents;  // one per scheduled token
   std::int32_t num_padded_tokens = 0;   // slot mappings are filled with PAD_SLOT_ID up to here
+  std::vector<EncoderSlice> encoder_slices;
+  std::vector<std::uint64_t> encoder_contents;  // one per row
   AgreedBatch agreed;
   std::vector<StateUpdate> state_updates;
   std::vector<HostTransfer> stores;

@@ -38,7 +38,8 @@ std::vector<std::string> sorted_names_of(const StepView& view, std::span<const R
   return names;
 }
 
-RecordedScheduled scheduled_of(const StepView& view, std::size_t index, std::size_t first_spec) {
+RecordedScheduled scheduled_of(const StepView& view, std::size_t index, std::size_t first_spec,
+                               std::size_t first_item) {
   const SchedulerOutput& decision = view.decision;
   const ScheduledRequest& row = decision.scheduled[index];
   RecordedScheduled scheduled;
@@ -49,6 +50,8 @@ RecordedScheduled scheduled_of(const StepView& view, std::size_t index, std::siz
   scheduled.computed = row.computed;
   const auto spec = decision.spec_tokens.begin() + static_cast<std::ptrdiff_t>(first_spec);
   scheduled.spec.assign(spec, spec + row.num_spec);
+  const auto items = decision.encode.begin() + static_cast<std::ptrdiff_t>(first_item);
+  scheduled.encode.assign(items, items + row.num_encoded);
   BlocksPerGroup blocks;
   bool any = row.is_new || row.is_resumed;
   for (std::int32_t g = 0; g < decision.num_groups; ++g) {
@@ -81,11 +84,14 @@ std::vector<std::string> unfinished_of(const StepView& view) {
 void write_decision(const StepView& view, RecordedStep& step) {
   const SchedulerOutput& decision = view.decision;
   step.step = decision.step;
-  std::size_t first_spec = 0;
+  std::size_t first_spec = 0, first_item = 0;
   for (std::size_t i = 0; i < decision.scheduled.size(); ++i) {
-    step.scheduled.push_back(scheduled_of(view, i, first_spec));
+    step.scheduled.push_back(scheduled_of(view, i, first_spec, first_item));
     first_spec += static_cast<std::size_t>(decision.scheduled[i].num_spec);
+    first_item += static_cast<std::size_t>(decision.scheduled[i].num_encoded);
   }
+  step.inputs.free_encoder = decision.free_encoder;
+  if (decision.encoder_slots) step.inputs.encoder_slots = {*decision.encoder_slots};
   step.preempted = sorted_names_of(view, decision.preempted);
   step.finished = sorted_names_of(view, decision.finished);
   // The engine reports a set: a name that was free, taken and free again ends once.

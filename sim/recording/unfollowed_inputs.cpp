@@ -27,11 +27,13 @@ std::string unfollowed_event(const RecordedEvent& event) {
 
 std::string unfollowed_input(const RecordingHeader& header) {
   const InputOptions& inputs = header.options.inputs;
-  if (inputs.is_encoder_decoder.value_or(false))
-    return not_followed("config.is_encoder_decoder", "a decoder reads an encoder's rows,");
+  const bool has_encoder = has_cross_attention(header.groups);
+  if (inputs.is_encoder_decoder.value_or(false) != has_encoder)
+    return not_followed("config.is_encoder_decoder",
+                        "an encoder and groups of cross_attention are not there together,");
   if (inputs.runner == "pooling")
     return not_followed("config.runner", "the model pools and samples nothing,");
-  if (header.encoder_compute_budget)
+  if (header.encoder_compute_budget && !has_encoder)
     return not_followed("encoder_compute_budget",
                         "an encoder's budget and cache limit what is scheduled,");
   if (header.connector && header.connector->name == "SimpleCPUOffloadConnector")

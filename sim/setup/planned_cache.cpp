@@ -63,8 +63,17 @@ std::int64_t tight_pool(const std::vector<KVCacheGroupSpec>& groups, const Engin
   options.max_model_len = engine.max_model_len;
   options.max_num_batched_tokens = engine.max_num_batched_tokens;
   std::int64_t blocks = 0;
+  options.max_num_encoder_input_tokens = max_encoder_rows(engine);
   for (const KVCacheGroupSpec& group : groups) blocks += max_blocks_per_request(group, options);
+  blocks += num_sink_blocks(groups);
   return one_and_a_half(blocks, chosen);
+}
+
+std::int64_t sink_blocks(const std::vector<PlacedGroup>& groups) {
+  std::int64_t blocks = 0;
+  for (const PlacedGroup& group : groups)
+    blocks += group.spec.sink_len.value_or(0) / group.spec.block_size;
+  return blocks;
 }
 
 // Tokens between the places of states that prefills export; 0: none.
@@ -160,7 +169,8 @@ Result<std::optional<KVCacheConfig>> plan_overlaid(RunSpec& run, const CacheWish
   } else {
     LS_ASSIGN_OR_RETURN(const std::int64_t blocks,
                         blocks_per_request(placed.stages.groups, placed.options));
-    options.num_gpu_blocks_override = one_and_a_half(blocks, told);
+    options.num_gpu_blocks_override =
+        one_and_a_half(blocks, told) + sink_blocks(placed.stages.groups);
   }
   LS_ASSIGN_OR_RETURN(placed, place_model(layers, model.dtype, options, order));
   const Placement& placement = placed.stages.workers.front();
@@ -191,6 +201,24 @@ Result<std::optional<KVCacheConfig>> plan_overlaid(RunSpec& run, const CacheWish
   return std::optional(with_placed_tensors(std::move(*plan), *in_memory));
 }
 
+// What vLLM switches off beside some kinds of layers (vllm/config/vllm.py, model_executor/models/
+// config.py).
+void serve_kinds(const LayerSpecs& layers, EngineConfig& engine, std::vector<std::string>& chosen) {
+  const auto has = [&](auto is) {
+    return std::ranges::any_of(layers, [&](const NamedSpec& layer) { return is(layer.spec); });
+  };
+  const bool has_cross = has(is_cross_attention);
+  const bool has_windows = has([](const KVCacheSpec& spec) { return spec.rswa_window > 0; });
+  if (engine.enable_prefix_caching && (has_cross || has_windows)) {
+    engine.enable_prefix_caching = false;
+    chosen.push_back("no prefix caching, as the engine serves cross attention and R-SWA");
+  }
+  if (engine.enable_chunked_prefill && has_cross) {
+    engine.enable_chunked_prefill = false;
+    chosen.push_back("no chunked prefill, as the engine serves cross attention");
+  }
+}
+
 Result<KVCacheConfig> plan_model(RunSpec& run, const CacheWishes& wishes,
                                  std::vector<std::string>& chosen,
                                  std::vector<ServedOption>& served) {
@@ -219,7 +247,9 @@ Result<KVCacheConfig> plan_model(RunSpec& run, const CacheWishes& wishes,
   }
   options.disable_hybrid_kv_cache_manager = !wishes.hybrid_groups;
   if (wishes.says_block_size) options.block_size = engine.block_size;
+  options.max_num_encoder_input_tokens = max_encoder_rows(engine);
   LS_ASSIGN_OR_RETURN(LayerSpecs layers, layer_specs(model, options));
+  serve_kinds(layers, engine, chosen);
   for (const NamedSpec& layer : layers)
     LS_RETURN_IF_ERROR(check_scales(run.recipe.dtype, layer.spec));
   if (is_hybrid(layers) && engine.enable_prefix_caching) {

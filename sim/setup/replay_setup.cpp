@@ -51,6 +51,27 @@ void take_trace(std::shared_ptr<const Trace> trace, PreparedReplay& prepared) {
   prepared.parts.clients = make_trace_workload(prepared.trace, workload_options_of(prepared.run));
 }
 
+// Combinations that the engine refuses to start with.
+Result<void> check_engine(const EngineConfig& engine) {
+  if (engine.max_num_batched_tokens < engine.max_num_seqs) {
+    return fail(
+        fmt::format("--max-num-batched-tokens {} is less than --max-num-seqs {}: a step could not "
+                    "give every running request its one token",
+                    engine.max_num_batched_tokens, engine.max_num_seqs));
+  }
+  if (!engine.enable_chunked_prefill && engine.max_num_batched_tokens < engine.max_model_len) {
+    return fail(fmt::format(
+        "--no-chunked-prefill with --max-num-batched-tokens {} below --max-model-len {}: the "
+        "longest prompts would never fit into a step",
+        engine.max_num_batched_tokens, engine.max_model_len));
+  }
+  if (engine.long_prefill_token_threshold > engine.max_model_len) {
+    return fail(fmt::format("--long-prefill-token-threshold {} is more than --max-model-len {}",
+                            engine.long_prefill_token_threshold, engine.max_model_len));
+  }
+  return {};
+}
+
 // The rest is the same for every kind of file.
 Result<void> finish(const ReplayRequest& request, Result<KVCacheConfig> plan,
                     PreparedReplay& prepared) {
@@ -73,28 +94,9 @@ Result<void> finish(const ReplayRequest& request, Result<KVCacheConfig> plan,
         "--short-drafts needs drafts that the engine knows: num_spec_tokens in the trace's engine "
         "hints, and no asynchronous scheduling");
   size_host_tier(request.run, run);
+  // Planning may have switched chunked prefill off.
+  if (has_cross_attention(run.cache.groups)) LS_RETURN_IF_ERROR(check_engine(run.engine));
   prepared.config = config_of(run);
-  return {};
-}
-
-// Combinations that the engine refuses to start with.
-Result<void> check_engine(const EngineConfig& engine) {
-  if (engine.max_num_batched_tokens < engine.max_num_seqs) {
-    return fail(
-        fmt::format("--max-num-batched-tokens {} is less than --max-num-seqs {}: a step could not "
-                    "give every running request its one token",
-                    engine.max_num_batched_tokens, engine.max_num_seqs));
-  }
-  if (!engine.enable_chunked_prefill && engine.max_num_batched_tokens < engine.max_model_len) {
-    return fail(fmt::format(
-        "--no-chunked-prefill with --max-num-batched-tokens {} below --max-model-len {}: the "
-        "longest prompts would never fit into a step",
-        engine.max_num_batched_tokens, engine.max_model_len));
-  }
-  if (engine.long_prefill_token_threshold > engine.max_model_len) {
-    return fail(fmt::format("--long-prefill-token-threshold {} is more than --max-model-len {}",
-                            engine.long_prefill_token_threshold, engine.max_model_len));
-  }
   return {};
 }
 

@@ -33,7 +33,9 @@ BackendConfig make_backend_config(const EngineConfig& engine, KVCacheConfig plan
       config.max_blocks_per_row.push_back(1);
       continue;
     }
-    const std::int64_t tokens = engine.max_model_len + engine.num_spec_tokens;
+    const std::int64_t tokens = is_cross_attention(spec)
+                                    ? max_encoder_rows(engine)
+                                    : engine.max_model_len + engine.num_spec_tokens;
     config.max_blocks_per_row.push_back(
         static_cast<std::int32_t>(cdiv(tokens, spec.block_size * num_context_ranks(engine, spec)) +
                                   spec.num_speculative_blocks));
@@ -82,11 +84,12 @@ Result<void> check_ranks(const BackendConfig& config) {
     if (degree < 1 || degree > kDegreeMax)
       return fail(fmt::format("{} {}: expected 1 to {}", name, degree, kDegreeMax));
   for (const KVCacheGroupSpec& group : config.plan.groups)
-    if (num_ranks(config) > 1 && (!is_prefix_cacheable(group.spec) || has_compressed_rows(group)))
+    if (num_ranks(config) > 1 && (!is_prefix_cacheable(group.spec) || has_compressed_rows(group) ||
+                                  reads_beside_tokens(group.spec)))
       return fail(
-          "several ranks beside rings, compressed rows or windows that are computed again: what "
-          "the "
-          "ranks hold together of them is not modelled");
+          "several ranks beside rings, compressed rows, windows that are computed again, cross "
+          "attention, sinks or reference windows: what the ranks hold together of them is not "
+          "modelled");
   for (const KVCacheGroupSpec& group : config.plan.groups)
     if (config.context.interleave < 1 ||
         (config.context.num_ranks > 1 && group.spec.block_size % config.context.interleave != 0))

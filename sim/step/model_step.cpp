@@ -38,6 +38,28 @@ std::int64_t first_readable(const KVCacheSpec& spec, const WorkerRequest& reques
   return spec.bounded_replay ? std::max(attended, request.first_own) : attended;
 }
 
+Reach reach_in(const KVCacheSpec& spec, const WorkerRequest& request, const RowSlice& slice,
+               bool is_encoded, bool of_last) {
+  if (is_cross_attention(spec)) {
+    const std::int64_t rows = request.encoder.size();
+    return {.lowest = 0, .first = is_encoded ? 0 : rows, .last = rows};
+  }
+  const std::int64_t end = std::int64_t{slice.first_position} + slice.num_tokens;
+  const std::int64_t from = of_last ? end - 1 : slice.first_position;
+  Reach reach{.lowest = first_readable(spec, request, from),
+              .first = spec.sink_len + slice.first_position,
+              .last = spec.sink_len + end};
+  if (spec.rswa_window > 0) {
+    reach.gap_first = request.num_prompt;
+    reach.gap_last = std::max(reach.gap_first, from + 1 - spec.rswa_window);
+  }
+  return reach;
+}
+
+const PrefixContent& contents_in(const KVCacheSpec& spec, const WorkerRequest& request) {
+  return is_cross_attention(spec) ? request.encoder : request.prefix;
+}
+
 std::int64_t replayed_tokens(const KVCacheConfig& plan) {
   std::int64_t tokens = 0;
   for (const KVCacheGroupSpec& group : plan.groups)
@@ -61,12 +83,18 @@ Checked ModelStep::apply(const StepProgram& program, std::span<const RequestId> 
   LS_CHECK(program.rows.size() == requests.size(), "{} rows, {} requests", program.rows.size(),
            requests.size());
   model_.begin_step(program.step);
+  if (const auto wrong = model_.write_sinks())
+    return decision_finding(program.step, "", -1, *wrong);
   LS_RETURN_UNLESS_FINE(apply_blocks(program));
   expected.slot_mappings.resize(model_.num_groups());
   for (std::int32_t g = 0; g < model_.num_groups(); ++g) {
     std::vector<Slot>& slots = expected.slot_mappings[g];
     slots.clear();
     if (model_.is_state_group(g)) continue;
+    if (model_.is_encoder_group(g)) {
+      LS_RETURN_UNLESS_FINE(write_encoder_rows(program, requests, g, slots));
+      continue;
+    }
     slots.assign(program.num_padded_tokens, PAD_SLOT_ID);
     for (std::size_t i = 0; i < program.rows.size(); ++i)
       LS_RETURN_UNLESS_FINE(write_tokens(program, program.rows[i], requests[i], g, slots));
@@ -83,8 +111,13 @@ Checked ModelStep::apply_blocks(const StepProgram& program) {
     if (auto wrong = model_.copy_state(copy.group, copy.source, copy.target, copy.conv_source,
                                        copy.conv_offset))
       return decision_finding(program.step, "", copy.group, *wrong);
-  for (const PoisonBlock& poison : program.poison)
+  for (const PoisonBlock& poison : program.poison) {
+    if (model_.holds_sinks(poison.block))
+      return decision_finding(
+          program.step, "", -1,
+          fmt::format("block {} holds sinks and is handed out", index_of(poison.block)));
     model_.poison(poison.block, static_cast<Unwritten>(poison.kind));
+  }
   for (const GroupBlock& zero : program.zero) model_.zero(zero.group, zero.block);
   for (const HostTransfer& load : program.loads)
     if (auto wrong = model_.load(load.group, load.block, load.host))
@@ -117,6 +150,23 @@ Checked ModelStep::write_tokens(const StepProgram& program, const RowSlice& slic
                                    program.contents[token], slots[token]);
         !finding)
       return finding;
+  }
+  return {};
+}
+
+Checked ModelStep::write_encoder_rows(const StepProgram& program,
+                                      std::span<const RequestId> requests, std::int32_t group,
+                                      std::vector<Slot>& slots) {
+  slots.assign(program.encoder_contents.size(), PAD_SLOT_ID);
+  for (const EncoderSlice& slice : program.encoder_slices) {
+    const auto row = std::ranges::find(program.rows, slice.row, &RowSlice::row);
+    LS_CHECK(row != program.rows.end(), "row {} encodes and does not run", slice.row);
+    const WorkerRequest& request = worker_.at(requests[row - program.rows.begin()]);
+    for (std::int32_t i = 0; i < slice.num_rows; ++i) {
+      const auto at = static_cast<std::size_t>(slice.first_row + i);
+      LS_RETURN_UNLESS_FINE(
+          write_token(program, request, group, i, program.encoder_contents[at], slots[at]));
+    }
   }
   return {};
 }

@@ -22,7 +22,8 @@ struct StateBefore {
 };
 
 struct StepExpectation {
-  // Per group num_padded_tokens slots; empty for state groups, which have none.
+  // Per group num_padded_tokens slots, of rows of encoders as many as are written; empty for state
+  // groups, which have none.
   std::vector<std::vector<Slot>> slot_mappings;
   std::vector<StateBefore> states_before;  // per state update; empty: states are words
 };
@@ -40,6 +41,8 @@ class ModelStep {
   Checked apply_blocks(const StepProgram& program);
   Checked write_tokens(const StepProgram& program, const RowSlice& slice, RequestId id,
                        std::int32_t group, std::vector<Slot>& slots);
+  Checked write_encoder_rows(const StepProgram& program, std::span<const RequestId> requests,
+                             std::int32_t group, std::vector<Slot>& slots);
   Checked write_token(const StepProgram& program, const WorkerRequest& request, std::int32_t group,
                       std::int64_t position, ContentId now, Slot& slot);
   Checked advance_states(const StepProgram& program, std::span<const RequestId> requests,
@@ -59,6 +62,20 @@ std::int64_t first_attended(const KVCacheSpec& spec, std::int64_t first);
 // keeps as many tokens as it has rows.
 std::int64_t first_readable(const KVCacheSpec& spec, const WorkerRequest& request,
                             std::int64_t first);
+
+// What a step reads of a request in a layer, in positions as the layer's attention counts them:
+// rows of its encoder, or its tokens behind the sinks.
+struct Reach {
+  std::int64_t lowest = 0;
+  std::int64_t first = 0;  // from here on the step has written them
+  std::int64_t last = 0;
+  std::int64_t gap_first = 0, gap_last = 0;  // not read in between: rule (23)
+};
+// ... from the slice's first token on, or, `of_last`, from its last one alone.
+Reach reach_in(const KVCacheSpec& spec, const WorkerRequest& request, const RowSlice& slice,
+               bool is_encoded, bool of_last = false);
+// The contents that those positions have.
+const PrefixContent& contents_in(const KVCacheSpec& spec, const WorkerRequest& request);
 
 // Tokens behind a hit's begin that are computed again, of a plan with such windows; 0: it has none.
 std::int64_t replayed_tokens(const KVCacheConfig& plan);

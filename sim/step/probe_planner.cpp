@@ -46,14 +46,16 @@ void ProbePlanner::plan(StepProgram& program, std::span<const RequestId> request
   budget_ = probe_rows_;
   for (std::size_t i = 0; i < program.rows.size(); ++i) {
     if (is_void(i)) continue;
+    const WorkerRequest& request = worker_.at(requests[i]);
+    const bool is_encoded = std::ranges::find(program.encoder_slices, program.rows[i].row,
+                                              &EncoderSlice::row) != program.encoder_slices.end();
     for (const ModelLayer& layer : model_.layers()) {
       if (layer.layout.num_kv == 0) continue;
-      const KVCacheSpec& spec = config_.plan.groups[layer.group].spec;
-      const std::int64_t lowest =
-          first_readable(spec, worker_.at(requests[i]), program.rows[i].first_position);
-      candidates_.push_back({.index = i, .layer = layer.index, .lowest = lowest});
-      const std::int64_t last = program.rows[i].first_position + program.rows[i].num_tokens;
-      rows_left_out_ += rows_kept(layer, lowest, last);
+      const Reach reach = reach_in(spec_of(layer), request, program.rows[i], is_encoded);
+      if (reach.lowest >= reach.last) continue;  // no encoder has rows for it
+      candidates_.push_back({.index = i, .layer = layer.index, .reach = reach});
+      rows_left_out_ += rows_kept(layer, reach.lowest, reach.last) -
+                        rows_kept(layer, reach.gap_first, reach.gap_last);
     }
   }
   if (candidates_.empty()) return;
@@ -62,8 +64,15 @@ void ProbePlanner::plan(StepProgram& program, std::span<const RequestId> request
   add_queries(program, requests);
 }
 
+// What lies on either side of a gap is probed apart.
 void ProbePlanner::probe(StepProgram& program, std::span<const RequestId> requests,
                          const Candidate& at, std::int64_t first, std::int64_t last) {
+  const Reach& reach = at.reach;
+  if (reach.gap_first < reach.gap_last && first < reach.gap_last && last > reach.gap_first) {
+    probe(program, requests, at, first, reach.gap_first);
+    probe(program, requests, at, reach.gap_last, last);
+    return;
+  }
   if (first >= last) return;
   const ModelLayer& layer = model_.layers()[at.layer];
   if (layer.data_bytes != 0) return;  // rows in pieces: attention reads them, digests do not
@@ -77,20 +86,20 @@ void ProbePlanner::probe(StepProgram& program, std::span<const RequestId> reques
                             .layer = at.layer,
                             .first = static_cast<std::int32_t>(first),
                             .last = static_cast<std::int32_t>(last)});
-  probes_.push_back({.request = requests[at.index],
-                     .digest = request.prefix.attention_digest(layer, first, last)});
+  PrefixContent& contents = is_cross_attention(spec_of(layer)) ? request.encoder : request.prefix;
+  probes_.push_back(
+      {.request = requests[at.index], .digest = contents.attention_digest(layer, first, last)});
 }
 
 void ProbePlanner::probe_written(StepProgram& program, std::span<const RequestId> requests) {
   const std::size_t count = candidates_.size();
   for (std::size_t i = 0; i < count && budget_ > 0; ++i) {
     const Candidate& at = candidates_[(turn_ + i) % count];
-    const RowSlice& slice = program.rows[at.index];
+    const Reach& reach = at.reach;
     const ModelLayer& layer = model_.layers()[at.layer];
     const std::int64_t affordable = std::max<std::int64_t>(1, budget_ / rows_of(layer, 1));
-    const std::int64_t last = slice.first_position + slice.num_tokens;
-    probe(program, requests, at,
-          std::max({std::int64_t{slice.first_position}, at.lowest, last - affordable}), last);
+    probe(program, requests, at, std::max({reach.first, reach.lowest, reach.last - affordable}),
+          reach.last);
   }
 }
 
@@ -100,7 +109,7 @@ void ProbePlanner::probe_before(StepProgram& program, std::span<const RequestId>
   const std::size_t count = candidates_.size();
   std::size_t unread = 0;
   for (Candidate& at : candidates_) {
-    at.unread = program.rows[at.index].first_position - at.lowest;
+    at.unread = at.reach.first - at.reach.lowest;
     if (at.unread > 0) ++unread;
   }
   for (std::size_t i = turn_ % count; unread > 0 && budget_ > 0; i = (i + 1) % count) {
@@ -111,8 +120,8 @@ void ProbePlanner::probe_before(StepProgram& program, std::span<const RequestId>
     WorkerRequest& request = worker_.at(requests[at.index]);
     request.next_probe.resize(model_.layers().size());
     std::int64_t& next = request.next_probe[at.layer];
-    const std::int64_t end = program.rows[at.index].first_position;
-    if (next < at.lowest || next >= end) next = at.lowest;
+    const std::int64_t end = at.reach.first;
+    if (next < at.reach.lowest || next >= end) next = at.reach.lowest;
     const std::int64_t affordable =
         std::clamp<std::int64_t>(budget_ / rows_of(layer, 1), 1, kProbePositionsMax);
     const std::int64_t last = std::min({end, next + affordable, next + at.unread});
@@ -132,25 +141,29 @@ void ProbePlanner::add_queries(StepProgram& program, std::span<const RequestId> 
     const ModelLayer& layer = model_.layers()[at.layer];
     if (!has_attention_oracle(layer) || layer.head_size > kQueryElementsMax) continue;
     const RowSlice& slice = program.rows[at.index];
-    WorkerRequest& request = worker_.at(requests[at.index]);
-    const KVCacheSpec& spec = config_.plan.groups[layer.group].spec;
-    const std::int64_t last = slice.first_position + slice.num_tokens;
+    const WorkerRequest& request = worker_.at(requests[at.index]);
+    const Reach reach = reach_in(spec_of(layer), request, slice, false, true);
     const std::int64_t affordable = std::max<std::int64_t>(1, budget / rows_of(layer, 1));
     const bool real = config_.numbers == Numbers::real;  // the kernel sees all that it may
-    const std::int64_t lowest = first_readable(spec, request, last - 1);
     const std::int64_t first =
-        real ? lowest : std::max(lowest, last - affordable * layer.tokens_per_row);
-    const ContentId query = request.prefix.content(last - 1);
+        real ? reach.lowest
+             : std::max(reach.lowest, reach.last - affordable * layer.tokens_per_row);
+    const ContentId query =
+        request.prefix.content(std::int64_t{slice.first_position} + slice.num_tokens - 1);
+    const PrefixContent& keys = contents_in(spec_of(layer), request);
     contents_.clear();
-    for (std::int64_t p = first; p < last; ++p)
-      if (keeps(config_.context, p) && (p + 1) % layer.tokens_per_row == 0)
-        contents_.push_back(request.prefix.content(p));
+    for (std::int64_t p = first; p < reach.last; ++p)
+      if (keeps(config_.context, p) && (p + 1) % layer.tokens_per_row == 0 &&
+          (p < reach.gap_first || p >= reach.gap_last))
+        contents_.push_back(keys.content_in(layer, p));
     if (contents_.empty()) continue;
     program.queries.push_back({.row = slice.row,
                                .layer = at.layer,
                                .first = static_cast<std::int32_t>(first),
-                               .last = static_cast<std::int32_t>(last),
-                               .content = query});
+                               .last = static_cast<std::int32_t>(reach.last),
+                               .content = query,
+                               .gap_first = static_cast<std::int32_t>(reach.gap_first),
+                               .gap_last = static_cast<std::int32_t>(reach.gap_last)});
     queries_.push_back(
         {.request = requests[at.index],
          .output = attention_output(layer, contents_, query, layer.share.queries_per_kv),

@@ -15,6 +15,7 @@
 
 #include "reference/memory/memory_model.h"
 #include "sim/protocol/backend.h"
+#include "sim/step/model_step.h"
 #include "sim/step/worker.h"
 
 namespace lockstep {
@@ -49,10 +50,13 @@ class ProbePlanner {
   struct Candidate {
     std::size_t index = 0;  // of program.rows
     std::int32_t layer = 0;
-    std::int64_t lowest = 0;
+    Reach reach;
     std::int64_t unread = 0;  // positions before those just written
   };
 
+  const KVCacheSpec& spec_of(const ModelLayer& layer) const {
+    return config_.plan.groups[layer.group].spec;
+  }
   std::int64_t rows_of(const ModelLayer& layer, std::int64_t positions) const;
   // Of positions [first, last), those that the rank keeps.
   std::int64_t rows_kept(const ModelLayer& layer, std::int64_t first, std::int64_t last) const;

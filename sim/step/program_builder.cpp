@@ -33,6 +33,8 @@ void reset(StepProgram& program, std::int64_t step) {
   program.rows.clear();
   program.contents.clear();
   program.num_padded_tokens = 0;
+  program.encoder_slices.clear();
+  program.encoder_contents.clear();
   program.agreed = {};
   program.state_updates.clear();
   program.stores.clear();
@@ -88,6 +90,14 @@ Result<void> ProgramBuilder::check_supported(const EngineConfig& engine,
     return fail(
         "context parallelism deals out the tokens of full attention and MLA; what the ranks hold "
         "of other kinds, and of compressed rows, is not modelled");
+  for (const KVCacheGroupSpec& group : plan.groups) {
+    if (reads_beside_tokens(group.spec) && engine.dcp * engine.pcp != 1)
+      return fail("context parallelism beside cross attention, sinks or reference windows");
+    if (group.spec.rswa_window > 0 && engine.enable_prefix_caching)
+      return fail(
+          "reference windows with prefix caching: rows of what was generated are no function of "
+          "the tokens before them; --no-prefix-caching, as the engine serves them");
+  }
   const bool keeps_states = std::ranges::any_of(plan.groups, [](const KVCacheGroupSpec& group) {
     return group.spec.kind == CacheKind::mamba;
   });
@@ -127,9 +137,12 @@ Checked ProgramBuilder::build(const SchedulerOutput& decision, const StepTransfe
   leave(decision, transfers, program);
   begin_loads(transfers, program);
   std::size_t first_spec = 0;
+  std::span<const std::int32_t> items = decision.encode;
   for (std::size_t i = 0; i < decision.scheduled.size(); ++i) {
     const ScheduledRequest& scheduled = decision.scheduled[i];
     LS_RETURN_UNLESS_FINE(enter(decision, i, program));
+    LS_RETURN_UNLESS_FINE(add_encoder_rows(scheduled, items.first(scheduled.num_encoded), program));
+    items = items.subspan(scheduled.num_encoded);
     append_blocks(decision, i, program);
     void_rows_.push_back(counts_on_lost(scheduled, transfers.lost));
     LS_RETURN_UNLESS_FINE(add_tokens(decision, i, first_spec, program));
@@ -361,6 +374,36 @@ Checked ProgramBuilder::add_tokens(const SchedulerOutput& decision, std::size_t 
     for (ContentId& content : std::span(program.contents).last(scheduled.num_tokens))
       content = void_content(content);
   row_requests_.push_back(scheduled.id);
+  return {};
+}
+
+// What the encoder makes of an item depends on the whole of it.
+Checked ProgramBuilder::add_encoder_rows(const ScheduledRequest& scheduled,
+                                         std::span<const std::int32_t> items,
+                                         StepProgram& program) {
+  if (!has_cross_attention(config_.plan.groups)) return {};
+  WorkerRequest& request = worker_.at(scheduled.id);
+  const bool comes_in = scheduled.is_new || scheduled.is_resumed;
+  if (comes_in) request.encoder = PrefixContent(config_.context);
+  if (comes_in && items.size() < request.items.size())
+    return decision_finding(
+        program.step, request.name, -1,
+        fmt::format("it comes in with {} items for its encoder, of which {} are computed",
+                    request.items.size(), items.size()));
+  if (items.empty()) return {};
+  for (const std::int32_t i : items) {
+    const PromptItem& item = request.items.at(static_cast<std::size_t>(i));
+    std::uint64_t key = 0x656E636F646572ull;
+    for (const char letter : item.identifier) key = mix(key ^ static_cast<unsigned char>(letter));
+    for (std::int32_t row = 0; row < item.num_rows(); ++row)
+      request.encoder.append(static_cast<std::int32_t>(mix(key + row)));
+  }
+  program.encoder_slices.push_back(
+      {.row = request.row,
+       .num_rows = static_cast<std::int32_t>(request.encoder.size()),
+       .first_row = static_cast<std::int32_t>(program.encoder_contents.size())});
+  const auto contents = request.encoder.contents();
+  program.encoder_contents.insert(program.encoder_contents.end(), contents.begin(), contents.end());
   return {};
 }
 

@@ -62,6 +62,8 @@ class ProgramBuilder {
   Checked add_zeros(const SchedulerOutput& decision, StepProgram& program);
   Checked add_tokens(const SchedulerOutput& decision, std::size_t index, std::size_t first_spec,
                      StepProgram& program);
+  Checked add_encoder_rows(const ScheduledRequest& scheduled, std::span<const std::int32_t> items,
+                           StepProgram& program);
   Checked add_state_updates(const ScheduledRequest& scheduled, const RowSlice& slice,
                             StepProgram& program);
   Checked advance_state(std::int32_t group, const ScheduledRequest& scheduled,

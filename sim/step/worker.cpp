@@ -19,8 +19,9 @@ void Worker::add_request(RequestId id, const RequestSpec& spec) {
   auto request = std::make_unique<WorkerRequest>();
   request->name = spec.name;
   request->prompt = spec.prompt;
-  request->num_known = spec.prompt.size();
+  request->num_known = request->num_prompt = spec.prompt.size();
   request->prefix = PrefixContent(context_);
+  request->items = spec.keys.mm;
   requests_[id] = std::move(request);
 }
 

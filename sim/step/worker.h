@@ -30,11 +30,14 @@ struct ConvPlace {
 
 struct WorkerRequest {
   std::string name;
-  Prompt prompt;               // until its tokens are needed
-  WriterId writer = kNobody;   // kNobody: never scheduled
-  std::int32_t row = -1;       // -1: not in the batch
+  Prompt prompt;              // until its tokens are needed
+  WriterId writer = kNobody;  // kNobody: never scheduled
+  std::int32_t row = -1;      // -1: not in the batch
+  std::int64_t num_prompt = 0;
   std::int64_t num_known = 0;  // prompt and sampled tokens
   PrefixContent prefix;
+  std::vector<PromptItem> items;             // beside the prompt, for an encoder
+  PrefixContent encoder;                     // rows of those that it has computed since it came in
   std::vector<std::vector<BlockId>> tables;  // per group
   std::vector<std::int64_t> state_entry;  // per group: table entry of the running state; -1: none
   std::vector<ConvPlace> conv_places;     // per group: beside state_entry

@@ -550,8 +550,11 @@ Result<std::unique_ptr<Backend>> make_worker_backend(std::shared_ptr<ForeignEngi
                               config.mutant));
   if (config.num_host_blocks > 0) return refuse("a host tier is not driven");
   for (const KVCacheGroupSpec& group : config.plan.groups)
-    if (!is_prefix_cacheable(group.spec) || has_compressed_rows(group))
-      return refuse("rings, compressed rows and windows that are computed again are not driven");
+    if (!is_prefix_cacheable(group.spec) || has_compressed_rows(group) ||
+        reads_beside_tokens(group.spec))
+      return refuse(
+          "rings, compressed rows, windows that are computed again, cross attention, sinks and "
+          "reference windows are not driven");
   if (config.parallel.tp_size > 1 || config.parallel.pp_size > 1 || config.context.num_ranks > 1)
     return refuse("ranks are not driven");
   return std::make_unique<WorkerBackend>(std::move(engines), config, std::move(facts));

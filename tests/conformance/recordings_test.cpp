@@ -105,6 +105,18 @@ TEST(RecordedAsServed, EveryFamilyAgreesInEveryField) {
   expect_all_agree(paths);
 }
 
+// Encoder-decoder models: items for the encoder, its budget and its rows that the engine counts.
+TEST(RecordedBesideAnEncoder, EveryRecordingAgreesInEveryField) {
+  const auto data = find_data_dir();
+  for (const char* engine : {"vllm-0.22.1", "vllm-0.33.0"}) {
+    const fs::path root = data.value_or("") / "recordings_more" / engine / "schedules_inputs";
+    if (!data || !fs::is_directory(root)) GTEST_SKIP() << "no recordings: " << data_dir_hint();
+    const auto paths = recordings_under(root / "encoder_decoder");
+    ASSERT_EQ(paths.size(), 24u) << engine;
+    expect_all_agree(paths);
+  }
+}
+
 // The text of a small recording with `from` replaced by `to`.
 std::string changed_copy(const std::string& from, const std::string& to) {
   std::ifstream in(LOCKSTEP_SOURCE_DIR "/tests/conformance/as_served/circular_buffer.jsonl");

@@ -99,6 +99,35 @@ KVCacheGroupSpec mapped_rows() {
   group.layer_specs = {whole, indexer, indexer};
   return group;
 }
+KVCacheSpec behind_sinks(std::int64_t sink_len) {
+  KVCacheSpec spec = rows();
+  spec.sink_len = sink_len;
+  return spec;
+}
+KVCacheSpec reference_window(std::int64_t tokens) {
+  KVCacheSpec spec = rows();
+  spec.rswa_window = tokens;
+  return spec;
+}
+// The engine serves these without prefix caching, and a prompt beside an encoder in one step.
+void serve(const KVCacheConfig& plan, SavedCase& saved) {
+  const KVCacheSpec& last = plan.groups.back().spec;
+  if (last.sink_len > 0) saved.engine.engine += ",without=38";
+  if (last.rswa_window > 0 || is_cross_attention(last)) saved.engine.enable_prefix_caching = false;
+  if (is_cross_attention(last)) {
+    saved.engine.enable_chunked_prefill = false;
+    saved.engine.long_prefill_token_threshold = 0;
+    saved.trace.header.is_encoder_decoder = true;
+  }
+  std::int32_t rows = 3;
+  for (TraceRecord& record : saved.trace.records) {
+    auto& request = std::get<TraceRequest>(record);
+    if (last.rswa_window > 0) request.spec.max_tokens = request.output.length = 13;
+    if (is_cross_attention(last))
+      request.spec.keys.mm = {
+          {.identifier = request.spec.name, .count = rows += 3, .kind = "audio"}};
+  }
+}
 KVCacheSpec states(std::vector<StateTensorSpec> tensors) {
   KVCacheSpec spec;
   spec.kind = CacheKind::mamba;
@@ -216,6 +245,11 @@ std::vector<CacheKindCase> cache_kinds() {
        21,
        true,
        6},
+      {kWithEncoder,
+       {group_of(rows(), 0), group_of(of_kind(CacheKind::cross_attention, rows()), 1)},
+       kAll},
+      {kWithSinks, {group_of(behind_sinks(8), 0)}, kAll},
+      {kWithReferenceWindow, {group_of(reference_window(3), 0)}, kAll},
   };
 }
 
@@ -258,6 +292,7 @@ SavedCase case_in(const CacheKindCase& kind, CacheLayout order) {
   saved.engine.block_size = static_cast<std::int32_t>(kind.groups.front().spec.block_size);
   saved.engine.mamba_cache_mode = MambaCacheMode::align;
   saved.kernel_block_sizes.clear();
+  serve(saved.cache, saved);
   return saved;
 }
 

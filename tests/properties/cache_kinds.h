@@ -26,6 +26,9 @@ struct CacheKindCase {
 std::vector<CacheKindCase> cache_kinds();
 inline constexpr auto kMapped = "rows in parts of a packed block";
 inline constexpr auto kWithRing = "compressed, replayed, ring";
+inline constexpr auto kWithEncoder = "cross attention";
+inline constexpr auto kWithSinks = "sinks";
+inline constexpr auto kWithReferenceWindow = "reference windows";
 
 // Busy requests on such a cache.
 SavedCase case_in(const CacheKindCase& kind, CacheLayout order);

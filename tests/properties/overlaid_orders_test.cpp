@@ -166,6 +166,12 @@ TEST(OverlaidOrders, a_defect_of_addresses_is_seen_in_every_order) {
       {"ring-taken-for-table", kWithRing, {"slot_mapping", "memory_check"}, {}},
       {"ring-read-shifted", kWithRing, {"attention_digest"}, {}},
       {"mapped-dense", kMapped, {"page_written", "memory_check"}, {}},
+      {"cross-slots-of-another", tests::kWithEncoder, {"slot_mapping", "memory_check"}, {}},
+      {"cross-reads-causally", tests::kWithEncoder, {"attention_digest"}, {}},
+      {"cross-row-lost", tests::kWithEncoder, {"page_written"}, {}},
+      {"sink-block-shifted", tests::kWithSinks, {"page_written"}, {}},
+      {"sinks-not-read", tests::kWithSinks, {"attention_digest", "memory_check"}, {}},
+      {"rswa-gap-read", tests::kWithReferenceWindow, {"attention_output"}, {}},
   };
   const std::vector<CacheKindCase> kinds = cache_kinds();
   for (const PlantedCase& one : planted) {

@@ -25,10 +25,10 @@ using testing_files::write_temporary;
 KVCacheSpec spec_of(CacheKind kind) {
   KVCacheSpec spec;
   auto& [kind_, block_size, num_kv_heads, head_size, dtype, sliding_window, attention_chunk_size,
-         extra_retained_tokens, bounded_replay, states, mamba_cache_mode, num_speculative_blocks,
-         num_prefill_checkpoint_blocks, prefill_checkpoint_alignment, page_size_padded, head_size_v,
-         kv_quant_mode, mla_rows, cache_dtype_str, model_version, compress_ratio, alignment,
-         block_stride_alignment] = spec;
+         sink_len, rswa_window, extra_retained_tokens, bounded_replay, states, mamba_cache_mode,
+         num_speculative_blocks, num_prefill_checkpoint_blocks, prefill_checkpoint_alignment,
+         page_size_padded, head_size_v, kv_quant_mode, mla_rows, cache_dtype_str, model_version,
+         compress_ratio, alignment, block_stride_alignment] = spec;
   kind_ = kind;
   block_size = 48;
   if (kind == CacheKind::mamba) {
@@ -48,6 +48,7 @@ KVCacheSpec spec_of(CacheKind kind) {
     bounded_replay = true;
   }
   attention_chunk_size = 8192;
+  if (kind == CacheKind::full_attention) sink_len = rswa_window = 96;
   page_size_padded = 1 << 20;
   head_size_v = kind == CacheKind::circular_buffer ? 0 : 80;  // keys alone, as mla_rows says
   kv_quant_mode = KVQuantMode::int8_per_token_head;
@@ -101,6 +102,7 @@ SavedCase case_with_everything() {
                   {.kind = "lose", .step = 0, .arguments = {}}};
   saved.expected = {.kind = "page", .step = 7};
   saved.trace = make_sample_trace({.num_requests = 20});
+  saved.trace.header.is_encoder_decoder = true;
   return saved;
 }
 

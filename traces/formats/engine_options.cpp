@@ -55,8 +55,6 @@ void read_runner(JsonValue value, InputOptions& inputs) {
 constexpr InputOption kInputOptions[] = {
     number_option<&InputOptions::max_loras>("max_loras"),
     number_option<&InputOptions::mm_max_item_embeds>("mm_max_item_embeds"),
-    number_option<&InputOptions::encoder_compute_budget>("encoder_compute_budget"),
-    number_option<&InputOptions::encoder_cache_size>("encoder_cache_size"),
     flag_option<&InputOptions::disable_chunked_mm_input>("disable_chunked_mm_input"),
     flag_option<&InputOptions::is_encoder_decoder>("is_encoder_decoder"),
     {"runner", read_runner,

@@ -31,8 +31,6 @@ namespace lockstep {
 struct InputOptions {
   std::optional<std::int32_t> max_loras{};  // adapters in a step
   std::optional<std::int32_t> mm_max_item_embeds{};
-  std::optional<std::int32_t> encoder_compute_budget{};
-  std::optional<std::int32_t> encoder_cache_size{};
   std::optional<bool> disable_chunked_mm_input{};
   std::optional<bool> is_encoder_decoder{};
   std::string runner{};  // "pooling": the model samples nothing

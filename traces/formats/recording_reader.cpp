@@ -408,6 +408,10 @@ RecordingHeader read_recording_header(JsonValue value) {
     header.encoder_compute_budget = rows.integer<std::int32_t>(0, kTokensMax);
   if (auto rows = object.optional("encoder_cache_size"))
     header.encoder_cache_size = rows.integer<std::int32_t>(0, kTokensMax);
+  if (has_cross_attention(header.groups)) {
+    header.options.config.encoder_compute_budget = header.encoder_compute_budget.value_or(0);
+    header.options.config.encoder_cache_size = header.encoder_cache_size.value_or(0);
+  }
   if (auto version = object.optional("held_drafts"))
     header.has_held_drafts = version.integer(1, 1) == 1;
   if (auto version = object.optional("stale_outputs"))

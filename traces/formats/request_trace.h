@@ -50,6 +50,7 @@ struct TraceHeader {
   TraceSource source;
   std::optional<HashIdConvention> ids;  // absent: no prompt is given by hash ids
   std::optional<EngineHints> engine;
+  bool is_encoder_decoder = false;  // items stand beside prompts, for an encoder
   bool operator==(const TraceHeader&) const = default;
 };
 

@@ -149,7 +149,7 @@ TraceRequest read_request(JsonValue value, const TraceHeader& header, std::uint6
     request.spec.stop_token_ids = read_token_ids(stop);
     if (request.spec.stop_token_ids.empty()) stop.refuse("at least one token, or no such key");
   }
-  read_rare_request_keys(object, request.spec);
+  read_rare_request_keys(object, request.spec, {.has_items_beside = header.is_encoder_decoder});
   check_end(output, request);
   if (auto abort = object.optional("abort")) request.abort = read_abort(abort, request);
   if (auto priority = object.optional("priority")) {
@@ -183,6 +183,8 @@ TraceHeader read_trace_header(JsonValue value) {
   header.source = read_source(object.required("source"));
   if (auto ids = object.optional("ids")) header.ids = read_convention(ids);
   if (auto engine = object.optional("engine")) header.engine = read_hints(engine);
+  if (auto beside = object.optional("is_encoder_decoder"))
+    header.is_encoder_decoder = beside.boolean();
   object.finish();
   return header;
 }

@@ -65,6 +65,7 @@ std::string trace_header_line(const TraceHeader& header) {
     out.string("tail", header.ids->tail == IdTail::ceil ? "ceil" : "floor").end_object();
   }
   if (header.engine) write_hints(out.key("engine"), *header.engine);
+  if (header.is_encoder_decoder) out.boolean("is_encoder_decoder", true);
   out.end_object();
   return out.take_line();
 }

@@ -222,6 +222,19 @@ constexpr RunField kFields[] = {
     engine_row<&EngineConfig::num_prefill_lookahead_tokens>(
         {.name = "num_prefill_lookahead_tokens"}),
     engine_row<&EngineConfig::prefix_match_unit>({.name = "prefix_match_unit"}),
+    engine_row<&EngineConfig::encoder_compute_budget>(
+        {.name = "encoder_compute_budget",
+         .group = kEngine,
+         .flag = "--encoder-compute-budget",
+         .help = "rows that an encoder computes in one step, with cross attention "
+                 "(max_num_batched_tokens)",
+         .said_by = kByRecordings}),
+    engine_row<&EngineConfig::encoder_cache_size>(
+        {.name = "encoder_cache_size",
+         .group = kEngine,
+         .flag = "--encoder-cache-size",
+         .help = "rows that its cache counts (max_num_batched_tokens)",
+         .said_by = kByRecordings}),
 
     // KV connectors.
     setting_row<&RunSpec::connector, &ConnectorSpec::parts>(

@@ -149,6 +149,11 @@ KVCacheSpec read_kv_cache_spec(JsonValue value) {
   extent(CacheKind::sliding_window, "sliding_window", spec.sliding_window);
   extent(CacheKind::chunked_local, "attention_chunk_size", spec.attention_chunk_size);
   if (spec.kind == CacheKind::sliding_window) read_window_keys(object, spec);
+  if (spec.kind == CacheKind::full_attention) {
+    if (auto sinks = object.optional("sink_len")) spec.sink_len = sinks.integer(1, kSizeMax);
+    if (auto window = object.optional("rswa_window"))
+      spec.rswa_window = window.integer(1, kSizeMax);
+  }
   read_rare_keys(object, spec);
   object.finish();
   return spec;
@@ -173,6 +178,8 @@ void write_kv_cache_spec(JsonWriter& out, const KVCacheSpec& spec) {
   if (spec.attention_chunk_size != 0) {
     out.integer("attention_chunk_size", spec.attention_chunk_size);
   }
+  if (spec.sink_len != 0) out.integer("sink_len", spec.sink_len);
+  if (spec.rswa_window != 0) out.integer("rswa_window", spec.rswa_window);
   write_rare_keys(out, spec);
   out.end_object();
 }

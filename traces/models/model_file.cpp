@@ -80,6 +80,10 @@ void read_rows(JsonObject& object, LayerKind& kind) {
   };
   extent(CacheKind::sliding_window, "sliding_window", spec.sliding_window);
   extent(CacheKind::chunked_local, "attention_chunk_size", spec.attention_chunk_size);
+  if (spec.kind == CacheKind::full_attention) {
+    read_figure(object, "sink_len", kTokensMax, spec.sink_len);
+    read_figure(object, "rswa_window", kTokensMax, spec.rswa_window);
+  }
   spec.block_size = 0;
   read_figure(object, "block_size", kBlockSizeMax, spec.block_size);
   read_figure(object, "compress_ratio", kBlockSizeMax, spec.compress_ratio);
@@ -186,6 +190,8 @@ void write_kind(JsonWriter& out, const LayerKind& kind) {
     figure("head_size_v", spec.head_size_v);
     figure("sliding_window", spec.sliding_window);
     figure("attention_chunk_size", spec.attention_chunk_size);
+    figure("sink_len", spec.sink_len);
+    figure("rswa_window", spec.rswa_window);
     figure("block_size", spec.block_size);
     if (spec.compress_ratio != 1) out.integer("compress_ratio", spec.compress_ratio);
     figure("alignment", spec.alignment);

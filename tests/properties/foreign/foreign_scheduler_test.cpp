@@ -44,6 +44,7 @@ GeneratorOptions cases_of(std::string engine) {
                    Feature::bounded_replay,
                    Feature::rings,
                    Feature::compressed_rows};
+  options.never.add(kBesideTokens);
   // Neither the small engine takes a connector, nor does the model's process decide as 0.33.0.
   if (options.engine != "vllm-0.22.1") options.never.add(Feature::connector_peers);
   return options;
