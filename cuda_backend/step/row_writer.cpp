@@ -4,7 +4,6 @@
 #include <numeric>
 
 #include "base/check.h"
-#include "cuda_backend/device/protocol.h"
 #include "cuda_backend/step/block_tables.h"
 
 namespace lockstep::cuda {
@@ -47,53 +46,18 @@ void RowWriter::write(const StepProgram& program, const DeviceArray<std::uint64_
   reserve_inputs(num_padded);
   device_.run_captured("tokens' rows", size, [&] {
     for (std::size_t layer = 0; layer < layers_.rows.size(); ++layer)
-      if (layers_.rows[layer].row_bytes != 0)
-        write_layer(program, layer, contents, tables, {num_made, num_padded});
+      if (layers_.rows[layer].row_bytes != 0 && layers_.draft_module_of_layer[layer] < 0)
+        write_layer(layer,
+                    {.contents = contents.data(),
+                     .contents_range = contents.range(),
+                     .slots = tables.slots(layers_.table_of_layer[layer]),
+                     .slots_range = tables.slots_range(layers_.table_of_layer[layer]),
+                     .num_made = num_made,
+                     .num_written = num_padded},
+                    [&](std::size_t written, std::vector<MemoryRange>& ranges) {
+                      add_written(program, written, tables, ranges);
+                    });
   });
-}
-
-void RowWriter::write_layer(const StepProgram& program, std::size_t layer,
-                            const DeviceArray<std::uint64_t>& contents, const BlockTables& tables,
-                            TokenCounts counts) {
-  const RowCache& rows = layers_.rows[layer];
-  const DType source = source_dtype(layer);
-  const ShapeMasks masks = shape_masks(source);
-  const Inputs& inputs = inputs_[layer % inputs_.size()];
-  const std::int32_t table = layers_.table_of_layer[layer];
-  device_.launch(device_.kernels().fill_rows,
-                 FillRowsParams{.contents = contents.data(),
-                                .key = inputs.keys.data(),
-                                .value = inputs.values.data(),
-                                .keep_mask = masks.keep,
-                                .set_mask = masks.set,
-                                .num_tokens = counts.filled,
-                                .num_kv_heads = rows.num_kv_heads,
-                                .num_parts = rows.num_parts,
-                                .row_bytes = static_cast<std::int32_t>(source_row_bytes(layer)),
-                                .layer = rows.layer,
-                                .first_head = rows.first_head},
-                 [&](Operation& operation) {
-                   operation.named("fill_rows").read_all(contents);
-                   operation.write_all(inputs.keys, inputs.values);
-                 });
-  const auto describe = [&](Operation& operation) {
-    operation.named("write_rows").read_all(inputs.keys, inputs.values);
-    operation.read(tables.slots_range(table));
-    if (real_ != nullptr) operation.read(real_->scales_range());
-    add_written(program, layer, tables, operation.writes);
-  };
-  if (real_ != nullptr)
-    return device_.launch(device_.engine_kernels().write_parts,
-                          real_->write(layer, inputs.keys.data(), inputs.values.data(),
-                                       tables.slots(table), counts.written),
-                          describe);
-  device_.launch(device_.kernels().write_rows,
-                 WriteRowsParams{.cache = rows,
-                                 .key = inputs.keys.data(),
-                                 .value = inputs.values.data(),
-                                 .slots = tables.slots(table),
-                                 .num_tokens = counts.written},
-                 describe);
 }
 
 RowExtractor::RowExtractor(Device& device, const LayerCaches& layers, BlockTables& tables)

@@ -80,6 +80,7 @@ constexpr FeatureInfo kFeatures[] = {
     {"compressed_rows", 50},
     {"equal_requests", 20},
     {"mapped_tables", 50},
+    {"drafter_cache", 60},
 };
 static_assert(std::size(kFeatures) == kNumFeatures);
 
@@ -255,8 +256,12 @@ SavedCase generate_case(ChoiceSource& choices, const GeneratorOptions& options) 
   SavedCase of_equals = saved;
   if (draw.has(kEqualRequests)) make_equals(draw, of_equals);
   if (is_accepted(of_equals)) saved = std::move(of_equals);
-  draw_features(choices, options, kMappedTables, kNumFeatures, draw.features);
+  constexpr auto kDrafterCache = Feature::drafter_cache;
+  draw_features(choices, options, kMappedTables, static_cast<std::size_t>(kDrafterCache),
+                draw.features);
   if (draw.has(kMappedTables)) map_tables(saved);
+  draw_features(choices, options, kDrafterCache, kNumFeatures, draw.features);
+  draw_drafter_cache(draw, saved);
   return saved;
 }
 

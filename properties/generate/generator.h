@@ -94,8 +94,9 @@ enum class Feature : std::uint8_t {
   compressed_rows,
   equal_requests,  // one priority, one arrival, prompts too long for the pool to hold two
   mapped_tables,   // compressed rows whose kernels take parts of their group's blocks
+  drafter_cache,   // layers of a drafter, whose rows are written and read by its own passes
 };
-inline constexpr std::size_t kNumFeatures = static_cast<std::size_t>(Feature::mapped_tables) + 1;
+inline constexpr std::size_t kNumFeatures = static_cast<std::size_t>(Feature::drafter_cache) + 1;
 std::string_view name_of(Feature feature);
 
 // The features of one case: what the swarm may use.

@@ -52,6 +52,8 @@ void draw_further_caches(Draw& draw, SavedCase& saved);
 // Rows of an indexer beside a ring have kernels of 64 tokens (reference/placement/):
 // every block becomes as much longer as makes two of them.
 void map_tables(SavedCase& saved);
+// Layers of a drafter beside those of a group, where the engine drafts with one.
+void draw_drafter_cache(Draw& draw, SavedCase& saved);
 // Whether the engine, the layouts and the ranks take the case.
 bool is_accepted(const SavedCase& saved);
 void draw_traffic(Draw& draw, SavedCase& saved);

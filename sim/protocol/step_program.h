@@ -127,6 +127,17 @@ struct RowExtraction {
   std::int32_t num_tokens = 0;
 };
 
+// Rule (21). A request's part in the passes of a drafter. The first pass has positions
+// [first_position, first_position + num_tokens), of which the last num_rejected hold drafts that
+// were rejected. Contents of its passes follow each other in draft_contents, from first_content on.
+struct DraftRow {
+  std::int32_t row = 0;
+  std::int32_t first_position = 0;
+  std::int32_t num_tokens = 0;
+  std::int32_t num_rejected = 0;
+  std::int32_t first_content = 0;
+};
+
 // What data parallel ranks have agreed to run in a step.
 struct AgreedBatch {
   std::int32_t num_tokens = 0;  // of this rank; 0: there is one engine
@@ -155,6 +166,8 @@ struct StepProgram {
   std::int32_t num_padded_tokens = 0;   // slot mappings are filled with PAD_SLOT_ID up to here
   AgreedBatch agreed;
   std::vector<StateUpdate> state_updates;
+  std::vector<DraftRow> draft_rows;
+  std::vector<std::uint64_t> draft_contents;
   std::vector<HostTransfer> stores;
   std::vector<AttentionProbe> probes;
   std::vector<AttentionQuery> queries;

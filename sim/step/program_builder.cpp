@@ -35,6 +35,8 @@ void reset(StepProgram& program, std::int64_t step) {
   program.num_padded_tokens = 0;
   program.agreed = {};
   program.state_updates.clear();
+  program.draft_rows.clear();
+  program.draft_contents.clear();
   program.stores.clear();
   program.probes.clear();
   program.queries.clear();
