@@ -211,6 +211,8 @@ std::string summary_text(const RunSummary& s) {
           fmt::format("hidden states of finished requests, in {} that a trainer saw whole",
                       counted(s.hidden_files_seen, "file")));
     if (s.union_rows_checked > 0) count_row(&RunCounts::union_rows_checked);
+    if (s.draft_rows_read > 0) count_row(&RunCounts::draft_rows_read);
+    if (s.stale_draft_rows > 0) count_row(&RunCounts::stale_draft_rows);
   }
   if (s.graphs.captured > 0)
     row("graphs", with_commas(s.graphs.captured),

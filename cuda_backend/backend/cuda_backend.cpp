@@ -11,6 +11,7 @@
 #include "cuda_backend/pool/host_tier.h"
 #include "cuda_backend/step/attention_reader.h"
 #include "cuda_backend/step/block_tables.h"
+#include "cuda_backend/step/draft_passes.h"
 #include "cuda_backend/step/real_attention.h"
 #include "cuda_backend/step/real_caches.h"
 #include "cuda_backend/step/real_states.h"
@@ -59,8 +60,11 @@ class CudaBackend final : public Backend {
       attention_ =
           std::make_unique<RealAttention>(*device_, config_, pool_->layers(), *real_, *tables_);
     }
+    // A draft model's first pass has a token more than the step has, of each request.
     writer_ = std::make_unique<RowWriter>(*device_, pool_->layers(), real_.get(),
-                                          config_.max_tokens_per_step);
+                                          config_.max_tokens_per_step + config_.num_rows);
+    drafter_ =
+        std::make_unique<DraftPasses>(*device_, config_, pool_->layers(), *tables_, *writer_);
     reader_ =
         std::make_unique<AttentionReader>(*device_, pool_->layers(), *tables_, config_.context);
     extractor_ = std::make_unique<RowExtractor>(*device_, pool_->layers(), *tables_);
@@ -135,6 +139,7 @@ class CudaBackend final : public Backend {
       states_->update(program, contents_);
     else
       pool_->update_states(program.state_updates, contents_);
+    drafter_->run(program);
     if (host_ != nullptr) host_->store(program.stores);
     attend(program, readback);
     pool_->download_guards();
@@ -202,6 +207,7 @@ class CudaBackend final : public Backend {
   std::unique_ptr<RealAttention> attention_;
   std::unique_ptr<RealStates> states_;
   std::unique_ptr<RowWriter> writer_;
+  std::unique_ptr<DraftPasses> drafter_;
   std::unique_ptr<AttentionReader> reader_;
   std::unique_ptr<RowExtractor> extractor_;
   DeviceArray<std::uint64_t> contents_;

@@ -63,5 +63,6 @@ struct PlantedDefect {
 std::span<const PlantedDefect> defects_of_programs();
 std::span<const PlantedDefect> defects_of_launches();
 std::span<const PlantedDefect> defects_of_plans();
+std::span<const PlantedDefect> defects_of_drafters();
 
 }  // namespace lockstep::cuda

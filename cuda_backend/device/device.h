@@ -58,7 +58,7 @@ using LaunchParams =
                  CopyBlocksParams*, CopyPagesParams*, PoisonBlocksParams*, FingerprintParams*,
                  DigestParams*, AttentionParams*, StateUpdateParams*, WritePartsParams*,
                  SplitAttentionParams*, ConvParams*, SelectiveStateParams*, GatedDeltaParams*,
-                 MoveBytesParams*, RequestSlotsParams*, BatchTablesParams*>;
+                 MoveBytesParams*, RequestSlotsParams*, BatchTablesParams*, DraftSlotsParams*>;
 
 class Device {
  public:

@@ -126,6 +126,21 @@ struct SlotMappingParams {
   bool of_encoders;                  // positions are rows of encoders; other groups get pad_slot
 };
 
+// A drafter's pass: a token each, whose position moves on by `advance` and stays within
+// last_position.
+struct DraftSlotsParams {
+  const GroupTable* groups;
+  const std::int32_t* rows;   // [num_tokens], the row of each token's request
+  std::int32_t* positions;    // [num_tokens], of the pass before; of this one afterwards
+  Slot* slots;                // [num_groups, slots_stride]
+  std::int64_t slots_stride;  // elements
+  std::int32_t num_groups;
+  std::int32_t num_tokens;
+  std::int32_t advance;
+  std::int32_t last_position;
+  Slot pad_slot;
+};
+
 // Rule (1): the rows of one layer, made from content ids. Contiguous [num_tokens, num_kv_heads,
 // row_bytes].
 struct FillRowsParams {

@@ -24,6 +24,7 @@ enum class KernelDefect : std::uint8_t {
   none,
   write_race,             // write_rows: the first token's row once more, by another CTA
   write_offset_int32,     // write_rows: block times stride in 32 bits
+  draft_past_table,       // draft_slots: entries behind a row's length are read
   table_unsplit,          // append_entries, edit_entries: kernel block ids are the manager's
   state_pads_included,    // update_states: the last token advances a state twice
   state_update_race,      // update_states: two threads advance one word
@@ -53,6 +54,7 @@ using Launcher = int (*)(const LaunchPlace& place, const Params& params);
   X(append_entries, TableAppendParams)                                     \
   X(edit_entries, TableEditParams)                                         \
   X(slot_mapping, SlotMappingParams)                                       \
+  X(draft_slots, DraftSlotsParams)                                         \
   X(fill_rows, FillRowsParams)                                             \
   X(write_rows, WriteRowsParams)                                           \
   X(gather_rows, GatherRowsParams)                                         \

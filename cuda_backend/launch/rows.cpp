@@ -4,6 +4,7 @@
 #include "cuda_backend/kernels/block_tables.cuh"
 #include "cuda_backend/kernels/cache_rows.cuh"
 #include "cuda_backend/kernels/cache_write.cuh"
+#include "cuda_backend/kernels/draft_slots.cuh"
 #include "cuda_backend/kernels/fill_inputs.cuh"
 #include "cuda_backend/kernels/packed_rows.cuh"
 #include "cuda_backend/kernels/request_slots.cuh"
@@ -291,6 +292,14 @@ int launch_slot_mapping(const LaunchPlace& place, const SlotMappingParams& param
   auto config = flat_grid(place, "slot_mapping", params.num_padded_tokens);
   config.grid.y = static_cast<std::uint32_t>(params.num_groups);
   return status_of(simt::launch(config, slot_mapping_kernel, params));
+}
+
+int launch_draft_slots(const LaunchPlace& place, const DraftSlotsParams& params) {
+  if (params.num_tokens == 0) return nothing_to_do();
+  const auto config = flat_grid(place, "draft_slots", params.num_tokens);
+  auto* kernel = place.defect == KernelDefect::draft_past_table ? draft_slots_kernel<false>
+                                                                : draft_slots_kernel<true>;
+  return status_of(simt::launch(config, kernel, params));
 }
 
 // What a step's batch is made of: slots of its tokens, block tables of its requests.

@@ -148,6 +148,11 @@ void BlockTables::write_tables(Operation& operation) const {
   }
 }
 
+void BlockTables::read_tables(Operation& operation) const {
+  operation.read_all(device_tables_, lengths_);
+  for (std::int32_t table = 0; table < num_tables(); ++table) operation.read(table_range(table));
+}
+
 void BlockTables::clear_rows(const StepProgram& program) {
   device_.launch(
       device_.kernels().clear_rows,

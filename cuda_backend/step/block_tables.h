@@ -91,6 +91,10 @@ class BlockTables {
     return range_of(slots(table), count * std::int64_t{sizeof(Slot)});
   }
   MemoryRange table_range(std::int32_t table) const;
+  // Of all groups, then those that are mapped, in device memory; and what looking into them reads.
+  const GroupTable* tables() const { return device_tables_.data(); }
+  std::int32_t num_tables() const { return static_cast<std::int32_t>(tables_.size()); }
+  void read_tables(Operation& operation) const;
   // REQUIRES: the device wants operations; otherwise it is empty.
   const TableMirror& mirror() const { return mirror_; }
 
@@ -108,7 +112,6 @@ class BlockTables {
     GroupTable table;
     std::int32_t group = 0;
   };
-  std::int32_t num_tables() const { return static_cast<std::int32_t>(tables_.size()); }
   void add_table(const BackendConfig& config, const MappedTable& of);
   // The table of the group, then those that are mapped of it.
   template <class Function>

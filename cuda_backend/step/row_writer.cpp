@@ -4,7 +4,6 @@
 #include <numeric>
 
 #include "base/check.h"
-#include "cuda_backend/device/protocol.h"
 #include "cuda_backend/step/block_tables.h"
 #include "reference/types/token_run.h"
 
@@ -50,18 +49,19 @@ void RowWriter::write(const StepProgram& program, const DeviceArray<std::uint64_
   const std::int32_t num_made = captured ? size : num_tokens;
   reserve_inputs(num_padded);
   device_.run_captured("tokens' rows", size, [&] {
-    for (std::size_t layer = 0; layer < layers_.rows.size(); ++layer) {
-      const std::int32_t table = layers_.table_of_layer[layer];
-      if (layers_.rows[layer].row_bytes == 0 || tables.is_encoder(table)) continue;
-      write_layer(
-          layer,
-          {contents,
-           inputs_[layer % inputs_.size()],
-           tables.slots(table),
-           tables.slots_range(table),
-           {num_made, num_padded}},
-          [&](std::vector<MemoryRange>& ranges) { add_written(program, layer, tables, ranges); });
-    }
+    for (std::size_t layer = 0; layer < layers_.rows.size(); ++layer)
+      if (layers_.rows[layer].row_bytes != 0 && layers_.draft_module_of_layer[layer] < 0 &&
+          !tables.is_encoder(layers_.table_of_layer[layer]))
+        write_layer(layer,
+                    {.contents = contents.data(),
+                     .contents_range = contents.range(),
+                     .slots = tables.slots(layers_.table_of_layer[layer]),
+                     .slots_range = tables.slots_range(layers_.table_of_layer[layer]),
+                     .num_made = num_made,
+                     .num_written = num_padded},
+                    [&](std::size_t written, std::vector<MemoryRange>& ranges) {
+                      add_written(program, written, tables, ranges);
+                    });
   });
 }
 
@@ -74,15 +74,20 @@ void RowWriter::write_encoder_rows(const StepProgram& program,
   for (std::size_t layer = 0; layer < layers_.rows.size(); ++layer) {
     const std::int32_t group = layers_.group_of_layer[layer];
     if (!tables.is_encoder(group)) continue;
-    write_layer(
-        layer,
-        {contents, encoder_inputs_, tables.slots(group), tables.slots_range(group), {count, count}},
-        [&](std::vector<MemoryRange>& ranges) {
-          for (const EncoderSlice& slice : program.encoder_slices)
-            for (const std::int32_t block :
-                 tables.mirror().blocks(group, slice.row, 0, slice.num_rows))
-              add_layer_ranges(layers_, layer, block, ranges);
-        });
+    write_layer(layer,
+                {.contents = contents.data(),
+                 .contents_range = contents.range(),
+                 .slots = tables.slots(group),
+                 .slots_range = tables.slots_range(group),
+                 .num_made = count,
+                 .num_written = count,
+                 .inputs = &encoder_inputs_},
+                [&](std::size_t written, std::vector<MemoryRange>& ranges) {
+                  for (const EncoderSlice& slice : program.encoder_slices)
+                    for (const std::int32_t block :
+                         tables.mirror().blocks(group, slice.row, 0, slice.num_rows))
+                      add_layer_ranges(layers_, written, block, ranges);
+                });
   }
 }
 
@@ -102,56 +107,19 @@ void RowWriter::write_sinks(const KVCacheConfig& plan) {
     reserve(sink_inputs_, count * max_token_bytes_);
     sink_contents_.upload(contents);
     sink_slots_.upload(slots);
-    write_layer(
-        layer,
-        {sink_contents_, sink_inputs_, sink_slots_.data(), sink_slots_.range(), {count, count}},
-        [&](std::vector<MemoryRange>& ranges) {
-          for (std::int64_t block = 1; block <= spec.sink_len / spec.block_size; ++block)
-            add_layer_ranges(layers_, layer, static_cast<std::int32_t>(block), ranges);
-        });
+    write_layer(layer,
+                {.contents = sink_contents_.data(),
+                 .contents_range = sink_contents_.range(),
+                 .slots = sink_slots_.data(),
+                 .slots_range = sink_slots_.range(),
+                 .num_made = count,
+                 .num_written = count,
+                 .inputs = &sink_inputs_},
+                [&](std::size_t written, std::vector<MemoryRange>& ranges) {
+                  for (std::int64_t block = 1; block <= spec.sink_len / spec.block_size; ++block)
+                    add_layer_ranges(layers_, written, static_cast<std::int32_t>(block), ranges);
+                });
   }
-}
-
-template <class AddRanges>
-void RowWriter::write_layer(std::size_t layer, const Batch& batch, AddRanges add_ranges) {
-  const RowCache& rows = layers_.rows[layer];
-  const DType source = source_dtype(layer);
-  const ShapeMasks masks = shape_masks(source);
-  const Inputs& inputs = batch.inputs;
-  device_.launch(device_.kernels().fill_rows,
-                 FillRowsParams{.contents = batch.contents.data(),
-                                .key = inputs.keys.data(),
-                                .value = inputs.values.data(),
-                                .keep_mask = masks.keep,
-                                .set_mask = masks.set,
-                                .num_tokens = batch.counts.filled,
-                                .num_kv_heads = rows.num_kv_heads,
-                                .num_parts = rows.num_parts,
-                                .row_bytes = static_cast<std::int32_t>(source_row_bytes(layer)),
-                                .layer = rows.layer,
-                                .first_head = rows.first_head},
-                 [&](Operation& operation) {
-                   operation.named("fill_rows").read_all(batch.contents);
-                   operation.write_all(inputs.keys, inputs.values);
-                 });
-  const auto describe = [&](Operation& operation) {
-    operation.named("write_rows").read_all(inputs.keys, inputs.values);
-    operation.read(batch.slots_range);
-    if (real_ != nullptr) operation.read(real_->scales_range());
-    add_ranges(operation.writes);
-  };
-  if (real_ != nullptr)
-    return device_.launch(device_.engine_kernels().write_parts,
-                          real_->write(layer, inputs.keys.data(), inputs.values.data(), batch.slots,
-                                       batch.counts.written),
-                          describe);
-  device_.launch(device_.kernels().write_rows,
-                 WriteRowsParams{.cache = rows,
-                                 .key = inputs.keys.data(),
-                                 .value = inputs.values.data(),
-                                 .slots = batch.slots,
-                                 .num_tokens = batch.counts.written},
-                 describe);
 }
 
 RowExtractor::RowExtractor(Device& device, const LayerCaches& layers, BlockTables& tables)

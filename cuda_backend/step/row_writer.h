@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "cuda_backend/device/device.h"
+#include "cuda_backend/device/protocol.h"
 #include "cuda_backend/step/block_tables.h"
 #include "cuda_backend/step/real_caches.h"
 #include "cuda_backend/views/layer_caches.h"
@@ -20,6 +21,20 @@ namespace lockstep::cuda {
 
 class RowWriter {
  public:
+  struct Inputs {
+    explicit Inputs(Device& device) : keys(device, "key inputs"), values(device, "value inputs") {}
+    DeviceArray<std::byte> keys, values;
+  };
+  // Tokens whose rows go through slots.
+  struct Tokens {
+    const std::uint64_t* contents;
+    MemoryRange contents_range;
+    const Slot* slots;
+    MemoryRange slots_range;
+    std::int32_t num_made, num_written;
+    const Inputs* inputs = nullptr;  // to make them in; null: what the step's own are made in
+  };
+
   // `real`: rows of numbers are written by an engine's kernel, quantised where the cache is; null:
   // rows are moved.
   RowWriter(Device& device, const LayerCaches& layers, const RealCaches* real,
@@ -33,15 +48,11 @@ class RowWriter {
                           const BlockTables& tables);
   // Rule (22): once, before anything reads.
   void write_sinks(const KVCacheConfig& plan);
+  // add_written(layer, ranges): the memory that the rows go to.
+  template <class AddWritten>
+  void write_layer(std::size_t layer, const Tokens& tokens, const AddWritten& add_written);
 
  private:
-  struct Inputs {
-    explicit Inputs(Device& device) : keys(device, "key inputs"), values(device, "value inputs") {}
-    DeviceArray<std::byte> keys, values;
-  };
-  struct TokenCounts {
-    std::int32_t filled, written;
-  };
   // What the rows of a layer are made in.
   DType source_dtype(std::size_t layer) const {
     return real_ == nullptr ? layers_.rows[layer].dtype : real_->source_dtype(layer);
@@ -51,22 +62,11 @@ class RowWriter {
         real_ == nullptr ? layers_.rows[layer].head_size : real_->head_size(layer);
     return itemsize_bytes(source_dtype(layer)) * elements;
   }
-  // Rows of one layer: what they are made of and where they go.
-  struct Batch {
-    const DeviceArray<std::uint64_t>& contents;
-    const Inputs& inputs;
-    const Slot* slots;
-    MemoryRange slots_range;
-    TokenCounts counts;
-  };
   static void reserve(Inputs& inputs, std::int64_t bytes) {
     inputs.keys.reserve(bytes);
     inputs.values.reserve(bytes);
   }
   void reserve_inputs(std::int64_t num_tokens);
-  // `add_ranges` adds what is written.
-  template <class AddRanges>
-  void write_layer(std::size_t layer, const Batch& batch, AddRanges add_ranges);
   // The blocks of a layer that the step's tokens go to.
   void add_written(const StepProgram& program, std::size_t layer, const BlockTables& tables,
                    std::vector<MemoryRange>& ranges) const;
@@ -80,6 +80,50 @@ class RowWriter {
   DeviceArray<std::uint64_t> sink_contents_;
   DeviceArray<Slot> sink_slots_;
 };
+
+template <class AddWritten>
+void RowWriter::write_layer(std::size_t layer, const Tokens& tokens,
+                            const AddWritten& add_written) {
+  if (tokens.inputs == nullptr) reserve_inputs(std::max(tokens.num_made, tokens.num_written));
+  const RowCache& rows = layers_.rows[layer];
+  const ShapeMasks masks = shape_masks(source_dtype(layer));
+  const Inputs& inputs =
+      tokens.inputs != nullptr ? *tokens.inputs : inputs_[layer % inputs_.size()];
+  device_.launch(device_.kernels().fill_rows,
+                 FillRowsParams{.contents = tokens.contents,
+                                .key = inputs.keys.data(),
+                                .value = inputs.values.data(),
+                                .keep_mask = masks.keep,
+                                .set_mask = masks.set,
+                                .num_tokens = tokens.num_made,
+                                .num_kv_heads = rows.num_kv_heads,
+                                .num_parts = rows.num_parts,
+                                .row_bytes = static_cast<std::int32_t>(source_row_bytes(layer)),
+                                .layer = rows.layer,
+                                .first_head = rows.first_head},
+                 [&](Operation& operation) {
+                   operation.named("fill_rows").read(tokens.contents_range);
+                   operation.write_all(inputs.keys, inputs.values);
+                 });
+  const auto describe = [&](Operation& operation) {
+    operation.named("write_rows").read_all(inputs.keys, inputs.values);
+    operation.read(tokens.slots_range);
+    if (real_ != nullptr) operation.read(real_->scales_range());
+    add_written(layer, operation.writes);
+  };
+  if (real_ != nullptr)
+    return device_.launch(device_.engine_kernels().write_parts,
+                          real_->write(layer, inputs.keys.data(), inputs.values.data(),
+                                       tokens.slots, tokens.num_written),
+                          describe);
+  device_.launch(device_.kernels().write_rows,
+                 WriteRowsParams{.cache = rows,
+                                 .key = inputs.keys.data(),
+                                 .value = inputs.values.data(),
+                                 .slots = tokens.slots,
+                                 .num_tokens = tokens.num_written},
+                 describe);
+}
 
 // Rows of whole requests gathered out of the cache into contiguous memory: hidden states on their
 // way to a trainer.

@@ -106,6 +106,7 @@ class Builder {
       const auto layer = static_cast<std::int32_t>(caches_.rows.size());
       caches_.group_of_layer.push_back(static_cast<std::int32_t>(g));
       caches_.table_of_layer.push_back(static_cast<std::int32_t>(g));
+      caches_.draft_module_of_layer.push_back(draft_module_of(config_.plan, group.layer_names[i]));
       caches_.tensor_of_layer.push_back(-1);
       caches_.last_tensor_of_layer.push_back(-2);
       caches_.rows.emplace_back().layer = places_[layer].number;

@@ -43,6 +43,7 @@ struct LayerCaches {
   std::vector<std::int32_t> group_of_layer;
   // The table that its rows are found by: its group's, or behind all groups a mapped one.
   std::vector<std::int32_t> table_of_layer;
+  std::vector<std::int32_t> draft_module_of_layer;  // -1: the model's own
   // The tensors that a layer's rows or states lie in, [tensor, last]; -1, -2: it keeps nothing.
   std::vector<std::int32_t> tensor_of_layer;
   std::vector<std::int32_t> last_tensor_of_layer;

@@ -39,6 +39,7 @@ class RankCutter {
     if (at_.is_whole()) return whole();
     if (at_.pp_size > 1) LS_RETURN_IF_ERROR(count_layers());
     share_.plan.num_blocks = model_.num_blocks;
+    share_.plan.draft_modules = model_.draft_modules;
     std::int32_t number = 0;
     for (const KVCacheGroupSpec& group : model_.groups) {
       LS_RETURN_IF_ERROR(take_group(group, number));

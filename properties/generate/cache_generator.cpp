@@ -450,4 +450,48 @@ void draw_encoders_and_sinks(Draw& draw, SavedCase& saved) {
     saved = std::move(next);
 }
 
+// As many modules as drafts, or one. Chunks end where several modules know the tokens that they
+// read, and windows keep what is run again.
+void draw_drafter_cache(Draw& draw, SavedCase& saved) {
+  const bool has_slots = num_lookahead_tokens(saved.engine) > 0;
+  const DraftRunner runner = engine_profile(saved.engine.engine).release->draft_runner;
+  if (!has_slots || runner == DraftRunner::unknown || !draw.has(Feature::drafter_cache) ||
+      !draw.runs_kernels() || num_ranks(config_of(saved).backend) > 1 ||
+      saved.data_parallel_size > 1 || !saved.connector.parts.empty() ||
+      std::ranges::any_of(saved.cache.groups, has_pages_of_its_own))
+    return;
+  std::vector<KVCacheGroupSpec> groups = saved.cache.groups;
+  const auto takes_drafter = [](const KVCacheGroupSpec& group) {
+    const CacheKind kind = group.spec.kind;
+    return !has_compressed_rows(group) && !group.spec.bounded_replay &&
+           (kind == CacheKind::full_attention || kind == CacheKind::mla ||
+            kind == CacheKind::sliding_window);
+  };
+  const auto group = std::ranges::find_if(groups, takes_drafter);
+  if (group == groups.end()) return;
+  SavedCase with_drafter = saved;
+  EngineConfig& engine = with_drafter.engine;
+  const bool is_eagle = engine.spec_method == SpecMethod::eagle;
+  const std::int64_t modules =
+      is_eagle && !engine.async_scheduling && draw.choices.chance(50) ? engine.num_spec_tokens : 1;
+  std::vector<std::vector<std::string>> names;
+  for (std::int64_t module = 0; module < modules; ++module) {
+    names.push_back({fmt::format("draft.{}", module)});
+    group->layer_names.push_back(names.back().front());
+  }
+  if (modules > 1 && runner == DraftRunner::second) {
+    engine.num_prefill_lookahead_tokens = engine.num_spec_tokens;
+    if (engine.long_prefill_token_threshold > 0)
+      engine.long_prefill_token_threshold =
+          std::max(engine.long_prefill_token_threshold, 2 * engine.num_spec_tokens + 1);
+    for (KVCacheGroupSpec& one : groups)
+      if (one.spec.kind == CacheKind::sliding_window && !one.spec.bounded_replay)
+        one.spec.extra_retained_tokens = engine.num_spec_tokens - 1;
+  }
+  SavedCase next;
+  if (!lay_out_again(with_drafter, std::move(groups), next)) return;
+  next.cache.draft_modules = std::move(names);
+  saved = std::move(next);
+}
+
 }  // namespace lockstep

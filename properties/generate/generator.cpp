@@ -83,6 +83,7 @@ constexpr FeatureInfo kFeatures[] = {
     {"cross_attention", 10},
     {"sinks", 10},
     {"reference_windows", 10},
+    {"drafter_cache", 60},
 };
 static_assert(std::size(kFeatures) == kNumFeatures);
 
@@ -262,8 +263,12 @@ SavedCase generate_case(ChoiceSource& choices, const GeneratorOptions& options) 
   draw_features(choices, options, kMappedTables, static_cast<std::size_t>(kFirstBeside),
                 draw.features);
   if (draw.has(kMappedTables)) map_tables(saved);
-  draw_features(choices, options, kFirstBeside, kNumFeatures, draw.features);
+  constexpr auto kDrafterCache = Feature::drafter_cache;
+  draw_features(choices, options, kFirstBeside, static_cast<std::size_t>(kDrafterCache),
+                draw.features);
   draw_encoders_and_sinks(draw, saved);
+  draw_features(choices, options, kDrafterCache, kNumFeatures, draw.features);
+  draw_drafter_cache(draw, saved);
   return saved;
 }
 

@@ -98,9 +98,9 @@ enum class Feature : std::uint8_t {
   cross_attention,
   sinks,
   reference_windows,
+  drafter_cache,  // layers of a drafter, whose rows are written and read by its own passes
 };
-inline constexpr std::size_t kNumFeatures =
-    static_cast<std::size_t>(Feature::reference_windows) + 1;
+inline constexpr std::size_t kNumFeatures = static_cast<std::size_t>(Feature::drafter_cache) + 1;
 std::string_view name_of(Feature feature);
 
 // The features of one case: what the swarm may use.

@@ -54,6 +54,8 @@ void draw_further_caches(Draw& draw, SavedCase& saved);
 void map_tables(SavedCase& saved);
 // Likewise an encoder's rows, sinks or a reference window.
 void draw_encoders_and_sinks(Draw& draw, SavedCase& saved);
+// Layers of a drafter beside those of a group, where the engine drafts with one.
+void draw_drafter_cache(Draw& draw, SavedCase& saved);
 // Whether the engine, the layouts and the ranks take the case.
 bool is_accepted(const SavedCase& saved);
 void draw_traffic(Draw& draw, SavedCase& saved);

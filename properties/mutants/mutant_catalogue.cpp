@@ -46,10 +46,10 @@ constexpr Part kParts[] = {
     {MutantSite::backend, further_cache_mutants}, {MutantSite::backend, encoder_and_sink_mutants},
     {MutantSite::scheduler, encoder_mutants},     {MutantSite::backend, number_mutants},
     {MutantSite::backend, view_mutants},          {MutantSite::backend, host_tier_mutants},
-    {MutantSite::backend, rank_mutants},          {MutantSite::views, address_mutants},
-    {MutantSite::planner, figure_mutants},        {MutantSite::transfer, protocol_mutants},
-    {MutantSite::transfer, staging_mutants},      {MutantSite::transfer, holding_mutants},
-    {MutantSite::transfer, connector_mutants},
+    {MutantSite::backend, rank_mutants},          {MutantSite::backend, drafter_mutants},
+    {MutantSite::views, address_mutants},         {MutantSite::planner, figure_mutants},
+    {MutantSite::transfer, protocol_mutants},     {MutantSite::transfer, staging_mutants},
+    {MutantSite::transfer, holding_mutants},      {MutantSite::transfer, connector_mutants},
 };
 
 }  // namespace

@@ -54,6 +54,8 @@ std::vector<Mutant> backend_state_mutants();
 std::vector<Mutant> further_cache_mutants();
 std::vector<Mutant> encoder_and_sink_mutants();
 std::vector<Mutant> rank_mutants();
+// mutants_of_drafters.cpp
+std::vector<Mutant> drafter_mutants();
 // mutants_of_launches.cpp
 std::vector<Mutant> graph_mutants();
 std::vector<Mutant> number_mutants();

@@ -24,12 +24,14 @@ struct RowLayer {
   const KVCacheSpec* spec = nullptr;
 };
 
-std::vector<RowLayer> row_layers(const KVCacheConfig& plan) {
+// What a drafter reads depends on its drafts, which change no answer.
+std::vector<RowLayer> row_layers(const KVCacheConfig& plan, const KVCacheConfig& told) {
   std::vector<RowLayer> layers;
   std::int32_t index = 0;
   for (const KVCacheGroupSpec& group : plan.groups)
     for (std::size_t i = 0; i < group.layer_names.size(); ++i, ++index)
-      if (group.layer_spec(i).kind != CacheKind::mamba)
+      if (group.layer_spec(i).kind != CacheKind::mamba &&
+          draft_module_of(told, group.layer_names[i]) < 0)
         layers.push_back({index, &group.layer_spec(i)});
   return layers;
 }
@@ -57,11 +59,12 @@ class Rows final : public StepObserver {
 // A backend that is asked for more than the loop asks for, and keeps the answers.
 class ReadingBackend final : public ForwardingBackend {
  public:
-  ReadingBackend(std::unique_ptr<Backend> inner, const BackendConfig& config, const Rows& rows,
-                 bool with_pages, BackendReading& reading)
+  ReadingBackend(std::unique_ptr<Backend> inner, const BackendConfig& config,
+                 const KVCacheConfig& told, const Rows& rows, bool with_pages,
+                 BackendReading& reading)
       : ForwardingBackend(std::move(inner)),
         config_(config),
-        layers_(row_layers(config_.plan)),
+        layers_(row_layers(config_.plan, told)),
         rows_(rows),
         with_pages_(with_pages),
         reading_(reading) {}
@@ -188,7 +191,8 @@ Result<BackendReading> read_on_backend(const SavedCase& saved, const BackendFact
   const auto reads = [&](const BackendConfig& config) -> Result<std::unique_ptr<Backend>> {
     auto backend = make_backend(config);
     if (!backend) return backend;
-    return std::make_unique<ReadingBackend>(std::move(*backend), config, rows, with_pages, reading);
+    return std::make_unique<ReadingBackend>(std::move(*backend), config, saved.cache, rows,
+                                            with_pages, reading);
   };
   const auto attach = [&](std::int32_t, Workload*) { return Onlooker{.observer = &rows}; };
   LS_ASSIGN_OR_RETURN(const auto session, open_undisturbed(saved, config_of(saved), reads, attach));

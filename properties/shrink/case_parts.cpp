@@ -143,6 +143,8 @@ SavedCase without_layer(const SavedCase& saved, std::size_t group, std::size_t l
     if (!of.layer_specs.empty()) of.spec = of.layer_specs.front();
   }
   for (KVCacheTensor& tensor : smaller.cache.tensors) std::erase(tensor.shared_by, name);
+  for (std::vector<std::string>& module : smaller.cache.draft_modules) std::erase(module, name);
+  std::erase_if(smaller.cache.draft_modules, [](const auto& module) { return module.empty(); });
   std::erase_if(smaller.cache.tensors,
                 [](const KVCacheTensor& tensor) { return tensor.shared_by.empty(); });
   return smaller;
@@ -208,6 +210,7 @@ bool plan_again(SavedCase& saved) {
   }
   Result<KVCacheConfig> plan = plan_for_groups(std::move(groups), saved.cache.num_blocks);
   if (!plan) return false;
+  plan->draft_modules = std::move(saved.cache.draft_modules);
   saved.cache = std::move(*plan);
   return true;
 }

@@ -68,6 +68,7 @@ Result<MemoryModel> MemoryModel::create(const KVCacheConfig& plan, AttentionBack
                                                      : pool_layout(plan, backend, layout, rule));
   MemoryModel model;
   model.num_blocks_ = plan.num_blocks;
+  model.num_lanes_ = 1 + static_cast<std::int32_t>(plan.draft_modules.size());
   model.numbers_ = numbers;
   model.writers_.resize(1);
   model.blocks_.resize(plan.num_blocks);
@@ -105,6 +106,7 @@ Result<void> MemoryModel::add_layers(const KVCacheConfig& plan, const PoolLayout
           index, static_cast<std::int32_t>(g), spec.layer_names[i], spec.layer_spec(i),
           pool.groups[g][i], shares.empty() ? LayerShare{.layer = index} : shares[layers_.size()]));
       ModelLayer& layer = layers_.back();
+      layer.lane = 1 + draft_module_of(plan, layer.name);
       layer.words = row_words(numbers_, spec.layer_spec(i), layer.share.layer);
       const bool by_rows = layer.words.by_largest != nullptr, by_groups = layer.words.by_group;
       layer.head_size = by_rows || by_groups || layer.words.is_int4 ? spec.layer_spec(i).head_size
@@ -259,18 +261,20 @@ void MemoryModel::zero(std::int32_t group, BlockId id) {
 }
 
 void MemoryModel::write_token(std::int32_t group, BlockId id, std::int64_t slot_offset,
-                              ContentId content, WriterId writer, std::int64_t position) {
+                              ContentId content, WriterId writer, std::int64_t position,
+                              std::int32_t lane) {
   const Group& of = groups_[group];
   LS_CHECK(!of.states && id != kNullBlock && slot_offset >= 0 && slot_offset < of.block_size,
            "group {} block {} offset {}", group, index_of(id), slot_offset);
+  LS_CHECK(lane >= 0 && lane < num_lanes_, "lane {} of {}", lane, num_lanes_);
   BlockContent& block = blocks_[id];
   LS_CHECK(block.group == -1 || block.group == group, "block {} of group {} written for group {}",
            index_of(id), block.group, group);
   block.group = group;
-  if (block.slots.empty()) block.slots.resize(of.block_size);
-  SlotContent& slot = block.slots[slot_offset];
+  if (block.slots.empty()) block.slots.resize(num_lanes_ * of.block_size);
+  SlotContent& slot = block.slots[lane * of.block_size + slot_offset];
   for (const ModelLayer& layer : layers_of(group))
-    write_rows(layer, block, id, slot_offset, slot, content);
+    if (layer.lane == lane) write_rows(layer, block, id, slot_offset, slot, content);
   use(writer);
   release(slot.writer);
   slot = {.content = content,
@@ -356,11 +360,11 @@ const BlockContent& MemoryModel::block(BlockId id) const {
   return blocks_[id];
 }
 
-const SlotContent* MemoryModel::slot_content(std::int32_t group, BlockId id,
-                                             std::int64_t offset) const {
+const SlotContent* MemoryModel::slot_content(std::int32_t group, BlockId id, std::int64_t offset,
+                                             std::int32_t lane) const {
   const BlockContent& content = block(id);
   if (content.group != group || content.slots.empty()) return nullptr;
-  const SlotContent& slot = content.slots[offset];
+  const SlotContent& slot = content.slots[lane * groups_[group].block_size + offset];
   return slot.writer == kNobody ? nullptr : &slot;
 }
 

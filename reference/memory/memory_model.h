@@ -73,7 +73,7 @@ struct BlockContent {
   std::int32_t group = -1;  // owner of the rows or the state; -1: none since the last poison
   Unwritten base = Unwritten::fresh;
   bool zeroed = false;  // the bytes that the group uses were zeroed before any row was written
-  // Token groups: [block_size], a token each, whatever rows it has; empty: none written.
+  // Token groups: [num_lanes, block_size], a token each, whatever rows it has; empty: none written.
   std::vector<SlotContent> slots;
   StateContent state;  // state groups
   // What a load brought when it was not all rows or a state, or a copy of a block: in place of
@@ -106,6 +106,8 @@ struct ByteOwner {
 struct ModelLayer {
   std::int32_t index = 0;  // of the plan, group by group
   std::int32_t group = 0;
+  // Whose rows: 0 the model's, 1 + m those of the drafter's module m, which are written apart.
+  std::int32_t lane = 0;
   std::string name;
   DType dtype = DType::bf16;
   WordShape words;                           // of rows
@@ -166,11 +168,11 @@ class MemoryModel {
   // num_rows rows count as written there. A sentence when one of the blocks is not the group's.
   std::optional<std::string> copy_block(std::int32_t group, BlockId source, BlockId target,
                                         std::int64_t num_rows);
-  // The rows of one token in every layer of the group that has one for it: of compressed rows the
-  // row that ends with the token.
+  // The rows of one token in every layer of the group and lane that has one for it: of compressed
+  // rows the row that ends with the token.
   // REQUIRES: the block is not the null block and belongs to the group or to none.
   void write_token(std::int32_t group, BlockId block, std::int64_t slot_offset, ContentId content,
-                   WriterId writer, std::int64_t position);
+                   WriterId writer, std::int64_t position, std::int32_t lane = 0);
   // The state after first_position tokens (content `before`), read from `source` (the null block:
   // the zero state), advanced by `contents` and left in `target`. A sentence when `source` holds
   // anything else.
@@ -215,7 +217,11 @@ class MemoryModel {
 
   const BlockContent& block(BlockId id) const;
   // The slot's content, or null when it was not written since the block's base.
-  const SlotContent* slot_content(std::int32_t group, BlockId block, std::int64_t offset) const;
+  const SlotContent* slot_content(std::int32_t group, BlockId block, std::int64_t offset,
+                                  std::int32_t lane = 0) const;
+  // Of the group: 1, and one for each module of a drafter that the plan has, whether or not a layer
+  // of the group is its own.
+  std::int32_t num_lanes() const { return num_lanes_; }
 
   std::int64_t num_blocks() const { return num_blocks_; }
   std::int32_t num_tensors() const { return static_cast<std::int32_t>(tensors_.size()); }
@@ -308,6 +314,7 @@ class MemoryModel {
                   std::span<std::uint8_t> image) const;
 
   std::int64_t num_blocks_ = 0;
+  std::int32_t num_lanes_ = 1;
   Numbers numbers_ = Numbers::words;
   std::int64_t step_ = 0;
   std::uint32_t epoch_ = 1;

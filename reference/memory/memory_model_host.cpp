@@ -204,8 +204,9 @@ std::optional<std::string> MemoryModel::copy_block(std::int32_t group, BlockId s
   if (groups_[group].host_runs.empty()) add_host_runs(groups_[group]);
   auto bytes = std::make_shared<const std::vector<std::uint8_t>>(block_bytes(group, source));
   std::vector<SlotContent> slots = from.slots;
-  for (std::size_t row = static_cast<std::size_t>(num_rows); row < slots.size(); ++row)
-    slots[row] = {};
+  const std::int64_t size = block_size(group);
+  for (std::int64_t row = 0; row < std::ssize(slots); ++row)
+    if (row % size >= num_rows) slots[row] = {};
   for (const SlotContent& slot : slots) use(slot.writer);
   BlockContent& to = blocks_[target];
   forget_content(to);

@@ -103,7 +103,8 @@ void MemoryModel::draw_layer(ModelPage page, const ModelLayer& layer, BlockId id
     const std::int64_t first = byte_offset(at, id, kv, 0, 0, 0) - page_begin;
     if (first < 0 || first >= static_cast<std::int64_t>(image.size())) continue;
     for (std::int64_t slot = 0; slot < at.block_size; ++slot) {  // of rows
-      const SlotContent* row = slot_content(layer.group, id, last_token_of_row(layer, slot));
+      const SlotContent* row =
+          slot_content(layer.group, id, last_token_of_row(layer, slot), layer.lane);
       if (row == nullptr && !content.zeroed) continue;
       for (std::int64_t head = 0; head < at.num_kv_heads; ++head) {
         if (tensor_of(at, kv, head) != page.tensor) continue;

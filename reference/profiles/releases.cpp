@@ -42,20 +42,23 @@ constexpr std::array kNotModelled33 = std::to_array<std::string_view>({
 
 // No recordings of these were made with what 0.33.0 alone has.
 constexpr std::array kReleases = std::to_array<Release>({
-    {"vllm-0.20.2", "", PageFormat::keys_first, false, kNotModelled22},
-    {"vllm-0.21.0", "", PageFormat::keys_first, false, kNotModelled22},
-    {"vllm-0.22.1", "vllm-0.22.0", PageFormat::keys_first, true, kNotModelled22},
-    {"vllm-0.23.0", "", PageFormat::by_block, false, kNotModelled22},
-    {"vllm-0.24.0", "", PageFormat::by_block, false, kNotModelled22},
-    {"vllm-0.25.1", "vllm-0.25.0", PageFormat::by_block, false, kNotModelled22},
-    {"vllm-0.26.0", "", PageFormat::together, false, kNotModelled33},
-    {"vllm-0.27.1", "vllm-0.27.0", PageFormat::together, false, kNotModelled33},
-    {"vllm-0.28.0", "", PageFormat::together, false, kNotModelled33},
-    {"vllm-0.29.0", "", PageFormat::six_orders, false, kNotModelled33},
-    {"vllm-0.30.0", "", PageFormat::six_orders, false, kNotModelled33},
-    {"vllm-0.31.0", "", PageFormat::six_orders, false, kNotModelled33},
-    {"vllm-0.32.0", "", PageFormat::six_orders, false, kNotModelled33},
-    {"vllm-0.33.0", "", PageFormat::overlaid, true, kNotModelled33},
+    {"vllm-0.20.2", "", PageFormat::keys_first, false, DraftRunner::unknown, kNotModelled22},
+    {"vllm-0.21.0", "", PageFormat::keys_first, false, DraftRunner::unknown, kNotModelled22},
+    {"vllm-0.22.1", "vllm-0.22.0", PageFormat::keys_first, true, DraftRunner::first,
+     kNotModelled22},
+    {"vllm-0.23.0", "", PageFormat::by_block, false, DraftRunner::unknown, kNotModelled22},
+    {"vllm-0.24.0", "", PageFormat::by_block, false, DraftRunner::unknown, kNotModelled22},
+    {"vllm-0.25.1", "vllm-0.25.0", PageFormat::by_block, false, DraftRunner::unknown,
+     kNotModelled22},
+    {"vllm-0.26.0", "", PageFormat::together, false, DraftRunner::unknown, kNotModelled33},
+    {"vllm-0.27.1", "vllm-0.27.0", PageFormat::together, false, DraftRunner::unknown,
+     kNotModelled33},
+    {"vllm-0.28.0", "", PageFormat::together, false, DraftRunner::unknown, kNotModelled33},
+    {"vllm-0.29.0", "", PageFormat::six_orders, false, DraftRunner::unknown, kNotModelled33},
+    {"vllm-0.30.0", "", PageFormat::six_orders, false, DraftRunner::unknown, kNotModelled33},
+    {"vllm-0.31.0", "", PageFormat::six_orders, false, DraftRunner::unknown, kNotModelled33},
+    {"vllm-0.32.0", "", PageFormat::six_orders, false, DraftRunner::unknown, kNotModelled33},
+    {"vllm-0.33.0", "", PageFormat::overlaid, true, DraftRunner::second, kNotModelled33},
 });
 
 // Major, minor and patch number of "vllm-0.33.1.dev7+g1a2b3c" or of its version alone.

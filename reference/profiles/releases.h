@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "reference/profiles/engine_profile.h"
+#include "reference/types/drafter.h"
 
 namespace lockstep {
 
@@ -29,6 +30,9 @@ struct Release {
   // Whether this model knows what follows from the answers and reports of a KV connector.
   // Otherwise one is refused.
   bool models_connectors;
+  // That a model with a drafter runs on where nothing else is asked for (config/vllm.py,
+  // use_v2_model_runner); unknown: its source was not read for it.
+  DraftRunner draft_runner;
   // What the release does and this model of it does not: one line each.
   std::span<const std::string_view> not_modelled;
 };

@@ -1,5 +1,6 @@
 #include "reference/types/kv_cache_spec.h"
 
+#include <algorithm>
 #include <array>
 #include <utility>
 
@@ -62,6 +63,14 @@ std::optional<E> find_value(const std::array<Name<E>, N>& table, std::string_vie
 }
 
 }  // namespace
+
+std::int32_t draft_module_of(const KVCacheConfig& plan, const std::string& layer_name) {
+  for (std::size_t module = 0; module < plan.draft_modules.size(); ++module)
+    if (std::ranges::find(plan.draft_modules[module], layer_name) !=
+        plan.draft_modules[module].end())
+      return static_cast<std::int32_t>(module);
+  return -1;
+}
 
 std::string_view name_of(CacheKind kind) { return find_name(kKinds, kind); }
 std::string_view name_of(DType dtype) { return find_name(kDTypes, dtype); }

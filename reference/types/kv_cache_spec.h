@@ -165,8 +165,14 @@ struct KVCacheConfig {
   std::int64_t num_blocks = 0;  // the null block included
   std::vector<KVCacheTensor> tensors;
   std::vector<KVCacheGroupSpec> groups;
+  // Layers of a drafter by its modules, in their order: EAGLE and draft models have one. Empty:
+  // there is no drafter, or nobody says which layers are its own.
+  std::vector<std::vector<std::string>> draft_modules = {};
   bool operator==(const KVCacheConfig&) const = default;
 };
+
+// The module of the drafter that the layer belongs to; -1: it is the model's own.
+std::int32_t draft_module_of(const KVCacheConfig& plan, const std::string& layer_name);
 
 // The words that recordings and model files use: "full", "mla", "sliding_window", ...; "bf16", ...
 std::string_view name_of(CacheKind kind);

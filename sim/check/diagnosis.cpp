@@ -8,6 +8,7 @@
 #include "base/number_text.h"
 #include "reference/memory/page_image.h"
 #include "reference/memory/row_pieces.h"
+#include "sim/step/draft_planner.h"
 #include "sim/step/model_step.h"
 
 namespace lockstep {
@@ -47,19 +48,17 @@ Match best_row(const MemoryModel& model, std::span<const std::uint64_t> words, b
     for (std::int32_t b = 0; b < model.num_blocks(); ++b) {
       const BlockContent& block = model.block(static_cast<BlockId>(b));
       if (block.group != layer.group) continue;
-      for (std::size_t s = 0; s < block.slots.size(); ++s) {
-        if (block.slots[s].writer == kNobody) continue;
+      for (std::int64_t offset = 0; offset < model.block_size(layer.group); ++offset) {
+        const SlotContent* slot =
+            model.slot_content(layer.group, static_cast<BlockId>(b), offset, layer.lane);
+        if (slot == nullptr) continue;
         for (std::size_t c = 0; c < layer.coords.size(); ++c) {
-          draw_row(layer, block.slots[s].content, c, bytes);
+          draw_row(layer, slot->content, c, bytes);
           for (std::size_t i = 0; i < row.size(); ++i) row[i] = load_word(bytes, i);
           for (std::size_t shift = 0; shift < (shifted ? row.size() : 1); ++shift) {
             const std::size_t count = count_matches(words, row, shift);
             if (count > best.words)
-              best = {count,
-                      static_cast<std::int64_t>(shift),
-                      &layer,
-                      c,
-                      {b, static_cast<std::int64_t>(s), &block.slots[s]}};
+              best = {count, static_cast<std::int64_t>(shift), &layer, c, {b, offset, slot}};
           }
         }
       }
@@ -218,7 +217,8 @@ void Diagnosis::set_owner(Divergence& found, ModelPage page, std::int64_t byte) 
     return;
   }
   found.slot = index_of(owner.block) * model_.block_size(owner.group) + owner.slot_offset;
-  if (const SlotContent* slot = model_.slot_content(owner.group, owner.block, owner.slot_offset)) {
+  if (const SlotContent* slot =
+          model_.slot_content(owner.group, owner.block, owner.slot_offset, layer.lane)) {
     found.request = model_.writer_name(slot->writer);
     found.token = slot->position;
   }
@@ -229,7 +229,8 @@ void Diagnosis::set_journal(Divergence& found, ModelPage page, std::int64_t byte
   const BlockContent& block = model_.block(owner.block);
   found.writer = "the model: nobody";
   if (owner.what == ByteOwner::What::row) {
-    if (const SlotContent* slot = model_.slot_content(owner.group, owner.block, owner.slot_offset))
+    if (const SlotContent* slot = model_.slot_content(owner.group, owner.block, owner.slot_offset,
+                                                      model_.layers()[owner.layer].lane))
       found.writer = fmt::format("the model: {}'s token {} in step {}",
                                  model_.writer_name(slot->writer), slot->position, slot->step);
   } else if (owner.what == ByteOwner::What::state && block.state.writer != kNobody) {
@@ -358,6 +359,9 @@ Result<bool> Diagnosis::reads_wrong(const AttentionProbe& probe, WorkerRequest& 
   StepReadback readback;
   LS_RETURN_IF_ERROR(backend_.execute(program, readback));
   const ModelLayer& layer = model_.layers()[probe.layer];
+  if (layer.lane > 0)
+    return readback.digests.at(0) !=
+           draft_probe(model_, request, layer, probe.first, probe.last).digest;
   return readback.digests.at(0) !=
          contents_of(layer, request).attention_digest(layer, probe.first, probe.last);
 }
@@ -400,7 +404,7 @@ Result<Divergence> Diagnosis::digest(const AttentionProbe& probe, RequestId id,
   found.byte = at % model_.page_size_bytes(found.tensor);
   set_journal(found, page, found.byte);
   if (const SlotContent* slot =
-          model_.slot_content(found.group, static_cast<BlockId>(found.block), offset))
+          model_.slot_content(found.group, static_cast<BlockId>(found.block), offset, layer.lane))
     found.owner = fmt::format("{}'s token {} of step {}, as the model knows",
                               model_.writer_name(slot->writer), slot->position, slot->step);
   found.message = fmt::format(
@@ -465,7 +469,7 @@ std::vector<PageSpan> page_spans(const MemoryModel& model, ModelPage page) {
       if (owner.what == ByteOwner::What::row) {
         span.size_bytes = rest_of_piece(layer, owner.byte_in_row);
         if (const SlotContent* slot =
-                model.slot_content(owner.group, owner.block, owner.slot_offset))
+                model.slot_content(owner.group, owner.block, owner.slot_offset, layer.lane))
           whose = fmt::format("{} token {}", model.writer_name(slot->writer), slot->position);
         span.what = fmt::format("slot {}: {} of head {}, layer {} ({})", owner.slot_offset,
                                 part_name(layer, owner.part), owner.head, owner.layer, whose);

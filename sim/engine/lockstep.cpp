@@ -106,8 +106,9 @@ Result<bool> LockstepRun::execute(const AgreedBatch& agreed) {
   connector_.plan(decision, summary_);
   LS_RETURN_IF_ERROR(sample(decision));
   if (memory_ != nullptr)
-    if (auto ran = memory_->run_step(as_the_worker_counts(decision), connector_.transfers(), agreed,
-                                     chain_);
+    if (auto ran = memory_->run_step(as_the_worker_counts(decision),
+                                     decision.scheduled.empty() ? ModelOutput{} : outputs_.newest(),
+                                     connector_.transfers(), agreed, chain_);
         !ran)
       return ended_by(std::move(ran));
   know_sampled(decision);

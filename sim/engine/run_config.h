@@ -13,6 +13,7 @@ struct RunConfig {
   EngineConfig engine;
   BackendConfig backend;  // its plan says groups and pool, also where the decisions run alone
   CheckBudget budget;
+  std::string drafter_not_followed{};  // why; empty: it is, or there is none
   std::int64_t steps_max = 0;  // stop after so many; 0: no limit
 };
 

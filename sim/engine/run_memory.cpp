@@ -11,6 +11,7 @@
 #include "sim/check/comparer.h"
 #include "sim/protocol/engine_worker.h"
 #include "sim/step/backend_config.h"
+#include "sim/step/draft_planner.h"
 #include "sim/step/model_step.h"
 #include "sim/step/probe_planner.h"
 #include "sim/step/program_builder.h"
@@ -29,6 +30,7 @@ class RankRun final {
         worker_(config_.backend.num_rows, config_.backend.context, model_),
         builder_(config_.engine, config_.backend, model_, worker_),
         model_step_(config_.backend.plan, model_, worker_),
+        drafts_(config_.engine, config_.backend, model_, worker_, summary_),
         transfer_step_(model_, worker_, backend_, config_.backend.parallel.tp_rank),
         planner_(config_.backend, model_, worker_, config_.budget.probe_rows,
                  backend.answers_queries() ? config_.budget.query_rows : 0),
@@ -54,8 +56,9 @@ class RankRun final {
   }
   void release(std::span<const HeldRequest> held) { builder_.release(held); }
 
-  Checked run_step(const SchedulerOutput& decision, const StepTransfers& transfers,
-                   const AgreedBatch& agreed, StateHashChain& chain);
+  Checked run_step(const SchedulerOutput& decision, const ModelOutput& output,
+                   const StepTransfers& transfers, const AgreedBatch& agreed,
+                   StateHashChain& chain);
   Checked finish(bool agreed, std::span<MemoryCheck* const> checks);
 
   RankMemory memory() { return {config_.backend, model_, worker_, backend_, program_}; }
@@ -72,6 +75,7 @@ class RankRun final {
   Worker worker_;
   ProgramBuilder builder_;
   ModelStep model_step_;
+  DraftPlanner drafts_;
   TransferStep transfer_step_;
   ProbePlanner planner_;
   Comparer comparer_;
@@ -80,10 +84,12 @@ class RankRun final {
   StepReadback readback_;
 };
 
-Checked RankRun::run_step(const SchedulerOutput& decision, const StepTransfers& transfers,
-                          const AgreedBatch& agreed, StateHashChain& chain) {
+Checked RankRun::run_step(const SchedulerOutput& decision, const ModelOutput& output,
+                          const StepTransfers& transfers, const AgreedBatch& agreed,
+                          StateHashChain& chain) {
   Stopwatch watch;
   LS_RETURN_UNLESS_FINE(builder_.build(decision, transfers, program_));
+  drafts_.plan(decision, output, builder_.row_requests(), program_);
   program_.num_padded_tokens = std::max(program_.num_padded_tokens, agreed.num_tokens);
   program_.agreed = agreed;
   LS_RETURN_IF_ERROR(transfer_step_.begin(transfers, program_));
@@ -98,6 +104,7 @@ Checked RankRun::run_step(const SchedulerOutput& decision, const StepTransfers& 
   LS_RETURN_UNLESS_FINE(model_step_.apply(program_, requests, expected_));
   LS_RETURN_UNLESS_FINE(transfer_step_.check_stores(transfers, decision.step));
   LS_RETURN_UNLESS_FINE(check_hits(decision));
+  LS_RETURN_UNLESS_FINE(drafts_.apply(program_, requests));
   planner_.plan(program_, requests, [&](std::size_t i) { return builder_.is_void(i); });
   summary_.seconds.program += watch.lap();
   if (engine_worker_ != nullptr) engine_worker_->decided(decision);
@@ -187,10 +194,11 @@ void RunMemory::release(std::span<const HeldRequest> held) {
   for (const auto& rank : ranks_) rank->release(held);
 }
 
-Checked RunMemory::run_step(const SchedulerOutput& decision, const StepTransfers& transfers,
-                            const AgreedBatch& agreed, StateHashChain& chain) {
+Checked RunMemory::run_step(const SchedulerOutput& decision, const ModelOutput& output,
+                            const StepTransfers& transfers, const AgreedBatch& agreed,
+                            StateHashChain& chain) {
   auto compared = first_of_ranks(
-      [&](RankRun& rank) { return rank.run_step(decision, transfers, agreed, chain); });
+      [&](RankRun& rank) { return rank.run_step(decision, output, transfers, agreed, chain); });
   if (!compared) return compared;
   for (MemoryCheck* check : checks_) LS_RETURN_UNLESS_FINE(check->step_compared());
   return {};
@@ -252,6 +260,11 @@ Result<std::unique_ptr<RunMemory>> RunMemory::create(const RunConfig& config,
     looked_at.push_back(memory->ranks_.back()->memory());
   }
   for (MemoryCheck* check : checks) check->begin(memory->config_, looked_at, summary);
+  if (!config.drafter_not_followed.empty())
+    summary.not_checked.push_back(
+        fmt::format("what the drafter writes for drafts, and reads of them ({}): its rows are "
+                    "written with the step's tokens",
+                    config.drafter_not_followed));
   if (config.engine.dcp * config.engine.pcp != config.backend.context.num_ranks)
     summary.not_checked.push_back(
         fmt::format("{} further ranks of prefill context parallelism, which hold the same cache",

@@ -71,8 +71,10 @@ class RunMemory {
 
   void add_request(RequestId id, const RequestSpec& spec);
   // Program, model, backend, comparison; slot mappings are padded to what was agreed on, at least.
-  Checked run_step(const SchedulerOutput& decision, const StepTransfers& transfers,
-                   const AgreedBatch& agreed, StateHashChain& chain);
+  // `output`: what was sampled and drafted in it.
+  Checked run_step(const SchedulerOutput& decision, const ModelOutput& output,
+                   const StepTransfers& transfers, const AgreedBatch& agreed,
+                   StateHashChain& chain);
   void append_sampled(RequestId id, std::span<const std::int32_t> tokens);
   // The engine has dropped what was sampled behind the request's first `num_tokens` tokens.
   void drop_sampled(RequestId id, std::int64_t num_tokens);

@@ -155,6 +155,18 @@
 //     them: sink row i is position i, the request's token p position sink_len + p.
 // (23) A query reads nothing of positions [gap_first, gap_last): what lies between a prompt and a
 //     reference window (rswa_window). Probes name what lies on either side.
+// (24) Drafters (BackendConfig::drafter; its shape none: there is no such rule). The step's tokens
+//     write nothing into layers of KVCacheConfig::draft_modules. After updates of states, and
+//     before stores, the drafter makes its passes, one after the other, for all draft_rows at once;
+//     a pass writes rows in the layers of one module and nothing else. The n-th content of a row of
+//     `draft_rows` is that of the n-th position that its passes come to.
+//       one_by_one, standalone: module 0. The first pass writes positions [first_position,
+//         first_position + num_tokens). Of the num_drafts - 1 further passes, pass k writes
+//         position L + k, L = first_position + num_tokens - 1 - num_rejected, or the last one of
+//         max_model_len where that lies before it, whatever is there.
+//       modules: pass m, for m below num_drafts, is module m's, and writes positions
+//         [first_position, first_position + num_tokens).
+//     A position that the row's block table has no entry for has no slot: nothing is written.
 //
 // Not said here: how a backend lays anything out; that is what is being checked.
 #pragma once
@@ -170,6 +182,7 @@
 
 #include "base/ids.h"
 #include "base/result.h"
+#include "reference/types/drafter.h"
 #include "reference/types/kv_cache_spec.h"
 #include "reference/types/ranks.h"
 #include "reference/types/view_types.h"
@@ -209,7 +222,8 @@ struct BackendConfig {
   std::int32_t max_cudagraph_capture_size = 0;
   // real: rows are written and attended to by the kernels of an engine, rule (13).
   Numbers numbers = Numbers::words;
-  std::string mutant;  // a planted defect to switch on; empty: none
+  DrafterConfig drafter;  // of the plan's draft_modules, rule (24)
+  std::string mutant;     // a planted defect to switch on; empty: none
 };
 
 // The page of one block in one tensor of the plan.

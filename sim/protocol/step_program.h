@@ -137,6 +137,17 @@ struct RowExtraction {
   std::int32_t num_tokens = 0;
 };
 
+// Rule (24). A request's part in the passes of a drafter. The first pass has positions
+// [first_position, first_position + num_tokens), of which the last num_rejected hold drafts that
+// were rejected. Contents of its passes follow each other in draft_contents, from first_content on.
+struct DraftRow {
+  std::int32_t row = 0;
+  std::int32_t first_position = 0;
+  std::int32_t num_tokens = 0;
+  std::int32_t num_rejected = 0;
+  std::int32_t first_content = 0;
+};
+
 // What data parallel ranks have agreed to run in a step.
 struct AgreedBatch {
   std::int32_t num_tokens = 0;  // of this rank; 0: there is one engine
@@ -167,6 +178,8 @@ struct StepProgram {
   std::vector<std::uint64_t> encoder_contents;  // one per row
   AgreedBatch agreed;
   std::vector<StateUpdate> state_updates;
+  std::vector<DraftRow> draft_rows;
+  std::vector<std::uint64_t> draft_contents;
   std::vector<HostTransfer> stores;
   std::vector<AttentionProbe> probes;
   std::vector<AttentionQuery> queries;

@@ -15,6 +15,7 @@
 #include "reference/profiles/releases.h"
 #include "sim/connectors/recorded_connector.h"
 #include "sim/recording/recording_workload.h"
+#include "sim/step/draft_planner.h"
 
 namespace lockstep {
 
@@ -259,6 +260,16 @@ void place_cache(const RunSpec& run, BackendConfig& backend) {
   if (placed) backend.plan = with_placed_tensors(std::move(backend.plan), *placed);
 }
 
+// Where its rows are not followed they are the model's like any other.
+void follow_drafter(bool has_connector, bool is_foreign, LockstepConfig& config) {
+  FollowedDrafter followed = followed_drafter(config.engine, config.backend, has_connector);
+  if (is_foreign && followed.config.shape != DraftShape::none)
+    followed = {.config = {}, .why_not = "a backend of the user's own"};
+  config.backend.drafter = followed.config;
+  config.drafter_not_followed = followed.why_not;
+  if (followed.config.shape == DraftShape::none) config.backend.plan.draft_modules.clear();
+}
+
 }  // namespace
 
 LockstepConfig config_of(const RunSpec& run) {
@@ -288,6 +299,7 @@ LockstepConfig config_of(const RunSpec& run) {
     config.engine = beside_connector(config.engine);
     backend.num_host_blocks = num_host_blocks(config.connector, run.cache);
   }
+  follow_drafter(!run.connector.parts.empty(), is_foreign(run.backend), config);
   if (!run.mutants.empty()) plant(config, run.mutants.front());
   return config;
 }
@@ -299,6 +311,7 @@ LockstepConfig config_of(const SavedCase& saved) {
     config.connector.load_failure_policy =
         kv_transfer(saved.recording->header, nullptr).kv_load_failure_policy;
     config.backend.num_host_blocks = num_host_blocks(config.connector, saved.cache);
+    follow_drafter(true, false, config);
   }
   return config;
 }

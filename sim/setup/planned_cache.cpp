@@ -149,6 +149,22 @@ bool is_planned_overlaid(const RunSpec& run) {
   return !is_plugin(run.backend) && !is_engine_worker(run.backend);
 }
 
+// The drafter's layers by its modules, each of which has a layer of the model's numbers.
+std::vector<std::vector<std::string>> draft_modules_of(const LayerSpecs& layers,
+                                                       std::int64_t mtp_modules) {
+  std::vector<std::vector<std::string>> modules;
+  std::string last;
+  for (const NamedSpec& layer : layers) {
+    if (!layer.is_draft) continue;
+    const std::string number = layer.name.substr(0, layer.name.find('.', layer.name.find('.') + 1));
+    if (modules.empty() || (number != last && std::ssize(modules) < mtp_modules))
+      modules.emplace_back();
+    modules.back().push_back(layer.name);
+    last = number;
+  }
+  return modules;
+}
+
 // Every stage of the release's own planner. Nothing: a cache that its memory is not followed for,
 // and nobody asks for an order of it.
 Result<std::optional<KVCacheConfig>> plan_overlaid(RunSpec& run, const CacheWishes& wishes,
@@ -183,6 +199,7 @@ Result<std::optional<KVCacheConfig>> plan_overlaid(RunSpec& run, const CacheWish
                     "ranks are not cut out of such a plan; choose LBNHC",
                     order));
   LS_ASSIGN_OR_RETURN(plan, of_whole_model(*plan, model, layers, options));
+  plan->draft_modules = draft_modules_of(layers, model.mtp_modules);
   const CacheLayout layout = *cache_layout_from_name(name_of(placement.order));
   const auto in_memory = placed_layout(*plan, backend, layout);
   if (!in_memory) return unless_asked(in_memory.error());

@@ -4,6 +4,7 @@
 
 #include "reference/memory/attention_oracle.h"
 #include "reference/plan/context_share.h"
+#include "sim/step/draft_planner.h"
 #include "sim/step/model_step.h"
 
 namespace lockstep {
@@ -14,6 +15,13 @@ namespace {
 constexpr std::int64_t kQueryElementsMax = 1024;
 
 constexpr std::int64_t kProbePositionsMax = 1024;  // of one probe before what was just written
+
+// Behind the last row that the step reads in the layer.
+std::int64_t end_of_read(const RowSlice& slice, const WorkerRequest& request,
+                         const ModelLayer& layer) {
+  return layer.lane > 0 ? request.drafter.end
+                        : std::int64_t{slice.first_position} + slice.num_tokens;
+}
 
 }  // namespace
 
@@ -51,8 +59,9 @@ void ProbePlanner::plan(StepProgram& program, std::span<const RequestId> request
                                               &EncoderSlice::row) != program.encoder_slices.end();
     for (const ModelLayer& layer : model_.layers()) {
       if (layer.layout.num_kv == 0) continue;
-      const Reach reach = reach_in(spec_of(layer), request, program.rows[i], is_encoded);
-      if (reach.lowest >= reach.last) continue;  // no encoder has rows for it
+      Reach reach = reach_in(spec_of(layer), request, program.rows[i], is_encoded);
+      if (layer.lane > 0) reach.last = end_of_read(program.rows[i], request, layer);
+      if (reach.lowest >= reach.last) continue;  // no encoder has rows for it, nor its drafter
       candidates_.push_back({.index = i, .layer = layer.index, .reach = reach});
       rows_left_out_ += rows_kept(layer, reach.lowest, reach.last) -
                         rows_kept(layer, reach.gap_first, reach.gap_last);
@@ -77,6 +86,12 @@ void ProbePlanner::probe(StepProgram& program, std::span<const RequestId> reques
   const ModelLayer& layer = model_.layers()[at.layer];
   if (layer.data_bytes != 0) return;  // rows in pieces: attention reads them, digests do not
   WorkerRequest& request = worker_.at(requests[at.index]);
+  DraftProbe drafted;
+  if (layer.lane > 0) {
+    drafted = draft_probe(model_, request, layer, first, last);
+    rows_left_out_ -= rows_of(layer, drafted.first - first);  // there is nothing to read
+    first = drafted.first;
+  }
   const std::int64_t rows = rows_kept(layer, first, last);
   if (rows == 0) return;
   budget_ -= rows;
@@ -87,8 +102,9 @@ void ProbePlanner::probe(StepProgram& program, std::span<const RequestId> reques
                             .first = static_cast<std::int32_t>(first),
                             .last = static_cast<std::int32_t>(last)});
   PrefixContent& contents = is_cross_attention(spec_of(layer)) ? request.encoder : request.prefix;
-  probes_.push_back(
-      {.request = requests[at.index], .digest = contents.attention_digest(layer, first, last)});
+  probes_.push_back({.request = requests[at.index],
+                     .digest = layer.lane > 0 ? drafted.digest
+                                              : contents.attention_digest(layer, first, last)});
 }
 
 void ProbePlanner::probe_written(StepProgram& program, std::span<const RequestId> requests) {
@@ -139,7 +155,8 @@ void ProbePlanner::add_queries(StepProgram& program, std::span<const RequestId> 
   for (std::int64_t tried = 0; tried < count && budget > 0; ++tried, ++query_turn_) {
     const Candidate& at = candidates_[query_turn_ % count];
     const ModelLayer& layer = model_.layers()[at.layer];
-    if (!has_attention_oracle(layer) || layer.head_size > kQueryElementsMax) continue;
+    if (layer.lane > 0 || !has_attention_oracle(layer) || layer.head_size > kQueryElementsMax)
+      continue;
     const RowSlice& slice = program.rows[at.index];
     const WorkerRequest& request = worker_.at(requests[at.index]);
     const Reach reach = reach_in(spec_of(layer), request, slice, false, true);

@@ -37,6 +37,8 @@ void reset(StepProgram& program, std::int64_t step) {
   program.encoder_contents.clear();
   program.agreed = {};
   program.state_updates.clear();
+  program.draft_rows.clear();
+  program.draft_contents.clear();
   program.stores.clear();
   program.probes.clear();
   program.queries.clear();

@@ -76,6 +76,7 @@ bool Worker::enter_row(RequestId id) {
   request.tables.assign(num_groups_, {});
   request.state_entry.assign(num_groups_, -1);
   request.conv_places.assign(num_groups_, {});
+  request.drafter = {};
   know(id);
   return true;
 }

@@ -28,6 +28,15 @@ struct ConvPlace {
   std::int64_t offset = 0;
 };
 
+// What a worker keeps of a request for its drafter: draft_planner.h.
+struct DrafterState {
+  // Of modules: positions whose inputs are kept to be run again, the last one behind the others;
+  // -1: none, or another request's.
+  std::vector<std::int64_t> window;
+  std::int64_t num_read = 0;  // rows before were found right, or wrong, when they were first read
+  std::int64_t end = 0;       // behind the last position that a pass of the last step came to
+};
+
 struct WorkerRequest {
   std::string name;
   Prompt prompt;              // until its tokens are needed
@@ -46,6 +55,7 @@ struct WorkerRequest {
   std::int64_t first_own = 0;             // position of the first token computed since it came in
   std::int64_t scheduled_max = 0;        // behind the last token of any step since, drafts included
   std::vector<std::int64_t> next_probe;  // per layer: the position that is read next
+  DrafterState drafter;
 };
 
 class Worker {

@@ -90,6 +90,14 @@ struct RunCounts {
   std::int64_t idle_rank_steps = 0;        // of data parallel ranks without work of their own
   std::int64_t eager_rank_steps = 0;       // of data parallel ranks that agreed on no graph
   std::int64_t collectives_checked = 0;    // calls of data parallel ranks, put side by side
+  std::int64_t draft_rows_written = 0;     // slots that a drafter's passes wrote
+  std::int64_t draft_rows_replaced = 0;    // of those, slots of drafts, accepted or not
+  std::int64_t draft_rows_next_block = 0;  // ... in the block behind the last token's
+  std::int64_t draft_rows_at_end = 0;      // ... in the last position's place, for one behind it
+  std::int64_t draft_rows_again = 0;       // ... run again, because of rejected drafts
+  std::int64_t draft_rows_read = 0;        // that a drafter went on behind, looked at once each
+  std::int64_t draft_rows_hit = 0;         // of those, of a prefix hit
+  std::int64_t stale_draft_rows = 0;       // not right, and left so by the release
 };
 
 // One of them: its key in JSON, and the words behind its figure where the text has a row for it.
@@ -137,6 +145,15 @@ inline constexpr RunCounter kRunCounters[] = {
     {"idle_rank_steps", &RunCounts::idle_rank_steps},
     {"eager_rank_steps", &RunCounts::eager_rank_steps},
     {"collectives_checked", &RunCounts::collectives_checked},
+    {"draft_rows_written", &RunCounts::draft_rows_written},
+    {"draft_rows_replaced", &RunCounts::draft_rows_replaced},
+    {"draft_rows_next_block", &RunCounts::draft_rows_next_block},
+    {"draft_rows_at_end", &RunCounts::draft_rows_at_end},
+    {"draft_rows_again", &RunCounts::draft_rows_again},
+    {"draft_rows_hit", &RunCounts::draft_rows_hit},
+    {"draft_rows_read", &RunCounts::draft_rows_read, "rows that a drafter read"},
+    {"stale_draft_rows", &RunCounts::stale_draft_rows,
+     "of them stale, or never written, as the release leaves them"},
 };
 static_assert(sizeof(RunCounts) == std::size(kRunCounters) * sizeof(std::int64_t));
 

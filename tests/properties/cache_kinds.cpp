@@ -250,6 +250,11 @@ std::vector<CacheKindCase> cache_kinds() {
        kAll},
       {kWithSinks, {group_of(behind_sinks(8), 0)}, kAll},
       {kWithReferenceWindow, {group_of(reference_window(3), 0)}, kAll},
+      {.name = "a drafter", .groups = {group_of(rows(), 0, 3)}, .orders = kAll, .num_modules = 1},
+      {.name = "a drafter of three modules",
+       .groups = {group_of(rows(), 0, 4)},
+       .orders = kAll,
+       .num_modules = 3},
   };
 }
 
@@ -291,6 +296,15 @@ SavedCase case_in(const CacheKindCase& kind, CacheLayout order) {
     saved.trace.records.emplace_back(again);
   saved.engine.block_size = static_cast<std::int32_t>(kind.groups.front().spec.block_size);
   saved.engine.mamba_cache_mode = MambaCacheMode::align;
+  if (kind.num_modules > 0) {
+    saved.engine.spec_method = SpecMethod::eagle;
+    saved.engine.num_spec_tokens = 3;
+    saved.engine.num_prefill_lookahead_tokens = kind.num_modules;
+    saved.draft_acceptance_percent = 0;  // the same steps from every seed
+    const auto& names = kind.groups.front().layer_names;
+    for (auto name = names.end() - kind.num_modules; name != names.end(); ++name)
+      saved.cache.draft_modules.push_back({*name});
+  }
   saved.kernel_block_sizes.clear();
   serve(saved.cache, saved);
   return saved;

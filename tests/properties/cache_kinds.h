@@ -22,6 +22,7 @@ struct CacheKindCase {
   std::int64_t num_blocks = 41;
   bool is_packed = false;         // pages of unlike sizes side by side, none padded to another
   std::int32_t times_longer = 1;  // than busy requests are
+  int num_modules = 0;            // of a drafter, each of which has one of the last layers
 };
 std::vector<CacheKindCase> cache_kinds();
 inline constexpr auto kMapped = "rows in parts of a packed block";

@@ -56,6 +56,7 @@ struct ModelReplay {
   CacheLayout layout = CacheLayout::NHD;
   std::size_t layers = 0, drafters_groups = 0;
   std::int64_t cached_tokens = 0;
+  std::int64_t draft_rows_read = 0, stale_draft_rows = 0;
   std::int64_t kept_below_windows = 0;
   std::int32_t looked_ahead = 0;
 };
@@ -84,6 +85,8 @@ ModelReplay replay_of(const std::string& model, const std::string& trace) {
   const RunSummary& summary = report->summary;
   replay.ending = summary.divergence ? summary.divergence->message : name_of(summary.verdict);
   replay.cached_tokens = summary.cached_tokens;
+  replay.draft_rows_read = summary.draft_rows_read;
+  replay.stale_draft_rows = summary.stale_draft_rows;
   return replay;
 }
 
@@ -111,6 +114,8 @@ TEST(ModelReplays, OfV4WithDraftsHaveTheDraftersLayer) {
   EXPECT_EQ(replay.layers, 9u);
   EXPECT_EQ(replay.drafters_groups, 1u);
   EXPECT_GT(replay.cached_tokens, 0);
+  EXPECT_GT(replay.draft_rows_read, 300);
+  EXPECT_EQ(replay.stale_draft_rows, 0);
 }
 
 // Three modules read three tokens behind a chunk, so windows keep two tokens more. A fourth draft
@@ -121,13 +126,15 @@ TEST(ModelReplays, WithSeveralModulesOfMtpKeepTokensBelowTheirWindows) {
   for (int module = 1; module < 3; ++module) layers.push_back("draft");
   const std::string model = model_with(folder, "deepseek-v4-flash", layers, {{"mtp_modules", 3}});
   for (const int drafts : {1, 3, 4}) {
-    const ModelReplay replay =
-        replay_of(model, trace_of(folder, {{"num_spec_tokens", drafts}, {"spec_method", "eagle"}}));
+    const ModelReplay replay = replay_of(model, trace_of(folder, {{"num_spec_tokens", drafts},
+                                                                  {"spec_method", "eagle"},
+                                                                  {"async_scheduling", false}}));
     EXPECT_EQ(replay.ending, "agreed") << drafts;
     EXPECT_EQ(replay.layers, 11u);
     EXPECT_EQ(replay.kept_below_windows, drafts - 1);
     EXPECT_EQ(replay.looked_ahead, drafts);
     EXPECT_GT(replay.cached_tokens, 0);
+    EXPECT_EQ(replay.draft_rows_read > 0, drafts <= 3) << drafts;  // as many as there are modules
   }
 }
 

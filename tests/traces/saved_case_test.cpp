@@ -82,6 +82,7 @@ SavedCase case_with_everything() {
   saved.cache.groups[0].layer_names.push_back("layers.extra");
   saved.cache.groups[0].layer_specs = {spec_of(CacheKind::full_attention), KVCacheSpec{}};
   saved.cache.groups[1].layers_per_page = 4;
+  saved.cache.draft_modules = {{"layers.1", "layers.extra"}, {"layers.2"}};
   saved.layout = CacheLayout::HND;
   saved.attention_backend = AttentionBackend::triton_mla;
   saved.backend = "cuda";
@@ -172,6 +173,11 @@ TEST(SavedCase, WhatIsWrongIsNamed) {
       refused(changed(text, "\"dtypes\":[\"bf16\",\"fp32\"]", "\"dtypes\":[\"bf16\"]")),
       "FILE:1: field `cache.groups[4].spec.dtypes`: found an array of 1 element; expected one "
       "element type for each of the 2 shapes");
+  for (const char* layer : {"layers.4", "layers.1", "layers.99"})  // of states, twice, of none
+    EXPECT_EQ(refused(changed(text, "[\"layers.2\"]]", fmt::format("[\"{}\"]]", layer))),
+              fmt::format("FILE:1: field `cache.draft_modules[1]`: found an array of 1 element; "
+                          "expected layers with rows, each in one module; '{}' is none",
+                          layer));
   EXPECT_EQ(refused(changed(text, "\"id\":\"r1\"", "\"id\":\"r0\"")),
             "FILE:4: field `id`: found \"r0\"; expected a name that no earlier request has");
   const auto lines = std::count(text.begin(), text.end(), '\n');

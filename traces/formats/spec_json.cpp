@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 namespace lockstep {
 namespace {
 
@@ -237,6 +239,21 @@ void write_kv_cache_groups(JsonWriter& out, const std::vector<KVCacheGroupSpec>&
   out.end_array();
 }
 
+// The layers of one module of a drafter.
+static std::vector<std::string> read_draft_layers(JsonValue value, const KVCacheConfig& config) {
+  std::vector<std::string> names = read_names(value);
+  if (names.empty()) value.refuse("at least one layer");
+  for (const std::string& name : names) {
+    const bool is_there = std::ranges::any_of(config.groups, [&](const KVCacheGroupSpec& group) {
+      return std::ranges::find(group.layer_names, name) != group.layer_names.end() &&
+             group.spec.kind != CacheKind::mamba;
+    });
+    if (!is_there || draft_module_of(config, name) >= 0 || std::ranges::count(names, name) != 1)
+      value.refuse(fmt::format("layers with rows, each in one module; '{}' is none", name));
+  }
+  return names;
+}
+
 KVCacheConfig read_kv_cache_config(JsonValue value) {
   JsonObject object = value.object();
   KVCacheConfig config;
@@ -249,6 +266,9 @@ KVCacheConfig read_kv_cache_config(JsonValue value) {
     read.shared_by = read_names(tensor.required("shared_by"));
     tensor.finish();
   }
+  if (auto modules = object.optional("draft_modules"))
+    for (JsonValue module : modules.array())
+      config.draft_modules.push_back(read_draft_layers(module, config));
   object.finish();
   return config;
 }
@@ -261,7 +281,13 @@ void write_kv_cache_config(JsonWriter& out, const KVCacheConfig& config) {
     out.begin_object().integer("size", tensor.size_bytes);
     out.key("shared_by").strings(tensor.shared_by).end_object();
   }
-  out.end_array().end_object();
+  out.end_array();
+  if (!config.draft_modules.empty()) {
+    out.key("draft_modules").begin_array();
+    for (const std::vector<std::string>& module : config.draft_modules) out.strings(module);
+    out.end_array();
+  }
+  out.end_object();
 }
 
 }  // namespace lockstep
