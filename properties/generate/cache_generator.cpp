@@ -458,7 +458,9 @@ void draw_drafter_cache(Draw& draw, SavedCase& saved) {
   if (!has_slots || runner == DraftRunner::unknown || !draw.has(Feature::drafter_cache) ||
       !draw.runs_kernels() || num_ranks(config_of(saved).backend) > 1 ||
       saved.data_parallel_size > 1 || !saved.connector.parts.empty() ||
-      std::ranges::any_of(saved.cache.groups, has_pages_of_its_own))
+      std::ranges::any_of(saved.cache.groups, [](const KVCacheGroupSpec& group) {
+        return has_pages_of_its_own(group) || group.spec.block_stride_alignment != 0;
+      }))
     return;
   std::vector<KVCacheGroupSpec> groups = saved.cache.groups;
   const auto takes_drafter = [](const KVCacheGroupSpec& group) {
