@@ -410,8 +410,9 @@ void lengthen_outputs(ChoiceSource& choices, SavedCase& saved) {
 bool serve_encoder(Draw& draw, std::vector<KVCacheGroupSpec>& groups, SavedCase& saved) {
   if (count_kind(groups, CacheKind::mamba) > 0) return false;
   saved.engine.enable_prefix_caching = saved.engine.enable_chunked_prefill = false;
-  saved.engine.max_num_batched_tokens =
-      std::max(saved.engine.max_num_batched_tokens, saved.engine.max_model_len);
+  // Drafts may take as many tokens off the budget as there are requests.
+  saved.engine.max_num_batched_tokens = std::max(
+      saved.engine.max_num_batched_tokens, saved.engine.max_model_len + saved.engine.max_num_seqs);
   KVCacheGroupSpec& cross = groups.emplace_back(groups.front());
   cross.spec = draw_rows(draw, saved.engine, CacheKind::cross_attention, saved.engine.block_size);
   for (std::string& name : cross.layer_names) name = "cross." + name;

@@ -61,6 +61,7 @@ TEST(Fuzz, a_divergence_that_the_decisions_explain_is_a_known_finding) {
   options.check = "fast";
   options.always = {Feature::several_groups, Feature::full_attention, Feature::mla,
                     Feature::prefix_caching, Feature::shared_prefixes};
+  options.never = {Feature::drafts};  // finding 4
   std::int64_t num_diverged = 0;
   for (std::uint64_t seed = 1; seed <= 1'000 && num_diverged < 3; ++seed) {
     const SavedCase saved = generate_case(seed, options);
