@@ -192,6 +192,7 @@ void Scheduler::Impl::schedule() {
   if (profile.reports_common_prefix_blocks) count_common_prefix();
   take_copies();
   cache.take_new_block_ids(output.zero);
+  plan_page_transfers();
   finish_step();
 }
 
@@ -327,9 +328,7 @@ Entry Scheduler::Impl::enter(RequestId id, RequestQueue& queue, bool any_running
   if (!cache.allocate_slots(request, num_past_hit, looks_ahead ? num_lookahead : 0, &hit,
                             config.scheduler_reserve_full_isl, first_new))
     return Entry::waits;
-  if (remote != nullptr)
-    remote->connector.update_state_after_alloc(id, request.groups[0].blocks,
-                                               hit.num_external_tokens);
+  if (remote != nullptr) tell_connector(id);
   queue.pop();
   request.num_computed_tokens = num_computed_with_hit(request);
   if (hit.loads_async) {  // counted as computed from now on, and looked at when it is there

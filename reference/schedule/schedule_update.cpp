@@ -158,8 +158,9 @@ void Scheduler::Impl::update_drafts(const ModelOutput& model, std::span<const In
 void Scheduler::Impl::retire(RequestId id) {
   Request& request = at(id);
   if (remote != nullptr) remote->prefilling.erase(id);
-  if (!keeps_blocks(id)) give_back(request);
+  const bool keeps = keeps_blocks(id);
   request.status = RequestStatus::finished;
+  if (!keeps) give_back(request);
   ++generations[index_of(id)];
   finished.push_back(id);
 }

@@ -52,6 +52,9 @@ struct EngineConfig {
   // not end within so many of its end, and a hash covers so many behind its block.
   std::int32_t num_prefill_lookahead_tokens = 1;
   std::int32_t prefix_match_unit = 0;  // tokens to a block hash; 0: as the groups say
+  // Blocks of HiSparse's host pool, its null block included; 0: there is none. No option of vLLM:
+  // it works them out of the pool's size.
+  std::int64_t hisparse_host_num_blocks = 0;
   bool operator==(const EngineConfig&) const = default;
 };
 
