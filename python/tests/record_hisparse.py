@@ -53,7 +53,7 @@ def make_header(family: str, seed: int) -> dict[str, Any]:
         "max_model_len": rng.choice((64, 96, 160)),
         "block_size": block_size,
         "enable_prefix_caching": rng.random() < 0.9,
-        "scheduler_reserve_full_isl": rng.random() < 0.7,
+        "scheduler_reserve_full_isl": True,  # vLLM wants it with these groups
         "policy": rng.choice(("fcfs", "fcfs", "priority")),
     }
     if "async" in family:

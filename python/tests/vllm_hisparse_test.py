@@ -22,7 +22,11 @@ from installed_vllm import REGRESSIONS, Line, vllm_engine
 KEPT = REGRESSIONS.parent / "conformance" / "hisparse"
 REQUESTS, STEPS = 8, 60  # of the kept recordings
 FRESH = range(1000, 1004)
-STALL = "vllm_0_33_0_loads_fill_the_host_pool.jsonl"
+# Findings 38 and 39 of docs/findings.md.
+FOUND: dict[str, tuple[list[int], list[int], bool]] = {
+    "loads_fill_the_host_pool": ([11, 11], [4, 8], True),
+    "load_within_a_step_is_not_restored": ([6], [4], False),
+}
 
 
 def conformed(paths: list[str]) -> str:
@@ -34,9 +38,9 @@ def conformed(paths: list[str]) -> str:
     return subprocess.run(command, capture_output=True, text=True).stdout
 
 
-def loaded_into_all_of_it(path: Path) -> None:
-    """Two requests of three pages and a host pool of four blocks. One page of the first is loaded,
-    and two of the second, for which there is room: the first cannot go on, and stands before it."""
+def serve(path: Path, family: str, prompts: list[int], external: list[int], is_async: bool) -> None:
+    """Records requests with prompts of so many tokens, of which `external` are elsewhere: blocks of
+    4 tokens, four of them on the host."""
     import connector_recording
     import hisparse_connector
 
@@ -55,29 +59,30 @@ def loaded_into_all_of_it(path: Path) -> None:
         "enable_prefix_caching": True, "policy": "fcfs",
     }  # fmt: skip
     header = {
-        "family": "loads_fill_the_host_pool", "seed": 0, "config": config, "groups": groups,
+        "family": family, "seed": 0, "config": config, "groups": groups,
         "num_blocks": 40, "hisparse_host_num_blocks": 5,
         "connector": {"kv_load_failure_policy": "recompute", "supports_hybrid_groups": True},
     }  # fmt: skip
 
-    class LoadsAllOfIt(hisparse_connector.HiSparseDrawnConnector):
+    class Peers(hisparse_connector.HiSparseDrawnConnector):
         def get_num_new_matched_tokens(self, request: Any, local: int) -> tuple[int, bool]:
             name = request.request_id
-            self._answered[name] = True
-            external = 4 if name == "r0" else 8
-            self.answers.append({"id": name, "local": local, "external": external, "async": True})
-            return external, True
+            self._answered[name] = is_async
+            tokens = external[int(name[1:])]
+            answer = {"id": name, "local": local, "external": tokens, "async": is_async}
+            self.answers.append(answer)
+            return tokens, is_async
 
         def begin(self, name: str, block_size: int, takes_losses: bool) -> None:
             super().begin(name, block_size, takes_losses)
             self._failing, self._num_workers, self._delay = 0.0, 1, 0
 
-    sys.modules["loads_all_of_it"] = made = type(sys)("loads_all_of_it")
-    made.LoadsAllOfIt = LoadsAllOfIt  # type: ignore[attr-defined]
+    sys.modules["peers"] = made = type(sys)("peers")
+    made.Peers = Peers  # type: ignore[attr-defined]
     scheduler_cls = connector_recording.scheduler_class(path, header)
-    engine = vllm_engine.make_engine(header, scheduler_cls, "loads_all_of_it.LoadsAllOfIt")
-    for i in range(2):
-        tokens = list(range(100 * i, 100 * i + 11))
+    engine = vllm_engine.make_engine(header, scheduler_cls, "peers.Peers")
+    for i, count in enumerate(prompts):
+        tokens = list(range(100 * i, 100 * i + count))
         event = {"add": f"r{i}", "prompt": {"tokens": tokens}, "max_tokens": 1, "arrival": float(i)}
         engine.add(event)
     for _ in range(12):
@@ -111,18 +116,21 @@ class HiSparseTest(unittest.TestCase):
                     paths.append(str(path))
             self.assertIn(f"{len(paths)} of {len(paths)} recordings agree", conformed(paths))
 
-    def test_loads_that_fill_the_host_pool_stand_still_for_ever(self) -> None:
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "again.jsonl"
-            loaded_into_all_of_it(path)
-            self.assertEqual(path.read_text(), (REGRESSIONS / STALL).read_text())
+    def test_vllm_decides_the_smallest_cases_of_the_findings(self) -> None:
+        for name, case in FOUND.items():
+            with self.subTest(name=name), tempfile.TemporaryDirectory() as folder:
+                path = Path(folder) / "again.jsonl"
+                serve(path, name, *case)
+                kept = REGRESSIONS / f"vllm_0_33_0_{name}.jsonl"
+                self.assertEqual(path.read_text(), kept.read_text())
 
 
 if __name__ == "__main__":
     if sys.flags.hash_randomization:  # vLLM publishes pages in the order of sets of names
         os.environ["PYTHONHASHSEED"] = "0"
         os.execv(sys.executable, [sys.executable, *sys.argv])
-    if len(sys.argv) == 2 and sys.argv[1] == "--write-stall":
-        loaded_into_all_of_it(REGRESSIONS / STALL)
+    if sys.argv[1:] == ["--write"]:
+        for found, of_it in FOUND.items():
+            serve(REGRESSIONS / f"vllm_0_33_0_{found}.jsonl", found, *of_it)
     else:
         unittest.main()

@@ -132,7 +132,7 @@ void HiSparseCoordinator::drop_copy(const CopyKey& key) {
 }
 
 bool HiSparseCoordinator::unpin_page(State& state, std::int32_t page) {
-  if (state.under_way.contains(page) || !state.clean.contains(page)) return false;
+  if (!is_clean(state, page)) return false;
   for (const HiSparseResidentManager* manager : resident_)
     if (page >= manager->num_pages(*state.request) - kActiveTailPages) return false;
   const std::vector<BlockId> blocks = device_blocks(*state.request, page);
@@ -439,7 +439,7 @@ void HiSparseCoordinator::detach(Request& request) {
       if (state.unpinned.contains(page)) {
         if (const auto readers = readers_.find(block); readers != readers_.end())
           readers->second.erase({request.name, page});
-      } else if (state.clean.contains(page) && !state.under_way.contains(page)) {
+      } else if (is_clean(state, page)) {
         device_.unpin_blocks({&block, 1});
       } else {
         continue;

@@ -35,6 +35,7 @@ class HiSparseCoordinator {
   // `device` must outlive it.
   HiSparseCoordinator(const EngineConfig& config, std::unique_ptr<BlockPool> host,
                       BlockPool& device);
+  virtual ~HiSparseCoordinator() = default;
 
   BlockPool& host_pool() { return *host_; }
   const BlockPool& host_pool() const { return *host_; }
@@ -72,7 +73,7 @@ class HiSparseCoordinator {
   bool has_pending_reclamation() const;
   bool has_pending_work() const { return !to_send_.empty() || !pending_.empty(); }
 
- private:
+ protected:
   using Page = std::pair<std::string, std::int32_t>;  // of whom, and which
   struct Publication {
     std::int32_t num_computed_tokens = 0;
@@ -119,28 +120,36 @@ class HiSparseCoordinator {
   State* find(const std::string& name) const;
   std::optional<CopyKey> key_of(BlockId host) const;
   std::vector<BlockId> device_blocks(const Request& request, std::int32_t page) const;
-  bool can_read_from_host(const Request& request) const;
+  virtual bool can_read_from_host(const Request& request) const;
   bool fills_admission_window(const Request& request) const;
   void require_hot(const Request& request);
 
   void adopt_copies(State& state);
   void record_copies(State& state, std::int32_t num_tokens);
   void record_copy(const State& state, std::int32_t page, BlockId host);
-  void drop_copy(const CopyKey& key);
+  virtual void drop_copy(const CopyKey& key);
+  // Clean, and no transfer of it is under way.
+  virtual bool is_clean(const State& state, std::int32_t page) const {
+    return state.clean.contains(page) && !state.under_way.contains(page);
+  }
   bool unpin_page(State& state, std::int32_t page);
   void page_is_clean(State& state, std::int32_t page);
   void block_is_reused(BlockId block);
-  void lose_page(const Page& page);
+  virtual void lose_page(const Page& page);
   void update_residency(State& state);
   void plan_spills(State& state, std::int32_t num_tokens);
-  bool plan_transfer(const std::shared_ptr<State>& state, std::int32_t page, bool restores);
+  virtual bool plan_transfer(const std::shared_ptr<State>& state, std::int32_t page, bool restores);
   void publish(State& state);
   void publish_detached(State& state);
   void complete(Transfer& transfer, std::vector<std::string>& names);
-  std::vector<RowMirror> mirrors_of(Request& request, std::int32_t begin, std::int32_t end) const;
-  bool all_resident(std::span<const Row> rows);
-  ResidencyUpdate take_residency(Request& request);
+  virtual std::vector<RowMirror> mirrors_of(Request& request, std::int32_t begin,
+                                            std::int32_t end) const;
+  virtual bool all_resident(std::span<const Row> rows);
+  virtual ResidencyUpdate take_residency(Request& request);
 
+  std::map<std::int64_t, Transfer> pending_;  // by number
+
+ private:
   std::unique_ptr<BlockPool> host_;
   BlockPool& device_;
   HiSparseSourceManager* source_ = nullptr;
@@ -157,7 +166,6 @@ class HiSparseCoordinator {
   std::map<std::string, std::int32_t> imports_;  // tokens that a load is filling in
   std::set<std::string> all_resident_;           // requests without a null page, when last seen
   std::vector<PageTransfer> to_send_;
-  std::map<std::int64_t, Transfer> pending_;
   std::int64_t next_id_ = 0;
   // Device copies of published host pages, for hits that come later.
   std::map<CopyKey, std::vector<BlockId>> copies_;

@@ -65,6 +65,12 @@ std::unique_ptr<GroupManager> CacheParts::manager(const KVCacheSpec& spec, std::
   return GroupManager::create(spec, group, config, sizes, pool);
 }
 
+std::unique_ptr<HiSparseCoordinator> CacheParts::hisparse(const EngineConfig& config,
+                                                          std::unique_ptr<BlockPool> host,
+                                                          BlockPool& device) const {
+  return std::make_unique<HiSparseCoordinator>(config, std::move(host), device);
+}
+
 std::unique_ptr<KVCacheCoordinator> CacheParts::coordinator(
     const EngineConfig& config, std::span<const KVCacheGroupSpec> groups, BlockSizes sizes,
     std::int64_t num_blocks) const {
@@ -133,11 +139,10 @@ std::unique_ptr<GroupManager> KVCacheCoordinator::make_manager(const KVCacheGrou
   const KVCacheSpec& spec = group.spec;
   if (group.role == kHiSparseSource) {
     source_group_ = number;
-    hisparse_ = std::make_unique<HiSparseCoordinator>(
-        config_,
-        parts.pool(config_.hisparse_host_num_blocks, config_.enable_prefix_caching,
-                   profile_.freed_blocks),
-        *pool_);
+    hisparse_ = parts.hisparse(config_,
+                               parts.pool(config_.hisparse_host_num_blocks,
+                                          config_.enable_prefix_caching, profile_.freed_blocks),
+                               *pool_);
     return made(std::make_unique<HiSparseSourceManager>(spec, number, config_, block_sizes_,
                                                         hisparse_->host_pool(), *hisparse_));
   }

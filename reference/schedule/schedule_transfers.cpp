@@ -25,7 +25,11 @@ RequestQueue* Scheduler::Impl::next_queue() {
 RequestQueue& Scheduler::Impl::queue_of_skipped(RequestId id) {
   if (remote == nullptr) return waiting;
   if (!profile.holders_come_first) return remote->skipped;
-  return holds_blocks(id) ? remote->holding : waiting;
+  // Told by its tokens: a prompt of one token that was loaded whole has none and holds blocks.
+  const Request& request = at(id);
+  const bool holds =
+      request.num_computed_tokens > 0 || request.status == RequestStatus::waiting_for_remote_kvs;
+  return holds ? remote->holding : waiting;
 }
 
 // Whether the head of the queue lets others of it pass when it has no room.

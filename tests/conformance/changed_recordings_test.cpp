@@ -28,7 +28,7 @@ std::vector<std::string> sample_recordings() {
   }
   std::sort(paths.begin(), paths.end());
   paths.push_back(std::string(LOCKSTEP_SOURCE_DIR) +
-                  "/tests/conformance/hisparse/hisparse_async/0024.jsonl");
+                  "/tests/conformance/hisparse/hisparse_async/0054.jsonl");
   return paths;
 }
 
