@@ -492,7 +492,7 @@ void draw_drafter_cache(Draw& draw, SavedCase& saved) {
         one.spec.extra_retained_tokens = engine.num_spec_tokens - 1;
   }
   SavedCase next;
-  if (!lay_out_again(with_drafter, std::move(groups), next)) return;
+  if (!lay_out_again(with_drafter, std::move(groups), saved.engine, next)) return;
   next.cache.draft_modules = std::move(names);
   saved = std::move(next);
 }

@@ -97,6 +97,8 @@ _KINDS = {
     "sliding_window_mla": "SlidingWindowMLASpec",
     "chunked_local": "ChunkedLocalAttentionSpec",
     "circular_buffer": "CircularBufferSpec",
+    "hisparse_resident": "HiSparseResidentSpec",
+    "hisparse_hot": "HiSparseHotSpec",
 }
 
 # ... where a key makes it another.
@@ -336,7 +338,11 @@ def _group(group: dict[str, Any], is_eagle: bool) -> Any:
     if "layer_specs" in group:
         specs = zip(group["layers"], map(make_spec, group["layer_specs"]), strict=True)
         made = kv.UniformTypeKVCacheSpecs(made.block_size, kv_cache_specs=dict(specs))
-    marks = {"is_eagle_group": True} if is_eagle or group.get("is_eagle_group") else {}
+    marks: dict[str, Any] = {}
+    if is_eagle or group.get("is_eagle_group"):
+        marks["is_eagle_group"] = True
+    if role := group.get("role"):
+        marks |= {"role": role, "host_resident": role == "hisparse_source"}
     return kv.KVCacheGroupSpec(group["layers"], made, **marks)
 
 
@@ -504,6 +510,8 @@ def make_engine(
     config = make_config(header, connector)
     groups = groups or make_groups(header)
     kept = _retention(header["config"])
+    if "hisparse_host_num_blocks" in header:
+        kept["hisparse_host_num_blocks"] = header["hisparse_host_num_blocks"]
     cache_config = kv.KVCacheConfig(
         num_blocks=header["num_blocks"], kv_cache_tensors=[], kv_cache_groups=groups, **kept
     )

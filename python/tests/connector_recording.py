@@ -26,9 +26,9 @@ TABLES_EVERY = 8
 
 
 # The fields of a step as Lockstep writes them.
-FIELDS = """step before connector scheduled preempted finished common_prefix_blocks zero running
-waiting skipped free_blocks tables loading during worker sampled output_of_step stopped drafts held
-stored evicted cleared""".split()
+FIELDS = """step before connector scheduled preempted finished common_prefix_blocks zero hisparse
+running waiting skipped free_blocks tables loading kv_holding deferred loads_within during worker
+sampled output_of_step stopped drafts held stored evicted cleared""".split()
 
 
 class _OrderedFile(RecordingFile):
@@ -52,11 +52,17 @@ class _ConnectorStepLog(StepLog):
 
     def _add_state(self, line: dict[str, Any], scheduler: Any) -> None:
         super()._add_state(line, scheduler)
+        if RELEASE.waiting_queues[0] == "kv_holding_waiting":
+            line["kv_holding"] = line.pop("skipped")
+            line["deferred"] = sorted(one.request_id for one in scheduler.deferred_waiting)
+            line["loads_within"] = scheduler.connector.loads_within
         if loading := scheduler.loading() - self.received:
             tables = scheduler.kv_cache_manager.get_block_ids
             line["loading"] = {name: list(tables(name)) for name in sorted(loading)}
         if answers := scheduler.connector.take("answers"):
             line["connector"] = answers
+        if told := getattr(scheduler.connector, "told", None):
+            line["hisparse"] = told
 
     def reported(self, report: dict[str, Any]) -> None:
         """The workers have run the last step, and have something to say."""
@@ -106,6 +112,7 @@ class _Recorded:
             "scheduler_block_size": self.block_size,
             "hash_block_size": kwargs["hash_block_size"],
         }
+        first["config"] = {"async_scheduling": False} | config
         counter = CacheCounter(self.kv_cache_manager.block_pool, RELEASE.hash_movers)
         file = _OrderedFile(str(self.path))
         self.log = _ConnectorStepLog(file, first, RELEASE, counter, TABLES_EVERY, True)
@@ -114,7 +121,7 @@ class _Recorded:
     def _waiting_to_load(self) -> set[str]:
         return {
             request.request_id
-            for request in self.skipped_waiting
+            for request in getattr(self, RELEASE.waiting_queues[0])
             if request.status == RequestStatus.WAITING_FOR_REMOTE_KVS
             and request.request_id not in self.finished_recving_kv_req_ids
         }
@@ -128,7 +135,8 @@ class _Recorded:
         super().add_request(request)
 
     def finish_requests(self, request_ids: str | Iterable[str] | None, finished_status: Any) -> Any:
-        loading = self._waiting_to_load()
+        # Those whose load waits for steps in flight have none that somebody would report.
+        loading = self._waiting_to_load() - set(getattr(self, "deferred_loads", ()))
         finished = super().finish_requests(request_ids, finished_status)
         names = [RELEASE.finished_id(element) for element in finished]
         self._left_while_loading |= loading & set(names)

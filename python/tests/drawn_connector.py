@@ -80,6 +80,10 @@ class DrawnConnector(ScriptedConnector):
         else:
             self._lost += lost
 
+    def build_connector_meta(self, scheduler_output: Any) -> Any:
+        self.loads_within = getattr(scheduler_output, "has_sync_kv_loads", False)
+        return super().build_connector_meta(scheduler_output)
+
     def request_finished_all_groups(self, request: Any, _: Any) -> tuple[bool, None]:
         name = request.request_id
         self.finished.append(name)

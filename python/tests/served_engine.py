@@ -99,11 +99,11 @@ class ServedEngine:
         scheduler_cls: type,
         workload: Workload,
         groups: list[Any] | None = None,
+        connector: str = "drawn_connector.DrawnConnector",
     ) -> None:
-        """`groups`: vLLM's, where the header does not say all of them."""
-        self.engine = vllm_engine.make_engine(
-            header, scheduler_cls, "drawn_connector.DrawnConnector", groups
-        )
+        """`groups`: vLLM's, where the header does not say all of them; `connector`: of a header
+        that has one."""
+        self.engine = vllm_engine.make_engine(header, scheduler_cls, connector, groups)
         self.scheduler = self.engine.scheduler
         self.workload = workload
         config = self.scheduler.vllm_config

@@ -13,13 +13,16 @@ void pop_all(std::span<std::vector<BlockId>* const> hits) {
   for (std::vector<BlockId>* hit : hits) hit->pop_back();
 }
 
-// Tokens that one request can have in flight at once.
+}  // namespace
+
 std::int32_t max_in_flight_tokens(const EngineConfig& config) {
   const bool counts_batches = engine_profile(config.engine).admission_counts_batches_in_flight;
   const std::int64_t num_batches = counts_batches && config.async_scheduling ? 2 : 1;
   return static_cast<std::int32_t>(
       std::min<std::int64_t>(num_batches * config.max_num_batched_tokens, config.max_model_len));
 }
+
+namespace {
 
 // Shortens the hits until they are a multiple of the alignment.
 void align_all(std::span<std::vector<BlockId>* const> hits, std::int64_t block_size,

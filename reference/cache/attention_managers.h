@@ -7,6 +7,9 @@
 
 namespace lockstep {
 
+// Tokens that one request can have in flight at once.
+std::int32_t max_in_flight_tokens(const EngineConfig& config);
+
 // Keeps every block until the request ends; a hit is the longest chain from the left.
 class FullAttentionManager : public GroupManager {
  public:

@@ -40,6 +40,7 @@ void BlockPool::get_new_blocks(std::int64_t count, std::vector<BlockId>& out) {
     LS_CHECK(ref_cnt(block) == 0, "block {} is free with {} holders", index_of(block),
              ref_cnt(block));
     ref_cnts_[block] = 1;
+    if (reused_) note_reuse(block);
     if (enable_caching_) {
       prefetch_evictions();
       hand_out(block);
@@ -96,6 +97,28 @@ void BlockPool::free_blocks_reversed(std::span<const BlockId> blocks, bool of_wi
   release(blocks.rbegin(), blocks.rend(), of_window ? unhashed_of_windows_first_ : unhashed_first_);
 }
 
+void BlockPool::on_reuse(std::function<void(BlockId)> told) {
+  reused_ = std::move(told);
+  is_watched_.assign(static_cast<std::size_t>(num_blocks()), false);
+}
+
+void BlockPool::unpin_blocks(std::span<const BlockId> blocks) {
+  for (const BlockId block : blocks) {
+    std::int32_t& ref_cnt = ref_cnts_[block];
+    LS_CHECK(ref_cnt > 0 && block != kNullBlock, "block {} unpinned with {} holders",
+             index_of(block), ref_cnt);
+    is_watched_[static_cast<std::size_t>(index_of(block))] = true;
+    if (--ref_cnt == 0) free_.push_back(block);
+  }
+}
+
+void BlockPool::note_reuse(BlockId block) {
+  const auto i = static_cast<std::size_t>(index_of(block));
+  if (!is_watched_[i]) return;
+  is_watched_[i] = false;
+  reused_(block);
+}
+
 void BlockPool::cache_block(BlockId block, const BlockKey& key, std::int32_t group,
                             std::int32_t num_tokens) {
   if (cache_.contains(block)) evict(block);  // the whole block stands for its parts now
@@ -119,6 +142,8 @@ bool BlockPool::cache_part_of_block(BlockId block, const BlockKey& key, std::int
 bool BlockPool::reset_prefix_cache() {
   if (num_free_blocks() != num_blocks() - 1) return false;
   cache_.clear();
+  for (std::size_t i = 0; i < is_watched_.size(); ++i)
+    note_reuse(BlockId{static_cast<std::int32_t>(i)});
   counters_.cleared = true;
   if (events_ != nullptr) events_->cleared();
   return true;

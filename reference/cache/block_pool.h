@@ -9,10 +9,14 @@
 //     content until it is handed out again; with FreedBlocks::unhashed_first those of one call that
 //     cache nothing go to the front instead. The order given is kept at both ends.
 //
+// (4) An unpinned block that somebody has touched since is watched all the same, and its next
+//     new holder is told of.
+//
 // Not checked here: who holds a block; that is the managers' book.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <span>
@@ -58,6 +62,11 @@ class BlockPool {
   void free_blocks(std::span<const BlockId> blocks, bool of_window = false);
   void free_blocks_reversed(std::span<const BlockId> blocks, bool of_window = false);
 
+  // One holder fewer of each; those without any join the back of the queue, hashed or not. Who is
+  // told by on_reuse() reads them on until they are handed out, or the cache is reset.
+  void unpin_blocks(std::span<const BlockId> blocks);
+  void on_reuse(std::function<void(BlockId)> told);
+
   // Makes a full block's content findable, a prefix of `num_tokens`. Keys of its parts go.
   void cache_block(BlockId block, const BlockKey& key, std::int32_t group,
                    std::int32_t num_tokens = 0);
@@ -94,6 +103,8 @@ class BlockPool {
   void evict(BlockId block);
   void prefetch_evictions() const;
 
+  void note_reuse(BlockId block);
+
   IdVector<BlockId, std::int32_t> ref_cnts_;
   FreeQueue free_;
   std::vector<BlockId> unhashed_;  // of one call of release()
@@ -104,6 +115,8 @@ class BlockPool {
   PrefixCache cache_;
   CacheCounters counters_;
   std::unique_ptr<CacheEventLog> events_;
+  std::function<void(BlockId)> reused_;  // null: nobody unpins
+  std::vector<bool> is_watched_;         // by block
 };
 
 }  // namespace lockstep

@@ -15,6 +15,7 @@ namespace lockstep {
 
 class BlockPool;
 class GroupManager;
+class HiSparseCoordinator;
 class KVCacheCoordinator;
 
 struct CacheParts {
@@ -24,6 +25,10 @@ struct CacheParts {
   virtual std::unique_ptr<GroupManager> manager(const KVCacheSpec& spec, std::int32_t group,
                                                 const EngineConfig& config, BlockSizes sizes,
                                                 BlockPool& pool) const;
+  // REQUIRES: `device` outlives it.
+  virtual std::unique_ptr<HiSparseCoordinator> hisparse(const EngineConfig& config,
+                                                        std::unique_ptr<BlockPool> host,
+                                                        BlockPool& device) const;
   virtual std::unique_ptr<KVCacheCoordinator> coordinator(const EngineConfig& config,
                                                           std::span<const KVCacheGroupSpec> groups,
                                                           BlockSizes sizes,

@@ -50,6 +50,8 @@ std::unique_ptr<GroupManager> GroupManager::create(const KVCacheSpec& spec, std:
     case CacheKind::cross_attention:
       return std::make_unique<CrossAttentionManager>(spec, group, config, sizes, pool);
     case CacheKind::encoder_only:
+    case CacheKind::hisparse_resident:  // made beside their source
+    case CacheKind::hisparse_hot:
       break;
   }
   LS_CHECK(false, "no manager for {} groups", name_of(spec.kind));
@@ -327,6 +329,13 @@ void GroupManager::free(Request& request) {
   // The tail first: it is evicted before the prefix that more requests can share.
   pool_.free_blocks_reversed(held.blocks, spec_.kind == CacheKind::sliding_window);
   held.clear();
+}
+
+std::vector<BlockId> GroupManager::pop(Request& request) {
+  GroupBlocks& held = of(request);
+  std::vector<BlockId> blocks = std::move(held.blocks);
+  held.clear();
+  return blocks;
 }
 
 bool GroupManager::find_key(const BlockKey& key, std::span<const std::int32_t> groups,

@@ -74,8 +74,12 @@ class GroupManager {
   void share_part(Request& request, std::int32_t num_local_computed_tokens);
   // Whether attention from `num_computed_tokens` on reads blocks that have been let go.
   bool lacks_window(const Request& request, std::int32_t num_computed_tokens) const;
+  // The hit, or none, covers so many tokens: for groups that keep none of its blocks. Asked once of
+  // a request that enters, when every group before this one has taken its own.
+  virtual void take_local_tokens(Request&, std::int32_t) {}
   // New blocks behind the hit, for what a connector loads; `zeroes`: the worker zeroes them first.
-  void allocate_loaded_blocks(Request& request, std::int32_t num_computed_tokens, bool zeroes);
+  virtual void allocate_loaded_blocks(Request& request, std::int32_t num_computed_tokens,
+                                      bool zeroes);
   // Grows the table to the demand. Returns the place of the first entry that is new to the worker.
   virtual std::size_t allocate_new_blocks(Request& request, const SlotDemand& demand);
   // Lets go of what attention after `num_computed_tokens` no longer reads.
@@ -84,6 +88,8 @@ class GroupManager {
   virtual void cache_blocks(Request& request, std::int32_t num_tokens);
   virtual void begin_step() {}
   virtual void free(Request& request);
+  // Takes the request's blocks from it, in table order, and gives none back.
+  virtual std::vector<BlockId> pop(Request& request);
 
   // Longest hit of all `groups` together (equal specs, this manager's among them); hits[i] receives
   // the table of groups[i], all of one length. Returns the tokens of the hit.

@@ -17,20 +17,25 @@ bool is_full_attention(CacheKind kind) {
          kind == CacheKind::hidden_state;
 }
 
+// On the device.
 bool has_several_dtypes(std::span<const KVCacheGroupSpec> groups) {
   std::vector<std::pair<DType, KVQuantMode>> precisions;
-  for (const KVCacheGroupSpec& group : groups)
+  for (const KVCacheGroupSpec& group : groups) {
+    if (group.role == kHiSparseSource || is_hisparse(group.spec)) continue;
     for (std::size_t layer = 0; layer < std::max<std::size_t>(group.layer_specs.size(), 1);
          ++layer) {
       const KVCacheSpec& spec = group.layer_spec(layer);
       if (spec.kind != CacheKind::mamba) precisions.emplace_back(spec.dtype, spec.kv_quant_mode);
     }
+  }
   return std::ranges::adjacent_find(precisions, std::not_equal_to{}) != precisions.end();
 }
 
-// Whether the worker has to zero new blocks of a group of this kind.
+// Whether the worker has to zero new blocks of a group.
 bool zeroes(const EngineProfile& profile, std::span<const KVCacheGroupSpec> groups,
-            CacheKind kind) {
+            const KVCacheGroupSpec& group) {
+  const CacheKind kind = group.spec.kind;
+  if (group.role == kHiSparseSource || is_hisparse(group.spec)) return false;
   const bool has_mamba = std::ranges::any_of(
       groups, [](const KVCacheGroupSpec& g) { return g.spec.kind == CacheKind::mamba; });
   if (!has_mamba && !(profile.zeroes_mixed_dtypes && has_several_dtypes(groups))) return false;
@@ -58,6 +63,12 @@ std::unique_ptr<GroupManager> CacheParts::manager(const KVCacheSpec& spec, std::
                                                   const EngineConfig& config, BlockSizes sizes,
                                                   BlockPool& pool) const {
   return GroupManager::create(spec, group, config, sizes, pool);
+}
+
+std::unique_ptr<HiSparseCoordinator> CacheParts::hisparse(const EngineConfig& config,
+                                                          std::unique_ptr<BlockPool> host,
+                                                          BlockPool& device) const {
+  return std::make_unique<HiSparseCoordinator>(config, std::move(host), device);
 }
 
 std::unique_ptr<KVCacheCoordinator> CacheParts::coordinator(
@@ -92,14 +103,14 @@ KVCacheCoordinator::KVCacheCoordinator(const EngineConfig& config,
   num_reprefillable_tokens_ = std::max(config.num_prefill_lookahead_tokens - 1, 0);
   for (std::size_t g = 0; g < groups.size(); ++g) {
     const auto group = static_cast<std::int32_t>(g);
-    managers_.push_back(parts.manager(groups[g].spec, group, config, block_sizes, *pool_));
+    managers_.push_back(make_manager(groups[g], group, parts));
     has_states_ |= groups[g].spec.kind == CacheKind::mamba;
-    if (zeroes(profile_, groups, groups[g].spec.kind)) managers_.back()->record_new_blocks();
+    if (zeroes(profile_, groups, groups[g])) managers_.back()->record_new_blocks();
     if (groups[g].spec.bounded_replay)
       prefix_replay_tokens_ = static_cast<std::int32_t>(groups[g].spec.sliding_window);
     if (groups.size() > 1 && !is_prefix_cacheable(groups[g].spec)) continue;
     const auto same = std::ranges::find_if(attention_groups_, [&](const AttentionGroup& a) {
-      return groups[a.groups[0]].spec == groups[g].spec;
+      return groups[a.groups[0]].spec == groups[g].spec && !is_source(a.groups[0]);
     });
     if (same != attention_groups_.end())
       same->groups.push_back(group);
@@ -114,6 +125,32 @@ KVCacheCoordinator::KVCacheCoordinator(const EngineConfig& config,
                         [](const AttentionGroup& a) { return a.is_full; });
   // EAGLE, without lookahead hashes.
   if (hit_end_of(config, profile_).drops_last_block) split_eagle_groups(groups);
+}
+
+std::unique_ptr<GroupManager> KVCacheCoordinator::make_manager(const KVCacheGroupSpec& group,
+                                                               std::int32_t number,
+                                                               const CacheParts& parts) {
+  const auto made = [&]<class Manager>(std::unique_ptr<Manager> manager) {
+    hisparse_->add(*manager);
+    return manager;
+  };
+  const KVCacheSpec& spec = group.spec;
+  if (group.role == kHiSparseSource) {
+    source_group_ = number;
+    hisparse_ = parts.hisparse(config_,
+                               parts.pool(config_.hisparse_host_num_blocks,
+                                          config_.enable_prefix_caching, profile_.freed_blocks),
+                               *pool_);
+    return made(std::make_unique<HiSparseSourceManager>(spec, number, config_, block_sizes_,
+                                                        hisparse_->host_pool(), *hisparse_));
+  }
+  if (spec.kind == CacheKind::hisparse_resident)
+    return made(std::make_unique<HiSparseResidentManager>(spec, number, config_, block_sizes_,
+                                                          *pool_, *hisparse_));
+  if (spec.kind == CacheKind::hisparse_hot)
+    return made(std::make_unique<HiSparseHotManager>(spec, number, config_, block_sizes_, *pool_,
+                                                     *hisparse_));
+  return parts.manager(spec, number, config_, block_sizes_, *pool_);
 }
 
 // EAGLE drops a block of hits in the groups that have layers of the drafter and in those looked up
@@ -217,6 +254,7 @@ void KVCacheCoordinator::cut_full_groups(PrefixHit& hit) const {
   for (const AttentionGroup& attention : attention_groups_) {
     if (!attention.is_full) break;  // full attention comes first
     for (const std::int32_t group : attention.groups) {
+      if (is_source(group)) continue;  // it keeps what the device has lost
       const std::int32_t block_size = managers_[group]->block_size();
       std::vector<BlockId>& table = hit.blocks[group];
       table.resize(
@@ -253,6 +291,14 @@ std::optional<bool> KVCacheCoordinator::find_hit_of_attention(const Request& req
     shortest = std::min(shortest, found);
   }
   return shortest < hit.num_tokens;
+}
+
+void KVCacheCoordinator::cut_source(PrefixHit& hit) const {
+  if (hisparse_ == nullptr) return;
+  std::vector<BlockId>& table = hit.blocks[source_group_];
+  const std::int32_t num_blocks =
+      ceil_div(hit.num_tokens + hit.num_external_tokens, managers_[source_group_]->block_size());
+  table.resize(std::min(table.size(), static_cast<std::size_t>(num_blocks)));
 }
 
 void KVCacheCoordinator::cut_hit(PrefixHit& hit, std::int32_t num_tokens) const {
@@ -307,7 +353,8 @@ bool KVCacheCoordinator::allocate_slots(Request& request, std::int32_t num_new_t
   if (!pool_->can_give(num_blocks + (hit == nullptr ? 0 : hit->num_blocks_left_free))) return false;
   if (num_external > 0 && has_states_ && !has_room_behind_load(request, demand, num_blocks))
     return false;
-  if (hit != nullptr && hit->fills_tables()) take_hit(request, *hit, demand);
+  if (hit != nullptr && (hit->fills_tables() || hisparse_ != nullptr))
+    take_hit(request, *hit, demand);
   for (std::size_t g = 0; g < managers_.size(); ++g)
     first_new[g] = managers_[g]->allocate_new_blocks(request, demand);
   if (hit != nullptr && hit->loads_async) return true;
@@ -334,6 +381,7 @@ bool KVCacheCoordinator::has_room_behind_load(const Request& request, const Slot
 
 void KVCacheCoordinator::take_hit(Request& request, const PrefixHit& hit,
                                   const SlotDemand& demand) {
+  if (hisparse_ != nullptr && request.groups[source_group_].num_cached_blocks >= 0) return;
   for (std::size_t g = 0; g < managers_.size(); ++g) take_hit_of_group(g, request, hit, demand);
   if (hit.num_external_tokens > 0 && profile_.takes_hits_of_all_groups_first)
     for (const auto& manager : managers_) allocate_load(request, hit, *manager);
@@ -345,6 +393,7 @@ void KVCacheCoordinator::take_hit_of_group(std::size_t group, Request& request,
   const std::vector<BlockId>& blocks = hit.blocks[group];
   const std::int32_t computed = hit.num_tokens + hit.num_external_tokens;
   manager.take_computed_blocks(request, blocks, num_not_computed(request, computed));
+  manager.take_local_tokens(request, hit.num_tokens);
   if (block_sizes_.hits_parts_of_blocks && !blocks.empty() &&
       hit.num_tokens % manager.block_size() != 0)
     manager.share_part(request, hit.num_tokens);
@@ -404,7 +453,7 @@ std::int32_t KVCacheCoordinator::num_left_behind(const Request& request,
 }
 
 void KVCacheCoordinator::note_rest(Request& request, std::int32_t num_left_behind) const {
-  if (has_states_) return;
+  if (has_states_ || hisparse_ != nullptr) return;
   constexpr std::int32_t kNever = std::numeric_limits<std::int32_t>::max();
   request.rest = {kNever, kNever, kNever};
   for (const auto& manager : managers_) manager->narrow(request, num_left_behind, request.rest);
@@ -451,15 +500,21 @@ void KVCacheCoordinator::free(Request& request) {
   request.rest = {};
 }
 
-std::vector<BlockId> KVCacheCoordinator::take_table(Request& request) {
-  std::vector<BlockId> blocks;
-  for (GroupBlocks& held : request.groups) {
-    std::ranges::copy_if(held.blocks, std::back_inserter(blocks),
-                         [](BlockId block) { return block != kNullBlock; });
-    held.clear();
+TakenBlocks KVCacheCoordinator::take_table(Request& request) {
+  TakenBlocks taken;
+  for (std::int32_t g = 0; g < num_groups(); ++g) {
+    std::vector<BlockId>& blocks = is_source(g) ? taken.host : taken.device;
+    for (const BlockId block : managers_[g]->pop(request))
+      if (block != kNullBlock) blocks.push_back(block);
   }
   request.rest = {};
-  return blocks;
+  return taken;
+}
+
+bool KVCacheCoordinator::reset_prefix_cache() {
+  const bool is_reset = pool_->reset_prefix_cache();
+  if (hisparse_ == nullptr) return is_reset;
+  return hisparse_->host_pool().reset_prefix_cache() && is_reset;
 }
 
 void KVCacheCoordinator::record_again(const Request& request, std::int32_t first_token) {
@@ -477,8 +532,9 @@ void KVCacheCoordinator::withdraw(const Request& request, std::int32_t num_compu
   for (std::size_t g = 0; g < managers_.size(); ++g) {
     const std::vector<BlockId>& blocks = request.groups[g].blocks;
     const auto first = static_cast<std::size_t>(num_computed_tokens / managers_[g]->block_size());
+    BlockPool& pool = is_source(static_cast<std::int32_t>(g)) ? hisparse_->host_pool() : *pool_;
     for (std::size_t i = first; i < blocks.size(); ++i)
-      if (blocks[i] != kNullBlock) pool_->evict_blocks({&blocks[i], 1});
+      if (blocks[i] != kNullBlock) pool.evict_blocks({&blocks[i], 1});
   }
 }
 

@@ -12,6 +12,7 @@
 #include "reference/cache/block_pool.h"
 #include "reference/cache/cache_parts.h"
 #include "reference/cache/group_manager.h"
+#include "reference/cache/hisparse_coordinator.h"
 #include "reference/cache/request.h"
 #include "reference/plan/block_sizes.h"
 #include "reference/profiles/engine_profile.h"
@@ -39,6 +40,12 @@ struct PrefixHit {
   void clear(std::size_t num_groups);
 };
 
+// Blocks that were taken from a request, in table order: of the device's pool, and of the host's.
+struct TakenBlocks {
+  std::vector<BlockId> device{};
+  std::vector<BlockId> host{};
+};
+
 class KVCacheCoordinator {
  public:
   KVCacheCoordinator(const EngineConfig& config, std::span<const KVCacheGroupSpec> groups,
@@ -52,6 +59,10 @@ class KVCacheCoordinator {
 
   BlockPool& pool() { return *pool_; }
   const BlockPool& pool() const { return *pool_; }
+  // Null: the engine has no such groups.
+  HiSparseCoordinator* hisparse() { return hisparse_.get(); }
+  // False: some block of a pool is in use; another pool may have been reset.
+  bool reset_prefix_cache();
   std::int32_t num_groups() const { return static_cast<std::int32_t>(managers_.size()); }
 
   // Whether a hit may find the block: as a whole, or as a part where hits may end inside blocks.
@@ -71,6 +82,9 @@ class KVCacheCoordinator {
   std::optional<bool> find_hit_of_attention(const Request& request, PrefixHit& hit) const;
   // Cuts the hit to `num_tokens`, whole blocks of every group; states may have less.
   void cut_hit(PrefixHit& hit, std::int32_t num_tokens) const;
+  // Once it is known what is loaded behind the hit: the source of HiSparse's pages keeps what it
+  // has of both.
+  void cut_source(PrefixHit& hit) const;
 
   // Gives the request slots for num_new_tokens more (none: they are all computed again), and
   // lookahead; takes `hit` (null: a running
@@ -99,7 +113,7 @@ class KVCacheCoordinator {
   void remove_skipped_blocks(Request& request, std::int32_t num_computed_tokens);
   void free(Request& request);
   // Takes the request's blocks from it, group by group in table order, and gives none back.
-  std::vector<BlockId> take_table(Request& request);
+  TakenBlocks take_table(Request& request);
   // The worker zeroes the request's blocks from this token on, where it zeroes a group's new ones.
   void record_again(const Request& request, std::int32_t first_token);
   // Whether some group has let go of what attention from num_computed_tokens on reads.
@@ -144,6 +158,9 @@ class KVCacheCoordinator {
   // Where a group keeps states there is no rest: they are also let go because of where the last
   // allocation put them.
   void note_rest(Request& request, std::int32_t num_left_behind) const;
+  std::unique_ptr<GroupManager> make_manager(const KVCacheGroupSpec& spec, std::int32_t group,
+                                             const CacheParts& parts);
+  bool is_source(std::int32_t group) const { return group == source_group_; }
   void split_eagle_groups(std::span<const KVCacheGroupSpec> groups);
   void allocate_load(Request& request, const PrefixHit& hit, GroupManager& manager) const;
   void take_hit(Request& request, const PrefixHit& hit, const SlotDemand& demand);
@@ -158,6 +175,8 @@ class KVCacheCoordinator {
                                       const SlotDemand& demand) const;
 
   EngineConfig config_;
+  std::unique_ptr<HiSparseCoordinator> hisparse_;
+  std::int32_t source_group_ = -1;
   const EngineProfile& profile_;
   BlockSizes block_sizes_;
   bool has_states_ = false;

@@ -37,6 +37,7 @@ std::int64_t max_blocks_per_request(const KVCacheSpec& spec, const PlanOptions& 
     case CacheKind::full_attention:
     case CacheKind::mla:
     case CacheKind::hidden_state:
+    case CacheKind::hisparse_resident:
       return cdiv(cdiv(length, options.dcp * options.pcp), spec.block_size);
     case CacheKind::sliding_window:
       // The window before a chunk, and the chunk; one block more, since the window may start inside
@@ -55,6 +56,8 @@ std::int64_t max_blocks_per_request(const KVCacheSpec& spec, const PlanOptions& 
       return cdiv(options.max_num_encoder_input_tokens, spec.block_size);
     case CacheKind::circular_buffer:
       return 1;
+    case CacheKind::hisparse_hot:
+      return spec.blocks_per_request;
     case CacheKind::encoder_only:
       break;
   }

@@ -73,9 +73,18 @@ struct RemoteCaches {
   std::set<RequestId> deserted;
   std::set<RequestId> prefilling;
   std::set<RequestId> deferred;
+  // Loads that begin once the steps decided before them are over, in order, and their tokens. None,
+  // unless pages are read on after they have been let go.
+  struct LateLoad {
+    RequestId id{};
+    std::int64_t step = 0;
+    std::int32_t num_tokens = 0;
+  };
+  std::deque<LateLoad> late_loads;
   struct FreedLate {
     std::int64_t step = 0;
     std::vector<BlockId> blocks;  // next to be handed out first
+    std::vector<BlockId> host_blocks = {};
   };
   std::deque<FreedLate> freed_late;
   struct Held {

@@ -197,6 +197,7 @@ void Scheduler::Impl::schedule() {
     encoder->take_dropped(output.free_encoder);
     output.encoder_slots = encoder->num_free_rows();
   }
+  plan_page_transfers();
   finish_step();
 }
 
@@ -338,9 +339,7 @@ Entry Scheduler::Impl::enter(RequestId id, RequestQueue& queue, bool any_running
     if (encoder) encoder->let_go(request);
     return Entry::waits;
   }
-  if (remote != nullptr)
-    remote->connector.update_state_after_alloc(id, request.groups[0].blocks,
-                                               hit.num_external_tokens);
+  if (remote != nullptr) tell_connector(id);
   queue.pop();
   request.num_computed_tokens = num_computed_with_hit(request);
   if (hit.loads_async) {  // counted as computed from now on, and looked at when it is there

@@ -25,7 +25,11 @@ RequestQueue* Scheduler::Impl::next_queue() {
 RequestQueue& Scheduler::Impl::queue_of_skipped(RequestId id) {
   if (remote == nullptr) return waiting;
   if (!profile.holders_come_first) return remote->skipped;
-  return holds_blocks(id) ? remote->holding : waiting;
+  // Told by its tokens: a prompt of one token that was loaded whole has none and holds blocks.
+  const Request& request = at(id);
+  const bool holds =
+      request.num_computed_tokens > 0 || request.status == RequestStatus::waiting_for_remote_kvs;
+  return holds ? remote->holding : waiting;
 }
 
 // Whether the head of the queue lets others of it pass when it has no room.
@@ -89,6 +93,19 @@ bool Scheduler::Impl::leaves_room(RequestId id) {
   return true;
 }
 
+// The request has its blocks. Pages of HiSparse are read after they have been let go, so a load
+// waits for the steps in flight.
+void Scheduler::Impl::tell_connector(RequestId id) {
+  Request& request = at(id);
+  if (hit.loads_async && remote->defers_frees && cache.hisparse() != nullptr &&
+      remote->steps_decided > remote->steps_over) {
+    request.last_step = remote->steps_decided;
+    remote->late_loads.push_back({id, remote->steps_decided, hit.num_external_tokens});
+    return;
+  }
+  remote->connector.update_state_after_alloc(id, request.groups[0].blocks, hit.num_external_tokens);
+}
+
 // Whether no step in flight writes the request's blocks.
 bool Scheduler::Impl::may_be_freed(const Request& request) const {
   return remote == nullptr || !remote->defers_frees || request.last_step <= remote->steps_over;
@@ -97,6 +114,7 @@ bool Scheduler::Impl::may_be_freed(const Request& request) const {
 // Whether preempting it would bring blocks now.
 bool Scheduler::Impl::may_preempt(RequestId victim) {
   if (remote == nullptr || !profile.waits_for_frees) return true;
+  if (cache.hisparse() != nullptr && cache.hisparse()->has_pending_reclamation()) return false;
   return !(remote->traits.waits_for_sends && remote->is_sending()) && may_be_freed(at(victim));
 }
 
@@ -106,10 +124,11 @@ void Scheduler::Impl::give_back(Request& request) {
     cache.free(request);
     return;
   }
-  std::vector<BlockId> blocks = cache.take_table(request);
-  if (blocks.empty()) return;
+  auto [blocks, host_blocks] = cache.take_table(request);
+  if (blocks.empty() && host_blocks.empty()) return;
   std::ranges::reverse(blocks);  // the tail first
-  remote->freed_late.push_back({remote->steps_decided, std::move(blocks)});
+  std::ranges::reverse(host_blocks);
+  remote->freed_late.push_back({remote->steps_decided, std::move(blocks), std::move(host_blocks)});
 }
 
 // The blocks of copies, too, stay until the step that makes them is over.
@@ -128,8 +147,16 @@ void Scheduler::Impl::take_copies() {
 void Scheduler::Impl::step_is_over() {
   ++remote->steps_over;
   while (!remote->freed_late.empty() && remote->freed_late.front().step <= remote->steps_over) {
-    cache.pool().free_blocks(remote->freed_late.front().blocks);
+    const RemoteCaches::FreedLate& freed = remote->freed_late.front();
+    cache.pool().free_blocks(freed.blocks);
+    if (!freed.host_blocks.empty()) cache.hisparse()->host_pool().free_blocks(freed.host_blocks);
     remote->freed_late.pop_front();
+  }
+  while (!remote->late_loads.empty() && remote->late_loads.front().step <= remote->steps_over) {
+    const RemoteCaches::LateLoad load = remote->late_loads.front();
+    remote->late_loads.pop_front();
+    remote->connector.update_state_after_alloc(load.id, at(load.id).groups[0].blocks,
+                                               load.num_tokens);
   }
 }
 
@@ -191,6 +218,7 @@ bool Scheduler::Impl::find_computed_tokens(RequestId id) {
     cache.find_longest_cache_hit(request, hit);
     request.shared_prefix_boundary = hit.shared_prefix_boundary;
   }
+  cache.cut_source(hit);
   return true;
 }
 
@@ -208,7 +236,10 @@ void Scheduler::Impl::take_external(const ExternalHit& external) {
 bool Scheduler::Impl::keeps_blocks(RequestId id) {
   if (remote == nullptr) return false;
   Request& request = at(id);
-  const bool is_loading = remote->is_loading(id, request);  // a transfer writes into them
+  const bool begins_late =
+      std::erase_if(remote->late_loads, [&](const auto& load) { return load.id == id; }) > 0;
+  // A transfer writes into them.
+  const bool is_loading = !begins_late && remote->is_loading(id, request);
   remote->received.erase(id);
   remote->failed.erase(id);
   // A load goes on writing all that it was given: nothing that its tokens have left behind, but for
@@ -236,6 +267,7 @@ void Scheduler::Impl::release(RequestId id) {
 }
 
 void Scheduler::Impl::take_transfers(const KVConnectorOutput& report) {
+  if (cache.hisparse() != nullptr) take_page_transfers(report);
   for (const RequestId id : report.finished_recving) {
     if (at(id).status == RequestStatus::waiting_for_remote_kvs)
       remote->received.insert(id);
@@ -243,6 +275,27 @@ void Scheduler::Impl::take_transfers(const KVConnectorOutput& report) {
       release(id);
   }
   for (const RequestId id : report.finished_sending) release(id);
+}
+
+void Scheduler::Impl::take_page_transfers(const KVConnectorOutput& report) {
+  HiSparseCoordinator& hisparse = *cache.hisparse();
+  for (const RequestId id : report.finished_recving)
+    hisparse.finish_import(
+        at(id), std::ranges::find(report.failed_recving, id) != report.failed_recving.end());
+  if (report.enqueued.empty() && report.completed.empty()) return;
+  hisparse.take_transfers(report.enqueued, report.completed, [&](std::vector<std::string> names) {
+    remote->connector.order_published_requests(names);
+    return names;
+  });
+}
+
+// The step's pages between the host and the device, once it is decided.
+void Scheduler::Impl::plan_page_transfers() {
+  if (cache.hisparse() == nullptr) return;
+  std::vector<HiSparseCoordinator::Row> rows;
+  for (const ScheduledRequest& row : output.scheduled)
+    rows.push_back({row.id, &at(row.id), row.computed, row.num_tokens});
+  output.hisparse = cache.hisparse()->plan_step(rows);
 }
 
 // Cuts each of `candidates` back to before its first invalid block; returns those that have one. A

@@ -162,8 +162,9 @@ void Scheduler::Impl::retire(RequestId id) {
   Request& request = at(id);
   if (remote != nullptr) remote->prefilling.erase(id);
   if (encoder) encoder->let_go(request);
-  if (!keeps_blocks(id)) give_back(request);
+  const bool keeps = keeps_blocks(id);
   request.status = RequestStatus::finished;
+  if (!keeps) give_back(request);
   ++generations[index_of(id)];
   finished.push_back(id);
 }

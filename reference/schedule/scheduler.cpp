@@ -116,6 +116,45 @@ Result<void> check_kinds(const EngineConfig& config, const std::vector<KVCacheGr
   return {};
 }
 
+// HiSparse's groups, where there are any: the host's first, then pages of the same blocks.
+Result<void> check_hisparse(const EngineConfig& config,
+                            const std::vector<KVCacheGroupSpec>& groups) {
+  const auto source = std::ranges::find(groups, kHiSparseSource, &KVCacheGroupSpec::role);
+  const auto resident = [](const KVCacheGroupSpec& group) {
+    return group.spec.kind == CacheKind::hisparse_resident;
+  };
+  if (source == groups.end()) {
+    if (std::ranges::any_of(groups, [](const auto& group) { return is_hisparse(group.spec); }))
+      return fail(
+          fmt::format("groups: pages of HiSparse, and no group of role {}", kHiSparseSource));
+    return {};
+  }
+  if (source != groups.begin() ||
+      std::ranges::count(groups, source->role, &KVCacheGroupSpec::role) > 1)
+    return fail(fmt::format("groups: expected the one group of role {} first", kHiSparseSource));
+  if (std::ranges::none_of(groups, resident))
+    return fail(
+        fmt::format("groups: a group of role {}, and none of hisparse_resident", kHiSparseSource));
+  for (const KVCacheGroupSpec& group : groups) {
+    if (group.spec.kind == CacheKind::mamba)
+      return fail("groups: states beside HiSparse's groups are not modelled");
+    if (resident(group) && group.spec.block_size != source->spec.block_size)
+      return fail(fmt::format("groups: resident pages of {} tokens, and host pages of {}",
+                              group.spec.block_size, source->spec.block_size));
+  }
+  if (!engine_profile(config.engine).serves_checkpoints)
+    return fail(fmt::format("role: {} has no {}", config.engine, kHiSparseSource));
+  if (config.dcp * config.pcp > 1) return fail("dcp, pcp: beside HiSparse's groups expected 1");
+  if (config.hash_algorithm != HashAlgorithm::content)
+    return fail("hash_algorithm: cache events beside HiSparse's groups are not modelled");
+  const std::int64_t least =
+      ceil_div(config.max_model_len, static_cast<std::int32_t>(source->spec.block_size)) + 2;
+  if (config.hisparse_host_num_blocks < least)
+    return fail(fmt::format("hisparse_host_num_blocks: {}; one request of max_model_len needs {}",
+                            config.hisparse_host_num_blocks, least));
+  return {};
+}
+
 // Keys of groups whose decisions are not modelled.
 Result<void> check_keys(const EngineConfig& config, const std::vector<KVCacheGroupSpec>& groups) {
   const EngineProfile& profile = engine_profile(config.engine);
@@ -141,10 +180,10 @@ Result<void> check_keys(const EngineConfig& config, const std::vector<KVCacheGro
       if (spec.bounded_replay) return refuse("bounded_replay");
       if (spec.kind == CacheKind::circular_buffer) return refuse("circular_buffer");
     }
-    if (!group.role.empty())
+    if (!group.role.empty() && group.role != kHiSparseSource && group.role != kHiSparseIndexer)
       return fail(fmt::format("role: decisions with {} groups are not modelled", group.role));
   }
-  return {};
+  return check_hisparse(config, groups);
 }
 
 // What this model knows to decide with a connector; the recordings show no more.
@@ -193,6 +232,10 @@ Result<Scheduler> Scheduler::create(const EngineConfig& config,
   if (transfer.connector != nullptr) {
     LS_RETURN_IF_ERROR(check_connector(config, groups));
   }
+  const bool has_hisparse = std::ranges::any_of(
+      groups, [](const KVCacheGroupSpec& group) { return group.role == kHiSparseSource; });
+  if (has_hisparse && transfer.connector == nullptr)
+    return fail("groups: HiSparse's pages move by a KV connector, and there is none");
   const EngineConfig engine = transfer.connector == nullptr ? config : beside_connector(config);
   LS_ASSIGN_OR_RETURN(auto sizes, resolve_block_sizes(engine, groups));
   const SchedulerParts usual;
@@ -235,7 +278,7 @@ void Scheduler::set_pause_state(PauseState state) { impl_->pause_state = state; 
 
 bool Scheduler::reset_prefix_cache(bool preempts_running) {
   if (preempts_running) impl_->preempt_all_running();
-  return impl_->cache.pool().reset_prefix_cache();
+  return impl_->cache.reset_prefix_cache();
 }
 
 const SchedulerOutput& Scheduler::schedule() {
@@ -282,8 +325,8 @@ std::optional<std::vector<RequestId>> Scheduler::deferred() const {
 std::vector<BlockId> Scheduler::freed_late() const {
   std::vector<BlockId> blocks;
   if (impl_->remote == nullptr) return blocks;
-  for (const auto& [step, freed] : impl_->remote->freed_late)
-    blocks.insert(blocks.end(), freed.begin(), freed.end());
+  for (const RemoteCaches::FreedLate& freed : impl_->remote->freed_late)
+    blocks.insert(blocks.end(), freed.blocks.begin(), freed.blocks.end());
   return blocks;
 }
 std::vector<HeldRequest> Scheduler::held() const {

@@ -126,6 +126,9 @@ struct Scheduler::Impl {
   bool keeps_blocks(RequestId id);
   void release(RequestId id);
   void take_transfers(const KVConnectorOutput& report);
+  void take_page_transfers(const KVConnectorOutput& report);
+  void plan_page_transfers();
+  void tell_connector(RequestId id);
   std::vector<RequestId> cut_at_invalid_blocks(const std::vector<RequestId>& candidates,
                                                const std::set<BlockId>& invalid,
                                                std::span<const InFlightRow> rows,

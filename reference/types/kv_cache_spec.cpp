@@ -23,6 +23,8 @@ constexpr std::array kKinds = std::to_array<Name<CacheKind>>({
     {CacheKind::cross_attention, "cross_attention"},
     {CacheKind::encoder_only, "encoder_only"},
     {CacheKind::circular_buffer, "circular_buffer"},
+    {CacheKind::hisparse_resident, "hisparse_resident"},
+    {CacheKind::hisparse_hot, "hisparse_hot"},
 });
 constexpr std::array kDTypes = std::to_array<Name<DType>>({
     {DType::bf16, "bf16"},

@@ -34,6 +34,10 @@ enum class CacheKind : std::uint8_t {
   cross_attention,  // rows of a request's encoder, one each
   encoder_only,
   circular_buffer,  // one block a request: a ring of the keys that are still to be compressed
+  // Device pages of rows that live in a host pool, and a request's device copy of the rows that it
+  // reads most (reference/types/hisparse.h).
+  hisparse_resident,
+  hisparse_hot,
 };
 
 enum class MambaCacheMode : std::uint8_t { none, align, all };
@@ -100,6 +104,9 @@ struct KVCacheSpec {
   // Bytes that the stride between blocks is a multiple of, where groups overlay one allocation:
   // what the layer's backend asks for.
   std::int64_t block_stride_alignment = 1;
+  // Of hisparse_resident and hisparse_hot: bytes of a page; and blocks of a request's hot region.
+  std::int64_t hisparse_page_bytes = 0;
+  std::int64_t blocks_per_request = 0;
   bool operator==(const KVCacheSpec&) const = default;
 };
 
@@ -113,9 +120,14 @@ constexpr bool reads_beside_tokens(const KVCacheSpec& spec) {
   return is_cross_attention(spec) || spec.sink_len > 0 || spec.rswa_window > 0;
 }
 
+// Whether it is one of HiSparse's device groups, whose prefixes the host's group has.
+constexpr bool is_hisparse(const KVCacheSpec& spec) {
+  return spec.kind == CacheKind::hisparse_resident || spec.kind == CacheKind::hisparse_hot;
+}
+
 // Whether the blocks of its group are found by later requests.
 constexpr bool is_prefix_cacheable(const KVCacheSpec& spec) {
-  return !is_ring(spec) && !spec.bounded_replay && !is_cross_attention(spec);
+  return !is_ring(spec) && !spec.bounded_replay && !is_cross_attention(spec) && !is_hisparse(spec);
 }
 
 // Layers that share a block table. Each has the spec `spec`, unless the group is of uniform type

@@ -15,10 +15,12 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
 #include "base/ids.h"
+#include "reference/types/hisparse.h"
 
 namespace lockstep {
 
@@ -66,6 +68,8 @@ class KVConnector {
   // Requests that one report fails are ended in the order of a Python set, an accident of hashed
   // names that decides which blocks are free first. Given in the order of the queues.
   virtual void order_failed_requests(std::vector<RequestId>&) {}
+  // So are the pages published that one report completes, request by request. Given as completed.
+  virtual void order_published_requests(std::vector<std::string>&) {}
 };
 
 // What the connector's workers report with a step's output.
@@ -75,16 +79,21 @@ struct KVConnectorOutput {
   std::vector<BlockId> invalid_block_ids{};  // tokens to be loaded there did not arrive
   // Of those received: nothing of them arrived. The way to say so in an engine of several groups.
   std::vector<RequestId> failed_recving{};
+  // Page transfers of HiSparse.
+  std::vector<TransferCount> enqueued{};
+  std::vector<TransferCount> completed{};
 
   bool empty() const {
     return finished_recving.empty() && finished_sending.empty() && invalid_block_ids.empty() &&
-           failed_recving.empty();
+           failed_recving.empty() && enqueued.empty() && completed.empty();
   }
   void clear() {
     finished_recving.clear();
     finished_sending.clear();
     invalid_block_ids.clear();
     failed_recving.clear();
+    enqueued.clear();
+    completed.clear();
   }
 };
 

@@ -199,6 +199,8 @@ Result<void> RecordedConnector::take_report(KVConnectorOutput& report) {
     report.failed_recving.push_back(request);
   }
   report.invalid_block_ids = step_.worker->invalid_blocks;
+  report.enqueued = step_.worker->enqueued;
+  report.completed = step_.worker->completed;
   return {};
 }
 

@@ -49,6 +49,9 @@ class RecordedConnector final : public KVConnector {
   ExternalHit get_num_new_matched_tokens(const ExternalQuery& query) override;
   bool request_finished(RequestId request, std::string_view name) override;
   void order_failed_requests(std::vector<RequestId>& requests) override;
+  void order_published_requests(std::vector<std::string>& names) override {
+    names = in_python_set_order(names);
+  }
 
   // What the workers reported with this step's output, appended to `report`.
   Result<void> take_report(KVConnectorOutput& report);

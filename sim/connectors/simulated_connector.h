@@ -121,6 +121,9 @@ class PeerTransfers final : public KVConnector, public TransferPlanner {
   void order_failed_requests(std::vector<RequestId>& requests) override {
     connector_.order_failed_requests(requests);
   }
+  void order_published_requests(std::vector<std::string>& names) override {
+    connector_.order_published_requests(names);
+  }
 
   void plan(const DecidedStep& step, StepTransfers& transfers) override;
 

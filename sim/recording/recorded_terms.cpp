@@ -38,6 +38,18 @@ std::vector<std::string> sorted_names_of(const StepView& view, std::span<const R
   return names;
 }
 
+void write_pages_of(const StepView& view, RecordedPages& pages) {
+  const HiSparseCommand& command = view.decision.hisparse;
+  pages.transfers = command.transfers;
+  pages.all_resident = command.all_resident;
+  pages.free_host_blocks = command.num_free_host_blocks;
+  for (const HiSparseRow& row : command.rows) {
+    const std::string name(view.name(row.id));
+    if (!row.mirrors.empty()) pages.mirrors.emplace_back(name, row.mirrors);
+    if (!row.residency.pages.empty()) pages.residency.emplace_back(name, row.residency);
+  }
+}
+
 RecordedScheduled scheduled_of(const StepView& view, std::size_t index, std::size_t first_spec,
                                std::size_t first_item) {
   const SchedulerOutput& decision = view.decision;
@@ -102,6 +114,7 @@ void write_decision(const StepView& view, RecordedStep& step) {
   step.running = names_of(view, view.decisions.running());
   step.waiting = names_of(view, view.decisions.waiting());
   step.free_blocks = view.decisions.num_free_blocks();
+  if (decision.hisparse.is_told) write_pages_of(view, step.pages.emplace());
 }
 
 RecordedTable table_of(const StepView& view, RequestId id) {
@@ -257,7 +270,9 @@ RecordedWorker ConnectorLog::worker(const KVConnectorOutput& report) const {
   return {.received = names(report.finished_recving),
           .sent = names(report.finished_sending),
           .invalid_blocks = report.invalid_block_ids,
-          .failed = names(report.failed_recving)};
+          .failed = names(report.failed_recving),
+          .enqueued = report.enqueued,
+          .completed = report.completed};
 }
 
 namespace {

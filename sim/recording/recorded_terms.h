@@ -62,6 +62,9 @@ class ConnectorLog final : public KVConnector {
   void order_failed_requests(std::vector<RequestId>& requests) override {
     inner_.order_failed_requests(requests);
   }
+  void order_published_requests(std::vector<std::string>& names) override {
+    inner_.order_published_requests(names);
+  }
 
   // Since the last call, in the order asked.
   std::vector<RecordedConnectorAnswer> take_answers() { return std::exchange(answers_, {}); }

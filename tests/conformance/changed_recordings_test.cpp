@@ -27,6 +27,8 @@ std::vector<std::string> sample_recordings() {
     for (const auto& entry : fs::directory_iterator(folder)) paths.push_back(entry.path().string());
   }
   std::sort(paths.begin(), paths.end());
+  paths.push_back(std::string(LOCKSTEP_SOURCE_DIR) +
+                  "/tests/conformance/hisparse/hisparse_async/0054.jsonl");
   return paths;
 }
 
@@ -120,6 +122,10 @@ INSTANTIATE_TEST_SUITE_P(
         Field{"FreeBlocks", {"free_blocks"}, "free_blocks", -1},
         Field{"Tables", {"tables", "*", "*", "*"}, "tables"}, Field{"Stored", {"stored"}, "stored"},
         Field{"Evicted", {"evicted"}, "evicted"},
+        Field{"HostTransfers", {"hisparse", "transfers", "*", "*"}, "hisparse.transfers"},
+        Field{"RowMirrors", {"hisparse", "mirrors", "*", "*", "*"}, "hisparse.mirrors"},
+        Field{"ResidentPages", {"hisparse", "residency", "*", "*", "*", "*"}, "residency", -1},
+        Field{"FreeHostBlocks", {"hisparse", "free_host_blocks"}, "free_host_blocks", -1},
         Field{"SchedulerBlockSize", {"scheduler_block_size"}, "scheduler_block_size", 1, true},
         Field{"HashBlockSize", {"hash_block_size"}, "hash_block_size", 1, true}),
     [](const auto& field) { return std::string(field.param.name); });

@@ -84,6 +84,13 @@ TEST(RecordedServingWithConnector, AsynchronousSamplesAgreeInEveryField) {
   expect_all_agree(paths);
 }
 
+// Of vLLM's own loop with HiSparse's groups, by python/tests/record_hisparse.py.
+TEST(RecordedHiSparse, HostResidentAndHotGroupsAgreeInEveryField) {
+  const auto paths = recordings_under(fs::path(LOCKSTEP_SOURCE_DIR) / "tests/conformance/hisparse");
+  ASSERT_EQ(paths.size(), 4u);
+  expect_all_agree(paths);
+}
+
 // What vLLM 0.33.0 does as it is served, one small recording each: its own scheduler, driven by a
 // script and recorded by python/lockstep_recorder.
 class AsServed : public testing::TestWithParam<std::string> {};

@@ -184,6 +184,43 @@ TEST(VllmConnectorFindings, a_request_whose_load_failed_leaves_room_for_itself) 
   expect_no_load("vllm_0_33_0_load_leaves_room_for_itself.jsonl", 36, 2);
 }
 
+// What vLLM 0.33.0 itself decided: r0 needs two pages of the host's one, and r1, which needs one,
+// stands behind it.
+TEST(VllmConnectorFindings, loads_fill_the_host_pool_and_nobody_goes_on) {
+  const std::string path = std::string(LOCKSTEP_SOURCE_DIR) +
+                           "/tests/regressions/vllm_0_33_0_loads_fill_the_host_pool.jsonl";
+  const auto conformed = conform_recording(path);
+  ASSERT_TRUE(conformed) << conformed.error().message;
+  EXPECT_FALSE(conformed->mismatch) << conformed->mismatch->what;
+  const auto recording = read_recording(path);
+  ASSERT_TRUE(recording) << recording.error().message;
+  for (const RecordedStep& step : recording->steps) {
+    EXPECT_TRUE(step.scheduled.empty());
+    EXPECT_EQ(step.pages.value().free_host_blocks, 1);
+    EXPECT_EQ(step.free_blocks, 32);
+  }
+  EXPECT_EQ(recording->end.unfinished, (std::vector<std::string>{"r0", "r1"}));
+  EXPECT_FALSE(recording->steps.back().loading);  // both loads are over
+}
+
+// The page that it loads into has a block on the device, and no transfer brings it there.
+TEST(VllmConnectorFindings, a_load_within_a_step_is_not_restored_to_the_device) {
+  const std::string path =
+      std::string(LOCKSTEP_SOURCE_DIR) +
+      "/tests/regressions/vllm_0_33_0_load_within_a_step_is_not_restored.jsonl";
+  const auto conformed = conform_recording(path);
+  ASSERT_TRUE(conformed) << conformed.error().message;
+  EXPECT_FALSE(conformed->mismatch) << conformed->mismatch->what;
+  const auto recording = read_recording(path);
+  ASSERT_TRUE(recording) << recording.error().message;
+  const RecordedStep& step = recording->steps.front();
+  EXPECT_EQ(step.scheduled.at(0).computed, 4);
+  const RecordedPages& pages = step.pages.value();
+  EXPECT_TRUE(pages.transfers.empty());
+  EXPECT_TRUE(pages.all_resident);
+  EXPECT_EQ(pages.residency.at(0).second.blocks.at(0), (std::vector{BlockId{2}, BlockId{4}}));
+}
+
 TEST(VllmConnectorFindings, two_requests_have_loaded_parts_and_each_needs_what_the_other_holds) {
   ScriptedConnector connector;
   connector.answers["first"] = {{.num_tokens = 4, .is_async = true}};

@@ -280,7 +280,7 @@ INSTANTIATE_TEST_SUITE_P(
                 "FILE:1: field `groups[0].spec.type`: found \"fuller\"; expected a kind of cache "
                 "(full, "
                 "mla, sliding_window, sliding_window_mla, chunked_local, mamba, hidden_state, "
-                "cross_attention, encoder_only, circular_buffer)"},
+                "cross_attention, encoder_only, circular_buffer, hisparse_resident, hisparse_hot)"},
         Refused{"a window that is replayed and is none of MLA",
                 changed(kRecording, "\"full\"",
                         "\"sliding_window\",\"sliding_window\":8,\"bounded_replay\":true"),

@@ -28,16 +28,20 @@ KVCacheSpec spec_of(CacheKind kind) {
          sink_len, rswa_window, extra_retained_tokens, bounded_replay, states, mamba_cache_mode,
          num_speculative_blocks, num_prefill_checkpoint_blocks, prefill_checkpoint_alignment,
          page_size_padded, head_size_v, kv_quant_mode, mla_rows, cache_dtype_str, model_version,
-         compress_ratio, alignment, block_stride_alignment] = spec;
+         compress_ratio, alignment, block_stride_alignment, hisparse_page_bytes,
+         blocks_per_request] = spec;
   kind_ = kind;
   block_size = 48;
+  if (kind == CacheKind::hisparse_resident || kind == CacheKind::hisparse_hot)
+    hisparse_page_bytes = 4608;
+  if (kind == CacheKind::hisparse_hot) blocks_per_request = 5;
   if (kind == CacheKind::mamba) {
     states = {{{3, 8192}, DType::bf16}, {{32, 128, 128}, DType::fp32}};
     mamba_cache_mode = MambaCacheMode::align;
     num_speculative_blocks = 2;
     num_prefill_checkpoint_blocks = 1;
     prefill_checkpoint_alignment = 64;
-  } else {
+  } else if (!is_hisparse(spec)) {
     num_kv_heads = 3;
     head_size = 96;
     dtype = DType::fp8_e5m2;
@@ -72,7 +76,8 @@ SavedCase case_with_everything() {
   for (const CacheKind kind :
        {CacheKind::full_attention, CacheKind::mla, CacheKind::sliding_window,
         CacheKind::chunked_local, CacheKind::mamba, CacheKind::hidden_state,
-        CacheKind::cross_attention, CacheKind::encoder_only, CacheKind::circular_buffer}) {
+        CacheKind::cross_attention, CacheKind::encoder_only, CacheKind::circular_buffer,
+        CacheKind::hisparse_resident, CacheKind::hisparse_hot}) {
     const std::string layer = fmt::format("layers.{}", saved.cache.groups.size());
     saved.cache.groups.push_back(
         {.layer_names = {layer}, .spec = spec_of(kind), .layer_specs = {}, .layers_per_page = 1});
@@ -160,8 +165,8 @@ TEST(SavedCase, WhatIsWrongIsNamed) {
             "\"LBNHC\", \"LBHNC\", \"LHBNC\", \"BLNHC\", \"BLHNC\", \"BHLNC\"");
   EXPECT_EQ(
       refused(changed(text, "\"kernel_block_sizes\":[16,", "\"kernel_block_sizes\":[")),
-      "FILE:1: field `kernel_block_sizes`: found an array of 8 elements; expected one size for "
-      "each of the 9 groups");
+      "FILE:1: field `kernel_block_sizes`: found an array of 10 elements; expected one size for "
+      "each of the 11 groups");
   EXPECT_EQ(refused(changed(text, "\"triton_mla\"", "\"triton\"")),
             "FILE:1: field `attention_backend`: found \"triton\"; expected one of \"flash_attn\", "
             "\"flashinfer\", \"triton_attn\", \"triton_mla\", \"flashmla\", \"cache_only\", "

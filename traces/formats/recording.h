@@ -179,6 +179,8 @@ struct RecordedWorker {
   std::vector<std::string> failed{};         // of those received: nothing of them arrived
   std::vector<std::int64_t> jobs{};          // transfers that ended, by number
   std::vector<std::int64_t> store_events{};  // likewise
+  std::vector<TransferCount> enqueued{};     // page transfers of HiSparse
+  std::vector<TransferCount> completed{};
   bool operator==(const RecordedWorker&) const = default;
 };
 
@@ -257,6 +259,17 @@ struct RecordedExtraKey {
   bool operator==(const RecordedExtraKey&) const = default;
 };
 
+// What HiSparse's workers are told in a step (reference/types/hisparse.h), by request, in the order
+// scheduled; who has nothing is left out.
+struct RecordedPages {
+  std::vector<PageTransfer> transfers{};
+  std::vector<std::pair<std::string, std::vector<RowMirror>>> mirrors{};
+  bool all_resident = false;
+  std::vector<std::pair<std::string, ResidencyUpdate>> residency{};
+  std::int64_t free_host_blocks = 0;
+  bool operator==(const RecordedPages&) const = default;
+};
+
 // What became of the prefix cache, as an engine tells those who route by it. Hashes are its own.
 struct RecordedCacheEvent {
   enum class Kind : std::uint8_t { stored, removed, cleared };
@@ -284,6 +297,7 @@ struct RecordedStep {
   std::optional<std::vector<std::int32_t>> common_prefix_blocks;  // per group; gone in 0.33
   std::vector<BlockId> zero;
   std::vector<KVCacheBlockCopy> copies;  // the worker copies them before the step, in order
+  std::optional<RecordedPages> pages{};
   std::vector<std::string> running;
   std::vector<std::string> waiting;
   std::optional<std::vector<RecordedSkipped>> skipped;

@@ -27,13 +27,7 @@ bool optional_boolean(JsonObject& object, std::string_view key) {
 }
 
 std::vector<BlockId> read_blocks(JsonValue value, const RecordingHeader& header) {
-  std::vector<BlockId> blocks;
-  const JsonArray array = value.array();
-  blocks.reserve(array.size());
-  for (JsonValue block : array) {
-    blocks.push_back(BlockId{block.integer<std::int32_t>(0, header.num_blocks - 1)});
-  }
-  return blocks;
+  return read_blocks(value, header.num_blocks);
 }
 
 KVCacheBlockCopy read_copy(JsonValue value, const RecordingHeader& header) {
@@ -46,7 +40,13 @@ KVCacheBlockCopy read_copy(JsonValue value, const RecordingHeader& header) {
 BlocksPerGroup read_blocks_per_group(JsonValue value, const RecordingHeader& header) {
   BlocksPerGroup groups;
   groups.reserve(header.groups.size());
-  for (JsonValue group : value.array()) groups.push_back(read_blocks(group, header));
+  for (JsonValue group : value.array()) {
+    const std::size_t g = groups.size();
+    const bool is_host = header.options.config.hisparse_host_num_blocks > 0 &&
+                         g < header.groups.size() && header.groups[g].role == kHiSparseSource;
+    groups.push_back(read_blocks(
+        group, is_host ? header.options.config.hisparse_host_num_blocks : header.num_blocks));
+  }
   if (groups.size() != header.groups.size()) {
     value.refuse(fmt::format("one list of blocks for each of the {} groups", header.groups.size()));
   }
@@ -195,6 +195,8 @@ RecordedWorker read_worker(JsonValue value, const RecordingHeader& header) {
   };
   read_numbers("jobs", worker.jobs);
   read_numbers("store_events", worker.store_events);
+  if (auto counts = object.optional("enqueued")) worker.enqueued = read_transfer_counts(counts);
+  if (auto counts = object.optional("completed")) worker.completed = read_transfer_counts(counts);
   object.finish();
   return worker;
 }
@@ -394,6 +396,8 @@ RecordingHeader read_recording_header(JsonValue value) {
   header.options.config.engine = header.engine.profile();
   header.groups = read_kv_cache_groups(object.required("groups"));
   header.num_blocks = object.required("num_blocks").integer(1, kBlocksMax);
+  if (auto blocks = object.optional("hisparse_host_num_blocks"))
+    header.options.config.hisparse_host_num_blocks = blocks.integer(1, kBlocksMax);
   if (auto connector = object.optional("connector"))
     header.connector = read_connector_config(connector);
   constexpr JsonWord<HashAlgorithm> kAlgorithms[] = {{"sha256_cbor", HashAlgorithm::sha256_cbor},
@@ -437,6 +441,7 @@ RecordedStep read_recorded_step(JsonValue value, const RecordingHeader& header,
   }
   if (auto answers = object.optional("connector")) step.connector = read_connector_answers(answers);
   read_decision_keys(object, header, step);
+  if (auto pages = object.optional("hisparse")) step.pages = read_pages(pages, header);
   read_state_keys(object, header, step);
   if (auto held = object.optional("held_drafts");
       is_announced(held, header.has_held_drafts, "held_drafts"))

@@ -9,12 +9,6 @@
 namespace lockstep {
 namespace {
 
-void write_blocks(JsonWriter& out, const std::vector<BlockId>& blocks) {
-  out.begin_array();
-  for (const BlockId block : blocks) out.integer(index_of(block));
-  out.end_array();
-}
-
 void write_blocks_per_group(JsonWriter& out, const BlocksPerGroup& groups) {
   out.begin_array();
   for (const auto& blocks : groups) write_blocks(out, blocks);
@@ -343,6 +337,8 @@ void write_worker(JsonWriter& out, const RecordedWorker& worker) {
   out.begin_object().key("received").strings(worker.received);
   out.key("sent").strings(worker.sent);
   write_blocks(out.key("invalid_blocks"), worker.invalid_blocks);
+  if (!worker.enqueued.empty()) write_transfer_counts(out.key("enqueued"), worker.enqueued);
+  if (!worker.completed.empty()) write_transfer_counts(out.key("completed"), worker.completed);
   out.end_object();
 }
 
@@ -350,6 +346,8 @@ void write_engine_keys(JsonWriter& out, const RecordingHeader& header) {
   write_engine_options(out.key("config"), header.options);
   write_kv_cache_groups(out.key("groups"), header.groups);
   out.integer("num_blocks", header.num_blocks);
+  if (header.options.config.hisparse_host_num_blocks != 0)
+    out.integer("hisparse_host_num_blocks", header.options.config.hisparse_host_num_blocks);
   if (header.connector) write_connector_config(out.key("connector"), *header.connector);
 }
 
@@ -380,6 +378,7 @@ std::string recording_step_line(const RecordedStep& step) {
   JsonWriter out;
   out.begin_object().integer("step", step.step);
   write_decision_keys(out, step);
+  if (step.pages) write_pages(out.key("hisparse"), *step.pages);
   write_state_keys(out, step);
   write_input_keys(out, step.inputs);
   write_transfer_keys(out, step.transfers);

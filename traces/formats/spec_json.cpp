@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include "traces/formats/placement_recording.h"
 
 namespace lockstep {
 namespace {
@@ -39,7 +40,8 @@ void read_kind(JsonValue value, KVCacheSpec& spec) {
   spec.kind = read_name<CacheKind>(value, cache_kind_from_name,
                                    "a kind of cache (full, mla, sliding_window, "
                                    "sliding_window_mla, chunked_local, mamba, hidden_state, "
-                                   "cross_attention, encoder_only, circular_buffer)");
+                                   "cross_attention, encoder_only, circular_buffer, "
+                                   "hisparse_resident, hisparse_hot)");
 }
 
 void read_states(JsonObject& object, KVCacheSpec& spec) {
@@ -137,6 +139,10 @@ KVCacheSpec read_kv_cache_spec(JsonValue value) {
         object.required("mamba_cache_mode"), mamba_cache_mode_from_name, "none, align or all");
     spec.num_speculative_blocks = object.required("num_speculative_blocks").integer(0, kBlocksMax);
     read_checkpoints(object, spec);
+  } else if (is_hisparse(spec)) {
+    spec.hisparse_page_bytes = object.required(kHotPageKey).integer(1, kSizeMax);
+    if (spec.kind == CacheKind::hisparse_hot)
+      spec.blocks_per_request = object.required("blocks_per_request").integer(1, kBlocksMax);
   } else {
     spec.num_kv_heads = object.required("num_kv_heads").integer(1, kSizeMax);
     spec.head_size = object.required("head_size").integer(1, kSizeMax);
@@ -172,6 +178,10 @@ void write_kv_cache_spec(JsonWriter& out, const KVCacheSpec& spec) {
     for (const StateTensorSpec& state : spec.states) out.string(name_of(state.dtype));
     out.end_array().string("mamba_cache_mode", name_of(spec.mamba_cache_mode));
     out.integer("num_speculative_blocks", spec.num_speculative_blocks);
+  } else if (is_hisparse(spec)) {
+    out.integer(kHotPageKey, spec.hisparse_page_bytes);
+    if (spec.kind == CacheKind::hisparse_hot)
+      out.integer("blocks_per_request", spec.blocks_per_request);
   } else {
     out.integer("num_kv_heads", spec.num_kv_heads).integer("head_size", spec.head_size);
     out.string("dtype", name_of(spec.dtype));

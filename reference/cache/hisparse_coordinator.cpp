@@ -1,0 +1,453 @@
+#include "reference/cache/hisparse_coordinator.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+
+namespace lockstep {
+
+HiSparseCoordinator::HiSparseCoordinator(const EngineConfig& config,
+                                         std::unique_ptr<BlockPool> host, BlockPool& device)
+    : host_(std::move(host)),
+      device_(device),
+      max_model_len_(config.max_model_len),
+      num_reprefillable_tokens_(std::max(config.num_prefill_lookahead_tokens - 1, 0)),
+      num_lookahead_(num_lookahead_tokens(config)),
+      mirrors_placeholders_(config.async_scheduling && config.num_spec_tokens > 0),
+      transition_watermark_(device.num_blocks() / 10) {
+  device_.on_reuse([this](BlockId block) { block_is_reused(block); });
+}
+
+void HiSparseCoordinator::add(HiSparseHotManager& hot) {
+  hot_.push_back(&hot);
+  std::int64_t cost = 0;
+  for (const HiSparseHotManager* one : hot_) cost += one->spec().blocks_per_request;
+  transition_watermark_ = std::max(cost, device_.num_blocks() / 10);
+}
+
+std::shared_ptr<HiSparseCoordinator::State> HiSparseCoordinator::state_of(Request& request) {
+  std::shared_ptr<State>& state = states_[request.name];
+  if (state == nullptr) {
+    state = std::make_shared<State>();
+    state->request = &request;
+  }
+  return state;
+}
+
+HiSparseCoordinator::State* HiSparseCoordinator::find(const std::string& name) const {
+  const auto state = states_.find(name);
+  return state == states_.end() ? nullptr : state->second.get();
+}
+
+std::optional<HiSparseCoordinator::CopyKey> HiSparseCoordinator::key_of(BlockId host) const {
+  if (host == kNullBlock || !host_->cache().contains(host)) return std::nullopt;
+  return CopyKey{host_->cache().key_of(host)};
+}
+
+// Of every resident group; empty: one of them has none.
+std::vector<BlockId> HiSparseCoordinator::device_blocks(const Request& request,
+                                                        std::int32_t page) const {
+  std::vector<BlockId> blocks;
+  for (const HiSparseResidentManager* manager : resident_) {
+    blocks.push_back(manager->page(request, page));
+    if (blocks.back() == kNullBlock) return {};
+  }
+  return blocks;
+}
+
+bool HiSparseCoordinator::can_read_from_host(const Request& request) const {
+  return !hot_.empty() && std::ranges::all_of(hot_, [&](const HiSparseHotManager* manager) {
+    return manager->has_hot(request);
+  });
+}
+
+// Admission counts on older pages to go to the host once there are so many.
+bool HiSparseCoordinator::fills_admission_window(const Request& request) const {
+  return std::ranges::any_of(resident_, [&](const HiSparseResidentManager* manager) {
+    return manager->num_pages(request) >= manager->admission_cap();
+  });
+}
+
+void HiSparseCoordinator::require_hot(const Request& request) {
+  for (HiSparseHotManager* manager : hot_) manager->require_hot(request);
+}
+
+void HiSparseCoordinator::commit_hit(Request& request, std::int32_t num_host_pages) {
+  all_resident_.erase(request.name);
+  const auto num_host = static_cast<std::int32_t>(source_->blocks(request).size());
+  num_host_pages = std::min(num_host_pages, num_host);
+  if (num_host_pages == 0) return;
+  State& state = *state_of(request);
+  for (std::int32_t page = 0; page < num_host_pages; ++page) state.clean.insert(page);
+  state.num_ready = std::max(state.num_ready, num_host_pages);
+  // Copies are adopted behind the allocation that admission has counted.
+  state.num_to_adopt = std::max(state.num_to_adopt, num_host_pages);
+  state.num_recorded = std::max(state.num_recorded, num_host_pages);
+}
+
+// Pages of the hit that still lie on the device are read there.
+void HiSparseCoordinator::adopt_copies(State& state) {
+  const std::vector<BlockId>& host = source_->blocks(*state.request);
+  const auto end = std::min<std::int32_t>(std::exchange(state.num_to_adopt, 0),
+                                          static_cast<std::int32_t>(host.size()));
+  for (std::int32_t page = 0; page < end; ++page) {
+    const auto key = key_of(host[static_cast<std::size_t>(page)]);
+    const auto copy = key ? copies_.find(*key) : copies_.end();
+    if (copy == copies_.end()) continue;
+    for (std::size_t i = 0; i < resident_.size(); ++i) {
+      const BlockId block = copy->second[i];
+      if (!resident_[i]->adopt(*state.request, page, block)) continue;
+      device_.touch({&block, 1});
+      state.pinned_clean.insert(page);
+      if (page < state.num_synced) state.stale.insert(page);
+    }
+  }
+}
+
+void HiSparseCoordinator::record_copies(State& state, std::int32_t num_tokens) {
+  const std::vector<BlockId>& host = source_->blocks(*state.request);
+  const auto end = std::min(num_tokens / block_size(), static_cast<std::int32_t>(host.size()));
+  for (std::int32_t page = state.num_recorded; page < end; ++page)
+    if (!state.under_way.contains(page))
+      record_copy(state, page, host[static_cast<std::size_t>(page)]);
+  state.num_recorded = std::max(state.num_recorded, end);
+}
+
+void HiSparseCoordinator::record_copy(const State& state, std::int32_t page, BlockId host) {
+  const auto key = key_of(host);
+  if (!key) return;
+  std::vector<BlockId> blocks = device_blocks(*state.request, page);
+  if (blocks.empty()) return;
+  drop_copy(*key);
+  for (const BlockId block : blocks) copy_of_.insert_or_assign(block, *key);
+  copies_.insert_or_assign(*key, std::move(blocks));
+}
+
+void HiSparseCoordinator::drop_copy(const CopyKey& key) {
+  const auto copy = copies_.find(key);
+  if (copy == copies_.end()) return;
+  for (const BlockId block : copy->second) copy_of_.erase(block);
+  copies_.erase(copy);
+}
+
+bool HiSparseCoordinator::unpin_page(State& state, std::int32_t page) {
+  if (!is_clean(state, page)) return false;
+  for (const HiSparseResidentManager* manager : resident_)
+    if (page >= manager->num_pages(*state.request) - kActiveTailPages) return false;
+  const std::vector<BlockId> blocks = device_blocks(*state.request, page);
+  if (blocks.empty()) return false;
+  for (const BlockId block : blocks) {
+    readers_[block].insert({state.request->name, page});
+    device_.unpin_blocks({&block, 1});
+  }
+  state.pinned_clean.erase(page);
+  state.unpinned.insert(page);
+  return true;
+}
+
+void HiSparseCoordinator::page_is_clean(State& state, std::int32_t page) {
+  state.pinned_clean.insert(page);
+  if (can_read_from_host(*state.request)) unpin_page(state, page);
+}
+
+void HiSparseCoordinator::block_is_reused(BlockId block) {
+  if (const auto copy = copy_of_.find(block); copy != copy_of_.end())
+    drop_copy(CopyKey(copy->second));
+  const auto readers = readers_.find(block);
+  if (readers == readers_.end()) return;
+  const std::set<Page> pages = std::move(readers->second);
+  readers_.erase(readers);
+  for (const Page& page : pages) lose_page(page);
+}
+
+void HiSparseCoordinator::lose_page(const Page& page) {
+  all_resident_.erase(page.first);
+  State* const state = find(page.first);
+  if (state == nullptr) return;
+  for (HiSparseResidentManager* manager : resident_) {
+    const BlockId block = manager->drop(*state->request, page.second);
+    if (const auto readers = readers_.find(block); readers != readers_.end())
+      readers->second.erase(page);
+  }
+  state->unpinned.erase(page.second);
+  if (page.second < state->num_synced) state->stale.insert(page.second);
+  require_hot(*state->request);
+}
+
+void HiSparseCoordinator::update_residency(State& state) {
+  if (state.num_to_adopt > 0) adopt_copies(state);
+  if (can_read_from_host(*state.request)) {
+    // A prefix loses its tail before its head.
+    const std::set<std::int32_t> pages = state.pinned_clean;
+    for (auto page = pages.rbegin(); page != pages.rend(); ++page) unpin_page(state, *page);
+    return;
+  }
+  if (device_.num_free_blocks() < transition_watermark_ || fills_admission_window(*state.request))
+    require_hot(*state.request);
+}
+
+// Writes back every full page that has no host copy yet.
+void HiSparseCoordinator::plan_spills(State& state, std::int32_t num_tokens) {
+  const std::int32_t end = num_tokens / block_size();
+  const auto import = imports_.find(state.request->name);
+  const std::int32_t imported =
+      import == imports_.end() ? 0 : ceil_div(import->second, block_size());
+  std::int64_t budget =
+      std::max<std::int64_t>(max_model_len_ / block_size() - std::ssize(to_send_), 0);
+  const std::shared_ptr<State> shared = states_.at(state.request->name);
+  for (std::int32_t page = std::max(state.num_ready, imported); page < end && budget > 0; ++page) {
+    if (state.under_way.contains(page) || state.clean.contains(page)) continue;
+    if (plan_transfer(shared, page, false)) --budget;
+  }
+}
+
+bool HiSparseCoordinator::plan_transfer(const std::shared_ptr<State>& state, std::int32_t page,
+                                        bool restores) {
+  const std::vector<BlockId>& hosts = source_->blocks(*state->request);
+  if (state->under_way.contains(page) || page >= std::ssize(hosts)) return false;
+  const BlockId host = hosts[static_cast<std::size_t>(page)];
+  if (host == kNullBlock) return false;
+  std::vector<BlockId> blocks = device_blocks(*state->request, page);
+  if (blocks.empty()) return false;
+  host_->touch({&host, 1});
+  device_.touch(blocks);
+  const std::int64_t id = next_id_++;
+  to_send_.push_back({id, host, blocks, restores});
+  state->under_way[page] = id;
+  pending_[id] = {.page = {state->request->name, page},
+                  .state = state,
+                  .host = host,
+                  .resident = std::move(blocks),
+                  .restores = restores};
+  return true;
+}
+
+void HiSparseCoordinator::publish_when_ready(Request& request, std::int32_t num_tokens) {
+  State& state = *state_of(request);
+  state.publication =
+      Publication{.num_computed_tokens = num_tokens, .num_pages = num_tokens / block_size()};
+  publish(state);
+}
+
+// The head of it that is on the host.
+void HiSparseCoordinator::publish(State& state) {
+  if (!state.publication) return;
+  const std::int32_t num_tokens =
+      std::min(state.publication->num_computed_tokens, state.num_ready * block_size());
+  source_->publish(*state.request, num_tokens);
+  record_copies(state, num_tokens);
+  if (state.num_ready >= state.publication->num_pages) state.publication.reset();
+}
+
+void HiSparseCoordinator::begin_import(const Request& request, std::int32_t num_tokens) {
+  all_resident_.erase(request.name);
+  imports_[request.name] = num_tokens;
+}
+
+void HiSparseCoordinator::finish_import(Request& request, bool failed) {
+  const auto import = imports_.find(request.name);
+  if (import == imports_.end()) return;
+  const std::int32_t num_tokens = import->second;
+  imports_.erase(import);
+  if (failed) return;
+  const std::shared_ptr<State> state = state_of(request);
+  const std::int32_t num_pages = num_tokens / block_size();
+  state->clean.clear();
+  for (std::int32_t page = 0; page < num_pages; ++page) state->clean.insert(page);
+  state->num_ready = num_pages;
+  if (num_tokens > 0) plan_transfer(state, (num_tokens - 1) / block_size(), true);
+  publish(*state);
+}
+
+HiSparseCommand HiSparseCoordinator::plan_step(std::span<const Row> rows) {
+  HiSparseCommand command;
+  command.is_told = true;
+  for (const Row& row : rows) {
+    State& state = *state_of(*row.request);
+    const std::int32_t end = std::min(row.computed + row.num_tokens, row.request->num_tokens());
+    plan_spills(state, std::max(end - num_reprefillable_tokens_, 0));
+    update_residency(state);
+  }
+  command.transfers = std::exchange(to_send_, {});
+  for (const Row& row : rows) {
+    const std::int32_t begin =
+        mirrors_placeholders_ ? std::max(row.computed - row.request->num_output_placeholders, 0)
+                              : row.computed;
+    command.rows.push_back(
+        {row.id,
+         mirrors_of(*row.request, begin, row.computed + row.num_tokens + num_lookahead_),
+         {}});
+  }
+  command.all_resident = all_resident(rows);
+  for (std::size_t i = 0; i < rows.size(); ++i)
+    command.rows[i].residency = take_residency(*rows[i].request);
+  command.num_free_host_blocks = host_->num_free_blocks();
+  return command;
+}
+
+// A page that lies on one side alone has no mirror.
+std::vector<RowMirror> HiSparseCoordinator::mirrors_of(Request& request, std::int32_t begin,
+                                                       std::int32_t end) const {
+  std::vector<RowMirror> mirrors;
+  const std::vector<BlockId>& hosts = source_->blocks(request);
+  const std::int64_t size = block_size();
+  for (std::int32_t token = begin; token < end;) {
+    const std::int32_t page = token / block_size();
+    const std::int32_t offset = token % block_size();
+    const std::int32_t num_rows = std::min(block_size() - offset, end - token);
+    token += num_rows;
+    const std::vector<BlockId> blocks = device_blocks(request, page);
+    if (blocks.empty() || page >= std::ssize(hosts)) continue;
+    const BlockId host = hosts[static_cast<std::size_t>(page)];
+    if (host == kNullBlock) continue;
+    RowMirror mirror{.destination = index_of(host) * size + offset, .num_rows = num_rows};
+    for (const BlockId block : blocks) mirror.sources.push_back(index_of(block) * size + offset);
+    mirrors.push_back(std::move(mirror));
+  }
+  return mirrors;
+}
+
+bool HiSparseCoordinator::all_resident(std::span<const Row> rows) {
+  for (const Row& row : rows) {
+    const std::int32_t num_pages = ceil_div(row.computed + row.num_tokens, block_size());
+    if (resident_[0]->num_pages(*row.request) < num_pages) return false;
+    if (all_resident_.contains(row.request->name)) continue;
+    for (const HiSparseResidentManager* manager : resident_)
+      for (std::int32_t page = 0; page < manager->num_pages(*row.request); ++page)
+        if (manager->page(*row.request, page) == kNullBlock) return false;
+    all_resident_.insert(row.request->name);
+  }
+  return true;
+}
+
+ResidencyUpdate HiSparseCoordinator::take_residency(Request& request) {
+  State& state = *state_of(request);
+  ResidencyUpdate update;
+  const std::int32_t num_pages = resident_[0]->num_pages(request);
+  if (state.stale.empty() && state.num_synced >= num_pages) return update;
+  update.pages.assign(state.stale.begin(), state.stale.end());
+  for (std::int32_t page = state.num_synced; page < num_pages; ++page) update.pages.push_back(page);
+  for (const HiSparseResidentManager* manager : resident_) {
+    std::vector<BlockId>& blocks = update.blocks.emplace_back();
+    for (const std::int32_t page : update.pages) blocks.push_back(manager->page(request, page));
+  }
+  state.stale.clear();
+  state.num_synced = num_pages;
+  return update;
+}
+
+void HiSparseCoordinator::take_transfers(std::span<const TransferCount> enqueued,
+                                         std::span<const TransferCount> completed,
+                                         const SetOrder& in_set_order) {
+  for (const auto& [id, count] : enqueued)
+    if (const auto transfer = pending_.find(id);
+        transfer != pending_.end() && transfer->second.num_expected == 0)
+      transfer->second.num_expected = count;
+  for (const auto& [id, count] : completed)
+    if (const auto transfer = pending_.find(id); transfer != pending_.end())
+      transfer->second.num_completed += count;
+  std::vector<std::int64_t> done;
+  for (const auto& [id, transfer] : pending_) {
+    if (!transfer.is_done()) continue;
+    done.push_back(id);
+    for (const BlockId block : transfer.resident) device_.free_blocks({&block, 1});
+  }
+  std::vector<std::string> names;
+  for (const std::int64_t id : done) {
+    Transfer transfer = std::move(pending_.at(id));
+    pending_.erase(id);
+    complete(transfer, names);
+  }
+  for (const std::string& name : in_set_order(std::move(names))) {
+    State& state = *states_.at(name);
+    while (state.clean.contains(state.num_ready)) ++state.num_ready;
+    publish(state);
+  }
+}
+
+// `names`: whose pages have become clean, each once, in that order.
+void HiSparseCoordinator::complete(Transfer& transfer, std::vector<std::string>& names) {
+  const auto& [name, page] = transfer.page;
+  State& state = *transfer.state;
+  state.under_way.erase(page);
+  if (find(name) == &state) {
+    if (!transfer.restores) state.clean.insert(page);
+    if (state.clean.contains(page)) {
+      page_is_clean(state, page);
+      if (transfer.restores) record_copy(state, page, transfer.host);
+    }
+    if (std::ranges::find(names, name) == names.end()) names.push_back(name);
+  } else if (state.publication) {
+    if (!transfer.restores) state.clean.insert(page);
+    publish_detached(state);
+  }
+  host_->free_blocks({&transfer.host, 1});
+}
+
+// The request has left, and its last transfer is done: what the host holds of it can be hit.
+void HiSparseCoordinator::publish_detached(State& state) {
+  Publication& publication = *state.publication;
+  if (!state.under_way.empty() || !publication.is_detached) return;
+  while (state.clean.contains(state.num_ready)) ++state.num_ready;
+  const std::int32_t end = std::min(state.num_ready, publication.num_pages);
+  for (std::int32_t page = publication.num_cached_blocks; page < end; ++page) {
+    const auto i = static_cast<std::size_t>(page);
+    host_->cache_block(publication.blocks[i], publication.keys[i], source_->group(),
+                       (page + 1) * block_size());
+  }
+  host_->free_blocks_reversed(publication.blocks);
+  state.publication.reset();
+}
+
+bool HiSparseCoordinator::has_pending_reclamation() const {
+  return std::ranges::any_of(pending_, [&](const auto& entry) {
+    const Transfer& transfer = entry.second;
+    if (host_->ref_cnt(transfer.host) == 1) return true;
+    const State* const state = find(transfer.page.first);
+    return state != nullptr && can_read_from_host(*state->request);
+  });
+}
+
+// Clean pages stay readable where they lie until the pool hands them out.
+void HiSparseCoordinator::detach(Request& request) {
+  all_resident_.erase(request.name);
+  imports_.erase(request.name);
+  const auto found = states_.find(request.name);
+  if (found == states_.end()) return;
+  const std::shared_ptr<State> shared = std::move(found->second);
+  states_.erase(found);
+  State& state = *shared;
+  // A preempted request's last step may not run: its transfers prove nothing.
+  if (request.status != RequestStatus::finished || state.under_way.empty())
+    state.publication.reset();
+  if (state.publication) {
+    Publication& publication = *state.publication;
+    const std::vector<BlockId>& hosts = source_->blocks(request);
+    const auto end =
+        std::min<std::size_t>(static_cast<std::size_t>(publication.num_pages), hosts.size());
+    publication.is_detached = true;
+    publication.blocks.assign(hosts.begin(), hosts.begin() + static_cast<std::ptrdiff_t>(end));
+    publication.num_cached_blocks = source_->num_cached_blocks(request);
+    publication.keys = source_->keys_of(request, publication.num_pages);
+    host_->touch(publication.blocks);
+  }
+  for (HiSparseResidentManager* manager : resident_) {
+    for (std::int32_t page = manager->num_pages(request) - 1; page >= 0; --page) {
+      const BlockId block = manager->page(request, page);
+      if (block == kNullBlock) continue;
+      if (state.unpinned.contains(page)) {
+        if (const auto readers = readers_.find(block); readers != readers_.end())
+          readers->second.erase({request.name, page});
+      } else if (is_clean(state, page)) {
+        device_.unpin_blocks({&block, 1});
+      } else {
+        continue;
+      }
+      manager->drop(request, page);
+    }
+  }
+  state.request = nullptr;  // it may be gone by the time that a transfer of it ends
+}
+
+}  // namespace lockstep

@@ -1,0 +1,176 @@
+// Pages of sparse attention between a host pool and the device. Device pages are a write-back cache
+// of host pages. Source of the rules: vllm/v1/hisparse/coordinator.py.
+//
+// (1) A page of a request is dirty (the device alone has it), clean (the host copy is complete), or
+//     unpinned: clean, read where it lies, and free for the pool to hand out. Then it is lost, and
+//     read from the host.
+// (2) Only who has a hot region reads from the host, and only such a request unpins pages. Its last
+//     kActiveTailPages stay pinned.
+// (3) A page under way holds one reference to its host block and one to each device block.
+// (4) A page is published under its hash when it and all before it are on the host.
+//
+// Not modelled: copies of host blocks for hits that end inside a block; no group that has such hits
+// stands beside HiSparse's.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "reference/cache/block_pool.h"
+#include "reference/cache/hisparse_managers.h"
+#include "reference/types/hisparse.h"
+
+namespace lockstep {
+
+class HiSparseCoordinator {
+ public:
+  // `device` must outlive it.
+  HiSparseCoordinator(const EngineConfig& config, std::unique_ptr<BlockPool> host,
+                      BlockPool& device);
+  virtual ~HiSparseCoordinator() = default;
+
+  BlockPool& host_pool() { return *host_; }
+  const BlockPool& host_pool() const { return *host_; }
+  BlockPool& device_pool() { return device_; }
+  bool has_resident_pages() const { return !resident_.empty(); }
+
+  // The managers of the engine's groups. REQUIRES: one source, and resident pages of its blocks.
+  void add(HiSparseSourceManager& source) { source_ = &source; }
+  void add(HiSparseResidentManager& resident) { resident_.push_back(&resident); }
+  void add(HiSparseHotManager& hot);
+
+  // What managers say of a request: it has hit so many host pages; a load begins to fill its
+  // tokens up to there; so many may be published; it lets go of its blocks.
+  void commit_hit(Request& request, std::int32_t num_host_pages);
+  void begin_import(const Request& request, std::int32_t num_tokens);
+  void publish_when_ready(Request& request, std::int32_t num_tokens);
+  void detach(Request& request);
+
+  struct Row {
+    RequestId id{};
+    Request* request = nullptr;
+    std::int32_t computed = 0;
+    std::int32_t num_tokens = 0;
+  };
+  // Plans a step that has been decided, in its order.
+  HiSparseCommand plan_step(std::span<const Row> rows);
+
+  // A load is over.
+  void finish_import(Request& request, bool failed);
+  // Of names, each once: the order in which an engine goes through a set of them.
+  using SetOrder = std::function<std::vector<std::string>(std::vector<std::string>)>;
+  void take_transfers(std::span<const TransferCount> enqueued,
+                      std::span<const TransferCount> completed, const SetOrder& in_set_order);
+  // Whether a transfer under way will free blocks, of the device or of the host.
+  bool has_pending_reclamation() const;
+  bool has_pending_work() const { return !to_send_.empty() || !pending_.empty(); }
+
+ protected:
+  using Page = std::pair<std::string, std::int32_t>;  // of whom, and which
+  struct Publication {
+    std::int32_t num_computed_tokens = 0;
+    std::int32_t num_pages = 0;
+    // Of a request that has finished, and left its blocks to be published.
+    bool is_detached = false;
+    std::vector<BlockId> blocks{};
+    std::vector<BlockKey> keys{};
+    std::int32_t num_cached_blocks = 0;
+  };
+  struct State {
+    Request* request = nullptr;
+    std::set<std::int32_t> clean{};
+    std::set<std::int32_t> pinned_clean{};
+    std::set<std::int32_t> unpinned{};
+    std::map<std::int32_t, std::int64_t> under_way{};  // page -> transfer
+    std::int32_t num_ready = 0;                        // pages at the head that are clean
+    std::int32_t num_recorded = 0;                     // pages whose device copies were recorded
+    std::int32_t num_to_adopt = 0;
+    // Workers know of the pages below num_synced, but for those that are stale.
+    std::int32_t num_synced = 0;
+    std::set<std::int32_t> stale{};
+    std::optional<Publication> publication{};
+  };
+  struct Transfer {
+    Page page;
+    std::shared_ptr<State> state;
+    BlockId host{};
+    std::vector<BlockId> resident{};
+    bool restores = false;
+    std::int32_t num_expected = 0;
+    std::int32_t num_completed = 0;
+    bool is_done() const { return num_expected > 0 && num_completed >= num_expected; }
+  };
+  struct CopyKey {
+    BlockKey key;
+    bool operator<(const CopyKey& other) const {
+      return std::pair(key.high, key.low) < std::pair(other.key.high, other.key.low);
+    }
+  };
+
+  std::int32_t block_size() const { return source_->block_size(); }
+  std::shared_ptr<State> state_of(Request& request);
+  State* find(const std::string& name) const;
+  std::optional<CopyKey> key_of(BlockId host) const;
+  std::vector<BlockId> device_blocks(const Request& request, std::int32_t page) const;
+  virtual bool can_read_from_host(const Request& request) const;
+  bool fills_admission_window(const Request& request) const;
+  void require_hot(const Request& request);
+
+  void adopt_copies(State& state);
+  void record_copies(State& state, std::int32_t num_tokens);
+  void record_copy(const State& state, std::int32_t page, BlockId host);
+  virtual void drop_copy(const CopyKey& key);
+  // Clean, and no transfer of it is under way.
+  virtual bool is_clean(const State& state, std::int32_t page) const {
+    return state.clean.contains(page) && !state.under_way.contains(page);
+  }
+  bool unpin_page(State& state, std::int32_t page);
+  void page_is_clean(State& state, std::int32_t page);
+  void block_is_reused(BlockId block);
+  virtual void lose_page(const Page& page);
+  void update_residency(State& state);
+  void plan_spills(State& state, std::int32_t num_tokens);
+  virtual bool plan_transfer(const std::shared_ptr<State>& state, std::int32_t page, bool restores);
+  void publish(State& state);
+  void publish_detached(State& state);
+  void complete(Transfer& transfer, std::vector<std::string>& names);
+  virtual std::vector<RowMirror> mirrors_of(Request& request, std::int32_t begin,
+                                            std::int32_t end) const;
+  virtual bool all_resident(std::span<const Row> rows);
+  virtual ResidencyUpdate take_residency(Request& request);
+
+  std::map<std::int64_t, Transfer> pending_;  // by number
+
+ private:
+  std::unique_ptr<BlockPool> host_;
+  BlockPool& device_;
+  HiSparseSourceManager* source_ = nullptr;
+  std::vector<HiSparseResidentManager*> resident_;
+  std::vector<HiSparseHotManager*> hot_;
+  std::int32_t max_model_len_;
+  std::int32_t num_reprefillable_tokens_;
+  std::int32_t num_lookahead_;
+  bool mirrors_placeholders_;  // drafts in flight may have been rejected, and are written again
+  // Requests ask for hot regions once fewer blocks are free.
+  std::int64_t transition_watermark_;
+
+  std::map<std::string, std::shared_ptr<State>> states_;
+  std::map<std::string, std::int32_t> imports_;  // tokens that a load is filling in
+  std::set<std::string> all_resident_;           // requests without a null page, when last seen
+  std::vector<PageTransfer> to_send_;
+  std::int64_t next_id_ = 0;
+  // Device copies of published host pages, for hits that come later.
+  std::map<CopyKey, std::vector<BlockId>> copies_;
+  std::map<BlockId, CopyKey> copy_of_;
+  std::map<BlockId, std::set<Page>> readers_;  // of unpinned blocks
+};
+
+}  // namespace lockstep

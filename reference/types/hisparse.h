@@ -1,0 +1,70 @@
+// What HiSparse's scheduler tells its workers in a step, and what they report. Pages of sparse
+// attention's rows have a home in a host pool, and lie on the device for a while; a page is a block
+// of both. Names are vLLM's (vllm/v1/hisparse/types.py). Plain types.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "base/ids.h"
+
+namespace lockstep {
+
+// Roles of KV cache groups: rows that live in the host pool, and the keys that choose among them.
+inline constexpr const char* kHiSparseSource = "hisparse_source";
+inline constexpr const char* kHiSparseIndexer = "hisparse_indexer";
+
+// Pages at the end of a request's table that stay pinned: a step in flight may write them.
+inline constexpr std::int32_t kActiveTailPages = 2;
+
+// Copies one page of every resident group, to the host behind the step's forward pass, or back
+// before it.
+struct PageTransfer {
+  std::int64_t id = 0;
+  BlockId host{};                   // of the host pool
+  std::vector<BlockId> resident{};  // per resident group, of the device's pool
+  bool restores = false;            // from the host
+  bool operator==(const PageTransfer&) const = default;
+};
+
+// Copies rows that a step writes to the host, one span within a page. A row is block * rows of a
+// block + its place there.
+struct RowMirror {
+  std::vector<std::int64_t> sources{};  // first row, per resident group
+  std::int64_t destination = 0;         // first row in the host pool
+  std::int32_t num_rows = 0;
+  bool operator==(const RowMirror&) const = default;
+};
+
+// Where some of a request's pages lie from now on; the null block: on the host alone.
+struct ResidencyUpdate {
+  std::vector<std::int32_t> pages{};
+  std::vector<std::vector<BlockId>> blocks{};  // per resident group, one a page
+  bool operator==(const ResidencyUpdate&) const = default;
+};
+
+// Of one scheduled request.
+struct HiSparseRow {
+  RequestId id{};
+  std::vector<RowMirror> mirrors{};
+  ResidencyUpdate residency{};  // empty: nothing has changed
+  bool operator==(const HiSparseRow&) const = default;
+};
+
+struct HiSparseCommand {
+  bool is_told = false;  // the engine has such groups
+  std::vector<PageTransfer> transfers{};
+  std::vector<HiSparseRow> rows{};  // in the order of SchedulerOutput::scheduled
+  bool all_resident = false;        // nobody of the step reads from the host
+  std::int64_t num_free_host_blocks = 0;
+  bool operator==(const HiSparseCommand&) const = default;
+};
+
+// So many workers have submitted, or done, that transfer since the last report.
+struct TransferCount {
+  std::int64_t id = 0;
+  std::int32_t count = 0;
+  bool operator==(const TransferCount&) const = default;
+};
+
+}  // namespace lockstep
