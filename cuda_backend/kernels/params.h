@@ -123,7 +123,7 @@ struct SlotMappingParams {
   // [num_rows]; null: every token has its slot, whatever lies there and whatever goes round.
   const RowReach* reach;
   std::int32_t num_replayed_tokens;  // after a hit, in groups that are not is_replayed
-  bool of_encoders;                  // positions are rows of encoders; other groups get pad_slot
+  bool of_encoders = false;          // positions are rows of encoders; other groups get pad_slot
 };
 
 // A drafter's pass: a token each, whose position moves on by `advance` and stays within
@@ -251,7 +251,7 @@ struct QueryItem {
   std::int64_t output_begin;  // of its [num_query_heads, head_size] floats
   std::int32_t row, layer_index, first, last;
   // From gap_first on positions are `gap` further; `last` counts without the gap.
-  std::int32_t gap_first, gap;
+  std::int32_t gap_first = 0, gap = 0;
 };
 struct AttentionParams {
   const RowCache* layers;

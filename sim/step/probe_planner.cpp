@@ -102,9 +102,9 @@ void ProbePlanner::probe(StepProgram& program, std::span<const RequestId> reques
                             .first = static_cast<std::int32_t>(first),
                             .last = static_cast<std::int32_t>(last)});
   PrefixContent& contents = is_cross_attention(spec_of(layer)) ? request.encoder : request.prefix;
-  probes_.push_back({.request = requests[at.index],
-                     .digest = layer.lane > 0 ? drafted.digest
-                                              : contents.attention_digest(layer, first, last)});
+  probes_.push_back(
+      {.request = requests[at.index],
+       .digest = layer.lane > 0 ? drafted.digest : contents.attention_digest(layer, first, last)});
 }
 
 void ProbePlanner::probe_written(StepProgram& program, std::span<const RequestId> requests) {

@@ -29,6 +29,7 @@ extern const KernelTable kernel_table = {
     .append_entries = queue<&KernelTable::append_entries>,
     .edit_entries = queue<&KernelTable::edit_entries>,
     .slot_mapping = queue<&KernelTable::slot_mapping>,
+    .draft_slots = queue<&KernelTable::draft_slots>,
     .fill_rows = queue<&KernelTable::fill_rows>,
     .write_rows = queue<&KernelTable::write_rows>,
     .gather_rows = queue<&KernelTable::gather_rows>,
