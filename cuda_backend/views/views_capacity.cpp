@@ -27,6 +27,7 @@ std::int64_t held_blocks(const KVCacheSpec& spec, const RequestLimits& limits) {
     const std::int64_t tokens = std::min(length, spec.sliding_window - 1 + chunk);
     return blocks_for(tokens, spec.block_size) + 1;
   }
+  if (spec.kind == CacheKind::cross_attention) return blocks_for(chunk, spec.block_size);
   if (spec.kind == CacheKind::chunked_local)
     return blocks_for(std::min(length, spec.attention_chunk_size + chunk), spec.block_size);
   return blocks_for(blocks_for(length, limits.context_ranks), spec.block_size);

@@ -460,7 +460,8 @@ void draw_drafter_cache(Draw& draw, SavedCase& saved) {
       !draw.runs_kernels() || num_ranks(config_of(saved).backend) > 1 ||
       saved.data_parallel_size > 1 || !saved.connector.parts.empty() ||
       std::ranges::any_of(saved.cache.groups, [](const KVCacheGroupSpec& group) {
-        return has_pages_of_its_own(group) || group.spec.block_stride_alignment != 0;
+        return has_pages_of_its_own(group) || group.spec.block_stride_alignment > 1 ||
+               reads_beside_tokens(group.spec);
       }))
     return;
   std::vector<KVCacheGroupSpec> groups = saved.cache.groups;

@@ -82,7 +82,7 @@ constexpr FeatureInfo kFeatures[] = {
     {"mapped_tables", 50},
     {"cross_attention", 10},
     {"sinks", 10},
-    {"reference_windows", 10},
+    {"reference_windows", 25},
     {"drafter_cache", 60},
 };
 static_assert(std::size(kFeatures) == kNumFeatures);

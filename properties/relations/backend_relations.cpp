@@ -24,13 +24,15 @@ struct RowLayer {
   const KVCacheSpec* spec = nullptr;
 };
 
-// What a drafter reads depends on its drafts, which change no answer.
+// What a drafter reads depends on its drafts, which change no answer. Encoders, sinks and gaps have
+// positions of their own.
 std::vector<RowLayer> row_layers(const KVCacheConfig& plan, const KVCacheConfig& told) {
   std::vector<RowLayer> layers;
   std::int32_t index = 0;
   for (const KVCacheGroupSpec& group : plan.groups)
     for (std::size_t i = 0; i < group.layer_names.size(); ++i, ++index)
       if (group.layer_spec(i).kind != CacheKind::mamba &&
+          !reads_beside_tokens(group.layer_spec(i)) &&
           draft_module_of(told, group.layer_names[i]) < 0)
         layers.push_back({index, &group.layer_spec(i)});
   return layers;

@@ -276,6 +276,10 @@ std::string why_not_answered(const SavedCase& saved) {
   if (saved.recording) return "a recording says itself what was sampled";
   if (saved.engine.async_scheduling && saved.engine.num_spec_tokens > 0)
     return "drafts in flight are not in the decisions";
+  if (std::ranges::any_of(saved.cache.groups, [](const KVCacheGroupSpec& group) {
+        return reads_beside_tokens(group.spec);
+      }))
+    return "rows of encoders, sinks and gaps are not in the answers";
   const bool any = std::ranges::any_of(
       saved.cache.groups, [](const KVCacheGroupSpec& group) { return has_rows(group.spec); });
   return any ? "" : "no group keeps rows of tokens";

@@ -97,6 +97,32 @@ TEST(KernelTables, KernelBlocksOfAPackedBlockLeaveOutThePagesInBetween) {
   }
 }
 
+// Two requests, of which one has a block more than the other.
+TEST(KernelTables, DraftsGoOnFromWhereTheirPassWasAndHaveNoSlotBehindTheTable) {
+  for (CheckMode mode : {CheckMode::fast, CheckMode::check}) {
+    Tables tables(mode);
+    tables.append({{0, 0, 0, 0, 2}, {2, 0, 0, 2, 3}, {0, 1, 0, 5, 1}, {2, 1, 0, 6, 1}},
+                  {5, 9, 7, 3, 4, 2, 1});
+    auto* positions = tables.device.put(std::vector<std::int32_t>{6, 7, 8}, "positions");
+    Slot* slots = tables.device.room<Slot>(6, "slots");
+    const auto pass = [&](std::int32_t advance) {
+      tables.device->launch(
+          tables.device.kernels().draft_slots,
+          DraftSlotsParams{tables.groups_on_device,
+                           tables.device.put(std::vector<std::int32_t>{0, 0, 2}, "rows"), positions,
+                           slots, 3, 2, 3, advance, 9, PAD_SLOT_ID});
+      return tables.device.get(slots, 6);
+    };
+    EXPECT_EQ(pass(0), (std::vector<Slot>{38, 39, 16, 1126, 1127, 568}));
+    EXPECT_EQ(pass(1), (std::vector<Slot>{39, PAD_SLOT_ID, 17, 1127, 1128, 569}));
+    EXPECT_EQ(tables.device.get(positions, 3), (Ids{7, 8, 9}));
+    // A position behind the last one is the last one.
+    EXPECT_EQ(pass(1), (std::vector<Slot>{PAD_SLOT_ID, PAD_SLOT_ID, 17, 1128, 1129, 569}));
+    EXPECT_EQ(tables.device.get(positions, 3), (Ids{8, 9, 9}));
+    tables.device.expect_no_reports();
+  }
+}
+
 TEST(KernelTables, EditsChangeOneEntryAndItsKernelBlocks) {
   Tables tables;
   tables.append({{0, 0, 0, 0, 3}, {0, 1, 0, 3, 2}}, {5, 9, 2, 4, 6});

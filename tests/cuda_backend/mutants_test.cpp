@@ -148,6 +148,21 @@ TEST(Mutants, EveryListedOneIsExposedByATestAndHasItsOwnName) {
       "ring-not-clipped",
       "ring-read-shifted",
       "ring-taken-for-table",
+      "cross-reads-causally",  // encoders, sinks, gaps: tests/properties/overlaid_orders_test.cpp
+      "cross-row-lost",
+      "cross-slots-of-another",
+      "rswa-gap-read",
+      "sink-block-shifted",
+      "sinks-not-read",
+      "draft-module-first",  // passes of drafters: tests/mutants/mutants_test.cpp
+      "draft-not-run-again",
+      "draft-past-table",
+      "draft-position-late",
+      "draft-position-stuck",
+      "draft-rejected-counted",
+      "draft-row-kept",
+      "draft-token-unshifted",
+      "draft-unclamped",
       "hidden-flatten",
       "hidden-chunk-save",  // extraction: there too
       "tp-head-offset",

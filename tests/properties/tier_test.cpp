@@ -23,9 +23,13 @@ struct Slice {
 // What the other release alone does.
 std::set<std::string_view> beyond(std::string_view engine) {
   if (engine == "vllm-0.22.1")
-    return {"engine_0_33_0",   "placeholder_draft", "order_lbnhc", "order_lbhnc",    "order_lhbnc",
-            "order_blnhc",     "order_blhnc",       "order_bhlnc", "bounded_replay", "ring",
-            "replayed_window", "ring_gone_round"};
+    return {"engine_0_33_0",    "placeholder_draft",
+            "order_lbnhc",      "order_lbhnc",
+            "order_lhbnc",      "order_blnhc",
+            "order_blhnc",      "order_bhlnc",
+            "bounded_replay",   "ring",
+            "replayed_window",  "ring_gone_round",
+            "reference_window", "gap_behind_prompt"};
   std::set<std::string_view> others = {"engine_0_22_1", "mamba_all", "hit_mamba_all",
                                        "common_prefix", "dp_connector"};
   for (const Reached reached : classes_of_connectors()) others.insert(name_of(reached));

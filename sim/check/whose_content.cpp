@@ -1,0 +1,134 @@
+#include "sim/check/whose_content.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "reference/memory/page_image.h"
+
+namespace lockstep {
+namespace {
+
+struct RowPlace {
+  std::int32_t block = 0;
+  std::int64_t slot_offset = 0;
+  const SlotContent* slot = nullptr;
+};
+
+struct Match {
+  std::size_t words = 0;   // that agree
+  std::int64_t shift = 0;  // of the row's words against the bytes, in words
+  const ModelLayer* layer = nullptr;
+  std::size_t coord = 0;
+  RowPlace place;
+};
+
+// How many of the words are those of the row, from its word `shift` on.
+std::size_t count_matches(std::span<const std::uint64_t> words, std::span<const std::uint64_t> row,
+                          std::size_t shift) {
+  std::size_t matches = 0;
+  for (std::size_t i = 0; i < words.size() && i + shift < row.size(); ++i)
+    matches += words[i] == row[i + shift];
+  return matches;
+}
+
+// The row that shares most words with `words`. A word of a row is 64 bits of hash but for its
+// exponents (at least 32 random bits), so one equal word is no accident.
+Match best_row(const MemoryModel& model, std::span<const std::uint64_t> words, bool shifted) {
+  Match best;
+  for (const ModelLayer& layer : model.layers()) {
+    if (layer.layout.num_kv == 0) continue;
+    std::vector<std::uint8_t> bytes(static_cast<std::size_t>(layer.row_size_bytes));
+    std::vector<std::uint64_t> row(static_cast<std::size_t>(num_words(layer.row_size_bytes)));
+    for (std::int32_t b = 0; b < model.num_blocks(); ++b) {
+      const BlockContent& block = model.block(static_cast<BlockId>(b));
+      if (block.group != layer.group) continue;
+      for (std::int64_t offset = 0; offset < model.block_size(layer.group); ++offset) {
+        const SlotContent* slot =
+            model.slot_content(layer.group, static_cast<BlockId>(b), offset, layer.lane);
+        if (slot == nullptr) continue;
+        for (std::size_t c = 0; c < layer.coords.size(); ++c) {
+          draw_row(layer, slot->content, c, bytes);
+          for (std::size_t i = 0; i < row.size(); ++i) row[i] = load_word(bytes, i);
+          for (std::size_t shift = 0; shift < (shifted ? row.size() : 1); ++shift) {
+            const std::size_t count = count_matches(words, row, shift);
+            if (count > best.words)
+              best = {count, static_cast<std::int64_t>(shift), &layer, c, {b, offset, slot}};
+          }
+        }
+      }
+    }
+  }
+  return best;
+}
+
+std::string describe(const MemoryModel& model, const Match& match) {
+  const ModelLayer& layer = *match.layer;
+  const std::int64_t heads = layer.layout.num_kv_heads;
+  const auto coord = static_cast<std::int64_t>(match.coord);
+  std::string text =
+      fmt::format("{} of head {} of layer {} of {}'s token {}, which lies in slot {} of block {}",
+                  part_name(layer, coord / heads), coord % heads, layer.index,
+                  model.writer_name(match.place.slot->writer), match.place.slot->position,
+                  match.place.slot_offset, match.place.block);
+  if (match.shift != 0) text += fmt::format(", from byte {} of the row on", 8 * match.shift);
+  return text;
+}
+
+std::string poison_name(const MemoryModel& model, std::uint64_t word) {
+  constexpr std::string_view kinds[] = {"never handed out", "handed out and not written since",
+                                        "padding", "handed out to be zeroed; no zeroing came here"};
+  for (int kind = 0; kind < std::ssize(kinds); ++kind)
+    for (std::int32_t t = 0; t < model.num_tensors(); ++t)
+      for (std::int32_t p = 0; p < model.num_blocks(); ++p) {
+        const std::uint64_t i = word ^ poison_key(static_cast<Unwritten>(kind), t, p);
+        if (static_cast<std::int64_t>(i) < num_words(model.page_size_bytes(t)) && (i >> 32) == 0)
+          return fmt::format("the poison of page {} of tensor {}, byte {} ({})", p, t, 8 * i,
+                             kinds[kind]);
+      }
+  return {};
+}
+
+std::string state_name(const MemoryModel& model, std::uint64_t word) {
+  for (std::int32_t b = 0; b < model.num_blocks(); ++b) {
+    const BlockContent& block = model.block(static_cast<BlockId>(b));
+    if (block.state.writer == kNobody || block.state.words == nullptr) continue;
+    const std::vector<std::uint64_t>& words = *block.state.words;
+    const auto at = std::ranges::find(words, word);
+    if (at == words.end()) continue;
+    return fmt::format("the state of {} after {} tokens, which lies in block {}",
+                       model.writer_name(block.state.writer), block.state.num_tokens, b);
+  }
+  return {};
+}
+
+}  // namespace
+
+std::string part_name(const ModelLayer& layer, std::int64_t part) {
+  if (part >= kPartState) return fmt::format("state {}", part - kPartState);
+  if (layer.layout.kind == CacheKind::hidden_state) return "hidden state";
+  if (layer.layout.num_kv == 1) return "latent row";
+  return part == kPartK ? "K" : "V";
+}
+
+std::string whose_content(const MemoryModel& model, const ByteOwner& owner, std::int64_t first_byte,
+                          std::span<const std::uint8_t> found) {
+  if (std::ranges::all_of(found, [](std::uint8_t byte) { return byte == 0; })) return "zeros";
+  std::vector<std::uint64_t> words;
+  for (std::size_t i = 0; i < found.size() / 8; ++i) words.push_back(load_word(found, i));
+  if (words.empty()) return {};
+  if (owner.what == ByteOwner::What::row)
+    if (const Match match = best_row(model, words, false); match.words > 0)
+      return describe(model, match);
+  if (first_byte % 8 == 0)
+    for (const std::uint64_t word : words)
+      if (std::string poison = poison_name(model, word); !poison.empty()) return poison;
+  for (const std::uint64_t word : words)
+    if (std::string state = state_name(model, word); !state.empty()) return state;
+  if (const Match match = best_row(model, words, true); match.words > 0)
+    return describe(model, match);
+  return {};
+}
+
+}  // namespace lockstep
