@@ -53,7 +53,9 @@ std::int64_t max_blocks_per_request(const KVCacheSpec& spec, const PlanOptions& 
     case CacheKind::mamba:
       return max_state_blocks(spec, options);
     case CacheKind::cross_attention:
-      return cdiv(options.max_num_encoder_input_tokens, spec.block_size);
+      return cdiv(options.max_num_encoder_input_tokens != 0 ? options.max_num_encoder_input_tokens
+                                                            : options.max_num_batched_tokens,
+                  spec.block_size);
     case CacheKind::circular_buffer:
       return 1;
     case CacheKind::hisparse_hot:

@@ -36,7 +36,7 @@ struct PlanOptions {
   std::int64_t mtp_modules = 1;  // of the drafter; of several each reads a token further ahead
   std::int64_t max_model_len = 32768;
   std::int64_t max_num_batched_tokens = 8192;
-  std::int64_t max_num_encoder_input_tokens = 0;
+  std::int64_t max_num_encoder_input_tokens = 0;  // 0: max_num_batched_tokens
   std::int64_t default_block_size = 16;
   std::optional<std::int64_t> block_size;        // the user's; hybrids may still need a longer one
   std::optional<std::int64_t> mamba_block_size;  // mode all: the chunk that states are aligned to
