@@ -121,7 +121,18 @@ void ReadingModel::request_left(std::string_view name, std::uint64_t ticket) {
   inner_.request_left(name, ticket);
 }
 
+// Blocks are copied before the step, whoever they belong to: of other groups nobody looks at them.
+void ReadingModel::copy_block(const KVCacheBlockCopy& copy) {
+  for (std::size_t g = 0; g < slots_.size(); ++g) {
+    if (slots_[g].empty()) continue;
+    const auto size = static_cast<std::ptrdiff_t>(tokens_in_block_[g]);
+    std::copy_n(slots_[g].begin() + index_of(copy.from) * size, size,
+                slots_[g].begin() + index_of(copy.to) * size);
+  }
+}
+
 bool ReadingModel::decided(const StepView& view) {
+  for (const KVCacheBlockCopy& copy : view.decision.copies) copy_block(copy);
   rows_.clear();
   for (const ScheduledRequest& scheduled : view.decision.scheduled) {
     Row& row = rows_.emplace_back();

@@ -101,6 +101,7 @@ class ReadingModel final : public Workload, public StepObserver, public Transfer
                   std::vector<std::int32_t>& tokens);
   void drop_void_tokens(const StepView& view, RequestId id);
   std::span<std::uint64_t> rows_of(const BlockTransfer& block);
+  void copy_block(const KVCacheBlockCopy& copy);
   void propose(const Request& request, std::int64_t num_drafts, ModelOutput& output) const;
 
   Workload& inner_;

@@ -13,6 +13,8 @@
 
 #include "base/child_process.h"
 #include "properties/generate/generator.h"
+#include "properties/judge/judge.h"
+#include "properties/judge/known_findings.h"
 #include "properties/shrink/case_parts.h"
 #include "reference/defects/scheduler_defect.h"
 #include "reference/plan/page_size.h"
@@ -65,6 +67,12 @@ const Relation& named(std::string_view name) {
 
 class RelationProperty : public testing::TestWithParam<Relation> {};
 
+// What docs/findings.md tells of the engine breaks relations too.
+bool is_known(const SavedCase& saved) {
+  const JudgeOptions options;
+  return known_finding(saved, judge(saved, options), options) != nullptr;
+}
+
 void expect_holds(const Relation& relation, std::uint64_t seeds) {
   std::int64_t applied = 0;
   for (std::uint64_t seed = 1; seed <= seeds; ++seed) {
@@ -73,6 +81,7 @@ void expect_holds(const Relation& relation, std::uint64_t seeds) {
     if (relation.change(saved)) ++applied;
     const auto breach = check_relation(saved, relation);
     ASSERT_TRUE(breach) << "seed " << seed << ": " << breach.error().message;
+    if (*breach && (is_known(saved) || is_known(*relation.change(saved)))) continue;
     ASSERT_FALSE(*breach) << "seed " << seed << ": " << (*breach)->what << "\n"
                           << saved_case_to_text(saved);
   }
