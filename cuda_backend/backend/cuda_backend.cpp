@@ -16,9 +16,11 @@
 #include "cuda_backend/step/real_caches.h"
 #include "cuda_backend/step/real_states.h"
 #include "cuda_backend/step/row_writer.h"
+#include "cuda_backend/step/sparse_pages.h"
 #include "cuda_backend/streams/stream_device.h"
 #include "cuda_backend/views/overlaid_views.h"
 #include "cuda_backend/views/rank_share.h"
+#include "reference/plan/hisparse_rows.h"
 
 namespace lockstep::cuda {
 namespace {
@@ -40,7 +42,7 @@ class CudaBackend final : public Backend {
   Result<void> start() {
     LS_ASSIGN_OR_RETURN(auto share, share_of_rank(config_));
     if (seams_.share) seams_.share(config_, share);
-    config_.plan = std::move(share.plan);
+    LS_ASSIGN_OR_RETURN(config_.plan, with_hisparse_rows(std::move(share.plan)));
     if (is_overlaid(config_.layout))
       config_.plan = overlaid_plan(std::move(config_.plan), view_options(config_));
     std::optional<PoolViews> given;
@@ -52,6 +54,8 @@ class CudaBackend final : public Backend {
     LS_ASSIGN_OR_RETURN(host_, HostTier::create(*device_, config_, pool_->layers()));
     tables_ = std::make_unique<BlockTables>(*device_, config_, pool_->layers().blocks_per_kv_block,
                                             pool_->layers().mapped_tables);
+    LS_ASSIGN_OR_RETURN(
+        sparse_, SparsePages::create(*device_, config_, pool_->layers(), *tables_, host_.get()));
     if (config_.numbers == Numbers::real) {
       if (auto reason = RealCaches::why_not(config_, pool_->layers())) return fail(*reason);
       if (auto reason = why_not_real(pool_->layers())) return fail(*reason);
@@ -65,8 +69,8 @@ class CudaBackend final : public Backend {
                                           config_.max_tokens_per_step + config_.num_rows);
     drafter_ =
         std::make_unique<DraftPasses>(*device_, config_, pool_->layers(), *tables_, *writer_);
-    reader_ =
-        std::make_unique<AttentionReader>(*device_, pool_->layers(), *tables_, config_.context);
+    reader_ = std::make_unique<AttentionReader>(*device_, pool_->layers(), *tables_,
+                                                config_.context, sparse_.get());
     extractor_ = std::make_unique<RowExtractor>(*device_, pool_->layers(), *tables_);
     return device_->finish();
   }
@@ -129,12 +133,17 @@ class CudaBackend final : public Backend {
     pool_->copy(program.parts);
     copy_states(program.copies);
     tables_->apply(program);
+    if (sparse_ != nullptr) sparse_->apply(program);
     tables_->map_slots(program);
     upload_contents(program);
     if (!std::exchange(has_sinks_, true)) writer_->write_sinks(config_.plan);
     writer_->write(program, contents_, *tables_);
     if (!program.encoder_contents.empty()) encoder_contents_.upload(program.encoder_contents);
     writer_->write_encoder_rows(program, encoder_contents_, *tables_);
+    if (sparse_ != nullptr) {
+      sparse_->mirror(program);
+      sparse_->swap_in(program);
+    }
     if (states_ != nullptr)
       states_->update(program, contents_);
     else
@@ -203,7 +212,8 @@ class CudaBackend final : public Backend {
   std::unique_ptr<CachePool> pool_;
   std::unique_ptr<HostTier> host_;  // null: none
   std::unique_ptr<BlockTables> tables_;
-  std::unique_ptr<RealCaches> real_;  // null, as the next two: numbers are words
+  std::unique_ptr<SparsePages> sparse_;  // null: no HiSparse
+  std::unique_ptr<RealCaches> real_;     // null, as the next two: numbers are words
   std::unique_ptr<RealAttention> attention_;
   std::unique_ptr<RealStates> states_;
   std::unique_ptr<RowWriter> writer_;

@@ -58,7 +58,8 @@ using LaunchParams =
                  CopyBlocksParams*, CopyPagesParams*, PoisonBlocksParams*, FingerprintParams*,
                  DigestParams*, AttentionParams*, StateUpdateParams*, WritePartsParams*,
                  SplitAttentionParams*, ConvParams*, SelectiveStateParams*, GatedDeltaParams*,
-                 MoveBytesParams*, RequestSlotsParams*, BatchTablesParams*, DraftSlotsParams*>;
+                 MoveBytesParams*, RequestSlotsParams*, BatchTablesParams*, DraftSlotsParams*,
+                 MirrorRowsParams*, ClearRegionsParams*, HotReadParams*, SwapRowsParams*>;
 
 class Device {
  public:

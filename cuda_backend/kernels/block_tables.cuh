@@ -79,7 +79,8 @@ __global__ void slot_mapping_kernel(SlotMappingParams p) {
   const std::int32_t num_tokens = p.num_live_tokens != nullptr ? *p.num_live_tokens : p.num_tokens;
   for (std::uint32_t token = first_item(); token < std::uint32_t(p.num_padded_tokens);
        token += item_stride()) {
-    if (token >= std::uint32_t(num_tokens) || width == 0 || table.is_encoder != p.of_encoders) {
+    if (token >= std::uint32_t(num_tokens) || width == 0 || table.is_hot ||
+        table.is_encoder != p.of_encoders) {
       slots[token] = p.pad_slot;
       continue;
     }

@@ -29,6 +29,28 @@ constexpr Divisor make_divisor(std::uint32_t value) {
   return {value, static_cast<std::uint32_t>((excess << 32) / value + 1), shift};
 }
 
+// HiSparse: where a layer's rows lie when their page is not on the device, on the host and, of rows
+// that were read, in the hot region of their request. A host row is host block * block size + row.
+struct AwayRows {
+  std::byte* host = nullptr;  // row 0 of host block 0
+  std::int64_t host_block_stride = 0;
+  const std::int32_t* host_table = nullptr;  // host block ids, [num_rows, host_width]
+  std::int64_t host_width = 0;               // entries
+  std::byte* hot = nullptr;                  // row 0 of block 0
+  std::int64_t hot_block_stride = 0;
+  const std::int32_t* hot_table = nullptr;  // block ids, [num_rows, hot_width]
+  std::int64_t hot_width = 0;               // entries
+  // Host rows by slot of the region, [num_rows, num_slots]; below zero: none.
+  const std::int32_t* held = nullptr;
+  // Slots by position, [num_rows, num_positions]: where the row lies if it is held there.
+  const std::int32_t* places = nullptr;
+  std::int32_t num_slots = 0;
+  std::int32_t num_positions = 0;
+  Divisor block_size;          // rows, of all three
+  std::int64_t row_bytes = 0;  // and from row to row
+  std::int32_t unit_bytes = 1;
+};
+
 // Where the rows of one layer lie that keeps a K (and V) row per token and head.
 struct RowCache {
   std::byte* base = nullptr;      // K row of kernel block 0, token 0, head 0
@@ -54,6 +76,7 @@ struct RowCache {
   // Kernel blocks of sinks in front of every table, and the first of them.
   std::int32_t sink_blocks = 0;
   std::int32_t first_sink_block = 0;
+  const AwayRows* away = nullptr;  // where the table has the null block; null: the table is all
 };
 
 // The block tables of one KV cache group, or a mapped one of some of its layers.
@@ -70,6 +93,7 @@ struct GroupTable {
   bool is_ring = false;                  // its tokens go round the block of the first entry
   bool is_replayed = false;  // written too by tokens that are computed again after a hit
   bool is_encoder = false;   // keeps rows of encoders, not of tokens
+  bool is_hot = false;       // keeps copies of rows that were read
 };
 
 // What a step's slots need of a row's request: the position behind its last scheduled token, and
@@ -167,6 +191,61 @@ struct GatherRowsParams {
   std::byte* key;
   std::byte* value;
   std::int32_t num_tokens;
+};
+
+// Rows that a step writes to resident pages, on their way to the host as well: device rows
+// [first_row, first_row + num_rows), block * block size + row, and the host rows that they go to.
+struct RowMirrorItem {
+  std::int64_t first_row, host_row;
+  std::int32_t num_rows;
+};
+struct MirrorLayer {
+  const std::byte* base;  // row 0 of block 0 of the resident layer
+  std::int64_t block_stride;
+  const Slot* slots;        // [num_tokens]
+  std::int32_t begin, end;  // of the items, which ascend by first_row
+  std::int32_t layer;       // of AwayRows
+};
+struct MirrorRowsParams {
+  const MirrorLayer* layers;
+  const AwayRows* away;
+  const RowMirrorItem* items;
+  std::int32_t num_layers, num_tokens;
+  std::int64_t max_row_bytes;
+};
+
+// Rows of the batch whose hot regions hold nothing any more, slots in their order.
+struct ClearRegionsParams {
+  const std::int32_t* rows;
+  std::int32_t* held;   // [rows of the batch, num_slots]
+  std::int32_t* order;  // likewise: slots, least recently used first
+  std::int32_t num_rows, num_slots;
+};
+// Positions of a request that are read from the host, and where they lie in its hot region.
+struct HotReadItem {
+  std::int32_t row, first, num_positions;
+};
+// A row that goes from the host to a slot; host_row below zero: it lies there already.
+struct HotSwap {
+  std::int32_t row, host_row, slot;
+};
+struct HotReadParams {
+  const HotReadItem* reads;
+  const std::int32_t* positions;  // [num_positions]
+  const AwayRows* away;           // tables and sizes, the same for all layers
+  std::int32_t* held;
+  std::int32_t* places;
+  std::int32_t* order;  // [rows of the batch, num_slots]
+  std::int32_t* used;   // likewise: the read that used the slot last
+  HotSwap* swaps;       // [num_positions]
+  std::int32_t num_reads;
+  std::int32_t read_number;  // of the first read; reads of a run are counted from 1
+};
+struct SwapRowsParams {
+  const AwayRows* away;  // [num_layers]
+  const HotSwap* swaps;
+  std::int32_t num_layers, num_swaps;
+  std::int64_t max_row_bytes;
 };
 
 // A contiguous piece of a tensor for every block: what one layer keeps there, a whole page, or the

@@ -125,6 +125,33 @@ __device__ __forceinline__ std::byte* row_address(const RowCache& cache, std::in
   return cache.base + block * cache.block_stride + offset * cache.token_stride +
          head * cache.head_stride;
 }
+// A row of HiSparse on the host, and in the hot region of a row of the batch.
+__device__ __forceinline__ std::byte* host_row_address(const AwayRows& rows, std::int64_t row) {
+  const std::int64_t block = divide_slot(row, rows.block_size);
+  return rows.host + block * rows.host_block_stride +
+         (row - block * rows.block_size.value) * rows.row_bytes;
+}
+__device__ __forceinline__ std::byte* hot_row_address(const AwayRows& rows, std::int32_t row,
+                                                      std::uint32_t slot) {
+  const std::uint32_t entry = divide(slot, rows.block_size);
+  return rows.hot + rows.hot_table[row * rows.hot_width + entry] * rows.hot_block_stride +
+         (slot - entry * rows.block_size.value) * rows.row_bytes;
+}
+__device__ __forceinline__ std::int64_t host_row_of(const AwayRows& rows, std::int32_t row,
+                                                    std::uint32_t position) {
+  const std::uint32_t entry = divide(position, rows.block_size);
+  return std::int64_t(rows.host_table[row * rows.host_width + entry]) * rows.block_size.value +
+         (position - entry * rows.block_size.value);
+}
+// The region where it holds the row, else the host.
+__device__ __forceinline__ const std::byte* away_row(const AwayRows& rows, std::int32_t row,
+                                                     std::uint32_t position) {
+  const std::int64_t host_row = host_row_of(rows, row, position);
+  const std::int32_t slot = rows.places[std::int64_t(row) * rows.num_positions + position];
+  if (slot >= 0 && rows.held[std::int64_t(row) * rows.num_slots + slot] == host_row)
+    return hot_row_address(rows, row, slot);
+  return host_row_address(rows, host_row);
+}
 // The K row of head 0 at a position, through the row's block table behind the sinks.
 __device__ __forceinline__ const std::byte* key_of_position(const RowCache& cache, std::int32_t row,
                                                             std::uint32_t position) {
@@ -133,6 +160,7 @@ __device__ __forceinline__ const std::byte* key_of_position(const RowCache& cach
   const std::int64_t block =
       index < sinks ? std::int64_t(cache.first_sink_block) + index
                     : cache.table[row * cache.table_width + (cache.is_ring ? 0 : index - sinks)];
+  if (cache.away != nullptr && block == 0) return away_row(*cache.away, row, position);
   return row_address(cache, block, position - index * cache.block_size.value, 0);
 }
 

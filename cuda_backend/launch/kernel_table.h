@@ -32,6 +32,8 @@ enum class KernelDefect : std::uint8_t {
   combine_unscaled,       // split_attention: partial softmaxes are added as they are
   chunk_carry_undecayed,  // *_chunks: the state before a piece enters it without its decay
   shift_race,             // move_bytes: an overlapping move in no order
+  hot_evicts_used,        // hot_reads: slots that the read uses are handed out
+  hot_row_by_slot,        // swap_rows: the host row of the slot's number
 };
 
 // Where and in what shape launches run. The same kernels take other shapes on a CPU, where a thread
@@ -66,7 +68,11 @@ using Launcher = int (*)(const LaunchPlace& place, const Params& params);
   X(attention_digest, DigestParams)                                        \
   X(fill_queries, AttentionParams)                                         \
   X(paged_attention, AttentionParams)                                      \
-  X(update_states, StateUpdateParams)
+  X(update_states, StateUpdateParams)                                      \
+  X(mirror_rows, MirrorRowsParams)                                         \
+  X(clear_regions, ClearRegionsParams)                                     \
+  X(hot_reads, HotReadParams)                                              \
+  X(swap_rows, SwapRowsParams)
 
 // Launchers of the kernels that a serving engine runs on real numbers: cache writes with
 // quantisation, split attention, convolutions, recurrences, state and page moves, slots and block

@@ -8,6 +8,7 @@
 #include "cuda_backend/kernels/fill_inputs.cuh"
 #include "cuda_backend/kernels/packed_rows.cuh"
 #include "cuda_backend/kernels/request_slots.cuh"
+#include "cuda_backend/kernels/sparse_rows.cuh"
 #include "cuda_backend/launch/launchers.h"
 
 namespace lockstep::cuda {
@@ -299,6 +300,45 @@ int launch_draft_slots(const LaunchPlace& place, const DraftSlotsParams& params)
   const auto config = flat_grid(place, "draft_slots", params.num_tokens);
   auto* kernel = place.defect == KernelDefect::draft_past_table ? draft_slots_kernel<false>
                                                                 : draft_slots_kernel<true>;
+  return status_of(simt::launch(config, kernel, params));
+}
+
+// Rows of HiSparse.
+
+int launch_mirror_rows(const LaunchPlace& place, const MirrorRowsParams& params) {
+  if (params.num_tokens == 0 || params.num_layers == 0) return nothing_to_do();
+  if (!fits_grid(params.num_tokens, params.num_layers)) return too_large();
+  auto config =
+      job_grid(place, "mirror_rows", params.num_tokens, divide_up(params.max_row_bytes, 8));
+  config.grid.y = static_cast<std::uint32_t>(params.num_layers);
+  return status_of(simt::launch(config, mirror_rows_kernel, params));
+}
+
+int launch_clear_regions(const LaunchPlace& place, const ClearRegionsParams& params) {
+  const std::int64_t items = std::int64_t{params.num_rows} * params.num_slots;
+  if (items == 0) return nothing_to_do();
+  if (items >= kMaxFlatItems) return too_large();
+  const auto config = flat_grid(place, "clear_regions", items);
+  return status_of(simt::launch(config, clear_regions_kernel, params));
+}
+
+int launch_hot_reads(const LaunchPlace& place, const HotReadParams& params) {
+  if (params.num_reads == 0) return nothing_to_do();
+  auto config = config_of(place, "hot_reads");
+  config.grid.x = static_cast<std::uint32_t>(params.num_reads);
+  config.block.x = std::min<std::uint32_t>(place.cta_threads, 32);
+  auto* kernel = place.defect == KernelDefect::hot_evicts_used ? hot_reads_kernel<false>
+                                                               : hot_reads_kernel<true>;
+  return status_of(simt::launch(config, kernel, params));
+}
+
+int launch_swap_rows(const LaunchPlace& place, const SwapRowsParams& params) {
+  if (params.num_swaps == 0 || params.num_layers == 0) return nothing_to_do();
+  if (!fits_grid(params.num_swaps, params.num_layers)) return too_large();
+  auto config = job_grid(place, "swap_rows", params.num_swaps, divide_up(params.max_row_bytes, 8));
+  config.grid.y = static_cast<std::uint32_t>(params.num_layers);
+  auto* kernel = place.defect == KernelDefect::hot_row_by_slot ? swap_rows_kernel<false>
+                                                               : swap_rows_kernel<true>;
   return status_of(simt::launch(config, kernel, params));
 }
 

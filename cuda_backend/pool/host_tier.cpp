@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "cuda_backend/device/protocol.h"
+#include "reference/types/hisparse.h"
 
 namespace lockstep::cuda {
 namespace {
@@ -26,6 +27,7 @@ HostTier::Direction::Direction(Device& device, const char* operation, bool towar
 
 HostTier::HostTier(Device& device, const BackendConfig& config, const LayerCaches& layers)
     : device_(device),
+      config_(config),
       layers_(layers),
       num_blocks_(config.num_host_blocks),
       loads_(device, "load_blocks", false),
@@ -47,18 +49,29 @@ Result<std::unique_ptr<HostTier>> HostTier::create(Device& device, const Backend
   return tier;
 }
 
-Result<void> HostTier::allocate() {
+void HostTier::place_groups() {
   offsets_.resize(layers_.regions.size());
-  for (const RegionRange& group : layers_.regions_of_group) {
-    std::int64_t offset = 0;
+  std::int64_t of_source = 0;
+  for (std::size_t g = 0; g < layers_.regions_of_group.size(); ++g) {
+    const RegionRange& group = layers_.regions_of_group[g];
+    const bool is_resident = config_.plan.groups[g].role == kHiSparseResident;
+    const std::int64_t begin = is_resident ? of_source : 0;
+    std::int64_t offset = begin;
     for (std::int32_t i = group.begin; i < group.end; ++i) {
       offsets_[i] = offset;
       offset += layers_.regions[i].size_bytes;
       max_region_bytes_ = std::max(max_region_bytes_, layers_.regions[i].size_bytes);
     }
-    group_bytes_.push_back(offset);
+    if (is_resident) of_source = offset;
+    group_bytes_.push_back(offset - begin);
     block_bytes_ = std::max(block_bytes_, offset);
   }
+  for (std::size_t g = 0; g < group_bytes_.size(); ++g)
+    if (config_.plan.groups[g].role == kHiSparseSource) group_bytes_[g] = of_source;
+}
+
+Result<void> HostTier::allocate() {
+  place_groups();
   memory_ = device_.allocate_host(num_blocks_ * block_bytes_, "host tier");
   if (device_.failed()) return device_.finish();
   std::vector<std::byte> poison(num_blocks_ * block_bytes_);
@@ -143,8 +156,9 @@ void HostTier::describe(const Direction& direction, std::int32_t group,
     std::vector<MemoryRange>& cache = direction.to_host ? operation.reads : operation.writes;
     for (std::int32_t i = regions.begin; i < regions.end; ++i)
       cache.push_back(range_in_block(layers_.regions[i], block));
+    if (regions.begin == regions.end) continue;
     (direction.to_host ? operation.writes : operation.reads)
-        .push_back(range_of(at(HostBlockId{host}), group_bytes_[group]));
+        .push_back(range_of(at(HostBlockId{host}) + offsets_[regions.begin], group_bytes_[group]));
   }
 }
 

@@ -6,7 +6,9 @@
 // 2. All blocks of a group that move in one direction are one launch. It says which bytes of the
 //    cache and of the tier it reads and writes, so that streams are ordered around it as around any
 //    other work.
-// 3. Loads and stores keep lists of their own in device memory: neither waits for the other's.
+// 3. Of HiSparse's groups a host block of the source holds the pages of all resident ones, in their
+//    order.
+// 4. Loads and stores keep lists of their own in device memory: neither waits for the other's.
 #pragma once
 
 #include <cstdint>
@@ -30,6 +32,17 @@ class HostTier {
   HostTier(const HostTier&) = delete;
   HostTier& operator=(const HostTier&) = delete;
 
+  // Where pages of a region of LayerCaches::regions lie in host block 0, and from block to block.
+  struct Place {
+    std::byte* base = nullptr;
+    std::int64_t offset = 0;  // in a host block
+    std::int64_t block_stride = 0;
+  };
+  Place place_of(std::int32_t region) const {
+    return {memory_ + offsets_[region], offsets_[region], block_bytes_};
+  }
+  MemoryRange range() const { return range_of(memory_, num_blocks_ * block_bytes_); }
+
   void load(std::span<const HostTransfer> transfers);
   void store(std::span<const HostTransfer> transfers);
 
@@ -51,6 +64,7 @@ class HostTier {
 
   HostTier(Device& device, const BackendConfig& config, const LayerCaches& layers);
   Result<void> allocate();
+  void place_groups();
   void upload_regions(Direction& direction);
   void move(Direction& direction, std::span<const HostTransfer> transfers);
   void launch(Direction& direction, std::int32_t group, std::size_t first, std::size_t count);
@@ -59,6 +73,7 @@ class HostTier {
   std::byte* at(HostBlockId host) const;
 
   Device& device_;
+  const BackendConfig& config_;
   const LayerCaches& layers_;
   const std::int64_t num_blocks_;  // of the tier
   std::int64_t block_bytes_ = 0;   // of one of them

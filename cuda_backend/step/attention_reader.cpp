@@ -32,11 +32,13 @@ std::int32_t query_row_floats(const RowCache& rows) { return (rows.head_size + 1
 }  // namespace
 
 AttentionReader::AttentionReader(Device& device, const LayerCaches& layers,
-                                 const BlockTables& tables, const ContextRank& context)
+                                 const BlockTables& tables, const ContextRank& context,
+                                 const SparsePages* sparse)
     : device_(device),
       context_(context),
       caches_(layers),
       tables_(tables),
+      sparse_(sparse),
       layers_(layers.rows),
       device_layers_(device, "layer caches"),
       pieces_(device, "probe pieces"),
@@ -47,6 +49,11 @@ AttentionReader::AttentionReader(Device& device, const LayerCaches& layers,
   for (std::size_t layer = 0; layer < layers_.size(); ++layer) {
     layers_[layer].table = tables.kernel_table(layers.table_of_layer[layer]);
     layers_[layer].table_width = tables.kernel_table_width(layers.table_of_layer[layer]);
+    if (sparse != nullptr && sparse->is_resident(layer)) {
+      layers_[layer].table = sparse->residency(layer);
+      layers_[layer].table_width = sparse->residency_width(layer);
+      layers_[layer].away = sparse->away_of_layer(layer);
+    }
     const std::int32_t heads = layers_[layer].num_kv_heads * layers_[layer].queries_per_kv;
     max_query_heads_ = std::max(max_query_heads_, heads);
     max_query_words_ = std::max(max_query_words_, heads * (query_row_floats(layers_[layer]) / 2));
@@ -103,6 +110,8 @@ void AttentionReader::launch_probes(const StepProgram& program) {
 void AttentionReader::add_read(std::int32_t row, std::int32_t layer, std::int32_t first,
                                std::int32_t last, Operation& operation) const {
   const std::int32_t group = caches_.group_of_layer[layer];
+  if (sparse_ != nullptr && sparse_->is_resident(static_cast<std::size_t>(layer)))
+    return sparse_->add_reads(operation);
   operation.read(tables_.table_range(caches_.table_of_layer[layer]));
   const RowCache& rows = layers_[layer];
   const auto per_block = static_cast<std::int32_t>(rows.block_size.value);

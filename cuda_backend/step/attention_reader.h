@@ -7,6 +7,7 @@
 
 #include "cuda_backend/device/device.h"
 #include "cuda_backend/step/block_tables.h"
+#include "cuda_backend/step/sparse_pages.h"
 #include "cuda_backend/views/layer_caches.h"
 #include "sim/protocol/backend.h"
 
@@ -15,7 +16,7 @@ namespace lockstep::cuda {
 class AttentionReader {
  public:
   AttentionReader(Device& device, const LayerCaches& layers, const BlockTables& tables,
-                  const ContextRank& context);
+                  const ContextRank& context, const SparsePages* sparse);
 
   // REQUIRES: probes and queries name layers with rows.
   void launch_probes(const StepProgram& program);
@@ -34,7 +35,8 @@ class AttentionReader {
   ContextRank context_;
   const LayerCaches& caches_;
   const BlockTables& tables_;
-  std::vector<RowCache> layers_;  // with their tables
+  const SparsePages* const sparse_;  // null: no HiSparse
+  std::vector<RowCache> layers_;     // with their tables
   // Of any layer: the shape of every batch of queries.
   std::int32_t max_query_heads_ = 0, max_query_words_ = 0;
   DeviceArray<RowCache> device_layers_;

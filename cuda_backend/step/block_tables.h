@@ -84,6 +84,9 @@ class BlockTables {
                              : slots_.data() + table * slots_stride_;
   }
   bool is_encoder(std::int32_t table) const { return tables_[table].table.is_encoder; }
+  bool takes_tokens(std::int32_t table) const {
+    return !tables_[table].table.is_encoder && !tables_[table].table.is_hot;
+  }
 
   // For operations that read slots, or blocks through the tables.
   MemoryRange slots_range(std::int32_t table) const {

@@ -51,7 +51,7 @@ void RowWriter::write(const StepProgram& program, const DeviceArray<std::uint64_
   device_.run_captured("tokens' rows", size, [&] {
     for (std::size_t layer = 0; layer < layers_.rows.size(); ++layer)
       if (layers_.rows[layer].row_bytes != 0 && layers_.draft_module_of_layer[layer] < 0 &&
-          !tables.is_encoder(layers_.table_of_layer[layer]))
+          tables.takes_tokens(layers_.table_of_layer[layer]))
         write_layer(layer,
                     {.contents = contents.data(),
                      .contents_range = contents.range(),

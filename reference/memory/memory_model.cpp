@@ -9,6 +9,7 @@
 #include "reference/memory/page_image.h"
 #include "reference/memory/placed_layout.h"
 #include "reference/memory/row_pieces.h"
+#include "reference/plan/hisparse_rows.h"
 #include "reference/plan/page_size.h"
 
 namespace lockstep {
@@ -16,7 +17,7 @@ namespace {
 
 std::optional<std::string> why_not_modelled(const KVCacheGroupSpec& group) {
   const KVCacheSpec& spec = group.spec;
-  if (spec.kind == CacheKind::encoder_only)
+  if (spec.kind == CacheKind::encoder_only && !is_source(group))
     return fmt::format("a cache of kind {} keeps nothing", name_of(spec.kind));
   for (std::size_t i = 0; i < group.layer_names.size(); ++i) {
     const KVCacheSpec& layer = group.layer_spec(i);
@@ -55,10 +56,11 @@ bool is_split(const ModelLayer& layer) {
 
 }  // namespace
 
-Result<MemoryModel> MemoryModel::create(const KVCacheConfig& plan, AttentionBackend backend,
+Result<MemoryModel> MemoryModel::create(const KVCacheConfig& given, AttentionBackend backend,
                                         CacheLayout layout, LayoutRule rule,
                                         std::int64_t num_host_blocks, Numbers numbers,
                                         std::span<const LayerShare> shares) {
+  LS_ASSIGN_OR_RETURN(const KVCacheConfig plan, with_hisparse_rows(given));
   for (const KVCacheGroupSpec& group : plan.groups)
     if (const auto reason = why_not_modelled(group))
       return fail(fmt::format("memory model: {}; replay it with `--backend none`", *reason));
@@ -95,6 +97,9 @@ Result<void> MemoryModel::add_layers(const KVCacheConfig& plan, const PoolLayout
     group.states = is_state_kind(spec.spec.kind);
     group.is_ring = is_ring(spec.spec);
     group.is_encoder = is_cross_attention(spec.spec);
+    group.is_resident = spec.role == kHiSparseResident;
+    group.is_hot = spec.role == kHiSparseHot;
+    if (is_source(spec)) source_ = static_cast<std::int32_t>(g);
     group.num_sinks = spec.spec.sink_len;
     group.block_size = spec.spec.block_size;
     group.first_layer = static_cast<std::int32_t>(layers_.size());
@@ -102,10 +107,12 @@ Result<void> MemoryModel::add_layers(const KVCacheConfig& plan, const PoolLayout
     for (std::size_t i = 0; i < spec.layer_names.size(); ++i) {
       const auto index = static_cast<std::int32_t>(layers_.size());
       LS_CHECK(shares.empty() || layers_.size() < shares.size(), "{} shares", shares.size());
-      layers_.push_back(make_layer(
-          index, static_cast<std::int32_t>(g), spec.layer_names[i], spec.layer_spec(i),
-          pool.groups[g][i], shares.empty() ? LayerShare{.layer = index} : shares[layers_.size()]));
+      LayerShare share = shares.empty() ? LayerShare{.layer = index} : shares[layers_.size()];
+      if (group.is_hot) share = resident_share(spec.layer_names[i]);
+      layers_.push_back(make_layer(index, static_cast<std::int32_t>(g), spec.layer_names[i],
+                                   spec.layer_spec(i), pool.groups[g][i], share));
       ModelLayer& layer = layers_.back();
+      if (is_source(spec)) continue;  // its rows are those of resident layers
       layer.lane = 1 + draft_module_of(plan, layer.name);
       layer.words = row_words(numbers_, spec.layer_spec(i), layer.share.layer);
       const bool by_rows = layer.words.by_largest != nullptr, by_groups = layer.words.by_group;
@@ -132,6 +139,16 @@ Result<void> MemoryModel::add_layers(const KVCacheConfig& plan, const PoolLayout
     }
   }
   return {};
+}
+
+// Rows of a hot region are copies of those of the resident layer.
+LayerShare MemoryModel::resident_share(const std::string& hot_layer) const {
+  const std::string name = source_layer_of(hot_layer);
+  const auto at = std::ranges::find_if(layers_, [&](const ModelLayer& layer) {
+    return groups_[layer.group].is_resident && source_layer_of(layer.name) == name;
+  });
+  LS_CHECK(at != layers_.end(), "{} stands before its resident layer", hot_layer);
+  return at->share;
 }
 
 // Rows that begin and end on words of their page can be exchanged in its sum one by one.

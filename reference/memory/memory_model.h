@@ -10,7 +10,9 @@
 // (4) States of real numbers are known to the bit once the device has shown them: settle_state()
 //     takes them over once a check has found them within tolerance (sim/check/state_checker.h).
 //     Until then their pages have no image.
-// (5) A host block holds the bytes of the block that was stored there last, as they were then, and
+// (5) Pages of HiSparse: a block of the source group is a host block, and that of every resident
+//     group in turn is a part of it. Rows of hot regions are written like any other.
+// (6) A host block holds the bytes of the block that was stored there last, as they were then, and
 //     behind them those of what was there before. It is the one place that keeps bytes.
 //
 // Not checked here: whether the writes make sense (sim/step/program_builder.h) and whether device
@@ -144,7 +146,7 @@ class MemoryModel {
   // Refused: plans that pool_layout() refuses, caches that keep nothing (encoder_only), or that
   // have no whole number of rows in a block, and two groups with sinks. `shares`: of the layers,
   // where the plan is a rank's (see rank_plan.h); none: the plan is the whole model's.
-  static Result<MemoryModel> create(const KVCacheConfig& plan, AttentionBackend backend,
+  static Result<MemoryModel> create(const KVCacheConfig& given, AttentionBackend backend,
                                     CacheLayout layout, LayoutRule rule,
                                     std::int64_t num_host_blocks = 0,
                                     Numbers numbers = Numbers::words,
@@ -195,6 +197,10 @@ class MemoryModel {
   void fill_host_block(std::int32_t group, HostBlockId host, std::int64_t first_position,
                        std::span<const ContentId> contents, WriterId writer,
                        std::span<const std::uint8_t> sent = {});
+  // Rows [first_row, first_row + num_rows) of a resident block are now in the host block, too.
+  // REQUIRES: they are written.
+  void mirror_rows(std::int32_t resident, BlockId block, HostBlockId host, std::int64_t first_row,
+                   std::int64_t num_rows);
   const HostContent& host_block(HostBlockId host) const;
   std::int64_t num_host_blocks() const { return std::ssize(host_blocks_); }
   std::int64_t host_block_bytes() const { return host_block_bytes_; }
@@ -231,6 +237,12 @@ class MemoryModel {
   std::int64_t block_size(std::int32_t group) const;
   // One block a request, which its tokens go round.
   bool is_ring_group(std::int32_t group) const { return groups_[group].is_ring; }
+  // HiSparse's: blocks of the host pool, which the source's table names; pages that lie on the
+  // device for a while; regions of rows that are read.
+  bool is_source_group(std::int32_t group) const { return group == source_; }
+  bool is_resident_group(std::int32_t group) const { return groups_[group].is_resident; }
+  bool is_hot_group(std::int32_t group) const { return groups_[group].is_hot; }
+  bool has_hisparse() const { return source_ >= 0; }
   // Rows of requests' encoders, not of their tokens.
   bool is_encoder_group(std::int32_t group) const { return groups_[group].is_encoder; }
   // Rule (22): the rows of sinks, once. A sentence when one of their blocks holds anything else.
@@ -263,6 +275,8 @@ class MemoryModel {
     bool states = false;
     bool is_ring = false;
     bool is_encoder = false;
+    bool is_resident = false;
+    bool is_hot = false;
     std::int64_t num_sinks = 0;
     bool has_sinks = false;
     std::int64_t block_size = 0;
@@ -281,6 +295,7 @@ class MemoryModel {
   MemoryModel() = default;
   Result<void> add_layers(const KVCacheConfig& plan, const PoolLayout& pool,
                           std::span<const LayerShare> shares);
+  LayerShare resident_share(const std::string& hot_layer) const;
   Result<void> add_states(const KVCacheSpec& spec, ModelLayer& layer, Group& group) const;
   void set_alignment();
   void touch(std::int32_t tensor, std::int64_t page);
@@ -296,12 +311,17 @@ class MemoryModel {
                      std::vector<std::uint64_t>& words) const;
 
   void add_host_runs(Group& group);
+  void add_source_runs();
+  // Whose content a host block with a block of the group has.
+  std::int32_t host_owner(std::int32_t group) const {
+    return groups_[group].is_resident ? source_ : group;
+  }
   void add_host_blocks(std::int64_t count);
   HostContent& begin_host_write(std::int32_t group, HostBlockId host);
   static void set_host_bytes(HostContent& host, std::vector<std::uint8_t> bytes);
   std::vector<std::uint8_t> block_bytes(std::int32_t group, BlockId block) const;
   void draw_rows(const Group& group, const HostRun& run, std::span<const ContentId> contents,
-                 std::span<std::uint8_t> bytes) const;
+                 std::span<std::uint8_t> bytes, std::int64_t first_row = 0) const;
   void draw_loaded(ModelPage page, const ModelLayer& layer, BlockId block,
                    std::span<const std::uint8_t> loaded, std::span<std::uint8_t> image) const;
 
@@ -315,6 +335,7 @@ class MemoryModel {
 
   std::int64_t num_blocks_ = 0;
   std::int32_t num_lanes_ = 1;
+  std::int32_t source_ = -1;  // HiSparse's; -1: there is none
   Numbers numbers_ = Numbers::words;
   std::int64_t step_ = 0;
   std::uint32_t epoch_ = 1;

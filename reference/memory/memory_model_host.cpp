@@ -51,10 +51,25 @@ void MemoryModel::add_host_runs(Group& group) {
   }
 }
 
+// The pages of all resident groups follow each other in a host block of the source.
+void MemoryModel::add_source_runs() {
+  Group& source = groups_[source_];
+  for (Group& group : groups_) {
+    if (!group.is_resident) continue;
+    for (HostRun& run : group.host_runs) {
+      run.offset += source.host_bytes;
+      HostRun& whole = source.host_runs.emplace_back(run);
+      whole.layer += group.first_layer - source.first_layer;
+    }
+    source.host_bytes += group.host_bytes;
+  }
+}
+
 void MemoryModel::add_host_blocks(std::int64_t count) {
   if (count == 0) return;
-  for (Group& group : groups_) {
-    add_host_runs(group);
+  for (Group& group : groups_) add_host_runs(group);
+  if (source_ >= 0) add_source_runs();
+  for (const Group& group : groups_) {
     host_block_bytes_ = std::max(host_block_bytes_, group.host_bytes);
   }
   for (std::int64_t block = 0; block < count; ++block) {
@@ -162,7 +177,7 @@ void MemoryModel::settle_store(std::int32_t group, BlockId id, HostBlockId host)
 std::optional<std::string> MemoryModel::load(std::int32_t group, BlockId id, HostBlockId host) {
   const HostContent& source = host_block(host);
   if (id == kNullBlock) return "a load writes to the null block";
-  if (source.group != group)
+  if (source.group != host_owner(group))
     return fmt::format("host block {} is loaded for group {}, but holds {}", index_of(host), group,
                        source.group < 0 ? "nothing" : fmt::format("group {}'s", source.group));
   BlockContent& target = blocks_[id];
@@ -242,17 +257,43 @@ void MemoryModel::fill_host_block(std::int32_t group, HostBlockId host, std::int
   set_host_bytes(target, std::move(bytes));
 }
 
-// The rows of a run, which holds whole pieces of rows of one layer.
+void MemoryModel::mirror_rows(std::int32_t resident, BlockId block, HostBlockId host,
+                              std::int64_t first_row, std::int64_t num_rows) {
+  HostContent& target = host_blocks_[host];
+  const Group& of = groups_[resident];
+  if (target.group != source_) {
+    begin_host_write(source_, host).slots.resize(of.block_size);
+  } else if (std::ranges::find(written_hosts_, host) == written_hosts_.end()) {
+    written_hosts_.push_back(host);
+  }
+  std::vector<ContentId> contents;
+  for (std::int64_t row = first_row; row < first_row + num_rows; ++row) {
+    const SlotContent* from = slot_content(resident, block, row);
+    LS_CHECK(from != nullptr, "row {} of block {} is mirrored, and not written", row,
+             index_of(block));
+    contents.push_back(from->content);
+    use(from->writer);
+    release(target.slots[row].writer);
+    target.slots[row] = *from;
+  }
+  std::vector<std::uint8_t> bytes = *target.bytes;
+  for (const HostRun& run : of.host_runs) draw_rows(of, run, contents, bytes, first_row);
+  set_host_bytes(target, std::move(bytes));
+}
+
+// The rows of a run, which holds whole pieces of rows of one layer; those of `contents` begin at
+// `first_row` of the block.
 void MemoryModel::draw_rows(const Group& group, const HostRun& run,
-                            std::span<const ContentId> contents,
-                            std::span<std::uint8_t> bytes) const {
+                            std::span<const ContentId> contents, std::span<std::uint8_t> bytes,
+                            std::int64_t first_row) const {
   const ModelLayer& layer = layers_[group.first_layer + run.layer];
   const LayerLayout& at = layer.layout;
   std::vector<std::uint8_t> drawn(static_cast<std::size_t>(layer.row_size_bytes));
   for (std::int64_t kv = 0; kv < at.num_kv; ++kv)
-    for (std::int64_t row = 0; last_token_of_row(layer, row) < std::ssize(contents); ++row)
+    for (std::int64_t i = 0; last_token_of_row(layer, i) < std::ssize(contents); ++i)
       for (std::int64_t head = 0; head < at.num_kv_heads; ++head) {
-        const ContentId content = contents[last_token_of_row(layer, row)];
+        const std::int64_t row = first_row + i;
+        const ContentId content = contents[last_token_of_row(layer, i)];
         if (tensor_of(at, kv, head) != run.tensor) continue;
         draw_row(layer, content, static_cast<std::size_t>(kv * at.num_kv_heads + head), drawn);
         for (const RowPiece& piece : row_pieces(layer, kNullBlock, kv, row, head)) {

@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "reference/placement/placement.h"
+#include "reference/plan/hisparse_rows.h"
 #include "reference/plan/kernel_blocks.h"
 #include "reference/plan/page_size.h"
 
@@ -64,6 +65,11 @@ bool has_slots_of_values(const KVCacheSpec& spec) {
   return !has_single_rows(spec) && spec.kv_quant_mode == KVQuantMode::nvfp4;
 }
 
+// A source of HiSparse's, whose rows lie in a host pool.
+bool keeps_nothing(const KVCacheGroupSpec& group) {
+  return group.spec.kind == CacheKind::encoder_only;
+}
+
 Result<CacheSpec> cache_spec_of(const std::string& name, const KVCacheSpec& spec) {
   const auto type = type_of(spec);
   if (!type) return fail(fmt::format("{}: a cache of kind {}", name, name_of(spec.kind)));
@@ -108,6 +114,7 @@ Result<CacheSpec> cache_spec_of(const std::string& name, const KVCacheSpec& spec
 Result<std::vector<PlacedGroup>> placed_groups(const KVCacheConfig& plan) {
   std::vector<PlacedGroup> groups;
   for (const KVCacheGroupSpec& group : plan.groups) {
+    if (keeps_nothing(group)) continue;
     if (group.layers_per_page > 1)
       return fail(
           fmt::format("{} layers of a group share a page; releases with these orders "
@@ -149,6 +156,8 @@ class Placer {
       : plan_(plan), chosen_(chosen), order_(order) {}
 
   Result<PoolLayout> place() {
+    if (has_hisparse(plan_.groups) && !is_block_outermost(order_))
+      return fail("HiSparse's resident pages and hot regions lie in orders with blocks outermost");
     LS_ASSIGN_OR_RETURN(const auto groups, placed_groups(plan_));
     LS_ASSIGN_OR_RETURN(const Placement placement,
                         place_blocks(groups, order_, plan_.num_blocks, PlacementOptions{}));
@@ -157,6 +166,10 @@ class Placer {
     for (std::size_t g = 0; g < plan_.groups.size(); ++g) {
       const KVCacheGroupSpec& group = plan_.groups[g];
       for (std::size_t i = 0; i < group.layer_names.size(); ++i) {
+        if (keeps_nothing(group)) {
+          layers[g].emplace_back();
+          continue;
+        }
         LS_ASSIGN_OR_RETURN(auto layer, layer_at(placement, group, i, kernels[g]));
         layers[g].push_back(std::move(layer));
       }
@@ -255,7 +268,7 @@ class Placer {
     };
     for (const auto& group : layers)
       for (const LayerInAllocation& layer : group)
-        for (std::int64_t slot = 0; slot < (layer.apart != 0 ? layer.slots : 1); ++slot)
+        for (std::int64_t slot = 0; layer.page > 0 && slot < (layer.apart != 0 ? layer.slots : 1); ++slot)
           if (!add(layer.begin + slot * layer.apart, layer.page))
             return fail(
                 "pages of several lengths begin at one byte; choose an order with blocks "
@@ -281,6 +294,7 @@ class Placer {
 
   static LayerLayout in_tensor(const LayerInAllocation& layer, const TensorPages& pages) {
     LayerLayout at = layer.layout;
+    if (layer.page == 0) return at;
     const auto tensor = pages.find(layer.begin);
     at.tensor_index = static_cast<std::int32_t>(std::distance(pages.begin(), tensor));
     at.page_size_bytes = layer.page;
@@ -302,15 +316,21 @@ class Placer {
 Result<PoolLayout> placed_layout(const KVCacheConfig& plan, AttentionBackend chosen,
                                  CacheLayout order) {
   LS_CHECK(is_overlaid(order), "{} is no order of the cache", name_of(order));
-  auto placed = Placer(plan, chosen, order_of(order)).place();
+  LS_ASSIGN_OR_RETURN(const KVCacheConfig rows, with_hisparse_rows(plan));
+  auto placed = Placer(rows, chosen, order_of(order)).place();
   if (!placed) return fail(fmt::format("layout {}: {}", name_of(order), placed.error().message));
   return placed;
 }
 
-Result<std::vector<std::int64_t>> placed_kernel_sizes(const KVCacheConfig& plan,
+Result<std::vector<std::int64_t>> placed_kernel_sizes(const KVCacheConfig& given,
                                                       AttentionBackend chosen) {
+  LS_ASSIGN_OR_RETURN(const KVCacheConfig plan, with_hisparse_rows(given));
   std::vector<std::int64_t> sizes;
   for (std::size_t g = 0; g < plan.groups.size(); ++g) {
+    if (keeps_nothing(plan.groups[g])) {
+      sizes.push_back(plan.groups[g].spec.block_size);
+      continue;
+    }
     LS_ASSIGN_OR_RETURN(const auto size, kernel_block_size(plan.groups[g], chosen, false, g));
     sizes.push_back(size);
   }
@@ -333,7 +353,8 @@ std::optional<AttentionBackend> only_reader(const LayerSpecs& layers) {
   return std::nullopt;
 }
 
-Result<CacheLayout> placed_order(const KVCacheConfig& plan, CacheLayout asked) {
+Result<CacheLayout> placed_order(const KVCacheConfig& given, CacheLayout asked) {
+  LS_ASSIGN_OR_RETURN(const KVCacheConfig plan, with_hisparse_rows(given));
   LS_ASSIGN_OR_RETURN(const auto groups, placed_groups(plan));
   NamedCacheSpecs specs;
   for (const PlacedGroup& group : groups)
@@ -342,8 +363,10 @@ Result<CacheLayout> placed_order(const KVCacheConfig& plan, CacheLayout asked) {
   LS_ASSIGN_OR_RETURN(const auto supported, supported_orders({}));
   std::optional<std::string> option;
   if (asked != CacheLayout::NHD) option = std::string(name_of(asked));
+  std::optional<CacheOrder> wish;  // of HiSparse's connector
+  if (has_hisparse(plan.groups)) wish = CacheOrder::BLHNC;
   LS_ASSIGN_OR_RETURN(const ChosenOrder chosen,
-                      choose_order(supported, false, specs, option, std::nullopt));
+                      choose_order(supported, false, specs, option, wish));
   return *cache_layout_from_name(name_of(chosen.order));
 }
 
@@ -354,6 +377,7 @@ KVCacheConfig with_placed_tensors(KVCacheConfig plan, const PoolLayout& placed) 
   for (std::size_t g = 0; g < placed.groups.size(); ++g)
     for (std::size_t i = 0; i < placed.groups[g].size(); ++i) {
       const LayerLayout& layer = placed.groups[g][i];
+      if (layer.page_size_bytes == 0) continue;  // keeps nothing
       for (std::int32_t t = layer.tensor_index; t <= last_tensor_of(layer); ++t)
         plan.tensors[t].shared_by.push_back(plan.groups[g].layer_names[i]);
     }

@@ -13,6 +13,10 @@ namespace lockstep {
 // Roles of KV cache groups: rows that live in the host pool, and the keys that choose among them.
 inline constexpr const char* kHiSparseSource = "hisparse_source";
 inline constexpr const char* kHiSparseIndexer = "hisparse_indexer";
+// ... as memory sees them: pages that lie on the device, regions of rows that were read
+// (reference/plan/hisparse_rows.h).
+inline constexpr const char* kHiSparseResident = "hisparse_resident";
+inline constexpr const char* kHiSparseHot = "hisparse_hot";
 
 // Pages at the end of a request's table that stay pinned: a step in flight may write them.
 inline constexpr std::int32_t kActiveTailPages = 2;

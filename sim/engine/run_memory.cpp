@@ -8,11 +8,13 @@
 #include "base/check.h"
 #include "base/stopwatch.h"
 #include "reference/memory/attention_oracle.h"
+#include "reference/plan/hisparse_rows.h"
 #include "sim/check/comparer.h"
 #include "sim/protocol/engine_worker.h"
 #include "sim/step/backend_config.h"
 #include "sim/step/draft_planner.h"
 #include "sim/step/model_step.h"
+#include "sim/step/page_planner.h"
 #include "sim/step/probe_planner.h"
 #include "sim/step/program_builder.h"
 
@@ -30,6 +32,7 @@ class RankRun final {
         worker_(config_.backend.num_rows, config_.backend.context, model_),
         builder_(config_.engine, config_.backend, model_, worker_),
         model_step_(config_.backend.plan, model_, worker_),
+        pages_(config_.engine.num_spec_tokens, model_, worker_),
         drafts_(config_.engine, config_.backend, model_, worker_, summary_),
         transfer_step_(model_, worker_, backend_, config_.backend.parallel.tp_rank),
         planner_(config_.backend, model_, worker_, config_.budget.probe_rows,
@@ -75,6 +78,7 @@ class RankRun final {
   Worker worker_;
   ProgramBuilder builder_;
   ModelStep model_step_;
+  PagePlanner pages_;
   DraftPlanner drafts_;
   TransferStep transfer_step_;
   ProbePlanner planner_;
@@ -89,6 +93,7 @@ Checked RankRun::run_step(const SchedulerOutput& decision, const ModelOutput& ou
                           StateHashChain& chain) {
   Stopwatch watch;
   LS_RETURN_UNLESS_FINE(builder_.build(decision, transfers, program_));
+  LS_RETURN_UNLESS_FINE(pages_.plan(decision, builder_.row_requests(), program_));
   drafts_.plan(decision, output, builder_.row_requests(), program_);
   program_.num_padded_tokens = std::max(program_.num_padded_tokens, agreed.num_tokens);
   program_.agreed = agreed;
@@ -102,6 +107,7 @@ Checked RankRun::run_step(const SchedulerOutput& decision, const ModelOutput& ou
   summary_.seconds.compare += watch.lap();
   if (!reused) return reused;
   LS_RETURN_UNLESS_FINE(model_step_.apply(program_, requests, expected_));
+  LS_RETURN_UNLESS_FINE(pages_.apply(program_, requests));
   LS_RETURN_UNLESS_FINE(transfer_step_.check_stores(transfers, decision.step));
   LS_RETURN_UNLESS_FINE(check_hits(decision));
   LS_RETURN_UNLESS_FINE(drafts_.apply(program_, requests));
@@ -248,6 +254,8 @@ Result<std::unique_ptr<RunMemory>> RunMemory::create(const RunConfig& config,
   LS_CHECK(std::ssize(ranks) == num_ranks(config.backend), "{} backends for {} ranks", ranks.size(),
            num_ranks(config.backend));
   LS_RETURN_IF_ERROR(check_ranks(config.backend));
+  if (has_hisparse(config.backend.plan.groups) && config.backend.numbers == Numbers::real)
+    return fail("--numbers real: HiSparse's rows are words, moved and read as they are");
   std::unique_ptr<RunMemory> memory(new RunMemory(config, checks, summary));
   std::vector<RankMemory> looked_at;
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {

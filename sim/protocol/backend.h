@@ -167,6 +167,21 @@
 //       modules: pass m, for m below num_drafts, is module m's, and writes positions
 //         [first_position, first_position + num_tokens).
 //     A position that the row's block table has no entry for has no slot: nothing is written.
+// (25) HiSparse. Rows of the layers of a group of role hisparse_source live in the host tier (12):
+//     the group's block h is host block h, in which the pages of all resident groups follow each
+//     other. It keeps nothing on the device; resident and hot layers keep rows like its own, and
+//     make those of rule (1) as resident layers. Beside its block table, a row has one of
+//     residency for each resident group.
+//     Tokens are written to resident groups, by their block tables; hot groups have PAD_SLOT_ID
+//     alone. Of the rows of `mirrors`, those that the step has written go to the host.
+//     A row's hot region is the blocks of its tables of hot groups, as many as its row of these
+//     has; slot s is row s mod block_size of entry s / block_size, in every hot group. A read uses
+//     the slots that hold its positions; for every other one, in their order, the row is copied
+//     from the host to the slot that was used longest ago and that the read does not use. At first,
+//     and after clear_rows, nothing is held and slots stand in their order; those that one read
+//     uses stand in the order of its positions.
+//     Probes and queries name resident layers. A position is read on the page that residency names,
+//     or where that is the null block, in the slot that holds it, or else in the host block.
 //
 // Not said here: how a backend lays anything out; that is what is being checked.
 #pragma once

@@ -84,6 +84,24 @@ struct HostTransfer {
   HostBlockId host{};
 };
 
+// Rule (25): rows [first_row, first_row + num_rows) of a resident block, of which those that the
+// step has written are copied to the same rows of a host block.
+struct HostMirror {
+  std::int32_t group = 0;
+  BlockId block{};
+  HostBlockId host{};
+  std::int32_t first_row = 0;
+  std::int32_t num_rows = 0;
+};
+
+// Rule (25): positions of a row's request that are read and lie on no resident page:
+// hot_positions[first ..), distinct.
+struct HotRead {
+  std::int32_t row = 0;
+  std::int32_t first = 0;
+  std::int32_t num_positions = 0;
+};
+
 struct PoisonBlock {
   BlockId block{};
   Poison kind{};
@@ -177,6 +195,11 @@ struct StepProgram {
   std::vector<EncoderSlice> encoder_slices;
   std::vector<std::uint64_t> encoder_contents;  // one per row
   AgreedBatch agreed;
+  // Where pages lie from now on, one entry a resident group; the null block: on the host alone.
+  std::vector<TableEdit> residency;
+  std::vector<HostMirror> mirrors;
+  std::vector<HotRead> hot_reads;
+  std::vector<std::int32_t> hot_positions;
   std::vector<StateUpdate> state_updates;
   std::vector<DraftRow> draft_rows;
   std::vector<std::uint64_t> draft_contents;

@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "reference/memory/placed_layout.h"
 #include "reference/plan/context_share.h"
+#include "reference/plan/hisparse_rows.h"
 #include "reference/plan/kernel_blocks.h"
 #include "reference/plan/page_size.h"
 #include "reference/plan/rank_plan.h"
@@ -24,13 +25,16 @@ BackendConfig make_backend_config(const EngineConfig& engine, KVCacheConfig plan
     config.context.num_ranks = num_context_ranks(engine, plan.groups.front().spec);
   if (config.context.num_ranks > 1) config.parallel.dcp_size = engine.dcp;
   const bool fp32_states = has_fp32_states(plan);
+  const auto with_rows = with_hisparse_rows(plan);
+  const KVCacheConfig& rows = with_rows ? *with_rows : plan;
   for (std::size_t g = 0; g < plan.groups.size(); ++g) {
     const KVCacheSpec& spec = plan.groups[g].spec;
     // A size that the attention backend cannot take is refused later, where it is needed.
-    const auto kernel = kernel_block_size(plan.groups[g], attention_backend, fp32_states, g);
+    const auto kernel = kernel_block_size(rows.groups[g], attention_backend, fp32_states, g);
     config.kernel_block_sizes.push_back(kernel ? *kernel : spec.block_size);
-    if (is_ring(spec)) {
-      config.max_blocks_per_row.push_back(1);
+    if (is_ring(spec) || spec.blocks_per_request > 0) {
+      config.max_blocks_per_row.push_back(
+          static_cast<std::int32_t>(std::max<std::int64_t>(spec.blocks_per_request, 1)));
       continue;
     }
     const std::int64_t tokens = is_cross_attention(spec)
@@ -83,6 +87,9 @@ Result<void> check_ranks(const BackendConfig& config) {
        {std::pair{"tensor_parallel_size", of.tp_size}, {"pipeline_parallel_size", of.pp_size}})
     if (degree < 1 || degree > kDegreeMax)
       return fail(fmt::format("{} {}: expected 1 to {}", name, degree, kDegreeMax));
+  if (num_ranks(config) > 1 && has_hisparse(config.plan.groups))
+    return fail(
+        "several ranks beside HiSparse: which of them writes the host pool is not modelled");
   for (const KVCacheGroupSpec& group : config.plan.groups)
     if (num_ranks(config) > 1 && (!is_prefix_cacheable(group.spec) || has_compressed_rows(group) ||
                                   reads_beside_tokens(group.spec)))

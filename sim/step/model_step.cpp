@@ -96,6 +96,7 @@ Checked ModelStep::apply(const StepProgram& program, std::span<const RequestId> 
       continue;
     }
     slots.assign(program.num_padded_tokens, PAD_SLOT_ID);
+    if (model_.is_hot_group(g)) continue;  // rows come from the host alone
     for (std::size_t i = 0; i < program.rows.size(); ++i)
       LS_RETURN_UNLESS_FINE(write_tokens(program, program.rows[i], requests[i], g, slots));
   }
@@ -188,6 +189,7 @@ Checked ModelStep::write_token(const StepProgram& program, const WorkerRequest& 
   slot = index_of(block) * model_.block_size(group) + offset;
   if (block == kNullBlock)
     return finding(fmt::format("token {} would be written to the null block", position));
+  if (model_.is_source_group(group)) return {};  // where it is mirrored to
   const BlockContent& content = model_.block(block);
   if (content.group != -1 && content.group != group)
     return finding(fmt::format("block {} is written for group {} while it belongs to group {}",
@@ -235,6 +237,11 @@ Checked ModelStep::advance_states(const StepProgram& program, std::span<const Re
 Checked check_hit(const MemoryModel& model, const ContextRank& context,
                   const WorkerRequest& request, const KVCacheConfig& plan, std::int64_t step,
                   std::int64_t first) {
+  const auto slot_in = [&](std::int32_t group, BlockId block, std::int64_t offset) {
+    if (!model.is_source_group(group)) return model.slot_content(group, block, offset);
+    const std::vector<SlotContent>& slots = model.host_block(HostBlockId{index_of(block)}).slots;
+    return offset < std::ssize(slots) && slots[offset].writer != kNobody ? &slots[offset] : nullptr;
+  };
   for (std::int32_t g = 0; g < model.num_groups(); ++g) {
     const KVCacheSpec& spec = plan.groups[g].spec;
     if (model.is_state_group(g) || !is_prefix_cacheable(spec)) continue;
@@ -245,7 +252,7 @@ Checked check_hit(const MemoryModel& model, const ContextRank& context,
       if (!keeps(context, p)) continue;
       const auto [entry, offset] = place_of_token(model, context, g, p);
       const BlockId block = table[entry];
-      const SlotContent* slot = model.slot_content(g, block, offset);
+      const SlotContent* slot = slot_in(g, block, offset);
       if (slot != nullptr && slot->content == request.prefix.content(p)) continue;
       Divergence finding =
           decision_finding(step, request.name, g,

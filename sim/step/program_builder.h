@@ -54,6 +54,7 @@ class ProgramBuilder {
   void leave(const SchedulerOutput& decision, const StepTransfers& transfers, StepProgram& program);
   void forget(RequestId id);
   void begin_loads(const StepTransfers& transfers, StepProgram& program);
+  void restore_pages(const SchedulerOutput& decision, StepProgram& program);
   bool counts_on_lost(const ScheduledRequest& scheduled, std::span<const BlockId> lost);
   void append_blocks(const SchedulerOutput& decision, std::size_t index, StepProgram& program);
   void mark_to_be_zeroed(const SchedulerOutput& decision, bool mark);
@@ -96,6 +97,8 @@ class ProgramBuilder {
   std::vector<BlockCopy> settled_;    // for the next program
   // By block: the request that loads into it and has not run since. None: no load.
   IdVector<BlockId, std::optional<RequestId>> loaded_for_;
+  // By block: 1: a page was restored there for a request that comes in.
+  IdVector<BlockId, std::uint8_t> restored_;
   std::vector<RequestId> held_;  // have left, and keep their blocks
   std::vector<bool> void_rows_;  // of the last program
   std::int64_t ignored_zeros_ = 0;

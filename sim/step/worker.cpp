@@ -74,6 +74,7 @@ bool Worker::enter_row(RequestId id) {
   *free = 1;
   request.row = static_cast<std::int32_t>(free - row_taken_.begin());
   request.tables.assign(num_groups_, {});
+  request.residency.clear();
   request.state_entry.assign(num_groups_, -1);
   request.conv_places.assign(num_groups_, {});
   request.drafter = {};

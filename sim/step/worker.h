@@ -48,6 +48,8 @@ struct WorkerRequest {
   std::vector<PromptItem> items;             // beside the prompt, for an encoder
   PrefixContent encoder;                     // rows of those that it has computed since it came in
   std::vector<std::vector<BlockId>> tables;  // per group
+  // HiSparse: per resident group, where each page lies; the null block: on the host alone.
+  std::vector<std::vector<BlockId>> residency;
   std::vector<std::int64_t> state_entry;  // per group: table entry of the running state; -1: none
   std::vector<ConvPlace> conv_places;     // per group: beside state_entry
   std::int32_t num_drafts = 0;            // of the last step

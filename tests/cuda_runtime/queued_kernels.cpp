@@ -42,6 +42,10 @@ extern const KernelTable kernel_table = {
     .fill_queries = queue<&KernelTable::fill_queries>,
     .paged_attention = queue<&KernelTable::paged_attention>,
     .update_states = queue<&KernelTable::update_states>,
+    .mirror_rows = queue<&KernelTable::mirror_rows>,
+    .clear_regions = queue<&KernelTable::clear_regions>,
+    .hot_reads = queue<&KernelTable::hot_reads>,
+    .swap_rows = queue<&KernelTable::swap_rows>,
     .error_text = error_text,
 };
 

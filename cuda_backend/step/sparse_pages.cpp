@@ -1,0 +1,272 @@
+#include "cuda_backend/step/sparse_pages.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "reference/plan/hisparse_rows.h"
+
+namespace lockstep::cuda {
+
+SparsePages::SparsePages(Device& device, const BackendConfig& config, const LayerCaches& layers,
+                         const BlockTables& tables, const HostTier& tier)
+    : device_(device),
+      config_(config),
+      layers_(layers),
+      tables_(tables),
+      tier_(tier),
+      device_residency_(device, "residency descriptors"),
+      away_(device, "rows beside resident pages"),
+      held_(device, "rows held by hot regions"),
+      order_(device, "slots of hot regions by last use"),
+      used_(device, "last uses of slots"),
+      places_(device, "slots by position"),
+      edits_(device, "residency edits"),
+      cleared_(device, "hot regions to clear"),
+      positions_(device, "positions read from the host"),
+      mirror_items_(device, "rows to mirror"),
+      mirror_layers_(device, "layers to mirror"),
+      reads_(device, "reads of hot regions"),
+      swaps_(device, "rows to swap in") {}
+
+Result<std::unique_ptr<SparsePages>> SparsePages::create(Device& device,
+                                                         const BackendConfig& config,
+                                                         const LayerCaches& layers,
+                                                         const BlockTables& tables,
+                                                         const HostTier* tier) {
+  if (!has_hisparse(config.plan.groups)) return std::unique_ptr<SparsePages>();
+  if (tier == nullptr) return fail("HiSparse without a host pool; its blocks are num_host_blocks");
+  std::unique_ptr<SparsePages> pages(new SparsePages(device, config, layers, tables, *tier));
+  LS_RETURN_IF_ERROR(pages->start());
+  return pages;
+}
+
+Result<void> SparsePages::start() {
+  source_ = group_of_role(config_.plan.groups, kHiSparseSource);
+  place_.assign(layers_.rows.size(), -1);
+  std::vector<std::size_t> hot;
+  std::size_t layer = 0;
+  for (std::int32_t g = 0; g < std::ssize(config_.plan.groups); ++g) {
+    const KVCacheGroupSpec& group = config_.plan.groups[g];
+    if (group.role == kHiSparseResident) groups_.push_back(g);
+    for (std::size_t i = 0; i < group.layer_names.size(); ++i, ++layer) {
+      if (group.role == kHiSparseHot) hot.push_back(layer);
+      if (group.role != kHiSparseResident) continue;
+      place_[layer] = static_cast<std::int32_t>(sparse_.size());
+      sparse_.push_back({.resident = layer,
+                         .region = layers_.regions_of_group[g].begin + static_cast<std::int32_t>(i),
+                         .table = static_cast<std::int32_t>(groups_.size()) - 1});
+    }
+    const RegionRange regions = layers_.regions_of_group[g];
+    if (group.role == kHiSparseResident &&
+        regions.end - regions.begin != std::ssize(group.layer_names))
+      return fail(fmt::format("HiSparse: pages of group {} are not in one piece each", g));
+    if (group.role != kHiSparseHot) continue;
+    const auto slots =
+        static_cast<std::int32_t>(group.spec.blocks_per_request * group.spec.block_size);
+    if (num_slots_ != 0 && num_slots_ != slots)
+      return fail(fmt::format("hot regions of {} and {} rows", num_slots_, slots));
+    num_slots_ = slots;
+  }
+  LS_CHECK(hot.size() == sparse_.size(), "{} hot and {} resident layers", hot.size(),
+           sparse_.size());
+  for (std::size_t i = 0; i < hot.size(); ++i) sparse_[i].hot = hot[i];
+
+  const std::int64_t rows = config_.num_rows;
+  for (const std::int32_t group : groups_) {
+    auto entries = std::make_unique<DeviceArray<std::int32_t>>(
+        device_, fmt::format("residency of group {}", group));
+    GroupTable& table = residency_.emplace_back();
+    table.width = config_.max_blocks_per_row[group];
+    table.entries = table.kernel_entries = entries->reserve(rows * table.width);
+    device_.zero(table.entries, rows * table.width * 4);
+    entries_.push_back(std::move(entries));
+  }
+  device_residency_.upload(residency_);
+  const std::int64_t positions = std::int64_t{config_.max_blocks_per_row[source_]} *
+                                 config_.plan.groups[source_].spec.block_size;
+  const std::vector<std::int32_t> nowhere(static_cast<std::size_t>(rows * positions), -1);
+  places_.upload(nowhere);
+  used_.reserve(rows * num_slots_);
+  device_.zero(used_.data(), rows * num_slots_ * 4);
+  held_.reserve(rows * num_slots_);
+  order_.reserve(rows * num_slots_);
+  std::vector<std::int32_t> all(static_cast<std::size_t>(rows));
+  for (std::int32_t row = 0; row < rows; ++row) all[static_cast<std::size_t>(row)] = row;
+  clear_regions(all);
+  std::vector<AwayRows> away;
+  for (const Layer& one : sparse_) {
+    LS_ASSIGN_OR_RETURN(away.emplace_back(), away_rows(one));
+    max_row_bytes_ = std::max(max_row_bytes_, away.back().row_bytes);
+  }
+  away_.upload(away);
+  return device_.finish();
+}
+
+Result<AwayRows> SparsePages::away_rows(const Layer& layer) const {
+  const RowCache& resident = layers_.rows[layer.resident];
+  const RowCache& hot = layers_.rows[layer.hot];
+  const std::int64_t page = std::int64_t{resident.block_size.value} * resident.row_bytes;
+  const std::int32_t hot_group = layers_.group_of_layer[layer.hot];
+  const HostTier::Place host = tier_.place_of(layer.region);
+  for (const RowCache* rows : {&resident, &hot})
+    if (rows->num_parts != 1 || rows->num_kv_heads != 1 || rows->token_stride != rows->row_bytes ||
+        rows->row_bytes != resident.row_bytes ||
+        rows->block_size.value != resident.block_size.value)
+      return fail(
+          fmt::format("HiSparse: rows of layers {} and {} do not lie alike, one behind the "
+                      "other, in blocks of {} rows",
+                      layer.resident, layer.hot, resident.block_size.value));
+  AwayRows away;
+  away.host = host.base;
+  away.host_block_stride = host.block_stride;
+  away.host_table = tables_.kernel_table(source_);
+  away.host_width = tables_.kernel_table_width(source_);
+  away.hot = hot.base;
+  away.hot_block_stride = hot.block_stride;
+  away.hot_table = tables_.kernel_table(hot_group);
+  away.hot_width = tables_.kernel_table_width(hot_group);
+  away.held = held_.data();
+  away.places = places_.data();
+  away.num_slots = num_slots_;
+  away.num_positions = static_cast<std::int32_t>(away.host_width * resident.block_size.value);
+  away.block_size = resident.block_size;
+  away.row_bytes = resident.row_bytes;
+  const std::int64_t host_unit = host.block_stride | host.offset | page;
+  away.unit_bytes = static_cast<std::int32_t>(
+      std::min<std::int64_t>({resident.unit_bytes, hot.unit_bytes, host_unit & -host_unit, 8}));
+  return away;
+}
+
+const std::int32_t* SparsePages::residency(std::size_t layer) const {
+  return residency_[static_cast<std::size_t>(sparse_[place_[layer]].table)].entries;
+}
+std::int64_t SparsePages::residency_width(std::size_t layer) const {
+  return residency_[static_cast<std::size_t>(sparse_[place_[layer]].table)].width;
+}
+
+MemoryRange SparsePages::cache_range() const {
+  const BlockRegion& first = layers_.pages.front();
+  return range_of(first.base, first.block_stride * config_.plan.num_blocks);
+}
+
+void SparsePages::add_reads(Operation& operation) const {
+  operation.read_all(away_, held_, places_).read(cache_range()).read(tier_.range());
+  operation.read(tables_.table_range(source_));
+  for (const auto& entries : entries_) operation.read(entries->range());
+  for (const Layer& layer : sparse_)
+    operation.read(tables_.table_range(layers_.group_of_layer[layer.hot]));
+}
+
+void SparsePages::clear_regions(const std::vector<std::int32_t>& rows) {
+  device_.launch(device_.kernels().clear_regions,
+                 ClearRegionsParams{.rows = cleared_.upload(rows),
+                                    .held = held_.data(),
+                                    .order = order_.data(),
+                                    .num_rows = static_cast<std::int32_t>(rows.size()),
+                                    .num_slots = num_slots_},
+                 [&](Operation& operation) {
+                   operation.named("clear_regions").read_all(cleared_).write_all(held_, order_);
+                 });
+}
+
+void SparsePages::apply(const StepProgram& program) {
+  if (!program.clear_rows.empty()) clear_regions(program.clear_rows);
+  host_edits_.clear();
+  for (const TableEdit& edit : program.residency) {
+    const auto table = std::ranges::find(groups_, edit.group) - groups_.begin();
+    LS_CHECK(table < std::ssize(groups_), "group {} has no residency", edit.group);
+    host_edits_.push_back(
+        {edit.row, static_cast<std::int32_t>(table), edit.index, index_of(edit.block)});
+  }
+  device_.launch(device_.kernels().edit_entries,
+                 TableEditParams{.groups = device_residency_.data(),
+                                 .edits = edits_.upload(host_edits_),
+                                 .num_edits = static_cast<std::int32_t>(host_edits_.size())},
+                 [&](Operation& operation) {
+                   operation.named("edit_entries").read_all(device_residency_, edits_);
+                   for (const auto& entries : entries_) operation.write_all(*entries);
+                 });
+}
+
+void SparsePages::mirror(const StepProgram& program) {
+  if (program.mirrors.empty()) return;
+  const std::int64_t size = config_.plan.groups[source_].spec.block_size;
+  host_mirrors_.clear();
+  host_layers_.clear();
+  std::size_t next = 0;
+  for (const std::int32_t group : groups_) {
+    const auto begin = static_cast<std::int32_t>(host_mirrors_.size());
+    for (const HostMirror& mirror : program.mirrors)
+      if (mirror.group == group)
+        host_mirrors_.push_back({index_of(mirror.block) * size + mirror.first_row,
+                                 index_of(mirror.host) * size + mirror.first_row, mirror.num_rows});
+    std::sort(host_mirrors_.begin() + begin, host_mirrors_.end(),
+              [](const auto& a, const auto& b) { return a.first_row < b.first_row; });
+    const auto end = static_cast<std::int32_t>(host_mirrors_.size());
+    for (; next < sparse_.size() && groups_[sparse_[next].table] == group; ++next) {
+      const RowCache& rows = layers_.rows[sparse_[next].resident];
+      host_layers_.push_back({.base = rows.base,
+                              .block_stride = rows.block_stride,
+                              .slots = tables_.slots(group),
+                              .begin = begin,
+                              .end = end,
+                              .layer = static_cast<std::int32_t>(next)});
+    }
+  }
+  device_.launch(device_.kernels().mirror_rows,
+                 MirrorRowsParams{.layers = mirror_layers_.upload(host_layers_),
+                                  .away = away_.data(),
+                                  .items = mirror_items_.upload(host_mirrors_),
+                                  .num_layers = static_cast<std::int32_t>(host_layers_.size()),
+                                  .num_tokens = static_cast<std::int32_t>(program.contents.size()),
+                                  .max_row_bytes = max_row_bytes_},
+                 [&](Operation& operation) {
+                   operation.named("mirror_rows").read_all(mirror_layers_, mirror_items_, away_);
+                   operation.read(cache_range()).write(tier_.range());
+                   for (const std::int32_t group : groups_)
+                     operation.read(tables_.slots_range(group));
+                 });
+}
+
+void SparsePages::swap_in(const StepProgram& program) {
+  if (program.hot_reads.empty()) return;
+  host_reads_.clear();
+  for (const HotRead& read : program.hot_reads)
+    host_reads_.push_back({read.row, read.first, read.num_positions});
+  const auto num_positions = static_cast<std::int32_t>(program.hot_positions.size());
+  const auto num_reads = static_cast<std::int32_t>(host_reads_.size());
+  device_.launch(device_.kernels().hot_reads,
+                 HotReadParams{.reads = reads_.upload(host_reads_),
+                               .positions = positions_.upload(program.hot_positions),
+                               .away = away_.data(),
+                               .held = held_.data(),
+                               .places = places_.data(),
+                               .order = order_.data(),
+                               .used = used_.data(),
+                               .swaps = swaps_.reserve(num_positions),
+                               .num_reads = num_reads,
+                               .read_number = num_reads_ + 1},
+                 [&](Operation& operation) {
+                   operation.named("hot_reads").read_all(reads_, positions_, away_);
+                   operation.read_all(held_, places_, order_, used_);
+                   operation.read(tables_.table_range(source_));
+                   operation.write_all(held_, places_, order_, used_, swaps_);
+                 });
+  num_reads_ += num_reads;
+  device_.launch(device_.kernels().swap_rows,
+                 SwapRowsParams{.away = away_.data(),
+                                .swaps = swaps_.data(),
+                                .num_layers = static_cast<std::int32_t>(sparse_.size()),
+                                .num_swaps = num_positions,
+                                .max_row_bytes = max_row_bytes_},
+                 [&](Operation& operation) {
+                   operation.named("swap_rows").read_all(away_, swaps_).read(tier_.range());
+                   for (const Layer& layer : sparse_)
+                     operation.read(tables_.table_range(layers_.group_of_layer[layer.hot]));
+                   operation.write(cache_range());
+                 });
+}
+
+}  // namespace lockstep::cuda

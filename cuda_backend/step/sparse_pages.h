@@ -1,0 +1,88 @@
+// HiSparse's pages on the device: rule (25) of sim/protocol/backend.h. Tables of residency beside the
+// block tables, hot regions, and rows on their way between the host and both.
+//
+// 1. Readers of resident layers look a page up in the table of residency, and where it names the
+//    null block, in `away_of_layer()`.
+// 2. Which slot of a region a row takes is worked out on the device; the host knows no region.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "cuda_backend/device/device.h"
+#include "cuda_backend/pool/host_tier.h"
+#include "cuda_backend/step/block_tables.h"
+#include "cuda_backend/views/layer_caches.h"
+#include "sim/protocol/backend.h"
+
+namespace lockstep::cuda {
+
+class SparsePages {
+ public:
+  // Null without HiSparse. All of it outlives this. Errors: no host tier; rows that are padded
+  // within a page, or regions of unlike sizes.
+  static Result<std::unique_ptr<SparsePages>> create(Device& device, const BackendConfig& config,
+                                                     const LayerCaches& layers,
+                                                     const BlockTables& tables,
+                                                     const HostTier* tier);
+
+  // Residency, and regions of rows that were cleared. After the block tables.
+  void apply(const StepProgram& program);
+  // Rows of the step to the host. After they are written.
+  void mirror(const StepProgram& program);
+  // Rows that are read to hot regions. After mirror().
+  void swap_in(const StepProgram& program);
+
+  bool is_resident(std::size_t layer) const { return place_[layer] >= 0; }
+  const std::int32_t* residency(std::size_t layer) const;
+  std::int64_t residency_width(std::size_t layer) const;
+  const AwayRows* away_of_layer(std::size_t layer) const { return away_.data() + place_[layer]; }
+  // For operations that read resident layers.
+  void add_reads(Operation& operation) const;
+
+ private:
+  struct Layer {
+    std::size_t resident = 0, hot = 0;  // of the plan
+    std::int32_t region = 0;            // of the resident layer's pages
+    std::int32_t table = 0;             // of residency
+  };
+  SparsePages(Device& device, const BackendConfig& config, const LayerCaches& layers,
+              const BlockTables& tables, const HostTier& tier);
+  Result<void> start();
+  Result<AwayRows> away_rows(const Layer& layer) const;
+  void clear_regions(const std::vector<std::int32_t>& rows);
+  MemoryRange cache_range() const;
+
+  Device& device_;
+  const BackendConfig& config_;
+  const LayerCaches& layers_;
+  const BlockTables& tables_;
+  const HostTier& tier_;
+  std::int32_t source_ = -1;          // group
+  std::vector<std::int32_t> groups_;  // resident, by table
+  std::vector<Layer> sparse_;         // in the order of the source's layers
+  std::vector<std::int32_t> place_;   // of each layer of the plan in sparse_; -1: it is another
+  std::int32_t num_slots_ = 0;
+  std::int64_t max_row_bytes_ = 0;
+  std::vector<GroupTable> residency_;
+  std::vector<std::unique_ptr<DeviceArray<std::int32_t>>> entries_;  // of residency_
+  DeviceArray<GroupTable> device_residency_;
+  DeviceArray<AwayRows> away_;
+  DeviceArray<std::int32_t> held_, order_, used_;  // [num_rows, num_slots_]
+  DeviceArray<std::int32_t> places_;               // [num_rows, positions]
+  DeviceArray<TableEntry> edits_;
+  DeviceArray<std::int32_t> cleared_, positions_;
+  DeviceArray<RowMirrorItem> mirror_items_;
+  DeviceArray<MirrorLayer> mirror_layers_;
+  DeviceArray<HotReadItem> reads_;
+  DeviceArray<HotSwap> swaps_;
+  std::int32_t num_reads_ = 0;  // so far
+  // Host staging, kept from step to step.
+  std::vector<TableEntry> host_edits_;
+  std::vector<RowMirrorItem> host_mirrors_;
+  std::vector<MirrorLayer> host_layers_;
+  std::vector<HotReadItem> host_reads_;
+};
+
+}  // namespace lockstep::cuda

@@ -1,0 +1,55 @@
+// HiSparse's part of a step: rule (25) of sim/protocol/backend.h. What the scheduler tells its
+// workers, written into the step's program; what an indexer would choose to read, in its place; and
+// both carried out on the memory model.
+//
+// (1) A page lies on the device in every resident group, or in none.
+// (2) A row reads from the host what lies there alone, through its hot region when it decodes. Which
+//     rows it reads follows from its tokens: some stay for several steps, others come and go. An
+//     engine's indexer would choose by attention scores.
+// (3) Rows go to the host in the step that writes them (eager_host_mirror, the engine's default); a
+//     transfer to the host moves nothing then.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "reference/memory/hot_regions.h"
+#include "reference/memory/memory_model.h"
+#include "reference/types/scheduler_types.h"
+#include "sim/protocol/step_program.h"
+#include "sim/step/worker.h"
+#include "sim/verdict/checked.h"
+
+namespace lockstep {
+
+class PagePlanner {
+ public:
+  // num_spec_tokens: drafts of a request in a step.
+  PagePlanner(std::int32_t num_spec_tokens, MemoryModel& model, Worker& worker);
+
+  // After the program's tables and rows; `requests` are those of its rows.
+  Checked plan(const SchedulerOutput& decision, std::span<const RequestId> requests,
+               StepProgram& program);
+  // After the program's tokens have been written.
+  Checked apply(const StepProgram& program, std::span<const RequestId> requests);
+
+ private:
+  Checked add_residency(const HiSparseRow& row, WorkerRequest& request, StepProgram& program);
+  Checked add_mirrors(const HiSparseRow& row, const WorkerRequest& request, StepProgram& program);
+  Checked add_hot_reads(const RowSlice& slice, const WorkerRequest& request, StepProgram& program);
+  // Positions below `end` that lie on the host alone.
+  std::vector<std::int32_t> away(const WorkerRequest& request, std::int64_t end) const;
+  std::int64_t num_hot_slots(const WorkerRequest& request) const;
+  Checked mirror(const StepProgram& program, const HostMirror& mirror);
+  Checked swap_in(const StepProgram& program, const HotRead& read, const WorkerRequest& request);
+
+  const std::int32_t num_spec_tokens_;
+  MemoryModel& model_;
+  Worker& worker_;
+  std::vector<std::int32_t> resident_, hot_;  // groups
+  std::int32_t source_ = -1;
+  HotRegions regions_;
+};
+
+}  // namespace lockstep

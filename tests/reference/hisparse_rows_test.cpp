@@ -1,0 +1,80 @@
+// HiSparse's groups as memory keeps them: resident pages and hot regions have the source's rows, and
+// the source keeps nothing on the device.
+#include "reference/plan/hisparse_rows.h"
+
+#include <gtest/gtest.h>
+
+#include "reference/plan/page_size.h"
+
+namespace lockstep {
+namespace {
+
+KVCacheGroupSpec group_of(CacheKind kind, std::vector<std::string> layers) {
+  KVCacheGroupSpec group;
+  group.layer_names = std::move(layers);
+  group.spec.kind = kind;
+  group.spec.block_size = 4;
+  group.spec.head_size = 72;
+  group.spec.hisparse_page_bytes = kind == CacheKind::mla ? 0 : 4 * 72 * 2;
+  group.spec.blocks_per_request = kind == CacheKind::hisparse_hot ? 3 : 0;
+  return group;
+}
+
+KVCacheConfig plan() {
+  KVCacheConfig plan;
+  plan.num_blocks = 16;
+  plan.groups = {group_of(CacheKind::mla, {"a", "b"}), group_of(CacheKind::mla, {"a.indexer"}),
+                 group_of(CacheKind::hisparse_resident, {"a.hisparse_resident"}),
+                 group_of(CacheKind::hisparse_resident, {"b.hisparse_resident"}),
+                 group_of(CacheKind::hisparse_hot, {"a.hisparse_hot", "b.hisparse_hot"})};
+  plan.groups[0].role = kHiSparseSource;
+  plan.groups[1].role = kHiSparseIndexer;
+  return plan;
+}
+
+TEST(HiSparseRows, DeviceGroupsHaveTheRowsOfTheSource) {
+  const auto rows = with_hisparse_rows(plan());
+  ASSERT_TRUE(rows) << rows.error().message;
+  EXPECT_EQ(rows->groups[0].spec.kind, CacheKind::encoder_only);
+  EXPECT_EQ(rows->groups[1], plan().groups[1]);
+  for (const std::size_t g : {2, 3, 4}) {
+    EXPECT_EQ(rows->groups[g].spec.kind, CacheKind::mla);
+    EXPECT_EQ(page_size_bytes(rows->groups[g].spec), 4 * 72 * 2);
+    EXPECT_EQ(rows->groups[g].role, g == 4 ? kHiSparseHot : kHiSparseResident);
+  }
+  EXPECT_EQ(rows->groups[4].spec.blocks_per_request, 3);
+  const auto again = with_hisparse_rows(*rows);
+  ASSERT_TRUE(again) << again.error().message;
+  EXPECT_EQ(*again, *rows);
+}
+
+TEST(HiSparseRows, APlanWithoutHiSparseStaysAsItIs) {
+  KVCacheConfig other = plan();
+  other.groups = {plan().groups[1]};
+  const auto rows = with_hisparse_rows(other);
+  ASSERT_TRUE(rows);
+  EXPECT_EQ(*rows, other);
+}
+
+TEST(HiSparseRows, LayersThatAreNotTheSourcesAreRefused) {
+  const auto refused = [](auto change) {
+    KVCacheConfig changed = plan();
+    change(changed.groups);
+    const auto rows = with_hisparse_rows(changed);
+    return rows ? std::string() : rows.error().message;
+  };
+  EXPECT_NE(refused([](auto& groups) {
+              groups[3].layer_names = {"c.hisparse_resident"};
+            }).find("c.hisparse_resident"),
+            std::string::npos);
+  EXPECT_NE(
+      refused([](auto& groups) { groups[2].spec.hisparse_page_bytes += 8; }).find("584 bytes"),
+      std::string::npos);
+  EXPECT_NE(refused([](auto& groups) { groups[2].spec.block_size = 8; }).find("blocks of 8"),
+            std::string::npos);
+  EXPECT_NE(refused([](auto& groups) { groups[4].layer_names.pop_back(); }).find("each once"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace lockstep
