@@ -501,7 +501,13 @@ std::int64_t Auditor::reads_checked() const { return impl_->reads_checked(); }
 
 const HitTotals& Auditor::hits() const { return impl_->hits(); }
 
+static bool has_roles(const RecordingHeader& header) {
+  return std::ranges::any_of(header.groups,
+                             [](const KVCacheGroupSpec& group) { return !group.role.empty(); });
+}
+
 std::string why_not_audited(const RecordingHeader& header) {
+  if (has_roles(header)) return "who reads a group that has a role is not followed";
   const EngineConfig& config = header.options.config;
   const bool keeps_states = std::ranges::any_of(
       header.groups, [](const KVCacheGroupSpec& group) { return is_state(group.spec); });
@@ -525,8 +531,7 @@ Result<AuditFile> audit_recording(const std::string& path, const TellFinding& te
   const RecordingHeader& header = reader->header();
   if (auto sound = check_limits(header.options.config, header.groups, header.num_blocks); !sound)
     return fail(fmt::format("{}:1: {}", path, sound.error().message));
-  const auto has_role = [](const KVCacheGroupSpec& group) { return !group.role.empty(); };
-  if (std::ranges::any_of(header.groups, has_role))
+  if (has_roles(header))
     return fail(fmt::format("{}:1: role: who reads a group of that role is not followed", path));
   file.skipped = why_not_audited(header);
   if (!file.skipped.empty()) return file;

@@ -84,6 +84,7 @@ constexpr FeatureInfo kFeatures[] = {
     {"sinks", 10},
     {"reference_windows", 25},
     {"drafter_cache", 60},
+    {"hisparse", 8},
 };
 static_assert(std::size(kFeatures) == kNumFeatures);
 
@@ -267,8 +268,12 @@ SavedCase generate_case(ChoiceSource& choices, const GeneratorOptions& options) 
   draw_features(choices, options, kFirstBeside, static_cast<std::size_t>(kDrafterCache),
                 draw.features);
   draw_encoders_and_sinks(draw, saved);
-  draw_features(choices, options, kDrafterCache, kNumFeatures, draw.features);
+  constexpr auto kHiSparse = Feature::hisparse;
+  draw_features(choices, options, kDrafterCache, static_cast<std::size_t>(kHiSparse),
+                draw.features);
   draw_drafter_cache(draw, saved);
+  draw_features(choices, options, kHiSparse, kNumFeatures, draw.features);
+  draw_hisparse(draw, saved);
   return saved;
 }
 

@@ -99,8 +99,9 @@ enum class Feature : std::uint8_t {
   sinks,
   reference_windows,
   drafter_cache,  // layers of a drafter, whose rows are written and read by its own passes
+  hisparse,       // groups of HiSparse, and the workers of their pages, in place of the cache
 };
-inline constexpr std::size_t kNumFeatures = static_cast<std::size_t>(Feature::drafter_cache) + 1;
+inline constexpr std::size_t kNumFeatures = static_cast<std::size_t>(Feature::hisparse) + 1;
 std::string_view name_of(Feature feature);
 
 // The features of one case: what the swarm may use.
@@ -125,14 +126,17 @@ class FeatureSet {
   std::uint64_t bits_ = 0;
 };
 
+// Whether a backend moves HiSparse's pages: cases of them are drawn for backends, too.
+inline constexpr bool kBackendsMovePages = false;
+
 // Those that divide a case among several devices or engines.
 inline constexpr FeatureSet kRankFeatures = {Feature::context_parallel, Feature::tensor_parallel,
                                              Feature::pipeline_parallel, Feature::data_parallel};
 
 // What no engine but the model's is asked for: rows that are not those of a request's tokens, or
-// not all of them.
+// not all of them, or that lie in two pools.
 inline constexpr FeatureSet kBesideTokens = {Feature::cross_attention, Feature::sinks,
-                                             Feature::reference_windows};
+                                             Feature::reference_windows, Feature::hisparse};
 
 // What a search wants of its cases. An open question is left to the choices.
 struct GeneratorOptions {

@@ -1,6 +1,7 @@
 // The parts of the generator by file: cache_generator.cpp draws groups and their pool,
 // engine_generator.cpp the options: of the engine, of its ranks, of the backend's work and of KV
-// connectors; traffic_generator.cpp who arrives, how they leave, and what goes wrong.
+// connectors; hisparse_generator.cpp HiSparse's groups; traffic_generator.cpp who arrives, how they
+// leave, and what goes wrong.
 #pragma once
 
 #include "properties/generate/generator.h"
@@ -56,6 +57,8 @@ void map_tables(SavedCase& saved);
 void draw_encoders_and_sinks(Draw& draw, SavedCase& saved);
 // Layers of a drafter beside those of a group, where the engine drafts with one.
 void draw_drafter_cache(Draw& draw, SavedCase& saved);
+// HiSparse's groups in place of the cache, the workers of their pages, and peers.
+void draw_hisparse(Draw& draw, SavedCase& saved);
 // Whether the engine, the layouts and the ranks take the case.
 bool is_accepted(const SavedCase& saved);
 void draw_traffic(Draw& draw, SavedCase& saved);

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/seeded_random.h"
+#include "reference/plan/hisparse_plan.h"
 
 namespace lockstep {
 
@@ -235,7 +236,6 @@ void HiSparsePages::decided(const SchedulerOutput& decision, const Scheduler& sc
       any_from_host |= read(readers_[std::string(scheduler.name(row.id))], row, scheduler);
   if (!violation_ && any_from_host && decision.hisparse.all_resident)
     fail("all_resident", "", "and a request reads from the host");
-  num_free_host_blocks_ = decision.hisparse.num_free_host_blocks;
 }
 
 void HiSparsePages::reported(const KVConnectorOutput& report, const Scheduler& scheduler,
@@ -262,13 +262,58 @@ void HiSparsePages::reported(const KVConnectorOutput& report, const Scheduler& s
 }
 
 void HiSparsePages::end(const Scheduler& scheduler, std::int64_t num_host_blocks) {
-  if (violation_ || !under_way_.empty()) return;
-  if (num_free_host_blocks_ != num_host_blocks - 1)
+  if (violation_ || scheduler.has_unfinished_requests() || scheduler.has_pages_under_way() ||
+      !scheduler.held().empty() || scheduler.num_steps_in_flight() > 0)
+    return;
+  step_ = -1;
+  if (scheduler.num_free_host_blocks() != num_host_blocks - 1)
     fail("page_leak", "",
-         fmt::format("{} of {} host blocks are free", num_free_host_blocks_, num_host_blocks - 1));
-  const std::int64_t num_free = scheduler.num_free_blocks();
-  if (num_free != std::ssize(scheduler.free_queue()))
-    fail("page_leak", "", fmt::format("{} device blocks are free", num_free));
+         fmt::format("nobody lives, and {} of {} host blocks are free",
+                     scheduler.num_free_host_blocks(), num_host_blocks - 1));
+}
+
+RunPages::RunPages(std::span<const KVCacheGroupSpec> groups) {
+  if (has_hisparse(groups)) pages_.emplace(groups);
+}
+
+void RunPages::decided(const StepView& view, const RecordedStep& step) {
+  if (!pages_) return;
+  std::vector<HiSparsePages::Load> within;
+  for (const RecordedConnectorAnswer& answer :
+       step.connector.value_or(std::vector<RecordedConnectorAnswer>())) {
+    const HiSparsePages::Load load = {answer.id, answer.local,
+                                      answer.local + answer.external.value_or(0)};
+    asked_[answer.id] = load;
+    const bool enters = std::ranges::any_of(
+        view.decision.scheduled, [&](const auto& row) { return view.name(row.id) == answer.id; });
+    if (enters && !answer.async && load.last > load.first) within.push_back(load);
+  }
+  pages_->decided(view.decision, view.model(), within);
+}
+
+// Blocks of who has left while it loaded are nobody's to read.
+void RunPages::finished(const StepView& view, const RecordedStep& step) {
+  if (!pages_ || !step.worker) return;
+  const RecordedWorker& worker = *step.worker;
+  KVConnectorOutput report;
+  report.enqueued = worker.enqueued;
+  report.completed = worker.completed;
+  std::vector<RequestId> loading;
+  for (const SkippedRequest& request : view.decisions.skipped()) loading.push_back(request.id);
+  std::vector<HiSparsePages::Load> loads;
+  for (const std::string& name : worker.received)
+    if (std::ranges::find(worker.failed, name) == worker.failed.end())
+      loads.push_back(asked_.at(name));
+  pages_->reported(report, view.model(), loading, loads);
+}
+
+void RunPages::end(const Scheduler& scheduler, std::int64_t num_host_blocks) {
+  if (pages_) pages_->end(scheduler, num_host_blocks);
+}
+
+const std::optional<Violation>& RunPages::violation() const {
+  static const std::optional<Violation> kNone;
+  return pages_ ? pages_->violation() : kNone;
 }
 
 }  // namespace lockstep

@@ -46,7 +46,7 @@ class HiSparsePages {
   // ... and this is reported with it: `loads` are over.
   void reported(const KVConnectorOutput& report, const Scheduler& scheduler,
                 std::span<const RequestId> loading, std::span<const Load> loads = {});
-  // Nobody lives any more, and nothing is under way.
+  // Says nothing while somebody lives, or something is under way.
   void end(const Scheduler& scheduler, std::int64_t num_host_blocks);
 
   // The first one; later calls look at nothing once there is one.
@@ -97,8 +97,26 @@ class HiSparsePages {
   std::int64_t last_stamp_ = 0, step_begin_ = 0;
   std::int64_t step_ = -1;
   std::int64_t rows_read_ = 0, rows_read_from_host_ = 0;
-  std::int64_t num_free_host_blocks_ = 0;
   std::optional<Violation> violation_;
+};
+
+// ... as a run looks at it, with what its connector is asked and reports by the words of a
+// recording. Of a cache without HiSparse's groups it says nothing.
+class RunPages {
+ public:
+  explicit RunPages(std::span<const KVCacheGroupSpec> groups);
+
+  // After the decision, and at the end of the step. Loads within a step are followed.
+  void decided(const StepView& view, const RecordedStep& step);
+  void finished(const StepView& view, const RecordedStep& step);
+  void end(const Scheduler& scheduler, std::int64_t num_host_blocks);
+
+  const std::optional<Violation>& violation() const;
+  const HiSparsePages* pages() const { return pages_ ? &*pages_ : nullptr; }
+
+ private:
+  std::optional<HiSparsePages> pages_;
+  std::map<std::string, HiSparsePages::Load> asked_;  // by the last question of each request
 };
 
 }  // namespace lockstep

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "reference/plan/hisparse_plan.h"
 #include "reference/plan/page_size.h"
 #include "reference/plan/request_need.h"
 
@@ -31,7 +32,8 @@ Invariants::Invariants(const EngineConfig& engine, const KVCacheConfig& plan)
       profile_(engine_profile(engine.engine)),
       holders_(plan.num_blocks),
       writers_(plan.num_blocks),
-      cached_(plan.num_blocks) {
+      cached_(plan.num_blocks),
+      has_pages_(has_hisparse(plan.groups)) {
   for (std::int32_t block = 1; block < plan.num_blocks; ++block) queue_.push_back(BlockId{block});
 }
 
@@ -47,6 +49,12 @@ std::int64_t Invariants::block_size(std::int64_t group) const {
                                                                : spec.block_size;
 }
 
+// Whether HiSparse's pages lie in it, which others look at.
+bool Invariants::is_left_out(std::int64_t group) const {
+  const KVCacheGroupSpec& of = plan_.groups[group];
+  return is_hisparse_source(of) || of.spec.kind == CacheKind::hisparse_resident;
+}
+
 void Invariants::count_holders(const StepView& view) {
   std::ranges::fill(holders_, Holders{});
   for (std::int32_t g = 0; g < std::ssize(plan_.groups); ++g) {
@@ -56,6 +64,7 @@ void Invariants::count_holders(const StepView& view) {
   }
   for (const RequestId id : holding(view)) {
     for (std::int32_t g = 0; g < std::ssize(plan_.groups); ++g) {
+      if (is_left_out(g)) continue;
       for (const BlockId block : view.model().block_table(id, g)) {
         if (block == kNullBlock) continue;
         Holders& holders = holders_[block];
@@ -87,11 +96,12 @@ void Invariants::check_pool(const StepView& view) {
   for (const BlockId block : engine.freed_late()) ++late[index_of(block)];
   for (std::int32_t block = 1; block < plan_.num_blocks; ++block) {
     const std::int32_t held = holders_[BlockId{block}].count + late[block];
-    if (engine.ref_cnt(BlockId{block}) != held)
+    const std::int32_t count = engine.ref_cnt(BlockId{block});
+    if (has_pages_ ? count < held : count != held)
       return fail("ref_cnt", {},
                   fmt::format("block {} has a reference count of {} and stands in {} table entries",
-                              block, engine.ref_cnt(BlockId{block}), held));
-    if (is_free[block] != (held == 0))
+                              block, count, held));
+    if (is_free[block] != (count == 0))
       return fail("conservation", {},
                   fmt::format("block {} stands in {} table entries and is {}", block, held,
                               is_free[block] ? "free" : "not free"));
@@ -152,7 +162,9 @@ void Invariants::check_limits(const StepView& view) {
 
 // Tokens of a hit that lie in blocks of the group, where `found` of them are not computed again.
 std::int64_t Invariants::num_hit(std::size_t group, std::int64_t found) const {
-  if (found == 0 || !is_prefix_cacheable(plan_.groups[group].spec)) return 0;
+  if (found == 0 || is_left_out(static_cast<std::int64_t>(group)) ||
+      !is_prefix_cacheable(plan_.groups[group].spec))
+    return 0;
   return found + replayed_tokens_of(plan_);
 }
 
@@ -209,10 +221,12 @@ void Invariants::check_request(const StepView& view, std::size_t index) {
       check_encoder_blocks(scheduled, name, g, table);
       continue;
     }
-    if (!one_block && std::ssize(table) * size < last)
+    const bool is_hot = spec.kind == CacheKind::hisparse_hot;  // of a size of its own
+    if (!one_block && !is_hot && std::ssize(table) * size < last)
       fail("table_covers", name,
            fmt::format("tokens [{}, {}) are scheduled, and its table of group {} ends at {}", first,
                        last, g, std::ssize(table) * size));
+    if (is_left_out(static_cast<std::int64_t>(g)) || is_hot) continue;
     const std::int64_t end = std::min<std::int64_t>(cdiv(last, size), std::ssize(table));
     for (std::int64_t i = 0; i < end; ++i) {
       const BlockId block = table[i];
@@ -288,7 +302,8 @@ void Invariants::check_published(const StepView& view) {
 // that stay. A preemption frees and hands out within the step: nothing is said of such steps.
 void Invariants::check_queue_front(const StepView& view) {
   const SchedulerOutput& decision = view.decision;
-  if (!decision.preempted.empty()) return;
+  // Pages of HiSparse leave the queue from any place, and come back to its end, within a step.
+  if (!decision.preempted.empty() || has_pages_) return;
   // Both ends of a copy are held until it is noted, and may be free again.
   const auto is_copied = [&](BlockId block) {
     return std::ranges::any_of(decision.copies, [&](const KVCacheBlockCopy& copy) {
@@ -434,6 +449,7 @@ void Invariants::finished(const StepView& view) {
 
 void Invariants::end(const Scheduler& decisions) {
   if (decisions.has_unfinished_requests()) return;
+  if (has_pages_ && (decisions.has_pages_under_way() || !decisions.held().empty())) return;
   step_ = -1;
   std::vector<bool> is_held(holders_.size());
   for (const HeldRequest& request : decisions.held())
@@ -459,6 +475,7 @@ void Invariants::check_planned(const StepView& view) {
   in_flight_max_ = std::max(in_flight_max_, view.model().num_steps_in_flight() - 1);
   for (std::int32_t g = 0; g < std::ssize(plan_.groups); ++g) {
     const KVCacheGroupSpec& group = plan_.groups[g];
+    if (is_left_out(g)) continue;
     std::int64_t most = max_blocks_per_request(group, options);
     if (engine_.async_scheduling)
       most += in_flight_max_ * (is_state_kind(group.spec.kind)

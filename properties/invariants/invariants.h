@@ -25,6 +25,10 @@
 //                   with a connector, who of several comes first is not looked at
 // At the end:
 //   leak            with no request left, all blocks are free but those that are still sent
+// Beside HiSparse's groups the tables of its source, whose blocks are another pool's, and of its
+// pages on the device, which may be shared, or free and read all the same, are left to
+// hisparse_pages.h. Of a block that they may hold no exact count is known: it is held at least as
+// often as the other tables say. Nothing is said of the queue's front.
 // Not checked: content of blocks (the audit and the backend do that), and liveness.
 #pragma once
 
@@ -75,6 +79,7 @@ class Invariants {
 
   void fail(std::string_view name, std::string request, std::string what);
   std::int64_t block_size(std::int64_t group) const;
+  bool is_left_out(std::int64_t group) const;
   std::vector<RequestId> holding(const StepView& view) const;
   bool is_asked(const StepView& view, RequestId id) const;
   std::int64_t num_found_here(const StepView& view, const ScheduledRequest& scheduled) const;
@@ -111,6 +116,7 @@ class Invariants {
   IdVector<BlockId, std::int32_t> writers_;           // requests of the step that write it
   std::span<const RecordedConnectorAnswer> answers_;  // of the step at hand
   bool has_connector_ = false;                        // one has been asked
+  bool has_pages_ = false;                            // of HiSparse
   std::map<RequestId, std::int64_t> loads_from_;  // loads under way: tokens before them, found here
   std::map<RequestId, std::int64_t> replayed_to_;  // behind what of its hit it computes again
   std::map<RequestId, std::vector<std::vector<BlockId>>> tables_;  // of holders, after the decision

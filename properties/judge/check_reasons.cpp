@@ -171,6 +171,24 @@ constexpr std::array kReasons = std::to_array<Reason>({
     {"invariant.free_order",
      "Blocks of a request join the free queue tail first, so that its prefix is evicted last."},
     {"invariant.leak", "With nobody left, every block is free again."},
+    {"invariant.hit_row",
+     "A prefix that HiSparse's host pool is hit for must lie in the request's host blocks, row by "
+     "row: it is read from there, or restored from there."},
+    {"invariant.written_page",
+     "A token is written to the page that workers know of: without one its row is lost."},
+    {"invariant.read_page",
+     "Every row that attention reads must be the last that was written for its token, on the "
+     "device or, where workers know no page of it there, on the host."},
+    {"invariant.hot_region",
+     "Rows of the host are read through a request's hot region: it must be there, whole."},
+    {"invariant.all_resident",
+     "A step that reads rows of the host must not be run as one that reads none."},
+    {"invariant.clean_page",
+     "A page passes for clean once its copy is complete: its device block may then be lost."},
+    {"invariant.page_under_way",
+     "A block must not be handed out while a copy of it is under way: the copy takes, or brings, "
+     "what another writes there."},
+    {"invariant.page_leak", "With nobody left, every block of HiSparse's host pool is free again."},
     {"hang", "A run must end."},
 });
 

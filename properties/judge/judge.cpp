@@ -9,6 +9,7 @@
 
 #include "base/check.h"
 #include "properties/audit/audit.h"
+#include "properties/invariants/hisparse_pages.h"
 #include "properties/invariants/invariants.h"
 #include "properties/judge/forwarding_backend.h"
 #include "properties/judge/tally.h"
@@ -40,6 +41,8 @@ class Bench final : public StepObserver {
         recording_(is_observed(dp_rank, options) ? options.recording : nullptr),
         outcome_(outcome),
         invariants_(saved.engine, saved.cache),
+        pages_(saved.cache.groups),
+        num_host_blocks_(saved.engine.hisparse_host_num_blocks),
         tally_(saved, outcome.tally),
         recorder_(workload, [this](const RecordedStep& step) { take(step); }) {}
 
@@ -67,8 +70,10 @@ class Bench final : public StepObserver {
     if (recording_ != nullptr) recording_->steps.push_back(recorder_.step());
     if (live_ != nullptr && !live_->decided(recorder_.step())) take_mismatch();
     const auto& answers = recorder_.step().connector;
-    if (model_ != nullptr)
+    if (model_ != nullptr) {
       invariants_.decided(view, answers ? *answers : std::span<const RecordedConnectorAnswer>());
+      pages_.decided(view, recorder_.step());
+    }
     const bool go_on = observer_ == nullptr || observer_->decided(view);
     return settle() && go_on;
   }
@@ -76,7 +81,10 @@ class Bench final : public StepObserver {
   bool finished(const StepView& view) override {
     if (options_.hashes != nullptr) options_.hashes->push_back(view.state_hash);
     recorder_.finished(view);
-    if (!outcome_.failed() && model_ != nullptr) invariants_.finished(view);
+    if (!outcome_.failed() && model_ != nullptr) {
+      pages_.finished(view, recorder_.step());
+      invariants_.finished(view);
+    }
     keep_recorded();
     const bool go_on = observer_ == nullptr || observer_->finished(view);
     return settle() && go_on;
@@ -98,7 +106,10 @@ class Bench final : public StepObserver {
 
   // After the last step of a run in which nothing else failed.
   void end() {
-    if (model_ != nullptr) invariants_.end(*model_);
+    if (model_ != nullptr) {
+      invariants_.end(*model_);
+      pages_.end(*model_, num_host_blocks_);
+    }
     if (auditor_ != nullptr && settle()) {
       auditor_->end(recorder_.end());
       take_findings();
@@ -134,9 +145,10 @@ class Bench final : public StepObserver {
 
   // False: something has failed.
   bool settle() {
-    if (const auto& violation = invariants_.violation())
-      fail_with(fmt::format("invariant.{}", violation->name), violation->step, violation->request,
-                violation->what);
+    for (const auto& violation : {invariants_.violation(), pages_.violation()})
+      if (violation)
+        fail_with(fmt::format("invariant.{}", violation->name), violation->step, violation->request,
+                  violation->what);
     return !outcome_.failed() && conform_error() == nullptr;
   }
 
@@ -156,6 +168,8 @@ class Bench final : public StepObserver {
   Recording* const recording_;
   Outcome& outcome_;
   Invariants invariants_;
+  RunPages pages_;
+  const std::int64_t num_host_blocks_;
   const Scheduler* model_ = nullptr;  // null: invariants are not looked at
   TallyCounter tally_;
   RunRecorder recorder_;

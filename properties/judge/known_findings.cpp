@@ -143,6 +143,10 @@ bool loads_again(const SavedCase& saved) {
          profile_of(saved).loads_leave_room == LoadsLeaveRoom::to_those_under_way;
 }
 
+bool loads_into_host_pages(const SavedCase& saved) {
+  return saved.connector.has(ConnectorKind::hisparse) && saved.connector.parts.size() > 1;
+}
+
 // An engine that has no profile without the finding stays as it is: it has been repaired already.
 template <int finding>
 SavedCase with_the_rule_repaired(const SavedCase& saved) {
@@ -208,6 +212,15 @@ SavedCase with_arrivals_apart(const SavedCase& saved) {
   return apart;
 }
 
+// So many that no load waits for the blocks of another.
+SavedCase with_room_for_all_on_the_host(const SavedCase& saved) {
+  SavedCase larger = saved;
+  const std::int64_t pages =
+      2 + cdiv(saved.engine.max_model_len, saved.cache.groups.front().spec.block_size);
+  larger.engine.hisparse_host_num_blocks += std::ssize(requests_of(saved)) * pages;
+  return larger;
+}
+
 constexpr std::string_view kWrongHit[] = {"audit.attention_read", "audit.state_read",
                                           "audit.token_write", "invariant.one_writer", "decide"};
 constexpr std::string_view kSharedBeyondHit[] = {"audit.handed_out",
@@ -234,6 +247,7 @@ constexpr std::string_view kBehindLarge[] = {"liveness.head_of_line", "liveness.
                                              "liveness", "audit.standstill"};
 constexpr std::string_view kHalfLoaded[] = {"liveness.partial_load", "liveness",
                                             "audit.standstill"};
+constexpr std::string_view kEmptyPage[] = {"invariant.read_page", "invariant.clean_page"};
 // A row that is cut back to before a lost block writes it again, also where others count on it.
 constexpr std::string_view kLostBlock[] = {"audit.attention_read", "audit.handed_out",
                                            "invariant.one_writer", "decide"};
@@ -297,6 +311,10 @@ constexpr KnownFinding kFindings[] = {
      kLiveness, with_lookahead_planned},
     {11, "requests of one priority and arrival preempt each other for ever", has_equals, kLiveness,
      with_arrivals_apart},
+    {46, "a load within a step leaves HiSparse's last page empty", loads_into_host_pages,
+     kEmptyPage, with_the_rule_repaired<46>},
+    {45, "loads fill HiSparse's host pool", loads_into_host_pages, kBehindLarge,
+     with_room_for_all_on_the_host},
 };
 
 bool steps_may_end_sooner(const SavedCase& saved) {

@@ -5,6 +5,7 @@
 #include <set>
 #include <utility>
 
+#include "properties/generate/generator.h"
 #include "properties/shrink/case_parts.h"
 #include "reference/plan/page_size.h"
 #include "reference/profiles/engine_profile.h"
@@ -37,7 +38,8 @@ std::vector<std::string_view> Tally::missing() const {
     const bool can_be_seen = seen_with == SeenWith::backend       ? any_backend
                              : seen_with == SeenWith::device_mode ? any_device_mode
                              : seen_with == SeenWith::no_backend  ? !any_backend
-                                                                  : true;
+                             : seen_with == SeenWith::pages ? kBackendsMovePages || !any_backend
+                                                            : true;
     if (counts_[i] == 0 && can_be_seen) names.push_back(name);
   }
   return names;
@@ -129,8 +131,15 @@ void count_connector(const SavedCase& saved, Tally& tally) {
   if (parts.empty()) return;
   if (parts.size() > 1) tally.count(Reached::multi_connector);
   if (saved.engine.async_scheduling) tally.count(Reached::async_connector);
+  if (saved.connector.has(ConnectorKind::hisparse)) {
+    tally.count(Reached::hisparse);
+    if (parts.size() > 1) tally.count(Reached::hisparse_peers);
+    if (saved.engine.async_scheduling) tally.count(Reached::hisparse_async);
+    if (saved.engine.num_spec_tokens > 0) tally.count(Reached::hisparse_drafts);
+  }
   for (const ConnectorKind kind : parts)
-    tally.count(kind == ConnectorKind::host ? Reached::host_tier : Reached::connector_peers);
+    if (kind != ConnectorKind::hisparse)
+      tally.count(kind == ConnectorKind::host ? Reached::host_tier : Reached::connector_peers);
   if (saved.connector.load_failure_policy == KVLoadFailurePolicy::fail)
     tally.count(Reached::load_failure_fails);
   if (saved.cache.groups.size() > 1) tally.count(Reached::connector_hybrid);
@@ -265,6 +274,48 @@ void TallyCounter::count_transfers(const RecordedStep& step) {
   }
 }
 
+void TallyCounter::count_pages(const RecordedStep& step) {
+  if (!step.pages) return;
+  const RecordedPages& pages = *step.pages;
+  for (const PageTransfer& transfer : pages.transfers) {
+    copies_[transfer.id] = 0;
+    tally_.count(transfer.restores ? Reached::page_restore : Reached::page_spill);
+  }
+  for (const auto& [name, mirrors] : pages.mirrors)
+    tally_.count(Reached::row_mirror, std::ssize(mirrors));
+  for (const auto& [name, update] : pages.residency) count_residency(step, name, update);
+  if (!step.scheduled.empty() && !pages.all_resident) tally_.count(Reached::host_read);
+  if (pages.free_host_blocks == 0) tally_.count(Reached::full_host_pool);
+  for (const RecordedScheduled& scheduled : step.scheduled)
+    for (std::size_t g = 0; scheduled.blocks && g < scheduled.blocks->size(); ++g)
+      if (saved_.cache.groups[g].spec.kind == CacheKind::hisparse_hot)
+        tally_.count(Reached::hot_region, (*scheduled.blocks)[g].empty() ? 0 : 1);
+  if (!step.stopped.empty() && !copies_.empty()) tally_.count(Reached::end_with_copies);
+  if (!step.worker) return;
+  for (const auto& [id, count] : step.worker->enqueued) copies_[id] += count;
+  for (const auto& [id, count] : step.worker->completed)
+    if ((copies_[id] -= count) == 0) copies_.erase(id);
+}
+
+// A page that lay on the device and lies on the host alone; one of a hit that lies there still.
+void TallyCounter::count_residency(const RecordedStep& step, const std::string& name,
+                                   const ResidencyUpdate& update) {
+  Request& request = requests_[name];
+  const auto row = std::ranges::find(step.scheduled, name, &RecordedScheduled::id);
+  const bool is_new = row != step.scheduled.end() && row->is_new;
+  if (is_new) request.pages.clear();
+  const std::int64_t num_hit =
+      is_new ? row->computed / saved_.cache.groups.front().spec.block_size : 0;
+  for (std::size_t i = 0; i < update.pages.size(); ++i) {
+    const auto page = static_cast<std::size_t>(update.pages[i]);
+    const BlockId block = update.blocks.front()[i];
+    if (page >= request.pages.size()) request.pages.resize(page + 1, kNullBlock);
+    if (block == kNullBlock && request.pages[page] != kNullBlock) tally_.count(Reached::lost_page);
+    if (block != kNullBlock && update.pages[i] < num_hit) tally_.count(Reached::adopted_page);
+    request.pages[page] = block;
+  }
+}
+
 // A hit in every group in which the table begins with blocks of others.
 void TallyCounter::count_hit(const RecordedStep& step, const RecordedScheduled& scheduled) {
   std::int64_t found = scheduled.computed;
@@ -385,6 +436,7 @@ void TallyCounter::step(const RecordedStep& step) {
   count_answers(step);
   count_scheduled(step);
   count_transfers(step);
+  count_pages(step);
   count_outcome(step);
   if (!step.scheduled.empty()) ++steps_in_flight_;
   const bool comes_in = step.output_of_step || !saved_.engine.async_scheduling;

@@ -148,6 +148,19 @@ namespace lockstep {
   X(host_load, connector)                \
   X(host_store, connector)               \
   X(host_eviction, connector)            \
+  X(hisparse, pages)                     \
+  X(hisparse_peers, pages)               \
+  X(hisparse_async, pages)               \
+  X(hisparse_drafts, pages)              \
+  X(page_spill, pages)                   \
+  X(page_restore, pages)                 \
+  X(lost_page, pages)                    \
+  X(row_mirror, pages)                   \
+  X(host_read, pages)                    \
+  X(hot_region, pages)                   \
+  X(adopted_page, pages)                 \
+  X(end_with_copies, pages)              \
+  X(full_host_pool, pages)               \
   X(idle_dp_rank, backend)               \
   X(dp_connector, backend)               \
   X(dp_graphs, device_mode)              \
@@ -160,6 +173,7 @@ enum class SeenWith : std::uint8_t {
   device_mode,  // with a backend, in a run that draws captured graphs and real numbers
   connector,    // a KV connector
   no_backend,   // one whose loads fail behind a step in flight: there is no backend for that
+  pages,        // HiSparse's groups; without a backend, unless kBackendsMovePages
 };
 
 enum class Reached : std::uint8_t {
@@ -225,6 +239,7 @@ class TallyCounter {
     std::int64_t first_computed = 0;       // before that step
     std::int64_t num_loaded_tokens = 0;    // that a longer load is to bring it up to
     std::int64_t num_drafts = 0;           // in that step
+    std::vector<BlockId> pages{};          // of HiSparse, where they lie in the first group of them
   };
 
   void count_events(const RecordedStep& step);
@@ -238,13 +253,17 @@ class TallyCounter {
   void count_outcome(const RecordedStep& step);
   void count_answers(const RecordedStep& step);
   void count_transfers(const RecordedStep& step);
+  void count_pages(const RecordedStep& step);
+  void count_residency(const RecordedStep& step, const std::string& name,
+                       const ResidencyUpdate& update);
   bool is_computed_again(const RecordedScheduled& scheduled, const Request& request) const;
 
   const SavedCase& saved_;
   Tally& tally_;
   std::map<std::string, Request> requests_;  // live ones
   std::int64_t steps_in_flight_ = 0;
-  std::vector<std::string> running_;  // after the step before
+  std::vector<std::string> running_;             // after the step before
+  std::map<std::int64_t, std::int32_t> copies_;  // of pages under way: ends to come; 0: unknown yet
 };
 
 }  // namespace lockstep

@@ -71,6 +71,7 @@ class HiSparseCoordinator {
                       std::span<const TransferCount> completed, const SetOrder& in_set_order);
   // Whether a transfer under way will free blocks, of the device or of the host.
   bool has_pending_reclamation() const;
+  bool has_pages_to_send() const { return !to_send_.empty(); }
   bool has_pending_work() const { return !to_send_.empty() || !pending_.empty(); }
 
  protected:

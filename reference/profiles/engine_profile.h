@@ -276,7 +276,8 @@ struct EngineProfile {
   // blocks (v1/core/single_type_kv_cache_manager.py, SinkFullAttentionManager).
   bool starts_with_sinks;
 
-  // What no release does: repairs of docs/findings.md, 1, 3, 7 to 9, 13 and 14 (profile_without()).
+  // What no release does: repairs of docs/findings.md, 1, 3, 7 to 9, 13, 14 and 46
+  // (profile_without()).
   bool state_hits_drop_a_block;   // with EAGLE, like those of attention
   bool withdraws_what_is_undone;  // what a victim published in the step that preempts it
   bool holders_stand_aside;       // one that holds blocks and has no room lets the next try
@@ -284,8 +285,9 @@ struct EngineProfile {
   // What a window may hold at once counts from its first block on, not from the head of the table:
   // otherwise what is loaded behind a window seems to need no blocks.
   bool caps_windows_where_they_begin;
-  bool keeps_window_of_last_token;  // of a prompt that is loaded whole: it is computed here
-  bool restarts_behind_windows;     // who goes back to a lost block and has no window before it
+  bool keeps_window_of_last_token;    // of a prompt that is loaded whole: it is computed here
+  bool restarts_behind_windows;       // who goes back to a lost block and has no window before it
+  bool restores_loads_within_a_step;  // the last page of HiSparse's that such a load fills
   // What data parallel ranks tell one another before a step, in numbers (v1/worker/dp_utils.py).
   std::int64_t dp_sync_rows;
 };

@@ -366,6 +366,9 @@ std::vector<Policy> make_policies() {
       LS_POLICY(restarts_behind_windows, kRepairs, {false, {}},
                 "A request that goes back to a lost block and has no window before it starts over.",
                 "loads that fail, with windows"),
+      LS_POLICY(restores_loads_within_a_step, kRepairs, {false, {}},
+                "What a load within a step brings of HiSparse's last page reaches the device.",
+                "synchronous loads beside HiSparse's groups"),
       LS_POLICY(dp_sync_rows, kScheduler, {4, {{"vllm-0.33.0", 7}}},
                 "Data parallel ranks tell one another more numbers before a step.",
                 "data parallelism, which no schedule holds"),
@@ -418,6 +421,11 @@ const std::vector<FindingPolicies>& all_finding_policies() {
        true},
       {36, {{"loads_leave_room", "yes"}}, {{"loads_leave_room", "to_all"}}, true},
       {38, {{"starts_with_sinks", "no"}}, {{"starts_with_sinks", "yes"}}},
+      {45, {{"serves_checkpoints", "yes"}}, {}, true},
+      {46,
+       {{"serves_checkpoints", "yes"}, {"restores_loads_within_a_step", "no"}},
+       {{"restores_loads_within_a_step", "yes"}},
+       true},
   };
   return kFindings;
 }

@@ -104,6 +104,9 @@ void Scheduler::Impl::tell_connector(RequestId id) {
     return;
   }
   remote->connector.update_state_after_alloc(id, request.groups[0].blocks, hit.num_external_tokens);
+  const bool loads_within = !hit.loads_async && hit.num_external_tokens > 0;
+  if (loads_within && cache.hisparse() != nullptr && profile.restores_loads_within_a_step)
+    cache.hisparse()->finish_import(request, false);
 }
 
 // Whether no step in flight writes the request's blocks.
@@ -296,6 +299,7 @@ void Scheduler::Impl::plan_page_transfers() {
   for (const ScheduledRequest& row : output.scheduled)
     rows.push_back({row.id, &at(row.id), row.computed, row.num_tokens});
   output.hisparse = cache.hisparse()->plan_step(rows);
+  remote->connector.start_pages(output.hisparse);
 }
 
 // Cuts each of `candidates` back to before its first invalid block; returns those that have one. A

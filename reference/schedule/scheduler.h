@@ -96,6 +96,11 @@ class Scheduler final : public DecisionSource {
   // have let go of is named as often.
   std::vector<BlockId> freed_late() const;
   std::int64_t num_free_blocks() const override;
+  // Of HiSparse's host pool; 0: there is none.
+  std::int64_t num_free_host_blocks() const;
+  // Pages of HiSparse's of which the next step will tell the workers; those, and all under way.
+  bool has_pages_to_send() const;
+  bool has_pages_under_way() const;
   bool is_cached(BlockId block) const;  // a prefix hit may find it
   std::int32_t ref_cnt(BlockId block) const;
   std::vector<BlockId> free_queue() const;  // next to be handed out first

@@ -63,6 +63,8 @@ class KVConnector {
   // are to be loaded into.
   virtual void update_state_after_alloc(RequestId, std::span<const BlockId> /*blocks*/,
                                         std::int32_t /*num_external_tokens*/) {}
+  // What the step that has just been decided tells the workers of HiSparse's pages.
+  virtual void start_pages(const HiSparseCommand&) {}
   // The request has finished. True: its blocks are kept until finished_sending.
   virtual bool request_finished(RequestId request, std::string_view name) = 0;
   // Requests that one report fails are ended in the order of a Python set, an accident of hashed

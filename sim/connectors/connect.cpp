@@ -7,30 +7,34 @@
 #include <utility>
 
 #include "base/check.h"
+#include "reference/plan/hisparse_plan.h"
 #include "reference/types/token_run.h"
+#include "sim/connectors/hisparse_connector.h"
 
 namespace lockstep {
 namespace {
 
-// A connector and what it moves: peers, or a host tier.
+// A connector and what it moves: peers, a host tier, or HiSparse's pages.
 struct Part {
   std::unique_ptr<SimulatedConnector> workers = nullptr;
   std::unique_ptr<PeerTransfers> peers = nullptr;
   std::unique_ptr<OffloadConnector> tier = nullptr;
+  std::unique_ptr<HiSparseConnector> pages = nullptr;
   std::int64_t num_host_blocks = 0;
 
   TransferPart pointers() const {
     if (tier != nullptr) return {tier.get(), tier.get(), tier.get(), num_host_blocks};
+    if (pages != nullptr) return {pages.get(), pages.get(), pages.get(), num_host_blocks};
     return {peers.get(), workers.get(), peers.get(), num_host_blocks};
   }
 };
 using Parts = std::vector<Part>;
 
 Part peer_part(const SimulatedConnectorOptions& options, bool takes_several_groups,
-               std::int64_t num_host_blocks) {
+               std::int64_t num_host_blocks, std::span<const KVCacheGroupSpec> groups = {}) {
   Part part{.num_host_blocks = num_host_blocks};
   part.workers = std::make_unique<SimulatedConnector>(options);
-  part.peers = std::make_unique<PeerTransfers>(*part.workers, takes_several_groups);
+  part.peers = std::make_unique<PeerTransfers>(*part.workers, takes_several_groups, groups);
   return part;
 }
 
@@ -57,12 +61,15 @@ class ConnectedWorkload final : public Workload {
   bool is_busy() const override { return was_busy_; }
   Result<void> connector_report(KVConnectorOutput& report) override {
     was_busy_ = used_.workers->is_busy();
+    copied_pages_ = std::ranges::any_of(
+        parts_, [](const Part& part) { return part.pages != nullptr && part.pages->is_busy(); });
     report = used_.workers->report();
     return {};
   }
   Result<Turn> next_turn(const LoopState& state, std::vector<WorkloadEvent>& events) override {
     LoopState seen = state;
     seen.idle &= !was_busy_;
+    seen.unfinished |= copied_pages_;  // an engine steps on until its pages have arrived
     return inner_->next_turn(seen, events);
   }
   Result<void> sample(std::int64_t step, std::span<const SampledRow> rows,
@@ -93,6 +100,7 @@ class ConnectedWorkload final : public Workload {
   std::optional<MultiTransfers> all_;  // of several parts
   TransferPart used_;                  // the only part, or all of them
   bool was_busy_ = false;
+  bool copied_pages_ = false;  // with the last report, or before it
 };
 
 SimulatedConnectorOptions peers_of(const ConnectorConfig& connector, const EngineConfig& engine,
@@ -115,9 +123,16 @@ SimulatedConnectorOptions peers_of(const ConnectorConfig& connector, const Engin
 
 Part make_part(ConnectorKind kind, const ConnectorConfig& connector, const EngineConfig& engine,
                const KVCacheConfig& plan, std::int32_t num_ranks, std::uint64_t seed) {
+  if (kind == ConnectorKind::hisparse) {
+    Part pages;
+    pages.pages = std::make_unique<HiSparseConnector>(
+        HiSparseOptions{.seed = seed, .delay_steps_max = connector.delay_steps_max});
+    return pages;
+  }
   if (kind != ConnectorKind::host)
     return peer_part(peers_of(connector, engine, plan, num_ranks, seed),
-                     class_of(kind).supports_hybrid_groups, num_host_blocks(kind, connector, plan));
+                     class_of(kind).supports_hybrid_groups, num_host_blocks(kind, connector, plan),
+                     plan.groups);
   Part part{.num_host_blocks = connector.num_host_blocks};
   part.tier = std::make_unique<OffloadConnector>(
       OffloadOptions{.seed = seed,
@@ -147,10 +162,30 @@ Result<void> check_defects(const ConnectorConfig& connector, const KVCacheConfig
           : "--connector host alone"));
 }
 
+// Workers for HiSparse's pages where there are such, and what else stands beside them.
+Result<void> check_hisparse(const ConnectorConfig& connector, const KVCacheConfig& plan) {
+  const auto num = [&](ConnectorKind kind) { return std::ranges::count(connector.parts, kind); };
+  const bool has_workers = connector.has(ConnectorKind::hisparse);
+  if (!has_hisparse(plan.groups)) {
+    if (!has_workers) return {};
+    return fail("connector: hisparse copies pages of HiSparse's groups, and the cache has none");
+  }
+  if (connector.parts.empty()) return {};  // a recorded one, or none, which the engine refuses
+  if (num(ConnectorKind::hisparse) != 1 || num(ConnectorKind::peers) > 1 ||
+      std::ssize(connector.parts) > 1 + num(ConnectorKind::peers))
+    return fail(fmt::format(
+        "connector: {}; with HiSparse's groups expected hisparse, or hisparse and peers",
+        connector_parts_text(connector.parts)));
+  return check_hisparse_groups(plan.groups);
+}
+
 std::string part_text(ConnectorKind kind, const ConnectorConfig& connector) {
   if (kind == ConnectorKind::host)
     return fmt::format("a host tier of {} block{}, transfers up to {} step{} late",
                        connector.num_host_blocks, connector.num_host_blocks == 1 ? "" : "s",
+                       connector.delay_steps_max, connector.delay_steps_max == 1 ? "" : "s");
+  if (kind == ConnectorKind::hisparse)
+    return fmt::format("HiSparse's workers, whose copies are done up to {} step{} late",
                        connector.delay_steps_max, connector.delay_steps_max == 1 ? "" : "s");
   return kind == ConnectorKind::peers ? "peers that know prefixes of some prompts"
                                       : "peers that know prefixes and take one KV cache group";
@@ -184,7 +219,9 @@ std::unique_ptr<Workload> connect(std::unique_ptr<Workload> inner, const Connect
 }
 
 ConnectorClass class_of(ConnectorKind kind) {
-  return {.name = kind == ConnectorKind::host ? "OffloadingConnector" : std::string(name_of(kind)),
+  return {.name = kind == ConnectorKind::host       ? "OffloadingConnector"
+                  : kind == ConnectorKind::hisparse ? "HiSparseConnector"
+                                                    : std::string(name_of(kind)),
           .supports_hybrid_groups = kind != ConnectorKind::one_group_peers};
 }
 
@@ -226,6 +263,7 @@ Result<void> check_connector(const ConnectorConfig& connector, const EngineConfi
   });
   if (has_states && !connector.parts.empty())
     return fail("connector: state layers; peers and host tiers here load and store none");
+  LS_RETURN_IF_ERROR(check_hisparse(connector, plan));
   LS_RETURN_IF_ERROR(check_defects(connector, plan));
   if (connector.has(ConnectorKind::one_group_peers) && plan.groups.size() > 1 &&
       connector.setup_defect != MultiConnectorDefect::hma_any)
@@ -236,6 +274,7 @@ Result<void> check_connector(const ConnectorConfig& connector, const EngineConfi
 
 std::int64_t num_host_blocks(ConnectorKind kind, const ConnectorConfig& connector,
                              const KVCacheConfig& plan) {
+  if (kind == ConnectorKind::hisparse) return 0;
   return kind == ConnectorKind::host ? connector.num_host_blocks : plan.num_blocks;
 }
 

@@ -149,6 +149,9 @@ KVConnectorOutput MultiConnector::merge(std::span<const KVConnectorOutput> repor
     merged.invalid_block_ids.insert(merged.invalid_block_ids.end(),
                                     report.invalid_block_ids.begin(),
                                     report.invalid_block_ids.end());
+    merged.enqueued.insert(merged.enqueued.end(), report.enqueued.begin(), report.enqueued.end());
+    merged.completed.insert(merged.completed.end(), report.completed.begin(),
+                            report.completed.end());
     for (const RequestId request : report.finished_sending) {
       const auto to_come = sends_to_come_.find(request);
       if (to_come == sends_to_come_.end())

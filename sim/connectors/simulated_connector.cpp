@@ -124,6 +124,16 @@ std::vector<BlockTransfer> blocks_of(const DecidedStep& step, RequestId request,
   return blocks;
 }
 
+PeerTransfers::PeerTransfers(KVConnector& connector, bool takes_several_groups,
+                             std::span<const KVCacheGroupSpec> groups)
+    : connector_(connector), takes_several_groups_(takes_several_groups) {
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    const auto group = static_cast<std::int32_t>(g);
+    if (groups[g].role == kHiSparseSource) source_group_ = group;
+    if (is_hisparse(groups[g].spec)) device_pages_.insert(group);
+  }
+}
+
 ExternalHit PeerTransfers::get_num_new_matched_tokens(const ExternalQuery& query) {
   const ExternalHit hit = connector_.get_num_new_matched_tokens(query);
   const std::int64_t first = query.num_local_tokens;
@@ -167,6 +177,7 @@ void PeerTransfers::plan(const DecidedStep& step, StepTransfers& transfers) {
 std::vector<BlockTransfer> PeerTransfers::moved(std::vector<BlockTransfer> blocks) const {
   if (!takes_several_groups_)
     std::erase_if(blocks, [](const BlockTransfer& block) { return block.group != 0; });
+  std::erase_if(blocks, [&](const auto& block) { return device_pages_.contains(block.group); });
   return blocks;
 }
 
@@ -175,7 +186,7 @@ void PeerTransfers::carry_out(const std::vector<BlockTransfer>& blocks, StepTran
     if (lost_.erase(block.block) > 0) continue;
     block.host = HostBlockId{index_of(block.block)};
     transfers.brought.push_back(block);
-    transfers.loads.push_back(block);
+    if (block.group != source_group_) transfers.loads.push_back(block);
   }
 }
 
@@ -185,6 +196,7 @@ void PeerTransfers::send(const DecidedStep& step, RequestId request, StepTransfe
   const std::int64_t known =
       std::min(step.scheduler.num_computed_tokens(request), step.scheduler.num_tokens(request));
   for (BlockTransfer block : moved(blocks_of(step, request, 0, known))) {
+    if (block.group == source_group_) continue;
     if (std::ranges::count(transfers.stores, block.block, &BlockTransfer::block) > 0) continue;
     block.host = HostBlockId{index_of(block.block)};
     transfers.stores.push_back(block);

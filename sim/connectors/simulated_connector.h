@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "base/seeded_random.h"
+#include "reference/types/kv_cache_spec.h"
 #include "reference/types/kv_connector.h"
 #include "sim/connectors/worker_connector.h"
 #include "sim/engine/workload.h"
@@ -107,11 +108,14 @@ std::vector<BlockTransfer> blocks_of(const DecidedStep& step, RequestId request,
 //     one in which its blocks are its own.
 // (3) Peers that take one KV cache group move blocks of the first, whatever there is.
 // (4) A block's place in the host tier has its own number, so the tier is as large as the pool.
+// (5) Of HiSparse's groups peers fill host blocks of the source, which are `brought` under their
+//     own numbers and loaded by nobody; its pages on the device they do not see. What they take
+//     from the host pool is not followed.
 class PeerTransfers final : public KVConnector, public TransferPlanner {
  public:
   // `connector` outlives this.
-  explicit PeerTransfers(KVConnector& connector, bool takes_several_groups = true)
-      : connector_(connector), takes_several_groups_(takes_several_groups) {}
+  explicit PeerTransfers(KVConnector& connector, bool takes_several_groups = true,
+                         std::span<const KVCacheGroupSpec> groups = {});
 
   KVConnectorTraits traits() const override { return connector_.traits(); }
   ExternalHit get_num_new_matched_tokens(const ExternalQuery& query) override;
@@ -139,8 +143,10 @@ class PeerTransfers final : public KVConnector, public TransferPlanner {
 
   KVConnector& connector_;
   const bool takes_several_groups_;
-  std::map<RequestId, Load> asked_;  // the last question of each
-  std::vector<Load> begun_;          // since the last plan
+  std::int32_t source_group_ = -1;       // of HiSparse
+  std::set<std::int32_t> device_pages_;  // groups of HiSparse's
+  std::map<RequestId, Load> asked_;      // the last question of each
+  std::vector<Load> begun_;              // since the last plan
   std::map<RequestId, std::vector<BlockTransfer>> loading_;
   std::set<BlockId> lost_;  // of loads under way
   std::int64_t num_frees_delayed_ = 0;

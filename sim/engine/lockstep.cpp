@@ -51,10 +51,12 @@ Result<void> LockstepRun::open(const RunParts& parts) {
 
 Result<bool> LockstepRun::advance() {
   if (config_.steps_max != 0 && summary_.steps >= config_.steps_max) return false;
+  const Scheduler* const model = decisions_.model();
+  const bool has_pages = model != nullptr && model->has_pages_to_send();
   LS_ASSIGN_OR_RETURN(const auto turn,
                       take_turn({.step = summary_.steps,
-                                 .idle = idle_,
-                                 .unfinished = decisions_.has_unfinished_requests()}));
+                                 .idle = idle_ && !has_pages,
+                                 .unfinished = has_pages || decisions_.has_unfinished_requests()}));
   if (turn == Turn::end) {
     if (has_wait_cycle(config_, decisions_, holding_)) set_stuck();
     return false;

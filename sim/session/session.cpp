@@ -9,6 +9,7 @@
 #include "reference/defects/planted_parts.h"
 #include "reference/memory/model_placement.h"
 #include "reference/memory/placed_layout.h"
+#include "reference/plan/hisparse_plan.h"
 #include "reference/plan/kernel_blocks.h"
 #include "reference/plan/rank_plan.h"
 #include "reference/profiles/engine_profile.h"
@@ -49,6 +50,8 @@ Result<void> check_ranks(const LockstepConfig& config) {
   if (config.data_parallel.defect == DataParallelDefect::dp_graph_alone &&
       config.backend.max_cudagraph_capture_size == 0)
     return fail("mutant: dp-graph-alone is of captured graphs, and none are captured");
+  if (dp_size > 1 && has_hisparse(config.backend.plan.groups))
+    return fail("data_parallel_size: beside HiSparse's groups expected 1");
   if (dp_size > 1 && config.data_parallel.enforce_eager &&
       config.backend.max_cudagraph_capture_size > 0)
     return fail("enforce_eager with max_cudagraph_capture_size: it says that no graphs run");
@@ -127,6 +130,10 @@ Result<void> Session::add_engine(std::int32_t dp_rank, SessionParts& parts) {
     engine.backends = std::move(backends);
     for (const auto& backend : engine.backends) engine.ranks.push_back(backend.get());
   }
+  if (!engine.ranks.empty() && has_hisparse(config_.backend.plan.groups))
+    return fail(
+        "HiSparse's groups: pages between a host pool and the device are decided, not moved; run "
+        "the decisions alone (--backend none)");
   engine.hidden_states =
       std::make_unique<HiddenStateCheck>(config_.backend.seed, config_.hidden_state_defect);
   engine.together = std::make_unique<RankUnion>();

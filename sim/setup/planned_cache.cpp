@@ -301,7 +301,7 @@ namespace {
 Result<void> check_alone(const GivenRun& given) {
   if (given.has("host_blocks")) return fail("--host-blocks needs a host tier: --connector host");
   if (given.has("transfer_delay_steps"))
-    return fail("--transfer-delay needs a host tier: --connector host");
+    return fail("--transfer-delay needs --connector host, or hisparse");
   for (const char* name : {"load_failed_percent", "kv_load_failure_policy"})
     if (given.has(name))
       return fail(fmt::format("{} needs a connector whose loads may fail: --connector",
@@ -319,9 +319,11 @@ Result<bool> hybrid_groups_of(const GivenRun& given, const RunSpec& run) {
     LS_RETURN_IF_ERROR(check_alone(given));
     return wants.value_or(true);
   }
-  for (const char* name : {"host_blocks", "transfer_delay_steps"})
-    if (given.has(name) && !run.connector.has(ConnectorKind::host))
-      return fail(fmt::format("{} is of a host tier: --connector host", run_field(name).flag));
+  const bool has_host = run.connector.has(ConnectorKind::host);
+  if (given.has("host_blocks") && !has_host)
+    return fail("--host-blocks is of a host tier: --connector host");
+  if (given.has("transfer_delay_steps") && !has_host && !run.connector.has(ConnectorKind::hisparse))
+    return fail("--transfer-delay is of a host tier or of HiSparse's: --connector host, hisparse");
   ConnectorConfig connector;
   static_cast<ConnectorSpec&>(connector) = run.connector;
   if (!run.mutants.empty())

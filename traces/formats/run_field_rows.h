@@ -14,7 +14,7 @@
 namespace lockstep::run_rows {
 
 constexpr std::string_view kPartsExpected =
-    "peers, host or one-group-peers, or up to 4 of them joined by +";
+    "peers, host, one-group-peers or hisparse, or up to 4 of them joined by +";
 
 // The words of an enum, in the order of its values.
 template <class E>

@@ -243,8 +243,9 @@ constexpr RunField kFields[] = {
          .flag = "--connector",
          .help = "peers: somebody knows prefixes of some prompts, loads take time and fail "
                  "(default); host: full blocks are stored in host memory and loaded from there; "
-                 "one-group-peers: as peers, of one KV cache group; up to four of them in the "
-                 "order in which they are asked: peers+host",
+                 "one-group-peers: as peers, of one KV cache group; hisparse: workers that copy "
+                 "pages of HiSparse's groups; up to four of them in the order in which they are "
+                 "asked: peers+host",
          .value_name = "PART[+PART...]",
          .default_text = "peers",
          .value_is_optional = true,
@@ -287,8 +288,16 @@ constexpr RunField kFields[] = {
         {.name = "transfer_delay_steps",
          .group = kConnector,
          .flag = "--transfer-delay",
-         .help = "steps that a load or store of the host tier takes at most (3)",
+         .help = "steps that a load or store of the host tier, or a copy of HiSparse's pages, "
+                 "takes at most (3)",
          .at_most = 1000,
+         .said_by = kByRecordings,
+         .shrinks = Shrinks::lowered,
+         .lowest = 1}),
+
+    setting_row<&RunSpec::engine, &EngineConfig::hisparse_host_num_blocks>(
+        {.name = "hisparse_host_num_blocks",
+         .at_most = INT32_MAX,
          .said_by = kByRecordings,
          .shrinks = Shrinks::lowered,
          .lowest = 1}),

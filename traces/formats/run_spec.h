@@ -58,6 +58,7 @@ enum class ConnectorKind : std::uint8_t {
   // Peers that take one KV cache group, as the connectors of vLLM without SupportsHMA do; of
   // several they move the first.
   one_group_peers = 3,
+  hisparse = 4,  // workers that copy pages between a host pool and the device: hisparse_connector.h
 };
 std::string_view name_of(ConnectorKind kind);
 
@@ -72,7 +73,7 @@ struct ConnectorSpec {
   std::int64_t num_host_blocks = 0;  // of each host tier
   // Of the loads; absent: as many as each kind loses by itself, which a host tier does not.
   std::optional<std::int32_t> load_failed_percent;
-  std::int32_t delay_steps_max = 3;  // of a host tier
+  std::int32_t delay_steps_max = 3;  // of a host tier, and of HiSparse's workers
   KVLoadFailurePolicy load_failure_policy = KVLoadFailurePolicy::recompute;
 
   bool has(ConnectorKind kind) const;

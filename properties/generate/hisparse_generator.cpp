@@ -1,0 +1,127 @@
+// HiSparse's groups, in place of the cache that was drawn: pages of sparse attention's rows between
+// a host pool and the device.
+#include <fmt/core.h>
+
+#include <algorithm>
+
+#include "properties/generate/generator_parts.h"
+#include "reference/plan/hisparse_plan.h"
+#include "reference/plan/page_size.h"
+#include "reference/plan/request_need.h"
+#include "reference/profiles/engine_profile.h"
+#include "reference/profiles/policies.h"
+#include "reference/profiles/releases.h"
+#include "sim/step/backend_config.h"
+
+namespace lockstep {
+namespace {
+
+KVCacheSpec rows_of(ChoiceSource& choices, std::int64_t block_size) {
+  KVCacheSpec spec;
+  spec.kind = CacheKind::mla;
+  spec.block_size = block_size;
+  spec.num_kv_heads = 1;
+  spec.head_size = choices.one_of<std::int64_t>({8, 4, 16});
+  spec.dtype = choices.one_of({DType::bf16, DType::fp16, DType::fp32});
+  return spec;
+}
+
+// As vLLM lays them out: source, indexer, resident pages, hot regions.
+std::vector<KVCacheGroupSpec> draw_pages(ChoiceSource& choices, std::int64_t block_size) {
+  std::vector<KVCacheGroupSpec> groups(2);
+  groups[0] = {.layer_names = {}, .spec = rows_of(choices, block_size)};
+  groups[0].role = kHiSparseSource;
+  groups[1] = {.layer_names = {}, .spec = rows_of(choices, block_size)};
+  groups[1].role = kHiSparseIndexer;
+  const std::int64_t layers = choices.between(1, 3);
+  for (std::int64_t i = 0; i < layers; ++i) {
+    groups[0].layer_names.push_back(fmt::format("model.layers.{}.attn", i));
+    groups[1].layer_names.push_back(fmt::format("model.layers.{}.indexer.k_cache", i));
+  }
+  const std::int64_t first_cut = choices.between(1, layers);  // all of them: one group of pages
+  for (const CacheKind kind : {CacheKind::hisparse_resident, CacheKind::hisparse_hot}) {
+    const bool is_hot = kind == CacheKind::hisparse_hot;
+    KVCacheGroupSpec pages;
+    pages.spec.kind = kind;
+    pages.spec.block_size = block_size;
+    pages.spec.hisparse_page_bytes = page_size_bytes(groups[0].spec);
+    if (is_hot) pages.spec.blocks_per_request = choices.between(1, 3);
+    for (std::int64_t i = 0; i < layers; ++i) {
+      if (i == first_cut) {
+        groups.push_back(pages);
+        pages.layer_names.clear();
+      }
+      pages.layer_names.push_back(groups[0].layer_names[static_cast<std::size_t>(i)] +
+                                  std::string(is_hot ? kHotSuffix : kResidentSuffix));
+    }
+    groups.push_back(pages);
+  }
+  return groups;
+}
+
+// What is left out beside the groups: checkpoints and ranks have no part in them, drafts of a step
+// in flight are the worker's to know, and vLLM does not start without room for whole prompts.
+EngineConfig engine_beside(const EngineConfig& drawn) {
+  EngineConfig engine = drawn;
+  engine.dcp = engine.pcp = 1;
+  engine.mamba_block_size = 0;
+  engine.mamba_cache_mode = MambaCacheMode::none;
+  engine.num_prefill_lookahead_tokens = 1;
+  engine.prefix_match_unit = 0;
+  engine.hash_algorithm = HashAlgorithm::content;
+  engine.scheduler_reserve_full_isl = true;
+  if (engine.num_spec_tokens > 0) engine.async_scheduling = false;
+  return engine;
+}
+
+}  // namespace
+
+void draw_hisparse(Draw& draw, SavedCase& saved) {
+  if (!draw.has(Feature::hisparse) || draw.options.worker || draw.options.any_release_connects)
+    return;
+  if (draw.runs_kernels() && !kBackendsMovePages) return;
+  // Who wants something of a case wants it in the cache that was drawn.
+  const FeatureSet& wanted = draw.options.always;
+  if (!(wanted == FeatureSet()) && !wanted.has(Feature::hisparse)) return;
+  const EngineProfile& profile = engine_profile(saved.engine.engine);
+  if (!profile.serves_checkpoints || !profile.release->models_connectors) return;
+  ChoiceSource& choices = draw.choices;
+  SavedCase next = saved;
+  EngineConfig& engine = next.engine = engine_beside(saved.engine);
+  std::vector<KVCacheGroupSpec> groups = draw_pages(choices, engine.block_size);
+  const std::int64_t pages = cdiv(engine.max_model_len, engine.block_size) + 2;
+  engine.hisparse_host_num_blocks = pages * choices.one_of<std::int64_t>({1, 1, 2, 3, 8});
+  const std::int64_t need = planned_blocks_of_request(engine, groups);
+  const std::int64_t num_blocks =
+      1 + need + choices.one_of<std::int64_t>({0, choices.below(need + 1), need, 3 * need});
+  auto plan = plan_for_groups(std::move(groups), num_blocks);
+  if (!plan) return;
+  next.cache = std::move(*plan);
+  next.kernel_block_sizes.clear();
+  for (const KVCacheGroupSpec& group : next.cache.groups)
+    next.kernel_block_sizes.push_back(group.spec.block_size);
+  next.layout = CacheLayout::NHD;
+  next.tensor_parallel_size = next.pipeline_parallel_size = next.data_parallel_size = 1;
+  next.enforce_eager = false;
+  next.numbers = Numbers::words;
+  next.connector = {};
+  next.connector.parts = {ConnectorKind::hisparse};
+  next.connector.delay_steps_max = choices.one_of({3, 0, 1, 8});
+  next.connector.load_failure_policy = saved.connector.load_failure_policy;
+  if (draw.has(Feature::connector_peers)) {
+    next.connector.parts.insert(next.connector.parts.begin() + choices.below(2),
+                                ConnectorKind::peers);
+    // Findings, 46: every load within a step shows it.
+    const std::string without = profile_without(engine.engine, 46);
+    if (!choices.chance(10) && !without.empty()) engine.engine = without;
+  }
+  // Faults follow the size of the pool.
+  draw_fault_plan(draw, next);
+  if (draw.has(Feature::faults) && next.connector.has(ConnectorKind::peers) && choices.chance(50))
+    next.faults.push_back(
+        faults_of(FaultPlan({{.kind = FaultKind::abort_loading, .step = choices.below(8)}}))
+            .front());
+  if (is_accepted(next)) saved = std::move(next);
+}
+
+}  // namespace lockstep
