@@ -127,7 +127,7 @@ class FeatureSet {
 };
 
 // Whether a backend moves HiSparse's pages: cases of them are drawn for backends, too.
-inline constexpr bool kBackendsMovePages = false;
+inline constexpr bool kBackendsMovePages = true;
 
 // Those that divide a case among several devices or engines.
 inline constexpr FeatureSet kRankFeatures = {Feature::context_parallel, Feature::tensor_parallel,

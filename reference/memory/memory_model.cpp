@@ -17,7 +17,7 @@ namespace {
 
 std::optional<std::string> why_not_modelled(const KVCacheGroupSpec& group) {
   const KVCacheSpec& spec = group.spec;
-  if (spec.kind == CacheKind::encoder_only && !is_source(group))
+  if (spec.kind == CacheKind::encoder_only && !is_hisparse_source(group))
     return fmt::format("a cache of kind {} keeps nothing", name_of(spec.kind));
   for (std::size_t i = 0; i < group.layer_names.size(); ++i) {
     const KVCacheSpec& layer = group.layer_spec(i);
@@ -99,7 +99,7 @@ Result<void> MemoryModel::add_layers(const KVCacheConfig& plan, const PoolLayout
     group.is_encoder = is_cross_attention(spec.spec);
     group.is_resident = spec.role == kHiSparseResident;
     group.is_hot = spec.role == kHiSparseHot;
-    if (is_source(spec)) source_ = static_cast<std::int32_t>(g);
+    if (is_hisparse_source(spec)) source_ = static_cast<std::int32_t>(g);
     group.num_sinks = spec.spec.sink_len;
     group.block_size = spec.spec.block_size;
     group.first_layer = static_cast<std::int32_t>(layers_.size());
@@ -112,7 +112,7 @@ Result<void> MemoryModel::add_layers(const KVCacheConfig& plan, const PoolLayout
       layers_.push_back(make_layer(index, static_cast<std::int32_t>(g), spec.layer_names[i],
                                    spec.layer_spec(i), pool.groups[g][i], share));
       ModelLayer& layer = layers_.back();
-      if (is_source(spec)) continue;  // its rows are those of resident layers
+      if (is_hisparse_source(spec)) continue;  // its rows are those of resident layers
       layer.lane = 1 + draft_module_of(plan, layer.name);
       layer.words = row_words(numbers_, spec.layer_spec(i), layer.share.layer);
       const bool by_rows = layer.words.by_largest != nullptr, by_groups = layer.words.by_group;

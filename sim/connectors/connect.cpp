@@ -31,10 +31,12 @@ struct Part {
 using Parts = std::vector<Part>;
 
 Part peer_part(const SimulatedConnectorOptions& options, bool takes_several_groups,
-               std::int64_t num_host_blocks, std::span<const KVCacheGroupSpec> groups = {}) {
+               std::int64_t num_host_blocks, std::span<const KVCacheGroupSpec> groups = {},
+               std::int64_t num_pool_blocks = 0) {
   Part part{.num_host_blocks = num_host_blocks};
   part.workers = std::make_unique<SimulatedConnector>(options);
-  part.peers = std::make_unique<PeerTransfers>(*part.workers, takes_several_groups, groups);
+  part.peers =
+      std::make_unique<PeerTransfers>(*part.workers, takes_several_groups, groups, num_pool_blocks);
   return part;
 }
 
@@ -132,7 +134,7 @@ Part make_part(ConnectorKind kind, const ConnectorConfig& connector, const Engin
   if (kind != ConnectorKind::host)
     return peer_part(peers_of(connector, engine, plan, num_ranks, seed),
                      class_of(kind).supports_hybrid_groups, num_host_blocks(kind, connector, plan),
-                     plan.groups);
+                     plan.groups, engine.hisparse_host_num_blocks);
   Part part{.num_host_blocks = connector.num_host_blocks};
   part.tier = std::make_unique<OffloadConnector>(
       OffloadOptions{.seed = seed,

@@ -125,8 +125,10 @@ std::vector<BlockTransfer> blocks_of(const DecidedStep& step, RequestId request,
 }
 
 PeerTransfers::PeerTransfers(KVConnector& connector, bool takes_several_groups,
-                             std::span<const KVCacheGroupSpec> groups)
-    : connector_(connector), takes_several_groups_(takes_several_groups) {
+                             std::span<const KVCacheGroupSpec> groups, std::int64_t num_pool_blocks)
+    : connector_(connector),
+      takes_several_groups_(takes_several_groups),
+      num_pool_blocks_(num_pool_blocks) {
   for (std::size_t g = 0; g < groups.size(); ++g) {
     const auto group = static_cast<std::int32_t>(g);
     if (groups[g].role == kHiSparseSource) source_group_ = group;
@@ -181,10 +183,15 @@ std::vector<BlockTransfer> PeerTransfers::moved(std::vector<BlockTransfer> block
   return blocks;
 }
 
+HostBlockId PeerTransfers::host_of(const BlockTransfer& block) const {
+  const std::int64_t first = block.group == source_group_ ? 0 : num_pool_blocks_;
+  return HostBlockId{static_cast<std::int32_t>(first + index_of(block.block))};
+}
+
 void PeerTransfers::carry_out(const std::vector<BlockTransfer>& blocks, StepTransfers& transfers) {
   for (BlockTransfer block : blocks) {
     if (lost_.erase(block.block) > 0) continue;
-    block.host = HostBlockId{index_of(block.block)};
+    block.host = host_of(block);
     transfers.brought.push_back(block);
     if (block.group != source_group_) transfers.loads.push_back(block);
   }
@@ -198,7 +205,7 @@ void PeerTransfers::send(const DecidedStep& step, RequestId request, StepTransfe
   for (BlockTransfer block : moved(blocks_of(step, request, 0, known))) {
     if (block.group == source_group_) continue;
     if (std::ranges::count(transfers.stores, block.block, &BlockTransfer::block) > 0) continue;
-    block.host = HostBlockId{index_of(block.block)};
+    block.host = host_of(block);
     transfers.stores.push_back(block);
   }
 }

@@ -108,6 +108,7 @@ std::vector<BlockTransfer> blocks_of(const DecidedStep& step, RequestId request,
 //     one in which its blocks are its own.
 // (3) Peers that take one KV cache group move blocks of the first, whatever there is.
 // (4) A block's place in the host tier has its own number, so the tier is as large as the pool.
+//     HiSparse's host pool stands in front of them; what is brought for its blocks lies there.
 // (5) Of HiSparse's groups peers fill host blocks of the source, which are `brought` under their
 //     own numbers and loaded by nobody; its pages on the device they do not see. What they take
 //     from the host pool is not followed.
@@ -115,7 +116,8 @@ class PeerTransfers final : public KVConnector, public TransferPlanner {
  public:
   // `connector` outlives this.
   explicit PeerTransfers(KVConnector& connector, bool takes_several_groups = true,
-                         std::span<const KVCacheGroupSpec> groups = {});
+                         std::span<const KVCacheGroupSpec> groups = {},
+                         std::int64_t num_pool_blocks = 0);
 
   KVConnectorTraits traits() const override { return connector_.traits(); }
   ExternalHit get_num_new_matched_tokens(const ExternalQuery& query) override;
@@ -142,7 +144,11 @@ class PeerTransfers final : public KVConnector, public TransferPlanner {
   void send(const DecidedStep& step, RequestId request, StepTransfers& transfers);
 
   KVConnector& connector_;
+  // The block's place in the host tier.
+  HostBlockId host_of(const BlockTransfer& block) const;
+
   const bool takes_several_groups_;
+  const std::int64_t num_pool_blocks_;   // of HiSparse's host pool
   std::int32_t source_group_ = -1;       // of HiSparse
   std::set<std::int32_t> device_pages_;  // groups of HiSparse's
   std::map<RequestId, Load> asked_;      // the last question of each

@@ -130,10 +130,6 @@ Result<void> Session::add_engine(std::int32_t dp_rank, SessionParts& parts) {
     engine.backends = std::move(backends);
     for (const auto& backend : engine.backends) engine.ranks.push_back(backend.get());
   }
-  if (!engine.ranks.empty() && has_hisparse(config_.backend.plan.groups))
-    return fail(
-        "HiSparse's groups: pages between a host pool and the device are decided, not moved; run "
-        "the decisions alone (--backend none)");
   engine.hidden_states =
       std::make_unique<HiddenStateCheck>(config_.backend.seed, config_.hidden_state_defect);
   engine.together = std::make_unique<RankUnion>();
@@ -305,6 +301,8 @@ LockstepConfig config_of(const RunSpec& run) {
   if (!run.connector.parts.empty()) {
     config.engine = beside_connector(config.engine);
     backend.num_host_blocks = num_host_blocks(config.connector, run.cache);
+    if (has_hisparse(run.cache.groups))
+      backend.num_host_blocks += run.engine.hisparse_host_num_blocks;
   }
   follow_drafter(!run.connector.parts.empty(), is_foreign(run.backend), config);
   if (!run.mutants.empty()) plant(config, run.mutants.front());

@@ -91,7 +91,7 @@ ProgramBuilder::HitEnds ProgramBuilder::hit_ends_of(const EngineConfig& engine,
 
 namespace {
 
-Result<void> check_hisparse(const EngineConfig& engine, const KVCacheConfig& plan) {
+Result<void> check_pages_moved(const EngineConfig& engine, const KVCacheConfig& plan) {
   if (engine.async_scheduling && engine.num_spec_tokens > 0)
     return fail(
         "HiSparse beside drafts in flight: which rows a step mirrors is known to its worker alone");
@@ -121,7 +121,7 @@ Result<void> ProgramBuilder::check_supported(const EngineConfig& engine,
           "reference windows with prefix caching: rows of what was generated are no function of "
           "the tokens before them; --no-prefix-caching, as the engine serves them");
   }
-  if (has_hisparse(plan.groups)) LS_RETURN_IF_ERROR(check_hisparse(engine, plan));
+  if (has_hisparse(plan.groups)) LS_RETURN_IF_ERROR(check_pages_moved(engine, plan));
   const bool keeps_states = std::ranges::any_of(plan.groups, [](const KVCacheGroupSpec& group) {
     return group.spec.kind == CacheKind::mamba;
   });
