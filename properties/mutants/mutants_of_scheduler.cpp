@@ -342,7 +342,7 @@ std::vector<Mutant> page_mutants() {
       {.id = "page-host-held-twice",
        .mechanism = "a copy of a page holds its host block twice, and gives it back once",
        .exposed_by = "HiSparse, and a page that fills up",
-       .caught_by = {"invariant.page_leak"},
+       .caught_by = {"invariant.page_leak", "liveness"},
        .bias = pages},
       {.id = "page-copy-unheld",
        .mechanism = "a copy of a page does not hold its device blocks: they are handed out while "
