@@ -362,6 +362,8 @@ void map_tables(SavedCase& saved) {
     KVCacheSpec& spec = group.spec;
     if (is_ring(spec)) continue;
     spec.block_size *= longer;
+    if (spec.compress_ratio > 1 && spec.block_size < kKernelBlock)
+      return;  // shorter than the first
     if (spec.compress_ratio > 1)
       spec.block_stride_alignment =
           unpadded_page_size_bytes(spec) / (spec.block_size / kKernelBlock);

@@ -48,6 +48,7 @@ std::vector<Mutant> state_mutants();
 std::vector<Mutant> schedule_mutants();
 std::vector<Mutant> fault_mutants();
 std::vector<Mutant> encoder_mutants();
+std::vector<Mutant> page_mutants();
 // mutants_of_backend.cpp
 std::vector<Mutant> row_mutants();
 std::vector<Mutant> backend_state_mutants();

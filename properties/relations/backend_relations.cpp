@@ -12,6 +12,7 @@
 #include "reference/memory/attention_oracle.h"
 #include "reference/memory/content.h"
 #include "reference/plan/context_share.h"
+#include "reference/plan/hisparse_plan.h"
 #include "sim/session/session.h"
 #include "sim/step/model_step.h"
 #include "sim/step/program_builder.h"
@@ -174,6 +175,7 @@ Result<void> ReadingBackend::fingerprint_all() {
 
 std::string why_not_read(const SavedCase& saved) {
   if (saved.backend == "none") return "the case runs without a backend";
+  if (has_hisparse(saved.cache.groups)) return "rows of HiSparse's groups lie in two pools";
   const LockstepConfig config = config_of(saved);
   if (may_lose_blocks(saved))
     return "rows behind a block that a load did not fill are read as well";

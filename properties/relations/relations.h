@@ -42,12 +42,12 @@ std::span<const Relation> place_relations();
 
 // What generated cases are held to relations without: priorities, since what such a request hits
 // may never have been computed (finding 3 of docs/findings.md); windows that are computed again,
-// whose tokens see less the second time; sinks, whose blocks have fixed ids; faults; and ranks,
-// which relations bring themselves.
+// whose tokens see less the second time; sinks, whose blocks have fixed ids; HiSparse's groups,
+// whose block ids are of two pools; faults; and ranks, which relations bring themselves.
 constexpr FeatureSet unrelated_features() {
   FeatureSet features = kRankFeatures;
-  features.add(
-      {Feature::priority_policy, Feature::faults, Feature::bounded_replay, Feature::sinks});
+  features.add({Feature::priority_policy, Feature::faults, Feature::bounded_replay, Feature::sinks,
+                Feature::hisparse});
   return features;
 }
 

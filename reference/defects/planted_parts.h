@@ -20,6 +20,9 @@ class PlantedParts final : public SchedulerParts {
   std::unique_ptr<GroupManager> manager(const KVCacheSpec& spec, std::int32_t group,
                                         const EngineConfig& config, BlockSizes sizes,
                                         BlockPool& pool) const override;
+  std::unique_ptr<HiSparseCoordinator> hisparse(const EngineConfig& config,
+                                                std::unique_ptr<BlockPool> host,
+                                                BlockPool& device) const override;
   std::unique_ptr<KVCacheCoordinator> coordinator(const EngineConfig& config,
                                                   std::span<const KVCacheGroupSpec> groups,
                                                   BlockSizes sizes,

@@ -45,6 +45,16 @@ constexpr std::array kNames = std::to_array<std::pair<SchedulerDefect, std::stri
     {cross_blocks_short, "cross-blocks-short"},
     {sinks_given_away, "sinks-given-away"},
     {rswa_window_short, "rswa-window-short"},
+    {page_host_held_twice, "page-host-held-twice"},
+    {page_copy_unheld, "page-copy-unheld"},
+    {page_last_untold, "page-last-untold"},
+    {page_loss_untold, "page-loss-untold"},
+    {page_loss_forgotten, "page-loss-forgotten"},
+    {page_copy_stale, "page-copy-stale"},
+    {page_restore_dropped, "page-restore-dropped"},
+    {page_mirror_short, "page-mirror-short"},
+    {page_without_hot_region, "page-without-hot-region"},
+    {page_all_resident, "page-all-resident"},
 });
 
 constexpr std::array kDefects = [] {

@@ -58,6 +58,17 @@ enum class SchedulerDefect : std::uint8_t {
   cross_blocks_short,
   sinks_given_away,
   rswa_window_short,
+  // HiSparse's pages.
+  page_host_held_twice,
+  page_copy_unheld,
+  page_last_untold,
+  page_loss_untold,
+  page_loss_forgotten,
+  page_copy_stale,
+  page_restore_dropped,
+  page_mirror_short,
+  page_without_hot_region,
+  page_all_resident,
 };
 
 // All of them but `none`, in the order above.

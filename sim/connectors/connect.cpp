@@ -128,7 +128,7 @@ Part make_part(ConnectorKind kind, const ConnectorConfig& connector, const Engin
   if (kind == ConnectorKind::hisparse) {
     Part pages;
     pages.pages = std::make_unique<HiSparseConnector>(
-        HiSparseOptions{.seed = seed, .delay_steps_max = connector.delay_steps_max});
+        HiSparseWorkerOptions{.seed = seed, .delay_steps_max = connector.delay_steps_max});
     return pages;
   }
   if (kind != ConnectorKind::host)

@@ -4,7 +4,7 @@
 
 namespace lockstep {
 
-HiSparseConnector::HiSparseConnector(const HiSparseOptions& options)
+HiSparseConnector::HiSparseConnector(const HiSparseWorkerOptions& options)
     : delay_steps_max_(options.delay_steps_max),
       random_(options.seed, "hisparse"),
       num_workers_(static_cast<std::int32_t>(random_.between(1, 2))) {}

@@ -24,14 +24,14 @@
 
 namespace lockstep {
 
-struct HiSparseOptions {
+struct HiSparseWorkerOptions {
   std::uint64_t seed = 0;
   std::int32_t delay_steps_max = 3;
 };
 
 class HiSparseConnector final : public WorkerConnector, public TransferPlanner {
  public:
-  explicit HiSparseConnector(const HiSparseOptions& options);
+  explicit HiSparseConnector(const HiSparseWorkerOptions& options);
 
   ExternalHit get_num_new_matched_tokens(const ExternalQuery&) override { return {}; }
   bool request_finished(RequestId, std::string_view) override { return false; }

@@ -12,7 +12,7 @@
 #include <memory>
 
 #include "base/seeded_random.h"
-#include "reference/cache/hisparse_coordinator.h"
+#include "reference/defects/planted_parts.h"
 #include "reference/schedule/scheduler_impl.h"
 #include "sim/conform/conform_run.h"
 
@@ -357,89 +357,9 @@ TEST(HiSparsePages, the_last_page_of_a_load_within_a_step_is_read_and_nothing_is
   EXPECT_EQ(violation->what, "token 0 is read from device block 2, which holds nothing");
 }
 
-// One step wrong.
-// What a transfer holds while it is under way: once too often on the host, or not on the device.
-class HoldsHostBlocksTwice final : public HiSparseCoordinator {
-  using HiSparseCoordinator::HiSparseCoordinator;
-  bool plan_transfer(const std::shared_ptr<State>& state, std::int32_t page,
-                     bool restores) override {
-    if (!HiSparseCoordinator::plan_transfer(state, page, restores)) return false;
-    host_pool().touch({&pending_.rbegin()->second.host, 1});
-    return true;
-  }
-};
-class HoldsNoDeviceBlocks final : public HiSparseCoordinator {
-  using HiSparseCoordinator::HiSparseCoordinator;
-  bool plan_transfer(const std::shared_ptr<State>& state, std::int32_t page,
-                     bool restores) override {
-    if (!HiSparseCoordinator::plan_transfer(state, page, restores)) return false;
-    device_pool().free_blocks(std::exchange(pending_.rbegin()->second.resident, {}));
-    return true;
-  }
-};
-class TellsNotOfTheLastPage final : public HiSparseCoordinator {
-  using HiSparseCoordinator::HiSparseCoordinator;
-  ResidencyUpdate take_residency(Request& request) override {
-    ResidencyUpdate update = HiSparseCoordinator::take_residency(request);
-    if (update.pages.empty()) return update;
-    update.pages.pop_back();
-    for (std::vector<BlockId>& blocks : update.blocks) blocks.pop_back();
-    return update;
-  }
-};
-class ForgetsLostPages final : public HiSparseCoordinator {
-  using HiSparseCoordinator::HiSparseCoordinator;
-  void lose_page(const Page&) override {}
-};
-class KeepsCopiesOfReusedBlocks final : public HiSparseCoordinator {
-  using HiSparseCoordinator::HiSparseCoordinator;
-  void drop_copy(const CopyKey&) override {}
-};
-class RestoresNothing final : public HiSparseCoordinator {
-  using HiSparseCoordinator::HiSparseCoordinator;
-  bool plan_transfer(const std::shared_ptr<State>& state, std::int32_t page,
-                     bool restores) override {
-    return !restores && HiSparseCoordinator::plan_transfer(state, page, restores);
-  }
-};
-class MirrorsNotTheLastPage final : public HiSparseCoordinator {
-  using HiSparseCoordinator::HiSparseCoordinator;
-  std::vector<RowMirror> mirrors_of(Request& request, std::int32_t begin,
-                                    std::int32_t end) const override {
-    auto mirrors = HiSparseCoordinator::mirrors_of(request, begin, end);
-    if (mirrors.size() > 1) mirrors.pop_back();
-    return mirrors;
-  }
-};
-class NeedsNoHotRegion final : public HiSparseCoordinator {
-  using HiSparseCoordinator::HiSparseCoordinator;
-  bool can_read_from_host(const Request&) const override { return true; }
-};
-class SaysAllIsResident final : public HiSparseCoordinator {
-  using HiSparseCoordinator::HiSparseCoordinator;
-  bool all_resident(std::span<const Row>) override { return true; }
-};
-class TellsOfNewPagesAlone final : public HiSparseCoordinator {
-  using HiSparseCoordinator::HiSparseCoordinator;
-  ResidencyUpdate take_residency(Request& request) override {
-    state_of(request)->stale.clear();
-    return HiSparseCoordinator::take_residency(request);
-  }
-};
-
-template <class Planted>
-struct PlantedParts final : SchedulerParts {
-  std::unique_ptr<HiSparseCoordinator> hisparse(const EngineConfig& config,
-                                                std::unique_ptr<BlockPool> host,
-                                                BlockPool& device) const override {
-    return std::make_unique<Planted>(config, std::move(host), device);
-  }
-};
-
 // The names of the checks that caught it, and in how many of the runs.
-template <class Planted>
-std::map<std::string, int> caught() {
-  const PlantedParts<Planted> parts;
+std::map<std::string, int> caught(SchedulerDefect defect) {
+  const PlantedParts parts(defect);
   std::map<std::string, int> names;
   Totals totals;
   for (std::uint64_t seed = 0; seed < 60; ++seed)
@@ -457,30 +377,30 @@ TEST(HiSparsePages, a_load_that_fills_nothing_and_says_it_did_is_found_by_who_lo
   EXPECT_GT(names["hit_row"], 0);
 }
 TEST(HiSparsePages, blocks_are_held_while_a_transfer_is_under_way_and_no_longer) {
-  EXPECT_GT(caught<HoldsNoDeviceBlocks>()["page_under_way"], 0);
-  EXPECT_GT(caught<HoldsHostBlocksTwice>()["page_leak"], 0);
+  EXPECT_GT(caught(SchedulerDefect::page_copy_unheld)["page_under_way"], 0);
+  EXPECT_GT(caught(SchedulerDefect::page_host_held_twice)["page_leak"], 0);
 }
 TEST(HiSparsePages, a_page_that_workers_do_not_know_of_is_written) {
-  EXPECT_GT(caught<TellsNotOfTheLastPage>()["written_page"], 0);
+  EXPECT_GT(caught(SchedulerDefect::page_last_untold)["written_page"], 0);
 }
 TEST(HiSparsePages, a_lost_page_that_nobody_is_told_of_is_read_from_another_request) {
-  EXPECT_GT(caught<ForgetsLostPages>()["read_page"], 0);
-  EXPECT_GT(caught<TellsOfNewPagesAlone>()["read_page"], 0);
+  EXPECT_GT(caught(SchedulerDefect::page_loss_forgotten)["read_page"], 0);
+  EXPECT_GT(caught(SchedulerDefect::page_loss_untold)["read_page"], 0);
 }
 TEST(HiSparsePages, a_copy_in_a_block_that_was_handed_out_is_adopted) {
-  EXPECT_GT(caught<KeepsCopiesOfReusedBlocks>()["read_page"], 0);
+  EXPECT_GT(caught(SchedulerDefect::page_copy_stale)["read_page"], 0);
 }
 TEST(HiSparsePages, a_tail_that_is_not_restored_is_read_from_an_empty_page) {
-  EXPECT_GT(caught<RestoresNothing>()["read_page"], 0);
+  EXPECT_GT(caught(SchedulerDefect::page_restore_dropped)["read_page"], 0);
 }
 TEST(HiSparsePages, rows_that_are_not_mirrored_are_missed_when_the_page_passes_for_clean) {
-  EXPECT_GT(caught<MirrorsNotTheLastPage>()["clean_page"], 0);
+  EXPECT_GT(caught(SchedulerDefect::page_mirror_short)["clean_page"], 0);
 }
 TEST(HiSparsePages, who_reads_from_the_host_has_a_hot_region) {
-  EXPECT_GT(caught<NeedsNoHotRegion>()["hot_region"], 0);
+  EXPECT_GT(caught(SchedulerDefect::page_without_hot_region)["hot_region"], 0);
 }
 TEST(HiSparsePages, a_step_that_reads_from_the_host_says_so) {
-  EXPECT_GT(caught<SaysAllIsResident>()["all_resident"], 0);
+  EXPECT_GT(caught(SchedulerDefect::page_all_resident)["all_resident"], 0);
 }
 
 }  // namespace
