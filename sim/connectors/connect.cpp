@@ -281,9 +281,10 @@ std::int64_t num_host_blocks(ConnectorKind kind, const ConnectorConfig& connecto
 }
 
 // A connector that is not of this configuration, a recorded one, has unknown peers.
-std::int64_t num_host_blocks(const ConnectorConfig& connector, const KVCacheConfig& plan) {
-  if (connector.parts.empty()) return plan.num_blocks;
-  std::int64_t sum = 0;
+std::int64_t num_host_blocks(const ConnectorConfig& connector, const EngineConfig& engine,
+                             const KVCacheConfig& plan) {
+  std::int64_t sum = engine.hisparse_host_num_blocks;
+  if (connector.parts.empty()) return sum + plan.num_blocks;
   for (const ConnectorKind kind : connector.parts) sum += num_host_blocks(kind, connector, plan);
   return sum;
 }

@@ -46,7 +46,9 @@ Result<void> check_connector(const ConnectorConfig& connector, const EngineConfi
 // take blocks under their own numbers.
 std::int64_t num_host_blocks(ConnectorKind kind, const ConnectorConfig& connector,
                              const KVCacheConfig& plan);
-std::int64_t num_host_blocks(const ConnectorConfig& connector, const KVCacheConfig& plan);
+// All of them, behind those of HiSparse's host pool.
+std::int64_t num_host_blocks(const ConnectorConfig& connector, const EngineConfig& engine,
+                             const KVCacheConfig& plan);
 
 // Several parts are asked as a MultiConnector (multi_connector.h). Without a part: `inner`.
 std::unique_ptr<Workload> connect(std::unique_ptr<Workload> inner, const ConnectorConfig& connector,

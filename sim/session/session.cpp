@@ -300,9 +300,7 @@ LockstepConfig config_of(const RunSpec& run) {
   static_cast<ConnectorSpec&>(config.connector) = run.connector;
   if (!run.connector.parts.empty()) {
     config.engine = beside_connector(config.engine);
-    backend.num_host_blocks = num_host_blocks(config.connector, run.cache);
-    if (has_hisparse(run.cache.groups))
-      backend.num_host_blocks += run.engine.hisparse_host_num_blocks;
+    backend.num_host_blocks = num_host_blocks(config.connector, run.engine, run.cache);
   }
   follow_drafter(!run.connector.parts.empty(), is_foreign(run.backend), config);
   if (!run.mutants.empty()) plant(config, run.mutants.front());
@@ -315,7 +313,7 @@ LockstepConfig config_of(const SavedCase& saved) {
     config.engine = beside_connector(config.engine);
     config.connector.load_failure_policy =
         kv_transfer(saved.recording->header, nullptr).kv_load_failure_policy;
-    config.backend.num_host_blocks = num_host_blocks(config.connector, saved.cache);
+    config.backend.num_host_blocks = num_host_blocks(config.connector, saved.engine, saved.cache);
     follow_drafter(true, false, config);
   }
   return config;

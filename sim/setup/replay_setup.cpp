@@ -304,9 +304,9 @@ Result<PreparedReplay> prepare_replay(ReplayRequest request) {
   LS_RETURN_IF_ERROR(check_connector(config.connector, config.engine, config.backend.plan));
   const bool is_connected =
       !config.connector.parts.empty() || prepared.parts.clients->connector() != nullptr;
-  config.backend.num_host_blocks = is_connected
-                                       ? num_host_blocks(config.connector, config.backend.plan)
-                                       : request.staging_blocks;
+  config.backend.num_host_blocks =
+      is_connected ? num_host_blocks(config.connector, config.engine, config.backend.plan)
+                   : request.staging_blocks;
   LS_RETURN_IF_ERROR(check_parallel(config, prepared.run.backend));
   prepared.parts.connector_seed = prepared.run.seed;
   return prepared;

@@ -19,7 +19,8 @@ LockstepConfig world_beside(Parts parts, const std::vector<KVCacheGroupSpec>& gr
   config.engine.engine = "vllm-0.22.1";
   config.connector.parts = std::move(parts);
   config.connector.num_host_blocks = 24;
-  config.backend.num_host_blocks = num_host_blocks(config.connector, config.backend.plan);
+  config.backend.num_host_blocks =
+      num_host_blocks(config.connector, config.engine, config.backend.plan);
   return config;
 }
 

@@ -185,7 +185,8 @@ LockstepConfig make_connected(std::vector<ConnectorKind> parts) {
   config.engine.engine = "vllm-0.22.1";
   config.connector.parts = std::move(parts);
   config.connector.num_host_blocks = 30;
-  config.backend.num_host_blocks = num_host_blocks(config.connector, config.backend.plan);
+  config.backend.num_host_blocks =
+      num_host_blocks(config.connector, config.engine, config.backend.plan);
   return config;
 }
 
