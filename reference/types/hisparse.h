@@ -7,12 +7,18 @@
 #include <vector>
 
 #include "base/ids.h"
+#include "reference/types/kv_cache_spec.h"
 
 namespace lockstep {
 
 // Roles of KV cache groups: rows that live in the host pool, and the keys that choose among them.
 inline constexpr const char* kHiSparseSource = "hisparse_source";
 inline constexpr const char* kHiSparseIndexer = "hisparse_indexer";
+
+// The home of the pages in the host pool, or their places on the device.
+inline bool belongs_to_hisparse(const KVCacheGroupSpec& group) {
+  return group.role == kHiSparseSource || is_hisparse(group.spec);
+}
 
 // Pages at the end of a request's table that stay pinned: a step in flight may write them.
 inline constexpr std::int32_t kActiveTailPages = 2;

@@ -102,9 +102,7 @@ Result<void> Session::add_engine(std::int32_t dp_rank, SessionParts& parts) {
         "state layers beside a KV connector: what it would bring of them is not modelled; run the "
         "decisions alone (--backend none)");
   if ((parts.backend || !parts.borrowed.empty()) &&
-      std::ranges::any_of(config_.backend.plan.groups, [](const KVCacheGroupSpec& group) {
-        return group.role == kHiSparseSource || is_hisparse(group.spec);
-      }))
+      std::ranges::any_of(config_.backend.plan.groups, belongs_to_hisparse))
     return fail(
         "HiSparse's groups: pages between a host pool and the device are decided, not moved; run "
         "the decisions alone (--backend none)");
