@@ -334,6 +334,10 @@ std::vector<HeldRequest> Scheduler::held() const {
   return held;
 }
 std::int64_t Scheduler::num_free_blocks() const { return impl_->cache.pool().num_free_blocks(); }
+std::int64_t Scheduler::num_free_host_blocks() const {
+  HiSparseCoordinator* const hisparse = impl_->cache.hisparse();
+  return hisparse == nullptr ? 0 : hisparse->host_pool().num_free_blocks();
+}
 bool Scheduler::is_cached(BlockId block) const { return impl_->cache.can_hit(block); }
 std::int32_t Scheduler::ref_cnt(BlockId block) const { return impl_->cache.pool().ref_cnt(block); }
 std::vector<BlockId> Scheduler::free_queue() const { return impl_->cache.pool().free_queue(); }

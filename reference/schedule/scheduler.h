@@ -96,7 +96,8 @@ class Scheduler final : public DecisionSource {
   // have let go of is named as often.
   std::vector<BlockId> freed_late() const;
   std::int64_t num_free_blocks() const override;
-  bool is_cached(BlockId block) const;  // a prefix hit may find it
+  std::int64_t num_free_host_blocks() const;  // of HiSparse's host pool; 0: there is none
+  bool is_cached(BlockId block) const;        // a prefix hit may find it
   std::int32_t ref_cnt(BlockId block) const;
   std::vector<BlockId> free_queue() const;  // next to be handed out first
   // What a block is cached as, and the block that a lookup of it finds; the null block: none.
