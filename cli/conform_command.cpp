@@ -38,6 +38,7 @@ struct ConformTotals {
 };
 
 constexpr std::size_t kMismatchesShown = 10;
+constexpr std::int64_t kStuckShown = 3;
 
 // One line for each folder: how many of its recordings agree.
 std::string folders_text(const ConformSummary& schedules) {
@@ -120,6 +121,21 @@ std::map<std::string, std::string> strangers_of(const ConformSummary& schedules)
   return strangers;
 }
 
+std::string stuck_text(const ConformSummary& schedules) {
+  if (schedules.stuck == 0) return {};
+  std::string text = fmt::format(
+      "{} with requests that wait for each other for ever:\n",
+      schedules.stuck == 1 ? "1 recording ends" : with_commas(schedules.stuck) + " recordings end");
+  std::int64_t shown = 0;
+  for (const ConformFile& file : schedules.files)
+    if (file.is_stuck && ++shown <= kStuckShown)
+      text += fmt::format("  {}: {}\n", file.file, file.wait_cycle);
+  if (shown > kStuckShown)
+    text += fmt::format("  ... and {} more (--json FILE holds them all)\n",
+                        with_commas(shown - kStuckShown));
+  return text;
+}
+
 std::string summary_text(const ConformTotals& totals) {
   std::string text;
   for (const auto& [engine, judged_as] : strangers_of(totals.schedules))
@@ -141,12 +157,7 @@ std::string summary_text(const ConformTotals& totals) {
   }
   if (!strangers_of(totals.schedules).empty() && !mismatches.empty())
     text += "`lockstep fit` finds the policies that this engine follows.\n";
-  if (totals.schedules.stuck > 0) {
-    text += fmt::format(
-        "{} with requests that wait for each other for ever; lockstep audit names them.\n",
-        totals.schedules.stuck == 1 ? "1 recording ends"
-                                    : with_commas(totals.schedules.stuck) + " recordings end");
-  }
+  text += stuck_text(totals.schedules);
   if (!totals.layouts.empty()) {
     text += fmt::format("{} of {} agree in every size, stride and offset.\n",
                         with_commas(totals.agreed() - totals.schedules.agreed),
@@ -158,7 +169,8 @@ std::string summary_text(const ConformTotals& totals) {
   return text;
 }
 
-// files, plans, agreed, steps, stuck, judged_as: {engine: profile}, not_looked_at,
+// files, plans, agreed, steps, stuck, stuck_in: [{file, what}],
+// judged_as: {engine: profile}, not_looked_at,
 // mismatches: [{file, step, what, recorded, model}]
 std::string summary_json(const ConformTotals& totals) {
   using Json = nlohmann::ordered_json;
@@ -170,11 +182,15 @@ std::string summary_json(const ConformTotals& totals) {
                           {"recorded", value_of(mismatch.recorded)},
                           {"model", value_of(mismatch.model)}});
   }
+  Json stuck = Json::array();
+  for (const ConformFile& file : totals.schedules.files)
+    if (file.is_stuck) stuck.push_back({{"file", file.file}, {"what", file.wait_cycle}});
   const Json json = {{"files", totals.files()},
                      {"plans", totals.plans()},
                      {"agreed", totals.agreed()},
                      {"steps", totals.schedules.steps},
                      {"stuck", totals.schedules.stuck},
+                     {"stuck_in", std::move(stuck)},
                      {"judged_as", strangers_of(totals.schedules)},
                      {"not_looked_at", totals.not_looked_at},
                      {"mismatches", std::move(mismatches)},

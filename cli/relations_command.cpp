@@ -75,7 +75,7 @@ bool is_known(const SavedCase& saved, const Deciding& deciding) {
   JudgeOptions options;
   options.decisions = deciding.decisions();
   options.invariants = deciding.engines == nullptr;
-  return known_finding(saved, judge(saved, options), options) != nullptr;
+  return known_finding_of_run(saved, options) != nullptr;
 }
 
 void note(const std::optional<Breach>& breach, const SavedCase& saved, std::uint64_t seed,

@@ -36,7 +36,8 @@ _BY_OTHERS = ("uvloop", "triton")
 _CHECKS = (
     "import lockstep_engines.vllm_adapter",
     "from lockstep_engines import worker_device; worker_device.take_the_place_of_cuda('v1'); "
-    "import lockstep_engines.worker_engine, numba",
+    "import lockstep_engines.worker_engine, numba; from vllm import triton_utils; "
+    "assert triton_utils.HAS_TRITON, 'vLLM does without Triton'",
 )
 
 
@@ -66,12 +67,13 @@ def requirements_in(metadata: str) -> list[str]:
 
 
 def unpack(wheel: Path, folder: Path) -> list[str]:
-    """Puts the Python sources of a wheel into `folder`; what it requires of what is needed."""
+    """Puts the Python sources of a wheel into `folder`, and its metadata: without its version vLLM
+    turns Triton off. Returns what it requires of what is needed."""
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         sources = [name for name in names if name.startswith("vllm/") and name.endswith(".py")]
-        archive.extractall(folder, sources)
         metadata = next(name for name in names if name.endswith(".dist-info/METADATA"))
+        archive.extractall(folder, [*sources, metadata])
         return requirements_in(archive.read(metadata).decode())
 
 

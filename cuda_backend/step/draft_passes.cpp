@@ -36,7 +36,9 @@ void DraftPasses::run(const StepProgram& program) {
       host_contents_.insert(host_contents_.end(), from, from + (is_long ? row.num_tokens : 1));
     }
   contents_.upload(host_contents_);
-  slots_stride_ = std::max<std::int64_t>(slots_stride_, std::max(num_first, num_requests));
+  const std::int32_t num_tokens = std::max(num_first, num_requests);
+  writer_.reserve_inputs(num_tokens);
+  slots_stride_ = std::max<std::int64_t>(slots_stride_, num_tokens);
   slots_.reserve(slots_stride_ * tables_.num_tables());
   positions_.upload(host_positions_);
   rows_.upload(host_rows_);

@@ -48,7 +48,10 @@ class RowWriter {
                           const BlockTables& tables);
   // Rule (22): once, before anything reads.
   void write_sinks(const KVCacheConfig& plan);
+  // Room for so many tokens in what the rows of a layer are made in.
+  void reserve_inputs(std::int64_t num_tokens);
   // add_written(layer, ranges): the memory that the rows go to.
+  // REQUIRES: room for the tokens, in `tokens.inputs` or reserved here.
   template <class AddWritten>
   void write_layer(std::size_t layer, const Tokens& tokens, const AddWritten& add_written);
 
@@ -66,7 +69,6 @@ class RowWriter {
     inputs.keys.reserve(bytes);
     inputs.values.reserve(bytes);
   }
-  void reserve_inputs(std::int64_t num_tokens);
   // The blocks of a layer that the step's tokens go to.
   void add_written(const StepProgram& program, std::size_t layer, const BlockTables& tables,
                    std::vector<MemoryRange>& ranges) const;
@@ -84,7 +86,6 @@ class RowWriter {
 template <class AddWritten>
 void RowWriter::write_layer(std::size_t layer, const Tokens& tokens,
                             const AddWritten& add_written) {
-  if (tokens.inputs == nullptr) reserve_inputs(std::max(tokens.num_made, tokens.num_written));
   const RowCache& rows = layers_.rows[layer];
   const ShapeMasks masks = shape_masks(source_dtype(layer));
   const Inputs& inputs =

@@ -477,4 +477,8 @@ const KnownFinding* known_finding(const SavedCase& saved, const Outcome& outcome
                              : known_finding(saved, outcome, judged_by.backend);
 }
 
+const KnownFinding* known_finding_of_run(const SavedCase& saved, const JudgeOptions& options) {
+  return known_finding(saved, judge(saved, options), options);
+}
+
 }  // namespace lockstep

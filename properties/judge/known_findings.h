@@ -52,6 +52,8 @@ const KnownFinding* known_finding_of_engine(const SavedCase& saved, const Outcom
 // Of an outcome that was judged so: by another engine's decisions or the model's.
 const KnownFinding* known_finding(const SavedCase& saved, const Outcome& outcome,
                                   const JudgeOptions& judged_by);
+// Of what comes out where the case is judged so.
+const KnownFinding* known_finding_of_run(const SavedCase& saved, const JudgeOptions& options);
 
 // What a check demands and why, as a sentence for a reader who has never seen it fail. `check` as
 // in Outcome::check. Empty: it has none here.

@@ -12,6 +12,7 @@ import functools
 import os
 import random
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -60,22 +61,32 @@ def make_header(family: str, seed: int) -> dict[str, Any]:
     }
 
 
-def record(family: str, seed: int, path: Path, requests: int, steps: int) -> int:
+def record_header(
+    header: dict[str, Any], path: Path, requests: int, steps: int, connector: str
+) -> int:
     """Records one scenario to `path`. Returns the turns of the engine's loop."""
     import connector_recording
     import served_engine
 
-    header = make_header(family, seed)
     workload = scenarios.Workload(header, requests)
     scheduler_cls = connector_recording.scheduler_class(path, header)
-    engine = served_engine.ServedEngine(header, scheduler_cls, workload)
+    engine = served_engine.ServedEngine(header, scheduler_cls, workload, connector=connector)
     turns = engine.run(steps)
     engine.scheduler.log.finish()
     return turns
 
 
-def main() -> None:
-    parser = record_scenarios.parser_of(__doc__, FAMILIES)
+def record(family: str, seed: int, path: Path, requests: int, steps: int) -> int:
+    header = make_header(family, seed)
+    return record_header(header, path, requests, steps, "drawn_connector.DrawnConnector")
+
+
+def main(description: str, families: Iterable[str], record: Callable[..., int]) -> None:
+    """`record`: takes a family, a seed, a path, `requests` and `steps`; returns the turns."""
+    if sys.flags.hash_randomization:  # vLLM takes blocks in the order of sets of names
+        os.environ["PYTHONHASHSEED"] = "0"
+        os.execv(sys.executable, [sys.executable, *sys.argv])
+    parser = record_scenarios.parser_of(description, families)
     parser.add_argument("--steps", type=int, default=200, help="at most; a deadlock never ends")
     arguments = parser.parse_args()
     record_one = functools.partial(record, requests=arguments.requests, steps=arguments.steps)
@@ -83,7 +94,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if sys.flags.hash_randomization:  # vLLM frees blocks in the order of sets of names
-        os.environ["PYTHONHASHSEED"] = "0"
-        os.execv(sys.executable, [sys.executable, *sys.argv])
-    main()
+    main(__doc__, FAMILIES, record)

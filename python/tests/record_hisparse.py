@@ -8,8 +8,6 @@ regions are vLLM's own scheduler's; workers and peers are drawn (hisparse_connec
 
 from __future__ import annotations
 
-import functools
-import os
 import random
 import sys
 from pathlib import Path
@@ -18,7 +16,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
-import record_scenarios
+import record_connectors
 import scenarios
 
 FAMILIES = ("hisparse", "hisparse_async", "hisparse_drafts", "hisparse_async_drafts")
@@ -83,30 +81,10 @@ def make_header(family: str, seed: int) -> dict[str, Any]:
 
 def record(family: str, seed: int, path: Path, requests: int, steps: int) -> int:
     """Records one scenario to `path`. Returns the turns of the engine's loop."""
-    import connector_recording
-    import served_engine
-
+    connector = "hisparse_connector.HiSparseDrawnConnector"
     header = make_header(family, seed)
-    workload = scenarios.Workload(header, requests)
-    scheduler_cls = connector_recording.scheduler_class(path, header)
-    engine = served_engine.ServedEngine(
-        header, scheduler_cls, workload, connector="hisparse_connector.HiSparseDrawnConnector"
-    )
-    turns = engine.run(steps)
-    engine.scheduler.log.finish()
-    return turns
-
-
-def main() -> None:
-    parser = record_scenarios.parser_of(__doc__, FAMILIES)
-    parser.add_argument("--steps", type=int, default=200, help="at most; a deadlock never ends")
-    arguments = parser.parse_args()
-    record_one = functools.partial(record, requests=arguments.requests, steps=arguments.steps)
-    record_scenarios.record_families(arguments, record_one)
+    return record_connectors.record_header(header, path, requests, steps, connector)
 
 
 if __name__ == "__main__":
-    if sys.flags.hash_randomization:  # vLLM frees blocks in the order of sets of names
-        os.environ["PYTHONHASHSEED"] = "0"
-        os.execv(sys.executable, [sys.executable, *sys.argv])
-    main()
+    record_connectors.main(__doc__, FAMILIES, record)

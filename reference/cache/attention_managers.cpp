@@ -198,41 +198,20 @@ std::int32_t ChunkedLocalManager::find_longest_cache_hit(
   return length_of(hits);
 }
 
-std::int64_t CircularBufferManager::num_blocks_to_allocate(const Request& request,
-                                                           std::span<const BlockId>,
-                                                           const SlotDemand&) const {
-  return of(request).blocks.empty() ? 1 : 0;
+std::int64_t UncachedManager::num_blocks_to_allocate(const Request& request,
+                                                     std::span<const BlockId>,
+                                                     const SlotDemand&) const {
+  return std::max<std::int64_t>(num_blocks_of(request) - std::ssize(of(request).blocks), 0);
 }
 
-std::size_t CircularBufferManager::allocate_new_blocks(Request& request, const SlotDemand&) {
+std::size_t UncachedManager::allocate_new_blocks(Request& request, const SlotDemand&) {
   std::vector<BlockId>& blocks = of(request).blocks;
   const std::size_t first_new = blocks.size();
-  grow(blocks, 1);
+  grow(blocks, static_cast<std::size_t>(num_blocks_of(request)));
   return first_new;
 }
 
-std::int32_t CircularBufferManager::find_longest_cache_hit(
-    const HitQuery&, std::span<const std::int32_t>,
-    std::span<std::vector<BlockId>* const> hits) const {
-  resize_all(hits, 0);
-  return 0;
-}
-
-std::int64_t CrossAttentionManager::num_blocks_to_allocate(const Request& request,
-                                                           std::span<const BlockId>,
-                                                           const SlotDemand&) const {
-  return std::max<std::int64_t>(
-      ceil_div(request.num_encoder_rows, block_size_) - std::ssize(of(request).blocks), 0);
-}
-
-std::size_t CrossAttentionManager::allocate_new_blocks(Request& request, const SlotDemand&) {
-  std::vector<BlockId>& blocks = of(request).blocks;
-  const std::size_t first_new = blocks.size();
-  grow(blocks, static_cast<std::size_t>(ceil_div(request.num_encoder_rows, block_size_)));
-  return first_new;
-}
-
-std::int32_t CrossAttentionManager::find_longest_cache_hit(
+std::int32_t UncachedManager::find_longest_cache_hit(
     const HitQuery&, std::span<const std::int32_t>,
     std::span<std::vector<BlockId>* const> hits) const {
   resize_all(hits, 0);

@@ -67,8 +67,8 @@ class ChunkedLocalManager : public GroupManager {
   std::int32_t chunk_;
 };
 
-// One block a request from its first step to its end, and nothing of it is cached.
-class CircularBufferManager : public GroupManager {
+// So many blocks a request, all of them from its first step to its end, which nobody else finds.
+class UncachedManager : public GroupManager {
  public:
   using GroupManager::GroupManager;
   std::int64_t num_blocks_to_allocate(const Request& request,
@@ -80,20 +80,28 @@ class CircularBufferManager : public GroupManager {
   std::int32_t find_longest_cache_hit(const HitQuery& query, std::span<const std::int32_t> groups,
                                       std::span<std::vector<BlockId>* const> hits) const override;
   void narrow(const Request&, std::int32_t, TableRest&) const override {}
+
+ protected:
+  virtual std::int32_t num_blocks_of(const Request& request) const = 0;
 };
 
-// Rows of a request's encoder: blocks for all of them at once, which nobody else finds.
-class CrossAttentionManager : public GroupManager {
+class CircularBufferManager : public UncachedManager {
  public:
-  using GroupManager::GroupManager;
-  std::int64_t num_blocks_to_allocate(const Request& request,
-                                      std::span<const BlockId> new_computed_blocks,
-                                      const SlotDemand& demand) const override;
-  void take_computed_blocks(Request&, std::span<const BlockId>, std::int32_t) override {}
-  std::size_t allocate_new_blocks(Request& request, const SlotDemand& demand) override;
-  std::int32_t find_longest_cache_hit(const HitQuery& query, std::span<const std::int32_t> groups,
-                                      std::span<std::vector<BlockId>* const> hits) const override;
-  void narrow(const Request&, std::int32_t, TableRest&) const override {}
+  using UncachedManager::UncachedManager;
+
+ protected:
+  std::int32_t num_blocks_of(const Request&) const override { return 1; }
+};
+
+// Rows of a request's encoder.
+class CrossAttentionManager : public UncachedManager {
+ public:
+  using UncachedManager::UncachedManager;
+
+ protected:
+  std::int32_t num_blocks_of(const Request& request) const override {
+    return ceil_div(request.num_encoder_rows, block_size_);
+  }
 };
 
 // Full attention behind rows of the model's own, whose blocks are taken when the engine starts and

@@ -21,7 +21,7 @@ bool is_full_attention(CacheKind kind) {
 bool has_several_dtypes(std::span<const KVCacheGroupSpec> groups) {
   std::vector<std::pair<DType, KVQuantMode>> precisions;
   for (const KVCacheGroupSpec& group : groups) {
-    if (group.role == kHiSparseSource || is_hisparse(group.spec)) continue;
+    if (belongs_to_hisparse(group)) continue;
     for (std::size_t layer = 0; layer < std::max<std::size_t>(group.layer_specs.size(), 1);
          ++layer) {
       const KVCacheSpec& spec = group.layer_spec(layer);
@@ -35,7 +35,7 @@ bool has_several_dtypes(std::span<const KVCacheGroupSpec> groups) {
 bool zeroes(const EngineProfile& profile, std::span<const KVCacheGroupSpec> groups,
             const KVCacheGroupSpec& group) {
   const CacheKind kind = group.spec.kind;
-  if (group.role == kHiSparseSource || is_hisparse(group.spec)) return false;
+  if (belongs_to_hisparse(group)) return false;
   const bool has_mamba = std::ranges::any_of(
       groups, [](const KVCacheGroupSpec& g) { return g.spec.kind == CacheKind::mamba; });
   if (!has_mamba && !(profile.zeroes_mixed_dtypes && has_several_dtypes(groups))) return false;

@@ -225,8 +225,9 @@ Result<ModelPlacement> place_model(const LayerSpecs& layers, DType model_dtype,
   ModelPlacement model;
   model.options = placement_options(options, layers, model_dtype, order);
   std::vector<PlacementLayer> facts;
+  const bool is_v41 = is_deepseek_v41(layers);
   for (const NamedSpec& named : layers) {
-    LS_ASSIGN_OR_RETURN(auto layer, facts_of(named, options.backend, is_deepseek_v41(layers)));
+    LS_ASSIGN_OR_RETURN(auto layer, facts_of(named, options.backend, is_v41));
     facts.push_back(std::move(layer));
   }
   LS_ASSIGN_OR_RETURN(const auto stages, stages_of(layers, options));
@@ -285,10 +286,10 @@ std::map<std::string, std::int64_t> mapped_kernel_blocks(const KVCacheConfig& pl
   for (const KVCacheGroupSpec& group : plan.groups)
     for (std::size_t i = 0; i < group.layer_names.size(); ++i)
       layers.push_back({group.layer_names[i], group.layer_spec(i)});
+  const bool is_v41 = is_deepseek_v41(layers);
   for (const NamedSpec& layer : layers) {
     if (layer.spec.compress_ratio <= 1 || layer.spec.kind != CacheKind::mla) continue;
-    const CacheBackend* backend =
-        find_cache_backend(backend_for(layer, chosen, is_deepseek_v41(layers)));
+    const CacheBackend* backend = find_cache_backend(backend_for(layer, chosen, is_v41));
     LS_CHECK(backend != nullptr, "{} has no backend", layer.name);
     const auto tokens = common_kernel_block(layer.spec.block_size,
                                             {kernel_sizes(*backend, DeviceFamily::sm90, nullptr)});

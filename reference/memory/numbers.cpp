@@ -108,6 +108,16 @@ std::vector<StoredNumbers> rows_of(DType dtype, float largest_number) {
   return rows;
 }
 
+// As e2m1, multiplied with `inverse`; a 1 that is stored stands for `unit`.
+void store_e2m1(float inverse, double unit, StoredNumbers& stored) {
+  for (int i = 0; i < 256; ++i) {
+    const float magnitude = magnitude_of(i % kMantissas) * inverse;
+    const int pattern = nearest_e2m1(i < kMantissas ? magnitude : -magnitude);
+    stored.bytes[i] = static_cast<std::uint8_t>(pattern);
+    stored.worth[i] = worth_of_e2m1(pattern) * unit;
+  }
+}
+
 // Of groups, whose scales are in units of the layer's. An element is multiplied with the reciprocal
 // of both.
 std::vector<StoredNumbers> groups_of(float layer_scale) {
@@ -121,13 +131,7 @@ std::vector<StoredNumbers> groups_of(float layer_scale) {
         static_cast<std::uint8_t>(nearest_pattern(DType::fp8_e4m3, per_unit * wanted));
     const auto in_units = static_cast<float>(worth_of(DType::fp8_e4m3, group.scale_bits));
     group.scale = in_units * layer_scale;
-    const float inverse = 1.0f / (in_units * unit);
-    for (int i = 0; i < 256; ++i) {
-      const float magnitude = magnitude_of(i % kMantissas) * inverse;
-      const int pattern = nearest_e2m1(i < kMantissas ? magnitude : -magnitude);
-      group.bytes[i] = static_cast<std::uint8_t>(pattern);
-      group.worth[i] = worth_of_e2m1(pattern) * in_units * layer_scale;
-    }
+    store_e2m1(1.0f / (in_units * unit), double{in_units} * layer_scale, group);
   }
   return groups;
 }
@@ -220,13 +224,7 @@ std::vector<StoredNumbers> fp4_tiles() {
     StoredNumbers& tile = tiles.emplace_back();
     tile.scale_bits = static_cast<std::uint8_t>(nearest_pattern(DType::fp8_e4m3, wanted));
     tile.scale = static_cast<float>(worth_of(DType::fp8_e4m3, tile.scale_bits));
-    const float inverse = 1.0f / tile.scale;
-    for (int i = 0; i < 256; ++i) {
-      const float magnitude = magnitude_of(i % kMantissas) * inverse;
-      const int pattern = nearest_e2m1(i < kMantissas ? magnitude : -magnitude);
-      tile.bytes[i] = static_cast<std::uint8_t>(pattern);
-      tile.worth[i] = worth_of_e2m1(pattern) * tile.scale;
-    }
+    store_e2m1(1.0f / tile.scale, tile.scale, tile);
   }
   return tiles;
 }

@@ -124,7 +124,7 @@ Result<void> check_hisparse(const EngineConfig& config,
     return group.spec.kind == CacheKind::hisparse_resident;
   };
   if (source == groups.end()) {
-    if (std::ranges::any_of(groups, [](const auto& group) { return is_hisparse(group.spec); }))
+    if (std::ranges::any_of(groups, belongs_to_hisparse))
       return fail(
           fmt::format("groups: pages of HiSparse, and no group of role {}", kHiSparseSource));
     return {};
@@ -232,9 +232,7 @@ Result<Scheduler> Scheduler::create(const EngineConfig& config,
   if (transfer.connector != nullptr) {
     LS_RETURN_IF_ERROR(check_connector(config, groups));
   }
-  const bool has_hisparse = std::ranges::any_of(
-      groups, [](const KVCacheGroupSpec& group) { return group.role == kHiSparseSource; });
-  if (has_hisparse && transfer.connector == nullptr)
+  if (transfer.connector == nullptr && std::ranges::any_of(groups, belongs_to_hisparse))
     return fail("groups: HiSparse's pages move by a KV connector, and there is none");
   const EngineConfig engine = transfer.connector == nullptr ? config : beside_connector(config);
   LS_ASSIGN_OR_RETURN(auto sizes, resolve_block_sizes(engine, groups));

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/ids.h"
+#include "reference/types/kv_cache_spec.h"
 
 namespace lockstep {
 
@@ -17,6 +18,11 @@ inline constexpr const char* kHiSparseIndexer = "hisparse_indexer";
 // (reference/plan/hisparse_rows.h).
 inline constexpr const char* kHiSparseResident = "hisparse_resident";
 inline constexpr const char* kHiSparseHot = "hisparse_hot";
+
+// The home of the pages in the host pool, or their places on the device.
+inline bool belongs_to_hisparse(const KVCacheGroupSpec& group) {
+  return group.role == kHiSparseSource || is_hisparse(group.spec);
+}
 
 // Pages at the end of a request's table that stay pinned: a step in flight may write them.
 inline constexpr std::int32_t kActiveTailPages = 2;

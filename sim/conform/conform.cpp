@@ -46,6 +46,7 @@ Result<ConformFile> conform_workload(const std::string& path, RecordingHeader he
     if (!report) return tl::unexpected(report.error());
     file.steps = report->summary.steps;
     file.is_stuck = report->summary.verdict == Verdict::liveness;
+    file.wait_cycle = report->summary.wait_cycle;
     file.mismatch = observer.mismatch();
     if (!file.mismatch)
       file.mismatch =

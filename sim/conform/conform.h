@@ -35,7 +35,8 @@ struct ConformFile {
   std::string judged_as;  // the profile: of that engine, of the nearest release, or as asked for
   std::int64_t steps = 0;
   std::optional<ConformMismatch> mismatch;  // the first one; absent: agreed
-  bool is_stuck = false;  // it ends with requests that wait for each other, and nothing runs
+  bool is_stuck = false;     // it ends with requests that wait for each other, and nothing runs
+  std::string wait_cycle{};  // who of them waits for what
 };
 
 struct ConformSummary {

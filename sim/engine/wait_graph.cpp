@@ -58,42 +58,78 @@ std::string cycle_text(const Standstill& standstill, const std::vector<WaitingRe
     if (cycle[i].blocks_held > 0)
       holders.push_back(fmt::format("{} ({})", cycle[i].name, holding_text(cycle[i])));
   return fmt::format(
-      "{}{} waits for {} more, and {} of {} are free; {} {} behind it in the queue: none of them "
+      "{}{} waits for {} more{}, and {} of {} are free; {} {} behind it in the queue: none of them "
       "can go on",
       first.name, first.blocks_held > 0 ? fmt::format(" ({})", holding_text(first)) : std::string(),
-      blocks_text(first.blocks_missing), standstill.free_blocks, standstill.total_blocks,
-      fmt::join(holders, ", "), holders.size() == 1 ? "waits" : "wait");
+      blocks_text(first.blocks_missing), standstill.place, standstill.free_blocks,
+      standstill.total_blocks, fmt::join(holders, ", "), holders.size() == 1 ? "waits" : "wait");
 }
 
 constexpr std::int64_t kCheckEvery = 1024;
 constexpr std::int64_t kRoundsOfPreemption = 4;
 constexpr std::int64_t kStuckNamed = 20;
 
+// A pool, and the groups that are given blocks of it.
+struct PoolOfGroups {
+  std::size_t begin = 0, end = 0;
+  std::int64_t free_blocks = 0;
+  std::int64_t total_blocks = 0;  // without the null block
+  std::string_view place{};       // as in Standstill
+};
+
+// The host's group is the first, where there is one.
+std::vector<PoolOfGroups> pools_of(const DecisionSource& decisions, const EngineConfig& engine,
+                                   const KVCacheConfig& plan) {
+  std::vector<PoolOfGroups> pools;
+  const bool has_host = !plan.groups.empty() && decisions.model() != nullptr &&
+                        plan.groups.front().role == kHiSparseSource;
+  if (has_host)
+    pools.push_back({0, 1, decisions.model()->num_free_host_blocks(),
+                     engine.hisparse_host_num_blocks - 1, " on the host"});
+  pools.push_back(
+      {has_host ? 1u : 0u, plan.groups.size(), decisions.num_free_blocks(), plan.num_blocks - 1});
+  return pools;
+}
+
+std::span<const KVCacheGroupSpec> groups_in(const KVCacheConfig& plan, const PoolOfGroups& pool) {
+  return std::span(plan.groups).subspan(pool.begin, pool.end - pool.begin);
+}
+
 std::string why_stuck(const DecisionSource& decisions, const RunConfig& config, RequestId id) {
   const KVCacheConfig& plan = config.backend.plan;
   const std::int64_t tokens = decisions.num_tokens(id);
-  const std::int64_t needed = num_blocks_missing(config.engine, plan.groups, tokens, tokens, 0);
-  const std::int64_t total = plan.num_blocks - 1;  // without the null block
-  const std::int64_t free = decisions.num_free_blocks();
-  std::string why = fmt::format("needs about {} blocks for its {} tokens; {} of {} are free",
-                                needed, tokens, free, total);
-  if (needed > total) return why + ": it can never fit";
-  if (free < needed) return why + ", and nobody runs who would free any";
+  std::string why;
+  for (const PoolOfGroups& pool : pools_of(decisions, config.engine, plan)) {
+    const std::int64_t needed =
+        num_blocks_missing(config.engine, groups_in(plan, pool), tokens, tokens, 0);
+    why = fmt::format("needs about {} blocks{} for its {} tokens; {} of {} are free", needed,
+                      pool.place, tokens, pool.free_blocks, pool.total_blocks);
+    if (needed > pool.total_blocks) return why + ": it can never fit";
+    if (pool.free_blocks < needed) return why + ", and nobody runs who would free any";
+  }
   return why + ": they would do, yet those before it in the queue do not fit";
+}
+
+std::optional<WaitCycle> first_cycle(const std::vector<Standstill>& standstills) {
+  for (const Standstill& standstill : standstills)
+    if (auto cycle = find_wait_cycle(standstill)) return cycle;
+  return std::nullopt;
 }
 
 std::optional<WaitCycle> wait_cycle(const RunConfig& config, const DecisionSource& decisions,
                                     const HoldingWatch& holding) {
   if (decisions.model() == nullptr || !decisions.running().empty()) return std::nullopt;
-  Standstill standstill =
-      standstill_of(*decisions.model(), config.engine, config.backend.plan, holding);
-  auto cycle = find_wait_cycle(standstill);
+  std::vector<Standstill> standstills =
+      standstills_of(*decisions.model(), config.engine, config.backend.plan, holding);
+  auto cycle = first_cycle(standstills);
   const bool holders_first = decisions.deferred().has_value();
   if (cycle || holders_first || config.engine.policy == SchedulingPolicy::fcfs) return cycle;
   // By priority the better head of the two queues comes first. Somebody of those that were passed
   // over could go on, and has not: the others stand before it.
-  std::ranges::rotate(standstill.queue, standstill.queue.begin() + std::ssize(decisions.skipped()));
-  return find_wait_cycle(standstill);
+  for (Standstill& standstill : standstills)
+    std::ranges::rotate(standstill.queue,
+                        standstill.queue.begin() + std::ssize(decisions.skipped()));
+  return first_cycle(standstills);
 }
 
 }  // namespace
@@ -125,6 +161,7 @@ namespace {
 std::int64_t num_blocks_for(const KVCacheSpec& spec, std::int64_t tokens) {
   if (spec.kind == CacheKind::mamba && spec.mamba_cache_mode != MambaCacheMode::all)
     return 1 + spec.num_speculative_blocks;
+  if (spec.kind == CacheKind::hisparse_hot) return spec.blocks_per_request;
   std::int64_t kept = tokens;
   if (spec.kind == CacheKind::sliding_window)
     kept = std::min(tokens, spec.sliding_window + spec.block_size);
@@ -153,14 +190,29 @@ std::int64_t num_blocks_missing(const EngineConfig& engine,
   return std::max<std::int64_t>(num_blocks_for(groups, cdiv(tokens, num_ranks)) - blocks_held, 0);
 }
 
+namespace {
+
 std::int64_t num_blocks_held(const Scheduler& scheduler, RequestId request,
-                             std::size_t num_groups) {
+                             const PoolOfGroups& pool) {
   std::int64_t count = 0;
-  for (std::size_t g = 0; g < num_groups; ++g)
+  for (std::size_t g = pool.begin; g < pool.end; ++g)
     count += std::ranges::count_if(scheduler.block_table(request, static_cast<std::int32_t>(g)),
                                    [](BlockId block) { return block != kNullBlock; });
   return count;
 }
+
+// Pages that lie on the host alone, and need no block on the device.
+std::int64_t num_pages_elsewhere(const Scheduler& scheduler, RequestId request,
+                                 const KVCacheConfig& plan, const PoolOfGroups& pool) {
+  std::int64_t count = 0;
+  for (std::size_t g = pool.begin; g < pool.end; ++g)
+    if (plan.groups[g].spec.kind == CacheKind::hisparse_resident)
+      count += std::ranges::count(scheduler.block_table(request, static_cast<std::int32_t>(g)),
+                                  kNullBlock);
+  return count;
+}
+
+}  // namespace
 
 void HoldingWatch::step(const Scheduler& scheduler, std::int64_t step) {
   std::map<RequestId, std::int64_t> now;
@@ -177,28 +229,32 @@ std::int64_t HoldingWatch::since(RequestId request) const {
   return found == since_.end() ? -1 : found->second;
 }
 
-Standstill standstill_of(const Scheduler& scheduler, const EngineConfig& engine,
-                         const KVCacheConfig& plan, const HoldingWatch& watch) {
+std::vector<Standstill> standstills_of(const Scheduler& scheduler, const EngineConfig& engine,
+                                       const KVCacheConfig& plan, const HoldingWatch& watch) {
   LS_CHECK(scheduler.running().empty(), "{} requests run", scheduler.running().size());
-  Standstill standstill;
-  standstill.free_blocks = scheduler.num_free_blocks();
-  standstill.total_blocks = plan.num_blocks - 1;
-  const auto add = [&](RequestId id, bool is_loading) {
-    const std::int64_t held = num_blocks_held(scheduler, id, plan.groups.size());
-    standstill.queue.push_back(
-        {.name = std::string(scheduler.name(id)),
-         .blocks_held = held,
-         .blocks_missing = num_blocks_missing(engine, plan.groups, scheduler.num_tokens(id),
-                                              scheduler.num_computed_tokens(id), held),
-         .held_since = watch.since(id),
-         .is_loading = is_loading});
-  };
-  for (const SkippedRequest& request : scheduler.skipped()) add(request.id, request.is_loading);
-  for (const RequestId id : scheduler.waiting()) add(id, false);
-  for (const HeldRequest& request : scheduler.held())
-    standstill.blocks_held_by_finished +=
-        num_blocks_held(scheduler, request.id, plan.groups.size());
-  return standstill;
+  std::vector<Standstill> standstills;
+  for (const PoolOfGroups& pool : pools_of(scheduler, engine, plan)) {
+    Standstill& standstill = standstills.emplace_back();
+    standstill.free_blocks = pool.free_blocks;
+    standstill.total_blocks = pool.total_blocks;
+    standstill.place = pool.place;
+    const auto add = [&](RequestId id, bool is_loading) {
+      const std::int64_t held = num_blocks_held(scheduler, id, pool);
+      const std::int64_t elsewhere = num_pages_elsewhere(scheduler, id, plan, pool);
+      standstill.queue.push_back({.name = std::string(scheduler.name(id)),
+                                  .blocks_held = held,
+                                  .blocks_missing = num_blocks_missing(
+                                      engine, groups_in(plan, pool), scheduler.num_tokens(id),
+                                      scheduler.num_computed_tokens(id), held + elsewhere),
+                                  .held_since = watch.since(id),
+                                  .is_loading = is_loading});
+    };
+    for (const SkippedRequest& request : scheduler.skipped()) add(request.id, request.is_loading);
+    for (const RequestId id : scheduler.waiting()) add(id, false);
+    for (const HeldRequest& request : scheduler.held())
+      standstill.blocks_held_by_finished += num_blocks_held(scheduler, request.id, pool);
+  }
+  return standstills;
 }
 
 bool ProgressGuard::is_stuck(const DecisionSource& decisions) {

@@ -39,12 +39,13 @@ struct WaitingRequest {
   bool is_loading = false;
 };
 
-// A moment at which no request runs.
+// A moment at which no request runs, as to one pool.
 struct Standstill {
   std::vector<WaitingRequest> queue;  // in the order in which the scheduler looks at them
   std::int64_t blocks_held_by_finished = 0;
   std::int64_t free_blocks = 0;
   std::int64_t total_blocks = 0;  // without the null block
+  std::string_view place{};       // of the pool, in words: " on the host"; empty: the device
 };
 
 struct WaitCycle {
@@ -77,11 +78,10 @@ class HoldingWatch {
   std::map<RequestId, std::int64_t> since_;
 };
 
-std::int64_t num_blocks_held(const Scheduler& scheduler, RequestId request, std::size_t num_groups);
-
+// For each pool one: HiSparse's host, where there is one, and the device.
 // REQUIRES: no request runs.
-Standstill standstill_of(const Scheduler& scheduler, const EngineConfig& engine,
-                         const KVCacheConfig& plan, const HoldingWatch& watch);
+std::vector<Standstill> standstills_of(const Scheduler& scheduler, const EngineConfig& engine,
+                                       const KVCacheConfig& plan, const HoldingWatch& watch);
 
 // Requests that preempt each other forever do run, but nothing is sampled and none leaves. Every
 // step schedules at least a token, so with all of them counted several times over, that is no

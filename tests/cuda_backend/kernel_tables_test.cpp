@@ -75,26 +75,21 @@ TEST(KernelTables, AppendsExtendReplaceAndShortenRows) {
   }
 }
 
-TEST(KernelTables, KernelBlockIdsFollowTheManagerBlocks) {
-  Tables tables;
+// Those of blocks 3 and 1.
+void expect_kernel_blocks(int stride) {
+  Tables tables(CheckMode::check, stride);
   tables.append({{1, 1, 0, 0, 2}}, {3, 1});
   const GroupTable& table = tables.groups[1];
   const Ids kernel_ids = tables.device.get(table.kernel_entries + table.width * 35, 70);
   for (int i = 0; i < 35; ++i) {
-    EXPECT_EQ(kernel_ids[i], 3 * 35 + i);
-    EXPECT_EQ(kernel_ids[35 + i], 1 * 35 + i);
+    EXPECT_EQ(kernel_ids[i], 3 * stride + i);
+    EXPECT_EQ(kernel_ids[35 + i], 1 * stride + i);
   }
 }
 
+TEST(KernelTables, KernelBlockIdsFollowTheManagerBlocks) { expect_kernel_blocks(35); }
 TEST(KernelTables, KernelBlocksOfAPackedBlockLeaveOutThePagesInBetween) {
-  Tables tables(CheckMode::check, 72);
-  tables.append({{1, 1, 0, 0, 2}}, {3, 1});
-  const GroupTable& table = tables.groups[1];
-  const Ids kernel_ids = tables.device.get(table.kernel_entries + table.width * 35, 70);
-  for (int i = 0; i < 35; ++i) {
-    EXPECT_EQ(kernel_ids[i], 3 * 72 + i);
-    EXPECT_EQ(kernel_ids[35 + i], 1 * 72 + i);
-  }
+  expect_kernel_blocks(72);
 }
 
 // Two requests, of which one has a block more than the other.

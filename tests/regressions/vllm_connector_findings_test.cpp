@@ -192,6 +192,11 @@ TEST(VllmConnectorFindings, loads_fill_the_host_pool_and_nobody_goes_on) {
   const auto conformed = conform_recording(path);
   ASSERT_TRUE(conformed) << conformed.error().message;
   EXPECT_FALSE(conformed->mismatch) << conformed->mismatch->what;
+  EXPECT_TRUE(conformed->is_stuck);
+  EXPECT_EQ(conformed->wait_cycle,
+            "r0 (1 block, held since step 0) waits for 2 blocks more on the host, and 1 of 4 are "
+            "free; r1 (2 blocks, held since step 0) waits behind it in the queue: none of them can "
+            "go on");
   const auto recording = read_recording(path);
   ASSERT_TRUE(recording) << recording.error().message;
   for (const RecordedStep& step : recording->steps) {

@@ -1,5 +1,5 @@
-// Findings 10 and 11 of docs/findings.md: what vLLM's scheduler does wrong without a wrong read.
-// Beside this file lies what each release decided in the smallest case.
+// Findings 10, 11 and 38 of docs/findings.md: what vLLM's scheduler does wrong without a wrong
+// read. Beside this file lies what each release decided in the smallest case, or a case.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -83,6 +83,24 @@ TEST_P(VllmSchedulingFindings, an_order_among_equals_or_a_reserve_or_a_cache_end
   expect_end("room for whole prompts",
              [](SavedCase& other) { other.engine.scheduler_reserve_full_isl = true; });
   expect_end("prefix caching", [](SavedCase& other) { other.engine.enable_prefix_caching = true; });
+}
+
+// 38. vLLM 0.33.0 does not start. With its constructor alone repaired it would hand out the blocks
+// of the sinks: the model that keeps them, with that planted.
+TEST(VllmSinks, the_first_request_is_given_the_blocks_of_sinks) {
+  auto saved = read_saved_case(LOCKSTEP_SOURCE_DIR
+                               "/tests/regressions/vllm_0_33_0_sinks_given_away.case.jsonl");
+  ASSERT_TRUE(saved) << saved.error().message;
+  const Outcome outcome = judge(*saved, make_simt_backend);
+  EXPECT_EQ(outcome.check, "invariant.ref_cnt") << outcome.what;
+  EXPECT_EQ(outcome.step, 0);
+  JudgeOptions options{.backend = make_simt_backend};
+  options.invariants = false;
+  EXPECT_EQ(judge(*saved, options).kind, OutcomeKind::divergence);
+  saved->mutants.clear();
+  EXPECT_EQ(judge(*saved, make_simt_backend).kind, OutcomeKind::agreed);
+  saved->engine.engine = "vllm-0.33.0";
+  EXPECT_EQ(judge(*saved).kind, OutcomeKind::refused);
 }
 
 INSTANTIATE_TEST_SUITE_P(Releases, VllmSchedulingFindings, testing::Values("0_22_1", "0_33_0"),

@@ -181,6 +181,42 @@ TEST(Recording, AbsentAndEmptyAreKeptApart) {
   }
 }
 
+TEST(Recording, AReportOfAWorkerIsWrittenBackWithAllItsKeys) {
+  const std::string report =
+      R"("worker":{"received":["r0","r1"],"sent":["r2"],"invalid_blocks":[3],"failed":["r1"],)"
+      R"("jobs":[4,7],"store_events":[2],"enqueued":[[1,2]],"completed":[[0,1]]},)";
+  const std::string text = changed(kRecording, R"("sampled":)", report + R"("sampled":)");
+  const auto recording = read_recording(write_temporary(text));
+  ASSERT_TRUE(recording) << recording.error().message;
+  const RecordedWorker& worker = recording->steps[0].worker.value();
+  EXPECT_EQ(worker.failed, std::vector<std::string>{"r1"});
+  EXPECT_EQ(worker.jobs, (std::vector<std::int64_t>{4, 7}));
+  EXPECT_EQ(to_text(*recording), text);
+}
+
+// What vLLM decided with HiSparse's groups (python/tests/record_hisparse.py): loads fail, too.
+TEST(Recording, EveryStepWithHiSparsesPagesIsWrittenBackByteForByte) {
+  std::int64_t num_failed = 0;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(
+           LOCKSTEP_SOURCE_DIR "/tests/conformance/hisparse")) {
+    if (!entry.is_regular_file()) continue;
+    const std::string path = entry.path().string();
+    const auto recording = read_recording(path);
+    ASSERT_TRUE(recording) << recording.error().message;
+    std::string steps;
+    for (const RecordedStep& step : recording->steps) {
+      steps += recording_step_line(step);
+      if (step.worker) num_failed += std::ssize(step.worker->failed);
+    }
+    std::string whole = read_whole(path);
+    const std::string as_by_default = R"("loads_within":false,)";  // not written
+    for (std::size_t at; (at = whole.find(as_by_default)) != std::string::npos;)
+      whole.erase(at, as_by_default.size());
+    EXPECT_NE(whole.find("\n" + steps + "{\"end\":"), std::string::npos) << path;
+  }
+  EXPECT_GT(num_failed, 0);
+}
+
 // All samples: 24 families of 0.22.1, 22 of 0.33.0, 7 with a connector, 6 files of one family more.
 TEST(Recording, EverySampleIsWrittenBackByteForByte) {
   const auto samples = find_samples_dir();

@@ -337,6 +337,9 @@ void write_worker(JsonWriter& out, const RecordedWorker& worker) {
   out.begin_object().key("received").strings(worker.received);
   out.key("sent").strings(worker.sent);
   write_blocks(out.key("invalid_blocks"), worker.invalid_blocks);
+  write_names(out, "failed", worker.failed);
+  if (!worker.jobs.empty()) out.key("jobs").integers(worker.jobs);
+  if (!worker.store_events.empty()) out.key("store_events").integers(worker.store_events);
   if (!worker.enqueued.empty()) write_transfer_counts(out.key("enqueued"), worker.enqueued);
   if (!worker.completed.empty()) write_transfer_counts(out.key("completed"), worker.completed);
   out.end_object();

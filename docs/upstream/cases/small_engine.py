@@ -69,6 +69,10 @@ class Loads(KVConnectorBase_V1, SupportsHMA):
     wait_for_layer_load = save_kv_layer = wait_for_save = start_load_kv
 
 
+def is_hisparse(specs):
+    return any(isinstance(spec, kv.HiSparseResidentSpec) for spec in specs)
+
+
 class Config(VllmConfig):
     use_v2_model_runner = False  # asks the platform otherwise
 
@@ -117,10 +121,13 @@ def config_of(
             uses_draft_model=lambda: drafts > 0, use_dspark=lambda: False,
             use_dflash=lambda: False, use_multi_module_mtp=lambda: False,
         )  # fmt: skip
-    connector = loads is not None and KVTransferConfig(
-        kv_connector="Loads", kv_connector_module_path="small_engine", kv_role="kv_both",
-        kv_load_failure_policy="recompute",
-    )  # fmt: skip
+    role = {"kv_role": "kv_both", "kv_load_failure_policy": "recompute"}
+    loader = {"kv_connector": "Loads", "kv_connector_module_path": "small_engine"} | role
+    both = [{"kv_connector": "HiSparseConnector"} | role, loader]
+    if is_hisparse(specs):
+        extra = {"kv_connector_extra_config": {"connectors": both}}
+        loader = {"kv_connector": "MultiConnector"} | extra | role
+    connector = loads is not None and KVTransferConfig(**loader)
     off = SimpleNamespace(
         kv_cache_metrics=False, enable_mfu_metrics=False, per_request_spec_decode_metrics="none",
         enabled=False, get_encoder_cache_manager_obj=lambda: None,
@@ -140,11 +147,12 @@ def config_of(
 
 
 class SmallEngine:
-    """`num_blocks`: without the null block; `retention`: prefix_cache_retention_interval."""
+    """`num_blocks`, `num_host_blocks`: without the null block; `retention`:
+    prefix_cache_retention_interval. With HiSparse's specs the first is the host's."""
 
     def __init__(
         self, specs, num_blocks, max_model_len=64, loads=None, loads_async=False, retention=None,
-        **options,
+        num_host_blocks=0, **options,
     ):  # fmt: skip
         self.config = config_of(specs, max_model_len, loads, **options)
         self.config.cache_config.num_gpu_blocks = num_blocks + 1
@@ -153,6 +161,10 @@ class SmallEngine:
             num_blocks + 1, kv_cache_tensors=[], kv_cache_groups=groups,
             prefix_cache_retention_interval=retention,
         )  # fmt: skip
+        if is_hisparse(specs):
+            plan.hisparse_host_num_blocks = num_host_blocks + 1
+            groups[0].host_resident, groups[0].role = True, kv.KVCacheGroupRole.HISPARSE_SOURCE
+            groups[1].role = kv.KVCacheGroupRole.HISPARSE_INDEXER
         sizes = kv_cache_utils.resolve_kv_cache_block_sizes(plan, self.config)
         kv_cache_utils.init_none_hash(sha256)
         lookahead = self.config.num_hash_lookahead_tokens  # a block's hash covers one of EAGLE's
@@ -168,8 +180,9 @@ class SmallEngine:
             ),
         )  # fmt: skip
         if loads is not None:
-            self.scheduler.connector.tokens = loads
-            self.scheduler.connector.is_async = loads_async
+            connector = self.scheduler.connector
+            connector = getattr(connector, "sub_connectors", [connector])[-1]
+            connector.tokens, connector.is_async = loads, loads_async
 
     def add(self, name, num_tokens, max_tokens=1, arrival=0.0, priority=0, first_token=1):
         tokens = list(range(first_token, first_token + num_tokens))
@@ -185,7 +198,7 @@ class SmallEngine:
     def schedule(self):
         return self.scheduler.schedule()
 
-    def update(self, step, token=7, invalid_blocks=(), loaded=()):
+    def update(self, step, token=7, invalid_blocks=(), loaded=(), worker=None):
         """The step's output: `token` for every request whose known tokens are all computed."""
         names, requests = list(step.num_scheduled_tokens), self.scheduler.requests
         sampled = [
@@ -197,10 +210,11 @@ class SmallEngine:
             req_ids=names, req_id_to_index={name: i for i, name in enumerate(names)},
             sampled_token_ids=sampled,
         )  # fmt: skip
-        if invalid_blocks or loaded:
+        if invalid_blocks or loaded or worker:
             output.kv_connector_output = KVConnectorOutput(
-                finished_recving=set(loaded), invalid_block_ids=set(invalid_blocks)
-            )
+                finished_recving=set(loaded), invalid_block_ids=set(invalid_blocks),
+                kv_connector_worker_meta=worker,
+            )  # fmt: skip
         return self.scheduler.update_from_output(step, output)
 
     def step(self, **output):

@@ -7,6 +7,7 @@
 #include "tests/cuda_backend/kernel_device.h"
 #include "tests/cuda_backend/matrices/catch2.h"
 #include "tests/cuda_backend/matrices/every_mode.h"
+#include "tests/cuda_backend/matrices/one_request.h"
 #include "tests/cuda_backend/packed_oracle.h"
 
 namespace lockstep::cuda {
@@ -217,33 +218,14 @@ struct LatentRows {
   }
   std::vector<float> attended(KernelDevice& device, int shift = 0) const {
     auto* memory = reinterpret_cast<std::byte*>(device.put(pages, "cache"));
-    std::vector<float> queries;
-    for (std::size_t token = 0; token < positions().size(); ++token)
-      for (int head = 0; head < kQueryHeads; ++head)
-        for (int e = 0; e < at.elements(); ++e) queries.push_back(query_number(token, head, e));
     std::vector<std::int32_t> table;
     for (int block = at.num_blocks; block-- > 0;) table.push_back(block);
     SplitAttentionParams params{};
     params.key = params.value = at.layout(memory);
     params.key.scales += shift;
-    params.queries = reinterpret_cast<std::byte*>(device.put(queries, "queries"));
-    params.block_table = device.put(table, "block_table");
-    params.token_rows = device.put(std::vector<std::int32_t>(positions().size(), 0), "rows");
-    params.positions = device.put(positions(), "positions");
-    params.table_width = at.num_blocks;
-    params.scale = kScale;
-    params.query_dtype = DType::fp32;
-    params.causal = true;
-    params.num_tokens = static_cast<std::int32_t>(positions().size());
-    params.num_query_heads = kQueryHeads;
-    params.split_keys = kSplitKeys;
-    params.num_splits = (at.num_blocks * at.block_size + kSplitKeys - 1) / kSplitKeys;
-    const std::int64_t rows = std::int64_t{params.num_tokens} * kQueryHeads;
-    params.partials =
-        device.room<float>(rows * params.num_splits * (2 + at.elements()), "partials");
-    params.outputs = device.put(std::vector<float>(rows * at.elements(), -77.0f), "outputs");
-    device->launch(device.engine().split_attention, params);
-    return device.get(params.outputs, rows * at.elements());
+    return cuda::attended(
+        device, {table, positions(), at.block_size, kQueryHeads, at.elements(), kSplitKeys, kScale},
+        params, query_number);
   }
   int outputs_out_of_bounds(const std::vector<float>& found) const {
     int wrong = 0;

@@ -9,6 +9,7 @@
 #include "tests/cuda_backend/kernel_device.h"
 #include "tests/cuda_backend/matrices/catch2.h"
 #include "tests/cuda_backend/matrices/every_mode.h"
+#include "tests/cuda_backend/matrices/one_request.h"
 #include "tests/cuda_backend/packed_oracle.h"
 
 namespace lockstep::cuda {
@@ -168,31 +169,14 @@ struct PackedRows {
     auto* memory = reinterpret_cast<std::byte*>(device.put(pages, "cache"));
     const float* scales =
         device.put(std::vector<float>(std::begin(kLayerScales), std::end(kLayerScales)), "scales");
-    std::vector<float> queries;
-    for (std::size_t token = 0; token < positions.size(); ++token)
-      for (int head = 0; head < heads(); ++head)
-        for (int e = 0; e < at.head_size; ++e) queries.push_back(query_number(token, head, e));
     SplitAttentionParams params{};
     params.key = at.layout(memory, 0, scales);
     params.value = at.layout(memory, 1, scales + 1);
-    params.queries = reinterpret_cast<std::byte*>(device.put(queries, "queries"));
-    params.block_table = device.put(table, "block_table");
-    params.token_rows = device.put(std::vector<std::int32_t>(positions.size(), 0), "rows");
-    params.positions = device.put(positions, "positions");
-    params.table_width = shape.num_blocks;
-    params.scale = kScale;
-    params.query_dtype = DType::fp32;
-    params.causal = true;
-    params.num_tokens = static_cast<std::int32_t>(positions.size());
-    params.num_query_heads = heads();
-    params.split_keys = kSplitKeys;
-    params.num_splits = (shape.num_blocks * at.block_size + kSplitKeys - 1) / kSplitKeys;
-    const std::int64_t rows = std::int64_t{params.num_tokens} * heads();
-    params.partials = device.room<float>(rows * params.num_splits * (2 + at.head_size), "partials");
-    params.outputs = device.put(std::vector<float>(rows * at.head_size, -77.0f), "outputs");
     if (plant) plant(params);
-    device->launch(device.engine().split_attention, params);
-    return device.get(params.outputs, rows * at.head_size);
+    return cuda::attended(
+        device, {table, positions, at.block_size, heads(), at.head_size, kSplitKeys, kScale},
+        params,
+        [this](std::size_t token, int head, int e) { return query_number(token, head, e); });
   }
 
   int outputs_out_of_bounds(const std::vector<float>& found) const {
