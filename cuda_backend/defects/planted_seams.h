@@ -64,5 +64,6 @@ std::span<const PlantedDefect> defects_of_programs();
 std::span<const PlantedDefect> defects_of_launches();
 std::span<const PlantedDefect> defects_of_plans();
 std::span<const PlantedDefect> defects_of_drafters();
+std::span<const PlantedDefect> defects_of_shares();
 
 }  // namespace lockstep::cuda

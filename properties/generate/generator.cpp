@@ -84,6 +84,7 @@ constexpr FeatureInfo kFeatures[] = {
     {"sinks", 10},
     {"reference_windows", 25},
     {"drafter_cache", 60},
+    {"whole_caches", 25},
 };
 static_assert(std::size(kFeatures) == kNumFeatures);
 
@@ -267,8 +268,12 @@ SavedCase generate_case(ChoiceSource& choices, const GeneratorOptions& options) 
   draw_features(choices, options, kFirstBeside, static_cast<std::size_t>(kDrafterCache),
                 draw.features);
   draw_encoders_and_sinks(draw, saved);
-  draw_features(choices, options, kDrafterCache, kNumFeatures, draw.features);
+  constexpr auto kWholeCaches = Feature::whole_caches;
+  draw_features(choices, options, kDrafterCache, static_cast<std::size_t>(kWholeCaches),
+                draw.features);
   draw_drafter_cache(draw, saved);
+  draw_features(choices, options, kWholeCaches, kNumFeatures, draw.features);
+  draw_whole_caches(draw, saved);
   return saved;
 }
 

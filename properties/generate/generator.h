@@ -99,8 +99,9 @@ enum class Feature : std::uint8_t {
   sinks,
   reference_windows,
   drafter_cache,  // layers of a drafter, whose rows are written and read by its own passes
+  whole_caches,   // that each rank of a context keeps whole, beside others
 };
-inline constexpr std::size_t kNumFeatures = static_cast<std::size_t>(Feature::drafter_cache) + 1;
+inline constexpr std::size_t kNumFeatures = static_cast<std::size_t>(Feature::whole_caches) + 1;
 std::string_view name_of(Feature feature);
 
 // The features of one case: what the swarm may use.
@@ -127,7 +128,8 @@ class FeatureSet {
 
 // Those that divide a case among several devices or engines.
 inline constexpr FeatureSet kRankFeatures = {Feature::context_parallel, Feature::tensor_parallel,
-                                             Feature::pipeline_parallel, Feature::data_parallel};
+                                             Feature::pipeline_parallel, Feature::data_parallel,
+                                             Feature::whole_caches};
 
 // What no engine but the model's is asked for: rows that are not those of a request's tokens, or
 // not all of them.

@@ -50,6 +50,7 @@ constexpr Part kParts[] = {
     {MutantSite::views, address_mutants},         {MutantSite::planner, figure_mutants},
     {MutantSite::transfer, protocol_mutants},     {MutantSite::transfer, staging_mutants},
     {MutantSite::transfer, holding_mutants},      {MutantSite::transfer, connector_mutants},
+    {MutantSite::backend, share_mutants},         {MutantSite::scheduler, share_decision_mutants},
 };
 
 }  // namespace

@@ -45,6 +45,7 @@ constexpr std::array kNames = std::to_array<std::pair<SchedulerDefect, std::stri
     {cross_blocks_short, "cross-blocks-short"},
     {sinks_given_away, "sinks-given-away"},
     {rswa_window_short, "rswa-window-short"},
+    {whole_blocks_shared, "whole-blocks-shared"},
 });
 
 constexpr std::array kDefects = [] {

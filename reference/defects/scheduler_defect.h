@@ -58,6 +58,8 @@ enum class SchedulerDefect : std::uint8_t {
   cross_blocks_short,
   sinks_given_away,
   rswa_window_short,
+  // Caches that each rank of a context keeps whole.
+  whole_blocks_shared,
 };
 
 // All of them but `none`, in the order above.

@@ -80,7 +80,7 @@ Result<PlacementLayer> facts_of(const NamedSpec& named, AttentionBackend chosen,
   layer.backend = backend_for(named, chosen, is_v41);
   spec.dtype = given.dtype;
   spec.block_size = 1;
-  spec.dcp_sharded = given.kind != CacheKind::mamba;
+  spec.dcp_sharded = is_dealt_out(given);
   spec.is_draft.value = named.is_draft;
   if (given.kind == CacheKind::mamba) {
     spec.states = given.states;
@@ -136,7 +136,7 @@ PlacementOptions placement_options(const PlanOptions& given, const LayerSpecs& l
                                    DType model_dtype, const std::string& order) {
   PlacementOptions options;
   options.tp = given.tp;
-  options.dcp = given.dcp;
+  options.dcp = options.draft_dcp = given.dcp;
   options.pcp = given.pcp;
   options.pp = given.pp;
   options.kv_dtype = format_name(given, layers);
@@ -206,6 +206,7 @@ KVCacheSpec planned(KVCacheSpec own, const CacheSpec& spec) {
   if (spec.type == SpecType::full) own.kind = CacheKind::full_attention;
   if (spec.type != SpecType::mamba) {
     own.extra_retained_tokens = spec.extra_retained_tokens;
+    own.dcp_sharded = spec.dcp_sharded;
     return own;
   }
   own.mamba_cache_mode = spec.mamba_cache_mode;

@@ -84,6 +84,7 @@ Result<CacheSpec> cache_spec_of(const std::string& name, const KVCacheSpec& spec
     return fail(fmt::format("{}: K and V in rows of {} and {} elements", name, spec.head_size,
                             head_size_v(spec)));
   const std::int64_t parts = has_single_rows(spec) || has_slots_of_values(spec) ? 1 : 2;
+  placed.dcp_sharded = spec.dcp_sharded;
   placed.num_kv_heads = spec.num_kv_heads;
   placed.num_head_slots = has_slots_of_values(spec) ? 2 * spec.num_kv_heads : spec.num_kv_heads;
   placed.head_size = spec.head_size;

@@ -288,7 +288,7 @@ struct SpecMaker {
                                    ? CacheFormat{options.model_dtype, QuantMode::NONE}
                                    : cache_format(options.kv_dtype, options.model_dtype);
     spec.block_size = alignment.block_size;
-    spec.dcp_sharded = !(spec.is_draft.value && options.dcp > 1);
+    if (spec.is_draft.value && options.dcp > 1 && options.draft_dcp == 1) spec.dcp_sharded = false;
     switch (kind_of(layer.backend)) {
       case LayerKind::plain:
         spec.dtype = format.dtype;
