@@ -84,7 +84,7 @@ constexpr FeatureInfo kFeatures[] = {
     {"sinks", 10},
     {"reference_windows", 25},
     {"drafter_cache", 60},
-    {"whole_caches", 25},
+    {"whole_caches", 60},
 };
 static_assert(std::size(kFeatures) == kNumFeatures);
 

@@ -15,7 +15,7 @@ bool has_tokens_to_deal_out(const KVCacheGroupSpec& group) {
 }
 bool stays_whole(const KVCacheGroupSpec& group) {
   const CacheKind kind = group.spec.kind;
-  return kind == CacheKind::circular_buffer ||
+  return kind == CacheKind::circular_buffer || kind == CacheKind::mamba ||
          (kind == CacheKind::sliding_window && !group.spec.bounded_replay);
 }
 
@@ -37,7 +37,8 @@ void draw_whole_caches(Draw& draw, SavedCase& saved) {
   if (!draw.has(Feature::whole_caches) || draw.has(Feature::two_block_pool) ||
       draw.options.worker || !engine_profile(saved.engine.engine).serves_checkpoints ||
       saved.tensor_parallel_size * saved.pipeline_parallel_size * saved.data_parallel_size != 1 ||
-      !saved.cache.draft_modules.empty() || !saved.connector.parts.empty())
+      !saved.cache.draft_modules.empty() || saved.engine.prefix_match_unit != 0 ||
+      !saved.connector.parts.empty())
     return;
   ChoiceSource& choices = draw.choices;
   SavedCase changed = saved;
@@ -57,7 +58,8 @@ void draw_whole_caches(Draw& draw, SavedCase& saved) {
     for (KVCacheSpec& spec : whole.layer_specs) spec.dcp_sharded = false;
   }
   for (KVCacheGroupSpec& group : groups) {
-    if (group.layer_names.front() == dealt_out_name) continue;
+    if (group.layer_names.front() == dealt_out_name || group.spec.kind == CacheKind::mamba)
+      continue;
     if (!stays_whole(group) && choices.chance(40)) continue;
     group.spec.dcp_sharded = false;
     for (KVCacheSpec& spec : group.layer_specs) spec.dcp_sharded = false;

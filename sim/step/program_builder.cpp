@@ -89,13 +89,14 @@ Result<void> ProgramBuilder::check_supported(const EngineConfig& engine,
     const CacheKind kind = group.spec.kind;
     const bool is_whole = !group.spec.dcp_sharded && !group.spec.bounded_replay &&
                           (kind == CacheKind::sliding_window || kind == CacheKind::circular_buffer);
-    return kind == CacheKind::full_attention || kind == CacheKind::mla || is_whole;
+    return kind == CacheKind::full_attention || kind == CacheKind::mla ||
+           kind == CacheKind::mamba || is_whole;
   };
   if (engine.dcp * engine.pcp != 1 && !std::ranges::all_of(plan.groups, is_modelled))
     return fail(
-        "context parallelism deals out the tokens of full attention and MLA, and leaves windows "
-        "and rings whole that say so (dcp_sharded); what the ranks hold of other kinds is not "
-        "modelled");
+        "context parallelism deals out the tokens of full attention and MLA, and leaves states "
+        "whole, and windows and rings that say so (dcp_sharded); what the ranks hold of other "
+        "kinds is not modelled");
   for (const KVCacheGroupSpec& group : plan.groups) {
     if (reads_beside_tokens(group.spec) && engine.dcp * engine.pcp != 1)
       return fail("context parallelism beside cross attention, sinks or reference windows");
