@@ -38,7 +38,7 @@ TEST(WholeCaches, their_blocks_are_hashed_and_hit_as_they_are) {
 
 TEST(WholeCaches, a_request_takes_a_block_for_every_16_tokens_of_its_own) {
   Engine engine(two_ranks(), {full(16), whole(full(16)), whole(window(16, 20))}, 60);
-  const RequestId first = engine.add("first", prompt_of(1, 100), 1);
+  const RequestId first = engine.add("first", prompt_of(1, 100), 2);
   engine.step();
   EXPECT_EQ(engine.scheduler().block_table(first, 0).size(), 4u);
   EXPECT_EQ(engine.scheduler().block_table(first, 1).size(), 7u);
@@ -89,7 +89,7 @@ TEST(WholeCaches, of_a_drafter_get_a_group_of_their_own_where_it_runs_at_dcp_1) 
   PlanOptions options;
   options.dcp = 2;
   options.max_model_len = 1024;
-  options.num_gpu_blocks_override = 20;
+  options.num_gpu_blocks_override = 200;
   for (const bool is_dealt_out : {true, false}) {
     const LayerSpecs layers = {layer("layers.0.attn", false, true),
                                layer("layers.1.draft", true, is_dealt_out)};

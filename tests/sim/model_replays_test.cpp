@@ -62,13 +62,14 @@ struct ModelReplay {
 };
 
 ModelReplay replay_of(const std::string& model, const std::string& trace,
-                      const std::string& cp_kv_cache_interleave_size = "1") {
+                      std::int32_t cp_kv_cache_interleave_size = 1) {
   ReplayRequest request{.file = trace, .run = {}};
   request.run.set_text("model", model);
   request.run.set_text("engine", "vllm-0.33.0");
-  request.run.set_text("cp_kv_cache_interleave_size", cp_kv_cache_interleave_size);
   request.run.spec.backend = "simt";
   request.run.add(run_field("backend"));
+  request.run.spec.cp_kv_cache_interleave_size = cp_kv_cache_interleave_size;
+  request.run.add(run_field("cp_kv_cache_interleave_size"));
   auto prepared = prepare_replay(std::move(request));
   if (!prepared) return {.ending = prepared.error().message};
   ModelReplay replay{.ending = {}, .layout = prepared->run.layout};
@@ -157,14 +158,14 @@ TEST(ModelReplays, OfGlmDealOutAnIndexersRowsAndKeepItsRingWhole) {
   const std::string model =
       model_with(folder, "glm-5.3-flash-like", {{"attn", "indexer", "tail"}, {"attn", "indexer"}});
   const std::string trace = trace_of(folder, {{"dcp", 2}});
-  for (const char* interleave : {"4", "128"}) {
+  for (const std::int32_t interleave : {4, 128}) {
     const ModelReplay replay = replay_of(model, trace, interleave);
     EXPECT_EQ(replay.ending, "agreed");
     EXPECT_EQ(replay.layout, CacheLayout::BLHNC);
     EXPECT_EQ(replay.layers, 5u);
     EXPECT_EQ(replay.cached_tokens, 256);
   }
-  EXPECT_NE(replay_of(model, trace, "2").ending.find("a row of 4 tokens lies on one rank"),
+  EXPECT_NE(replay_of(model, trace, 2).ending.find("a row of 4 tokens lies on one rank"),
             std::string::npos);
 }
 
