@@ -2,7 +2,6 @@
 #include <vector>
 
 #include "cuda_backend/defects/planted_seams.h"
-#include "cuda_backend/step/block_tables.h"
 
 namespace lockstep::cuda {
 namespace {
@@ -35,11 +34,11 @@ Seams whole_read_in_part(const BackendConfig& config) {
   std::vector<bool> is_whole;  // [layer of the plan]
   for (const KVCacheGroupSpec& group : config.plan.groups)
     is_whole.insert(is_whole.end(), group.layer_names.size(), !group.spec.dcp_sharded);
-  const auto cut = [is_whole, context = config.context](auto items) {
+  const auto cut = [is_whole, num_ranks = config.context.num_ranks](auto items) {
     for (auto& item : items) {
       if (item.row < 0 || !is_whole.at(static_cast<std::size_t>(item.layer_index))) continue;
-      item.first = rows_on_rank(context, item.first);
-      item.last = rows_on_rank(context, item.last);
+      item.first /= num_ranks;
+      item.last /= num_ranks;
     }
   };
   return on_device({.upload = [cut](const std::string& name, std::span<std::byte> bytes, Device&) {

