@@ -154,18 +154,12 @@ constexpr std::int64_t kRunsMax = std::int64_t{1} << 40;
 
 // What a plugin is not asked for (cuda_backend/plugin/plugin_backend.h): several devices, host
 // memory, connectors.
-constexpr FeatureSet kNotOfPlugins = {Feature::context_parallel,
-                                      Feature::tensor_parallel,
-                                      Feature::pipeline_parallel,
-                                      Feature::data_parallel,
-                                      Feature::connector_peers,
-                                      Feature::host_tier,
-                                      Feature::failing_loads,
-                                      Feature::load_failure_fails,
-                                      Feature::several_connectors,
-                                      Feature::bounded_replay,
-                                      Feature::rings,
-                                      Feature::compressed_rows};
+constexpr FeatureSet kNotOfPlugins = {
+    Feature::context_parallel, Feature::tensor_parallel,    Feature::pipeline_parallel,
+    Feature::data_parallel,    Feature::connector_peers,    Feature::host_tier,
+    Feature::failing_loads,    Feature::load_failure_fails, Feature::several_connectors,
+    Feature::whole_caches,     Feature::bounded_replay,     Feature::rings,
+    Feature::compressed_rows};
 
 // The case at hand, for the last words of a process that a check of ours stops.
 thread_local std::uint64_t current_seed = 0;

@@ -110,7 +110,7 @@ void fit_generator(const EngineHello& hello, GeneratorOptions& generator) {
                        Feature::pipeline_parallel, Feature::data_parallel, Feature::connector_peers,
                        Feature::host_tier, Feature::failing_loads, Feature::load_failure_fails,
                        Feature::several_connectors, Feature::async_connectors,
-                       Feature::captured_graphs, Feature::real_numbers});
+                       Feature::whole_caches, Feature::captured_graphs, Feature::real_numbers});
   generator.never.add(layers_to_avoid(hello));
   constexpr std::pair<std::string_view, FeatureSet> kNeeds[] = {
       {"uniform_type", {Feature::uniform_type}},

@@ -69,8 +69,7 @@ class CudaBackend final : public Backend {
                                           config_.max_tokens_per_step + config_.num_rows);
     drafter_ =
         std::make_unique<DraftPasses>(*device_, config_, pool_->layers(), *tables_, *writer_);
-    reader_ = std::make_unique<AttentionReader>(*device_, pool_->layers(), *tables_,
-                                                config_.context, sparse_.get());
+    reader_ = std::make_unique<AttentionReader>(*device_, pool_->layers(), *tables_, sparse_.get());
     extractor_ = std::make_unique<RowExtractor>(*device_, pool_->layers(), *tables_);
     return device_->finish();
   }

@@ -14,9 +14,9 @@ using cuda::PlantedDefect;
 
 std::vector<PlantedDefect> planted_defects() {
   std::vector<PlantedDefect> all;
-  for (const auto& part : {cuda::defects_of_programs(), cuda::defects_of_drafters(),
-                           cuda::defects_of_pages(), cuda::defects_of_launches(),
-                           cuda::defects_of_plans()})
+  for (const auto& part :
+       {cuda::defects_of_programs(), cuda::defects_of_drafters(), cuda::defects_of_pages(),
+        cuda::defects_of_launches(), cuda::defects_of_plans(), cuda::defects_of_shares()})
     all.insert(all.end(), part.begin(), part.end());
   return all;
 }

@@ -60,8 +60,8 @@ Seams hot_row_by_slot(const BackendConfig&) {
 }
 
 constexpr PlantedDefect kOfPages[] = {
-    {"page-mirror-short", page_mirror_short},       {"page-residency-kept", page_residency_kept},
-    {"page-restore-dropped", page_restore_dropped}, {"page-host-unread", page_host_unread},
+    {"rows-mirror-short", page_mirror_short},       {"rows-residency-kept", page_residency_kept},
+    {"rows-restore-dropped", page_restore_dropped}, {"rows-host-unread", page_host_unread},
     {"hot-region-kept", hot_region_kept},           {"hot-evicts-used", hot_evicts_used},
     {"hot-row-by-slot", hot_row_by_slot},
 };

@@ -65,5 +65,6 @@ std::span<const PlantedDefect> defects_of_launches();
 std::span<const PlantedDefect> defects_of_plans();
 std::span<const PlantedDefect> defects_of_drafters();
 std::span<const PlantedDefect> defects_of_pages();
+std::span<const PlantedDefect> defects_of_shares();
 
 }  // namespace lockstep::cuda

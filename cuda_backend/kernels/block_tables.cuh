@@ -68,7 +68,8 @@ __device__ __forceinline__ bool is_left_out(const SlotMappingParams& p, const Gr
 // padded batch) get pad_slot.
 //
 // Under context parallelism a block of the table stands for a block on each of the ranks: its
-// tokens are dealt out in runs of `interleave`, and those of other ranks get pad_slot.
+// tokens are dealt out in runs of `interleave`, and those of other ranks get pad_slot. Every rank
+// has a slot for each token of a table that is whole.
 //
 // Grid: x covers num_padded_tokens, y is the group.
 __global__ void slot_mapping_kernel(SlotMappingParams p) {
@@ -92,6 +93,12 @@ __global__ void slot_mapping_kernel(SlotMappingParams p) {
     if (table.is_ring) {
       const Slot ring = table.kernel_entries[p.token_rows[token] * width];
       slots[token] = ring * table.slot_block_size + position % table.slot_block_size;
+      continue;
+    }
+    if (table.is_whole) {
+      const std::int32_t index = position / table.slot_block_size;
+      const Slot block = table.kernel_entries[p.token_rows[token] * width + index];
+      slots[token] = block * table.slot_block_size + position % table.slot_block_size;
       continue;
     }
     const std::int64_t tokens_in_block = std::int64_t(table.slot_block_size) * p.context_ranks;

@@ -94,6 +94,7 @@ struct GroupTable {
   bool is_replayed = false;  // written too by tokens that are computed again after a hit
   bool is_encoder = false;   // keeps rows of encoders, not of tokens
   bool is_hot = false;       // keeps copies of rows that were read
+  bool is_whole = false;     // every rank of a context keeps all of its tokens
 };
 
 // What a step's slots need of a row's request: the position behind its last scheduled token, and

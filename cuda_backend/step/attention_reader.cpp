@@ -32,10 +32,8 @@ std::int32_t query_row_floats(const RowCache& rows) { return (rows.head_size + 1
 }  // namespace
 
 AttentionReader::AttentionReader(Device& device, const LayerCaches& layers,
-                                 const BlockTables& tables, const ContextRank& context,
-                                 const SparsePages* sparse)
+                                 const BlockTables& tables, const SparsePages* sparse)
     : device_(device),
-      context_(context),
       caches_(layers),
       tables_(tables),
       sparse_(sparse),
@@ -62,8 +60,9 @@ AttentionReader::AttentionReader(Device& device, const LayerCaches& layers,
 }
 
 // Complete rows that the rank has of a request's first `position` tokens.
-std::int32_t AttentionReader::rows_before(const RowCache& rows, std::int32_t position) const {
-  return rows_on_rank(context_, position) / static_cast<std::int32_t>(rows.tokens_per_row.value);
+std::int32_t AttentionReader::rows_before(std::int32_t layer, std::int32_t position) const {
+  return tables_.rows_kept(caches_.group_of_layer[layer], position) /
+         static_cast<std::int32_t>(layers_[layer].tokens_per_row.value);
 }
 
 void AttentionReader::launch_probes(const StepProgram& program) {
@@ -75,8 +74,8 @@ void AttentionReader::launch_probes(const StepProgram& program) {
     const RowCache& rows = layers_[probe.layer];
     LS_CHECK(rows.row_bytes > 0, "layer {} keeps no rows", probe.layer);
     const std::int32_t step = std::max(1, kPieceRows / rows.num_kv_heads);
-    const std::int32_t end = rows_before(rows, probe.last);
-    for (std::int32_t first = rows_before(rows, probe.first); first < end; first += step) {
+    const std::int32_t end = rows_before(probe.layer, probe.last);
+    for (std::int32_t first = rows_before(probe.layer, probe.first); first < end; first += step) {
       const std::int32_t last = std::min(end, first + step);
       host_pieces_.push_back({static_cast<std::int32_t>(i), probe.row, probe.layer, first, last});
       max_positions = std::max(max_positions, last - first);
@@ -144,8 +143,8 @@ void AttentionReader::launch_queries(const StepProgram& program) {
                            .output_begin = num_outputs_,
                            .row = query.row,
                            .layer_index = query.layer,
-                           .first = rows_before(rows, query.first),
-                           .last = rows_before(rows, query.last) - gap,
+                           .first = rows_before(query.layer, query.first),
+                           .last = rows_before(query.layer, query.last) - gap,
                            .gap_first = gap_first,
                            .gap = gap});
     num_query_floats += std::int64_t{heads} * query_row_floats(rows);

@@ -16,7 +16,7 @@ namespace lockstep::cuda {
 class AttentionReader {
  public:
   AttentionReader(Device& device, const LayerCaches& layers, const BlockTables& tables,
-                  const ContextRank& context, const SparsePages* sparse);
+                  const SparsePages* sparse);
 
   // REQUIRES: probes and queries name layers with rows.
   void launch_probes(const StepProgram& program);
@@ -26,13 +26,12 @@ class AttentionReader {
   void read_back_queries(StepReadback& readback);
 
  private:
-  std::int32_t rows_before(const RowCache& rows, std::int32_t position) const;
+  std::int32_t rows_before(std::int32_t layer, std::int32_t position) const;
   // What a look at positions [first, last) of a row reads.
   void add_read(std::int32_t row, std::int32_t layer, std::int32_t first, std::int32_t last,
                 Operation& operation) const;
 
   Device& device_;
-  ContextRank context_;
   const LayerCaches& caches_;
   const BlockTables& tables_;
   const SparsePages* const sparse_;  // null: no HiSparse

@@ -12,12 +12,12 @@ namespace lockstep::cuda {
 
 TableMirror::TableMirror(const BackendConfig& config) {
   for (const KVCacheGroupSpec& group : config.plan.groups) {
-    // Under context parallelism an entry stands for a block on each of the ranks. All positions of
-    // a ring lie in its one entry.
+    // Under context parallelism an entry stands for a block on each of the ranks, or for as many
+    // tokens on all of them. All positions of a ring lie in its one entry.
+    const std::int64_t parts = group.spec.dcp_sharded ? config.context.num_ranks : 1;
     block_sizes_.push_back(group.spec.kind == CacheKind::circular_buffer
                                ? std::numeric_limits<std::int32_t>::max()
-                               : std::max<std::int64_t>(1, group.spec.block_size) *
-                                     config.context.num_ranks);
+                               : std::max<std::int64_t>(1, group.spec.block_size) * parts);
     block_ids_.emplace_back(config.num_rows);
   }
 }
@@ -110,6 +110,7 @@ void BlockTables::add_table(const BackendConfig& config, const MappedTable& of) 
   table.is_replayed = spec.bounded_replay;
   table.is_encoder = is_cross_attention(spec);
   table.is_hot = config.plan.groups[of.group].role == kHiSparseHot;
+  table.is_whole = !spec.dcp_sharded;
   needs_reach_ |= table.is_ring || table.is_replayed;
   if (spec.bounded_replay)
     num_replayed_tokens_ =

@@ -87,6 +87,10 @@ class BlockTables {
   bool takes_tokens(std::int32_t table) const {
     return !tables_[table].table.is_encoder && !tables_[table].table.is_hot;
   }
+  // Of a request's first `num_tokens` tokens, how many this rank has rows for in the group.
+  std::int32_t rows_kept(std::int32_t group, std::int32_t num_tokens) const {
+    return tables_[group].table.is_whole ? num_tokens : rows_on_rank(context_, num_tokens);
+  }
 
   // For operations that read slots, or blocks through the tables.
   MemoryRange slots_range(std::int32_t table) const {

@@ -82,8 +82,9 @@ void RealAttention::add_query(const AttentionQuery& query) {
   const RowCache& rows = layers_.rows[query.layer];
   Batch& batch = batches_.back();
   ++batch.count;
-  const std::int32_t last = rows_on_rank(config_.context, query.last);
-  batch.longest = std::max(batch.longest, last - rows_on_rank(config_.context, query.first));
+  const std::int32_t group = layers_.group_of_layer[query.layer];
+  const std::int32_t last = tables_.rows_kept(group, query.last);
+  batch.longest = std::max(batch.longest, last - tables_.rows_kept(group, query.first));
   host_positions_.push_back(last - 1);
   host_token_rows_.push_back(query.row);
   const auto d = static_cast<std::size_t>(caches_.head_size(query.layer));

@@ -132,9 +132,10 @@ class RankCutter {
       place.head_begin = static_cast<std::int32_t>(at_.tp_rank * heads / at_.tp_size);
     // Ranks that deal out tokens among one another gather their query heads.
     const std::int64_t queries = model.num_kv_heads * queries_per_kv_ / at_.tp_size;
-    const std::int32_t leader = at_.tp_rank - at_.tp_rank % at_.dcp_size;
+    const std::int32_t gathered = model.dcp_sharded ? at_.dcp_size : 1;
+    const std::int32_t leader = at_.tp_rank - at_.tp_rank % gathered;
     place.query_begin = static_cast<std::int32_t>(leader * queries);
-    place.queries_per_kv = static_cast<std::int32_t>(queries * at_.dcp_size / own.num_kv_heads);
+    place.queries_per_kv = static_cast<std::int32_t>(queries * gathered / own.num_kv_heads);
     return place;
   }
 

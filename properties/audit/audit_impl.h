@@ -242,10 +242,12 @@ class Auditor::Impl {
         tells_copies_(!inputs_.max_loras && !encoder_budget_),
         is_zeroed_(zeroed_groups(header)) {
     for (const KVCacheGroupSpec& group : groups_) {
-      // Ranks of a context share the tokens of attention; each has its states whole.
-      const bool is_shared = groups_.size() > 1 && keeps_tokens(group.spec);
+      // Ranks of a context share the tokens of attention that says so; each has its states whole.
+      // No release shares out several groups over ranks of prefill context parallelism.
+      const bool is_shared =
+          groups_.size() > 1 && keeps_tokens(group.spec) && group.spec.dcp_sharded;
       block_sizes_.push_back(static_cast<std::int32_t>(group.spec.block_size) *
-                             (is_shared ? config_.dcp * config_.pcp : 1));
+                             (is_shared ? config_.dcp : 1));
       if (group.spec.bounded_replay)
         num_replayed_ = static_cast<std::int32_t>(group.spec.sliding_window);
     }

@@ -299,8 +299,8 @@ bool add_ring(Draw& draw, const EngineConfig& engine, std::vector<KVCacheGroupSp
   return true;
 }
 
-// In one of the orders that are left, or the engine's own choice.
-// `before`: the engine that the pool was drawn for.
+}  // namespace
+
 bool lay_out_again(const SavedCase& saved, std::vector<KVCacheGroupSpec> groups,
                    const EngineConfig& before, SavedCase& next) {
   const std::int64_t more = planned_blocks_of_request(saved.engine, groups) -
@@ -316,8 +316,6 @@ bool lay_out_again(const SavedCase& saved, std::vector<KVCacheGroupSpec> groups,
   next.layout = CacheLayout::NHD;
   return is_accepted(next);
 }
-
-}  // namespace
 
 // Nothing stands against further caches in general.
 static bool takes_further_caches(const Draw& draw, const SavedCase& saved) {

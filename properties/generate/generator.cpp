@@ -85,6 +85,7 @@ constexpr FeatureInfo kFeatures[] = {
     {"reference_windows", 25},
     {"drafter_cache", 60},
     {"hisparse", 8},
+    {"whole_caches", 60},
 };
 static_assert(std::size(kFeatures) == kNumFeatures);
 
@@ -268,12 +269,14 @@ SavedCase generate_case(ChoiceSource& choices, const GeneratorOptions& options) 
   draw_features(choices, options, kFirstBeside, static_cast<std::size_t>(kDrafterCache),
                 draw.features);
   draw_encoders_and_sinks(draw, saved);
-  constexpr auto kHiSparse = Feature::hisparse;
+  constexpr auto kHiSparse = Feature::hisparse, kWholeCaches = Feature::whole_caches;
   draw_features(choices, options, kDrafterCache, static_cast<std::size_t>(kHiSparse),
                 draw.features);
   draw_drafter_cache(draw, saved);
-  draw_features(choices, options, kHiSparse, kNumFeatures, draw.features);
+  draw_features(choices, options, kHiSparse, static_cast<std::size_t>(kWholeCaches), draw.features);
   draw_hisparse(draw, saved);
+  draw_features(choices, options, kWholeCaches, kNumFeatures, draw.features);
+  draw_whole_caches(draw, saved);
   return saved;
 }
 

@@ -100,8 +100,9 @@ enum class Feature : std::uint8_t {
   reference_windows,
   drafter_cache,  // layers of a drafter, whose rows are written and read by its own passes
   hisparse,       // groups of HiSparse, and the workers of their pages, in place of the cache
+  whole_caches,   // that each rank of a context keeps whole, beside others
 };
-inline constexpr std::size_t kNumFeatures = static_cast<std::size_t>(Feature::hisparse) + 1;
+inline constexpr std::size_t kNumFeatures = static_cast<std::size_t>(Feature::whole_caches) + 1;
 std::string_view name_of(Feature feature);
 
 // The features of one case: what the swarm may use.
@@ -131,7 +132,8 @@ inline constexpr bool kBackendsMovePages = true;
 
 // Those that divide a case among several devices or engines.
 inline constexpr FeatureSet kRankFeatures = {Feature::context_parallel, Feature::tensor_parallel,
-                                             Feature::pipeline_parallel, Feature::data_parallel};
+                                             Feature::pipeline_parallel, Feature::data_parallel,
+                                             Feature::whole_caches};
 
 // What no engine but the model's is asked for: rows that are not those of a request's tokens, or
 // not all of them, or that lie in two pools.

@@ -59,6 +59,14 @@ void draw_encoders_and_sinks(Draw& draw, SavedCase& saved);
 void draw_drafter_cache(Draw& draw, SavedCase& saved);
 // HiSparse's groups in place of the cache, the workers of their pages, and peers.
 void draw_hisparse(Draw& draw, SavedCase& saved);
+// Ranks of a context, of which each keeps some of the caches whole: windows, rings, others, or, of
+// one group, a second one as it is.
+void draw_whole_caches(Draw& draw, SavedCase& saved);
+// The case with these groups and more blocks where they take more, in one of the orders that are
+// left, or the engine's own choice. `before`: the engine that the pool was drawn for. False: it is
+// not accepted.
+bool lay_out_again(const SavedCase& saved, std::vector<KVCacheGroupSpec> groups,
+                   const EngineConfig& before, SavedCase& next);
 // Whether the engine, the layouts and the ranks take the case.
 bool is_accepted(const SavedCase& saved);
 void draw_traffic(Draw& draw, SavedCase& saved);

@@ -45,8 +45,9 @@ void Invariants::fail(std::string_view name, std::string request, std::string wh
 // Tokens that one table entry covers.
 std::int64_t Invariants::block_size(std::int64_t group) const {
   const KVCacheSpec& spec = plan_.groups[group].spec;
-  return plan_.groups.size() == 1 && !is_state_kind(spec.kind) ? scheduler_block_size_
-                                                               : spec.block_size;
+  if (plan_.groups.size() == 1 && !is_state_kind(spec.kind)) return scheduler_block_size_;
+  // Of several groups those that are dealt out have as many tokens on every rank.
+  return is_dealt_out(spec) ? spec.block_size * engine_.dcp : spec.block_size;
 }
 
 // Whether HiSparse's pages lie in it, which others look at.

@@ -64,6 +64,7 @@ namespace lockstep {
   X(draft_model_drafts, anything)        \
   X(eagle_drafts, anything)              \
   X(context_parallel, anything)          \
+  X(whole_cache, anything)               \
   X(with_backend, backend)               \
   X(with_faults, anything)               \
   X(tensor_parallel, backend)            \
@@ -94,6 +95,7 @@ namespace lockstep {
   X(hit_mamba_all, anything)             \
   X(hit_hidden_state, anything)          \
   X(hit_compressed_rows, anything)       \
+  X(hit_whole_cache, anything)           \
   X(replayed_window, anything)           \
   X(ring_gone_round, anything)           \
   X(encoder_computed, anything)          \

@@ -63,6 +63,8 @@ constexpr Part kParts[] = {
     {MutantSite::transfer, staging_mutants},
     {MutantSite::transfer, holding_mutants},
     {MutantSite::transfer, connector_mutants},
+    {MutantSite::backend, share_mutants},
+    {MutantSite::scheduler, share_decision_mutants},
 };
 
 }  // namespace

@@ -57,6 +57,9 @@ std::vector<Mutant> encoder_and_sink_mutants();
 std::vector<Mutant> rank_mutants();
 // mutants_of_drafters.cpp
 std::vector<Mutant> drafter_mutants();
+// mutants_of_shares.cpp
+std::vector<Mutant> share_mutants();
+std::vector<Mutant> share_decision_mutants();
 // mutants_of_launches.cpp
 std::vector<Mutant> graph_mutants();
 std::vector<Mutant> number_mutants();

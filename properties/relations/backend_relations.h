@@ -46,6 +46,7 @@ struct ReadPlace {
 struct ReadOutputs {
   std::int64_t head_size = 0;
   std::vector<std::vector<float>> of_ranks;  // [rank][head * head_size]; empty: keeps nothing of it
+  bool is_dealt_out = true;                  // the tokens, over the ranks; otherwise each has all
 };
 
 struct BackendReading {

@@ -6,6 +6,7 @@
 #include <array>
 
 #include "properties/shrink/case_parts.h"
+#include "reference/profiles/engine_profile.h"
 #include "sim/session/session.h"
 
 namespace lockstep {
@@ -89,17 +90,32 @@ Changed other_admission(const SavedCase& saved) {
   });
 }
 
+// vLLM deals out the tokens of a model with one group, and counts drafts with it once. Of several
+// groups every rank keeps all but the first whole.
 Changed over_ranks(const SavedCase& saved) {
   const auto is_dealt_out = [](const KVCacheGroupSpec& group) {
     return group.spec.kind == CacheKind::full_attention || group.spec.kind == CacheKind::mla;
   };
-  // vLLM deals out the tokens of a model with one group, and counts drafts with it once.
-  if (saved.cache.groups.size() != 1 || !is_dealt_out(saved.cache.groups.front()))
+  const auto may_be_whole = [&](const KVCacheGroupSpec& group) {
+    return is_dealt_out(group) || group.spec.kind == CacheKind::sliding_window;
+  };
+  const std::vector<KVCacheGroupSpec>& groups = saved.cache.groups;
+  if (saved.engine.dcp * saved.engine.pcp != 1 || !is_dealt_out(groups.front()))
     return std::nullopt;
-  if (saved.engine.dcp * saved.engine.pcp != 1) return std::nullopt;
+  if (groups.size() > 1 && (saved.engine.prefix_cache_retention_interval > 0 ||  // of blocks
+                            !engine_profile(saved.engine.engine).serves_checkpoints ||
+                            !std::ranges::all_of(groups, may_be_whole)))
+    return std::nullopt;
   return changed(saved, [](SavedCase& other) {
     other.engine.dcp = 2;
-    if (other.cache.groups.front().spec.block_size % 4 == 0) other.cp_kv_cache_interleave_size = 4;
+    const KVCacheSpec& first = other.cache.groups.front().spec;
+    const auto row = static_cast<std::int32_t>(first.compress_ratio);
+    other.cp_kv_cache_interleave_size =
+        first.block_size % std::max(row, 4) == 0 ? std::max(row, 4) : row;
+    for (KVCacheGroupSpec& group : std::span(other.cache.groups).subspan(1)) {
+      group.spec.dcp_sharded = false;
+      for (KVCacheSpec& spec : group.layer_specs) spec.dcp_sharded = false;
+    }
   });
 }
 

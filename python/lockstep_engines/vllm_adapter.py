@@ -58,6 +58,8 @@ def _features() -> list[str]:
     reset = inspect.signature(Scheduler.reset_prefix_cache).parameters
     params = inspect.signature(vllm_engine.SamplingParams).parameters
     found = vllm_engine.kinds() + ["async_scheduling", "priority", "dcp", "pcp", "connector"]
+    if vllm_engine.keeps_whole_caches():
+        found.append("dcp_sharded")
     found += [f"spec:{method}" for method in ("ngram", "draft_model", "eagle")]
     found += ["no_chunked_prefill", "no_prefix_caching", "cache_salt", "min_tokens"]
     found += [name for name in ("repetition_detection", "skip_reading_prefix_cache")

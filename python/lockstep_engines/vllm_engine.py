@@ -130,6 +130,11 @@ def kinds() -> list[str]:
     return [word for word, name in _KINDS.items() if hasattr(kv, name)] + ["mamba"]
 
 
+def keeps_whole_caches() -> bool:
+    """Whether a cache can lie whole on every rank beside others whose tokens are dealt out."""
+    return "dcp_sharded" in _fields_of(kv.FullAttentionSpec)
+
+
 def _class_of(spec: dict[str, Any]) -> type:
     kind = spec["type"]
     name = "MambaSpec" if kind == "mamba" else _KINDS.get(kind, "")
@@ -160,7 +165,11 @@ def make_spec(spec: dict[str, Any], is_draft: bool = False) -> Any:
             key = RELEASE.row_tokens_attribute
         if key in _fields_of(cls):
             keys[key] = value
-        elif value and key not in _OF_MEMORY and not (key == "compress_ratio" and value == 1):
+        elif (
+            (value or key == "dcp_sharded")
+            and key not in _OF_MEMORY
+            and not (key == "compress_ratio" and value == 1)
+        ):
             raise NotInThisRelease(f"found {key} = {value}; {cls.__name__} of {VERSION} has none")
     return cls(**keys)
 

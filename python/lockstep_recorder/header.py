@@ -73,6 +73,8 @@ def _attention_keys(spec: Any, release: Release) -> dict[str, Any]:
     for key in (*_OPTIONAL_OF_ATTENTION, *release.page_keys):
         if getattr(spec, key, None):
             keys[key] = getattr(spec, key)
+    if not getattr(spec, "dcp_sharded", True):  # every rank keeps all of its tokens
+        keys["dcp_sharded"] = False
     row_tokens = getattr(spec, release.row_tokens_attribute, 1)
     if row_tokens != 1:
         if not isinstance(row_tokens, int):

@@ -79,6 +79,7 @@ _WRITTEN_OTHERWISE = (
     "group.layer_names",
     "spec.attention_chunk_size",
     "spec.block_size",
+    "spec.dcp_sharded",
     "spec.bounded_replay",
     "spec.extra_retained_tokens",
     "spec.kv_cache_specs",  # layer_specs
@@ -177,19 +178,6 @@ def layer_specs_of(group: Any) -> list[Any]:
     return list(specs.values()) if specs else [group.kv_cache_spec]
 
 
-def _is_state(spec: Any) -> bool:
-    return hasattr(spec, "shapes")
-
-
-def _sharding_is_mixed(config: Any, cache: Any) -> bool:
-    """Attention whose tokens every rank of a context parallel group keeps."""
-    dcp = attribute_of(config, "parallel_config.decode_context_parallel_size", 1)
-    specs = [spec for group in cache.kv_cache_groups for spec in layer_specs_of(group)]
-    return dcp > 1 and any(
-        not getattr(spec, "dcp_sharded", True) and not _is_state(spec) for spec in specs
-    )
-
-
 def _has_host_groups(_: Any, cache: Any) -> bool:
     return getattr(cache, "hisparse_host_num_blocks", None) is not None or any(
         getattr(group, "host_resident", False) or role_of(group) != "default"
@@ -267,7 +255,6 @@ FLAGS = (
         ("vllm_config.aux_output_config", "aux_output_config.enabled"),
         lambda c, _: attribute_of(c, "aux_output_config.enabled", False),
     ),
-    Flag("dcp_sharded", ("spec.dcp_sharded",), _sharding_is_mixed),
     Flag(
         "hisparse",
         ("kv_cache_config.hisparse_host_num_blocks", "group.host_resident", "group.role"),

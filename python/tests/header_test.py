@@ -166,8 +166,10 @@ class HeaderTest(unittest.TestCase):
             ("tokens_per_state", 4), ("bounded_replay", True), ("extra_retained_tokens", 2),
         ):  # fmt: skip
             self.assertEqual(found[key], value)
-        ring = spec_of(fakes.spec("CircularBufferSpec", head_size_v=0), release)
+        ring = spec_of(fakes.spec("CircularBufferSpec", head_size_v=0, dcp_sharded=False), release)
         self.assertEqual((ring["type"], ring["head_size_v"]), ("circular_buffer", 0))
+        self.assertIs(ring["dcp_sharded"], False)
+        self.assertNotIn("dcp_sharded", spec_of(fakes.spec(dcp_sharded=True), release))
         state = fakes.spec(
             "MambaSpec",
             shapes=((4,),),
@@ -315,9 +317,6 @@ class OptionsTest(unittest.TestCase):
 
     def test_each_choice_that_the_format_cannot_say_is_named(self) -> None:
         self.assertEqual(self.named(), [])
-        plain = fakes.group(fakes.spec())
-        replicated = fakes.group(fakes.spec(dcp_sharded=False))
-        state = fakes.group(fakes.spec("MambaSpec", shapes=(), dcp_sharded=False))
         chosen = {
             "max_num_scheduled_tokens": dict(max_num_scheduled_tokens=60),
             "pipeline_parallel_size": dict(pipeline_parallel_size=2),
@@ -345,14 +344,11 @@ class OptionsTest(unittest.TestCase):
                 enable_mamba_shared_prefix_checkpoint=True
             ),
             "aux_output": dict(aux_output_config=SimpleNamespace(enabled=True)),
-            "dcp_sharded": dict(groups=[plain, replicated], decode_context_parallel_size=2),
             "hisparse": dict(groups=[fakes.group(fakes.spec(), host_resident=True)]),
         }
         self.assertEqual(list(chosen), [flag.name for flag in FLAGS])
         for name, changes in chosen.items():
             self.assertEqual(self.named(**changes), [name])
-        for groups, ranks in (([plain, state], 2), ([plain, replicated], 1)):
-            self.assertEqual(self.named(groups, decode_context_parallel_size=ranks), [])
 
     def named(self, groups: Any = (), **changes: Any) -> list[str]:
         return beyond_format(fakes.config(**changes), fakes.cache(list(groups)))

@@ -124,6 +124,18 @@ def _context_parallel(rng: random.Random) -> Parts:
     return [full(16)], {"block_size": 16, "dcp": dcp, "pcp": pcp, "max_model_len": 512}
 
 
+def _whole_caches(rng: random.Random) -> Parts:
+    """Beside what ranks deal out, what each keeps: rows and windows."""
+    options: dict[str, Any] = {"block_size": 16, "dcp": rng.choice((2, 2, 4)), "max_model_len": 512}
+    whole = {"dcp_sharded": False}
+    beside = [full(16) | whole, full(32) | whole, _window(rng, 16) | whole, _window(rng, 8) | whole]
+    specs = [full(16), *rng.sample(beside, rng.choice((1, 1, 2)))]
+    if rng.random() < 0.5:
+        options |= {"num_spec_tokens": rng.choice((1, 3)), "spec_method": "eagle"}
+    options["async_scheduling"] = rng.random() < 0.5
+    return specs, options
+
+
 def _window(rng: random.Random, block_size: int) -> dict[str, Any]:
     return sliding(block_size, rng.choice((8, 20, 64)))
 
@@ -209,6 +221,7 @@ LATER_FAMILIES: dict[str, Callable[[random.Random], Parts]] = {
     "sinks": _alone(behind_sinks, async_scheduling=_one_of(False, True)),
     "reference_windows": _alone(reference_window, async_scheduling=_one_of(False, True),
                                 enable_prefix_caching=_one_of(False, True)),
+    "whole_caches": _whole_caches,
 }  # fmt: skip
 PAUSING = {"pauses", "async_pauses", "async_spec_decode_pauses"}
 WITH_ALL_PARAMETERS = {"rare_parameters"}

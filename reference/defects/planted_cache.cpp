@@ -242,6 +242,11 @@ std::unique_ptr<GroupManager> PlantedParts::manager(const KVCacheSpec& spec, std
     case rswa_window_short:
       if (spec.rswa_window == 0) break;
       return std::make_unique<PlantedReferenceWindow>(spec, group, config, sizes, pool);
+    case whole_blocks_shared: {
+      KVCacheSpec shared = spec;
+      shared.dcp_sharded = true;
+      return CacheParts::manager(shared, group, config, sizes, pool);
+    }
     case sinks_given_away:
       if (spec.sink_len == 0) break;
       return std::make_unique<FullAttentionManager>(spec, group, config, sizes, pool);

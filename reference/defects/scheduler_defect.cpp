@@ -55,6 +55,7 @@ constexpr std::array kNames = std::to_array<std::pair<SchedulerDefect, std::stri
     {page_mirror_short, "page-mirror-short"},
     {page_without_hot_region, "page-without-hot-region"},
     {page_all_resident, "page-all-resident"},
+    {whole_blocks_shared, "whole-blocks-shared"},
 });
 
 constexpr std::array kDefects = [] {

@@ -69,6 +69,8 @@ enum class SchedulerDefect : std::uint8_t {
   page_mirror_short,
   page_without_hot_region,
   page_all_resident,
+  // Caches that each rank of a context keeps whole.
+  whole_blocks_shared,
 };
 
 // All of them but `none`, in the order above.

@@ -42,6 +42,7 @@ ModelLayer make_layer(std::int32_t index, std::int32_t group, const std::string&
   layer.dtype = spec.dtype;
   layer.layout = layout;
   layer.row_size_bytes = layout.head_size * layout.element_size_bytes;
+  layer.is_dealt_out = is_dealt_out(spec);
   layer.tokens_per_row = spec.compress_ratio;
   layer.num_sinks = spec.sink_len;
   for (std::int64_t kv = 0; kv < layout.num_kv; ++kv)
@@ -100,6 +101,7 @@ Result<void> MemoryModel::add_layers(const KVCacheConfig& plan, const PoolLayout
     group.is_resident = spec.role == kHiSparseResident;
     group.is_hot = spec.role == kHiSparseHot;
     if (is_hisparse_source(spec)) source_ = static_cast<std::int32_t>(g);
+    group.is_dealt_out = is_dealt_out(spec.spec);
     group.num_sinks = spec.spec.sink_len;
     group.block_size = spec.spec.block_size;
     group.first_layer = static_cast<std::int32_t>(layers_.size());

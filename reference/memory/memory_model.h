@@ -122,6 +122,7 @@ struct ModelLayer {
   // Of a row whose scales lie in an area of their own, or that is drawn as a whole; 0: its words
   // lie one behind the other.
   std::int64_t data_bytes = 0;
+  bool is_dealt_out = true;                    // its tokens, over the ranks of a context
   std::int64_t tokens_per_row = 1;             // compressed rows: the last of them makes the row
   std::int64_t num_sinks = 0;                  // rows of the model's own in front of all tokens
   bool words_aligned = false;                  // every row starts and ends on a word of its page
@@ -243,6 +244,8 @@ class MemoryModel {
   bool is_resident_group(std::int32_t group) const { return groups_[group].is_resident; }
   bool is_hot_group(std::int32_t group) const { return groups_[group].is_hot; }
   bool has_hisparse() const { return source_ >= 0; }
+  // Whether the ranks of a context keep tokens of their own in the group's blocks.
+  bool is_dealt_out_group(std::int32_t group) const { return groups_[group].is_dealt_out; }
   // Rows of requests' encoders, not of their tokens.
   bool is_encoder_group(std::int32_t group) const { return groups_[group].is_encoder; }
   // Rule (22): the rows of sinks, once. A sentence when one of their blocks holds anything else.
@@ -277,6 +280,7 @@ class MemoryModel {
     bool is_encoder = false;
     bool is_resident = false;
     bool is_hot = false;
+    bool is_dealt_out = true;
     std::int64_t num_sinks = 0;
     bool has_sinks = false;
     std::int64_t block_size = 0;

@@ -15,26 +15,36 @@
 namespace lockstep {
 namespace {
 
-// Keys that are still to be compressed lie in a ring in V4.1, and in windows in V4.
-bool is_deepseek_v41(const LayerSpecs& layers) {
-  return std::ranges::any_of(layers, [](const NamedSpec& layer) { return is_ring(layer.spec); });
+// Whose rings of keys that are still to be compressed the model has; in V4 they are windows.
+enum class RingsOf : std::uint8_t { nobody, deepseek_v41, glm_indexer };
+RingsOf rings_of(const LayerSpecs& layers) {
+  const auto any = [&](auto holds) {
+    return std::ranges::any_of(layers, [&](const NamedSpec& layer) { return holds(layer.spec); });
+  };
+  if (!any(is_ring)) return RingsOf::nobody;
+  const bool is_v41 = any([](const KVCacheSpec& spec) {
+    return spec.model_version == "deepseek_v4" || (is_ring(spec) && spec.dcp_sharded);
+  });
+  return is_v41 ? RingsOf::deepseek_v41 : RingsOf::glm_indexer;
 }
 
 // The backend of a layer where that of the model's attention is `chosen`.
-std::string backend_for(const NamedSpec& layer, AttentionBackend chosen, bool is_v41) {
+std::string backend_for(const NamedSpec& layer, AttentionBackend chosen, RingsOf rings) {
   const KVCacheSpec& spec = layer.spec;
   if (spec.kind == CacheKind::mamba) return "mamba2";  // backends of states ask for the same
   if (spec.kind == CacheKind::hidden_state) return "cache_only";
   if (has_single_rows(spec)) {
     const bool is_window = spec.kind == CacheKind::sliding_window;
-    if (is_ring(spec)) return "compressor_v41";
+    const bool is_v41 = rings == RingsOf::deepseek_v41;
+    if (is_ring(spec)) return is_v41 ? "compressor_v41" : "kpool_tail";
     if (spec.model_version == "deepseek_v4") {
       if (is_window) return "sparse_swa";
       return is_v41 ? "v41_flashmla" : "v4_flashmla";
     }
     if (is_window) return "compressor_v4";
     if (is_v41) return "indexer_v41";
-    if (spec.compress_ratio > 1) return "indexer_v4";
+    if (spec.compress_ratio > 1)
+      return rings == RingsOf::glm_indexer ? "indexer_kpool" : "indexer_v4";
     if (layer.name.ends_with("indexer")) return "indexer_v32";
     if (spec.cache_dtype_str == "fp8_ds_mla") return "flashmla_sparse";
   } else if (const auto reader = only_reader({layer})) {
@@ -72,15 +82,15 @@ Result<SpecType> type_of(const NamedSpec& layer) {
 }
 
 // What the model says of the layer.
-Result<PlacementLayer> facts_of(const NamedSpec& named, AttentionBackend chosen, bool is_v41) {
+Result<PlacementLayer> facts_of(const NamedSpec& named, AttentionBackend chosen, RingsOf rings) {
   const KVCacheSpec& given = named.spec;
   PlacementLayer layer{.name = named.name, .spec = CacheSpec{}, .backend = {}};
   CacheSpec& spec = *layer.spec;
   LS_ASSIGN_OR_RETURN(spec.type, type_of(named));
-  layer.backend = backend_for(named, chosen, is_v41);
+  layer.backend = backend_for(named, chosen, rings);
   spec.dtype = given.dtype;
   spec.block_size = 1;
-  spec.dcp_sharded = given.kind != CacheKind::mamba;
+  spec.dcp_sharded = is_dealt_out(given);
   spec.is_draft.value = named.is_draft;
   if (given.kind == CacheKind::mamba) {
     spec.states = given.states;
@@ -136,7 +146,7 @@ PlacementOptions placement_options(const PlanOptions& given, const LayerSpecs& l
                                    DType model_dtype, const std::string& order) {
   PlacementOptions options;
   options.tp = given.tp;
-  options.dcp = given.dcp;
+  options.dcp = options.draft_dcp = given.dcp;
   options.pcp = given.pcp;
   options.pp = given.pp;
   options.kv_dtype = format_name(given, layers);
@@ -206,6 +216,7 @@ KVCacheSpec planned(KVCacheSpec own, const CacheSpec& spec) {
   if (spec.type == SpecType::full) own.kind = CacheKind::full_attention;
   if (spec.type != SpecType::mamba) {
     own.extra_retained_tokens = spec.extra_retained_tokens;
+    own.dcp_sharded = spec.dcp_sharded;
     return own;
   }
   own.mamba_cache_mode = spec.mamba_cache_mode;
@@ -225,9 +236,9 @@ Result<ModelPlacement> place_model(const LayerSpecs& layers, DType model_dtype,
   ModelPlacement model;
   model.options = placement_options(options, layers, model_dtype, order);
   std::vector<PlacementLayer> facts;
-  const bool is_v41 = is_deepseek_v41(layers);
+  const RingsOf rings = rings_of(layers);
   for (const NamedSpec& named : layers) {
-    LS_ASSIGN_OR_RETURN(auto layer, facts_of(named, options.backend, is_v41));
+    LS_ASSIGN_OR_RETURN(auto layer, facts_of(named, options.backend, rings));
     facts.push_back(std::move(layer));
   }
   LS_ASSIGN_OR_RETURN(const auto stages, stages_of(layers, options));
@@ -286,10 +297,10 @@ std::map<std::string, std::int64_t> mapped_kernel_blocks(const KVCacheConfig& pl
   for (const KVCacheGroupSpec& group : plan.groups)
     for (std::size_t i = 0; i < group.layer_names.size(); ++i)
       layers.push_back({group.layer_names[i], group.layer_spec(i)});
-  const bool is_v41 = is_deepseek_v41(layers);
+  const RingsOf rings = rings_of(layers);
   for (const NamedSpec& layer : layers) {
     if (layer.spec.compress_ratio <= 1 || layer.spec.kind != CacheKind::mla) continue;
-    const CacheBackend* backend = find_cache_backend(backend_for(layer, chosen, is_v41));
+    const CacheBackend* backend = find_cache_backend(backend_for(layer, chosen, rings));
     LS_CHECK(backend != nullptr, "{} has no backend", layer.name);
     const auto tokens = common_kernel_block(layer.spec.block_size,
                                             {kernel_sizes(*backend, DeviceFamily::sm90, nullptr)});

@@ -90,6 +90,7 @@ Result<CacheSpec> cache_spec_of(const std::string& name, const KVCacheSpec& spec
     return fail(fmt::format("{}: K and V in rows of {} and {} elements", name, spec.head_size,
                             head_size_v(spec)));
   const std::int64_t parts = has_single_rows(spec) || has_slots_of_values(spec) ? 1 : 2;
+  placed.dcp_sharded = spec.dcp_sharded;
   placed.num_kv_heads = spec.num_kv_heads;
   placed.num_head_slots = has_slots_of_values(spec) ? 2 * spec.num_kv_heads : spec.num_kv_heads;
   placed.head_size = spec.head_size;
@@ -268,7 +269,8 @@ class Placer {
     };
     for (const auto& group : layers)
       for (const LayerInAllocation& layer : group)
-        for (std::int64_t slot = 0; layer.page > 0 && slot < (layer.apart != 0 ? layer.slots : 1); ++slot)
+        for (std::int64_t slot = 0; layer.page > 0 && slot < (layer.apart != 0 ? layer.slots : 1);
+             ++slot)
           if (!add(layer.begin + slot * layer.apart, layer.page))
             return fail(
                 "pages of several lengths begin at one byte; choose an order with blocks "

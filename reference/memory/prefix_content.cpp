@@ -48,8 +48,9 @@ std::uint64_t PrefixContent::attention_digest(const ModelLayer& layer, std::int6
   while (static_cast<std::int64_t>(sums.size()) <= last) {
     const auto position = static_cast<std::int64_t>(sums.size()) - 1;
     sums.push_back(sums.back());
-    if (!keeps(rank_, position) || (position + 1) % layer.tokens_per_row != 0) continue;
-    const std::int64_t row = num_kept(rank_, position) / layer.tokens_per_row;
+    const ContextRank rank = layer.is_dealt_out ? rank_ : ContextRank{};
+    if (!keeps(rank, position) || (position + 1) % layer.tokens_per_row != 0) continue;
+    const std::int64_t row = num_kept(rank, position) / layer.tokens_per_row;
     sums.back() += token_digest(layer, content_in(layer, position), row);
   }
   return sums[last] - sums[first];

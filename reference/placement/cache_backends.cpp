@@ -26,6 +26,8 @@ const std::vector<CacheBackend>& cache_backends() {
       {"flashinfer_mla_sparse", {}, 32, {}, rows, true},
       {"indexer_v32", {64}, 0, {}, rows, true},
       {"indexer_v4", {256}, 0, {BLHNC, BLNHC}, rows, true},
+      {"indexer_kpool", {128, 256}, 0, {}, rows, true},  // 32 and 64 rows of four tokens
+      {"kpool_tail", {}, 1, {BLHNC}, rows, true},
       {"indexer_v41", {128}, 0, {BLHNC, BLNHC}, rows, true},
       {"indexer_v41_sparse", {128}, 0, {BLHNC, BLNHC}, rows, true},
       {"sparse_swa", {}, 32, {}, rows},

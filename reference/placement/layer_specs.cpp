@@ -30,7 +30,8 @@ LayerKind kind_of(std::string_view backend) {
   if (backend == "sparse_swa") return LayerKind::v4_window;
   if (backend.starts_with("compressor")) return LayerKind::v4_state;
   if (backend.starts_with("indexer")) return LayerKind::indexer;
-  if (backend == "qsa_state" || backend == "cache_only") return LayerKind::own_rows;
+  if (backend == "qsa_state" || backend == "kpool_tail" || backend == "cache_only")
+    return LayerKind::own_rows;
   if (backend.find("mla") != std::string_view::npos) return LayerKind::latent;
   return LayerKind::plain;
 }
@@ -267,7 +268,7 @@ struct SpecMaker {
 
   void indexer(CacheSpec& spec, const std::string& backend) const {
     if (backend != "indexer_v41" && backend != "indexer_v41_sparse") spec.max_tp_shards = 1;
-    if (backend == "indexer_v32") return;
+    if (backend == "indexer_v32" || backend == "indexer_kpool") return;
     spec.alignment = page_alignment();
     if (backend == "indexer_v41_sparse")
       spec.block_stride_alignment.bytes = std::lcm<std::int64_t>(
@@ -288,7 +289,7 @@ struct SpecMaker {
                                    ? CacheFormat{options.model_dtype, QuantMode::NONE}
                                    : cache_format(options.kv_dtype, options.model_dtype);
     spec.block_size = alignment.block_size;
-    spec.dcp_sharded = !(spec.is_draft.value && options.dcp > 1);
+    if (spec.is_draft.value && options.dcp > 1 && options.draft_dcp == 1) spec.dcp_sharded = false;
     switch (kind_of(layer.backend)) {
       case LayerKind::plain:
         spec.dtype = format.dtype;
@@ -311,7 +312,9 @@ struct SpecMaker {
         indexer(spec, layer.backend);
         break;
       case LayerKind::own_rows:
-        if (spec.type == SpecType::circular_buffer)
+        if (layer.backend == "kpool_tail")
+          spec.block_size = pooled_tail(options.drafted_tokens());
+        else if (spec.type == SpecType::circular_buffer)
           spec.block_size = round_up_to(kRingGroup + options.drafted_tokens(), kRingGroup);
         break;
     }
@@ -322,6 +325,15 @@ struct SpecMaker {
       spec.block_stride_alignment.kernel_tokens = *std::ranges::max_element(sizes.listed);
     return spec;
   }
+
+  // Keys of an open pool, drafts among them, in a power of two of pools (models/glm5next/common/
+  // attention.py). It is whole on every rank of a context, which compresses the pools that it has.
+  static std::int64_t pooled_tail(std::int64_t drafted_tokens) {
+    std::int64_t ring = kPooledKeys;
+    while (ring < kPooledKeys + drafted_tokens) ring *= 2;
+    return ring;
+  }
+  static constexpr std::int64_t kPooledKeys = 4;  // to a row of GLM-5.3-Flash's indexer
 
   static constexpr std::int64_t kRingGroup = 8;  // tokens to a compressed key of QSA
 };

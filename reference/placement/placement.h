@@ -26,6 +26,10 @@ struct HiSparseOptions {
 
 struct PlacementOptions {
   std::int64_t tp = 1, dcp = 1, pcp = 1, pp = 1;
+  // Of the drafter's own parallel configuration: one that runs at 1 under a target that deals out
+  // its tokens keeps them all on every rank (DFlash without MLA); EAGLE's and MTP's run as the
+  // target (v1/worker/gpu/model_runner.py, get_kv_cache_spec).
+  std::int64_t draft_dcp = 1;
   std::string kv_dtype = "auto";  // as the engine names formats of caches
   DType model_dtype = DType::bf16;
   DeviceFamily device = DeviceFamily::none;

@@ -36,7 +36,7 @@ Result<BlockSizes> single_group_sizes(const EngineConfig& config, const EnginePr
 
 // What the block size of a group spans when decode context parallelism divides it.
 std::int64_t num_tokens_in_block(const EngineConfig& config, const KVCacheSpec& spec) {
-  return spec.kind == CacheKind::mamba ? spec.block_size : spec.block_size * config.dcp;
+  return is_dealt_out(spec) ? spec.block_size * config.dcp : spec.block_size;
 }
 
 bool can_hit_parts(const EngineConfig& config, const KVCacheSpec& spec,
@@ -190,9 +190,10 @@ Result<void> check_prefix_caching(const EngineConfig& config, const EngineProfil
           name_of(spec.mamba_cache_mode), profile.name));
     const bool windowed =
         spec.kind == CacheKind::sliding_window || spec.kind == CacheKind::chunked_local;
-    if (windowed && config.dcp > 1)
-      return fail(fmt::format("dcp: {} with a {} group; context parallelism cannot divide windows",
-                              config.dcp, name_of(spec.kind)));
+    if ((windowed || is_ring(spec)) && config.dcp > 1 && spec.dcp_sharded)
+      return fail(
+          fmt::format("dcp: {} with a {} group; context parallelism cannot divide windows or rings",
+                      config.dcp, name_of(spec.kind)));
     if (spec.kind == CacheKind::chunked_local && config.spec_method == SpecMethod::eagle &&
         hash_lookahead_of(config, profile) == 0)
       return fail(

@@ -11,6 +11,10 @@ bool keeps(const ContextRank& at, std::int64_t position) {
   return position / at.interleave % at.num_ranks == at.rank;
 }
 
+ContextRank rank_in(const ContextRank& at, const KVCacheSpec& spec) {
+  return is_dealt_out(spec) ? at : ContextRank{};
+}
+
 std::int64_t num_kept(const ContextRank& at, std::int64_t position) {
   LS_CHECK(position >= 0 && at.rank < at.num_ranks, "position {} on rank {} of {}", position,
            at.rank, at.num_ranks);
@@ -23,7 +27,7 @@ std::int32_t num_context_ranks(const EngineConfig& config, const KVCacheSpec& sp
   const EngineProfile* profile = find_engine_profile(config.engine);
   if (profile == nullptr) return 1;
   if (profile->shards_by_pcp) return config.dcp * config.pcp;
-  return spec.kind == CacheKind::mamba ? 1 : config.dcp;
+  return is_dealt_out(spec) ? config.dcp : 1;
 }
 
 }  // namespace lockstep

@@ -119,6 +119,7 @@ Result<LayerSpecs> layer_specs(const ModelSpec& model, const PlanOptions& option
     named.spec = kind.spec;
     named.is_draft = kind.is_draft;
     KVCacheSpec& spec = named.spec;
+    spec.dcp_sharded |= options.dcp == 1 && !is_ring(spec);
     Cut cut(named.name, options.tp);
     if (is_state_kind(spec.kind)) {
       const DType conv = kind.conv_dtype.value_or(model.dtype);

@@ -107,11 +107,13 @@ Result<LayerShare> share_of(const std::string& name, const KVCacheSpec& whole,
                                   : std::max<std::int64_t>(1, rank.tp_size / whole.num_kv_heads);
   if (!has_single_rows(whole))
     share.first_head = static_cast<std::int32_t>(rank.tp_rank / copies * own.num_kv_heads);
-  if (copies % rank.dcp_size != 0)
+  // Ranks that keep all tokens attend by themselves.
+  const std::int32_t dcp_size = is_dealt_out(whole) ? rank.dcp_size : 1;
+  if (copies % dcp_size != 0)
     return fail(fmt::format(
         "{}: decode_context_parallel_size {} deals out the tokens of ranks that hold the same KV "
         "heads, and {} do; use a divisor of it",
-        name, rank.dcp_size, copies));
+        name, dcp_size, copies));
   const std::int64_t query_heads = whole.num_kv_heads * queries_per_kv;
   if (query_heads % rank.tp_size != 0)
     return fail(
@@ -119,9 +121,8 @@ Result<LayerShare> share_of(const std::string& name, const KVCacheSpec& whole,
                     "give more queries per KV head, or a divisor of them",
                     name, query_heads, queries_per_kv, rank.tp_size));
   const std::int64_t of_rank = query_heads / rank.tp_size;
-  share.queries_per_kv = static_cast<std::int32_t>(of_rank * rank.dcp_size / own.num_kv_heads);
-  share.first_query_head =
-      static_cast<std::int32_t>(rank.tp_rank / rank.dcp_size * rank.dcp_size * of_rank);
+  share.queries_per_kv = static_cast<std::int32_t>(of_rank * dcp_size / own.num_kv_heads);
+  share.first_query_head = static_cast<std::int32_t>(rank.tp_rank / dcp_size * dcp_size * of_rank);
   return share;
 }
 

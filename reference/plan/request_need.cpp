@@ -39,7 +39,8 @@ std::int64_t max_blocks_per_request(const KVCacheSpec& spec, const PlanOptions& 
     case CacheKind::mla:
     case CacheKind::hidden_state:
     case CacheKind::hisparse_resident:
-      return cdiv(cdiv(length, options.dcp * options.pcp), spec.block_size);
+      return cdiv(is_dealt_out(spec) ? cdiv(length, options.dcp * options.pcp) : length,
+                  spec.block_size);
     case CacheKind::sliding_window:
       // The window before a chunk, and the chunk; one block more, since the window may start inside
       // one.

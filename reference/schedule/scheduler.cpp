@@ -112,6 +112,8 @@ Result<void> check_kinds(const EngineConfig& config, const std::vector<KVCacheGr
                               spec.block_size));
     if (spec.rswa_window > 0 && !profile.serves_checkpoints)
       return fail(fmt::format("rswa_window: {} has none", profile.name));
+    if (!spec.dcp_sharded && config.dcp * config.pcp > 1 && !profile.serves_checkpoints)
+      return fail(fmt::format("dcp_sharded: {} deals out the tokens of every layer", profile.name));
   }
   return {};
 }

@@ -104,12 +104,19 @@ struct KVCacheSpec {
   // Bytes that the stride between blocks is a multiple of, where groups overlay one allocation:
   // what the layer's backend asks for.
   std::int64_t block_stride_alignment = 1;
+  // Whether the ranks of decode context parallelism deal out its tokens; false: each keeps them
+  // all. Without meaning for states, which every rank keeps.
+  bool dcp_sharded = true;
   // Of hisparse_resident and hisparse_hot: bytes of a page; and blocks of a request's hot region.
   std::int64_t hisparse_page_bytes = 0;
   std::int64_t blocks_per_request = 0;
   bool operator==(const KVCacheSpec&) const = default;
 };
 
+// Whether a block of it on several ranks of a context holds tokens of its own on each.
+constexpr bool is_dealt_out(const KVCacheSpec& spec) {
+  return spec.dcp_sharded && spec.kind != CacheKind::mamba;
+}
 constexpr bool is_ring(const KVCacheSpec& spec) { return spec.kind == CacheKind::circular_buffer; }
 constexpr bool is_cross_attention(const KVCacheSpec& spec) {
   return spec.kind == CacheKind::cross_attention;

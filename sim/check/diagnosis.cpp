@@ -218,8 +218,8 @@ Divergence Diagnosis::slot(std::int32_t group, std::size_t token, Slot expected,
 void Diagnosis::set_slot(Divergence& found, const WorkerRequest& request,
                          std::int64_t position) const {
   const std::int64_t num_sinks = model_.layers_of(found.group).front().num_sinks;
-  const auto [entry, offset] = place_of_token(model_, worker_.context(), found.group,
-                                              std::max<std::int64_t>(position - num_sinks, 0));
+  const auto [entry, offset] =
+      place_of_token(model_, worker_, found.group, std::max<std::int64_t>(position - num_sinks, 0));
   const bool is_sink = position < num_sinks;
   const std::int64_t size = model_.block_size(found.group);
   std::int64_t block = 1 + position / size;

@@ -119,7 +119,8 @@ SimulatedConnectorOptions peers_of(const ConnectorConfig& connector, const Engin
   options.block_size = 1;
   for (const KVCacheGroupSpec& group : plan.groups)
     options.block_size =
-        std::lcm(options.block_size, static_cast<std::int32_t>(group.spec.block_size) * num_ranks);
+        std::lcm(options.block_size, static_cast<std::int32_t>(group.spec.block_size) *
+                                         (is_dealt_out(group.spec) ? num_ranks : 1));
   return options;
 }
 

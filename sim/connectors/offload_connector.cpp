@@ -112,7 +112,7 @@ OffloadConnector::OffloadConnector(const OffloadOptions& options, const KVCacheC
     : options_(options), hosts_(options.num_host_blocks), unheard_(options.async_scheduling) {
   for (const KVCacheGroupSpec& group : plan.groups) {
     specs_.push_back(group.spec);
-    block_tokens_.push_back(group.spec.block_size * num_ranks);
+    block_tokens_.push_back(group.spec.block_size * (is_dealt_out(group.spec) ? num_ranks : 1));
     alignment_ = std::lcm(alignment_, block_tokens_.back());
   }
 }

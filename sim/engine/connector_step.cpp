@@ -6,6 +6,8 @@
 #include <set>
 #include <utility>
 
+#include "reference/plan/context_share.h"
+
 namespace lockstep {
 namespace {
 
@@ -57,7 +59,8 @@ ConnectorStep::ConnectorStep(const RunConfig& config, const DecisionSource& deci
                              Workload& workload)
     : config_(config), decisions_(decisions), workload_(workload) {
   for (const KVCacheGroupSpec& group : config.backend.plan.groups)
-    block_tokens_.push_back(group.spec.block_size * config.backend.context.num_ranks);
+    block_tokens_.push_back(group.spec.block_size *
+                            rank_in(config.backend.context, group.spec).num_ranks);
 }
 
 Result<void> ConnectorStep::take_report(std::int64_t step, bool has_memory) {

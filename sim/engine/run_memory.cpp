@@ -125,8 +125,8 @@ Checked RankRun::check_hits(const SchedulerOutput& decision) {
   for (std::size_t i = 0; i < decision.scheduled.size(); ++i) {
     const ScheduledRequest& scheduled = decision.scheduled[i];
     if ((!scheduled.is_new && !scheduled.is_resumed) || builder_.is_void(i)) continue;
-    if (auto hit = check_hit(model_, worker_.context(), worker_.at(scheduled.id),
-                             config_.backend.plan, decision.step, scheduled.computed);
+    if (auto hit = check_hit(model_, worker_, worker_.at(scheduled.id), config_.backend.plan,
+                             decision.step, scheduled.computed);
         !hit)
       return hit;
   }

@@ -172,12 +172,6 @@ std::int64_t num_blocks_for(const KVCacheSpec& spec, std::int64_t tokens) {
 
 }  // namespace
 
-std::int64_t num_blocks_for(std::span<const KVCacheGroupSpec> groups, std::int64_t tokens) {
-  std::int64_t count = 0;
-  for (const KVCacheGroupSpec& group : groups) count += num_blocks_for(group.spec, tokens);
-  return count;
-}
-
 std::int64_t num_blocks_missing(const EngineConfig& engine,
                                 std::span<const KVCacheGroupSpec> groups, std::int64_t num_tokens,
                                 std::int64_t num_computed_tokens, std::int64_t blocks_held) {
@@ -186,8 +180,10 @@ std::int64_t num_blocks_missing(const EngineConfig& engine,
     tokens = std::min<std::int64_t>(tokens + num_lookahead_tokens(engine), engine.max_model_len);
   if (!engine.scheduler_reserve_full_isl)
     tokens = std::min(tokens, num_computed_tokens + engine.max_num_batched_tokens);
-  const std::int64_t num_ranks = num_context_ranks(engine, groups.front().spec);
-  return std::max<std::int64_t>(num_blocks_for(groups, cdiv(tokens, num_ranks)) - blocks_held, 0);
+  std::int64_t count = 0;
+  for (const KVCacheGroupSpec& group : groups)
+    count += num_blocks_for(group.spec, cdiv(tokens, num_context_ranks(engine, group.spec)));
+  return std::max<std::int64_t>(count - blocks_held, 0);
 }
 
 namespace {

@@ -58,9 +58,6 @@ struct WaitCycle {
 // can never end because a request is larger than the pool.
 std::optional<WaitCycle> find_wait_cycle(const Standstill& standstill);
 
-// Blocks that `tokens` tokens of one request take in all groups.
-std::int64_t num_blocks_for(std::span<const KVCacheGroupSpec> groups, std::int64_t tokens);
-
 // Blocks that a waiting request has to be given beside those it holds: for all its tokens where the
 // engine reserves them at once, else for its next chunk.
 std::int64_t num_blocks_missing(const EngineConfig& engine,

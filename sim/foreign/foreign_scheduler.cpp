@@ -61,6 +61,10 @@ std::string missing_feature(const EngineHello& hello, const RecordingHeader& hea
                    run_rows::kWordsOf<SpecMethod>[static_cast<std::size_t>(config.spec_method)]));
   need(config.dcp > 1, "dcp");
   need(config.pcp > 1, "pcp");
+  need(config.dcp > 1 && std::ranges::any_of(
+                             header.groups,
+                             [](const KVCacheGroupSpec& group) { return !group.spec.dcp_sharded; }),
+       "dcp_sharded");
   need(!config.enable_chunked_prefill, "no_chunked_prefill");
   need(!config.enable_prefix_caching, "no_prefix_caching");
   need(header.connector.has_value(), "connector");

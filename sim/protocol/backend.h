@@ -58,7 +58,8 @@
 //     (p / interleave) mod R == r and nothing of the others, whose slot is PAD_SLOT_ID on it. The
 //     n-th token that it keeps lies at offset n mod block_size of entry n / block_size of the block
 //     table. Probes and queries name positions of the whole request; the rank reads those that it
-//     keeps, and p in rule (4) is then n.
+//     keeps, and p in rule (4) is then n. A group whose dcp_sharded is false is left out: every
+//     rank keeps all of its tokens, as a device alone does.
 // (11) An extraction reads rows of K (hidden states have no others): all tokens from 0 on, each
 //     once, padding left out.
 // (12) Host tier: num_host_blocks blocks of pinned host memory, each as large as the largest group

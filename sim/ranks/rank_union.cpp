@@ -22,6 +22,15 @@ const ModelLayer* layer_named(const MemoryModel& model, std::string_view name) {
   return found == model.layers().end() ? nullptr : &*found;
 }
 
+// On how many ranks a row of the whole model lies at least: where tokens are not dealt out, on all
+// that hold the same heads.
+std::int64_t least_holders(const BackendConfig& config, const KVCacheSpec& spec) {
+  if (is_dealt_out(spec)) return 1;
+  const std::int64_t tp = config.parallel.tp_size;
+  if (tp == 1) return config.context.num_ranks;
+  return std::max<std::int64_t>(1, tp / (has_single_rows(spec) ? 1 : spec.num_kv_heads));
+}
+
 std::string as_key(std::span<const std::uint8_t> bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
@@ -65,11 +74,12 @@ void UnshardedCache::apply(const StepProgram& program) {
 
 void UnshardedCache::write(const StepProgram& program, const RowSlice& slice, std::int32_t group) {
   const auto g = static_cast<std::size_t>(group);
-  const std::int64_t in_block = plan_.groups[g].spec.block_size * context_ranks_;
+  const KVCacheSpec& spec = plan_.groups[g].spec;
+  const std::int64_t in_block = spec.block_size * (is_dealt_out(spec) ? context_ranks_ : 1);
   const std::vector<BlockId>& table = tables_[g][slice.row];
   for (std::int32_t t = 0; t < slice.num_tokens; ++t) {
     const std::int64_t position = slice.first_position + t;
-    const auto entry = static_cast<std::size_t>(position / in_block);
+    const auto entry = is_ring(spec) ? 0 : static_cast<std::size_t>(position / in_block);
     LS_CHECK(entry < table.size(), "position {} in a table of {}", position, table.size());
     Block& block = blocks_[table[entry]];
     block.group = group;
@@ -170,7 +180,8 @@ RankUnion::Rows RankUnion::rows_of(BlockId block, std::size_t group, std::size_t
   Rows rows;
   for (std::int64_t offset = 0; offset < std::ssize(tokens); ++offset) {
     const UnshardedCache::Token& token = tokens[offset];
-    if (token.position < 0) continue;
+    // Of several tokens that share a row the last one makes it.
+    if (token.position < 0 || (token.position + 1) % spec.compress_ratio != 0) continue;
     for (std::int64_t part = 0; part < num_parts(spec); ++part)
       for (std::int64_t head = 0; head < spec.num_kv_heads; ++head) {
         const std::uint64_t coord = coordinate(number, part, head);
@@ -220,7 +231,7 @@ Result<void> RankUnion::count_holders(const RankMemory& rank, const ModelLayer& 
 
 Checked RankUnion::check_even(BlockId block, std::size_t group, std::size_t layer,
                               const Rows& rows) const {
-  std::int64_t most = 1;
+  std::int64_t most = least_holders(config_, config_.plan.groups[group].layer_spec(layer));
   for (const Row& row : rows)
     if (row.is_unique) most = std::max(most, row.holders);
   const auto row = std::ranges::find_if(rows, [&](const Row& one) {

@@ -5,7 +5,8 @@
 //     as all ranks of context parallelism put into one: no rank, page or layout is known to it.
 // (2) A row is found by its bytes: of what the ranks have in a block, each row is looked up among
 //     all that the whole model has in that block. Which rank should hold which head is not asked.
-// (3) All rows of a layer, over tokens, parts and heads, lie on equally many ranks, at least one.
+// (3) All rows of a layer, over tokens, parts and heads, lie on equally many ranks, at least one:
+//     of a cache whose tokens are not dealt out on all ranks that hold the same heads.
 //     Short rows of different tokens may have equal bytes: of those, that some rank has them.
 //
 // Not checked here: states, tokens that come out of a host tier, and where on a rank a row lies

@@ -21,8 +21,9 @@ BackendConfig make_backend_config(const EngineConfig& engine, KVCacheConfig plan
   config.attention_backend = attention_backend;
   config.num_rows = engine.max_num_seqs;
   config.max_tokens_per_step = engine.max_num_batched_tokens;
-  if (!plan.groups.empty())
-    config.context.num_ranks = num_context_ranks(engine, plan.groups.front().spec);
+  for (const KVCacheGroupSpec& group : plan.groups)
+    config.context.num_ranks =
+        std::max(config.context.num_ranks, num_context_ranks(engine, group.spec));
   if (config.context.num_ranks > 1) config.parallel.dcp_size = engine.dcp;
   const bool fp32_states = has_fp32_states(plan);
   const auto with_rows = with_hisparse_rows(plan);
@@ -80,6 +81,39 @@ BackendConfig config_of_rank(const BackendConfig& config, std::int32_t rank) {
   return own;
 }
 
+namespace {
+
+// Whether ranks of a context, which each have the whole model, can hold the group together.
+bool has_shares_in_context(const BackendConfig& config, const KVCacheGroupSpec& group) {
+  if (!config.parallel.is_whole()) return false;
+  if (is_ring(group.spec)) return !group.spec.dcp_sharded;
+  return is_prefix_cacheable(group.spec) && group.spec.model_version != "deepseek_v4";
+}
+
+Result<void> check_shares(const BackendConfig& config, const KVCacheGroupSpec& group) {
+  const bool is_special = !is_prefix_cacheable(group.spec) || has_compressed_rows(group);
+  if (num_ranks(config) > 1 &&
+      (reads_beside_tokens(group.spec) || (is_special && !has_shares_in_context(config, group))))
+    return fail(
+        "several ranks beside rings, compressed rows, windows that are computed again, cross "
+        "attention, sinks or reference windows: what the ranks hold together of them is modelled "
+        "for ranks of a context alone, whole rings and rows of other models than DeepSeek-V4");
+  const std::int32_t interleave = config.context.interleave;
+  const bool is_shared = config.context.num_ranks > 1 && is_dealt_out(group.spec);
+  if (interleave < 1 || (is_shared && group.spec.block_size % interleave != 0))
+    return fail(fmt::format("cp_kv_cache_interleave_size {}: it must divide the block size {}",
+                            interleave, group.spec.block_size));
+  for (std::size_t i = 0; is_shared && i < std::max<std::size_t>(group.layer_specs.size(), 1); ++i)
+    if (const std::int64_t tokens = group.layer_spec(i).compress_ratio; interleave % tokens != 0)
+      return fail(
+          fmt::format("cp_kv_cache_interleave_size {}: a row of {} tokens lies on one rank, and it "
+                      "must be a multiple of them",
+                      interleave, tokens));
+  return {};
+}
+
+}  // namespace
+
 Result<void> check_ranks(const BackendConfig& config) {
   const ParallelRank& of = config.parallel;
   constexpr std::int32_t kDegreeMax = 64;
@@ -91,17 +125,7 @@ Result<void> check_ranks(const BackendConfig& config) {
     return fail(
         "several ranks beside HiSparse: which of them writes the host pool is not modelled");
   for (const KVCacheGroupSpec& group : config.plan.groups)
-    if (num_ranks(config) > 1 && (!is_prefix_cacheable(group.spec) || has_compressed_rows(group) ||
-                                  reads_beside_tokens(group.spec)))
-      return fail(
-          "several ranks beside rings, compressed rows, windows that are computed again, cross "
-          "attention, sinks or reference windows: what the ranks hold together of them is not "
-          "modelled");
-  for (const KVCacheGroupSpec& group : config.plan.groups)
-    if (config.context.interleave < 1 ||
-        (config.context.num_ranks > 1 && group.spec.block_size % config.context.interleave != 0))
-      return fail(fmt::format("cp_kv_cache_interleave_size {}: it must divide the block size {}",
-                              config.context.interleave, group.spec.block_size));
+    LS_RETURN_IF_ERROR(check_shares(config, group));
   if (of.tp_size > 1 && of.tp_size % of.dcp_size != 0)
     return fail(
         fmt::format("decode_context_parallel_size {}: it deals out tokens among the ranks "

@@ -249,7 +249,7 @@ void DraftPlanner::skip_rows(const StepProgram& program, std::span<const Request
       const auto group = static_cast<std::int32_t>(g);
       const std::vector<BlockId>& table = worker_.at(requests[i]).tables[g];
       for (std::int64_t p = program.rows[i].first_position; p <= tokens_[i].last; ++p) {
-        const auto [entry, offset] = place_of_token(model_, worker_.context(), group, p);
+        const auto [entry, offset] = place_of_token(model_, worker_, group, p);
         std::vector<std::uint8_t>& slots = skipped_[table[entry]];
         slots.resize(model_.block_size(group));
         slots[offset] = 1;
@@ -284,7 +284,7 @@ Checked DraftPlanner::write_row(const StepProgram& program, const WorkerRequest&
     if (std::ranges::find(modules_[g], module) == modules_[g].end()) continue;
     const auto group = static_cast<std::int32_t>(g);
     const std::vector<BlockId>& table = request.tables[g];
-    const auto [entry, offset] = place_of_token(model_, worker_.context(), group, position);
+    const auto [entry, offset] = place_of_token(model_, worker_, group, position);
     const auto finding = [&](std::string message) {
       Divergence found = decision_finding(program.step, request.name, group, std::move(message));
       found.token = position;
@@ -339,7 +339,7 @@ Checked DraftPlanner::check_reads(const StepProgram& program, const RowSlice& sl
 Checked DraftPlanner::check_read(const StepProgram& program, const WorkerRequest& request,
                                  std::int32_t group, std::int32_t module, std::int64_t position,
                                  const Tokens& tokens) {
-  const auto [entry, offset] = place_of_token(model_, worker_.context(), group, position);
+  const auto [entry, offset] = place_of_token(model_, worker_, group, position);
   const BlockId block = request.tables[group][entry];
   const SlotContent* slot = model_.slot_content(group, block, offset, 1 + module);
   const std::int64_t behind = position + tokens_ahead(drafter_.shape, module);
@@ -370,7 +370,7 @@ Checked DraftPlanner::check_read(const StepProgram& program, const WorkerRequest
 bool DraftPlanner::is_left_so(const WorkerRequest& request, const Tokens& tokens,
                               std::int32_t group, std::int64_t position,
                               const SlotContent* slot) const {
-  const auto [entry, offset] = place_of_token(model_, worker_.context(), group, position);
+  const auto [entry, offset] = place_of_token(model_, worker_, group, position);
   const auto skipped = skipped_.find(request.tables[group][entry]);
   if (skipped != skipped_.end() && skipped->second[offset] != 0) return true;
   if (slot == nullptr) return false;
@@ -405,7 +405,7 @@ bool DraftPlanner::is_next_cached(const WorkerRequest& request, const Tokens& to
 
 bool DraftPlanner::holds_token(const WorkerRequest& request, const Tokens& tokens,
                                std::int32_t group, std::int64_t position, bool by_another) const {
-  const std::int64_t offset = place_of_token(model_, worker_.context(), group, position).offset;
+  const std::int64_t offset = place_of_token(model_, worker_, group, position).offset;
   const ContentId wanted = content_at(request, tokens, position);
   for (std::int32_t b = 1; b < model_.num_blocks(); ++b) {
     const SlotContent* slot = model_.slot_content(group, BlockId{b}, offset);

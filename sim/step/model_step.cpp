@@ -67,11 +67,11 @@ std::int64_t replayed_tokens(const KVCacheConfig& plan) {
   return tokens;
 }
 
-TokenPlace place_of_token(const MemoryModel& model, const ContextRank& context, std::int32_t group,
+TokenPlace place_of_token(const MemoryModel& model, const Worker& worker, std::int32_t group,
                           std::int64_t position) {
   const std::int64_t size = model.block_size(group);
   if (model.is_ring_group(group)) return {.entry = 0, .offset = position % size};
-  const std::int64_t row = num_kept(context, position);
+  const std::int64_t row = num_kept(worker.context(group), position);
   return {.entry = row / size, .offset = row % size};
 }
 
@@ -145,7 +145,7 @@ Checked ModelStep::write_tokens(const StepProgram& program, const RowSlice& slic
           : slice.first_position;
   for (auto t = static_cast<std::int32_t>(first - slice.first_position); t < slice.num_tokens;
        ++t) {
-    if (!keeps(worker_.context(), slice.first_position + t)) continue;
+    if (!keeps(worker_.context(group), slice.first_position + t)) continue;
     const auto token = static_cast<std::size_t>(slice.first_token + t);
     if (auto finding = write_token(program, request, group, slice.first_position + t,
                                    program.contents[token], slots[token]);
@@ -176,7 +176,7 @@ Checked ModelStep::write_token(const StepProgram& program, const WorkerRequest& 
                                std::int32_t group, std::int64_t position, ContentId now,
                                Slot& slot) {
   const std::vector<BlockId>& table = request.tables[group];
-  const auto [entry, offset] = place_of_token(model_, worker_.context(), group, position);
+  const auto [entry, offset] = place_of_token(model_, worker_, group, position);
   const auto finding = [&](std::string message) {
     Divergence found = decision_finding(program.step, request.name, group, std::move(message));
     found.token = position;
@@ -249,8 +249,8 @@ Checked check_hit(const MemoryModel& model, const ContextRank& context,
     const std::int64_t size = model.block_size(g);
     const std::int64_t end = first == 0 ? 0 : first + replayed_tokens(plan);
     for (std::int64_t p = first_attended(spec, first); p < end; ++p) {
-      if (!keeps(context, p)) continue;
-      const auto [entry, offset] = place_of_token(model, context, g, p);
+      if (!keeps(worker.context(g), p)) continue;
+      const auto [entry, offset] = place_of_token(model, worker, g, p);
       const BlockId block = table[entry];
       const SlotContent* slot = slot_in(g, block, offset);
       if (slot != nullptr && slot->content == request.prefix.content(p)) continue;

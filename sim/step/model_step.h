@@ -86,13 +86,12 @@ struct TokenPlace {
   std::int64_t entry = 0;
   std::int64_t offset = 0;
 };
-TokenPlace place_of_token(const MemoryModel& model, const ContextRank& context, std::int32_t group,
+TokenPlace place_of_token(const MemoryModel& model, const Worker& worker, std::int32_t group,
                           std::int64_t position);
 
 // Every row that the request's next tokens (from `first` on) will read holds the content of its own
 // prefix; a finding otherwise. Asked when a request comes in with computed tokens: a wrong hit.
-Checked check_hit(const MemoryModel& model, const ContextRank& context,
-                  const WorkerRequest& request, const KVCacheConfig& plan, std::int64_t step,
-                  std::int64_t first);
+Checked check_hit(const MemoryModel& model, const Worker& worker, const WorkerRequest& request,
+                  const KVCacheConfig& plan, std::int64_t step, std::int64_t first);
 
 }  // namespace lockstep

@@ -39,7 +39,7 @@ std::int64_t ProbePlanner::rows_of(const ModelLayer& layer, std::int64_t positio
 
 std::int64_t ProbePlanner::rows_kept(const ModelLayer& layer, std::int64_t first,
                                      std::int64_t last) const {
-  const ContextRank& rank = config_.context;
+  const ContextRank rank = worker_.context(layer.group);
   const auto before = [&](std::int64_t position) {
     return num_kept(rank, position) / layer.tokens_per_row;
   };
@@ -170,7 +170,7 @@ void ProbePlanner::add_queries(StepProgram& program, std::span<const RequestId> 
     const PrefixContent& keys = contents_in(spec_of(layer), request);
     contents_.clear();
     for (std::int64_t p = first; p < reach.last; ++p)
-      if (keeps(config_.context, p) && (p + 1) % layer.tokens_per_row == 0 &&
+      if (keeps(worker_.context(layer.group), p) && (p + 1) % layer.tokens_per_row == 0 &&
           (p < reach.gap_first || p >= reach.gap_last))
         contents_.push_back(keys.content_in(layer, p));
     if (contents_.empty()) continue;

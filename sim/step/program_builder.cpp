@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "reference/plan/block_sizes.h"
+#include "reference/plan/context_share.h"
 #include "reference/plan/hisparse_rows.h"
 #include "reference/plan/page_size.h"
 #include "reference/profiles/engine_profile.h"
@@ -105,14 +106,18 @@ Result<void> check_pages_moved(const EngineConfig& engine, const KVCacheConfig& 
 
 Result<void> ProgramBuilder::check_supported(const EngineConfig& engine,
                                              const KVCacheConfig& plan) {
-  const auto divides = [&](const KVCacheGroupSpec& group) {
-    return (group.spec.kind == CacheKind::full_attention || group.spec.kind == CacheKind::mla) &&
-           !has_compressed_rows(group);
+  const auto is_modelled = [&](const KVCacheGroupSpec& group) {
+    const CacheKind kind = group.spec.kind;
+    const bool is_whole = !group.spec.dcp_sharded && !group.spec.bounded_replay &&
+                          (kind == CacheKind::sliding_window || kind == CacheKind::circular_buffer);
+    return kind == CacheKind::full_attention || kind == CacheKind::mla ||
+           kind == CacheKind::mamba || is_whole;
   };
-  if (engine.dcp * engine.pcp != 1 && !std::ranges::all_of(plan.groups, divides))
+  if (engine.dcp * engine.pcp != 1 && !std::ranges::all_of(plan.groups, is_modelled))
     return fail(
-        "context parallelism deals out the tokens of full attention and MLA; what the ranks hold "
-        "of other kinds, and of compressed rows, is not modelled");
+        "context parallelism deals out the tokens of full attention and MLA, and leaves states "
+        "whole, and windows and rings that say so (dcp_sharded); what the ranks hold of other "
+        "kinds is not modelled");
   for (const KVCacheGroupSpec& group : plan.groups) {
     if (reads_beside_tokens(group.spec) && engine.dcp * engine.pcp != 1)
       return fail("context parallelism beside cross attention, sinks or reference windows");
@@ -253,7 +258,7 @@ bool ProgramBuilder::counts_on_lost(const ScheduledRequest& scheduled,
   const WorkerRequest& request = worker_.at(scheduled.id);
   for (std::size_t g = 0; g < request.tables.size(); ++g) {
     const KVCacheSpec& spec = spec_of(static_cast<std::int32_t>(g));
-    const std::int64_t tokens = spec.block_size * config_.context.num_ranks;
+    const std::int64_t tokens = spec.block_size * rank_in(config_.context, spec).num_ranks;
     const auto end =
         std::min<std::int64_t>(cdiv(scheduled.computed, tokens), std::ssize(request.tables[g]));
     for (std::int64_t entry = first_attended(spec, scheduled.computed) / tokens; entry < end;
@@ -294,6 +299,8 @@ void ProgramBuilder::append_blocks(const SchedulerOutput& decision, std::size_t 
     std::vector<BlockId>& table = request.tables[g];
     if (blocks.empty() && !whole_table) continue;
     // What a hit found is known content; everything behind it is handed out to be filled.
+    const std::int64_t tokens_in_block =
+        spec_of(g).block_size * rank_in(config_.context, spec_of(g)).num_ranks;
     const std::int64_t tokens_in_block = spec_of(g).block_size * config_.context.num_ranks;
     const bool can_hit = is_prefix_cacheable(spec_of(g)) || model_.is_resident_group(g);
     const std::size_t hit =

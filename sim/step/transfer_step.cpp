@@ -43,13 +43,14 @@ std::span<const std::uint8_t> TransferStep::own_part(std::int32_t group,
 
 // Of a block that is not full a rank of context parallelism may keep nothing.
 bool TransferStep::keeps_any(const BlockTransfer& block) const {
-  const ContextRank& rank = worker_.context();
+  const ContextRank rank = worker_.context(block.group);
   const auto [first, last] = positions_of(block);
   return num_kept(rank, last) > num_kept(rank, first);
 }
 
 std::pair<std::int64_t, std::int64_t> TransferStep::positions_of(const BlockTransfer& block) const {
-  const std::int64_t tokens = model_.block_size(block.group) * worker_.context().num_ranks;
+  const std::int64_t tokens =
+      model_.block_size(block.group) * worker_.context(block.group).num_ranks;
   const std::int64_t first = block.entry * tokens;
   return {first, std::min(block.num_tokens, first + tokens)};
 }
@@ -57,7 +58,7 @@ std::pair<std::int64_t, std::int64_t> TransferStep::positions_of(const BlockTran
 // The rows of the request that belong into the block, as far as this rank keeps them.
 std::vector<ContentId> TransferStep::contents_of(const BlockTransfer& block) const {
   const PrefixContent& prefix = worker_.know(block.request).prefix;
-  const ContextRank& rank = worker_.context();
+  const ContextRank rank = worker_.context(block.group);
   const auto [first, last] = positions_of(block);
   LS_CHECK(last <= prefix.size(), "{} tokens of {}, which has {}", last,
            worker_.at(block.request).name, prefix.size());

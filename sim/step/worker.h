@@ -81,7 +81,10 @@ class Worker {
   bool enter_row(RequestId id);
 
   std::int64_t num_groups() const { return num_groups_; }
-  const ContextRank& context() const { return context_; }
+  // Which rank it is to the tokens of a group.
+  ContextRank context(std::int32_t group) const {
+    return model_.is_dealt_out_group(group) ? context_ : ContextRank{};
+  }
 
  private:
   MemoryModel& model_;

@@ -154,6 +154,10 @@ TEST(Mutants, EveryListedOneIsExposedByATestAndHasItsOwnName) {
       "rswa-gap-read",
       "sink-block-shifted",
       "sinks-not-read",
+      "whole-dealt-out",  // shares of ranks: tests/properties/overlaid_orders_test.cpp
+      "dealt-out-whole",
+      "whole-block-of-all",
+      "whole-read-in-part",
       "draft-module-first",  // passes of drafters: tests/mutants/mutants_test.cpp
       "draft-not-run-again",
       "draft-past-table",

@@ -99,6 +99,11 @@ KVCacheGroupSpec mapped_rows() {
   group.layer_specs = {whole, indexer, indexer};
   return group;
 }
+// Every rank of a context keeps all of it.
+KVCacheSpec whole(KVCacheSpec spec) {
+  spec.dcp_sharded = false;
+  return spec;
+}
 KVCacheSpec behind_sinks(std::int64_t sink_len) {
   KVCacheSpec spec = rows();
   spec.sink_len = sink_len;
@@ -119,6 +124,7 @@ void serve(const KVCacheConfig& plan, SavedCase& saved) {
     saved.engine.long_prefill_token_threshold = 0;
     saved.trace.header.is_encoder_decoder = true;
   }
+  if (!last.dcp_sharded) saved.engine.dcp = saved.cp_kv_cache_interleave_size = 2;
   std::int32_t rows = 3;
   for (TraceRecord& record : saved.trace.records) {
     auto& request = std::get<TraceRequest>(record);
@@ -249,6 +255,14 @@ std::vector<CacheKindCase> cache_kinds() {
        {group_of(rows(), 0), group_of(of_kind(CacheKind::cross_attention, rows()), 1)},
        kAll},
       {kWithSinks, {group_of(behind_sinks(8), 0)}, kAll},
+      {kWithWholeCaches,
+       {group_of(rows(), 0), group_of(whole(rows()), 1),
+        group_of(whole(of_kind(CacheKind::sliding_window, rows())), 2)},
+       kAll},
+      {"an indexer with a ring on every rank",
+       {group_of(of_kind(CacheKind::mla, rows(1)), 0), group_of(compressed(2), 1),
+        group_of(whole(ring()), 2, 1)},
+       kCompact},
       {kWithReferenceWindow, {group_of(reference_window(3), 0)}, kAll},
       {.name = "a drafter", .groups = {group_of(rows(), 0, 3)}, .orders = kAll, .num_modules = 1},
       {.name = "a drafter of three modules",

@@ -73,7 +73,7 @@ TEST(ConnectorCases, are_drawn_last_so_that_the_rest_of_a_case_stays) {
   GeneratorOptions with = without;
   with.never = {Feature::short_drafts,  Feature::rising_priorities, Feature::bounded_replay,
                 Feature::rings,         Feature::compressed_rows,   Feature::equal_requests,
-                Feature::mapped_tables, Feature::engine_hashes};
+                Feature::mapped_tables, Feature::engine_hashes,     Feature::whole_caches};
   with.never.add(kBesideTokens);
   without.never = with.never;
   without.never.add({Feature::connector_peers, Feature::host_tier});

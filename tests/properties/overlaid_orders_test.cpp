@@ -172,6 +172,10 @@ TEST(OverlaidOrders, a_defect_of_addresses_is_seen_in_every_order) {
       {"sink-block-shifted", tests::kWithSinks, {"page_written"}, {}},
       {"sinks-not-read", tests::kWithSinks, {"attention_digest", "memory_check"}, {}},
       {"rswa-gap-read", tests::kWithReferenceWindow, {"attention_output"}, {}},
+      {"whole-dealt-out", tests::kWithWholeCaches, {"slot_mapping"}, {}},
+      {"dealt-out-whole", tests::kWithWholeCaches, {"slot_mapping", "memory_check"}, {}},
+      {"whole-block-of-all", tests::kWithWholeCaches, {"slot_mapping"}, {}},
+      {"whole-read-in-part", tests::kWithWholeCaches, {"attention_digest"}, {}},
   };
   const std::vector<CacheKindCase> kinds = cache_kinds();
   for (const PlantedCase& one : planted) {

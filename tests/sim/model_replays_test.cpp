@@ -61,12 +61,15 @@ struct ModelReplay {
   std::int32_t looked_ahead = 0;
 };
 
-ModelReplay replay_of(const std::string& model, const std::string& trace) {
+ModelReplay replay_of(const std::string& model, const std::string& trace,
+                      std::int32_t cp_kv_cache_interleave_size = 1) {
   ReplayRequest request{.file = trace, .run = {}};
   request.run.set_text("model", model);
   request.run.set_text("engine", "vllm-0.33.0");
   request.run.spec.backend = "simt";
   request.run.add(run_field("backend"));
+  request.run.spec.cp_kv_cache_interleave_size = cp_kv_cache_interleave_size;
+  request.run.add(run_field("cp_kv_cache_interleave_size"));
   auto prepared = prepare_replay(std::move(request));
   if (!prepared) return {.ending = prepared.error().message};
   ModelReplay replay{.ending = {}, .layout = prepared->run.layout};
@@ -146,6 +149,41 @@ TEST(ModelReplays, OfV41KeepARingAndComputeWindowsAgain) {
   EXPECT_EQ(replay.ending, "agreed");
   EXPECT_EQ(replay.layout, CacheLayout::BLHNC);
   EXPECT_EQ(replay.layers, 7u);
+  EXPECT_GT(replay.cached_tokens, 0);
+}
+
+// Rows of four tokens are dealt out with those that they choose from; each rank has the ring.
+TEST(ModelReplays, OfGlmDealOutAnIndexersRowsAndKeepItsRingWhole) {
+  const tests::TemporaryFolder folder;
+  const std::string model =
+      model_with(folder, "glm-5.3-flash-like", {{"attn", "indexer", "tail"}, {"attn", "indexer"}});
+  const std::string trace = trace_of(folder, {{"dcp", 2}});
+  for (const std::int32_t interleave : {4, 128}) {
+    const ModelReplay replay = replay_of(model, trace, interleave);
+    EXPECT_EQ(replay.ending, "agreed");
+    EXPECT_EQ(replay.layout, CacheLayout::BLHNC);
+    EXPECT_EQ(replay.layers, 5u);
+    EXPECT_EQ(replay.cached_tokens, 256);
+  }
+  EXPECT_NE(replay_of(model, trace, 2).ending.find("a row of 4 tokens lies on one rank"),
+            std::string::npos);
+}
+
+TEST(ModelReplays, KeepADraftersRowsWholeWhereItRunsAlone) {
+  const tests::TemporaryFolder folder;
+  const ModelJson kinds = {{"attn", {{"kind", "mla"}, {"head_size", 576}}},
+                           {"draft",
+                            {{"kind", "full"},
+                             {"num_kv_heads", 2},
+                             {"head_size", 64},
+                             {"is_draft", true},
+                             {"dcp_sharded", false}}}};
+  const ModelReplay replay = replay_of(
+      model_with(folder, "deepseek-v3", {"attn", "attn", "draft"}, {{"layer_kinds", kinds}}),
+      trace_of(folder, {{"dcp", 2}, {"spec_method", "eagle"}, {"num_spec_tokens", 2}}));
+  EXPECT_EQ(replay.ending, "agreed");
+  EXPECT_EQ(replay.layout, CacheLayout::BLNHC);  // unlike pages, blocks outermost
+  EXPECT_EQ(replay.drafters_groups, 1u);
   EXPECT_GT(replay.cached_tokens, 0);
 }
 

@@ -54,8 +54,8 @@ TEST(ModelFile, WhatIsWrittenIsReadBack) {
   }
 }
 
-TEST(ModelFile, TheCatalogueHasTwentyFourModelsAndNamesThemWhenAskedForAnother) {
-  EXPECT_EQ(model_names().size(), 24u);
+TEST(ModelFile, TheCatalogueHasTwentyFiveModelsAndNamesThemWhenAskedForAnother) {
+  EXPECT_EQ(model_names().size(), 25u);
   const auto missing = find_model("qwen");
   ASSERT_FALSE(missing);
   EXPECT_NE(missing.error().message.find("qwen3.5-0.8b"), std::string::npos);

@@ -28,7 +28,7 @@ KVCacheSpec spec_of(CacheKind kind) {
          sink_len, rswa_window, extra_retained_tokens, bounded_replay, states, mamba_cache_mode,
          num_speculative_blocks, num_prefill_checkpoint_blocks, prefill_checkpoint_alignment,
          page_size_padded, head_size_v, kv_quant_mode, mla_rows, cache_dtype_str, model_version,
-         compress_ratio, alignment, block_stride_alignment, hisparse_page_bytes,
+         compress_ratio, alignment, block_stride_alignment, dcp_sharded, hisparse_page_bytes,
          blocks_per_request] = spec;
   kind_ = kind;
   block_size = 48;
@@ -62,6 +62,7 @@ KVCacheSpec spec_of(CacheKind kind) {
   compress_ratio = 4;
   alignment = 576;
   block_stride_alignment = 8448;
+  dcp_sharded = false;
   return spec;
 }
 

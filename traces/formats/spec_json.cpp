@@ -97,6 +97,7 @@ void read_rare_keys(JsonObject& object, KVCacheSpec& spec) {
   if (auto value = object.optional("alignment")) spec.alignment = value.integer(1, kSizeMax);
   if (auto value = object.optional("block_stride_alignment"))
     spec.block_stride_alignment = value.integer(1, kSizeMax);
+  if (auto value = object.optional("dcp_sharded")) spec.dcp_sharded = value.boolean();
 }
 
 void write_rare_keys(JsonWriter& out, const KVCacheSpec& spec) {
@@ -117,6 +118,7 @@ void write_rare_keys(JsonWriter& out, const KVCacheSpec& spec) {
   if (spec.alignment != defaults.alignment) out.integer("alignment", spec.alignment);
   if (spec.block_stride_alignment != defaults.block_stride_alignment)
     out.integer("block_stride_alignment", spec.block_stride_alignment);
+  if (!spec.dcp_sharded) out.boolean("dcp_sharded", false);
   if (spec.extra_retained_tokens != 0)
     out.integer("extra_retained_tokens", spec.extra_retained_tokens);
   if (spec.bounded_replay) out.boolean("bounded_replay", true);

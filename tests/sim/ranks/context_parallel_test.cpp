@@ -80,6 +80,48 @@ TEST(ContextParallelRanks, a_rank_that_takes_itself_for_another_diverges_and_is_
   EXPECT_NE(to_text(*run->summary.divergence).find("rank 1"), std::string::npos);
 }
 
+// Beside a dealt out cache: rows, windows and a ring that every rank keeps whole, and an indexer's
+// rows for four tokens each.
+LockstepConfig with_whole_caches(std::int32_t dcp, std::int32_t interleave) {
+  KVCacheSpec whole = full_spec(), window = sliding_spec(40), latent = full_spec();
+  latent.kind = CacheKind::mla;
+  latent.num_kv_heads = 1;
+  KVCacheSpec indexer = latent, ring = latent;
+  indexer.compress_ratio = 4;
+  ring.kind = CacheKind::circular_buffer;
+  ring.mla_rows = true;
+  for (KVCacheSpec* spec : {&whole, &window, &ring}) spec->dcp_sharded = false;
+  LockstepConfig config = make_world(
+      {make_group("a", 2, full_spec()), make_group("b", 2, whole), make_group("c", 1, window),
+       make_group("d", 1, latent), make_group("e", 1, indexer), make_group("f", 1, ring)},
+      60);
+  config.engine.engine = "vllm-0.33.0";
+  config.engine.dcp = dcp;
+  config.backend = make_backend_config(config.engine, config.backend.plan);
+  config.backend.context.interleave = interleave;
+  config.backend.check = CheckMode::check;
+  return config;
+}
+
+TEST(ContextParallelRanks, caches_that_every_rank_keeps_whole_lie_beside_those_that_are_dealt_out) {
+  for (const auto& [dcp, interleave] : {std::pair{2, 4}, {3, 8}, {4, 16}}) {
+    const auto run = run_on_ranks(with_whole_caches(dcp, interleave), 30);
+    ASSERT_TRUE(run) << run.error().message;
+    EXPECT_EQ(run->summary.verdict, Verdict::agreed)
+        << (run->summary.divergence ? to_text(*run->summary.divergence) : "stuck");
+    EXPECT_GT(run->summary.hits, 0);
+    EXPECT_GT(run->summary.outputs_checked, 0);
+    EXPECT_GT(run->summary.union_rows_checked, 1000);
+  }
+}
+
+TEST(ContextParallelRanks, rows_of_several_tokens_lie_on_one_rank_or_are_refused) {
+  const auto run = run_on_ranks(with_whole_caches(2, 2), 30);
+  ASSERT_FALSE(run);
+  EXPECT_NE(run.error().message.find("a row of 4 tokens lies on one rank"), std::string::npos)
+      << run.error().message;
+}
+
 TEST(ContextParallelRanks, kinds_that_are_not_dealt_out_are_refused) {
   LockstepConfig config = make_world({make_group("a", 1, sliding_spec(40))}, 20);
   config.engine.dcp = 2;

@@ -28,9 +28,11 @@ StepProgram one_step() {
   return program;
 }
 
-// The union of ranks that take themselves for `ranks`, model and backend alike.
+// The union of ranks that take themselves for `ranks`, model and backend alike, and what they have
+// for `taken_for` where it is given.
 std::optional<Divergence> union_of(const BackendConfig& device,
-                                   const std::vector<std::int32_t>& ranks) {
+                                   const std::vector<std::int32_t>& ranks,
+                                   const BackendConfig* taken_for = nullptr) {
   const StepProgram program = one_step();
   std::vector<std::unique_ptr<Backend>> backends;
   std::vector<std::unique_ptr<MemoryModel>> models;
@@ -39,8 +41,9 @@ std::optional<Divergence> union_of(const BackendConfig& device,
   configs.reserve(ranks.size());
   std::vector<RankMemory> memory;
   for (const std::int32_t rank : ranks) {
-    const BackendConfig& own = configs.emplace_back(config_of_rank(device, rank));
-    const auto plan = rank_plan(device.plan, own.parallel, device.queries_per_kv);
+    const BackendConfig& as = taken_for == nullptr ? device : *taken_for;
+    const BackendConfig& own = configs.emplace_back(config_of_rank(as, rank));
+    const auto plan = rank_plan(as.plan, own.parallel, device.queries_per_kv);
     auto model = MemoryModel::create(plan->plan, device.attention_backend, device.layout,
                                      device.layout_rule, 0, Numbers::words, plan->layers);
     models.push_back(std::make_unique<MemoryModel>(std::move(*model)));
@@ -82,6 +85,20 @@ TEST(RankUnion, replicas_that_are_uneven_are_found) {
   const auto found = union_of(two_ranks(4, 1), {0, 1, 1, 2});
   ASSERT_TRUE(found);
   EXPECT_EQ(found->head, 1);
+}
+
+// Each rank by itself deals out what the whole model says that every rank keeps.
+TEST(RankUnion, rows_that_one_rank_alone_has_of_a_cache_that_all_keep_are_found) {
+  BackendConfig device = two_ranks(1, 1);
+  device.context.num_ranks = 2;
+  const BackendConfig dealt_out = device;
+  device.plan.groups.front().spec.dcp_sharded = false;
+  EXPECT_FALSE(union_of(device, {0, 1}));
+  const auto found = union_of(device, {0, 1}, &dealt_out);
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->phase, Phase::ranks_together);
+  EXPECT_EQ(found->expected, "on 2 of the ranks, as its like");
+  EXPECT_EQ(found->found, "on 1");
 }
 
 TEST(RankUnion, a_layer_that_no_stage_holds_is_found) {

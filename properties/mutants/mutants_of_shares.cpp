@@ -1,0 +1,67 @@
+// The catalogue's defects of caches that each rank of a context keeps whole, beside others whose
+// tokens are dealt out.
+#include "properties/mutants/mutant_parts.h"
+
+namespace lockstep {
+namespace {
+
+using enum Feature;
+
+constexpr auto kSource = "vllm 0.33.0, v1/worker/gpu/block_table.py (dcp_sharded)";
+
+GeneratorOptions with_whole_caches(FeatureSet more = {}) {
+  FeatureSet always{full_attention, whole_caches, long_prompts};
+  always.add(more);
+  return on_executor(always, {states, chunked_local, hidden_state, two_block_pool, cross_attention,
+                              sinks, reference_windows, drafter_cache, bounded_replay});
+}
+
+}  // namespace
+
+std::vector<Mutant> share_mutants() {
+  return {
+      {.id = "whole-dealt-out",
+       .source = kSource,
+       .mechanism = "a rank writes its share alone of a cache that every rank keeps whole",
+       .exposed_by = "a cache that is not dealt out, beside one that is",
+       .caught_by = {kSlots},
+       .bias = with_whole_caches()},
+      {.id = "dealt-out-whole",
+       .source = kSource,
+       .mechanism = "every rank writes all tokens of a cache that is dealt out, as of one that is "
+                    "not: where its table has no entries for them, too",
+       .exposed_by = "a cache that is not dealt out, beside one that is",
+       .caught_by = {kSlots, kMemory},
+       .bias = with_whole_caches()},
+      {.id = "whole-block-of-all",
+       .source = kSource,
+       .mechanism = "slots of a cache that is not dealt out are computed with the tokens that all "
+                    "ranks have in a block of one that is",
+       .exposed_by = "a cache that is not dealt out, beside one that is",
+       .caught_by = {kSlots},
+       .bias = with_whole_caches()},
+      {.id = "whole-read-in-part",
+       .source = "vllm 0.33.0, v1/worker/gpu/spec_decode/speculator.py (dcp_local_seq_lens)",
+       .mechanism = "attention over a cache that every rank keeps whole is given the length of "
+                    "the rank's share",
+       .exposed_by = "a cache that is not dealt out, beside one that is",
+       .caught_by = {kDigest},
+       .bias = with_whole_caches()},
+  };
+}
+
+std::vector<Mutant> share_decision_mutants() {
+  GeneratorOptions bias = with_whole_caches();
+  bias.backend = "none";
+  return {
+      {.id = "whole-blocks-shared",
+       .source = "vllm 0.33.0, v1/core/single_type_kv_cache_manager.py (dcp_world_size)",
+       .mechanism = "blocks of a cache that is not dealt out are counted as if the ranks shared "
+                    "its tokens: requests get a part of what they need",
+       .exposed_by = "a cache that is not dealt out, beside one that is",
+       .caught_by = {"invariant.table_covers"},
+       .bias = bias},
+  };
+}
+
+}  // namespace lockstep
