@@ -235,7 +235,9 @@ Result<Scheduler> Scheduler::create(const EngineConfig& config,
   const bool has_hisparse = std::ranges::any_of(
       groups, [](const KVCacheGroupSpec& group) { return group.role == kHiSparseSource; });
   if (has_hisparse && transfer.connector == nullptr)
-    return fail("groups: HiSparse's pages move by a KV connector, and there is none");
+    return fail(
+        "groups: HiSparse's pages move by a KV connector, and there is none (--connector "
+        "hisparse)");
   const EngineConfig engine = transfer.connector == nullptr ? config : beside_connector(config);
   LS_ASSIGN_OR_RETURN(auto sizes, resolve_block_sizes(engine, groups));
   const SchedulerParts usual;

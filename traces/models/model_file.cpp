@@ -89,6 +89,7 @@ void read_rows(JsonObject& object, LayerKind& kind) {
   read_figure(object, "compress_ratio", kBlockSizeMax, spec.compress_ratio);
   read_figure(object, "alignment", kBlockSizeMax, spec.alignment);
   if (JsonValue value = object.optional("is_draft")) kind.is_draft = value.boolean();
+  read_figure(object, "index_topk", kTokensMax, kind.index_topk);
   if (JsonValue value = object.optional("mla_rows")) spec.mla_rows = value.boolean();
   if (JsonValue value = object.optional("bounded_replay")) spec.bounded_replay = value.boolean();
   if (JsonValue value = object.optional("cache_dtype_str")) spec.cache_dtype_str = value.string();
@@ -196,6 +197,7 @@ void write_kind(JsonWriter& out, const LayerKind& kind) {
     if (spec.compress_ratio != 1) out.integer("compress_ratio", spec.compress_ratio);
     figure("alignment", spec.alignment);
     if (kind.is_draft) out.boolean("is_draft", true);
+    figure("index_topk", kind.index_topk);
     if (spec.mla_rows) out.boolean("mla_rows", true);
     if (spec.bounded_replay) out.boolean("bounded_replay", true);
     if (!spec.cache_dtype_str.empty()) out.string("cache_dtype_str", spec.cache_dtype_str);
