@@ -70,8 +70,16 @@ EngineConfig engine_beside(const EngineConfig& drawn) {
   engine.prefix_match_unit = 0;
   engine.hash_algorithm = HashAlgorithm::content;
   engine.scheduler_reserve_full_isl = true;
+  engine.prefix_cache_retention_interval = kDenseRetention;  // of states and windows
+  engine.encoder_compute_budget = engine.encoder_cache_size = 0;
   if (engine.num_spec_tokens > 0) engine.async_scheduling = false;
   return engine;
+}
+
+void without_encoder(Trace& trace) {
+  trace.header.is_encoder_decoder = false;
+  for (TraceRecord& record : trace.records)
+    if (auto* request = std::get_if<TraceRequest>(&record)) request->spec.keys.mm.clear();
 }
 
 }  // namespace
@@ -88,6 +96,7 @@ void draw_hisparse(Draw& draw, SavedCase& saved) {
   ChoiceSource& choices = draw.choices;
   SavedCase next = saved;
   EngineConfig& engine = next.engine = engine_beside(saved.engine);
+  without_encoder(next.trace);
   std::vector<KVCacheGroupSpec> groups = draw_pages(choices, engine.block_size);
   const std::int64_t pages = cdiv(engine.max_model_len, engine.block_size) + 2;
   engine.hisparse_host_num_blocks = pages * choices.one_of<std::int64_t>({1, 1, 2, 3, 8});

@@ -21,6 +21,16 @@ inline constexpr auto kSlots = "slot_mapping";
 
 inline std::string newest_release() { return std::string(engine_profiles().back().name); }
 
+// Cases of decisions alone: thousands a second.
+inline GeneratorOptions decisions(FeatureSet always, FeatureSet never = {}) {
+  always.add(Feature::prefix_caching);
+  return {.engine = newest_release(),
+          .always = always,
+          .never = never,
+          .backend = "none",
+          .check = "fast"};
+}
+
 // Cases that run on the CPU executor: dozens a second.
 inline GeneratorOptions on_executor(FeatureSet always, FeatureSet never = {},
                                     std::string check = "fast") {
@@ -48,7 +58,6 @@ std::vector<Mutant> state_mutants();
 std::vector<Mutant> schedule_mutants();
 std::vector<Mutant> fault_mutants();
 std::vector<Mutant> encoder_mutants();
-std::vector<Mutant> page_mutants();
 // mutants_of_backend.cpp
 std::vector<Mutant> row_mutants();
 std::vector<Mutant> backend_state_mutants();
@@ -57,6 +66,9 @@ std::vector<Mutant> encoder_and_sink_mutants();
 std::vector<Mutant> rank_mutants();
 // mutants_of_drafters.cpp
 std::vector<Mutant> drafter_mutants();
+// mutants_of_pages.cpp
+std::vector<Mutant> page_decision_mutants();
+std::vector<Mutant> page_row_mutants();
 // mutants_of_shares.cpp
 std::vector<Mutant> share_mutants();
 std::vector<Mutant> share_decision_mutants();

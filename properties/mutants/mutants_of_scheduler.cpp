@@ -7,16 +7,6 @@ namespace {
 
 using enum Feature;
 
-// Cases of decisions alone: thousands a second.
-GeneratorOptions decisions(FeatureSet always, FeatureSet never = {}) {
-  always.add(prefix_caching);
-  return {.engine = newest_release(),
-          .always = always,
-          .never = never,
-          .backend = "none",
-          .check = "fast"};
-}
-
 // The same, decided by the newest release with a policy.
 GeneratorOptions decisions_with(bool EngineProfile::*policy, FeatureSet always, FeatureSet never) {
   GeneratorOptions options = decisions(always, never);
@@ -330,70 +320,6 @@ std::vector<Mutant> encoder_mutants() {
        .caught_by = {kDigest, kOutput},
        .bias = on_executor({full_attention, long_prompts, reference_windows, tight_pool, bursts},
                            apart)},
-  };
-}
-
-std::vector<Mutant> page_mutants() {
-  const GeneratorOptions pages = decisions({hisparse, shared_prefixes, tight_pool, long_prompts});
-  GeneratorOptions beside_peers = pages;
-  beside_peers.always.add(connector_peers);
-  constexpr auto kRead = "invariant.read_page";
-  return {
-      {.id = "page-host-held-twice",
-       .mechanism = "a copy of a page holds its host block twice, and gives it back once",
-       .exposed_by = "HiSparse, and a page that fills up",
-       .caught_by = {"invariant.page_leak", "liveness"},
-       .bias = pages},
-      {.id = "page-copy-unheld",
-       .mechanism = "a copy of a page does not hold its device blocks: they are handed out while "
-                    "it is under way",
-       .exposed_by = "HiSparse, and a request that leaves while its pages are copied",
-       .caught_by = {"invariant.page_under_way"},
-       .bias = pages},
-      {.id = "page-last-untold",
-       .mechanism = "workers are not told where the last page of a request lies, and write to none",
-       .exposed_by = "HiSparse",
-       .caught_by = {"invariant.written_page"},
-       .bias = pages},
-      {.id = "page-loss-untold",
-       .mechanism = "workers are told of new pages, and not of those that were lost since: they "
-                    "read a block that another request has by now",
-       .exposed_by = "HiSparse, and a full pool",
-       .caught_by = {kRead},
-       .bias = pages},
-      {.id = "page-loss-forgotten",
-       .mechanism = "a page whose block is handed out to another is still taken to lie there",
-       .exposed_by = "HiSparse, and a full pool",
-       .caught_by = {kRead},
-       .bias = pages},
-      {.id = "page-copy-stale",
-       .mechanism = "a block that was handed out still passes for the copy of a published page, "
-                    "and a hit takes it over",
-       .exposed_by = "HiSparse, and a hit on a page whose block is another's by now",
-       .caught_by = {kRead},
-       .bias = pages},
-      {.id = "page-restore-dropped",
-       .source = "vllm 0.33.0, v1/hisparse/coordinator.py (findings, 46)",
-       .mechanism = "the last page of a load stays on the host, and is read from an empty block",
-       .exposed_by = "HiSparse beside peers, and a load that ends inside a page",
-       .caught_by = {kRead},
-       .bias = beside_peers},
-      {.id = "page-mirror-short",
-       .mechanism = "rows on the last page of a step are not written to the host, and the page "
-                    "passes for clean",
-       .exposed_by = "HiSparse, and a step that writes two pages of a request",
-       .caught_by = {"invariant.clean_page"},
-       .bias = pages},
-      {.id = "page-without-hot-region",
-       .mechanism = "pages are let go of before the request has a hot region to read them through",
-       .exposed_by = "HiSparse, and a full pool",
-       .caught_by = {"invariant.hot_region"},
-       .bias = pages},
-      {.id = "page-all-resident",
-       .mechanism = "a step that reads from the host is said to read nothing there",
-       .exposed_by = "HiSparse, and a hit or a full pool",
-       .caught_by = {"invariant.all_resident"},
-       .bias = pages},
   };
 }
 

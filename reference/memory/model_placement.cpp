@@ -164,6 +164,10 @@ PlacementOptions placement_options(const PlanOptions& given, const LayerSpecs& l
   if (given.num_spec > 0) options.spec_method = "mtp";
   options.mtp_modules = given.mtp_modules;
   if (!order.empty() && order != "NHD") options.order = order;
+  if (given.hisparse_host_bytes > 0)
+    options.hisparse = {.host_pool_gib = static_cast<double>(given.hisparse_host_bytes) /
+                                         static_cast<double>(std::int64_t{1} << 30),
+                        .device_buffer_size = given.hisparse_device_buffer};
   return options;
 }
 
@@ -204,6 +208,21 @@ Result<std::vector<WorkerShare>> stages_of(const LayerSpecs& layers, const PlanO
   return stages;
 }
 
+// Sparse attention and its indexers, for HiSparse. Each layer with an indexer of its own leads.
+void mark_sparse(const LayerSpecs& layers, std::vector<PlacementLayer>& facts) {
+  std::set<std::int64_t> indexed;
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    CacheSpec& spec = *facts[i].spec;
+    spec.is_indexer = facts[i].backend.starts_with("indexer");
+    if (spec.is_indexer) indexed.insert(layer_number(layers[i].name));
+  }
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    if (layers[i].index_topk == 0) continue;
+    facts[i].spec->topk_buffer_width = layers[i].index_topk;
+    facts[i].spec->is_index_group_leader = indexed.contains(layer_number(layers[i].name));
+  }
+}
+
 // `own` as the plan has it.
 KVCacheSpec planned(KVCacheSpec own, const CacheSpec& spec) {
   own.block_size = spec.block_size;
@@ -241,6 +260,11 @@ Result<ModelPlacement> place_model(const LayerSpecs& layers, DType model_dtype,
     LS_ASSIGN_OR_RETURN(auto layer, facts_of(named, options.backend, rings));
     facts.push_back(std::move(layer));
   }
+  if (options.hisparse_host_bytes > 0) {
+    if (std::ranges::all_of(layers, [](const NamedSpec& layer) { return layer.index_topk == 0; }))
+      return fail("HiSparse: no layer of the model says index_topk, the rows that it chooses");
+    mark_sparse(layers, facts);
+  }
   LS_ASSIGN_OR_RETURN(const auto stages, stages_of(layers, options));
   model.stages = plan_stages(facts, false, stages, model.options);
   if (model.stages.workers.empty())
@@ -276,6 +300,15 @@ Result<KVCacheConfig> replay_plan(const Placement& placement, const LayerSpecs& 
     group.layer_names = placed.layer_names;
     group.is_eagle_group = placed.is_eagle_group;
     group.role = placed.role;
+    if (!has_layer_views(placed.spec.type)) {  // pages of HiSparse's
+      KVCacheSpec& spec = group.spec;
+      const bool is_hot = placed.spec.type == SpecType::hisparse_hot;
+      spec.kind = is_hot ? CacheKind::hisparse_hot : CacheKind::hisparse_resident;
+      spec.block_size = placed.spec.block_size;
+      spec.hisparse_page_bytes = page_bytes(placed.spec);
+      if (is_hot) spec.blocks_per_request = placed.spec.blocks_per_request;
+      continue;
+    }
     for (const std::string& name : placed.layer_names) {
       LS_ASSIGN_OR_RETURN(auto spec, own(name, placed.layer_spec(name)));
       group.layer_specs.push_back(std::move(spec));

@@ -5,7 +5,8 @@
 //    side by side with blocks outermost), bytes per block, kernel blocks and tables.
 // 2. A refusal says whose it is: the engine core's, with its stage, or that of a worker which dies
 //    of a plan that the core has accepted.
-// Not here: HiSparse, which no model file can say.
+// 3. With HiSparse (PlanOptions::hisparse_host_bytes) a layer that has an indexer of its own leads
+//    those behind it that have none.
 #pragma once
 
 #include <cstdint>

@@ -57,6 +57,7 @@ struct LayerKind {
   // absent: as the release's layer of that family can (serving_defaults.h).
   std::optional<std::int64_t> prefill_checkpoint_alignment;
   bool is_draft = false;  // of the drafter (MTP, EAGLE): there with PlanOptions::has_drafter alone
+  std::int64_t index_topk = 0;  // sparse attention: rows that it reads, as its indexer chooses
   bool operator==(const LayerKind&) const = default;
 };
 

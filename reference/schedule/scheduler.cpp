@@ -235,7 +235,9 @@ Result<Scheduler> Scheduler::create(const EngineConfig& config,
     LS_RETURN_IF_ERROR(check_connector(config, groups));
   }
   if (transfer.connector == nullptr && std::ranges::any_of(groups, belongs_to_hisparse))
-    return fail("groups: HiSparse's pages move by a KV connector, and there is none");
+    return fail(
+        "groups: HiSparse's pages move by a KV connector, and there is none (--connector "
+        "hisparse)");
   const EngineConfig engine = transfer.connector == nullptr ? config : beside_connector(config);
   LS_ASSIGN_OR_RETURN(auto sizes, resolve_block_sizes(engine, groups));
   const SchedulerParts usual;

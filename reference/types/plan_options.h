@@ -15,7 +15,8 @@ namespace lockstep {
 struct NamedSpec {
   std::string name;
   KVCacheSpec spec;
-  bool is_draft = false;  // of the drafter
+  bool is_draft = false;        // of the drafter
+  std::int64_t index_topk = 0;  // rows that its indexer chooses; 0: it has none
   bool operator==(const NamedSpec&) const = default;
 };
 using LayerSpecs = std::vector<NamedSpec>;  // in the order of the model's layers
@@ -46,6 +47,9 @@ struct PlanOptions {
   std::optional<std::int64_t> num_gpu_blocks_override;
   std::optional<std::int64_t> max_num_seqs;  // absent: not checked against the pool
   bool disable_hybrid_kv_cache_manager = false;
+  // HiSparse: bytes of its host pool, and rows of a request's hot region in each layer. 0: none.
+  std::int64_t hisparse_host_bytes = 0;
+  std::optional<std::int64_t> hisparse_device_buffer;  // absent: as the engine chooses
 };
 
 }  // namespace lockstep

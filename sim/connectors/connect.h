@@ -38,7 +38,8 @@ Result<bool> hybrid_groups_of(const ConnectorConfig& connector, std::optional<bo
 // Refused: parts that there are not, too many of them, loads that fail in a cache of several
 // groups, several groups for a part that takes one, a host tier without hashes to find blocks by,
 // HiSparse's groups in another shape than the engine gives them or without the workers of their
-// pages, those workers beside others than peers or without such groups, and a defect where it changes nothing.
+// pages, those workers beside others than peers or without such groups, and a defect where it
+// changes nothing.
 Result<void> check_connector(const ConnectorConfig& connector, const EngineConfig& engine,
                              const KVCacheConfig& plan);
 

@@ -2,7 +2,7 @@
 // model file: order, groups, tensors, pages, capacity and proof of every pipeline stage, as a
 // table, a drawing, a graph and JSON.
 //
-// Layers without a place in a model file (windows of compressed rows, rings, HiSparse) are refused;
+// Layers without a place in a model file (windows of compressed rows, rings) are refused;
 // recordings have them.
 #pragma once
 

@@ -198,11 +198,17 @@ Result<std::optional<KVCacheConfig>> plan_overlaid(RunSpec& run, const CacheWish
         fmt::format("--layout {}: pages of unlike sizes lie side by side in a block, and "
                     "ranks are not cut out of such a plan; choose LBNHC",
                     order));
-  LS_ASSIGN_OR_RETURN(plan, of_whole_model(*plan, model, layers, options));
+  const bool has_pages = options.hisparse_host_bytes > 0;
+  if (has_pages && run.tensor_parallel_size > 1)
+    return fail("--hisparse-host-gib: beside HiSparse's groups expected --tensor-parallel-size 1");
+  if (!has_pages) {
+    LS_ASSIGN_OR_RETURN(plan, of_whole_model(*plan, model, layers, options));
+  }
   plan->draft_modules = draft_modules_of(layers, model.mtp_modules);
   const CacheLayout layout = *cache_layout_from_name(name_of(placement.order));
+  if (placement.host) run.engine.hisparse_host_num_blocks = placement.host->num_blocks;
   const auto in_memory = placed_layout(*plan, backend, layout);
-  if (!in_memory) return unless_asked(in_memory.error());
+  if (!in_memory && !has_pages) return unless_asked(in_memory.error());
   run.layout = layout;
   run.attention_backend = backend;
   run.engine.block_size = static_cast<std::int32_t>(sizes.cache_config);
@@ -215,7 +221,10 @@ Result<std::optional<KVCacheConfig>> plan_overlaid(RunSpec& run, const CacheWish
                              : by == "default" ? "the engine"
                                                : by));
   chosen.insert(chosen.end(), told.begin(), told.end());
-  return std::optional(with_placed_tensors(std::move(*plan), *in_memory));
+  if (in_memory) return std::optional(with_placed_tensors(std::move(*plan), *in_memory));
+  run.layout = CacheLayout::NHD;  // pages that are decided, and lie nowhere
+  LS_ASSIGN_OR_RETURN(plan, plan_for_groups(std::move(plan->groups), plan->num_blocks));
+  return std::optional(std::move(*plan));
 }
 
 // What vLLM switches off beside some kinds of layers (vllm/config/vllm.py, model_executor/models/
@@ -265,6 +274,14 @@ Result<KVCacheConfig> plan_model(RunSpec& run, const CacheWishes& wishes,
   options.disable_hybrid_kv_cache_manager = !wishes.hybrid_groups;
   if (wishes.says_block_size) options.block_size = engine.block_size;
   options.max_num_encoder_input_tokens = max_encoder_rows(engine);
+  options.hisparse_host_bytes = std::int64_t{run.recipe.hisparse_host_gib} << 30;
+  if (run.recipe.hisparse_device_buffer > 0)
+    options.hisparse_device_buffer = run.recipe.hisparse_device_buffer;
+  if (options.hisparse_host_bytes > 0 && !is_planned_overlaid(run))
+    return fail(
+        fmt::format("--hisparse-host-gib: {} has no HiSparse here; give --engine "
+                    "vllm-0.33.0 and a backend of this project",
+                    engine.engine));
   LS_ASSIGN_OR_RETURN(LayerSpecs layers, layer_specs(model, options));
   serve_kinds(layers, engine, chosen);
   for (const NamedSpec& layer : layers)

@@ -166,6 +166,10 @@ Result<void> prepare_trace(const ReplayRequest& request, PreparedReplay& prepare
       return fail(fmt::format("{} is of states, which a --model may have",
                               field.flag.empty() ? field.no_flag : field.flag));
   }
+  if (given.has("hisparse_host_gib") && !given.has("model"))
+    return fail("--hisparse-host-gib is of a --model with sparse attention");
+  if (given.has("hisparse_device_buffer") && !given.has("hisparse_host_gib"))
+    return fail("--hisparse-device-buffer needs --hisparse-host-gib");
   LS_ASSIGN_OR_RETURN(auto trace, read_trace(request, prepared.format));
 
   CacheWishes wishes{.num_blocks = {},

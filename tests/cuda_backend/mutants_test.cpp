@@ -167,6 +167,13 @@ TEST(Mutants, EveryListedOneIsExposedByATestAndHasItsOwnName) {
       "draft-row-kept",
       "draft-token-unshifted",
       "draft-unclamped",
+      "rows-mirror-short",  // HiSparse's rows: there too
+      "rows-residency-kept",
+      "rows-restore-dropped",
+      "rows-host-unread",
+      "hot-region-kept",
+      "hot-evicts-used",
+      "hot-row-by-slot",
       "hidden-flatten",
       "hidden-chunk-save",  // extraction: there too
       "tp-head-offset",

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "reference/memory/placed_layout.h"
+#include "reference/plan/hisparse_plan.h"
 
 namespace lockstep {
 namespace {
@@ -176,6 +177,62 @@ TEST(ModelPlacement, FormatsOfRowsThatOneBackendReadsTakeIt) {
   ASSERT_TRUE(split) << split.error().message;
   EXPECT_EQ(split->pages.front().kernel_block_sizes.front(), 64);
   EXPECT_FALSE(place(layers, options, "BLNHC"));
+}
+
+// As DeepSeek-V3.2: sparse attention, each layer with an indexer.
+LayerSpecs sparse_layers(int count) {
+  LayerSpecs layers;
+  for (int i = 0; i < count; ++i) {
+    NamedSpec attn{fmt::format("layers.{}.attn", i), {}};
+    attn.spec.kind = CacheKind::mla;
+    attn.spec.block_size = 0;
+    attn.spec.num_kv_heads = 1;
+    attn.spec.head_size = 576;
+    attn.spec.dtype = DType::uint8;
+    attn.spec.cache_dtype_str = "fp8_ds_mla";
+    NamedSpec indexer{fmt::format("layers.{}.indexer", i), attn.spec};
+    indexer.spec.head_size = 132;
+    indexer.spec.cache_dtype_str.clear();
+    attn.index_topk = 2048;
+    layers.push_back(attn);
+    layers.push_back(indexer);
+  }
+  return layers;
+}
+
+// The figures are those of vLLM 0.33.0 (a recording of layouts: host_pool_gib 64, 40 GiB).
+TEST(ModelPlacement, HiSparseIsPlannedFromAModelsLayersAsTheReleasePlansIt) {
+  PlanOptions options;
+  options.hisparse_host_bytes = std::int64_t{64} << 30;
+  const LayerSpecs layers = sparse_layers(61);
+  const auto placed = place(layers, options, "");
+  ASSERT_TRUE(placed) << placed.error().message;
+  const Placement& placement = placed->stages.workers.front();
+  EXPECT_EQ(placement.num_blocks, 78692);
+  ASSERT_TRUE(placement.host);
+  const auto capacity = capacity_of(placement, placed->options);
+  ASSERT_TRUE(capacity);
+  EXPECT_EQ(capacity->tokens, 1549627);
+  const auto plan = replay_plan(placement, layers);
+  ASSERT_TRUE(plan) << plan.error().message;
+  EXPECT_TRUE(check_hisparse_groups(plan->groups));
+  EXPECT_EQ(plan->groups.back().spec.blocks_per_request, 64);
+  EXPECT_EQ(plan->groups.back().spec.hisparse_page_bytes, 41984);
+  options.hisparse_device_buffer = 4160;
+  const auto larger = place(layers, options, "");
+  ASSERT_TRUE(larger) << larger.error().message;
+  EXPECT_EQ(larger->stages.workers.front().groups.back().spec.blocks_per_request, 65);
+}
+
+TEST(ModelPlacement, HiSparseIsForModelsThatSayHowManyRowsTheyChoose) {
+  PlanOptions options;
+  options.hisparse_host_bytes = std::int64_t{64} << 30;
+  LayerSpecs layers = sparse_layers(2);
+  for (NamedSpec& layer : layers) layer.index_topk = 0;
+  const auto placed = place(layers, options, "");
+  ASSERT_FALSE(placed);
+  EXPECT_EQ(placed.error().message,
+            "HiSparse: no layer of the model says index_topk, the rows that it chooses");
 }
 
 }  // namespace

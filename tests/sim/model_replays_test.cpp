@@ -8,6 +8,7 @@
 #include <string>
 
 #include "cuda_backend/simt_backend.h"
+#include "reference/types/hisparse.h"
 #include "sim/setup/replay_setup.h"
 #include "tests/support/temporary_folder.h"
 
@@ -185,6 +186,41 @@ TEST(ModelReplays, KeepADraftersRowsWholeWhereItRunsAlone) {
   EXPECT_EQ(replay.layout, CacheLayout::BLNHC);  // unlike pages, blocks outermost
   EXPECT_EQ(replay.drafters_groups, 1u);
   EXPECT_GT(replay.cached_tokens, 0);
+}
+
+// Decisions alone: the second prompt hits what the host pool holds of the first.
+TEST(ModelReplays, OfSparseAttentionWithAHostPoolHaveHiSparsesGroups) {
+  const tests::TemporaryFolder folder;
+  ModelJson layers = ModelJson::array();
+  for (int i = 0; i < 3; ++i) layers.push_back({"attn", "indexer"});
+  const std::string model = model_with(folder, "deepseek-v3.2", layers);
+  const auto prepare = [&](std::vector<std::string> names) {
+    ReplayRequest request{.file = trace_of(folder, ModelJson::object()), .run = {}};
+    request.run.set_text("model", model);
+    request.run.set_text("engine", "vllm-0.33.0");
+    request.run.set_text("connector", "hisparse");
+    request.run.spec.backend = "none";
+    request.run.spec.recipe.hisparse_host_gib = 1;
+    request.run.spec.recipe.hisparse_device_buffer = 4160;
+    names.emplace_back("backend");
+    for (const std::string& name : names) request.run.add(run_field(name));
+    return prepare_replay(std::move(request));
+  };
+  auto prepared = prepare({"hisparse_host_gib", "hisparse_device_buffer"});
+  ASSERT_TRUE(prepared) << prepared.error().message;
+  const KVCacheConfig& plan = prepared->run.cache;
+  EXPECT_EQ(plan.groups.front().role, kHiSparseSource);
+  EXPECT_EQ(plan.groups.back().spec.blocks_per_request, 65);
+  EXPECT_EQ(prepared->run.engine.hisparse_host_num_blocks, (1 << 30) / (3 * 64 * 656));
+  auto session = Session::open(prepared->config, std::move(prepared->parts));
+  ASSERT_TRUE(session) << session.error().message;
+  const auto report = (*session)->run();
+  ASSERT_TRUE(report) << report.error().message;
+  EXPECT_EQ(name_of(report->summary.verdict), "agreed");
+  EXPECT_EQ(report->summary.cached_tokens, 256);
+  const auto alone = prepare({"hisparse_device_buffer"});
+  ASSERT_FALSE(alone);
+  EXPECT_EQ(alone.error().message, "--hisparse-device-buffer needs --hisparse-host-gib");
 }
 
 }  // namespace

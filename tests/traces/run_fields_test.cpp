@@ -81,8 +81,8 @@ TEST(RunFields, a_setting_that_is_none_is_refused) {
       "FILE:1: field `settings.connector`: found 22222; expected up to 4 digits: 1 (peers), 2 "
       "(host) or 3 (one-group-peers)");
   EXPECT_EQ(message(R"({"connector":"nfs"})"),
-            "FILE:1: field `settings.connector`: found \"nfs\"; expected peers, host or "
-            "one-group-peers, or up to 4 of them joined by +");
+            "FILE:1: field `settings.connector`: found \"nfs\"; expected peers, host, "
+            "one-group-peers or hisparse, or up to 4 of them joined by +");
   EXPECT_EQ(message(R"({"numbers":2})"),
             "FILE:1: field `settings.numbers`: found 2; expected an integer from 0 to 1");
   EXPECT_EQ(message(R"({"x_mine":2})"), "");

@@ -222,6 +222,23 @@ constexpr RunField kFields[] = {
     engine_row<&EngineConfig::num_prefill_lookahead_tokens>(
         {.name = "num_prefill_lookahead_tokens"}),
     engine_row<&EngineConfig::prefix_match_unit>({.name = "prefix_match_unit"}),
+    row<&RunSpec::recipe, &RunRecipe::hisparse_host_gib>(
+        {.name = "hisparse_host_gib",
+         .group = kCache,
+         .flag = "--hisparse-host-gib",
+         .help = "HiSparse: a --model's sparse attention keeps its rows in a host pool of so many "
+                 "GiB (--connector hisparse)",
+         .at_least = 1,
+         .at_most = 1 << 20,
+         .said_by = kByRecordings}),
+    row<&RunSpec::recipe, &RunRecipe::hisparse_device_buffer>(
+        {.name = "hisparse_device_buffer",
+         .group = kCache,
+         .flag = "--hisparse-device-buffer",
+         .help = "rows of a request's hot region in each layer (as the engine chooses)",
+         .at_least = 1,
+         .at_most = 32768,
+         .said_by = kByRecordings}),
     engine_row<&EngineConfig::encoder_compute_budget>(
         {.name = "encoder_compute_budget",
          .group = kEngine,

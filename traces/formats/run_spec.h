@@ -100,6 +100,10 @@ struct RunRecipe {
   bool disable_hybrid_kv_cache_manager = false;
   // Of a model: prefills export states from inside a chunk where the release's layers can.
   bool prefill_checkpoints = true;
+  // HiSparse of a model with sparse attention: its host pool in GiB (0: none), and rows of a
+  // request's hot region (0: as the engine chooses).
+  std::int32_t hisparse_host_gib = 0;
+  std::int32_t hisparse_device_buffer = 0;
   std::string faults;               // a list, or a seed of one
   std::int64_t limit_requests = 0;  // of the trace, the first ones; 0: all
   bool operator==(const RunRecipe&) const = default;
