@@ -234,9 +234,8 @@ Checked ModelStep::advance_states(const StepProgram& program, std::span<const Re
   return {};
 }
 
-Checked check_hit(const MemoryModel& model, const ContextRank& context,
-                  const WorkerRequest& request, const KVCacheConfig& plan, std::int64_t step,
-                  std::int64_t first) {
+Checked check_hit(const MemoryModel& model, const Worker& worker, const WorkerRequest& request,
+                  const KVCacheConfig& plan, std::int64_t step, std::int64_t first) {
   const auto slot_in = [&](std::int32_t group, BlockId block, std::int64_t offset) {
     if (!model.is_source_group(group)) return model.slot_content(group, block, offset);
     const std::vector<SlotContent>& slots = model.host_block(HostBlockId{index_of(block)}).slots;

@@ -301,7 +301,6 @@ void ProgramBuilder::append_blocks(const SchedulerOutput& decision, std::size_t 
     // What a hit found is known content; everything behind it is handed out to be filled.
     const std::int64_t tokens_in_block =
         spec_of(g).block_size * rank_in(config_.context, spec_of(g)).num_ranks;
-    const std::int64_t tokens_in_block = spec_of(g).block_size * config_.context.num_ranks;
     const bool can_hit = is_prefix_cacheable(spec_of(g)) || model_.is_resident_group(g);
     const std::size_t hit =
         whole_table && scheduled.computed > 0 && can_hit
