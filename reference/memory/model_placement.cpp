@@ -9,6 +9,7 @@
 #include "base/check.h"
 #include "reference/memory/placed_layout.h"
 #include "reference/placement/cache_backends.h"
+#include "reference/plan/hisparse_plan.h"
 #include "reference/plan/kernel_blocks.h"
 #include "reference/plan/page_size.h"
 
@@ -203,7 +204,11 @@ Result<std::vector<WorkerShare>> stages_of(const LayerSpecs& layers, const PlanO
     const std::int64_t number = layer.is_draft ? -1 : layer_number(layer.name);
     std::int64_t stage = options.pp - 1;
     while (number >= 0 && stage > 0 && number < begin_of(stage)) --stage;
-    stages[static_cast<std::size_t>(stage)].layer_names.push_back(layer.name);
+    std::vector<std::string>& names = stages[static_cast<std::size_t>(stage)].layer_names;
+    names.push_back(layer.name);
+    if (options.hisparse_host_bytes == 0 || layer.index_topk == 0) continue;
+    for (const std::string_view suffix : {kResidentSuffix, kHotSuffix})
+      names.push_back(layer.name + std::string(suffix));
   }
   return stages;
 }

@@ -279,8 +279,8 @@ Result<KVCacheConfig> plan_model(RunSpec& run, const CacheWishes& wishes,
     options.hisparse_device_buffer = run.recipe.hisparse_device_buffer;
   if (options.hisparse_host_bytes > 0 && !is_planned_overlaid(run))
     return fail(
-        fmt::format("--hisparse-host-gib: {} has no HiSparse here; give --engine "
-                    "vllm-0.33.0 and a backend of this project",
+        fmt::format("--hisparse-host-gib: {} with this backend has no HiSparse; it is of "
+                    "releases whose groups overlay one allocation",
                     engine.engine));
   LS_ASSIGN_OR_RETURN(LayerSpecs layers, layer_specs(model, options));
   serve_kinds(layers, engine, chosen);

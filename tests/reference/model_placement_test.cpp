@@ -215,7 +215,8 @@ TEST(ModelPlacement, HiSparseIsPlannedFromAModelsLayersAsTheReleasePlansIt) {
   EXPECT_EQ(capacity->tokens, 1549627);
   const auto plan = replay_plan(placement, layers);
   ASSERT_TRUE(plan) << plan.error().message;
-  EXPECT_TRUE(check_hisparse_groups(plan->groups));
+  const auto checked = check_hisparse_groups(plan->groups);
+  EXPECT_TRUE(checked) << checked.error().message;
   EXPECT_EQ(plan->groups.back().spec.blocks_per_request, 64);
   EXPECT_EQ(plan->groups.back().spec.hisparse_page_bytes, 41984);
   options.hisparse_device_buffer = 4160;
