@@ -20,7 +20,8 @@ using tests::CacheKindCase;
 bool is_loaded(const CacheKindCase& kind) {
   return kind.name != tests::kWithRing && kind.num_modules == 0 &&
          std::ranges::all_of(kind.groups, [](const KVCacheGroupSpec& group) {
-           return group.spec.kind != CacheKind::mamba && group.spec.block_size <= 8;
+           return group.spec.kind != CacheKind::mamba && group.spec.block_size <= 8 &&
+                  group.spec.dcp_sharded;
          });
 }
 

@@ -141,12 +141,12 @@ FuzzReport fuzz_paged(const std::string& bug, std::int64_t runs, int seconds = 6
   const auto engine = engines(paged(bug), seconds);
   FuzzOptions options;
   options.generator = cases_of("vllm-0.33.0");
-  options.generator.never.add({Feature::prefix_caching, Feature::several_groups, Feature::states,
-                               Feature::sliding_window, Feature::chunked_local,
-                               Feature::hidden_state, Feature::drafts, Feature::async_scheduling,
-                               Feature::priority_policy, Feature::priorities, Feature::salts,
-                               Feature::resets, Feature::no_chunked_prefill, Feature::served,
-                               Feature::connector_peers, Feature::context_parallel});
+  options.generator.never.add(
+      {Feature::prefix_caching, Feature::several_groups, Feature::states, Feature::sliding_window,
+       Feature::chunked_local, Feature::hidden_state, Feature::drafts, Feature::async_scheduling,
+       Feature::priority_policy, Feature::priorities, Feature::salts, Feature::resets,
+       Feature::no_chunked_prefill, Feature::served, Feature::connector_peers,
+       Feature::context_parallel, Feature::whole_caches});
   options.generator.always = {Feature::full_attention};
   options.runs = runs;
   options.decisions = decisions_of(engine);
