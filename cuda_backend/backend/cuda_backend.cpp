@@ -20,7 +20,7 @@
 #include "cuda_backend/streams/stream_device.h"
 #include "cuda_backend/views/overlaid_views.h"
 #include "cuda_backend/views/rank_share.h"
-#include "reference/plan/hisparse_rows.h"
+#include "cuda_backend/views/sparse_groups.h"
 
 namespace lockstep::cuda {
 namespace {
@@ -42,7 +42,7 @@ class CudaBackend final : public Backend {
   Result<void> start() {
     LS_ASSIGN_OR_RETURN(auto share, share_of_rank(config_));
     if (seams_.share) seams_.share(config_, share);
-    LS_ASSIGN_OR_RETURN(config_.plan, with_hisparse_rows(std::move(share.plan)));
+    LS_ASSIGN_OR_RETURN(config_.plan, bind_sparse_groups(std::move(share.plan)));
     if (is_overlaid(config_.layout))
       config_.plan = overlaid_plan(std::move(config_.plan), view_options(config_));
     std::optional<PoolViews> given;

@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "base/check.h"
-#include "reference/plan/hisparse_rows.h"
+#include "cuda_backend/views/sparse_groups.h"
 
 namespace lockstep::cuda {
 
@@ -35,7 +35,7 @@ Result<std::unique_ptr<SparsePages>> SparsePages::create(Device& device,
                                                          const LayerCaches& layers,
                                                          const BlockTables& tables,
                                                          const HostTier* tier) {
-  if (!has_hisparse(config.plan.groups)) return std::unique_ptr<SparsePages>();
+  if (source_group(config.plan.groups) < 0) return std::unique_ptr<SparsePages>();
   if (tier == nullptr) return fail("HiSparse without a host pool; its blocks are num_host_blocks");
   std::unique_ptr<SparsePages> pages(new SparsePages(device, config, layers, tables, *tier));
   LS_RETURN_IF_ERROR(pages->start());
@@ -43,7 +43,7 @@ Result<std::unique_ptr<SparsePages>> SparsePages::create(Device& device,
 }
 
 Result<void> SparsePages::start() {
-  source_ = group_of_role(config_.plan.groups, kHiSparseSource);
+  source_ = source_group(config_.plan.groups);
   place_.assign(layers_.rows.size(), -1);
   std::vector<std::size_t> hot;
   std::size_t layer = 0;

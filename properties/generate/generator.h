@@ -127,9 +127,6 @@ class FeatureSet {
   std::uint64_t bits_ = 0;
 };
 
-// Whether a backend moves HiSparse's pages: cases of them are drawn for backends, too.
-inline constexpr bool kBackendsMovePages = true;
-
 // Those that divide a case among several devices or engines.
 inline constexpr FeatureSet kRankFeatures = {Feature::context_parallel, Feature::tensor_parallel,
                                              Feature::pipeline_parallel, Feature::data_parallel,

@@ -87,7 +87,6 @@ void without_encoder(Trace& trace) {
 void draw_hisparse(Draw& draw, SavedCase& saved) {
   if (!draw.has(Feature::hisparse) || draw.options.worker || draw.options.any_release_connects)
     return;
-  if (draw.runs_kernels() && !kBackendsMovePages) return;
   // Who wants something of a case wants it in the cache that was drawn.
   const FeatureSet& wanted = draw.options.always;
   if (!(wanted == FeatureSet()) && !wanted.has(Feature::hisparse)) return;

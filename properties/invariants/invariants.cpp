@@ -32,8 +32,8 @@ Invariants::Invariants(const EngineConfig& engine, const KVCacheConfig& plan)
       profile_(engine_profile(engine.engine)),
       holders_(plan.num_blocks),
       writers_(plan.num_blocks),
-      cached_(plan.num_blocks),
-      has_pages_(has_hisparse(plan.groups)) {
+      has_pages_(has_hisparse(plan.groups)),
+      cached_(plan.num_blocks) {
   for (std::int32_t block = 1; block < plan.num_blocks; ++block) queue_.push_back(BlockId{block});
 }
 

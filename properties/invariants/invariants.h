@@ -116,7 +116,7 @@ class Invariants {
   IdVector<BlockId, std::int32_t> writers_;           // requests of the step that write it
   std::span<const RecordedConnectorAnswer> answers_;  // of the step at hand
   bool has_connector_ = false;                        // one has been asked
-  bool has_pages_ = false;                            // of HiSparse
+  bool has_pages_;                                    // of HiSparse
   std::map<RequestId, std::int64_t> loads_from_;  // loads under way: tokens before them, found here
   std::map<RequestId, std::int64_t> replayed_to_;  // behind what of its hit it computes again
   std::map<RequestId, std::vector<std::vector<BlockId>>> tables_;  // of holders, after the decision

@@ -38,8 +38,7 @@ std::vector<std::string_view> Tally::missing() const {
     const bool can_be_seen = seen_with == SeenWith::backend       ? any_backend
                              : seen_with == SeenWith::device_mode ? any_device_mode
                              : seen_with == SeenWith::no_backend  ? !any_backend
-                             : seen_with == SeenWith::pages ? kBackendsMovePages || !any_backend
-                                                            : true;
+                                                                  : true;
     if (counts_[i] == 0 && can_be_seen) names.push_back(name);
   }
   return names;

@@ -150,19 +150,19 @@ namespace lockstep {
   X(host_load, connector)                \
   X(host_store, connector)               \
   X(host_eviction, connector)            \
-  X(hisparse, pages)                     \
-  X(hisparse_peers, pages)               \
-  X(hisparse_async, pages)               \
-  X(hisparse_drafts, pages)              \
-  X(page_spill, pages)                   \
-  X(page_restore, pages)                 \
-  X(lost_page, pages)                    \
-  X(row_mirror, pages)                   \
-  X(host_read, pages)                    \
-  X(hot_region, pages)                   \
-  X(adopted_page, pages)                 \
-  X(end_with_copies, pages)              \
-  X(full_host_pool, pages)               \
+  X(hisparse, anything)                  \
+  X(hisparse_peers, anything)            \
+  X(hisparse_async, anything)            \
+  X(hisparse_drafts, anything)           \
+  X(page_spill, anything)                \
+  X(page_restore, anything)              \
+  X(lost_page, anything)                 \
+  X(row_mirror, anything)                \
+  X(host_read, anything)                 \
+  X(hot_region, anything)                \
+  X(adopted_page, anything)              \
+  X(end_with_copies, anything)           \
+  X(full_host_pool, anything)            \
   X(idle_dp_rank, backend)               \
   X(dp_connector, backend)               \
   X(dp_graphs, device_mode)              \
@@ -175,7 +175,6 @@ enum class SeenWith : std::uint8_t {
   device_mode,  // with a backend, in a run that draws captured graphs and real numbers
   connector,    // a KV connector
   no_backend,   // one whose loads fail behind a step in flight: there is no backend for that
-  pages,        // HiSparse's groups; without a backend, unless kBackendsMovePages
 };
 
 enum class Reached : std::uint8_t {

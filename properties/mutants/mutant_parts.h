@@ -15,6 +15,7 @@ inline constexpr auto kDigest = "attention_digest";
 inline constexpr auto kOutput = "attention_output";
 inline constexpr auto kStateOutput = "state_output";
 inline constexpr auto kExtraction = "extraction";
+inline constexpr auto kHost = "host_block";
 inline constexpr auto kMemory = "memory_check";
 inline constexpr auto kTable = "block_table";
 inline constexpr auto kSlots = "slot_mapping";

@@ -3,11 +3,7 @@
 
 namespace lockstep {
 namespace {
-
 using enum Feature;
-
-constexpr auto kHost = "host_block";
-
 }  // namespace
 
 std::vector<Mutant> page_decision_mutants() {

@@ -9,7 +9,6 @@ namespace lockstep {
 namespace {
 
 using enum Feature;
-constexpr auto kHost = "host_block";
 
 // Blocks stored in host memory and found there again, in a release modelled with connectors.
 void with_host_tier(SavedCase& saved) {

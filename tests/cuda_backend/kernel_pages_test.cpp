@@ -9,7 +9,7 @@
 #include "reference/memory/hot_regions.h"
 #include "tests/cuda_backend/kernel_device.h"
 
-namespace lockstep::cuda {
+namespace lockstep::cuda::kernel_pages_tests {
 namespace {
 
 constexpr int kRows = 2;       // of the batch
@@ -213,4 +213,4 @@ TEST(KernelPages, ReadersFindRowsOnTheirPageInTheRegionOrOnTheHost) {
 }
 
 }  // namespace
-}  // namespace lockstep::cuda
+}  // namespace lockstep::cuda::kernel_pages_tests

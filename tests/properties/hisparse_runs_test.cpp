@@ -6,6 +6,7 @@
 #include <set>
 
 #include "base/atomic_file.h"
+#include "cuda_backend/simt_backend.h"
 #include "properties/fuzz/fuzz.h"
 #include "properties/judge/known_findings.h"
 #include "reference/plan/hisparse_plan.h"
@@ -46,11 +47,36 @@ TEST(HiSparseRuns, are_in_the_shape_that_the_engine_gives_its_groups) {
   EXPECT_EQ(num_groups, (std::set<std::size_t>{4, 6}));
 }
 
-TEST(HiSparseRuns, are_not_drawn_for_backends_until_these_move_pages) {
-  GeneratorOptions options = with_pages();
-  options.backend = "simt";
-  for (std::uint64_t seed = 0; seed < 30; ++seed)
-    EXPECT_EQ(has_hisparse(generate_case(seed, options).cache.groups), kBackendsMovePages) << seed;
+// ... and every byte of host pool, resident pages and hot regions is what it should be.
+TEST(HiSparseRuns, agree_on_the_executor) {
+  FuzzOptions options;
+  options.generator = with_pages();
+  options.generator.backend = "simt";
+  options.backend = make_simt_backend;
+  options.runs = 120;
+  const FuzzReport report = fuzz(options);
+  EXPECT_TRUE(report.failures.empty()) << report.failures.front().seed;
+  EXPECT_EQ(report.refused, 0) << report.first_refusal;
+  using enum Reached;
+  for (const Reached reached : {with_backend, hisparse_peers, hisparse_async, hisparse_drafts,
+                                page_restore, lost_page, host_read, hot_region, adopted_page})
+    EXPECT_GT(report.tally[reached], 0) << name_of(reached);
+}
+
+// Streams as late as their order allows, every access watched, and graphs.
+TEST(HiSparseRuns, agree_however_late_operations_run) {
+  for (const std::string check : {"check", "hunt"}) {
+    FuzzOptions options;
+    options.generator = with_pages();
+    options.generator.backend = "simt";
+    options.generator.check = check;
+    options.generator.device_modes = true;
+    options.backend = make_simt_backend;
+    options.runs = 12;
+    const FuzzReport report = fuzz(options);
+    EXPECT_TRUE(report.failures.empty()) << check << " " << report.failures.front().seed;
+    EXPECT_GT(report.tally[Reached::host_read], 0) << check;
+  }
 }
 
 // Findings 45 and 46, out of seeds alone.

@@ -77,9 +77,12 @@ TEST(ConnectorConfig, a_defect_that_would_change_nothing_is_refused) {
 TEST(ConnectorConfig, every_part_has_host_blocks_of_its_own) {
   ConnectorConfig config;
   config.num_host_blocks = 30;
-  EXPECT_EQ(num_host_blocks(config, one_group()), 8);
+  EngineConfig engine;
+  EXPECT_EQ(num_host_blocks(config, engine, one_group()), 8);
   config.parts = {host, peers, host};
-  EXPECT_EQ(num_host_blocks(config, one_group()), 68);
+  EXPECT_EQ(num_host_blocks(config, engine, one_group()), 68);
+  engine.hisparse_host_num_blocks = 5;  // a pool of their own
+  EXPECT_EQ(num_host_blocks(config, engine, one_group()), 73);
 }
 
 }  // namespace

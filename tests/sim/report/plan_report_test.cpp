@@ -101,7 +101,7 @@ TEST(PlanReport, EveryModelOfTheCatalogueIsDrawnInBothLayoutsOrNeedsALaterReleas
       options.max_model_len = 4096;
       options.mamba_chunk_size = model->mamba_chunk_size;
       const auto report = make_plan_report(*model, options, layout);
-      if (name == "deepseek-v4.1-like") {
+      if (name == "deepseek-v4.1-like" || name == "glm-5.3-flash-like") {
         EXPECT_NE(report.error().message.find("overlaid memory"), std::string::npos);
         ++later;
         continue;
@@ -111,7 +111,7 @@ TEST(PlanReport, EveryModelOfTheCatalogueIsDrawnInBothLayoutsOrNeedsALaterReleas
       EXPECT_GT(plan_svg(*report).size(), 100u) << name;
       EXPECT_GT(plan_to_json(*report).size(), 100u) << name;
     }
-  EXPECT_EQ(later, 2);
+  EXPECT_EQ(later, 4);
 }
 
 }  // namespace
