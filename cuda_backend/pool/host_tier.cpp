@@ -4,7 +4,7 @@
 
 #include "base/check.h"
 #include "cuda_backend/device/protocol.h"
-#include "reference/types/hisparse.h"
+#include "cuda_backend/views/sparse_groups.h"
 
 namespace lockstep::cuda {
 namespace {
@@ -54,7 +54,7 @@ void HostTier::place_groups() {
   std::int64_t of_source = 0;
   for (std::size_t g = 0; g < layers_.regions_of_group.size(); ++g) {
     const RegionRange& group = layers_.regions_of_group[g];
-    const bool is_resident = config_.plan.groups[g].role == kHiSparseResident;
+    const bool is_resident = is_resident_pages(config_.plan.groups[g]);
     const std::int64_t begin = is_resident ? of_source : 0;
     std::int64_t offset = begin;
     for (std::int32_t i = group.begin; i < group.end; ++i) {
@@ -67,7 +67,7 @@ void HostTier::place_groups() {
     block_bytes_ = std::max(block_bytes_, offset);
   }
   for (std::size_t g = 0; g < group_bytes_.size(); ++g)
-    if (config_.plan.groups[g].role == kHiSparseSource) group_bytes_[g] = of_source;
+    if (is_sparse_source(config_.plan.groups[g])) group_bytes_[g] = of_source;
 }
 
 Result<void> HostTier::allocate() {

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "base/check.h"
-#include "reference/types/hisparse.h"
+#include "cuda_backend/views/sparse_groups.h"
 
 namespace lockstep::cuda {
 
@@ -109,7 +109,7 @@ void BlockTables::add_table(const BackendConfig& config, const MappedTable& of) 
   table.is_ring = spec.kind == CacheKind::circular_buffer;
   table.is_replayed = spec.bounded_replay;
   table.is_encoder = is_cross_attention(spec);
-  table.is_hot = config.plan.groups[of.group].role == kHiSparseHot;
+  table.is_hot = is_hot_region(config.plan.groups[of.group]);
   table.is_whole = !spec.dcp_sharded;
   needs_reach_ |= table.is_ring || table.is_replayed;
   if (spec.bounded_replay)

@@ -49,9 +49,9 @@ Result<void> SparsePages::start() {
   std::size_t layer = 0;
   for (std::int32_t g = 0; g < std::ssize(config_.plan.groups); ++g) {
     const KVCacheGroupSpec& group = config_.plan.groups[g];
-    if (group.role == kHiSparseResident) groups_.push_back(g);
+    if (is_resident_pages(group)) groups_.push_back(g);
     for (std::size_t i = 0; i < group.layer_names.size(); ++i, ++layer) {
-      if (group.role == kHiSparseHot) hot.push_back(layer);
+      if (is_hot_region(group)) hot.push_back(layer);
       if (group.role != kHiSparseResident) continue;
       place_[layer] = static_cast<std::int32_t>(sparse_.size());
       sparse_.push_back({.resident = layer,
@@ -59,8 +59,7 @@ Result<void> SparsePages::start() {
                          .table = static_cast<std::int32_t>(groups_.size()) - 1});
     }
     const RegionRange regions = layers_.regions_of_group[g];
-    if (group.role == kHiSparseResident &&
-        regions.end - regions.begin != std::ssize(group.layer_names))
+    if (is_resident_pages(group) && regions.end - regions.begin != std::ssize(group.layer_names))
       return fail(fmt::format("HiSparse: pages of group {} are not in one piece each", g));
     if (group.role != kHiSparseHot) continue;
     const auto slots =

@@ -1,5 +1,5 @@
-// HiSparse's pages on the device: rule (25) of sim/protocol/backend.h. Tables of residency beside the
-// block tables, hot regions, and rows on their way between the host and both.
+// HiSparse's pages on the device: rule (25) of sim/protocol/backend.h. Tables of residency beside
+// the block tables, hot regions, and rows on their way between the host and both.
 //
 // 1. Readers of resident layers look a page up in the table of residency, and where it names the
 //    null block, in `away_of_layer()`.

@@ -37,7 +37,7 @@ Result<void> bind_group(const KVCacheGroupSpec& source, std::size_t first,
 
 std::int32_t source_group(std::span<const KVCacheGroupSpec> groups) {
   for (std::size_t g = 0; g < groups.size(); ++g)
-    if (groups[g].role == kHiSparseSource) return static_cast<std::int32_t>(g);
+    if (is_sparse_source(groups[g])) return static_cast<std::int32_t>(g);
   return -1;
 }
 

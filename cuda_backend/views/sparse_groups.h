@@ -14,8 +14,17 @@ namespace lockstep::cuda {
 // The group of HiSparse's source; -1: there is none.
 std::int32_t source_group(std::span<const KVCacheGroupSpec> groups);
 
-// The plan with resident and hot groups as caches of MLA, under roles that say which they are: their
-// layers take the source's, one after the other. The source becomes a cache that keeps nothing.
+inline bool is_sparse_source(const KVCacheGroupSpec& group) {
+  return group.role == kHiSparseSource;
+}
+inline bool is_resident_pages(const KVCacheGroupSpec& group) {
+  return group.role == kHiSparseResident;
+}
+inline bool is_hot_region(const KVCacheGroupSpec& group) { return group.role == kHiSparseHot; }
+
+// The plan with resident and hot groups as caches of MLA, under roles that say which they are.
+// Their layers take the source's, one after the other. The source becomes a cache that keeps
+// nothing.
 // Without HiSparse: the plan. Refused: layers of a kind that are not as many as the source's, and
 // pages of another size.
 Result<KVCacheConfig> bind_sparse_groups(KVCacheConfig plan);

@@ -1,5 +1,5 @@
-// Which rows a hot region of HiSparse holds: rule (25) of sim/protocol/backend.h. A region has slots
-// in the order of their last use, at first by number.
+// Which rows a hot region of HiSparse holds: rule (25) of sim/protocol/backend.h. A region has
+// slots in the order of their last use, at first by number.
 //
 // 1. A position that is read and lies in the region is used where it lies.
 // 2. Every other one takes the first slot of the order that the read does not use.

@@ -86,7 +86,7 @@ Result<MemoryModel> MemoryModel::create(const KVCacheConfig& given, AttentionBac
   }
   LS_RETURN_IF_ERROR(model.add_layers(plan, pool, shares));
   model.set_alignment();
-  model.add_host_blocks(num_host_blocks);
+  LS_RETURN_IF_ERROR(model.add_host_blocks(num_host_blocks));
   return model;
 }
 

@@ -243,7 +243,7 @@ class MemoryModel {
   bool is_source_group(std::int32_t group) const { return group == source_; }
   bool is_resident_group(std::int32_t group) const { return groups_[group].is_resident; }
   bool is_hot_group(std::int32_t group) const { return groups_[group].is_hot; }
-  bool has_hisparse() const { return source_ >= 0; }
+  std::int32_t source_group() const { return source_; }  // -1: none
   // Whether the ranks of a context keep tokens of their own in the group's blocks.
   bool is_dealt_out_group(std::int32_t group) const { return groups_[group].is_dealt_out; }
   // Rows of requests' encoders, not of their tokens.
@@ -320,7 +320,7 @@ class MemoryModel {
   std::int32_t host_owner(std::int32_t group) const {
     return groups_[group].is_resident ? source_ : group;
   }
-  void add_host_blocks(std::int64_t count);
+  Result<void> add_host_blocks(std::int64_t count);
   HostContent& begin_host_write(std::int32_t group, HostBlockId host);
   static void set_host_bytes(HostContent& host, std::vector<std::uint8_t> bytes);
   std::vector<std::uint8_t> block_bytes(std::int32_t group, BlockId block) const;

@@ -14,6 +14,7 @@ namespace lockstep {
 namespace {
 
 constexpr std::int64_t kTierAsTensor = std::int64_t{1} << 31;
+constexpr std::int64_t kHostBytesMax = std::int64_t{4} << 30;
 
 }  // namespace
 
@@ -65,13 +66,18 @@ void MemoryModel::add_source_runs() {
   }
 }
 
-void MemoryModel::add_host_blocks(std::int64_t count) {
-  if (count == 0) return;
+Result<void> MemoryModel::add_host_blocks(std::int64_t count) {
+  if (count == 0) return {};
   for (Group& group : groups_) add_host_runs(group);
   if (source_ >= 0) add_source_runs();
   for (const Group& group : groups_) {
     host_block_bytes_ = std::max(host_block_bytes_, group.host_bytes);
   }
+  if (host_block_bytes_ > 0 && count > kHostBytesMax / host_block_bytes_)
+    return fail(fmt::format(
+        "memory model: {} host blocks of {} bytes, and it keeps each byte of them; expected {} GiB "
+        "at most: give a smaller host pool, or run the decisions alone (--backend none)",
+        count, host_block_bytes_, kHostBytesMax >> 30));
   for (std::int64_t block = 0; block < count; ++block) {
     std::vector<std::uint8_t> bytes(static_cast<std::size_t>(host_block_bytes_));
     const std::uint64_t key = poison_key(Unwritten::fresh, kTierAsTensor, block);
@@ -80,6 +86,7 @@ void MemoryModel::add_host_blocks(std::int64_t count) {
                  poison_word(key, static_cast<std::uint64_t>(i)));
     set_host_bytes(host_blocks_.emplace_back(), std::move(bytes));
   }
+  return {};
 }
 
 void MemoryModel::set_host_bytes(HostContent& host, std::vector<std::uint8_t> bytes) {

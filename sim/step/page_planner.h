@@ -3,9 +3,9 @@
 // both carried out on the memory model.
 //
 // (1) A page lies on the device in every resident group, or in none.
-// (2) A row reads from the host what lies there alone, through its hot region when it decodes. Which
-//     rows it reads follows from its tokens: some stay for several steps, others come and go. An
-//     engine's indexer would choose by attention scores.
+// (2) A row reads from the host what lies there alone, through its hot region when it decodes.
+//     Which rows it reads follows from its tokens: some stay for several steps, others come and go.
+//     An engine's indexer would choose by attention scores.
 // (3) Rows go to the host in the step that writes them (eager_host_mirror, the engine's default); a
 //     transfer to the host moves nothing then.
 #pragma once

@@ -312,7 +312,8 @@ void ProgramBuilder::append_blocks(const SchedulerOutput& decision, std::size_t 
         std::min(static_cast<std::size_t>(spec_of(g).num_speculative_blocks), table.size());
     const std::vector<BlockId> kept(table.end() - static_cast<std::ptrdiff_t>(moving), table.end());
     for (std::size_t b = 0; b < blocks.size() && !model_.is_source_group(g); ++b) {
-      if (model_.is_resident_group(g) && std::exchange(restored_[blocks[b]], 0) != 0) continue;
+      if (was_restored(scheduled, blocks[b], b) && whole_table && model_.is_resident_group(g))
+        continue;
       // A mark counts when the request comes in, and never again: the block may be given back.
       auto& mark = loaded_for_[blocks[b]];
       const bool was_loaded = whole_table && mark == scheduled.id;
@@ -332,6 +333,16 @@ void ProgramBuilder::append_blocks(const SchedulerOutput& decision, std::size_t 
     program.table_block_ids.insert(program.table_block_ids.end(), blocks.begin(), blocks.end());
     table.insert(table.end(), blocks.begin(), blocks.end());
   }
+}
+
+// The page that ends its computed tokens. A mark of whoever left before it came in counts for
+// nobody.
+bool ProgramBuilder::was_restored(const ScheduledRequest& scheduled, BlockId block,
+                                  std::size_t page) {
+  if (std::exchange(restored_[block], 0) == 0 || scheduled.computed == 0) return false;
+  const std::int64_t size = spec_of(model_.source_group()).block_size;
+  return std::cmp_equal(page, (scheduled.computed - 1) / size) ||
+         std::cmp_equal(page, scheduled.computed / size);
 }
 
 void ProgramBuilder::mark_to_be_zeroed(const SchedulerOutput& decision, bool mark) {

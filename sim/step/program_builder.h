@@ -55,6 +55,7 @@ class ProgramBuilder {
   void forget(RequestId id);
   void begin_loads(const StepTransfers& transfers, StepProgram& program);
   void restore_pages(const SchedulerOutput& decision, StepProgram& program);
+  bool was_restored(const ScheduledRequest& scheduled, BlockId block, std::size_t page);
   bool counts_on_lost(const ScheduledRequest& scheduled, std::span<const BlockId> lost);
   void append_blocks(const SchedulerOutput& decision, std::size_t index, StepProgram& program);
   void mark_to_be_zeroed(const SchedulerOutput& decision, bool mark);

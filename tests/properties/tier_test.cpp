@@ -29,7 +29,15 @@ std::set<std::string_view> beyond(std::string_view engine) {
             "order_blhnc",      "order_bhlnc",
             "bounded_replay",   "ring",
             "replayed_window",  "ring_gone_round",
-            "reference_window", "gap_behind_prompt"};
+            "reference_window", "gap_behind_prompt",
+            "whole_cache",      "hit_whole_cache",
+            "hisparse",         "hisparse_peers",
+            "hisparse_async",   "hisparse_drafts",
+            "page_spill",       "page_restore",
+            "lost_page",        "row_mirror",
+            "host_read",        "hot_region",
+            "adopted_page",     "end_with_copies",
+            "full_host_pool"};
   std::set<std::string_view> others = {"engine_0_22_1", "mamba_all", "hit_mamba_all",
                                        "common_prefix", "dp_connector"};
   for (const Reached reached : classes_of_connectors()) others.insert(name_of(reached));

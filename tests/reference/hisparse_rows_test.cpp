@@ -1,5 +1,5 @@
-// HiSparse's groups as memory keeps them: resident pages and hot regions have the source's rows, and
-// the source keeps nothing on the device.
+// HiSparse's groups as memory keeps them: resident pages and hot regions have the source's rows,
+// and the source keeps nothing on the device.
 #include "reference/plan/hisparse_rows.h"
 
 #include <gtest/gtest.h>

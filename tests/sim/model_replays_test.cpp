@@ -188,7 +188,8 @@ TEST(ModelReplays, KeepADraftersRowsWholeWhereItRunsAlone) {
   EXPECT_GT(replay.cached_tokens, 0);
 }
 
-// Decisions alone: the second prompt hits what the host pool holds of the first.
+// The second prompt hits what the host pool holds of the first. Its pool is that of a GiB in the
+// plan, and what three requests need in the run.
 TEST(ModelReplays, OfSparseAttentionWithAHostPoolHaveHiSparsesGroups) {
   const tests::TemporaryFolder folder;
   ModelJson layers = ModelJson::array();
@@ -199,7 +200,7 @@ TEST(ModelReplays, OfSparseAttentionWithAHostPoolHaveHiSparsesGroups) {
     request.run.set_text("model", model);
     request.run.set_text("engine", "vllm-0.33.0");
     request.run.set_text("connector", "hisparse");
-    request.run.spec.backend = "none";
+    request.run.spec.backend = "simt";
     request.run.spec.recipe.hisparse_host_gib = 1;
     request.run.spec.recipe.hisparse_device_buffer = 4160;
     names.emplace_back("backend");
@@ -212,12 +213,17 @@ TEST(ModelReplays, OfSparseAttentionWithAHostPoolHaveHiSparsesGroups) {
   EXPECT_EQ(plan.groups.front().role, kHiSparseSource);
   EXPECT_EQ(plan.groups.back().spec.blocks_per_request, 65);
   EXPECT_EQ(prepared->run.engine.hisparse_host_num_blocks, (1 << 30) / (3 * 64 * 656));
+  const std::int64_t num_host_blocks = 3 * (prepared->config.engine.max_model_len / 64 + 2);
+  prepared->config.engine.hisparse_host_num_blocks = num_host_blocks;
+  prepared->config.backend.num_host_blocks = num_host_blocks;
+  prepared->parts.backend = make_simt_backend;
   auto session = Session::open(prepared->config, std::move(prepared->parts));
   ASSERT_TRUE(session) << session.error().message;
   const auto report = (*session)->run();
   ASSERT_TRUE(report) << report.error().message;
   EXPECT_EQ(name_of(report->summary.verdict), "agreed");
   EXPECT_EQ(report->summary.cached_tokens, 256);
+  EXPECT_GT(report->summary.host_blocks_checked, 0);
   const auto alone = prepare({"hisparse_device_buffer"});
   ASSERT_FALSE(alone);
   EXPECT_EQ(alone.error().message, "--hisparse-device-buffer needs --hisparse-host-gib");
