@@ -60,6 +60,7 @@ std::int64_t span_of_group(const KVCacheGroupSpec& group, AttentionBackend chose
 std::int64_t bytes_of_block(const KVCacheConfig& plan, AttentionBackend chosen) {
   std::int64_t widest = 0, unit = 1;
   for (const KVCacheGroupSpec& group : plan.groups) {
+    if (group.spec.kind == CacheKind::encoder_only) continue;  // keeps nothing on the device
     widest = std::max(widest, span_of_group(group, chosen, true));
     for (std::size_t i = 0; i < group.layer_names.size(); ++i)
       unit = std::lcm(unit, group.layer_spec(i).block_stride_alignment);
