@@ -36,7 +36,7 @@ std::vector<float> attended(KernelDevice& device, const OneRequest& request,
   params.num_tokens = static_cast<std::int32_t>(num_tokens);
   params.num_query_heads = request.num_query_heads;
   params.split_keys = request.split_keys;
-  const int num_keys = params.table_width * request.block_size;
+  const auto num_keys = static_cast<int>(params.table_width * request.block_size);
   params.num_splits = (num_keys + request.split_keys - 1) / request.split_keys;
   const std::int64_t rows = std::int64_t{params.num_tokens} * request.num_query_heads;
   params.partials =
