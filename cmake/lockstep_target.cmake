@@ -26,6 +26,9 @@ endif()
 set(LOCKSTEP_MARCH "${default_march}" CACHE STRING "The oldest CPU to build for; empty: the compiler's")
 
 add_library(lockstep_flags INTERFACE)
+# -ffile-prefix-map: the binary names its sources from the root of the tree, wherever that is.
+target_compile_options(lockstep_flags INTERFACE
+  "$<$<COMPILE_LANGUAGE:CXX>:-ffile-prefix-map=${lockstep_SOURCE_DIR}/=>")
 # -ffp-contract=off: a result must not depend on which products the compiler fuses.
 target_compile_options(lockstep_flags INTERFACE
   "$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wshadow;-Wconversion;-Wno-sign-conversion;-ffp-contract=off>"
