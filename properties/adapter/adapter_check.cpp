@@ -21,7 +21,7 @@ namespace {
 constexpr int kCasesPerFeature = 3;
 constexpr std::uint64_t kSeedsPerFeature = 40;
 
-// Of a request, a reply or a configuration: words that no generated case is drawn by.
+// Words of requests, replies and configurations that are never generated.
 constexpr std::array<std::string_view, 7> kOtherWords = {
     "no_prefix_caching", "min_tokens",  "repetition_detection", "skip_reading_prefix_cache",
     "reset_running",     "pause_state", "sliding_window_mla"};
@@ -71,7 +71,7 @@ class Dialogue {
     const EngineFailure* failed = engine_.failure();
     return failed == nullptr ? "" : fmt::format("{}: {}", failed->kind, failed->what);
   }
-  // Empty: the reply to `message` was `failed`. The case is over.
+  // Empty: the reply to `message` was `failed`. The case has ended.
   std::string failed(std::string message) {
     engine_.ask(message + "\n", [](JsonObject& reply) { reply.entries(); });
     const EngineFailure* failure = engine_.failure();
@@ -278,7 +278,7 @@ class Dialogue {
                 first_of({opened(), failed(R"({"pause_state":"ASLEEP"})")}));
   }
 
-  // Those that no generated case is drawn by.
+  // Words that are never generated.
   void asks_for_features_of_requests() {
     constexpr std::pair<std::string_view, std::string_view> kKeys[] = {
         {"min_tokens", R"("min_tokens":1)"},
@@ -360,7 +360,7 @@ Decided decided(const SavedCase& saved, const std::shared_ptr<ForeignEngines>& e
   return decided;
 }
 
-// A few cases of a feature agree; and, decided again, they are decided alike.
+// A few cases of a feature agree; decided again, they are decided the same way.
 void check_feature(const AdapterCheckOptions& options, std::string_view word, FeatureSet of,
                    Checks& checks, std::vector<std::pair<SavedCase, Decided>>& all) {
   GeneratorOptions generator;

@@ -14,14 +14,14 @@
 namespace lockstep {
 namespace {
 
-// So many cases see every class: the rarest, an abort while preempted, 40 times without a backend
-// and about 13 times with one.
+// Number of cases that reach every class: the rarest, an abort while preempted, 40 times without a
+// backend and about 13 times with one.
 constexpr std::int64_t kCasesToSeeAll = 10'000;
 
 // What remains of a judged case.
 struct Judged {
   Outcome outcome;
-  std::string known;  // to whom; empty: to nobody
+  std::string known;  // the id of the known failure; empty: a new failure
   std::uint64_t seed = 0;
 };
 

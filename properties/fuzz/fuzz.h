@@ -81,7 +81,7 @@ struct FuzzReport {
   StateHash state_hash;                     // of all cases, whatever their order
   bool operator==(const FuzzReport&) const = default;
 
-  // Classes that so many cases should have seen; empty for shards and for narrowed runs.
+  // Classes that this number of cases should have reached; empty for shards and narrowed runs.
   std::vector<std::string_view> missing_classes() const;
 };
 

@@ -212,7 +212,7 @@ SavedCase with_arrivals_apart(const SavedCase& saved) {
   return apart;
 }
 
-// So many that no load waits for the blocks of another.
+// Enough host blocks that no load waits for another's.
 SavedCase with_room_for_all_on_the_host(const SavedCase& saved) {
   SavedCase larger = saved;
   const std::int64_t pages =
@@ -232,7 +232,7 @@ constexpr std::string_view kSharedBeyondHit[] = {"audit.handed_out",
                                                  "audit.zeroing",
                                                  "decide",
                                                  "reuse"};
-// The audit sees it where somebody hits what was published.
+// The audit reports it when a request hits what was published.
 constexpr std::string_view kNotComputed[] = {"invariant.published", "audit.attention_read",
                                              "audit.state_read", "decide"};
 constexpr std::string_view kFreedInFlight[] = {"audit.handed_out", "audit.attention_read",
@@ -242,7 +242,7 @@ constexpr std::string_view kKeptStates[] = {"invariant.planned_blocks", "livenes
 constexpr std::string_view kCutDrafts[] = {"audit.scheduled_tokens"};
 constexpr std::string_view kWrongState[] = {"audit.state_read", "decide"};
 
-// How many blocks a request misses is an estimate where windows are: some circles are not seen.
+// The number of missing blocks is an estimate with windows, so some cycles are not recognised.
 constexpr std::string_view kBehindLarge[] = {"liveness.head_of_line", "liveness.partial_load",
                                              "liveness", "audit.standstill"};
 constexpr std::string_view kHalfLoaded[] = {"liveness.partial_load", "liveness",
@@ -331,8 +331,9 @@ bool loads_beside_full_groups(const SavedCase& saved) {
   return has_connector(saved) && second_full_group_is_not_cut(saved);
 }
 
-// Defects in which the model does not follow the engine: it goes on where that stops or miscounts.
-// `text`: in what the engine says; `reached`: what the model reaches in the case, and gets past.
+// Defects in which the model does not follow the engine: it continues where the engine stops or
+// miscounts. `text`: part of the engine's message; `reached`: what the model reaches in the case,
+// and passes.
 struct EngineFinding {
   KnownFinding finding;
   std::string_view text;
@@ -424,8 +425,8 @@ const KnownFinding* known_finding(const SavedCase& saved, const Outcome& outcome
 
 namespace {
 
-// The case under the release that is modelled beside connectors, where its own is not, with what
-// the findings about connectors hang on as in its own.
+// The case under the release that is modelled with connectors, where its own release is not,
+// keeping the policies that findings about connectors depend on.
 SavedCase as_modelled(const SavedCase& saved) {
   if (!has_connector(saved) || profile_of(saved).release->models_connectors) return saved;
   std::string engine = connector_profile().name;
@@ -452,7 +453,7 @@ bool is_of_release(const KnownFinding& finding, const EngineProfile& profile) {
 
 const KnownFinding* known_finding_of_engine(const SavedCase& saved, const Outcome& outcome) {
   if (!outcome.failed()) return nullptr;
-  JudgeOptions options;  // what is asked of another engine too
+  JudgeOptions options;  // queries that another engine also receives
   options.invariants = false;
   const SavedCase modelled = as_modelled(saved);
   const Outcome model = judge(modelled, options);

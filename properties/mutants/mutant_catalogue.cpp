@@ -113,7 +113,7 @@ lockstep replay cases/table-width.case.jsonl
 (`page_written`, ...), rules of the audit, invariants of the scheduler, liveness, or proofs of a
 memory plan. `crash` is a check inside the scheduler that stops the program.
 
-This page is written by `lockstep mutants --markdown docs/mutants.md`.
+This page is written by `lockstep mutants --markdown docs/reference/mutants.md`.
 )";
 
 constexpr std::string_view kTail = R"(

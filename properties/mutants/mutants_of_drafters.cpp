@@ -20,7 +20,7 @@ void over_three_passes(SavedCase& saved) {
   saved.draft_acceptance_percent = 50;
 }
 
-// Drafts that no step has room to verify all of lie behind the last position.
+// Drafts that no step can verify completely are past the last position.
 void up_to_the_last_token(SavedCase& saved) {
   over_three_passes(saved);
   for (TraceRecord& record : saved.trace.records)

@@ -20,7 +20,7 @@ void share_context(SavedCase& saved) { saved.engine.dcp = 2; }
 
 void draft_with_eagle(SavedCase& saved) { saved.engine.spec_method = SpecMethod::eagle; }
 
-// A reset of the prefix cache that preempts all who run.
+// A reset of the prefix cache that preempts all running requests.
 void preempt_with_resets(SavedCase& saved) {
   for (TraceRecord& record : saved.trace.records)
     if (auto* control = std::get_if<TraceControl>(&record)) control->preempts_running = true;
@@ -265,7 +265,7 @@ std::vector<Mutant> schedule_mutants() {
   };
 }
 
-// What becomes of a request that is refused, or leaves at a bad moment.
+// Requests that are refused, or end at a bad moment.
 std::vector<Mutant> fault_mutants() {
   return {
       {.id = "refused-hit-kept",
@@ -289,7 +289,7 @@ std::vector<Mutant> fault_mutants() {
   };
 }
 
-// Encoders, sinks and reference windows: what becomes of their rows is seen on pages.
+// Encoders, sinks and reference windows: their rows are compared on pages.
 std::vector<Mutant> encoder_mutants() {
   const FeatureSet apart{two_block_pool, states, sliding_window, chunked_local, mla, drafts};
   return {

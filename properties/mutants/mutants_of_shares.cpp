@@ -1,5 +1,4 @@
-// The catalogue's defects of caches that each rank of a context keeps whole, beside others whose
-// tokens are dealt out.
+// Defects of caches that are replicated over context parallel ranks, with other caches sharded.
 #include "properties/mutants/mutant_parts.h"
 
 namespace lockstep {

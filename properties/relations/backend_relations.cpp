@@ -39,12 +39,12 @@ std::vector<RowLayer> row_layers(const KVCacheConfig& plan, const KVCacheConfig&
   return layers;
 }
 
-// Who is in the rows of the step at hand; the ranks' readers share it.
+// Requests in the rows of the current step; the ranks' readers share it.
 class Rows final : public StepObserver {
  public:
   struct Row {
     std::string request;
-    std::int32_t num_known = 0;  // of its scheduled tokens, those that are no drafts
+    std::int32_t num_known = 0;  // of its scheduled tokens, those that are not drafts
   };
   bool decided(const StepView& view) override {
     rows_.clear();

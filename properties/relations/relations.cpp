@@ -90,8 +90,8 @@ Changed other_admission(const SavedCase& saved) {
   });
 }
 
-// vLLM deals out the tokens of a model with one group, and counts drafts with it once. Of several
-// groups every rank keeps all but the first whole.
+// vLLM shards the tokens of a model with one group, and counts drafts once with it. With several
+// groups every rank replicates all except the first.
 Changed over_ranks(const SavedCase& saved) {
   const auto is_dealt_out = [](const KVCacheGroupSpec& group) {
     return group.spec.kind == CacheKind::full_attention || group.spec.kind == CacheKind::mla;
@@ -123,8 +123,8 @@ Changed without_connector(const SavedCase& saved) {
   return changed(saved, [](SavedCase& other) { other.connector.parts.clear(); });
 }
 
-// A connector alike in all but where things lie and when they move. What is lost is computed again,
-// but for finding 15.
+// A connector that differs only in positions and times of its transfers. What is lost is computed
+// again, except for finding 15.
 Changed other_host_tier(const SavedCase& saved) {
   const ConnectorSpec& tier = saved.connector;
   if (!tier.has(ConnectorKind::host)) return std::nullopt;

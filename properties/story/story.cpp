@@ -28,7 +28,7 @@ std::map<std::string, std::int64_t> known_tokens(const StepView& view) {
   return known;
 }
 
-// Who loads, or has loaded and waits; who has finished and is being sent.
+// Requests that load, or have loaded and wait; finished requests that are being sent.
 void take_waiting_tables(const StepView& view, StoryStep& step) {
   const auto take = [&](RequestId id) {
     const RecordedTable& table = step.waiting_tables.emplace_back(table_of(view, id));

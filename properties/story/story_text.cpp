@@ -86,7 +86,7 @@ const RecordedConnectorAnswer* answer_about(const RecordedStep& step, const std:
   return found == step.connector->end() ? nullptr : &*found;
 }
 
-// What a KV connector said of those that were asked about while the step was decided.
+// The KV connector's answers to the queries of the step.
 std::vector<std::string> answers_told(const RecordedStep& step) {
   std::vector<std::string> told;
   if (!step.connector) return told;

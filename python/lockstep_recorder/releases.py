@@ -39,7 +39,11 @@ class Release:
     # Methods of the block pool that take hashes off one block and put them on another: the cache is
     # the same afterwards, so nothing was stored or evicted.
     hash_movers: tuple[str, ...]
-    # The id in an element of the list that finish_requests() returns.
+    # The differences between the engines that the model decides as: one policy per field. Common
+    # behaviour is in the scheduler and the managers; no other code checks the release.
+    #
+    # Each field names its file of vLLM (paths below vllm/; values in the order of the releases).
+    # policies.h has the table of policies: words, history, effect; releases.h the releases.
     finished_id: Callable[[Any], str]
     # The format's word for a class of spec.
     kinds: dict[str, str]

@@ -44,7 +44,7 @@ class SlidingWindowManager : public GroupManager {
   virtual std::int32_t num_retained() const {
     return window_ - 1 + static_cast<std::int32_t>(spec_.extra_retained_tokens);
   }
-  // Blocks that hold the window of a token behind a hit, wherever in a block that token lies.
+  // Blocks that cover the window of a token after a hit, wherever the token is in its block.
   virtual std::int32_t num_blocks_of_window() const { return ceil_div(window_ - 1, block_size_); }
 
  private:
@@ -67,7 +67,7 @@ class ChunkedLocalManager : public GroupManager {
   std::int32_t chunk_;
 };
 
-// So many blocks a request, all of them from its first step to its end, which nobody else finds.
+// A fixed number of blocks per request, from its first step to its end. They are never shared.
 class UncachedManager : public GroupManager {
  public:
   using GroupManager::GroupManager;
@@ -104,8 +104,8 @@ class CrossAttentionManager : public UncachedManager {
   }
 };
 
-// Full attention behind rows of the model's own, whose blocks are taken when the engine starts and
-// never given back. They are in nobody's table.
+// Full attention that also reads rows of the model itself. Their blocks are allocated when the
+// engine starts, never freed, and in no request's table.
 class SinkAttentionManager : public FullAttentionManager {
  public:
   SinkAttentionManager(const KVCacheSpec& spec, std::int32_t group, const EngineConfig& config,
@@ -120,7 +120,7 @@ class ReferenceWindowManager : public FullAttentionManager {
   void narrow(const Request& request, std::int32_t num_left_behind, TableRest& rest) const override;
 
  private:
-  // The first block behind the prompt, and the first that the window needs.
+  // The first block after the prompt, and the first that the window needs.
   std::int32_t gap_begin(const Request& request) const {
     return ceil_div(request.num_prompt_tokens(), block_size_);
   }

@@ -26,17 +26,18 @@ namespace lockstep {
 // A hash as vLLM's event consumers see it: 32 bytes for sha256_cbor, 16 for xxhash_cbor.
 using ExternalBlockHash = std::vector<std::uint8_t>;
 
-// The hash that stands in for the parent of a first block.
+// The parent hash of a first block.
 ExternalBlockHash none_hash(HashAlgorithm algorithm);
 
-// What a hash covers beside tokens. With a tag it is (tag, value, ...), so that a salt cannot pass
-// for a key of another kind.
+// What a hash covers in addition to tokens. A tagged key is (tag, value, ...), so a salt cannot be
+// mistaken for a key of another kind.
 struct ExtraKey {
   std::string tag;  // empty: the rest alone, bare where it is one value
   std::string value;
   std::optional<std::string> detail = {};  // of an adapter, its path
-  std::optional<std::int64_t> place = {};  // of an image, its first token behind the block's
-  std::vector<std::uint8_t> digest = {};   // of embeddings, in place of a value
+  // of an image: offset of its first token from the block's first token
+  std::optional<std::int64_t> place = {};
+  std::vector<std::uint8_t> digest = {};  // of embeddings, in place of a value
 };
 
 // REQUIRES: algorithm is sha256_cbor or xxhash_cbor. `extra_keys`: empty for none. `lookahead`: the

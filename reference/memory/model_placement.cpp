@@ -16,7 +16,7 @@
 namespace lockstep {
 namespace {
 
-// Whose rings of keys that are still to be compressed the model has; in V4 they are windows.
+// The model's rings of keys that are not yet compressed; in V4 they are windows.
 enum class RingsOf : std::uint8_t { nobody, deepseek_v41, glm_indexer };
 RingsOf rings_of(const LayerSpecs& layers) {
   const auto any = [&](auto holds) {

@@ -83,7 +83,7 @@ void Scheduler::Impl::cancel(RequestId id) {
 
 namespace {
 
-// Kinds of groups whose blocks this model knows to hand out, and what the engine has beside them.
+// Checks that this model can allocate blocks for each kind of group, and for the engine's options.
 Result<void> check_kinds(const EngineConfig& config, const std::vector<KVCacheGroupSpec>& groups,
                          bool has_connector) {
   const EngineProfile& profile = engine_profile(config.engine);

@@ -30,7 +30,7 @@ class StateChunkRule {
                     std::int32_t num_shared) const;
 
  private:
-  // Where the last state is that a chunk ends at, under the rules that know no hash lookahead.
+  // Position of the last state that a chunk ends at, under the rules without hash lookahead.
   std::int32_t last_whole_block(const Request& request) const;
   std::int32_t clip_to_whole_blocks(const Request& request, std::int32_t num_new,
                                     std::int32_t computed) const;

@@ -33,8 +33,8 @@ std::size_t count_matches(std::span<const std::uint64_t> words, std::span<const 
   return matches;
 }
 
-// The row that shares most words with `words`. A word of a row is 64 bits of hash but for its
-// exponents (at least 32 random bits), so one equal word is no accident.
+// The row that shares most words with `words`. Except for its exponents a word of a row is 64 bits
+// of hash (at least 32 random bits), so one equal word is no accident.
 Match best_row(const MemoryModel& model, std::span<const std::uint64_t> words, bool shifted) {
   Match best;
   for (const ModelLayer& layer : model.layers()) {

@@ -65,8 +65,8 @@ ConnectorStep::ConnectorStep(const RunConfig& config, const DecisionSource& deci
 
 Result<void> ConnectorStep::take_report(std::int64_t step, bool has_memory) {
   LS_ASSIGN_OR_RETURN(auto report, connector_report(workload_, decisions_, config_.backend.plan));
-  // The engine goes on behind a lost block before it knows of it (docs/findings.md, 15): what its
-  // worker then reads belongs to no request.
+  // The engine continues past a lost block before it is notified of the loss (docs/findings.md,
+  // 15): what its worker then reads belongs to no request.
   if (has_memory && config_.engine.async_scheduling && !report.invalid_block_ids.empty())
     return fail(
         fmt::format("step {}: blocks that a load did not fill, with asynchronous scheduling: on a "

@@ -30,7 +30,7 @@ class ConnectorStep {
   // What the step loads and stores, and the counts of it.
   void plan(const SchedulerOutput& decision, RunSummary& summary);
   const StepTransfers& transfers() const { return transfers_; }
-  // Comes in with the step's output.
+  // The report that arrives with the step's output.
   KVConnectorOutput& report() { return report_; }
   const KVConnectorOutput& report() const { return report_; }
 

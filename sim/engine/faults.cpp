@@ -82,7 +82,7 @@ Result<PlannedFault> planned(const Fault& fault) {
   return checked(planned, fmt::format("fault {}", fault.kind));
 }
 
-// A number behind `mark`, taken off the end of `text`; nothing: there is no mark.
+// Removes the number after `mark` from the end of `text`; absent: `text` has no mark.
 Result<std::optional<std::int64_t>> take_number(std::string_view& text, char mark) {
   const std::size_t at = text.rfind(mark);
   if (at == std::string_view::npos) return std::nullopt;

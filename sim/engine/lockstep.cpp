@@ -139,7 +139,7 @@ bool LockstepRun::engine_failed() {
   return true;
 }
 
-// The output is processed: everybody hears what has come of the step.
+// Ends the step after its output: notifies all observers of the result.
 Result<bool> LockstepRun::end_step(const OutputTaken& output) {
   const SchedulerOutput& decision = *decision_;
   if (memory_ != nullptr) {
@@ -166,7 +166,7 @@ Result<bool> LockstepRun::end_step(const OutputTaken& output) {
   workload_.step_done(decision.total_num_scheduled_tokens);
   for (const RequestId id : requests_.take_left())
     workload_.request_left(requests_.at(id).name, requests_.at(id).ticket);
-  // An output that came in may have ended requests, and made room for those that wait.
+  // The output may have ended requests and freed blocks for waiting requests.
   const bool made_room =
       output.step >= 0 && !output.is_empty && decisions_.has_unfinished_requests();
   idle_ = decision.scheduled.empty() && decision.preempted.empty() && outputs_.hold_nothing() &&
@@ -218,7 +218,7 @@ Result<RunReport> LockstepRun::finish() {
   return std::move(report_);
 }
 
-// Requests: who comes, who leaves.
+// Applies arrivals and aborts.
 
 Result<void> LockstepRun::apply_events() {
   for (WorkloadEvent& event : events_) {
@@ -243,7 +243,7 @@ Result<void> LockstepRun::apply_events() {
   return {};
 }
 
-// What of the output of those who ran is still in flight is dropped: its places are sampled again.
+// Drops output in flight of running requests: its positions are sampled again.
 void LockstepRun::reset_prefix_cache(bool preempts_running) {
   std::vector<RequestId> victims;
   if (preempts_running) {
@@ -264,14 +264,14 @@ void LockstepRun::know_tokens(RequestId id, std::int64_t num_known) {
 
 void LockstepRun::abort_request(const std::string& name) {
   if (const RequestId* id = requests_.find(name)) {
-    // An output that has just come in has ended it.
+    // The output just received has ended it.
     if (std::ranges::find(stopped_, *id, &StoppedRequest::id) != stopped_.end()) return;
     decisions_.abort_request(*id);
     ++summary_.aborted_requests;
     leave(*id, FinishReason::abort);
     return;
   }
-  // It has left; as long as the engine has not reported that, it hears of the abort all the same.
+  // The request has finished, but still receives the abort until the engine reports it.
   for (const RequestId id : requests_.all_called(name)) decisions_.abort_request(id);
 }
 
@@ -448,7 +448,7 @@ Result<void> LockstepRun::check_output(const Scheduler& model, const SchedulerOu
   return {};
 }
 
-// A recording may end before the output of a step has come in; the steps behind it are there.
+// A recording may end before the output of a step arrives, while the later steps are recorded.
 bool LockstepRun::goes_on_with_unknown_tokens(const SchedulerOutput& decision) const {
   return !outputs_.empty() &&
          std::ranges::any_of(decision.scheduled, [&](const ScheduledRequest& scheduled) {
@@ -497,8 +497,8 @@ bool LockstepRun::has_nothing_to_decide() const {
          requests_.num_live() == std::ssize(decision_->finished);
 }
 
-// The engine has dropped what was sampled behind blocks that a load did not fill, but not what is
-// still on its way.
+// The engine has dropped what was sampled after blocks that a load did not fill, but not what is
+// still in flight.
 void LockstepRun::forget_voided_tokens() {
   for (const RequestId id : decisions_.running())
     know_tokens(id, decisions_.num_tokens(id) + outputs_.num_sampled(id));

@@ -145,7 +145,7 @@ Checked RankRun::finish(bool agreed, std::span<MemoryCheck* const> checks) {
   summary_.graphs.captured += graphs.captured;
   summary_.graphs.replayed += graphs.replayed;
   summary_.graphs.dropped += graphs.dropped;
-  // The ranks leave out the same things for the same reasons: one of them says so.
+  // All ranks leave out the same checks for the same reasons, so one rank reports them.
   const ParallelRank& at = config_.backend.parallel;
   if (config_.backend.context.rank == 0 && at.tp_rank == 0 && at.pp_rank == 0)
     say_what_was_not_checked(agreed, checks);

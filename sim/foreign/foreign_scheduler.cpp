@@ -132,7 +132,7 @@ std::string ForeignScheduler::answer_connector(JsonObject& line) {
   return {};
 }
 
-// Requests: who is known by which name.
+// Requests: ids and names.
 
 RequestId ForeignScheduler::give_id() {
   if (!free_ids_.empty()) {

@@ -28,7 +28,8 @@ HoldsContents content_id_payloads(std::span<const KVCacheGroupSpec> groups) {
 
 namespace {
 
-// A rank's tier of one block, into which the rows are drawn over what was sent: nothing may change.
+// One rank's tier of one block: expected rows are written over what was sent, and nothing may
+// change.
 struct DrawnRank {
   MemoryModel model;
   WriterId writer;

@@ -22,8 +22,8 @@ const ModelLayer* layer_named(const MemoryModel& model, std::string_view name) {
   return found == model.layers().end() ? nullptr : &*found;
 }
 
-// On how many ranks a row of the whole model lies at least: where tokens are not dealt out, on all
-// that hold the same heads.
+// Minimum number of ranks that hold a row of the whole model: where tokens are replicated, all
+// ranks with the same heads.
 std::int64_t least_holders(const BackendConfig& config, const KVCacheSpec& spec) {
   if (is_dealt_out(spec)) return 1;
   const std::int64_t tp = config.parallel.tp_size;

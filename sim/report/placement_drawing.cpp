@@ -16,7 +16,7 @@
 namespace lockstep {
 namespace {
 
-// Rows of one layer in a block: one run a kernel block, or one a head where heads lie apart.
+// Rows of one layer in a block: one run per kernel block, or one per head where heads are separate.
 void add_row_runs(const LayerPage& layer, std::int64_t base, std::int64_t splits, bool is_outer,
                   std::vector<BlockRun>& runs) {
   const CachePage& page = layer.page;
@@ -46,8 +46,8 @@ void add_state_runs(const LayerPage& layer, std::int64_t base, std::vector<Block
   }
 }
 
-// A way to fill a block, and the groups that do. Layers are numbered, so that groups of other
-// layers in the same places are alike.
+// A way to fill a block, and the groups that use it. Layers are numbered, so groups of other layers
+// at the same positions are equal.
 struct BlockFilling {
   std::vector<BlockRun> runs;
   std::vector<int> layers;  // of each run

@@ -79,7 +79,8 @@ std::string kind_text(const PageSegment& segment) {
   return "?";
 }
 
-// A way to fill a page (the segments' `layer` is the place in the pack), and who fills pages so.
+// A way to fill a page (the segments' `layer` is the position in the pack), and what fills pages
+// that way.
 struct Filling {
   std::vector<PageSegment> segments;
   std::vector<std::size_t> groups;   // ascending
@@ -93,7 +94,7 @@ void add_once(std::vector<std::size_t>& numbers, std::size_t number) {
   if (at == numbers.end() || *at != number) numbers.insert(at, number);
 }
 
-// Every group in every tensor; those that fill a page alike are one.
+// Every group in every tensor, merged where they fill a page the same way.
 std::vector<Filling> fillings(const PlanReport& report) {
   std::vector<Filling> all;
   const KVCacheConfig& config = report.plan.workers.front();
@@ -302,7 +303,7 @@ std::string plan_svg(const PlanReport& report) {
   return out + "</svg>\n";
 }
 
-// Who shares what: groups, layers and tensors of a plan as a graph.
+// Groups, layers and tensors of a plan as a graph that shows what is shared.
 
 std::string plan_dot(const PlanReport& report) {
   const Graph graph = plan_graph(report.plan.workers.front());

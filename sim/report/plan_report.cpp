@@ -40,7 +40,7 @@ std::string names_text(const std::vector<std::string>& names) {
   return fmt::format("{} .. {}", names.front(), names.back());
 }
 
-// The groups from `first` on that are alike but for their layers' names: one past the last.
+// One past the last of the groups from `first` that are equal except for their layers' names.
 std::size_t alike_until(const PlanReport& report, std::size_t w, std::size_t first) {
   const auto& groups = report.plan.workers[w].groups;
   std::size_t end = first + 1;

@@ -165,8 +165,8 @@ std::vector<std::vector<std::string>> draft_modules_of(const LayerSpecs& layers,
   return modules;
 }
 
-// Every stage of the release's own planner. Nothing: a cache that its memory is not followed for,
-// and nobody asks for an order of it.
+// Every stage of the release's own planner. Absent: a cache whose memory is not modelled, with no
+// layout requested.
 Result<std::optional<KVCacheConfig>> plan_overlaid(RunSpec& run, const CacheWishes& wishes,
                                                    const ModelSpec& model, const LayerSpecs& layers,
                                                    PlanOptions options,
@@ -227,8 +227,8 @@ Result<std::optional<KVCacheConfig>> plan_overlaid(RunSpec& run, const CacheWish
   return std::optional(std::move(*plan));
 }
 
-// What vLLM switches off beside some kinds of layers (vllm/config/vllm.py, model_executor/models/
-// config.py).
+// Options that vLLM disables with some kinds of layers (vllm/config/vllm.py,
+// model_executor/models/config.py).
 void serve_kinds(const LayerSpecs& layers, EngineConfig& engine, std::vector<std::string>& chosen) {
   const auto has = [&](auto is) {
     return std::ranges::any_of(layers, [&](const NamedSpec& layer) { return is(layer.spec); });

@@ -75,7 +75,7 @@ Checked TransferStep::check_stores(const StepTransfers& transfers, std::int64_t 
   return check(transfers.stores, "stored", step);
 }
 
-// The request has left, or another has its id: nothing keeps the block for it.
+// The request has finished, or another request has its id: the block is not kept for it.
 Divergence TransferStep::gone(const BlockTransfer& block, std::string_view verb,
                               std::int64_t step) {
   Divergence found;

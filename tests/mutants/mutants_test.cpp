@@ -139,11 +139,11 @@ TEST(Catalogue, lists_every_switch_once_and_no_other_name) {
 }
 
 TEST(Catalogue, is_what_the_page_says) {
-  std::ifstream file(LOCKSTEP_SOURCE_DIR "/docs/mutants.md");
+  std::ifstream file(LOCKSTEP_SOURCE_DIR "/docs/reference/mutants.md");
   std::stringstream page;
   page << file.rdbuf();
   EXPECT_EQ(page.str(), mutants_markdown())
-      << "write it anew: lockstep mutants --markdown docs/mutants.md";
+      << "write it anew: lockstep mutants --markdown docs/reference/mutants.md";
 }
 
 TEST(Search, finds_nothing_where_nothing_is_planted) {

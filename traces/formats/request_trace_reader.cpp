@@ -60,7 +60,7 @@ OutputPlan read_output(JsonValue value) {
   return output;
 }
 
-// The client leaves at a time, not before it has come, or after so many output tokens.
+// The client disconnects at a time, not before its arrival, or after a number of output tokens.
 AbortPlan read_abort(JsonValue value, const TraceRequest& request) {
   JsonObject object = value.object();
   AbortPlan abort;

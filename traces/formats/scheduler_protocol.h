@@ -41,7 +41,7 @@ std::string close_message();
 std::string connector_answer_message(const RecordedConnectorAnswer& answer);
 std::string keeps_message(bool keeps);
 
-// Replies: the keys of the object, all but what stands in every reply ("failed").
+// Replies: the keys of the object, except those of every reply ("failed").
 EngineHello read_hello(JsonObject& object);
 // `opened`, into the header's block sizes; or the reason of a refusal.
 std::string read_opened(JsonObject& object, RecordingHeader& header);
