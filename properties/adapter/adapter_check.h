@@ -1,4 +1,4 @@
-// Checks that a process speaks docs/scheduler_protocol.md: every message, every refusal, what
+// Checks that a process speaks docs/protocols.md: every message, every refusal, what
 // follows a failure, cases of each claimed feature, and that it decides a case the same way every
 // time.
 //

@@ -1,4 +1,4 @@
-"""The scheduler protocol (docs/scheduler_protocol.md), the engine's side of it, for any engine.
+"""The scheduler protocol (docs/protocols.md), the engine's side of it, for any engine.
 
 serve() reads messages, calls an Adapter and writes one reply to each. An exception of the engine is
 a reply, `failed`. Nothing here knows an engine.

@@ -1,4 +1,4 @@
-"""The worker protocol (docs/worker_protocol.md), the worker's side of it, for any worker.
+"""The worker protocol (docs/protocols.md), the worker's side of it, for any worker.
 
 serve() reads messages and writes one reply to each. An exception is a reply, `failed`.
 """

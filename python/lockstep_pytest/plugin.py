@@ -19,7 +19,7 @@ _OPTIONS = {
     "seeds": ("A:B", "a test for each generated case of the seeds A to B - 1 (lockstep fuzz)"),
     "layouts": ("A:B", "a test for each memory layout drawn from the seeds A to B - 1"),
     "backend": ("NAME", "who is judged: simt, cuda, none, or your kernels, FILE.so"),
-    "decisions": ("ENGINE", "who decides: vllm:DIR, or a command (docs/scheduler_protocol.md)"),
+    "decisions": ("ENGINE", "who decides: vllm:DIR, or a command (docs/protocols.md)"),
     "engine": ("PROFILE", "the release whose options generated cases have"),
     "trace": ("FILE", "what layouts are tried with (a bundled trace)"),
     "known": ("FILE", "failures that are no news, by id"),

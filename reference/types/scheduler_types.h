@@ -215,7 +215,7 @@ struct StaleOutput {
 
 // How another engine ended in the middle of a run.
 struct EngineFailure {
-  std::string kind;        // "exception", "crash", "hang", "reply": docs/scheduler_protocol.md
+  std::string kind;        // "exception", "crash", "hang", "reply": docs/protocols.md
   std::string what;        // one line
   std::string trace = {};  // the engine's own words; may be empty
 };

@@ -1,4 +1,4 @@
-// An external engine in a process that speaks docs/scheduler_protocol.md: starts it, queries it,
+// An external engine in a process that speaks docs/protocols.md: starts it, queries it,
 // and describes its failures.
 //
 // Invariants

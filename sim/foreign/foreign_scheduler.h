@@ -1,4 +1,4 @@
-// The decisions of another engine, asked for step by step (docs/scheduler_protocol.md).
+// The decisions of another engine, asked for step by step (docs/protocols.md).
 //
 // (1) What it decides is handed on as it is: whether it makes sense is for the audit to say. Only
 //     what names no request or no block at all ends the run, as a failure of the engine.

@@ -1,4 +1,4 @@
-// A scheduler behind the scheduler protocol (docs/scheduler_protocol.md), in C++: here Lockstep's
+// A scheduler behind the scheduler protocol (docs/protocols.md), in C++: here Lockstep's
 // own model, so that its tests can hold the decisions that come through a pipe against those that
 // do not. An engine of yours has the same few calls.
 //

@@ -1,5 +1,5 @@
 // The messages of the scheduler protocol and its replies, as lines of JSON.
-// docs/scheduler_protocol.md documents every key; what a message shares with an engine recording is
+// docs/protocols.md documents every key; what a message shares with an engine recording is
 // read and written as there.
 //
 // Not here: the dialogue (sim/foreign/engine_process.h).
