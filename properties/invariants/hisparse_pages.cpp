@@ -84,7 +84,7 @@ void HiSparsePages::hand_out(const SchedulerOutput& decision, const Scheduler& s
             std::ranges::find(resident_, g) != resident_.end() && decision.scheduled[row].is_new;
         if (is_held && !is_own)
           fail("page_under_way", name,
-               fmt::format("block {} is handed out, and transfer {} is under way", index_of(block),
+               fmt::format("block {} is allocated, and transfer {} is in flight", index_of(block),
                            id));
       }
       // A request that loaded has its page already when it enters.
@@ -268,7 +268,7 @@ void HiSparsePages::end(const Scheduler& scheduler, std::int64_t num_host_blocks
   step_ = -1;
   if (scheduler.num_free_host_blocks() != num_host_blocks - 1)
     fail("page_leak", "",
-         fmt::format("nobody lives, and {} of {} host blocks are free",
+         fmt::format("no request is live, and {} of {} host blocks are free",
                      scheduler.num_free_host_blocks(), num_host_blocks - 1));
 }
 

@@ -100,11 +100,11 @@ void Invariants::check_pool(const StepView& view) {
     const std::int32_t count = engine.ref_cnt(BlockId{block});
     if (has_pages_ ? count < held : count != held)
       return fail("ref_cnt", {},
-                  fmt::format("block {} has a reference count of {} and stands in {} table entries",
+                  fmt::format("block {} has a reference count of {} and is in {} table entries",
                               block, count, held));
     if (is_free[block] != (count == 0))
       return fail("conservation", {},
-                  fmt::format("block {} stands in {} table entries and is {}", block, held,
+                  fmt::format("block {} is in {} table entries and is {}", block, held,
                               is_free[block] ? "free" : "not free"));
   }
 }
@@ -186,7 +186,7 @@ void Invariants::check_hit(const StepView& view, RequestId id, std::int64_t num_
       const auto last_hash = static_cast<std::size_t>((i + 1) * size / hash_size - 1);
       if (!content || last_hash >= keys.size() || content->key != keys[last_hash])
         fail("hit", std::string(view.model().name(id)),
-             fmt::format("a hit of {} tokens lies on block {} of group {}, which is {}", num_tokens,
+             fmt::format("a hit of {} tokens uses block {} of group {}, which is {}", num_tokens,
                          index_of(block), g, content ? "cached as something else" : "not cached"));
     }
   }
@@ -340,7 +340,7 @@ void Invariants::check_new_blocks(const StepView& view, RequestId id,
   for (const BlockId block : blocks)
     if (std::ranges::find(staying, block) != staying.end())
       return fail("queue_front", std::string(view.model().name(id)),
-                  fmt::format("block {} is handed out as new, and block {} has been free for "
+                  fmt::format("block {} is allocated, and block {} has been free for "
                               "longer",
                               index_of(block), index_of(staying.front())));
 }
@@ -461,7 +461,7 @@ void Invariants::end(const Scheduler& decisions) {
   const std::int64_t held = std::ranges::count(is_held, true);
   if (decisions.num_free_blocks() + held + num_sink_blocks(plan_.groups) != plan_.num_blocks - 1)
     fail("leak", {},
-         fmt::format("nobody lives, {} of {} blocks are free, and {} are sent or in flight",
+         fmt::format("no request is live, {} of {} blocks are free, and {} are sent or in flight",
                      decisions.num_free_blocks(), plan_.num_blocks - 1, held));
 }
 

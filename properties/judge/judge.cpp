@@ -246,7 +246,7 @@ void take_verdict(const RunSummary& summary, Outcome& outcome) {
                                                       : "liveness.head_of_line";
     outcome.step = summary.steps;
     outcome.dp_rank = summary.stuck_dp_rank;
-    LS_CHECK(!summary.stuck.empty(), "stuck in step {}, and nobody waits", summary.steps);
+    LS_CHECK(!summary.stuck.empty(), "stuck in step {}, and no request waits", summary.steps);
     outcome.request = summary.stuck.front().name;
     outcome.what = summary.wait_cycle.empty()
                        ? fmt::format("request {} {}", outcome.request, summary.stuck.front().why)

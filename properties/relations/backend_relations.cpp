@@ -179,13 +179,12 @@ std::string why_not_read(const SavedCase& saved) {
   if (saved.backend == "none") return "the case runs without a backend";
   if (has_hisparse(saved.cache.groups)) return "rows of HiSparse's groups lie in two pools";
   const LockstepConfig config = config_of(saved);
-  if (may_lose_blocks(saved))
-    return "rows behind a block that a load did not fill are read as well";
+  if (may_lose_blocks(saved)) return "rows after a block that a load did not fill are also read";
   if (!config.backend.parallel.is_whole() || config.data_parallel.dp_size > 1)
     return "the case runs over tensor, pipeline or data parallel ranks";  // rank_outputs.h
   for (const KVCacheGroupSpec& group : saved.cache.groups)
     if (group.spec.kv_quant_mode != KVQuantMode::none)
-      return "rows have scales of their own, which are no part of an answer";
+      return "rows have their own scales, which are not part of an answer";
   const auto supported = ProgramBuilder::check_supported(saved.engine, saved.cache);
   return supported ? "" : supported.error().message;
 }

@@ -109,7 +109,7 @@ Story tell_judged(const SavedCase& saved, JudgeOptions options) {
   if (story.outcome.kind == OutcomeKind::divergence) story.divergence = summary.divergence;
   if (story.outcome.kind == OutcomeKind::stuck) story.stuck = summary.stuck;
   story.steps = keeper.take();
-  LS_CHECK(recording.steps.size() == story.steps.size(), "{} steps recorded, {} told",
+  LS_CHECK(recording.steps.size() == story.steps.size(), "{} steps recorded, {} shown",
            recording.steps.size(), story.steps.size());
   for (std::size_t i = 0; i < recording.steps.size(); ++i)
     story.steps[i].recorded = std::move(recording.steps[i]);

@@ -77,7 +77,7 @@ Result<SpecType> type_of(const NamedSpec& layer) {
     case CacheKind::circular_buffer:
       return SpecType::circular_buffer;
     default:
-      return fail(fmt::format("{}: layers of kind {} are planned from recordings alone", layer.name,
+      return fail(fmt::format("{}: layers of kind {} are planned only from recordings", layer.name,
                               name_of(layer.spec.kind)));
   }
 }

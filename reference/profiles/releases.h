@@ -25,7 +25,7 @@ enum class PageFormat : std::uint8_t {
 
 struct Release {
   std::string_view name;    // "vllm-0.22.1"
-  std::string_view equals;  // a patch release that decides alike: "vllm-0.22.0", or empty
+  std::string_view equals;  // a patch release with the same decisions: "vllm-0.22.0", or empty
   PageFormat page_format;
   // Whether this model knows what follows from the answers and reports of a KV connector.
   // Otherwise one is refused.

@@ -263,7 +263,7 @@ bool Scheduler::Impl::keeps_blocks(RequestId id) {
 // Frees a finished request's blocks once both its end and this release are known.
 void Scheduler::Impl::release(RequestId id) {
   const auto held = remote->held.find(id);
-  LS_CHECK(held != remote->held.end(), "{} has nothing to give back", at(id).name);
+  LS_CHECK(held != remote->held.end(), "{} has no blocks to free", at(id).name);
   give_back(at(id));
   const bool reported = held->second.is_reported;
   remote->held.erase(held);

@@ -70,7 +70,7 @@ Result<void> ConnectorStep::take_report(std::int64_t step, bool has_memory) {
   if (has_memory && config_.engine.async_scheduling && !report.invalid_block_ids.empty())
     return fail(
         fmt::format("step {}: blocks that a load did not fill, with asynchronous scheduling: on a "
-                    "backend this is not modelled; run the decisions alone (--backend none), "
+                    "backend this is not modelled; run only the decisions (--backend none), "
                     "without such loads (--load-failures 0), or a trace with --no-async-scheduling",
                     step));
   report_ = std::move(report);

@@ -39,13 +39,13 @@ Result<void> LockstepRun::open(const RunParts& parts) {
   if (parts.ranks.empty()) return {};
   if (connector_.is_there() && decisions_.model() == nullptr)
     return fail(
-        "a KV connector beside another engine's decisions: what it moves is not planned; "
-        "run the decisions alone (--backend none)");
+        "a KV connector with another engine's decisions: its transfers are not planned; "
+        "run only the decisions (--backend none)");
   const Backend& first = *parts.ranks.front();
   summary_.backend = fmt::format("{} ({})", first.name(), first.device());
   LS_ASSIGN_OR_RETURN(memory_, RunMemory::create(config_, parts.ranks, parts.checks, summary_));
   if (connector_.is_there() && workload_.transfers() == nullptr)
-    return fail("what this KV connector loads is known to nobody; run the decisions alone");
+    return fail("the content of this KV connector's loads is unknown; run only the decisions");
   return {};
 }
 
@@ -100,7 +100,7 @@ Result<bool> LockstepRun::execute(const AgreedBatch& agreed) {
   LS_RETURN_IF_ERROR(check_transfers_end_once(decision));
   if (memory_ != nullptr && goes_on_with_unknown_tokens(decision)) {
     summary_.not_checked.push_back(
-        fmt::format("step {} and those behind it: they go on with tokens of a step in flight that "
+        fmt::format("step {} and later steps: they continue with tokens of a step in flight that "
                     "the recording does not have",
                     decision.step));
     return false;
@@ -209,7 +209,7 @@ Result<RunReport> LockstepRun::finish() {
     if (!pages.empty() && !is_overlaid(config_.backend.layout))
       summary_.not_checked.push_back(std::move(pages));
   } else {
-    summary_.not_checked.push_back("memory: no backend, the model's decisions alone");
+    summary_.not_checked.push_back("memory: no backend, only the model's decisions");
   }
   summary_.simulated_ns = workload_.now_ns();
   summary_.state_hash = chain_.value();
@@ -420,9 +420,9 @@ Result<void> LockstepRun::check_transfers_end_once(const SchedulerOutput& decisi
        {&KVConnectorOutput::finished_recving, &KVConnectorOutput::finished_sending})
     for (const RequestId id : connector_.report().*transfers)
       if (const auto step = outputs_.step_that_ends(transfers, id))
-        return fail(
-            fmt::format("step {}: worker: a transfer of request {} is over, and was so in step {}",
-                        decision.step, decisions_.name(id), *step));
+        return fail(fmt::format(
+            "step {}: worker: a transfer of request {} completes, and completed already in step {}",
+            decision.step, decisions_.name(id), *step));
   return {};
 }
 

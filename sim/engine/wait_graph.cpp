@@ -105,7 +105,7 @@ std::string why_stuck(const DecisionSource& decisions, const RunConfig& config, 
     why = fmt::format("needs about {} blocks{} for its {} tokens; {} of {} are free", needed,
                       pool.place, tokens, pool.free_blocks, pool.total_blocks);
     if (needed > pool.total_blocks) return why + ": it can never fit";
-    if (pool.free_blocks < needed) return why + ", and nobody runs who would free any";
+    if (pool.free_blocks < needed) return why + ", and no running request will free any";
   }
   return why + ": they would do, yet those before it in the queue do not fit";
 }

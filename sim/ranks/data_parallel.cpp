@@ -213,7 +213,7 @@ bool DataParallelRun::say_unmet(const UnmetCollective& unmet) {
   divergence.phase = Phase::collective;
   divergence.step = steps_ - 1;
   divergence.dp_rank = unmet.rank;
-  divergence.doing = "meeting the other data parallel ranks";
+  divergence.doing = "in a collective of the data parallel ranks";
   divergence.message = what;
   return false;
 }

@@ -252,7 +252,7 @@ Checked RankUnion::check_even(BlockId block, std::size_t group, std::size_t laye
   found.doing = "reading one block out of the memory of all ranks";
   found.message = fmt::format(
       "{} of head {} of the whole model's layer {}, token {} in block {}: {} of {} ranks hold it, "
-      "and other rows of the layer lie on {}",
+      "and other rows of the layer are on {}",
       found.part, row->head, found.layer_name, found.token, found.block, row->holders,
       ranks_.size(), most);
   return found;

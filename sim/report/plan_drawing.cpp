@@ -247,7 +247,7 @@ Graph plan_graph(const KVCacheConfig& config) {
     const KVCacheGroupSpec& group = config.groups[g];
     const Vertex from =
         boost::add_vertex({fmt::format("group {}", g),
-                           fmt::format("group {}: {}, {} tokens a block", g,
+                           fmt::format("group {}: {}, {} tokens per block", g,
                                        name_of(group.spec.kind), group.spec.block_size),
                            "box"},
                           graph);
@@ -280,7 +280,7 @@ std::string plan_map(const PlanReport& report) {
         "  {}{}\n{}",
         out.empty() ? "" : "\n", numbers_text(filling.groups), numbers_text(filling.tensors), end,
         static_cast<double>(end) / kMapColumns, bar(filling.segments, 0, end, symbol),
-        legend(filling), behind ? "; V lies behind the K of all blocks" : "",
+        legend(filling), behind ? "; V follows the K of all blocks" : "",
         kernel_block_lines(filling));
   }
   if (out.empty()) return "no cache to draw\n";

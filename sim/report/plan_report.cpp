@@ -113,7 +113,7 @@ void append_worker(const PlanReport& report, std::size_t w, std::string& out) {
   append_groups(report, w, out);
   append_views(report, w, out);
   out += fmt::format(
-      "\n  capacity {} tokens, {:.2f} requests of {} at once; {} bytes a token, {} fixed "
+      "\n  capacity {} tokens, {:.2f} requests of {} at once; {} bytes per token, {} fixed "
       "a request\n",
       with_commas(capacity.capacity_tokens), capacity.max_concurrency,
       with_commas(report.options.max_model_len),

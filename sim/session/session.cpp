@@ -51,7 +51,7 @@ Result<void> check_ranks(const LockstepConfig& config) {
       config.backend.max_cudagraph_capture_size == 0)
     return fail("mutant: dp-graph-alone is of captured graphs, and none are captured");
   if (dp_size > 1 && has_hisparse(config.backend.plan.groups))
-    return fail("data_parallel_size: beside HiSparse's groups expected 1");
+    return fail("data_parallel_size: with HiSparse's groups expected 1");
   if (dp_size > 1 && config.data_parallel.enforce_eager &&
       config.backend.max_cudagraph_capture_size > 0)
     return fail("enforce_eager with max_cudagraph_capture_size: it says that no graphs run");
@@ -102,8 +102,8 @@ Result<void> Session::add_engine(std::int32_t dp_rank, SessionParts& parts) {
         return group.spec.kind == CacheKind::mamba;
       }))
     return fail(
-        "state layers beside a KV connector: what it would bring of them is not modelled; run the "
-        "decisions alone (--backend none)");
+        "state layers with a KV connector: its loads of states are not modelled; run only the "
+        "decisions (--backend none)");
   if (parts.decisions) {
     if (faulty != nullptr || !parts.free_order.empty() ||
         config_.scheduler_defect != SchedulerDefect::none)

@@ -195,12 +195,12 @@ Result<std::optional<KVCacheConfig>> plan_overlaid(RunSpec& run, const CacheWish
   if (!plan) return unless_asked(plan.error());
   if (run.tensor_parallel_size * run.pipeline_parallel_size > 1 && has_unlike_pages(*plan))
     return fail(
-        fmt::format("--layout {}: pages of unlike sizes lie side by side in a block, and "
+        fmt::format("--layout {}: pages of different sizes are adjacent in a block, and "
                     "ranks are not cut out of such a plan; choose LBNHC",
                     order));
   const bool has_pages = options.hisparse_host_bytes > 0;
   if (has_pages && run.tensor_parallel_size > 1)
-    return fail("--hisparse-host-gib: beside HiSparse's groups expected --tensor-parallel-size 1");
+    return fail("--hisparse-host-gib: with HiSparse's groups expected --tensor-parallel-size 1");
   if (!has_pages) {
     LS_ASSIGN_OR_RETURN(plan, of_whole_model(*plan, model, layers, options));
   }
@@ -268,7 +268,7 @@ Result<KVCacheConfig> plan_model(RunSpec& run, const CacheWishes& wishes,
   if (options.has_drafter &&
       std::min<std::int64_t>(model.mtp_modules, engine.num_spec_tokens) > 1) {
     engine.num_prefill_lookahead_tokens = engine.num_spec_tokens;
-    chosen.push_back(fmt::format("{} modules of MTP read {} tokens behind a chunk",
+    chosen.push_back(fmt::format("{} modules of MTP read {} tokens after a chunk",
                                  model.mtp_modules, engine.num_spec_tokens));
   }
   options.disable_hybrid_kv_cache_manager = !wishes.hybrid_groups;

@@ -117,7 +117,7 @@ Result<void> check_cache_events(const ReplayRequest& request, const EngineConfig
   if (engine.hash_algorithm == HashAlgorithm::content)
     return fail(
         "--cache-events needs block hashes of the engine: a trace with --hash-algorithm "
-        "sha256_cbor or xxhash_cbor, or a file whose configuration says so");
+        "sha256_cbor or xxhash_cbor, or a file whose configuration sets it");
   if (!engine.enable_prefix_caching)
     return fail("--cache-events with prefix caching off: there would be no event");
   return {};

@@ -34,13 +34,13 @@ std::string why_not_followed(const EngineConfig& engine, const BackendConfig& ba
     return fmt::format("how {} runs a drafter was not read", engine.engine);
   if (backend.context.num_ranks * backend.parallel.tp_size * backend.parallel.pp_size > 1)
     return "several ranks";
-  if (replayed_tokens(plan) > 0) return "beside windows that are computed again after a hit";
+  if (replayed_tokens(plan) > 0) return "with windows that are recomputed after a hit";
   for (const KVCacheGroupSpec& group : plan.groups)
     for (std::size_t i = 0; i < group.layer_names.size(); ++i)
       if (draft_module_of(plan, group.layer_names[i]) >= 0 && !has_plain_rows(group.layer_spec(i)))
         return fmt::format("{} keeps other rows than one a token", group.layer_names[i]);
   if (shape != DraftShape::modules) return {};
-  if (engine.async_scheduling) return "several modules, whose drafts in flight nobody names";
+  if (engine.async_scheduling) return "several modules, whose drafts in flight are unknown";
   if (engine.num_prefill_lookahead_tokens < engine.num_spec_tokens)
     return fmt::format("several modules, and chunks that end {} tokens before what they read",
                        engine.num_prefill_lookahead_tokens);
@@ -359,7 +359,7 @@ Checked DraftPlanner::check_read(const StepProgram& program, const WorkerRequest
                       ? "nothing"
                       : fmt::format("{}, {}'s of step {}", words_of(mark_of(slot->content)),
                                     model_.writer_name(slot->writer), slot->step)));
-  found.doing = "reading the rows that the drafter goes on behind";
+  found.doing = "reading the rows that the draft model continues after";
   found.block = index_of(block);
   found.slot = at;
   found.token = position;

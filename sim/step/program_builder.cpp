@@ -94,11 +94,10 @@ namespace {
 
 Result<void> check_pages_moved(const EngineConfig& engine, const KVCacheConfig& plan) {
   if (engine.async_scheduling && engine.num_spec_tokens > 0)
-    return fail(
-        "HiSparse beside drafts in flight: which rows a step mirrors is known to its worker alone");
+    return fail("HiSparse with drafts in flight: only the worker has the rows that a step mirrors");
   for (const KVCacheGroupSpec& group : plan.groups)
     if (has_compressed_rows(group) || is_ring(group.spec) || group.spec.bounded_replay)
-      return fail("HiSparse beside rings, compressed rows or windows that are computed again");
+      return fail("HiSparse with rings, compressed rows or recomputed windows");
   return {};
 }
 
@@ -115,12 +114,12 @@ Result<void> ProgramBuilder::check_supported(const EngineConfig& engine,
   };
   if (engine.dcp * engine.pcp != 1 && !std::ranges::all_of(plan.groups, is_modelled))
     return fail(
-        "context parallelism deals out the tokens of full attention and MLA, and leaves states "
-        "whole, and windows and rings that say so (dcp_sharded); what the ranks hold of other "
+        "context parallelism shards the tokens of full attention and MLA, and replicates states, "
+        "and windows and rings with dcp_sharded false; what the ranks hold of other "
         "kinds is not modelled");
   for (const KVCacheGroupSpec& group : plan.groups) {
     if (reads_beside_tokens(group.spec) && engine.dcp * engine.pcp != 1)
-      return fail("context parallelism beside cross attention, sinks or reference windows");
+      return fail("context parallelism with cross attention, sinks or reference windows");
     if (group.spec.rswa_window > 0 && engine.enable_prefix_caching)
       return fail(
           "reference windows with prefix caching: rows of what was generated are no function of "
@@ -146,7 +145,7 @@ Result<void> ProgramBuilder::check_supported(const EngineConfig& engine,
   };
   if (replayed_tokens(plan) > 0 && std::ranges::any_of(plan.groups, reads_behind))
     return fail(
-        "bounded_replay beside states, chunks or windows that are cached: what a hit leaves them "
+        "bounded_replay with states, chunks or cached windows: what a hit leaves them "
         "does not reach back to where it is computed again");
   const auto sizes = resolve_block_sizes(engine, plan.groups);
   if (sizes && sizes->hits_parts_of_blocks && engine.dcp * engine.pcp != 1)
@@ -449,7 +448,7 @@ Checked ProgramBuilder::add_encoder_rows(const ScheduledRequest& scheduled,
   if (comes_in && items.size() < request.items.size())
     return decision_finding(
         program.step, request.name, -1,
-        fmt::format("it comes in with {} items for its encoder, of which {} are computed",
+        fmt::format("it is admitted with {} items for its encoder, of which {} are computed",
                     request.items.size(), items.size()));
   if (items.empty()) return {};
   for (const std::int32_t i : items) {

@@ -84,9 +84,9 @@ Divergence TransferStep::gone(const BlockTransfer& block, std::string_view verb,
   found.group = block.group;
   found.block = index_of(block.block);
   found.host_block = index_of(block.host);
-  found.message = fmt::format(
-      "block {} is {} through host block {} for a request that has left and given it back",
-      index_of(block.block), verb, index_of(block.host));
+  found.message =
+      fmt::format("block {} is {} through host block {} for a request that has ended and freed it",
+                  index_of(block.block), verb, index_of(block.host));
   return found;
 }
 

@@ -40,7 +40,7 @@ std::string to_hex(StateHash hash);
 // One request that waits forever.
 struct StuckRequest {
   std::string name;
-  std::string why;  // "needs 12 blocks more; 3 of 40 are free, nobody runs who would free any"
+  std::string why;  // "needs 12 blocks more; 3 of 40 are free, no running request will free any"
 };
 
 struct PhaseSeconds {

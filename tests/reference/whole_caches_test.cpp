@@ -64,7 +64,7 @@ TEST(WholeCaches, releases_that_deal_out_every_layer_refuse_them) {
   const auto refused = Scheduler::create(config, {full(16), whole(full(16))}, 20);
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().message,
-            "dcp_sharded: vllm-0.29.0 deals out the tokens of every layer");
+            "dcp_sharded: vllm-0.29.0 shards the tokens of every layer");
 }
 
 TEST(WholeCaches, windows_that_are_dealt_out_are_refused_and_whole_ones_are_not) {

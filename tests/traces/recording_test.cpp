@@ -287,7 +287,7 @@ INSTANTIATE_TEST_SUITE_P(
         Refused{"empty line", kHeader + "\n" + kStep + kEnd,
                 "FILE:2: found an empty line; expected a record"},
         Refused{"a line behind the end", kRecording + kStep,
-                "FILE:4: found a line behind the end line; expected none"},
+                "FILE:4: found a line after the end line; expected none"},
         Refused{"a version of the future", changed(kRecording, "recording\":1", "recording\":2"),
                 "FILE:1: field `schedule_recording`: found 2; expected the integer 1"},
         Refused{

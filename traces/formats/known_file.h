@@ -15,7 +15,7 @@ struct KnownFailure {
   std::string id;
   std::string check;  // as the fuzzer names it: "audit.handed_out"
   std::string text;   // in the failure's sentence; empty: any
-  std::string until;  // "2027-01-31"; empty: for ever
+  std::string until;  // "2027-01-31"; empty: forever
 };
 
 // Errors: not such a file, a date that is none, an id twice.

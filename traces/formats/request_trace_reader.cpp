@@ -276,7 +276,7 @@ class RequestTraceReader final : public TraceReader {
     std::string_view line;
     const auto behind = lines_.next(line);
     if (!behind) return tl::unexpected(behind.error());
-    if (*behind) json_.fail_line(number + 1, "found a line behind the end line; expected none");
+    if (*behind) json_.fail_line(number + 1, "found a line after the end line; expected none");
     return {};
   }
 

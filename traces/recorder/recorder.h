@@ -106,7 +106,7 @@ using TokensByRequest = std::vector<std::pair<std::string, std::vector<std::int3
 // One step: what was decided, and what came out of it.
 struct Step {
   std::vector<Scheduled> scheduled;
-  std::vector<std::string> preempted, finished;  // finished: since the step before
+  std::vector<std::string> preempted, finished;  // finished: since the previous step
   std::vector<std::string> running, waiting;     // after the decision, in queue order
   std::int64_t free_blocks = 0;
   TokensByRequest sampled;
@@ -116,7 +116,7 @@ struct Step {
   std::vector<std::pair<std::string, std::vector<std::vector<std::int32_t>>>> tables;
   TokensByRequest drafts = {};       // proposed for the next step
   TokensByRequest held_drafts = {};  // after the decision, of requests that are not in `scheduled`
-  std::vector<StaleOutput> stale_outputs = {};  // that came in with this step
+  std::vector<StaleOutput> stale_outputs = {};  // received with this step
   // With asynchronous scheduling, the step whose output came in last; -1: none did.
   std::int64_t output_of_step = -1;
 };
@@ -126,7 +126,7 @@ class Recorder {
   Recorder(const std::string& path, const Engine& engine);
   Recorder(const Recorder&) = delete;
   Recorder& operator=(const Recorder&) = delete;
-  ~Recorder();  // without end(): PATH.partial stays, for whoever looks into a crash
+  ~Recorder();  // without end(): PATH.partial stays, to inspect a crash
 
   void add(const std::string& id, const std::vector<std::int32_t>& prompt, std::int32_t max_tokens,
            const Keys& keys = Keys());
@@ -135,7 +135,7 @@ class Recorder {
   // `unfinished`: requests that are left.
   void end(std::vector<std::string> unfinished = {});
 
-  const std::string& error() const { return error_; }  // one sentence; empty: all is well
+  const std::string& error() const { return error_; }  // one line; empty: no error
 
  private:
   void write(const std::string& line);
