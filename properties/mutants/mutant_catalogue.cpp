@@ -20,13 +20,14 @@ struct SiteText {
 // In the order of MutantSite.
 constexpr SiteText kSites[] = {
     {"scheduler",
-     "Decisions: who is scheduled, with which blocks, on which hit. Cases run without a backend."},
+     "Decisions: scheduled requests, their blocks, their hits. Cases run without a backend."},
     {"backend",
      "The backend: tables, slots, rows, states, and views at work. Cases run on the CPU executor."},
     {"views", "Views and addresses of a memory plan, proved by writing and finding every element."},
     {"planner", "What an engine tells its users and kernels about a plan."},
     {"transfer",
-     "Two engines with a network between them (transfers.md), and connectors as an engine sets "
+     "Two engines with a network between them (docs/distributed.md), and connectors as an engine "
+     "sets "
      "them "
      "up."},
 };

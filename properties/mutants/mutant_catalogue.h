@@ -35,7 +35,7 @@ std::string_view name_of(MutantSite site);
 struct Mutant {
   std::string_view id;
   MutantSite site = MutantSite::scheduler;   // of its part of the catalogue
-  std::string_view source = "this project";  // "vllm 37236"; where the real defect is told
+  std::string_view source = "this project";  // "vllm 37236"; report of the real defect
   std::string_view mechanism;                // one line
   std::string_view exposed_by;  // the configuration or event without which it cannot show
   std::vector<std::string_view> caught_by = {};

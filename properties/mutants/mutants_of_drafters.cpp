@@ -54,7 +54,7 @@ std::vector<Mutant> drafter_mutants() {
        .bias = with_drafter(),
        .reshape = over_three_passes},
       {.id = "draft-rejected-counted",
-       .mechanism = "further passes go on behind drafts that were rejected",
+       .mechanism = "further passes continue after rejected drafts",
        .exposed_by = "two drafts and a rejected one",
        .caught_by = {kWritten},
        .bias = with_drafter(),
