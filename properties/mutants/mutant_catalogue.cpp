@@ -121,9 +121,9 @@ constexpr std::string_view kTail = R"(
 ## Not here
 - `table-edit-lost`: a program can change single entries of a row (`TableEdit` in
   `sim/protocol/step_program.h`), and the backend's own tests find a backend that loses one. No
-  decision of a scheduler needs it: vLLM sends its worker the new blocks of a request and nothing
-  about freed ones, so rows keep retired blocks in front, where no window reads any more. A table is
-  whole again only when its request comes back after a preemption.
+  decision of a scheduler needs it: vLLM sends its worker only the new blocks of a request, so rows
+  keep retired blocks at the front, which no window reads. A table is complete again only when its
+  request resumes after a preemption.
 - `state-shift-race` (vllm 50729): a state is shifted by the number of accepted tokens, inside its
   own block, by copies that overlap. Here the state after each draft has a block of its own, so a
   replay shifts nothing. The kernel that moves bytes is raced in its own tests, and

@@ -18,8 +18,8 @@ std::vector<Mutant> page_decision_mutants() {
        .caught_by = {"invariant.page_leak", "liveness"},
        .bias = pages},
       {.id = "page-copy-unheld",
-       .mechanism = "a copy of a page does not hold its device blocks: they are handed out while "
-                    "it is under way",
+       .mechanism = "a copy of a page does not hold its device blocks: they are reallocated while "
+                    "it is in flight",
        .exposed_by = "HiSparse, and a request that ends while its pages are copied",
        .caught_by = {"invariant.page_under_way"},
        .bias = pages},
@@ -30,8 +30,8 @@ std::vector<Mutant> page_decision_mutants() {
        .caught_by = {"invariant.written_page"},
        .bias = pages},
       {.id = "page-loss-untold",
-       .mechanism = "workers are told of new pages, and not of those that were lost since: they "
-                    "read a block that another request has by now",
+       .mechanism = "workers receive new pages, and not those that were lost since: they "
+                    "read a block that now belongs to another request",
        .exposed_by = "HiSparse, and a full pool",
        .caught_by = {kRead},
        .bias = pages},

@@ -294,9 +294,8 @@ std::vector<Mutant> encoder_mutants() {
   const FeatureSet apart{two_block_pool, states, sliding_window, chunked_local, mla, drafts};
   return {
       {.id = "encoder-skipped-on-resume",
-       .mechanism =
-           "a request that comes back after a preemption has its encoder skipped: its rows "
-           "lay in blocks that others have by now",
+       .mechanism = "a request that resumes after a preemption skips its encoder: its rows were in "
+                    "blocks that now belong to others",
        .exposed_by = "a preempted request with an encoder",
        .caught_by = {"decide"},
        .bias = on_executor(

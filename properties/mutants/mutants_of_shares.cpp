@@ -27,15 +27,17 @@ std::vector<Mutant> share_mutants() {
        .bias = with_whole_caches()},
       {.id = "dealt-out-whole",
        .source = kSource,
-       .mechanism = "every rank writes all tokens of a cache that is dealt out, as of one that is "
-                    "not: where its table has no entries for them, too",
+       .mechanism =
+           "every rank writes all tokens of a sharded cache, as if replicated: also where its "
+           "table has no entries for them",
        .exposed_by = "a replicated cache and a sharded one",
        .caught_by = {kSlots, kMemory},
        .bias = with_whole_caches()},
       {.id = "whole-block-of-all",
        .source = kSource,
-       .mechanism = "slots of a cache that is not dealt out are computed with the tokens that all "
-                    "ranks have in a block of one that is",
+       .mechanism =
+           "slots of a replicated cache are computed with the tokens that all ranks have in a "
+           "block of a sharded one",
        .exposed_by = "a replicated cache and a sharded one",
        .caught_by = {kSlots},
        .bias = with_whole_caches()},
