@@ -2,6 +2,7 @@
 // rows that record their writer, and checks every read for the row that it needs. It uses decisions
 // and reports only, not the scheduler's state.
 //
+// Invariants
 //   hit_row         what a request counts as computed holds its own prefix, on the host
 //   written_page    a step writes rows of pages that are on the device
 //   read_page       every row that attention reads is the last one written there for it, on

@@ -97,7 +97,7 @@ class LockstepItem(pytest.Item):
 def _smallest(
     settings: Settings, path: Path, save: Path, backend: bool
 ) -> tuple[str, Failure | None]:
-    """Shrinks a case: the command that explains it, and its failure; ("", None): it does not fail."""
+    """Shrinks a case: the command that explains it, and its failure; ("", None): none."""
     save.mkdir(parents=True, exist_ok=True)
     stem = path.name.removesuffix(".jsonl").removesuffix(".case")
     smallest = save / f"{stem}.min.case.jsonl"

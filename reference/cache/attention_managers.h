@@ -1,6 +1,11 @@
-// The managers of caches that keep something per token: full attention (and MLA, hidden states),
+// The managers of caches that store rows per token: full attention (and MLA, hidden states),
 // sliding window, chunked local attention, circular buffers, sinks, reference windows, and the rows
 // of an encoder.
+//
+// Invariants, in addition to those of GroupManager
+// (1) Full attention keeps every entry until the request ends.
+// (2) A window or chunk manager frees an entry once no later token reads it, and sets it to null.
+// (3) An UncachedManager publishes nothing and never has a hit.
 #pragma once
 
 #include "reference/cache/group_manager.h"

@@ -2,10 +2,11 @@
 // every token before it, and the extra keys: the adapter, images and embeddings in the block, and
 // in the first block the cache salt.
 //
-// `content` is the model's own chain: XXH3 over 128 bits, and O(1) for a block of a symbolic run.
-// `sha256_cbor` and `xxhash_cbor` are bit for bit vLLM's (vllm/utils/hashing.py, hash_block_tokens
-// in vllm/v1/core/kv_cache_utils.py, PYTHONHASHSEED=0); they cost more and decide the same, unless
-// one of them collides.
+// Invariants
+// (1) `content` is the model's own chain: XXH3 over 128 bits, O(1) for a block of a symbolic run.
+// (2) `sha256_cbor` and `xxhash_cbor` are bit for bit vLLM's (vllm/utils/hashing.py,
+//     hash_block_tokens in vllm/v1/core/kv_cache_utils.py, PYTHONHASHSEED=0); they cost more and
+//     decide the same, unless one of them collides.
 #pragma once
 
 #include <array>

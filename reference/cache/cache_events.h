@@ -2,8 +2,9 @@
 // everything cleared (vllm/distributed/kv_events.py). Events carry the engine's own hashes, so they
 // are kept only when EngineConfig::hash_algorithm is one of vLLM's.
 //
-// Events are in the order of the decisions: the removal of a reallocated block precedes what is
-// stored in it.
+// Invariants
+// (1) Events are in the order of the decisions: the removal of a reallocated block precedes what is
+//     stored in it.
 #pragma once
 
 #include <cstdint>

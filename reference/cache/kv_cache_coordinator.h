@@ -1,6 +1,12 @@
 // All KV cache groups of one engine together: how much of a request the prefix cache holds in every
-// group at once, and whether the pool can give what a step needs. Source of the rules:
+// group at once, and whether the pool has the blocks of a step. Source of the rules:
 // vllm/v1/core/kv_cache_coordinator.py and kv_cache_manager.py.
+//
+// Invariants
+// (1) The hit of find_longest_cache_hit() covers the same tokens in every group, at most all tokens
+//     except the last.
+// (2) allocate_slots() changes nothing unless every group gets its blocks.
+// (3) free() releases every reference that the request holds, in all groups.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,9 @@
-// The model on the inputs of a recording, read or just being made: compares every step with the
-// recorded one and ends at the first difference.
+// The model on the inputs of a recording, read or being made: compares every step with the recorded
+// one.
+//
+// Invariants
+// (1) The first difference ends the run; nothing is compared after it.
+// (2) The model receives only inputs of the recording, never a recorded decision.
 #pragma once
 
 #include <memory>

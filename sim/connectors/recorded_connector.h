@@ -1,9 +1,10 @@
-// The KV connector of a recording: it answers what the recorded one answered, and its workers
-// report what they reported.
+// The KV connector of a recording: gives the recorded answers and reports.
 //
-// A question that the recorded engine did not ask is answered "ask again"; the comparison sees
-// that it was asked. An answer that no engine could follow (more tokens than the request has) is an
-// Error at the end of the step.
+// Invariants
+// (1) A query that the recorded engine did not make is answered "query again"; the comparison sees
+//     the query.
+// (2) An answer that no engine can follow (more tokens than the request has) is an Error at the end
+//     of the step.
 #pragma once
 
 #include <cstdint>

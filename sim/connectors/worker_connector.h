@@ -1,4 +1,9 @@
-// A KV connector with its workers: what the scheduler asks, and what comes back with each step.
+// A KV connector with its workers: the scheduler's queries, and the reports of each step.
+//
+// Invariants
+// (1) report() is called once per step, after its decision.
+// (2) UnheardLoads holds exactly the loads reported in the last one or two reports: one, or two
+//     with asynchronous scheduling.
 #pragma once
 
 #include <algorithm>

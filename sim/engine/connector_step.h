@@ -1,4 +1,7 @@
-// The KV connector of a run, step by step: what its workers report, what it moves.
+// The KV connector of a run, step by step: its workers' reports and its transfers.
+//
+// Invariants
+// (1) A report is attached to the output of the step that was decided before it.
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,7 @@
 // Progress of a run, and which request waits for which when nothing runs: requests that wait for
 // blocks, requests queued after others, and the cycle that none of them can leave.
 //
-// A request waits for
+// Invariants: a request waits for
 // (1) the requests before it in the queue that do not fit: the scheduler stops at the first of
 //     them;
 // (2) every request that holds blocks, if it does not fit, and would not fit even after the

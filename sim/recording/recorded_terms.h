@@ -1,5 +1,9 @@
 // A step of a run in the terms of a recording: conform compares it with a recorded step, and a run
 // recorder writes it.
+//
+// Invariants
+// (1) Lists have the order and the omissions of docs/formats.md, "Engine recording".
+// (2) ConnectorLog forwards every call unchanged.
 #pragma once
 
 #include <map>

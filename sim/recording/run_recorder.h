@@ -1,6 +1,10 @@
 // Writes a run as an engine recording that conform, audit and replay read, so that a generated or
 // traced case can be kept, shrunk, and sent to the engine's own developers.
 //
+// Invariants
+// (1) Recording changes neither the workload nor the decisions.
+// (2) Reading the file gives the run's own steps.
+//
 // It wraps the workload (events and samples) and observes the loop (decisions). It records tables
 // every eighth step, as recordings of vLLM do. Events during the model's run are written before the
 // next step. With a KV connector it also records answers and reports; the caller that writes the

@@ -1,8 +1,10 @@
 // The data of a report: one record per step, the phases of requests, and which request held each
 // block, step by step.
 //
-// Memory is bounded: when a list is full, neighbours are merged, and an entry then covers 2, 4, ...
-// steps. `notes` lists what is merged or left out; counts of the summary are exact.
+// Invariants
+// (1) Memory is bounded: when a list is full, neighbours are merged, and an entry then covers 2, 4,
+//     ... steps. `notes` lists what is merged or left out.
+// (2) Counts of the summary are exact.
 #pragma once
 
 #include <cstdint>

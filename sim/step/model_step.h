@@ -1,5 +1,9 @@
-// A program carried out on the memory model, and what the backend should show afterwards. The slots
-// are the reference's own arithmetic on the worker's tables, never what a backend computed.
+// Applies a program to the memory model, and derives what the backend should show afterwards.
+//
+// Invariants
+// (1) Slots are the reference's own arithmetic on the worker's tables, never a backend's result.
+// (2) Operations follow the order of StepProgram's members: rule (9) of sim/protocol/backend.h.
+// (3) A program that cannot be applied is a finding, and the model's memory then is undefined.
 #pragma once
 
 #include <cstdint>

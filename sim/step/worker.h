@@ -1,11 +1,12 @@
-// The worker's side of the requests: what an engine's model runner knows from the decisions it is
-// sent, and nothing else: rows of a batch, a block table per group, tokens with their contents.
+// The worker's side of the requests, from the decisions that it receives and nothing else: rows of
+// a batch, a block table per group, tokens with their contents.
 //
-// (1) A table here is what was handed over: replaced when a request is new or resumed, appended to
-//     otherwise. Blocks that the scheduler has retired since stay in it, as they do on a worker.
+// Invariants
+// (1) A table is what the decisions sent: replaced when a request is new or resumed, otherwise
+//     extended. Blocks that the scheduler has retired since stay in it, as they do on a worker.
 // (2) A request has a row while it runs: from the step that schedules it first, or again, to the
 //     step that reports it preempted or finished. The lowest free row is taken.
-// (3) `prefix` holds the known tokens, and from begin_step() on the step's drafts behind them.
+// (3) `prefix` holds the known tokens, and after begin_step() the step's drafts after them.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,7 @@
-// What a run came to: the counts, the verdict, the time it took, and what was not checked.
+// The result of a run: counts, verdict, times, and what was not checked.
 //
-// state_hash and all counts are functions of configuration, workload and seed; times are not.
+// Invariants
+// (1) state_hash and all counts depend only on configuration, workload and seed; times do not.
 #pragma once
 
 #include <bit>

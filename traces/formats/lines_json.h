@@ -1,5 +1,8 @@
 // The lines of recordings and request traces as JSON values: for both, benchmark files and saved
 // cases.
+//
+// Invariants
+// (1) A TraceRecordReader accepts each request name once.
 #pragma once
 
 #include <string>

@@ -1,15 +1,14 @@
-// An engine recording: what a scheduler decided, step by step, with the inputs that led it there.
-// docs/formats.md, "Engine recording", documents every key; the structs follow it letter for
-// letter.
+// An engine recording: a scheduler's decisions, step by step, with their inputs. docs/formats.md,
+// "Engine recording", documents every key; the structs follow it.
 //
-// 1. Absent and present are kept apart where an engine means something by it (std::optional); a
-//    list that an engine leaves out when it is empty (`before`, `preempted`, `zero`, ...) is just
-//    empty.
-// 2. Order is the file's: of events, of scheduled requests, of blocks, of queues.
-// 3. Reading what was written gives the same recording. It gives the same bytes as well where the
-//    file has this format's order of keys; `pause` is written as `pause_state`.
+// Invariants
+// (1) Absent and present differ where an engine distinguishes them (std::optional); a list that an
+//     engine omits when empty (`before`, `preempted`, `zero`, ...) is empty.
+// (2) Order is the file's: of events, of scheduled requests, of blocks, of queues.
+// (3) Reading a written recording gives the same recording, and the same bytes where the file has
+//     this format's order of keys; `pause` is written as `pause_state`.
 //
-// Not checked here: whether the decisions make sense. That is what conform and audit do.
+// Not checked here: whether the decisions make sense. conform and audit check that.
 #pragma once
 
 #include <cstdint>

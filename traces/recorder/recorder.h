@@ -1,14 +1,14 @@
-// What an engine in C++ links to have its scheduler audited: writes an engine recording
-// (docs/formats.md) step by step, for `lockstep audit`, `conform` and `replay`. Installed as
-// <lockstep/recorder.h> with CMake's target lockstep::recorder; needs nothing but the standard
-// library.
+// Writes an engine recording (docs/formats.md) step by step, for `lockstep audit`, `conform` and
+// `replay`: a library for engines in C++. Installed as <lockstep/recorder.h> with CMake's target
+// lockstep::recorder; needs only the standard library.
 //
-// 1. Calls come in the order of the engine: add() and leave() before the step that they come to,
-//    step() when the step's output is there, end() once.
-// 2. Block ids are those that were handed to the worker, not those of the scheduler's own tables:
-//    the worker reads what it was told. Id 0 is the null block.
-// 3. The file has its name when end() has returned; until then it is PATH.partial. The first error
-//    ends the recording: error() says which, and later calls do nothing.
+// Invariants
+// (1) Calls come in the order of the engine: add() and leave() before the step that they affect,
+//     step() when the step's output exists, end() once.
+// (2) Block ids are those sent to the worker, not those of the scheduler's own tables. Id 0 is the
+//     null block.
+// (3) The file has its name when end() has returned; until then it is PATH.partial. The first error
+//     ends the recording: error() returns it, and later calls do nothing.
 //
 // Not written: connectors, copies, cache events; docs/formats.md has their keys.
 #pragma once
