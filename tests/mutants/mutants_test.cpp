@@ -57,7 +57,7 @@ TEST_P(Mutants, is_found_by_a_check_that_the_catalogue_names) {
 
 INSTANTIATE_TEST_SUITE_P(All, Mutants, testing::ValuesIn(ids()), test_name);
 
-// Made small, a defect of decisions or of the device is a handful of requests.
+// Shrunk, a defect of decisions or of the device is a handful of requests.
 class SmallestCasesSlow : public testing::TestWithParam<std::string> {};
 
 TEST_P(SmallestCasesSlow, is_small_and_fails_by_the_same_check) {

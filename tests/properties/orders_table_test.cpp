@@ -1,5 +1,5 @@
-// docs/reference/orders.md: every kind of cache in every order of the overlaid memory, what was compared and
-// which defects were caught. LOCKSTEP_WRITE_TABLES=1 writes it anew.
+// docs/reference/orders.md: every kind of cache in every layout of the overlaid memory, what was
+// compared and which defects were caught. LOCKSTEP_WRITE_TABLES=1 writes it.
 #include <fmt/core.h>
 #include <gtest/gtest.h>
 

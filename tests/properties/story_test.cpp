@@ -1,5 +1,5 @@
-// Stories of cases that fail in known ways: who came, what was decided, where it went wrong and
-// why, in lines that a terminal holds.
+// Step-by-step explanations of cases that fail in known ways: arrivals, decisions, where it went
+// wrong and why, in lines that fit a terminal.
 #include "properties/story/story.h"
 
 #include <gtest/gtest.h>
@@ -26,7 +26,7 @@ SavedCase told_regression(const std::string& name) {
   return *saved;
 }
 
-// Two requests that can never both fit, and may not be preempted into fitting: one waits for ever.
+// Two requests that can never both fit, and may not be preempted: one waits forever.
 SavedCase starving_case() {
   SavedCase saved = large_case(1);
   saved.backend = "none";

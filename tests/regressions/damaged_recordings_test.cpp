@@ -15,7 +15,7 @@
 namespace lockstep {
 namespace {
 
-// What is said of a file: by an Error, a mismatch or a finding; empty: nothing is wrong.
+// The report on a file: an Error, a mismatch or a finding; empty: no problem.
 struct Damaged {
   const char* name;
   const char* conform;

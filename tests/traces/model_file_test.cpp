@@ -1,5 +1,5 @@
-// Model files: what they say is what is planned; what they get wrong is one sentence; a config.json
-// of each family of architectures gives the layers that its engine would keep.
+// Model files: the plan follows their content; an error in them is one message; a config.json of
+// each family of architectures gives the layers that its engine keeps.
 #include "traces/models/model_file.h"
 
 #include <gtest/gtest.h>
