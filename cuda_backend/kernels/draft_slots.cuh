@@ -1,9 +1,9 @@
-// Slots of a drafter's pass: rule (24) of sim/protocol/backend.h. The first pass is given its
-// positions; each further one goes on from where the pass before it was, request by request, on the
-// device, since nobody else knows how many drafts were rejected before the step is over.
+// Slots of a draft model's pass: rule (24) of sim/protocol/backend.h. The first pass receives its
+// positions. Each later pass advances the positions of the previous one on the device, because the
+// host learns the number of rejected drafts only after the step.
 //
-// 1. A position behind the last one is the last one. 2. No entry past a row's length is read: a
-// position without an entry has no slot. 3. Positions are left where the pass was.
+// 1. Positions are clamped to last_position. 2. No entry past a row's length is read: a position
+//    without an entry has no slot. 3. p.positions holds the positions of this pass afterwards.
 #pragma once
 
 #include "cuda_backend/kernels/words.cuh"
@@ -11,9 +11,7 @@
 namespace lockstep::cuda {
 namespace SIMT_VARIANT {
 
-// Grid: x covers the pass's tokens; a thread looks into the tables of all groups. kKnowsEnd false
-// is KernelDefect::draft_past_table, which is planted here because nothing else looks at the end.
-template <bool kKnowsEnd>
+// Grid: x covers the pass's tokens; a thread reads the tables of all groups.
 __global__ void draft_slots_kernel(DraftSlotsParams p) {
   for (std::uint32_t i = first_item(); i < std::uint32_t(p.num_tokens); i += item_stride()) {
     std::int32_t position = p.positions[i] + p.advance;
@@ -23,8 +21,7 @@ __global__ void draft_slots_kernel(DraftSlotsParams p) {
     for (std::int32_t group = 0; group < p.num_groups; ++group) {
       const GroupTable table = p.groups[group];
       const std::int32_t index = position / table.kernel_block_size;
-      const std::int32_t end =
-          (kKnowsEnd ? table.lengths[row] : table.width) * table.blocks_per_kv_block;
+      const std::int32_t end = table.lengths[row] * table.blocks_per_kv_block;
       Slot slot = p.pad_slot;
       if (index < end) {
         const std::int64_t width = std::int64_t(table.width) * table.blocks_per_kv_block;

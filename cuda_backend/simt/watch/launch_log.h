@@ -16,10 +16,10 @@
 
 namespace simt {
 
-// What a launch was said to touch: ranges of device memory that it may read and that it may write.
+// The declared ranges of a launch: device memory that it may read and that it may write.
 //
-// 1. What may be written may be read too.
-// 2. Nothing declared (no object) allows everything that bounds allow.
+// 1. A range that may be written may also be read.
+// 2. After merge() the ranges of each list are sorted and do not touch.
 class DeclaredRanges {
  public:
   void allow(std::uintptr_t begin, std::uintptr_t end, bool to_write) {
@@ -65,7 +65,7 @@ class LaunchLog {
   // Numbers begin again at 2; 1 stands for everything so far. Returns the stamp of that.
   Stamp begin_again();
 
-  // In that launch the tag, which is no linear index, belongs to this CTA (stamp.h, rule 2).
+  // Records the CTA of a tag that is not a linear index (stamp.h, rule 2).
   void keep_tag(std::uint32_t launch, std::uint32_t tag, std::uint32_t cta_linear) {
     extra_tags_[(std::uint64_t{launch} << 32) | tag] = cta_linear;
   }
