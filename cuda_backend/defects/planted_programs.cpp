@@ -119,7 +119,7 @@ Seams conv_offset_ignored(const BackendConfig&) {
     for (StateUpdate& update : program.state_updates) update.conv_offset = 0;
   }};
 }
-// The last token of every update, except a checkpoint's, advances the state once more.
+// The last token of every update, except a checkpoint's, advances the state again.
 Seams state_pads_included(const BackendConfig&) {
   return {.program = [](StepProgram& program) {
     std::vector<StateUpdate> updates;

@@ -1,6 +1,7 @@
 // A CUDA device: memory, copies and launches. There are two: the SIMT executor (simt_device.h) and a
 // GPU (gpu/gpu_device.h). All code above them is the same.
 //
+// Invariants:
 // 1. Operations take effect in call order. A call may return before its operation is done.
 // 2. The device keeps its first failure. Later operations do nothing, and every later finish()
 //    returns the failure.

@@ -1,6 +1,7 @@
 // A device in front of an inner one that does the work. Calls that a subclass does not override are
 // forwarded at once.
 //
+// Invariants:
 // 1. The first failure of the inner device becomes this device's own at the next finish(), or at an
 //    allocate() without memory.
 // 2. Both devices have the same launch place.

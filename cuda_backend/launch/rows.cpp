@@ -3,7 +3,6 @@
 #include "cuda_backend/kernels/block_tables.cuh"
 #include "cuda_backend/kernels/cache_rows.cuh"
 #include "cuda_backend/kernels/cache_write.cuh"
-#include "cuda_backend/kernels/draft_slots.cuh"
 #include "cuda_backend/kernels/fill_inputs.cuh"
 #include "cuda_backend/kernels/packed_rows.cuh"
 #include "cuda_backend/kernels/sparse_rows.cuh"

@@ -14,6 +14,7 @@ namespace lockstep::cuda {
 
 // A loaded shared library with a plugin. The destructor closes it.
 //
+// Invariants:
 // 1. The library exports the entry, has this version, and has every function that is not optional.
 // Not checked: the functions' behaviour.
 class PluginLibrary {

@@ -1,5 +1,6 @@
 // Cuts work on blocks into waves. The items of a wave may run at the same time.
 //
+// Invariants:
 // 1. Waves are consecutive runs of the items and cover them all, in order.
 // 2. Within a wave no block is written twice, and no block is read by one item and written by
 //    another. An item may read and write the same block.

@@ -1,5 +1,6 @@
 // The cache in device memory, and every operation on whole blocks and pages of it.
 //
+// Invariants:
 // 1. Every tensor of the plan has its bytes in one buffer: its own, or, for an overlaid layout, one
 //    buffer for all tensors, in the order of the plan.
 // 2. A tensor has num_blocks pages of equal size; page_sizes_ has one entry per tensor.

@@ -1,6 +1,7 @@
 // The host tier: pinned host memory that blocks of the cache are stored to and loaded from. Rule
 // (12) of sim/protocol/backend.h.
 //
+// Invariants:
 // 1. The tier has num_blocks_ host blocks of block_bytes_ each, contiguous at memory_.
 // 2. A region of a block has one offset in a host block and one address in its tensor, each with its
 //    own stride. Only bytes that a layer uses are copied. A padded page is not one contiguous array.

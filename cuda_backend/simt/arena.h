@@ -1,5 +1,6 @@
 // Device memory on the CPU: one large sparse range of virtual memory and the allocations in it.
 //
+// Invariants:
 //  1. Every allocation has a name, starts at a multiple of 256 bytes, and is surrounded by at least
 //     256 bytes that belong to no allocation.
 //  2. Address to allocation is one table look-up: a chunk of 64 KiB belongs to one allocation at

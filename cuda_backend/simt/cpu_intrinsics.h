@@ -66,18 +66,7 @@ __forceinline__ void __threadfence() {
   ::simt::runtime::thread_fence();
 #endif
 }
-__forceinline__ void __threadfence_block() {}
 
-template <class T>
-__forceinline__ T __ldg(const T* address) {
-  return *address;
-}
-__forceinline__ int __popc(unsigned v) { return std::popcount(v); }
-__forceinline__ int __popcll(unsigned long long v) { return std::popcount(v); }
-__forceinline__ int __clz(int v) { return std::countl_zero(static_cast<unsigned>(v)); }
-__forceinline__ int __ffs(int v) {
-  return v == 0 ? 0 : 1 + std::countr_zero(static_cast<unsigned>(v));
-}
 __forceinline__ unsigned __float_as_uint(float v) { return __builtin_bit_cast(unsigned, v); }
 __forceinline__ float __uint_as_float(unsigned v) { return __builtin_bit_cast(float, v); }
 

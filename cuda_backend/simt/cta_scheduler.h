@@ -1,5 +1,6 @@
 // Runs the threads of one CTA on fibers, with barriers, warp operations and preemption.
 //
+// Invariants:
 //  1. One worker fiber runs thread after thread on one stack. Another worker starts only when a
 //     thread has to wait. A CTA without synchronisation costs two switches.
 //  2. The seeded generator makes every choice (which thread starts, which waiting thread continues)

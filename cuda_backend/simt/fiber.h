@@ -1,5 +1,6 @@
 // A stack and the point where it stopped: a simulated thread runs on it.
 //
+// Invariants:
 //  1. A fiber stays on the OS thread that made it.
 //  2. The stack of an abandoned thread is forgotten, never unwound. So the class uses Boost.Context's
 //     fcontext, not boost::context::fiber.

@@ -1,5 +1,6 @@
 // Findings of the executor about a kernel, and statistics of a launch: values that the host reads.
 //
+// Invariants:
 //  1. A report never stops the process. A simulated thread that makes an impossible access (out of
 //     bounds, wild, misaligned) is abandoned before the access. After any other report it continues.
 //  2. At most kReportsPerLaunch reports of a launch are kept, at most kReportsPerPlace of one kind

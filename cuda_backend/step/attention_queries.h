@@ -1,6 +1,7 @@
 // A step's queries, answered by the attention kernel of an engine (kernels/split_attention.cuh): one
 // launch per queried layer, decodes and tokens of prefill chunks in one batch.
 //
+// Invariants:
 // 1. With real numbers the kernel derives the visible positions from the query's position and the
 //    layer's kind (window, chunk); AttentionQuery::first only describes the read. With words it reads
 //    exactly the query's range.

@@ -1,6 +1,7 @@
 // Digests of probed ranges, read through the block tables on the device, and what every reader of
 // rows needs: the layers with their tables, and which memory a range of positions is in.
 //
+// Invariants:
 // 1. layers_ and its copy on the device are equal and do not change after construction.
 // 2. A layer of resident pages (HiSparse) has the table of residency; every other layer has the
 //    block table of its group.

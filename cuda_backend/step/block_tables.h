@@ -1,5 +1,6 @@
 // The block tables of all groups in device memory, and the slot mappings looked up in them.
 //
+// Invariants:
 // 1. tables_ has the groups' tables first, in the order of the plan, then the mapped tables
 //    (views/layer_caches.h). A mapped table has the manager blocks of its group and its own kernel
 //    blocks.

@@ -1,6 +1,7 @@
 // The passes of a draft model after a step: rule (24) of sim/protocol/backend.h. Each pass maps its
 // tokens to slots and writes the rows of one module's layers, before the next pass starts.
 //
+// Invariants:
 // 1. The first pass receives its positions. The device computes the positions of each later pass
 //    from those of the previous one; a modules draft model has one set of positions for all.
 // 2. Slots of the step's own tokens do not change.

@@ -1,6 +1,7 @@
 // The layers' rows as the kernels of launch/kernel_table.h take them: a K and a V part with a format
 // and, where the cache is quantised, scales. Rule (13) of sim/protocol/backend.h.
 //
+// Invariants:
 // 1. In a replay of words, and for layers whose elements are not numbers (uint8), a part is bytes
 //    that are moved.
 // 2. A layer's one scale is in a device array. Scales per token and head are in the pages, after the

@@ -1,6 +1,7 @@
 // The rows of a step: for every layer that keeps rows, inputs are made from content ids and written
 // into the cache through the group's slot mapping. And the way back: extraction of rows.
 //
+// Invariants:
 // 1. Layers run one after the other and share the two input buffers, like the layers of a model.
 //    With n streams there are n pairs of buffers, so n layers may run at the same time.
 // 2. An input buffer has room for every token of a launch: num_made and num_written are at most the

@@ -1,6 +1,7 @@
 // HiSparse's pages on the device: rule (25) of sim/protocol/backend.h. Tables of residency in addition
 // to the block tables, hot regions, and the copies of rows between the host and both.
 //
+// Invariants:
 // 1. groups_, entries_ and residency_ have one entry per group of resident pages.
 // 2. sparse_ has one entry per layer of the source, in its order: a resident and a hot layer whose
 //    rows have the same size and stride. place_ maps the plan's layers to it.

@@ -1,6 +1,7 @@
 // The dependency graph of a step's operations, and its placement on streams. Two operations depend on
 // each other where both touch the same bytes and at least one writes them.
 //
+// Invariants:
 // 1. Vertices are the operations in call order. Every edge points from a later operation to an
 //    earlier one.
 // 2. Every conflicting pair is joined by an edge or a path. Pairs without a conflict have no edge.

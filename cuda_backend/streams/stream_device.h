@@ -5,6 +5,7 @@
 // finish() become a graph (step_graph.h), are spread over streams of the inner device, and are
 // checked for missing orders (stream_order.h).
 //
+// Invariants:
 // 1. finish() leaves what the operations would have left one after the other, in call order.
 // 2. A missing order is a report like those of a memory checker: kind "unordered", with both names.
 // 3. upload() keeps a copy of the bytes until it runs. release() takes effect at the next finish().
@@ -36,6 +37,7 @@ std::unique_ptr<Device> make_stream_device(std::unique_ptr<Device> device,
 // batch size, with their pointers and parameters, and are launched again for every later batch that
 // is padded to the same size.
 //
+// Invariants:
 // 1. The first batch of a size runs as issued and is recorded. A later batch launches the recording,
 //    whatever its own parameters are: what differs must be in device memory.
 // 2. A replayed graph is one operation on one stream. It touches what its launches would touch in
@@ -60,6 +62,7 @@ std::unique_ptr<Device> make_graph_device(std::unique_ptr<Device> device,
 // seeded order, as far from the call order as streams and events allow. It keeps only the orders
 // that were requested.
 //
+// Invariants:
 // 1. Same seed and same calls: same order.
 // 2. Events are the only order between two streams. Within a stream, call order holds.
 // 3. Streams have random ranks that change now and then. The highest stream that can continue does,

@@ -2,6 +2,7 @@
 // were really issued, in order, it finds pairs of operations that touch the same bytes, at least one
 // of them writing, without an order between them by stream or event.
 //
+// Invariants:
 // 1. Every call is a vertex. A stream joins it to the stream's previous call, an event to its
 //    record. Calls that the transitive closure does not order may run in any order.
 // 2. Edges point from earlier calls to later ones.

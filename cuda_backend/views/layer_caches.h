@@ -1,6 +1,7 @@
 // From views to kernel parameters: the views that an engine makes of a plan (views.h) as byte strides,
 // and as the regions of whole-block operations. Host arithmetic only.
 //
+// Invariants:
 // 1. All addresses come from the views; nothing is derived from a spec a second time.
 // 2. Zero and copy regions cover exactly the bytes that a layer's rows or states use in a block.
 //    Poison regions cover the block.

@@ -2,6 +2,7 @@
 // buffer, which are padded, re-strided and sliced. Independent of the reference's closed form
 // (reference/plan/layout.h); the prover shows that both address the same bytes.
 //
+// Invariants:
 // 1. Offsets and strides are in elements of the view's dtype and in 64 bits.
 // 2. Every layer of a plan gets its views, or the plan is refused with a reason.
 // 3. The backend names the block dimension. It is never guessed from a size of 2.

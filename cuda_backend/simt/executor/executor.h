@@ -1,5 +1,6 @@
 // A simulated device: memory, a stream of launches, and reports of what went wrong in them.
 //
+// Invariants:
 //  1. Launches and copies happen at once, in call order: one stream.
 //  2. Results, reports and statistics depend only on the options, the seed and the calls. Launch n
 //     takes its choices from (seed, n), so an unread report does not affect the next launch.

@@ -1,5 +1,6 @@
 // Checks every access of the checked variant before it happens.
 //
+// Invariants:
 //  1. An access that cannot be made (wild, out of bounds, freed, misaligned) is reported and its
 //     thread abandoned: the call does not return. After an undefined read or a race the thread
 //     continues.

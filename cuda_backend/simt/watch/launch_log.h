@@ -1,4 +1,7 @@
-// The names behind the numbers in stamps: every launch and host copy, in order.
+// The names of the numbers in stamps: every launch and host copy, in order.
+//
+// Invariants:
+// 1. Numbers start at 1 and grow by one per launch or copy; begin_again() restarts them at 2.
 #pragma once
 
 #include <algorithm>

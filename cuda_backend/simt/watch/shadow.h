@@ -1,5 +1,6 @@
 // The state of every byte of a range of memory: its last writer and the readers since.
 //
+// Invariants:
 //  1. A granule of 16 bytes has one cell until a narrower access touches it; then it is split into
 //     cells of 4, 2 or 1 bytes, as narrow as its accesses are, until one write covers it again.
 //     Answers are exact to the byte.
