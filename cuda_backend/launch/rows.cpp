@@ -129,20 +129,30 @@ WriteShape shape_of(const PartWrite& part) {
   return shape;
 }
 
-template <int kItem>
-int write_each_element(const LaunchPlace& place, const WritePartsParams& params) {
+// A grid over (token, head, item) along x and parts along y. A row has head_size / item_elements
+// items. Sets `by` to the divisors of an item's number; false: too large.
+bool grid_of_items(simt::LaunchConfig& config, PartDivisors& by, const LaunchPlace& place,
+                   const char* name, const WritePartsParams& params, std::int32_t item_elements) {
   std::int64_t items = 0;
-  PartDivisors by;
   for (std::int32_t i = 0; i < params.num_parts; ++i) {
     const PartLayout& part = params.parts[i].to;
-    by.items_per_row[i] = make_divisor(static_cast<std::uint32_t>(part.head_size / kItem));
+    const std::int32_t of_row = part.head_size / item_elements;
+    by.items_per_row[i] = make_divisor(static_cast<std::uint32_t>(of_row));
     by.heads[i] = make_divisor(static_cast<std::uint32_t>(part.num_heads));
-    items = std::max<std::int64_t>(
-        items, std::int64_t{params.num_tokens} * part.num_heads * (part.head_size / kItem));
+    items =
+        std::max<std::int64_t>(items, std::int64_t{params.num_tokens} * part.num_heads * of_row);
   }
-  if (items >= kMaxFlatItems) return too_large();
-  auto config = flat_grid(place, "write_parts", items);
+  if (items >= kMaxFlatItems) return false;
+  config = flat_grid(place, name, items);
   config.grid.y = static_cast<std::uint32_t>(params.num_parts);
+  return true;
+}
+
+template <int kItem>
+int write_each_element(const LaunchPlace& place, const WritePartsParams& params) {
+  simt::LaunchConfig config;
+  PartDivisors by;
+  if (!grid_of_items(config, by, place, "write_parts", params, kItem)) return too_large();
   return status_of(simt::launch(config, write_parts_kernel<kItem>, params, by));
 }
 
@@ -159,19 +169,9 @@ std::int32_t unit_of_groups(const WritePartsParams& params) {
 
 template <int kItem>
 int write_groups(const LaunchPlace& place, const WritePartsParams& params) {
-  std::int64_t items = 0;
+  simt::LaunchConfig config;
   PartDivisors by;
-  for (std::int32_t i = 0; i < params.num_parts; ++i) {
-    const PartLayout& part = params.parts[i].to;
-    const std::int32_t groups = part.head_size / kGroupElements;
-    by.items_per_row[i] = make_divisor(static_cast<std::uint32_t>(groups));
-    by.heads[i] = make_divisor(static_cast<std::uint32_t>(part.num_heads));
-    items =
-        std::max<std::int64_t>(items, std::int64_t{params.num_tokens} * part.num_heads * groups);
-  }
-  if (items >= kMaxFlatItems) return too_large();
-  auto config = flat_grid(place, "write_groups", items);
-  config.grid.y = static_cast<std::uint32_t>(params.num_parts);
+  if (!grid_of_items(config, by, place, "write_groups", params, kGroupElements)) return too_large();
   return status_of(
       simt::launch(config, write_groups_kernel<kItem>, params, by, unit_of_groups(params)));
 }
