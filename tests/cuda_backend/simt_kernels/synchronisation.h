@@ -1,4 +1,4 @@
-// Kernels that meet in every way: warp reductions, shuffles, votes, barriers with a predicate.
+// Kernels with every way of synchronisation: warp reductions, shuffles, votes, barriers with predicates.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,8 @@ namespace lockstep {
 
 // What each lane saw, for the host to compare with loops.
 struct LaneResults {
-  float sum, max, min, scan;
-  int integer_sum, integer_scan;
+  float sum, max;
+  int integer_sum;
   float from_lane_3, from_xor_5, from_up_2, from_down_2, from_segment;
   unsigned ballot;
   int any, all;
@@ -34,7 +34,7 @@ struct MeetingKernels {
   // The same counter by g++'s own atomics, or with one plain read of it among them. Null under
   // nvcc, which spells them in another way.
   error_t (*atomic_ref)(stream_t, int* counter, int* out, bool plain_read);
-  error_t (*invalid)(stream_t, unsigned grid, unsigned threads, std::size_t smem);
+  error_t (*nothing)(const simt::LaunchConfig& config);
 };
 SIMT_DECLARE_IN_VARIANTS(extern const MeetingKernels meeting_kernels;)
 

@@ -1,6 +1,8 @@
-#include "cuda_backend/step/real_caches.h"
+#include "cuda_backend/step/row_parts.h"
 
 #include <fmt/format.h>
+
+#include "base/check.h"
 
 namespace lockstep::cuda {
 namespace {
@@ -8,7 +10,7 @@ namespace {
 constexpr std::int32_t kMaxAttendedHeadSize = 576;  // of split_attention.cuh
 constexpr std::int32_t kScaleBytes = sizeof(float);
 
-// What an 8-bit cache of a layer is divided by; the numbers of rule (13).
+// The scale of a layer's 8-bit cache: rule (13).
 float scale_of_layer(std::int32_t layer) {
   switch (layer % 4) {
     case 0:
@@ -31,12 +33,12 @@ bool has_row_scales(KVQuantMode mode) {
          mode == KVQuantMode::int4_per_token_head;
 }
 
-// Elements of a row whose scale lies behind them.
+// Elements of a row that is followed by its scale.
 std::int32_t elements_before_scale(KVQuantMode mode, std::int32_t row_bytes) {
   return (row_bytes - kScaleBytes) * (mode == KVQuantMode::int4_per_token_head ? 2 : 1);
 }
 
-// Rows of sparse MLA in a layout of bytes, and the elements that they hold; none: others.
+// The format of sparse MLA's rows and their elements; none: another kind of row.
 struct LatentRows {
   Scaling scaling = Scaling::none;
   std::int32_t elements = 0;
@@ -51,7 +53,7 @@ LatentRows latent_rows(const KVCacheSpec& spec, const RowCache& rows) {
   return {};
 }
 
-// Of each layer, in the order of LayerCaches::rows.
+// Visits each layer in the order of LayerCaches::rows.
 template <class Visit>
 void for_each_layer(const KVCacheConfig& plan, const LayerCaches& layers, Visit visit) {
   std::size_t layer = 0;
@@ -60,11 +62,11 @@ void for_each_layer(const KVCacheConfig& plan, const LayerCaches& layers, Visit 
       visit(group.layer_names[i], group.layer_spec(i), layers.rows[layer]);
 }
 
-// Elements of a row that lies in the cache as bytes of e2m1 pairs and their groups' scales.
+// Elements of a row of e2m1 pairs followed by the scales of their groups.
 std::int32_t elements_of_fp4(std::int32_t row_bytes) { return row_bytes * 16 / 9; }
 
-// Where the areas of a layer's nvfp4 rows lie in a block, which must be dense: as FlashInfer takes
-// them, [K data | K scales | V data | V scales], each by tokens or by heads as the tensor is.
+// The areas of a layer's nvfp4 rows in a dense block, in FlashInfer's order: [K data | K scales |
+// V data | V scales], each by tokens or by heads like the tensor.
 struct Fp4Areas {
   std::int32_t tokens, heads, data, scales;  // of one part of a block; bytes of a row
   bool is_by_token;
@@ -116,7 +118,7 @@ std::string why_not_layer(const std::string& name, const KVCacheSpec& spec, cons
                               : latent.scaling == Scaling::latent_fp8_areas ? 2
                                                                             : 1;
     if (rows.unit_bytes % unit == 0) return {};
-    return fmt::format("numbers: rows of {} must lie on multiples of {} bytes: give pages one",
+    return fmt::format("numbers: rows of {} must be aligned to {} bytes; choose such a page size",
                        name, unit);
   }
   if (mode == KVQuantMode::nvfp4) return why_not_fp4(name, spec, rows, layout);
@@ -133,31 +135,37 @@ std::string why_not_layer(const std::string& name, const KVCacheSpec& spec, cons
     return fmt::format("numbers: {} is quantised by {}, which takes K and V rows of 8-bit elements",
                        name, name_of(mode));
   if (head_size != spec.head_size)
-    return fmt::format("numbers: {} has heads of {} elements, which are no whole bytes of {}", name,
+    return fmt::format("numbers: {} has heads of {} elements, an odd number for {}", name,
                        spec.head_size, name_of(mode));
   if (rows.unit_bytes % kScaleBytes != 0)
     return fmt::format(
-        "numbers: rows of {} have {} elements with a scale behind them, which must lie on a "
-        "multiple of 4 bytes: give heads and pages a multiple of 4",
+        "numbers: rows of {} have {} elements followed by a scale, which must be aligned to 4 "
+        "bytes; choose head and page sizes that are multiples of 4",
         name, head_size);
   return {};
 }
 
 }  // namespace
 
-RealCaches::RealCaches(Device& device, const BackendConfig& config, const LayerCaches& layers)
-    : layers_(layers), scales_(device, "scales of layers") {
+RowParts::RowParts(Device& device, const BackendConfig& config, const LayerCaches& layers)
+    : is_real_(config.numbers == Numbers::real),
+      layers_(layers),
+      scales_(device, "scales of layers") {
   std::vector<float> scales;
-  for_each_layer(config.plan, layers,
-                 [&](const std::string&, const KVCacheSpec& spec, const RowCache& rows) {
-                   formats_.push_back(format_of(rows, spec));
-                   scales.push_back(scale_of_layer(rows.layer));
-                 });
-  scales_.upload(scales);
+  for_each_layer(
+      config.plan, layers, [&](const std::string&, const KVCacheSpec& spec, const RowCache& rows) {
+        formats_.push_back(format_of(rows, spec));
+        const RowFormat& format = formats_.back();
+        LS_CHECK(is_real_ || itemsize_bytes(format.dtype) * format.head_size == rows.row_bytes,
+                 "layer {}: {} elements in rows of {} bytes", rows.layer, format.head_size,
+                 rows.row_bytes);
+        scales.push_back(scale_of_layer(rows.layer));
+      });
+  if (is_real_) scales_.upload(scales);
 }
 
-std::optional<std::string> RealCaches::why_not(const BackendConfig& config,
-                                               const LayerCaches& layers) {
+std::optional<std::string> RowParts::why_not(const BackendConfig& config,
+                                             const LayerCaches& layers) {
   std::string reason;
   for (const KVCacheGroupSpec& group : config.plan.groups)
     if (group.spec.bounded_replay || group.spec.kind == CacheKind::circular_buffer ||
@@ -176,8 +184,10 @@ std::optional<std::string> RealCaches::why_not(const BackendConfig& config,
   return reason;
 }
 
-RealCaches::RowFormat RealCaches::format_of(const RowCache& rows, const KVCacheSpec& spec) {
+RowParts::RowFormat RowParts::format_of(const RowCache& rows, const KVCacheSpec& spec) const {
   const KVQuantMode mode = spec.kv_quant_mode;
+  if (!is_real_)
+    return {.dtype = rows.dtype, .scaling = Scaling::none, .head_size = rows.head_size};
   if (const LatentRows latent = latent_rows(spec, rows); latent.scaling != Scaling::none)
     return {.dtype = DType::uint8, .scaling = latent.scaling, .head_size = latent.elements};
   if (has_row_scales(mode))
@@ -194,12 +204,12 @@ RealCaches::RowFormat RealCaches::format_of(const RowCache& rows, const KVCacheS
           .head_size = rows.head_size};
 }
 
-DType RealCaches::source_dtype(std::size_t layer) const {
+DType RowParts::source_dtype(std::size_t layer) const {
   const RowFormat& format = formats_[layer];
   return format.scaling == Scaling::none ? format.dtype : DType::bf16;
 }
 
-PartLayout RealCaches::part(std::size_t layer, std::int32_t index) const {
+PartLayout RowParts::part(std::size_t layer, std::int32_t index) const {
   const RowCache& rows = layers_.rows[layer];
   const RowFormat& format = formats_[layer];
   PartLayout part{.base = rows.base + index * rows.part_stride,
@@ -247,8 +257,8 @@ PartLayout RealCaches::part(std::size_t layer, std::int32_t index) const {
   return part;
 }
 
-WritePartsParams RealCaches::write(std::size_t layer, const std::byte* key, const std::byte* value,
-                                   const Slot* slots, std::int32_t num_tokens) const {
+WritePartsParams RowParts::write(std::size_t layer, const std::byte* key, const std::byte* value,
+                                 const Slot* slots, std::int32_t num_tokens) const {
   const RowCache& rows = layers_.rows[layer];
   const std::int64_t row_bytes = itemsize_bytes(source_dtype(layer)) * head_size(layer);
   WritePartsParams params{};
@@ -259,6 +269,7 @@ WritePartsParams RealCaches::write(std::size_t layer, const std::byte* key, cons
                        .source_head_stride = row_bytes,
                        .source_dtype = source_dtype(layer)};
   params.slots = slots;
+  params.tokens_per_row = rows.tokens_per_row;
   params.num_parts = rows.num_parts;
   params.num_tokens = num_tokens;
   return params;

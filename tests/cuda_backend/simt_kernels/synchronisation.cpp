@@ -1,4 +1,4 @@
-#include "tests/cuda_backend/simt_kernels/meetings.h"
+#include "tests/cuda_backend/simt_kernels/synchronisation.h"
 
 namespace lockstep {
 namespace SIMT_VARIANT {
@@ -15,10 +15,7 @@ __global__ void lanes_kernel(const float* in, LaneResults* out) {
   LaneResults r{};
   r.sum = simt::warp_sum(x);
   r.max = simt::warp_max(x);
-  r.min = simt::warp_min(x);
-  r.scan = simt::warp_scan(x);
   r.integer_sum = simt::warp_sum(i);
-  r.integer_scan = simt::warp_scan(i);
   r.from_lane_3 = __shfl_sync(kAll, x, 3);
   r.from_xor_5 = __shfl_xor_sync(kAll, x, 5);
   r.from_up_2 = __shfl_up_sync(kAll, x, 2u);
@@ -123,10 +120,8 @@ const MeetingKernels meeting_kernels = {
                               out, plain_read);
         },
 #endif
-    .invalid =
-        [](stream_t s, unsigned grid, unsigned threads, std::size_t smem) {
-          return simt::launch({dim3(grid), dim3(threads), smem, s, "nothing"}, nothing_kernel);
-        },
+    .nothing =
+        [](const simt::LaunchConfig& config) { return simt::launch(config, nothing_kernel); },
 };
 
 }  // namespace SIMT_VARIANT

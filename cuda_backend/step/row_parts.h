@@ -1,12 +1,13 @@
-// The layers' rows as the kernels of launch/kernel_table.h take them: a K and a V part of numbers
-// with a format and, where the cache has 8-bit elements, scales: rule (13) of
-// sim/protocol/backend.h.
+// The layers' rows as the kernels of launch/kernel_table.h take them: a K and a V part with a format
+// and, where the cache is quantised, scales. Rule (13) of sim/protocol/backend.h.
 //
-// 1. A layer whose elements are no numbers (uint8) has parts that are moved, never attended to.
-// 2. A layer's one scale lies in device memory of its own; scales for each token and head lie in
-//    the pages, behind the elements of their rows.
-// 3. Rows of nvfp4 lie in areas of a dense block: elements of all rows of K, their scales, then V;
-//    so do V4's rows of MLA, 576 bytes of data each and then 8 of scales.
+// Invariants:
+// 1. In a replay of words, and for layers whose elements are not numbers (uint8), a part is bytes
+//    that are moved.
+// 2. A layer's one scale is in a device array. Scales per token and head are in the pages, after the
+//    elements of their rows.
+// 3. Rows of nvfp4 are in areas of a dense block: elements of all K rows, their scales, then V. V4's
+//    rows of MLA have 576 bytes of data each and then 8 bytes of scales.
 #pragma once
 
 #include <cstdint>
@@ -21,11 +22,11 @@
 
 namespace lockstep::cuda {
 
-class RealCaches {
+class RowParts {
  public:
-  RealCaches(Device& device, const BackendConfig& config, const LayerCaches& layers);
+  RowParts(Device& device, const BackendConfig& config, const LayerCaches& layers);
 
-  // What these kernels cannot do for this configuration; empty: nothing.
+  // Why these kernels cannot compute with this configuration's numbers; empty: they can.
   static std::optional<std::string> why_not(const BackendConfig& config, const LayerCaches& layers);
 
   // Of the rows that a layer's cache is written from, [num_kv_heads, head_size] for each token.
@@ -42,15 +43,16 @@ class RealCaches {
   MemoryRange scales_range() const { return scales_.range(); }
 
  private:
-  // What the rows of a layer are, scales left out.
+  // Format of a layer's rows, scales excluded.
   struct RowFormat {
     DType dtype = DType::bf16;
     Scaling scaling = Scaling::none;
     std::int32_t head_size = 0;
   };
-  static RowFormat format_of(const RowCache& rows, const KVCacheSpec& spec);
+  RowFormat format_of(const RowCache& rows, const KVCacheSpec& spec) const;
   PartLayout part(std::size_t layer, std::int32_t index) const;
 
+  const bool is_real_;
   const LayerCaches& layers_;
   std::vector<RowFormat> formats_;  // [num_layers]
   DeviceArray<float> scales_;       // [num_layers]
