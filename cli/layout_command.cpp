@@ -38,7 +38,12 @@ Result<PlanReport> report_of(const LayoutCommand& command) {
   if (!layout || is_overlaid(*layout))
     return fail(fmt::format("--layout: '{}' is not NHD or HND; --engine vllm-0.33.0 has six orders",
                             command.arguments.layout));
-  return make_plan_report(model, options, *layout, extra_layers(command, model));
+  LS_ASSIGN_OR_RETURN(auto report,
+                      make_plan_report(model, options, *layout, extra_layers(command, model)));
+  const auto warnings =
+      plan_warnings(command.arguments, model, options, report.capacity.front().hit_step_tokens);
+  report.plan.warnings.insert(report.plan.warnings.end(), warnings.begin(), warnings.end());
+  return report;
 }
 
 struct Drawings {
@@ -59,9 +64,10 @@ Result<int> placed(const LayoutCommand& command) {
   LS_ASSIGN_OR_RETURN(const auto model, find_model(command.model));
   LS_ASSIGN_OR_RETURN(const auto options, plan_options(command.arguments, model));
   LS_ASSIGN_OR_RETURN(
-      const auto report,
-      make_placement_report(model, options, command.arguments.engine, command.arguments.layout,
-                            extra_layers(command, model)));
+      auto report, make_placement_report(model, options, command.arguments.engine,
+                                         command.arguments.layout, extra_layers(command, model)));
+  report.warnings =
+      plan_warnings(command.arguments, model, options, hit_step_tokens(report.placed));
   return tell(command, placement_table(report),
               {placement_map(report), placement_svg(report), placement_dot(report),
                placement_to_json(report)});

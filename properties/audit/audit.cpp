@@ -235,6 +235,7 @@ bool Auditor::Impl::is_hit(std::size_t group, std::size_t index, std::int32_t hi
 
 // Who, but for `holder`, can still read the block, or has a transfer that does; null: nobody.
 const AuditedRequest* Auditor::Impl::reader_of(BlockId block, const AuditedRequest* holder) const {
+  if (scope_ == AuditScope::hits_only) return nullptr;
   for (const auto& [name, other] : requests_) {
     if (!other.keeps_blocks() || &other == holder) continue;
     for (std::size_t g = 0; g < groups_.size(); ++g) {
@@ -450,25 +451,14 @@ void Auditor::Impl::step(const RecordedStep& step) {
       for (const AuditRow& row : rows) use_encoder_rows(row, g, step);
     } else {  // a layer writes the keys of the whole batch before it attends
       for (const AuditRow& row : rows) write_tokens(row, g);
-      for (const AuditRow& row : rows) read_tokens(row, g);
+      for (const AuditRow& row : rows)
+        if (scope_ != AuditScope::hits_only) read_tokens(row, g);
     }
   }
-  // With a step in flight, the copies of two steps may not have run.
-  num_copied_ = 2 * std::ssize(step.copies);
-  if (config_.async_scheduling) num_copied_ += 2 * std::ssize(last_.copies);
-  check_conservation(step);
-  check_common_prefix(step);
-  check_progress(step);
-  check_planned(step);
-  check_tables(step);
-  check_batch(step);
-  check_queues(step);
-  check_held_drafts(step);
-  check_sampled_of_nobody(step);
-
+  if (scope_ != AuditScope::hits_only) check_step(step);
   for (AuditRow& row : rows)
     if (!row.is_void) take_sampled(step, row);
-  check_events(step, rows);
+  if (scope_ != AuditScope::hits_only) check_events(step, rows);
   if (hash_lookahead_ > 0) {  // the drafter too writes the whole batch before it attends
     for (const AuditRow& row : rows) finish_draft_rows(row);
     for (const AuditRow& row : rows) read_draft_rows(row);
@@ -482,6 +472,21 @@ void Auditor::Impl::step(const RecordedStep& step) {
   take_outputs(step);
   last_output_ = config_.async_scheduling ? step.output_of_step.value_or(last_output_) : step.step;
   last_ = step;
+}
+
+void Auditor::Impl::check_step(const RecordedStep& step) {
+  // With a step in flight, the copies of two steps may not have run.
+  num_copied_ = 2 * std::ssize(step.copies);
+  if (config_.async_scheduling) num_copied_ += 2 * std::ssize(last_.copies);
+  check_conservation(step);
+  check_common_prefix(step);
+  check_progress(step);
+  check_planned(step);
+  check_tables(step);
+  check_batch(step);
+  check_queues(step);
+  check_held_drafts(step);
+  check_sampled_of_nobody(step);
 }
 
 void Auditor::Impl::end(const RecordingEnd& end) {
@@ -539,6 +544,7 @@ Result<AuditFile> audit_recording(const std::string& path, AuditedRules rules,
   AuditFile file;
   file.file = path;
   const RecordingHeader& header = reader->header();
+  file.has_profile = find_engine_profile(header.options.config.engine) != nullptr;
   if (auto sound = check_limits(header.options.config, header.groups, header.num_blocks); !sound)
     return fail(fmt::format("{}:1: {}", path, sound.error().message));
   if (has_roles(header))

@@ -157,7 +157,8 @@ struct HitTotals {
 // Whoever runs an engine sees for himself whether it gets on, and what its requests hold: of (9) he
 // is told of circles alone, and of (14) and (17) nothing. Who runs another engine does not see what
 // its requests hold.
-enum class AuditScope : std::uint8_t { running_engine, other_engine, whole_recording };
+// `hits_only` counts what could be hit and checks nothing.
+enum class AuditScope : std::uint8_t { running_engine, other_engine, whole_recording, hits_only };
 
 // One recording, fed step by step.
 class Auditor {
@@ -187,7 +188,8 @@ struct AuditFile {
   std::int64_t steps = 0;
   std::int64_t reads_checked = 0;
   HitTotals hits;
-  std::string skipped;  // why it was not audited
+  std::string skipped;       // why it was not audited
+  bool has_profile = false;  // of its engine, so that the model can run it
   std::vector<AuditFinding> findings;
 };
 

@@ -192,7 +192,7 @@ void Auditor::Impl::count_hit(const AuditedRequest& request, std::int32_t hit) {
 void Auditor::Impl::check_hits() {
   constexpr std::int64_t kShare = 20;
   const std::int64_t lost = hits_.lost[static_cast<std::size_t>(HitLoss::unexplained)];
-  if (!checks_hits_ || !knows_hits_ || lost * kShare <= hits_.there) return;
+  if (scope_ != AuditScope::whole_recording || !knows_hits_ || lost * kShare <= hits_.there) return;
   first_lost_hit_.what += fmt::format(
       " that nothing stands against; so it is with {} of the {} tokens that could be hit", lost,
       hits_.there);

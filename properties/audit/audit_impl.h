@@ -226,9 +226,8 @@ class Auditor::Impl {
         planned_blocks_(planned_blocks_of_request(header.options.config, header.groups)),
         checks_progress_(scope == AuditScope::whole_recording && !header.connector &&
                          planned_blocks_ < header.num_blocks),
-        checks_planned_(scope != AuditScope::running_engine),
+        scope_(scope),
         checks_ends_(scope == AuditScope::whole_recording && knows_hits_),
-        checks_hits_(scope == AuditScope::whole_recording),
         keeps_states_of_drafts_(retires_by_scheduled_tokens(header)),
         ledger_(header.num_blocks),
         lists_all_queues_(lists_all_queues(header)),
@@ -267,6 +266,7 @@ class Auditor::Impl {
   }
 
   void step(const RecordedStep& step);
+  void check_step(const RecordedStep& step);
   void end(const RecordingEnd& end);
   std::vector<AuditFinding> take() {
     num_taken_ += findings_.size();
@@ -449,9 +449,8 @@ class Auditor::Impl {
   std::int64_t planned_blocks_;
   // The pool holds what is planned, and nothing but the scheduler makes a request wait.
   bool checks_progress_;
-  bool checks_planned_;
+  AuditScope scope_;
   bool checks_ends_;  // whoever ends is named, to its client and to the worker
-  bool checks_hits_;
   // Whether a request keeps as many states again as it has drafts, in case they are rejected.
   bool keeps_states_of_drafts_;
   std::int64_t in_flight_max_ = 0;         // steps without output when another one was decided

@@ -287,7 +287,7 @@ void Auditor::Impl::check_progress(const RecordedStep& step) {
 // keeps beside them (docs/findings.md, 5) is let pass: a pool that lacks it is seen to stand still.
 void Auditor::Impl::check_planned(const RecordedStep& step) {
   in_flight_max_ = std::max(in_flight_max_, step.step - 1 - last_output_);
-  if (!step.tables || !checks_planned_) return;
+  if (!step.tables || scope_ == AuditScope::running_engine) return;
   for (const RecordedTable& table : *step.tables) {
     const auto found = requests_.find(table.id);
     if (found == requests_.end()) continue;

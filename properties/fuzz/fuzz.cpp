@@ -154,6 +154,13 @@ std::vector<std::string_view> FuzzReport::missing_classes() const {
   return tally.missing();
 }
 
+std::vector<std::string> FuzzReport::not_checked() const {
+  std::vector<std::string> lines;
+  if (backend == "none") lines.emplace_back("memory: no backend, decisions only");
+  if (refused > 0) lines.push_back(fmt::format("refused cases: {}", refused));
+  return lines;
+}
+
 FuzzReport fuzz(const FuzzOptions& options, const FuzzCallbacks& callbacks) {
   LS_CHECK(options.shards >= 1 && options.shard >= 0 && options.shard < options.shards,
            "shard {} of {}", options.shard, options.shards);

@@ -83,6 +83,8 @@ struct FuzzReport {
 
   // Classes that this number of cases should have reached; empty for shards and narrowed runs.
   std::vector<std::string_view> missing_classes() const;
+  // What the cases that agreed do not show, a line each.
+  std::vector<std::string> not_checked() const;
 };
 
 // Its counts by their keys in JSON, in the order of the file.

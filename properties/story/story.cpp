@@ -224,6 +224,7 @@ std::string to_json(const SavedCase& saved, const Story& story) {
                                 {"token", finding.token},
                                 {"block", finding.block},
                                 {"what", finding.what}});
+  if (story.recorded) json["recording"] = json_of(*story.recorded);
   for (const StuckRequest& stuck : story.stuck)
     json["stuck"].push_back({{"request", stuck.name}, {"why", stuck.why}});
   json["steps"] = Json::array();

@@ -18,6 +18,7 @@
 
 #include "properties/audit/audit.h"
 #include "properties/judge/judge.h"
+#include "properties/judge/recording_check.h"
 #include "sim/engine/step_observer.h"
 #include "traces/formats/recording.h"
 #include "traces/formats/saved_case.h"
@@ -52,9 +53,10 @@ struct Story {
   std::int32_t dp_size = 1;
   std::int32_t dp_rank = 0;  // that the steps are of
   Outcome outcome;
-  std::optional<Divergence> divergence;  // of an outcome `divergence`
-  std::vector<AuditFinding> findings;    // of a violation that the audit found
-  std::vector<StuckRequest> stuck;       // of an outcome `stuck`
+  std::optional<Divergence> divergence;      // of an outcome `divergence`
+  std::vector<AuditFinding> findings;        // of a violation that the audit found
+  std::vector<StuckRequest> stuck;           // of an outcome `stuck`
+  std::optional<RecordingCheck> recorded{};  // of a recording, whose inputs the steps have
 };
 
 class StoryKeeper final : public StepObserver {

@@ -259,6 +259,11 @@ std::string findings_text(const std::vector<AuditFinding>& findings) {
 
 std::string failure_text(const Story& story) {
   const Outcome& outcome = story.outcome;
+  if (!outcome.failed() && story.recorded)
+    return "\n" +
+           wrapped("", fmt::format("The model's decisions do not fail; {}.",
+                                   summary_of(*story.recorded))) +
+           details_of(*story.recorded);
   if (!outcome.failed())
     return wrapped("\n", fmt::format("The case does not fail: it is {}. {}", name_of(outcome.kind),
                                      outcome.what));
@@ -285,7 +290,12 @@ std::string to_text(const SavedCase& saved, const Story& story, const StoryTextO
     text += fmt::format("\n... {} before are left out\n",
                         count_of(static_cast<std::int64_t>(first), "step"));
   }
-  for (std::size_t i = first; i < story.steps.size(); ++i) text += step_text(saved, story.steps[i]);
+  const auto* parts = story.recorded && story.recorded->parts ? &*story.recorded->parts : nullptr;
+  for (std::size_t i = first; i < story.steps.size(); ++i) {
+    text += step_text(saved, story.steps[i]);
+    if (parts != nullptr && story.steps[i].recorded.step == parts->step)
+      text += wrapped(kIndent, parting_of(*parts));
+  }
   return text + failure_text(story);
 }
 

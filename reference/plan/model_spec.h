@@ -18,6 +18,10 @@
 
 namespace lockstep {
 
+struct ModelSpec;
+// Layers that only a draft model has (LayerKind::is_draft).
+std::int64_t num_draft_layers(const ModelSpec& model);
+
 // Which states a recurrent layer keeps.
 enum class StateFamily : std::uint8_t {
   gated_delta_net,   // conv [kernel - 1 + drafts, k + k + v channels], ssm [v heads, v dim, k dim]

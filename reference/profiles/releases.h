@@ -54,6 +54,8 @@ std::string names_of_connector_releases();
 
 // In words, for lists.
 std::string_view name_of(PageFormat format);
+// The release whose rules plan the memory of every release before the overlaid plan.
+inline constexpr std::string_view kPlannerOfTensors = "vllm-0.22.1";
 // What a replay with pages laid out as 0.22.1 plans them leaves out: the release's own layout.
 std::string why_pages_differ(const Release& release);
 // What is decided as the engine decides it, under every profile: one line each.

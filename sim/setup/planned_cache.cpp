@@ -296,6 +296,10 @@ Result<KVCacheConfig> plan_model(RunSpec& run, const CacheWishes& wishes,
     LS_ASSIGN_OR_RETURN(auto plan, plan_overlaid(run, wishes, model, layers, options, chosen));
     if (plan) return std::move(*plan);
   }
+  if (const std::int64_t drafts = num_draft_layers(model);
+      drafts > 0 && engine.num_spec_tokens > 0 && !options.has_drafter)
+    chosen.push_back(fmt::format("the plan of {}: the draft model's layers are left out ({})",
+                                 kPlannerOfTensors, drafts));
   return plan_tensors(run, wishes, model, layers, options, chosen);
 }
 

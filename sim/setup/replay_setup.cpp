@@ -225,6 +225,7 @@ Result<void> prepare_recording(const ReplayRequest& request, PreparedReplay& pre
                             request.file, flag));
   LS_ASSIGN_OR_RETURN(auto reader, RecordingReader::open(request.file));
   const RecordingHeader header = reader.header();
+  LS_RETURN_IF_ERROR(check_profile(request.file, header));
   if (auto sound = check_limits(header.options.config, header.groups, header.num_blocks); !sound)
     return fail(fmt::format("{}:1: {}", request.file, sound.error().message));
   request.run.apply_to(prepared.run);
@@ -314,6 +315,13 @@ Result<PreparedReplay> prepare_replay(ReplayRequest request) {
   LS_RETURN_IF_ERROR(check_parallel(config, prepared.run.backend));
   prepared.parts.connector_seed = prepared.run.seed;
   return prepared;
+}
+
+Result<void> check_profile(const std::string& path, const RecordingHeader& header) {
+  const auto name = engine_named(path + ":1: engine", header.options.config.engine);
+  if (name) return {};
+  return fail(name.error().message +
+              ". This command runs the model of a release; `lockstep audit` needs no profile");
 }
 
 Result<SavedCase> case_of(const ReplayRequest& request, const PreparedReplay& prepared,

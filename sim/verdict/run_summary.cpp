@@ -38,6 +38,8 @@ constexpr auto kVerdicts = std::to_array<Named<Verdict>>({
     {Verdict::liveness, "liveness"},
     {Verdict::engine_failure, "engine_failure"},
     {Verdict::mismatch, "mismatch"},
+    {Verdict::parted, "parted"},
+    {Verdict::audit, "audit"},
 });
 
 }  // namespace

@@ -27,6 +27,8 @@ enum class Verdict : std::uint8_t {
   liveness,        // requests wait, nothing runs and nothing will arrive
   engine_failure,  // another engine decides, and has failed
   mismatch,        // ... and decides differently from the model it is compared with
+  parted,          // of a recording: the run did not fail, and its decisions are not the recorded
+  audit,           // of a recording: the run did not fail, and the audit has findings
 };
 std::string_view name_of(Verdict verdict);
 
