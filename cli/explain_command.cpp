@@ -33,7 +33,7 @@ Result<int> explain(ExplainOptions& options, CommandReport& report) {
   LS_RETURN_IF_ERROR(start_workers(saved, options.judging));
   fmt::print("{}", halves_text(saved, options.judging));
   LS_ASSIGN_OR_RETURN(const auto failure, failure_of(saved, options.judging));
-  report.add(item_of(options.file, failure, fmt::format("lockstep explain {}", options.file)));
+  report.add(item_of(options.file, failure, report.again()));
   if (failure.kind == "crash" || failure.kind == "hang") {
     fmt::print("{}", crash_text(failure));
     if (report.wants_json())
@@ -60,8 +60,8 @@ void add_explain_command(CLI::App& app, int& exit_code) {
       ->capture_default_str();
   declare_judging(*command, options->judging);
   declare_reports(*command, options->reports, "the story as JSON");
-  command->callback([options, &exit_code] {
-    exit_code = run_reported(options->reports, "explain",
+  command->callback([options, command, &exit_code] {
+    exit_code = run_reported(*command, options->reports,
                              [&](CommandReport& report) { return explain(*options, report); });
   });
 }

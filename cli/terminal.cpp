@@ -37,7 +37,7 @@ std::string row_text(std::string_view name, std::string_view figure, std::string
 
 int refuse(std::string_view message) {
   std::fflush(stdout);
-  fmt::print(stderr, "lockstep: {}\n", message);
+  std::fputs(fmt::format("lockstep: {}\n", message).c_str(), stderr);  // never throws
   return kExitRefused;
 }
 
