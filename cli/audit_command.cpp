@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "base/stop_signal.h"
 #include "cli/commands.h"
 #include "cli/conform_inputs.h"
 #include "cli/reports.h"
@@ -56,6 +57,7 @@ Result<AuditTotals> audit_all(const std::vector<std::string>& paths, AuditedRule
   std::int64_t done = 0;
   Progress progress("auditing", static_cast<std::int64_t>(inputs.schedules.size()));
   for (const std::string& path : inputs.schedules) {
+    if (stop_requested()) break;
     Result<AuditFile> file = audit_recording(path, rules);
     progress.at(++done, path);
     if (!file) {
@@ -157,8 +159,11 @@ std::string totals_text(const AuditTotals& totals) {
     return text + not_audited_text(totals) + not_checked_text(not_checked_of(totals));
   for (std::size_t i = 0; i < std::min(totals.findings.size(), kFindingsShown); ++i)
     text += finding_text(totals.findings[i]);
-  if (std::ranges::any_of(totals.files, is_explained))
-    text += "\n`lockstep explain FILE` shows the model's steps up to where the recording parts.\n";
+  const auto explained = std::ranges::find_if(totals.files, is_explained);
+  if (explained != totals.files.end())
+    text += fmt::format("\n`lockstep explain {}` shows the model's steps up to where the recording "
+                        "parts.\n",
+                        shell_word(explained->file));
   if (totals.findings.size() > kFindingsShown)
     text += fmt::format("\n... and {} more; --json FILE lists them all\n",
                         totals.findings.size() - kFindingsShown);
@@ -212,7 +217,7 @@ std::string totals_json(const AuditTotals& totals) {
 void add_items(const AuditTotals& totals, CommandReport& report) {
   for (const AuditFile& file : totals.files) {
     ReportedItem item{.name = file.file, .file = file.file};
-    if (!file.skipped.empty()) {
+    if (!file.skipped.empty() && file.findings.empty()) {
       item.kind = ItemKind::skipped;
       item.line = file.skipped;
     } else if (!file.findings.empty()) {
@@ -221,7 +226,7 @@ void add_items(const AuditTotals& totals, CommandReport& report) {
       item.check = fmt::format("audit.{}", name_of(first.rule));
       item.line = line_of(first);
       for (const AuditFinding& finding : file.findings) item.details += line_of(finding) + "\n";
-      item.again = fmt::format("lockstep audit {}", file.file);
+      item.again = report.again({.arguments = {file.file}});
     }
     report.add(std::move(item));
   }
@@ -229,6 +234,7 @@ void add_items(const AuditTotals& totals, CommandReport& report) {
 }
 
 Result<int> audit(const AuditOptions& options, CommandReport& report) {
+  watch_stop_signals();
   const bool is_stream = std::ranges::find(options.paths, "-") != options.paths.end();
   if (is_stream && options.paths.size() > 1)
     return fail("-: standard input is one recording; give no other path beside it");
@@ -279,8 +285,8 @@ void add_audit_command(CLI::App& app, int& exit_code) {
       ->check(CLI::IsMember({"on", "off"}))
       ->capture_default_str();
   declare_reports(*command, options->reports, "the result as JSON");
-  command->callback([options, &exit_code] {
-    exit_code = run_reported(options->reports, "audit",
+  command->callback([options, command, &exit_code] {
+    exit_code = run_reported(*command, options->reports,
                              [&](CommandReport& report) { return audit(*options, report); });
   });
 }

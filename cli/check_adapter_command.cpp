@@ -98,8 +98,8 @@ void add_check_adapter_command(CLI::App& app, int& exit_code) {
       ->type_name("S")
       ->capture_default_str();
   declare_reports(*command, options->reports, "the checks as JSON");
-  command->callback([options, &exit_code] {
-    exit_code = run_reported(options->reports, "check-adapter",
+  command->callback([options, command, &exit_code] {
+    exit_code = run_reported(*command, options->reports,
                              [&](CommandReport& report) { return run_checks(*options, report); });
   });
 }

@@ -7,8 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "base/atomic_file.h"
+#include "base/output_file.h"
 #include "cli/commands.h"
+#include "cli/options/output_option.h"
 #include "cli/terminal.h"
 #include "properties/story/story_text.h"
 #include "reference/profiles/policies.h"
@@ -194,8 +195,7 @@ Result<int> show_engines(const EnginesOptions& options) {
   } else {
     print_engines();
   }
-  if (!options.json_path.empty())
-    LS_RETURN_IF_ERROR(write_file_atomically(options.json_path, to_json()));
+  if (!options.json_path.empty()) LS_RETURN_IF_ERROR(write_output(options.json_path, to_json()));
   return kExitAgreed;
 }
 
@@ -208,7 +208,7 @@ void add_engines_command(CLI::App& app, int& exit_code) {
   command->add_option("ENGINE", options->engine,
                       "one profile, or an engine file: all its policies");
   command->add_flag("--markdown", options->as_markdown, "print docs/reference/releases.md");
-  command->add_option("--json", options->json_path, "the table of policies as JSON");
+  declare_output(*command, "--json", options->json_path, "the table of policies as JSON");
   command->callback([options, &exit_code] { exit_code = exit_status(show_engines(*options)); });
 }
 

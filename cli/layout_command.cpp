@@ -5,9 +5,10 @@
 #include <CLI/CLI.hpp>
 #include <memory>
 
-#include "base/atomic_file.h"
+#include "base/output_file.h"
 #include "cli/commands.h"
 #include "cli/options/layout_options.h"
+#include "cli/options/output_option.h"
 #include "cli/terminal.h"
 #include "sim/report/placement_report.h"
 #include "sim/report/plan_report.h"
@@ -56,7 +57,7 @@ Result<int> tell(const LayoutCommand& command, const std::string& table, const D
   for (const auto& [path, text] :
        {std::pair{command.svg_path, drawn.svg}, std::pair{command.dot_path, drawn.dot},
         std::pair{command.json_path, drawn.json}})
-    if (!path.empty()) LS_RETURN_IF_ERROR(write_file_atomically(path, text));
+    if (!path.empty()) LS_RETURN_IF_ERROR(write_output(path, text));
   return kExitAgreed;
 }
 
@@ -97,9 +98,9 @@ void add_layout_command(CLI::App& app, int& exit_code) {
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{4096}));
   add_layout_options(*sub, a);
   sub->add_flag("--map", command->map, "draw a page to scale");
-  sub->add_option("--svg", command->svg_path, "write the drawing as a picture");
-  sub->add_option("--dot", command->dot_path, "write the graph of groups, layers and tensors");
-  sub->add_option("--json", command->json_path, "write everything");
+  declare_output(*sub, "--svg", command->svg_path, "write the drawing as a picture");
+  declare_output(*sub, "--dot", command->dot_path, "write the graph of groups, layers, tensors");
+  declare_output(*sub, "--json", command->json_path, "write everything");
   sub->callback([command, &exit_code] { exit_code = exit_status(layout(*command)); });
 }
 

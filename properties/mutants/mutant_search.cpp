@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/stop_signal.h"
 #include "properties/judge/transfer_judge.h"
 #include "properties/mutants/mutant_parts.h"
 #include "properties/shrink/shrinker.h"
@@ -48,7 +49,7 @@ class CaseSearch {
   // From the next seed on.
   void search() {
     const auto begin = Clock::now();
-    while (report_.cases < options_.cases_max && !report_.caught)
+    while (report_.cases < options_.cases_max && !report_.caught && !stop_requested())
       try_seed(options_.first_seed + static_cast<std::uint64_t>(report_.cases));
     report_.seconds += seconds_since(begin);
     if (report_.caught) make_small();
@@ -150,7 +151,7 @@ MutantReport search_seeds(const Mutant& mutant, const MutantSearchOptions& optio
                           const Generate& generate, const Judge& judge, const Describe& describe) {
   MutantReport report{.mutant = &mutant};
   const auto begin = Clock::now();
-  while (report.cases < options.cases_max && !report.caught) {
+  while (report.cases < options.cases_max && !report.caught && !stop_requested()) {
     const std::uint64_t seed = options.first_seed + static_cast<std::uint64_t>(report.cases);
     SeededChoices choices(seed);
     const auto one = generate(choices);

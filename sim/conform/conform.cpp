@@ -7,6 +7,7 @@
 #include <new>
 
 #include "base/parallel.h"
+#include "base/stop_signal.h"
 #include "sim/conform/conform_run.h"
 #include "sim/recording/unfollowed_inputs.h"
 
@@ -101,12 +102,16 @@ ConformSummary conform_recordings(std::vector<std::string> paths, const ConformO
   std::ranges::sort(paths);
   std::vector<Result<ConformFile>> results(paths.size(), ConformFile{});
   std::mutex report;
-  for_each_in_parallel(std::ssize(paths), options.jobs, [&](std::int64_t index) {
+  std::size_t started = 0;
+  const auto conform_one = [&](std::int64_t index) {
     const auto i = static_cast<std::size_t>(index);
     results[i] = conform_recording(paths[i], options.engine);
     const std::scoped_lock lock(report);
     if (options.done) options.done(paths[i]);
-  });
+  };
+  for_each_in_parallel(std::ssize(paths), options.jobs, conform_one,
+                       [&] { return !stop_requested() && ++started > 0; });
+  paths.resize(started);
   ConformSummary summary;
   for (std::size_t i = 0; i < paths.size(); ++i) {
     Result<ConformFile>& file = results[i];

@@ -143,6 +143,7 @@ class Recorder {
   void check(const Step& step);
 
   std::string path_;
+  std::string written_;        // path_ itself, or its temporary file
   std::FILE* file_ = nullptr;  // null: ended, or an error
   std::string before_;         // what has happened since the last step, as JSON
   std::size_t num_groups_;
