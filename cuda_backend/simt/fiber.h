@@ -49,6 +49,7 @@ class Fiber {
   const void* sanitizer_bottom_ = nullptr;  // the bounds that ASan is told at every switch
   std::size_t sanitizer_size_ = 0;
   [[maybe_unused]] void* sanitizer_fake_stack_ = nullptr;
+  [[maybe_unused]] void* thread_ = nullptr;  // the thread that TSan sees
 };
 
 }  // namespace simt
