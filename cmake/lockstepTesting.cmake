@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Tests of your project by `lockstep`, for CTest. Included by find_package(lockstep), and where this
 # project is part of yours (FetchContent, add_subdirectory).
 #

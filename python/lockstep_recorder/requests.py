@@ -45,7 +45,7 @@ def _prompt_of(request: Any) -> list[int]:
         return [0] * len(request.prompt_embeds)
     if is_token is None:
         return list(tokens)
-    return [token if real else 0 for token, real in zip(tokens, is_token)]
+    return [token if real else 0 for token, real in zip(tokens, is_token, strict=False)]
 
 
 def _embeddings_of(request: Any, hash_block_size: int) -> dict[str, Any]:

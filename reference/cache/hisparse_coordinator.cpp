@@ -210,6 +210,8 @@ bool HiSparseCoordinator::plan_transfer(const std::shared_ptr<State>& state, std
   if (host == kNullBlock) return false;
   std::vector<BlockId> blocks = device_blocks(*state->request, page);
   if (blocks.empty()) return false;
+  LS_CHECK(host_->ref_cnt(host) > 0, "page {} of {}: no holder of host block {}", page,
+           state->request->name, index_of(host));
   host_->touch({&host, 1});
   device_.touch(blocks);
   const std::int64_t id = next_id_++;
@@ -391,6 +393,9 @@ void HiSparseCoordinator::publish_detached(State& state) {
   if (!state.under_way.empty() || !publication.is_detached) return;
   while (state.clean.contains(state.num_ready)) ++state.num_ready;
   const std::int32_t end = std::min(state.num_ready, publication.num_pages);
+  LS_CHECK(end <= std::ssize(publication.blocks) && end <= std::ssize(publication.keys),
+           "{} pages to publish, {} blocks, {} keys", end, publication.blocks.size(),
+           publication.keys.size());
   for (std::int32_t page = publication.num_cached_blocks; page < end; ++page) {
     const auto i = static_cast<std::size_t>(page);
     host_->cache_block(publication.blocks[i], publication.keys[i], source_->group(),

@@ -367,7 +367,9 @@ BlockId Scheduler::find_cached(const CachedBlock& content) const {
   return pool.is_caching() ? pool.cache().find(content.key, content.group) : kNullBlock;
 }
 std::span<const BlockId> Scheduler::block_table(RequestId request, std::int32_t group) const {
-  return std::as_const(*impl_).at(request).groups[group].blocks;
+  const std::vector<GroupBlocks>& groups = std::as_const(*impl_).at(request).groups;
+  LS_CHECK(group >= 0 && group < std::ssize(groups), "group {} of {}", group, groups.size());
+  return groups[group].blocks;
 }
 std::span<const BlockKey> Scheduler::block_keys(RequestId request) const {
   return std::as_const(*impl_).at(request).hashes.keys();

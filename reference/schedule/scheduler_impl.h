@@ -10,6 +10,7 @@
 #include <optional>
 #include <set>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "base/check.h"
@@ -50,7 +51,7 @@ struct Scheduler::Impl {
        std::int64_t num_blocks, const KVTransfer& transfer, const CacheParts& parts);
   virtual ~Impl() = default;
 
-  Request& at(RequestId id) { return *requests[index_of(id)]; }
+  Request& at(RequestId id) { return const_cast<Request&>(std::as_const(*this).at(id)); }
   const Request& at(RequestId id) const {
     LS_CHECK(index_of(id) < requests.size() && requests[index_of(id)] != nullptr,
              "request {} does not exist", index_of(id));
