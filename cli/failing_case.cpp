@@ -310,6 +310,7 @@ std::string path_of_recording(const std::string& path) {
 int exit_code_of(const Failure& failure, const std::optional<RecordingCheck>& recorded) {
   if (!failure.failed())
     return recorded && !recorded->findings.empty() ? kExitDisagreed : kExitAgreed;
+  if (failure.kind == "harness") return kExitRefused;
   return failure.kind == "stuck" || failure.kind == "hang" ? kExitStuck : kExitDisagreed;
 }
 

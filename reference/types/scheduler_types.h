@@ -215,9 +215,13 @@ struct StaleOutput {
 
 // How another engine ended in the middle of a run.
 struct EngineFailure {
-  std::string kind;        // "exception", "crash", "hang", "reply": docs/protocols.md
+  // "exception", "crash", "hang", "reply": docs/protocols.md. "harness": Lockstep's own code in the
+  // engine's process raised, and the engine is not judged.
+  std::string kind;
   std::string what;        // one line
-  std::string trace = {};  // the engine's own words; may be empty
+  std::string trace = {};  // output of the code that raised; may be empty
+
+  bool is_harness() const { return kind == "harness"; }
 };
 
 // What happened to the pool and the prefix cache since the counters were last taken.

@@ -29,6 +29,7 @@ enum class Verdict : std::uint8_t {
   mismatch,        // ... and decides differently from the model it is compared with
   parted,          // of a recording: the run did not fail, and its decisions are not the recorded
   audit,           // of a recording: the run did not fail, and the audit has findings
+  harness,         // Lockstep's own code in an engine's process raised: no verdict on the engine
 };
 std::string_view name_of(Verdict verdict);
 
