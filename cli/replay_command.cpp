@@ -13,6 +13,7 @@
 #include "base/atomic_file.h"
 #include "cli/commands.h"
 #include "cli/failing_case.h"
+#include "cli/options/engine_model.h"
 #include "cli/options/replay_options.h"
 #include "cli/replay_summary.h"
 #include "cli/reports.h"
@@ -274,7 +275,8 @@ Result<void> check_facts_wanted(const ReplayOptions& options, const PreparedRepl
                   prepared.run.backend));
 }
 
-Result<int> replay(const ReplayOptions& options, CommandReport& out) {
+Result<int> replay(ReplayOptions& options, CommandReport& out) {
+  LS_RETURN_IF_ERROR(take_engine_model(options.run.spec.recipe.model, options.from));
   LS_RETURN_IF_ERROR(check_outputs(options));
   ReplayRequest request = request_of(options);
   request.as_served = true;
@@ -337,6 +339,8 @@ void add_replay_command(CLI::App& app, int& exit_code) {
   CLI::App* command =
       app.add_subcommand("replay", "Run a trace through the model and a backend, step by step");
   declare_replay_options(*command, *options);
+  declare_from(*command, options->from);
+  command->get_option("--from")->needs("--model")->group("Cache");
   command->callback([options, &exit_code] {
     exit_code = run_reported(options->reports, "replay",
                              [&](CommandReport& report) { return replay(*options, report); });
