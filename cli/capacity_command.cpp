@@ -8,6 +8,7 @@
 #include <set>
 
 #include "cli/commands.h"
+#include "cli/options/engine_model.h"
 #include "cli/options/layout_options.h"
 #include "cli/terminal.h"
 #include "sim/report/placement_report.h"
@@ -19,6 +20,7 @@ namespace {
 
 struct CapacityCommand {
   std::vector<std::string> models;
+  std::string from;
   std::vector<std::string> kv_dtypes{"bf16"};
   std::vector<std::string> modes{"none"};
   std::vector<std::int64_t> packs{1};
@@ -122,7 +124,9 @@ Result<void> compare_model(const std::string& name, const CapacityCommand& comma
   return {};
 }
 
-Result<int> capacity(const CapacityCommand& command) {
+Result<int> capacity(CapacityCommand command) {
+  for (std::string& model : command.models)
+    LS_RETURN_IF_ERROR(take_engine_model(model, command.from));
   std::set<std::string> warnings;
   print_head();
   for (const std::string& name : command.models.empty() ? model_names() : command.models)
@@ -154,6 +158,7 @@ void add_capacity_command(CLI::App& app, int& exit_code) {
                   "a prompt's length, for what a resend of it hits")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
+  declare_from(*sub, command->from);
   add_layout_options(*sub, command->arguments);
   sub->callback([command, &exit_code] { exit_code = exit_status(capacity(*command)); });
 }

@@ -1,4 +1,5 @@
 // lockstep layout --model NAME|FILE: what an engine works out before the first token.
+// lockstep model CONFIG --from vllm:DIR --out FILE: the layers that an engine builds.
 
 #include <fmt/format.h>
 
@@ -7,6 +8,7 @@
 
 #include "base/output_file.h"
 #include "cli/commands.h"
+#include "cli/options/engine_model.h"
 #include "cli/options/layout_options.h"
 #include "cli/options/output_option.h"
 #include "cli/terminal.h"
@@ -19,6 +21,7 @@ namespace {
 
 struct LayoutCommand {
   std::string model;
+  std::string from;
   LayoutArguments arguments;
   bool map = false;
   std::string svg_path;
@@ -74,7 +77,21 @@ Result<int> placed(const LayoutCommand& command) {
                placement_to_json(report)});
 }
 
-Result<int> layout(const LayoutCommand& command) {
+struct ModelCommand {
+  std::string config, from, path;
+};
+
+Result<int> write_model(const ModelCommand& command) {
+  LS_ASSIGN_OR_RETURN(const std::string text, engine_model(command.config, command.from));
+  LS_RETURN_IF_ERROR(write_file_atomically(command.path, text));
+  LS_ASSIGN_OR_RETURN(const ModelSpec model, model_from_text(text, command.path));
+  fmt::print("{}: {} layers with a cache, {} kinds, as {} builds them\n", command.path,
+             model.layers.size(), model.kinds.size(), command.from);
+  return kExitAgreed;
+}
+
+Result<int> layout(LayoutCommand command) {
+  LS_RETURN_IF_ERROR(take_engine_model(command.model, command.from));
   LS_ASSIGN_OR_RETURN(const bool overlays, is_placed(command.arguments));
   if (overlays) return placed(command);
   LS_ASSIGN_OR_RETURN(const auto report, report_of(command));
@@ -92,6 +109,7 @@ void add_layout_command(CLI::App& app, int& exit_code) {
   sub->add_option("--model", command->model,
                   "a name of the catalogue, a model file or a config.json")
       ->required();
+  declare_from(*sub, command->from);
   sub->add_option("--kv-dtype", a.kv_dtype, "bf16, fp8, int8_per_token_head, nvfp4, ...");
   sub->add_option("--mamba-cache-mode", a.mamba_cache_mode, "none, align or all");
   sub->add_option("--attn-pack", a.attn_pack, "attention layers that share one page")
@@ -102,6 +120,17 @@ void add_layout_command(CLI::App& app, int& exit_code) {
   declare_output(*sub, "--dot", command->dot_path, "write the graph of groups, layers, tensors");
   declare_output(*sub, "--json", command->json_path, "write everything");
   sub->callback([command, &exit_code] { exit_code = exit_status(layout(*command)); });
+}
+
+void add_model_command(CLI::App& app, int& exit_code) {
+  auto command = std::make_shared<ModelCommand>();
+  CLI::App* sub = app.add_subcommand(
+      "model", "Write a model file of the layers that an installed engine builds");
+  sub->add_option("CONFIG", command->config, "a config.json or its folder")->required();
+  declare_from(*sub, command->from);
+  sub->get_option("--from")->required();
+  sub->add_option("--out", command->path, "the model file")->required();
+  sub->callback([command, &exit_code] { exit_code = exit_status(write_model(*command)); });
 }
 
 }  // namespace lockstep

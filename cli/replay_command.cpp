@@ -14,6 +14,7 @@
 #include "base/stop_signal.h"
 #include "cli/commands.h"
 #include "cli/failing_case.h"
+#include "cli/options/engine_model.h"
 #include "cli/options/replay_options.h"
 #include "cli/replay_summary.h"
 #include "cli/reports.h"
@@ -303,8 +304,9 @@ Result<void> check_facts_wanted(const ReplayOptions& options, const PreparedRepl
                   prepared.run.backend));
 }
 
-Result<int> replay(const ReplayOptions& options, CommandReport& out) {
+Result<int> replay(ReplayOptions& options, CommandReport& out) {
   watch_stop_signals();
+  LS_RETURN_IF_ERROR(take_engine_model(options.run.spec.recipe.model, options.from));
   ReplayRequest request = request_of(options);
   request.as_served = true;
   FactsOfRun facts;
@@ -371,6 +373,8 @@ void add_replay_command(CLI::App& app, int& exit_code) {
   CLI::App* command =
       app.add_subcommand("replay", "Run a trace through the model and a backend, step by step");
   declare_replay_options(*command, *options);
+  declare_from(*command, options->from);
+  command->get_option("--from")->needs("--model")->group("Cache");
   command->callback([options, command, &exit_code] {
     exit_code = run_reported(*command, options->reports,
                              [&](CommandReport& report) { return replay(*options, report); });

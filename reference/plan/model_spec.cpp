@@ -125,6 +125,7 @@ Result<LayerSpecs> layer_specs(const ModelSpec& model, const PlanOptions& option
     named.spec = kind.spec;
     named.is_draft = kind.is_draft;
     named.index_topk = kind.index_topk;
+    named.backend = kind.backend;
     KVCacheSpec& spec = named.spec;
     spec.dcp_sharded |= options.dcp == 1 && !is_ring(spec);
     Cut cut(named.name, options.tp);

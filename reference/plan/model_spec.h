@@ -62,6 +62,7 @@ struct LayerKind {
   std::optional<std::int64_t> prefill_checkpoint_alignment;
   bool is_draft = false;  // of the drafter (MTP, EAGLE): there with PlanOptions::has_drafter alone
   std::int64_t index_topk = 0;  // sparse attention: rows that it reads, as its indexer chooses
+  std::string backend;          // of releases that overlay groups; empty: as the options say
   bool operator==(const LayerKind&) const = default;
 };
 

@@ -332,7 +332,8 @@ json placement_record(const PlacementRecording& recording, const json& recorded)
   record["specs"] = specs;
   // Only model runner V2 marks a draft model's cache as replicated, and only V2 has HiSparse.
   const bool is_replicated = std::ranges::any_of(memory.layers, [](const PlacementLayer& layer) {
-    return layer.spec && layer.spec->is_draft.value && !layer.spec->dcp_sharded;
+    return layer.spec && layer.spec->is_draft.value && is_attention(layer.spec->type) &&
+           !layer.spec->dcp_sharded;
   });
   if (!options.hisparse)
     record["specs_of_first_runner"] = is_replicated ? "dcp_sharded differs" : "same";
