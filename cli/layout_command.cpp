@@ -31,8 +31,7 @@ LayerSpecs extra_layers(const LayoutCommand& command, const ModelSpec& model) {
                              model.dtype)};
 }
 
-Result<PlanReport> report_of(const LayoutCommand& command) {
-  LS_ASSIGN_OR_RETURN(const auto model, find_model(command.model));
+Result<PlanReport> report_of(const LayoutCommand& command, const ModelSpec& model) {
   LS_ASSIGN_OR_RETURN(const auto options, plan_options(command.arguments, model));
   const auto layout = cache_layout_from_name(command.arguments.layout);
   if (!layout || is_overlaid(*layout))
@@ -45,8 +44,11 @@ struct Drawings {
   std::string map, svg, dot, json;
 };
 
-Result<int> tell(const LayoutCommand& command, const std::string& table, const Drawings& drawn) {
+Result<int> tell(const LayoutCommand& command, const ModelSpec& model, const std::string& table,
+                 const Drawings& drawn) {
   fmt::print("{}", table);
+  for (const std::string& assumption : model.assumptions)
+    fmt::print("  assumed from the config.json: {}\n", assumption);
   if (command.map) fmt::print("\n{}", drawn.map);
   for (const auto& [path, text] :
        {std::pair{command.svg_path, drawn.svg}, std::pair{command.dot_path, drawn.dot},
@@ -55,23 +57,27 @@ Result<int> tell(const LayoutCommand& command, const std::string& table, const D
   return kExitAgreed;
 }
 
-Result<int> placed(const LayoutCommand& command) {
-  LS_ASSIGN_OR_RETURN(const auto model, find_model(command.model));
+Result<int> placed(const LayoutCommand& command, const ModelSpec& model) {
   LS_ASSIGN_OR_RETURN(const auto options, plan_options(command.arguments, model));
   LS_ASSIGN_OR_RETURN(
       const auto report,
       make_placement_report(model, options, command.arguments.engine, command.arguments.layout,
                             extra_layers(command, model)));
-  return tell(command, placement_table(report),
+  return tell(command, model, placement_table(report),
               {placement_map(report), placement_svg(report), placement_dot(report),
                placement_to_json(report)});
 }
 
 Result<int> layout(const LayoutCommand& command) {
   LS_ASSIGN_OR_RETURN(const bool overlays, is_placed(command.arguments));
-  if (overlays) return placed(command);
-  LS_ASSIGN_OR_RETURN(const auto report, report_of(command));
-  return tell(command, plan_table(report),
+  LS_ASSIGN_OR_RETURN(const auto model, find_model(command.model));
+  if (model.layers.empty() && command.arguments.hidden_state_layers == 0) {
+    fmt::print("{}: an encoder; its layers keep no cache\n", model.name);
+    return kExitAgreed;
+  }
+  if (overlays) return placed(command, model);
+  LS_ASSIGN_OR_RETURN(const auto report, report_of(command, model));
+  return tell(command, model, plan_table(report),
               {plan_map(report), plan_svg(report), plan_dot(report), plan_to_json(report)});
 }
 
@@ -85,7 +91,7 @@ void add_layout_command(CLI::App& app, int& exit_code) {
   sub->add_option("--model", command->model,
                   "a name of the catalogue, a model file or a config.json")
       ->required();
-  sub->add_option("--kv-dtype", a.kv_dtype, "bf16, fp8, int8_per_token_head, nvfp4, ...");
+  sub->add_option("--kv-dtype", a.kv_dtype, "auto (as the checkpoint asks), bf16, fp8, nvfp4, ...");
   sub->add_option("--mamba-cache-mode", a.mamba_cache_mode, "none, align or all");
   sub->add_option("--attn-pack", a.attn_pack, "attention layers that share one page")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{4096}));
