@@ -21,7 +21,7 @@ namespace {
 struct CapacityCommand {
   std::vector<std::string> models;
   std::string from;
-  std::vector<std::string> kv_dtypes{"bf16"};
+  std::vector<std::string> kv_dtypes{"auto"};
   std::vector<std::string> modes{"none"};
   std::vector<std::int64_t> packs{1};
   std::int64_t prompt_tokens = 2000;
@@ -100,6 +100,10 @@ void print_placed(const ModelSpec& model, const PlanOptions& options, const Layo
 Result<void> compare_model(const std::string& name, const CapacityCommand& command,
                            std::set<std::string>& warnings) {
   LS_ASSIGN_OR_RETURN(const auto model, find_model(name));
+  if (model.layers.empty()) {
+    fmt::print("{:<26}an encoder; its layers keep no cache\n", model.name);
+    return {};
+  }
   LayoutArguments a = command.arguments;
   for (const std::string& dtype : command.kv_dtypes)
     for (const std::string& mode : command.modes)
@@ -121,6 +125,8 @@ Result<void> compare_model(const std::string& name, const CapacityCommand& comma
           fmt::print("{:<26}{:<8}{:<6}{:>5}  {}\n", model.name, dtype.substr(0, 7), mode, pack,
                      report ? "keeps no cache" : report.error().message);
       }
+  for (const std::string& assumption : model.assumptions)
+    fmt::print("  assumed from the config.json: {}\n", assumption);
   return {};
 }
 

@@ -17,6 +17,7 @@
 #include "base/result.h"
 #include "reference/placement/memory_plan.h"
 #include "reference/placement/worker_pages.h"
+#include "reference/plan/model_spec.h"
 #include "reference/types/plan_options.h"
 
 namespace lockstep {
@@ -31,6 +32,12 @@ struct ModelPlacement {
 // open. Refused: rule 2, and --attn-pack.
 Result<ModelPlacement> place_model(const LayerSpecs& layers, DType model_dtype,
                                    const PlanOptions& options, const std::string& order);
+
+// The plan of a model as a server of `release` makes it: in mode align with the states that prefills
+// export. `extra`: layers of no model, placed last.
+Result<ModelPlacement> place_served_model(const ModelSpec& model, const PlanOptions& options,
+                                          std::string_view release, const std::string& order,
+                                          const LayerSpecs& extra = {});
 
 // The groups of one worker in the types of a replay. `layers`: those that the plan was made of. A
 // group of uniform type with equal layers becomes a group of one spec. The plan has no tensors:

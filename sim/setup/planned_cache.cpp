@@ -250,6 +250,13 @@ Result<KVCacheConfig> plan_model(RunSpec& run, const CacheWishes& wishes,
                                  std::vector<ServedOption>& served) {
   EngineConfig& engine = run.engine;
   LS_ASSIGN_OR_RETURN(const auto model, find_model(run.recipe.model));
+  if (model.layers.empty())
+    return fail(fmt::format("--model {}: an encoder; its layers keep no cache", model.name));
+  for (const std::string& assumption : model.assumptions)
+    chosen.push_back("assumed from the config.json: " + assumption);
+  if (!model.kv_cache_dtype.empty())
+    chosen.push_back(fmt::format("rows of {}, as --dtype has it; the checkpoint asks for {}",
+                                 run.recipe.dtype, model.kv_cache_dtype));
   PlanOptions options;
   options.backend = run.attention_backend;
   const ElementType type = *element_type_from_name(run.recipe.dtype);
