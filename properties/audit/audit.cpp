@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/stop_signal.h"
 #include "properties/audit/audit_steps.h"
 #include "reference/plan/limits.h"
 
@@ -91,6 +92,7 @@ Result<AuditFile> audit_recording(const std::string& path, AuditedRules rules,
     return fail(fmt::format("{}:1: {}", path, sound.error().message));
   if (has_roles(header))
     return fail(fmt::format("{}:1: role: readers of a group of that role are not followed", path));
+  file.has_profile = find_engine_profile(header.options.config.engine) != nullptr;
   file.skipped = why_not_audited(header);
   if (!file.skipped.empty()) return file;
   Auditor auditor(header, AuditScope::whole_recording, rules);
@@ -102,15 +104,19 @@ Result<AuditFile> audit_recording(const std::string& path, AuditedRules rules,
     }
   };
   RecordedStep step;
-  while (true) {
+  while (!stop_requested()) {
     const Result<bool> more = reader->next(step);
+    if (!more && stop_requested()) break;
     if (!more) return tl::unexpected(more.error());
     if (!*more) break;
     auditor.step(step);
     ++file.steps;
     if (tell) take();
   }
-  auditor.end(reader->end());
+  if (stop_requested())
+    file.skipped = fmt::format("interrupted after {} steps", file.steps);
+  else
+    auditor.end(reader->end());
   file.reads_checked = auditor.reads_checked();
   file.hits = auditor.hits();
   take();

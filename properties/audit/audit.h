@@ -126,7 +126,8 @@ struct HitTotals {
 // A harness that runs an engine sees itself whether the engine makes progress: it gets deadlocks
 // only as cycles, and neither lost hits nor planned blocks. For an engine other than the reference,
 // the harness does not see what requests hold: planned blocks are checked.
-enum class AuditScope : std::uint8_t { running_engine, other_engine, whole_recording };
+// `hits_only` counts what could be hit and checks nothing.
+enum class AuditScope : std::uint8_t { running_engine, other_engine, whole_recording, hits_only };
 
 class AuditSteps;
 
@@ -157,7 +158,8 @@ struct AuditFile {
   std::int64_t steps = 0;
   std::int64_t reads_checked = 0;
   HitTotals hits;
-  std::string skipped;  // why it was not audited
+  std::string skipped;       // why it was not audited
+  bool has_profile = false;  // of its engine, so that the model can run it
   std::vector<AuditFinding> findings;
 };
 

@@ -31,7 +31,7 @@ AuditSteps::AuditSteps(const RecordingHeader& header, AuditScope scope, AuditedR
   const bool has_states = std::ranges::any_of(
       header.groups, [](const KVCacheGroupSpec& group) { return is_state(group.spec); });
   if (has_states) states_.emplace(core_, tokens_, pointer_to(hits_));
-  if (header.has_cache_events) events_.emplace(core_);
+  if (header.has_cache_events && core_.setup.checks_rules()) events_.emplace(core_);
   if (header.worker_facts) facts_.emplace(core_, blocks_);
   if (rules == AuditedRules::all) policy_.emplace(core_, transfers_, header);
 }
@@ -66,7 +66,7 @@ void AuditSteps::step(const RecordedStep& step) {
     for (const AuditRow& row : rows) states_->begin(row);
   if (facts_) facts_->step(step, rows);
   for (std::size_t g = 0; g < core_.setup.groups.size(); ++g) run_group(step, rows, g);
-  check_step(step);
+  if (core_.setup.checks_rules()) check_step(step);
 
   take_samples(step, rows);
   if (events_) events_->step(step, rows);

@@ -235,6 +235,7 @@ bool BlockLedger::is_hit(std::size_t group, std::size_t index, std::int32_t hit)
 // A request other than `holder` that can still read the block, or whose transfer does; null: none.
 // States are checked where they are read.
 const AuditRequest* BlockLedger::reader_of(BlockId block, const AuditRequest* holder) const {
+  if (!setup_.checks_rules()) return nullptr;
   for (const auto& [name, other] : requests_) {
     if (!other.keeps_blocks() || &other == holder) continue;
     for (std::size_t g = 0; g < num_groups(); ++g) {
