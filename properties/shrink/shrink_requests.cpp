@@ -178,8 +178,8 @@ void shrink_arrivals(ShrinkTrial& trial) {
     trial.lower_with(
         0, [i](SavedCase& saved) { return gap_before(saved, i); },
         [i](SavedCase& saved, std::int64_t gap) { move_up(saved, i, gap_before(saved, i) - gap); });
-    auto& records = trial.best().trace.records;
-    const auto* request = std::get_if<TraceRequest>(&records[i]);
+    const SavedCase now = trial.best();
+    const auto* request = std::get_if<TraceRequest>(&now.trace.records[i]);
     if (request == nullptr) continue;
     const auto at = [i](SavedCase& saved) -> TraceRequest& {
       return std::get<TraceRequest>(saved.trace.records[i]);

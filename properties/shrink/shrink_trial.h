@@ -33,7 +33,8 @@ class ShrinkTrial {
   ShrinkTrial(SavedCase first, std::int64_t steps, StillFails still_fails,
               std::int64_t evaluations_max, ShrinkProgress progress);
 
-  const SavedCase& best() const { return best_; }
+  // A copy: what a pass reads of it stays valid when attempt() takes another.
+  SavedCase best() const { return best_; }
   std::int64_t steps() const { return steps_; }
   std::int64_t evaluations() const { return evaluations_; }
   std::int64_t accepted() const { return accepted_; }

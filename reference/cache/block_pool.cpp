@@ -21,6 +21,7 @@ BlockPool::BlockPool(std::int64_t num_blocks, bool enable_caching, FreedBlocks f
 
 // Takes away every key of the block.
 void BlockPool::evict(BlockId block) {
+  check_block(block);
   if (events_ != nullptr) events_->removed(block);
   counters_.evicted += cache_.remove(block);
 }
@@ -66,6 +67,7 @@ void BlockPool::evict_blocks(std::span<const BlockId> blocks) {
 
 void BlockPool::touch(std::span<const BlockId> blocks) {
   for (const BlockId block : blocks) {
+    check_block(block);
     if (is_evictable(block)) free_.remove(block);
     ++ref_cnts_[block];
   }
@@ -77,10 +79,11 @@ void BlockPool::release(Iterator begin, Iterator end, bool unhashed_first) {
   for (; begin != end; ++begin) {
     const BlockId block = *begin;
     if (block == kNullBlock) continue;
+    check_block(block);
     std::int32_t& ref_cnt = ref_cnts_[block];
     LS_CHECK(ref_cnt > 0, "block {} freed once too often", index_of(block));
     if (--ref_cnt > 0) continue;
-    if (unhashed_first && !is_hashed(block))
+    if (unhashed_first && !is_cached(block))
       unhashed_.push_back(block);
     else
       free_.push_back(block);
@@ -104,6 +107,7 @@ void BlockPool::on_reuse(std::function<void(BlockId)> told) {
 
 void BlockPool::unpin_blocks(std::span<const BlockId> blocks) {
   for (const BlockId block : blocks) {
+    check_block(block);
     std::int32_t& ref_cnt = ref_cnts_[block];
     LS_CHECK(ref_cnt > 0 && block != kNullBlock, "block {} unpinned with {} holders",
              index_of(block), ref_cnt);
@@ -121,6 +125,7 @@ void BlockPool::note_reuse(BlockId block) {
 
 void BlockPool::cache_block(BlockId block, const BlockKey& key, std::int32_t group,
                             std::int32_t num_tokens) {
+  LS_CHECK(enable_caching_, "block {} published in a pool without caching", index_of(block));
   if (cache_.contains(block)) evict(block);  // the whole block stands for its parts now
   cache_.add(block, key, group, num_tokens);
   ++counters_.stored;
@@ -128,6 +133,7 @@ void BlockPool::cache_block(BlockId block, const BlockKey& key, std::int32_t gro
 
 bool BlockPool::cache_part_of_block(BlockId block, const BlockKey& key, std::int32_t group,
                                     std::int32_t num_tokens, bool replaces) {
+  LS_CHECK(enable_caching_, "block {} published in a pool without caching", index_of(block));
   if (!replaces && cache_.has_key(block, key, group)) return false;
   const bool is_longer = cache_.contains(block) && cache_.num_tokens_of(block) < num_tokens;
   if (replaces || is_longer) evict(block);
@@ -137,6 +143,12 @@ bool BlockPool::cache_part_of_block(BlockId block, const BlockKey& key, std::int
     cache_.add(block, key, group, num_tokens);
   ++counters_.stored;
   return true;
+}
+
+void BlockPool::move_keys(BlockId from, BlockId to) {
+  if (!enable_caching_) return;
+  cache_.move_keys(from, to);
+  if (events_ != nullptr) events_->moved(from, to);
 }
 
 bool BlockPool::reset_prefix_cache() {

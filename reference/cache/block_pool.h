@@ -22,6 +22,7 @@
 #include <span>
 #include <vector>
 
+#include "base/check.h"
 #include "base/ids.h"
 #include "reference/cache/cache_events.h"
 #include "reference/cache/free_queue.h"
@@ -38,9 +39,13 @@ class BlockPool {
 
   virtual ~BlockPool() = default;
 
+  bool is_caching() const { return enable_caching_; }
   std::int64_t num_blocks() const { return std::ssize(ref_cnts_); }
   std::int64_t num_free_blocks() const { return free_.size(); }
-  std::int32_t ref_cnt(BlockId block) const { return ref_cnts_[block]; }
+  std::int32_t ref_cnt(BlockId block) const {
+    check_block(block);
+    return ref_cnts_[block];
+  }
   // In the free queue, and not the null block.
   bool is_evictable(BlockId block) const { return block != kNullBlock && ref_cnt(block) == 0; }
 
@@ -76,13 +81,19 @@ class BlockPool {
   bool cache_part_of_block(BlockId block, const BlockKey& key, std::int32_t group,
                            std::int32_t num_tokens, bool replaces = false);
   // What `from` holds will be copied to `to`, and is found there from now on.
-  void move_keys(BlockId from, BlockId to) {
-    cache_.move_keys(from, to);
-    if (events_ != nullptr) events_->moved(from, to);
-  }
+  void move_keys(BlockId from, BlockId to);
   // What the blocks hold is not what their keys say: nothing can hit them any more.
   void evict_blocks(std::span<const BlockId> blocks);
-  const PrefixCache& cache() const { return cache_; }
+  // True if a prefix can hit the block. REQUIRES: the block is one of the pool's.
+  bool is_cached(BlockId block) const {
+    check_block(block);
+    return enable_caching_ && cache_.contains(block);
+  }
+  // The entries of cached blocks. REQUIRES: the pool caches; without caching it has no entries.
+  const PrefixCache& cache() const {
+    LS_CHECK(enable_caching_, "a pool without caching has no cache entries");
+    return cache_;
+  }
   // False, and nothing changed, while any block is in use.
   bool reset_prefix_cache();
 
@@ -97,7 +108,11 @@ class BlockPool {
   virtual void hand_out(BlockId block) { evict(block); }
 
  private:
-  bool is_hashed(BlockId block) const { return enable_caching_ && cache_.contains(block); }
+  // Ids come from other classes, and from pools of another size.
+  void check_block(BlockId block) const {
+    LS_CHECK(index_of(block) >= 0 && index_of(block) < num_blocks(), "block {} in a pool of {}",
+             index_of(block), num_blocks());
+  }
   template <typename Iterator>
   void release(Iterator begin, Iterator end, bool unhashed_first);
   void evict(BlockId block);

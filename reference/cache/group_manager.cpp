@@ -243,7 +243,7 @@ void GroupManager::announce_stored(const Request& request, std::int32_t first,
                       event.token_ids.data());
   for (std::int32_t i = first; i < num_full; ++i) {
     const BlockId block = of(request).blocks[i];
-    if (block == kNullBlock || !pool_.cache().contains(block)) continue;
+    if (block == kNullBlock || !pool_.is_cached(block)) continue;
     event.block_hashes.push_back(hash_of(i));
     const bool salted = i == 0 && !request.cache_salt.empty();
     event.extra_keys.push_back(salted ? std::optional(request.cache_salt) : std::nullopt);

@@ -41,7 +41,7 @@ HiSparseCoordinator::State* HiSparseCoordinator::find(const std::string& name) c
 }
 
 std::optional<HiSparseCoordinator::CopyKey> HiSparseCoordinator::key_of(BlockId host) const {
-  if (host == kNullBlock || !host_->cache().contains(host)) return std::nullopt;
+  if (host == kNullBlock || !host_->is_cached(host)) return std::nullopt;
   return CopyKey{host_->cache().key_of(host)};
 }
 

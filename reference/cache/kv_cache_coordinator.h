@@ -67,8 +67,8 @@ class KVCacheCoordinator {
 
   // Whether a hit may find the block: as a whole, or as a part where hits may end inside blocks.
   bool can_hit(BlockId block) const {
+    if (!pool_->is_cached(block)) return false;
     const PrefixCache& cache = pool_->cache();
-    if (!config_.enable_prefix_caching || !cache.contains(block)) return false;
     return block_sizes_.hits_parts_of_blocks ||
            cache.num_tokens_of(block) % managers_[cache.group_of(block)]->block_size() == 0;
   }

@@ -215,7 +215,7 @@ void MambaManager::move_part(GroupBlocks& held, BlockId copy) {
   pool_.move_keys(source, copy);
   copies_.push_back({source, copy});
   pool_.touch({&source, 1});
-  if (pool_.cache().contains(copy)) cached_this_step_.push_back(pool_.cache().key_of(copy));
+  if (pool_.is_cached(copy)) cached_this_step_.push_back(pool_.cache().key_of(copy));
   held.part_block = kNullBlock;
 }
 
@@ -231,7 +231,7 @@ void MambaManager::cache_blocks(Request& request, std::int32_t num_tokens) {
   }
   for (std::int32_t i = first; i < end; ++i) {
     const BlockId block = of(request).blocks[i];
-    if (block != kNullBlock && pool_.cache().contains(block))
+    if (block != kNullBlock && pool_.is_cached(block))
       cached_this_step_.push_back(pool_.cache().key_of(block));
   }
 }
@@ -250,8 +250,7 @@ std::optional<BlockKey> MambaManager::cache_checkpoint(const Request& request) {
     return std::nullopt;
   }
   if (block == kNullBlock) return std::nullopt;
-  if (pool_.cache().contains(block) && pool_.cache().num_tokens_of(block) == position)
-    return std::nullopt;
+  if (pool_.is_cached(block) && pool_.cache().num_tokens_of(block) == position) return std::nullopt;
   // Drafts reach beyond what is hashed.
   const std::int32_t num_hashes = position / sizes_.hash_block_size;
   if (num_hashes > std::ssize(request.hashes.keys())) return std::nullopt;
@@ -272,8 +271,7 @@ std::optional<BlockKey> MambaManager::cache_prompt_state(Request& request,
   const std::int32_t entry = ceil_div(num_tokens, block_size_) - 1;
   if (entry >= std::ssize(held.blocks) || held.blocks[entry] == kNullBlock) return std::nullopt;
   const BlockId block = held.blocks[entry];
-  const bool is_known =
-      pool_.cache().contains(block) && pool_.cache().num_tokens_of(block) == num_tokens;
+  const bool is_known = pool_.is_cached(block) && pool_.cache().num_tokens_of(block) == num_tokens;
   if (is_known && !profile_.republishes_states) return std::nullopt;
   cache_part(request, block, num_tokens, false);
   if (num_tokens % block_size_ != 0) {

@@ -363,7 +363,8 @@ std::int32_t Scheduler::num_cached_tokens(BlockId block) const {
   return is_cached(block) ? impl_->cache.pool().cache().num_tokens_of(block) : 0;
 }
 BlockId Scheduler::find_cached(const CachedBlock& content) const {
-  return impl_->cache.pool().cache().find(content.key, content.group);
+  const BlockPool& pool = impl_->cache.pool();
+  return pool.is_caching() ? pool.cache().find(content.key, content.group) : kNullBlock;
 }
 std::span<const BlockId> Scheduler::block_table(RequestId request, std::int32_t group) const {
   return std::as_const(*impl_).at(request).groups[group].blocks;

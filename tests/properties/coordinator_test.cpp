@@ -156,7 +156,7 @@ void expect_same(const CoordinatorModel& model, const Coordinated& real) {
   RC_ASSERT(std::ranges::equal(queue, model.pool.free_queue()));
   for (std::int32_t i = 1; i < model.world->num_blocks; ++i) {
     RC_ASSERT(pool.ref_cnt(BlockId{i}) == model.pool.ref_cnt(BlockId{i}));
-    RC_ASSERT(pool.cache().contains(BlockId{i}) == model.pool.is_cached(BlockId{i}));
+    RC_ASSERT(pool.is_cached(BlockId{i}) == model.pool.is_cached(BlockId{i}));
   }
   RC_ASSERT(real.requests.size() == model.requests.size());
   for (std::size_t r = 0; r < real.requests.size(); ++r)

@@ -10,6 +10,7 @@
 
 #include "properties/shrink/case_parts.h"
 #include "properties/shrink/case_size.h"
+#include "properties/shrink/shrink_trial.h"
 #include "tests/properties/large_case.h"
 
 namespace lockstep {
@@ -83,6 +84,34 @@ TEST(Shrinker, requests_that_wait_for_one_another_stay_together_only_when_it_mat
   ASSERT_EQ(requests.size(), 2u);
   EXPECT_EQ(requests[1]->after, std::vector<std::string>{"r0"});
   EXPECT_EQ(requests[1]->delay_ns, 0);
+}
+
+TEST(Shrinker, a_pass_may_keep_what_it_read_while_it_attempts) {
+  ShrinkTrial trial(large_case(3), kOneStep, when([](const SavedCase&) { return true; }), 100, {});
+  const auto& before = trial.best().trace.records;
+  ASSERT_TRUE(trial.attempt_with([](SavedCase& saved) { saved.trace.records.pop_back(); }));
+  EXPECT_EQ(before.size(), large_case(3).trace.records.size());
+  EXPECT_EQ(trial.best().trace.records.size(), before.size() - 1);
+}
+
+// One pass lowers several numbers of a request, the later ones down to the arrival.
+TEST(Shrinker, a_request_that_waits_and_is_aborted_loses_its_delay_and_the_time_to_its_abort) {
+  SavedCase start = large_case(2);
+  TraceRequest& request = *trace_requests_of(start).back();
+  request.after = {trace_requests_of(start).front()->spec.name};
+  request.delay_ns = 5'000;
+  request.abort = AbortPlan{.t_ns = 9'000, .after_tokens = {}};
+  const auto result =
+      shrink(start, when([](const SavedCase& saved) {
+               SavedCase copy = saved;
+               return std::ranges::any_of(trace_requests_of(copy), [](const TraceRequest* at) {
+                 return !at->after.empty() && at->abort && at->abort->t_ns;
+               });
+             }));
+  ASSERT_TRUE(result);
+  SavedCase smallest = result->smallest;
+  EXPECT_EQ(trace_requests_of(smallest).back()->delay_ns, 0);
+  EXPECT_EQ(trace_requests_of(smallest).back()->abort->t_ns, 0);
 }
 
 TEST(Shrinker, every_candidate_is_tried_once_and_reads_back_as_it_was_written) {

@@ -100,7 +100,7 @@ TEST(BlockPool, a_longer_part_takes_the_place_of_a_shorter_one_and_not_the_rever
   pool.move_keys(blocks[0], blocks[1]);
   EXPECT_EQ(pool.cache().find({1, 1}, 0), blocks[1]);
   EXPECT_EQ(pool.cache().find({2, 2}, 0), blocks[1]);
-  EXPECT_FALSE(pool.cache().contains(blocks[0]));
+  EXPECT_FALSE(pool.is_cached(blocks[0]));
   pool.cache_part_of_block(blocks[1], {3, 3}, 0, 4, true);
   EXPECT_EQ(pool.cache().find({1, 1}, 0), kNullBlock);
   EXPECT_EQ(pool.cache().find({2, 2}, 0), kNullBlock);
@@ -166,7 +166,7 @@ std::vector<std::int32_t> published(std::string engine, std::int64_t num_tokens,
   manager->cache_blocks(request, 160);
   std::vector<std::int32_t> places;
   for (std::int32_t i = 0; i < 10; ++i)
-    if (pool.cache().contains(request.groups[0].blocks[static_cast<std::size_t>(i)]))
+    if (pool.is_cached(request.groups[0].blocks[static_cast<std::size_t>(i)]))
       places.push_back(i);
   return places;
 }

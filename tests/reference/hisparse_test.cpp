@@ -48,10 +48,24 @@ EngineConfig engine_config() {
   return config;
 }
 
+// Loads the first tokens of every prompt from elsewhere while other requests run.
+class TokensElsewhere final : public KVConnector {
+ public:
+  explicit TokensElsewhere(std::int32_t num_tokens) : num_tokens_(num_tokens) {}
+  ExternalHit get_num_new_matched_tokens(const ExternalQuery&) override {
+    return {.num_tokens = num_tokens_, .is_async = true};
+  }
+  bool request_finished(RequestId, std::string_view) override { return false; }
+
+ private:
+  std::int32_t num_tokens_;
+};
+
 class HiSparse : public testing::Test {
  protected:
-  void open(std::int64_t num_blocks) {
-    auto made = Scheduler::create(engine_config(), four_groups(), num_blocks, {&connector_});
+  void open(std::int64_t num_blocks) { open(num_blocks, engine_config(), connector_); }
+  void open(std::int64_t num_blocks, const EngineConfig& config, KVConnector& connector) {
+    auto made = Scheduler::create(config, four_groups(), num_blocks, {&connector});
     ASSERT_TRUE(made) << made.error().message;
     scheduler_.emplace(*std::move(made));
   }
@@ -65,10 +79,11 @@ class HiSparse : public testing::Test {
     return *id;
   }
   // A step whose transfers the workers complete with its output, if they are to.
-  HiSparseCommand step(bool completes = true) {
+  HiSparseCommand step(bool completes = true, std::vector<RequestId> received = {}) {
     const SchedulerOutput& decided = scheduler_->schedule();
     HiSparseCommand command = decided.hisparse;
     ModelOutput output;
+    output.kv_connector_output.finished_recving = std::move(received);
     for (std::size_t row = 0; row < decided.scheduled.size(); ++row) {
       if (scheduler_->num_sampled_max(row) > 0) output.tokens.push_back(7);
       output.token_ends.push_back(static_cast<std::uint32_t>(output.tokens.size()));
@@ -121,6 +136,22 @@ TEST_F(HiSparse, a_page_that_is_handed_out_is_read_from_the_host_from_then_on) {
     EXPECT_EQ(command.all_resident, !is_lost);
   }
   EXPECT_TRUE(is_lost);
+}
+
+// Without prefix caching the host pool has no cache entries to ask for.
+TEST_F(HiSparse, a_loaded_page_is_restored_without_prefix_caching) {
+  EngineConfig config = engine_config();
+  config.enable_prefix_caching = false;
+  TokensElsewhere connector(8);
+  open(60, config, connector);
+  const RequestId id = add("r0", 1, 10);
+  step();
+  step(true, {id});
+  std::int64_t num_restored = 0;
+  for (int i = 0; i < 3; ++i)
+    for (const PageTransfer& transfer : step().transfers) num_restored += transfer.restores;
+  EXPECT_EQ(num_restored, 1);
+  EXPECT_FALSE(scheduler_->has_pages_under_way());
 }
 
 TEST_F(HiSparse, a_page_under_way_keeps_its_blocks_when_its_request_leaves) {

@@ -124,7 +124,7 @@ std::vector<std::size_t> published(const EngineConfig& config, const KVCacheGrou
   std::vector<std::size_t> places;
   const std::vector<BlockId>& blocks = request.groups[0].blocks;
   for (std::size_t i = 0; i < blocks.size(); ++i)
-    if (pool.cache().contains(blocks[i])) places.push_back(i);
+    if (pool.is_cached(blocks[i])) places.push_back(i);
   return places;
 }
 

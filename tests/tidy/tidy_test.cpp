@@ -34,17 +34,6 @@ TEST(Project, TermsAreTheFieldsOwn) { expect_everywhere(check_terms); }
 TEST(Project, ReleasesAreNamedByTheirProfiles) { expect_everywhere(check_release_names); }
 TEST(Project, DefectsArePlantedInSeams) { expect_everywhere(check_seams); }
 TEST(Project, FoldersHoldFortyFiles) { EXPECT_EQ(text_of(check_folder_sizes(project())), ""); }
-TEST(Project, TheProductIsSmallEnoughForOneHead) {
-  std::size_t files = 0, lines = 0;
-  for (const SourceFile& file : project()) {
-    if (!is_product(file)) continue;
-    ++files;
-    lines += static_cast<std::size_t>(std::count(file.text.begin(), file.text.end(), '\n'));
-  }
-  EXPECT_LE(files, 673u);
-  EXPECT_LE(lines, 101000u);
-}
-
 TEST(Project, TypesAreDefinedOnce) { EXPECT_EQ(text_of(check_definitions(project())), ""); }
 
 TEST(Project, TheTopLevelHoldsOnlyWhatItShould) {
