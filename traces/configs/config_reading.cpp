@@ -177,9 +177,26 @@ LayerKind ConfigReading::windowed(LayerKind kind, std::int64_t tokens) {
   return kind;
 }
 
-LayerKind ConfigReading::latent(std::int64_t head_size) {
-  LayerKind kind = rows("attn", 1, head_size);
+LayerKind ConfigReading::chunked(LayerKind kind, std::int64_t tokens) {
+  kind.name = "chunk";
+  kind.spec.kind = CacheKind::chunked_local;
+  kind.spec.attention_chunk_size = tokens;
+  return kind;
+}
+
+LayerKind ConfigReading::cross(LayerKind kind) {
+  kind.name = "cross";
+  kind.spec.kind = CacheKind::cross_attention;
+  return kind;
+}
+
+LayerKind ConfigReading::single_rows(LayerKind kind) {
   kind.spec.kind = CacheKind::mla;
+  return kind;
+}
+
+LayerKind ConfigReading::latent(std::int64_t head_size) {
+  LayerKind kind = single_rows(rows("attn", 1, head_size));
   kind.spec.cache_dtype_str = "auto";
   return kind;
 }
