@@ -295,6 +295,7 @@ std::string path_of_recording(const std::string& path) {
 
 int exit_code_of(const Failure& failure) {
   if (!failure.failed()) return kExitAgreed;
+  if (failure.kind == "harness") return kExitRefused;
   return failure.kind == "stuck" || failure.kind == "hang" ? kExitStuck : kExitDisagreed;
 }
 

@@ -125,10 +125,12 @@ std::string fuzz_summary_text(const FuzzReport& report, double seconds) {
 int fuzz_exit_code(const FuzzReport& report) {
   if (!report.missing_classes().empty()) return kExitDisagreed;
   if (report.failures.empty()) return kExitAgreed;
-  const bool all_stuck = std::ranges::all_of(report.failures, [](const FuzzFailure& failure) {
-    return failure.kind == OutcomeKind::stuck;
-  });
-  return all_stuck ? kExitStuck : kExitDisagreed;
+  const auto all_are = [&](OutcomeKind kind) {
+    return std::ranges::all_of(report.failures,
+                               [=](const FuzzFailure& failure) { return failure.kind == kind; });
+  };
+  if (all_are(OutcomeKind::harness)) return kExitRefused;
+  return all_are(OutcomeKind::stuck) ? kExitStuck : kExitDisagreed;
 }
 
 constexpr std::int64_t kRunsByDefault = 1'000;

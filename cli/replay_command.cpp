@@ -94,6 +94,8 @@ int exit_code_of(Verdict verdict) {
     case Verdict::engine_failure:
     case Verdict::mismatch:
       return kExitDisagreed;
+    case Verdict::harness:
+      return kExitRefused;
   }
   return kExitDisagreed;
 }
@@ -112,6 +114,9 @@ std::string verdict_text(const RunSummary& summary) {
       return fmt::format("Verdict: THE ENGINE FAILED in step {} ({})\n  {}\n{}", summary.steps,
                          summary.engine_failure->kind, summary.engine_failure->what,
                          summary.engine_failure->trace);
+    case Verdict::harness:
+      return fmt::format("Verdict: LOCKSTEP FAILED; the engine is not judged.\n  {}\n{}",
+                         summary.engine_failure->what, summary.engine_failure->trace);
     case Verdict::mismatch:
       return fmt::format("Verdict: THE ENGINE DECIDES OTHERWISE in step {} ({})\n  {}\n",
                          summary.mismatch->step, summary.mismatch->check, summary.mismatch->what);

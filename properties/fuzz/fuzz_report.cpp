@@ -13,7 +13,8 @@ constexpr std::int64_t kReportVersion = 2;
 
 constexpr JsonWord<OutcomeKind> kKinds[] = {{"divergence", OutcomeKind::divergence},
                                             {"violation", OutcomeKind::violation},
-                                            {"stuck", OutcomeKind::stuck}};
+                                            {"stuck", OutcomeKind::stuck},
+                                            {"harness", OutcomeKind::harness}};
 
 void write_counts(JsonWriter& out, const FuzzReport& report) {
   for (const auto& [name, count] : kFuzzCounts) {

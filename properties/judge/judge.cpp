@@ -235,10 +235,11 @@ void take_verdict(const RunSummary& summary, Outcome& outcome) {
     outcome.request = summary.divergence->request;
     outcome.what = summary.divergence->message;
   } else if (const auto& failure = summary.engine_failure) {
-    outcome.kind = OutcomeKind::violation;
-    outcome.check = fmt::format("engine.{}", failure->kind);
-    outcome.step = summary.steps;
-    outcome.what = failure->what;
+    const bool is_harness = failure->is_harness();
+    outcome.kind = is_harness ? OutcomeKind::harness : OutcomeKind::violation;
+    outcome.check = is_harness ? failure->kind : fmt::format("engine.{}", failure->kind);
+    if (!is_harness) outcome.step = summary.steps;
+    outcome.what = is_harness ? failure->what + "\n" + failure->trace : failure->what;
   } else if (summary.verdict == Verdict::liveness) {
     outcome.kind = OutcomeKind::stuck;
     outcome.check = summary.wait_cycle.empty()        ? "liveness"
@@ -265,8 +266,8 @@ void count_faults(const FaultyWorkload* workload, Tally& tally) {
 }  // namespace
 
 std::string_view name_of(OutcomeKind kind) {
-  constexpr std::array<std::string_view, 5> kNames = {"agreed", "divergence", "violation", "stuck",
-                                                      "refused"};
+  constexpr std::array<std::string_view, 6> kNames = {"agreed", "divergence", "violation",
+                                                      "stuck",  "refused",    "harness"};
   return kNames.at(static_cast<std::size_t>(kind));
 }
 

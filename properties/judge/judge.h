@@ -27,7 +27,8 @@
 
 namespace lockstep {
 
-enum class OutcomeKind : std::uint8_t { agreed, divergence, violation, stuck, refused };
+// harness: Lockstep's own code in an engine's process raised, so the engine is not judged.
+enum class OutcomeKind : std::uint8_t { agreed, divergence, violation, stuck, refused, harness };
 std::string_view name_of(OutcomeKind kind);
 
 struct Outcome {
@@ -37,7 +38,7 @@ struct Outcome {
   // properties/invariants/invariants.h, or "liveness"; where requests wait in a circle
   // "liveness.head_of_line" or, if the first of them holds blocks, "liveness.partial_load". Of
   // another engine: "engine.exception", "engine.crash", "engine.hang" or "engine.reply", and with
-  // JudgeOptions::conforms "conform." and a field of a recorded step.
+  // JudgeOptions::conforms "conform." and a field of a recorded step. "harness" of that kind.
   // Empty: agreed or refused.
   std::string check;
   std::int64_t step = -1;

@@ -1,5 +1,7 @@
 #include "properties/judge/known_findings.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <optional>
@@ -353,6 +355,16 @@ constexpr EngineFinding kEngineFindings[] = {
      Reached::external_hit},
 };
 
+// Of an engine's worker, whose host recognises the cause and names the finding in its report.
+constexpr KnownFinding kWorkerFindings[] = {
+    {26, "a short convolution keeps rejected drafts", nullptr, {}, nullptr},
+    {48,
+     "a step without drafts continues from a state before the accepted ones",
+     nullptr,
+     {},
+     nullptr},
+};
+
 bool gets_past(const Outcome& failure, const Outcome& without) {
   if (without.kind == OutcomeKind::agreed) return true;
   return without.failed() && failure.kind != OutcomeKind::stuck && without.step > failure.step;
@@ -393,6 +405,8 @@ const KnownFinding* finding_of_number(int number) {
     if (finding.number == number) return &finding;
   for (const EngineFinding& own : kEngineFindings)
     if (own.finding.number == number) return &own.finding;
+  for (const KnownFinding& finding : kWorkerFindings)
+    if (finding.number == number) return &finding;
   return nullptr;
 }
 
@@ -473,6 +487,10 @@ const KnownFinding* known_finding_of_engine(const SavedCase& saved, const Outcom
 
 const KnownFinding* known_finding(const SavedCase& saved, const Outcome& outcome,
                                   const JudgeOptions& judged_by) {
+  for (const KnownFinding& finding : kWorkerFindings)
+    if (outcome.failed() &&
+        outcome.what.starts_with(fmt::format("input: finding {}: ", finding.number)))
+      return &finding;
   return judged_by.decisions ? known_finding_of_engine(saved, outcome)
                              : known_finding(saved, outcome, judged_by.backend);
 }

@@ -432,7 +432,7 @@ class _Case:
 
     def _check_inputs(self, read: list[int], expected: list[int]) -> None:
         if read != expected:
-            raise AssertionError(
+            raise EngineFault(
                 f"the model of step {self._num_steps - 1} reads tokens {read}, not {expected}"
             )
 

@@ -216,9 +216,13 @@ struct StaleOutput {
 
 // How another engine ended in the middle of a run.
 struct EngineFailure {
-  std::string kind;        // "exception", "crash", "hang", "reply": docs/scheduler_protocol.md
+  // "exception", "crash", "hang", "reply": docs/scheduler_protocol.md. "harness": Lockstep's own
+  // code in the engine's process raised, and the engine is not judged.
+  std::string kind;
   std::string what;        // one sentence
-  std::string trace = {};  // the engine's own words; may be empty
+  std::string trace = {};  // the words of whose code raised; may be empty
+
+  bool is_harness() const { return kind == "harness"; }
 };
 
 // What happened to the pool and the prefix cache since the counters were last taken.

@@ -134,7 +134,7 @@ Result<bool> LockstepRun::execute(const AgreedBatch& agreed) {
 bool LockstepRun::engine_failed() {
   const EngineFailure* failure = decisions_.failure();
   if (failure == nullptr) return false;
-  summary_.verdict = Verdict::engine_failure;
+  summary_.verdict = failure->is_harness() ? Verdict::harness : Verdict::engine_failure;
   summary_.engine_failure = *failure;
   return true;
 }
@@ -177,7 +177,11 @@ Result<bool> LockstepRun::end_step(const OutputTaken& output) {
 
 // A divergence is the verdict; an error is handed on.
 Result<bool> LockstepRun::ended_by(Checked checked) {
-  if (!checked.has_diverged()) return tl::unexpected(checked.error());
+  if (!checked.has_diverged()) {
+    if (!summary_.engine_failure) return tl::unexpected(checked.error());
+    summary_.verdict = Verdict::harness;
+    return false;
+  }
   summary_.verdict = Verdict::divergence;
   summary_.divergence = std::move(checked.divergence());
   return false;
@@ -200,8 +204,8 @@ bool LockstepRun::observe(bool (StepObserver::*hook)(const StepView&),
 
 Result<RunReport> LockstepRun::finish() {
   if (memory_ != nullptr) {
-    if (auto checked = memory_->finish(summary_.verdict != Verdict::divergence &&
-                                       summary_.verdict != Verdict::engine_failure);
+    if (auto checked =
+            memory_->finish(summary_.verdict != Verdict::divergence && !summary_.engine_failure);
         !checked)
       LS_RETURN_IF_ERROR(ended_by(std::move(checked)));
     const Release& release = *engine_profile(config_.engine.engine).release;

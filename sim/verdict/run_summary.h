@@ -25,7 +25,8 @@ enum class Verdict : std::uint8_t {
   divergence,      // see RunSummary::divergence
   liveness,        // requests wait, nothing runs and nothing will arrive
   engine_failure,  // another engine decides, and has failed
-  mismatch,        // ... and does not decide as the model, which it is held against
+  mismatch,        // another engine decides, and not as the model that --conform compares it with
+  harness,         // Lockstep's own code in an engine's process raised: no verdict on the engine
 };
 std::string_view name_of(Verdict verdict);
 

@@ -132,6 +132,9 @@ class Worker:
             self.tables.pop(name, None)
             self.entries.pop(name, None)
         self._zero(step["zero"])
+        self._copy(step["copies"])
+        if self.defect == "harness" and step["execute"] == 2:
+            raise AssertionError("the host of the worker raises in step 2")
         if self.defect == "raise" and step["execute"] == 2:
             raise RuntimeError("the worker raises in step 2")
         if self.defect == "crash" and step["execute"] == 2:
@@ -197,6 +200,16 @@ class Worker:
                     at = view["offset"] + block * view["stride"][0]
                     self.memory[at : at + size] = bytes(size)
 
+    def _copy(self, copies):
+        """Whole blocks, padding included."""
+        for layer in self.layers:
+            first, size = layer["page_offset"], layer["page_stride"]
+            for source, target in copies:
+                at, of = first + target * size, first + source * size
+                self.memory[at : at + size] = self.memory[of : of + size]
+                if self.defect == "padding":
+                    self.memory[at + size - 1] ^= 1
+
     def _advance(self, name, g, scheduled):
         """The state goes on in the block of the last token; it moves there first."""
         spec, table = self.groups[g]["spec"], self.tables[name][g]
@@ -249,6 +262,8 @@ def main():
                 reply = getattr(worker, kind)(message[kind])
         except RuntimeError as error:
             reply = {"failed": {"what": str(error)}}
+        except AssertionError as error:
+            reply = {"failed": {"what": str(error), "trace": "in model_worker.py", "harness": True}}
         print(json.dumps(reply), flush=True)
 
 
