@@ -25,6 +25,8 @@ struct AuditOptions {
   std::vector<std::string> paths;
   ReportOptions reports;
   double min_hit_share = 0;  // percent
+  std::string policy = "on";
+  AuditedRules rules() const { return policy == "on" ? AuditedRules::all : AuditedRules::memory; }
 };
 
 struct AuditTotals {
@@ -37,18 +39,24 @@ struct AuditTotals {
   HitTotals hits;
   std::vector<AuditFinding> findings;
   bool told = false;  // each finding when it was found
+  AuditedRules rules = AuditedRules::all;
+  std::int64_t num_findings(RuleGroup group) const {
+    return std::ranges::count(findings, group,
+                              [](const AuditFinding& finding) { return group_of(finding.rule); });
+  }
 };
 
-Result<AuditTotals> audit_all(const std::vector<std::string>& paths) {
+Result<AuditTotals> audit_all(const std::vector<std::string>& paths, AuditedRules rules) {
   LS_ASSIGN_OR_RETURN(auto inputs, find_conform_inputs(paths));
   if (inputs.schedules.empty() && inputs.refused.empty())
     return fail("nothing to audit: no recordings of schedules found");
   AuditTotals totals;
+  totals.rules = rules;
   totals.refused = std::move(inputs.refused);
   std::int64_t done = 0;
   Progress progress("auditing", static_cast<std::int64_t>(inputs.schedules.size()));
   for (const std::string& path : inputs.schedules) {
-    Result<AuditFile> file = audit_recording(path);
+    Result<AuditFile> file = audit_recording(path, rules);
     progress.at(++done, path);
     if (!file) {
       totals.refused.push_back({path, file.error().message});
@@ -68,10 +76,12 @@ Result<AuditTotals> audit_all(const std::vector<std::string>& paths) {
 }
 
 // A recording as it comes in from a pipe, told line by line.
-Result<AuditTotals> audit_stream() {
+Result<AuditTotals> audit_stream(AuditedRules rules) {
   AuditTotals totals;
+  totals.rules = rules;
   totals.told = true;
-  LS_ASSIGN_OR_RETURN(auto file, audit_recording("/dev/stdin", [](const AuditFinding& finding) {
+  LS_ASSIGN_OR_RETURN(auto file,
+                      audit_recording("/dev/stdin", rules, [](const AuditFinding& finding) {
                         fmt::print("{}\n", line_of(finding));
                         std::fflush(stdout);
                       }));
@@ -121,10 +131,19 @@ std::vector<std::string> not_checked_of(const AuditTotals& totals) {
       "memory: which addresses kernels read and write, and which bytes a connector moves",
       "the rows of a draft model, except that a hit does not end before another next token",
       "the content of rings of keys"};
+  if (totals.rules == AuditedRules::memory)
+    not_checked.emplace_back("rules about policy (--policy off)");
   if (totals.skipped > 0)
     not_checked.push_back(
         fmt::format("{} that the audit does not follow", counted(totals.skipped, "recording")));
   return not_checked;
+}
+
+std::string groups_text(const AuditTotals& totals) {
+  const auto text = [&](RuleGroup group) { return counted(totals.num_findings(group), "finding"); };
+  return fmt::format(
+      "rules about memory: {}; rules about policy: {}\n", text(RuleGroup::memory),
+      totals.rules == AuditedRules::all ? text(RuleGroup::policy) : "not checked (--policy off)");
 }
 
 std::string totals_text(const AuditTotals& totals) {
@@ -134,6 +153,7 @@ std::string totals_text(const AuditTotals& totals) {
       counted(static_cast<std::int64_t>(totals.files.size()), "recording"), totals.clean,
       counted(static_cast<std::int64_t>(totals.findings.size()), "finding"),
       with_commas(totals.steps), with_commas(totals.reads));
+  text += groups_text(totals);
   text += hits_text(totals.hits);
   if (totals.told)
     return text + not_audited_text(totals) + not_checked_text(not_checked_of(totals));
@@ -162,6 +182,11 @@ std::string totals_json(const AuditTotals& totals) {
   json["steps"] = totals.steps;
   json["reads"] = totals.reads;
   json["hits"] = json_of(totals.hits);
+  json["memory_findings"] = totals.num_findings(RuleGroup::memory);
+  if (totals.rules == AuditedRules::all)
+    json["policy_findings"] = totals.num_findings(RuleGroup::policy);
+  else
+    json["policy_findings"] = nullptr;  // not checked
   json["findings"] = nlohmann::ordered_json::array();
   for (const AuditFinding& f : totals.findings) {
     json["findings"].push_back({{"rule", name_of(f.rule)},
@@ -209,7 +234,8 @@ Result<int> audit(const AuditOptions& options, CommandReport& report) {
   const bool is_stream = std::ranges::find(options.paths, "-") != options.paths.end();
   if (is_stream && options.paths.size() > 1)
     return fail("-: standard input is one recording; give no other path beside it");
-  LS_ASSIGN_OR_RETURN(const auto totals, is_stream ? audit_stream() : audit_all(options.paths));
+  LS_ASSIGN_OR_RETURN(const auto totals, is_stream ? audit_stream(options.rules())
+                                                   : audit_all(options.paths, options.rules()));
   if (!totals.files.empty()) fmt::print("{}", totals_text(totals));
   if (report.wants_json()) report.set_json(totals_json(totals));
   add_items(totals, report);
@@ -249,6 +275,11 @@ void add_audit_command(CLI::App& app, int& exit_code) {
                    "status 1 when less of the content in the pool is hit, in percent")
       ->check(CLI::Range(0.0, 100.0).description(""))
       ->type_name("P");
+  command
+      ->add_option("--policy", options->policy,
+                   "check rules about policy: hits, victim, standstill, limits")
+      ->check(CLI::IsMember({"on", "off"}))
+      ->capture_default_str();
   declare_reports(*command, options->reports, "the result as JSON");
   command->callback([options, &exit_code] {
     exit_code = run_reported(options->reports, "audit",

@@ -20,16 +20,22 @@ std::span<const std::int32_t> sampled_of(const RecordedStep& step, const std::st
 
 std::string_view name_of(AuditRule rule) {
   constexpr std::string_view kNames[] = {
-      "attention_read", "state_read",    "handed_out",   "token_write",    "scheduled_tokens",
-      "conservation",   "common_prefix", "transfer",     "standstill",     "draft_read",
-      "zeroing",        "sampled",       "queues",       "planned_blocks", "draft_slots",
-      "cache_events",   "hits",          "drafts",       "stale_output",   "victim",
-      "inputs",         "worker_batch",  "worker_table", "worker_slot",    "worker_page",
-      "worker_zeroing", "recording",
+      "attention_read", "state_read",     "handed_out",    "token_write",    "scheduled_tokens",
+      "conservation",   "common_prefix",  "transfer",      "standstill",     "draft_read",
+      "zeroing",        "sampled",        "queues",        "planned_blocks", "draft_slots",
+      "cache_events",   "hits",           "drafts",        "stale_output",   "victim",
+      "inputs",         "computed_again", "excess_blocks", "limits",         "worker_batch",
+      "worker_table",   "worker_slot",    "worker_page",   "worker_zeroing", "recording",
   };
   const auto index = static_cast<std::size_t>(rule);
   LS_CHECK(index < std::size(kNames), "audit rule {}", index);
   return kNames[index];
+}
+
+RuleGroup group_of(AuditRule rule) {
+  const bool is_policy = rule == AuditRule::hits || rule == AuditRule::victim ||
+                         rule == AuditRule::standstill || rule == AuditRule::limits;
+  return is_policy ? RuleGroup::policy : RuleGroup::memory;
 }
 
 std::string line_of(const AuditFinding& finding) {
@@ -53,6 +59,7 @@ static bool spoils_the_rest(AuditRule rule) {
 }
 
 void Auditor::Impl::tell(AuditFinding finding, std::string cause) {
+  if (rules_ == AuditedRules::memory && group_of(finding.rule) == RuleGroup::policy) return;
   finding.last_step = finding.step;
   const auto [told, is_first] = told_.try_emplace(std::move(cause), num_taken_ + findings_.size());
   if (is_first) {
@@ -282,6 +289,9 @@ void Auditor::Impl::hand_out(const AuditedRequest& request, std::size_t group, s
         fmt::format("block {} becomes entry {} of the table and is not zeroed: a kernel may read "
                     "what a state left in it as numbers",
                     index_of(block), index));
+  // A group may keep a hit that is longer than the other groups'.
+  std::int32_t& reserved_to = requests_.at(request.name).reserved_to;
+  if (is_own) reserved_to = std::max(reserved_to, first + block_size(group));
   ledger_.hand_out(block, g, block_size(group), request.index, step_);
   in_use_.insert(block);
 }
@@ -387,6 +397,7 @@ void Auditor::Impl::take_sampled(const RecordedStep& step, AuditRow& row) {
                                 ? row.num_spec - (static_cast<std::int32_t>(tokens.size()) - 1)
                                 : 0;
   request.computed = row.last - num_rejected;
+  request.computed_in = step.step;
   request.scheduled_to = row.counted_to;
   if (tokens.empty() && row.last >= std::ssize(request.tokens)) request.unheard_step = step.step;
   std::erase_if(request.sampled_in, [&](const auto& s) { return s.first <= last_output_; });
@@ -444,9 +455,10 @@ void Auditor::Impl::step(const RecordedStep& step) {
         if (scope_ != AuditScope::hits_only) read_tokens(row, g);
     }
   }
-  if (scope_ != AuditScope::hits_only) check_step(step, rows);
+  if (scope_ != AuditScope::hits_only) check_step(step);
   for (AuditRow& row : rows)
     if (!row.is_void) take_sampled(step, row);
+  if (scope_ != AuditScope::hits_only) check_events(step, rows);
   if (hash_lookahead_ > 0) {  // the drafter too writes the whole batch before it attends
     for (const AuditRow& row : rows) finish_draft_rows(row);
     for (const AuditRow& row : rows) read_draft_rows(row);
@@ -462,7 +474,7 @@ void Auditor::Impl::step(const RecordedStep& step) {
   last_ = step;
 }
 
-void Auditor::Impl::check_step(const RecordedStep& step, const std::vector<AuditRow>& rows) {
+void Auditor::Impl::check_step(const RecordedStep& step) {
   // With a step in flight, the copies of two steps may not have run.
   num_copied_ = 2 * std::ssize(step.copies);
   if (config_.async_scheduling) num_copied_ += 2 * std::ssize(last_.copies);
@@ -475,7 +487,6 @@ void Auditor::Impl::check_step(const RecordedStep& step, const std::vector<Audit
   check_queues(step);
   check_held_drafts(step);
   check_sampled_of_nobody(step);
-  check_events(step, rows);
 }
 
 void Auditor::Impl::end(const RecordingEnd& end) {
@@ -491,8 +502,8 @@ void Auditor::Impl::end(const RecordingEnd& end) {
   check_hits();
 }
 
-Auditor::Auditor(const RecordingHeader& header, AuditScope scope)
-    : impl_(std::make_unique<Impl>(header, scope)) {}
+Auditor::Auditor(const RecordingHeader& header, AuditScope scope, AuditedRules rules)
+    : impl_(std::make_unique<Impl>(header, scope, rules)) {}
 Auditor::~Auditor() = default;
 Auditor::Auditor(Auditor&&) noexcept = default;
 
@@ -526,9 +537,8 @@ std::string why_not_audited(const RecordingHeader& header) {
   return {};
 }
 
-Result<AuditFile> audit_recording(const std::string& path) { return audit_recording(path, {}); }
-
-Result<AuditFile> audit_recording(const std::string& path, const TellFinding& tell) {
+Result<AuditFile> audit_recording(const std::string& path, AuditedRules rules,
+                                  const TellFinding& tell) {
   Result<RecordingReader> reader = RecordingReader::open(path);
   if (!reader) return tl::unexpected(reader.error());
   AuditFile file;
@@ -541,7 +551,7 @@ Result<AuditFile> audit_recording(const std::string& path, const TellFinding& te
     return fail(fmt::format("{}:1: role: who reads a group of that role is not followed", path));
   file.skipped = why_not_audited(header);
   if (!file.skipped.empty()) return file;
-  Auditor auditor(header, AuditScope::whole_recording);
+  Auditor auditor(header, AuditScope::whole_recording, rules);
   const auto take = [&] {
     for (AuditFinding& finding : auditor.take_findings()) {
       finding.file = path;

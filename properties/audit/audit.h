@@ -20,7 +20,8 @@
 // worker, or to nobody at all; (14) where a recording shows its tables, a request that holds more
 // states than the pool is planned for; (15) a table without room for the drafts that come behind a
 // step, where they have slots; (16) where a recording has cache events, an index rebuilt from them
-// that is not what requests hit; (17) hits lost for no reason, in more than a twentieth of what
+// that is not what requests hit, or an event that differs in tokens, parent, group or keys from the
+// block that it describes; (17) hits lost for no reason, in more than a twentieth of what
 // could be hit; (18) drafts that were not proposed for what they are verified behind, or that a
 // request keeps which has lost what they were made of; (19) output that is taken though its request
 // has left or was to have it dropped, or dropped without need; (20) under policy `priority`, a
@@ -28,9 +29,11 @@
 // worker that held the cache: (21) a batch or positions that are not those decided; (22) a table
 // that is not what was handed over; (23) a slot that is not the token's; (24) bytes that changed
 // beside the slots of the step, or did not change in them; (25) blocks zeroed that should not be,
-// or not zeroed that should; (26) more adapters in a step than a worker has room for, more rows
-// encoded than the encoder has, tokens computed that stand for an image whose rows are not there, a
-// request scheduled that still waits for its grammar.
+// or not zeroed that should; (26) tokens computed that stand for an image whose rows are not
+// there, a request scheduled that still waits for its grammar; (27) a running request that computes
+// tokens again, and no preemption, reset, rejected draft or lost block sent it back; (28) a request
+// that holds more blocks than its tokens and drafts need; (29) more tokens, requests or adapters in
+// a step than a worker has room for, more rows encoded than the encoder has.
 // With a KV connector, what it loads counts as written once the load is over, except in blocks that
 // are reported invalid, and blocks that it still writes or sends are in use. A request's first
 // wrong read in a group is reported, and not the consequences that follow from it.
@@ -79,6 +82,9 @@ enum class AuditRule : std::uint8_t {
   stale_output,      // (19)
   victim,            // (20)
   inputs,            // (26)
+  computed_again,    // (27)
+  excess_blocks,     // (28)
+  limits,            // (29)
   worker_batch,      // (21)
   worker_table,      // (22)
   worker_slot,       // (23)
@@ -87,6 +93,12 @@ enum class AuditRule : std::uint8_t {
   recording,         // the decisions are not whole: a block outside the pool, a group left out
 };
 std::string_view name_of(AuditRule rule);
+
+// Rules about memory: what is read, written, held and delivered. Rules about policy, which a team
+// may change on purpose: which requests run, and how many (hits, victim, standstill, limits).
+enum class RuleGroup : std::uint8_t { memory, policy };
+RuleGroup group_of(AuditRule rule);
+enum class AuditedRules : std::uint8_t { all, memory };
 
 // Who has had a block, and since which step.
 struct BlockHolder {
@@ -151,7 +163,8 @@ enum class AuditScope : std::uint8_t { running_engine, other_engine, whole_recor
 // One recording, fed step by step.
 class Auditor {
  public:
-  explicit Auditor(const RecordingHeader& header, AuditScope scope = AuditScope::running_engine);
+  explicit Auditor(const RecordingHeader& header, AuditScope scope = AuditScope::running_engine,
+                   AuditedRules rules = AuditedRules::all);
   ~Auditor();
   Auditor(Auditor&&) noexcept;
 
@@ -180,11 +193,10 @@ struct AuditFile {
   std::vector<AuditFinding> findings;
 };
 
-Result<AuditFile> audit_recording(const std::string& path);
-
-// The same while the recording is being written: each finding is told as soon as the step has come
-// in that shows it (its count and last step are those so far).
+// Called with each finding as soon as a step shows it; its count and last step are those so far.
 using TellFinding = std::function<void(const AuditFinding& finding)>;
-Result<AuditFile> audit_recording(const std::string& path, const TellFinding& tell);
+// With `tell`, a recording that is still being written is read as it grows.
+Result<AuditFile> audit_recording(const std::string& path, AuditedRules rules = AuditedRules::all,
+                                  const TellFinding& tell = {});
 
 }  // namespace lockstep

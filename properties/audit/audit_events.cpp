@@ -17,71 +17,61 @@ void CacheIndex::remove(Group& group, const std::string& hash) {
              --content->second == 0) {
     group.num_of.erase(content);
   }
+  // Of several blocks with one hash, the event does not say which one is removed.
+  for (const BlockId block : found->second.blocks) group.blocks.erase(block);
+  found->second.blocks.clear();
   if (--found->second.num == 0) group.of_hash.erase(found);
 }
 
-void CacheIndex::store(const RecordedCacheEvent& event,
+std::optional<CacheIndex::Prefix> CacheIndex::prefix_of(const std::string& hash) const {
+  for (const Group& group : groups_)
+    if (const auto found = group.of_hash.find(hash); found != group.of_hash.end())
+      return Prefix{found->second.content, found->second.end};
+  return {};
+}
+
+void CacheIndex::store(const RecordedCacheEvent& event, const StoredBlocks& stored,
                        const std::function<void(std::string)>& refuse) {
   const auto g = static_cast<std::size_t>(event.group);
   Group& group = groups_[g];
-  const auto num_hashes = std::ssize(event.block_hashes);
   const auto size = static_cast<std::int64_t>(event.block_size);
-  if (size <= 0 || std::ssize(event.token_ids) % size != 0 ||
-      std::ssize(event.token_ids) < num_hashes * size)
-    return refuse(fmt::format("{} hashes of blocks of {} tokens are stored with {} tokens",
-                              num_hashes, size, event.token_ids.size()));
-  const bool is_whole = block_sizes_[g] == size && std::ssize(event.token_ids) == num_hashes * size;
-  std::uint64_t content = 0;  // of the token before; 0: not known
-  std::string before = event.parent.value_or("");
-  const auto keys_of = [&](std::size_t i) {
-    return i < event.extra_keys.size() ? std::span(event.extra_keys[i])
-                                       : std::span<const RecordedExtraKey>();
-  };
-  const auto text_of = [&](std::size_t i) {
-    std::string text;
-    for (const RecordedExtraKey& key : keys_of(i))
-      text += fmt::format("/{}@{}", key.value, key.place.value_or(-1));
-    return text;
-  };
-  // A salt alone is the root of those who bring it; what else there is makes content that nobody
-  // without it can have.
-  const std::span<const RecordedExtraKey> first_keys = keys_of(0);
-  const bool is_salted =
-      !event.parent && first_keys.size() == 1 && !first_keys[0].place && event.lora_name.empty();
-  if (!event.parent) {
-    content = empty_prefix(is_salted ? first_keys[0].value : std::string_view{});
-  } else if (const auto parent = group.of_hash.find(*event.parent); parent != group.of_hash.end()) {
-    content = parent->second.content;
-  } else if (block_sizes_[g] == size) {  // before a part of a block lies another, never told alone
+  const auto num = event.block_hashes.size();
+  const bool is_whole =
+      size > 0 && block_sizes_[g] == size && std::cmp_equal(event.token_ids.size(), num * size);
+  if (event.parent && block_sizes_[g] == size && !stored.is_wrong &&
+      !group.of_hash.contains(*event.parent))
     refuse(fmt::format("a block of group {} is stored behind {}, which is not there", g,
                        *event.parent));
-  }
-  for (std::size_t i = 0; i < event.block_hashes.size(); ++i) {
+  std::string before = event.parent.value_or("");
+  for (std::size_t i = 0; i < num; ++i) {
     const std::string& hash = event.block_hashes[i];
     std::uint64_t identity = 0;
     if (is_whole) {
-      const std::string keys = text_of(i);
-      identity = empty_prefix(before + "/" + keys);
-      const bool is_of_root = i == 0 && is_salted;
-      if (content != 0 && !keys.empty() && !is_of_root) content = content_with_item(content, keys);
-      for (std::int64_t t = 0; t < size; ++t) {
-        const std::int32_t token =
-            event.token_ids[i * static_cast<std::size_t>(size) + static_cast<std::size_t>(t)];
-        identity = content_after(identity, token);
-        if (content != 0) content = content_after(content, token);
-      }
-    } else {
-      content = 0;
+      std::string text = before + "/";
+      if (i < event.extra_keys.size())
+        for (const RecordedExtraKey& key : event.extra_keys[i])
+          text += fmt::format("/{}@{}", key.value, key.place.value_or(-1));
+      identity = empty_prefix(text);
+      for (std::int64_t t = 0; t < size; ++t)
+        identity = content_after(
+            identity,
+            event.token_ids[static_cast<std::size_t>(static_cast<std::int64_t>(i) * size + t)]);
     }
     Entry& entry = group.of_hash[hash];
-    if (entry.num > 0 && entry.identity != identity)
+    if (entry.num > 0 && entry.identity != identity && !stored.is_wrong)
       refuse(
           fmt::format("hash {} of group {} is stored with other tokens, another key or another "
                       "block before it than it stands for",
                       hash, g));
     if (entry.num++ == 0) {
-      entry.content = content;
+      entry.content = is_whole && i < stored.contents.size() ? stored.contents[i] : 0;
       entry.identity = identity;
+      if (is_whole && stored.end >= 0)
+        entry.end = stored.end - static_cast<std::int32_t>((num - 1 - i) * size);
+    }
+    if (is_whole && i < stored.blocks.size() && stored.blocks[i] != kNullBlock) {
+      entry.blocks.push_back(stored.blocks[i]);
+      group.blocks.insert(stored.blocks[i]);
     }
     if (entry.content == 0)
       ++group.num_unknown;
@@ -91,13 +81,13 @@ void CacheIndex::store(const RecordedCacheEvent& event,
   }
 }
 
-void CacheIndex::take(const RecordedCacheEvent& event,
+void CacheIndex::take(const RecordedCacheEvent& event, const StoredBlocks& stored,
                       const std::function<void(std::string)>& refuse) {
   if (event.kind == RecordedCacheEvent::Kind::cleared) {
     for (Group& group : groups_) group = {};
     return;
   }
-  if (event.kind == RecordedCacheEvent::Kind::stored) return store(event, refuse);
+  if (event.kind == RecordedCacheEvent::Kind::stored) return store(event, stored, refuse);
   Group& group = groups_[static_cast<std::size_t>(event.group)];
   for (const std::string& hash : event.block_hashes) {
     if (group.of_hash.contains(hash))
@@ -121,7 +111,6 @@ std::vector<Auditor::Impl::UntoldHit> Auditor::Impl::untold_hits(
     const std::vector<AuditRow>& rows) const {
   std::vector<UntoldHit> untold;
   for (const AuditRow& row : rows) {
-    if (!row.request->keyed.keys.empty()) continue;  // events tell of salts alone
     for (std::size_t g = 0; g < groups_.size(); ++g) {
       if (!index_.knows(g)) continue;
       const std::int32_t size = block_size(g);
@@ -149,7 +138,7 @@ void Auditor::Impl::check_events(const RecordedStep& step, const std::vector<Aud
     num_removed +=
         event.kind == RecordedCacheEvent::Kind::removed ? std::ssize(event.block_hashes) : 0;
     is_cleared |= event.kind == RecordedCacheEvent::Kind::cleared;
-    index_.take(event, [&](std::string what) {
+    index_.take(event, blocks_of_event(event, step), [&](std::string what) {
       report(AuditRule::cache_events, {}, std::move(what), fmt::format("step {}", step_));
     });
   }

@@ -59,6 +59,7 @@ struct AuditedRequest {
   std::int64_t drafted_in = -1;
   std::int32_t scheduled_to = 0;   // in that step, drafts that were rejected included
   std::int64_t scheduled_in = -1;  // the step
+  std::int64_t computed_in = -1;   // ... whose row set `computed`
   bool running = false;
   Transfer transfer = Transfer::none;
   bool has_ended = false;  // by its last output or its client; who waits for the news may be next
@@ -106,7 +107,10 @@ struct AuditedRequest {
   std::vector<RequestSpec> chunks;
   std::int32_t first_max_tokens = 0;
   bool awaits_grammar = false;
-  bool is_pooled = false;  // its pooled output is there
+  bool is_pooled = false;        // its pooled output is there
+  std::int32_t reserved_to = 0;  // end of the tokens and draft slots that its table was filled for
+  std::int64_t withdrawn_in = -1;  // the step that dropped output of it
+  bool starts_over = false;        // reported: the engine computes its tokens again
 };
 
 // Whether a sampled token ends the request.
@@ -204,8 +208,9 @@ inline bool lists_all_queues(const RecordingHeader& header) {
 
 class Auditor::Impl {
  public:
-  Impl(const RecordingHeader& header, AuditScope scope)
-      : config_(header.options.config),
+  Impl(const RecordingHeader& header, AuditScope scope, AuditedRules rules)
+      : rules_(rules),
+        config_(header.options.config),
         groups_(header.groups),
         drafts_in_flight_(header.options.config.async_scheduling &&
                           header.options.config.num_spec_tokens > 0),
@@ -261,7 +266,7 @@ class Auditor::Impl {
   }
 
   void step(const RecordedStep& step);
-  void check_step(const RecordedStep& step, const std::vector<AuditRow>& rows);
+  void check_step(const RecordedStep& step);
   void end(const RecordingEnd& end);
   std::vector<AuditFinding> take() {
     num_taken_ += findings_.size();
@@ -330,6 +335,8 @@ class Auditor::Impl {
   std::int32_t gap_end(const AuditedRequest& request, std::size_t group,
                        std::int32_t position) const;
   bool make_row(const RecordedStep& step, const RecordedScheduled& scheduled, AuditRow& row);
+  void check_computed(const AuditRow& row);
+  void check_room(const AuditRow& row);
   void accuse_of_unknown_tokens(const AuditRow& row, const RecordedStep& step);
   void take_sampled(const RecordedStep& step, AuditRow& row);
   void write_tokens(const AuditRow& row, std::size_t group);
@@ -396,6 +403,10 @@ class Auditor::Impl {
   void check_stopped(const RecordedStopped& stopped, const AuditedRequest& request);
   std::uint64_t content_at(const AuditRow& row, std::int32_t count) const;
   std::vector<UntoldHit> untold_hits(const std::vector<AuditRow>& rows) const;
+  CacheIndex::StoredBlocks blocks_of_event(const RecordedCacheEvent& event,
+                                           const RecordedStep& step);
+  std::string why_not_described(const RecordedCacheEvent& event, const AuditedRequest& request,
+                                std::int32_t first, std::string& cause, std::int32_t& token) const;
   void check_events(const RecordedStep& step, const std::vector<AuditRow>& rows);
   bool still_holds(BlockId block, std::size_t group, std::uint64_t content) const;
   void note_content(std::size_t group, std::uint64_t content, BlockId block);
@@ -422,6 +433,7 @@ class Auditor::Impl {
       const std::vector<AuditRow>& rows) const;
   bool may_change_as_a_whole(BlockId block, const std::vector<AuditRow>& rows) const;
 
+  AuditedRules rules_;
   EngineConfig config_;
   std::vector<KVCacheGroupSpec> groups_;
   // Asynchronous scheduling with drafts: a step is decided before it is known how many drafts of
@@ -464,6 +476,7 @@ class Auditor::Impl {
   bool are_drafts_told_ = false;
   bool knows_max_tokens_, knows_max_requests_;  // of a step, in a release that has such limits
   CacheIndex index_{{}};                        // what events tell
+  bool tells_keys_ = false;                     // some event had a key that is not a salt
   bool counts_hits_;
   std::vector<std::unordered_map<std::uint64_t, ContentPlace>> places_;  // per group, by content
   std::vector<std::size_t> num_places_max_;  // per group, when they are looked through
@@ -485,6 +498,7 @@ class Auditor::Impl {
   std::int64_t odd_total_ = -1;    // of blocks held and free, when it was last reported
   // Blocks that were held when the total was last right, or were handed out since.
   std::set<BlockId> in_use_;
+  std::set<std::int32_t> starts_over_;  // by request index
   std::vector<Leak> leaks_;
   std::int64_t step_ = -1;
   RecordedStep last_;

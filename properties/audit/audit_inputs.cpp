@@ -32,7 +32,7 @@ void Auditor::Impl::check_adapters(const RecordedStep& step) {
       adapters.insert(found->second.keyed.keys.lora.id);
   }
   if (std::ssize(adapters) > *inputs_.max_loras)
-    report(AuditRule::inputs, {},
+    report(AuditRule::limits, {},
            fmt::format("{} adapters are in the step, and a worker has room for {}: max_loras",
                        adapters.size(), *inputs_.max_loras),
            "adapters");
@@ -59,7 +59,7 @@ void Auditor::Impl::run_encoder(const RecordedStep& step) {
     }
   }
   if (num_rows > *encoder_budget_)
-    report(AuditRule::inputs, {},
+    report(AuditRule::limits, {},
            fmt::format("{} rows are encoded in the step, and the encoder has room for {}: "
                        "encoder_compute_budget",
                        num_rows, *encoder_budget_),

@@ -91,6 +91,7 @@ void Auditor::Impl::check_held_drafts(const RecordedStep& step) {
 void Auditor::Impl::withdraw_output(AuditedRequest& request, std::size_t index,
                                     const std::string& why) {
   const auto [first_step, num_tokens] = request.sampled_in[index];
+  request.withdrawn_in = step_;
   for (std::size_t i = index; i < request.sampled_in.size(); ++i)
     request.void_outputs.emplace_back(request.sampled_in[i].first, why);
   request.tokens.resize(num_tokens);

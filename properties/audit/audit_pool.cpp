@@ -116,6 +116,11 @@ void Auditor::Impl::report_leak(std::string what, std::int64_t num_missing,
   Leak leak{num_taken_ + findings_.size(), step_, std::move(what), num_missing, {}};
   if (num_missing > 0)
     std::ranges::set_difference(in_use_, held, std::back_inserter(leak.candidates));
+  // A request that starts over drops the blocks that it had: one cause.
+  if (num_missing > 0 && num_missing <= std::ranges::count_if(leak.candidates, [&](BlockId block) {
+                           return starts_over_.contains(ledger_.holders(block)[0].request);
+                         }))
+    return;
   report(AuditRule::conservation, {}, leak.what + lost_text(leak), fmt::format("{}", step_));
   leaks_.push_back(std::move(leak));
 }
@@ -199,7 +204,7 @@ void Auditor::Impl::check_tables(const RecordedStep& step) {
   if (!step.tables) return;
   for (const RecordedTable& table : *step.tables) {
     const auto found = requests_.find(table.id);
-    if (found == requests_.end() || !found->second.running) continue;
+    if (found == requests_.end() || !found->second.running || found->second.starts_over) continue;
     for (std::size_t g = 0; g < std::min(groups_.size(), table.blocks.size()); ++g) {
       if (!keeps_tokens(groups_[g].spec)) continue;
       const std::vector<BlockId>& handed = found->second.tables[g];

@@ -40,6 +40,35 @@ void Auditor::Impl::accuse_of_unknown_tokens(const AuditRow& row, const Recorded
     tell(std::move(finding), cause_of(AuditRule::scheduled_tokens, request.name, {}));
 }
 
+// `computed` already excludes lost blocks and rejected drafts, and a reset ends the run. An engine
+// may count an output that it dropped as rejected drafts.
+void Auditor::Impl::check_computed(const AuditRow& row) {
+  AuditedRequest& request = *row.request;
+  if (row.first >= request.computed || request.withdrawn_in >= 0) return;
+  request.starts_over = true;
+  starts_over_.insert(request.index);
+  report(AuditRule::computed_again, request.name,
+         fmt::format("computes tokens [{}, {}) again: it had {} computed after step {}, and no "
+                     "preemption, reset, rejected draft or lost block sent it back",
+                     row.first, std::min(row.last, request.computed), request.computed,
+                     request.computed_in));
+}
+
+// An allocation covers the tokens of the step and the slots for drafts after them; blocks of an
+// earlier step stay when drafts are rejected.
+void Auditor::Impl::check_room(const AuditRow& row) {
+  AuditedRequest& request = *row.request;
+  if (request.starts_over) return;
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    const std::int32_t needed = ceil_div32(request.reserved_to, block_size(g));
+    const auto held = std::ssize(request.tables[g]);
+    if (!keeps_tokens(groups_[g].spec) || held <= needed) continue;
+    report(AuditRule::excess_blocks, request, g, row.counted_to, request.tables[g].back(),
+           fmt::format("the table has {} blocks, and {} tokens with {} slots for drafts need {}",
+                       held, row.counted_to, draft_slots_, needed));
+  }
+}
+
 bool Auditor::Impl::make_row(const RecordedStep& step, const RecordedScheduled& scheduled,
                              AuditRow& row) {
   const auto found = requests_.find(scheduled.id);
@@ -60,7 +89,9 @@ bool Auditor::Impl::make_row(const RecordedStep& step, const RecordedScheduled& 
                        "appends to the blocks that it had",
                        request.preempted_in));
   const bool was_loaded = request.transfer == Transfer::loaded;
+  const bool was_running = request.running && !scheduled.is_new;
   const bool is_session_again = request.is_between_chunks;
+  if (scheduled.is_new && !is_session_again && !was_loaded) request.reserved_to = 0;
   take_tables(step, scheduled, request);
   row.request = &request;
   row.first = scheduled.computed;
@@ -68,6 +99,8 @@ bool Auditor::Impl::make_row(const RecordedStep& step, const RecordedScheduled& 
   if (drafts_in_flight_ && !scheduled.is_new) row.first = std::min(row.first, request.computed);
   row.last = row.first + scheduled.tokens;
   row.counted_to = scheduled.computed + scheduled.tokens;
+  request.reserved_to =
+      std::max(request.reserved_to, std::max(row.counted_to, request.last_replayed) + draft_slots_);
   if (is_dropped(step, scheduled, request)) return false;
   row.num_spec = static_cast<std::int32_t>(scheduled.spec.size());
   if (row.num_spec >= scheduled.tokens) {
@@ -83,6 +116,8 @@ bool Auditor::Impl::make_row(const RecordedStep& step, const RecordedScheduled& 
     accuse_of_unknown_tokens(row, step);
     return false;
   }
+  if (was_running) check_computed(row);
+  check_room(row);
   check_drafts(scheduled, request);
   check_draft_slots(scheduled, row, was_loaded);
   if (scheduled.is_new && !is_session_again) row.num_hit = scheduled.computed;

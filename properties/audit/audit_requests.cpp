@@ -20,14 +20,14 @@ void Auditor::Impl::check_batch(const RecordedStep& step) {
   std::int64_t num_tokens = 0;
   for (const RecordedScheduled& row : step.scheduled) num_tokens += row.tokens;
   if (knows_max_tokens_ && num_tokens > config_.max_num_batched_tokens)
-    report(AuditRule::scheduled_tokens, {},
+    report(AuditRule::limits, {},
            fmt::format("{} tokens are scheduled, and a worker has room for {}: "
                        "max_num_batched_tokens",
                        num_tokens, config_.max_num_batched_tokens),
            "too many tokens");
   const auto num_rows = std::max(std::ssize(step.scheduled), std::ssize(step.running));
   if (knows_max_requests_ && num_rows > config_.max_num_seqs)
-    report(AuditRule::scheduled_tokens, {},
+    report(AuditRule::limits, {},
            fmt::format("{} requests run, and a worker has room for {}: max_num_seqs", num_rows,
                        config_.max_num_seqs),
            "too many requests");

@@ -103,6 +103,7 @@ void Auditor::Impl::begin_load(const RecordedStep& step, const RecordedTable& lo
   request.tables = loading.blocks;
   request.first_loaded = answer->local;
   request.computed = answer->local + *answer->external;
+  request.reserved_to = request.computed + draft_slots_;
   if (request.computed > std::ssize(request.tokens) && !request.is_adrift() &&
       !request.is_past_telling)
     report(AuditRule::transfer, loading.id,

@@ -91,6 +91,15 @@ constexpr std::array kReasons = std::to_array<Reason>({
      "the null block."},
     {"audit.scheduled_tokens",
      "Only live requests may be scheduled, and only tokens that are known or drafted."},
+    {"audit.computed_again",
+     "A running request continues after its last computed token. A request that computes the same "
+     "tokens again in every step never ends, and takes new blocks until the pool is empty."},
+    {"audit.excess_blocks",
+     "A request holds as many blocks as its tokens and its drafts need. Every block more is "
+     "missing elsewhere."},
+    {"audit.limits",
+     "A worker allocates its buffers for the largest step that the configuration allows: tokens, "
+     "requests, adapters, rows of the encoder."},
     {"audit.conservation",
      "Blocks held and blocks free must add up to the pool; a lost block never comes back."},
     {"audit.common_prefix",

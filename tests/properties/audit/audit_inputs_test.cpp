@@ -60,7 +60,7 @@ RecordedScheduled* row_of(RecordedStep& step, const std::string& id) {
 
 std::vector<InputMutant> input_mutants() {
   return {
-      {"more_adapters_than_there_is_room_for", "lora", AuditRule::inputs,
+      {"more_adapters_than_there_is_room_for", "lora", AuditRule::limits,
        [](Recording& recording, std::size_t) {
          recording.header.options.inputs.max_loras = 1;
          return true;
@@ -71,7 +71,7 @@ std::vector<InputMutant> input_mutants() {
            if (!std::exchange(row.encode, {}).empty()) return true;
          return false;
        }},
-      {"more_rows_are_encoded_than_the_encoder_has", "multimodal", AuditRule::inputs,
+      {"more_rows_are_encoded_than_the_encoder_has", "multimodal", AuditRule::limits,
        [](Recording& recording, std::size_t at) {
          for (RecordedScheduled& row : recording.steps[at].scheduled) {
            if (row.encode.empty()) continue;

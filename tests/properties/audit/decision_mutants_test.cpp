@@ -214,8 +214,7 @@ std::vector<DecisionMutant> mutants() {
          --*steps[at].output_of_step;
          return true;
        }},
-      {"more_requests_run_than_a_worker_has_room_for", "full_attention",
-       AuditRule::scheduled_tokens,
+      {"more_requests_run_than_a_worker_has_room_for", "full_attention", AuditRule::limits,
        [](Steps& steps, std::size_t at) {
          if (steps[at].running.empty()) return false;
          for (int i = 0; i < 300; ++i) steps[at].running.push_back("another");
