@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <poll.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -10,6 +11,7 @@
 #include <utility>
 
 #include "base/json_reader.h"
+#include "base/stop_signal.h"
 
 namespace lockstep {
 namespace {
@@ -32,9 +34,11 @@ Result<bool> read_chunk(int fd, const std::string& path, std::string& buffer) {
   const std::size_t size = buffer.size();
   buffer.resize(size + kChunkBytes);
   ssize_t got = 0;
+  pollfd end{.fd = fd, .events = POLLIN, .revents = 0};
   do {
-    got = ::read(fd, buffer.data() + size, kChunkBytes);
-  } while (got < 0 && errno == EINTR);
+    // read() of a pipe restarts after a signal; poll() returns.
+    got = ::poll(&end, 1, -1) < 0 ? -1 : ::read(fd, buffer.data() + size, kChunkBytes);
+  } while (got < 0 && errno == EINTR && !stop_requested());
   buffer.resize(size + static_cast<std::size_t>(got < 0 ? 0 : got));
   if (got < 0) return fail(fmt::format("{}: cannot be read: {}", path, std::strerror(errno)));
   return got > 0;

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "base/stop_signal.h"
 #include "cli/commands.h"
 #include "cli/conform_inputs.h"
 #include "cli/reports.h"
@@ -56,6 +57,7 @@ Result<AuditTotals> audit_all(const std::vector<std::string>& paths, AuditedRule
   std::int64_t done = 0;
   Progress progress("auditing", static_cast<std::int64_t>(inputs.schedules.size()));
   for (const std::string& path : inputs.schedules) {
+    if (stop_requested()) break;
     Result<AuditFile> file = audit_recording(path, rules);
     progress.at(++done, path);
     if (!file) {
@@ -125,6 +127,13 @@ std::string not_audited_text(const AuditTotals& totals) {
   return {};
 }
 
+std::string groups_text(const AuditTotals& totals) {
+  const auto text = [&](RuleGroup group) { return counted(totals.num_findings(group), "finding"); };
+  return fmt::format(
+      "rules about memory: {}; rules about policy: {}\n", text(RuleGroup::memory),
+      totals.rules == AuditedRules::all ? text(RuleGroup::policy) : "not checked (--policy off)");
+}
+
 // As properties/audit/audit.h.
 std::vector<std::string> not_checked_of(const AuditTotals& totals) {
   std::vector<std::string> not_checked = {
@@ -137,13 +146,6 @@ std::vector<std::string> not_checked_of(const AuditTotals& totals) {
     not_checked.push_back(
         fmt::format("{} that the audit does not follow", counted(totals.skipped, "recording")));
   return not_checked;
-}
-
-std::string groups_text(const AuditTotals& totals) {
-  const auto text = [&](RuleGroup group) { return counted(totals.num_findings(group), "finding"); };
-  return fmt::format(
-      "rules about memory: {}; rules about policy: {}\n", text(RuleGroup::memory),
-      totals.rules == AuditedRules::all ? text(RuleGroup::policy) : "not checked (--policy off)");
 }
 
 std::string totals_text(const AuditTotals& totals) {
@@ -159,8 +161,11 @@ std::string totals_text(const AuditTotals& totals) {
     return text + not_audited_text(totals) + not_checked_text(not_checked_of(totals));
   for (std::size_t i = 0; i < std::min(totals.findings.size(), kFindingsShown); ++i)
     text += finding_text(totals.findings[i]);
-  if (std::ranges::any_of(totals.files, is_explained))
-    text += "\n`lockstep explain FILE` shows the model's steps up to where the recording parts.\n";
+  const auto explained = std::ranges::find_if(totals.files, is_explained);
+  if (explained != totals.files.end())
+    text += fmt::format("\n`lockstep explain {}` shows the model's steps up to where the recording "
+                        "parts.\n",
+                        shell_word(explained->file));
   if (totals.findings.size() > kFindingsShown)
     text += fmt::format("\n... and {} more; --json FILE lists them all\n",
                         totals.findings.size() - kFindingsShown);
@@ -214,7 +219,7 @@ std::string totals_json(const AuditTotals& totals) {
 void add_items(const AuditTotals& totals, CommandReport& report) {
   for (const AuditFile& file : totals.files) {
     ReportedItem item{.name = file.file, .file = file.file};
-    if (!file.skipped.empty()) {
+    if (!file.skipped.empty() && file.findings.empty()) {
       item.kind = ItemKind::skipped;
       item.line = file.skipped;
     } else if (!file.findings.empty()) {
@@ -223,7 +228,7 @@ void add_items(const AuditTotals& totals, CommandReport& report) {
       item.check = fmt::format("audit.{}", name_of(first.rule));
       item.line = line_of(first);
       for (const AuditFinding& finding : file.findings) item.details += line_of(finding) + "\n";
-      item.again = fmt::format("lockstep audit {}", file.file);
+      item.again = report.again({.arguments = {file.file}});
     }
     report.add(std::move(item));
   }
@@ -231,6 +236,7 @@ void add_items(const AuditTotals& totals, CommandReport& report) {
 }
 
 Result<int> audit(const AuditOptions& options, CommandReport& report) {
+  watch_stop_signals();
   const bool is_stream = std::ranges::find(options.paths, "-") != options.paths.end();
   if (is_stream && options.paths.size() > 1)
     return fail("-: standard input is one recording; give no other path beside it");
@@ -281,8 +287,8 @@ void add_audit_command(CLI::App& app, int& exit_code) {
       ->check(CLI::IsMember({"on", "off"}))
       ->capture_default_str();
   declare_reports(*command, options->reports, "the result as JSON");
-  command->callback([options, &exit_code] {
-    exit_code = run_reported(options->reports, "audit",
+  command->callback([options, command, &exit_code] {
+    exit_code = run_reported(*command, options->reports,
                              [&](CommandReport& report) { return audit(*options, report); });
   });
 }

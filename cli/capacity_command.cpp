@@ -8,6 +8,7 @@
 #include <set>
 
 #include "cli/commands.h"
+#include "cli/options/engine_model.h"
 #include "cli/options/layout_options.h"
 #include "cli/terminal.h"
 #include "sim/report/placement_report.h"
@@ -19,7 +20,8 @@ namespace {
 
 struct CapacityCommand {
   std::vector<std::string> models;
-  std::vector<std::string> kv_dtypes{"bf16"};
+  std::string from;
+  std::vector<std::string> kv_dtypes{"auto"};
   std::vector<std::string> modes{"none"};
   std::vector<std::int64_t> packs{1};
   std::int64_t prompt_tokens = 2000;
@@ -98,6 +100,10 @@ void print_placed(const ModelSpec& model, const PlanOptions& options, const Layo
 Result<void> compare_model(const std::string& name, const CapacityCommand& command,
                            std::set<std::string>& warnings) {
   LS_ASSIGN_OR_RETURN(const auto model, find_model(name));
+  if (model.layers.empty()) {
+    fmt::print("{:<26}an encoder; its layers keep no cache\n", model.name);
+    return {};
+  }
   LayoutArguments a = command.arguments;
   for (const std::string& dtype : command.kv_dtypes)
     for (const std::string& mode : command.modes)
@@ -119,10 +125,14 @@ Result<void> compare_model(const std::string& name, const CapacityCommand& comma
           fmt::print("{:<26}{:<8}{:<6}{:>5}  {}\n", model.name, dtype.substr(0, 7), mode, pack,
                      report ? "keeps no cache" : report.error().message);
       }
+  for (const std::string& assumption : model.assumptions)
+    fmt::print("  assumed from the config.json: {}\n", assumption);
   return {};
 }
 
-Result<int> capacity(const CapacityCommand& command) {
+Result<int> capacity(CapacityCommand command) {
+  for (std::string& model : command.models)
+    LS_RETURN_IF_ERROR(take_engine_model(model, command.from));
   std::set<std::string> warnings;
   print_head();
   for (const std::string& name : command.models.empty() ? model_names() : command.models)
@@ -154,6 +164,7 @@ void add_capacity_command(CLI::App& app, int& exit_code) {
                   "a prompt's length, for what a resend of it hits")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
+  declare_from(*sub, command->from);
   add_layout_options(*sub, command->arguments);
   sub->callback([command, &exit_code] { exit_code = exit_status(capacity(*command)); });
 }

@@ -34,8 +34,7 @@ Result<int> explain(ExplainOptions& options, CommandReport& report) {
   fmt::print("{}", halves_text(saved, options.judging));
   LS_ASSIGN_OR_RETURN(const auto failure, failure_of(saved, options.judging));
   LS_ASSIGN_OR_RETURN(auto recorded, check_if_recorded(options.file));
-  report.add(
-      item_of(options.file, failure, recorded, fmt::format("lockstep explain {}", options.file)));
+  report.add(item_of(options.file, failure, recorded, report.again()));
   if (failure.kind == "crash" || failure.kind == "hang") {
     fmt::print("{}", crash_text(failure));
     if (report.wants_json())
@@ -63,8 +62,8 @@ void add_explain_command(CLI::App& app, int& exit_code) {
       ->capture_default_str();
   declare_judging(*command, options->judging);
   declare_reports(*command, options->reports, "the story as JSON");
-  command->callback([options, &exit_code] {
-    exit_code = run_reported(options->reports, "explain",
+  command->callback([options, command, &exit_code] {
+    exit_code = run_reported(*command, options->reports,
                              [&](CommandReport& report) { return explain(*options, report); });
   });
 }

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "base/stop_signal.h"
 #include "base/stopwatch.h"
 #include "cli/terminal.h"
 #include "cli/worker_facts.h"
@@ -154,7 +155,7 @@ Result<SavedCase> load_case(const std::string& path, const std::string& backend)
     return fail(fmt::format(
         "{}: found a {}; expected a saved case or a recording. `lockstep replay {} --save DIR` "
         "makes a case of what fails",
-        path, name_of(format), path));
+        path, name_of(format), shell_word(path)));
   Result<SavedCase> saved =
       format == FileFormat::saved_case ? read_saved_case(path) : read_recorded_case(path);
   if (!saved) return saved;
@@ -309,6 +310,7 @@ std::string path_of_recording(const std::string& path) {
 int exit_code_of(const Failure& failure, const std::optional<RecordingCheck>& recorded) {
   if (!failure.failed())
     return recorded && !recorded->findings.empty() ? kExitDisagreed : kExitAgreed;
+  if (failure.kind == "harness") return kExitRefused;
   return failure.kind == "stuck" || failure.kind == "hang" ? kExitStuck : kExitDisagreed;
 }
 
@@ -382,7 +384,7 @@ Result<void> FuzzCases::finish(double shrink_seconds) {
   for (const Kept& kept : kept_) {
     lines_ += line_of(kept.path, kept.saved, {});
     LS_RETURN_IF_ERROR(add_recording(kept.path, kept.saved));
-    if (shrink_seconds == 0) continue;
+    if (shrink_seconds == 0 || stop_requested()) continue;
     if (kept.finding == 0 && shrunk_of_check[kept.check]++ >= kShrunkPerCheck) continue;
     LS_ASSIGN_OR_RETURN(const auto failure, failure_of(kept.saved, judging_));
     if (!failure.failed())

@@ -8,7 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
-#include "base/atomic_file.h"
+#include "base/output_file.h"
 #include "cli/terminal.h"
 #include "reference/plan/capacity.h"
 #include "reference/types/kv_cache_spec.h"
@@ -40,7 +40,7 @@ Result<void> HiddenStateFolder::check(const LockstepConfig& config, bool has_bac
         "--hidden-states with several ranks: each would hold a part; give them to a run of one");
   if (!std::filesystem::is_directory(path_))
     return fail(fmt::format("--hidden-states {}: there is no such folder", path_));
-  const auto probe = AtomicFile::create(std::filesystem::path(path_) / "probe");
+  const auto probe = OutputFile::create(std::filesystem::path(path_) / "probe");
   if (!probe) return fail(fmt::format("--hidden-states: {}", probe.error().message));
   return {};
 }
@@ -50,7 +50,7 @@ Result<void> HiddenStateFolder::write(std::span<const HiddenStates> requests) {
     const std::vector<std::uint8_t> bytes = hidden_state_file(states);
     const auto path = std::filesystem::path(path_) / names_.next(states.request);
     const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-    LS_RETURN_IF_ERROR(write_file_atomically(path, text));
+    LS_RETURN_IF_ERROR(write_output(path, text));
     ++num_files_;
     num_bytes_ += std::ssize(bytes);
   }

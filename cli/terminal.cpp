@@ -43,7 +43,7 @@ std::string not_checked_text(std::span<const std::string> not_checked) {
 
 int refuse(std::string_view message) {
   std::fflush(stdout);
-  fmt::print(stderr, "lockstep: {}\n", message);
+  std::fputs(fmt::format("lockstep: {}\n", message).c_str(), stderr);  // never throws
   return kExitRefused;
 }
 

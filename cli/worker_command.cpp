@@ -13,9 +13,10 @@
 #include <utility>
 #include <vector>
 
-#include "base/atomic_file.h"
+#include "base/output_file.h"
 #include "cli/commands.h"
 #include "cli/conform_inputs.h"
+#include "cli/options/output_option.h"
 #include "cli/options/replay_options.h"
 #include "cli/options/worker_option.h"
 #include "cli/terminal.h"
@@ -166,7 +167,7 @@ Result<int> run_worker(const WorkerCommandOptions& options) {
   fmt::print("{}{}", refused_text(inputs.refused),
              not_checked_text(std::vector(not_checked.begin(), not_checked.end())));
   if (!options.json_path.empty())
-    LS_RETURN_IF_ERROR(write_file_atomically(options.json_path, json.dump(1) + "\n"));
+    LS_RETURN_IF_ERROR(write_output(options.json_path, json.dump(1) + "\n"));
   return judged == 0 ? kExitRefused : judged_exit_code(inputs.refused, judged, diverged > 0);
 }
 
@@ -181,7 +182,7 @@ void add_worker_command(CLI::App& app, int& exit_code) {
   declare_worker(*command, options->worker);
   command->add_option("--files", options->files_max, "of each folder no more than so many; 0: all")
       ->type_name("N");
-  command->add_option("--json", options->json_path, "the table as JSON")->type_name("FILE");
+  declare_output(*command, "--json", options->json_path, "the table as JSON");
   command
       ->add_option(
           "--save-facts", options->facts_dir,

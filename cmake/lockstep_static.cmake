@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # What a program of this project should not need from the machine that it is carried to is linked in,
 # where the system has it as an archive: Debian has libcrypto, xxhash and Boost.Context, and not fmt.
 option(LOCKSTEP_STATIC "Link libcrypto, xxhash and Boost.Context as archives, where they are found" ON)

@@ -152,7 +152,8 @@ Result<PlanOptions> plan_options(const LayoutArguments& a, const ModelSpec& mode
   o.num_gpu_blocks_override = a.num_blocks;
   o.max_num_seqs = a.max_num_seqs;
   o.disable_hybrid_kv_cache_manager = a.disable_hybrid_kv_cache_manager;
-  LS_RETURN_IF_ERROR(set_kv_dtype(a.kv_dtype, o));
+  LS_RETURN_IF_ERROR(a.kv_dtype == "auto" ? take_checkpoint_format(model, o)
+                                          : set_kv_dtype(a.kv_dtype, o));
   if (!a.ssm_dtype.empty()) {
     LS_ASSIGN_OR_RETURN(o.ssm_dtype, parse_word<DType>("--ssm-dtype", a.ssm_dtype, dtype_from_name,
                                                        "bf16, fp16, fp32, fp8"));

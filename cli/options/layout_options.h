@@ -19,7 +19,7 @@ namespace lockstep {
 
 // As typed; plan_options() gives them their meaning.
 struct LayoutArguments {
-  std::string kv_dtype = "bf16";
+  std::string kv_dtype = "auto";  // as the model or its checkpoint has it
   std::string ssm_dtype;
   std::string mamba_cache_mode = "none";
   std::string backend = "flash_attn";

@@ -1,4 +1,5 @@
 #include "cli/options/replay_options.h"
+#include "cli/options/output_option.h"
 
 #include <fmt/format.h>
 
@@ -183,32 +184,25 @@ void declare_replay_options(CLI::App& command, ReplayOptions& o) {
   declare_conform(command, o.decisions);
   declare_worker(command, o.worker);
   const std::string group = "Output";
-  command.add_option("--report", o.report_path, "one HTML page that draws the run")->group(group);
-  command
-      .add_option("--perfetto", o.perfetto_path,
-                  "a trace for ui.perfetto.dev: requests as tracks, steps, hits, blocks")
-      ->type_name("FILE")
+  declare_output(command, "--report", o.report_path, "HTML page that draws the run")->group(group);
+  declare_output(command, "--perfetto", o.perfetto_path,
+                 "a trace for ui.perfetto.dev: requests as tracks, steps, hits, blocks")
       ->group(group);
   declare_reports(command, o.reports, "the result as JSON", group);
-  command
-      .add_option("--hidden-states", o.hidden_states_dir,
-                  "a folder for the hidden states of finished requests, a file each, whole as soon "
-                  "as it is there (docs/formats.md)")
-      ->type_name("DIR")
+  declare_output_folder(
+      command, "--hidden-states", o.hidden_states_dir,
+      "existing folder for the hidden states of finished requests, a file each (docs/formats.md)")
       ->group(group);
-  command
-      .add_option("--cache-events", o.cache_events_path,
-                  "JSON lines: blocks stored in and removed from the prefix cache, step by step")
+  declare_output(command, "--cache-events", o.cache_events_path,
+                 "JSON lines: blocks stored in and removed from the prefix cache, step by step")
       ->group(group);
-  command
-      .add_option(
-          "--save-facts", o.facts_path,
-          "of a recording on an engine's own worker: the recording with what the worker did, "
-          "for `lockstep audit` (docs/formats.md)")
-      ->type_name("FILE")
+  declare_output(
+      command, "--save-facts", o.facts_path,
+      "of a recording on an engine\'s own worker: the recording with what the worker did, "
+      "for `lockstep audit` (docs/formats.md)")
       ->group(group);
   CLI::Option* save =
-      command.add_option("--save", o.save_dir, "folder that a divergence is saved to, as a case")
+      declare_output_folder(command, "--save", o.save_dir, "folder for the case of a divergence")
           ->group(group);
   command.add_flag("--shrink", o.shrink, "make the saved case as small as it goes, beside it")
       ->needs(save)

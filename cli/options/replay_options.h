@@ -23,6 +23,7 @@ namespace lockstep {
 
 struct ReplayOptions {
   std::string file;
+  std::string from;  // engine that builds the layers of run.recipe.model
   GivenRun run;
   ImportOptions import;
 

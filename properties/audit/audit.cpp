@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/stop_signal.h"
 #include "properties/audit/audit_impl.h"
 #include "reference/plan/limits.h"
 
@@ -560,15 +561,19 @@ Result<AuditFile> audit_recording(const std::string& path, AuditedRules rules,
     }
   };
   RecordedStep step;
-  while (true) {
+  while (!stop_requested()) {
     const Result<bool> more = reader->next(step);
+    if (!more && stop_requested()) break;
     if (!more) return tl::unexpected(more.error());
     if (!*more) break;
     auditor.step(step);
     ++file.steps;
     if (tell) take();
   }
-  auditor.end(reader->end());
+  if (stop_requested())
+    file.skipped = fmt::format("interrupted after {} steps", file.steps);
+  else
+    auditor.end(reader->end());
   file.reads_checked = auditor.reads_checked();
   file.hits = auditor.hits();
   take();

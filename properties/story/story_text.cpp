@@ -86,7 +86,7 @@ const RecordedConnectorAnswer* answer_about(const RecordedStep& step, const std:
   return found == step.connector->end() ? nullptr : &*found;
 }
 
-// What a KV connector said of those that were asked about while the step was decided.
+// The KV connector's answers to the queries of the step.
 std::vector<std::string> answers_told(const RecordedStep& step) {
   std::vector<std::string> told;
   if (!step.connector) return told;
@@ -131,9 +131,9 @@ std::vector<std::string> reports_told(const RecordedStep& step) {
                                lost.size() == 1 ? "" : "s", fmt::join(lost, ", "),
                                lost.size() == 1 ? "is" : "are"));
   for (const std::string& name : step.worker->received)
-    told.push_back(name + ": its load is over.");
+    told.push_back(name + ": its load has completed.");
   for (const std::string& name : step.worker->sent)
-    told.push_back(name + ": its blocks are sent, and given back.");
+    told.push_back(name + ": its blocks are sent and freed.");
   return told;
 }
 
@@ -156,7 +156,7 @@ std::string scheduled_text(const SavedCase& saved, const RecordedStep& step,
   else if (scheduled.computed < prompt)
     text += scheduled.computed == 0 ? ", its whole prompt" : ", the rest of its prompt";
   if (scheduled.is_new && scheduled.computed > 0) text += "; " + origin_told(step, scheduled);
-  if (scheduled.resumed) text += "; it is back after a preemption";
+  if (scheduled.resumed) text += "; it resumes after a preemption";
   return text + ".";
 }
 
@@ -194,9 +194,9 @@ std::string tables_text(const SavedCase& saved, const StoryStep& step) {
 std::string step_text(const SavedCase& saved, const StoryStep& step) {
   std::string text = fmt::format("\nStep {}\n", step.recorded.step);
   const auto say = [&](const std::string& sentence) { text += wrapped(kIndent, sentence); };
-  if (step.resets > 0) say("The prefix cache is told to forget everything.");
+  if (step.resets > 0) say("The prefix cache is reset.");
   for (const std::string& name : step.arrived) say(request_text(saved, name));
-  for (const std::string& name : step.gone) say(name + " has gone: its client left.");
+  for (const std::string& name : step.gone) say(name + " is aborted: its client disconnected.");
   for (const std::string& sentence : answers_told(step.recorded)) say(sentence);
   for (const std::string& name : step.recorded.preempted)
     say(name + " is preempted: its blocks are freed, and it will compute all of it again.");

@@ -102,7 +102,8 @@ MambaCacheMode served_cache_mode(const EngineConfig& engine, const ModelSpec& mo
 }
 
 Result<void> take_served_checkpoints(std::string_view release, const ModelSpec& model,
-                                     const PlanOptions& options, LayerSpecs& layers) {
+                                     const PlanOptions& options, LayerSpecs& layers,
+                                     const StateBlock& state_block) {
   if (options.mamba_cache_mode != MambaCacheMode::align) return {};
   const ReleaseDefaults& defaults = defaults_of(release);
   bool all_export = true;
@@ -119,7 +120,9 @@ Result<void> take_served_checkpoints(std::string_view release, const ModelSpec& 
   // Gated delta nets emit states at one stride for the whole batch, so all of them must be asked
   // for on the grid of hits; and only where every layer can export.
   std::int64_t grid = 0;
-  if (all_export && has_gated_delta) {
+  if (all_export && has_gated_delta && state_block) {
+    LS_ASSIGN_OR_RETURN(grid, state_block(layers));
+  } else if (all_export && has_gated_delta) {
     LS_ASSIGN_OR_RETURN(const auto sizes, aligned_sizes(layers, options));
     grid = sizes.mamba_block_size.value_or(0);
   }

@@ -131,7 +131,12 @@ Checked RankRun::run_step(const SchedulerOutput& decision, const ModelOutput& ou
   planner_.plan(program_, requests, [&](std::size_t i) { return builder_.is_void(i); });
   summary_.seconds.program += watch.lap();
   if (engine_worker_ != nullptr) engine_worker_->decided(decision);
-  LS_RETURN_IF_ERROR(backend_.execute(program_, readback_));
+  if (const auto ran = backend_.execute(program_, readback_); !ran) {
+    if (engine_worker_ != nullptr)
+      if (const EngineFailure* failure = engine_worker_->harness_failure())
+        summary_.engine_failure = *failure;
+    return tl::unexpected(ran.error());
+  }
   summary_.seconds.execute += watch.lap();
   auto compared = comparer_.check_step(program_, requests, expected_, planner_, readback_, chain);
   summary_.seconds.compare += watch.lap();
@@ -162,7 +167,7 @@ Checked RankRun::finish(bool agreed, std::span<MemoryCheck* const> checks) {
   summary_.graphs.captured += graphs.captured;
   summary_.graphs.replayed += graphs.replayed;
   summary_.graphs.dropped += graphs.dropped;
-  // The ranks leave out the same things for the same reasons: one of them says so.
+  // All ranks leave out the same checks for the same reasons, so one rank reports them.
   const ParallelRank& at = config_.backend.parallel;
   if (config_.backend.context.rank == 0 && at.tp_rank == 0 && at.pp_rank == 0)
     say_what_was_not_checked(agreed, checks);

@@ -107,7 +107,9 @@ void append_stage(const PlacementReport& report, std::size_t w, std::string& out
                      with_commas(report.capacity[w].tokens), report.capacity[w].max_concurrency,
                      with_commas(options.max_model_len));
   if (report.proofs[w].holds())
-    out += "  proved on three blocks: no byte has two owners, zeroing and copies are exact\n";
+    out +=
+        "  proved on three blocks: the plan is consistent (no byte has two owners, zeroing and "
+        "copies are exact); not proved: that the engine makes this plan\n";
   for (const PlacementFinding& finding : report.proofs[w].findings)
     out += fmt::format("  {}: {}\n", finding.rule, finding.text);
   for (const PlacementFinding& finding : report.proofs[w].with_connectors)
@@ -122,9 +124,7 @@ Result<PlacementReport> make_placement_report(const ModelSpec& model, const Plan
   PlacementReport report;
   report.model = model.name;
   report.engine = engine;
-  LS_ASSIGN_OR_RETURN(LayerSpecs layers, layer_specs(model, options));
-  layers.insert(layers.end(), extra.begin(), extra.end());
-  auto placed = place_model(layers, model.dtype, options, order);
+  auto placed = place_served_model(model, options, engine, order, extra);
   if (!placed) return fail(fmt::format("{}: {}", model.name, placed.error().message));
   report.placed = std::move(*placed);
   for (const Placement& worker : report.placed.stages.workers) {

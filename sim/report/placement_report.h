@@ -54,7 +54,7 @@ struct BlockRun {
   int state = -1;  // which state of a set; -1: rows of tokens
   bool operator==(const BlockRun&) const = default;
 };
-// Those of the layers of one group; what lies between them is padding, or nobody's.
+// Runs of the layers of one group; the bytes between them are padding or unowned.
 std::vector<BlockRun> block_runs(const Placement& plan, const WorkerPages& pages,
                                  std::size_t group);
 

@@ -1,6 +1,6 @@
-// From a file and what is said about it to a run that is ready to start: its spec, with what was
-// not given chosen from the file (a trace's hints, a recording's header, a saved case) or from the
-// trace's own needs; its configuration; what arrives.
+// From a file and its options to a run that is ready to start: its spec, with unset options chosen
+// from the file (a trace's hints, a recording's header, a saved case) or the trace's own needs; its
+// configuration; its arrivals.
 #pragma once
 
 #include <cstdint>

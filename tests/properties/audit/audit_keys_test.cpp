@@ -104,7 +104,7 @@ TEST(AuditKeys, a_hit_between_requests_of_unlike_keys_is_named_by_the_key) {
   }
 }
 
-// What lies behind the hit is nobody else's business.
+// Content after the hit is not shared.
 TEST(AuditKeys, an_image_behind_the_hit_is_no_difference) {
   const Keys behind{.cache_salt = "", .others = {.mm = {{"cat", 4, 2, "image"}}}};
   EXPECT_TRUE(audit(hit_of(kNone, behind)).empty());

@@ -1,4 +1,4 @@
-// Drafts and outputs that come too late: whoever believes them is accused, and nobody else is.
+// Late drafts and outputs: a decision that relies on them is a finding, and no other decision is.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -75,7 +75,7 @@ TEST(AuditDrafts, that_nobody_proposed_are_found) {
   recording = drafted();
   (*recording.steps[0].drafts)[0].tokens.clear();
   expect_first(recording, AuditRule::drafts, 1, "a", "and none was proposed behind them");
-  // A row that is filled up has drafts of nobody's.
+  // A padded row has invalid drafts.
   recording.steps[1].scheduled[0].spec = {-1, -1};
   EXPECT_TRUE(audit(recording).empty());
 }
@@ -110,8 +110,8 @@ TEST(AuditDrafts, that_outlive_a_preemption_are_found) {
   EXPECT_TRUE(audit(recording).empty());
 }
 
-// With a step in flight: step 1 is decided before the output of step 0 is there, and preempts "b";
-// its output comes in behind step 1.
+// With a step in flight: step 1 is decided before the output of step 0 arrives, and preempts "b";
+// its output arrives after step 1.
 Recording overtaken() {
   Recording recording = empty(true);
   RecordedStep first;

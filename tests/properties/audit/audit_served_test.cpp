@@ -43,7 +43,7 @@ std::vector<BlockId>& reader_blocks(Recording& recording, std::size_t step, std:
 }
 
 TEST(AuditAsServed, a_hit_of_another_block_than_the_checkpoint_s_is_found) {
-  // Block 2 has the state that the writer goes on with.
+  // Block 2 has the state that the writer continues from.
   expect_found(
       "regressions/hit_of_a_prefill_checkpoint",
       [](Recording& recording) {
@@ -187,7 +187,8 @@ Recording drafts_before_a_hit(bool are_verified) {
   recording.header.num_blocks = 8;
   recording.header.scheduler_block_size = recording.header.hash_block_size = 4;
   recording.steps.resize(4);
-  // The only row of a step; `blocks`: handed over to a request that comes in, or one more.
+  // The only row of a step; `blocks`: the whole table of a newly admitted request, or one more
+  // block.
   const auto run = [&](std::size_t step, const std::string& id, std::int32_t computed,
                        const std::vector<BlockId>& blocks, const std::vector<std::int32_t>& drafts,
                        const std::vector<std::int32_t>& sampled) {

@@ -65,7 +65,7 @@ TEST(Audit, a_hit_on_a_block_that_holds_another_prefix_is_found) {
              "reads token 0 from slot 0 of block 2, which holds token 4 of request a");
 }
 
-// "b" shares the four tokens of block 1 with "a", and goes on with another one.
+// "b" shares the four tokens of block 1 with "a", and continues with a different one.
 TEST(Audit, a_hit_whose_next_token_another_request_drafted_from_is_found_where_hashes_look_ahead) {
   Recording recording = shared_prefix();
   recording.header.engine.version = "0.33.0";
@@ -84,7 +84,7 @@ TEST(Audit, a_hit_whose_next_token_another_request_drafted_from_is_found_where_h
 
   config.num_hash_lookahead_tokens = 0;  // stated: such an engine drops a block, or takes the loss
   EXPECT_TRUE(audit(recording).empty());
-  config.num_hash_lookahead_tokens = 1;  // stated by an engine that nobody has a profile of
+  config.num_hash_lookahead_tokens = 1;  // stated by an engine without a profile
   recording.header.engine.version = "9.9.9";
   EXPECT_EQ(audit(recording).size(), 1u);
   recording.header.engine.version = "0.22.1";
@@ -151,7 +151,7 @@ TEST(Audit, lost_blocks_are_found_where_tables_are_shown_and_where_nobody_runs) 
   expect_one(recording, 2, "", "nobody runs, and 4 of 5 blocks are free");
 }
 
-// "a" ends in step 1 and one of its blocks does not come back; "b" goes on.
+// "a" ends in step 1 and one of its blocks is not freed; "b" continues.
 TEST(Audit, a_leak_names_the_blocks_that_can_be_lost_and_who_had_them) {
   Recording recording = shared_prefix();
   RecordedStep& step = recording.steps[1];
@@ -265,7 +265,7 @@ TEST(Audit, a_state_at_the_wrong_boundary_is_found) {
   EXPECT_GT(num_found, 0);
 }
 
-// The first step that hands out attention blocks beside states; index of it in the recording.
+// Index of the first recorded step that allocates attention blocks in a model with states.
 std::size_t first_zeroing_step(const Recording& recording) {
   std::size_t s = 0;
   while (s < recording.steps.size() && recording.steps[s].zero.empty()) ++s;
@@ -324,7 +324,7 @@ TEST(Audit, a_request_that_goes_on_behind_its_end_is_found) {
   Recording recording = shared_prefix();
   recording.steps[0].before[0].request.max_tokens = 1;
   expect_one(recording, 1, "a", "it may sample 1, and the output of step 0 was the last");
-  // With that output still in flight nobody could know.
+  // With that output still in flight it cannot be known.
   recording.header.options.config.async_scheduling = true;
   recording.steps[1].output_of_step = 0;
   EXPECT_TRUE(audit(recording).empty());

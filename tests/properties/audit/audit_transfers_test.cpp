@@ -155,8 +155,8 @@ TEST(AuditTransfers, a_block_that_a_load_still_writes_is_handed_to_nobody) {
   expect_first(recording, 1, "while request a still loads it");
 }
 
-// A window of one token, and a prompt that is loaded whole: an engine that has a block for its last
-// token has nothing for the one after. The client leaves, and the load goes on writing.
+// A window of one token, and a fully loaded prompt: an engine with a block for its last token has
+// no block for the next one. The client disconnects, and the load keeps writing.
 TEST(AuditTransfers, a_load_for_nobody_still_writes_behind_the_window) {
   Recording recording = load_and_send();
   KVCacheSpec& spec = recording.header.groups[0].spec;
@@ -197,8 +197,8 @@ TEST(AuditTransfers, a_transfer_that_nobody_waits_for_is_found) {
   expect_first(sent, 3, "blocks are reported sent that nobody keeps");
 }
 
-// Request r15 hits in step 24 what r14 loaded in step 23, before it is known that the load failed.
-// Both end in an error; had r15 gone on, its answer would rest on blocks that nobody filled.
+// Request r15 hits in step 24 what r14 loaded in step 23, before the failure of the load is known.
+// Both end in an error; had r15 continued, its answer would rely on blocks that were not filled.
 TEST(AuditTransfers, who_hits_a_lost_block_before_it_is_known_has_to_end) {
   auto recording =
       read_recording(LOCKSTEP_SOURCE_DIR "/tests/regressions/lost_block_is_hit_in_flight.jsonl");

@@ -105,7 +105,7 @@ std::vector<FactMutant> fact_mutants() {
       {"a_block_is_not_zeroed", AuditRule::worker_zeroing,
        [](RecordedStep& step, WorkerStepFacts&) {
          if (step.scheduled.empty() || !step.scheduled[0].is_new) return false;
-         step.zero.push_back((*step.scheduled[0].blocks)[0].back());  // new to it: nobody reads it
+         step.zero.push_back((*step.scheduled[0].blocks)[0].back());  // new to it: never read
          return true;
        }},
       {"a_block_is_zeroed_unasked", AuditRule::worker_zeroing,

@@ -59,7 +59,7 @@ TraceRequest request(const std::string& name, std::uint32_t num_tokens,
   return request;
 }
 
-// Runs the trace on decisions alone; every step goes through the auditor, and into `steps`.
+// Runs the trace on decisions only; every step goes through the auditor, and into `steps`.
 Recording record(const Engine& engine, Trace trace, HashAlgorithm algorithm) {
   EngineConfig config;
   config.engine = engine.release;
@@ -179,7 +179,7 @@ TEST(CacheEvents, that_are_lost_are_missed) {
   expect_event_finding(recording,
                        "events tell of 0 hashes stored and 0 removed; the prefix cache "
                        "had 5 and 0");
-  // Where the engine does not count them either, those who hit the blocks show it.
+  // If the engine does not count them either, requests that hit the blocks show it.
   first_step_with_events(recording = told()).stored = 0;
   first_step_with_events(recording).events.clear();
   for (RecordedStep& step : recording.steps)
