@@ -247,5 +247,17 @@ TEST(FoundByFuzzing, vllm_counts_blocks_free_that_a_shorter_load_did_not_take) {
   EXPECT_EQ(of_model->number, 2);
 }
 
+// Seeds 176 and 3493 of 0.33.0. A load stores a block again under its hash, and a hit that windows
+// compute again has slots for drafts at its end: the audit once reported both.
+TEST(FoundByFuzzing, TheAuditPassesEventsOfLoadedBlocksAndReplayedWindowsWithDrafts) {
+  for (const std::string name : {"events_of_loaded_blocks", "replayed_window_with_drafts"}) {
+    const auto saved =
+        read_saved_case(LOCKSTEP_SOURCE_DIR "/tests/regressions/" + name + ".case.jsonl");
+    ASSERT_TRUE(saved) << saved.error().message;
+    const Outcome outcome = judge(*saved, make_simt_backend);
+    EXPECT_EQ(outcome.kind, OutcomeKind::agreed) << name << ": " << outcome.what;
+  }
+}
+
 }  // namespace
 }  // namespace lockstep

@@ -130,7 +130,7 @@ void expect_deadlock(ScriptedConnector& connector,
   EXPECT_EQ(summary.verdict, Verdict::liveness);
   EXPECT_EQ(summary.stuck_total, 2);
   EXPECT_EQ(summary.wait_cycle, circle);
-  expect_kept(recorded, file_name, true, "nothing runs any more: " + circle);
+  expect_kept(recorded, file_name, true, "nothing runs again: " + circle);
 }
 
 TEST(VllmConnectorFindings, who_counts_on_another_to_compute_a_lost_block_is_left_alone_with_it) {
@@ -144,7 +144,7 @@ TEST(VllmConnectorFindings, who_counts_on_another_to_compute_a_lost_block_is_lef
        {ScriptedWorkload::abort("first")}},
       "vllm_0_22_1_lost_block_left_alone.jsonl",
       "attention of tokens [8, 9) reads token 4 from slot 0 of block 2, which holds nothing "
-      "that was written since the block was handed out: the load of step 0 is reported not to have "
+      "that was written since the block was allocated: the load of step 0 is reported not to have "
       "filled it; request first has had the block since step 0");
 }
 
@@ -286,7 +286,7 @@ TEST(VllmConnectorFindings, who_hits_what_a_void_row_was_to_compute_keeps_its_an
                 {ScriptedWorkload::abort("first")}},
                "vllm_0_22_1_hit_of_void_row.jsonl",
                "attention of tokens [12, 13) reads token 8 from slot 0 of block 2, which holds "
-               "nothing that was written since the block was handed out; request first has had the "
+               "nothing that was written since the block was allocated; request first has had the "
                "block since step 0",
                one_window(5), 8);
 }
@@ -309,7 +309,7 @@ TEST(VllmConnectorFindings, what_is_in_flight_behind_a_lost_block_is_kept) {
   connector.invalid[0] = {BlockId{1}};
   expect_wrong(connector, {{ScriptedWorkload::add("loaded", seeded_prompt(1, 5), 2)}, {}},
                "vllm_0_22_1_in_flight_behind_lost_block.jsonl",
-               "tokens [5, 6) were scheduled before it was known that the step before them read a "
+               "tokens [5, 6) were scheduled before it was known that the previous step read a "
                "block that a load did not fill, and what they sample is kept",
                full_attention(), kNumBlocks, asynchronous());
 }
@@ -322,7 +322,7 @@ TEST(VllmConnectorFindings, who_has_left_a_lost_block_behind_keeps_its_answer) {
   expect_wrong(
       connector, {{ScriptedWorkload::add("loaded", seeded_prompt(1, 11), 2)}, {}},
       "vllm_0_22_1_lost_block_left_behind.jsonl",
-      "tokens [11, 12) were scheduled before it was known that the step before them read a "
+      "tokens [11, 12) were scheduled before it was known that the previous step read a "
       "block that a load did not fill, and what they sample is kept",
       one_window(4), kNumBlocks, asynchronous());
 }

@@ -82,7 +82,7 @@ void expect_audit(const std::string& file_name, const Expected& expected) {
 TEST(VllmServedFindings, states_in_flight_do_not_fit_a_pool_that_was_planned_for_them) {
   expect_audit("vllm_0_33_0_states_in_flight_do_not_fit.jsonl",
                {AuditRule::standstill, 2, "r",
-                "is preempted after 12 tokens though nobody else holds a block"});
+                "is preempted after 12 tokens though no other request holds a block"});
 }
 
 TEST(VllmServedFindings, a_checkpoint_is_exported_over_the_running_state) {
@@ -101,7 +101,7 @@ TEST(VllmServedFindings, the_state_of_a_hit_is_published_under_a_longer_prefix) 
 
 TEST(VllmServedFindings, a_hit_of_a_part_of_a_block_needs_more_than_is_planned) {
   expect_audit("vllm_0_33_0_partial_hit_not_let_in.jsonl",
-               {AuditRule::standstill, 5, "longer", "and this request is not let in"});
+               {AuditRule::standstill, 5, "longer", "and this request is not admitted"});
 }
 
 TEST(VllmServedFindings, a_prompt_of_one_token_takes_the_drafts_it_was_padded_with_into_its_state) {
@@ -122,7 +122,7 @@ TEST(VllmServedFindings, a_state_before_a_gap_is_kept_and_a_pool_planned_for_it_
                {AuditRule::planned_blocks, 3, "r", "4 states of group 0 are held"});
   expect_audit("vllm_0_28_0_state_before_gap_does_not_fit.jsonl",
                {AuditRule::standstill, 3, "r",
-                "is preempted after 24 tokens though nobody else holds a block"});
+                "is preempted after 24 tokens though no other request holds a block"});
 }
 
 TEST(VllmServedFindings, a_padded_request_that_is_cut_keeps_its_draft_and_loses_a_token_for_it) {

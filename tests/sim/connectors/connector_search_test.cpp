@@ -93,7 +93,7 @@ TEST(ConnectorSearch,
     SearchOutcome outcome;
     ASSERT_NO_FATAL_FAILURE(run(seed, policy, outcome));
     std::erase_if(outcome.findings, [](const AuditFinding& finding) {
-      return finding.what.starts_with("nothing runs any more");
+      return finding.what.starts_with("nothing runs again");
     });
     for (const AuditFinding& finding : outcome.findings) {
       ++num_lost_blocks;
