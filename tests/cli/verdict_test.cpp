@@ -89,6 +89,14 @@ TEST(Verdicts, AnEngineWithoutAProfileIsRefusedInOneLineAndNotRecommended) {
     EXPECT_TRUE(has(run.err, "`lockstep audit` needs no profile")) << run.err;
     EXPECT_EQ(run.out, "") << command;
   }
+  std::string saved =
+      read_text(LOCKSTEP_SOURCE_DIR "/tests/regressions/more_memory_finishes_later.case.jsonl");
+  const std::size_t at = saved.find(R"("engine":"vllm-)");
+  ASSERT_NE(at, saved.npos);
+  const std::string path = temporary_path("no_profile.case.jsonl");
+  write_text(path, saved.replace(at, 14, R"("engine":"x)"));
+  for (const std::string command : {"explain", "shrink", "replay"})
+    EXPECT_EQ(run_lockstep({command, path}).status, 2) << command;
   const Outcome audit = run_lockstep({"audit", kNoProfile});
   EXPECT_EQ(audit.status, 1);
   EXPECT_FALSE(has(audit.out, "lockstep explain")) << audit.out;
