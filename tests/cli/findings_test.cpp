@@ -128,7 +128,7 @@ TEST(Findings, EachUpstreamPageHasCommandModelReleasesOutputAndPermalinks) {
 }
 
 // The model of 0.22.1 goes on where vLLM stops, and counts what is there: 10 and 23 are not its.
-TEST(Findings, the_model_behind_the_protocol_shows_those_of_its_release) {
+TEST(Findings, TheModelBehindTheProtocolShowsThoseOfItsRelease) {
   const std::string path = temporary_path("findings.json");
   const std::string junit = temporary_path("findings.xml");
   const Outcome run =
@@ -146,7 +146,7 @@ TEST(Findings, the_model_behind_the_protocol_shows_those_of_its_release) {
   EXPECT_EQ(shown, (std::set{1, 2, 3, 4, 6, 7, 8, 9, 11, 12, 13, 14, 15, 22}));
 }
 
-TEST(Findings, several_engines_are_a_table_and_what_none_shows_is_agreed) {
+TEST(Findings, SeveralEnginesAreATableAndWhatNoneShowsIsAgreed) {
   const Outcome table =
       run_lockstep({"findings", "10", "23", "--engine", kModel, "--engine", kModel});
   EXPECT_EQ(table.status, 0) << table.out << table.err;
@@ -159,7 +159,7 @@ TEST(Findings, several_engines_are_a_table_and_what_none_shows_is_agreed) {
       << small.out;
 }
 
-TEST(Findings, without_an_engine_the_cases_are_listed_and_what_is_not_there_is_refused) {
+TEST(Findings, WithoutAnEngineTheCasesAreListedAndWhatIsNotThereIsRefused) {
   const Outcome list = run_lockstep({"findings", "7"});
   EXPECT_EQ(list.status, 0);
   EXPECT_EQ(list.out,
@@ -177,7 +177,7 @@ TEST(Findings, without_an_engine_the_cases_are_listed_and_what_is_not_there_is_r
 }
 
 // What engines were seen to do, and what their policies make possible, are one table.
-TEST(Findings, the_page_by_release_agrees_with_the_policies_of_the_profiles) {
+TEST(Findings, ThePageByReleaseAgreesWithThePoliciesOfTheProfiles) {
   const auto page = cells_of_page();
   ASSERT_EQ(page.size(), 14u);
   for (const auto& [release, cells] : page) {

@@ -11,7 +11,7 @@
 namespace lockstep {
 namespace {
 
-TEST(Neighbours, agree_in_every_field) {
+TEST(Neighbours, AgreeInEveryField) {
   const auto paths =
       recordings_under(std::string(LOCKSTEP_SOURCE_DIR) + "/tests/conformance/neighbours");
   ASSERT_EQ(paths.size(), 17u);

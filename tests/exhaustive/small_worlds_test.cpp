@@ -253,7 +253,7 @@ Reached explore(const World& world, const std::string& engine) {
 
 class SmallWorlds : public testing::TestWithParam<std::tuple<World, std::string>> {};
 
-TEST_P(SmallWorlds, every_order_of_arrival_and_abort_is_clean) {
+TEST_P(SmallWorlds, EveryOrderOfArrivalAndAbortIsClean) {
   const auto& [world, engine] = GetParam();
   if (world.mode == MambaCacheMode::all && engine == "vllm-0.33.0")
     GTEST_SKIP() << "vllm-0.33.0 refuses prefix caching of states in mode all";

@@ -84,7 +84,7 @@ std::vector<std::string> caught_ids() {
 
 class MinimalCasesSlow : public testing::TestWithParam<std::string> {};
 
-TEST_P(MinimalCasesSlow, nothing_can_be_taken_away_by_itself) {
+TEST_P(MinimalCasesSlow, NothingCanBeTakenAwayByItself) {
   const MutantBench bench = mutant_bench();
   const MutantReport report = search_mutant(*find_mutant(GetParam()), bench, {});
   ASSERT_TRUE(report.caught && report.smallest);

@@ -184,7 +184,7 @@ class Reset final : public PoolCommand {
 
 class BlockPoolProperty : public testing::TestWithParam<FreedBlocks> {};
 
-TEST_P(BlockPoolProperty, does_what_the_naive_pool_does) {
+TEST_P(BlockPoolProperty, DoesWhatTheNaivePoolDoes) {
   SeenByPool seen;
   const bool holds = rc::check("pool and naive pool agree after every command", [&] {
     const auto num_blocks = *rc::gen::inRange(2, 9);

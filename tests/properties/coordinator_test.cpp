@@ -368,7 +368,7 @@ bool agree(const std::string& engine, SchedulerDefect defect, SeenByCoordinator&
 
 class CoordinatorProperty : public testing::TestWithParam<std::string> {};
 
-TEST_P(CoordinatorProperty, does_what_naive_groups_over_one_pool_do) {
+TEST_P(CoordinatorProperty, DoesWhatNaiveGroupsOverOnePoolDo) {
   SeenByCoordinator seen;
   EXPECT_TRUE(agree(GetParam(), SchedulerDefect::none, seen));
   EXPECT_GT(seen.hits, 0);
@@ -384,7 +384,7 @@ TEST_P(CoordinatorProperty, does_what_naive_groups_over_one_pool_do) {
 INSTANTIATE_TEST_SUITE_P(Engines, CoordinatorProperty,
                          testing::Values("vllm-0.22.1", "vllm-0.33.0"), name_of_engine);
 
-TEST(CoordinatorDefects, are_seen) {
+TEST(CoordinatorDefects, AreSeen) {
   expect_seen({SchedulerDefect::hit_longest_group, SchedulerDefect::hit_whole_prompt,
                SchedulerDefect::hit_window_short, SchedulerDefect::free_window_early,
                SchedulerDefect::free_forward_order, SchedulerDefect::free_twice,

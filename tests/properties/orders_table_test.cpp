@@ -98,7 +98,7 @@ std::string tables() {
   return cells;
 }
 
-TEST(OrdersTable, of_the_docs_is_what_replays_show) {
+TEST(OrdersTable, OfTheDocsIsWhatReplaysShow) {
   const std::string path = LOCKSTEP_SOURCE_DIR "/docs/reference/orders.md";
   constexpr std::string_view kBegin = "<!-- generated -->\n", kEnd = "<!-- end -->\n";
   std::stringstream read;

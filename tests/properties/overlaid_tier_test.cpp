@@ -68,7 +68,7 @@ std::string ending(const Result<RunReport>& report) {
                             : std::string(name_of(summary.verdict));
 }
 
-TEST(OverlaidTier, holds_the_bytes_of_every_kind_of_rows_in_every_order) {
+TEST(OverlaidTier, HoldsTheBytesOfEveryKindOfRowsInEveryOrder) {
   int kinds = 0;
   for (const CacheKindCase& kind : tests::cache_kinds()) {
     if (!is_loaded(kind) || reads_beside_tokens(kind.groups.back().spec)) continue;

@@ -33,7 +33,7 @@ const Shown kShown[] = {
 
 class VllmInputFindings : public testing::TestWithParam<Shown> {};
 
-TEST_P(VllmInputFindings, is_told_where_it_first_shows) {
+TEST_P(VllmInputFindings, IsToldWhereItFirstShows) {
   const Shown& shown = GetParam();
   const auto audited =
       audit_recording(std::string(LOCKSTEP_SOURCE_DIR) + "/tests/regressions/vllm_0_22_1_" +

@@ -52,7 +52,7 @@ std::vector<World> worlds() {
   };
 }
 
-TEST(Lockstep, every_kind_of_cache_agrees_with_plain_loops) {
+TEST(Lockstep, EveryKindOfCacheAgreesWithPlainLoops) {
   for (const World& world : worlds()) {
     const LockstepConfig config = make_world(world.groups, world.num_blocks);
     PlainBackend backend(config.backend);

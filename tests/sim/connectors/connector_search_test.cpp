@@ -82,8 +82,7 @@ void run(std::uint64_t seed, KVLoadFailurePolicy policy, SearchOutcome& outcome)
     outcome.end += std::string(decisions->name(held.id)) + " ";
 }
 
-TEST(ConnectorSearch,
-     every_run_ends_with_free_blocks_or_in_a_circle_and_the_findings_are_found_again) {
+TEST(ConnectorSearch, EveryRunEndsWithFreeBlocksOrInACircleAndTheFindingsAreFoundAgain) {
   std::int64_t num_behind_large = 0;
   std::int64_t num_half_loaded = 0;
   std::int64_t num_lost_blocks = 0;
@@ -121,7 +120,7 @@ TEST(ConnectorSearch,
   RecordProperty("lost_blocks", static_cast<int>(num_lost_blocks));
 }
 
-TEST(ConnectorSearch, the_same_seed_gives_the_same_run) {
+TEST(ConnectorSearch, TheSameSeedGivesTheSameRun) {
   SearchOutcome first;
   SearchOutcome second;
   ASSERT_NO_FATAL_FAILURE(run(11, KVLoadFailurePolicy::recompute, first));
