@@ -12,8 +12,8 @@
 #include "base/stop_signal.h"
 #include "cli/commands.h"
 #include "cli/conform_inputs.h"
-#include "cli/reports.h"
-#include "cli/terminal.h"
+#include "cli/output/reports.h"
+#include "cli/output/terminal.h"
 #include "properties/audit/audit.h"
 #include "properties/judge/hit_counter.h"
 

@@ -9,8 +9,8 @@
 
 #include "cli/commands.h"
 #include "cli/options/decisions_option.h"
-#include "cli/reports.h"
-#include "cli/terminal.h"
+#include "cli/output/reports.h"
+#include "cli/output/terminal.h"
 #include "properties/adapter/adapter_check.h"
 
 namespace lockstep {

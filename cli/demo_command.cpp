@@ -14,8 +14,8 @@
 #include "cli/options/output_option.h"
 #include "cli/options/replay_options.h"
 #include "cli/replay_summary.h"
-#include "cli/reports.h"
-#include "cli/terminal.h"
+#include "cli/output/reports.h"
+#include "cli/output/terminal.h"
 #include "properties/story/story.h"
 #include "properties/story/story_text.h"
 

@@ -10,7 +10,7 @@
 #include "base/output_file.h"
 #include "cli/commands.h"
 #include "cli/options/output_option.h"
-#include "cli/terminal.h"
+#include "cli/output/terminal.h"
 #include "properties/story/story_text.h"
 #include "reference/profiles/policies.h"
 #include "reference/profiles/releases.h"

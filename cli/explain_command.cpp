@@ -7,8 +7,8 @@
 
 #include "cli/commands.h"
 #include "cli/failing_case.h"
-#include "cli/reports.h"
-#include "cli/terminal.h"
+#include "cli/output/reports.h"
+#include "cli/output/terminal.h"
 #include "properties/story/story.h"
 #include "properties/story/story_text.h"
 

@@ -13,7 +13,7 @@
 #include "cli/commands.h"
 #include "cli/options/output_option.h"
 #include "cli/options/replay_options.h"
-#include "cli/terminal.h"
+#include "cli/output/terminal.h"
 #include "traces/exporters/export_trace.h"
 #include "traces/formats/recording_trace.h"
 #include "traces/formats/saved_case.h"

@@ -11,7 +11,7 @@
 
 #include "base/stop_signal.h"
 #include "base/stopwatch.h"
-#include "cli/terminal.h"
+#include "cli/output/terminal.h"
 #include "cli/worker_facts.h"
 #include "cuda_backend/gpu_backend.h"
 #include "cuda_backend/plugin/plugin_backend.h"

@@ -11,7 +11,7 @@
 #include "base/result.h"
 #include "cli/options/decisions_option.h"
 #include "cli/options/worker_option.h"
-#include "cli/reports.h"
+#include "cli/output/reports.h"
 #include "properties/judge/failure.h"
 #include "properties/judge/judge.h"
 #include "properties/judge/recording_check.h"

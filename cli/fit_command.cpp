@@ -13,8 +13,8 @@
 #include "cli/commands.h"
 #include "cli/conform_inputs.h"
 #include "cli/options/output_option.h"
-#include "cli/reports.h"
-#include "cli/terminal.h"
+#include "cli/output/reports.h"
+#include "cli/output/terminal.h"
 #include "sim/conform/fit.h"
 #include "traces/formats/engine_file.h"
 

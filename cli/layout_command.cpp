@@ -11,7 +11,7 @@
 #include "cli/options/engine_model.h"
 #include "cli/options/layout_options.h"
 #include "cli/options/output_option.h"
-#include "cli/terminal.h"
+#include "cli/output/terminal.h"
 #include "sim/report/placement_report.h"
 #include "sim/report/plan_report.h"
 #include "traces/models/model_file.h"

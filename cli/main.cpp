@@ -12,7 +12,7 @@
 
 #include "base/output_file.h"
 #include "cli/commands.h"
-#include "cli/terminal.h"
+#include "cli/output/terminal.h"
 
 namespace {
 

@@ -16,8 +16,8 @@
 #include "cli/mutant_bench.h"
 #include "cli/options/decisions_option.h"
 #include "cli/options/output_option.h"
-#include "cli/reports.h"
-#include "cli/terminal.h"
+#include "cli/output/reports.h"
+#include "cli/output/terminal.h"
 #include "properties/mutants/mutant_catalogue.h"
 
 namespace lockstep {

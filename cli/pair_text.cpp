@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "cli/terminal.h"
+#include "cli/output/terminal.h"
 #include "sim/verdict/run_summary.h"
 
 namespace lockstep {

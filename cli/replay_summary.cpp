@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/output_file.h"
-#include "cli/terminal.h"
+#include "cli/output/terminal.h"
 #include "reference/plan/capacity.h"
 #include "reference/types/kv_cache_spec.h"
 #include "sim/verdict/run_summary.h"

@@ -9,8 +9,8 @@
 #include "cli/commands.h"
 #include "cli/failing_case.h"
 #include "cli/options/output_option.h"
-#include "cli/reports.h"
-#include "cli/terminal.h"
+#include "cli/output/reports.h"
+#include "cli/output/terminal.h"
 
 namespace lockstep {
 namespace {

@@ -19,7 +19,7 @@
 #include "cli/options/output_option.h"
 #include "cli/options/replay_options.h"
 #include "cli/options/worker_option.h"
-#include "cli/terminal.h"
+#include "cli/output/terminal.h"
 #include "cli/worker_facts.h"
 #include "properties/judge/recording_check.h"
 #include "sim/conform/conform.h"

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "base/data_root.h"
-#include "cli/again.h"
+#include "cli/output/again.h"
 #include "properties/generate/claimed_features.h"
 #include "reference/profiles/engine_profile.h"
 

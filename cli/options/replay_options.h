@@ -10,7 +10,7 @@
 #include "base/result.h"
 #include "cli/options/decisions_option.h"
 #include "cli/options/worker_option.h"
-#include "cli/reports.h"
+#include "cli/output/reports.h"
 #include "properties/judge/hit_counter.h"
 #include "sim/conform/live_conform.h"
 #include "sim/setup/replay_setup.h"

@@ -1,4 +1,4 @@
-#include "cli/reports.h"
+#include "cli/output/reports.h"
 
 #include <fmt/format.h>
 
@@ -14,7 +14,7 @@
 #include "base/stop_signal.h"
 #include "base/stopwatch.h"
 #include "cli/options/output_option.h"
-#include "cli/terminal.h"
+#include "cli/output/terminal.h"
 
 namespace lockstep {
 namespace {

@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "base/result.h"
-#include "cli/again.h"
+#include "cli/output/again.h"
 
 namespace CLI {
 class App;

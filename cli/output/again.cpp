@@ -1,4 +1,4 @@
-#include "cli/again.h"
+#include "cli/output/again.h"
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
