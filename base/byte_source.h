@@ -1,8 +1,9 @@
 // The bytes of a file, plain or gzip, in chunks.
 //
 // 1. A regular file that starts with gzip's two bytes is unpacked, all of its members. A pipe is
-//    read as it is, and its bytes are returned as soon as they arrive.
-// 2. Refused, as a sentence with the file's name: a missing file, a folder, damaged gzip data.
+//    read unchanged, and its bytes are returned as soon as they arrive.
+// 2. Refused, with an error message that names the file: a missing file, a folder, damaged gzip
+//    data.
 #pragma once
 
 #include <string>

@@ -90,7 +90,7 @@ void JsonReader::fail_with(const Error& error) {
 
 void JsonReader::fail_at(std::uint32_t node, std::string_view sentence) {
   if (failed_) return;
-  // The offset of a number lies one past it, behind the newline that may end it.
+  // The offset of a number is one past it, after the newline that may end it.
   const std::size_t offset = nodes_[node].offset;
   const std::string_view before = text_.substr(0, offset == 0 ? 0 : offset - 1);
   const auto line = line_ + std::count(before.begin(), before.end(), '\n');

@@ -245,7 +245,7 @@ T JsonValue::word(std::span<const JsonWord<T>> words) {
 // True for a name with a word that stands for a length, an arrival or ids: "input_tokens".
 bool carries_input(std::string_view name);
 
-// For a message: bytes that are no printable ASCII escaped, cut off behind `bytes_max`.
+// For a message: bytes other than printable ASCII are escaped, truncated after `bytes_max`.
 std::string printable_excerpt(std::string_view text, std::size_t bytes_max = 60);
 
 // A word that `from_name` knows, refused otherwise as not what was `expected`.

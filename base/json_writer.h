@@ -55,7 +55,7 @@ class JsonWriter {
     return end_array();
   }
 
-  // The text so far, with a newline; the writer starts anew.
+  // The text so far, with a newline; clears the writer.
   std::string take_line();
 
  private:

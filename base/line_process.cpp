@@ -40,7 +40,7 @@ std::string ended_as(int status) {
 }  // namespace
 
 Result<std::unique_ptr<LineProcess>> LineProcess::start(const std::string& command) {
-  // A child that has gone is told by what write() returns.
+  // write() reports a child that has ended.
   static const auto ignored = std::signal(SIGPIPE, SIG_IGN);
   (void)ignored;
   std::array<int, 2> in{-1, -1}, out{-1, -1}, words{-1, -1};
@@ -165,7 +165,7 @@ LineProcess::End LineProcess::receive(std::string_view& line,
       return End::answered;
     }
     looked_at = buffer_.size();
-    // Longer than a line may be: whoever parses it says so.
+    // Longer than a line may be: the parser reports it.
     if (looked_at > kJsonTextBytesMax) {
       line = buffer_;
       given_ = looked_at;

@@ -34,7 +34,7 @@ class LineProcess {
   // The next line of the child, without its newline; stays until the next call.
   End receive(std::string_view& line, std::chrono::milliseconds time_limit);
 
-  // Its standard input ends; nothing can be sent any more.
+  // Ends its standard input; nothing can be sent after that.
   void end_input();
 
   // The end of what it wrote to standard error so far, at most 2,000 bytes.

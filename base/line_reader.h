@@ -1,8 +1,8 @@
-// A text file, plain or gzip, or several as one, line by line in bounded memory: what holds for
-// every format here is checked once.
+// A text file, plain or gzip, or several as one, line by line in bounded memory: checks what every
+// format here requires.
 //
 // 1. A line has at most kJsonTextBytesMax bytes; its end is \n or \r\n, and the last may have none.
-// 2. Refused, as a sentence with the file's name: a missing file, a folder, an empty file, a
+// 2. Refused, with an error message that names the file: a missing file, a folder, an empty file, a
 //    byte-order mark, a line that is too long, an empty line.
 #pragma once
 
@@ -20,7 +20,7 @@ class LineReader {
  public:
   // `more`: files that follow, as if their lines were in the first one.
   static Result<LineReader> open(const std::string& path, std::vector<std::string> more = {});
-  // The same for a text in memory; `name` stands where the path would in what it refuses.
+  // The same for a text in memory; `name` replaces the path in messages.
   static Result<LineReader> of_text(std::string name, std::string text);
   LineReader(LineReader&& other) noexcept;
   LineReader& operator=(LineReader&& other) noexcept;
@@ -46,7 +46,7 @@ class LineReader {
 
   std::string path_;
   ByteSource source_;
-  std::string buffer_;  // bytes read and not yet given out start at begin_
+  std::string buffer_;  // bytes read and not yet returned start at begin_
   std::size_t begin_ = 0;
   bool at_end_of_file_ = false;
   std::int64_t number_ = 0;

@@ -77,7 +77,7 @@ Result<AuditTotals> audit_all(const std::vector<std::string>& paths, AuditedRule
   return totals;
 }
 
-// A recording as it comes in from a pipe, told line by line.
+// A recording read from a pipe, with its findings reported line by line.
 Result<AuditTotals> audit_stream(AuditedRules rules) {
   AuditTotals totals;
   totals.rules = rules;
@@ -163,9 +163,10 @@ std::string totals_text(const AuditTotals& totals) {
     text += finding_text(totals.findings[i]);
   const auto explained = std::ranges::find_if(totals.files, is_explained);
   if (explained != totals.files.end())
-    text += fmt::format("\n`lockstep explain {}` shows the model's steps up to where the recording "
-                        "parts.\n",
-                        shell_word(explained->file));
+    text += fmt::format(
+        "\n`lockstep explain {}` shows the model's steps up to where the recording "
+        "parts.\n",
+        shell_word(explained->file));
   if (totals.findings.size() > kFindingsShown)
     text += fmt::format("\n... and {} more; --json FILE lists them all\n",
                         totals.findings.size() - kFindingsShown);

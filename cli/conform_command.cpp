@@ -30,7 +30,7 @@ struct ConformTotals {
   ConformSummary schedules;
   std::vector<LayoutConformance> layouts;
   std::vector<RefusedFile> refused;        // of all kinds
-  std::vector<std::string> not_looked_at;  // one sentence each
+  std::vector<std::string> not_looked_at;  // one line each
 
   std::int64_t files() const;  // that were judged
   std::int64_t plans() const;

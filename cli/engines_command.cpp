@@ -46,7 +46,7 @@ std::string pull_request_text(const PolicyChange& change) {
   return change.pull_request == 0 ? "" : fmt::format(" (#{})", change.pull_request);
 }
 
-// "Not modelled of vllm-0.20.2 to vllm-0.25.1:", for releases of which the same is said.
+// "Not modelled of vllm-0.20.2 to vllm-0.25.1:", for releases with the same text.
 std::string not_modelled_text() {
   std::string text;
   for (std::size_t i = 0; i < releases().size();) {

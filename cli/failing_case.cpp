@@ -47,8 +47,7 @@ Result<SavedCase> read_recorded_case(const std::string& path) {
   return case_of(std::filesystem::path(path).stem().string(), std::move(recording));
 }
 
-// What a replay of a failing case says: audit and invariants are the judge's, and not looked at
-// there.
+// The verdict of a replay of a failing case: only the judge runs audit and invariants.
 ExpectedVerdict verdict_of_replay(std::string_view kind, const std::string& check,
                                   std::int64_t step) {
   if (kind == "divergence") return {.kind = check, .step = step};

@@ -47,11 +47,11 @@ Result<void> start_workers(const SavedCase& saved, FailingCaseOptions& options);
 DecisionsFactory decisions_of(const FailingCaseOptions& options);
 // How a case on this backend is judged.
 JudgeOptions judge_options(const std::string& backend, const FailingCaseOptions& options);
-// Who decides; absent: the model.
+// The deciding engine; absent: the model.
 std::optional<RecordedEngine> decider_of(const FailingCaseOptions& options);
 // Which real worker holds the cache; absent: a backend.
 std::optional<WorkedBy> worker_of(const FailingCaseOptions& options);
-// Where not all the halves are real that were when the case failed: sentences that say so.
+// Messages about halves of the case that were real when it failed and are not now.
 std::string halves_text(const SavedCase& saved, const FailingCaseOptions& options);
 // What an engine decided in a case, as a recording that repeats without it. False: nothing.
 Result<bool> write_recording(const std::string& path, const SavedCase& saved,
@@ -76,8 +76,8 @@ struct ShrunkCase {
   ShrinkResult result;
   Failure failure;  // of the smallest
 };
-// The smallest fails by the same check, and is the same finding or news too; it says so in
-// `expected`. REQUIRES: `saved` fails as `failure`.
+// The smallest case fails by the same check, and keeps the class (same finding, or new); `expected`
+// records it. REQUIRES: `saved` fails as `failure`.
 Result<ShrunkCase> shrink_case(const SavedCase& saved, const Failure& failure,
                                const FailingCaseOptions& options);
 
@@ -96,11 +96,11 @@ int exit_code_of(const Failure& failure, const std::optional<RecordingCheck>& re
 ReportedItem item_of(const std::string& file, const Failure& failure,
                      const std::optional<RecordingCheck>& recorded, std::string again);
 
-// The failing cases of a fuzz run, in a folder: each as it was found, NAME.case.jsonl, and made
-// small beside it, NAME.min.case.jsonl.
+// The failing cases of a fuzz run, in a folder: each as found, NAME.case.jsonl, and shrunk,
+// NAME.min.case.jsonl.
 //
-// Made small are the first few failures of each check; the others would say the same. Of another
-// engine, NAME.recording.jsonl is what it decided.
+// The first few failures per check are shrunk; the others would show the same. With another engine,
+// NAME.recording.jsonl has its decisions.
 class FuzzCases {
  public:
   // `judging`: as the run judges, with the engines that decide and work.

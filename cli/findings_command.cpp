@@ -147,7 +147,7 @@ std::string text_of(const Table& table) {
   return text;
 }
 
-// What is the same of several engines is said once: "0.20.2 to 0.22.1", or "0.20.2, 0.25.1".
+// Merges equal entries of several engines: "0.20.2 to 0.22.1", or "0.20.2, 0.25.1".
 std::string engines_text(const Table& table, const std::vector<std::size_t>& columns) {
   std::string text;
   for (std::size_t i = 0; i < columns.size();) {

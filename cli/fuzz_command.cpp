@@ -172,7 +172,7 @@ Result<void> parse_shard(const std::string& text, FuzzOptions& fuzzing) {
   return {};
 }
 
-// Less those whose day is over: they are told, and are news again.
+// Drops expired entries and reports them again.
 Result<std::vector<KnownFailure>> known_today(const std::string& path) {
   LS_ASSIGN_OR_RETURN(auto known, read_known_file(path));
   const std::string today = fmt::format("{:%F}", fmt::gmtime(std::time(nullptr)));
@@ -409,7 +409,7 @@ Result<int> fuzz_main(const FuzzCommandOptions& options, CommandReport& out) {
       {.without = {"--seed", "--runs", "--seconds", "--failures", "--jobs", "--shard", "--merge",
                    "--known", "--save-findings", "--no-shrink", "--shrink-seconds"}});
   const auto part = run_or_merge(options, ranks, again);
-  // What all ranks find fault with, or one of them, is told once.
+  // Failures of all ranks, or of one, are reported once.
   if (ranks.rank() != 0) {
     out.be_silent();
     return part ? kExitAgreed : kExitRefused;

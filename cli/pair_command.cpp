@@ -12,9 +12,9 @@
 #include "base/stopwatch.h"
 #include "cli/commands.h"
 #include "cli/options/replay_options.h"
-#include "cli/pair_text.h"
 #include "cli/output/reports.h"
 #include "cli/output/terminal.h"
+#include "cli/pair_text.h"
 #include "reference/profiles/engine_profile.h"
 #include "reference/profiles/releases.h"
 #include "sim/pair/engine_pair.h"
@@ -27,7 +27,7 @@ namespace {
 
 // Options of `lockstep pair`: a replay's for both engines, and those of the network.
 struct PairCommandOptions {
-  ReplayOptions replay;  // the decode engine's; the prefill engine's too but for its pool
+  ReplayOptions replay;  // the decode engine's, and the prefill engine's except its pool
   std::optional<std::int64_t> prefill_blocks;
   std::int64_t steps_max = 0;
   std::int64_t staging_blocks = 64;

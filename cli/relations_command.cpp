@@ -32,7 +32,7 @@ struct RelationsOptions {
   DecisionsOptions decisions;
 };
 
-// Who decides in place of the model.
+// The engine that decides instead of the model.
 struct Deciding {
   std::shared_ptr<ForeignEngines> engines;  // null: the model
   DecisionsFactory decisions() const {
@@ -40,7 +40,7 @@ struct Deciding {
   }
 };
 
-// What became of one relation over all cases.
+// The outcome of one relation over all cases.
 struct Held {
   Relation relation;
   bool is_of_answers = false;  // the tokens of the model language model are compared too
@@ -109,12 +109,12 @@ Result<void> hold_answers(const SavedCase& saved, std::uint64_t seed, const Deci
   return {};
 }
 
-// Planned outputs go by a request's place in the trace, which "batch mates" changes.
+// Planned outputs follow a request's position in the trace, which "batch mates" changes.
 bool is_for_devices(const Relation& relation) { return relation.name != "batch mates"; }
 
 Result<void> hold_on_devices(const SavedCase& saved, std::uint64_t seed, const Deciding& deciding,
                              Held& held) {
-  if (deciding.engines != nullptr) return {};  // below the model's decisions alone
+  if (deciding.engines != nullptr) return {};  // only below the model's decisions
   if (!is_for_devices(held.relation) || !why_not_read(saved).empty()) return {};
   LS_ASSIGN_OR_RETURN(const auto check, check_on_backend(saved, held.relation, make_simt_backend));
   if (!check) return {};

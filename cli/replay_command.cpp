@@ -16,9 +16,9 @@
 #include "cli/failing_case.h"
 #include "cli/options/engine_model.h"
 #include "cli/options/replay_options.h"
-#include "cli/replay_summary.h"
 #include "cli/output/reports.h"
 #include "cli/output/terminal.h"
+#include "cli/replay_summary.h"
 #include "cli/worker_facts.h"
 #include "sim/report/perfetto.h"
 #include "sim/report/report.h"
@@ -253,7 +253,7 @@ ReportedItem item_of(const ReplayOptions& options, const RunSummary& summary,
   return item;
 }
 
-// The saved case made small, beside it.
+// Writes the shrunk case next to the saved one.
 Result<void> leave_smallest(const std::string& path, const FailingCaseOptions& judging,
                             const std::string& story) {
   LS_ASSIGN_OR_RETURN(const auto saved, load_case(path, judging.backend));

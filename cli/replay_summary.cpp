@@ -19,7 +19,7 @@
 namespace lockstep {
 namespace {
 
-// In a separate group, or beside attention of equal rows.
+// In a separate group, or with attention of equal rows.
 bool keeps_hidden_states(const KVCacheGroupSpec& group) {
   for (std::size_t layer = 0; layer < group.layer_names.size(); ++layer)
     if (group.layer_spec(layer).kind == CacheKind::hidden_state) return true;
@@ -87,7 +87,7 @@ std::string group_text(const KVCacheGroupSpec& group) {
                      counted(spec.block_size, "token"));
 }
 
-// The first few; what becomes of all of them is counted at the end.
+// The first few; their effects are counted at the end.
 std::span<const PlannedFault> faults_in(const OpenReplay& prepared) {
   constexpr std::size_t kShown = 20;
   if (prepared.run.faults.empty()) return {};
@@ -113,7 +113,7 @@ std::string ranks_text(const BackendConfig& config) {
   return text;
 }
 
-// What the release's server takes of itself, and what was told otherwise.
+// The defaults of the release's server, and the options that were set.
 std::string served_text(const OpenReplay& prepared) {
   std::string taken;
   std::string text;

@@ -37,7 +37,7 @@ class HiddenStateFolder {
   std::int64_t num_bytes_ = 0;
 };
 
-// What runs, before it runs: engine, cache, device. One sentence each, with newlines.
+// What runs: engine, cache, device. One line each.
 std::string configuration_text(const OpenReplay& prepared);
 
 // Absent: not counted (HitCounter::applies, another engine decides, a KV connector).

@@ -17,7 +17,7 @@ namespace {
 
 struct ShrinkCommandOptions {
   std::string file;
-  std::string output_path;  // empty: beside the file
+  std::string output_path;  // empty: next to the file
   ReportOptions reports;
   FailingCaseOptions judging;
 };

@@ -70,7 +70,7 @@ Result<RunReport> run_on_worker(const std::string& file, const WorkerCommandOpti
   return report;
 }
 
-// Less the file that it begins with, so that files refused alike count as one.
+// Without the file's name at its start, so that equal refusals count as one.
 std::string reason_of(const std::string& message, const std::string& file) {
   std::string reason = message;
   if (reason.starts_with(file)) reason = reason.substr(std::min(reason.size(), file.size() + 1));

@@ -23,8 +23,8 @@ std::string variable(const char* name, const char* otherwise) {
   return value == nullptr || *value == '\0' ? otherwise : value;
 }
 
-// Of the environment that a wheel was installed into: its packages hold the adapters. Empty: this
-// is no wheel, or somebody says which interpreter or folder to take.
+// The interpreter of the environment that a wheel was installed into: its packages hold the
+// adapters. Empty: not a wheel, or the user names an interpreter or folder.
 fs::path interpreter_with_adapters() {
   for (const char* name : {"LOCKSTEP_PYTHON", "LOCKSTEP_PYTHONPATH"})
     if (!std::string_view(variable(name, "")).empty()) return {};

@@ -18,7 +18,7 @@ namespace {
 constexpr std::int64_t kTokensMax = std::int64_t{1} << 31;
 constexpr std::int64_t kRanksMax = 4096;
 
-// A word that `from_name` knows, or a sentence that lists what it may be.
+// A word that `from_name` accepts, or an error message that lists the accepted words.
 template <class T>
 Result<T> parse_word(std::string_view option, std::string_view text,
                      std::optional<T> (*from_name)(std::string_view), std::string_view expected) {

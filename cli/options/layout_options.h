@@ -50,8 +50,8 @@ void add_layout_options(CLI::App& command, LayoutArguments& arguments);
 
 Result<PlanOptions> plan_options(const LayoutArguments& arguments, const ModelSpec& model);
 
-// Whether the engine's groups overlay one allocation (sim/report/placement_report.h). An Error: a
-// release that nobody knows.
+// True if the engine's groups overlay one allocation (sim/report/placement_report.h). An Error: an
+// unknown release.
 Result<bool> is_placed(const LayoutArguments& arguments);
 
 // Remarks that belong under a plan: the rules of another release made it, it leaves out the draft

@@ -23,7 +23,7 @@ namespace lockstep {
 
 struct ReplayOptions {
   std::string file;
-  std::string from;  // engine that builds the layers of run.recipe.model
+  std::string from;                 // engine that builds the layers of run.recipe.model
   std::vector<std::string> shards;  // that follow it
   GivenRun run;
   ImportOptions import;
@@ -32,7 +32,7 @@ struct ReplayOptions {
   std::string report_path, perfetto_path, save_dir, cache_events_path, hidden_states_dir,
       facts_path;
   ReportOptions reports;
-  bool shrink = false;  // what is saved, beside it
+  bool shrink = false;  // also saves the shrunk case
   double shrink_seconds = 0;
   DecisionsOptions decisions;
   WorkerOptions worker;
@@ -59,9 +59,9 @@ struct OpenReplay : PreparedReplay {
   std::vector<std::unique_ptr<HitCounter>> hits;  // per engine, where the model decides
   std::unique_ptr<Session> session;
 };
-// Errors: what prepare_replay(), the scheduler or a backend refuses, faults that are none.
-// `engines`: who decides; null: the model. `backend_of`: absent: replay_backend(). `conforms`:
-// decisions of other engines are held against the model.
+// Errors: what prepare_replay(), the scheduler or a backend refuses, invalid faults. `engines`: the
+// deciding engine; null: the model. `backend_of`: absent: replay_backend(). `conforms`: decisions
+// of other engines are compared with the model.
 Result<OpenReplay> open_replay(const ReplayRequest& request,
                                const std::shared_ptr<ForeignEngines>& engines = nullptr,
                                const BackendOf& backend_of = {}, bool conforms = false);

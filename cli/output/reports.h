@@ -1,10 +1,12 @@
-// What a command leaves for machines and for pages of CI, the same way for every command that
-// judges: its JSON, a JUnit file, annotations of GitHub, a summary in Markdown.
+// A command's outputs for machines and CI pages, the same for every command that judges: its JSON,
+// a JUnit file, annotations of GitHub, a summary in Markdown.
 //
-// (1) A command tells what it judged as items; every format says the same of each of them.
-// (2) What ends a command early (a refused file or option) is an item too, and the files are left.
-// (3) A command that a signal interrupted leaves the same files. They say so, "interrupted": true in
-//     JSON, and the exit status is 128 + signal.
+// Invariants
+// (1) A command reports what it judged as items; every format shows the same of each of them.
+// (2) What ends a command early (a refused file or option) is an item too, and the files are
+//     written.
+// (3) A command that a signal interrupted writes the same files. They have "interrupted": true in
+//     JSON, and the exit code is 128 + signal.
 // (4) Texts may hold anything: each format escapes them, and bytes that are not UTF-8 are replaced.
 #pragma once
 
@@ -27,8 +29,8 @@ namespace lockstep {
 
 enum class ItemKind : std::uint8_t {
   passed,
-  failed,   // a divergence, a violation, a mismatch, requests that wait for ever
-  known,    // ... of a finding that is no news
+  failed,   // a divergence, a violation, a mismatch, a deadlock
+  known,    // ... of a known finding
   skipped,  // not judged, and the reason
   refused,  // an input or an option is wrong
 };

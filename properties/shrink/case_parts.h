@@ -20,7 +20,7 @@
 
 namespace lockstep {
 
-// A request or a control; in a recording a request with all that is said about it.
+// A request or a control; in a recording a request with all its entries.
 std::size_t num_records(const SavedCase& saved);
 // keep[i]: record i stays. REQUIRES: one entry a record.
 SavedCase with_records(const SavedCase& saved, const std::vector<bool>& keep);
@@ -43,7 +43,7 @@ bool has_connector(const SavedCase& saved);
 // Loads of its connector may leave blocks unfilled.
 bool may_lose_blocks(const SavedCase& saved);
 
-// Changes every spec of a group alike: the group's own and those of its layers.
+// Changes every spec of a group in the same way: the group's own and those of its layers.
 void change_specs(SavedCase& saved, std::size_t group,
                   const std::function<void(KVCacheSpec&)>& change);
 
@@ -77,8 +77,8 @@ using BrokenRules = std::uint32_t;
 BrokenRules broken_rules(const SavedCase& saved);
 
 // A recording as a saved case without a backend: its configuration, and its events and samples step
-// by step. The decisions are made anew, by the profile of the engine that was recorded.
-// Errors: a recording with a KV connector, groups that no plan can be made for.
+// by step. The profile of the recorded engine makes the decisions again.
+// Errors: a recording with a KV connector, groups without a possible plan.
 Result<SavedCase> case_of(std::string name, Recording recording);
 
 // The requests of a recorded case on a clock on which a step takes as long as a recorded one.

@@ -85,7 +85,7 @@ class ShrinkTrial {
 // Whole parts of the input: records by delta debugging, recorded steps, faults, mutants; a
 // recording as the trace of its requests.
 void shrink_records(ShrinkTrial& trial);
-// Prompts run by run and token by token, outputs, and everything else that is said of a request.
+// Prompts run by run and token by token, outputs, and every other property of a request.
 void shrink_requests(ShrinkTrial& trial);
 // When things arrive: together, and at the start.
 void shrink_arrivals(ShrinkTrial& trial);

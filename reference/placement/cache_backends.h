@@ -14,7 +14,7 @@
 
 namespace lockstep {
 
-// What backends are told of the GPU.
+// The GPU family that backends depend on.
 enum class DeviceFamily : std::uint8_t { none, sm90, sm100 };
 
 // Block sizes that a kernel takes: the listed ones, or every multiple of one.

@@ -127,7 +127,7 @@ Result<NamedCacheSpecs> equal_pages(NamedCacheSpecs specs, bool& is_final) {
   return specs;
 }
 
-// Equal pages in groups of equal size, layers dealt out round robin.
+// Equal pages in groups of equal size, layers split round robin.
 Result<std::vector<PlacedGroup>> equal_page_groups(const NamedCacheSpecs& specs) {
   struct Bucket {
     std::vector<CacheSpec> specs;
@@ -174,7 +174,7 @@ Result<std::vector<PlacedGroup>> equal_page_groups(const NamedCacheSpecs& specs)
   return groups;
 }
 
-// Plain windows beside MLA rows, whose pages cannot be made equal: all kept as full attention.
+// Plain windows and MLA rows, whose pages cannot be made equal: all become full attention.
 std::optional<PlacedGroup> full_allocation(const NamedCacheSpecs& specs) {
   const auto is = [&](SpecType type) {
     return any_type(specs, [&](SpecType other) { return other == type; });
@@ -312,7 +312,7 @@ Result<std::vector<PlacedGroup>> packed_groups(const NamedCacheSpecs& specs) {
     if (bucket.is_pattern && bucket.by_page.size() > 1)
       least_repeats = std::max(least_repeats, static_cast<std::int64_t>(bucket.repeats));
   }
-  std::int64_t repeats_per_group = 0;  // 0: no pattern of unlike pages
+  std::int64_t repeats_per_group = 0;  // 0: no pattern of different pages
   if (least_repeats != 0) {
     std::vector<std::int64_t> repeats;
     for (const Bucket& bucket : buckets)
@@ -351,7 +351,8 @@ Result<std::vector<PlacedGroup>> packed_groups(const NamedCacheSpecs& specs) {
       groups.push_back(uniform_group(bucket.layers));
       continue;
     }
-    // The engine deals out repeats of a pattern; of unlike counts it would lose layers, and stops.
+    // The engine distributes repeats of a pattern; with different counts it would lose layers, and
+    // stops.
     if (!bucket.is_pattern)
       return fail(
           fmt::format("{} layers like {} have pages of unlike sizes in unlike numbers and "

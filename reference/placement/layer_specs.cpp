@@ -19,8 +19,8 @@ enum class LayerKind : std::uint8_t {
   plain,      // K and V of heads
   latent,     // one row of MLA a token
   v4_latent,  // compressed rows
-  v4_window,  // the window beside them
-  v4_state,   // what is still to be compressed
+  v4_window,  // their window
+  v4_state,   // keys not yet compressed
   indexer,    // keys of a sparse indexer
   own_rows,   // rows in a format of their own
 };
@@ -192,7 +192,7 @@ void align_to_states(const std::vector<PlacementLayer>& layers, const CacheSpec&
     alignment.mamba_page_size_padded = alignment.block_size * bytes;
 }
 
-// Quantized layers beside unquantized ones: the quantized block grows until its page holds a kernel
+// Quantized layers with unquantized ones: the quantized block grows until its page holds a kernel
 // block of the others, which are padded to it.
 Result<void> align_to_skipped(const CacheSpec& heads, const TokenBackend& first,
                               const PlacementOptions& options, BlockAlignment& alignment) {
@@ -354,8 +354,8 @@ struct SpecMaker {
     return spec;
   }
 
-  // Keys of an open pool, drafts among them, in a power of two of pools (models/glm5next/common/
-  // attention.py). Every rank of a context keeps it whole and compresses the pools that it has.
+  // Keys of an open pool, drafts included, in a power of two of pools (models/glm5next/common/
+  // attention.py). Every context parallel rank replicates it and compresses the pools that it has.
   std::int64_t pooled_tail() const {
     std::int64_t ring = pooled_keys;
     while (ring < pooled_keys + options.drafted_tokens()) ring *= 2;

@@ -119,7 +119,7 @@ Result<CachePage> mapped_page(const LayerPage& layer, const BackendGroup& part,
   return page;
 }
 
-// Runs of bytes of one manager block, relative to its begin.
+// Runs of bytes of one manager block, relative to its start.
 struct Run {
   std::int64_t begin = 0, bytes = 0;
 };

@@ -54,7 +54,7 @@ Result<std::optional<KVCacheSpec>> merged_spec(const LayerSpecs& layers) {
     if (!all([&](const KVCacheSpec& s) { return is_mla(s) && same_row_format(s, first); }))
       return std::nullopt;
     KVCacheSpec merged = first;
-    merged.alignment = 0;  // its padding stays, the wish for it does not
+    merged.alignment = 0;  // its padding stays, its alignment does not
     return merged;
   }
   if (first.kind == CacheKind::full_attention) {
@@ -270,8 +270,8 @@ Result<std::vector<KVCacheGroupSpec>> kv_cache_groups(const LayerSpecs& all_laye
 }
 
 // Groups of DeepSeek-V4: layers in tuples of several page sizes (main rows, indexer rows,
-// compressed rows); window layers are dealt into tuples of the same sizes, so that tensors can be
-// shared.
+// compressed rows); window layers are distributed over tuples of the same sizes, so that tensors
+// can be shared.
 
 namespace {
 

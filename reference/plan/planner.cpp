@@ -266,7 +266,7 @@ Result<MemoryPlan> plan_memory(const std::vector<LayerSpecs>& workers,
            workers.size(), memory_bytes.size());
   MemoryPlan plan;
   LS_ASSIGN_OR_RETURN(auto merged, merged_layers(workers));
-  // Releases with this planner deal out the tokens of every layer.
+  // Releases with this planner shard the tokens of every layer.
   for (NamedSpec& layer : merged) layer.spec.dcp_sharded = true;
   LS_RETURN_IF_ERROR(check_sizes(merged));
   LS_ASSIGN_OR_RETURN(auto aligned, aligned_sizes(merged, options));

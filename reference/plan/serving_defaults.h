@@ -1,10 +1,10 @@
-// What a server of a release takes for options that nobody sets (`vllm serve MODEL`).
+// Defaults of a release's server for options that are not set (`vllm serve MODEL`).
 //
-// 1. Of the options that the model knows: asynchronous scheduling, reservation, retention, where
+// 1. The options that the model supports: asynchronous scheduling, reservation, retention, where
 //    states are kept, and whether a prefill exports one from inside a chunk. The sizes of a batch
 //    follow the GPU, and are not here.
 // 2. Kernels are those of a Hopper GPU; elsewhere a release may serve without checkpoints.
-// 3. A profile with policies of its own is served as its release is.
+// 3. A profile with its own policies is served as its release is.
 // Read in vllm/config/{scheduler,cache,vllm}.py, vllm/model_executor/models/config.py and
 // get_kv_cache_spec() of the layers, of every release from 0.20.2 to 0.33.0.
 #pragma once

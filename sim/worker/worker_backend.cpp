@@ -122,7 +122,7 @@ class WorkerBackend final : public Backend, private EngineWorker {
 
   const std::shared_ptr<ForeignEngines> engines_;
   const BackendConfig config_;
-  const FactsSink facts_;  // absent: nobody takes them down
+  const FactsSink facts_;  // absent: not recorded
   std::optional<FactsTaker> facts_taker_;
   std::string runner_ = "unknown";
   std::vector<std::pair<std::size_t, std::size_t>> layers_;  // group, place in it
@@ -361,7 +361,7 @@ Result<bool> WorkerBackend::fails(StepReadback& readback) {
   return true;
 }
 
-// States that move with what was sampled move before a block is handed out again and poisoned.
+// States that move with what was sampled move before a block is reallocated and poisoned.
 Result<bool> WorkerBackend::sample(StepReadback& readback) {
   if (!has_states()) return true;
   std::vector<std::string> faults;

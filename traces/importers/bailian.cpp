@@ -11,7 +11,7 @@ namespace lockstep {
 namespace {
 
 struct BailianChats {
-  HashIdConvention read_as;  // ids as they stand in the file: the last one covers what is left
+  HashIdConvention read_as;  // ids as in the file: the last one covers the rest
   std::vector<LinkedRequest> requests;
   std::vector<std::int64_t> parents;  // chat ids; -1: none
   std::vector<std::int64_t> turns;
@@ -55,7 +55,7 @@ struct BailianChats {
   Result<void> check_turns(const std::string& path) const {
     for (std::size_t i = 0; i < requests.size(); ++i) {
       for (const std::size_t parent : requests[i].waits_for) {
-        // Chats that follow each other in a circle have no turns; in_order() names them.
+        // Chats that follow each other in a cycle have no turns; in_order() names them.
         if (turns[parent] < turns[i] || requests[parent].t_ns >= requests[i].t_ns) continue;
         return fail(
             fmt::format("{}:{}: field `turn`: found {}; expected more than {}, the turn of "

@@ -30,7 +30,7 @@ namespace lockstep {
 Result<std::unique_ptr<TraceReader>> open_mooncake(const std::string& path,
                                                    const ImportOptions& options);
 
-// manifest.json of AIPerf's synthesized sessions; the rows are in dataset.jsonl beside it.
+// manifest.json of AIPerf's synthesized sessions; its rows are in dataset.jsonl.
 inline constexpr std::string_view kAiperfRows = "dataset.jsonl";
 Result<std::unique_ptr<TraceReader>> open_aiperf_manifest(const std::string& path,
                                                           const ImportOptions& options);

@@ -71,7 +71,7 @@ void read_links(JsonObject& object, MooncakeRow& row) {
   if (auto type = object.optional("type"); type && type.string() != "mooncake_trace")
     type.refuse("\"mooncake_trace\"");
   if (auto extra = object.optional("extra")) read_extra(extra, row.linked.request.spec);
-  // Of routers and of harnesses; an engine is told none of it.
+  // Of routers and of harnesses; the engine receives none of it.
   for (const char* told :
        {"group_id", "is_restart", "parent_session_id", "request_kind", "branches", "prefix_reset",
         "tool_events", "priority", "strict_priority", "policy_class", "routing_constraints"})
@@ -160,7 +160,7 @@ class MooncakeReader final : public ImportReader {
   std::int64_t last_t_ns_ = 0;
 };
 
-// Rows of sessions, and rows that name whom they wait for.
+// Rows of sessions, and rows that name the requests they wait for.
 class LinkedRows {
  public:
   explicit LinkedRows(const Dialect& dialect) : dialect_(dialect) {}
@@ -308,7 +308,7 @@ Result<Dialect> dialect_of(const std::string& path, const ImportOptions& options
   for (bool is_first = true;; is_first = false) {
     const auto more = lines.next(line);
     JsonReader json(path);
-    // What is wrong with the file is said when it is read.
+    // The reader reports errors of the file.
     if (!more || !*more || !json.parse(line) || !json.root().is_object()) break;
     JsonObject row = json.root().object();
     if (is_first) {
@@ -316,7 +316,7 @@ Result<Dialect> dialect_of(const std::string& path, const ImportOptions& options
         dialect.is_linked |= row.has(key);
       dialect.turns_are_added = row.has("group_id");
     }
-    // Who says how many tokens an id has, or has Dynamo's names for the keys, has no timed trace.
+    // A file with the tokens per id, or with Dynamo's names for the keys, is not a timed trace.
     if (dialect.is_linked || options.block_tokens || !row.has("timestamp")) break;
     if (covers(row, kMooncakeBlock) != covers(row, kTimedTraceBlock) && json.ok()) {
       const bool is_mooncake = covers(row, kMooncakeBlock);
@@ -380,7 +380,7 @@ Result<std::unique_ptr<TraceReader>> open_aiperf_manifest(const std::string& pat
     num_sessions = manifest.required("num_sessions").integer<std::size_t>(1, kPromptTokensMax);
     JsonObject made = manifest.required("generation_params").object();
     dialect.ids.block_tokens = made.required("block_size").integer<std::int32_t>(1);
-    made.entries();  // what the rows were drawn from
+    made.entries();  // what the rows were made from
     manifest.finish();
   }
   if (!json.ok()) return json.failure();

@@ -67,8 +67,8 @@ struct ImportOptions {
 Result<ImportOptions> import_options_from_text(std::string_view text);
 
 // A request trace, a benchmark file (everything arrives at 0), or a trace of another tool. A
-// recording or a saved case is refused with the command that takes it. `format`: the file's, which
-// detect_format() has told.
+// recording or a saved case is refused with the command that takes it. `format`: the result of
+// detect_format().
 Result<std::unique_ptr<TraceReader>> open_trace(const std::string& path, FileFormat format,
                                                 const ImportOptions& options = {});
 Result<std::unique_ptr<TraceReader>> open_trace(const std::string& path,

@@ -146,7 +146,7 @@ Prompt prompt_of(const LinkedRequest& linked, const TraceHeader& header, std::ui
   return *std::move(prompt);
 }
 
-// Whom a request waits for when the ones that are left out have gone: those that they waited for.
+// The requests that a request waits for when left-out ones are skipped: those that they waited for.
 std::vector<std::size_t> kept_only(const std::vector<LinkedRequest>& requests,
                                    std::vector<std::size_t> waits_for,
                                    const std::vector<bool>& left_out) {
@@ -234,7 +234,7 @@ std::vector<LinkedRequest> link_sessions(std::vector<AgentRequest> requests) {
     const auto behind = std::ranges::upper_bound(theirs, start(turns.front()), {}, start);
     if (behind != theirs.begin()) wait(turns.front(), *std::prev(behind));
     const auto joins = std::ranges::lower_bound(theirs, requests[turns.back()].end_ns, {}, start);
-    // Who has not begun before the child began cannot be whom the child waits for.
+    // A request that started after the child cannot be one that the child waits for.
     if (joins != theirs.end() && joins >= behind) wait(*joins, turns.back());
   }
   std::vector<LinkedRequest> linked;

@@ -61,7 +61,7 @@ class WekaReader {
       value.refuse(fmt::format("{}, as in the first conversation", ids_->block_tokens));
   }
 
-  // Ids of two conversations are the same only where the file says so.
+  // Ids of two conversations are the same only where the file declares it.
   void read_scope(JsonObject& object) {
     bool is_global = false;
     JsonValue scope = object.optional("hash_id_scope");
