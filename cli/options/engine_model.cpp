@@ -7,7 +7,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "base/atomic_file.h"
+#include "base/output_file.h"
 #include "base/line_process.h"
 #include "cli/options/decisions_option.h"
 #include "traces/models/model_file.h"
@@ -64,7 +64,7 @@ Result<void> take_engine_model(std::string& config, const std::string& from) {
   LS_ASSIGN_OR_RETURN(const std::string text, engine_model(config, from));
   const auto name = fmt::format("lockstep-model-{:016x}.json", std::hash<std::string>{}(text));
   const std::string path = (std::filesystem::temp_directory_path() / name).string();
-  LS_RETURN_IF_ERROR(write_file_atomically(path, text));
+  LS_RETURN_IF_ERROR(write_output(path, text));
   fmt::print("model file of {}: {}\n", from, path);
   config = path;
   return {};

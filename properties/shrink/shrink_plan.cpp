@@ -76,10 +76,6 @@ void lower_block_size(ShrinkTrial& trial, std::size_t group) {
     change_specs(saved, group, [&](KVCacheSpec& spec) { spec.block_size = longest; });
     saved.kernel_block_sizes[group] = longest;
   });
-  for (const bool whole : {true, false})
-    attempt_plan(trial, [&](SavedCase& saved) {
-      saved.kernel_block_sizes[group] = whole ? get(saved) : saved.kernel_block_sizes[group] / 2;
-    });
 }
 
 void shrink_states(ShrinkTrial& trial, std::size_t group) {

@@ -133,7 +133,7 @@ def main() -> None:
         return _check_models(arguments)
     if arguments.worker:
         return _serve_worker(arguments, source, sink)
-    protocol.serve(_adapter_of(arguments.engine), source, sink)
+    protocol.serve(protocol.SCHEDULER, _adapter_of(arguments.engine), source, sink)
 
 
 def _check_kernels(arguments: argparse.Namespace) -> None:
@@ -200,7 +200,7 @@ def _check_models(arguments: argparse.Namespace) -> None:
 def _serve_worker(arguments: argparse.Namespace, source: Any, sink: Any) -> None:
     if arguments.engine != "vllm":
         sys.exit(f"found no worker of {arguments.engine}; there is one of vllm")
-    from lockstep_engines import worker_device, worker_protocol
+    from lockstep_engines import worker_device
 
     worker_device.take_the_place_of_cuda(arguments.runner)
     from lockstep_engines.worker_engine import Options, Worker
@@ -213,7 +213,7 @@ def _serve_worker(arguments: argparse.Namespace, source: Any, sink: Any) -> None
         arguments.warm_up,
         arguments.lift_refusals,
     )
-    worker_protocol.serve(Worker(options), source, sink)
+    protocol.serve(protocol.WORKER, Worker(options), source, sink)
 
 
 def _adapter_of(engine: str) -> Any:

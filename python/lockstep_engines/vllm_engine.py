@@ -350,8 +350,11 @@ def _group(group: dict[str, Any], is_eagle: bool) -> Any:
     marks: dict[str, Any] = {}
     if is_eagle or group.get("is_eagle_group"):
         marks["is_eagle_group"] = True
-    if role := group.get("role"):
+    if (role := group.get("role", "default")) != "default":
         marks |= {"role": role, "host_resident": role == "hisparse_source"}
+    for key, value in marks.items():
+        if key not in _fields_of(kv.KVCacheGroupSpec):
+            raise NotInThisRelease(f"found group {key} = {value}; vLLM {VERSION} has none")
     return kv.KVCacheGroupSpec(group["layers"], made, **marks)
 
 

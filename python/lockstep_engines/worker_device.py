@@ -13,6 +13,7 @@ import os
 from typing import Any
 
 from lockstep_engines import worker_interpreter
+from lockstep_engines.protocol import passes_on
 
 _ENVIRONMENT = {
     "CUDA_VISIBLE_DEVICES": "",
@@ -73,6 +74,7 @@ def _replace_pinned_memory(torch: Any) -> None:
     """Pinning asks a CUDA driver; the memory is the host's with and without."""
 
     def unpinned(make: Any) -> Any:
+        @passes_on
         def made(*args: Any, **options: Any) -> Any:
             options.pop("pin_memory", None)
             return make(*args, **options)

@@ -83,7 +83,10 @@ def put(runner: Any, drafts: dict[str, list[int]]) -> None:
 def put_in_first(runner: Any, drafts: dict[str, list[int]]) -> None:
     """The same of the first runner, which keeps them by the rows of the step before."""
     rows = runner.input_batch.prev_req_id_to_index or {}
+    if runner._draft_token_ids is None:
+        return
+    # Of a batch that its drafter skipped, all rows are views of one element.
+    kept = runner._draft_token_ids = runner._draft_token_ids.contiguous()
     for name, tokens in drafts.items():
-        if name in rows and runner._draft_token_ids is not None:
-            row = runner._draft_token_ids[rows[name]]
-            row[: len(tokens)] = torch.tensor(tokens, dtype=row.dtype)
+        if name in rows:
+            kept[rows[name], : len(tokens)] = torch.tensor(tokens, dtype=kept.dtype)

@@ -33,14 +33,14 @@ from vllm.v1.worker import gpu_worker
 from lockstep_engines import (
     scratch,
     vllm_engine,
-    worker_bounds,
     worker_case,
     worker_drafter,
     worker_layers,
     worker_model,
     worker_padding,
 )
-from lockstep_engines.protocol import Refused
+from lockstep_engines.protocol import EngineFault, Refused, passes_on
+from lockstep_recorder.releases import version_key
 
 VERSION = vllm_engine.VERSION
 # vLLM looks at a model's class in a process of its own, where nothing is set up.
@@ -68,9 +68,10 @@ class _SharedMemory(TorchFunctionMode):
         with open(path, "r+b") as file:
             file.truncate(max(1, sum(sizes)))
             self._map = mmap.mmap(file.fileno(), max(1, sum(sizes)))
-        self.base = torch.frombuffer(self._map, dtype=torch.int8)
+        self.first_byte = torch.frombuffer(self._map, dtype=torch.int8).data_ptr()
         self._used = 0
 
+    @passes_on
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         size = args[0] if args and isinstance(args[0], int) else None
@@ -78,12 +79,14 @@ class _SharedMemory(TorchFunctionMode):
         if makes_zeros and kwargs.get("dtype") == torch.int8 and size in self._sizes:
             self._sizes.remove(size)
             first, self._used = self._used, self._used + size
-            return self.base[first : first + size].zero_()
+            # Its own storage: vLLM counts the offset of a view from the start of the storage.
+            made = torch.frombuffer(self._map, dtype=torch.int8, count=size, offset=first)
+            return made.zero_()
         return func(*args, **kwargs)
 
     def check_used_up(self) -> None:
         if self._sizes:
-            raise RuntimeError(f"vLLM never asked for buffers of {self._sizes} bytes")
+            raise EngineFault(f"vLLM never asked for buffers of {self._sizes} bytes")
 
 
 class HostWorker(gpu_worker.Worker):
@@ -190,7 +193,7 @@ class Worker:
 
     # A case.
 
-    def open(self, case: dict[str, Any]) -> dict[str, Any]:
+    def open(self, case: dict[str, Any], _: Any = None) -> dict[str, Any]:
         worker_case.refuse(case, self._is_v2)
         kinds = {spec["type"] for of in case["groups"] for spec in worker_case.specs_of(of)}
         options = self._options
@@ -228,7 +231,6 @@ class Worker:
             worker.allocation = shared = _SharedMemory(case["memory"], sizes)
             worker.initialize_from_config(kv_config)
             shared.check_used_up()
-            worker_bounds.divide(shared.base.data_ptr(), sizes)
         self._groups, self._layers, self._shared = groups, layers, shared
         self._runner = worker.model_runner
         self._model = self._runner.model
@@ -376,7 +378,7 @@ class Worker:
         if tensor.stride(3) != 1:
             raise Refused(f"{layer.name}: elements of a row lie apart")
         return {
-            "offset": tensor.data_ptr() - self._shared.base.data_ptr(),
+            "offset": tensor.data_ptr() - self._shared.first_byte,
             "shape": [*tensor.shape[:3], tensor.shape[3] * size],
             "stride": [stride * size for stride in tensor.stride()[:3]],
         }
@@ -385,7 +387,7 @@ class Worker:
         if not state[0].is_contiguous():
             raise Refused(f"{layer.name}: elements of a state lie apart")
         return {
-            "offset": state.data_ptr() - self._shared.base.data_ptr(),
+            "offset": state.data_ptr() - self._shared.first_byte,
             "shape": [len(state), state[0].nbytes],
             "stride": state.stride(0) * state.element_size(),
         }
@@ -396,7 +398,7 @@ class Worker:
         if not self._is_v2:
             model.batch_of_worker = lambda: (
                 list(runner.input_batch.req_ids),
-                [self._scheduled[name] for name in runner.input_batch.req_ids],
+                [self._scheduled.get(name, 0) for name in runner.input_batch.req_ids],
             )
             return
         prepare = runner.prepare_inputs
@@ -432,8 +434,7 @@ class Worker:
             elif self._has_drafts_in_flight:
                 worker_drafter.put_in_first(self._runner, self._drafts)
             result = self._worker.execute_model(output)
-        drafts = {row["id"]: row["spec"] for row in message["scheduled"] if row.get("spec")}
-        self._waiting = {"is_due": result is None, "drafts": drafts}
+        self._waiting = {"is_due": result is None, "drafts": self._drafts}
         return self._facts()
 
     def _run_for_nobody(self, run: Any) -> None:
@@ -513,8 +514,8 @@ class Worker:
                 self._cached_request(name, self._counted(row), known, cached)
             ends[name] = computed + row["tokens"]
         self._ends = ends
-        if self._has_drafts_in_flight:  # a scheduler does not know them
-            drafts = {name: [-1] * len(tokens) for name, tokens in drafts.items()}
+        if self._has_drafts_in_flight:
+            drafts = self._as_scheduled(drafts)
         fields = {
             "scheduled_new_reqs": new,
             "scheduled_cached_reqs": cached,
@@ -530,7 +531,7 @@ class Worker:
         }
         if message["copies"]:
             if "kv_cache_block_copies" not in _OUTPUT_FIELDS:
-                raise RuntimeError(f"copies of blocks: vLLM {VERSION} has none")
+                raise EngineFault(f"copies of blocks: vLLM {VERSION} has none")
             fields["kv_cache_block_copies"] = [
                 kv_cache_utils.KVCacheBlockCopy(*copy) for copy in message["copies"]
             ]
@@ -539,6 +540,14 @@ class Worker:
         for name in gone:
             self._requests.pop(name, None)
         return SchedulerOutput(**{k: v for k, v in fields.items() if k in _OUTPUT_FIELDS})
+
+    def _as_scheduled(self, drafts: dict[str, list[int]]) -> dict[str, list[int]]:
+        """A scheduler does not know drafts in flight. Runner V1 keeps them by the rows of the
+        previous step: it would reject those of a request that was not in it, so they are passed."""
+        kept = self._runner.input_batch.prev_req_id_to_index or {} if not self._is_v2 else drafts
+        return {
+            name: [-1] * len(tokens) if name in kept else tokens for name, tokens in drafts.items()
+        }
 
     def _counted(self, row: dict[str, Any]) -> dict[str, Any]:
         """As the scheduler counts. Lockstep says where a request stands; a scheduler that has
@@ -587,8 +596,31 @@ class Worker:
             "num_tokens": batch.num_tokens,
             "positions": batch.positions,
             "groups": groups if batch.names else [],
-            "faults": self._faults + batch.faults,
+            "faults": self._known_defects(batch) + self._faults + batch.faults,
         }
+
+    def _known_defects(self, batch: worker_model.Batch) -> list[str]:
+        """Findings of docs/findings.md that show in this step, by their cause: runner V1 passes the
+        metadata of a layer with states no counts of accepted drafts."""
+        if self._is_v2 or version_key(VERSION) >= (0, 33):
+            return []
+        accepted = self._runner.num_accepted_tokens.np
+        for kind in self._model.kinds:
+            layer, metadata = kind.layer, batch.metadata.get(kind.layer.name)
+            if not layer.spec.get("num_speculative_blocks") or metadata is None:
+                continue
+            if metadata.num_accepted_tokens is not None:
+                continue
+            is_short = layer.state_type == "short_conv"
+            for i, name in enumerate(batch.names):
+                if accepted[i] > 1 or is_short and self._drafts.get(name):
+                    number = 26 if is_short else 48
+                    return [
+                        f"finding {number}: the metadata of {layer.name} has no counts of accepted "
+                        f"drafts; {name} has {accepted[i]} and {len(self._drafts.get(name, ()))} "
+                        "to verify"
+                    ]
+        return []
 
     def _group_facts(self, g: int, batch: worker_model.Batch) -> dict[str, Any]:
         if not batch.names:

@@ -87,6 +87,15 @@ PLANTS_OF_KINDS = (
         "new_req_data.num_computed_tokens // mamba_block_size",
     ),
     plant_of(
+        "v2",
+        "second-state-in-attention-blocks",
+        "states",
+        "The column of a resumed state is counted in blocks of attention (vllm#55600).",
+        _HYBRID_V2,
+        "(new_req_data.num_computed_tokens - 1) // mamba_block_size",
+        "(new_req_data.num_computed_tokens - 1) // self.cache_config.block_size",
+    ),
+    plant_of(
         "both",
         "state-copied-in-part",
         "states",

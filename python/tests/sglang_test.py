@@ -43,7 +43,7 @@ ENGINE = {"name": "sglang", "version": sglang_engine.VERSION}
 
 def _sender() -> Callable[[Line], Line]:
     """Messages as lines to an adapter in this process; an exception of SGLang stays one."""
-    session = protocol.Session(SglangAdapter(), None)
+    session = protocol.Session(protocol.SCHEDULER, SglangAdapter())
     return lambda message: protocol.decode(
         protocol.encode(session.reply_to(protocol.encode(message)))
     )

@@ -42,6 +42,10 @@ FOUND = {
     "state-left-behind": ("mamba_align", ", page_written"),
     "state-from-wrong-column": ("mamba_align", ", page_written"),
     "second-state-from-wrong-column": ("mamba_align", ", page_written"),
+    "second-state-in-attention-blocks": (
+        "state_column_of_attention_blocks.case.jsonl",
+        "OutOfBounds",
+    ),
     "state-copied-in-part": ("mamba_align", ", page_written"),
     "state-in-next-block": ("mamba_align", ", memory_check"),
     "state-starts-anew": ("mamba_align", ", page_written"),
@@ -56,7 +60,12 @@ FOUND = {
 }
 
 
+CASES = ROOT / "tests" / "regressions"
+
+
 def recording(family: str) -> Path:
+    if family.endswith(".jsonl"):
+        return CASES / family
     short, bundled = RECORDINGS[family]
     data = os.environ.get("LOCKSTEP_DATA", "")
     found = Path(data) / "recordings" / "vllm-0.33.0" / "schedules" / family / f"{short}.jsonl"
@@ -82,6 +91,16 @@ class KindsTest(unittest.TestCase):
                 )
                 self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
                 self.assertNotIn("refused, ", done.stdout)
+
+    def test_the_unchanged_worker_agrees_in_cases_that_once_accused_it(self) -> None:
+        for name in ("copied_block_has_its_sources_padding", "state_column_of_attention_blocks"):
+            for runner in ("v1", "v2"):
+                with self.subTest(name, runner=runner):
+                    case = str(CASES / f"{name}.case.jsonl")
+                    done = self.run_command(
+                        ["replay", case, "--backend", f"vllm:{self.folder}"], runner
+                    )
+                    self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
 
     def test_each_is_found_by_its_check(self) -> None:
         self.assertEqual(FOUND.keys(), {plant.name for plant in PLANTS_OF_KINDS})

@@ -23,7 +23,7 @@ sys.path[:0] = [str(ROOT / "python"), str(ROOT / "tests" / "engines"), str(Path(
 import model_worker
 from adapter_client import Adapter, full_attention_case
 
-from lockstep_engines import plants, scratch, worker_plants, worker_protocol
+from lockstep_engines import plants, protocol, scratch, worker_plants
 from lockstep_engines.protocol import ProtocolError, Refused
 
 FOLDERS = [folder for folder in os.environ.get("LOCKSTEP_VLLM", "").split(os.pathsep) if folder]
@@ -37,7 +37,7 @@ class Recorder:
     def hello(self) -> dict[str, Any]:
         return {"engine": {"name": "none", "version": "0"}, "features": []}
 
-    def open(self, case: dict[str, Any]) -> dict[str, Any]:
+    def open(self, case: dict[str, Any], _: Any) -> dict[str, Any]:
         if case["memory"] != "taken":
             raise Refused("this memory")
         return {"bytes": 1}
@@ -53,7 +53,7 @@ class Recorder:
 
 class ProtocolTest(unittest.TestCase):
     def setUp(self) -> None:
-        self.session = worker_protocol.Session(Recorder())
+        self.session = protocol.Session(protocol.WORKER, Recorder())
 
     def test_a_case_is_opened_refused_and_run(self) -> None:
         case = b'{"open":{"config":{},"groups":[],"num_blocks":2,"memory":"%s"}}'
@@ -333,6 +333,13 @@ class CommandTest(unittest.TestCase):
         file = str(Path(__file__).with_name("padded_prompt.jsonl"))
         out = self.lockstep("worker", self.engine, file, "--runner", "v2")
         self.assertRegex(out, r"tests +1 +1 +0 +0")
+
+    def test_defects_of_a_release_are_named_by_their_cause(self) -> None:
+        has_them = "0.22" in (self.folder or "")
+        for name, finding in (("short_convolution_drafts", 26), ("step_without_drafts", 48)):
+            file = str(Path(__file__).with_name(f"{name}.jsonl"))
+            out = self.lockstep("worker", self.engine, file, status=int(has_them))
+            self.assertEqual(f"finding {finding}: " in out, has_them, out)
 
     def test_two_blocks_are_taken_for_keys_and_values(self) -> None:
         if "0.22" not in (self.folder or ""):

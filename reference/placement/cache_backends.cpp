@@ -34,6 +34,8 @@ const std::vector<CacheBackend>& cache_backends() {
       {"kpool_tail", {}, 1, {BLHNC}, rows, true},
       {"indexer_v41", {128}, 0, {BLHNC, BLNHC}, rows, true},
       {"indexer_v41_sparse", {128}, 0, {BLHNC, BLNHC}, rows, true},
+      {"indexer_m3", {128}, 0, {}, rows},
+      {"minimax_m3_sparse", {128}},
       {"sparse_swa", {}, 32, {}, rows},
       {"compressor_v4", {}, 1, {}, rows},
       {"compressor_v41", {}, 1, {}, rows, true},

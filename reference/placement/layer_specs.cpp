@@ -288,6 +288,7 @@ struct SpecMaker {
   }
 
   void indexer(CacheSpec& spec, const std::string& backend) const {
+    if (backend == "indexer_m3") return;
     if (backend != "indexer_v41" && backend != "indexer_v41_sparse") spec.max_tp_shards = 1;
     if (backend == "indexer_v32" || backend == "indexer_kpool") return;
     spec.alignment = page_alignment();
@@ -465,6 +466,8 @@ Result<BlockAlignment> align_blocks(const std::vector<PlacementLayer>& facts,
       options.block_size.value_or(kDefaultBlock), options.max_model_len, {}, {}};
   const std::vector<TokenBackend> backends = token_backends(facts, options.device);
   const PlacementLayer* main = main_layer(facts);
+  if (options.mamba_cache_mode == MambaCacheMode::align && main == nullptr)
+    alignment.mamba_block_size = alignment.block_size;
   if (backends.empty()) return alignment;
   if (!options.block_size) {
     LS_ASSIGN_OR_RETURN(alignment.block_size, preferred_block(backends));
