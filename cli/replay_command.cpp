@@ -303,7 +303,9 @@ Result<int> replay(const ReplayOptions& options, CommandReport& out) {
     const bool has_backend = !prepared.session->engines().front().ranks.empty();
     LS_RETURN_IF_ERROR(folder->check(prepared.config, has_backend));
   }
-  fmt::print("{} ({})\n{}\n", options.file, name_of(prepared.format), configuration_text(prepared));
+  std::string files = options.file;
+  for (const std::string& shard : options.shards) files += ", " + shard;
+  fmt::print("{} ({})\n{}\n", files, name_of(prepared.format), configuration_text(prepared));
   fmt::print(
       "{}{}",
       decider_text(prepared.decided_by, prepared.config.engine.engine, judging.engines.get()),

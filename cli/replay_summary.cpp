@@ -300,7 +300,9 @@ std::string summary_json(const ReplayOptions& options, const OpenReplay& prepare
   using Json = nlohmann::ordered_json;
   Json json;
   json["file"] = options.file;
+  if (!options.shards.empty()) json["shards"] = options.shards;
   json["configuration"] = configuration_json(prepared);
+  json["chosen"] = prepared.chosen;
   if (folder != nullptr)
     json["hidden_states"] = {{"folder", options.hidden_states_dir},
                              {"files", folder->num_files()},

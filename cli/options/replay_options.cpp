@@ -148,9 +148,11 @@ std::string name_a_sample(std::string& file) {
 }  // namespace
 
 ReplayRequest request_of(const ReplayOptions& options) {
+  ImportOptions import = options.import;
+  import.shards = options.shards;
   return {.file = options.file,
           .run = options.run,
-          .import = options.import,
+          .import = std::move(import),
           .tells_cache_events = !options.cache_events_path.empty(),
           .draws = !options.report_path.empty() || !options.perfetto_path.empty(),
           .saves = !options.save_dir.empty()};
@@ -166,16 +168,21 @@ void declare_import(CLI::App& command, ImportOptions& options) {
             options = *given;
           },
           "of another tool's trace: block=N (tokens of an id), time=ms|s, turns=whole|added, "
-          "zero=one|skip|refuse (outputs of no tokens)")
+          "zero=one|skip|refuse (outputs of no tokens), arrival=closed (all at once), torn=skip "
+          "(a last row that breaks off)")
       ->type_name("LIST");
 }
 
 void declare_replay_options(CLI::App& command, ReplayOptions& o) {
   command
-      .add_option(
-          "FILE", o.file,
-          "request trace, trace of another tool, benchmark, recording or saved case; or the "
-          "name of a sample that came with this")
+      .add_option_function<std::vector<std::string>>(
+          "FILE",
+          [&o](const std::vector<std::string>& files) {
+            o.file = files.front();
+            o.shards.assign(files.begin() + 1, files.end());
+          },
+          "request trace, trace of another tool (several files: its shards, in order), benchmark, "
+          "recording or saved case; or the name of a sample that came with this")
       ->required()
       ->transform(CLI::Validator([](std::string& file) { return name_a_sample(file); }, ""));
   declare_import(command, o.import);

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "base/result.h"
 #include "cli/options/decisions_option.h"
@@ -21,6 +22,7 @@ namespace lockstep {
 
 struct ReplayOptions {
   std::string file;
+  std::vector<std::string> shards;  // that follow it
   GivenRun run;
   ImportOptions import;
 

@@ -20,8 +20,9 @@ namespace lockstep {
 namespace {
 
 // The whole trace, or its first requests where the run is limited to them.
-Result<std::shared_ptr<const Trace>> read_trace(const ReplayRequest& request, FileFormat format) {
-  LS_ASSIGN_OR_RETURN(const auto reader, open_trace(request.file, format, request.import));
+Result<std::shared_ptr<const Trace>> read_trace(const ReplayRequest& request,
+                                                PreparedReplay& prepared) {
+  LS_ASSIGN_OR_RETURN(const auto reader, open_trace(request.file, prepared.format, request.import));
   const std::int64_t limit = request.run.spec.recipe.limit_requests;
   auto trace = std::make_shared<Trace>();
   trace->header = reader->header();
@@ -32,6 +33,7 @@ Result<std::shared_ptr<const Trace>> read_trace(const ReplayRequest& request, Fi
     if (std::holds_alternative<TraceRequest>(record)) ++requests;
     trace->records.push_back(std::move(record));
   }
+  prepared.chosen = reader->assumed();
   return trace;
 }
 
@@ -170,7 +172,7 @@ Result<void> prepare_trace(const ReplayRequest& request, PreparedReplay& prepare
     return fail("--hisparse-host-gib is of a --model with sparse attention");
   if (given.has("hisparse_device_buffer") && !given.has("hisparse_host_gib"))
     return fail("--hisparse-device-buffer needs --hisparse-host-gib");
-  LS_ASSIGN_OR_RETURN(auto trace, read_trace(request, prepared.format));
+  LS_ASSIGN_OR_RETURN(auto trace, read_trace(request, prepared));
 
   CacheWishes wishes{.num_blocks = {},
                      .says_block_size = given.has("block_size"),
@@ -295,6 +297,9 @@ Result<PreparedReplay> prepare_replay(ReplayRequest request) {
   LS_ASSIGN_OR_RETURN(auto format, detect_format(request.file));
   PreparedReplay prepared;
   prepared.format = format;
+  if (!request.import.shards.empty() && format < FileFormat::mooncake)
+    return fail(fmt::format("{}: a {} is one file; several are shards of one trace of another tool",
+                            request.file, name_of(format)));
   if (!request.run.refused.empty()) return fail(request.run.refused);
   if (std::string& engine = request.run.spec.engine.engine; request.run.has("engine")) {
     LS_ASSIGN_OR_RETURN(engine, engine_named("--engine", engine));

@@ -110,6 +110,9 @@ class TraceReader {
   virtual const TraceHeader& header() const = 0;
   // The next record into `record`: true; false after the last one.
   virtual Result<bool> next(TraceRecord& record) = 0;
+  // What the reader assumed about the file and left out of it, a phrase each: complete after the
+  // last record.
+  virtual std::vector<std::string> assumed() const { return {}; }
 };
 
 Result<std::unique_ptr<TraceReader>> open_request_trace(const std::string& path);
