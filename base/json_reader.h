@@ -1,17 +1,17 @@
-// Strict JSON: the reader spells out what a file may say; anything else is one error sentence,
+// Strict JSON: the reader lists what a file may contain; anything else is one error message,
 // "FILE:LINE: field `a.b[3]`: found X; expected Y".
 //
-// 1. No input crashes it: size, depth and UTF-8 are bounded and checked while parsing.
-// 2. A duplicate key is refused; so is a key that the reader never asked for, unless it starts with
-//    x_, or the reader skips unknown keys and this one carries no length, time or id
-//    (carries_input()).
-// 3. Integers are exact over all 64 bits; a number with a point or an exponent is never an integer,
-//    and is read as decimal text, never through a double.
-// 4. The first error is kept, and from then on every read gives a default value: code that reads a
-//    record is straight-line and asks ok() once, at its end.
+// Invariants
+// (1) No input crashes it: size, depth and UTF-8 are bounded and checked while parsing.
+// (2) A duplicate key is refused, and so is a key that is never read, unless it starts with x_, or
+//     the reader skips unknown keys and this one carries no length, arrival or ids.
+// (3) Integers are exact over all 64 bits; a number with a point or an exponent is never an
+//     integer, and is read as decimal text, never through a double.
+// (4) The first error is kept, and every later read gives a default value: code that reads a record
+//     is straight-line and checks ok() once, at its end.
 //
-// Built on the SAX interface of nlohmann::json (in the .cpp only): its document type would drop the
-// first of two equal keys in silence, forget the text of numbers, and know no lines.
+// Built on the SAX interface of nlohmann::json (in the .cpp only): its document type silently drops
+// the first of two equal keys, and loses the text of numbers and line numbers.
 #pragma once
 
 #include <cstdint>

@@ -86,7 +86,7 @@ void add_check_adapter_command(CLI::App& app, int& exit_code) {
   auto options = std::make_shared<CheckAdapterOptions>();
   options->decisions.option = "ENGINE";
   CLI::App* command = app.add_subcommand(
-      "check-adapter", "Check that an engine's process speaks docs/scheduler_protocol.md");
+      "check-adapter", "Check that an engine's process speaks docs/protocols.md");
   command
       ->add_option("ENGINE", options->decisions.decisions,
                    "a command that speaks the protocol, vllm[:DIR] or sglang[:DIR]")

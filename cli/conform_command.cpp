@@ -122,6 +122,14 @@ std::map<std::string, std::string> strangers_of(const ConformSummary& schedules)
   return strangers;
 }
 
+std::vector<std::string> not_checked_of(const ConformTotals& totals) {
+  std::vector<std::string> not_checked;
+  if (!totals.schedules.files.empty())
+    not_checked.emplace_back("whether recorded decisions are right: `lockstep audit`");
+  not_checked.emplace_back("memory: no page is written or read");
+  return not_checked;
+}
+
 std::string stuck_text(const ConformSummary& schedules) {
   if (schedules.stuck == 0) return {};
   std::string text = fmt::format(
@@ -167,7 +175,7 @@ std::string summary_text(const ConformTotals& totals) {
   for (const std::string& what : totals.not_looked_at) {
     text += fmt::format("Not looked at: {}.\n", what);
   }
-  return text;
+  return text + not_checked_text(not_checked_of(totals));
 }
 
 // files, plans, agreed, steps, stuck, stuck_in: [{file, what}],
@@ -194,6 +202,7 @@ std::string summary_json(const ConformTotals& totals) {
                      {"stuck_in", std::move(stuck)},
                      {"judged_as", strangers_of(totals.schedules)},
                      {"not_looked_at", totals.not_looked_at},
+                     {"not_checked", not_checked_of(totals)},
                      {"mismatches", std::move(mismatches)},
                      {"refused", totals.refused.size()},
                      {"refusals", refused_json(totals.refused)}};

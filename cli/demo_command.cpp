@@ -52,7 +52,7 @@ Result<void> show_agreement(const std::string& trace, CommandReport& out) {
   fmt::print("{}\n", configuration_text(open));
   std::fflush(stdout);
   LS_ASSIGN_OR_RETURN(const RunReport report, open.session->run());
-  fmt::print("{}", summary_text(report.summary));
+  fmt::print("{}", summary_text(report.summary, open));
   if (report.summary.verdict != Verdict::agreed)
     return fail("the bundled trace does not agree: something is wrong with this installation");
   fmt::print("\nAgreed. Every step compared equal.\n");

@@ -123,7 +123,7 @@ std::string needs_text(const FindingPolicies& finding) {
   return text.empty() ? "no policy: every release" : text;
 }
 
-// The generated part of docs/engines.md: the change log, and findings by release.
+// The generated part of docs/reference/releases.md: the change log, and findings by release.
 std::string markdown() {
   std::string text;
   for (const Release& release : releases()) {
@@ -207,7 +207,7 @@ void add_engines_command(CLI::App& app, int& exit_code) {
       "engines", "List the engine profiles, what each release changed, and what is modelled");
   command->add_option("ENGINE", options->engine,
                       "one profile, or an engine file: all its policies");
-  command->add_flag("--markdown", options->as_markdown, "the change log as docs/engines.md has it");
+  command->add_flag("--markdown", options->as_markdown, "print docs/reference/releases.md");
   declare_output(*command, "--json", options->json_path, "the table of policies as JSON");
   command->callback([options, &exit_code] { exit_code = exit_status(show_engines(*options)); });
 }

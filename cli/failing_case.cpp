@@ -19,6 +19,8 @@
 #include "properties/judge/known_findings.h"
 #include "properties/shrink/case_parts.h"
 #include "properties/shrink/case_size.h"
+#include "reference/plan/limits.h"
+#include "sim/setup/replay_setup.h"
 #include "sim/step/backend_config.h"
 #include "traces/importers/open_trace.h"
 
@@ -42,6 +44,7 @@ JudgeCase judging_with(const std::string& backend, const FailingCaseOptions& opt
 
 Result<SavedCase> read_recorded_case(const std::string& path) {
   LS_ASSIGN_OR_RETURN(auto recording, read_recording(path));
+  LS_RETURN_IF_ERROR(check_profile(path, recording.header));
   return case_of(std::filesystem::path(path).stem().string(), std::move(recording));
 }
 
@@ -156,10 +159,21 @@ Result<SavedCase> load_case(const std::string& path, const std::string& backend)
         path, name_of(format), shell_word(path)));
   Result<SavedCase> saved =
       format == FileFormat::saved_case ? read_saved_case(path) : read_recorded_case(path);
+  if (saved)
+    if (auto sound = check_limits(saved->engine, saved->cache.groups, saved->cache.num_blocks);
+        !sound)
+      return fail(fmt::format("{}:1: {}", path, sound.error().message));
   if (saved && backend != "auto") saved->backend = backend;
   if (saved && is_engine_worker(saved->backend))
     saved->attention_backend = worker_attention_backend(saved->cache);
   return saved;
+}
+
+Result<std::optional<RecordingCheck>> check_if_recorded(const std::string& path) {
+  LS_ASSIGN_OR_RETURN(const auto format, detect_format(path));
+  if (format != FileFormat::recording) return std::nullopt;
+  LS_ASSIGN_OR_RETURN(auto check, check_recording(path));
+  return std::optional(std::move(check));
 }
 
 CLI::Validator backend_among(std::vector<std::string> names) {
@@ -293,15 +307,25 @@ std::string path_of_recording(const std::string& path) {
   return path.substr(0, end) + ".recording.jsonl";
 }
 
-int exit_code_of(const Failure& failure) {
-  if (!failure.failed()) return kExitAgreed;
+int exit_code_of(const Failure& failure, const std::optional<RecordingCheck>& recorded) {
+  if (!failure.failed())
+    return recorded && !recorded->findings.empty() ? kExitDisagreed : kExitAgreed;
   if (failure.kind == "harness") return kExitRefused;
   return failure.kind == "stuck" || failure.kind == "hang" ? kExitStuck : kExitDisagreed;
 }
 
-ReportedItem item_of(const std::string& file, const Failure& failure, std::string again) {
+ReportedItem item_of(const std::string& file, const Failure& failure,
+                     const std::optional<RecordingCheck>& recorded, std::string again) {
   ReportedItem item{.name = file, .file = file};
-  if (!failure.failed()) return item;
+  if (exit_code_of(failure, recorded) == kExitAgreed) return item;
+  if (!failure.failed()) {
+    const AuditFinding& first = recorded->findings.front();
+    item.kind = ItemKind::failed;
+    item.check = fmt::format("audit.{}", name_of(first.rule));
+    item.line = line_of(first);
+    item.again = std::move(again);
+    return item;
+  }
   item.kind = ItemKind::failed;
   item.check = failure.check;
   item.line = stable_line(failure.check, failure.step, failure.request, failure.what);

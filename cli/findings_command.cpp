@@ -364,7 +364,7 @@ void add_findings_command(CLI::App& app, int& exit_code) {
   command
       ->add_option("--engine", options->engines,
                    "vllm[:DIR], sglang[:DIR], or a command that speaks "
-                   "docs/scheduler_protocol.md; several: a table. Without it the cases are listed")
+                   "docs/protocols.md; several: a table. Without it the cases are listed")
       ->type_name("ENGINE");
   command
       ->add_option("--decisions-timeout", options->timeout_s,

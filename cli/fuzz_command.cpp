@@ -119,7 +119,7 @@ std::string fuzz_summary_text(const FuzzReport& report, double seconds) {
   if (!missing.empty())
     text += fmt::format("\nNever seen in {} cases: {}\n", with_commas(report.cases),
                         fmt::join(missing, ", "));
-  return text;
+  return text + not_checked_text(report.not_checked());
 }
 
 int fuzz_exit_code(const FuzzReport& report) {

@@ -56,6 +56,7 @@ int main(int argc, char** argv) {
   lockstep::add_replay_command(app, exit_code);
   lockstep::add_pair_command(app, exit_code);
   lockstep::add_conform_command(app, exit_code);
+  lockstep::add_model_command(app, exit_code);
   lockstep::add_layout_command(app, exit_code);
   lockstep::add_capacity_command(app, exit_code);
   lockstep::add_fit_command(app, exit_code);

@@ -156,6 +156,17 @@ Result<std::int64_t> hold_all(const RelationsOptions& options, const Deciding& d
   return run;
 }
 
+std::vector<std::string> not_checked_of(const std::vector<Held>& all) {
+  std::vector<std::string> not_checked = {
+      "whether an answer is right: a relation compares two runs with each other"};
+  for (const Held& held : all)
+    if (held.applied == 0)
+      not_checked.push_back(fmt::format("{}: it applied to no case", held.relation.name));
+    else if (held.pages == 0)
+      not_checked.push_back(fmt::format("{}: pages, on a backend", held.relation.name));
+  return not_checked;
+}
+
 std::string text_of(const std::vector<Held>& all) {
   std::string text;
   for (const Held& held : all) {
@@ -165,8 +176,7 @@ std::string text_of(const std::vector<Held>& all) {
       text += fmt::format("; {} refused by the {}", counted(held.refused, "case"),
                           held.refusal.empty() ? "device" : "engine: " + held.refusal);
     if (held.known > 0) text += fmt::format("; {} of known findings", counted(held.known, "case"));
-    text += held.applied == 0 ? "; NOT CHECKED: it applied to no case\n"
-            : held.breach.empty()
+    text += held.breach.empty()
                 ? "\n"
                 : fmt::format("\n  BROKEN with seed {}: {}\n", held.seed, held.breach);
   }
@@ -187,6 +197,7 @@ std::string json_of(const std::vector<Held>& all) {
     }
     json["relations"].push_back(entry);
   }
+  json["not_checked"] = not_checked_of(all);
   return json.dump(2) + "\n";
 }
 
@@ -231,6 +242,7 @@ Result<int> run_relations(RelationsOptions options, CommandReport& report) {
       std::ranges::count_if(all, [](const Held& held) { return !held.breach.empty(); });
   fmt::print("\n{} of {} broken, over {}\n", broken, counted(std::ssize(all), "relation"),
              counted(cases, "generated case"));
+  fmt::print("{}", not_checked_text(not_checked_of(all)));
   if (report.wants_json()) report.set_json(json_of(all));
   add_items(all, report);
   return broken == 0 ? kExitAgreed : kExitDisagreed;

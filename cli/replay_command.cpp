@@ -14,6 +14,7 @@
 #include "base/stop_signal.h"
 #include "cli/commands.h"
 #include "cli/failing_case.h"
+#include "cli/options/engine_model.h"
 #include "cli/options/replay_options.h"
 #include "cli/replay_summary.h"
 #include "cli/reports.h"
@@ -91,8 +92,11 @@ int exit_code_of(Verdict verdict) {
       return kExitDisagreed;
     case Verdict::liveness:
       return kExitStuck;
+    case Verdict::parted:
+      return kExitAgreed;
     case Verdict::engine_failure:
     case Verdict::mismatch:
+    case Verdict::audit:
       return kExitDisagreed;
     case Verdict::harness:
       return kExitRefused;
@@ -100,12 +104,25 @@ int exit_code_of(Verdict verdict) {
   return kExitDisagreed;
 }
 
-std::string verdict_text(const RunSummary& summary) {
+// Of a recording: what was compared with it, which is not what ran on the backend.
+std::string recording_text(const RunSummary& summary, const RecordingCheck& recorded) {
+  const bool agrees = summary.verdict == Verdict::agreed;
+  const std::string run = summary.backend == "none" ? "the model's decisions ran without a backend"
+                                                    : "the model's decisions agree on the backend";
+  return fmt::format("Verdict: {}{}; {}.\n{}",
+                     agrees ? (summary.backend == "none" ? "done: " : "agreed: ") : "", run,
+                     summary_of(recorded), details_of(recorded));
+}
+
+std::string verdict_text(const RunSummary& summary, const std::optional<RecordingCheck>& recorded) {
   switch (summary.verdict) {
     case Verdict::agreed:
+    case Verdict::parted:
+    case Verdict::audit:
       if (stop_requested())
         return fmt::format("Verdict: none. Interrupted after {}, which compared equal.\n",
                            counted(summary.steps, "step"));
+      if (recorded) return recording_text(summary, *recorded);
       return summary.backend == "none" ? "Verdict: done. Nothing was compared (--backend none).\n"
                                        : "Verdict: agreed. Every step compared equal.\n";
     case Verdict::divergence:
@@ -179,8 +196,9 @@ Result<void> leave_drawings(const ReplayOptions& options, const OpenReplay& prep
 
 Result<void> leave_result(const ReplayOptions& options, const OpenReplay& prepared,
                           const RunReport& report, const HiddenStateFolder* folder,
-                          CommandReport& out) {
-  if (out.wants_json()) out.set_json(summary_json(options, prepared, report.summary, folder));
+                          const std::optional<RecordingCheck>& recorded, CommandReport& out) {
+  if (out.wants_json())
+    out.set_json(summary_json(options, prepared, report.summary, folder, recorded));
   const bool draws = !options.report_path.empty() || !options.perfetto_path.empty();
   return draws ? leave_drawings(options, prepared, report, again_of(out)) : Result<void>();
 }
@@ -197,17 +215,19 @@ Result<void> take_mismatch(const ConformingRun& conforming, RunReport& report) {
 
 // The run as one item. `missed`: recorded totals that it did not arrive at.
 ReportedItem item_of(const ReplayOptions& options, const RunSummary& summary,
-                     const std::string& missed, const std::string& again) {
+                     const std::optional<RecordingCheck>& recorded, const std::string& missed,
+                     const std::string& again) {
   ReportedItem item{.name = options.file, .file = options.file, .again = again};
-  if (summary.verdict == Verdict::agreed && stop_requested()) {
+  const bool passes = summary.verdict == Verdict::agreed || summary.verdict == Verdict::parted;
+  if (passes && stop_requested()) {
     item.kind = ItemKind::skipped;
     item.line = fmt::format("interrupted after {}", counted(summary.steps, "step"));
     return item;
   }
-  if (summary.verdict == Verdict::agreed && missed.empty()) return item;
+  if (passes && missed.empty()) return item;
   item.kind = ItemKind::failed;
   item.check = name_of(summary.verdict);
-  item.details = verdict_text(summary);
+  item.details = verdict_text(summary, recorded);
   if (summary.divergence) {
     const Divergence& found = *summary.divergence;
     item.check = name_of(found.phase);
@@ -217,6 +237,9 @@ ReportedItem item_of(const ReplayOptions& options, const RunSummary& summary,
   } else if (summary.mismatch) {
     item.check = summary.mismatch->check;
     item.line = stable_line(item.check, summary.mismatch->step, {}, summary.mismatch->what);
+  } else if (summary.verdict == Verdict::audit) {
+    item.check = fmt::format("audit.{}", name_of(recorded->findings.front().rule));
+    item.line = line_of(recorded->findings.front());
   } else if (summary.verdict == Verdict::liveness) {
     item.line = stable_line(
         item.check, summary.steps, {},
@@ -247,7 +270,9 @@ Result<void> leave_smallest(const std::string& path, const FailingCaseOptions& j
 Result<std::string> leave_case(const ReplayOptions& options, const OpenReplay& prepared,
                                const RunReport& report, const FailingCaseOptions& judging,
                                const CommandReport& out) {
-  if (report.summary.verdict == Verdict::agreed) return std::string();
+  const Verdict verdict = report.summary.verdict;
+  if (verdict == Verdict::agreed || verdict == Verdict::parted) return std::string();
+  if (verdict == Verdict::audit) return fmt::format("lockstep audit {}", shell_word(options.file));
   if (options.save_dir.empty()) return again_of(out);
   LS_ASSIGN_OR_RETURN(auto saved, case_of(request_of(options), prepared, report));
   saved.decided_by = decider_of(judging);
@@ -279,8 +304,9 @@ Result<void> check_facts_wanted(const ReplayOptions& options, const PreparedRepl
                   prepared.run.backend));
 }
 
-Result<int> replay(const ReplayOptions& options, CommandReport& out) {
+Result<int> replay(ReplayOptions& options, CommandReport& out) {
   watch_stop_signals();
+  LS_RETURN_IF_ERROR(take_engine_model(options.run.spec.recipe.model, options.from));
   ReplayRequest request = request_of(options);
   request.as_served = true;
   FactsOfRun facts;
@@ -319,13 +345,17 @@ Result<int> replay(const ReplayOptions& options, CommandReport& out) {
                options.hidden_states_dir, size_text(folder->num_bytes()));
   if (prepared.conforming != nullptr)
     LS_RETURN_IF_ERROR(take_mismatch(*prepared.conforming, report));
+  LS_ASSIGN_OR_RETURN(const auto recorded, check_if_recorded(options.file));
+  if (recorded && report.summary.verdict == Verdict::agreed)
+    report.summary.verdict = recorded->verdict();
   const RunSummary& summary = report.summary;
   const std::string missed = stop_requested() ? "" : missed_totals(prepared, summary);
-  fmt::print("{}{}", faults_text(prepared, summary), summary_text(summary));
-  LS_RETURN_IF_ERROR(leave_result(options, prepared, report, folder ? &*folder : nullptr, out));
+  fmt::print("{}{}", faults_text(prepared, summary), summary_text(summary, prepared));
+  LS_RETURN_IF_ERROR(
+      leave_result(options, prepared, report, folder ? &*folder : nullptr, recorded, out));
   if (!options.facts_path.empty())
     LS_RETURN_IF_ERROR(facts.write(options.file, options.facts_path, worker_of(judging).value()));
-  fmt::print("\n{}", verdict_text(summary));
+  fmt::print("\n{}", verdict_text(summary, recorded));
   if (prepared.totals && !stop_requested()) {
     fmt::print("{}", missed.empty() ? "The recorded totals are met exactly.\n"
                                     : "The recorded totals are MISSED\n" + missed);
@@ -333,7 +363,7 @@ Result<int> replay(const ReplayOptions& options, CommandReport& out) {
   if (prepared.expected && !stop_requested())
     fmt::print("{}", reproduction_text(*prepared.expected, summary));
   LS_ASSIGN_OR_RETURN(const std::string again, leave_case(options, prepared, report, judging, out));
-  out.add(item_of(options, summary, missed, again));
+  out.add(item_of(options, summary, recorded, missed, again));
   const int verdict = exit_code_of(summary.verdict);
   return verdict == kExitAgreed && !missed.empty() ? kExitDisagreed : verdict;
 }
@@ -345,6 +375,8 @@ void add_replay_command(CLI::App& app, int& exit_code) {
   CLI::App* command =
       app.add_subcommand("replay", "Run a trace through the model and a backend, step by step");
   declare_replay_options(*command, *options);
+  declare_from(*command, options->from);
+  command->get_option("--from")->needs("--model")->group("Cache");
   command->callback([options, command, &exit_code] {
     exit_code = run_reported(*command, options->reports,
                              [&](CommandReport& report) { return replay(*options, report); });

@@ -30,9 +30,17 @@ Result<int> shrink_file(ShrinkCommandOptions& options, CommandReport& report) {
   fmt::print("{}", halves_text(saved, options.judging));
   LS_ASSIGN_OR_RETURN(const auto failure, failure_of(saved, options.judging));
   if (!failure.failed()) {
-    fmt::print("{} does not fail: there is nothing to shrink.\n", options.file);
-    report.add({.name = options.file, .file = options.file});
-    return kExitAgreed;
+    LS_ASSIGN_OR_RETURN(const auto recorded, check_if_recorded(options.file));
+    if (recorded)
+      fmt::print(
+          "{}: the model's decisions do not fail, and `shrink` cannot change recorded ones; "
+          "{}.\n{}",
+          options.file, summary_of(*recorded), details_of(*recorded));
+    else
+      fmt::print("{} does not fail: there is nothing to shrink.\n", options.file);
+    report.add(
+        item_of(options.file, failure, recorded, fmt::format("lockstep audit {}", options.file)));
+    return exit_code_of(failure, recorded);
   }
   LS_ASSIGN_OR_RETURN(const auto shrunk, shrink_case(saved, failure, options.judging));
   const std::string path =
@@ -47,7 +55,7 @@ Result<int> shrink_file(ShrinkCommandOptions& options, CommandReport& report) {
     if (written) fmt::print("What became of it, as a recording: {}\n", recording);
   }
   if (report.wants_json()) report.set_json(to_json(shrunk));
-  report.add(item_of(options.file, shrunk.failure, story));
+  report.add(item_of(options.file, shrunk.failure, {}, story));
   return exit_code_of(shrunk.failure);
 }
 

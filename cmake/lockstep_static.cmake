@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # What a program of this project should not need from the machine that it is carried to is linked in,
 # where the system has it as an archive: Debian has libcrypto, xxhash, zlib and
 # Boost.Context, and not fmt.

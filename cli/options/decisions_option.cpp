@@ -73,7 +73,7 @@ void declare_decisions(CLI::App& command, DecisionsOptions& options) {
   command
       .add_option("--decisions", options.decisions,
                   "who decides in place of the model: vllm[:DIR], sglang[:DIR], or a command that "
-                  "speaks docs/scheduler_protocol.md")
+                  "speaks docs/protocols.md")
       ->type_name("ENGINE");
   command
       .add_option("--decisions-timeout", options.timeout_s,

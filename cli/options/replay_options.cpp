@@ -234,7 +234,7 @@ Result<OpenReplay> open_replay(const ReplayRequest& request,
                                const std::shared_ptr<ForeignEngines>& engines,
                                const BackendOf& backend_of, bool conforms) {
   LS_ASSIGN_OR_RETURN(auto prepared, prepare_replay(request));
-  OpenReplay replay{std::move(prepared), nullptr, nullptr};
+  OpenReplay replay{std::move(prepared), nullptr, {}, nullptr};
   LS_RETURN_IF_ERROR(plan_faults(replay));
   replay.parts.faults = replay.run.faults;
   if (backend_of) {
@@ -253,11 +253,20 @@ Result<OpenReplay> open_replay(const ReplayRequest& request,
                       .observer = replay.conforming.get()};
     };
   }
+  const bool has_connector =
+      !replay.config.connector.parts.empty() || replay.parts.clients->connector() != nullptr;
+  if (engines == nullptr && HitCounter::applies(replay.config) && !has_connector)
+    replay.parts.attach = [&replay](std::int32_t, Workload* workload) {
+      HitCounter& counter = *replay.hits.emplace_back(std::make_unique<HitCounter>(*workload));
+      return Onlooker{.workload = &counter.workload(), .observer = &counter};
+    };
   auto session = Session::open(replay.config, std::move(replay.parts));
   if (!session)
     return fail(fmt::format("{}{}", replay.run.faults.empty() ? "" : request.file + ": ",
                             session.error().message));
   replay.session = std::move(*session);
+  for (std::size_t i = 0; i < replay.hits.size(); ++i)
+    replay.hits[i]->open(replay.config, *replay.session->engines()[i].decisions);
   if (conforms)
     LS_RETURN_IF_ERROR(
         replay.conforming->open(replay.config, *replay.session->engines().front().decisions));

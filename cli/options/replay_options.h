@@ -11,6 +11,7 @@
 #include "cli/options/decisions_option.h"
 #include "cli/options/worker_option.h"
 #include "cli/reports.h"
+#include "properties/judge/hit_counter.h"
 #include "sim/conform/live_conform.h"
 #include "sim/setup/replay_setup.h"
 
@@ -23,6 +24,7 @@ namespace lockstep {
 struct ReplayOptions {
   std::string file;
   std::vector<std::string> shards;  // that follow it
+  std::string from;  // engine that builds the layers of run.recipe.model
   GivenRun run;
   ImportOptions import;
 
@@ -53,7 +55,8 @@ using BackendOf = std::function<Result<BackendFactory>(const PreparedReplay& pre
 
 // A prepared replay with its session, which has taken `parts`, and its faults in `run`.
 struct OpenReplay : PreparedReplay {
-  std::unique_ptr<ConformingRun> conforming;  // looks on, with --conform
+  std::unique_ptr<ConformingRun> conforming;      // looks on, with --conform
+  std::vector<std::unique_ptr<HitCounter>> hits;  // per engine, where the model decides
   std::unique_ptr<Session> session;
 };
 // Errors: what prepare_replay(), the scheduler or a backend refuses, faults that are none.

@@ -14,14 +14,14 @@
 namespace lockstep {
 namespace {
 
-// So many cases see every class: the rarest, an abort while preempted, 40 times without a backend
-// and about 13 times with one.
+// Number of cases that reach every class: the rarest, an abort while preempted, 40 times without a
+// backend and about 13 times with one.
 constexpr std::int64_t kCasesToSeeAll = 10'000;
 
 // What remains of a judged case.
 struct Judged {
   Outcome outcome;
-  std::string known;  // to whom; empty: to nobody
+  std::string known;  // the id of the known failure; empty: a new failure
   std::uint64_t seed = 0;
 };
 
@@ -153,6 +153,13 @@ std::vector<std::string_view> FuzzReport::missing_classes() const {
   if (shards != 1 || cases < kCasesToSeeAll || !engine.empty() || !mutant.empty()) return {};
   if (backend.find('.') != backend.npos) return {};  // a plugin's file: not every class is for it
   return tally.missing();
+}
+
+std::vector<std::string> FuzzReport::not_checked() const {
+  std::vector<std::string> lines;
+  if (backend == "none") lines.emplace_back("memory: no backend, decisions only");
+  if (refused > 0) lines.push_back(fmt::format("refused cases: {}", refused));
+  return lines;
 }
 
 std::string FuzzReport::again_with(std::uint64_t seed) const {

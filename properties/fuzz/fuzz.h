@@ -84,8 +84,10 @@ struct FuzzReport {
   StateHash state_hash;                     // of all cases, whatever their order
   bool operator==(const FuzzReport&) const = default;
 
-  // Classes that so many cases should have seen; empty for shards and for narrowed runs.
+  // Classes that this number of cases should have reached; empty for shards and narrowed runs.
   std::vector<std::string_view> missing_classes() const;
+  // What the cases that agreed do not show, a line each.
+  std::vector<std::string> not_checked() const;
   std::string again_with(std::uint64_t seed) const;
 };
 

@@ -96,6 +96,7 @@ FuzzReport read_report(JsonValue value) {
   }
   for (JsonValue failure : object.required("failures").array())
     report.failures.push_back(read_failure(failure));
+  object.optional("not_checked");  // follows from the rest
   object.finish();
   return report;
 }
@@ -122,7 +123,7 @@ std::string fuzz_report_to_json(const FuzzReport& report) {
   }
   out.end_object().key("failures").begin_array();
   for (const FuzzFailure& failure : report.failures) write_failure(out, failure);
-  out.end_array().end_object();
+  out.end_array().key("not_checked").strings(report.not_checked()).end_object();
   return out.take_line();
 }
 

@@ -144,8 +144,8 @@ class CaseSearch {
   MutantReport report_;
 };
 
-// Cases that need no child process: judge(case, defect) says what came of one, describe(case,
-// check) tells the smallest that fails so.
+// Cases that need no child process: judge(case, defect) returns the outcome, describe(case, check)
+// describes the smallest case that fails with it.
 template <class Generate, class Judge, class Describe>
 MutantReport search_seeds(const Mutant& mutant, const MutantSearchOptions& options,
                           const Generate& generate, const Judge& judge, const Describe& describe) {
@@ -227,7 +227,7 @@ SavedCase mutant_case(const Mutant& mutant, std::uint64_t seed, const MutantDeci
     bias.engine = decider->engine;
     bias.never.add(decider->never);
   }
-  // Nothing beside a defect but what it needs to show.
+  // Only the features that the defect needs to show.
   bias.never.add(kRankFeatures);
   bias.never.add({Feature::faults, Feature::same_instant, Feature::scaled_rows,
                   Feature::uniform_type, Feature::connector_peers, Feature::host_tier});

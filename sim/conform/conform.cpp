@@ -14,7 +14,7 @@
 namespace lockstep {
 namespace {
 
-// Who never finished, as the end line says it.
+// Unfinished requests, as the end line lists them.
 std::optional<ConformMismatch> compare_end(const RecordingEnd& recorded, RecordingEnd model) {
   if (recorded == model) return std::nullopt;
   const FieldDifference found =
@@ -70,7 +70,7 @@ Result<ConformFile> conform_workload(const std::string& path, RecordingHeader he
   return file;
 }
 
-// In a thread nobody else would catch it.
+// A thread would otherwise lose the exception.
 template <class Conform>
 Result<ConformFile> within_memory(const std::string& path, Conform conform) {
   try {

@@ -15,7 +15,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// One list a field: a few bytes a step.
+// One list per field: a few bytes per step.
 Json steps_json(const std::vector<TimelineStep>& steps) {
   Json json;
   const auto add = [&](const char* key, auto member) {

@@ -113,13 +113,13 @@ Result<void> check_parallel(const LockstepConfig& config, std::string_view backe
   return check_ranks(config);
 }
 
-// Events are told in the engine's own hashes, which only a trace's run can be asked to make.
+// Events carry the engine's own hashes, which only a run of a trace can be made to compute.
 Result<void> check_cache_events(const ReplayRequest& request, const EngineConfig& engine) {
   if (!request.tells_cache_events) return {};
   if (engine.hash_algorithm == HashAlgorithm::content)
     return fail(
         "--cache-events needs block hashes of the engine: a trace with --hash-algorithm "
-        "sha256_cbor or xxhash_cbor, or a file whose configuration says so");
+        "sha256_cbor or xxhash_cbor, or a file whose configuration sets it");
   if (!engine.enable_prefix_caching)
     return fail("--cache-events with prefix caching off: there would be no event");
   return {};
@@ -129,8 +129,8 @@ bool says(const std::vector<std::string>& hinted, std::string_view name) {
   return std::ranges::find(hinted, name) != hinted.end();
 }
 
-// The release's defaults for what nobody says. A trace's hints are of the engine that it was made
-// for, so beside a model that is named here they say nothing of how that one is served.
+// The release's defaults for options that are not set. A trace's hints describe the engine that it
+// was made for, so they do not apply to a model named on the command line.
 void take_serving_defaults(const GivenRun& given, const std::vector<std::string>& hinted,
                            PreparedReplay& prepared) {
   RunSpec& run = prepared.run;
@@ -227,6 +227,7 @@ Result<void> prepare_recording(const ReplayRequest& request, PreparedReplay& pre
                             request.file, flag));
   LS_ASSIGN_OR_RETURN(auto reader, RecordingReader::open(request.file));
   const RecordingHeader header = reader.header();
+  LS_RETURN_IF_ERROR(check_profile(request.file, header));
   if (auto sound = check_limits(header.options.config, header.groups, header.num_blocks); !sound)
     return fail(fmt::format("{}:1: {}", request.file, sound.error().message));
   request.run.apply_to(prepared.run);
@@ -319,6 +320,13 @@ Result<PreparedReplay> prepare_replay(ReplayRequest request) {
   LS_RETURN_IF_ERROR(check_parallel(config, prepared.run.backend));
   prepared.parts.connector_seed = prepared.run.seed;
   return prepared;
+}
+
+Result<void> check_profile(const std::string& path, const RecordingHeader& header) {
+  const auto name = engine_named(path + ":1: engine", header.options.config.engine);
+  if (name) return {};
+  return fail(name.error().message +
+              ". This command runs the model of a release; `lockstep audit` needs no profile");
 }
 
 Result<SavedCase> case_of(const ReplayRequest& request, const PreparedReplay& prepared,

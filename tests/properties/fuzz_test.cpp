@@ -160,7 +160,7 @@ TEST(Fuzz, a_planted_defect_is_listed_and_its_report_can_be_read_back) {
   EXPECT_EQ(*read, report);
 }
 
-// rapidcheck draws the words, and shrinks them: a failure is told by the smallest list it finds.
+// rapidcheck generates and shrinks the words: a failure is reported with the smallest list.
 TEST(Fuzz, cases_out_of_any_words_agree) {
   GeneratorOptions options;
   options.backend = "none";

@@ -1,5 +1,5 @@
-// Runs with HiSparse's groups, drawn: every row is followed, what the engine itself does wrong is
-// told as the finding that it is, and what was run can be read back and decided again.
+// Generated runs with HiSparse's groups: every row is followed, the engine's own defects are
+// reported as findings, and a run's recording can be read and decided again.
 #include <gtest/gtest.h>
 
 #include <map>

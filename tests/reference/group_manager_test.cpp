@@ -36,7 +36,7 @@ Request request_with(BlockPool& pool, const std::vector<bool>& held,
   return request;
 }
 
-// The next `count` blocks that the pool hands out.
+// The next `count` blocks that the pool allocates.
 std::vector<std::int32_t> next_blocks(BlockPool& pool, std::int64_t count) {
   std::vector<BlockId> blocks;
   pool.get_new_blocks(count, blocks);
@@ -166,8 +166,7 @@ std::vector<std::int32_t> published(std::string engine, std::int64_t num_tokens,
   manager->cache_blocks(request, 160);
   std::vector<std::int32_t> places;
   for (std::int32_t i = 0; i < 10; ++i)
-    if (pool.is_cached(request.groups[0].blocks[static_cast<std::size_t>(i)]))
-      places.push_back(i);
+    if (pool.is_cached(request.groups[0].blocks[static_cast<std::size_t>(i)])) places.push_back(i);
   return places;
 }
 

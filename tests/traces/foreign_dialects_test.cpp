@@ -1,4 +1,4 @@
-// Traces of other tools (traces/samples/foreign): what each row becomes, who waits for whom, and
+// Traces of other tools (traces/samples/foreign): the request of each row, its dependencies, and
 // what is refused by line.
 #include <fmt/format.h>
 #include <gtest/gtest.h>

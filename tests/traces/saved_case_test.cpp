@@ -193,7 +193,7 @@ TEST(SavedCase, WhatIsWrongIsNamed) {
                   lines + 1));
   EXPECT_EQ(
       refused(text + text),
-      fmt::format("FILE:{}: found a line behind the end of the case; expected none", lines + 1));
+      fmt::format("FILE:{}: found a line after the end of the case; expected none", lines + 1));
 }
 
 TEST(OutputFile, AFileIsThereWholeOrNotAtAll) {

@@ -140,7 +140,7 @@ void write_encoder_keys(JsonWriter& out, const RecordedInputs& inputs) {
   if (inputs.encoder_freeable) out.key("encoder_freeable").strings(*inputs.encoder_freeable);
 }
 
-// Who waits for what, and what grammars and poolers said.
+// Waiting requests and their reasons, and the results of grammars and poolers.
 void write_input_keys(JsonWriter& out, const RecordedInputs& inputs) {
   write_encoder_keys(out, inputs);
   write_names(out, "holding", inputs.holding);

@@ -132,7 +132,7 @@ class CaseReader {
     if (const auto behind = json_.ok() ? lines_.next(line) : Result<bool>(false); !behind) {
       return tl::unexpected(behind.error());
     } else if (*behind) {
-      json_.fail_line(lines_.number(), "found a line behind the end of the case; expected none");
+      json_.fail_line(lines_.number(), "found a line after the end of the case; expected none");
     }
     if (!json_.ok()) return json_.failure();
     return saved;
