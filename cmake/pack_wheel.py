@@ -30,7 +30,7 @@ _GLIBC_WITH = {"3.4.29": (2, 34), "3.4.30": (2, 35), "3.4.31": (2, 38), "3.4.32"
 
 
 class CannotPack(Exception):
-    """What keeps a build from becoming a wheel, as a sentence."""
+    """Why a build cannot become a wheel."""
 
 
 def project() -> dict[str, str]:

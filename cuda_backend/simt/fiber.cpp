@@ -18,7 +18,7 @@ constexpr std::size_t kGuardBytes = 4096;
 constexpr std::size_t kColourBytes = 5 * 64;
 constexpr std::size_t kColouredBytes = 8192;
 
-// Both ends of one switch: who was left, who goes on.
+// Both sides of a switch: the fiber that stops and the fiber that continues.
 struct Passage {
   Fiber* from;
   Fiber* to;

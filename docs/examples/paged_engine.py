@@ -1,4 +1,4 @@
-"""A small engine behind the scheduler protocol (docs/scheduler_protocol.md).
+"""A small engine behind the scheduler protocol (docs/protocols.md).
 
     lockstep fuzz --decisions 'python3 docs/examples/paged_engine.py'
 

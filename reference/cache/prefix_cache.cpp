@@ -61,7 +61,7 @@ void PrefixCache::unlink(BlockId which) {
   Entry& entry = entries_[which];
   BlockId& first = firsts_[bucket_of(entry.key)];
   LS_CHECK(first != kNullBlock, "entry {} is in no chain", index_of(which));
-  // Who keeps a link to what came before this entry: its successor, or the chain's first.
+  // The entry that stores the link to the previous one: the successor, or the first of the chain.
   const BlockId keeper = entry.next != kNullBlock ? entry.next : first;
   entries_[keeper].previous = entry.previous;
   if (first == which)

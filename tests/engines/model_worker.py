@@ -1,4 +1,4 @@
-"""A worker behind the worker protocol (docs/worker_protocol.md) with no engine and nothing but the
+"""A worker behind the worker protocol (docs/protocols.md) with no engine and nothing but the
 standard library, for tests of what drives one: rows of every kind, and states without drafts.
 
     model_worker.py [--defect NAME]

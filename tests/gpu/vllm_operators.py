@@ -5,7 +5,7 @@
 The interpreter needs vLLM and its PyTorch, and a GPU. Each operator is captured in a CUDA graph, so
 that what Python takes to call it is not timed, and replayed between two events; the median of 21
 counts, after 3 that do not. Rows bear the names that the same work has in lockstep_gpu_benchmarks;
-with its JSON beside them (--ours) the last column is vLLM's time over Lockstep's. Exit status: 0; 2
+with its JSON (--ours) the last column is vLLM's time over Lockstep's. Exit status: 0; 2
 where it cannot run here.
 """
 

@@ -36,7 +36,7 @@ Request request_with(BlockPool& pool, const std::vector<bool>& held,
   return request;
 }
 
-// The next `count` blocks that the pool hands out.
+// The next `count` blocks that the pool allocates.
 std::vector<std::int32_t> next_blocks(BlockPool& pool, std::int64_t count) {
   std::vector<BlockId> blocks;
   pool.get_new_blocks(count, blocks);
