@@ -207,7 +207,7 @@ std::string reasons_text(const Table& table) {
   return text;
 }
 
-// The generated part of docs/findings_by_release.md.
+// The generated part of docs/reference/findings_by_release.md.
 std::string markdown_of(const Table& table) {
   // Heads are the middle of a release, so that a row of fourteen fits into a line.
   std::string names, head = "| finding |", rule = "|---|";
@@ -374,7 +374,7 @@ void add_findings_command(CLI::App& app, int& exit_code) {
       ->capture_default_str();
   command->add_option("--cases", options->folder, "the folder of the cases")->capture_default_str();
   command->add_flag("--markdown", options->as_markdown,
-                    "the table as docs/findings_by_release.md has it");
+                    "the table as docs/reference/findings_by_release.md has it");
   declare_output_folder(*command, "--save", options->save_dir,
                         "folder for recordings of what each engine decides");
   declare_reports(*command, options->reports, "the table as JSON");

@@ -32,7 +32,7 @@ Result<void> HiddenStateFolder::check(const LockstepConfig& config, bool has_bac
   if (std::ranges::none_of(config.backend.plan.groups, keeps_hidden_states))
     return fail(
         "--hidden-states: the model keeps none; give a --model with a layer of kind hidden_state "
-        "(docs/model_files.md)");
+        "(docs/planner.md)");
   if (!has_backend)
     return fail("--hidden-states are read out of a cache, and --backend none has none");
   if (num_ranks(config.backend) > 1 || config.data_parallel.dp_size > 1)

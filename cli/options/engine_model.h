@@ -1,4 +1,4 @@
-// Model files that an installed engine writes: --from vllm:DIR (docs/model_files.md).
+// Model files that an installed engine writes: --from vllm:DIR (docs/planner.md).
 #pragma once
 
 #include <string>

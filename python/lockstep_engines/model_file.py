@@ -1,4 +1,4 @@
-"""A model file (docs/model_files.md) of the layers that vLLM builds for a config.json."""
+"""A model file (docs/planner.md) of the layers that vLLM builds for a config.json."""
 
 from __future__ import annotations
 

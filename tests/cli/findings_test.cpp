@@ -24,7 +24,7 @@ const std::string kDocs = LOCKSTEP_SOURCE_DIR "/docs/";
 
 // Cells of the table in docs/findings_by_release.md: by release, by finding.
 std::map<std::string, std::map<int, std::string>> cells_of_page() {
-  const std::string text = read_text(kDocs + "findings_by_release.md");
+  const std::string text = read_text(kDocs + "reference/findings_by_release.md");
   std::istringstream page(text);
   std::map<std::string, std::map<int, std::string>> cells;
   std::vector<std::string> releases;

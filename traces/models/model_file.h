@@ -1,4 +1,4 @@
-// Model files: what a model's layers keep, in a few lines of JSON (docs/model_files.md); the
+// Model files: what a model's layers keep, in a few lines of JSON (docs/planner.md); the
 // catalogue of them that comes with the project; and a Hugging Face config.json read as one.
 #pragma once
 
