@@ -7,9 +7,10 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "base/output_file.h"
 #include "base/line_process.h"
+#include "base/output_file.h"
 #include "cli/options/decisions_option.h"
+#include "cli/output/again.h"
 #include "traces/models/model_file.h"
 
 namespace lockstep {
