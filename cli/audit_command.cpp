@@ -240,7 +240,7 @@ Result<int> audit(const AuditOptions& options, CommandReport& report) {
   watch_stop_signals();
   const bool is_stream = std::ranges::find(options.paths, "-") != options.paths.end();
   if (is_stream && options.paths.size() > 1)
-    return fail("-: standard input is one recording; give no other path beside it");
+    return fail("-: standard input is one recording; give no other path");
   LS_ASSIGN_OR_RETURN(const auto totals, is_stream ? audit_stream(options.rules())
                                                    : audit_all(options.paths, options.rules()));
   if (!totals.files.empty()) fmt::print("{}", totals_text(totals));
@@ -267,15 +267,16 @@ Result<int> audit(const AuditOptions& options, CommandReport& report) {
 void add_audit_command(CLI::App& app, int& exit_code) {
   auto options = std::make_shared<AuditOptions>();
   CLI::App* command =
-      app.add_subcommand("audit", "Check what recorded decisions do to memory, whoever made them");
+      app.add_subcommand("audit", "Check what recorded decisions of any engine do to memory");
   command->footer(
       "A file that cannot be judged is refused with its reason, and the others are judged.\n"
       "Exit status: 0 all are clean; 1 something was found, or too little hit; 2 some were "
       "refused, whatever was "
       "found.");
   command
-      ->add_option("PATH", options->paths,
-                   "recordings, and folders of them; -: one from standard input, told as it comes")
+      ->add_option(
+          "PATH", options->paths,
+          "recordings, and folders of them; -: one from standard input, checked as it is written")
       ->required();
   command
       ->add_option("--min-hit-share", options->min_hit_share,

@@ -133,7 +133,7 @@ std::vector<std::string> not_checked_of(const ConformTotals& totals) {
 std::string stuck_text(const ConformSummary& schedules) {
   if (schedules.stuck == 0) return {};
   std::string text = fmt::format(
-      "{} with requests that wait for each other for ever:\n",
+      "{} with requests that wait for each other forever:\n",
       schedules.stuck == 1 ? "1 recording ends" : with_commas(schedules.stuck) + " recordings end");
   std::int64_t shown = 0;
   for (const ConformFile& file : schedules.files)
@@ -173,7 +173,7 @@ std::string summary_text(const ConformTotals& totals) {
                         counted(totals.plans(), "plan"));
   }
   for (const std::string& what : totals.not_looked_at) {
-    text += fmt::format("Not looked at: {}.\n", what);
+    text += fmt::format("Not compared: {}.\n", what);
   }
   return text + not_checked_text(not_checked_of(totals));
 }

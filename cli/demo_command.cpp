@@ -13,9 +13,9 @@
 #include "cli/failing_case.h"
 #include "cli/options/output_option.h"
 #include "cli/options/replay_options.h"
-#include "cli/replay_summary.h"
 #include "cli/output/reports.h"
 #include "cli/output/terminal.h"
+#include "cli/replay_summary.h"
 #include "properties/story/story.h"
 #include "properties/story/story_text.h"
 
@@ -47,7 +47,7 @@ ReplayRequest request_for(const std::string& trace, std::string_view defect) {
 }
 
 Result<void> show_agreement(const std::string& trace, CommandReport& out) {
-  heading(1, fmt::format("{} on kernels of vLLM's kind, beside the model", kTrace));
+  heading(1, fmt::format("{} on kernels of vLLM's kind, compared with the model", kTrace));
   LS_ASSIGN_OR_RETURN(auto open, open_replay(request_for(trace, {})));
   fmt::print("{}\n", configuration_text(open));
   std::fflush(stdout);

@@ -201,8 +201,7 @@ Result<void> check_options(const ReplayOptions& options) {
                                                        {!options.save_dir.empty(), "--save"}};
   for (const auto& [given, name] : useless)
     if (given)
-      return fail(fmt::format(
-          "{}: diff-engines runs the decisions of two engines alone; leave it out", name));
+      return fail(fmt::format("{}: diff-engines compares decisions only; leave it out", name));
   return {};
 }
 

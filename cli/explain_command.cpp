@@ -38,7 +38,7 @@ Result<int> explain(ExplainOptions& options, CommandReport& report) {
   if (failure.kind == "crash" || failure.kind == "hang") {
     fmt::print("{}", crash_text(failure));
     if (report.wants_json())
-      return fail("--json: a case that crashes or hangs has no story to write");
+      return fail("--json: a case that crashes or hangs has no explanation to write");
   } else {
     Story story = tell_judged(saved, judge_options(saved.backend, options.judging));
     story.recorded = recorded;
@@ -61,7 +61,7 @@ void add_explain_command(CLI::App& app, int& exit_code) {
       ->type_name("N")
       ->capture_default_str();
   declare_judging(*command, options->judging);
-  declare_reports(*command, options->reports, "the story as JSON");
+  declare_reports(*command, options->reports, "the explanation as JSON");
   command->callback([options, command, &exit_code] {
     exit_code = run_reported(*command, options->reports,
                              [&](CommandReport& report) { return explain(*options, report); });

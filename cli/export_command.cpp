@@ -108,7 +108,7 @@ std::string summary_text(const ExportCommand& command, const ExportedTrace& expo
   if (!live.empty()) text += "Against a live server:\n" + live;
   if (exported.block_tokens != format.block_tokens_max)
     text += fmt::format(
-        "Other readers have to be told of ids of {}; here it is --import block={},time={}.\n",
+        "Other readers need the block size of the ids, {}; here it is --import block={},time={}.\n",
         counted(exported.block_tokens, "token"), exported.block_tokens,
         format.as == ExportAs::timed_trace ? "s" : "ms");
   return text;

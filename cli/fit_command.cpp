@@ -54,7 +54,7 @@ std::string nearest_text(const Fit& fit) {
     text += fmt::format("  {} = {} (there {})", each.policy->name, each.policy->word(each.value),
                         each.policy->word(each.policy->get(release)));
     if (each.first)
-      text += fmt::format("; told by {}, first {}", counted(each.parting, "recording"),
+      text += fmt::format("; shown by {}, first {}", counted(each.parting, "recording"),
                           place_of(*each.first));
     text += fmt::format("\n    {}\n", each.policy->effect);
     for (const PolicyFlip& flip : each.instead)
@@ -70,7 +70,7 @@ std::string undetermined_text(const Fit& fit) {
     if (each.also.empty() || !each.policy->has_history()) continue;
     if (text.empty())
       text = "\nNot determined: these recordings are the same with another value.\n";
-    text += fmt::format("  {:<36} {}, or {}; told by {}\n", each.policy->name,
+    text += fmt::format("  {:<36} {}, or {}; shown by {}\n", each.policy->name,
                         each.policy->word(each.value),
                         fmt::join(words_of(*each.policy, each.also), ", "), each.policy->shown_by);
   }
@@ -161,7 +161,7 @@ Result<int> run_fit(const FitCommandOptions& options, CommandReport& report) {
   }
   if (!options.cut_path.empty() && !fit.agrees()) {
     LS_RETURN_IF_ERROR(save_cut(fit, options.cut_path));
-    fmt::print("Its recording, cut behind that step: {}\n", options.cut_path);
+    fmt::print("Its recording, cut after that step: {}\n", options.cut_path);
   }
   if (report.wants_json()) report.set_json(json_of(fit));
   ReportedItem item{.name = fit.summary.files.front().engine};

@@ -178,7 +178,7 @@ Result<std::vector<KnownFailure>> known_today(const std::string& path) {
   const std::string today = fmt::format("{:%F}", fmt::gmtime(std::time(nullptr)));
   std::erase_if(known, [&](const KnownFailure& failure) {
     const bool is_over = !failure.until.empty() && failure.until < today;
-    if (is_over) fmt::print("{}: known until {}, and news again\n", failure.id, failure.until);
+    if (is_over) fmt::print("{}: known until {}, and reported again\n", failure.id, failure.until);
     return is_over;
   });
   return known;
@@ -430,9 +430,9 @@ void add_options(CLI::App& command, FuzzCommandOptions& options) {
                      "the first case, and the only one unless more are asked");
   command.add_option("--seconds", options.seconds, "as many cases as fit into the time")
       ->check(CLI::PositiveNumber);
-  command.add_option("--runs", options.runs, "so many cases, of consecutive seeds")
+  command.add_option("--runs", options.runs, "number of cases, of consecutive seeds")
       ->check(CLI::Range(std::int64_t{1}, kRunsMax));
-  command.add_option("--failures", options.failures_max, "end once so many cases have failed anew")
+  command.add_option("--failures", options.failures_max, "end after this many new failures")
       ->check(CLI::Range(std::int64_t{1}, kRunsMax))
       ->type_name("N");
   command.add_option("--jobs", options.jobs, "cases at a time")
@@ -448,7 +448,7 @@ void add_options(CLI::App& command, FuzzCommandOptions& options) {
   declare_conform(command, options.decisions);
   declare_worker(command, options.worker);
   command.add_option("--known", options.known_path,
-                     "failures that are no news, by ids of yours (docs/fuzzing.md)");
+                     "known failures, by your ids (docs/fuzzing.md)");
   command.add_option("--engine", options.engine, "an engine profile; by default any");
   command.add_option("--check", options.check, "fast, check or hunt; by default a mixture")
       ->check(CLI::IsMember({"fast", "check", "hunt"}));
@@ -462,7 +462,8 @@ void add_options(CLI::App& command, FuzzCommandOptions& options) {
       ->needs(save);
   command.add_flag("!--no-shrink", options.shrinks, "save them as they are found, no smaller")
       ->needs(save);
-  command.add_option("--shrink-seconds", options.shrink_seconds, "to make one case small, at most")
+  command
+      .add_option("--shrink-seconds", options.shrink_seconds, "time limit for shrinking one case")
       ->check(CLI::PositiveNumber)
       ->needs(save)
       ->capture_default_str();

@@ -49,7 +49,7 @@ int main(int argc, char** argv) {
   app.require_subcommand(1);
   app.footer(
       "Exit status: 0 agreed; 1 divergence, violation or mismatch; 2 input refused;\n"
-      "3 requests wait for ever. `lockstep COMMAND --help` lists a command's options.");
+      "3 requests wait forever. `lockstep COMMAND --help` lists a command's options.");
 
   int exit_code = lockstep::kExitAgreed;
   lockstep::add_demo_command(app, exit_code);

@@ -271,14 +271,14 @@ void add_mutants_command(CLI::App& app, int& exit_code) {
   declare_output_folder(*command, "--save", options->save_dir, "folder for each smallest case");
   declare_decisions(*command, options->decisions);
   command->add_option("--jobs", options->jobs, "searches side by side")->check(CLI::Range(1, 256));
-  command->add_option("--cases", options->search.cases_max, "give up after so many cases")
+  command->add_option("--cases", options->search.cases_max, "give up after this many cases")
       ->check(CLI::PositiveNumber);
   command->add_option("--seed", options->search.first_seed, "the first case's seed");
   command->add_option("--layout", options->layout,
                       "search in this order of the cache alone: LBNHC, BLHNC, ...");
   command
       ->add_option("--shrink", options->search.shrink_evaluations_max,
-                   "evaluations that making a case small may take; 0: leave it as found")
+                   "evaluations that shrinking a case may take; 0: leave it as found")
       ->check(CLI::NonNegativeNumber);
   command->callback([options, command, &exit_code] {
     exit_code = run_reported(*command, options->reports,

@@ -68,7 +68,7 @@ void declare_pair_options(CLI::App& command, PairCommandOptions& o) {
       ->type_name("N")
       ->group("Cache");
   command
-      .add_option("--steps", o.steps_max, "end after so many steps of both engines; 0: no limit")
+      .add_option("--steps", o.steps_max, "end after this many steps of both engines; 0: no limit")
       ->check(CLI::NonNegativeNumber)
       ->type_name("N")
       ->group("Run");
@@ -83,8 +83,8 @@ void declare_pair_options(CLI::App& command, PairCommandOptions& o) {
   add_number(command, "--delay-ns", o.network.delay_ns_max, "of a packet at most", 100'000, kHour);
   add_number(command, "--period-ns", o.network.period_ns, "that an engine stays slow or dead", 1,
              kHour);
-  add_number(command, "--retry-ns", o.times.retry_ns, "until what has no answer is said again", 1,
-             kHour);
+  add_number(command, "--retry-ns", o.times.retry_ns,
+             "until a request without an answer is sent again", 1, kHour);
   add_number(command, "--retries", o.times.retries_max, "in a row without anything new", 0, 1'000);
   add_number(command, "--lease-ns", o.times.lease_ns,
              "that blocks are kept for a decode engine not heard of", 1, kHour);
@@ -199,7 +199,7 @@ ReportedItem item_of(const std::string& file, const PairReport& report, std::str
   item.check = report.finding ? report.finding->check : "liveness";
   item.details = pair_verdict_text(report);
   item.line = stable_line(item.check, -1, {},
-                          report.finding ? report.finding->what : "requests wait for ever");
+                          report.finding ? report.finding->what : "requests wait forever");
   return item;
 }
 

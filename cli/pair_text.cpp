@@ -25,9 +25,9 @@ std::string ranks_text(const PairOptions& options) {
 std::string stuck_text(std::string_view who, const RunSummary& engine) {
   if (engine.verdict != Verdict::liveness) return {};
   std::string text = fmt::format(
-      "  {} engine: {} for ever\n", who,
+      "  {} engine: {} forever\n", who,
       counted(engine.stuck_total, "request") + (engine.stuck_total == 1 ? " waits" : " wait"));
-  if (!engine.wait_cycle.empty()) text += fmt::format("  In a circle: {}.\n", engine.wait_cycle);
+  if (!engine.wait_cycle.empty()) text += fmt::format("  Cycle: {}.\n", engine.wait_cycle);
   for (const StuckRequest& stuck : engine.stuck)
     text += fmt::format("    {}: {}\n", stuck.name, stuck.why);
   return text;

@@ -253,13 +253,13 @@ Result<int> run_relations(RelationsOptions options, CommandReport& report) {
 void add_relations_command(CLI::App& app, int& exit_code) {
   auto options = std::make_shared<RelationsOptions>();
   CLI::App* command = app.add_subcommand(
-      "relations", "Hold pairs of runs against each other that must answer a request alike");
+      "relations", "Compare pairs of runs that must answer a request identically");
   command->add_option("NAME", options->names, "relations; without any, all of them");
   command->add_flag("--list", options->list, "say what they are and run nothing");
   command->add_option("--seed", options->first_seed, "the first case's seed");
   command->add_option("--runs", options->runs, "generated cases")->check(CLI::PositiveNumber);
   command->add_option("--engine", options->engine, "an engine profile");
-  command->add_option("--backend", options->backend, "none: decisions alone")
+  command->add_option("--backend", options->backend, "none: decisions only")
       ->check(CLI::IsMember({"simt", "none"}));
   declare_decisions(*command, options->decisions);
   declare_reports(*command, options->reports, "the result as JSON");

@@ -141,9 +141,9 @@ std::string verdict_text(const RunSummary& summary, const std::optional<Recordin
       break;
   }
   std::string text = fmt::format(
-      "Verdict: STUCK. {} for ever and nothing runs.\n",
+      "Verdict: STUCK. {} forever and nothing runs.\n",
       counted(summary.stuck_total, "request") + (summary.stuck_total == 1 ? " waits" : " wait"));
-  if (!summary.wait_cycle.empty()) text += fmt::format("  In a circle: {}.\n", summary.wait_cycle);
+  if (!summary.wait_cycle.empty()) text += fmt::format("  Cycle: {}.\n", summary.wait_cycle);
   const std::size_t shown = std::min(summary.stuck.size(), kStuckShown);
   for (std::size_t i = 0; i < shown; ++i) {
     text += fmt::format("  {}: {}\n", summary.stuck[i].name, summary.stuck[i].why);
@@ -243,7 +243,7 @@ ReportedItem item_of(const ReplayOptions& options, const RunSummary& summary,
   } else if (summary.verdict == Verdict::liveness) {
     item.line = stable_line(
         item.check, summary.steps, {},
-        summary.stuck.empty() ? "requests wait for ever"
+        summary.stuck.empty() ? "requests wait forever"
                               : fmt::format("{}: {}", summary.stuck[0].name, summary.stuck[0].why));
   } else {
     item.check = "totals";
@@ -262,7 +262,7 @@ Result<void> leave_smallest(const std::string& path, const FailingCaseOptions& j
   LS_ASSIGN_OR_RETURN(const auto shrunk, shrink_case(saved, failure, judging));
   const std::string smallest = path_of_smallest(path);
   LS_RETURN_IF_ERROR(write_saved_case(smallest, shrunk.result.smallest));
-  fmt::print("\nShrunk: {}\nWritten: {}\nIts story: {}\n", to_text(shrunk), smallest, story);
+  fmt::print("\nShrunk: {}\nWritten: {}\nExplained: {}\n", to_text(shrunk), smallest, story);
   return {};
 }
 

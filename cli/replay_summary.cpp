@@ -121,7 +121,7 @@ std::string served_text(const OpenReplay& prepared) {
     if (option.said_by == "release")
       taken += fmt::format("{}{} {}", taken.empty() ? "" : ", ", option.name, option.value);
     else
-      text += fmt::format("  told    {} {} by the {} (as served: {})\n", option.name, option.value,
+      text += fmt::format("  set     {} {} by the {} (as served: {})\n", option.name, option.value,
                           option.said_by, option.by_default);
   }
   if (!taken.empty())
@@ -146,7 +146,7 @@ std::string configuration_text(const OpenReplay& prepared) {
   text += fmt::format("  pool    {}, layout {}\n", counted(plan.num_blocks, "block"),
                       name_of(prepared.config.backend.layout));
   if (const std::string connector = connector_text(prepared.config.connector); !connector.empty())
-    text += fmt::format("  beside  {}\n", connector);
+    text += fmt::format("  with    {}\n", connector);
   const auto& ranks = prepared.session->engines().front().ranks;
   text += fmt::format("  device  {}\n", ranks.empty() ? "none: the model alone"
                                                       : fmt::format("{}: {}", ranks.front()->name(),
@@ -157,7 +157,7 @@ std::string configuration_text(const OpenReplay& prepared) {
   if (prepared.session->engines().size() > 1)
     text += fmt::format("  engines {} data parallel ranks{}, each with its own pool\n",
                         prepared.session->engines().size(),
-                        ranks.size() > 1 ? " of so many ranks each" : "");
+                        ranks.size() > 1 ? " of this many ranks each" : "");
   for (const std::string& mutant : prepared.run.mutants)
     text += fmt::format("  mutant  {}\n", mutant);
   for (const PlannedFault& fault : faults_in(prepared))

@@ -47,12 +47,12 @@ Result<int> shrink_file(ShrinkCommandOptions& options, CommandReport& report) {
       options.output_path.empty() ? path_of_smallest(options.file) : options.output_path;
   LS_RETURN_IF_ERROR(write_saved_case(path, shrunk.result.smallest));
   const std::string story = report.again_of_case("explain", path);
-  fmt::print("{}\nWritten: {}\nIts story: {}\n", to_text(shrunk), path, story);
+  fmt::print("{}\nWritten: {}\nExplained: {}\n", to_text(shrunk), path, story);
   if (options.judging.engines != nullptr || options.judging.workers != nullptr) {
     const std::string recording = path_of_recording(path);
     LS_ASSIGN_OR_RETURN(const bool written,
                         write_recording(recording, shrunk.result.smallest, options.judging));
-    if (written) fmt::print("What became of it, as a recording: {}\n", recording);
+    if (written) fmt::print("Its recording: {}\n", recording);
   }
   if (report.wants_json()) report.set_json(to_json(shrunk));
   report.add(item_of(options.file, shrunk.failure, {}, story));
@@ -67,11 +67,11 @@ void add_shrink_command(CLI::App& app, int& exit_code) {
       app.add_subcommand("shrink", "Make a failing case as small as it goes and still fails");
   command->add_option("CASE", options->file, "a saved case, or a recording")->required();
   declare_output(*command, "-o,--output", options->output_path,
-                 "where the smaller case goes (beside CASE, as NAME.min.case.jsonl)");
+                 "path of the smaller case (default: NAME.min.case.jsonl in CASE's folder)");
   declare_judging(*command, options->judging);
   command
       ->add_option("--shrink-seconds", options->judging.shrink_seconds,
-                   "to make it small, at most; 0: no limit")
+                   "time limit for shrinking; 0: none")
       ->check(CLI::NonNegativeNumber)
       ->type_name("S");
   command->add_option("--evaluations", options->judging.evaluations_max, "cases to try at most")

@@ -180,7 +180,7 @@ void add_worker_command(CLI::App& app, int& exit_code) {
   command->add_option("ENGINE", options->engine, "vllm[:DIR], or worker:COMMAND")->required();
   command->add_option("PATH", options->paths, "recordings, and folders of them")->required();
   declare_worker(*command, options->worker);
-  command->add_option("--files", options->files_max, "of each folder no more than so many; 0: all")
+  command->add_option("--files", options->files_max, "at most this many of each folder; 0: all")
       ->type_name("N");
   declare_output(*command, "--json", options->json_path, "the table as JSON");
   command

@@ -71,9 +71,10 @@ Result<std::string> adapter_command(std::string_view option, const std::string& 
 
 void declare_decisions(CLI::App& command, DecisionsOptions& options) {
   command
-      .add_option("--decisions", options.decisions,
-                  "who decides in place of the model: vllm[:DIR], sglang[:DIR], or a command that "
-                  "speaks docs/protocols.md")
+      .add_option(
+          "--decisions", options.decisions,
+          "the scheduler in place of the model: vllm[:DIR], sglang[:DIR], or a command that "
+          "speaks docs/protocols.md")
       ->type_name("ENGINE");
   command
       .add_option("--decisions-timeout", options.timeout_s,
@@ -86,7 +87,7 @@ void declare_decisions(CLI::App& command, DecisionsOptions& options) {
 void declare_conform(CLI::App& command, DecisionsOptions& options) {
   command
       .add_flag("--conform", options.conforms,
-                "hold every field of every step against what the model decides (docs/fuzzing.md)")
+                "compare every field of every step with the model's decision (docs/fuzzing.md)")
       ->needs("--decisions");
 }
 

@@ -78,7 +78,7 @@ void add_layout_options(CLI::App& command, LayoutArguments& a) {
       ->needs(host);
   command
       .add_option("--hidden-states", a.hidden_state_layers,
-                  "extract the hidden states of so many layers")
+                  "number of layers whose hidden states are extracted")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{1024}));
   command.add_option("--hidden-size", a.hidden_size, "elements of one layer's hidden state")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 16));

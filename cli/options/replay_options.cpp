@@ -112,7 +112,7 @@ Result<std::unique_ptr<Backend>> make_backend(std::string_view name, const Backe
   return make_simt_backend(config);
 }
 
-// A list as it is given, or one of a seed: a fault for every few requests, over the time in which
+// A list as it is given, or one of a seed: a fault forevery few requests, over the time in which
 // they come, and a pool pinched to one of the longest.
 Result<void> plan_faults(PreparedReplay& prepared) {
   RunSpec& run = prepared.run;
@@ -211,11 +211,10 @@ void declare_replay_options(CLI::App& command, ReplayOptions& o) {
   CLI::Option* save =
       declare_output_folder(command, "--save", o.save_dir, "folder for the case of a divergence")
           ->group(group);
-  command.add_flag("--shrink", o.shrink, "make the saved case as small as it goes, beside it")
+  command.add_flag("--shrink", o.shrink, "shrink the saved case, into the same folder")
       ->needs(save)
       ->group(group);
-  command
-      .add_option("--shrink-seconds", o.shrink_seconds, "to make it small, at most; 0: no limit")
+  command.add_option("--shrink-seconds", o.shrink_seconds, "time limit for shrinking; 0: none")
       ->needs(save)
       ->check(CLI::NonNegativeNumber)
       ->type_name("S")
@@ -246,7 +245,7 @@ Result<OpenReplay> open_replay(const ReplayRequest& request,
     replay.parts.decisions = decisions_of(engines, conforms ? 1 : kStepsPerTableShown);
   if (conforms) {
     if (replay.config.data_parallel.dp_size > 1)
-      return fail("--conform with data parallel ranks: the model is held against one engine");
+      return fail("--conform with data parallel ranks: the model is compared with one engine");
     replay.parts.attach = [&replay](std::int32_t, Workload* workload) {
       replay.conforming = std::make_unique<ConformingRun>(*workload);
       return Onlooker{.workload = &replay.conforming->workload(),

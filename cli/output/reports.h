@@ -1,4 +1,4 @@
-// A command's outputs for machines and CI pages, the same for every command that judges: its JSON,
+// A command's outputs for machines and CI pages, the same forevery command that judges: its JSON,
 // a JUnit file, annotations of GitHub, a summary in Markdown.
 //
 // Invariants
@@ -30,7 +30,7 @@ namespace lockstep {
 enum class ItemKind : std::uint8_t {
   passed,
   failed,   // a divergence, a violation, a mismatch, a deadlock
-  known,    // ... of a known finding
+  known,    // a known finding
   skipped,  // not judged, and the reason
   refused,  // an input or an option is wrong
 };

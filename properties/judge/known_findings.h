@@ -56,7 +56,7 @@ const KnownFinding* known_finding(const SavedCase& saved, const Outcome& outcome
 // Of what comes out where the case is judged so.
 const KnownFinding* known_finding_of_run(const SavedCase& saved, const JudgeOptions& options);
 
-// What a check demands and why, for a reader who has never seen it fail. `check` as in
+// What a check demands and why, for a reader new to it. `check` as in
 // Outcome::check. Empty: no text.
 std::string_view reason_of_check(std::string_view check);
 

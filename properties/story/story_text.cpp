@@ -59,7 +59,7 @@ std::string head_text(const SavedCase& saved) {
     text += wrapped("  planted  ", fmt::format("{}", fmt::join(saved.mutants, ", ")));
   for (const Fault& fault : saved.faults) text += wrapped("  fault    ", fault_text(fault));
   return text +
-         "  A cell is a block, [its id: the tokens in it]; * is handed out in this step, - is the "
+         "  A cell is a block, [its id: the tokens in it]; * is allocated in this step, - is the "
          "null block.\n";
 }
 

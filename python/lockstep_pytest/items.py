@@ -204,8 +204,8 @@ def replay(
         begin = saved.rfind("Shrunk: ")
         details = saved[begin:] if begin >= 0 else ""
         for case in saved.splitlines():
-            if case.startswith("Its story: "):
-                again = case.removeprefix("Its story: ")
+            if case.startswith("Explained: "):
+                again = case.removeprefix("Explained: ")
     return Failure(found["phase"], f"{line}: {found['message']}", again, details)
 
 

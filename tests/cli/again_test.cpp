@@ -91,7 +91,7 @@ TEST(Again, OfASavedCaseAndItsStory) {
   EXPECT_EQ(replayed.status, 1) << replayed.err;
   EXPECT_NE(replayed.out.find("The case is reproduced."), std::string::npos) << replayed.out;
   EXPECT_EQ(what_failed(replayed.out), what_failed(first.out));
-  const Outcome story = pasted(after(first.out, "\nIts story: "));
+  const Outcome story = pasted(after(first.out, "\nExplained: "));
   EXPECT_EQ(story.status, 1) << story.err;
   EXPECT_NE(story.out.find("page_written (divergence) in step 0"), std::string::npos) << story.out;
 }
@@ -129,7 +129,7 @@ TEST(Again, OfAnAuditOfManyNamesTheOneFile) {
   const Outcome second = pasted(again);
   EXPECT_EQ(second.status, 1) << again << second.err;
   EXPECT_EQ(second.out, first.out);
-  EXPECT_EQ(pasted(after(first.out, "\nIts story: ")).status, 1) << first.out;
+  EXPECT_EQ(pasted(after(first.out, "\nExplained: ")).status, 1) << first.out;
 }
 
 }  // namespace

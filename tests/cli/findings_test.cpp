@@ -163,7 +163,7 @@ TEST(Findings, WithoutAnEngineTheCasesAreListedAndWhatIsNotThereIsRefused) {
   const Outcome list = run_lockstep({"findings", "7"});
   EXPECT_EQ(list.status, 0);
   EXPECT_EQ(list.out,
-            " 7  A loaded request stands behind one that does not fit\n"
+            " 7  A loaded request waits for one that does not fit\n"
             "      vllm_0_22_1_loaded_behind_large.jsonl\n");
   EXPECT_EQ(run_lockstep({"findings", "99"}).status, 2);
   const Outcome folder =

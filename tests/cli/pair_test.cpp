@@ -98,7 +98,7 @@ TEST(Pair, WaitsForEverWithStatusThreeAndNamesWho) {
   const Outcome outcome = run_lockstep({"pair", kSample, "--num-blocks", "33", "--offer", "50",
                                         "--delay-ns", "1000000000", "--prefill-blocks", "400"});
   EXPECT_EQ(outcome.status, 3) << outcome.out << outcome.err;
-  EXPECT_NE(outcome.out.find("In a circle: "), std::string::npos) << outcome.out;
+  EXPECT_NE(outcome.out.find("Cycle: "), std::string::npos) << outcome.out;
 }
 
 }  // namespace

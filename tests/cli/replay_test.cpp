@@ -108,7 +108,7 @@ const std::string kDeadlock =
 TEST(Replay, OfADeadlockWithAConnectorIsStuckAndNamesTheCircle) {
   const Outcome outcome = run_lockstep({"replay", kDeadlock, "--backend", "none"});
   EXPECT_EQ(outcome.status, 3) << outcome.err;
-  EXPECT_NE(outcome.out.find("In a circle: first (1 block, held since step 0) waits for 3 blocks"),
+  EXPECT_NE(outcome.out.find("Cycle: first (1 block, held since step 0) waits for 3 blocks"),
             std::string::npos)
       << outcome.out;
   const Json json = replay_json({kDeadlock, "--backend", "none"}, 3);

@@ -350,8 +350,8 @@ Result<std::unique_ptr<TraceReader>> open_linked(const std::string& path, const 
   if (rows.has_guessed_delays())
     notes.assumed.emplace_back("a turn without a delay waits as long as its timestamp is later");
   if (num_sessions && rows.num_sessions() != *num_sessions)
-    return fail(fmt::format("{}: found {} sessions; expected {}, as the manifest beside it says",
-                            path, rows.num_sessions(), *num_sessions));
+    return fail(fmt::format("{}: found {} sessions; expected {}, as its manifest states", path,
+                            rows.num_sessions(), *num_sessions));
   LS_ASSIGN_OR_RETURN(auto requests, rows.take(path));
   return in_order(path, header_of(dialect.kind, path, dialect.ids), std::move(requests), options,
                   std::move(notes));

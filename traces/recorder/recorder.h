@@ -73,7 +73,7 @@ struct PromptEmbeds {
   std::vector<std::string> digests = {};
 };
 
-// What two requests must have in common, beside tokens, to share blocks.
+// What else, with the tokens, two requests must have in common to share blocks.
 struct Keys {
   std::string cache_salt = "";
   Adapter lora = {};
@@ -93,7 +93,7 @@ struct Scheduled {
   std::vector<std::int32_t> spec = {};  // drafts to verify: the last of its tokens
 };
 
-// Output that came in for a request that had been preempted or had left since its step. Of those
+// Output that arrived for a request that was preempted or ended after its step. Of those
 // that have left only what was taken of it is worth telling.
 struct StaleOutput {
   std::string id;
@@ -117,7 +117,7 @@ struct Step {
   TokensByRequest drafts = {};       // proposed for the next step
   TokensByRequest held_drafts = {};  // after the decision, of requests that are not in `scheduled`
   std::vector<StaleOutput> stale_outputs = {};  // received with this step
-  // With asynchronous scheduling, the step whose output came in last; -1: none did.
+  // With asynchronous scheduling, the step whose output arrived last; -1: none did.
   std::int64_t output_of_step = -1;
 };
 
