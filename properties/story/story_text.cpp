@@ -54,7 +54,7 @@ std::string head_text(const SavedCase& saved) {
   for (std::size_t g = 0; g < saved.cache.groups.size(); ++g)
     text += wrapped(fmt::format("  group {}  ", g), group_text(saved.cache.groups[g]));
   if (has_connector(saved))
-    text += wrapped("  beside   ", connector_text(config_of(saved).connector));
+    text += wrapped("  with     ", connector_text(config_of(saved).connector));
   if (!saved.mutants.empty())
     text += wrapped("  planted  ", fmt::format("{}", fmt::join(saved.mutants, ", ")));
   for (const Fault& fault : saved.faults) text += wrapped("  fault    ", fault_text(fault));

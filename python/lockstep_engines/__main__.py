@@ -69,7 +69,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--lift-refusals",
         action="store_true",
-        help="of the worker: runs what vLLM's configuration says its second runner does not take",
+        help="of the worker: runs what vLLM's configuration says its runner V2 does not take",
     )
     parser.add_argument(
         "--plant", metavar="NAME", action="append", help="plants a defect in the engine; any number"

@@ -109,7 +109,7 @@ def _segments(draw: random.Random, num_tokens: int, heads: int, size: int) -> di
 
 
 class _Attention:
-    """A launch of unified attention over drawn requests, and what the loops make of them."""
+    """A launch of unified attention over generated requests, and what the loops make of them."""
 
     def __init__(self, draw: random.Random, queries: int, dtype: torch.dtype) -> None:
         self.draw, self.dtype = draw, dtype
@@ -255,7 +255,7 @@ def _attend_ahead(draw: random.Random) -> Trial | None:
 
 
 def _attend_ahead_in_windows(draw: random.Random) -> Trial | None:
-    """A window beside a range, which is seen all the same, or a window to both sides: finding
+    """A window beside a range, which is seen anyway, or a window to both sides: finding
     40."""
     made = _Attention(draw, draw.choice((4, 40)), draw.choice(_DTYPES))
     window = draw.choice((1, 4, 9))
@@ -413,7 +413,7 @@ def _merge(draw: random.Random) -> Trial:
 
 
 def _pack(draw: random.Random) -> Trial:
-    """Tokens of requests of unlike lengths as rows of one length, and back."""
+    """Tokens of requests of different lengths as rows of one length, and back."""
     lengths = [draw.randint(1, 80) for _ in range(draw.randint(1, 5))]
     rest = draw.choice(((5,), (3, 40), (130,)))
     rows = drawn_numbers(draw, (sum(lengths), *rest), torch.float32)

@@ -279,7 +279,7 @@ def _update_states(draw: random.Random) -> Trial:
     for i in range(count):
         some = slice(starts[i], starts[i + 1])
         first = table[i, accepted[i] - 1 if drafts else 0]
-        if not first:  # what padding puts out is nobody's
+        if not first:  # what padding puts out is unread
             continue
         expected[some], made = mamba.run(states.before[first], some, gated)
         if not drafts:
@@ -290,7 +290,7 @@ def _update_states(draw: random.Random) -> Trial:
 
 
 def _scan_prompts(draw: random.Random) -> Trial:
-    """Chunks of prompts, cut into pieces that begin anew with each request and may be short in
+    """Chunks of prompts, cut into pieces that restart with each request and may be short in
     front, as vLLM's metadata has them."""
     dtype, count, chunk = draw.choice(_DTYPES), draw.randint(1, 3), draw.choice((16, 32))
     mamba = _Mamba(draw, dtype, (16, 32))

@@ -1,6 +1,6 @@
-"""Every access of an interpreted kernel, held against the memory that the kernel was given: the
+"""Every access of an interpreted kernel, checked against the memory of the kernel's arguments: the
 storages of its arguments and, behind tables of addresses, those of any tensor that is alive. On a
-GPU a stray access reads or overwrites what lies there, and nothing is said.
+GPU a stray access reads or overwrites what is there, without a report.
 
 An access through the address of one argument that ends in another's memory is not seen.
 """
@@ -18,7 +18,7 @@ from lockstep_engines.protocol import EngineFault
 
 
 class OutOfBounds(EngineFault):
-    """Before the access: it would take the process down, or the data of somebody else."""
+    """Before the access: it would take the process down, or other data."""
 
 
 @dataclass(frozen=True)
@@ -98,4 +98,4 @@ def _place_of(address: int, size: int) -> str:
     nearest = min([*_launched, *_others], key=distance)
     if address < nearest.first:
         return f"{nearest.first - address} bytes before {nearest.name}"
-    return f"{address - nearest.end} bytes behind the end of {nearest.name}"
+    return f"{address - nearest.end} bytes past the end of {nearest.name}"

@@ -105,7 +105,7 @@ def _make_platform(torch: Any) -> Any:
         dist_backend = "gloo"
         simple_compile_backend = "eager"
         supported_quantization: list[str] = []
-        # Of the case at hand.
+        # Of the current case.
         attention_backend = "vllm.v1.attention.backends.triton_attn.TritonAttentionBackend"
 
         worker_class = "vllm.v1.worker.gpu_worker.Worker"

@@ -148,8 +148,8 @@ def _sampled_tokens(tokens: list[int], drafts: list[int]) -> list[int]:
 class Options:
     """`states`: which of worker_layers.STATE_TYPES layers with states become; empty: those with one
     state short convolutions, others Mamba2. `pads`: batches, as for captured graphs. `idles`: a
-    batch of nobody's comes before each step. `warms_up`: the worker profiles and warms up before
-    the first one. `lifts_refusals`: of vLLM's configuration, which says what its second runner does
+    idle rank's batch runs before each step. `warms_up`: the worker profiles and warms up before
+    the first one. `lifts_refusals`: of vLLM's configuration, which says what its runner V2 does
     not take yet."""
 
     runner: str = "v1"
@@ -235,8 +235,8 @@ class Worker:
         self._runner = worker.model_runner
         self._model = self._runner.model
         self._requests: dict[str, _Known] = {}
-        self._drafts: dict[str, list[int]] = {}  # of the step at hand
-        self._ends: dict[str, int] = {}  # of the step before: where its rows end, drafts included
+        self._drafts: dict[str, list[int]] = {}  # of the current step
+        self._ends: dict[str, int] = {}  # of the previous step: where its rows end, drafts included
         self._waiting: dict[str, Any] = {}  # the step whose tokens are not sampled yet
         self._faults: list[str] = []
         self._watch_batch()
@@ -376,7 +376,7 @@ class Worker:
     def _part(self, layer: worker_model.Layer, tensor: torch.Tensor) -> dict[str, Any]:
         size = tensor.element_size()
         if tensor.stride(3) != 1:
-            raise Refused(f"{layer.name}: elements of a row lie apart")
+            raise Refused(f"{layer.name}: elements of a row are not contiguous")
         return {
             "offset": tensor.data_ptr() - self._shared.first_byte,
             "shape": [*tensor.shape[:3], tensor.shape[3] * size],
@@ -385,7 +385,7 @@ class Worker:
 
     def _state(self, layer: worker_model.Layer, state: torch.Tensor) -> dict[str, Any]:
         if not state[0].is_contiguous():
-            raise Refused(f"{layer.name}: elements of a state lie apart")
+            raise Refused(f"{layer.name}: elements of a state are not contiguous")
         return {
             "offset": state.data_ptr() - self._shared.first_byte,
             "shape": [len(state), state[0].nbytes],
@@ -453,7 +453,7 @@ class Worker:
 
     def _warm_up(self) -> None:
         """Batches of the sizes for which a server compiles and captures, over pages that are
-        poisoned by now."""
+        poisoned before."""
         self._is_warm = True
         runner = self._runner
         most = self._worker.vllm_config.scheduler_config.max_num_batched_tokens
@@ -461,7 +461,7 @@ class Worker:
             self._run_for_nobody(lambda size=size: runner._dummy_run(size))
 
     def _sample(self, sampled: dict[str, list[int]]) -> None:
-        """What the model answered to the step before."""
+        """What the model answered to the previous step."""
         drafts = self._waiting.get("drafts", {})
         own = {
             name: _sampled_tokens(tokens, drafts.get(name, [])) for name, tokens in sampled.items()
@@ -551,7 +551,7 @@ class Worker:
 
     def _counted(self, row: dict[str, Any]) -> dict[str, Any]:
         """As the scheduler counts. Lockstep says where a request stands; a scheduler that has
-        drafts in flight decides before it hears of those of the last step, and counts them all."""
+        drafts in flight decides before it receives those of the last step, and counts them all."""
         if not self._has_drafts_in_flight or row.get("resumed"):
             return row
         return row | {"computed": self._ends.get(row["id"], row["computed"])}
@@ -575,7 +575,7 @@ class Worker:
     def _cached_request(self, name: str, row: dict[str, Any], known: _Known, cached: Any) -> None:
         if row.get("resumed"):
             cached.resumed_req_ids.add(name)
-        if row.get("resumed") or name not in self._ends:  # was not in the step before
+        if row.get("resumed") or name not in self._ends:  # was not in the previous step
             cached.all_token_ids[name] = list(known.tokens)
         blocks = tuple(row["blocks"])
         cached.req_ids.append(name)
@@ -647,7 +647,7 @@ class Worker:
         else:  # of MLA, decodes and prefills apart
             parts = (metadata.decode, metadata.prefill)
             given = [row for part in parts if part for row in part.block_table.tolist()]
-        given = given[: len(tables)]  # padding lies behind
+        given = given[: len(tables)]  # padding follows
         return [mine[: len(row)] for mine, row in zip(given, tables, strict=True)]
 
     def _row_of_table(self, g: int, name: str) -> list[int]:

@@ -1,7 +1,7 @@
 """The layers of the model without weights, by kind: vLLM's own layer and its writing kernel where
 that is Triton or torch; for compiled kernels and for those that compute numbers, a stand-in.
 
-vLLM's runner finds a layer's `module` as it finds any model's. A stand-in goes by the metadata that
+vLLM's runner finds a layer's `module` as it finds any model's. A stand-in uses the metadata that
 vLLM's builders made for the step and by nothing else: which slots are written, which state a row
 reads, how many of its tokens it has, where the state after each goes.
 """
@@ -57,7 +57,7 @@ class ModelLayer:
         self.layer = layer
 
     def write(self, contents: numpy.ndarray, metadata: Any) -> list[str]:
-        """A step; what is wrong with the metadata, one sentence each."""
+        """A step; what is wrong with the metadata, one line each."""
         raise NotImplementedError
 
     def parts(self) -> list[torch.Tensor]:
@@ -246,7 +246,7 @@ class HiddenStateLayer(RowLayer):
         return []
 
     def parts(self) -> list[torch.Tensor]:
-        """Releases that ask a backend for the shape of its cache have heads behind tokens in it."""
+        """Releases that ask a backend for the shape of its cache have heads after tokens in it."""
         asked = "get_kv_cache_shape" in vars(extract_hidden_states.CacheOnlyAttentionBackend)
         return [self._cache() if asked else self._cache().transpose(1, 2)]
 
@@ -363,7 +363,7 @@ class StateLayer(ModelLayer):
 
     def write(self, contents: numpy.ndarray, metadata: Any) -> list[str]:
         faults: list[str] = []
-        if metadata is None:  # a batch of nobody's
+        if metadata is None:  # an idle rank's batch
             return faults
         chains = _chains_of_gdn if self.layer.state_type == "gdn" else _chains_of_mamba
         for chain in chains(metadata):

@@ -1,7 +1,7 @@
 """Defects to plant in vLLM's worker (plants.py), by class.
 
-Each is the slip of a change that somebody may make: an index one off, a row forgotten, a group
-taken for another. For 0.33.0 and, where the text exists, other releases; `runner` is the one that
+Each is a plausible slip in a change: an index one off, a row forgotten, a group
+mistaken for another. For 0.33.0 and, where the text exists, other releases; `runner` is the one that
 has it, "both" where the two share the code.
 """
 
@@ -35,7 +35,7 @@ PLANTS = (
         "v1",
         "slot-of-first-block",
         "slots",
-        "Tokens behind the first block are given slots of the first one.",
+        "Tokens after the first block are given slots of the first one.",
         _TABLE_V1,
         "block_table_ptr + row_offset + virtual_block_indices,",
         "block_table_ptr + row_offset + virtual_block_indices * 0,",
@@ -158,7 +158,7 @@ PLANTS = (
         "both",
         "keys-for-values",
         "views",
-        "K and V of a page are taken for one another.",
+        "K and V of a page are exchanged.",
         _TRITON,
         "key_cache, value_cache = kv_cache.transpose(1, 2).split(self.head_size, dim=-1)\n"
         "        if is_quantized_kv_cache(self.kv_cache_dtype):\n"

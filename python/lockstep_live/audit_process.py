@@ -1,4 +1,4 @@
-"""`lockstep audit -` beside an engine: lines of a recording go in, findings come out.
+"""`lockstep audit -` next to an engine: lines of a recording go in, findings come out.
 
 1. The process may take `memory_mb` of address space and no more.
 2. A separate thread reports findings, each line once.

@@ -1,4 +1,4 @@
-"""Memory layouts drawn from seeds, as options of `lockstep replay`: what a kernel is asked to
+"""Memory layouts generated from seeds, as options of `lockstep replay`: what a kernel is asked to
 address. The same seed gives the same layout with every Python."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What becomes of every method that the engine can call on a scheduler, and of every field that
+"""The handling of every method that the engine can call on a scheduler, and of every field that
 goes through its hands.
 
 scheduler.py overrides the recorded methods. Every other public method is listed here as without

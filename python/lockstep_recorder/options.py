@@ -1,4 +1,4 @@
-"""What becomes of every option and field that vLLM's scheduling code reads.
+"""The handling of every option and field that vLLM's scheduling code reads.
 
 Names are OWNER.ATTRIBUTE: a part of VllmConfig, `spec`, `group` (of KVCacheGroupSpec), `request`,
 `sampling_params`. Each one that a supported release reads is in exactly one of four tables, and a

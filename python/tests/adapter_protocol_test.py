@@ -234,10 +234,10 @@ class WhoRaisedTest(unittest.TestCase):
             "the engine": (lambda: engine["raises"](), False),
             "the engine, called by us": (lambda: ours["calls"](engine["raises"]), False),
             "a library that it calls": (lambda: ours["calls"](engine["reads_badly"]), False),
-            "a stand-in of ours": (lambda: engine["calls"](ours["raises"]), True),
+            "our stand-in": (lambda: engine["calls"](ours["raises"]), True),
             "a stand-in that checks": (lambda: engine["calls"](ours["rejects"]), False),
-            "a wrapper of ours": (lambda: engine["calls"](lambda: ours["wraps"](1)), False),
-            "a cause of ours": (lambda: engine["calls_and_tells"](ours["raises"]), True),
+            "our wrapper": (lambda: engine["calls"](lambda: ours["wraps"](1)), False),
+            "our cause": (lambda: engine["calls_and_tells"](ours["raises"]), True),
             "a cause of its own": (lambda: engine["calls_and_tells"](ours["rejects"]), False),
         }
         step = {"execute": 0, "sampled": {}, "scheduled": []}

@@ -1,6 +1,6 @@
 """Configurations and requests of objects that only look like vLLM's, in the terms of the format.
 
-Runs without vLLM; vllm_reads_test.py holds the tables of options against the real one.
+Runs without vLLM; vllm_reads_test.py compares the tables of options with the real one.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class HeaderTest(unittest.TestCase):
         for tokens in (1, 0):  # 0: hashed without, by an option of the engine's user
             self.assertEqual(stated("eagle", num_hash_lookahead_tokens=tokens), tokens)
         self.assertIsNone(stated("ngram", num_hash_lookahead_tokens=0))
-        self.assertIsNone(stated("eagle"))  # a release that knows no such thing
+        self.assertIsNone(stated("eagle"))  # a release without it
 
     def test_options_that_are_not_the_default_are_stated(self) -> None:
         def stated(cache: Any = None, **changes: Any) -> dict[str, Any]:
@@ -291,7 +291,7 @@ class RequestTest(unittest.TestCase):
             "config": {"enable_prefix_caching": True, "num_hash_lookahead_tokens": 1},
             "hash_block_size": 2,
         }
-        hashed = {"block_hashes": [b"h"]}  # of three tokens, with one behind a block
+        hashed = {"block_hashes": [b"h"]}  # of three tokens, with one after a block
         self.assertIsNone(why_not_recordable(fakes.request("r", **hashed), header))
         for hashes in ([], [b"h", b"i"]):
             self.assertEqual(

@@ -82,7 +82,7 @@ def serve(plant: str, family: str, num_blocks: int) -> None:
 def step(engine: Any, rng: random.Random) -> int:
     output = engine.schedule()
     requests = engine.scheduler.requests
-    # Who has all his known tokens computed by this step gets one.
+    # A request whose known tokens are all computed by this step gets one.
     output.test_sampled = {
         name: [rng.randrange(100)]
         for name in output.num_scheduled_tokens

@@ -407,7 +407,7 @@ class StepTest(Folder):
         second = self.schedule(fakes.output({"b": 1}, cached={"b": (3, None)}), ("b",))
         before.num_preemptions = 1
         self.update(first, {"a": [5], "b": [6]})
-        # Another request has the name by now, and is given what was not sampled for it.
+        # Another request has the name now, and is given what was not sampled for it.
         third = self.schedule(fakes.output({"b": 1}, cached={"b": (4, None)}), ("b",))
         self.scheduler.requests["b"] = after
         self.recorder.output_begins(self.scheduler, second)

@@ -249,7 +249,7 @@ class Served:
     def run(self, steps_max: int = 500) -> list[Line]:
         while len(self.lines) <= steps_max and self.step():
             pass
-        # Ends of the last step are told with the next one.
+        # Ends of the last step are reported with the next one.
         for _ in range(2 if not self._clients.live else 0):
             line = {"step": len(self.lines) - 1}
             reply = self._send({"schedule": line["step"], "tables": True})

@@ -48,7 +48,7 @@ FOUND = {
     ),
     "state-copied-in-part": ("mamba_align", ", page_written"),
     "state-in-next-block": ("mamba_align", ", memory_check"),
-    "state-starts-anew": ("mamba_align", ", page_written"),
+    "state-restarts": ("mamba_align", ", page_written"),
     "state-of-first-group": ("mamba_none", ", page_written"),
     "accepted-drafts-not-counted": ("spec_decode_mamba", ", page_written"),
     "zeroed-too-late": ("mamba_align", ", attention_digest"),
@@ -108,7 +108,7 @@ class KindsTest(unittest.TestCase):
             family, check = FOUND[plant.name]
             with self.subTest(plant.name):
                 if "spec_decode" in family and not importlib.util.find_spec("numba"):
-                    self.skipTest("no numba: the first runner's drafter needs it")
+                    self.skipTest("no numba: runner V1's drafter needs it")
                 self.check(plant.name, plant.runner, recording(family), check)
 
     @unittest.skipUnless(importlib.util.find_spec("numba"), "no numba")
@@ -124,7 +124,7 @@ class KindsTest(unittest.TestCase):
             for states in ("mamba2", "gdn", "short_conv"):
                 with self.subTest(runner=runner, states=states):
                     if runner == "v1" and not importlib.util.find_spec("numba"):
-                        self.skipTest("no numba: the first runner's drafter needs it")
+                        self.skipTest("no numba: runner V1's drafter needs it")
                     to = ["--backend", f"vllm:{self.folder}", "--states", states]
                     done = self.run_command(["replay", file, *to], runner)
                     self.assertEqual(done.returncode, 1, done.stdout + done.stderr)

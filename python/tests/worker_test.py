@@ -1,4 +1,4 @@
-"""vLLM's own worker behind the worker protocol: what can be told without vLLM; and its worker run
+"""vLLM's own worker behind the worker protocol: what can be tested without vLLM; and its worker run
 with both runners, of the installed vLLM or of the unpacked sources that $LOCKSTEP_VLLM names
 (several: as in PATH). Without either, or without torch, exit status 77 says skipped."""
 
@@ -32,7 +32,7 @@ SKIPPED = 77
 
 
 class Recorder:
-    """A worker that takes nothing but a case called `taken`."""
+    """A worker that takes only a case called `taken`."""
 
     def hello(self) -> dict[str, Any]:
         return {"engine": {"name": "none", "version": "0"}, "features": []}
@@ -302,7 +302,7 @@ class CommandTest(unittest.TestCase):
             with self.subTest(runner=runner, family=family):
                 options = ["--pad", "--idle", "--warm-up"]
                 if runner == "v2" and family == "hidden_state_group":
-                    options.remove("--pad")  # beside it are states
+                    options.remove("--pad")  # states too
                 engine = self.worker(runner, *options)
                 out = self.lockstep("worker", engine, str(self.recordings / family), "--files", "1")
                 self.assertRegex(out, family + r" +1 +1 +0 +0")

@@ -355,7 +355,7 @@ Result<std::vector<PlacedGroup>> packed_groups(const NamedCacheSpecs& specs) {
     // stops.
     if (!bucket.is_pattern)
       return fail(
-          fmt::format("{} layers like {} have pages of unlike sizes in unlike numbers and "
+          fmt::format("{} layers like {} have pages of different sizes in different numbers and "
                       "cannot be split into {} groups; use an order with layers outermost",
                       bucket.layers.size(), bucket.layers[0].first, count));
     const std::size_t repeats = bucket.repeats;

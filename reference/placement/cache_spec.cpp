@@ -134,7 +134,7 @@ Merged merge_full(const std::vector<CacheSpec>& specs) {
     if (is_mla(spec.type)) return {};
   if (windows.size() > 1 || chunks.size() > 1)
     return {{},
-            "layers of full attention with unlike windows: one group must have one window size; "
+            "layers of full attention with different windows: one group must have one window size; "
             "keep the hybrid manager"};
   for (const CacheSpec& spec : specs)
     if (!same_rows(spec, specs[0]) || (type == SpecType::sink_full && spec.tokens_per_state != 1))

@@ -203,7 +203,7 @@ Result<void> align_to_skipped(const CacheSpec& heads, const TokenBackend& first,
       token_bytes(backend, options.device, heads, {options.model_dtype, QuantMode::NONE});
   if (skipped < primary)
     return fail(
-        fmt::format("layers left unquantized take {} bytes a token, fewer than the {} of "
+        fmt::format("layers left unquantized take {} bytes per token, fewer than the {} of "
                     "quantized ones",
                     skipped, primary));
   if (skipped == primary) return {};

@@ -16,7 +16,7 @@ Result<void> run_stages(const std::vector<PlacementLayer>& layers, bool is_bare,
                         PlacementStages& plan) {
   plan.refused_stage = "options";
   if (options.mamba_cache_mode == MambaCacheMode::all)
-    return fail("mamba_cache_mode all does not exist any more; use align");
+    return fail("mamba_cache_mode all was removed; use align");
   plan.refused_stage = "specs";
   plan.layers = layers;
   for (const PlacementLayer& layer : layers)

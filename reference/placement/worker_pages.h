@@ -75,7 +75,7 @@ struct LostBytes {
   std::string first;
 };
 // `by_layer_index`: views in the order of layer numbers, as in model runner V1; otherwise tensor by
-// tensor. Of several views at one address the engine copies the first.
+// tensor. The engine copies the first of several views at one address.
 std::vector<LostBytes> lost_in_copies(const WorkerPages& pages, bool by_layer_index);
 
 }  // namespace lockstep

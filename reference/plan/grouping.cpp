@@ -158,7 +158,7 @@ Result<std::vector<KVCacheGroupSpec>> equal_page_groups(const LayerSpecs& layers
   for (const NamedSpec& layer : layers)
     (layer.spec.kind == CacheKind::hidden_state ? hidden : others).push_back(layer);
   if (others.empty())
-    return fail("hidden-state layers of different shapes need a model beside them");
+    return fail("hidden-state layers of different shapes need a model with other layers");
   LS_ASSIGN_OR_RETURN(auto equal, options.attn_pack > 1
                                       ? with_packed_pages(others, options.attn_pack)
                                       : with_equal_pages(others));
@@ -383,7 +383,7 @@ Result<std::vector<KVCacheGroupSpec>> mla_window_groups(const LayerSpecs& layers
     kind->second.push_back(layer);
   }
   if (full.empty() || !is_uniform_type(full))
-    return fail("MLA windows need full MLA layers of one block size beside them");
+    return fail("MLA windows need full MLA layers of one block size");
 
   std::vector<std::int64_t> tuples{num_layer_tuples(full)};
   for (const auto& [key, windows] : window_kinds) tuples.push_back(num_layer_tuples(windows));

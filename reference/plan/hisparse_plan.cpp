@@ -11,7 +11,7 @@ namespace lockstep {
 namespace {
 
 Result<void> refuse(std::size_t group, std::string_view expected) {
-  return fail(fmt::format("groups: group {} beside HiSparse's: expected {}", group, expected));
+  return fail(fmt::format("groups: group {} next to HiSparse's: expected {}", group, expected));
 }
 
 // Of the page only, whatever is next to it in a block.

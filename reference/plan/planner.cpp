@@ -200,7 +200,7 @@ void add_warnings(const LayerSpecs& layers, const Groups& groups, const PlanOpti
   }
   if (request_blocks > num_blocks - 1)
     warnings.push_back(fmt::format(
-        "one request of max_model_len takes {} blocks and {} are left beside the null block: a "
+        "one request of max_model_len takes {} blocks and {} are left without the null block: a "
         "request that long never runs",
         request_blocks, num_blocks - 1));
   if (options.max_num_seqs && state_blocks * *options.max_num_seqs > num_blocks - 1)

@@ -8,7 +8,7 @@
 //    dimension in the others (convolutions: [kept tokens, channels]).
 // 3. A stage holds the layers whose number (the one in their name) is in its run of the model's
 //    layers; runs are nearly equal, and the stages before the last take the remainder.
-// 4. Groups, block sizes and num_blocks are those of the whole on every rank; one block table
+// 4. Groups, block sizes and num_blocks are those of the replicated on every rank; one block table
 //    serves them all. Pages and tensors are a rank's own: its largest page decides, and what the
 //    whole pads beyond its largest page, the rank pads too.
 // 5. A rank answers for num_query_heads / tp query heads; with decode context parallelism for those

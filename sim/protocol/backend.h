@@ -119,7 +119,7 @@
 //         normalised, scale is 1/8.
 //     A convolution keeps one sequence of inputs for all states of a chain of updates. It reads a
 //     step's tokens after rows [conv_offset, conv_offset + w - 1) of conv_source; of this sequence,
-//     the inputs from number num_tokens go to rows 0, 1, ... of the target. Updates of drafts leave
+//     the inputs from number num_tokens go to rows 0, 1, ... of the target. With drafts, updates leave
 //     inputs unchanged. A copy moves rows [conv_offset, n) of conv_source to rows 0, 1, ...
 //     The output of a convolution or recurrence is read back for the last token of each update.
 // (16) A checkpoint is one of a chunk's two updates: its target receives the state after its

@@ -542,7 +542,7 @@ std::vector<std::string> WorkerBackend::not_checked() const {
   if (has_states())
     sentences.push_back(
         "recurrences of the worker's states, and rows of inputs that convolutions keep of drafts: "
-        "states are words that move and go on where the worker says");
+        "states are words that move and continue where the worker says");
   if (zeroed_beyond_)
     sentences.push_back(
         "bytes of other groups in blocks that the worker zeroes: it clears them too");

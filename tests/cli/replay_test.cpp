@@ -178,7 +178,7 @@ TEST(Replay, BesideASimulatedConnectorIsTheSameTwiceAndAnotherWithAnotherSeed) {
   other.insert(other.end(), {"--seed", "1"});
   EXPECT_NE(first.at("state_hash"), replay_json(other).at("state_hash"));
   EXPECT_EQ(run_lockstep({"replay", kSample, "--backend", "none", "--connector"}).status, 0)
-      << "beside the default engine";
+      << "with the default engine";
 }
 
 TEST(Replay, WithoutABackendDecidesTheSameAndSaysThatNothingWasCompared) {
@@ -236,7 +236,7 @@ TEST(Replay, ToldOfAZeroingThatDoesNotComeNamesThePoisonThatWaitedForIt) {
                    "--limit", "1", "--mutant", "zero-lost", "--no-prefill-checkpoints"},
                   1);
   const std::string owner = json.at("divergence").at("owner");
-  EXPECT_NE(owner.find("handed out to be zeroed"), std::string::npos) << owner;
+  EXPECT_NE(owner.find("allocated to be zeroed"), std::string::npos) << owner;
 }
 
 TEST(Replay, OverSeveralStreamsGivesTheSameStateHash) {

@@ -143,7 +143,7 @@ TEST(Catalogue, IsWhatThePageSays) {
   std::stringstream page;
   page << file.rdbuf();
   EXPECT_EQ(page.str(), mutants_markdown())
-      << "write it anew: lockstep mutants --markdown docs/reference/mutants.md";
+      << "write it again: lockstep mutants --markdown docs/reference/mutants.md";
 }
 
 TEST(Search, FindsNothingWhereNothingIsPlanted) {

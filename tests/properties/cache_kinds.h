@@ -29,7 +29,7 @@ inline constexpr auto kMapped = "rows in parts of a packed block";
 inline constexpr auto kWithRing = "compressed, replayed, ring";
 inline constexpr auto kWithEncoder = "cross attention";
 inline constexpr auto kWithSinks = "sinks";
-inline constexpr auto kWithWholeCaches = "whole on every rank";
+inline constexpr auto kWithWholeCaches = "replicated on every rank";
 inline constexpr auto kWithReferenceWindow = "reference windows";
 
 // Busy requests on such a cache.

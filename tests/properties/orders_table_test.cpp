@@ -109,7 +109,7 @@ TEST(OrdersTable, OfTheDocsIsWhatReplaysShow) {
   ASSERT_NE(end, std::string::npos);
   const std::string now = page.substr(0, begin + kBegin.size()) + tables() + page.substr(end);
   if (std::getenv("LOCKSTEP_WRITE_TABLES") != nullptr) std::ofstream(path) << now;
-  EXPECT_EQ(now, page) << "write it anew: LOCKSTEP_WRITE_TABLES=1 and this test";
+  EXPECT_EQ(now, page) << "write it again: LOCKSTEP_WRITE_TABLES=1 and this test";
 }
 
 }  // namespace

@@ -102,7 +102,7 @@ TEST(Story, OfACaseWithAConnectorTellsWhatIsLoadedAndWhatIsLost) {
   const Story story = tell(*saved, make_simt_backend);
   ASSERT_EQ(story.outcome.kind, OutcomeKind::agreed) << story.outcome.what;
   const std::string text = to_text(*saved, story);
-  expect_told(text, {"beside   a host tier of 1 block, transfers up to ", "27 % of the loads fail",
+  expect_told(text, {"with     a host tier of 1 block, transfers up to ", "27 % of the loads fail",
                      "Step 6", "The connector has 16 tokens of r1 behind 0 computed here",
                      "r1 waits while they are loaded", "r1 waits for what it loads.",
                      "group 0  r1  [1: 0-15]", "A load has failed: block 1 is not filled.",

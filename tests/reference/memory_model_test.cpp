@@ -97,7 +97,7 @@ std::vector<Setting> settings() {
        CacheLayout::NHD},
       {"rows of 5 bytes, K and V apart", plan_of({group_of("a", 2, bytes)}, 480, 7),
        AttentionBackend::flash_attn, CacheLayout::NHD},
-      {"compressed rows and a ring beside rows",
+      {"compressed rows, a ring and rows",
        plan_of({group_of("a", 1, bf16), group_of("c", 2, compressed_rows()),
                 group_of("r", 1, ring_of_keys())},
                2048, 7),

@@ -161,7 +161,7 @@ TEST(VllmConnectorFindings, ALoadedRequestStandsBehindOneThatDoesNotFit) {
        {}},
       "vllm_0_22_1_loaded_behind_large.jsonl",
       "large waits for 4 blocks more, and 3 of 5 are free; loaded (2 blocks, held since "
-      "step 0) waits behind it in the queue: none of them can go on");
+      "step 0) waits behind it in the queue: none of them can continue");
 }
 
 // What vLLM 0.33.0 itself decided: with every block free it begins no load, in step after step.

@@ -34,7 +34,7 @@ TEST(WaitGraph, OneThatDoesNotFitAndAHolderBehindItAreACircle) {
   EXPECT_EQ(
       cycle->text,
       "a waits for 6 blocks more, and 4 of 10 are free; b (6 blocks, held since step 3) waits "
-      "behind it in the queue: none of them can go on");
+      "behind it in the queue: none of them can continue");
 }
 
 TEST(WaitGraph, ThoseThatHoldNothingAreNotInTheCircle) {

@@ -342,9 +342,8 @@ TEST(Aiperf, AManifestThatDoesNotFitItsRowsIsRefused) {
     return refusal(import_file(folder + "/m.json"), folder + "/m.json");
   };
   const std::string manifest = sample_text("aiperf/manifest.json");
-  EXPECT_EQ(
-      refused_manifest(changed(manifest, "\"num_sessions\": 2", "\"num_sessions\": 3")),
-      folder + "/dataset.jsonl: found 2 sessions; expected 3, as the manifest beside it says");
+  EXPECT_EQ(refused_manifest(changed(manifest, "\"num_sessions\": 2", "\"num_sessions\": 3")),
+            folder + "/dataset.jsonl: found 2 sessions; expected 3, as its manifest states");
   EXPECT_EQ(refused_manifest(changed(manifest, "\"block_size\": 64", "\"block_size\": 512")),
             folder +
                 "/dataset.jsonl:1: field `hash_ids`: found 3 ids for 130 tokens; expected 1, "

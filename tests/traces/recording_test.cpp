@@ -286,7 +286,7 @@ INSTANTIATE_TEST_SUITE_P(
                 "FILE:3: found the end of the file; expected a step or {\"end\":true,...}"},
         Refused{"empty line", kHeader + "\n" + kStep + kEnd,
                 "FILE:2: found an empty line; expected a record"},
-        Refused{"a line behind the end", kRecording + kStep,
+        Refused{"a line after the end", kRecording + kStep,
                 "FILE:4: found a line after the end line; expected none"},
         Refused{"a version of the future", changed(kRecording, "recording\":1", "recording\":2"),
                 "FILE:1: field `schedule_recording`: found 2; expected the integer 1"},
@@ -342,7 +342,7 @@ INSTANTIATE_TEST_SUITE_P(
                 changed(kRecording, "\"stored\":1", "\"stored\":1,\"events\":[]"),
                 "FILE:2: field `events`: found an array of 0 elements; expected no events: the "
                 "header has no \"hash_algorithm\""},
-        Refused{"events of hashes that nobody knows",
+        Refused{"events of unknown hashes",
                 changed(kRecording, "\"num_blocks\"", "\"hash_algorithm\":\"md5\",\"num_blocks\""),
                 "FILE:1: field `hash_algorithm`: found \"md5\"; expected one of \"sha256_cbor\", "
                 "\"xxhash_cbor\""},

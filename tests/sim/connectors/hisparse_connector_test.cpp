@@ -110,9 +110,9 @@ TEST(HiSparsePlan, HasEveryLayerOfTheSourceOnceInEachKindOfPages) {
   };
   using Groups = std::vector<KVCacheGroupSpec>;
   EXPECT_EQ(refused([](Groups& groups) { std::swap(groups[0], groups[1]); }),
-            "groups: group 0 beside HiSparse's: expected role hisparse_source and mla");
+            "groups: group 0 next to HiSparse's: expected role hisparse_source and mla");
   EXPECT_EQ(refused([](Groups& groups) { groups[1].spec.block_size = 8; }),
-            "groups: group 1 beside HiSparse's: expected role hisparse_indexer and mla, of blocks "
+            "groups: group 1 next to HiSparse's: expected role hisparse_indexer and mla, of blocks "
             "as long as the source's");
   EXPECT_EQ(refused([](Groups& groups) { std::swap(groups[2], groups[3]); }),
             "groups: layer 2.hisparse_resident of group 2: expected 0.hisparse_resident, by the "
@@ -127,11 +127,11 @@ TEST(HiSparsePlan, HasEveryLayerOfTheSourceOnceInEachKindOfPages) {
               groups[4].layer_names.pop_back();
               groups[5].layer_names = {"1.hisparse_hot", "2.hisparse_hot"};
             }),
-            "groups: group 4 beside HiSparse's: expected the layers of group 2");
+            "groups: group 4 next to HiSparse's: expected the layers of group 2");
   EXPECT_EQ(refused([](Groups& groups) { groups[5].layer_names.emplace_back("9.hisparse_hot"); }),
             "groups: layer 9.hisparse_hot of group 5: expected no more layers than the source has");
   EXPECT_EQ(refused([](Groups& groups) { groups.push_back(groups[3]); }),
-            "groups: group 6 beside HiSparse's: expected a cache that is none of HiSparse's");
+            "groups: group 6 next to HiSparse's: expected a cache that is none of HiSparse's");
 }
 
 TEST(HiSparsePlan, DemandsItsWorkersAndTheyDemandIt) {

@@ -29,7 +29,7 @@ std::vector<TierSetting> settings() {
       {"two groups, HND",
        {make_group("a", 2, full_spec()), make_group("w", 1, sliding_spec(40))},
        CacheLayout::HND},
-      {"padded pages beside states",
+      {"padded pages and states",
        {make_group("a", 1, full_spec()), make_group("m", 2, mamba_spec(MambaCacheMode::all))},
        CacheLayout::NHD},
       {"elements of a byte",

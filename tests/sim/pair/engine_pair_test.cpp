@@ -185,7 +185,7 @@ TEST(EnginePair, ADecodePoolTooSmallForTwoHalfLoadedRequestsWaitsForEverAndSaysW
     if (report.verdict != PairVerdict::liveness) continue;
     ++num_stuck;
     EXPECT_EQ(report.decode.verdict, Verdict::liveness);
-    EXPECT_NE(report.decode.wait_cycle.find("none of them can go on"), std::string::npos)
+    EXPECT_NE(report.decode.wait_cycle.find("none of them can continue"), std::string::npos)
         << report.decode.wait_cycle;
   }
   EXPECT_GT(num_stuck, 3);
