@@ -135,8 +135,9 @@ def _rows(layer: Any, dtype: str) -> Object:
     if getattr(spec, "non_causal", False):
         kind["x_non_causal"] = True
     own = _DTYPES[str(spec.dtype).removeprefix("torch.")]
-    if spec.kv_quant_mode.name == "FP8_PER_TENSOR" and "cache_dtype_str" not in kind:
-        own = "fp8"
+    if spec.kv_quant_mode.name != "NONE" and "cache_dtype_str" not in kind:
+        mode = spec.kv_quant_mode.name
+        raise NotInModelFiles(f"layer {layer.name}: a model file has no key for kv_quant_mode {mode}")
     if own != dtype:
         kind["dtype"] = own
     return kind
