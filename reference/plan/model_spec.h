@@ -18,6 +18,10 @@
 
 namespace lockstep {
 
+struct ModelSpec;
+// Layers that only a draft model has (LayerKind::is_draft).
+std::int64_t num_draft_layers(const ModelSpec& model);
+
 // Which states a recurrent layer keeps.
 enum class StateFamily : std::uint8_t {
   gated_delta_net,   // conv [kernel - 1 + drafts, k + k + v channels], ssm [v heads, v dim, k dim]
@@ -58,6 +62,7 @@ struct LayerKind {
   std::optional<std::int64_t> prefill_checkpoint_alignment;
   bool is_draft = false;  // of the drafter (MTP, EAGLE): there with PlanOptions::has_drafter alone
   std::int64_t index_topk = 0;  // sparse attention: rows that it reads, as its indexer chooses
+  std::string backend;          // of releases that overlay groups; empty: as the options say
   bool operator==(const LayerKind&) const = default;
 };
 
@@ -72,6 +77,8 @@ struct ModelSpec {
   std::int64_t max_model_len = 32768;
   std::int64_t mamba_chunk_size = 256;
   std::int64_t mtp_modules = 1;  // num_nextn_predict_layers
+  std::string kv_cache_dtype;    // of a quantized checkpoint: fp8, ...; empty: the model's dtype
+  std::vector<std::string> assumptions;  // of the reader of a config.json, one sentence each
   std::vector<LayerKind> kinds;
   std::vector<Layer> layers;
   bool operator==(const ModelSpec&) const = default;
@@ -80,6 +87,9 @@ struct ModelSpec {
 // What each layer keeps on one rank, block sizes open. Refused: heads or channels that tp does not
 // divide.
 Result<LayerSpecs> layer_specs(const ModelSpec& model, const PlanOptions& options);
+
+// The cache format that the checkpoint asks for, put into options that name none.
+Result<void> take_checkpoint_format(const ModelSpec& model, PlanOptions& options);
 
 // A cache of hidden states beside the model's own, for the extraction of `num_layers` layers'
 // states.

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string_view>
 
 #include "reference/plan/model_spec.h"
@@ -29,11 +30,15 @@ ServingDefaults serving_defaults(const EngineConfig& engine);
 // Where the states of `model` are kept for prefix hits; none: without prefix caching or states.
 MambaCacheMode served_cache_mode(const EngineConfig& engine, const ModelSpec& model);
 
-// What the layers' mixers export from inside a prefill, put into the specs of their states; as the
-// release has it, or as the model file says. The grid of gated delta nets is their block, which is
-// worked out here. REQUIRES: options.mamba_cache_mode is the layers'. Refused: what aligned_sizes()
-// refuses.
+// Tokens of a block of states in a plan of these layers.
+using StateBlock = std::function<Result<std::int64_t>(const LayerSpecs&)>;
+
+// Puts into the specs of states what their mixers export from inside a prefill: as the release does,
+// or as the model file says. Gated delta nets export on the grid of their own blocks, which
+// `state_block` computes; without it, aligned_sizes(). REQUIRES: options.mamba_cache_mode is the
+// layers'. Refused: what state_block refuses.
 Result<void> take_served_checkpoints(std::string_view release, const ModelSpec& model,
-                                     const PlanOptions& options, LayerSpecs& layers);
+                                     const PlanOptions& options, LayerSpecs& layers,
+                                     const StateBlock& state_block = {});
 
 }  // namespace lockstep

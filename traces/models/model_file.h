@@ -16,10 +16,6 @@ Result<ModelSpec> read_model_file(const std::string& path);
 // The text of a model file; `file` names it in errors.
 Result<ModelSpec> model_from_text(std::string_view text, const std::string& file);
 
-// The text of a config.json; `file` names it in errors. Refused: an architecture that is not known,
-// or whose keys do not say what its cache is.
-Result<ModelSpec> model_from_hf_config(std::string_view text, const std::string& file);
-
 // A name of the catalogue, or a path. An unknown name is an Error that lists the catalogue.
 Result<ModelSpec> find_model(const std::string& name_or_path);
 
