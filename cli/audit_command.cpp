@@ -140,6 +140,8 @@ std::vector<std::string> not_checked_of(const AuditTotals& totals) {
       "memory: which addresses kernels read and write, and which bytes a connector moves",
       "the rows of a draft model, except that a hit does not end before another next token",
       "the content of rings of keys"};
+  if (totals.rules == AuditedRules::memory)
+    not_checked.emplace_back("rules about policy (--policy off)");
   if (totals.skipped > 0)
     not_checked.push_back(
         fmt::format("{} that the audit does not follow", counted(totals.skipped, "recording")));

@@ -44,7 +44,6 @@ JudgeCase judging_with(const std::string& backend, const FailingCaseOptions& opt
 
 Result<SavedCase> read_recorded_case(const std::string& path) {
   LS_ASSIGN_OR_RETURN(auto recording, read_recording(path));
-  LS_RETURN_IF_ERROR(check_profile(path, recording.header));
   return case_of(std::filesystem::path(path).stem().string(), std::move(recording));
 }
 
@@ -159,12 +158,13 @@ Result<SavedCase> load_case(const std::string& path, const std::string& backend)
         path, name_of(format), shell_word(path)));
   Result<SavedCase> saved =
       format == FileFormat::saved_case ? read_saved_case(path) : read_recorded_case(path);
-  if (saved)
-    if (auto sound = check_limits(saved->engine, saved->cache.groups, saved->cache.num_blocks);
-        !sound)
-      return fail(fmt::format("{}:1: {}", path, sound.error().message));
-  if (saved && backend != "auto") saved->backend = backend;
-  if (saved && is_engine_worker(saved->backend))
+  if (!saved) return saved;
+  LS_RETURN_IF_ERROR(check_profile(path, saved->engine.engine));
+  if (auto sound = check_limits(saved->engine, saved->cache.groups, saved->cache.num_blocks);
+      !sound)
+    return fail(fmt::format("{}:1: {}", path, sound.error().message));
+  if (backend != "auto") saved->backend = backend;
+  if (is_engine_worker(saved->backend))
     saved->attention_backend = worker_attention_backend(saved->cache);
   return saved;
 }

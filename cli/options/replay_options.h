@@ -25,6 +25,7 @@ struct ReplayOptions {
   std::string file;
   std::vector<std::string> shards;  // that follow it
   std::string from;  // engine that builds the layers of run.recipe.model
+  std::vector<std::string> shards;  // that follow it
   GivenRun run;
   ImportOptions import;
 

@@ -29,7 +29,7 @@ __device__ __forceinline__ void zero_units(std::byte* at, std::int64_t size_byte
 }
 
 // Grid: x is the block to zero, y the region of its group, z shares the region.
-__global__ void zero_blocks_kernel(ZeroBlocksParams p) {
+[[maybe_unused]] static __global__ void zero_blocks_kernel(ZeroBlocksParams p) {
   const GroupBlockItem item = p.items[blockIdx.x];
   const RegionRange range = p.groups[item.group];
   if (std::int32_t(blockIdx.y) >= range.end - range.begin) return;
@@ -53,7 +53,7 @@ __device__ __forceinline__ void copy_units(std::byte* to, const std::byte* from,
 }
 
 // Grid: x is the copy, y the region of its group, z shares the region.
-__global__ void copy_blocks_kernel(CopyBlocksParams p) {
+[[maybe_unused]] static __global__ void copy_blocks_kernel(CopyBlocksParams p) {
   const BlockCopyItem item = p.items[blockIdx.x];
   const RegionRange range = p.groups[item.group];
   if (std::int32_t(blockIdx.y) >= range.end - range.begin) return;
@@ -66,7 +66,7 @@ __global__ void copy_blocks_kernel(CopyBlocksParams p) {
 
 // Grid: x is the block to poison, y the region, z shares the region. Words count from the start of
 // the region's page, so a region may start and end inside a word.
-__global__ void poison_blocks_kernel(PoisonBlocksParams p) {
+[[maybe_unused]] static __global__ void poison_blocks_kernel(PoisonBlocksParams p) {
   PoisonItem item{std::int32_t(blockIdx.x), p.kind_of_all};
   if (p.items != nullptr) item = p.items[blockIdx.x];
   const BlockRegion region = p.regions[blockIdx.y];
@@ -101,7 +101,7 @@ __global__ void poison_blocks_kernel(PoisonBlocksParams p) {
 inline constexpr std::uint32_t kPartState = 16;
 
 // Grid: x is the update, y the state tensor of its group, z shares the words.
-__global__ void state_update_kernel(StateUpdateParams p) {
+[[maybe_unused]] static __global__ void state_update_kernel(StateUpdateParams p) {
   const StateUpdateItem item = p.items[blockIdx.x];
   if (item.group < 0) return;
   const RegionRange range = p.groups[item.group];

@@ -21,7 +21,7 @@ __device__ __forceinline__ void set_entry(const GroupTable& table, std::int32_t 
 }
 
 // Grid: (rows to clear * groups) threads.
-__global__ void clear_rows_kernel(TableClearParams p) {
+[[maybe_unused]] static __global__ void clear_rows_kernel(TableClearParams p) {
   const std::uint32_t count = p.num_rows * p.num_groups;
   for (std::uint32_t i = first_item(); i < count; i += item_stride()) {
     const std::int32_t group = i % p.num_groups;
@@ -30,7 +30,7 @@ __global__ void clear_rows_kernel(TableClearParams p) {
 }
 
 // Grid: one CTA per append; its threads share the entries.
-__global__ void append_entries_kernel(TableAppendParams p) {
+[[maybe_unused]] static __global__ void append_entries_kernel(TableAppendParams p) {
   const TableAppend append = p.appends[blockIdx.x];
   const GroupTable table = p.groups[append.group];
   for (std::uint32_t i = threadIdx.x; i < append.count; i += blockDim.x)
@@ -39,7 +39,7 @@ __global__ void append_entries_kernel(TableAppendParams p) {
 }
 
 // Grid: one thread per edit.
-__global__ void edit_entries_kernel(TableEditParams p) {
+[[maybe_unused]] static __global__ void edit_entries_kernel(TableEditParams p) {
   for (std::uint32_t i = first_item(); i < std::uint32_t(p.num_edits); i += item_stride()) {
     const TableEntry edit = p.edits[i];
     set_entry(p.groups[edit.group], edit.row, edit.index, edit.block);
@@ -67,7 +67,7 @@ __device__ __forceinline__ bool is_left_out(const SlotMappingParams& p, const Gr
 // every token.
 //
 // Grid: x covers num_padded_tokens, y is the group.
-__global__ void slot_mapping_kernel(SlotMappingParams p) {
+[[maybe_unused]] static __global__ void slot_mapping_kernel(SlotMappingParams p) {
   const std::int32_t group = blockIdx.y;
   Slot* slots = p.slots + group * p.slots_stride;
   const GroupTable table = p.groups[group];
@@ -118,7 +118,7 @@ __global__ void slot_mapping_kernel(SlotMappingParams p) {
 //    without an entry has no slot. 3. p.positions holds the positions of this pass afterwards.
 //
 // Grid: x covers the pass's tokens; a thread reads the tables of all groups.
-__global__ void draft_slots_kernel(DraftSlotsParams p) {
+[[maybe_unused]] static __global__ void draft_slots_kernel(DraftSlotsParams p) {
   for (std::uint32_t i = first_item(); i < std::uint32_t(p.num_tokens); i += item_stride()) {
     std::int32_t position = p.positions[i] + p.advance;
     if (position > p.last_position) position = p.last_position;

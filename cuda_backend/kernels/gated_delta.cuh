@@ -23,7 +23,7 @@ __device__ __forceinline__ float reciprocal_length(const float* vector, std::int
 }
 
 // Grid: x is the item, y the head, z shares the rows.
-__global__ void gated_delta_kernel(GatedDeltaParams p) {
+[[maybe_unused]] static __global__ void gated_delta_kernel(GatedDeltaParams p) {
   const RecurrentItem item = p.items[blockIdx.x];
   const std::int32_t head = blockIdx.y, columns = p.states.columns;
   const std::int32_t key_head = head / (p.states.num_heads / p.num_key_heads);
@@ -173,7 +173,7 @@ __device__ __forceinline__ void advance_delta_row(const GatedDeltaParams& p,
 }
 
 // Grid: x is the item, y the head, z shares the rows, kRowsOfWarp to a warp.
-__global__ void delta_chunks_kernel(GatedDeltaParams p) {
+[[maybe_unused]] static __global__ void delta_chunks_kernel(GatedDeltaParams p) {
   SIMT_SHARED_ARRAY(float, k_factor, kPieceTokens);
   SIMT_SHARED_ARRAY(float, q_factor, kPieceTokens);
   SIMT_SHARED_ARRAY(float, decayed, kPieceTokens);

@@ -79,7 +79,7 @@ __device__ __forceinline__ void write_tile(const PartWrite& part, const SlotPlac
 
 // Grid: x is the token, y the part; CTAs of one warp, whose lanes take a tile each, and then the
 // rope.
-__global__ void write_latent_rows_kernel(WritePartsParams p) {
+[[maybe_unused]] static __global__ void write_latent_rows_kernel(WritePartsParams p) {
   const PartWrite& part = p.parts[blockIdx.y];
   const std::int64_t token = blockIdx.x;
   const Slot slot = p.slots[token];

@@ -71,7 +71,7 @@ __device__ __forceinline__ void move_in_order(const ByteMove& move, const MoveSh
 }
 
 // Grid: x is the move, y shares the items of those that do not overlap. At most kMoveThreads.
-__global__ void move_bytes_kernel(MoveBytesParams p) {
+[[maybe_unused]] static __global__ void move_bytes_kernel(MoveBytesParams p) {
   SIMT_SHARED_ARRAY(simt::vec16, staged, kMoveThreads);
   const ByteMove move = p.moves[blockIdx.x];
   if (move.size_bytes == 0 || move.target == move.source) return;

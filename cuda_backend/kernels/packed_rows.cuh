@@ -93,7 +93,7 @@ __device__ __forceinline__ std::int32_t to_int4(float value) {
 
 // Grid: x is the token, y the head, z the part; CTAs of one warp, which scales and writes one row.
 // Lanes take a byte, two elements, at a time.
-__global__ void write_int4_rows_kernel(WritePartsParams p) {
+[[maybe_unused]] static __global__ void write_int4_rows_kernel(WritePartsParams p) {
   const PartWrite& part = p.parts[blockIdx.z];
   const std::int64_t token = blockIdx.x;
   const std::int32_t head = blockIdx.y;

@@ -41,7 +41,7 @@ __device__ __forceinline__ FingerprintSum sum_vectors(const simt::vec16* page, s
 }
 
 // Grid: x is the page, y shares its words.
-__global__ void page_fingerprint_kernel(FingerprintParams p) {
+[[maybe_unused]] static __global__ void page_fingerprint_kernel(FingerprintParams p) {
   const FingerprintItem item = p.items[blockIdx.x];
   const BlockRegion page = p.tensors[item.tensor];
   const std::byte* at = page.base + item.block * page.block_stride;

@@ -15,7 +15,7 @@ namespace lockstep::cuda {
 namespace SIMT_VARIANT {
 
 // Grid: x is the item, y the head, z shares the rows.
-__global__ void selective_state_kernel(SelectiveStateParams p) {
+[[maybe_unused]] static __global__ void selective_state_kernel(SelectiveStateParams p) {
   const RecurrentItem item = p.items[blockIdx.x];
   const std::int32_t head = blockIdx.y, columns = p.states.columns;
   const std::int32_t group = head / (p.states.num_heads / p.num_groups);
@@ -123,7 +123,7 @@ __device__ __forceinline__ void advance_row(const SelectiveStateParams& p,
 }
 
 // Grid: x is the item, y the head, z shares the rows, kRowsOfWarp to a warp.
-__global__ void selective_chunks_kernel(SelectiveStateParams p) {
+[[maybe_unused]] static __global__ void selective_chunks_kernel(SelectiveStateParams p) {
   SIMT_SHARED_ARRAY(float, dt, kPieceTokens);
   SIMT_SHARED_ARRAY(float, decayed, kPieceTokens);
   SIMT_SHARED_ARRAY(float, weights, kPieceTokens* kPieceTokens);

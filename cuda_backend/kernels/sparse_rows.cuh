@@ -22,7 +22,7 @@ __device__ __forceinline__ void copy_row(std::byte* to, const std::byte* from,
 }
 
 // Grid: x is the token, y the layer; threads share the row.
-__global__ void mirror_rows_kernel(MirrorRowsParams p) {
+[[maybe_unused]] static __global__ void mirror_rows_kernel(MirrorRowsParams p) {
   const MirrorLayer layer = p.layers[blockIdx.y];
   const AwayRows rows = p.away[layer.layer];
   const Slot slot = layer.slots[blockIdx.x];
@@ -46,7 +46,7 @@ __global__ void mirror_rows_kernel(MirrorRowsParams p) {
 }
 
 // Grid: flat over (row, slot).
-__global__ void clear_regions_kernel(ClearRegionsParams p) {
+[[maybe_unused]] static __global__ void clear_regions_kernel(ClearRegionsParams p) {
   const std::uint32_t count = std::uint32_t(p.num_rows) * std::uint32_t(p.num_slots);
   for (std::uint32_t i = first_item(); i < count; i += item_stride()) {
     const std::int32_t slot = i % p.num_slots;
@@ -57,7 +57,7 @@ __global__ void clear_regions_kernel(ClearRegionsParams p) {
 }
 
 // Grid: one CTA for each read.
-__global__ void hot_reads_kernel(HotReadParams p) {
+[[maybe_unused]] static __global__ void hot_reads_kernel(HotReadParams p) {
   const HotReadItem read = p.reads[blockIdx.x];
   const AwayRows& rows = p.away[0];
   const std::int32_t number = p.read_number + std::int32_t(blockIdx.x);
@@ -94,7 +94,7 @@ __global__ void hot_reads_kernel(HotReadParams p) {
 }
 
 // Grid: x is the swap, y the layer; threads share the row.
-__global__ void swap_rows_kernel(SwapRowsParams p) {
+[[maybe_unused]] static __global__ void swap_rows_kernel(SwapRowsParams p) {
   const HotSwap swap = p.swaps[blockIdx.x];
   if (swap.host_row < 0) return;
   const AwayRows rows = p.away[blockIdx.y];

@@ -272,7 +272,7 @@ __global__ void split_attention_kernel(SplitAttentionParams p) {
 // of the splits. A query with one split or none has its output already.
 //
 // Grid: x is the token, y the query head; threads share the elements of the output.
-__global__ void attention_combine_kernel(SplitAttentionParams p) {
+[[maybe_unused]] static __global__ void attention_combine_kernel(SplitAttentionParams p) {
   const std::int64_t token = blockIdx.x;
   const std::int32_t query_head = blockIdx.y, row = p.token_rows[token];
   if (row < 0) return;

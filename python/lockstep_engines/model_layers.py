@@ -1,12 +1,11 @@
 """What each layer of a model keeps, by vLLM's own model classes: without weights, without a GPU.
 
-take_the_place_of_a_gpu() comes before anything imports torch or vLLM. The platform is vLLM's own for
-CUDA, told that the device is an H100. Modules that only a build has are empty; no kernel runs.
+take_the_place_of_a_gpu() comes before anything imports torch or vLLM. The platform is vLLM's own
+for CUDA and reports an H100. Modules that only a build has are empty; no kernel runs.
 """
 
 from __future__ import annotations
 
-import contextlib
 import importlib.abc
 import importlib.machinery
 import json
@@ -129,7 +128,7 @@ def take_the_place_of_a_gpu() -> None:
 
     registry._run_in_subprocess = lambda function: function()
     modules.roots += ("torchvision",)  # transformers has looked for it
-    import vllm._custom_ops  # describes the operators that exist
+    import vllm._custom_ops  # noqa: F401, describes the operators that exist
 
     _stand_in_for_operators(torch, every=True)
 
@@ -158,7 +157,7 @@ def _single_rank(config: Any) -> None:
     if parallel_state.model_parallel_is_initialized():
         return
     with scratch.folder() as folder, set_current_vllm_config(config):
-        parallel_state.init_distributed_environment(1, 0, f"file://{folder}/meeting", 0, "gloo")
+        parallel_state.init_distributed_environment(1, 0, f"file://{folder}/ranks", 0, "gloo")
         parallel_state.initialize_model_parallel(1, 1)
 
 
@@ -210,7 +209,7 @@ def _built(config: Any) -> Any:
     raise AssertionError("unreachable")
 
 
-# Keys that a configuration class beside the weights gives under vLLM's names.
+# Keys that a configuration class of the model's own repository gives under vLLM's names.
 _ALIASES = {
     "num_hidden_layers": ("num_layers", "n_layer", "n_layers"),
     "hidden_size": ("n_embd", "d_model"),
@@ -219,8 +218,8 @@ _ALIASES = {
 
 
 def _accept_configuration(folder: str) -> None:
-    """A configuration class that lies beside the weights is not loaded; where vLLM has the model's
-    class, one that holds the file's keys stands in for it."""
+    """A configuration class of the model's own repository is not loaded. Where vLLM has the
+    model's class, a class with the file's keys replaces it."""
     from transformers import AutoConfig, PretrainedConfig
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
     from vllm.model_executor.models import ModelRegistry
@@ -268,7 +267,7 @@ def layers_of(folder: str, **options: Any) -> Layers:
 
 
 def described(folder: str) -> dict[str, Any]:
-    """The model file of the folder's config.json, or {"refused": one sentence}."""
+    """The model file of the folder's config.json, or {"refused": why}."""
     from lockstep_engines.model_file import NotInModelFiles, model_file
 
     try:

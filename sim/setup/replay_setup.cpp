@@ -227,7 +227,7 @@ Result<void> prepare_recording(const ReplayRequest& request, PreparedReplay& pre
                             request.file, flag));
   LS_ASSIGN_OR_RETURN(auto reader, RecordingReader::open(request.file));
   const RecordingHeader header = reader.header();
-  LS_RETURN_IF_ERROR(check_profile(request.file, header));
+  LS_RETURN_IF_ERROR(check_profile(request.file, header.options.config.engine));
   if (auto sound = check_limits(header.options.config, header.groups, header.num_blocks); !sound)
     return fail(fmt::format("{}:1: {}", request.file, sound.error().message));
   request.run.apply_to(prepared.run);
@@ -247,6 +247,7 @@ Result<void> prepare_saved_case(const ReplayRequest& request, PreparedReplay& pr
     return fail(
         fmt::format("{}: a saved case says everything itself; leave {} out", request.file, flag));
   LS_ASSIGN_OR_RETURN(auto saved, read_saved_case(request.file));
+  LS_RETURN_IF_ERROR(check_profile(request.file, saved.engine.engine));
   if (request.run.has("check")) saved.check = request.run.spec.check;
   if (request.run.has("backend") && request.run.spec.backend != "auto")
     saved.backend = request.run.spec.backend;
@@ -322,8 +323,8 @@ Result<PreparedReplay> prepare_replay(ReplayRequest request) {
   return prepared;
 }
 
-Result<void> check_profile(const std::string& path, const RecordingHeader& header) {
-  const auto name = engine_named(path + ":1: engine", header.options.config.engine);
+Result<void> check_profile(const std::string& path, const std::string& engine) {
+  const auto name = engine_named(path + ":1: engine", engine);
   if (name) return {};
   return fail(name.error().message +
               ". This command runs the model of a release; `lockstep audit` needs no profile");

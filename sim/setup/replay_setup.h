@@ -48,8 +48,8 @@ struct PreparedReplay {
 // Errors: a file that cannot be read, options that contradict it or one another.
 Result<PreparedReplay> prepare_replay(ReplayRequest request);
 
-// Refused: a recording of an engine without a profile, whose decisions the model cannot make.
-Result<void> check_profile(const std::string& path, const RecordingHeader& header);
+// Refused: the file of an engine without a profile, whose decisions the model cannot make.
+Result<void> check_profile(const std::string& path, const std::string& engine);
 
 // The run up to its end as a saved case. REQUIRES: it was none before.
 Result<SavedCase> case_of(const ReplayRequest& request, const PreparedReplay& prepared,

@@ -43,6 +43,17 @@ std::vector<std::int32_t> next_blocks(BlockPool& pool, std::int64_t count) {
   return ids(blocks);
 }
 
+TEST(BlockPoolDeathTest, a_block_of_another_pool_stops_the_program) {
+  BlockPool pool(4, true, FreedBlocks{});
+  const std::vector<BlockId> strangers = {BlockId{4}};
+  EXPECT_FALSE(pool.is_cached(BlockId{3}));
+  EXPECT_DEATH(pool.is_cached(BlockId{4}), "block 4 in a pool of 4");
+  EXPECT_DEATH(pool.ref_cnt(BlockId{-1}), "block -1 in a pool of 4");
+  EXPECT_DEATH(pool.touch(strangers), "block 4 in a pool of 4");
+  EXPECT_DEATH(pool.free_blocks(strangers), "block 4 in a pool of 4");
+  EXPECT_DEATH(pool.evict_blocks(strangers), "block 4 in a pool of 4");
+}
+
 TEST(BlockPool, puts_blocks_without_content_to_the_front_in_the_order_freed) {
   BlockPool pool(8, true, FreedBlocks::unhashed_first);
   std::vector<BlockId> blocks;

@@ -70,11 +70,8 @@ void decoder_layers(ConfigReading& reading, const DecoderTraits& traits) {
 void chunked_layers(ConfigReading& reading) {
   const std::int64_t tokens = reading.text.number("attention_chunk_size", 0);
   const std::vector<std::string>& types = reading.layer_types();
-  LayerKind full = ConfigReading::rows("attn", reading.kv_heads(), reading.head_size());
-  LayerKind chunk = full;
-  chunk.name = "chunk";
-  chunk.spec.kind = CacheKind::chunked_local;
-  chunk.spec.attention_chunk_size = tokens;
+  const LayerKind full = ConfigReading::rows("attn", reading.kv_heads(), reading.head_size());
+  const LayerKind chunk = ConfigReading::chunked(full, tokens);
   // The class reads no_rope_layers; layer_types are derived from them.
   const std::vector<std::int64_t> rope = reading.text.numbers("no_rope_layers");
   for (std::int64_t i = 0; i < reading.num_layers(); ++i) {
@@ -242,9 +239,7 @@ void encoder_decoder_layers(ConfigReading& reading) {
   const std::int64_t heads = text.need("decoder_attention_heads");
   const LayerKind self =
       ConfigReading::rows("attn", heads, text.need("d_model") / std::max<std::int64_t>(heads, 1));
-  LayerKind cross = self;
-  cross.name = "cross";
-  cross.spec.kind = CacheKind::cross_attention;
+  const LayerKind cross = ConfigReading::cross(self);
   for (std::int64_t i = 0; i < text.need("decoder_layers"); ++i) {
     reading.add(i, self);
     reading.add(i, cross);

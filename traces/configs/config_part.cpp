@@ -15,16 +15,6 @@ constexpr std::string_view kClasses =
 #include "traces/configs/config_classes.inc"
     ;
 
-std::vector<std::string_view> words_of(std::string_view text) {
-  std::vector<std::string_view> parts;
-  while (!text.empty()) {
-    const std::size_t end = std::min(text.find_first_of(" \n"), text.size());
-    if (end > 0) parts.push_back(text.substr(0, end));
-    text.remove_prefix(std::min(end + 1, text.size()));
-  }
-  return parts;
-}
-
 std::map<std::string_view, ConfigClass> read_classes() {
   std::map<std::string_view, ConfigClass> classes;
   ConfigClass* at = nullptr;
@@ -58,6 +48,16 @@ std::optional<std::int64_t> integer_of(std::string_view text) {
 
 }  // namespace
 
+std::vector<std::string_view> words_of(std::string_view text) {
+  std::vector<std::string_view> parts;
+  while (!text.empty()) {
+    const std::size_t end = std::min(text.find_first_of(" \n"), text.size());
+    if (end > 0) parts.push_back(text.substr(0, end));
+    text.remove_prefix(std::min(end + 1, text.size()));
+  }
+  return parts;
+}
+
 const ConfigClass* find_config_class(std::string_view model_type) {
   static const std::map<std::string_view, ConfigClass> classes = read_classes();
   const auto at = classes.find(model_type);
@@ -86,7 +86,7 @@ JsonValue ConfigPart::value(std::string_view key) {
   if (JsonValue found = object_.optional(key)) return found;
   if (class_ == nullptr) return plain_alias(key);
   const auto alias = class_->aliases.find(key);
-  if (alias == class_->aliases.end()) return {};
+  if (alias == class_->aliases.end()) return key == "hidden_size" ? plain_alias(key) : JsonValue{};
   read_->emplace(alias->second);
   return object_.optional(alias->second);
 }

@@ -26,6 +26,9 @@ struct ConfigClass {
   std::map<std::string_view, std::string_view> defaults;
   std::map<std::string_view, std::string_view> aliases;  // of a key, the name that files use
 };
+// Words of a table, separated by spaces and line ends.
+std::vector<std::string_view> words_of(std::string_view table);
+
 // nullptr: a class that neither package has.
 const ConfigClass* find_config_class(std::string_view model_type);
 

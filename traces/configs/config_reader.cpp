@@ -26,13 +26,14 @@ bool could_shape(std::string_view key) {
          (key.starts_with("num_") && key.ends_with("_layers"));
 }
 
-// Keys of such names that leave the cache alone: queries, experts, norms, scales and tokens; and keys
-// that say again what the rules take from other keys.
+// Keys of such names that leave the cache alone: queries, experts, norms, scales and tokens; and
+// keys that say again what the rules take from other keys.
 bool leaves_cache_alone(std::string_view key) {
   constexpr auto kBegins = std::to_array<std::string_view>(
-      {"mlp_",       "moe_",      "audio_",      "video_",   "image_",   "vision_", "mtp_",
-       "rope_",      "n_shared_", "num_shared_", "shared_",  "share_",   "block_",  "mamba_dt_",
-       "linear_dt_", "linear_a",  "ssm_in_",     "ssm_out_", "ssm_mult", "ngram_"});
+      {"mlp_",     "moe_",      "audio_",     "video_",      "image_",  "vision_",
+       "mtp_",     "rope_",     "n_shared_",  "num_shared_", "shared_", "share_",
+       "block_",   "mamba_dt_", "linear_dt_", "linear_a",    "ssm_in_", "ssm_out_",
+       "ssm_mult", "ngram_",    "_attn",      "_flash_attn", "reorder_"});
   constexpr auto kEnds = std::to_array<std::string_view>(
       {"_bias",        "_token_index",    "_ignore_index", "ignore_index", "_multiplier",
        "_multipliers", "_scale",          "_eps",          "_pdrop",       "_theta",
@@ -55,7 +56,8 @@ bool leaves_cache_alone(std::string_view key) {
       "sliding_window_size attn_implementation _attn_implementation head_dtype rotary_dim "
       "num_query_groups key_value_head_ratio use_qk_norm_per_head lm_head no_rope_layer_interval "
       "num_decoder_layers num_encoder_layers num_key_value_groups chunk_size_feed_forward "
-      "router_num_layers logits_to_keep use_shared_attention_adapter shared_head ";
+      "router_num_layers logits_to_keep use_shared_attention_adapter shared_head "
+      "num_ln_in_parallel_attn mamba_inner_layernorms ";
   return std::ranges::any_of(kBegins,
                              [&](std::string_view begin) { return key.starts_with(begin); }) ||
          std::ranges::any_of(kEnds, [&](std::string_view end) { return key.ends_with(end); }) ||

@@ -2,7 +2,7 @@
 //
 // 1. The architecture chooses the rule (architectures.h); the configuration class adds defaults and
 //    aliases (config_part.h). An architecture that the table does not list is read as a plain
-//    decoder, and the model's assumptions say so.
+//    decoder, which the model's assumptions state.
 // 2. A key that could shape the cache and that no rule reads is refused by name.
 #pragma once
 

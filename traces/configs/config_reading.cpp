@@ -84,6 +84,12 @@ std::int64_t ConfigReading::window() {
   const std::int64_t tokens = text.number("sliding_window", 0);
   // Only classes that have the switch clear the window when it is off.
   const ConfigClass* known = text.config_class();
+  if (known == nullptr && tokens > 0 && text.has("use_sliding_window") &&
+      !text.flag("use_sliding_window"))
+    text.refuse(fmt::format(
+        "use_sliding_window: whether model_type '{}' ignores its window then is up to a "
+        "class outside vLLM; remove one of the two keys",
+        text.type()));
   const bool has_switch = known != nullptr && known->defaults.contains("use_sliding_window");
   return has_switch && !text.flag("use_sliding_window") ? 0 : tokens;
 }
@@ -171,9 +177,26 @@ LayerKind ConfigReading::windowed(LayerKind kind, std::int64_t tokens) {
   return kind;
 }
 
-LayerKind ConfigReading::latent(std::int64_t head_size) {
-  LayerKind kind = rows("attn", 1, head_size);
+LayerKind ConfigReading::chunked(LayerKind kind, std::int64_t tokens) {
+  kind.name = "chunk";
+  kind.spec.kind = CacheKind::chunked_local;
+  kind.spec.attention_chunk_size = tokens;
+  return kind;
+}
+
+LayerKind ConfigReading::cross(LayerKind kind) {
+  kind.name = "cross";
+  kind.spec.kind = CacheKind::cross_attention;
+  return kind;
+}
+
+LayerKind ConfigReading::single_rows(LayerKind kind) {
   kind.spec.kind = CacheKind::mla;
+  return kind;
+}
+
+LayerKind ConfigReading::latent(std::int64_t head_size) {
+  LayerKind kind = single_rows(rows("attn", 1, head_size));
   kind.spec.cache_dtype_str = "auto";
   return kind;
 }

@@ -48,6 +48,9 @@ class ConfigReading {
 
   static LayerKind rows(std::string name, std::int64_t heads, std::int64_t head_size);
   static LayerKind windowed(LayerKind kind, std::int64_t tokens);  // 0: the kind itself
+  static LayerKind chunked(LayerKind kind, std::int64_t tokens);
+  static LayerKind cross(LayerKind kind);
+  static LayerKind single_rows(LayerKind kind);  // one row per token instead of K and V
   static LayerKind latent(std::int64_t head_size);
   static LayerKind states(std::string name, const StateFigures& figures);
 

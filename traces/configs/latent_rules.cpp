@@ -17,7 +17,7 @@ LayerKind latent_row(ConfigReading& reading) {
 LayerKind indexer_row(std::int64_t elements) {
   LayerKind kind =
       ConfigReading::rows("indexer", 1, elements + elements / kScaledElements * kScaleBytes);
-  kind.spec.kind = CacheKind::mla;
+  kind = ConfigReading::single_rows(kind);
   kind.spec.dtype = DType::uint8;
   kind.has_own_dtype = true;
   return kind;
@@ -94,7 +94,7 @@ void sparse_block_layers(ConfigReading& reading) {
   const std::int64_t elements =
       config ? config->number("sparse_index_dim", 128) : text.number("index_head_dim", 128);
   LayerKind indexer = ConfigReading::rows("indexer", 1, elements);
-  indexer.spec.kind = CacheKind::mla;
+  indexer = ConfigReading::single_rows(indexer);
   indexer.spec.model_version = "minimax_m3";
   indexer.has_own_dtype = true;
   indexer.spec.dtype = DType::bf16;
