@@ -23,7 +23,6 @@ namespace lockstep {
 
 struct ReplayOptions {
   std::string file;
-  std::vector<std::string> shards;  // that follow it
   std::string from;  // engine that builds the layers of run.recipe.model
   std::vector<std::string> shards;  // that follow it
   GivenRun run;
