@@ -178,6 +178,8 @@ def _on_no_device(torch: Any, computes_tables: bool) -> Any:
             self, function: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
             options = {name: moved(value) for name, value in (kwargs or {}).items()}
+            if isinstance(options.get("device"), int):  # the number of a GPU
+                options["device"] = torch.device("meta")
             if computes_tables and getattr(function, "__name__", "") in _TABLES:
                 options.setdefault("device", "cpu")
             return function(*map(moved, args), **options)
