@@ -1,4 +1,4 @@
-// --decisions: the engine that decides instead of the model, forevery command that has it.
+// --decisions: the engine that decides instead of the model, for every command that has it.
 #pragma once
 
 #include <cstdint>

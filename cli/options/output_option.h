@@ -1,4 +1,4 @@
-// Options that name an output, the same way forevery command.
+// Options that name an output, the same way for every command.
 //
 // (1) A path that cannot be written is refused while the options are read, before any work.
 // (2) "-" keeps standard output for that file: what a person reads goes to standard error.

@@ -112,7 +112,7 @@ Result<std::unique_ptr<Backend>> make_backend(std::string_view name, const Backe
   return make_simt_backend(config);
 }
 
-// A list as it is given, or one of a seed: a fault forevery few requests, over the time in which
+// A list as it is given, or one of a seed: a fault for every few requests, over the time in which
 // they come, and a pool pinched to one of the longest.
 Result<void> plan_faults(PreparedReplay& prepared) {
   RunSpec& run = prepared.run;

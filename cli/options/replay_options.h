@@ -23,7 +23,7 @@ namespace lockstep {
 
 struct ReplayOptions {
   std::string file;
-  std::string from;                 // engine that builds the layers of run.recipe.model
+  std::string from;  // engine that builds the layers of run.recipe.model
   std::vector<std::string> shards;  // that follow it
   GivenRun run;
   ImportOptions import;

@@ -1,4 +1,4 @@
-// --backend vllm[:DIR] or worker:COMMAND: an engine's own worker, forevery command that has it.
+// --backend vllm[:DIR] or worker:COMMAND: an engine's own worker, for every command that has it.
 #pragma once
 
 #include <memory>

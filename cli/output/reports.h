@@ -1,4 +1,4 @@
-// A command's outputs for machines and CI pages, the same forevery command that judges: its JSON,
+// A command's outputs for machines and CI pages, the same for every command that judges: its JSON,
 // a JUnit file, annotations of GitHub, a summary in Markdown.
 //
 // Invariants
