@@ -15,6 +15,7 @@
 
 #include "base/child_process.h"
 #include "base/json_reader.h"
+#include "base/stop_signal.h"
 
 extern char** environ;
 
@@ -80,6 +81,7 @@ Result<std::unique_ptr<LineProcess>> LineProcess::start(const std::string& comma
   std::unique_ptr<LineProcess> started(new LineProcess);
   started->owner_ = ::getpid();
   started->child_ = child;
+  add_group_to_kill(child);
   started->to_child_ = std::exchange(in[1], -1);
   started->from_child_ = std::exchange(out[0], -1);
   started->words_fd_ = std::exchange(words[0], -1);
@@ -103,6 +105,7 @@ LineProcess::~LineProcess() {
       ::poll(nullptr, 0, 1);
     }
   }
+  if (::getpid() == owner_) remove_group_to_kill(child_);
   close_fd(from_child_);
   close_fd(words_fd_);
 }

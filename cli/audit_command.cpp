@@ -9,11 +9,13 @@
 #include <string>
 #include <vector>
 
+#include "base/stop_signal.h"
 #include "cli/commands.h"
 #include "cli/conform_inputs.h"
 #include "cli/reports.h"
 #include "cli/terminal.h"
 #include "properties/audit/audit.h"
+#include "properties/judge/hit_counter.h"
 
 namespace lockstep {
 namespace {
@@ -55,6 +57,7 @@ Result<AuditTotals> audit_all(const std::vector<std::string>& paths, AuditedRule
   std::int64_t done = 0;
   Progress progress("auditing", static_cast<std::int64_t>(inputs.schedules.size()));
   for (const std::string& path : inputs.schedules) {
+    if (stop_requested()) break;
     Result<AuditFile> file = audit_recording(path, rules);
     progress.at(++done, path);
     if (!file) {
@@ -103,36 +106,18 @@ std::string finding_text(const AuditFinding& finding) {
   return text;
 }
 
-// Of what was there to be hit; all of nothing.
-double hit_share(const HitTotals& hits) {
-  if (hits.there == 0) return 100;
-  return 100.0 * static_cast<double>(hits.hit) / static_cast<double>(hits.there);
-}
-
 std::string hits_text(const HitTotals& hits) {
   if (hits.lookups == 0) return {};
   std::string text = fmt::format(
       "prefix hits {:.1f} %: {} of {} tokens that were in the pool, in {} of {} tokens\n",
       hit_share(hits), with_commas(hits.hit), with_commas(hits.there),
       counted(hits.lookups, "look-up"), with_commas(hits.tokens));
-  std::string losses;
-  for (std::size_t i = 0; i < kHitLosses; ++i)
-    if (hits.lost[i] > 0)
-      losses += fmt::format("{}{} {}", losses.empty() ? "" : ", ", with_commas(hits.lost[i]),
-                            name_of(static_cast<HitLoss>(i)));
+  const std::string losses = losses_text(hits);
   return losses.empty() ? text : text + fmt::format("  not hit: {}\n", losses);
 }
 
-nlohmann::ordered_json hits_json(const HitTotals& hits) {
-  nlohmann::ordered_json json = {{"lookups", hits.lookups},
-                                 {"tokens", hits.tokens},
-                                 {"in_pool", hits.there},
-                                 {"hit", hits.hit},
-                                 {"share_percent", hit_share(hits)}};
-  for (std::size_t i = 0; i < kHitLosses; ++i)
-    json["not_hit"][name_of(static_cast<HitLoss>(i))] = hits.lost[i];
-  return json;
-}
+// The model has to run it.
+bool is_explained(const AuditFile& file) { return file.has_profile && !file.findings.empty(); }
 
 std::string not_audited_text(const AuditTotals& totals) {
   for (const AuditFile& file : totals.files)
@@ -149,6 +134,20 @@ std::string groups_text(const AuditTotals& totals) {
       totals.rules == AuditedRules::all ? text(RuleGroup::policy) : "not checked (--policy off)");
 }
 
+// As properties/audit/audit.h.
+std::vector<std::string> not_checked_of(const AuditTotals& totals) {
+  std::vector<std::string> not_checked = {
+      "memory: which addresses kernels read and write, and which bytes a connector moves",
+      "the rows of a draft model, except that a hit does not end before another next token",
+      "the content of rings of keys"};
+  if (totals.rules == AuditedRules::memory)
+    not_checked.emplace_back("rules about policy (--policy off)");
+  if (totals.skipped > 0)
+    not_checked.push_back(
+        fmt::format("{} that the audit does not follow", counted(totals.skipped, "recording")));
+  return not_checked;
+}
+
 std::string totals_text(const AuditTotals& totals) {
   const auto audited = static_cast<std::int64_t>(totals.files.size()) - totals.skipped;
   std::string text = fmt::format(
@@ -158,16 +157,21 @@ std::string totals_text(const AuditTotals& totals) {
       with_commas(totals.steps), with_commas(totals.reads));
   text += groups_text(totals);
   text += hits_text(totals.hits);
-  if (totals.told) return text + not_audited_text(totals);
+  if (totals.told)
+    return text + not_audited_text(totals) + not_checked_text(not_checked_of(totals));
   for (std::size_t i = 0; i < std::min(totals.findings.size(), kFindingsShown); ++i)
     text += finding_text(totals.findings[i]);
-  if (!totals.findings.empty()) text += "\nlockstep explain FILE tells what led to it.\n";
+  const auto explained = std::ranges::find_if(totals.files, is_explained);
+  if (explained != totals.files.end())
+    text += fmt::format("\n`lockstep explain {}` shows the model's steps up to where the recording "
+                        "parts.\n",
+                        shell_word(explained->file));
   if (totals.findings.size() > kFindingsShown)
     text += fmt::format("\n... and {} more; --json FILE lists them all\n",
                         totals.findings.size() - kFindingsShown);
   text += not_audited_text(totals);
   text += refused_text(totals.refused);
-  return text;
+  return text + not_checked_text(not_checked_of(totals));
 }
 
 nlohmann::ordered_json holder_json(const BlockHolder& holder) {
@@ -182,7 +186,7 @@ std::string totals_json(const AuditTotals& totals) {
   json["not_audited"] = totals.skipped;
   json["steps"] = totals.steps;
   json["reads"] = totals.reads;
-  json["hits"] = hits_json(totals.hits);
+  json["hits"] = json_of(totals.hits);
   json["memory_findings"] = totals.num_findings(RuleGroup::memory);
   if (totals.rules == AuditedRules::all)
     json["policy_findings"] = totals.num_findings(RuleGroup::policy);
@@ -205,6 +209,7 @@ std::string totals_json(const AuditTotals& totals) {
                                 {"what", f.what},
                                 {"line", line_of(f)}});
   }
+  json["not_checked"] = not_checked_of(totals);
   json["refused"] = totals.refused.size();
   json["refusals"] = refused_json(totals.refused);
   return json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
@@ -214,7 +219,7 @@ std::string totals_json(const AuditTotals& totals) {
 void add_items(const AuditTotals& totals, CommandReport& report) {
   for (const AuditFile& file : totals.files) {
     ReportedItem item{.name = file.file, .file = file.file};
-    if (!file.skipped.empty()) {
+    if (!file.skipped.empty() && file.findings.empty()) {
       item.kind = ItemKind::skipped;
       item.line = file.skipped;
     } else if (!file.findings.empty()) {
@@ -223,7 +228,7 @@ void add_items(const AuditTotals& totals, CommandReport& report) {
       item.check = fmt::format("audit.{}", name_of(first.rule));
       item.line = line_of(first);
       for (const AuditFinding& finding : file.findings) item.details += line_of(finding) + "\n";
-      item.again = fmt::format("lockstep audit {}", file.file);
+      item.again = report.again({.arguments = {file.file}});
     }
     report.add(std::move(item));
   }
@@ -231,6 +236,7 @@ void add_items(const AuditTotals& totals, CommandReport& report) {
 }
 
 Result<int> audit(const AuditOptions& options, CommandReport& report) {
+  watch_stop_signals();
   const bool is_stream = std::ranges::find(options.paths, "-") != options.paths.end();
   if (is_stream && options.paths.size() > 1)
     return fail("-: standard input is one recording; give no other path beside it");
@@ -281,8 +287,8 @@ void add_audit_command(CLI::App& app, int& exit_code) {
       ->check(CLI::IsMember({"on", "off"}))
       ->capture_default_str();
   declare_reports(*command, options->reports, "the result as JSON");
-  command->callback([options, &exit_code] {
-    exit_code = run_reported(options->reports, "audit",
+  command->callback([options, command, &exit_code] {
+    exit_code = run_reported(*command, options->reports,
                              [&](CommandReport& report) { return audit(*options, report); });
   });
 }

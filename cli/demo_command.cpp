@@ -11,6 +11,7 @@
 #include "base/stopwatch.h"
 #include "cli/commands.h"
 #include "cli/failing_case.h"
+#include "cli/options/output_option.h"
 #include "cli/options/replay_options.h"
 #include "cli/replay_summary.h"
 #include "cli/reports.h"
@@ -51,7 +52,7 @@ Result<void> show_agreement(const std::string& trace, CommandReport& out) {
   fmt::print("{}\n", configuration_text(open));
   std::fflush(stdout);
   LS_ASSIGN_OR_RETURN(const RunReport report, open.session->run());
-  fmt::print("{}", summary_text(report.summary));
+  fmt::print("{}", summary_text(report.summary, open));
   if (report.summary.verdict != Verdict::agreed)
     return fail("the bundled trace does not agree: something is wrong with this installation");
   fmt::print("\nAgreed. Every step compared equal.\n");
@@ -105,10 +106,9 @@ void add_demo_command(CLI::App& app, int& exit_code) {
   auto options = std::make_shared<DemoOptions>();
   CLI::App* command = app.add_subcommand(
       "demo", "Show it in seconds: a trace agrees, a planted defect is found, shrunk, explained");
-  command->add_option("--save", options->save_dir, "keep the smallest case in this folder")
-      ->type_name("DIR");
-  command->callback([options, &exit_code] {
-    exit_code = run_reported(options->reports, "demo",
+  declare_output_folder(*command, "--save", options->save_dir, "folder for the smallest case");
+  command->callback([options, command, &exit_code] {
+    exit_code = run_reported(*command, options->reports,
                              [&](CommandReport& report) { return demo(*options, report); });
   });
 }

@@ -9,8 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "base/atomic_file.h"
+#include "base/output_file.h"
 #include "cli/commands.h"
+#include "cli/options/output_option.h"
 #include "cli/options/replay_options.h"
 #include "cli/terminal.h"
 #include "traces/exporters/export_trace.h"
@@ -124,7 +125,7 @@ Result<int> export_requests(const ExportCommand& command) {
     fmt::print("{}", exported.text);
     fmt::print(stderr, "{}", summary);
   } else {
-    LS_RETURN_IF_ERROR(write_file_atomically(command.out, exported.text));
+    LS_RETURN_IF_ERROR(write_output(command.out, exported.text));
     fmt::print("{}", summary);
   }
   return kExitAgreed;
@@ -145,7 +146,7 @@ void add_export_command(CLI::App& app, int& exit_code) {
   command->add_option("--as", options->as, "mooncake, aiperf, timed_trace (of vllm bench serve)")
       ->required()
       ->check(CLI::IsMember(names));
-  command->add_option("--out", options->out, "the file; left out: standard output");
+  declare_output(*command, "--out", options->out, "the file (standard output)");
   command
       ->add_option("--block", options->block_tokens,
                    "tokens of an id; left out: as many as lose nothing of what prompts share")

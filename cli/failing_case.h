@@ -14,6 +14,7 @@
 #include "cli/reports.h"
 #include "properties/judge/failure.h"
 #include "properties/judge/judge.h"
+#include "properties/judge/recording_check.h"
 #include "properties/shrink/shrinker.h"
 #include "traces/formats/saved_case.h"
 
@@ -58,6 +59,8 @@ Result<bool> write_recording(const std::string& path, const SavedCase& saved,
 
 // A saved case or a recording; with `backend` in place of the one it names, unless that is "auto".
 Result<SavedCase> load_case(const std::string& path, const std::string& backend);
+// What the file itself shows if it is a recording; absent: it is not.
+Result<std::optional<RecordingCheck>> check_if_recorded(const std::string& path);
 // Takes `names`, whatever is_plugin(), and an engine's own worker.
 CLI::Validator backend_among(std::vector<std::string> names);
 // The backend of whatever configuration comes; absent for "none". `worker`: of an engine's own.
@@ -87,9 +90,11 @@ std::string to_json(const ShrunkCase& shrunk);
 std::string path_of_smallest(const std::string& path);
 // "cases/x.min.case.jsonl" -> "cases/x.min.recording.jsonl".
 std::string path_of_recording(const std::string& path);
-int exit_code_of(const Failure& failure);
-// What became of a case, for reports; `again` repeats it.
-ReportedItem item_of(const std::string& file, const Failure& failure, std::string again);
+// `recorded`: what the file itself shows; its findings are failures too.
+int exit_code_of(const Failure& failure, const std::optional<RecordingCheck>& recorded = {});
+// The outcome of a case, for reports; `again` repeats it.
+ReportedItem item_of(const std::string& file, const Failure& failure,
+                     const std::optional<RecordingCheck>& recorded, std::string again);
 
 // The failing cases of a fuzz run, in a folder: each as it was found, NAME.case.jsonl, and made
 // small beside it, NAME.min.case.jsonl.

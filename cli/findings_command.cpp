@@ -16,6 +16,7 @@
 #include "base/line_reader.h"
 #include "cli/commands.h"
 #include "cli/options/decisions_option.h"
+#include "cli/options/output_option.h"
 #include "cli/reports.h"
 #include "cli/terminal.h"
 #include "properties/findings/finding_cases.h"
@@ -363,7 +364,7 @@ void add_findings_command(CLI::App& app, int& exit_code) {
   command
       ->add_option("--engine", options->engines,
                    "vllm[:DIR], sglang[:DIR], or a command that speaks "
-                   "docs/scheduler_protocol.md; several: a table. Without it the cases are listed")
+                   "docs/protocols.md; several: a table. Without it the cases are listed")
       ->type_name("ENGINE");
   command
       ->add_option("--decisions-timeout", options->timeout_s,
@@ -374,16 +375,16 @@ void add_findings_command(CLI::App& app, int& exit_code) {
   command->add_option("--cases", options->folder, "the folder of the cases")->capture_default_str();
   command->add_flag("--markdown", options->as_markdown,
                     "the table as docs/findings_by_release.md has it");
-  command->add_option("--save", options->save_dir,
-                      "write what each engine decided there, as recordings");
+  declare_output_folder(*command, "--save", options->save_dir,
+                        "folder for recordings of what each engine decides");
   declare_reports(*command, options->reports, "the table as JSON");
   command
       ->add_option("--merge", options->merge,
                    "tables that were written as JSON, side by side, instead of running")
       ->excludes("--engine")
       ->excludes("N");
-  command->callback([options, &exit_code] {
-    exit_code = run_reported(options->reports, "findings",
+  command->callback([options, command, &exit_code] {
+    exit_code = run_reported(*command, options->reports,
                              [&](CommandReport& report) { return run_findings(*options, report); });
   });
 }

@@ -191,10 +191,11 @@ int exit_code_of(PairVerdict verdict) {
   return verdict == PairVerdict::liveness ? kExitStuck : kExitAgreed;
 }
 
-ReportedItem item_of(const std::string& file, const PairReport& report) {
+ReportedItem item_of(const std::string& file, const PairReport& report, std::string again) {
   ReportedItem item{.name = file, .file = file};
   if (report.verdict == PairVerdict::kept) return item;
   item.kind = ItemKind::failed;
+  item.again = std::move(again);
   item.check = report.finding ? report.finding->check : "liveness";
   item.details = pair_verdict_text(report);
   item.line = stable_line(item.check, -1, {},
@@ -214,7 +215,7 @@ Result<int> pair(const PairCommandOptions& given, CommandReport& out) {
   }());
   fmt::print("{}\n{}", pair_text(report, watch.lap()), pair_verdict_text(report));
   if (out.wants_json()) out.set_json(pair_json(given.replay.file, prepared.options, report));
-  out.add(item_of(given.replay.file, report));
+  out.add(item_of(given.replay.file, report, out.again()));
   return exit_code_of(report.verdict);
 }
 
@@ -226,8 +227,8 @@ void add_pair_command(CLI::App& app, int& exit_code) {
   CLI::App* command = app.add_subcommand(
       "pair", "Run a trace through a prefill and a decode engine with a lossy network in between");
   declare_pair_options(*command, *options);
-  command->callback([options, &exit_code] {
-    exit_code = run_reported(options->replay.reports, "pair",
+  command->callback([options, command, &exit_code] {
+    exit_code = run_reported(*command, options->replay.reports,
                              [&](CommandReport& report) { return pair(*options, report); });
   });
 }

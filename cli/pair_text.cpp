@@ -34,16 +34,14 @@ std::string stuck_text(std::string_view who, const RunSummary& engine) {
 }
 
 // Of both engines, each sentence once.
-std::string not_checked_text(const PairReport& report) {
+std::vector<std::string> not_checked_of(const PairReport& report) {
   std::vector<std::string> lines;
   if (report.decode.backend == "none")
     lines.emplace_back("the bytes of pages, staged, sent and loaded: --backend simt has them");
   for (const RunSummary* engine : {&report.prefill, &report.decode})
     for (const std::string& line : engine->not_checked)
       if (std::ranges::find(lines, line) == lines.end()) lines.push_back(line);
-  std::string text = "\nNot checked:\n";
-  for (const std::string& line : lines) text += fmt::format("  - {}\n", line);
-  return text;
+  return lines;
 }
 
 nlohmann::ordered_json network_json(const NetworkCounts& c) {
@@ -140,7 +138,7 @@ std::string pair_text(const PairReport& r, double seconds) {
                       to_hex(r.decode.state_hash));
   for (const RefusedRequest& refused : r.refused)
     text += fmt::format("  refused  {}: {}\n", refused.name, refused.why);
-  return text + not_checked_text(r);
+  return text + not_checked_text(not_checked_of(r));
 }
 
 std::string pair_verdict_text(const PairReport& report) {
@@ -160,6 +158,7 @@ std::string pair_json(const std::string& file, const PairOptions& options,
   const NetworkOptions& n = options.network;
   Json json;
   json["file"] = file;
+  json["not_checked"] = not_checked_of(report);
   json["configuration"] = {
       {"engine", options.decode.engine.engine},
       {"prefill_blocks", options.prefill.backend.plan.num_blocks},

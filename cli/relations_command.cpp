@@ -6,6 +6,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "base/stop_signal.h"
 #include "cli/commands.h"
 #include "cli/options/decisions_option.h"
 #include "cli/reports.h"
@@ -124,8 +125,9 @@ Result<void> hold_on_devices(const SavedCase& saved, std::uint64_t seed, const D
   return {};
 }
 
-Result<void> hold_all(const RelationsOptions& options, const Deciding& deciding,
-                      std::vector<Held>& all) {
+// The cases that were generated.
+Result<std::int64_t> hold_all(const RelationsOptions& options, const Deciding& deciding,
+                              std::vector<Held>& all) {
   GeneratorOptions generator;
   generator.engine = options.engine;
   generator.backend = options.backend;
@@ -137,7 +139,8 @@ Result<void> hold_all(const RelationsOptions& options, const Deciding& deciding,
     generator.never.add({Feature::connector_peers, Feature::host_tier});
   }
   Progress progress("cases", options.runs);
-  for (std::int64_t run = 0; run < options.runs; ++run) {
+  std::int64_t run = 0;
+  for (; run < options.runs && !stop_requested(); ++run) {
     const std::uint64_t seed = options.first_seed + static_cast<std::uint64_t>(run);
     const SavedCase saved = generate_case(seed, generator);
     for (Held& held : all) {
@@ -150,7 +153,18 @@ Result<void> hold_all(const RelationsOptions& options, const Deciding& deciding,
     }
     progress.at(run + 1, saved.name);
   }
-  return {};
+  return run;
+}
+
+std::vector<std::string> not_checked_of(const std::vector<Held>& all) {
+  std::vector<std::string> not_checked = {
+      "whether an answer is right: a relation compares two runs with each other"};
+  for (const Held& held : all)
+    if (held.applied == 0)
+      not_checked.push_back(fmt::format("{}: it applied to no case", held.relation.name));
+    else if (held.pages == 0)
+      not_checked.push_back(fmt::format("{}: pages, on a backend", held.relation.name));
+  return not_checked;
 }
 
 std::string text_of(const std::vector<Held>& all) {
@@ -162,8 +176,7 @@ std::string text_of(const std::vector<Held>& all) {
       text += fmt::format("; {} refused by the {}", counted(held.refused, "case"),
                           held.refusal.empty() ? "device" : "engine: " + held.refusal);
     if (held.known > 0) text += fmt::format("; {} of known findings", counted(held.known, "case"));
-    text += held.applied == 0 ? "; NOT CHECKED: it applied to no case\n"
-            : held.breach.empty()
+    text += held.breach.empty()
                 ? "\n"
                 : fmt::format("\n  BROKEN with seed {}: {}\n", held.seed, held.breach);
   }
@@ -184,6 +197,7 @@ std::string json_of(const std::vector<Held>& all) {
     }
     json["relations"].push_back(entry);
   }
+  json["not_checked"] = not_checked_of(all);
   return json.dump(2) + "\n";
 }
 
@@ -194,8 +208,8 @@ void add_items(const std::vector<Held>& all, CommandReport& report) {
       item.kind = ItemKind::failed;
       item.check = "relations";
       item.line = fmt::format("relations {}: {}", held.relation.name, held.breach);
-      item.again =
-          fmt::format("lockstep relations '{}' --seed {} --runs 1", held.relation.name, held.seed);
+      item.again = report.again({.arguments = {std::string(held.relation.name)},
+                                 .set = {{"--seed", std::to_string(held.seed)}, {"--runs", "1"}}});
     } else if (held.applied == 0) {
       item.kind = ItemKind::skipped;
       item.line = "it applied to no case";
@@ -205,6 +219,7 @@ void add_items(const std::vector<Held>& all, CommandReport& report) {
 }
 
 Result<int> run_relations(RelationsOptions options, CommandReport& report) {
+  watch_stop_signals();
   LS_ASSIGN_OR_RETURN(auto all, chosen_relations(options.names));
   if (options.list) {
     for (const Held& held : all) fmt::print("{:<20} {}\n", held.relation.name, held.relation.says);
@@ -221,12 +236,13 @@ Result<int> run_relations(RelationsOptions options, CommandReport& report) {
     return fail(
         "--decisions: of the relations that are named none holds without the model; what "
         "is left of them is of places on a device or of connectors");
-  LS_RETURN_IF_ERROR(hold_all(options, {engines}, all));
+  LS_ASSIGN_OR_RETURN(const std::int64_t cases, hold_all(options, {engines}, all));
   fmt::print("{}", text_of(all));
   const auto broken =
       std::ranges::count_if(all, [](const Held& held) { return !held.breach.empty(); });
   fmt::print("\n{} of {} broken, over {}\n", broken, counted(std::ssize(all), "relation"),
-             counted(options.runs, "generated case"));
+             counted(cases, "generated case"));
+  fmt::print("{}", not_checked_text(not_checked_of(all)));
   if (report.wants_json()) report.set_json(json_of(all));
   add_items(all, report);
   return broken == 0 ? kExitAgreed : kExitDisagreed;
@@ -247,8 +263,8 @@ void add_relations_command(CLI::App& app, int& exit_code) {
       ->check(CLI::IsMember({"simt", "none"}));
   declare_decisions(*command, options->decisions);
   declare_reports(*command, options->reports, "the result as JSON");
-  command->callback([options, &exit_code] {
-    exit_code = run_reported(options->reports, "relations", [&](CommandReport& report) {
+  command->callback([options, command, &exit_code] {
+    exit_code = run_reported(*command, options->reports, [&](CommandReport& report) {
       return run_relations(*options, report);
     });
   });

@@ -5,45 +5,26 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
-#include <filesystem>
-#include <fstream>
+#include <system_error>
 
-#include "base/atomic_file.h"
+#include "base/check.h"
+#include "base/child_process.h"
 #include "base/markup.h"
+#include "base/output_file.h"
+#include "base/stop_signal.h"
 #include "base/stopwatch.h"
+#include "cli/options/output_option.h"
 #include "cli/terminal.h"
 
 namespace lockstep {
 namespace {
 
-namespace fs = std::filesystem;
-
-// Before a long run rather than after it.
-Result<void> check_folders(const ReportOptions& options) {
-  for (const std::string& path : {options.json_path, options.junit_path, options.summary_path}) {
-    if (path.empty()) continue;
-    const fs::path folder = fs::absolute(path).parent_path();
-    std::error_code error;
-    if (!fs::is_directory(folder, error))
-      return fail(fmt::format("{}: there is no folder {}", path, folder.string()));
-  }
-  return {};
-}
-
-Result<void> append_to_file(const std::string& path, std::string_view text) {
-  std::ofstream file(path, std::ios::binary | std::ios::app);
-  file << text << std::flush;
-  if (!file) return fail(fmt::format("{}: cannot be written to", path));
-  return {};
-}
-
 Result<void> leave_files(const ReportOptions& options, std::string_view command,
                          std::span<const ReportedItem> items, double seconds) {
   if (!options.junit_path.empty())
-    LS_RETURN_IF_ERROR(
-        write_file_atomically(options.junit_path, junit_text(command, items, seconds)));
+    LS_RETURN_IF_ERROR(write_output(options.junit_path, junit_text(command, items, seconds)));
   if (!options.summary_path.empty())
-    LS_RETURN_IF_ERROR(append_to_file(options.summary_path, markdown_summary(command, items)));
+    LS_RETURN_IF_ERROR(append_output(options.summary_path, markdown_summary(command, items)));
   return {};
 }
 
@@ -54,13 +35,10 @@ void declare_reports(CLI::App& command, ReportOptions& options, const std::strin
   const auto in_group = [&](CLI::Option* option) {
     if (!group.empty()) option->group(group);
   };
-  in_group(command.add_option("--json", options.json_path, json_help)->type_name("FILE"));
-  in_group(command.add_option("--junit", options.junit_path, "the result as JUnit's XML")
-               ->type_name("FILE"));
-  in_group(command
-               .add_option("--summary", options.summary_path,
-                           "the result as Markdown, appended to what is there")
-               ->type_name("FILE"));
+  in_group(declare_output(command, "--json", options.json_path, json_help));
+  in_group(declare_output(command, "--junit", options.junit_path, "the result as JUnit XML"));
+  in_group(
+      declare_output(command, "--summary", options.summary_path, "append the result as Markdown"));
   in_group(command
                .add_option("--annotations", options.annotations,
                            "github: a line for each failure that its pages show")
@@ -68,29 +46,54 @@ void declare_reports(CLI::App& command, ReportOptions& options, const std::strin
                ->type_name("KIND"));
 }
 
-int run_reported(const ReportOptions& options, std::string_view command,
+namespace {
+
+// A lost standard output is thrown by what prints to it.
+Result<int> run_printing(CommandReport& report,
+                         const std::function<Result<int>(CommandReport&)>& run) {
+  try {
+    return run(report);
+  } catch (const std::system_error& error) {
+    return fail(fmt::format("standard output: cannot be written: {}", error.code().message()));
+  }
+}
+
+// Reports what a signal ended early; the exit status.
+int interrupt(CommandReport& report, std::string& json) {
+  const int signal = stop_signal();
+  const std::string line =
+      fmt::format("interrupted by {}: the rest was not judged", signal_name(signal));
+  fmt::print("\nI{}.\n", std::string_view(line).substr(1));
+  report.add({.name = "interrupted", .kind = ItemKind::skipped, .line = line});
+  LS_CHECK(json.empty() || json.starts_with('{'), "JSON of a command is an object");
+  if (!json.empty())
+    json.insert(1, json.starts_with("{}") ? "\"interrupted\": true" : "\"interrupted\": true,");
+  return 128 + signal;
+}
+
+}  // namespace
+
+int run_reported(const CLI::App& command, const ReportOptions& options,
                  const std::function<Result<int>(CommandReport&)>& run) {
   Stopwatch clock;
-  CommandReport report;
+  CommandReport report(command);
   report.wants_json_ = !options.json_path.empty();
-  const Result<void> ready = check_folders(options);
-  Result<int> ended = kExitAgreed;
-  if (ready)
-    ended = run(report);
-  else
-    ended = tl::unexpected(ready.error());
+  const Result<int> ended = run_printing(report, run);
   if (report.is_silent_) return exit_status(ended);
+  const std::string& name = command.get_name();
   if (!ended)
-    report.add({.name = fmt::format("lockstep {}", command),
+    report.add({.name = fmt::format("lockstep {}", name),
                 .kind = ItemKind::refused,
                 .line = ended.error().message});
+  const int interrupted = stop_signal() != 0 ? interrupt(report, report.json_) : 0;
   Result<void> left;
-  if (!report.json_.empty()) left = write_file_atomically(options.json_path, report.json_);
-  if (left && ready) left = leave_files(options, command, report.items_, clock.lap());
+  if (!report.json_.empty()) left = write_output(options.json_path, report.json_);
+  if (left) left = leave_files(options, name, report.items_, clock.lap());
   const int status = exit_status(ended);
   std::fflush(stdout);
-  if (!options.annotations.empty()) fmt::print("{}", github_annotations(command, report.items_));
-  return left ? status : refuse(left.error().message);
+  if (!options.annotations.empty()) fmt::print("{}", github_annotations(name, report.items_));
+  if (!left) return refuse(left.error().message);
+  return interrupted != 0 ? interrupted : status;
 }
 
 // The formats.

@@ -3,7 +3,9 @@
 //
 // (1) A command tells what it judged as items; every format says the same of each of them.
 // (2) What ends a command early (a refused file or option) is an item too, and the files are left.
-// (3) Texts may hold anything: each format escapes them, and bytes that are not UTF-8 are replaced.
+// (3) A command that a signal interrupted leaves the same files. They say so, "interrupted": true in
+//     JSON, and the exit status is 128 + signal.
+// (4) Texts may hold anything: each format escapes them, and bytes that are not UTF-8 are replaced.
 #pragma once
 
 #include <cstdint>
@@ -15,6 +17,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "cli/again.h"
 
 namespace CLI {
 class App;
@@ -63,19 +66,26 @@ class CommandReport {
   void be_silent() { is_silent_ = true; }
 
   std::span<const ReportedItem> items() const { return items_; }
+  // The command line that repeats this one, changed so.
+  std::string again(const AgainChange& change = {}) const { return again_text(*command_, change); }
+  std::string again_of_case(const std::string& name, const std::string& path) const {
+    return lockstep::again_of_case(*command_, name, path);
+  }
 
  private:
-  friend int run_reported(const ReportOptions&, std::string_view,
+  friend int run_reported(const CLI::App&, const ReportOptions&,
                           const std::function<Result<int>(CommandReport&)>&);
+  explicit CommandReport(const CLI::App& command) : command_(&command) {}
 
+  const CLI::App* command_;
   std::vector<ReportedItem> items_;
   std::string json_;
   bool wants_json_ = false;
   bool is_silent_ = false;
 };
 
-// Runs a command, leaves what was asked for, and gives its exit status. `command`: "audit".
-int run_reported(const ReportOptions& options, std::string_view command,
+// Runs a command, writes the files that the options name, and returns the exit status.
+int run_reported(const CLI::App& command, const ReportOptions& options,
                  const std::function<Result<int>(CommandReport&)>& run);
 
 // "page_written step 3 request r1: SENTENCE", without what is not known (-1, empty).

@@ -35,9 +35,15 @@ std::string row_text(std::string_view name, std::string_view figure, std::string
                       : fmt::format("  {:<14}{:>14}   {}\n", name, figure, more);
 }
 
+std::string not_checked_text(std::span<const std::string> not_checked) {
+  std::string text = not_checked.empty() ? "" : "\nNot checked:\n";
+  for (const std::string& line : not_checked) text += fmt::format("  - {}\n", line);
+  return text;
+}
+
 int refuse(std::string_view message) {
   std::fflush(stdout);
-  fmt::print(stderr, "lockstep: {}\n", message);
+  std::fputs(fmt::format("lockstep: {}\n", message).c_str(), stderr);  // never throws
   return kExitRefused;
 }
 

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -23,6 +24,10 @@ std::string percent_text(std::int64_t part, std::int64_t whole);  // "40.2 %"; "
 
 // One line of a table: a name, a figure, and what more there is to say.
 std::string row_text(std::string_view name, std::string_view figure, std::string_view more = {});
+
+// The list that ends the text of every command that judges, "\nNot checked:\n" and a line each;
+// empty: nothing was left out. Its JSON has the same list as `not_checked`.
+std::string not_checked_text(std::span<const std::string> not_checked);
 
 // Prints "lockstep: MESSAGE" to stderr; kExitRefused.
 int refuse(std::string_view message);

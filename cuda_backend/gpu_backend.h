@@ -1,4 +1,4 @@
-// The CUDA backend on a GPU. In a build without CUDA the functions exist all the same and say so.
+// The CUDA backend on a GPU. In a build without CUDA these functions return that as their error.
 #pragma once
 
 #include <memory>
@@ -9,7 +9,7 @@
 
 namespace lockstep {
 
-// True when kernels can run here; otherwise *why (when given) says what is missing.
+// True if kernels can run here. Otherwise sets *why, if given, to the reason.
 bool gpu_available(std::string* why = nullptr);
 
 // Errors: no GPU (the text of gpu_available), not enough memory for the plan, an unknown mutant, a

@@ -1,7 +1,7 @@
-// The CUDA backend on the CPU: the kernels of kernels/ run by the SIMT executor (simt/), on a
-// sparse arena that stands for device memory. CheckMode::fast runs the plain build of the kernels,
-// check and hunt the build that watches every memory access; then StepReadback::reports says what
-// was found, and who_wrote() names the last writer of a byte.
+// The CUDA backend on the CPU: the SIMT executor (simt/) runs the kernels of kernels/ on a sparse
+// arena in place of device memory. CheckMode::fast runs the plain build of the kernels,
+// check and hunt the build that watches every memory access. StepReadback::reports has the findings,
+// and who_wrote() returns the last writer of a byte.
 #pragma once
 
 #include <memory>
@@ -11,7 +11,7 @@
 
 namespace lockstep {
 
-// Errors: a mutant that backend_mutants.h does not know; a plan that layer_caches.h cannot address.
+// Errors: an unknown mutant; a plan that layer_caches.h cannot address.
 Result<std::unique_ptr<Backend>> make_simt_backend(const BackendConfig& config);
 
 }  // namespace lockstep

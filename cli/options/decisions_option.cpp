@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/data_root.h"
+#include "cli/again.h"
 #include "properties/generate/claimed_features.h"
 #include "reference/profiles/engine_profile.h"
 
@@ -43,12 +44,6 @@ Result<std::string> command_of(const DecisionsOptions& options) {
 
 }  // namespace
 
-std::string shell_word(std::string_view text) {
-  std::string result = "'";
-  for (const char c : text) result += c == '\'' ? std::string("'\\''") : std::string(1, c);
-  return result + "'";
-}
-
 Result<std::string> adapter_command(std::string_view option, const std::string& named) {
   const std::size_t colon = named.find(':');
   const std::string engine = named.substr(0, colon);
@@ -78,7 +73,7 @@ void declare_decisions(CLI::App& command, DecisionsOptions& options) {
   command
       .add_option("--decisions", options.decisions,
                   "who decides in place of the model: vllm[:DIR], sglang[:DIR], or a command that "
-                  "speaks docs/scheduler_protocol.md")
+                  "speaks docs/protocols.md")
       ->type_name("ENGINE");
   command
       .add_option("--decisions-timeout", options.timeout_s,

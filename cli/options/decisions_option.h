@@ -28,8 +28,6 @@ struct DecisionsOptions {
 // --decisions and --decisions-timeout.
 void declare_decisions(CLI::App& command, DecisionsOptions& options);
 
-// For /bin/sh.
-std::string shell_word(std::string_view text);
 // The command that starts this project's adapter of "vllm[:DIR]" or "sglang[:DIR]"; `option` names
 // where that was given.
 Result<std::string> adapter_command(std::string_view option, const std::string& engine);

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <utility>
 
+#include "reference/plan/capacity.h"
 #include "reference/profiles/releases.h"
 #include "traces/formats/run_spec.h"
 
@@ -89,6 +90,25 @@ Result<bool> is_placed(const LayoutArguments& a) {
   if (release == nullptr)
     return fail(fmt::format("--engine: '{}' is not one of {}", a.engine, release_names()));
   return release->page_format == PageFormat::overlaid;
+}
+
+std::vector<std::string> plan_warnings(const LayoutArguments& a, const ModelSpec& model,
+                                       const PlanOptions& options, std::int64_t hit_step_tokens) {
+  std::vector<std::string> warnings;
+  const Release* release = a.engine.empty() ? nullptr : find_release(a.engine);
+  const bool overlays = release != nullptr && release->page_format == PageFormat::overlaid;
+  if (release != nullptr && !overlays && release->name != kPlannerOfTensors)
+    warnings.push_back(fmt::format(
+        "planned by the rules of {}: {} may plan and lay out its pages differently ({})",
+        kPlannerOfTensors, release->name, name_of(release->page_format)));
+  if (const std::int64_t drafts = num_draft_layers(model);
+      drafts > 0 && options.num_spec > 0 && !options.has_drafter)
+    warnings.push_back(fmt::format("the draft model's layers are left out: {} of {} layers", drafts,
+                                   model.layers.size()));
+  if (options.max_model_len <= hit_step_tokens)
+    warnings.push_back(
+        unfilled_block_text(hit_step_tokens, options.max_model_len, "max_model_len"));
+  return warnings;
 }
 
 Result<std::int64_t> parse_size(std::string_view text) {

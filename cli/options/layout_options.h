@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/result.h"
 #include "reference/plan/model_spec.h"
@@ -52,6 +53,11 @@ Result<PlanOptions> plan_options(const LayoutArguments& arguments, const ModelSp
 // Whether the engine's groups overlay one allocation (sim/report/placement_report.h). An Error: a
 // release that nobody knows.
 Result<bool> is_placed(const LayoutArguments& arguments);
+
+// Remarks that belong under a plan: the rules of another release made it, it leaves out the draft
+// model's layers, no prompt can fill a block. `hit_step_tokens`: hits are multiples of it; 0: none.
+std::vector<std::string> plan_warnings(const LayoutArguments& arguments, const ModelSpec& model,
+                                       const PlanOptions& options, std::int64_t hit_step_tokens);
 
 // "40GiB", "40G", "512MiB", "42949672960".
 Result<std::int64_t> parse_size(std::string_view text);

@@ -5,11 +5,13 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "base/result.h"
 #include "cli/options/decisions_option.h"
 #include "cli/options/worker_option.h"
 #include "cli/reports.h"
+#include "properties/judge/hit_counter.h"
 #include "sim/conform/live_conform.h"
 #include "sim/setup/replay_setup.h"
 
@@ -21,6 +23,8 @@ namespace lockstep {
 
 struct ReplayOptions {
   std::string file;
+  std::string from;  // engine that builds the layers of run.recipe.model
+  std::vector<std::string> shards;  // that follow it
   GivenRun run;
   ImportOptions import;
 
@@ -51,7 +55,8 @@ using BackendOf = std::function<Result<BackendFactory>(const PreparedReplay& pre
 
 // A prepared replay with its session, which has taken `parts`, and its faults in `run`.
 struct OpenReplay : PreparedReplay {
-  std::unique_ptr<ConformingRun> conforming;  // looks on, with --conform
+  std::unique_ptr<ConformingRun> conforming;      // looks on, with --conform
+  std::vector<std::unique_ptr<HitCounter>> hits;  // per engine, where the model decides
   std::unique_ptr<Session> session;
 };
 // Errors: what prepare_replay(), the scheduler or a backend refuses, faults that are none.

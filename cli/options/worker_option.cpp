@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "cli/again.h"
 #include "cli/options/decisions_option.h"
 
 namespace lockstep {

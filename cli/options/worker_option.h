@@ -45,7 +45,7 @@ WorkedBy worker_of(const ForeignEngines& workers, const WorkerOptions& options);
 // absent: `backend` does.
 std::string worker_text(const std::optional<WorkedBy>& worked_by, const std::string& backend,
                         const std::optional<WorkedBy>& now);
-// Narrows generated cases to what the worker says it takes (docs/worker_protocol.md).
+// Narrows generated cases to what the worker says it takes (docs/protocols.md).
 void fit_generator(const EngineHello& hello, GeneratorOptions& generator);
 
 }  // namespace lockstep

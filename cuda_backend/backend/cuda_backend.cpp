@@ -9,12 +9,12 @@
 #include "base/check.h"
 #include "cuda_backend/pool/cache_pool.h"
 #include "cuda_backend/pool/host_tier.h"
+#include "cuda_backend/step/attention_queries.h"
 #include "cuda_backend/step/attention_reader.h"
 #include "cuda_backend/step/block_tables.h"
 #include "cuda_backend/step/draft_passes.h"
-#include "cuda_backend/step/real_attention.h"
-#include "cuda_backend/step/real_caches.h"
 #include "cuda_backend/step/real_states.h"
+#include "cuda_backend/step/row_parts.h"
 #include "cuda_backend/step/row_writer.h"
 #include "cuda_backend/step/sparse_pages.h"
 #include "cuda_backend/streams/stream_device.h"
@@ -57,19 +57,19 @@ class CudaBackend final : public Backend {
     LS_ASSIGN_OR_RETURN(
         sparse_, SparsePages::create(*device_, config_, pool_->layers(), *tables_, host_.get()));
     if (config_.numbers == Numbers::real) {
-      if (auto reason = RealCaches::why_not(config_, pool_->layers())) return fail(*reason);
+      if (auto reason = RowParts::why_not(config_, pool_->layers())) return fail(*reason);
       if (auto reason = why_not_real(pool_->layers())) return fail(*reason);
-      real_ = std::make_unique<RealCaches>(*device_, config_, pool_->layers());
       states_ = std::make_unique<RealStates>(*device_, config_, pool_->layers());
-      attention_ =
-          std::make_unique<RealAttention>(*device_, config_, pool_->layers(), *real_, *tables_);
     }
+    parts_ = std::make_unique<RowParts>(*device_, config_, pool_->layers());
     // A draft model's first pass has a token more than the step has, of each request.
-    writer_ = std::make_unique<RowWriter>(*device_, pool_->layers(), real_.get(),
+    writer_ = std::make_unique<RowWriter>(*device_, pool_->layers(), *parts_,
                                           config_.max_tokens_per_step + config_.num_rows);
     drafter_ =
         std::make_unique<DraftPasses>(*device_, config_, pool_->layers(), *tables_, *writer_);
     reader_ = std::make_unique<AttentionReader>(*device_, pool_->layers(), *tables_, sparse_.get());
+    queries_ = std::make_unique<AttentionQueries>(*device_, config_, pool_->layers(), *parts_,
+                                                  *tables_, *reader_);
     extractor_ = std::make_unique<RowExtractor>(*device_, pool_->layers(), *tables_);
     return device_->finish();
   }
@@ -172,18 +172,10 @@ class CudaBackend final : public Backend {
       pool_->copy(copies);
   }
   void attend(const StepProgram& program, StepReadback& readback) {
-    reader_->launch_probes(program);
-    if (attention_ != nullptr) {
-      attention_->launch(program);
-    } else {
-      reader_->launch_queries(program);
-    }
-    reader_->read_back_probes(program, readback);
-    if (attention_ != nullptr) {
-      attention_->read_back(program, readback);
-    } else {
-      reader_->read_back_queries(readback);
-    }
+    reader_->launch(program);
+    queries_->launch(program);
+    reader_->read_back(program, readback);
+    queries_->read_back(program, readback);
   }
   HostTier& tier() {
     LS_CHECK(host_ != nullptr, "no host tier");
@@ -212,12 +204,12 @@ class CudaBackend final : public Backend {
   std::unique_ptr<HostTier> host_;  // null: none
   std::unique_ptr<BlockTables> tables_;
   std::unique_ptr<SparsePages> sparse_;  // null: no HiSparse
-  std::unique_ptr<RealCaches> real_;     // null, as the next two: numbers are words
-  std::unique_ptr<RealAttention> attention_;
-  std::unique_ptr<RealStates> states_;
+  std::unique_ptr<RowParts> parts_;
+  std::unique_ptr<RealStates> states_;  // null: numbers are words
   std::unique_ptr<RowWriter> writer_;
   std::unique_ptr<DraftPasses> drafter_;
   std::unique_ptr<AttentionReader> reader_;
+  std::unique_ptr<AttentionQueries> queries_;
   std::unique_ptr<RowExtractor> extractor_;
   DeviceArray<std::uint64_t> contents_;
   DeviceArray<std::uint64_t> encoder_contents_;

@@ -1,6 +1,5 @@
-// The backend of the lockstep on any device: executes a StepProgram with block tables, slot
-// mappings, views and memory of its own. See sim/protocol/backend.h for the protocol and device.h
-// for what runs it.
+// The backend of the lockstep on any device: executes a StepProgram with its own block tables, slot
+// mappings, views and memory. sim/protocol/backend.h is the protocol, device.h the device.
 #pragma once
 
 #include <functional>
@@ -15,19 +14,18 @@
 
 namespace lockstep::cuda {
 
-// Where a backend can be made to go wrong from outside: what its parts hand to each other passes
-// here and may be changed on the way. A healthy backend has none; planted defects
-// (cuda_backend/defects/) are nothing but such changes.
+// Extension points through which planted defects (cuda_backend/defects/) change what the backend's
+// parts pass to each other. A healthy backend has none.
 //
-// A member that is null changes nothing. They are called in this order; the last two again in every
-// step.
+// 1. A null member changes nothing.
+// 2. Members are called in this order, program and graph again in every step.
 struct Seams {
   std::function<void(BackendConfig&)> config = nullptr;
-  // Stands in front of all other devices; `base` is the device below captured graphs.
+  // Puts a device in front of all others. `base` is the device below captured graphs.
   std::function<std::unique_ptr<Device>(std::unique_ptr<Device>, Device& base)> device = nullptr;
-  // What a rank holds; the configuration is that of the whole model.
+  // Changes a rank's share. The configuration is that of the whole model.
   std::function<void(const BackendConfig&, RankShare&)> share = nullptr;
-  // The views that kernels are given, in the place of those of the plan.
+  // Replaces the views that kernels receive.
   std::function<Result<PoolViews>(const BackendConfig&)> views = nullptr;
   std::function<void(StepProgram&)> program = nullptr;
   std::function<void(std::span<const Operation>, StepGraph&)> graph = nullptr;

@@ -21,25 +21,25 @@ std::vector<PlantedDefect> planted_defects() {
   return all;
 }
 
-// What `needs` misses in the configuration; empty: nothing.
+// The part of `needs` that the configuration lacks; empty: none.
 std::string missing(const PlantedDefect& entry, const BackendConfig& config) {
   switch (entry.needs) {
     case Needs::streams:
       if (config.num_streams < 2)
-        return "mutant: copy-unordered leaves out an order between streams, and there is one";
+        return "mutant: copy-unordered needs at least two streams; set num_streams";
       break;
     case Needs::graphs:
       if (config.max_cudagraph_capture_size == 0)
-        return fmt::format("mutant: {} is of captured graphs, and none are captured", entry.id);
+        return fmt::format("mutant: {} needs captured graphs; set max_cudagraph_capture_size",
+                           entry.id);
       break;
     case Needs::numbers:
       if (config.numbers != Numbers::real)
-        return fmt::format("mutant: {} is of real numbers, and rows are words", entry.id);
+        return fmt::format("mutant: {} needs real numbers; set numbers to real", entry.id);
       break;
     case Needs::words:
       if (config.numbers == Numbers::real)
-        return fmt::format("mutant: {} is in a kernel that real numbers do not go through",
-                           entry.id);
+        return fmt::format("mutant: {} needs words; set numbers to words", entry.id);
       break;
     case Needs::nothing:
       break;

@@ -1,5 +1,4 @@
-// Defects planted in the passes of a drafter: in what the backend is told of them, and in where
-// they go.
+// Defects planted in the passes of a draft model: in their contents and in their slots.
 #include <algorithm>
 #include <limits>
 #include <vector>
@@ -9,7 +8,7 @@
 namespace lockstep::cuda {
 namespace {
 
-// Contents of each row's passes: change(row, first, rest), `first` those of the first pass.
+// Changes the contents of each row's passes: change(row, contents of the first pass, the rest).
 template <class Change>
 Seams in_contents(Change change) {
   return {.program = [change](StepProgram& program) {
@@ -34,7 +33,7 @@ Seams draft_module_first(const BackendConfig& config) {
       std::ranges::copy(first, rest.begin() + (module - 1) * row.num_tokens);
   });
 }
-// The row that was written for a draft stands when the draft is accepted.
+// An accepted draft keeps the row that was written for it as a draft.
 Seams draft_row_kept(const BackendConfig& config) {
   if (config.drafter.shape == DraftShape::modules) return {};
   return {.program = [](StepProgram& program) {
@@ -51,7 +50,7 @@ Seams draft_rejected_counted(const BackendConfig&) {
     for (DraftRow& row : program.draft_rows) row.num_rejected = 0;
   }};
 }
-// Rows of later modules that rejected drafts went into are left as they are.
+// Later modules do not rewrite the rows of rejected drafts.
 Seams draft_not_run_again(const BackendConfig& config) {
   if (config.drafter.shape != DraftShape::modules) return {};
   return {.program = [num_modules = config.drafter.num_drafts](StepProgram& program) {
@@ -89,8 +88,20 @@ Seams draft_unclamped(const BackendConfig&) {
     params.last_position = std::numeric_limits<std::int32_t>::max();
   });
 }
-Seams draft_past_table(const BackendConfig&) {
-  return on_device({.kernel = KernelDefect::draft_past_table});
+// Every row seems as long as its table is wide.
+Seams draft_past_table(const BackendConfig& config) {
+  return in_lookups_of<DraftSlotsParams>(
+      [rows = config.num_rows](std::span<GroupTable> tables, OwnTables& own, Device& behind) {
+        std::vector<std::int32_t> lengths;
+        for (const GroupTable& table : tables)
+          lengths.insert(lengths.end(), static_cast<std::size_t>(rows), table.width);
+        own.lengths.emplace(behind, "block table lengths of one kernel");
+        std::int32_t* at = own.lengths->upload(lengths);
+        for (GroupTable& table : tables) {
+          table.lengths = at;
+          at += rows;
+        }
+      });
 }
 
 constexpr PlantedDefect kOfDrafters[] = {

@@ -1,5 +1,5 @@
-// Defects planted in the parameters of launches, in how launches are ordered and captured, and in
-// what the host uploads: descriptors of tables and regions, scales, targets.
+// Defects planted in the parameters, order and capture of launches, and in uploads: descriptors of
+// tables and regions, scales, targets.
 #include <algorithm>
 #include <optional>
 #include <vector>
@@ -11,31 +11,18 @@
 namespace lockstep::cuda {
 namespace {
 
-// Seams that change the parameters of one kind of launch: edit(Params&).
-template <class Params, class Edit>
-Seams in_launches(Edit edit) {
-  return on_device({.launch = [edit](LaunchParams params, Operation&, Device&) mutable {
-    if (auto** own = std::get_if<Params*>(&params)) edit(**own);
-  }});
-}
-
-// Seams that change how many tokens' rows are written: change(made) of those that were made for the
-// layer. Its inputs are filled right before.
+// Changes how many tokens' rows are written: change(tokens whose inputs the previous launch made).
 template <class Change>
-Seams in_rows_written(Change change, KernelDefect kernel = KernelDefect::none) {
-  return on_device(
-      {.launch =
-           [change, made = std::int32_t{0}](LaunchParams params, Operation&, Device&) mutable {
-             if (auto** fill = std::get_if<FillRowsParams*>(&params)) made = (*fill)->num_tokens;
-             if (auto** write = std::get_if<WriteRowsParams*>(&params))
-               (*write)->num_tokens = change(made);
-             if (auto** write = std::get_if<WritePartsParams*>(&params))
-               (*write)->num_tokens = change(made);
-           },
-       .kernel = kernel});
+DevicePlant in_rows_written(Change change) {
+  return {
+      .launch = [change, made = std::int32_t{0}](LaunchParams params, Operation&, Device&) mutable {
+        if (auto** fill = std::get_if<FillRowsParams*>(&params)) made = (*fill)->num_tokens;
+        if (auto** write = std::get_if<WritePartsParams*>(&params))
+          (*write)->num_tokens = change(made);
+      }};
 }
 
-// Rows are cleared behind the appends of the step.
+// Clears rows after the step's appends.
 class LateClear {
  public:
   void launch(LaunchParams params, Device& behind) {
@@ -52,7 +39,7 @@ class LateClear {
   std::optional<TableClearParams> held_back_;
 };
 
-// Behind a step's tokens lie those of the step before, and are looked up as well.
+// Tokens of the previous step after the end of the current batch are looked up too.
 class StaleTail {
  public:
   void begin_step(const StepProgram& program) {
@@ -60,7 +47,7 @@ class StaleTail {
     num_staged_ = std::max(num_tokens, std::min(num_staged_, program.num_padded_tokens));
     is_looked_up_ = false;
   }
-  // Extractions look up tokens of their own later in the step.
+  // Extractions map their own tokens later in the step.
   void launch(SlotMappingParams& params) {
     if (!is_looked_up_ && params.num_live_tokens == nullptr) params.num_tokens = num_staged_;
     is_looked_up_ = true;
@@ -76,10 +63,14 @@ bool brings_blocks(const Operation& operation) {
 }
 
 Seams drop_slot(const BackendConfig&) {
-  return in_rows_written([](std::int32_t made) { return std::max(0, made - 1); });
+  return on_device(in_rows_written([](std::int32_t made) { return std::max(0, made - 1); }));
 }
 Seams race(const BackendConfig&) {
-  return in_rows_written([](std::int32_t made) { return made; }, KernelDefect::write_race);
+  DevicePlant plant = in_rows_written([](std::int32_t made) { return made; });
+  plant.launchers = [](KernelTable&, EngineKernels& engine, const DefectKernels& defects) {
+    engine.write_parts = defects.write_twice;
+  };
+  return on_device(std::move(plant));
 }
 Seams uninitialised_read(const BackendConfig&) {
   return in_launches<FillRowsParams>(
@@ -115,7 +106,7 @@ Seams graph_stale_param(const BackendConfig&) {
 }
 Seams graph_too_small(const BackendConfig&) { return on_device({.smaller_graphs = true}); }
 Seams graph_stale_pointer(const BackendConfig&) { return on_device({.keeps_graphs = true}); }
-// Blocks as far apart as their rows are long.
+// The block stride is the length of a block's rows.
 Seams hidden_flatten(const BackendConfig&) {
   return in_launches<GatherRowsParams>([](GatherRowsParams& params) {
     params.cache.block_stride = params.cache.token_stride * params.cache.block_size.value;
@@ -135,8 +126,7 @@ Seams scale_of_other_head(const BackendConfig&) {
     }
   }});
 }
-// Areas of nvfp4, and of rows of MLA, told otherwise, in writes (of V alone, or of both) and where
-// rows are read.
+// Changes the areas of nvfp4 and of MLA rows: in writes, of V or of both parts, and in reads.
 template <class Change>
 Seams in_areas(bool of_keys, bool of_reads, Change change) {
   return on_device({.launch = [=](LaunchParams params, Operation&, Device&) {
@@ -152,14 +142,14 @@ Seams in_areas(bool of_keys, bool of_reads, Change change) {
     in((*attention)->value);
   }});
 }
-// V's scales as kernels for another GPU read them; of rows that its shape allows it for.
+// V's scales in the order of another GPU's kernels, where the shape allows it.
 Seams scales_swizzled(const BackendConfig&) {
   return in_areas(false, false, [](PartLayout& part) {
     if (part.scaling != Scaling::fp4_groups) return;
     part.swizzled_scales = part.head_size % 64 == 0 && part.block_size.value % 4 == 0;
   });
 }
-// Each row's scales behind its own elements.
+// Each row's scales follow its elements.
 Seams scales_behind_rows(const BackendConfig&) {
   return in_areas(true, true, [](PartLayout& part) {
     const bool is_fp4 = part.scaling == Scaling::fp4_groups;
@@ -173,7 +163,7 @@ Seams scales_behind_rows(const BackendConfig&) {
 Seams window_off_by_one(const BackendConfig&) {
   return in_launches<SplitAttentionParams>(widen_window);
 }
-// Nothing waits for a copy or a load of blocks, and a store of blocks waits for nothing.
+// No operation waits for a copy or load of blocks, and stores of blocks do not wait.
 Seams copy_unordered(const BackendConfig&) {
   return {.graph = [](std::span<const Operation> operations, StepGraph& graph) {
     for (std::size_t i = 0; i < graph.size(); ++i)
@@ -183,9 +173,7 @@ Seams copy_unordered(const BackendConfig&) {
   }};
 }
 
-// What the host uploads.
-
-constexpr std::string_view kTables = "block table descriptors";
+// Uploads.
 
 // Seams that change the elements uploaded to one allocation: edit(span<T>).
 template <class T, class Edit>
@@ -196,67 +184,34 @@ Seams in_uploads(std::string_view allocation, Edit edit) {
       }});
 }
 
-// Slots are looked up through descriptors of their own, made by edit(span<GroupTable>).
-template <class Edit>
-Seams in_slot_lookup(Edit edit) {
-  struct Lookup {
-    std::optional<DeviceArray<GroupTable>> tables;
-  };
-  auto lookup = std::make_shared<Lookup>();
-  return on_device(
-      {.launch =
-           [lookup](LaunchParams params, Operation& operation, Device&) {
-             auto** slots = std::get_if<SlotMappingParams*>(&params);
-             if (slots == nullptr) return;
-             (*slots)->groups = lookup->tables->data();
-             operation.read(lookup->tables->range());
-           },
-       .upload =
-           [lookup, edit](const std::string& name, std::span<std::byte> bytes, Device& behind) {
-             if (name != kTables) return;
-             const auto tables = elements_of<GroupTable>(bytes);
-             std::vector<GroupTable> edited(tables.begin(), tables.end());
-             edit(std::span(edited));
-             lookup->tables.emplace(behind, "block table descriptors for slots");
-             lookup->tables->upload(edited);
-           }});
-}
-
-// Launches of one kind see regions of their own, made by edit(span<BlockRegion>).
-template <class Params, class Edit>
-Seams in_regions_of(Edit edit) {
+// Zeroing sees regions of its own, one access width short of their stride.
+Seams zero_stride(const BackendConfig&) {
   auto regions = std::make_shared<std::optional<DeviceArray<BlockRegion>>>();
   return on_device(
       {.launch =
            [regions](LaunchParams params, Operation& operation, Device&) {
-             auto** own = std::get_if<Params*>(&params);
-             if (own == nullptr) return;
-             (*own)->regions = (*regions)->data();
+             auto** zero = std::get_if<ZeroBlocksParams*>(&params);
+             if (zero == nullptr) return;
+             (*zero)->regions = (*regions)->data();
              operation.read((*regions)->range());
            },
        .upload =
-           [regions, edit](const std::string& name, std::span<std::byte> bytes, Device& behind) {
+           [regions](const std::string& name, std::span<std::byte> bytes, Device& behind) {
              if (name != "block regions") return;
              const auto given = elements_of<BlockRegion>(bytes);
              std::vector<BlockRegion> edited(given.begin(), given.end());
-             edit(std::span(edited));
-             regions->emplace(behind, "block regions of one kernel");
+             for (BlockRegion& region : edited) region.block_stride -= region.unit_bytes;
+             regions->emplace(behind, "block regions of zeroing");
              (*regions)->upload(edited);
            }});
 }
-
-Seams zero_stride(const BackendConfig&) {
-  return in_regions_of<ZeroBlocksParams>([](std::span<BlockRegion> regions) {
-    for (BlockRegion& region : regions) region.block_stride -= region.unit_bytes;
-  });
-}
-// Of several views that begin at one address the shortest is copied for all of them.
+// Views that start at the same address are all copied as long as the shortest of them.
 Seams copy_first_view(const BackendConfig&) {
-  return in_regions_of<CopyBlocksParams>([](std::span<BlockRegion> regions) {
-    const std::vector<BlockRegion> all(regions.begin(), regions.end());
-    for (BlockRegion& region : regions)
-      for (const BlockRegion& other : all)
-        if (other.base == region.base && other.size_bytes < region.size_bytes)
+  return in_uploads<CopyRegion>("copy regions", [](std::span<CopyRegion> regions) {
+    const std::vector<CopyRegion> all(regions.begin(), regions.end());
+    for (CopyRegion& region : regions)
+      for (const CopyRegion& other : all)
+        if (other.target == region.target && other.size_bytes < region.size_bytes)
           region.size_bytes = other.size_bytes / region.unit_bytes * region.unit_bytes;
   });
 }
@@ -282,12 +237,12 @@ Seams slot_wrong_block_size(const BackendConfig& config) {
   });
 }
 Seams slot_past_row(const BackendConfig&) {
-  return in_slot_lookup([](std::span<GroupTable> tables) {
+  return in_lookups_of<SlotMappingParams>([](std::span<GroupTable> tables, OwnTables&, Device&) {
     const std::int32_t widest = std::ranges::max(tables, {}, &GroupTable::width).width;
     for (GroupTable& table : tables) table.width = widest;
   });
 }
-// Windows that are computed again are taken for what a hit holds.
+// Recomputed windows are treated as part of the hit.
 Seams replay_window_kept(const BackendConfig&) {
   return in_uploads<GroupTable>(kTables, [](std::span<GroupTable> tables) {
     for (GroupTable& table : tables) table.is_replayed = false;
@@ -302,20 +257,20 @@ Seams ring_not_clipped(const BackendConfig&) {
     for (RowReach& row : rows) row.end = 0;
   });
 }
-// Slots as if the ring went on in the next entry of its table.
+// Slots as if the ring continued in the table's next entry.
 Seams ring_taken_for_table(const BackendConfig&) {
   return in_uploads<GroupTable>(kTables, [](std::span<GroupTable> tables) {
     for (GroupTable& table : tables) table.is_ring = false;
   });
 }
-// Written as a ring and read from the second half of its rows.
+// Reads the ring with half its block size.
 Seams ring_read_shifted(const BackendConfig&) {
   return in_uploads<RowCache>("layer caches", [](std::span<RowCache> layers) {
     for (RowCache& layer : layers)
       if (layer.is_ring) layer.block_size = make_divisor(std::max(1u, layer.block_size.value / 2));
   });
 }
-// The last row of an encoder is not written. Its slots lie in an array of their own.
+// The last row of an encoder is not written. Encoder slots are in their own array.
 Seams cross_row_lost(const BackendConfig&) {
   return on_device({.launch = [slots = static_cast<const Slot*>(nullptr),
                                end = static_cast<const Slot*>(nullptr)](
@@ -324,50 +279,51 @@ Seams cross_row_lost(const BackendConfig&) {
       slots = (*map)->slots;
       end = slots + (*map)->slots_stride * (*map)->num_groups;
     }
-    if (auto** write = std::get_if<WriteRowsParams*>(&params))
+    if (auto** write = std::get_if<WritePartsParams*>(&params))
       if ((*write)->slots >= slots && (*write)->slots < end)
         (*write)->num_tokens = std::max(0, (*write)->num_tokens - 1);
   }});
 }
-// Sinks are written from the null block on.
+// Sinks are written to the null block and the blocks after it.
 Seams sink_block_shifted(const BackendConfig&) {
   return in_uploads<Slot>("slots of sinks", [](std::span<Slot> slots) {
     const Slot first = slots.empty() ? 0 : slots.front();
     for (Slot& slot : slots) slot -= first;
   });
 }
-// Attention begins with the request's own tokens.
+// Attention skips the sinks.
 Seams sinks_not_read(const BackendConfig&) {
   return in_uploads<RowCache>("layer caches", [](std::span<RowCache> layers) {
     for (RowCache& layer : layers) layer.sink_blocks = 0;
   });
 }
 Seams compressed_other_ratio(const BackendConfig&) {
-  return in_launches<WriteRowsParams>([](WriteRowsParams& params) {
-    Divisor& tokens = params.cache.tokens_per_row;
+  return in_launches<WritePartsParams>([](WritePartsParams& params) {
+    Divisor& tokens = params.tokens_per_row;
     if (tokens.value > 1) tokens = make_divisor(2 * tokens.value);
   });
 }
-// Hidden states are looked up in the table of the next group.
+// Hidden states use the next group's table.
 Seams hidden_slot_mapping(const BackendConfig& config) {
   std::vector<bool> hidden;
   for (const KVCacheGroupSpec& group : config.plan.groups)
     hidden.push_back(group.spec.kind == CacheKind::hidden_state);
-  return in_slot_lookup([hidden](std::span<GroupTable> tables) {
-    const std::vector<GroupTable> own(tables.begin(), tables.end());
-    for (std::size_t g = 0; g < tables.size(); ++g) {
-      if (!hidden[g]) continue;
-      const GroupTable& other = own[(g + 1) % own.size()];
-      tables[g].entries = tables[g].kernel_entries = other.entries;
-      tables[g].width = other.width;
-    }
-  });
+  return in_lookups_of<SlotMappingParams>(
+      [hidden](std::span<GroupTable> tables, OwnTables&, Device&) {
+        const std::vector<GroupTable> own(tables.begin(), tables.end());
+        for (std::size_t g = 0; g < tables.size(); ++g) {
+          if (!hidden[g]) continue;
+          const GroupTable& other = own[(g + 1) % own.size()];
+          tables[g].entries = tables[g].kernel_entries = other.entries;
+          tables[g].width = other.width;
+        }
+      });
 }
-// Blocks of the source as far apart as what is copied of them.
+// The source's block stride is the copied size.
 Seams transfer_flatten(const BackendConfig&) {
   return on_device({.upload = [](const std::string& name, std::span<std::byte> bytes, Device&) {
     if (name != "load_blocks: regions" && name != "store_blocks: regions") return;
-    for (PageRegion& region : elements_of<PageRegion>(bytes))
+    for (CopyRegion& region : elements_of<CopyRegion>(bytes))
       region.source_stride = region.size_bytes;
   }});
 }
@@ -392,7 +348,7 @@ Seams state_targets_last(const BackendConfig& config) {
                  (*updates)[last].group == start.group;
                ++last)
             item.num_tokens += (*updates)[last].num_tokens;
-          // The kernels for chunks go by pieces and know one target.
+          // The chunked kernels have one target per piece.
           if (start.num_drafts > 0)
             target_last(item, targets.subspan(start.group * tokens, tokens));
         }
@@ -407,9 +363,18 @@ Seams checkpoint_last_inputs(const BackendConfig&) {
   });
 }
 
-template <KernelDefect kDefect>
-Seams in_kernel(const BackendConfig&) {
-  return on_device({.kernel = kDefect});
+// Kernel block ids are the manager's.
+Seams kernel_block_unsplit(const BackendConfig&) {
+  return in_uploads<GroupTable>(kTables, [](std::span<GroupTable> tables) {
+    for (GroupTable& table : tables) table.kernel_block_stride = 1;
+  });
+}
+Seams chunk_carry_undecayed(const BackendConfig&) {
+  return on_device(
+      {.launchers = [](KernelTable&, EngineKernels& engine, const DefectKernels& defects) {
+        engine.selective_chunks = defects.selective_undecayed;
+        engine.delta_chunks = defects.delta_undecayed;
+      }});
 }
 
 constexpr PlantedDefect kOfLaunches[] = {
@@ -422,9 +387,9 @@ constexpr PlantedDefect kOfLaunches[] = {
     {"slot-pad-rows", slot_pad_rows},
     {"slot-stale-tail", slot_stale_tail},
     {"slot-interleave-ignored", slot_interleave_ignored},
-    {"offset-int32", in_kernel<KernelDefect::write_offset_int32>, Needs::words},
-    {"state-pads-included", in_kernel<KernelDefect::state_pads_included>, Needs::words},
-    {"kernel-block-unsplit", in_kernel<KernelDefect::table_unsplit>},
+    {"offset-int32", in_launcher<&EngineKernels::write_parts, &DefectKernels::write_in_32_bits>,
+     Needs::words},
+    {"kernel-block-unsplit", kernel_block_unsplit},
     {"copy-unordered", copy_unordered, Needs::streams},
     {"transfer-flatten", transfer_flatten},
     {"hidden-flatten", hidden_flatten},
@@ -432,20 +397,24 @@ constexpr PlantedDefect kOfLaunches[] = {
     {"hidden-slot-mapping", hidden_slot_mapping},
     {"slot-past-row", slot_past_row},
     {"table-late-clear", table_late_clear},
-    {"state-update-race", in_kernel<KernelDefect::state_update_race>, Needs::words},
+    {"state-update-race", in_launcher<&KernelTable::update_states, &DefectKernels::update_twice>,
+     Needs::words},
     {"graph-stale-param", graph_stale_param, Needs::graphs},
     {"graph-too-small", graph_too_small, Needs::graphs},
     {"graph-stale-pointer", graph_stale_pointer, Needs::graphs},
-    {"combine-unscaled", in_kernel<KernelDefect::combine_unscaled>, Needs::numbers},
+    {"combine-unscaled",
+     in_launcher<&EngineKernels::split_attention, &DefectKernels::combine_unscaled>,
+     Needs::numbers},
     {"window-off-by-one", window_off_by_one, Needs::numbers},
     {"scale-of-other-layer", scale_of_other_layer, Needs::numbers},
     {"scale-of-other-head", scale_of_other_head, Needs::numbers},
     {"scales-swizzled", scales_swizzled, Needs::numbers},
     {"scales-behind-rows", scales_behind_rows, Needs::numbers},
-    {"scale-not-stored", in_kernel<KernelDefect::scale_not_stored>, Needs::numbers},
+    {"scale-not-stored", in_launcher<&EngineKernels::write_parts, &DefectKernels::lose_scales>,
+     Needs::numbers},
     {"state-targets-last", state_targets_last, Needs::numbers},
     {"checkpoint-last-inputs", checkpoint_last_inputs, Needs::numbers},
-    {"chunk-carry-undecayed", in_kernel<KernelDefect::chunk_carry_undecayed>, Needs::numbers},
+    {"chunk-carry-undecayed", chunk_carry_undecayed, Needs::numbers},
     {"dp-idle-writes", dp_idle_writes},
     {"replay-window-kept", replay_window_kept},
     {"replay-overwrites-hit", replay_overwrites_hit},

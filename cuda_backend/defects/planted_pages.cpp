@@ -1,5 +1,4 @@
-// Defects planted in HiSparse's pages: in what the backend is told of them, and in how their rows
-// are moved and looked up.
+// Defects planted in HiSparse's pages: in their program, and in the copies and lookups of their rows.
 #include <memory>
 #include <utility>
 #include <vector>
@@ -9,17 +8,10 @@
 namespace lockstep::cuda {
 namespace {
 
-template <class Params, class Edit>
-Seams in_page_launches(Edit edit) {
-  return on_device({.launch = [edit](LaunchParams params, Operation&, Device&) {
-    if (auto** found = std::get_if<Params*>(&params)) edit(**found);
-  }});
-}
-
 Seams page_mirror_short(const BackendConfig&) {
-  return in_page_launches<MirrorRowsParams>([](MirrorRowsParams& params) { --params.num_tokens; });
+  return in_launches<MirrorRowsParams>([](MirrorRowsParams& params) { --params.num_tokens; });
 }
-// Pages that have left the device are still read there.
+// Evicted pages are still read on the device.
 Seams page_residency_kept(const BackendConfig&) {
   return {.program = [](StepProgram& program) {
     std::erase_if(program.residency,
@@ -36,7 +28,7 @@ Seams page_restore_dropped(const BackendConfig& config) {
     });
   }};
 }
-// The null block is read for what lies on the host.
+// Rows on the host are read from the null block.
 Seams page_host_unread(const BackendConfig&) {
   return on_device(
       {.upload = [](const std::string& allocation, std::span<std::byte> bytes, Device&) {
@@ -44,26 +36,22 @@ Seams page_host_unread(const BackendConfig&) {
         for (RowCache& rows : elements_of<RowCache>(bytes)) rows.away = nullptr;
       }});
 }
-// Who takes a row of the batch goes on with the region of who had it before.
+// A request reuses the hot region of the previous request in its batch row.
 Seams hot_region_kept(const BackendConfig&) {
-  // The first launch is that of the start.
+  // The first launch initialises all regions.
   const auto is_first = std::make_shared<bool>(true);
-  return in_page_launches<ClearRegionsParams>([is_first](ClearRegionsParams& params) {
+  return in_launches<ClearRegionsParams>([is_first](ClearRegionsParams& params) {
     if (!std::exchange(*is_first, false)) params.num_rows = 0;
   });
 }
-Seams hot_evicts_used(const BackendConfig&) {
-  return on_device({.kernel = KernelDefect::hot_evicts_used});
-}
-Seams hot_row_by_slot(const BackendConfig&) {
-  return on_device({.kernel = KernelDefect::hot_row_by_slot});
-}
-
 constexpr PlantedDefect kOfPages[] = {
-    {"rows-mirror-short", page_mirror_short},       {"rows-residency-kept", page_residency_kept},
-    {"rows-restore-dropped", page_restore_dropped}, {"rows-host-unread", page_host_unread},
-    {"hot-region-kept", hot_region_kept},           {"hot-evicts-used", hot_evicts_used},
-    {"hot-row-by-slot", hot_row_by_slot},
+    {"rows-mirror-short", page_mirror_short},
+    {"rows-residency-kept", page_residency_kept},
+    {"rows-restore-dropped", page_restore_dropped},
+    {"rows-host-unread", page_host_unread},
+    {"hot-region-kept", hot_region_kept},
+    {"hot-evicts-used", in_launcher<&KernelTable::hot_reads, &DefectKernels::evict_used>},
+    {"hot-row-by-slot", in_launcher<&KernelTable::swap_rows, &DefectKernels::swap_by_slot>},
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Defects planted in plans: what a rank holds, and where the kernels are told that it lies.
+// Defects planted in plans: in a rank's share, and in the addresses that kernels receive.
 #include <algorithm>
 
 #include "cuda_backend/defects/planted_seams.h"

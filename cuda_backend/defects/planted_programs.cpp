@@ -1,4 +1,4 @@
-// Defects planted in a step's program, before the backend sees it.
+// Defects planted in a step's program, before the backend receives it.
 #include <algorithm>
 #include <map>
 #include <utility>
@@ -13,10 +13,10 @@ bool same_chain(const StateUpdate& a, const StateUpdate& b) {
   return a.row == b.row && a.group == b.group;
 }
 
-// The tables that a device holds when rows are never cleared.
+// The tables of a device that never clears rows.
 class KeptTables {
  public:
-  // Updates name what lies behind them as well: rows stay as long as they were.
+  // Extends each update to the row's old end, so that rows never shrink.
   void apply(StepProgram& program) {
     program.clear_rows.clear();
     for (TableUpdate& update : program.table_updates) {
@@ -41,7 +41,7 @@ class KeptTables {
   std::map<std::pair<std::int32_t, std::int32_t>, std::vector<BlockId>> rows_;  // group, row
 };
 
-// An update goes on from the last draft of its row's step before, accepted or not.
+// An update continues from the last draft of its row's previous step, accepted or not.
 class LastDrafts {
  public:
   void apply(StepProgram& program) {
@@ -67,7 +67,7 @@ class LastDrafts {
   std::vector<StateUpdate> before_;
 };
 
-// A row goes on behind the last draft of the step before, accepted or not.
+// A row continues after the last draft of its previous step, accepted or not.
 class OptimisticCounts {
  public:
   void apply(StepProgram& program) {
@@ -83,10 +83,10 @@ class OptimisticCounts {
   }
 
  private:
-  std::map<std::int32_t, std::int32_t> ends_;  // by row, of the step before
+  std::map<std::int32_t, std::int32_t> ends_;  // by row, of the previous step
 };
 
-// Of the blocks of a group, the last are moved from where the first lie.
+// Reverses the sources of a group's transfers: the last blocks come from the places of the first.
 template <class Source>
 void reverse_sources(std::vector<HostTransfer>& transfers, Source source) {
   std::map<std::int32_t, std::vector<HostTransfer*>> by_group;
@@ -119,7 +119,24 @@ Seams conv_offset_ignored(const BackendConfig&) {
     for (StateUpdate& update : program.state_updates) update.conv_offset = 0;
   }};
 }
-// The null block is no target, so the chunk goes on as it should.
+// The last token of every update, except a checkpoint's, advances the state again.
+Seams state_pads_included(const BackendConfig&) {
+  return {.program = [](StepProgram& program) {
+    std::vector<StateUpdate> updates;
+    for (const StateUpdate& update : program.state_updates) {
+      updates.push_back(update);
+      if (update.is_checkpoint) continue;
+      StateUpdate again = update;
+      again.source = update.target;
+      again.first_position += update.num_tokens - 1;
+      again.first_token += update.num_tokens - 1;
+      again.num_tokens = 1;
+      updates.push_back(again);
+    }
+    program.state_updates = std::move(updates);
+  }};
+}
+// The null block discards the checkpoint; the rest of the chunk is correct.
 Seams checkpoint_lost(const BackendConfig&) {
   return {.program = [](StepProgram& program) {
     for (StateUpdate& update : program.state_updates)
@@ -142,7 +159,7 @@ Seams checkpoint_early(const BackendConfig&) {
 Seams part_copy_lost(const BackendConfig&) {
   return {.program = [](StepProgram& program) { program.parts.clear(); }};
 }
-// The step has run before the copy is made.
+// Copies parts one step late.
 Seams part_copy_late(const BackendConfig&) {
   return {.program = [late = std::vector<PartCopy>{}](StepProgram& program) mutable {
     std::swap(late, program.parts);
@@ -155,7 +172,7 @@ Seams stale_table_entry(const BackendConfig&) {
 Seams table_edit_lost(const BackendConfig&) {
   return {.program = [](StepProgram& program) { program.table_edits.clear(); }};
 }
-// The ids of the step before still lie in the staging buffer.
+// The staging buffer still holds the block ids of the previous step.
 Seams table_async_upload(const BackendConfig&) {
   return {.program = [before = std::vector<BlockId>{}](StepProgram& program) mutable {
     const std::vector<BlockId> now = program.table_block_ids;
@@ -170,7 +187,7 @@ Seams transfer_wrong_end(const BackendConfig&) {
     reverse_sources(program.stores, &HostTransfer::block);
   }};
 }
-// Queries read their last kernel block to the end.
+// Queries read their last kernel block to its end.
 Seams stale_nan(const BackendConfig& config) {
   auto blocks = std::make_shared<std::vector<std::int64_t>>();  // kernel block size of each layer
   return {.share =
@@ -187,7 +204,7 @@ Seams stale_nan(const BackendConfig& config) {
               }};
 }
 
-// What is read of compressed rows ends with the one that is not complete.
+// Reads include the compressed row that is not complete.
 Seams compressed_open_row(const BackendConfig& config) {
   auto tokens_per_row = std::make_shared<std::vector<std::int32_t>>();  // of each layer
   for (const KVCacheGroupSpec& group : config.plan.groups)
@@ -200,7 +217,7 @@ Seams compressed_open_row(const BackendConfig& config) {
     }
   }};
 }
-// Attention looks as far back as the window is long, whatever was computed again.
+// Attention reads one position before the recomputed window.
 Seams replay_reads_before(const BackendConfig& config) {
   std::vector<std::int32_t> windows;  // of each layer; 0: it is not computed again
   for (const KVCacheGroupSpec& group : config.plan.groups)
@@ -216,13 +233,13 @@ Seams replay_reads_before(const BackendConfig& config) {
   }};
 }
 
-// What encoders compute goes through the table of the first request in the batch.
+// Encoder rows use the table of the batch's first request.
 Seams cross_slots_of_another(const BackendConfig&) {
   return {.program = [](StepProgram& program) {
     for (EncoderSlice& slice : program.encoder_slices) slice.row = program.rows.front().row;
   }};
 }
-// Cross attention sees as many rows as there are tokens.
+// Cross attention reads one row per token.
 Seams cross_reads_causally(const BackendConfig& config) {
   std::vector<bool> is_cross;  // of each layer
   for (const KVCacheGroupSpec& group : config.plan.groups)
@@ -251,6 +268,7 @@ constexpr PlantedDefect kOfPrograms[] = {
     {"table-async-upload", table_async_upload},
     {"state-draft-reuse", state_draft_reuse, Needs::words},
     {"optimistic-count", optimistic_count},
+    {"state-pads-included", state_pads_included, Needs::words},
     {"stale-nan", stale_nan, Needs::words},
     {"conv-offset-ignored", conv_offset_ignored, Needs::numbers},
     {"checkpoint-lost", checkpoint_lost},

@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/check.h"
 #include "cuda_backend/device/forwarding_device.h"
 
 namespace lockstep::cuda {
@@ -13,11 +14,22 @@ class PlantedDevice final : public ForwardingDevice {
  public:
   PlantedDevice(std::unique_ptr<Device> device, Device& base, DevicePlant plant)
       : ForwardingDevice(std::move(device)), base_(base), plant_(std::move(plant)) {
-    ForwardingDevice::plant(plant_.kernel);
+    if (plant_.launchers) {
+      kernels_ = ForwardingDevice::kernels();
+      engine_kernels_ = ForwardingDevice::engine_kernels();
+      plant_.launchers(kernels_, engine_kernels_, defect_kernels_of(ForwardingDevice::kernels()));
+    }
     if (plant_.launch)
       edit_launches([this](LaunchParams params, Operation& operation) {
         plant_.launch(params, operation, inner());
       });
+  }
+
+  const KernelTable& kernels() const override {
+    return plant_.launchers ? kernels_ : ForwardingDevice::kernels();
+  }
+  const EngineKernels& engine_kernels() const override {
+    return plant_.launchers ? engine_kernels_ : ForwardingDevice::engine_kernels();
   }
 
   std::byte* allocate(std::int64_t size_bytes, std::string what) override {
@@ -58,10 +70,29 @@ class PlantedDevice final : public ForwardingDevice {
  private:
   Device& base_;
   DevicePlant plant_;
+  KernelTable kernels_{};  // with the plant's launchers, where it has any
+  EngineKernels engine_kernels_{};
   std::map<std::byte*, std::string> names_;  // of allocations, by address
 };
 
 }  // namespace
+
+#if LOCKSTEP_HAVE_CUDA
+// Compiled by nvcc; host code declares only the CPU's variants.
+namespace simt_cuda {
+extern const KernelTable kernel_table;
+extern const DefectKernels defect_kernels;
+}  // namespace simt_cuda
+#endif
+
+const DefectKernels& defect_kernels_of(const KernelTable& kernels) {
+  if (&kernels == &simt_checked::kernel_table) return simt_checked::defect_kernels;
+#if LOCKSTEP_HAVE_CUDA
+  if (&kernels == &simt_cuda::kernel_table) return simt_cuda::defect_kernels;
+#endif
+  LS_CHECK(&kernels == &simt_fast::kernel_table, "a device without kernels of defects");
+  return simt_fast::defect_kernels;
+}
 
 std::unique_ptr<Device> make_planted_device(std::unique_ptr<Device> device, Device& base,
                                             DevicePlant plant) {

@@ -1,4 +1,4 @@
-// Defects planted in what a rank of a context takes for its share of a group's tokens.
+// Defects planted in a context rank's share of a group's tokens.
 #include <vector>
 
 #include "cuda_backend/defects/planted_seams.h"
@@ -6,7 +6,7 @@
 namespace lockstep::cuda {
 namespace {
 
-// The descriptors of block tables, as they go to the device.
+// Changes the descriptors of block tables on their way to the device.
 template <class Edit>
 Seams in_tables(Edit edit) {
   return on_device({.upload = [edit](const std::string& name, std::span<std::byte> bytes, Device&) {
@@ -15,36 +15,36 @@ Seams in_tables(Edit edit) {
   }});
 }
 
-// One flag for all groups: what every rank keeps is dealt out as the rest is.
+// Replicated groups are sharded like the others.
 Seams whole_dealt_out(const BackendConfig&) {
   return in_tables([](GroupTable& table) { table.is_whole = false; });
 }
-// ... or the rest is kept as what every rank keeps.
+// Sharded groups are replicated.
 Seams dealt_out_whole(const BackendConfig&) {
   return in_tables([](GroupTable& table) { table.is_whole = true; });
 }
-// Slots as if a block of what every rank keeps had the tokens of all ranks' blocks.
+// Slots as if a replicated block had the tokens of all ranks' blocks.
 Seams whole_block_of_all(const BackendConfig& config) {
   return in_tables([num_ranks = config.context.num_ranks](GroupTable& table) {
     if (table.is_whole) table.slot_block_size *= num_ranks;
   });
 }
-// Attention over what every rank keeps stops where the rank's share of the others ends.
+// Reads of replicated layers end where the rank's share of a sharded layer ends.
 Seams whole_read_in_part(const BackendConfig& config) {
-  std::vector<bool> is_whole;  // [layer of the plan]
+  std::vector<bool> is_whole;  // of each layer of the plan
   for (const KVCacheGroupSpec& group : config.plan.groups)
     is_whole.insert(is_whole.end(), group.layer_names.size(), !group.spec.dcp_sharded);
-  const auto cut = [is_whole, num_ranks = config.context.num_ranks](auto items) {
-    for (auto& item : items) {
-      if (item.row < 0 || !is_whole.at(static_cast<std::size_t>(item.layer_index))) continue;
-      item.first /= num_ranks;
-      item.last /= num_ranks;
-    }
-  };
-  return on_device({.upload = [cut](const std::string& name, std::span<std::byte> bytes, Device&) {
-    if (name == "probe pieces") cut(elements_of<DigestPiece>(bytes));
-    if (name == "queries") cut(elements_of<QueryItem>(bytes));
-  }});
+  return {.program = [is_whole, num_ranks = config.context.num_ranks](StepProgram& program) {
+    const auto cut = [&](auto& reads) {
+      for (auto& read : reads) {
+        if (!is_whole.at(static_cast<std::size_t>(read.layer))) continue;
+        read.first /= num_ranks;
+        read.last /= num_ranks;
+      }
+    };
+    cut(program.probes);
+    cut(program.queries);
+  }};
 }
 
 constexpr PlantedDefect kOfShares[] = {

@@ -40,7 +40,7 @@ bool is_row_cache(const KVCacheSpec& spec, AttentionBackend chosen) {
   return backend && dim_roles(*backend).kv < 0;
 }
 
-// The pair taken for the rightmost dimension of size 2: the heads, where there are two.
+// Treats the rightmost dimension of size 2 as the pair: the heads, if there are two.
 void guess_pair_from_right(LayerViews& views) {
   const Dims& shape = views.tensors.front().shape;
   for (auto dim = static_cast<std::int32_t>(shape.size()) - 2; dim >= 0; --dim) {
@@ -120,7 +120,7 @@ class PlantedDeriver final : public ViewDeriver {
       return has_states_and_attention() ? update_by_shape() : Result<void>{};
     return has(ViewDefect::layout_not_updated) ? Result<void>{} : ViewDeriver::update_layouts();
   }
-  // The second runner of vLLM 0.22.1: a cache is pair-first if its first dimension is 2.
+  // Model runner V2 of vLLM 0.22.1: a cache is pair-first if its first dimension is 2.
   Result<void> update_by_shape() {
     Result<void> result;
     for_each_token_cache([&](const KVCacheGroupSpec& group, LayerViews& views) {
@@ -135,7 +135,7 @@ class PlantedDeriver final : public ViewDeriver {
       }
       if (view.shape[0] != 2) return;
       if (view.shape[1] == 2 && has(ViewDefect::ambiguous_refused))
-        result = fail(fmt::format("{}: the order of a cache of shape [{}] cannot be told",
+        result = fail(fmt::format("{}: the layout of a cache of shape [{}] is ambiguous",
                                   group.layer_names.front(), fmt::join(view.shape, ", ")));
       else
         lay_pair_in_page(view);

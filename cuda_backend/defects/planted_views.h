@@ -1,5 +1,5 @@
 // Defects of real engines in deriving views and addresses, each switchable by name: steps of
-// views/views.h taken in another way. Sources: the catalogue in docs/planner.md.
+// views/views.h done differently. Sources: the catalogue in docs/planner.md.
 #pragma once
 
 #include <cstdint>
@@ -13,13 +13,13 @@
 
 namespace lockstep::cuda {
 
-// One bit each, so that an engine with several at once can be modelled (second_runner).
+// One bit each, so that an engine with several can be modelled (kSecondRunner).
 enum class ViewDefect : std::uint32_t {
   none = 0,
   layout_two_blocks = 1u << 0,       // vLLM 37236: pair-first wherever shape[0] is 2
-  ambiguous_refused = 1u << 1,       // vLLM 0.22.1, second runner: shape (2, 2, ...) refused
+  ambiguous_refused = 1u << 1,       // vLLM 0.22.1, model runner V2: shape (2, 2, ...) refused
   layout_not_updated = 1u << 2,      // 38081: pair-first although states share the pages
-  layout_restride_hidden = 1u << 3,  // 0.22.1, second runner: rows re-strided as if they were pairs
+  layout_restride_hidden = 1u << 3,  // 0.22.1, runner V2: rows re-strided as if they were pairs
   state_spec_unhandled = 1u << 4,    // 38041: no view for states
   state_stride_unpadded = 1u << 5,   // 38081 review: states strided by the real page
   state_offset_wrong_itemsize = 1u << 6,  // 38081 review: an offset in items of the state before
@@ -43,7 +43,7 @@ constexpr bool has(ViewDefect set, ViewDefect one) {
   return (static_cast<std::uint32_t>(set) & static_cast<std::uint32_t>(one)) != 0;
 }
 
-// What vLLM 0.22.1's second model runner does.
+// The defects of vLLM 0.22.1's model runner V2.
 inline constexpr ViewDefect kSecondRunner = ViewDefect::layout_two_blocks |
                                             ViewDefect::ambiguous_refused |
                                             ViewDefect::layout_restride_hidden;
@@ -59,8 +59,8 @@ Result<PoolViews> planted_views(const KVCacheConfig& plan, const ViewOptions& op
 std::int64_t planted_byte_offset(const TensorView& view, std::span<const std::int64_t> index,
                                  ViewDefect defect);
 
-// Mistakes of real engines in the figures of views/views_capacity.h, each switchable by name: other
-// limits or another plan going in, other figures coming out.
+// Mistakes of real engines in the figures of views/views_capacity.h, each switchable by name: wrong
+// limits or a wrong plan as input, wrong figures as output.
 enum class CapacityDefect : std::uint8_t {
   none,
   capacity_all_groups,  // vLLM 40384: groups of O(1) cost divide the capacity
@@ -68,7 +68,7 @@ enum class CapacityDefect : std::uint8_t {
   routed_buffer,        // 37118: a slot-indexed buffer sized by the capacity
   state_blocks_capped,  // 38270: max_num_seqs lowered in silence to what the states allow
   cp_memory,            // 39949 review: ranks that share a context left out of the estimate
-  hit_rate_pack,        // 35703: a pack's page taken for a longer block, which hits must fill
+  hit_rate_pack,        // 35703: a pack's page treated as a longer block, which hits must fill
 };
 std::string_view name_of(CapacityDefect defect);
 std::optional<CapacityDefect> capacity_defect_from_name(std::string_view name);

@@ -1,14 +1,15 @@
-// What the backend asks of a CUDA device: memory, copies, launches. Two exist: the SIMT executor
-// (simt_device.h) and a GPU (gpu/gpu_device.h); everything above them is the same code.
+// A CUDA device: memory, copies and launches. There are two: the SIMT executor (simt_device.h) and a
+// GPU (gpu/gpu_device.h). All code above them is the same.
 //
-// 1. Operations take effect in the order of the calls. They may return before they are done.
-// 2. The first failure is kept: later operations do nothing, and every finish() from then on
-//    returns it.
-// 3. What download() fetches is there after the next finish(), not before. upload() is done with
-//    the host's memory when it returns.
-// 4. Streams: rule 1 holds for the operations of one stream. Between two streams there is no order
-//    but that of events, and finish() waits for all of them. A device that keeps every operation in
-//    the order of the calls, as the SIMT executor does, need not know about streams.
+// Invariants:
+// 1. Operations take effect in call order. A call may return before its operation is done.
+// 2. The device keeps its first failure. Later operations do nothing, and every later finish()
+//    returns the failure.
+// 3. Downloaded bytes are valid after the next finish(). upload() does not read the host's memory
+//    after it returns.
+// 4. Rule 1 holds within a stream. Only events order two streams, and finish() waits for all
+//    streams. A device that runs everything in call order may ignore streams.
+// 5. release() takes what allocate() returned, once; release_host() what allocate_host() returned.
 #pragma once
 
 #include <algorithm>
@@ -32,8 +33,8 @@
 
 namespace lockstep::cuda {
 
-// A finding of the device's memory checker. `allocation` is the name given to allocate(); empty
-// when the address lies in none.
+// A finding of the device's memory checker. `allocation` is the name from allocate(); empty: the
+// address is in no allocation.
 struct DeviceReport {
   std::string kind;
   std::string kernel;
@@ -54,12 +55,11 @@ struct CapturedGraph;
 // The parameters of any launch.
 using LaunchParams =
     std::variant<TableClearParams*, TableAppendParams*, TableEditParams*, SlotMappingParams*,
-                 FillRowsParams*, WriteRowsParams*, GatherRowsParams*, ZeroBlocksParams*,
-                 CopyBlocksParams*, CopyPagesParams*, PoisonBlocksParams*, FingerprintParams*,
-                 DigestParams*, AttentionParams*, StateUpdateParams*, WritePartsParams*,
-                 SplitAttentionParams*, ConvParams*, SelectiveStateParams*, GatedDeltaParams*,
-                 MoveBytesParams*, RequestSlotsParams*, BatchTablesParams*, DraftSlotsParams*,
-                 MirrorRowsParams*, ClearRegionsParams*, HotReadParams*, SwapRowsParams*>;
+                 FillRowsParams*, GatherRowsParams*, ZeroBlocksParams*, CopyBlocksParams*,
+                 PoisonBlocksParams*, FingerprintParams*, DigestParams*, StateUpdateParams*,
+                 WritePartsParams*, SplitAttentionParams*, ConvParams*, SelectiveStateParams*,
+                 GatedDeltaParams*, MoveBytesParams*, DraftSlotsParams*, MirrorRowsParams*,
+                 ClearRegionsParams*, HotReadParams*, SwapRowsParams*>;
 
 class Device {
  public:
@@ -73,11 +73,10 @@ class Device {
   virtual const KernelTable& kernels() const = 0;
   virtual const EngineKernels& engine_kernels() const = 0;
 
-  // Undefined bytes, aligned to 256. Null and a kept failure when there is no room; size 0 is null.
+  // Returns undefined bytes, aligned to 256; null for size 0, or with a failure if memory runs out.
   virtual std::byte* allocate(std::int64_t size_bytes, std::string name) = 0;
   virtual void release(std::byte* memory) = 0;
-  // Pinned memory of the host, at an address that kernels and copies use like any other. A device
-  // that computes on the host has no other kind.
+  // Returns pinned host memory, at an address that kernels and copies can use.
   virtual std::byte* allocate_host(std::int64_t size_bytes, std::string name) {
     return allocate(size_bytes, std::move(name));
   }
@@ -87,21 +86,21 @@ class Device {
   virtual void zero(void* target, std::int64_t size_bytes) = 0;
   virtual Result<void> finish() = 0;
 
-  // Later writes belong to this step, for who_wrote().
+  // Later writes belong to this step. See who_wrote().
   virtual void begin_step(std::int64_t step) = 0;
   virtual void take_reports(std::vector<DeviceReport>& reports) = 0;
   virtual std::optional<DeviceWriter> who_wrote(const std::byte* address) = 0;
 
   virtual std::vector<KernelStatistics> kernel_statistics() const { return {}; }
-  // True: an access outside of an allocation is a report and does no harm.
+  // True if the device reports accesses outside of allocations and does not make them.
   virtual bool watches_accesses() const { return false; }
 
-  // A launch that waits for its place: 0 or the platform's error, as a launcher returns it.
+  // A launch without its place. Returns 0 or the platform's error, like a launcher.
   using Launch = std::function<int(const LaunchPlace&)>;
   virtual void run(const Operation&, const Launch& launch) {
     if (!failed()) check_launch(launch(place_));
   }
-  // describe(Operation&) says what the launch touches; called only where wants_operations().
+  // describe(Operation&) adds the memory that the launch touches; called if wants_operations().
   template <class Params, class Describe>
   void launch(Launcher<Params> launcher, const Params& params, Describe describe) {
     if (failed()) return;
@@ -120,41 +119,39 @@ class Device {
   }
   virtual bool wants_operations() const { return false; }
 
-  // Captured graphs (streams/stream_device.h). A device without any runs everything as issued.
-  // What `count` items are padded to: the size of the graph that takes them, or `count` itself.
+  // Captured graphs (streams/stream_device.h). Other devices run everything as issued.
+  // Returns the size of the smallest graph for `count` items, or `count`.
   virtual std::int32_t padded_batch(std::int32_t count) const { return count; }
   virtual bool captures(std::int32_t /*size*/) const { return false; }
-  // The launches that issue() makes for a batch padded to `size`. REQUIRES: it launches, and does
-  // nothing else on the device; where captures(size), parameters differ in device memory only.
+  // Runs or replays the launches that issue() makes for a batch padded to `size`. REQUIRES: issue()
+  // only launches; if captures(size), parameters differ only in device memory.
   virtual void run_captured(std::string_view /*part*/, std::int32_t /*size*/,
                             const std::function<void()>& issue) {
     issue();
   }
-  // What comes next is launched anew, and neither captured nor replayed; or not any more.
+  // True: later launches are neither captured nor replayed.
   virtual void run_eagerly(bool /*eagerly*/) {}
-  // Addresses that captured launches may hold have changed.
+  // Drops all graphs: addresses in captured launches have changed.
   virtual void forget_captured() {}
-  // Launches all of a graph, as one piece of work where the platform can.
+  // Launches a graph, as one piece of work if the platform can.
   virtual int launch_graph(CapturedGraph& graph, const LaunchPlace& place);
   virtual GraphStatistics graph_statistics() const { return {}; }
 
   // Streams 0 to count - 1. REQUIRES: called once, before any operation but allocate().
   virtual void open_streams(int /*count*/) {}
-  virtual void use_stream(int /*stream*/) {}  // later operations go there
-  // Everything so far in the stream in use; wait_event() holds back what comes after it in the
-  // stream in use then. Events are good until the next finish().
+  virtual void use_stream(int /*stream*/) {}  // for later operations
+  // Marks the end of the stream's operations so far. wait_event() delays later operations of the
+  // current stream until a mark is reached. Events are valid until the next finish().
   virtual int record_event() { return 0; }
   virtual void wait_event(int /*event*/) {}
-  // Over how many streams a step's operations are spread.
+  // Streams that a step's operations are spread over.
   virtual int num_streams() const { return 1; }
 
   bool failed() const { return failure_.has_value(); }
   const LaunchPlace& place() const { return place_; }
-  virtual void plant(KernelDefect defect) { place_.defect = defect; }
 
  protected:
-  // Called with the parameters of every launch, which it may change; what it adds to the operation
-  // is read as well.
+  // Called with the parameters of every launch. It may change them and add memory that is read.
   using EditLaunch = std::function<void(LaunchParams, Operation&)>;
   void edit_launches(EditLaunch edit) { edit_ = std::move(edit); }
   void fail_with(std::string message) {
@@ -181,10 +178,10 @@ class Device {
   EditLaunch edit_;
 };
 
-// Launches with their parameters frozen, in order, and what the device has made of them.
+// Launches with frozen parameters, in order, and the device's own form of them.
 struct CapturedGraph {
   std::vector<Device::Launch> launches;
-  std::shared_ptr<void> instance;  // a device's own, gone before it; null: not made yet
+  std::shared_ptr<void> instance;  // the device's, released before it; null: not made yet
 };
 
 inline int Device::launch_graph(CapturedGraph& graph, const LaunchPlace& place) {
@@ -197,8 +194,10 @@ inline int Device::launch_graph(CapturedGraph& graph, const LaunchPlace& place) 
 // does not compile fmt.
 void check_count(std::string_view array, std::int64_t count);
 
-// An array in device memory that grows: the place of one kind of input or result of a step. Named,
-// so that a memory report says which one; its own allocation, so that running past it is found.
+// An array in device memory that grows: one kind of input or result of a step.
+//
+// 1. It is its own allocation, so that a read or write past it is found, and its name is in reports.
+// 2. capacity_ only grows. Growing drops the contents and changes the address.
 template <class T>
 class DeviceArray {
   static_assert(std::is_trivially_copyable_v<T>);
@@ -209,7 +208,7 @@ class DeviceArray {
   DeviceArray(const DeviceArray&) = delete;
   DeviceArray& operator=(const DeviceArray&) = delete;
 
-  // Room for `count` elements; what was there is gone when it had to grow.
+  // Makes room for `count` elements. Drops the contents if the array grows.
   T* reserve(std::int64_t count) {
     check_count(name_, count);
     if (count <= capacity_) return data_;

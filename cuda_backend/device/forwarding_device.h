@@ -1,8 +1,10 @@
-// A device in front of another one, which does the work. What a subclass does not change goes
-// through at once.
+// A device in front of an inner one that does the work. Calls that a subclass does not override are
+// forwarded at once.
 //
-// 1. The first failure of the inner device becomes this device's own at the next finish(), and at
-//    an allocate() that finds no room.
+// Invariants:
+// 1. The first failure of the inner device becomes this device's own at the next finish(), or at an
+//    allocate() without memory.
+// 2. Both devices have the same launch place.
 #pragma once
 
 #include <memory>
@@ -71,10 +73,6 @@ class ForwardingDevice : public Device {
   void forget_captured() override { inner_->forget_captured(); }
   GraphStatistics graph_statistics() const override { return inner_->graph_statistics(); }
   int num_streams() const override { return inner_->num_streams(); }
-  void plant(KernelDefect defect) override {
-    Device::plant(defect);
-    inner_->plant(defect);
-  }
 
  protected:
   Device& inner() { return *inner_; }

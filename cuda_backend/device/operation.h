@@ -31,7 +31,7 @@ struct Operation {
   std::vector<MemoryRange> writes;
   bool touches_everything = true;
 
-  // The description begins: from here on only what is added is touched.
+  // Starts the description: only memory that is added afterwards is touched.
   Operation& named(std::string what) {
     name = std::move(what);
     touches_everything = false;

@@ -1,5 +1,5 @@
 // The numbers of the protocol (sim/protocol/backend.h, rules 1 to 6) on the host, for backends with
-// kernels of their own. No address is worked out here.
+// their own kernels. No address is computed here.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@ namespace lockstep::cuda {
 
 std::uint64_t mix(std::uint64_t x);
 
-// shape() of rule (1): which bits of a word stay, and which are set.
+// shape() of rule (1): bits of a word to keep and bits to set.
 struct ShapeMasks {
   std::uint64_t keep, set;
 };
@@ -22,19 +22,18 @@ ShapeMasks shape_masks(DType dtype);
 void fill_row(std::uint64_t content, std::int32_t layer, std::uint32_t part, std::uint32_t head,
               DType dtype, std::span<std::byte> row);
 
-// Rule (2): a state of a layer after these contents, from what it was; `part` of those that tensor
-// parallelism cuts it into.
+// Rule (2): advances a state of a layer by these contents. `part`: the tensor parallel rank's part.
 void advance_state(std::span<const std::uint64_t> contents, std::int32_t layer, std::int32_t index,
                    std::int32_t part, std::span<std::byte> state);
 
-// Rule (3), of a whole page: {a, b}.
+// Rule (3): the sums {a, b} of a whole page.
 struct PageSums {
   std::uint64_t a = 0;
   std::uint64_t b = 0;
 };
 PageSums page_sums(std::span<const std::byte> page);
 
-// Rule (4): what one row adds to a digest.
+// Rule (4): the term of one row in a digest.
 std::uint64_t row_digest(std::span<const std::byte> row, std::int64_t position, std::uint32_t part,
                          std::uint32_t head);
 

@@ -26,7 +26,7 @@ std::string thread_text(const simt::Party& party) {
   return text + fmt::format(" thread {}", party.thread);
 }
 
-// Launches are numbered by the executor; a step owns those from its first on.
+// The executor numbers launches. A step owns those after `launch`.
 struct StepBegin {
   std::uint64_t launch;
   std::int64_t step;
@@ -38,8 +38,8 @@ class SimtDevice final : public Device {
       : executor_(std::move(executor)), mode_(mode) {
     place_.stream = executor_->stream();
     place_.whole_warps = false;
-    // Watched threads take the shapes of a GPU, so that what two of them may do to each other is
-    // seen; the plain build is there for speed.
+    // Checked launches have a GPU's shapes, so that conflicts between threads show. The plain build
+    // is for speed.
     place_.cta_threads = 128;
     place_.items_per_thread = mode == CheckMode::fast ? 8 : 1;
     place_.items_per_reducer = mode == CheckMode::fast ? 256 : 32;
@@ -109,7 +109,7 @@ class SimtDevice final : public Device {
   }
 
   void begin_step(std::int64_t step) override {
-    if (mode_ == CheckMode::fast) return;  // the plain build leaves no trace of who wrote
+    if (mode_ == CheckMode::fast) return;  // the plain build records no writers
     const std::uint64_t launch = executor_->last_launch().launch;
     if (steps_.empty() || steps_.back().launch != launch) {
       steps_.push_back({launch, step});
@@ -136,7 +136,7 @@ class SimtDevice final : public Device {
   void note(std::string_view what, simt::error_t error) {
     if (error != simt::success) fail_with(fmt::format("{}: {}", what, simt::error_string(error)));
   }
-  // The step whose launches come after `launch` of its StepBegin; -1: before the first.
+  // The step of a launch; -1: before the first step.
   std::int64_t step_of(std::uint64_t launch) const {
     const auto after =
         std::partition_point(steps_.begin(), steps_.end(),

@@ -1,4 +1,4 @@
-// A device on the CPU: the SIMT executor behind the interface of device.h.
+// A device on the CPU: the SIMT executor with the interface of device.h.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,7 @@
 
 namespace lockstep::cuda {
 
-// pool_size_bytes: what will be allocated for the cache; the arena is laid out for it and as much
-// again.
+// pool_size_bytes: bytes of the cache. The arena has room for twice as much.
 Result<std::unique_ptr<Device>> make_simt_device(CheckMode mode, std::uint64_t seed,
                                                  std::int64_t pool_size_bytes);
 

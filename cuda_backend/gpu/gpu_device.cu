@@ -10,10 +10,24 @@
 namespace lockstep::cuda {
 namespace {
 
-// Uploads and downloads lie here until finish(); a step of many rows fits without a wait in
-// between.
+// Bytes of pinned memory for uploads and downloads until finish(). A step of many rows fits without
+// a wait.
 constexpr std::int64_t kStagingBytes = std::int64_t{16} << 20;
 
+// The oldest compute capability that this build has code for, times ten; at least 8.0 (cp.async).
+#ifdef __CUDA_ARCH_LIST__
+constexpr int kOldestCapability = std::max(80, std::min({__CUDA_ARCH_LIST__}) / 10);
+#else
+constexpr int kOldestCapability = 80;
+#endif
+
+// The first GPU.
+//
+// 1. streams_ has at least one stream; stream_ and place_.stream are the current one.
+// 2. Bytes [0, staged_bytes_) of the staging buffer are in use until deliver(). pending_ lists the
+//    downloads among them.
+// 3. Events [0, num_events_) were recorded since the last finish().
+// 4. After a failure no call starts work. The destructor still releases everything.
 class GpuDevice final : public Device {
  public:
   GpuDevice() {
@@ -27,8 +41,7 @@ class GpuDevice final : public Device {
     place_.whole_warps = true;
   }
   ~GpuDevice() override {
-    // What was started may still use what goes now. If anything fails here nobody is left to be
-    // told.
+    // Started work may still use these objects. A failure here has no receiver.
     wait_for_streams();
     for (cudaEvent_t event : events_) cudaEventDestroy(event);
     for (cudaStream_t stream : streams_) cudaStreamDestroy(stream);
@@ -43,21 +56,15 @@ class GpuDevice final : public Device {
   const KernelTable& kernels() const override { return simt_cuda::kernel_table; }
   const EngineKernels& engine_kernels() const override { return simt_cuda::engine_kernels; }
 
-  // Zeroed: what a kernel wrongly reads before it is written must at least be the same in every
-  // run.
+  // The bytes stay undefined, so that compute-sanitizer's initcheck finds reads of them.
   std::byte* allocate(std::int64_t size_bytes, std::string name) override {
     if (failed() || size_bytes == 0) return nullptr;
     void* memory = nullptr;
-    const auto size = static_cast<std::size_t>(size_bytes);
     check(name + ": cudaMalloc of " + std::to_string(size_bytes) + " bytes",
-          cudaMalloc(&memory, size));
-    if (!failed()) check("cudaMemsetAsync", cudaMemsetAsync(memory, 0, size, stream_));
-    // Any stream may use it at once.
-    if (!failed() && streams_.size() > 1)
-      check("cudaStreamSynchronize", cudaStreamSynchronize(stream_));
+          cudaMalloc(&memory, static_cast<std::size_t>(size_bytes)));
     return static_cast<std::byte*>(memory);
   }
-  // What was started may still use the memory: cudaFree "may perform implicit synchronization", and
+  // Started work may still use the memory: cudaFree only "may perform implicit synchronization", and
   // cudaFreeHost promises nothing.
   void release(std::byte* memory) override {
     if (memory == nullptr) return;
@@ -78,8 +85,8 @@ class GpuDevice final : public Device {
     check("cudaFreeHost", cudaFreeHost(memory));
   }
 
-  // A copy from pageable memory "might be synchronous with respect to the host", or still read it
-  // when the call has returned: only what is staged has been taken over.
+  // A copy from pageable memory "might be synchronous with respect to the host", or may still read it
+  // after the call. Staged bytes are safe.
   void upload(void* target, const void* source, std::int64_t size_bytes) override {
     in_pieces(size_bytes, [&](std::int64_t begin, std::byte* place, std::size_t size) {
       std::memcpy(place, static_cast<const std::byte*>(source) + begin, size);
@@ -107,7 +114,6 @@ class GpuDevice final : public Device {
   }
 
   void open_streams(int count) override {
-    wait_for_streams();  // what allocate() zeroes there is zero for the others too
     while (streams_.size() < static_cast<std::size_t>(count) && !failed()) {
       cudaStream_t stream = nullptr;
       check("cudaStreamCreate", cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
@@ -136,10 +142,10 @@ class GpuDevice final : public Device {
           cudaStreamWaitEvent(stream_, events_[static_cast<std::size_t>(event)], 0));
   }
 
-  // The second time that its launches run they are captured, and from then on the graph does.
+  // The second run of a part captures its launches. Later runs launch the graph.
   int launch_graph(CapturedGraph& graph, const LaunchPlace& place) override {
     if (graph.instance == nullptr) capture(graph, place);
-    if (failed()) return cudaSuccess;  // it has been told
+    if (failed()) return cudaSuccess;  // the failure is recorded
     return cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph.instance.get()),
                            static_cast<cudaStream_t>(place.stream));
   }
@@ -155,7 +161,7 @@ class GpuDevice final : public Device {
     std::size_t size_bytes;
   };
 
-  // A capture that has begun is ended whatever happens, and what it made is owned or gone.
+  // Ends a started capture in every case. Its objects are owned or destroyed.
   void capture(CapturedGraph& graph, const LaunchPlace& place) {
     const auto stream = static_cast<cudaStream_t>(place.stream);
     check("cudaStreamBeginCapture",
@@ -170,7 +176,7 @@ class GpuDevice final : public Device {
     if (instance != nullptr)
       graph.instance = std::shared_ptr<void>(instance, [this](void* made) { drop(made); });
   }
-  // Nothing is said about an instance that goes before its last launch is done.
+  // CUDA does not specify the destruction of an instance whose launch is still running.
   void drop(void* instance) {
     wait_for_streams();
     check("cudaGraphExecDestroy", cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(instance)));
@@ -183,7 +189,7 @@ class GpuDevice final : public Device {
     for (cudaStream_t stream : streams_)
       check("cudaStreamSynchronize", cudaStreamSynchronize(stream));
   }
-  // move(begin, place, size): bytes [begin, begin + size) go through `place` in the staging buffer.
+  // Calls move(begin, place, size) for bytes [begin, begin + size), staged at `place`.
   template <class Move>
   void in_pieces(std::int64_t size_bytes, Move move) {
     for (std::int64_t begin = 0; begin < size_bytes;) {
@@ -218,10 +224,18 @@ class GpuDevice final : public Device {
 
 std::string why_no_gpu() {
   int count = 0;
-  const cudaError_t error = cudaGetDeviceCount(&count);
+  cudaError_t error = cudaGetDeviceCount(&count);
   if (error != cudaSuccess) return std::string("no GPU: ") + cudaGetErrorString(error);
   if (count == 0) return "no GPU: the CUDA driver lists none";
-  return {};
+  cudaDeviceProp properties{};
+  error = cudaGetDeviceProperties(&properties, 0);
+  if (error != cudaSuccess) return std::string("no GPU: ") + cudaGetErrorString(error);
+  const int capability = 10 * properties.major + properties.minor;
+  if (capability >= kOldestCapability) return {};
+  return std::string("no GPU: ") + properties.name + " has compute capability " +
+         std::to_string(properties.major) + "." + std::to_string(properties.minor) +
+         ", this build needs " + std::to_string(kOldestCapability / 10) + "." +
+         std::to_string(kOldestCapability % 10) + "; set LOCKSTEP_CUDA_ARCHITECTURES";
 }
 
 Result<std::unique_ptr<Device>> make_gpu_device() {

@@ -44,7 +44,7 @@ __device__ __forceinline__ std::uint64_t position_digest(const RowCache& cache, 
 }
 
 // Grid: one CTA for each piece of a probe; its threads share the piece's positions.
-__global__ void attention_digest_kernel(DigestParams p) {
+[[maybe_unused]] static __global__ void attention_digest_kernel(DigestParams p) {
   const DigestPiece piece = p.pieces[blockIdx.x];
   if (piece.row < 0) return;
   const RowCache cache = p.layers[piece.layer_index];

@@ -1,9 +1,11 @@
-// Whole blocks: zeroing, copying and poisoning the regions that belong to them, and advancing their
-// states.
+// Whole blocks: zeroes, copies and poisons their regions, and advances their states.
 //
-// 1. Nothing outside a region is touched: zero and copy see what layers use, poison sees whole
-//    pages.
-// 2. Blocks of one launch are distinct, and no target of a copy is a source of another.
+// 1. Bytes outside a region are not touched. Regions of zero and copy are what layers use, regions of
+//    poison are whole pages.
+// 2. Padding on either side of a copy is neither read nor written. A byte is found by its block and
+//    its offset in the block: a padded cache is not one long array (vLLM pull request 39949).
+// 3. Undefined bytes are copied as undefined.
+// 4. Blocks of one launch are distinct, and no target of a copy is a source of another.
 #pragma once
 
 #include "cuda_backend/kernels/words.cuh"
@@ -11,7 +13,7 @@
 namespace lockstep::cuda {
 namespace SIMT_VARIANT {
 
-// Threads of all CTAs along z share a region in steps of a unit.
+// The threads of all CTAs along z share a region, unit by unit.
 __device__ __forceinline__ std::int64_t first_in_region() {
   return std::int64_t(blockIdx.z) * blockDim.x + threadIdx.x;
 }
@@ -27,21 +29,14 @@ __device__ __forceinline__ void zero_units(std::byte* at, std::int64_t size_byte
 }
 
 // Grid: x is the block to zero, y the region of its group, z shares the region.
-__global__ void zero_blocks_kernel(ZeroBlocksParams p) {
+[[maybe_unused]] static __global__ void zero_blocks_kernel(ZeroBlocksParams p) {
   const GroupBlockItem item = p.items[blockIdx.x];
   const RegionRange range = p.groups[item.group];
   if (std::int32_t(blockIdx.y) >= range.end - range.begin) return;
   const BlockRegion region = p.regions[range.begin + blockIdx.y];
   std::byte* at = region.base + item.block * region.block_stride;
-  if (region.unit_bytes == 16) {
-    zero_units<simt::vec16>(at, region.size_bytes);
-  } else if (region.unit_bytes == 8) {
-    zero_units<std::uint64_t>(at, region.size_bytes);
-  } else if (region.unit_bytes == 4) {
-    zero_units<std::uint32_t>(at, region.size_bytes);
-  } else {
-    zero_units<std::uint8_t>(at, region.size_bytes);
-  }
+  with_unit(region.unit_bytes,
+            [&](auto unit) { zero_units<decltype(unit)>(at, region.size_bytes); });
 }
 
 template <class Unit>
@@ -58,27 +53,20 @@ __device__ __forceinline__ void copy_units(std::byte* to, const std::byte* from,
 }
 
 // Grid: x is the copy, y the region of its group, z shares the region.
-__global__ void copy_blocks_kernel(CopyBlocksParams p) {
+[[maybe_unused]] static __global__ void copy_blocks_kernel(CopyBlocksParams p) {
   const BlockCopyItem item = p.items[blockIdx.x];
   const RegionRange range = p.groups[item.group];
   if (std::int32_t(blockIdx.y) >= range.end - range.begin) return;
-  const BlockRegion region = p.regions[range.begin + blockIdx.y];
-  std::byte* to = region.base + item.target * region.block_stride;
-  const std::byte* from = region.base + item.source * region.block_stride;
-  if (region.unit_bytes == 16) {
-    copy_units<simt::vec16>(to, from, region.size_bytes);
-  } else if (region.unit_bytes == 8) {
-    copy_units<std::uint64_t>(to, from, region.size_bytes);
-  } else if (region.unit_bytes == 4) {
-    copy_units<std::uint32_t>(to, from, region.size_bytes);
-  } else {
-    copy_units<std::uint8_t>(to, from, region.size_bytes);
-  }
+  const CopyRegion region = p.regions[range.begin + blockIdx.y];
+  std::byte* to = region.target + item.target * region.target_stride;
+  const std::byte* from = region.source + item.source * region.source_stride;
+  with_unit(region.unit_bytes,
+            [&](auto unit) { copy_units<decltype(unit)>(to, from, region.size_bytes); });
 }
 
-// Grid: x is the block to poison, y the region, z shares the region. Words are those of the page
-// that the region lies in, so a region may begin and end inside a word.
-__global__ void poison_blocks_kernel(PoisonBlocksParams p) {
+// Grid: x is the block to poison, y the region, z shares the region. Words count from the start of
+// the region's page, so a region may start and end inside a word.
+[[maybe_unused]] static __global__ void poison_blocks_kernel(PoisonBlocksParams p) {
   PoisonItem item{std::int32_t(blockIdx.x), p.kind_of_all};
   if (p.items != nullptr) item = p.items[blockIdx.x];
   const BlockRegion region = p.regions[blockIdx.y];
@@ -104,20 +92,16 @@ __global__ void poison_blocks_kernel(PoisonBlocksParams p) {
 }
 
 // Recurrent states (Mamba, linear attention) as words that every token advances: rule (2) of
-// sim/protocol/backend.h. A word depends on all tokens so far, so a state that saw one token too
-// many, too few or another's is wrong in every word.
+// sim/protocol/backend.h. A word depends on all tokens so far, so one missing, extra or wrong token
+// changes every word.
 //
-// 1. source and target may be the same block: each word is read and written by one thread.
-// 2. The null block as source is the zero state; nothing is read.
-// 3. A checkpoint gets the word as it is on its way, after so many of the tokens.
+// 1. source and target may be the same block: one thread reads and writes each word.
+// 2. The null block as source is the zero state and is not read.
+// 3. A checkpoint receives the word after checkpoint_tokens of the tokens.
 inline constexpr std::uint32_t kPartState = 16;
 
-// Planted here because no item can say either: a token twice, and a word by two threads.
-enum class StateDefect { none, pads_included, update_race };
-
 // Grid: x is the update, y the state tensor of its group, z shares the words.
-template <StateDefect kDefect>
-__global__ void state_update_kernel(StateUpdateParams p) {
+[[maybe_unused]] static __global__ void state_update_kernel(StateUpdateParams p) {
   const StateUpdateItem item = p.items[blockIdx.x];
   if (item.group < 0) return;
   const RegionRange range = p.groups[item.group];
@@ -127,18 +111,13 @@ __global__ void state_update_kernel(StateUpdateParams p) {
   std::byte* to = state.base + item.target * state.page_stride;
   std::byte* checkpoint = state.base + item.checkpoint * state.page_stride;
   const std::uint64_t place = coordinate(state.layer, kPartState + state.state, state.first_head);
-  constexpr bool kPadsIncluded = kDefect == StateDefect::pads_included;
-  const std::int64_t step = std::int64_t(gridDim.z) * blockDim.x;
-  std::int64_t i = std::int64_t(blockIdx.z) * blockDim.x + threadIdx.x;
-  if (kDefect == StateDefect::update_race && i == 1) i = 0;  // the word of thread 0 too
-  for (; 8 * i < state.size_bytes; i += step) {
+  for (std::int64_t i = first_in_region(); 8 * i < state.size_bytes; i += step_in_region()) {
     const std::int64_t left = state.size_bytes - 8 * i;
     const std::int32_t bytes = left < 8 ? std::int32_t(left) : 8;
     std::uint64_t word = 0;
     if (item.source != 0) word = load_word(from + 8 * i, bytes, state.unit_bytes);
-    for (std::int32_t n = 0; n < item.num_tokens + (kPadsIncluded ? 1 : 0); ++n) {
-      const std::int32_t token = kPadsIncluded && n == item.num_tokens ? n - 1 : n;
-      const std::uint64_t content = p.contents[item.first_token + token];
+    for (std::int32_t n = 0; n < item.num_tokens; ++n) {
+      const std::uint64_t content = p.contents[item.first_token + n];
       word = word * 0xD1342543DE82EF95ull + mix(content ^ place ^ std::uint64_t(i));
       if (item.checkpoint != 0 && n + 1 == item.checkpoint_tokens)
         store_word(checkpoint + 8 * i, word, bytes, state.unit_bytes);

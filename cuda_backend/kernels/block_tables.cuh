@@ -1,8 +1,8 @@
-// Block tables on the device: every group has a table of manager block ids, and, where its
-// attention kernels address smaller blocks, a table of kernel block ids derived from it entry by
-// entry: kernel block id = block_id * kernel_block_stride + i, i below blocks_per_kv_block.
+// Block tables on the device. Every group has a table of manager block ids. Where its attention
+// kernels address smaller blocks, it also has a table of kernel block ids:
+// kernel block id = block_id * kernel_block_stride + i, i below blocks_per_kv_block.
 //
-// 1. Entries past a row's length are what they were. 2. Entries before an append's first stay.
+// 1. Entries past a row's length do not change. 2. An append does not change entries before its first.
 #pragma once
 
 #include "cuda_backend/kernels/words.cuh"
@@ -10,21 +10,18 @@
 namespace lockstep::cuda {
 namespace SIMT_VARIANT {
 
-// kSplit false is KernelDefect::table_unsplit, which is planted here because kernel block ids are
-// worked out here and come from nowhere else.
-template <bool kSplit>
 __device__ __forceinline__ void set_entry(const GroupTable& table, std::int32_t row,
                                           std::int32_t index, std::int32_t block) {
   table.entries[std::int64_t(row) * table.width + index] = block;
   const std::int32_t split = table.blocks_per_kv_block, stride = table.kernel_block_stride;
-  if (stride == 1) return;  // kernel_entries is entries
+  if (table.kernel_entries == table.entries) return;
   std::int32_t* kernel_entries =
       table.kernel_entries + (std::int64_t(row) * table.width + index) * split;
-  for (std::int32_t i = 0; i < split; ++i) kernel_entries[i] = kSplit ? block * stride + i : block;
+  for (std::int32_t i = 0; i < split; ++i) kernel_entries[i] = block * stride + i;
 }
 
 // Grid: (rows to clear * groups) threads.
-__global__ void clear_rows_kernel(TableClearParams p) {
+[[maybe_unused]] static __global__ void clear_rows_kernel(TableClearParams p) {
   const std::uint32_t count = p.num_rows * p.num_groups;
   for (std::uint32_t i = first_item(); i < count; i += item_stride()) {
     const std::int32_t group = i % p.num_groups;
@@ -32,27 +29,25 @@ __global__ void clear_rows_kernel(TableClearParams p) {
   }
 }
 
-// Grid: one CTA for each append; its threads share the entries.
-template <bool kSplit>
-__global__ void append_entries_kernel(TableAppendParams p) {
+// Grid: one CTA per append; its threads share the entries.
+[[maybe_unused]] static __global__ void append_entries_kernel(TableAppendParams p) {
   const TableAppend append = p.appends[blockIdx.x];
   const GroupTable table = p.groups[append.group];
   for (std::uint32_t i = threadIdx.x; i < append.count; i += blockDim.x)
-    set_entry<kSplit>(table, append.row, append.first + i, p.block_ids[append.begin + i]);
+    set_entry(table, append.row, append.first + i, p.block_ids[append.begin + i]);
   if (threadIdx.x == 0) table.lengths[append.row] = append.first + append.count;
 }
 
-// Grid: one thread for each edit.
-template <bool kSplit>
-__global__ void edit_entries_kernel(TableEditParams p) {
+// Grid: one thread per edit.
+[[maybe_unused]] static __global__ void edit_entries_kernel(TableEditParams p) {
   for (std::uint32_t i = first_item(); i < std::uint32_t(p.num_edits); i += item_stride()) {
     const TableEntry edit = p.edits[i];
-    set_entry<kSplit>(p.groups[edit.group], edit.row, edit.index, edit.block);
+    set_entry(p.groups[edit.group], edit.row, edit.index, edit.block);
   }
 }
 
-// Tokens without a slot in a group: a ring keeps the last of a step, and what a hit holds is left
-// alone while only windows are computed again.
+// True for tokens without a slot in a group: a ring keeps only the last tokens of a step, and tokens
+// of a hit keep their rows while windows are recomputed.
 __device__ __forceinline__ bool is_left_out(const SlotMappingParams& p, const GroupTable& table,
                                             std::int32_t row, std::int32_t position) {
   if (p.reach == nullptr) return false;
@@ -62,17 +57,17 @@ __device__ __forceinline__ bool is_left_out(const SlotMappingParams& p, const Gr
          position < reach.replay_start + p.num_replayed_tokens;
 }
 
-// Slot mapping: where the token at a position of a row goes, looked up in the group's own block
-// table. slot = kernel_block_id * kernel_block_size + position % kernel_block_size, which is the
-// same number as block_id * block_size + position % block_size. Tokens past the live ones (a
-// padded batch) get pad_slot.
+// Slot mapping: the slot of the token at a position of a row, looked up in the group's own block
+// table. slot = kernel_block_id * kernel_block_size + position % kernel_block_size, which equals
+// block_id * block_size + position % block_size. Tokens past the live ones (a padded batch) get
+// pad_slot.
 //
-// Under context parallelism a block of the table stands for a block on each of the ranks: its
-// tokens are dealt out in runs of `interleave`, and those of other ranks get pad_slot. Every rank
-// has a slot for each token of a table that is whole.
+// Under context parallelism an entry stands for one block per rank: its tokens are sharded in runs of
+// `interleave`, and tokens of other ranks get pad_slot. Replicated tables (is_whole) have a slot for
+// every token.
 //
 // Grid: x covers num_padded_tokens, y is the group.
-__global__ void slot_mapping_kernel(SlotMappingParams p) {
+[[maybe_unused]] static __global__ void slot_mapping_kernel(SlotMappingParams p) {
   const std::int32_t group = blockIdx.y;
   Slot* slots = p.slots + group * p.slots_stride;
   const GroupTable table = p.groups[group];
@@ -112,6 +107,35 @@ __global__ void slot_mapping_kernel(SlotMappingParams p) {
     const Slot block = table.kernel_entries[p.token_rows[token] * width + index];
     slots[token] = block * table.slot_block_size + run / p.context_ranks * p.interleave +
                    offset % p.interleave;
+  }
+}
+
+// Slots of a draft model's pass: rule (24) of sim/protocol/backend.h. The first pass receives its
+// positions. Each later pass advances the positions of the previous one on the device, because the
+// host learns the number of rejected drafts only after the step.
+//
+// 1. Positions are clamped to last_position. 2. No entry past a row's length is read: a position
+//    without an entry has no slot. 3. p.positions holds the positions of this pass afterwards.
+//
+// Grid: x covers the pass's tokens; a thread reads the tables of all groups.
+[[maybe_unused]] static __global__ void draft_slots_kernel(DraftSlotsParams p) {
+  for (std::uint32_t i = first_item(); i < std::uint32_t(p.num_tokens); i += item_stride()) {
+    std::int32_t position = p.positions[i] + p.advance;
+    if (position > p.last_position) position = p.last_position;
+    p.positions[i] = position;
+    const std::int32_t row = p.rows[i];
+    for (std::int32_t group = 0; group < p.num_groups; ++group) {
+      const GroupTable table = p.groups[group];
+      const std::int32_t index = position / table.kernel_block_size;
+      const std::int32_t end = table.lengths[row] * table.blocks_per_kv_block;
+      Slot slot = p.pad_slot;
+      if (index < end) {
+        const std::int64_t width = std::int64_t(table.width) * table.blocks_per_kv_block;
+        slot = Slot{table.kernel_entries[row * width + index]} * table.kernel_block_size +
+               (position - index * table.kernel_block_size);
+      }
+      p.slots[group * p.slots_stride + i] = slot;
+    }
   }
 }
 

@@ -1,26 +1,17 @@
-// K and V (or latent and rope) of a step's tokens into a paged cache of any layout, quantised on
-// the way where the cache is.
+// Writes K and V (or latent and rope) of a step's tokens into a paged cache of any layout, element by
+// element or quantised.
 //
-// 1. A slot below zero is skipped. 2. Bytes that belong to no written row keep what they hold.
+// 1. A slot below zero is skipped. 2. Bytes outside the written rows do not change.
 // 3. Scaling none moves bits; per_tensor stores round(value / scale); per_token_head takes
 //    scale = max(largest |value| of the row / largest number of the format, 1e-6) and stores
-//    round(value * (1 / scale)), each operation rounded in fp32, which are the two ways of vLLM.
-// Two slots of one launch are distinct: that is the caller's word, and the checker sees the race.
+//    round(value * (1 / scale)), each operation rounded in fp32. vLLM has both.
+// REQUIRES: the slots of a launch are distinct. The checker reports the race otherwise.
 #pragma once
 
-#include "cuda_backend/kernels/engine_params.h"
-#include "cuda_backend/kernels/number_formats.cuh"
+#include "cuda_backend/kernels/cache_rows.cuh"
 
 namespace lockstep::cuda {
 namespace SIMT_VARIANT {
-
-struct SlotPlace {
-  std::int64_t block, offset;
-};
-__device__ __forceinline__ SlotPlace place_of_slot(Slot slot, const Divisor& block_size) {
-  const std::int64_t block = divide_slot(slot, block_size);
-  return {block, slot - block * block_size.value};
-}
 
 template <int kItem>
 __device__ __forceinline__ void quantise(std::uint32_t (&bits)[kItem], const PartWrite& part,
@@ -33,7 +24,7 @@ __device__ __forceinline__ void quantise(std::uint32_t (&bits)[kItem], const Par
   }
 }
 
-// By which items are dealt out to tokens and heads, of each part.
+// Divisors that map an item to its token and head, per part.
 struct PartDivisors {
   Divisor items_per_row[2], heads[2];
 };
@@ -80,9 +71,7 @@ __device__ __forceinline__ float largest_of_row(const PartWrite& part, const std
 }
 
 // Grid: x is the token, y the head, z the part; CTAs of one warp, which scales and writes one row.
-// kStoresScale false is KernelDefect::scale_not_stored, which is planted here because the scale is
-// worked out here.
-template <int kItem, bool kStoresScale>
+template <int kItem>
 __global__ void quantise_rows_kernel(WritePartsParams p) {
   const PartWrite& part = p.parts[blockIdx.z];
   const std::int64_t token = blockIdx.x;
@@ -94,8 +83,7 @@ __global__ void quantise_rows_kernel(WritePartsParams p) {
       part.source + token * part.source_token_stride + head * part.source_head_stride;
   const float largest = largest_of_row<kItem>(part, source);
   const float scale = fmaxf(largest / largest_number(part.to.dtype), 1e-6f);
-  if (threadIdx.x == 0 && kStoresScale)
-    *part_scale(part.to, place.block, place.offset, head) = scale;
+  if (threadIdx.x == 0) *part_scale(part.to, place.block, place.offset, head) = scale;
   std::byte* row = part_row(part.to, place.block, place.offset, head);
   const std::int32_t source_bytes = element_bytes(part.source_dtype);
   for (std::int32_t at = threadIdx.x * kItem; at < part.to.head_size; at += 32 * kItem) {

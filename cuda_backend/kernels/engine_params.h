@@ -1,17 +1,17 @@
-// What the kernels of a serving engine and their launchers share: plain structs, passed by value.
+// Parameters of a serving engine's kernels and of their launchers: plain structs, passed by value.
 // Offsets and strides are 64-bit and count bytes, unless a name says otherwise.
 //
 // 1. A pointer is a device pointer (or pinned host memory that the device can address).
-// 2. A count of zero launches nothing. 3. Block 0 is the null block: as the source of a state it is
-// the zero state, as a target it is no target.
+// 2. A count of zero launches nothing. 3. Block 0 is the null block. As the source of a state it is
+//    the zero state; as a target it discards the state.
 #pragma once
 
 #include "cuda_backend/kernels/params.h"
 
 namespace lockstep::cuda {
 
-// Where one part of a layer lies: its K, its V, the latent or the rope half of MLA. Every layout
-// that engines use is a choice of strides, all in bytes:
+// The addresses of one part of a layer: its K, its V, the latent or the rope half of MLA. Every layout
+// that engines use is a choice of strides in bytes:
 //
 //   NHD      [num_blocks, block_size, num_heads, head_size]          rows are whole
 //   HND      [num_blocks, num_heads, block_size, head_size]          rows are whole
@@ -21,19 +21,18 @@ namespace lockstep::cuda {
 //
 // 1. A row (one token, one head) is ceil(head_size / piece_elements) pieces, piece_stride apart.
 // 2. Padding of pages, of blocks and between pieces belongs to no part.
-// 3. stored = round(value / scale) and value = stored * scale. A per_token_head scale is an fp32
-//    that lies where its strides say: behind the row, or in a tensor of its own.
-// 4. Two elements a byte, the even one in its low half, in rows that are whole (dtype uint8):
-//    int4_rows    0 to 15, value = (stored - zero) * scale. The row's fp32 scale lies as one of
-//                 per_token_head does; the lowest four bits of its pattern are the row's zero.
-//    fp4_groups   e2m1, value = stored * scale * *layer_scale, with an e4m3 scale for every 16
-//                 elements: head_size / 16 bytes of a token and head, at `scales` by the strides
-//                 (nvfp4). swizzled_scales: 4 tokens by all their groups are dealt out anew, as
-//                 the kernels of sm_100 read those of V; block_size and the groups of a row are
-//                 then multiples of 4.
+// 3. stored = round(value / scale) and value = stored * scale. A per_token_head scale is an fp32 at
+//    the address that its strides give: after the row, or in its own tensor.
+// 4. Two elements per byte, the even one in its low half, in rows that are whole (dtype uint8):
+//    int4_rows    0 to 15, value = (stored - zero) * scale. The row's fp32 scale has the address of a
+//                 per_token_head scale; the lowest four bits of its pattern are the row's zero.
+//    fp4_groups   e2m1, value = stored * scale * *layer_scale, with an e4m3 scale per 16 elements:
+//                 head_size / 16 bytes per token and head, at `scales` by the strides (nvfp4).
+//                 swizzled_scales: the groups of 4 tokens are permuted, in the order that kernels of
+//                 sm_100 read V's scales; block_size and the groups of a row are then multiples of 4.
 // 5. Rows of sparse MLA in layouts of bytes, one head, [latent in tiles | rope of 64]: see
-//    latent_rows.cuh. Scales lie at `scales` by the strides; rows and scales of 656 bytes are
-//    aligned to 4, of 576 to 2.
+//    latent_rows.cuh. Scales are at `scales` by the strides. Rows and scales of 656 bytes are aligned
+//    to 4 bytes, of 576 bytes to 2.
 //    latent_fp8_rows   656 bytes: 512 e4m3, an fp32 scale for every 128, rope in bf16
 //    latent_fp8_areas  576 bytes: 448 e4m3, rope in bf16; elsewhere 8 bytes of scales, exponents
 //                      for every 64 elements and a 0
@@ -48,8 +47,8 @@ enum class Scaling : std::uint8_t {
   latent_fp8_areas,
   latent_fp4_rows
 };
-inline constexpr Scaling kFirstPacked = Scaling::int4_rows;        // and those behind it
-inline constexpr Scaling kFirstLatent = Scaling::latent_fp8_rows;  // likewise
+inline constexpr Scaling kFirstPacked = Scaling::int4_rows;        // and later ones
+inline constexpr Scaling kFirstLatent = Scaling::latent_fp8_rows;  // and later ones
 
 struct PartLayout {
   std::byte* base = nullptr;  // element 0 of head 0 of token 0 of block 0
@@ -84,8 +83,16 @@ struct WritePartsParams {
   const Slot* slots;  // [num_tokens]; PAD_SLOT_ID writes nothing
   std::int32_t num_parts;
   std::int32_t num_tokens;
+  // Tokens per row of a compressed cache. A row is written with the last of its tokens.
+  // REQUIRES: above 1 only for parts that are moved.
+  Divisor tokens_per_row;
 };
 
+// Positions that a query reads: [first, last), where positions from gap_first on are `gap` higher.
+struct KeyRange {
+  std::int32_t first = 0, last = 0;
+  std::int32_t gap_first = 0, gap = 0;
+};
 // Attention over a paged cache, for any mix of decoding requests and prefill chunks.
 struct SplitAttentionParams {
   PartLayout key;                   // of the kernel's blocks
@@ -98,7 +105,11 @@ struct SplitAttentionParams {
   const std::int32_t* positions;    // [num_tokens]: of the query in its request
   const std::int32_t* seq_lens;     // [num_requests]: read where causal is false
   std::int64_t table_width;         // entries
-  float scale;                      // of scores
+  // Positions of each query, [num_tokens]; null: those that causal, window and chunk imply.
+  const KeyRange* ranges = nullptr;
+  // The layer whose rows have sinks, a ring or a host copy; null: block_table has every row.
+  const RowCache* rows = nullptr;
+  float scale;  // of scores
   DType query_dtype;
   bool causal;          // a query sees positions up to its own
   std::int32_t window;  // tokens seen, the query's own included; 0: all
@@ -114,7 +125,7 @@ struct SplitAttentionParams {
 // The state afterwards is the sequence (these inputs, the tokens) from `keep_from` on:
 //   a chunk, or one token:  offset 0, keep_from num_tokens: the last width - 1 inputs
 //   speculative tokens:     offset num_accepted - 1, keep_from 1: room for every later acceptance
-// A chunk may also export the `width - 1` inputs behind its first checkpoint_tokens tokens.
+// A chunk may also export the `width - 1` inputs after its first checkpoint_tokens tokens.
 struct ConvItem {
   std::int32_t source, target;  // blocks
   std::int32_t first_token, num_tokens;
@@ -137,9 +148,9 @@ struct ConvParams {
   std::int32_t max_tokens;  // of any item
 };
 
-// One request's part in a recurrence. After token i of the step, the state goes to block
-// state_targets[i]: the last token of a chunk has one, every speculative token has its own, in
-// mode `all` so has every token that ends a block, and so has the token of a checkpoint.
+// One request's part in a recurrence. After token i of the step, the state is stored in block
+// state_targets[i]. The last token of a chunk, every speculative token, the token of a checkpoint
+// and, in mode `all`, every token that ends a block have a target.
 struct RecurrentItem {
   std::int32_t source, first_token, num_tokens;
 };
@@ -183,8 +194,8 @@ struct GatedDeltaParams {
   std::int32_t num_items, num_key_heads;
 };
 
-// Bytes from one place to another, any alignment. Source and target may overlap, as a state that is
-// shifted within its block does; one item does not touch another's target.
+// Bytes moved at any alignment. Source and target may overlap, for example a state shifted within its
+// block. No item touches another's target.
 struct ByteMove {
   std::byte* target;
   const std::byte* source;
@@ -194,59 +205,6 @@ struct MoveBytesParams {
   const ByteMove* moves;
   std::int32_t num_moves;
   std::int64_t max_size_bytes;
-};
-
-// Blocks of one cache copied to blocks of another: onto the host and back, to a contiguous buffer
-// and back, to another layout's pages. Each cache has its own stride from block to block.
-struct PageRegion {
-  std::byte* target = nullptr;  // of target block 0
-  const std::byte* source = nullptr;
-  std::int64_t target_stride = 0;
-  std::int64_t source_stride = 0;
-  std::int64_t size_bytes = 0;  // what is copied of a block; padding is not
-  std::int32_t unit_bytes = 1;  // widest access that both sides allow
-};
-struct BlockPair {
-  std::int32_t source, target;
-};
-struct CopyPagesParams {
-  const PageRegion* regions;
-  const BlockPair* pairs;
-  std::int32_t num_regions, num_pairs;
-  std::int64_t max_region_bytes;
-};
-
-// Slots of one KV cache group under context parallelism: `size` ranks share its tokens, dealt out
-// in runs of `interleave`; groups that every rank keeps whole have size 1.
-struct ContextShare {
-  std::int32_t size = 1;
-  std::int32_t rank = 0;
-  std::int32_t interleave = 1;
-};
-struct RequestSlotsParams {
-  const GroupTable* groups;
-  const ContextShare* shares;           // [num_groups]
-  const std::int32_t* query_start_loc;  // [num_requests + 1]
-  const std::int32_t* rows;             // [num_requests]; below zero: a padded request
-  const std::int32_t* positions;        // [num_tokens]
-  Slot* slots;                          // [num_groups, slots_stride]
-  std::int64_t slots_stride;            // elements
-  std::int32_t num_groups, num_requests, num_padded_tokens;
-  Slot pad_slot;
-};
-
-// The tables of a batch: kernel block ids, [num_requests, width * blocks_per_kv_block].
-struct BatchTable {
-  std::int32_t* entries = nullptr;
-  std::int32_t window = 0;  // tokens that a query sees, its own included; 0: all
-};
-struct BatchTablesParams {
-  const GroupTable* groups;
-  const BatchTable* batches;                // [num_groups]
-  const std::int32_t* rows;                 // [num_requests]; below zero: a padded request
-  const std::int32_t* num_computed_tokens;  // [num_requests]
-  std::int32_t num_groups, num_requests;
-  std::int32_t max_width;  // entries of any group's row
 };
 
 }  // namespace lockstep::cuda

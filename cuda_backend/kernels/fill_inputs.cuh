@@ -1,5 +1,5 @@
-// The inputs of a layer, made from content ids by rule (1) of sim/protocol/backend.h. They stand
-// for the model's projections: what a cache kernel gets is a contiguous row per token and head.
+// The inputs of a layer, made from content ids by rule (1) of sim/protocol/backend.h. They replace the
+// model's projections: a contiguous row per token and head.
 #pragma once
 
 #include "cuda_backend/kernels/words.cuh"
@@ -7,9 +7,9 @@
 namespace lockstep::cuda {
 namespace SIMT_VARIANT {
 
-// Grid: flat over (token, head, vector or word); a thread makes it for K and for V.
-// kVectors: rows are multiples of 16 bytes, an item is 16 bytes; otherwise an item is one word, the
-// last of a row cut short.
+// Grid: flat over (token, head, item); a thread makes its item of K and of V.
+// kVectors: rows are multiples of 16 bytes, an item is 16 bytes. Otherwise an item is one word; the
+// last word of a row may be shorter.
 template <bool kVectors>
 __global__ void fill_rows_kernel(FillRowsParams p, Divisor items_per_row, Divisor num_kv_heads,
                                  std::int32_t unit) {
@@ -34,32 +34,6 @@ __global__ void fill_rows_kernel(FillRowsParams p, Divisor items_per_row, Diviso
         store_word(out + 8 * std::int64_t(index), word, left < 8 ? left : 8, unit);
       }
     }
-  }
-}
-
-// The query rows of attention, made from content ids by rule (1) of sim/protocol/backend.h: fp32,
-// whatever the cache holds.
-inline constexpr std::uint32_t kPartQuery = 2;
-
-// Grid: one CTA for each query; its threads share the words of all heads. Rows are padded with
-// zeros.
-__global__ void fill_queries_kernel(AttentionParams p) {
-  constexpr std::uint64_t kKeep = 0x807FFFFF807FFFFFull, kSet = 0x3F0000003F000000ull;
-  const QueryItem item = p.items[blockIdx.x];
-  if (item.row < 0) return;
-  const RowCache cache = p.layers[item.layer_index];
-  const std::uint32_t row_floats = padded_head_size(cache.head_size);
-  const std::uint32_t words_per_row = row_floats / 2, head_size = cache.head_size;
-  const std::uint32_t count = cache.num_kv_heads * cache.queries_per_kv * words_per_row;
-  for (std::uint32_t i = threadIdx.x; i < count; i += blockDim.x) {
-    const std::uint32_t head = i / words_per_row, index = i % words_per_row;
-    const std::uint64_t row_key =
-        mix(item.content ^ coordinate(cache.layer, kPartQuery, cache.first_query_head + head));
-    std::uint64_t word = (row_word(row_key, index) & kKeep) | kSet;
-    if (2 * index + 1 >= head_size) word &= 0xFFFFFFFFull;
-    if (2 * index >= head_size) word = 0;
-    float* row = p.queries + item.query_begin + std::int64_t(head) * row_floats;
-    reinterpret_cast<std::uint64_t*>(row)[index] = word;
   }
 }
 

@@ -6,7 +6,7 @@
 // so errors add up: a token adds 6 + |g| + 2 (columns / 32 + 8) + 4 (columns / 64 + 6) times
 // |h| + |v|, which are the decay, two sums over columns and the lengths of k. An output is off by
 // |q| times the error, and by its own sum (advance() of tests/cuda_backend/recurrence_oracle.h). A
-// stored state is rounded once more to its dtype.
+// stored state is also rounded to its dtype.
 #pragma once
 
 #include "cuda_backend/kernels/state_rows.cuh"
@@ -23,7 +23,7 @@ __device__ __forceinline__ float reciprocal_length(const float* vector, std::int
 }
 
 // Grid: x is the item, y the head, z shares the rows.
-__global__ void gated_delta_kernel(GatedDeltaParams p) {
+[[maybe_unused]] static __global__ void gated_delta_kernel(GatedDeltaParams p) {
   const RecurrentItem item = p.items[blockIdx.x];
   const std::int32_t head = blockIdx.y, columns = p.states.columns;
   const std::int32_t key_head = head / (p.states.num_heads / p.num_key_heads);
@@ -91,7 +91,7 @@ __device__ __forceinline__ DeltaPiece piece_at(const GatedDeltaParams& p, std::i
   return {p.k + at, p.q + at, stride, first, count, head};
 }
 
-// Every thread of the CTA, which then meets.
+// Called by every thread of the CTA; ends with a barrier.
 __device__ __forceinline__ void prepare_delta(const GatedDeltaParams& p, const DeltaShared& shared,
                                               const DeltaPiece& piece) {
   const std::int32_t columns = p.states.columns, count = piece.count;
@@ -122,19 +122,22 @@ __device__ __forceinline__ void prepare_delta(const GatedDeltaParams& p, const D
   __syncthreads();
 }
 
-// The row's changes, outputs and state; lane n stands for token n.
-// kCarryUndecayed is KernelDefect::chunk_carry_undecayed, which is planted here because the decay
-// is worked out here.
-template <bool kCarryUndecayed>
+// The row's element of v at token `threadIdx.x % 32` of the piece.
+__device__ __forceinline__ float own_value(const GatedDeltaParams& p, const DeltaPiece& piece,
+                                           std::int32_t row) {
+  const std::int32_t lane = threadIdx.x % 32;
+  const std::int64_t at = (piece.first + lane) * p.states.num_heads + piece.head;
+  return lane < piece.count ? p.v[at * p.states.rows + row] : 0.0f;
+}
+
+// Computes the row's changes, outputs and state. Lane n stands for token n and has its `v`.
 __device__ __forceinline__ void advance_delta_row(const GatedDeltaParams& p,
                                                   const DeltaShared& shared,
                                                   const DeltaPiece& piece, StateRow& state,
-                                                  std::int32_t row) {
+                                                  std::int32_t row, float v) {
   const std::int32_t lane = threadIdx.x % 32, columns = p.states.columns;
   const std::int64_t at = (piece.first + lane) * p.states.num_heads + piece.head;
-  const bool own_token = lane < piece.count;
-  const float v = own_token ? p.v[at * p.states.rows + row] : 0.0f;
-  const float beta = own_token ? p.beta[at] : 0.0f;
+  const float beta = lane < piece.count ? p.beta[at] : 0.0f;
   const auto product = [&](const float* vector) {
     float sum = 0.0f;
     for_own_columns(columns, [&](int i, std::int32_t column) {
@@ -144,8 +147,8 @@ __device__ __forceinline__ void advance_delta_row(const GatedDeltaParams& p,
   };
   float change = 0.0f;
   for (std::int32_t t = 0; t < piece.count; ++t) {
-    const float decay = kCarryUndecayed ? 1.0f : exp_nonpositive(shared.decayed[t]);
-    float part = product(piece.k + t * piece.stride) * (decay * shared.k_factor[t]);
+    float part = product(piece.k + t * piece.stride) *
+                 (exp_nonpositive(shared.decayed[t]) * shared.k_factor[t]);
     if (lane < t) part = fmaf(shared.read[t * kPieceTokens + lane], change, part);
     const float read_back = simt::warp_sum(part);
     if (lane == t) change = (v - read_back) * beta;
@@ -170,8 +173,7 @@ __device__ __forceinline__ void advance_delta_row(const GatedDeltaParams& p,
 }
 
 // Grid: x is the item, y the head, z shares the rows, kRowsOfWarp to a warp.
-template <bool kCarryUndecayed>
-__global__ void delta_chunks_kernel(GatedDeltaParams p) {
+[[maybe_unused]] static __global__ void delta_chunks_kernel(GatedDeltaParams p) {
   SIMT_SHARED_ARRAY(float, k_factor, kPieceTokens);
   SIMT_SHARED_ARRAY(float, q_factor, kPieceTokens);
   SIMT_SHARED_ARRAY(float, decayed, kPieceTokens);
@@ -185,7 +187,8 @@ __global__ void delta_chunks_kernel(GatedDeltaParams p) {
         prepare_delta(p, shared, piece_at(p, first, count, head));
       },
       [&](StateRow& state, std::int32_t row, std::int32_t first, std::int32_t count) {
-        advance_delta_row<kCarryUndecayed>(p, shared, piece_at(p, first, count, head), state, row);
+        const DeltaPiece piece = piece_at(p, first, count, head);
+        advance_delta_row(p, shared, piece, state, row, own_value(p, piece, row));
       });
 }
 

@@ -39,7 +39,6 @@ __device__ __forceinline__ float power_no_less(float x) {
   return __uint_as_float((__float_as_uint(x) + 0x7FFFFFu) & 0xFF800000u);
 }
 
-template <bool kStoresScale>
 __device__ __forceinline__ void write_tile(const PartWrite& part, const SlotPlace& place,
                                            const LatentTiles& tiles, const std::byte* source,
                                            std::byte* row, std::int32_t tile) {
@@ -53,7 +52,7 @@ __device__ __forceinline__ void write_tile(const PartWrite& part, const SlotPlac
     const std::uint32_t bits =
         encode(fmaxf(largest * (1.0f / 6.0f), 0.001953125f), DType::fp8_e4m3);
     const float inverse = 1.0f / decode(bits, DType::fp8_e4m3);
-    if (kStoresScale) *scale_at = std::byte(bits);
+    *scale_at = std::byte(bits);
     for (std::int32_t i = first; i < first + tiles.tile; i += 2) {
       std::uint32_t both = 0;
       SIMT_UNROLL
@@ -69,17 +68,18 @@ __device__ __forceinline__ void write_tile(const PartWrite& part, const SlotPlac
   const bool has_exponents = part.to.scaling == Scaling::latent_fp8_areas;
   const float scale = power_no_less(has_exponents ? fmaxf(largest, 1e-4f) / 448.0f
                                                   : fmaxf(largest * (1.0f / 448.0f), 1e-4f));
-  if (kStoresScale && has_exponents) *scale_at = std::byte(__float_as_uint(scale) >> 23);
-  if (kStoresScale && !has_exponents) store_number(scale_at, scale, DType::fp32);
+  if (has_exponents)
+    *scale_at = std::byte(__float_as_uint(scale) >> 23);
+  else
+    store_number(scale_at, scale, DType::fp32);
   for (std::int32_t i = first; i < first + tiles.tile; ++i)
     row[i] = std::byte(encode(
         load_number(source + std::int64_t(i) * bytes, part.source_dtype) / scale, DType::fp8_e4m3));
 }
 
 // Grid: x is the token, y the part; CTAs of one warp, whose lanes take a tile each, and then the
-// rope. kStoresScale false: KernelDefect::scale_not_stored.
-template <bool kStoresScale>
-__global__ void write_latent_rows_kernel(WritePartsParams p) {
+// rope.
+[[maybe_unused]] static __global__ void write_latent_rows_kernel(WritePartsParams p) {
   const PartWrite& part = p.parts[blockIdx.y];
   const std::int64_t token = blockIdx.x;
   const Slot slot = p.slots[token];
@@ -90,7 +90,7 @@ __global__ void write_latent_rows_kernel(WritePartsParams p) {
   std::byte* row = part_row(part.to, place.block, place.offset, 0);
   const std::int32_t count = tiles.elements / tiles.tile;
   for (std::int32_t tile = threadIdx.x; tile < count; tile += 32)
-    write_tile<kStoresScale>(part, place, tiles, source, row, tile);
+    write_tile(part, place, tiles, source, row, tile);
   if (part.to.scaling == Scaling::latent_fp8_areas && threadIdx.x == 0)
     *scale_of_tile(part.to, place.block, place.offset, count) = std::byte(0);
   const std::int32_t bytes = element_bytes(part.source_dtype);

@@ -49,8 +49,7 @@ __device__ __forceinline__ void load_group(float (&values)[kGroupElements], cons
 }
 
 // Grid: x flat over (token, head, group), y is the part. items_per_row counts groups.
-// kStoresScale false, here and below: KernelDefect::scale_not_stored.
-template <int kItem, bool kStoresScale>
+template <int kItem>
 __global__ void write_groups_kernel(WritePartsParams p, PartDivisors by, std::int32_t unit) {
   const PartWrite& part = p.parts[blockIdx.y];
   const Divisor groups = by.items_per_row[blockIdx.y], heads = by.heads[blockIdx.y];
@@ -82,8 +81,7 @@ __global__ void write_groups_kernel(WritePartsParams p, PartDivisors by, std::in
       word |= std::uint64_t(encode_e2m1(values[e] * inverse)) << (4 * e);
     store_word(part_row(part.to, place.block, place.offset, head) + group * (kGroupElements / 2),
                word, 8, unit);
-    if (kStoresScale)
-      *group_scale(part.to, place.block, place.offset, head, group) = std::byte(scale_bits);
+    *group_scale(part.to, place.block, place.offset, head, group) = std::byte(scale_bits);
   }
 }
 
@@ -95,8 +93,7 @@ __device__ __forceinline__ std::int32_t to_int4(float value) {
 
 // Grid: x is the token, y the head, z the part; CTAs of one warp, which scales and writes one row.
 // Lanes take a byte, two elements, at a time.
-template <bool kStoresScale>
-__global__ void write_int4_rows_kernel(WritePartsParams p) {
+[[maybe_unused]] static __global__ void write_int4_rows_kernel(WritePartsParams p) {
   const PartWrite& part = p.parts[blockIdx.z];
   const std::int64_t token = blockIdx.x;
   const std::int32_t head = blockIdx.y;
@@ -116,7 +113,7 @@ __global__ void write_int4_rows_kernel(WritePartsParams p) {
   highest = simt::warp_max(highest);
   const float scale = fmaxf((highest - lowest) / 15.0f, 1e-6f);
   const std::int32_t zero = to_int4(-lowest / scale);
-  if (threadIdx.x == 0 && kStoresScale)
+  if (threadIdx.x == 0)
     *part_scale(part.to, place.block, place.offset, head) =
         __uint_as_float((__float_as_uint(scale) & ~15u) | std::uint32_t(zero));
   std::byte* row = part_row(part.to, place.block, place.offset, head);

@@ -1,6 +1,6 @@
-// Fingerprints of whole pages, padding included: rule (3) of sim/protocol/backend.h. A sum over
-// words keyed by their place, so that any launch shape gives the same 128 bits, and every swap,
-// shift or stray byte changes them.
+// Fingerprints of whole pages, padding included: rule (3) of sim/protocol/backend.h. A sum over words
+// keyed by their position: any launch shape gives the same 128 bits, and every swap, shift or stray
+// byte changes them.
 #pragma once
 
 #include "cuda_backend/kernels/words.cuh"
@@ -24,7 +24,7 @@ struct FingerprintSum {
   }
 };
 
-// Four loads are under way at a time: one alone would not hide the latency of memory.
+// Four loads are in flight at a time: a single one would not hide the latency of memory.
 __device__ __forceinline__ FingerprintSum sum_vectors(const simt::vec16* page, std::int64_t first,
                                                       std::int64_t count, std::int64_t step) {
   FingerprintSum sum;
@@ -41,7 +41,7 @@ __device__ __forceinline__ FingerprintSum sum_vectors(const simt::vec16* page, s
 }
 
 // Grid: x is the page, y shares its words.
-__global__ void page_fingerprint_kernel(FingerprintParams p) {
+[[maybe_unused]] static __global__ void page_fingerprint_kernel(FingerprintParams p) {
   const FingerprintItem item = p.items[blockIdx.x];
   const BlockRegion page = p.tensors[item.tensor];
   const std::byte* at = page.base + item.block * page.block_stride;

@@ -1,10 +1,8 @@
-// What kernels and the host code that launches them share: plain structs, passed by value or as
-// arrays in device memory. Offsets and strides are 64-bit and count bytes, unless a name says
-// otherwise.
+// Parameters of kernels and of their launchers: plain structs, passed by value or as arrays in device
+// memory. Offsets and strides are 64-bit and count bytes, unless a name says otherwise.
 //
-// 1. A pointer is a device pointer. 2. A count of zero means that the launch is left out by its
-// launcher.
-// 3. No struct says how a layer is laid out: strides and offsets do, whatever they came from.
+// 1. A pointer is a device pointer. 2. A count of zero launches nothing.
+// 3. Strides and offsets describe a layout. No struct has its name.
 #pragma once
 
 #include <cstddef>
@@ -29,8 +27,8 @@ constexpr Divisor make_divisor(std::uint32_t value) {
   return {value, static_cast<std::uint32_t>((excess << 32) / value + 1), shift};
 }
 
-// HiSparse: where a layer's rows lie when their page is not on the device, on the host and, of rows
-// that were read, in the hot region of their request. A host row is host block * block size + row.
+// HiSparse: the rows of a layer whose pages are not on the device. All are on the host; rows that were
+// read are also in their request's hot region. A host row is host block * block size + row.
 struct AwayRows {
   std::byte* host = nullptr;  // row 0 of host block 0
   std::int64_t host_block_stride = 0;
@@ -51,7 +49,7 @@ struct AwayRows {
   std::int32_t unit_bytes = 1;
 };
 
-// Where the rows of one layer lie that keeps a K (and V) row per token and head.
+// The rows of one layer that keeps a K (and V) row per token and head.
 struct RowCache {
   std::byte* base = nullptr;      // K row of kernel block 0, token 0, head 0
   std::int64_t block_stride = 0;  // between kernel blocks
@@ -73,10 +71,10 @@ struct RowCache {
   std::int32_t queries_per_kv = 1;
   DType dtype = DType::bf16;
   bool is_ring = false;  // positions go round the block of the table's first entry
-  // Kernel blocks of sinks in front of every table, and the first of them.
+  // Kernel blocks of sinks before every table, and the first of them.
   std::int32_t sink_blocks = 0;
   std::int32_t first_sink_block = 0;
-  const AwayRows* away = nullptr;  // where the table has the null block; null: the table is all
+  const AwayRows* away = nullptr;  // rows of null-block entries; null: every row has a block
 };
 
 // The block tables of one KV cache group, or a mapped one of some of its layers.
@@ -97,8 +95,8 @@ struct GroupTable {
   bool is_whole = false;     // every rank of a context keeps all of its tokens
 };
 
-// What a step's slots need of a row's request: the position behind its last scheduled token, and
-// where it was computed again from after a hit (0: it was not).
+// What a step's slots need of a row's request: the position after its last scheduled token, and the
+// position from which a hit was recomputed (0: it was not).
 struct RowReach {
   std::int32_t end = 0;
   std::int32_t replay_start = 0;
@@ -137,26 +135,24 @@ struct SlotMappingParams {
   std::int64_t slots_stride;       // elements
   std::int32_t num_groups;
   std::int32_t num_tokens;
-  // num_tokens as it lies in device memory, for a launch that is repeated for other batches; null:
-  // num_tokens holds.
+  // num_tokens in device memory, for a launch that is repeated for other batches; null: num_tokens.
   const std::int32_t* num_live_tokens;
   std::int32_t num_padded_tokens;
   Slot pad_slot;
   std::int32_t context_ranks;  // that share the tokens of a request, of which this is the
   std::int32_t context_rank;   // context_rank-th
   std::int32_t interleave;     // tokens in a row that go to the same rank
-  // [num_rows]; null: every token has its slot, whatever lies there and whatever goes round.
+  // [num_rows]; null: every token has a slot, without rings and recomputed windows.
   const RowReach* reach;
   std::int32_t num_replayed_tokens;  // after a hit, in groups that are not is_replayed
   bool of_encoders = false;          // positions are rows of encoders; other groups get pad_slot
 };
 
-// A drafter's pass: a token each, whose position moves on by `advance` and stays within
-// last_position.
+// A draft model's pass: tokens whose positions advance by `advance`, up to last_position.
 struct DraftSlotsParams {
   const GroupTable* groups;
   const std::int32_t* rows;   // [num_tokens], the row of each token's request
-  std::int32_t* positions;    // [num_tokens], of the pass before; of this one afterwards
+  std::int32_t* positions;    // [num_tokens], of the previous pass; of this pass afterwards
   Slot* slots;                // [num_groups, slots_stride]
   std::int64_t slots_stride;  // elements
   std::int32_t num_groups;
@@ -177,15 +173,8 @@ struct FillRowsParams {
   std::int32_t first_part = 0;  // what `key` is; `value` is the one behind it
 };
 
-struct WriteRowsParams {
-  RowCache cache;
-  const std::byte* key;  // [num_tokens, num_kv_heads, row_bytes]
-  const std::byte* value;
-  const Slot* slots;  // [num_tokens]
-  std::int32_t num_tokens;
-};
-// The way back: rows of the cache into contiguous [num_tokens, num_kv_heads, row_bytes]; rows of
-// padded slots are left as they are.
+// Rows of the cache into contiguous [num_tokens, num_kv_heads, row_bytes]. Rows of padded slots do
+// not change.
 struct GatherRowsParams {
   RowCache cache;
   const Slot* slots;
@@ -194,8 +183,8 @@ struct GatherRowsParams {
   std::int32_t num_tokens;
 };
 
-// Rows that a step writes to resident pages, on their way to the host as well: device rows
-// [first_row, first_row + num_rows), block * block size + row, and the host rows that they go to.
+// Rows of resident pages that a step also copies to the host: device rows
+// [first_row, first_row + num_rows), block * block size + row, and their host rows.
 struct RowMirrorItem {
   std::int64_t first_row, host_row;
   std::int32_t num_rows;
@@ -215,18 +204,18 @@ struct MirrorRowsParams {
   std::int64_t max_row_bytes;
 };
 
-// Rows of the batch whose hot regions hold nothing any more, slots in their order.
+// Batch rows whose hot regions become empty, with slots in ascending order.
 struct ClearRegionsParams {
   const std::int32_t* rows;
   std::int32_t* held;   // [rows of the batch, num_slots]
   std::int32_t* order;  // likewise: slots, least recently used first
   std::int32_t num_rows, num_slots;
 };
-// Positions of a request that are read from the host, and where they lie in its hot region.
+// Positions of a request that are read from the host.
 struct HotReadItem {
   std::int32_t row, first, num_positions;
 };
-// A row that goes from the host to a slot; host_row below zero: it lies there already.
+// A row copied from the host to a slot; host_row below zero: the slot already holds it.
 struct HotSwap {
   std::int32_t row, host_row, slot;
 };
@@ -249,8 +238,8 @@ struct SwapRowsParams {
   std::int64_t max_row_bytes;
 };
 
-// A contiguous piece of a tensor for every block: what one layer keeps there, a whole page, or the
-// K or the V half where a layout keeps them apart.
+// A contiguous piece of a tensor per block: the bytes of one layer, a whole page, or the K or the V
+// half of a layout that separates them.
 struct BlockRegion {
   std::byte* base = nullptr;      // of block 0
   std::int64_t block_stride = 0;  // from block to block
@@ -282,8 +271,18 @@ struct ZeroBlocksParams {
   std::int32_t max_regions;  // of any group
   std::int64_t max_region_bytes;
 };
+// A region of every block, in a source and in a target that may be the same memory: copies within
+// the cache, loads and stores of the host tier. Each side has its own stride.
+struct CopyRegion {
+  std::byte* target = nullptr;  // of target block 0
+  const std::byte* source = nullptr;
+  std::int64_t target_stride = 0;
+  std::int64_t source_stride = 0;
+  std::int64_t size_bytes = 0;  // bytes copied per block; padding is not
+  std::int32_t unit_bytes = 1;  // widest access that both sides allow
+};
 struct CopyBlocksParams {
-  const BlockRegion* regions;
+  const CopyRegion* regions;
   const RegionRange* groups;
   const BlockCopyItem* items;
   std::int32_t num_items;
@@ -312,8 +311,7 @@ struct FingerprintParams {
   std::int64_t max_page_bytes;
 };
 
-// A piece of a probe: positions [first, last) of one row in one layer. A row below zero, here and
-// in QueryItem, is padding.
+// A piece of a probe: positions [first, last) of one row in one layer. A row below zero is padding.
 struct DigestPiece {
   std::int32_t probe, row, layer_index, first, last;
 };
@@ -323,24 +321,6 @@ struct DigestParams {
   unsigned long long* digests;  // per probe, zero before the launch
   std::int32_t num_pieces;
   std::int32_t max_positions;  // of any piece
-};
-
-struct QueryItem {
-  std::uint64_t content;
-  std::int64_t query_begin;   // of its [num_query_heads, head_size padded to 16] floats
-  std::int64_t output_begin;  // of its [num_query_heads, head_size] floats
-  std::int32_t row, layer_index, first, last;
-  // From gap_first on positions are `gap` further; `last` counts without the gap.
-  std::int32_t gap_first = 0, gap = 0;
-};
-struct AttentionParams {
-  const RowCache* layers;
-  const QueryItem* items;
-  float* queries;
-  float* outputs;
-  std::int32_t num_items;
-  std::int32_t max_query_heads;  // of any layer
-  std::int32_t max_query_words;  // of all heads of a query
 };
 
 // One state tensor of one layer: words strided over padded pages.

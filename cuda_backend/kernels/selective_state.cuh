@@ -5,7 +5,7 @@
 // decay exp(A dt) within 5 + 18 |A dt|, and the fmaf that applies it adds 1; what a token adds,
 // dt x B, is within 20. So a state is within T + 20, T = sum over its tokens of 6 + 18 |A dt|, and
 // y = h C + D x within T + 30 + columns / 32, times its gate within 24 more (advance() of
-// tests/cuda_backend/recurrence_oracle.h). A stored state is rounded once more to its dtype.
+// tests/cuda_backend/recurrence_oracle.h). A stored state is also rounded to its dtype.
 #pragma once
 
 #include "cuda_backend/kernels/number_formats.cuh"
@@ -15,7 +15,7 @@ namespace lockstep::cuda {
 namespace SIMT_VARIANT {
 
 // Grid: x is the item, y the head, z shares the rows.
-__global__ void selective_state_kernel(SelectiveStateParams p) {
+[[maybe_unused]] static __global__ void selective_state_kernel(SelectiveStateParams p) {
   const RecurrentItem item = p.items[blockIdx.x];
   const std::int32_t head = blockIdx.y, columns = p.states.columns;
   const std::int32_t group = head / (p.states.num_heads / p.num_groups);
@@ -57,7 +57,7 @@ struct PieceShared {
   float* weights;  // [kPieceTokens, kPieceTokens]: of x of token s in y of token t
 };
 
-// dt, its sums and the weights; every thread of the CTA, which then meets.
+// Computes dt, its sums and the weights. Called by every thread of the CTA; ends with a barrier.
 __device__ __forceinline__ void prepare_piece(const SelectiveStateParams& p,
                                               const PieceShared& shared, std::int64_t first,
                                               std::int32_t count, std::int32_t head,
@@ -88,9 +88,6 @@ __device__ __forceinline__ void prepare_piece(const SelectiveStateParams& p,
 }
 
 // Outputs of one row over a piece, and the row's state after it. A lane knows x of one token.
-// kCarryUndecayed is KernelDefect::chunk_carry_undecayed, which is planted here because the decay
-// is worked out here.
-template <bool kCarryUndecayed>
 __device__ __forceinline__ void advance_row(const SelectiveStateParams& p,
                                             const PieceShared& shared, StateRow& state,
                                             std::int64_t first, std::int32_t count,
@@ -106,7 +103,7 @@ __device__ __forceinline__ void advance_row(const SelectiveStateParams& p,
     for_own_columns(columns, [&](int i, std::int32_t column) {
       carried = fmaf(state.values[i], C[column], carried);
     });
-    float part = kCarryUndecayed ? carried : carried * exp_nonpositive(shared.decayed[t]);
+    float part = carried * exp_nonpositive(shared.decayed[t]);
     if (lane <= t) part = fmaf(shared.weights[t * kPieceTokens + lane], own_x, part);
     const float sum = simt::warp_sum(part);
     if (lane != t) continue;
@@ -126,8 +123,7 @@ __device__ __forceinline__ void advance_row(const SelectiveStateParams& p,
 }
 
 // Grid: x is the item, y the head, z shares the rows, kRowsOfWarp to a warp.
-template <bool kCarryUndecayed>
-__global__ void selective_chunks_kernel(SelectiveStateParams p) {
+[[maybe_unused]] static __global__ void selective_chunks_kernel(SelectiveStateParams p) {
   SIMT_SHARED_ARRAY(float, dt, kPieceTokens);
   SIMT_SHARED_ARRAY(float, decayed, kPieceTokens);
   SIMT_SHARED_ARRAY(float, weights, kPieceTokens* kPieceTokens);
@@ -139,7 +135,7 @@ __global__ void selective_chunks_kernel(SelectiveStateParams p) {
         prepare_piece(p, shared, first, count, head, group);
       },
       [&](StateRow& state, std::int32_t row, std::int32_t first, std::int32_t count) {
-        advance_row<kCarryUndecayed>(p, shared, state, first, count, head, group, row);
+        advance_row(p, shared, state, first, count, head, group, row);
       });
 }
 

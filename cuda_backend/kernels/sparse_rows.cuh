@@ -1,10 +1,10 @@
 // Rows of HiSparse between the host, resident pages and hot regions: rule (25) of
 // sim/protocol/backend.h.
 //
-// 1. A slot is looked up by position and believed only if it holds that host row: what a region
-//    held before needs no erasing but that of held.
-// 2. One CTA works on one request's region; its threads share the positions, and one of them hands
-//    out slots, in order.
+// 1. A slot is looked up by position and valid only if it holds that host row. So clearing `held`
+//    empties a region.
+// 2. One CTA works on one request's region. Its threads share the positions; one thread assigns
+//    slots, in order.
 #pragma once
 
 #include "cuda_backend/kernels/words.cuh"
@@ -22,7 +22,7 @@ __device__ __forceinline__ void copy_row(std::byte* to, const std::byte* from,
 }
 
 // Grid: x is the token, y the layer; threads share the row.
-__global__ void mirror_rows_kernel(MirrorRowsParams p) {
+[[maybe_unused]] static __global__ void mirror_rows_kernel(MirrorRowsParams p) {
   const MirrorLayer layer = p.layers[blockIdx.y];
   const AwayRows rows = p.away[layer.layer];
   const Slot slot = layer.slots[blockIdx.x];
@@ -46,7 +46,7 @@ __global__ void mirror_rows_kernel(MirrorRowsParams p) {
 }
 
 // Grid: flat over (row, slot).
-__global__ void clear_regions_kernel(ClearRegionsParams p) {
+[[maybe_unused]] static __global__ void clear_regions_kernel(ClearRegionsParams p) {
   const std::uint32_t count = std::uint32_t(p.num_rows) * std::uint32_t(p.num_slots);
   for (std::uint32_t i = first_item(); i < count; i += item_stride()) {
     const std::int32_t slot = i % p.num_slots;
@@ -56,12 +56,8 @@ __global__ void clear_regions_kernel(ClearRegionsParams p) {
   }
 }
 
-// kSparesUsed false is KernelDefect::hot_evicts_used, which is planted here because slots are
-// handed out here.
-//
 // Grid: one CTA for each read.
-template <bool kSparesUsed>
-__global__ void hot_reads_kernel(HotReadParams p) {
+[[maybe_unused]] static __global__ void hot_reads_kernel(HotReadParams p) {
   const HotReadItem read = p.reads[blockIdx.x];
   const AwayRows& rows = p.away[0];
   const std::int32_t number = p.read_number + std::int32_t(blockIdx.x);
@@ -84,7 +80,7 @@ __global__ void hot_reads_kernel(HotReadParams p) {
   for (std::int32_t i = 0; i < read.num_positions; ++i) {
     HotSwap& swap = p.swaps[read.first + i];
     if (swap.host_row < 0) continue;
-    while (kSparesUsed && used[order[next]] == number) ++next;
+    while (used[order[next]] == number) ++next;
     swap.slot = order[next++];
     used[swap.slot] = number;
     held[swap.slot] = swap.host_row;
@@ -97,16 +93,12 @@ __global__ void hot_reads_kernel(HotReadParams p) {
     order[kept++] = p.swaps[read.first + i].slot;
 }
 
-// kByHostRow false is KernelDefect::hot_row_by_slot: the row of the region's own number.
-//
 // Grid: x is the swap, y the layer; threads share the row.
-template <bool kByHostRow>
-__global__ void swap_rows_kernel(SwapRowsParams p) {
+[[maybe_unused]] static __global__ void swap_rows_kernel(SwapRowsParams p) {
   const HotSwap swap = p.swaps[blockIdx.x];
   if (swap.host_row < 0) return;
   const AwayRows rows = p.away[blockIdx.y];
-  copy_row(hot_row_address(rows, swap.row, swap.slot),
-           host_row_address(rows, kByHostRow ? swap.host_row : swap.slot), rows);
+  copy_row(hot_row_address(rows, swap.row, swap.slot), host_row_address(rows, swap.host_row), rows);
 }
 
 }  // namespace SIMT_VARIANT

@@ -1,16 +1,17 @@
 // Softmax attention over a paged cache, split along the context: each CTA covers a run of keys for
 // one query and one query head and leaves a partial softmax, which the kernel below it joins.
-// Decoding requests and prefill chunks alike; any layout, dtype and scaling of PartLayout.
+// It serves decoding requests and prefill chunks, with any layout, dtype and scaling of PartLayout.
 //
-// 1. A query at position p sees [first, p], where a window keeps the last `window` of them and a
-//    local chunk those of p's chunk; a query that is not causal sees its whole request.
+// 1. A query at position p sees [first, p]. A window keeps the last `window` of them, a local chunk
+//    the positions of p's chunk. A query that is not causal sees its whole request. Explicit ranges
+//    replace this rule.
 // 2. Entries of the block table outside that range are not read: they may be null or stale.
 // 3. The order of every sum follows from the shape, so CPU and GPU agree in every bit.
 // 4. Tolerance, with u = 2^-24: a score is a chain of head_size fmaf, a product with each scale and
 //    a difference, so it is off by at most (head_size + 4) u times the largest scale * sum |q k|. A
 //    weight is exp(score - maximum) within 4 u plus u times that difference, at most the range R of
 //    the scores; each of the T tiles of 32 keys and of the S splits rescales it by another such
-//    factor, and n keys are added up. Together, with numerator and denominator off alike:
+//    factor, and n keys are added up. Together, with the same error in numerator and denominator:
 //    2 (score error + (4 (T + S + 1) + R + n + 4) u) max |v|
 //    Elements of packed rows are exact in fp32: e2m1 times e4m3 has 6 bits, int4 less its zero 5.
 //    (attention_bound() of tests/cuda_backend/attention_oracle.h).
@@ -23,13 +24,13 @@
 namespace lockstep::cuda {
 namespace SIMT_VARIANT {
 
-inline constexpr std::int32_t kMaxHeadSize = 576;
+inline constexpr std::int32_t kMaxHeadSize = 1024;
+// Elements of V that one lane adds up, and the floats from one lane's to the next lane's.
+inline constexpr std::int32_t kLaneElements = kMaxHeadSize / 32, kLaneStride = kLaneElements + 1;
 
-struct KeyRange {
-  std::int32_t first, last;
-};
 __device__ __forceinline__ KeyRange visible_keys(const SplitAttentionParams& p, std::int64_t token,
                                                  std::int32_t row) {
+  if (p.ranges != nullptr) return p.ranges[token];
   if (!p.causal) return {0, p.seq_lens[row]};
   const std::int32_t last = p.positions[token] + 1;
   std::int32_t first = 0;
@@ -52,17 +53,21 @@ __device__ __forceinline__ float* partial_of(const SplitAttentionParams& p, std:
   return p.partials + index * (2 + p.value.head_size);
 }
 
-struct KeyPlace {
-  std::int32_t block, offset;
-};
-__device__ __forceinline__ KeyPlace place_of_key(const SplitAttentionParams& p, std::int32_t row,
+__device__ __forceinline__ RowPlace place_of_key(const SplitAttentionParams& p, std::int32_t row,
                                                  std::int32_t position) {
+  if (p.rows != nullptr) return place_of_position(*p.rows, row, position);
   const std::uint32_t index = divide(std::uint32_t(position), p.key.block_size);
   return {p.block_table[row * p.table_width + index],
-          position - std::int32_t(index * p.key.block_size.value)};
+          position - std::int32_t(index * p.key.block_size.value), nullptr};
+}
+// A row that is not on the device has one head and stands for K and V.
+__device__ __forceinline__ std::byte* row_at(const PartLayout& part, const RowPlace& place,
+                                             std::int32_t head) {
+  if (place.away != nullptr) return const_cast<std::byte*>(place.away);
+  return part_row(part, place.block, place.offset, head);
 }
 
-__device__ __forceinline__ float scale_of_row(const PartLayout& part, const KeyPlace& place,
+__device__ __forceinline__ float scale_of_row(const PartLayout& part, const RowPlace& place,
                                               std::int32_t head) {
   if (part.scaling == Scaling::none || part.scaling >= kFirstLatent) return 1.0f;
   if (part.scaling == Scaling::per_tensor) return *part_scale(part, 0, 0, 0);
@@ -72,7 +77,7 @@ __device__ __forceinline__ float scale_of_row(const PartLayout& part, const KeyP
                                             : scale;
 }
 
-__device__ __forceinline__ PackedRow packed_row(const PartLayout& part, const KeyPlace& place,
+__device__ __forceinline__ PackedRow packed_row(const PartLayout& part, const RowPlace& place,
                                                 std::int32_t head) {
   PackedRow row{place.block, place.offset, head, 0.0f};
   if (part.scaling == Scaling::int4_rows)
@@ -83,8 +88,8 @@ __device__ __forceinline__ PackedRow packed_row(const PartLayout& part, const Ke
 // q . k in element order, before the scale of a row or a layer.
 template <int kItem>
 __device__ __forceinline__ float dot_with_key(const float* query, const PartLayout& part,
-                                              const KeyPlace& place, std::int32_t head) {
-  std::byte* row = part_row(part, place.block, place.offset, head);
+                                              const RowPlace& place, std::int32_t head) {
+  std::byte* row = row_at(part, place, head);
   const std::int32_t bytes = element_bytes(part.dtype);
   float score = 0.0f;
   if (part.scaling >= kFirstPacked) {
@@ -110,7 +115,7 @@ __device__ __forceinline__ float dot_with_key(const float* query, const PartLayo
 // that this lane owns. Lanes share a row of V, several rows at a time where rows are short.
 template <int kItem>
 struct SplitState {
-  static constexpr int kItems = (kMaxHeadSize / kItem + 31) / 32;
+  static constexpr int kItems = kLaneElements / kItem;
   float maximum = -INFINITY, sum = 0.0f;
   float weighted[kItems * kItem] = {};
   std::int32_t lanes_per_row = 1, row = 0, item = 0;
@@ -124,22 +129,23 @@ struct SplitState {
 
 // The CTA's shared memory: the query, and weights and places of a tile of keys.
 struct SplitShared {
-  float* query;      // [kMaxHeadSize]; at the end the rows' sums
+  float* query;      // [kMaxHeadSize]
   float* weights;    // [32]
-  KeyPlace* places;  // [32]
+  RowPlace* places;  // [32]
+  float* parts;      // [32, kLaneStride]: at the end, each lane's weighted values
 };
 
 // Scores the tile [first, last) of at most 32 keys, one for each lane, and weighs them.
 template <int kItem>
 __device__ __forceinline__ void weigh_keys(SplitState<kItem>& state, const SplitShared& shared,
-                                           const SplitAttentionParams& p, std::int32_t row,
-                                           std::int32_t kv_head, std::int32_t first,
-                                           std::int32_t last) {
-  const std::int32_t lane = threadIdx.x;
-  const bool seen = first + lane < last;
+                                           const SplitAttentionParams& p, const KeyRange& keys,
+                                           std::int32_t row, std::int32_t kv_head,
+                                           std::int32_t first, std::int32_t last) {
+  const std::int32_t lane = threadIdx.x, key = first + lane;
+  const bool seen = key < last;
   float score = -INFINITY, value_scale = 1.0f;
   if (seen) {
-    const KeyPlace place = place_of_key(p, row, first + lane);
+    const RowPlace place = place_of_key(p, row, key < keys.gap_first ? key : key + keys.gap);
     shared.places[lane] = place;
     const float dot = dot_with_key<kItem>(shared.query, p.key, place, kv_head);
     score = dot * scale_of_row(p.key, place, kv_head) * p.scale;
@@ -161,8 +167,8 @@ __device__ __forceinline__ void add_values(SplitState<kItem>& state, const Split
                                            std::int32_t keys) {
   const std::int32_t bytes = element_bytes(part.dtype);
   for (std::int32_t key = state.row; key < keys; key += 32 / state.lanes_per_row) {
-    const KeyPlace place = shared.places[key];
-    std::byte* row = part_row(part, place.block, place.offset, kv_head);
+    const RowPlace place = shared.places[key];
+    std::byte* row = row_at(part, place, kv_head);
     const float weight = shared.weights[key];
     const bool is_in_halves = part.scaling >= kFirstPacked;
     PackedRow packed{};
@@ -190,42 +196,43 @@ __device__ __forceinline__ void add_values(SplitState<kItem>& state, const Split
   }
 }
 
-// The weighted values of the lanes' rows added up in the order of the rows, times `factor`.
+// Adds up the lanes' weighted values, in the order of the rows that they belong to, times `factor`.
 template <int kItem>
-__device__ __forceinline__ void write_values(const SplitState<kItem>& state, float* sums,
-                                             float* out, std::int32_t head_size, float factor) {
-  for (std::int32_t row = 0; row < 32 / state.lanes_per_row; ++row) {
-    __syncwarp();
-    if (row != state.row) continue;
-    SIMT_UNROLL
-    for (int n = 0; n < SplitState<kItem>::kItems; ++n) {
-      const std::int32_t at = (state.item + n * state.lanes_per_row) * kItem;
-      if (at >= head_size) continue;
-      SIMT_UNROLL
-      for (int i = 0; i < kItem; ++i)
-        sums[at + i] =
-            row == 0 ? state.weighted[n * kItem + i] : sums[at + i] + state.weighted[n * kItem + i];
-    }
-  }
+__device__ __forceinline__ void write_values(const SplitState<kItem>& state,
+                                             const SplitShared& shared, float* out,
+                                             std::int32_t head_size, float factor) {
+  const std::int32_t lanes = state.lanes_per_row;
+  SIMT_UNROLL
+  for (int i = 0; i < kLaneElements; ++i)
+    if ((state.item + i / kItem * lanes) * kItem < head_size)
+      shared.parts[threadIdx.x * kLaneStride + i] = state.weighted[i];
   __syncwarp();
-  for (std::int32_t at = threadIdx.x; at < head_size; at += 32) out[at] = sums[at] * factor;
+  for (std::int32_t at = threadIdx.x; at < head_size; at += 32) {
+    const std::int32_t item = at / kItem;
+    const float* part =
+        shared.parts + item % lanes * kLaneStride + item / lanes * kItem + at % kItem;
+    float sum = part[0];
+    for (std::int32_t row = 1; row < 32 / lanes; ++row) sum += part[row * lanes * kLaneStride];
+    out[at] = sum * factor;
+  }
 }
 
 // Grid: x is the token, y the query head, z the split. CTAs of one warp. The only split of a query
-// writes its output; of several, each writes a partial.
+// writes its output, zeros where it has no keys; of several, each writes a partial.
 template <int kItem>
 __global__ void split_attention_kernel(SplitAttentionParams p) {
   SIMT_SHARED_ARRAY(float, query, kMaxHeadSize);
   SIMT_SHARED_ARRAY(float, weights, 32);
-  SIMT_SHARED_ARRAY(KeyPlace, places, 32);
-  const SplitShared shared{query, weights, places};
+  SIMT_SHARED_ARRAY(RowPlace, places, 32);
+  SIMT_SHARED_ARRAY(float, parts, 32 * kLaneStride);
+  const SplitShared shared{query, weights, places, parts};
   const std::int64_t token = blockIdx.x;
   const std::int32_t query_head = blockIdx.y, split = blockIdx.z;
   const std::int32_t row = p.token_rows[token];
   if (row < 0) return;
   const KeyRange keys = visible_keys(p, token, row);
   const std::int32_t num_splits = splits_of(keys, p.split_keys);
-  if (split >= num_splits) return;
+  if (split > 0 && split >= num_splits) return;
 
   const std::int32_t query_bytes = element_bytes(p.query_dtype);
   const std::byte* query_row = p.queries + (token * p.num_query_heads + query_head) *
@@ -241,14 +248,15 @@ __global__ void split_attention_kernel(SplitAttentionParams p) {
   SplitState<kItem> state;
   state.share((p.value.head_size + kItem - 1) / kItem);
   for (std::int32_t tile = first; tile < last; tile += 32) {
-    weigh_keys<kItem>(state, shared, p, row, kv_head, tile, last);
+    weigh_keys<kItem>(state, shared, p, keys, row, kv_head, tile, last);
     __syncwarp();
     add_values<kItem>(state, shared, p.value, kv_head, last - tile < 32 ? last - tile : 32);
     __syncwarp();
   }
-  if (num_splits == 1) {
+  if (num_splits <= 1) {
     float* output = p.outputs + (token * p.num_query_heads + query_head) * p.value.head_size;
-    write_values<kItem>(state, shared.query, output, p.value.head_size, 1.0f / state.sum);
+    write_values<kItem>(state, shared, output, p.value.head_size,
+                        num_splits == 0 ? 0.0f : 1.0f / state.sum);
     return;
   }
   float* partial = partial_of(p, token, query_head, split);
@@ -256,24 +264,21 @@ __global__ void split_attention_kernel(SplitAttentionParams p) {
     partial[0] = state.maximum;
     partial[1] = state.sum;
   }
-  write_values<kItem>(state, shared.query, partial + 2, p.value.head_size, 1.0f);
+  write_values<kItem>(state, shared, partial + 2, p.value.head_size, 1.0f);
 }
 
 // Joins the partial softmaxes of the splits: each was taken relative to its own maximum,
 // so its sum and its values are rescaled to the highest of all before they are added, in the order
-// of the splits. A query with one split has its output already; one without keys gets zeros.
+// of the splits. A query with one split or none has its output already.
 //
 // Grid: x is the token, y the query head; threads share the elements of the output.
-// kRescaled false is KernelDefect::combine_unscaled, which is planted here because the factors are
-// worked out here.
-template <bool kRescaled>
-__global__ void attention_combine_kernel(SplitAttentionParams p) {
+[[maybe_unused]] static __global__ void attention_combine_kernel(SplitAttentionParams p) {
   const std::int64_t token = blockIdx.x;
   const std::int32_t query_head = blockIdx.y, row = p.token_rows[token];
   if (row < 0) return;
   float* output = p.outputs + (token * p.num_query_heads + query_head) * p.value.head_size;
   const std::int32_t num_splits = splits_of(visible_keys(p, token, row), p.split_keys);
-  if (num_splits == 1) return;
+  if (num_splits <= 1) return;
   float maximum = -INFINITY;
   for (std::int32_t split = 0; split < num_splits; ++split)
     maximum = fmaxf(maximum, partial_of(p, token, query_head, split)[0]);
@@ -281,7 +286,7 @@ __global__ void attention_combine_kernel(SplitAttentionParams p) {
     float sum = 0.0f, value = 0.0f;
     for (std::int32_t split = 0; split < num_splits; ++split) {
       const float* partial = partial_of(p, token, query_head, split);
-      const float factor = kRescaled ? exp_nonpositive(partial[0] - maximum) : 1.0f;
+      const float factor = exp_nonpositive(partial[0] - maximum);
       sum = fmaf(factor, partial[1], sum);
       value = fmaf(factor, partial[2 + at], value);
     }

@@ -1,5 +1,5 @@
-// What the kernels count in: 64-bit words of the protocol (sim/protocol/backend.h), accesses of 1
-// to 16 bytes, and items of flat launches. Device code; every kernel file includes it.
+// Units of the kernels: 64-bit words of the protocol (sim/protocol/backend.h), accesses of 1 to 16
+// bytes, and items of flat launches. Device code that every kernel file includes.
 #pragma once
 
 #include "cuda_backend/kernels/params.h"
@@ -36,6 +36,23 @@ __device__ __forceinline__ std::int64_t divide_slot(Slot slot, const Divisor& by
   return slot / std::int64_t(by.value);
 }
 
+// Calls `f` with a zero of the type that has `unit_bytes` bytes: 16, 8, 4, 2 or 1.
+template <class F>
+__device__ __forceinline__ void with_unit(std::int32_t unit_bytes, const F& f) {
+  switch (unit_bytes) {
+    case 16:
+      return f(simt::vec16{});
+    case 8:
+      return f(std::uint64_t{});
+    case 4:
+      return f(std::uint32_t{});
+    case 2:
+      return f(std::uint16_t{});
+    default:
+      return f(std::uint8_t{});
+  }
+}
+
 // Flat launches: thread t of n handles items t, t + n, t + 2n, ...
 __device__ __forceinline__ std::uint32_t first_item() {
   return blockIdx.x * blockDim.x + threadIdx.x;
@@ -57,7 +74,7 @@ __device__ __forceinline__ std::uint64_t load_word(const std::byte* p, std::int3
   return word;
 }
 
-// The same for memory that may be undefined: fingerprints read whatever is there.
+// The same for memory that may be undefined, for fingerprints.
 __device__ __forceinline__ std::uint64_t load_any_word(const std::byte* p, std::int32_t bytes,
                                                        std::int32_t unit) {
   if (unit >= 8) return simt::load_any(reinterpret_cast<const std::uint64_t*>(p));
@@ -90,7 +107,7 @@ __device__ __forceinline__ void store_word(std::byte* p, std::uint64_t word, std
   }
 }
 
-// Two words as the 16 bytes that hold them, and back.
+// Two words as 16 bytes, and back.
 __device__ __forceinline__ simt::vec16 join_words(std::uint64_t low, std::uint64_t high) {
   return simt::make_vec16(std::uint32_t(low), std::uint32_t(low >> 32), std::uint32_t(high),
                           std::uint32_t(high >> 32));
@@ -114,18 +131,13 @@ __device__ __forceinline__ void add_to_sum(unsigned long long* sum, std::uint64_
   atomicAdd(sum, total);
 }
 
-// Floats from one query row to the next: whole chunks of 16 elements.
-__device__ __forceinline__ std::int32_t padded_head_size(std::int32_t head_size) {
-  return (head_size + 15) / 16 * 16;
-}
-
-// The address of a row: where the protocol's (kernel block, token, part, head) lies in memory.
+// The address of a row.
 __device__ __forceinline__ std::byte* row_address(const RowCache& cache, std::int64_t block,
                                                   std::int64_t offset, std::int64_t head) {
   return cache.base + block * cache.block_stride + offset * cache.token_stride +
          head * cache.head_stride;
 }
-// A row of HiSparse on the host, and in the hot region of a row of the batch.
+// A row of HiSparse on the host, and in the hot region of a batch row.
 __device__ __forceinline__ std::byte* host_row_address(const AwayRows& rows, std::int64_t row) {
   const std::int64_t block = divide_slot(row, rows.block_size);
   return rows.host + block * rows.host_block_stride +
@@ -143,7 +155,7 @@ __device__ __forceinline__ std::int64_t host_row_of(const AwayRows& rows, std::i
   return std::int64_t(rows.host_table[row * rows.host_width + entry]) * rows.block_size.value +
          (position - entry * rows.block_size.value);
 }
-// The region where it holds the row, else the host.
+// The row in the region if it is there, else on the host.
 __device__ __forceinline__ const std::byte* away_row(const AwayRows& rows, std::int32_t row,
                                                      std::uint32_t position) {
   const std::int64_t host_row = host_row_of(rows, row, position);
@@ -152,16 +164,29 @@ __device__ __forceinline__ const std::byte* away_row(const AwayRows& rows, std::
     return hot_row_address(rows, row, slot);
   return host_row_address(rows, host_row);
 }
-// The K row of head 0 at a position, through the row's block table behind the sinks.
-__device__ __forceinline__ const std::byte* key_of_position(const RowCache& cache, std::int32_t row,
-                                                            std::uint32_t position) {
+// Where the row of a position is stored: a kernel block and an offset in it, or, for a row of
+// HiSparse that is not on the device, an address.
+struct RowPlace {
+  std::int32_t block, offset;
+  const std::byte* away;  // null: it is on the device
+};
+// Looks the position up in the row's block table. Sinks have blocks of their own before it.
+__device__ __forceinline__ RowPlace place_of_position(const RowCache& cache, std::int32_t row,
+                                                      std::uint32_t position) {
   const std::uint32_t index = divide(position, cache.block_size);
   const std::uint32_t sinks = cache.sink_blocks;
-  const std::int64_t block =
-      index < sinks ? std::int64_t(cache.first_sink_block) + index
+  RowPlace place{0, std::int32_t(position - index * cache.block_size.value), nullptr};
+  place.block = index < sinks
+                    ? std::int32_t(cache.first_sink_block + index)
                     : cache.table[row * cache.table_width + (cache.is_ring ? 0 : index - sinks)];
-  if (cache.away != nullptr && block == 0) return away_row(*cache.away, row, position);
-  return row_address(cache, block, position - index * cache.block_size.value, 0);
+  if (cache.away != nullptr && place.block == 0) place.away = away_row(*cache.away, row, position);
+  return place;
+}
+// The K row of head 0 at a position.
+__device__ __forceinline__ const std::byte* key_of_position(const RowCache& cache, std::int32_t row,
+                                                            std::uint32_t position) {
+  const RowPlace place = place_of_position(cache, row, position);
+  return place.away != nullptr ? place.away : row_address(cache, place.block, place.offset, 0);
 }
 
 }  // namespace SIMT_VARIANT

@@ -1,4 +1,4 @@
-// Launchers of what works on whole blocks and pages: zero, copy, poison, fingerprint, states.
+// Launchers for whole blocks and pages: zero, copy, poison, fingerprint, states, moves.
 #include "cuda_backend/kernels/block_moves.cuh"
 #include "cuda_backend/kernels/move_bytes.cuh"
 #include "cuda_backend/kernels/page_fingerprint.cuh"
@@ -10,6 +10,7 @@ namespace {
 
 // Bytes of a region that one CTA takes before a second one shares it.
 constexpr std::int64_t kBytesPerCta = 64 * 1024;
+constexpr std::int64_t kMoveBytesPerCta = 32 * 1024;
 
 // x: jobs, y: regions, z: shares of a region, whose items are 16 bytes each.
 simt::LaunchConfig region_grid(const LaunchPlace& place, const char* name, std::int64_t jobs,
@@ -65,40 +66,15 @@ int launch_update_states(const LaunchPlace& place, const StateUpdateParams& para
       job_grid(place, "update_states", params.num_items, divide_up(params.max_state_bytes, 8));
   config.grid.y = static_cast<std::uint32_t>(params.max_states);
   config.grid.z = shares_of_region(params.max_state_bytes, kBytesPerCta);
-  auto* kernel = state_update_kernel<StateDefect::none>;
-  if (place.defect == KernelDefect::state_pads_included)
-    kernel = state_update_kernel<StateDefect::pads_included>;
-  if (place.defect == KernelDefect::state_update_race)
-    kernel = state_update_kernel<StateDefect::update_race>;
-  return status_of(simt::launch(config, kernel, params));
+  return status_of(simt::launch(config, state_update_kernel, params));
 }
-
-// Launchers of moves: bytes, and pages between caches.
-namespace {
-
-// Bytes that one CTA takes before a second one shares them.
-constexpr std::int64_t kMoveBytesPerCta = 32 * 1024;
-
-}  // namespace
 
 int launch_move_bytes(const LaunchPlace& place, const MoveBytesParams& params) {
   if (params.num_moves == 0 || params.max_size_bytes == 0) return nothing_to_do();
   auto config = job_grid(place, "move_bytes", params.num_moves, params.max_size_bytes / 8);
   config.block.x = std::min<std::uint32_t>(config.block.x, kMoveThreads);
   config.grid.y = shares_of_region(params.max_size_bytes, kMoveBytesPerCta);
-  auto* kernel =
-      place.defect == KernelDefect::shift_race ? move_bytes_kernel<true> : move_bytes_kernel<false>;
-  return status_of(simt::launch(config, kernel, params));
-}
-
-int launch_copy_pages(const LaunchPlace& place, const CopyPagesParams& params) {
-  if (params.num_pairs == 0 || params.num_regions == 0) return nothing_to_do();
-  if (!fits_grid(params.num_pairs, params.num_regions)) return too_large();
-  auto config =
-      job_grid(place, "copy_pages", params.num_pairs, divide_up(params.max_region_bytes, 16));
-  config.grid.y = static_cast<std::uint32_t>(params.num_regions);
-  config.grid.z = shares_of_region(params.max_region_bytes, kMoveBytesPerCta);
-  return status_of(simt::launch(config, copy_pages_kernel, params));
+  return status_of(simt::launch(config, move_bytes_kernel, params));
 }
 
 }  // namespace SIMT_VARIANT

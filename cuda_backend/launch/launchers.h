@@ -1,5 +1,4 @@
-// The launchers of one build, before they stand in the tables of kernel_table.h, and the grids that
-// they begin with.
+// The launchers of one build, which the tables of kernel_table.h list, and the grids that they share.
 #pragma once
 
 #include <algorithm>
@@ -30,7 +29,7 @@ inline std::uint32_t in_whole_warps(std::int64_t threads) {
   return static_cast<std::uint32_t>(divide_up(threads, 32) * 32);
 }
 
-// A grid of threads along x, items_per_thread for each.
+// A grid of threads along x with items_per_thread items each.
 inline simt::LaunchConfig flat_grid(const LaunchPlace& place, const char* name,
                                     std::int64_t items) {
   simt::LaunchConfig config = config_of(place, name);
@@ -40,7 +39,7 @@ inline simt::LaunchConfig flat_grid(const LaunchPlace& place, const char* name,
   return config;
 }
 
-// One CTA for each of `jobs` along x, with threads for `items` of each.
+// One CTA per job along x, with threads for the job's `items`.
 inline simt::LaunchConfig job_grid(const LaunchPlace& place, const char* name, std::int64_t jobs,
                                    std::int64_t items) {
   simt::LaunchConfig config = config_of(place, name);
@@ -50,7 +49,7 @@ inline simt::LaunchConfig job_grid(const LaunchPlace& place, const char* name, s
   return config;
 }
 
-// CTAs along one axis that share the `units` of a region; more than one where it is long.
+// Number of CTAs along one axis that share the `units` of a region.
 inline std::uint32_t shares_of_region(std::int64_t units, std::int64_t units_per_cta) {
   return static_cast<std::uint32_t>(std::clamp<std::int64_t>(units / units_per_cta, 1, kMaxGridYZ));
 }
@@ -63,19 +62,21 @@ inline int status_of(simt::error_t error) { return static_cast<int>(error); }
 inline int nothing_to_do() { return status_of(simt::success); }
 inline int too_large() { return status_of(simt::invalid_configuration); }
 
-// Whether the rows of a part can be walked eight elements at a time: sizes, strides and addresses
-// allow accesses of 16 bytes, or of 8 where eight elements are no more.
+// True if the address and all strides are multiples of `bytes`.
 inline bool aligned_to(std::int64_t bytes, const void* address, std::int64_t a, std::int64_t b,
-                       std::int64_t c, std::int64_t d) {
+                       std::int64_t c = 0, std::int64_t d = 0) {
   const auto at = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(address));
   return (at | a | b | c | d) % bytes == 0;
 }
 inline std::int64_t bytes_of_eight(DType dtype) { return itemsize_bytes(dtype) == 1 ? 8 : 16; }
+inline std::int64_t row_bytes_of(const PartLayout& part) {
+  return std::int64_t{part.head_size} * itemsize_bytes(part.dtype);
+}
 inline bool in_eights(const PartLayout& part) {
   if (part.scaling >= kFirstLatent) return part.head_size % 8 == 0;  // byte by byte
   if (part.scaling >= kFirstPacked)                                  // four bytes
     return part.head_size % 8 == 0 &&
-           aligned_to(4, part.base, part.block_stride, part.token_stride, part.head_stride, 0);
+           aligned_to(4, part.base, part.block_stride, part.token_stride, part.head_stride);
   const bool whole = part.piece_elements >= part.head_size;
   return part.head_size % 8 == 0 && (whole || part.piece_elements % 8 == 0) &&
          aligned_to(bytes_of_eight(part.dtype), part.base, part.block_stride, part.token_stride,

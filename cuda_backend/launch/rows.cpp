@@ -1,13 +1,10 @@
-// Launchers of block tables and slots, and of what moves rows: inputs from content ids, rows into
-// the cache, rows out of it.
+// Launchers for block tables, slots and rows: inputs from content ids, rows into the cache and out.
 
 #include "cuda_backend/kernels/block_tables.cuh"
 #include "cuda_backend/kernels/cache_rows.cuh"
 #include "cuda_backend/kernels/cache_write.cuh"
-#include "cuda_backend/kernels/draft_slots.cuh"
 #include "cuda_backend/kernels/fill_inputs.cuh"
 #include "cuda_backend/kernels/packed_rows.cuh"
-#include "cuda_backend/kernels/request_slots.cuh"
 #include "cuda_backend/kernels/sparse_rows.cuh"
 #include "cuda_backend/launch/launchers.h"
 
@@ -18,23 +15,6 @@ namespace {
 std::int32_t widest_unit(std::int32_t bytes) {
   const std::int32_t lowest_bit = bytes & -bytes;
   return std::min(lowest_bit, 16);
-}
-
-template <class Unit>
-int write_rows(const LaunchPlace& place, const WriteRowsParams& params) {
-  const RowCache& cache = params.cache;
-  const auto units_per_row =
-      static_cast<std::uint32_t>(cache.row_bytes / std::int32_t(sizeof(Unit)));
-  const bool race = place.defect == KernelDefect::write_race;
-  const std::int64_t items =
-      std::int64_t{params.num_tokens + (race ? 1 : 0)} * cache.num_kv_heads * units_per_row;
-  if (items >= kMaxFlatItems) return too_large();
-  auto* kernel = write_rows_kernel<Unit, WriteDefect::none>;
-  if (race) kernel = write_rows_kernel<Unit, WriteDefect::race>;
-  if (place.defect == KernelDefect::write_offset_int32)
-    kernel = write_rows_kernel<Unit, WriteDefect::offset_int32>;
-  return status_of(simt::launch(flat_grid(place, "write_rows", items), kernel, params,
-                                make_divisor(units_per_row), make_divisor(cache.num_kv_heads)));
 }
 
 template <class Unit>
@@ -49,13 +29,37 @@ int gather_rows(const LaunchPlace& place, const GatherRowsParams& params) {
                                 make_divisor(cache.num_kv_heads)));
 }
 
-}  // namespace
-
-int launch_fill_queries(const LaunchPlace& place, const AttentionParams& params) {
-  if (params.num_items == 0) return nothing_to_do();
-  const auto config = job_grid(place, "fill_queries", params.num_items, params.max_query_words);
-  return status_of(simt::launch(config, fill_queries_kernel, params));
+// Parts of one shape.
+template <class Unit>
+int move_rows(const LaunchPlace& place, const WritePartsParams& params) {
+  const PartLayout& part = params.parts[0].to;
+  const auto units_per_row =
+      static_cast<std::uint32_t>(row_bytes_of(part) / std::int64_t(sizeof(Unit)));
+  const std::int64_t items = std::int64_t{params.num_tokens} * part.num_heads * units_per_row;
+  if (items >= kMaxFlatItems) return too_large();
+  return status_of(simt::launch(flat_grid(place, "write_rows", items), move_rows_kernel<Unit>,
+                                params, make_divisor(units_per_row),
+                                make_divisor(static_cast<std::uint32_t>(part.num_heads))));
 }
+
+// Calls f with a zero of the type that has `unit_bytes` bytes.
+template <class F>
+int for_unit(std::int64_t unit_bytes, const F& f) {
+  switch (unit_bytes) {
+    case 16:
+      return f(simt::vec16{});
+    case 8:
+      return f(std::uint64_t{});
+    case 4:
+      return f(std::uint32_t{});
+    case 2:
+      return f(std::uint16_t{});
+    default:
+      return f(std::uint8_t{});
+  }
+}
+
+}  // namespace
 
 int launch_fill_rows(const LaunchPlace& place, const FillRowsParams& params) {
   if (params.num_tokens == 0) return nothing_to_do();
@@ -69,92 +73,86 @@ int launch_fill_rows(const LaunchPlace& place, const FillRowsParams& params) {
                                 make_divisor(params.num_kv_heads), widest_unit(params.row_bytes)));
 }
 
-int launch_write_rows(const LaunchPlace& place, const WriteRowsParams& params) {
-  if (params.num_tokens == 0) return nothing_to_do();
-  switch (params.cache.unit_bytes) {
-    case 16:
-      return write_rows<simt::vec16>(place, params);
-    case 8:
-      return write_rows<std::uint64_t>(place, params);
-    case 4:
-      return write_rows<std::uint32_t>(place, params);
-    case 2:
-      return write_rows<std::uint16_t>(place, params);
-    default:
-      return write_rows<std::uint8_t>(place, params);
-  }
-}
-
 int launch_gather_rows(const LaunchPlace& place, const GatherRowsParams& params) {
   if (params.num_tokens == 0) return nothing_to_do();
-  switch (params.cache.unit_bytes) {
-    case 16:
-      return gather_rows<simt::vec16>(place, params);
-    case 8:
-      return gather_rows<std::uint64_t>(place, params);
-    case 4:
-      return gather_rows<std::uint32_t>(place, params);
-    case 2:
-      return gather_rows<std::uint16_t>(place, params);
-    default:
-      return gather_rows<std::uint8_t>(place, params);
-  }
+  return for_unit(params.cache.unit_bytes,
+                  [&](auto unit) { return gather_rows<decltype(unit)>(place, params); });
 }
 
-// Launchers of cache writes: parts that move or have one scale go together, and so do parts with a
-// scale for each token and head, and packed ones.
+// Launchers of cache writes. One launch writes parts that need the same kernel: parts that are moved
+// in one shape, parts with one scale, parts with a scale per token and head, packed parts.
 namespace {
 
-enum class Writing : std::uint8_t { elements, rows, int4_rows, fp4_groups, latent_rows };
-Writing writing_of(Scaling scaling) {
-  switch (scaling) {
+enum class Writing : std::uint8_t { moves, elements, rows, int4_rows, fp4_groups, latent_rows };
+Writing writing_of(const PartLayout& part) {
+  switch (part.scaling) {
+    case Scaling::none:
+      return part.piece_elements >= part.head_size ? Writing::moves : Writing::elements;
+    case Scaling::per_tensor:
+      return Writing::elements;
     case Scaling::per_token_head:
       return Writing::rows;
     case Scaling::int4_rows:
       return Writing::int4_rows;
     case Scaling::fp4_groups:
       return Writing::fp4_groups;
-    case Scaling::latent_fp8_rows:
-    case Scaling::latent_fp8_areas:
-    case Scaling::latent_fp4_rows:
-      return Writing::latent_rows;
     default:
-      return Writing::elements;
+      return Writing::latent_rows;
   }
 }
 
-bool walks_in_eights(const PartWrite& part) {
-  return in_eights(part.to) && aligned_to(bytes_of_eight(part.source_dtype), part.source,
-                                          part.source_token_stride, part.source_head_stride, 0, 0);
+// What one launch does for a part. V of the x-split layout goes element by element, its K does not.
+struct WriteShape {
+  Writing writing = Writing::moves;
+  std::int64_t unit_bytes = 0;  // moves: widest access that both sides allow
+  bool eights = false;          // others: eight elements at a time
+  std::int64_t row_bytes = 0;   // moves
+  std::int32_t num_heads = 0;   // moves
+  bool operator==(const WriteShape&) const = default;
+};
+WriteShape shape_of(const PartWrite& part) {
+  const PartLayout& to = part.to;
+  WriteShape shape{.writing = writing_of(to)};
+  if (shape.writing != Writing::moves) {
+    shape.eights = in_eights(to) && aligned_to(bytes_of_eight(part.source_dtype), part.source,
+                                               part.source_token_stride, part.source_head_stride);
+    return shape;
+  }
+  shape.row_bytes = row_bytes_of(to);
+  shape.num_heads = to.num_heads;
+  shape.unit_bytes = 16;
+  while (
+      !aligned_to(shape.unit_bytes, to.base, to.block_stride, to.token_stride, to.head_stride,
+                  shape.row_bytes) ||
+      !aligned_to(shape.unit_bytes, part.source, part.source_token_stride, part.source_head_stride))
+    shape.unit_bytes /= 2;
+  return shape;
 }
 
-// The parts that one launch can write: scaled alike, and walked alike (V of the x-split layout goes
-// element by element, its K does not).
-WritePartsParams parts_where(const WritePartsParams& params, Writing writing, bool eights) {
-  WritePartsParams chosen = params;
-  chosen.num_parts = 0;
+// A grid over (token, head, item) along x and parts along y. A row has head_size / item_elements
+// items. Sets `by` to the divisors of an item's number; false: too large.
+bool grid_of_items(simt::LaunchConfig& config, PartDivisors& by, const LaunchPlace& place,
+                   const char* name, const WritePartsParams& params, std::int32_t item_elements) {
+  std::int64_t items = 0;
   for (std::int32_t i = 0; i < params.num_parts; ++i) {
-    const PartWrite& part = params.parts[i];
-    if (writing_of(part.to.scaling) == writing && walks_in_eights(part) == eights)
-      chosen.parts[chosen.num_parts++] = part;
+    const PartLayout& part = params.parts[i].to;
+    const std::int32_t of_row = part.head_size / item_elements;
+    by.items_per_row[i] = make_divisor(static_cast<std::uint32_t>(of_row));
+    by.heads[i] = make_divisor(static_cast<std::uint32_t>(part.num_heads));
+    items =
+        std::max<std::int64_t>(items, std::int64_t{params.num_tokens} * part.num_heads * of_row);
   }
-  return chosen;
+  if (items >= kMaxFlatItems) return false;
+  config = flat_grid(place, name, items);
+  config.grid.y = static_cast<std::uint32_t>(params.num_parts);
+  return true;
 }
 
 template <int kItem>
 int write_each_element(const LaunchPlace& place, const WritePartsParams& params) {
-  std::int64_t items = 0;
+  simt::LaunchConfig config;
   PartDivisors by;
-  for (std::int32_t i = 0; i < params.num_parts; ++i) {
-    const PartLayout& part = params.parts[i].to;
-    by.items_per_row[i] = make_divisor(static_cast<std::uint32_t>(part.head_size / kItem));
-    by.heads[i] = make_divisor(static_cast<std::uint32_t>(part.num_heads));
-    items = std::max<std::int64_t>(
-        items, std::int64_t{params.num_tokens} * part.num_heads * (part.head_size / kItem));
-  }
-  if (items >= kMaxFlatItems) return too_large();
-  auto config = flat_grid(place, "write_parts", items);
-  config.grid.y = static_cast<std::uint32_t>(params.num_parts);
+  if (!grid_of_items(config, by, place, "write_parts", params, kItem)) return too_large();
   return status_of(simt::launch(config, write_parts_kernel<kItem>, params, by));
 }
 
@@ -171,22 +169,11 @@ std::int32_t unit_of_groups(const WritePartsParams& params) {
 
 template <int kItem>
 int write_groups(const LaunchPlace& place, const WritePartsParams& params) {
-  std::int64_t items = 0;
+  simt::LaunchConfig config;
   PartDivisors by;
-  for (std::int32_t i = 0; i < params.num_parts; ++i) {
-    const PartLayout& part = params.parts[i].to;
-    const std::int32_t groups = part.head_size / kGroupElements;
-    by.items_per_row[i] = make_divisor(static_cast<std::uint32_t>(groups));
-    by.heads[i] = make_divisor(static_cast<std::uint32_t>(part.num_heads));
-    items =
-        std::max<std::int64_t>(items, std::int64_t{params.num_tokens} * part.num_heads * groups);
-  }
-  if (items >= kMaxFlatItems) return too_large();
-  auto config = flat_grid(place, "write_groups", items);
-  config.grid.y = static_cast<std::uint32_t>(params.num_parts);
-  auto* kernel = place.defect == KernelDefect::scale_not_stored ? write_groups_kernel<kItem, false>
-                                                                : write_groups_kernel<kItem, true>;
-  return status_of(simt::launch(config, kernel, params, by, unit_of_groups(params)));
+  if (!grid_of_items(config, by, place, "write_groups", params, kGroupElements)) return too_large();
+  return status_of(
+      simt::launch(config, write_groups_kernel<kItem>, params, by, unit_of_groups(params)));
 }
 
 // One warp for each token, head and part.
@@ -205,9 +192,7 @@ bool grid_of_rows(simt::LaunchConfig& config, const WritePartsParams& params) {
 int write_int4_rows(const LaunchPlace& place, const WritePartsParams& params) {
   auto config = config_of(place, "write_int4_rows");
   if (!grid_of_rows(config, params)) return too_large();
-  auto* kernel = place.defect == KernelDefect::scale_not_stored ? write_int4_rows_kernel<false>
-                                                                : write_int4_rows_kernel<true>;
-  return status_of(simt::launch(config, kernel, params));
+  return status_of(simt::launch(config, write_int4_rows_kernel, params));
 }
 
 int write_latent_rows(const LaunchPlace& place, const WritePartsParams& params) {
@@ -216,31 +201,31 @@ int write_latent_rows(const LaunchPlace& place, const WritePartsParams& params) 
   config.grid = dim3(static_cast<std::uint32_t>(params.num_tokens),
                      static_cast<std::uint32_t>(params.num_parts));
   config.block.x = 32;
-  auto* kernel = place.defect == KernelDefect::scale_not_stored ? write_latent_rows_kernel<false>
-                                                                : write_latent_rows_kernel<true>;
-  return status_of(simt::launch(config, kernel, params));
+  return status_of(simt::launch(config, write_latent_rows_kernel, params));
 }
 
 template <int kItem>
 int quantise_rows(const LaunchPlace& place, const WritePartsParams& params) {
   auto config = config_of(place, "quantise_rows");
   if (!grid_of_rows(config, params)) return too_large();
-  auto* kernel = place.defect == KernelDefect::scale_not_stored ? quantise_rows_kernel<kItem, false>
-                                                                : quantise_rows_kernel<kItem, true>;
-  return status_of(simt::launch(config, kernel, params));
+  return status_of(simt::launch(config, quantise_rows_kernel<kItem>, params));
 }
 
-int write_parts_of(const LaunchPlace& place, const WritePartsParams& parts, Writing writing,
-                   bool eights) {
-  switch (writing) {
+int write_parts_of(const LaunchPlace& place, const WritePartsParams& parts,
+                   const WriteShape& shape) {
+  switch (shape.writing) {
+    case Writing::moves:
+      return for_unit(shape.unit_bytes,
+                      [&](auto unit) { return move_rows<decltype(unit)>(place, parts); });
     case Writing::elements:
-      return eights ? write_each_element<8>(place, parts) : write_each_element<1>(place, parts);
+      return shape.eights ? write_each_element<8>(place, parts)
+                          : write_each_element<1>(place, parts);
     case Writing::rows:
-      return eights ? quantise_rows<8>(place, parts) : quantise_rows<1>(place, parts);
+      return shape.eights ? quantise_rows<8>(place, parts) : quantise_rows<1>(place, parts);
     case Writing::int4_rows:
       return write_int4_rows(place, parts);
     case Writing::fp4_groups:
-      return eights ? write_groups<8>(place, parts) : write_groups<1>(place, parts);
+      return shape.eights ? write_groups<8>(place, parts) : write_groups<1>(place, parts);
     case Writing::latent_rows:
       return write_latent_rows(place, parts);
   }
@@ -251,14 +236,20 @@ int write_parts_of(const LaunchPlace& place, const WritePartsParams& parts, Writ
 
 int launch_write_parts(const LaunchPlace& place, const WritePartsParams& params) {
   if (params.num_tokens == 0) return nothing_to_do();
-  for (const Writing writing : {Writing::elements, Writing::rows, Writing::int4_rows,
-                                Writing::fp4_groups, Writing::latent_rows})
-    for (const bool eights : {false, true}) {
-      const WritePartsParams parts = parts_where(params, writing, eights);
-      if (parts.num_parts == 0) continue;
-      const int status = write_parts_of(place, parts, writing, eights);
-      if (status != nothing_to_do()) return status;
+  std::uint32_t written = 0;  // bit i: part i
+  for (std::int32_t first = 0; first < params.num_parts; ++first) {
+    if ((written >> first & 1) != 0) continue;
+    const WriteShape shape = shape_of(params.parts[first]);
+    WritePartsParams parts = params;
+    parts.num_parts = 0;
+    for (std::int32_t i = first; i < params.num_parts; ++i) {
+      if (shape_of(params.parts[i]) != shape) continue;
+      parts.parts[parts.num_parts++] = params.parts[i];
+      written |= 1u << i;
     }
+    const int status = write_parts_of(place, parts, shape);
+    if (status != nothing_to_do()) return status;
+  }
   return nothing_to_do();
 }
 
@@ -275,17 +266,13 @@ int launch_append_entries(const LaunchPlace& place, const TableAppendParams& par
   auto config = config_of(place, "append_entries");
   config.grid.x = static_cast<std::uint32_t>(params.num_appends);
   config.block.x = std::min<std::uint32_t>(place.cta_threads, 32);
-  auto* kernel = place.defect == KernelDefect::table_unsplit ? append_entries_kernel<false>
-                                                             : append_entries_kernel<true>;
-  return status_of(simt::launch(config, kernel, params));
+  return status_of(simt::launch(config, append_entries_kernel, params));
 }
 
 int launch_edit_entries(const LaunchPlace& place, const TableEditParams& params) {
   if (params.num_edits == 0) return nothing_to_do();
-  auto* kernel = place.defect == KernelDefect::table_unsplit ? edit_entries_kernel<false>
-                                                             : edit_entries_kernel<true>;
   const auto config = flat_grid(place, "edit_entries", params.num_edits);
-  return status_of(simt::launch(config, kernel, params));
+  return status_of(simt::launch(config, edit_entries_kernel, params));
 }
 
 int launch_slot_mapping(const LaunchPlace& place, const SlotMappingParams& params) {
@@ -298,9 +285,7 @@ int launch_slot_mapping(const LaunchPlace& place, const SlotMappingParams& param
 int launch_draft_slots(const LaunchPlace& place, const DraftSlotsParams& params) {
   if (params.num_tokens == 0) return nothing_to_do();
   const auto config = flat_grid(place, "draft_slots", params.num_tokens);
-  auto* kernel = place.defect == KernelDefect::draft_past_table ? draft_slots_kernel<false>
-                                                                : draft_slots_kernel<true>;
-  return status_of(simt::launch(config, kernel, params));
+  return status_of(simt::launch(config, draft_slots_kernel, params));
 }
 
 // Rows of HiSparse.
@@ -327,9 +312,7 @@ int launch_hot_reads(const LaunchPlace& place, const HotReadParams& params) {
   auto config = config_of(place, "hot_reads");
   config.grid.x = static_cast<std::uint32_t>(params.num_reads);
   config.block.x = std::min<std::uint32_t>(place.cta_threads, 32);
-  auto* kernel = place.defect == KernelDefect::hot_evicts_used ? hot_reads_kernel<false>
-                                                               : hot_reads_kernel<true>;
-  return status_of(simt::launch(config, kernel, params));
+  return status_of(simt::launch(config, hot_reads_kernel, params));
 }
 
 int launch_swap_rows(const LaunchPlace& place, const SwapRowsParams& params) {
@@ -337,27 +320,7 @@ int launch_swap_rows(const LaunchPlace& place, const SwapRowsParams& params) {
   if (!fits_grid(params.num_swaps, params.num_layers)) return too_large();
   auto config = job_grid(place, "swap_rows", params.num_swaps, divide_up(params.max_row_bytes, 8));
   config.grid.y = static_cast<std::uint32_t>(params.num_layers);
-  auto* kernel = place.defect == KernelDefect::hot_row_by_slot ? swap_rows_kernel<false>
-                                                               : swap_rows_kernel<true>;
-  return status_of(simt::launch(config, kernel, params));
-}
-
-// What a step's batch is made of: slots of its tokens, block tables of its requests.
-int launch_request_slots(const LaunchPlace& place, const RequestSlotsParams& params) {
-  if (params.num_padded_tokens == 0 || params.num_groups == 0) return nothing_to_do();
-  if (!fits_grid(params.num_requests + std::int64_t{1}, params.num_groups)) return too_large();
-  auto config = job_grid(place, "request_slots", params.num_requests + std::int64_t{1},
-                         params.num_padded_tokens);
-  config.grid.y = static_cast<std::uint32_t>(params.num_groups);
-  return status_of(simt::launch(config, request_slots_kernel, params));
-}
-
-int launch_batch_tables(const LaunchPlace& place, const BatchTablesParams& params) {
-  if (params.num_requests == 0 || params.num_groups == 0) return nothing_to_do();
-  if (!fits_grid(params.num_requests, params.num_groups)) return too_large();
-  auto config = job_grid(place, "batch_tables", params.num_requests, params.max_width);
-  config.grid.y = static_cast<std::uint32_t>(params.num_groups);
-  return status_of(simt::launch(config, batch_tables_kernel, params));
+  return status_of(simt::launch(config, swap_rows_kernel, params));
 }
 
 }  // namespace SIMT_VARIANT

@@ -1,18 +1,18 @@
-// A backend in a shared library of yours, in plain C: `lockstep replay TRACE --backend FILE.so`
-// runs your kernels on your memory and compares every byte, table and slot with the model.
-// docs/check_your_kernels.md walks through an example; sim/protocol/backend.h says what is
-// compared, by rules that are quoted here by number.
+// A backend in your own shared library, in plain C. `lockstep replay TRACE --backend FILE.so` runs your
+// kernels on your memory and compares every byte, table and slot with the model.
+// docs/check_your_kernels.md has an example. sim/protocol/backend.h defines the comparison, by rules
+// that this header cites by number.
 //
-// 1. The library exports lockstep_plugin_open(); the table that it returns lives as long as the
-//    library. A function pointer that is marked optional may be null.
-// 2. Calls come from one thread, one after the other. Pointers that a call is given are good
-//    during that call; those inside a lockstep_plan until destroy().
-// 3. A call returns when what it returns is there. It may leave work on a device behind, which
-//    later calls see as done. 0 is success; anything else ends the run; error_text() may say why.
+// 1. The library exports lockstep_plugin_open(). The returned table lives as long as the library. A
+//    function pointer that is marked optional may be null.
+// 2. One thread makes all calls, one after the other. Pointers passed to a call are valid during the
+//    call; pointers inside a lockstep_plan are valid until destroy().
+// 3. Results are complete when a call returns. A call may leave work on a device that later calls
+//    see as done. 0 is success. Any other value ends the run; error_text() may explain it.
 // 4. Sizes, offsets and strides are in bytes, positions and block sizes in tokens. Block ids are
-//    those of the manager; kernel block ids are for the plugin to derive.
-// 5. A function may be added at the end of lockstep_plugin with a new LOCKSTEP_PLUGIN_VERSION;
-//    what is there does not change.
+//    those of the manager; the plugin derives kernel block ids.
+// 5. A new LOCKSTEP_PLUGIN_VERSION may add functions at the end of lockstep_plugin. Existing members
+//    do not change.
 #pragma once
 
 #include <stddef.h>
@@ -105,28 +105,28 @@ typedef struct lockstep_table_edit {
   int32_t block_id;
 } lockstep_table_edit;
 
-typedef struct lockstep_backend lockstep_backend;  // the plugin's own, never looked into
+typedef struct lockstep_backend lockstep_backend;  // the plugin's own, opaque
 
 typedef struct lockstep_plugin {
   uint32_t version;       // LOCKSTEP_PLUGIN_VERSION that the plugin was compiled with
   uint32_t struct_bytes;  // sizeof(lockstep_plugin)
   const char* name;
 
-  // Null refuses the plan, with one sentence in error (zero-terminated, error_bytes at most).
+  // Null refuses the plan, with a message in error (zero-terminated, at most error_bytes).
   lockstep_backend* (*create)(const lockstep_plan* plan, char* error, size_t error_bytes);
   void (*destroy)(lockstep_backend* backend);
-  // Optional: why the last call failed; good until the next call.
+  // Optional: why the last call failed; valid until the next call.
   const char* (*error_text)(lockstep_backend* backend);
 
-  // Raw memory of a tensor. Poison (rules 6 to 8) and pages (rule 7) go this way.
+  // Raw memory of a tensor, for poison (rules 6 to 8) and pages (rule 7).
   int (*write_bytes)(lockstep_backend* backend, int32_t tensor, int64_t offset, const void* bytes,
                      int64_t size_bytes);
   int (*read_bytes)(lockstep_backend* backend, int32_t tensor, int64_t offset, void* bytes,
                     int64_t size_bytes);
 
-  // Blocks to zero, and to copy, where the layers of `group` use them. Blocks are distinct, and no
-  // target of a call is a source of the same call. Only states are copied: copy_blocks may be null
-  // where read_state is.
+  // Zero and copy the bytes that the layers of `group` use in these blocks. Blocks are distinct, and
+  // no target of a call is a source of the same call. Only states are copied: copy_blocks may be
+  // null if read_state is.
   int (*zero_blocks)(lockstep_backend* backend, int32_t group, const int32_t* block_ids,
                      int32_t count);
   int (*copy_blocks)(lockstep_backend* backend, int32_t group, const int32_t* sources,
@@ -136,20 +136,20 @@ typedef struct lockstep_plugin {
   int (*update_tables)(lockstep_backend* backend, const int32_t* clear_rows, int32_t num_clear_rows,
                        const lockstep_table_update* updates, int32_t num_updates,
                        const lockstep_table_edit* edits, int32_t num_edits);
-  // The row's entries as the device holds them; *length of them, table_width at most.
+  // The row's entries on the device; *length of them, at most table_width.
   int (*read_table)(lockstep_backend* backend, int32_t group, int32_t row, int32_t* block_ids,
                     int32_t* length);
 
   // The slot of each token (block_id * block_size + offset) in every group, looked up in its table.
   // positions and rows: [num_tokens]. slots: [num_groups, num_padded_tokens], -1 past num_tokens;
-  // groups of kind "mamba" have none, whatever stands there is not looked at.
+  // groups of kind "mamba" have none, and their values are ignored.
   int (*map_slots)(lockstep_backend* backend, const int32_t* positions, const int32_t* rows,
                    int32_t num_tokens, int32_t num_padded_tokens, int64_t* slots);
-  // K and V of one layer to the slots of the last map_slots(). keys, values: [num_tokens,
+  // Writes K and V of one layer to the slots of the last map_slots(). keys, values: [num_tokens,
   // num_kv_heads, row_bytes]; values is null where num_parts is 1.
   int (*write_rows)(lockstep_backend* backend, int32_t layer, const void* keys, const void* values,
                     int32_t num_tokens);
-  // The way back, through the block table of `row`: positions [first, last), in the same shape.
+  // Reads positions [first, last) through the block table of `row`, in the same shape.
   int (*read_rows)(lockstep_backend* backend, int32_t layer, int32_t row, int32_t first,
                    int32_t last, void* keys, void* values);
 

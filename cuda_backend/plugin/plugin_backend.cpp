@@ -368,11 +368,11 @@ Result<std::unique_ptr<Backend>> make_plugin_backend(const std::string& path,
   if (!config.mutant.empty())
     return fail(fmt::format("mutant: '{}' is not planted in a plugin", config.mutant));
   if (config.num_streams != 1 || config.delay_streams)
-    return fail("num_streams: a plugin is called one operation after the other");
+    return fail("num_streams: a plugin has one stream; use 1");
   if (config.max_cudagraph_capture_size != 0)
-    return fail("max_cudagraph_capture_size: the launches of a plugin are its own to capture");
+    return fail("max_cudagraph_capture_size: a plugin captures its own launches; use 0");
   if (config.numbers != Numbers::words)
-    return fail("numbers: a plugin is given rows of words and moves them");
+    return fail("numbers: a plugin moves rows of words; use --numbers words");
   if (config.context.num_ranks != 1)
     return fail("a plugin runs one rank; context parallelism is for cuda and simt");
   if (config.num_host_blocks != 0)
@@ -381,10 +381,8 @@ Result<std::unique_ptr<Backend>> make_plugin_backend(const std::string& path,
     if (!is_prefix_cacheable(group.spec) || has_compressed_rows(group) ||
         reads_beside_tokens(group.spec))
       return fail(
-          "a plugin is told of a row for each token, and of slots that follow from block tables: "
-          "rings, compressed rows, windows that are computed again, cross attention, sinks and "
-          "reference "
-          "windows are for cuda and simt");
+          "a plugin has one row per token and slots from block tables; rings, compressed rows, "
+          "recomputed windows, cross attention, sinks and reference windows need cuda or simt");
   LS_ASSIGN_OR_RETURN(auto library, PluginLibrary::open(path));
   if (is_overlaid(config.layout))
     return fail(
@@ -398,7 +396,7 @@ Result<std::unique_ptr<Backend>> make_plugin_backend(const std::string& path,
   if (!std::ranges::all_of(share.layers, [&](const LayerOfModel& layer) {
         return layer.queries_per_kv == own.queries_per_kv;
       }))
-    return fail("a plugin is told one number of query heads per KV head, and layers differ in it");
+    return fail("a plugin has one number of query heads per KV head, but the layers have several");
   LS_ASSIGN_OR_RETURN(auto plan, PluginPlan::create(own, share.layers));
   auto backend = std::make_unique<PluginBackend>(path, own, std::move(library), std::move(plan));
   LS_RETURN_IF_ERROR(backend->start());

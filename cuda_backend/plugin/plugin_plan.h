@@ -1,5 +1,4 @@
-// The two ends of a plugin's C interface (plugin.h): the shared library, and a plan as the plugin
-// is told it.
+// Both sides of a plugin's C interface (plugin.h): the shared library, and the plan that it receives.
 #pragma once
 
 #include <memory>
@@ -13,14 +12,15 @@
 
 namespace lockstep::cuda {
 
-// A shared library with a plugin in it: loaded, looked at, and closed at the end.
+// A loaded shared library with a plugin. The destructor closes it.
 //
-// Checked here: that it can be loaded, exports the entry, speaks this version, and has every
-// function that is not optional. Not checked: what the functions do.
+// Invariants:
+// 1. The library exports the entry, has this version, and has every function that is not optional.
+// Not checked: the functions' behaviour.
 class PluginLibrary {
  public:
-  // Errors, each one sentence that begins with the path: no such file; not a shared library; no
-  // lockstep_plugin_open; another version; a function that is missing.
+  // Errors, each starting with the path: no such file; not a shared library; no
+  // lockstep_plugin_open; another version; a missing function.
   static Result<std::unique_ptr<PluginLibrary>> open(const std::string& path);
   ~PluginLibrary();
   PluginLibrary(const PluginLibrary&) = delete;
@@ -35,8 +35,10 @@ class PluginLibrary {
   const lockstep_plugin* plugin_ = nullptr;
 };
 
-// Groups, layers, states and regions with offsets in their tensors, taken from the views that the
-// CUDA backend derives (layer_caches.h). The C structs point into this object, which does not move.
+// Groups, layers, states and regions with offsets in their tensors, from the views that the CUDA
+// backend derives (layer_caches.h).
+//
+// 1. The C structs point into this object, which does not move.
 class PluginPlan {
  public:
   // Errors: those of layer_caches().
@@ -46,7 +48,7 @@ class PluginPlan {
   PluginPlan& operator=(const PluginPlan&) = delete;
 
   const lockstep_plan& c_plan() const { return plan_; }
-  // Bytes from offset on of a tensor.
+  // A byte of a tensor.
   struct Place {
     std::int32_t tensor;
     std::int64_t offset;
@@ -60,7 +62,7 @@ class PluginPlan {
 
   std::vector<std::byte*> bases_;
   LayerCaches layers_;
-  std::vector<std::string> names_;  // kinds, dtypes and layers, one after the other
+  std::vector<std::string> names_;  // kinds, dtypes, layers
   std::vector<std::int64_t> tensor_bytes_;
   std::vector<lockstep_group> groups_;
   std::vector<lockstep_layer> c_layers_;

@@ -1,5 +1,10 @@
-// Work on blocks, cut into waves that may run at once: within a wave no block is written twice, and
-// none is read and written by different items. Waves in order give what the items in order give.
+// Cuts work on blocks into waves. The items of a wave may run at the same time.
+//
+// Invariants:
+// 1. Waves are consecutive runs of the items and cover them all, in order.
+// 2. Within a wave no block is written twice, and no block is read by one item and written by
+//    another. An item may read and write the same block.
+// 3. Running the waves in order gives the result of running the items in order.
 #pragma once
 
 #include <cstddef>
@@ -7,17 +12,27 @@
 #include <span>
 #include <vector>
 
+#include "base/check.h"
+
 namespace lockstep::cuda {
 
-// A set of blocks that is emptied at no cost.
+// A set of blocks that clear() empties in constant time.
+//
+// 1. A block is in the set exactly if its epoch is the current one.
 class BlockMarks {
  public:
   explicit BlockMarks(std::int64_t num_blocks) : epochs_(num_blocks, 0) {}
   void clear() { ++epoch_; }
-  void insert(std::int32_t block) { epochs_[block] = epoch_; }
-  bool contains(std::int32_t block) const { return epochs_[block] == epoch_; }
+  void insert(std::int32_t block) { epochs_[checked(block)] = epoch_; }
+  bool contains(std::int32_t block) const { return epochs_[checked(block)] == epoch_; }
 
  private:
+  std::size_t checked(std::int32_t block) const {
+    LS_CHECK(block >= 0 && static_cast<std::size_t>(block) < epochs_.size(), "block {} of {}",
+             block, epochs_.size());
+    return static_cast<std::size_t>(block);
+  }
+
   std::vector<std::uint64_t> epochs_;
   std::uint64_t epoch_ = 1;
 };
@@ -26,7 +41,7 @@ class BlockWaves {
  public:
   explicit BlockWaves(std::int64_t num_blocks) : read_(num_blocks), written_(num_blocks) {}
 
-  // Items write their `block`. Calls run(first, count) for each wave.
+  // Calls run(first, count) for each wave of items that write their `block`.
   template <class Item, class Run>
   void for_each_write(std::span<const Item> items, Run run) {
     const auto conflicts = [&](const Item& item) { return written_.contains(item.block); };
@@ -34,8 +49,7 @@ class BlockWaves {
         items, conflicts, [&](const Item& item) { written_.insert(item.block); }, run);
   }
 
-  // Items read `source` and write `target`, and `checkpoint` where they have one (not block 0); an
-  // item whose blocks are one is no conflict in itself.
+  // The same for items that read `source`, write `target` and, unless it is block 0, `checkpoint`.
   template <class Item, class Run>
   void for_each_move(std::span<const Item> items, Run run) {
     const auto conflicts = [&](const Item& item) {
@@ -53,17 +67,21 @@ class BlockWaves {
  private:
   template <class Item, class Conflicts, class Mark, class Run>
   void cut(std::span<const Item> items, Conflicts conflicts, Mark mark, Run run) {
-    std::size_t first = 0;
+    std::size_t first = 0, covered = 0;
     clear();
     for (std::size_t i = 0; i < items.size(); ++i) {
       if (conflicts(items[i])) {
+        LS_CHECK(i > first, "item {} conflicts with itself", i);
         run(first, i - first);
+        covered += i - first;
         first = i;
         clear();
       }
       mark(items[i]);
     }
     if (first < items.size()) run(first, items.size() - first);
+    covered += items.size() - first;
+    LS_CHECK(covered == items.size(), "{} of {} items in waves", covered, items.size());
   }
   void clear() {
     read_.clear();

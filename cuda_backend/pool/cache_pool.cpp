@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::int64_t kGuardBytes = 4096;
 
-// What pads a batch of state updates.
+// Pads a batch of state updates.
 constexpr StateUpdateItem kNoUpdate{
     .group = -1, .source = 0, .target = 0, .num_tokens = 0, .first_token = 0};
 
@@ -39,6 +39,7 @@ CachePool::CachePool(Device& device, const BackendConfig& config)
       regions_(device, "block regions"),
       poison_regions_(device, "poison regions"),
       pages_(device, "page regions"),
+      copy_regions_(device, "copy regions"),
       regions_of_group_(device, "regions of groups"),
       states_of_group_(device, "states of groups"),
       states_(device, "state caches"),
@@ -66,6 +67,8 @@ Result<std::unique_ptr<CachePool>> CachePool::create(Device& device, const Backe
 }
 
 void CachePool::add_buffer(std::string name, std::size_t first_tensor, std::size_t end_tensor) {
+  LS_CHECK(first_tensor == tensors_.size() && first_tensor <= end_tensor,
+           "tensors {} to {} after {}", first_tensor, end_tensor, tensors_.size());
   Buffer& buffer = buffers_.emplace_back();
   buffer.name = std::move(name);
   buffer.first_tensor = first_tensor;
@@ -91,14 +94,27 @@ Result<void> CachePool::allocate(std::span<const LayerOfModel> places, const Poo
     page_sizes_.push_back(size_bytes / config_.plan.num_blocks);
     if (!is_one) add_buffer(fmt::format("KV cache tensor {}", t), t, t + 1);
   }
+  LS_CHECK(tensors_.size() == config_.plan.tensors.size() && page_sizes_.size() == tensors_.size(),
+           "{} tensors and {} page sizes of {}", tensors_.size(), page_sizes_.size(),
+           config_.plan.tensors.size());
   if (!device_.failed()) fill_guards();
   LS_RETURN_IF_ERROR(device_.finish());
   LS_ASSIGN_OR_RETURN(layers_, layer_caches(config_, places, tensors_, given));
+  LS_CHECK(layers_.pages.size() == tensors_.size() &&
+               layers_.regions_of_group.size() == config_.plan.groups.size() &&
+               layers_.states_of_group.size() == config_.plan.groups.size(),
+           "{} pages of {} tensors, regions of {} and states of {} groups", layers_.pages.size(),
+           tensors_.size(), layers_.regions_of_group.size(), layers_.states_of_group.size());
   max_regions_ = longest(layers_.regions_of_group);
   max_states_ = longest(layers_.states_of_group);
   max_region_bytes_ = largest<BlockRegion>(layers_.regions);
   max_state_bytes_ = largest<StateCache>(layers_.states);
   regions_.upload(layers_.regions);
+  std::vector<CopyRegion> copies;
+  for (const BlockRegion& region : layers_.regions)
+    copies.push_back({region.base, region.base, region.block_stride, region.block_stride,
+                      region.size_bytes, region.unit_bytes});
+  copy_regions_.upload(copies);
   poison_regions_.upload(layers_.poison_regions);
   pages_.upload(layers_.pages);
   regions_of_group_.upload(layers_.regions_of_group);
@@ -147,9 +163,10 @@ void CachePool::poison(std::span<const PoisonBlock> blocks) {
   });
 }
 
-template <class Params, class Item>
-Params CachePool::over_regions(const Item* items, std::size_t count) const {
-  return {.regions = regions_.data(),
+template <class Params, class Region, class Item>
+Params CachePool::over_regions(const DeviceArray<Region>& regions, const Item* items,
+                               std::size_t count) const {
+  return {.regions = regions.data(),
           .groups = regions_of_group_.data(),
           .items = items,
           .num_items = static_cast<std::int32_t>(count),
@@ -164,8 +181,8 @@ void CachePool::zero(std::span<const GroupBlock> blocks) {
   const GroupBlockItem* items = zero_items_.upload(host_zero_);
   waves_.for_each_write<GroupBlockItem>(host_zero_, [&](std::size_t first, std::size_t count) {
     device_.launch(
-        device_.kernels().zero_blocks, over_regions<ZeroBlocksParams>(items + first, count),
-        [&](Operation& operation) {
+        device_.kernels().zero_blocks,
+        over_regions<ZeroBlocksParams>(regions_, items + first, count), [&](Operation& operation) {
           operation.named("zero_blocks").read_all(regions_, regions_of_group_, zero_items_);
           for (const GroupBlockItem& item : std::span(host_zero_).subspan(first, count))
             add_region_ranges(item.group, item.block, operation.writes);
@@ -192,9 +209,10 @@ void CachePool::launch_copies() {
   const BlockCopyItem* items = copy_items_.upload(host_copies_);
   waves_.for_each_move<BlockCopyItem>(host_copies_, [&](std::size_t first, std::size_t count) {
     device_.launch(
-        device_.kernels().copy_blocks, over_regions<CopyBlocksParams>(items + first, count),
+        device_.kernels().copy_blocks,
+        over_regions<CopyBlocksParams>(copy_regions_, items + first, count),
         [&](Operation& operation) {
-          operation.named("copy_blocks").read_all(regions_, regions_of_group_, copy_items_);
+          operation.named("copy_blocks").read_all(copy_regions_, regions_of_group_, copy_items_);
           for (const BlockCopyItem& item : std::span(host_copies_).subspan(first, count)) {
             add_region_ranges(item.group, item.source, operation.reads);
             add_region_ranges(item.group, item.target, operation.writes);
@@ -205,6 +223,8 @@ void CachePool::launch_copies() {
 
 void CachePool::add_region_ranges(std::int32_t group, std::int32_t block,
                                   std::vector<MemoryRange>& ranges) const {
+  LS_CHECK(group >= 0 && std::cmp_less(group, layers_.regions_of_group.size()), "group {} of {}",
+           group, layers_.regions_of_group.size());
   const RegionRange regions = layers_.regions_of_group[group];
   for (std::int32_t i = regions.begin; i < regions.end; ++i)
     ranges.push_back(range_in_block(layers_.regions[i], block));
@@ -220,7 +240,8 @@ void CachePool::update_states(std::span<const StateUpdate> updates,
                              item.num_tokens, item.first_token});
     if (!item.is_checkpoint) continue;
     StateUpdateItem& update = host_updates_.back();
-    LS_CHECK(i + 1 < updates.size(), "update {} goes on in none", i);
+    LS_CHECK(i + 1 < updates.size() && updates[i + 1].group == item.group,
+             "update {} of a checkpoint has no update after it", i);
     update.checkpoint = update.target;
     update.checkpoint_tokens = item.num_tokens;
     update.target = index_of(updates[++i].target);
@@ -231,7 +252,7 @@ void CachePool::update_states(std::span<const StateUpdate> updates,
   host_updates_.resize(std::max(count, size), kNoUpdate);
   state_items_.upload(host_updates_);
   host_updates_.resize(static_cast<std::size_t>(count));
-  // Where they run in waves, how they are cut differs from step to step.
+  // Several waves differ from step to step, so only a single wave is captured.
   bool one_wave = false;
   waves_.for_each_move<StateUpdateItem>(host_updates_, [&](std::size_t, std::size_t wave) {
     one_wave = wave == host_updates_.size();
@@ -246,6 +267,9 @@ void CachePool::update_states(std::span<const StateUpdate> updates,
 
 void CachePool::launch_updates(std::size_t first, std::size_t count, std::int32_t num_padded,
                                const DeviceArray<std::uint64_t>& contents) {
+  LS_CHECK(first + count <= host_updates_.size() && std::cmp_less_equal(count, num_padded),
+           "updates {} to {} of {}, padded to {}", first, first + count, host_updates_.size(),
+           num_padded);
   device_.launch(
       device_.kernels().update_states,
       StateUpdateParams{.states = states_.data(),
@@ -303,8 +327,9 @@ Result<void> CachePool::fingerprint_pages(std::span<const PageId> pages,
   return {};
 }
 
-// Zone 2 * b lies in front of buffer b, zone 2 * b + 1 behind it.
+// Zone 2 * b precedes buffer b, zone 2 * b + 1 follows it.
 std::byte* CachePool::guard(std::size_t zone) const {
+  LS_CHECK(zone / 2 < buffers_.size(), "guard zone {} of {} buffers", zone, buffers_.size());
   const Buffer& buffer = buffers_[zone / 2];
   return buffer.memory + (zone % 2 == 1 ? buffer.size_bytes : -guard_bytes_);
 }
@@ -328,6 +353,8 @@ void CachePool::download_guards() {
 }
 
 void CachePool::check_guards(std::vector<MemoryReport>& reports) {
+  LS_CHECK(guards_.size() == found_guards_.size(), "{} bytes of guards, {} read back",
+           guards_.size(), found_guards_.size());
   const auto differs = std::ranges::mismatch(guards_, found_guards_).in1;
   if (differs == guards_.end()) return;
   const std::int64_t at = differs - guards_.begin();
@@ -337,13 +364,16 @@ void CachePool::check_guards(std::vector<MemoryReport>& reports) {
   report.kind = "guard zone";
   report.message = zone % 2 == 1 ? fmt::format("guard zone: a write {} bytes past the end of {}",
                                                in_zone, buffers_[zone / 2].name)
-                                 : fmt::format("guard zone: a write {} bytes in front of {}",
+                                 : fmt::format("guard zone: a write {} bytes before {}",
                                                guard_bytes_ - in_zone, buffers_[zone / 2].name);
   reports.push_back(std::move(report));
   fill_guards();
 }
 
 const std::byte* CachePool::address(PageId page, std::int64_t byte) const {
+  LS_CHECK(page.tensor >= 0 && std::cmp_less(page.tensor, tensors_.size()) &&
+               index_of(page.block) >= 0 && index_of(page.block) < config_.plan.num_blocks,
+           "page {} of tensor {}", index_of(page.block), page.tensor);
   const std::int64_t size = page_size_bytes(page.tensor);
   LS_CHECK(byte >= 0 && byte < size, "byte {} of a page of {}", byte, size);
   return tensors_[page.tensor] + std::int64_t{index_of(page.block)} * size + byte;

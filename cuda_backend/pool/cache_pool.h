@@ -1,10 +1,17 @@
-// The cache in device memory: one raw buffer for each tensor of the plan, or for all of them where
-// the layout is overlaid, every byte poisoned at start, and what works on whole blocks and pages.
+// The cache in device memory, and every operation on whole blocks and pages of it.
 //
-// 1. A buffer is one named allocation. A device that watches accesses reports what leaves it; on
-//    any other the allocation begins and ends with a guard zone, which is poisoned as a page that
-//    does not exist and looked at after every step.
-// 2. Operations on several blocks are one launch, unless one must see what another did.
+// Invariants:
+// 1. Every tensor of the plan has its bytes in one buffer: its own, or, for an overlaid layout, one
+//    buffer for all tensors, in the order of the plan.
+// 2. A tensor has num_blocks pages of equal size; page_sizes_ has one entry per tensor.
+// 3. After create() every byte of every tensor holds Poison::fresh (rule 8 of the protocol).
+// 4. A buffer is one named allocation. A device that watches accesses reports what leaves it. On
+//    any other device the allocation starts and ends with a guard zone of guard_bytes_, and
+//    check_guards() compares the zones after every step.
+// 5. guards_ and found_guards_ have the same size: every zone as written and as read back.
+// 6. An operation on several blocks is one launch, unless an item needs another item's result
+//    (block_waves.h).
+// Not checked here: that block ids are meaningful. They come from the program.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +29,7 @@ namespace lockstep::cuda {
 
 class CachePool {
  public:
-  // places, given: as layer_caches() takes them.
+  // places, given: see layer_caches(). Errors: no memory, a plan that layer_caches() refuses.
   static Result<std::unique_ptr<CachePool>> create(Device& device, const BackendConfig& config,
                                                    std::span<const LayerOfModel> places,
                                                    const PoolViews* given = nullptr);
@@ -37,7 +44,7 @@ class CachePool {
   void zero(std::span<const GroupBlock> blocks);
   void copy(std::span<const BlockCopy> copies);
   void copy(std::span<const PartCopy> parts);
-  // Updates run in order where one reads or overwrites what another left.
+  // Advances states. Updates that depend on each other run in order.
   void update_states(std::span<const StateUpdate> updates,
                      const DeviceArray<std::uint64_t>& contents);
 
@@ -46,13 +53,13 @@ class CachePool {
                                  std::span<Fingerprint> fingerprints);
   Result<std::vector<std::uint8_t>> read_page(PageId page);
 
-  // Starts the download of all guard zones; after finish() the second call reports the first byte
-  // that was written to, and makes all of them whole again.
+  // Starts the download of all guard zones. After finish(), check_guards() reports the first byte
+  // that was written and restores all zones.
   void download_guards();
   void check_guards(std::vector<MemoryReport>& reports);
 
   const std::byte* address(PageId page, std::int64_t byte) const;
-  // The page and byte of a report that lies in a tensor.
+  // Adds the page and byte to a report about a tensor's memory.
   MemoryReport locate(DeviceReport report) const;
 
  private:
@@ -64,14 +71,16 @@ class CachePool {
   std::int64_t page_size_bytes(std::int32_t tensor) const { return page_sizes_[tensor]; }
   template <class Describe>
   void launch_poison(const PoisonItem* items, std::int64_t count, Poison kind, Describe describe);
-  // The parameters of a launch over the regions of groups.
-  template <class Params, class Item>
-  Params over_regions(const Item* items, std::size_t count) const;
-  // Updates [first, first + count) of the step, padded to num_padded.
+  // Parameters of a launch over the regions of groups.
+  template <class Params, class Region, class Item>
+  Params over_regions(const DeviceArray<Region>& regions, const Item* items,
+                      std::size_t count) const;
+  // Copies host_copies_.
   void launch_copies();
+  // Launches updates [first, first + count) of the step, padded to num_padded.
   void launch_updates(std::size_t first, std::size_t count, std::int32_t num_padded,
                       const DeviceArray<std::uint64_t>& contents);
-  // What the layers of a group use in a block.
+  // Adds the bytes that the layers of a group use in a block.
   void add_region_ranges(std::int32_t group, std::int32_t block,
                          std::vector<MemoryRange>& ranges) const;
 
@@ -94,6 +103,7 @@ class CachePool {
   std::int64_t max_region_bytes_ = 0, max_state_bytes_ = 0;
 
   DeviceArray<BlockRegion> regions_, poison_regions_, pages_;
+  DeviceArray<CopyRegion> copy_regions_;  // of regions_, onto themselves
   DeviceArray<RegionRange> regions_of_group_, states_of_group_;
   DeviceArray<StateCache> states_;
   DeviceArray<std::int64_t> device_page_sizes_;

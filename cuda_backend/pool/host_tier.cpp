@@ -1,6 +1,7 @@
 #include "cuda_backend/pool/host_tier.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/check.h"
 #include "cuda_backend/device/protocol.h"
@@ -23,7 +24,7 @@ HostTier::Direction::Direction(Device& device, const char* operation, bool towar
     : name(operation),
       to_host(towards_host),
       regions(device, std::string(operation) + ": regions"),
-      pairs(device, std::string(operation) + ": blocks") {}
+      items(device, std::string(operation) + ": blocks") {}
 
 HostTier::HostTier(Device& device, const BackendConfig& config, const LayerCaches& layers)
     : device_(device),
@@ -32,6 +33,7 @@ HostTier::HostTier(Device& device, const BackendConfig& config, const LayerCache
       num_blocks_(config.num_host_blocks),
       loads_(device, "load_blocks", false),
       stores_(device, "store_blocks", true),
+      regions_of_group_(device, "regions of groups in the host tier"),
       pages_(device, "host tier as a region"),
       fingerprint_items_(device, "host blocks to fingerprint"),
       sums_(device, "fingerprints of host blocks") {}
@@ -62,10 +64,14 @@ void HostTier::place_groups() {
       offset += layers_.regions[i].size_bytes;
       max_region_bytes_ = std::max(max_region_bytes_, layers_.regions[i].size_bytes);
     }
+    max_regions_ = std::max(max_regions_, group.end - group.begin);
     if (is_resident) of_source = offset;
     group_bytes_.push_back(offset - begin);
     block_bytes_ = std::max(block_bytes_, offset);
   }
+  LS_CHECK(group_bytes_.size() == config_.plan.groups.size() && of_source <= block_bytes_,
+           "{} of {} groups, {} bytes of the source in {}", group_bytes_.size(),
+           config_.plan.groups.size(), of_source, block_bytes_);
   for (std::size_t g = 0; g < group_bytes_.size(); ++g)
     if (is_sparse_source(config_.plan.groups[g])) group_bytes_[g] = of_source;
 }
@@ -81,6 +87,7 @@ Result<void> HostTier::allocate() {
   device_.upload(memory_, poison.data(), num_blocks_ * block_bytes_);
   upload_regions(loads_);
   upload_regions(stores_);
+  regions_of_group_.upload(layers_.regions_of_group);
   const BlockRegion whole{.base = memory_,
                           .block_stride = block_bytes_,
                           .size_bytes = block_bytes_,
@@ -92,17 +99,21 @@ Result<void> HostTier::allocate() {
 }
 
 void HostTier::upload_regions(Direction& direction) {
-  std::vector<PageRegion> regions;
+  LS_CHECK(offsets_.size() == layers_.regions.size(), "{} offsets of {} regions", offsets_.size(),
+           layers_.regions.size());
+  std::vector<CopyRegion> regions;
   for (std::size_t i = 0; i < layers_.regions.size(); ++i) {
     const BlockRegion& in_cache = layers_.regions[i];
     std::byte* in_tier = memory_ + offsets_[i];
-    PageRegion& region = regions.emplace_back();
+    CopyRegion& region = regions.emplace_back();
     region.target = direction.to_host ? in_tier : in_cache.base;
     region.source = direction.to_host ? in_cache.base : in_tier;
     region.target_stride = direction.to_host ? block_bytes_ : in_cache.block_stride;
     region.source_stride = direction.to_host ? in_cache.block_stride : block_bytes_;
     region.size_bytes = in_cache.size_bytes;
     region.unit_bytes = unit_of(in_cache, offsets_[i], block_bytes_);
+    LS_CHECK(offsets_[i] + region.size_bytes <= block_bytes_, "region {}: {} bytes at {} of {}", i,
+             region.size_bytes, offsets_[i], block_bytes_);
   }
   direction.regions.upload(regions);
 }
@@ -112,53 +123,38 @@ void HostTier::store(std::span<const HostTransfer> transfers) { move(stores_, tr
 
 void HostTier::move(Direction& direction, std::span<const HostTransfer> transfers) {
   if (transfers.empty()) return;
-  std::vector<HostTransfer> by_group(transfers.begin(), transfers.end());
-  std::ranges::stable_sort(by_group, {}, &HostTransfer::group);
-  direction.host_pairs.clear();
-  for (const HostTransfer& item : by_group) {
-    LS_CHECK(index_of(item.host) >= 0 && index_of(item.host) < num_blocks_, "host block {} of {}",
-             index_of(item.host), num_blocks_);
+  direction.host_items.clear();
+  for (const HostTransfer& item : transfers) {
     const std::int32_t block = index_of(item.block), host = index_of(item.host);
-    direction.host_pairs.push_back(direction.to_host ? BlockPair{block, host}
-                                                     : BlockPair{host, block});
+    LS_CHECK(host >= 0 && host < num_blocks_, "host block {} of {}", host, num_blocks_);
+    LS_CHECK(item.group >= 0 && std::cmp_less(item.group, group_bytes_.size()), "group {} of {}",
+             item.group, group_bytes_.size());
+    direction.host_items.push_back(direction.to_host ? BlockCopyItem{item.group, block, host}
+                                                     : BlockCopyItem{item.group, host, block});
   }
-  direction.pairs.upload(direction.host_pairs);
-  for (std::size_t first = 0; first < by_group.size();) {
-    std::size_t end = first;
-    while (end < by_group.size() && by_group[end].group == by_group[first].group) ++end;
-    launch(direction, by_group[first].group, first, end - first);
-    first = end;
-  }
+  device_.launch(device_.kernels().copy_blocks,
+                 CopyBlocksParams{.regions = direction.regions.data(),
+                                  .groups = regions_of_group_.data(),
+                                  .items = direction.items.upload(direction.host_items),
+                                  .num_items = static_cast<std::int32_t>(transfers.size()),
+                                  .max_regions = max_regions_,
+                                  .max_region_bytes = max_region_bytes_},
+                 [&](Operation& operation) { describe(direction, operation); });
 }
 
-void HostTier::launch(Direction& direction, std::int32_t group, std::size_t first,
-                      std::size_t count) {
-  const RegionRange regions = layers_.regions_of_group[group];
-  device_.launch(device_.kernels().copy_pages,
-                 CopyPagesParams{.regions = direction.regions.data() + regions.begin,
-                                 .pairs = direction.pairs.data() + first,
-                                 .num_regions = regions.end - regions.begin,
-                                 .num_pairs = static_cast<std::int32_t>(count),
-                                 .max_region_bytes = max_region_bytes_},
-                 [&](Operation& operation) {
-                   describe(direction, group, std::span(direction.host_pairs).subspan(first, count),
-                            operation);
-                 });
-}
-
-void HostTier::describe(const Direction& direction, std::int32_t group,
-                        std::span<const BlockPair> pairs, Operation& operation) const {
-  operation.named(direction.name).read_all(direction.regions, direction.pairs);
-  const RegionRange regions = layers_.regions_of_group[group];
-  for (const BlockPair& pair : pairs) {
-    const std::int32_t host = direction.to_host ? pair.target : pair.source;
-    const std::int32_t block = direction.to_host ? pair.source : pair.target;
+void HostTier::describe(const Direction& direction, Operation& operation) const {
+  operation.named(direction.name).read_all(direction.regions, direction.items, regions_of_group_);
+  for (const BlockCopyItem& item : direction.host_items) {
+    const RegionRange regions = layers_.regions_of_group[item.group];
+    if (regions.begin == regions.end) continue;
+    const std::int32_t host = direction.to_host ? item.target : item.source;
+    const std::int32_t block = direction.to_host ? item.source : item.target;
     std::vector<MemoryRange>& cache = direction.to_host ? operation.reads : operation.writes;
     for (std::int32_t i = regions.begin; i < regions.end; ++i)
       cache.push_back(range_in_block(layers_.regions[i], block));
-    if (regions.begin == regions.end) continue;
     (direction.to_host ? operation.writes : operation.reads)
-        .push_back(range_of(at(HostBlockId{host}) + offsets_[regions.begin], group_bytes_[group]));
+        .push_back(
+            range_of(at(HostBlockId{host}) + offsets_[regions.begin], group_bytes_[item.group]));
   }
 }
 

@@ -1,14 +1,14 @@
-// The host tier: pinned host memory that blocks of the cache are stored to and loaded from, rule
+// The host tier: pinned host memory that blocks of the cache are stored to and loaded from. Rule
 // (12) of sim/protocol/backend.h.
 //
-// 1. A region of a block has one place in a host block and one in its tensor, each with a stride of
-//    its own. Nothing is copied that no layer uses, and a page is never taken for one long array.
-// 2. All blocks of a group that move in one direction are one launch. It says which bytes of the
-//    cache and of the tier it reads and writes, so that streams are ordered around it as around any
-//    other work.
-// 3. Of HiSparse's groups a host block of the source holds the pages of all resident ones, in their
-//    order.
-// 4. Loads and stores keep lists of their own in device memory: neither waits for the other's.
+// Invariants:
+// 1. The tier has num_blocks_ host blocks of block_bytes_ each, contiguous at memory_.
+// 2. A region of a block has one offset in a host block and one address in its tensor, each with its
+//    own stride. Only bytes that a layer uses are copied. A padded page is not one contiguous array.
+// 3. Transfers of one direction are one launch. The launch describes the bytes of the cache and of
+//    the tier that it reads and writes, so streams order it like any other work.
+// 4. HiSparse: a host block of the source holds the pages of all resident groups, in their order.
+// 5. Loads and stores have their own lists in device memory, so neither waits for the other.
 #pragma once
 
 #include <cstdint>
@@ -25,14 +25,14 @@ namespace lockstep::cuda {
 
 class HostTier {
  public:
-  // Null without host blocks. Errors: no room. `layers` outlives the tier.
+  // Null without host blocks. Errors: no memory. REQUIRES: `layers` outlives the tier.
   static Result<std::unique_ptr<HostTier>> create(Device& device, const BackendConfig& config,
                                                   const LayerCaches& layers);
   ~HostTier();
   HostTier(const HostTier&) = delete;
   HostTier& operator=(const HostTier&) = delete;
 
-  // Where pages of a region of LayerCaches::regions lie in host block 0, and from block to block.
+  // The place of a region of LayerCaches::regions in host block 0, and the stride between blocks.
   struct Place {
     std::byte* base = nullptr;
     std::int64_t offset = 0;  // in a host block
@@ -52,14 +52,14 @@ class HostTier {
   Result<void> write(std::int32_t group, HostBlockId host, std::span<const std::uint8_t> bytes);
 
  private:
-  // One direction: its regions, [group], and the pairs of the last step.
+  // One direction: every region, and the transfers of the last step.
   struct Direction {
     Direction(Device& device, const char* name, bool to_host);
     const char* name;
     bool to_host;
-    DeviceArray<PageRegion> regions;
-    DeviceArray<BlockPair> pairs;
-    std::vector<BlockPair> host_pairs;
+    DeviceArray<CopyRegion> regions;
+    DeviceArray<BlockCopyItem> items;
+    std::vector<BlockCopyItem> host_items;
   };
 
   HostTier(Device& device, const BackendConfig& config, const LayerCaches& layers);
@@ -67,9 +67,7 @@ class HostTier {
   void place_groups();
   void upload_regions(Direction& direction);
   void move(Direction& direction, std::span<const HostTransfer> transfers);
-  void launch(Direction& direction, std::int32_t group, std::size_t first, std::size_t count);
-  void describe(const Direction& direction, std::int32_t group, std::span<const BlockPair> pairs,
-                Operation& operation) const;
+  void describe(const Direction& direction, Operation& operation) const;
   std::byte* at(HostBlockId host) const;
 
   Device& device_;
@@ -77,11 +75,13 @@ class HostTier {
   const LayerCaches& layers_;
   const std::int64_t num_blocks_;  // of the tier
   std::int64_t block_bytes_ = 0;   // of one of them
+  std::int32_t max_regions_ = 0;   // of any group
   std::int64_t max_region_bytes_ = 0;
   std::vector<std::int64_t> offsets_;  // of each region of LayerCaches::regions, in a host block
-  std::vector<std::int64_t> group_bytes_;  // what a block of each group takes
+  std::vector<std::int64_t> group_bytes_;  // of a block of each group
   std::byte* memory_ = nullptr;
   Direction loads_, stores_;
+  DeviceArray<RegionRange> regions_of_group_;
   DeviceArray<BlockRegion> pages_;  // one: the tier, for fingerprints
   DeviceArray<FingerprintItem> fingerprint_items_;
   DeviceArray<unsigned long long> sums_;

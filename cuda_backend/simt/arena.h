@@ -1,12 +1,13 @@
 // Device memory on the CPU: one large sparse range of virtual memory and the allocations in it.
 //
-//  1. Every allocation has a name, begins at a multiple of 256 bytes, and is surrounded by at
-//     least 256 bytes that belong to no allocation.
+// Invariants:
+//  1. Every allocation has a name, starts at a multiple of 256 bytes, and is surrounded by at least
+//     256 bytes that belong to no allocation.
 //  2. Address to allocation is one table look-up: a chunk of 64 KiB belongs to one allocation at
 //     most.
-//  3. Freed addresses are reused only when fresh ones have run out, the longest freed first.
-//  4. Untouched memory costs nothing, so a pool of 100 GB with a few pages in use fits a laptop.
-// It does not check accesses (checker.h) and does not know what was written (shadow.h).
+//  3. Freed addresses are reused only after all fresh ones, the longest freed first.
+//  4. Untouched memory costs nothing: a pool of 100 GB with a few pages in use fits a laptop.
+// Not done here: checks of accesses (checker.h) and the state of bytes (shadow.h).
 #pragma once
 
 #include <cstddef>
@@ -36,11 +37,11 @@ class VirtualRange {
   std::uintptr_t begin() const { return reinterpret_cast<std::uintptr_t>(base_); }
   bool contains(std::uintptr_t address) const { return address - begin() < size_bytes_; }
 
-  // Gives the physical memory back; the bytes read as zero again. Any offset and size: only whole
-  // pages inside are given back, what is left of them at the ends is set to zero.
+  // Releases the physical memory; the bytes read as zero again. Any offset and size: whole pages
+  // inside are released, the rest at both ends is set to zero.
   void release(std::size_t offset, std::size_t size_bytes);
-  // Calls visit(offset, size) for the pages of the part that hold physical memory, cut to the part,
-  // neighbours joined. A page that was swapped out may be left out.
+  // Calls visit(offset, size) for the parts that have physical memory, adjacent pages joined. It may
+  // skip a page that was swapped out.
   void for_each_resident(std::size_t offset, std::size_t size_bytes,
                          const std::function<void(std::size_t, std::size_t)>& visit) const;
   // Larger pages where the kernel has them: right for memory that will be touched densely.
@@ -73,23 +74,23 @@ class Arena {
                                          bool with_shadow);
 
   lockstep::Result<std::byte*> allocate(std::size_t size_bytes, std::string name);
-  // False when address is not the begin of a live allocation.
+  // False if the address is not the start of a live allocation.
   bool release(const void* address);
 
   bool contains(std::uintptr_t address) const { return memory_.contains(address); }
-  // The allocation, live or freed, whose chunks hold the address; null in memory never given out.
+  // The allocation, live or freed, whose chunks hold the address; null: never allocated.
   const Allocation* find(std::uintptr_t address) const {
     const std::uint32_t owner = owners()[(address - memory_.begin()) / kChunkBytes];
     return owner == 0 ? nullptr : &allocations_[owner - 1];
   }
-  // The allocation to name for an address in none: the nearest one in front of it, or null.
+  // The nearest allocation at or before an address outside of all, for reports; or null.
   const Allocation* nearest(std::uintptr_t address) const;
 
   std::size_t size_bytes() const { return memory_.size_bytes(); }
   std::size_t live_bytes() const { return live_bytes_; }
   const VirtualRange& memory() const { return memory_; }
   VirtualRange& memory() { return memory_; }
-  // Bytes from the begin of the arena that were ever given out.
+  // Bytes from the start of the arena up to the last chunk that was ever allocated.
   std::size_t used_extent_bytes() const { return next_chunk_ * kChunkBytes; }
   const std::deque<Allocation>& allocations() const { return allocations_; }
   VirtualRange& shadow() { return shadow_; }

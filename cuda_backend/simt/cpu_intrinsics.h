@@ -1,10 +1,10 @@
 // CUDA's barriers, warp intrinsics, atomics and fences for g++. Include simt.h, not this file.
 //
-// A warp operation is a rendezvous of the lanes in its mask, one switch per lane. simt::warp_sum
-// and its like are ONE rendezvous where five shuffles would be five, with bit-identical results.
+// A warp operation is a rendezvous of the lanes in its mask, one switch per lane. simt::warp_sum and
+// simt::warp_max are one rendezvous instead of five shuffles, with bit-identical results.
 //
 // One simulated thread runs at a time, so a plain read-modify-write is atomic, and relaxed. In the
-// checked variant the checker hears of it first and the update itself is not instrumented.
+// checked variant the checker runs first, and the update itself is not instrumented.
 #pragma once
 
 #include <bit>
@@ -66,18 +66,7 @@ __forceinline__ void __threadfence() {
   ::simt::runtime::thread_fence();
 #endif
 }
-__forceinline__ void __threadfence_block() {}
 
-template <class T>
-__forceinline__ T __ldg(const T* address) {
-  return *address;
-}
-__forceinline__ int __popc(unsigned v) { return std::popcount(v); }
-__forceinline__ int __popcll(unsigned long long v) { return std::popcount(v); }
-__forceinline__ int __clz(int v) { return std::countl_zero(static_cast<unsigned>(v)); }
-__forceinline__ int __ffs(int v) {
-  return v == 0 ? 0 : 1 + std::countr_zero(static_cast<unsigned>(v));
-}
 __forceinline__ unsigned __float_as_uint(float v) { return __builtin_bit_cast(unsigned, v); }
 __forceinline__ float __uint_as_float(unsigned v) { return __builtin_bit_cast(float, v); }
 
@@ -164,14 +153,6 @@ SIMT_NO_HOOKS void combine_butterfly(std::uint64_t (&lanes)[32]) {
   }
   for (int i = 0; i < 32; ++i) lanes[i] = simt_to_bits(values[i]);
 }
-template <class T>
-SIMT_NO_HOOKS void combine_scan(std::uint64_t (&lanes)[32]) {
-  T values[32];
-  for (int i = 0; i < 32; ++i) values[i] = simt_from_bits<T>(lanes[i]);
-  for (int offset = 1; offset < 32; offset <<= 1)
-    for (int i = 31; i >= offset; --i) values[i] = values[i - offset] + values[i];
-  for (int i = 0; i < 32; ++i) lanes[i] = simt_to_bits(values[i]);
-}
 struct Sum {
   template <class T>
   __forceinline__ static T apply(T a, T b) {
@@ -184,12 +165,6 @@ struct Max {
     return a < b ? b : a;
   }
 };
-struct Min {
-  template <class T>
-  __forceinline__ static T apply(T a, T b) {
-    return b < a ? b : a;
-  }
-};
 template <class T>
 inline T warp_sum(T value) {
   return simt_from_bits<T>(runtime::combine(simt_to_bits(value), combine_butterfly<T, Sum>));
@@ -197,15 +172,6 @@ inline T warp_sum(T value) {
 template <class T>
 inline T warp_max(T value) {
   return simt_from_bits<T>(runtime::combine(simt_to_bits(value), combine_butterfly<T, Max>));
-}
-template <class T>
-inline T warp_min(T value) {
-  return simt_from_bits<T>(runtime::combine(simt_to_bits(value), combine_butterfly<T, Min>));
-}
-// Inclusive prefix sum over the lanes (Hillis-Steele, as on the GPU).
-template <class T>
-inline T warp_scan(T value) {
-  return simt_from_bits<T>(runtime::combine(simt_to_bits(value), combine_scan<T>));
 }
 
 }  // namespace SIMT_VARIANT

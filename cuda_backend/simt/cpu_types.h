@@ -47,7 +47,8 @@ struct LaunchConfig {
   dim3 block;
   std::size_t smem = 0;  // bytes of dynamic shared memory
   stream_t stream = nullptr;
-  const char* name = "";  // in reports and statistics
+  const char* name = "";      // in reports and statistics
+  bool large_shared = false;  // opts in to more than 48 KiB of shared memory, as on a GPU
 };
 
 }  // namespace simt

@@ -48,9 +48,9 @@ void CtaScheduler::run_cta(std::uint32_t linear) {
   barrier_.acquired = 0;
   for (Warp& warp : warps_) {
     warp.exited = 0;
-    for (const auto& meeting : warp.meetings) {
-      meeting->arrived = 0;
-      meeting->waiting.clear();
+    for (const auto& one : warp.rendezvous) {
+      one->arrived = 0;
+      one->waiting.clear();
     }
   }
   if (launch_.shuffle) random_->shuffle(order_);
@@ -60,7 +60,7 @@ void CtaScheduler::run_cta(std::uint32_t linear) {
   LS_CHECK(first != nullptr, "no memory for the stack of one simulated thread");
   continue_with(nullptr, first);
   current_ = nullptr;
-  if (given_up_) forget_stacks();  // of those who wait for ever
+  if (given_up_) forget_stacks();  // of threads that still wait
 }
 
 void CtaScheduler::forget_stacks() {
@@ -112,9 +112,8 @@ void CtaScheduler::finish_thread(unsigned thread) {
   Warp& warp = warps_[thread / 32];
   warp.exited |= 1u << (thread % 32);
   if (barrier_.arrived != 0 && barrier_.arrived == thread_count_ - finished_) release_barrier();
-  for (const auto& meeting : warp.meetings) {
-    if (meeting->arrived != 0 && (meeting->lanes & ~warp.exited) == meeting->arrived)
-      release_meeting(*meeting);
+  for (const auto& one : warp.rendezvous) {
+    if (one->arrived != 0 && (one->lanes & ~warp.exited) == one->arrived) release_rendezvous(*one);
   }
 }
 
@@ -134,7 +133,7 @@ Worker* CtaScheduler::idle_worker() {
   return worker;
 }
 
-// A worker that can run: one that waited and is released, or one for a thread not yet begun.
+// Returns a worker that can run: a released one, or one for a thread that has not started.
 Worker* CtaScheduler::next_worker() {
   const std::uint32_t fresh = started_ < thread_count_ ? 1 : 0;
   const auto released = static_cast<std::uint32_t>(ready_.size());
@@ -144,7 +143,7 @@ Worker* CtaScheduler::next_worker() {
   if (choice == released) {
     Worker* worker = idle_worker();
     if (worker != nullptr || released == 0) return worker;
-    choice = 0;  // no memory for one more stack: let those who have one finish
+    choice = 0;  // no memory for another stack: continue the started threads
   }
   Worker* worker = ready_[choice];
   ready_[choice] = ready_.back();
@@ -182,10 +181,9 @@ void CtaScheduler::give_up() {
 std::string CtaScheduler::census() const {
   std::size_t in_warps = 0;
   for (const Warp& warp : warps_)
-    for (const auto& meeting : warp.meetings) in_warps += meeting->waiting.size();
+    for (const auto& one : warp.rendezvous) in_warps += one->waiting.size();
   std::string text = fmt::format(
-      "nobody can go on: of {} threads {} wait at __syncthreads, {} at warp operations, {} have "
-      "exited",
+      "deadlock: of {} threads {} wait at __syncthreads, {} at warp operations, {} have exited",
       thread_count_, barrier_.waiting.size(), in_warps, finished_);
   if (!barrier_.waiting.empty())
     text += fmt::format("; the barrier is {}:{}", barrier_.place.file, barrier_.place.line);
@@ -219,8 +217,8 @@ std::uint32_t CtaScheduler::next_epoch() {
   return ++max_epoch_;
 }
 
-// Epochs begin again under another tag. What was stamped with an earlier tag of this CTA counts as
-// ordered; after a barrier that is exact, after a __syncwarp it may hide a race between two warps.
+// Restarts the epochs under another tag. Stamps with an earlier tag of this CTA count as ordered. That
+// is exact after a barrier; after a __syncwarp it may hide a race between two warps.
 void CtaScheduler::open_tag() {
   LS_CHECK(next_extra_tag_ <= kMaxTag, "a launch with more than {} synchronisations",
            std::uint64_t{kMaxTag} << kEpochBits);
@@ -232,8 +230,7 @@ void CtaScheduler::open_tag() {
     restamp(*worker);
   }
   for (Warp& warp : warps_)
-    for (const auto& meeting : warp.meetings)
-      meeting->results[0].epoch = meeting->results[1].epoch = 0;
+    for (const auto& one : warp.rendezvous) one->results[0].epoch = one->results[1].epoch = 0;
 }
 
 std::vector<std::uint32_t> CtaScheduler::tags_before(std::uint32_t tag) const {
@@ -302,9 +299,8 @@ void CtaScheduler::release_barrier() {
 
 }  // namespace simt
 
-// The warp operations of the scheduler. CUDA's rule: all lanes of the mask that have not exited
-// make the same call with the same mask. A value may be taken from a lane that attended, and from
-// no other.
+// The warp operations of the scheduler. CUDA's rule: all lanes of the mask that have not exited make
+// the same call with the same mask. A shuffle may read only lanes that take part.
 
 namespace simt {
 
@@ -321,7 +317,7 @@ const char* name_of(WarpOperation operation) {
   return kNames[static_cast<std::size_t>(operation)];
 }
 
-// The lane that a shuffle reads: its own when the source lies outside of its segment.
+// The lane that a shuffle reads: its own if the source is outside of its segment.
 unsigned source_lane(unsigned own_lane, ShuffleKind kind, int operand, int width) {
   const int lane = static_cast<int>(own_lane);
   const int segment = lane & ~(width - 1);
@@ -346,54 +342,56 @@ unsigned source_lane(unsigned own_lane, ShuffleKind kind, int operand, int width
 
 }  // namespace
 
-CtaScheduler::Meeting& CtaScheduler::meeting_of(Warp& warp, unsigned mask) {
-  for (const auto& meeting : warp.meetings)
-    if (meeting->mask == mask) return *meeting;
+CtaScheduler::Rendezvous& CtaScheduler::rendezvous_of(Warp& warp, unsigned mask) {
+  for (const auto& one : warp.rendezvous)
+    if (one->mask == mask) return *one;
   const unsigned threads = thread_count_ - current_->thread / 32 * 32;
   const unsigned existing = threads >= 32 ? kFullMask : (1u << threads) - 1;
-  warp.meetings.push_back(std::make_unique<Meeting>());
-  warp.meetings.back()->mask = mask;
-  warp.meetings.back()->lanes = mask & existing;
-  return *warp.meetings.back();
+  warp.rendezvous.push_back(std::make_unique<Rendezvous>());
+  warp.rendezvous.back()->mask = mask;
+  warp.rendezvous.back()->lanes = mask & existing;
+  return *warp.rendezvous.back();
 }
 
-void CtaScheduler::check_meeting(const Warp& warp, const Meeting& meeting, WarpOperation operation,
-                                 runtime::Combine reduce) {
+void CtaScheduler::check_rendezvous(const Warp& warp, const Rendezvous& rendezvous,
+                                    WarpOperation operation, runtime::Combine reduce) {
   const unsigned lane = current_->thread % 32;
-  if (((meeting.mask >> lane) & 1) == 0)
-    listener_.on_divergence(ReportKind::warp_divergence, current_,
-                            fmt::format("lane {} calls {} with mask {:08x}, which is without it",
-                                        lane, name_of(operation), meeting.mask));
-  if (meeting.arrived != 0 && (meeting.operation != operation || meeting.reduce != reduce))
-    listener_.on_divergence(ReportKind::warp_divergence, current_,
-                            fmt::format("at {}, while lanes of its mask wait at {}{}",
-                                        name_of(operation), name_of(meeting.operation),
-                                        meeting.operation == operation ? " of another kind" : ""));
-  if (warp.meetings.size() == 1) return;
-  for (const auto& other : warp.meetings)
-    if (other.get() != &meeting && (other->mask & meeting.mask) != 0 && other->arrived != 0)
+  if (((rendezvous.mask >> lane) & 1) == 0)
+    listener_.on_divergence(
+        ReportKind::warp_divergence, current_,
+        fmt::format("lane {} calls {} with mask {:08x}, which does not contain it", lane,
+                    name_of(operation), rendezvous.mask));
+  if (rendezvous.arrived != 0 && (rendezvous.operation != operation || rendezvous.reduce != reduce))
+    listener_.on_divergence(
+        ReportKind::warp_divergence, current_,
+        fmt::format("at {}, while lanes of its mask wait at {}{}", name_of(operation),
+                    name_of(rendezvous.operation),
+                    rendezvous.operation == operation ? " of another kind" : ""));
+  if (warp.rendezvous.size() == 1) return;
+  for (const auto& other : warp.rendezvous)
+    if (other.get() != &rendezvous && (other->mask & rendezvous.mask) != 0 && other->arrived != 0)
       listener_.on_divergence(ReportKind::warp_divergence, current_,
-                              fmt::format("mask {:08x} overlaps mask {:08x} that others wait with",
-                                          meeting.mask, other->mask));
+                              fmt::format("mask {:08x} overlaps mask {:08x} of waiting lanes",
+                                          rendezvous.mask, other->mask));
 }
 
 const CtaScheduler::Result& CtaScheduler::meet(unsigned mask, std::uint64_t bits,
                                                WarpOperation operation, runtime::Combine reduce) {
   Worker* me = current_;
   Warp& warp = warps_[me->thread / 32];
-  Meeting& meeting = meeting_of(warp, mask);
-  check_meeting(warp, meeting, operation, reduce);
-  Result& result = meeting.results[meeting.turn];
-  meeting.operation = operation;
-  meeting.reduce = reduce;
+  Rendezvous& rendezvous = rendezvous_of(warp, mask);
+  check_rendezvous(warp, rendezvous, operation, reduce);
+  Result& result = rendezvous.results[rendezvous.turn];
+  rendezvous.operation = operation;
+  rendezvous.reduce = reduce;
   result.slots[me->thread % 32] = bits;
-  meeting.arrived |= 1u << (me->thread % 32);
-  if ((meeting.lanes & ~warp.exited & ~meeting.arrived) != 0) {
-    meeting.waiting.push_back(me);
+  rendezvous.arrived |= 1u << (me->thread % 32);
+  if ((rendezvous.lanes & ~warp.exited & ~rendezvous.arrived) != 0) {
+    rendezvous.waiting.push_back(me);
     wait();
     return result;
   }
-  release_meeting(meeting);
+  release_rendezvous(rendezvous);
   if (launch_.shuffle) {
     ready_.push_back(me);
     wait();
@@ -401,20 +399,20 @@ const CtaScheduler::Result& CtaScheduler::meet(unsigned mask, std::uint64_t bits
   return result;
 }
 
-void CtaScheduler::release_meeting(Meeting& meeting) {
+void CtaScheduler::release_rendezvous(Rendezvous& rendezvous) {
   ++statistics_->warp_meetings;
-  Result& result = meeting.results[meeting.turn];
-  result.attended = meeting.arrived;
-  if (meeting.operation == WarpOperation::combine) {
+  Result& result = rendezvous.results[rendezvous.turn];
+  result.attended = rendezvous.arrived;
+  if (rendezvous.operation == WarpOperation::combine) {
     for (unsigned i = 0; i < 32; ++i)
       if (((result.attended >> i) & 1) == 0) result.slots[i] = 0;
-    meeting.reduce(result.slots);
+    rendezvous.reduce(result.slots);
   }
-  if (launch_.stamps && meeting.operation == WarpOperation::sync) result.epoch = next_epoch();
-  meeting.turn ^= 1;
-  meeting.arrived = 0;
-  ready_.insert(ready_.end(), meeting.waiting.begin(), meeting.waiting.end());
-  meeting.waiting.clear();
+  if (launch_.stamps && rendezvous.operation == WarpOperation::sync) result.epoch = next_epoch();
+  rendezvous.turn ^= 1;
+  rendezvous.arrived = 0;
+  ready_.insert(ready_.end(), rendezvous.waiting.begin(), rendezvous.waiting.end());
+  rendezvous.waiting.clear();
 }
 
 void CtaScheduler::sync_warp(unsigned mask) {
@@ -437,9 +435,9 @@ std::uint64_t CtaScheduler::shuffle(unsigned mask, std::uint64_t bits, ShuffleKi
   const unsigned lane = current_->thread % 32;
   const unsigned source = source_lane(lane, kind, operand, width);
   if (((result.attended >> source) & 1) != 0) return result.slots[source];
-  listener_.on_divergence(ReportKind::warp_divergence, current_,
-                          fmt::format("a shuffle takes a value from lane {}; only {:08x} take part",
-                                      source, result.attended));
+  listener_.on_divergence(
+      ReportKind::warp_divergence, current_,
+      fmt::format("a shuffle reads lane {}, but only {:08x} take part", source, result.attended));
   return result.slots[lane];
 }
 

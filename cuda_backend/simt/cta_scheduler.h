@@ -1,15 +1,16 @@
-// Runs the threads of one CTA on fibers, and makes them meet: barriers, warp operations,
-// preemption.
+// Runs the threads of one CTA on fibers, with barriers, warp operations and preemption.
 //
-//  1. One worker fiber runs thread after thread on one stack; another worker starts only when a
-//     thread has to wait. A CTA without synchronisation costs two switches in all.
-//  2. Every choice (which thread begins, which waiting thread goes on) comes from the seeded
-//     generator when shuffling is on; without it the order is fixed.
-//  3. No barrier waits for a thread that has exited. When no thread can run and threads are left,
-//     the CTA is given up with a barrier_divergence report and its stacks are forgotten.
-//  4. Epochs order accesses within a CTA: everything before epoch base_epoch() happened before
-//     everything that runs now; within a warp, everything of a smaller epoch than one's own did.
-// It knows nothing of memory. Shuffles exchange values and order nothing.
+// Invariants:
+//  1. One worker fiber runs thread after thread on one stack. Another worker starts only when a
+//     thread has to wait. A CTA without synchronisation costs two switches.
+//  2. The seeded generator makes every choice (which thread starts, which waiting thread continues)
+//     if shuffling is on. Otherwise the order is fixed.
+//  3. A barrier does not wait for threads that have exited. If no thread can run and some are left,
+//     the scheduler abandons the CTA with a barrier_divergence report and forgets its stacks.
+//  4. Epochs order accesses within a CTA. Everything before epoch base_epoch() happened before what
+//     runs now; within a warp, so did everything of an epoch smaller than one's own.
+//  5. Every worker is in exactly one place: current_, idle_, ready_, or a waiting list.
+// Memory is not part of this class. Shuffles exchange values and order nothing.
 #pragma once
 
 #include <cstdint>
@@ -50,7 +51,7 @@ struct AsyncCopy {
 // A simulated thread while a worker runs it.
 struct Worker {
   Fiber fiber;
-  bool restart = true;  // the stack holds nothing to come back to
+  bool restart = true;  // true if the stack has nothing to continue
   unsigned thread = 0;
   uint3 thread_index{};
   std::uint32_t epoch = 0;
@@ -63,10 +64,10 @@ struct Worker {
   std::uint64_t copy_group = 0;  // that the next copy belongs to
 };
 
-// What the scheduler tells its owner.
+// Events of the scheduler.
 class SchedulerListener {
  public:
-  // by is null when the whole CTA is to blame.
+  // by: the thread that caused it; null: the whole CTA.
   virtual void on_divergence(ReportKind kind, const Worker* by, std::string detail) = 0;
   // The CTA has a further tag (stamp.h, rule 2).
   virtual void on_tag(std::uint32_t tag, std::uint32_t cta_linear) = 0;
@@ -85,7 +86,7 @@ class CtaScheduler {
     std::uint32_t cta_count = 0;  // tags below it are linear indices
     bool stamps = false;          // keep epochs and stamps: accesses are checked
     bool shuffle = false;         // seeded order instead of the fixed one
-    bool hunt = false;            // let others go first when a thread ends
+    bool hunt = false;            // run other threads when one ends
   };
 
   explicit CtaScheduler(SchedulerListener& listener) : listener_(listener) {}
@@ -113,15 +114,15 @@ class CtaScheduler {
   [[noreturn]] void abandon();
 
  private:
-  // What a meeting of lanes left behind.
+  // The result of a rendezvous of lanes.
   struct Result {
     std::uint64_t slots[32] = {};
     unsigned attended = 0;  // lanes
     std::uint32_t epoch = 0;
   };
-  // A meeting of the lanes in a mask. Two results take turns: a lane may enter the next meeting
-  // while another has yet to read the result of the last.
-  struct Meeting {
+  // A rendezvous of the lanes in a mask. Two results alternate: a lane may enter the next rendezvous
+  // before another lane has read the last result.
+  struct Rendezvous {
     unsigned mask = 0;   // as the kernel wrote it
     unsigned lanes = 0;  // those that exist
     unsigned arrived = 0;
@@ -132,7 +133,7 @@ class CtaScheduler {
     std::vector<Worker*> waiting;
   };
   struct Warp {
-    std::vector<std::unique_ptr<Meeting>> meetings;
+    std::vector<std::unique_ptr<Rendezvous>> rendezvous;
     unsigned exited = 0;  // lanes
   };
   struct Barrier {
@@ -154,17 +155,17 @@ class CtaScheduler {
   Worker* next_worker();
   Worker* idle_worker();
   void continue_with(Worker* from, Worker* to);
-  void wait();  // the running thread is queued somewhere: run another
+  void wait();  // runs another thread. REQUIRES: the running one is in a waiting list
   void give_up();
   void forget_stacks();
   void release_barrier();
-  void release_meeting(Meeting& meeting);
+  void release_rendezvous(Rendezvous& rendezvous);
   std::uint32_t next_epoch();
   void open_tag();
-  Meeting& meeting_of(Warp& warp, unsigned mask);
-  void check_meeting(const Warp& warp, const Meeting& meeting, runtime::WarpOperation operation,
-                     runtime::Combine reduce);
-  // Deposits bits and waits for the others. The result stays until this lane meets again.
+  Rendezvous& rendezvous_of(Warp& warp, unsigned mask);
+  void check_rendezvous(const Warp& warp, const Rendezvous& rendezvous,
+                        runtime::WarpOperation operation, runtime::Combine reduce);
+  // Deposits bits and waits for the others. The result is valid until the lane's next rendezvous.
   const Result& meet(unsigned mask, std::uint64_t bits, runtime::WarpOperation operation,
                      runtime::Combine reduce);
   std::string census() const;

@@ -1,7 +1,9 @@
-// A stack and the point where it was left: what a simulated thread runs on.
+// A stack and the point where it stopped: a simulated thread runs on it.
 //
-// Built on Boost.Context's fcontext rather than on boost::context::fiber, because the stack of an
-// abandoned thread is forgotten, never unwound. A fiber stays on the OS thread that made it.
+// Invariants:
+//  1. A fiber stays on the OS thread that made it.
+//  2. The stack of an abandoned thread is forgotten, never unwound. So the class uses Boost.Context's
+//     fcontext, not boost::context::fiber.
 #pragma once
 
 #include <boost/context/detail/fcontext.hpp>
@@ -46,9 +48,10 @@ class Fiber {
   std::uintptr_t stack_begin_ = 1;  // owns() is false without a stack
   VirtualRange stack_;
   std::size_t usable_bytes_ = 0;            // from the lowest address up to where the stack begins
-  const void* sanitizer_bottom_ = nullptr;  // the bounds that ASan is told at every switch
+  const void* sanitizer_bottom_ = nullptr;  // stack bounds for ASan, passed at every switch
   std::size_t sanitizer_size_ = 0;
   [[maybe_unused]] void* sanitizer_fake_stack_ = nullptr;
+  [[maybe_unused]] void* thread_ = nullptr;  // the thread that TSan sees
 };
 
 }  // namespace simt

@@ -52,7 +52,6 @@ std::uint64_t combine(std::uint64_t bits, Combine combine);
 void before_atomic(const void* address, std::size_t bytes);
 void thread_fence();
 void check_load_any(const void* address, std::size_t bytes);
-void check_load_readonly(const void* address, std::size_t bytes);
 void check_copy(void* dst, const void* src,
                 std::size_t bytes);                        // before the copy; carries the shadow
 void check_async_copy(void* shared_dst, const void* src);  // 16 bytes, deferred to the wait

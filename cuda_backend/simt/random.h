@@ -1,4 +1,7 @@
-// The one source of choice in the executor: a seeded SplitMix64. Same seed, same interleaving.
+// The only source of choice in the executor: a seeded SplitMix64.
+//
+// Invariants:
+// 1. The state depends only on the seed and the number of calls of next().
 #pragma once
 
 #include <cstdint>

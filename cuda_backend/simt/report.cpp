@@ -9,18 +9,10 @@
 namespace simt {
 
 const char* name_of(ReportKind kind) {
-  constexpr std::array<const char*, kReportKinds> kNames = {"out of bounds",
-                                                            "use after free",
-                                                            "wild access",
-                                                            "misaligned",
-                                                            "uninitialised read",
-                                                            "race",
-                                                            "undeclared access",
-                                                            "read-only data written",
-                                                            "barrier divergence",
-                                                            "warp divergence",
-                                                            "runaway",
-                                                            "executor limit"};
+  constexpr std::array<const char*, kReportKinds> kNames = {
+      "out of bounds",      "use after free", "wild access",       "misaligned",
+      "uninitialised read", "race",           "undeclared access", "barrier divergence",
+      "warp divergence",    "runaway",        "executor limit"};
   return kNames[static_cast<std::size_t>(kind)];
 }
 
@@ -67,7 +59,7 @@ std::string cta_of(const Party& party) {
   return fmt::format("({},{},{})", party.cta.x, party.cta.y, party.cta.z);
 }
 
-// "at ..." and "by thread ...", which stand below every finding but a hazard.
+// "at ..." and "by thread ...", the lines after every finding except a hazard.
 std::string who_and_where(const Report& report) {
   return fmt::format("{0}at {1}\n{0}by thread ({2},{3},{4}) in block {5}\n", kMargin,
                      place_of(report), report.thread_index.x, report.thread_index.y,
@@ -134,7 +126,6 @@ std::string in_sanitizer_words(const Report& report) {
       return "========= Barrier error detected. Divergent thread(s) in warp\n" +
              who_and_where(report);
     case ReportKind::undeclared_access:
-    case ReportKind::read_only_written:
     case ReportKind::runaway:
     case ReportKind::executor_limit:
       break;
@@ -170,7 +161,7 @@ int keep_first(void* out, std::uintptr_t, const char* file, int line, const char
 }  // namespace
 
 std::string source_place(std::uintptr_t pc) {
-  // Reading the debug information is dear; libbacktrace wants one state for the whole process.
+  // Reading the debug information is expensive; libbacktrace needs one state per process.
   static backtrace_state* const state =
       backtrace_create_state(nullptr, /*threaded=*/1, ignore_error, nullptr);
   std::string place;

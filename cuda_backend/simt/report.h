@@ -1,7 +1,8 @@
-// What the executor found wrong with a kernel, and what a launch did: values that the host reads.
+// Findings of the executor about a kernel, and statistics of a launch: values that the host reads.
 //
-//  1. A report never stops the process. The simulated thread that made an impossible access (out of
-//     bounds, wild, misaligned) is abandoned before the access; after any other report it goes on.
+// Invariants:
+//  1. A report never stops the process. A simulated thread that makes an impossible access (out of
+//     bounds, wild, misaligned) is abandoned before the access. After any other report it continues.
 //  2. At most kReportsPerLaunch reports of a launch are kept, at most kReportsPerPlace of one kind
 //     from one instruction; statistics count all of them.
 //  3. Everything but `pc` is the same in every run with the same seed.
@@ -27,18 +28,17 @@ std::string source_place(std::uintptr_t pc);
 enum class ReportKind : std::uint8_t {
   out_of_bounds,       // the address is in the arena, and in no allocation
   use_after_free,      // the address is in an allocation that was freed
-  wild_access,         // neither arena, shared memory, the thread's stack, arguments nor constants
+  wild_access,         // not in arena, shared memory, the thread's stack, arguments or constants
   misaligned,          // the address is no multiple of the access size
   uninitialised_read,  // the bytes are unwritten, or a copy of undefined ones
   race,                // two accesses, one a write, not both atomic, and no order between them
-  undeclared_access,   // outside of the ranges that the launch was said to touch
-  read_only_written,   // simt::load_readonly of bytes that the same launch writes
-  barrier_divergence,  // some threads can never meet at the barrier that others wait at
+  undeclared_access,   // outside of the launch's declared ranges
+  barrier_divergence,  // some threads never reach the barrier that others wait at
   warp_divergence,     // lanes of one mask at different intrinsics, exited, or not in their mask
   runaway,             // a thread made more accesses than the option allows
   executor_limit       // the executor cannot simulate this: see detail
 };
-inline constexpr std::size_t kReportKinds = 12;
+inline constexpr std::size_t kReportKinds = 11;
 const char* name_of(ReportKind kind);
 
 enum class AccessKind : std::uint8_t { read, write, atomic };
@@ -47,7 +47,7 @@ const char* name_of(AccessKind kind);
 // One end of a conflict, or the author of a byte.
 struct Party {
   std::uint64_t launch = 0;  // launches and host copies are numbered together, in order, from 1
-  std::string kernel;        // or what the host did: "memcpy_h2d", "memset"
+  std::string kernel;        // or the host's operation: "memcpy_h2d", "memset"
   bool is_host = false;
   uint3 cta{};
   unsigned thread = 0;  // linear in the CTA; 0 for the host
@@ -62,7 +62,7 @@ struct Report {
   std::size_t size_bytes = 0;
   std::string allocation;  // name of the allocation or __shared__ variable; empty when in none
   std::size_t allocation_bytes = 0;
-  std::int64_t byte_offset = 0;  // from its begin; beyond its size when just behind it
+  std::int64_t byte_offset = 0;  // from its start; may be past its end
   std::optional<Party> other;    // race: the earlier access; use of undefined copies: the copier
   bool other_reads = false;      // of a race
   std::string detail;
@@ -72,10 +72,10 @@ struct Report {
 // "race: write of 4 bytes by kernel conv_shift (launch 3) cta 0,0,0 thread 17 ..." on one line.
 std::string to_string(const Report& report);
 std::string to_string(const Party& party);
-// The same in the words of NVIDIA's compute-sanitizer 2026.4, for those who read its logs or search
-// them; lines that begin with "=========", each with its newline. An allocation begins at address
-// 0x0, and a thread's number is linear. Empty for what none of its tools looks for: promises of a
-// launch that are broken, and the executor's own limits.
+// The same in the format of NVIDIA's compute-sanitizer 2026.4, for readers and searches of its logs:
+// lines that start with "=========", each with its newline. An allocation starts at address 0x0, and
+// a thread's number is linear. Empty for findings that its tools do not have: undeclared accesses,
+// and the executor's own limits.
 std::string in_sanitizer_words(const Report& report);
 
 struct LaunchStatistics {
@@ -110,8 +110,9 @@ struct KernelTotals {
 inline constexpr std::size_t kReportsPerLaunch = 64;
 inline constexpr std::size_t kReportsPerPlace = 4;
 
-// The reports that the host has yet to take, and the limits on how many are kept
-// (rule 2).
+// The reports that the host has not taken, and the limits on their number (rule 2).
+//
+//  1. kept_ is the sum of kept_by_place_, at most kReportsPerLaunch.
 class ReportLog {
  public:
   void begin_launch(LaunchStatistics* statistics) {
@@ -119,7 +120,7 @@ class ReportLog {
     kept_ = 0;
     kept_by_place_.clear();
   }
-  // Counts a report; true when there is room to keep it.
+  // Counts a report. True if it may be kept.
   bool admit(ReportKind kind, std::uintptr_t pc) {
     ++statistics_->reports[static_cast<std::size_t>(kind)];
     if (kept_ >= kReportsPerLaunch) return false;

@@ -4,10 +4,13 @@
 #include <atomic>
 #include <cstring>
 
+#include "base/check.h"
+
 namespace simt {
 namespace {
 
-// Ids are given once per process: executors on several OS threads may meet a site at the same time.
+// Returns the site's id, unique in the process. Executors on several OS threads may call this at the
+// same time.
 std::uint32_t id_of(runtime::SharedSite& site) {
   static std::atomic<std::uint32_t> last{0};
   const std::atomic_ref<std::uint32_t> id(site.id);
@@ -19,7 +22,9 @@ std::uint32_t id_of(runtime::SharedSite& site) {
 
 }  // namespace
 
-void SharedMemory::begin_launch(std::size_t dynamic_bytes) {
+void SharedMemory::begin_launch(std::size_t dynamic_bytes, std::size_t capacity_bytes) {
+  LS_CHECK(dynamic_bytes <= capacity_bytes, "{} bytes of {}", dynamic_bytes, capacity_bytes);
+  capacity_bytes_ = capacity_bytes;
   ++launch_serial_;
   placed_.clear();
   top_ = 0;
@@ -31,7 +36,7 @@ void SharedMemory::poison() { std::memset(range_.base(), 0xff, top_); }
 
 void* SharedMemory::place_at_top(std::size_t id, std::size_t bytes, std::size_t alignment,
                                  const char* name) {
-  if (used_bytes_ + bytes > kCapacityBytes) return nullptr;
+  if (used_bytes_ + bytes > capacity_bytes_) return nullptr;
   const std::size_t step = std::max<std::size_t>(alignment, 16);
   const std::size_t offset = (top_ + kRedZoneBytes + step - 1) / step * step;
   if (offset + bytes + kRedZoneBytes > kRangeBytes) return nullptr;

@@ -1,7 +1,10 @@
-// The shared memory of the CTA that runs: a small arena with a red zone around every variable.
+// The shared memory of the running CTA: a small arena with a red zone around every variable.
 //
-//  1. A variable keeps its place for one launch; begin_cta() makes all of it undefined again.
-//  2. Capacity is that of an H100 or H200 CTA, 227 KiB, red zones not counted.
+// Invariants:
+//  1. A variable keeps its address for one launch. begin_cta() makes its bytes undefined again.
+//  2. A launch has the capacity of any GPU's CTA, 48 KiB without red zones. With opt-in it has that of
+//     an H100 or H200 CTA, 227 KiB.
+//  3. Dynamic shared memory is placed first, even if it has no bytes.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +18,8 @@ namespace simt {
 
 class SharedMemory {
  public:
-  static constexpr std::size_t kCapacityBytes = 227 * 1024;
+  static constexpr std::size_t kCapacityBytes = 48 * 1024;
+  static constexpr std::size_t kLargeCapacityBytes = 227 * 1024;
   static constexpr std::size_t kRedZoneBytes = 64;
   static constexpr std::size_t kRangeBytes = 1024 * 1024;
 
@@ -29,7 +33,8 @@ class SharedMemory {
   SharedMemory() : range_(VirtualRange::reserve(kRangeBytes)) {}
   bool usable() const { return static_cast<bool>(range_); }
 
-  void begin_launch(std::size_t dynamic_bytes);
+  // REQUIRES: dynamic_bytes <= capacity_bytes.
+  void begin_launch(std::size_t dynamic_bytes, std::size_t capacity_bytes);
   // Fills what the launch has used so far with a pattern that reads as a NaN in every float type.
   void poison();
 
@@ -41,6 +46,7 @@ class SharedMemory {
   bool contains(std::uintptr_t address) const { return range_.contains(address); }
   std::size_t offset_of(std::uintptr_t address) const { return address - range_.begin(); }
   std::size_t used_extent_bytes() const { return top_; }
+  std::size_t capacity_bytes() const { return capacity_bytes_; }
   const VirtualRange& range() const { return range_; }
   // The variable that holds all of the bytes, or null.
   const Variable* find(std::uintptr_t address, std::size_t bytes) const;
@@ -58,6 +64,7 @@ class SharedMemory {
   std::uint64_t launch_serial_ = 0;
   std::size_t top_ = 0;
   std::size_t used_bytes_ = 0;
+  std::size_t capacity_bytes_ = kCapacityBytes;  // of this launch
 };
 
 }  // namespace simt

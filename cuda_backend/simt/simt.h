@@ -35,14 +35,15 @@
 // tests/cuda_backend/simt_pattern_test.cpp is this example, complete.
 //
 // Rules for kernel files
-//  1. Shared memory is SIMT_SHARED_ARRAY(T, name, N) or SIMT_DYNAMIC_SHARED(T, name).
+//  1. Shared memory is SIMT_SHARED_ARRAY(T, name, N) or SIMT_DYNAMIC_SHARED(T, name). No kernel of
+//     cuda_backend/kernels has dynamic shared memory or async_copy16 yet. Attention with two-stage
+//     copies needs both.
 //  2. Launch with simt::launch; kernel parameters are trivially copyable and never references.
 //  3. Move 16 bytes as simt::vec16. Copy memory that may be undefined with simt::copy16 or
 //     copy_value, read it with load_any: any other load of undefined memory is reported.
-//     `__restrict__` promises what nothing checks and is not used; simt::load_readonly makes the
-//     same promise for one load, and the executor reports launches that break it.
-//  4. memcpy and memset are for registers. The checked variant checks them all the same: to device
-//     memory memcpy is a copy_value, from device memory into a local it is a load.
+//     `__restrict__` is not used: nothing checks its promise.
+//  4. memcpy and memset are for registers. The checked variant checks them anyway: to device memory
+//     memcpy is a copy_value, from device memory into a local it is a load.
 //  5. A kernel defines no objects with destructors: a faulting thread is abandoned, not unwound.
 //  6. No spin-waiting on another CTA: on the CPU the CTAs of a launch run one after the other.
 #pragma once

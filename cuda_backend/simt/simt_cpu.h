@@ -1,7 +1,7 @@
 // simt.h for g++: CUDA's qualifiers, indices and launch. Include simt.h, not this file.
 //
-// Everything that becomes code stands in inline namespace SIMT_VARIANT, so that the fast and the
-// checked compilation of a file share no inline function.
+// All code is in inline namespace SIMT_VARIANT, so the fast and the checked compilation of a file
+// share no inline function.
 #pragma once
 
 #include <tuple>
@@ -25,8 +25,8 @@
 #define __launch_bounds__(...)
 #define __align__(n) alignas(n)
 #define SIMT_UNROLL _Pragma("GCC unroll 8")
-// For functions that touch device memory after the checker has been told. Not even a changed clone
-// of one may be made: g++ would move the access into the caller, which has hooks.
+// For functions that touch device memory after the checker has run. The compiler may not clone them:
+// g++ would move the access into the caller, which has hooks.
 #if SIMT_IS_CHECKED && defined(__clang__)
 #define SIMT_NO_HOOKS __attribute__((noinline, no_sanitize("thread")))
 #elif SIMT_IS_CHECKED
@@ -88,7 +88,7 @@ __forceinline__ vec16 make_vec16(std::uint32_t a, std::uint32_t b, std::uint32_t
 }
 __forceinline__ std::uint32_t word(vec16 v, int i) { return v[i]; }
 
-// Moves that carry definedness: copying undefined bytes is legal, the copy is undefined as well.
+// Moves that carry definedness: copying undefined bytes is legal, and the copy is undefined.
 SIMT_NO_HOOKS inline void copy16_unhooked(void* dst, const void* src) {
   *static_cast<vec16*>(dst) = *static_cast<const vec16*>(src);
 }
@@ -119,23 +119,11 @@ __forceinline__ void copy_value(T* dst, const T* src) {
   *dst = *src;
 #endif
 }
-// A load that may find undefined bytes, for fingerprints and poison checks.
+// A load of bytes that may be undefined, for fingerprints and poison checks.
 template <class T>
 __forceinline__ T load_any(const T* src) {
 #if SIMT_IS_CHECKED
   runtime::check_load_any(src, sizeof(T));
-  return load_unhooked(src);
-#else
-  return *src;
-#endif
-}
-
-// A load through the read-only cache: no thread of the launch may write these bytes. Where one
-// does, a GPU may give the old bytes or the new ones; here it is a report.
-template <class T>
-__forceinline__ T load_readonly(const T* src) {
-#if SIMT_IS_CHECKED
-  runtime::check_load_readonly(src, sizeof(T));
   return load_unhooked(src);
 #else
   return *src;

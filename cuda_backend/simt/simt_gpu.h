@@ -6,6 +6,11 @@
 
 #include <cuda_runtime.h>
 
+#if __has_include(<nvtx3/nvToolsExt.h>)
+#include <nvtx3/nvToolsExt.h>
+#define SIMT_HAVE_NVTX 1
+#endif
+
 #include <utility>
 
 #define SIMT_UNROLL _Pragma("unroll")
@@ -30,11 +35,31 @@ struct LaunchConfig {
   dim3 block;
   std::size_t smem = 0;  // bytes of dynamic shared memory
   stream_t stream = nullptr;
-  const char* name = "";
+  const char* name = "";      // of the range in a profile
+  bool large_shared = false;  // opts in to more than 48 KiB of shared memory
+};
+
+// A range with the launch's name, for profilers.
+class NamedRange {
+ public:
+#if SIMT_HAVE_NVTX
+  explicit NamedRange(const char* name) { nvtxRangePushA(name); }
+  ~NamedRange() { nvtxRangePop(); }
+#else
+  explicit NamedRange(const char*) {}
+#endif
+  NamedRange(const NamedRange&) = delete;
 };
 
 template <class... P, class... A>
 inline error_t launch(const LaunchConfig& config, void (*kernel)(P...), A&&... args) {
+  [[maybe_unused]] const NamedRange range(config.name);
+  if (config.large_shared) {
+    const error_t error =
+        cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                             cudaFuncAttributeMaxDynamicSharedMemorySize, int(config.smem));
+    if (error != success) return error;
+  }
   cudaLaunchConfig_t native{};
   native.gridDim = config.grid;
   native.blockDim = config.block;
@@ -65,11 +90,6 @@ __device__ __forceinline__ T load_any(const T* src) {
   return *src;
 }
 
-template <class T>
-__device__ __forceinline__ T load_readonly(const T* src) {
-  return __ldg(src);
-}
-
 __device__ __forceinline__ void async_copy16(void* shared_dst, const void* src) {
   const auto address = static_cast<unsigned>(__cvta_generic_to_shared(shared_dst));
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(src) : "memory");
@@ -97,26 +117,6 @@ __device__ __forceinline__ T warp_max(T value) {
   for (int offset = 16; offset > 0; offset >>= 1) {
     const T other = __shfl_xor_sync(0xffffffffu, value, offset);
     value = value < other ? other : value;
-  }
-  return value;
-}
-template <class T>
-__device__ __forceinline__ T warp_min(T value) {
-  SIMT_UNROLL
-  for (int offset = 16; offset > 0; offset >>= 1) {
-    const T other = __shfl_xor_sync(0xffffffffu, value, offset);
-    value = other < value ? other : value;
-  }
-  return value;
-}
-// Inclusive prefix sum over the lanes (Hillis-Steele).
-template <class T>
-__device__ __forceinline__ T warp_scan(T value) {
-  const unsigned lane = threadIdx.x % 32u;
-  SIMT_UNROLL
-  for (unsigned offset = 1; offset < 32; offset <<= 1) {
-    const T left = __shfl_up_sync(0xffffffffu, value, offset);
-    if (lane >= offset) value = left + value;
   }
   return value;
 }

@@ -1,11 +1,11 @@
-// Who touched a byte and when, in one word: what a shadow cell holds.
+// The thread that touched a byte, and the time, in one word of a shadow cell.
 //
 // launch 22 bits | cta tag 20 | thread 10 | epoch 10 | flags 2, from the top. Zero: never.
 // Two stamps that differ only in their flags are the same thread between two synchronisations.
 //
 //  1. launch counts launches and host copies together; host copies have tag, thread and epoch 0.
-//  2. A cta tag is the linear index of the CTA, or, after 1,023 epochs, a further tag that the
-//     scheduler hands out (cta_scheduler.h), so that epochs never wrap.
+//  2. A cta tag is the linear index of the CTA, or, after 1,023 epochs, another tag from the scheduler
+//     (cta_scheduler.h). So epochs never wrap.
 //  3. A thread's epoch rises at barriers and __syncwarp only.
 #pragma once
 
@@ -28,7 +28,7 @@ inline constexpr std::uint32_t kMaxLaunch = (1u << kLaunchBits) - 1;
 // Flags of a write stamp.
 inline constexpr Stamp kUndefined = 1;  // written, by a copy of unwritten bytes
 inline constexpr Stamp kAtomic = 2;
-// Flags of a read stamp: who else has read since the last write, besides the thread that is named.
+// Flags of a read stamp: other readers since the last write.
 inline constexpr Stamp kReaderAlone = 0, kReadersInWarp = 1, kReadersInCta = 2, kReadersInGrid = 3;
 inline constexpr Stamp kFlagMask = 3;
 

@@ -12,8 +12,8 @@ namespace lockstep::cuda {
 
 TableMirror::TableMirror(const BackendConfig& config) {
   for (const KVCacheGroupSpec& group : config.plan.groups) {
-    // Under context parallelism an entry stands for a block on each of the ranks, or for as many
-    // tokens on all of them. All positions of a ring lie in its one entry.
+    // A table that is sharded over context ranks has one entry per block on every rank. A ring has
+    // one entry for all positions.
     const std::int64_t parts = group.spec.dcp_sharded ? config.context.num_ranks : 1;
     block_sizes_.push_back(group.spec.kind == CacheKind::circular_buffer
                                ? std::numeric_limits<std::int32_t>::max()
@@ -24,8 +24,11 @@ TableMirror::TableMirror(const BackendConfig& config) {
 
 void TableMirror::apply(const StepProgram& program) {
   for (const std::int32_t row : program.clear_rows)
-    for (auto& rows : block_ids_) rows[row].clear();
+    for (auto& rows : block_ids_) rows.at(static_cast<std::size_t>(row)).clear();
   for (const TableUpdate& update : program.table_updates) {
+    LS_CHECK(update.begin + std::size_t{update.count} <= program.table_block_ids.size(),
+             "entries {} to {} of {}", update.begin, update.begin + std::size_t{update.count},
+             program.table_block_ids.size());
     std::vector<std::int32_t>& entries = block_ids_[update.group][update.row];
     entries.resize(update.first + update.count);
     for (std::uint32_t i = 0; i < update.count; ++i)
@@ -39,6 +42,9 @@ void TableMirror::apply(const StepProgram& program) {
 
 std::vector<std::int32_t> TableMirror::blocks(std::int32_t group, std::int32_t row,
                                               std::int32_t first, std::int32_t last) const {
+  LS_CHECK(group >= 0 && std::cmp_less(group, block_ids_.size()) && row >= 0 &&
+               std::cmp_less(row, block_ids_[group].size()),
+           "row {} of group {}", row, group);
   const std::vector<std::int32_t>& entries = block_ids_[group][row];
   const std::int64_t size = block_sizes_[group];
   const auto count = static_cast<std::int64_t>(entries.size());
@@ -52,6 +58,11 @@ std::vector<std::int32_t> TableMirror::blocks(std::int32_t group, std::int32_t r
 }
 
 static_assert(sizeof(BlockId) == sizeof(std::int32_t));
+
+BlockTables::Mapping::Mapping(Device& device, const std::string& whose)
+    : positions(device, "positions of " + whose),
+      rows(device, "batch rows of " + whose),
+      slots(device, "slots of " + whose) {}
 
 BlockTables::BlockTables(Device& device, const BackendConfig& config,
                          std::span<const std::int64_t> blocks_per_kv_block,
@@ -67,14 +78,10 @@ BlockTables::BlockTables(Device& device, const BackendConfig& config,
       appends_(device, "table appends"),
       block_ids_(device, "appended block ids"),
       edits_(device, "table edits"),
-      positions_(device, "positions"),
-      token_rows_(device, "token rows"),
       num_live_tokens_(device, "number of tokens"),
       reach_(device, "reach of rows"),
-      slots_(device, "slot mappings"),
-      encoder_positions_(device, "rows of encoders"),
-      encoder_rows_(device, "requests of encoders"),
-      encoder_slots_(device, "slots of encoders") {
+      tokens_(device, "tokens"),
+      encoders_(device, "encoder rows") {
   const std::size_t num_groups = config.plan.groups.size();
   LS_CHECK(
       config.max_blocks_per_row.size() == num_groups && blocks_per_kv_block.size() == num_groups,
@@ -91,12 +98,16 @@ BlockTables::BlockTables(Device& device, const BackendConfig& config,
   std::vector<GroupTable> tables;
   for (const Table& table : tables_) tables.push_back(table.table);
   device_tables_.upload(tables);
-  slots_stride_ = config.max_tokens_per_step;
-  slots_.reserve(slots_stride_ * count);
+  LS_CHECK(num_tables() == count, "{} tables of {}", num_tables(), count);
+  tokens_.stride = config.max_tokens_per_step;
+  tokens_.slots.reserve(tokens_.stride * count);
 }
 
 void BlockTables::add_table(const BackendConfig& config, const MappedTable& of) {
-  const KVCacheSpec& spec = config.plan.groups[of.group].spec;
+  const KVCacheSpec& spec = config.plan.groups.at(static_cast<std::size_t>(of.group)).spec;
+  LS_CHECK(of.blocks_per_kv_block > 0 && of.kernel_block_stride >= of.blocks_per_kv_block,
+           "group {}: {} kernel blocks, {} apart", of.group, of.blocks_per_kv_block,
+           of.kernel_block_stride);
   const std::size_t number = tables_.size();
   Table& added = tables_.emplace_back();
   added.group = of.group;
@@ -132,15 +143,15 @@ void BlockTables::add_table(const BackendConfig& config, const MappedTable& of) 
 }
 
 const std::int32_t* BlockTables::kernel_table(std::int32_t table) const {
-  return tables_[table].table.kernel_entries;
+  return at(table).table.kernel_entries;
 }
 std::int64_t BlockTables::kernel_table_width(std::int32_t table) const {
-  const GroupTable& one = tables_[table].table;
+  const GroupTable& one = at(table).table;
   return std::int64_t{one.width} * one.blocks_per_kv_block;
 }
 
 MemoryRange BlockTables::table_range(std::int32_t table) const {
-  const Table& one = tables_[table];
+  const Table& one = at(table);
   return one.kernel_entries ? one.kernel_entries->range() : one.entries->range();
 }
 
@@ -212,7 +223,7 @@ void BlockTables::append(const StepProgram& program) {
                  });
 }
 
-// What encoders have computed lies in their groups from row 0 on.
+// Encoder rows start at row 0 of their groups.
 void BlockTables::map_encoder_rows(const StepProgram& program) {
   const auto count = static_cast<std::int32_t>(program.encoder_contents.size());
   if (count == 0) return;
@@ -223,31 +234,11 @@ void BlockTables::map_encoder_rows(const StepProgram& program) {
       host_positions_[slice.first_row + i] = i;
       host_token_rows_[slice.first_row + i] = slice.row;
     }
-  encoder_stride_ = std::max<std::int64_t>(encoder_stride_, count);
-  device_.launch(device_.kernels().slot_mapping,
-                 SlotMappingParams{.groups = device_tables_.data(),
-                                   .positions = encoder_positions_.upload(host_positions_),
-                                   .token_rows = encoder_rows_.upload(host_token_rows_),
-                                   .slots = encoder_slots_.reserve(encoder_stride_ * num_tables()),
-                                   .slots_stride = encoder_stride_,
-                                   .num_groups = num_tables(),
-                                   .num_tokens = count,
-                                   .num_live_tokens = nullptr,
-                                   .num_padded_tokens = count,
-                                   .pad_slot = PAD_SLOT_ID,
-                                   .context_ranks = 1,
-                                   .context_rank = 0,
-                                   .interleave = 1,
-                                   .reach = nullptr,
-                                   .num_replayed_tokens = 0,
-                                   .of_encoders = true},
-                 [&](Operation& operation) {
-                   operation.named("slot_mapping")
-                       .read_all(device_tables_, encoder_positions_, encoder_rows_)
-                       .write_all(encoder_slots_);
-                   for (std::int32_t table = 0; table < num_tables(); ++table)
-                     if (is_encoder(table)) operation.read(table_range(table));
-                 });
+  encoders_.stride = std::max<std::int64_t>(encoders_.stride, count);
+  encoders_.slots.reserve(encoders_.stride * num_tables());
+  encoders_.positions.upload(host_positions_);
+  encoders_.rows.upload(host_token_rows_);
+  launch_slots(encoders_, count, nullptr, count, nullptr);
 }
 
 void BlockTables::map_slots(const StepProgram& program) {
@@ -268,66 +259,80 @@ void BlockTables::map_slots(const StepProgram& program) {
   if (!device_.captures(size))
     return map_tokens(host_positions_, host_token_rows_, program.num_padded_tokens, reach);
   reserve_slots(std::max({num_tokens, program.num_padded_tokens, size}));
-  positions_.reserve(size);
-  positions_.upload(host_positions_);
-  token_rows_.reserve(size);
-  token_rows_.upload(host_token_rows_);
+  tokens_.positions.reserve(size);
+  tokens_.positions.upload(host_positions_);
+  tokens_.rows.reserve(size);
+  tokens_.rows.upload(host_token_rows_);
   num_live_tokens_.upload({&num_tokens, 1});
-  device_.run_captured("slot mapping", size,
-                       [&] { launch_slots(num_tokens, num_live_tokens_.data(), size, reach); });
+  device_.run_captured("slot mapping", size, [&] {
+    launch_slots(tokens_, num_tokens, num_live_tokens_.data(), size, reach);
+  });
 }
 
 const RowReach* BlockTables::upload_reach(const StepProgram& program) {
   if (!needs_reach_) return nullptr;
   host_reach_.assign(num_rows_, {});
-  for (const RowSlice& slice : program.rows)
+  for (const RowSlice& slice : program.rows) {
+    LS_CHECK(slice.row >= 0 && slice.row < num_rows_, "row {} of {}", slice.row, num_rows_);
     host_reach_[slice.row] = {.end = slice.first_position + slice.num_tokens,
                               .replay_start = slice.replay_start};
+  }
   return reach_.upload(host_reach_);
 }
 
 void BlockTables::map_tokens(std::span<const std::int32_t> positions,
                              std::span<const std::int32_t> token_rows,
                              std::int32_t num_padded_tokens, const RowReach* reach) {
+  LS_CHECK(positions.size() == token_rows.size(), "{} positions, {} rows", positions.size(),
+           token_rows.size());
   reserve_slots(num_padded_tokens);
-  positions_.upload(positions);
-  token_rows_.upload(token_rows);
-  launch_slots(static_cast<std::int32_t>(positions.size()), nullptr, num_padded_tokens, reach);
+  tokens_.positions.upload(positions);
+  tokens_.rows.upload(token_rows);
+  launch_slots(tokens_, static_cast<std::int32_t>(positions.size()), nullptr, num_padded_tokens,
+               reach);
 }
 
-// A wider stride moves the slots of all tables but the first.
+// A wider stride moves the slots of all tables except the first.
 void BlockTables::reserve_slots(std::int32_t num_tokens) {
-  if (num_tokens <= slots_stride_) return;
-  slots_stride_ = num_tokens;
-  slots_.reserve(slots_stride_ * num_tables());
+  if (num_tokens <= tokens_.stride) return;
+  tokens_.stride = num_tokens;
+  tokens_.slots.reserve(tokens_.stride * num_tables());
   device_.forget_captured();
 }
 
-void BlockTables::launch_slots(std::int32_t num_tokens, const std::int32_t* num_live_tokens,
-                               std::int32_t num_padded_tokens, const RowReach* reach) {
+void BlockTables::launch_slots(const Mapping& mapping, std::int32_t num_tokens,
+                               const std::int32_t* num_live_tokens, std::int32_t num_padded_tokens,
+                               const RowReach* reach) {
+  LS_CHECK(num_tokens <= num_padded_tokens && num_padded_tokens <= mapping.stride,
+           "{} tokens padded to {} in a stride of {}", num_tokens, num_padded_tokens,
+           mapping.stride);
+  const bool of_encoders = &mapping == &encoders_;
+  // Every rank has all encoder rows.
+  const ContextRank context = of_encoders ? ContextRank{} : context_;
   device_.launch(device_.kernels().slot_mapping,
                  SlotMappingParams{.groups = device_tables_.data(),
-                                   .positions = positions_.data(),
-                                   .token_rows = token_rows_.data(),
-                                   .slots = slots_.data(),
-                                   .slots_stride = slots_stride_,
+                                   .positions = mapping.positions.data(),
+                                   .token_rows = mapping.rows.data(),
+                                   .slots = mapping.slots.data(),
+                                   .slots_stride = mapping.stride,
                                    .num_groups = num_tables(),
                                    .num_tokens = num_tokens,
                                    .num_live_tokens = num_live_tokens,
                                    .num_padded_tokens = num_padded_tokens,
                                    .pad_slot = PAD_SLOT_ID,
-                                   .context_ranks = context_.num_ranks,
-                                   .context_rank = context_.rank,
-                                   .interleave = context_.interleave,
+                                   .context_ranks = context.num_ranks,
+                                   .context_rank = context.rank,
+                                   .interleave = context.interleave,
                                    .reach = reach,
-                                   .num_replayed_tokens = num_replayed_tokens_,
-                                   .of_encoders = false},
+                                   .num_replayed_tokens = of_encoders ? 0 : num_replayed_tokens_,
+                                   .of_encoders = of_encoders},
                  [&](Operation& operation) {
                    operation.named("slot_mapping")
-                       .read_all(device_tables_, positions_, token_rows_, num_live_tokens_, reach_)
-                       .write_all(slots_);
+                       .read_all(device_tables_, mapping.positions, mapping.rows, num_live_tokens_,
+                                 reach_)
+                       .write_all(mapping.slots);
                    for (std::int32_t table = 0; table < num_tables(); ++table)
-                     operation.read(table_range(table));
+                     if (!of_encoders || is_encoder(table)) operation.read(table_range(table));
                  });
 }
 
@@ -345,6 +350,7 @@ Result<void> BlockTables::read_back(const StepProgram& program, StepReadback& re
     ends.clear();
     std::uint32_t end = 0;
     for (const RowSlice& slice : program.rows) {
+      LS_CHECK(slice.row >= 0 && slice.row < num_rows_, "row {} of {}", slice.row, num_rows_);
       const std::int32_t length = host_lengths_[g * num_rows_ + slice.row];
       end += static_cast<std::uint32_t>(std::clamp(length, 0, table.width));
       ends.push_back(end);

@@ -1,20 +1,26 @@
 // The block tables of all groups in device memory, and the slot mappings looked up in them.
 //
-// 1. A row's entries change by clear, append and edit alone, as a StepProgram says; nothing is
-//    uploaded whole.
-// 2. Kernel block ids are derived on the device, where a group's kernel blocks are smaller.
-// 3. A mapped table (views/layer_caches.h) is one more of its group's: the same manager blocks,
-//    kernel blocks of its own. Tables are counted groups first.
-// Not checked here: whether block ids make sense, and whether a row has room for them; they are
-// what the simulator sent.
+// Invariants:
+// 1. tables_ has the groups' tables first, in the order of the plan, then the mapped tables
+//    (views/layer_caches.h). A mapped table has the manager blocks of its group and its own kernel
+//    blocks.
+// 2. Only clear, append and edit change a row's entries, as the program states. No table is uploaded
+//    as a whole.
+// 3. Kernel block ids are derived on the device where a group's kernel blocks are smaller. Otherwise
+//    kernel_entries is entries.
+// 4. Slots of table t start at t * stride in their array; a wider stride moves them, so captured
+//    graphs are dropped.
+// Not checked here: that block ids are meaningful. They come from the simulator.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
+#include "base/check.h"
 #include "cuda_backend/device/device.h"
 #include "cuda_backend/views/layer_caches.h"
 #include "reference/types/ranks.h"
@@ -22,8 +28,8 @@
 
 namespace lockstep::cuda {
 
-// How many tokens the captured parts of a step run, those of its batch or as many as data parallel
-// ranks have agreed on: the size of the graph that takes them all; where none does, their number.
+// Number of tokens that the captured parts of a step run: the size of the graph that takes the
+// batch, or the tokens that data parallel ranks agreed on; without such a graph, the batch's tokens.
 inline std::int32_t step_batch(const Device& device, const StepProgram& program) {
   const auto num_tokens = static_cast<std::int32_t>(program.contents.size());
   const std::int32_t size = device.padded_batch(std::max(num_tokens, program.agreed.num_tokens));
@@ -31,7 +37,8 @@ inline std::int32_t step_batch(const Device& device, const StepProgram& program)
 }
 
 // Rule (10) of sim/protocol/backend.h: the rows that a rank of context parallelism has of a
-// request's first `num_tokens` tokens. Whole rounds over the ranks, and its part of the last one.
+// request's first `num_tokens` tokens: those of whole rounds over the ranks, and its part of the
+// last round.
 inline std::int32_t rows_on_rank(const ContextRank& context, std::int32_t num_tokens) {
   const std::int32_t round = context.num_ranks * context.interleave;
   std::int32_t rows = num_tokens / round * context.interleave;
@@ -40,11 +47,11 @@ inline std::int32_t rows_on_rank(const ContextRank& context, std::int32_t num_to
   return rows;
 }
 
-// The block tables of a backend as its host believes them to be: what a step's operations will find
-// when they look blocks up on the device. It says which blocks an operation touches, and nothing
-// that is compared comes from it.
+// A copy of the block tables on the host, for operations that describe which blocks they touch.
+// Nothing that is compared comes from it.
 //
-// 1. It follows the program alone: what a device makes of it is not seen here.
+// 1. It follows the program only. A defect of the device does not show here.
+// 2. A row has exactly the entries of its last update, with later edits applied.
 class TableMirror {
  public:
   explicit TableMirror(const BackendConfig& config);
@@ -72,37 +79,37 @@ class BlockTables {
   // clear_rows, table_updates and table_edits of the program, in this order.
   void apply(const StepProgram& program);
 
-  // Slots of the scheduled tokens in every group, padded to num_padded_tokens, or to the captured
-  // size that the backend chooses for them.
+  // Maps the scheduled tokens to slots in every group, padded to num_padded_tokens or to the captured
+  // size that the backend chooses.
   void map_slots(const StepProgram& program);
-  // Slots of any tokens, by position and row, in every group; they take the place of the step's.
+  // Maps other tokens, by position and row, in every group. Their slots replace the step's.
   void map_tokens(std::span<const std::int32_t> positions, std::span<const std::int32_t> token_rows,
                   std::int32_t num_padded_tokens, const RowReach* reach = nullptr);
-  // Of a group of encoders' rows: those that the step's encoders have computed.
+  // Slots of the last mapping; of a group of encoder rows, those that the step's encoders computed.
   const Slot* slots(std::int32_t table) const {
-    return is_encoder(table) ? encoder_slots_.data() + table * encoder_stride_
-                             : slots_.data() + table * slots_stride_;
+    const Mapping& mapping = is_encoder(table) ? encoders_ : tokens_;
+    return mapping.slots.data() + table * mapping.stride;
   }
-  bool is_encoder(std::int32_t table) const { return tables_[table].table.is_encoder; }
+  bool is_encoder(std::int32_t table) const { return at(table).table.is_encoder; }
   bool takes_tokens(std::int32_t table) const {
-    return !tables_[table].table.is_encoder && !tables_[table].table.is_hot;
+    return !at(table).table.is_encoder && !at(table).table.is_hot;
   }
-  // Of a request's first `num_tokens` tokens, how many this rank has rows for in the group.
+  // Rows that this rank has in the group of a request's first `num_tokens` tokens.
   std::int32_t rows_kept(std::int32_t group, std::int32_t num_tokens) const {
-    return tables_[group].table.is_whole ? num_tokens : rows_on_rank(context_, num_tokens);
+    return at(group).table.is_whole ? num_tokens : rows_on_rank(context_, num_tokens);
   }
 
-  // For operations that read slots, or blocks through the tables.
+  // Memory of slots and of tables, for operations that read them.
   MemoryRange slots_range(std::int32_t table) const {
-    const std::int64_t count = is_encoder(table) ? encoder_stride_ : slots_stride_;
+    const std::int64_t count = is_encoder(table) ? encoders_.stride : tokens_.stride;
     return range_of(slots(table), count * std::int64_t{sizeof(Slot)});
   }
   MemoryRange table_range(std::int32_t table) const;
-  // Of all groups, then those that are mapped, in device memory; and what looking into them reads.
+  // All tables in device memory, and the memory that a lookup reads.
   const GroupTable* tables() const { return device_tables_.data(); }
   std::int32_t num_tables() const { return static_cast<std::int32_t>(tables_.size()); }
   void read_tables(Operation& operation) const;
-  // REQUIRES: the device wants operations; otherwise it is empty.
+  // REQUIRES: the device wants operations. Otherwise it is empty.
   const TableMirror& mirror() const { return mirror_; }
 
   // Kernel block ids, [num_rows, kernel_table_width(table)].
@@ -119,18 +126,30 @@ class BlockTables {
     GroupTable table;
     std::int32_t group = 0;
   };
+  // Tokens by position and row of the batch, and their slots, [num_tables, stride].
+  struct Mapping {
+    Mapping(Device& device, const std::string& whose);
+    DeviceArray<std::int32_t> positions, rows;
+    DeviceArray<Slot> slots;
+    std::int64_t stride = 0;
+  };
+  const Table& at(std::int32_t table) const {
+    LS_CHECK(table >= 0 && table < num_tables(), "table {} of {}", table, num_tables());
+    return tables_[static_cast<std::size_t>(table)];
+  }
   void add_table(const BackendConfig& config, const MappedTable& of);
-  // The table of the group, then those that are mapped of it.
+  // Calls the function with the group's table, then with its mapped tables.
   template <class Function>
   void for_tables_of(std::int32_t group, Function&& function) const {
     function(group);
     for (std::int32_t table = num_groups_; table < num_tables(); ++table)
       if (tables_[table].group == group) function(table);
   }
-  // REQUIRES: positions_ and token_rows_ are uploaded, and reach_ where it is given.
-  void launch_slots(std::int32_t num_tokens, const std::int32_t* num_live_tokens,
-                    std::int32_t num_padded_tokens, const RowReach* reach);
-  // What the step's slots need of its rows; null: no group needs it.
+  // REQUIRES: positions and rows of the mapping are uploaded, and reach_ where it is given.
+  void launch_slots(const Mapping& mapping, std::int32_t num_tokens,
+                    const std::int32_t* num_live_tokens, std::int32_t num_padded_tokens,
+                    const RowReach* reach);
+  // Uploads each row's reach; null: no group needs it.
   const RowReach* upload_reach(const StepProgram& program);
   void reserve_slots(std::int32_t num_tokens);
   void map_encoder_rows(const StepProgram& program);
@@ -152,15 +171,9 @@ class BlockTables {
   DeviceArray<TableAppend> appends_;
   DeviceArray<std::int32_t> block_ids_;
   DeviceArray<TableEntry> edits_;
-  DeviceArray<std::int32_t> positions_;
-  DeviceArray<std::int32_t> token_rows_;
   DeviceArray<std::int32_t> num_live_tokens_;
   DeviceArray<RowReach> reach_;  // [num_rows_]
-  DeviceArray<Slot> slots_;      // [num_tables, slots_stride_]
-  std::int64_t slots_stride_ = 0;
-  DeviceArray<std::int32_t> encoder_positions_, encoder_rows_;
-  DeviceArray<Slot> encoder_slots_;  // [num_tables, encoder_stride_]
-  std::int64_t encoder_stride_ = 0;
+  Mapping tokens_, encoders_;
   // Host staging, kept from step to step.
   std::vector<TableAppend> host_appends_;
   std::vector<TableEntry> host_edits_;

@@ -1,6 +1,9 @@
 #include "cuda_backend/step/draft_passes.h"
 
 #include <algorithm>
+#include <utility>
+
+#include "base/check.h"
 
 namespace lockstep::cuda {
 
@@ -11,10 +14,10 @@ DraftPasses::DraftPasses(Device& device, const BackendConfig& config, const Laye
       layers_(layers),
       tables_(tables),
       writer_(writer),
-      positions_(device, "drafter's positions"),
-      rows_(device, "drafter's rows"),
-      contents_(device, "drafter's content ids"),
-      slots_(device, "drafter's slots") {}
+      positions_(device, "draft positions"),
+      rows_(device, "draft rows"),
+      contents_(device, "draft content ids"),
+      slots_(device, "draft slots") {}
 
 void DraftPasses::run(const StepProgram& program) {
   if (program.draft_rows.empty()) return;
@@ -25,16 +28,22 @@ void DraftPasses::run(const StepProgram& program) {
   for (const DraftRow& row : program.draft_rows) add_first_pass(row);
   const auto num_first = static_cast<std::int32_t>(host_positions_.size());
   const auto num_requests = static_cast<std::int32_t>(program.draft_rows.size());
-  // A pass's contents lie side by side, request by request.
   for (std::int32_t pass = 0; pass < drafter_.num_drafts; ++pass)
     for (const DraftRow& row : program.draft_rows) {
       const bool is_long = is_by_module || pass == 0;
       const std::int32_t begin = row.first_content + (is_by_module ? pass * row.num_tokens
                                                       : pass == 0  ? 0
                                                                    : row.num_tokens + pass - 1);
+      LS_CHECK(begin >= 0 && std::cmp_less_equal(begin + (is_long ? row.num_tokens : 1),
+                                                 program.draft_contents.size()),
+               "pass {}: contents from {} of {}", pass, begin, program.draft_contents.size());
       const auto from = program.draft_contents.begin() + begin;
       host_contents_.insert(host_contents_.end(), from, from + (is_long ? row.num_tokens : 1));
     }
+  LS_CHECK(std::ssize(host_contents_) ==
+               num_first * std::int64_t{is_by_module ? drafter_.num_drafts : 1} +
+                   (is_by_module ? 0 : std::int64_t{drafter_.num_drafts - 1} * num_requests),
+           "{} contents of {} passes", host_contents_.size(), drafter_.num_drafts);
   contents_.upload(host_contents_);
   const std::int32_t num_tokens = std::max(num_first, num_requests);
   writer_.reserve_inputs(num_tokens);
@@ -72,6 +81,7 @@ void DraftPasses::add_first_pass(const DraftRow& row) {
 }
 
 void DraftPasses::map_slots(std::int32_t num_tokens, std::int32_t advance) {
+  LS_CHECK(num_tokens <= slots_stride_, "{} tokens in a stride of {}", num_tokens, slots_stride_);
   device_.launch(device_.kernels().draft_slots,
                  DraftSlotsParams{.groups = tables_.tables(),
                                   .rows = rows_.data(),
@@ -92,7 +102,7 @@ void DraftPasses::map_slots(std::int32_t num_tokens, std::int32_t advance) {
 
 void DraftPasses::write(std::int32_t module, std::int64_t first_content, std::int32_t num_tokens,
                         const StepProgram& program) {
-  // Where the last pass of the step can come to.
+  // Up to the furthest position of the step's last pass.
   const auto add_written = [&](std::size_t layer, std::vector<MemoryRange>& ranges) {
     for (const DraftRow& row : program.draft_rows) {
       const std::int32_t end = std::min(row.first_position + row.num_tokens + drafter_.num_drafts,

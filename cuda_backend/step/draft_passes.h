@@ -1,8 +1,11 @@
-// The passes of a drafter behind a step: rule (24) of sim/protocol/backend.h. Each maps its tokens
-// to slots and writes the rows of one module's layers, before the next begins.
+// The passes of a draft model after a step: rule (24) of sim/protocol/backend.h. Each pass maps its
+// tokens to slots and writes the rows of one module's layers, before the next pass starts.
 //
-// 1. Of all passes but the first (of modules: of all) positions are worked out on the device, from
-//    those of the pass before. 2. Slots of the step's own tokens stay what they are.
+// Invariants:
+// 1. The first pass receives its positions. The device computes the positions of each later pass
+//    from those of the previous one; a modules draft model has one set of positions for all.
+// 2. Slots of the step's own tokens do not change.
+// 3. Contents of a pass are contiguous, request by request.
 #pragma once
 
 #include <cstdint>

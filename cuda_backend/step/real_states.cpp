@@ -6,6 +6,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/check.h"
 #include "cuda_backend/device/protocol.h"
 #include "cuda_backend/step/block_tables.h"
 
@@ -23,8 +24,8 @@ float decoded(const std::byte* element, DType dtype) {
   if (dtype == DType::bf16) return std::bit_cast<float>(std::uint32_t{bits} << 16);
   const std::uint32_t sign = (bits & 0x8000u) << 16, rest = bits & 0x7FFFu;
   if (rest >= 0x7C00) return std::bit_cast<float>(sign | 0x7F800000u | (rest & 0x3FF) << 13);
-  // Half's exponent in single's field, which is 112 too low: 2^112 makes up for it, below normal
-  // numbers too.
+  // A half's exponent in a single's field is 112 too low. 2^112 corrects it, also below normal
+  // numbers.
   return std::ldexp(std::bit_cast<float>(sign | rest << 13), 112);
 }
 
@@ -64,12 +65,14 @@ RealStates::RealStates(Device& device, const BackendConfig& config, const LayerC
     constants.insert(constants.end(), heads, 0.5f);
     constants.insert(constants.end(), heads, -1.0f);
   }
+  LS_CHECK(constants_at_.size() == states_.size(), "constants of {} of {} states",
+           constants_at_.size(), states_.size());
   constants_.upload(constants);
 }
 
 void RealStates::copy(std::span<const BlockCopy> copies) {
   if (copies.empty()) return;
-  // Kept inputs and the rest lie apart from each other: which goes first is all one.
+  // Inputs of convolutions and other states are in different bytes, so their order is free.
   for (const bool inputs : {false, true}) {
     std::vector<Copy> moves;
     for (std::size_t i = 0; i < copies.size(); ++i)
@@ -109,8 +112,7 @@ void RealStates::copy_wave(std::span<const BlockCopy> copies, std::span<const Co
                  });
 }
 
-// Chains that may run at once: within a wave no block is written that another chain reads or
-// writes.
+// Cuts the updates into chains and the chains into waves (rule 3).
 std::vector<std::vector<RealStates::Chain>> RealStates::waves_of(const StepProgram& program) {
   std::vector<std::vector<Chain>> waves(1);
   read_.clear();
@@ -139,6 +141,8 @@ std::vector<std::vector<RealStates::Chain>> RealStates::waves_of(const StepProgr
     for (const StateUpdate& update : own) written_.insert(index_of(update.target));
     first = last;
   }
+  LS_CHECK(waves.back().empty() ? updates.empty() : waves.back().back().last == updates.size(),
+           "{} updates in {} waves", updates.size(), waves.size());
   return waves;
 }
 
@@ -153,18 +157,23 @@ void RealStates::update(const StepProgram& program, const DeviceArray<std::uint6
 void RealStates::add_chain(const StepProgram& program, const Chain& chain) {
   const auto updates =
       std::span(program.state_updates).subspan(chain.first, chain.last - chain.first);
+  LS_CHECK(!updates.empty() && std::cmp_less(updates.front().group, work_.size()),
+           "a chain of {} updates", updates.size());
   const StateUpdate& start = updates.front();
   GroupWork& work = work_[start.group];
   RecurrentItem item{index_of(start.source), start.first_token, 0};
   for (std::size_t i = 0; i < updates.size(); ++i) {
     const StateUpdate& update = updates[i];
+    LS_CHECK(std::cmp_less_equal(update.first_token + update.num_tokens, work.targets.size()),
+             "tokens {} to {} of {}", update.first_token, update.first_token + update.num_tokens,
+             work.targets.size());
     item.num_tokens += update.num_tokens;
     work.targets[update.first_token + update.num_tokens - 1] = index_of(update.target);
     work.updates.push_back(chain.first + i);
     work.last_tokens.push_back(update.first_token + update.num_tokens - 1);
     work.blocks_written.push_back(index_of(update.target));
     if (update.is_draft) continue;
-    // One pass over both: what the checkpoint keeps is not read.
+    // One pass covers both updates: the checkpoint's inputs are not read again.
     if (i > 0 && updates[i - 1].is_checkpoint) {
       ConvItem& inputs = work.convolutions.back();
       inputs.checkpoint = std::exchange(inputs.target, index_of(update.target));
@@ -237,6 +246,9 @@ void RealStates::read_back(const StepProgram& program, StepReadback& readback) c
       const RealState& of = states_[state];
       if (of.group != program.state_updates[u].group) continue;
       const Gathered& at = gathered_at_[state][u];
+      LS_CHECK(at.wave < host_gathered_.size() &&
+                   at.begin + of.output_bytes() <= std::ssize(host_gathered_[at.wave]),
+               "output of state {} at {} of wave {}", state, at.begin, at.wave);
       const std::byte* element = host_gathered_[at.wave].data() + at.begin;
       for (std::int64_t i = 0; i < of.num_outputs(); ++i)
         readback.state_outputs.push_back(

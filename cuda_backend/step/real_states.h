@@ -1,12 +1,17 @@
-// A step's state updates by the kernels of an engine: inputs made from content ids, convolutions
-// and recurrences over them, states between blocks. Rule (15) of sim/protocol/backend.h.
+// A step's state updates by the kernels of an engine: inputs made from content ids, convolutions and
+// recurrences over them, copies of states between blocks. Rule (15) of sim/protocol/backend.h.
 //
-// 1. A request's updates in a group are one item of a launch: a recurrence writes a state after
-//    every token that has a block for one, a convolution keeps one sequence of inputs for all, and
-//    for a checkpoint what it had on the way.
-// 2. Chunks go to the kernels that work in pieces, single tokens and drafts to those that go token
-//    by token. Layers run one after the other and share inputs and outputs.
-// 3. What an update gives out for its last token is gathered right behind each launch.
+// Invariants:
+// 1. states_ and constants_at_ have one entry per state tensor, in the order of LayerCaches::states.
+// 2. A request's updates in a group are one chain, which is one item of a launch. A recurrence writes
+//    a state after every token that has a block for it. A convolution keeps one sequence of inputs
+//    for all drafts, and for a checkpoint its inputs at that token.
+// 3. Chains of one wave may run at the same time: no block is written that another chain reads or
+//    writes.
+// 4. Chunks run in the kernels that work in pieces; single tokens and drafts run token by token.
+//    Layers run one after the other and share inputs and outputs.
+// 5. The output for the last token of each update is gathered after each launch; gathered_at_ finds
+//    it in host_gathered_.
 #pragma once
 
 #include <cstdint>
@@ -23,8 +28,7 @@
 
 namespace lockstep::cuda {
 
-// Which kernel a state tensor of real numbers belongs to, and how large its inputs and outputs are:
-// rule (15) of sim/protocol/backend.h, worked out from shapes.
+// The kernel of a state tensor of real numbers, derived from its shape: rule (15).
 enum class StateKernel : std::uint8_t { causal_conv1d, selective_state, gated_delta };
 
 // One state tensor of a layer, of real numbers.
@@ -49,7 +53,7 @@ struct RealState {
 
 // In the order of layers.states.
 std::vector<RealState> real_states_of(const LayerCaches& layers);
-// What the kernels cannot do with these; empty: nothing.
+// Why the kernels cannot compute these states; empty: they can.
 std::optional<std::string> why_not_real(const LayerCaches& layers);
 
 class RealStates {
@@ -75,7 +79,7 @@ class RealStates {
     std::vector<std::int32_t> last_tokens;  // of each update
     std::vector<std::int32_t> blocks_read, blocks_written;
   };
-  // What a wave is padded to, so that a captured one looks like any other of its size.
+  // The padded size of a wave, so that every captured wave of a size has the same launches.
   struct Shape {
     std::int32_t tokens = 0;  // that inputs are made for
     std::int32_t items = 0;   // of every list
@@ -102,7 +106,7 @@ class RealStates {
   void recur(const RealState& state, std::size_t index, const Shape& shape);
   void gather_outputs(const RealState& state, std::size_t index, const Shape& shape);
   void describe_states(const RealState& state, Operation& operation) const;
-  // Where input `j` of a recurrence begins, in floats.
+  // First float of input `j` of a recurrence.
   std::int64_t input_at(const RealState& state, int j, std::int64_t tokens) const;
   MemoryRange range_in(const RealState& state, std::int32_t block) const {
     return range_of(state.cache.base + block * state.cache.page_stride, state.cache.size_bytes);
@@ -111,7 +115,7 @@ class RealStates {
   Device& device_;
   const BackendConfig& config_;
   BlockWaves waves_;
-  BlockMarks read_, written_;  // of the wave that is being put together
+  BlockMarks read_, written_;  // of the wave in progress
   std::vector<RealState> states_;
   std::vector<std::size_t> constants_at_;  // of each state
   DeviceArray<float> constants_;           // weights; or A, D and dt_bias
@@ -124,7 +128,7 @@ class RealStates {
   DeviceArray<ByteMove> copies_;
   // Of the wave.
   std::vector<GroupWork> work_;
-  // Of the step: what came back of each wave, and where in it the output of a state and update is.
+  // Of the step: the gathered outputs of each wave, and the place of each output in them.
   struct Gathered {
     std::size_t wave = 0;
     std::int64_t begin = 0;

@@ -1,14 +1,16 @@
-// The launches of a wave of state updates: buffers, inputs, kernels, and what they give out.
+// The launches of a wave of state updates: buffers, inputs, kernels and gathered outputs.
 #include <fmt/format.h>
 #include <algorithm>
+#include <utility>
 
+#include "base/check.h"
 #include "cuda_backend/device/protocol.h"
 #include "cuda_backend/step/real_states.h"
 
 namespace lockstep::cuda {
 namespace {
 
-// fp32 inputs that must be below zero, and those between 0.5 and 1: rule (15).
+// Masks of fp32 inputs below zero, and of inputs between 0.5 and 1: rule (15).
 constexpr std::uint64_t kBothHalves = 0x0000000100000001ull;
 constexpr ShapeMasks kDecayMasks{0x007FFFFF * kBothHalves, 0xBE000000 * kBothHalves};
 constexpr ShapeMasks kShareMasks{0x007FFFFF * kBothHalves, 0x3F000000 * kBothHalves};
@@ -22,7 +24,7 @@ constexpr int kInputsOfRecurrence = 5;
 
 }  // namespace
 
-// Floats of input `j` for one token: x, B, C, dt; or q, k, v, g, beta.
+// Inputs in order: x, B, C, dt; or q, k, v, g, beta.
 std::int64_t RealStates::input_at(const RealState& state, int j, std::int64_t tokens) const {
   const std::int64_t wide = std::int64_t{state.heads} * state.rows;
   const std::int64_t selective[] = {wide, state.columns, state.columns, state.heads, 0};
@@ -48,7 +50,7 @@ void RealStates::reserve_buffers(const Shape& shape) {
   gathered_.reserve(gathered_bytes);
 }
 
-// Lists of all groups, each padded to the wave's shape, and the moves that gather outputs.
+// Uploads the lists of all groups, padded to the wave's shape, and the moves that gather outputs.
 void RealStates::upload_work(const Shape& shape) {
   std::vector<ConvItem> convolutions;
   std::vector<RecurrentItem> steps, chunks;
@@ -56,12 +58,15 @@ void RealStates::upload_work(const Shape& shape) {
   for (const GroupWork& work : work_) {
     const auto items = static_cast<std::size_t>(shape.items);
     const auto append = [items](auto& all, auto padded) {
+      LS_CHECK(padded.size() <= items, "{} items padded to {}", padded.size(), items);
       padded.resize(items);
       all.insert(all.end(), padded.begin(), padded.end());
     };
     append(convolutions, work.convolutions);
     append(steps, work.steps);
     append(chunks, work.chunks);
+    LS_CHECK(std::cmp_less_equal(work.targets.size(), shape.tokens), "{} targets of {} tokens",
+             work.targets.size(), shape.tokens);
     targets.insert(targets.end(), work.targets.begin(), work.targets.end());
     targets.resize(targets.size() + static_cast<std::size_t>(shape.tokens) - work.targets.size());
   }
@@ -175,7 +180,7 @@ void RealStates::convolve(const RealState& state, std::size_t index, const Shape
         [&](Operation& operation) { describe_states(state, operation.named("causal_conv1d")); });
   };
   if (shape.captured) return launch(0, shape.items);
-  // In mode all, a chunk goes on from what it kept at the end of each block.
+  // In mode all, a chunk continues from the inputs that it kept at the end of each block.
   waves_.for_each_move<ConvItem>(items, [&](std::size_t first, std::size_t count) {
     launch(static_cast<std::int64_t>(first), static_cast<std::int64_t>(count));
   });
@@ -239,7 +244,7 @@ void RealStates::recur(const RealState& state, std::size_t index, const Shape& s
   }
 }
 
-// The last token of each update, one behind the other.
+// Gathers the outputs of each update's last token.
 void RealStates::gather_outputs(const RealState& state, std::size_t index, const Shape& shape) {
   device_.launch(
       device_.engine_kernels().move_bytes,

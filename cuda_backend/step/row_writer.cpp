@@ -9,16 +9,17 @@
 
 namespace lockstep::cuda {
 
-RowWriter::RowWriter(Device& device, const LayerCaches& layers, const RealCaches* real,
+RowWriter::RowWriter(Device& device, const LayerCaches& layers, const RowParts& parts,
                      std::int32_t max_tokens_per_step)
     : device_(device),
       layers_(layers),
-      real_(real),
+      parts_(parts),
       encoder_inputs_(device),
       sink_inputs_(device),
       sink_contents_(device, "contents of sinks"),
       sink_slots_(device, "slots of sinks") {
   for (int stream = 0; stream < device.num_streams(); ++stream) inputs_.emplace_back(device);
+  LS_CHECK(!inputs_.empty(), "{} streams", device.num_streams());
   for (std::size_t layer = 0; layer < layers.rows.size(); ++layer) {
     const std::int64_t heads = layers.rows[layer].num_kv_heads;
     max_token_bytes_ = std::max(max_token_bytes_, source_row_bytes(layer) * heads);
@@ -91,7 +92,7 @@ void RowWriter::write_encoder_rows(const StepProgram& program,
   }
 }
 
-// The engine's worker takes it that the scheduler has kept the first blocks for them
+// The engine's worker relies on the scheduler to reserve the first blocks for sinks
 // (vllm/model_executor/layers/attention/static_sink_attention.py).
 void RowWriter::write_sinks(const KVCacheConfig& plan) {
   for (std::size_t layer = 0; layer < layers_.rows.size(); ++layer) {
@@ -142,6 +143,7 @@ Result<void> RowExtractor::run(const StepProgram& program, StepReadback& readbac
     LS_RETURN_IF_ERROR(device_.finish());  // the buffer is used again
     to += size_of(extraction);
   }
+  LS_CHECK(to == readback.extracted.data() + total, "{} bytes of extractions", total);
   return {};
 }
 

@@ -1,19 +1,24 @@
-// The K/V (latent, hidden-state) rows of a step: for every layer that keeps rows, inputs made from
-// content ids, then written into the cache through the group's slot mapping.
+// The rows of a step: for every layer that keeps rows, inputs are made from content ids and written
+// into the cache through the group's slot mapping. And the way back: extraction of rows.
 //
-// 1. Layers run one after the other and share the two input buffers, as the layers of a model do;
-//    over n streams there are n pairs of buffers, so that n layers may run at once.
-// 2. Padded tokens take part in the write and are skipped by their slot.
+// Invariants:
+// 1. Layers run one after the other and share the two input buffers, like the layers of a model.
+//    With n streams there are n pairs of buffers, so n layers may run at the same time.
+// 2. An input buffer has room for every token of a launch: num_made and num_written are at most the
+//    reserved tokens.
+// 3. Padded tokens take part in the write. Their slot skips them.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <vector>
 
+#include "base/check.h"
 #include "cuda_backend/device/device.h"
 #include "cuda_backend/device/protocol.h"
 #include "cuda_backend/step/block_tables.h"
-#include "cuda_backend/step/real_caches.h"
+#include "cuda_backend/step/row_parts.h"
 #include "cuda_backend/views/layer_caches.h"
 #include "sim/protocol/backend.h"
 
@@ -25,59 +30,51 @@ class RowWriter {
     explicit Inputs(Device& device) : keys(device, "key inputs"), values(device, "value inputs") {}
     DeviceArray<std::byte> keys, values;
   };
-  // Tokens whose rows go through slots.
+  // Tokens whose rows are written through slots.
   struct Tokens {
     const std::uint64_t* contents;
     MemoryRange contents_range;
     const Slot* slots;
     MemoryRange slots_range;
     std::int32_t num_made, num_written;
-    const Inputs* inputs = nullptr;  // to make them in; null: what the step's own are made in
+    const Inputs* inputs = nullptr;  // buffers for the rows; null: the step's
   };
 
-  // `real`: rows of numbers are written by an engine's kernel, quantised where the cache is; null:
-  // rows are moved.
-  RowWriter(Device& device, const LayerCaches& layers, const RealCaches* real,
+  RowWriter(Device& device, const LayerCaches& layers, const RowParts& parts,
             std::int32_t max_tokens_per_step);
 
-  // contents: one for each scheduled token, in device memory.
+  // Writes the rows of the scheduled tokens. contents: one per token, in device memory.
   void write(const StepProgram& program, const DeviceArray<std::uint64_t>& contents,
              const BlockTables& tables);
-  // Rule (21): what encoders have computed, `contents` of it.
+  // Writes the rows that encoders computed from `contents`: rule (21).
   void write_encoder_rows(const StepProgram& program, const DeviceArray<std::uint64_t>& contents,
                           const BlockTables& tables);
-  // Rule (22): once, before anything reads.
+  // Writes the sinks, once, before the first read: rule (22).
   void write_sinks(const KVCacheConfig& plan);
-  // Room for so many tokens in what the rows of a layer are made in.
+  // Makes room for `num_tokens` tokens in the input buffers of every stream.
   void reserve_inputs(std::int64_t num_tokens);
-  // add_written(layer, ranges): the memory that the rows go to.
-  // REQUIRES: room for the tokens, in `tokens.inputs` or reserved here.
+  // Writes the rows of one layer. add_written(layer, ranges) adds the written memory.
+  // REQUIRES: reserved room for the tokens.
   template <class AddWritten>
   void write_layer(std::size_t layer, const Tokens& tokens, const AddWritten& add_written);
 
  private:
-  // What the rows of a layer are made in.
-  DType source_dtype(std::size_t layer) const {
-    return real_ == nullptr ? layers_.rows[layer].dtype : real_->source_dtype(layer);
-  }
   std::int64_t source_row_bytes(std::size_t layer) const {
-    const std::int64_t elements =
-        real_ == nullptr ? layers_.rows[layer].head_size : real_->head_size(layer);
-    return itemsize_bytes(source_dtype(layer)) * elements;
+    return itemsize_bytes(parts_.source_dtype(layer)) * std::int64_t{parts_.head_size(layer)};
   }
   static void reserve(Inputs& inputs, std::int64_t bytes) {
     inputs.keys.reserve(bytes);
     inputs.values.reserve(bytes);
   }
-  // The blocks of a layer that the step's tokens go to.
+  // Adds the blocks of a layer that the step's tokens are written to.
   void add_written(const StepProgram& program, std::size_t layer, const BlockTables& tables,
                    std::vector<MemoryRange>& ranges) const;
 
   Device& device_;
   const LayerCaches& layers_;
-  const RealCaches* real_;
+  const RowParts& parts_;
   std::int64_t max_token_bytes_ = 0;  // of K (or V) of one token in any layer
-  std::deque<Inputs> inputs_;         // one entry a stream
+  std::deque<Inputs> inputs_;         // one entry per stream
   Inputs encoder_inputs_, sink_inputs_;
   DeviceArray<std::uint64_t> sink_contents_;
   DeviceArray<Slot> sink_slots_;
@@ -86,10 +83,18 @@ class RowWriter {
 template <class AddWritten>
 void RowWriter::write_layer(std::size_t layer, const Tokens& tokens,
                             const AddWritten& add_written) {
+  LS_CHECK(layer < layers_.rows.size() && layers_.rows[layer].row_bytes > 0, "layer {} of {}",
+           layer, layers_.rows.size());
   const RowCache& rows = layers_.rows[layer];
-  const ShapeMasks masks = shape_masks(source_dtype(layer));
+  const ShapeMasks masks = shape_masks(parts_.source_dtype(layer));
   const Inputs& inputs =
       tokens.inputs != nullptr ? *tokens.inputs : inputs_[layer % inputs_.size()];
+  const MemoryRange room = inputs.keys.range();
+  LS_CHECK(
+      std::max(tokens.num_made, tokens.num_written) * source_row_bytes(layer) * rows.num_kv_heads <=
+          static_cast<std::int64_t>(room.end - room.begin),
+      "layer {}: inputs of {} tokens in {} bytes", layer, tokens.num_written,
+      room.end - room.begin);
   device_.launch(device_.kernels().fill_rows,
                  FillRowsParams{.contents = tokens.contents,
                                 .key = inputs.keys.data(),
@@ -106,37 +111,27 @@ void RowWriter::write_layer(std::size_t layer, const Tokens& tokens,
                    operation.named("fill_rows").read(tokens.contents_range);
                    operation.write_all(inputs.keys, inputs.values);
                  });
-  const auto describe = [&](Operation& operation) {
-    operation.named("write_rows").read_all(inputs.keys, inputs.values);
-    operation.read(tokens.slots_range);
-    if (real_ != nullptr) operation.read(real_->scales_range());
-    add_written(layer, operation.writes);
-  };
-  if (real_ != nullptr)
-    return device_.launch(device_.engine_kernels().write_parts,
-                          real_->write(layer, inputs.keys.data(), inputs.values.data(),
-                                       tokens.slots, tokens.num_written),
-                          describe);
-  device_.launch(device_.kernels().write_rows,
-                 WriteRowsParams{.cache = rows,
-                                 .key = inputs.keys.data(),
-                                 .value = inputs.values.data(),
-                                 .slots = tokens.slots,
-                                 .num_tokens = tokens.num_written},
-                 describe);
+  device_.launch(device_.engine_kernels().write_parts,
+                 parts_.write(layer, inputs.keys.data(), inputs.values.data(), tokens.slots,
+                              tokens.num_written),
+                 [&](Operation& operation) {
+                   operation.named("write_rows").read_all(inputs.keys, inputs.values);
+                   operation.read(tokens.slots_range).read(parts_.scales_range());
+                   add_written(layer, operation.writes);
+                 });
 }
 
-// Rows of whole requests gathered out of the cache into contiguous memory: hidden states on their
-// way to a trainer.
+// Gathers the rows of whole requests into contiguous memory: hidden states for a trainer.
 //
-// 1. Slots come from the block table of the layer's own group, token by token from 0 on, whatever
-//    steps the tokens were written in.
-// 2. A row is row_bytes long wherever it lies; the page's padding is not read.
+// 1. Slots come from the block table of the layer's own group, token by token from 0, whichever
+//    steps wrote the tokens.
+// 2. A row has row_bytes. The page's padding is not read.
+// 3. One extraction at a time uses gathered_.
 class RowExtractor {
  public:
   RowExtractor(Device& device, const LayerCaches& layers, BlockTables& tables);
 
-  // Fills readback.extracted. Downloads, so it waits for the device.
+  // Fills readback.extracted. Waits for the device.
   // REQUIRES: extractions name layers with rows of one part.
   Result<void> run(const StepProgram& program, StepReadback& readback);
 

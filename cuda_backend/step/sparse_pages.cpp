@@ -17,7 +17,7 @@ SparsePages::SparsePages(Device& device, const BackendConfig& config, const Laye
       tables_(tables),
       tier_(tier),
       device_residency_(device, "residency descriptors"),
-      away_(device, "rows beside resident pages"),
+      away_(device, "rows that are not on the device"),
       held_(device, "rows held by hot regions"),
       order_(device, "slots of hot regions by last use"),
       used_(device, "last uses of slots"),
@@ -36,7 +36,7 @@ Result<std::unique_ptr<SparsePages>> SparsePages::create(Device& device,
                                                          const BlockTables& tables,
                                                          const HostTier* tier) {
   if (source_group(config.plan.groups) < 0) return std::unique_ptr<SparsePages>();
-  if (tier == nullptr) return fail("HiSparse without a host pool; its blocks are num_host_blocks");
+  if (tier == nullptr) return fail("HiSparse without a host pool: num_host_blocks is 0");
   std::unique_ptr<SparsePages> pages(new SparsePages(device, config, layers, tables, *tier));
   LS_RETURN_IF_ERROR(pages->start());
   return pages;
@@ -60,7 +60,7 @@ Result<void> SparsePages::start() {
     }
     const RegionRange regions = layers_.regions_of_group[g];
     if (is_resident_pages(group) && regions.end - regions.begin != std::ssize(group.layer_names))
-      return fail(fmt::format("HiSparse: pages of group {} are not in one piece each", g));
+      return fail(fmt::format("HiSparse: pages of group {} are not contiguous", g));
     if (group.role != kHiSparseHot) continue;
     const auto slots =
         static_cast<std::int32_t>(group.spec.blocks_per_request * group.spec.block_size);
@@ -70,6 +70,8 @@ Result<void> SparsePages::start() {
   }
   LS_CHECK(hot.size() == sparse_.size(), "{} hot and {} resident layers", hot.size(),
            sparse_.size());
+  LS_CHECK(!groups_.empty() && source_ >= 0, "{} groups of resident pages, source {}",
+           groups_.size(), source_);
   for (std::size_t i = 0; i < hot.size(); ++i) sparse_[i].hot = hot[i];
 
   const std::int64_t rows = config_.num_rows;
@@ -114,8 +116,8 @@ Result<AwayRows> SparsePages::away_rows(const Layer& layer) const {
         rows->row_bytes != resident.row_bytes ||
         rows->block_size.value != resident.block_size.value)
       return fail(
-          fmt::format("HiSparse: rows of layers {} and {} do not lie alike, one behind the "
-                      "other, in blocks of {} rows",
+          fmt::format("HiSparse: rows of layers {} and {} are not contiguous with the same stride "
+                      "in blocks of {} rows",
                       layer.resident, layer.hot, resident.block_size.value));
   AwayRows away;
   away.host = host.base;
@@ -139,6 +141,7 @@ Result<AwayRows> SparsePages::away_rows(const Layer& layer) const {
 }
 
 const std::int32_t* SparsePages::residency(std::size_t layer) const {
+  LS_CHECK(is_resident(layer), "layer {} has no resident pages", layer);
   return residency_[static_cast<std::size_t>(sparse_[place_[layer]].table)].entries;
 }
 std::int64_t SparsePages::residency_width(std::size_t layer) const {
@@ -214,6 +217,9 @@ void SparsePages::mirror(const StepProgram& program) {
                               .layer = static_cast<std::int32_t>(next)});
     }
   }
+  LS_CHECK(next == sparse_.size() && host_mirrors_.size() == program.mirrors.size(),
+           "{} of {} layers, {} of {} mirrors", next, sparse_.size(), host_mirrors_.size(),
+           program.mirrors.size());
   device_.launch(device_.kernels().mirror_rows,
                  MirrorRowsParams{.layers = mirror_layers_.upload(host_layers_),
                                   .away = away_.data(),
@@ -236,6 +242,11 @@ void SparsePages::swap_in(const StepProgram& program) {
     host_reads_.push_back({read.row, read.first, read.num_positions});
   const auto num_positions = static_cast<std::int32_t>(program.hot_positions.size());
   const auto num_reads = static_cast<std::int32_t>(host_reads_.size());
+  for (const HotReadItem& read : host_reads_)
+    LS_CHECK(read.first >= 0 && read.first + read.num_positions <= num_positions &&
+                 read.num_positions <= num_slots_,
+             "positions {} to {} of {} in {} slots", read.first, read.first + read.num_positions,
+             num_positions, num_slots_);
   device_.launch(device_.kernels().hot_reads,
                  HotReadParams{.reads = reads_.upload(host_reads_),
                                .positions = positions_.upload(program.hot_positions),

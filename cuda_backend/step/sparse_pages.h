@@ -1,15 +1,21 @@
-// HiSparse's pages on the device: rule (25) of sim/protocol/backend.h. Tables of residency beside
-// the block tables, hot regions, and rows on their way between the host and both.
+// HiSparse's pages on the device: rule (25) of sim/protocol/backend.h. Tables of residency in addition
+// to the block tables, hot regions, and the copies of rows between the host and both.
 //
-// 1. Readers of resident layers look a page up in the table of residency, and where it names the
-//    null block, in `away_of_layer()`.
-// 2. Which slot of a region a row takes is worked out on the device; the host knows no region.
+// Invariants:
+// 1. groups_, entries_ and residency_ have one entry per group of resident pages.
+// 2. sparse_ has one entry per layer of the source, in its order: a resident and a hot layer whose
+//    rows have the same size and stride. place_ maps the plan's layers to it.
+// 3. Readers of resident layers look a page up in the table of residency. Where it has the null
+//    block, they read through away_of_layer().
+// 4. The device chooses the slot of a region that a row takes. The host has no copy of the regions.
+// 5. num_reads_ counts every read of the run. A slot's last use is such a number, and 0 is never one.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <vector>
 
+#include "base/check.h"
 #include "cuda_backend/device/device.h"
 #include "cuda_backend/pool/host_tier.h"
 #include "cuda_backend/step/block_tables.h"
@@ -20,25 +26,28 @@ namespace lockstep::cuda {
 
 class SparsePages {
  public:
-  // Null without HiSparse. All of it outlives this. Errors: no host tier; rows that are padded
-  // within a page, or regions of unlike sizes.
+  // Null without HiSparse. Errors: no host tier; rows that are padded within a page; regions of
+  // different sizes. REQUIRES: all arguments outlive the object.
   static Result<std::unique_ptr<SparsePages>> create(Device& device, const BackendConfig& config,
                                                      const LayerCaches& layers,
                                                      const BlockTables& tables,
                                                      const HostTier* tier);
 
-  // Residency, and regions of rows that were cleared. After the block tables.
+  // Edits the residency and clears the regions of cleared rows. After the block tables.
   void apply(const StepProgram& program);
-  // Rows of the step to the host. After they are written.
+  // Copies the step's rows to the host. After they are written.
   void mirror(const StepProgram& program);
-  // Rows that are read to hot regions. After mirror().
+  // Copies the rows that are read into hot regions. After mirror().
   void swap_in(const StepProgram& program);
 
   bool is_resident(std::size_t layer) const { return place_[layer] >= 0; }
   const std::int32_t* residency(std::size_t layer) const;
   std::int64_t residency_width(std::size_t layer) const;
-  const AwayRows* away_of_layer(std::size_t layer) const { return away_.data() + place_[layer]; }
-  // For operations that read resident layers.
+  const AwayRows* away_of_layer(std::size_t layer) const {
+    LS_CHECK(is_resident(layer), "layer {} has no resident pages", layer);
+    return away_.data() + place_[layer];
+  }
+  // Adds the memory that readers of resident layers read.
   void add_reads(Operation& operation) const;
 
  private:
@@ -62,7 +71,7 @@ class SparsePages {
   std::int32_t source_ = -1;          // group
   std::vector<std::int32_t> groups_;  // resident, by table
   std::vector<Layer> sparse_;         // in the order of the source's layers
-  std::vector<std::int32_t> place_;   // of each layer of the plan in sparse_; -1: it is another
+  std::vector<std::int32_t> place_;   // of each layer of the plan in sparse_; -1: none
   std::int32_t num_slots_ = 0;
   std::int64_t max_row_bytes_ = 0;
   std::vector<GroupTable> residency_;

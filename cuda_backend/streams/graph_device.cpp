@@ -25,24 +25,24 @@ class GraphDevice final : public ForwardingDevice {
     return fmt::format("{}, graphs of up to {} tokens", ForwardingDevice::description(),
                        sizes_.back());
   }
-  // Launches are recorded on their way through run().
+  // run() records the launches.
   bool wants_operations() const override { return true; }
 
   void release(std::byte* memory) override {
-    LS_CHECK(recording_ == nullptr, "memory is released while a graph is captured");
+    LS_CHECK(recording_ == nullptr, "memory is released during a capture");
     if (memory != nullptr) forget_captured();
     ForwardingDevice::release(memory);
   }
   void upload(void* target, const void* source, std::int64_t size_bytes) override {
-    LS_CHECK(recording_ == nullptr, "a copy within a captured part: its bytes would be frozen");
+    LS_CHECK(recording_ == nullptr, "an upload during a capture: the graph would freeze its bytes");
     inner().upload(target, source, size_bytes);
   }
   void download(void* target, const void* source, std::int64_t size_bytes) override {
-    LS_CHECK(recording_ == nullptr, "a copy within a captured part");
+    LS_CHECK(recording_ == nullptr, "a download during a capture");
     inner().download(target, source, size_bytes);
   }
   void zero(void* target, std::int64_t size_bytes) override {
-    LS_CHECK(recording_ == nullptr, "a memset within a captured part");
+    LS_CHECK(recording_ == nullptr, "a memset during a capture");
     inner().zero(target, size_bytes);
   }
   void run(const Operation& operation, const Launch& launch) override {
@@ -60,12 +60,13 @@ class GraphDevice final : public ForwardingDevice {
     return !is_eager_ && std::ranges::binary_search(sizes_, size);
   }
   void run_eagerly(bool eagerly) override {
-    LS_CHECK(recording_ == nullptr, "a graph is being captured");
+    LS_CHECK(recording_ == nullptr, "the mode changes during a capture");
     is_eager_ = eagerly;
   }
   void run_captured(std::string_view part, std::int32_t size,
                     const std::function<void()>& issue) override {
     if (failed()) return;
+    LS_CHECK(recording_ == nullptr && whole_ == nullptr, "part {} within another part", part);
     if (!captures(size)) return issue();
     std::shared_ptr<CapturedGraph>& graph = graphs_[{std::string(part), size}];
     if (graph == nullptr) {
@@ -76,6 +77,8 @@ class GraphDevice final : public ForwardingDevice {
       ++statistics_.captured;
       return;
     }
+    LS_CHECK(!graph->launches.empty() || graph->instance == nullptr, "part {}: an empty graph",
+             part);
     Operation whole;
     whole.named(fmt::format("graph of {} {}", size, part));
     whole_ = &whole;
@@ -87,6 +90,7 @@ class GraphDevice final : public ForwardingDevice {
     ++statistics_.replayed;
   }
   void forget_captured() override {
+    LS_CHECK(whole_ == nullptr, "graphs are dropped while one is replayed");
     statistics_.dropped += std::ssize(graphs_);
     graphs_.clear();
   }
@@ -103,7 +107,7 @@ class GraphDevice final : public ForwardingDevice {
 
   const std::vector<std::int32_t> sizes_;
   std::map<Key, std::shared_ptr<CapturedGraph>> graphs_;
-  CapturedGraph* recording_ = nullptr;  // launches run and are kept here
+  CapturedGraph* recording_ = nullptr;  // launches run and are recorded here
   bool is_eager_ = false;
   Operation* whole_ = nullptr;  // launches are dropped; what they touch is added here
   GraphStatistics statistics_;

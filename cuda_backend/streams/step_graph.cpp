@@ -9,10 +9,12 @@
 namespace lockstep::cuda {
 namespace {
 
-// Who touched each byte last, in runs of bytes with the same answer.
+// The last operations that touched each byte, in runs of bytes with the same answer.
+//
+// 1. Runs cover the whole address space: the first starts at 0, each ends where the next starts.
 class LastTouches {
  public:
-  // before(i) is called for every operation that a reader (writer) of the range comes after.
+  // Calls before(i) for every operation that a reader (writer) of the range depends on.
   template <class Before>
   void read(MemoryRange range, int reader, Before before) {
     for_each_run(range, [&](Touch& touch) {
@@ -28,7 +30,7 @@ class LastTouches {
       touch = {writer, {}};
     });
   }
-  // From now on everything was written by this operation.
+  // Records that this operation wrote every byte.
   void all_written(int writer) {
     runs_.clear();
     runs_[0] = {writer, {}};
@@ -42,12 +44,14 @@ class LastTouches {
   using Runs = std::map<std::uintptr_t, Touch>;  // by first byte, up to the next one
 
   Runs::iterator run_from(std::uintptr_t begin) {
+    LS_CHECK(!runs_.empty() && runs_.begin()->first == 0, "runs do not start at 0");
     const auto after = runs_.upper_bound(begin);
     const auto run = std::prev(after);
     return run->first == begin ? run : runs_.emplace_hint(after, begin, run->second);
   }
   template <class Visit>
   void for_each_run(MemoryRange range, Visit visit) {
+    LS_CHECK(range.begin <= range.end, "bytes {} to {}", range.begin, range.end);
     const auto first = run_from(range.begin);
     const auto end = run_from(range.end);
     for (auto run = first; run != end; ++run) visit(run->second);
@@ -61,7 +65,7 @@ class LastTouches {
 StepGraph step_graph(std::span<const Operation> operations) {
   StepGraph graph(operations.size());
   LastTouches touches;
-  int everything = -1;  // the last operation that touches all there is
+  int everything = -1;  // last operation that touches all memory; -1: none
   for (int i = 0; i < static_cast<int>(operations.size()); ++i) {
     const Operation& operation = operations[i];
     const auto after = [&](int before) {
@@ -75,9 +79,12 @@ StepGraph step_graph(std::span<const Operation> operations) {
     for (const MemoryRange& range : operation.reads) touches.read(range, i, after);
     for (const MemoryRange& range : operation.writes) touches.write(range, i, after);
   }
-  for (std::vector<int>& before : graph) {
+  for (int i = 0; i < static_cast<int>(graph.size()); ++i) {
+    std::vector<int>& before = graph[i];
     std::ranges::sort(before);
     before.erase(std::ranges::unique(before).begin(), before.end());
+    LS_CHECK(before.empty() || (before.front() >= 0 && before.back() < i),
+             "operation {} depends on operation {}", i, before.back());
   }
   return graph;
 }
@@ -99,8 +106,9 @@ std::vector<Placement> place_on_streams(const StepGraph& graph, int num_streams)
                            ? placements[newest].stream
                            : static_cast<int>(std::ranges::min_element(load) - load.begin());
     std::vector<int>& known = seen[placement.stream];
-    // The latest first: what it has seen spares the wait for the others.
+    // The latest first: a wait for it may cover the others.
     for (const int before : std::views::reverse(graph[i])) {
+      LS_CHECK(before >= 0 && before < i, "operation {} depends on operation {}", i, before);
       if (known[placements[before].stream] >= before) continue;
       placement.waits.push_back(before);
       placements[before].has_event = true;

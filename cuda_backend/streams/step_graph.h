@@ -1,12 +1,14 @@
-// The operations of a step as a graph: an edge from one to a later one where both touch the same
-// bytes and at least one writes them. What the graph leaves unordered may run in any order, so it
-// may be spread over several streams.
+// The dependency graph of a step's operations, and its placement on streams. Two operations depend on
+// each other where both touch the same bytes and at least one writes them.
 //
-// 1. Vertices are the operations in the order of the calls; every edge points forward in it.
-// 2. Every pair that conflicts is joined by an edge or a path; a pair that does not has no edge.
+// Invariants:
+// 1. Vertices are the operations in call order. Every edge points from a later operation to an
+//    earlier one.
+// 2. Every conflicting pair is joined by an edge or a path. Pairs without a conflict have no edge.
 // 3. Placement: an operation waits for an event of each stream on which it depends, unless an
-//    earlier wait covers that already.
-// Not checked here: that the result orders what it must (stream_order.h does, by other means).
+//    earlier wait already covers it.
+// 4. Waits name earlier operations of other streams, and each of them records an event.
+// Not checked here: that the result orders what it must. stream_order.h checks it independently.
 #pragma once
 
 #include <span>
@@ -16,7 +18,7 @@
 
 namespace lockstep::cuda {
 
-// For each operation those that it comes right behind, ascending.
+// For each operation the earlier operations that it depends on, ascending.
 using StepGraph = std::vector<std::vector<int>>;
 
 StepGraph step_graph(std::span<const Operation> operations);
@@ -27,8 +29,8 @@ struct Placement {
   bool has_event = false;  // another operation waits for it
 };
 
-// Chains of operations that depend on each other stay on one stream; what depends on nothing that
-// is the last of its stream begins where the fewest operations are.
+// Keeps chains of dependent operations on one stream. An operation that depends on no stream's last
+// operation goes to the stream with the fewest operations.
 // REQUIRES: num_streams >= 1.
 std::vector<Placement> place_on_streams(const StepGraph& graph, int num_streams);
 

@@ -19,7 +19,7 @@ class StreamDevice final : public ForwardingDevice {
     LS_CHECK(options.num_streams >= 2, "{} streams", options.num_streams);
     inner().open_streams(options.num_streams);
   }
-  // What still waits was never asked to finish; releases must not get lost all the same.
+  // Pending operations are dropped; their releases are not.
   ~StreamDevice() override { release_all(); }
 
   std::string description() const override {
@@ -88,7 +88,7 @@ class StreamDevice final : public ForwardingDevice {
 
   struct Release {
     std::byte* memory;
-    void (Device::*give_back)(std::byte*);
+    void (Device::*release)(std::byte*);
   };
 
   std::byte* noted(std::byte* memory, std::int64_t size_bytes, const std::string& name) {
@@ -102,8 +102,12 @@ class StreamDevice final : public ForwardingDevice {
   }
 
   void issue() {
+    LS_CHECK(pending_.size() == operations_.size(), "{} calls of {} operations", pending_.size(),
+             operations_.size());
     StepGraph graph = step_graph(operations_);
     if (options_.edit_graph) options_.edit_graph(operations_, graph);
+    LS_CHECK(graph.size() == operations_.size(), "a graph of {} for {} operations", graph.size(),
+             operations_.size());
     const std::vector<Placement> placements = place_on_streams(graph, options_.num_streams);
     StreamOrder order(options_.num_streams);
     std::vector<int> events(operations_.size(), -1);  // of the device
@@ -113,6 +117,7 @@ class StreamDevice final : public ForwardingDevice {
       inner().use_stream(placement.stream);
       order.use_stream(placement.stream);
       for (const int before : placement.waits) {
+        LS_CHECK(events[before] >= 0, "operation {} waits for {}, which has no event", i, before);
         inner().wait_event(events[before]);
         order.wait_event(order_events[before]);
       }
@@ -145,7 +150,7 @@ class StreamDevice final : public ForwardingDevice {
       }
     }
     report.message = fmt::format(
-        "unordered: {} on stream {} {} {}, {} on stream {} {} them, and no event lies between",
+        "unordered: {} on stream {} {} {}, {} on stream {} {} them, and no event orders them",
         pair.earlier, pair.earlier_stream, does(pair.earlier_writes), where, pair.later,
         pair.later_stream, does(pair.later_writes));
     reports_.push_back(std::move(report));
@@ -154,7 +159,7 @@ class StreamDevice final : public ForwardingDevice {
   void release_all() {
     for (const Release& release : releases_) {
       allocations_.erase(range_of(release.memory, 0).begin);
-      (inner().*release.give_back)(release.memory);
+      (inner().*release.release)(release.memory);
     }
     releases_.clear();
   }
@@ -162,7 +167,7 @@ class StreamDevice final : public ForwardingDevice {
   StreamOptions options_;
   std::map<std::uintptr_t, Allocation> allocations_;  // by first byte
   std::vector<Operation> operations_;
-  std::vector<std::function<void()>> pending_;  // one entry an operation
+  std::vector<std::function<void()>> pending_;  // one entry per operation
   std::vector<Release> releases_;
   std::vector<DeviceReport> reports_;
 };

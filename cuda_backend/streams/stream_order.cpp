@@ -18,7 +18,7 @@ Ranges sorted(Ranges ranges, bool everything) {
   return ranges;
 }
 
-// The first bytes that lie in both. Ranges of one list may overlap each other.
+// The first bytes that are in both lists. Ranges of one list may overlap each other.
 std::optional<MemoryRange> overlap(const Ranges& a, const Ranges& b) {
   for (auto x = a.begin(), y = b.begin(); x != a.end() && y != b.end();) {
     const MemoryRange both{std::max(x->begin, y->begin), std::min(x->end, y->end)};
@@ -36,6 +36,7 @@ std::optional<MemoryRange> overlap(const Ranges& a, const Ranges& b) {
 int StreamOrder::add_call() {
   const auto call = static_cast<int>(boost::add_vertex(calls_));
   int& last = last_of_stream_[stream_];
+  LS_CHECK(last < call, "call {} after call {}", call, last);
   if (last >= 0) boost::add_edge(last, call, calls_);
   last = call;
   return call;
@@ -62,16 +63,16 @@ std::vector<StreamOrder::Unordered> StreamOrder::unordered_pairs() const {
   Calls closure;
   boost::transitive_closure(calls_, closure);
   std::vector<Unordered> found;
-  std::vector<bool> is_behind(boost::num_vertices(calls_));  // of `before`
+  std::vector<bool> is_later(boost::num_vertices(calls_));  // than `before`
   std::vector<std::optional<Unordered>> of_later(issued_.size());
   for (std::size_t i = 0; i < issued_.size(); ++i) {
     const Issued& before = issued_[i];
-    is_behind.assign(is_behind.size(), false);
+    is_later.assign(is_later.size(), false);
     for (const auto call :
          boost::make_iterator_range(boost::adjacent_vertices(before.call, closure)))
-      is_behind[call] = true;
+      is_later[call] = true;
     for (std::size_t j = i + 1; j < issued_.size(); ++j)
-      if (!of_later[j] && !is_behind[issued_[j].call]) of_later[j] = conflict(before, issued_[j]);
+      if (!of_later[j] && !is_later[issued_[j].call]) of_later[j] = conflict(before, issued_[j]);
   }
   for (auto& pair : of_later)
     if (pair) found.push_back(std::move(*pair));
@@ -80,11 +81,11 @@ std::vector<StreamOrder::Unordered> StreamOrder::unordered_pairs() const {
 
 std::optional<StreamOrder::Unordered> StreamOrder::conflict(const Issued& before,
                                                             const Issued& now) {
-  const std::tuple<const Ranges&, const Ranges&, bool, bool> meetings[] = {
+  const std::tuple<const Ranges&, const Ranges&, bool, bool> conflicts[] = {
       {before.writes, now.writes, true, true},
       {before.writes, now.reads, true, false},
       {before.reads, now.writes, false, true}};
-  for (const auto& [a, b, a_writes, b_writes] : meetings)
+  for (const auto& [a, b, a_writes, b_writes] : conflicts)
     if (const auto range = overlap(a, b))
       return Unordered{before.operation->name,
                        now.operation->name,

@@ -1,20 +1,24 @@
-// Were operations on several streams ordered where they had to be? Told what was really issued, in
-// the order in which it was issued, this finds pairs of operations that touch the same bytes, one
-// of them writing, with nothing between them: neither their stream nor an event.
+// Checks that operations on several streams were ordered where they had to be. From the calls that
+// were really issued, in order, it finds pairs of operations that touch the same bytes, at least one
+// of them writing, without an order between them by stream or event.
 //
-// 1. Every call is a vertex: a stream joins it to the call before, an event to its record. What the
-//    transitive closure of that does not order may run in any order.
-// 2. It knows nothing of how operations came to their streams and shares nothing with step_graph.h
-//    but the ranges.
-// 3. A pair is named once, by the later operation; the earlier one is the first that conflicts.
-// Not checked: that an operation stays within its ranges (the SIMT executor's part).
+// Invariants:
+// 1. Every call is a vertex. A stream joins it to the stream's previous call, an event to its
+//    record. Calls that the transitive closure does not order may run in any order.
+// 2. Edges point from earlier calls to later ones.
+// 3. A pair is reported once, at the later operation; the earlier one is its first conflict.
+// 4. The class is independent of how operations came to their streams. It shares only the ranges
+//    with step_graph.h.
+// Not checked: that an operation stays within its ranges. The SIMT executor checks it.
 #pragma once
 
 #include <boost/graph/adjacency_list.hpp>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "base/check.h"
 #include "cuda_backend/device/operation.h"
 
 namespace lockstep::cuda {
@@ -30,14 +34,18 @@ class StreamOrder {
 
   explicit StreamOrder(int num_streams) : last_of_stream_(num_streams, -1) {}
 
-  // As they were called on the device.
-  void use_stream(int stream) { stream_ = stream; }
+  // The calls as the device received them.
+  void use_stream(int stream) {
+    LS_CHECK(stream >= 0 && std::cmp_less(stream, last_of_stream_.size()), "stream {} of {}",
+             stream, last_of_stream_.size());
+    stream_ = stream;
+  }
   int record_event();
   void wait_event(int event);
-  // `operation` must live as long as this object.
+  // REQUIRES: `operation` outlives this object.
   void run(const Operation& operation);
 
-  // Pairs that conflict and are not ordered, in the order of the later ones.
+  // Conflicting pairs without an order, in the order of the later operations.
   std::vector<Unordered> unordered_pairs() const;
 
  private:
@@ -49,7 +57,7 @@ class StreamOrder {
     std::vector<MemoryRange> reads, writes;  // sorted
   };
   int add_call();
-  // The bytes over which two operations meet; nothing when they do not.
+  // The first bytes over which two operations conflict; nothing: they do not.
   static std::optional<Unordered> conflict(const Issued& before, const Issued& now);
 
   Calls calls_;

@@ -12,14 +12,18 @@
 namespace lockstep::cuda {
 namespace {
 
-constexpr std::uint32_t kRanksLast = 8;  // operations, on average, between two draws of ranks
+constexpr std::uint32_t kRanksLast = 8;  // operations, on average, between two changes of ranks
 
 class StreamQueues final : public ForwardingDevice {
  public:
   StreamQueues(std::unique_ptr<Device> device, std::uint64_t seed)
       : ForwardingDevice(std::move(device)), random_(seed), queues_(1) {}
 
-  void open_streams(int count) override { queues_.resize(count); }
+  void open_streams(int count) override {
+    LS_CHECK(count >= 1 && queues_.size() == 1 && queues_.front().empty(), "{} streams after {}",
+             count, queues_.size());
+    queues_.resize(count);
+  }
   void use_stream(int stream) override {
     LS_CHECK(stream >= 0 && std::cmp_less(stream, queues_.size()), "stream {} of {}", stream,
              queues_.size());
@@ -32,6 +36,8 @@ class StreamQueues final : public ForwardingDevice {
     return event;
   }
   void wait_event(int event) override {
+    LS_CHECK(event >= 0 && std::cmp_less(event, event_passed_.size()), "event {} of {}", event,
+             event_passed_.size());
     queues_[stream_].push_back({.waits_for = event, .start = [] {}});
   }
 
@@ -53,6 +59,8 @@ class StreamQueues final : public ForwardingDevice {
 
   Result<void> finish() override {
     drain();
+    LS_CHECK(std::find(event_passed_.begin(), event_passed_.end(), false) == event_passed_.end(),
+             "an event was recorded and not reached");
     event_passed_.clear();
     return finish_inner();
   }
@@ -66,7 +74,7 @@ class StreamQueues final : public ForwardingDevice {
   void enqueue(std::function<void()> start) {
     queues_[stream_].push_back({.start = std::move(start)});
   }
-  bool can_go_on(const std::deque<Entry>& queue) const {
+  bool can_continue(const std::deque<Entry>& queue) const {
     return !queue.empty() &&
            (queue.front().waits_for < 0 || event_passed_[queue.front().waits_for]);
   }
@@ -75,7 +83,7 @@ class StreamQueues final : public ForwardingDevice {
     std::iota(ranks.begin(), ranks.end(), 0);
     random_.shuffle(ranks);
     const auto next = [&] {
-      return std::ranges::find_if(ranks, [&](std::size_t s) { return can_go_on(queues_[s]); });
+      return std::ranges::find_if(ranks, [&](std::size_t s) { return can_continue(queues_[s]); });
     };
     for (auto stream = next(); stream != ranks.end(); stream = next()) {
       std::deque<Entry>& queue = queues_[*stream];

@@ -129,7 +129,7 @@ class Builder {
       caches_.rows.back().tokens_per_row =
           make_divisor(static_cast<std::uint32_t>(group.layer_spec(i).compress_ratio));
       caches_.rows.back().is_ring = group.spec.kind == CacheKind::circular_buffer;
-      if (group.spec.sink_len > 0) {  // they lie behind the null block
+      if (group.spec.sink_len > 0) {  // after the null block
         caches_.rows.back().sink_blocks =
             static_cast<std::int32_t>(group.spec.sink_len / views.kernel_block_size);
         caches_.rows.back().first_sink_block = static_cast<std::int32_t>(views.blocks_per_kv_block);
@@ -150,7 +150,7 @@ class Builder {
     return {};
   }
 
-  // Its number: layers that are mapped alike share one.
+  // Returns its number. Layers with the same mapping share a table.
   std::int32_t add_mapped_table(std::size_t group, const LayerViews& views) {
     const std::int64_t split = views.blocks_per_kv_block;
     const MappedTable table{static_cast<std::int32_t>(group), split, views.kernel_block_stride};

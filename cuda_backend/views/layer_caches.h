@@ -1,12 +1,15 @@
-// From views to what kernels are given: the views that an engine would make of a plan (views.h),
-// turned into byte strides, and into the regions that whole-block operations touch. Host arithmetic
-// only.
+// From views to kernel parameters: the views that an engine makes of a plan (views.h) as byte strides,
+// and as the regions of whole-block operations. Host arithmetic only.
 //
-// 1. Everything comes from the views; nothing is worked out from a spec twice.
-// 2. Zero and copy regions cover exactly the bytes that a layer's rows or states use in a block;
-//    poison regions cover the block.
-// 3. Rows and states lie where the views that kernels are given say; regions of rows and of poison
-//    say what belongs to a block by the plan.
+// Invariants:
+// 1. All addresses come from the views; nothing is derived from a spec a second time.
+// 2. Zero and copy regions cover exactly the bytes that a layer's rows or states use in a block.
+//    Poison regions cover the block.
+// 3. Rows and states have the addresses of the given views. Regions of rows and of poison have those
+//    of the plan.
+// 4. rows, group_of_layer, table_of_layer, draft_module_of_layer, tensor_of_layer and
+//    last_tensor_of_layer have one entry per layer of the plan; states and state_shapes one per state
+//    tensor; pages one per tensor.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +33,7 @@ struct StateShape {
   std::int32_t num_drafts = 0;  // that a convolution keeps inputs for
 };
 
-// A block table beside a group's own: kernel block j of block b is b * kernel_block_stride + j.
+// A second block table of a group: kernel block j of block b is b * kernel_block_stride + j.
 struct MappedTable {
   std::int32_t group = 0;
   std::int64_t blocks_per_kv_block = 1, kernel_block_stride = 1;
@@ -38,13 +41,13 @@ struct MappedTable {
 };
 
 struct LayerCaches {
-  // One entry a layer of the plan, in its order; row_bytes is 0 for layers without rows.
+  // row_bytes is 0 for layers without rows.
   std::vector<RowCache> rows;
   std::vector<std::int32_t> group_of_layer;
-  // The table that its rows are found by: its group's, or behind all groups a mapped one.
+  // The table of the layer's rows: its group's, or a mapped one, numbered after all groups.
   std::vector<std::int32_t> table_of_layer;
   std::vector<std::int32_t> draft_module_of_layer;  // -1: the model's own
-  // The tensors that a layer's rows or states lie in, [tensor, last]; -1, -2: it keeps nothing.
+  // The tensors of a layer's rows or states, [tensor, last]; -1, -2: it keeps nothing.
   std::vector<std::int32_t> tensor_of_layer;
   std::vector<std::int32_t> last_tensor_of_layer;
   std::vector<StateCache> states;
@@ -53,27 +56,27 @@ struct LayerCaches {
   std::vector<BlockRegion> regions;
   std::vector<RegionRange> regions_of_group;
   std::vector<BlockRegion> poison_regions;
-  std::vector<BlockRegion> pages;                 // one entry a tensor: whole pages
+  std::vector<BlockRegion> pages;                 // whole pages
   std::vector<std::int64_t> blocks_per_kv_block;  // per group
   std::vector<MappedTable> mapped_tables;
 };
 
 // The plan of `config` is the rank's own, `places` are its layers' in the model (rank_share.h).
-// tensor_bases: where each tensor of the plan lies, aligned to 256 bytes; overlaid ones follow one
-// another behind the first, which is aligned. Tables are left null.
-// `given`: the views that kernels are given; null: those of the plan.
-// Errors: what derive_views refuses; rows that no contiguous region holds; kernel block sizes other
-// than the configuration's.
+// tensor_bases: the address of each tensor of the plan, aligned to 256 bytes. Overlaid tensors are
+// contiguous after an aligned first one. Tables stay null.
+// `given`: the views that kernels receive; null: those of the plan.
+// Errors: those of derive_views; rows without a contiguous region; kernel block sizes that differ
+// from the configuration's.
 Result<LayerCaches> layer_caches(const BackendConfig& config, std::span<const LayerOfModel> places,
                                  std::span<std::byte* const> tensor_bases,
                                  const PoolViews* given = nullptr);
-// What the configuration asks of views.
+// The options of the configuration's views.
 ViewOptions view_options(const BackendConfig& config);
 
-// The bytes of a tensor that belong to a block: its page, or the K and the V half of one.
+// Adds the bytes of a tensor that belong to a block: its page, or the K and the V half of a page.
 void add_block_ranges(const LayerCaches& layers, std::int32_t tensor, std::int32_t block,
                       std::vector<MemoryRange>& ranges);
-// Those of all tensors that the layer lies in.
+// Adds those of all the layer's tensors.
 void add_layer_ranges(const LayerCaches& layers, std::size_t layer, std::int32_t block,
                       std::vector<MemoryRange>& ranges);
 inline MemoryRange range_in_block(const BlockRegion& region, std::int32_t block) {

@@ -126,7 +126,7 @@ Result<OverlaidDeriver::Pages> OverlaidDeriver::pages(std::size_t g, std::size_t
   if (at.is_padded && heads_apart && at.heads > 1)
     return fail(fmt::format("{}: a page of {} bytes cannot be padded to {} in order {}",
                             group.layer_names[layer], dense, page, name_of(options_.layout)));
-  // What stands in front of it in its group, and how many layers are like it.
+  // The layer's place in its group, and the number of layers with the same spec.
   std::int64_t alike = 0, place = 0;
   for (const std::size_t i : order_of_layers(group)) {
     const bool is_like = group.layer_spec(i) == spec;

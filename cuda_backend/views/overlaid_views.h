@@ -1,13 +1,13 @@
-// The views of caches that overlay one allocation: what a worker makes of a plan in one of the six
-// orders of [layers, blocks, heads, tokens, content]. It asks each backend for heads and rows as
-// ever, but K and V of a token and head are one content, and all groups begin at byte 0.
+// The views of caches that overlay one allocation, in one of the six orders of [layers, blocks, heads,
+// tokens, content]. Each backend defines heads and rows, as elsewhere, but K and V of a token and head
+// are one content, and all groups start at byte 0.
 //
-// 1. storage_offset counts from the begin of the allocation, whatever tensor that is in.
+// 1. storage_offset counts from the start of the allocation.
 // 2. Blocks are the first dimension of every view, K and V the second, then heads, tokens, a row.
-// 3. The allocation is told in tensors that follow one another, a page of every block each: one
-//    with blocks outermost, one for each layer with layers outermost, one for each head slot of a
-//    layer in order LHBNC.
-// Nothing here knows the reference's plan (reference/placement/) or closed form.
+// 3. The allocation is described as consecutive tensors with a page per block each: one tensor with
+//    blocks outermost, one per layer with layers outermost, one per head slot of a layer in order
+//    LHBNC.
+// Independent of the reference's plan (reference/placement/) and closed form.
 #pragma once
 
 #include <cstdint>
@@ -29,20 +29,20 @@ class OverlaidDeriver : public ViewDeriver {
   OverlaidDeriver(const KVCacheConfig& plan, const ViewOptions& options);
 
  protected:
-  // Where the pages of one layer lie: the layers of its group that are alike stand together.
+  // The pages of one layer. Layers of a group with the same spec are adjacent.
   struct Pages {
     std::int64_t heads = 0, rows = 0, content = 0;  // of one page
     std::int64_t first_byte = 0;                    // of block 0
     std::int64_t block_stride = 0, head_stride = 0, row_stride = 0;
     bool is_padded = false;
   };
-  // In kernel blocks, of which `splits` are a block.
+  // In kernel blocks; `splits` of them are a block.
   virtual Result<Pages> pages(std::size_t group, std::size_t layer, std::int64_t splits) const;
   // Kernel blocks of `bytes` from a block to the next one, where a layer's table is mapped.
   virtual std::int64_t kernel_blocks_apart(const Pages& at, std::int64_t bytes) const {
     return at.block_stride / bytes;
   }
-  // Bytes from a layer to the next one that is like it.
+  // Bytes from a layer to the next one with the same spec.
   virtual std::int64_t layer_stride(const KVCacheSpec& spec, const Pages& at) const;
 
   Result<LayerViews> layer_views(std::size_t group, std::size_t layer) const override;

@@ -130,7 +130,7 @@ class RankCutter {
     const std::int64_t heads = keeps_pairs(model) ? model.num_kv_heads : 1;
     if (keeps_pairs(model))
       place.head_begin = static_cast<std::int32_t>(at_.tp_rank * heads / at_.tp_size);
-    // Ranks that deal out tokens among one another gather their query heads.
+    // Ranks that share tokens gather their query heads.
     const std::int64_t queries = model.num_kv_heads * queries_per_kv_ / at_.tp_size;
     const std::int32_t gathered = model.dcp_sharded ? at_.dcp_size : 1;
     const std::int32_t leader = at_.tp_rank - at_.tp_rank % gathered;

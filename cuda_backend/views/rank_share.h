@@ -1,10 +1,10 @@
-// What a rank of tensor and pipeline parallelism allocates and which heads and layers of the model
-// it takes itself for, as a worker works it out of its ranks and the model's configuration. Rule
-// (14) of sim/protocol/backend.h; the reference has its own (reference/plan/rank_plan.h).
+// The share of a rank of tensor and pipeline parallelism: its allocation, and its heads and layers of
+// the model, derived from its ranks and the model's configuration as a worker does. Rule (14) of
+// sim/protocol/backend.h; the reference has its own (reference/plan/rank_plan.h).
 //
-// 1. Without such parallelism the plan is the model's, and every layer and head is at its place.
-// 2. A rank allocates for itself: num_blocks pages for each of its tensors.
-// 3. What cannot be cut is refused; nothing is rounded.
+// 1. Without such parallelism the plan is the model's, with every layer and head.
+// 2. A rank allocates num_blocks pages for each of its own tensors.
+// 3. What cannot be divided evenly is refused; nothing is rounded.
 #pragma once
 
 #include <cstdint>

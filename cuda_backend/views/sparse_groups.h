@@ -1,5 +1,5 @@
-// HiSparse's groups as a worker binds them: resident pages and hot regions are views like those of
-// the source's layers, which keep nothing on the device themselves.
+// HiSparse's groups as a worker binds them: resident pages and hot regions have the views of the
+// source's layers. The source itself keeps nothing on the device.
 #pragma once
 
 #include <cstdint>
@@ -22,11 +22,10 @@ inline bool is_resident_pages(const KVCacheGroupSpec& group) {
 }
 inline bool is_hot_region(const KVCacheGroupSpec& group) { return group.role == kHiSparseHot; }
 
-// The plan with resident and hot groups as caches of MLA, under roles that say which they are.
-// Their layers take the source's, one after the other. The source becomes a cache that keeps
-// nothing.
-// Without HiSparse: the plan. Refused: layers of a kind that are not as many as the source's, and
-// pages of another size.
+// Returns the plan with resident and hot groups as MLA caches, marked by their roles. Their layers take
+// the specs of the source's layers, in order. The source becomes a cache without memory.
+// Without HiSparse: the plan. Refused: resident or hot layers whose number or page size differs from
+// the source's.
 Result<KVCacheConfig> bind_sparse_groups(KVCacheConfig plan);
 
 }  // namespace lockstep::cuda

@@ -1,10 +1,11 @@
-// The views of a plan as an engine makes them: it asks each backend for a shape and an order, looks
-// at the raw buffer through them, pads, re-strides, slices. Nothing here knows the reference's
-// closed form (reference/plan/layout.h); that both address the same bytes the prover has to show.
+// The views of a plan as an engine makes them: each backend defines a shape and an order of the raw
+// buffer, which are padded, re-strided and sliced. Independent of the reference's closed form
+// (reference/plan/layout.h); the prover shows that both address the same bytes.
 //
+// Invariants:
 // 1. Offsets and strides are in elements of the view's dtype and in 64 bits.
 // 2. Every layer of a plan gets its views, or the plan is refused with a reason.
-// 3. The block dimension is asked from the backend, never guessed from a size of 2.
+// 3. The backend names the block dimension. It is never guessed from a size of 2.
 // Not checked here: that a view stays inside its buffer and its pages (sim/check/layout_prover.h).
 // Steps: _reshape_kv_cache_tensors and _update_hybrid_attention_mamba_layout of vLLM 0.22.1's
 // gpu_model_runner.py; packing: vLLM pull request 35703.
@@ -35,21 +36,20 @@ struct ViewOptions {
 // view cannot stride over; K and V rows of different lengths.
 Result<PoolViews> derive_views(const KVCacheConfig& plan, const ViewOptions& options);
 
-// What one block of a layer takes of its buffer: its shape's bytes, or the padded page.
+// Bytes of one block of a layer in its buffer: its shape's bytes, or the padded page.
 std::int64_t page_bytes(const KVCacheSpec& spec, AttentionBackend chosen);
 
 // Byte offset in the raw buffer of the element at `index`, one entry a dimension of the view.
 std::int64_t view_byte_offset(const TensorView& view, std::span<const std::int64_t> index);
 
-// Where a layer's cache lies: its tensor, and its place among the layers of a pack.
+// A layer's tensor, and its place among the layers of a pack.
 struct TensorPlace {
   std::size_t tensor = 0;
   std::int64_t place = 0;
 };
 
-// The steps in which an engine turns a plan into views, each one overridable: what a version of an
-// engine did in another way is one step in another way. derive_views() takes them as they stand
-// here.
+// The steps by which an engine turns a plan into views. A subclass overrides the steps in which a
+// version of an engine differs. derive_views() uses the steps of this class.
 class ViewDeriver {
  public:
   // Both must live as long as this object.
@@ -71,7 +71,7 @@ class ViewDeriver {
   // divides it and that all take; 0: none.
   virtual std::int64_t kernel_size(const KVCacheGroupSpec& group) const;
   virtual Result<LayerViews> layer_views(std::size_t group, std::size_t layer) const;
-  // The view of a token cache, whose layer stands at `at`; `pack`: layers in its page.
+  // The view of a token cache whose layer is at `at`; `pack`: layers per page.
   virtual Result<LayerViews> token_views(const KVCacheSpec& spec, std::int64_t kernel_size,
                                          std::int64_t pack, TensorPlace at,
                                          const std::string& name) const;
@@ -91,8 +91,7 @@ class ViewDeriver {
                                     std::int64_t /*itemsize_before*/) const {
     return offset_bytes / itemsize;
   }
-  // After all views are made: those that keep the pair in front are re-strided where pages are
-  // shared.
+  // After all views are made: re-strides pair-first views where pages are shared.
   virtual Result<void> update_layouts();
 
   // Layer `layer` of a group among the tensors of the plan.

@@ -24,9 +24,9 @@ bool is_mla_backend(AttentionBackend backend) {
   return backend == AttentionBackend::triton_mla || backend == AttentionBackend::flashmla;
 }
 
-// The last dimension of a K/V cache: scales of per-token-head quantization lie behind the row (the
-// room of one float), of int4 too, two of whose values lie in a byte; fp4 is two values to a byte
-// with a scale byte for sixteen.
+// The last dimension of a K/V cache. The scale of per-token-head quantization follows the row (one
+// float). int4 has two values per byte and a scale, fp4 two values per byte and a scale byte per
+// sixteen.
 std::int64_t pair_row(const KVCacheSpec& spec) {
   const std::int64_t head_size = spec.head_size;
   switch (spec.kv_quant_mode) {

@@ -1,11 +1,9 @@
-// How each attention backend shapes and orders its cache: what an engine asks of a backend's class.
+// The shape and order of each attention backend's cache, as the engine's backend classes define them.
 //
-// 1. shape() is the logical shape; stride_order()[i] is the logical dimension that lies i-th in
-//    memory.
-// 2. With a layers dimension, that dimension stands in front of the logical shape.
-// 3. The block dimension is asked for, with a number of blocks that nothing else equals; never
-//    guessed. Sources: get_kv_cache_shape and get_kv_cache_stride_order of
-//    vllm/v1/attention/backends/.
+// 1. shape() is the logical shape; stride_order()[i] is the logical dimension that is i-th in memory.
+// 2. A layers dimension is the first logical dimension.
+// 3. The block dimension is found with a number of blocks that no other dimension has, never guessed.
+// Sources: get_kv_cache_shape and get_kv_cache_stride_order of vllm/v1/attention/backends/.
 #pragma once
 
 #include <cstdint>

@@ -14,6 +14,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "base/stop_signal.h"
 #include "properties/shrink/case_parts.h"
 #include "properties/shrink/case_size.h"
 #include "reference/memory/content.h"
@@ -38,7 +39,7 @@ class ShrinkTrial {
   std::int64_t steps() const { return steps_; }
   std::int64_t evaluations() const { return evaluations_; }
   std::int64_t accepted() const { return accepted_; }
-  bool is_exhausted() const { return evaluations_ >= evaluations_max_; }
+  bool is_exhausted() const { return evaluations_ >= evaluations_max_ || stop_requested(); }
 
   // True: the candidate is the best now.
   bool attempt(const SavedCase& changed);

@@ -6,6 +6,7 @@ DIR: a checkout or an unpacked source tree of the engine; without it, the instal
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import os
 import sys
@@ -35,6 +36,11 @@ def _parse() -> argparse.Namespace:
         nargs="*",
         metavar="NAME",
         help="runs vLLM's own models, tiny, in shared memory and alone, and ends; none named: all",
+    )
+    parser.add_argument(
+        "--layers",
+        metavar="FOLDER",
+        help="writes the model file of the folder's config.json to standard output, and ends",
     )
     parser.add_argument("--only", metavar="WORDS", help="of --kernels: those whose name has them")
     parser.add_argument("--runner", choices=("v1", "v2"), default="v1", help="of the worker")
@@ -119,6 +125,8 @@ def main() -> None:
         _put_first(Path(arguments.folder).resolve(), arguments.engine)
     if arguments.plant is not None:
         _plant(arguments.plant, defects)
+    if arguments.layers is not None:
+        return _write_layers(arguments.layers, sink)
     if arguments.kernels:
         return _check_kernels(arguments)
     if arguments.models is not None:
@@ -161,6 +169,14 @@ def _check_kernels(arguments: argparse.Namespace) -> None:
         print(result.text(), end="", flush=True)
         has_failed |= bool(result.faults)
     sys.exit(1 if has_failed else 0)
+
+
+def _write_layers(folder: str, sink: Any) -> None:
+    """One line: the model file, or {"refused": why}."""
+    from lockstep_engines import model_layers
+
+    sink.write(json.dumps(model_layers.described(folder)).encode() + b"\n")
+    sink.flush()
 
 
 def _check_models(arguments: argparse.Namespace) -> None:

@@ -210,12 +210,18 @@ def _attend_in_windows(draw: random.Random) -> Trial:
     if draw.random() < 0.6:
         window = draw.choice((1, 5, 16, 33))
         made.options["window_size"] = (window - 1, 0)
-        sees = lambda p, j: j <= p and p - j < window
+
+        def sees(p, j):
+            return j <= p and p - j < window
+
         made.words.append(f"a window of {window}")
     else:
         back, chunk = draw.choice((0, 1, 2)), draw.choice((4, 16, 24))
         made.options |= {"window_size": (chunk * (back + 1) - 1, 0), "chunk_lookback": back}
-        sees = lambda p, j: j <= p and p // chunk - j // chunk <= back
+
+        def sees(p, j):
+            return j <= p and p // chunk - j // chunk <= back
+
         made.words.append(f"chunks of {chunk}, {back} back")
     made.sees = [sees] * len(made.sees)
     if draw.random() < 0.3:

@@ -1,5 +1,4 @@
-"""The engine's side of the scheduler protocol (docs/scheduler_protocol.md) and of the worker
-protocol (docs/worker_protocol.md), for any engine.
+"""The engine's side of both protocols (docs/protocols.md), for any engine.
 
 serve() reads messages, calls an Adapter or a Worker and writes one reply per message. An exception
 is a reply, `failed`, which says whose code raised: the engine's or Lockstep's (is_of_harness()).

@@ -1,6 +1,6 @@
 """SGLang's own scheduler behind the scheduler protocol: no GPU, no model, one process.
 
-SGLang decides slots of tokens; they are shown as blocks (docs/real_engines_sglang.md): a page is a
+SGLang decides slots of tokens; they are shown as blocks (docs/engines.md#sglang): a page is a
 block, page 0, into which padding is written, is the null block. The pools of full attention, of
 sliding windows and of states have their own indices in SGLang; here they lie one behind the other
 in one pool of blocks.

@@ -67,8 +67,6 @@ def _replace_streams(torch: Any) -> None:
     torch.cuda.empty_cache = torch.accelerator.empty_cache = nothing
     torch.Tensor.record_stream = nothing
     torch.accelerator.device_count = lambda: 1
-    torch.cuda.get_device_capability = lambda *_, **__: (8, 0)
-    torch.cuda.get_device_name = lambda *_, **__: "lockstep"
     torch.cuda.current_device = lambda: 0
 
 
@@ -87,6 +85,14 @@ def _replace_pinned_memory(torch: Any) -> None:
     for name in makers:
         setattr(torch, name, unpinned(getattr(torch, name)))
     torch.Tensor.pin_memory = lambda tensor, *_, **__: tensor
+
+
+def replace_device(torch: Any, capability: tuple[int, int], name: str) -> None:
+    """torch's CUDA device: it has this capability and name, and its memory is the host's."""
+    _replace_streams(torch)
+    _replace_pinned_memory(torch)
+    torch.cuda.get_device_capability = lambda *_, **__: capability
+    torch.cuda.get_device_name = lambda *_, **__: name
 
 
 def _make_platform(torch: Any) -> Any:
@@ -185,8 +191,7 @@ def take_the_place_of_cuda(runner: str) -> Any:
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1" if runner == "v2" else "0"
     import torch
 
-    _replace_streams(torch)
-    _replace_pinned_memory(torch)
+    replace_device(torch, capability=(8, 0), name="lockstep")
     worker_interpreter.fix()
     import vllm.platforms
 

@@ -27,7 +27,7 @@ class Known:
     id: str
     check: str
     text: str = ""
-    until: str = ""  # the last day on which it is no news
+    until: str = ""  # the last day on which it is ignored
     test: str = ""  # a pattern; empty: any
 
     def fits(self, test: str, check: str, line: str) -> bool:

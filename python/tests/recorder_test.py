@@ -58,6 +58,21 @@ class RecordingFileTest(Folder):
             RecordingFile(str(path))
         self.assertEqual(path.read_text(), "precious")
 
+    def test_a_device_is_written_and_not_replaced(self) -> None:
+        file = RecordingFile("/dev/null")
+        file.write_line(b"{}")
+        file.finish()
+        self.assertTrue(Path("/dev/null").is_char_device())
+
+    def test_a_symbolic_link_is_followed(self) -> None:
+        link = self.folder / "link.jsonl"
+        link.symlink_to(self.folder / "run.jsonl")
+        file = RecordingFile(str(link))
+        file.write_line(b"{}")
+        file.finish()
+        self.assertTrue(link.is_symlink())
+        self.assertEqual((self.folder / "run.jsonl").read_bytes(), b"{}\n")
+
     def test_a_folder_that_is_not_there_is_refused(self) -> None:
         with self.assertRaisesRegex(RecorderError, "cannot write .*: No such file or directory"):
             RecordingFile(str(self.folder / "nowhere" / "run.jsonl"))

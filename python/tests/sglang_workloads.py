@@ -69,7 +69,7 @@ def header(family: str, seed: int) -> Line:
     specs = [_spec(kind, page_size, rng) for kind in kinds]
     if "sliding_window" in kinds:
         # Less than two windows, or than a prompt that is prefilled whole, and requests may wait
-        # forever (docs/real_engines_sglang.md): sglang_test.py has those on their own.
+        # forever (docs/engines.md#sglang): sglang_test.py has those on their own.
         window = specs[kinds.index("sliding_window")]["sliding_window"]
         needed = 2 * window // page_size + 3
         if not config["enable_chunked_prefill"]:

@@ -17,7 +17,7 @@
 namespace lockstep {
 namespace {
 
-// Whose rings of keys that are still to be compressed the model has; in V4 they are windows.
+// The model's rings of keys that are not yet compressed; in V4 they are windows.
 enum class RingsOf : std::uint8_t { nobody, deepseek_v41, glm_indexer };
 RingsOf rings_of(const LayerSpecs& layers) {
   const auto any = [&](auto holds) {
@@ -80,7 +80,7 @@ Result<SpecType> type_of(const NamedSpec& layer) {
     case CacheKind::circular_buffer:
       return SpecType::circular_buffer;
     default:
-      return fail(fmt::format("{}: layers of kind {} are planned from recordings alone", layer.name,
+      return fail(fmt::format("{}: layers of kind {} are planned only from recordings", layer.name,
                               name_of(layer.spec.kind)));
   }
 }
@@ -91,7 +91,8 @@ Result<PlacementLayer> facts_of(const NamedSpec& named, AttentionBackend chosen,
   PlacementLayer layer{.name = named.name, .spec = CacheSpec{}, .backend = {}};
   CacheSpec& spec = *layer.spec;
   LS_ASSIGN_OR_RETURN(spec.type, type_of(named));
-  layer.backend = backend_for(named, chosen, rings);
+  layer.backend = named.backend.empty() ? backend_for(named, chosen, rings) : named.backend;
+  layer.fixed_block_size = given.block_size;
   spec.dtype = given.dtype;
   spec.block_size = 1;
   spec.dcp_sharded = is_dealt_out(given);
@@ -356,8 +357,10 @@ std::map<std::string, std::int64_t> mapped_kernel_blocks(const KVCacheConfig& pl
     if (layer.spec.compress_ratio <= 1 || layer.spec.kind != CacheKind::mla) continue;
     const CacheBackend* backend = find_cache_backend(backend_for(layer, chosen, rings));
     LS_CHECK(backend != nullptr, "{} has no backend", layer.name);
+    CacheSpec facts;
+    facts.tokens_per_state = layer.spec.compress_ratio;
     const auto tokens = common_kernel_block(layer.spec.block_size,
-                                            {kernel_sizes(*backend, DeviceFamily::sm90, nullptr)});
+                                            {kernel_sizes(*backend, DeviceFamily::sm90, facts)});
     if (tokens && *tokens != layer.spec.block_size) mapped[layer.name] = *tokens;
   }
   return mapped;

@@ -14,6 +14,10 @@ namespace lockstep {
 Result<std::vector<PlacedGroup>> cache_groups(NamedCacheSpecs specs, CacheOrder order,
                                               const PlacementOptions& options);
 
+// An Error: the layer's block holds no KV entry. The engine divides by the page where it compares
+// pages, so it refuses such a layer while grouping, or while planning at the latest.
+Result<void> check_page(const std::string& name, const CacheSpec& spec);
+
 // Packing apart (_get_packed_kv_cache_groups): unlike pages side by side in one block. Requires
 // an order with blocks outermost and more than one page size.
 // An Error: windows or states of unlike pages that must be split and come in unlike numbers.

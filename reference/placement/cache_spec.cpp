@@ -210,7 +210,7 @@ std::int64_t stride_alignment_bytes(const CacheSpec& spec) {
   if (alignment.kernel_tokens == 0) return std::max<std::int64_t>(alignment.bytes, 1);
   const std::int64_t kernel = std::gcd(alignment.kernel_tokens, spec.block_size);
   if (kernel == spec.block_size) return 1;
-  return std::max<std::int64_t>(page_bytes(with_block_size(spec, kernel)), 1);
+  return page_bytes(with_block_size(spec, kernel));
 }
 
 void apply_alignment(CacheSpec& spec) {

@@ -136,7 +136,7 @@ std::int64_t content_bytes(const CacheSpec& spec);                     // C
 std::int64_t unpadded_page_bytes(const CacheSpec& spec);               // H * N * C
 std::int64_t page_bytes(const CacheSpec& spec);                        // as padded
 bool is_prefix_cacheable(const CacheSpec& spec);
-// 1: any stride.
+// 1: any stride; 0: a kernel block holds no KV entry, so there is none.
 std::int64_t stride_alignment_bytes(const CacheSpec& spec);
 
 // The same rows in blocks of another size. A page that `alignment` padded is padded anew, but keeps

@@ -56,9 +56,10 @@ struct PlacementOptions {
 
 struct PlacementLayer {
   std::string name;
-  std::optional<CacheSpec> spec;  // absent: needs no cache
-  std::string backend;            // empty: no backend of its own
-  bool is_unquantized = false;    // keeps the model's element type whatever kv_dtype says
+  std::optional<CacheSpec> spec;      // absent: needs no cache
+  std::string backend;                // empty: no backend of its own
+  std::int64_t fixed_block_size = 0;  // tokens, of rows in a format of their own; 0: by rule
+  bool is_unquantized = false;        // keeps the model's element type whatever kv_dtype says
 };
 
 // Layers that share a block table. A group of one spec has it in `specs` for every layer that it

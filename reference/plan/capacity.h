@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "reference/types/plan_options.h"
@@ -55,9 +56,14 @@ struct Capacity {
 // Requires a plan with groups.
 Capacity capacity_of(const KVCacheConfig& config, const PlanOptions& options);
 
-// Of a prompt that was computed before, the tokens that a resend finds: whole steps, and never the
-// last token. A step longer than the prompts makes prefix caching useless (35703: 1 % of tokens).
-std::int64_t resend_hit_tokens(const Capacity& capacity, std::int64_t prompt_tokens);
+// Tokens that a second request with the same prompt hits: whole steps of Capacity::hit_step_tokens,
+// and never the last token. A step longer than the prompts makes prefix caching useless (35703: 1 %
+// of tokens).
+std::int64_t resend_hit_tokens(std::int64_t hit_step_tokens, std::int64_t prompt_tokens);
+
+// The warning that no prompt is long enough to be hit; `limit` names what limits the prompts.
+std::string unfilled_block_text(std::int64_t hit_step_tokens, std::int64_t prompt_tokens_max,
+                                std::string_view limit);
 
 // num_blocks // growing groups * smallest growing block size; every group counts where none grows.
 std::int64_t growing_groups_tokens(const KVCacheConfig& config, const PlanOptions& options);

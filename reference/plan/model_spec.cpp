@@ -109,6 +109,12 @@ std::optional<StateFamily> state_family_from_name(std::string_view name) {
   return std::nullopt;
 }
 
+std::int64_t num_draft_layers(const ModelSpec& model) {
+  return std::ranges::count_if(model.layers, [&](const ModelSpec::Layer& layer) {
+    return model.kinds[layer.kind].is_draft;
+  });
+}
+
 Result<LayerSpecs> layer_specs(const ModelSpec& model, const PlanOptions& options) {
   LayerSpecs layers;
   for (const ModelSpec::Layer& layer : model.layers) {
@@ -119,6 +125,7 @@ Result<LayerSpecs> layer_specs(const ModelSpec& model, const PlanOptions& option
     named.spec = kind.spec;
     named.is_draft = kind.is_draft;
     named.index_topk = kind.index_topk;
+    named.backend = kind.backend;
     KVCacheSpec& spec = named.spec;
     spec.dcp_sharded |= options.dcp == 1 && !is_ring(spec);
     Cut cut(named.name, options.tp);

@@ -18,6 +18,10 @@
 
 namespace lockstep {
 
+struct ModelSpec;
+// Layers that only a draft model has (LayerKind::is_draft).
+std::int64_t num_draft_layers(const ModelSpec& model);
+
 // Which states a recurrent layer keeps.
 enum class StateFamily : std::uint8_t {
   gated_delta_net,   // conv [kernel - 1 + drafts, k + k + v channels], ssm [v heads, v dim, k dim]
@@ -58,6 +62,7 @@ struct LayerKind {
   std::optional<std::int64_t> prefill_checkpoint_alignment;
   bool is_draft = false;  // of the drafter (MTP, EAGLE): there with PlanOptions::has_drafter alone
   std::int64_t index_topk = 0;  // sparse attention: rows that it reads, as its indexer chooses
+  std::string backend;          // of releases that overlay groups; empty: as the options say
   bool operator==(const LayerKind&) const = default;
 };
 

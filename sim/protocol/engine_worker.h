@@ -1,8 +1,9 @@
-// What an engine tells its worker, beside the program of a step: for backends that are the worker
-// of a real engine, and work out themselves what a program says.
+// What an engine sends to its worker in addition to a step's program: for backends that are a real
+// engine's worker and derive the program's content themselves.
 //
-// (1) begin() comes first and once. A request is added before a decision names it.
-// (2) decided() comes before the execute() of its step; what the step sampled comes behind it.
+// Invariants
+// (1) begin() is called first and once. A request is added before a decision names it.
+// (2) decided() precedes the execute() of its step; what the step sampled follows it.
 #pragma once
 
 #include <cstdint>

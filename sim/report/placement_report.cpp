@@ -152,7 +152,19 @@ std::string placement_table(const PlacementReport& report) {
                      stages.order->by == "default" ? "the engine" : stages.order->by,
                      orders_text(stages.supported));
   for (std::size_t w = 0; w < stages.workers.size(); ++w) append_stage(report, w, out);
+  for (const std::string& warning : report.warnings) out += fmt::format("  warning: {}\n", warning);
   return out;
+}
+
+std::int64_t hit_step_tokens(const ModelPlacement& placed) {
+  const Placement& plan = placed.stages.workers.front();
+  const auto keeps_no_state = [](const PlacedGroup& group) {
+    return group.spec.type == SpecType::mamba &&
+           group.spec.mamba_cache_mode == MambaCacheMode::none;
+  };
+  if (std::ranges::any_of(plan.groups, keeps_no_state)) return 0;
+  const auto sizes = hash_sizes(plan, placed.options);
+  return sizes ? sizes->hit_alignment : 0;
 }
 
 }  // namespace lockstep

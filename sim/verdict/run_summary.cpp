@@ -39,6 +39,8 @@ constexpr auto kVerdicts = std::to_array<Named<Verdict>>({
     {Verdict::engine_failure, "engine_failure"},
     {Verdict::harness, "harness"},
     {Verdict::mismatch, "mismatch"},
+    {Verdict::parted, "parted"},
+    {Verdict::audit, "audit"},
 });
 
 }  // namespace

@@ -1,4 +1,4 @@
-// An engine's own worker as a backend: a process that holds it and speaks docs/worker_protocol.md
+// An engine's own worker as a backend: a process that holds it and speaks docs/protocols.md
 // is handed each step's decision, and its memory, tables and slots are judged like any backend's.
 //
 // (1) Pages lie in memory that both processes map (shared_bytes.h, page_map.h); poison, and the

@@ -1,4 +1,4 @@
-// The messages of the worker protocol and its replies, as lines of JSON: docs/worker_protocol.md.
+// The messages of the worker protocol and its replies, as lines of JSON: docs/protocols.md.
 #pragma once
 
 #include <cstdint>

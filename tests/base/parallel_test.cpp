@@ -47,7 +47,7 @@ TEST(ForEachInParallel, of_nothing_does_nothing) {
       });
 }
 
-// Those before the first no, without a gap; after it nobody is asked.
+// All before the first false, without a gap; nothing after it is called.
 TEST(ForEachInParallel, ends_with_the_first_no_and_leaves_no_gap) {
   for (const int jobs : {1, 4}) {
     int questions = 0;  // asked by one thread at a time

@@ -50,7 +50,6 @@ class Builder {
     move("move_states", 1 << 20, sizes_.decode_requests, 4 << 20);
     move("shift_states_in_place", 24 << 10, sizes_.decode_requests, 4096);
     swap("swap_padded_pages", page, page - 512, sizes_.decode_requests * 4);
-    request_slots();
   }
 
  private:
@@ -306,34 +305,14 @@ class Builder {
   void swap(const char* name, std::int64_t page, std::int64_t payload, std::int32_t count) {
     auto* pages = zeros<std::byte>(page * count, "pages");
     auto* packed = zeros<std::byte>(payload * count, "packed");
-    std::vector<BlockPair> pairs;
+    std::vector<BlockCopyItem> items;
     for (std::int64_t block : scattered(count))
-      pairs.push_back({static_cast<std::int32_t>(block), static_cast<std::int32_t>(pairs.size())});
-    const std::vector<PageRegion> regions = {{packed, pages, payload, page, payload, 16}};
-    add(name, 2 * payload * count, count, kernels_.copy_pages,
-        CopyPagesParams{put(regions, "regions"), put(pairs, "pairs"), 1, count, payload});
-  }
-
-  void request_slots() {
-    const std::int32_t tokens = sizes_.prefill_tokens, blocks = tokens / kBlockSize;
-    GroupTable table;
-    table.width = blocks;
-    table.kernel_block_size = table.slot_block_size = kBlockSize;
-    table.lengths = put(std::vector<std::int32_t>{blocks}, "lengths");
-    table.entries = table.kernel_entries = zeros<std::int32_t>(blocks, "block table");
-    std::vector<std::int32_t> positions(static_cast<std::size_t>(tokens));
-    std::iota(positions.begin(), positions.end(), 0);
-    RequestSlotsParams p{};
-    p.groups = put(std::vector<GroupTable>{table}, "groups");
-    p.shares = put(std::vector<ContextShare>{{2, 0, 4}}, "shares");
-    p.query_start_loc = put(std::vector<std::int32_t>{0, tokens}, "query_start_loc");
-    p.rows = put(std::vector<std::int32_t>{0}, "rows");
-    p.positions = put(positions, "positions");
-    p.slots = zeros<Slot>(tokens, "slots");
-    p.slots_stride = p.num_padded_tokens = tokens;
-    p.num_groups = p.num_requests = 1;
-    p.pad_slot = PAD_SLOT_ID;
-    add("request_slots", std::int64_t{tokens} * 12, tokens, kernels_.request_slots, p);
+      items.push_back(
+          {0, static_cast<std::int32_t>(block), static_cast<std::int32_t>(items.size())});
+    const std::vector<CopyRegion> regions = {{packed, pages, payload, page, payload, 16}};
+    add(name, 2 * payload * count, count, device_.kernels().copy_blocks,
+        CopyBlocksParams{put(regions, "regions"), put(std::vector<RegionRange>{{0, 1}}, "groups"),
+                         put(items, "items"), count, 1, payload});
   }
 
   Device& device_;

@@ -41,7 +41,15 @@ std::vector<Workload> pool_workloads(Device& device, const KernelTable& kernels,
   device.zero(sums, std::int64_t{16} * pages);
   const ZeroBlocksParams zero{region, group, put(device, blocks, "blocks"),
                               pages,  1,     size.page_bytes};
-  const CopyBlocksParams copy{region,    group, put(device, copies, "copies"),
+  const CopyRegion* copied = put<CopyRegion>(device,
+                                             {{.target = pool,
+                                               .source = pool,
+                                               .target_stride = size.page_bytes,
+                                               .source_stride = size.page_bytes,
+                                               .size_bytes = size.page_bytes,
+                                               .unit_bytes = 16}},
+                                             "copy regions");
+  const CopyBlocksParams copy{copied,    group, put(device, copies, "copies"),
                               pages / 2, 1,     size.page_bytes};
   const PoisonBlocksParams poison{region, page_size, nullptr, 1, pages, 0, size.page_bytes};
   const FingerprintParams fingerprint{region, put(device, prints, "prints"), sums, pages,

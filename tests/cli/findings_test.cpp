@@ -3,9 +3,11 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <cctype>
 #include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <regex>
 #include <set>
 #include <sstream>
 
@@ -48,19 +50,28 @@ std::map<std::string, std::map<int, std::string>> cells_of_page() {
   return cells;
 }
 
-// The chapter of a finding in docs/findings.md, from its heading on; empty: there is none.
-std::string chapter(const std::string& page, int number) {
-  const std::size_t at = page.find(fmt::format("\n## {}. ", number));
-  return at == std::string::npos ? "" : page.substr(at, page.find("\n## ", at + 1) - at);
+// The page of each finding, docs/findings/NN_name.md, by its number.
+std::map<int, std::string> pages() {
+  std::map<int, std::string> pages;
+  for (const auto& entry : std::filesystem::directory_iterator(kDocs + "findings")) {
+    const std::string name = entry.path().filename().string();
+    if (std::isdigit(static_cast<unsigned char>(name.front())) == 0) continue;
+    const int number = std::stoi(name);
+    EXPECT_TRUE(pages.emplace(number, read_text(entry.path().string())).second) << name;
+    EXPECT_NE(read_text(kDocs + "findings.md").find(fmt::format(": findings/{}\n", name)),
+              std::string::npos)
+        << name << " is missing in the index";
+  }
+  return pages;
 }
 
-TEST(Findings, every_one_of_the_page_has_its_title_and_cases_that_are_there) {
-  const std::string page = read_text(kDocs + "findings.md");
-  std::set<int> numbers;
+TEST(Findings, EachHasAPageWithItsTitleAndCasesThatAreThere) {
+  const auto all = pages();
+  std::set<int> driven;
   for (const FindingCases& finding : finding_cases()) {
-    EXPECT_TRUE(numbers.insert(finding.number).second) << finding.number;
-    EXPECT_TRUE(chapter(page, finding.number)
-                    .starts_with(fmt::format("\n## {}. {}\n", finding.number, finding.title)))
+    EXPECT_TRUE(driven.insert(finding.number).second) << finding.number;
+    EXPECT_TRUE(all.at(finding.number)
+                    .starts_with(fmt::format("# {}. {}\n", finding.number, finding.title)))
         << finding.number;
     EXPECT_FALSE(finding.checks.empty());
     for (const std::string_view file : finding.files)
@@ -68,14 +79,52 @@ TEST(Findings, every_one_of_the_page_has_its_title_and_cases_that_are_there) {
                                           std::string(file)))
           << file;
   }
-  // The others are what no scheduler decides, or need requests that adapters do not make.
-  for (int number = 1; !chapter(page, number).empty(); ++number) {
-    if (numbers.contains(number)) continue;
-    const std::string text = chapter(page, number);
-    EXPECT_TRUE(text.find("Not a decision") != std::string::npos ||
-                text.find("`lockstep findings` does not ask engines") != std::string::npos)
+  EXPECT_EQ(all.size(), 48u);
+  EXPECT_EQ(all.rbegin()->first, 48);
+  // The others are not decisions of a scheduler, or need requests that adapters do not make.
+  for (const auto& [number, page] : all) {
+    if (driven.contains(number)) continue;
+    EXPECT_TRUE(page.find("Not a decision") != std::string::npos ||
+                page.find("`lockstep findings` does not ask engines") != std::string::npos)
         << number;
   }
+}
+
+// Long lines are wrapped: a match may span them.
+TEST(Findings, EachSaysWhoCanReachItAndInWhichReleases) {
+  const std::regex reach(
+      R"(\n\*\*Reach\.\*\* (Default configuration: |Option needed: [^]*`[^`]+`|Unreachable today: ))");
+  const std::regex releases(R"(\n\*\*Releases\.\*\* [^\n]*(0\.\d+\.\d+))");
+  for (const auto& [number, page] : pages()) {
+    EXPECT_TRUE(std::regex_search(page, reach)) << number;
+    EXPECT_TRUE(std::regex_search(page, releases)) << number;
+    EXPECT_NE(page.find("\n**What "), std::string::npos) << number;
+    EXPECT_NE(page.find("mallest case"), std::string::npos) << number;
+  }
+}
+
+// A maintainer who reads only the page can reproduce it.
+TEST(Findings, EachUpstreamPageHasCommandModelReleasesOutputAndPermalinks) {
+  const auto all = pages();
+  int count = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(kDocs + "upstream")) {
+    const std::string name = entry.path().filename().string();
+    if (std::isdigit(static_cast<unsigned char>(name.front())) == 0) continue;
+    const std::string page = read_text(entry.path().string());
+    for (const std::string_view part :
+         {"\n**Reach.** ", "\n**Releases.** ", "\n**Model.** ", "\n**Server", "\n**Observed** ",
+          "https://github.com/vllm-project/vllm/blob/v0.33.0/vllm/", "    pytest cases/test_"})
+      EXPECT_NE(page.find(part), std::string::npos) << name << ": " << part;
+    const std::string& finding = all.at(std::stoi(name));
+    EXPECT_NE(finding.find(fmt::format("(../upstream/{})", name)), std::string::npos) << name;
+    const auto reach_of = [](const std::string& text) {
+      const std::size_t at = text.find("**Reach.**");
+      return text.substr(at, text.find("\n\n", at) - at);
+    };
+    EXPECT_EQ(reach_of(page), reach_of(finding)) << name;
+    ++count;
+  }
+  EXPECT_EQ(count, 27);
 }
 
 // The model of 0.22.1 goes on where vLLM stops, and counts what is there: 10 and 23 are not its.

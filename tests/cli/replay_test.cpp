@@ -295,14 +295,14 @@ TEST(Replay, WithRealNumbersRunsTheKernelsOfAnEngine) {
   const Json int8 = replay_json({kSample, "--backend", "simt", "--limit", "20", "--numbers", "real",
                                  "--dtype", "int8", "--graphs", "32", "--streams", "2"});
   EXPECT_EQ(int8.at("verdict"), "agreed");
-  for (const Json& run : {real, int8}) {
-    EXPECT_GT(run.at("outputs_checked"), 10'000);
+  // Rows of bf16 are moved, rows of int8 quantised.
+  for (const auto& [run, write] :
+       {std::pair{&real, "write_rows"}, std::pair{&int8, "write_parts"}}) {
+    EXPECT_GT(run->at("outputs_checked"), 10'000);
     std::set<std::string> kernels;
-    for (const Json& kernel : run.at("kernels")) kernels.insert(kernel.at("kernel"));
-    for (const char* name : {"write_parts", "split_attention", "attention_combine"})
+    for (const Json& kernel : run->at("kernels")) kernels.insert(kernel.at("kernel"));
+    for (const char* name : {write, "split_attention", "attention_combine"})
       EXPECT_TRUE(kernels.contains(name)) << name;
-    EXPECT_FALSE(kernels.contains("write_rows"));
-    EXPECT_FALSE(kernels.contains("paged_attention"));
   }
 }
 

@@ -69,8 +69,8 @@ TEST(ConnectorReplays, one_of_every_bundled_family_agrees_on_the_kernels) {
   EXPECT_GT(tally.blocks_lost, 0);
 }
 
-// What has drafts, or lost blocks behind which the engine goes on (docs/findings.md, 15), is
-// followed by the decisions alone.
+// Recordings with drafts, or with lost blocks that the engine continues after (docs/findings.md,
+// 15), are followed by decisions only.
 TEST(ConnectorReplays, with_asynchronous_scheduling_agree_or_say_why_they_are_refused) {
   const auto samples = find_samples_dir();
   ASSERT_TRUE(samples.has_value());

@@ -1,5 +1,5 @@
-// The policies that an engine follows are found from what it recorded: a release that is taken out
-// of the table is found again, and an engine that no combination of policies describes is told.
+// fit finds the policies of an engine from its recordings: a release removed from the table is
+// found again, and an engine that no combination describes is reported.
 #include "sim/conform/fit.h"
 
 #include <gtest/gtest.h>

@@ -134,8 +134,9 @@ std::map<std::string, std::string> lost_by_connectors(const PlacementRecording& 
   return lost;
 }
 
-// By rule and order. The plan whose groups have two strides between blocks is lost to both; the
-// offloading connector also loses heads that lie apart, and states alone with blocks outermost.
+// By rule and layout. Both lose the plan whose groups have two strides between blocks; the
+// offloading connector also loses separate heads, and states without attention in a block-outer
+// layout.
 TEST(OverlaidPlans, the_offloading_connector_loses_what_does_not_lie_a_page_apart) {
   const auto data = find_data_dir();
   const auto full = data ? *data / "recordings_more/vllm-0.33.0/layouts.jsonl" : "";

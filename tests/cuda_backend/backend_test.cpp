@@ -39,8 +39,8 @@ TEST_P(BackendTest, AgreesOverSeveralStreamsHoweverLateTheirOperationsRun) {
       }
 }
 
-// Graphs of up to 8 tokens: decodes are replayed, most chunks of prompts are too large for one.
-TEST_P(BackendTest, AgreesWhereStepsAreReplayedFromCapturedGraphs) {
+// Graphs of up to 8 tokens: decodes are replayed, most prompt chunks are too large.
+TEST_P(BackendTest, AgreesWithStepsFromCapturedGraphs) {
   for (CheckMode mode : {CheckMode::fast, CheckMode::check, CheckMode::hunt})
     for (const int num_streams : {1, 3}) {
       ToyPlan plan = GetParam();
@@ -54,7 +54,7 @@ TEST_P(BackendTest, AgreesWhereStepsAreReplayedFromCapturedGraphs) {
     }
 }
 
-// As where another data parallel rank has no graph: every second step is launched anew.
+// Another data parallel rank may have no graph: every second step runs eagerly.
 TEST_P(BackendTest, ReplaysNoGraphInAStepThatRunsEagerly) {
   ToyPlan plan = GetParam();
   plan.config.max_cudagraph_capture_size = 8;
@@ -114,7 +114,7 @@ TEST(Backend, WhoWroteAByteIsTheKernelThreadAndStepThatDid) {
   EXPECT_EQ(writer->thread.substr(0, 6), "cta 0 ");
 }
 
-// In mode fast nobody watches accesses; what leaves a tensor is found all the same.
+// In mode fast accesses are not checked, but a write past a tensor is found.
 TEST(Backend, AWritePastATensorIsFoundInItsGuardZone) {
   for (const bool planted : {false, true}) {
     const auto plans = toy_plans();
@@ -165,7 +165,7 @@ TEST(Backend, APoolThatTheDeviceCannotHoldIsAnErrorNotACrash) {
   EXPECT_FALSE(make_simt_backend(plan.config));
 }
 
-TEST(GpuBackend, WithoutAGpuItSaysWhy) {
+TEST(GpuBackend, AMissingGpuIsAnErrorWithItsReason) {
   std::string why;
   if (gpu_available(&why)) GTEST_SKIP() << "there is a GPU here";
   EXPECT_FALSE(why.empty());

@@ -65,9 +65,12 @@ TEST_P(RegionTest, ZeroAndCopyTouchTheirRegionOfTheirBlocksAndNothingElse) {
     const auto* groups = device.put(std::vector<RegionRange>{{0, 0}, {0, 1}}, "groups");
     const std::vector<GroupBlockItem> zero = {{1, 1}, {0, 0}};  // group 0 has no regions
     const std::vector<BlockCopyItem> copies = {{1, 1, 0}};
-    device->launch(
-        device.kernels().copy_blocks,
-        CopyBlocksParams{regions, groups, device.put(copies, "copies"), 1, 1, shape.size});
+    const BlockRegion own = region(tensor);
+    const std::vector<CopyRegion> copied = {
+        {own.base, own.base, own.block_stride, own.block_stride, own.size_bytes, own.unit_bytes}};
+    device->launch(device.kernels().copy_blocks,
+                   CopyBlocksParams{device.put(copied, "copy regions"), groups,
+                                    device.put(copies, "copies"), 1, 1, shape.size});
     device->launch(device.kernels().zero_blocks,
                    ZeroBlocksParams{regions, groups, device.put(zero, "zero"), 2, 1, shape.size});
     for (int i = 0; i < shape.size; ++i) {
@@ -80,7 +83,7 @@ TEST_P(RegionTest, ZeroAndCopyTouchTheirRegionOfTheirBlocksAndNothingElse) {
   });
 }
 
-TEST_P(RegionTest, PoisonIsThePatternOfThePageAndBlockThatItLiesIn) {
+TEST_P(RegionTest, PoisonIsThePatternOfItsPageAndBlock) {
   in_every_mode([&](CheckMode mode, std::uint64_t seed) {
     KernelDevice device(mode, seed);
     oracle::Bytes expected = background(total());
@@ -185,7 +188,7 @@ TEST_P(RegionTest, StatesAdvanceTokenByTokenInPlaceAndFromZero) {
   });
 }
 
-TEST_P(RegionTest, ACheckpointGetsTheStateOnItsWayAndTheUpdateGoesOn) {
+TEST_P(RegionTest, ACheckpointReceivesTheStateAndTheUpdateContinues) {
   in_every_mode([&](CheckMode mode, std::uint64_t seed) {
     KernelDevice device(mode, seed);
     oracle::Bytes expected = background(total());

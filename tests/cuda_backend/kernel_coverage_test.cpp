@@ -1,5 +1,5 @@
-// No kernel without a test that watches its accesses: every __global__ of cuda_backend/kernels is
-// launched in check mode by some test of single kernels.
+// Every kernel has a test that checks its accesses: a test of single kernels launches every __global__
+// of cuda_backend/kernels in check mode.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -37,8 +37,8 @@ Names kernels_in(const std::string& text) {
   return matches(text, R"(__global__\s+void\s+(?:__launch_bounds__\([^)]*\)\s*)?(\w+)\()");
 }
 
-// Kernels by the names that they are launched under. A launcher names both: a function of launch/,
-// which begins at the begin of a line and ends with a brace there.
+// Kernels by the name of their launch. A launcher contains both: a function of launch/ that starts at
+// the start of a line and ends with a brace there.
 std::map<std::string, Names> kernels_by_launch(const std::string& text) {
   std::map<std::string, Names> kernels;
   std::istringstream lines(text);
@@ -62,8 +62,8 @@ Names uncovered(const Names& kernels, const std::map<std::string, Names>& by_lau
   return left;
 }
 
-// All tests of single kernels: those of this program, without whole backends and the executor, and
-// those of kernel_matrices, in other processes.
+// Runs all tests of single kernels in other processes: those of this program, without whole backends
+// and the executor, and those of kernel_matrices.
 Names launched_by_kernel_tests() {
   const std::string log = tests::temporary_path("kernels");
   const std::string variable = std::string(kKernelLogVariable) + "='" + log + "' ";
@@ -90,7 +90,7 @@ TEST(KernelCoverage, EveryKernelIsLaunchedByATestThatWatchesItsAccesses) {
   EXPECT_GE(declared.size(), 15u);
   const Names left = uncovered(declared, kernels_by_launch(launchers), launched_by_kernel_tests());
   for (const std::string& kernel : left)
-    ADD_FAILURE() << kernel << " is launched by no test in check mode: write one with KernelDevice";
+    ADD_FAILURE() << kernel << " has no test in check mode; write one with KernelDevice";
 }
 
 TEST(KernelCoverage, AKernelThatNothingLaunchesIsFound) {

@@ -1,32 +1,34 @@
-// A device for tests of single kernels: arrays go in, bytes come out, reports fail the test. It is
-// the SIMT executor, or a GPU where the environment says LOCKSTEP_TEST_DEVICE=cuda; without a GPU
-// every test of such a run is skipped.
+// A device for tests of single kernels: the SIMT executor, or a GPU if LOCKSTEP_TEST_DEVICE is cuda.
+// Without a GPU every test of such a run is skipped.
 //
-// 1. On a GPU there are no modes: bodies of in_every_mode() run once, and nothing is reported.
+// 1. A report fails the test. 2. On a GPU there are no modes and no reports: bodies of
+//    in_every_mode() run once.
 #pragma once
 
 #include <cctype>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "base/check.h"
 #include "base/result.h"
+#include "cuda_backend/defects/kernels/defect_table.h"
 #include "cuda_backend/device/device.h"
 #include "cuda_backend/launch/kernel_table.h"
 #include "tests/cuda_backend/kernel_log.h"
 
 namespace lockstep::cuda {
 
-// Of the framework that the tests are written in: the test that runs has failed, and goes on.
+// Fails the running test, which continues. Each test framework has its own.
 void fail_test(const std::string& message);
 
 bool runs_on_gpu();
-// Why there is no device: "no GPU: ...", or a variable that says nothing; empty: there is one.
+// Why the device is missing: "no GPU: ...", or an unknown variable; empty: it is there.
 std::string why_no_kernel_device();
-// What devices live in: a simulated runtime, or nothing at all. Kept for as long as any of them.
+// The simulated runtime of the devices, or null. It lives as long as any of them.
 std::shared_ptr<void> surroundings_of_devices();
 inline constexpr const char* kNoChecker = "reports are the CPU executor's, and this is a GPU";
 Result<std::unique_ptr<Device>> make_kernel_device(CheckMode mode, std::uint64_t seed,
@@ -52,7 +54,13 @@ class KernelDevice {
   Device& operator*() { return *device_; }
   Device* operator->() { return device_.get(); }
   const KernelTable& kernels() { return device_->kernels(); }
-  const EngineKernels& engine() { return device_->engine_kernels(); }
+  const EngineKernels& engine() { return planted_ ? *planted_ : device_->engine_kernels(); }
+  // engine() from now on has the defect in the place of its own launcher.
+  template <class Params>
+  void plant(Launcher<Params> EngineKernels::*own, Launcher<Params> DefectKernels::*defect) {
+    if (!planted_) planted_ = device_->engine_kernels();
+    *planted_.*own = defect_kernels_of(device_->kernels()).*defect;
+  }
 
   template <class T>
   T* put(const std::vector<T>& values, const std::string& name) {
@@ -75,8 +83,8 @@ class KernelDevice {
     return values;
   }
 
-  // The launch shapes that results must not depend on: the device's own, a GPU's, and one thread;
-  // on a GPU its own, and CTAs of one warp with little and with much to do.
+  // Launch shapes with equal results: the device's own, a GPU's, and one thread; on a GPU its own, and
+  // CTAs of one warp with few and with many items.
   std::vector<LaunchPlace> places() {
     if (runs_on_gpu()) {
       LaunchPlace little = device_->place(), much = device_->place();
@@ -111,11 +119,12 @@ class KernelDevice {
 
   std::shared_ptr<void> surroundings_;
   std::unique_ptr<Device> device_;
-  std::vector<std::byte*> memory_;  // to be given back: a GPU outlives its device
+  std::vector<std::byte*> memory_;  // released at the end: a GPU outlives its device
+  std::optional<EngineKernels> planted_;
 };
 
-// Every way to run a kernel that its result must not depend on: the plain build, the checked one,
-// and the checked one with threads preempted between accesses, from `hunts` seeds.
+// Runs the body in every mode, whose results must be equal: the plain build, the checked one, and the
+// checked one with threads preempted between accesses, for `hunts` seeds.
 template <class Body>
 void in_every_mode(const Body& body, int hunts = 2) {
   body(CheckMode::fast, std::uint64_t{1});
@@ -132,7 +141,7 @@ inline std::string test_name(std::string name) {
   return name;
 }
 
-// Numbers for tests: any place, any order, the same every time.
+// Deterministic numbers for tests.
 inline std::uint64_t number(std::uint64_t seed, std::uint64_t i) {
   std::uint64_t x = seed * 0x2545F4914F6CDD1Du + i * 0x9E3779B97F4A7C15u + 1;
   x ^= x >> 29;

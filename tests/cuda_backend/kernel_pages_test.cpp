@@ -1,5 +1,5 @@
-// HiSparse's rows on the device: what a step writes goes to the host, what is read goes to hot
-// regions, by the same rule as in the reference, and readers find each row where it lies.
+// HiSparse's rows on the device: written rows are copied to the host, read rows to hot regions, by the
+// rule of the reference, and readers find each row.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -20,7 +20,7 @@ constexpr int kEntries = 4;     // of a row of host blocks
 constexpr int kHotEntries = 2;  // of a hot region
 constexpr int kSlots = kHotEntries * kBlockSize;
 constexpr int kPositions = kEntries * kBlockSize;
-// Pages of device blocks stand apart.
+// Pages of device blocks are padded.
 constexpr int kBlockStride = 2 * kBlockSize * kRowBytes;
 constexpr int kHostStride = kBlockSize * kRowBytes;
 
@@ -96,7 +96,7 @@ struct Pages {
   std::int32_t num_reads = 0;
 };
 
-TEST(KernelPages, ReadsTakeTheSlotsThatTheReferenceHandsOut) {
+TEST(KernelPages, ReadsUseTheSlotsOfTheReference) {
   for (CheckMode mode : {CheckMode::fast, CheckMode::check}) {
     Pages pages(mode);
     HotRegions reference;
@@ -129,7 +129,7 @@ TEST(KernelPages, ReadsTakeTheSlotsThatTheReferenceHandsOut) {
   }
 }
 
-TEST(KernelPages, RowsThatAStepWritesGoToTheHostAndNoOthers) {
+TEST(KernelPages, OnlyRowsThatAStepWritesAreCopiedToTheHost) {
   for (CheckMode mode : {CheckMode::fast, CheckMode::check}) {
     Pages pages(mode);
     const std::byte* cache = pages.device.put(pool(kBlockStride, 0), "resident");

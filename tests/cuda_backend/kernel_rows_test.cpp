@@ -11,6 +11,30 @@
 namespace lockstep::cuda {
 namespace {
 
+// K and V rows, contiguous at `key` and `value`, on their way into the cache.
+WritePartsParams write_of(const RowCache& rows, const std::byte* key, const std::byte* value,
+                          const Slot* slots, std::int32_t num_tokens) {
+  WritePartsParams params{};
+  for (std::int32_t i = 0; i < rows.num_parts; ++i)
+    params.parts[i] = {.to = {.base = rows.base + i * rows.part_stride,
+                              .block_stride = rows.block_stride,
+                              .token_stride = rows.token_stride,
+                              .head_stride = rows.head_stride,
+                              .block_size = rows.block_size,
+                              .num_heads = rows.num_kv_heads,
+                              .head_size = rows.head_size,
+                              .piece_elements = rows.head_size,
+                              .dtype = rows.dtype},
+                       .source = i == 0 ? key : value,
+                       .source_token_stride = std::int64_t{rows.num_kv_heads} * rows.row_bytes,
+                       .source_head_stride = rows.row_bytes,
+                       .source_dtype = rows.dtype};
+  params.slots = slots;
+  params.num_parts = rows.num_parts;
+  params.num_tokens = num_tokens;
+  return params;
+}
+
 struct Shape {
   std::string name;
   DType dtype = DType::bf16;
@@ -126,7 +150,7 @@ class RowsTest : public ::testing::TestWithParam<Shape> {
   Shape shape = GetParam();
 };
 
-TEST_P(RowsTest, FilledAndWrittenRowsLieWhereTheSlotsSay) {
+TEST_P(RowsTest, FilledRowsAreWrittenToTheirSlots) {
   in_every_mode([&](CheckMode mode, std::uint64_t seed) {
     KernelDevice device(mode, seed);
     const std::vector<Slot> slots = some_slots();
@@ -173,8 +197,8 @@ TEST_P(RowsTest, FilledAndWrittenRowsLieWhereTheSlotsSay) {
                                                               .row_bytes = row_bytes(),
                                                               .layer = 3,
                                                               .first_head = 0});
-    device->launch(device.kernels().write_rows,
-                   WriteRowsParams{cache(memory), key, value, device_slots, num_tokens});
+    device->launch(device.engine().write_parts,
+                   write_of(cache(memory), key, value, device_slots, num_tokens));
     device->launch(device.kernels().gather_rows,
                    GatherRowsParams{cache(memory), device_slots, out_key, out_value, num_tokens});
     const auto size = static_cast<std::int64_t>(expected.size());
@@ -220,8 +244,8 @@ struct FarPages {
     const auto count = static_cast<std::int32_t>(slots.size());
     std::vector<std::uint8_t> rows(32 * slots.size(), 0x5A);
     const auto* input = reinterpret_cast<std::byte*>(device.put(rows, "rows"));
-    device->launch(device.kernels().write_rows,
-                   WriteRowsParams{cache, input, input, device.put(slots, "slots"), count});
+    device->launch(device.engine().write_parts,
+                   write_of(cache, input, input, device.put(slots, "slots"), count));
   }
   bool row_is_there(Slot slot) {
     const std::int64_t at = slot / 16 * kStride + slot % 16 * 32;
@@ -245,7 +269,7 @@ TEST(FarRows, RowsBeyondTwoAndFourGibibytesAreWrittenWhereTheyBelong) {
 
 TEST(FarRows, MutantOffsetInt32IsReportedOutOfBoundsOrLandsElsewhere) {
   FarPages pages(CheckMode::check);
-  pages.device->plant(KernelDefect::write_offset_int32);
+  pages.device.plant(&EngineKernels::write_parts, &DefectKernels::write_in_32_bits);
   pages.write({16 + 3});  // 1 GiB: still right
   EXPECT_TRUE(pages.row_is_there(16 + 3));
   pages.device.expect_no_reports();

@@ -1,5 +1,5 @@
-// Block tables and slot mappings on the device: what rows hold after appends, edits and clears, and
-// where positions go.
+// Block tables and slot mappings on the device: rows after appends, edits and clears, and the slots of
+// positions.
 #include <gtest/gtest.h>
 
 #include "tests/cuda_backend/kernel_device.h"
@@ -93,7 +93,7 @@ TEST(KernelTables, KernelBlocksOfAPackedBlockLeaveOutThePagesInBetween) {
 }
 
 // Two requests, of which one has a block more than the other.
-TEST(KernelTables, DraftsGoOnFromWhereTheirPassWasAndHaveNoSlotBehindTheTable) {
+TEST(KernelTables, DraftsContinueFromTheirPassAndHaveNoSlotAfterTheTable) {
   for (CheckMode mode : {CheckMode::fast, CheckMode::check}) {
     Tables tables(mode);
     tables.append({{0, 0, 0, 0, 2}, {2, 0, 0, 2, 3}, {0, 1, 0, 5, 1}, {2, 1, 0, 6, 1}},
@@ -159,11 +159,11 @@ TEST(KernelTables, SlotsAreBlockTimesBlockSizePlusOffsetInEveryGroupAndPadsAreMi
   }
 }
 
-TEST(KernelTables, AnEntryThatNobodyWroteIsReportedWhenASlotNeedsIt) {
+TEST(KernelTables, AnUnwrittenEntryIsReportedWhenASlotNeedsIt) {
   if (runs_on_gpu()) GTEST_SKIP() << kNoChecker;
   Tables tables;
   tables.append({{0, 0, 0, 0, 1}, {0, 1, 0, 0, 1}}, {5});
-  tables.slots({4}, {0}, 1);  // the second block of group 0 was never handed out
+  tables.slots({4}, {0}, 1);  // group 0 has no second block
   const auto reports = tables.device.reports();
   ASSERT_FALSE(reports.empty());
   EXPECT_EQ(reports.front().kind, "uninitialised read");

@@ -109,7 +109,7 @@ INSTANTIATE_TEST_SUITE_P(Backend, MutantTest, ::testing::ValuesIn(exposures()),
                            return name;
                          });
 
-TEST(Mutants, EveryListedOneIsExposedByATestAndHasItsOwnName) {
+TEST(Mutants, EveryDefectIsExposedByATestAndHasItsOwnName) {
   std::set<std::string> exposed = {
       "offset-int32",             // a tensor beyond 2 GiB: kernel_rows_test.cpp
       "slot-interleave-ignored",  // ranks of a context: tests/mutants/mutants_test.cpp

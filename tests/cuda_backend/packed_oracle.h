@@ -1,6 +1,5 @@
-// A block of 4-bit rows as its engine's tensors describe it, one byte after the other, and what
-// rounding makes of a number, from the list of the numbers that there are. No code and no
-// arithmetic of cuda_backend/.
+// A block of 4-bit rows as its engine's tensors describe it, byte by byte, and the rounding of numbers
+// by a search of all numbers of the format. No code and no arithmetic of cuda_backend/.
 #pragma once
 
 #include <array>
@@ -97,7 +96,7 @@ struct PackedBlocks {
     scale_at = dealt;
   }
 
-  // The same places said in strides, which is all that a kernel is told.
+  // The same addresses as the strides that a kernel receives.
   cuda::PartLayout layout(std::byte* memory, int kv, const float* layer_scale) const {
     cuda::PartLayout part;
     const int first = kv * part_bytes() + offset;

@@ -1,6 +1,6 @@
-// Where the elements of a paged cache lie, from the shapes that engines give their caches, and what
-// rounding makes of a number, from the list of a format's numbers. In plain loops: no code and no
-// arithmetic of cuda_backend/.
+// The addresses of a paged cache's elements, from the shapes of engines' caches, and the rounding of
+// numbers by a search of all numbers of the format. Plain loops: no code and no arithmetic of
+// cuda_backend/.
 #pragma once
 
 #include <cmath>
@@ -14,7 +14,7 @@ namespace lockstep::oracle {
 enum class Arrangement { nhd, hnd, x_split_key, x_split_value };
 
 // One part of a layer in pages of page_bytes, beginning at byte `offset`. Rows are row_bytes apart
-// where they are whole: more than their elements where a scale or another part stands behind them.
+// where they are whole: more than their elements if a scale or another part follows them.
 struct Part {
   Arrangement arrangement = Arrangement::nhd;
   DType dtype = DType::bf16;
@@ -61,7 +61,7 @@ struct Part {
     return element_at(block, token, head, 0) + scale_offset;
   }
 
-  // The same place said in strides, which is all that a kernel is told.
+  // The same addresses as the strides that a kernel receives.
   cuda::PartLayout layout(std::byte* memory, float* tensor_scale) const {
     cuda::PartLayout part;
     const std::int64_t origin = element_at(0, 0, 0, 0);

@@ -45,7 +45,7 @@ TEST(SimtArena, AllocationsAreAlignedNamedAndApart) {
   }
 }
 
-TEST(SimtArena, FreedAddressesComeBackOnlyWhenFreshOnesHaveRunOut) {
+TEST(SimtArena, FreedAddressesAreReusedOnlyAfterAllFreshOnes) {
   Arena arena = std::move(*Arena::reserve(kMiB, kMiB, true));  // 16 chunks
   std::vector<std::byte*> all;
   for (int i = 0; i < 16; ++i) all.push_back(*arena.allocate(1000, fmt::format("a{}", i)));
@@ -59,10 +59,10 @@ TEST(SimtArena, FreedAddressesComeBackOnlyWhenFreshOnesHaveRunOut) {
   EXPECT_TRUE(arena.release(all[5]));
   EXPECT_TRUE(arena.release(all[3]));
   EXPECT_FALSE(arena.release(all[3])) << "freed twice";
-  EXPECT_FALSE(arena.release(all[4] + 1)) << "not the begin of an allocation";
+  EXPECT_FALSE(arena.release(all[4] + 1)) << "not the start of an allocation";
   EXPECT_EQ(arena.find(address_of(all[5]))->live, false);
   EXPECT_EQ(*arena.allocate(10, "again"), all[5]) << "the longest freed first";
-  EXPECT_EQ(all[5][999], std::byte{0}) << "freed memory is given back to the system";
+  EXPECT_EQ(all[5][999], std::byte{0}) << "freed memory is returned to the system";
   EXPECT_EQ(arena.find(address_of(all[5]))->name, "again");
   EXPECT_FALSE(arena.allocate(70000, "two chunks in a row")) << "they are not neighbours";
 }

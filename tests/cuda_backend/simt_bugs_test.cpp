@@ -1,5 +1,5 @@
-// Planted bugs of bounds, alignment, definedness and meeting: each is caught, named and located,
-// and the right kernel beside it gives no report.
+// Planted bugs of bounds, alignment, definedness and synchronisation: each is caught, named and
+// located, and the right kernel gives no report.
 #include <gtest/gtest.h>
 
 #include "tests/cuda_backend/simt_kernels/bugs.h"
@@ -50,7 +50,7 @@ TEST(SimtBounds, AWriteOneElementPastTheAllocationIsNamedAndNotMade) {
       << words;
 }
 
-TEST(SimtWords, EachKindOfFindingIsToldInTheWordsOfTheToolThatLooksForIt) {
+TEST(SimtWords, EachKindOfFindingHasTheWordsOfTheToolThatFindsIt) {
   simt::Report report;
   report.by = {.launch = 3, .kernel = "k", .cta = {2, 0, 0}, .thread = 5};
   report.thread_index = {5, 0, 0};
@@ -79,8 +79,8 @@ TEST(SimtWords, EachKindOfFindingIsToldInTheWordsOfTheToolThatLooksForIt) {
             "========= Barrier error detected. Divergent thread(s) in block\n" + who);
   EXPECT_EQ(words(ReportKind::warp_divergence),
             "========= Barrier error detected. Divergent thread(s) in warp\n" + who);
-  for (const ReportKind none : {ReportKind::undeclared_access, ReportKind::read_only_written,
-                                ReportKind::runaway, ReportKind::executor_limit})
+  for (const ReportKind none :
+       {ReportKind::undeclared_access, ReportKind::runaway, ReportKind::executor_limit})
     EXPECT_EQ(words(none), "");
 
   report.allocation = "__shared__ tile";
@@ -124,7 +124,7 @@ TEST(SimtBounds, AccessesFarOutsideAreWild) {
   EXPECT_EQ(device.read(out, 1)[0], 3.0f);
 }
 
-TEST(SimtBounds, MemoryThatWasFreedIsNotToBeUsed) {
+TEST(SimtBounds, AnAccessToFreedMemoryIsReported) {
   TestDevice device(Mode::check);
   float* data = device.undefined<float>(256, "scratch");
   ASSERT_EQ(device.executor().free(data), simt::success);
@@ -173,7 +173,7 @@ TEST(SimtBounds, AnOffsetThatWrapsIn32BitsIsCaughtInASparsePoolOf32GiB) {
   EXPECT_EQ(device.executor().free(pool), simt::success);
 }
 
-TEST(SimtDefinedness, AReadOfBytesThatNobodyWroteIsReported) {
+TEST(SimtDefinedness, AReadOfUnwrittenBytesIsReported) {
   TestDevice device(Mode::check);
   const float* in = device.undefined<float>(300, "in");
   float* out = device.undefined<float>(300, "out");
@@ -184,7 +184,7 @@ TEST(SimtDefinedness, AReadOfBytesThatNobodyWroteIsReported) {
   EXPECT_LINE(report, "out[global_thread()] = in[global_thread()]");
   const simt::LaunchStatistics& statistics = device.executor().last_launch();
   EXPECT_EQ(statistics.reports_total(), 300u) << "all are counted";
-  EXPECT_EQ(statistics.abandoned_threads, 0u) << "the thread goes on";
+  EXPECT_EQ(statistics.abandoned_threads, 0u) << "the thread continues";
 }
 
 TEST(SimtDefinedness, EveryByteCounts) {
@@ -210,7 +210,7 @@ TEST(SimtDefinedness, HostCopiesAndMemsetDefineMemory) {
   device.expect_clean();
 }
 
-TEST(SimtShared, AReadOfASharedElementThatNobodyWroteInThisCtaIsReported) {
+TEST(SimtShared, AReadOfASharedElementThatThisCtaDidNotWriteIsReported) {
   TestDevice device(Mode::check);
   float* out = device.undefined<float>(32, "out");
   ASSERT_EQ(bug_kernels.shared_uninitialised(device.stream(), out), simt::success);
@@ -219,7 +219,7 @@ TEST(SimtShared, AReadOfASharedElementThatNobodyWroteInThisCtaIsReported) {
   EXPECT_EQ(report.byte_offset, 20);
 }
 
-TEST(SimtShared, AStoreIntoTheGapBehindASharedArrayIsReported) {
+TEST(SimtShared, AStoreAfterTheEndOfASharedArrayIsReported) {
   TestDevice device(Mode::check);
   float* out = device.undefined<float>(1, "out");
   ASSERT_EQ(bug_kernels.shared_out_of_bounds(device.stream(), out, 7), simt::success);
@@ -288,7 +288,7 @@ TEST(SimtMeeting, ABarrierThatOthersNeverReachEndsTheCtaInEveryMode) {
   }
 }
 
-TEST(SimtMeeting, TheStacksOfThreadsThatWaitForEverAreUsedAgain) {
+TEST(SimtMeeting, TheStacksOfThreadsInADeadlockAreReused) {
   const auto address_space_bytes = [] {
     std::ifstream file("/proc/self/statm");
     std::size_t pages = 0;
@@ -304,7 +304,7 @@ TEST(SimtMeeting, TheStacksOfThreadsThatWaitForEverAreUsedAgain) {
       << "200 * 32 stacks would be 400 MiB";
 }
 
-// A page that nobody may touch lies below each stack: no thread writes another one's.
+// An inaccessible page below each stack keeps threads out of other stacks.
 TEST(SimtStack, LocalsThatDoNotFitEndTheProcess) {
   EXPECT_DEATH(
       {
@@ -331,7 +331,7 @@ TEST(SimtMeeting, ExitedLanesAreNotWaitedForAndHaveNoValue) {
   }
 }
 
-TEST(SimtMeeting, AThreadThatSpinsForEverIsARunaway) {
+TEST(SimtMeeting, AThreadThatSpinsWithoutEndIsARunaway) {
   TestDevice device(Mode::check);
   const int* flag = device.uploaded<int>({0}, "flag");
   int* out = device.uploaded<int>({0}, "out");

@@ -1,5 +1,5 @@
-// The executor as a device: meetings give what they give on a GPU, launches are counted and named,
-// and the seed decides everything.
+// The executor as a device: warp operations and barriers have a GPU's results, launches are counted
+// and named, and the seed decides every choice.
 #include "cuda_backend/simt/executor/executor.h"
 
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@
 
 #include "cuda_backend/simt/random.h"
 #include "tests/cuda_backend/simt_kernels/bugs.h"
-#include "tests/cuda_backend/simt_kernels/meetings.h"
+#include "tests/cuda_backend/simt_kernels/synchronisation.h"
 #include "tests/cuda_backend/simt_kernels/scale.h"
 #include "tests/cuda_backend/simt_test_device.h"
 
@@ -56,17 +56,13 @@ TEST_P(SimtMeetings, WarpOperationsGiveWhatLoopsGive) {
     const std::size_t lane = t % 32;
     EXPECT_EQ(r.sum, butterfly_sum(warp)) << "bit for bit";
     EXPECT_EQ(r.max, *std::max_element(warp.begin(), warp.end()));
-    EXPECT_EQ(r.min, *std::min_element(warp.begin(), warp.end()));
-    EXPECT_NEAR(r.scan, std::accumulate(warp.begin(), warp.begin() + lane + 1, 0.0), 1.0);
-    int integer_sum = 0, integer_scan = 0;
+    int integer_sum = 0;
     unsigned ballot = 0;
     for (std::size_t i = 0; i < 32; ++i) {
       integer_sum += static_cast<int>(warp[i]);
-      if (i <= lane) integer_scan += static_cast<int>(warp[i]);
       ballot |= static_cast<unsigned>(static_cast<int>(warp[i]) % 3 == 0) << i;
     }
     EXPECT_EQ(r.integer_sum, integer_sum);
-    EXPECT_EQ(r.integer_scan, integer_scan);
     EXPECT_EQ(r.from_lane_3, warp[3]);
     EXPECT_EQ(r.from_xor_5, warp[lane ^ 5]);
     EXPECT_EQ(r.from_up_2, lane < 2 ? warp[lane] : warp[lane - 2]);
@@ -136,13 +132,26 @@ TEST_P(SimtMeetings, TheCompilersAtomicsAreAtomicToo) {
 
 TEST_P(SimtMeetings, LaunchesThatNoGpuTakesAreRefused) {
   const auto stream = device.stream();
-  EXPECT_EQ(kernels.invalid(stream, 1, 1, 0), simt::success);
-  EXPECT_EQ(kernels.invalid(stream, 1, 1024, 227 * 1024), simt::success);
-  EXPECT_EQ(kernels.invalid(stream, 0, 32, 0), simt::invalid_configuration);
-  EXPECT_EQ(kernels.invalid(stream, 1, 0, 0), simt::invalid_configuration);
-  EXPECT_EQ(kernels.invalid(stream, 1, 1025, 0), simt::invalid_configuration);
-  EXPECT_EQ(kernels.invalid(stream, 1, 32, 227 * 1024 + 1), simt::invalid_configuration);
-  EXPECT_EQ(kernels.invalid(nullptr, 1, 32, 0), simt::invalid_value);
+  const auto launch = [&](simt::stream_t on, unsigned grid, unsigned threads, std::size_t smem,
+                          bool large_shared = false) {
+    return kernels.nothing({dim3(grid), dim3(threads), smem, on, "nothing", large_shared});
+  };
+  EXPECT_EQ(launch(stream, 1, 1, 0), simt::success);
+  EXPECT_EQ(launch(stream, 1, 1024, 48 * 1024), simt::success);
+  EXPECT_EQ(launch(stream, 0, 32, 0), simt::invalid_configuration);
+  EXPECT_EQ(launch(stream, 1, 0, 0), simt::invalid_configuration);
+  EXPECT_EQ(launch(stream, 1, 1025, 0), simt::invalid_configuration);
+  EXPECT_EQ(launch(nullptr, 1, 32, 0), simt::invalid_value);
+}
+
+TEST_P(SimtMeetings, MoreThan48KibibytesOfSharedMemoryNeedAnOptIn) {
+  const auto launch = [&](std::size_t smem, bool large_shared) {
+    return kernels.nothing({dim3(1), dim3(32), smem, device.stream(), "nothing", large_shared});
+  };
+  EXPECT_EQ(launch(48 * 1024 + 1, false), simt::invalid_configuration);
+  EXPECT_EQ(launch(48 * 1024 + 1, true), simt::success);
+  EXPECT_EQ(launch(227 * 1024, true), simt::success);
+  EXPECT_EQ(launch(227 * 1024 + 1, true), simt::invalid_configuration);
 }
 
 TEST(SimtExecutor, LanesOrderSharedMemoryWithSyncwarpOnly) {
@@ -210,7 +219,7 @@ TEST(SimtDeterminism, OtherSeedsGiveOtherInterleavings) {
   EXPECT_NE(run_racy_kernels(Mode::check, 1).reports, run_racy_kernels(Mode::check, 2).reports);
 }
 
-// ---- books
+// ---- statistics
 
 TEST(SimtExecutor, WhoWroteNamesLaunchKernelCtaAndThread) {
   TestDevice device(Mode::check);
@@ -228,7 +237,7 @@ TEST(SimtExecutor, WhoWroteNamesLaunchKernelCtaAndThread) {
   EXPECT_EQ(after->writer.cta.x, 700u / 128);
   EXPECT_EQ(after->writer.thread, 700u % 128);
   EXPECT_TRUE(device.executor().who_wrote(data + 900)->writer.is_host) << "not scaled";
-  EXPECT_FALSE(device.executor().who_wrote(data + 1000).has_value()) << "behind the end";
+  EXPECT_FALSE(device.executor().who_wrote(data + 1000).has_value()) << "past the end";
   EXPECT_FALSE(device.executor().who_wrote(&device).has_value()) << "host memory";
 }
 
@@ -245,7 +254,7 @@ TEST(SimtExecutor, ReportsAreCappedPerPlaceAndAllAreCounted) {
   EXPECT_TRUE(device.executor().reports().empty());
 }
 
-TEST(SimtExecutor, AfterAnUncheckedLaunchUndefinedReadsAreNotReportedAndThatIsSaid) {
+TEST(SimtExecutor, AfterAnUncheckedLaunchUndefinedReadsAreNotReportedAndStatisticsShowIt) {
   TestDevice device(Mode::check);
   float* data = device.undefined<float>(100, "data");
   float* out = device.undefined<float>(100, "out");
@@ -317,7 +326,7 @@ TEST(SimtExecutor, AnExecutorMayMoveToAnotherOsThread) {
 }
 
 // Stamps hold 22 bits of the launch number; after that they begin again.
-TEST(SimtExecutor, FourMillionLaunchesLaterNothingIsForgottenThatMatters) {
+TEST(SimtExecutor, AfterFourMillionLaunchesReportsAreStillRight) {
   TestDevice device(Mode::check);
   float* early = device.undefined<float>(8, "early");
   int* counter = device.uploaded<int>({0}, "counter");

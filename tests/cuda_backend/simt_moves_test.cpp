@@ -148,7 +148,7 @@ TEST(SimtMoves, WhoWroteNamesTheCopierAndTheAuthor) {
   const auto undefined = device.executor().who_wrote(copy + 64);
   ASSERT_TRUE(undefined.has_value());
   EXPECT_FALSE(undefined->defined);
-  EXPECT_FALSE(device.executor().who_wrote(page + 64).has_value()) << "nobody wrote it";
+  EXPECT_FALSE(device.executor().who_wrote(page + 64).has_value()) << "never written";
 
   // A write of one's own ends the origin.
   ASSERT_EQ(move_kernels.write_bytes(device.stream(), copy, 16, 16), simt::success);

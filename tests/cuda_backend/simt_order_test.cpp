@@ -125,10 +125,10 @@ TEST(SimtOrder, TheLastCtaMayReadWhatOthersReleasedAndNotWhatTheyDidNot) {
   }
 }
 
-// Two readers, one of whom writes later: only the meeting that both take part in makes it legal.
+// Two readers, one of which writes later: only a barrier of both makes it legal.
 // Half of the seeds let the writer read last, so that its own read hides the other one from a naive
 // check.
-TEST(SimtOrder, AWriteAfterReadsOfOthersNeedsAMeetingWithAllOfThem) {
+TEST(SimtOrder, AWriteAfterReadsOfOthersNeedsABarrierWithAllOfThem) {
   struct Case {
     int ctas, distance;
     bool warp_is_enough, cta_is_enough;

@@ -1,5 +1,4 @@
-// What a launch is said to touch, and what a load says of its data: the executor holds both to it,
-// and counts what launches did.
+// Declared ranges of a launch, which the executor enforces, and the counts of what launches did.
 #include <gtest/gtest.h>
 
 #include <numeric>
@@ -26,28 +25,6 @@ void allow(simt::DeclaredRanges& ranges, const int* array, int first, int last, 
                reinterpret_cast<std::uintptr_t>(array + last), to_write);
 }
 
-TEST(SimtPromises, ReadOnlyDataThatNobodyWritesIsReadWithoutAReport) {
-  TestDevice device(Mode::check);
-  const int* from = device.uploaded(numbers(32), "from");
-  int* to = device.undefined<int>(32, "to");
-  ASSERT_EQ(promise_kernels.add_one_readonly(device.stream(), to, from, 32), simt::success);
-  ASSERT_EQ(promise_kernels.add_one_readonly(device.stream(), to, to, 32), simt::success);
-  const simt::Report report = device.take_only(ReportKind::read_only_written);
-  EXPECT_EQ(report.by.launch, 3u) << "the first launch keeps its promise: " << to_string(report);
-  EXPECT_EQ(device.read(to, 32)[31], 33);
-}
-
-// A race detector has nothing to say about one thread; a GPU's read-only cache has.
-TEST(SimtPromises, OneThreadThatShiftsInPlaceBreaksThePromiseOfItsOwnLoads) {
-  TestDevice device(Mode::check);
-  int* data = device.uploaded(numbers(32), "data");
-  ASSERT_EQ(promise_kernels.shift_readonly(device.stream(), data, data + 8, 16), simt::success);
-  const simt::Report report = device.take_only(ReportKind::read_only_written);
-  EXPECT_EQ(report.allocation, "data");
-  ASSERT_EQ(promise_kernels.shift_readonly(device.stream(), data, data + 16, 16), simt::success);
-  device.expect_clean();
-}
-
 TEST(SimtPromises, AnAccessOutsideOfWhatWasDeclaredIsReportedAndMade) {
   TestDevice device(Mode::check);
   const int* from = device.uploaded(numbers(64), "from");
@@ -58,22 +35,21 @@ TEST(SimtPromises, AnAccessOutsideOfWhatWasDeclaredIsReportedAndMade) {
   allow(ranges, to, 0, 31, true);
   ranges.merge();
   device.executor().declare(&ranges);
-  ASSERT_EQ(promise_kernels.add_one_readonly(device.stream(), to, from, 31), simt::success);
+  ASSERT_EQ(promise_kernels.add_one(device.stream(), to, from, 31), simt::success);
   device.expect_clean();
-  ASSERT_EQ(promise_kernels.add_one_readonly(device.stream(), to, from, 32), simt::success);
+  ASSERT_EQ(promise_kernels.add_one(device.stream(), to, from, 32), simt::success);
   const simt::Report report = device.take_only(ReportKind::undeclared_access);
   EXPECT_EQ(report.access, simt::AccessKind::write);
   EXPECT_EQ(report.allocation, "to");
   EXPECT_EQ(report.byte_offset, 31 * 4);
   EXPECT_EQ(device.read(to, 32)[31], 32);
   // To read is not to write; what may be written may be read.
-  ASSERT_EQ(promise_kernels.shift_readonly(device.stream(), to, to + 16, 15), simt::success);
+  ASSERT_EQ(promise_kernels.shift(device.stream(), to, to + 16, 15), simt::success);
   device.expect_clean();
-  ASSERT_EQ(promise_kernels.shift_readonly(device.stream(), const_cast<int*>(from), to, 1),
-            simt::success);
+  ASSERT_EQ(promise_kernels.shift(device.stream(), const_cast<int*>(from), to, 1), simt::success);
   EXPECT_EQ(device.take_only(ReportKind::undeclared_access).allocation, "from");
   device.executor().declare(nullptr);
-  ASSERT_EQ(promise_kernels.add_one_readonly(device.stream(), to, from, 32), simt::success);
+  ASSERT_EQ(promise_kernels.add_one(device.stream(), to, from, 32), simt::success);
   device.expect_clean();
 }
 
@@ -83,20 +59,20 @@ TEST(SimtPromises, TotalsOfAKernelAreTheSumsOfItsLaunches) {
   int* to = device.undefined<int>(32, "to");
   std::uint64_t switches = 0;
   for (const int count : {32, 5}) {
-    ASSERT_EQ(promise_kernels.add_one_readonly(device.stream(), to, from, count), simt::success);
+    ASSERT_EQ(promise_kernels.add_one(device.stream(), to, from, count), simt::success);
     switches += device.executor().last_launch().switches;
   }
-  ASSERT_EQ(promise_kernels.shift_readonly(device.stream(), to, from, 3), simt::success);
+  ASSERT_EQ(promise_kernels.shift(device.stream(), to, from, 3), simt::success);
   const auto totals = device.executor().kernel_totals();
   ASSERT_EQ(totals.size(), 2u);
-  EXPECT_EQ(totals[0], (simt::KernelTotals{.kernel = "add_one_readonly",
+  EXPECT_EQ(totals[0], (simt::KernelTotals{.kernel = "add_one",
                                            .launches = 2,
                                            .ctas = 2,
                                            .threads = 64,
                                            .accesses = 2 * (32 + 5),
                                            .switches = switches,
                                            .barriers = 0}));
-  EXPECT_EQ(totals[1].kernel, "shift_readonly");
+  EXPECT_EQ(totals[1].kernel, "shift");
   EXPECT_EQ(totals[1].accesses, 6u);
 }
 

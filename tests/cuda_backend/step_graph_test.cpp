@@ -1,5 +1,5 @@
-// The graph of a step's operations, where they are placed, and the check of what was issued: the
-// last knows nothing of the first two, and finds every edge that is left out.
+// The graph of a step's operations, their placement, and the check of the issued calls. The check is
+// independent of the first two and finds every missing edge.
 #include "cuda_backend/streams/step_graph.h"
 
 #include <fmt/core.h>
@@ -56,7 +56,7 @@ std::vector<Operation> random_operations(std::uint64_t seed, int count) {
   return operations;
 }
 
-// Issues operations as they are placed, but for one wait; the pairs that were found.
+// Issues operations as placed, except one wait. Returns the found pairs.
 std::vector<StreamOrder::Unordered> issue(const std::vector<Operation>& operations,
                                           const std::vector<Placement>& placements, int num_streams,
                                           int left_out = -1) {
@@ -121,7 +121,7 @@ TEST(StepGraph, PlacedOnStreamsIsOrderedWhereverItMustBe) {
     }
 }
 
-TEST(StepGraph, SpreadsOperationsThatDoNotMeetOverAllStreams) {
+TEST(StepGraph, SpreadsIndependentOperationsOverAllStreams) {
   std::vector<Operation> operations;
   for (std::uintptr_t i = 1; i < 9; ++i)
     operations.push_back(operation("alone", {}, {{10 * i, 10 * i + 5}}));
@@ -134,7 +134,7 @@ TEST(StepGraph, SpreadsOperationsThatDoNotMeetOverAllStreams) {
 }
 
 // No wait is there for nothing: whichever is left out, some pair is unordered.
-TEST(StreamOrder, NamesAPairForEveryWaitThatIsLeftOut) {
+TEST(StreamOrder, NamesAPairForEveryMissingWait) {
   int waits_tried = 0;
   for (std::uint64_t seed = 0; seed < 20; ++seed) {
     const std::vector<Operation> operations = random_operations(seed, 24);
@@ -152,7 +152,7 @@ TEST(StreamOrder, NamesAPairForEveryWaitThatIsLeftOut) {
   EXPECT_GT(waits_tried, 200);
 }
 
-TEST(StreamOrder, AnEventOrdersWhatCameBeforeItAndNothingAfter) {
+TEST(StreamOrder, AnEventOrdersOnlyEarlierOperations) {
   const Operation copy = operation("copy", {{1, 2}}, {{5, 9}});
   const Operation late = operation("late", {}, {{20, 30}});
   const Operation use = operation("use", {{8, 25}}, {});

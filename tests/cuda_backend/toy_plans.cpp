@@ -43,7 +43,7 @@ ToyPlan plan_of(std::string name, std::vector<KVCacheSpec> specs, int tensors,
   return plan;
 }
 
-// Attention with blocks of 96 tokens in kernel blocks of 32, beside padded states, as a hybrid is
+// Attention with blocks of 96 tokens in kernel blocks of 32, with padded states, as a hybrid is
 // planned.
 ToyPlan hybrid(std::string name, AttentionBackend backend, CacheLayout layout, int num_blocks) {
   KVCacheSpec states;
@@ -59,7 +59,7 @@ ToyPlan hybrid(std::string name, AttentionBackend backend, CacheLayout layout, i
   return plan;
 }
 
-// A second layer beside each layer, in the same page.
+// A second layer next to each layer, in the same page.
 ToyPlan packed(ToyPlan plan) {
   KVCacheGroupSpec& group = plan.config.plan.groups.front();
   plan.pack = 2;

@@ -1,5 +1,5 @@
-// Every call of CUDA fails once, in a run of its own: the run says so in one sentence, agrees with
-// nothing that it did not see, and gives back whatever it had taken.
+// Every CUDA call fails once, each in its own run. The run reports it in one line, never reports
+// unread results as agreed, and releases everything.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -21,7 +21,7 @@ constexpr int kStepsToFail = 7;
 
 struct Replay {
   std::vector<std::string> found;
-  std::int64_t calls = 0;  // before anything was given back at its end
+  std::int64_t calls = 0;  // before the releases at its end
 };
 
 Replay run_on(SimulatedCuda& runtime, const ToyPlan& plan) {
@@ -66,7 +66,7 @@ std::set<std::string> fail_calls(const ToyPlan& plan, SimulatedCudaOptions optio
     SCOPED_TRACE("call " + std::to_string(options.failing_call) + ", " + runtime.failed_function());
     failed.insert(runtime.failed_function());
     EXPECT_EQ(runtime.live(), LiveObjects());
-    if (options.failing_call >= calls) {  // nobody is left to be told
+    if (options.failing_call >= calls) {  // the failure has no receiver
       EXPECT_TRUE(run.found.empty()) << run.found.front();
       continue;
     }
@@ -87,7 +87,7 @@ constexpr std::size_t kFunctions = 23;  // of toolkit/cuda_runtime.h that can fa
 TEST(FailingCuda, ACallThatFailsOnceIsTheRunsOneErrorAndNothingLeaks) {
   EXPECT_GT(fail_calls(plan_with_everything(), kOnce, 0, kSome).size(), kFunctions / 3);
 }
-TEST(FailingCuda, AnErrorThatSticksIsToldOnceAndNothingLeaks) {
+TEST(FailingCuda, AnErrorThatSticksIsReportedOnceAndNothingLeaks) {
   EXPECT_GT(fail_calls(plan_with_everything(), kForGood, 5, kSome).size(), kFunctions / 3);
 }
 TEST(FailingCudaSlow, EveryCallOfARunFailsOnce) {
@@ -127,7 +127,7 @@ TEST(FailingCuda, InTheMiddleOfAJudgedRunItIsAViolationAndBeforeItARefusal) {
   }
 }
 
-TEST(FailingCuda, NoRoomAtAnyAllocationSaysForWhatAndGivesBackTheRest) {
+TEST(FailingCuda, AnyFailedAllocationIsNamedAndTheRestIsReleased) {
   const ToyPlan plan = plan_with_everything();
   std::int64_t needed = 0;
   int refused = 0;

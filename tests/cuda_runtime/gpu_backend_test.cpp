@@ -120,17 +120,17 @@ void expect_the_same_chains(const FeatureSet& always, std::uint64_t first_seed, 
 TEST(SimulatedGpuBackend, GeneratedCasesHaveTheChainsOfTheExecutor) {
   expect_the_same_chains({}, 100, 20);
 }
-TEST(SimulatedGpuBackendSlow, SoHaveManyMore) { expect_the_same_chains({}, 1000, 300); }
-TEST(SimulatedGpuBackend, SoHaveThoseWithRealNumbers) {
+TEST(SimulatedGpuBackendSlow, ManyGeneratedCasesHaveThem) { expect_the_same_chains({}, 1000, 300); }
+TEST(SimulatedGpuBackend, CasesWithRealNumbersHaveThem) {
   expect_the_same_chains({Feature::real_numbers}, 200, 8);
 }
-TEST(SimulatedGpuBackend, SoHaveThoseWithRealNumbersOfStates) {
+TEST(SimulatedGpuBackend, CasesWithRealStatesHaveThem) {
   expect_the_same_chains({Feature::real_numbers, Feature::states}, 300, 8);
 }
-TEST(SimulatedGpuBackend, SoHaveThoseWithAHostTierInPinnedMemory) {
+TEST(SimulatedGpuBackend, CasesWithAHostTierInPinnedMemoryHaveThem) {
   expect_the_same_chains({Feature::host_tier}, 400, 12);
 }
-TEST(SimulatedGpuBackend, SoHaveThoseWithCapturedGraphs) {
+TEST(SimulatedGpuBackend, CasesWithCapturedGraphsHaveThem) {
   expect_the_same_chains({Feature::captured_graphs}, 500, 12);
 }
 

@@ -35,7 +35,7 @@ void LateStreams::wait(std::size_t stream, Mark mark) {
 
 bool LateStreams::run_one() {
   const auto next =
-      std::ranges::find_if(ranks_, [&](std::size_t i) { return can_go_on(queues_[i]); });
+      std::ranges::find_if(ranks_, [&](std::size_t i) { return can_continue(queues_[i]); });
   if (next == ranks_.end()) return false;
   const Entry entry = std::move(queues_[*next].front());
   queues_[*next].pop_front();
@@ -51,7 +51,7 @@ void LateStreams::run_to(const Mark& mark) {
 void LateStreams::run_all() {
   while (run_one()) {
   }
-  for (const auto& queue : queues_) LS_CHECK(queue.empty(), "a stream waits for ever");
+  for (const auto& queue : queues_) LS_CHECK(queue.empty(), "a stream waits for a mark that never passes");
 }
 
 }  // namespace lockstep::cuda

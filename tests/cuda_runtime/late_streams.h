@@ -1,12 +1,11 @@
-// The streams of a simulated GPU: queues of work that is done when somebody waits for it, in an
-// order drawn from a seed.
+// The streams of a simulated GPU: queues of work that runs when the host waits for it, in a seeded
+// order.
 //
-// 1. Work of one stream is done in the order in which it came; between two streams there is no
-//    order but that of marks.
-// 2. A mark stands for what its stream had been given when it was set. Work that is told to wait
-//    for it is done after that, and so is what follows it in its stream.
-// 3. Streams have ranks that are drawn anew now and then, and the highest that can go on does: work
-//    of a low one is as late as the first two rules and the host allow.
+// 1. Work of one stream runs in call order. Only marks order two streams.
+// 2. A mark covers the work of its stream up to the call. Work that waits for a mark runs after it,
+//    and so does later work of its stream.
+// 3. Streams have random ranks that change now and then. The highest stream that can continue does,
+//    so work of a low one is as late as rules 1 and 2 and the host allow.
 // 4. Same seed and same calls: same order.
 #pragma once
 
@@ -35,7 +34,7 @@ class LateStreams {
   // The host waits: for a mark, and for everything.
   void run_to(const Mark& mark);
   void run_all();
-  // What a device does while nobody waits. False: nothing can go on.
+  // Runs one piece of work without a waiting host. False: none can run.
   bool run_one();
 
  private:
@@ -43,7 +42,7 @@ class LateStreams {
     Work work;
     Mark waits_for;  // null: nothing
   };
-  bool can_go_on(const std::deque<Entry>& queue) const {
+  bool can_continue(const std::deque<Entry>& queue) const {
     return !queue.empty() && (queue.front().waits_for == nullptr || *queue.front().waits_for);
   }
 

@@ -31,16 +31,12 @@ extern const KernelTable kernel_table = {
     .slot_mapping = queue<&KernelTable::slot_mapping>,
     .draft_slots = queue<&KernelTable::draft_slots>,
     .fill_rows = queue<&KernelTable::fill_rows>,
-    .write_rows = queue<&KernelTable::write_rows>,
     .gather_rows = queue<&KernelTable::gather_rows>,
     .zero_blocks = queue<&KernelTable::zero_blocks>,
     .copy_blocks = queue<&KernelTable::copy_blocks>,
-    .copy_pages = queue<&KernelTable::copy_pages>,
     .poison_blocks = queue<&KernelTable::poison_blocks>,
     .fingerprint_pages = queue<&KernelTable::fingerprint_pages>,
     .attention_digest = queue<&KernelTable::attention_digest>,
-    .fill_queries = queue<&KernelTable::fill_queries>,
-    .paged_attention = queue<&KernelTable::paged_attention>,
     .update_states = queue<&KernelTable::update_states>,
     .mirror_rows = queue<&KernelTable::mirror_rows>,
     .clear_regions = queue<&KernelTable::clear_regions>,
@@ -58,9 +54,6 @@ extern const EngineKernels engine_kernels = {
     .gated_delta = queue<&EngineKernels::gated_delta>,
     .delta_chunks = queue<&EngineKernels::delta_chunks>,
     .move_bytes = queue<&EngineKernels::move_bytes>,
-    .copy_pages = queue<&EngineKernels::copy_pages>,
-    .request_slots = queue<&EngineKernels::request_slots>,
-    .batch_tables = queue<&EngineKernels::batch_tables>,
 };
 
 }  // namespace lockstep::cuda::simt_simulated

@@ -78,7 +78,7 @@ std::string said_with_an_event() {
   EXPECT_EQ(SimulatedCuda::current().run_all(), cudaSuccess);
   return said;
 }
-TEST(SimulatedCuda, AnEventHoldsBackWhatWaitsForItAndNothingElse) {
+TEST(SimulatedCuda, AnEventDelaysOnlyTheStreamsThatWaitForIt) {
   EXPECT_EQ(outcomes(said_with_an_event), (std::set<std::string>{"abc", "acb"}));
 }
 TEST(SimulatedCuda, ARuntimeThatDropsWaitsLosesThatOrder) {
@@ -114,7 +114,7 @@ TEST(SimulatedCuda, ACopyWithinTheHostIsDoneWhenTheCallReturns) {
   EXPECT_EQ(found, (std::set<std::string>{"kxyz"}));
 }
 
-TEST(SimulatedCuda, FreshMemoryIsNotZeroAndFreedMemoryIsWaitedForOnlyNowAndThen) {
+TEST(SimulatedCuda, FreshMemoryIsNotZeroAndFreeWaitsOnlySometimes) {
   const auto found = outcomes([] {
     const cudaStream_t stream = make_stream();
     void* device = make_memory(4);

@@ -25,7 +25,7 @@ cudaError_t allocate(const std::string& function, MemoryKind kind, void** memory
   return cudaSuccess;
 }
 
-// What gives something back does so even where it is told of an earlier error.
+// A release happens even if the call returns an earlier error.
 cudaError_t after(cudaError_t earlier, cudaError_t own) {
   return earlier != cudaSuccess ? earlier : own;
 }
@@ -77,7 +77,8 @@ cudaError_t cudaGetDeviceCount(int* count) {
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   if (const auto error = cuda().begin_call("cudaGetDeviceProperties")) return error;
   if (device < 0 || device >= cuda().options.device_count) return cudaErrorInvalidDevice;
-  *properties = {.name = "Simulated GPU", .major = 9, .minor = 0};
+  *properties = {
+      .name = "Simulated GPU", .major = cuda().options.major, .minor = cuda().options.minor};
   return cudaSuccess;
 }
 

@@ -1,8 +1,7 @@
-// A CUDA runtime on the CPU for gpu_device.cu, as unkind as NVIDIA's documentation of the runtime
-// API lets a GPU and its driver be. While an object lives, the functions of toolkit/cuda_runtime.h
-// act on it.
+// A CUDA runtime on the CPU for gpu_device.cu. It does the least that NVIDIA's documentation of the
+// runtime API promises. While an object lives, the functions of toolkit/cuda_runtime.h act on it.
 //
-// What is promised, and kept:
+// Promised, and kept:
 //  1. Operations of one stream take effect in order; between streams, events order them
 //     (late_streams.h), as an event was last recorded when cudaStreamWaitEvent was called.
 //     cudaStreamSynchronize returns when all that its stream was given is done.
@@ -14,14 +13,14 @@
 //  4. A destroyed stream still does its work, and so does a destroyed event.
 //  5. A copy from or to what is no memory is cudaErrorIllegalAddress, in every call from then on:
 //     errors that stick come late.
-// What is not promised, and drawn from the seed or simply not done:
-//  6. When anything runs that nobody waits for.
+// Not promised, and chosen by the seed or not done:
+//  6. When work runs that the host does not wait for.
 //  7. Whether a copy from pageable memory reads it during the call or later, and whether one to it
 //     is done when the call returns ("might be synchronous").
 //  8. Whether cudaFree waits for the device ("may perform implicit synchronization").
 //     cudaFreeHost does not; nothing says that it would. cudaMalloc does not wait, nor zero.
 //  9. A launch of a graph whose instance is destroyed before it runs does not run, and is
-//     cudaErrorLaunchFailure: nothing says what becomes of it.
+//     cudaErrorLaunchFailure: CUDA does not specify its outcome.
 //
 // Not simulated: time, several devices, the legacy stream, other threads, events and copies of
 // pageable memory within a capture. A kernel's accesses are not watched: it runs on the CPU
@@ -48,10 +47,11 @@ namespace lockstep::cuda {
 struct SimulatedCudaOptions {
   std::uint64_t seed = 1;
   int device_count = 1;
+  int major = 9, minor = 0;  // compute capability
   std::int64_t device_bytes = std::int64_t{1} << 30;
   std::int64_t pinned_bytes = std::int64_t{1} << 30;
-  // The call of this number, from 0, returns `error`; one that gives something back does so all the
-  // same, as it may be told of an error of earlier work.
+  // The call of this number, from 0, returns `error`. A release still happens, because it may return
+  // an error of earlier work.
   std::int64_t failing_call = -1;
   cudaError_t error = cudaErrorUnknown;
   bool sticks = false;  // ... and so does every later call
@@ -60,7 +60,7 @@ struct SimulatedCudaOptions {
   bool drops_synchronisations = false;
 };
 
-// What a program still has to give back.
+// Objects that a program has not released.
 struct LiveObjects {
   std::int64_t device_memory = 0, pinned_memory = 0;
   std::int64_t streams = 0, events = 0, graphs = 0, instances = 0;
@@ -80,7 +80,7 @@ class SimulatedCuda {
   LiveObjects live() const;
   std::int64_t num_calls() const { return num_calls_; }
   std::int64_t num_calls(const std::string& function) const;
-  // Of the call that was told to fail; empty: it has not come.
+  // The function of the failing call; empty: not called yet.
   const std::string& failed_function() const { return failed_function_; }
   // Everything that was started runs. An error of work that ran sticks, and is returned.
   cudaError_t run_all();
@@ -118,7 +118,7 @@ class SimulatedCuda {
   std::map<cudaGraphExec_t, Nodes> live_instances;
   const SimulatedCudaOptions options;
 
-  // A handle that was never given out before.
+  // A handle that was never returned before.
   template <class Handle>
   Handle next_handle() {
     return reinterpret_cast<Handle>(next_handle_ += 16);

@@ -1,8 +1,8 @@
 // Memory of a simulated GPU and the pinned memory of its host.
 //
-// 1. Fresh bytes are never zero: nobody promises that they are, and whoever relies on it is seen.
-// 2. What was given back is overwritten and never handed out again, so that work that still reads
-//    it reads something else, and work that copies it is refused.
+// 1. Fresh bytes are never zero, so code that relies on zeroes fails.
+// 2. Released memory is overwritten and never allocated again. Work that still reads it reads other
+//    bytes, and work that copies it is refused.
 // 3. Every other address is pageable memory of the host.
 #pragma once
 
@@ -21,11 +21,11 @@ class SimulatedMemory {
   SimulatedMemory(std::int64_t device_bytes, std::int64_t pinned_bytes)
       : left_{device_bytes, pinned_bytes} {}
 
-  // Aligned to 256. Null: no room.
+  // Aligned to 256. Null: no memory.
   void* allocate(MemoryKind kind, std::size_t size_bytes);
   // False: no live allocation of this kind begins there.
   bool release(MemoryKind kind, void* memory);
-  // Nothing: the range leaves an allocation, or lies in one that was given back.
+  // Nothing: the range leaves an allocation, or is in a released one.
   std::optional<MemoryKind> kind_of(const void* memory, std::size_t size_bytes) const;
   std::int64_t num_live(MemoryKind kind) const;
 

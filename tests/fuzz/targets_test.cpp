@@ -80,7 +80,7 @@ TEST_P(Targets, take_their_corpus) {
 TEST(DamagedRecordings, stop_no_process) {
   const DamageRuns runs = run_damaged(1, 2'000);
   EXPECT_EQ(runs.crashes, 0) << runs.report;
-  // Damage that nobody sees, or that no reader lets through, would try nothing.
+  // Damage that nothing detects, or that no reader accepts, would test nothing.
   EXPECT_GT(runs.counts.read, 600);
   EXPECT_GT(runs.counts.parting, 300);
   EXPECT_GT(runs.counts.faulted, 200);

@@ -1,5 +1,5 @@
-// A case that was made small is as small as it is said to be: nothing of it can be taken away by
-// itself. This does not ask the shrinker, whose passes may have missed a place.
+// A shrunk case is minimal: no part of it can be removed alone. This check does not use the
+// shrinker, whose passes may have missed a part.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -57,7 +57,7 @@ TEST_P(Mutants, is_found_by_a_check_that_the_catalogue_names) {
 
 INSTANTIATE_TEST_SUITE_P(All, Mutants, testing::ValuesIn(ids()), test_name);
 
-// Made small, a defect of decisions or of the device is a handful of requests.
+// Shrunk, a defect of decisions or of the device is a handful of requests.
 class SmallestCasesSlow : public testing::TestWithParam<std::string> {};
 
 TEST_P(SmallestCasesSlow, is_small_and_fails_by_the_same_check) {
@@ -139,11 +139,11 @@ TEST(Catalogue, lists_every_switch_once_and_no_other_name) {
 }
 
 TEST(Catalogue, is_what_the_page_says) {
-  std::ifstream file(LOCKSTEP_SOURCE_DIR "/docs/mutants.md");
+  std::ifstream file(LOCKSTEP_SOURCE_DIR "/docs/reference/mutants.md");
   std::stringstream page;
   page << file.rdbuf();
   EXPECT_EQ(page.str(), mutants_markdown())
-      << "write it anew: lockstep mutants --markdown docs/mutants.md";
+      << "write it anew: lockstep mutants --markdown docs/reference/mutants.md";
 }
 
 TEST(Search, finds_nothing_where_nothing_is_planted) {

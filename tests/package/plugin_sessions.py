@@ -7,6 +7,7 @@ import shutil
 import sys
 
 import pytest
+
 import support
 
 ENGINE = f"{sys.executable} {support.ROOT / 'docs/examples/paged_engine.py'}"

@@ -1,5 +1,5 @@
-// What attention reads on a device depends on a request's tokens alone: not on where they lie, nor
-// on what else was decided. No model is asked; two devices are held against each other.
+// What attention reads on a device depends only on a request's tokens: not on their position, nor
+// on other decisions. Two devices are compared without a model.
 #include "properties/relations/backend_relations.h"
 
 #include <gtest/gtest.h>

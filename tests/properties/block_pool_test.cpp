@@ -118,7 +118,7 @@ class Hit final : public ContentCommand {
   }
 };
 
-// The content of a block that is held becomes findable; it may stand in another block already.
+// Publishes the content of a held block; another block may hold the same content.
 class Publish final : public ContentCommand {
  public:
   void checkPreconditions(const PoolModel& model) const override {

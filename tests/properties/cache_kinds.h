@@ -20,7 +20,7 @@ struct CacheKindCase {
   Orders orders;  // that the engine takes; all others are refused
   AttentionBackend backend = AttentionBackend::any_size;
   std::int64_t num_blocks = 41;
-  bool is_packed = false;         // pages of unlike sizes side by side, none padded to another
+  bool is_packed = false;         // adjacent pages of different sizes, without padding
   std::int32_t times_longer = 1;  // than busy requests are
   int num_modules = 0;            // of a drafter, each of which has one of the last layers
 };

@@ -1,6 +1,5 @@
-// Generated cases beside KV connectors: everything that looks on looks on, what the engine itself
-// does wrong is found again from seeds alone and made small, and nothing is left once it is
-// repaired.
+// Generated cases with KV connectors: every check observes them, the engine's own defects are found
+// again from seeds and shrunk, and none is left once they are repaired.
 #include <gtest/gtest.h>
 
 #include <optional>
@@ -29,7 +28,7 @@ GeneratorOptions beside(FeatureSet always, std::string backend = "none") {
   return options;
 }
 
-// Peers where no host tier is drawn.
+// Peers where the case has no host tier.
 GeneratorOptions beside_any(std::string backend = "none") {
   return beside({Feature::connector_peers}, std::move(backend));
 }
@@ -65,8 +64,8 @@ TEST(ConnectorCases, are_not_drawn_where_the_engine_takes_no_connector) {
   }
 }
 
-// What is there without a connector is the same with the option and without it: but for what is
-// drawn behind connectors, and a pool that a step in flight needs larger.
+// The rest of a case is the same with and without a connector, except for features generated after
+// connectors, and a larger pool for a step in flight.
 TEST(ConnectorCases, are_drawn_last_so_that_the_rest_of_a_case_stays) {
   GeneratorOptions without;
   without.backend = "none";
@@ -117,9 +116,9 @@ TEST(ConnectorCases, agree_byte_for_byte_with_the_kernels) {
                   << ": " << failure.what;
 }
 
-// docs/findings.md, 7, 8, 9 and 12 and the older ones: with all of them repaired nobody waits for
-// ever and nobody reads what is not there. No rule repairs 15: where it shows, all is well without
-// lost blocks.
+// docs/findings.md, 7, 8, 9 and 12 and older ones: with all of them repaired no request waits
+// forever and no read is wrong. No rule repairs 15: a case that shows it agrees without lost
+// blocks.
 TEST(ConnectorCases, all_agree_once_the_findings_are_repaired) {
   FuzzOptions options;
   options.generator = beside_any();
@@ -192,7 +191,7 @@ INSTANTIATE_TEST_SUITE_P(Each, Deadlock,
                            return "finding_" + std::to_string(sought.param.finding);
                          });
 
-// Books that are wrong are seen beside a connector too.
+// Wrong accounting is found with a connector, too.
 TEST(ConnectorCases, do_not_hide_a_planted_defect_from_the_invariants) {
   const GeneratorOptions options =
       beside({Feature::connector_peers, Feature::tight_pool, Feature::shared_prefixes});

@@ -103,7 +103,7 @@ struct CoordinatorModel {
     return std::vector<std::vector<BlockId>>(num_groups());
   }
 
-  // False: no room. What the request no longer needs has gone all the same.
+  // False: not enough blocks. What the request no longer needs is freed anyway.
   bool step(NaiveRequest& request, std::int32_t num_new,
             const std::vector<std::vector<BlockId>>* hit) {
     if (hit == nullptr)
@@ -193,13 +193,13 @@ class CoordinatorCommand : public rc::state::Command<CoordinatorModel, Coordinat
   const std::size_t pick_ = *rc::gen::inRange<std::size_t>(0, 8);  // of the requests that are there
 };
 
-// Of one family, and so many tokens.
+// Of one family, with this many tokens.
 struct DrawnPrompt {
   std::uint64_t family = 0;
   std::int32_t num_tokens = 0;
 };
 
-// A new request with its hit and its first chunk; without room it does not come in.
+// A new request with its hit and its first chunk; without enough blocks it is not admitted.
 class Enter : public CoordinatorCommand {
  public:
   void apply(CoordinatorModel& model) const final {

@@ -1,5 +1,5 @@
-// Faults that an engine must survive: each takes effect, nobody's books suffer, and when they are
-// over whatever fits ends. Without faults a plan changes nothing.
+// Faults that an engine must survive: each takes effect, the accounting stays right, and after them
+// every request that fits ends. An empty plan changes nothing.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -101,8 +101,8 @@ TEST(Faults, late_outputs_take_their_time_and_put_no_third_step_in_flight) {
   }
 }
 
-// A leak of blocks is made by a preemption; the storm makes one where the traffic made none. With
-// faults alone it would be seen as waiting for ever.
+// A preemption leaks blocks; the storm causes one where the traffic caused none. With faults only
+// it would appear as waiting forever.
 TEST(Faults, who_does_not_recover_from_a_storm_is_told) {
   SavedCase saved = busy_case("");
   saved.mutants = {"free-preempted-lost"};

@@ -9,7 +9,7 @@
 #include <map>
 #include <string>
 
-#include "base/atomic_file.h"
+#include "base/output_file.h"
 #include "cuda_backend/simt_backend.h"
 #include "properties/judge/known_findings.h"
 #include "tests/support/temporary_folder.h"
@@ -154,13 +154,13 @@ TEST(Fuzz, a_planted_defect_is_listed_and_its_report_can_be_read_back) {
   ASSERT_GT(report.failures.size(), 4u);
   EXPECT_EQ(report.failures[0].check, "page_written");
   const std::string path = tests::temporary_path("report.json");
-  ASSERT_TRUE(write_file_atomically(path, fuzz_report_to_json(report)));
+  ASSERT_TRUE(write_output(path, fuzz_report_to_json(report)));
   const auto read = read_fuzz_report(path);
   ASSERT_TRUE(read) << read.error().message;
   EXPECT_EQ(*read, report);
 }
 
-// rapidcheck draws the words, and shrinks them: a failure is told by the smallest list it finds.
+// rapidcheck generates and shrinks the words: a failure is reported with the smallest list.
 TEST(Fuzz, cases_out_of_any_words_agree) {
   GeneratorOptions options;
   options.backend = "none";

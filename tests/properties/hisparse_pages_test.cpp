@@ -1,6 +1,6 @@
-// HiSparse's pages in drawn workloads: every row that attention reads is where the decisions say,
-// small pools, hits, loads, preemptions and clients that leave included; and a coordinator that
-// does one step wrong is caught, by the check that is named.
+// HiSparse's pages in generated workloads: every row that attention reads is where the decisions
+// put it, with small pools, hits, loads, preemptions and disconnecting clients; and a coordinator
+// with one wrong step is caught by the named check.
 #include "properties/invariants/hisparse_pages.h"
 
 #include <fmt/format.h>
@@ -91,7 +91,7 @@ class Peers final : public KVConnector {
     HiSparsePages::Load load;
     int steps = 0;
   };
-  // Loads that are over with this step.
+  // Loads that complete with this step.
   std::vector<Loading> arrive() {
     std::vector<Loading> done;
     std::erase_if(loading_, [&](Loading& loading) {

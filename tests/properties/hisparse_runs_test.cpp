@@ -1,11 +1,11 @@
-// Runs with HiSparse's groups, drawn: every row is followed, what the engine itself does wrong is
-// told as the finding that it is, and what was run can be read back and decided again.
+// Generated runs with HiSparse's groups: every row is followed, the engine's own defects are
+// reported as findings, and a run's recording can be read and decided again.
 #include <gtest/gtest.h>
 
 #include <map>
 #include <set>
 
-#include "base/atomic_file.h"
+#include "base/output_file.h"
 #include "cuda_backend/simt_backend.h"
 #include "properties/fuzz/fuzz.h"
 #include "properties/judge/known_findings.h"
@@ -133,7 +133,7 @@ TEST(HiSparseRuns, are_decided_again_from_their_recording) {
     const std::string path = testing::TempDir() + "hisparse_run.jsonl";
     std::string text = recording_header_line(recording.header);
     for (const RecordedStep& step : recording.steps) text += recording_step_line(step);
-    ASSERT_TRUE(write_file_atomically(path, text + recording_end_line(recording.end)));
+    ASSERT_TRUE(write_output(path, text + recording_end_line(recording.end)));
     const auto conformed = conform_recording(path);
     ASSERT_TRUE(conformed) << seed << ": " << conformed.error().message;
     EXPECT_FALSE(conformed->mismatch) << seed << ": " << conformed->mismatch->what;

@@ -1,5 +1,5 @@
-// docs/orders.md: every kind of cache in every order of the overlaid memory, what was compared and
-// which defects were caught. LOCKSTEP_WRITE_TABLES=1 writes it anew.
+// docs/reference/orders.md: every kind of cache in every layout of the overlaid memory, what was
+// compared and which defects were caught. LOCKSTEP_WRITE_TABLES=1 writes it.
 #include <fmt/core.h>
 #include <gtest/gtest.h>
 
@@ -99,7 +99,7 @@ std::string tables() {
 }
 
 TEST(OrdersTable, of_the_docs_is_what_replays_show) {
-  const std::string path = LOCKSTEP_SOURCE_DIR "/docs/orders.md";
+  const std::string path = LOCKSTEP_SOURCE_DIR "/docs/reference/orders.md";
   constexpr std::string_view kBegin = "<!-- generated -->\n", kEnd = "<!-- end -->\n";
   std::stringstream read;
   read << std::ifstream(path).rdbuf();

@@ -40,7 +40,7 @@ void hunt_in(const CacheKindCase& kind, CacheLayout order, std::uint64_t seeds) 
     expect_same(sound, hunted(saved, seed), kind.name + " in " + std::string(name_of(order)));
 }
 
-// Each kind in one order; neighbours in the list in unlike ones.
+// Each kind in one layout; neighbours in the list in different ones.
 TEST(OverlaidHunts, every_kind_of_cache_is_the_same_under_preemption_in_one_order) {
   std::size_t place = 0;
   for (const CacheKindCase& kind : tests::cache_kinds()) {

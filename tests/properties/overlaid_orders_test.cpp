@@ -79,8 +79,8 @@ TEST(OverlaidOrders, blocks_outermost_are_one_tensor_and_head_slots_apart_are_ma
   EXPECT_EQ(tensors(LHBNC), std::vector<std::int64_t>(6, 1280));
 }
 
-// As the engine binds them (recorded in layouts.jsonl): rows of MLA beside an indexer whose
-// kernels take 256 of 512 tokens, in a pool of two blocks.
+// As the engine binds them (recorded in layouts.jsonl): rows of MLA with an indexer whose kernels
+// take 256 of 512 tokens, in a pool of two blocks.
 TEST(OverlaidOrders, rows_in_parts_of_a_packed_block_are_viewed_as_the_engine_binds_them) {
   KVCacheSpec rows, indexer;
   rows.kind = indexer.kind = CacheKind::mla;

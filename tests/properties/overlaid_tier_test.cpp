@@ -1,6 +1,6 @@
-// A host tier beside the overlaid memory: the pages are those of vLLM 0.33.0 in each of its orders,
-// the decisions those of the release whose connectors are modelled. What is loaded must be what was
-// stored, byte by byte, wherever heads and layers of a block lie.
+// A host tier with the overlaid memory: the pages are those of vLLM 0.33.0 in each of its layouts,
+// the decisions those of the release whose connectors are modelled. A load must return what was
+// stored, byte by byte, wherever heads and layers of a block are.
 #include <gtest/gtest.h>
 
 #include <algorithm>

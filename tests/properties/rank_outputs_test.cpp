@@ -38,7 +38,7 @@ TEST(RankOutputs, one_device_and_its_ranks_answer_every_query_alike) {
   EXPECT_GT(pipeline, 0);
 }
 
-// A backend that answers for other query heads than its own; it says so to nobody.
+// A backend that silently answers for query heads other than its own.
 TEST(RankOutputs, the_relation_breaks_where_a_rank_answers_for_the_heads_of_another) {
   const BackendFactory mixed_up = [](const BackendConfig& config) {
     BackendConfig other = config;

@@ -222,7 +222,7 @@ Result<std::optional<LaterWithMore>> more_memory_finishes_later(const SavedCase&
   return std::optional<LaterWithMore>();
 }
 
-// Everybody there from the start, nobody leaves: when a request ends is the scheduler's doing.
+// All requests arrive at the start and none is aborted: the scheduler decides when a request ends.
 SavedCase all_at_once(std::uint64_t seed) {
   SavedCase saved = generate_case(seed, plain_options());
   std::erase_if(saved.trace.records, [](const TraceRecord& record) {
@@ -253,8 +253,8 @@ TEST(Memory, that_nobody_can_need_changes_nothing_about_when_requests_end) {
   EXPECT_GT(compared, 60);
 }
 
-// With one block more nobody is preempted, so the second request keeps a copy of a block that it
-// would share after a preemption, and the third has no room beside it until it ends.
+// With one more block no request is preempted, so the second request keeps a copy of a block that
+// it would share after a preemption, and the third does not fit until it ends.
 TEST(Memory, one_block_more_can_make_a_request_finish_later) {
   const auto saved = read_saved_case(LOCKSTEP_SOURCE_DIR
                                      "/tests/regressions/more_memory_finishes_later.case.jsonl");

@@ -1,5 +1,5 @@
-// Whatever is asked of a scheduler, in whatever order (requests, aborts, steps, outputs, resets),
-// its books stay in order. Nothing of how it decides is looked at, but what holds of any decision.
+// Any sequence of calls (requests, aborts, steps, outputs, resets) keeps a scheduler's accounting
+// right. Only properties of every decision are checked.
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
 #include <rapidcheck/state.h>

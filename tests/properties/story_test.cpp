@@ -1,5 +1,5 @@
-// Stories of cases that fail in known ways: who came, what was decided, where it went wrong and
-// why, in lines that a terminal holds.
+// Step-by-step explanations of cases that fail in known ways: arrivals, decisions, where it went
+// wrong and why, in lines that fit a terminal.
 #include "properties/story/story.h"
 
 #include <gtest/gtest.h>
@@ -26,7 +26,7 @@ SavedCase told_regression(const std::string& name) {
   return *saved;
 }
 
-// Two requests that can never both fit, and may not be preempted into fitting: one waits for ever.
+// Two requests that can never both fit, and may not be preempted: one waits forever.
 SavedCase starving_case() {
   SavedCase saved = large_case(1);
   saved.backend = "none";
@@ -106,8 +106,8 @@ TEST(Story, of_a_case_with_a_connector_tells_what_is_loaded_and_what_is_lost) {
                      "Step 6", "The connector has 16 tokens of r1 behind 0 computed here",
                      "r1 waits while they are loaded", "r1 waits for what it loads.",
                      "group 0  r1  [1: 0-15]", "A load has failed: block 1 is not filled.",
-                     "r1: its load is over.", "Step 7", "r1 is scheduled"});
-  EXPECT_EQ(text.find("its client left"), std::string::npos) << text;
+                     "r1: its load has completed.", "Step 7", "r1 is scheduled"});
+  EXPECT_EQ(text.find("its client disconnected"), std::string::npos) << text;
   const auto json = nlohmann::json::parse(to_json(*saved, story));
   const auto& transfers = json.at("steps").at(6).at("transfers");
   EXPECT_EQ(transfers.at("answers").at(0).at("external"), 16);

@@ -1,5 +1,5 @@
-// Generated cases over ranks of a context that keep some caches whole: what they reach, and that
-// all ranks agree on it, in pages and with one device.
+// Generated cases over context parallel ranks that replicate some caches: what they reach, and that
+// all ranks agree, in pages and with one device.
 #include <gtest/gtest.h>
 
 #include <algorithm>

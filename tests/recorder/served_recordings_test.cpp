@@ -1,6 +1,6 @@
-// Recordings that python made while vLLM's own engine loop served: with clients that leave
-// while the model runs, several stop tokens, prompts as tokens, drafts that only the worker knows,
-// pauses, parameters that few requests have, models with a server's defaults.
+// Recordings that python made while vLLM's own engine loop served: with clients that disconnect
+// while the model runs, several stop tokens, prompts as tokens, drafts that only the worker has,
+// pauses, rare parameters, models with a server's defaults.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -54,8 +54,8 @@ TEST_P(ServedRecording, is_clean) {
     ADD_FAILURE() << "step " << finding.step << ", " << finding.request << ": " << finding.what;
 }
 
-// Whether the recording still agrees when those who left while the model ran leave after its
-// output.
+// True if the recording still agrees when clients that disconnected while the model ran disconnect
+// after its output.
 bool agrees_when_clients_leave_later(const std::string& path) {
   auto recording = read_recording(path).value();
   const std::string changed_path = tests::temporary_path("leave_later.jsonl");
@@ -77,7 +77,7 @@ TEST(ServedRecordings, leaving_during_a_step_is_not_leaving_before_the_next) {
   EXPECT_LT(std::ranges::count_if(paths, agrees_when_clients_leave_later), paths.size());
 }
 
-// A reset that preempts, taken for one that does not: what was in flight would count.
+// A reset that preempts, treated as one that does not: the output in flight would count.
 TEST(ResetThatPreempts, drops_what_is_in_flight) {
   const std::string path = std::string(LOCKSTEP_SOURCE_DIR) +
                            "/traces/samples/served/vllm-0.33.0/reset_running/0000.jsonl";

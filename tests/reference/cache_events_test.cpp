@@ -145,7 +145,7 @@ INSTANTIATE_TEST_SUITE_P(Engines, CacheEvents, testing::Values("vllm-0.22.1", "v
                            return engine.param == "vllm-0.22.1" ? "vllm_0_22_1" : "vllm_0_33_0";
                          });
 
-// What is hit in another block from now on leaves with that block, and is told then.
+// A hash that moved to another block is removed with that block, and reported then.
 TEST(CacheEventLog, a_hash_that_moves_is_removed_with_the_block_it_moved_to) {
   CacheEventLog log;
   log.names(BlockId{1}, 0, {1});

@@ -176,7 +176,7 @@ TEST(ReferenceWindow, blocks_between_the_prompt_and_the_window_go_and_no_others)
   Scheduler scheduler = scheduler_of(small_engine(), 40, groups);
   const RequestId id = *scheduler.add_request(request("r", 6, {}));
   for (int i = 0; i < 21; ++i) answer(scheduler, scheduler.schedule());
-  scheduler.schedule();  // 27 tokens; 26 were computed before, and 21 of them are behind the window
+  scheduler.schedule();  // 27 tokens; 26 were computed before, and the window has left 21 of them
   const auto table = scheduler.block_table(id, 0);
   std::vector<bool> is_there;
   for (const BlockId block : table) is_there.push_back(block != kNullBlock);

@@ -110,7 +110,7 @@ TEST(EngineProfile, versions_without_a_profile_have_a_nearest_release) {
   EXPECT_EQ(nearest_release("0.33.1").name, "vllm-0.33.0");
   EXPECT_EQ(nearest_release("0.28.1rc1.dev3+g12ab").name, "vllm-0.28.0");
   EXPECT_EQ(nearest_release("0.26.3").name, "vllm-0.26.0");
-  EXPECT_EQ(&engine_profile("vllm-0.27.0"), &engine_profile("vllm-0.27.1"));  // they decide alike
+  EXPECT_EQ(&engine_profile("vllm-0.27.0"), &engine_profile("vllm-0.27.1"));  // the same decisions
   EXPECT_EQ(nearest_release("1.0").name, "vllm-0.33.0");
   EXPECT_EQ(nearest_release("0.11.0").name, "vllm-0.20.2");
   EXPECT_EQ(nearest_release("dev").name, "vllm-0.33.0");

@@ -36,11 +36,22 @@ Request request_with(BlockPool& pool, const std::vector<bool>& held,
   return request;
 }
 
-// The next `count` blocks that the pool hands out.
+// The next `count` blocks that the pool allocates.
 std::vector<std::int32_t> next_blocks(BlockPool& pool, std::int64_t count) {
   std::vector<BlockId> blocks;
   pool.get_new_blocks(count, blocks);
   return ids(blocks);
+}
+
+TEST(BlockPoolDeathTest, a_block_of_another_pool_stops_the_program) {
+  BlockPool pool(4, true, FreedBlocks{});
+  const std::vector<BlockId> strangers = {BlockId{4}};
+  EXPECT_FALSE(pool.is_cached(BlockId{3}));
+  EXPECT_DEATH(pool.is_cached(BlockId{4}), "block 4 in a pool of 4");
+  EXPECT_DEATH(pool.ref_cnt(BlockId{-1}), "block -1 in a pool of 4");
+  EXPECT_DEATH(pool.touch(strangers), "block 4 in a pool of 4");
+  EXPECT_DEATH(pool.free_blocks(strangers), "block 4 in a pool of 4");
+  EXPECT_DEATH(pool.evict_blocks(strangers), "block 4 in a pool of 4");
 }
 
 TEST(BlockPool, puts_blocks_without_content_to_the_front_in_the_order_freed) {
@@ -166,8 +177,7 @@ std::vector<std::int32_t> published(std::string engine, std::int64_t num_tokens,
   manager->cache_blocks(request, 160);
   std::vector<std::int32_t> places;
   for (std::int32_t i = 0; i < 10; ++i)
-    if (pool.is_cached(request.groups[0].blocks[static_cast<std::size_t>(i)]))
-      places.push_back(i);
+    if (pool.is_cached(request.groups[0].blocks[static_cast<std::size_t>(i)])) places.push_back(i);
   return places;
 }
 

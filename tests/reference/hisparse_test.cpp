@@ -185,7 +185,7 @@ TEST(HiSparseRefusals, what_is_not_modelled_is_named) {
   EXPECT_NE(refusal_of(groups, config), "");
   groups.push_back(group_of(CacheKind::mamba, "states"));
   EXPECT_EQ(refusal_of(groups, engine_config()),
-            "groups: states beside HiSparse's groups are not modelled");
+            "groups: states with HiSparse's groups are not modelled");
   groups = four_groups();
   std::swap(groups[0], groups[1]);
   EXPECT_EQ(refusal_of(groups, engine_config()),

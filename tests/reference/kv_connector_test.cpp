@@ -220,7 +220,7 @@ TEST_F(KVConnectors, a_request_that_has_loaded_and_does_not_fit_keeps_all_behind
   }
   ASSERT_EQ(vllm.scheduler().skipped().size(), 2u);
   EXPECT_EQ(vllm.scheduler().skipped()[0].status, RequestStatus::waiting);
-  // Its load is over, and nobody has looked: the queue does not reach it.
+  // Its load has completed, and the queue has not reached it.
   EXPECT_EQ(vllm.scheduler().skipped()[1].status, RequestStatus::waiting_for_remote_kvs);
   EXPECT_FALSE(vllm.scheduler().skipped()[1].is_loading);
 }
@@ -252,7 +252,7 @@ TEST_F(KVConnectors, blocks_before_the_window_are_let_go_before_the_rest_is_sent
   EXPECT_EQ(vllm.scheduler().num_free_blocks(), 14);  // of four blocks one is still in the window
 }
 
-// The step that begins the load schedules nothing, and is in flight all the same.
+// The step that starts the load is empty, and still in flight.
 TEST_F(KVConnectors, are_heard_in_order_with_asynchronous_scheduling) {
   EngineConfig async = config();
   async.async_scheduling = true;
@@ -278,7 +278,7 @@ TEST_F(KVConnectors, are_heard_in_order_with_asynchronous_scheduling) {
             (std::map<std::string, std::int32_t>{{"b", 1}}));
 }
 
-// vLLM goes on behind what was lost (docs/findings.md, 15).
+// vLLM continues after what was lost (docs/findings.md, 15).
 TEST_F(KVConnectors, a_void_row_leaves_its_placeholder_behind_with_asynchronous_scheduling) {
   EngineConfig async = config();
   async.async_scheduling = true;
@@ -286,7 +286,7 @@ TEST_F(KVConnectors, a_void_row_leaves_its_placeholder_behind_with_asynchronous_
   Engine vllm(async, {full(4)}, 16, {&connector});
   const RequestId a = vllm.add("a", prompt_of(1, 5));
   vllm.step(invalid(1));
-  vllm.step();  // the report comes in behind it
+  vllm.step();  // the report arrives after it
   EXPECT_EQ(vllm.scheduler().num_tokens(a), 5);
   EXPECT_EQ(vllm.scheduler().num_computed_tokens(a), 0);
   EXPECT_EQ(tokens_of(vllm.scheduler(), vllm.step()),

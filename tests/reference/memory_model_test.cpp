@@ -1,6 +1,6 @@
-// The memory model agrees with itself: the fingerprint that it keeps up row by row is the sum over
-// the image that it draws from scratch, on random traffic through every layout; and who is named as
-// a byte's owner is who was written there.
+// The memory model agrees with itself: the fingerprint that it updates row by row equals the sum
+// over the image that it makes from scratch, on random traffic through every layout; and a byte's
+// named owner is the request that wrote it.
 #include "reference/memory/memory_model.h"
 
 #include <gtest/gtest.h>
@@ -110,7 +110,7 @@ std::vector<Setting> settings() {
   };
 }
 
-// Poisons, zeroes, writes and copies at random; what each slot holds is kept beside it.
+// Poisons, zeroes, writes and copies at random, and tracks the content of each slot.
 class Traffic {
  public:
   Traffic(MemoryModel& model, std::uint64_t seed) : model_(model), state_(seed) {
@@ -286,7 +286,7 @@ TEST(MemoryModel, a_copied_block_has_all_bytes_and_the_rows_that_count) {
     ASSERT_EQ(model->copy_block(0, source, target, 6), std::nullopt) << setting.title;
     EXPECT_NE(model->slot_content(0, target, 5), nullptr);
     EXPECT_EQ(model->slot_content(0, target, 6), nullptr);
-    // Behind the rows that count too.
+    // Also past the rows that count.
     for (const ModelLayer& layer : model->layers_of(0)) {
       const LayerLayout& at = layer.layout;
       const std::int64_t page = model->page_size_bytes(at.tensor_index);

@@ -128,7 +128,7 @@ TEST_F(NewerConnectors, one_that_only_sends_defers_no_frees) {
   EXPECT_EQ(vllm.scheduler().num_free_blocks(), 7);
 }
 
-// Its blocks would not come free, so that its preemption would help nobody.
+// Its blocks would stay allocated, so its preemption would free nothing.
 TEST_F(NewerConnectors, nobody_is_preempted_whose_blocks_a_step_in_flight_keeps) {
   EngineConfig engine = async_config();
   engine.scheduler_reserve_full_isl = false;

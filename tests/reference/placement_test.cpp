@@ -8,6 +8,7 @@
 
 #include "reference/placement/cache_groups.h"
 #include "reference/placement/layer_specs.h"
+#include "reference/placement/memory_plan.h"
 #include "reference/placement/worker_pages.h"
 
 namespace lockstep {
@@ -250,6 +251,76 @@ std::vector<PlacementLayer> on_backend(const NamedCacheSpecs& specs, const std::
   std::vector<PlacementLayer> layers;
   for (const auto& [name, spec] : specs) layers.push_back({name, spec, backend, false});
   return layers;
+}
+
+TEST(LayerSpecs, nvfp4_needs_K_and_V_of_equal_size) {
+  PlacementLayer layer{"layers.0.attn", cache_rows(SpecType::full, 1, 2, 128), "flashinfer"};
+  PlacementOptions options = placement_options();
+  options.kv_dtype = "nvfp4";
+  const BlockAlignment alignment{16, 4096, {}, {}};
+  EXPECT_TRUE(layers_with_specs({layer}, alignment, options));
+  layer.spec->head_size_v = 64;
+  const auto refused = layers_with_specs({layer}, alignment, options);
+  ASSERT_FALSE(refused);
+  EXPECT_NE(refused.error().message.find("128 and 64 elements"), std::string::npos);
+}
+
+TEST(LayerSpecs, gated_delta_nets_align_blocks_to_their_chunk_and_not_to_their_grid) {
+  CacheSpec state;
+  state.type = SpecType::mamba;
+  state.states = {{{32, 128, 128}, DType::fp32}};  // 2 MiB
+  state.prefill_checkpoint_alignment = 192;
+  const PlacementLayer gated{"layers.0.linear", state, "gdn"};
+  const PlacementLayer attention{"layers.1.attn", cache_rows(SpecType::full, 1, 2, 256),
+                                 "flash_attn"};
+  PlacementOptions options = placement_options();
+  options.mamba_cache_mode = MambaCacheMode::align;
+  options.prefix_match_unit = 48;
+  const auto alignment = align_blocks({gated, attention}, options);
+  ASSERT_TRUE(alignment);
+  EXPECT_EQ(alignment->block_size, 1024);  // 1,152 would be a multiple of 192
+  const auto layers = layers_with_specs({gated, attention}, *alignment, options);
+  ASSERT_TRUE(layers);
+  EXPECT_EQ(*(*layers)[0].spec->prefill_checkpoint_alignment, 192);  // lcm(48, 64)
+}
+
+TEST(LayerSpecs, a_pooled_indexer_takes_blocks_of_whole_pools) {
+  CacheSpec keys = cache_rows(SpecType::mla, 1, 1, 132);
+  keys.tokens_per_state = 16;
+  const PlacementLayer indexer{"layers.0.indexer", keys, "indexer_kpool"};
+  const auto alignment = align_blocks({indexer}, placement_options());
+  ASSERT_TRUE(alignment);
+  EXPECT_EQ(alignment->block_size, 512);  // 32 KV entries of 16 tokens
+}
+
+TEST(PlanStages, a_block_without_a_KV_entry_is_refused_where_the_engine_divides_by_its_page) {
+  CacheSpec compressed = cache_rows(SpecType::mla, 64, 1, 512);
+  compressed.tokens_per_state = 128;
+  const PlacementLayer empty{"layers.0.attn", compressed, "v4_flashmla"};
+  const PlacementLayer full{"layers.1.attn", cache_rows(SpecType::full, 48, 1, 64), "triton_attn"};
+  const PlacementOptions options = placement_options();
+  const auto stage_of = [&](const std::vector<PlacementLayer>& layers) {
+    std::vector<std::string> names;
+    for (const PlacementLayer& layer : layers) names.push_back(layer.name);
+    const PlacementStages plan =
+        plan_stages(layers, true, {{names, options.memory_bytes}}, options);
+    EXPECT_TRUE(plan.order) << "the layout is chosen first";
+    EXPECT_NE(plan.refused.message.find("layers.0.attn"), std::string::npos);
+    return plan.refused_stage;
+  };
+  EXPECT_EQ(stage_of({empty}), "plan");
+  EXPECT_EQ(stage_of({empty, full}), "groups");  // pages are made equal
+}
+
+TEST(PlanStages, a_kernel_block_without_a_KV_entry_has_no_stride) {
+  CacheSpec spec = cache_rows(SpecType::mla, 192, 1, 512);
+  spec.tokens_per_state = 128;
+  spec.block_stride_alignment.kernel_tokens = 64;
+  EXPECT_EQ(stride_alignment_bytes(spec), 0);
+  const PlacementOptions options = placement_options();
+  const PlacementStages plan = plan_stages({{"layers.0.attn", spec, "triton_mla"}}, true,
+                                           {{{"layers.0.attn"}, options.memory_bytes}}, options);
+  EXPECT_EQ(plan.refused_stage, "plan");
 }
 
 TEST(WorkerPages, dense_blocks_split_into_kernel_blocks_and_packed_ones_are_refused) {

@@ -1,4 +1,4 @@
-// Where a prefill exports a state from inside its last chunk, and what becomes of it.
+// Where a prefill exports a state from inside its last chunk, and the effect.
 #include "reference/cache/prefill_checkpoint.h"
 
 #include <gtest/gtest.h>

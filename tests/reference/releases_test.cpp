@@ -70,7 +70,7 @@ TEST(Releases, keep_drafts_of_tokens_that_are_cut_off_in_0_28_0) {
   EXPECT_EQ(output.scheduled[1].num_spec, 3);
 }
 
-// Tokens that a resend of a prompt of whole blocks hits with EAGLE beside a window.
+// Tokens that a resend of a prompt of whole blocks hits with EAGLE and a window.
 std::int32_t eagle_hit(std::string engine) {
   Engine vllm(drafting(std::move(engine), SpecMethod::eagle, 1), {full(16), window(16, 20)}, 60);
   vllm.add("first", prompt_of(1, 64), 1);

@@ -169,7 +169,7 @@ TEST(Scheduler, ends_a_chunk_where_a_prefix_ends_that_others_share_in_0_33_0) {
   }
 }
 
-// Tokens hit by a second request whose prompt goes on otherwise after 32 shared tokens.
+// Tokens hit by a second request whose prompt differs after 32 shared tokens.
 std::int32_t eagle_hit(EngineConfig config, bool same_next_token) {
   config.spec_method = SpecMethod::eagle;
   config.num_spec_tokens = 1;
@@ -216,7 +216,7 @@ TEST(Scheduler, publishes_a_block_when_the_token_behind_it_is_known_with_eagle_i
   }
 }
 
-// The second request goes on with another token than the first sampled (7).
+// The second request continues with a token other than the first sampled one (7).
 TEST(Scheduler, keeps_blocks_of_equal_tokens_and_unlike_next_tokens_apart_with_eagle_in_0_33_0) {
   const auto sequel = [](std::int32_t next) {
     Prompt prompt = prompt_of(1, 32);
@@ -234,7 +234,7 @@ TEST(Scheduler, keeps_blocks_of_equal_tokens_and_unlike_next_tokens_apart_with_e
     engine.add("second", sequel(next), 3);
     EXPECT_EQ(engine.step().scheduled.at(0).computed, next == 7 ? 32 : 16);
     engine.finish_all();
-    // Both are there now, each for who goes on with its token.
+    // Both exist now, one per next token.
     engine.add("third", sequel(next), 1);
     EXPECT_EQ(engine.step().scheduled.at(0).computed, 32);
     engine.finish_all();
@@ -280,7 +280,7 @@ TEST(Scheduler, publishes_blocks_that_accepted_drafts_fill_with_the_output_in_0_
 }
 
 // Two requests of one block each, one block left: the second is preempted while a step of it is in
-// flight. Its token is delivered all the same, and until then it does not come back.
+// flight. Its token is still delivered, and until then it does not resume.
 TEST(Scheduler, delivers_the_stale_output_of_a_preempted_request) {
   for (EngineConfig config : {old_engine(), new_engine()}) {
     config.async_scheduling = true;

@@ -1,4 +1,4 @@
-// What a server of each release takes for options that nobody sets.
+// Defaults of a server of each release for options that are not set.
 #include "reference/plan/serving_defaults.h"
 
 #include <gtest/gtest.h>

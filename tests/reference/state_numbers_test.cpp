@@ -40,7 +40,7 @@ TEST(StateNumbers, elements_are_numbers_of_their_format) {
   EXPECT_EQ(number_at(brain, DType::bf16), -1.5);
 }
 
-// Three inputs and two tokens: a window of two behind one accepted draft.
+// Three inputs and two tokens: a window of two after one accepted draft.
 TEST(StateNumbers, a_convolution_keeps_the_sequence_from_where_it_is_told) {
   const auto of = state_numbers(spec_with({{{3, 2}, DType::fp32}}, 1), 0, {});
   ASSERT_TRUE(of);

@@ -1,5 +1,5 @@
-// Caches that each rank of decode context parallelism keeps whole, beside others whose tokens are
-// dealt out: block sizes, blocks, hits, plans.
+// Caches that are replicated over context parallel ranks, with sharded ones: block sizes, blocks,
+// hits, plans.
 #include <gtest/gtest.h>
 
 #include "reference/memory/model_placement.h"
@@ -63,8 +63,7 @@ TEST(WholeCaches, releases_that_deal_out_every_layer_refuse_them) {
   config.engine = "vllm-0.29.0";
   const auto refused = Scheduler::create(config, {full(16), whole(full(16))}, 20);
   ASSERT_FALSE(refused);
-  EXPECT_EQ(refused.error().message,
-            "dcp_sharded: vllm-0.29.0 deals out the tokens of every layer");
+  EXPECT_EQ(refused.error().message, "dcp_sharded: vllm-0.29.0 shards the tokens of every layer");
 }
 
 TEST(WholeCaches, windows_that_are_dealt_out_are_refused_and_whole_ones_are_not) {

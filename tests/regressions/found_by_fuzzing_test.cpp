@@ -51,9 +51,9 @@ TraceRequest request_of(std::string name, std::uint64_t seed, std::uint32_t prom
   return request;
 }
 
-// Seed 21. A step that schedules nothing may still take in the output that ends a request: with one
-// place for all, the next one can only then be let in. The loop called that an idle step, and the
-// run stuck.
+// Seed 21. An empty step may still process the output that ends a request: with capacity for one
+// request, only then can the next one be admitted. The loop called that an idle step, and the run
+// stuck.
 TEST(FoundByFuzzing, a_step_that_takes_an_output_in_is_not_idle) {
   SavedCase saved = case_of({group_of("a", CacheKind::full_attention, 4)}, 8);
   saved.engine.max_num_seqs = 1;
@@ -91,8 +91,8 @@ TEST(FoundByFuzzing, the_total_of_a_step_leaves_its_victims_out) {
   EXPECT_GT(totals.preemptions, 0);
 }
 
-// Seed 670. vLLM asserts that it is never asked for it; the model took it, and hit tokens that
-// nobody had computed.
+// Seed 670. vLLM asserts that this case never happens; the model accepted it, and hit tokens that
+// were never computed.
 TEST(FoundByFuzzing, eagle_beside_chunked_local_attention_is_refused_where_a_hit_drops_a_block) {
   SavedCase saved = case_of(
       {group_of("a", CacheKind::full_attention, 4), group_of("b", CacheKind::chunked_local, 4)},
@@ -176,8 +176,8 @@ TEST(FoundByFuzzing, slots_of_drafts_outgrow_the_pool_planned_for_a_window) {
 }
 
 // Seed 4389, of this project: with a step in flight a request publishes in its next step what it
-// has computed in the one before. When that next step preempts it, what became findable is computed
-// all the same, and the invariant took it for finding 3.
+// computed in the previous one. If that next step preempts it, what it published is still computed,
+// and the invariant mistook it for finding 3.
 TEST(FoundByFuzzing, what_a_victim_had_computed_may_be_found_from_the_step_that_preempts_it) {
   SavedCase saved = case_of({group_of("m", CacheKind::mamba, 4)}, 4);
   saved.engine.max_num_seqs = 2;
@@ -195,8 +195,8 @@ TEST(FoundByFuzzing, what_a_victim_had_computed_may_be_found_from_the_step_that_
   EXPECT_GT(outcome.tally[Reached::preemption], 0);
 }
 
-// Seed 7044561. What gets nowhere for a thousand steps was called stuck; an engine without requests
-// beside one that runs got nowhere, either.
+// Seed 7044561. A run without progress for a thousand steps counted as stuck; an engine without
+// requests makes no progress while another runs.
 TEST(FoundByFuzzing, an_engine_without_requests_is_not_stuck_beside_one_that_runs) {
   SavedCase saved = case_of({group_of("a", CacheKind::full_attention, 16)}, 100);
   saved.engine.max_model_len = 1200;
@@ -245,6 +245,18 @@ TEST(FoundByFuzzing, vllm_counts_blocks_free_that_a_shorter_load_did_not_take) {
   const KnownFinding* of_model = known_finding(*saved, judge(*saved));
   ASSERT_NE(of_model, nullptr);
   EXPECT_EQ(of_model->number, 2);
+}
+
+// Seeds 176 and 3493 of 0.33.0. A load stores a block again under its hash, and a hit that windows
+// compute again has slots for drafts at its end: the audit once reported both.
+TEST(FoundByFuzzing, TheAuditPassesEventsOfLoadedBlocksAndReplayedWindowsWithDrafts) {
+  for (const std::string name : {"events_of_loaded_blocks", "replayed_window_with_drafts"}) {
+    const auto saved =
+        read_saved_case(LOCKSTEP_SOURCE_DIR "/tests/regressions/" + name + ".case.jsonl");
+    ASSERT_TRUE(saved) << saved.error().message;
+    const Outcome outcome = judge(*saved, make_simt_backend);
+    EXPECT_EQ(outcome.kind, OutcomeKind::agreed) << name << ": " << outcome.what;
+  }
 }
 
 }  // namespace

@@ -1,8 +1,8 @@
-// Defects of vLLM's scheduler with a KV connector (docs/findings.md), each in the smallest case
-// that still shows it. The case is a recording beside this file: vLLM's profile decides exactly so,
-// and the audit says what is wrong. A run of a deadlock ends stuck.
+// Defects of vLLM's scheduler with a KV connector (docs/findings.md), each in its smallest case.
+// The case is a recording in this folder: vLLM's profile decides exactly as recorded, and the audit
+// reports the defect. A run of a deadlock ends stuck.
 //
-// LOCKSTEP_UPDATE=1 writes the recordings anew.
+// LOCKSTEP_UPDATE=1 writes the recordings.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -63,7 +63,7 @@ Groups one_window(std::int64_t sliding_window) {
   return groups;
 }
 
-// Runs the script until nothing moves; the recording, and what became of it.
+// Runs the script until nothing moves; the recording, and its outcome.
 void run(ScriptedConnector& connector, const std::vector<ScriptedWorkload::Turnful>& script,
          std::string& recorded, RunSummary& summary, const Groups& groups = full_attention(),
          std::int64_t num_blocks = kNumBlocks, const EngineConfig& engine = engine_config()) {
@@ -90,7 +90,7 @@ void run(ScriptedConnector& connector, const std::vector<ScriptedWorkload::Turnf
   summary = report->summary;
 }
 
-// The profile decides as the recording beside this file says, and the audit of it has one finding.
+// The profile decides as the recording in this folder, and the audit of it has one finding.
 void expect_kept(const std::string& recorded, const std::string& file_name, bool is_stuck,
                  const std::string& what) {
   const std::string path = std::string(LOCKSTEP_SOURCE_DIR) + "/tests/regressions/" + file_name;
@@ -130,7 +130,7 @@ void expect_deadlock(ScriptedConnector& connector,
   EXPECT_EQ(summary.verdict, Verdict::liveness);
   EXPECT_EQ(summary.stuck_total, 2);
   EXPECT_EQ(summary.wait_cycle, circle);
-  expect_kept(recorded, file_name, true, "nothing runs any more: " + circle);
+  expect_kept(recorded, file_name, true, "nothing runs again: " + circle);
 }
 
 TEST(VllmConnectorFindings, who_counts_on_another_to_compute_a_lost_block_is_left_alone_with_it) {
@@ -144,7 +144,7 @@ TEST(VllmConnectorFindings, who_counts_on_another_to_compute_a_lost_block_is_lef
        {ScriptedWorkload::abort("first")}},
       "vllm_0_22_1_lost_block_left_alone.jsonl",
       "attention of tokens [8, 9) reads token 4 from slot 0 of block 2, which holds nothing "
-      "that was written since the block was handed out: the load of step 0 is reported not to have "
+      "that was written since the block was allocated: the load of step 0 is reported not to have "
       "filled it; request first has had the block since step 0");
 }
 
@@ -184,8 +184,8 @@ TEST(VllmConnectorFindings, a_request_whose_load_failed_leaves_room_for_itself) 
   expect_no_load("vllm_0_33_0_load_leaves_room_for_itself.jsonl", 36, 2);
 }
 
-// What vLLM 0.33.0 itself decided: r0 needs two pages of the host's one, and r1, which needs one,
-// stands behind it.
+// The decisions of vLLM 0.33.0 itself: r0 needs two pages and the host has one; r1, which needs
+// one, is queued after it.
 TEST(VllmConnectorFindings, loads_fill_the_host_pool_and_nobody_goes_on) {
   const std::string path = std::string(LOCKSTEP_SOURCE_DIR) +
                            "/tests/regressions/vllm_0_33_0_loads_fill_the_host_pool.jsonl";
@@ -205,7 +205,7 @@ TEST(VllmConnectorFindings, loads_fill_the_host_pool_and_nobody_goes_on) {
     EXPECT_EQ(step.free_blocks, 32);
   }
   EXPECT_EQ(recording->end.unfinished, (std::vector<std::string>{"r0", "r1"}));
-  EXPECT_FALSE(recording->steps.back().loading);  // both loads are over
+  EXPECT_FALSE(recording->steps.back().loading);  // both loads have completed
 }
 
 // The page that it loads into has a block on the device, and no transfer brings it there.
@@ -273,8 +273,8 @@ TEST(VllmConnectorFindings, a_prompt_that_is_loaded_whole_lacks_the_window_of_it
                one_window(5));
 }
 
-// The same finding behind a window: the block that `first` computes in the step is hit in the step,
-// and the lost one before it stands in nobody else's table.
+// The same finding after a window: the block that `first` computes in the step is hit in the step,
+// and the lost block before it is in no other table.
 TEST(VllmConnectorFindings, who_hits_what_a_void_row_was_to_compute_keeps_its_answer) {
   ScriptedConnector connector;
   connector.answers["first"] = {{.num_tokens = 8, .is_async = false}};
@@ -286,7 +286,7 @@ TEST(VllmConnectorFindings, who_hits_what_a_void_row_was_to_compute_keeps_its_an
                 {ScriptedWorkload::abort("first")}},
                "vllm_0_22_1_hit_of_void_row.jsonl",
                "attention of tokens [12, 13) reads token 8 from slot 0 of block 2, which holds "
-               "nothing that was written since the block was handed out; request first has had the "
+               "nothing that was written since the block was allocated; request first has had the "
                "block since step 0",
                one_window(5), 8);
 }
@@ -301,7 +301,7 @@ TEST(VllmConnectorFindings, who_goes_back_to_a_lost_block_has_let_go_of_the_wind
                one_window(5));
 }
 
-// Its second token is sampled from its first one, which is void, and behind a block that holds
+// Its second token is sampled from its first one, which is void, and after a block that holds
 // nothing; and it is delivered as the first.
 TEST(VllmConnectorFindings, what_is_in_flight_behind_a_lost_block_is_kept) {
   ScriptedConnector connector;
@@ -309,12 +309,12 @@ TEST(VllmConnectorFindings, what_is_in_flight_behind_a_lost_block_is_kept) {
   connector.invalid[0] = {BlockId{1}};
   expect_wrong(connector, {{ScriptedWorkload::add("loaded", seeded_prompt(1, 5), 2)}, {}},
                "vllm_0_22_1_in_flight_behind_lost_block.jsonl",
-               "tokens [5, 6) were scheduled before it was known that the step before them read a "
+               "tokens [5, 6) were scheduled before it was known that the previous step read a "
                "block that a load did not fill, and what they sample is kept",
                full_attention(), kNumBlocks, asynchronous());
 }
 
-// The step in flight lets go of the lost block, which is then in no table.
+// The step in flight frees the lost block, which is then in no table.
 TEST(VllmConnectorFindings, who_has_left_a_lost_block_behind_keeps_its_answer) {
   ScriptedConnector connector;
   connector.answers["loaded"] = {{.num_tokens = 8, .is_async = false}};
@@ -322,12 +322,13 @@ TEST(VllmConnectorFindings, who_has_left_a_lost_block_behind_keeps_its_answer) {
   expect_wrong(
       connector, {{ScriptedWorkload::add("loaded", seeded_prompt(1, 11), 2)}, {}},
       "vllm_0_22_1_lost_block_left_behind.jsonl",
-      "tokens [11, 12) were scheduled before it was known that the step before them read a "
+      "tokens [11, 12) were scheduled before it was known that the previous step read a "
       "block that a load did not fill, and what they sample is kept",
       one_window(4), kNumBlocks, asynchronous());
 }
 
-// Whose block is lost is preempted before that is known: nobody finds it among those that run.
+// The request of the lost block is preempted before the loss is known: it is not among the running
+// requests.
 TEST(VllmConnectorFindings, who_is_preempted_before_its_loss_is_known_keeps_its_answer) {
   ScriptedConnector connector;
   connector.answers["second"] = {{.num_tokens = 4, .is_async = false},

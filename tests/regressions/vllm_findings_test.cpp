@@ -1,9 +1,9 @@
-// Defects of vLLM itself that the audit found in its recordings (docs/findings.md), each in the
-// smallest case that still shows it. The case is a recording beside this file: vLLM's profile
-// decides exactly so, the audit says what is wrong with it, and the profile of the release that
-// mended it decides without harm.
+// Defects of vLLM itself that the audit found in its recordings (docs/findings.md), each in its
+// smallest case. The case is a recording in this folder: vLLM's profile decides exactly as
+// recorded, the audit reports the defect, and the profile of the release that fixed it decides
+// without harm.
 //
-// LOCKSTEP_UPDATE=1 writes the recordings anew.
+// LOCKSTEP_UPDATE=1 writes the recordings.
 #include <gtest/gtest.h>
 
 #include <cstdlib>

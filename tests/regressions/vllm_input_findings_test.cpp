@@ -28,7 +28,7 @@ const Shown kShown[] = {
     {"reset_drops_drafts_twice", AuditRule::sampled, 18, "r3",
      "3 tokens are sampled from a row that verifies 1 drafts"},
     {"store_counts_as_common", AuditRule::common_prefix, 7, "r5",
-     "1 blocks are said to be common to all running requests"},
+     "1 blocks are reported as common to all running requests"},
 };
 
 class VllmInputFindings : public testing::TestWithParam<Shown> {};

@@ -1,6 +1,6 @@
-// Defects of vLLM that the audit found in what the recorder wrote while vLLM's own loop served
-// (docs/findings.md), each in the smallest case that still shows it. The case is a recording of
-// that release beside this file: its profile decides exactly so, and the audit says what is wrong.
+// Defects of vLLM that the audit found in recordings of vLLM's own loop (docs/findings.md), each in
+// its smallest case. The case is a recording of that release in this folder: its profile decides
+// exactly as recorded, and the audit reports the defect.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -16,7 +16,7 @@
 namespace lockstep {
 namespace {
 
-// What the audit finds in a recording in which the profile decides alike.
+// The audit's findings in a recording that the profile decides the same way.
 std::vector<AuditFinding> findings_of(const std::string& file_name) {
   const std::string path = std::string(LOCKSTEP_SOURCE_DIR) + "/tests/regressions/" + file_name;
   const auto conformed = conform_recording(path);
@@ -29,7 +29,7 @@ std::vector<AuditFinding> findings_of(const std::string& file_name) {
   return audited ? audited->findings : std::vector<AuditFinding>();
 }
 
-// One finding, told so; which rule of the audit found it.
+// Expects one finding with these words; returns its audit rule.
 AuditRule expect_finding(const std::string& file_name, std::int64_t step,
                          const std::string& request, const std::string& what) {
   const std::vector<AuditFinding> findings = findings_of(file_name);
@@ -82,7 +82,7 @@ void expect_audit(const std::string& file_name, const Expected& expected) {
 TEST(VllmServedFindings, states_in_flight_do_not_fit_a_pool_that_was_planned_for_them) {
   expect_audit("vllm_0_33_0_states_in_flight_do_not_fit.jsonl",
                {AuditRule::standstill, 2, "r",
-                "is preempted after 12 tokens though nobody else holds a block"});
+                "is preempted after 12 tokens though no other request holds a block"});
 }
 
 TEST(VllmServedFindings, a_checkpoint_is_exported_over_the_running_state) {
@@ -101,7 +101,7 @@ TEST(VllmServedFindings, the_state_of_a_hit_is_published_under_a_longer_prefix) 
 
 TEST(VllmServedFindings, a_hit_of_a_part_of_a_block_needs_more_than_is_planned) {
   expect_audit("vllm_0_33_0_partial_hit_not_let_in.jsonl",
-               {AuditRule::standstill, 5, "longer", "and this request is not let in"});
+               {AuditRule::standstill, 5, "longer", "and this request is not admitted"});
 }
 
 TEST(VllmServedFindings, a_prompt_of_one_token_takes_the_drafts_it_was_padded_with_into_its_state) {
@@ -122,7 +122,7 @@ TEST(VllmServedFindings, a_state_before_a_gap_is_kept_and_a_pool_planned_for_it_
                {AuditRule::planned_blocks, 3, "r", "4 states of group 0 are held"});
   expect_audit("vllm_0_28_0_state_before_gap_does_not_fit.jsonl",
                {AuditRule::standstill, 3, "r",
-                "is preempted after 24 tokens though nobody else holds a block"});
+                "is preempted after 24 tokens though no other request holds a block"});
 }
 
 TEST(VllmServedFindings, a_padded_request_that_is_cut_keeps_its_draft_and_loses_a_token_for_it) {
@@ -137,7 +137,8 @@ TEST(VllmServedFindings, a_padded_request_that_is_cut_keeps_its_draft_and_loses_
       read_recording(std::string(LOCKSTEP_SOURCE_DIR) + "/tests/regressions/" + file_name);
   ASSERT_TRUE(recording) << recording.error().message;
   ASSERT_GE(recording->steps.size(), 3u);
-  // The draft that was never computed is taken off what was: the prompt is computed twice.
+  // The draft that was never computed is subtracted from the computed tokens: the prompt is
+  // computed twice.
   for (const std::size_t step : {1, 2}) {
     ASSERT_EQ(recording->steps[step].scheduled.size(), 2u);
     EXPECT_EQ(recording->steps[step].scheduled[1].computed, 0);
@@ -183,7 +184,7 @@ TEST(VllmServedFindings, the_model_cuts_a_padded_request_too_unless_two_tokens_a
   EXPECT_EQ(judge(whole).kind, OutcomeKind::agreed);
 }
 
-// Right decisions of vLLM 0.33.0 that look wrong to who does not know why.
+// Right decisions of vLLM 0.33.0 that look wrong without their reason.
 TEST(VllmServedFindings, what_is_right_is_not_accused) {
   for (const std::string name :
        {"hit_of_a_prefill_checkpoint", "window_is_computed_again", "nobody_is_let_in_by_a_pause",

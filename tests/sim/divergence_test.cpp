@@ -1,5 +1,6 @@
-// What is planted in a backend is found in the step where it happens, in the phase where it shows
-// first, and told exactly: request, layer, block, slot, byte. Each saboteur spoils one thing, once.
+// A defect planted in a backend is found in the step where it happens, in the phase where it shows
+// first, and reported exactly: request, layer, block, slot, byte. Each saboteur spoils one thing,
+// once.
 #include <gtest/gtest.h>
 
 #include <cstring>

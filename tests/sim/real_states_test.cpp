@@ -1,6 +1,6 @@
-// States of real numbers, model against kernels: whatever cuts a request's tokens (chunks, drafts
-// of which some are rejected, preemption, prefix hits on states), each update leaves what doubles
-// say, and every copy and untouched page is the same to the bit.
+// States of real numbers, model against kernels: whatever splits a request's tokens (chunks,
+// rejected drafts, preemption, prefix hits on states), each update leaves what doubles compute, and
+// every copy and untouched page is the same bit for bit.
 #include <fmt/core.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>

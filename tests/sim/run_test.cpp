@@ -224,7 +224,7 @@ TEST_P(DraftsInFlight, are_placed_where_the_request_stands) {
   config.backend =
       make_backend_config(config.engine, config.backend.plan, AttentionBackend::triton_attn);
 
-  // Rows that begin before the decision says so, and drafts that stand.
+  // Rows that start before the decision's position, and drafts that remain.
   class Corrected final : public PlainBackend {
    public:
     using PlainBackend::PlainBackend;

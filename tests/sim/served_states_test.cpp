@@ -1,6 +1,6 @@
 // States as vLLM 0.33.0 serves them, on a backend: prefills that export a state from inside a
-// chunk, and hits that end inside a block and go on in a copy of it. What the worker is told, and
-// that every byte of it is looked at.
+// chunk, and hits that end inside a block and continue in a copy of it. What the worker receives,
+// and that every byte of it is compared.
 #include <fmt/core.h>
 #include <gtest/gtest.h>
 
@@ -37,7 +37,7 @@ LockstepConfig make_serving(const Serving& serving) {
   return config;
 }
 
-// A backend, and what it was told.
+// A backend that records what it received.
 class Told final : public Backend {
  public:
   explicit Told(std::unique_ptr<Backend> backend) : backend_(std::move(backend)) {}
@@ -172,7 +172,7 @@ TEST(ServedStatesProgram, a_prefill_exports_the_last_state_that_a_resend_can_hit
   EXPECT_EQ(rest.first_position, 64);
   EXPECT_EQ(rest.num_tokens, 26);
   EXPECT_NE(rest.target, checkpoint.target);
-  // What the resend goes on from.
+  // What the resend continues from.
   const auto hit = std::ranges::find_if(backend.programs, [&](const StepProgram& program) {
     return !program.rows.empty() && program.rows[0].first_position == 64;
   });
@@ -240,7 +240,7 @@ TEST(ServedStatesDivergence, a_planted_defect_is_seen_where_it_was_written) {
   }
 }
 
-// The chunk goes on whether or not its checkpoint is stored: nothing but the checkpoint is wrong.
+// The chunk continues whether or not its checkpoint is stored: only the checkpoint is wrong.
 TEST(ServedStatesDivergence, a_lost_checkpoint_leaves_the_running_state_right) {
   const LockstepConfig words = make_serving({"", 1});
   Told plain(std::make_unique<PlainBackend>(words.backend));

@@ -1,6 +1,6 @@
-// The two sides meet: the memory model and the kernels on the SIMT executor, which share no
+// Both sides together: the memory model and the kernels on the SIMT executor, which share no
 // arithmetic, agree on every kind of cache in every layout and element type, with blocks split for
-// the kernel, padded pages, packed pages and rows that are no whole words.
+// the kernel, padded pages, packed pages and rows that are not whole words.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -114,7 +114,7 @@ TEST(SimtLockstep, every_kind_of_cache_over_three_streams) {
   }
 }
 
-// Rows written and attended to by an engine's kernels; states stay words beside them.
+// An engine's kernels write the rows and attend to them; states in the same case stay words.
 TEST(SimtLockstep, every_kind_of_cache_with_real_numbers) {
   expect_agreement_in_every_layout(Numbers::real);
 }
@@ -154,7 +154,7 @@ TEST(SimtLockstep, quantised_caches_with_every_access_watched) {
     }
 }
 
-// A scale lies behind each row wherever rows lie: in two regions, in pages, token or head first.
+// A scale follows each row wherever rows are: in two regions, in pages, token or head first.
 TEST(SimtLockstep, scales_of_each_token_and_head_in_every_layout) {
   for (const Quantised& quantised : std::span(kQuantised).last(2))
     for (const AttentionBackend attention : kBackends)

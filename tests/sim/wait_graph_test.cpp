@@ -1,4 +1,4 @@
-// Which standstills are circles, and which end by themselves or never.
+// Which deadlocks are cycles, and which waits end by themselves or never.
 #include "sim/engine/wait_graph.h"
 
 #include <gtest/gtest.h>

@@ -55,7 +55,7 @@ class Source:
             is_comment = match[0].startswith(("//", "/*"))
             code += [between, _blank(match[0]) if is_comment else match[0]]
             comments += [_blank(between), match[0] if is_comment else _blank(match[0])]
-            if not is_comment and len(match[0]) > 14:
+            if not is_comment and " " in match[0] and len(match[0]) > 14:
                 line = self.text.count("\n", 0, match.start()) + 1
                 self.strings += [
                     (line + n, part) for n, part in enumerate(match[0].split("\n"))

@@ -1,4 +1,4 @@
-// Traces of other tools (traces/samples/foreign): what each row becomes, who waits for whom, and
+// Traces of other tools (traces/samples/foreign): the request of each row, its dependencies, and
 // what is refused by line.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -172,9 +172,9 @@ TEST(Weka, WhatDoesNotFitIsRefusedByLine) {
   EXPECT_EQ(refused(changed(text, "\"type\":\"n\"", "\"type\":\"x\"")),
             "FILE:1: field `requests[0].type`: found \"x\"; expected \"n\", \"s\", or outside of a "
             "sub-agent \"subagent\"");
-  EXPECT_EQ(refused(changed(text, "\"stop\"", "\"stopped\"")),
-            "FILE:1: field `requests[0].stopped`: found a key that this format does not have; "
-            "expected a known key, or one that starts with x_");
+  EXPECT_EQ(refused(changed(text, "\"output_types\"", "\"output_tipes\"")),
+            "FILE:1: field `requests[0].output_tipes`: found a key that this format does not have; "
+            "expected \"output_types\", or one that starts with x_");
   std::string mixed = first;
   for (const char* what : {"trace_1"}) mixed = changed(mixed, what, "trace_3");
   mixed = changed(mixed, "\"requests\":[{\"t\":0.0,\"type\":\"n\",\"model\":\"m\",\"in\":130",
@@ -233,9 +233,10 @@ TEST(BurstGpt, WrongCellsAreRefused) {
   EXPECT_EQ(
       refused(changed(text, "472", "-1")),
       "FILE:2: field `Request tokens`: found \"-1\"; expected an integer from 1 to 2147483647");
-  EXPECT_EQ(refused(changed(text, "Log Type", "Kind")),
-            "FILE:1: field `header`: found \"Kind\"; expected one of Timestamp, Request tokens, "
-            "Response tokens, Total tokens, Model, Log Type, Session ID, Elapsed time");
+  EXPECT_EQ(
+      refused(changed(text, "Log Type", "Log tokens")),
+      "FILE:1: field `header`: found \"Log tokens\"; expected one of Timestamp, Request tokens, "
+      "Response tokens, Total tokens, Model, Log Type, Session ID, Elapsed time");
   EXPECT_EQ(refused(changed(text, ",API log", "")),
             "FILE:4: field `row`: found \"45.5,GPT-4,417,0,417\"; expected 6 cells");
 }
@@ -391,7 +392,8 @@ TEST(ImportOptionsText, EachIsSetOnceAndWhatIsNoneIsRefused) {
   EXPECT_EQ(refused_text("block=0"), "block: found \"0\"; expected a number of tokens");
   EXPECT_EQ(refused_text("time=h"), "time: found \"h\"; expected one of ms, s");
   EXPECT_EQ(refused_text("time=s,time=ms"), "found time twice");
-  EXPECT_EQ(refused_text("unit=s"), "found \"unit\"; expected block, time, turns or zero");
+  EXPECT_EQ(refused_text("unit=s"),
+            "found \"unit\"; expected block, time, turns, zero, arrival or torn");
 }
 
 }  // namespace

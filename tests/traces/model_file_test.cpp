@@ -1,4 +1,4 @@
-// Model files: what they say is what is planned; what they get wrong is one sentence.
+// Model files: the plan follows their content; an error in them is one message.
 #include "traces/models/model_file.h"
 
 #include <gtest/gtest.h>

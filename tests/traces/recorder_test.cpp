@@ -1,5 +1,5 @@
-// What an engine in C++ writes is what the reader reads, and what it cannot write ends the
-// recording with one sentence.
+// The reader reads what an engine in C++ writes; what it cannot write ends the recording with one
+// message.
 #include "traces/recorder/recorder.h"
 
 #include <gtest/gtest.h>

@@ -13,6 +13,7 @@
 #include "base/result.h"
 #include "traces/formats/recording.h"
 #include "traces/formats/request_trace.h"
+#include "traces/importers/foreign_rows.h"
 #include "traces/importers/open_trace.h"
 
 namespace lockstep {
@@ -96,6 +97,7 @@ class ImportReader : public TraceReader {
   }
   const TraceHeader& header() const override { return header_; }
   Result<bool> next(TraceRecord& record) override;
+  std::vector<std::string> assumed() const override { return notes_.phrases(options_); }
 
  protected:
   virtual Result<ImportedRow> read_row(std::string_view line) = 0;
@@ -103,6 +105,7 @@ class ImportReader : public TraceReader {
   LineReader lines_;
   ImportOptions options_;
   TraceHeader header_;
+  ReadNotes notes_;
   std::uint64_t ordinal_ = 0;  // of the row
 };
 

@@ -6,6 +6,7 @@
 
 #include "base/json_reader.h"
 #include "base/line_reader.h"
+#include "base/number_text.h"
 #include "traces/formats/prompt_json.h"
 #include "traces/importers/foreign_rows.h"
 #include "traces/importers/foreign_traces.h"
@@ -26,6 +27,8 @@ struct Dialect {
   std::string kind = "mooncake";
   bool is_linked = false;        // rows have names, sessions, and others that they wait for
   bool turns_are_added = false;  // a later turn has only what is new in its prompt
+  bool has_times = true;         // false: Arrivals::closed
+  ReadNotes notes = {};          // guesses of dialect_of()
 };
 
 struct MooncakeRow {
@@ -82,15 +85,19 @@ void read_answer(JsonValue tokens, OutputPlan& output) {
                                       output.tokens.size(), output.length));
 }
 
-MooncakeRow read_mooncake_row(JsonValue value, std::int64_t line, const Dialect& dialect) {
+MooncakeRow read_mooncake_row(JsonValue value, std::int64_t line, const Dialect& dialect,
+                              WideIds& wide) {
   JsonObject object = value.object();
   MooncakeRow row;
   LinkedRequest& linked = row.linked;
   linked.line = line;
   refuse_text(object);
   if (dialect.is_linked) read_links(object, row);
-  if (auto time = dialect.is_linked ? optional_alias(object, "timestamp", "created_time")
-                                    : required_alias(object, "timestamp", "created_time"))
+  JsonValue time = optional_alias(object, "timestamp", "created_time");
+  if (!time && !dialect.is_linked && dialect.has_times)
+    object.refuse_because(
+        "found no key \"timestamp\"; expected it, or --import arrival=closed: all arrive at once");
+  if (time && dialect.has_times)
     row.t_ns = dialect.is_linked ? read_span_ns(time, dialect.digits)
                                  : time.scaled_decimal(dialect.digits);
   linked.prompt_tokens =
@@ -100,7 +107,7 @@ MooncakeRow read_mooncake_row(JsonValue value, std::int64_t line, const Dialect&
   if (auto tokens = dialect.is_linked ? object.optional("output_token_ids") : JsonValue())
     read_answer(tokens, linked.request.output);
   if (auto ids = object.optional("hash_ids"))
-    linked.hash_ids = read_hash_ids(ids, linked.prompt_tokens, dialect.ids);
+    linked.hash_ids = read_hash_ids(ids, linked.prompt_tokens, dialect.ids, wide);
   object.finish();
   return row;
 }
@@ -113,11 +120,14 @@ class MooncakeReader final : public ImportReader {
         json_(lines_.path()),
         dialect_(std::move(dialect)) {
     header_.ids = dialect_.ids;
+    notes_ = std::move(dialect_.notes);
+    json_.skip_unknown_keys(notes_.skipped);
   }
 
  private:
   Result<ImportedRow> read_row(std::string_view line) override {
     ImportedRow row;
+    json_.set_file(lines_.path());
     if (json_.parse(line, lines_.number(), lines_.is_cut_off())) row = row_of(json_.root());
     if (!json_.ok()) return json_.failure();
     last_t_ns_ = row.t_ns;
@@ -125,7 +135,7 @@ class MooncakeReader final : public ImportReader {
   }
 
   ImportedRow row_of(JsonValue value) {
-    const MooncakeRow found = read_mooncake_row(value, lines_.number(), dialect_);
+    const MooncakeRow found = read_mooncake_row(value, lines_.number(), dialect_, wide_);
     ImportedRow row;
     if (!json_.ok()) return row;
     JsonObject object = value.object();
@@ -146,6 +156,7 @@ class MooncakeReader final : public ImportReader {
 
   JsonReader json_;
   Dialect dialect_;
+  WideIds wide_;
   std::int64_t last_t_ns_ = 0;
 };
 
@@ -155,7 +166,7 @@ class LinkedRows {
   explicit LinkedRows(const Dialect& dialect) : dialect_(dialect) {}
 
   void read_row(JsonValue value, std::int64_t line) {
-    MooncakeRow row = read_mooncake_row(value, line, dialect_);
+    MooncakeRow row = read_mooncake_row(value, line, dialect_, wide_);
     LinkedRequest& linked = row.linked;
     linked.t_ns = row.t_ns.value_or(0);
     linked.request.delay_ns = row.delay_ns.value_or(0);
@@ -168,6 +179,7 @@ class LinkedRows {
         linked.waits_for = {session.last};
         // Without a delay it is as long as there was between the two.
         const std::int64_t before_ns = requests_[session.last].t_ns;
+        has_guessed_delays_ |= !row.delay_ns && row.t_ns;
         if (!row.delay_ns && row.t_ns) linked.request.delay_ns = *row.t_ns - before_ns;
         if (linked.request.delay_ns < 0)
           value.refuse_because(
@@ -188,6 +200,7 @@ class LinkedRows {
   }
 
   std::size_t num_sessions() const { return sessions_.size(); }
+  bool has_guessed_delays() const { return has_guessed_delays_; }
 
   Result<std::vector<LinkedRequest>> take(const std::string& path) {
     for (const Wait& wait : waits_) {
@@ -254,6 +267,8 @@ class LinkedRows {
   }
 
   Dialect dialect_;
+  WideIds wide_;
+  bool has_guessed_delays_ = false;
   std::vector<LinkedRequest> requests_;
   std::unordered_map<std::string, Session> sessions_;
   std::unordered_map<std::string, std::size_t> place_of_;
@@ -270,12 +285,26 @@ bool covers(JsonObject& row, std::int32_t block_tokens) {
                       {.block_tokens = block_tokens, .tail = IdTail::ceil});
 }
 
+// What the file does not say and the command line does not give.
+void note_guesses(const ImportOptions& options, const std::string& why, Dialect& dialect) {
+  std::string guess;
+  if (!options.block_tokens) guess = fmt::format("ids of {} tokens", dialect.ids.block_tokens);
+  if (!options.time_unit && dialect.has_times)
+    guess += fmt::format("{}times in {}", guess.empty() ? "" : ", ",
+                         dialect.digits == kDigitsOfMs ? "ms" : "seconds");
+  if (guess.empty()) return;
+  const std::string_view as = dialect.digits == kDigitsOfMs ? "Mooncake's" : "vLLM's timed traces";
+  dialect.notes.assumed.push_back(fmt::format("{}, as {}: {} (--import block=N,time=ms|s)", guess,
+                                              as, why.empty() ? "no row says otherwise" : why));
+}
+
 // A row with more than 16 tokens says whether its ids are of 512 tokens, as Mooncake's, or of 16,
 // as those of vLLM's timed traces, which count seconds. No row fits both.
 Result<Dialect> dialect_of(const std::string& path, const ImportOptions& options) {
   LS_ASSIGN_OR_RETURN(auto lines, LineReader::open(path));
-  Dialect dialect;
+  Dialect dialect{.has_times = options.arrivals == Arrivals::recorded};
   std::string_view line;
+  std::string why;  // of the guess
   for (bool is_first = true;; is_first = false) {
     const auto more = lines.next(line);
     JsonReader json(path);
@@ -290,7 +319,12 @@ Result<Dialect> dialect_of(const std::string& path, const ImportOptions& options
     // Who says how many tokens an id has, or has Dynamo's names for the keys, has no timed trace.
     if (dialect.is_linked || options.block_tokens || !row.has("timestamp")) break;
     if (covers(row, kMooncakeBlock) != covers(row, kTimedTraceBlock) && json.ok()) {
-      if (covers(row, kMooncakeBlock)) break;
+      const bool is_mooncake = covers(row, kMooncakeBlock);
+      why = fmt::format(
+          "line {} has {} for {}", lines.number(),
+          counted(std::ssize(row.optional("hash_ids").array()), "id"),
+          counted(optional_alias(row, "input_length", "input_tokens").integer(), "token"));
+      if (is_mooncake) break;
       dialect.ids.block_tokens = kTimedTraceBlock;
       dialect.digits = kDigitsOfSeconds;
       dialect.kind = "timed_trace";
@@ -300,6 +334,7 @@ Result<Dialect> dialect_of(const std::string& path, const ImportOptions& options
   if (options.block_tokens) dialect.ids.block_tokens = *options.block_tokens;
   if (options.time_unit)
     dialect.digits = *options.time_unit == TimeUnit::s ? kDigitsOfSeconds : kDigitsOfMs;
+  note_guesses(options, why, dialect);
   if (options.turns) dialect.turns_are_added = *options.turns == Turns::added;
   return dialect;
 }
@@ -308,13 +343,18 @@ Result<std::unique_ptr<TraceReader>> open_linked(const std::string& path, const 
                                                  const ImportOptions& options,
                                                  std::optional<std::size_t> num_sessions) {
   LinkedRows rows(dialect);
-  LS_RETURN_IF_ERROR(
-      for_each_row(path, [&](JsonValue value, std::int64_t line) { rows.read_row(value, line); }));
+  ReadNotes notes = dialect.notes;
+  LS_RETURN_IF_ERROR(for_each_row(path, options, notes, [&](JsonValue value, std::int64_t line) {
+    rows.read_row(value, line);
+  }));
+  if (rows.has_guessed_delays())
+    notes.assumed.emplace_back("a turn without a delay waits as long as its timestamp is later");
   if (num_sessions && rows.num_sessions() != *num_sessions)
     return fail(fmt::format("{}: found {} sessions; expected {}, as the manifest beside it says",
                             path, rows.num_sessions(), *num_sessions));
   LS_ASSIGN_OR_RETURN(auto requests, rows.take(path));
-  return in_order(path, header_of(dialect.kind, path, dialect.ids), std::move(requests), options);
+  return in_order(path, header_of(dialect.kind, path, dialect.ids), std::move(requests), options,
+                  std::move(notes));
 }
 
 }  // namespace
@@ -323,7 +363,7 @@ Result<std::unique_ptr<TraceReader>> open_mooncake(const std::string& path,
                                                    const ImportOptions& options) {
   LS_ASSIGN_OR_RETURN(auto dialect, dialect_of(path, options));
   if (dialect.is_linked) return open_linked(path, dialect, options, {});
-  LS_ASSIGN_OR_RETURN(auto lines, LineReader::open(path));
+  LS_ASSIGN_OR_RETURN(auto lines, LineReader::open(path, options.shards));
   return std::make_unique<MooncakeReader>(std::move(lines), options, std::move(dialect));
 }
 

@@ -19,6 +19,7 @@
 
 #include "base/result.h"
 #include "traces/formats/request_trace.h"
+#include "traces/importers/foreign_rows.h"
 #include "traces/importers/open_trace.h"
 
 namespace lockstep {
@@ -44,7 +45,7 @@ TraceHeader header_of(std::string kind, std::string_view path,
 // one name; an output of no tokens where those are refused.
 Result<std::unique_ptr<TraceReader>> in_order(const std::string& path, TraceHeader header,
                                               std::vector<LinkedRequest> requests,
-                                              const ImportOptions& options);
+                                              const ImportOptions& options, ReadNotes notes);
 
 // What an agent asked for, as it was recorded: when each request began and ended.
 struct AgentRequest {

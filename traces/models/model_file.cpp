@@ -92,6 +92,7 @@ void read_rows(JsonObject& object, LayerKind& kind) {
   if (JsonValue value = object.optional("is_draft")) kind.is_draft = value.boolean();
   if (JsonValue value = object.optional("dcp_sharded")) spec.dcp_sharded = value.boolean();
   read_figure(object, "index_topk", kTokensMax, kind.index_topk);
+  if (JsonValue value = object.optional("backend")) kind.backend = value.nonempty_string();
   if (JsonValue value = object.optional("mla_rows")) spec.mla_rows = value.boolean();
   if (JsonValue value = object.optional("bounded_replay")) spec.bounded_replay = value.boolean();
   if (JsonValue value = object.optional("cache_dtype_str")) spec.cache_dtype_str = value.string();
@@ -202,6 +203,7 @@ void write_kind(JsonWriter& out, const LayerKind& kind) {
     if (kind.is_draft) out.boolean("is_draft", true);
     if (!spec.dcp_sharded) out.boolean("dcp_sharded", false);
     figure("index_topk", kind.index_topk);
+    if (!kind.backend.empty()) out.string("backend", kind.backend);
     if (spec.mla_rows) out.boolean("mla_rows", true);
     if (spec.bounded_replay) out.boolean("bounded_replay", true);
     if (!spec.cache_dtype_str.empty()) out.string("cache_dtype_str", spec.cache_dtype_str);

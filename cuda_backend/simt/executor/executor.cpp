@@ -1,5 +1,7 @@
 #include "cuda_backend/simt/executor/executor.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstring>
 #include <numeric>
@@ -62,7 +64,9 @@ error_t Executor::Impl::launch(const LaunchConfig& config, runtime::Variant vari
   if (config.grid.y > 65535 || config.grid.z > 65535 || config.block.z > 64)
     return invalid_configuration;  // as on a GPU
   if (ctas > (checked ? kMaxCheckedCtas : kMaxCtas)) return invalid_configuration;
-  if (config.smem > SharedMemory::kCapacityBytes) return invalid_configuration;
+  const std::size_t shared_bytes =
+      config.large_shared ? SharedMemory::kLargeCapacityBytes : SharedMemory::kCapacityBytes;
+  if (config.smem > shared_bytes) return invalid_configuration;
   if (checked && checker == nullptr) return invalid_configuration;
 
   make_room_in_log();
@@ -80,7 +84,7 @@ error_t Executor::Impl::launch(const LaunchConfig& config, runtime::Variant vari
 
   simt_current_block_dim = {config.block.x, config.block.y, config.block.z};
   simt_current_grid_dim = {config.grid.x, config.grid.y, config.grid.z};
-  shared.begin_launch(config.smem);
+  shared.begin_launch(config.smem, shared_bytes);
   reports.begin_launch(&statistics);
   const bool hunt = checked && options.mode == Mode::hunt;
   const auto cta_count = static_cast<std::uint32_t>(ctas);
@@ -305,7 +309,8 @@ void* shared_array(SharedSite& site, std::size_t bytes, std::size_t alignment, c
   void* place = running->shared.place(site, bytes, alignment, name);
   if (place == nullptr) {
     running->on_divergence(ReportKind::executor_limit, running->scheduler.current(),
-                           "__shared__ variables of more than 227 KiB in one CTA");
+                           fmt::format("more than {} KiB of shared memory in one CTA",
+                                       running->shared.capacity_bytes() / 1024));
     running->scheduler.abandon();
   }
   return place;
@@ -334,9 +339,6 @@ void before_atomic(const void* address, std::size_t bytes) {
 void thread_fence() { running_checker->fence(); }
 void check_load_any(const void* address, std::size_t bytes) {
   running_checker->load_any(address_of(address), bytes, SIMT_CALLER);
-}
-void check_load_readonly(const void* address, std::size_t bytes) {
-  running_checker->load_readonly(address_of(address), bytes, SIMT_CALLER);
 }
 void check_copy(void* dst, const void* src, std::size_t bytes) {
   running_checker->copy(address_of(dst), address_of(src), bytes, true, SIMT_CALLER);

@@ -1,16 +1,17 @@
-// A simulated device: memory, a stream of launches, and what went wrong in them.
+// A simulated device: memory, a stream of launches, and reports of what went wrong in them.
 //
-//  1. Launches and copies happen at once, in the order of the calls: one stream.
-//  2. Results, reports and statistics are a function of the options, the seed and the calls.
-//     Launch n takes its choices from (seed, n), so skipping the reports of one changes nothing
-//     in the next.
-//  3. One executor is used by one OS thread at a time. Several executors may exist side by side.
-//  4. A launch of the fast variant leaves no trace in the shadow: from then on undefined reads
-//     are not reported, and the statistics of every checked launch say so (definedness_known).
+// Invariants:
+//  1. Launches and copies happen at once, in call order: one stream.
+//  2. Results, reports and statistics depend only on the options, the seed and the calls. Launch n
+//     takes its choices from (seed, n), so an unread report does not affect the next launch.
+//  3. One OS thread at a time uses an executor. Several executors may exist.
+//  4. A launch of the fast variant writes nothing to the shadow. Afterwards undefined reads are not
+//     reported, and the statistics of every checked launch show it (definedness_known).
+//  5. A launch has at most 48 KiB of shared memory without opt-in, and 227 KiB with it.
 //
-// Not simulated: time, more than one stream, CTAs that run side by side (a CTA that spins on
-// another one is a runaway when checked, and hangs the fast variant), cooperative groups, clusters,
-// textures, constant memory, printf.
+// Not simulated: time, more than one stream, concurrent CTAs (a CTA that spins on another one is a
+// runaway if checked, and hangs the fast variant), cooperative groups, clusters, textures, constant
+// memory, printf.
 #pragma once
 
 #include <cstddef>
@@ -42,11 +43,11 @@ struct ExecutorOptions {
                                           << 28;  // more is a runaway; checked only
 };
 
-// Who gave a byte its value.
+// The origin of a byte's value.
 struct Authorship {
   Party writer;  // the last to write it
   std::optional<Party>
-      author;           // writer only copied it (simt::copy16, memcpy_d2d): who wrote it first
+      author;           // first writer, if `writer` only copied it (simt::copy16, memcpy_d2d)
   bool defined = true;  // false: writer copied unwritten bytes
 };
 
@@ -73,10 +74,10 @@ class Executor {
   // Device ranges must lie within one live allocation; otherwise invalid_value and nothing happens.
   error_t memcpy_h2d(void* dst, const void* src, std::size_t size_bytes);
   error_t memcpy_d2h(void* dst, const void* src, std::size_t size_bytes) const;
-  error_t memcpy_d2d(void* dst, const void* src, std::size_t size_bytes);  // ranges do not overlap
+  error_t memcpy_d2d(void* dst, const void* src, std::size_t size_bytes);  // no overlap
   error_t memset(void* dst, int value, std::size_t size_bytes);
 
-  // Nothing in fast mode, and for bytes that are unwritten or lie in no allocation.
+  // Nothing in fast mode, and for bytes that are unwritten or in no allocation.
   std::optional<Authorship> who_wrote(const void* address) const;
   // Offset of the first byte in [address, address + size_bytes) that is undefined.
   std::optional<std::size_t> first_undefined(const void* address, std::size_t size_bytes) const;
@@ -87,8 +88,8 @@ class Executor {
   const LaunchStatistics& last_launch() const;
   std::vector<KernelTotals> kernel_totals() const;  // by name
 
-  // Later checked launches touch these ranges of device memory and no others, as their caller
-  // says; null: nothing is said. The object must live as long.
+  // Declares the ranges of device memory that later checked launches touch; null: no declaration.
+  // REQUIRES: the object outlives the launches.
   void declare(const DeclaredRanges* ranges);
 
   class Impl;

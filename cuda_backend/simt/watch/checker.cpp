@@ -58,7 +58,6 @@ void Checker::begin_launch(const Options& options, const void* args, std::size_t
   random_ = random;
   statistics_ = statistics;
   releases_.begin_launch();
-  read_only_.clear();
 }
 
 void Checker::begin_cta() {
@@ -84,7 +83,9 @@ Checker::Place Checker::locate(const Access& access, bool aligned) {
       reject(ReportKind::use_after_free, access);
     if (misaligned) [[unlikely]]
       reject(ReportKind::misaligned, access);
-    if (options_.declared != nullptr || !read_only_.empty()) check_promises(access);
+    if (options_.declared != nullptr &&
+        !options_.declared->allows(access.address, access.bytes, access.kind != AccessKind::read))
+      add(ReportKind::undeclared_access, access, 0, {});
     return {&device_shadow_, access.address - arena_.memory().begin()};
   }
   if (shared_.contains(access.address)) {
@@ -108,7 +109,7 @@ Checker::Place Checker::locate_elsewhere(const Access& access) {
   reject(ReportKind::wild_access, access);
 }
 
-// Counts, and lets others run first when that is its turn: never between a verdict and its access.
+// Counts the access and may run other threads first. Never between a verdict and its access.
 void Checker::begin_access() {
   ++statistics_->accesses;
   Worker* me = scheduler_.current();
@@ -143,7 +144,7 @@ void Checker::access(std::uintptr_t address, std::size_t bytes, AccessKind kind,
     const Stamp before = place.shadow->writer(place.offset);
     if (!may_be_undefined(place) && is_undefined(before))
       judge({Verdict::Kind::undefined, before}, access);
-    // Its own release or acquire comes first: what it reads may be ordered by what it meets.
+    // Its own release or acquire comes first, because it may order the read.
     releases_.on_atomic(*scheduler_.current(), scheduler_, address);
   }
   const Verdict verdict =
@@ -159,33 +160,6 @@ void Checker::load_any(std::uintptr_t address, std::size_t bytes, std::uintptr_t
   const Place place = locate(access, true);
   if (place.shadow == nullptr) return;
   judge(place.shadow->read(place.offset, bytes, viewer(), true), access);
-}
-
-void Checker::load_readonly(std::uintptr_t address, std::size_t bytes, std::uintptr_t pc) {
-  const Access access{address, bytes, AccessKind::read, pc};
-  const Place place = locate(access, true);
-  if (place.shadow == nullptr) return;
-  const Viewer me = viewer();
-  const Stamp before = place.shadow->writer(place.offset);
-  if (before != 0 && same_launch(before, me.stamp))
-    add(ReportKind::read_only_written, access, before, "the other one wrote before");
-  judge(place.shadow->read(place.offset, bytes, me, may_be_undefined(place)), access);
-  for (std::uintptr_t granule = address / kGranuleBytes;
-       granule <= (address + bytes - 1) / kGranuleBytes; ++granule)
-    read_only_.insert(granule);
-}
-
-// What was said of the launch, and what its loads said of their data.
-void Checker::check_promises(const Access& access) {
-  const bool writes = access.kind != AccessKind::read;
-  if (options_.declared != nullptr &&
-      !options_.declared->allows(access.address, access.bytes, writes))
-    add(ReportKind::undeclared_access, access, 0, {});
-  if (!writes) return;
-  const std::uintptr_t last = (access.address + access.bytes - 1) / kGranuleBytes;
-  for (std::uintptr_t granule = access.address / kGranuleBytes; granule <= last; ++granule)
-    if (read_only_.contains(granule))
-      add(ReportKind::read_only_written, access, 0, "it was read as read-only data before");
 }
 
 void Checker::misaligned(std::uintptr_t address, std::size_t alignment, AccessKind kind,
@@ -219,7 +193,7 @@ void Checker::async_copy(std::uintptr_t dst, std::uintptr_t src, std::uintptr_t 
   const Place from = locate(read, true);
   const Place to = locate(write, true);
   if (from.shadow != nullptr) judge(from.shadow->read(from.offset, 16, viewer(), true), read);
-  // Until the wait the destination counts as undefined: no thread may read it.
+  // The destination is undefined until the wait: no thread may read it.
   if (to.shadow != nullptr) judge(to.shadow->write(to.offset, 16, viewer(), kUndefined), write);
   Worker* me = scheduler_.current();
   me->copies_in_flight.push_back({dst, src, pc, me->copy_group});
@@ -250,11 +224,12 @@ void Checker::judge(const Verdict& verdict, const Access& access) {
       return;
     case Verdict::Kind::undefined:
       add(ReportKind::uninitialised_read, access, verdict.other,
-          verdict.other == 0 ? "nobody wrote it" : "only undefined bytes were copied there");
+          verdict.other == 0 ? "never written" : "only undefined bytes were copied there");
       return;
     case Verdict::Kind::race:
       add(ReportKind::race, access, verdict.other,
-          verdict.other_reads ? "the other one read" : "the other one wrote", verdict.other_reads);
+          verdict.other_reads ? "the other access reads" : "the other access writes",
+          verdict.other_reads);
       return;
   }
 }

@@ -1,18 +1,19 @@
-// Judges every access of the checked variant, before it happens.
+// Checks every access of the checked variant before it happens.
 //
+// Invariants:
 //  1. An access that cannot be made (wild, out of bounds, freed, misaligned) is reported and its
 //     thread abandoned: the call does not return. After an undefined read or a race the thread
-//     goes on.
-//  2. A thread's own stack, its launch's arguments and the program's constants are free to read.
-//     The program's globals are not to be written.
-//  3. Copies carry definedness and origin instead of demanding definedness.
-// Accesses of host code (no simulated thread runs) are not judged.
+//     continues.
+//  2. A thread may read its own stack, its launch's arguments and the program's constants. It may not
+//     write the program's globals.
+//  3. Copies carry definedness and origin. They do not require definedness.
+//  4. Every access to the arena or to shared memory counts in the statistics, once.
+// Not checked: accesses of host code, when no simulated thread runs.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <string>
-#include <unordered_set>
 #include <vector>
 
 #include "cuda_backend/simt/arena.h"
@@ -29,8 +30,8 @@ namespace simt {
 // arguments that the compiler made static.
 class Image {
  public:
-  // In a loaded segment of the program or of a shared library. Libraries loaded since the last
-  // question are found as well.
+  // True in a loaded segment of the program or of a shared library, also one loaded since the last
+  // call.
   bool contains(std::uintptr_t address, std::size_t bytes);
 
  private:
@@ -64,8 +65,6 @@ class Checker {
   // Found by the compiler's own test.
   [[noreturn]] void misaligned(std::uintptr_t address, std::size_t alignment, AccessKind kind,
                                std::string detail, std::uintptr_t pc);
-  // A load that promises that the launch does not write the bytes.
-  void load_readonly(std::uintptr_t address, std::size_t bytes, std::uintptr_t pc);
   void load_any(std::uintptr_t address, std::size_t bytes, std::uintptr_t pc);
   void fence();
   // Judges both ends of a copy and carries the shadow; the caller then moves the bytes.
@@ -96,7 +95,6 @@ class Checker {
   Place locate_elsewhere(const Access& access);
   void begin_access();
   bool may_be_undefined(const Place& place) const;
-  void check_promises(const Access& access);
   void judge(const Verdict& verdict, const Access& access);
   Viewer viewer() const;
   [[noreturn]] void reject(ReportKind kind, const Access& access);
@@ -119,7 +117,6 @@ class Checker {
   Options options_;
   Random* random_ = nullptr;
   LaunchStatistics* statistics_ = nullptr;
-  std::unordered_set<std::uintptr_t> read_only_;  // granules that load_readonly() saw, of a launch
   std::uintptr_t args_begin_ = 0;
   std::size_t args_bytes_ = 0;
 };

@@ -22,9 +22,9 @@ namespace simt {
 //  1. A thread that has fenced releases, at its next atomic, what it did before the fence, and
 //     what its CTA did before the last barrier in front of that fence.
 //  2. An atomic acquires every release made up to the last one on its address. One clock stands
-//     for all of them: chains over several addresses are followed, and a race beside such a chain
-//     may be hidden; none is invented.
-// Costs nothing to kernels without __threadfence.
+//     for all of them. It follows chains over several addresses, and may hide a race next to such a
+//     chain, but never invents one.
+// Kernels without __threadfence pay nothing.
 struct Worker;
 class CtaScheduler;
 

@@ -1,4 +1,7 @@
-// The names behind the numbers in stamps: every launch and host copy, in order.
+// The names of the numbers in stamps: every launch and host copy, in order.
+//
+// Invariants:
+// 1. Numbers start at 1 and grow by one per launch or copy; begin_again() restarts them at 2.
 #pragma once
 
 #include <algorithm>
@@ -16,10 +19,10 @@
 
 namespace simt {
 
-// What a launch was said to touch: ranges of device memory that it may read and that it may write.
+// The declared ranges of a launch: device memory that it may read and that it may write.
 //
-// 1. What may be written may be read too.
-// 2. Nothing declared (no object) allows everything that bounds allow.
+// 1. A range that may be written may also be read.
+// 2. After merge() the ranges of each list are sorted and do not touch.
 class DeclaredRanges {
  public:
   void allow(std::uintptr_t begin, std::uintptr_t end, bool to_write) {
@@ -65,7 +68,7 @@ class LaunchLog {
   // Numbers begin again at 2; 1 stands for everything so far. Returns the stamp of that.
   Stamp begin_again();
 
-  // In that launch the tag, which is no linear index, belongs to this CTA (stamp.h, rule 2).
+  // Records the CTA of a tag that is not a linear index (stamp.h, rule 2).
   void keep_tag(std::uint32_t launch, std::uint32_t tag, std::uint32_t cta_linear) {
     extra_tags_[(std::uint64_t{launch} << 32) | tag] = cta_linear;
   }

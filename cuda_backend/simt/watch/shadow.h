@@ -1,11 +1,12 @@
-// What is known about every byte of a range of memory: who wrote it last, who has read it since.
+// The state of every byte of a range of memory: its last writer and the readers since.
 //
+// Invariants:
 //  1. A granule of 16 bytes has one cell until a narrower access touches it; then it is split into
 //     cells of 4, 2 or 1 bytes, as narrow as its accesses are, until one write covers it again.
 //     Answers are exact to the byte.
 //  2. written == 0: unwritten. A read stamp is kept only for reads after the last write.
-//  3. Of several concurrent readers the last one is kept, with a flag that says how far the
-//     others are.
+//  3. A cell keeps the last of several concurrent readers, with a flag for the distance of the
+//     others.
 //  4. A copied granule also has an origin: the stamp of the first writer of its first defined byte,
 //     valid as long as the granule carries the stamp of that copy.
 // The order between accesses is the viewer's (happens_before.h). Bounds are the checker's.
@@ -103,10 +104,10 @@ class Shadow {
 
   std::optional<std::size_t> first_undefined(std::size_t offset, std::size_t bytes) const;
   Stamp writer(std::size_t offset) const;
-  // Who wrote first what the byte holds; its writer when it was not copied.
+  // The first writer of the byte's value; its writer if it was not copied.
   Stamp author(std::size_t offset) const;
 
-  // All stamps become `before`, all reads are forgotten: the launch counter begins again.
+  // Sets all stamps to `before` and forgets all reads: the launch counter restarts.
   void forget_history(std::size_t offset, std::size_t bytes, Stamp before);
 
  private:

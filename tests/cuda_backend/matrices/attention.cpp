@@ -1,5 +1,5 @@
-// What reads the cache through block tables: digests against loops over bytes, exactly; softmax
-// attention against doubles, within a bound that follows from the number of operations.
+// Reads of the cache through block tables: digests against loops over bytes, exactly; softmax
+// attention against doubles, within a bound from the number of operations.
 #include <algorithm>
 #include <cmath>
 
@@ -49,6 +49,28 @@ std::vector<Shape> shapes() {
        .num_parts = 1,
        .queries_per_kv = 16},
   };
+}
+
+// Attention in one split over rows that are looked up in the layer's own table.
+SplitAttentionParams of_rows(KernelDevice& device, const RowCache& rows, std::int32_t num_heads) {
+  SplitAttentionParams params{};
+  params.key = {.base = rows.base,
+                .block_stride = rows.block_stride,
+                .token_stride = rows.token_stride,
+                .head_stride = rows.head_stride,
+                .block_size = rows.block_size,
+                .num_heads = rows.num_kv_heads,
+                .head_size = rows.head_size,
+                .piece_elements = rows.head_size,
+                .dtype = rows.dtype};
+  params.value = params.key;
+  if (rows.num_parts == 2) params.value.base += rows.part_stride;
+  params.rows = device.put(std::vector<RowCache>{rows}, "layer");
+  params.query_dtype = DType::fp32;
+  params.num_query_heads = num_heads;
+  params.num_splits = 1;
+  params.split_keys = 1 << 20;
+  return params;
 }
 
 struct Attention {
@@ -146,43 +168,49 @@ TEST_CASE_METHOD(Attention, "attention: the digest of a range is the sum over it
   }
 }
 
+// A replay of words names each query's range and reads rows as the layer's own table says.
 TEST_CASE_METHOD(Attention, "attention: outputs are softmax of scaled scores, times values") {
   DYNAMIC_SECTION(shape.name) {
     const int num_heads = shape.num_kv_heads * shape.queries_per_kv;
     const std::int64_t floats = std::int64_t{num_heads} * shape.head_size;
-    const std::int64_t padded = std::int64_t{num_heads} * ((shape.head_size + 15) / 16 * 16);
-    const std::vector<QueryItem> items = {{number(17, 0), 0, 0, 1, 0, 0, kPositions},
-                                          {number(17, 1), padded, floats, 1, 0, 30, 31},
-                                          {number(17, 2), 2 * padded, 2 * floats, 1, 0, 10, 42},
-                                          {number(17, 3), 3 * padded, 3 * floats, 1, 0, 10, 10}};
+    const std::vector<std::uint64_t> queried = {number(17, 0), number(17, 1), number(17, 2),
+                                                number(17, 3)};
+    const std::vector<KeyRange> ranges = {
+        {0, kPositions}, {30, 31}, {10, 42, 20, 7}, {10, 10}};  // the third skips 20 to 26
+    oracle::Bytes queries;
+    for (const std::uint64_t content : queried)
+      for (int q = 0; q < num_heads; ++q) {
+        const auto one = oracle::row(content, kLayer, 2, q, shape.head_size, DType::fp32);
+        queries.insert(queries.end(), one.begin(), one.end());
+      }
     std::vector<std::vector<float>> found;
     in_every_mode([&](CheckMode mode, std::uint64_t seed) {
       KernelDevice device(mode, seed);
-      const RowCache* layers = device.put(std::vector<RowCache>{cache(device)}, "layers");
-      const AttentionParams params{layers,
-                                   device.put(items, "items"),
-                                   device.room<float>(4 * padded, "queries"),
-                                   device.room<float>(4 * floats, "outputs"),
-                                   4,
-                                   num_heads,
-                                   num_heads * ((shape.head_size + 1) / 2)};
-      device->launch(device.kernels().fill_queries, params);
-      device->launch(device.kernels().paged_attention, params);
+      const RowCache rows = cache(device);
+      SplitAttentionParams params = of_rows(device, rows, num_heads);
+      params.queries = reinterpret_cast<std::byte*>(device.put(queries, "queries"));
+      params.ranges = device.put(ranges, "ranges");
+      params.token_rows = device.put(std::vector<std::int32_t>(4, 1), "token rows");
+      params.outputs = device.room<float>(4 * floats, "outputs");
+      params.num_tokens = 4;
+      params.scale = 1.0f / std::sqrt(static_cast<float>(shape.head_size));
+      device->launch(device.engine().split_attention, params);
       found.push_back(device.get(params.outputs, 4 * floats));
       device.expect_no_reports();
     });
     for (const std::vector<float>& one : found) CHECK((one == found[0]));  // bit for bit
 
-    for (const QueryItem& item : items)
+    for (std::size_t i = 0; i < ranges.size(); ++i)
       for (int q = 0; q < num_heads; ++q) {
         const oracle::Bytes query =
-            oracle::row(item.content, kLayer, 2, q, shape.head_size, DType::fp32);
+            oracle::row(queried[i], kLayer, 2, q, shape.head_size, DType::fp32);
         std::vector<double> numbers;
         for (int d = 0; d < shape.head_size; ++d)
           numbers.push_back(oracle::element(query.data() + 4 * d, DType::fp32));
         std::vector<oracle::Bytes> keys, values;
         double largest = 0;
-        for (int p = item.first; p < item.last; ++p) {
+        for (int n = ranges[i].first; n < ranges[i].last; ++n) {
+          const int p = n < ranges[i].gap_first ? n : n + ranges[i].gap;
           keys.push_back(row(p, 0, q / shape.queries_per_kv));
           values.push_back(row(p, shape.num_parts - 1, q / shape.queries_per_kv));
           for (int d = 0; d < shape.head_size; ++d)
@@ -199,8 +227,8 @@ TEST_CASE_METHOD(Attention, "attention: outputs are softmax of scaled scores, ti
         const double bound =
             std::ldexp(largest, -24) * (2.0 * score_size * shape.head_size + kPositions + 16.0);
         for (int d = 0; d < shape.head_size; ++d)
-          require_near(found[0][item.output_begin + q * shape.head_size + d], expected[d], bound,
-                       "query ", item.output_begin / floats, " head ", q, " element ", d);
+          require_near(found[0][i * floats + q * shape.head_size + d], expected[d], bound, "query ",
+                       i, " head ", q, " element ", d);
       }
   }
 }
@@ -244,14 +272,15 @@ TEST_CASE("attention: every finite pattern of a narrow format is read as its val
     for (int i = 0; i < count; ++i)
       if (!is_finite(i)) std::fill_n(finite_only.begin() + i * item, item, 0);
     device->upload(rows.base, finite_only.data(), static_cast<std::int64_t>(finite_only.size()));
-    const AttentionParams params{device.put(std::vector<RowCache>{rows}, "layers"),
-                                 device.put(std::vector<QueryItem>{{0, 0, 0, 0, 0, 0, 1}}, "items"),
-                                 device.put(std::vector<float>(count, 0.0f), "queries"),
-                                 outputs,
-                                 1,
-                                 1,
-                                 count / 2};
-    device->launch(device.kernels().paged_attention, params);
+    SplitAttentionParams params = of_rows(device, rows, 1);
+    params.queries = reinterpret_cast<std::byte*>(
+        device.put(std::vector<float>(static_cast<std::size_t>(count), 0.0f), "queries"));
+    params.ranges = device.put(std::vector<KeyRange>{{0, 1}}, "ranges");
+    params.token_rows = device.put(std::vector<std::int32_t>{0}, "token rows");
+    params.outputs = outputs;
+    params.num_tokens = 1;
+    params.scale = 1.0f;
+    device->launch(device.engine().split_attention, params);
     const std::vector<float> found = device.get(outputs, count);
     for (int i = 0; i < count; ++i)
       if (double(found[i]) != oracle::element(finite_only.data() + i * item, dtype))

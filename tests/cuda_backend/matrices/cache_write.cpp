@@ -29,7 +29,7 @@ struct WriteShape {
   int source_gap_bytes = 0;  // behind the heads of a token: a slice of a wider projection
 };
 
-// K and V alike, one after the other in a page, then padding.
+// K, then V of the same shape in a page, then padding.
 WriteShape pair(WriteShape shape) {
   const Part key = shape.first;
   shape.second = key;
@@ -141,7 +141,7 @@ std::vector<WriteShape> shapes() {
   };
 }
 
-// Rows of numbers: many sizes, ties of every format, zeros, and a row of nothing but zeros.
+// Rows of numbers: many sizes, ties of every format, zeros, and a row of only zeros.
 oracle::Bytes source_rows(const WriteShape& shape, const Part& part, int which) {
   const int item = oracle::itemsize(shape.source);
   const int token_bytes = part.num_heads * part.head_size * item + shape.source_gap_bytes;
@@ -354,7 +354,7 @@ TEST_CASE_METHOD(ScaledCacheWrite,
   DYNAMIC_SECTION(shape.name) {
     KernelDevice device;
     CHECK((written(device, device->place(), reverse_scales) != expected));
-    device->plant(KernelDefect::scale_not_stored);
+    device.plant(&EngineKernels::write_parts, &DefectKernels::lose_scales);
     CHECK((written(device, device->place()) != expected));
   }
 }
@@ -376,7 +376,7 @@ TEST_CASE("cache write: one slot for two tokens is reported as a race", "[execut
   CHECK(device->finish());
   const auto reports = device.reports();
   REQUIRE(!reports.empty());
-  CHECK(reports.front().kernel == "write_parts");
+  CHECK(reports.front().kernel == "write_rows");
 }
 
 // ---- far pages

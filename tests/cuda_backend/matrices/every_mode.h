@@ -1,5 +1,5 @@
-// What kernels of the matrices must show in every mode of the executor: the same bytes, the same
-// bits of numbers, and nothing reported.
+// Expectations of kernels in every mode of the executor: the same bytes, the same bits of numbers, and
+// no reports.
 #pragma once
 
 #include <vector>

@@ -270,7 +270,7 @@ struct Recurrence {
         for (int row = 0; row < shape.rows; ++row)
           expect_row_within_bounds(work, item, head, row, before, found);
   }
-  // Everything that is no target's state is what it was, padding included.
+  // Bytes outside of target states do not change, padding included.
   void expect_nothing_else_touched(const Work& work, const oracle::Bytes& found) const {
     for (int b = 0; b < kBlocks; ++b) {
       const bool target = b != 0 && std::count(work.targets.begin(), work.targets.end(), b) > 0;
@@ -364,12 +364,13 @@ TEST_CASE_METHOD(Recurrence,
   }
 }
 
-TEST_CASE_METHOD(Recurrence, "recurrence: chunk_carry_undecayed is seen in the chunked forms alone",
+TEST_CASE_METHOD(Recurrence, "recurrence: an undecayed carry is seen only in the chunked forms",
                  "[executor]") {
   DYNAMIC_SECTION(shape.name) {
     KernelDevice device;
     const Result right = run(device, device->place(), work(), states);
-    device->plant(KernelDefect::chunk_carry_undecayed);
+    device.plant(&EngineKernels::selective_chunks, &DefectKernels::selective_undecayed);
+    device.plant(&EngineKernels::delta_chunks, &DefectKernels::delta_undecayed);
     const Result found = run(device, device->place(), work(), states);
     CHECK((found.outputs != right.outputs) == in_pieces(shape.rule));
   }

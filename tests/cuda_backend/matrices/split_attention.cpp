@@ -364,7 +364,7 @@ TEST_CASE_METHOD(
           (shape.key.scaling == Scaling::per_token_head && shape.key.num_heads > 1));
     CHECK((outputs_out_of_bounds(run(device, widen_window)) > 0) ==
           (shape.window > 0 && shape.window <= longest));
-    device->plant(KernelDefect::combine_unscaled);
+    device.plant(&EngineKernels::split_attention, &DefectKernels::combine_unscaled);
     CHECK((outputs_out_of_bounds(run(device)) > 0) == (longest > shape.split_keys));
   }
 }

@@ -134,7 +134,7 @@ __global__ void ping_pong_in_warp_kernel(int* out, int rounds) {
   if (threadIdx.x >= 32) out[threadIdx.x - 32] = buffers[threadIdx.x - 32];
 }
 
-// ---- meeting
+// ---- synchronisation
 
 __global__ void barrier_in_branch_kernel(float* data) {
   if (threadIdx.x < 7) {

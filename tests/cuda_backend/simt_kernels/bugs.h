@@ -1,4 +1,4 @@
-// Kernels with one planted bug each, beside the right ones that must not be reported.
+// Kernels with one planted bug each, and right ones that must not be reported.
 #pragma once
 
 #include <cstdint>
@@ -42,7 +42,7 @@ struct BugKernels {
   error_t (*ping_pong_in_warp)(stream_t, int* out,
                                int rounds);  // by __syncwarp; a second warp idles
 
-  // Meeting.
+  // Synchronisation.
   error_t (*barrier_in_branch)(stream_t, float* data);  // two barriers that face each other
   error_t (*barrier_never_met)(stream_t, float* data);  // some wait at a barrier, some at a shuffle
   // Lanes 16 to 31 exit; the others shuffle from a lane, or sum.
@@ -52,7 +52,7 @@ struct BugKernels {
   // Shared memory.
   error_t (*shared_uninitialised)(stream_t, float* out);
   error_t (*shared_out_of_bounds)(stream_t, float* out, int index);
-  // Eight floats of dynamic shared memory; nobody but this store writes the sixth.
+  // Eight floats of dynamic shared memory; only this store writes the sixth.
   error_t (*dynamic_shared)(stream_t, float* out, int index);
 
   error_t (*shared_too_large)(stream_t,

@@ -6,26 +6,25 @@ namespace {
 
 using simt::stream_t;
 
-__global__ void add_one_readonly_kernel(int* to, const int* from, int count) {
+__global__ void add_one_kernel(int* to, const int* from, int count) {
   const int i = static_cast<int>(threadIdx.x);
-  if (i < count) to[i] = simt::load_readonly(from + i) + 1;
+  if (i < count) to[i] = from[i] + 1;
 }
-__global__ void shift_readonly_kernel(int* to, const int* from, int count) {
-  for (int i = 0; i < count; ++i) to[i] = simt::load_readonly(from + i);
+__global__ void shift_kernel(int* to, const int* from, int count) {
+  for (int i = 0; i < count; ++i) to[i] = from[i];
 }
 
 }  // namespace
 
 const PromiseKernels promise_kernels = {
-    .add_one_readonly =
+    .add_one =
         [](stream_t s, int* to, const int* from, int count) {
-          return simt::launch({dim3(1), dim3(32), 0, s, "add_one_readonly"},
-                              add_one_readonly_kernel, to, from, count);
+          return simt::launch({dim3(1), dim3(32), 0, s, "add_one"}, add_one_kernel, to, from,
+                              count);
         },
-    .shift_readonly =
+    .shift =
         [](stream_t s, int* to, const int* from, int count) {
-          return simt::launch({dim3(1), dim3(1), 0, s, "shift_readonly"}, shift_readonly_kernel, to,
-                              from, count);
+          return simt::launch({dim3(1), dim3(1), 0, s, "shift"}, shift_kernel, to, from, count);
         },
 };
 

@@ -1,4 +1,4 @@
-// Kernels that say something about the memory they touch, and kernels that do not keep to it.
+// Kernels whose launches declare what they touch.
 #pragma once
 
 #include <cstdint>
@@ -11,10 +11,10 @@ struct PromiseKernels {
   using stream_t = simt::stream_t;
   using error_t = simt::error_t;
 
-  // Thread i: to[i] = from[i] + 1, where from is loaded as read-only data.
-  error_t (*add_one_readonly)(stream_t, int* to, const int* from, int count);
-  // The same in one thread, which writes to[i] before it loads from[i + 1].
-  error_t (*shift_readonly)(stream_t, int* to, const int* from, int count);
+  // Thread i: to[i] = from[i] + 1.
+  error_t (*add_one)(stream_t, int* to, const int* from, int count);
+  // One thread: to[i] = from[i], in ascending order.
+  error_t (*shift)(stream_t, int* to, const int* from, int count);
 };
 SIMT_DECLARE_IN_VARIANTS(extern const PromiseKernels promise_kernels;)
 

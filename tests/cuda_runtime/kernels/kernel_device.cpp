@@ -1,6 +1,6 @@
-// The device of the tests of single kernels (tests/cuda_backend/kernel_device.h), here a simulated
-// GPU: what a test does on a GPU, and on no other device, has run before there is one. Devices that
-// live at one time share a runtime, and give back all that they took of it.
+// The device of the tests of single kernels (tests/cuda_backend/kernel_device.h), here a simulated GPU:
+// the code that a test runs only on a GPU has run without one. Devices that live at the same time
+// share a runtime, and release all of its objects.
 #include "tests/cuda_backend/kernel_device.h"
 
 #include <memory>
@@ -14,7 +14,7 @@ namespace {
 struct Runtime {
   explicit Runtime(std::uint64_t seed) : cuda(SimulatedCudaOptions{.seed = seed}) {}
   ~Runtime() {
-    if (cuda.live() != LiveObjects()) fail_test("a device has not given back all that it took");
+    if (cuda.live() != LiveObjects()) fail_test("a device has not released all of its objects");
   }
   SimulatedCuda cuda;
 };

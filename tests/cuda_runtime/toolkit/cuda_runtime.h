@@ -1,8 +1,8 @@
-// What gpu_device.cu uses of the CUDA runtime, under the name of the toolkit's header, for a
-// compiler that has no toolkit. simulated_cuda.h says what stands behind it.
+// The part of the CUDA runtime that gpu_device.cu uses, under the name of the toolkit's header, for a
+// compiler without a toolkit. simulated_cuda.h implements it.
 //
 // 1. Names, values and parameters are the toolkit's: the same source compiles against either.
-// 2. Linkage is that of C++, so that nothing here is ever taken for a function of a CUDA library.
+// 2. Linkage is that of C++, so that no function here is mistaken for one of a CUDA library.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
-// Decisions that come through a pipe: of the model itself they are those that it makes here, in
-// every field of a recording; of a small engine they are audited, and each way of failing is told.
+// Decisions through a pipe: the model's own are the same as in the process, in every field of a
+// recording; a small engine's are audited, and each way of failing is reported.
 #include "sim/foreign/foreign_scheduler.h"
 
 #include <fmt/format.h>
@@ -98,8 +98,8 @@ TEST(ForeignScheduler, the_model_in_another_process_decides_as_here) {
     EXPECT_GT(reached[what], 0) << name_of(what);
 }
 
-// While it runs and after the run, from its recording, an engine is told of the same difference;
-// without one the run comes to what it comes to otherwise. Returns how many cases differ.
+// A live run and its recording report the same difference; without one the run has its usual
+// result. Returns the number of differing cases.
 int compare_live_and_after(const std::string& profile, std::uint64_t seeds) {
   const auto model = engines(LOCKSTEP_BINARY_DIR "/model_engine");
   int differ = 0;

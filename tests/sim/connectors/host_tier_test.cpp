@@ -38,7 +38,7 @@ std::vector<TierSetting> settings() {
   };
 }
 
-// Random programs, and the memory model beside them. A block belongs to a group while it is used.
+// Random programs together with the memory model. A block belongs to one group while it is used.
 class Traffic {
  public:
   Traffic(MemoryModel& model, std::uint64_t seed) : model_(model), seed_(seed) {

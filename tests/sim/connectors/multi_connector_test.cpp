@@ -1,5 +1,5 @@
-// Several connectors behind one: who loads, who hears of what, when blocks are given back, and
-// whether an engine may hand them several groups.
+// Several connectors behind one: which one loads, what each is notified of, when blocks are freed,
+// and whether an engine may pass them several groups.
 #include "sim/connectors/multi_connector.h"
 
 #include <gtest/gtest.h>

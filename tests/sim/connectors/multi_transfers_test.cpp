@@ -1,5 +1,5 @@
-// Several connectors beside a whole engine: each loads and stores, their host blocks are apart, and
-// every byte is what the model says.
+// Several connectors in a complete engine: each loads and stores, their host blocks are separate,
+// and every byte is the model's.
 #include "sim/connectors/multi_connector.h"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
-// A host tier beside a whole engine: what is stored is found again, every block that moves is the
-// request's own, and every byte of the cache and of the tier is what the model says.
+// A host tier in a complete engine: what is stored is found again, every moved block is the
+// request's own, and every byte of the cache and of the tier is the model's.
 #include "sim/connectors/offload_connector.h"
 
 #include <gtest/gtest.h>

@@ -73,7 +73,7 @@ void expect_all_classes(const Sum& sum) {
 
 TEST(EnginePair, over_a_sound_network_every_request_is_prefilled_once_and_loaded_once) {
   PairOptions options = pair_of(one_group(), 60, 60);
-  options.times.retry_ns = 100'000'000;  // a read waits for the step under way, and for its own
+  options.times.retry_ns = 100'000'000;  // a read waits for the current step, and for its own
   const PairReport report = run_to_end(options, make_traffic(5, 60));
   EXPECT_EQ(report.verdict, PairVerdict::kept) << report.finding->what;
   EXPECT_EQ(report.finished_requests + report.aborted_requests, report.requests);
@@ -121,8 +121,8 @@ TEST(EnginePair, a_prompt_that_is_there_already_is_not_loaded_again_and_its_bloc
   EXPECT_EQ(report.finished_requests, 2);
 }
 
-// vLLM issue 33775, in 0.22.1 and mended before 0.33.0: the blocks of a load are taken for one
-// group after the other, each before the next has laid its hand on its own prefix hit.
+// vLLM issue 33775, in 0.22.1 and fixed before 0.33.0: the blocks of a load are allocated group by
+// group, each before the next group has touched its own prefix hit.
 TEST(EnginePair, in_a_tight_pool_a_load_evicts_what_another_group_has_hit) {
   PairOptions options = pair_of(hybrid(), kAmple, 110);
   std::int64_t num_found = 0;

@@ -66,7 +66,7 @@ TEST(PagePair, a_block_that_only_a_part_of_is_computed_brings_the_rest_along_and
   EXPECT_EQ(report.finished_requests, 1);
 }
 
-// Content ids know nothing of when bytes are copied.
+// Content ids do not depend on when bytes are copied.
 TEST(PagePair, copies_that_come_too_early_show_in_real_pages_and_nowhere_else) {
   for (const auto& [defect, check] :
        {std::pair{TransferDefect::stage_read_early, "transfer.read_content"},
@@ -133,7 +133,7 @@ TEST(PagePair, every_tensor_parallel_rank_sends_and_takes_its_part_of_a_block) {
   }
 }
 
-// The sender's ranks are both right by themselves: only who takes which part is wrong.
+// Both of the sender's ranks are right; only the assignment of their parts is wrong.
 TEST(PagePair, parts_in_the_order_of_other_ranks_are_not_what_was_to_be_sent) {
   BackendConfig device = pair_of(one_group(), 60, 60).decode.backend;
   device.parallel.tp_size = 2;

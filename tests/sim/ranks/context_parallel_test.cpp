@@ -47,7 +47,7 @@ TEST_P(ContextParallel, every_rank_holds_its_own_tokens_and_no_others) {
   EXPECT_GT(run->summary.pages_checked, 1000);
 }
 
-// Each rank attends over the tokens that it keeps; nobody joins what they answer.
+// Each rank attends to its own tokens; their answers are not combined.
 TEST_P(ContextParallel, attention_of_real_numbers_is_over_a_ranks_own_tokens) {
   LockstepConfig config = make_ranks(GetParam());
   config.backend.numbers = Numbers::real;
@@ -80,7 +80,7 @@ TEST(ContextParallelRanks, a_rank_that_takes_itself_for_another_diverges_and_is_
   EXPECT_NE(to_text(*run->summary.divergence).find("rank 1"), std::string::npos);
 }
 
-// Beside a dealt out cache: rows, windows and a ring that every rank keeps whole, and an indexer's
+// In addition to a sharded cache: rows, windows and a ring that are replicated, and an indexer's
 // rows for four tokens each.
 LockstepConfig with_whole_caches(std::int32_t dcp, std::int32_t interleave) {
   KVCacheSpec whole = full_spec(), window = sliding_spec(40), latent = full_spec();

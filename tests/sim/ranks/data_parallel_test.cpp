@@ -1,5 +1,5 @@
-// Data parallel ranks: every step they meet, an idle one runs a batch that writes nothing, and who
-// does not meet the others is found and named.
+// Data parallel ranks: every step they call collectives, an idle rank runs a batch that writes
+// nothing, and a rank that does not match the others is found and named.
 #include "sim/ranks/data_parallel.h"
 
 #include <gtest/gtest.h>
@@ -110,7 +110,7 @@ TEST(DataParallel, tokens_that_tp_does_not_divide_are_refused_by_the_reduce_scat
   EXPECT_NE(what(*run).find("1 % 2 is 1"), std::string::npos) << what(*run);
 }
 
-// Recorders between each engine and what is dealt out to it.
+// Recorders between each engine and its share of the workload.
 TEST(DataParallel, an_engine_hears_of_its_own_requests_and_of_all_resets) {
   const LockstepConfig config = make_parallel(2);
   std::vector<std::unique_ptr<RunRecorder>> recorders;
@@ -171,7 +171,7 @@ TEST(DataParallel, a_rank_whose_output_is_late_holds_up_all) {
             calm->summary.requests);
 }
 
-// Each engine beside connectors of its own, on backends or without them.
+// Each engine with its own connectors, with or without backends.
 Result<RunReport> run_connected(const LockstepConfig& config, std::uint64_t seed,
                                 bool with_backends) {
   SessionParts parts = requests(seed, 40);
@@ -204,7 +204,7 @@ TEST(DataParallel, every_engine_loads_and_stores_beside_connectors_of_its_own) {
   EXPECT_EQ(alone->summary.blocks_loaded, run->summary.blocks_loaded);
 }
 
-// Where nothing runs but a load is under way, the run is not at its end.
+// With no request running and a load in flight, the run has not ended.
 TEST(DataParallel, engines_wait_for_loads_of_one_of_them) {
   const LockstepConfig config = make_connected({ConnectorKind::peers});
   for (std::uint64_t seed = 0; seed < 12; ++seed) {

@@ -92,7 +92,7 @@ TEST(ParallelRanksOfHybrids, states_are_cut_and_stages_share_one_pool) {
   EXPECT_EQ(run->summary.verdict, Verdict::agreed) << what_ranks_say(*run);
 }
 
-// The state group is empty there: K and V of a block lie apart, as without states.
+// The state group is empty there: K and V of a block are separate, as without states.
 TEST(ParallelRanksOfHybrids,
      a_stage_without_a_state_layer_lays_out_attention_as_if_there_were_none) {
   KVCacheSpec states = mamba_spec(MambaCacheMode::none, 256);
@@ -105,7 +105,7 @@ TEST(ParallelRanksOfHybrids,
   EXPECT_EQ(run->summary.verdict, Verdict::agreed) << what_ranks_say(*run);
 }
 
-// FlashAttention beside fp32 states takes 16, 32 or 64 tokens, wherever the model's states are.
+// FlashAttention with fp32 states takes 16, 32 or 64 tokens, wherever the model's states are.
 TEST(ParallelRanksOfHybrids, a_stage_without_a_state_layer_splits_blocks_as_the_whole_model_does) {
   KVCacheSpec attention = full_spec();
   attention.block_size = 48;

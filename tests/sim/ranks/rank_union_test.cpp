@@ -28,8 +28,8 @@ StepProgram one_step() {
   return program;
 }
 
-// The union of ranks that take themselves for `ranks`, model and backend alike, and what they have
-// for `taken_for` where it is given.
+// The union of ranks configured as `ranks`, in model and backend, compared with `taken_for` where
+// it is given.
 std::optional<Divergence> union_of(const BackendConfig& device,
                                    const std::vector<std::int32_t>& ranks,
                                    const BackendConfig* taken_for = nullptr) {
@@ -87,7 +87,7 @@ TEST(RankUnion, replicas_that_are_uneven_are_found) {
   EXPECT_EQ(found->head, 1);
 }
 
-// Each rank by itself deals out what the whole model says that every rank keeps.
+// Each rank shards what the whole model replicates.
 TEST(RankUnion, rows_that_one_rank_alone_has_of_a_cache_that_all_keep_are_found) {
   BackendConfig device = two_ranks(1, 1);
   device.context.num_ranks = 2;

@@ -74,7 +74,7 @@ TEST(Timeline, sums_over_its_columns_are_the_counts_of_the_run_however_few_colum
   }
 }
 
-// Holds the tables of every step against the map of blocks.
+// Compares the tables of every step with the map of blocks.
 class Tables final : public StepObserver {
  public:
   bool decided(const StepView& view) override {

@@ -1,0 +1,70 @@
+// A step's queries, answered by the attention kernel of an engine (kernels/split_attention.cuh): one
+// launch per queried layer, decodes and tokens of prefill chunks in one batch.
+//
+// Invariants:
+// 1. With real numbers the kernel derives the visible positions from the query's position and the
+//    layer's kind (window, chunk); AttentionQuery::first only describes the read. With words it reads
+//    exactly the query's range.
+// 2. Real contexts are split, so most outputs are joined from partial ones. A context of words is
+//    one split.
+// 3. A rank of context parallelism attends over its own tokens, which are one context in its cache.
+//    The answers of several ranks are not joined here.
+// 4. outputs_ holds the answers layer by layer; read_back() restores the program's order.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "cuda_backend/device/device.h"
+#include "cuda_backend/step/attention_reader.h"
+#include "cuda_backend/step/block_tables.h"
+#include "cuda_backend/step/row_parts.h"
+#include "cuda_backend/views/layer_caches.h"
+#include "sim/protocol/backend.h"
+
+namespace lockstep::cuda {
+
+class AttentionQueries {
+ public:
+  AttentionQueries(Device& device, const BackendConfig& config, const LayerCaches& layers,
+                   const RowParts& parts, const BlockTables& tables, const AttentionReader& reader);
+
+  // REQUIRES: queries name layers with rows of numbers.
+  void launch(const StepProgram& program);
+  // Starts the download of outputs; they are valid after finish().
+  void read_back(const StepProgram& program, StepReadback& readback);
+
+ private:
+  // The queries of one layer: tokens [first, first + count) of the step's arrays.
+  struct Batch {
+    std::int32_t layer, first, count, longest;  // longest: positions that a query may see
+    std::int64_t query_begin, output_begin;     // floats
+  };
+  std::int32_t query_heads(std::int32_t layer) const {
+    return layers_.rows[layer].num_kv_heads * layers_.rows[layer].queries_per_kv;
+  }
+  std::int32_t split_keys(const Batch& batch) const;
+  void gather(const StepProgram& program);
+  void add_query(const AttentionQuery& query);
+  void attend(const StepProgram& program, const Batch& batch);
+
+  Device& device_;
+  const bool is_real_;
+  const LayerCaches& layers_;
+  const RowParts& parts_;
+  const BlockTables& tables_;
+  const AttentionReader& reader_;
+  std::vector<const KVCacheSpec*> specs_;  // of each layer
+  DeviceArray<std::int32_t> positions_, token_rows_;
+  DeviceArray<KeyRange> ranges_;  // words
+  DeviceArray<float> queries_, outputs_, partials_;
+  // Of the step.
+  std::vector<Batch> batches_;
+  std::vector<std::int64_t> output_of_query_;  // floats, in the program's order
+  std::vector<std::int32_t> host_positions_, host_token_rows_;
+  std::vector<KeyRange> host_ranges_;
+  std::vector<float> host_queries_;
+  std::int64_t num_outputs_ = 0;
+};
+
+}  // namespace lockstep::cuda
