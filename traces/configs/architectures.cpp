@@ -41,6 +41,7 @@ constexpr std::pair<std::string_view, LayerRule> kRules[] = {
     {"mimo", mimo_layers},
     {"listed_window", listed_window_layers},
     {"looped", looped_layers},
+    {"encoder", encoder_layers},
     {"encoder_decoder", encoder_decoder_layers},
     {"latent", latent_layers},
     {"expanded_latent", expanded_latent_layers},

@@ -171,6 +171,10 @@ std::string architecture_of(ConfigPart& part) {
 // The rule of a name, or of the text part behind it.
 const Architecture* rule_of(ConfigReading& reading, const std::string& name) {
   const Architecture* found = find_architecture(name);
+  // A classifier on a decoder has the decoder's layers.
+  constexpr std::string_view kClassifier = "ForSequenceClassification";
+  if (found == nullptr && name.ends_with(kClassifier))
+    found = find_architecture(name.substr(0, name.size() - kClassifier.size()) + "ForCausalLM");
   if (found == nullptr || found->layers != nullptr) return found;
   reading.architecture = found->text_architecture;
   if (reading.architecture.empty()) reading.architecture = architecture_of(reading.text);
@@ -187,6 +191,9 @@ void read_layers(ConfigReading& reading, const std::string& name) {
   model.kv_cache_dtype = cache_scheme(reading);
   if (rule != nullptr) {
     rule->layers(reading);
+  } else if (!name.empty() && !name.ends_with("ForCausalLM")) {
+    return refuse_layers(reading,
+                         fmt::format("architectures: '{}' is unknown to this reader", name));
   } else {
     reading.assume(
         fmt::format("architecture '{}' has no rule of its own: read as a decoder whose "
