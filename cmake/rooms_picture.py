@@ -7,6 +7,7 @@
 A room is above everything that it may include. Arrows that follow from others are left out, so a
 room may include what it points at and some rooms below that; rooms.txt lists them exactly.
 """
+
 import sys
 
 BEGIN = "<!-- rooms: cmake --build DIR --target picture -->\n"

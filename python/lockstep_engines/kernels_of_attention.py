@@ -149,9 +149,7 @@ class _Attention:
     def _rows(self) -> Any:
         draw, requests = self.draw, self.requests
         shapes = [(length, self.kv_heads, self.size) for length in requests.lengths]
-        made = [
-            [drawn_numbers(draw, shape, self.dtype) for shape in shapes] for _ in range(2)
-        ]
+        made = [[drawn_numbers(draw, shape, self.dtype) for shape in shapes] for _ in range(2)]
         key, value, memory, order = _cache(draw, requests, self.kv_heads, self.size, self.dtype)
         _fill(key, requests, made[0])
         _fill(value, requests, made[1])
@@ -288,8 +286,7 @@ def _attend_behind_prefixes(draw: random.Random) -> Trial | None:
     made.options |= {"rswa_prefix_lens": torch.tensor(prefixes, dtype=torch.int32)}
     made.options |= {"rswa_window": window}
     made.sees = [
-        lambda p, j, prefix=prefix: j <= p and (j < prefix or p - j < window)
-        for prefix in prefixes
+        lambda p, j, prefix=prefix: j <= p and (j < prefix or p - j < window) for prefix in prefixes
     ]
     made.words.append(f"prefixes {prefixes}, a window of {window}")
     return made.run()

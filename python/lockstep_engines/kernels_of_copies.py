@@ -111,9 +111,7 @@ class _Layers:
         layers = {
             name: type("Layer", (), {"kv_cache": states}) for name, states in self.layers.items()
         }
-        made.initialize_from_forward_context(
-            self.config, layers, {self.kind: rules}, self.tables
-        )
+        made.initialize_from_forward_context(self.config, layers, {self.kind: rules}, self.tables)
         return made
 
     @contextlib.contextmanager

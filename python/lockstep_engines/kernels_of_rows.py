@@ -96,9 +96,7 @@ def _write_rows(draw: random.Random) -> Trial:
     expected = _written(cache, dtype, (key, value), slots)
     one = torch.ones(1)
     parts = cache.part(0, dtype), cache.part(1, dtype)
-    writes.triton_reshape_and_cache_flash(
-        key, value, *parts, torch.tensor(slots), "auto", one, one
-    )
+    writes.triton_reshape_and_cache_flash(key, value, *parts, torch.tensor(slots), "auto", one, one)
     return Trial(f"{dtype}, {cache.text()}", [expected], [bytes_of(cache.memory)])
 
 

@@ -423,8 +423,8 @@ class _Case:
         return reply | self._state()
 
     def _launch(self, sampled: dict[str, int]) -> None:
-        """A forward begins, in the order of event_loop_overlap. `sampled`: of the previous step, whose
-        result is processed after that."""
+        """A forward begins, in the order of event_loop_overlap. `sampled`: of the previous step,
+        whose result is processed after that."""
         expected = self._inputs(sampled)
         self._check_inputs(self.engine.launch(self._batch), expected)
         if not sampled:

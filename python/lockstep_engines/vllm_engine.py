@@ -47,7 +47,6 @@ logging.getLogger("vllm").setLevel(logging.ERROR)
 __all__ = ["KVConnectorOutput", "PauseState", "RequestStatus", "SamplingParams", "Scheduler"]
 
 
-
 def _version() -> str:
     """vLLM's version, without a build's local part. A checkout that was never built has none: then
     what git calls it, the release before it first."""

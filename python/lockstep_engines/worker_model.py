@@ -1,8 +1,9 @@
 """A model without weights for vLLM's worker: keys and values are the contents of sim/protocol, the
 logits are the tokens that the engine sampled.
 
-The model takes the requests of its rows from the worker's batch, and finds each token's content by the
-request and the position that the worker computed. A wrong position gets no content, and is reported.
+The model takes the requests of its rows from the worker's batch, and finds each token's content by
+the request and the position that the worker computed. A wrong position gets no content, and is
+reported.
 """
 
 from __future__ import annotations

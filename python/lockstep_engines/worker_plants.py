@@ -1,8 +1,8 @@
 """Defects to plant in vLLM's worker (plants.py), by class.
 
 Each is a plausible slip in a change: an index one off, a row forgotten, a group
-mistaken for another. For 0.33.0 and, where the text exists, other releases; `runner` is the one that
-has it, "both" where the two share the code.
+mistaken for another. For 0.33.0 and, where the text exists, other releases; `runner` is the one
+that has it, "both" where the two share the code.
 """
 
 from __future__ import annotations
@@ -180,8 +180,7 @@ PLANTS = (
         "            key_cache = key_cache.view(self.fp8_dtype)\n"
         "            value_cache = value_cache.view(self.fp8_dtype)\n"
         "        triton_reshape_and_cache_flash(",
-        "value_cache, key_cache = kv_cache.unbind(1)\n"
-        "        triton_reshape_and_cache_flash(",
+        "value_cache, key_cache = kv_cache.unbind(1)\n        triton_reshape_and_cache_flash(",
         within="def do_kv_cache_update(",
     ),
     plant_of(

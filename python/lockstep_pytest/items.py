@@ -169,9 +169,7 @@ class LayoutItem(TraceItem):
 
     def find(self) -> Failure | None:
         try:
-            return replay(
-                self.settings, str(self.file), self.save, self.options, decides=False
-            )
+            return replay(self.settings, str(self.file), self.save, self.options, decides=False)
         except command.LockstepError as refused:
             of_backend = f"{self.settings.backend}: " in str(refused)
             if of_backend and "refuses this plan" not in str(refused):
@@ -254,9 +252,7 @@ class SeedRuns:
     def failure_of(self, seed: int) -> Failure | None:
         if seed not in self._failures:
             most = 1 if self._settings.one_at_a_time else SEEDS_AT_A_TIME
-            count = next(
-                n for n in itertools.count(1) if n == most or seed + n not in self._chosen
-            )
+            count = next(n for n in itertools.count(1) if n == most or seed + n not in self._chosen)
             self._run(seed, count)
         found = self._failures[seed]
         if found is None:

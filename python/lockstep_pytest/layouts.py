@@ -37,5 +37,5 @@ def layout_of(seed: int) -> list[str]:
 
 
 def name_of(layout: list[str]) -> str:
-    """"96-3-64-bf16-NHD-flashinfer-2", in the order of the options."""
+    """ "96-3-64-bf16-NHD-flashinfer-2", in the order of the options."""
     return "-".join(layout[1::2])

@@ -125,9 +125,7 @@ class ProtocolTest(unittest.TestCase):
 
     def test_an_assertion_without_words_is_named_by_its_line(self) -> None:
         reply = replies_to(OPEN, {"abort": "c"})[1]
-        self.assertEqual(
-            reply["failed"]["what"], 'AssertionError: assert name != "c" (in abort)'
-        )
+        self.assertEqual(reply["failed"]["what"], 'AssertionError: assert name != "c" (in abort)')
 
     def test_what_the_protocol_does_not_have_is_named(self) -> None:
         for line, what in (

@@ -1,4 +1,5 @@
-"""`lockstep findings` with vLLM itself: each release shows what docs/reference/findings_by_release.md says.
+"""`lockstep findings` with vLLM itself: each release shows what
+docs/reference/findings_by_release.md says.
 
 Of the sources that $LOCKSTEP_VLLM names (several: as in PATH). Skipped, with exit status 77, where
 it names none, and where the built command ($LOCKSTEP) is missing.

@@ -246,9 +246,7 @@ class RequestTest(unittest.TestCase):
         self.assertEqual(set(plain), {"add", "prompt", "max_tokens", "arrival"})
 
     def test_what_hashes_cover_beside_tokens_is_stated(self) -> None:
-        adapter = SimpleNamespace(
-            lora_name="sql", lora_int_id=3, lora_path="/adapters/sql"
-        )
+        adapter = SimpleNamespace(lora_name="sql", lora_int_id=3, lora_path="/adapters/sql")
         place = SimpleNamespace(offset=1, length=4, is_embed=[True, True, False, True])
         image = SimpleNamespace(identifier="cat", modality="image", mm_position=place)
         event = add_event(
@@ -274,9 +272,7 @@ class RequestTest(unittest.TestCase):
         event = add_event(request, with_priority=False, hash_block_size=2)
         self.assertEqual(event["prompt"], {"tokens": [0, 0, 0]})
         tail = hashlib.sha256(bytes([30])).hexdigest()
-        self.assertEqual(
-            event["embeds"], {"digest_tokens": 2, "digests": ["01ab", tail]}
-        )
+        self.assertEqual(event["embeds"], {"digest_tokens": 2, "digests": ["01ab", tail]})
         header = {"config": {"enable_prefix_caching": False}, "hash_block_size": 2}
         self.assertIsNone(why_not_recordable(request, header))
 

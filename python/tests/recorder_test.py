@@ -475,9 +475,7 @@ class StepTest(Folder):
         self.start()
         self.recorder.reset(True, num_preempted=1)
         self.schedule(fakes.output({}))
-        self.assertEqual(
-            self.lines()[1]["before"], [{"reset_prefix_cache": True, "running": True}]
-        )
+        self.assertEqual(self.lines()[1]["before"], [{"reset_prefix_cache": True, "running": True}])
 
     def test_a_failure_of_the_recorder_is_said_once_and_leaves_the_engine_alone(self) -> None:
         self.start()

@@ -1,8 +1,8 @@
 """vLLM's scheduler with a KV connector: what docs/findings.md says of it, driven in vLLM itself.
 
 The connector's answers, the worker's reports and the sampled tokens are read from a recording; what
-vLLM decides is compared with the rest of it. vLLM frees blocks in the order of sets of names, so the
-interpreter's hash seed has to be the one of the recordings. Skipped, with exit status 77, where
+vLLM decides is compared with the rest of it. vLLM frees blocks in the order of sets of names, so
+the interpreter's hash seed has to be the one of the recordings. Skipped, with exit status 77, where
 vLLM cannot be imported.
 """
 
@@ -247,7 +247,8 @@ class VllmConnectorTest(unittest.TestCase):
                 self.repeats(finding(name))
 
     def handed_at_the_end(self, header: Line, steps: list[Line]) -> tuple[Line, list[list[int]]]:
-        """Of the last step: what the worker receives about its request, and the table it then has."""
+        """Of the last step: what the worker receives about its request, and the table it then
+        has."""
         driven = Driven(header)
         for line in steps:
             output = driven.begin(line)

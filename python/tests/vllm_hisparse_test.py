@@ -39,8 +39,8 @@ def conformed(paths: list[str]) -> str:
 
 
 def serve(path: Path, family: str, prompts: list[int], external: list[int], is_async: bool) -> None:
-    """Records requests with prompts of this many tokens, of which `external` are elsewhere: blocks of
-    4 tokens, four of them on the host."""
+    """Records requests with prompts of this many tokens, of which `external` are elsewhere: blocks
+    of 4 tokens, four of them on the host."""
     import connector_recording
     import hisparse_connector
 

@@ -92,7 +92,6 @@ class ContentsTest(unittest.TestCase):
                     expected = model_worker.row(content, layer, part, head, size, dtype)
                     self.assertEqual(made[i, head].tobytes(), expected)
 
-
     def test_states_are_those_of_another_derivation(self) -> None:
         import numpy
 

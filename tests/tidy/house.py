@@ -57,9 +57,7 @@ class Source:
             comments += [_blank(between), match[0] if is_comment else _blank(match[0])]
             if not is_comment and " " in match[0] and len(match[0]) > 14:
                 line = self.text.count("\n", 0, match.start()) + 1
-                self.strings += [
-                    (line + n, part) for n, part in enumerate(match[0].split("\n"))
-                ]
+                self.strings += [(line + n, part) for n, part in enumerate(match[0].split("\n"))]
             end = match.end()
         self.code = "".join(code) + self.text[end:]
         self.comments = "".join(comments) + _blank(self.text[end:])

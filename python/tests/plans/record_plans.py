@@ -250,7 +250,7 @@ def record(seed: int) -> dict[str, Any]:
         method = draw.pick(("eagle3", "mtp", "dflash"))
         beyond = {"spec_method": method, "num_spec": draw.pick((1, 3)), "mtp_modules":
                   draw.pick((1, 1, 3)) if method == "mtp" else 1}  # fmt: skip
-        for layer in layers[-draw.pick((1, 1, 2)):]:
+        for layer in layers[-draw.pick((1, 1, 2)) :]:
             layer.spec = kv.replace(layer.spec, is_draft=True)
             if isinstance(layer.spec, kv.AttentionSpec) and not layer.spec.dcp_sharded:
                 line["specs_of_first_runner"] = "dcp_sharded differs"
