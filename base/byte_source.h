@@ -2,7 +2,7 @@
 //
 // 1. A regular file that starts with gzip's two bytes is unpacked, all of its members. A pipe is
 //    read as it is, and its bytes are returned as soon as they arrive.
-// 2. Refused, as a sentence with the file's name: a missing file, a folder, damaged gzip data.
+// 2. Refused, in one message with the file's name: a missing file, a folder, damaged gzip data.
 #pragma once
 
 #include <string>

@@ -4,7 +4,7 @@
 // Invariants
 // (1) No input crashes it: size, depth and UTF-8 are bounded and checked while parsing.
 // (2) A duplicate key is refused, and so is a key that is never read, unless it starts with x_, or
-//     the reader skips unknown keys and the key carries no length, time or id (carries_input()).
+//     the reader skips unknown keys and this one carries no length, arrival or ids.
 // (3) Integers are exact over all 64 bits; a number with a point or an exponent is never an
 //     integer, and is read as decimal text, never through a double.
 // (4) The first error is kept, and every later read gives a default value: code that reads a record

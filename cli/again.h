@@ -29,8 +29,8 @@ struct AgainChange {
 };
 
 std::string again_text(const CLI::App& command, const AgainChange& change = {});
-// `lockstep COMMAND CASE` for a saved case, which holds all options but those that name who decides
-// and who works. `command`: "replay", "explain".
+// `lockstep COMMAND CASE` for a saved case, which holds all options except those of the engine that
+// decides and of the worker. `command`: "replay", "explain".
 std::string again_of_case(const CLI::App& command, const std::string& name,
                           const std::string& path);
 

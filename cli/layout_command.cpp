@@ -135,7 +135,7 @@ void add_model_command(CLI::App& app, int& exit_code) {
   sub->add_option("CONFIG", command->config, "a config.json or its folder")->required();
   declare_from(*sub, command->from);
   sub->get_option("--from")->required();
-  sub->add_option("--out", command->path, "the model file")->required();
+  declare_output(*sub, "--out", command->path, "the model file")->required();
   sub->callback([command, &exit_code] { exit_code = exit_status(write_model(*command)); });
 }
 

@@ -3,7 +3,7 @@
 //
 // (1) A command tells what it judged as items; every format says the same of each of them.
 // (2) What ends a command early (a refused file or option) is an item too, and the files are left.
-// (3) A command that a signal interrupted leaves the same files. They say so, "interrupted": true in
+// (3) A command that a signal interrupted leaves the same files, with "interrupted": true in
 //     JSON, and the exit status is 128 + signal.
 // (4) Texts may hold anything: each format escapes them, and bytes that are not UTF-8 are replaced.
 #pragma once

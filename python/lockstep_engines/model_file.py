@@ -33,7 +33,7 @@ _BACKENDS = {
     "FLASHMLA_SPARSE_DSV4": "v4_flashmla",
     "FLASHMLA_SPARSE_DSV41": "v41_flashmla",
     "INKLING_SCONV_SWA": "inkling_sconv",
-    "MINIMAX_M3_SPARSE_INDEXER": "minimax_m3_indexer",
+    "MINIMAX_M3_SPARSE_INDEXER": "indexer_m3",
 }
 _SAME_NAME = ("CUTLASS_MLA", "FLASHINFER", "FLASHINFER_MLA", "FLASHINFER_MLA_SPARSE", "FLASHMLA",
               "FLASHMLA_SPARSE", "FLASH_ATTN", "FLASH_ATTN_DIFFKV", "FLASH_ATTN_MLA",
@@ -46,10 +46,10 @@ _DERIVED = {"block_size", "block_stride_alignment", "cache_role", "dtypes",
             "num_heads", "num_prefill_checkpoint_blocks", "num_speculative_blocks",
             "page_size_padded", "shapes", "state_content_bytes",
             "non_causal_multi_token_decode"}  # fmt: skip
-_SAID = {"alignment", "attention_chunk_size", "non_causal", "cache_dtype_str", "dcp_sharded", "dtype", "head_size",
-         "head_size_v", "model_version", "num_kv_heads", "prefill_checkpoint_alignment",
-         "rswa_window", "sink_len", "sliding_window", "tokens_per_state",
-         "topk_buffer_width", "bounded_replay"}  # fmt: skip
+_SAID = {"alignment", "attention_chunk_size", "non_causal", "cache_dtype_str", "dcp_sharded",
+         "dtype", "head_size", "head_size_v", "model_version", "num_kv_heads",
+         "prefill_checkpoint_alignment", "rswa_window", "sink_len", "sliding_window",
+         "tokens_per_state", "topk_buffer_width", "bounded_replay"}  # fmt: skip
 
 
 class NotInModelFiles(Exception):
@@ -78,7 +78,8 @@ def _states(layer: Any, dtype: str) -> Object:
             (kept, width), (heads, dim, k_dim) = shapes
             k_heads, rest = divmod(width - heads * dim, 2 * k_dim)
             kind |= {"states": "gated_delta_net", "num_heads": heads, "head_dim": dim,
-                     "num_k_heads": k_heads, "head_k_dim": k_dim, "conv_kernel": kept + 1}  # fmt: skip
+                     "num_k_heads": k_heads, "head_k_dim": k_dim, "conv_kernel": kept + 1,
+                     }  # fmt: skip
         elif family == "MAMBA2":
             (kept, width), (heads, dim, size) = shapes
             groups, rest = divmod(width - heads * dim, 2 * size)
@@ -136,8 +137,8 @@ def _rows(layer: Any, dtype: str) -> Object:
         kind["x_non_causal"] = True
     own = _DTYPES[str(spec.dtype).removeprefix("torch.")]
     if spec.kv_quant_mode.name != "NONE" and "cache_dtype_str" not in kind:
-        mode = spec.kv_quant_mode.name
-        raise NotInModelFiles(f"layer {layer.name}: a model file has no key for kv_quant_mode {mode}")
+        what = f"kv_quant_mode {spec.kv_quant_mode.name}"
+        raise NotInModelFiles(f"layer {layer.name}: a model file has no key for {what}")
     if own != dtype:
         kind["dtype"] = own
     return kind

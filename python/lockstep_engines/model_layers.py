@@ -1,12 +1,11 @@
 """What each layer of a model keeps, by vLLM's own model classes: without weights, without a GPU.
 
-take_the_place_of_a_gpu() comes before anything imports torch or vLLM. The platform is vLLM's own for
-CUDA and reports an H100. Modules that only a build has are empty; no kernel runs.
+take_the_place_of_a_gpu() comes before anything imports torch or vLLM. The platform is vLLM's own
+for CUDA and reports an H100. Modules that only a build has are empty; no kernel runs.
 """
 
 from __future__ import annotations
 
-import contextlib
 import importlib.abc
 import importlib.machinery
 import json
@@ -129,7 +128,7 @@ def take_the_place_of_a_gpu() -> None:
 
     registry._run_in_subprocess = lambda function: function()
     modules.roots += ("torchvision",)  # transformers has looked for it
-    import vllm._custom_ops  # describes the operators that exist
+    import vllm._custom_ops  # noqa: F401, describes the operators that exist
 
     _stand_in_for_operators(torch, every=True)
 
@@ -179,6 +178,8 @@ def _on_no_device(torch: Any, computes_tables: bool) -> Any:
             self, function: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
             options = {name: moved(value) for name, value in (kwargs or {}).items()}
+            if isinstance(options.get("device"), int):  # the number of a GPU
+                options["device"] = torch.device("meta")
             if computes_tables and getattr(function, "__name__", "") in _TABLES:
                 options.setdefault("device", "cpu")
             return function(*map(moved, args), **options)

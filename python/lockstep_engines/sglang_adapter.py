@@ -16,7 +16,7 @@ import torch
 
 from lockstep_engines import sglang_engine
 from lockstep_engines.prompts import expand
-from lockstep_engines.protocol import Client, Object, ProtocolError, Refused
+from lockstep_engines.protocol import Client, EngineFault, Object, ProtocolError, Refused
 from lockstep_engines.sglang_engine import Engine, Options, Req, ScheduleBatch
 
 # Options of a case that mean something here, with the format's defaults.

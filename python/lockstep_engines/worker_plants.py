@@ -30,6 +30,8 @@ PLANTS = (
         _TABLE_V1,
         "slot_ids = block_numbers * KV_CACHE_BLOCK_SIZE + local_block_offsets",
         "slot_ids = block_numbers * KV_CACHE_BLOCK_SIZE + local_block_offsets + 1",
+        "slot_ids = block_numbers * block_size + local_block_offsets",
+        "slot_ids = block_numbers * block_size + local_block_offsets + 1",
     ),
     plant_of(
         "v1",
@@ -39,6 +41,8 @@ PLANTS = (
         _TABLE_V1,
         "block_table_ptr + row_offset + virtual_block_indices,",
         "block_table_ptr + row_offset + virtual_block_indices * 0,",
+        "block_table_ptr + row_offset + block_indices",
+        "block_table_ptr + row_offset + block_indices * 0",
     ),
     plant_of(
         "v1",
@@ -57,6 +61,8 @@ PLANTS = (
         _TABLE_V1,
         "            self.slot_mapping.gpu,\n            self.block_size,",
         "            self.slot_mapping.gpu,\n            16,",
+        "            self.block_size,\n            self.slot_mapping.gpu,",
+        "            16,\n            self.slot_mapping.gpu,",
     ),
     plant_of(
         "v1",

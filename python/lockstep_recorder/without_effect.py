@@ -1,7 +1,7 @@
 """What vLLM's scheduling code reads and what decides nothing that is recorded: name -> reason.
 
-Names are as in options.py. A name belongs here only when none of its values can change a decision in a
-recording that the other tables allow, or only for requests with images or adapters: these are
+Names are as in options.py. A name belongs here only when none of its values can change a decision
+in a recording that the other tables allow, or only for requests with images or adapters: these are
 marked themselves, and conform names them where it differs.
 """
 

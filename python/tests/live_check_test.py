@@ -107,7 +107,7 @@ class LiveTest(unittest.TestCase):
         path = os.pathsep.join([*FOLDERS[:1], os.environ.get("PYTHONPATH", "")])
         environment = os.environ | {
             "LOCKSTEP": mode, "LOCKSTEP_COMMAND": COMMAND, "LOCKSTEP_DIR": str(self.folder),
-            "PYTHONPATH": path, "VLLM_LOGGING_LEVEL": "ERROR",
+            "PYTHONPATH": path, "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_CONFIGURE_LOGGING": "0",
         } | more  # fmt: skip
         done = subprocess.run(
             [sys.executable, __file__, "serve", plant, family, str(num_blocks)],

@@ -106,7 +106,10 @@ class ContentsTest(unittest.TestCase):
 
 
 class PlantsTest(unittest.TestCase):
-    @unittest.skipUnless(FOLDERS, "$LOCKSTEP_VLLM names no sources of vLLM")
+    @unittest.skipUnless(
+        any((Path(folder) / "vllm/v1/core/kv_cache_planning.py").is_file() for folder in FOLDERS),
+        "$LOCKSTEP_VLLM names no vLLM 0.33.0, which some defects need",
+    )
     def test_every_defect_fits_in_some_release(self) -> None:
         missing = {plant.name for plant in worker_plants.PLANTS}
         for folder in FOLDERS:

@@ -30,7 +30,7 @@ Outcome pasted(const std::string& line) {
   return run_program("/bin/sh", {"-c", line}, {"PATH=" + bin + ":/usr/bin:/bin", "HOME=/nowhere"});
 }
 
-// What the annotations, the summary and JUnit give as the command, all the same one.
+// What the annotations, the summary and JUnit give as the command, always the same.
 std::string command_in_reports(std::vector<std::string> words, int status) {
   const std::string junit = fresh_path("again.xml");
   const std::string summary = fresh_path("again.md");

@@ -1,4 +1,4 @@
-// `lockstep replay` of traces that other tools wrote: what it skips, assumes and says so.
+// `lockstep replay` of traces that other tools wrote: what it skips, assumes and reports.
 #include <gtest/gtest.h>
 #include <zlib.h>
 
@@ -81,6 +81,14 @@ TEST(Imports, AMisspelledKeyIsRefusedWithTheOneThatIsMeant) {
   const Outcome model =
       replayed({file_of("misspelled.jsonl", dynamo_row("q1", 0, "\"modle\": 1"))});
   EXPECT_TRUE(says(model, "expected \"model\"")) << model.err;
+}
+
+TEST(Imports, ALinkAfterRowsWithoutLinksIsRefused) {
+  std::string linked = mooncake_row(1, 20, "0");
+  linked.insert(1, "\"session_id\": \"s\", ");
+  const Outcome outcome = replayed({file_of("late.jsonl", mooncake_row(0, 20, "0") + linked)});
+  EXPECT_EQ(outcome.status, 2);
+  EXPECT_TRUE(says(outcome, ":2: field `session_id`: found a link to other rows")) << outcome.err;
 }
 
 // vllm-project/guidellm#948: ids that do not fit 512 tokens made seconds of a Mooncake file's times.

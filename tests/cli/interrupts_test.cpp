@@ -83,7 +83,7 @@ class Running {
   pid_t child_ = -1;
 };
 
-// A folder of many recordings, all the same one.
+// A folder of many recordings, always the same.
 std::string many_recordings() {
   const std::string folder = fresh_path("many");
   fs::create_directory(folder);
@@ -187,7 +187,7 @@ TEST(Interrupts, TheSecondSignalEndsTheCommandAndItsEngineAtOnce) {
   run.send(SIGTERM);
   EXPECT_EQ(run.wait(), 143);
   EXPECT_LT(std::chrono::steady_clock::now() - second, 10s);
-  // Gone, or dead and not yet reaped by whoever inherited it.
+  // Gone, or dead and not yet reaped.
   const std::string stat =
       read_text("/proc/" + std::to_string(std::stoi(read_text(pid_path))) + "/stat");
   EXPECT_TRUE(stat.empty() || stat.find(") Z ") != std::string::npos) << stat;

@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 
 #include "tests/cli/command.h"
 
@@ -100,7 +101,7 @@ TEST(Verdicts, AnEngineWithoutAProfileIsRefusedInOneLineAndNotRecommended) {
   const Outcome audit = run_lockstep({"audit", kNoProfile});
   EXPECT_EQ(audit.status, 1);
   EXPECT_FALSE(has(audit.out, "lockstep explain")) << audit.out;
-  EXPECT_TRUE(has(run_lockstep({"audit", kParts}).out, "`lockstep explain FILE`"));
+  EXPECT_TRUE(has(run_lockstep({"audit", kParts}).out, "`lockstep explain "));
 }
 
 TEST(Verdicts, LostHitsHaveAReason) {
@@ -140,11 +141,13 @@ TEST(Verdicts, APromptThatCanFillNoBlockIsNamed) {
 }
 
 TEST(Verdicts, ACapacityHasTheHitsOfAResendInEveryRelease) {
-  for (const std::string engine : {"vllm-0.22.1", "vllm-0.33.0"}) {
+  // Of 2,100 tokens: 3 blocks of 528, and of 576.
+  for (const auto& [engine, share] :
+       {std::pair{"vllm-0.22.1", "75.4 %\n"}, {"vllm-0.33.0", "82.3 %\n"}}) {
     const Outcome run = run_lockstep({"capacity", "qwen3.5-4b", "--engine", engine,
                                       "--mamba-cache-mode", "align", "--prompt-tokens", "2100"});
     EXPECT_EQ(run.status, 0) << run.err;
-    EXPECT_TRUE(has(run.out, "75.4 %\n")) << run.out;  // 3 x 528 of 2,100
+    EXPECT_TRUE(has(run.out, share)) << run.out;
   }
 }
 

@@ -20,6 +20,9 @@ constexpr std::int32_t kTimedTraceBlock = 16;
 // An answer that comes back in the next prompt is written out token by token.
 constexpr std::int32_t kAnswerTokensMax = 1 << 20;
 
+// Keys of a first row whose file has links.
+constexpr const char* kLinkKeys[] = {"session_id", "request_id", "wait_for", "extra"};
+
 // How the rows of one file are meant.
 struct Dialect {
   HashIdConvention ids{.block_tokens = kMooncakeBlock, .tail = IdTail::ceil};
@@ -93,6 +96,9 @@ MooncakeRow read_mooncake_row(JsonValue value, std::int64_t line, const Dialect&
   linked.line = line;
   refuse_text(object);
   if (dialect.is_linked) read_links(object, row);
+  for (const char* key : kLinkKeys)
+    if (JsonValue link = dialect.is_linked ? JsonValue() : object.optional(key))
+      link.refuse_because("found a link to other rows; the first row of the file has none");
   JsonValue time = optional_alias(object, "timestamp", "created_time");
   if (!time && !dialect.is_linked && dialect.has_times)
     object.refuse_because(
@@ -312,8 +318,7 @@ Result<Dialect> dialect_of(const std::string& path, const ImportOptions& options
     if (!more || !*more || !json.parse(line) || !json.root().is_object()) break;
     JsonObject row = json.root().object();
     if (is_first) {
-      for (const char* key : {"session_id", "request_id", "wait_for", "extra"})
-        dialect.is_linked |= row.has(key);
+      for (const char* key : kLinkKeys) dialect.is_linked |= row.has(key);
       dialect.turns_are_added = row.has("group_id");
     }
     // Who says how many tokens an id has, or has Dynamo's names for the keys, has no timed trace.

@@ -301,7 +301,8 @@ class Recorder:
         finally:
             part.backend.get_builder_cls = get_builder_cls
 
-    def _zero(self, every: list[Any], sizes: list[int], bound: Any, plan: Any, record: Line) -> None:
+    def _zero(self, every: list[Any], sizes: list[int], bound: Any, plan: Any,
+              record: Line) -> None:  # fmt: skip
         holders = {}
         for name, view in bound.items():
             holders[name] = _Holder()
@@ -315,8 +316,8 @@ class Recorder:
         if zeroer._meta is None:
             return
         base = min(view.untyped_storage().data_ptr() for view in bound.values())
-        rows = [[int(a) - base, int(s) * 4, int(p) * 4]
-                for a, s, p in zip(*(t.tolist() for t in zeroer._meta[:3]), strict=True)]  # fmt: skip
+        segments = zip(*(t.tolist() for t in zeroer._meta[:3]), strict=True)
+        rows = [[int(a) - base, int(s) * 4, int(p) * 4] for a, s, p in segments]
         text = "".join(f"{a},{s},{p}\n" for a, s, p in rows)
         record["zero"] = {"segments": len(rows), "first": rows[:4], "last": rows[-1],
                           "sha256": hashlib.sha256(text.encode()).hexdigest()[:32]}  # fmt: skip

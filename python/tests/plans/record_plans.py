@@ -18,10 +18,10 @@ sys.path[:0] = [str(Path(__file__).resolve().parent)]
 
 import torch
 from plan_record import Layer, Recorder, bare_config
+from vllm.utils.flashinfer import has_flashinfer
 from vllm.v1 import kv_cache_interface as kv
 from vllm.v1.attention.backend import MultipleOf
 from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
-from vllm.utils.flashinfer import has_flashinfer
 
 _AT = "vllm.v1.attention.backends."
 BACKENDS = {
@@ -112,11 +112,13 @@ class Draw:
     def latent(self, cls: Any, **keys: Any) -> tuple[Any, str]:
         spec = {"block_size": self.pick(self.blocks), "num_kv_heads": 1,
                 "head_size": self.pick((576, 576, 512, 132)),
-                "dtype": self.pick((torch.bfloat16, torch.bfloat16, torch.uint8)), **keys}  # fmt: skip
+                "dtype": self.pick((torch.bfloat16, torch.bfloat16, torch.uint8)),
+                **keys}  # fmt: skip
         if spec["dtype"] == torch.uint8 and self.some(0.5):
             spec["state_content_bytes"] = self.pick((656, 584, 352))
         if self.some(0.3):
-            spec["tokens_per_state"] = self.pick((4, 4, 4, 2, 128) if spec["block_size"] < 128 else (4, 128))
+            few = (4, 4, 4, 2, 128) if spec["block_size"] < 128 else (4, 128)
+            spec["tokens_per_state"] = self.pick(few)
         if self.some(0.4):
             spec["alignment"] = self.pick((576, 512))
         if self.some(0.3):

@@ -138,7 +138,8 @@ class ModelsTest(unittest.TestCase):
             environment = os.environ | {"LOCKSTEP_PYTHON": sys.executable}
             done = subprocess.run(
                 [LOCKSTEP, "model", folder, "--from", f"vllm:{Path(vllm.__file__).parents[1]}",
-                 "--out", f"{folder}/model.json"], capture_output=True, text=True, env=environment)  # fmt: skip
+                 "--out", f"{folder}/model.json"],
+                capture_output=True, text=True, env=environment)  # fmt: skip
             self.assertEqual(done.returncode, 2, done.stdout + done.stderr)
             self.assertIn("NoSuchForCausalLM", done.stderr)
             self.assertEqual(len(done.stderr.strip().splitlines()), 1, done.stderr)
