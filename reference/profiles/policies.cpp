@@ -125,16 +125,15 @@ constexpr std::string_view kRepairs = "Repairs";
 
 std::vector<Policy> make_policies() {
   return {
-      LS_POLICY(
-          freed_blocks, kBlocks,
-          {FreedBlocks::append,
-           {{"vllm-0.23.0", FreedBlocks::unhashed_behind_windows_first},
-            {"vllm-0.24.0", FreedBlocks::unhashed_first},
-            {"vllm-0.27.1", FreedBlocks::unhashed_first_if_caching},
-            {"vllm-0.28.0", FreedBlocks::unhashed_first}}},
-          "Freed blocks that no request can hit are reused first: cached content lives longer, "
-          "and stale content shows earlier.",
-          "requests that end"),
+      LS_POLICY(freed_blocks, kBlocks,
+                {FreedBlocks::append,
+                 {{"vllm-0.23.0", FreedBlocks::unhashed_behind_windows_first},
+                  {"vllm-0.24.0", FreedBlocks::unhashed_first},
+                  {"vllm-0.27.1", FreedBlocks::unhashed_first_if_caching},
+                  {"vllm-0.28.0", FreedBlocks::unhashed_first}}},
+                "Freed blocks without a hash are reused first: cached content lives longer, and "
+                "stale content shows earlier.",
+                "requests that end"),
       LS_POLICY(retire_basis, kBlocks,
                 {RetireBasis::scheduled, {{"vllm-0.26.0", RetireBasis::processed}}},
                 "Windows and states keep what a step in flight may still read, one step longer.",
