@@ -10,6 +10,8 @@
 #include <csignal>
 #include <cstring>
 
+#include "base/stop_signal.h"
+
 namespace lockstep {
 namespace {
 
@@ -50,6 +52,7 @@ void write_all(int fd, const std::string& text) {
 // In the child; does not come back. What the work prints goes where the parent hears it.
 [[noreturn]] void work_in_child(const std::function<std::string()>& work, Pipe& answer,
                                 Pipe& words) {
+  leave_stop_signals_to_parent();
   ::dup2(words.write_end(), STDOUT_FILENO);
   ::dup2(words.write_end(), STDERR_FILENO);
   answer.close_end(0);

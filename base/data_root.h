@@ -5,11 +5,11 @@
 
 namespace lockstep {
 
-// PREFIX/share/lockstep beside an installed PREFIX/bin/lockstep; else the sources that this was
-// built from. Both hold traces/samples; a wheel leaves its Python packages to the interpreter.
+// PREFIX/share/lockstep of an installed PREFIX/bin/lockstep; else the sources of this build. Both
+// hold traces/samples; a wheel's Python packages are in the interpreter's folder.
 std::filesystem::path data_root();
 
-// The folder of the program that runs; empty where it cannot be told.
+// The folder of the running program; empty if unknown.
 std::filesystem::path folder_of_program();
 
 }  // namespace lockstep

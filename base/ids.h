@@ -13,11 +13,11 @@ enum class BlockId : std::int32_t {};
 inline constexpr BlockId kNullBlock{0};
 constexpr std::int32_t index_of(BlockId block) { return static_cast<std::int32_t>(block); }
 
-// A place in the host tier, a pool of pinned host memory beside the cache. It has no null block.
+// A position in the host tier, a pool of pinned host memory. It has no null block.
 enum class HostBlockId : std::int32_t {};
 constexpr std::int32_t index_of(HostBlockId block) { return static_cast<std::int32_t>(block); }
 
-// A request inside one scheduler: dense, reused only after the request has left the engine.
+// A request inside one scheduler: dense, reused only after the request has ended.
 enum class RequestId : std::uint32_t {};
 constexpr std::uint32_t index_of(RequestId request) { return static_cast<std::uint32_t>(request); }
 

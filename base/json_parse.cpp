@@ -178,6 +178,7 @@ bool JsonReader::parse(std::string_view text, std::int64_t line, bool cut_off) {
   text_ = text;
   nodes_.clear();
   strings_.clear();
+  absent_.clear();
   strings_.reserve(text.size());
   if (text.size() > kJsonTextBytesMax) {
     fail_line(line, fmt::format("found {} bytes; expected at most {} in one record", text.size(),

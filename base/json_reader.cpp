@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <charconv>
+#include <numeric>
+#include <utility>
 
 #include "base/json_writer.h"
 #include "base/number_text.h"
@@ -23,6 +25,46 @@ std::string printable_excerpt(std::string_view text, std::size_t bytes_max) {
   if (text.size() > bytes_max) out.append("...");
   return out;
 }
+
+bool carries_input(std::string_view name) {
+  static constexpr std::string_view kWords[] = {"length", "lengths",  "tokens", "toks",
+                                                "hash",   "hashes",   "ids",    "arrival",
+                                                "delay",  "timestamp"};
+  std::string words = " ";  // lower case, one space on each side of a word
+  for (std::size_t i = 0; i < name.size(); ++i) {
+    const bool is_upper = name[i] >= 'A' && name[i] <= 'Z';
+    const bool is_lower = name[i] >= 'a' && name[i] <= 'z';
+    if (is_upper && words.back() != ' ' && name[i - 1] >= 'a') words += ' ';
+    words += is_upper || is_lower ? static_cast<char>(name[i] | 0x20) : ' ';
+  }
+  words += ' ';
+  return std::ranges::any_of(kWords, [&](std::string_view word) {
+    return words.find(fmt::format(" {} ", word)) != std::string::npos;
+  });
+}
+
+namespace {
+
+// At most two letters more, fewer, other or swapped.
+bool is_misspelled(std::string_view found, std::string_view known) {
+  constexpr std::size_t kEdits = 2;
+  constexpr std::size_t kShortest = 5;  // shorter keys are close to anything
+  if (known.size() < kShortest || found.size() + kEdits < known.size() ||
+      known.size() + kEdits < found.size())
+    return false;
+  std::vector<std::size_t> row(known.size() + 1);
+  std::iota(row.begin(), row.end(), std::size_t{0});
+  for (std::size_t i = 1; i <= found.size(); ++i) {
+    std::size_t diagonal = std::exchange(row[0], i);
+    for (std::size_t j = 1; j <= known.size(); ++j) {
+      const std::size_t replaced = diagonal + (found[i - 1] == known[j - 1] ? 0 : 1);
+      diagonal = std::exchange(row[j], std::min({replaced, row[j] + 1, row[j - 1] + 1}));
+    }
+  }
+  return row.back() <= kEdits;
+}
+
+}  // namespace
 
 JsonReader::JsonReader(std::string file) : file_(std::move(file)) {}
 JsonReader::~JsonReader() = default;
@@ -48,7 +90,7 @@ void JsonReader::fail_with(const Error& error) {
 
 void JsonReader::fail_at(std::uint32_t node, std::string_view sentence) {
   if (failed_) return;
-  // The offset of a number lies one past it, behind the newline that may end it.
+  // The offset of a number is one past it, after the newline that may end it.
   const std::size_t offset = nodes_[node].offset;
   const std::string_view before = text_.substr(0, offset == 0 ? 0 : offset - 1);
   const auto line = line_ + std::count(before.begin(), before.end(), '\n');
@@ -269,6 +311,8 @@ bool JsonObject::has(std::string_view key) const { return find(key) != 0; }
 
 JsonValue JsonObject::optional(std::string_view key) {
   const std::uint32_t found = find(key);
+  if (found == 0 && reader_ != nullptr && reader_->skipped_ != nullptr)
+    reader_->absent_.push_back(key);
   if (found == 0) return {};
   reader_->nodes_[found].asked_for = true;
   return {reader_, found};
@@ -286,12 +330,22 @@ void JsonObject::finish() {
   if (reader_ == nullptr) return;
   for (std::uint32_t i = first_; i != 0; i = reader_->nodes_[i].next) {
     const JsonReader::Node& node = reader_->nodes_[i];
-    if (!node.asked_for && !node.key.starts_with("x_")) {
-      reader_->fail_at(i,
-                       "found a key that this format does not have; expected a known key, or one "
-                       "that starts with x_");
-    }
+    if (!node.asked_for && !node.key.starts_with("x_")) reader_->refuse_or_skip(i);
   }
+}
+
+void JsonReader::refuse_or_skip(std::uint32_t node) {
+  const std::string_view key = nodes_[node].key;
+  const auto meant = std::ranges::find_if(
+      absent_, [&](std::string_view known) { return is_misspelled(key, known); });
+  if (skipped_ != nullptr && meant == absent_.end() && !carries_input(key)) {
+    ++(*skipped_)[std::string(key)];
+    return;
+  }
+  fail_at(node,
+          fmt::format("found a key that this format does not have; expected {}, or one that "
+                      "starts with x_",
+                      meant == absent_.end() ? "a known key" : fmt::format("\"{}\"", *meant)));
 }
 
 std::vector<JsonEntry> JsonObject::entries() {

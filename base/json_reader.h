@@ -1,20 +1,22 @@
-// Strict JSON: the reader spells out what a file may say; anything else is one error sentence,
+// Strict JSON: the reader lists what a file may contain; anything else is one error message,
 // "FILE:LINE: field `a.b[3]`: found X; expected Y".
 //
-// 1. No input crashes it: size, depth and UTF-8 are bounded and checked while parsing.
-// 2. A duplicate key is refused; so is a key that the reader never asked for, unless it starts with
-//    x_.
-// 3. Integers are exact over all 64 bits; a number with a point or an exponent is never an integer,
-//    and is read as decimal text, never through a double.
-// 4. The first error is kept, and from then on every read gives a default value: code that reads a
-//    record is straight-line and asks ok() once, at its end.
+// Invariants
+// (1) No input crashes it: size, depth and UTF-8 are bounded and checked while parsing.
+// (2) A duplicate key is refused, and so is a key that is never read, unless it starts with x_, or
+//     the reader skips unknown keys and this one carries no length, arrival or ids.
+// (3) Integers are exact over all 64 bits; a number with a point or an exponent is never an
+//     integer, and is read as decimal text, never through a double.
+// (4) The first error is kept, and every later read gives a default value: code that reads a record
+//     is straight-line and checks ok() once, at its end.
 //
-// Built on the SAX interface of nlohmann::json (in the .cpp only): its document type would drop the
-// first of two equal keys in silence, forget the text of numbers, and know no lines.
+// Built on the SAX interface of nlohmann::json (in the .cpp only): its document type silently drops
+// the first of two equal keys, and loses the text of numbers and line numbers.
 #pragma once
 
 #include <cstdint>
 #include <limits>
+#include <map>
 #include <optional>
 #include <span>
 #include <string>
@@ -156,6 +158,12 @@ class JsonReader {
   void fail_line(std::int64_t line, std::string_view reason);
   // An error found outside the reader.
   void fail_with(const Error& error);
+  // Documents that follow are of this file.
+  void set_file(const std::string& file) {
+    if (file != file_) file_ = file;
+  }
+  // Skips unknown keys and counts each by its name in `counts`, which must outlive the reader.
+  void skip_unknown_keys(std::map<std::string, std::int64_t>& counts) { skipped_ = &counts; }
 
  private:
   friend class JsonValue;
@@ -180,6 +188,7 @@ class JsonReader {
 
   void fail_at(std::uint32_t node, std::string_view sentence);
   std::string path_of(std::uint32_t node) const;
+  void refuse_or_skip(std::uint32_t node);
   std::string found_text(std::uint32_t node) const;
   std::string number_text(std::uint32_t node) const;
   bool is(std::uint32_t node, Kind kind) const { return nodes_[node].kind == kind; }
@@ -187,8 +196,11 @@ class JsonReader {
   std::string file_;
   std::int64_t line_ = 1;
   std::string_view text_;
-  std::vector<Node> nodes_;    // nodes_[0] is the document's root
-  std::vector<char> strings_;  // unescaped keys, strings and decimals
+  std::vector<Node> nodes_;                                 // nodes_[0] is the document's root
+  std::vector<char> strings_;                               // unescaped keys, strings and decimals
+  std::map<std::string, std::int64_t>* skipped_ = nullptr;  // null: unknown keys are refused
+  std::vector<std::string_view>
+      absent_;  // keys that were asked for in vain, where some are skipped
   bool failed_ = false;
   Error error_;
 };
@@ -230,7 +242,10 @@ T JsonValue::word(std::span<const JsonWord<T>> words) {
   return words.front().second;
 }
 
-// For a message: bytes that are no printable ASCII escaped, cut off behind `bytes_max`.
+// True for a name with a word that stands for a length, an arrival or ids: "input_tokens".
+bool carries_input(std::string_view name);
+
+// For a message: bytes other than printable ASCII are escaped, truncated after `bytes_max`.
 std::string printable_excerpt(std::string_view text, std::size_t bytes_max = 60);
 
 // A word that `from_name` knows, refused otherwise as not what was `expected`.

@@ -1,4 +1,7 @@
-// Writes JSON text in the shape that the formats fix: no spaces, keys in the order of the calls.
+// Writes JSON text as the formats define it: no spaces, keys in the order of the calls.
+//
+// Invariants
+// (1) needs_comma_ is true exactly after a value inside an object or array.
 #pragma once
 
 #include <cstdint>
@@ -52,7 +55,7 @@ class JsonWriter {
     return end_array();
   }
 
-  // The text so far, with a newline; the writer starts anew.
+  // The text so far, with a newline; clears the writer.
   std::string take_line();
 
  private:

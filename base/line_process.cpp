@@ -15,6 +15,7 @@
 
 #include "base/child_process.h"
 #include "base/json_reader.h"
+#include "base/stop_signal.h"
 
 extern char** environ;
 
@@ -39,7 +40,7 @@ std::string ended_as(int status) {
 }  // namespace
 
 Result<std::unique_ptr<LineProcess>> LineProcess::start(const std::string& command) {
-  // A child that has gone is told by what write() returns.
+  // write() reports a child that has ended.
   static const auto ignored = std::signal(SIGPIPE, SIG_IGN);
   (void)ignored;
   std::array<int, 2> in{-1, -1}, out{-1, -1}, words{-1, -1};
@@ -80,6 +81,7 @@ Result<std::unique_ptr<LineProcess>> LineProcess::start(const std::string& comma
   std::unique_ptr<LineProcess> started(new LineProcess);
   started->owner_ = ::getpid();
   started->child_ = child;
+  add_group_to_kill(child);
   started->to_child_ = std::exchange(in[1], -1);
   started->from_child_ = std::exchange(out[0], -1);
   started->words_fd_ = std::exchange(words[0], -1);
@@ -103,6 +105,7 @@ LineProcess::~LineProcess() {
       ::poll(nullptr, 0, 1);
     }
   }
+  if (::getpid() == owner_) remove_group_to_kill(child_);
   close_fd(from_child_);
   close_fd(words_fd_);
 }
@@ -162,7 +165,7 @@ LineProcess::End LineProcess::receive(std::string_view& line,
       return End::answered;
     }
     looked_at = buffer_.size();
-    // Longer than a line may be: whoever parses it says so.
+    // Longer than a line may be: the parser reports it.
     if (looked_at > kJsonTextBytesMax) {
       line = buffer_;
       given_ = looked_at;

@@ -1,12 +1,12 @@
-// A child process that is spoken to in lines: its standard input and output are pipes, its standard
-// error is kept for when it fails.
+// A child process that exchanges lines: its standard input and output are pipes, its standard error
+// is kept for error messages.
 //
-// (1) After the destructor no child is left: it is asked to go by the end of its input, and killed
-//     if it does not.
+// Invariants
+// (1) After the destructor no child is left: its input ends, and it is killed if it does not exit.
 // (2) No call blocks longer than its time limit, whatever the child does.
 //
-// REQUIRES: one caller at a time. A fork of this process may speak to the child in its place, as
-// long as the two take turns; only the process that started it ends it.
+// REQUIRES: one caller at a time. A fork of this process may use the child in its place if the
+// two take turns; only the process that started it ends it.
 #pragma once
 
 #include <sys/types.h>
@@ -34,7 +34,7 @@ class LineProcess {
   // The next line of the child, without its newline; stays until the next call.
   End receive(std::string_view& line, std::chrono::milliseconds time_limit);
 
-  // Its standard input ends; nothing can be sent any more.
+  // Ends its standard input; nothing can be sent after that.
   void end_input();
 
   // The end of what it wrote to standard error so far, at most 2,000 bytes.
@@ -53,7 +53,7 @@ class LineProcess {
   int status_ = 0;
   bool reaped_ = false;
   int to_child_ = -1, from_child_ = -1, words_fd_ = -1;
-  std::string buffer_;     // received and not given out
+  std::string buffer_;     // received and not yet returned
   std::size_t given_ = 0;  // of it, with the last line
   std::string words_;
 };

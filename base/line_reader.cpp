@@ -1,57 +1,24 @@
 #include "base/line_reader.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
-#include <cerrno>
-#include <cstring>
 #include <utility>
 
 #include "base/json_reader.h"
 
 namespace lockstep {
-namespace {
-
-constexpr std::size_t kChunkBytes = std::size_t{1} << 20;
-
-Result<int> open_for_reading(const std::string& path) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return fail(fmt::format("{}: cannot be opened: {}", path, std::strerror(errno)));
-  struct stat status {};
-  if (::fstat(fd, &status) == 0 && S_ISDIR(status.st_mode)) {
-    ::close(fd);
-    return fail(fmt::format("{}: found a folder; expected a file", path));
-  }
-  return fd;
-}
-
-// Appends up to one chunk; false at the end of the file.
-Result<bool> read_chunk(int fd, const std::string& path, std::string& buffer) {
-  const std::size_t size = buffer.size();
-  buffer.resize(size + kChunkBytes);
-  ssize_t got = 0;
-  do {
-    got = ::read(fd, buffer.data() + size, kChunkBytes);
-  } while (got < 0 && errno == EINTR);
-  buffer.resize(size + static_cast<std::size_t>(got < 0 ? 0 : got));
-  if (got < 0) return fail(fmt::format("{}: cannot be read: {}", path, std::strerror(errno)));
-  return got > 0;
-}
-
-}  // namespace
-
-Result<LineReader> LineReader::open(const std::string& path) {
-  LS_ASSIGN_OR_RETURN(const auto fd, open_for_reading(path));
-  LineReader reader(path, fd);
+Result<LineReader> LineReader::open(const std::string& path, std::vector<std::string> more) {
+  LS_ASSIGN_OR_RETURN(auto source, ByteSource::open(path));
+  LineReader reader(path);
+  reader.source_ = std::move(source);
+  reader.more_ = std::move(more);
   LS_RETURN_IF_ERROR(reader.fill());
   LS_RETURN_IF_ERROR(reader.check_start());
   return reader;
 }
 
 Result<LineReader> LineReader::of_text(std::string name, std::string text) {
-  LineReader reader(std::move(name), -1);
+  LineReader reader(std::move(name));
   reader.buffer_ = std::move(text);
   reader.at_end_of_file_ = true;
   LS_RETURN_IF_ERROR(reader.check_start());
@@ -69,17 +36,15 @@ LineReader::LineReader(LineReader&& other) noexcept { *this = std::move(other); 
 
 LineReader& LineReader::operator=(LineReader&& other) noexcept {
   std::swap(path_, other.path_);
-  std::swap(fd_, other.fd_);
+  std::swap(source_, other.source_);
   std::swap(buffer_, other.buffer_);
   std::swap(begin_, other.begin_);
   std::swap(at_end_of_file_, other.at_end_of_file_);
   std::swap(number_, other.number_);
   std::swap(cut_off_, other.cut_off_);
+  std::swap(more_, other.more_);
+  std::swap(header_, other.header_);
   return *this;
-}
-
-LineReader::~LineReader() {
-  if (fd_ >= 0) ::close(fd_);
 }
 
 tl::unexpected<Error> LineReader::refuse(std::string_view reason) const {
@@ -89,12 +54,27 @@ tl::unexpected<Error> LineReader::refuse(std::string_view reason) const {
 Result<void> LineReader::fill() {
   buffer_.erase(0, begin_);
   begin_ = 0;
-  LS_ASSIGN_OR_RETURN(const auto more, read_chunk(fd_, path_, buffer_));
+  LS_ASSIGN_OR_RETURN(const auto more, source_.read_more(buffer_));
   at_end_of_file_ = !more;
   return {};
 }
 
 Result<bool> LineReader::next(std::string_view& line) {
+  LS_ASSIGN_OR_RETURN(const bool found, next_of_file(line));
+  if (found || more_.empty()) return found;
+  LS_ASSIGN_OR_RETURN(auto following, open(more_.front(), {more_.begin() + 1, more_.end()}));
+  following.header_ = header_;
+  *this = std::move(following);
+  if (!header_.empty()) {
+    LS_RETURN_IF_ERROR(next_of_file(line));
+    if (line != header_)
+      return refuse(fmt::format("found \"{}\"; expected the header of the first file, \"{}\"",
+                                printable_excerpt(line), printable_excerpt(header_)));
+  }
+  return next(line);
+}
+
+Result<bool> LineReader::next_of_file(std::string_view& line) {
   ++number_;
   std::size_t searched = 0;
   std::size_t end = buffer_.find('\n', begin_);
@@ -120,12 +100,11 @@ Result<bool> LineReader::next(std::string_view& line) {
 }
 
 Result<std::string> read_text_file(const std::string& path, std::size_t bytes_max) {
-  LS_ASSIGN_OR_RETURN(const auto fd, open_for_reading(path));
+  LS_ASSIGN_OR_RETURN(auto source, ByteSource::open(path));
   std::string text;
-  Result<bool> more = true;
-  while (more && *more && text.size() <= bytes_max) more = read_chunk(fd, path, text);
-  ::close(fd);
-  LS_RETURN_IF_ERROR(more);
+  for (bool more = true; more && text.size() <= bytes_max;) {
+    LS_ASSIGN_OR_RETURN(more, source.read_more(text));
+  }
   if (text.empty()) return fail(fmt::format("{}: found an empty file; expected text", path));
   if (text.size() > bytes_max) {
     return fail(

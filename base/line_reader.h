@@ -1,50 +1,58 @@
-// A text file line by line, in bounded memory: what holds for every format here is checked once.
+// A text file, plain or gzip, or several as one, line by line in bounded memory: checks what every
+// format here requires.
 //
 // 1. A line has at most kJsonTextBytesMax bytes; its end is \n or \r\n, and the last may have none.
-// 2. Refused, as a sentence with the file's name: a missing file, a folder, an empty file, a
+// 2. Refused, with an error message that names the file: a missing file, a folder, an empty file, a
 //    byte-order mark, a line that is too long, an empty line.
 #pragma once
 
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
+#include "base/byte_source.h"
 #include "base/result.h"
 
 namespace lockstep {
 
 class LineReader {
  public:
-  static Result<LineReader> open(const std::string& path);
-  // The same for a text in memory; `name` stands where the path would in what it refuses.
+  // `more`: files that follow, as if their lines were in the first one.
+  static Result<LineReader> open(const std::string& path, std::vector<std::string> more = {});
+  // The same for a text in memory; `name` replaces the path in messages.
   static Result<LineReader> of_text(std::string name, std::string text);
   LineReader(LineReader&& other) noexcept;
   LineReader& operator=(LineReader&& other) noexcept;
   LineReader(const LineReader&) = delete;
   LineReader& operator=(const LineReader&) = delete;
-  ~LineReader();
 
+  // Each file that follows starts with this line, which next() skips.
+  void expect_header(std::string_view line) { header_ = line; }
   // The next line without its end, valid until the next call; false behind the last one.
   Result<bool> next(std::string_view& line);
 
-  // Of the line that next() gave: its number from 1, and whether the file breaks off in it.
+  // Of the line that next() gave: its number from 1, whether the file breaks off in it, its file.
   std::int64_t number() const { return number_; }
   bool is_cut_off() const { return cut_off_; }
   const std::string& path() const { return path_; }
 
  private:
-  LineReader(std::string path, int fd) : path_(std::move(path)), fd_(fd) {}
+  explicit LineReader(std::string path) : path_(std::move(path)) {}
+  Result<bool> next_of_file(std::string_view& line);
   Result<void> fill();
   Result<void> check_start() const;
   tl::unexpected<Error> refuse(std::string_view reason) const;
 
   std::string path_;
-  int fd_ = -1;
-  std::string buffer_;  // bytes read and not yet given out start at begin_
+  ByteSource source_;
+  std::string buffer_;  // bytes read and not yet returned start at begin_
   std::size_t begin_ = 0;
   bool at_end_of_file_ = false;
   std::int64_t number_ = 0;
   bool cut_off_ = false;
+  std::vector<std::string> more_;  // files that follow
+  std::string header_;             // of each; empty: none
 };
 
 // A whole text file of at most `bytes_max` bytes.

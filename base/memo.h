@@ -1,4 +1,8 @@
-// Values that are made once for each key and kept as long as the process.
+// Values that are made once per key and live as long as the process.
+//
+// Invariants
+// (1) A value never moves or changes once it is stored; references to it stay valid.
+// (2) All calls may run in parallel; a key's value is stored once.
 #pragma once
 
 #include <map>

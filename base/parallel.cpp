@@ -14,7 +14,7 @@ void for_each_in_parallel(std::int64_t count, int jobs,
                           const std::function<bool()>& go_on) {
   LS_CHECK(jobs >= 1 && count >= 0, "{} indices, {} jobs", count, jobs);
   std::mutex handing_out;
-  std::int64_t next = 0;  // `count`: nothing is handed out any more
+  std::int64_t next = 0;  // `count`: no further index
   const auto take = [&] {
     const std::scoped_lock held(handing_out);
     if (next == count || (go_on && !go_on())) return next = count;

@@ -1,5 +1,5 @@
-// Result<T>: a value, or the one sentence that tells a user where something is wrong and what to
-// do. A failure is handed on by LS_RETURN_IF_ERROR and LS_ASSIGN_OR_RETURN.
+// Result<T>: a value, or the error message that tells a user where something is wrong and what to
+// do. LS_RETURN_IF_ERROR and LS_ASSIGN_OR_RETURN forward a failure.
 #pragma once
 
 #include <tl/expected.hpp>
@@ -24,12 +24,12 @@ inline tl::unexpected<Error> fail(std::string message) {
 
 struct RefusedFile {
   std::string file;
-  std::string reason;  // a sentence that names file and line
+  std::string reason;  // a message that names file and line
 };
 
 }  // namespace lockstep
 
-// LS_RETURN_IF_ERROR(check(x)): returns the Error of a Result, or goes on.
+// LS_RETURN_IF_ERROR(check(x)): returns the Error of a Result, or continues.
 #define LS_RETURN_IF_ERROR(...)                                  \
   do {                                                           \
     if (auto ls_result = (__VA_ARGS__); !ls_result) [[unlikely]] \

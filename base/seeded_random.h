@@ -1,4 +1,7 @@
-// A generator of choices for what is simulated: the same seed, the same choices, on any machine.
+// A generator of random choices.
+//
+// Invariants
+// (1) The same seed gives the same choices on every machine.
 #pragma once
 
 #include <cstdint>

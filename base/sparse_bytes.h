@@ -23,8 +23,8 @@ class SparseBytes {
   // Whether the buffer holds these bytes there; the bytes count as addressed from now on.
   bool holds(std::int64_t offset, std::span<const std::uint8_t> bytes);
 
-  // Calls `changed` for the first byte of each chunk that was never addressed and is not poison any
-  // more; returns how many bytes in touched chunks were not addressed.
+  // Calls `changed` for the first byte of each chunk that was never addressed and no longer holds
+  // poison; returns how many bytes in touched chunks were not addressed.
   std::int64_t for_each_overwritten(const std::function<void(std::int64_t offset)>& changed) const;
 
  private:

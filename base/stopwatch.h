@@ -1,4 +1,7 @@
-// Seconds between laps. They are reported, and never decide, hash or compare anything.
+// Seconds between laps.
+//
+// Invariants
+// (1) Times are reported only; no decision, hash or comparison uses them.
 #pragma once
 
 #include <chrono>

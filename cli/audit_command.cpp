@@ -9,11 +9,13 @@
 #include <string>
 #include <vector>
 
+#include "base/stop_signal.h"
 #include "cli/commands.h"
 #include "cli/conform_inputs.h"
-#include "cli/reports.h"
-#include "cli/terminal.h"
+#include "cli/output/reports.h"
+#include "cli/output/terminal.h"
 #include "properties/audit/audit.h"
+#include "properties/judge/hit_counter.h"
 
 namespace lockstep {
 namespace {
@@ -24,6 +26,8 @@ struct AuditOptions {
   std::vector<std::string> paths;
   ReportOptions reports;
   double min_hit_share = 0;  // percent
+  std::string policy = "on";
+  AuditedRules rules() const { return policy == "on" ? AuditedRules::all : AuditedRules::memory; }
 };
 
 struct AuditTotals {
@@ -36,18 +40,25 @@ struct AuditTotals {
   HitTotals hits;
   std::vector<AuditFinding> findings;
   bool told = false;  // each finding when it was found
+  AuditedRules rules = AuditedRules::all;
+  std::int64_t num_findings(RuleGroup group) const {
+    return std::ranges::count(findings, group,
+                              [](const AuditFinding& finding) { return group_of(finding.rule); });
+  }
 };
 
-Result<AuditTotals> audit_all(const std::vector<std::string>& paths) {
+Result<AuditTotals> audit_all(const std::vector<std::string>& paths, AuditedRules rules) {
   LS_ASSIGN_OR_RETURN(auto inputs, find_conform_inputs(paths));
   if (inputs.schedules.empty() && inputs.refused.empty())
     return fail("nothing to audit: no recordings of schedules found");
   AuditTotals totals;
+  totals.rules = rules;
   totals.refused = std::move(inputs.refused);
   std::int64_t done = 0;
   Progress progress("auditing", static_cast<std::int64_t>(inputs.schedules.size()));
   for (const std::string& path : inputs.schedules) {
-    Result<AuditFile> file = audit_recording(path);
+    if (stop_requested()) break;
+    Result<AuditFile> file = audit_recording(path, rules);
     progress.at(++done, path);
     if (!file) {
       totals.refused.push_back({path, file.error().message});
@@ -66,11 +77,13 @@ Result<AuditTotals> audit_all(const std::vector<std::string>& paths) {
   return totals;
 }
 
-// A recording as it comes in from a pipe, told line by line.
-Result<AuditTotals> audit_stream() {
+// A recording read from a pipe, with its findings reported line by line.
+Result<AuditTotals> audit_stream(AuditedRules rules) {
   AuditTotals totals;
+  totals.rules = rules;
   totals.told = true;
-  LS_ASSIGN_OR_RETURN(auto file, audit_recording("/dev/stdin", [](const AuditFinding& finding) {
+  LS_ASSIGN_OR_RETURN(auto file,
+                      audit_recording("/dev/stdin", rules, [](const AuditFinding& finding) {
                         fmt::print("{}\n", line_of(finding));
                         std::fflush(stdout);
                       }));
@@ -93,36 +106,18 @@ std::string finding_text(const AuditFinding& finding) {
   return text;
 }
 
-// Of what was there to be hit; all of nothing.
-double hit_share(const HitTotals& hits) {
-  if (hits.there == 0) return 100;
-  return 100.0 * static_cast<double>(hits.hit) / static_cast<double>(hits.there);
-}
-
 std::string hits_text(const HitTotals& hits) {
   if (hits.lookups == 0) return {};
   std::string text = fmt::format(
       "prefix hits {:.1f} %: {} of {} tokens that were in the pool, in {} of {} tokens\n",
       hit_share(hits), with_commas(hits.hit), with_commas(hits.there),
       counted(hits.lookups, "look-up"), with_commas(hits.tokens));
-  std::string losses;
-  for (std::size_t i = 0; i < kHitLosses; ++i)
-    if (hits.lost[i] > 0)
-      losses += fmt::format("{}{} {}", losses.empty() ? "" : ", ", with_commas(hits.lost[i]),
-                            name_of(static_cast<HitLoss>(i)));
+  const std::string losses = losses_text(hits);
   return losses.empty() ? text : text + fmt::format("  not hit: {}\n", losses);
 }
 
-nlohmann::ordered_json hits_json(const HitTotals& hits) {
-  nlohmann::ordered_json json = {{"lookups", hits.lookups},
-                                 {"tokens", hits.tokens},
-                                 {"in_pool", hits.there},
-                                 {"hit", hits.hit},
-                                 {"share_percent", hit_share(hits)}};
-  for (std::size_t i = 0; i < kHitLosses; ++i)
-    json["not_hit"][name_of(static_cast<HitLoss>(i))] = hits.lost[i];
-  return json;
-}
+// The model has to run it.
+bool is_explained(const AuditFile& file) { return file.has_profile && !file.findings.empty(); }
 
 std::string not_audited_text(const AuditTotals& totals) {
   for (const AuditFile& file : totals.files)
@@ -132,6 +127,27 @@ std::string not_audited_text(const AuditTotals& totals) {
   return {};
 }
 
+std::string groups_text(const AuditTotals& totals) {
+  const auto text = [&](RuleGroup group) { return counted(totals.num_findings(group), "finding"); };
+  return fmt::format(
+      "rules about memory: {}; rules about policy: {}\n", text(RuleGroup::memory),
+      totals.rules == AuditedRules::all ? text(RuleGroup::policy) : "not checked (--policy off)");
+}
+
+// As properties/audit/audit.h.
+std::vector<std::string> not_checked_of(const AuditTotals& totals) {
+  std::vector<std::string> not_checked = {
+      "memory: which addresses kernels read and write, and which bytes a connector moves",
+      "the rows of a draft model, except that a hit does not end before another next token",
+      "the content of rings of keys"};
+  if (totals.rules == AuditedRules::memory)
+    not_checked.emplace_back("rules about policy (--policy off)");
+  if (totals.skipped > 0)
+    not_checked.push_back(
+        fmt::format("{} that the audit does not follow", counted(totals.skipped, "recording")));
+  return not_checked;
+}
+
 std::string totals_text(const AuditTotals& totals) {
   const auto audited = static_cast<std::int64_t>(totals.files.size()) - totals.skipped;
   std::string text = fmt::format(
@@ -139,17 +155,24 @@ std::string totals_text(const AuditTotals& totals) {
       counted(static_cast<std::int64_t>(totals.files.size()), "recording"), totals.clean,
       counted(static_cast<std::int64_t>(totals.findings.size()), "finding"),
       with_commas(totals.steps), with_commas(totals.reads));
+  text += groups_text(totals);
   text += hits_text(totals.hits);
-  if (totals.told) return text + not_audited_text(totals);
+  if (totals.told)
+    return text + not_audited_text(totals) + not_checked_text(not_checked_of(totals));
   for (std::size_t i = 0; i < std::min(totals.findings.size(), kFindingsShown); ++i)
     text += finding_text(totals.findings[i]);
-  if (!totals.findings.empty()) text += "\nlockstep explain FILE tells what led to it.\n";
+  const auto explained = std::ranges::find_if(totals.files, is_explained);
+  if (explained != totals.files.end())
+    text += fmt::format(
+        "\n`lockstep explain {}` shows the model's steps up to where the recording "
+        "parts.\n",
+        shell_word(explained->file));
   if (totals.findings.size() > kFindingsShown)
     text += fmt::format("\n... and {} more; --json FILE lists them all\n",
                         totals.findings.size() - kFindingsShown);
   text += not_audited_text(totals);
   text += refused_text(totals.refused);
-  return text;
+  return text + not_checked_text(not_checked_of(totals));
 }
 
 nlohmann::ordered_json holder_json(const BlockHolder& holder) {
@@ -164,7 +187,12 @@ std::string totals_json(const AuditTotals& totals) {
   json["not_audited"] = totals.skipped;
   json["steps"] = totals.steps;
   json["reads"] = totals.reads;
-  json["hits"] = hits_json(totals.hits);
+  json["hits"] = json_of(totals.hits);
+  json["memory_findings"] = totals.num_findings(RuleGroup::memory);
+  if (totals.rules == AuditedRules::all)
+    json["policy_findings"] = totals.num_findings(RuleGroup::policy);
+  else
+    json["policy_findings"] = nullptr;  // not checked
   json["findings"] = nlohmann::ordered_json::array();
   for (const AuditFinding& f : totals.findings) {
     json["findings"].push_back({{"rule", name_of(f.rule)},
@@ -182,6 +210,7 @@ std::string totals_json(const AuditTotals& totals) {
                                 {"what", f.what},
                                 {"line", line_of(f)}});
   }
+  json["not_checked"] = not_checked_of(totals);
   json["refused"] = totals.refused.size();
   json["refusals"] = refused_json(totals.refused);
   return json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
@@ -191,7 +220,7 @@ std::string totals_json(const AuditTotals& totals) {
 void add_items(const AuditTotals& totals, CommandReport& report) {
   for (const AuditFile& file : totals.files) {
     ReportedItem item{.name = file.file, .file = file.file};
-    if (!file.skipped.empty()) {
+    if (!file.skipped.empty() && file.findings.empty()) {
       item.kind = ItemKind::skipped;
       item.line = file.skipped;
     } else if (!file.findings.empty()) {
@@ -200,7 +229,7 @@ void add_items(const AuditTotals& totals, CommandReport& report) {
       item.check = fmt::format("audit.{}", name_of(first.rule));
       item.line = line_of(first);
       for (const AuditFinding& finding : file.findings) item.details += line_of(finding) + "\n";
-      item.again = fmt::format("lockstep audit {}", file.file);
+      item.again = report.again({.arguments = {file.file}});
     }
     report.add(std::move(item));
   }
@@ -208,10 +237,12 @@ void add_items(const AuditTotals& totals, CommandReport& report) {
 }
 
 Result<int> audit(const AuditOptions& options, CommandReport& report) {
+  watch_stop_signals();
   const bool is_stream = std::ranges::find(options.paths, "-") != options.paths.end();
   if (is_stream && options.paths.size() > 1)
-    return fail("-: standard input is one recording; give no other path beside it");
-  LS_ASSIGN_OR_RETURN(const auto totals, is_stream ? audit_stream() : audit_all(options.paths));
+    return fail("-: standard input is one recording; give no other path");
+  LS_ASSIGN_OR_RETURN(const auto totals, is_stream ? audit_stream(options.rules())
+                                                   : audit_all(options.paths, options.rules()));
   if (!totals.files.empty()) fmt::print("{}", totals_text(totals));
   if (report.wants_json()) report.set_json(totals_json(totals));
   add_items(totals, report);
@@ -236,24 +267,30 @@ Result<int> audit(const AuditOptions& options, CommandReport& report) {
 void add_audit_command(CLI::App& app, int& exit_code) {
   auto options = std::make_shared<AuditOptions>();
   CLI::App* command =
-      app.add_subcommand("audit", "Check what recorded decisions do to memory, whoever made them");
+      app.add_subcommand("audit", "Check what recorded decisions of any engine do to memory");
   command->footer(
       "A file that cannot be judged is refused with its reason, and the others are judged.\n"
       "Exit status: 0 all are clean; 1 something was found, or too little hit; 2 some were "
       "refused, whatever was "
       "found.");
   command
-      ->add_option("PATH", options->paths,
-                   "recordings, and folders of them; -: one from standard input, told as it comes")
+      ->add_option(
+          "PATH", options->paths,
+          "recordings, and folders of them; -: one from standard input, checked as it is written")
       ->required();
   command
       ->add_option("--min-hit-share", options->min_hit_share,
                    "status 1 when less of the content in the pool is hit, in percent")
       ->check(CLI::Range(0.0, 100.0).description(""))
       ->type_name("P");
+  command
+      ->add_option("--policy", options->policy,
+                   "check rules about policy: hits, victim, standstill, limits")
+      ->check(CLI::IsMember({"on", "off"}))
+      ->capture_default_str();
   declare_reports(*command, options->reports, "the result as JSON");
-  command->callback([options, &exit_code] {
-    exit_code = run_reported(options->reports, "audit",
+  command->callback([options, command, &exit_code] {
+    exit_code = run_reported(*command, options->reports,
                              [&](CommandReport& report) { return audit(*options, report); });
   });
 }

@@ -5,10 +5,12 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <memory>
+#include <set>
 
 #include "cli/commands.h"
+#include "cli/options/engine_model.h"
 #include "cli/options/layout_options.h"
-#include "cli/terminal.h"
+#include "cli/output/terminal.h"
 #include "sim/report/placement_report.h"
 #include "sim/report/plan_report.h"
 #include "traces/models/model_file.h"
@@ -18,7 +20,8 @@ namespace {
 
 struct CapacityCommand {
   std::vector<std::string> models;
-  std::vector<std::string> kv_dtypes{"bf16"};
+  std::string from;
+  std::vector<std::string> kv_dtypes{"auto"};
   std::vector<std::string> modes{"none"};
   std::vector<std::int64_t> packs{1};
   std::int64_t prompt_tokens = 2000;
@@ -57,11 +60,20 @@ void print_row(const PlanReport& report, const LayoutArguments& a, std::int64_t 
              with_commas(c.capacity_tokens), with_commas(c.all_groups_tokens), c.max_concurrency,
              with_commas(static_cast<std::int64_t>(c.bytes_per_token)),
              percent_text(waste.padding, waste.all), percent_text(waste.empty, waste.all),
-             percent_text(resend_hit_tokens(c, prompt_tokens), prompt_tokens));
+             percent_text(resend_hit_tokens(c.hit_step_tokens, prompt_tokens), prompt_tokens));
+}
+
+std::set<std::string> warnings_of(const ModelSpec& model, const PlanOptions& options,
+                                  const LayoutArguments& a, std::int64_t hit_step) {
+  std::set<std::string> named;
+  for (const std::string& warning : plan_warnings(a, model, options, hit_step))
+    named.insert(fmt::format("{}: {}", model.name, warning));
+  return named;
 }
 
 // The engine's own figures; it keeps no others.
-void print_placed(const ModelSpec& model, const PlanOptions& options, const LayoutArguments& a) {
+void print_placed(const ModelSpec& model, const PlanOptions& options, const LayoutArguments& a,
+                  std::int64_t prompt_tokens, std::set<std::string>& warnings) {
   const auto report = make_placement_report(model, options, a.engine, a.layout);
   const std::string head = fmt::format("{:<26}{:<8}{:<6}{:>5}", model.name, a.kv_dtype.substr(0, 7),
                                        a.mamba_cache_mode, a.attn_pack);
@@ -75,15 +87,23 @@ void print_placed(const ModelSpec& model, const PlanOptions& options, const Layo
       *std::ranges::min_element(report->capacity, {}, &PlacementCapacity::tokens);
   const double per_token = static_cast<double>(block_bytes * plan.num_blocks) /
                            static_cast<double>(std::max<std::int64_t>(1, capacity.tokens));
-  fmt::print("{}{:>8}{:>9}{:>12}{:>12}{:>8.2f}{:>10}\n", head,
+  const std::int64_t step = hit_step_tokens(report->placed);
+  warnings.merge(warnings_of(model, options, a, step));
+  fmt::print("{}{:>8}{:>9}{:>12}{:>12}{:>8.2f}{:>10}{:>9}{:>9}{:>8}\n", head,
              with_commas(report->placed.stages.alignment->block_size), with_commas(plan.num_blocks),
              with_commas(capacity.tokens), "-", capacity.max_concurrency,
-             with_commas(static_cast<std::int64_t>(per_token)));
+             with_commas(static_cast<std::int64_t>(per_token)), "-", "-",
+             percent_text(resend_hit_tokens(step, prompt_tokens), prompt_tokens));
 }
 
 // One model in every combination; a combination that is refused says why in its row.
-Result<void> compare_model(const std::string& name, const CapacityCommand& command) {
+Result<void> compare_model(const std::string& name, const CapacityCommand& command,
+                           std::set<std::string>& warnings) {
   LS_ASSIGN_OR_RETURN(const auto model, find_model(name));
+  if (model.layers.empty()) {
+    fmt::print("{:<26}an encoder; its layers keep no cache\n", model.name);
+    return {};
+  }
   LayoutArguments a = command.arguments;
   for (const std::string& dtype : command.kv_dtypes)
     for (const std::string& mode : command.modes)
@@ -94,30 +114,37 @@ Result<void> compare_model(const std::string& name, const CapacityCommand& comma
         LS_ASSIGN_OR_RETURN(const auto options, plan_options(a, model));
         LS_ASSIGN_OR_RETURN(const bool overlays, is_placed(a));
         if (overlays) {
-          print_placed(model, options, a);
+          print_placed(model, options, a, command.prompt_tokens, warnings);
           continue;
         }
         const auto report = make_plan_report(model, options, CacheLayout::NHD);
-        if (report && !report->plan.workers.front().groups.empty())
+        if (report && !report->plan.workers.front().groups.empty()) {
           print_row(*report, a, command.prompt_tokens);
-        else
+          warnings.merge(warnings_of(model, options, a, report->capacity.front().hit_step_tokens));
+        } else
           fmt::print("{:<26}{:<8}{:<6}{:>5}  {}\n", model.name, dtype.substr(0, 7), mode, pack,
                      report ? "keeps no cache" : report.error().message);
       }
+  for (const std::string& assumption : model.assumptions)
+    fmt::print("  assumed from the config.json: {}\n", assumption);
   return {};
 }
 
-Result<int> capacity(const CapacityCommand& command) {
+Result<int> capacity(CapacityCommand command) {
+  for (std::string& model : command.models)
+    LS_RETURN_IF_ERROR(take_engine_model(model, command.from));
+  std::set<std::string> warnings;
   print_head();
   for (const std::string& name : command.models.empty() ? model_names() : command.models)
-    LS_RETURN_IF_ERROR(compare_model(name, command));
+    LS_RETURN_IF_ERROR(compare_model(name, command, warnings));
   fmt::print(
       "\ntokens: of one block. capacity: num_blocks / blocks a request * max_model_len. older: "
       "num_blocks // all\ngroups * smallest block size, which state groups and windows divide "
       "wrongly. empty: tensors and places of\npacks where a group has no layer. padding and "
-      "empty: of the blocks of one longest request.\nresend: of a prompt of {} tokens that is sent "
-      "again, what prefix caching finds.\n",
+      "empty: of the blocks of one longest request.\nresend: what a second request with the "
+      "same prompt of {} tokens hits.\n",
       with_commas(command.prompt_tokens));
+  for (const std::string& warning : warnings) fmt::print("warning: {}\n", warning);
   return kExitAgreed;
 }
 
@@ -137,6 +164,7 @@ void add_capacity_command(CLI::App& app, int& exit_code) {
                   "a prompt's length, for what a resend of it hits")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
+  declare_from(*sub, command->from);
   add_layout_options(*sub, command->arguments);
   sub->callback([command, &exit_code] { exit_code = exit_status(capacity(*command)); });
 }

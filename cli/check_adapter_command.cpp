@@ -9,8 +9,8 @@
 
 #include "cli/commands.h"
 #include "cli/options/decisions_option.h"
-#include "cli/reports.h"
-#include "cli/terminal.h"
+#include "cli/output/reports.h"
+#include "cli/output/terminal.h"
 #include "properties/adapter/adapter_check.h"
 
 namespace lockstep {
@@ -86,7 +86,7 @@ void add_check_adapter_command(CLI::App& app, int& exit_code) {
   auto options = std::make_shared<CheckAdapterOptions>();
   options->decisions.option = "ENGINE";
   CLI::App* command = app.add_subcommand(
-      "check-adapter", "Check that an engine's process speaks docs/scheduler_protocol.md");
+      "check-adapter", "Check that an engine's process speaks docs/protocols.md");
   command
       ->add_option("ENGINE", options->decisions.decisions,
                    "a command that speaks the protocol, vllm[:DIR] or sglang[:DIR]")
@@ -98,8 +98,8 @@ void add_check_adapter_command(CLI::App& app, int& exit_code) {
       ->type_name("S")
       ->capture_default_str();
   declare_reports(*command, options->reports, "the checks as JSON");
-  command->callback([options, &exit_code] {
-    exit_code = run_reported(options->reports, "check-adapter",
+  command->callback([options, command, &exit_code] {
+    exit_code = run_reported(*command, options->reports,
                              [&](CommandReport& report) { return run_checks(*options, report); });
   });
 }

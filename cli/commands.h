@@ -18,6 +18,7 @@ void add_export_command(CLI::App& app, int& exit_code);
 void add_engines_command(CLI::App& app, int& exit_code);
 void add_diff_engines_command(CLI::App& app, int& exit_code);
 void add_fuzz_command(CLI::App& app, int& exit_code);
+void add_model_command(CLI::App& app, int& exit_code);
 void add_layout_command(CLI::App& app, int& exit_code);
 void add_capacity_command(CLI::App& app, int& exit_code);
 void add_shrink_command(CLI::App& app, int& exit_code);

@@ -12,10 +12,11 @@
 #include <thread>
 #include <vector>
 
+#include "base/stop_signal.h"
 #include "cli/commands.h"
 #include "cli/conform_inputs.h"
-#include "cli/reports.h"
-#include "cli/terminal.h"
+#include "cli/output/reports.h"
+#include "cli/output/terminal.h"
 #include "cuda_backend/views/views.h"
 #include "sim/conform/conform.h"
 #include "sim/conform/conform_layouts.h"
@@ -29,7 +30,7 @@ struct ConformTotals {
   ConformSummary schedules;
   std::vector<LayoutConformance> layouts;
   std::vector<RefusedFile> refused;        // of all kinds
-  std::vector<std::string> not_looked_at;  // one sentence each
+  std::vector<std::string> not_looked_at;  // one line each
 
   std::int64_t files() const;  // that were judged
   std::int64_t plans() const;
@@ -121,10 +122,18 @@ std::map<std::string, std::string> strangers_of(const ConformSummary& schedules)
   return strangers;
 }
 
+std::vector<std::string> not_checked_of(const ConformTotals& totals) {
+  std::vector<std::string> not_checked;
+  if (!totals.schedules.files.empty())
+    not_checked.emplace_back("whether recorded decisions are right: `lockstep audit`");
+  not_checked.emplace_back("memory: no page is written or read");
+  return not_checked;
+}
+
 std::string stuck_text(const ConformSummary& schedules) {
   if (schedules.stuck == 0) return {};
   std::string text = fmt::format(
-      "{} with requests that wait for each other for ever:\n",
+      "{} with requests that wait for each other forever:\n",
       schedules.stuck == 1 ? "1 recording ends" : with_commas(schedules.stuck) + " recordings end");
   std::int64_t shown = 0;
   for (const ConformFile& file : schedules.files)
@@ -164,9 +173,9 @@ std::string summary_text(const ConformTotals& totals) {
                         counted(totals.plans(), "plan"));
   }
   for (const std::string& what : totals.not_looked_at) {
-    text += fmt::format("Not looked at: {}.\n", what);
+    text += fmt::format("Not compared: {}.\n", what);
   }
-  return text;
+  return text + not_checked_text(not_checked_of(totals));
 }
 
 // files, plans, agreed, steps, stuck, stuck_in: [{file, what}],
@@ -193,6 +202,7 @@ std::string summary_json(const ConformTotals& totals) {
                      {"stuck_in", std::move(stuck)},
                      {"judged_as", strangers_of(totals.schedules)},
                      {"not_looked_at", totals.not_looked_at},
+                     {"not_checked", not_checked_of(totals)},
                      {"mismatches", std::move(mismatches)},
                      {"refused", totals.refused.size()},
                      {"refusals", refused_json(totals.refused)}};
@@ -230,6 +240,7 @@ ConformTotals compare(ConformInputs inputs, const std::string& engine, int jobs)
     totals.refused.insert(totals.refused.end(), refused.begin(), refused.end());
   }
   for (const std::string& path : inputs.layouts) {
+    if (stop_requested()) break;
     auto layouts = conform_layouts(path, backend_views);
     if (layouts)
       totals.layouts.push_back(std::move(*layouts));
@@ -239,7 +250,8 @@ ConformTotals compare(ConformInputs inputs, const std::string& engine, int jobs)
   return totals;
 }
 
-ReportedItem mismatch_item(const std::string& name, const ConformMismatch& mismatch) {
+ReportedItem mismatch_item(const std::string& name, const ConformMismatch& mismatch,
+                           const CommandReport& report) {
   return {.name = name,
           .kind = ItemKind::failed,
           .check = "conform",
@@ -247,23 +259,24 @@ ReportedItem mismatch_item(const std::string& name, const ConformMismatch& misma
                               mismatch.what, mismatch.recorded, mismatch.model),
           .details = mismatch_text(mismatch),
           .file = mismatch.file,
-          .again = fmt::format("lockstep conform {}", mismatch.file)};
+          .again = report.again({.arguments = {mismatch.file}, .without = {"--jobs"}})};
 }
 
 // One for each recording and for each plan that does not agree.
 void add_items(const ConformTotals& totals, CommandReport& report) {
   for (const ConformFile& file : totals.schedules.files)
-    report.add(file.mismatch ? mismatch_item(file.file, *file.mismatch)
+    report.add(file.mismatch ? mismatch_item(file.file, *file.mismatch, report)
                              : ReportedItem{.name = file.file, .file = file.file});
   for (const LayoutConformance& file : totals.layouts) {
     for (const LayoutMismatch& plan : file.mismatches)
-      report.add(mismatch_item(file.file, plan.mismatch));
+      report.add(mismatch_item(file.file, plan.mismatch, report));
     if (file.mismatches.empty()) report.add({.name = file.file, .file = file.file});
   }
   add_refused(totals.refused, report);
 }
 
 Result<int> conform(const ConformCommandOptions& options, CommandReport& report) {
+  watch_stop_signals();
   std::string engine;
   if (!options.engine.empty()) {
     LS_ASSIGN_OR_RETURN(engine, engine_named("--engine", options.engine));
@@ -293,8 +306,8 @@ void add_conform_command(CLI::App& app, int& exit_code) {
   command->add_option("--jobs", options->jobs, "files at a time")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
-  command->callback([options, &exit_code] {
-    exit_code = run_reported(options->reports, "conform",
+  command->callback([options, command, &exit_code] {
+    exit_code = run_reported(*command, options->reports,
                              [&](CommandReport& report) { return conform(*options, report); });
   });
 }

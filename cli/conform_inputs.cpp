@@ -6,7 +6,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "cli/terminal.h"
+#include "cli/output/terminal.h"
 #include "traces/importers/open_trace.h"
 
 namespace lockstep {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/result.h"
-#include "cli/reports.h"
+#include "cli/output/reports.h"
 
 namespace lockstep {
 

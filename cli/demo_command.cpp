@@ -11,10 +11,11 @@
 #include "base/stopwatch.h"
 #include "cli/commands.h"
 #include "cli/failing_case.h"
+#include "cli/options/output_option.h"
 #include "cli/options/replay_options.h"
+#include "cli/output/reports.h"
+#include "cli/output/terminal.h"
 #include "cli/replay_summary.h"
-#include "cli/reports.h"
-#include "cli/terminal.h"
 #include "properties/story/story.h"
 #include "properties/story/story_text.h"
 
@@ -46,12 +47,12 @@ ReplayRequest request_for(const std::string& trace, std::string_view defect) {
 }
 
 Result<void> show_agreement(const std::string& trace, CommandReport& out) {
-  heading(1, fmt::format("{} on kernels of vLLM's kind, beside the model", kTrace));
+  heading(1, fmt::format("{} on kernels of vLLM's kind, compared with the model", kTrace));
   LS_ASSIGN_OR_RETURN(auto open, open_replay(request_for(trace, {})));
   fmt::print("{}\n", configuration_text(open));
   std::fflush(stdout);
   LS_ASSIGN_OR_RETURN(const RunReport report, open.session->run());
-  fmt::print("{}", summary_text(report.summary));
+  fmt::print("{}", summary_text(report.summary, open));
   if (report.summary.verdict != Verdict::agreed)
     return fail("the bundled trace does not agree: something is wrong with this installation");
   fmt::print("\nAgreed. Every step compared equal.\n");
@@ -105,10 +106,9 @@ void add_demo_command(CLI::App& app, int& exit_code) {
   auto options = std::make_shared<DemoOptions>();
   CLI::App* command = app.add_subcommand(
       "demo", "Show it in seconds: a trace agrees, a planted defect is found, shrunk, explained");
-  command->add_option("--save", options->save_dir, "keep the smallest case in this folder")
-      ->type_name("DIR");
-  command->callback([options, &exit_code] {
-    exit_code = run_reported(options->reports, "demo",
+  declare_output_folder(*command, "--save", options->save_dir, "folder for the smallest case");
+  command->callback([options, command, &exit_code] {
+    exit_code = run_reported(*command, options->reports,
                              [&](CommandReport& report) { return demo(*options, report); });
   });
 }

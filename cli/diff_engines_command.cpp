@@ -10,12 +10,12 @@
 #include <utility>
 #include <vector>
 
-#include "base/atomic_file.h"
+#include "base/output_file.h"
 #include "cli/commands.h"
 #include "cli/options/layout_options.h"
 #include "cli/options/replay_options.h"
-#include "cli/reports.h"
-#include "cli/terminal.h"
+#include "cli/output/reports.h"
+#include "cli/output/terminal.h"
 #include "reference/profiles/releases.h"
 #include "sim/conform/engine_diff.h"
 #include "sim/conform/upgrade.h"
@@ -201,8 +201,7 @@ Result<void> check_options(const ReplayOptions& options) {
                                                        {!options.save_dir.empty(), "--save"}};
   for (const auto& [given, name] : useless)
     if (given)
-      return fail(fmt::format(
-          "{}: diff-engines runs the decisions of two engines alone; leave it out", name));
+      return fail(fmt::format("{}: diff-engines compares decisions only; leave it out", name));
   return {};
 }
 
@@ -332,8 +331,8 @@ Result<int> follow_upgrade(const DiffOptions& options, const std::vector<std::st
   print_reasons(stages);
   report_json(json_of(stages), memory, report);
   if (!options.replay.report_path.empty())
-    LS_RETURN_IF_ERROR(write_file_atomically(options.replay.report_path,
-                                             upgrade_page(options.replay.file, stages)));
+    LS_RETURN_IF_ERROR(
+        write_output(options.replay.report_path, upgrade_page(options.replay.file, stages)));
   const bool is_same = std::ranges::all_of(stages, [&](const UpgradeStage& stage) {
     return stage.refused.empty() && stage.costs == stages.front().costs;
   });
@@ -400,8 +399,8 @@ void add_diff_engines_command(CLI::App& app, int& exit_code) {
       ->add_option("--memory", options->memory,
                    "for the cache of --model, per worker: 40GiB, 512MiB, bytes")
       ->capture_default_str();
-  command->callback([options, &exit_code] {
-    exit_code = run_reported(options->replay.reports, "diff-engines",
+  command->callback([options, command, &exit_code] {
+    exit_code = run_reported(*command, options->replay.reports,
                              [&](CommandReport& report) { return diff(*options, report); });
   });
 }

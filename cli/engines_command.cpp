@@ -7,9 +7,10 @@
 #include <string>
 #include <vector>
 
-#include "base/atomic_file.h"
+#include "base/output_file.h"
 #include "cli/commands.h"
-#include "cli/terminal.h"
+#include "cli/options/output_option.h"
+#include "cli/output/terminal.h"
 #include "properties/story/story_text.h"
 #include "reference/profiles/policies.h"
 #include "reference/profiles/releases.h"
@@ -45,7 +46,7 @@ std::string pull_request_text(const PolicyChange& change) {
   return change.pull_request == 0 ? "" : fmt::format(" (#{})", change.pull_request);
 }
 
-// "Not modelled of vllm-0.20.2 to vllm-0.25.1:", for releases of which the same is said.
+// "Not modelled of vllm-0.20.2 to vllm-0.25.1:", for releases with the same text.
 std::string not_modelled_text() {
   std::string text;
   for (std::size_t i = 0; i < releases().size();) {
@@ -122,7 +123,7 @@ std::string needs_text(const FindingPolicies& finding) {
   return text.empty() ? "no policy: every release" : text;
 }
 
-// The generated part of docs/engines.md: the change log, and findings by release.
+// The generated part of docs/reference/releases.md: the change log, and findings by release.
 std::string markdown() {
   std::string text;
   for (const Release& release : releases()) {
@@ -194,8 +195,7 @@ Result<int> show_engines(const EnginesOptions& options) {
   } else {
     print_engines();
   }
-  if (!options.json_path.empty())
-    LS_RETURN_IF_ERROR(write_file_atomically(options.json_path, to_json()));
+  if (!options.json_path.empty()) LS_RETURN_IF_ERROR(write_output(options.json_path, to_json()));
   return kExitAgreed;
 }
 
@@ -207,8 +207,8 @@ void add_engines_command(CLI::App& app, int& exit_code) {
       "engines", "List the engine profiles, what each release changed, and what is modelled");
   command->add_option("ENGINE", options->engine,
                       "one profile, or an engine file: all its policies");
-  command->add_flag("--markdown", options->as_markdown, "the change log as docs/engines.md has it");
-  command->add_option("--json", options->json_path, "the table of policies as JSON");
+  command->add_flag("--markdown", options->as_markdown, "print docs/reference/releases.md");
+  declare_output(*command, "--json", options->json_path, "the table of policies as JSON");
   command->callback([options, &exit_code] { exit_code = exit_status(show_engines(*options)); });
 }
 

@@ -7,8 +7,8 @@
 
 #include "cli/commands.h"
 #include "cli/failing_case.h"
-#include "cli/reports.h"
-#include "cli/terminal.h"
+#include "cli/output/reports.h"
+#include "cli/output/terminal.h"
 #include "properties/story/story.h"
 #include "properties/story/story_text.h"
 
@@ -33,19 +33,21 @@ Result<int> explain(ExplainOptions& options, CommandReport& report) {
   LS_RETURN_IF_ERROR(start_workers(saved, options.judging));
   fmt::print("{}", halves_text(saved, options.judging));
   LS_ASSIGN_OR_RETURN(const auto failure, failure_of(saved, options.judging));
-  report.add(item_of(options.file, failure, fmt::format("lockstep explain {}", options.file)));
+  LS_ASSIGN_OR_RETURN(auto recorded, check_if_recorded(options.file));
+  report.add(item_of(options.file, failure, recorded, report.again()));
   if (failure.kind == "crash" || failure.kind == "hang") {
     fmt::print("{}", crash_text(failure));
     if (report.wants_json())
-      return fail("--json: a case that crashes or hangs has no story to write");
+      return fail("--json: a case that crashes or hangs has no explanation to write");
   } else {
-    const Story story = tell_judged(saved, judge_options(saved.backend, options.judging));
+    Story story = tell_judged(saved, judge_options(saved.backend, options.judging));
+    story.recorded = recorded;
     StoryTextOptions shown;
     shown.steps_max = options.steps;
     fmt::print("{}{}", to_text(saved, story, shown), finding_text(failure));
     if (report.wants_json()) report.set_json(to_json(saved, story));
   }
-  return exit_code_of(failure);
+  return exit_code_of(failure, recorded);
 }
 
 }  // namespace
@@ -59,9 +61,9 @@ void add_explain_command(CLI::App& app, int& exit_code) {
       ->type_name("N")
       ->capture_default_str();
   declare_judging(*command, options->judging);
-  declare_reports(*command, options->reports, "the story as JSON");
-  command->callback([options, &exit_code] {
-    exit_code = run_reported(options->reports, "explain",
+  declare_reports(*command, options->reports, "the explanation as JSON");
+  command->callback([options, command, &exit_code] {
+    exit_code = run_reported(*command, options->reports,
                              [&](CommandReport& report) { return explain(*options, report); });
   });
 }

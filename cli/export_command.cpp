@@ -9,10 +9,11 @@
 #include <string>
 #include <vector>
 
-#include "base/atomic_file.h"
+#include "base/output_file.h"
 #include "cli/commands.h"
+#include "cli/options/output_option.h"
 #include "cli/options/replay_options.h"
-#include "cli/terminal.h"
+#include "cli/output/terminal.h"
 #include "traces/exporters/export_trace.h"
 #include "traces/formats/recording_trace.h"
 #include "traces/formats/saved_case.h"
@@ -107,7 +108,7 @@ std::string summary_text(const ExportCommand& command, const ExportedTrace& expo
   if (!live.empty()) text += "Against a live server:\n" + live;
   if (exported.block_tokens != format.block_tokens_max)
     text += fmt::format(
-        "Other readers have to be told of ids of {}; here it is --import block={},time={}.\n",
+        "Other readers need the block size of the ids, {}; here it is --import block={},time={}.\n",
         counted(exported.block_tokens, "token"), exported.block_tokens,
         format.as == ExportAs::timed_trace ? "s" : "ms");
   return text;
@@ -124,7 +125,7 @@ Result<int> export_requests(const ExportCommand& command) {
     fmt::print("{}", exported.text);
     fmt::print(stderr, "{}", summary);
   } else {
-    LS_RETURN_IF_ERROR(write_file_atomically(command.out, exported.text));
+    LS_RETURN_IF_ERROR(write_output(command.out, exported.text));
     fmt::print("{}", summary);
   }
   return kExitAgreed;
@@ -145,7 +146,7 @@ void add_export_command(CLI::App& app, int& exit_code) {
   command->add_option("--as", options->as, "mooncake, aiperf, timed_trace (of vllm bench serve)")
       ->required()
       ->check(CLI::IsMember(names));
-  command->add_option("--out", options->out, "the file; left out: standard output");
+  declare_output(*command, "--out", options->out, "the file (standard output)");
   command
       ->add_option("--block", options->block_tokens,
                    "tokens of an id; left out: as many as lose nothing of what prompts share")

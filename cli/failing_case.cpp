@@ -9,8 +9,9 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "base/stop_signal.h"
 #include "base/stopwatch.h"
-#include "cli/terminal.h"
+#include "cli/output/terminal.h"
 #include "cli/worker_facts.h"
 #include "cuda_backend/gpu_backend.h"
 #include "cuda_backend/plugin/plugin_backend.h"
@@ -18,6 +19,8 @@
 #include "properties/judge/known_findings.h"
 #include "properties/shrink/case_parts.h"
 #include "properties/shrink/case_size.h"
+#include "reference/plan/limits.h"
+#include "sim/setup/replay_setup.h"
 #include "sim/step/backend_config.h"
 #include "traces/importers/open_trace.h"
 
@@ -44,8 +47,7 @@ Result<SavedCase> read_recorded_case(const std::string& path) {
   return case_of(std::filesystem::path(path).stem().string(), std::move(recording));
 }
 
-// What a replay of a failing case says: audit and invariants are the judge's, and not looked at
-// there.
+// The verdict of a replay of a failing case: only the judge runs audit and invariants.
 ExpectedVerdict verdict_of_replay(std::string_view kind, const std::string& check,
                                   std::int64_t step) {
   if (kind == "divergence") return {.kind = check, .step = step};
@@ -152,13 +154,25 @@ Result<SavedCase> load_case(const std::string& path, const std::string& backend)
     return fail(fmt::format(
         "{}: found a {}; expected a saved case or a recording. `lockstep replay {} --save DIR` "
         "makes a case of what fails",
-        path, name_of(format), path));
+        path, name_of(format), shell_word(path)));
   Result<SavedCase> saved =
       format == FileFormat::saved_case ? read_saved_case(path) : read_recorded_case(path);
-  if (saved && backend != "auto") saved->backend = backend;
-  if (saved && is_engine_worker(saved->backend))
+  if (!saved) return saved;
+  LS_RETURN_IF_ERROR(check_profile(path, saved->engine.engine));
+  if (auto sound = check_limits(saved->engine, saved->cache.groups, saved->cache.num_blocks);
+      !sound)
+    return fail(fmt::format("{}:1: {}", path, sound.error().message));
+  if (backend != "auto") saved->backend = backend;
+  if (is_engine_worker(saved->backend))
     saved->attention_backend = worker_attention_backend(saved->cache);
   return saved;
+}
+
+Result<std::optional<RecordingCheck>> check_if_recorded(const std::string& path) {
+  LS_ASSIGN_OR_RETURN(const auto format, detect_format(path));
+  if (format != FileFormat::recording) return std::nullopt;
+  LS_ASSIGN_OR_RETURN(auto check, check_recording(path));
+  return std::optional(std::move(check));
 }
 
 CLI::Validator backend_among(std::vector<std::string> names) {
@@ -292,14 +306,25 @@ std::string path_of_recording(const std::string& path) {
   return path.substr(0, end) + ".recording.jsonl";
 }
 
-int exit_code_of(const Failure& failure) {
-  if (!failure.failed()) return kExitAgreed;
+int exit_code_of(const Failure& failure, const std::optional<RecordingCheck>& recorded) {
+  if (!failure.failed())
+    return recorded && !recorded->findings.empty() ? kExitDisagreed : kExitAgreed;
+  if (failure.kind == "harness") return kExitRefused;
   return failure.kind == "stuck" || failure.kind == "hang" ? kExitStuck : kExitDisagreed;
 }
 
-ReportedItem item_of(const std::string& file, const Failure& failure, std::string again) {
+ReportedItem item_of(const std::string& file, const Failure& failure,
+                     const std::optional<RecordingCheck>& recorded, std::string again) {
   ReportedItem item{.name = file, .file = file};
-  if (!failure.failed()) return item;
+  if (exit_code_of(failure, recorded) == kExitAgreed) return item;
+  if (!failure.failed()) {
+    const AuditFinding& first = recorded->findings.front();
+    item.kind = ItemKind::failed;
+    item.check = fmt::format("audit.{}", name_of(first.rule));
+    item.line = line_of(first);
+    item.again = std::move(again);
+    return item;
+  }
   item.kind = ItemKind::failed;
   item.check = failure.check;
   item.line = stable_line(failure.check, failure.step, failure.request, failure.what);
@@ -358,7 +383,7 @@ Result<void> FuzzCases::finish(double shrink_seconds) {
   for (const Kept& kept : kept_) {
     lines_ += line_of(kept.path, kept.saved, {});
     LS_RETURN_IF_ERROR(add_recording(kept.path, kept.saved));
-    if (shrink_seconds == 0) continue;
+    if (shrink_seconds == 0 || stop_requested()) continue;
     if (kept.finding == 0 && shrunk_of_check[kept.check]++ >= kShrunkPerCheck) continue;
     LS_ASSIGN_OR_RETURN(const auto failure, failure_of(kept.saved, judging_));
     if (!failure.failed())

@@ -11,9 +11,10 @@
 #include "base/result.h"
 #include "cli/options/decisions_option.h"
 #include "cli/options/worker_option.h"
-#include "cli/reports.h"
+#include "cli/output/reports.h"
 #include "properties/judge/failure.h"
 #include "properties/judge/judge.h"
+#include "properties/judge/recording_check.h"
 #include "properties/shrink/shrinker.h"
 #include "traces/formats/saved_case.h"
 
@@ -46,11 +47,11 @@ Result<void> start_workers(const SavedCase& saved, FailingCaseOptions& options);
 DecisionsFactory decisions_of(const FailingCaseOptions& options);
 // How a case on this backend is judged.
 JudgeOptions judge_options(const std::string& backend, const FailingCaseOptions& options);
-// Who decides; absent: the model.
+// The deciding engine; absent: the model.
 std::optional<RecordedEngine> decider_of(const FailingCaseOptions& options);
 // Which real worker holds the cache; absent: a backend.
 std::optional<WorkedBy> worker_of(const FailingCaseOptions& options);
-// Where not all the halves are real that were when the case failed: sentences that say so.
+// Messages about halves of the case that were real when it failed and are not now.
 std::string halves_text(const SavedCase& saved, const FailingCaseOptions& options);
 // What an engine decided in a case, as a recording that repeats without it. False: nothing.
 Result<bool> write_recording(const std::string& path, const SavedCase& saved,
@@ -58,6 +59,8 @@ Result<bool> write_recording(const std::string& path, const SavedCase& saved,
 
 // A saved case or a recording; with `backend` in place of the one it names, unless that is "auto".
 Result<SavedCase> load_case(const std::string& path, const std::string& backend);
+// What the file itself shows if it is a recording; absent: it is not.
+Result<std::optional<RecordingCheck>> check_if_recorded(const std::string& path);
 // Takes `names`, whatever is_plugin(), and an engine's own worker.
 CLI::Validator backend_among(std::vector<std::string> names);
 // The backend of whatever configuration comes; absent for "none". `worker`: of an engine's own.
@@ -73,8 +76,8 @@ struct ShrunkCase {
   ShrinkResult result;
   Failure failure;  // of the smallest
 };
-// The smallest fails by the same check, and is the same finding or news too; it says so in
-// `expected`. REQUIRES: `saved` fails as `failure`.
+// The smallest case fails by the same check, and keeps the class (same finding, or new); `expected`
+// records it. REQUIRES: `saved` fails as `failure`.
 Result<ShrunkCase> shrink_case(const SavedCase& saved, const Failure& failure,
                                const FailingCaseOptions& options);
 
@@ -87,15 +90,17 @@ std::string to_json(const ShrunkCase& shrunk);
 std::string path_of_smallest(const std::string& path);
 // "cases/x.min.case.jsonl" -> "cases/x.min.recording.jsonl".
 std::string path_of_recording(const std::string& path);
-int exit_code_of(const Failure& failure);
-// What became of a case, for reports; `again` repeats it.
-ReportedItem item_of(const std::string& file, const Failure& failure, std::string again);
+// `recorded`: what the file itself shows; its findings are failures too.
+int exit_code_of(const Failure& failure, const std::optional<RecordingCheck>& recorded = {});
+// The outcome of a case, for reports; `again` repeats it.
+ReportedItem item_of(const std::string& file, const Failure& failure,
+                     const std::optional<RecordingCheck>& recorded, std::string again);
 
-// The failing cases of a fuzz run, in a folder: each as it was found, NAME.case.jsonl, and made
-// small beside it, NAME.min.case.jsonl.
+// The failing cases of a fuzz run, in a folder: each as found, NAME.case.jsonl, and shrunk,
+// NAME.min.case.jsonl.
 //
-// Made small are the first few failures of each check; the others would say the same. Of another
-// engine, NAME.recording.jsonl is what it decided.
+// The first few failures per check are shrunk; the others would show the same. With another engine,
+// NAME.recording.jsonl has its decisions.
 class FuzzCases {
  public:
   // `judging`: as the run judges, with the engines that decide and work.

@@ -16,8 +16,9 @@
 #include "base/line_reader.h"
 #include "cli/commands.h"
 #include "cli/options/decisions_option.h"
-#include "cli/reports.h"
-#include "cli/terminal.h"
+#include "cli/options/output_option.h"
+#include "cli/output/reports.h"
+#include "cli/output/terminal.h"
 #include "properties/findings/finding_cases.h"
 #include "properties/story/story_text.h"
 #include "traces/formats/recording.h"
@@ -146,7 +147,7 @@ std::string text_of(const Table& table) {
   return text;
 }
 
-// What is the same of several engines is said once: "0.20.2 to 0.22.1", or "0.20.2, 0.25.1".
+// Merges equal entries of several engines: "0.20.2 to 0.22.1", or "0.20.2, 0.25.1".
 std::string engines_text(const Table& table, const std::vector<std::size_t>& columns) {
   std::string text;
   for (std::size_t i = 0; i < columns.size();) {
@@ -206,7 +207,7 @@ std::string reasons_text(const Table& table) {
   return text;
 }
 
-// The generated part of docs/findings_by_release.md.
+// The generated part of docs/reference/findings_by_release.md.
 std::string markdown_of(const Table& table) {
   // Heads are the middle of a release, so that a row of fourteen fits into a line.
   std::string names, head = "| finding |", rule = "|---|";
@@ -363,7 +364,7 @@ void add_findings_command(CLI::App& app, int& exit_code) {
   command
       ->add_option("--engine", options->engines,
                    "vllm[:DIR], sglang[:DIR], or a command that speaks "
-                   "docs/scheduler_protocol.md; several: a table. Without it the cases are listed")
+                   "docs/protocols.md; several: a table. Without it the cases are listed")
       ->type_name("ENGINE");
   command
       ->add_option("--decisions-timeout", options->timeout_s,
@@ -373,17 +374,17 @@ void add_findings_command(CLI::App& app, int& exit_code) {
       ->capture_default_str();
   command->add_option("--cases", options->folder, "the folder of the cases")->capture_default_str();
   command->add_flag("--markdown", options->as_markdown,
-                    "the table as docs/findings_by_release.md has it");
-  command->add_option("--save", options->save_dir,
-                      "write what each engine decided there, as recordings");
+                    "the table as docs/reference/findings_by_release.md has it");
+  declare_output_folder(*command, "--save", options->save_dir,
+                        "folder for recordings of what each engine decides");
   declare_reports(*command, options->reports, "the table as JSON");
   command
       ->add_option("--merge", options->merge,
                    "tables that were written as JSON, side by side, instead of running")
       ->excludes("--engine")
       ->excludes("N");
-  command->callback([options, &exit_code] {
-    exit_code = run_reported(options->reports, "findings",
+  command->callback([options, command, &exit_code] {
+    exit_code = run_reported(*command, options->reports,
                              [&](CommandReport& report) { return run_findings(*options, report); });
   });
 }

@@ -9,11 +9,12 @@
 #include <thread>
 #include <vector>
 
-#include "base/atomic_file.h"
+#include "base/output_file.h"
 #include "cli/commands.h"
 #include "cli/conform_inputs.h"
-#include "cli/reports.h"
-#include "cli/terminal.h"
+#include "cli/options/output_option.h"
+#include "cli/output/reports.h"
+#include "cli/output/terminal.h"
 #include "sim/conform/fit.h"
 #include "traces/formats/engine_file.h"
 
@@ -53,7 +54,7 @@ std::string nearest_text(const Fit& fit) {
     text += fmt::format("  {} = {} (there {})", each.policy->name, each.policy->word(each.value),
                         each.policy->word(each.policy->get(release)));
     if (each.first)
-      text += fmt::format("; told by {}, first {}", counted(each.parting, "recording"),
+      text += fmt::format("; shown by {}, first {}", counted(each.parting, "recording"),
                           place_of(*each.first));
     text += fmt::format("\n    {}\n", each.policy->effect);
     for (const PolicyFlip& flip : each.instead)
@@ -69,7 +70,7 @@ std::string undetermined_text(const Fit& fit) {
     if (each.also.empty() || !each.policy->has_history()) continue;
     if (text.empty())
       text = "\nNot determined: these recordings are the same with another value.\n";
-    text += fmt::format("  {:<36} {}, or {}; told by {}\n", each.policy->name,
+    text += fmt::format("  {:<36} {}, or {}; shown by {}\n", each.policy->name,
                         each.policy->word(each.value),
                         fmt::join(words_of(*each.policy, each.also), ", "), each.policy->shown_by);
   }
@@ -155,12 +156,12 @@ Result<int> run_fit(const FitCommandOptions& options, CommandReport& report) {
              counted(fit.tried, "combination") + " of policies tried", nearest_text(fit),
              undetermined_text(fit), verdict_text(fit));
   if (!options.save_path.empty()) {
-    LS_RETURN_IF_ERROR(write_file_atomically(options.save_path, engine_file_text(*fit.profile)));
+    LS_RETURN_IF_ERROR(write_output(options.save_path, engine_file_text(*fit.profile)));
     fmt::print("Engine file: {}\n", options.save_path);
   }
   if (!options.cut_path.empty() && !fit.agrees()) {
     LS_RETURN_IF_ERROR(save_cut(fit, options.cut_path));
-    fmt::print("Its recording, cut behind that step: {}\n", options.cut_path);
+    fmt::print("Its recording, cut after that step: {}\n", options.cut_path);
   }
   if (report.wants_json()) report.set_json(json_of(fit));
   ReportedItem item{.name = fit.summary.files.front().engine};
@@ -189,17 +190,17 @@ void add_fit_command(CLI::App& app, int& exit_code) {
       "Exit status: 0 a combination of policies agrees with all recordings; 1 none does.");
   command->add_option("RECORDING", options->paths, "recordings of one engine, folders of them")
       ->required();
-  command->add_option("--save", options->save_path,
-                      "the profile found as an engine file, for --engine");
-  command->add_option("--cut", options->cut_path,
-                      "where none agrees: the recording that parts first, up to that step");
+  declare_output(*command, "--save", options->save_path,
+                 "the profile found as an engine file, for --engine");
+  declare_output(*command, "--cut", options->cut_path,
+                 "where none agrees: the recording that parts first, up to that step");
   command->add_option("--leave-out", options->left_out, "releases that must not be found");
   declare_reports(*command, options->reports, "the result as JSON");
   command->add_option("--jobs", options->jobs, "recordings at a time")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
-  command->callback([options, &exit_code] {
-    exit_code = run_reported(options->reports, "fit",
+  command->callback([options, command, &exit_code] {
+    exit_code = run_reported(*command, options->reports,
                              [&](CommandReport& report) { return run_fit(*options, report); });
   });
 }

@@ -16,12 +16,14 @@
 #include <string>
 #include <vector>
 
+#include "base/stop_signal.h"
 #include "base/stopwatch.h"
 #include "cli/commands.h"
 #include "cli/failing_case.h"
 #include "cli/fuzz_ranks.h"
-#include "cli/reports.h"
-#include "cli/terminal.h"
+#include "cli/options/output_option.h"
+#include "cli/output/reports.h"
+#include "cli/output/terminal.h"
 #include "cuda_backend/gpu_backend.h"
 #include "cuda_backend/simt_backend.h"
 #include "properties/fuzz/fuzz.h"
@@ -75,33 +77,14 @@ std::string tally_text(const Tally& tally) {
   return text;
 }
 
-// `options`: as they were given.
-std::string one_line_again(const FuzzReport& report, const FuzzCommandOptions& options,
-                           std::uint64_t seed) {
-  const DecisionsOptions& decisions = options.decisions;
-  const bool is_word = report.backend.find_first_of(" '\"$") == std::string::npos;
-  std::string text = fmt::format("lockstep fuzz --seed {} --backend {}", seed,
-                                 is_word ? report.backend : shell_word(report.backend));
-  if (!options.worker.runner.empty()) text += " --runner " + options.worker.runner;
-  if (!options.worker.states.empty()) text += " --states " + options.worker.states;
-  if (!options.worker.plant.empty()) text += " --plant " + options.worker.plant;
-  if (!decisions.decisions.empty())
-    text += fmt::format(" --decisions '{}'{}", decisions.decisions,
-                        decisions.conforms ? " --conform" : "");
-  if (!report.engine.empty()) text += " --engine " + report.engine;
-  if (!report.mutant.empty()) text += " --mutant " + report.mutant;
-  return text;
-}
-
-std::string failures_text(const FuzzReport& report, const FuzzCommandOptions& options) {
+std::string failures_text(const FuzzReport& report) {
   std::string text;
   for (std::size_t i = 0; i < std::min(report.failures.size(), kFailuresShown); ++i) {
     const FuzzFailure& failure = report.failures[i];
     text += fmt::format("\nseed {}: {}, {}", failure.seed, name_of(failure.kind), failure.check);
     if (failure.step >= 0) text += fmt::format(" in step {}", failure.step);
     if (!failure.request.empty()) text += fmt::format(", request {}", failure.request);
-    text +=
-        fmt::format("\n  {}\n  {}\n", failure.what, one_line_again(report, options, failure.seed));
+    text += fmt::format("\n  {}\n  {}\n", failure.what, report.again_with(failure.seed));
   }
   if (report.failures.size() > kFailuresShown)
     text += fmt::format("\n... and {} more; --json FILE lists them all\n",
@@ -109,8 +92,7 @@ std::string failures_text(const FuzzReport& report, const FuzzCommandOptions& op
   return text;
 }
 
-std::string fuzz_summary_text(const FuzzReport& report, const FuzzCommandOptions& options,
-                              double seconds) {
+std::string fuzz_summary_text(const FuzzReport& report, double seconds) {
   std::string text;
   if (!report.decided_by.empty()) text += row_text("decisions", report.decided_by);
   if (!report.worked_by.empty()) text += row_text("cache", report.worked_by);
@@ -132,21 +114,23 @@ std::string fuzz_summary_text(const FuzzReport& report, const FuzzCommandOptions
     text +=
         fmt::format("\nrefused: {}, the first of seed {}: {}\n", counted(report.refused, "case"),
                     report.first_refused_seed, report.first_refusal);
-  text += failures_text(report, options);
+  text += failures_text(report);
   const auto missing = report.missing_classes();
   if (!missing.empty())
     text += fmt::format("\nNever seen in {} cases: {}\n", with_commas(report.cases),
                         fmt::join(missing, ", "));
-  return text;
+  return text + not_checked_text(report.not_checked());
 }
 
 int fuzz_exit_code(const FuzzReport& report) {
   if (!report.missing_classes().empty()) return kExitDisagreed;
   if (report.failures.empty()) return kExitAgreed;
-  const bool all_stuck = std::ranges::all_of(report.failures, [](const FuzzFailure& failure) {
-    return failure.kind == OutcomeKind::stuck;
-  });
-  return all_stuck ? kExitStuck : kExitDisagreed;
+  const auto all_are = [&](OutcomeKind kind) {
+    return std::ranges::all_of(report.failures,
+                               [=](const FuzzFailure& failure) { return failure.kind == kind; });
+  };
+  if (all_are(OutcomeKind::harness)) return kExitRefused;
+  return all_are(OutcomeKind::stuck) ? kExitStuck : kExitDisagreed;
 }
 
 constexpr std::int64_t kRunsByDefault = 1'000;
@@ -161,14 +145,15 @@ constexpr FeatureSet kNotOfPlugins = {
     Feature::whole_caches,     Feature::bounded_replay,     Feature::rings,
     Feature::compressed_rows};
 
-// The case at hand, for the last words of a process that a check of ours stops.
+// The case that runs, for the last message of a process that a check stops.
 thread_local std::uint64_t current_seed = 0;
+std::string command_of_case;  // less its --seed
 
 void name_seed_and_abort(int) {
-  char text[96];
-  const auto end = fmt::format_to_n(text, sizeof text,
-                                    "lockstep: stopped in the case of `lockstep fuzz --seed {}`\n",
-                                    current_seed);
+  char text[4096];
+  const auto end =
+      fmt::format_to_n(text, sizeof text, "lockstep: stopped in the case of `{} --seed {}`\n",
+                       command_of_case, current_seed);
   [[maybe_unused]] const auto written = write(STDERR_FILENO, text, std::min(end.size, sizeof text));
   std::signal(SIGABRT, SIG_DFL);
   std::abort();
@@ -187,13 +172,13 @@ Result<void> parse_shard(const std::string& text, FuzzOptions& fuzzing) {
   return {};
 }
 
-// Less those whose day is over: they are told, and are news again.
+// Drops expired entries and reports them again.
 Result<std::vector<KnownFailure>> known_today(const std::string& path) {
   LS_ASSIGN_OR_RETURN(auto known, read_known_file(path));
   const std::string today = fmt::format("{:%F}", fmt::gmtime(std::time(nullptr)));
   std::erase_if(known, [&](const KnownFailure& failure) {
     const bool is_over = !failure.until.empty() && failure.until < today;
-    if (is_over) fmt::print("{}: known until {}, and news again\n", failure.id, failure.until);
+    if (is_over) fmt::print("{}: known until {}, and reported again\n", failure.id, failure.until);
     return is_over;
   });
   return known;
@@ -308,12 +293,12 @@ Result<FuzzPart> run(const FuzzCommandOptions& options, const FuzzOptions& fuzzi
       failed = failures;
       progress.at(done, failures == 0 ? std::string() : counted(failures, "failure"));
     };
-    if (options.seconds || options.failures_max)
-      callbacks.go_on = [&] {
-        elapsed += clock.lap();
-        return (!options.seconds || elapsed < *options.seconds) &&
-               (!options.failures_max || failed < *options.failures_max);
-      };
+    command_of_case = fuzzing.again;
+    callbacks.go_on = [&] {
+      elapsed += clock.lap();
+      return !stop_requested() && (!options.seconds || elapsed < *options.seconds) &&
+             (!options.failures_max || failed < *options.failures_max);
+    };
     if (!options.save_dir.empty())
       callbacks.failed = [&](const SavedCase& saved, const Outcome& outcome) {
         if (saved_all) saved_all = cases.keep(saved, outcome);
@@ -369,12 +354,13 @@ Result<FuzzReport> merge(const std::vector<std::string>& paths) {
 }
 
 Result<std::optional<FuzzPart>> run_or_merge(const FuzzCommandOptions& options,
-                                             const FuzzRanks& ranks) {
+                                             const FuzzRanks& ranks, const std::string& again) {
   FailingCaseOptions judging;
   judging.decisions = options.decisions;
   judging.worker = options.worker;
   LS_RETURN_IF_ERROR(start_engines(judging));
   LS_ASSIGN_OR_RETURN(auto fuzzing, options_of(options, judging));
+  fuzzing.again = again;
   if (ranks.count() > 1) {
     if (judging.engines != nullptr || judging.workers != nullptr)
       return fail("--decisions or a worker under mpirun: one process drives an engine");
@@ -391,13 +377,13 @@ Result<std::optional<FuzzPart>> run_or_merge(const FuzzCommandOptions& options,
 }
 
 // One for each failure, each known finding, and all cases that agreed together.
-void add_items(const FuzzReport& report, const FuzzCommandOptions& options, CommandReport& out) {
+void add_items(const FuzzReport& report, CommandReport& out) {
   for (const FuzzFailure& failure : report.failures)
     out.add({.name = fmt::format("seed {}", failure.seed),
              .kind = ItemKind::failed,
              .check = failure.check,
              .line = stable_line(failure.check, failure.step, failure.request, failure.what),
-             .again = one_line_again(report, options, failure.seed)});
+             .again = report.again_with(failure.seed)});
   for (const auto& [name, known] : report.known)
     out.add({.name = name,
              .kind = ItemKind::known,
@@ -418,8 +404,12 @@ void add_items(const FuzzReport& report, const FuzzCommandOptions& options, Comm
 Result<int> fuzz_main(const FuzzCommandOptions& options, CommandReport& out) {
   const FuzzRanks ranks;
   Stopwatch clock;
-  const auto part = run_or_merge(options, ranks);
-  // What all ranks find fault with, or one of them, is told once.
+  watch_stop_signals();
+  const std::string again = out.again(
+      {.without = {"--seed", "--runs", "--seconds", "--failures", "--jobs", "--shard", "--merge",
+                   "--known", "--save-findings", "--no-shrink", "--shrink-seconds"}});
+  const auto part = run_or_merge(options, ranks, again);
+  // Failures of all ranks, or of one, are reported once.
   if (ranks.rank() != 0) {
     out.be_silent();
     return part ? kExitAgreed : kExitRefused;
@@ -428,10 +418,10 @@ Result<int> fuzz_main(const FuzzCommandOptions& options, CommandReport& out) {
   const FuzzReport& report = (*part)->report;
   if (report.cases > 0 && report.refused == report.cases)
     return fail(fmt::format("every case is refused: {}", report.first_refusal));
-  fmt::print("{}", fuzz_summary_text(report, options, options.merge.empty() ? clock.lap() : 0));
+  fmt::print("{}", fuzz_summary_text(report, options.merge.empty() ? clock.lap() : 0));
   if (!(*part)->saved.empty()) fmt::print("\nSaved:\n{}", (*part)->saved);
   if (out.wants_json()) out.set_json(fuzz_report_to_json(report));
-  add_items(report, options, out);
+  add_items(report, out);
   return fuzz_exit_code(report);
 }
 
@@ -440,9 +430,9 @@ void add_options(CLI::App& command, FuzzCommandOptions& options) {
                      "the first case, and the only one unless more are asked");
   command.add_option("--seconds", options.seconds, "as many cases as fit into the time")
       ->check(CLI::PositiveNumber);
-  command.add_option("--runs", options.runs, "so many cases, of consecutive seeds")
+  command.add_option("--runs", options.runs, "number of cases, of consecutive seeds")
       ->check(CLI::Range(std::int64_t{1}, kRunsMax));
-  command.add_option("--failures", options.failures_max, "end once so many cases have failed anew")
+  command.add_option("--failures", options.failures_max, "end after this many new failures")
       ->check(CLI::Range(std::int64_t{1}, kRunsMax))
       ->type_name("N");
   command.add_option("--jobs", options.jobs, "cases at a time")
@@ -458,21 +448,22 @@ void add_options(CLI::App& command, FuzzCommandOptions& options) {
   declare_conform(command, options.decisions);
   declare_worker(command, options.worker);
   command.add_option("--known", options.known_path,
-                     "failures that are no news, by ids of yours (docs/fuzzing.md)");
+                     "known failures, by your ids (docs/fuzzing.md)");
   command.add_option("--engine", options.engine, "an engine profile; by default any");
   command.add_option("--check", options.check, "fast, check or hunt; by default a mixture")
       ->check(CLI::IsMember({"fast", "check", "hunt"}));
   command.add_option("--mutant", options.mutant, "plant a defect in every case");
   CLI::Option* save =
-      command.add_option("--save", options.save_dir,
-                         "write failures there as cases, and the first of each check made small");
+      declare_output_folder(command, "--save", options.save_dir,
+                            "folder for failing cases; the first of each check is shrunk");
   command
       .add_flag("--save-findings", options.saves_findings,
                 "the first case of each known finding too, as finding-N")
       ->needs(save);
   command.add_flag("!--no-shrink", options.shrinks, "save them as they are found, no smaller")
       ->needs(save);
-  command.add_option("--shrink-seconds", options.shrink_seconds, "to make one case small, at most")
+  command
+      .add_option("--shrink-seconds", options.shrink_seconds, "time limit for shrinking one case")
       ->check(CLI::PositiveNumber)
       ->needs(save)
       ->capture_default_str();
@@ -489,8 +480,8 @@ void add_fuzz_command(CLI::App& app, int& exit_code) {
   CLI::App* command =
       app.add_subcommand("fuzz", "Judge generated cases: caches, engines and traffic out of seeds");
   add_options(*command, *options);
-  command->callback([options, &exit_code] {
-    exit_code = run_reported(options->reports, "fuzz",
+  command->callback([options, command, &exit_code] {
+    exit_code = run_reported(*command, options->reports,
                              [&](CommandReport& report) { return fuzz_main(*options, report); });
   });
 }

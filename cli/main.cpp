@@ -1,14 +1,18 @@
 // `lockstep`: arguments in, exit status out; everything else is in the libraries.
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <exception>
+#include <iostream>
 #include <string>
 #include <vector>
 
+#include "base/output_file.h"
 #include "cli/commands.h"
-#include "cli/terminal.h"
+#include "cli/output/terminal.h"
 
 namespace {
 
@@ -20,9 +24,23 @@ std::string version_text() {
 #endif
 }
 
+// Standard streams that the caller closed: a file opened later must not take their numbers.
+void open_closed_streams() {
+  for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
+    if (::fcntl(fd, F_GETFD) < 0) ::open(fd == STDOUT_FILENO ? "/dev/full" : "/dev/null", O_RDWR);
+}
+
+// The status of a command whose standard output has arrived.
+int finish(int status) {
+  std::cout.flush();
+  const auto written = lockstep::finish_standard_output();
+  return written ? status : lockstep::refuse(written.error().message);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
+  open_closed_streams();
   CLI::App app(
       "Replays request traces through a reference model of an LLM serving engine's paged KV cache\n"
       "and through real kernels side by side, and compares every step.",
@@ -31,13 +49,14 @@ int main(int argc, char** argv) {
   app.require_subcommand(1);
   app.footer(
       "Exit status: 0 agreed; 1 divergence, violation or mismatch; 2 input refused;\n"
-      "3 requests wait for ever. `lockstep COMMAND --help` lists a command's options.");
+      "3 requests wait forever. `lockstep COMMAND --help` lists a command's options.");
 
   int exit_code = lockstep::kExitAgreed;
   lockstep::add_demo_command(app, exit_code);
   lockstep::add_replay_command(app, exit_code);
   lockstep::add_pair_command(app, exit_code);
   lockstep::add_conform_command(app, exit_code);
+  lockstep::add_model_command(app, exit_code);
   lockstep::add_layout_command(app, exit_code);
   lockstep::add_capacity_command(app, exit_code);
   lockstep::add_fit_command(app, exit_code);
@@ -66,9 +85,9 @@ int main(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? lockstep::kExitAgreed : lockstep::kExitRefused;
+    return finish(app.exit(error) == 0 ? lockstep::kExitAgreed : lockstep::kExitRefused);
   } catch (const std::exception& error) {
     return lockstep::refuse(error.what());
   }
-  return exit_code;
+  return finish(exit_code);
 }

@@ -9,13 +9,15 @@
 #include <nlohmann/json.hpp>
 #include <ranges>
 
-#include "base/atomic_file.h"
+#include "base/output_file.h"
 #include "base/parallel.h"
+#include "base/stop_signal.h"
 #include "cli/commands.h"
 #include "cli/mutant_bench.h"
 #include "cli/options/decisions_option.h"
-#include "cli/reports.h"
-#include "cli/terminal.h"
+#include "cli/options/output_option.h"
+#include "cli/output/reports.h"
+#include "cli/output/terminal.h"
 #include "properties/mutants/mutant_catalogue.h"
 
 namespace lockstep {
@@ -170,11 +172,19 @@ std::vector<MutantReport> search_all(const std::vector<const Mutant*>& mutants,
   std::vector<MutantReport> reports(mutants.size());
   std::int64_t done = 0;
   std::mutex line;
-  for_each_in_parallel(std::ssize(mutants), options.jobs, [&](std::int64_t index) {
-    const auto i = static_cast<std::size_t>(index);
-    reports[i] = search_mutant(*mutants[i], bench, options.search);
-    const std::scoped_lock held(line);
-    progress.at(++done, mutants[i]->id);
+  for_each_in_parallel(
+      std::ssize(mutants), options.jobs,
+      [&](std::int64_t index) {
+        const auto i = static_cast<std::size_t>(index);
+        reports[i] = search_mutant(*mutants[i], bench, options.search);
+        const std::scoped_lock held(line);
+        progress.at(++done, mutants[i]->id);
+      },
+      [] { return !stop_requested(); });
+  // A search that a signal ended shows nothing about its mutant.
+  std::erase_if(reports, [&](const MutantReport& report) {
+    return report.mutant == nullptr ||
+           (stop_requested() && !report.caught && report.cases < options.search.cases_max);
   });
   return reports;
 }
@@ -208,7 +218,7 @@ void add_items(const std::vector<MutantReport>& reports, CommandReport& out) {
       item.check = "mutants";
       item.line = fmt::format("mutants {}: not caught in {}", report.mutant->id,
                               counted(report.cases, "case"));
-      item.again = fmt::format("lockstep mutants {}", report.mutant->id);
+      item.again = out.again({.arguments = {item.name}, .without = {"--jobs"}});
     }
     out.add(std::move(item));
   }
@@ -216,10 +226,11 @@ void add_items(const std::vector<MutantReport>& reports, CommandReport& out) {
 
 Result<int> mutants(MutantsOptions options, CommandReport& report) {
   if (!options.markdown_path.empty()) {
-    LS_RETURN_IF_ERROR(write_file_atomically(options.markdown_path, mutants_markdown()));
+    LS_RETURN_IF_ERROR(write_output(options.markdown_path, mutants_markdown()));
     return kExitAgreed;
   }
   LS_ASSIGN_OR_RETURN(auto selected, chosen(options.ids));
+  watch_stop_signals();
   if (options.list) {
     fmt::print("{}", list_text(selected));
     if (report.wants_json()) report.set_json(list_json(selected));
@@ -255,21 +266,22 @@ void add_mutants_command(CLI::App& app, int& exit_code) {
   command->add_option("ID", options->ids, "mutants; without any, all of them");
   command->add_flag("--list", options->list, "explain them and search for nothing");
   declare_reports(*command, options->reports, "the result as JSON");
-  command->add_option("--markdown", options->markdown_path, "write the catalogue as a page, only");
-  command->add_option("--save", options->save_dir, "keep each smallest case in this folder");
+  declare_output(*command, "--markdown", options->markdown_path,
+                 "write the catalogue as a page, only");
+  declare_output_folder(*command, "--save", options->save_dir, "folder for each smallest case");
   declare_decisions(*command, options->decisions);
   command->add_option("--jobs", options->jobs, "searches side by side")->check(CLI::Range(1, 256));
-  command->add_option("--cases", options->search.cases_max, "give up after so many cases")
+  command->add_option("--cases", options->search.cases_max, "give up after this many cases")
       ->check(CLI::PositiveNumber);
   command->add_option("--seed", options->search.first_seed, "the first case's seed");
   command->add_option("--layout", options->layout,
                       "search in this order of the cache alone: LBNHC, BLHNC, ...");
   command
       ->add_option("--shrink", options->search.shrink_evaluations_max,
-                   "evaluations that making a case small may take; 0: leave it as found")
+                   "evaluations that shrinking a case may take; 0: leave it as found")
       ->check(CLI::NonNegativeNumber);
-  command->callback([options, &exit_code] {
-    exit_code = run_reported(options->reports, "mutants",
+  command->callback([options, command, &exit_code] {
+    exit_code = run_reported(*command, options->reports,
                              [&](CommandReport& report) { return mutants(*options, report); });
   });
 }

@@ -12,9 +12,9 @@
 #include "base/stopwatch.h"
 #include "cli/commands.h"
 #include "cli/options/replay_options.h"
+#include "cli/output/reports.h"
+#include "cli/output/terminal.h"
 #include "cli/pair_text.h"
-#include "cli/reports.h"
-#include "cli/terminal.h"
 #include "reference/profiles/engine_profile.h"
 #include "reference/profiles/releases.h"
 #include "sim/pair/engine_pair.h"
@@ -27,7 +27,7 @@ namespace {
 
 // Options of `lockstep pair`: a replay's for both engines, and those of the network.
 struct PairCommandOptions {
-  ReplayOptions replay;  // the decode engine's; the prefill engine's too but for its pool
+  ReplayOptions replay;  // the decode engine's, and the prefill engine's except its pool
   std::optional<std::int64_t> prefill_blocks;
   std::int64_t steps_max = 0;
   std::int64_t staging_blocks = 64;
@@ -68,7 +68,7 @@ void declare_pair_options(CLI::App& command, PairCommandOptions& o) {
       ->type_name("N")
       ->group("Cache");
   command
-      .add_option("--steps", o.steps_max, "end after so many steps of both engines; 0: no limit")
+      .add_option("--steps", o.steps_max, "end after this many steps of both engines; 0: no limit")
       ->check(CLI::NonNegativeNumber)
       ->type_name("N")
       ->group("Run");
@@ -83,8 +83,8 @@ void declare_pair_options(CLI::App& command, PairCommandOptions& o) {
   add_number(command, "--delay-ns", o.network.delay_ns_max, "of a packet at most", 100'000, kHour);
   add_number(command, "--period-ns", o.network.period_ns, "that an engine stays slow or dead", 1,
              kHour);
-  add_number(command, "--retry-ns", o.times.retry_ns, "until what has no answer is said again", 1,
-             kHour);
+  add_number(command, "--retry-ns", o.times.retry_ns,
+             "until a request without an answer is sent again", 1, kHour);
   add_number(command, "--retries", o.times.retries_max, "in a row without anything new", 0, 1'000);
   add_number(command, "--lease-ns", o.times.lease_ns,
              "that blocks are kept for a decode engine not heard of", 1, kHour);
@@ -191,14 +191,15 @@ int exit_code_of(PairVerdict verdict) {
   return verdict == PairVerdict::liveness ? kExitStuck : kExitAgreed;
 }
 
-ReportedItem item_of(const std::string& file, const PairReport& report) {
+ReportedItem item_of(const std::string& file, const PairReport& report, std::string again) {
   ReportedItem item{.name = file, .file = file};
   if (report.verdict == PairVerdict::kept) return item;
   item.kind = ItemKind::failed;
+  item.again = std::move(again);
   item.check = report.finding ? report.finding->check : "liveness";
   item.details = pair_verdict_text(report);
   item.line = stable_line(item.check, -1, {},
-                          report.finding ? report.finding->what : "requests wait for ever");
+                          report.finding ? report.finding->what : "requests wait forever");
   return item;
 }
 
@@ -214,7 +215,7 @@ Result<int> pair(const PairCommandOptions& given, CommandReport& out) {
   }());
   fmt::print("{}\n{}", pair_text(report, watch.lap()), pair_verdict_text(report));
   if (out.wants_json()) out.set_json(pair_json(given.replay.file, prepared.options, report));
-  out.add(item_of(given.replay.file, report));
+  out.add(item_of(given.replay.file, report, out.again()));
   return exit_code_of(report.verdict);
 }
 
@@ -226,8 +227,8 @@ void add_pair_command(CLI::App& app, int& exit_code) {
   CLI::App* command = app.add_subcommand(
       "pair", "Run a trace through a prefill and a decode engine with a lossy network in between");
   declare_pair_options(*command, *options);
-  command->callback([options, &exit_code] {
-    exit_code = run_reported(options->replay.reports, "pair",
+  command->callback([options, command, &exit_code] {
+    exit_code = run_reported(*command, options->replay.reports,
                              [&](CommandReport& report) { return pair(*options, report); });
   });
 }

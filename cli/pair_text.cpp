@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "cli/terminal.h"
+#include "cli/output/terminal.h"
 #include "sim/verdict/run_summary.h"
 
 namespace lockstep {
@@ -25,25 +25,23 @@ std::string ranks_text(const PairOptions& options) {
 std::string stuck_text(std::string_view who, const RunSummary& engine) {
   if (engine.verdict != Verdict::liveness) return {};
   std::string text = fmt::format(
-      "  {} engine: {} for ever\n", who,
+      "  {} engine: {} forever\n", who,
       counted(engine.stuck_total, "request") + (engine.stuck_total == 1 ? " waits" : " wait"));
-  if (!engine.wait_cycle.empty()) text += fmt::format("  In a circle: {}.\n", engine.wait_cycle);
+  if (!engine.wait_cycle.empty()) text += fmt::format("  Cycle: {}.\n", engine.wait_cycle);
   for (const StuckRequest& stuck : engine.stuck)
     text += fmt::format("    {}: {}\n", stuck.name, stuck.why);
   return text;
 }
 
 // Of both engines, each sentence once.
-std::string not_checked_text(const PairReport& report) {
+std::vector<std::string> not_checked_of(const PairReport& report) {
   std::vector<std::string> lines;
   if (report.decode.backend == "none")
     lines.emplace_back("the bytes of pages, staged, sent and loaded: --backend simt has them");
   for (const RunSummary* engine : {&report.prefill, &report.decode})
     for (const std::string& line : engine->not_checked)
       if (std::ranges::find(lines, line) == lines.end()) lines.push_back(line);
-  std::string text = "\nNot checked:\n";
-  for (const std::string& line : lines) text += fmt::format("  - {}\n", line);
-  return text;
+  return lines;
 }
 
 nlohmann::ordered_json network_json(const NetworkCounts& c) {
@@ -140,7 +138,7 @@ std::string pair_text(const PairReport& r, double seconds) {
                       to_hex(r.decode.state_hash));
   for (const RefusedRequest& refused : r.refused)
     text += fmt::format("  refused  {}: {}\n", refused.name, refused.why);
-  return text + not_checked_text(r);
+  return text + not_checked_text(not_checked_of(r));
 }
 
 std::string pair_verdict_text(const PairReport& report) {
@@ -160,6 +158,7 @@ std::string pair_json(const std::string& file, const PairOptions& options,
   const NetworkOptions& n = options.network;
   Json json;
   json["file"] = file;
+  json["not_checked"] = not_checked_of(report);
   json["configuration"] = {
       {"engine", options.decode.engine.engine},
       {"prefill_blocks", options.prefill.backend.plan.num_blocks},

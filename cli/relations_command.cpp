@@ -6,10 +6,11 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "base/stop_signal.h"
 #include "cli/commands.h"
 #include "cli/options/decisions_option.h"
-#include "cli/reports.h"
-#include "cli/terminal.h"
+#include "cli/output/reports.h"
+#include "cli/output/terminal.h"
 #include "cuda_backend/simt_backend.h"
 #include "properties/generate/generator.h"
 #include "properties/judge/known_findings.h"
@@ -31,7 +32,7 @@ struct RelationsOptions {
   DecisionsOptions decisions;
 };
 
-// Who decides in place of the model.
+// The engine that decides instead of the model.
 struct Deciding {
   std::shared_ptr<ForeignEngines> engines;  // null: the model
   DecisionsFactory decisions() const {
@@ -39,7 +40,7 @@ struct Deciding {
   }
 };
 
-// What became of one relation over all cases.
+// The outcome of one relation over all cases.
 struct Held {
   Relation relation;
   bool is_of_answers = false;  // the tokens of the model language model are compared too
@@ -108,12 +109,12 @@ Result<void> hold_answers(const SavedCase& saved, std::uint64_t seed, const Deci
   return {};
 }
 
-// Planned outputs go by a request's place in the trace, which "batch mates" changes.
+// Planned outputs follow a request's position in the trace, which "batch mates" changes.
 bool is_for_devices(const Relation& relation) { return relation.name != "batch mates"; }
 
 Result<void> hold_on_devices(const SavedCase& saved, std::uint64_t seed, const Deciding& deciding,
                              Held& held) {
-  if (deciding.engines != nullptr) return {};  // below the model's decisions alone
+  if (deciding.engines != nullptr) return {};  // only below the model's decisions
   if (!is_for_devices(held.relation) || !why_not_read(saved).empty()) return {};
   LS_ASSIGN_OR_RETURN(const auto check, check_on_backend(saved, held.relation, make_simt_backend));
   if (!check) return {};
@@ -124,8 +125,9 @@ Result<void> hold_on_devices(const SavedCase& saved, std::uint64_t seed, const D
   return {};
 }
 
-Result<void> hold_all(const RelationsOptions& options, const Deciding& deciding,
-                      std::vector<Held>& all) {
+// The cases that were generated.
+Result<std::int64_t> hold_all(const RelationsOptions& options, const Deciding& deciding,
+                              std::vector<Held>& all) {
   GeneratorOptions generator;
   generator.engine = options.engine;
   generator.backend = options.backend;
@@ -137,7 +139,8 @@ Result<void> hold_all(const RelationsOptions& options, const Deciding& deciding,
     generator.never.add({Feature::connector_peers, Feature::host_tier});
   }
   Progress progress("cases", options.runs);
-  for (std::int64_t run = 0; run < options.runs; ++run) {
+  std::int64_t run = 0;
+  for (; run < options.runs && !stop_requested(); ++run) {
     const std::uint64_t seed = options.first_seed + static_cast<std::uint64_t>(run);
     const SavedCase saved = generate_case(seed, generator);
     for (Held& held : all) {
@@ -150,7 +153,18 @@ Result<void> hold_all(const RelationsOptions& options, const Deciding& deciding,
     }
     progress.at(run + 1, saved.name);
   }
-  return {};
+  return run;
+}
+
+std::vector<std::string> not_checked_of(const std::vector<Held>& all) {
+  std::vector<std::string> not_checked = {
+      "whether an answer is right: a relation compares two runs with each other"};
+  for (const Held& held : all)
+    if (held.applied == 0)
+      not_checked.push_back(fmt::format("{}: it applied to no case", held.relation.name));
+    else if (held.pages == 0)
+      not_checked.push_back(fmt::format("{}: pages, on a backend", held.relation.name));
+  return not_checked;
 }
 
 std::string text_of(const std::vector<Held>& all) {
@@ -162,8 +176,7 @@ std::string text_of(const std::vector<Held>& all) {
       text += fmt::format("; {} refused by the {}", counted(held.refused, "case"),
                           held.refusal.empty() ? "device" : "engine: " + held.refusal);
     if (held.known > 0) text += fmt::format("; {} of known findings", counted(held.known, "case"));
-    text += held.applied == 0 ? "; NOT CHECKED: it applied to no case\n"
-            : held.breach.empty()
+    text += held.breach.empty()
                 ? "\n"
                 : fmt::format("\n  BROKEN with seed {}: {}\n", held.seed, held.breach);
   }
@@ -184,6 +197,7 @@ std::string json_of(const std::vector<Held>& all) {
     }
     json["relations"].push_back(entry);
   }
+  json["not_checked"] = not_checked_of(all);
   return json.dump(2) + "\n";
 }
 
@@ -194,8 +208,8 @@ void add_items(const std::vector<Held>& all, CommandReport& report) {
       item.kind = ItemKind::failed;
       item.check = "relations";
       item.line = fmt::format("relations {}: {}", held.relation.name, held.breach);
-      item.again =
-          fmt::format("lockstep relations '{}' --seed {} --runs 1", held.relation.name, held.seed);
+      item.again = report.again({.arguments = {std::string(held.relation.name)},
+                                 .set = {{"--seed", std::to_string(held.seed)}, {"--runs", "1"}}});
     } else if (held.applied == 0) {
       item.kind = ItemKind::skipped;
       item.line = "it applied to no case";
@@ -205,6 +219,7 @@ void add_items(const std::vector<Held>& all, CommandReport& report) {
 }
 
 Result<int> run_relations(RelationsOptions options, CommandReport& report) {
+  watch_stop_signals();
   LS_ASSIGN_OR_RETURN(auto all, chosen_relations(options.names));
   if (options.list) {
     for (const Held& held : all) fmt::print("{:<20} {}\n", held.relation.name, held.relation.says);
@@ -221,12 +236,13 @@ Result<int> run_relations(RelationsOptions options, CommandReport& report) {
     return fail(
         "--decisions: of the relations that are named none holds without the model; what "
         "is left of them is of places on a device or of connectors");
-  LS_RETURN_IF_ERROR(hold_all(options, {engines}, all));
+  LS_ASSIGN_OR_RETURN(const std::int64_t cases, hold_all(options, {engines}, all));
   fmt::print("{}", text_of(all));
   const auto broken =
       std::ranges::count_if(all, [](const Held& held) { return !held.breach.empty(); });
   fmt::print("\n{} of {} broken, over {}\n", broken, counted(std::ssize(all), "relation"),
-             counted(options.runs, "generated case"));
+             counted(cases, "generated case"));
+  fmt::print("{}", not_checked_text(not_checked_of(all)));
   if (report.wants_json()) report.set_json(json_of(all));
   add_items(all, report);
   return broken == 0 ? kExitAgreed : kExitDisagreed;
@@ -237,18 +253,18 @@ Result<int> run_relations(RelationsOptions options, CommandReport& report) {
 void add_relations_command(CLI::App& app, int& exit_code) {
   auto options = std::make_shared<RelationsOptions>();
   CLI::App* command = app.add_subcommand(
-      "relations", "Hold pairs of runs against each other that must answer a request alike");
+      "relations", "Compare pairs of runs that must answer a request identically");
   command->add_option("NAME", options->names, "relations; without any, all of them");
   command->add_flag("--list", options->list, "say what they are and run nothing");
   command->add_option("--seed", options->first_seed, "the first case's seed");
   command->add_option("--runs", options->runs, "generated cases")->check(CLI::PositiveNumber);
   command->add_option("--engine", options->engine, "an engine profile");
-  command->add_option("--backend", options->backend, "none: decisions alone")
+  command->add_option("--backend", options->backend, "none: decisions only")
       ->check(CLI::IsMember({"simt", "none"}));
   declare_decisions(*command, options->decisions);
   declare_reports(*command, options->reports, "the result as JSON");
-  command->callback([options, &exit_code] {
-    exit_code = run_reported(options->reports, "relations", [&](CommandReport& report) {
+  command->callback([options, command, &exit_code] {
+    exit_code = run_reported(*command, options->reports, [&](CommandReport& report) {
       return run_relations(*options, report);
     });
   });

@@ -10,13 +10,15 @@
 #include <optional>
 #include <utility>
 
-#include "base/atomic_file.h"
+#include "base/output_file.h"
+#include "base/stop_signal.h"
 #include "cli/commands.h"
 #include "cli/failing_case.h"
+#include "cli/options/engine_model.h"
 #include "cli/options/replay_options.h"
+#include "cli/output/reports.h"
+#include "cli/output/terminal.h"
 #include "cli/replay_summary.h"
-#include "cli/reports.h"
-#include "cli/terminal.h"
 #include "cli/worker_facts.h"
 #include "sim/report/perfetto.h"
 #include "sim/report/report.h"
@@ -29,8 +31,8 @@ constexpr std::size_t kStuckShown = 5;
 
 // A file for each data parallel rank, named after it; of one engine, the file itself.
 std::string path_of_rank(const std::string& path, std::size_t dp_rank, std::size_t dp_size) {
-  if (dp_size == 1) return path;
   const std::filesystem::path whole(path);
+  if (dp_size == 1 || (exists(whole) && !is_regular_file(whole)) || path == "-") return path;
   return (whole.parent_path() /
           fmt::format("{}.dp{}{}", whole.stem().string(), dp_rank, whole.extension().string()))
       .string();
@@ -45,13 +47,12 @@ class WatchSteps final : public StepObserver {
     if (shows) progress_.emplace("replaying", prepared.num_records);
   }
 
-  bool is_needed() const { return is_shown() || collects_; }
   bool finished(const StepView& view) override {
     if (is_shown())
       progress_->at(clients_.records_consumed(),
                     fmt::format("step {}", with_commas(view.decision.step)));
     if (collects_) cache_events_ += cache_events_line(view.decision.step, view.cache_events);
-    return true;
+    return !stop_requested();
   }
   const std::string& cache_events() const { return cache_events_; }
 
@@ -69,8 +70,7 @@ Result<RunReport> run_with_progress(const ReplayOptions& options, OpenReplay& pr
   std::deque<WatchSteps> watches;
   const auto dp_size = static_cast<std::int32_t>(prepared.session->engines().size());
   for (std::int32_t dp_rank = 0; dp_rank < dp_size; ++dp_rank) {
-    WatchSteps& watch = watches.emplace_back(options, prepared, dp_rank == 0);
-    if (watch.is_needed()) prepared.session->observe(dp_rank, watch);
+    prepared.session->observe(dp_rank, watches.emplace_back(options, prepared, dp_rank == 0));
   }
   if (folder != nullptr)
     prepared.session->give_hidden_states(
@@ -79,7 +79,7 @@ Result<RunReport> run_with_progress(const ReplayOptions& options, OpenReplay& pr
   if (!report || options.cache_events_path.empty()) return report;
   for (std::size_t rank = 0; rank < watches.size(); ++rank) {
     const std::string path = path_of_rank(options.cache_events_path, rank, watches.size());
-    LS_RETURN_IF_ERROR(write_file_atomically(path, watches[rank].cache_events()));
+    LS_RETURN_IF_ERROR(write_output(path, watches[rank].cache_events()));
   }
   return report;
 }
@@ -92,16 +92,37 @@ int exit_code_of(Verdict verdict) {
       return kExitDisagreed;
     case Verdict::liveness:
       return kExitStuck;
+    case Verdict::parted:
+      return kExitAgreed;
     case Verdict::engine_failure:
     case Verdict::mismatch:
+    case Verdict::audit:
       return kExitDisagreed;
+    case Verdict::harness:
+      return kExitRefused;
   }
   return kExitDisagreed;
 }
 
-std::string verdict_text(const RunSummary& summary) {
+// Of a recording: what was compared with it, which is not what ran on the backend.
+std::string recording_text(const RunSummary& summary, const RecordingCheck& recorded) {
+  const bool agrees = summary.verdict == Verdict::agreed;
+  const std::string run = summary.backend == "none" ? "the model's decisions ran without a backend"
+                                                    : "the model's decisions agree on the backend";
+  return fmt::format("Verdict: {}{}; {}.\n{}",
+                     agrees ? (summary.backend == "none" ? "done: " : "agreed: ") : "", run,
+                     summary_of(recorded), details_of(recorded));
+}
+
+std::string verdict_text(const RunSummary& summary, const std::optional<RecordingCheck>& recorded) {
   switch (summary.verdict) {
     case Verdict::agreed:
+    case Verdict::parted:
+    case Verdict::audit:
+      if (stop_requested())
+        return fmt::format("Verdict: none. Interrupted after {}, which compared equal.\n",
+                           counted(summary.steps, "step"));
+      if (recorded) return recording_text(summary, *recorded);
       return summary.backend == "none" ? "Verdict: done. Nothing was compared (--backend none).\n"
                                        : "Verdict: agreed. Every step compared equal.\n";
     case Verdict::divergence:
@@ -110,6 +131,9 @@ std::string verdict_text(const RunSummary& summary) {
       return fmt::format("Verdict: THE ENGINE FAILED in step {} ({})\n  {}\n{}", summary.steps,
                          summary.engine_failure->kind, summary.engine_failure->what,
                          summary.engine_failure->trace);
+    case Verdict::harness:
+      return fmt::format("Verdict: LOCKSTEP FAILED; the engine is not judged.\n  {}\n{}",
+                         summary.engine_failure->what, summary.engine_failure->trace);
     case Verdict::mismatch:
       return fmt::format("Verdict: THE ENGINE DECIDES OTHERWISE in step {} ({})\n  {}\n",
                          summary.mismatch->step, summary.mismatch->check, summary.mismatch->what);
@@ -117,9 +141,9 @@ std::string verdict_text(const RunSummary& summary) {
       break;
   }
   std::string text = fmt::format(
-      "Verdict: STUCK. {} for ever and nothing runs.\n",
+      "Verdict: STUCK. {} forever and nothing runs.\n",
       counted(summary.stuck_total, "request") + (summary.stuck_total == 1 ? " waits" : " wait"));
-  if (!summary.wait_cycle.empty()) text += fmt::format("  In a circle: {}.\n", summary.wait_cycle);
+  if (!summary.wait_cycle.empty()) text += fmt::format("  Cycle: {}.\n", summary.wait_cycle);
   const std::size_t shown = std::min(summary.stuck.size(), kStuckShown);
   for (std::size_t i = 0; i < shown; ++i) {
     text += fmt::format("  {}: {}\n", summary.stuck[i].name, summary.stuck[i].why);
@@ -140,13 +164,18 @@ std::string reproduction_text(const ExpectedVerdict& expected, const RunSummary&
                             expected.step.value_or(-1));
 }
 
+// The run without what it writes.
+std::string again_of(const CommandReport& out) {
+  return out.again({.without = {"--shrink", "--shrink-seconds"}});
+}
+
 // A page for each engine, and a trace.
 Result<void> leave_drawings(const ReplayOptions& options, const OpenReplay& prepared,
-                            const RunReport& report) {
+                            const RunReport& report, const std::string& again) {
   const std::size_t dp_size = prepared.session->engines().size();
   for (std::size_t rank = 0; rank < dp_size; ++rank) {
-    ReportInfo info{std::filesystem::path(options.file).filename().string(),
-                    fmt::format("lockstep replay {}", options.file), configuration_text(prepared)};
+    ReportInfo info{std::filesystem::path(options.file).filename().string(), again,
+                    configuration_text(prepared)};
     if (dp_size > 1) info.title += fmt::format(", data parallel rank {} of {}", rank, dp_size);
     const RunSummary& summary = dp_size > 1 ? report.engines[rank] : report.summary;
     const Timeline timeline = prepared.session->take_timeline(static_cast<std::int32_t>(rank));
@@ -158,8 +187,7 @@ Result<void> leave_drawings(const ReplayOptions& options, const OpenReplay& prep
     }
     if (!options.perfetto_path.empty()) {
       const std::string path = path_of_rank(options.perfetto_path, rank, dp_size);
-      LS_RETURN_IF_ERROR(
-          write_file_atomically(path, perfetto_trace(info.title, summary, timeline)));
+      LS_RETURN_IF_ERROR(write_output(path, perfetto_trace(info.title, summary, timeline)));
       fmt::print("{}Trace: {} (open it in ui.perfetto.dev)\n", before, path);
     }
   }
@@ -168,10 +196,11 @@ Result<void> leave_drawings(const ReplayOptions& options, const OpenReplay& prep
 
 Result<void> leave_result(const ReplayOptions& options, const OpenReplay& prepared,
                           const RunReport& report, const HiddenStateFolder* folder,
-                          CommandReport& out) {
-  if (out.wants_json()) out.set_json(summary_json(options, prepared, report.summary, folder));
+                          const std::optional<RecordingCheck>& recorded, CommandReport& out) {
+  if (out.wants_json())
+    out.set_json(summary_json(options, prepared, report.summary, folder, recorded));
   const bool draws = !options.report_path.empty() || !options.perfetto_path.empty();
-  return draws ? leave_drawings(options, prepared, report) : Result<void>();
+  return draws ? leave_drawings(options, prepared, report, again_of(out)) : Result<void>();
 }
 
 // The verdict, where the run has ended because another engine does not decide as the model.
@@ -186,12 +215,19 @@ Result<void> take_mismatch(const ConformingRun& conforming, RunReport& report) {
 
 // The run as one item. `missed`: recorded totals that it did not arrive at.
 ReportedItem item_of(const ReplayOptions& options, const RunSummary& summary,
-                     const std::string& missed, const std::string& again) {
+                     const std::optional<RecordingCheck>& recorded, const std::string& missed,
+                     const std::string& again) {
   ReportedItem item{.name = options.file, .file = options.file, .again = again};
-  if (summary.verdict == Verdict::agreed && missed.empty()) return item;
+  const bool passes = summary.verdict == Verdict::agreed || summary.verdict == Verdict::parted;
+  if (passes && stop_requested()) {
+    item.kind = ItemKind::skipped;
+    item.line = fmt::format("interrupted after {}", counted(summary.steps, "step"));
+    return item;
+  }
+  if (passes && missed.empty()) return item;
   item.kind = ItemKind::failed;
   item.check = name_of(summary.verdict);
-  item.details = verdict_text(summary);
+  item.details = verdict_text(summary, recorded);
   if (summary.divergence) {
     const Divergence& found = *summary.divergence;
     item.check = name_of(found.phase);
@@ -201,10 +237,13 @@ ReportedItem item_of(const ReplayOptions& options, const RunSummary& summary,
   } else if (summary.mismatch) {
     item.check = summary.mismatch->check;
     item.line = stable_line(item.check, summary.mismatch->step, {}, summary.mismatch->what);
+  } else if (summary.verdict == Verdict::audit) {
+    item.check = fmt::format("audit.{}", name_of(recorded->findings.front().rule));
+    item.line = line_of(recorded->findings.front());
   } else if (summary.verdict == Verdict::liveness) {
     item.line = stable_line(
         item.check, summary.steps, {},
-        summary.stuck.empty() ? "requests wait for ever"
+        summary.stuck.empty() ? "requests wait forever"
                               : fmt::format("{}: {}", summary.stuck[0].name, summary.stuck[0].why));
   } else {
     item.check = "totals";
@@ -214,24 +253,27 @@ ReportedItem item_of(const ReplayOptions& options, const RunSummary& summary,
   return item;
 }
 
-// The saved case made small, beside it.
-Result<void> leave_smallest(const std::string& path, const FailingCaseOptions& judging) {
+// Writes the shrunk case next to the saved one.
+Result<void> leave_smallest(const std::string& path, const FailingCaseOptions& judging,
+                            const std::string& story) {
   LS_ASSIGN_OR_RETURN(const auto saved, load_case(path, judging.backend));
   LS_ASSIGN_OR_RETURN(const auto failure, failure_of(saved, judging));
   if (!failure.failed()) return fail(fmt::format("{}: does not fail a second time", path));
   LS_ASSIGN_OR_RETURN(const auto shrunk, shrink_case(saved, failure, judging));
   const std::string smallest = path_of_smallest(path);
   LS_RETURN_IF_ERROR(write_saved_case(smallest, shrunk.result.smallest));
-  fmt::print("\nShrunk: {}\nWritten: {}\nIts story: lockstep explain {}\n", to_text(shrunk),
-             smallest, smallest);
+  fmt::print("\nShrunk: {}\nWritten: {}\nExplained: {}\n", to_text(shrunk), smallest, story);
   return {};
 }
 
 // The command that shows it again: of the case where one was saved.
 Result<std::string> leave_case(const ReplayOptions& options, const OpenReplay& prepared,
-                               const RunReport& report, const FailingCaseOptions& judging) {
-  if (report.summary.verdict == Verdict::agreed) return std::string();
-  if (options.save_dir.empty()) return fmt::format("lockstep replay {}", options.file);
+                               const RunReport& report, const FailingCaseOptions& judging,
+                               const CommandReport& out) {
+  const Verdict verdict = report.summary.verdict;
+  if (verdict == Verdict::agreed || verdict == Verdict::parted) return std::string();
+  if (verdict == Verdict::audit) return fmt::format("lockstep audit {}", shell_word(options.file));
+  if (options.save_dir.empty()) return again_of(out);
   LS_ASSIGN_OR_RETURN(auto saved, case_of(request_of(options), prepared, report));
   saved.decided_by = decider_of(judging);
   saved.worked_by = worker_of(judging);
@@ -241,24 +283,12 @@ Result<std::string> leave_case(const ReplayOptions& options, const OpenReplay& p
   const std::string path =
       (std::filesystem::path(options.save_dir) / (saved.name + ".case.jsonl")).string();
   LS_RETURN_IF_ERROR(write_saved_case(path, saved));
-  fmt::print("Saved: {}\nSee it again: lockstep replay {}\n", path, path);
-  if (!options.shrink) return fmt::format("lockstep replay {}", path);
-  LS_RETURN_IF_ERROR(leave_smallest(path, judging));
-  return fmt::format("lockstep explain {}", path_of_smallest(path));
-}
-
-// Before a long run rather than after it.
-Result<void> check_outputs(const ReplayOptions& options) {
-  namespace fs = std::filesystem;
-  for (const std::string& path : {options.report_path, options.perfetto_path,
-                                  options.cache_events_path, options.facts_path}) {
-    if (path.empty()) continue;
-    const fs::path folder = fs::absolute(path).parent_path();
-    if (!fs::is_directory(folder)) {
-      return fail(fmt::format("{}: there is no folder {}", path, folder.string()));
-    }
-  }
-  return {};
+  std::string again = out.again_of_case("replay", path);
+  fmt::print("Saved: {}\nSee it again: {}\n", path, again);
+  if (!options.shrink || stop_requested()) return again;
+  std::string story = out.again_of_case("explain", path_of_smallest(path));
+  LS_RETURN_IF_ERROR(leave_smallest(path, judging, story));
+  return story;
 }
 
 // What a worker does is written into a recording of what was decided.
@@ -274,8 +304,9 @@ Result<void> check_facts_wanted(const ReplayOptions& options, const PreparedRepl
                   prepared.run.backend));
 }
 
-Result<int> replay(const ReplayOptions& options, CommandReport& out) {
-  LS_RETURN_IF_ERROR(check_outputs(options));
+Result<int> replay(ReplayOptions& options, CommandReport& out) {
+  watch_stop_signals();
+  LS_RETURN_IF_ERROR(take_engine_model(options.run.spec.recipe.model, options.from));
   ReplayRequest request = request_of(options);
   request.as_served = true;
   FactsOfRun facts;
@@ -298,7 +329,9 @@ Result<int> replay(const ReplayOptions& options, CommandReport& out) {
     const bool has_backend = !prepared.session->engines().front().ranks.empty();
     LS_RETURN_IF_ERROR(folder->check(prepared.config, has_backend));
   }
-  fmt::print("{} ({})\n{}\n", options.file, name_of(prepared.format), configuration_text(prepared));
+  std::string files = options.file;
+  for (const std::string& shard : options.shards) files += ", " + shard;
+  fmt::print("{} ({})\n{}\n", files, name_of(prepared.format), configuration_text(prepared));
   fmt::print(
       "{}{}",
       decider_text(prepared.decided_by, prepared.config.engine.engine, judging.engines.get()),
@@ -312,20 +345,25 @@ Result<int> replay(const ReplayOptions& options, CommandReport& out) {
                options.hidden_states_dir, size_text(folder->num_bytes()));
   if (prepared.conforming != nullptr)
     LS_RETURN_IF_ERROR(take_mismatch(*prepared.conforming, report));
+  LS_ASSIGN_OR_RETURN(const auto recorded, check_if_recorded(options.file));
+  if (recorded && report.summary.verdict == Verdict::agreed)
+    report.summary.verdict = recorded->verdict();
   const RunSummary& summary = report.summary;
-  const std::string missed = missed_totals(prepared, summary);
-  fmt::print("{}{}", faults_text(prepared, summary), summary_text(summary));
-  LS_RETURN_IF_ERROR(leave_result(options, prepared, report, folder ? &*folder : nullptr, out));
+  const std::string missed = stop_requested() ? "" : missed_totals(prepared, summary);
+  fmt::print("{}{}", faults_text(prepared, summary), summary_text(summary, prepared));
+  LS_RETURN_IF_ERROR(
+      leave_result(options, prepared, report, folder ? &*folder : nullptr, recorded, out));
   if (!options.facts_path.empty())
     LS_RETURN_IF_ERROR(facts.write(options.file, options.facts_path, worker_of(judging).value()));
-  fmt::print("\n{}", verdict_text(summary));
-  if (prepared.totals) {
+  fmt::print("\n{}", verdict_text(summary, recorded));
+  if (prepared.totals && !stop_requested()) {
     fmt::print("{}", missed.empty() ? "The recorded totals are met exactly.\n"
                                     : "The recorded totals are MISSED\n" + missed);
   }
-  if (prepared.expected) fmt::print("{}", reproduction_text(*prepared.expected, summary));
-  LS_ASSIGN_OR_RETURN(const std::string again, leave_case(options, prepared, report, judging));
-  out.add(item_of(options, summary, missed, again));
+  if (prepared.expected && !stop_requested())
+    fmt::print("{}", reproduction_text(*prepared.expected, summary));
+  LS_ASSIGN_OR_RETURN(const std::string again, leave_case(options, prepared, report, judging, out));
+  out.add(item_of(options, summary, recorded, missed, again));
   const int verdict = exit_code_of(summary.verdict);
   return verdict == kExitAgreed && !missed.empty() ? kExitDisagreed : verdict;
 }
@@ -337,8 +375,10 @@ void add_replay_command(CLI::App& app, int& exit_code) {
   CLI::App* command =
       app.add_subcommand("replay", "Run a trace through the model and a backend, step by step");
   declare_replay_options(*command, *options);
-  command->callback([options, &exit_code] {
-    exit_code = run_reported(options->reports, "replay",
+  declare_from(*command, options->from);
+  command->get_option("--from")->needs("--model")->group("Cache");
+  command->callback([options, command, &exit_code] {
+    exit_code = run_reported(*command, options->reports,
                              [&](CommandReport& report) { return replay(*options, report); });
   });
 }

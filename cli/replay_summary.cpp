@@ -8,8 +8,9 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
-#include "base/atomic_file.h"
-#include "cli/terminal.h"
+#include "base/output_file.h"
+#include "cli/output/terminal.h"
+#include "reference/plan/capacity.h"
 #include "reference/types/kv_cache_spec.h"
 #include "sim/verdict/run_summary.h"
 #include "traces/formats/run_fields.h"
@@ -18,7 +19,7 @@
 namespace lockstep {
 namespace {
 
-// In a separate group, or beside attention of equal rows.
+// In a separate group, or with attention of equal rows.
 bool keeps_hidden_states(const KVCacheGroupSpec& group) {
   for (std::size_t layer = 0; layer < group.layer_names.size(); ++layer)
     if (group.layer_spec(layer).kind == CacheKind::hidden_state) return true;
@@ -31,7 +32,7 @@ Result<void> HiddenStateFolder::check(const LockstepConfig& config, bool has_bac
   if (std::ranges::none_of(config.backend.plan.groups, keeps_hidden_states))
     return fail(
         "--hidden-states: the model keeps none; give a --model with a layer of kind hidden_state "
-        "(docs/model_files.md)");
+        "(docs/planner.md)");
   if (!has_backend)
     return fail("--hidden-states are read out of a cache, and --backend none has none");
   if (num_ranks(config.backend) > 1 || config.data_parallel.dp_size > 1)
@@ -39,7 +40,7 @@ Result<void> HiddenStateFolder::check(const LockstepConfig& config, bool has_bac
         "--hidden-states with several ranks: each would hold a part; give them to a run of one");
   if (!std::filesystem::is_directory(path_))
     return fail(fmt::format("--hidden-states {}: there is no such folder", path_));
-  const auto probe = AtomicFile::create(std::filesystem::path(path_) / "probe");
+  const auto probe = OutputFile::create(std::filesystem::path(path_) / "probe");
   if (!probe) return fail(fmt::format("--hidden-states: {}", probe.error().message));
   return {};
 }
@@ -49,7 +50,7 @@ Result<void> HiddenStateFolder::write(std::span<const HiddenStates> requests) {
     const std::vector<std::uint8_t> bytes = hidden_state_file(states);
     const auto path = std::filesystem::path(path_) / names_.next(states.request);
     const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-    LS_RETURN_IF_ERROR(write_file_atomically(path, text));
+    LS_RETURN_IF_ERROR(write_output(path, text));
     ++num_files_;
     num_bytes_ += std::ssize(bytes);
   }
@@ -86,7 +87,7 @@ std::string group_text(const KVCacheGroupSpec& group) {
                      counted(spec.block_size, "token"));
 }
 
-// The first few; what becomes of all of them is counted at the end.
+// The first few; their effects are counted at the end.
 std::span<const PlannedFault> faults_in(const OpenReplay& prepared) {
   constexpr std::size_t kShown = 20;
   if (prepared.run.faults.empty()) return {};
@@ -112,7 +113,7 @@ std::string ranks_text(const BackendConfig& config) {
   return text;
 }
 
-// What the release's server takes of itself, and what was told otherwise.
+// The defaults of the release's server, and the options that were set.
 std::string served_text(const OpenReplay& prepared) {
   std::string taken;
   std::string text;
@@ -120,7 +121,7 @@ std::string served_text(const OpenReplay& prepared) {
     if (option.said_by == "release")
       taken += fmt::format("{}{} {}", taken.empty() ? "" : ", ", option.name, option.value);
     else
-      text += fmt::format("  told    {} {} by the {} (as served: {})\n", option.name, option.value,
+      text += fmt::format("  set     {} {} by the {} (as served: {})\n", option.name, option.value,
                           option.said_by, option.by_default);
   }
   if (!taken.empty())
@@ -145,7 +146,7 @@ std::string configuration_text(const OpenReplay& prepared) {
   text += fmt::format("  pool    {}, layout {}\n", counted(plan.num_blocks, "block"),
                       name_of(prepared.config.backend.layout));
   if (const std::string connector = connector_text(prepared.config.connector); !connector.empty())
-    text += fmt::format("  beside  {}\n", connector);
+    text += fmt::format("  with    {}\n", connector);
   const auto& ranks = prepared.session->engines().front().ranks;
   text += fmt::format("  device  {}\n", ranks.empty() ? "none: the model alone"
                                                       : fmt::format("{}: {}", ranks.front()->name(),
@@ -156,7 +157,7 @@ std::string configuration_text(const OpenReplay& prepared) {
   if (prepared.session->engines().size() > 1)
     text += fmt::format("  engines {} data parallel ranks{}, each with its own pool\n",
                         prepared.session->engines().size(),
-                        ranks.size() > 1 ? " of so many ranks each" : "");
+                        ranks.size() > 1 ? " of this many ranks each" : "");
   for (const std::string& mutant : prepared.run.mutants)
     text += fmt::format("  mutant  {}\n", mutant);
   for (const PlannedFault& fault : faults_in(prepared))
@@ -166,7 +167,33 @@ std::string configuration_text(const OpenReplay& prepared) {
   return text;
 }
 
-std::string summary_text(const RunSummary& s) {
+std::optional<CountedHits> hits_of(const OpenReplay& prepared) {
+  std::optional<CountedHits> all;
+  for (const auto& counter : prepared.hits)
+    if (counter->hits() != nullptr) {
+      if (!all) all.emplace();
+      *all += *counter->hits();
+      all->is_whole &= !counter->has_ended();
+    }
+  return all;
+}
+
+std::string unfilled_text(const OpenReplay& prepared) {
+  const EngineConfig& engine = prepared.config.engine;
+  if (!engine.enable_prefix_caching) return {};
+  std::int64_t step = engine.prefix_match_unit;
+  if (step == 0) step = prepared.session->engines().front().decisions->scheduler_block_size();
+  if (engine.max_model_len <= step)
+    return unfilled_block_text(step, engine.max_model_len, "max_model_len");
+  if (prepared.trace == nullptr) return {};
+  std::int64_t longest = 0;
+  for (const TraceRecord& record : prepared.trace->records)
+    if (const auto* request = std::get_if<TraceRequest>(&record))
+      longest = std::max<std::int64_t>(longest, request->spec.prompt.size());
+  return longest < step ? unfilled_block_text(step, longest, "the longest prompt") : std::string();
+}
+
+std::string summary_text(const RunSummary& s, const OpenReplay& prepared) {
   std::string text;
   const auto row = [&text](std::string_view name, std::string figure, std::string_view more = {}) {
     text += row_text(name, figure, more);
@@ -184,6 +211,15 @@ std::string summary_text(const RunSummary& s) {
   row("prefix hits", percent_text(s.cached_tokens, s.prompt_tokens),
       fmt::format("{} of {} prompt tokens, in {}", with_commas(s.cached_tokens),
                   with_commas(s.prompt_tokens), counted(s.hits, "request")));
+  if (const auto hits = hits_of(prepared); hits && !losses_text(*hits).empty())
+    row("", with_commas(hits->there),
+        fmt::format("were in the pool{}; not hit: {}",
+                    hits->is_whole
+                        ? ""
+                        : fmt::format(" for the first {}", counted(hits->lookups, "request")),
+                    losses_text(*hits)));
+  if (const std::string unfilled = unfilled_text(prepared); !unfilled.empty())
+    row("", "", unfilled);
   row("preemptions", with_commas(s.preemptions));
   row("evictions", with_commas(s.evictions),
       fmt::format("of {} block hashes stored", with_commas(s.stored)));
@@ -233,9 +269,7 @@ std::string summary_text(const RunSummary& s) {
   }
   row("time", duration_text(s.seconds.wall), parts);
   text += fmt::format("  {:<14}{}\n", "state hash", to_hex(s.state_hash));
-  if (!s.not_checked.empty()) text += "\nNot checked:\n";
-  for (const std::string& line : s.not_checked) text += fmt::format("  - {}\n", line);
-  return text;
+  return text + not_checked_text(s.not_checked);
 }
 
 std::string faults_text(const OpenReplay& prepared, const RunSummary& summary) {
@@ -296,11 +330,14 @@ nlohmann::ordered_json configuration_json(const OpenReplay& prepared) {
 }  // namespace
 
 std::string summary_json(const ReplayOptions& options, const OpenReplay& prepared,
-                         const RunSummary& summary, const HiddenStateFolder* folder) {
+                         const RunSummary& summary, const HiddenStateFolder* folder,
+                         const std::optional<RecordingCheck>& recorded) {
   using Json = nlohmann::ordered_json;
   Json json;
   json["file"] = options.file;
+  if (!options.shards.empty()) json["shards"] = options.shards;
   json["configuration"] = configuration_json(prepared);
+  json["chosen"] = prepared.chosen;
   if (folder != nullptr)
     json["hidden_states"] = {{"folder", options.hidden_states_dir},
                              {"files", folder->num_files()},
@@ -328,6 +365,12 @@ std::string summary_json(const ReplayOptions& options, const OpenReplay& prepare
           num_effects(prepared, static_cast<FaultKind>(i));
   }
   json.update(json_of(summary));
+  if (const auto hits = hits_of(prepared)) {
+    json["prefix_hits"] = json_of(*hits);
+    json["prefix_hits"]["is_whole"] = hits->is_whole;
+  }
+  if (const std::string text = unfilled_text(prepared); !text.empty()) json["warnings"] = {text};
+  if (recorded) json["recording"] = json_of(*recorded);
   return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 

@@ -2,11 +2,13 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 
 #include "base/result.h"
 #include "cli/options/replay_options.h"
+#include "properties/judge/recording_check.h"
 #include "sim/hidden_states/hidden_states.h"
 #include "sim/session/session.h"
 
@@ -14,7 +16,7 @@ namespace lockstep {
 
 // Where `replay --hidden-states DIR` leaves the hidden states of finished requests.
 //
-// (1) At any time a file is there whole or not at all (base/atomic_file.h).
+// (1) At any time a file is there whole or not at all (base/output_file.h).
 // (2) Every finished request whose hidden states were read has its own file.
 class HiddenStateFolder {
  public:
@@ -35,11 +37,16 @@ class HiddenStateFolder {
   std::int64_t num_bytes_ = 0;
 };
 
-// What runs, before it runs: engine, cache, device. One sentence each, with newlines.
+// What runs: engine, cache, device. One line each.
 std::string configuration_text(const OpenReplay& prepared);
 
-// The figures, what was not checked, the verdict. A newline at the end.
-std::string summary_text(const RunSummary& summary);
+// Absent: not counted (HitCounter::applies, another engine decides, a KV connector).
+std::optional<CountedHits> hits_of(const OpenReplay& prepared);
+// That no prompt of the run fills a block; empty: one may.
+std::string unfilled_text(const OpenReplay& prepared);
+
+// The figures and what was not checked. A newline at the end.
+std::string summary_text(const RunSummary& summary, const OpenReplay& prepared);
 
 // What was made to go wrong, and how often it did; empty: nothing.
 std::string faults_text(const OpenReplay& prepared, const RunSummary& summary);
@@ -47,8 +54,10 @@ std::string faults_text(const OpenReplay& prepared, const RunSummary& summary);
 // Where the run missed the totals of its benchmark file; empty: nowhere, or there are none.
 std::string missed_totals(const OpenReplay& prepared, const RunSummary& summary);
 
-// The summary's JSON with `file` and `configuration` put in front. `folder` may be null.
+// The summary's JSON after `file` and `configuration`. `folder` may be null; `recorded`: of a
+// recording.
 std::string summary_json(const ReplayOptions& options, const OpenReplay& prepared,
-                         const RunSummary& summary, const HiddenStateFolder* folder);
+                         const RunSummary& summary, const HiddenStateFolder* folder,
+                         const std::optional<RecordingCheck>& recorded);
 
 }  // namespace lockstep

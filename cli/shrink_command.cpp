@@ -5,45 +5,57 @@
 #include <memory>
 #include <string>
 
+#include "base/stop_signal.h"
 #include "cli/commands.h"
 #include "cli/failing_case.h"
-#include "cli/reports.h"
-#include "cli/terminal.h"
+#include "cli/options/output_option.h"
+#include "cli/output/reports.h"
+#include "cli/output/terminal.h"
 
 namespace lockstep {
 namespace {
 
 struct ShrinkCommandOptions {
   std::string file;
-  std::string output_path;  // empty: beside the file
+  std::string output_path;  // empty: next to the file
   ReportOptions reports;
   FailingCaseOptions judging;
 };
 
 Result<int> shrink_file(ShrinkCommandOptions& options, CommandReport& report) {
+  watch_stop_signals();
   LS_RETURN_IF_ERROR(start_engines(options.judging));
   LS_ASSIGN_OR_RETURN(const auto saved, load_case(options.file, options.judging.backend));
   LS_RETURN_IF_ERROR(start_workers(saved, options.judging));
   fmt::print("{}", halves_text(saved, options.judging));
   LS_ASSIGN_OR_RETURN(const auto failure, failure_of(saved, options.judging));
   if (!failure.failed()) {
-    fmt::print("{} does not fail: there is nothing to shrink.\n", options.file);
-    report.add({.name = options.file, .file = options.file});
-    return kExitAgreed;
+    LS_ASSIGN_OR_RETURN(const auto recorded, check_if_recorded(options.file));
+    if (recorded)
+      fmt::print(
+          "{}: the model's decisions do not fail, and `shrink` cannot change recorded ones; "
+          "{}.\n{}",
+          options.file, summary_of(*recorded), details_of(*recorded));
+    else
+      fmt::print("{} does not fail: there is nothing to shrink.\n", options.file);
+    report.add(
+        item_of(options.file, failure, recorded, fmt::format("lockstep audit {}", options.file)));
+    return exit_code_of(failure, recorded);
   }
   LS_ASSIGN_OR_RETURN(const auto shrunk, shrink_case(saved, failure, options.judging));
   const std::string path =
       options.output_path.empty() ? path_of_smallest(options.file) : options.output_path;
   LS_RETURN_IF_ERROR(write_saved_case(path, shrunk.result.smallest));
-  fmt::print("{}\nWritten: {}\nIts story: lockstep explain {}\n", to_text(shrunk), path, path);
+  const std::string story = report.again_of_case("explain", path);
+  fmt::print("{}\nWritten: {}\nExplained: {}\n", to_text(shrunk), path, story);
   if (options.judging.engines != nullptr || options.judging.workers != nullptr) {
     const std::string recording = path_of_recording(path);
     LS_ASSIGN_OR_RETURN(const bool written,
                         write_recording(recording, shrunk.result.smallest, options.judging));
-    if (written) fmt::print("What became of it, as a recording: {}\n", recording);
+    if (written) fmt::print("Its recording: {}\n", recording);
   }
   if (report.wants_json()) report.set_json(to_json(shrunk));
-  report.add(item_of(options.file, shrunk.failure, fmt::format("lockstep explain {}", path)));
+  report.add(item_of(options.file, shrunk.failure, {}, story));
   return exit_code_of(shrunk.failure);
 }
 
@@ -54,12 +66,12 @@ void add_shrink_command(CLI::App& app, int& exit_code) {
   CLI::App* command =
       app.add_subcommand("shrink", "Make a failing case as small as it goes and still fails");
   command->add_option("CASE", options->file, "a saved case, or a recording")->required();
-  command->add_option("-o,--output", options->output_path,
-                      "where the smaller case goes (beside CASE, as NAME.min.case.jsonl)");
+  declare_output(*command, "-o,--output", options->output_path,
+                 "path of the smaller case (default: NAME.min.case.jsonl in CASE's folder)");
   declare_judging(*command, options->judging);
   command
       ->add_option("--shrink-seconds", options->judging.shrink_seconds,
-                   "to make it small, at most; 0: no limit")
+                   "time limit for shrinking; 0: none")
       ->check(CLI::NonNegativeNumber)
       ->type_name("S");
   command->add_option("--evaluations", options->judging.evaluations_max, "cases to try at most")
@@ -67,8 +79,8 @@ void add_shrink_command(CLI::App& app, int& exit_code) {
       ->type_name("N")
       ->capture_default_str();
   declare_reports(*command, options->reports, "the result as JSON");
-  command->callback([options, &exit_code] {
-    exit_code = run_reported(options->reports, "shrink",
+  command->callback([options, command, &exit_code] {
+    exit_code = run_reported(*command, options->reports,
                              [&](CommandReport& report) { return shrink_file(*options, report); });
   });
 }

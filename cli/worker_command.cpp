@@ -8,17 +8,21 @@
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "base/atomic_file.h"
+#include "base/output_file.h"
 #include "cli/commands.h"
 #include "cli/conform_inputs.h"
+#include "cli/options/output_option.h"
 #include "cli/options/replay_options.h"
 #include "cli/options/worker_option.h"
-#include "cli/terminal.h"
+#include "cli/output/terminal.h"
 #include "cli/worker_facts.h"
+#include "properties/judge/recording_check.h"
+#include "sim/conform/conform.h"
 #include "sim/step/backend_config.h"
 
 namespace lockstep {
@@ -35,8 +39,9 @@ struct WorkerCommandOptions {
 
 // The recordings of one folder.
 struct Family {
-  std::int64_t files = 0, agreed = 0, diverged = 0, steps = 0;
+  std::int64_t files = 0, agreed = 0, diverged = 0, parted = 0, steps = 0;
   double seconds = 0;  // of the worker
+  std::set<std::string> not_checked;
   std::map<std::string, std::int64_t> refused;
   std::vector<std::pair<std::string, std::string>> found;  // file, what
 };
@@ -65,7 +70,7 @@ Result<RunReport> run_on_worker(const std::string& file, const WorkerCommandOpti
   return report;
 }
 
-// Less the file that it begins with, so that files refused alike count as one.
+// Without the file's name at its start, so that equal refusals count as one.
 std::string reason_of(const std::string& message, const std::string& file) {
   std::string reason = message;
   if (reason.starts_with(file)) reason = reason.substr(std::min(reason.size(), file.size() + 1));
@@ -83,12 +88,21 @@ void judge_file(const std::string& file, const WorkerCommandOptions& options,
   }
   const RunSummary& summary = report->summary;
   family.steps += summary.steps;
+  family.not_checked.insert(summary.not_checked.begin(), summary.not_checked.end());
+  // What ran are the model's decisions.
+  const auto model = conform_recording(file);
+  const bool parts = !model || model->mismatch;
   family.seconds += summary.seconds.execute;
   if (summary.divergence) {
     ++family.diverged;
     family.found.emplace_back(
         file, fmt::format("step {}, {}: {}", summary.divergence->step,
                           name_of(summary.divergence->phase), summary.divergence->message));
+  } else if (parts) {
+    ++family.parted;
+    family.found.emplace_back(file, model ? fmt::format("step {}: {}", model->mismatch->step,
+                                                        parting_of(*model->mismatch))
+                                          : model.error().message);
   } else {
     ++family.agreed;
   }
@@ -108,9 +122,14 @@ std::string family_text(const std::string& name, const Family& family) {
 }
 
 nlohmann::ordered_json family_json(const std::string& name, const Family& family) {
-  nlohmann::ordered_json json{{"family", name},          {"files", family.files},
-                              {"agreed", family.agreed}, {"diverged", family.diverged},
-                              {"steps", family.steps},   {"seconds", family.seconds}};
+  nlohmann::ordered_json json{{"family", name},
+                              {"files", family.files},
+                              {"agreed", family.agreed},
+                              {"diverged", family.diverged},
+                              {"parted", family.parted},
+                              {"steps", family.steps},
+                              {"seconds", family.seconds},
+                              {"not_checked", family.not_checked}};
   json["refused"] = family.refused;
   for (const auto& [file, what] : family.found)
     json["found"].push_back({{"file", file}, {"what", what}});
@@ -131,21 +150,24 @@ Result<int> run_worker(const WorkerCommandOptions& options) {
     folders[std::filesystem::path(file).parent_path().filename().string()].push_back(file);
   nlohmann::ordered_json json = nlohmann::ordered_json::array();
   std::int64_t judged = 0, diverged = 0;
+  std::set<std::string> not_checked;
   for (const auto& [name, files] : folders) {
     Family family;
     for (const std::string& file : files) {
       if (options.files_max > 0 && family.files == options.files_max) break;
       judge_file(file, options, engines, family);
     }
-    judged += family.agreed + family.diverged;
+    judged += family.agreed + family.diverged + family.parted;
+    not_checked.insert(family.not_checked.begin(), family.not_checked.end());
     diverged += family.diverged;
     fmt::print("{}", family_text(name, family));
     std::fflush(stdout);
     json.push_back(family_json(name, family));
   }
-  fmt::print("{}", refused_text(inputs.refused));
+  fmt::print("{}{}", refused_text(inputs.refused),
+             not_checked_text(std::vector(not_checked.begin(), not_checked.end())));
   if (!options.json_path.empty())
-    LS_RETURN_IF_ERROR(write_file_atomically(options.json_path, json.dump(1) + "\n"));
+    LS_RETURN_IF_ERROR(write_output(options.json_path, json.dump(1) + "\n"));
   return judged == 0 ? kExitRefused : judged_exit_code(inputs.refused, judged, diverged > 0);
 }
 
@@ -158,9 +180,9 @@ void add_worker_command(CLI::App& app, int& exit_code) {
   command->add_option("ENGINE", options->engine, "vllm[:DIR], or worker:COMMAND")->required();
   command->add_option("PATH", options->paths, "recordings, and folders of them")->required();
   declare_worker(*command, options->worker);
-  command->add_option("--files", options->files_max, "of each folder no more than so many; 0: all")
+  command->add_option("--files", options->files_max, "at most this many of each folder; 0: all")
       ->type_name("N");
-  command->add_option("--json", options->json_path, "the table as JSON")->type_name("FILE");
+  declare_output(*command, "--json", options->json_path, "the table as JSON");
   command
       ->add_option(
           "--save-facts", options->facts_dir,

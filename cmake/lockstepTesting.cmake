@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Tests of your project by `lockstep`, for CTest. Included by find_package(lockstep), and where this
 # project is part of yours (FetchContent, add_subdirectory).
 #
@@ -7,7 +8,7 @@
 #   lockstep_add_fuzz_test(NAME [SEEDS first:last] [BACKEND backend] [DECISIONS command]
 #                          [KNOWN file] [ARGS option...])
 #       generated cases of the seeds first to last - 1 (0:100); DECISIONS: an engine that speaks
-#       docs/scheduler_protocol.md, in place of the model
+#       docs/protocols.md, in place of the model
 #   lockstep_add_audit_test(NAME RECORDING... [AFTER test] [ARGS option...])
 #       recorded decisions; AFTER: the test that writes the recordings
 #

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # A CUDA toolkit is used when there is one: LOCKSTEP_HAVE_CUDA says whether. Looked for in CUDACXX,
 # the PATH, CUDA_PATH and /usr/local/cuda; -DCMAKE_CUDA_COMPILER=... names another.
 #

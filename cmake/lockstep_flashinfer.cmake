@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Kernels that somebody else publishes, as headers of a Python package: LOCKSTEP_FLASHINFER_MISSING says what
 # is not there, in the words of whoever does without it; empty: LOCKSTEP_FLASHINFER_HEADERS are theirs and
 # those of the CCCL that comes with them.

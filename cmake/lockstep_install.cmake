@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # What `cmake --install DIR` puts under a prefix, by component:
 #   command      bin/lockstep, share/lockstep/traces/samples
 #   python       share/lockstep/python: recorder, adapters, pytest plugin

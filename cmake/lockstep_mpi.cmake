@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # MPI, for `mpirun -n 3 lockstep fuzz`: LOCKSTEP_HAVE_MPI says whether it is built in. Debian has it in
 # libopenmpi-dev and openmpi-bin.
 set(LOCKSTEP_MPI AUTO CACHE STRING

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # What other projects use of this one: lockstep::plugin, lockstep::recorder, lockstep::lockstep and the
 # functions of lockstepTesting.cmake. One layout of headers, <lockstep/NAME.h>, in the build folder as
 # in an installation.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # lockstep_simt_kernels(NAME SOURCES...): the library NAME out of kernel files (kernels and their
 # launchers), each compiled twice for the CPU.
 #   simt_fast      plain
@@ -31,8 +32,12 @@ function(lockstep_simt_kernels name)
   # sanitizers instrument the same accesses and are left to the fast variant, but for the alignment of
   # structs, which are stored member by member. Calls of memcpy stay calls.
   target_compile_definitions(${name}_checked PRIVATE SIMT_CHECKED)
+  set(hooks thread,alignment)
+  if(CMAKE_CXX_FLAGS MATCHES "-fsanitize=thread")  # preset threads: the hooks belong to TSan itself
+    set(hooks alignment)
+  endif()
   target_compile_options(${name}_checked PRIVATE -O2 -g1 -fno-sanitize=all
-    -fsanitize=thread,alignment -fsanitize-recover=alignment -Wno-tsan
+    -fsanitize=${hooks} -fsanitize-recover=alignment -Wno-tsan
     -fno-builtin-memcpy -fno-builtin-memmove -fno-builtin-memset
     $<$<CXX_COMPILER_ID:GNU>:--param=tsan-instrument-func-entry-exit=0>
     $<$<CXX_COMPILER_ID:Clang>:SHELL:-mllvm -tsan-instrument-func-entry-exit=0>
@@ -41,6 +46,9 @@ function(lockstep_simt_kernels name)
   add_library(${name} STATIC $<TARGET_OBJECTS:${name}_fast> $<TARGET_OBJECTS:${name}_checked>)
   set_target_properties(${name} PROPERTIES LINKER_LANGUAGE CXX)
   target_link_libraries(${name} PUBLIC lockstep_simt)
+  if(hooks STREQUAL alignment)
+    return()
+  endif()
   add_custom_command(TARGET ${name} POST_BUILD VERBATIM COMMAND ${CMAKE_COMMAND} -D NM=${CMAKE_NM}
     -D "FAST=$<JOIN:$<TARGET_OBJECTS:${name}_fast>,|>"
     -D EXECUTOR=$<TARGET_FILE:lockstep_simt>

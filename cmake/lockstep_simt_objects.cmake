@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Run by lockstep_simt_kernels() on every build: are the two compilations of kernel files what they
 # claim to be, and kept apart? Arguments: NM, FAST and CHECKED (objects, separated by |), EXECUTOR (its
 # library).

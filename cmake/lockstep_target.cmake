@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Flags that every target shares, and the ways to declare one.
 set(CMAKE_CXX_STANDARD 20)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
@@ -11,7 +12,7 @@ if(LOCKSTEP_CCACHE)
 endif()
 
 # Sources of a target are compiled in batches: headers are read, and templates optimised, once a
-# batch. Anonymous namespaces of one target share their names. Off: one by one (preset debug).
+# batch. Anonymous namespaces of one target share their names. Off: one by one.
 option(LOCKSTEP_UNITY "Compile the sources of a target in batches" ON)
 set(CMAKE_UNITY_BUILD ${LOCKSTEP_UNITY})
 set(CMAKE_UNITY_BUILD_BATCH_SIZE 20)

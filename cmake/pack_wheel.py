@@ -30,7 +30,7 @@ _GLIBC_WITH = {"3.4.29": (2, 34), "3.4.30": (2, 35), "3.4.31": (2, 38), "3.4.32"
 
 
 class CannotPack(Exception):
-    """What keeps a build from becoming a wheel, as a sentence."""
+    """Why a build cannot become a wheel."""
 
 
 def project() -> dict[str, str]:
@@ -42,7 +42,8 @@ def project() -> dict[str, str]:
 
 def entry_points() -> str:
     text = (ROOT / "pyproject.toml").read_text()
-    tables = re.findall(r'^\[project\.entry-points\."?([\w.]+)"?\]\n((?:.+\n)*)', text, re.MULTILINE)
+    table = r'^\[project\.entry-points\."?([\w.]+)"?\]\n((?:.+\n)*)'
+    tables = re.findall(table, text, re.MULTILINE)
     return "\n".join(f"[{group}]\n" + lines.replace('"', "") for group, lines in tables)
 
 
@@ -122,7 +123,8 @@ class Wheel:
 
 def metadata(of: dict[str, str]) -> str:
     head = (
-        f"Metadata-Version: 2.1\nName: {of['name']}\nVersion: {of['version']}\n"
+        f"Metadata-Version: 2.4\nName: {of['name']}\nVersion: {of['version']}\n"
+        f"License-Expression: {of['license']}\nLicense-File: LICENSE\n"
         f"Summary: {of['description']}\nRequires-Python: {of['requires-python']}\n"
         'Provides-Extra: pytest\nRequires-Dist: pytest>=7; extra == "pytest"\n'
         "Description-Content-Type: text/markdown\n\n"
@@ -156,6 +158,7 @@ def pack(build: Path, out: Path) -> Path:
             wheel.add(f"{stem}.data/{folder}/{inside.as_posix()}", file.read_bytes(),
                       is_program=folder == "scripts")  # fmt: skip
         wheel.add(f"{stem}.dist-info/METADATA", metadata(of).encode())
+        wheel.add(f"{stem}.dist-info/licenses/LICENSE", (ROOT / "LICENSE").read_bytes())
         wheel.add(f"{stem}.dist-info/WHEEL",
                   f"Wheel-Version: 1.0\nGenerator: pack_wheel\nRoot-Is-Purelib: false\n"
                   f"Tag: {tag}\n".encode())  # fmt: skip

@@ -2,11 +2,12 @@
 """The rooms of the house as a picture, out of the rooms.txt that CMake writes from its targets.
 
     rooms_picture.py ROOMS DOCUMENT          put it between the marks in DOCUMENT
-    rooms_picture.py ROOMS DOCUMENT --check  exit status 1, and what it should be, if it is not there
+    rooms_picture.py ROOMS DOCUMENT --check  exit status 1, and the right one, if it is not there
 
-A room stands above all that it may include. Arrows that follow from others are left out, so a room
-may include what it points at and some of what lies below that; rooms.txt says what exactly.
+A room is above everything that it may include. Arrows that follow from others are left out, so a
+room may include what it points at and some rooms below that; rooms.txt lists them exactly.
 """
+
 import sys
 
 BEGIN = "<!-- rooms: cmake --build DIR --target picture -->\n"

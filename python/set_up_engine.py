@@ -5,7 +5,7 @@
 Makes FOLDER/venv, with what the imports of vLLM's scheduler and worker need, and
 FOLDER/vllm-0.33.0, with vLLM's Python sources: no compiled code, no GPU, no model. Run again with
 another release for one more folder; the environment is made once. Settings of pip (its
-configuration, PIP_... variables) hold. docs/real_engines.md says more.
+configuration, PIP_... variables) hold. docs/engines.md says more.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/data_root.h"
+#include "cli/output/again.h"
 #include "properties/generate/claimed_features.h"
 #include "reference/profiles/engine_profile.h"
 
@@ -22,8 +23,8 @@ std::string variable(const char* name, const char* otherwise) {
   return value == nullptr || *value == '\0' ? otherwise : value;
 }
 
-// Of the environment that a wheel was installed into: its packages hold the adapters. Empty: this
-// is no wheel, or somebody says which interpreter or folder to take.
+// The interpreter of the environment that a wheel was installed into: its packages hold the
+// adapters. Empty: not a wheel, or the user names an interpreter or folder.
 fs::path interpreter_with_adapters() {
   for (const char* name : {"LOCKSTEP_PYTHON", "LOCKSTEP_PYTHONPATH"})
     if (!std::string_view(variable(name, "")).empty()) return {};
@@ -42,12 +43,6 @@ Result<std::string> command_of(const DecisionsOptions& options) {
 }
 
 }  // namespace
-
-std::string shell_word(std::string_view text) {
-  std::string result = "'";
-  for (const char c : text) result += c == '\'' ? std::string("'\\''") : std::string(1, c);
-  return result + "'";
-}
 
 Result<std::string> adapter_command(std::string_view option, const std::string& named) {
   const std::size_t colon = named.find(':');
@@ -76,9 +71,10 @@ Result<std::string> adapter_command(std::string_view option, const std::string& 
 
 void declare_decisions(CLI::App& command, DecisionsOptions& options) {
   command
-      .add_option("--decisions", options.decisions,
-                  "who decides in place of the model: vllm[:DIR], sglang[:DIR], or a command that "
-                  "speaks docs/scheduler_protocol.md")
+      .add_option(
+          "--decisions", options.decisions,
+          "the scheduler in place of the model: vllm[:DIR], sglang[:DIR], or a command that "
+          "speaks docs/protocols.md")
       ->type_name("ENGINE");
   command
       .add_option("--decisions-timeout", options.timeout_s,
@@ -91,7 +87,7 @@ void declare_decisions(CLI::App& command, DecisionsOptions& options) {
 void declare_conform(CLI::App& command, DecisionsOptions& options) {
   command
       .add_flag("--conform", options.conforms,
-                "hold every field of every step against what the model decides (docs/fuzzing.md)")
+                "compare every field of every step with the model's decision (docs/fuzzing.md)")
       ->needs("--decisions");
 }
 

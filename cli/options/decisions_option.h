@@ -1,4 +1,4 @@
-// --decisions: who decides in place of the model, for every command that has it.
+// --decisions: the engine that decides instead of the model, for every command that has it.
 #pragma once
 
 #include <cstdint>
@@ -28,8 +28,6 @@ struct DecisionsOptions {
 // --decisions and --decisions-timeout.
 void declare_decisions(CLI::App& command, DecisionsOptions& options);
 
-// For /bin/sh.
-std::string shell_word(std::string_view text);
 // The command that starts this project's adapter of "vllm[:DIR]" or "sglang[:DIR]"; `option` names
 // where that was given.
 Result<std::string> adapter_command(std::string_view option, const std::string& engine);
@@ -39,8 +37,8 @@ void declare_conform(CLI::App& command, DecisionsOptions& options);
 // The engines that it names, the first of them started; null: the model decides.
 Result<std::shared_ptr<ForeignEngines>> open_decisions(const DecisionsOptions& options);
 
-// Of a saved case: who decided when it failed, where that is not who decides now; else empty.
-// `engine`: the model's profile, which decides without `engines`.
+// Names the engine that decided when a saved case failed, if a different one decides now; else
+// empty. `engine`: the model's profile, which decides without `engines`.
 std::string decider_text(const std::optional<RecordedEngine>& decided_by, const std::string& engine,
                          const ForeignEngines* engines);
 

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <utility>
 
+#include "reference/plan/capacity.h"
 #include "reference/profiles/releases.h"
 #include "traces/formats/run_spec.h"
 
@@ -17,7 +18,7 @@ namespace {
 constexpr std::int64_t kTokensMax = std::int64_t{1} << 31;
 constexpr std::int64_t kRanksMax = 4096;
 
-// A word that `from_name` knows, or a sentence that lists what it may be.
+// A word that `from_name` accepts, or an error message that lists the accepted words.
 template <class T>
 Result<T> parse_word(std::string_view option, std::string_view text,
                      std::optional<T> (*from_name)(std::string_view), std::string_view expected) {
@@ -77,7 +78,7 @@ void add_layout_options(CLI::App& command, LayoutArguments& a) {
       ->needs(host);
   command
       .add_option("--hidden-states", a.hidden_state_layers,
-                  "extract the hidden states of so many layers")
+                  "number of layers whose hidden states are extracted")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{1024}));
   command.add_option("--hidden-size", a.hidden_size, "elements of one layer's hidden state")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 16));
@@ -89,6 +90,25 @@ Result<bool> is_placed(const LayoutArguments& a) {
   if (release == nullptr)
     return fail(fmt::format("--engine: '{}' is not one of {}", a.engine, release_names()));
   return release->page_format == PageFormat::overlaid;
+}
+
+std::vector<std::string> plan_warnings(const LayoutArguments& a, const ModelSpec& model,
+                                       const PlanOptions& options, std::int64_t hit_step_tokens) {
+  std::vector<std::string> warnings;
+  const Release* release = a.engine.empty() ? nullptr : find_release(a.engine);
+  const bool overlays = release != nullptr && release->page_format == PageFormat::overlaid;
+  if (release != nullptr && !overlays && release->name != kPlannerOfTensors)
+    warnings.push_back(fmt::format(
+        "planned by the rules of {}: {} may plan and lay out its pages differently ({})",
+        kPlannerOfTensors, release->name, name_of(release->page_format)));
+  if (const std::int64_t drafts = num_draft_layers(model);
+      drafts > 0 && options.num_spec > 0 && !options.has_drafter)
+    warnings.push_back(fmt::format("the draft model's layers are left out: {} of {} layers", drafts,
+                                   model.layers.size()));
+  if (options.max_model_len <= hit_step_tokens)
+    warnings.push_back(
+        unfilled_block_text(hit_step_tokens, options.max_model_len, "max_model_len"));
+  return warnings;
 }
 
 Result<std::int64_t> parse_size(std::string_view text) {
@@ -132,7 +152,8 @@ Result<PlanOptions> plan_options(const LayoutArguments& a, const ModelSpec& mode
   o.num_gpu_blocks_override = a.num_blocks;
   o.max_num_seqs = a.max_num_seqs;
   o.disable_hybrid_kv_cache_manager = a.disable_hybrid_kv_cache_manager;
-  LS_RETURN_IF_ERROR(set_kv_dtype(a.kv_dtype, o));
+  LS_RETURN_IF_ERROR(a.kv_dtype == "auto" ? take_checkpoint_format(model, o)
+                                          : set_kv_dtype(a.kv_dtype, o));
   if (!a.ssm_dtype.empty()) {
     LS_ASSIGN_OR_RETURN(o.ssm_dtype, parse_word<DType>("--ssm-dtype", a.ssm_dtype, dtype_from_name,
                                                        "bf16, fp16, fp32, fp8"));

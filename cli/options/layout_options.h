@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/result.h"
 #include "reference/plan/model_spec.h"
@@ -18,7 +19,7 @@ namespace lockstep {
 
 // As typed; plan_options() gives them their meaning.
 struct LayoutArguments {
-  std::string kv_dtype = "bf16";
+  std::string kv_dtype = "auto";  // as the model or its checkpoint has it
   std::string ssm_dtype;
   std::string mamba_cache_mode = "none";
   std::string backend = "flash_attn";
@@ -49,9 +50,14 @@ void add_layout_options(CLI::App& command, LayoutArguments& arguments);
 
 Result<PlanOptions> plan_options(const LayoutArguments& arguments, const ModelSpec& model);
 
-// Whether the engine's groups overlay one allocation (sim/report/placement_report.h). An Error: a
-// release that nobody knows.
+// True if the engine's groups overlay one allocation (sim/report/placement_report.h). An Error: an
+// unknown release.
 Result<bool> is_placed(const LayoutArguments& arguments);
+
+// Remarks that belong under a plan: the rules of another release made it, it leaves out the draft
+// model's layers, no prompt can fill a block. `hit_step_tokens`: hits are multiples of it; 0: none.
+std::vector<std::string> plan_warnings(const LayoutArguments& arguments, const ModelSpec& model,
+                                       const PlanOptions& options, std::int64_t hit_step_tokens);
 
 // "40GiB", "40G", "512MiB", "42949672960".
 Result<std::int64_t> parse_size(std::string_view text);

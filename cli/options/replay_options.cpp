@@ -1,4 +1,5 @@
 #include "cli/options/replay_options.h"
+#include "cli/options/output_option.h"
 
 #include <fmt/format.h>
 
@@ -147,9 +148,11 @@ std::string name_a_sample(std::string& file) {
 }  // namespace
 
 ReplayRequest request_of(const ReplayOptions& options) {
+  ImportOptions import = options.import;
+  import.shards = options.shards;
   return {.file = options.file,
           .run = options.run,
-          .import = options.import,
+          .import = std::move(import),
           .tells_cache_events = !options.cache_events_path.empty(),
           .draws = !options.report_path.empty() || !options.perfetto_path.empty(),
           .saves = !options.save_dir.empty()};
@@ -165,16 +168,21 @@ void declare_import(CLI::App& command, ImportOptions& options) {
             options = *given;
           },
           "of another tool's trace: block=N (tokens of an id), time=ms|s, turns=whole|added, "
-          "zero=one|skip|refuse (outputs of no tokens)")
+          "zero=one|skip|refuse (outputs of no tokens), arrival=closed (all at once), torn=skip "
+          "(a last row that breaks off)")
       ->type_name("LIST");
 }
 
 void declare_replay_options(CLI::App& command, ReplayOptions& o) {
   command
-      .add_option(
-          "FILE", o.file,
-          "request trace, trace of another tool, benchmark, recording or saved case; or the "
-          "name of a sample that came with this")
+      .add_option_function<std::vector<std::string>>(
+          "FILE",
+          [&o](const std::vector<std::string>& files) {
+            o.file = files.front();
+            o.shards.assign(files.begin() + 1, files.end());
+          },
+          "request trace, trace of another tool (several files: its shards, in order), benchmark, "
+          "recording or saved case; or the name of a sample that came with this")
       ->required()
       ->transform(CLI::Validator([](std::string& file) { return name_a_sample(file); }, ""));
   declare_import(command, o.import);
@@ -183,38 +191,30 @@ void declare_replay_options(CLI::App& command, ReplayOptions& o) {
   declare_conform(command, o.decisions);
   declare_worker(command, o.worker);
   const std::string group = "Output";
-  command.add_option("--report", o.report_path, "one HTML page that draws the run")->group(group);
-  command
-      .add_option("--perfetto", o.perfetto_path,
-                  "a trace for ui.perfetto.dev: requests as tracks, steps, hits, blocks")
-      ->type_name("FILE")
+  declare_output(command, "--report", o.report_path, "HTML page that draws the run")->group(group);
+  declare_output(command, "--perfetto", o.perfetto_path,
+                 "a trace for ui.perfetto.dev: requests as tracks, steps, hits, blocks")
       ->group(group);
   declare_reports(command, o.reports, "the result as JSON", group);
-  command
-      .add_option("--hidden-states", o.hidden_states_dir,
-                  "a folder for the hidden states of finished requests, a file each, whole as soon "
-                  "as it is there (docs/formats.md)")
-      ->type_name("DIR")
+  declare_output_folder(
+      command, "--hidden-states", o.hidden_states_dir,
+      "existing folder for the hidden states of finished requests, a file each (docs/formats.md)")
       ->group(group);
-  command
-      .add_option("--cache-events", o.cache_events_path,
-                  "JSON lines: blocks stored in and removed from the prefix cache, step by step")
+  declare_output(command, "--cache-events", o.cache_events_path,
+                 "JSON lines: blocks stored in and removed from the prefix cache, step by step")
       ->group(group);
-  command
-      .add_option(
-          "--save-facts", o.facts_path,
-          "of a recording on an engine's own worker: the recording with what the worker did, "
-          "for `lockstep audit` (docs/formats.md)")
-      ->type_name("FILE")
+  declare_output(
+      command, "--save-facts", o.facts_path,
+      "of a recording on an engine\'s own worker: the recording with what the worker did, "
+      "for `lockstep audit` (docs/formats.md)")
       ->group(group);
   CLI::Option* save =
-      command.add_option("--save", o.save_dir, "folder that a divergence is saved to, as a case")
+      declare_output_folder(command, "--save", o.save_dir, "folder for the case of a divergence")
           ->group(group);
-  command.add_flag("--shrink", o.shrink, "make the saved case as small as it goes, beside it")
+  command.add_flag("--shrink", o.shrink, "shrink the saved case, into the same folder")
       ->needs(save)
       ->group(group);
-  command
-      .add_option("--shrink-seconds", o.shrink_seconds, "to make it small, at most; 0: no limit")
+  command.add_option("--shrink-seconds", o.shrink_seconds, "time limit for shrinking; 0: none")
       ->needs(save)
       ->check(CLI::NonNegativeNumber)
       ->type_name("S")
@@ -233,7 +233,7 @@ Result<OpenReplay> open_replay(const ReplayRequest& request,
                                const std::shared_ptr<ForeignEngines>& engines,
                                const BackendOf& backend_of, bool conforms) {
   LS_ASSIGN_OR_RETURN(auto prepared, prepare_replay(request));
-  OpenReplay replay{std::move(prepared), nullptr, nullptr};
+  OpenReplay replay{std::move(prepared), nullptr, {}, nullptr};
   LS_RETURN_IF_ERROR(plan_faults(replay));
   replay.parts.faults = replay.run.faults;
   if (backend_of) {
@@ -245,18 +245,27 @@ Result<OpenReplay> open_replay(const ReplayRequest& request,
     replay.parts.decisions = decisions_of(engines, conforms ? 1 : kStepsPerTableShown);
   if (conforms) {
     if (replay.config.data_parallel.dp_size > 1)
-      return fail("--conform with data parallel ranks: the model is held against one engine");
+      return fail("--conform with data parallel ranks: the model is compared with one engine");
     replay.parts.attach = [&replay](std::int32_t, Workload* workload) {
       replay.conforming = std::make_unique<ConformingRun>(*workload);
       return Onlooker{.workload = &replay.conforming->workload(),
                       .observer = replay.conforming.get()};
     };
   }
+  const bool has_connector =
+      !replay.config.connector.parts.empty() || replay.parts.clients->connector() != nullptr;
+  if (engines == nullptr && HitCounter::applies(replay.config) && !has_connector)
+    replay.parts.attach = [&replay](std::int32_t, Workload* workload) {
+      HitCounter& counter = *replay.hits.emplace_back(std::make_unique<HitCounter>(*workload));
+      return Onlooker{.workload = &counter.workload(), .observer = &counter};
+    };
   auto session = Session::open(replay.config, std::move(replay.parts));
   if (!session)
     return fail(fmt::format("{}{}", replay.run.faults.empty() ? "" : request.file + ": ",
                             session.error().message));
   replay.session = std::move(*session);
+  for (std::size_t i = 0; i < replay.hits.size(); ++i)
+    replay.hits[i]->open(replay.config, *replay.session->engines()[i].decisions);
   if (conforms)
     LS_RETURN_IF_ERROR(
         replay.conforming->open(replay.config, *replay.session->engines().front().decisions));

@@ -5,11 +5,13 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "base/result.h"
 #include "cli/options/decisions_option.h"
 #include "cli/options/worker_option.h"
-#include "cli/reports.h"
+#include "cli/output/reports.h"
+#include "properties/judge/hit_counter.h"
 #include "sim/conform/live_conform.h"
 #include "sim/setup/replay_setup.h"
 
@@ -21,6 +23,8 @@ namespace lockstep {
 
 struct ReplayOptions {
   std::string file;
+  std::string from;  // engine that builds the layers of run.recipe.model
+  std::vector<std::string> shards;  // that follow it
   GivenRun run;
   ImportOptions import;
 
@@ -28,7 +32,7 @@ struct ReplayOptions {
   std::string report_path, perfetto_path, save_dir, cache_events_path, hidden_states_dir,
       facts_path;
   ReportOptions reports;
-  bool shrink = false;  // what is saved, beside it
+  bool shrink = false;  // also saves the shrunk case
   double shrink_seconds = 0;
   DecisionsOptions decisions;
   WorkerOptions worker;
@@ -51,12 +55,13 @@ using BackendOf = std::function<Result<BackendFactory>(const PreparedReplay& pre
 
 // A prepared replay with its session, which has taken `parts`, and its faults in `run`.
 struct OpenReplay : PreparedReplay {
-  std::unique_ptr<ConformingRun> conforming;  // looks on, with --conform
+  std::unique_ptr<ConformingRun> conforming;      // looks on, with --conform
+  std::vector<std::unique_ptr<HitCounter>> hits;  // per engine, where the model decides
   std::unique_ptr<Session> session;
 };
-// Errors: what prepare_replay(), the scheduler or a backend refuses, faults that are none.
-// `engines`: who decides; null: the model. `backend_of`: absent: replay_backend(). `conforms`:
-// decisions of other engines are held against the model.
+// Errors: what prepare_replay(), the scheduler or a backend refuses, invalid faults. `engines`: the
+// deciding engine; null: the model. `backend_of`: absent: replay_backend(). `conforms`: decisions
+// of other engines are compared with the model.
 Result<OpenReplay> open_replay(const ReplayRequest& request,
                                const std::shared_ptr<ForeignEngines>& engines = nullptr,
                                const BackendOf& backend_of = {}, bool conforms = false);

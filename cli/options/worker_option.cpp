@@ -7,13 +7,14 @@
 #include <utility>
 
 #include "cli/options/decisions_option.h"
+#include "cli/output/again.h"
 
 namespace lockstep {
 
 void declare_worker(CLI::App& command, WorkerOptions& options) {
   command
       .add_option("--runner", options.runner,
-                  "of --backend vllm: the first model runner of its worker (v1), or the second "
+                  "of --backend vllm: model runner V1 or V2 of its worker (v1, v2) "
                   "(v2); by default that of a saved case, else v1")
       ->check(CLI::IsMember({"v1", "v2"}));
   command

@@ -34,18 +34,18 @@ WorkerOptions with_case(WorkerOptions options, const std::optional<WorkedBy>& wo
 // is_engine_worker(backend).
 Result<std::shared_ptr<ForeignEngines>> open_workers(const std::string& backend,
                                                      const WorkerOptions& options);
-// `facts`: is given what they do; absent: nobody asks.
+// `facts` receives what they do; absent: not recorded.
 BackendFactory worker_factory(std::shared_ptr<ForeignEngines> workers, FactsSink facts = {});
 // Starts them for the first case.
 BackendFactory worker_factory(const std::string& backend, const WorkerOptions& options);
 
-// Who works, as a saved case names it.
+// The worker, as a saved case names it.
 WorkedBy worker_of(const ForeignEngines& workers, const WorkerOptions& options);
-// Of a saved case: who worked when it failed, where that is not who works now; else empty. `now`:
+// Names the worker when a saved case failed, if a different one works now; else empty. `now`:
 // absent: `backend` does.
 std::string worker_text(const std::optional<WorkedBy>& worked_by, const std::string& backend,
                         const std::optional<WorkedBy>& now);
-// Narrows generated cases to what the worker says it takes (docs/worker_protocol.md).
+// Narrows generated cases to what the worker says it takes (docs/protocols.md).
 void fit_generator(const EngineHello& hello, GeneratorOptions& generator);
 
 }  // namespace lockstep

@@ -5,6 +5,8 @@
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
+#elif defined(__SANITIZE_THREAD__)
+#include <sanitizer/tsan_interface.h>
 #endif
 
 namespace simt {
@@ -27,6 +29,8 @@ Fiber::~Fiber() {
 #if defined(__SANITIZE_ADDRESS__)
   // Or what is mapped here next would have this stack's red zones.
   if (stack_) __asan_unpoison_memory_region(stack_.base() + kGuardBytes, kStackBytes);
+#elif defined(__SANITIZE_THREAD__)
+  if (stack_ && thread_ != nullptr) __tsan_destroy_fiber(thread_);
 #endif
 }
 
@@ -47,6 +51,9 @@ void Fiber::restart(Entry entry) {
 #if defined(__SANITIZE_ADDRESS__)
   __asan_unpoison_memory_region(bottom, kStackBytes);  // abandoned frames left their red zones
   sanitizer_fake_stack_ = nullptr;
+#elif defined(__SANITIZE_THREAD__)
+  if (thread_ != nullptr) __tsan_destroy_fiber(thread_);  // and its calls that never returned
+  thread_ = __tsan_create_fiber(0);
 #endif
   context_ =
       boost::context::detail::make_fcontext(bottom + usable_bytes_, usable_bytes_, &Fiber::begin);
@@ -72,6 +79,9 @@ void Fiber::switch_to(Fiber& from, Fiber& to) {
 #if defined(__SANITIZE_ADDRESS__)
   __sanitizer_start_switch_fiber(&from.sanitizer_fake_stack_, to.sanitizer_bottom_,
                                  to.sanitizer_size_);
+#elif defined(__SANITIZE_THREAD__)
+  if (!from.stack_) from.thread_ = __tsan_get_current_fiber();
+  __tsan_switch_to_fiber(to.thread_, 0);
 #endif
   arrive(boost::context::detail::jump_fcontext(to.context_, &passage));
 }

@@ -51,6 +51,7 @@ class Fiber {
   const void* sanitizer_bottom_ = nullptr;  // stack bounds for ASan, passed at every switch
   std::size_t sanitizer_size_ = 0;
   [[maybe_unused]] void* sanitizer_fake_stack_ = nullptr;
+  [[maybe_unused]] void* thread_ = nullptr;  // the thread that TSan sees
 };
 
 }  // namespace simt

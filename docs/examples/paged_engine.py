@@ -1,4 +1,4 @@
-"""A small engine behind the scheduler protocol (docs/scheduler_protocol.md).
+"""A small engine behind the scheduler protocol (docs/protocols.md).
 
     lockstep fuzz --decisions 'python3 docs/examples/paged_engine.py'
 
@@ -107,7 +107,8 @@ class Engine:
             blocks = self.give(name, request["computed"] + tokens, preempted)
             if blocks is None:
                 break
-            row = {"id": name, "tokens": tokens, "computed": request["computed"], "blocks": [blocks]}
+            computed = request["computed"]
+            row = {"id": name, "tokens": tokens, "computed": computed, "blocks": [blocks]}
             if is_new:
                 row["new"] = True
                 if request["seen"]:

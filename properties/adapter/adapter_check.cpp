@@ -21,7 +21,7 @@ namespace {
 constexpr int kCasesPerFeature = 3;
 constexpr std::uint64_t kSeedsPerFeature = 40;
 
-// Of a request, a reply or a configuration: words that no generated case is drawn by.
+// Words of requests, replies and configurations that are never generated.
 constexpr std::array<std::string_view, 7> kOtherWords = {
     "no_prefix_caching", "min_tokens",  "repetition_detection", "skip_reading_prefix_cache",
     "reset_running",     "pause_state", "sliding_window_mla"};
@@ -71,7 +71,7 @@ class Dialogue {
     const EngineFailure* failed = engine_.failure();
     return failed == nullptr ? "" : fmt::format("{}: {}", failed->kind, failed->what);
   }
-  // Empty: the reply to `message` was `failed`. The case is over.
+  // Empty: the reply to `message` was `failed`. The case has ended.
   std::string failed(std::string message) {
     engine_.ask(message + "\n", [](JsonObject& reply) { reply.entries(); });
     const EngineFailure* failure = engine_.failure();
@@ -145,7 +145,7 @@ class Dialogue {
     if (what.empty() &&
         (!decision_.tables || decision_.tables->size() != 1 || decision_.tables->front().id != "a"))
       what = "no `tables`, or not those of the requests that run";
-    checks_.add("`schedule` with \"tables\" shows the block tables of who runs", what);
+    checks_.add("`schedule` with \"tables\" shows the block tables of running requests", what);
     if (what.empty()) what = updated({{"a", {7}}});
     if (what.empty())
       what = unless(
@@ -160,14 +160,14 @@ class Dialogue {
     if (what.empty())
       what = unless(tokens_of("a") == kPrompt + 2,
                     "num_tokens lacks a request that the output has stopped");
-    checks_.add("a request ends with max_tokens tokens, and `update` says so", what);
+    checks_.add("a request ends with max_tokens tokens, and `update` reports it", what);
     if (what.empty()) what = scheduled();
     if (what.empty())
       what = unless(decision_.finished == std::vector<std::string>{"a"},
                     "`finished` of the next step does not have request a");
     if (what.empty())
       what = unless(decision_.free_blocks == header_.num_blocks - 1,
-                    fmt::format("{} blocks are free with nobody left; expected {}",
+                    fmt::format("{} blocks are free with no request left; expected {}",
                                 decision_.free_blocks, header_.num_blocks - 1));
     checks_.add("the next step says that it has finished, and its blocks are free", what);
     ++step_;
@@ -182,7 +182,7 @@ class Dialogue {
                                                "is {}",
                                                4 * kPrompt, header_.options.config.max_model_len));
     checks_.add("`add` refuses a prompt that max_model_len has no room for", what);
-    checks_.add("a refused request is none, and the case goes on",
+    checks_.add("a refused request does not exist, and the case continues",
                 first_of({added("a", kPrompt, 1), scheduled(),
                           unless(decision_.scheduled.size() == 1, "not one request is scheduled"),
                           updated({{"a", {7}}})}));
@@ -204,8 +204,8 @@ class Dialogue {
   void goes_on_after_failures() {
     constexpr std::pair<std::string_view, std::string_view> kWrong[] = {
         {"a message that the page does not have is `failed`", R"({"sleep":true})"},
-        {"a line that is no JSON is `failed`", "schedule 0"},
-        {"a line that is no object is `failed`", "[1]"},
+        {"a line that is not JSON is `failed`", "schedule 0"},
+        {"a line that is not an object is `failed`", "[1]"},
         {"a key that a message does not have is `failed`",
          R"({"add":"b","prompt":[[1,4]],"max_tokens":1,"arrival":0.0,"colour":1})"},
         {"a key that a message lacks is `failed`", R"({"add":"b","prompt":[[1,4]]})"}};
@@ -218,7 +218,7 @@ class Dialogue {
                                      [](JsonObject& reply) { read_refusal(reply); })}));
     std::string what = first_of({opened(), failed(R"({"sleep":true})")});
     if (what.empty() && engine_.begin_case()) what = failed(R"({"schedule":0})");
-    checks_.add("after `failed` nothing but `close` and `open` follows", what);
+    checks_.add("after `failed` only `close` and `open` may follow", what);
     engine_.begin_case();
     checks_.add("`close` follows `failed`", answered(close_message()));
     what = failed(R"({"schedule":0})");
@@ -236,7 +236,7 @@ class Dialogue {
                      decision_.free_blocks == header_.num_blocks - 1,
                  "it runs on, is not in `finished`, or keeps blocks");
     checks_.add("`abort` ends a request", what);
-    checks_.add("an abort may name a request that has left", answered(abort_message("a")));
+    checks_.add("an abort may name a finished request", answered(abort_message("a")));
     resets();
     pauses();
     asks_for_features_of_requests();
@@ -252,7 +252,7 @@ class Dialogue {
                       [&](JsonObject& reply) { done = read_reset(reply, header_, decision_); });
     };
     checks_.add(name, first_of({opened(), reset(false)}));
-    const std::string with_running = "a reset with `running` preempts all who run";
+    const std::string with_running = "a reset with `running` preempts all running requests";
     if (!engine_.hello().can("reset_running")) return checks_.skip(with_running, "not claimed");
     std::string what = first_of(
         {opened(), added("a", kPrompt, 4), scheduled(), updated({{"a", {7}}}), reset(true)});
@@ -265,20 +265,21 @@ class Dialogue {
   }
 
   void pauses() {
-    const std::string name = "a paused engine lets nobody in, until it is not";
+    const std::string name = "a paused engine admits no request until it is resumed";
     if (!engine_.hello().can("pause_state")) return checks_.skip(name, "not claimed");
     std::string what = first_of({opened(), added("a", kPrompt, 2),
                                  answered(pause_message(PauseState::paused_new)), scheduled()});
-    if (what.empty()) what = unless(decision_.scheduled.empty(), "a request was let in");
+    if (what.empty()) what = unless(decision_.scheduled.empty(), "a request was admitted");
     ++step_;
     if (what.empty()) what = first_of({answered(pause_message(PauseState::unpaused)), scheduled()});
-    if (what.empty()) what = unless(decision_.scheduled.size() == 1, "it was not let in then");
+    if (what.empty())
+      what = unless(decision_.scheduled.size() == 1, "it was not admitted after the pause");
     checks_.add(name, what);
     checks_.add("an unknown pause_state is `failed`",
                 first_of({opened(), failed(R"({"pause_state":"ASLEEP"})")}));
   }
 
-  // Those that no generated case is drawn by.
+  // Words that are never generated.
   void asks_for_features_of_requests() {
     constexpr std::pair<std::string_view, std::string_view> kKeys[] = {
         {"min_tokens", R"("min_tokens":1)"},
@@ -360,7 +361,7 @@ Decided decided(const SavedCase& saved, const std::shared_ptr<ForeignEngines>& e
   return decided;
 }
 
-// A few cases of a feature agree; and, decided again, they are decided alike.
+// A few cases of a feature agree; decided again, they are decided the same way.
 void check_feature(const AdapterCheckOptions& options, std::string_view word, FeatureSet of,
                    Checks& checks, std::vector<std::pair<SavedCase, Decided>>& all) {
   GeneratorOptions generator;
@@ -445,10 +446,10 @@ Result<std::vector<AdapterCheck>> check_adapter(const AdapterCheckOptions& optio
     }
     if (!is_claimed) checks.skip(fmt::format("cases of `{}` agree", feature.word), "not claimed");
   }
-  checks.add("a case is decided alike a second time", difference(all, options.engines));
+  checks.add("a case is decided the same way a second time", difference(all, options.engines));
   options.engines->restart();
   checks.add("... and by another process", difference(all, options.engines));
-  checks.add("the process ends with its input, and says nothing but replies",
+  checks.add("the process ends with its input, and prints only replies",
              ends_with_its_input(options.engines->options()));
   return checks.take();
 }

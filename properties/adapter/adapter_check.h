@@ -1,10 +1,11 @@
-// Whether a process speaks docs/scheduler_protocol.md: every message, what is to be refused, what
-// follows a failure, cases of each feature that it claims, and that it decides a case alike every
+// Checks that a process speaks docs/protocols.md: every message, every refusal, what
+// follows a failure, cases of each claimed feature, and that it decides a case the same way every
 // time.
 //
-// (1) Every check has a line, and one that fails says what was found and what was expected.
-// (2) What a check needs of an engine that does not claim it is skipped, and said so.
-// (3) Whether decisions are right is for `fuzz`; here a few cases of each feature must agree.
+// Invariants
+// (1) Every check has a line. A failing one states what was found and what was expected.
+// (2) A check of a feature that the engine does not claim is skipped, and reported as skipped.
+// (3) `fuzz` judges whether decisions are right; here a few cases of each feature must agree.
 #pragma once
 
 #include <functional>
@@ -19,7 +20,7 @@
 namespace lockstep {
 
 struct AdapterCheck {
-  std::string name;     // a sentence that holds
+  std::string name;     // a proposition
   std::string what;     // why it does not; empty: it holds
   std::string skipped;  // why it was not asked; empty: it was
 };

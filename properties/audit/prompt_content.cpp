@@ -12,7 +12,7 @@ std::uint64_t text_after(std::uint64_t content, std::string_view text) {
   return content;
 }
 
-// Who covers a position; null: nobody.
+// The item at a position; null: none.
 const PromptItem* item_at(const std::vector<PromptItem>& items, std::int32_t position) {
   const auto item = std::ranges::partition_point(
       items, [&](const PromptItem& before) { return before.first + before.count <= position; });
@@ -32,7 +32,7 @@ std::int32_t first_unlike(const std::vector<PromptItem>& here, const std::vector
   return -1;
 }
 
-// Which embedding stands at a position, where one does; digests are told where they begin.
+// Names the embedding at a position; empty: none. A digest is named where its tokens begin.
 std::string row_text(const PromptEmbeds& embeds, std::int32_t position) {
   if (embeds.empty()) return {};
   if (!embeds.digests.empty()) {
@@ -83,7 +83,7 @@ std::uint64_t content_at_position(const KeyedRequest& request, std::uint64_t bef
                                   std::int32_t token, std::int32_t position) {
   std::uint64_t content = content_after(before, token);
   if (request.keys.empty()) return content;
-  // An item is named where it begins: what follows it has it before itself.
+  // The content of an item's first token names the item; later tokens include it.
   if (const PromptItem* item = item_at(request.keys.mm, position);
       item != nullptr && item->first == position)
     content = content_with_item(content, item->identifier);

@@ -1,5 +1,6 @@
-// What a token's cache stands for: the token, all before it, and the keys that a request brings
-// beside them. Requests share content only where all of that is equal.
+// What a cached token stands for: the token, all tokens before it, and the keys of the request.
+//
+// Invariant: two requests share a content id only where all of these are equal.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +17,7 @@ inline std::uint64_t content_after(std::uint64_t before, std::int32_t token) {
   return splitmix64(before * 0x9E3779B97F4A7C15ull + static_cast<std::uint64_t>(token) + 1);
 }
 
-// The cache salt and the keys of one request, under the name that it had.
+// The cache salt and the keys of a request, with its name.
 struct KeyedRequest {
   std::string name;
   std::string cache_salt;
@@ -32,10 +33,10 @@ std::uint64_t empty_prefix(const KeyedRequest& request);
 std::vector<std::uint64_t> contents_of(const KeyedRequest& request,
                                        const std::vector<std::int32_t>& tokens);
 
-// Content of `token` at `position`, behind `before`.
+// Content of `token` at `position`, after `before`.
 std::uint64_t content_at_position(const KeyedRequest& request, std::uint64_t before,
                                   std::int32_t token, std::int32_t position);
-// ... where an item begins: behind that of its first token.
+// ... where an item begins, after the content of its first token.
 std::uint64_t content_with_item(std::uint64_t content, std::string_view identifier);
 // Of row `row` that an encoder computes of an item.
 std::uint64_t content_of_encoder_row(const PromptItem& item, std::int32_t row);

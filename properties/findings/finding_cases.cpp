@@ -70,7 +70,7 @@ constexpr Names kFiles23[] = {"vllm_0_22_1_load_shorter_than_hit.jsonl",
 constexpr Names kFiles25[] = {"vllm_0_33_0_replay_into_null_block.jsonl"};
 
 constexpr FindingCases kFindings[] = {
-    {1, "With EAGLE, a state hit is longer than the attention hit beside it", kFiles1, kReads},
+    {1, "With EAGLE, a state hit is longer than the attention hit", kFiles1, kReads},
     {2, "A second full-attention group keeps blocks beyond the common hit", kFiles2, kShared},
     {3, "A request preempted in its own step leaves uncomputed blocks behind", kFiles3, kReads},
     {4, "A window is retired by a count that includes rejected drafts", kFiles4, kReads},
@@ -78,7 +78,7 @@ constexpr FindingCases kFindings[] = {
      "the plan itself, which is made before a scheduler is there"},
     {6, "The pool of a window is planned without the slots of drafts", kFiles6, kWaits, true,
      "the plan itself, which is made before a scheduler is there"},
-    {7, "A loaded request stands behind one that does not fit", kFiles7, kWaits},
+    {7, "A loaded request waits for one that does not fit", kFiles7, kWaits},
     {8, "Two partly loaded requests each need what the other holds", kFiles8, kWaits},
     {9, "A request that relies on another to recompute a lost block", kFiles9, kReads},
     {10, "A step with fewer drafts stops the engine", kFiles10, kStops},
@@ -86,7 +86,7 @@ constexpr FindingCases kFindings[] = {
     {12, "Blocks for a load evict what another group has hit", kFiles12, kReads},
     {13, "A fully loaded prompt lacks the window of its last token", kFiles13, kReads},
     {14, "A request sent back to a lost block has freed the window before it", kFiles14, kReads},
-    {15, "Output in flight behind a lost block is kept", kFiles15, kInFlight},
+    {15, "Output in flight after a lost block is kept", kFiles15, kInFlight},
     {16, "A checkpoint is exported over the running state", kFiles16, kReads, false,
      "the export, by the rule of the worker, which the audit follows"},
     {17, "The state of a hit is published under a longer prefix", kFiles17, kReads},
@@ -101,7 +101,7 @@ constexpr FindingCases kFindings[] = {
     {23,
      "A load shorter than another group's hit makes the pool count blocks that it does not have",
      kFiles23, kCounted},
-    {25, "A window is computed again from a block that was let go", kFiles25, kReads, false,
+    {25, "A window is computed again from a freed block", kFiles25, kReads, false,
      "the rows themselves, which a worker writes into the null block and reads there"},
 };
 

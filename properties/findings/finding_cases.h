@@ -1,13 +1,14 @@
-// The findings of docs/findings.md as cases that an engine can be given: which files of
-// tests/regressions show each, and by which checks; and what an engine makes of them.
+// The findings of docs/findings.md as cases for an engine: the files of tests/regressions that show
+// each finding, the checks that report it, and an engine's outcome.
 //
-// (1) A case is the smallest one known: a check of the finding that fails in it is the finding.
-// (2) The case asks of an engine what it asked of the release that it was found in. An engine that
-//     cannot be asked for it cannot be tried by it.
-// (3) Where the finding is that a pool is planned too small, the pool is the one that the release
-//     at hand plans.
+// Invariants
+// (1) A case is the smallest known one: a check of the finding that fails in it is the finding.
+// (2) The case requires of an engine what it required of the release that it was found in. An
+//     engine without that support is skipped.
+// (3) If the finding is a pool planned too small, the pool is the one that the tested release
+//     plans.
 //
-// Not seen: what workers make of the tables that they are handed.
+// Not seen: what workers make of their tables.
 #pragma once
 
 #include <cstdint>
@@ -54,7 +55,7 @@ struct FindingTrial {
 
 struct FindingTrialOptions {
   std::string folder;          // of the cases
-  std::string engine;          // the profile that is nearest to the release at hand
+  std::string engine;          // the profile nearest to the tested release
   DecisionsFactory decisions;  // absent: the model decides
   AuditScope scope = AuditScope::other_engine;
 };

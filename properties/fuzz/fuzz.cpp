@@ -14,14 +14,14 @@
 namespace lockstep {
 namespace {
 
-// So many cases see every class: the rarest, an abort while preempted, 40 times without a backend
-// and about 13 times with one.
+// Number of cases that reach every class: the rarest, an abort while preempted, 40 times without a
+// backend and about 13 times with one.
 constexpr std::int64_t kCasesToSeeAll = 10'000;
 
 // What remains of a judged case.
 struct Judged {
   Outcome outcome;
-  std::string known;  // to whom; empty: to nobody
+  std::string known;  // the id of the known failure; empty: a new failure
   std::uint64_t seed = 0;
 };
 
@@ -92,6 +92,7 @@ class FuzzSession {
     report_.worked_by = options_.worked_by;
     report_.backend = options_.generator.backend;
     report_.mutant = options_.mutant;
+    report_.again = options_.again;
     report_.first_seed = options_.first_seed;
     report_.runs = options_.runs;
     report_.shard = options_.shard;
@@ -154,11 +155,21 @@ std::vector<std::string_view> FuzzReport::missing_classes() const {
   return tally.missing();
 }
 
+std::vector<std::string> FuzzReport::not_checked() const {
+  std::vector<std::string> lines;
+  if (backend == "none") lines.emplace_back("memory: no backend, decisions only");
+  if (refused > 0) lines.push_back(fmt::format("refused cases: {}", refused));
+  return lines;
+}
+
+std::string FuzzReport::again_with(std::uint64_t seed) const {
+  return again.empty() ? "" : fmt::format("{} --seed {}", again, seed);
+}
+
 FuzzReport fuzz(const FuzzOptions& options, const FuzzCallbacks& callbacks) {
   LS_CHECK(options.shards >= 1 && options.shard >= 0 && options.shard < options.shards,
            "shard {} of {}", options.shard, options.shards);
   LS_CHECK(options.jobs >= 1 && options.runs >= 0, "{} jobs, {} runs", options.jobs, options.runs);
-  LS_CHECK(options.shards == 1 || !callbacks.go_on, "a run that ends by the clock has no shards");
   return FuzzSession(options, callbacks).run();
 }
 
@@ -172,6 +183,7 @@ Result<FuzzReport> merge_fuzz_reports(std::span<const FuzzReport> parts) {
   whole.worked_by = first.worked_by;
   whole.backend = first.backend;
   whole.mutant = first.mutant;
+  whole.again = first.again;
   whole.first_seed = first.first_seed;
   whole.runs = first.runs;
   for (const FuzzReport& part : parts) {
@@ -182,6 +194,9 @@ Result<FuzzReport> merge_fuzz_reports(std::span<const FuzzReport> parts) {
       return fail(
           "the reports are of different runs: engine, backend, mutant, seeds and number "
           "of shards must be equal");
+    if (part.interrupted)
+      return fail(fmt::format("shard {}/{} was interrupted after {} cases; run it again",
+                              part.shard, part.shards, part.cases));
     if (seen[part.shard])
       return fail(fmt::format("shard {}/{} is there twice", part.shard, part.shards));
     seen[part.shard] = true;

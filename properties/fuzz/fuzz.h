@@ -32,6 +32,7 @@ struct FuzzOptions {
   DecisionsFactory decisions;
   std::string decided_by = {};      // its name; empty: the model
   std::string worked_by = {};       // whose worker `backend` is; empty: no engine's
+  std::string again = {};           // the command that repeats a case, less its --seed
   bool conforms = false;            // JudgeOptions::conforms
   std::vector<KnownFailure> known;  // to the user, besides the findings
   std::uint64_t first_seed = 1;
@@ -64,6 +65,8 @@ struct FuzzReport {
   std::string worked_by;   // empty: no engine's own worker
   std::string backend;
   std::string mutant;
+  std::string again;         // as in FuzzOptions; empty in reports of older releases
+  bool interrupted = false;  // by a signal: read from a file, and not written
   std::uint64_t first_seed = 1;
   std::int64_t runs = 0;  // of the whole run, all shards together
   std::int64_t shard = 0;
@@ -81,8 +84,11 @@ struct FuzzReport {
   StateHash state_hash;                     // of all cases, whatever their order
   bool operator==(const FuzzReport&) const = default;
 
-  // Classes that so many cases should have seen; empty for shards and for narrowed runs.
+  // Classes that this number of cases should have reached; empty for shards and narrowed runs.
   std::vector<std::string_view> missing_classes() const;
+  // What the cases that agreed do not show, a line each.
+  std::vector<std::string> not_checked() const;
+  std::string again_with(std::uint64_t seed) const;
 };
 
 // Its counts by their keys in JSON, in the order of the file.
@@ -102,11 +108,11 @@ struct FuzzCallbacks {
   std::function<void(const SavedCase& saved, const Outcome& outcome)> found;
 };
 
-// Ends early when go_on says no; `runs` of the report is then what was run. REQUIRES: one shard
-// when go_on is given.
+// Ends early when go_on says no; `runs` of an unsharded report is then what was run. A shard that
+// ended early must not be merged.
 FuzzReport fuzz(const FuzzOptions& options, const FuzzCallbacks& callbacks = {});
 
-// Refused: reports of different runs, a shard twice, a shard missing.
+// Refused: reports of different runs, a shard twice, a shard missing, a run that was interrupted.
 Result<FuzzReport> merge_fuzz_reports(std::span<const FuzzReport> parts);
 
 std::string fuzz_report_to_json(const FuzzReport& report);  // one line

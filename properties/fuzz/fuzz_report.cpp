@@ -13,7 +13,8 @@ constexpr std::int64_t kReportVersion = 2;
 
 constexpr JsonWord<OutcomeKind> kKinds[] = {{"divergence", OutcomeKind::divergence},
                                             {"violation", OutcomeKind::violation},
-                                            {"stuck", OutcomeKind::stuck}};
+                                            {"stuck", OutcomeKind::stuck},
+                                            {"harness", OutcomeKind::harness}};
 
 void write_counts(JsonWriter& out, const FuzzReport& report) {
   for (const auto& [name, count] : kFuzzCounts) {
@@ -80,6 +81,8 @@ FuzzReport read_report(JsonValue value) {
   if (auto worked_by = object.optional("worked_by")) report.worked_by = worked_by.string();
   report.backend = object.required("backend").string();
   report.mutant = object.required("mutant").string();
+  if (auto again = object.optional("again")) report.again = again.string();
+  if (auto interrupted = object.optional("interrupted")) report.interrupted = interrupted.boolean();
   report.first_seed = object.required("first_seed").uint64();
   report.runs = object.required("runs").integer(0);
   report.shards = object.required("shards").integer(1, 1 << 20);
@@ -93,6 +96,7 @@ FuzzReport read_report(JsonValue value) {
   }
   for (JsonValue failure : object.required("failures").array())
     report.failures.push_back(read_failure(failure));
+  object.optional("not_checked");  // follows from the rest
   object.finish();
   return report;
 }
@@ -107,6 +111,7 @@ std::string fuzz_report_to_json(const FuzzReport& report) {
   if (!report.worked_by.empty()) out.string("worked_by", report.worked_by);
   out.string("backend", report.backend);
   out.string("mutant", report.mutant).key("first_seed").uint64(report.first_seed);
+  if (!report.again.empty()) out.string("again", report.again);
   out.integer("runs", report.runs).integer("shards", report.shards);
   out.integer("shard", report.shard);
   write_counts(out, report);
@@ -118,7 +123,7 @@ std::string fuzz_report_to_json(const FuzzReport& report) {
   }
   out.end_object().key("failures").begin_array();
   for (const FuzzFailure& failure : report.failures) write_failure(out, failure);
-  out.end_array().end_object();
+  out.end_array().key("not_checked").strings(report.not_checked()).end_object();
   return out.take_line();
 }
 

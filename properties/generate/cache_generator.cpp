@@ -19,8 +19,8 @@ namespace {
 
 constexpr std::size_t kGroupsMax = 4;
 
-// Values of a byte or less, with their scales behind the row or elsewhere. int4: where the release
-// has it in its plans.
+// Values of a byte or less, with their scales after the row or elsewhere. int4: where the release
+// plans it.
 void scale_rows(ChoiceSource& choices, bool has_int4, KVCacheSpec& spec) {
   spec.kv_quant_mode =
       choices.one_of({KVQuantMode::int8_per_token_head, KVQuantMode::fp8_per_token_head,
@@ -223,7 +223,7 @@ void draw_pool(Draw& draw, std::vector<KVCacheGroupSpec> groups, SavedCase& save
   saved.layout = choices.one_of({CacheLayout::NHD, CacheLayout::HND});
   const std::int64_t need = planned_blocks_of_request(saved.engine, groups);
   const bool packed = groups.front().layers_per_page > 1;
-  // With HND the heads of a packed layer lie apart, which the backend does not address.
+  // With HND the heads of a packed layer are separate, which the backend does not address.
   if (packed) saved.layout = CacheLayout::NHD;
   const std::int64_t extra_bytes =
       draw.has(Feature::padded_pages) && !packed && !groups.front().is_uniform_type()
@@ -257,8 +257,8 @@ std::int64_t count_kind(std::span<const KVCacheGroupSpec> groups, CacheKind kind
                             [](const KVCacheGroupSpec& group) { return group.spec.kind; });
 }
 
-// All windows become one that is not cached. States, chunks and cached windows cannot stand beside
-// it, and something must be hit.
+// Turns all windows into one that is not cached. States, chunks and cached windows cannot be
+// combined with it, and some group must have hits.
 bool replay_windows(std::vector<KVCacheGroupSpec>& groups) {
   if (count_kind(groups, CacheKind::mamba) > 0) return false;
   std::erase_if(groups, [](const KVCacheGroupSpec& group) {
@@ -270,8 +270,8 @@ bool replay_windows(std::vector<KVCacheGroupSpec>& groups) {
     return group.spec.kind == CacheKind::sliding_window;
   };
   std::int64_t window = std::ranges::find_if(groups, is_window)->spec.sliding_window;
-  // Findings, 25: the window of the token behind a hit must not begin with a block: what is before
-  // is let go of, and the first token that is computed again belongs there.
+  // Findings, 25: the window of the token after a hit must not start with a block: earlier blocks
+  // are freed, and the first recomputed token belongs there.
   while (std::ranges::any_of(groups, [&](const KVCacheGroupSpec& group) {
     return is_window(group) && window % group.spec.block_size == 1;
   }))
@@ -286,7 +286,7 @@ bool replay_windows(std::vector<KVCacheGroupSpec>& groups) {
   return true;
 }
 
-// Beside the groups there are. It must hold a step's drafts and what is read behind them.
+// Adds a ring to the groups. It must hold a step's drafts and what is read before them.
 bool add_ring(Draw& draw, const EngineConfig& engine, std::vector<KVCacheGroupSpec>& groups) {
   KVCacheGroupSpec& ring = groups.emplace_back();
   ring.layer_names = {"ring.0"};
@@ -393,7 +393,7 @@ void add_items(ChoiceSource& choices, SavedCase& saved) {
   }
 }
 
-// A window behind the prompt leaves something out only where there is much output.
+// A window after the prompt excludes tokens only if the output is long.
 void lengthen_outputs(ChoiceSource& choices, SavedCase& saved) {
   for (TraceRecord& record : saved.trace.records) {
     auto* request = std::get_if<TraceRequest>(&record);
@@ -406,7 +406,8 @@ void lengthen_outputs(ChoiceSource& choices, SavedCase& saved) {
   }
 }
 
-// The engine serves them without prefix caching, and prompts beside an encoder in one step.
+// The engine serves them without prefix caching, and schedules prompts with encoder inputs in one
+// step.
 bool serve_encoder(Draw& draw, std::vector<KVCacheGroupSpec>& groups, SavedCase& saved) {
   if (count_kind(groups, CacheKind::mamba) > 0) return false;
   saved.engine.enable_prefix_caching = saved.engine.enable_chunked_prefill = false;

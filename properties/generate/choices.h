@@ -1,8 +1,9 @@
-// Where a generator's choices come from: a seed, a list of words (rapidcheck's), or a byte string
-// (libFuzzer's). The same choices give the same case, whatever they came from.
+// The source of a generator's choices: a seed, a list of words (rapidcheck's), or a byte string
+// (libFuzzer's). The same choices give the same case, whatever their source.
 //
-// A source that has run out answers 0 for ever: every generator makes 0 the plainest choice, so
-// that a short input is a small case.
+// Invariants
+// (1) An exhausted source answers 0 forever: every generator makes 0 the plainest choice, so that a
+//     short input is a small case.
 #pragma once
 
 #include <cstddef>

@@ -1,9 +1,9 @@
-// What an engine or a worker claims to take, word by word, and what of generated cases that is. A
-// process that does not claim a word is given none of `of`; `lockstep check-adapter` tries a word
-// with cases that all have `tried_with`.
+// What an engine or a worker claims to support, word by word, and the generator features of each
+// word. A process that does not claim a word receives none of `of`; `lockstep check-adapter` tries
+// a word with cases that all have `tried_with`.
 //
-// Not here: words of requests and messages that no generated case is drawn by, and those of
-// workers alone (cli/options/worker_option.h).
+// Not here: words of requests and messages that are never generated, and words of workers only
+// (cli/options/worker_option.h).
 #pragma once
 
 #include <string_view>

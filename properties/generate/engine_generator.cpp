@@ -1,4 +1,4 @@
-// Options of the engine. Combinations that the engine refuses to start with are not drawn.
+// Options of the engine. Combinations that the engine refuses at start are never generated.
 #include <algorithm>
 #include <ranges>
 
@@ -169,7 +169,7 @@ void draw_states_as_served(Draw& draw, SavedCase& saved) {
 
 namespace {
 
-// The scales behind rows must lie on multiples of 4 bytes in every page.
+// Scales after rows must be at multiples of 4 bytes in every page.
 bool has_no_real_rows(const SavedCase& saved, const KVCacheGroupSpec& group) {
   switch (group.spec.kv_quant_mode) {
     case KVQuantMode::none:
@@ -203,7 +203,7 @@ bool has_scratch(const KVCacheGroupSpec& group) {
   return group.spec.kind == CacheKind::circular_buffer || group.spec.bounded_replay;
 }
 
-// What Scheduler::create() takes beside a connector.
+// What Scheduler::create() supports with a connector.
 bool takes_connector(const Draw& draw, const SavedCase& saved) {
   const bool is_modelled = engine_profile(saved.engine.engine).release->models_connectors &&
                            saved.engine.num_prefill_lookahead_tokens <= 1 &&
@@ -228,8 +228,8 @@ void draw_connector(Draw& draw, SavedCase& saved) {
   if (!is_host && !draw.has(Feature::connector_peers)) return;
   saved.connector.parts = {is_host ? ConnectorKind::host : ConnectorKind::peers};
   if (is_host) draw_host_tier(draw, saved);
-  // vLLM assigns lost blocks of several groups to no request. Some loads come through: a request
-  // that never gets one would ask for ever.
+  // vLLM assigns lost blocks of several groups to no request. Some loads succeed: a request that
+  // never gets one would query forever.
   if (draw.has(Feature::failing_loads) && saved.cache.groups.size() == 1)
     saved.connector.load_failed_percent = draw.choices.one_of({20, 50, 80});
   if (draw.has(Feature::load_failure_fails))
@@ -256,8 +256,8 @@ void draw_further_connectors(Draw& draw, SavedCase& saved) {
   }
 }
 
-// With a backend a report of lost blocks is refused while a step is in flight: the engine goes on
-// behind them (findings, 15).
+// With a backend a report of lost blocks is refused while a step is in flight: the engine continues
+// after them (findings, 15).
 void draw_async_connector(Draw& draw, SavedCase& saved) {
   if (saved.connector.parts.empty() || saved.connector.has(ConnectorKind::host)) return;
   if (!draw.has(Feature::async_connectors) || draw.options.worker) return;

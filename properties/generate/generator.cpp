@@ -100,7 +100,7 @@ void draw_features(ChoiceSource& choices, const GeneratorOptions& options, Featu
   }
 }
 
-// Without any kind of cache there is full attention, and a hidden state is beside something.
+// A case without any kind of cache has full attention, and a hidden state needs another group.
 void settle_kinds(FeatureSet& features) {
   bool any = false;
   for (const Feature kind : {Feature::full_attention, Feature::mla, Feature::sliding_window,
@@ -143,7 +143,7 @@ static bool has_room_for_areas(const SavedCase& saved) {
 bool is_accepted(const SavedCase& saved) {
   if (!has_room_for_areas(saved)) return false;
   const auto sizes = resolve_block_sizes(saved.engine, saved.cache.groups);
-  // Hits inside blocks are drawn by themselves, and not where block sizes alone allow them.
+  // Hits inside blocks are their own feature; block sizes alone do not enable them.
   if (!sizes || (sizes->hits_parts_of_blocks && saved.engine.prefix_match_unit == 0)) return false;
   return saved.backend == "none" || ranks_are_accepted(saved);
 }

@@ -1,13 +1,14 @@
-// Whole cases out of choices: a cache, an engine, a pool and traffic, small enough that thousands
-// run in a second without a backend.
+// Whole cases from choices: a cache, an engine, a pool and traffic, small enough that thousands run
+// per second without a backend.
 //
+// Invariants
 // (1) Same choices and options, same case.
-// (2) What is generated is what a reader, the engine and the memory layout accept; an engine that
-//     refuses a drawn configuration has it drawn again, and after a few times a plain one is taken.
-// (3) A pool holds at least one request of max_model_len, as the engine asks for at start: no
-//     request needs to wait for ever.
-// (4) Swarm: every case switches each kind of event and option on or off as a whole, since what is
-//     always a little present hides what happens without it (Groce et al., Swarm Testing, 2012).
+// (2) What is generated is accepted by a reader, the engine and the memory layout. A refused
+//     configuration is generated again, and after a few attempts a plain one is used.
+// (3) A pool holds at least one request of max_model_len, as the engine requires at start: no
+//     request needs to wait forever.
+// (4) Swarm: every case enables or disables each kind of event and option as a whole, since what is
+//     always slightly present hides what happens without it (Groce et al., Swarm Testing, 2012).
 //
 // Not generated: cross attention, several groups of uniform type or under context parallelism.
 #pragma once
@@ -52,7 +53,7 @@ enum class Feature : std::uint8_t {
   no_full_isl_reserve,
   sparse_retention,
   context_parallel,
-  served,  // a release's own defaults, where the search has no wish of its own
+  served,  // a release's own defaults, where the search sets none
   // Traffic.
   shared_prefixes,
   bursts,
@@ -84,23 +85,23 @@ enum class Feature : std::uint8_t {
   prefill_checkpoints,
   hits_inside_blocks,
   // Drawn last: cases that have neither are what they were without them.
-  async_connectors,   // a step in flight beside a connector
+  async_connectors,   // a step in flight with a connector
   engine_hashes,      // block hashes of the engine's own, and with them cache events
   short_drafts,       // a drafter that does not always find as many as it may
-  rising_priorities,  // who comes later is more important: victims that have had their turn
-  // Caches of 2026, which take the place of others in a case that is drawn.
+  rising_priorities,  // later arrivals are more important: victims that have had their turn
+  // Caches of 2026, which replace others in a generated case.
   bounded_replay,
   rings,
   compressed_rows,
   equal_requests,  // one priority, one arrival, prompts too long for the pool to hold two
   mapped_tables,   // compressed rows whose kernels take parts of their group's blocks
-  // One of these at most, beside attention of a request's own tokens.
+  // At most one of these, with attention of a request's own tokens.
   cross_attention,
   sinks,
   reference_windows,
   drafter_cache,  // layers of a drafter, whose rows are written and read by its own passes
   hisparse,       // groups of HiSparse, and the workers of their pages, in place of the cache
-  whole_caches,   // that each rank of a context keeps whole, beside others
+  whole_caches,   // replicated over context parallel ranks, with sharded ones
 };
 inline constexpr std::size_t kNumFeatures = static_cast<std::size_t>(Feature::whole_caches) + 1;
 std::string_view name_of(Feature feature);
@@ -144,7 +145,7 @@ struct GeneratorOptions {
   struct Worker {
     std::vector<DType> dtypes = {};  // of attention; empty: all
     bool one_dtype = false;          // ... and all layers have the same
-    bool drafts_in_flight = false;   // drafts beside asynchronous scheduling
+    bool drafts_in_flight = false;   // drafts with asynchronous scheduling
   };
   std::string engine = {};       // a profile's name; empty: any
   FeatureSet always = {};        // switched on in every case
@@ -154,7 +155,7 @@ struct GeneratorOptions {
   std::int64_t requests_max = 10;
   bool device_modes = false;  // captured graphs and real numbers too
   std::optional<Worker> worker = {};
-  // Another engine decides: beside a connector too, whether its release is modelled so or not.
+  // Another engine decides: also with a connector, whether its release is modelled with one or not.
   bool any_release_connects = false;
 };
 
@@ -165,10 +166,10 @@ SavedCase generate_case(std::uint64_t seed, const GeneratorOptions& options = {}
 // What a search for a defect of memory plans wants of the models that it draws.
 
 struct PlanBias {
-  bool states = false;          // Mamba layers beside attention
+  bool states = false;          // Mamba layers with attention
   bool split_blocks = false;    // states so large that a block is several kernel blocks
   bool hidden_states = false;   // a layer of hidden states
-  bool windows = false;         // sliding windows beside full attention
+  bool windows = false;         // sliding windows with full attention
   bool packed = false;          // several attention layers a page
   bool ranks = false;           // context parallelism
   bool aligned_states = false;  // kept for prefix hits: mode align
@@ -192,8 +193,8 @@ struct FaultRoom {
   std::int64_t faults_max = 6;
   std::int64_t blocks_of_request = 1;  // of the largest one: a pool pinched to them holds it alone
 };
-// A few faults, early enough that most of them meet a request. Every kind is drawn; which of them
-// take effect depends on the traffic.
+// A few faults, early enough that most of them meet a request. Every kind is generated; the traffic
+// decides which take effect.
 FaultPlan draw_faults(ChoiceSource& choices, const FaultRoom& room);
 
 }  // namespace lockstep

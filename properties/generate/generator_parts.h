@@ -1,7 +1,6 @@
-// The parts of the generator by file: cache_generator.cpp draws groups and their pool,
-// engine_generator.cpp the options: of the engine, of its ranks, of the backend's work and of KV
-// connectors; hisparse_generator.cpp HiSparse's groups; traffic_generator.cpp who arrives, how they
-// leave, and what goes wrong.
+// The parts of the generator by file: cache_generator.cpp makes groups and their pool;
+// engine_generator.cpp the options of the engine, its ranks, the backend's work and KV connectors;
+// hisparse_generator.cpp HiSparse's groups; traffic_generator.cpp arrivals, aborts and faults.
 #pragma once
 
 #include "properties/generate/generator.h"
@@ -13,8 +12,8 @@ struct Draw {
   const GeneratorOptions& options;
   FeatureSet features;
 
-  // Kernels take blocks of multiples of 16 tokens; decisions alone, and a worker whose attention is
-  // left out, may have shorter ones.
+  // Kernels take blocks of multiples of 16 tokens; decisions without a backend, and a worker
+  // without attention, may have shorter ones.
   bool runs_kernels() const { return options.backend != "none" && !options.worker; }
   bool has(Feature feature) const { return features.has(feature); }
   // What `feature` would vary is as the release serves it.
@@ -41,7 +40,7 @@ void draw_connector(Draw& draw, SavedCase& saved);
 void draw_further_connectors(Draw& draw, SavedCase& saved);
 // Checkpoints in prefills and hits inside blocks, where there are states and the engine has them.
 void draw_states_as_served(Draw& draw, SavedCase& saved);
-// A step in flight beside peers.
+// A step in flight with peers.
 void draw_async_connector(Draw& draw, SavedCase& saved);
 // Hashes of the engine's own in place of those of content.
 void draw_hashes(Draw& draw, SavedCase& saved);
@@ -50,21 +49,21 @@ void draw_short_drafts(Draw& draw, SavedCase& saved);
 // Windows that are computed again, rings and compressed rows, each where nothing that the case has
 // already stands against it.
 void draw_further_caches(Draw& draw, SavedCase& saved);
-// Rows of an indexer beside a ring have kernels of 64 tokens (reference/placement/):
-// every block becomes as much longer as makes two of them.
+// Indexers with a ring have kernels of 64 tokens (reference/placement/): lengthens every block by
+// the factor that makes two kernel blocks of an indexer's block.
 void map_tables(SavedCase& saved);
 // Likewise an encoder's rows, sinks or a reference window.
 void draw_encoders_and_sinks(Draw& draw, SavedCase& saved);
-// Layers of a drafter beside those of a group, where the engine drafts with one.
+// Adds layers of a draft model to those of a group, if the engine drafts with one.
 void draw_drafter_cache(Draw& draw, SavedCase& saved);
 // HiSparse's groups in place of the cache, the workers of their pages, and peers.
 void draw_hisparse(Draw& draw, SavedCase& saved);
 // Ranks of a context, of which each keeps some of the caches whole: windows, rings, others, or, of
 // one group, a second one as it is.
 void draw_whole_caches(Draw& draw, SavedCase& saved);
-// The case with these groups and more blocks where they take more, in one of the orders that are
-// left, or the engine's own choice. `before`: the engine that the pool was drawn for. False: it is
-// not accepted.
+// The case with these groups and more blocks where they need more, in one of the remaining layouts,
+// or the engine's own choice. `before`: the engine that the pool was generated for. False: it is
+// refused.
 bool lay_out_again(const SavedCase& saved, std::vector<KVCacheGroupSpec> groups,
                    const EngineConfig& before, SavedCase& next);
 // Whether the engine, the layouts and the ranks take the case.

@@ -1,5 +1,5 @@
-// HiSparse's groups, in place of the cache that was drawn: pages of sparse attention's rows between
-// a host pool and the device.
+// HiSparse's groups, which replace the generated cache: pages of sparse attention's rows between a
+// host pool and the device.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -59,8 +59,8 @@ std::vector<KVCacheGroupSpec> draw_pages(ChoiceSource& choices, std::int64_t blo
   return groups;
 }
 
-// What is left out beside the groups: checkpoints and ranks have no part in them, drafts of a step
-// in flight are the worker's to know, and vLLM does not start without room for whole prompts.
+// Options that HiSparse's groups exclude: checkpoints and ranks do not apply, only the worker has
+// in-flight drafts, and vLLM does not start without capacity for whole prompts.
 EngineConfig engine_beside(const EngineConfig& drawn) {
   EngineConfig engine = drawn;
   engine.dcp = engine.pcp = 1;
@@ -87,7 +87,7 @@ void without_encoder(Trace& trace) {
 void draw_hisparse(Draw& draw, SavedCase& saved) {
   if (!draw.has(Feature::hisparse) || draw.options.worker || draw.options.any_release_connects)
     return;
-  // Who wants something of a case wants it in the cache that was drawn.
+  // A required feature is about the generated cache, so that cache stays.
   const FeatureSet& wanted = draw.options.always;
   if (!(wanted == FeatureSet()) && !wanted.has(Feature::hisparse)) return;
   const EngineProfile& profile = engine_profile(saved.engine.engine);

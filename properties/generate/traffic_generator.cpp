@@ -1,4 +1,4 @@
-// Who arrives when, with which prompt, how they leave, and what goes wrong on the way.
+// Arrivals, prompts, aborts and faults.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -35,7 +35,7 @@ class Traffic {
   std::int64_t t_ns_ = 0;
 };
 
-// A length that often ends at a block's border or beside it.
+// A length that often ends at a block's boundary or next to it.
 std::uint32_t Traffic::shared_part(std::int64_t limit) {
   const std::int64_t block = saved_.engine.block_size;
   std::int64_t length = choices().between(1, limit);

@@ -40,7 +40,7 @@ HiSparsePages::Row HiSparsePages::row_of(const std::map<BlockId, Page>& pages, B
   return page == pages.end() ? Row{} : page->second[static_cast<std::size_t>(row)];
 }
 
-// One number for each prefix of the tokens that are known by now.
+// One number per prefix of the known tokens.
 void HiSparsePages::learn_prefixes(Reader& reader, const Scheduler& scheduler, RequestId id) const {
   for (auto at = std::ssize(reader.prefixes); at < scheduler.num_tokens(id); ++at) {
     const std::uint64_t before = at == 0 ? 0 : reader.prefixes.back();
@@ -49,7 +49,7 @@ void HiSparsePages::learn_prefixes(Reader& reader, const Scheduler& scheduler, R
   }
 }
 
-// Drafts that were taken are known by now, and those that were not are written again.
+// Accepted drafts are known now; rejected ones are written again.
 void HiSparsePages::learn_rows(Reader& reader, std::int32_t num_computed) {
   const std::size_t computed = std::min(static_cast<std::size_t>(num_computed), reader.rows.size());
   reader.rows.resize(computed);
@@ -84,7 +84,7 @@ void HiSparsePages::hand_out(const SchedulerOutput& decision, const Scheduler& s
             std::ranges::find(resident_, g) != resident_.end() && decision.scheduled[row].is_new;
         if (is_held && !is_own)
           fail("page_under_way", name,
-               fmt::format("block {} is handed out, and transfer {} is under way", index_of(block),
+               fmt::format("block {} is allocated, and transfer {} is in flight", index_of(block),
                            id));
       }
       // A request that loaded has its page already when it enters.
@@ -138,7 +138,7 @@ void HiSparsePages::write(Reader& reader, const ScheduledRequest& row, const Sch
   for (std::int32_t at = row.computed; at < row.computed + row.num_tokens; ++at) {
     const auto i = static_cast<std::size_t>(at);
     const Row written{++last_stamp_};
-    // A draft has no prefix yet: nobody hits it before it is known.
+    // A draft has no prefix yet: no request hits it before it is known.
     written_[written.stamp] = {i < reader.prefixes.size() ? reader.prefixes[i] : 0,
                                std::string(scheduler.name(row.id))};
     reader.rows.push_back(written);
@@ -268,7 +268,7 @@ void HiSparsePages::end(const Scheduler& scheduler, std::int64_t num_host_blocks
   step_ = -1;
   if (scheduler.num_free_host_blocks() != num_host_blocks - 1)
     fail("page_leak", "",
-         fmt::format("nobody lives, and {} of {} host blocks are free",
+         fmt::format("no request is live, and {} of {} host blocks are free",
                      scheduler.num_free_host_blocks(), num_host_blocks - 1));
 }
 
@@ -291,7 +291,7 @@ void RunPages::decided(const StepView& view, const RecordedStep& step) {
   pages_->decided(view.decision, view.model(), within);
 }
 
-// Blocks of who has left while it loaded are nobody's to read.
+// No request may read the blocks of a request that ended while it loaded.
 void RunPages::finished(const StepView& view, const RecordedStep& step) {
   if (!pages_ || !step.worker) return;
   const RecordedWorker& worker = *step.worker;

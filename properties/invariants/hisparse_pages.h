@@ -1,20 +1,21 @@
-// HiSparse's pages row by row: runs what workers are told, as the engine's worker runs it, on rows
-// that say who wrote them, and asks of every read whether it finds the row that it needs. It knows
-// decisions and reports alone; how the scheduler came to them is not looked at.
+// Checks HiSparse's pages row by row: runs the workers' messages as the engine's worker does, on
+// rows that record their writer, and checks every read for the row that it needs. It uses decisions
+// and reports only, not the scheduler's state.
 //
-//   hit_row         what a request takes for computed holds its own prefix, on the host
-//   written_page    a step writes rows of pages that lie on the device
-//   read_page       every row that attention reads is the last that was written there for it, on
-//                   the device or, where the page does not lie there, on the host
-//   hot_region      who reads from the host has its hot region, whole
-//   all_resident    said of a step that reads nothing from the host, and of no other
-//   clean_page      a page whose transfer is reported complete is the same on both sides
-//   page_under_way  no block is handed out while a transfer reads or writes it
-//   page_leak       with no request left and no transfer under way, both pools are free
+// Invariants
+//   hit_row         what a request counts as computed holds its own prefix, on the host
+//   written_page    a step writes rows of pages that are on the device
+//   read_page       every row that attention reads is the last one written there for it, on
+//                   the device or, where the page is not resident, on the host
+//   hot_region      a row that reads from the host has its complete hot region
+//   all_resident    set exactly for steps that read nothing from the host
+//   clean_page      a page whose transfer is reported complete is equal on both sides
+//   page_under_way  no block is allocated while a transfer reads or writes it
+//   page_leak       with no request left and no transfer in flight, both pools are free
 //
 // A row goes to the host in the step that writes it (eager_host_mirror, the engine's default), so a
-// spill moves nothing. Not followed: which rows a hot region holds, drafts of asynchronous
-// scheduling (the worker alone knows where their rows lie), rows that a drafter writes ahead.
+// spill moves nothing. Not followed: the rows in a hot region, drafts of asynchronous scheduling
+// (only the worker has the positions of their rows), rows that a draft model writes ahead.
 #pragma once
 
 #include <cstdint>
@@ -43,10 +44,10 @@ class HiSparsePages {
   // A step has been decided. `loads`: within it.
   void decided(const SchedulerOutput& decision, const Scheduler& scheduler,
                std::span<const Load> loads = {});
-  // ... and this is reported with it: `loads` are over.
+  // ... and this is reported with it: `loads` have completed.
   void reported(const KVConnectorOutput& report, const Scheduler& scheduler,
                 std::span<const RequestId> loading, std::span<const Load> loads = {});
-  // Says nothing while somebody lives, or something is under way.
+  // Checks nothing while a request is live or a transfer is in flight.
   void end(const Scheduler& scheduler, std::int64_t num_host_blocks);
 
   // The first one; later calls look at nothing once there is one.
@@ -100,8 +101,8 @@ class HiSparsePages {
   std::optional<Violation> violation_;
 };
 
-// ... as a run looks at it, with what its connector is asked and reports by the words of a
-// recording. Of a cache without HiSparse's groups it says nothing.
+// ... as a run sees it, with its connector's queries and reports in a recording's terms. Checks
+// nothing of a cache without HiSparse's groups.
 class RunPages {
  public:
   explicit RunPages(std::span<const KVCacheGroupSpec> groups);

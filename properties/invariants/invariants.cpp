@@ -46,7 +46,7 @@ void Invariants::fail(std::string_view name, std::string request, std::string wh
 std::int64_t Invariants::block_size(std::int64_t group) const {
   const KVCacheSpec& spec = plan_.groups[group].spec;
   if (plan_.groups.size() == 1 && !is_state_kind(spec.kind)) return scheduler_block_size_;
-  // Of several groups those that are dealt out have as many tokens on every rank.
+  // A sharded group among several has as many tokens on every rank.
   return is_dealt_out(spec) ? spec.block_size * engine_.dcp : spec.block_size;
 }
 
@@ -100,11 +100,11 @@ void Invariants::check_pool(const StepView& view) {
     const std::int32_t count = engine.ref_cnt(BlockId{block});
     if (has_pages_ ? count < held : count != held)
       return fail("ref_cnt", {},
-                  fmt::format("block {} has a reference count of {} and stands in {} table entries",
+                  fmt::format("block {} has a reference count of {} and is in {} table entries",
                               block, count, held));
     if (is_free[block] != (count == 0))
       return fail("conservation", {},
-                  fmt::format("block {} stands in {} table entries and is {}", block, held,
+                  fmt::format("block {} is in {} table entries and is {}", block, held,
                               is_free[block] ? "free" : "not free"));
   }
 }
@@ -186,7 +186,7 @@ void Invariants::check_hit(const StepView& view, RequestId id, std::int64_t num_
       const auto last_hash = static_cast<std::size_t>((i + 1) * size / hash_size - 1);
       if (!content || last_hash >= keys.size() || content->key != keys[last_hash])
         fail("hit", std::string(view.model().name(id)),
-             fmt::format("a hit of {} tokens lies on block {} of group {}, which is {}", num_tokens,
+             fmt::format("a hit of {} tokens uses block {} of group {}, which is {}", num_tokens,
                          index_of(block), g, content ? "cached as something else" : "not cached"));
     }
   }
@@ -299,8 +299,8 @@ void Invariants::check_published(const StepView& view) {
   }
 }
 
-// Of the blocks that were free before the step, those that are handed out as new stand before all
-// that stay. A preemption frees and hands out within the step: nothing is said of such steps.
+// Of the blocks that were free before the step, those newly allocated precede all that stay free. A
+// preemption frees and allocates within the step: such steps are not checked.
 void Invariants::check_queue_front(const StepView& view) {
   const SchedulerOutput& decision = view.decision;
   // Pages of HiSparse leave the queue from any place, and come back to its end, within a step.
@@ -340,7 +340,7 @@ void Invariants::check_new_blocks(const StepView& view, RequestId id,
   for (const BlockId block : blocks)
     if (std::ranges::find(staying, block) != staying.end())
       return fail("queue_front", std::string(view.model().name(id)),
-                  fmt::format("block {} is handed out as new, and block {} has been free for "
+                  fmt::format("block {} is allocated, and block {} has been free for "
                               "longer",
                               index_of(block), index_of(staying.front())));
 }
@@ -361,9 +361,9 @@ bool Invariants::puts_unhashed_first(CacheKind kind) const {
   return false;
 }
 
-// A naive model of the queue: each group of a request that ends gives its blocks back from the last
-// to the first; those that no other holds go behind all that are free, or, where the release
-// says so and they cache nothing, before them.
+// A naive model of the queue: each group of an ended request frees its blocks from the last to the
+// first; blocks without another holder join after all free blocks, or, where the release requires
+// it and they cache nothing, before them.
 void Invariants::check_free_order(const StepView& view) {
   if (has_connector_) return check_free_order_beside_transfers(view);
   const auto running = view.decisions.running();
@@ -461,18 +461,18 @@ void Invariants::end(const Scheduler& decisions) {
   const std::int64_t held = std::ranges::count(is_held, true);
   if (decisions.num_free_blocks() + held + num_sink_blocks(plan_.groups) != plan_.num_blocks - 1)
     fail("leak", {},
-         fmt::format("nobody lives, {} of {} blocks are free, and {} are sent or in flight",
+         fmt::format("no request is live, {} of {} blocks are free, and {} are sent or in flight",
                      decisions.num_free_blocks(), plan_.num_blocks - 1, held));
 }
 
 // Whether pools are planned for what requests hold.
 
 // Pools are planned without what a step takes while another is in flight, and without the slots of
-// drafts (docs/findings.md, 5 and 6), states without the copy of a part of a block (18): as much is
-// let pass here, and liveness says what comes of it.
+// drafts (docs/findings.md, 5 and 6), states without the copy of a part of a block (18): that many
+// blocks are allowed here, and liveness judges the result.
 void Invariants::check_planned(const StepView& view) {
   const PlanOptions options = plan_options_of(engine_);
-  // Beside the step that has just been decided. What one of them kept stays until the next one.
+  // In addition to the step just decided. Blocks kept by one of them stay until the next one.
   in_flight_max_ = std::max(in_flight_max_, view.model().num_steps_in_flight() - 1);
   for (std::int32_t g = 0; g < std::ssize(plan_.groups); ++g) {
     const KVCacheGroupSpec& group = plan_.groups[g];

@@ -1,35 +1,35 @@
-// What must hold of a scheduler and its pool after every step, whatever it decides and however: the
-// pool's books agree with the block tables, and the tables with the decision. Asked of public state
-// alone; how the scheduler came to it is not looked at.
+// What must hold of a scheduler and its pool after every step, whatever it decides: the pool's
+// counts agree with the block tables, and the tables with the decision. Checks public state only,
+// not how the scheduler reached it.
 //
 // After a decision (before anything of it has run):
 //   conservation    held and free blocks and the null block are the whole pool, each once
 //   ref_cnt         a block's count is the number of table entries that name it: those of requests
-//                   that run, that wait with blocks that were or are being loaded, and that have
-//                   finished while blocks of theirs are sent or loaded into
-//   one_group       a block stands in the tables of one group
+//                   that run, that wait with blocks that were or are being loaded, and finished
+//                   requests whose blocks are sent or loaded into
+//   one_group       a block is in the tables of one group
 //   null_block      block 0 is never free, cached, or zeroed
-//   hash_to_block   a cached block is found by what it is cached as, or another of equal content is
+//   hash_to_block   a lookup finds a cached block by its key, or another of equal content
 //   one_writer      a block that the step or a load writes has one request that writes it; what a
-//                   load under way writes is in no other table
+//                   load in flight writes is in no other table
 //   table_covers    the table of a scheduled request reaches its last token in every group
-//   hit             a hit leaves a token to compute, and lies on blocks that are cached by the
-//                   request's own hashes
-//   published       what has newly become findable is computed by a request of this very step, or
-//                   was by one that the step has preempted, or was loaded for one that waits
+//   hit             a hit leaves a token to compute, and its blocks are cached by the request's
+//                   own hashes
+//   published       newly published content is computed by a request of this very step, or by one
+//                   that the step has preempted, or was loaded for a waiting request
 //   queue_front     new blocks come from the front of the free queue
 //   planned_blocks  no request holds more blocks of a group than the pool is planned for
 //   limits          budgets, and no request scheduled twice or while waiting
 // After its output:
-//   free_order      blocks of ended requests join the queue tail first, as a naive model says;
-//                   with a connector, who of several comes first is not looked at
+//   free_order      blocks of ended requests join the queue tail first, as in a naive model;
+//                   with a connector, the order of several requests is not checked
 // At the end:
-//   leak            with no request left, all blocks are free but those that are still sent
-// Beside HiSparse's groups the tables of its source, whose blocks are another pool's, and of its
-// pages on the device, which may be shared, or free and read all the same, are left to
-// hisparse_pages.h. Of a block that they may hold no exact count is known: it is held at least as
-// often as the other tables say. Nothing is said of the queue's front.
-// Not checked: content of blocks (the audit and the backend do that), and liveness.
+//   leak            with no request left, all blocks are free except those still being sent
+// With HiSparse, hisparse_pages.h checks the tables of its source, whose blocks are another pool's,
+// and of its device pages, which may be shared, or free and still read. A block that they may hold
+// has no exact count: it is held at least as often as the other tables state. The queue's front is
+// then not checked.
+// Not checked: content of blocks (the audit and the backend check it), and liveness.
 #pragma once
 
 #include <cstdint>
@@ -61,10 +61,10 @@ class Invariants {
   // REQUIRES: engine.engine names a profile. Both must outlive this.
   Invariants(const EngineConfig& engine, const KVCacheConfig& plan);
 
-  // `answers`: what a KV connector was asked in the step.
+  // `answers`: the KV connector's answers in the step.
   void decided(const StepView& view, std::span<const RecordedConnectorAnswer> answers = {});
   void finished(const StepView& view);
-  // REQUIRES: no request lives any more, unless the run was cut short.
+  // REQUIRES: no live request, unless the run was cut short.
   void end(const Scheduler& decisions);
 
   // The first one; later calls look at nothing once there is one.
@@ -114,10 +114,10 @@ class Invariants {
   std::int32_t in_flight_max_ = 1;
   IdVector<BlockId, Holders> holders_;
   IdVector<BlockId, std::int32_t> writers_;           // requests of the step that write it
-  std::span<const RecordedConnectorAnswer> answers_;  // of the step at hand
+  std::span<const RecordedConnectorAnswer> answers_;  // of the current step
   bool has_connector_ = false;                        // one has been asked
   bool has_pages_;                                    // of HiSparse
-  std::map<RequestId, std::int64_t> loads_from_;  // loads under way: tokens before them, found here
+  std::map<RequestId, std::int64_t> loads_from_;  // loads in flight: tokens before them, found here
   std::map<RequestId, std::int64_t> replayed_to_;  // behind what of its hit it computes again
   std::map<RequestId, std::vector<std::vector<BlockId>>> tables_;  // of holders, after the decision
   std::map<RequestId, std::int64_t> computed_;                     // their tokens, after it

@@ -1,5 +1,5 @@
-// What a KV connector changes: requests that do not run hold blocks, loads write them, and blocks
-// come free when a transfer is over.
+// Effects of a KV connector: waiting requests hold blocks, loads write them, and completed
+// transfers free blocks.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -62,7 +62,7 @@ void Invariants::check_loads(const StepView& view) {
   loads_from_ = std::move(under_way);
 }
 
-// What a load under way writes: blocks that no other request has.
+// What a load in flight writes: blocks that no other request has.
 void Invariants::check_load(const StepView& view, RequestId id, std::int64_t num_tokens) {
   for (std::size_t g = 0; g < plan_.groups.size(); ++g) {
     if (is_left_out(static_cast<std::int64_t>(g)) || is_hisparse(plan_.groups[g].spec)) continue;
@@ -72,14 +72,14 @@ void Invariants::check_load(const StepView& view, RequestId id, std::int64_t num
       if (block == kNullBlock) continue;
       if (holders_[block].count != 1 || writers_[block]++ > 0)
         return fail("one_writer", std::string(view.model().name(id)),
-                    fmt::format("a load writes block {} of group {}, which stands in {} table "
+                    fmt::format("a load writes block {} of group {}, which is in {} table "
                                 "entries",
                                 index_of(block), g, holders_[block].count));
     }
   }
 }
 
-// By the load of a request that waits with its blocks: it found no room to go on.
+// By the load of a request that waits with its blocks, for lack of blocks to continue.
 bool Invariants::was_loaded(const StepView& view, std::int32_t group, BlockId block) const {
   for (const SkippedRequest& request : view.decisions.skipped()) {
     if (request.status == RequestStatus::waiting_for_remote_kvs) continue;

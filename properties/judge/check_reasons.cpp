@@ -16,17 +16,16 @@ constexpr std::array kReasons = std::to_array<Reason>({
      "A decision must be executable: every scheduled token needs a slot in a block of its request, "
      "in every group, and what it reads must have been computed."},
     {"reuse",
-     "A block that is handed out again must still hold what its last owner left there; otherwise "
-     "somebody wrote to a block that was not theirs."},
+     "A block that is allocated again must still hold its last owner's content; otherwise another "
+     "request or kernel wrote to it."},
     {"memory_check",
-     "A kernel may touch only memory that is its to touch, and no two threads may race for a "
-     "byte."},
+     "A kernel may access only its own memory, and no two threads may race for a byte."},
     {"block_table",
-     "The device's block table must name the blocks that the scheduler handed out: attention and "
+     "The device's block table must name the blocks that the scheduler allocated: attention and "
      "writes find their slots through it."},
     {"slot_mapping",
      "A token's slot is block_id * block_size + offset; a wrong slot puts its keys and values into "
-     "another token's place, or nowhere."},
+     "another token's slot, or nowhere."},
     {"page_written",
      "After a step every page that it wrote must hold, byte by byte, the rows of exactly the "
      "tokens that were scheduled; later tokens will read them."},
@@ -53,96 +52,104 @@ constexpr std::array kReasons = std::to_array<Reason>({
     {"page_untouched",
      "A page that no step wrote must stay as it was: whatever changed it wrote out of its place."},
     {"collective",
-     "Ranks that meet in a collective must all call it, with one shape; otherwise they wait for "
-     "ever or exchange nonsense."},
+     "All ranks of a collective must call it, with one shape; otherwise they deadlock or exchange "
+     "wrong data."},
     {"ranks_together",
      "All ranks together must hold every row of the whole model, each as often as the others."},
     {"device",
-     "A device that fails in the middle of a run has been asked for what it cannot do: memory that "
-     "is not there, or a launch that it refuses."},
+     "A device that fails during a run received a request that it does not support: memory that "
+     "does not exist, or a launch that it refuses."},
     {"engine.exception",
      "An engine that serves must not raise: every request that it holds goes down with it."},
     {"engine.crash",
      "An engine that serves must not end: every request that it holds goes down with it."},
-    {"engine.hang", "A step must be decided: until then nobody is served."},
+    {"engine.hang", "A step must be decided: until then no request is served."},
     {"engine.reply",
      "A decision names requests that live, blocks of the pool and counts that are not negative; a "
      "worker cannot execute another."},
     {"page_final", "After the last step every page of the pool must hold what the model says."},
     {"liveness",
-     "A request that was accepted must end: with nothing running and nothing still to arrive, "
-     "those who wait would wait for ever."},
+     "An accepted request must end: with no running request and no further arrival, waiting "
+     "requests wait forever."},
     {"liveness.head_of_line",
-     "A request that has loaded its blocks must be able to go on: behind one that waits for these "
-     "very blocks it waits for ever, and so does the other."},
+     "A request that has loaded its blocks must be able to continue: queued after a request that "
+     "waits for these very blocks, both deadlock."},
     {"liveness.partial_load",
-     "Requests that have loaded a part must not each need what the others hold: none of them can "
-     "go on, and none gives anything back."},
+     "Partly loaded requests must not each need what the others hold: none of them can continue, "
+     "and none frees a block."},
     {"audit.attention_read",
      "Attention may read only slots that hold exactly this request's prefix up to that token; "
-     "anything else is another request's keys and values, or nobody's."},
+     "anything else is another request's keys and values, or garbage."},
     {"audit.state_read",
      "A state stands for one prefix at one token count; a step that starts from any other state "
      "computes nonsense from there on."},
-    {"audit.handed_out",
-     "A block may be handed out as new only when no live request can still read it."},
+    {"audit.handed_out", "A block may be allocated only when no live request can still read it."},
     {"audit.token_write",
      "A step may write only to blocks that are its request's alone, inside its table, and never to "
      "the null block."},
     {"audit.scheduled_tokens",
      "Only live requests may be scheduled, and only tokens that are known or drafted."},
+    {"audit.computed_again",
+     "A running request continues after its last computed token. A request that computes the same "
+     "tokens again in every step never ends, and takes new blocks until the pool is empty."},
+    {"audit.excess_blocks",
+     "A request holds as many blocks as its tokens and its drafts need. Every block more is "
+     "missing elsewhere."},
+    {"audit.limits",
+     "A worker allocates its buffers for the largest step that the configuration allows: tokens, "
+     "requests, adapters, rows of the encoder."},
     {"audit.conservation",
      "Blocks held and blocks free must add up to the pool; a lost block never comes back."},
     {"audit.common_prefix",
-     "Blocks said to be common to the batch are read once for all of it, so they must stand in "
-     "every table."},
-    {"audit.transfer", "Only a load or a send that is under way can be over."},
+     "Blocks reported as common to the batch are read once for all of it, so every table must "
+     "contain them."},
+    {"audit.transfer", "Only a load or a send in flight can complete."},
     {"audit.standstill",
-     "Requests that wait for each other's blocks in a circle wait for ever; what is held has to "
-     "come free without what is waited for."},
+     "Requests in a cycle of waiting deadlock: held blocks must become free without the blocks "
+     "that their holders wait for."},
     {"audit.draft_read",
-     "An EAGLE drafter's row of a token is made of the token behind it too, so a hit without a "
-     "block to compute again must agree in that one."},
+     "An EAGLE row of a token is also made of the next token, so a hit without a recomputed block "
+     "must agree in that token."},
     {"audit.zeroing",
-     "A block of attention that comes after a state must be zeroed: what the state left there may "
-     "be no number, and masked rows of it spoil the sum all the same."},
+     "A block of attention that follows a state must be zeroed: the state's bytes may be NaN, and "
+     "masked rows still spoil the sum."},
     {"audit.sampled",
-     "A token follows the last one that is known, and a request has as many as it may: anything "
-     "else answers what nobody asked."},
+     "A token follows the last known one, and a request has at most as many as allowed: anything "
+     "else is a wrong answer."},
     {"audit.queues",
      "A live request must be in one queue: from none it never runs again, and from two it runs "
      "twice."},
     {"audit.planned_blocks",
-     "A pool that is planned for so many states a request has no room for more: another request's "
-     "are missing, or its own."},
+     "A pool planned for a number of states per request has no more: another request's are "
+     "missing, or its own."},
     {"audit.draft_slots",
-     "A drafter writes a row for each draft behind the step's tokens, and needs a slot for it."},
+     "A draft model writes a row for each draft after the step's tokens, and needs a slot for it."},
     {"audit.cache_events",
-     "Routers know a prefix cache by its events alone: what they rebuild from them must be what "
+     "Routers see a prefix cache only through its events: what they rebuild from them must be what "
      "requests hit."},
     {"audit.hits",
-     "What is in the pool and what the policy allows is hit; else it is computed and paid again."},
+     "Cached content that the policy allows is hit; otherwise it is computed and paid again."},
     {"audit.drafts",
-     "A draft is verified behind the tokens that it was proposed for, and goes with them; else the "
-     "sampler accepts a token that nothing proposed there."},
+     "A draft is verified after the tokens that it was proposed for, and dropped with them; "
+     "otherwise the sampler accepts a token that was not proposed there."},
     {"audit.stale_output",
-     "Output of a step is taken for a request that still has what the step computed, and for no "
-     "other: else a client is sent a token that is sampled again, or loses one."},
+     "A step's output counts only for a request that still has what the step computed: otherwise "
+     "a client receives a token that is sampled again, or loses one."},
     {"audit.inputs",
-     "What a request brings limits when it runs: its adapter has a place in the step, its image's "
-     "rows are there before attention reads them, its grammar is compiled."},
+     "A request's inputs limit when it runs: its adapter fits into the step, its image's rows "
+     "exist before attention reads them, its grammar is compiled."},
     {"audit.victim",
      "Under policy `priority` the least important request gives way: otherwise a client waits for "
      "another that pays less."},
     {"audit.worker_batch",
-     "A worker must run the requests that are scheduled, each from the position where it stands."},
+     "A worker must run the scheduled requests, each from its current position."},
     {"audit.worker_table",
-     "A worker's block table must name the blocks that were handed over: attention and writes find "
+     "A worker's block table must name the blocks that it received: attention and writes find "
      "their slots through it."},
     {"audit.worker_slot",
      "A token's slot is block_id * block_size + offset; a wrong one puts its keys and values into "
-     "another token's place, or nowhere."},
-    {"audit.worker_page", "A step must change the slots of its tokens, and nothing beside them."},
+     "another token's slot, or nowhere."},
+    {"audit.worker_page", "A step must change the slots of its tokens, and nothing else."},
     {"audit.worker_zeroing",
      "A block that is to be zeroed must hold zeros before anything of the step is read from it."},
     {"audit.recording", "A decision must be whole: known blocks, for every group."},
@@ -161,34 +168,35 @@ constexpr std::array kReasons = std::to_array<Reason>({
     {"invariant.table_covers",
      "The table of a scheduled request must reach its last token in every group."},
     {"invariant.hit",
-     "A prefix hit leaves at least a token to compute and lies on blocks that are cached."},
+     "A prefix hit leaves at least one token to compute, and its blocks are cached."},
     {"invariant.published",
      "Only content that a request of this very step computes, or has computed, may become "
      "findable."},
     {"invariant.queue_front", "New blocks come from the front of the free queue."},
     {"invariant.limits",
-     "A step keeps the engine's budgets and schedules nobody twice, and nobody who waits."},
+     "A step keeps the engine's budgets, and schedules no request twice and no waiting request."},
     {"invariant.free_order",
      "Blocks of a request join the free queue tail first, so that its prefix is evicted last."},
-    {"invariant.leak", "With nobody left, every block is free again."},
+    {"invariant.leak", "With no request left, every block is free again."},
     {"invariant.hit_row",
-     "A prefix that HiSparse's host pool is hit for must lie in the request's host blocks, row by "
-     "row: it is read from there, or restored from there."},
+     "A prefix hit in HiSparse's host pool must be in the request's host blocks, row by row: it is "
+     "read from there, or restored from there."},
     {"invariant.written_page",
-     "A token is written to the page that workers know of: without one its row is lost."},
+     "A token is written to the page that workers have for it: without a page its row is lost."},
     {"invariant.read_page",
      "Every row that attention reads must be the last that was written for its token, on the "
-     "device or, where workers know no page of it there, on the host."},
+     "device or, where workers have no page of it there, on the host."},
     {"invariant.hot_region",
-     "Rows of the host are read through a request's hot region: it must be there, whole."},
+     "Rows of the host are read through a request's hot region: it must exist, complete."},
     {"invariant.all_resident",
      "A step that reads rows of the host must not be run as one that reads none."},
     {"invariant.clean_page",
-     "A page passes for clean once its copy is complete: its device block may then be lost."},
+     "A page counts as clean once its copy is complete: its device block may then be lost."},
     {"invariant.page_under_way",
-     "A block must not be handed out while a copy of it is under way: the copy takes, or brings, "
-     "what another writes there."},
-    {"invariant.page_leak", "With nobody left, every block of HiSparse's host pool is free again."},
+     "A block must not be allocated while a copy of it is in flight: the copy reads or overwrites "
+     "what the new holder writes."},
+    {"invariant.page_leak",
+     "With no request left, every block of HiSparse's host pool is free again."},
     {"hang", "A run must end."},
 });
 

@@ -1,9 +1,9 @@
-// What became of a case that was judged in a child process: the outcome, or that it crashed or
-// hung.
+// The outcome of a case judged in a child process: its verdict, a crash, or a hang.
 //
-// (1) Two failures are the same when their kind, the name of the check and the finding that they
-//     were named as are; place, step and request may differ.
-// (2) A crash is named by the check of the program that failed, or by its signal.
+// Invariants
+// (1) Two failures are equal if their kind, the check's name and the named finding are equal;
+//     position, step and request may differ.
+// (2) A crash is named by the failed check of the program, or by its signal.
 #pragma once
 
 #include <chrono>
@@ -34,7 +34,7 @@ struct Failure {
 
 using Judging = std::function<Outcome(const SavedCase&)>;
 
-// What becomes of a case, however it is judged. Errors: it cannot be.
+// The outcome of a case, however it is judged. Errors: it cannot be judged.
 using JudgeCase = std::function<Result<Failure>(const SavedCase&)>;
 
 Result<Failure> judge_in_child(const SavedCase& saved, const Judging& judging,

@@ -57,8 +57,8 @@ class ForwardingBackend : public Backend {
   const std::unique_ptr<Backend> inner_;
 };
 
-// A backend that remembers whether it failed, and where: a case that it could not go on with is
-// neither refused nor agreed.
+// A backend that records whether and where it failed: a case that it could not complete is neither
+// refused nor agreed.
 class WatchedBackend final : public ForwardingBackend {
  public:
   using ForwardingBackend::ForwardingBackend;

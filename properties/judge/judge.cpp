@@ -46,7 +46,7 @@ class Bench final : public StepObserver {
         tally_(saved, outcome.tally),
         recorder_(workload, [this](const RecordedStep& step) { take(step); }) {}
 
-  // Errors: what the model does not run, which another engine is to be held against.
+  // Errors: what the model does not run, with another engine to compare.
   Result<void> begin(const SavedCase& saved, const LockstepConfig& config,
                      const DecisionSource& decisions) {
     model_ = options_.invariants ? decisions.model() : nullptr;
@@ -90,7 +90,7 @@ class Bench final : public StepObserver {
     return settle() && go_on;
   }
 
-  // What is known of the step at hand by now.
+  // Records what is known of the current step.
   void keep_recorded() {
     if (recording_ == nullptr || recording_->steps.empty()) return;
     if (recording_->steps.back().step == recorder_.step().step)
@@ -99,7 +99,7 @@ class Bench final : public StepObserver {
     recording_->end.steps = std::ssize(recording_->steps);
   }
 
-  // Why the model cannot be asked any further; null: it can.
+  // Why the model cannot continue; null: it can.
   const Error* conform_error() const {
     return live_ != nullptr && live_->error() ? &*live_->error() : nullptr;
   }
@@ -170,7 +170,7 @@ class Bench final : public StepObserver {
   Invariants invariants_;
   RunPages pages_;
   const std::int64_t num_host_blocks_;
-  const Scheduler* model_ = nullptr;  // null: invariants are not looked at
+  const Scheduler* model_ = nullptr;  // null: invariants are not checked
   TallyCounter tally_;
   RunRecorder recorder_;
   std::unique_ptr<Auditor> auditor_;
@@ -235,10 +235,11 @@ void take_verdict(const RunSummary& summary, Outcome& outcome) {
     outcome.request = summary.divergence->request;
     outcome.what = summary.divergence->message;
   } else if (const auto& failure = summary.engine_failure) {
-    outcome.kind = OutcomeKind::violation;
-    outcome.check = fmt::format("engine.{}", failure->kind);
-    outcome.step = summary.steps;
-    outcome.what = failure->what;
+    const bool is_harness = failure->is_harness();
+    outcome.kind = is_harness ? OutcomeKind::harness : OutcomeKind::violation;
+    outcome.check = is_harness ? failure->kind : fmt::format("engine.{}", failure->kind);
+    if (!is_harness) outcome.step = summary.steps;
+    outcome.what = is_harness ? failure->what + "\n" + failure->trace : failure->what;
   } else if (summary.verdict == Verdict::liveness) {
     outcome.kind = OutcomeKind::stuck;
     outcome.check = summary.wait_cycle.empty()        ? "liveness"
@@ -246,7 +247,7 @@ void take_verdict(const RunSummary& summary, Outcome& outcome) {
                                                       : "liveness.head_of_line";
     outcome.step = summary.steps;
     outcome.dp_rank = summary.stuck_dp_rank;
-    LS_CHECK(!summary.stuck.empty(), "stuck in step {}, and nobody waits", summary.steps);
+    LS_CHECK(!summary.stuck.empty(), "stuck in step {}, and no request waits", summary.steps);
     outcome.request = summary.stuck.front().name;
     outcome.what = summary.wait_cycle.empty()
                        ? fmt::format("request {} {}", outcome.request, summary.stuck.front().why)
@@ -265,8 +266,8 @@ void count_faults(const FaultyWorkload* workload, Tally& tally) {
 }  // namespace
 
 std::string_view name_of(OutcomeKind kind) {
-  constexpr std::array<std::string_view, 5> kNames = {"agreed", "divergence", "violation", "stuck",
-                                                      "refused"};
+  constexpr std::array<std::string_view, 6> kNames = {"agreed", "divergence", "violation",
+                                                      "stuck",  "refused",    "harness"};
   return kNames.at(static_cast<std::size_t>(kind));
 }
 
@@ -285,7 +286,7 @@ Outcome broken_off(const Watched& watched, const Error& error, Outcome outcome) 
   return refusal(error);
 }
 
-// Where several engines run, their meetings are looked at too.
+// With several engines, their collectives are checked, too.
 void count_data_parallel(const LockstepConfig& config, const RunSummary& summary, Tally& tally) {
   tally.count(Reached::data_parallel);
   if (!config.connector.parts.empty()) tally.count(Reached::dp_connector);

@@ -1,13 +1,13 @@
-// The judge: runs one saved case and says what became of it. Everything that can find fault looks
-// on: the comparison with a backend, the audit, the invariants, and a check for endless waits.
+// The judge: runs one saved case and reports its outcome. Every check observes the run: the
+// comparison with a backend, the audit, the invariants, and the liveness check.
 //
+// Invariants
 // (1) The same case and the same kind of backend give the same outcome, state hash included.
-// (2) The first check that fails ends the run and names the outcome; what follows from it is not
-//     looked at.
-// (3) A case that the reader, the engine or the backend would not take is `refused`: neither agreed
-//     nor a failure. A backend that fails in the middle of a run is a violation of check `device`.
+// (2) The first failing check ends the run and names the outcome; later effects are not judged.
+// (3) A case that the reader, the engine or the backend refuses is `refused`: neither agreed nor a
+//     failure. A backend that fails during a run is a violation of check `device`.
 //
-// Not looked at: whether the case's `expected` verdict is what came out.
+// Not checked: whether the outcome equals the case's `expected` verdict.
 #pragma once
 
 #include <cstdint>
@@ -27,26 +27,28 @@
 
 namespace lockstep {
 
-enum class OutcomeKind : std::uint8_t { agreed, divergence, violation, stuck, refused };
+// harness: Lockstep's own code in an engine's process raised, so the engine is not judged.
+enum class OutcomeKind : std::uint8_t { agreed, divergence, violation, stuck, refused, harness };
 std::string_view name_of(OutcomeKind kind);
 
 struct Outcome {
   OutcomeKind kind = OutcomeKind::agreed;
   // The check that failed: a phase of sim/verdict/divergence.h ("page_written"), "audit." and a
   // rule of properties/audit/audit.h, "invariant." and a name of
-  // properties/invariants/invariants.h, or "liveness"; where requests wait in a circle
+  // properties/invariants/invariants.h, or "liveness"; for a cycle of waiting requests
   // "liveness.head_of_line" or, if the first of them holds blocks, "liveness.partial_load". Of
   // another engine: "engine.exception", "engine.crash", "engine.hang" or "engine.reply", and with
-  // JudgeOptions::conforms "conform." and a field of a recorded step.
-  // Empty: agreed or refused.
+  // JudgeOptions::conforms "conform." and a field of a recorded step. "harness" of that kind. Empty:
+  // agreed or refused.
   std::string check;
   std::int64_t step = -1;
   std::int32_t dp_rank =
-      -1;  // the data parallel rank it fails in; -1: one engine, or their meeting
+      -1;  // the data parallel rank that fails; -1: one engine, or the collectives
   std::string request;
   std::string what;
   int finding =
-      0;  // in docs/findings.md, of a failure that whoever judged has named; 0: it has not
+      // number in docs/findings.md, of a failure that the judge has identified; 0: not identified
+      0;
   Tally tally;
   StateHash state_hash;
   std::int64_t steps = 0;
@@ -79,7 +81,7 @@ struct JudgeOptions {
 };
 
 // The backend runs when options give one, the case's `backend` is not "none", and the program of a
-// step can say what the case does (drafts beside states in mode `all`, for one, it cannot).
+// step can express the case (it cannot, for example, with drafts and states in mode `all`).
 Outcome judge(const SavedCase& saved, const JudgeOptions& options);
 Outcome judge(const SavedCase& saved, const BackendFactory& backend = {});
 

@@ -1,5 +1,7 @@
 #include "properties/judge/known_findings.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <optional>
@@ -212,7 +214,7 @@ SavedCase with_arrivals_apart(const SavedCase& saved) {
   return apart;
 }
 
-// So many that no load waits for the blocks of another.
+// Enough host blocks that no load waits for another's.
 SavedCase with_room_for_all_on_the_host(const SavedCase& saved) {
   SavedCase larger = saved;
   const std::int64_t pages =
@@ -232,7 +234,7 @@ constexpr std::string_view kSharedBeyondHit[] = {"audit.handed_out",
                                                  "audit.zeroing",
                                                  "decide",
                                                  "reuse"};
-// The audit sees it where somebody hits what was published.
+// The audit reports it when a request hits what was published.
 constexpr std::string_view kNotComputed[] = {"invariant.published", "audit.attention_read",
                                              "audit.state_read", "decide"};
 constexpr std::string_view kFreedInFlight[] = {"audit.handed_out", "audit.attention_read",
@@ -242,7 +244,7 @@ constexpr std::string_view kKeptStates[] = {"invariant.planned_blocks", "livenes
 constexpr std::string_view kCutDrafts[] = {"audit.scheduled_tokens"};
 constexpr std::string_view kWrongState[] = {"audit.state_read", "decide"};
 
-// How many blocks a request misses is an estimate where windows are: some circles are not seen.
+// The number of missing blocks is an estimate with windows, so some cycles are not recognised.
 constexpr std::string_view kBehindLarge[] = {"liveness.head_of_line", "liveness.partial_load",
                                              "liveness", "audit.standstill"};
 constexpr std::string_view kHalfLoaded[] = {"liveness.partial_load", "liveness",
@@ -267,31 +269,31 @@ constexpr std::string_view kEvictedHit[] = {"audit.handed_out",
 
 // More blocks help with more than the finding that they are given for: those repairs come last.
 constexpr KnownFinding kFindings[] = {
-    {1, "with EAGLE, a state hit is longer than the attention hit beside it", state_hit_is_longer,
-     kWrongHit, with_the_rule_repaired<1>},
+    {1, "with EAGLE, a state hit is longer than the attention hit", state_hit_is_longer, kWrongHit,
+     with_the_rule_repaired<1>},
     {2, "a second full-attention group keeps blocks beyond the common hit",
      second_full_group_is_not_cut, kSharedBeyondHit, with_the_rule_repaired<2>},
-    {3, "a request preempted in its own step leaves blocks that nobody computed",
+    {3, "a request preempted in its own step leaves blocks that were not computed",
      preempts_in_own_step, kNotComputed, with_the_rule_repaired<3>},
     {4, "a window is retired by a count that includes rejected drafts", frees_windows_by_drafts,
      kFreedInFlight, with_the_rule_repaired<4>},
-    {35, "a load waits for room for drafts that the pool never has", loads_beside_drafts,
-     kBehindLarge, with_the_rule_repaired<35>},
-    {36, "a request whose load failed leaves room for itself", loads_again, kBehindLarge,
+    {35, "a load waits for draft slots that the pool never has", loads_beside_drafts, kBehindLarge,
+     with_the_rule_repaired<35>},
+    {36, "a request whose load failed reserves blocks for itself", loads_again, kBehindLarge,
      with_no_loads_lost},
-    {7, "a loaded request stands behind one that does not fit", has_connector, kBehindLarge,
+    {7, "a loaded request is queued after one that does not fit", has_connector, kBehindLarge,
      with_the_rule_repaired<7>},
     {8, "two requests have loaded parts, and each needs what the other holds", has_connector,
      kHalfLoaded, with_the_rule_repaired<8>},
-    {9, "who counts on another to compute a lost block is left alone with it", may_lose_blocks,
-     kLostBlock, with_the_rule_repaired<9>},
+    {9, "a request that relies on another to compute a lost block is left without it",
+     may_lose_blocks, kLostBlock, with_the_rule_repaired<9>},
     {12, "the blocks of a load evict what another group has hit", loads_beside_hits, kEvictedHit,
      with_the_rule_repaired<12>},
-    {13, "a prompt that is loaded whole lacks the window of its last token", loads_into_windows,
-     kNoWindow, with_the_rule_repaired<13>},
-    {14, "who goes back to a lost block has let go of the window before it",
+    {13, "a fully loaded prompt lacks the window of its last token", loads_into_windows, kNoWindow,
+     with_the_rule_repaired<13>},
+    {14, "a request sent back to a lost block has freed the window before it",
      computes_lost_blocks_of_windows, kNoWindow, with_the_rule_repaired<14>},
-    {15, "what is in flight behind a lost block is kept", loses_blocks_behind_a_step,
+    {15, "output in flight after a lost block is kept", loses_blocks_behind_a_step,
      kInFlightBehindLost, with_no_loads_lost},
     {16, "a checkpoint is exported over the running state", exports_over_running_states,
      kWrongState, with_prefills_cut},
@@ -309,7 +311,7 @@ constexpr KnownFinding kFindings[] = {
      kLiveness, with_partial_hits_planned},
     {6, "a window's pool is planned without the slots of drafts", plans_windows_without_lookahead,
      kLiveness, with_lookahead_planned},
-    {11, "requests of one priority and arrival preempt each other for ever", has_equals, kLiveness,
+    {11, "requests of one priority and arrival preempt each other forever", has_equals, kLiveness,
      with_arrivals_apart},
     {46, "a load within a step leaves HiSparse's last page empty", loads_into_host_pages,
      kEmptyPage, with_the_rule_repaired<46>},
@@ -331,8 +333,9 @@ bool loads_beside_full_groups(const SavedCase& saved) {
   return has_connector(saved) && second_full_group_is_not_cut(saved);
 }
 
-// Defects in which the model does not follow the engine: it goes on where that stops or miscounts.
-// `text`: in what the engine says; `reached`: what the model reaches in the case, and gets past.
+// Defects in which the model does not follow the engine: it continues where the engine stops or
+// miscounts. `text`: part of the engine's message; `reached`: what the model reaches in the case,
+// and passes.
 struct EngineFinding {
   KnownFinding finding;
   std::string_view text;
@@ -351,6 +354,16 @@ constexpr EngineFinding kEngineFindings[] = {
       loads_beside_full_groups, kMiscounts},
      "",
      Reached::external_hit},
+};
+
+// Of an engine's worker, whose host recognises the cause and names the finding in its report.
+constexpr KnownFinding kWorkerFindings[] = {
+    {26, "a short convolution keeps rejected drafts", nullptr, {}, nullptr},
+    {48,
+     "a step without drafts continues from a state before the accepted ones",
+     nullptr,
+     {},
+     nullptr},
 };
 
 bool gets_past(const Outcome& failure, const Outcome& without) {
@@ -393,6 +406,8 @@ const KnownFinding* finding_of_number(int number) {
     if (finding.number == number) return &finding;
   for (const EngineFinding& own : kEngineFindings)
     if (own.finding.number == number) return &own.finding;
+  for (const KnownFinding& finding : kWorkerFindings)
+    if (finding.number == number) return &finding;
   return nullptr;
 }
 
@@ -424,8 +439,8 @@ const KnownFinding* known_finding(const SavedCase& saved, const Outcome& outcome
 
 namespace {
 
-// The case under the release that is modelled beside connectors, where its own is not, with what
-// the findings about connectors hang on as in its own.
+// The case under the release that is modelled with connectors, where its own release is not,
+// keeping the policies that findings about connectors depend on.
 SavedCase as_modelled(const SavedCase& saved) {
   if (!has_connector(saved) || profile_of(saved).release->models_connectors) return saved;
   std::string engine = connector_profile().name;
@@ -452,7 +467,7 @@ bool is_of_release(const KnownFinding& finding, const EngineProfile& profile) {
 
 const KnownFinding* known_finding_of_engine(const SavedCase& saved, const Outcome& outcome) {
   if (!outcome.failed()) return nullptr;
-  JudgeOptions options;  // what is asked of another engine too
+  JudgeOptions options;  // queries that another engine also receives
   options.invariants = false;
   const SavedCase modelled = as_modelled(saved);
   const Outcome model = judge(modelled, options);
@@ -473,6 +488,10 @@ const KnownFinding* known_finding_of_engine(const SavedCase& saved, const Outcom
 
 const KnownFinding* known_finding(const SavedCase& saved, const Outcome& outcome,
                                   const JudgeOptions& judged_by) {
+  for (const KnownFinding& finding : kWorkerFindings)
+    if (outcome.failed() &&
+        outcome.what.starts_with(fmt::format("input: finding {}: ", finding.number)))
+      return &finding;
   return judged_by.decisions ? known_finding_of_engine(saved, outcome)
                              : known_finding(saved, outcome, judged_by.backend);
 }

@@ -156,10 +156,10 @@ PlanOutcome judge_figures(const PlanCase& plan, const PlanSuspect& suspect,
   if (figures->hit_step_tokens != capacity.hit_step_tokens)
     return found(
         "capacity.hit_step",
-        fmt::format("hits come in steps of {} tokens where blocks allow {}: of a prompt of "
+        fmt::format("hits have a granularity of {} tokens where blocks allow {}: of a prompt of "
                     "{} tokens that is sent again, {} are found",
                     figures->hit_step_tokens, capacity.hit_step_tokens, plan.options.max_model_len,
-                    resend_hit_tokens(capacity, plan.options.max_model_len)));
+                    resend_hit_tokens(capacity.hit_step_tokens, plan.options.max_model_len)));
   return {};
 }
 

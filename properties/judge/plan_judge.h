@@ -1,8 +1,10 @@
-// Memory plans put to the test: what an engine makes of a plan (views and addresses, figures for
-// its users) against what the model says. Nothing runs; a plan is right or wrong as it stands.
+// Judges memory plans: an engine's result of a plan (views and addresses, figures for its users)
+// against the model. Nothing runs.
 //
-// (1) sim/check/layout_prover.h proves views by bytes; reference/plan/capacity.h has the figures.
-// (2) A plan that the model refuses is `refused`, unless refusing it is what is asked about.
+// Invariants
+// (1) sim/check/layout_prover.h proves views by bytes; reference/plan/capacity.h computes the
+//     figures.
+// (2) A plan that the model refuses is `refused`, unless its refusal is the question.
 #pragma once
 
 #include <cstdint>

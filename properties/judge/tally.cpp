@@ -217,8 +217,8 @@ void TallyCounter::count_events(const RecordedStep& step) {
   }
 }
 
-// Behind blocks that a load did not fill: a request that runs goes back, one that waited for its
-// load begins before what was to be loaded.
+// After blocks that a load did not fill: a running request goes back, and one that waited for its
+// load starts before the loaded tokens.
 bool TallyCounter::is_computed_again(const RecordedScheduled& scheduled,
                                      const Request& request) const {
   if (!scheduled.is_new) return scheduled.computed <= request.first_computed;
@@ -297,7 +297,8 @@ void TallyCounter::count_pages(const RecordedStep& step) {
     if ((copies_[id] -= count) == 0) copies_.erase(id);
 }
 
-// A page that lay on the device and lies on the host alone; one of a hit that lies there still.
+// A page that was on the device and is now only on the host; a page of a hit that is still
+// resident.
 void TallyCounter::count_residency(const RecordedStep& step, const std::string& name,
                                    const ResidencyUpdate& update) {
   Request& request = requests_[name];
@@ -342,8 +343,8 @@ void TallyCounter::count_hit(const RecordedStep& step, const RecordedScheduled& 
   }
 }
 
-// Of a request that goes on: a drafter that finds fewer, a step that takes fewer, and that it
-// therefore ends before one did whose drafts were rejected.
+// Continuing requests: a draft model that proposes fewer tokens, a step that takes fewer, so that
+// it ends before a position whose drafts were rejected.
 void TallyCounter::count_drafts(const RecordedScheduled& scheduled, Request& request) {
   const std::int64_t before = std::exchange(request.num_drafts, std::ssize(scheduled.spec));
   if (scheduled.is_new || before <= request.num_drafts) return;
@@ -352,7 +353,7 @@ void TallyCounter::count_drafts(const RecordedScheduled& scheduled, Request& req
     tally_.count(Reached::step_ends_sooner);
 }
 
-// Who ran before others that run on: a victim that may have had its turn in the step.
+// Requests scheduled before others that continue: a victim may have had its turn in the step.
 void TallyCounter::count_victims(const RecordedStep& step) {
   const auto runs_on = [&](const std::string& name) {
     return std::ranges::find(step.running, name) != step.running.end();

@@ -1,9 +1,10 @@
-// What generated cases were made of and what they reached, counted by class. Cases that never see a
-// preemption say nothing about preemptions: a run of many cases in which a class stays empty is a
-// failure, whatever became of the cases.
+// Coverage of generated cases: what they consist of and what they reached, counted by class. Cases
+// that never see a preemption prove nothing about preemptions: a run of many cases with an empty
+// class fails, whatever the cases' verdicts.
 //
-// 1. A class counts occurrences, or cases where its name is that of a configuration.
-// 2. Tallies of parts of a run add up to the tally of the run.
+// Invariants
+// (1) A class counts occurrences, or cases where it names a configuration.
+// (2) The counts of parts of a run add up to those of the run.
 #pragma once
 
 #include <array>
@@ -174,7 +175,7 @@ enum class SeenWith : std::uint8_t {
   backend,
   device_mode,  // with a backend, in a run that draws captured graphs and real numbers
   connector,    // a KV connector
-  no_backend,   // one whose loads fail behind a step in flight: there is no backend for that
+  no_backend,   // a load that fails with a step in flight: no backend supports that
 };
 
 enum class Reached : std::uint8_t {
@@ -236,7 +237,7 @@ class TallyCounter {
     Place place = Place::waiting;
     std::int64_t num_prompt_tokens = 0;
     std::int64_t num_computed_tokens = 0;  // after the last step in which it was scheduled
-    std::int64_t num_steps = 0;            // scheduled since it was let in
+    std::int64_t num_steps = 0;            // steps that scheduled it since admission
     std::int64_t first_computed = 0;       // before that step
     std::int64_t num_loaded_tokens = 0;    // that a longer load is to bring it up to
     std::int64_t num_drafts = 0;           // in that step
@@ -263,8 +264,9 @@ class TallyCounter {
   Tally& tally_;
   std::map<std::string, Request> requests_;  // live ones
   std::int64_t steps_in_flight_ = 0;
-  std::vector<std::string> running_;             // after the step before
-  std::map<std::int64_t, std::int32_t> copies_;  // of pages under way: ends to come; 0: unknown yet
+  std::vector<std::string> running_;  // after the previous step
+  // of pages in flight: completions left; 0: unknown yet
+  std::map<std::int64_t, std::int32_t> copies_;
 };
 
 }  // namespace lockstep

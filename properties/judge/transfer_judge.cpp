@@ -103,7 +103,7 @@ TransferOutcome judge_pair(const TransferCase& transfer, TransferDefect defect,
   if (report->verdict != PairVerdict::liveness) return {};
   const RunSummary& stuck =
       report->decode.verdict == Verdict::liveness ? report->decode : report->prefill;
-  if (stuck.wait_cycle.empty()) return {"liveness", "requests wait for ever, in no circle"};
+  if (stuck.wait_cycle.empty()) return {"liveness", "requests wait forever, without a cycle"};
   return {stuck.cycle_head_holds_blocks ? "liveness.partial_load" : "liveness.head_of_line",
           stuck.wait_cycle};
 }

@@ -1,12 +1,14 @@
-// Cases of two engines with a network in between, and of connectors that are set up: made from
-// choices, judged with a defect planted or without.
+// Cases of two engines with a network between them, and of connector set-up: generated from
+// choices, judged with or without a planted defect.
 //
-// (1) A case of `pair` agrees when the ledger of the pair finds every rule kept, no engine diverges
-//     from its backend, where it has one, and no request waits for ever.
-// (2) A case of `holds` plants nothing: vllm-0.22.1 itself may wait for ever once blocks come from
-//     elsewhere (docs/findings.md, 7 and 8). Without the defect the decode engine computes all.
-// (3) A case of `connectors` agrees when the engine starts, and hands several groups to no
-//     connector that does not support them.
+// Invariants
+// (1) A case of `pair` agrees when the pair's ledger finds every rule kept, no engine diverges from
+//     its backend, if it has one, and no request waits forever.
+// (2) A case of `holds` plants nothing: vllm-0.22.1 itself may deadlock once blocks come from
+//     elsewhere (docs/findings.md, 7 and 8). Without the defect the decode engine computes all
+//     tokens.
+// (3) A case of `connectors` agrees when the engine starts, and passes several groups only to
+//     connectors that support them.
 #pragma once
 
 #include <string>

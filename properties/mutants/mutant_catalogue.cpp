@@ -20,13 +20,14 @@ struct SiteText {
 // In the order of MutantSite.
 constexpr SiteText kSites[] = {
     {"scheduler",
-     "Decisions: who is scheduled, with which blocks, on which hit. Cases run without a backend."},
+     "Decisions: scheduled requests, their blocks, their hits. Cases run without a backend."},
     {"backend",
      "The backend: tables, slots, rows, states, and views at work. Cases run on the CPU executor."},
     {"views", "Views and addresses of a memory plan, proved by writing and finding every element."},
     {"planner", "What an engine tells its users and kernels about a plan."},
     {"transfer",
-     "Two engines with a network between them (transfers.md), and connectors as an engine sets "
+     "Two engines with a network between them (docs/distributed.md), and connectors as an engine "
+     "sets "
      "them "
      "up."},
 };
@@ -113,16 +114,16 @@ lockstep replay cases/table-width.case.jsonl
 (`page_written`, ...), rules of the audit, invariants of the scheduler, liveness, or proofs of a
 memory plan. `crash` is a check inside the scheduler that stops the program.
 
-This page is written by `lockstep mutants --markdown docs/mutants.md`.
+This page is written by `lockstep mutants --markdown docs/reference/mutants.md`.
 )";
 
 constexpr std::string_view kTail = R"(
 ## Not here
 - `table-edit-lost`: a program can change single entries of a row (`TableEdit` in
   `sim/protocol/step_program.h`), and the backend's own tests find a backend that loses one. No
-  decision of a scheduler needs it: vLLM sends its worker the new blocks of a request and nothing
-  about freed ones, so rows keep retired blocks in front, where no window reads any more. A table is
-  whole again only when its request comes back after a preemption.
+  decision of a scheduler needs it: vLLM sends its worker only the new blocks of a request, so rows
+  keep retired blocks at the front, which no window reads. A table is complete again only when its
+  request resumes after a preemption.
 - `state-shift-race` (vllm 50729): a state is shifted by the number of accepted tokens, inside its
   own block, by copies that overlap. Here the state after each draft has a block of its own, so a
   replay shifts nothing. The kernel that moves bytes is raced in its own tests, and

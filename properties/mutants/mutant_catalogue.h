@@ -1,14 +1,16 @@
-// Every defect that can be planted, with the real one that it stands for, and where to look for it.
-// A harness that finds nothing is only as good as the defects that it has been shown to find.
+// Every defect that can be planted, with the real defect that it represents, and where to search
+// for it. The defects that a harness has found are the proof that it finds any.
 //
-// 1. An id is the name that SavedCase::mutants, `--mutant` and docs/mutants.md use; it is unique.
-// 2. A bias narrows the search to configurations in which the defect can show; what then happens
-//    is left to seeds. No entry knows a failing case.
-// 3. `caught_by` are the checks that may find it first; another one would be a surprise, and is
-//    told as one.
+// Invariants
+// (1) An id is the name that SavedCase::mutants, `--mutant` and docs/reference/mutants.md use; it is
+//     unique.
+// (2) A bias narrows the search to configurations in which the defect can show; seeds decide the
+//     rest. No entry contains a failing case.
+// (3) `caught_by` lists the checks that may find it first; any other check is reported as a
+//     surprise.
 //
 // Not here: what a defect does (cuda_backend/defects/, and the switches of the scheduler, ranks,
-// hidden states, pairs and connectors), which the catalogue knows by name.
+// hidden states, pairs and connectors); the catalogue uses their names.
 #pragma once
 
 #include <cstdint>
@@ -33,8 +35,8 @@ std::string_view name_of(MutantSite site);
 struct Mutant {
   std::string_view id;
   MutantSite site = MutantSite::scheduler;   // of its part of the catalogue
-  std::string_view source = "this project";  // "vllm 37236"; where the real defect is told
-  std::string_view mechanism;                // one sentence
+  std::string_view source = "this project";  // "vllm 37236"; report of the real defect
+  std::string_view mechanism;                // one line
   std::string_view exposed_by;  // the configuration or event without which it cannot show
   std::vector<std::string_view> caught_by = {};
 
@@ -52,7 +54,7 @@ struct Mutant {
 std::span<const Mutant> mutant_catalogue();
 // Null: there is none of this name.
 const Mutant* find_mutant(std::string_view id);
-// docs/mutants.md: the catalogue as a page.
+// docs/reference/mutants.md: the catalogue as a page.
 std::string mutants_markdown();
 
 }  // namespace lockstep

@@ -22,7 +22,7 @@ inline constexpr auto kSlots = "slot_mapping";
 
 inline std::string newest_release() { return std::string(engine_profiles().back().name); }
 
-// Cases of decisions alone: thousands a second.
+// Cases of decisions only: thousands per second.
 inline GeneratorOptions decisions(FeatureSet always, FeatureSet never = {}) {
   always.add(Feature::prefix_caching);
   return {.engine = newest_release(),

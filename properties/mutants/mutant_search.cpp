@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/stop_signal.h"
 #include "properties/judge/transfer_judge.h"
 #include "properties/mutants/mutant_parts.h"
 #include "properties/shrink/shrinker.h"
@@ -48,7 +49,7 @@ class CaseSearch {
   // From the next seed on.
   void search() {
     const auto begin = Clock::now();
-    while (report_.cases < options_.cases_max && !report_.caught)
+    while (report_.cases < options_.cases_max && !report_.caught && !stop_requested())
       try_seed(options_.first_seed + static_cast<std::uint64_t>(report_.cases));
     report_.seconds += seconds_since(begin);
     if (report_.caught) make_small();
@@ -143,14 +144,14 @@ class CaseSearch {
   MutantReport report_;
 };
 
-// Cases that need no child process: judge(case, defect) says what came of one, describe(case,
-// check) tells the smallest that fails so.
+// Cases that need no child process: judge(case, defect) returns the outcome, describe(case, check)
+// describes the smallest case that fails with it.
 template <class Generate, class Judge, class Describe>
 MutantReport search_seeds(const Mutant& mutant, const MutantSearchOptions& options,
                           const Generate& generate, const Judge& judge, const Describe& describe) {
   MutantReport report{.mutant = &mutant};
   const auto begin = Clock::now();
-  while (report.cases < options.cases_max && !report.caught) {
+  while (report.cases < options.cases_max && !report.caught && !stop_requested()) {
     const std::uint64_t seed = options.first_seed + static_cast<std::uint64_t>(report.cases);
     SeededChoices choices(seed);
     const auto one = generate(choices);
@@ -226,7 +227,7 @@ SavedCase mutant_case(const Mutant& mutant, std::uint64_t seed, const MutantDeci
     bias.engine = decider->engine;
     bias.never.add(decider->never);
   }
-  // Nothing beside a defect but what it needs to show.
+  // Only the features that the defect needs to show.
   bias.never.add(kRankFeatures);
   bias.never.add({Feature::faults, Feature::same_instant, Feature::scaled_rows,
                   Feature::uniform_type, Feature::connector_peers, Feature::host_tier});

@@ -1,14 +1,15 @@
-// The search for a planted defect: cases are generated, biased as the catalogue says, until one of
-// them fails with the defect and agrees without it. Then the case is made small.
+// The search for a planted defect: generates cases, biased by the catalogue, until one fails with
+// the defect and agrees without it. Then it shrinks the case.
 //
-// (1) Seeds count up from the first: the same limits find the same case, whatever the machine.
-// (2) A case that fails without the defect shows a defect of another kind: it is counted, and the
-//     search goes on.
+// Invariants
+// (1) Seeds count up from the first: the same limits find the same case on every machine.
+// (2) A case that fails without the defect shows a different defect: it is counted, and the search
+//     continues.
 // (3) Cases are judged in a child process, so that a crash or a hang counts as a failure.
-// (4) Where the small case still has more than 3 requests, a few further ones are tried for one
-//     that has less.
+// (4) If the shrunk case has more than 3 requests, the search tries a few more cases for a smaller
+//     one.
 //
-// Times are for people; nothing depends on them but when a single case counts as hanging.
+// Times are informative; only a hanging case depends on them.
 #pragma once
 
 #include <chrono>
@@ -33,7 +34,7 @@ struct MutantDecider {
   std::function<void()> restart;  // after a child process that may have left it in mid-sentence
 };
 
-// What is put to the test, handed in by who links it.
+// The modules under test, passed in by the caller that links them.
 struct MutantBench {
   BackendFactory backend;
   PlanSuspect plans;
@@ -46,7 +47,7 @@ struct MutantSearchOptions {
   std::int64_t cases_max = 5'000;
   std::int64_t shrink_evaluations_max = 3'000;  // 0: the case stays as it was found
   std::chrono::milliseconds case_time_limit{10'000};
-  // Sites scheduler and backend: in this order of the cache; absent: as the case is drawn.
+  // Sites scheduler and backend: in this layout of the cache; absent: as generated.
   std::optional<CacheLayout> layout = {};
 };
 
@@ -61,8 +62,8 @@ struct MutantReport {
   bool in_an_order = false;  // MutantSearchOptions::layout
   Failure failure = {};
   double seconds = 0;         // until it was caught
-  double shrink_seconds = 0;  // and made small
-  // Sites scheduler and backend: the case that was found, made small, and its steps.
+  double shrink_seconds = 0;  // and shrunk
+  // Sites scheduler and backend: the shrunk case, and its steps.
   std::optional<SavedCase> smallest = {};
   CaseSize size = {};
   std::int64_t steps = 0;

@@ -20,7 +20,7 @@ void over_three_passes(SavedCase& saved) {
   saved.draft_acceptance_percent = 50;
 }
 
-// Drafts that no step has room to verify all of lie behind the last position.
+// Drafts that no step can verify completely are past the last position.
 void up_to_the_last_token(SavedCase& saved) {
   over_three_passes(saved);
   for (TraceRecord& record : saved.trace.records)
@@ -54,7 +54,7 @@ std::vector<Mutant> drafter_mutants() {
        .bias = with_drafter(),
        .reshape = over_three_passes},
       {.id = "draft-rejected-counted",
-       .mechanism = "further passes go on behind drafts that were rejected",
+       .mechanism = "further passes continue after rejected drafts",
        .exposed_by = "two drafts and a rejected one",
        .caught_by = {kWritten},
        .bias = with_drafter(),

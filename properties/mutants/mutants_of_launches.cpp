@@ -72,7 +72,7 @@ std::vector<Mutant> graph_mutants() {
        .bias = on_executor({full_attention}, {states, two_block_pool}),
        .reshape = with_graphs},
       {.id = "graph-stale-pointer",
-       .mechanism = "a buffer grows after a graph was captured, and the graph goes on reading the "
+       .mechanism = "a buffer grows after a graph was captured, and the graph keeps reading the "
                     "old one",
        .exposed_by = "a captured batch, a larger one, and one of the first size again",
        .caught_by = {kSlots, kWritten, kDigest, kOutput, kMemory},
@@ -117,7 +117,7 @@ std::vector<Mutant> number_mutants() {
        .reshape = with_row_scales},
       {.id = "scales-swizzled",
        .source = "vllm csrc/nvfp4_kv_cache_kernels.cu, forks for sm_120",
-       .mechanism = "nvfp4: V's scales are dealt out as kernels of sm_100 read them, and read as "
+       .mechanism = "nvfp4: V's scales are swizzled as kernels of sm_100 read them, and read as "
                     "they are",
        .exposed_by = "real numbers, nvfp4 in heads of 64 elements and blocks of 4 tokens",
        .caught_by = {kWritten},
@@ -147,7 +147,7 @@ std::vector<Mutant> number_mutants() {
       {.id = "checkpoint-last-inputs",
        .source = "vllm model_executor/layers/mamba/checkpoint.py",
        .mechanism = "a checkpoint keeps the inputs of the convolution from the end of the chunk "
-                    "beside the recurrent state from inside",
+                    "and the recurrent state from its inside",
        .exposed_by = "real numbers, a chunk that exports a state from its inside",
        .caught_by = {kWritten},
        .bias = on_executor({states, full_attention, several_groups, prefix_caching, long_prompts,
@@ -188,7 +188,7 @@ std::vector<Mutant> table_mutants() {
        .bias = on_executor({full_attention}, {states, two_block_pool})},
       {.id = "table-late-clear",
        .source = "TensorRT-LLM 14423",
-       .mechanism = "the row of a request that left is cleared after the next request has taken it",
+       .mechanism = "the row of an ended request is cleared after the next request has taken it",
        .exposed_by = "a row that is left and taken in one step",
        .caught_by = {kTable},
        .bias = on_executor({full_attention, bursts}, {states})},
@@ -216,14 +216,14 @@ std::vector<Mutant> table_mutants() {
        .bias = on_executor({full_attention}, {states})},
       {.id = "slot-stale-tail",
        .source = "vllm-tt-plugin 103, vllm 42273",
-       .mechanism = "the tail of a padded batch keeps tokens of the step before; their slots are "
+       .mechanism = "the tail of a padded batch keeps tokens of the previous step; their slots are "
                     "looked up in rows that now belong to others",
-       .exposed_by = "a step with fewer tokens than the one before, in a padded batch",
+       .exposed_by = "a step with fewer tokens than the previous one, in a padded batch",
        .caught_by = {kSlots, kMemory},
        .bias = on_executor({full_attention, long_prompts}, {states, two_block_pool})},
       {.id = "slot-interleave-ignored",
        .source = "vllm 51031, 54679",
-       .mechanism = "tokens are dealt to the context parallel ranks one by one instead of in "
+       .mechanism = "tokens are sharded over the context parallel ranks one by one instead of in "
                     "runs: a rank keeps others' tokens",
        .exposed_by = "context parallelism with an interleave beyond 1",
        .caught_by = {kSlots},
@@ -241,7 +241,7 @@ std::vector<Mutant> table_mutants() {
       {.id = "hidden-slot-mapping",
        .source = "vllm 39949, 51328",
        .mechanism = "hidden states are written to slots from another group's block ids",
-       .exposed_by = "hidden states beside attention",
+       .exposed_by = "hidden states with attention",
        .caught_by = {kSlots, kMemory},
        .bias = on_executor({full_attention, hidden_state, several_groups}, {two_block_pool})},
   };

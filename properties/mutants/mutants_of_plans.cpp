@@ -26,17 +26,17 @@ std::vector<Mutant> address_mutants() {
        .caught_by = {"layout.bytes"},
        .plan = {.states = true, .num_blocks = 2}},
       {.id = "layout-restride-hidden",
-       .source = "vLLM 0.22.1, second model runner",
+       .source = "vLLM 0.22.1, model runner V2",
        .mechanism =
            "the re-stride of attention pages is applied to every cache that looks like one",
        .exposed_by = "hidden states in a pool of two blocks",
        .caught_by = {"layout.bytes"},
        .plan = {.states = true, .split_blocks = true, .hidden_states = true, .num_blocks = 2}},
       {.id = "ambiguous-refused",
-       .source = "vLLM 0.22.1, second model runner",
+       .source = "vLLM 0.22.1, model runner V2",
        .mechanism = "a cache of shape (2, 2, ...) is refused because its dimensions cannot be "
                     "told apart by size",
-       .exposed_by = "attention beside states in a pool of two blocks",
+       .exposed_by = "attention with states in a pool of two blocks",
        .caught_by = {"layout.refused"},
        .plan = {.states = true, .num_blocks = 2}},
       {.id = "state-spec-unhandled",
@@ -72,13 +72,13 @@ std::vector<Mutant> figure_mutants() {
       {.id = "capacity-all-groups",
        .source = "vllm 40384",
        .mechanism = "groups whose cost does not grow with length divide the capacity",
-       .exposed_by = "attention beside states",
+       .exposed_by = "attention with states",
        .caught_by = {"capacity.tokens"},
        .plan = {.states = true}},
       {.id = "capacity-sliding",
        .source = "vllm 40417",
        .mechanism = "windows divide the capacity",
-       .exposed_by = "attention beside sliding windows",
+       .exposed_by = "attention with sliding windows",
        .caught_by = {"capacity.tokens"},
        .plan = {.windows = true}},
       {.id = "routed-buffer",
@@ -103,7 +103,7 @@ std::vector<Mutant> figure_mutants() {
        .source = "vllm 35703",
        .mechanism = "the layers of a pack count as a longer block: a hit must fill it, and most "
                     "prompts are shorter",
-       .exposed_by = "packed attention beside states that are kept for hits",
+       .exposed_by = "packed attention with states that are kept for hits",
        .caught_by = {"capacity.hit_step"},
        .plan = {.states = true, .packed = true, .aligned_states = true}},
   };
@@ -130,8 +130,9 @@ std::vector<Mutant> view_mutants() {
                           {two_block_pool, mla, chunked_local, states})},
       {.id = "layout-two-heads",
        .source = "LMCache 4467",
-       .mechanism = "the K/V dimension is told from the heads by its size: [.., 2, heads] or [.., "
-                    "heads, 2]",
+       .mechanism =
+           "the K/V dimension is distinguished from the heads by its size: [.., 2, heads] or [.., "
+           "heads, 2]",
        .exposed_by = "two KV heads",
        .caught_by = {kWritten, kMemory},
        .bias = on_older_pages({full_attention}, {states, mla, sliding_window, chunked_local})},
@@ -145,7 +146,7 @@ std::vector<Mutant> view_mutants() {
        .source = "LMCache 4463, 4247",
        .mechanism =
            "the stride from layer to layer of an overlaid cache is one row of tokens short",
-       .exposed_by = "two layers that are alike in a group, in any of the six orders",
+       .exposed_by = "two equal layers in a group, in any of the six layouts",
        .caught_by = {kWritten},
        .bias = on_executor({full_attention}, {packed_pages})},
       {.id = "order-head-stride",

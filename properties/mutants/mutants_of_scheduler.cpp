@@ -20,7 +20,7 @@ void share_context(SavedCase& saved) { saved.engine.dcp = 2; }
 
 void draft_with_eagle(SavedCase& saved) { saved.engine.spec_method = SpecMethod::eagle; }
 
-// A reset of the prefix cache that preempts all who run.
+// A reset of the prefix cache that preempts all running requests.
 void preempt_with_resets(SavedCase& saved) {
   for (TraceRecord& record : saved.trace.records)
     if (auto* control = std::get_if<TraceControl>(&record)) control->preempts_running = true;
@@ -52,7 +52,7 @@ std::vector<Mutant> hash_mutants() {
        .mechanism =
            "a block's hash leaves out the token behind it, which EAGLE's drafter has read, "
            "and no block of a hit is dropped for it",
-       .exposed_by = "EAGLE's drafts and prompts that part right behind a block",
+       .exposed_by = "EAGLE's drafts and prompts that differ right after a block",
        .caught_by = {"audit.draft_read"},
        .bias = decisions({full_attention, drafts, shared_prefixes}),
        .reshape = draft_with_eagle},
@@ -89,7 +89,7 @@ std::vector<Mutant> hit_mutants() {
        .mechanism =
            "only the first group's hit is cut to the common length; the others keep blocks "
            "beyond it",
-       .exposed_by = "two groups of full attention beside one that shortens the hit",
+       .exposed_by = "two groups of full attention and one that shortens the hit",
        .caught_by = {"invariant.one_writer", "invariant.queue_front", "audit.handed_out",
                      "audit.token_write"},
        .bias = decisions({several_groups, full_attention, hidden_state, states, shared_prefixes},
@@ -164,7 +164,7 @@ std::vector<Mutant> free_mutants() {
        .caught_by = {"audit.attention_read", "audit.handed_out"},
        .bias = decisions({sliding_window, tight_pool, long_prompts, bursts}, {two_block_pool})},
       {.id = "free-preempted-lost",
-       .mechanism = "the blocks of a preempted request are never given back",
+       .mechanism = "the blocks of a preempted request are never freed",
        .exposed_by = "a preemption",
        .caught_by = {"invariant.conservation", "invariant.ref_cnt"},
        .bias =
@@ -208,7 +208,7 @@ std::vector<Mutant> state_mutants() {
        .bias = decisions({states, drafts}, {async_scheduling, two_block_pool})},
       {.id = "state-freed-early",
        .source = "vllm 51766",
-       .mechanism = "the state that a new block continues is given back before it has been copied",
+       .mechanism = "the state that a new block continues is freed before it was copied",
        .exposed_by = "a hit or a chunk that ends at a block boundary in mode align",
        .caught_by = {"audit.state_read", "audit.handed_out"},
        .bias = decisions({states, full_attention, several_groups, long_prompts, tight_pool},
@@ -234,7 +234,7 @@ std::vector<Mutant> schedule_mutants() {
        .bias = decisions({drafts}, {async_scheduling})},
       {.id = "drafts-outlive-preemption",
        .source = "vLLM V1 design",
-       .mechanism = "a preempted request keeps the drafts behind tokens that it computes anew",
+       .mechanism = "a preempted request keeps the drafts after tokens that it recomputes",
        .exposed_by = "a request that is preempted before its drafts are scheduled",
        .caught_by = {"audit.drafts"},
        .bias = decisions({drafts, tight_pool, bursts, no_full_isl_reserve},
@@ -243,7 +243,7 @@ std::vector<Mutant> schedule_mutants() {
        .source = "vLLM 0.33.0 design",
        .mechanism = "output that was in flight when a reset sent its request back is taken all the "
                     "same",
-       .exposed_by = "a reset that preempts who runs, with a step in flight",
+       .exposed_by = "a reset that preempts running requests, with a step in flight",
        .caught_by = {"audit.stale_output"},
        .bias = decisions({resets, async_scheduling, bursts}, {drafts}),
        .reshape = preempt_with_resets},
@@ -265,7 +265,7 @@ std::vector<Mutant> schedule_mutants() {
   };
 }
 
-// What becomes of a request that is refused, or leaves at a bad moment.
+// Requests that are refused, or end at a bad moment.
 std::vector<Mutant> fault_mutants() {
   return {
       {.id = "refused-hit-kept",
@@ -289,14 +289,13 @@ std::vector<Mutant> fault_mutants() {
   };
 }
 
-// Encoders, sinks and reference windows: what becomes of their rows is seen on pages.
+// Encoders, sinks and reference windows: their rows are compared on pages.
 std::vector<Mutant> encoder_mutants() {
   const FeatureSet apart{two_block_pool, states, sliding_window, chunked_local, mla, drafts};
   return {
       {.id = "encoder-skipped-on-resume",
-       .mechanism =
-           "a request that comes back after a preemption has its encoder skipped: its rows "
-           "lay in blocks that others have by now",
+       .mechanism = "a request that resumes after a preemption skips its encoder: its rows were in "
+                    "blocks that now belong to others",
        .exposed_by = "a preempted request with an encoder",
        .caught_by = {"decide"},
        .bias = on_executor(
@@ -315,7 +314,7 @@ std::vector<Mutant> encoder_mutants() {
        .caught_by = {"invariant.ref_cnt", "invariant.one_group"},
        .bias = on_executor({full_attention, sinks}, apart)},
       {.id = "rswa-window-short",
-       .mechanism = "a reference window lets go of a block that attention still reads",
+       .mechanism = "a reference window frees a block that attention still reads",
        .exposed_by = "more output than a reference window has tokens, in a full pool",
        .caught_by = {kDigest, kOutput},
        .bias = on_executor({full_attention, long_prompts, reference_windows, tight_pool, bursts},

@@ -1,5 +1,4 @@
-// The catalogue's defects of caches that each rank of a context keeps whole, beside others whose
-// tokens are dealt out.
+// Defects of caches that are replicated over context parallel ranks, with other caches sharded.
 #include "properties/mutants/mutant_parts.h"
 
 namespace lockstep {
@@ -22,29 +21,31 @@ std::vector<Mutant> share_mutants() {
   return {
       {.id = "whole-dealt-out",
        .source = kSource,
-       .mechanism = "a rank writes its share alone of a cache that every rank keeps whole",
-       .exposed_by = "a cache that is not dealt out, beside one that is",
+       .mechanism = "a rank writes only its share of a replicated cache",
+       .exposed_by = "a replicated cache and a sharded one",
        .caught_by = {kSlots},
        .bias = with_whole_caches()},
       {.id = "dealt-out-whole",
        .source = kSource,
-       .mechanism = "every rank writes all tokens of a cache that is dealt out, as of one that is "
-                    "not: where its table has no entries for them, too",
-       .exposed_by = "a cache that is not dealt out, beside one that is",
+       .mechanism =
+           "every rank writes all tokens of a sharded cache, as if replicated: also where its "
+           "table has no entries for them",
+       .exposed_by = "a replicated cache and a sharded one",
        .caught_by = {kSlots, kMemory},
        .bias = with_whole_caches()},
       {.id = "whole-block-of-all",
        .source = kSource,
-       .mechanism = "slots of a cache that is not dealt out are computed with the tokens that all "
-                    "ranks have in a block of one that is",
-       .exposed_by = "a cache that is not dealt out, beside one that is",
+       .mechanism =
+           "slots of a replicated cache are computed with the tokens that all ranks have in a "
+           "block of a sharded one",
+       .exposed_by = "a replicated cache and a sharded one",
        .caught_by = {kSlots},
        .bias = with_whole_caches()},
       {.id = "whole-read-in-part",
        .source = "vllm 0.33.0, v1/worker/gpu/spec_decode/speculator.py (dcp_local_seq_lens)",
-       .mechanism = "attention over a cache that every rank keeps whole is given the length of "
+       .mechanism = "attention over a replicated cache receives the length of "
                     "the rank's share",
-       .exposed_by = "a cache that is not dealt out, beside one that is",
+       .exposed_by = "a replicated cache and a sharded one",
        .caught_by = {kDigest},
        .bias = with_whole_caches()},
   };
@@ -56,9 +57,9 @@ std::vector<Mutant> share_decision_mutants() {
   return {
       {.id = "whole-blocks-shared",
        .source = "vllm 0.33.0, v1/core/single_type_kv_cache_manager.py (dcp_world_size)",
-       .mechanism = "blocks of a cache that is not dealt out are counted as if the ranks shared "
+       .mechanism = "blocks of a replicated cache are counted as if the ranks shared "
                     "its tokens: requests get a part of what they need",
-       .exposed_by = "a cache that is not dealt out, beside one that is",
+       .exposed_by = "a replicated cache and a sharded one",
        .caught_by = {"invariant.table_covers"},
        .bias = bias},
   };

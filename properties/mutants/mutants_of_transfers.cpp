@@ -57,7 +57,7 @@ std::vector<Mutant> protocol_mutants() {
        .exposed_by = "blocks lost for good",
        .caught_by = {"transfer.incomplete"}},
       {.id = "completion-stale",
-       .mechanism = "the release of an earlier attempt is taken for one of the current attempt: "
+       .mechanism = "the release of an earlier attempt counts as one of the current attempt: "
                     "its blocks are free before they are read",
        .exposed_by = "a failed load, prefilled again, and a release that comes late",
        .caught_by = {"transfer.freed_early"},
@@ -96,7 +96,7 @@ std::vector<Mutant> holding_mutants() {
        .transfer = {.subject = TransferSubject::holds, .tight = true}},
       {.id = "hold-partial-deadlock",
        .source = "vLLM 0.22.1 (connectors/connector_failures_fail/0000)",
-       .mechanism = "partly loaded requests each hold what the other needs to go on",
+       .mechanism = "partly loaded requests each hold what the other needs to continue",
        .exposed_by = "a tight pool",
        .caught_by = {"liveness.partial_load"},
        .transfer = {.subject = TransferSubject::holds, .tight = true}},
@@ -107,13 +107,13 @@ std::vector<Mutant> connector_mutants() {
   return {
       {.id = "hma-any",
        .source = "vllm 39949",
-       .mechanism = "a MultiConnector is said to support several groups when any part does",
+       .mechanism = "a MultiConnector reports support for several groups when any part has it",
        .exposed_by = "parts that differ in this",
        .caught_by = {"connector.hybrid_groups"},
        .transfer = {.subject = TransferSubject::connectors}},
       {.id = "hma-before-config",
        .source = "vllm 39949",
-       .mechanism = "support for several groups is asked before the offloading backend has set "
+       .mechanism = "support for several groups is queried before the offloading backend has set "
                     "its connector: the engine does not start",
        .exposed_by = "offloading, and no other connector",
        .caught_by = {"connector.start"},
@@ -148,7 +148,7 @@ std::vector<Mutant> host_tier_mutants() {
        .reshape = with_failing_loads},
       {.id = "free-send-in-flight",
        .source = "vllm 45357",
-       .mechanism = "a finished request gives its blocks back while stores of them are pending",
+       .mechanism = "a finished request frees its blocks while stores of them are pending",
        .exposed_by = "a host tier, and stores that outlive their request",
        .caught_by = {"transfer"},
        .bias = beside_host_tier({}),

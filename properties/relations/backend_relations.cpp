@@ -39,12 +39,12 @@ std::vector<RowLayer> row_layers(const KVCacheConfig& plan, const KVCacheConfig&
   return layers;
 }
 
-// Who is in the rows of the step at hand; the ranks' readers share it.
+// Requests in the rows of the current step; the ranks' readers share it.
 class Rows final : public StepObserver {
  public:
   struct Row {
     std::string request;
-    std::int32_t num_known = 0;  // of its scheduled tokens, those that are no drafts
+    std::int32_t num_known = 0;  // of its scheduled tokens, those that are not drafts
   };
   bool decided(const StepView& view) override {
     rows_.clear();
@@ -179,13 +179,12 @@ std::string why_not_read(const SavedCase& saved) {
   if (saved.backend == "none") return "the case runs without a backend";
   if (has_hisparse(saved.cache.groups)) return "rows of HiSparse's groups lie in two pools";
   const LockstepConfig config = config_of(saved);
-  if (may_lose_blocks(saved))
-    return "rows behind a block that a load did not fill are read as well";
+  if (may_lose_blocks(saved)) return "rows after a block that a load did not fill are also read";
   if (!config.backend.parallel.is_whole() || config.data_parallel.dp_size > 1)
     return "the case runs over tensor, pipeline or data parallel ranks";  // rank_outputs.h
   for (const KVCacheGroupSpec& group : saved.cache.groups)
     if (group.spec.kv_quant_mode != KVQuantMode::none)
-      return "rows have scales of their own, which are no part of an answer";
+      return "rows have their own scales, which are not part of an answer";
   const auto supported = ProgramBuilder::check_supported(saved.engine, saved.cache);
   return supported ? "" : supported.error().message;
 }

@@ -1,13 +1,14 @@
-// Relations held against backends: two cases that differ in what is none of a request's business
-// leave attention to read the same, place by place.
+// Relations checked on backends: two cases that differ in something irrelevant to a request make
+// attention read the same, position by position.
 //
-// (1) A change that moves nothing leaves every page as it was too, after every step; states
+// Invariants
+// (1) A change that moves nothing also leaves every page unchanged, after every step, states
 //     included.
-// (2) Over ranks of context parallelism, attention over a request is a mean of the ranks' own, one
-//     weight a head: what a combination by their softmax sums comes to, whatever the sums are.
+// (2) Over context parallel ranks, attention over a request is a mean of the ranks' own, with one
+//     weight per head: the form of a combination by their softmax sums, whatever the sums are.
 //
-// Not checked: (2) for more than two ranks, and whether the weight is the right one (kernel tests
-// combine with sums).
+// Not checked: (2) for more than two ranks, and whether the weight is right (kernel tests combine
+// with sums).
 #pragma once
 
 #include <compare>
@@ -23,18 +24,20 @@
 
 namespace lockstep {
 
-// What attention on a backend finds for each request: a case run on real backends and read position
-// by position, so that two runs can be held against each other and no model is asked.
+// What attention on a backend reads for each request: a case run on real backends and read position
+// by position, so that two runs can be compared without a model.
 //
-// (1) What lies at a place (request, layer, positions) is a function of the request's tokens alone:
+// Invariants
+// (1) The content at a place (request, layer, positions) depends on the request's tokens only:
 //     every run that reads it reads the same, whatever else differs between the runs.
-// (2) The tokens that a step writes are read one by one, and with all that they attend to at once.
-//     Drafts are not: which there are depends on when they were proposed.
+// (2) The tokens that a step writes are read one by one, and together with everything they attend
+//     to. Drafts are not read: they depend on when they were proposed.
 // (3) A reading ends with its run, the step of the first divergence included.
-// (4) Under context parallelism a rank numbers what it keeps anew, so digests are not read; outputs
+// (4) Under context parallelism a rank renumbers what it keeps, so digests are not read; outputs
 //     are, of every rank over its own share.
 //
-// Not read: states, which no attention reads. `pages` covers them where a change moves nothing.
+// Not read: states, which attention does not read. `pages` covers them where a change moves
+// nothing.
 struct ReadPlace {
   std::string request;
   std::int32_t layer = 0;

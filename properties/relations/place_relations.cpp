@@ -1,5 +1,5 @@
-// Relations about where things lie: the changes that an engine's decisions know nothing of, and
-// those that move every block.
+// Relations about positions in memory: changes that an engine's decisions do not depend on, and
+// changes that move every block.
 
 #include <fmt/format.h>
 

@@ -75,7 +75,7 @@ void UndisturbedRequest::truncate(std::int64_t count) {
   for (std::vector<std::uint64_t>& rows : rows_) rows.resize(std::min(rows.size(), size));
 }
 
-// A live request: what the worker knows of it.
+// A live request: the worker's view of it.
 struct ReadingModel::Request {
   explicit Request(UndisturbedRequest request) : alone(std::move(request)) {}
   UndisturbedRequest alone;  // over the tokens that were really sampled: what a perfect draft says
@@ -117,12 +117,12 @@ void ReadingModel::while_running(std::vector<WorkloadEvent>& events) {
 }
 
 void ReadingModel::request_left(std::string_view name, std::uint64_t ticket) {
-  // A load under way brings what a request wanted, also when it has left.
+  // A load in flight delivers the request's rows even if it has ended.
   if (inner_.connector() == nullptr) requests_.erase(std::string(name));
   inner_.request_left(name, ticket);
 }
 
-// Blocks are copied before the step, whoever they belong to: of other groups nobody looks at them.
+// Blocks are copied before the step, whatever their owner; blocks of other groups are never read.
 void ReadingModel::copy_block(const KVCacheBlockCopy& copy) {
   for (std::size_t g = 0; g < slots_.size(); ++g) {
     if (slots_[g].empty()) continue;
@@ -172,8 +172,8 @@ std::int32_t ReadingModel::compute(const Row& row, std::int64_t position, std::i
   return token_of(hash);
 }
 
-// Samples a row of the step: the token behind the last known one, and behind drafts for as long as
-// they are right.
+// Samples a row of the step: the token after the last known one, and after drafts as long as they
+// are right.
 void ReadingModel::sample_row(const Row& row, const SampledRow& sampled, Request& request,
                               std::vector<std::int32_t>& tokens) {
   const std::vector<std::int32_t>& known_tokens = request.alone.tokens();
@@ -190,7 +190,7 @@ void ReadingModel::sample_row(const Row& row, const SampledRow& sampled, Request
   }
 }
 
-// Drafts for what comes next: what the request would be answered alone, or a token beside it.
+// Drafts: the tokens that the request would sample alone, or a different token.
 void ReadingModel::propose(const Request& request, std::int64_t num_drafts,
                            ModelOutput& output) const {
   UndisturbedRequest ahead = request.alone;
@@ -209,7 +209,7 @@ void ReadingModel::propose(const Request& request, std::int64_t num_drafts,
 Result<void> ReadingModel::sample(std::int64_t step, std::span<const SampledRow> rows,
                                   ModelOutput& output) {
   LS_CHECK(rows.size() == rows_.size(), "{} rows, {} decided", rows.size(), rows_.size());
-  // Who leaves after so many tokens is the trace's to say; what it would sample is not used.
+  // The trace decides after how many tokens a client disconnects; its samples are not used.
   ModelOutput planned;
   LS_RETURN_IF_ERROR(inner_.sample(step, rows, planned));
   for (std::size_t i = 0; i < rows.size(); ++i) {

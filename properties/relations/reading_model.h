@@ -1,17 +1,19 @@
 // A language model in a page: every answer is a hash of all that attention reads from the cache.
-// Its cache is driven by the decisions alone, so whatever a scheduler gets wrong about blocks comes
-// out as another token, and what does not matter to a request cannot change its tokens.
+// Only decisions drive its cache, so a scheduler's wrong block changes a token, and what is
+// irrelevant to a request cannot change its tokens.
 //
+// Invariants
 // (1) The row of a token depends on the token, its position and every row that attention reads
-//     before it; the next token depends on the rows of all groups. A wrong row is never forgotten.
-// (2) A slot keeps its row until another is written there; nothing is cleared when a block changes
-//     hands, as in a real cache.
-// (3) Alone, with a cache of its own that is never cut, a request is answered as
-//     UndisturbedRequest says.
-// (4) What a KV connector loads are the rows that it was given to store, or, from peers, the rows
-//     that the request would have computed alone. What is sampled behind rows that did not come
-//     the engine drops, and so does this.
-// (5) Ranks of context parallelism hold their shares of a block side by side, as one memory.
+//     before it; the next token depends on the rows of all groups. A wrong row has a permanent
+//     effect.
+// (2) A slot keeps its row until another is written there; reallocating a block clears nothing, as
+//     in a real cache.
+// (3) Alone, with its own cache that is never cut, a request is answered as UndisturbedRequest
+//     defines.
+// (4) A KV connector loads the rows that it was given to store, or, from peers, the rows that the
+//     request would have computed alone. The engine drops what is sampled after rows that did not
+//     arrive, and so does this model.
+// (5) Context parallel ranks hold their shares of a block next to each other, as one memory.
 //
 // A compressed row counts as the rows of its tokens.
 //
@@ -109,9 +111,9 @@ class ReadingModel final : public Workload, public StepObserver, public Transfer
   std::vector<std::int64_t> tokens_in_block_;      // per group, of all ranks together
   std::vector<std::vector<std::uint64_t>> slots_;  // per group: [num_blocks * tokens_in_block]
   std::map<std::string, std::unique_ptr<Request>> requests_;
-  std::vector<Row> rows_;  // of the step at hand, as scheduled
+  std::vector<Row> rows_;  // of the current step, as scheduled
   std::map<HostBlockId, std::vector<std::uint64_t>> host_rows_;
-  std::vector<BlockTransfer> stores_;  // of the step at hand
+  std::vector<BlockTransfer> stores_;  // of the current step
   Answers answers_;
 };
 

@@ -90,8 +90,8 @@ Changed other_admission(const SavedCase& saved) {
   });
 }
 
-// vLLM deals out the tokens of a model with one group, and counts drafts with it once. Of several
-// groups every rank keeps all but the first whole.
+// vLLM shards the tokens of a model with one group, and counts drafts once with it. With several
+// groups every rank replicates all except the first.
 Changed over_ranks(const SavedCase& saved) {
   const auto is_dealt_out = [](const KVCacheGroupSpec& group) {
     return group.spec.kind == CacheKind::full_attention || group.spec.kind == CacheKind::mla;
@@ -123,8 +123,8 @@ Changed without_connector(const SavedCase& saved) {
   return changed(saved, [](SavedCase& other) { other.connector.parts.clear(); });
 }
 
-// A connector alike in all but where things lie and when they move. What is lost is computed again,
-// but for finding 15.
+// A connector that differs only in positions and times of its transfers. What is lost is computed
+// again, except for finding 15.
 Changed other_host_tier(const SavedCase& saved) {
   const ConnectorSpec& tier = saved.connector;
   if (!tier.has(ConnectorKind::host)) return std::nullopt;
@@ -137,12 +137,10 @@ Changed other_host_tier(const SavedCase& saved) {
 }
 
 constexpr std::array kRelations = std::to_array<Relation>({
-    {"longer chunks", "how many tokens a step may have is none of a request's business",
-     longer_chunks},
+    {"longer chunks", "an answer does not depend on the tokens of a step", longer_chunks},
     {"shorter chunks", "how a prompt is cut is none of its request's business", shorter_chunks},
-    {"batch mates", "who else is served is none of a request's business", without_batch_mates},
-    {"larger pool", "neither is how much memory there is, nor who was preempted for the lack of it",
-     larger_pool},
+    {"batch mates", "nor on the other requests", without_batch_mates},
+    {"larger pool", "nor on the size of the pool, or on preemptions", larger_pool},
     {"no prefix caching", "a hit finds what would have been computed", without_prefix_caching},
     {"no drafts", "drafts make answers sooner, not different", without_drafts},
     {"right drafts", "so does their being right", with_right_drafts},
@@ -154,7 +152,7 @@ constexpr std::array kRelations = std::to_array<Relation>({
      without_connector, false, true},
     {"other host tier", "nor how much the host keeps, how late it comes, and what of it is lost",
      other_host_tier, false, true},
-    {"context ranks", "nor is over how many ranks its tokens are dealt out", over_ranks},
+    {"context ranks", "nor on the ranks that shard its tokens", over_ranks},
 });
 
 }  // namespace

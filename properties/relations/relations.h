@@ -1,14 +1,14 @@
-// Metamorphic relations: two cases that differ in something that is none of a request's business
-// answer it with the same tokens. Which tokens are right is not asked: that the two agree is
-// enough.
+// Metamorphic relations: two cases that differ in something irrelevant to a request answer it with
+// the same tokens. The right tokens are not needed: the two must agree.
 //
-// (1) In the model that answers, every token is a hash of what it read (reading_model.h), so a
-//     wrong block anywhere before a token changes it.
-// (2) Where a request ends early in one of the two (its client leaves after a while, the run ends),
-//     the tokens that both have are compared.
+// Invariants
+// (1) In the answering model every token is a hash of what it read (reading_model.h), so a wrong
+//     block anywhere before a token changes it.
+// (2) If a request ends early in one of the two (its client disconnects, the run ends), the tokens
+//     that both have are compared.
 //
-// Not related: what states hold. That more memory makes no request finish later is NOT true of the
-// engine (tests/regressions/more_memory_finishes_later.case.jsonl).
+// Not related: the content of states. The engine does NOT guarantee that more memory never makes a
+// request finish later (tests/regressions/more_memory_finishes_later.case.jsonl).
 #pragma once
 
 #include <cstdint>
@@ -54,7 +54,7 @@ constexpr FeatureSet unrelated_features() {
 struct Breach {
   std::string request;
   std::int64_t index = 0;  // of the first output token that differs
-  std::string what;        // one sentence
+  std::string what;        // one line
 };
 
 // Nothing: it holds, or it does not apply. Errors: a case that the engine refuses.
@@ -77,16 +77,17 @@ Changed changed(const SavedCase& saved, const Change& change) {
   return other == saved || !sound ? std::nullopt : Changed(std::move(other));
 }
 
-// Block ids are names: a pool that hands them out in another order decides the same, name for name.
+// Block ids are names: a pool that allocates them in another order decides the same, name for name.
 //
-// (1) Everything that a recording shows is compared, step by step: who runs with how many tokens,
-//     on which blocks, hits, evictions, what is zeroed.
-// (2) The two runs' blocks correspond by the place that they had in the first free queue, for good:
-//     who is evicted first depends on when blocks were freed, never on their numbers.
+// Invariants
+// (1) Every recorded field is compared, step by step: scheduled requests and tokens, their blocks,
+//     hits, evictions, zeroing.
+// (2) The two runs' blocks correspond by their position in the first free queue, permanently:
+//     eviction order depends on when blocks were freed, never on their numbers.
 //
 // Left out: the order of the zero list, which vllm-0.33.0 takes from a set of ids.
 //
-// Nothing: the same was decided. Errors: what the engine refuses.
+// Absent: the decisions are the same. Errors: what the engine refuses.
 Result<std::optional<Breach>> check_shuffled_blocks(const SavedCase& saved);
 
 }  // namespace lockstep

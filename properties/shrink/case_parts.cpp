@@ -45,7 +45,7 @@ Trace trace_with(const Trace& trace, const std::vector<bool>& keep) {
 
 bool is_record(const RecordedEvent& event) { return event.kind != RecordedEvent::Kind::abort; }
 
-// Everything that a step says about the removed requests, and the events for which `drop` says so.
+// Everything in a step about the removed requests, and the events that `drop` selects.
 template <class Drop>
 void cut_step(RecordedStep& step, const Names& gone, const Drop& drop) {
   std::erase_if(step.before, drop);

@@ -20,7 +20,7 @@
 
 namespace lockstep {
 
-// A request or a control; in a recording a request with all that is said about it.
+// A request or a control; in a recording a request with all its entries.
 std::size_t num_records(const SavedCase& saved);
 // keep[i]: record i stays. REQUIRES: one entry a record.
 SavedCase with_records(const SavedCase& saved, const std::vector<bool>& keep);
@@ -43,7 +43,7 @@ bool has_connector(const SavedCase& saved);
 // Loads of its connector may leave blocks unfilled.
 bool may_lose_blocks(const SavedCase& saved);
 
-// Changes every spec of a group alike: the group's own and those of its layers.
+// Changes every spec of a group in the same way: the group's own and those of its layers.
 void change_specs(SavedCase& saved, std::size_t group,
                   const std::function<void(KVCacheSpec&)>& change);
 
@@ -57,28 +57,29 @@ bool plan_again(SavedCase& saved);
 // nothing was changed.
 bool set_num_blocks(SavedCase& saved, std::int64_t num_blocks);
 
-// Configurations that an engine refuses to start with, or that serve no purpose: a shrink that
-// wandered into one would end in a failure that no engine can have.
+// Configurations that an engine refuses to start with, or that are useless: a shrink that reached
+// one would end in a failure that no engine can have.
 //
-// (1) A rule that the first case of a shrink breaks itself is not asked of the others.
+// Invariants
+// (1) A rule that the first case of a shrink breaks itself does not apply to the others.
 //
-// Not looked at: what the reader refuses (it does that), and what the planner does with memory.
+// Not checked: what the reader refuses, and what the planner does with memory.
 //
 // One bit for each rule that the case breaks:
-//   a step has room for a token of every running request, and without chunks for the longest one
+//   a step has a token for every running request, and without chunks for the longest one
 //   the limit on long prefills is not above max_model_len
 //   the pool holds a request of max_model_len, and no request of the case is longer
 //   drafts have a method and a method has drafts; state groups keep a block for each draft
 //   all state groups have the mode of the engine; prefix caching has a mode that saves states, and
 //   a mode that saves states has prefix caching
 //   with states in mode align a step reaches the next block, and prompts come in chunks
-//   a window and a chunk are tokens; nothing else has them
+//   a window and a chunk are tokens; no other kind has them
 using BrokenRules = std::uint32_t;
 BrokenRules broken_rules(const SavedCase& saved);
 
 // A recording as a saved case without a backend: its configuration, and its events and samples step
-// by step. The decisions are made anew, by the profile of the engine that was recorded.
-// Errors: a recording with a KV connector, groups that no plan can be made for.
+// by step. The profile of the recorded engine makes the decisions again.
+// Errors: a recording with a KV connector, groups without a possible plan.
 Result<SavedCase> case_of(std::string name, Recording recording);
 
 // The requests of a recorded case on a clock on which a step takes as long as a recorded one.

@@ -26,7 +26,7 @@ std::int64_t ranks_and_transfers(const SavedCase& saved) {
   return sum + std::ssize(saved.connector.parts);
 }
 
-// What is said about a request beyond its tokens.
+// Properties of a request beyond its tokens.
 std::int64_t trimmings(const RequestSpec& spec) {
   std::int64_t count = spec.priority == 0 ? 0 : 1;
   count += spec.eos_token ? 1 : 0;

@@ -10,8 +10,8 @@ namespace {
 
 using Change = std::function<void(SavedCase&)>;
 
-// A change of the plan, with tensors made anew for it; where that loses the failure, with the
-// tensors as they were.
+// A change of the plan, with new tensors for it; where that loses the failure, with the tensors as
+// they were.
 bool attempt_plan(ShrinkTrial& trial, const Change& change) {
   SavedCase candidate = trial.best();
   change(candidate);
@@ -76,10 +76,6 @@ void lower_block_size(ShrinkTrial& trial, std::size_t group) {
     change_specs(saved, group, [&](KVCacheSpec& spec) { spec.block_size = longest; });
     saved.kernel_block_sizes[group] = longest;
   });
-  for (const bool whole : {true, false})
-    attempt_plan(trial, [&](SavedCase& saved) {
-      saved.kernel_block_sizes[group] = whole ? get(saved) : saved.kernel_block_sizes[group] / 2;
-    });
 }
 
 void shrink_states(ShrinkTrial& trial, std::size_t group) {
@@ -101,7 +97,7 @@ void shrink_states(ShrinkTrial& trial, std::size_t group) {
   }
 }
 
-// Rows of a word: shorter ones would be alike, and their content could not be told apart.
+// Rows of a word: shorter ones would be equal, and their content could not be distinguished.
 std::int64_t least_head_size(const KVCacheSpec& spec) {
   return std::min(spec.head_size, 8 / itemsize_bytes(spec.dtype));
 }

@@ -196,9 +196,8 @@ void shrink_arrivals(ShrinkTrial& trial) {
 
 namespace {
 
-// Delta debugging over removals: chunks of half of what there is, then of a quarter, and so on
-// down to single things. `attempt` is asked to do without [first, last) of the `size()` things
-// that are there.
+// Delta debugging over removals: chunks of half of all items, then of a quarter, and so on down to
+// single items. `attempt` tries to remove [first, last) of the `size()` items.
 template <class Size, class Attempt>
 void remove_chunks(const Size& size, const Attempt& attempt) {
   for (std::size_t chunk = size(); chunk > 0; chunk /= 2)
@@ -220,7 +219,7 @@ void drop_steps(ShrinkTrial& trial, std::size_t first, std::size_t last) {
   });
 }
 
-// A replay takes events, samples and drafts from a recording; what was decided it finds anew.
+// A replay takes events, samples and drafts from a recording and makes the decisions again.
 void drop_decisions(ShrinkTrial& trial) {
   trial.attempt_with([](SavedCase& saved) {
     for (RecordedStep& step : saved.recording->steps) {

@@ -14,6 +14,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "base/stop_signal.h"
 #include "properties/shrink/case_parts.h"
 #include "properties/shrink/case_size.h"
 #include "reference/memory/content.h"
@@ -38,7 +39,7 @@ class ShrinkTrial {
   std::int64_t steps() const { return steps_; }
   std::int64_t evaluations() const { return evaluations_; }
   std::int64_t accepted() const { return accepted_; }
-  bool is_exhausted() const { return evaluations_ >= evaluations_max_; }
+  bool is_exhausted() const { return evaluations_ >= evaluations_max_ || stop_requested(); }
 
   // True: the candidate is the best now.
   bool attempt(const SavedCase& changed);
@@ -84,7 +85,7 @@ class ShrinkTrial {
 // Whole parts of the input: records by delta debugging, recorded steps, faults, mutants; a
 // recording as the trace of its requests.
 void shrink_records(ShrinkTrial& trial);
-// Prompts run by run and token by token, outputs, and everything else that is said of a request.
+// Prompts run by run and token by token, outputs, and every other property of a request.
 void shrink_requests(ShrinkTrial& trial);
 // When things arrive: together, and at the start.
 void shrink_arrivals(ShrinkTrial& trial);

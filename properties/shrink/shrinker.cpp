@@ -8,11 +8,11 @@ namespace lockstep {
 
 std::optional<ShrinkResult> shrink(const SavedCase& first, const StillFails& still_fails,
                                    const ShrinkOptions& options) {
-  // As its file gives it back: a field that a file does not keep could not be a cause.
+  // As its file restores it: a field that a file does not keep could not be a cause.
   auto read = saved_case_from_text(first.name, saved_case_to_text(first));
   if (!read) return std::nullopt;
   SavedCase start = std::move(*read);
-  // `expected` is said of the first case; the caller that keeps the result says it anew.
+  // `expected` describes the first case; the caller that keeps the result sets it again.
   start.expected.reset();
   const std::optional<std::int64_t> steps = still_fails(start);
   if (!steps) return std::nullopt;
@@ -38,7 +38,7 @@ std::optional<ShrinkResult> shrink(const SavedCase& first, const StillFails& sti
 
 namespace {
 
-// 128 bits of a text: two candidates with equal ones are taken for the same.
+// 128 bits of a text: two candidates with equal ones count as the same.
 std::pair<std::uint64_t, std::uint64_t> digest_of(const std::string& text) {
   std::uint64_t a = kEmptyPrefix;
   std::uint64_t b = ~kEmptyPrefix;
@@ -74,8 +74,8 @@ bool ShrinkTrial::attempt(const SavedCase& changed) {
   if (!could_be_smaller(rank_of(changed, 0))) return false;
   if ((broken_rules(changed) & ~broken_rules_) != 0) return false;
   const std::string text = saved_case_to_text(changed);
-  // As its file gives it back: a field that its kind of cache does not use is not in there, and
-  // runs that continue one another are one.
+  // As its file restores it: it has no field that its kind of cache does not use, and runs that
+  // continue one another are one.
   auto read = saved_case_from_text(changed.name, text);
   if (!read || !could_be_smaller(rank_of(*read, 0))) return false;
   SavedCase& candidate = *read;

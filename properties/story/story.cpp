@@ -28,7 +28,7 @@ std::map<std::string, std::int64_t> known_tokens(const StepView& view) {
   return known;
 }
 
-// Who loads, or has loaded and waits; who has finished and is being sent.
+// Requests that load, or have loaded and wait; finished requests that are being sent.
 void take_waiting_tables(const StepView& view, StoryStep& step) {
   const auto take = [&](RequestId id) {
     const RecordedTable& table = step.waiting_tables.emplace_back(table_of(view, id));
@@ -109,7 +109,7 @@ Story tell_judged(const SavedCase& saved, JudgeOptions options) {
   if (story.outcome.kind == OutcomeKind::divergence) story.divergence = summary.divergence;
   if (story.outcome.kind == OutcomeKind::stuck) story.stuck = summary.stuck;
   story.steps = keeper.take();
-  LS_CHECK(recording.steps.size() == story.steps.size(), "{} steps recorded, {} told",
+  LS_CHECK(recording.steps.size() == story.steps.size(), "{} steps recorded, {} shown",
            recording.steps.size(), story.steps.size());
   for (std::size_t i = 0; i < recording.steps.size(); ++i)
     story.steps[i].recorded = std::move(recording.steps[i]);
@@ -224,6 +224,7 @@ std::string to_json(const SavedCase& saved, const Story& story) {
                                 {"token", finding.token},
                                 {"block", finding.block},
                                 {"what", finding.what}});
+  if (story.recorded) json["recording"] = json_of(*story.recorded);
   for (const StuckRequest& stuck : story.stuck)
     json["stuck"].push_back({{"request", stuck.name}, {"why", stuck.why}});
   json["steps"] = Json::array();

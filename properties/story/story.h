@@ -1,11 +1,12 @@
-// What happened in a case, step by step, up to where it ends or fails: who came, what was decided,
-// who holds which block. Gathered from public state while the judge runs the case.
+// A step-by-step record of a case, up to its end or failure: arrivals, decisions, and which request
+// holds each block. Gathered from public state while the judge runs the case.
 //
+// Invariants
 // (1) The last step is the one that failed, or the last one of the run.
-// (2) Names, tokens and blocks are those of the run; nothing is worked out anew from the case.
-// (3) Of several engines, the one that fails is told of, or else the first.
+// (2) Names, tokens and blocks are those of the run; nothing is derived again from the case.
+// (3) Of several engines, it shows the one that fails, or else the first.
 //
-// Not told: what lies in the cache. A divergence brings its page (sim/verdict/divergence.h).
+// Not shown: the content of the cache. A divergence brings its page (sim/verdict/divergence.h).
 #pragma once
 
 #include <cstdint>
@@ -17,6 +18,7 @@
 
 #include "properties/audit/audit.h"
 #include "properties/judge/judge.h"
+#include "properties/judge/recording_check.h"
 #include "sim/engine/step_observer.h"
 #include "traces/formats/recording.h"
 #include "traces/formats/saved_case.h"
@@ -32,9 +34,10 @@ struct BlockState {
 };
 
 struct StoryStep {
-  RecordedStep recorded;                      // as a recording tells it, as far as the step came
-  std::vector<std::string> arrived;           // first seen in this step
-  std::vector<std::string> gone;              // seen in the step before, and not told as finished
+  RecordedStep recorded;             // as a recording tells it, as far as the step came
+  std::vector<std::string> arrived;  // first seen in this step
+  // seen in the previous step, and not reported as finished
+  std::vector<std::string> gone;
   std::map<std::string, std::int64_t> known;  // prompt and sampled tokens of the live
   std::vector<RecordedTable> tables;          // of all that run
   std::vector<RecordedTable> waiting_tables;  // of those that hold blocks and do not
@@ -50,9 +53,10 @@ struct Story {
   std::int32_t dp_size = 1;
   std::int32_t dp_rank = 0;  // that the steps are of
   Outcome outcome;
-  std::optional<Divergence> divergence;  // of an outcome `divergence`
-  std::vector<AuditFinding> findings;    // of a violation that the audit found
-  std::vector<StuckRequest> stuck;       // of an outcome `stuck`
+  std::optional<Divergence> divergence;      // of an outcome `divergence`
+  std::vector<AuditFinding> findings;        // of a violation that the audit found
+  std::vector<StuckRequest> stuck;           // of an outcome `stuck`
+  std::optional<RecordingCheck> recorded{};  // of a recording, whose inputs the steps have
 };
 
 class StoryKeeper final : public StepObserver {
@@ -70,11 +74,11 @@ class StoryKeeper final : public StepObserver {
   std::vector<StoryStep> steps_;
 };
 
-// The story as one JSON object.
+// The record as one JSON object.
 std::string to_json(const SavedCase& saved, const Story& story);
 
-// Judges the case with someone who writes the story down. REQUIRES: a case that does not crash.
-// Judged by `options`, whose observer and other receivers are the story's own.
+// Judges the case and records it. REQUIRES: a case that does not crash. Judged by `options`, whose
+// observer and other receivers are replaced.
 Story tell_judged(const SavedCase& saved, JudgeOptions options);
 Story tell(const SavedCase& saved, const BackendFactory& backend);
 

@@ -54,12 +54,12 @@ std::string head_text(const SavedCase& saved) {
   for (std::size_t g = 0; g < saved.cache.groups.size(); ++g)
     text += wrapped(fmt::format("  group {}  ", g), group_text(saved.cache.groups[g]));
   if (has_connector(saved))
-    text += wrapped("  beside   ", connector_text(config_of(saved).connector));
+    text += wrapped("  with     ", connector_text(config_of(saved).connector));
   if (!saved.mutants.empty())
     text += wrapped("  planted  ", fmt::format("{}", fmt::join(saved.mutants, ", ")));
   for (const Fault& fault : saved.faults) text += wrapped("  fault    ", fault_text(fault));
   return text +
-         "  A cell is a block, [its id: the tokens in it]; * is handed out in this step, - is the "
+         "  A cell is a block, [its id: the tokens in it]; * is allocated in this step, - is the "
          "null block.\n";
 }
 
@@ -86,7 +86,7 @@ const RecordedConnectorAnswer* answer_about(const RecordedStep& step, const std:
   return found == step.connector->end() ? nullptr : &*found;
 }
 
-// What a KV connector said of those that were asked about while the step was decided.
+// The KV connector's answers to the queries of the step.
 std::vector<std::string> answers_told(const RecordedStep& step) {
   std::vector<std::string> told;
   if (!step.connector) return told;
@@ -131,9 +131,9 @@ std::vector<std::string> reports_told(const RecordedStep& step) {
                                lost.size() == 1 ? "" : "s", fmt::join(lost, ", "),
                                lost.size() == 1 ? "is" : "are"));
   for (const std::string& name : step.worker->received)
-    told.push_back(name + ": its load is over.");
+    told.push_back(name + ": its load has completed.");
   for (const std::string& name : step.worker->sent)
-    told.push_back(name + ": its blocks are sent, and given back.");
+    told.push_back(name + ": its blocks are sent and freed.");
   return told;
 }
 
@@ -156,7 +156,7 @@ std::string scheduled_text(const SavedCase& saved, const RecordedStep& step,
   else if (scheduled.computed < prompt)
     text += scheduled.computed == 0 ? ", its whole prompt" : ", the rest of its prompt";
   if (scheduled.is_new && scheduled.computed > 0) text += "; " + origin_told(step, scheduled);
-  if (scheduled.resumed) text += "; it is back after a preemption";
+  if (scheduled.resumed) text += "; it resumes after a preemption";
   return text + ".";
 }
 
@@ -194,9 +194,9 @@ std::string tables_text(const SavedCase& saved, const StoryStep& step) {
 std::string step_text(const SavedCase& saved, const StoryStep& step) {
   std::string text = fmt::format("\nStep {}\n", step.recorded.step);
   const auto say = [&](const std::string& sentence) { text += wrapped(kIndent, sentence); };
-  if (step.resets > 0) say("The prefix cache is told to forget everything.");
+  if (step.resets > 0) say("The prefix cache is reset.");
   for (const std::string& name : step.arrived) say(request_text(saved, name));
-  for (const std::string& name : step.gone) say(name + " has gone: its client left.");
+  for (const std::string& name : step.gone) say(name + " is aborted: its client disconnected.");
   for (const std::string& sentence : answers_told(step.recorded)) say(sentence);
   for (const std::string& name : step.recorded.preempted)
     say(name + " is preempted: its blocks are freed, and it will compute all of it again.");
@@ -259,6 +259,11 @@ std::string findings_text(const std::vector<AuditFinding>& findings) {
 
 std::string failure_text(const Story& story) {
   const Outcome& outcome = story.outcome;
+  if (!outcome.failed() && story.recorded)
+    return "\n" +
+           wrapped("", fmt::format("The model's decisions do not fail; {}.",
+                                   summary_of(*story.recorded))) +
+           details_of(*story.recorded);
   if (!outcome.failed())
     return wrapped("\n", fmt::format("The case does not fail: it is {}. {}", name_of(outcome.kind),
                                      outcome.what));
@@ -285,7 +290,12 @@ std::string to_text(const SavedCase& saved, const Story& story, const StoryTextO
     text += fmt::format("\n... {} before are left out\n",
                         count_of(static_cast<std::int64_t>(first), "step"));
   }
-  for (std::size_t i = first; i < story.steps.size(); ++i) text += step_text(saved, story.steps[i]);
+  const auto* parts = story.recorded && story.recorded->parts ? &*story.recorded->parts : nullptr;
+  for (std::size_t i = first; i < story.steps.size(); ++i) {
+    text += step_text(saved, story.steps[i]);
+    if (parts != nullptr && story.steps[i].recorded.step == parts->step)
+      text += wrapped(kIndent, parting_of(*parts));
+  }
   return text + failure_text(story);
 }
 

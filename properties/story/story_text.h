@@ -1,6 +1,6 @@
-// A story as text for a terminal of 100 columns: the case, its steps, and at the end what went
-// wrong, where, what was expected there and why. Block tables, the pool and a page are drawn in
-// characters (story_pictures.cpp).
+// A step-by-step record as text for a terminal of 100 columns: the case, its steps, and at the end
+// what went wrong, where, what was expected there and why. Block tables, the pool and a page are
+// shown in characters (story_pictures.cpp).
 #pragma once
 
 #include <cstdint>
@@ -27,13 +27,12 @@ inline constexpr std::size_t kStoryColumns = 98;
 // Words on lines of kStoryColumns, the first behind `label`, the others indented as far.
 std::string wrapped(const std::string& label, const std::string& text);
 
-// "[4: 0-3] [5*: 4-5] [-: 8-11]": a cell a block with the tokens that lie in it, * when it is
-// handed out in the step. Of more than a few the ones in the middle are left out.
+// "[4: 0-3] [5*: 4-5] [-: 8-11]": one cell per block with its tokens, * if the step allocates it.
+// Cells in the middle of a long table are left out.
 std::string table_picture(const std::vector<BlockId>& table, const KVCacheSpec& spec,
                           std::int64_t tokens, const std::vector<BlockId>& handed_out);
 
-// Who holds which block of a small pool, "1-3: r0, 4: r0 and r1, 5-9: free"; of a large one how
-// many are what.
+// Owners of the blocks of a small pool, "1-3: r0, 4: r0 and r1, 5-9: free"; counts for a large one.
 std::string pool_picture(const std::vector<BlockState>& pool);
 
 // The rows of a divergence's page: what belongs there and whether it does. Empty: no page in it.

@@ -2,6 +2,6 @@
 
     python -m lockstep_engines vllm [DIR]
 
-speaks docs/scheduler_protocol.md on standard input and output. docs/real_engines.md says what is
+speaks docs/protocols.md on standard input and output. docs/engines.md says what is
 driven and what is refused.
 """

@@ -6,6 +6,7 @@ DIR: a checkout or an unpacked source tree of the engine; without it, the instal
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import os
 import sys
@@ -36,6 +37,11 @@ def _parse() -> argparse.Namespace:
         metavar="NAME",
         help="runs vLLM's own models, tiny, in shared memory and alone, and ends; none named: all",
     )
+    parser.add_argument(
+        "--layers",
+        metavar="FOLDER",
+        help="writes the model file of the folder's config.json to standard output, and ends",
+    )
     parser.add_argument("--only", metavar="WORDS", help="of --kernels: those whose name has them")
     parser.add_argument("--runner", choices=("v1", "v2"), default="v1", help="of the worker")
     parser.add_argument(
@@ -63,7 +69,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--lift-refusals",
         action="store_true",
-        help="of the worker: runs what vLLM's configuration says its second runner does not take",
+        help="of the worker: runs what vLLM's configuration says its runner V2 does not take",
     )
     parser.add_argument(
         "--plant", metavar="NAME", action="append", help="plants a defect in the engine; any number"
@@ -119,13 +125,15 @@ def main() -> None:
         _put_first(Path(arguments.folder).resolve(), arguments.engine)
     if arguments.plant is not None:
         _plant(arguments.plant, defects)
+    if arguments.layers is not None:
+        return _write_layers(arguments.layers, sink)
     if arguments.kernels:
         return _check_kernels(arguments)
     if arguments.models is not None:
         return _check_models(arguments)
     if arguments.worker:
         return _serve_worker(arguments, source, sink)
-    protocol.serve(_adapter_of(arguments.engine), source, sink)
+    protocol.serve(protocol.SCHEDULER, _adapter_of(arguments.engine), source, sink)
 
 
 def _check_kernels(arguments: argparse.Namespace) -> None:
@@ -163,6 +171,14 @@ def _check_kernels(arguments: argparse.Namespace) -> None:
     sys.exit(1 if has_failed else 0)
 
 
+def _write_layers(folder: str, sink: Any) -> None:
+    """One line: the model file, or {"refused": why}."""
+    from lockstep_engines import model_layers
+
+    sink.write(json.dumps(model_layers.described(folder)).encode() + b"\n")
+    sink.flush()
+
+
 def _check_models(arguments: argparse.Namespace) -> None:
     if arguments.engine != "vllm":
         sys.exit(f"found no models of {arguments.engine}; there are some of vllm")
@@ -184,7 +200,7 @@ def _check_models(arguments: argparse.Namespace) -> None:
 def _serve_worker(arguments: argparse.Namespace, source: Any, sink: Any) -> None:
     if arguments.engine != "vllm":
         sys.exit(f"found no worker of {arguments.engine}; there is one of vllm")
-    from lockstep_engines import worker_device, worker_protocol
+    from lockstep_engines import worker_device
 
     worker_device.take_the_place_of_cuda(arguments.runner)
     from lockstep_engines.worker_engine import Options, Worker
@@ -197,7 +213,7 @@ def _serve_worker(arguments: argparse.Namespace, source: Any, sink: Any) -> None
         arguments.warm_up,
         arguments.lift_refusals,
     )
-    worker_protocol.serve(Worker(options), source, sink)
+    protocol.serve(protocol.WORKER, Worker(options), source, sink)
 
 
 def _adapter_of(engine: str) -> Any:

@@ -109,7 +109,7 @@ def _segments(draw: random.Random, num_tokens: int, heads: int, size: int) -> di
 
 
 class _Attention:
-    """A launch of unified attention over drawn requests, and what the loops make of them."""
+    """A launch of unified attention over generated requests, and what the loops make of them."""
 
     def __init__(self, draw: random.Random, queries: int, dtype: torch.dtype) -> None:
         self.draw, self.dtype = draw, dtype
@@ -149,9 +149,7 @@ class _Attention:
     def _rows(self) -> Any:
         draw, requests = self.draw, self.requests
         shapes = [(length, self.kv_heads, self.size) for length in requests.lengths]
-        made = [
-            [drawn_numbers(draw, shape, self.dtype) for shape in shapes] for _ in range(2)
-        ]
+        made = [[drawn_numbers(draw, shape, self.dtype) for shape in shapes] for _ in range(2)]
         key, value, memory, order = _cache(draw, requests, self.kv_heads, self.size, self.dtype)
         _fill(key, requests, made[0])
         _fill(value, requests, made[1])
@@ -210,12 +208,18 @@ def _attend_in_windows(draw: random.Random) -> Trial:
     if draw.random() < 0.6:
         window = draw.choice((1, 5, 16, 33))
         made.options["window_size"] = (window - 1, 0)
-        sees = lambda p, j: j <= p and p - j < window
+
+        def sees(p, j):
+            return j <= p and p - j < window
+
         made.words.append(f"a window of {window}")
     else:
         back, chunk = draw.choice((0, 1, 2)), draw.choice((4, 16, 24))
         made.options |= {"window_size": (chunk * (back + 1) - 1, 0), "chunk_lookback": back}
-        sees = lambda p, j: j <= p and p // chunk - j // chunk <= back
+
+        def sees(p, j):
+            return j <= p and p // chunk - j // chunk <= back
+
         made.words.append(f"chunks of {chunk}, {back} back")
     made.sees = [sees] * len(made.sees)
     if draw.random() < 0.3:
@@ -249,7 +253,7 @@ def _attend_ahead(draw: random.Random) -> Trial | None:
 
 
 def _attend_ahead_in_windows(draw: random.Random) -> Trial | None:
-    """A window beside a range, which is seen all the same, or a window to both sides: finding
+    """A window beside a range, which is seen anyway, or a window to both sides: finding
     40."""
     made = _Attention(draw, draw.choice((4, 40)), draw.choice(_DTYPES))
     window = draw.choice((1, 4, 9))
@@ -282,8 +286,7 @@ def _attend_behind_prefixes(draw: random.Random) -> Trial | None:
     made.options |= {"rswa_prefix_lens": torch.tensor(prefixes, dtype=torch.int32)}
     made.options |= {"rswa_window": window}
     made.sees = [
-        lambda p, j, prefix=prefix: j <= p and (j < prefix or p - j < window)
-        for prefix in prefixes
+        lambda p, j, prefix=prefix: j <= p and (j < prefix or p - j < window) for prefix in prefixes
     ]
     made.words.append(f"prefixes {prefixes}, a window of {window}")
     return made.run()
@@ -407,7 +410,7 @@ def _merge(draw: random.Random) -> Trial:
 
 
 def _pack(draw: random.Random) -> Trial:
-    """Tokens of requests of unlike lengths as rows of one length, and back."""
+    """Tokens of requests of different lengths as rows of one length, and back."""
     lengths = [draw.randint(1, 80) for _ in range(draw.randint(1, 5))]
     rest = draw.choice(((5,), (3, 40), (130,)))
     rows = drawn_numbers(draw, (sum(lengths), *rest), torch.float32)

@@ -111,9 +111,7 @@ class _Layers:
         layers = {
             name: type("Layer", (), {"kv_cache": states}) for name, states in self.layers.items()
         }
-        made.initialize_from_forward_context(
-            self.config, layers, {self.kind: rules}, self.tables
-        )
+        made.initialize_from_forward_context(self.config, layers, {self.kind: rules}, self.tables)
         return made
 
     @contextlib.contextmanager
@@ -161,7 +159,7 @@ def _move_before_a_step(draw: random.Random) -> Trial | None:
     biases = [draw.randint(0, layers.drafts) for _ in sources]
     batch = draw.sample(range(layers.requests), draw.randint(1, layers.requests))
     if draw.random() < 0.5:
-        batch = [row if draw.random() < 0.8 else -1 for row in batch]  # nobody's row
+        batch = [row if draw.random() < 0.8 else -1 for row in batch]  # an unowned row
     mapping = _ints(batch) if draw.random() < 0.6 else None
     if mapping is None:
         batch = list(range(layers.requests))
@@ -212,7 +210,7 @@ def _keep_behind_a_step(draw: random.Random) -> Trial | None:
 
 
 def _advance_columns(draw: random.Random) -> Trial | None:
-    """Of running states, by the second runner: where a step leaves them, where they were."""
+    """Of running states, by runner V2: where a step leaves them, where they were."""
     kernel = getattr(mamba_utils, "preprocess_mamba_align_fused_kernel", None)
     if kernel is None:
         return None

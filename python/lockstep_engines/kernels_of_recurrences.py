@@ -238,9 +238,7 @@ def _update_states(draw: random.Random) -> Trial:
     block of its own."""
     dtype, count, drafts = draw.choice(_DTYPES), draw.randint(1, 4), draw.choice((0, 0, 1, 3))
     mamba, columns = _Mamba(draw, dtype, (3, 16, 40)), 1 + drafts
-    states = _States(
-        draw, 2 * count * columns, (mamba.heads, mamba.elements, mamba.size), dtype
-    )
+    states = _States(draw, 2 * count * columns, (mamba.heads, mamba.elements, mamba.size), dtype)
     table = numpy.array(states.of[: count * columns]).reshape(count, columns)
     target = table
     if not drafts and draw.random() < 0.5:
@@ -279,7 +277,7 @@ def _update_states(draw: random.Random) -> Trial:
     for i in range(count):
         some = slice(starts[i], starts[i + 1])
         first = table[i, accepted[i] - 1 if drafts else 0]
-        if not first:  # what padding puts out is nobody's
+        if not first:  # what padding puts out is unread
             continue
         expected[some], made = mamba.run(states.before[first], some, gated)
         if not drafts:
@@ -290,7 +288,7 @@ def _update_states(draw: random.Random) -> Trial:
 
 
 def _scan_prompts(draw: random.Random) -> Trial:
-    """Chunks of prompts, cut into pieces that begin anew with each request and may be short in
+    """Chunks of prompts, cut into pieces that restart with each request and may be short in
     front, as vLLM's metadata has them."""
     dtype, count, chunk = draw.choice(_DTYPES), draw.randint(1, 3), draw.choice((16, 32))
     mamba = _Mamba(draw, dtype, (16, 32))
@@ -306,9 +304,7 @@ def _scan_prompts(draw: random.Random) -> Trial:
             owners.append(i)
         last.append(len(owners) - 1)
     begun = [draw.random() < 0.5 for _ in range(count)]
-    initial = drawn_numbers(
-        draw, (count, mamba.heads, mamba.elements, mamba.size), torch.float32
-    )
+    initial = drawn_numbers(draw, (count, mamba.heads, mamba.elements, mamba.size), torch.float32)
     initial = initial * torch.tensor(begun)[:, None, None, None]
     mamba.inputs(starts[-1])
     gated = draw.random() < 0.5
@@ -387,9 +383,7 @@ def _step_by_delta_rule(draw: random.Random, fuses: bool) -> Trial:
     """`fuses`: gates and rates are made in the kernel."""
     dtype, count, drafts = draw.choice(_DTYPES), draw.randint(1, 4), draw.choice((0, 0, 1, 3))
     layer, columns = _Delta(draw, dtype, (8, 20, 64)), 1 + drafts
-    states = _States(
-        draw, count * columns, (layer.heads, layer.size_v, layer.size), torch.float32
-    )
+    states = _States(draw, count * columns, (layer.heads, layer.size_v, layer.size), torch.float32)
     table = numpy.array(states.of).reshape(count, columns)
     counts = [1 + draw.randint(0, drafts) for _ in range(count)]
     accepted = [1 + draw.randint(0, drafts) for _ in range(count)]
@@ -481,9 +475,7 @@ def _chunks_by_delta_rule(draw: random.Random) -> Trial:
     counts = [draw.choice((1, 5, 63, 64, 65, 130)) for _ in range(count)]
     starts, of_starts = _starts(counts)
     layer.inputs(starts[-1])
-    initial = drawn_numbers(
-        draw, (count, layer.heads, layer.size_v, layer.size), torch.float32
-    )
+    initial = drawn_numbers(draw, (count, layer.heads, layer.size_v, layer.size), torch.float32)
     out, found = fitting(
         _fla("chunk").chunk_gated_delta_rule,
         q=layer.q[None],

@@ -28,8 +28,8 @@ _ROWS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class _Cache:
-    """K and V of a layer in poisoned memory: K beside V within a block or one behind the other,
-    tokens or heads outermost within a part, padding behind a block."""
+    """K and V of a layer in poisoned memory: K and V within a block or back to back,
+    tokens or heads outermost within a part, padding after a block."""
 
     def __init__(self, draw: random.Random, size_v: int = 0, itemsize: int = 2) -> None:
         self.blocks, self.tokens = draw.randint(1, 5), draw.choice((1, 2, 3, 8, 16))
@@ -96,9 +96,7 @@ def _write_rows(draw: random.Random) -> Trial:
     expected = _written(cache, dtype, (key, value), slots)
     one = torch.ones(1)
     parts = cache.part(0, dtype), cache.part(1, dtype)
-    writes.triton_reshape_and_cache_flash(
-        key, value, *parts, torch.tensor(slots), "auto", one, one
-    )
+    writes.triton_reshape_and_cache_flash(key, value, *parts, torch.tensor(slots), "auto", one, one)
     return Trial(f"{dtype}, {cache.text()}", [expected], [bytes_of(cache.memory)])
 
 

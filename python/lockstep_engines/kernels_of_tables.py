@@ -117,7 +117,7 @@ def _parameters(function: Any) -> Any:
 
 
 class _SecondTables:
-    """Tables of the second runner with what was put into them."""
+    """Tables of runner V2 with what was put into them."""
 
     def __init__(self, draw: random.Random, cp_size: int = 1) -> None:
         self.max_reqs, self.max_len = draw.randint(1, 5), 40
@@ -302,9 +302,9 @@ def _inputs_of_second_runner(draw: random.Random) -> Trial:
 
 
 CHECKS = [
-    Check("first runner: tables and slots", _table_of_first_runner),
-    Check("second runner: tables gathered", _tables_of_second_runner),
-    Check("second runner: slots", _slots_of_second_runner),
-    Check("second runner: positions", _positions_of_second_runner),
-    Check("second runner: inputs and drafts", _inputs_of_second_runner),
+    Check("runner V1: tables and slots", _table_of_first_runner),
+    Check("runner V2: tables gathered", _tables_of_second_runner),
+    Check("runner V2: slots", _slots_of_second_runner),
+    Check("runner V2: positions", _positions_of_second_runner),
+    Check("runner V2: inputs and drafts", _inputs_of_second_runner),
 ]

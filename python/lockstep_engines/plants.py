@@ -22,7 +22,7 @@ class PlantError(Exception):
 
 @dataclass(frozen=True)
 class Edit:
-    """One replacement; `find` stands there once."""
+    """One replacement; `find` occurs once."""
 
     module: str
     find: str

@@ -1,7 +1,7 @@
-"""The scheduler protocol (docs/scheduler_protocol.md), the engine's side of it, for any engine.
+"""The engine's side of both protocols (docs/protocols.md), for any engine.
 
-serve() reads messages, calls an Adapter and writes one reply to each. An exception of the engine is
-a reply, `failed`. Nothing here knows an engine.
+serve() reads messages, calls an Adapter or a Worker and writes one reply per message. An exception
+is a reply, `failed`, which says whose code raised: the engine's or Lockstep's (is_of_harness()).
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Callable
-from typing import Any, BinaryIO, Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, BinaryIO, Protocol, TypeVar
 
 try:
     import msgspec
@@ -27,8 +28,9 @@ except ImportError:  # an engine that does not bring it
         return json.dumps(value, separators=(",", ":")).encode()
 
 
-VERSION = 1
 _TRACE_CHARS_MAX = 16_000
+_ENGINES = ("vllm", "sglang")  # packages
+_OWN = __name__.partition(".")[0]
 
 Object = dict[str, Any]
 
@@ -41,12 +43,44 @@ class ProtocolError(Exception):
     """A message that the protocol does not have."""
 
 
+class EngineFault(Exception):
+    """A stand-in rejects what the engine passes to it: an engine failure."""
+
+
 class _EndOfInput(BaseException):
-    """Lockstep has gone in the middle of a question."""
+    """The input ends before the answer to a question."""
+
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_passing: set[Any] = set()  # code of wrappers
+
+
+def passes_on(function: _Function) -> _Function:
+    """Marks a wrapper that only calls what it wraps: an exception there is its caller's."""
+    _passing.add(function.__code__)
+    return function
+
+
+def is_of_harness(error: BaseException) -> bool:
+    """True if code of Lockstep raised. The innermost frame that belongs to the engine or to
+    Lockstep decides; libraries and wrappers belong to neither, and this server calls both."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    if isinstance(error, EngineFault):
+        return False
+    codes = [(frame.f_code, frame.f_globals) for frame, _ in traceback.walk_tb(error.__traceback__)]
+    for code, scope in reversed(codes):
+        module = scope.get("__name__", "")
+        package = module.partition(".")[0]
+        if package in _ENGINES:
+            return False
+        if package == _OWN and module != __name__ and code not in _passing:
+            return True
+    return codes[-1][1].get("__name__") == __name__  # else an adapter from another package
 
 
 class Client:
-    """What a connector of the engine asks Lockstep, and tells it, in the middle of a call."""
+    """What a connector of the engine asks Lockstep or reports to it during a call."""
 
     def __init__(self, source: BinaryIO, sink: BinaryIO) -> None:
         self._source, self._sink = source, sink
@@ -76,13 +110,12 @@ class Client:
         return bool(self._ask({"ask": "finished", "id": name}, ("keeps",))["keeps"])
 
     def allocated(self, name: str, external: int, blocks: Any) -> None:
-        """A request has got its blocks, per group, and so many tokens of them are to be loaded."""
+        """A request received its blocks, per group; `external` tokens of them are to be loaded."""
         self.send({"tell": "allocated", "id": name, "external": external, "blocks": blocks})
 
 
 class Adapter(Protocol):
-    """An engine that is driven. Whatever a method raises is the engine's own failure, but Refused
-    (of open and add) and ProtocolError."""
+    """Drives an engine's scheduler. Raises Refused from open() and add(); ProtocolError."""
 
     def hello(self) -> Object:
         """`engine` and `features`."""
@@ -106,34 +139,87 @@ class Adapter(Protocol):
     def update(self, message: Object) -> Object: ...
 
 
-# The first key of a message -> the keys that it must and may have besides.
-_MESSAGES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "hello": ((), ()),
-    "open": ((), ()),
-    "add": (
-        ("prompt", "max_tokens", "arrival"),
-        (
-            "priority",
-            "cache_salt",
-            "lora",
-            "mm",
-            "embeds",
-            "eos",
-            "stop_token_ids",
-            "min_tokens",
-            "repetition_detection",
-            "skip_reading_prefix_cache",
-            "parent",
+class Worker(Protocol):
+    """Drives an engine's worker. Raises Refused from open()."""
+
+    def hello(self) -> Object:
+        """`engine` and `features`."""
+
+    def open(self, case: Object, client: Client | None) -> Object:
+        """Begins a case on the memory that it names; the reply's `opened`."""
+
+    def sample(self, sampled: Object) -> Object:
+        """Processes the tokens of the previous step, by request; the reply's `sampled`."""
+
+    def execute(self, step: Object) -> Object:
+        """Runs a step; the reply's `executed`."""
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class _Message:
+    """`needed`, `optional`: keys besides the first, which names the message."""
+
+    needed: tuple[str, ...]
+    optional: tuple[str, ...]
+    run: Callable[[Any, Object], Object | None]  # target, message; None: an empty reply
+
+
+@dataclass(frozen=True)
+class Language:
+    """One of the protocols: its messages besides hello, open and close."""
+
+    name: str
+    version: int
+    case_keys: tuple[tuple[str, ...], tuple[str, ...]]  # needed, optional
+    messages: Mapping[str, _Message]
+
+
+def _reset(adapter: Adapter, message: Object) -> Object:
+    asked = message["reset_prefix_cache"]
+    if not isinstance(asked, dict):
+        raise ProtocolError('found a reset that is not {"running":b}')
+    check_keys("a reset", asked, (), ("running",))
+    return adapter.reset(bool(asked.get("running")))
+
+
+_OF_REQUEST = (
+    "priority cache_salt lora mm embeds eos stop_token_ids min_tokens repetition_detection "
+    "skip_reading_prefix_cache parent"
+)
+_SEED = ("connector", "seed")
+
+SCHEDULER = Language(
+    "scheduler_protocol",
+    1,
+    (("config", "groups", "num_blocks"), _SEED),
+    {
+        "add": _Message(
+            ("prompt", "max_tokens", "arrival"), (*_OF_REQUEST.split(),), lambda a, m: a.add(m)
         ),
-    ),
-    "abort": ((), ()),
-    "pause_state": ((), ()),
-    "reset_prefix_cache": ((), ()),
-    "schedule": ((), ("tables",)),
-    "update": (("sampled",), ("drafts", "worker")),
-    "close": ((), ()),
-}
-_CASE_KEYS = (("config", "groups", "num_blocks"), ("connector", "seed"))
+        "abort": _Message((), (), lambda a, m: a.abort(m["abort"])),
+        "pause_state": _Message((), (), lambda a, m: a.pause(m["pause_state"])),
+        "reset_prefix_cache": _Message((), (), _reset),
+        "schedule": _Message(
+            (), ("tables",), lambda a, m: a.schedule(m["schedule"], bool(m.get("tables")))
+        ),
+        "update": _Message(("sampled",), ("drafts", "worker"), lambda a, m: a.update(m)),
+    },
+)
+WORKER = Language(
+    "worker_protocol",
+    1,
+    (("config", "groups", "num_blocks", "memory"), _SEED),
+    {
+        "sample": _Message((), (), lambda w, m: {"sampled": w.sample(m["sample"])}),
+        "execute": _Message(
+            ("sampled", "scheduled", "finished", "preempted", "zero", "copies"),
+            (),
+            lambda w, m: {"executed": w.execute(m)},
+        ),
+    },
+)
 
 
 def object_of(text: bytes) -> Object:
@@ -157,118 +243,89 @@ def check_keys(
             raise ProtocolError(f"found {what} without key {key!r}")
 
 
-def check_hello(message: Object, protocol: str, version: int) -> None:
-    asked = message["hello"]
-    if not isinstance(asked, dict) or asked.get(protocol) != version:
-        raise ProtocolError(f"found hello {asked}; expected {protocol} {version}")
-
-
-def case_of(message: Object, needed: tuple[str, ...], optional: tuple[str, ...]) -> Object:
-    """What an `open` begins."""
-    case = message["open"]
-    if not isinstance(case, dict):
-        raise ProtocolError("found a case that is not an object")
-    check_keys("a case", case, needed, optional)
-    return case
-
-
 class Session:
     """Messages to replies."""
 
-    def __init__(self, adapter: Adapter, client: Client | None) -> None:
-        self._adapter, self._client = adapter, client
+    def __init__(self, language: Language, target: Any, client: Client | None = None) -> None:
+        self._language, self._target, self._client = language, target, client
         self._is_open = False
 
     def reply_to(self, text: bytes) -> Object:
         message = object_of(text)
         kind = next(iter(message), "")
-        if kind not in _MESSAGES:
-            raise ProtocolError(f"found message {kind!r}; expected one of {', '.join(_MESSAGES)}")
-        needed, optional = _MESSAGES[kind]
-        check_keys(f"message {kind!r}", message, (kind, *needed), optional)
-        if not self._is_open and kind not in ("hello", "open", "close"):
+        if kind == "hello":
+            return self._hello(message)
+        if kind == "open":
+            return self._open(message)
+        if kind == "close":
+            return self._close(message)
+        found = self._language.messages.get(kind)
+        if found is None:
+            known = ", ".join(("hello", "open", *self._language.messages, "close"))
+            raise ProtocolError(f"found message {kind!r}; expected one of {known}")
+        check_keys(f"message {kind!r}", message, (kind, *found.needed), found.optional)
+        if not self._is_open:
             raise ProtocolError(f"found message {kind!r} while no case is open")
-        return getattr(self, f"_{kind}")(message)
+        try:
+            return found.run(self._target, message) or {}
+        except Refused as refusal:
+            return {"refused": str(refusal)}
 
     def fail(self) -> None:
-        """The case cannot go on."""
+        """Ends the case: only close or open follows."""
         self._is_open = False
 
     def _hello(self, message: Object) -> Object:
-        check_hello(message, "scheduler_protocol", VERSION)
-        return {"hello": {"scheduler_protocol": VERSION} | self._adapter.hello()}
+        check_keys("message 'hello'", message, ("hello",), ())
+        asked, language = message["hello"], self._language
+        if not isinstance(asked, dict) or asked.get(language.name) != language.version:
+            raise ProtocolError(f"found hello {asked}; expected {language.name} {language.version}")
+        return {"hello": {language.name: language.version} | self._target.hello()}
 
     def _open(self, message: Object) -> Object:
-        case = case_of(message, *_CASE_KEYS)
-        self._adapter.close()
-        self._is_open = False
+        check_keys("message 'open'", message, ("open",), ())
+        case = message["open"]
+        if not isinstance(case, dict):
+            raise ProtocolError("found a case that is not an object")
+        check_keys("a case", case, *self._language.case_keys)
+        self._close({"close": True})
         try:
-            opened = self._adapter.open(case, self._client)
+            opened = self._target.open(case, self._client)
         except Refused as refusal:
             return {"refused": str(refusal)}
         self._is_open = True
         return {"opened": opened}
 
-    def _close(self, _: Object) -> Object:
+    def _close(self, message: Object) -> Object:
+        check_keys("message 'close'", message, ("close",), ())
         self._is_open = False
-        self._adapter.close()
+        self._target.close()
         return {}
-
-    def _add(self, message: Object) -> Object:
-        try:
-            self._adapter.add(message)
-        except Refused as refusal:
-            return {"refused": str(refusal)}
-        return {}
-
-    def _abort(self, message: Object) -> Object:
-        self._adapter.abort(message["abort"])
-        return {}
-
-    def _pause_state(self, message: Object) -> Object:
-        self._adapter.pause(message["pause_state"])
-        return {}
-
-    def _reset_prefix_cache(self, message: Object) -> Object:
-        asked = message["reset_prefix_cache"]
-        if not isinstance(asked, dict):
-            raise ProtocolError('found a reset that is not {"running":b}')
-        check_keys("a reset", asked, (), ("running",))
-        return self._adapter.reset(bool(asked.get("running")))
-
-    def _schedule(self, message: Object) -> Object:
-        return self._adapter.schedule(message["schedule"], bool(message.get("tables")))
-
-    def _update(self, message: Object) -> Object:
-        return self._adapter.update(message)
 
 
 def failure(error: Exception) -> Object:
+    """The reply `failed`; `harness` is left out where the engine raised."""
     last = traceback.extract_tb(error.__traceback__)[-1]
-    # Many an assertion says nothing: then its line does.
+    # An assertion without a message is named by its line.
     what = f"{type(error).__name__}: {str(error) or f'{last.line} (in {last.name})'}"
-    trace = "".join(traceback.format_exception(error))
-    return {"failed": {"what": what, "trace": trace[-_TRACE_CHARS_MAX:]}}
+    trace = "".join(traceback.format_exception(error))[-_TRACE_CHARS_MAX:]
+    side = {"harness": True} if is_of_harness(error) else {}
+    return {"failed": {"what": what, "trace": trace} | side}
 
 
 def own_pipe() -> tuple[BinaryIO, BinaryIO]:
-    """Standard input, and standard output as a file of its own: from here on what anybody else
-    prints there, C code included, goes to standard error."""
+    """Standard input, and standard output as its own file: everything else that is printed, by C
+    code also, goes to standard error."""
     sink = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     sys.stdout = sys.stderr
     return sys.stdin.buffer, sink
 
 
-class Answering(Protocol):
-    """A side of a protocol: replies to messages until one fails its case."""
-
-    def reply_to(self, text: bytes) -> Object: ...
-    def fail(self) -> None: ...
-
-
-def answer(session: Answering, client: Client, source: BinaryIO) -> None:
-    """Until the input ends."""
+def serve(language: Language, target: Any, source: BinaryIO, sink: BinaryIO) -> None:
+    """Answers until the input ends."""
+    client = Client(source, sink)
+    session = Session(language, target, client)
     try:
         while text := source.readline():
             try:
@@ -279,9 +336,3 @@ def answer(session: Answering, client: Client, source: BinaryIO) -> None:
             client.send(reply)
     except (_EndOfInput, BrokenPipeError):
         pass
-
-
-def serve(adapter: Adapter, source: BinaryIO, sink: BinaryIO) -> None:
-    """Answers until the input ends."""
-    client = Client(source, sink)
-    answer(Session(adapter, client), client, source)

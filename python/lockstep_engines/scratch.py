@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _PREFIX = "lockstep_scratch_"
-# Whoever makes one has locked it long before.
+# Its creator locked it long before.
 _SECONDS_TO_LOCK = 60
 
 

@@ -1,8 +1,8 @@
 """SGLang's own scheduler behind the scheduler protocol: no GPU, no model, one process.
 
-SGLang decides slots of tokens; they are shown as blocks (docs/real_engines_sglang.md): a page is a
+SGLang decides slots of tokens; they are shown as blocks (docs/engines.md#sglang): a page is a
 block, page 0, into which padding is written, is the null block. The pools of full attention, of
-sliding windows and of states have their own indices in SGLang; here they lie one behind the other
+sliding windows and of states have their own indices in SGLang; here they lie back to back
 in one pool of blocks.
 """
 
@@ -16,7 +16,7 @@ import torch
 
 from lockstep_engines import sglang_engine
 from lockstep_engines.prompts import expand
-from lockstep_engines.protocol import Client, Object, ProtocolError, Refused
+from lockstep_engines.protocol import Client, EngineFault, Object, ProtocolError, Refused
 from lockstep_engines.sglang_engine import Engine, Options, Req, ScheduleBatch
 
 # Options of a case that mean something here, with the format's defaults.
@@ -108,7 +108,7 @@ def _pool_sizes(case: Object, kinds: list[str], given: Object, max_num_seqs: int
 
 
 def _check_states(options: Options) -> None:
-    """SGLang lets in so many requests that there are states for all (KVCacheConfigurator)."""
+    """SGLang admits as many requests as there are states (KVCacheConfigurator)."""
     per_request = 3 if options.enable_prefix_caching else 1
     if 0 < options.mamba_slots < per_request * options.max_running_requests:
         raise Refused(
@@ -175,7 +175,7 @@ class _Blocks:
         return self._first_state + int(slot)
 
     def _swa_pages(self, slots: torch.Tensor) -> list[int]:
-        """Of slots of full attention, those of windows; 0: let go of."""
+        """Of slots of full attention, those of windows; 0: freed."""
         mapped = self._engine.allocator.full_to_swa_index_mapping[slots.long()] // self._page_size
         return torch.where(mapped > 0, mapped + self._first_swa, 0).tolist()
 
@@ -207,7 +207,7 @@ class _Blocks:
         return found
 
     def num_free(self) -> int:
-        """Blocks that nobody holds, by the allocators."""
+        """Blocks that no request holds, by the allocators."""
         allocator, page = self._engine.allocator, self._page_size
         if "sliding_window" in self._kinds:
             total = allocator.full_available_size() // page + allocator.swa_available_size() // page
@@ -304,7 +304,7 @@ class _Case:
 
     def reset(self, running: bool) -> Object:
         if self._is_mid_turn:
-            raise ProtocolError("a reset between a decision and its output: nobody reads it there")
+            raise ProtocolError("a reset between a decision and its output: it is not read there")
         if running and self._to_come:
             raise ProtocolError("SGLang takes in the output to come before it sends all back")
         done = self.engine.reset(running)
@@ -333,7 +333,7 @@ class _Case:
 
     def _running(self) -> list[Req]:
         running = self.engine.running(self._batch)
-        # Who is known to end with an output that is to come is in no batch any more.
+        # Who is known to end with an output that is to come is no longer in a batch.
         for _, rows in self._to_come:
             for _, request in rows:
                 if request.kv.holds_kv and not request.finished() and request not in running:
@@ -397,7 +397,7 @@ class _Case:
         if step != self._num_steps:
             raise ProtocolError(f"found step {step}; expected {self._num_steps}")
         if self._is_mid_turn or len(self._to_come) > self.engine.options.overlap:
-            raise ProtocolError(f"step {step} is asked for before the output of the one before")
+            raise ProtocolError(f"step {step} is asked for before the output of the previous step")
         self._num_steps += 1
         self._batch = self.engine.next_batch()
         self._is_mid_turn = bool(self._to_come)
@@ -423,8 +423,8 @@ class _Case:
         return reply | self._state()
 
     def _launch(self, sampled: dict[str, int]) -> None:
-        """A forward begins, in the order of event_loop_overlap. `sampled`: of the one before, whose
-        result is processed after that."""
+        """A forward begins, in the order of event_loop_overlap. `sampled`: of the previous step,
+        whose result is processed after that."""
         expected = self._inputs(sampled)
         self._check_inputs(self.engine.launch(self._batch), expected)
         if not sampled:
@@ -432,7 +432,7 @@ class _Case:
 
     def _check_inputs(self, read: list[int], expected: list[int]) -> None:
         if read != expected:
-            raise AssertionError(
+            raise EngineFault(
                 f"the model of step {self._num_steps - 1} reads tokens {read}, not {expected}"
             )
 

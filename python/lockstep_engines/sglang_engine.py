@@ -89,7 +89,7 @@ class Options:
     mixed_chunk: bool = False
     tree_core: str = "rust"
     overlap: bool = False
-    swa_eviction_interval: int = 1  # tokens behind a window before their slots are let go of
+    swa_eviction_interval: int = 1  # tokens behind a window before their slots are freed
 
 
 class _Ignored:
@@ -290,7 +290,7 @@ def _token_allocator(options: Options, rows: ReqToTokenPool) -> Any:
 
 
 class Engine:
-    """One scheduler and what the event loop keeps beside it."""
+    """One scheduler and the state of the event loop."""
 
     def __init__(self, options: Options) -> None:
         self.options = options

@@ -154,7 +154,7 @@ class _Case:
 
     def update(self, message: Object) -> Object:
         while self._outputs and self._outputs[0][0] < message["update"]:
-            self._outputs.popleft()  # steps of no tokens, whose output nobody waits for
+            self._outputs.popleft()  # steps of no tokens, whose output is not awaited
         if not self._outputs or self._outputs[0][0] != message["update"]:
             raise ProtocolError(f"found an output of step {message['update']}, which has none")
         _, output = self._outputs.popleft()
@@ -221,7 +221,7 @@ class _Case:
         return line
 
     def _waiting_to_load(self) -> set[str]:
-        """Whose load is under way, of those that are live."""
+        """Requests with a load in flight, of those that are live."""
         if self._connector is None:
             return set()
         received = self.scheduler.finished_recving_kv_req_ids

@@ -1,6 +1,6 @@
 """A KV connector that moves nothing: what vLLM's scheduler asks it, it asks somebody else.
 
-vLLM makes it by name, as it makes any connector from outside. Whoever drives the scheduler sets
+vLLM makes it by name, as it makes any connector from outside. The caller sets
 `client` and plays the worker that reports loads.
 """
 
@@ -56,7 +56,7 @@ class AskingConnectorOfOneGroup(KVConnectorBase_V1):
             self.held.append(name)
         return keeps, None
 
-    # The side of the worker, which nobody makes.
+    # The side of the worker, which is never made.
 
     def start_load_kv(self, *_: Any, **__: Any) -> None:
         raise NotImplementedError

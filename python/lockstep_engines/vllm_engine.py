@@ -1,7 +1,7 @@
-"""vLLM's scheduler on a CPU, with the model replaced by whoever calls it.
+"""vLLM's scheduler on a CPU, with the model replaced by the caller.
 
 make_engine() builds the scheduler for the header of a recording out of vLLM's own public classes;
-an Engine then plays the part of vLLM's engine loop, step by step. Any release from 0.20.0 on; what
+an Engine then plays the part of vLLM's engine loop, step by step. Any release since 0.20.0; what
 one lacks is refused with its name.
 """
 
@@ -45,7 +45,6 @@ from lockstep_recorder.releases import nearest_release, version_key
 logging.getLogger("vllm").setLevel(logging.ERROR)
 
 __all__ = ["KVConnectorOutput", "PauseState", "RequestStatus", "SamplingParams", "Scheduler"]
-
 
 
 def _version() -> str:
@@ -131,7 +130,7 @@ def kinds() -> list[str]:
 
 
 def keeps_whole_caches() -> bool:
-    """Whether a cache can lie whole on every rank beside others whose tokens are dealt out."""
+    """Whether a cache can lie replicated on every rank beside others whose tokens are dealt out."""
     return "dcp_sharded" in _fields_of(kv.FullAttentionSpec)
 
 
@@ -254,7 +253,7 @@ def _connector(header: dict[str, Any], path: str) -> KVTransferConfig | None:
 
 
 class _VllmConfig(VllmConfig):
-    """A configuration that never chooses the second model runner: it asks the platform."""
+    """A configuration that never chooses the model runner V2: it asks the platform."""
 
     use_v2_model_runner = False
 
@@ -350,8 +349,11 @@ def _group(group: dict[str, Any], is_eagle: bool) -> Any:
     marks: dict[str, Any] = {}
     if is_eagle or group.get("is_eagle_group"):
         marks["is_eagle_group"] = True
-    if role := group.get("role"):
+    if (role := group.get("role", "default")) != "default":
         marks |= {"role": role, "host_resident": role == "hisparse_source"}
+    for key, value in marks.items():
+        if key not in _fields_of(kv.KVCacheGroupSpec):
+            raise NotInThisRelease(f"found group {key} = {value}; vLLM {VERSION} has none")
     return kv.KVCacheGroupSpec(group["layers"], made, **marks)
 
 
@@ -386,7 +388,7 @@ def expand(prompt: Any) -> list[int]:
 
 @dataclass
 class Engine:
-    """A scheduler and what vLLM's engine loop keeps beside it."""
+    """A scheduler and the state of vLLM's engine loop."""
 
     scheduler: Any
     hasher: Any
@@ -451,7 +453,7 @@ class Engine:
     def update(
         self, model_output: ModelRunnerOutput, drafts: dict[str, list[int]] | None = None
     ) -> None:
-        """The oldest step's output comes in, and the drafts for the next step."""
+        """The oldest step's output arrives, and the drafts for the next step."""
         self.scheduler.update_from_output(self.in_flight.pop(0), model_output)
         self._take_drafts(drafts)
 
@@ -498,7 +500,7 @@ def _retention(config: dict[str, Any]) -> dict[str, int]:
 
 
 def _num_hash_lookahead(vllm_config: Any, header: dict[str, Any]) -> int:
-    """The tokens behind a block that its hash covers: as vLLM's engine core takes it, where the
+    """The tokens after a block that its hash covers: as vLLM's engine core takes it, where the
     release has any. Raises NotInThisRelease where the header has other ones."""
     asked = header["config"].get("num_hash_lookahead_tokens", -1)
     has = getattr(vllm_config, "num_hash_lookahead_tokens", 0)

@@ -1,6 +1,6 @@
 """Defects to plant in vLLM's scheduling code (plants.py), by class.
 
-Each is the slip of a change that somebody may make: an index one off, a case forgotten, a line
+Each is a plausible slip in a change: an index one off, a case forgotten, a line
 moved. For 0.33.0 and, where the text exists, other releases.
 """
 
@@ -48,7 +48,7 @@ PLANTS = (
     Plant(
         "sharer-not-counted",
         "memory",
-        "A hit on a block that somebody uses does not count: who leaves first frees it.",
+        "A hit on a block in use does not count: the first request to end frees it.",
         (_one(_POOL, "block.ref_cnt += 1", "block.ref_cnt += block.ref_cnt == 0", "def touch("),),
     ),
     Plant(
@@ -60,7 +60,7 @@ PLANTS = (
     Plant(
         "hash-of-reused-block",
         "memory",
-        "A block that is handed out again stays in the prefix cache under its old hash.",
+        "A block that is allocated again stays in the prefix cache under its old hash.",
         (
             _one(
                 _POOL,
@@ -122,7 +122,7 @@ PLANTS = (
     Plant(
         "state-freed-early",
         "states",
-        "In mode align the state that the next step copies from is given back before.",
+        "In mode align the state that the next step copies from is freed before.",
         (_one(_MANAGERS, "< cdiv(", "<= cdiv("),),
     ),
     Plant(
@@ -188,7 +188,7 @@ PLANTS = (
     Plant(
         "preempted-keeps-computed",
         "preemption",
-        "Who is preempted comes back as if its first block were computed.",
+        "A preempted request resumes as if its first block were computed.",
         (
             _one(
                 _SCHEDULER,
@@ -199,7 +199,7 @@ PLANTS = (
         ),
     ),
     Plant(
-        "preempts-the-dearest",
+        "preempts-most-important",
         "preemption",
         "The request of the highest priority is preempted, not of the lowest.",
         (
@@ -213,7 +213,7 @@ PLANTS = (
     Plant(
         "preempted-is-lost",
         "starvation",
-        "Who is preempted is in no queue.",
+        "A preempted request is in no queue.",
         (
             _one(
                 _SCHEDULER,
@@ -239,7 +239,7 @@ PLANTS = (
     Plant(
         "aborted-runs-on",
         "aborts",
-        "A request that is aborted while it runs stays among those who run.",
+        "A request that is aborted while it runs stays among the running requests.",
         (
             _one(
                 _SCHEDULER,
@@ -250,9 +250,9 @@ PLANTS = (
         ),
     ),
     Plant(
-        "end-not-told",
+        "end-not-reported",
         "leak",
-        "Workers are never told who has ended.",
+        "Workers are never notified of ended requests.",
         (
             _one(
                 _SCHEDULER,

@@ -1,9 +1,8 @@
-"""Every access of an interpreted kernel, held against the memory that the kernel was given: the
+"""Every access of an interpreted kernel, checked against the memory of the kernel's arguments: the
 storages of its arguments and, behind tables of addresses, those of any tensor that is alive. On a
-GPU a stray access reads or overwrites what lies there, and nothing is said.
+GPU a stray access reads or overwrites what is there, without a report.
 
-An access through the address of one argument that ends in another's memory is not seen; tensors
-that are parts of a larger allocation (divide()) are told apart.
+An access through the address of one argument that ends in another's memory is not seen.
 """
 
 from __future__ import annotations
@@ -15,9 +14,11 @@ from typing import Any
 import numpy
 import torch
 
+from lockstep_engines.protocol import EngineFault
 
-class OutOfBounds(Exception):
-    """Before the access: it would take the process down, or the data of somebody else."""
+
+class OutOfBounds(EngineFault):
+    """Before the access: it would take the process down, or other data."""
 
 
 @dataclass(frozen=True)
@@ -29,25 +30,12 @@ class Region:
     end: int
 
 
-_parts: list[Region] = []  # of allocations that are divided
 _launched: list[Region] = []  # of the kernel that runs
 _kernel = ""
 _others: list[Region] = []  # memory of tensors that were alive when it was looked up
 
 
-def divide(base: int, sizes: list[int]) -> None:
-    """From here on the allocation at `base` is these tensors, one behind the other."""
-    _parts.clear()
-    for i, size in enumerate(sizes):
-        _parts.append(Region(f"buffer {i} of the cache", base, base + size))
-        base += size
-
-
 def _region_of(name: str, tensor: torch.Tensor) -> Region:
-    address = tensor.data_ptr()
-    for part in _parts:
-        if part.first <= address < part.end:
-            return part
     storage = tensor.untyped_storage()
     return Region(name, storage.data_ptr(), storage.data_ptr() + storage.nbytes())
 
@@ -110,4 +98,4 @@ def _place_of(address: int, size: int) -> str:
     nearest = min([*_launched, *_others], key=distance)
     if address < nearest.first:
         return f"{nearest.first - address} bytes before {nearest.name}"
-    return f"{address - nearest.end} bytes behind the end of {nearest.name}"
+    return f"{address - nearest.end} bytes past the end of {nearest.name}"

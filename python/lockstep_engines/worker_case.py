@@ -61,7 +61,7 @@ def refuse(case: dict[str, Any], is_v2: bool) -> None:
             _refuse_spec(spec)
     kinds = {spec["type"] for group in case["groups"] for spec in specs_of(group)}
     if "mla" in kinds and kinds & {"full", "sliding_window", "chunked_local"}:
-        raise Refused("MLA beside attention of other kinds: one backend of attention is driven")
+        raise Refused("MLA with attention of other kinds: one backend of attention is driven")
     for option in ("dcp", "pcp"):
         if config.get(option, 1) != 1:
             raise Refused(f"{option} {config[option]}: ranks of a worker are not driven")
@@ -135,13 +135,13 @@ def model_config(layers: list[Layer]) -> dict[str, Any]:
 
 
 def describe_model(config: dict[str, Any], folder: str) -> None:
-    """The configuration of a model that has no files beside it."""
+    """The configuration of a model without files."""
     with open(os.path.join(folder, "config.json"), "w") as file:
         json.dump(config, file)
 
 
 def state_type_of(spec: dict[str, Any], chosen: str) -> str:
-    """Of a spec that keeps states; `chosen`: by whoever started the worker."""
+    """Of a spec that keeps states; `chosen`: by the option of the worker."""
     return chosen or ("short_conv" if len(spec["shapes"]) == 1 else "mamba2")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy
 
-# No content: of padding, and of tokens that nobody scheduled.
+# No content: of padding, and of tokens that were not scheduled.
 NO_CONTENT = 0xBAD0BAD0BAD0BAD0
 _STEP = numpy.uint64(0x9E3779B97F4A7C15)
 _STATE_FACTOR = numpy.uint64(0xD1342543DE82EF95)

@@ -13,6 +13,7 @@ import os
 from typing import Any
 
 from lockstep_engines import worker_interpreter
+from lockstep_engines.protocol import passes_on
 
 _ENVIRONMENT = {
     "CUDA_VISIBLE_DEVICES": "",
@@ -66,8 +67,6 @@ def _replace_streams(torch: Any) -> None:
     torch.cuda.empty_cache = torch.accelerator.empty_cache = nothing
     torch.Tensor.record_stream = nothing
     torch.accelerator.device_count = lambda: 1
-    torch.cuda.get_device_capability = lambda *_, **__: (8, 0)
-    torch.cuda.get_device_name = lambda *_, **__: "lockstep"
     torch.cuda.current_device = lambda: 0
 
 
@@ -75,6 +74,7 @@ def _replace_pinned_memory(torch: Any) -> None:
     """Pinning asks a CUDA driver; the memory is the host's with and without."""
 
     def unpinned(make: Any) -> Any:
+        @passes_on
         def made(*args: Any, **options: Any) -> Any:
             options.pop("pin_memory", None)
             return make(*args, **options)
@@ -87,6 +87,14 @@ def _replace_pinned_memory(torch: Any) -> None:
     torch.Tensor.pin_memory = lambda tensor, *_, **__: tensor
 
 
+def replace_device(torch: Any, capability: tuple[int, int], name: str) -> None:
+    """torch's CUDA device: it has this capability and name, and its memory is the host's."""
+    _replace_streams(torch)
+    _replace_pinned_memory(torch)
+    torch.cuda.get_device_capability = lambda *_, **__: capability
+    torch.cuda.get_device_name = lambda *_, **__: name
+
+
 def _make_platform(torch: Any) -> Any:
     from vllm.platforms.interface import DeviceCapability, Platform, PlatformEnum
 
@@ -97,7 +105,7 @@ def _make_platform(torch: Any) -> Any:
         dist_backend = "gloo"
         simple_compile_backend = "eager"
         supported_quantization: list[str] = []
-        # Of the case at hand.
+        # Of the current case.
         attention_backend = "vllm.v1.attention.backends.triton_attn.TritonAttentionBackend"
 
         worker_class = "vllm.v1.worker.gpu_worker.Worker"
@@ -183,8 +191,7 @@ def take_the_place_of_cuda(runner: str) -> Any:
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1" if runner == "v2" else "0"
     import torch
 
-    _replace_streams(torch)
-    _replace_pinned_memory(torch)
+    replace_device(torch, capability=(8, 0), name="lockstep")
     worker_interpreter.fix()
     import vllm.platforms
 

@@ -1,5 +1,5 @@
 """Drafters without weights for vLLM's runners, which verify what their own drafter said: the drafts
-of the step at hand are put where a runner keeps a drafter's. The first runner is told them, but for
+of the current step are put where a runner keeps a drafter's. The runner V1 is told them, but for
 those in flight."""
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Drafter:
 
 
 def take_the_place_in_first(num_tokens: int) -> None:
-    """Of every EAGLE drafter that the first runner makes from now on. What counts accepted drafts
+    """Of every EAGLE drafter that runner V1 makes from now on. What counts accepted drafts
     on the device is its own."""
     from vllm.v1.spec_decode import eagle
     from vllm.v1.utils import CpuGpuBuffer
@@ -65,14 +65,14 @@ def take_the_place_in_first(num_tokens: int) -> None:
 
 
 def take_the_place(num_tokens: int) -> None:
-    """Of every drafter that the second runner makes from now on."""
+    """Of every drafter that runner V2 makes from now on."""
     from vllm.v1.worker.gpu import model_runner
 
     model_runner.init_speculator = lambda *_, **__: Drafter(num_tokens)
 
 
 def put(runner: Any, drafts: dict[str, list[int]]) -> None:
-    """What the drafter of the second runner said of these requests."""
+    """What the drafter of runner V2 said of these requests."""
     states = runner.req_states
     for name, tokens in drafts.items():
         if name in states.req_id_to_index:
@@ -81,9 +81,12 @@ def put(runner: Any, drafts: dict[str, list[int]]) -> None:
 
 
 def put_in_first(runner: Any, drafts: dict[str, list[int]]) -> None:
-    """The same of the first runner, which keeps them by the rows of the step before."""
+    """The same of runner V1, which keeps them by the rows of the previous step."""
     rows = runner.input_batch.prev_req_id_to_index or {}
+    if runner._draft_token_ids is None:
+        return
+    # Of a batch that its drafter skipped, all rows are views of one element.
+    kept = runner._draft_token_ids = runner._draft_token_ids.contiguous()
     for name, tokens in drafts.items():
-        if name in rows and runner._draft_token_ids is not None:
-            row = runner._draft_token_ids[rows[name]]
-            row[: len(tokens)] = torch.tensor(tokens, dtype=row.dtype)
+        if name in rows:
+            kept[rows[name], : len(tokens)] = torch.tensor(tokens, dtype=kept.dtype)

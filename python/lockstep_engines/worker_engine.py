@@ -33,14 +33,14 @@ from vllm.v1.worker import gpu_worker
 from lockstep_engines import (
     scratch,
     vllm_engine,
-    worker_bounds,
     worker_case,
     worker_drafter,
     worker_layers,
     worker_model,
     worker_padding,
 )
-from lockstep_engines.protocol import Refused
+from lockstep_engines.protocol import EngineFault, Refused, passes_on
+from lockstep_recorder.releases import version_key
 
 VERSION = vllm_engine.VERSION
 # vLLM looks at a model's class in a process of its own, where nothing is set up.
@@ -68,9 +68,10 @@ class _SharedMemory(TorchFunctionMode):
         with open(path, "r+b") as file:
             file.truncate(max(1, sum(sizes)))
             self._map = mmap.mmap(file.fileno(), max(1, sum(sizes)))
-        self.base = torch.frombuffer(self._map, dtype=torch.int8)
+        self.first_byte = torch.frombuffer(self._map, dtype=torch.int8).data_ptr()
         self._used = 0
 
+    @passes_on
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         size = args[0] if args and isinstance(args[0], int) else None
@@ -78,12 +79,14 @@ class _SharedMemory(TorchFunctionMode):
         if makes_zeros and kwargs.get("dtype") == torch.int8 and size in self._sizes:
             self._sizes.remove(size)
             first, self._used = self._used, self._used + size
-            return self.base[first : first + size].zero_()
+            # Its own storage: vLLM counts the offset of a view from the start of the storage.
+            made = torch.frombuffer(self._map, dtype=torch.int8, count=size, offset=first)
+            return made.zero_()
         return func(*args, **kwargs)
 
     def check_used_up(self) -> None:
         if self._sizes:
-            raise RuntimeError(f"vLLM never asked for buffers of {self._sizes} bytes")
+            raise EngineFault(f"vLLM never asked for buffers of {self._sizes} bytes")
 
 
 class HostWorker(gpu_worker.Worker):
@@ -145,8 +148,8 @@ def _sampled_tokens(tokens: list[int], drafts: list[int]) -> list[int]:
 class Options:
     """`states`: which of worker_layers.STATE_TYPES layers with states become; empty: those with one
     state short convolutions, others Mamba2. `pads`: batches, as for captured graphs. `idles`: a
-    batch of nobody's comes before each step. `warms_up`: the worker profiles and warms up before
-    the first one. `lifts_refusals`: of vLLM's configuration, which says what its second runner does
+    idle rank's batch runs before each step. `warms_up`: the worker profiles and warms up before
+    the first one. `lifts_refusals`: of vLLM's configuration, which says what its runner V2 does
     not take yet."""
 
     runner: str = "v1"
@@ -190,7 +193,7 @@ class Worker:
 
     # A case.
 
-    def open(self, case: dict[str, Any]) -> dict[str, Any]:
+    def open(self, case: dict[str, Any], _: Any = None) -> dict[str, Any]:
         worker_case.refuse(case, self._is_v2)
         kinds = {spec["type"] for of in case["groups"] for spec in worker_case.specs_of(of)}
         options = self._options
@@ -228,13 +231,12 @@ class Worker:
             worker.allocation = shared = _SharedMemory(case["memory"], sizes)
             worker.initialize_from_config(kv_config)
             shared.check_used_up()
-            worker_bounds.divide(shared.base.data_ptr(), sizes)
         self._groups, self._layers, self._shared = groups, layers, shared
         self._runner = worker.model_runner
         self._model = self._runner.model
         self._requests: dict[str, _Known] = {}
-        self._drafts: dict[str, list[int]] = {}  # of the step at hand
-        self._ends: dict[str, int] = {}  # of the step before: where its rows end, drafts included
+        self._drafts: dict[str, list[int]] = {}  # of the current step
+        self._ends: dict[str, int] = {}  # of the previous step: where its rows end, drafts included
         self._waiting: dict[str, Any] = {}  # the step whose tokens are not sampled yet
         self._faults: list[str] = []
         self._watch_batch()
@@ -374,18 +376,18 @@ class Worker:
     def _part(self, layer: worker_model.Layer, tensor: torch.Tensor) -> dict[str, Any]:
         size = tensor.element_size()
         if tensor.stride(3) != 1:
-            raise Refused(f"{layer.name}: elements of a row lie apart")
+            raise Refused(f"{layer.name}: elements of a row are not contiguous")
         return {
-            "offset": tensor.data_ptr() - self._shared.base.data_ptr(),
+            "offset": tensor.data_ptr() - self._shared.first_byte,
             "shape": [*tensor.shape[:3], tensor.shape[3] * size],
             "stride": [stride * size for stride in tensor.stride()[:3]],
         }
 
     def _state(self, layer: worker_model.Layer, state: torch.Tensor) -> dict[str, Any]:
         if not state[0].is_contiguous():
-            raise Refused(f"{layer.name}: elements of a state lie apart")
+            raise Refused(f"{layer.name}: elements of a state are not contiguous")
         return {
-            "offset": state.data_ptr() - self._shared.base.data_ptr(),
+            "offset": state.data_ptr() - self._shared.first_byte,
             "shape": [len(state), state[0].nbytes],
             "stride": state.stride(0) * state.element_size(),
         }
@@ -396,7 +398,7 @@ class Worker:
         if not self._is_v2:
             model.batch_of_worker = lambda: (
                 list(runner.input_batch.req_ids),
-                [self._scheduled[name] for name in runner.input_batch.req_ids],
+                [self._scheduled.get(name, 0) for name in runner.input_batch.req_ids],
             )
             return
         prepare = runner.prepare_inputs
@@ -432,8 +434,7 @@ class Worker:
             elif self._has_drafts_in_flight:
                 worker_drafter.put_in_first(self._runner, self._drafts)
             result = self._worker.execute_model(output)
-        drafts = {row["id"]: row["spec"] for row in message["scheduled"] if row.get("spec")}
-        self._waiting = {"is_due": result is None, "drafts": drafts}
+        self._waiting = {"is_due": result is None, "drafts": self._drafts}
         return self._facts()
 
     def _run_for_nobody(self, run: Any) -> None:
@@ -452,7 +453,7 @@ class Worker:
 
     def _warm_up(self) -> None:
         """Batches of the sizes for which a server compiles and captures, over pages that are
-        poisoned by now."""
+        poisoned before."""
         self._is_warm = True
         runner = self._runner
         most = self._worker.vllm_config.scheduler_config.max_num_batched_tokens
@@ -460,7 +461,7 @@ class Worker:
             self._run_for_nobody(lambda size=size: runner._dummy_run(size))
 
     def _sample(self, sampled: dict[str, list[int]]) -> None:
-        """What the model answered to the step before."""
+        """What the model answered to the previous step."""
         drafts = self._waiting.get("drafts", {})
         own = {
             name: _sampled_tokens(tokens, drafts.get(name, [])) for name, tokens in sampled.items()
@@ -513,8 +514,8 @@ class Worker:
                 self._cached_request(name, self._counted(row), known, cached)
             ends[name] = computed + row["tokens"]
         self._ends = ends
-        if self._has_drafts_in_flight:  # a scheduler does not know them
-            drafts = {name: [-1] * len(tokens) for name, tokens in drafts.items()}
+        if self._has_drafts_in_flight:
+            drafts = self._as_scheduled(drafts)
         fields = {
             "scheduled_new_reqs": new,
             "scheduled_cached_reqs": cached,
@@ -530,7 +531,7 @@ class Worker:
         }
         if message["copies"]:
             if "kv_cache_block_copies" not in _OUTPUT_FIELDS:
-                raise RuntimeError(f"copies of blocks: vLLM {VERSION} has none")
+                raise EngineFault(f"copies of blocks: vLLM {VERSION} has none")
             fields["kv_cache_block_copies"] = [
                 kv_cache_utils.KVCacheBlockCopy(*copy) for copy in message["copies"]
             ]
@@ -540,9 +541,17 @@ class Worker:
             self._requests.pop(name, None)
         return SchedulerOutput(**{k: v for k, v in fields.items() if k in _OUTPUT_FIELDS})
 
+    def _as_scheduled(self, drafts: dict[str, list[int]]) -> dict[str, list[int]]:
+        """A scheduler does not know drafts in flight. Runner V1 keeps them by the rows of the
+        previous step: it would reject those of a request that was not in it, so they are passed."""
+        kept = self._runner.input_batch.prev_req_id_to_index or {} if not self._is_v2 else drafts
+        return {
+            name: [-1] * len(tokens) if name in kept else tokens for name, tokens in drafts.items()
+        }
+
     def _counted(self, row: dict[str, Any]) -> dict[str, Any]:
         """As the scheduler counts. Lockstep says where a request stands; a scheduler that has
-        drafts in flight decides before it hears of those of the last step, and counts them all."""
+        drafts in flight decides before it receives those of the last step, and counts them all."""
         if not self._has_drafts_in_flight or row.get("resumed"):
             return row
         return row | {"computed": self._ends.get(row["id"], row["computed"])}
@@ -566,7 +575,7 @@ class Worker:
     def _cached_request(self, name: str, row: dict[str, Any], known: _Known, cached: Any) -> None:
         if row.get("resumed"):
             cached.resumed_req_ids.add(name)
-        if row.get("resumed") or name not in self._ends:  # was not in the step before
+        if row.get("resumed") or name not in self._ends:  # was not in the previous step
             cached.all_token_ids[name] = list(known.tokens)
         blocks = tuple(row["blocks"])
         cached.req_ids.append(name)
@@ -587,8 +596,31 @@ class Worker:
             "num_tokens": batch.num_tokens,
             "positions": batch.positions,
             "groups": groups if batch.names else [],
-            "faults": self._faults + batch.faults,
+            "faults": self._known_defects(batch) + self._faults + batch.faults,
         }
+
+    def _known_defects(self, batch: worker_model.Batch) -> list[str]:
+        """Findings of docs/findings.md that show in this step, by their cause: runner V1 passes the
+        metadata of a layer with states no counts of accepted drafts."""
+        if self._is_v2 or version_key(VERSION) >= (0, 33):
+            return []
+        accepted = self._runner.num_accepted_tokens.np
+        for kind in self._model.kinds:
+            layer, metadata = kind.layer, batch.metadata.get(kind.layer.name)
+            if not layer.spec.get("num_speculative_blocks") or metadata is None:
+                continue
+            if metadata.num_accepted_tokens is not None:
+                continue
+            is_short = layer.state_type == "short_conv"
+            for i, name in enumerate(batch.names):
+                if accepted[i] > 1 or is_short and self._drafts.get(name):
+                    number = 26 if is_short else 48
+                    return [
+                        f"finding {number}: the metadata of {layer.name} has no counts of accepted "
+                        f"drafts; {name} has {accepted[i]} and {len(self._drafts.get(name, ()))} "
+                        "to verify"
+                    ]
+        return []
 
     def _group_facts(self, g: int, batch: worker_model.Batch) -> dict[str, Any]:
         if not batch.names:
@@ -615,7 +647,7 @@ class Worker:
         else:  # of MLA, decodes and prefills apart
             parts = (metadata.decode, metadata.prefill)
             given = [row for part in parts if part for row in part.block_table.tolist()]
-        given = given[: len(tables)]  # padding lies behind
+        given = given[: len(tables)]  # padding follows
         return [mine[: len(row)] for mine, row in zip(given, tables, strict=True)]
 
     def _row_of_table(self, g: int, name: str) -> list[int]:

@@ -7,6 +7,8 @@ import inspect
 import types
 from typing import Any
 
+from lockstep_engines.protocol import passes_on
+
 
 def fix() -> None:
     """Comes before the first launch."""
@@ -35,6 +37,7 @@ def _fix_launches(bounds: Any) -> None:
         def to(self, dtype: Any, **_: Any) -> Any:
             return interpreter._implicit_cvt(int(self)).to(dtype)
 
+    @passes_on
     def run_with_grid(
         self: Any, *args: Any, grid: Any, warmup: bool = False, **options: Any
     ) -> Any:
@@ -71,7 +74,7 @@ def _fix_launches(bounds: Any) -> None:
 
 
 def _with_semantic(builtin: Any, semantic: Any) -> Any:
-    return lambda *args, **options: builtin(*args, **(options | {"_semantic": semantic}))
+    return passes_on(lambda *args, **options: builtin(*args, **(options | {"_semantic": semantic})))
 
 
 def _wrap_around() -> None:
@@ -114,19 +117,23 @@ def _watch_accesses(bounds: Any) -> None:
     def size_of(pointers: Any) -> int:
         return max(1, pointers.get_element_ty().primitive_bitwidth // 8)
 
+    @passes_on
     def create_masked_load(self: Any, pointers: Any, mask: Any, *rest: Any) -> Any:
         bounds.check("reads", pointers.data, mask.data, size_of(pointers))
         return load(self, pointers, mask, *rest)
 
+    @passes_on
     def create_masked_store(self: Any, pointers: Any, value: Any, mask: Any, *rest: Any) -> Any:
         bounds.check("writes", pointers.data, mask.data, size_of(pointers))
         return store(self, pointers, value, mask, *rest)
 
+    @passes_on
     def create_atomic_cas(self: Any, pointers: Any, *rest: Any) -> Any:
         everywhere = pointers.data == pointers.data
         bounds.check("exchanges", pointers.data, everywhere, size_of(pointers))
         return swap(self, pointers, *rest)
 
+    @passes_on
     def create_atomic_rmw(
         self: Any, operation: Any, pointers: Any, value: Any, mask: Any, *rest: Any
     ) -> Any:

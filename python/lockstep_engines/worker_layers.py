@@ -1,7 +1,7 @@
 """The layers of the model without weights, by kind: vLLM's own layer and its writing kernel where
 that is Triton or torch; for compiled kernels and for those that compute numbers, a stand-in.
 
-vLLM's runner finds a layer's `module` as it finds any model's. A stand-in goes by the metadata that
+vLLM's runner finds a layer's `module` as it finds any model's. A stand-in uses the metadata that
 vLLM's builders made for the step and by nothing else: which slots are written, which state a row
 reads, how many of its tokens it has, where the state after each goes.
 """
@@ -24,6 +24,7 @@ from vllm.v1.attention.backends import triton_attn
 from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
 
 from lockstep_engines import worker_contents
+from lockstep_engines.protocol import EngineFault
 
 TORCH_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 # vLLM's kinds of state layers that are driven.
@@ -56,7 +57,7 @@ class ModelLayer:
         self.layer = layer
 
     def write(self, contents: numpy.ndarray, metadata: Any) -> list[str]:
-        """A step; what is wrong with the metadata, one sentence each."""
+        """A step; what is wrong with the metadata, one line each."""
         raise NotImplementedError
 
     def parts(self) -> list[torch.Tensor]:
@@ -150,6 +151,8 @@ def _concat_and_cache_mla(
     block_size, latent = kv_cache.shape[1], kv_c.shape[1]
     for i, slot in enumerate(slot_mapping.tolist()):
         if slot >= 0:
+            if slot >= len(kv_cache) * block_size:
+                raise EngineFault(f"MLA writes slot {slot} of {len(kv_cache) * block_size}")
             row = kv_cache[slot // block_size, slot % block_size]
             row[:latent] = kv_c[i]
             row[latent:] = k_pe[i]
@@ -243,7 +246,7 @@ class HiddenStateLayer(RowLayer):
         return []
 
     def parts(self) -> list[torch.Tensor]:
-        """Releases that ask a backend for the shape of its cache have heads behind tokens in it."""
+        """Releases that ask a backend for the shape of its cache have heads after tokens in it."""
         asked = "get_kv_cache_shape" in vars(extract_hidden_states.CacheOnlyAttentionBackend)
         return [self._cache() if asked else self._cache().transpose(1, 2)]
 
@@ -273,6 +276,13 @@ def _last(count: int, block: int) -> list[int | None]:
     return [None] * (count - 1) + [block]
 
 
+def _source(blocks: list[int], accepted: int) -> int:
+    """The state after the last accepted draft."""
+    if not 0 < accepted <= len(blocks):
+        raise EngineFault(f"a row has {accepted} accepted tokens and {len(blocks)} states")
+    return blocks[accepted - 1]
+
+
 def _chains_of_mamba(metadata: Any) -> Iterator[Chain]:
     """Decodes, which with drafts keep a state for each token, then prefills."""
     if metadata.num_decodes > 0:
@@ -285,7 +295,7 @@ def _chains_of_mamba(metadata: Any) -> Iterator[Chain]:
         else:
             starts = metadata.query_start_loc_d[: metadata.num_decodes + 1]
             for row, first, end in _rows_of(starts):
-                source = blocks[row][int(accepted[row]) - 1]
+                source = _source(blocks[row], int(accepted[row]))
                 yield Chain(range(first, end), source, blocks[row][: end - first])
     if metadata.num_prefills > 0:
         blocks = metadata.state_indices_tensor_p.flatten().tolist()
@@ -305,7 +315,7 @@ def _chains_of_gdn(metadata: Any) -> Iterator[Chain]:
         accepted = metadata.num_accepted_tokens.tolist()
         starts = metadata.spec_query_start_loc[: metadata.num_spec_decodes + 1]
         for row, first, end in _rows_of(starts):
-            source = blocks[row][accepted[row] - 1]
+            source = _source(blocks[row], accepted[row])
             yield Chain(places[first:end], source, blocks[row][: end - first])
     num_rows = metadata.num_decodes + metadata.num_prefills
     if num_rows == 0:
@@ -353,7 +363,7 @@ class StateLayer(ModelLayer):
 
     def write(self, contents: numpy.ndarray, metadata: Any) -> list[str]:
         faults: list[str] = []
-        if metadata is None:  # a batch of nobody's
+        if metadata is None:  # an idle rank's batch
             return faults
         chains = _chains_of_gdn if self.layer.state_type == "gdn" else _chains_of_mamba
         for chain in chains(metadata):
@@ -365,9 +375,21 @@ class StateLayer(ModelLayer):
                     f"token {chain.tokens[0]} of the batch"
                 )
                 continue
+            self._check(contents, chain)
             for s, state in enumerate(self.states()):
                 self._advance(s, state, contents, chain)
         return faults
+
+    def _check(self, contents: numpy.ndarray, chain: Chain) -> None:
+        num_blocks = len(self.states()[0])
+        blocks = [block for block in (chain.source, *chain.targets) if block is not None]
+        if any(not 0 <= block < num_blocks for block in blocks):
+            raise EngineFault(f"{self.layer.name}: states of blocks {blocks} of {num_blocks}")
+        if len(chain.targets) != len(chain.tokens) or max(chain.tokens) >= len(contents):
+            raise EngineFault(
+                f"{self.layer.name}: tokens {[*chain.tokens]} of {len(contents)} go to "
+                f"{len(chain.targets)} states"
+            )
 
     @staticmethod
     def _is_padding(contents: numpy.ndarray, chain: Chain) -> bool:

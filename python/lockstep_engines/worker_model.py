@@ -1,8 +1,9 @@
 """A model without weights for vLLM's worker: keys and values are the contents of sim/protocol, the
 logits are the tokens that the engine sampled.
 
-The model asks the worker's own batch who its rows are, and finds each token's content by the
-request and the position that the worker computed. A wrong position gets no content, and is told.
+The model takes the requests of its rows from the worker's batch, and finds each token's content by
+the request and the position that the worker computed. A wrong position gets no content, and is
+reported.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from lockstep_engines.worker_case import VOCABULARY
 from lockstep_engines.worker_contents import NO_CONTENT
 from lockstep_engines.worker_layers import Layer
 
-# Of a draft that pads a row, of which nobody knows what it is.
+# Of a draft that pads a row, of unknown content.
 ANY_TOKEN = -1
 
 
@@ -61,7 +62,7 @@ class ContentModel(nn.Module):
         self.layers = nn.ModuleList([kind.module for kind in self.kinds])
         self.hidden_size = vllm_config.model_config.get_hidden_size()
         self.batch_of_worker: Any = None  # () -> names and numbers of tokens, in its order
-        self.is_idle = False  # a batch of nobody's
+        self.is_idle = False  # an idle rank's batch
         self.step = Step()
         self.batch = Batch()
         self.logits: torch.Tensor | None = None
@@ -131,7 +132,7 @@ class ContentModel(nn.Module):
 
 
 class HybridContentModel(ContentModel):
-    """To vLLM: a model that keeps states beside what attention keeps."""
+    """To vLLM: a model that keeps states and attention's rows."""
 
     is_hybrid = has_inner_state = True
     supports_mamba_prefix_caching = True

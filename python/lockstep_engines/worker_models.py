@@ -58,7 +58,7 @@ class Rows:
     outputs: dict[str, dict[int, torch.Tensor]] = field(default_factory=dict)
     tokens: dict[str, list[int]] = field(default_factory=dict)  # that came out of the sampler
     num_steps: int = 0
-    num_chunks: int = 0  # of prompts, but for each one's first
+    num_chunks: int = 0  # of prompts, except each one's first
     num_hits: int = 0  # tokens that were found in the cache
     num_preemptions: int = 0
 
@@ -178,7 +178,7 @@ class _Engine:
 
 
 def _requests(draw: random.Random) -> list[tuple[int, str, list[int], int]]:
-    """In twos: the second one goes on where the first one's prompt ended, some steps later."""
+    """In pairs: the second one continues where the first one's prompt ended, some steps later."""
     made = []
     for i in range(3):
         prompt = [draw.randrange(3, 250) for _ in range(3 * _BLOCK_SIZE + draw.choice((1, 7, 20)))]

@@ -16,8 +16,8 @@ def room_for(count: int, most: int) -> int:
 
 def pad(runner: Any, is_v2: bool, is_idle: Callable[[], bool]) -> None:
     """Every step of the runner from now on. Rows are padded as well: of a batch of decodes to a
-    power of two; of a mixed one, with the second runner, to a row for each token, as far as there
-    is room. `is_idle`: the batch is nobody's."""
+    power of two; of a mixed one, with runner V2, to a row for each token, as far as there
+    is room. `is_idle`: the batch is an idle rank's."""
     if is_v2:
         _pad_second(runner)
     else:
@@ -70,5 +70,5 @@ def _pad_second(runner: Any) -> None:
 def refuse(kinds: set[str], is_v2: bool, pads: bool) -> str:
     """Why a case with layers of these kinds is not run so; empty: it is."""
     if "mamba" in kinds and is_v2 and pads:
-        return "states in padded batches: the second runner pads their rows in graphs alone"
+        return "states in padded batches: runner V2 pads their rows in graphs alone"
     return ""

@@ -1,4 +1,4 @@
-"""A defect to plant in vLLM's worker, and who has it."""
+"""A defect to plant in vLLM's worker, and the runner that has it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class WorkerPlant(Plant):
 def plant_of(
     runner: str, name: str, kind: str, what: str, module: str, *texts: str, within: str = ""
 ) -> WorkerPlant:
-    """`texts`: what stands there and what is put there, for each way."""
+    """`texts`: the text and its replacement, for each way."""
     ways = tuple(
         (Edit(module, find, put, within),)
         for find, put in zip(texts[::2], texts[1::2], strict=True)

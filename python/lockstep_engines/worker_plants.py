@@ -1,8 +1,8 @@
 """Defects to plant in vLLM's worker (plants.py), by class.
 
-Each is the slip of a change that somebody may make: an index one off, a row forgotten, a group
-taken for another. For 0.33.0 and, where the text exists, other releases; `runner` is the one that
-has it, "both" where the two share the code.
+Each is a plausible slip in a change: an index one off, a row forgotten, a group
+mistaken for another. For 0.33.0 and, where the text exists, other releases; `runner` is the one
+that has it, "both" where the two share the code.
 """
 
 from __future__ import annotations
@@ -30,15 +30,19 @@ PLANTS = (
         _TABLE_V1,
         "slot_ids = block_numbers * KV_CACHE_BLOCK_SIZE + local_block_offsets",
         "slot_ids = block_numbers * KV_CACHE_BLOCK_SIZE + local_block_offsets + 1",
+        "slot_ids = block_numbers * block_size + local_block_offsets",
+        "slot_ids = block_numbers * block_size + local_block_offsets + 1",
     ),
     plant_of(
         "v1",
         "slot-of-first-block",
         "slots",
-        "Tokens behind the first block are given slots of the first one.",
+        "Tokens after the first block are given slots of the first one.",
         _TABLE_V1,
         "block_table_ptr + row_offset + virtual_block_indices,",
         "block_table_ptr + row_offset + virtual_block_indices * 0,",
+        "block_table_ptr + row_offset + block_indices",
+        "block_table_ptr + row_offset + block_indices * 0",
     ),
     plant_of(
         "v1",
@@ -57,6 +61,8 @@ PLANTS = (
         _TABLE_V1,
         "            self.slot_mapping.gpu,\n            self.block_size,",
         "            self.slot_mapping.gpu,\n            16,",
+        "            self.block_size,\n            self.slot_mapping.gpu,",
+        "            16,\n            self.slot_mapping.gpu,",
     ),
     plant_of(
         "v1",
@@ -158,7 +164,7 @@ PLANTS = (
         "both",
         "keys-for-values",
         "views",
-        "K and V of a page are taken for one another.",
+        "K and V of a page are exchanged.",
         _TRITON,
         "key_cache, value_cache = kv_cache.transpose(1, 2).split(self.head_size, dim=-1)\n"
         "        if is_quantized_kv_cache(self.kv_cache_dtype):\n"
@@ -174,8 +180,7 @@ PLANTS = (
         "            key_cache = key_cache.view(self.fp8_dtype)\n"
         "            value_cache = value_cache.view(self.fp8_dtype)\n"
         "        triton_reshape_and_cache_flash(",
-        "value_cache, key_cache = kv_cache.unbind(1)\n"
-        "        triton_reshape_and_cache_flash(",
+        "value_cache, key_cache = kv_cache.unbind(1)\n        triton_reshape_and_cache_flash(",
         within="def do_kv_cache_update(",
     ),
     plant_of(

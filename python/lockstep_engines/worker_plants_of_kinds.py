@@ -1,5 +1,5 @@
 """Defects to plant in vLLM's worker (worker_plants.py) for what is not plain attention: MLA,
-states, hidden states, and drafts of the second runner."""
+states, hidden states, and drafts of runner V2."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ PLANTS_OF_KINDS = (
         "v1",
         "state-from-wrong-column",
         "states",
-        "The state of a request that comes in with a hit is taken from the column behind it.",
+        "The state of a request admitted with a hit is read from the next column.",
         _COPIES,
         "prev_state_idx = (req_state.num_computed_tokens - 1) // block_size",
         "prev_state_idx = req_state.num_computed_tokens // block_size",
@@ -81,10 +81,19 @@ PLANTS_OF_KINDS = (
         "v2",
         "second-state-from-wrong-column",
         "states",
-        "The state of a request that comes in with a hit is taken from the column behind it.",
+        "The state of a request admitted with a hit is read from the next column.",
         _HYBRID_V2,
         "(new_req_data.num_computed_tokens - 1) // mamba_block_size",
         "new_req_data.num_computed_tokens // mamba_block_size",
+    ),
+    plant_of(
+        "v2",
+        "second-state-in-attention-blocks",
+        "states",
+        "The column of a resumed state is counted in blocks of attention (vllm#55600).",
+        _HYBRID_V2,
+        "(new_req_data.num_computed_tokens - 1) // mamba_block_size",
+        "(new_req_data.num_computed_tokens - 1) // self.cache_config.block_size",
     ),
     plant_of(
         "both",
@@ -114,7 +123,7 @@ PLANTS_OF_KINDS = (
     ),
     plant_of(
         "both",
-        "state-starts-anew",
+        "state-restarts",
         "states",
         "What a hit or an earlier chunk left is not read: a prefill begins at the zero state.",
         f"{_BACKENDS}.mamba_attn",
@@ -136,7 +145,7 @@ PLANTS_OF_KINDS = (
         "both",
         "accepted-drafts-not-counted",
         "states",
-        "A row goes on from the state before its accepted drafts.",
+        "A row continues from the state before its accepted drafts.",
         f"{_BACKENDS}.mamba_attn",
         "num_accepted_tokens = num_accepted_tokens[:num_decodes]",
         "num_accepted_tokens = num_accepted_tokens[:num_decodes] * 0 + 1",
@@ -174,7 +183,7 @@ PLANTS_OF_KINDS = (
         "both",
         "hidden-row-in-next-slot",
         "writes",
-        "Hidden states go to the slot behind their token's.",
+        "Hidden states go to the slot after their token's.",
         _HIDDEN,
         "slot_mapping % block_size] = to_cache",
         "(slot_mapping + 1) % block_size] = to_cache",

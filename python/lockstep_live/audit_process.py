@@ -1,7 +1,7 @@
-"""`lockstep audit -` beside an engine: lines of a recording go in, findings come out.
+"""`lockstep audit -` next to an engine: lines of a recording go in, findings come out.
 
 1. The process may take `memory_mb` of address space and no more.
-2. Findings are told in a thread of their own, each line once.
+2. A separate thread reports findings, each line once.
 3. The lines that went in are kept in a file without a name, up to `spool_mb`: what is needed to
    write a recording of what was found, also of what the audit tells after the last line.
 """
@@ -94,7 +94,7 @@ class AuditProcess:
         self._spool.seek(end)
 
     def close(self, wait_s: float) -> int | None:
-        """No more lines, and all findings are told. The exit status; None: it did not end in time
+        """Ends the input and waits for all findings. The exit code; None: it did not end in time
         and was stopped."""
         assert self._process.stdin is not None
         try:

@@ -49,7 +49,7 @@ class _Lines:
 
     def __init__(self, process: AuditProcess) -> None:
         self._process = process
-        self.is_ending = False  # an audit that has ended is no news any more
+        self.is_ending = False  # an audit that has ended is reported once
 
     def write_line(self, line: bytes) -> None:
         self._process.write_line(line, is_needed=not self.is_ending)
@@ -86,8 +86,8 @@ class LiveLog:
         self._taken = 0  # steps; by this one
         self.dropped = 0  # steps
         self.findings: list[str] = []
-        self._saved: set[str] = set()  # rules of which there is a recording
-        self._stopped = ""  # why nothing is checked any more
+        self._saved: set[str] = set()  # rules with a saved recording
+        self._stopped = ""  # why checking has stopped
         self._rank = os.getpid()
         self._process = AuditProcess(settings, self._found)
         self._lines = _Lines(self._process)
@@ -202,7 +202,7 @@ class LiveLog:
         logger.error("lockstep: saved; `lockstep audit %s` finds it again", path)
 
     def _write_recording(self, log: StepLog, path: str, why: str) -> None:
-        if self._lines.is_ending:  # the end stands behind the lines that went in
+        if self._lines.is_ending:  # the end follows the lines that went in
             self._process.copy_spool(path)
             return
         until_now = copy.copy(log)

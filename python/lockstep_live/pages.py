@@ -74,7 +74,7 @@ def runs_of(layer: str, view: torch.Tensor, num_blocks: int) -> list[Run]:
         for place in product(*outer)
     ]  # fmt: skip
     if any(run.address % 4 or run.stride % 4 or run.size % 4 for run in made):
-        raise PageCheckError(f"{layer}: rows that are no whole words of four bytes")
+        raise PageCheckError(f"{layer}: rows that are not whole words of four bytes")
     return made
 
 
@@ -130,11 +130,11 @@ class Group(NamedTuple):
 
 
 class Tables:
-    """Who holds which blocks, as the scheduler's output tells a worker."""
+    """Which request holds each block, from the scheduler's output."""
 
     def __init__(self, groups: list[Group], num_drafts: int, ahead: int) -> None:
         self._groups = groups
-        self._num_drafts = num_drafts  # rows that a drafter may write behind a step's tokens
+        self._num_drafts = num_drafts  # rows that a draft model may write after a step's tokens
         self._ahead = ahead  # tokens that the scheduler may count too many: drafts in flight
         self._held: dict[str, list[list[int]]] = {}
 
@@ -267,5 +267,5 @@ class PageCheck:
                 self.num_found += 1
                 self._report(
                     f"page_changed step {compared.step} block {block} layer {layers[0]}{more}: "
-                    f"changed, and no token of the step lies there; {compared.holders[j]}"
+                    f"changed, and no token of the step is there; {compared.holders[j]}"
                 )

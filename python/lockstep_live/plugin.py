@@ -11,7 +11,7 @@ logger = logging.getLogger("vllm.lockstep_live")
 
 
 def register() -> None:
-    """Puts the live check beside whatever scheduler is configured; nothing when $LOCKSTEP is off.
+    """Attaches the live check to the configured scheduler; does nothing when $LOCKSTEP is off.
     May be called twice."""
     try:
         mode = mode_of(dict(os.environ))

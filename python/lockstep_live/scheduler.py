@@ -68,7 +68,7 @@ class LiveRecorder(Recorder):
         """Raises RecorderError."""
         release = release_of(vllm.__version__)
         header = header_of(scheduler, release, hash_block_size, family="live", seed=0)
-        # Steps are without `waiting` (long, and walked by nobody else), `stored` and `evicted`.
+        # Steps are without `waiting` (long, and not otherwise traversed), `stored` and `evicted`.
         header.setdefault("x_beyond_format", []).append("live_check")
         return cls(scheduler, LiveLog(settings, header, release), release, header)
 

@@ -1,6 +1,6 @@
 """vLLM's worker with a check of its pages.
 
-`--worker-cls lockstep_live.worker.PageCheckedWorker`; docs/live_check.md.
+`--worker-cls lockstep_live.worker.PageCheckedWorker`; docs/recorder.md.
 """
 
 from __future__ import annotations

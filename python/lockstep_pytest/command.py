@@ -45,7 +45,7 @@ def find_command() -> str:
     found = str(beside) if beside.exists() else shutil.which("lockstep")
     if found is None:
         raise LockstepError(
-            "there is no `lockstep` beside this Python nor on the PATH; install the wheel "
+            "found no `lockstep` next to this Python or on the PATH; install the wheel "
             "lockstep-kv or set LOCKSTEP to the command"
         )
     return found

@@ -50,7 +50,7 @@ class Settings:
     one_at_a_time: bool = False  # several processes share the tests
 
     def judging(self, backend: bool = True) -> list[str]:
-        """Options that say who is judged."""
+        """Options that select what is judged."""
         words = ["--backend", self.backend] if backend and self.backend else []
         return words + (["--decisions", self.decisions] if self.decisions else [])
 
@@ -61,7 +61,7 @@ def text_of(failure: Failure) -> str:
 
 
 def save_folder(settings: Settings, test: str) -> Path:
-    """A test's own, whatever else runs beside it."""
+    """A test's own folder, also when tests run in parallel."""
     return settings.save / re.sub(r"[^\w.-]+", "-", test).strip("-")
 
 
@@ -97,7 +97,7 @@ class LockstepItem(pytest.Item):
 def _smallest(
     settings: Settings, path: Path, save: Path, backend: bool
 ) -> tuple[str, Failure | None]:
-    """Makes a case small: its story's command, and how it fails; ("", None): it does not."""
+    """Shrinks a case: the command that explains it, and its failure; ("", None): none."""
     save.mkdir(parents=True, exist_ok=True)
     stem = path.name.removesuffix(".jsonl").removesuffix(".case")
     smallest = save / f"{stem}.min.case.jsonl"
@@ -107,7 +107,7 @@ def _smallest(
     if said.status == command.AGREED:
         return "", None
     found = said.json
-    # The case holds the backend; who decides is told again.
+    # The case holds the backend; the deciding engine is passed again.
     again = command.line_to_repeat("explain", smallest, *settings.judging(backend=False))
     line = f"{found['check']} step {found['step']}"
     line += f" request {found['request']}" if found["request"] else ""
@@ -147,7 +147,7 @@ def audit(settings: Settings, file: Path, save: Path) -> Failure | None:
     try:
         story, smaller = _smallest(settings, file, save, backend=False)
     except command.LockstepError:
-        story, smaller = "", None  # of an engine that the model cannot stand in for
+        story, smaller = "", None  # of an engine without a profile
     if smaller is not None and smaller.check == f"audit.{first['rule']}":
         details += f"{smaller.details}\n  {story}"
     return Failure(f"audit.{first['rule']}", first["line"], again, details)
@@ -164,14 +164,12 @@ class TraceItem(LockstepItem):
 
 
 class LayoutItem(TraceItem):
-    """The first requests of a trace in a layout that was drawn, on the backend below the model; one
-    that the backend does not take is skipped with its reason."""
+    """The first requests of a trace in a generated layout, on the backend below the model; skips a
+    layout that the backend refuses, with its reason."""
 
     def find(self) -> Failure | None:
         try:
-            return replay(
-                self.settings, str(self.file), self.save, self.options, decides=False
-            )
+            return replay(self.settings, str(self.file), self.save, self.options, decides=False)
         except command.LockstepError as refused:
             of_backend = f"{self.settings.backend}: " in str(refused)
             if of_backend and "refuses this plan" not in str(refused):
@@ -204,8 +202,8 @@ def replay(
         begin = saved.rfind("Shrunk: ")
         details = saved[begin:] if begin >= 0 else ""
         for case in saved.splitlines():
-            if case.startswith("Its story: "):
-                again = case.removeprefix("Its story: ")
+            if case.startswith("Explained: "):
+                again = case.removeprefix("Explained: ")
     return Failure(found["phase"], f"{line}: {found['message']}", again, details)
 
 
@@ -232,7 +230,7 @@ class SeedRuns:
         self._chosen = set(seeds)
 
     def _words(self, seed: int) -> list[str]:
-        # Who is judged is the engine that decides, or else the backend.
+        # Judges the deciding engine, or else the backend.
         words = ["fuzz", "--seed", str(seed)]
         words += self._settings.judging(backend=not self._settings.decisions)
         return words + (["--engine", self._settings.engine] if self._settings.engine else [])
@@ -254,9 +252,7 @@ class SeedRuns:
     def failure_of(self, seed: int) -> Failure | None:
         if seed not in self._failures:
             most = 1 if self._settings.one_at_a_time else SEEDS_AT_A_TIME
-            count = next(
-                n for n in itertools.count(1) if n == most or seed + n not in self._chosen
-            )
+            count = next(n for n in itertools.count(1) if n == most or seed + n not in self._chosen)
             self._run(seed, count)
         found = self._failures[seed]
         if found is None:

@@ -1,4 +1,4 @@
-"""Failures that are no news: the file of `lockstep fuzz --known`, as pytest sees it.
+"""Known failures: the file of `lockstep fuzz --known`, as pytest sees it.
 
     {"lockstep_known":1,"known":[
       {"id":"ENG-42","check":"audit.handed_out","text":"block 7","until":"2027-01-31",
@@ -27,7 +27,7 @@ class Known:
     id: str
     check: str
     text: str = ""
-    until: str = ""  # the last day on which it is no news
+    until: str = ""  # the last day on which it is ignored
     test: str = ""  # a pattern; empty: any
 
     def fits(self, test: str, check: str, line: str) -> bool:

@@ -1,4 +1,4 @@
-"""Memory layouts drawn from seeds, as options of `lockstep replay`: what a kernel is asked to
+"""Memory layouts generated from seeds, as options of `lockstep replay`: what a kernel is asked to
 address. The same seed gives the same layout with every Python."""
 
 from __future__ import annotations
@@ -37,5 +37,5 @@ def layout_of(seed: int) -> list[str]:
 
 
 def name_of(layout: list[str]) -> str:
-    """"96-3-64-bf16-NHD-flashinfer-2", in the order of the options."""
+    """ "96-3-64-bf16-NHD-flashinfer-2", in the order of the options."""
     return "-".join(layout[1::2])

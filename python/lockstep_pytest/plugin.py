@@ -17,12 +17,12 @@ from lockstep_pytest.record import Watch, recorded_schedulers
 _OPTIONS = {
     "cases": ("DIR", "a test for each saved case, recording and request trace in a folder"),
     "seeds": ("A:B", "a test for each generated case of the seeds A to B - 1 (lockstep fuzz)"),
-    "layouts": ("A:B", "a test for each memory layout drawn from the seeds A to B - 1"),
-    "backend": ("NAME", "who is judged: simt, cuda, none, or your kernels, FILE.so"),
-    "decisions": ("ENGINE", "who decides: vllm:DIR, or a command (docs/scheduler_protocol.md)"),
+    "layouts": ("A:B", "a test per memory layout of the seeds A to B - 1"),
+    "backend": ("NAME", "backend under test: simt, cuda, none, or your kernels, FILE.so"),
+    "decisions": ("ENGINE", "deciding engine: vllm:DIR, or a command (docs/protocols.md)"),
     "engine": ("PROFILE", "the release whose options generated cases have"),
-    "trace": ("FILE", "what layouts are tried with (a bundled trace)"),
-    "known": ("FILE", "failures that are no news, by id"),
+    "trace": ("FILE", "trace for layouts (a bundled trace)"),
+    "known": ("FILE", "failures to ignore, by id"),
     "save": ("DIR", "where the smallest cases go (.lockstep)"),
 }
 
@@ -45,7 +45,7 @@ def _option(config: pytest.Config, name: str) -> str:
 
 
 def _path(config: pytest.Config, name: str) -> Path:
-    """As it was typed; from the ini file beside that file."""
+    """The path as typed; in an ini file, relative to that file."""
     typed = config.getoption(f"lockstep_{name}")
     return Path(typed) if typed else config.rootpath / config.getini(f"lockstep_{name}")
 
@@ -80,7 +80,7 @@ def settings_of(config: pytest.Config) -> items.Settings:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """A wrong option ends the session here: under pytest-xdist nobody hears what a worker says."""
+    """A wrong option ends the session here: under pytest-xdist a worker's message is lost."""
     settings_of(config)
     for name in ("seeds", "layouts"):
         _seeds(config, name)

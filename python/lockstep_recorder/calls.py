@@ -1,8 +1,8 @@
-"""What becomes of every method that the engine can call on a scheduler, and of every field that
+"""The handling of every method that the engine can call on a scheduler, and of every field that
 goes through its hands.
 
-Recorded are the methods that scheduler.py overrides. Of the others each public one is listed here
-as without effect, or ends the recording when it is called. A test inside vLLM holds the tables
+scheduler.py overrides the recorded methods. Every other public method is listed here as without
+effect, or ends the recording when it is called. A test inside vLLM compares the tables
 against the installed release (python/tests/vllm_reads_test.py).
 """
 
@@ -39,7 +39,7 @@ ATTRIBUTES_WITHOUT_EFFECT = {
     "can_skip_drafts": "the worker's: what it then drafts is written",
     "log_stats": _REPORTS,
     "return_sampling_mask": _REPORTS,
-    "use_v2_model_runner": "how resumed requests are handed over: written alike",
+    "use_v2_model_runner": "how resumed requests are passed: written the same way",
 }
 
 # Called on the way of requests that have ended the recording before.

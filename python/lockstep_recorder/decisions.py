@@ -31,8 +31,8 @@ class Decisions:
     """Reads one scheduler's decisions, in their order."""
 
     def __init__(self, release: Release, beside_connector: bool = False) -> None:
-        """`beside_connector`: the first of the two queues of those who wait is shown on its own,
-        with the status of each."""
+        """`beside_connector`: the first of the two waiting queues is shown separately, with the
+        status of each request."""
         self._queues = release.waiting_queues
         self._beside_connector = beside_connector
         self._started: set[str] = set()  # have been scheduled once
@@ -40,7 +40,7 @@ class Decisions:
         self._waiting = [_Names() for _ in self._queues]
 
     def ended(self, names: Iterable[str]) -> None:
-        """These requests have left: the names may be used again at once."""
+        """These requests have ended: their names may be reused at once."""
         self._started.difference_update(names)
 
     def of_step(self, output: Any) -> dict[str, Any]:
@@ -65,7 +65,7 @@ class Decisions:
         cached = output.scheduled_cached_reqs
         scheduled, drafts = output.num_scheduled_tokens, output.scheduled_spec_decode_tokens
         if not drafts and not cached.resumed_req_ids and cached.req_ids == list(scheduled):
-            # Nobody enters: nearly every step of an engine that serves.
+            # No request is admitted: nearly every step of an engine that serves.
             return [
                 {"id": name, "tokens": tokens, "computed": computed, "blocks": blocks}
                 for (name, tokens), computed, blocks in zip(
@@ -84,7 +84,7 @@ class Decisions:
             computed, blocks = handed[name]
             if name in entering:
                 row = {"id": name, "tokens": tokens, "new": True}
-                # One of vLLM's model runners is not told which of the new ones are back.
+                # One of vLLM's model runners does not receive which of the new requests resume.
                 if name in self._started:
                     row["resumed"] = True
                 self._started.add(name)

@@ -6,4 +6,4 @@ class RecorderError(Exception):
 
 
 class EndOfRecording(Exception):
-    """The recording cannot go on after the steps so far; the text says why."""
+    """The recording cannot continue after the steps so far; the text states why."""

@@ -129,7 +129,7 @@ def eagle_groups_of(groups: list[Any]) -> list[int]:
 
 def groups_of(groups: list[Any], lookahead: int, release: Release) -> list[dict[str, Any]]:
     """All groups. A mark on every group decides what a mark on none decides: the last block of a
-    hit is dropped in all. Where hashes cover what is behind a block, none drops one."""
+    hit is dropped in all. Where hashes cover the token after a block, no group drops one."""
     found = [group_of(group, release) for group in groups]
     marked = eagle_groups_of(groups)
     if not lookahead and len(marked) < len(found):

@@ -1,7 +1,7 @@
-"""What becomes of every option and field that vLLM's scheduling code reads.
+"""The handling of every option and field that vLLM's scheduling code reads.
 
 Names are OWNER.ATTRIBUTE: a part of VllmConfig, `spec`, `group` (of KVCacheGroupSpec), `request`,
-`sampling_params`. Each that a supported release reads stands in exactly one of four tables, and a
+`sampling_params`. Each one that a supported release reads is in exactly one of four tables, and a
 test inside vLLM finds the one that does not (python/tests/vllm_reads_test.py):
 
     written           into the header or the `add` of a request; header.py and requests.py say how
@@ -32,7 +32,7 @@ def attribute_of(root: Any, path: str, default: Any = None) -> Any:
 
 @dataclass(frozen=True)
 class Key:
-    """An option that stands in the header's `config` under its name in vLLM."""
+    """An option in the header's `config` under its name in vLLM."""
 
     path: str  # from VllmConfig
     default: Any = ALWAYS  # left out when it has this value
@@ -112,7 +112,7 @@ _WRITTEN_OTHERWISE = (
     "request.lora_request",
     "request.mm_features",
     "request.prompt_embeds",
-    "request.prompt_is_token_ids",  # tokens that embeddings stand in for
+    "request.prompt_is_token_ids",  # tokens replaced by embeddings
     "request._prompt_embeds_per_block_hashes",
     "request.sampling_params",
     "request.skip_reading_prefix_cache",
@@ -167,7 +167,7 @@ def _lookahead_is_other(config: Any, _: Any) -> bool:
 
 
 def _drop_is_other(config: Any, _: Any) -> bool:
-    """Drafters that read hidden states and keep the last block of a hit all the same."""
+    """Draft models that read hidden states and still keep the last block of a hit."""
     drops = attribute_of(config, "speculative_config.use_eagle_block_drop")
     return drops is not None and drops() != config.speculative_config.use_eagle()
 

@@ -1,9 +1,10 @@
 """Between a scheduler that serves and the log of its steps.
 
 1. Before serving, what cannot be recorded is refused with a RecorderError.
-2. While serving, recording never changes a decision and never takes the engine down: when it cannot
-   go on it says so once, ends the recording where it still is right, and the engine serves on.
-3. What it is not told of ends the recording: between two calls the scheduler's state stays as the
+2. While serving, recording never changes a decision and never stops the engine: when it cannot
+   continue it reports that once, ends the recording where it is still right, and the engine
+   continues to serve.
+3. An unrecorded change ends the recording: between two calls the scheduler's state stays as the
    first left it, and only the scheduler sets its attributes.
 """
 
@@ -44,8 +45,8 @@ def recording_path_of(vllm_config: Any, environment: dict[str, str]) -> str:
 
 
 def tables_every(environment: dict[str, str]) -> int:
-    """Steps from one showing of all block tables to the next, 0: none. They repeat what was handed
-    over step by step, as a check on it, and are the dearest part of a recording."""
+    """Steps between two listings of all block tables, 0: none. They repeat the changes of each
+    step, as a check, and are the most expensive part of a recording."""
     text = environment.get(TABLES_VARIABLE, "64")
     if not text.isascii() or not text.isdigit():
         raise RecorderError(
@@ -124,7 +125,7 @@ class Recorder:
         self._do(StepLog.abort, [self._release.finished_id(element) for element in finished])
 
     def reset(self, succeeded: bool, num_preempted: int) -> None:
-        """reset_prefix_cache() has returned `succeeded` and preempted so many running requests."""
+        """reset_prefix_cache() has returned `succeeded` and preempted `num_preempted` requests."""
         self._do(StepLog.reset, succeeded, num_preempted > 0)
 
     def paused(self, state: Any) -> None:
@@ -189,7 +190,7 @@ class Recorder:
             return {}
         tokens = {}
         for name in output.num_scheduled_tokens:
-            # vLLM asks for no row of a request that has left.
+            # vLLM reads no row of an ended request.
             row = rows[index[name]] if name in index else None
             if row:
                 tokens[name] = row if len(row) == 1 else list(row)

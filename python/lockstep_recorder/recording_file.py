@@ -1,7 +1,8 @@
 """A file that is there whole or not at all.
 
 1. Lines go to PATH.partial-PID; finish() flushes them to the disk and gives them the name PATH.
-2. PATH is never overwritten, and never half a recording. After a crash the partial file stays, with
+2. A device or a FIFO is written directly. A symbolic link is followed.
+3. PATH is never overwritten, and never half a recording. After a crash the partial file stays, with
    all but the last megabyte of what was written.
 """
 
@@ -32,10 +33,12 @@ class RecordingFile:
 
     def __init__(self, path: str) -> None:
         """Raises RecorderError when `path` exists already or its folder cannot be written."""
-        self.path = os.path.abspath(path)
+        self.path = os.path.realpath(path)
         self.partial_path = f"{self.path}.partial-{os.getpid()}"
-        if os.path.exists(self.path):
+        if os.path.isfile(self.path):
             raise RecorderError(f"{self.path} exists already; choose another name or remove it")
+        if os.path.exists(self.path):  # not a regular file
+            self.partial_path = self.path
         try:
             self._file = open(self.partial_path, "wb", buffering=BUFFER_BYTES)
         except OSError as error:
@@ -49,6 +52,9 @@ class RecordingFile:
     def finish(self) -> None:
         """Makes the file durable under its name. Nothing may be written after it."""
         self._file.flush()
+        if self.partial_path == self.path:
+            self._file.close()
+            return
         os.fsync(self._file.fileno())
         self._file.close()
         os.rename(self.partial_path, self.path)

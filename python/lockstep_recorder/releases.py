@@ -36,10 +36,14 @@ class Release:
     version: str
     # Attributes of the scheduler that hold waiting requests, in the order in which it serves them.
     waiting_queues: tuple[str, ...]
-    # Methods of the block pool that take hashes off one block and put them on another: the cache is
+    # Methods of the block pool that move hashes from one block to another: the cache is
     # the same afterwards, so nothing was stored or evicted.
     hash_movers: tuple[str, ...]
-    # The id in an element of the list that finish_requests() returns.
+    # The differences between the engines that the model decides as: one policy per field. Common
+    # behaviour is in the scheduler and the managers; no other code checks the release.
+    #
+    # Each field names its file of vLLM (paths below vllm/; values in the order of the releases).
+    # policies.h has the table of policies: words, history, effect; releases.h the releases.
     finished_id: Callable[[Any], str]
     # The format's word for a class of spec.
     kinds: dict[str, str]
@@ -50,7 +54,7 @@ class Release:
     mla_rows: tuple[str, ...] = ()
     # Attributes of a spec from which its page's bytes follow; later releases say them outright.
     page_keys: tuple[str, ...] = ()
-    # Slots that a drafter wants of a step's tokens are taken off as requests are scheduled; before,
+    # A draft model's slots reduce a step's token budget as requests are scheduled; before,
     # for as many requests as there can be, when the configuration is made.
     counts_draft_slots_by_step: bool = True
 
@@ -62,7 +66,7 @@ _COMPRESSED_WINDOWS = dict(
     page_keys=("cache_dtype_str", "model_version", "alignment"),
 )
 
-# Each begins with the version named first; the others decide and name things alike.
+# Each begins with the version named first; the others decide and name things the same way.
 _0_20 = Release(
     version="0.20.0",
     waiting_queues=("skipped_waiting", "waiting"),
@@ -111,7 +115,7 @@ _RECORDED = ("0.22.1", "0.33.0")
 def release_of(version: str) -> Release:
     """The release with this version, to record it; a build's local part ("+cu130") does not count.
 
-    Raises RecorderError for a release whose options nobody has read yet.
+    Raises RecorderError for a release with unknown options.
     """
     public = version.split("+", 1)[0]
     if public in _RECORDED:
@@ -130,8 +134,8 @@ def version_key(version: str) -> tuple[int, ...]:
 
 
 def nearest_release(version: str) -> Release:
-    """The newest release that is not newer than `version`, for engines that nobody has read:
-    checkouts between releases and behind the last one."""
+    """The newest release that is not newer than `version`, for unknown engines:
+    checkouts between releases and after the last one."""
     key = version_key(version)
     older = [release for release in _RELEASES.values() if version_key(release.version) <= key]
     nearest = older[-1] if older else next(iter(_RELEASES.values()))

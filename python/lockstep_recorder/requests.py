@@ -13,7 +13,7 @@ def num_hashes(num_tokens: int, config: dict[str, Any], hash_block_size: int) ->
 
 
 def why_not_recordable(request: Any, header: dict[str, Any]) -> str | None:
-    """Why a recording with this header cannot go on with this request; None when it can.
+    """Why a recording with this header cannot continue with this request; None when it can.
 
     What is refused here reaches block hashes or the queues by ways that a recording does not carry.
     """
@@ -45,7 +45,7 @@ def _prompt_of(request: Any) -> list[int]:
         return [0] * len(request.prompt_embeds)
     if is_token is None:
         return list(tokens)
-    return [token if real else 0 for token, real in zip(tokens, is_token)]
+    return [token if real else 0 for token, real in zip(tokens, is_token, strict=False)]
 
 
 def _embeddings_of(request: Any, hash_block_size: int) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def _runs_of(flags: list[bool]) -> list[list[int]]:
 
 
 def keys_of(request: Any, hash_block_size: int) -> dict[str, Any]:
-    """What its block hashes cover beside its tokens."""
+    """What its block hashes cover in addition to its tokens."""
     keys: dict[str, Any] = {}
     if request.cache_salt:
         keys["cache_salt"] = request.cache_salt

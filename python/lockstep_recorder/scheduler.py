@@ -1,8 +1,7 @@
 """vLLM's two schedulers, each with a recorder at its side.
 
-Every method does what the scheduler's does and tells the recorder; nothing else. Whatever comes to
-the scheduler in another way ends the recording: methods that nobody has read, attributes that are
-set from outside.
+Every method calls the scheduler's and notifies the recorder; nothing else. Any other access to the
+scheduler ends the recording: unknown methods, attributes that are set from outside.
 """
 
 import os

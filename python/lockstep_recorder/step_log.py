@@ -8,8 +8,8 @@ its own tokens, and everything that happened until the next schedule().
 1. Lines are written in the order of their steps; at most the steps in flight, and one, wait.
 2. Whatever the engine changes later (it trims token lists in place) is copied when it is seen.
 3. A step that scheduled nothing has no tokens and is never in flight.
-4. Several outputs may come in behind one step (paused with steps in flight, pipelines): the line
-   names the last of them, and `during` where the others stand among the clients' events.
+4. Several outputs may arrive after one step (paused with steps in flight, pipelines): the line
+   names the last of them, and `during` the positions of the others among the clients' events.
 """
 
 from collections import deque
@@ -32,8 +32,8 @@ class _Line:
         self.output = output  # vLLM's SchedulerOutput, compared by identity only
         self.has_passed = False  # the next schedule() has begun
         self.sampled: dict[str, list[int]] | None = {} if is_empty else None
-        self.output_of_step: int | None = None  # the last output that came in behind it
-        # Its requests, and how often each had been preempted; where late output is told.
+        self.output_of_step: int | None = None  # the last output that arrived after it
+        # Its requests, and how often each had been preempted; where late output is recorded.
         self.requests: dict[str, tuple[Any, int]] = {}
         self.tail: dict[str, Any] = {}  # what follows `sampled`
 
@@ -71,11 +71,11 @@ class StepLog:
         self._lines: deque[_Line] = deque()  # not written yet; the last one is of the last step
         self._decisions = Decisions(release, beside_connector)
         self._live: set[str] = set()  # requests of the steps so far that have not ended
-        self._counts = counter.seen()  # when the last output began to come in
+        self._counts = counter.seen()  # when the last output started to arrive
         self._tells_held_drafts = "held_drafts" in header
         self._tells_stale_outputs = "stale_outputs" in header
-        # Of the output that is coming in: requests that are not what they were when it was
-        # decided, the one that has the name now, and how many tokens that one had been given.
+        # Of the arriving output: requests that have changed since it was decided, the request
+        # that has the name now, and how many tokens that one had received.
         self._late: list[tuple[str, bool, Any, int]] = []
         file.write_line(encode_json(header))
 
@@ -99,11 +99,11 @@ class StepLog:
         self._decisions.ended(names)
 
     def pause(self, state: str) -> None:
-        """The engine has been paused, or goes on: vLLM's name of the state."""
+        """The engine was paused or resumed: vLLM's name of the state."""
         self._events.append({"pause_state": state})
 
     def reset(self, succeeded: bool, preempted: bool = False) -> None:
-        """The prefix cache was asked to empty itself; `preempted`: and all who ran with it."""
+        """The prefix cache was reset; `preempted`: with all running requests preempted."""
         event: dict[str, Any] = {"reset_prefix_cache": succeeded}
         if preempted:
             event["running"] = True
@@ -150,8 +150,8 @@ class StepLog:
         stopped: list[tuple[str, str]],
         is_async: bool,
     ) -> None:
-        """The tokens that the model returned for the step of `output` have been taken in, and have
-        ended the requests `stopped`."""
+        """The engine has processed the tokens of the step of `output`, which ended the requests
+        `stopped`."""
         if not output.num_scheduled_tokens:
             return
         own = next((line for line in self._lines if line.output is output), None)
@@ -176,7 +176,7 @@ class StepLog:
         late, self._late = self._late, []
         for name, is_same, request, num_before in late:
             taken = request.num_output_tokens - num_before
-            # Of who has left, tokens that nobody takes are not told.
+            # Unused tokens of an ended request are not recorded.
             if taken or (is_same and name in sampled):
                 entry = {"id": name, "of_step": own.step, "taken": taken}
                 last.tail.setdefault("stale_outputs", []).append(entry)
@@ -191,12 +191,12 @@ class StepLog:
         self._lines[-1].tail.setdefault("drafts", {}).update(drafts)
 
     def output_begins(self) -> None:
-        """An output is about to be taken in."""
+        """An output is about to be processed."""
         self._counts = self._counter.seen()
 
     def note_late(self, output: Any, requests: dict[str, Any]) -> None:
-        """The output of the step `output` is about to be taken in, by an engine with these
-        requests: which of its own have been preempted or have left since."""
+        """The output of the step `output` is about to be processed by an engine with these
+        requests: notes which of its own were preempted or have ended since."""
         own = next((line for line in self._lines if line.output is output), None)
         self._late = []
         for name, (request, num_preemptions) in (own.requests if own else {}).items():
@@ -207,7 +207,7 @@ class StepLog:
             self._late.append((name, now is request, heir, heir.num_output_tokens))
 
     def output_failed(self) -> None:
-        """The engine did not survive taking it in: what it stored until then is nobody's."""
+        """The engine failed while processing it: drops what it stored until then."""
         self._counter.forget_since(self._counts)
 
     def finish(self, stopped_because: str | None = None) -> None:
@@ -240,7 +240,7 @@ class StepLog:
                 self._live.discard(event["abort"])
 
     def _close_line(self) -> None:
-        """The time of the last line is over: its counters are final."""
+        """Closes the last line: its counters are final."""
         if not self._lines:
             return
         last = self._lines[-1]

@@ -1,8 +1,8 @@
 """What vLLM's scheduling code reads and what decides nothing that is recorded: name -> reason.
 
-Names are as in options.py. A name belongs here only when no value of it can change a decision of a
-recording that the other tables let begin or go on, or only for requests with images or adapters:
-these say so themselves, and conform names them where it differs.
+Names are as in options.py. A name belongs here only when none of its values can change a decision
+in a recording that the other tables allow, or only for requests with images or adapters: these are
+marked themselves, and conform names them where it differs.
 """
 
 _PARTS = "a part; its fields are listed one by one"

@@ -118,6 +118,7 @@ class Repeat:
         self._surprises: list[str] = []
         self._held: set[str] = set()
         self._in_flight: deque[Line] = deque()
+        self._received: set[str] = set()  # loads that workers reported in outputs in flight
         adapter.answer = self._answer
 
     def _answer(self, question: Line) -> Line:
@@ -161,6 +162,7 @@ class Repeat:
             message = {"update": step["step"], "sampled": step["sampled"]}
             message |= {key: step[key] for key in ("drafts", "worker") if key in step}
             reply = self._send(message)
+            self._received.difference_update(step.get("worker", {}).get("received", ()))
             for key in ("stopped", "held"):
                 if key in reply:
                     line[key] = line.get(key, []) + reply[key]
@@ -184,6 +186,11 @@ class Repeat:
             reply = self._send(message)
             self._count(reply, line)
             line |= {key: reply[key] for key in reply if key not in ("stored", "evicted")}
+            # A recording does not list a load that its worker has reported.
+            loading = line.pop("loading", {})
+            if loading := {name: loading[name] for name in loading if name not in self._received}:
+                line["loading"] = loading
+            self._received.update(step.get("worker", {}).get("received", ()))
             if reply["scheduled"] or self._has_connector:
                 self._in_flight.append(step)
             for event in step.get("during", ()):

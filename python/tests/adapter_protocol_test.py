@@ -10,7 +10,7 @@ from typing import Any
 
 from adapter_client import PACKAGES, decode, encode
 
-from lockstep_engines.protocol import Client, ProtocolError, Refused, serve
+from lockstep_engines.protocol import SCHEDULER, WORKER, Client, ProtocolError, Refused, serve
 
 HELLO = {"hello": {"scheduler_protocol": 1}}
 OPEN = {"open": {"config": {}, "groups": [], "num_blocks": 9, "seed": 0}}
@@ -67,7 +67,7 @@ def replies_to(*messages: Any, adapter: MadeUp | None = None) -> list[Any]:
     lines = [line if isinstance(line, bytes) else encode(line) for line in messages]
     sink = io.BytesIO()
     sink.close = lambda: None  # type: ignore[method-assign]
-    serve(adapter or MadeUp(), io.BytesIO(b"\n".join(lines) + b"\n"), sink)
+    serve(SCHEDULER, adapter or MadeUp(), io.BytesIO(b"\n".join(lines) + b"\n"), sink)
     return [decode(line) for line in sink.getvalue().splitlines()]
 
 
@@ -125,9 +125,7 @@ class ProtocolTest(unittest.TestCase):
 
     def test_an_assertion_without_words_is_named_by_its_line(self) -> None:
         reply = replies_to(OPEN, {"abort": "c"})[1]
-        self.assertEqual(
-            reply["failed"]["what"], 'AssertionError: assert name != "c" (in abort)'
-        )
+        self.assertEqual(reply["failed"]["what"], 'AssertionError: assert name != "c" (in abort)')
 
     def test_what_the_protocol_does_not_have_is_named(self) -> None:
         for line, what in (
@@ -167,7 +165,7 @@ class ProtocolTest(unittest.TestCase):
             "from lockstep_engines import protocol; from adapter_protocol_test import MadeUp\n"
             "source, sink = protocol.own_pipe()\n"
             "os.write(1, b'so does C code\\n')\n"
-            "protocol.serve(MadeUp(), source, sink)\n"
+            "protocol.serve(protocol.SCHEDULER, MadeUp(), source, sink)\n"
         )
         lines = (OPEN, {"schedule": 0}, {"external": 4, "async": False})
         done = subprocess.run(
@@ -178,6 +176,85 @@ class ProtocolTest(unittest.TestCase):
         self.assertEqual(len([decode(line) for line in done.stdout.splitlines()]), 4)
         self.assertEqual(done.stderr, b"so does C code\nan engine prints\n")
         self.assertEqual(done.returncode, 0)
+
+
+# Two sides that call each other: Lockstep's package and an engine's.
+SIDES = {
+    "lockstep_engines.stand_in": """
+import json
+from lockstep_engines.protocol import EngineFault, passes_on
+def raises(): raise RuntimeError("planted in Lockstep")
+def reads_badly(): json.loads("{")
+def rejects(): raise EngineFault("the engine passes a wrong block")
+def calls(function): function()
+@passes_on
+def wraps(function): function()
+""",
+    "vllm.v1.worker": """
+import json
+def raises(): raise RuntimeError("planted in the engine")
+def reads_badly(): json.loads("{")
+def calls(function): function()
+def calls_and_tells(function):
+    try: function()
+    except Exception as error: raise ValueError("a kernel raised") from error
+""",
+}
+
+
+class Sides:
+    """A scheduler and a worker that do `run` in a step."""
+
+    def __init__(self, run: Any) -> None:
+        self.run = run
+
+    def open(self, case: Any, client: Any) -> Any:
+        return {}
+
+    def close(self) -> None: ...
+
+    def schedule(self, step: int, with_tables: bool) -> Any:
+        self.run()
+
+    def execute(self, step: Any) -> Any:
+        self.run()
+
+
+class WhoRaisedTest(unittest.TestCase):
+    def test_the_innermost_frame_of_either_side_decides_in_both_servers(self) -> None:
+        scopes: dict[str, Any] = {name: {"__name__": name} for name in SIDES}
+        for name, text in SIDES.items():
+            exec(text, scopes[name])
+        ours, engine = scopes["lockstep_engines.stand_in"], scopes["vllm.v1.worker"]
+        cases = {
+            "our code": (lambda: ours["raises"](), True),
+            "a library that we call": (lambda: ours["reads_badly"](), True),
+            "the engine": (lambda: engine["raises"](), False),
+            "the engine, called by us": (lambda: ours["calls"](engine["raises"]), False),
+            "a library that it calls": (lambda: ours["calls"](engine["reads_badly"]), False),
+            "our stand-in": (lambda: engine["calls"](ours["raises"]), True),
+            "a stand-in that checks": (lambda: engine["calls"](ours["rejects"]), False),
+            "our wrapper": (lambda: engine["calls"](lambda: ours["wraps"](1)), False),
+            "our cause": (lambda: engine["calls_and_tells"](ours["raises"]), True),
+            "a cause of its own": (lambda: engine["calls_and_tells"](ours["rejects"]), False),
+        }
+        step = {"execute": 0, "sampled": {}, "scheduled": []}
+        step |= {key: [] for key in ("finished", "preempted", "zero", "copies")}
+        languages = (
+            (SCHEDULER, OPEN, {"schedule": 0}),
+            (WORKER, {"open": OPEN["open"] | {"memory": ""}}, step),
+        )
+        for name, (run, is_harness) in cases.items():
+            for language, begin, message in languages:
+                with self.subTest(raised_by=name, server=language.name):
+                    sink = io.BytesIO()
+                    lines = encode(begin) + b"\n" + encode(message) + b"\n"
+                    serve(language, Sides(run), io.BytesIO(lines), sink)
+                    reply = decode(sink.getvalue().splitlines()[1])
+                    self.assertEqual(reply["failed"].get("harness", False), is_harness, reply)
+
+    def test_a_message_that_the_protocol_does_not_have_is_lockstep_s_own_error(self) -> None:
+        self.assertTrue(replies_to({"step": 0})[0]["failed"]["harness"])
 
 
 if __name__ == "__main__":

@@ -199,7 +199,7 @@ class AdapterTest(unittest.TestCase):
         self.assertIn("step 0", self.send(update=0, sampled={})["failed"]["what"])
 
     def test_a_planted_defect_changes_what_is_decided(self) -> None:
-        with_defect = self.started("--plant", "end-not-told")
+        with_defect = self.started("--plant", "end-not-reported")
         try:
             told = []
             for adapter in (self.adapter, with_defect):

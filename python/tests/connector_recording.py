@@ -1,4 +1,4 @@
-"""vLLM's two schedulers beside a DrawnConnector, each written down as a recording.
+"""vLLM's two schedulers with a DrawnConnector, each written down as a recording.
 
 A recording of serving has no connector, so this is not part of the recorder: it needs a connector
 that says what it answered.
@@ -70,7 +70,7 @@ class _ConnectorStepLog(StepLog):
         self.received.update(report["received"])
 
     def keeps(self, held: list[str]) -> None:
-        """These requests have left, and their blocks stay."""
+        """These requests ended, and their blocks stay."""
         if held:
             self._lines[-1].tail.setdefault("held", []).extend(held)
 
@@ -127,7 +127,7 @@ class _Recorded:
         }
 
     def loading(self) -> set[str]:
-        """Whose load is under way, those that have left included."""
+        """Requests with a load in flight, ended requests included."""
         return self._waiting_to_load() | self._left_while_loading
 
     def add_request(self, request: Any) -> None:
@@ -135,7 +135,7 @@ class _Recorded:
         super().add_request(request)
 
     def finish_requests(self, request_ids: str | Iterable[str] | None, finished_status: Any) -> Any:
-        # Those whose load waits for steps in flight have none that somebody would report.
+        # Those whose load waits for steps in flight have none to report.
         loading = self._waiting_to_load() - set(getattr(self, "deferred_loads", ()))
         finished = super().finish_requests(request_ids, finished_status)
         names = [RELEASE.finished_id(element) for element in finished]
@@ -168,7 +168,7 @@ class _Recorded:
             for row in of_client.outputs
             if row.finished
         }
-        # Of those that fail together it is an accident of hashed names who leaves first.
+        # Of those that fail together it is an accident of hashed names which ends first.
         stopped = [(name, reasons[name]) for name in self.connector.take("finished")]
         self.log.updated(scheduler_output, sampled, stopped, self._is_async)
         self.log.keeps(self.connector.take("held"))

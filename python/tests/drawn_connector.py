@@ -1,4 +1,4 @@
-"""A KV connector whose answers and reports are drawn from a seed, and kept to be written down.
+"""A KV connector whose answers and reports are generated from a seed, and kept to be written down.
 
 Scheduler and worker are one object: what the scheduler is told at the beginning of a step the
 worker reports with its output. Steps are counted by report().
@@ -35,11 +35,11 @@ class DrawnConnector(ScriptedConnector):
         self._answered: dict[str, bool] = {}  # whether the load is a long one, by request
         self._loads: dict[str, _Transfer] = {}
         self._sends: dict[str, int] = {}
-        self._in_report: set[str] = set()  # loads that are over, and the scheduler has not heard
+        self._in_report: set[str] = set()  # ended loads not yet reported to the scheduler
         self._lost: list[int] = []  # in this step
-        self.answers: list[dict[str, Any]] = []  # since somebody last took them
+        self.answers: list[dict[str, Any]] = []  # since they were last taken
         self.held: list[str] = []
-        self.finished: list[str] = []  # in the order in which vLLM let go of them
+        self.finished: list[str] = []  # in the order in which vLLM freed them
         self.on_report: Any = lambda report: None  # is told of each, in a recording's terms
 
     def get_num_new_matched_tokens(

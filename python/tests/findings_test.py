@@ -1,4 +1,5 @@
-"""`lockstep findings` with vLLM itself: each release shows what docs/findings_by_release.md says.
+"""`lockstep findings` with vLLM itself: each release shows what
+docs/reference/findings_by_release.md says.
 
 Of the sources that $LOCKSTEP_VLLM names (several: as in PATH). Skipped, with exit status 77, where
 it names none, and where the built command ($LOCKSTEP) is missing.
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import ClassVar
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "findings_by_release.md"
+PAGE = ROOT / "docs" / "reference" / "findings_by_release.md"
 FOLDERS = [folder for folder in os.environ.get("LOCKSTEP_VLLM", "").split(os.pathsep) if folder]
 COMMAND = os.environ.get("LOCKSTEP", "")
 CELLS = {"absent": "", "shows": "x", "stops": "!", "other": "?", "unbuilt": "-"}

@@ -1,6 +1,6 @@
 """Configurations and requests of objects that only look like vLLM's, in the terms of the format.
 
-Runs without vLLM; vllm_reads_test.py holds the tables of options against the real one.
+Runs without vLLM; vllm_reads_test.py compares the tables of options with the real one.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class HeaderTest(unittest.TestCase):
         for tokens in (1, 0):  # 0: hashed without, by an option of the engine's user
             self.assertEqual(stated("eagle", num_hash_lookahead_tokens=tokens), tokens)
         self.assertIsNone(stated("ngram", num_hash_lookahead_tokens=0))
-        self.assertIsNone(stated("eagle"))  # a release that knows no such thing
+        self.assertIsNone(stated("eagle"))  # a release without it
 
     def test_options_that_are_not_the_default_are_stated(self) -> None:
         def stated(cache: Any = None, **changes: Any) -> dict[str, Any]:
@@ -246,9 +246,7 @@ class RequestTest(unittest.TestCase):
         self.assertEqual(set(plain), {"add", "prompt", "max_tokens", "arrival"})
 
     def test_what_hashes_cover_beside_tokens_is_stated(self) -> None:
-        adapter = SimpleNamespace(
-            lora_name="sql", lora_int_id=3, lora_path="/adapters/sql"
-        )
+        adapter = SimpleNamespace(lora_name="sql", lora_int_id=3, lora_path="/adapters/sql")
         place = SimpleNamespace(offset=1, length=4, is_embed=[True, True, False, True])
         image = SimpleNamespace(identifier="cat", modality="image", mm_position=place)
         event = add_event(
@@ -274,9 +272,7 @@ class RequestTest(unittest.TestCase):
         event = add_event(request, with_priority=False, hash_block_size=2)
         self.assertEqual(event["prompt"], {"tokens": [0, 0, 0]})
         tail = hashlib.sha256(bytes([30])).hexdigest()
-        self.assertEqual(
-            event["embeds"], {"digest_tokens": 2, "digests": ["01ab", tail]}
-        )
+        self.assertEqual(event["embeds"], {"digest_tokens": 2, "digests": ["01ab", tail]})
         header = {"config": {"enable_prefix_caching": False}, "hash_block_size": 2}
         self.assertIsNone(why_not_recordable(request, header))
 
@@ -291,7 +287,7 @@ class RequestTest(unittest.TestCase):
             "config": {"enable_prefix_caching": True, "num_hash_lookahead_tokens": 1},
             "hash_block_size": 2,
         }
-        hashed = {"block_hashes": [b"h"]}  # of three tokens, with one behind a block
+        hashed = {"block_hashes": [b"h"]}  # of three tokens, with one after a block
         self.assertIsNone(why_not_recordable(fakes.request("r", **hashed), header))
         for hashes in ([], [b"h", b"i"]):
             self.assertEqual(

@@ -82,7 +82,7 @@ def serve(plant: str, family: str, num_blocks: int) -> None:
 def step(engine: Any, rng: random.Random) -> int:
     output = engine.schedule()
     requests = engine.scheduler.requests
-    # Who has all his known tokens computed by this step gets one.
+    # A request whose known tokens are all computed by this step gets one.
     output.test_sampled = {
         name: [rng.randrange(100)]
         for name in output.num_scheduled_tokens
@@ -107,7 +107,7 @@ class LiveTest(unittest.TestCase):
         path = os.pathsep.join([*FOLDERS[:1], os.environ.get("PYTHONPATH", "")])
         environment = os.environ | {
             "LOCKSTEP": mode, "LOCKSTEP_COMMAND": COMMAND, "LOCKSTEP_DIR": str(self.folder),
-            "PYTHONPATH": path, "VLLM_LOGGING_LEVEL": "ERROR",
+            "PYTHONPATH": path, "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_CONFIGURE_LOGGING": "0",
         } | more  # fmt: skip
         done = subprocess.run(
             [sys.executable, __file__, "serve", plant, family, str(num_blocks)],

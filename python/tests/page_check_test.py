@@ -30,7 +30,7 @@ SKIPPED = 77
 def serve(runner: str, plant: str, report: str) -> None:
     """Child process: the worker protocol over vLLM's worker with the check. What was found goes
     into the file `report`."""
-    from lockstep_engines import plants, protocol, worker_device, worker_plants, worker_protocol
+    from lockstep_engines import plants, protocol, worker_device, worker_plants
 
     source, sink = protocol.own_pipe()
     if plant:
@@ -57,7 +57,8 @@ def serve(runner: str, plant: str, report: str) -> None:
             lines.append(line)
 
     worker_engine.HostWorker = Checked
-    worker_protocol.serve(worker_engine.Worker(worker_engine.Options(runner)), source, sink)
+    worker = worker_engine.Worker(worker_engine.Options(runner))
+    protocol.serve(protocol.WORKER, worker, source, sink)
     check = checks[0]
     counts = {"steps": check.steps, "compared": check.compared}
     Path(report).write_text(json.dumps({"found": lines} | counts))

@@ -1,4 +1,4 @@
-"""Lets vLLM serve seeded scenarios beside a KV connector, and records them.
+"""Lets vLLM serve seeded scenarios with a KV connector, and records them.
 
     python record_connectors.py OUT_FOLDER [--seeds FIRST:LAST] [--requests N] [--steps N]
 

@@ -3,7 +3,7 @@
     python record_hisparse.py OUT_FOLDER [--seeds FIRST:LAST] [--requests N] [--steps N]
 
 Writes OUT_FOLDER/FAMILY/SEED.jsonl, for `lockstep conform`. Host pool, resident pages and hot
-regions are vLLM's own scheduler's; workers and peers are drawn (hisparse_connector.py).
+regions are vLLM's own scheduler's; workers and peers are generated (hisparse_connector.py).
 """
 
 from __future__ import annotations

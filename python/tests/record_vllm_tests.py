@@ -32,7 +32,7 @@ TESTS = ("tests/v1/core", "tests/v1/kv_connector/unit")
 # state: what a recording says of them is not what an engine would have done.
 REACHES_INTO_PRIVATE_STATE = {
     "test_no_spec_decode_padding_up_to_max_model_len":
-        "a request comes with computed tokens that nobody computed",
+        "a request comes with computed tokens that were never computed",
     "test_prefix_cache_stats_counted_once_for_retried_then_scheduled_request":
         "allocate_slots() of the cache manager answers None, once",
 }  # fmt: skip
@@ -102,7 +102,7 @@ def read_outcomes(path: Path) -> dict[str, dict[str, Any]]:
 
 @dataclass
 class Judgement:
-    """What became of one recording."""
+    """The outcome of one recording."""
 
     test: str
     file: str
@@ -152,7 +152,7 @@ def _plain(reason: str) -> str:
 
 
 def report(judged: list[Judgement], out: Path) -> list[Judgement]:
-    """Prints the figures. Returns what nobody has explained."""
+    """Prints the figures. Returns the unexplained differences."""
     print(f"{len(judged)} schedulers, {sum(j.steps for j in judged)} steps recorded")
     for verdict, count in Counter(j.verdict for j in judged).most_common():
         print(f"  {verdict}: {count}")

@@ -58,6 +58,21 @@ class RecordingFileTest(Folder):
             RecordingFile(str(path))
         self.assertEqual(path.read_text(), "precious")
 
+    def test_a_device_is_written_and_not_replaced(self) -> None:
+        file = RecordingFile("/dev/null")
+        file.write_line(b"{}")
+        file.finish()
+        self.assertTrue(Path("/dev/null").is_char_device())
+
+    def test_a_symbolic_link_is_followed(self) -> None:
+        link = self.folder / "link.jsonl"
+        link.symlink_to(self.folder / "run.jsonl")
+        file = RecordingFile(str(link))
+        file.write_line(b"{}")
+        file.finish()
+        self.assertTrue(link.is_symlink())
+        self.assertEqual((self.folder / "run.jsonl").read_bytes(), b"{}\n")
+
     def test_a_folder_that_is_not_there_is_refused(self) -> None:
         with self.assertRaisesRegex(RecorderError, "cannot write .*: No such file or directory"):
             RecordingFile(str(self.folder / "nowhere" / "run.jsonl"))
@@ -392,7 +407,7 @@ class StepTest(Folder):
         second = self.schedule(fakes.output({"b": 1}, cached={"b": (3, None)}), ("b",))
         before.num_preemptions = 1
         self.update(first, {"a": [5], "b": [6]})
-        # Another request has the name by now, and is given what was not sampled for it.
+        # Another request has the name now, and is given what was not sampled for it.
         third = self.schedule(fakes.output({"b": 1}, cached={"b": (4, None)}), ("b",))
         self.scheduler.requests["b"] = after
         self.recorder.output_begins(self.scheduler, second)
@@ -460,9 +475,7 @@ class StepTest(Folder):
         self.start()
         self.recorder.reset(True, num_preempted=1)
         self.schedule(fakes.output({}))
-        self.assertEqual(
-            self.lines()[1]["before"], [{"reset_prefix_cache": True, "running": True}]
-        )
+        self.assertEqual(self.lines()[1]["before"], [{"reset_prefix_cache": True, "running": True}])
 
     def test_a_failure_of_the_recorder_is_said_once_and_leaves_the_engine_alone(self) -> None:
         self.start()

@@ -104,7 +104,7 @@ def _mamba_hybrid(mode: str, num_spec: int = 0) -> Callable[[random.Random], Par
 def _alone(
     spec: Callable[[int], dict[str, Any]], **options: Any
 ) -> Callable[[random.Random], Parts]:
-    """One group; an option that is a function is drawn."""
+    """One group; an option that is a function is called with the generator."""
 
     def parts(rng: random.Random) -> Parts:
         block_size = rng.choice((4, 16, 32))
@@ -125,7 +125,7 @@ def _context_parallel(rng: random.Random) -> Parts:
 
 
 def _whole_caches(rng: random.Random) -> Parts:
-    """Beside what ranks deal out, what each keeps: rows and windows."""
+    """Caches that ranks shard and caches that each replicates: rows and windows."""
     options: dict[str, Any] = {"block_size": 16, "dcp": rng.choice((2, 2, 4)), "max_model_len": 512}
     whole = {"dcp_sharded": False}
     beside = [full(16) | whole, full(32) | whole, _window(rng, 16) | whole, _window(rng, 8) | whole]
@@ -309,7 +309,7 @@ class Workload:
         return rare
 
     def answered(self, name: str, tokens: list[int]) -> None:
-        """The model's tokens for one request, for workloads that go on from answers."""
+        """The model's tokens for one request, for workloads that continue from answers."""
 
     def arrivals(self) -> list[dict[str, Any]]:
         """Requests that come before the next step."""

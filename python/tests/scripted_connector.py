@@ -1,6 +1,6 @@
 """A KV connector whose answers are written down.
 
-Whoever drives the scheduler puts in what it is to answer in a step.
+The caller puts in what it is to answer in a step.
 """
 
 from collections import deque
@@ -21,13 +21,13 @@ class ScriptedConnector(AskingConnector):
 
     def expect(self, answers: Iterable[dict[str, Any]], held: Iterable[str]) -> None:
         """What to answer in the next step, in this order, and whose blocks to keep when they
-        finish. AssertionError when the step before asked less than it was to."""
+        finish. AssertionError when the previous step asked less than it was to."""
         assert not self._answers, f"vLLM did not ask for {list(self._answers)}"
         self._answers.extend(answers)
         self._held = set(held)
 
     def matched_tokens(self, name: str, local: int) -> tuple[int | None, bool]:
-        assert self._answers, f"vLLM asked for {name}, which nobody expected"
+        assert self._answers, f"vLLM asked for {name}, which was not expected"
         answer = self._answers.popleft()
         asked = {"id": name, "local": local}
         assert asked == {key: answer[key] for key in asked}, f"{asked} is not {answer}"

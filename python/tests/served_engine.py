@@ -1,8 +1,8 @@
 """vLLM's own engine loop over a scheduler, with an executor that answers from a workload.
 
 EngineCore's methods run as they are: when a step is scheduled, when its output is waited for, and
-where clients that leave are noticed is vLLM's doing. Only its construction is replaced, since that
-wants a model and a device.
+where disconnected clients are noticed is vLLM's doing. Only its construction is replaced, since
+that wants a model and a device.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class Model:
     drafts: Drafts | None = None
     checkpoints: int | None = None  # tokens of their grid; None: prefills export none
     match_unit: int | None = None
-    block_step: int = 16  # of hybrids: their blocks hold whole multiples of so many tokens
+    block_step: int = 16  # of hybrids: their blocks hold multiples of this many tokens
     max_model_len: int = 0  # 0: a little more than seven blocks
     layout: str = "LBNHC"  # of the cache; block-outermost where pages of several sizes share one
 
@@ -293,7 +293,7 @@ def _planned(
     specs = {f"layers.{i}": vllm_engine.make_spec(*layer) for i, layer in enumerate(layers)}
     groups = kv_cache_planning.get_global_kv_cache_groups(config, [specs])
     planned = kv.KVCacheConfig(num_blocks=1, kv_cache_tensors=[], kv_cache_groups=groups)
-    # What the scheduler gets: of unlike layers in one group a single one's spec.
+    # What the scheduler gets: of different layers in one group a single one's spec.
     groups = kv_cache_utils.generate_scheduler_kv_cache_config([planned]).kv_cache_groups
     needs = [-(-group.kv_cache_spec.max_memory_usage_bytes(config)
                // group.kv_cache_spec.page_size_bytes) for group in groups]  # fmt: skip
@@ -311,7 +311,7 @@ def _planned(
 
 
 class ServedWorkload(Workload):
-    """Clients of a server: prompts of a fraction of a block to six blocks, many beside the edge of
+    """Clients of a server: prompts of a fraction of a block to six blocks, many at the edge of
     one; shared beginnings, resends, and sessions whose next turn repeats the prompt and answer."""
 
     def __init__(self, header: dict[str, Any], num_requests: int = 24) -> None:

@@ -43,7 +43,7 @@ ENGINE = {"name": "sglang", "version": sglang_engine.VERSION}
 
 def _sender() -> Callable[[Line], Line]:
     """Messages as lines to an adapter in this process; an exception of SGLang stays one."""
-    session = protocol.Session(SglangAdapter(), None)
+    session = protocol.Session(protocol.SCHEDULER, SglangAdapter())
     return lambda message: protocol.decode(
         protocol.encode(session.reply_to(protocol.encode(message)))
     )
@@ -218,7 +218,7 @@ def _state_of_another() -> Iterator[None]:
 
 @contextmanager
 def _slots_stay_free() -> Iterator[None]:
-    """The allocator hands out a slot and keeps it on its list."""
+    """The allocator returns a slot and keeps it on its list."""
     real = token.TokenToKVPoolAllocator.alloc
 
     def again(self: Any, need_size: int) -> Any:
@@ -265,7 +265,7 @@ PLANTED: dict[str, tuple[Callable[[], Any], tuple[str, ...], set[str]]] = {
     "cache salts are ignored": (_salt_ignored, ("token", "paged"), {"attention_read"}),
     "windows are half as long": (_window_shorter, ("window_token",), {"attention_read"}),
     "a hit has another one's state": (_state_of_another, ("states",), {"state_read"}),
-    "slots are handed out twice": (
+    "slots are allocated twice": (
         _slots_stay_free,
         ("token",),
         {"handed_out", "attention_read", "token_write", "conservation"},

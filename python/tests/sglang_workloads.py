@@ -69,7 +69,7 @@ def header(family: str, seed: int) -> Line:
     specs = [_spec(kind, page_size, rng) for kind in kinds]
     if "sliding_window" in kinds:
         # Less than two windows, or than a prompt that is prefilled whole, and requests may wait
-        # forever (docs/real_engines_sglang.md): sglang_test.py has those on their own.
+        # forever (docs/engines.md#sglang): sglang_test.py has those on their own.
         window = specs[kinds.index("sliding_window")]["sliding_window"]
         needed = 2 * window // page_size + 3
         if not config["enable_chunked_prefill"]:
@@ -249,7 +249,7 @@ class Served:
     def run(self, steps_max: int = 500) -> list[Line]:
         while len(self.lines) <= steps_max and self.step():
             pass
-        # Ends of the last step are told with the next one.
+        # Ends of the last step are reported with the next one.
         for _ in range(2 if not self._clients.live else 0):
             line = {"step": len(self.lines) - 1}
             reply = self._send({"schedule": line["step"], "tables": True})

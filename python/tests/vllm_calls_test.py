@@ -1,5 +1,5 @@
 """What the recorder does when more comes to the scheduler than steps and clients, in the installed
-vLLM: pauses, outputs behind one another, calls and changes that no recording says.
+vLLM: pauses, outputs in sequence, calls and changes that no recording says.
 
 Skipped, with exit status 77, where vLLM cannot be imported.
 """
@@ -22,7 +22,7 @@ from lockstep_recorder.scheduler import Recorded, RecordingScheduler
 
 
 class LaterScheduler(Scheduler):
-    """Of a release that nobody has read."""
+    """Of an unread release."""
 
     def forget_everything(self) -> None:
         self.requests.clear()

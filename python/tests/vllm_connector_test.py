@@ -1,8 +1,8 @@
-"""vLLM's scheduler beside a KV connector: what docs/findings.md says of it, driven in vLLM itself.
+"""vLLM's scheduler with a KV connector: what docs/findings.md says of it, driven in vLLM itself.
 
 The connector's answers, the worker's reports and the sampled tokens are read from a recording; what
-vLLM decides is held against the rest of it. vLLM frees blocks in the order of sets of names, so the
-interpreter's hash seed has to be the one of the recordings. Skipped, with exit status 77, where
+vLLM decides is compared with the rest of it. vLLM frees blocks in the order of sets of names, so
+the interpreter's hash seed has to be the one of the recordings. Skipped, with exit status 77, where
 vLLM cannot be imported.
 """
 
@@ -44,7 +44,7 @@ class Driven:
         self.manager = self.scheduler.kv_cache_manager
         movers = release_of(vllm_engine.VERSION).hash_movers
         self.counter = CacheCounter(self.manager.block_pool, movers)
-        self.handed: dict[str, list[list[int]]] = {}  # block tables as the worker was told
+        self.handed: dict[str, list[list[int]]] = {}  # block tables as the worker received them
         self.loading: set[str] = set()  # until the worker says that it has received them
         self.in_flight: deque[tuple[Line, Any]] = deque()  # steps and what was decided
 
@@ -90,7 +90,7 @@ class Driven:
         return [[row.request_id, str(row.finish_reason)] for row in rows if row.finished]
 
     def rows(self, output: Any) -> list[Line]:
-        """What the worker is told of the requests of a step, in the words of a recording."""
+        """What the worker receives about the requests of a step, in the words of a recording."""
         cached = output.scheduled_cached_reqs
         places = zip(cached.num_computed_tokens, cached.new_block_ids, strict=True)
         told = dict(zip(cached.req_ids, places, strict=True))
@@ -247,7 +247,8 @@ class VllmConnectorTest(unittest.TestCase):
                 self.repeats(finding(name))
 
     def handed_at_the_end(self, header: Line, steps: list[Line]) -> tuple[Line, list[list[int]]]:
-        """Of the last step: what the worker is told of its request, and the table it then has."""
+        """Of the last step: what the worker receives about its request, and the table it then
+        has."""
         driven = Driven(header)
         for line in steps:
             output = driven.begin(line)

@@ -1,7 +1,7 @@
 """HiSparse's groups inside an installed vLLM 0.33.0: its scheduler with host, resident and hot
 groups, and scripted workers.
 
-The kept recordings are made again, byte for byte, and fresh ones are held against Lockstep's
+The kept recordings are made again, byte for byte, and fresh ones are compared with Lockstep's
 reference with $LOCKSTEP, the `lockstep` command. Skipped, with exit status 77, where vLLM cannot be
 imported.
 """
@@ -39,8 +39,8 @@ def conformed(paths: list[str]) -> str:
 
 
 def serve(path: Path, family: str, prompts: list[int], external: list[int], is_async: bool) -> None:
-    """Records requests with prompts of so many tokens, of which `external` are elsewhere: blocks of
-    4 tokens, four of them on the host."""
+    """Records requests with prompts of this many tokens, of which `external` are elsewhere: blocks
+    of 4 tokens, four of them on the host."""
     import connector_recording
     import hisparse_connector
 

@@ -1,7 +1,7 @@
 """The recorder in an engine with a server's options.
 
 With $LOCKSTEP_DATA (a folder with `recordings_more/vllm-RELEASE/schedules_served`) recordings of
-such an engine are repeated. Scenarios of our own are held against Lockstep's reference with
+such an engine are repeated. Our scenarios are compared with Lockstep's reference with
 $LOCKSTEP, the `lockstep` command. Skipped, with exit status 77, where vLLM cannot be imported.
 """
 

@@ -1,4 +1,4 @@
-"""Caches that ranks of a context keep whole, inside an installed vLLM 0.33.0: fresh scenarios of its
+"""Caches replicated over a context's ranks, in an installed vLLM 0.33.0: fresh scenarios of its
 scheduler against Lockstep's reference ($LOCKSTEP, the `lockstep` command), and finding 47.
 
 Skipped, with exit status 77, where vLLM cannot be imported.

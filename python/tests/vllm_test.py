@@ -1,7 +1,7 @@
 """The recorder inside the vLLM that is installed: what it writes down is what vLLM decided.
 
 Skipped, with exit status 77, where vLLM cannot be imported. With $LOCKSTEP (the `lockstep` command)
-what was recorded is also held against Lockstep's reference.
+what was recorded is also compared with Lockstep's reference.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class VllmTest(unittest.TestCase):
             self.assertNotIn("x_stopped_because", end)
         if not os.access(lockstep, os.X_OK):
             self.skipTest(
-                f"no `lockstep` command at LOCKSTEP={lockstep!r}: recorded, not held against"
+                f"no `lockstep` command at LOCKSTEP={lockstep!r}: recorded, not compared with"
             )
         done = subprocess.run([lockstep, "conform", *paths], capture_output=True, text=True)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)

@@ -3,8 +3,7 @@ agrees with both runners; each defect planted in it is found by the check that d
 names, in a recording that has what it breaks.
 
 Of vLLM 0.33.0, whose sources $LOCKSTEP_VLLM names (several: as in PATH). Skipped, with exit status
-77, where it names none, and where the built command ($LOCKSTEP) or torch is missing. $LOCKSTEP_DATA
-names the folder with all recordings; without it those that come with the sources are taken.
+77, where it names none, and where the built command ($LOCKSTEP) or torch is missing.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ from lockstep_engines.worker_plants_of_kinds import PLANTS_OF_KINDS
 FOLDERS = [folder for folder in os.environ.get("LOCKSTEP_VLLM", "").split(os.pathsep) if folder]
 COMMAND = os.environ.get("LOCKSTEP", "")
 SKIPPED = 77
-# A short recording of each family, and one that comes with the sources.
+# A short recording of each family.
 RECORDINGS = {
-    "mla": ("0015", "0014"),
-    "mamba_align": ("0008", "0012"),
-    "mamba_none": ("0005", "0022"),
-    "hidden_state_group": ("0021", "0019"),
-    "spec_decode_mamba": ("0016", "0016"),
-    "spec_decode_eagle": ("0014", "0005"),
+    "mla": "0014",
+    "mamba_align": "0012",
+    "mamba_none": "0022",
+    "hidden_state_group": "0019",
+    "spec_decode_mamba": "0016",
+    "spec_decode_eagle": "0005",
 }
 # The family that shows a defect, and the check that finds it.
 FOUND = {
@@ -42,13 +41,17 @@ FOUND = {
     "state-left-behind": ("mamba_align", ", page_written"),
     "state-from-wrong-column": ("mamba_align", ", page_written"),
     "second-state-from-wrong-column": ("mamba_align", ", page_written"),
+    "second-state-in-attention-blocks": (
+        "state_column_of_attention_blocks.case.jsonl",
+        "OutOfBounds",
+    ),
     "state-copied-in-part": ("mamba_align", ", page_written"),
     "state-in-next-block": ("mamba_align", ", memory_check"),
-    "state-starts-anew": ("mamba_align", ", page_written"),
-    "state-of-first-group": ("mamba_none", ", page_written"),
+    "state-restarts": ("mamba_align", ", page_written"),
+    "state-of-first-group": ("mamba_align", ", page_written"),
     "accepted-drafts-not-counted": ("spec_decode_mamba", ", page_written"),
-    "zeroed-too-late": ("mamba_align", ", attention_digest"),
-    "second-zeroed-too-late": ("mamba_align", ", attention_digest"),
+    "zeroed-too-late": ("mamba_align", ", page_written"),
+    "second-zeroed-too-late": ("mamba_align", ", page_written"),
     "hidden-heads-swapped": ("hidden_state_group", ", page_written"),
     "hidden-row-in-next-slot": ("hidden_state_group", ", page_written"),
     "padding-written": ("mamba_align", ", page_written"),
@@ -56,13 +59,13 @@ FOUND = {
 }
 
 
+CASES = ROOT / "tests" / "regressions"
+
+
 def recording(family: str) -> Path:
-    short, bundled = RECORDINGS[family]
-    data = os.environ.get("LOCKSTEP_DATA", "")
-    found = Path(data) / "recordings" / "vllm-0.33.0" / "schedules" / family / f"{short}.jsonl"
-    if data and found.is_file():
-        return found
-    return ROOT / "traces/samples/recordings/vllm-0.33.0" / family / f"{bundled}.jsonl"
+    if family.endswith(".jsonl"):
+        return CASES / family
+    return ROOT / f"traces/samples/recordings/vllm-0.33.0/{family}/{RECORDINGS[family]}.jsonl"
 
 
 class KindsTest(unittest.TestCase):
@@ -83,13 +86,23 @@ class KindsTest(unittest.TestCase):
                 self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
                 self.assertNotIn("refused, ", done.stdout)
 
+    def test_the_unchanged_worker_agrees_in_cases_that_once_accused_it(self) -> None:
+        for name in ("copied_block_has_its_sources_padding", "state_column_of_attention_blocks"):
+            for runner in ("v1", "v2"):
+                with self.subTest(name, runner=runner):
+                    case = str(CASES / f"{name}.case.jsonl")
+                    done = self.run_command(
+                        ["replay", case, "--backend", f"vllm:{self.folder}"], runner
+                    )
+                    self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+
     def test_each_is_found_by_its_check(self) -> None:
         self.assertEqual(FOUND.keys(), {plant.name for plant in PLANTS_OF_KINDS})
         for plant in PLANTS_OF_KINDS:
             family, check = FOUND[plant.name]
             with self.subTest(plant.name):
                 if "spec_decode" in family and not importlib.util.find_spec("numba"):
-                    self.skipTest("no numba: the first runner's drafter needs it")
+                    self.skipTest("no numba: runner V1's drafter needs it")
                 self.check(plant.name, plant.runner, recording(family), check)
 
     @unittest.skipUnless(importlib.util.find_spec("numba"), "no numba")
@@ -105,7 +118,7 @@ class KindsTest(unittest.TestCase):
             for states in ("mamba2", "gdn", "short_conv"):
                 with self.subTest(runner=runner, states=states):
                     if runner == "v1" and not importlib.util.find_spec("numba"):
-                        self.skipTest("no numba: the first runner's drafter needs it")
+                        self.skipTest("no numba: runner V1's drafter needs it")
                     to = ["--backend", f"vllm:{self.folder}", "--states", states]
                     done = self.run_command(["replay", file, *to], runner)
                     self.assertEqual(done.returncode, 1, done.stdout + done.stderr)

@@ -54,7 +54,7 @@ std::int32_t FullAttentionManager::find_longest_cache_hit(
   return length_of(hits);
 }
 
-// Behind the full blocks of a hit: the longest first part of a block that is cached.
+// The longest cached part of the block after the full blocks of a hit.
 std::int32_t FullAttentionManager::extend_into_block(
     const HitQuery& query, std::span<const std::int32_t> groups,
     std::span<std::vector<BlockId>* const> hits) const {
@@ -99,7 +99,7 @@ SlidingWindowManager::SlidingWindowManager(const KVCacheSpec& spec, std::int32_t
                         (profile_.publishes_reachable_blocks_only && alignment_ > block_size_);
   const std::int32_t num_tokens =
       std::min(num_retained() + max_in_flight_tokens(config), config.max_model_len);
-  // One more: the window need not begin at the begin of a block.
+  // One block more: a window may start inside a block.
   admission_cap_ = ceil_div(num_tokens, block_size_) + 1;
 }
 
@@ -113,7 +113,7 @@ std::int32_t SlidingWindowManager::retires_at(std::int32_t num_left_behind) cons
 
 // A hit needs the last window - 1 tokens before the place where it ends.
 bool SlidingWindowManager::is_reachable(const Request& request, std::int32_t index) const {
-  // Where EAGLE drops a block, one more is needed, and the last of them lies behind that place.
+  // Where EAGLE drops a block, a hit needs one more block, and the last one is after that position.
   const std::int32_t shift = drops_last_block_ && profile_.publishes_dropped_blocks ? 1 : 0;
   const std::int32_t tail = ceil_div(window_ - 1, block_size_) + shift;
   const bool dense = retention_interval_ == kDenseRetention;

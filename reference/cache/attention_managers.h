@@ -1,6 +1,11 @@
-// The managers of caches that keep something per token: full attention (and MLA, hidden states),
+// The managers of caches that store rows per token: full attention (and MLA, hidden states),
 // sliding window, chunked local attention, circular buffers, sinks, reference windows, and the rows
 // of an encoder.
+//
+// Invariants, in addition to those of GroupManager
+// (1) Full attention keeps every entry until the request ends.
+// (2) A window or chunk manager frees an entry once no later token reads it, and sets it to null.
+// (3) An UncachedManager publishes nothing and never has a hit.
 #pragma once
 
 #include "reference/cache/group_manager.h"
@@ -44,7 +49,7 @@ class SlidingWindowManager : public GroupManager {
   virtual std::int32_t num_retained() const {
     return window_ - 1 + static_cast<std::int32_t>(spec_.extra_retained_tokens);
   }
-  // Blocks that hold the window of a token behind a hit, wherever in a block that token lies.
+  // Blocks that cover the window of a token after a hit, wherever the token is in its block.
   virtual std::int32_t num_blocks_of_window() const { return ceil_div(window_ - 1, block_size_); }
 
  private:
@@ -67,7 +72,7 @@ class ChunkedLocalManager : public GroupManager {
   std::int32_t chunk_;
 };
 
-// So many blocks a request, all of them from its first step to its end, which nobody else finds.
+// A fixed number of blocks per request, from its first step to its end. They are never shared.
 class UncachedManager : public GroupManager {
  public:
   using GroupManager::GroupManager;
@@ -104,8 +109,8 @@ class CrossAttentionManager : public UncachedManager {
   }
 };
 
-// Full attention behind rows of the model's own, whose blocks are taken when the engine starts and
-// never given back. They are in nobody's table.
+// Full attention that also reads rows of the model itself. Their blocks are allocated when the
+// engine starts, never freed, and in no request's table.
 class SinkAttentionManager : public FullAttentionManager {
  public:
   SinkAttentionManager(const KVCacheSpec& spec, std::int32_t group, const EngineConfig& config,
@@ -120,7 +125,7 @@ class ReferenceWindowManager : public FullAttentionManager {
   void narrow(const Request& request, std::int32_t num_left_behind, TableRest& rest) const override;
 
  private:
-  // The first block behind the prompt, and the first that the window needs.
+  // The first block after the prompt, and the first that the window needs.
   std::int32_t gap_begin(const Request& request) const {
     return ceil_div(request.num_prompt_tokens(), block_size_);
   }

@@ -87,7 +87,7 @@ BlockKey content_root(std::string_view cache_salt, const RequestKeys& keys) {
   return key;
 }
 
-// The items that lie in a block, each with its first token behind the block's.
+// The items inside a block, each with the offset of its first token from the block's first token.
 template <class Take>
 void for_each_item(const std::vector<PromptItem>& items, std::int64_t first, std::int64_t count,
                    Take take) {
@@ -97,7 +97,7 @@ void for_each_item(const std::vector<PromptItem>& items, std::int64_t first, std
     take(*item, item->first - first);
 }
 
-// Kinds 3 to 5 of `behind`: nobody can take one for another.
+// Kinds 3 to 5 of `behind`, so that no key can be mistaken for one of another kind.
 BlockKey with_items(BlockKey key, const RequestKeys& keys, std::int64_t prompt_size,
                     std::int64_t first, std::int64_t count) {
   for_each_item(keys.mm, first, count, [&](const PromptItem& item, std::int64_t place) {
@@ -111,7 +111,8 @@ BlockKey with_items(BlockKey key, const RequestKeys& keys, std::int64_t prompt_s
   return key;
 }
 
-// In vLLM's order; of the tokens behind the block too, where its hash covers them.
+// Extra keys in vLLM's order. They also cover the tokens after the block where its hash covers
+// them.
 std::vector<ExtraKey> extra_keys_of(const HashRule& rule, std::string_view cache_salt,
                                     const RequestKeys& keys, std::int64_t prompt_size,
                                     std::int64_t first) {
@@ -130,7 +131,7 @@ std::vector<ExtraKey> extra_keys_of(const HashRule& rule, std::string_view cache
   });
   if (first == 0 && !cache_salt.empty())
     extra.push_back({tag("cache_salt"), std::string(cache_salt)});
-  if (!keys.embeds.empty()) {  // behind the prompt too: of nothing
+  if (!keys.embeds.empty()) {  // also past the prompt: the digest of nothing
     extra.push_back({tag("prompt_embeds"), {}});
     extra.back().digest = embeds_digest(keys.embeds, prompt_size, first, count);
   }

@@ -2,10 +2,11 @@
 // every token before it, and the extra keys: the adapter, images and embeddings in the block, and
 // in the first block the cache salt.
 //
-// `content` is the model's own chain: XXH3 over 128 bits, and O(1) for a block of a symbolic run.
-// `sha256_cbor` and `xxhash_cbor` are bit for bit vLLM's (vllm/utils/hashing.py, hash_block_tokens
-// in vllm/v1/core/kv_cache_utils.py, PYTHONHASHSEED=0); they cost more and decide the same, unless
-// one of them collides.
+// Invariants
+// (1) `content` is the model's own chain: XXH3 over 128 bits, O(1) for a block of a symbolic run.
+// (2) `sha256_cbor` and `xxhash_cbor` are bit for bit vLLM's (vllm/utils/hashing.py,
+//     hash_block_tokens in vllm/v1/core/kv_cache_utils.py, PYTHONHASHSEED=0); they cost more and
+//     decide the same, unless one of them collides.
 #pragma once
 
 #include <array>
@@ -26,17 +27,18 @@ namespace lockstep {
 // A hash as vLLM's event consumers see it: 32 bytes for sha256_cbor, 16 for xxhash_cbor.
 using ExternalBlockHash = std::vector<std::uint8_t>;
 
-// The hash that stands in for the parent of a first block.
+// The parent hash of a first block.
 ExternalBlockHash none_hash(HashAlgorithm algorithm);
 
-// What a hash covers beside tokens. With a tag it is (tag, value, ...), so that a salt cannot pass
-// for a key of another kind.
+// What a hash covers in addition to tokens. A tagged key is (tag, value, ...), so a salt cannot be
+// mistaken for a key of another kind.
 struct ExtraKey {
   std::string tag;  // empty: the rest alone, bare where it is one value
   std::string value;
   std::optional<std::string> detail = {};  // of an adapter, its path
-  std::optional<std::int64_t> place = {};  // of an image, its first token behind the block's
-  std::vector<std::uint8_t> digest = {};   // of embeddings, in place of a value
+  // of an image: offset of its first token from the block's first token
+  std::optional<std::int64_t> place = {};
+  std::vector<std::uint8_t> digest = {};  // of embeddings, in place of a value
 };
 
 // REQUIRES: algorithm is sha256_cbor or xxhash_cbor. `extra_keys`: empty for none. `lookahead`: the

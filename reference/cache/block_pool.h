@@ -1,18 +1,17 @@
-// The pool of blocks: who may be handed out next, who is shared by how many, what can still be hit.
+// The pool of blocks: which blocks are free, how many requests share a block, what a lookup can
+// still hit.
 //
 // Invariants
-// (1) Block 0 is the null block: never in the free queue, never cached; its reference count means
-//     nothing.
-// (2) Every other block with ref_cnt 0 is in the free queue exactly once, and no block with
-//     ref_cnt > 0 is.
-// (3) Blocks leave the queue at its front. A freed block joins at its back, and keeps its cached
-//     content until it is handed out again; with FreedBlocks::unhashed_first those of one call that
-//     cache nothing go to the front instead. The order given is kept at both ends.
+// (1) Block 0 is the null block: never in the free queue, never cached. Its reference count has no
+//     meaning.
+// (2) Every other block with ref_cnt 0 is in the free queue exactly once. No block with ref_cnt > 0
+//     is in the queue.
+// (3) The pool allocates from the front of the queue. A freed block joins at the back and keeps its
+//     cached content until it is allocated again. With FreedBlocks::unhashed_first, the uncached
+//     blocks of one call join at the front. Both ends keep the caller's order.
+// (4) An unpinned block stays watched after a touch; on_reuse() reports its next new holder.
 //
-// (4) An unpinned block that somebody has touched since is watched all the same, and its next
-//     new holder is told of.
-//
-// Not checked here: who holds a block; that is the managers' book.
+// Not checked here: which request holds a block. The managers track that.
 #pragma once
 
 #include <cstdint>
@@ -51,8 +50,8 @@ class BlockPool {
 
   std::vector<BlockId> free_queue() const { return free_.in_order(); }  // front first
 
-  // From now on at most so many blocks are in use at once, however many there are: a pool
-  // that has lost a part of its blocks. Blocks already in use beyond that stay with their holders.
+  // Limits the blocks in use from now on, whatever the size of the pool: a pool that has lost a
+  // part of its blocks. Blocks already in use above the limit stay allocated.
   void limit_blocks_in_use(std::int64_t num_blocks) { in_use_max_ = num_blocks; }
   // Whether `count` blocks more may be in use now. Counts what the limit alone refuses.
   bool can_give(std::int64_t count);
@@ -67,8 +66,9 @@ class BlockPool {
   void free_blocks(std::span<const BlockId> blocks, bool of_window = false);
   void free_blocks_reversed(std::span<const BlockId> blocks, bool of_window = false);
 
-  // One holder fewer of each; those without any join the back of the queue, hashed or not. Who is
-  // told by on_reuse() reads them on until they are handed out, or the cache is reset.
+  // Removes one reference per block. Blocks without references join the back of the queue, cached
+  // or not. The callback of on_reuse() may read them until they are allocated or the cache is
+  // reset.
   void unpin_blocks(std::span<const BlockId> blocks);
   void on_reuse(std::function<void(BlockId)> told);
 
@@ -82,7 +82,7 @@ class BlockPool {
                            std::int32_t num_tokens, bool replaces = false);
   // What `from` holds will be copied to `to`, and is found there from now on.
   void move_keys(BlockId from, BlockId to);
-  // What the blocks hold is not what their keys say: nothing can hit them any more.
+  // Removes the keys of blocks whose content no longer matches them: no lookup can hit them.
   void evict_blocks(std::span<const BlockId> blocks);
   // True if a prefix can hit the block. REQUIRES: the block is one of the pool's.
   bool is_cached(BlockId block) const {
@@ -130,7 +130,7 @@ class BlockPool {
   PrefixCache cache_;
   CacheCounters counters_;
   std::unique_ptr<CacheEventLog> events_;
-  std::function<void(BlockId)> reused_;  // null: nobody unpins
+  std::function<void(BlockId)> reused_;  // null: no caller unpins
   std::vector<bool> is_watched_;         // by block
 };
 

@@ -1,9 +1,10 @@
-// What happens to the prefix cache, as an engine streams it to those who route by it: blocks
-// stored, blocks removed, everything cleared (vllm/distributed/kv_events.py). Events carry the
-// engine's own hashes, so they are kept only when EngineConfig::hash_algorithm is one of vLLM's.
+// Changes of the prefix cache, as an engine streams them to routers: blocks stored, blocks removed,
+// everything cleared (vllm/distributed/kv_events.py). Events carry the engine's own hashes, so they
+// are kept only when EngineConfig::hash_algorithm is one of vLLM's.
 //
-// Order is that of the decisions: a block that is handed out again is removed before what is stored
-// in it.
+// Invariants
+// (1) Events are in the order of the decisions: the removal of a reallocated block precedes what is
+//     stored in it.
 #pragma once
 
 #include <cstdint>
@@ -41,7 +42,7 @@ class CacheEventLog {
   void names(BlockId block, std::int32_t group, ExternalBlockHash hash) {
     names_[block].emplace_back(group, std::move(hash));
   }
-  // What was hit in one block is hit in another from now on; nobody is told.
+  // Moves the names of one block to another. No event reports it.
   void moved(BlockId from, BlockId to) {
     const auto names = names_.find(from);
     if (names == names_.end() || from == to) return;
@@ -50,7 +51,7 @@ class CacheEventLog {
     auto& there = names_[to];
     for (auto& name : moving) there.push_back(std::move(name));
   }
-  // Nothing can hit the block any more, under any of its hashes.
+  // Reports that no lookup can hit the block, under any of its hashes.
   void removed(BlockId block) {
     const auto names = names_.find(block);
     if (names == names_.end()) return;

@@ -18,8 +18,8 @@ std::vector<std::uint8_t> sha256(std::span<const std::uint8_t> bytes);
 std::vector<float> embedding_row(const PromptEmbeds& embeds, std::int64_t row);
 
 // The digest of the embeddings of tokens [first, first + count) of a prompt of `prompt_size`
-// tokens; nothing of it lies behind the prompt. An engine's own digests are returned where one of
-// them covers just these tokens, and else hashed together.
+// tokens. Positions past the prompt contribute nothing. Returns an engine's own digest where one
+// covers exactly these tokens; otherwise hashes its digests together.
 std::vector<std::uint8_t> embeds_digest(const PromptEmbeds& embeds, std::int64_t prompt_size,
                                         std::int64_t first, std::int64_t count);
 

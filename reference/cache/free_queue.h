@@ -1,15 +1,16 @@
-// The queue of free blocks: they join at either end, leave at the front, and may leave from within.
+// The queue of free blocks: blocks join at either end, leave at the front, and may leave from the
+// middle.
 //
-// A ring of places instead of vLLM's linked list: who will leave next stands side by side in
-// memory, so that what their eviction touches can be fetched ahead (upcoming()).
+// A ring of positions instead of vLLM's linked list: the next blocks to leave are adjacent in
+// memory, so upcoming() can prefetch what their eviction touches.
 //
 // Invariants
-// (1) ring_[place_[b]] is b for every block in the queue; a place that a block has left from within
-//     holds the null block until the front or compact() passes it.
-// (2) The ring has room for twice the pool, so that compact() drops a pool's worth of empty places
-//     each time: joining is O(1), spread over the calls.
+// (1) ring_[place_[b]] is b for every block in the queue. A position that a block has left from the
+//     middle holds the null block until the front or compact() passes it.
+// (2) The ring has twice the pool's capacity, so compact() drops a pool's worth of empty positions
+//     each time: joining is amortized O(1).
 //
-// Not checked here: that a block joins once; ref_cnt is the pool's.
+// Not checked here: that a block joins once. The pool's ref_cnt ensures it.
 #pragma once
 
 #include <cstdint>

@@ -50,7 +50,7 @@ std::unique_ptr<GroupManager> GroupManager::create(const KVCacheSpec& spec, std:
     case CacheKind::cross_attention:
       return std::make_unique<CrossAttentionManager>(spec, group, config, sizes, pool);
     case CacheKind::encoder_only:
-    case CacheKind::hisparse_resident:  // made beside their source
+    case CacheKind::hisparse_resident:  // created with their source
     case CacheKind::hisparse_hot:
       break;
   }
@@ -221,7 +221,7 @@ void GroupManager::cache_full_blocks(Request& request, std::int32_t num_full) {
   if (pool_.events() != nullptr) announce_stored(request, first, num_full);
 }
 
-// Tells those who listen about the blocks [first, num_full) that have just been cached.
+// Reports the newly cached blocks [first, num_full) to the event log.
 void GroupManager::announce_stored(const Request& request, std::int32_t first,
                                    std::int32_t num_full) {
   const std::vector<ExternalBlockHash>& hashes = request.hashes.external();
@@ -304,7 +304,7 @@ std::array<std::int32_t, 4> GroupManager::replay_boundaries(const Request& reque
   }
   const std::int32_t junction =
       request.shared_prefix_boundary > 0 ? request.shared_prefix_boundary : resend;
-  // Who leaves the others right behind it cannot prove a hit by the block there.
+  // A group that keeps the block right after the dropped one cannot prove a hit by it.
   const bool keeps_one_before =
       profile_.retains_before_junctions && drops_last_block_ && request.shared_prefix_boundary > 0;
   const std::int32_t before = keeps_one_before ? std::max(junction - block_size_, 0) : junction;

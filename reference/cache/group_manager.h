@@ -1,11 +1,11 @@
-// One manager for each KV cache group: how many blocks a request needs there, which of them it may
-// let go, and how much of a prompt the prefix cache already holds. The kinds of cache differ in
-// exactly these. Source of the rules: vllm/v1/core/single_type_kv_cache_manager.py.
+// One manager per KV cache group: how many blocks a request needs, which of them it may free, and
+// how much of a prompt the prefix cache holds. The cache kinds differ in exactly these. Source of
+// the rules: vllm/v1/core/single_type_kv_cache_manager.py.
 //
 // Invariants
-// (1) A request's blocks are in table order; entry i covers tokens
-//     [i * block_size, (i + 1) * block_size) of it, or is the null block.
-// (2) Every non-null entry is one reference held in the pool.
+// (1) A request's blocks are in table order. Entry i covers its tokens [i * block_size, (i + 1) *
+//     block_size), or is the null block.
+// (2) Every non-null entry is one reference in the pool.
 #pragma once
 
 #include <algorithm>
@@ -63,7 +63,7 @@ class GroupManager {
   virtual std::int64_t num_blocks_to_allocate(const Request& request,
                                               std::span<const BlockId> new_computed_blocks,
                                               const SlotDemand& demand) const;
-  // Settles what the allocation that is asked for next will do beside giving blocks.
+  // Decides what the next allocation does in addition to adding blocks.
   virtual void prepare_allocation(Request&, const SlotDemand&) const {}
   // Takes a prefix hit into the request's table, and nothing that attention after
   // `num_computed_tokens`, those that are loaded included, does not read.
@@ -72,23 +72,23 @@ class GroupManager {
   // The hit that was taken ends inside its last block, which others share: the next allocation
   // gives the request a copy of it.
   void share_part(Request& request, std::int32_t num_local_computed_tokens);
-  // Whether attention from `num_computed_tokens` on reads blocks that have been let go.
+  // True if attention past `num_computed_tokens` reads blocks that the request has freed.
   bool lacks_window(const Request& request, std::int32_t num_computed_tokens) const;
-  // The hit, or none, covers so many tokens: for groups that keep none of its blocks. Asked once of
-  // a request that enters, when every group before this one has taken its own.
+  // Takes the number of tokens of the hit (possibly 0), for groups that keep none of its blocks.
+  // Called once per admitted request, after all previous groups took their own hit.
   virtual void take_local_tokens(Request&, std::int32_t) {}
-  // New blocks behind the hit, for what a connector loads; `zeroes`: the worker zeroes them first.
+  // Allocates blocks after the hit for a connector's load. `zeroes`: the worker zeroes them first.
   virtual void allocate_loaded_blocks(Request& request, std::int32_t num_computed_tokens,
                                       bool zeroes);
   // Grows the table to the demand. Returns the place of the first entry that is new to the worker.
   virtual std::size_t allocate_new_blocks(Request& request, const SlotDemand& demand);
-  // Lets go of what attention after `num_computed_tokens` no longer reads.
+  // Frees the blocks that attention past `num_computed_tokens` no longer reads.
   virtual void remove_skipped_blocks(Request& request, std::int32_t num_computed_tokens);
   // Publishes full blocks up to num_tokens.
   virtual void cache_blocks(Request& request, std::int32_t num_tokens);
   virtual void begin_step() {}
   virtual void free(Request& request);
-  // Takes the request's blocks from it, in table order, and gives none back.
+  // Detaches the request's blocks, in table order, without freeing them.
   virtual std::vector<BlockId> pop(Request& request);
 
   // Longest hit of all `groups` together (equal specs, this manager's among them); hits[i] receives
@@ -119,8 +119,8 @@ class GroupManager {
  protected:
   // Tokens at the head of a request that attention no longer reads.
   virtual std::int32_t num_skipped_tokens(std::int32_t) const { return 0; }
-  // The number of tokens left behind, above `num_left_behind`, before which no further block is
-  // let go. State groups are never asked.
+  // Token count above `num_left_behind` below which no further block is freed. Never called for
+  // state groups.
   virtual std::int32_t retires_at(std::int32_t) const { return kNever; }
   // Whether full block `index` is worth publishing: a hit that some later request may have needs
   // it.
@@ -132,12 +132,12 @@ class GroupManager {
   // Makes the first part of `block` findable, which ends a prefix of `num_tokens`: a multiple of
   // the hash block. False: it was.
   bool cache_part(const Request& request, BlockId block, std::int32_t num_tokens, bool replaces);
-  // Where a later request can resume beside the regular places: where a resend and a continuation
-  // of this prompt can, and where a prefix ends that it shares with others.
+  // Positions, besides the regular ones, where a later request can resume: after a resend, after a
+  // continuation of this prompt, and at the end of a shared prefix.
   std::array<std::int32_t, 4> replay_boundaries(const Request& request) const;
   // Puts `copy` in the place of the shared block that the request's hit ends in.
   void replace_part(GroupBlocks& held, BlockId copy);
-  // Whether a hit of so many tokens ends inside the last of these blocks.
+  // True if a hit of `num_tokens` ends inside the last of these blocks.
   bool hits_part(std::span<const BlockId> new_computed_blocks, std::int32_t num_tokens) const {
     return sizes_.hits_parts_of_blocks && !new_computed_blocks.empty() &&
            num_tokens % block_size_ != 0;

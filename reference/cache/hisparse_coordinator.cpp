@@ -62,7 +62,7 @@ bool HiSparseCoordinator::can_read_from_host(const Request& request) const {
   });
 }
 
-// Admission counts on older pages to go to the host once there are so many.
+// Admission assumes that older pages move to the host once the request holds this many.
 bool HiSparseCoordinator::fills_admission_window(const Request& request) const {
   return std::ranges::any_of(resident_, [&](const HiSparseResidentManager* manager) {
     return manager->num_pages(request) >= manager->admission_cap();
@@ -86,7 +86,7 @@ void HiSparseCoordinator::commit_hit(Request& request, std::int32_t num_host_pag
   state.num_recorded = std::max(state.num_recorded, num_host_pages);
 }
 
-// Pages of the hit that still lie on the device are read there.
+// Reads the hit's pages that are still resident from the device.
 void HiSparseCoordinator::adopt_copies(State& state) {
   const std::vector<BlockId>& host = source_->blocks(*state.request);
   const auto end = std::min<std::int32_t>(std::exchange(state.num_to_adopt, 0),
@@ -210,6 +210,8 @@ bool HiSparseCoordinator::plan_transfer(const std::shared_ptr<State>& state, std
   if (host == kNullBlock) return false;
   std::vector<BlockId> blocks = device_blocks(*state->request, page);
   if (blocks.empty()) return false;
+  LS_CHECK(host_->ref_cnt(host) > 0, "page {} of {}: no holder of host block {}", page,
+           state->request->name, index_of(host));
   host_->touch({&host, 1});
   device_.touch(blocks);
   const std::int64_t id = next_id_++;
@@ -286,7 +288,7 @@ HiSparseCommand HiSparseCoordinator::plan_step(std::span<const Row> rows) {
   return command;
 }
 
-// A page that lies on one side alone has no mirror.
+// A page with a copy on one side only needs no mirror.
 std::vector<RowMirror> HiSparseCoordinator::mirrors_of(Request& request, std::int32_t begin,
                                                        std::int32_t end) const {
   std::vector<RowMirror> mirrors;
@@ -385,12 +387,15 @@ void HiSparseCoordinator::complete(Transfer& transfer, std::vector<std::string>&
   host_->free_blocks({&transfer.host, 1});
 }
 
-// The request has left, and its last transfer is done: what the host holds of it can be hit.
+// Publishes the host pages of a finished request whose last transfer has completed.
 void HiSparseCoordinator::publish_detached(State& state) {
   Publication& publication = *state.publication;
   if (!state.under_way.empty() || !publication.is_detached) return;
   while (state.clean.contains(state.num_ready)) ++state.num_ready;
   const std::int32_t end = std::min(state.num_ready, publication.num_pages);
+  LS_CHECK(end <= std::ssize(publication.blocks) && end <= std::ssize(publication.keys),
+           "{} pages to publish, {} blocks, {} keys", end, publication.blocks.size(),
+           publication.keys.size());
   for (std::int32_t page = publication.num_cached_blocks; page < end; ++page) {
     const auto i = static_cast<std::size_t>(page);
     host_->cache_block(publication.blocks[i], publication.keys[i], source_->group(),

@@ -1,16 +1,17 @@
 // Pages of sparse attention between a host pool and the device. Device pages are a write-back cache
 // of host pages. Source of the rules: vllm/v1/hisparse/coordinator.py.
 //
-// (1) A page of a request is dirty (the device alone has it), clean (the host copy is complete), or
-//     unpinned: clean, read where it lies, and free for the pool to hand out. Then it is lost, and
-//     read from the host.
-// (2) Only who has a hot region reads from the host, and only such a request unpins pages. Its last
-//     kActiveTailPages stay pinned.
-// (3) A page under way holds one reference to its host block and one to each device block.
-// (4) A page is published under its hash when it and all before it are on the host.
+// Invariants
+// (1) A page is dirty (only the device has it), clean (the host copy is complete), or unpinned:
+//     clean, still read on the device, and free for the pool to allocate. Once reallocated, the
+//     page is read from the host.
+// (2) Only a request with a hot region reads from the host, and only such a request unpins pages.
+//     Its last kActiveTailPages stay pinned.
+// (3) A page in flight holds one reference to its host block and one to each device block.
+// (4) A page is published under its hash when it and all previous pages are on the host.
 //
-// Not modelled: copies of host blocks for hits that end inside a block; no group that has such hits
-// stands beside HiSparse's.
+// Not modelled: copies of host blocks for hits that end inside a block. No group with such hits
+// exists in an engine with HiSparse.
 #pragma once
 
 #include <cstdint>
@@ -47,8 +48,8 @@ class HiSparseCoordinator {
   void add(HiSparseResidentManager& resident) { resident_.push_back(&resident); }
   void add(HiSparseHotManager& hot);
 
-  // What managers say of a request: it has hit so many host pages; a load begins to fill its
-  // tokens up to there; so many may be published; it lets go of its blocks.
+  // Reports from the managers: the request hit `num_host_pages`; a load starts to fill its tokens;
+  // this many pages may be published; the request frees its blocks.
   void commit_hit(Request& request, std::int32_t num_host_pages);
   void begin_import(const Request& request, std::int32_t num_tokens);
   void publish_when_ready(Request& request, std::int32_t num_tokens);
@@ -63,19 +64,19 @@ class HiSparseCoordinator {
   // Plans a step that has been decided, in its order.
   HiSparseCommand plan_step(std::span<const Row> rows);
 
-  // A load is over.
+  // Completes a load.
   void finish_import(Request& request, bool failed);
   // Of names, each once: the order in which an engine goes through a set of them.
   using SetOrder = std::function<std::vector<std::string>(std::vector<std::string>)>;
   void take_transfers(std::span<const TransferCount> enqueued,
                       std::span<const TransferCount> completed, const SetOrder& in_set_order);
-  // Whether a transfer under way will free blocks, of the device or of the host.
+  // True if an in-flight transfer will free blocks of the device or of the host.
   bool has_pending_reclamation() const;
   bool has_pages_to_send() const { return !to_send_.empty(); }
   bool has_pending_work() const { return !to_send_.empty() || !pending_.empty(); }
 
  protected:
-  using Page = std::pair<std::string, std::int32_t>;  // of whom, and which
+  using Page = std::pair<std::string, std::int32_t>;  // request, page
   struct Publication {
     std::int32_t num_computed_tokens = 0;
     std::int32_t num_pages = 0;
@@ -94,7 +95,7 @@ class HiSparseCoordinator {
     std::int32_t num_ready = 0;                        // pages at the head that are clean
     std::int32_t num_recorded = 0;                     // pages whose device copies were recorded
     std::int32_t num_to_adopt = 0;
-    // Workers know of the pages below num_synced, but for those that are stale.
+    // Workers have the pages below num_synced, except stale ones.
     std::int32_t num_synced = 0;
     std::set<std::int32_t> stale{};
     std::optional<Publication> publication{};
@@ -129,7 +130,7 @@ class HiSparseCoordinator {
   void record_copies(State& state, std::int32_t num_tokens);
   void record_copy(const State& state, std::int32_t page, BlockId host);
   virtual void drop_copy(const CopyKey& key);
-  // Clean, and no transfer of it is under way.
+  // True if the page is clean and no transfer of it is in flight.
   virtual bool is_clean(const State& state, std::int32_t page) const {
     return state.clean.contains(page) && !state.under_way.contains(page);
   }

@@ -45,7 +45,7 @@ std::int32_t HiSparseDeviceManager::find_longest_cache_hit(
   return 0;
 }
 
-// To read what lies on the host: of an import, of a prefix that is there, or because it was asked.
+// Reads what the host holds: for an import, for a prefix hit, or on request.
 std::int64_t HiSparseHotManager::num_blocks_to_allocate(const Request& request,
                                                         std::span<const BlockId>,
                                                         const SlotDemand& demand) const {

@@ -1,11 +1,12 @@
 // The managers of HiSparse's groups. Source of the rules:
 // vllm/v1/core/single_type_kv_cache_manager.py.
 //
-// (1) The source keeps every page of a request in the host pool; a page is published once the host
-//     holds it. Its block ids are of that pool.
-// (2) A resident table has an entry a page and only grows: null where the page came from the host.
-//     What has changed since stands in the manager, and reaches workers as residency updates.
-// (3) A hot region is given whole, from the first allocation after it was asked for.
+// Invariants
+// (1) The source keeps every page of a request in the host pool, and publishes a page once the host
+//     holds it. Its block ids are those of the host pool.
+// (2) A resident table has one entry per page and only grows. An entry is null where the page came
+//     from the host. The manager collects changes and sends them to workers as residency updates.
+// (3) A hot region is allocated as a whole, by the first allocation after it was requested.
 #pragma once
 
 #include <map>

@@ -481,7 +481,7 @@ std::int32_t KVCacheCoordinator::num_cacheable_tokens(std::int32_t num_computed_
   if (managers_.size() == 1) return std::max(num_computed_tokens - num_reprefillable_tokens_, 0);
   if (block_sizes_.hits_parts_of_blocks || !profile_.publishes_reachable_blocks_only)
     return num_computed_tokens;
-  // Hits end at multiples of the common block size, so nothing beyond the last one can be hit, but
+  // Hits end at multiples of the common block size, so no lookup can hit past the last one, except
   // for the block that EAGLE drops.
   const std::int32_t alignment = block_sizes_.scheduler_block_size;
   const std::int32_t aligned = num_computed_tokens / alignment * alignment;

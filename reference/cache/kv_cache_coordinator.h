@@ -1,6 +1,12 @@
 // All KV cache groups of one engine together: how much of a request the prefix cache holds in every
-// group at once, and whether the pool can give what a step needs. Source of the rules:
+// group at once, and whether the pool has the blocks of a step. Source of the rules:
 // vllm/v1/core/kv_cache_coordinator.py and kv_cache_manager.py.
+//
+// Invariants
+// (1) The hit of find_longest_cache_hit() covers the same tokens in every group, at most all tokens
+//     except the last.
+// (2) allocate_slots() changes nothing unless every group gets its blocks.
+// (3) free() releases every reference that the request holds, in all groups.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +37,7 @@ struct PrefixHit {
   // when the load takes longer than the step.
   std::int32_t num_external_tokens = 0;
   bool loads_async = false;
-  std::int64_t num_blocks_left_free = 0;  // beside a load, for those who are under way
+  std::int64_t num_blocks_left_free = 0;  // blocks that a load leaves free for in-flight requests
   // Where a longer prefix ends that some groups hold and others do not; 0: nowhere.
   std::int32_t shared_prefix_boundary = 0;
 
@@ -76,14 +82,13 @@ class KVCacheCoordinator {
   // What the prefix cache holds of the request, at most all tokens but the last (its logits are
   // needed). `hit` keeps its memory from call to call.
   void find_longest_cache_hit(const Request& request, PrefixHit& hit) const;
-  // What full attention has of it beside states, for a connector that can bring the states: each
-  // group's own hit. True: some group has less. Absent: another group has more, or there is no such
-  // pair of groups; then the groups have to agree.
+  // The hit of full attention in an engine with states, for a connector that can load the states:
+  // each group's own hit. True: some group has a shorter hit. Absent: another group has a longer
+  // hit, or no such pair of groups exists; then all groups must agree.
   std::optional<bool> find_hit_of_attention(const Request& request, PrefixHit& hit) const;
   // Cuts the hit to `num_tokens`, whole blocks of every group; states may have less.
   void cut_hit(PrefixHit& hit, std::int32_t num_tokens) const;
-  // Once it is known what is loaded behind the hit: the source of HiSparse's pages keeps what it
-  // has of both.
+  // Trims HiSparse's source to what the hit and the load after it cover together.
   void cut_source(PrefixHit& hit) const;
 
   // Gives the request slots for num_new_tokens more (none: they are all computed again), and
@@ -94,11 +99,11 @@ class KVCacheCoordinator {
                               std::int32_t num_lookahead_tokens, const PrefixHit* hit,
                               bool full_sequence_must_fit, std::span<std::size_t> first_new);
 
-  // Blocks that the request has yet to be given for all its tokens and `num_slots_behind` more,
-  // with `hit` (null: none) taken. `is_capped`: windows let go of some meanwhile.
+  // Blocks that the request still needs for all its tokens and `num_slots_behind` more, after
+  // taking `hit` (null: none). `is_capped`: windows free some blocks meanwhile.
   std::int64_t num_blocks_to_finish(const Request& request, const PrefixHit* hit,
                                     std::int32_t num_slots_behind, bool is_capped) const;
-  // Of so many tokens, in all groups but those of states.
+  // Blocks of `num_tokens` in all groups except state groups.
   std::int64_t num_attention_blocks(std::int32_t num_tokens) const;
 
   // Whether allocate_slots for a running request would do nothing at all: it has the slots, and no
@@ -109,24 +114,24 @@ class KVCacheCoordinator {
 
   // Publishes what is computed up to num_computed_tokens.
   void cache_blocks(Request& request, std::int32_t num_computed_tokens);
-  // Lets go of what attention after num_computed_tokens no longer reads.
+  // Frees the blocks that attention past num_computed_tokens no longer reads.
   void remove_skipped_blocks(Request& request, std::int32_t num_computed_tokens);
   void free(Request& request);
-  // Takes the request's blocks from it, group by group in table order, and gives none back.
+  // Detaches the request's blocks, group by group in table order, without freeing them.
   TakenBlocks take_table(Request& request);
   // The worker zeroes the request's blocks from this token on, where it zeroes a group's new ones.
   void record_again(const Request& request, std::int32_t first_token);
-  // Whether some group has let go of what attention from num_computed_tokens on reads.
+  // True if some group has freed blocks that attention past num_computed_tokens reads.
   bool lacks_window(const Request& request, std::int32_t num_computed_tokens) const;
-  // Nobody finds the request's blocks of tokens from num_computed_tokens on any more.
+  // Unpublishes the request's blocks from num_computed_tokens onward.
   void withdraw(const Request& request, std::int32_t num_computed_tokens);
 
   // Blocks that all `num_requests` requests with blocks share, per group, seen from one of them.
   void num_common_prefix_blocks(const Request& request, std::int32_t num_requests,
                                 std::vector<std::int32_t>& out) const;
   void take_new_block_ids(std::vector<BlockId>& out);
-  // Copies of blocks that the step makes first. Each block in `held` has a holder more until the
-  // caller lets go of it.
+  // Collects the block copies that the step makes first. Each block in `held` has one more
+  // reference until the caller releases it.
   void take_copies(std::vector<KVCacheBlockCopy>& out, std::vector<BlockId>& held);
 
  protected:
@@ -155,8 +160,8 @@ class KVCacheCoordinator {
  private:
   // Tokens of a request that enters that its first step does not compute.
   std::int32_t num_not_computed(const Request& request, std::int32_t num_computed_tokens) const;
-  // Where a group keeps states there is no rest: they are also let go because of where the last
-  // allocation put them.
+  // With state groups a request never rests: the last allocation also decides which states it
+  // frees.
   void note_rest(Request& request, std::int32_t num_left_behind) const;
   std::unique_ptr<GroupManager> make_manager(const KVCacheGroupSpec& spec, std::int32_t group,
                                              const CacheParts& parts);

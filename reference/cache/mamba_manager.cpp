@@ -168,7 +168,7 @@ std::size_t MambaManager::allocate_aligned(Request& request, std::int32_t num_to
   const std::int32_t num_required = ceil_div(num_tokens, block_size_) + num_speculative_blocks();
   const std::int32_t num_exported = held.checkpoint_position > 0 ? 1 : 0;
   const bool copies = held.part_block != kNullBlock;
-  // Fewer when drafts of the step before were rejected and this step has fewer of them.
+  // Fewer if drafts of the previous step were rejected and this step has fewer drafts.
   if (num_required <= num_before && !copies && num_exported == 0) {
     held.has_state_blocks = true;
     return blocks.size();
@@ -182,7 +182,7 @@ std::size_t MambaManager::allocate_aligned(Request& request, std::int32_t num_to
   const std::int32_t num_skipped = num_required - num_speculative_blocks() - 1 - num_exported;
   if (num_before < num_skipped) blocks.resize(num_skipped, kNullBlock);
   if (held.has_state_blocks) {
-    // The speculative blocks of the step before move on to the new end of the table.
+    // The speculative blocks of the previous step move to the new end of the table.
     for (std::int32_t i = num_before - num_speculative_blocks(); i < num_before && i < num_skipped;
          ++i) {
       const BlockId moved = blocks[i];
@@ -206,8 +206,8 @@ std::size_t MambaManager::allocate_aligned(Request& request, std::int32_t num_to
   return static_cast<std::size_t>(num_before);
 }
 
-// The table of a running request only grows at its end, so the request goes on with the block that
-// others know, and they find the copy.
+// The table of a running request only grows at its end. The request therefore keeps the published
+// block, and later hits find the copy.
 void MambaManager::move_part(GroupBlocks& held, BlockId copy) {
   const BlockId source = held.part_block;
   LS_CHECK(held.blocks[held.part_idx] == source, "entry {} is block {}, known {}", held.part_idx,
@@ -236,7 +236,8 @@ void MambaManager::cache_blocks(Request& request, std::int32_t num_tokens) {
   }
 }
 
-// The exported state, under the hash of its own place; one that nobody will look for under none.
+// Publishes the exported state under the hash of its position, or leaves it unpublished if no
+// request can look for it.
 std::optional<BlockKey> MambaManager::cache_checkpoint(const Request& request) {
   const GroupBlocks& held = of(request);
   const std::int32_t position = held.checkpoint_position;
@@ -258,8 +259,8 @@ std::optional<BlockKey> MambaManager::cache_checkpoint(const Request& request) {
   return request.hashes[num_hashes - 1];
 }
 
-// The running state where the hashed part of the prompt ends, if this step ends there. The next
-// step goes on in the block, so it is copied before.
+// Publishes the running state at the end of the hashed part of the prompt, if this step ends there.
+// The next step continues in the block, so the state is copied first.
 std::optional<BlockKey> MambaManager::cache_prompt_state(Request& request,
                                                          std::int32_t num_tokens) {
   if (num_tokens <= 0 ||

@@ -67,11 +67,12 @@ struct CheckpointQuery {
   std::int32_t position = 0;
   std::int32_t hash_block_size = 1;
   std::int32_t state_block_size = 1;
-  std::int32_t alignment = 0;  // of the position, from the begin; 0: the kernel exports nothing
+  // of the position, relative to the start; 0: the kernel exports nothing
+  std::int32_t alignment = 0;
 };
 
-// Whether the kernel of the chunk can export the state at `position`: into the entry of the block
-// table before the last, which must lie behind the one that the chunk's first state is in.
+// True if the kernel of the chunk can export the state at `position` into the table's second last
+// entry, which must come after the entry of the chunk's first state.
 constexpr bool exports_checkpoint(const CheckpointQuery& chunk) {
   if (chunk.alignment == 0) return false;
   const std::int32_t size = chunk.state_block_size;

@@ -6,6 +6,14 @@
 #include "base/check.h"
 
 namespace lockstep {
+namespace {
+
+void check_block(BlockId block, std::int64_t num_blocks) {
+  LS_CHECK(index_of(block) >= 0 && index_of(block) < num_blocks, "block {} in a cache of {}",
+           index_of(block), num_blocks);
+}
+
+}  // namespace
 
 PrefixCache::PrefixCache(std::int64_t num_blocks)
     : num_blocks_(num_blocks),
@@ -25,6 +33,7 @@ BlockId PrefixCache::find(const BlockKey& key, std::int32_t group) const {
 }
 
 bool PrefixCache::has_key(BlockId block, const BlockKey& key, std::int32_t group) const {
+  check_block(block, num_blocks_);
   if (!contains(block)) return false;
   const BlockKey mixed_key = mixed(key, group);
   if (entries_[block].key == mixed_key) return true;
@@ -52,7 +61,7 @@ void PrefixCache::unlink(BlockId which) {
   Entry& entry = entries_[which];
   BlockId& first = firsts_[bucket_of(entry.key)];
   LS_CHECK(first != kNullBlock, "entry {} is in no chain", index_of(which));
-  // Who keeps a link to what came before this entry: its successor, or the chain's first.
+  // The entry that stores the link to the previous one: the successor, or the first of the chain.
   const BlockId keeper = entry.next != kNullBlock ? entry.next : first;
   entries_[keeper].previous = entry.previous;
   if (first == which)
@@ -64,6 +73,7 @@ void PrefixCache::unlink(BlockId which) {
 
 void PrefixCache::add(BlockId block, const BlockKey& key, std::int32_t group,
                       std::int32_t num_tokens) {
+  check_block(block, num_blocks_);
   Entry& entry = entries_[block];
   LS_CHECK(block != kNullBlock, "the null block holds nothing");
   LS_CHECK(entry.group == kNotCached, "block {} is cached already", index_of(block));
@@ -74,6 +84,7 @@ void PrefixCache::add(BlockId block, const BlockKey& key, std::int32_t group,
 }
 
 void PrefixCache::add_further(BlockId block, const BlockKey& key, std::int32_t group) {
+  check_block(block, num_blocks_);
   LS_CHECK(contains(block), "block {} has no first key", index_of(block));
   if (spare_entries_.empty()) {
     spare_entries_.push_back(BlockId{static_cast<std::int32_t>(entries_.size())});
@@ -90,6 +101,7 @@ void PrefixCache::add_further(BlockId block, const BlockKey& key, std::int32_t g
 }
 
 std::int64_t PrefixCache::remove(BlockId block) {
+  check_block(block, num_blocks_);
   if (!contains(block)) return 0;
   unlink(block);
   if (further_.empty()) return 1;
@@ -125,6 +137,7 @@ void PrefixCache::clear() {
 }
 
 BlockKey PrefixCache::key_of(BlockId block) const {
+  check_block(block, std::ssize(entries_));  // those of further keys too
   const Entry& entry = entries_[block];
   LS_CHECK(entry.group != kNotCached, "block {} is not cached", index_of(block));
   const auto g = static_cast<std::uint64_t>(entry.group);

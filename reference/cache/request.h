@@ -18,14 +18,14 @@ namespace lockstep {
 
 // What one request holds in one KV cache group.
 struct GroupBlocks {
-  std::vector<BlockId> blocks;  // the block table; null where nothing is kept any more
+  std::vector<BlockId> blocks;  // the block table; null where the request no longer keeps a block
   // Blocks whose content was offered to the prefix cache; -1: the manager does not track the
   // request yet.
   std::int32_t num_cached_blocks = -1;
   // Mamba, mode `align`: place of the block whose state was the running one two allocations ago;
   // whether the request has its running and speculative blocks.
   std::int32_t last_state_block_idx = -1;
-  std::int32_t num_retired_blocks = 0;  // entries at the head that hold no state any more
+  std::int32_t num_retired_blocks = 0;  // entries at the head that no longer hold a state
   // A state that this step exports from inside its chunk: of how many tokens (0: none), and into
   // which entry.
   std::int32_t checkpoint_position = 0;
@@ -135,7 +135,7 @@ struct alignas(64) Request {
   std::int64_t arrival_ns;
   std::int32_t priority;
   std::int32_t num_preemptions = 0;
-  std::int64_t last_step = 0;  // that scheduled it, of those that scheduled anybody, from 1 on
+  std::int64_t last_step = 0;  // last step that scheduled it, counting non-empty steps from 1
   std::int32_t shared_prefix_boundary = 0;  // PrefixHit's, of the last lookup
   std::int32_t num_encoder_rows = 0;        // of the items that its encoder computed, or is to
 };

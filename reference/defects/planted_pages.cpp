@@ -40,7 +40,7 @@ class PlantedPages final : public HiSparseCoordinator {
     if (!is(SchedulerDefect::page_loss_forgotten)) HiSparseCoordinator::lose_page(page);
   }
 
-  // What lay in a block that was handed out is taken for a copy still.
+  // Content of a reallocated block still counts as a copy.
   void drop_copy(const CopyKey& key) override {
     if (!is(SchedulerDefect::page_copy_stale)) HiSparseCoordinator::drop_copy(key);
   }

@@ -6,7 +6,7 @@
 namespace lockstep {
 namespace {
 
-// The request has no blocks any more, and nobody has them back.
+// Drops the request's blocks without freeing them.
 void lose_blocks(Request& request) {
   for (GroupBlocks& held : request.groups) held.clear();
   request.rest = {};
@@ -38,7 +38,7 @@ struct PlantedScheduler final : Scheduler::Impl {
     Request& request = at(id);
     if (is(SchedulerDefect::abort_in_flight_kept) && request.num_in_flight_tokens > 0)
       lose_blocks(request);
-    // One that has left, and whose blocks a connector still holds, leaves once more.
+    // Ends a request a second time while a connector still holds its blocks.
     if (is(SchedulerDefect::abort_twice) && request.status == RequestStatus::finished) {
       waiting.remove(id, request);
       if (remote != nullptr) remote->remove(id, request);
@@ -75,7 +75,7 @@ struct PlantedScheduler final : Scheduler::Impl {
     if (!is(SchedulerDefect::drafts_kept)) Impl::take_back_rejected(request, num_rejected);
   }
 
-  // It has been computed before: its rows lay in blocks that are others' by now.
+  // It was computed before: its rows were in blocks that now belong to others.
   void encode(Request& request) override {
     if (is(SchedulerDefect::encoder_skipped_on_resume) && request.num_preemptions > 0) return;
     Impl::encode(request);

@@ -1,10 +1,11 @@
-// Defects that can be planted in the scheduler, its managers and its pool: mistakes that engines
-// have made, or could make in the same place, each switched on by name. The harness proves itself
-// on them: a check that none of them can upset is no check. docs/mutants.md tells their stories.
+// Defects that can be planted in the scheduler, its managers and its pool: defects that engines had
+// or could have in the same place, each enabled by name. They prove the harness: a check that no
+// defect fails is useless. docs/reference/mutants.md describes them.
 //
-// 1. A healthy scheduler has `none`, and decides as if this file were not there.
-// 2. At most one is on, from the scheduler's creation to its end.
-// 3. They are planted by PlantedParts, from outside: schedulers and caches do not know them.
+// Invariants
+// (1) A healthy scheduler has `none` and does not depend on this file.
+// (2) At most one is enabled, from the scheduler's creation to its end.
+// (3) PlantedParts plants them from outside: schedulers and caches contain no planted defects.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +29,7 @@ enum class SchedulerDefect : std::uint8_t {
   hit_longest_group,
   hit_whole_prompt,
   hit_window_short,
-  // Who may have a block, and when.
+  // Allocation and release of blocks.
   free_optimistic,
   free_in_flight,
   free_twice,
@@ -42,14 +43,14 @@ enum class SchedulerDefect : std::uint8_t {
   state_leak_null_gap,
   state_spec_blocks,
   state_freed_early,
-  // What is scheduled, and what the worker is told.
+  // What is scheduled, and what the worker receives.
   admission_uncapped,
   drafts_kept,
   drafts_outlive_preemption,
   stale_output_taken,
   resume_appended,
   common_prefix_overcount,
-  // What becomes of a request that is refused, or leaves at a bad moment.
+  // Requests that are refused, or end at a bad moment.
   refused_hit_kept,
   abort_twice,
   abort_in_flight_kept,
@@ -69,7 +70,7 @@ enum class SchedulerDefect : std::uint8_t {
   page_mirror_short,
   page_without_hot_region,
   page_all_resident,
-  // Caches that each rank of a context keeps whole.
+  // Caches that are replicated over context parallel ranks.
   whole_blocks_shared,
 };
 

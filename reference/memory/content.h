@@ -48,11 +48,11 @@ inline constexpr std::int64_t kPartQ = 2;
 inline constexpr std::int64_t kPartState = 16;
 
 // Keeps sign and mantissa of every element and sets its exponent, so that it is in +-[0.5, 1).
-// With `stored` a word is eight stored bytes, of as many bf16 elements. With `by_largest` it is so
-// too, and shape_of_row() says which numbers; the row's scale lies at byte scale_at, behind as many
-// elements. With `by_group` a word below byte scale_at is 16 elements of four bits, and one behind
-// it the scales of 8 such words. With `is_int4` elements have four bits too, as `int4` says of the
-// whole row, and its scale lies behind them.
+// `stored`: a word is eight stored bytes, made of as many bf16 elements. `by_largest`: likewise,
+// and shape_of_row() states the numbers; the row's scale is at byte scale_at, after as many
+// elements. `by_group`: a word below byte scale_at is 16 elements of four bits; each later word
+// holds the scales of 8 such words. `is_int4`: elements also have four bits, as `int4` defines for
+// the whole row, and its scale follows them.
 struct WordShape {
   std::uint64_t keep = ~std::uint64_t{0};
   std::uint64_t set = 0;
@@ -184,8 +184,8 @@ constexpr std::uint64_t next_state_word(std::uint64_t word, std::uint64_t step_k
   return word * kStateStep + mix(step_key ^ i);
 }
 
-// What lies where nothing was written: never handed out, handed out again, outside of every page,
-// or handed out again to be zeroed.
+// Content of unwritten bytes: never allocated, allocated again, outside of every page, or allocated
+// again and to be zeroed.
 enum class Unwritten : std::uint8_t { fresh = 0, freed = 1, padding = 2, zeroed = 3 };
 constexpr std::uint64_t poison_key(Unwritten kind, std::int64_t tensor, std::int64_t page) {
   return mix(0x706F69736F6E0000ull + static_cast<std::uint64_t>(kind)) ^

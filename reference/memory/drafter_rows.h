@@ -1,9 +1,10 @@
-// What a drafter's row stands for: rule (24) of sim/protocol/backend.h. Its content is made of the
-// last token that went into it, and of how it came about: a mark in the lowest bits, so that a row
-// that is read tells its own story.
+// The meaning of a draft model's row: rule (24) of sim/protocol/backend.h. Its content is made of
+// the last token that went into it and of how it was made: a mark in the lowest bits, so that a row
+// that is read describes its own origin.
 //
-// (1) A row that is right, and no other, has the mark `settled` or `of_drafts`: the latter was made
-//     of drafts that were still to be verified, and is right if they were accepted.
+// Invariants
+// (1) Exactly the right rows have the mark `settled` or `of_drafts`: the latter is made of
+//     unverified drafts, and right if they are accepted.
 #pragma once
 
 #include <cstdint>

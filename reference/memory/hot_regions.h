@@ -1,11 +1,12 @@
-// Which rows a hot region of HiSparse holds: rule (25) of sim/protocol/backend.h. A region has
-// slots in the order of their last use, at first by number.
+// The rows that a hot region of HiSparse holds: rule (25) of sim/protocol/backend.h. A region's
+// slots are in the order of their last use, at first by number.
 //
-// 1. A position that is read and lies in the region is used where it lies.
-// 2. Every other one takes the first slot of the order that the read does not use.
-// 3. Afterwards used slots stand behind all others, in the order of the read.
+// Invariants
+// (1) A read position that is in the region is used in its slot.
+// (2) Every other position takes the first slot of the order that the read does not use.
+// (3) Afterwards the used slots follow all others, in the order of the read.
 //
-// A function of what is read, and of nothing else: which rows are read an indexer chooses.
+// A function of the reads only: an indexer chooses which rows are read.
 #pragma once
 
 #include <cstdint>

@@ -1,19 +1,20 @@
 // What every byte of the cache should hold, without storing pages: per block the group that owns
 // it, per slot the content id of the token last written there, per state page the words of its
-// state. From that the image of any page follows on demand, and the fingerprint of every page is
-// kept up to date at the cost of the rows written.
+// state. The image of any page follows on demand, and the fingerprint of every page is kept up to
+// date at the cost of the rows written.
 //
-// (1) A block's bytes are what the last of poison, zeroing, row writes, state updates left there.
-// (2) fingerprint(page) equals the sum over page_image(page), always.
-// (3) Memory is a function of the plan (num_blocks, block sizes), of live states and of the host
-//     tier, never of how many steps were run.
-// (4) States of real numbers are known to the bit once the device has shown them: settle_state()
-//     takes them over once a check has found them within tolerance (sim/check/state_checker.h).
-//     Until then their pages have no image.
-// (5) Pages of HiSparse: a block of the source group is a host block, and that of every resident
+// Invariants
+// (1) A block's bytes are the result of the last poison, zeroing, row write or state update.
+// (2) fingerprint(page) always equals the sum over page_image(page).
+// (3) Memory depends on the plan (num_blocks, block sizes), live states and the host tier, never on
+//     the number of steps.
+// (4) States of real numbers are exact once the device has shown them: settle_state() stores them
+//     after a check within tolerance (sim/check/state_checker.h). Until then their pages have no
+//     image.
+// (5) Pages of HiSparse: a block of the source group is a host block; the block of each resident
 //     group in turn is a part of it. Rows of hot regions are written like any other.
-// (6) A host block holds the bytes of the block that was stored there last, as they were then, and
-//     behind them those of what was there before. It is the one place that keeps bytes.
+// (6) A host block holds the bytes of the block stored there last, at the time of the store,
+//     followed by its earlier bytes. Only host blocks keep bytes.
 //
 // Not checked here: whether the writes make sense (sim/step/program_builder.h) and whether device
 // memory agrees (sim/check/comparer.h).
@@ -47,8 +48,8 @@ struct ModelPage {
   auto operator<=>(const ModelPage&) const = default;
 };
 
-// Who wrote a row or state. Requests are named by writers, which live while anything of theirs lies
-// in the cache.
+// The writer of a row or state. Requests are named by writers, which live while any of their
+// content is in the cache.
 using WriterId = std::uint32_t;
 inline constexpr WriterId kNobody = 0;
 
@@ -114,13 +115,12 @@ struct ModelLayer {
   DType dtype = DType::bf16;
   WordShape words;                           // of rows
   LatentFormat latent = LatentFormat::none;  // of rows of numbers in a layout of bytes
-  std::int64_t head_size =
-      0;  // elements of a row that attention reads; a scale may lie behind them
+  std::int64_t head_size = 0;  // elements of a row that attention reads; a scale may follow them
   LayerLayout layout;
-  LayerShare share;  // where the layer and its heads stand in the whole model
+  LayerShare share;  // position of the layer and its heads in the whole model
   std::int64_t row_size_bytes = 0;
-  // Of a row whose scales lie in an area of their own, or that is drawn as a whole; 0: its words
-  // lie one behind the other.
+  // Bytes of elements in a row with a separate scale area, or in a row generated as a whole; 0: its
+  // words are contiguous.
   std::int64_t data_bytes = 0;
   bool is_dealt_out = true;                    // its tokens, over the ranks of a context
   std::int64_t tokens_per_row = 1;             // compressed rows: the last of them makes the row
@@ -163,12 +163,13 @@ class MemoryModel {
 
   void poison(BlockId block, Unwritten kind);
   void zero(std::int32_t group, BlockId block);
-  // The state of `source` now also lies in `target`. A sentence when there is none to copy.
-  // Of real numbers: convolutions' inputs come from rows [conv_offset, ...) of `conv_source`.
+  // Copies the state of `source` to `target`. Returns an error message if there is none. Real
+  // numbers: inputs of convolutions come from rows [conv_offset, ...) of `conv_source`.
   std::optional<std::string> copy_state(std::int32_t group, BlockId source, BlockId target,
                                         BlockId conv_source, std::int64_t conv_offset);
-  // All bytes of the group in `source`, rows or a state, now also lie in `target`. Only the first
-  // num_rows rows count as written there. A sentence when one of the blocks is not the group's.
+  // Copies all bytes of the group in `source`, rows or a state, to `target`. Only the first
+  // num_rows rows count as written there. Returns an error message if one of the blocks is not the
+  // group's.
   std::optional<std::string> copy_block(std::int32_t group, BlockId source, BlockId target,
                                         std::int64_t num_rows);
   // The rows of one token in every layer of the group and lane that has one for it: of compressed
@@ -176,9 +177,9 @@ class MemoryModel {
   // REQUIRES: the block is not the null block and belongs to the group or to none.
   void write_token(std::int32_t group, BlockId block, std::int64_t slot_offset, ContentId content,
                    WriterId writer, std::int64_t position, std::int32_t lane = 0);
-  // The state after first_position tokens (content `before`), read from `source` (the null block:
-  // the zero state), advanced by `contents` and left in `target`. A sentence when `source` holds
-  // anything else.
+  // Reads the state after first_position tokens (content `before`) from `source` (the null block:
+  // the zero state), advances it by `contents` and stores it in `target`. Returns an error message
+  // if `source` holds anything else.
   std::optional<std::string> advance_state(std::int32_t group, BlockId source, BlockId target,
                                            std::int64_t first_position, ContentId before,
                                            std::span<const ContentId> contents, WriterId writer);
@@ -187,7 +188,8 @@ class MemoryModel {
   // The words of a state that advance_state() has left to be settled.
   void settle_state(std::int32_t group, BlockId block, StateWords words);
 
-  // The host tier. A sentence when the block or host block is not the group's: nothing is done.
+  // The host tier. Returns an error message, without a change, if the block or host block is not
+  // the group's.
   std::optional<std::string> load(std::int32_t group, BlockId block, HostBlockId host);
   std::optional<std::string> store(std::int32_t group, BlockId block, HostBlockId host);
   // After settle_state(): the bytes of a state that was stored before it was settled.
@@ -238,8 +240,8 @@ class MemoryModel {
   std::int64_t block_size(std::int32_t group) const;
   // One block a request, which its tokens go round.
   bool is_ring_group(std::int32_t group) const { return groups_[group].is_ring; }
-  // HiSparse's: blocks of the host pool, which the source's table names; pages that lie on the
-  // device for a while; regions of rows that are read.
+  // HiSparse: blocks of the host pool, which the source's table names; pages that are temporarily
+  // on the device; regions of read rows.
   bool is_source_group(std::int32_t group) const { return group == source_; }
   bool is_resident_group(std::int32_t group) const { return groups_[group].is_resident; }
   bool is_hot_group(std::int32_t group) const { return groups_[group].is_hot; }
@@ -248,7 +250,8 @@ class MemoryModel {
   bool is_dealt_out_group(std::int32_t group) const { return groups_[group].is_dealt_out; }
   // Rows of requests' encoders, not of their tokens.
   bool is_encoder_group(std::int32_t group) const { return groups_[group].is_encoder; }
-  // Rule (22): the rows of sinks, once. A sentence when one of their blocks holds anything else.
+  // Rule (22): writes the rows of sinks, once. Returns an error message if one of their blocks
+  // holds anything else.
   std::optional<std::string> write_sinks();
   // Whether sinks lie in the block.
   bool holds_sinks(BlockId block) const;

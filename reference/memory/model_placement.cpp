@@ -12,11 +12,12 @@
 #include "reference/plan/hisparse_plan.h"
 #include "reference/plan/kernel_blocks.h"
 #include "reference/plan/page_size.h"
+#include "reference/plan/serving_defaults.h"
 
 namespace lockstep {
 namespace {
 
-// Whose rings of keys that are still to be compressed the model has; in V4 they are windows.
+// The model's rings of keys that are not yet compressed; in V4 they are windows.
 enum class RingsOf : std::uint8_t { nobody, deepseek_v41, glm_indexer };
 RingsOf rings_of(const LayerSpecs& layers) {
   const auto any = [&](auto holds) {
@@ -34,6 +35,8 @@ std::string backend_for(const NamedSpec& layer, AttentionBackend chosen, RingsOf
   const KVCacheSpec& spec = layer.spec;
   if (spec.kind == CacheKind::mamba) return "mamba2";  // backends of states ask for the same
   if (spec.kind == CacheKind::hidden_state) return "cache_only";
+  if (spec.model_version == "minimax_m3")
+    return has_single_rows(spec) ? "indexer_m3" : "minimax_m3_sparse";
   if (has_single_rows(spec)) {
     const bool is_window = spec.kind == CacheKind::sliding_window;
     const bool is_v41 = rings == RingsOf::deepseek_v41;
@@ -77,7 +80,7 @@ Result<SpecType> type_of(const NamedSpec& layer) {
     case CacheKind::circular_buffer:
       return SpecType::circular_buffer;
     default:
-      return fail(fmt::format("{}: layers of kind {} are planned from recordings alone", layer.name,
+      return fail(fmt::format("{}: layers of kind {} are planned only from recordings", layer.name,
                               name_of(layer.spec.kind)));
   }
 }
@@ -88,7 +91,8 @@ Result<PlacementLayer> facts_of(const NamedSpec& named, AttentionBackend chosen,
   PlacementLayer layer{.name = named.name, .spec = CacheSpec{}, .backend = {}};
   CacheSpec& spec = *layer.spec;
   LS_ASSIGN_OR_RETURN(spec.type, type_of(named));
-  layer.backend = backend_for(named, chosen, rings);
+  layer.backend = named.backend.empty() ? backend_for(named, chosen, rings) : named.backend;
+  layer.fixed_block_size = given.block_size;
   spec.dtype = given.dtype;
   spec.block_size = 1;
   spec.dcp_sharded = is_dealt_out(given);
@@ -286,6 +290,19 @@ Result<ModelPlacement> place_model(const LayerSpecs& layers, DType model_dtype,
   return model;
 }
 
+Result<ModelPlacement> place_served_model(const ModelSpec& model, const PlanOptions& options,
+                                          std::string_view release, const std::string& order,
+                                          const LayerSpecs& extra) {
+  LS_ASSIGN_OR_RETURN(LayerSpecs layers, layer_specs(model, options));
+  const auto state_block = [&](const LayerSpecs& states) -> Result<std::int64_t> {
+    LS_ASSIGN_OR_RETURN(const auto placed, place_model(states, model.dtype, options, order));
+    return placed.stages.alignment->mamba_block_size;
+  };
+  LS_RETURN_IF_ERROR(take_served_checkpoints(release, model, options, layers, state_block));
+  layers.insert(layers.end(), extra.begin(), extra.end());
+  return place_model(layers, model.dtype, options, order);
+}
+
 Result<KVCacheConfig> replay_plan(const Placement& placement, const LayerSpecs& layers) {
   const auto own = [&](const std::string& name, const CacheSpec& spec) -> Result<KVCacheSpec> {
     const auto layer = std::ranges::find(layers, name, &NamedSpec::name);
@@ -340,8 +357,10 @@ std::map<std::string, std::int64_t> mapped_kernel_blocks(const KVCacheConfig& pl
     if (layer.spec.compress_ratio <= 1 || layer.spec.kind != CacheKind::mla) continue;
     const CacheBackend* backend = find_cache_backend(backend_for(layer, chosen, rings));
     LS_CHECK(backend != nullptr, "{} has no backend", layer.name);
+    CacheSpec facts;
+    facts.tokens_per_state = layer.spec.compress_ratio;
     const auto tokens = common_kernel_block(layer.spec.block_size,
-                                            {kernel_sizes(*backend, DeviceFamily::sm90, nullptr)});
+                                            {kernel_sizes(*backend, DeviceFamily::sm90, facts)});
     if (tokens && *tokens != layer.spec.block_size) mapped[layer.name] = *tokens;
   }
   return mapped;

@@ -1,12 +1,12 @@
 // The plan of a model in a release whose groups overlay one allocation (reference/placement/), from
-// what its layers keep, and the groups of that plan as a replay takes them.
+// the specs of its layers, and the groups of that plan as a replay takes them.
 //
-// 1. Every stage is the engine's: block sizes of platform and backends, order, groups (unlike pages
-//    side by side with blocks outermost), bytes per block, kernel blocks and tables.
-// 2. A refusal says whose it is: the engine core's, with its stage, or that of a worker which dies
-//    of a plan that the core has accepted.
-// 3. With HiSparse (PlanOptions::hisparse_host_bytes) a layer that has an indexer of its own leads
-//    those behind it that have none.
+// 1. Every stage is the engine's: block sizes of platform and backends, layout, groups (different
+//    pages next to each other in a block-outer layout), bytes per block, kernel blocks and tables.
+// 2. A refusal names its source: the engine core, with its stage, or a worker that crashes on a
+//    plan that the core has accepted.
+// 3. With HiSparse (PlanOptions::hisparse_host_bytes) a layer with its own indexer leads the
+//    following layers without one.
 #pragma once
 
 #include <cstdint>
@@ -17,6 +17,7 @@
 #include "base/result.h"
 #include "reference/placement/memory_plan.h"
 #include "reference/placement/worker_pages.h"
+#include "reference/plan/model_spec.h"
 #include "reference/types/plan_options.h"
 
 namespace lockstep {
@@ -32,9 +33,15 @@ struct ModelPlacement {
 Result<ModelPlacement> place_model(const LayerSpecs& layers, DType model_dtype,
                                    const PlanOptions& options, const std::string& order);
 
+// The plan of a model as a server of `release` makes it: in mode align with the states that prefills
+// export. `extra`: layers of no model, placed last.
+Result<ModelPlacement> place_served_model(const ModelSpec& model, const PlanOptions& options,
+                                          std::string_view release, const std::string& order,
+                                          const LayerSpecs& extra = {});
+
 // The groups of one worker in the types of a replay. `layers`: those that the plan was made of. A
-// group of uniform type whose layers are alike is one of a single spec. The plan has no tensors:
-// placed_layout.h tells them. An Error: a format of rows that the release does not have.
+// group of uniform type with equal layers becomes a group of one spec. The plan has no tensors:
+// placed_layout.h adds them. An Error: a row format that the release does not have.
 Result<KVCacheConfig> replay_plan(const Placement& placement, const LayerSpecs& layers);
 
 // Layers of compressed rows whose kernels take a part of the manager's block, by name, and the
@@ -43,7 +50,7 @@ Result<KVCacheConfig> replay_plan(const Placement& placement, const LayerSpecs& 
 std::map<std::string, std::int64_t> mapped_kernel_blocks(const KVCacheConfig& plan,
                                                          AttentionBackend chosen);
 
-// Whether pages of unlike sizes lie side by side in a block.
+// True if pages of different sizes are next to each other in a block.
 bool has_unlike_pages(const KVCacheConfig& plan);
 
 }  // namespace lockstep

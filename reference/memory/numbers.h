@@ -1,17 +1,19 @@
-// What stands in the rows of a cache, and what that takes (sim/protocol/backend.h, rules 1, 13).
+// Content of a cache's rows, and how they are made (sim/protocol/backend.h, rules 1, 13).
 //
-// (1) `words` moves bits; every element is one whatever the cache's format.
-// (2) `real`: rows are bf16, fp16 or fp32 numbers; a cache of 8-bit elements holds them divided by
+// Invariants
+// (1) `words` moves bits; every bit pattern is an element of the cache's format.
+// (2) `real`: rows are bf16, fp16 or fp32 numbers. A cache of 8-bit elements holds them divided by
 //     a scale and rounded to nearest, ties to even (int8: ties away from zero). The scale is the
-//     layer's, or the row's own, which follows from its largest element and lies behind the row.
-// (3) Rounding is done here by looking for the nearest of all patterns of the format, once for each
-//     of the 256 numbers that a bf16 element can be; no kernel rounds like that. Of rows with
-//     scales of their own there are 128, as many as a largest element can be.
-// (4) nvfp4: e2m1 elements, two a byte, with an e4m3 scale for every 16 of a row, in units of the
-//     layer's scale. The scale follows from the largest of the 16.
-// (5) int4: whole numbers from 0 to 15, two a byte, with a scale and a zero for each row, which
-//     follow from its lowest and highest element; the zero lies in the scale's lowest four bits.
-// Not here: caches whose elements are no numbers (uint8), which keep their words.
+//     layer's, or the row's own, which follows from its largest element and is stored after the
+//     row.
+// (3) Rounding searches the nearest of all patterns of the format, once for each of the 256 numbers
+//     that a bf16 element can be; no kernel rounds this way. Rows with their own scales have 128
+//     tables, one per possible largest element.
+// (4) nvfp4: e2m1 elements, two per byte, with an e4m3 scale for every 16 elements of a row, in
+//     units of the layer's scale. The scale follows from the largest of the 16.
+// (5) int4: whole numbers from 0 to 15, two per byte, with a scale and a zero per row, which follow
+//     from its lowest and highest element; the zero is in the scale's lowest four bits.
+// Not here: caches whose elements are not numbers (uint8), which keep their words.
 #pragma once
 
 #include <array>
@@ -43,7 +45,7 @@ struct Int4Row {
   float scale =
       1;  // as elements are divided by it; the row is read with its pattern's zero left out
   int zero = 0;
-  std::uint32_t bits() const;  // what lies behind the row
+  std::uint32_t bits() const;  // the bits stored after the row
   int nearest(float x) const;  // what an element is stored as
   double worth(int stored) const;
 };

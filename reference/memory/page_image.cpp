@@ -136,7 +136,7 @@ void MemoryModel::draw_state(const ModelLayer& layer, const BlockContent& conten
       if (content.zeroed) std::memset(bytes.data(), 0, bytes.size());
       continue;
     }
-    LS_CHECK(content.state.words != nullptr, "a state of {} is drawn before it is settled",
+    LS_CHECK(content.state.words != nullptr, "a state of {} is generated before it is settled",
              layer.name);
     const std::uint64_t* words = content.state.words->data() + layer.state_first_word[s];
     for (std::int64_t i = 0; i < num_words(size); ++i)

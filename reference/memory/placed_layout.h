@@ -1,13 +1,13 @@
-// Where elements lie when all groups overlay one allocation (reference/placement/): the closed form
-// of layout.h for the six orders of [layers, blocks, heads, tokens, content].
+// Positions of elements when all groups overlay one allocation (reference/placement/): the closed
+// form of layout.h for the six layouts of [layers, blocks, heads, tokens, content].
 //
-// 1. The groups, block sizes and padded pages are those of the plan. Kernel blocks are a block
-//    itself where every kernel of its group takes it, else the largest listed size; states in fp32
-//    restrict nobody, as they did before.
-// 2. The allocation is told in tensors that follow one another: each is one page of every block,
-//    one behind the other. With blocks outermost there is one, whose page is all that a block has;
-//    with layers outermost one for each layer; in order LHBNC one for each head slot of a layer.
-// 3. K and V of a token and head lie side by side; of nvfp4 in head slots of their own.
+// 1. The groups, block sizes and padded pages are those of the plan. Kernel blocks equal blocks
+//    where every kernel of the group takes them, otherwise the largest listed size; states in fp32
+//    restrict no group, as before.
+// 2. The allocation is described as consecutive tensors, each with one page per block, back to
+//    back. A block-outer layout has one tensor, whose page is the whole block; a layer-outer layout
+//    one per layer; LHBNC one per head slot of a layer.
+// 3. K and V of a token and head are adjacent; with nvfp4 they are in separate head slots.
 #pragma once
 
 #include <optional>
@@ -34,11 +34,11 @@ std::optional<AttentionBackend> only_reader(const LayerSpecs& layers);
 Result<PoolLayout> placed_layout(const KVCacheConfig& plan, AttentionBackend chosen,
                                  CacheLayout order);
 
-// What the engine takes: `asked` is NHD where nobody asks for an order, which it chooses then; HND
-// is its old name of LBHNC. Refused: an order that is not among the candidates, or none.
+// The engine's layout: `asked` is NHD if the user sets none, and the engine then chooses; HND is
+// the old name of LBHNC. Errors: a layout outside the candidates, or no candidate.
 Result<CacheLayout> placed_order(const KVCacheConfig& plan, CacheLayout asked);
 
-// The plan with its allocation told in the tensors of rule 2.
+// The plan with its allocation described in the tensors of rule 2.
 KVCacheConfig with_placed_tensors(KVCacheConfig plan, const PoolLayout& placed);
 
 }  // namespace lockstep

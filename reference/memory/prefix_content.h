@@ -1,8 +1,9 @@
 // The content ids of one request's tokens, and the attention digests of any range of them in O(1).
 //
-// (1) content(p) depends on the tokens 0..p alone.
-// (2) Digests are prefix sums per layer, extended when a range asks for more: each position costs
-//     its rows once per layer, and 8 bytes per layer that was asked.
+// Invariants
+// (1) content(p) depends only on the tokens 0..p.
+// (2) Digests are prefix sums per layer, extended on demand: each position costs its rows once per
+//     layer, and 8 bytes per queried layer.
 #pragma once
 
 #include <cstdint>

@@ -1,10 +1,14 @@
-// Where the bytes of one row lie. All in one piece, but for rows of nvfp4 as numbers: FlashInfer
-// writes a block as [K data | K scales | V data | V scales], whatever shape its tensor has
-// (vllm/v1/attention/backends/flashinfer.py, _nvfp4_kv_views), so a row is two pieces, and so are
-// rows of MLA that have their scales behind the data of a page (latent_rows.h).
+// The bytes of one row. They are contiguous, except rows of nvfp4 as numbers: FlashInfer writes a
+// block as [K data
+// K scales
+// V data
+// V scales], whatever shape its tensor has (vllm/v1/attention/backends/flashinfer.py,
+// _nvfp4_kv_views), so a row is two pieces, and so are rows of MLA whose scales follow the data of
+// a page (latent_rows.h).
 //
-// 1. The pieces of all rows of a block cover the bytes that its layer uses there, each once.
-// 2. Areas hold whole tokens of all heads or whole heads of all tokens, as rows of the tensor do.
+// Invariants
+// (1) The pieces of all rows of a block cover the bytes that its layer uses there, each once.
+// (2) Areas hold whole tokens of all heads or whole heads of all tokens, as rows of the tensor do.
 #pragma once
 
 #include <array>

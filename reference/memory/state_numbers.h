@@ -1,20 +1,21 @@
-// States that hold real numbers, as plain loops (sim/protocol/backend.h, rule 15). The inputs that
-// a convolution keeps are moved, so what a page should hold of them is exact. A recurrence runs
-// in doubles from the bytes that it started from, with the distance that fp32 may be off.
+// States of real numbers, as plain loops (sim/protocol/backend.h, rule 15). The inputs of a
+// convolution are only moved, so their bytes in a page are exact. A recurrence runs in doubles from
+// its stored start, together with the distance that fp32 may be off.
 //
+// Invariants
 // (1) Recurrence is one request's state of one layer over the tokens of one step: it starts from
 //     stored numbers, and its error grows from zero token by token.
 // (2) The distance is a worst case of the form that advances a state, with u = 2^-24: in pieces of
 //     up to 32 tokens, which end where a state is stored, or token by token.
-//     Mamba2: of its value, a decay is off by 6 + 18 |A dt| units a token (in pieces: 51), sums
+//     Mamba2: of its value, a decay is off by 6 + 18 |A dt| units per token (in pieces: 51), sums
 //     over columns by columns / 32 + 30 (columns + 62), all relative to sums of absolute values.
-//     Delta rule: an error is a row's length. It shrinks with every decay, and a token adds
-//     6 + |g| + 2 (columns / 32 + 8) + 4 (columns / 64 + 6) units of |h| + |v|; in pieces,
-//     2 columns + 100 + 40 sum |g| units of what the piece sums up: |h| before it and its changes,
-//     decayed. An output is off by |q| times the error, and by its own sum over columns.
+//     Delta rule: an error is a row's length. It shrinks with every decay, and a token adds 6 + |g|
+//     + 2 (columns / 32 + 8) + 4 (columns / 64 + 6) units of |h| + |v|; in pieces, 2 columns + 100
+//     + 40 sum |g| units of what the piece sums: |h| before it and its changes, decayed. An output
+//     is off by |q| times the error, and by its own sum over columns.
 //     A convolution of width w: (w + 1) u sum |w x|, its activation's slope 1.1 and own error 24 u.
-//     What is stored or given out in another format than fp32 is rounded once more.
-// Not here: where a state lies (layout.h), which block it is in (memory_model.h).
+//     Any number stored or returned in a format other than fp32 is rounded again.
+// Not here: the position of a state (layout.h), its block (memory_model.h).
 #pragma once
 
 #include <cstdint>
@@ -52,7 +53,7 @@ struct StateNumbers {
   }
 };
 
-// State tensor `state` of the layer. Refused: elements that are no numbers, rows too long for the
+// State tensor `state` of the layer. Errors: elements that are not numbers, rows too long for the
 // kernels of a recurrence.
 Result<StateNumbers> state_numbers(const KVCacheSpec& spec, std::size_t state,
                                    const LayerShare& share);
@@ -79,11 +80,11 @@ Bounded convolve_last(const StateNumbers& of, const KeptInputs& kept,
 
 class Recurrence {
  public:
-  // `state`: the bytes that it starts from; empty: zeros. `in_pieces`: how a kernel goes on.
+  // `state`: the stored start; empty: zeros. `in_pieces`: the kernel's form.
   Recurrence(const StateNumbers& of, std::span<const std::uint8_t> state, bool in_pieces);
 
   void advance(ContentId content);
-  // The state is stored behind the token that came last.
+  // The state is stored after the last token.
   void end_piece() { tokens_in_piece_ = 0; }
   // Of the token that came last: [heads, rows].
   const Bounded& outputs() const { return outputs_; }

@@ -22,14 +22,20 @@ const std::vector<CacheBackend>& cache_backends() {
       {"triton_mla", {}, 16, {}, rows, true},
       {"flashmla", {64}, 0, {}, rows, true},
       {"flashinfer_mla", {32, 64}, 0, {}, rows, true},
+      {"flash_attn_mla", {}, 16, {}, rows},
+      {"cutlass_mla", {128}, 0, {}, rows},
+      {"tokenspeed_mla", {32, 64}, 0, {}, rows},
       {"flashmla_sparse", {}, 64, {}, rows, true},
+      {"flash_attn_mla_sparse", {}, 64, {}, rows},
       {"flashinfer_mla_sparse", {}, 32, {}, rows, true},
       {"indexer_v32", {64}, 0, {}, rows, true},
       {"indexer_v4", {256}, 0, {BLHNC, BLNHC}, rows, true},
-      {"indexer_kpool", {128, 256}, 0, {}, rows, true},  // 32 and 64 rows of four tokens
+      {"indexer_kpool", {32, 64}, 0, {}, rows, true},  // KV entries, each of several tokens
       {"kpool_tail", {}, 1, {BLHNC}, rows, true},
       {"indexer_v41", {128}, 0, {BLHNC, BLNHC}, rows, true},
       {"indexer_v41_sparse", {128}, 0, {BLHNC, BLNHC}, rows, true},
+      {"indexer_m3", {128}, 0, {}, rows},
+      {"minimax_m3_sparse", {128}},
       {"sparse_swa", {}, 32, {}, rows},
       {"compressor_v4", {}, 1, {}, rows},
       {"compressor_v41", {}, 1, {}, rows, true},
@@ -38,6 +44,10 @@ const std::vector<CacheBackend>& cache_backends() {
       {"v41_flashmla", {128}, 0, {}, rows},
       {"v41_flashinfer", {128}, 0, {}, rows},
       {"qsa_state", {}, 1, {BLNHC, BLHNC}, rows_then_head},
+      {"flash_attn_diffkv", {}, 16},
+      {"minimax_m3_sparse", {128}},
+      {"minimax_m3_indexer", {128}, 0, {}, rows},
+      {"inkling_sconv", {}, 1},
       {"gdn", {}, 1, {}, states},
       {"mamba1", {}, 1, {}, states},
       {"mamba2", {}, 1, {}, states},
@@ -63,12 +73,17 @@ const CacheBackend* find_cache_backend(std::string_view name) {
   return at == cache_backends().end() ? nullptr : &*at;
 }
 
-KernelSizes kernel_sizes(const CacheBackend& backend, DeviceFamily device, const CacheSpec* spec) {
+KernelSizes kernel_sizes(const CacheBackend& backend, DeviceFamily device, const CacheSpec& spec) {
   const bool by_device = backend.name == "indexer_v41" || backend.name == "indexer_v41_sparse" ||
                          backend.name == "v41_flashmla";
   if (by_device && device == DeviceFamily::sm90) return {{64}, 0};
-  if (backend.name == "flashmla_sparse" && device == DeviceFamily::sm100 && spec != nullptr &&
-      spec->kv_quant_mode != QuantMode::NONE)
+  if (backend.name == "indexer_kpool") {
+    KernelSizes sizes{backend.listed, 0};
+    for (std::int64_t& size : sizes.listed) size *= spec.tokens_per_state;
+    return sizes;
+  }
+  if (backend.name == "flashmla_sparse" && device == DeviceFamily::sm100 &&
+      spec.kv_quant_mode != QuantMode::NONE)
     return {{64}, 0};
   return {backend.listed, backend.multiple_of};
 }

@@ -14,7 +14,7 @@
 
 namespace lockstep {
 
-// What backends are told of the GPU.
+// The GPU family that backends depend on.
 enum class DeviceFamily : std::uint8_t { none, sm90, sm100 };
 
 // Block sizes that a kernel takes: the listed ones, or every multiple of one.
@@ -44,8 +44,8 @@ struct CacheBackend {
 // nullptr: not a backend that the model knows.
 const CacheBackend* find_cache_backend(std::string_view name);
 
-// `spec` may be nullptr: before layers have one.
-KernelSizes kernel_sizes(const CacheBackend& backend, DeviceFamily device, const CacheSpec* spec);
+// `spec`: of a layer of the backend, or its facts.
+KernelSizes kernel_sizes(const CacheBackend& backend, DeviceFamily device, const CacheSpec& spec);
 std::vector<CacheOrder> declared_orders(const CacheBackend& backend, DeviceFamily device);
 bool is_state_backend(const CacheBackend& backend);
 

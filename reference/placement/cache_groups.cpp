@@ -102,6 +102,10 @@ Result<NamedCacheSpecs> equal_pages(NamedCacheSpecs specs, bool& is_final) {
   for (auto& [name, spec] : specs) {
     const std::int64_t own = page_bytes(spec);
     if (own == page) continue;
+    if (auto has_rows = check_page(name, spec); !has_rows) {
+      is_final = true;
+      return tl::unexpected(has_rows.error());
+    }
     if (spec.type == SpecType::mamba) {
       spec.page_size_padded = page;
     } else if (page % own == 0) {
@@ -123,7 +127,7 @@ Result<NamedCacheSpecs> equal_pages(NamedCacheSpecs specs, bool& is_final) {
   return specs;
 }
 
-// Equal pages in groups of equal size, layers dealt out round robin.
+// Equal pages in groups of equal size, layers split round robin.
 Result<std::vector<PlacedGroup>> equal_page_groups(const NamedCacheSpecs& specs) {
   struct Bucket {
     std::vector<CacheSpec> specs;
@@ -170,7 +174,7 @@ Result<std::vector<PlacedGroup>> equal_page_groups(const NamedCacheSpecs& specs)
   return groups;
 }
 
-// Plain windows beside MLA rows, whose pages cannot be made equal: all kept as full attention.
+// Plain windows and MLA rows, whose pages cannot be made equal: all become full attention.
 std::optional<PlacedGroup> full_allocation(const NamedCacheSpecs& specs) {
   const auto is = [&](SpecType type) {
     return any_type(specs, [&](SpecType other) { return other == type; });
@@ -184,10 +188,11 @@ std::optional<PlacedGroup> full_allocation(const NamedCacheSpecs& specs) {
 }
 
 // A group for each layer of hidden states, in pages of the common size.
-void add_hidden_groups(const NamedCacheSpecs& hidden, std::vector<PlacedGroup>& groups) {
+Result<void> add_hidden_groups(const NamedCacheSpecs& hidden, std::vector<PlacedGroup>& groups) {
   const auto token_bytes = [](const CacheSpec& spec) {
     return spec.num_kv_heads * spec.head_size * itemsize_bytes(spec.dtype);
   };
+  LS_RETURN_IF_ERROR(check_page(groups[0].layer_names[0], groups[0].spec));
   std::int64_t page = page_bytes(groups[0].spec);
   std::int64_t largest = 0;
   for (const auto& [name, spec] : hidden) largest = std::max(largest, token_bytes(spec));
@@ -208,6 +213,7 @@ void add_hidden_groups(const NamedCacheSpecs& hidden, std::vector<PlacedGroup>& 
     spec.page_size_padded = page;
     groups.push_back(group_of({name}, spec));
   }
+  return {};
 }
 
 Result<std::vector<PlacedGroup>> group_layers(NamedCacheSpecs& specs, CacheOrder order,
@@ -239,11 +245,19 @@ Result<std::vector<PlacedGroup>> group_layers(NamedCacheSpecs& specs, CacheOrder
     return std::vector{*fallback};
   }
   LS_ASSIGN_OR_RETURN(std::vector<PlacedGroup> groups, equal_page_groups(*equal));
-  if (!hidden.empty()) add_hidden_groups(hidden, groups);
+  if (!hidden.empty()) LS_RETURN_IF_ERROR(add_hidden_groups(hidden, groups));
   return groups;
 }
 
 }  // namespace
+
+Result<void> check_page(const std::string& name, const CacheSpec& spec) {
+  if (page_bytes(spec) != 0) return {};
+  return fail(
+      fmt::format("layer {}: blocks of {} tokens do not hold one KV entry; choose a larger "
+                  "--block-size",
+                  name, spec.block_size));
+}
 
 PlacedGroup uniform_group(NamedCacheSpecs specs) {
   PlacedGroup group = group_of(names_of(specs), specs[0].second);
@@ -298,7 +312,7 @@ Result<std::vector<PlacedGroup>> packed_groups(const NamedCacheSpecs& specs) {
     if (bucket.is_pattern && bucket.by_page.size() > 1)
       least_repeats = std::max(least_repeats, static_cast<std::int64_t>(bucket.repeats));
   }
-  std::int64_t repeats_per_group = 0;  // 0: no pattern of unlike pages
+  std::int64_t repeats_per_group = 0;  // 0: no pattern of different pages
   if (least_repeats != 0) {
     std::vector<std::int64_t> repeats;
     for (const Bucket& bucket : buckets)
@@ -328,6 +342,7 @@ Result<std::vector<PlacedGroup>> packed_groups(const NamedCacheSpecs& specs) {
   for (const Bucket& bucket : buckets) {
     std::int64_t count = groups_of(bucket);
     if (anchor != 0 && can_shrink(bucket)) {
+      LS_RETURN_IF_ERROR(check_page(bucket.layers[0].first, bucket.layers[0].second));
       const std::int64_t fit =
           std::max<std::int64_t>(anchor / page_bytes(bucket.layers[0].second), 1);
       count = std::max(count, divided_up(static_cast<std::int64_t>(bucket.layers.size()), fit));
@@ -336,10 +351,11 @@ Result<std::vector<PlacedGroup>> packed_groups(const NamedCacheSpecs& specs) {
       groups.push_back(uniform_group(bucket.layers));
       continue;
     }
-    // The engine deals out repeats of a pattern; of unlike counts it would lose layers, and stops.
+    // The engine distributes repeats of a pattern; with different counts it would lose layers, and
+    // stops.
     if (!bucket.is_pattern)
       return fail(
-          fmt::format("{} layers like {} have pages of unlike sizes in unlike numbers and "
+          fmt::format("{} layers like {} have pages of different sizes in different numbers and "
                       "cannot be split into {} groups; use an order with layers outermost",
                       bucket.layers.size(), bucket.layers[0].first, count));
     const std::size_t repeats = bucket.repeats;

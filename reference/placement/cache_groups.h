@@ -14,9 +14,13 @@ namespace lockstep {
 Result<std::vector<PlacedGroup>> cache_groups(NamedCacheSpecs specs, CacheOrder order,
                                               const PlacementOptions& options);
 
-// Packing apart (_get_packed_kv_cache_groups): unlike pages side by side in one block. Requires
-// an order with blocks outermost and more than one page size.
-// An Error: windows or states of unlike pages that must be split and come in unlike numbers.
+// An Error: the layer's block holds no KV entry. The engine divides by the page where it compares
+// pages, so it refuses such a layer while grouping, or while planning at the latest.
+Result<void> check_page(const std::string& name, const CacheSpec& spec);
+
+// Packing (_get_packed_kv_cache_groups): different pages next to each other in one block. Requires
+// a block-outer layout and more than one page size.
+// An Error: windows or states of different pages that must be split and have different counts.
 Result<std::vector<PlacedGroup>> packed_groups(const NamedCacheSpecs& specs);
 // The number of repeats d that wastes least when every value is rounded up to a multiple of it; the
 // larger of equals.

@@ -116,13 +116,13 @@ Result<ChosenOrder> choose_order(const std::vector<CacheOrder>& supported, bool 
     std::erase_if(orders, [](CacheOrder order) { return !is_block_compact(order); });
   if (orders.empty())
     return fail(
-        "pages of unlike heads, rows or bytes need a block-compact order, and no backend "
+        "pages that differ in heads, rows or bytes need a block-compact order, and no backend "
         "of this model takes one");
   if (sharding.size() > 1 && pages.size() > 1)
     std::erase_if(orders, [](CacheOrder order) { return !is_block_outermost(order); });
   if (orders.empty())
     return fail(
-        "caches that DCP shards beside replicated ones of other page sizes need an order "
+        "caches that DCP shards and replicated ones of other page sizes need an order "
         "with blocks outermost, and no backend of this model takes one");
   const auto is_candidate = [&](CacheOrder order) {
     return std::ranges::find(orders, order) != orders.end();

@@ -1,8 +1,8 @@
-// The six orders in which [L, B, H, N, C] lies in memory, outermost first, and the one stride
-// function that serves them all (vllm/v1/kv_cache_layout.py, compute_layout_strides).
+// The six layouts of [L, B, H, N, C] in memory, outermost first, and the one stride function for
+// all of them (vllm/v1/kv_cache_layout.py, compute_layout_strides).
 //
-// LBNHC (old name NHD) and LBHNC (HND) keep a layer together, BLNHC and BLHNC a block; under LHBNC
-// and BHLNC the heads of one page lie apart.
+// LBNHC (old name NHD) and LBHNC (HND) keep a layer together, BLNHC and BLHNC a block; LHBNC and
+// BHLNC separate the heads of one page.
 #pragma once
 
 #include <array>
@@ -44,9 +44,10 @@ Result<OrderStrides> order_strides(const CacheSpec& spec, std::int64_t num_block
                                    std::int64_t kernel_block_size = 0,
                                    std::int64_t layer_stride = 0, std::int64_t block_stride = 0);
 
-// What a set of backends takes, best first: lists that are alike stay; of unlike lists what all of
-// them hold, those that come first in most of them first. An empty list in `declared` takes any.
-// An Error: nothing is in all of them.
+// The layouts that a set of backends supports, best first: identical lists stay; different lists
+// are intersected, layouts with the most first places first. An empty list in `declared` accepts
+// any.
+// An Error: no layout is in all of them.
 Result<std::vector<CacheOrder>> supported_orders(
     const std::vector<std::vector<CacheOrder>>& declared);
 
@@ -54,8 +55,9 @@ struct ChosenOrder {
   CacheOrder order = CacheOrder::LBNHC;
   std::string_view by;  // option, connector, backends, default
 };
-// `asked` is the user's, `connector` the connector's wish; `declared`: some backend has a list.
-// An Error: what the user asks for is not among the candidates, or there are none.
+// `asked` is the user's, `connector` the connector's preference; `declared`: some backend has a
+// list.
+// An Error: the user's layout is not a candidate, or there is none.
 Result<ChosenOrder> choose_order(const std::vector<CacheOrder>& supported, bool declared,
                                  const NamedCacheSpecs& specs,
                                  const std::optional<std::string>& asked,

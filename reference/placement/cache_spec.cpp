@@ -134,7 +134,7 @@ Merged merge_full(const std::vector<CacheSpec>& specs) {
     if (is_mla(spec.type)) return {};
   if (windows.size() > 1 || chunks.size() > 1)
     return {{},
-            "layers of full attention with unlike windows: one group must have one window size; "
+            "layers of full attention with different windows: one group must have one window size; "
             "keep the hybrid manager"};
   for (const CacheSpec& spec : specs)
     if (!same_rows(spec, specs[0]) || (type == SpecType::sink_full && spec.tokens_per_state != 1))
@@ -210,7 +210,7 @@ std::int64_t stride_alignment_bytes(const CacheSpec& spec) {
   if (alignment.kernel_tokens == 0) return std::max<std::int64_t>(alignment.bytes, 1);
   const std::int64_t kernel = std::gcd(alignment.kernel_tokens, spec.block_size);
   if (kernel == spec.block_size) return 1;
-  return std::max<std::int64_t>(page_bytes(with_block_size(spec, kernel)), 1);
+  return page_bytes(with_block_size(spec, kernel));
 }
 
 void apply_alignment(CacheSpec& spec) {

@@ -1,8 +1,9 @@
 // What one layer keeps in a cache of logical shape [B, H, N, C]: blocks, head slots, stored rows,
-// bytes of one row in one slot. Pages are H * N * C bytes, padded where page_size_padded says so.
+// bytes of one row in one slot. Pages are H * N * C bytes, padded to page_size_padded where it is
+// set.
 //
-// Types mirror vLLM's spec classes (vllm/v1/kv_cache_interface.py), which grouping and merging ask
-// for; fields that a type does not have keep their default. State layers are [B, 1, 1, C].
+// Types mirror vLLM's spec classes (vllm/v1/kv_cache_interface.py), which grouping and merging
+// check; fields that a type does not have keep their default. State layers are [B, 1, 1, C].
 #pragma once
 
 #include <cstdint>
@@ -28,7 +29,7 @@ enum class SpecType : std::uint8_t {
   mla,
   hidden_state,
   rswa,       // windows over what is generated; the prompt stays
-  sink_full,  // full attention behind sink_len tokens that are always seen
+  sink_full,  // full attention after sink_len tokens that are always visible
   chunked_local,
   sliding_window,
   sliding_window_mla,
@@ -36,7 +37,7 @@ enum class SpecType : std::uint8_t {
   cross,
   encoder_only,
   mamba,
-  hisparse_resident,  // pages of a host cache that lie on the device for a while
+  hisparse_resident,  // pages of a host cache that are temporarily on the device
   hisparse_hot,       // a request's device copy of the rows it reads most
 };
 std::string_view name_of(SpecType type);
@@ -67,7 +68,7 @@ enum class QuantMode : std::uint8_t {
 std::string_view name_of(QuantMode mode);
 std::optional<QuantMode> quant_mode_from_name(std::string_view name);
 
-// What the stride between blocks must be a multiple of: bytes, or whole kernel blocks of up to so
+// What the stride between blocks must be a multiple of: bytes, or whole kernel blocks of up to this
 // many tokens. Neither: 1.
 struct StrideAlignment {
   std::int64_t bytes = 0;
@@ -136,11 +137,12 @@ std::int64_t content_bytes(const CacheSpec& spec);                     // C
 std::int64_t unpadded_page_bytes(const CacheSpec& spec);               // H * N * C
 std::int64_t page_bytes(const CacheSpec& spec);                        // as padded
 bool is_prefix_cacheable(const CacheSpec& spec);
-// 1: any stride.
+// 1: any stride; 0: a kernel block holds no KV entry, so there is none.
 std::int64_t stride_alignment_bytes(const CacheSpec& spec);
 
-// The same rows in blocks of another size. A page that `alignment` padded is padded anew, but keeps
-// its old padding where the new page needs none (kv_cache_interface.py: _apply_alignment_padding).
+// The same rows in blocks of another size. A page that `alignment` padded is padded again, but
+// keeps its old padding where the new page needs none (kv_cache_interface.py:
+// _apply_alignment_padding).
 CacheSpec with_block_size(CacheSpec spec, std::int64_t block_size);
 // Pads the page to `alignment`, as the constructor of an MLA spec does.
 void apply_alignment(CacheSpec& spec);

@@ -27,7 +27,7 @@ Result<std::vector<PlacedGroup>> hisparse_groups(const NamedCacheSpecs& specs, C
                                                  const PlacementOptions& options) {
   NamedCacheSpecs sources, indexers, others;
   for (const NamedCacheSpec& layer : specs) {
-    if (!has_layer_views(layer.second.type)) continue;  // laid out anew
+    if (!has_layer_views(layer.second.type)) continue;  // laid out again
     if (!is_mla(layer.second.type))
       others.push_back(layer);
     else

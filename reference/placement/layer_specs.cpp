@@ -19,8 +19,8 @@ enum class LayerKind : std::uint8_t {
   plain,      // K and V of heads
   latent,     // one row of MLA a token
   v4_latent,  // compressed rows
-  v4_window,  // the window beside them
-  v4_state,   // what is still to be compressed
+  v4_window,  // their window
+  v4_state,   // keys not yet compressed
   indexer,    // keys of a sparse indexer
   own_rows,   // rows in a format of their own
 };
@@ -30,7 +30,8 @@ LayerKind kind_of(std::string_view backend) {
   if (backend == "sparse_swa") return LayerKind::v4_window;
   if (backend.starts_with("compressor")) return LayerKind::v4_state;
   if (backend.starts_with("indexer")) return LayerKind::indexer;
-  if (backend == "qsa_state" || backend == "kpool_tail" || backend == "cache_only")
+  if (backend == "qsa_state" || backend == "kpool_tail" || backend == "cache_only" ||
+      backend == "minimax_m3_indexer" || backend == "inkling_sconv")
     return LayerKind::own_rows;
   if (backend.find("mla") != std::string_view::npos) return LayerKind::latent;
   return LayerKind::plain;
@@ -61,13 +62,23 @@ bool is_per_token_head(QuantMode mode) {
          mode == QuantMode::INT4_PER_TOKEN_HEAD;
 }
 
-// Distinct backends with rows of tokens, in layer order.
-std::vector<const CacheBackend*> token_backends(const std::vector<PlacementLayer>& layers) {
-  std::vector<const CacheBackend*> backends;
+// A backend with rows of tokens, and its kernels before the layers have a spec.
+struct TokenBackend {
+  const CacheBackend* backend = nullptr;
+  KernelSizes sizes;
+};
+
+// Distinct, in layer order.
+std::vector<TokenBackend> token_backends(const std::vector<PlacementLayer>& layers,
+                                         DeviceFamily device) {
+  std::vector<TokenBackend> backends;
   for (const PlacementLayer& layer : layers) {
     const CacheBackend* backend = find_cache_backend(layer.backend);
     if (backend == nullptr || is_state_backend(*backend)) continue;
-    if (std::ranges::find(backends, backend) == backends.end()) backends.push_back(backend);
+    if (std::ranges::find(backends, backend, &TokenBackend::backend) != backends.end()) continue;
+    CacheSpec facts;
+    facts.tokens_per_state = layer.spec ? layer.spec->tokens_per_state : 1;
+    backends.push_back({backend, kernel_sizes(*backend, device, facts)});
   }
   return backends;
 }
@@ -78,24 +89,23 @@ std::vector<std::int64_t> bases_of(const KernelSizes& sizes) {
   return bases;
 }
 
-bool supports_block(const CacheBackend& backend, DeviceFamily device, std::int64_t block_size) {
-  const auto bases = bases_of(kernel_sizes(backend, device, nullptr));
+bool supports_block(const TokenBackend& backend, std::int64_t block_size) {
+  const auto bases = bases_of(backend.sizes);
   return std::ranges::any_of(bases, [&](std::int64_t base) { return block_size % base == 0; });
 }
 
-Result<std::int64_t> preferred_block(const std::vector<const CacheBackend*>& backends,
-                                     DeviceFamily device) {
+Result<std::int64_t> preferred_block(const std::vector<TokenBackend>& backends) {
   const auto all_take = [&](std::int64_t size) {
     return std::ranges::all_of(
-        backends, [&](const CacheBackend* b) { return supports_block(*b, device, size); });
+        backends, [&](const TokenBackend& backend) { return supports_block(backend, size); });
   };
-  if (backends.size() == 1 && backends[0]->name == "sparse_swa") return 256;
+  if (backends.size() == 1 && backends[0].backend->name == "sparse_swa") return 256;
   if (all_take(kDefaultBlock)) return kDefaultBlock;
-  if (backends.size() == 1) return kernel_sizes(*backends[0], device, nullptr).smallest();
+  if (backends.size() == 1) return backends[0].sizes.smallest();
   std::set<std::int64_t> candidates = {1};
-  for (const CacheBackend* backend : backends) {
+  for (const TokenBackend& backend : backends) {
     std::set<std::int64_t> combined;
-    for (const std::int64_t base : bases_of(kernel_sizes(*backend, device, nullptr)))
+    for (const std::int64_t base : bases_of(backend.sizes))
       for (const std::int64_t other : candidates) combined.insert(std::lcm(base, other));
     candidates = std::move(combined);
   }
@@ -104,14 +114,21 @@ Result<std::int64_t> preferred_block(const std::vector<const CacheBackend*>& bac
   return fail("the backends of this model share no block size");
 }
 
-// The layer whose heads stand for the model's.
+// The layer whose heads stand for the model's: a latent one where there is one, then one that
+// attends to all tokens.
 const PlacementLayer* main_layer(const std::vector<PlacementLayer>& layers) {
-  const auto at = std::ranges::find_if(layers, [](const PlacementLayer& layer) {
-    if (!layer.spec || !is_attention(layer.spec->type) || layer.spec->is_draft.value) return false;
+  const PlacementLayer* main = nullptr;
+  const auto rank_of = [](const PlacementLayer& layer) {
+    if (kind_of(layer.backend) == LayerKind::latent) return 2;
+    return is_full_attention(layer.spec->type) ? 1 : 0;
+  };
+  for (const PlacementLayer& layer : layers) {
+    if (!layer.spec || !is_attention(layer.spec->type) || layer.spec->is_draft.value) continue;
     const LayerKind kind = kind_of(layer.backend);
-    return kind == LayerKind::plain || kind == LayerKind::latent;
-  });
-  return at == layers.end() ? nullptr : &*at;
+    if (kind != LayerKind::plain && kind != LayerKind::latent) continue;
+    if (main == nullptr || rank_of(layer) > rank_of(*main)) main = &layer;
+  }
+  return main;
 }
 
 // Bytes of one token in a layer with the model's heads.
@@ -126,21 +143,25 @@ std::int64_t token_bytes(const CacheBackend& backend, DeviceFamily device, const
   return page_bytes(customized(backend, device, spec));
 }
 
-// Where states are exported from inside a prefill, blocks end at places where every layer can.
+// Gated delta nets export states at multiples of their kernel's chunk, and ask for them on the grid
+// of hits. Other mixers do not shape the block.
+constexpr std::int64_t kGatedDeltaChunk = 64;
+bool exports_on_grid(const CacheSpec& spec) {
+  return spec.prefill_checkpoint_alignment.value_or(1) % kGatedDeltaChunk == 0;
+}
+
+// Blocks end where every layer can export a state.
 std::int64_t checkpoint_alignment(const std::vector<PlacementLayer>& layers) {
-  std::int64_t alignment = 1;
-  for (const PlacementLayer& layer : layers) {
-    if (!layer.spec || layer.spec->type != SpecType::mamba) continue;
-    if (!layer.spec->prefill_checkpoint_alignment) return 1;
-    alignment = std::lcm(alignment, *layer.spec->prefill_checkpoint_alignment);
-  }
-  return alignment;
+  const bool all_on_grid = std::ranges::all_of(layers, [](const PlacementLayer& layer) {
+    return !layer.spec || layer.spec->type != SpecType::mamba || exports_on_grid(*layer.spec);
+  });
+  return all_on_grid ? kGatedDeltaChunk : 1;
 }
 
 // The attention block grows until its page holds the states; their page is padded to it.
 void align_to_states(const std::vector<PlacementLayer>& layers, const CacheSpec& heads,
-                     const std::vector<const CacheBackend*>& backends,
-                     const PlacementOptions& options, BlockAlignment& alignment) {
+                     const std::vector<TokenBackend>& backends, const PlacementOptions& options,
+                     BlockAlignment& alignment) {
   std::int64_t state_bytes = 0;
   for (const PlacementLayer& layer : layers)
     if (layer.spec && layer.spec->type == SpecType::mamba)
@@ -148,7 +169,7 @@ void align_to_states(const std::vector<PlacementLayer>& layers, const CacheSpec&
   if (state_bytes == 0) return;
   const CacheFormat format = cache_format(options.kv_dtype, options.model_dtype);
   const bool has_mla = is_mla(heads.type);
-  std::int64_t bytes = token_bytes(*backends[0], options.device, heads, format);
+  std::int64_t bytes = token_bytes(*backends[0].backend, options.device, heads, format);
   if (has_mla) {
     bytes = heads.head_size * itemsize_bytes(format.dtype);
   } else if (options.kv_dtype.starts_with("turboquant_")) {
@@ -157,14 +178,12 @@ void align_to_states(const std::vector<PlacementLayer>& layers, const CacheSpec&
       bytes = std::lcm(
           bytes, 2 * heads.num_kv_heads * heads.head_size * itemsize_bytes(options.model_dtype));
   }
-  std::int64_t unit = std::max(kernel_sizes(*backends[0], options.device, nullptr).smallest(),
-                               alignment.block_size);
+  std::int64_t unit = std::max(backends[0].sizes.smallest(), alignment.block_size);
   if (has_mla) unit = std::max<std::int64_t>(unit, 128);
   if (options.mamba_cache_mode == MambaCacheMode::align)
     unit = std::lcm(unit, checkpoint_alignment(layers));
   std::int64_t common = 1;
-  for (const CacheBackend* backend : backends)
-    common = std::lcm(common, kernel_sizes(*backend, options.device, nullptr).smallest());
+  for (const TokenBackend& backend : backends) common = std::lcm(common, backend.sizes.smallest());
   const std::int64_t block = round_up_to(unit * divided_up(state_bytes, unit * bytes), common);
   alignment.block_size = std::max(alignment.block_size, block);
   if (options.mamba_cache_mode == MambaCacheMode::align)
@@ -173,21 +192,22 @@ void align_to_states(const std::vector<PlacementLayer>& layers, const CacheSpec&
     alignment.mamba_page_size_padded = alignment.block_size * bytes;
 }
 
-// Quantized layers beside unquantized ones: the quantized block grows until its page holds a kernel
+// Quantized layers with unquantized ones: the quantized block grows until its page holds a kernel
 // block of the others, which are padded to it.
-Result<void> align_to_skipped(const CacheSpec& heads, const CacheBackend& backend,
+Result<void> align_to_skipped(const CacheSpec& heads, const TokenBackend& first,
                               const PlacementOptions& options, BlockAlignment& alignment) {
+  const CacheBackend& backend = *first.backend;
   const std::int64_t primary = token_bytes(backend, options.device, heads,
                                            cache_format(options.kv_dtype, options.model_dtype));
   const std::int64_t skipped =
       token_bytes(backend, options.device, heads, {options.model_dtype, QuantMode::NONE});
   if (skipped < primary)
     return fail(
-        fmt::format("layers left unquantized take {} bytes a token, fewer than the {} of "
+        fmt::format("layers left unquantized take {} bytes per token, fewer than the {} of "
                     "quantized ones",
                     skipped, primary));
   if (skipped == primary) return {};
-  const std::int64_t kernel = kernel_sizes(backend, options.device, nullptr).smallest();
+  const std::int64_t kernel = first.sizes.smallest();
   const std::int64_t unit = std::max(kernel, alignment.block_size);
   const std::int64_t page =
       std::max(skipped * kernel, alignment.mamba_page_size_padded.value_or(0));
@@ -206,7 +226,7 @@ std::int64_t window_block(const CacheBackend& backend, DeviceFamily device, Cach
       std::max<std::int64_t>(unpadded_page_bytes(customized(backend, device, spec)), 1);
   const std::int64_t budget =
       alignment.skip_page_size_padded.value_or(token * alignment.block_size);
-  const KernelSizes sizes = kernel_sizes(backend, device, &spec);
+  const KernelSizes sizes = kernel_sizes(backend, device, spec);
   std::vector<std::int64_t> candidates = sizes.listed;
   if (sizes.multiple_of != 0)
     candidates.push_back(
@@ -221,6 +241,7 @@ struct SpecMaker {
   const BlockAlignment& alignment;
   const PlacementOptions& options;
   bool is_v41 = false;
+  std::int64_t pooled_keys = 4;  // of one KV entry of a pooled indexer
 
   // V4.1 on sm100 keeps shorter records.
   bool has_short_records() const { return is_v41 && options.device == DeviceFamily::sm100; }
@@ -267,6 +288,7 @@ struct SpecMaker {
   }
 
   void indexer(CacheSpec& spec, const std::string& backend) const {
+    if (backend == "indexer_m3") return;
     if (backend != "indexer_v41" && backend != "indexer_v41_sparse") spec.max_tp_shards = 1;
     if (backend == "indexer_v32" || backend == "indexer_kpool") return;
     spec.alignment = page_alignment();
@@ -283,6 +305,10 @@ struct SpecMaker {
       spec.page_size_padded = alignment.mamba_page_size_padded;
       spec.mamba_cache_mode = options.mamba_cache_mode;
       spec.num_speculative_blocks = options.drafted_tokens();
+      if (spec.prefill_checkpoint_alignment && exports_on_grid(spec))
+        spec.prefill_checkpoint_alignment =
+            options.prefix_match_unit ? std::lcm(*options.prefix_match_unit, kGatedDeltaChunk)
+                                      : alignment.mamba_block_size;
       return spec;
     }
     const CacheFormat format = layer.is_unquantized
@@ -312,31 +338,51 @@ struct SpecMaker {
         indexer(spec, layer.backend);
         break;
       case LayerKind::own_rows:
-        if (layer.backend == "kpool_tail")
-          spec.block_size = pooled_tail(options.drafted_tokens());
+        if (layer.backend == "inkling_sconv" && layer.fixed_block_size != 0)
+          spec.block_size = layer.fixed_block_size;
+        else if (layer.backend == "kpool_tail")
+          spec.block_size = pooled_tail();
         else if (spec.type == SpecType::circular_buffer)
           spec.block_size = round_up_to(kRingGroup + options.drafted_tokens(), kRingGroup);
         break;
     }
     apply_alignment(spec);
     spec = customized(backend, options.device, spec);
-    const KernelSizes sizes = kernel_sizes(backend, options.device, &spec);
+    const KernelSizes sizes = kernel_sizes(backend, options.device, spec);
     if (!spec.block_stride_alignment.is_set() && sizes.multiple_of == 0)
       spec.block_stride_alignment.kernel_tokens = *std::ranges::max_element(sizes.listed);
     return spec;
   }
 
-  // Keys of an open pool, drafts among them, in a power of two of pools (models/glm5next/common/
-  // attention.py). It is whole on every rank of a context, which compresses the pools that it has.
-  static std::int64_t pooled_tail(std::int64_t drafted_tokens) {
-    std::int64_t ring = kPooledKeys;
-    while (ring < kPooledKeys + drafted_tokens) ring *= 2;
+  // Keys of an open pool, drafts included, in a power of two of pools (models/glm5next/common/
+  // attention.py). Every context parallel rank replicates it and compresses the pools that it has.
+  std::int64_t pooled_tail() const {
+    std::int64_t ring = pooled_keys;
+    while (ring < pooled_keys + options.drafted_tokens()) ring *= 2;
     return ring;
   }
-  static constexpr std::int64_t kPooledKeys = 4;  // to a row of GLM-5.3-Flash's indexer
 
   static constexpr std::int64_t kRingGroup = 8;  // tokens to a compressed key of QSA
 };
+
+// What the engine asserts of a layer: FlashInfer's nvfp4 keeps K and V in slots of equal size, and
+// the ring of an open pool divides the block.
+Result<void> check_format(const PlacementLayer& layer, const BlockAlignment& alignment) {
+  const CacheSpec& spec = *layer.spec;
+  if (layer.backend == "kpool_tail" && alignment.block_size % spec.block_size != 0)
+    return fail(
+        fmt::format("layer {}: blocks of {} tokens are no multiple of its ring of {}; choose "
+                    "another --block-size",
+                    layer.name, alignment.block_size, spec.block_size));
+  const auto slot = [](std::int64_t elements) { return elements / 2 + elements / 16; };
+  if (layer.backend != "flashinfer" || spec.kv_quant_mode != QuantMode::NVFP4 ||
+      slot(spec.head_size) == slot(spec.head_size_v))
+    return {};
+  return fail(
+      fmt::format("layer {}: nvfp4 keeps K and V in slots of equal size, and their heads have {} "
+                  "and {} elements; choose another --kv-dtype",
+                  layer.name, spec.head_size, spec.head_size_v));
+}
 
 }  // namespace
 
@@ -361,7 +407,8 @@ CacheFormat cache_format(std::string_view kv_dtype, DType model_dtype) {
 
 CacheSpec customized(const CacheBackend& backend, DeviceFamily device, CacheSpec spec) {
   const QuantMode mode = spec.kv_quant_mode;
-  if (backend.name == "flashmla_sparse" || backend.name == "flashinfer_mla_sparse") {
+  if (backend.name == "flashmla_sparse" || backend.name == "flash_attn_mla_sparse" ||
+      backend.name == "flashinfer_mla_sparse") {
     const bool is_by_pages = backend.name == "flashmla_sparse" && mode != QuantMode::NONE &&
                              device != DeviceFamily::sm100;
     const std::int64_t rows = backend.name == "flashinfer_mla_sparse" ? backend.multiple_of : 1;
@@ -393,6 +440,7 @@ PlacementLayer layer_facts(const PlacementLayer& layer) {
   if (!facts.spec || !has_layer_views(facts.spec->type)) return facts;
   CacheSpec& spec = *facts.spec;
   const LayerKind kind = kind_of(layer.backend);
+  facts.fixed_block_size = spec.block_size;
   spec.block_size = 1;
   spec.page_size_padded.reset();
   spec.mamba_cache_mode = MambaCacheMode::none;
@@ -416,25 +464,27 @@ Result<BlockAlignment> align_blocks(const std::vector<PlacementLayer>& facts,
                                     const PlacementOptions& options) {
   BlockAlignment alignment{
       options.block_size.value_or(kDefaultBlock), options.max_model_len, {}, {}};
-  const std::vector<const CacheBackend*> backends = token_backends(facts);
+  const std::vector<TokenBackend> backends = token_backends(facts, options.device);
   const PlacementLayer* main = main_layer(facts);
+  if (options.mamba_cache_mode == MambaCacheMode::align && main == nullptr)
+    alignment.mamba_block_size = alignment.block_size;
   if (backends.empty()) return alignment;
   if (!options.block_size) {
-    LS_ASSIGN_OR_RETURN(alignment.block_size, preferred_block(backends, options.device));
+    LS_ASSIGN_OR_RETURN(alignment.block_size, preferred_block(backends));
   }
   const std::int64_t before = alignment.block_size;
   if (main != nullptr) {
     align_to_states(facts, *main->spec, backends, options, alignment);
     if (!options.skip_layers.empty())
-      LS_RETURN_IF_ERROR(align_to_skipped(*main->spec, *backends[0], options, alignment));
+      LS_RETURN_IF_ERROR(align_to_skipped(*main->spec, backends[0], options, alignment));
   }
   if (alignment.block_size == before) return alignment;
-  for (const CacheBackend* backend : backends)
-    if (!supports_block(*backend, options.device, alignment.block_size))
+  for (const TokenBackend& backend : backends)
+    if (!supports_block(backend, alignment.block_size))
       return fail(
           fmt::format("blocks must hold {} tokens to cover the states, and {} does not take "
                       "them; choose another --block-size",
-                      alignment.block_size, backend->name));
+                      alignment.block_size, backend.backend->name));
   return alignment;
 }
 
@@ -444,14 +494,17 @@ Result<std::vector<PlacementLayer>> layers_with_specs(const std::vector<Placemen
   const bool is_v41 = std::ranges::any_of(facts, [](const PlacementLayer& layer) {
     return layer.backend.starts_with("v41") || layer.backend == "compressor_v41";
   });
-  const SpecMaker maker{alignment, options, is_v41};
+  SpecMaker maker{alignment, options, is_v41};
+  for (const PlacementLayer& layer : facts)
+    if (layer.backend == "indexer_kpool") maker.pooled_keys = layer.spec->tokens_per_state;
   std::vector<PlacementLayer> layers = facts;
   std::vector<KernelSizes> sizes;
   for (PlacementLayer& layer : layers) {
     if (!layer.spec || !has_layer_views(layer.spec->type)) continue;
     layer.spec = maker.make(layer);
+    LS_RETURN_IF_ERROR(check_format(layer, alignment));
     if (is_mla(layer.spec->type))
-      sizes.push_back(kernel_sizes(backend_named(layer.backend), options.device, &*layer.spec));
+      sizes.push_back(kernel_sizes(backend_named(layer.backend), options.device, *layer.spec));
   }
   if (!options.hisparse) return layers;
   LS_ASSIGN_OR_RETURN(const std::int64_t block, common_kernel_block(alignment.block_size, sizes));

@@ -1,8 +1,8 @@
-// From what a model says of a layer to the spec that the planner gets: the platform's block sizes,
-// then each backend's packing of rows, quantization and strides.
+// From the facts of a layer to the spec that the planner receives: the platform's block sizes, then
+// each backend's packing of rows, quantization and strides.
 //
-// Facts of a layer are its type, heads, head sizes, window, chunk, states, tokens to a row and who
-// reads it; everything else of its spec is worked out here. Sources: vllm/platforms/interface.py
+// Facts of a layer are its type, heads, head sizes, window, chunk, states, tokens per row and
+// reader; everything else of its spec is derived here. Sources: vllm/platforms/interface.py
 // (update_block_size_for_backend), customize_spec of each backend, get_kv_cache_spec of each kind
 // of layer.
 #pragma once

@@ -16,7 +16,7 @@ Result<void> run_stages(const std::vector<PlacementLayer>& layers, bool is_bare,
                         PlacementStages& plan) {
   plan.refused_stage = "options";
   if (options.mamba_cache_mode == MambaCacheMode::all)
-    return fail("mamba_cache_mode all does not exist any more; use align");
+    return fail("mamba_cache_mode all was removed; use align");
   plan.refused_stage = "specs";
   plan.layers = layers;
   for (const PlacementLayer& layer : layers)
@@ -27,12 +27,6 @@ Result<void> run_stages(const std::vector<PlacementLayer>& layers, bool is_bare,
     LS_ASSIGN_OR_RETURN(plan.alignment, align_blocks(layers, options));
     LS_ASSIGN_OR_RETURN(plan.layers, layers_with_specs(layers, *plan.alignment, options));
   }
-  for (const PlacementLayer& layer : plan.layers)
-    if (layer.spec && page_bytes(*layer.spec) == 0)
-      return fail(
-          fmt::format("layer {}: blocks of {} tokens do not hold one row; choose a larger "
-                      "--block-size",
-                      layer.name, layer.spec->block_size));
   plan.refused_stage = "layout";
   std::vector<std::vector<CacheOrder>> declared;
   std::set<std::string> seen;
@@ -51,6 +45,16 @@ Result<void> run_stages(const std::vector<PlacementLayer>& layers, bool is_bare,
   plan.refused_stage = "groups";
   LS_ASSIGN_OR_RETURN(plan.groups, cache_groups(specs, plan.order->order, options));
   plan.refused_stage = "plan";
+  for (const PlacedGroup& group : plan.groups)
+    for (const std::string& name : group.layer_names) {
+      const CacheSpec& spec = group.layer_spec(name);
+      LS_RETURN_IF_ERROR(check_page(name, spec));
+      if (stride_alignment_bytes(spec) == 0)
+        return fail(
+            fmt::format("layer {}: kernel blocks of up to {} tokens do not hold one KV entry of "
+                        "{} tokens; choose another --block-size",
+                        name, spec.block_stride_alignment.kernel_tokens, spec.tokens_per_state));
+    }
   LS_ASSIGN_OR_RETURN(plan.workers,
                       place_workers(plan.groups, plan.order->order, workers, options));
   plan.refused_stage = {};

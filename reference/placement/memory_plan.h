@@ -23,7 +23,7 @@ struct PlacementStages {
   Error refused;
 };
 
-// What a connector wishes for: of its name, where the layers suit it.
+// A connector's preferred layout: by its name, where the layers allow it.
 std::optional<CacheOrder> order_wish(const std::vector<PlacementLayer>& layers,
                                      const PlacementOptions& options);
 

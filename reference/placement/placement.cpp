@@ -293,7 +293,7 @@ Result<PlacementCapacity> capacity_of(const Placement& plan, const PlacementOpti
 }
 
 bool needs_zeroing(const Placement& plan) {
-  // The scheduler decides it, who sees a group's first layer alone.
+  // The scheduler decides it, and sees only a group's first layer.
   std::set<std::pair<DType, QuantMode>> precisions;
   bool has_states = false;
   for (const PlacedGroup& group : plan.groups) {

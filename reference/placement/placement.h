@@ -26,9 +26,9 @@ struct HiSparseOptions {
 
 struct PlacementOptions {
   std::int64_t tp = 1, dcp = 1, pcp = 1, pp = 1;
-  // Of the drafter's own parallel configuration: one that runs at 1 under a target that deals out
-  // its tokens keeps them all on every rank (DFlash without MLA); EAGLE's and MTP's run as the
-  // target (v1/worker/gpu/model_runner.py, get_kv_cache_spec).
+  // Of the draft model's own parallel configuration: one that runs at 1 under a sharded target
+  // keeps all its tokens on every rank (DFlash without MLA); EAGLE's and MTP's run as the target
+  // (v1/worker/gpu/model_runner.py, get_kv_cache_spec).
   std::int64_t draft_dcp = 1;
   std::string kv_dtype = "auto";  // as the engine names formats of caches
   DType model_dtype = DType::bf16;
@@ -56,9 +56,10 @@ struct PlacementOptions {
 
 struct PlacementLayer {
   std::string name;
-  std::optional<CacheSpec> spec;  // absent: needs no cache
-  std::string backend;            // empty: no backend of its own
-  bool is_unquantized = false;    // keeps the model's element type whatever kv_dtype says
+  std::optional<CacheSpec> spec;      // absent: needs no cache
+  std::string backend;                // empty: no backend of its own
+  std::int64_t fixed_block_size = 0;  // tokens, of rows in a format of their own; 0: by rule
+  bool is_unquantized = false;        // keeps the model's element type whatever kv_dtype says
 };
 
 // Layers that share a block table. A group of one spec has it in `specs` for every layer that it
@@ -107,7 +108,7 @@ RequestBounds bounds_of(const PlacementOptions& options);
 // Bytes that one block of the pool takes.
 std::int64_t bytes_per_block(const std::vector<PlacedGroup>& groups, CacheOrder order);
 
-// A worker's plan of so many blocks. An Error: the order cannot express the pages.
+// A worker's plan of `num_blocks`. An Error: the layout cannot express the pages.
 Result<Placement> place_blocks(const std::vector<PlacedGroup>& groups, CacheOrder order,
                                std::int64_t num_blocks, const PlacementOptions& options);
 

@@ -58,6 +58,11 @@ Result<CachePage> first_page(const PlacedTensor& tensor, CacheOrder order, std::
                              std::int64_t kernel_block_size) {
   const CacheSpec& spec = tensor.spec;
   const std::int64_t ratio = spec.block_size / kernel_block_size;
+  if (rows_of(spec, kernel_block_size) == 0)
+    return fail(
+        fmt::format("kernel blocks of {} tokens do not hold one KV entry of {} tokens; use a "
+                    "backend with larger kernel blocks",
+                    kernel_block_size, spec.tokens_per_state));
   std::int64_t block_stride = tensor.block_stride;
   if (ratio > 1) {
     if (block_stride != unpadded_page_bytes(spec))
@@ -114,7 +119,7 @@ Result<CachePage> mapped_page(const LayerPage& layer, const BackendGroup& part,
   return page;
 }
 
-// Runs of bytes of one manager block, relative to its begin.
+// Runs of bytes of one manager block, relative to its start.
 struct Run {
   std::int64_t begin = 0, bytes = 0;
 };
@@ -211,14 +216,14 @@ Result<WorkerPages> worker_pages(const Placement& plan, const std::vector<Placem
     if (is_attention(group.spec.type) && !is_interleaved(plan, group)) {
       std::vector<KernelSizes> sizes;
       for (const BackendGroup& part : parts.back())
-        sizes.push_back(kernel_sizes(*part.backend, options.device, &part.spec));
+        sizes.push_back(kernel_sizes(*part.backend, options.device, part.spec));
       LS_ASSIGN_OR_RETURN(size, common_kernel_block(size, sizes));
     }
     for (BackendGroup& part : parts.back()) {
       if (!is_attention(part.spec.type)) continue;
       LS_ASSIGN_OR_RETURN(
           part.kernel_block_size,
-          common_kernel_block(size, {kernel_sizes(*part.backend, options.device, &part.spec)}));
+          common_kernel_block(size, {kernel_sizes(*part.backend, options.device, part.spec)}));
     }
     pages.kernel_block_sizes.push_back(size);
   }

@@ -74,8 +74,8 @@ struct LostBytes {
   std::int64_t bytes = 0, of = 0, layers = 0;
   std::string first;
 };
-// `by_layer_index`: views in the order of layer numbers, as the first runner has them; else tensor
-// by tensor. Of several views at one address the engine copies the first.
+// `by_layer_index`: views in the order of layer numbers, as in model runner V1; otherwise tensor by
+// tensor. The engine copies the first of several views at one address.
 std::vector<LostBytes> lost_in_copies(const WorkerPages& pages, bool by_layer_index);
 
 }  // namespace lockstep

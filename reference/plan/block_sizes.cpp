@@ -153,7 +153,7 @@ Result<void> check_retention(const EngineConfig& config, const EngineProfile& pr
   return {};
 }
 
-// A stated lookahead is the engine core's, which nothing but its own configuration decides.
+// A stated lookahead must be the engine core's, which follows only from its own configuration.
 Result<void> check_hash_lookahead(const EngineConfig& config, const EngineProfile& profile) {
   EngineConfig unstated = config;
   unstated.num_hash_lookahead_tokens = kEngineHashLookahead;

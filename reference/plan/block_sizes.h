@@ -14,7 +14,7 @@ namespace lockstep {
 
 struct BlockSizes {
   std::int32_t scheduler_block_size = 0;  // what hits and chunk ends of hybrids are multiples of
-  std::int32_t hash_block_size = 0;       // one block hash covers so many tokens
+  std::int32_t hash_block_size = 0;       // tokens per block hash
   // A hit may end inside a block, at a multiple of the hash block.
   bool hits_parts_of_blocks = false;
 

@@ -106,10 +106,17 @@ std::int64_t hit_step(const KVCacheConfig& config, const PlanOptions& options) {
 
 }  // namespace
 
-std::int64_t resend_hit_tokens(const Capacity& capacity, std::int64_t prompt_tokens) {
+std::int64_t resend_hit_tokens(std::int64_t hit_step_tokens, std::int64_t prompt_tokens) {
   LS_CHECK(prompt_tokens > 0, "a prompt of {} tokens", prompt_tokens);
-  const std::int64_t step = capacity.hit_step_tokens;
-  return step == 0 ? 0 : (prompt_tokens - 1) / step * step;
+  if (hit_step_tokens == 0) return 0;
+  return (prompt_tokens - 1) / hit_step_tokens * hit_step_tokens;
+}
+
+std::string unfilled_block_text(std::int64_t hit_step_tokens, std::int64_t prompt_tokens_max,
+                                std::string_view limit) {
+  return fmt::format(
+      "no prompt can fill a block and be hit: hits end at multiples of {} tokens, and {} is {}",
+      hit_step_tokens, limit, prompt_tokens_max);
 }
 
 std::int64_t growing_groups_tokens(const KVCacheConfig& config, const PlanOptions& options) {

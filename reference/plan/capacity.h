@@ -1,16 +1,17 @@
 // What a plan can hold: tokens, requests, bytes per token, waste; each figure with its formula, and
-// the older formulas beside it where they were wrong.
+// the older formulas where they were wrong.
 //
 // 1. max_concurrency is one IEEE division, num_blocks / blocks_per_request; capacity_tokens is that
-//    times max_model_len, cut to an integer: to the last bit what vLLM 0.22.1 reports.
+//    times max_model_len, truncated to an integer: bit for bit what vLLM 0.22.1 reports.
 // 2. A group whose cost does not grow with length never divides the capacity (vLLM 40384, 40417).
 // 3. A buffer indexed by slots needs slot_address_space rows, not capacity_tokens (37118): a slot
-//    is a place in the pool, held or free. Rules: vllm/v1/core/kv_cache_utils.py
+//    is a position in the pool, held or free. Rules: vllm/v1/core/kv_cache_utils.py
 //    (get_max_concurrency_for_kv_cache_config).
 #pragma once
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "reference/types/plan_options.h"
@@ -47,7 +48,7 @@ struct Capacity {
   std::int64_t fixed_bytes_per_request = 0;
   std::int64_t pool_bytes = 0;
   std::int64_t slot_address_space = 0;  // of the group with most slots
-  std::int64_t hit_step_tokens = 0;     // a prefix hit is a multiple of so many; 0: nothing hits
+  std::int64_t hit_step_tokens = 0;     // a prefix hit is a multiple of this; 0: no hits
   std::vector<GroupCapacity> groups;
   std::vector<Formula> formulas;
 };
@@ -55,9 +56,14 @@ struct Capacity {
 // Requires a plan with groups.
 Capacity capacity_of(const KVCacheConfig& config, const PlanOptions& options);
 
-// Of a prompt that was computed before, the tokens that a resend finds: whole steps, and never the
-// last token. A step longer than the prompts makes prefix caching useless (35703: 1 % of tokens).
-std::int64_t resend_hit_tokens(const Capacity& capacity, std::int64_t prompt_tokens);
+// Tokens that a second request with the same prompt hits: whole steps of Capacity::hit_step_tokens,
+// and never the last token. A step longer than the prompts makes prefix caching useless (35703: 1 %
+// of tokens).
+std::int64_t resend_hit_tokens(std::int64_t hit_step_tokens, std::int64_t prompt_tokens);
+
+// The warning that no prompt is long enough to be hit; `limit` names what limits the prompts.
+std::string unfilled_block_text(std::int64_t hit_step_tokens, std::int64_t prompt_tokens_max,
+                                std::string_view limit);
 
 // num_blocks // growing groups * smallest growing block size; every group counts where none grows.
 std::int64_t growing_groups_tokens(const KVCacheConfig& config, const PlanOptions& options);

@@ -17,14 +17,14 @@
 namespace lockstep {
 
 bool keeps(const ContextRank& at, std::int64_t position);
-// The rank as a cache sees it whose tokens it keeps all, where those are not dealt out.
+// The rank as a replicated cache sees it, which keeps all tokens.
 ContextRank rank_in(const ContextRank& at, const KVCacheSpec& spec);
 // How many of the first `position` tokens the rank keeps: the index among them of the token at
 // `position`, where that is one of its own.
 std::int64_t num_kept(const ContextRank& at, std::int64_t position);
 
-// Over how many ranks the tokens of a group's blocks are dealt out: 1 for states, for caches that
-// each rank keeps whole, and for an unknown engine, which Scheduler::create refuses.
+// Number of ranks that shard the tokens of a group's blocks: 1 for states, for replicated caches,
+// and for an unknown engine, which Scheduler::create refuses.
 std::int32_t num_context_ranks(const EngineConfig& config, const KVCacheSpec& spec);
 
 }  // namespace lockstep

@@ -54,7 +54,7 @@ Result<std::optional<KVCacheSpec>> merged_spec(const LayerSpecs& layers) {
     if (!all([&](const KVCacheSpec& s) { return is_mla(s) && same_row_format(s, first); }))
       return std::nullopt;
     KVCacheSpec merged = first;
-    merged.alignment = 0;  // its padding stays, the wish for it does not
+    merged.alignment = 0;  // its padding stays, its alignment does not
     return merged;
   }
   if (first.kind == CacheKind::full_attention) {
@@ -158,7 +158,7 @@ Result<std::vector<KVCacheGroupSpec>> equal_page_groups(const LayerSpecs& layers
   for (const NamedSpec& layer : layers)
     (layer.spec.kind == CacheKind::hidden_state ? hidden : others).push_back(layer);
   if (others.empty())
-    return fail("hidden-state layers of different shapes need a model beside them");
+    return fail("hidden-state layers of different shapes need a model with other layers");
   LS_ASSIGN_OR_RETURN(auto equal, options.attn_pack > 1
                                       ? with_packed_pages(others, options.attn_pack)
                                       : with_equal_pages(others));
@@ -270,8 +270,8 @@ Result<std::vector<KVCacheGroupSpec>> kv_cache_groups(const LayerSpecs& all_laye
 }
 
 // Groups of DeepSeek-V4: layers in tuples of several page sizes (main rows, indexer rows,
-// compressed rows); window layers are dealt into tuples of the same sizes, so that tensors can be
-// shared.
+// compressed rows); window layers are distributed over tuples of the same sizes, so that tensors
+// can be shared.
 
 namespace {
 
@@ -383,7 +383,7 @@ Result<std::vector<KVCacheGroupSpec>> mla_window_groups(const LayerSpecs& layers
     kind->second.push_back(layer);
   }
   if (full.empty() || !is_uniform_type(full))
-    return fail("MLA windows need full MLA layers of one block size beside them");
+    return fail("MLA windows need full MLA layers of one block size");
 
   std::vector<std::int64_t> tuples{num_layer_tuples(full)};
   for (const auto& [key, windows] : window_kinds) tuples.push_back(num_layer_tuples(windows));

@@ -1,12 +1,12 @@
-// Which layers share a block table. A block is one size for all groups, so groups are made of
-// layers whose pages can be made equal, and are equally many.
+// Which layers share a block table. A block has one size for all groups, so groups have layers
+// whose pages can be made equal, equally many each.
 //
 // 1. Every layer is in exactly one group; the groups keep the order in which kinds first appear.
 // 2. All layers of a group have equal specs, or (uniform type) need the same token slots.
-// 3. Unless the groups are of uniform type, every group's page is equally large.
-// 4. A kind with more layers than the group size is dealt out round robin, layers[i::n], so that
-//    each pipeline stage has its share of every group.
-// 5. Hidden-state layers are taken out first and added back one by one, padded to the common page.
+// 3. Unless the groups are of uniform type, every group's page has the same size.
+// 4. A kind with more layers than the group size is split round robin, layers[i::n], so that each
+//    pipeline stage has its share of every group.
+// 5. Hidden-state layers are removed first and added back one by one, padded to the common page.
 // Rules: vllm/v1/core/kv_cache_utils.py (get_kv_cache_groups).
 #pragma once
 
@@ -36,7 +36,7 @@ std::int64_t layers_per_group(std::span<const std::int64_t> layers_of_kind);
 // Specs raised to one page size by growing the block size of the smaller ones.
 Result<LayerSpecs> with_equal_pages(LayerSpecs layers);
 
-// DeepSeek-V4: full MLA layers of several page sizes beside sliding-window MLA layers; groups of
+// DeepSeek-V4: full MLA layers of several page sizes and sliding-window MLA layers; groups of
 // uniform type whose layers fit the same set of pages. Requires a layer of the second kind.
 Result<std::vector<KVCacheGroupSpec>> mla_window_groups(const LayerSpecs& layers);
 bool has_mla_windows(const LayerSpecs& layers);

@@ -11,10 +11,10 @@ namespace lockstep {
 namespace {
 
 Result<void> refuse(std::size_t group, std::string_view expected) {
-  return fail(fmt::format("groups: group {} beside HiSparse's: expected {}", group, expected));
+  return fail(fmt::format("groups: group {} next to HiSparse's: expected {}", group, expected));
 }
 
-// Of a page alone, whatever lies beside it in a block.
+// Of the page only, whatever is next to it in a block.
 std::int64_t own_page_bytes(KVCacheSpec spec) {
   spec.page_size_padded.reset();
   return page_size_bytes(with_alignment_padding(spec));

@@ -1,13 +1,13 @@
-// The shape of HiSparse's groups in a plan (vllm/v1/hisparse/layout.py): which layers of the device
-// hold pages of which layer of the host.
+// The shape of HiSparse's groups in a plan (vllm/v1/hisparse/layout.py): which device layers hold
+// pages of which host layer.
 //
 // 1. Group 0 has role hisparse_source and rows of MLA: its blocks are the host pool's. Group 1 has
-//    role hisparse_indexer, rows of MLA and blocks as long.
-// 2. Groups of kind hisparse_resident come next, then as many of hisparse_hot. Each kind has every
+//    role hisparse_indexer, rows of MLA and blocks of the same length.
+// 2. Groups of kind hisparse_resident follow, then as many of hisparse_hot. Each kind has every
 //    layer of the source once, in its order, cut into groups at the same layers, under the layer's
 //    name with a suffix of the kind.
 // 3. Their blocks and pages are the source's.
-// Others stand behind.
+// Other groups follow.
 #pragma once
 
 #include <span>

@@ -15,15 +15,14 @@ namespace lockstep {
 
 namespace {
 
-// FlashAttention alone puts the pair in front of the blocks; a padded page is only a page if its
-// block stands in front.
+// Only FlashAttention puts the pair before the blocks; a padded page is a page only if its block
+// comes first.
 bool keeps_pair_outermost(const KVCacheSpec& spec, AttentionBackend chosen) {
   return layer_backend(spec, chosen) == AttentionBackend::flash_attn &&
          (!spec.page_size_padded || *spec.page_size_padded == unpadded_page_size_bytes(spec));
 }
 
-// Whether K and V of a block must lie together in its page although the backend would not put them
-// so.
+// True if K and V of a block must be together in its page although the backend would separate them.
 bool pairs_lie_in_page(const KVCacheConfig& config, AttentionBackend chosen, LayoutRule rule) {
   bool states = false;
   std::map<std::string_view, bool> outermost;

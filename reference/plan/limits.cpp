@@ -6,6 +6,8 @@
 #include <numeric>
 #include <string_view>
 
+#include "reference/plan/page_size.h"
+
 namespace lockstep {
 namespace {
 
@@ -69,6 +71,9 @@ Result<void> check_spec(const KVCacheSpec& spec, std::int64_t num_ranks) {
   if (auto sound = check(counts, fmt::format("groups: {}: ", kind)); !sound) return sound;
   if (!page_fits(spec))
     return fail(fmt::format("groups: {}: a page of more than {} bytes", kind, kPageBytesMax));
+  if (spec.page_size_padded && *spec.page_size_padded < unpadded_page_size_bytes(spec))
+    return fail(fmt::format("groups: {}: page_size_padded: {}; its rows take {} bytes", kind,
+                            *spec.page_size_padded, unpadded_page_size_bytes(spec)));
   return {};
 }
 

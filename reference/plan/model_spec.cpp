@@ -109,6 +109,12 @@ std::optional<StateFamily> state_family_from_name(std::string_view name) {
   return std::nullopt;
 }
 
+std::int64_t num_draft_layers(const ModelSpec& model) {
+  return std::ranges::count_if(model.layers, [&](const ModelSpec::Layer& layer) {
+    return model.kinds[layer.kind].is_draft;
+  });
+}
+
 Result<LayerSpecs> layer_specs(const ModelSpec& model, const PlanOptions& options) {
   LayerSpecs layers;
   for (const ModelSpec::Layer& layer : model.layers) {
@@ -119,6 +125,7 @@ Result<LayerSpecs> layer_specs(const ModelSpec& model, const PlanOptions& option
     named.spec = kind.spec;
     named.is_draft = kind.is_draft;
     named.index_topk = kind.index_topk;
+    named.backend = kind.backend;
     KVCacheSpec& spec = named.spec;
     spec.dcp_sharded |= options.dcp == 1 && !is_ring(spec);
     Cut cut(named.name, options.tp);
@@ -139,6 +146,21 @@ Result<LayerSpecs> layer_specs(const ModelSpec& model, const PlanOptions& option
     if (!cut.refusal().empty()) return fail(cut.refusal());
   }
   return layers;
+}
+
+Result<void> take_checkpoint_format(const ModelSpec& model, PlanOptions& options) {
+  if (model.kv_cache_dtype.empty()) return {};
+  if (model.kv_cache_dtype == "fp8") {
+    options.kv_dtype = DType::fp8_e4m3;
+  } else if (model.kv_cache_dtype == "nvfp4") {
+    options.kv_dtype = DType::uint8;
+    options.kv_quant_mode = KVQuantMode::nvfp4;
+  } else {
+    return fail(fmt::format("kv_cache_dtype '{}' is not fp8 or nvfp4; name the format with "
+                            "--kv-dtype",
+                            model.kv_cache_dtype));
+  }
+  return {};
 }
 
 NamedSpec hidden_state_layer(std::int64_t num_layers, std::int64_t hidden_size, DType dtype) {

@@ -1,9 +1,9 @@
-// A model as far as its cache is concerned: kinds of layers with the figures of the whole model,
-// and the order in which the layers come. What one tensor-parallel rank keeps follows from it.
+// A model as its cache sees it: kinds of layers with the figures of the whole model, and the order
+// of the layers. What one tensor-parallel rank keeps follows from it.
 //
-// 1. A rank holds num_kv_heads / tp heads; where tp is larger, heads are replicated, at least one
-//    each. MLA rows, hidden states and windows of MLA rows are whole on every rank.
-// 2. State tensors are cut along their heads or channels; every cut must be even.
+// 1. A rank holds num_kv_heads / tp heads; if tp is larger, heads are replicated, at least one
+//    each. MLA rows, hidden states and windows of MLA rows are replicated on every rank.
+// 2. State tensors are split along their heads or channels; every split must be even.
 // Rules: vllm/model_executor/layers/mamba/mamba_utils.py, vllm/config/model.py.
 #pragma once
 
@@ -17,6 +17,10 @@
 #include "reference/types/plan_options.h"
 
 namespace lockstep {
+
+struct ModelSpec;
+// Layers that only a draft model has (LayerKind::is_draft).
+std::int64_t num_draft_layers(const ModelSpec& model);
 
 // Which states a recurrent layer keeps.
 enum class StateFamily : std::uint8_t {
@@ -58,6 +62,7 @@ struct LayerKind {
   std::optional<std::int64_t> prefill_checkpoint_alignment;
   bool is_draft = false;  // of the drafter (MTP, EAGLE): there with PlanOptions::has_drafter alone
   std::int64_t index_topk = 0;  // sparse attention: rows that it reads, as its indexer chooses
+  std::string backend;          // of releases that overlay groups; empty: as the options say
   bool operator==(const LayerKind&) const = default;
 };
 
@@ -72,6 +77,8 @@ struct ModelSpec {
   std::int64_t max_model_len = 32768;
   std::int64_t mamba_chunk_size = 256;
   std::int64_t mtp_modules = 1;  // num_nextn_predict_layers
+  std::string kv_cache_dtype;    // of a quantized checkpoint: fp8, ...; empty: the model's dtype
+  std::vector<std::string> assumptions;  // of the reader of a config.json, one line each
   std::vector<LayerKind> kinds;
   std::vector<Layer> layers;
   bool operator==(const ModelSpec&) const = default;
@@ -81,8 +88,11 @@ struct ModelSpec {
 // divide.
 Result<LayerSpecs> layer_specs(const ModelSpec& model, const PlanOptions& options);
 
-// A cache of hidden states beside the model's own, for the extraction of `num_layers` layers'
-// states.
+// The cache format that the checkpoint asks for, put into options that name none.
+Result<void> take_checkpoint_format(const ModelSpec& model, PlanOptions& options);
+
+// A cache of hidden states in addition to the model's own, for the extraction of `num_layers`
+// layers' states.
 NamedSpec hidden_state_layer(std::int64_t num_layers, std::int64_t hidden_size, DType dtype);
 
 }  // namespace lockstep

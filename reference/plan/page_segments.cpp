@@ -20,8 +20,8 @@ std::int64_t place_in_block(const std::vector<ByteExtent>& extents, std::int64_t
   return 0;
 }
 
-// Rows come in runs without gaps: K or V of a whole kernel block, or (packed, HND) of one head of
-// it.
+// Rows form runs without gaps: K or V of a whole kernel block, or (packed, HND) of one of its
+// heads.
 void add_rows(const LayerLayout& layer, std::int32_t index, std::vector<PageSegment>& segments) {
   const auto extents = block_extents(layer, kAnyBlock);
   const std::int64_t row = layer.head_size * layer.element_size_bytes;

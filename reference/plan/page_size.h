@@ -37,7 +37,7 @@ std::int64_t size_bytes(const StateTensorSpec& state);
 
 // Bytes written in one block, scales of per-token-head quantization left out.
 std::int64_t real_page_size_bytes(const KVCacheSpec& spec);
-// Bytes that one block takes of a tensor: with inline scales, and padded where the spec says so.
+// Bytes of one block in a tensor: with inline scales, and padded where the spec requires it.
 std::int64_t page_size_bytes(const KVCacheSpec& spec);
 // As page_size_bytes, but of what is really there: no padding.
 std::int64_t unpadded_page_size_bytes(const KVCacheSpec& spec);

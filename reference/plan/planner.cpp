@@ -200,7 +200,7 @@ void add_warnings(const LayerSpecs& layers, const Groups& groups, const PlanOpti
   }
   if (request_blocks > num_blocks - 1)
     warnings.push_back(fmt::format(
-        "one request of max_model_len takes {} blocks and {} are left beside the null block: a "
+        "one request of max_model_len takes {} blocks and {} are left without the null block: a "
         "request that long never runs",
         request_blocks, num_blocks - 1));
   if (options.max_num_seqs && state_blocks * *options.max_num_seqs > num_blocks - 1)
@@ -266,7 +266,7 @@ Result<MemoryPlan> plan_memory(const std::vector<LayerSpecs>& workers,
            workers.size(), memory_bytes.size());
   MemoryPlan plan;
   LS_ASSIGN_OR_RETURN(auto merged, merged_layers(workers));
-  // Releases with this planner deal out the tokens of every layer.
+  // Releases with this planner shard the tokens of every layer.
   for (NamedSpec& layer : merged) layer.spec.dcp_sharded = true;
   LS_RETURN_IF_ERROR(check_sizes(merged));
   LS_ASSIGN_OR_RETURN(auto aligned, aligned_sizes(merged, options));

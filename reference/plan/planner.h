@@ -1,11 +1,10 @@
-// From layers and memory to a plan: groups, tensors, who shares them, and how many blocks.
+// From layers and memory to a plan: groups, shared tensors, and the number of blocks.
 //
 // 1. Tensor i is shared by the i-th layer (or pack) of every group; sizes are num_blocks pages.
-// 2. num_blocks = memory // (page * tensors), or the override; the smallest worker's rules for all,
-//    and the tensors of the others shrink in proportion.
-// 3. A plan that is returned holds one request of max_model_len, and max_num_seqs states where
-//    asked.
-// 4. Nothing is capped silently: what does not fit is an Error that says what would.
+// 2. num_blocks = memory // (page * tensors), or the override; the smallest worker's applies to
+//    all, and the tensors of the others shrink in proportion.
+// 3. A returned plan holds one request of max_model_len, and max_num_seqs states if requested.
+// 4. Nothing is capped silently: what does not fit is an Error that states what would.
 // Rules: vllm/v1/core/kv_cache_utils.py (get_kv_cache_configs).
 #pragma once
 
@@ -23,7 +22,7 @@ struct MemoryPlan {
   AlignedSizes aligned;
   LayerSpecs layers;                   // of all workers, sizes put in
   std::vector<KVCacheConfig> workers;  // one a pipeline stage; the same groups, their own layers
-  std::vector<std::string> warnings;   // what works as the engine would, but not as one would wish
+  std::vector<std::string> warnings;   // the plan works as the engine's, with a disadvantage
 };
 
 // Aligns, then plans. Each worker's layers are given apart; a model on one device is one worker.

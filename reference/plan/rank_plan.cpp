@@ -111,7 +111,7 @@ Result<LayerShare> share_of(const std::string& name, const KVCacheSpec& whole,
   const std::int32_t dcp_size = is_dealt_out(whole) ? rank.dcp_size : 1;
   if (copies % dcp_size != 0)
     return fail(fmt::format(
-        "{}: decode_context_parallel_size {} deals out the tokens of ranks that hold the same KV "
+        "{}: decode_context_parallel_size {} shards the tokens over ranks that hold the same KV "
         "heads, and {} do; use a divisor of it",
         name, dcp_size, copies));
   const std::int64_t query_heads = whole.num_kv_heads * queries_per_kv;

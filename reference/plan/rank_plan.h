@@ -1,15 +1,14 @@
-// What one rank of tensor and pipeline parallelism keeps of a model's cache: its own plan, cut out
-// of the plan of the whole model, and the places of its layers and heads in the whole.
+// What one rank of tensor and pipeline parallelism keeps of a model's cache: its own plan, derived
+// from the whole model's, and the positions of its layers and heads in the whole.
 //
-// 1. A rank holds num_kv_heads / tp heads that follow one another; where tp is larger, every head
-//    lies on tp / num_kv_heads ranks that follow one another. MLA rows and hidden states are whole
-//    on every rank.
-// 2. Of a state tensor a rank holds one of tp equal parts: of heads or channels, which stand in
-//    front in a tensor of three dimensions and in the last of several, and behind in the others
-//    (convolutions: [kept tokens, channels]).
-// 3. A stage holds the layers whose number (the one in their name) lies in its run of the model's
-//    layers; runs are nearly equal, and what does not divide goes to the stages before the last.
-// 4. Groups, block sizes and num_blocks are those of the whole on every rank; one block table
+// 1. A rank holds num_kv_heads / tp consecutive heads; if tp is larger, every head is on tp /
+//    num_kv_heads consecutive ranks. MLA rows and hidden states are replicated on every rank.
+// 2. A rank holds one of tp equal parts of a state tensor: of heads or channels, which are the
+//    first dimension in a tensor of three dimensions and in the last of several, and the last
+//    dimension in the others (convolutions: [kept tokens, channels]).
+// 3. A stage holds the layers whose number (the one in their name) is in its run of the model's
+//    layers; runs are nearly equal, and the stages before the last take the remainder.
+// 4. Groups, block sizes and num_blocks are those of the replicated on every rank; one block table
 //    serves them all. Pages and tensors are a rank's own: its largest page decides, and what the
 //    whole pads beyond its largest page, the rank pads too.
 // 5. A rank answers for num_query_heads / tp query heads; with decode context parallelism for those
@@ -29,7 +28,7 @@
 
 namespace lockstep {
 
-// Where a layer of a rank stands in the whole model.
+// The position of a rank's layer in the whole model.
 struct LayerShare {
   std::int32_t layer = 0;       // of the whole plan, group by group
   std::int32_t first_head = 0;  // KV head; of states: which of the tp parts

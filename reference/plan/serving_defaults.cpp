@@ -102,21 +102,27 @@ MambaCacheMode served_cache_mode(const EngineConfig& engine, const ModelSpec& mo
 }
 
 Result<void> take_served_checkpoints(std::string_view release, const ModelSpec& model,
-                                     const PlanOptions& options, LayerSpecs& layers) {
+                                     const PlanOptions& options, LayerSpecs& layers,
+                                     const StateBlock& state_block) {
   if (options.mamba_cache_mode != MambaCacheMode::align) return {};
   const ReleaseDefaults& defaults = defaults_of(release);
   bool all_export = true;
+  bool has_gated_delta = false;
   for (std::size_t i = 0; i < layers.size(); ++i) {
     if (!is_state_kind(layers[i].spec.kind)) continue;
     const std::int64_t every = exports_every(defaults, model.kinds[model.layers[i].kind]);
     layers[i].spec.num_prefill_checkpoint_blocks = every > 0 ? 1 : 0;
     layers[i].spec.prefill_checkpoint_alignment = every;
     all_export &= every > 0;
+    has_gated_delta |=
+        model.kinds[model.layers[i].kind].states.family == StateFamily::gated_delta_net;
   }
   // Gated delta nets emit states at one stride for the whole batch, so all of them must be asked
   // for on the grid of hits; and only where every layer can export.
   std::int64_t grid = 0;
-  if (all_export) {
+  if (all_export && has_gated_delta && state_block) {
+    LS_ASSIGN_OR_RETURN(grid, state_block(layers));
+  } else if (all_export && has_gated_delta) {
     LS_ASSIGN_OR_RETURN(const auto sizes, aligned_sizes(layers, options));
     grid = sizes.mamba_block_size.value_or(0);
   }

@@ -1,15 +1,16 @@
-// What a server of a release takes for options that nobody sets (`vllm serve MODEL`).
+// Defaults of a release's server for options that are not set (`vllm serve MODEL`).
 //
-// 1. Of the options that the model knows: asynchronous scheduling, reservation, retention, where
+// 1. The options that the model supports: asynchronous scheduling, reservation, retention, where
 //    states are kept, and whether a prefill exports one from inside a chunk. The sizes of a batch
 //    follow the GPU, and are not here.
 // 2. Kernels are those of a Hopper GPU; elsewhere a release may serve without checkpoints.
-// 3. A profile with policies of its own is served as its release is.
+// 3. A profile with its own policies is served as its release is.
 // Read in vllm/config/{scheduler,cache,vllm}.py, vllm/model_executor/models/config.py and
 // get_kv_cache_spec() of the layers, of every release from 0.20.2 to 0.33.0.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string_view>
 
 #include "reference/plan/model_spec.h"
@@ -29,11 +30,15 @@ ServingDefaults serving_defaults(const EngineConfig& engine);
 // Where the states of `model` are kept for prefix hits; none: without prefix caching or states.
 MambaCacheMode served_cache_mode(const EngineConfig& engine, const ModelSpec& model);
 
-// What the layers' mixers export from inside a prefill, put into the specs of their states; as the
-// release has it, or as the model file says. The grid of gated delta nets is their block, which is
-// worked out here. REQUIRES: options.mamba_cache_mode is the layers'. Refused: what aligned_sizes()
-// refuses.
+// Tokens of a block of states in a plan of these layers.
+using StateBlock = std::function<Result<std::int64_t>(const LayerSpecs&)>;
+
+// Puts into the specs of states what their mixers export from inside a prefill: as the release does,
+// or as the model file says. Gated delta nets export on the grid of their own blocks, which
+// `state_block` computes; without it, aligned_sizes(). REQUIRES: options.mamba_cache_mode is the
+// layers'. Refused: what state_block refuses.
 Result<void> take_served_checkpoints(std::string_view release, const ModelSpec& model,
-                                     const PlanOptions& options, LayerSpecs& layers);
+                                     const PlanOptions& options, LayerSpecs& layers,
+                                     const StateBlock& state_block = {});
 
 }  // namespace lockstep

@@ -40,8 +40,8 @@ Result<void> set_policy(EngineProfile& profile, std::string_view name, std::stri
   return {};
 }
 
-// Nothing, where the profile does not show the finding. A repair may bring another finding to
-// light, so `all` goes on until none is left.
+// Does nothing if the profile does not show the finding. A repair may expose another finding, so
+// `all` repeats until none is left.
 Result<void> repair(EngineProfile& profile, std::string_view which) {
   int number = 0;
   const auto [end, error] = std::from_chars(which.data(), which.data() + which.size(), number);

@@ -1,8 +1,8 @@
-// What differs between the engines that the model decides as: one policy a field. What is common
-// stands once, in the scheduler and the managers; nothing else asks which release it is.
+// The differences between the engines that the model decides as: one policy per field. Common
+// behaviour is in the scheduler and the managers; no other code checks the release.
 //
-// Each field names the file of vLLM that says so (paths below vllm/; values in the order of the
-// releases). policies.h has the table of them: words, history, effect; releases.h the releases.
+// Each field names its file of vLLM (paths below vllm/; values in the order of the releases).
+// policies.h has the table of policies: words, history, effect; releases.h the releases.
 #pragma once
 
 #include <cstdint>
@@ -14,11 +14,12 @@
 
 namespace lockstep {
 
-// Where a block goes when its last holder lets go of it (v1/core/block_pool.py, free_blocks).
+// Where a block joins the free queue when its last reference goes (v1/core/block_pool.py,
+// free_blocks).
 enum class FreedBlocks : std::uint8_t {
   append,  // to the back of the queue, in the order freed
-  // So does unhashed_first what a request leaves behind, and all blocks of a window when its
-  // request ends; everything else is appended.
+  // As unhashed_first for blocks that a request's window has left, and for all blocks of a window
+  // when its request ends; all others are appended.
   unhashed_behind_windows_first,
   unhashed_first,  // without cached content to the front, to be reused at once; with it to the back
   unhashed_first_if_caching,  // to the back without prefix caching
@@ -34,7 +35,7 @@ enum class EagleHits : std::uint8_t {
 // Up to which token a request has surely left its past behind (v1/core/kv_cache_manager.py,
 // allocate_slots).
 enum class RetireBasis : std::uint8_t {
-  scheduled,  // all tokens handed to the worker; state layers take off the drafts that may be
+  scheduled,  // all tokens passed to the worker; state layers subtract possible drafts
               // rejected
   processed,  // those whose output has come back
 };
@@ -71,8 +72,9 @@ enum class PromptEnds : std::uint8_t {
 // in the shape of the others (v1/core/sched/scheduler.py, schedule).
 enum class PadsNewDecodes : std::uint8_t {
   never,
-  beside_running_or_waits,  // beside a decode; without room for the drafts it waits, and the drafts
-                            // stay when its tokens are cut
+  // with a running decode; without capacity for the drafts it waits, and so do the drafts
+  beside_running_or_waits,
+  // stay when its tokens are cut
   beside_running,
   beside_running_or_after_hit,
 };
@@ -84,11 +86,11 @@ enum class InFlightAccounting : std::uint8_t {
   tokens,  // by scheduled tokens; a preemption makes their output stale: delivered, but not counted
 };
 
-// What has to stay free beside a load that takes longer
-// (v1/core/sched/scheduler.py, _inflight_prefill_reserved_blocks).
+// The blocks that a longer load must leave free (v1/core/sched/scheduler.py,
+// _inflight_prefill_reserved_blocks).
 enum class LoadsLeaveRoom : std::uint8_t {
   no,
-  to_those_under_way,  // what the prefills and loads that are under way have yet to be given
+  to_those_under_way,  // what in-flight prefills and loads still need
   to_all,              // and what the load's own request has: no release does
 };
 
@@ -97,14 +99,14 @@ enum class LoadsLeaveRoom : std::uint8_t {
 enum class DraftRoom : std::uint8_t {
   none,
   own_blocks,         // blocks of their own
-  behind_the_tokens,  // slots behind the tokens, and of the load's own request blocks in each group
+  behind_the_tokens,  // slots after the tokens, and of the load's own request blocks in each group
 };
 
-// The slots that a draft model needs beside the scheduled tokens (config/vllm.py,
+// The slots that a draft model needs in addition to the scheduled tokens (config/vllm.py,
 // _set_max_num_scheduled_tokens).
 enum class DraftSlots : std::uint8_t {
-  of_max_num_seqs,        // taken off the token budget of every step
-  of_scheduled_requests,  // taken off as requests are scheduled
+  of_max_num_seqs,        // subtracted from the token budget of every step
+  of_scheduled_requests,  // subtracted as requests are scheduled
 };
 
 // When block hashes are finer than a hit's alignment in models with states
@@ -224,7 +226,7 @@ struct EngineProfile {
   // A victim that was passed over in this step moves the scan back by one, as one that was
   // scheduled does.
   bool scan_follows_every_victim;
-  // The scan goes on after the request at hand had to preempt itself (policy `priority`).
+  // The scan continues after the current request preempted itself (policy `priority`).
   bool scan_survives_self_preemption;
   bool reports_common_prefix_blocks;  // cascade attention
   // Groups may have checkpoints, rings, windows that are computed again, hashes of their own size:
@@ -244,23 +246,23 @@ struct EngineProfile {
   bool holders_come_first;
   LoadsLeaveRoom loads_leave_room;
   DraftRoom draft_room;
-  // With a step in flight the blocks of who has left stay until that step is over
+  // With a step in flight, an ended request's blocks stay allocated until that step has completed
   // (Scheduler.defer_block_free).
   bool defers_frees;
-  // Nobody is preempted whose blocks would stay (Scheduler._request_blocks_can_be_freed), or while
-  // the connector will give some back (has_pending_block_frees).
+  // Requests whose blocks would stay allocated are not preempted
+  // (Scheduler._request_blocks_can_be_freed), and no request is preempted while the connector is
+  // about to free some (has_pending_block_frees).
   bool waits_for_frees;
-  // What is in flight of who is preempted is dropped where the connector hands its blocks on
+  // A preempted request's output in flight is dropped where the connector forwards its blocks
   // (requires_kv_delivery).
   bool drops_output_of_victims;
-  bool loads_states;  // beside states anything can be loaded
-  // A connector is told of a local hit up to its last whole block of the scheduler; a longer load
-  // takes the place of what is hit behind that.
+  bool loads_states;  // with states, anything can be loaded
+  // A connector receives the local hit up to its last whole scheduler block. A longer load replaces
+  // what is hit after it.
   bool asks_for_whole_blocks;
-  // A connector that can load states is told of attention's hit
-  // (get_computed_blocks_for_connector).
+  // A connector that can load states receives attention's hit (get_computed_blocks_for_connector).
   bool offers_divergent_hits;
-  bool skips_loads_too;  // who does not read the prefix cache loads nothing
+  bool skips_loads_too;  // a request that skips the prefix cache loads nothing
   // Blocks that a longer load writes are zeroed; otherwise those alone that it failed to write
   // (record_blocks_for_zeroing).
   bool zeroes_loads;
@@ -269,8 +271,8 @@ struct EngineProfile {
   bool takes_hits_of_all_groups_first;
 
   // Encoders and sinks.
-  // Who has no room for its encoder's input goes back to its queue, and the next one is looked at;
-  // otherwise all behind it wait (Scheduler._try_schedule_encoder_inputs).
+  // A request whose encoder input does not fit returns to its queue and no longer blocks it;
+  // otherwise all requests after it wait (Scheduler._try_schedule_encoder_inputs).
   bool passes_over_unencoded;
   // The engine core starts with sinks; otherwise their manager refuses an argument, and takes no
   // blocks (v1/core/single_type_kv_cache_manager.py, SinkFullAttentionManager).
@@ -281,12 +283,14 @@ struct EngineProfile {
   bool state_hits_drop_a_block;   // with EAGLE, like those of attention
   bool withdraws_what_is_undone;  // what a victim published in the step that preempts it
   bool holders_stand_aside;       // one that holds blocks and has no room lets the next try
-  bool publishes_loads_late;      // what is loaded within a step is found when the step is over
-  // What a window may hold at once counts from its first block on, not from the head of the table:
-  // otherwise what is loaded behind a window seems to need no blocks.
+  // tokens loaded within a step are published when the step has completed
+  bool publishes_loads_late;
+  // A window's maximum counts from its first block, not from the head of the table: otherwise a
+  // load after a window seems to need no blocks.
   bool caps_windows_where_they_begin;
-  bool keeps_window_of_last_token;    // of a prompt that is loaded whole: it is computed here
-  bool restarts_behind_windows;       // who goes back to a lost block and has no window before it
+  bool keeps_window_of_last_token;  // of a prompt that is loaded whole: it is computed here
+  // requests that return to a lost block and lack the window before it
+  bool restarts_behind_windows;
   bool restores_loads_within_a_step;  // the last page of HiSparse's that such a load fills
   // What data parallel ranks tell one another before a step, in numbers (v1/worker/dp_utils.py).
   std::int64_t dp_sync_rows;

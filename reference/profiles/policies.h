@@ -1,6 +1,6 @@
 // The table of policies: each with its words, the release and the pull request of vLLM that changed
 // it, what it does to a user, and the findings that follow from it. Profiles, `lockstep engines`,
-// `--engine RELEASE,POLICY=VALUE`, `lockstep fit` and docs/engines.md come from it.
+// `--engine RELEASE,POLICY=VALUE`, `lockstep fit` and docs/reference/releases.md come from it.
 #pragma once
 
 #include <cstdint>

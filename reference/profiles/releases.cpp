@@ -25,14 +25,14 @@ constexpr std::array kNotModelled22 = std::to_array<std::string_view>({
 });
 
 constexpr std::array kNotModelled33 = std::to_array<std::string_view>({
-    "KV connectors beside rings, bounded replay and checkpoints of states; the connectors "
+    "KV connectors with rings, bounded replay and checkpoints of states; the connectors "
     "themselves; HiSparse host pages",
     "encoder inputs among a prompt's tokens; encoder-decoder models and sinks in other releases "
     "than "
     "0.22.1 and 0.33.0; pooling, diffusion",
     "LoRA, images and prompt embeddings in block hashes",
     "structured output, streaming sessions, pipeline and data parallelism",
-    "pages with rings, bounded replay and rows for several tokens: decisions alone",
+    "pages with rings, bounded replay and rows for several tokens: decisions only",
     "enable_mamba_shared_prefix_checkpoint",
     "parallel drafting, DFlash, DSpark, drafts per batch size; disable_eagle_block_drop, "
     "disable_lookahead_block_hashes",

@@ -13,8 +13,8 @@
 namespace lockstep {
 
 // How a release lays out a layer's cache: get_kv_cache_shape of
-// v1/attention/backends/flash_attn.py, from 0.29.0 on v1/kv_cache_interface.py. Pages are placed
-// so for `overlaid`, and as 0.22.1 plans them for all others.
+// v1/attention/backends/flash_attn.py, since 0.29.0 v1/kv_cache_interface.py. Only `overlaid` is
+// planned this way; all others are planned as 0.22.1.
 enum class PageFormat : std::uint8_t {
   keys_first,  // [2, blocks, ...]: all keys, then all values
   by_block,    // [blocks, 2, ...]: a block's keys, then its values
@@ -25,7 +25,7 @@ enum class PageFormat : std::uint8_t {
 
 struct Release {
   std::string_view name;    // "vllm-0.22.1"
-  std::string_view equals;  // a patch release that decides alike: "vllm-0.22.0", or empty
+  std::string_view equals;  // a patch release with the same decisions: "vllm-0.22.0", or empty
   PageFormat page_format;
   // Whether this model knows what follows from the answers and reports of a KV connector.
   // Otherwise one is refused.
@@ -43,8 +43,8 @@ std::span<const Release> releases();
 std::span<const EngineProfile> engine_profiles();
 // By its name, or that of its equal. Null: there is no such release.
 const Release* find_release(std::string_view name);
-// The newest that is not newer than this version of vLLM ("0.33.1.dev7+g1a2b3c"), or the oldest. Of
-// what is no number ("dev"): the newest.
+// The newest release not newer than this version of vLLM ("0.33.1.dev7+g1a2b3c"), or the oldest. A
+// version that is not a number ("dev") means the newest.
 const Release& nearest_release(std::string_view version);
 // The oldest release that is modelled with KV connectors.
 const EngineProfile& connector_profile();
@@ -54,6 +54,8 @@ std::string names_of_connector_releases();
 
 // In words, for lists.
 std::string_view name_of(PageFormat format);
+// The release whose rules plan the memory of every release before the overlaid plan.
+inline constexpr std::string_view kPlannerOfTensors = "vllm-0.22.1";
 // What a replay with pages laid out as 0.22.1 plans them leaves out: the release's own layout.
 std::string why_pages_differ(const Release& release);
 // What is decided as the engine decides it, under every profile: one line each.

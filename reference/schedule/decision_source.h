@@ -1,13 +1,13 @@
-// Who decides what a step does: the scheduler of this model, or that of another engine.
+// The source of decisions: this model's scheduler, or another engine's.
 //
 // Invariants of every implementation
-// (1) schedule() and update_from_output() alternate as reference/schedule/scheduler.h says.
+// (1) schedule() and update_from_output() alternate as reference/schedule/scheduler.h requires.
 // (2) A RequestId names one request from add_request() until the step that reports it in
-//     SchedulerOutput::finished; only then may the id be given out again.
-// (3) Another engine may fail. From then on it decides nothing, and failure() says how it did.
+//     SchedulerOutput::finished. Only then may the id be reused.
+// (3) Another engine may fail. It then stops deciding, and failure() describes the error.
 //
-// Not here: what only the model can tell of itself (its pool's books, tables, block keys); whoever
-// needs it asks the Scheduler.
+// Not here: what only the model can report (its pool, tables, block keys). Callers that need it use
+// the Scheduler.
 #pragma once
 
 #include <cstdint>
@@ -55,10 +55,10 @@ class DecisionSource {
   // What the engine derives from groups and configuration, in tokens.
   virtual std::int64_t scheduler_block_size() const = 0;
   virtual std::int64_t hash_block_size() const = 0;
-  // With a KV connector: who comes before `waiting`, and who has finished and keeps its blocks.
+  // With a KV connector: requests ahead of `waiting`, and finished requests that keep blocks.
   virtual std::vector<SkippedRequest> skipped() const { return {}; }
-  // Who waits in either queue and has been passed over, where skipped() is the queue of those who
-  // hold blocks; absent: it is the queue of all who were passed over.
+  // Requests of either queue that were passed over, where skipped() lists those that hold blocks.
+  // Absent: skipped() lists all that were passed over.
   virtual std::optional<std::vector<RequestId>> deferred() const { return std::nullopt; }
   virtual std::vector<HeldRequest> held() const { return {}; }
   // Of the last update_from_output(), where the source tells them.
@@ -66,13 +66,13 @@ class DecisionSource {
   // Since the last call, where the source counts.
   virtual CacheCounters take_cache_counters() { return {}; }
   virtual std::vector<CacheEvent> take_cache_events() { return {}; }
-  // Null: it goes on.
+  // null: no failure
   virtual const EngineFailure* failure() const { return nullptr; }
   // The model's scheduler, where it is the one that decides; else null.
   virtual const Scheduler* model() const { return nullptr; }
 };
 
-// Who decides for an engine. Errors: what it does not take.
+// Makes the decision source of an engine. Errors: an unsupported configuration.
 struct EngineToDecide {
   const EngineConfig& engine;
   const KVCacheConfig& plan;

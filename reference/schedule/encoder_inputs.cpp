@@ -29,7 +29,7 @@ bool EncoderInputs::ask(Request& request, std::int32_t num_tokens,
     const PromptItem& item = request.keys.mm[i];
     const std::int32_t rows = item.num_rows();
     if (rows > budget || rows + num_rows > num_free_rows_) return false;
-    // An item is passed over while none of its rows stands at the head of the request.
+    // Skips an item while none of its rows is at the head of the request.
     if (rows_before(item, num_tokens) == 0) continue;
     num_rows += rows;
     budget -= rows;

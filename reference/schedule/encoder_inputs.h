@@ -1,13 +1,14 @@
-// What the encoder of an encoder-decoder model computes, and when: rows of a step and of the
-// encoder's cache are limited. Source of the rules: _try_schedule_encoder_inputs of
+// What the encoder of an encoder-decoder model computes in which step. The rows of a step and of
+// the encoder cache are limited. Source of the rules: _try_schedule_encoder_inputs of
 // vllm/v1/core/sched/scheduler.py and EncoderDecoderCacheManager of
 // vllm/v1/core/encoder_cache_manager.py.
 //
-// (1) A request has all its items encoded in the step that computes its first token, and again
-//     after a preemption: rows lie in its own blocks, and nobody else finds them.
-// (2) Rows of the cache are counted as the engine counts them: given back with every output, every
-//     refusal and every end, whether or not they were taken. So after the first outputs they limit
-//     nothing (docs/findings.md, 39).
+// Invariants
+// (1) The step that computes a request's first token encodes all its items, and so does the first
+//     step after a preemption: rows are in the request's own blocks and never shared.
+// (2) Rows of the cache are counted as the engine counts them: released by every output, every
+//     refusal and every end, allocated or not. After the first outputs they therefore limit nothing
+//     (docs/findings.md, 39).
 #pragma once
 
 #include <cstdint>
@@ -30,9 +31,9 @@ class EncoderInputs {
   bool ask(Request& request, std::int32_t num_tokens, std::vector<std::int32_t>& items) const;
   // The step computes them.
   void take(const Request& request, const std::vector<std::int32_t>& items);
-  // All of the request's items: their rows are not needed any more, or have not been taken.
+  // Releases the rows of all of the request's items, allocated or not.
   void let_go(const Request& request);
-  // Whose rows the worker drops: those that the step before computed.
+  // Collects the requests whose rows the worker drops: those that the previous step computed.
   void take_dropped(std::vector<std::string>& dropped);
 
   std::int32_t num_free_rows() const { return num_free_rows_; }

@@ -1,20 +1,22 @@
-// What the scheduler remembers because of a KV connector: who waits for a load, whose load failed,
-// and who has finished and keeps its blocks.
+// The scheduler's state for a KV connector: requests that wait for a load, requests whose load
+// failed, and finished requests that keep blocks.
 //
-// (1) A request in `skipped` waits. It holds blocks only while it loads, or when it has loaded and
-//     found no room to go on. Where the release keeps those that hold blocks apart, they are in
-//     `holding`, and the others go back to the queue of those that wait.
-// (2) A request in `received` waits for remote KVs, and its load is over; it is looked at when the
-//     queue reaches it, and not before.
-// (3) A request in `failed` waits for remote KVs, and num_computed_tokens says what did arrive.
-// (4) A request in `held` has finished, and its blocks are not free: they are being sent, or a load
-//     into them is under way.
-// (5) A request in `deserted` runs, and has no window before the lost block that it went back to:
-//     it starts again with the next step. None, unless the profile restarts behind windows.
-// (6) A request in `prefilling` loads, or has entered and was not given the end of its prompt yet.
+// Invariants
+// (1) A request in `skipped` waits. It holds blocks only while it loads, or after a load while the
+//     pool has no capacity for its next step. Where the release keeps requests with blocks apart,
+//     they are in `holding`, and the others return to the waiting queue.
+// (2) A request in `received` waits for remote KVs and its load has completed. The scheduler checks
+//     it when the queue reaches it, not before.
+// (3) A request in `failed` waits for remote KVs; num_computed_tokens counts what arrived.
+// (4) A request in `held` has finished and its blocks are not free: a send or a load into them is
+//     in flight.
+// (5) A request in `deserted` runs and lacks the window before the lost block that it went back to:
+//     it restarts in the next step. Empty unless the profile restarts before windows.
+// (6) A request in `prefilling` loads, or is admitted and has not yet been scheduled to the end of
+//     its prompt.
 // (7) A request in `deferred` waits and has been passed over.
-// (8) Blocks in `freed_late` belong to nobody and are not free: a step that is in flight may write
-//     them. They are given back with the output of the step of that number.
+// (8) Blocks in `freed_late` have no holder and are not free: an in-flight step may write them. The
+//     output of the step of that number frees them.
 #pragma once
 
 #include <algorithm>
@@ -64,8 +66,8 @@ struct RemoteCaches {
   bool fails_requests;  // on a failed load; otherwise they compute what is missing
   const KVConnectorTraits traits;
   bool defers_frees = false;
-  std::int64_t steps_decided = 0;  // that scheduled anybody
-  std::int64_t steps_over = 0;     // of these, whose output has come in
+  std::int64_t steps_decided = 0;  // non-empty steps
+  std::int64_t steps_over = 0;     // of these, steps whose output was processed
   RequestQueue skipped;
   RequestQueue holding;
   std::set<RequestId> received;
@@ -73,8 +75,8 @@ struct RemoteCaches {
   std::set<RequestId> deserted;
   std::set<RequestId> prefilling;
   std::set<RequestId> deferred;
-  // Loads that begin once the steps decided before them are over, in order, and their tokens. None,
-  // unless pages are read on after they have been let go.
+  // Loads that start once the steps decided before them have completed, in order, with their
+  // tokens. Empty unless pages are read after they were freed.
   struct LateLoad {
     RequestId id{};
     std::int64_t step = 0;
@@ -83,7 +85,7 @@ struct RemoteCaches {
   std::deque<LateLoad> late_loads;
   struct FreedLate {
     std::int64_t step = 0;
-    std::vector<BlockId> blocks;  // next to be handed out first
+    std::vector<BlockId> blocks;  // in the order of their next allocation
     std::vector<BlockId> host_blocks = {};
   };
   std::deque<FreedLate> freed_late;

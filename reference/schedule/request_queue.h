@@ -22,7 +22,7 @@ class RequestQueue {
     return policy_ == SchedulingPolicy::fcfs ? fifo_.size() : ordered_.size();
   }
   void add(RequestId id, const Request& request);
-  // A request that comes back goes to the front; a priority queue knows no front.
+  // Puts a resumed request at the front. A priority queue orders it by priority instead.
   void prepend(RequestId id, const Request& request);
   RequestId peek() const;  // REQUIRES: not empty
   void pop();

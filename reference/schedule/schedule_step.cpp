@@ -82,7 +82,8 @@ void Scheduler::Impl::preempt(RequestId victim, std::size_t& index) {
   output.preempted.push_back(victim);
 }
 
-// It gives its blocks back and waits at the head of the queue. REQUIRES: it is not in `running`.
+// Frees the request's blocks and moves it to the head of the waiting queue. REQUIRES: it is not in
+// `running`.
 void Scheduler::Impl::send_back(RequestId victim, bool drops_stale_output) {
   Request& request = at(victim);
   LS_CHECK(request.status == RequestStatus::running, "{} is preempted but does not run",
@@ -378,7 +379,7 @@ void Scheduler::Impl::encode(Request& request) {
 
 void Scheduler::Impl::schedule_waiting() {
   const bool any_running = !output.scheduled.empty();
-  bool has_obstacle = false;  // a request that holds blocks has no room to go on
+  bool has_obstacle = false;  // a request that holds blocks cannot continue for lack of blocks
   skipped.clear();
   while (num_available_tokens() > 0 &&
          static_cast<std::int32_t>(running.size()) < config.max_num_seqs) {

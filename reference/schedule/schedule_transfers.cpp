@@ -25,7 +25,8 @@ RequestQueue* Scheduler::Impl::next_queue() {
 RequestQueue& Scheduler::Impl::queue_of_skipped(RequestId id) {
   if (remote == nullptr) return waiting;
   if (!profile.holders_come_first) return remote->skipped;
-  // Told by its tokens: a prompt of one token that was loaded whole has none and holds blocks.
+  // Decided by its tokens: a fully loaded prompt of one token has no computed token and holds
+  // blocks.
   const Request& request = at(id);
   const bool holds =
       request.num_computed_tokens > 0 || request.status == RequestStatus::waiting_for_remote_kvs;
@@ -37,18 +38,18 @@ bool Scheduler::Impl::stands_aside(const RequestQueue& queue) const {
   return remote != nullptr && profile.holders_stand_aside && &queue == &remote->holding;
 }
 
-// Whether requests of the queue go on while nobody new is scheduled.
+// True if requests of the queue continue while no new request is admitted.
 bool Scheduler::Impl::enters_in_pause(const RequestQueue& queue) const {
   return remote != nullptr && profile.holders_come_first && &queue == &remote->holding;
 }
 
-// Slots behind the last token of a request that a step with drafts may need.
+// Slots past a request's last token that a step with drafts may need.
 std::int32_t Scheduler::Impl::num_draft_slots() const {
   return config.num_spec_tokens > 0 ? 1 + config.num_spec_tokens + num_lookahead : 0;
 }
 
-// What prefills and loads that are under way have yet to be given. A release counts on what windows
-// let go of meanwhile.
+// Blocks that in-flight prefills and loads still need. Some releases subtract what windows free
+// meanwhile.
 std::int64_t Scheduler::Impl::num_blocks_under_way() const {
   std::int64_t num_blocks = 0;
   for (const RequestId id : remote->prefilling) {
@@ -60,8 +61,8 @@ std::int64_t Scheduler::Impl::num_blocks_under_way() const {
   return num_blocks;
 }
 
-// Whether everybody who is being prefilled, or loads, could still be given all that it needs if
-// this request began to load.
+// True if every request in prefill or loading could still get all its blocks after this one starts
+// its load.
 bool Scheduler::Impl::leaves_room_to_all(RequestId id) {
   const auto missing = [&](const Request& one, const PrefixHit* with) {
     const std::int32_t behind =
@@ -79,9 +80,9 @@ bool Scheduler::Impl::leaves_room_to_all(RequestId id) {
   return cache.pool().can_give(num_blocks);
 }
 
-// Whether a load may begin. What it takes itself is asked of the pool when it does: `hit` says what
-// has to stay free beside it. Who has loaded before, and got nothing, is under way itself
-// (docs/findings.md, 36).
+// True if a load may start. The pool checks the load's own need when it starts; `hit` records how
+// many blocks must stay free. A request whose earlier load delivered nothing counts itself as in
+// flight (docs/findings.md, 36).
 bool Scheduler::Impl::leaves_room(RequestId id) {
   if (profile.loads_leave_room == LoadsLeaveRoom::no) return true;
   if (profile.loads_leave_room == LoadsLeaveRoom::to_all) return leaves_room_to_all(id);
@@ -93,8 +94,8 @@ bool Scheduler::Impl::leaves_room(RequestId id) {
   return true;
 }
 
-// The request has its blocks. Pages of HiSparse are read after they have been let go, so a load
-// waits for the steps in flight.
+// Notifies the connector that the request has its blocks. HiSparse pages are read after they were
+// freed, so a load waits for the steps in flight.
 void Scheduler::Impl::tell_connector(RequestId id) {
   Request& request = at(id);
   if (hit.loads_async && remote->defers_frees && cache.hisparse() != nullptr &&
@@ -121,7 +122,7 @@ bool Scheduler::Impl::may_preempt(RequestId victim) {
   return !(remote->traits.waits_for_sends && remote->is_sending()) && may_be_freed(at(victim));
 }
 
-// Gives the request's blocks back, or leaves them until the steps that are decided are over.
+// Frees the request's blocks, or defers it until the decided steps have completed.
 void Scheduler::Impl::give_back(Request& request) {
   if (may_be_freed(request)) {
     cache.free(request);
@@ -134,7 +135,7 @@ void Scheduler::Impl::give_back(Request& request) {
   remote->freed_late.push_back({remote->steps_decided, std::move(blocks), std::move(host_blocks)});
 }
 
-// The blocks of copies, too, stay until the step that makes them is over.
+// Blocks of copies also stay allocated until the step that makes the copies has completed.
 void Scheduler::Impl::take_copies() {
   std::vector<BlockId> held;
   cache.take_copies(output.copies, held);
@@ -146,7 +147,7 @@ void Scheduler::Impl::take_copies() {
   remote->freed_late.push_back({remote->steps_decided + 1, std::move(held)});
 }
 
-// The output of a step that scheduled somebody has come in.
+// Processes the output of a non-empty step.
 void Scheduler::Impl::step_is_over() {
   ++remote->steps_over;
   while (!remote->freed_late.empty() && remote->freed_late.front().step <= remote->steps_over) {
@@ -163,14 +164,14 @@ void Scheduler::Impl::step_is_over() {
   }
 }
 
-// A request whose load is over goes on from what has arrived. False: it still loads.
+// Resumes a request whose load has completed, from what arrived. False: it still loads.
 bool Scheduler::Impl::promote(RequestId id) {
   Request& request = at(id);
   if (request.status != RequestStatus::waiting_for_remote_kvs) return true;
   if (remote->received.erase(id) == 0) return false;
   const bool failed = remote->failed.erase(id) > 0;
   if (failed && request.num_computed_tokens == 0)
-    cache.free(request);  // nothing arrived; it may hit something by now
+    cache.free(request);  // nothing arrived; it may now hit something
   else
     cache.cache_blocks(request, request.num_computed_tokens);
   if (failed && request.num_computed_tokens > 0 && !profile.zeroes_loads)
@@ -245,8 +246,8 @@ bool Scheduler::Impl::keeps_blocks(RequestId id) {
   const bool is_loading = !begins_late && remote->is_loading(id, request);
   remote->received.erase(id);
   remote->failed.erase(id);
-  // A load goes on writing all that it was given: nothing that its tokens have left behind, but for
-  // the window of a prompt's last token, where the profile keeps that.
+  // A load keeps writing all its blocks, so it frees none that its tokens have left behind, except
+  // the window of a prompt's last token, where the profile keeps that window.
   if (!is_loading) {
     const bool is_sure = profile.retire_basis == RetireBasis::processed;
     cache.remove_skipped_blocks(
@@ -259,10 +260,10 @@ bool Scheduler::Impl::keeps_blocks(RequestId id) {
   return true;
 }
 
-// A finished request gives its blocks back; it is forgotten once both this and its end are known.
+// Frees a finished request's blocks once both its end and this release are known.
 void Scheduler::Impl::release(RequestId id) {
   const auto held = remote->held.find(id);
-  LS_CHECK(held != remote->held.end(), "{} has nothing to give back", at(id).name);
+  LS_CHECK(held != remote->held.end(), "{} has no blocks to free", at(id).name);
   give_back(at(id));
   const bool reported = held->second.is_reported;
   remote->held.erase(held);
@@ -376,7 +377,7 @@ std::vector<RequestId> Scheduler::Impl::take_failed_loads(const KVConnectorOutpu
   return failed;
 }
 
-// Who would have to compute a lost block without the window before it starts again.
+// Restarts each request that would compute a lost block without the window before it.
 void Scheduler::Impl::desert(const std::vector<RequestId>& late,
                              const std::vector<RequestId>& voided) {
   const auto lacks_window = [&](RequestId id) {

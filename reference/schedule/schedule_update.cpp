@@ -75,7 +75,7 @@ bool Scheduler::Impl::append_tokens(Request& request, std::span<const std::int32
   return stops;
 }
 
-// Notes what becomes of output that was in flight when its request was preempted.
+// Settles output that was in flight when its request was preempted.
 void Scheduler::Impl::take_row(const InFlightRow& row, std::span<const std::int32_t> tokens) {
   if (generations[index_of(row.id)] != row.generation) return;  // it has left in the meantime
   const Request& request = at(row.id);
@@ -91,7 +91,7 @@ void Scheduler::Impl::update_row(const InFlightRow& row, std::span<const std::in
   request.num_in_flight_tokens -= row.num_tokens;
   const bool is_stale = request.num_stale_tokens > 0;
   if (is_stale) request.num_stale_tokens -= row.num_tokens;
-  // Cross attention has its rows in blocks by now.
+  // Blocks now hold the rows of cross attention.
   if (encoder && request.num_computed_tokens > 0 && !(is_stale && request.drops_stale_output))
     encoder->let_go(request);
   if (tokens.empty() || (is_stale && request.drops_stale_output)) return;
@@ -122,7 +122,7 @@ void Scheduler::Impl::take_back_rejected(Request& request, std::int32_t num_reje
   if (request.num_output_placeholders > 0) request.num_output_placeholders -= num_rejected;
 }
 
-// Takes sampled tokens off what is in flight, and publishes the blocks that they make sure.
+// Subtracts sampled tokens from those in flight, and publishes the blocks that they confirm.
 void Scheduler::Impl::count_output(Request& request, std::int32_t num_sampled,
                                    std::int32_t num_kept, bool was_running) {
   if (!profile.publishes_with_output) {
@@ -157,7 +157,7 @@ void Scheduler::Impl::update_drafts(const ModelOutput& model, std::span<const In
   }
 }
 
-// A request leaves: its blocks go back, and the next step reports it.
+// Ends a request: frees its blocks; the next step reports it.
 void Scheduler::Impl::retire(RequestId id) {
   Request& request = at(id);
   if (remote != nullptr) remote->prefilling.erase(id);

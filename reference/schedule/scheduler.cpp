@@ -83,7 +83,7 @@ void Scheduler::Impl::cancel(RequestId id) {
 
 namespace {
 
-// Kinds of groups whose blocks this model knows to hand out, and what the engine has beside them.
+// Checks that this model can allocate blocks for each kind of group, and for the engine's options.
 Result<void> check_kinds(const EngineConfig& config, const std::vector<KVCacheGroupSpec>& groups,
                          bool has_connector) {
   const EngineProfile& profile = engine_profile(config.engine);
@@ -94,11 +94,11 @@ Result<void> check_kinds(const EngineConfig& config, const std::vector<KVCacheGr
       return fail(
           fmt::format("groups: decisions with {} groups are not modelled", name_of(spec.kind)));
     if (is_cross && config.enable_prefix_caching)
-      return fail("cross_attention: no engine caches prefixes beside it; --no-prefix-caching");
+      return fail("cross_attention: no engine caches prefixes with it; use --no-prefix-caching");
     if (is_cross && config.enable_chunked_prefill)
       return fail("cross_attention: a prompt runs in one step; --no-chunked-prefill");
     if (reads_beside_tokens(spec) && has_connector)
-      return fail("a KV connector beside cross attention, sinks or reference windows");
+      return fail("a KV connector with cross attention, sinks or reference windows");
     if ((is_cross || spec.sink_len > 0) && !profile.release->models_connectors)
       return fail(fmt::format("cross attention and sinks: decisions are modelled for {} only",
                               names_of_connector_releases()));
@@ -113,7 +113,7 @@ Result<void> check_kinds(const EngineConfig& config, const std::vector<KVCacheGr
     if (spec.rswa_window > 0 && !profile.serves_checkpoints)
       return fail(fmt::format("rswa_window: {} has none", profile.name));
     if (!spec.dcp_sharded && config.dcp * config.pcp > 1 && !profile.serves_checkpoints)
-      return fail(fmt::format("dcp_sharded: {} deals out the tokens of every layer", profile.name));
+      return fail(fmt::format("dcp_sharded: {} shards the tokens of every layer", profile.name));
   }
   return {};
 }
@@ -139,16 +139,16 @@ Result<void> check_hisparse(const EngineConfig& config,
         fmt::format("groups: a group of role {}, and none of hisparse_resident", kHiSparseSource));
   for (const KVCacheGroupSpec& group : groups) {
     if (group.spec.kind == CacheKind::mamba)
-      return fail("groups: states beside HiSparse's groups are not modelled");
+      return fail("groups: states with HiSparse's groups are not modelled");
     if (resident(group) && group.spec.block_size != source->spec.block_size)
       return fail(fmt::format("groups: resident pages of {} tokens, and host pages of {}",
                               group.spec.block_size, source->spec.block_size));
   }
   if (!engine_profile(config.engine).serves_checkpoints)
     return fail(fmt::format("role: {} has no {}", config.engine, kHiSparseSource));
-  if (config.dcp * config.pcp > 1) return fail("dcp, pcp: beside HiSparse's groups expected 1");
+  if (config.dcp * config.pcp > 1) return fail("dcp, pcp: with HiSparse's groups expected 1");
   if (config.hash_algorithm != HashAlgorithm::content)
-    return fail("hash_algorithm: cache events beside HiSparse's groups are not modelled");
+    return fail("hash_algorithm: cache events with HiSparse's groups are not modelled");
   const std::int64_t least =
       ceil_div(config.max_model_len, static_cast<std::int32_t>(source->spec.block_size)) + 2;
   if (config.hisparse_host_num_blocks < least)
@@ -206,7 +206,7 @@ Result<void> check_connector(const EngineConfig& config,
           "loads them is not modelled");
   }
   if (config.num_prefill_lookahead_tokens > 1)
-    return fail("num_prefill_lookahead_tokens: beside a KV connector expected 1");
+    return fail("num_prefill_lookahead_tokens: with a KV connector expected 1");
   return {};
 }
 
@@ -367,7 +367,9 @@ BlockId Scheduler::find_cached(const CachedBlock& content) const {
   return pool.is_caching() ? pool.cache().find(content.key, content.group) : kNullBlock;
 }
 std::span<const BlockId> Scheduler::block_table(RequestId request, std::int32_t group) const {
-  return std::as_const(*impl_).at(request).groups[group].blocks;
+  const std::vector<GroupBlocks>& groups = std::as_const(*impl_).at(request).groups;
+  LS_CHECK(group >= 0 && group < std::ssize(groups), "group {} of {}", group, groups.size());
+  return groups[group].blocks;
 }
 std::span<const BlockKey> Scheduler::block_keys(RequestId request) const {
   return std::as_const(*impl_).at(request).hashes.keys();

@@ -1,19 +1,19 @@
-// The scheduler of one engine: who runs in a step, with how many tokens, on which blocks.
+// The scheduler of one engine: which requests run in a step, with how many tokens, on which blocks.
 //
-// It decides as the engine of EngineConfig::engine decides, in every field that a recording shows;
-// what it leaves out: encoder inputs, LoRA limits, structured output.
+// It decides as the engine named by EngineConfig::engine, in every field of a recording. Left out:
+// encoder inputs, LoRA limits, structured output.
 //
 // A step is schedule() followed by update_from_output(). With async_scheduling one step stays in
-// flight: schedule() n+1 comes before update_from_output() of step n; outputs are always processed
-// in order. A step that schedules nothing is never in flight and has no output, except what the
-// workers of a KV connector report with it; with both, it is in flight like any other.
+// flight: schedule() n+1 precedes update_from_output() of step n; outputs are always processed in
+// order. An empty step is never in flight and has no output, except the reports of a KV connector's
+// workers; with both options it is in flight like any other step.
 //
 // Invariants
-// (1) Every live request is in exactly one place: waiting, skipped (with a connector), or running.
-// (2) Only running requests hold blocks; with a connector, remote_caches.h says who else, and
-//     freed_late() which blocks wait for a step in flight.
+// (1) Every live request is in exactly one queue: waiting, skipped (with a connector), or running.
+// (2) Only running requests hold blocks. With a connector, remote_caches.h lists the others, and
+//     freed_late() the blocks that wait for an in-flight step.
 // (3) The same calls with the same arguments give the same decisions: no clock, no randomness, no
-//     order of addresses.
+//     pointer order.
 #pragma once
 
 #include <cstdint>
@@ -48,19 +48,19 @@ class Scheduler final : public DecisionSource {
   Scheduler& operator=(Scheduler&&) noexcept;
   ~Scheduler() override;
 
-  // Blocks are handed out in this order from now on, where an engine starts with 1, 2, 3, ...: what
-  // else is decided must not depend on it. REQUIRES: nothing was decided yet; all blocks but the
-  // null block, once each. Those of sinks stay theirs.
+  // Allocates blocks in this order instead of 1, 2, 3, ...: no other decision may depend on it.
+  // REQUIRES: no decision was made; every block except the null block occurs once. Blocks of sinks
+  // stay allocated.
   void order_free_blocks(std::span<const BlockId> order);
 
   // Refuses a prompt that is empty or longer than max_model_len allows.
   Result<RequestId> add_request(RequestSpec request) override;
   // A request that is not live is ignored, as the engine does.
   void abort_request(RequestId request) override;
-  // From now on at most so many blocks of the pool are in use at once; 0: nothing new is given out.
+  // Limits the pool's blocks in use from now on; 0: no block is allocated.
   void limit_blocks_in_use(std::int64_t num_blocks);
-  // False: some blocks are in use, nothing was reset. `preempts_running`: all who run go back to
-  // the head of the queue first, and what of their output is still in flight is dropped.
+  // False: some blocks are in use and nothing was reset. `preempts_running`: first moves all
+  // running requests to the head of the queue and drops their output in flight.
   bool reset_prefix_cache(bool preempts_running = false) override;
   // From the next step on.
   void set_pause_state(PauseState state) override;
@@ -92,18 +92,19 @@ class Scheduler final : public DecisionSource {
       const override;  // come before `waiting`; none without a connector
   std::optional<std::vector<RequestId>> deferred() const override;
   std::vector<HeldRequest> held() const override;
-  // Blocks that nobody has and that are not free: a step in flight may write them. One that several
-  // have let go of is named as often.
+  // Blocks without a holder that are not free, because an in-flight step may write them. A block
+  // that several requests freed is listed once per request.
   std::vector<BlockId> freed_late() const;
   std::int64_t num_free_blocks() const override;
   // Of HiSparse's host pool; 0: there is none.
   std::int64_t num_free_host_blocks() const;
-  // Pages of HiSparse's of which the next step will tell the workers; those, and all under way.
+  // True if the next step sends HiSparse pages to the workers; pages of that step, and all in
+  // flight.
   bool has_pages_to_send() const;
   bool has_pages_under_way() const;
   bool is_cached(BlockId block) const;  // a prefix hit may find it
   std::int32_t ref_cnt(BlockId block) const;
-  std::vector<BlockId> free_queue() const;  // next to be handed out first
+  std::vector<BlockId> free_queue() const;  // next block to allocate first
   // What a block is cached as, and the block that a lookup of it finds; the null block: none.
   std::optional<CachedBlock> cached_as(BlockId block) const;
   // A block has further contents where hits can end inside blocks.
@@ -115,7 +116,7 @@ class Scheduler final : public DecisionSource {
   bool shows_table(RequestId) const override { return true; }
   std::span<const BlockId> block_table(RequestId request, std::int32_t group) const override;
   std::span<const BlockKey> block_keys(RequestId request) const;  // of its full hash blocks
-  // Counts since the last call, then starts anew.
+  // Counts since the last call.
   CacheCounters take_cache_counters() override;
   // Cache events since the last call; none unless EngineConfig::hash_algorithm is an engine's own.
   std::vector<CacheEvent> take_cache_events() override;

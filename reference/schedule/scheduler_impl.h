@@ -10,6 +10,7 @@
 #include <optional>
 #include <set>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "base/check.h"
@@ -24,25 +25,25 @@
 
 namespace lockstep {
 
-// A scheduled request whose output has not come back yet. The generation tells a request that has
-// left from a later one with the same id.
+// A scheduled request whose output was not processed yet. The generation tells a finished request
+// from a later one with the same id.
 struct InFlightRow {
   RequestId id{};
   std::uint32_t generation = 0;
   std::int32_t num_tokens = 0;
   std::int32_t num_spec = 0;
   std::int32_t num_preemptions = 0;  // of the request, until then
-  bool samples = false;              // it is no chunk of a prompt
+  bool samples = false;              // not a chunk of a prompt
 };
 
-// Which of a scheduled request's blocks its worker is told of.
+// Which of a scheduled request's blocks the step reports to the worker.
 enum class Handed : std::uint8_t { none, added, whole_table };
 
-// Whether a running request gets slots: it does, at the cost of its own place, or nobody may be
-// preempted for it.
+// Whether a running request gets slots: yes, no because it preempted itself, or no because no
+// request may be preempted for it.
 enum class SlotGrant : std::uint8_t { granted, self_preempted, refused };
 
-// What becomes of the head of a queue of waiting requests; `waits`: those behind it wait too.
+// The outcome for the head of a waiting queue; `waits` also stops the requests after it.
 enum class Entry : std::uint8_t { enters, waits, is_passed_over };
 
 struct Scheduler::Impl {
@@ -50,7 +51,7 @@ struct Scheduler::Impl {
        std::int64_t num_blocks, const KVTransfer& transfer, const CacheParts& parts);
   virtual ~Impl() = default;
 
-  Request& at(RequestId id) { return *requests[index_of(id)]; }
+  Request& at(RequestId id) { return const_cast<Request&>(std::as_const(*this).at(id)); }
   const Request& at(RequestId id) const {
     LS_CHECK(index_of(id) < requests.size() && requests[index_of(id)] != nullptr,
              "request {} does not exist", index_of(id));
@@ -171,8 +172,8 @@ struct Scheduler::Impl {
   std::vector<RequestId> skipped;           // waiting requests passed over in this step
   std::vector<std::size_t> first_new;       // per group, of the last allocation
   PrefixHit hit;
-  // Tokens behind the last hit looked up that some group has. It also stands for a request that
-  // looks nothing up.
+  // Tokens past the last looked-up hit that some group holds. Also used for a request that looks
+  // nothing up.
   std::int32_t num_shared_of_last_lookup = 0;
   std::deque<std::vector<InFlightRow>> in_flight;
   std::vector<std::vector<InFlightRow>> spare_rows;

@@ -11,7 +11,8 @@ StateChunkRule::StateChunkRule(const EngineConfig& config, const EngineProfile& 
       block_size_(config.block_size),
       max_chunk_(config.max_num_batched_tokens),
       hit_end_(hit_end_of(config, profile)),
-      // Where states alone are cached nobody drops a block: the repaired rule saves its state, too.
+      // If only states are cached, hits drop no block: the repaired rule saves that block's state,
+      // too.
       saves_one_earlier_(hit_end_.drops_last_block && !profile.state_hits_drop_a_block),
       cuts_without_parts_(profile.hits_parts_of_blocks && !profile.groups_agree_on_parts) {
   if (config.long_prefill_token_threshold > 0)
@@ -75,8 +76,8 @@ std::int32_t StateChunkRule::clip_at_block_boundary(const Request& request, std:
   const bool exports = exports_state(computed, end, prefill_end);
   const bool up_to_last = rule_ == StateChunks::block_boundary_before_last_state;
   const std::int32_t last = hit_end_.last_state(request.num_tokens(), block_size_);
-  // The last chunk may end anywhere: decoding goes on to the boundary. A block longer than any
-  // chunk is filled bit by bit.
+  // The last chunk may end anywhere: decoding continues to the boundary. A block longer than any
+  // chunk fills in several chunks.
   if (up_to_last ? end < last
                  : end < prefill_end && (floor(end) > computed || block_size_ <= max_chunk_))
     end = floor(end);

@@ -1,7 +1,11 @@
-// Where a prefill chunk of a model with states in mode `align` ends, so that states worth keeping
-// are saved. A state is saved at the end of a chunk, under the hash of the block that the chunk
-// fills: a chunk that ends anywhere else saves nothing, or another state than the hash says. Source
-// of the rules: vllm/v1/core/sched/scheduler.py, _mamba_block_aligned_split.
+// The end of a prefill chunk of a model with states in mode `align`, chosen so that states worth
+// keeping are saved. Source of the rules: vllm/v1/core/sched/scheduler.py,
+// _mamba_block_aligned_split.
+//
+// Invariants
+// (1) A state is saved at the end of a chunk, under the hash of the block that the chunk fills. A
+//     chunk that ends anywhere else saves nothing.
+// (2) A rule never lengthens a chunk.
 //
 // Where the kernels export a state from inside the last chunk of a prefill, that chunk need not end
 // at it (prefill_checkpoint.h).
@@ -30,7 +34,7 @@ class StateChunkRule {
                     std::int32_t num_shared) const;
 
  private:
-  // Where the last state is that a chunk ends at, under the rules that know no hash lookahead.
+  // Position of the last state that a chunk ends at, under the rules without hash lookahead.
   std::int32_t last_whole_block(const Request& request) const;
   std::int32_t clip_to_whole_blocks(const Request& request, std::int32_t num_new,
                                     std::int32_t computed) const;

@@ -19,9 +19,9 @@ enum class DraftShape : std::uint8_t {
                // over the step's tokens, and over those before whose rows rejected drafts went into
 };
 
-// Which of vLLM's two runners holds the drafter: vllm/v1/spec_decode/llm_base_proposer.py, or
-// vllm/v1/worker/gpu/spec_decode. They differ behind chunks of a prompt, behind
-// rejected drafts and near max_model_len.
+// vLLM's model runner that runs the draft model: V1 (vllm/v1/spec_decode/llm_base_proposer.py) or
+// V2 (vllm/v1/worker/gpu/spec_decode). They differ after chunks of a prompt, after rejected drafts
+// and near max_model_len.
 enum class DraftRunner : std::uint8_t { unknown, first, second };
 
 struct DrafterConfig {

@@ -48,8 +48,9 @@ struct EngineConfig {
   // shared prefix ends. vllm serve takes 0 since it has the option; its recordings were made
   // without it.
   std::int32_t prefix_cache_retention_interval = kDenseRetention;
-  // Tokens behind a chunk that the drafter reads: as many as it has modules (MTP). A prefill does
-  // not end within so many of its end, and a hash covers so many behind its block.
+  // Tokens after a chunk that the draft model reads: one per module (MTP). A prefill chunk does not
+  // end within this distance of the prompt's end, and a hash covers this many tokens after its
+  // block.
   std::int32_t num_prefill_lookahead_tokens = 1;
   std::int32_t prefix_match_unit = 0;  // tokens to a block hash; 0: as the groups say
   // With groups of cross attention: rows that the encoder computes in one step, and that its cache

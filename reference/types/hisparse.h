@@ -1,6 +1,6 @@
-// What HiSparse's scheduler tells its workers in a step, and what they report. Pages of sparse
-// attention's rows have a home in a host pool, and lie on the device for a while; a page is a block
-// of both. Names are vLLM's (vllm/v1/hisparse/types.py). Plain types.
+// Messages between HiSparse's scheduler and its workers in a step. Pages of sparse attention are
+// stored in a host pool, and temporarily on the device; a page is a block of both. Names are vLLM's
+// (vllm/v1/hisparse/types.py). Plain types.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ namespace lockstep {
 // Roles of KV cache groups: rows that live in the host pool, and the keys that choose among them.
 inline constexpr const char* kHiSparseSource = "hisparse_source";
 inline constexpr const char* kHiSparseIndexer = "hisparse_indexer";
-// ... as memory sees them: pages that lie on the device, regions of rows that were read
+// ... as memory sees them: pages on the device, regions of read rows
 // (reference/plan/hisparse_rows.h).
 inline constexpr const char* kHiSparseResident = "hisparse_resident";
 inline constexpr const char* kHiSparseHot = "hisparse_hot";
@@ -27,7 +27,7 @@ inline bool belongs_to_hisparse(const KVCacheGroupSpec& group) {
 // Pages at the end of a request's table that stay pinned: a step in flight may write them.
 inline constexpr std::int32_t kActiveTailPages = 2;
 
-// Copies one page of every resident group, to the host behind the step's forward pass, or back
+// Copies one page of every resident group, to the host after the step's forward pass, or back
 // before it.
 struct PageTransfer {
   std::int64_t id = 0;
@@ -65,12 +65,12 @@ struct HiSparseCommand {
   bool is_told = false;  // the engine has such groups
   std::vector<PageTransfer> transfers{};
   std::vector<HiSparseRow> rows{};  // in the order of SchedulerOutput::scheduled
-  bool all_resident = false;        // nobody of the step reads from the host
+  bool all_resident = false;        // no row of the step reads from the host
   std::int64_t num_free_host_blocks = 0;
   bool operator==(const HiSparseCommand&) const = default;
 };
 
-// So many workers have submitted, or done, that transfer since the last report.
+// Number of workers that have submitted, or completed, that transfer since the last report.
 struct TransferCount {
   std::int64_t id = 0;
   std::int32_t count = 0;

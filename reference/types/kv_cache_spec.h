@@ -33,7 +33,7 @@ enum class CacheKind : std::uint8_t {
   hidden_state,     // rows of num_kv_heads * head_size elements, one row per token, no K/V pair
   cross_attention,  // rows of a request's encoder, one each
   encoder_only,
-  circular_buffer,  // one block a request: a ring of the keys that are still to be compressed
+  circular_buffer,  // one block per request: a ring of keys not yet compressed
   // Device pages of rows that live in a host pool, and a request's device copy of the rows that it
   // reads most (reference/types/hisparse.h).
   hisparse_resident,
@@ -42,9 +42,9 @@ enum class CacheKind : std::uint8_t {
 
 enum class MambaCacheMode : std::uint8_t { none, align, all };
 
-// What a quantized cache stores beside the values: nothing, one scale per tensor (kept elsewhere),
-// one fp32 scale per token and head (inline, behind the row; of int4 with the row's zero in its
-// lowest bits), or packed fp4 with its block scales.
+// Extra content of a quantized cache: nothing, one scale per tensor (stored elsewhere), one fp32
+// scale per token and head (inline, after the row; int4 has the row's zero in its lowest bits), or
+// packed fp4 with its block scales.
 enum class KVQuantMode : std::uint8_t {
   none,
   fp8_per_tensor,
@@ -74,8 +74,8 @@ struct KVCacheSpec {
   DType dtype = DType::bf16;
   std::int64_t sliding_window = 0;        // tokens; sliding_window only
   std::int64_t attention_chunk_size = 0;  // tokens; chunked_local only
-  // Rows of the model's own that lie before everybody's first token, in blocks of their own; whole
-  // blocks (SinkFullAttentionSpec). full_attention only.
+  // Rows of the model itself before every request's first token, in whole blocks of their own
+  // (SinkFullAttentionSpec). full_attention only.
   std::int64_t sink_len = 0;
   // Of what is generated the last tokens alone are attended to; the prompt stays (RSWASpec).
   std::int64_t rswa_window = 0;  // tokens; full_attention only
@@ -86,8 +86,8 @@ struct KVCacheSpec {
   std::vector<StateTensorSpec> states;  // mamba only, in page order
   MambaCacheMode mamba_cache_mode = MambaCacheMode::none;
   std::int64_t num_speculative_blocks = 0;  // mamba only
-  // Blocks for a state that a prefill exports from inside a chunk, and the distance from the
-  // chunk's begin that its place is a multiple of (0: the kernel exports none). mamba only.
+  // Blocks for a state that a prefill exports from inside a chunk, and the alignment of its
+  // position relative to the chunk's start (0: the kernel exports none). mamba only.
   std::int64_t num_prefill_checkpoint_blocks = 0;
   std::int64_t prefill_checkpoint_alignment = 0;  // tokens
   std::optional<std::int64_t> page_size_padded;   // bytes; absent: no padding
@@ -104,8 +104,8 @@ struct KVCacheSpec {
   // Bytes that the stride between blocks is a multiple of, where groups overlay one allocation:
   // what the layer's backend asks for.
   std::int64_t block_stride_alignment = 1;
-  // Whether the ranks of decode context parallelism deal out its tokens; false: each keeps them
-  // all. Without meaning for states, which every rank keeps.
+  // True if decode context parallelism shards its tokens; false: replicated on every rank. Ignored
+  // for states, which every rank keeps.
   bool dcp_sharded = true;
   // Of hisparse_resident and hisparse_hot: bytes of a page; and blocks of a request's hot region.
   std::int64_t hisparse_page_bytes = 0;
@@ -121,8 +121,8 @@ constexpr bool is_ring(const KVCacheSpec& spec) { return spec.kind == CacheKind:
 constexpr bool is_cross_attention(const KVCacheSpec& spec) {
   return spec.kind == CacheKind::cross_attention;
 }
-// Whether attention reads other rows than a run of a request's tokens: an encoder's, sinks, or what
-// lies on either side of a gap.
+// True if attention reads rows other than a run of a request's tokens: an encoder's, sinks, or both
+// sides of a gap.
 constexpr bool reads_beside_tokens(const KVCacheSpec& spec) {
   return is_cross_attention(spec) || spec.sink_len > 0 || spec.rswa_window > 0;
 }
@@ -164,7 +164,7 @@ constexpr bool has_compressed_rows(const KVCacheGroupSpec& group) {
   return false;
 }
 
-// Whether a request has rows of an encoder beside those of its tokens.
+// True if a request has rows of an encoder in addition to those of its tokens.
 constexpr bool has_cross_attention(const std::vector<KVCacheGroupSpec>& groups) {
   for (const KVCacheGroupSpec& group : groups)
     if (is_cross_attention(group.spec)) return true;
@@ -184,8 +184,8 @@ struct KVCacheConfig {
   std::int64_t num_blocks = 0;  // the null block included
   std::vector<KVCacheTensor> tensors;
   std::vector<KVCacheGroupSpec> groups;
-  // Layers of a drafter by its modules, in their order: EAGLE and draft models have one. Empty:
-  // there is no drafter, or nobody says which layers are its own.
+  // Layers of a draft model by module, in order: EAGLE and draft models have one. Empty: no draft
+  // model, or its layers are unknown.
   std::vector<std::vector<std::string>> draft_modules = {};
   bool operator==(const KVCacheConfig&) const = default;
 };

@@ -1,15 +1,16 @@
-// A KV connector as the scheduler sees it: it knows of caches elsewhere, loads them into blocks of
-// this pool and sends blocks away. What it answers and what its workers report are
-// inputs; the scheduler decides what follows from them.
-// Source of the interface: vllm/distributed/kv_transfer/kv_connector/v1/base.py.
+// A KV connector as the scheduler sees it: it has access to caches elsewhere, loads them into
+// blocks of this pool and sends blocks away. Its answers and its workers' reports are inputs; the
+// scheduler decides what follows from them. Source of the interface:
+// vllm/distributed/kv_transfer/kv_connector/v1/base.py.
 //
+// Invariants
 // (1) A load in the same step (is_async false) has written its tokens when attention reads them, or
 //     its blocks are reported invalid with that step's output.
-// (2) A load that takes longer is over when its request is reported in finished_recving, once.
-// (3) A request that the connector keeps (request_finished() said true) is reported in
+// (2) A longer load completes when its request is reported in finished_recving, once.
+// (3) A request that the connector keeps (request_finished() returned true) is reported in
 //     finished_sending, once.
 //
-// Not modelled: what a connector does with the blocks, the metadata handed to its workers, events.
+// Not modelled: what a connector does with the blocks, the metadata of its workers, events.
 #pragma once
 
 #include <cstdint>
@@ -24,8 +25,7 @@
 
 namespace lockstep {
 
-// Tokens beyond the local prefix hit that the connector can load. Absent: it does not know yet and
-// is to be asked again.
+// Tokens past the local prefix hit that the connector can load. Absent: not known yet; query again.
 struct ExternalHit {
   std::optional<std::int32_t> num_tokens = 0;
   bool is_async = false;  // the load takes longer than the step. REQUIRES: num_tokens > 0
@@ -44,12 +44,12 @@ struct ExternalQuery {
 struct KVConnectorTraits {
   bool is_kv_producer = true;  // of kv_role: it sends
   bool is_kv_consumer = true;  // ... loads
-  // The output in flight of who is preempted is dropped: what it would have handed on is gone.
+  // A preempted request's output in flight is dropped: the blocks that it would forward are gone.
   bool requires_kv_delivery = false;
   // Its loads complete local hits that are deeper in attention than in states
   // (supports_divergent_local_hybrid_hits).
   bool completes_divergent_hits = false;
-  // While blocks are being sent nobody is preempted for want of some (has_pending_block_frees).
+  // While blocks are being sent no request is preempted to free blocks (has_pending_block_frees).
   bool waits_for_sends = false;
 };
 
@@ -79,7 +79,7 @@ struct KVConnectorOutput {
   std::vector<RequestId> finished_recving{};
   std::vector<RequestId> finished_sending{};
   std::vector<BlockId> invalid_block_ids{};  // tokens to be loaded there did not arrive
-  // Of those received: nothing of them arrived. The way to say so in an engine of several groups.
+  // Received requests of which nothing arrived, as an engine of several groups reports it.
   std::vector<RequestId> failed_recving{};
   // Page transfers of HiSparse.
   std::vector<TransferCount> enqueued{};

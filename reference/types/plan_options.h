@@ -17,6 +17,7 @@ struct NamedSpec {
   KVCacheSpec spec;
   bool is_draft = false;        // of the drafter
   std::int64_t index_topk = 0;  // rows that its indexer chooses; 0: it has none
+  std::string backend = {};     // of placement/cache_backends.h; empty: as the options say
   bool operator==(const NamedSpec&) const = default;
 };
 using LayerSpecs = std::vector<NamedSpec>;  // in the order of the model's layers

@@ -7,7 +7,7 @@
 
 namespace lockstep {
 
-// The tokens of a request are dealt out to the ranks in runs of `interleave`.
+// A request's tokens are sharded over the ranks in runs of `interleave`.
 struct ContextRank {
   std::int32_t num_ranks = 1;
   std::int32_t rank = 0;
@@ -20,8 +20,8 @@ struct ParallelRank {
   std::int32_t tp_rank = 0;
   std::int32_t pp_size = 1;  // pipeline_parallel_size: stages that share the layers
   std::int32_t pp_rank = 0;
-  // decode_context_parallel_size, where tensor parallel ranks deal out tokens among one another:
-  // so many of them answer for the same query heads. REQUIRES: it divides tp_size.
+  // decode_context_parallel_size: tensor parallel ranks that shard tokens among each other and
+  // answer for the same query heads. REQUIRES: it divides tp_size.
   std::int32_t dcp_size = 1;
 
   // Whether the rank holds every head of every layer.

@@ -25,7 +25,7 @@ struct RepetitionDetection {
   bool operator==(const RepetitionDetection&) const = default;
 };
 
-// Whether a scheduler schedules: all; nobody new; nobody. vLLM's PauseState.
+// Which requests a scheduler schedules: all; no new ones; none. vLLM's PauseState.
 enum class PauseState : std::uint8_t { unpaused, paused_new, paused_all };
 
 // Tokens [first, first + count).
@@ -35,8 +35,8 @@ struct TokenSpan {
   bool operator==(const TokenSpan&) const = default;
 };
 
-// Tokens [first, first + count) of a prompt that stand for an image or a clip. Beside a decoder
-// with cross-attention it is no part of the prompt, and `first` is 0.
+// Tokens [first, first + count) of a prompt that represent an image or a clip. With a
+// cross-attention decoder it is not part of the prompt, and `first` is 0.
 struct PromptItem {
   std::string identifier;  // equal content, equal identifier
   std::int32_t first = 0;
@@ -71,7 +71,7 @@ struct PromptEmbeds {
   std::int32_t digest_tokens = 0;
   bool are_alone = false;  // the request has no tokens; in their places are zeros
   bool empty() const { return rows.empty() && digests.empty(); }
-  // Which row stands at a position of the prompt; -1: none, zeros are there.
+  // The row at a position of the prompt; -1: none, read as zeros.
   std::int64_t row_at(std::int64_t position) const {
     std::int64_t row = 0;
     for (const TokenSpan& span : places) {
@@ -84,9 +84,9 @@ struct PromptEmbeds {
   bool operator==(const PromptEmbeds&) const = default;
 };
 
-// What block hashes cover beside tokens and the cache salt (generate_block_hash_extra_keys in
-// vllm/v1/core/kv_cache_utils.py): requests share blocks only where these are equal. Items are in
-// the order of their places and do not overlap.
+// What block hashes cover in addition to tokens and the cache salt (generate_block_hash_extra_keys
+// in vllm/v1/core/kv_cache_utils.py): requests share blocks only if these are equal. Items are in
+// the order of their positions and do not overlap.
 struct RequestKeys {
   Adapter lora = {};
   std::vector<PromptItem> mm = {};
@@ -106,7 +106,7 @@ struct RequestSpec {
   std::vector<std::int32_t> stop_token_ids = {};         // further ones
   std::string cache_salt = {};                           // empty: none
   RequestKeys keys = {};
-  std::int32_t min_tokens = 0;  // before so many nothing sampled ends it
+  std::int32_t min_tokens = 0;  // minimum of sampled tokens before it may end
   RepetitionDetection repetition_detection{};
   bool skip_reading_prefix_cache = false;
   bool operator==(const RequestSpec&) const = default;
@@ -122,17 +122,16 @@ enum class RequestStatus : std::uint8_t {
 
 enum class FinishReason : std::uint8_t { stop, length, abort, error, repetition };
 
-// A request of a queue that comes before those that wait: its load is under way, or the connector
-// did not know yet, or it has had its turn and stands before those that arrive. Where releases keep
-// those that hold blocks apart, no others are in it.
+// A request of the queue ahead of waiting requests: its load is in flight, or the connector's
+// answer was pending, or it was passed over and precedes new arrivals. Where a release keeps
+// requests with blocks apart, the queue has no others.
 struct SkippedRequest {
   RequestId id{};
   RequestStatus status{};
   bool is_loading = false;  // waits for a load that has not been reported complete
 };
 
-// A request that has finished and keeps its blocks: they are being sent, or a load into them is
-// under way.
+// A finished request that keeps its blocks: a send or a load into them is in flight.
 struct HeldRequest {
   RequestId id{};
   bool is_loading = false;
@@ -173,7 +172,7 @@ struct SchedulerOutput {
   std::vector<BlockId> block_ids;  // all handed blocks, request by request, group by group
   std::vector<std::int32_t> spec_tokens;  // drafts to verify, request by request (num_spec each)
   std::vector<RequestId> preempted;       // in order of preemption
-  std::vector<RequestId> finished;        // since the step before
+  std::vector<RequestId> finished;        // since the previous step
   std::vector<std::int32_t> common_prefix_blocks;  // per group
   std::vector<BlockId> zero;             // blocks that the worker zeroes before use, in order
   std::vector<KVCacheBlockCopy> copies;  // before the step, in order
@@ -216,9 +215,13 @@ struct StaleOutput {
 
 // How another engine ended in the middle of a run.
 struct EngineFailure {
-  std::string kind;        // "exception", "crash", "hang", "reply": docs/scheduler_protocol.md
-  std::string what;        // one sentence
-  std::string trace = {};  // the engine's own words; may be empty
+  // "exception", "crash", "hang", "reply": docs/protocols.md. "harness": Lockstep's own code in the
+  // engine's process raised, and the engine is not judged.
+  std::string kind;
+  std::string what;        // one line
+  std::string trace = {};  // output of the code that raised; may be empty
+
+  bool is_harness() const { return kind == "harness"; }
 };
 
 // What happened to the pool and the prefix cache since the counters were last taken.

@@ -26,7 +26,7 @@ constexpr bool is_overlaid(CacheLayout layout) { return layout >= CacheLayout::L
 enum class Numbers : std::uint8_t { words, real };
 // How the kernels are run on the CPU.
 enum class CheckMode : std::uint8_t {
-  fast,   // the kernels alone
+  fast,   // only the kernels
   check,  // every access of every simulated thread: bounds, alignment, uninitialised reads, races
   hunt,   // check, with seeded preemption between accesses
 };

@@ -1,10 +1,12 @@
-// Backend against model, after every step: block tables and slot mappings in full, states of real
-// numbers (state_checker.h), the pages that the step wrote, the host blocks that it stored to, what
-// its probes and queries read, the backend's own reports, and untouched pages and host blocks in
-// rotation; before a block is handed out again, its pages; at the end, all pages and host blocks.
+// Compares backend and model after every step: block tables and slot mappings in full, states of
+// real numbers (state_checker.h), the pages that the step wrote, the host blocks that it stored to,
+// the results of its probes and queries, the backend's own reports, and untouched pages and host
+// blocks in rotation; the pages of a block before it is allocated again; at the end, all pages and
+// host blocks.
 //
+// Invariants
 // (1) The first difference wins, in the order of Phase.
-// (2) What was compared is counted; nothing is compared with itself.
+// (2) Every comparison is counted; nothing is compared with itself.
 #pragma once
 
 #include <cstdint>

@@ -104,7 +104,7 @@ void Diagnosis::set_owner(Divergence& found, ModelPage page, std::int64_t byte) 
 void Diagnosis::set_journal(Divergence& found, ModelPage page, std::int64_t byte) const {
   const ByteOwner owner = model_.owner_of(page, byte);
   const BlockContent& block = model_.block(owner.block);
-  found.writer = "the model: nobody";
+  found.writer = "the model: never written";
   if (owner.what == ByteOwner::What::row) {
     if (const SlotContent* slot = model_.slot_content(owner.group, owner.block, owner.slot_offset,
                                                       model_.layers()[owner.layer].lane))
@@ -159,9 +159,9 @@ Result<Divergence> Diagnosis::page(Phase phase, ModelPage page) {
       page.index, page.tensor, found.wrong_bytes, found.found_page.size(), first, where,
       found.block, found.slot < 0 ? "" : fmt::format(", slot {}", found.slot),
       !found.request.empty() ? fmt::format(", {}'s token {}", found.request, found.token)
-      : found.slot >= 0      ? ", which nobody has written"
+      : found.slot >= 0      ? ", which was never written"
                              : "",
-      found.owner.empty() ? "nobody's content lies there" : "there lies " + found.owner);
+      found.owner.empty() ? "no known content is there" : "found: " + found.owner);
   return found;
 }
 

@@ -1,5 +1,5 @@
-// From "these two numbers differ" to a Divergence that says where to the byte, what lies there and
-// who put it there. Reads the backend again where that tells more; changes nothing.
+// From two different numbers to a Divergence that states the exact byte, what is stored there and
+// which write put it there. Reads the backend again where that adds information; changes nothing.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,7 @@ class Diagnosis {
 
   // A page whose fingerprint is not the expected one.
   Result<Divergence> page(Phase phase, ModelPage page);
-  // Entry `entry` of a row's block table; an absent one is told as such.
+  // Entry `entry` of a row's block table; reports an absent one as absent.
   Divergence table(std::size_t row, std::int32_t group, std::span<const std::int32_t> found);
   Divergence slot(std::int32_t group, std::size_t token, Slot expected, Slot found);
   // Probes again and again until the first position is found whose rows read wrong.
@@ -52,7 +52,7 @@ class Diagnosis {
   void set_layer(Divergence& found, std::int32_t layer) const;
   void set_journal(Divergence& found, ModelPage page, std::int64_t byte) const;
   void set_slot(Divergence& found, const WorkerRequest& request, std::int64_t position) const;
-  // What positions of a probe stand for: rows of an encoder, or what lies behind the sinks.
+  // The contents of a probe's positions: rows of an encoder, or tokens after the sinks.
   PrefixContent& contents_of(const ModelLayer& layer, WorkerRequest& request) const {
     return model_.is_encoder_group(layer.group) ? request.encoder : request.prefix;
   }

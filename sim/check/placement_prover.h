@@ -1,16 +1,16 @@
-// Shows by bytes that a plan whose groups overlay one allocation is sound: every page is written
-// down once more in closed form and every byte of a small pool is looked at.
+// Proves by bytes that a plan whose groups overlay one allocation is sound: every page is computed
+// a second time in closed form, and every byte of a small pool is checked.
 //
-// 1. The closed form of each order and the page's strides name the same bytes.
+// 1. The closed form of each layout and the page's strides name the same bytes.
 // 2. Within a group no byte belongs to two layers or blocks.
-// 3. A byte of block b in one group belongs to no other block in any group: that is what makes the
-//    overlay sound, since a block is in one group at a time.
-// 4. Every page lies inside the allocation.
+// 3. A byte of block b in one group belongs to no other block in any group. This makes the overlay
+//    sound, since a block is in one group at a time.
+// 4. Every page is inside the allocation.
 // 5. Zeroing a block clears all its rows of tokens, and nothing of another block.
 // 6. Copying a block copies all bytes of every layer.
-// 7. What a connector keeps of a block is all bytes of every layer that it moves, and nothing of
-//    another block: apart from the others, since it concerns engines with that connector alone.
-// Bytes that no page has are padding. Not looked at: what kernels do inside a page.
+// 7. A connector's copy of a block has all bytes of every layer that it moves, and nothing of
+//    another block: reported separately, since it concerns engines with that connector only.
+// Bytes outside every page are padding. Not checked: kernels' accesses inside a page.
 #pragma once
 
 #include <cstdint>

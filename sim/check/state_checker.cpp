@@ -80,7 +80,7 @@ Checked StateChecker::check_chain(Chain chain) {
   return {};
 }
 
-// What another chain of the step has left is known by now.
+// The result of another chain of the step, if it is known.
 std::span<const std::uint8_t> StateChecker::bytes_before(const StateWords& before, BlockId block,
                                                          const ModelLayer& layer,
                                                          std::size_t state) const {

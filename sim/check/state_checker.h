@@ -1,11 +1,13 @@
-// States of real numbers, backend against oracle: what the step's updates left in their blocks, and
-// what convolutions and recurrences gave out. Kept inputs are compared bit by bit; recurrent states
-// and outputs with doubles, within the distance of reference/memory/state_numbers.h.
+// States of real numbers, backend against oracle: the results of the step's updates in their
+// blocks, and the outputs of convolutions and recurrences. Kept inputs are compared bit for bit;
+// recurrent states and outputs with doubles, within the distance of
+// reference/memory/state_numbers.h.
 //
-// (1) Each update of a step is worked out from the bytes that its chain started from, which had
-//     been compared before. So an error is that of one step, however old the request is.
-// (2) A state that is near enough becomes what the memory model expects there, to the bit: copies
-//     of it, prefix hits on it and its page in later steps are compared exactly.
+// Invariants
+// (1) Each update of a step is computed from the bytes that its chain started from, which were
+//     compared before. So an error is that of one step, however old the request is.
+// (2) A state within tolerance becomes what the memory model expects there, bit for bit: copies of
+//     it, prefix hits on it and its page in later steps are compared exactly.
 // Not checked here: the rest of a page, and pages that no update wrote (comparer.h).
 #pragma once
 
@@ -41,7 +43,7 @@ class StateChecker {
     std::size_t first_output = 0;         // in StepReadback::state_outputs
     std::span<const ContentId> contents;  // of the step's tokens from its first one on
   };
-  // Updates that go on from one another: one request's, in one group.
+  // A chain of updates: one request's, in one group.
   using Chain = std::span<Update>;
 
   Checked check_chain(Chain chain);

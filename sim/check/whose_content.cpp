@@ -33,8 +33,8 @@ std::size_t count_matches(std::span<const std::uint64_t> words, std::span<const 
   return matches;
 }
 
-// The row that shares most words with `words`. A word of a row is 64 bits of hash but for its
-// exponents (at least 32 random bits), so one equal word is no accident.
+// The row that shares most words with `words`. Except for its exponents a word of a row is 64 bits
+// of hash (at least 32 random bits), so one equal word is no accident.
 Match best_row(const MemoryModel& model, std::span<const std::uint64_t> words, bool shifted) {
   Match best;
   for (const ModelLayer& layer : model.layers()) {
@@ -77,8 +77,8 @@ std::string describe(const MemoryModel& model, const Match& match) {
 }
 
 std::string poison_name(const MemoryModel& model, std::uint64_t word) {
-  constexpr std::string_view kinds[] = {"never handed out", "handed out and not written since",
-                                        "padding", "handed out to be zeroed; no zeroing came here"};
+  constexpr std::string_view kinds[] = {"never allocated", "allocated and not written since",
+                                        "padding", "allocated to be zeroed, and not zeroed"};
   for (int kind = 0; kind < std::ssize(kinds); ++kind)
     for (std::int32_t t = 0; t < model.num_tensors(); ++t)
       for (std::int32_t p = 0; p < model.num_blocks(); ++p) {

@@ -1,7 +1,7 @@
-// Whose bytes are these? Looks through everything that the model knows to be in the cache for a
-// content that explains what was found where something else should be.
+// Finds the owner of bytes: searches all contents that the model expects in the cache for one that
+// explains what was found in place of the expected bytes.
 //
-// Read only, and dear: every live row and state is tried. For divergences, not for steps.
+// Read-only, but expensive: it tries every live row and state. For divergences, not for steps.
 #pragma once
 
 #include <cstdint>

@@ -7,13 +7,14 @@
 #include <new>
 
 #include "base/parallel.h"
+#include "base/stop_signal.h"
 #include "sim/conform/conform_run.h"
 #include "sim/recording/unfollowed_inputs.h"
 
 namespace lockstep {
 namespace {
 
-// Who never finished, as the end line says it.
+// Unfinished requests, as the end line lists them.
 std::optional<ConformMismatch> compare_end(const RecordingEnd& recorded, RecordingEnd model) {
   if (recorded == model) return std::nullopt;
   const FieldDifference found =
@@ -69,7 +70,7 @@ Result<ConformFile> conform_workload(const std::string& path, RecordingHeader he
   return file;
 }
 
-// In a thread nobody else would catch it.
+// A thread would otherwise lose the exception.
 template <class Conform>
 Result<ConformFile> within_memory(const std::string& path, Conform conform) {
   try {
@@ -101,12 +102,16 @@ ConformSummary conform_recordings(std::vector<std::string> paths, const ConformO
   std::ranges::sort(paths);
   std::vector<Result<ConformFile>> results(paths.size(), ConformFile{});
   std::mutex report;
-  for_each_in_parallel(std::ssize(paths), options.jobs, [&](std::int64_t index) {
+  std::size_t started = 0;
+  const auto conform_one = [&](std::int64_t index) {
     const auto i = static_cast<std::size_t>(index);
     results[i] = conform_recording(paths[i], options.engine);
     const std::scoped_lock lock(report);
     if (options.done) options.done(paths[i]);
-  });
+  };
+  for_each_in_parallel(std::ssize(paths), options.jobs, conform_one,
+                       [&] { return !stop_requested() && ++started > 0; });
+  paths.resize(started);
   ConformSummary summary;
   for (std::size_t i = 0; i < paths.size(); ++i) {
     Result<ConformFile>& file = results[i];

@@ -1,12 +1,12 @@
-// Recordings against the model: the reference scheduler is given what the engine was given and must
+// Recordings against the model: the reference scheduler receives the engine's inputs and must
 // decide exactly as the engine did, in every field of every step.
 //
 // Compared, in the recording's own terms and order: scheduled (order, tokens, computed, new and
 // resumed, blocks per group, drafts), preempted, finished, common_prefix_blocks, zero, running,
-// waiting, free_blocks, tables, stopped, stored, evicted, cleared, what reset_prefix_cache
-// returned, output_of_step, the derived block sizes, and who never finished. With a KV connector
-// also whom it was asked about and with how many local tokens, skipped, loading and held. What the
-// model returned is an input; more tokens than the decision can bring are a mismatch all the same.
+// waiting, free_blocks, tables, stopped, stored, evicted, cleared, the result of
+// reset_prefix_cache, output_of_step, the derived block sizes, and the unfinished requests. With a
+// KV connector also its queries with their local tokens, skipped, loading and held. What the model
+// returned is an input; more tokens than the decision can bring are a mismatch.
 #pragma once
 
 #include <cstdint>
@@ -36,7 +36,7 @@ struct ConformFile {
   std::int64_t steps = 0;
   std::optional<ConformMismatch> mismatch;  // the first one; absent: agreed
   bool is_stuck = false;     // it ends with requests that wait for each other, and nothing runs
-  std::string wait_cycle{};  // who of them waits for what
+  std::string wait_cycle{};  // which of them waits for which
 };
 
 struct ConformSummary {
@@ -44,12 +44,11 @@ struct ConformSummary {
   std::vector<RefusedFile> refused;  // likewise; none of them is in `files`
   std::int64_t agreed = 0;
   std::int64_t steps = 0;
-  std::int64_t stuck = 0;  // recordings that end in a circle of waiting requests
+  std::int64_t stuck = 0;  // recordings that end in a cycle of waiting requests
 };
 
-// `engine` is the profile to judge by; empty: what the recording's engine is judged by.
-// An Error: the file cannot be read, the model has no profile for it, or it says what no engine can
-// have been told.
+// `engine` is the profile to judge by; empty: that of the recording's engine. An Error: the file
+// cannot be read, its engine has no profile, or it holds inputs that no engine can receive.
 Result<ConformFile> conform_recording(const std::string& path, const std::string& engine = {});
 // The same, of what has been read.
 Result<ConformFile> conform_recording(const std::string& path,

@@ -1,9 +1,9 @@
 // Recorded memory plans against the model: aligned sizes, groups in order, tensors, block counts,
 // concurrency to the last bit, capacity, kernel block sizes, every stride and offset, and refusals.
 //
-// The model gets the inputs of a line and plans from first principles: the aligned sizes that the
-// line's layers already carry are taken off and worked out again. A second derivation of the views
-// (the backend's) can be compared in the same pass.
+// The model receives the inputs of a line and plans from first principles: it removes aligned sizes
+// from the line's layers and derives them again. A second derivation of the views (the backend's)
+// can be compared in the same pass.
 #pragma once
 
 #include <cstdint>
@@ -38,7 +38,7 @@ using ViewSource =
 // An Error: the file cannot be read or is not a recording of plans.
 Result<LayoutConformance> conform_layouts(const std::string& path, const ViewSource& backend = {});
 
-// The inputs of a recording as the model gets them: aligned sizes taken off.
+// The inputs of a recording as the model receives them: without aligned sizes.
 LayerSpecs unaligned_layers(const LayoutRecording& recording);
 
 }  // namespace lockstep

@@ -1,5 +1,9 @@
-// The model on the inputs of a recording, read or just being made: compares every step with the
-// recorded one and ends at the first difference.
+// The model on the inputs of a recording, read or being made: compares every step with the recorded
+// one.
+//
+// Invariants
+// (1) The first difference ends the run; nothing is compared after it.
+// (2) The model receives only inputs of the recording, never a recorded decision.
 #pragma once
 
 #include <memory>
@@ -26,18 +30,18 @@ class ConformObserver final : public StepObserver {
         num_spec_tokens_(header.options.config.num_spec_tokens),
         transcript_(header) {}
 
-  // What the model returned is for the recorded decision: another one ends the run before its
-  // output comes in.
+  // The model's sampled tokens belong to the recorded decision: a different decision ends the run
+  // before its output arrives.
   bool decided(const StepView& view) override;
   bool finished(const StepView& view) override;
   // The recording has grown by what was sampled and reported. False: no model can have returned it
-  // for the decision, and a run that goes on with it ends in an Error.
+  // for the decision, and a run that continues with it ends in an Error.
   bool inputs_known();
 
   const std::optional<ConformMismatch>& mismatch() const { return mismatch_; }
   // A request so far had an adapter, images or embeddings.
   bool has_keys() const { return has_keys_; }
-  // Who had not left after the last step, sorted.
+  // Unfinished requests after the last step, sorted.
   const std::vector<std::string>& unfinished() const { return unfinished_; }
 
  private:
@@ -62,7 +66,7 @@ class ConformObserver final : public StepObserver {
   bool has_keys_ = false;
 };
 
-// The session, and who compares in it.
+// The session and its comparing observer.
 class ConformRun {
  public:
   // By the profile that `header` names. Errors: none of that name, or what the model refuses.

@@ -1,8 +1,8 @@
-// One workload under two engine profiles: where their decisions part, and what each comes to.
+// One workload under two engine profiles: where their decisions differ, and the result of each.
 //
-// The engines run one after the other, without a backend. Steps are compared by their numbers:
-// after the first difference in who runs, step n of one is no longer step n of the other, and only
-// the first difference of each field says something.
+// The engines run one after the other, without a backend. Steps are compared by number: after the
+// first difference in the scheduled requests, step n of one no longer corresponds to step n of the
+// other, and only the first difference of each field is meaningful.
 #pragma once
 
 #include <array>
@@ -20,7 +20,7 @@ namespace lockstep {
 
 // What a step's decision consists of.
 enum class DecisionField : std::uint8_t {
-  requests,   // who runs, with how many tokens and drafts
+  requests,   // scheduled requests, with their tokens and drafts
   hits,       // tokens found in the prefix cache by requests that enter
   blocks,     // block ids handed to the worker
   preempted,  // in order
@@ -45,10 +45,10 @@ struct EngineDiff {
   std::optional<std::int64_t> first_step() const;  // of any field; nothing: none differs
 };
 
-// A workload from its beginning, each time anew.
+// A workload from its start, new for each call.
 using MakeWorkload = std::function<Result<std::unique_ptr<Workload>>()>;
 
-// `config` holds for both but for its engine's name and a stated num_hash_lookahead_tokens, without
+// `config` applies to both except its engine's name and a given num_hash_lookahead_tokens, without
 // connectors and data parallel ranks. Errors: a configuration that one of them refuses, a workload
 // that cannot be read.
 Result<EngineDiff> diff_engines(LockstepConfig config, std::array<std::string, 2> engines,

@@ -154,7 +154,7 @@ class Search {
         promising.emplace_back(score, candidates[c]);
     std::ranges::stable_sort(promising, std::greater{},
                              [](const auto& each) { return each.first; });
-    // What helps some recordings may spoil others: the first few are asked about all.
+    // A policy that helps some recordings may break others: the first few are tried on all.
     constexpr std::size_t kAsked = 6;
     if (promising.size() > kAsked) promising.resize(kAsked);
     const EngineProfile* best = nullptr;
@@ -316,7 +316,7 @@ class Search {
 
   std::vector<LoadedRecording> recordings_;
   const FitOptions& options_;
-  std::vector<Carried> best_;  // under the profile that the search stands at
+  std::vector<Carried> best_;  // under the profile that the search is at
   std::int64_t tried_ = 0;
 };
 

@@ -1,5 +1,5 @@
-// Which policies does an engine follow that nobody has described? A search over the table of
-// policies for the combination under which its recordings agree, in every field of every step.
+// Finds the policies of an undocumented engine: searches the table of policies for the combination
+// under which its recordings agree, in every field of every step.
 #pragma once
 
 #include <cstdint>

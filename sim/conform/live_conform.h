@@ -1,13 +1,14 @@
-// A run in which another engine decides, held against the model while it goes: the model is given
-// what that engine was given, and must decide the same, in every field, in the same step.
+// A run of another engine, compared with the model as it runs: the model receives that engine's
+// inputs and must decide the same, in every field, in the same step.
 //
-// (1) What was decided is compared before anything comes of it; what the output brought, when the
-//     engine has processed it.
-// (2) After the first difference, or an error of the model's, nothing is compared any more. Nor is
-//     it where both decide alike and what comes of it is more than a model can return: that
-//     decision is for the audit to judge.
+// Invariants
+// (1) A decision is compared before its output; the output's effects when the engine has processed
+//     it.
+// (2) After the first difference, or an error of the model, nothing is compared. Nor is a step
+//     where both decide equally and the output exceeds what a model can return: the audit judges
+//     that decision.
 //
-// Compared as in conform.h. Not here: an end line; all that it says is in the steps.
+// Compared as in conform.h. Not here: an end line; its content is in the steps.
 #pragma once
 
 #include <memory>
@@ -33,8 +34,8 @@ class LiveConform {
   ~LiveConform();
   LiveConform(const LiveConform&) = delete;
 
-  // A step as it has been decided, and again when it is over. False: they differ, or the model
-  // cannot go on.
+  // A decided step, and the same step when it has completed. False: they differ, or the model
+  // cannot continue.
   bool decided(const RecordedStep& step);
   bool finished(const RecordedStep& step);
 

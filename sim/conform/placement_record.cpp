@@ -196,7 +196,7 @@ struct PoolMaker {
   }
 };
 
-// The orders: what backends declare, what is left, and who chose.
+// The layouts: those that backends declare, the remaining candidates, and what chose.
 json layout_record(const PlacementStages& plan, const PlacementOptions& options) {
   json record = {{"supported", json::array()}, {"declared", json::object()}};
   for (const CacheOrder order : plan.supported) record["supported"].push_back(name_of(order));
@@ -330,9 +330,10 @@ json placement_record(const PlacementRecording& recording, const json& recorded)
   if (memory.refused_stage == "specs") return record;
   const json specs = specs_record(recording, memory.layers);
   record["specs"] = specs;
-  // Only the second runner marks a drafter's cache as replicated, and only it has HiSparse.
+  // Only model runner V2 marks a draft model's cache as replicated, and only V2 has HiSparse.
   const bool is_replicated = std::ranges::any_of(memory.layers, [](const PlacementLayer& layer) {
-    return layer.spec && layer.spec->is_draft.value && !layer.spec->dcp_sharded;
+    return layer.spec && layer.spec->is_draft.value && is_attention(layer.spec->type) &&
+           !layer.spec->dcp_sharded;
   });
   if (!options.hisparse)
     record["specs_of_first_runner"] = is_replicated ? "dcp_sharded differs" : "same";

@@ -165,7 +165,7 @@ Result<void> check_defects(const ConnectorConfig& connector, const KVCacheConfig
           : "--connector host alone"));
 }
 
-// Workers for HiSparse's pages where there are such, and what else stands beside them.
+// Checks that HiSparse groups have workers for their pages, and what may be combined with them.
 Result<void> check_hisparse(const ConnectorConfig& connector, const KVCacheConfig& plan) {
   const auto num = [&](ConnectorKind kind) { return std::ranges::count(connector.parts, kind); };
   const bool has_workers = connector.has(ConnectorKind::hisparse);

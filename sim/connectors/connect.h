@@ -1,6 +1,6 @@
-// Which KV connectors an engine has: one, or several behind a MultiConnector, in the order in which
-// they are asked. And a workload beside them: what arrives and is sampled is the workload's, what
-// is elsewhere the connectors'. Steps in which nothing runs go on while a transfer is under way.
+// The KV connectors of an engine: one, or several behind a MultiConnector, in query order. And a
+// workload with them: arrivals and samples come from the workload, remote caches from the
+// connectors. Empty steps continue while a transfer is in flight.
 #pragma once
 
 #include <cstdint>
@@ -35,11 +35,10 @@ std::string connector_text(const ConnectorConfig& connector);
 // groups are handed to the connectors. `hybrid_groups`: what the user said of it.
 Result<bool> hybrid_groups_of(const ConnectorConfig& connector, std::optional<bool> hybrid_groups);
 
-// Refused: parts that there are not, too many of them, loads that fail in a cache of several
-// groups, several groups for a part that takes one, a host tier without hashes to find blocks by,
-// HiSparse's groups in another shape than the engine gives them or without the workers of their
-// pages, those workers beside others than peers or without such groups, and a defect where it
-// changes nothing.
+// Refuses unknown parts, too many parts, loads that fail in a cache of several groups, several
+// groups for a part that takes one, a host tier without hashes to find blocks by, HiSparse groups
+// that do not match the engine or lack workers for their pages, such workers without such groups or
+// combined with parts other than peers, and a defect that changes nothing.
 Result<void> check_connector(const ConnectorConfig& connector, const EngineConfig& engine,
                              const KVCacheConfig& plan);
 
@@ -51,7 +50,7 @@ std::int64_t num_host_blocks(ConnectorKind kind, const ConnectorConfig& connecto
 std::int64_t num_host_blocks(const ConnectorConfig& connector, const EngineConfig& engine,
                              const KVCacheConfig& plan);
 
-// Several parts are asked as a MultiConnector (multi_connector.h). Without a part: `inner`.
+// Several parts are queried as a MultiConnector (multi_connector.h). Without a part: `inner`.
 std::unique_ptr<Workload> connect(std::unique_ptr<Workload> inner, const ConnectorConfig& connector,
                                   const EngineConfig& engine, const KVCacheConfig& plan,
                                   std::int32_t num_ranks, std::uint64_t seed);

@@ -1,15 +1,16 @@
-// HiSparse's workers as a KV connector: they copy pages between the host pool and the device as a
-// step tells them, and say when a copy is under way and when it is done. After vLLM's
-// HiSparseConnector (vllm/distributed/kv_transfer/kv_connector/v1/hisparse/).
+// HiSparse's workers as a KV connector: they copy pages between the host pool and the device as
+// each step requires, and report when a copy starts and completes. After vLLM's HiSparseConnector
+// (vllm/distributed/kv_transfer/kv_connector/v1/hisparse/).
 //
-// (1) It knows no prefix and keeps no finished request's blocks; what must stay while a page is
-//     copied the scheduler holds itself.
-// (2) A page is restored in the step that tells it. Any other is copied when the next step starts,
-//     behind the forward pass of the one that tells it.
+// Invariants
+// (1) It has no prefixes and keeps no finished request's blocks. The scheduler itself holds what
+//     must stay while a page is copied.
+// (2) A page is restored in the step that names it. Any other page is copied when the next step
+//     starts, after the forward pass of the step that names it.
 // (3) A copy is reported as enqueued in the step that starts it, and as completed in that step or
 //     up to delay_steps_max later.
-// (4) There are one or two workers. Each does every copy, and reports its own end of it.
-// (5) Delays and the number of workers follow from the seed, and from nothing that others do.
+// (4) There are one or two workers. Each makes every copy and reports its own completion.
+// (5) Only the seed decides delays and the number of workers.
 //
 // Not here: the bytes, which a backend moves.
 #pragma once

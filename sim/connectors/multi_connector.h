@@ -1,16 +1,17 @@
-// Several KV connectors behind one, and what an engine with connectors starts with.
-// Source: vllm/distributed/kv_transfer/kv_connector/v1/multi_connector.py; the order of the
-// questions is that of VllmConfig.__post_init__ in vllm/config/vllm.py.
+// Several KV connectors behind one, and the start-up of an engine with connectors. Source:
+// vllm/distributed/kv_transfer/kv_connector/v1/multi_connector.py; the order of the queries is that
+// of VllmConfig.__post_init__ in vllm/config/vllm.py.
 //
-// (1) A request is loaded by the first part that has tokens for it. While any part does not know
-//     yet, none loads: the answer is "ask again".
-// (2) Every part hears of every allocation; those that do not load hear of no tokens.
+// Invariants
+// (1) The first part with tokens for a request loads it. While any part is undecided, none loads:
+//     the answer is "query again".
+// (2) Every connector is notified of every allocation; those that do not load receive 0 tokens.
 // (3) Blocks are kept while any part sends them, and reported once, in finished_sending.
-// (4) While a load into a request's blocks is under way, or one has ended with the last report,
-//     is_loading() says so: vLLM takes blocks back once, so that a part that would keep them for a
-//     sending has to know.
-// (5) Several KV cache groups are handed to connectors only if every part supports them; that is
-//     asked when all connectors are known, also the one that an offloading backend brings.
+// (4) While a load into a request's blocks is in flight, or has ended with the last report,
+//     is_loading() is true: vLLM frees blocks once, so a part that would hold them for a send has
+//     to check it.
+// (5) Several KV cache groups are passed to connectors only if every part supports them. This is
+//     checked when all connectors exist, including the one that an offloading backend adds.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +31,7 @@
 
 namespace lockstep {
 
-// Mistakes that can be planted here; docs/mutants.md tells their stories.
+// Defects that can be planted here; docs/reference/mutants.md describes them.
 enum class MultiConnectorDefect : std::uint8_t { none, hma_any, hma_before_config };
 std::optional<MultiConnectorDefect> multi_connector_defect_from_name(std::string_view name);
 std::string_view name_of(MultiConnectorDefect defect);  // none: empty

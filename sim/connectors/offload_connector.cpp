@@ -208,7 +208,7 @@ bool OffloadConnector::request_finished(RequestId request, std::string_view) {
   asked_.erase(request);
   random_.erase(request);
   num_seen_.erase(request);
-  // A load under way keeps the blocks by itself.
+  // A load in flight keeps the blocks by itself.
   if (std::ranges::find(loads_, request, &Load::request) != loads_.end()) return false;
   if (unheard_.contains(request)) return false;
   const auto is_its = [&](const Store& store) { return store.block.request == request; };

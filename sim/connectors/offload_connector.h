@@ -1,20 +1,22 @@
-// A KV connector that is a host tier of this engine: full blocks are stored there by hash, and
-// a request that comes later finds them. After vLLM's OffloadingConnector (vllm/distributed/
-// kv_transfer/kv_connector/v1/offloading/scheduler.py, vllm/v1/kv_offload/cpu/manager.py).
+// A KV connector that is a host tier of this engine: stores full blocks by hash, and later requests
+// find them. After vLLM's OffloadingConnector
+// (vllm/distributed/kv_transfer/kv_connector/v1/offloading/scheduler.py,
+// vllm/v1/kv_offload/cpu/manager.py).
 //
+// Invariants
 // (1) A hit is the longest prefix of which every group has all that it still reads: full attention
-//     all blocks behind the local hit, windows and chunks those that the next token sees.
-// (2) A host block holds one hash of one group. It is found when its store has been carried out,
-//     and is given to another hash, the least recently used first, only while no load and no store
-//     of it is under way.
+//     all blocks after the local hit, windows and chunks those that the next token reads.
+// (2) A host block holds one hash of one group. A lookup finds it once its store has completed. It
+//     is reused for another hash, least recently used first, only while no load and no store of it
+//     is in flight.
 // (3) A block is stored once it is full, at once or some steps later, after the step has written.
-//     If its request gives it up before, the store is dropped; one that finishes keeps its blocks
-//     until its stores are carried out.
-// (4) A load comes within the step or some steps later. A load that fails fills the blocks before
-//     the failure; those from there on are reported invalid. In an engine of several groups none
-//     fails, since vLLM cannot follow it.
-// (5) All that is left open here follows, for each request, from the seed, the request's name and
-//     what it is asked of it, in order.
+//     If its request frees it before, the store is dropped; a finished request keeps its blocks
+//     until its stores have completed.
+// (4) A load completes within the step or some steps later. A failed load fills the blocks before
+//     the failure; the rest is reported invalid. In an engine of several groups no load fails,
+//     since vLLM does not support that.
+// (5) For each request, everything left open here depends only on the seed, the request's name and
+//     its queries, in order.
 #pragma once
 
 #include <compare>
@@ -97,7 +99,7 @@ struct OffloadOptions {
   std::int32_t delay_steps_max = 3;  // of a store, and of a load that takes longer than its step
   std::int32_t async_percent = 60;   // of the loads take longer
   std::int32_t failed_percent = 0;   // of the loads fail
-  bool async_scheduling = false;     // the engine hears of a report a step late
+  bool async_scheduling = false;     // the engine receives a report one step late
   ConnectorDefect defect = ConnectorDefect::none;
 };
 
@@ -164,9 +166,9 @@ class OffloadConnector final : public WorkerConnector, public TransferPlanner {
   HostBlockPool hosts_;
   UnheardLoads unheard_;
   std::int64_t step_ = 0;
-  std::map<RequestId, SeededRandom> random_;  // of those that were asked about
+  std::map<RequestId, SeededRandom> random_;  // per request queried
   std::map<RequestId, Question> asked_;
-  std::vector<Load> loads_;                                  // under way, in the order begun
+  std::vector<Load> loads_;                                  // in flight, in start order
   std::vector<Store> stores_;                                // likewise
   std::map<RequestId, std::vector<std::int64_t>> num_seen_;  // per group: blocks looked at to store
   std::int64_t num_frees_delayed_ = 0;

@@ -133,7 +133,7 @@ ExternalHit RecordedConnector::get_num_new_matched_tokens(const ExternalQuery& q
   if (!step_.connector) return {.num_tokens = std::nullopt};
   const auto answer = std::ranges::find(*step_.connector, name, &RecordedConnectorAnswer::id);
   if (answer == step_.connector->end() || !answer->external) return {.num_tokens = std::nullopt};
-  // Tokens behind another local hit: the difference in the hit is what will be told.
+  // Tokens after a different local hit: the difference in the hit is the one to report.
   if (answer->local != query.num_local_tokens) return {.num_tokens = std::nullopt};
   const bool loads = answer->async && *answer->external > 0;
   const std::int32_t limit = query.num_tokens - query.num_local_tokens - (loads ? 0 : 1);

@@ -1,9 +1,10 @@
-// The KV connector of a recording: it answers what the recorded one answered, and its workers
-// report what they reported.
+// The KV connector of a recording: gives the recorded answers and reports.
 //
-// A question that the recorded engine did not ask is answered "ask again"; the comparison sees
-// that it was asked. An answer that no engine could follow (more tokens than the request has) is an
-// Error at the end of the step.
+// Invariants
+// (1) A query that the recorded engine did not make is answered "query again"; the comparison sees
+//     the query.
+// (2) An answer that no engine can follow (more tokens than the request has) is an Error at the end
+//     of the step.
 #pragma once
 
 #include <cstdint>
@@ -19,14 +20,14 @@
 
 namespace lockstep {
 
-// The order in which CPython (3.11 and later, PYTHONHASHSEED=0) goes through a set of names.
+// The iteration order of CPython (3.11 and later, PYTHONHASHSEED=0) over a set of names.
 //
-// vLLM frees the blocks of requests that were sent in the order of a set, and the order decides
-// which blocks are handed out first. A recording holds such names sorted, so the order is worked
-// out as the interpreter of the recordings does: SipHash-1-3 with a zero key, open addressing in a
-// table of 8 places and more (CPython: Python/pyhash.c, Objects/setobject.c).
+// vLLM frees the blocks of sent requests in the order of a set, and this order decides which blocks
+// are allocated first. A recording holds such names sorted, so the order is computed as the
+// recording's interpreter does: SipHash-1-3 with a zero key, open addressing in a table of 8
+// entries and more (CPython: Python/pyhash.c, Objects/setobject.c).
 //
-// Not followed: sets that names were removed from, names beyond ASCII.
+// Not handled: sets that names were removed from, non-ASCII names.
 
 std::uint64_t python_hash(std::string_view name);
 
@@ -36,7 +37,7 @@ std::vector<std::string> in_python_set_order(const std::vector<std::string>& nam
 // What a recording's connector said of itself.
 KVConnectorTraits traits_of(const RecordedConnectorConfig& config);
 
-// How the engine of a recording was told to treat `connector`; null: it has none.
+// How the engine of a recording treats `connector`; null: it has none.
 KVTransfer kv_transfer(const RecordingHeader& header, KVConnector* connector);
 
 class RecordedConnector final : public KVConnector {

@@ -71,7 +71,7 @@ bool SimulatedConnector::request_finished(RequestId request, std::string_view na
   SeededRandom random = known->second.random;
   known_.erase(known);
   asked_.erase(request);
-  // The engine fails requests before it takes note of loads that the same report says are over.
+  // The engine fails requests before it processes loads that the same report completes.
   const bool is_loading = unheard_.contains(request) ||
                           (loads_elsewhere_ && loads_elsewhere_(request)) ||
                           std::ranges::any_of(transfers_, [&](const Transfer& transfer) {
@@ -199,7 +199,7 @@ void PeerTransfers::carry_out(const std::vector<BlockTransfer>& blocks, StepTran
 
 // Two requests that share a block may be sent at once; it is stored for one of them.
 void PeerTransfers::send(const DecidedStep& step, RequestId request, StepTransfers& transfers) {
-  // Drafts may be counted as computed where a client has left while the step was in flight.
+  // Drafts may count as computed if a client disconnected while the step was in flight.
   const std::int64_t known =
       std::min(step.scheduler.num_computed_tokens(request), step.scheduler.num_tokens(request));
   for (BlockTransfer block : moved(blocks_of(step, request, 0, known))) {

@@ -1,13 +1,14 @@
-// A KV connector for generated traffic: peers know a prefix of some prompts, and a network brings
-// it, later, out of order, in part or not at all.
+// A KV connector for generated traffic: peers have a prefix of some prompts, and a network delivers
+// it late, out of order, in part or not at all.
 //
-// (1) All it does for a request follows from the seed, the request's name and what it is asked of
-//     it, in order: what others do, and whether they are there, changes nothing.
-// (2) What it knows of a prompt does not change; it may take a few questions until it says so.
-// (3) Every load and every sending ends: a peer that is dead is noticed after `timeout_steps`, and
-//     none of what it should have sent has arrived.
-// (4) A request in whose blocks a load is under way when it finishes is not sent, nor is one whose
-//     load within the step has lost blocks. Of loads by other connectors it has to be told.
+// Invariants
+// (1) For each request, its behaviour depends only on the seed, the request's name and its queries,
+//     in order. Other requests change nothing.
+// (2) The prefix that it has of a prompt is fixed; it may take a few queries to report it.
+// (3) Every load and every send ends: a dead peer is detected after `timeout_steps`, and none of
+//     its data has arrived.
+// (4) A finished request with a load in flight into its blocks is not sent, nor is one whose load
+//     within the step lost blocks. It must be notified of loads by other connectors.
 #pragma once
 
 #include <cstdint>
@@ -31,14 +32,14 @@ struct SimulatedConnectorOptions {
   std::int32_t block_size = 16;            // tokens; it knows prefixes of whole blocks
   std::int32_t num_groups = 1;             // with several, nothing is ever reported invalid
   std::int32_t known_percent = 60;         // of the requests a prefix is known elsewhere
-  std::int32_t undetermined_percent = 30;  // of the requests it has to be asked more than once
+  std::int32_t undetermined_percent = 30;  // share of requests that need more than one query
   std::int32_t async_percent = 60;         // of the loads take longer than a step
   std::int32_t lossy_percent = 10;         // of the loads lose blocks
   std::int32_t dead_percent = 3;           // of the longer loads are from a peer that has died
   std::int32_t kept_percent = 25;          // of the finished requests are sent
   std::int32_t delay_steps_max = 6;        // of a load or a sending
   std::int32_t timeout_steps = 20;
-  bool async_scheduling = false;  // the engine hears of a report a step late
+  bool async_scheduling = false;  // the engine receives a report one step late
 };
 
 class SimulatedConnector final : public WorkerConnector {
@@ -90,7 +91,7 @@ class SimulatedConnector final : public WorkerConnector {
   std::vector<Transfer> transfers_;      // in the order begun
   std::vector<BlockId> invalid_;         // of loads within the step
   std::vector<RequestId> losing_;        // have lost them
-  UnheardLoads unheard_;                 // that are over, or lost
+  UnheardLoads unheard_;                 // completed or lost
 };
 
 // The blocks in which positions [first, last) of a request lie, in every group; null ones left out.
@@ -98,20 +99,20 @@ class SimulatedConnector final : public WorkerConnector {
 std::vector<BlockTransfer> blocks_of(const DecidedStep& step, RequestId request, std::int64_t first,
                                      std::int64_t last);
 
-// What moves when a KV connector's peers are unknown: they send the rows that the request would
-// have computed, and take what they are sent. Stands before the connector and sees its answers.
+// Transfers of a KV connector with unknown peers: they send the rows that the request would have
+// computed, and receive what they are sent. Wraps the connector and reads its answers.
 //
-// (1) A load within the step is carried out in the step, a longer one in the step whose report says
-//     that it is over. Blocks that are reported invalid are not loaded, nor those of a request
-//     whose load failed as a whole.
-// (2) What a request sends is stored in the step whose report says that it has been sent: the last
-//     one in which its blocks are its own.
-// (3) Peers that take one KV cache group move blocks of the first, whatever there is.
-// (4) A block's place in the host tier has its own number, so the tier is as large as the pool.
-//     HiSparse's host pool stands in front of them; what is brought for its blocks lies there.
-// (5) Of HiSparse's groups peers fill host blocks of the source, which are `brought` under their
-//     own numbers and loaded by nobody; its pages on the device they do not see. What they take
-//     from the host pool is not followed.
+// Invariants
+// (1) A load within the step runs in the step, a longer one in the step whose report completes it.
+//     Invalid blocks are not loaded, nor are those of a request whose whole load failed.
+// (2) What a request sends is stored in the step whose report completes the send: the last one in
+//     which it holds its blocks.
+// (3) Peers that take one KV cache group move blocks of the first group.
+// (4) A block's position in the host tier equals its id, so the tier is as large as the pool.
+//     HiSparse's host pool precedes them; loads into its blocks are stored there.
+// (5) Of HiSparse's groups, peers fill host blocks of the source, which are `brought` under their
+//     own ids and loaded by no step; peers do not see its device pages. What they take from the
+//     host pool is not tracked.
 class PeerTransfers final : public KVConnector, public TransferPlanner {
  public:
   // `connector` outlives this.
@@ -154,7 +155,7 @@ class PeerTransfers final : public KVConnector, public TransferPlanner {
   std::map<RequestId, Load> asked_;      // the last question of each
   std::vector<Load> begun_;              // since the last plan
   std::map<RequestId, std::vector<BlockTransfer>> loading_;
-  std::set<BlockId> lost_;  // of loads under way
+  std::set<BlockId> lost_;  // of loads in flight
   std::int64_t num_frees_delayed_ = 0;
 };
 

@@ -1,4 +1,9 @@
-// A KV connector with its workers: what the scheduler asks, and what comes back with each step.
+// A KV connector with its workers: the scheduler's queries, and the reports of each step.
+//
+// Invariants
+// (1) report() is called once per step, after its decision.
+// (2) UnheardLoads holds exactly the loads reported in the last one or two reports: one, or two
+//     with asynchronous scheduling.
 #pragma once
 
 #include <algorithm>
@@ -14,16 +19,16 @@ namespace lockstep {
 
 class WorkerConnector : public KVConnector {
  public:
-  // Once a step, after it has been decided: what will have ended when it is over.
+  // Called once per step, after its decision: what will have completed when it ends.
   virtual KVConnectorOutput report() = 0;
   // Something may still change without anything running: a transfer, or an answer that is due.
   virtual bool is_busy() const = 0;
 };
 
-// Requests whose load is over and the engine does not know yet. The load keeps their blocks so
-// long, and a connector that wants to keep them as well would have them given back twice.
+// Requests whose load has completed before the engine is notified. Until then the load keeps their
+// blocks; a connector that also held them would free them twice.
 //
-// The engine hears of a report with the step's output: before the next report, or after it with
+// The engine receives a report with the step's output: before the next report, or after it with
 // asynchronous scheduling.
 
 class UnheardLoads {

@@ -65,12 +65,12 @@ ConnectorStep::ConnectorStep(const RunConfig& config, const DecisionSource& deci
 
 Result<void> ConnectorStep::take_report(std::int64_t step, bool has_memory) {
   LS_ASSIGN_OR_RETURN(auto report, connector_report(workload_, decisions_, config_.backend.plan));
-  // The engine goes on behind a lost block before it knows of it (docs/findings.md, 15): what its
-  // worker then reads belongs to no request.
+  // The engine continues past a lost block before it is notified of the loss (docs/findings.md,
+  // 15): what its worker then reads belongs to no request.
   if (has_memory && config_.engine.async_scheduling && !report.invalid_block_ids.empty())
     return fail(
         fmt::format("step {}: blocks that a load did not fill, with asynchronous scheduling: on a "
-                    "backend this is not modelled; run the decisions alone (--backend none), "
+                    "backend this is not modelled; run only the decisions (--backend none), "
                     "without such loads (--load-failures 0), or a trace with --no-async-scheduling",
                     step));
   report_ = std::move(report);

@@ -1,4 +1,7 @@
-// The KV connector of a run, step by step: what its workers report, what it moves.
+// The KV connector of a run, step by step: its workers' reports and its transfers.
+//
+// Invariants
+// (1) A report is attached to the output of the step that was decided before it.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +33,7 @@ class ConnectorStep {
   // What the step loads and stores, and the counts of it.
   void plan(const SchedulerOutput& decision, RunSummary& summary);
   const StepTransfers& transfers() const { return transfers_; }
-  // Comes in with the step's output.
+  // The report that arrives with the step's output.
   KVConnectorOutput& report() { return report_; }
   const KVConnectorOutput& report() const { return report_; }
 

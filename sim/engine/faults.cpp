@@ -82,7 +82,7 @@ Result<PlannedFault> planned(const Fault& fault) {
   return checked(planned, fmt::format("fault {}", fault.kind));
 }
 
-// A number behind `mark`, taken off the end of `text`; nothing: there is no mark.
+// Removes the number after `mark` from the end of `text`; absent: `text` has no mark.
 Result<std::optional<std::int64_t>> take_number(std::string_view& text, char mark) {
   const std::size_t at = text.rfind(mark);
   if (at == std::string_view::npos) return std::nullopt;
@@ -201,7 +201,7 @@ FaultyWorkload::FaultyWorkload(std::unique_ptr<Workload> inner, FaultPlan plan)
 }
 
 Result<Turn> FaultyWorkload::next_turn(const LoopState& state, std::vector<WorkloadEvent>& events) {
-  LS_CHECK(scheduler_ != nullptr || plan_.empty(), "faults, and nobody to watch");
+  LS_CHECK(scheduler_ != nullptr || plan_.empty(), "faults without a scheduler to watch");
   step_ = state.step;
   for (const PlannedFault& fault : plan_.faults())
     if (limits_pool(fault.kind) && fault.is_active(step_)) count(fault.kind);
@@ -338,7 +338,7 @@ Result<std::unique_ptr<FaultyWorkload>> make_faulty_workload(std::unique_ptr<Wor
   LS_ASSIGN_OR_RETURN(auto plan, fault_plan_of(faults));
   if (!plan.empty() && inner->is_scripted())
     return fail(
-        "faults beside recorded steps: what happened is recorded already; expected a trace, or no "
+        "faults with recorded steps: the recording has its own events; expected a trace, or no "
         "faults");
   return std::make_unique<FaultyWorkload>(std::move(inner), std::move(plan));
 }

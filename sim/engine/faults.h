@@ -1,14 +1,15 @@
-// What is made to go wrong in a run: a list of faults, each from a step on, that an engine must
-// survive. Allocations are refused, the pool is pinched so that requests preempt each other,
-// clients give up at every phase of a request, outputs come in early or late.
+// Faults of a run: a list of faults, each from a given step, that an engine must survive.
+// Allocations are refused; the pool shrinks so that requests preempt each other; clients disconnect
+// in every phase of a request; outputs arrive early or late.
 //
-// (1) The same plan in the same run: the same things go wrong in the same steps.
-// (2) Every fault ends, and nothing of it remains: afterwards whatever fits must finish.
-// (3) An abort waits from its step on for a request in its phase, and happens once.
+// Invariants
+// (1) The same plan in the same run injects the same faults in the same steps.
+// (2) Every fault ends and leaves nothing. Afterwards every request that fits must finish.
+// (3) From its step on, an abort waits for a request in its phase. It happens once.
 //
-// In a file: Fault of traces/formats/saved_case.h. In one line: KIND@STEP[+STEPS][:NUMBER], by
-// commas; the number is the argument that the kind takes beside `steps`.
-// Not here: faults of transfers, which are the connector's.
+// In a file: Fault of traces/formats/saved_case.h. In one line: KIND@STEP[+STEPS][:NUMBER],
+// separated by commas; the number is the argument that the kind takes in addition to `steps`.
+// Not here: faults of transfers, which belong to the connector.
 #pragma once
 
 #include <array>
@@ -30,17 +31,17 @@ namespace lockstep {
 enum class FaultKind : std::uint8_t {
   refuse_allocation,  // `steps`: the pool gives out no block
   pinch_pool,         // `steps`: at most `blocks` are in use at once
-  early_output,       // `steps`: an output comes in before the next step is decided
-  late_output,        // `steps`: an output takes its time; who arrives meanwhile finds it waiting
+  early_output,       // `steps`: outputs arrive before the next step is decided
+  late_output,        // `steps`: outputs are late; requests arrive before them
   // A client gives up. `place`: which of the requests in that phase, running ones first.
   abort_waiting,      // not scheduled yet
   abort_first_chunk,  // after the first of several chunks of its prompt
   abort_mid_prefill,  // after a later one, not the last
   abort_decode,
   abort_preempted,
-  abort_in_flight,  // of a step that has been decided, before its output comes in
+  abort_in_flight,  // of a decided step, before its output arrives
   abort_loading,    // waits for remote KVs
-  abort_again,      // one that has left in the step before
+  abort_again,      // of a request that ended in the previous step
 };
 inline constexpr std::size_t kNumFaultKinds = static_cast<std::size_t>(FaultKind::abort_again) + 1;
 std::string_view name_of(FaultKind kind);
@@ -78,22 +79,23 @@ std::vector<Fault> faults_of(const FaultPlan& plan);
 Result<FaultPlan> fault_plan_from_text(std::string_view text);
 std::string to_text(const PlannedFault& fault);
 
-// A workload, and a fault plan that interferes with it: clients that give up, outputs that come in
-// early or late, a pool that does not give what it has.
+// A workload with a fault plan: clients disconnect, outputs arrive early or late, the pool refuses
+// blocks that it has.
 //
-// (1) With an empty plan it is the workload that it was given.
-// (2) While a fault hinders the engine, and in the step after it, standing still is no end: time
-//     goes on, and so does the run.
-// (3) However late an output is, no more steps are in flight than the engine keeps by itself
-//     (vLLM's batch queue, of two with asynchronous scheduling): it waits, and others arrive.
+// Invariants
+// (1) With an empty plan it equals the wrapped workload.
+// (2) While a fault blocks the engine, and in the step after it, an idle engine does not end the
+//     run: time advances.
+// (3) However late an output is, no more steps are in flight than the engine itself allows (vLLM's
+//     batch queue: two with asynchronous scheduling). The engine waits while requests arrive.
 
 class FaultyWorkload final : public Workload {
  public:
   // REQUIRES: an inner workload that is not scripted, or an empty plan.
   FaultyWorkload(std::unique_ptr<Workload> inner, FaultPlan plan);
 
-  // What the loop runs, looked at to know who is in which phase. REQUIRES: called before the first
-  // turn, unless the plan is empty. It must outlive this.
+  // Watches the scheduler for the phase of each request. REQUIRES: called before the first turn,
+  // unless the plan is empty. `scheduler` must outlive this.
   void watch(Scheduler& scheduler) { scheduler_ = &scheduler; }
   // How often the faults of a kind took effect: aborts, or steps that one of the others was there.
   std::int64_t num_effects(FaultKind kind) const {
@@ -129,7 +131,7 @@ class FaultyWorkload final : public Workload {
   // What is known of a request that has not left.
   struct Progress {
     std::int64_t num_prompt_tokens = 0;
-    std::int64_t num_steps = 0;  // scheduled since it was let in
+    std::int64_t num_steps = 0;  // steps that scheduled it since admission
   };
 
   bool hinders(std::int64_t step) const;
@@ -145,14 +147,14 @@ class FaultyWorkload final : public Workload {
   bool limits_pool_ = false;
   std::vector<PlannedFault> aborts_;  // that have not happened
   std::map<std::string, Progress, std::less<>> requests_;
-  std::vector<std::string> in_step_;      // scheduled in the step at hand
-  std::vector<std::string> left_before_;  // in the step before
-  std::vector<std::string> left_;         // in the step at hand
+  std::vector<std::string> in_step_;      // scheduled in the current step
+  std::vector<std::string> left_before_;  // ended in the previous step
+  std::vector<std::string> left_;         // ended in the current step
   std::int64_t step_ = -1;
   mutable std::array<std::int64_t, kNumFaultKinds> effects_{};  // output_comes_in() counts too
 };
 
-// Refused: faults that fault_plan_of() refuses, and any beside decisions that are recorded.
+// Refuses faults that fault_plan_of() refuses, and any fault with recorded decisions.
 Result<std::unique_ptr<FaultyWorkload>> make_faulty_workload(std::unique_ptr<Workload> inner,
                                                              std::span<const Fault> faults);
 

@@ -65,7 +65,7 @@ class LiveRequests {
   }
   // Since the last call, in order. They stay live.
   std::vector<RequestId> take_left() { return std::exchange(left_, {}); }
-  // A decision has told the worker that these have finished.
+  // The worker has been notified that these requests finished.
   void forget(std::span<const RequestId> finished) {
     for (const RequestId id : finished) {
       LS_CHECK(at(id).live, "id {} finishes and is not live", index_of(id));
@@ -82,9 +82,10 @@ class LiveRequests {
 // Outputs of steps that the engine has not processed yet, oldest first: with asynchronous
 // scheduling one stays in flight while the next step is decided.
 //
-// (1) A step that scheduled nothing is in flight only where a KV connector's workers report with
-//     it, and with asynchronous scheduling where there is a connector at all: their reports come in
-//     no earlier than what the step before sampled.
+// Invariants
+// (1) An empty step is in flight only if a KV connector's workers report with it, and with
+//     asynchronous scheduling whenever the engine has a connector: the reports arrive no earlier
+//     than the previous step's output.
 struct StepInFlight {
   std::int64_t step = 0;  // -1: of none
   ModelOutput output;
@@ -119,7 +120,7 @@ class OutputsInFlight {
     output.kv_connector_output.clear();
     return output;
   }
-  // Comes in with the last output, also where no step is in flight.
+  // Attaches a report to the last output, even with no step in flight.
   void attach(KVConnectorOutput report) {
     if (steps_.empty()) steps_.push_back({.step = -1, .output = {}});
     steps_.back().output.kv_connector_output = std::move(report);

@@ -39,13 +39,13 @@ Result<void> LockstepRun::open(const RunParts& parts) {
   if (parts.ranks.empty()) return {};
   if (connector_.is_there() && decisions_.model() == nullptr)
     return fail(
-        "a KV connector beside another engine's decisions: what it moves is not planned; "
-        "run the decisions alone (--backend none)");
+        "a KV connector with another engine's decisions: its transfers are not planned; "
+        "run only the decisions (--backend none)");
   const Backend& first = *parts.ranks.front();
   summary_.backend = fmt::format("{} ({})", first.name(), first.device());
   LS_ASSIGN_OR_RETURN(memory_, RunMemory::create(config_, parts.ranks, parts.checks, summary_));
   if (connector_.is_there() && workload_.transfers() == nullptr)
-    return fail("what this KV connector loads is known to nobody; run the decisions alone");
+    return fail("the content of this KV connector's loads is unknown; run only the decisions");
   return {};
 }
 
@@ -100,7 +100,7 @@ Result<bool> LockstepRun::execute(const AgreedBatch& agreed) {
   LS_RETURN_IF_ERROR(check_transfers_end_once(decision));
   if (memory_ != nullptr && goes_on_with_unknown_tokens(decision)) {
     summary_.not_checked.push_back(
-        fmt::format("step {} and those behind it: they go on with tokens of a step in flight that "
+        fmt::format("step {} and later steps: they continue with tokens of a step in flight that "
                     "the recording does not have",
                     decision.step));
     return false;
@@ -134,12 +134,12 @@ Result<bool> LockstepRun::execute(const AgreedBatch& agreed) {
 bool LockstepRun::engine_failed() {
   const EngineFailure* failure = decisions_.failure();
   if (failure == nullptr) return false;
-  summary_.verdict = Verdict::engine_failure;
+  summary_.verdict = failure->is_harness() ? Verdict::harness : Verdict::engine_failure;
   summary_.engine_failure = *failure;
   return true;
 }
 
-// The output is processed: everybody hears what has come of the step.
+// Ends the step after its output: notifies all observers of the result.
 Result<bool> LockstepRun::end_step(const OutputTaken& output) {
   const SchedulerOutput& decision = *decision_;
   if (memory_ != nullptr) {
@@ -166,7 +166,7 @@ Result<bool> LockstepRun::end_step(const OutputTaken& output) {
   workload_.step_done(decision.total_num_scheduled_tokens);
   for (const RequestId id : requests_.take_left())
     workload_.request_left(requests_.at(id).name, requests_.at(id).ticket);
-  // An output that came in may have ended requests, and made room for those that wait.
+  // The output may have ended requests and freed blocks for waiting requests.
   const bool made_room =
       output.step >= 0 && !output.is_empty && decisions_.has_unfinished_requests();
   idle_ = decision.scheduled.empty() && decision.preempted.empty() && outputs_.hold_nothing() &&
@@ -177,7 +177,11 @@ Result<bool> LockstepRun::end_step(const OutputTaken& output) {
 
 // A divergence is the verdict; an error is handed on.
 Result<bool> LockstepRun::ended_by(Checked checked) {
-  if (!checked.has_diverged()) return tl::unexpected(checked.error());
+  if (!checked.has_diverged()) {
+    if (!summary_.engine_failure) return tl::unexpected(checked.error());
+    summary_.verdict = Verdict::harness;
+    return false;
+  }
   summary_.verdict = Verdict::divergence;
   summary_.divergence = std::move(checked.divergence());
   return false;
@@ -200,8 +204,8 @@ bool LockstepRun::observe(bool (StepObserver::*hook)(const StepView&),
 
 Result<RunReport> LockstepRun::finish() {
   if (memory_ != nullptr) {
-    if (auto checked = memory_->finish(summary_.verdict != Verdict::divergence &&
-                                       summary_.verdict != Verdict::engine_failure);
+    if (auto checked =
+            memory_->finish(summary_.verdict != Verdict::divergence && !summary_.engine_failure);
         !checked)
       LS_RETURN_IF_ERROR(ended_by(std::move(checked)));
     const Release& release = *engine_profile(config_.engine.engine).release;
@@ -209,7 +213,7 @@ Result<RunReport> LockstepRun::finish() {
     if (!pages.empty() && !is_overlaid(config_.backend.layout))
       summary_.not_checked.push_back(std::move(pages));
   } else {
-    summary_.not_checked.push_back("memory: no backend, the model's decisions alone");
+    summary_.not_checked.push_back("memory: no backend, only the model's decisions");
   }
   summary_.simulated_ns = workload_.now_ns();
   summary_.state_hash = chain_.value();
@@ -218,7 +222,7 @@ Result<RunReport> LockstepRun::finish() {
   return std::move(report_);
 }
 
-// Requests: who comes, who leaves.
+// Applies arrivals and aborts.
 
 Result<void> LockstepRun::apply_events() {
   for (WorkloadEvent& event : events_) {
@@ -243,7 +247,7 @@ Result<void> LockstepRun::apply_events() {
   return {};
 }
 
-// What of the output of those who ran is still in flight is dropped: its places are sampled again.
+// Drops output in flight of running requests: its positions are sampled again.
 void LockstepRun::reset_prefix_cache(bool preempts_running) {
   std::vector<RequestId> victims;
   if (preempts_running) {
@@ -264,14 +268,14 @@ void LockstepRun::know_tokens(RequestId id, std::int64_t num_known) {
 
 void LockstepRun::abort_request(const std::string& name) {
   if (const RequestId* id = requests_.find(name)) {
-    // An output that has just come in has ended it.
+    // The output just received has ended it.
     if (std::ranges::find(stopped_, *id, &StoppedRequest::id) != stopped_.end()) return;
     decisions_.abort_request(*id);
     ++summary_.aborted_requests;
     leave(*id, FinishReason::abort);
     return;
   }
-  // It has left; as long as the engine has not reported that, it hears of the abort all the same.
+  // The request has finished, but still receives the abort until the engine reports it.
   for (const RequestId id : requests_.all_called(name)) decisions_.abort_request(id);
 }
 
@@ -420,9 +424,9 @@ Result<void> LockstepRun::check_transfers_end_once(const SchedulerOutput& decisi
        {&KVConnectorOutput::finished_recving, &KVConnectorOutput::finished_sending})
     for (const RequestId id : connector_.report().*transfers)
       if (const auto step = outputs_.step_that_ends(transfers, id))
-        return fail(
-            fmt::format("step {}: worker: a transfer of request {} is over, and was so in step {}",
-                        decision.step, decisions_.name(id), *step));
+        return fail(fmt::format(
+            "step {}: worker: a transfer of request {} completes, and completed already in step {}",
+            decision.step, decisions_.name(id), *step));
   return {};
 }
 
@@ -448,7 +452,7 @@ Result<void> LockstepRun::check_output(const Scheduler& model, const SchedulerOu
   return {};
 }
 
-// A recording may end before the output of a step has come in; the steps behind it are there.
+// A recording may end before the output of a step arrives, while the later steps are recorded.
 bool LockstepRun::goes_on_with_unknown_tokens(const SchedulerOutput& decision) const {
   return !outputs_.empty() &&
          std::ranges::any_of(decision.scheduled, [&](const ScheduledRequest& scheduled) {
@@ -497,8 +501,8 @@ bool LockstepRun::has_nothing_to_decide() const {
          requests_.num_live() == std::ssize(decision_->finished);
 }
 
-// The engine has dropped what was sampled behind blocks that a load did not fill, but not what is
-// still on its way.
+// The engine has dropped what was sampled after blocks that a load did not fill, but not what is
+// still in flight.
 void LockstepRun::forget_voided_tokens() {
   for (const RequestId id : decisions_.running())
     know_tokens(id, decisions_.num_tokens(id) + outputs_.num_sampled(id));

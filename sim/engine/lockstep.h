@@ -1,11 +1,12 @@
-// The loop: decide a step, write it down as a program, run it on the backend, compare everything
-// with the memory model, advance. Without a backend the decisions alone are run.
+// The loop: decide a step, write its program, run it on the backend, compare everything with the
+// memory model, advance. Without a backend only the decisions run.
 //
+// Invariants
 // (1) Same configuration, workload and seed: same decisions, checks and chain of state hashes.
-// (2) The first divergence ends the run; it is in the summary, not an Error.
-// (3) An Error is a user's (a bad trace, a refused configuration), or a backend that failed.
-// (4) What the model has sampled is known to the worker at once, and to the engine when it
-//     processes the step's output: with asynchronous scheduling, a step later.
+// (2) The first divergence ends the run. It is in the summary, not an Error.
+// (3) An Error is a user's (a bad trace, a refused configuration) or a failed backend.
+// (4) The worker receives sampled tokens at once, the engine when it processes the step's output:
+//     one step later with asynchronous scheduling.
 #pragma once
 
 #include <cstdint>
@@ -39,8 +40,8 @@ struct RunReport {
 struct RunParts {
   DecisionSource& decisions;
   Workload& workload;
-  // One backend for each of num_ranks(config), made with the configuration that config_of_rank()
-  // says; none: the decisions alone.
+  // One backend per rank of num_ranks(config), made with the configuration of config_of_rank();
+  // empty: decisions only.
   std::span<Backend* const> ranks{};
   StepObserver* observer = nullptr;  // may be null
   std::span<MemoryCheck* const> checks{};
@@ -65,7 +66,7 @@ class LockstepRun {
   Result<bool> execute(const AgreedBatch& agreed);
   // Requests run, or are preempted, and nothing comes of it.
   bool is_stuck() { return !workload_.is_scripted() && progress_.is_stuck(decisions_); }
-  // The verdict: nothing runs any more, and who waits for what.
+  // Sets the liveness verdict: no request runs, and which request waits for which.
   void set_stuck();
 
   const RunSummary& summary() const { return summary_; }
@@ -114,7 +115,7 @@ class LockstepRun {
   DecisionSource& decisions_;
   Workload& workload_;
   StepObserver& observer_;
-  std::unique_ptr<RunMemory> memory_;  // null: the decisions alone
+  std::unique_ptr<RunMemory> memory_;  // null: decisions only
   LiveRequests requests_;
   OutputsInFlight outputs_;
   ConnectorStep connector_;
@@ -127,13 +128,13 @@ class LockstepRun {
   Stopwatch wall_;
   Stopwatch watch_;
 
-  // Of the step that is under way.
+  // of the step in progress
   const SchedulerOutput* decision_ = nullptr;
   std::vector<WorkloadEvent> events_;
   std::vector<std::uint8_t> resets_;  // results of reset_prefix_cache, 0 or 1
   std::vector<SampledRow> rows_;
   SchedulerOutput counted_;              // the decision, in the worker's count
-  std::vector<StoppedRequest> stopped_;  // by the outputs that came in with it
+  std::vector<StoppedRequest> stopped_;  // ended by the outputs of this step
   std::vector<StaleOutputOfStep> stale_outputs_;
   std::vector<CacheEvent> cache_events_;
   std::function<std::string_view(RequestId)> name_of_ = [this](RequestId id) {

@@ -1,4 +1,4 @@
-// What the loop of one engine is told.
+// The configuration of one engine's loop.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ struct RunConfig {
   BackendConfig backend;  // its plan says groups and pool, also where the decisions run alone
   CheckBudget budget;
   std::string drafter_not_followed{};  // why; empty: it is, or there is none
-  std::int64_t steps_max = 0;  // stop after so many; 0: no limit
+  std::int64_t steps_max = 0;          // stop after this many steps; 0: no limit
 };
 
 }  // namespace lockstep

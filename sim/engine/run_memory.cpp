@@ -1,14 +1,16 @@
 #include "sim/engine/run_memory.h"
 
-#include <fmt/core.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "base/check.h"
 #include "base/stopwatch.h"
 #include "reference/memory/attention_oracle.h"
 #include "reference/plan/hisparse_rows.h"
+#include "reference/plan/page_size.h"
 #include "sim/check/comparer.h"
 #include "sim/protocol/engine_worker.h"
 #include "sim/step/backend_config.h"
@@ -19,6 +21,21 @@
 #include "sim/step/program_builder.h"
 
 namespace lockstep {
+namespace {
+
+// Formats of the cache that a kernel has to convert to; empty: none, or the kernels do convert.
+std::string converted_formats(const BackendConfig& config) {
+  std::set<std::string_view> formats;
+  for (const KVCacheGroupSpec& group : config.plan.groups)
+    for (std::size_t layer = 0; layer < group.layer_names.size(); ++layer)
+      if (const KVCacheSpec& spec = group.layer_spec(layer);
+          config.numbers == Numbers::words && !is_state_kind(spec.kind) &&
+          (spec.kv_quant_mode != KVQuantMode::none || itemsize_bytes(spec.dtype) == 1))
+        formats.insert(name_of(ElementType{spec.dtype, spec.kv_quant_mode}));
+  return fmt::format("{}", fmt::join(formats, ", "));
+}
+
+}  // namespace
 
 // One rank.
 class RankRun final {
@@ -114,7 +131,12 @@ Checked RankRun::run_step(const SchedulerOutput& decision, const ModelOutput& ou
   planner_.plan(program_, requests, [&](std::size_t i) { return builder_.is_void(i); });
   summary_.seconds.program += watch.lap();
   if (engine_worker_ != nullptr) engine_worker_->decided(decision);
-  LS_RETURN_IF_ERROR(backend_.execute(program_, readback_));
+  if (const auto ran = backend_.execute(program_, readback_); !ran) {
+    if (engine_worker_ != nullptr)
+      if (const EngineFailure* failure = engine_worker_->harness_failure())
+        summary_.engine_failure = *failure;
+    return tl::unexpected(ran.error());
+  }
   summary_.seconds.execute += watch.lap();
   auto compared = comparer_.check_step(program_, requests, expected_, planner_, readback_, chain);
   summary_.seconds.compare += watch.lap();
@@ -145,7 +167,7 @@ Checked RankRun::finish(bool agreed, std::span<MemoryCheck* const> checks) {
   summary_.graphs.captured += graphs.captured;
   summary_.graphs.replayed += graphs.replayed;
   summary_.graphs.dropped += graphs.dropped;
-  // The ranks leave out the same things for the same reasons: one of them says so.
+  // All ranks leave out the same checks for the same reasons, so one rank reports them.
   const ParallelRank& at = config_.backend.parallel;
   if (config_.backend.context.rank == 0 && at.tp_rank == 0 && at.pp_rank == 0)
     say_what_was_not_checked(agreed, checks);
@@ -173,6 +195,11 @@ void RankRun::say_what_was_not_checked(bool agreed, std::span<MemoryCheck* const
                                         layer.layout.kind == CacheKind::hidden_state
                                             ? "hidden states are not attended to"
                                             : "its elements are not numbers within +-1"));
+  if (const std::string formats = converted_formats(config_.backend); !formats.empty())
+    not_checked.push_back(
+        fmt::format("conversion of K and V to {}: rows are moved as words; `--numbers real` "
+                    "converts, on cuda and simt",
+                    formats));
   if (config_.backend.check == CheckMode::fast)
     not_checked.push_back(
         "single accesses of threads (bounds, races, uninitialised reads): the check mode is fast");

@@ -1,8 +1,9 @@
 // The memory of a run: the worker's view of the requests, the program of each step, the memory
-// model, the backend and their comparison, rank by rank; and the checks that look on at all ranks.
+// model, the backend and their comparison, per rank; and the checks that span all ranks.
 //
-// (1) All ranks follow the same decisions; each has its own plan, model and backend.
-// (2) The lowest rank that diverges is the one that is told.
+// Invariants
+// (1) All ranks follow the same decisions. Each has its own plan, model and backend.
+// (2) The lowest diverging rank is reported.
 #pragma once
 
 #include <cstdint>
@@ -29,11 +30,11 @@ struct RankMemory {
   const MemoryModel& model;
   Worker& worker;
   Backend& backend;
-  const StepProgram& program;  // of the step at hand; step -1: none yet
+  const StepProgram& program;  // of the current step; step -1: none yet
 };
 
-// What looks on at the memory of a run, beside the comparison that every rank does of itself: all
-// ranks together, hidden states that are read out, and what comes next.
+// Memory checks in addition to the per-rank comparison: all ranks together, extracted hidden
+// states.
 class MemoryCheck {
  public:
   virtual ~MemoryCheck() = default;
@@ -50,7 +51,7 @@ class MemoryCheck {
   }
   // After the last step, whatever the verdict: the counts. `agreed`: nothing was found so far.
   virtual Checked finish(bool agreed) = 0;
-  // What was left out, one sentence each, where the ranks say theirs.
+  // Reasons why something was not checked, one line each, in addition to the ranks' own.
   virtual std::vector<std::string> not_checked() const { return {}; }
 };
 
@@ -78,7 +79,7 @@ class RunMemory {
   void append_sampled(RequestId id, std::span<const std::int32_t> tokens);
   // The engine has dropped what was sampled behind the request's first `num_tokens` tokens.
   void drop_sampled(RequestId id, std::int64_t num_tokens);
-  // After the step's output: who has finished and still keeps its blocks.
+  // After the step's output: finished requests that keep their blocks.
   void release(std::span<const HeldRequest> held);
   Checked output_taken(std::span<const StoppedRequest> stopped, std::int64_t now_ns);
   // After the last step: every page; then the sentences on what was not checked.

@@ -1,4 +1,4 @@
-// Who looks on at a run, step by step: progress, recorders, timelines, invariants.
+// Observers of a run, called per step: progress, recorders, timelines, invariants.
 #pragma once
 
 #include <cstdint>
@@ -24,12 +24,12 @@ struct StaleOutputOfStep {
 struct StepView {
   const SchedulerOutput& decision;
   std::span<const StoppedRequest> stopped;
-  std::span<const StaleOutputOfStep> stale_outputs = {};  // that came in, in `finished`
+  std::span<const StaleOutputOfStep> stale_outputs = {};  // processed with `finished`
   const CacheCounters& counters;
   const DecisionSource& decisions;
   StateHash state_hash = {};  // of the chain up to here
   std::int64_t output_of_step =
-      -1;  // asynchronous scheduling: the step of the output that came in; -1: none
+      -1;  // asynchronous scheduling: the step whose output was processed; -1: none
   std::int64_t now_ns = 0;                                 // of the workload's clock
   std::span<const CacheEvent> cache_events = {};           // of the whole step, in `finished`
   std::span<const std::uint8_t> resets = {};               // results of reset_prefix_cache, 0 or 1
@@ -53,12 +53,12 @@ class StepObserver {
   // verdict stays what it is).
   virtual bool decided(const StepView&) { return true; }
   virtual bool finished(const StepView&) { return true; }
-  // A request has come; it has left the engine, in the step at hand.
+  // A request arrived; a request ended in the current step.
   virtual void arrived(const Arrival&) {}
   virtual void left(RequestId, FinishReason) {}
 };
 
-// Passes on to all that look on; false from any of them ends the run. Who was added last is not
+// Forwards to all observers; false from any of them ends the run. The last observer added is not
 // shown a decision at which the run ends.
 class ObserverList final : public StepObserver {
  public:

@@ -75,8 +75,7 @@ std::int32_t PlannedOutput::num_drafts(std::int64_t index, std::int32_t all,
   return static_cast<std::int32_t>(coin / 100 % static_cast<std::uint64_t>(all));
 }
 
-// Something due at a time; ties go by the order of the trace, and then by that in which things were
-// caused.
+// An event at a time. Ties follow the order of the trace, then the order of their causes.
 struct Due {
   std::int64_t t_ns = 0;
   std::uint64_t order = 0;
@@ -256,8 +255,8 @@ Result<void> TraceWorkload::sample(std::int64_t, std::span<const SampledRow> row
     Plan& plan = plans_[row.ticket];
     std::int64_t index = row.num_output_tokens;
     if (row.samples) {
-      // Drafts are right as far as the model says the same; behind them it says one token more.
-      // With steps in flight the worker's own stand in the engine's places for them.
+      // Drafts are right as long as the model samples them; after them the model samples one more
+      // token. With steps in flight the worker's drafts replace the engine's placeholders.
       const bool knows_more = options_.async_scheduling && !row.is_new;
       for (const std::int32_t given : row.drafts) {
         const std::int32_t draft = given < 0 && knows_more

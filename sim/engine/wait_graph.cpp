@@ -50,7 +50,7 @@ std::string holding_text(const WaitingRequest& request) {
                      request.held_since);
 }
 
-// The first of the circle wants blocks; the others have them, and stand behind it.
+// The first of the cycle needs blocks; the others hold them and are queued after it.
 std::string cycle_text(const Standstill& standstill, const std::vector<WaitingRequest>& cycle) {
   const WaitingRequest& first = cycle.front();
   std::vector<std::string> holders;
@@ -105,7 +105,7 @@ std::string why_stuck(const DecisionSource& decisions, const RunConfig& config, 
     why = fmt::format("needs about {} blocks{} for its {} tokens; {} of {} are free", needed,
                       pool.place, tokens, pool.free_blocks, pool.total_blocks);
     if (needed > pool.total_blocks) return why + ": it can never fit";
-    if (pool.free_blocks < needed) return why + ", and nobody runs who would free any";
+    if (pool.free_blocks < needed) return why + ", and no running request will free any";
   }
   return why + ": they would do, yet those before it in the queue do not fit";
 }
@@ -124,8 +124,8 @@ std::optional<WaitCycle> wait_cycle(const RunConfig& config, const DecisionSourc
   auto cycle = first_cycle(standstills);
   const bool holders_first = decisions.deferred().has_value();
   if (cycle || holders_first || config.engine.policy == SchedulingPolicy::fcfs) return cycle;
-  // By priority the better head of the two queues comes first. Somebody of those that were passed
-  // over could go on, and has not: the others stand before it.
+  // By priority the better head of the two queues comes first. If one of the passed-over requests
+  // could continue, the others wait for it.
   for (Standstill& standstill : standstills)
     std::ranges::rotate(standstill.queue,
                         standstill.queue.begin() + std::ssize(decisions.skipped()));
@@ -197,7 +197,7 @@ std::int64_t num_blocks_held(const Scheduler& scheduler, RequestId request,
   return count;
 }
 
-// Pages that lie on the host alone, and need no block on the device.
+// Pages that only the host has; they need no block on the device.
 std::int64_t num_pages_elsewhere(const Scheduler& scheduler, RequestId request,
                                  const KVCacheConfig& plan, const PoolOfGroups& pool) {
   std::int64_t count = 0;

@@ -1,15 +1,14 @@
-// Whether a run gets anywhere, and who waits for whom when nothing runs: requests that wait for
-// blocks, requests that stand behind others in the queue, and the circle that none of them can
-// leave.
+// Progress of a run, and which request waits for which when nothing runs: requests that wait for
+// blocks, requests queued after others, and the cycle that none of them can leave.
 //
-// A request waits for
-// (1) the requests that stand before it in the queue and do not fit: the scheduler looks no further
-//     than the first of them;
-// (2) every request that holds blocks, if it does not fit and would not fit either once the
-//     transfers that end by themselves (those of finished requests, and of requests before all that
-//     do not fit) have given back theirs.
-// A request that loads waits for its transfer as well, which is no part of the graph: when it is
-// over, (1) still holds.
+// Invariants: a request waits for
+// (1) the requests before it in the queue that do not fit: the scheduler stops at the first of
+//     them;
+// (2) every request that holds blocks, if it does not fit, and would not fit even after the
+//     transfers that end by themselves (those of finished requests, and of requests ahead of all
+//     that do not fit) have freed their blocks.
+// A loading request also waits for its transfer, which is not an edge of the graph: once the
+// transfer has completed, (1) still holds.
 //
 // find_wait_cycle() does not decide how many blocks a request needs: its caller counts them.
 #pragma once
@@ -34,7 +33,7 @@ namespace lockstep {
 struct WaitingRequest {
   std::string name;
   std::int64_t blocks_held = 0;
-  std::int64_t blocks_missing = 0;  // that it needs beside those, to go on
+  std::int64_t blocks_missing = 0;  // blocks it still needs to continue
   std::int64_t held_since = -1;     // step; -1: holds none
   bool is_loading = false;
 };
@@ -51,15 +50,15 @@ struct Standstill {
 struct WaitCycle {
   std::vector<std::string> requests;  // in queue order
   bool head_holds_blocks = false;     // the first of them has loaded a part, and needs more
-  std::string text;                   // who of them waits for what, in one or more sentences
+  std::string text;                   // which of them waits for which, in one or more lines
 };
 
-// The circle that the foremost of the queue is in; nothing when all waiting may end by itself, or
-// can never end because a request is larger than the pool.
+// The cycle of the request at the front of the queue. Absent: all waiting may end by itself, or can
+// never end because a request is larger than the pool.
 std::optional<WaitCycle> find_wait_cycle(const Standstill& standstill);
 
-// Blocks that a waiting request has to be given beside those it holds: for all its tokens where the
-// engine reserves them at once, else for its next chunk.
+// Blocks that a waiting request still needs: for all its tokens if the engine reserves them at
+// once, otherwise for its next chunk.
 std::int64_t num_blocks_missing(const EngineConfig& engine,
                                 std::span<const KVCacheGroupSpec> groups, std::int64_t num_tokens,
                                 std::int64_t num_computed_tokens, std::int64_t blocks_held);
@@ -80,11 +79,11 @@ class HoldingWatch {
 std::vector<Standstill> standstills_of(const Scheduler& scheduler, const EngineConfig& engine,
                                        const KVCacheConfig& plan, const HoldingWatch& watch);
 
-// Requests that preempt each other forever do run, but nothing is sampled and none leaves. Every
-// step schedules at least a token, so with all of them counted several times over, that is no
-// progress. Steps in which a fault hinders them do not count, nor those up to a report of a KV
-// connector; but of reports alone there may not be too many either: what is loaded and given back
-// in turns is no progress.
+// Detects livelock: requests that preempt each other forever run, but sample nothing and never
+// finish. Every step schedules at least one token, so scheduling all of them several times over
+// without a sample is no progress. Steps blocked by a fault do not count, nor do steps before a
+// report of a KV connector. Reports without a sample are limited, too: loading and freeing in turns
+// is no progress.
 class ProgressGuard {
  public:
   explicit ProgressGuard(const RunConfig& config) : config_(config) {}
@@ -111,8 +110,8 @@ class ProgressGuard {
 // scheduler can tell.
 bool has_wait_cycle(const RunConfig& config, const DecisionSource& decisions,
                     const HoldingWatch& holding);
-// The verdict, who is stuck, and why: "needs about 12 blocks for its 190 tokens; 3 of 40 are free,
-// and nobody runs who would free any".
+// Sets the verdict: which request is stuck, and why: "needs about 12 blocks for its 190 tokens; 3
+// of 40 are free, and no running request will free any".
 void set_liveness_verdict(const RunConfig& config, const DecisionSource& decisions,
                           const std::function<std::string_view(RequestId)>& name,
                           const HoldingWatch& holding, RunSummary& summary);

@@ -33,23 +33,23 @@ struct WorkloadEvent {
   std::uint64_t ticket = 0;            // add: comes back in every SampledRow of the request
   std::string name;                    // abort
   std::optional<bool> recorded_reset;  // reset_prefix_cache: what the recording says it returned
-  bool resets_running = false;         // reset_prefix_cache: all who run are preempted first
+  bool resets_running = false;         // reset_prefix_cache: preempts all running requests first
   PauseState pause_state = PauseState::unpaused;
-  std::int64_t output_of_step = 0;  // output: those up to that step come in here
+  std::int64_t output_of_step = 0;  // output: steps up to this one arrive
 };
 
-// The step before, so that the workload knows the time and who waits for it.
+// The previous step: gives the workload the time and the waiting requests.
 struct LoopState {
   std::int64_t step = 0;    // the step about to be decided
-  bool idle = true;         // the step before did nothing and nothing is in flight
+  bool idle = true;         // the previous step did nothing and nothing is in flight
   bool unfinished = false;  // requests are live
 };
 
 // What comes next.
 enum class Turn : std::uint8_t {
   step,   // apply the events and run a step
-  end,    // nothing will arrive any more and nothing is live
-  stuck,  // nothing will arrive any more; live requests wait forever
+  end,    // no further arrivals and no live request
+  stuck,  // no further arrivals; live requests wait forever
 };
 
 // One scheduled request as the sampler sees it.
@@ -63,7 +63,7 @@ struct SampledRow {
   std::span<const std::int32_t> drafts;
 };
 
-// The step just decided, and what comes in with its output.
+// The step just decided, and what arrives with its output.
 struct DecidedStep {
   const SchedulerOutput& decision;
   const Scheduler& scheduler;
@@ -88,25 +88,25 @@ class Workload {
   // The model's output of the step just decided: rows as scheduled.
   virtual Result<void> sample(std::int64_t step, std::span<const SampledRow> rows,
                               ModelOutput& output) = 0;
-  // Knows of caches elsewhere; may be null.
+  // The connector to caches elsewhere, or null.
   virtual KVConnector* connector() { return nullptr; }
   // What the connector's workers report with the output of the step just decided, appended.
   virtual Result<void> connector_report(KVConnectorOutput&) { return {}; }
   // What the connector moves; null: not known, and the decisions can only be run alone.
   virtual TransferPlanner* transfers() { return nullptr; }
-  // What the connector has under way may change something without anything running: that nothing
-  // does is no verdict yet.
+  // True if an in-flight transfer may change the state with no request running, so an idle step is
+  // no verdict yet.
   virtual bool is_busy() const { return false; }
-  // What happens while the model runs: after the decision, before an output comes in.
+  // Events while the model runs: after the decision, before an output arrives.
   virtual void while_running(std::vector<WorkloadEvent>&) {}
-  // Whether the output of `step`, the oldest in flight, comes in now; nothing: when the engine's
-  // loop, left alone, would wait for it. REQUIRES: asynchronous scheduling.
+  // Whether the output of `step`, the oldest in flight, arrives now. Absent: when the engine's own
+  // loop would wait for it. REQUIRES: asynchronous scheduling.
   virtual std::optional<bool> output_comes_in(std::int64_t /*step*/) const { return std::nullopt; }
   // A fault keeps the engine from getting on in that step: that nothing happens is no verdict yet.
   virtual bool is_hindered(std::int64_t /*step*/) const { return false; }
-  // The step is over; it scheduled so many tokens. Moves the clock.
+  // Ends the step, which scheduled `scheduled_tokens`. Advances the clock.
   virtual void step_done(std::int64_t scheduled_tokens) = 0;
-  // A request left the engine in the step that is over, or was refused.
+  // A request ended in the completed step, or was refused.
   virtual void request_left(std::string_view name, std::uint64_t ticket) = 0;
   // The engine does not take it.
   virtual void request_refused(std::string_view name, std::uint64_t ticket, const Error&) {

@@ -46,7 +46,7 @@ Result<void> ForeignEngine::begin_case() {
 
 void ForeignEngine::fail_as(std::string kind, std::string what, std::string trace) {
   if (failure_) return;
-  if (kind != "exception") process_.reset();
+  if (kind != "exception" && kind != "harness") process_.reset();
   failure_ = {.kind = std::move(kind), .what = std::move(what), .trace = std::move(trace)};
 }
 
@@ -89,9 +89,11 @@ bool ForeignEngine::converse(std::string_view message,
         std::string what(said.required("what").string());
         const JsonValue trace = said.optional("trace");
         std::string words = trace ? std::string(JsonValue(trace).string()) : std::string();
+        JsonValue side = said.optional("harness");
+        const bool is_harness = side && side.boolean();
         said.finish();
         if (json.ok()) {
-          fail_as("exception", std::move(what), std::move(words));
+          fail_as(is_harness ? "harness" : "exception", std::move(what), std::move(words));
           return false;
         }
       } else if (connector && (object.has("ask") || object.has("tell"))) {

@@ -1,12 +1,13 @@
-// An engine of somebody else's, in a process that speaks docs/scheduler_protocol.md: starts it,
-// asks it, and says how it failed when it does.
+// An external engine in a process that speaks docs/protocols.md: starts it, queries it,
+// and describes its failures.
 //
-// (1) A message has one reply, or the engine has failed: ended, did not answer in time, raised, or
-//     said what the protocol does not allow.
-// (2) An engine that has raised goes on with the next case; any other failure kills the process,
+// Invariants
+// (1) A message has one reply, or the engine has failed: ended, timed out, raised, or sent a reply
+//     that violates the protocol.
+// (2) An engine that has raised continues with the next case. Any other failure kills the process,
 //     and the next case starts a new one.
 //
-// Not here: what a decision means (foreign_scheduler.h).
+// Not here: the meaning of a decision (foreign_scheduler.h).
 #pragma once
 
 #include <chrono>
@@ -50,9 +51,9 @@ class ForeignEngine {
   // Sends a message and reads its reply with `read`. False: the engine has failed, now or before.
   bool ask(std::string_view message, const std::function<void(JsonObject& reply)>& read,
            const Connector& connector = {});
-  // Of this case; null: it goes on.
+  // failure in this case; null: none
   const EngineFailure* failure() const { return failure_ ? &*failure_ : nullptr; }
-  // The engine said something that makes no sense in the case at hand.
+  // The engine's reply makes no sense in the current case.
   void fail_reply(std::string what) { fail_as("reply", std::move(what)); }
 
  private:
@@ -76,13 +77,13 @@ class ForeignEngines : public std::enable_shared_from_this<ForeignEngines> {
   // Starts the first of them. Errors: as ForeignEngine::start().
   static Result<std::shared_ptr<ForeignEngines>> open(ForeignEngineOptions options);
 
-  // Given back when it goes.
+  // Returned to the pool when destroyed.
   using Lease = std::unique_ptr<ForeignEngine, std::function<void(ForeignEngine*)>>;
   Result<Lease> take();
   const EngineHello& hello() const { return hello_; }
   const ForeignEngineOptions& options() const { return options_; }
-  // All processes end; the next case starts anew. For callers that let a fork of theirs speak to an
-  // engine, and do not know where it stopped. REQUIRES: none is taken.
+  // Ends all processes; the next case starts new ones. For callers whose forked children used an
+  // engine and left it in an unknown state. REQUIRES: no lease is held.
   void restart();
 
  private:

@@ -105,7 +105,8 @@ std::string ForeignScheduler::answer_connector(JsonObject& line) {
   const ConnectorLine said = read_connector_line(line, header_);
   const RequestId* id = find(said.id);
   if (id == nullptr) {
-    engine_->fail_reply(fmt::format("the connector is asked about `{}`, no live request", said.id));
+    engine_->fail_reply(
+        fmt::format("the connector is queried for `{}`, which is not a live request", said.id));
     return {};
   }
   switch (said.kind) {
@@ -132,7 +133,7 @@ std::string ForeignScheduler::answer_connector(JsonObject& line) {
   return {};
 }
 
-// Requests: who is known by which name.
+// Requests: ids and names.
 
 RequestId ForeignScheduler::give_id() {
   if (!free_ids_.empty()) {
@@ -256,8 +257,8 @@ void ForeignScheduler::take_finished() {
   for (const std::string& name : step_.finished) {
     const auto left = left_.find(name);
     if (left == left_.end()) {
-      engine_->fail_reply(fmt::format(
-          "reply:finished: `{}` is no request that has left and was not reported yet", name));
+      engine_->fail_reply(
+          fmt::format("reply:finished: `{}` is not an ended request with a pending report", name));
       continue;
     }
     const RequestId id = left->second.front();

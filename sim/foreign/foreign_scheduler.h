@@ -1,4 +1,4 @@
-// The decisions of another engine, asked for step by step (docs/scheduler_protocol.md).
+// The decisions of another engine, asked for step by step (docs/protocols.md).
 //
 // (1) What it decides is handed on as it is: whether it makes sense is for the audit to say. Only
 //     what names no request or no block at all ends the run, as a failure of the engine.
@@ -69,7 +69,7 @@ class ForeignScheduler final : public DecisionSource {
     bool is_reported = false;   // ... and its end has been reported
     bool is_sending = false;    // a connector keeps its blocks
     bool is_loading = false;    // ... or loads into them
-    bool has_received = false;  // the load is over, and it has not run since
+    bool has_received = false;  // the load has completed, and it has not run since
     bool is_held() const { return !is_live && (is_sending || is_loading); }
   };
   struct InFlight {
@@ -105,7 +105,7 @@ class ForeignScheduler final : public DecisionSource {
   const std::int64_t tables_every_;
   IdVector<RequestId, Request> requests_;
   std::unordered_map<std::string, RequestId> live_;
-  std::map<std::string, std::deque<RequestId>> left_;  // whose end is still to be reported
+  std::map<std::string, std::deque<RequestId>> left_;  // whose end is not yet reported
   std::map<std::string, RequestId> held_;  // whose end is reported, and whose blocks are kept
   std::vector<RequestId> free_ids_;
   std::vector<RequestId> running_, waiting_;

@@ -1,14 +1,15 @@
-// A disk in virtual time: writes take a while and show while they are under way, they fail, and of
-// those that fail a part may stay; renames take a while and fail too.
+// A disk in virtual time: writes take a while and are visible while in progress; they fail, and a
+// failed write may leave a part; renames take a while and also fail.
 //
-// (1) All it does follows from the seed and from what is asked, in order.
-// (2) read() shows what any observer would see at that moment: of a write under way, the part that
-//     is there. A rename is seen wholly or not at all.
-// (3) Every write and every rename is completed once. One that is completed as failed has left a
-//     part of its bytes (a torn write), or nothing; a failed rename has changed nothing.
-// (4) A file is written by one write at a time.
+// Invariants
+// (1) Its behaviour depends only on the seed and its calls, in order.
+// (2) read() shows what any observer would see at that moment: of a write in progress, the part
+//     that is written. A rename is atomic.
+// (3) Every write and every rename completes once. A failed write leaves a part of its bytes (a
+//     torn write), or nothing; a failed rename changes nothing.
+// (4) At most one write per file is in progress.
 //
-// Not simulated: folders, space, a crash of the machine, a disk that lies about success.
+// Not simulated: folders, space, a crash of the machine, a disk that reports false success.
 #pragma once
 
 #include <cstdint>
@@ -50,16 +51,16 @@ class Disk {
  public:
   explicit Disk(const DiskOptions& options) : options_(options), random_(options.seed) {}
 
-  // The file holds nothing from now on, then more and more of `bytes`.
-  // REQUIRES: no write of it is under way; times never decrease, over all calls.
+  // Empties the file, then fills it with `bytes` over time. REQUIRES: no write of it is in
+  // progress; times never decrease, over all calls.
   DiskTicket write(std::int64_t now_ns, const std::string& path, std::vector<std::uint8_t> bytes);
   // `to` is replaced. REQUIRES: `from` exists when it is carried out.
   DiskTicket rename(std::int64_t now_ns, const std::string& from, const std::string& to);
 
-  // At once. REQUIRES: it is there, no write of it is under way, nor a rename.
+  // Removes it at once. REQUIRES: it exists; no write or rename of it is in progress.
   void remove(const std::string& path);
 
-  // The next thing that is over by then; none: nothing more.
+  // The next operation completed by then; absent: none.
   std::optional<DiskCompletion> complete(std::int64_t now_ns);
   std::optional<std::int64_t> next_due_ns() const;
 
@@ -113,7 +114,7 @@ class WholeFiles {
     bool is_done = false;
   };
 
-  // REQUIRES: no put of that name is under way.
+  // REQUIRES: no put of that name is in progress.
   void put(std::int64_t now_ns, const std::string& name, std::vector<std::uint8_t> bytes);
   // What has been reported since the last call, up to that time. To be called at every
   // Disk::next_due_ns(): it takes the disk's completions, all of which are its own.

@@ -47,16 +47,17 @@ class HiddenStateFileNames {
   std::set<std::string> used_;
 };
 
-// The hidden states of finished requests, read out of the cache whole and held against what the
-// model knows of their tokens. How training data for draft models is taken from an engine
+// The hidden states of finished requests, read completely from the cache and compared with what the
+// model expects for their tokens. Training data for draft models is taken from an engine this way
 // (vllm/distributed/kv_transfer/kv_connector/v1/example_hidden_states_connector.py).
 //
-// (1) Of every request that ends by its own output, all tokens that were computed: once, in order,
-//     from 0 to the one before the last sampled.
-// (2) It is read after the step that ends it, when its blocks are free and not handed out again.
+// Invariants
+// (1) For every request that ends by its own output: all computed tokens, once, in order, from 0 to
+//     the token before the last sampled one.
+// (2) They are read after the step that ends the request, when its blocks are free and not yet
+//     reallocated.
 //
-// Not here: aborted requests, whose hidden states are not wanted; the way to a file
-// (watched_files.h).
+// Not here: aborted requests, whose hidden states are not extracted; files (watched_files.h).
 
 class HiddenStateExtraction {
  public:

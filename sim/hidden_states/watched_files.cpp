@@ -29,7 +29,7 @@ std::string_view name_of(HiddenStateDefect defect) {
   return defect == HiddenStateDefect::save_race ? "hidden-save-race" : "";
 }
 
-// A disk that fails is asked until it does not: every file is seen in the end.
+// A failed operation is repeated until it succeeds: every file appears in the end.
 WatchedFiles::WatchedFiles(std::uint64_t seed, HiddenStateDefect defect)
     : disk_({.seed = seed, .fail_percent = kDiskFailsPercent}),
       files_(disk_, std::numeric_limits<std::int32_t>::max(),

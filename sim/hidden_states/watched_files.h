@@ -1,10 +1,11 @@
-// Files of hidden states on a simulated disk, and a trainer that looks for them all the time: they
-// are written while the engine goes on, on a disk that takes its time, fails and tears.
+// Files of hidden states on a simulated disk, and a trainer that polls for them: the engine
+// continues while they are written, on a disk that is slow, fails and tears writes.
 //
-// (1) A file that the trainer can see is whole, from the first moment on, and holds the rows that
-//     were handed over for its request. Anything else is a finding, of Phase::hidden_file.
-// (2) Every file that was handed over is seen, after the last step at the latest.
-// (3) All this follows from the seed and from the times of the steps.
+// Invariants
+// (1) A file that the trainer can see is complete from the first moment, and holds its request's
+//     rows. Anything else is a finding of Phase::hidden_file.
+// (2) Every file appears, after the last step at the latest.
+// (3) All of this depends only on the seed and the times of the steps.
 //
 // Not simulated: a trainer that lists the folder instead of opening the file that it waits for.
 #pragma once
@@ -25,7 +26,8 @@
 
 namespace lockstep {
 
-// Mistakes that can be planted in how hidden states are handed over; docs/mutants.md tells them.
+// Defects that can be planted in the transfer of hidden states; docs/reference/mutants.md describes
+// them.
 enum class HiddenStateDefect : std::uint8_t {
   none,
   save_race,  // a file is written under the name that it is looked for

@@ -1,26 +1,28 @@
-// Two engines, one that prefills and one that decodes, with a network between them that delays,
-// reorders, loses, repeats and damages messages: prefill and decode apart, as with vLLM's NIXL.
+// Two engines, one that prefills and one that decodes, connected by a network that delays,
+// reorders, loses, duplicates and corrupts messages: disaggregated prefill, as with vLLM's NIXL.
 //
-// A request goes to the prefill engine with one token to sample. When that has come, its blocks are
-// kept and the decode engine is told of them; there the prompt is an external hit, its blocks are
-// read over the network, and the request runs to its end. Blocks that never come are computed
-// again, or the request fails, as kv_load_failure_policy says; one that failed is prefilled again,
-// `attempts_max` times in all, and then refused with a reason.
+// A request goes to the prefill engine with one token to sample. When that token arrives, the
+// engine holds the request's blocks and announces them to the decode engine. There the prompt is an
+// external hit, its blocks are read over the network, and the request runs to its end. Blocks that
+// never arrive are computed again, or the request fails, as kv_load_failure_policy requires. A
+// failed request is prefilled again, `attempts_max` times in total, then refused with a reason.
 //
+// Invariants
 // (1) Same options and client: same run, to the last packet.
-// (2) Both engines decide by themselves, with pools and block ids of their own.
+// (2) Both engines decide independently, with their own pools and block ids.
 // (3) The first rule that the ledger finds broken ends the run (transfer_ledger.h), and so does the
 //     first divergence of an engine from its backend: `memory.divergence`.
-// (4) When nothing moves any more and requests are left, the verdict is liveness.
-// (5) With backends the run is the one without: same decisions, same packets but for their bytes.
-// (6) Tensor parallel ranks of an engine each stage their part of a block; all parts travel as one
+// (4) When nothing moves and requests are left, the verdict is liveness.
+// (5) With backends the run equals the run without: same decisions, same packets except their
+//     bytes.
+// (6) Each tensor parallel rank of an engine stages its part of a block. All parts travel as one
 //     payload, and every rank of the other engine takes its own.
 //
-// As vLLM truncates prompts for states, so a prompt is prefilled without its last token where a
-// group has a window: the decode engine computes that token, and looks one token further back than
+// Where a group has a window, the prompt is prefilled without its last token, as vLLM truncates
+// prompts for states: the decode engine computes that token, and reads one token further back than
 // the prefill engine keeps.
 //
-// Not simulated: states, other ranks, the sampled token of the prefill engine going anywhere.
+// Not simulated: states, other ranks, the use of the prefill engine's sampled token.
 #pragma once
 
 #include <cstdint>

@@ -12,7 +12,7 @@ Network::Network(const NetworkOptions& options) : options_(options), random_(opt
   LS_CHECK(options.period_ns > 0, "a period of {} ns", options.period_ns);
 }
 
-// 0 .. 99, anew in each period: the lowest are dead, the next ones slow.
+// 0 .. 99, sampled per period: the lowest are dead, the next ones slow.
 std::int64_t Network::state_of(Endpoint endpoint, std::int64_t now_ns) const {
   const auto period = static_cast<std::uint64_t>(now_ns / options_.period_ns);
   const auto place = static_cast<std::uint64_t>(index_of(endpoint));

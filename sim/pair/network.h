@@ -1,14 +1,15 @@
-// A network between endpoints, in virtual time: packets are late, overtake one another, get lost,
-// arrive twice or damaged; endpoints are slow for a while, or dead, and come back.
+// A network between endpoints, in virtual time: packets are late, overtake each other, are lost,
+// duplicated or corrupted; endpoints are slow for a while, or dead, and recover.
 //
-// (1) All it does follows from the seed and from what is sent, in order.
-// (2) A packet arrives where it was sent, after `delay_ns_min` at the earliest, at most twice.
-// (3) Whether an endpoint is slow or dead depends on the seed and the time alone. What a dead one
-//     sends, and what would arrive there, is lost.
-// (4) sent + duplicated = lost + swallowed + delivered + what is under way.
+// Invariants
+// (1) Its behaviour depends only on the seed and on what is sent, in order.
+// (2) A packet arrives at its destination, after `delay_ns_min` at the earliest, at most twice.
+// (3) Only the seed and the time decide whether an endpoint is slow or dead. Packets from and to a
+//     dead endpoint are lost.
+// (4) sent + duplicated = lost + swallowed + delivered + in flight.
 //
-// Not simulated: bandwidth, connections that are set up. A dead endpoint keeps its memory: it is a
-// machine that cannot be reached.
+// Not simulated: bandwidth, connection set-up. A dead endpoint keeps its memory: it is an
+// unreachable machine.
 #pragma once
 
 #include <cstdint>
@@ -69,7 +70,7 @@ class Network {
   // The next packet that has arrived by then; none: nothing more.
   std::optional<Packet> deliver(std::int64_t now_ns);
 
-  // When the next packet arrives; none: nothing is under way.
+  // Arrival time of the next packet; absent: nothing is in flight.
   std::optional<std::int64_t> next_due_ns() const;
   const NetworkCounts& counts() const { return counts_; }
   bool is_dead(Endpoint endpoint, std::int64_t now_ns) const;

@@ -28,7 +28,7 @@ Result<void> check_pages(const PairOptions& options) {
            num_ranks(options.decode.backend));
   if (!lay_out_alike(options.prefill.backend, options.decode.backend))
     return fail(
-        "prefill and decode apart: both engines must lay their blocks out alike; what is sent are "
+        "disaggregated prefill: both engines must use one block layout; what is sent are "
         "the bytes of a block, layer after layer");
   for (const LockstepConfig* config : {&options.prefill, &options.decode})
     if (config->backend.num_host_blocks < options.staging_blocks)

@@ -1,4 +1,4 @@
-// What two engines with a network in between are told, and what is refused.
+// The configuration of two engines and their network, and what is refused.
 #pragma once
 
 #include <cstdint>

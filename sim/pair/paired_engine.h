@@ -1,10 +1,11 @@
 // One of two engines that run side by side: a lockstep run whose requests, time, sampled tokens and
-// connector reports come from the pair's owner.
+// connector reports come from the pair.
 //
-// (1) A step is run when the owner says so, at the owner's time; it takes as long as the step time
-//     model says, and the engine is not asked again before that.
-// (2) Every request that was added is reported to the owner once: it ended, or it was refused.
-// (3) What the engine's blocks hold is kept beside it (EngineMemory) and checked each step.
+// Invariants
+// (1) The pair starts each step at its own time. The step takes as long as the step time model
+//     states, and the engine is not called before it ends.
+// (2) Every added request is reported to the pair once: it ended, or it was refused.
+// (3) EngineMemory tracks the content of the engine's blocks and checks it in each step.
 #pragma once
 
 #include <cstdint>
@@ -23,14 +24,14 @@
 
 namespace lockstep {
 
-// What lies in the blocks of one engine, as content ids, and whether its requests find there what
-// they count as computed. It knows the engine's decisions and the tokens, and nothing else: not how
-// blocks come from elsewhere.
+// The content ids in one engine's blocks, and whether its requests find there what they count as
+// computed. It uses the engine's decisions and the tokens only, not the transfers.
 //
+// Invariants
 // (1) After a step, every slot that it computed holds the content id of its token's prefix.
-// (2) A request that comes in with computed tokens finds, in every slot that its next token reads,
-//     the content of its own prefix; so it does when it ends.
-// (3) A block that is written for another group than before holds nothing else any more.
+// (2) A request admitted with computed tokens finds the content of its own prefix in every slot
+//     that its next token reads. The same holds when it ends.
+// (3) A block written for a different group than before holds nothing else.
 //
 // Not checked: bytes (a backend does), states (no engine with a connector has them).
 class EngineMemory {
@@ -86,7 +87,7 @@ class EngineOwner {
 struct PairedParts {
   KVTransfer transfer;                   // with a connector
   TransferPlanner* transfers = nullptr;  // that the connector's loads and stores come from
-  std::vector<Backend*> ranks;           // none: the decisions alone
+  std::vector<Backend*> ranks;           // empty: decisions only
 };
 
 class PairedEngine final : public Workload, public StepObserver {
@@ -105,7 +106,7 @@ class PairedEngine final : public Workload, public StepObserver {
   std::int64_t ready_ns() const { return ready_ns_; }
   // False: the run has ended.
   Result<bool> step(std::int64_t now_ns);
-  // Nothing will arrive any more: the verdict.
+  // No further arrivals: sets the verdict.
   Result<void> close();
   Result<RunReport> finish() { return run_->finish(); }
 
@@ -146,7 +147,7 @@ class PairedEngine final : public Workload, public StepObserver {
   std::map<std::string, FinishReason, std::less<>> reasons_;  // of those that ended in this step
   std::int64_t now_ns_ = 0;
   std::int64_t ready_ns_ = 0;
-  bool has_reported_ = false;  // in the last step: a request may be able to go on
+  bool has_reported_ = false;  // in the last step: a request may be able to continue
   bool is_closing_ = false;
 };
 

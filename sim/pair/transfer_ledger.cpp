@@ -28,7 +28,8 @@ HoldsContents content_id_payloads(std::span<const KVCacheGroupSpec> groups) {
 
 namespace {
 
-// A rank's tier of one block, into which the rows are drawn over what was sent: nothing may change.
+// One rank's tier of one block: expected rows are written over what was sent, and nothing may
+// change.
 struct DrawnRank {
   MemoryModel model;
   WriterId writer;
@@ -131,12 +132,11 @@ void TransferLedger::read(TransferId transfer, BlockPlace place,
 void TransferLedger::given_back(TransferId transfer, std::int64_t now_ns) {
   const auto sending = sendings_.find(transfer);
   if (sending == sendings_.end() || !sending->second.is_held)
-    return found(
-        "transfer.freed_twice",
-        fmt::format("the blocks of {} are given back, and are not held", name_of(transfer)));
+    return found("transfer.freed_twice",
+                 fmt::format("the blocks of {} are freed, and are not held", name_of(transfer)));
   if (!sending->second.is_done && now_ns < sending->second.since_ns + lease_ns_)
     found("transfer.freed_early",
-          fmt::format("the blocks of {} are given back while the decode engine may still read them",
+          fmt::format("the blocks of {} are freed while the decode engine may still read them",
                       name_of(transfer)));
   sending->second.is_held = false;
   forget_if_over(transfer);
@@ -178,7 +178,7 @@ void TransferLedger::load_over(TransferId transfer, std::span<const BlockId> inv
   const auto load = loadings_.find(transfer);
   if (load == loadings_.end())
     return found("transfer.over_twice",
-                 fmt::format("the load of {} is over, and none is open", name_of(transfer)));
+                 fmt::format("the load of {} completes, and none is open", name_of(transfer)));
   for (const auto& [place, block] : load->second.missing) {
     if (request_has_left || std::ranges::find(invalid, block) != invalid.end()) continue;
     found("transfer.incomplete",
@@ -212,7 +212,7 @@ void TransferLedger::finish() {
   for (const auto& [transfer, sending] : sendings_)
     if (sending.is_held)
       found("transfer.never_freed",
-            fmt::format("the blocks of {} were never given back", name_of(transfer)));
+            fmt::format("the blocks of {} were never freed", name_of(transfer)));
 }
 
 ExternalHit WatchedReceiver::get_num_new_matched_tokens(const ExternalQuery& query) {

@@ -1,16 +1,18 @@
-// The books of everything that passes between two engines, by an observer who sees both and knows
-// nothing of their protocol: requests and their ends, loads, blocks read, delivered and given back.
+// Accounts for everything that passes between two engines. It observes both and does not depend on
+// their protocol: requests and their ends, loads, blocks read, delivered and released.
 //
+// Invariants
 // (1) What is read is what the prefill engine computed for that request, in a block that it holds.
-// (2) What is delivered goes, once, to the block that the load was given for that place, while the
-//     load is open, and is what was to be sent.
-// (3) When a load is over, every block of it was delivered or is reported invalid, or its request
-//     has left or is about to.
-// (4) Held blocks are given back once: after the load that reads them is over, or was not needed,
-//     or when a lease has passed.
-// (5) Every request ends, once: it finishes, its client leaves, or it is refused with a reason.
+// (2) A delivery goes, once, to the block that the load assigned to that position, while the load
+//     is open, with the bytes that were to be sent.
+// (3) When a load has completed, every block of it was delivered or is reported invalid, or its
+//     request has ended or is about to.
+// (4) Held blocks are released once: after the load that reads them has completed or was not
+//     needed, or when a lease has expired.
+// (5) Every request ends, once: it finishes, its client disconnects, or it is refused with a
+//     reason.
 //
-// The first rule that is broken is the finding; the run ends there.
+// The first broken rule is the finding; the run ends there.
 #pragma once
 
 #include <cstdint>
@@ -38,8 +40,8 @@ namespace lockstep {
 // Both stand for the contents of the slots, so the tokens are enough to tell whether what was
 // sent, or has come, is theirs: by the model's rows, not by anything a backend computed.
 
-// Whether the first slots of a block of `group` hold `contents` in `bytes`. What lies in the slots
-// behind is not looked at: it is never read.
+// True if the first slots of a block of `group` hold `contents` in `bytes`. The slots after them
+// are not compared: they are never read.
 using HoldsContents = std::function<bool(std::int32_t group, std::span<const ContentId> contents,
                                          std::span<const std::uint8_t> bytes)>;
 
@@ -49,7 +51,7 @@ Result<HoldsContents> page_payloads(const BackendConfig& config);
 
 struct TransferFinding {
   std::string check;  // "transfer.delivered_twice", ...
-  std::string what;   // one sentence
+  std::string what;   // one line
   bool operator==(const TransferFinding&) const = default;
 };
 
@@ -70,20 +72,20 @@ class TransferLedger {
   void read(TransferId transfer, BlockPlace place, std::span<const std::uint8_t> bytes);
   void given_back(TransferId transfer, std::int64_t now_ns);
 
-  // The decode engine has blocks for tokens up to `last`; the load of them is over.
+  // The decode engine has blocks for tokens up to `last`; their load has completed.
   void loading(TransferId transfer, std::int32_t last, const std::vector<LoadPiece>& pieces);
   void delivered(TransferId transfer, BlockPlace place, BlockId block,
                  std::span<const std::uint8_t> bytes);
   void load_over(TransferId transfer, std::span<const BlockId> invalid, bool request_has_left);
-  // Nothing has to be loaded for it, or not any more.
+  // Nothing needs to be loaded for it, or no longer.
   void not_needed(TransferId transfer);
 
-  // What belongs into the slots of a block that is sent; nothing of a transfer that is over.
+  // Contents of the slots of a block that is sent; empty for a completed transfer.
   std::span<const ContentId> contents(TransferId transfer, BlockPlace place) const;
 
   // Any other finding of the run.
   void found(std::string check, std::string what);
-  // The run is over, and no request waits forever.
+  // The run has ended; no request waits forever.
   void finish();
 
   const std::optional<TransferFinding>& finding() const { return finding_; }
@@ -94,7 +96,7 @@ class TransferLedger {
     std::vector<ContentId> contents;
     std::int64_t since_ns = 0;
     bool is_held = false;
-    bool is_done = false;  // it will not be read any more
+    bool is_done = false;  // no further reads
   };
   struct Loading {
     std::int32_t last = 0;  // token behind those that it brings
@@ -121,9 +123,9 @@ class TransferLedger {
   std::optional<TransferFinding> finding_;
 };
 
-// The decode engine's connector as the ledger sees it: every load that the engine begins, by the
-// engine's own block tables, and every load that its workers report as over. It stands before the
-// receiver and knows nothing of what that one has said or heard.
+// Wraps the decode engine's connector for the ledger: every load that the engine starts, by the
+// engine's own block tables, and every load that its workers report as completed. Independent of
+// the receiver's own state.
 class WatchedReceiver final : public KVConnector {
  public:
   // Which transfer brings a live request's blocks.

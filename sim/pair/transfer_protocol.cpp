@@ -29,8 +29,8 @@ bool take(std::span<const std::uint8_t>& bytes, T& value) {
   return true;
 }
 
-// Each byte changes every later state, and no two bytes change it alike: a bit that has turned over
-// always shows, since mix() is a bijection.
+// Each byte changes every later state, and no two bytes change it equally: a flipped bit always
+// shows, since mix() is a bijection.
 std::uint64_t checksum(std::span<const std::uint8_t> bytes) {
   std::uint64_t sum = bytes.size();
   for (const std::uint8_t byte : bytes) sum = mix(sum ^ byte);

@@ -17,22 +17,23 @@
 
 namespace lockstep {
 
-// What a prefill engine and a decode engine say to one another about blocks, as bytes of a packet.
+// The messages about blocks between a prefill engine and a decode engine, as bytes of a packet.
 //
 //   read      decode to prefill: send block (group, index) of this transfer
 //   block     prefill to decode: here are its bytes
-//   gone      prefill to decode: nothing is held for this transfer (any more)
-//   release   decode to prefill: nothing more will be read, free its blocks
-//   released  prefill to decode: they are free; no need to say it again
+//   gone      prefill to decode: nothing is held for this transfer
+//   release   decode to prefill: no further reads, free its blocks
+//   released  prefill to decode: they are free; do not repeat the release
 //
-// (1) Every message but `read` may be said any number of times, and a `read` too: each names its
-//     transfer and the place it is about, so that a second copy can be told from news.
-// (2) decode(encode(m)) is m; of a message in which a bit has turned over, decode() gives nothing.
+// Invariants
+// (1) Every message may be repeated any number of times: each names its transfer and its position,
+//     so a duplicate is recognised.
+// (2) decode(encode(m)) is m; decode() rejects a message with a flipped bit.
 //
-// Not here: who says what when (transfer_sender.h, transfer_receiver.h).
+// Not here: which message is sent when (transfer_sender.h, transfer_receiver.h).
 
-// One attempt to bring one request's blocks across. A request that fails is prefilled again, under
-// its old name, and what is still under way of the attempt before means nothing to the next one.
+// One attempt to transfer one request's blocks. A failed request is prefilled again under its old
+// name; messages in flight from the previous attempt are ignored by the next one.
 struct TransferId {
   std::uint64_t request = 0;  // counts the requests of a run
   std::uint32_t attempt = 0;
@@ -59,13 +60,14 @@ std::vector<std::uint8_t> encode(const TransferMessage& message);
 std::optional<TransferMessage> decode(std::span<const std::uint8_t> bytes);
 
 struct TransferTimes {
-  std::int64_t retry_ns = 20'000'000;  // what has no answer by then is said again, later each time
-  std::int32_t retries_max = 6;        // in a row without anything new
+  // an unanswered message is repeated after this time, later each time
+  std::int64_t retry_ns = 20'000'000;
+  std::int32_t retries_max = 6;           // in a row without anything new
   std::int64_t lease_ns = 2'000'000'000;  // that blocks are kept for a decode engine not heard of
   bool operator==(const TransferTimes&) const = default;
 };
 
-// Mistakes that can be planted in the protocol; docs/mutants.md tells their stories.
+// Defects that can be planted in the protocol; docs/reference/mutants.md describes them.
 enum class TransferDefect : std::uint8_t {
   none,
   send_freed_early,
@@ -86,12 +88,12 @@ struct TransferCounts {
   std::int64_t blocks_sent = 0;
   std::int64_t blocks_received = 0;  // each once
   std::int64_t duplicates = 0;       // blocks that were there already
-  std::int64_t stale = 0;            // messages of transfers that are over
+  std::int64_t stale = 0;            // messages of completed transfers
   std::int64_t damaged = 0;          // messages whose checksum is wrong
   std::int64_t loads = 0;
   std::int64_t loads_failed = 0;
   std::int64_t blocks_lost = 0;  // for good
-  std::int64_t gone = 0;         // reads of what is not held any more
+  std::int64_t gone = 0;         // reads of released blocks
   std::int64_t releases = 0;
   std::int64_t releases_again = 0;
   std::int64_t leases_expired = 0;
@@ -111,7 +113,7 @@ struct TransferLink {
   void say(std::int64_t now_ns, const TransferMessage& message) const {
     network.send(now_ns, {self, peer, encode(message)});
   }
-  // Waiting for an answer to what was said `tries` times before.
+  // Time of the next repetition of a message sent `tries` times.
   std::int64_t next_try_ns(std::int64_t now_ns, std::int32_t tries) const {
     return now_ns + (times.retry_ns << (tries < 4 ? tries : 4));
   }

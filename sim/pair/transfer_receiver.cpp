@@ -48,8 +48,8 @@ void StagedLoads::plan(const DecidedStep&, StepTransfers& transfers) {
   chosen_.clear();
 }
 
-// What lies in the buffer when the loads run. With a planted defect they run before the bytes have
-// got there, and find those of the step before.
+// Content of the buffer when the loads run. With a planted defect they run before the bytes arrive,
+// and read those of the previous step.
 std::vector<std::uint8_t> StagedLoads::seen_by_loads(std::size_t host,
                                                      std::vector<std::uint8_t> bytes) {
   if (defect_ != TransferDefect::load_before_arrival) return bytes;
@@ -187,7 +187,7 @@ void TransferReceiver::take_block(const TransferMessage& message) {
   if (--load.num_left == 0) close(found, false);
 }
 
-// The load is over, for better or worse.
+// Completes the load, successful or failed.
 void TransferReceiver::close(Loads::iterator load, bool has_failed) {
   const TransferId transfer = load->first;
   const Load over = std::move(load->second);

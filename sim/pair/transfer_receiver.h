@@ -1,21 +1,22 @@
-// The decode engine's KV connector: what a prefill engine has computed is an external hit, is read
-// block by block into the blocks that the request was given, and then let go.
-// Source of the behaviour: vllm/distributed/kv_transfer/kv_connector/v1/nixl/scheduler.py and
-// worker.py; there a load is one read of remote memory, here it is a message each way for a block.
+// The decode engine's KV connector: blocks that a prefill engine has computed are an external hit,
+// are read one by one into the request's blocks, and then released. Source of the behaviour:
+// vllm/distributed/kv_transfer/kv_connector/v1/nixl/scheduler.py and worker.py; there a load is one
+// read of remote memory, here it is one message each way per block.
 //
-// (1) An offer is used once: by the first admission of its request. A request that is preempted
-//     computes what it has lost.
-// (2) A block is applied once, and only while its load is open. Copies, and answers to attempts
-//     that are over, change nothing.
-// (3) Every load is reported in finished_recving, once: when all its blocks are there and a step
+// Invariants
+// (1) An offer is used once: by the first admission of its request. A preempted request recomputes
+//     what it lost.
+// (2) A block is applied once, and only while its load is open. Duplicates, and answers to
+//     completed attempts, change nothing.
+// (3) Every load is reported in finished_recving, once: when all its blocks have arrived and a step
 //     has loaded them (staged_loads.h); when `retries_max` reads in a row brought nothing, or the
-//     peer holds nothing any more, likewise and with the missing blocks in invalid_block_ids; or
-//     when its request has left.
-// (4) Only an engine with one group whose blocks are all kept (full attention, MLA) can compute
-//     what it lost. For others nothing is reported invalid: the request is named in take_failed(),
-//     and is to be taken out of the engine before it runs.
-// (5) Every offer ends in `release`, said until it is answered, or `retries_max` times: when all
-//     blocks are there, nothing has to be loaded, or with the report that a load has ended.
+//     peer no longer holds the blocks, with the missing blocks in invalid_block_ids; or when its
+//     request has ended.
+// (4) Only an engine with one group that keeps all blocks (full attention, MLA) can recompute lost
+//     blocks. For others nothing is reported invalid: take_failed() names the request, and the
+//     caller removes it from the engine before it runs.
+// (5) Every offer ends in `release`, repeated until answered or `retries_max` times: when all
+//     blocks have arrived, nothing needs to be loaded, or with the report that a load has ended.
 #pragma once
 
 #include <cstdint>
@@ -34,14 +35,15 @@
 
 namespace lockstep {
 
-// Blocks that have come over the network, on their way through a staging buffer in host memory to
-// the pages of their requests: what the steps of a decode engine load.
+// Blocks received from the network, on their way through a staging buffer in host memory to their
+// requests' pages: the loads of a decode engine's steps.
 //
-// (1) A step brings as many blocks into the buffer as it has room for and loads them from there
-//     before it computes; the next step uses the buffer anew.
-// (2) Loads are served in the order in which they ended on the network, the blocks of each by their
-//     places. A load is over in the step that loads the last of its blocks, and reported with it.
-// (3) Once its request has left, nothing of a load is loaded any more.
+// Invariants
+// (1) A step brings as many blocks into the buffer as fit and loads them before it computes; the
+//     next step reuses the buffer.
+// (2) Loads are served in the order in which they completed on the network, the blocks of each by
+//     position. A load completes in the step that loads its last block, and is reported with it.
+// (3) After its request has ended, no block of a load is loaded.
 
 struct ArrivedBlock {
   BlockTransfer block;  // its place in the buffer is chosen by the step that loads it
@@ -57,11 +59,11 @@ class StagedLoads final : public TransferPlanner {
   void begin(const BlockTransfer& block) { begun_.push_back(block); }
   // The load has ended on the network with these blocks. `invalid` never came.
   void add(RequestId request, std::vector<ArrivedBlock> blocks, std::vector<BlockId> invalid);
-  // The request has left. False: nothing of it was waiting here.
+  // The request has ended. False: no block of it was waiting here.
   bool drop(RequestId request);
   bool is_empty() const { return waiting_.empty(); }
 
-  // Chooses what the step that has just been decided loads; loads that are over with it, appended.
+  // Chooses the loads of the step just decided; appends the loads that complete with it.
   void report(KVConnectorOutput& report);
   void plan(const DecidedStep& step, StepTransfers& transfers) override;
 
@@ -110,7 +112,7 @@ class TransferReceiver final : public KVConnector {
                                 std::int32_t num_external_tokens) override;
   bool request_finished(RequestId request, std::string_view name) override;
 
-  // Time passes: what had no answer is said again.
+  // Advances the time: repeats unanswered messages.
   void at(std::int64_t now_ns);
   void take(const TransferMessage& message);
   std::optional<std::int64_t> next_timer_ns() const;
@@ -163,7 +165,7 @@ class TransferReceiver final : public KVConnector {
   Loads loads_;
   std::map<TransferId, Release> releases_;
   std::vector<RequestId> received_;           // with nothing left to load
-  std::map<RequestId, TransferId> given_up_;  // let go once the load is reported
+  std::map<RequestId, TransferId> given_up_;  // released once the load is reported
   std::vector<std::string> failed_;
   std::set<RequestId> cancelled_;  // of `failed_`: not reported yet
 };

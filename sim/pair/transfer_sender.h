@@ -1,17 +1,18 @@
-// The prefill engine's KV connector: keeps the blocks of a prompt that it has computed until the
-// decode engine has read them, and answers its reads through a staging buffer in host memory.
-// Source of the behaviour: vllm/distributed/kv_transfer/kv_connector/v1/nixl/scheduler.py and
-// worker.py, where the decode engine reads and notifies, and a lease ends what is not read.
+// The prefill engine's KV connector: holds the blocks of a computed prompt until the decode engine
+// has read them, and answers its reads through a staging buffer in host memory. Source of the
+// behaviour: vllm/distributed/kv_transfer/kv_connector/v1/nixl/scheduler.py and worker.py, where
+// the decode engine reads and notifies, and a lease ends unread transfers.
 //
-// (1) Blocks are held from the end of their request to a `release` of the same transfer, or until
-//     nothing was heard of it for a lease; then, once, they are reported in finished_sending.
-// (2) What is not held is never read: a `read` of it is answered with `gone`.
-// (3) A `release` is answered however often it comes.
-// (4) A block that is asked for is stored to the buffer by the engine's next step, one that runs
-//     nothing if need be, and is said when that step is over. A step stores as many as the buffer
-//     has room for, in the order in which they were asked for, and the next one overwrites them.
-// (5) What a step stores is held when it is decided, so no lease that has ended, and no release,
-//     lets a read see what the blocks are used for next.
+// Invariants
+// (1) Blocks are held from the end of their request to a `release` of the same transfer, or until a
+//     lease passes without a message. They are then reported once in finished_sending.
+// (2) Released blocks are never read: a `read` of them is answered with `gone`.
+// (3) Every `release` is answered, also a repeated one.
+// (4) The engine's next step stores a requested block to the buffer, in an empty step if needed,
+//     and its bytes are sent when that step has completed. A step stores as many blocks as the
+//     buffer holds, in request order, and the next step overwrites them.
+// (5) A step's stores hold their blocks from the decision on, so neither an expired lease nor a
+//     release lets a read see what the blocks are used for next.
 #pragma once
 
 #include <map>
@@ -49,7 +50,7 @@ class TransferSender final : public KVConnector, public TransferPlanner {
   bool request_finished(RequestId request, std::string_view name) override;
 
   void plan(const DecidedStep& step, StepTransfers& transfers) override;
-  // The planned step has run, and is over at `end_ns`: what it staged is said then.
+  // The planned step has completed at `end_ns`: sends what it staged.
   Result<void> take_staged(std::int64_t end_ns);
 
   // Time passes: leases may end.
@@ -69,7 +70,7 @@ class TransferSender final : public KVConnector, public TransferPlanner {
     std::int64_t num_tokens = 0;               // that were computed
     std::vector<std::vector<BlockId>> tables;  // per group
     std::int64_t expires_ns = 0;
-    bool is_free = false;  // only with a planted defect: it was given back and is still read
+    bool is_free = false;  // only with a planted defect: released and still read
   };
   struct Asked {
     TransferId transfer;
@@ -101,7 +102,7 @@ class TransferSender final : public KVConnector, public TransferPlanner {
   std::map<std::string, TransferId, std::less<>> expected_;
   std::map<TransferId, Held> held_;
   std::vector<Asked> asked_;    // and in no buffer yet
-  std::vector<Staged> staged_;  // by the step that is under way
+  std::vector<Staged> staged_;  // by the step in progress
   std::vector<Outgoing> leaving_;
   std::int64_t num_frees_delayed_ = 0;
   std::vector<std::pair<TransferId, RequestId>> sent_;

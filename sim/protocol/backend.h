@@ -1,12 +1,12 @@
-// What a backend is: the lockstep's worker. The simulator decides a step, writes it down as a
-// StepProgram (ids, counts and contents, never addresses), and the backend executes it with its own
-// address arithmetic on its own memory. Afterwards the simulator reads back tables, slot mappings,
-// fingerprints of pages and attention results, and compares them with the memory model.
+// The backend interface: a backend is the worker under test. The simulator decides a step and
+// writes it as a StepProgram (ids, counts and contents, never addresses). The backend executes it
+// with its own address arithmetic on its own memory. The simulator then reads back tables, slot
+// mappings, fingerprints of pages and attention results, and compares them with the memory model.
 //
-// The protocol that both sides implement, each for itself:
+// The protocol, which both sides implement independently:
 //
 // (1) Words. K/V rows are made of 64-bit little-endian words; a row whose size is not a multiple of
-//     8 bytes is cut short. mix(x) is splitmix64 (reference/types/token_run.h says which).
+//     8 bytes is truncated. mix(x) is splitmix64 (reference/types/token_run.h says which).
 //       coordinate(layer, part, head) = mix((layer << 32) | (part << 16) | head)
 //       row_key = mix(content ^ coordinate)
 //       word(i) = shape(mix(row_key + (i + 1) * 0x9E3779B97F4A7C15))
@@ -30,7 +30,7 @@
 //       b += (lo(w) + lo(m)) * (hi(w) + hi(m)) + rotl(w, 32)
 //     A sum: any order, any split gives the same 128 bits.
 // (4) Attention digest over positions [first, last) of a request in a layer: the sum over positions
-//     p, parts (K and V; K alone for MLA and hidden states) and KV heads h of
+//     p, parts (K and V; only K for MLA and hidden states) and KV heads h of
 //       mix(r ^ mix((p << 16) | (part << 15) | h)),  r = sum over the row's words w_i of mix(w_i ^
 //       (i + 1) * C)
 //     with C = 0x9E3779B97F4A7C15, every row read from the cache through the block table.
@@ -42,149 +42,145 @@
 //       mix(0x706F69736F6E0000 + kind) ^ mix(tensor << 32 | block) ^ i      (kind: Poison)
 // (7) A page is bytes [block * page_size, (block + 1) * page_size) of its tensor's raw buffer, with
 //     page_size = tensor.size_bytes / num_blocks, whatever the layout: where a layout keeps K of
-//     all blocks before V of all blocks, a block's own bytes lie in two pages. Page numbers in
-//     rules (3) and (6) count so; a word of (6) that a region cuts is cut byte by byte.
+//     all blocks before V of all blocks, a block's own bytes are in two pages. Page numbers in
+//     rules (3) and (6) follow this definition; a region may cut a word of (6) at any byte.
 // (8) At start every byte of every tensor holds Poison::fresh. A PoisonBlock poisons all bytes that
-//     belong to the block, in every tensor: the whole page, padding and unused room included (the K
+//     belong to the block, in every tensor: the whole page, padding and unused bytes included (the K
 //     and the V region of a layout that splits them). Zeroing and copying touch the bytes that the
-//     group's layers really use in that block, never padding, never a tensor where the group has no
-//     layer.
-// (9) Order within a step: as the members of StepProgram say; K/V rows of all layers with slots
-//     (every kind but mamba) are written after the tables are up to date and before any probe or
-//     query. Slot mappings are compared for groups with slots only. r in (4) fills a last word that
-//     is cut short with zero bytes.
+//     group's layers use in that block, never padding, never a tensor where the group has no layer.
+// (9) Order within a step: the order of StepProgram's members. K/V rows of all layers with slots
+//     (every kind except mamba) are written after the tables are up to date and before any probe or
+//     query. Slot mappings are compared for groups with slots only. r in (4) pads a truncated last
+//     word with zero bytes.
 //
-// (10) Context parallelism. Of R ranks, rank r keeps the tokens at positions p with
-//     (p / interleave) mod R == r and nothing of the others, whose slot is PAD_SLOT_ID on it. The
-//     n-th token that it keeps lies at offset n mod block_size of entry n / block_size of the block
-//     table. Probes and queries name positions of the whole request; the rank reads those that it
-//     keeps, and p in rule (4) is then n. A group whose dcp_sharded is false is left out: every
-//     rank keeps all of its tokens, as a device alone does.
-// (11) An extraction reads rows of K (hidden states have no others): all tokens from 0 on, each
-//     once, padding left out.
+// (10) Context parallelism. With R ranks, rank r keeps the tokens at positions p with
+//     (p / interleave) mod R == r; every other token has slot PAD_SLOT_ID there. The n-th token
+//     that a rank keeps is at offset n mod block_size of entry n / block_size of the block table.
+//     Probes and queries name positions of the whole request. The rank reads those that it keeps,
+//     and p in rule (4) is then n. A group with dcp_sharded false is replicated: every rank keeps
+//     all of its tokens, as without context parallelism.
+// (11) An extraction reads rows of K (hidden states have no others): all tokens from 0, each once,
+//     without padding.
 // (12) Host tier: num_host_blocks blocks of pinned host memory, each as large as the largest group
-//     needs. A block of a group lies in the first bytes of a host block: what rule (8) says that
-//     zeroing touches, layer after layer in the plan's order, within a layer in the order of the
-//     addresses in its tensor, nothing in between. The bytes behind it stay what they were. At
-//     start host block h is filled as page h of a tensor 2^31 by rule (6), kind fresh; its
-//     fingerprint is rule (3) over all its bytes. Loads come after poison and zero, before copies
-//     and everything that reads; stores after every write of the step. Targets of the loads of a
-//     step are distinct, and so are those of its stores. A load from a host block that a store of
-//     the same step fills brings what lay there before.
-// (13) Real numbers (BackendConfig::numbers). Rows of bf16, fp16, fp32 are those of rule (1). Into
-//     caches of fp8_e4m3, fp8_e5m2, int8 go rows that rule (1) makes in bf16, each element divided
-//     by the layer's scale in fp32, rounded to nearest, ties to even (int8: ties away from zero);
-//     the scale is 0.0081, 0.0085, 0.0089, 0.0093 for layer modulo 4 = 0, 1, 2, 3, `layer` as in
-//     rule (1) on every rank. Where each token and head has a scale (int8_per_token_head,
-//     fp8_per_token_head), it is the largest |element| of the row divided by 127 (fp8: 448), and an
-//     element is stored as element * (1 / scale), each operation in fp32, then rounded likewise;
-//     behind the row's elements lies the scale, fp32. int4_per_token_head: with lo and hi the row's
-//     extremes, scale = max((hi - lo) / 15, 1e-6) and zero = n(-lo / scale), elements are stored as
-//     n(element * (1 / scale) + zero), two a byte, the even one in its low half, n to nearest, ties
-//     away from zero, from 0 to 15; the zero takes the place of the scale's lowest four bits, which
-//     are 0 where the row is read as (stored - zero) * scale. nvfp4, with s the layer's scale and g
-//     = 1 / s: 16 elements of a row share the scale e4m3(g * (their largest |element| * (1/6))),
-//     and are stored as e2m1(element * (1 / (scale * (1 / g)))), two a byte, the even one in its
-//     low half, each operation in fp32. Of a block in its layer (dense, or the run is refused)
-//     first come the elements of all its K rows, then their scales, then those of V, each in the
-//     order that rows of words have. Rows of MLA in layouts of bytes hold a latent in tiles and a
-//     rope of 64, made in bf16: 656 bytes are 512 e4m3 elements x / scale, an fp32 scale for every
-//     128, the rope; 584 are 448 such elements and the rope, and behind these 576 bytes of all rows
-//     of a page come 8 of each row, the exponents + 127 of the scales of every 64 elements and a 0.
-//     These scales are the least powers of two that are no less than max(largest * (1/448), 1e-4),
-//     and max(largest, 1e-4) / 448. 352 bytes are 512 e2m1 elements x * (1 / scale), two a byte,
-//     the rope in e4m3, and the scales e4m3(max(largest * (1/6), 2^-9)) of every 16, that of tile t
-//     at byte 320 + 8 (t mod 4) + t / 4. Rule (5) takes stored elements times scales, and its
-//     range is not told but follows from the kind of the layer and the position last - 1 of the
-//     query; `first` says the same.
-// (14) Tensor and pipeline parallelism. BackendConfig::plan is the whole model's, its num_blocks
-//     that of every rank; a backend cuts its rank's own plan out of it: the same groups and block
-//     sizes, but its own heads, states, layers, tensors and pages (reference/plan/rank_plan.h says
-//     which, in words). In rule (1) `layer` is the layer's position in the whole plan and `head`
-//     the head's number in the whole model; a query head counts over the whole model too. In rule
-//     (2) a rank's part of a state is made with its tp_rank in the place of head 0. Everything else
-//     (layers of probes, queries and extractions; tensors of pages; h in rule (4)) counts in the
-//     rank's own plan, and rule (5) answers for the rank's own query heads.
+//     needs. A block of a group fills the first bytes of a host block: the bytes that zeroing
+//     touches by rule (8), layer after layer in the plan's order, within a layer in address order,
+//     without gaps. The bytes after them are unchanged. At start host block h is filled as page h
+//     of a tensor 2^31 by rule (6), kind fresh; its fingerprint is rule (3) over all its bytes.
+//     Loads come after poison and zeroing, before copies and every read; stores after every write
+//     of the step. The targets of a step's loads are distinct, and so are those of its stores. A
+//     load from a host block that a store of the same step fills reads the bytes before the store.
+// (13) Real numbers (BackendConfig::numbers). Rows of bf16, fp16, fp32 are those of rule (1).
+//     Caches of fp8_e4m3, fp8_e5m2, int8 receive rows that rule (1) makes in bf16, each element
+//     divided by the layer's scale in fp32, rounded to nearest, ties to even (int8: ties away from
+//     zero). The scale is 0.0081, 0.0085, 0.0089, 0.0093 for layer modulo 4 = 0, 1, 2, 3, with
+//     `layer` as in rule (1) on every rank. With a scale per token and head (int8_per_token_head,
+//     fp8_per_token_head), the scale is the row's largest |element| divided by 127 (fp8: 448); an
+//     element is stored as element * (1 / scale), each operation in fp32, then rounded likewise.
+//     The fp32 scale follows the row's elements. int4_per_token_head: with lo and hi the row's
+//     extremes, scale = max((hi - lo) / 15, 1e-6) and zero = n(-lo / scale); elements are stored as
+//     n(element * (1 / scale) + zero), two per byte, the even one in its low half, n to nearest,
+//     ties away from zero, clamped to 0 to 15. The zero replaces the scale's lowest four bits,
+//     which read as 0 in (stored - zero) * scale. nvfp4, with s the layer's scale and g = 1 / s:
+//     16 elements of a row share the scale e4m3(g * (their largest |element| * (1/6))), and are
+//     stored as e2m1(element * (1 / (scale * (1 / g)))), two per byte, the even one in its low
+//     half, each operation in fp32. A block in its layer (dense, or the run is refused) starts with
+//     the elements of all its K rows, then their scales, then those of V, each in the order that
+//     rows of words have. Rows of MLA in byte layouts hold a latent in tiles and a rope of 64, made
+//     in bf16. 656 bytes: 512 e4m3 elements x / scale, an fp32 scale per 128 elements, the rope.
+//     584 bytes: 448 such elements and the rope; after these 576 bytes of all rows of a page come 8
+//     bytes per row, the exponents + 127 of the scales of every 64 elements and a 0. These scales
+//     are the least powers of two not below max(largest * (1/448), 1e-4) and max(largest, 1e-4) /
+//     448. 352 bytes: 512 e2m1 elements x * (1 / scale), two per byte, the rope in e4m3, and the
+//     scales e4m3(max(largest * (1/6), 2^-9)) of every 16 elements, that of tile t at byte
+//     320 + 8 (t mod 4) + t / 4. Rule (5) takes stored elements times scales. Its range follows
+//     from the layer's kind and the query's position last - 1; `first` agrees with it.
+// (14) Tensor and pipeline parallelism. BackendConfig::plan is the whole model's; its num_blocks is
+//     that of every rank. A backend derives its rank's own plan from it: the same groups and block
+//     sizes, but its own heads, states, layers, tensors and pages (reference/plan/rank_plan.h
+//     states the rules). In rule (1) `layer` is the layer's position in the whole plan and `head`
+//     the head's number in the whole model, also for query heads. In rule (2) the rank's tp_rank
+//     replaces head 0 in its part of a state. Everything else (layers of probes, queries and
+//     extractions; tensors of pages; h in rule (4)) uses the rank's own plan, and rule (5) answers
+//     for the rank's own query heads.
 //
-// (15) States of real numbers, in place of rule (2). A state tensor [n, channels] with
+// (15) States of real numbers, instead of rule (2). A state tensor [n, channels] with
 //     2 <= w <= 4 for w = n + 1 - num_speculative_blocks keeps inputs of a causal convolution of
-//     width w, row after row. Any other is that of a recurrence, [heads, rows, columns], where
-//     dimensions that are missing in front are 1: Mamba2's selective update where `layer` is even,
-//     the gated delta rule where it is odd.
+//     width w, row after row. Any other is a recurrence, [heads, rows, columns], where missing
+//     leading dimensions are 1: Mamba2's selective update where `layer` is even, the gated delta
+//     rule where it is odd.
 //     Inputs of a token are made by rule (1) with part 64 + 8 s + j for state tensor s and head t =
 //     tp_rank, or t * heads + i for head i:
 //       convolution, in its own dtype: j 0 inputs [channels]. Weights [channels, w] are fp32, j 1,
-//         of content 0; there is no bias, and silu follows.
+//         of content 0, without bias; silu follows.
 //       selective, in fp32: j 0 x [heads, rows] by head, 1 B, 2 C [columns], 3 dt [heads];
 //         A = -(1 + head mod 4) / 4, D = 1/2, dt_bias = -1, no gate.
 //       gated delta, in fp32: j 0 q, 1 k [columns], 2 v [heads, rows] by head, 3 g and 4 beta
 //         [heads], with the masks 0x007FFFFF/0xBE000000 and 0x007FFFFF/0x3F000000; q and k are
 //         normalised, scale is 1/8.
-//     A convolution keeps one sequence of inputs for all states of a chain of updates: a step's
-//     tokens are read behind rows [conv_offset, conv_offset + w - 1) of conv_source, and of both,
-//     those from input num_tokens on go to rows 0, 1, ... of the target. Updates of drafts leave
-//     inputs alone. A copy moves rows [conv_offset, n) of conv_source to rows 0, 1, ...
-//     What a convolution or recurrence gives out is read back for the last token of each update.
+//     A convolution keeps one sequence of inputs for all states of a chain of updates. It reads a
+//     step's tokens after rows [conv_offset, conv_offset + w - 1) of conv_source; of this sequence,
+//     the inputs from number num_tokens go to rows 0, 1, ... of the target. With drafts, updates leave
+//     inputs unchanged. A copy moves rows [conv_offset, n) of conv_source to rows 0, 1, ...
+//     The output of a convolution or recurrence is read back for the last token of each update.
 // (16) A checkpoint is one of a chunk's two updates: its target receives the state after its
-//     tokens, inputs of convolutions included, and the chunk goes on in the same pass. So the
-//     update behind it, which names that target as its source, does not read it: whatever becomes
-//     of the checkpoint, the chunk ends with the right state.
-// (17) A part is a block that is copied as a whole, rows that no hit covers included: every byte
-//     that zeroing touches (8), states of real numbers as they lie there. Parts come after poison,
-//     zeroing and loads, before copies of states and everything that reads.
+//     tokens, inputs of convolutions included, and the chunk continues in the same pass. The next
+//     update names that target as its source but does not read it: the chunk ends with the right
+//     state whatever happens to the checkpoint.
+// (17) A part is a block that is copied as a whole, rows outside the hit included: every byte that
+//     zeroing touches (8), states of real numbers unchanged. Parts come after poison, zeroing and
+//     loads, before copies of states and every read.
 // (18) Bounded replay. Where windows of the plan are computed again after a hit, replay_start of a
-//     row, not 0, is the first token that its request computed since it came in. Tokens from there
-//     on, as many as the window has, are written to those windows and to rings; in every other
-//     group they lie in hit blocks already, and their slot is PAD_SLOT_ID. Nothing reads such a
-//     window in front of replay_start.
-// (19) Rings (circular_buffer). The token at position p lies in the block of the table's first
-//     entry, in row p mod block_size. Of a step's tokens of a request the last block_size go there;
-//     the slot of those before is PAD_SLOT_ID. A step never reads what went round.
-// (20) Compressed rows (compress_ratio r > 1). A block has block_size / r rows; row n of a request
-//     stands for its tokens [n r, (n + 1) r) and is written with the last of them, whose content
-//     it has. Slots count tokens, as in other groups. Positions [first, last) in rules (4) and
-//     (5) stand for rows [first / r, last / r): what is not complete is not read; p in rule (4) is
-//     the number of the row.
-// (21) Cross attention. Such a group keeps rows of a request's encoder instead of its tokens: row e
-//     lies where another group keeps the token at position e. The rows of encoder_slices are
-//     written in the step, to every such group; tokens are not. Its slot mapping has one slot for
-//     each of encoder_contents, in their order, and no padding. Positions [first, last) of its
-//     probes and queries are rows.
+//     row, not 0, is the first token that its request computed since admission. Tokens from there,
+//     as many as the window has, are written to those windows and to rings. Every other group has
+//     them in hit blocks, and their slot is PAD_SLOT_ID. Nothing reads such a window before
+//     replay_start.
+// (19) Rings (circular_buffer). The token at position p is in the block of the table's first
+//     entry, in row p mod block_size. Of a step's tokens of a request, only the last block_size are
+//     written; the slot of the earlier ones is PAD_SLOT_ID. A step never reads overwritten rows.
+// (20) Compressed rows (compress_ratio r > 1). A block has block_size / r rows. Row n of a request
+//     covers its tokens [n r, (n + 1) r) and is written with the last of them, with that token's
+//     content. Slots count tokens, as in other groups. Positions [first, last) in rules (4) and (5)
+//     mean rows [first / r, last / r): incomplete rows are not read; p in rule (4) is the row's
+//     number.
+// (21) Cross attention. The group keeps rows of a request's encoder instead of its tokens: row e is
+//     where another group keeps the token at position e. The step writes the rows of encoder_slices
+//     to every such group, and no tokens. The slot mapping has one slot per entry of
+//     encoder_contents, in their order, without padding. Positions [first, last) of probes and
+//     queries are rows.
 // (22) Sinks. Where a layer's sink_len is not 0, blocks 1 to sink_len / block_size hold rows of the
-//     model's own from the first program on: row i of them has content
-//     mix(0x73696E6B00000000 + i). They are in no table. Positions of its probes and queries count
-//     them: sink row i is position i, the request's token p position sink_len + p.
-// (23) A query reads nothing of positions [gap_first, gap_last): what lies between a prompt and a
-//     reference window (rswa_window). Probes name what lies on either side.
-// (24) Drafters (BackendConfig::drafter; its shape none: there is no such rule). The step's tokens
-//     write nothing into layers of KVCacheConfig::draft_modules. After updates of states, and
-//     before stores, the drafter makes its passes, one after the other, for all draft_rows at once;
-//     a pass writes rows in the layers of one module and nothing else. The n-th content of a row of
-//     `draft_rows` is that of the n-th position that its passes come to.
+//     model itself from the first program on: row i has content mix(0x73696E6B00000000 + i). They
+//     are in no table. Positions of probes and queries include them: sink row i is position i, the
+//     request's token p position sink_len + p.
+// (23) A query reads nothing of positions [gap_first, gap_last), between a prompt and a reference
+//     window (rswa_window). Probes name the positions on either side.
+// (24) Draft models (BackendConfig::drafter; shape none: this rule does not apply). The step's
+//     tokens write nothing into layers of KVCacheConfig::draft_modules. After updates of states and
+//     before stores, the draft model runs its passes in sequence, for all draft_rows at once. A
+//     pass writes rows in the layers of one module and nothing else. The n-th content of a row of
+//     `draft_rows` belongs to the n-th position that its passes reach.
 //       one_by_one, standalone: module 0. The first pass writes positions [first_position,
 //         first_position + num_tokens). Of the num_drafts - 1 further passes, pass k writes
-//         position L + k, L = first_position + num_tokens - 1 - num_rejected, or the last one of
-//         max_model_len where that lies before it, whatever is there.
-//       modules: pass m, for m below num_drafts, is module m's, and writes positions
+//         position L + k, L = first_position + num_tokens - 1 - num_rejected, or the last position
+//         of max_model_len if that is smaller, whatever is there.
+//       modules: pass m, for m below num_drafts, belongs to module m and writes positions
 //         [first_position, first_position + num_tokens).
-//     A position that the row's block table has no entry for has no slot: nothing is written.
-// (25) HiSparse. Rows of the layers of a group of role hisparse_source live in the host tier (12):
-//     the group's block h is host block h, in which the pages of all resident groups follow each
-//     other. It keeps nothing on the device; resident and hot layers keep rows like its own, and
-//     make those of rule (1) as resident layers. Beside its block table, a row has one of
-//     residency for each resident group.
-//     Tokens are written to resident groups, by their block tables; hot groups have PAD_SLOT_ID
-//     alone. Of the rows of `mirrors`, those that the step has written go to the host.
+//     A position past the row's block table has no slot: nothing is written.
+// (25) HiSparse. Rows of the layers of a group of role hisparse_source are in the host tier (12):
+//     the group's block h is host block h, which holds the pages of all resident groups in
+//     sequence. The group has no device memory. Resident and hot layers have rows like its own,
+//     with the content of rule (1) as resident layers. In addition to its block table, a row has
+//     one residency table per resident group.
+//     Tokens are written to resident groups, by their block tables; hot groups have only
+//     PAD_SLOT_ID. Rows of `mirrors` that the step has written are copied to the host.
 //     A row's hot region is the blocks of its tables of hot groups, as many as its row of these
-//     has; slot s is row s mod block_size of entry s / block_size, in every hot group. A read uses
-//     the slots that hold its positions; for every other one, in their order, the row is copied
-//     from the host to the slot that was used longest ago and that the read does not use. At first,
-//     and after clear_rows, nothing is held and slots stand in their order; those that one read
-//     uses stand in the order of its positions.
-//     Probes and queries name resident layers. A position is read on the page that residency names,
-//     or where that is the null block, in the slot that holds it, or else in the host block.
+//     has. Slot s is row s mod block_size of entry s / block_size, in every hot group. A read uses
+//     the slots that hold its positions. Every other position, in order, is copied from the host to
+//     the least recently used slot that the read does not use. At first, and after clear_rows, the
+//     slots are empty and in index order; the slots that one read uses are ordered by position.
+//     Probes and queries name resident layers. A position is read from the page that residency
+//     names; if that is the null block, from the slot that holds it; otherwise from the host block.
 //
-// Not said here: how a backend lays anything out; that is what is being checked.
+// Not specified here: how a backend lays anything out; that is what is checked.
 #pragma once
 
 #include <cstdint>
@@ -233,8 +229,8 @@ struct BackendConfig {
   // seed. Mode hunt does so too.
   bool delay_streams = false;
   std::int64_t num_host_blocks = 0;  // of the host tier, rule (12); 0: there is none
-  // Parts of steps of up to so many tokens are captured once for each size that vLLM captures, and
-  // replayed, the batch padded to that size; 0: every launch is issued anew.
+  // Captures parts of steps of up to this many tokens once per size that vLLM captures, and replays
+  // them with the batch padded to that size; 0: issues every launch.
   std::int32_t max_cudagraph_capture_size = 0;
   // real: rows are written and attended to by the kernels of an engine, rule (13).
   Numbers numbers = Numbers::words;
@@ -260,7 +256,7 @@ struct Fingerprint {
 struct MemoryReport {
   std::string kind;  // "out of bounds", "race", "uninitialised read", ...
   std::string kernel;
-  std::string message;         // one sentence with launch, cta, thread and the other party
+  std::string message;         // one line with launch, cta, thread and the other access
   std::optional<PageId> page;  // where it lies in the cache, if it does
   std::int64_t byte_in_page = 0;
   std::string sanitizer_words;  // lines, as compute-sanitizer would print them; may be empty
@@ -282,7 +278,7 @@ struct StepReadback {
   std::vector<MemoryReport> reports;
 };
 
-// Who wrote a byte last, as far as the backend knows.
+// The last known writer of a byte.
 struct Writer {
   std::string kernel;
   std::int64_t step = -1;
@@ -301,7 +297,7 @@ struct KernelStatistics {
   bool operator==(const KernelStatistics&) const = default;
 };
 
-// What became of the parts of steps that could be captured.
+// The outcome for the parts of steps that could be captured.
 struct GraphStatistics {
   std::int64_t captured = 0;  // graphs
   std::int64_t replayed = 0;  // times that one of them ran in place of its launches
@@ -349,9 +345,9 @@ class Backend {
   virtual GraphStatistics graph_statistics() const { return {}; }
   // False: programs must have no queries.
   virtual bool answers_queries() const { return true; }
-  // Not null: it is the worker of an engine, and wants to hear what the engine says.
+  // Not null: the worker of an engine, which receives what the engine sends to its worker.
   virtual EngineWorker* engine_worker() { return nullptr; }
-  // What this backend cannot be asked, one sentence each.
+  // What this backend cannot check, one line each.
   virtual std::vector<std::string> not_checked() const { return {}; }
 };
 

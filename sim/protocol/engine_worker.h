@@ -1,8 +1,9 @@
-// What an engine tells its worker, beside the program of a step: for backends that are the worker
-// of a real engine, and work out themselves what a program says.
+// What an engine sends to its worker in addition to a step's program: for backends that are a real
+// engine's worker and derive the program's content themselves.
 //
-// (1) begin() comes first and once. A request is added before a decision names it.
-// (2) decided() comes before the execute() of its step; what the step sampled comes behind it.
+// Invariants
+// (1) begin() is called first and once. A request is added before a decision names it.
+// (2) decided() precedes the execute() of its step; what the step sampled follows it.
 #pragma once
 
 #include <cstdint>
@@ -27,6 +28,8 @@ class EngineWorker {
   // Valid during the step.
   virtual void decided(const SchedulerOutput& decision) = 0;
   virtual void sampled(RequestId id, std::span<const std::int32_t> tokens) = 0;
+  // Lockstep's own code in the worker's process raised, and execute() returned its error; else null.
+  virtual const EngineFailure* harness_failure() const = 0;
   // The engine has dropped what was sampled behind the request's first `num_tokens` tokens.
   virtual void dropped(RequestId id, std::int64_t num_tokens) = 0;
 };

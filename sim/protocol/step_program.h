@@ -13,8 +13,8 @@
 
 namespace lockstep {
 
-// Says how a byte came to be unwritten: never handed out, handed out again, outside of every page
-// (guard zones), handed out to be zeroed in the same step.
+// Why a byte is unwritten: never allocated, allocated again, outside of every page (guard zones),
+// allocated and to be zeroed in the same step.
 enum class Poison : std::uint8_t { fresh = 0, freed = 1, padding = 2, zeroed = 3 };
 
 // Sets entries [first, first + count) of a row's block table to block_ids[begin ..) and its length
@@ -42,8 +42,8 @@ struct RowSlice {
   std::int32_t first_position = 0;
   std::int32_t num_tokens = 0;
   std::int32_t first_token = 0;
-  // Rule (18): where the request came in behind a hit whose last window is computed again; 0: it
-  // did not.
+  // Rule (18): position at which the request was admitted after a hit whose last window is computed
+  // again; 0: none.
   std::int32_t replay_start = 0;
 };
 
@@ -59,12 +59,12 @@ struct BlockCopy {
   std::int32_t group = 0;
   BlockId source{};
   BlockId target{};
-  // Rule (15): where the inputs that convolutions have kept lie, behind accepted drafts.
+  // Rule (15): block with the inputs that convolutions keep, after the accepted drafts.
   BlockId conv_source{};
   std::int32_t conv_offset = 0;
 };
 
-// Rule (17): a hit that ends inside a block goes on in a copy of it.
+// Rule (17): a hit that ends inside a block continues in a copy of it.
 struct PartCopy {
   std::int32_t group = 0;
   BlockId source{};
@@ -94,7 +94,7 @@ struct HostMirror {
   std::int32_t num_rows = 0;
 };
 
-// Rule (25): positions of a row's request that are read and lie on no resident page:
+// Rule (25): positions of a row's request that are read and not on a resident page:
 // hot_positions[first ..), distinct.
 struct HotRead {
   std::int32_t row = 0;
@@ -176,11 +176,12 @@ struct AgreedBatch {
 // One step, in the order in which its parts run.
 struct StepProgram {
   std::int64_t step = 0;
-  // States that drafts of the step before carried past the end of a block, into that block: what
-  // was sampled says which. Before anything else, since their blocks may be handed out again here.
+  // States that the previous step's drafts carried past the end of a block, copied into that block:
+  // the sampled tokens decide which. First of all operations, since the blocks may be allocated
+  // again in this step.
   std::vector<BlockCopy> settled;
-  std::vector<std::int32_t> clear_rows;  // requests that left: their rows have length 0
-  // blocks whose content died or that are newly handed out
+  std::vector<std::int32_t> clear_rows;  // finished requests: their rows have length 0
+  // blocks whose content is dead or that are newly allocated
   std::vector<PoisonBlock> poison;
   std::vector<GroupBlock> zero;  // the engine's zero list
   std::vector<HostTransfer> loads;

@@ -1,9 +1,10 @@
-// What ranks call to meet one another, and whether they do. A collective is entered by every rank
-// of its group with the same kind and shape, in the same order; a rank that calls another one, or
-// none, leaves the others with wrong data or waiting forever.
+// The collectives of ranks, and whether they match. Every rank of a group enters a collective with
+// the same kind and shape, in the same order. A rank that calls a different one, or none, leaves
+// the others with wrong data or a deadlock.
 //
-// (1) Calls are plain values; why a rank makes them is not asked here (sim/ranks/dp_step.h).
-// (2) The first call that does not meet is told, with both ranks: what comes after it says nothing.
+// Invariants
+// (1) Calls are plain values; sim/ranks/dp_step.h decides why a rank makes them.
+// (2) The first mismatching call is reported, with both ranks. Calls after it are not judged.
 //
 // Not checked: what the collectives carry.
 #pragma once
@@ -36,7 +37,7 @@ struct UnmetCollective {
   std::int32_t rank = 0;
   std::int32_t other = 0;  // the rank that it does not meet; itself: no rank would take the call
   std::int64_t call = 0;   // counted from 0
-  std::string what;        // one sentence
+  std::string what;        // one line
 };
 
 // calls[r]: those of rank r in one step, in order.

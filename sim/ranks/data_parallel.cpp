@@ -106,7 +106,7 @@ Result<RunReport> DataParallelRun::run() {
         !is_hindered(steps_) && !is_hindered(steps_ - 1) && !is_any_busy() &&
         std::ranges::all_of(engines_, [](const Engine& engine) { return engine.run->is_idle(); });
     std::vector<WorkloadEvent> events;
-    // A wave goes on for a while after the last request: the ranks do not know yet that it was.
+    // A wave continues for a while after the last request: the ranks are not notified yet.
     const bool unfinished = has_unfinished();
     LS_ASSIGN_OR_RETURN(
         const auto turn,
@@ -154,7 +154,7 @@ Result<bool> DataParallelRun::take_turns() {
                                .idle = engine.run->is_idle(),
                                .unfinished = engine.decisions->has_unfinished_requests()}));
     LS_CHECK(turn == Turn::step, "a rank ends by itself");
-    // Who has nothing to do gets nowhere while the others run.
+    // An idle rank makes no progress while the others run.
     const bool is_concerned = engine.decisions->has_unfinished_requests() || !has_unfinished();
     if (engine.run->is_stuck() && is_concerned) return say_stuck(engine);
   }
@@ -213,7 +213,7 @@ bool DataParallelRun::say_unmet(const UnmetCollective& unmet) {
   divergence.phase = Phase::collective;
   divergence.step = steps_ - 1;
   divergence.dp_rank = unmet.rank;
-  divergence.doing = "meeting the other data parallel ranks";
+  divergence.doing = "in a collective of the data parallel ranks";
   divergence.message = what;
   return false;
 }

@@ -1,24 +1,26 @@
-// Data parallel ranks: engines with a scheduler, a pool and backends of their own, among which the
-// requests are dealt out, and which meet in collectives in every step.
+// Data parallel ranks: engines with their own scheduler, pool and backends, over which the requests
+// are distributed, and which call collectives in every step.
 //
-// (1) All ranks run every step of a wave, with or without work: an idle one runs a batch that
-//     belongs to no request, and padded tokens write nothing. The backend executes it, and
-//     everything is compared as in any other step.
-// (2) A request goes to the rank with the least load (4 * waiting + running), of equal ones the
-//     lowest; it stays there. Aborts find theirs, resets of the prefix cache reach all.
-// (3) There is one clock: a step takes as long as the rank with the most tokens takes, or the one
-//     whose output is latest.
-// (4) What each rank would call in a step (dp_step.h) is put side by side (collectives.h) before it
-//     runs. The first call that does not meet ends the run: a mismatch is a divergence, a rank that
-//     the others wait for is a matter of liveness. Both name the rank.
-// (5) Same configuration, workload and seed: same run; its state hash is made of all ranks'.
-// (6) What hinders one rank (faults), or what its connector has under way, keeps the run from its
-//     end, as it does one engine's.
+// Invariants
+// (1) All ranks run every step of a wave, with or without work. An idle rank runs a batch of no
+//     request, whose padded tokens write nothing. The backend executes it, and everything is
+//     compared as in any other step.
+// (2) A request goes to the rank with the least load (4 * waiting + running), the lowest rank on
+//     ties, and stays there. Aborts reach their request, resets of the prefix cache reach all
+//     ranks.
+// (3) The ranks share one clock: a step takes as long as that of the rank with the most tokens, or
+//     with the latest output.
+// (4) The calls of each rank in a step (dp_step.h) are matched (collectives.h) before it runs. The
+//     first mismatch ends the run: a mismatch is a divergence, a rank that the others wait for is a
+//     liveness failure. Both name the rank.
+// (5) Same configuration, workload and seed: same run. Its state hash covers all ranks'.
+// (6) Faults of one rank, and transfers of its connector, keep the run from ending, as with one
+//     engine.
 // (7) With captured graphs the ranks agree on the largest size that any of them would capture or
-//     replay, and all run that one; where a rank has more tokens than the largest graph takes, each
-//     keeps its own, and none replays a graph.
+//     replay, and all run that size. If a rank has more tokens than the largest graph, each keeps
+//     its own size and none replays a graph.
 //
-// Not modelled: who balances load from stale counts, and expert parallelism beyond its collectives.
+// Not modelled: load balancing from stale counts, and expert parallelism beyond its collectives.
 // Rules: vllm/v1/engine/core_client.py (DPLBAsyncMPClient), v1/engine/core.py (DPEngineCoreProc).
 #pragma once
 
@@ -42,22 +44,23 @@ class DealtWorkload;
 
 // What one data parallel rank runs on. All of it outlives the run.
 struct EngineParts {
-  DealtWorkload& dealt;  // what is dealt out to it
-  RunParts run;          // its workload: `dealt`, or what stands between it and the engine
+  DealtWorkload& dealt;  // its share of the requests
+  RunParts run;          // its workload: `dealt`, or what wraps that
 };
 
-// REQUIRES: options.dp_size engines; a workload without a script, and without a connector: each
-// engine has its own, between what is dealt out to it and the engine. False from an observer ends
-// the run of all.
+// REQUIRES: options.dp_size engines; a workload without a script and without a connector: each
+// engine has its own connector, which wraps its share of the workload. False from an observer ends
+// the run of all engines.
 Result<RunReport> run_data_parallel(const RunConfig& config, const DataParallelOptions& options,
                                     std::span<const EngineParts> engines, Workload& workload);
 
-// The workload of data parallel ranks as one of them sees it.
+// The workload of data parallel ranks, as one rank sees it.
 //
-// (1) It is given what is dealt out to it, and answers for its own requests. An abort is for
-//     the rank that has the request: until the step after the one in which it left.
-// (2) Of its requests that have left, the workload of all hears when all ranks are through with the
-//     step; so it does of how long the step has taken.
+// Invariants
+// (1) It receives the rank's share and answers for its own requests. It forwards an abort only
+//     while the rank has the request: until the step after the one in which it ended.
+// (2) When all ranks have completed the step, it reports its ended requests and the step's duration
+//     to the shared workload.
 
 class DealtWorkload final : public Workload {
  public:
@@ -68,7 +71,7 @@ class DealtWorkload final : public Workload {
   void deal(WorkloadEvent event);
   std::int64_t num_dealt_requests() const;
   bool knows(std::string_view request) const { return names_.find(request) != names_.end(); }
-  // All ranks are through with the step: tells `all` what it was told.
+  // All ranks have completed the step: forwards the reports to `all`.
   void pass_on();
 
   Result<Turn> next_turn(const LoopState& state, std::vector<WorkloadEvent>& events) override;
@@ -86,8 +89,8 @@ class DealtWorkload final : public Workload {
   Workload& all_;
   std::vector<WorkloadEvent> dealt_;
   std::set<std::string, std::less<>> names_;
-  std::vector<std::pair<std::string, std::uint64_t>> left_;  // in the step at hand
-  std::vector<std::string> left_before_;                     // in the step before
+  std::vector<std::pair<std::string, std::uint64_t>> left_;  // ended in the current step
+  std::vector<std::string> left_before_;                     // ended in the previous step
   std::int64_t until_ns_ = 0;                                // the step lasts at least
 };
 

@@ -99,7 +99,7 @@ std::vector<Collective> DataParallelRank::calls(std::int64_t scheduled,
   }
   if (votes)
     calls.push_back(
-        {.kind = CollectiveKind::all_reduce, .what = "who has requests left", .shape = {1}});
+        {.kind = CollectiveKind::all_reduce, .what = "ranks with requests left", .shape = {1}});
   return calls;
 }
 

@@ -22,8 +22,8 @@ const ModelLayer* layer_named(const MemoryModel& model, std::string_view name) {
   return found == model.layers().end() ? nullptr : &*found;
 }
 
-// On how many ranks a row of the whole model lies at least: where tokens are not dealt out, on all
-// that hold the same heads.
+// Minimum number of ranks that hold a row of the whole model: where tokens are replicated, all
+// ranks with the same heads.
 std::int64_t least_holders(const BackendConfig& config, const KVCacheSpec& spec) {
   if (is_dealt_out(spec)) return 1;
   const std::int64_t tp = config.parallel.tp_size;
@@ -252,7 +252,7 @@ Checked RankUnion::check_even(BlockId block, std::size_t group, std::size_t laye
   found.doing = "reading one block out of the memory of all ranks";
   found.message = fmt::format(
       "{} of head {} of the whole model's layer {}, token {} in block {}: {} of {} ranks hold it, "
-      "and other rows of the layer lie on {}",
+      "and other rows of the layer are on {}",
       found.part, row->head, found.layer_name, found.token, found.block, row->holders,
       ranks_.size(), most);
   return found;

@@ -1,16 +1,17 @@
-// What all ranks hold together, read out of their memory, against what one device that holds the
-// whole model would: every row of every token is there, and as often as its like.
+// Compares what all ranks hold together, read from their memory, with one device that holds the
+// whole model: every row of every token exists, equally often.
 //
-// (1) The unsharded side keeps content ids by group, block and token, with blocks of as many tokens
-//     as all ranks of context parallelism put into one: no rank, page or layout is known to it.
-// (2) A row is found by its bytes: of what the ranks have in a block, each row is looked up among
-//     all that the whole model has in that block. Which rank should hold which head is not asked.
-// (3) All rows of a layer, over tokens, parts and heads, lie on equally many ranks, at least one:
-//     of a cache whose tokens are not dealt out on all ranks that hold the same heads.
-//     Short rows of different tokens may have equal bytes: of those, that some rank has them.
+// Invariants
+// (1) The unsharded side keeps content ids by group, block and token, in blocks of as many tokens
+//     as all context parallel ranks together. It does not depend on ranks, pages or layouts.
+// (2) A row is found by its bytes: each row of a rank's block is looked up among all rows that the
+//     whole model has in that block. The rank that should hold a head is not checked.
+// (3) All rows of a layer, over tokens, parts and heads, exist on equally many ranks, at least one;
+//     rows of a replicated cache on all ranks with the same heads. Short rows of different tokens
+//     may have equal bytes: at least one rank must have them.
 //
-// Not checked here: states, tokens that come out of a host tier, and where on a rank a row lies
-// (each rank's own comparison does all of it).
+// Not checked here: states, tokens loaded from a host tier, and a row's position on its rank (each
+// rank's own comparison checks all of it).
 #pragma once
 
 #include <cstdint>

@@ -16,12 +16,12 @@ namespace {
 
 // Sampled where the recording has nothing for a row: no stop token of the cases that are kept.
 constexpr std::int32_t kAnyToken = 7;
-// Idle steps in a row in which an engine may still act on the last report: with steps in flight it
-// hears of it a step later.
+// Idle steps in a row in which an engine may still act on the last report: with steps in flight the
+// engine receives it one step later.
 constexpr int kIdleStepsMax = 3;
 
-// A block that a load did not fill, by its place in the table of whom it was loaded for: another
-// engine has other blocks there.
+// A block that a load did not fill, by its position in its request's table: another engine has
+// other blocks there.
 struct LostBlock {
   std::string name;
   std::size_t entry = 0;
@@ -76,7 +76,7 @@ class GivenConnector final : public KVConnector {
     asked.is_async = false;
     asked.is_answered = answer && answer->external;
     if (!answer) return {};
-    // Behind the recording nobody is asked to wait any longer.
+    // After the end of the recording no query waits.
     if (!answer->external && step_ >= recording_.steps.size()) return {};
     if (!answer->external) return {.num_tokens = std::nullopt};
     const std::int32_t end = answer->local + *answer->external;
@@ -147,7 +147,7 @@ class GivenConnector final : public KVConnector {
     std::vector<BlockId> blocks;  // that were loaded into
   };
 
-  // That of this step if it was recorded, else the one at hand until it has been taken.
+  // The answer of this step if it was recorded, otherwise the current one until it is used.
   std::optional<RecordedConnectorAnswer> answer_to(Asked& asked, std::int32_t local) {
     auto& answers = asked.answers;
     const auto now = std::ranges::find_if(answers, [&](const Answer& answer) {
@@ -273,7 +273,7 @@ class GivenInputs final : public Workload {
     const auto found = std::ranges::find(rows, name, &RecordedTokens::id);
     return found == rows.end() ? nullptr : &found->tokens;
   }
-  // When an output comes in is the loop's own affair; what a reset returned is the engine's.
+  // The loop decides when an output arrives; the engine decides what a reset returned.
   static void append(const std::vector<RecordedEvent>& recorded,
                      std::vector<WorkloadEvent>& events) {
     for (const RecordedEvent& event : recorded) {

@@ -1,5 +1,9 @@
-// A step of a run in the terms of a recording: what conform holds against a recorded step, and what
-// a run recorder writes.
+// A step of a run in the terms of a recording: conform compares it with a recorded step, and a run
+// recorder writes it.
+//
+// Invariants
+// (1) Lists have the order and the omissions of docs/formats.md, "Engine recording".
+// (2) ConnectorLog forwards every call unchanged.
 #pragma once
 
 #include <map>
@@ -23,27 +27,27 @@ std::vector<std::string> names_of(const StepView& view, std::span<const RequestI
 void write_decision(const StepView& view, RecordedStep& step);
 // The whole block table of one request. REQUIRES: it is live, or has finished and keeps its blocks.
 RecordedTable table_of(const StepView& view, RequestId id);
-// ... of every running request.
+// Tables of every running request.
 std::vector<RecordedTable> tables_of(const StepView& view);
-// With a KV connector: the queue of skipped requests, and the tables of those that load and are not
-// `received`: with a step in flight the scheduler hears of a load's end a step late.
+// With a KV connector: the queue of skipped requests, and the tables of loading requests that are
+// not `received`: with a step in flight the scheduler is notified of a load's end one step late.
 void write_transfers(const StepView& view, const std::set<std::string>& received,
                      RecordedStep& step);
 // What the step's reset_prefix_cache events returned, in order.
 void write_reset_results(const StepView& view, std::vector<RecordedEvent>& events);
-// Who is live, sorted.
+// Live requests, sorted.
 std::vector<std::string> unfinished_of(const StepView& view);
-// What the step's output ended, and what became of the prefix cache.
+// Requests ended by the step's output, and the result of prefix cache resets.
 void write_outcome(const StepView& view, RecordedStep& step);
 // Drafts of live requests that the step does not schedule. REQUIRES: the model decides.
 void write_held_drafts(const StepView& view, RecordedStep& step);
-// Outputs that came in for requests that were preempted since.
+// Outputs that arrived for requests preempted meanwhile.
 void write_stale_outputs(const StepView& view, RecordedStep& step);
-// What the step told of the prefix cache.
+// The step's events of the prefix cache.
 void write_cache_events(const StepView& view, RecordedStep& step);
 
-// A KV connector in front of another, which writes down what was asked and answered, in a
-// recording's terms: what conform compares and what a run recorder keeps.
+// A KV connector that wraps another and records queries and answers in a recording's terms: conform
+// compares them and a run recorder writes them.
 //
 // Not checked here: whether an answer makes sense.
 
@@ -89,9 +93,8 @@ class ConnectorLog final : public KVConnector {
 
 // A step of the model in a recording's terms, and the first place where two recorded steps differ.
 
-// Writes down what the model decided: `decided` after schedule(), `finished` at the end of the
-// step. What a recording shows but nobody decides (events, samples, drafts) is taken from
-// `recorded`.
+// Records the model's decisions: `decided` after schedule(), `finished` at the end of the step.
+// Inputs of a recording (events, samples, drafts) are copied from `recorded`.
 class StepTranscript {
  public:
   explicit StepTranscript(const RecordingHeader& header)

@@ -1,6 +1,6 @@
-// A recording as a workload: step by step what happened before it, what was sampled, and what the
-// KV connector answered and reported. Without a connector the current step does not say that the
-// output of a step without tokens came in.
+// A recording as a workload: step by step the events before it, the samples, and the KV connector's
+// answers and reports. Without a connector the current step does not report that the output of a
+// step without tokens arrived.
 #pragma once
 
 #include <memory>

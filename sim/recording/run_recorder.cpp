@@ -18,7 +18,7 @@ RecordingHeader recording_header(const EngineConfig& config,
                                  std::int64_t num_blocks, const DecisionSource& decisions) {
   RecordingHeader header = header_of_engine(config, groups, num_blocks);
   header.has_cache_events &= decisions.model() != nullptr;  // no other engine tells them yet
-  // Nor what becomes of drafts and outputs.
+  // Nor the outcome for drafts and outputs.
   header.has_held_drafts = decisions.model() != nullptr && config.num_spec_tokens > 0;
   header.has_stale_outputs = decisions.model() != nullptr && config.async_scheduling;
   header.scheduler_block_size = decisions.scheduler_block_size();
@@ -97,7 +97,7 @@ bool RunRecorder::decided(const StepView& view) {
     write_transfers(view, connector_->received(), step_);
     step_.held = connector_->held();  // so far
   }
-  std::size_t num_resets = 0;  // late ones of the step before have none here
+  std::size_t num_resets = 0;  // late resets of the previous step have none here
   for (RecordedEvent& event : step_.before)
     if (event.kind == RecordedEvent::Kind::reset_prefix_cache && num_resets < view.resets.size())
       event.reset_succeeded = view.resets[num_resets++];

@@ -1,11 +1,14 @@
-// Writes a run down as an engine recording: what conform, audit and replay read. So a case that a
-// generator or a trace has found can be kept, cut smaller, and handed to the engine's own
-// developers.
+// Writes a run as an engine recording that conform, audit and replay read, so that a generated or
+// traced case can be kept, shrunk, and sent to the engine's own developers.
 //
-// Stands between the loop and its workload (what happened, what was sampled) and observes the loop
-// (what was decided). Tables are recorded every eighth step, as in the recordings of vLLM. Events
-// that come while the model runs are written before the next step. Of a workload with a KV
-// connector its answers and reports are recorded too; whoever writes the header adds it there.
+// Invariants
+// (1) Recording changes neither the workload nor the decisions.
+// (2) Reading the file gives the run's own steps.
+//
+// It wraps the workload (events and samples) and observes the loop (decisions). It records tables
+// every eighth step, as recordings of vLLM do. Events during the model's run are written before the
+// next step. With a KV connector it also records answers and reports; the caller that writes the
+// header adds the connector there.
 #pragma once
 
 #include <functional>
@@ -21,8 +24,8 @@
 
 namespace lockstep {
 
-// The header of a recording of this configuration, with the block sizes of who decides. REQUIRES: a
-// profile's name, "NAME-VERSION", in config.engine.
+// The header of a recording of this configuration, with the deciding engine's block sizes.
+// REQUIRES: a profile's name, "NAME-VERSION", in config.engine.
 RecordingHeader recording_header(const EngineConfig& config,
                                  const std::vector<KVCacheGroupSpec>& groups,
                                  std::int64_t num_blocks, const DecisionSource& decisions);
@@ -37,7 +40,7 @@ class RunRecorder final : public Workload, public StepObserver {
 
   // After the run: the end line. `unfinished` are the live requests, running first.
   RecordingEnd end() const { return end_; }
-  // As far as the step at hand has been written down.
+  // The current step as far as it was recorded.
   const RecordedStep& step() const { return step_; }
 
   Result<Turn> next_turn(const LoopState& state, std::vector<WorkloadEvent>& events) override;

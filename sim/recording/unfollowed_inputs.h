@@ -1,5 +1,5 @@
-// What a recording may hold and the model's scheduler does not follow: whoever replays it or judges
-// its decisions refuses it, and says which input it is.
+// Inputs that a recording may hold and the model's scheduler does not support: replay and the
+// judges refuse the recording and name the input.
 #pragma once
 
 #include <string>
@@ -8,7 +8,7 @@
 
 namespace lockstep {
 
-// One sentence that names the input; empty: all is followed.
+// One line that names the unsupported input; empty: all inputs are supported.
 std::string unfollowed_input(const RecordingHeader& header);
 std::string unfollowed_input(const RecordedStep& step);
 

@@ -105,7 +105,7 @@ std::string memory_table(const ModelSpec& model, const PlanOptions& options,
                   with_commas(options.max_model_len), options.tp);
   constexpr std::string_view kRow = "  {:<14}{:>7}{:>8}{:>8}{:>8}{:>10}{:>14}{:>14}{:>9}{:>10}\n";
   out += fmt::format(fmt::runtime(kRow), "", "order", "states", "groups", "tokens", "blocks",
-                     "bytes a block", "capacity", "at once", "change");
+                     "bytes/block", "capacity", "at once", "change");
   const ReleaseMemory* before = nullptr;
   bool has_other_planner = false;
   for (const ReleaseMemory& one : releases) {

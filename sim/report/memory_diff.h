@@ -29,9 +29,9 @@ struct ReleaseMemory {
   bool operator==(const ReleaseMemory&) const = default;
 };
 
-// `engine`: prefix caching and drafts, which say how states are kept; its name is not looked at.
-// `says_mode`: options.mamba_cache_mode is somebody's wish. Errors: a name without a profile,
-// layers that tp does not divide.
+// `engine`: prefix caching and drafts, which decide how states are kept; its name is ignored.
+// `says_mode`: the user set options.mamba_cache_mode. Errors: a name without a profile, layers that
+// tp does not divide.
 Result<std::vector<ReleaseMemory>> memory_of_releases(const ModelSpec& model,
                                                       const PlanOptions& options, bool says_mode,
                                                       EngineConfig engine,

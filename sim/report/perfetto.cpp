@@ -97,7 +97,7 @@ class StepClock {
     if (!steps_.empty()) is_even_ |= end_ns_ <= steps_.back().time_ns;
   }
 
-  // Each step takes as long as the others: the run's own clock stands still in between.
+  // Every step takes the same time: the run's own clock does not advance in between.
   bool is_even() const { return is_even_; }
   std::uint64_t at(std::int64_t step) const {
     if (is_even_ || steps_.empty())

@@ -1,11 +1,13 @@
-// A run as a trace for Perfetto (ui.perfetto.dev, trace_processor): a track for each request with
-// what it was at, one for the steps, and counters of the pool, the queues and the prefix cache.
+// A run as a trace for Perfetto (ui.perfetto.dev, trace_processor): one track per request with its
+// phases, one for the steps, and counters of the pool, the queues and the prefix cache.
 //
+// Invariants
 // (1) Perfetto's own format: a Trace of TracePackets (protos/perfetto/trace/trace.proto), tracks by
 //     TrackDescriptor, slices and counters by TrackEvent.
-// (2) Time is the run's virtual clock; where two steps share an instant, a step is a microsecond.
+// (2) Time is the run's virtual clock. Where two steps share an instant, a step takes one
+//     microsecond.
 //
-// Drawn is what a Timeline holds; what it has left out stands in the name of its track.
+// It shows the content of a Timeline; a track's name lists what the Timeline left out.
 #pragma once
 
 #include <string>

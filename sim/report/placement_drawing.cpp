@@ -16,7 +16,7 @@
 namespace lockstep {
 namespace {
 
-// Rows of one layer in a block: one run a kernel block, or one a head where heads lie apart.
+// Rows of one layer in a block: one run per kernel block, or one per head where heads are separate.
 void add_row_runs(const LayerPage& layer, std::int64_t base, std::int64_t splits, bool is_outer,
                   std::vector<BlockRun>& runs) {
   const CachePage& page = layer.page;
@@ -46,8 +46,8 @@ void add_state_runs(const LayerPage& layer, std::int64_t base, std::vector<Block
   }
 }
 
-// A way to fill a block, and the groups that do. Layers are numbered, so that groups of other
-// layers in the same places are alike.
+// A way to fill a block, and the groups that use it. Layers are numbered, so groups of other layers
+// at the same positions are equal.
 struct BlockFilling {
   std::vector<BlockRun> runs;
   std::vector<int> layers;  // of each run
@@ -130,7 +130,7 @@ std::string placement_map(const PlacementReport& report) {
     const Placement& plan = report.placed.stages.workers[w];
     const std::int64_t bytes = bytes_per_block(plan.groups, plan.order);
     out += fmt::format(
-        "{}{}a block of {} bytes, {}; a letter is a layer, a dot is padding or nobody's\n",
+        "{}{}a block of {} bytes, {}; a letter is a layer, a dot is padding or unowned\n",
         w == 0 ? "" : "\n", stage_text(report, w), with_commas(bytes),
         is_block_outermost(plan.order) ? "in one piece" : "a page in the region of each layer");
     for (const BlockFilling& filling : block_fillings(plan, report.placed.pages[w])) {
@@ -202,7 +202,7 @@ std::string placement_dot(const PlacementReport& report) {
       const PlacedGroup& group = plan.groups[g];
       const std::string name = fmt::format("{}group {}", stage, g);
       node(name,
-           fmt::format("{}: {}, {} tokens a block", name, name_of(group.spec.type),
+           fmt::format("{}: {}, {} tokens per block", name, name_of(group.spec.type),
                        group.spec.block_size),
            "box");
       for (const std::string& layer : group.layer_names) {

@@ -131,7 +131,7 @@ std::string placement_to_json(const PlacementReport& report) {
     write_findings("with_connectors", report.proofs[w].with_connectors);
     out.end_object();
   }
-  return out.end_array().end_object().take_line();
+  return out.end_array().key("warnings").strings(report.warnings).end_object().take_line();
 }
 
 }  // namespace lockstep

@@ -107,7 +107,9 @@ void append_stage(const PlacementReport& report, std::size_t w, std::string& out
                      with_commas(report.capacity[w].tokens), report.capacity[w].max_concurrency,
                      with_commas(options.max_model_len));
   if (report.proofs[w].holds())
-    out += "  proved on three blocks: no byte has two owners, zeroing and copies are exact\n";
+    out +=
+        "  proved on three blocks: the plan is consistent (no byte has two owners, zeroing and "
+        "copies are exact); not proved: that the engine makes this plan\n";
   for (const PlacementFinding& finding : report.proofs[w].findings)
     out += fmt::format("  {}: {}\n", finding.rule, finding.text);
   for (const PlacementFinding& finding : report.proofs[w].with_connectors)
@@ -122,9 +124,7 @@ Result<PlacementReport> make_placement_report(const ModelSpec& model, const Plan
   PlacementReport report;
   report.model = model.name;
   report.engine = engine;
-  LS_ASSIGN_OR_RETURN(LayerSpecs layers, layer_specs(model, options));
-  layers.insert(layers.end(), extra.begin(), extra.end());
-  auto placed = place_model(layers, model.dtype, options, order);
+  auto placed = place_served_model(model, options, engine, order, extra);
   if (!placed) return fail(fmt::format("{}: {}", model.name, placed.error().message));
   report.placed = std::move(*placed);
   for (const Placement& worker : report.placed.stages.workers) {
@@ -152,7 +152,19 @@ std::string placement_table(const PlacementReport& report) {
                      stages.order->by == "default" ? "the engine" : stages.order->by,
                      orders_text(stages.supported));
   for (std::size_t w = 0; w < stages.workers.size(); ++w) append_stage(report, w, out);
+  for (const std::string& warning : report.warnings) out += fmt::format("  warning: {}\n", warning);
   return out;
+}
+
+std::int64_t hit_step_tokens(const ModelPlacement& placed) {
+  const Placement& plan = placed.stages.workers.front();
+  const auto keeps_no_state = [](const PlacedGroup& group) {
+    return group.spec.type == SpecType::mamba &&
+           group.spec.mamba_cache_mode == MambaCacheMode::none;
+  };
+  if (std::ranges::any_of(plan.groups, keeps_no_state)) return 0;
+  const auto sizes = hash_sizes(plan, placed.options);
+  return sizes ? sizes->hit_alignment : 0;
 }
 
 }  // namespace lockstep

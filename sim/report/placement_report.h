@@ -23,7 +23,11 @@ struct PlacementReport {
   // Of each worker, a pipeline stage:
   std::vector<PlacementCapacity> capacity;  // of its pool
   std::vector<PlacementProof> proofs;       // of the same plan with three blocks
+  std::vector<std::string> warnings;        // under the plan
 };
+
+// Prefix hits are multiples of it; 0: nothing is hit (Capacity::hit_step_tokens).
+std::int64_t hit_step_tokens(const ModelPlacement& placed);
 
 // `order`: asked for; empty: the engine chooses. Refused: what the engine's core or its worker
 // refuses (model_placement.h).
@@ -50,7 +54,7 @@ struct BlockRun {
   int state = -1;  // which state of a set; -1: rows of tokens
   bool operator==(const BlockRun&) const = default;
 };
-// Those of the layers of one group; what lies between them is padding, or nobody's.
+// Runs of the layers of one group; the bytes between them are padding or unowned.
 std::vector<BlockRun> block_runs(const Placement& plan, const WorkerPages& pages,
                                  std::size_t group);
 

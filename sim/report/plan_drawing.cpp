@@ -79,7 +79,8 @@ std::string kind_text(const PageSegment& segment) {
   return "?";
 }
 
-// A way to fill a page (the segments' `layer` is the place in the pack), and who fills pages so.
+// A way to fill a page (the segments' `layer` is the position in the pack), and what fills pages
+// that way.
 struct Filling {
   std::vector<PageSegment> segments;
   std::vector<std::size_t> groups;   // ascending
@@ -93,7 +94,7 @@ void add_once(std::vector<std::size_t>& numbers, std::size_t number) {
   if (at == numbers.end() || *at != number) numbers.insert(at, number);
 }
 
-// Every group in every tensor; those that fill a page alike are one.
+// Every group in every tensor, merged where they fill a page the same way.
 std::vector<Filling> fillings(const PlanReport& report) {
   std::vector<Filling> all;
   const KVCacheConfig& config = report.plan.workers.front();
@@ -246,7 +247,7 @@ Graph plan_graph(const KVCacheConfig& config) {
     const KVCacheGroupSpec& group = config.groups[g];
     const Vertex from =
         boost::add_vertex({fmt::format("group {}", g),
-                           fmt::format("group {}: {}, {} tokens a block", g,
+                           fmt::format("group {}: {}, {} tokens per block", g,
                                        name_of(group.spec.kind), group.spec.block_size),
                            "box"},
                           graph);
@@ -279,7 +280,7 @@ std::string plan_map(const PlanReport& report) {
         "  {}{}\n{}",
         out.empty() ? "" : "\n", numbers_text(filling.groups), numbers_text(filling.tensors), end,
         static_cast<double>(end) / kMapColumns, bar(filling.segments, 0, end, symbol),
-        legend(filling), behind ? "; V lies behind the K of all blocks" : "",
+        legend(filling), behind ? "; V follows the K of all blocks" : "",
         kernel_block_lines(filling));
   }
   if (out.empty()) return "no cache to draw\n";
@@ -302,7 +303,7 @@ std::string plan_svg(const PlanReport& report) {
   return out + "</svg>\n";
 }
 
-// Who shares what: groups, layers and tensors of a plan as a graph.
+// Groups, layers and tensors of a plan as a graph that shows what is shared.
 
 std::string plan_dot(const PlanReport& report) {
   const Graph graph = plan_graph(report.plan.workers.front());

@@ -40,7 +40,7 @@ std::string names_text(const std::vector<std::string>& names) {
   return fmt::format("{} .. {}", names.front(), names.back());
 }
 
-// The groups from `first` on that are alike but for their layers' names: one past the last.
+// One past the last of the groups from `first` that are equal except for their layers' names.
 std::size_t alike_until(const PlanReport& report, std::size_t w, std::size_t first) {
   const auto& groups = report.plan.workers[w].groups;
   std::size_t end = first + 1;
@@ -113,7 +113,7 @@ void append_worker(const PlanReport& report, std::size_t w, std::string& out) {
   append_groups(report, w, out);
   append_views(report, w, out);
   out += fmt::format(
-      "\n  capacity {} tokens, {:.2f} requests of {} at once; {} bytes a token, {} fixed "
+      "\n  capacity {} tokens, {:.2f} requests of {} at once; {} bytes per token, {} fixed "
       "a request\n",
       with_commas(capacity.capacity_tokens), capacity.max_concurrency,
       with_commas(report.options.max_model_len),

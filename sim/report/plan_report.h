@@ -29,7 +29,7 @@ struct PlanReport {
 Result<PlanReport> make_plan_report(const ModelSpec& model, const PlanOptions& options,
                                     CacheLayout layout, const LayerSpecs& extra = {});
 
-// The plan in lines of about 110 columns; groups that are alike share one.
+// The plan in lines of about 110 columns; equal groups share one line.
 std::string plan_table(const PlanReport& report);
 
 // One JSON object: options, aligned sizes, workers with groups, tensors, layouts, views, capacity.

@@ -4,10 +4,10 @@
 
 #include <algorithm>
 
-#include "base/atomic_file.h"
 #include "base/check.h"
 #include "base/json_writer.h"
 #include "base/number_text.h"
+#include "base/output_file.h"
 #include "sim/verdict/run_summary.h"
 
 namespace lockstep {
@@ -15,7 +15,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// One list a field: a few bytes a step.
+// One list per field: a few bytes per step.
 Json steps_json(const std::vector<TimelineStep>& steps) {
   Json json;
   const auto add = [&](const char* key, auto member) {
@@ -105,7 +105,7 @@ std::string html_report(const ReportInfo& info, const RunSummary& summary,
 
 Result<void> write_html_report(const std::string& path, const ReportInfo& info,
                                const RunSummary& summary, const Timeline& timeline) {
-  return write_file_atomically(path, html_report(info, summary, timeline));
+  return write_output(path, html_report(info, summary, timeline));
 }
 
 namespace {

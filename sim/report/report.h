@@ -18,7 +18,7 @@ namespace lockstep {
 struct ReportInfo {
   std::string title;          // what was run: the trace's name
   std::string command;        // how to run it again
-  std::string configuration;  // "fcfs, 256 requests, 8192 tokens a step, 2 groups, 1000 blocks",
+  std::string configuration;  // "fcfs, 256 requests, 8192 tokens per step, 2 groups, 1000 blocks",
                               // for a person
 };
 

@@ -55,7 +55,7 @@ void TimelineRecorder::arrived(const Arrival& arrival) {
       {.kind = LaneSpan::Kind::waiting, .first_step = arrival.step, .last_step = arrival.step});
 }
 
-// The last span goes on up to `step`; a span of another kind begins there.
+// Extends the last span to `step`; a span of another kind starts there.
 void TimelineRecorder::extend(std::int32_t lane, LaneSpan::Kind kind, std::int64_t step) {
   std::vector<LaneSpan>& spans = timeline_.lanes[lane].spans;
   LaneSpan& last = spans.back();
@@ -141,7 +141,8 @@ void TimelineRecorder::left(RequestId id, FinishReason reason) {
   timeline_.lanes[lane_of(id)].ended = name_of(reason);
 }
 
-// Who holds what, from the tables of all running requests; written down where it has changed.
+// Records which request holds each block, from the tables of all running requests, where it
+// changed.
 void TimelineRecorder::follow_blocks(const Scheduler& scheduler, TimelineStep& entry) {
   for (BlockChange& block : blocks_) block = {};
   const auto num_groups = static_cast<std::int32_t>(config_.backend.plan.groups.size());

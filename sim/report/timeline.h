@@ -1,8 +1,10 @@
-// What a report draws: one record a step, the life of requests, and who held which block when.
+// The data of a report: one record per step, the phases of requests, and which request held each
+// block, step by step.
 //
-// Memory is bounded: when a list is full, neighbours are merged and from then on 2, 4, ... steps
-// make one entry. What is merged or left out is said in `notes`; counts of the summary are never
-// thinned.
+// Invariants
+// (1) Memory is bounded: when a list is full, neighbours are merged, and an entry then covers 2, 4,
+//     ... steps. `notes` lists what is merged or left out.
+// (2) Counts of the summary are exact.
 #pragma once
 
 #include <cstdint>
@@ -74,10 +76,10 @@ struct Timeline {
   std::int64_t num_blocks = 0;
   std::int64_t token_budget = 0;   // max_num_batched_tokens
   std::int64_t num_steps = 0;      // of the run
-  std::vector<std::string> notes;  // what is not drawn
+  std::vector<std::string> notes;  // what is not shown
 };
 
-// Fills one while a run goes on. The model's scheduler decides: the map of blocks is its pool's.
+// Fills one during a run. The map of blocks is the pool of the model's scheduler.
 class TimelineRecorder final : public StepObserver {
  public:
   // `config` outlives it.
@@ -101,7 +103,7 @@ class TimelineRecorder final : public StepObserver {
   const RunConfig& config_;
   const TimelineLimits limits_;
   Timeline timeline_;
-  IdVector<RequestId, std::int32_t> lanes_;  // -1: not drawn
+  IdVector<RequestId, std::int32_t> lanes_;  // -1: not shown
   std::vector<BlockChange> drawn_;           // per block: the state drawn last
   std::vector<BlockChange> blocks_;          // per block: the state now
   std::int64_t step_ = 0;

@@ -51,7 +51,7 @@ Result<void> check_ranks(const LockstepConfig& config) {
       config.backend.max_cudagraph_capture_size == 0)
     return fail("mutant: dp-graph-alone is of captured graphs, and none are captured");
   if (dp_size > 1 && has_hisparse(config.backend.plan.groups))
-    return fail("data_parallel_size: beside HiSparse's groups expected 1");
+    return fail("data_parallel_size: with HiSparse's groups expected 1");
   if (dp_size > 1 && config.data_parallel.enforce_eager &&
       config.backend.max_cudagraph_capture_size > 0)
     return fail("enforce_eager with max_cudagraph_capture_size: it says that no graphs run");
@@ -102,8 +102,8 @@ Result<void> Session::add_engine(std::int32_t dp_rank, SessionParts& parts) {
         return group.spec.kind == CacheKind::mamba;
       }))
     return fail(
-        "state layers beside a KV connector: what it would bring of them is not modelled; run the "
-        "decisions alone (--backend none)");
+        "state layers with a KV connector: its loads of states are not modelled; run only the "
+        "decisions (--backend none)");
   if (parts.decisions) {
     if (faulty != nullptr || !parts.free_order.empty() ||
         config_.scheduler_defect != SchedulerDefect::none)
@@ -156,7 +156,7 @@ void Session::give_hidden_states(const HiddenStateCheck::Sink& sink) {
   for (SessionEngine& engine : engines_) engine.hidden_states->set_sink(sink);
 }
 
-// Who draws looks on last.
+// The generator's observer is added last.
 RunParts Session::parts_of(SessionEngine& engine) {
   if (engine.drawer != nullptr) engine.observers.add(*engine.drawer);
   return {*engine.decisions, *engine.workload, engine.ranks, &engine.observers, engine.checks};
@@ -178,9 +178,9 @@ Timeline Session::take_timeline(std::int32_t dp_rank) { return engines_[dp_rank]
 
 namespace {
 
-// Plants the defect of that name where it belongs: in the scheduler, in a connector, in how an
-// engine sets its connectors up, in data parallel ranks, in files of hidden states. Every other
-// name is taken for one of the backend's, which refuses those that it does not know.
+// Plants the named defect in its module: the scheduler, a connector, an engine's connector set-up,
+// data parallel ranks, hidden state files. Every other name goes to the backend, which refuses
+// unknown ones.
 void plant(LockstepConfig& config, const std::string& mutant) {
   if (const auto defect = scheduler_defect_from_name(mutant))
     config.scheduler_defect = *defect;
@@ -233,7 +233,7 @@ bool ranks_are_placed(const BackendConfig& backend, CacheLayout order) {
   return true;
 }
 
-// A saved case says the sizes that the older rule gives where nobody has chosen others.
+// A saved case stores the sizes of the older rule unless the user chose others.
 void take_kernel_blocks(const RunSpec& run, BackendConfig& backend) {
   const auto sizes = placed_kernel_sizes(run.cache, run.attention_backend);
   if (!sizes) return;

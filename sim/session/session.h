@@ -1,13 +1,14 @@
-// A run, put together from its description: what arrives, connectors, faults, who decides, backends
-// and who looks on. One engine, or one for each data parallel rank.
+// A run, assembled from its description: arrivals, connectors, faults, decision source, backends
+// and observers. One engine, or one per data parallel rank.
 //
-// From the clients to the loop, each asks the one before:
-//   clients -> (dealt out to a data parallel rank) -> connectors -> faults -> Onlooker -> the loop
+// From the clients to the loop, each reads the previous one:
+//   clients -> (share of a data parallel rank) -> connectors -> faults -> Onlooker -> the loop
 //
-// (1) A session owns all that it runs; its description may go once it is open.
+// Invariants
+// (1) A session owns everything it runs; its description may be destroyed once it is open.
 // (2) Same description, same run.
-// (3) Opening refuses what faults, scheduler or backends refuse, in this order, engine by engine;
-//     what the loop itself refuses, run() and start() do.
+// (3) Opening returns the errors of faults, scheduler and backends, in this order, engine by
+//     engine; run() and start() return those of the loop.
 // REQUIRES: check_ranks() and check_connector() have passed.
 #pragma once
 
@@ -36,7 +37,7 @@
 
 namespace lockstep {
 
-// The configuration of a run: its engines' loops, what stands beside them, and planted defects.
+// The configuration of a run: its engines' loops, their extensions, and planted defects.
 struct LockstepConfig : RunConfig {
   SchedulerDefect scheduler_defect = SchedulerDefect::none;
   ConnectorConfig connector;          // for a workload that brings none
@@ -69,7 +70,7 @@ struct SessionParts {
   std::vector<BlockId> free_order;  // Scheduler::order_free_blocks; empty: the engine's own
   // Absent: the model's scheduler. Faults and an order of free blocks are refused with it.
   DecisionsFactory decisions;
-  // Called for each rank of each engine. Absent, or null from it: the decisions alone.
+  // Called for each rank of each engine. Absent, or null from it: decisions only.
   BackendFactory backend;
   std::vector<Backend*> borrowed;  // in place of `backend`: of one engine, they outlive the session
   Attach attach;
@@ -134,17 +135,17 @@ SavedCase case_of(std::string name, const RunSpec& run, const RunSummary& summar
 // The header and the first `count` records: those that a run had consumed when it ended.
 void keep_records(Trace& trace, std::int64_t count);
 
-// A mutant that is none of the engine's is taken for one of the backend's, which refuses those that
-// it does not know when it is made.
+// A mutant that is none of the engine's belongs to the backend, which refuses unknown names when it
+// is created.
 LockstepConfig config_of(const RunSpec& run);
-// A recording says what becomes of requests whose load fails.
+// A recording states the policy for requests whose load fails.
 LockstepConfig config_of(const SavedCase& saved);
-// The order in which the pool first hands out blocks, shuffled by block_order; empty: an engine's.
+// The order in which the pool first allocates blocks, shuffled by block_order; empty: an engine's.
 std::vector<BlockId> free_order_of(const RunSpec& run);
 TraceWorkloadOptions workload_options_of(const RunSpec& run);
 // Its recording step by step, or its trace by the clock; without connectors of the configuration.
 std::unique_ptr<Workload> workload_of(const SavedCase& saved);
-// What Session::open() is given for it, less a backend and who looks on.
+// The arguments of Session::open() for it, except a backend and observers.
 SessionParts parts_of(const SavedCase& saved);
 // Its requests on one engine without faults, data parallel ranks and their connectors.
 Result<std::unique_ptr<Session>> open_undisturbed(const SavedCase& saved, LockstepConfig config,

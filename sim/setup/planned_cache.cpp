@@ -165,8 +165,8 @@ std::vector<std::vector<std::string>> draft_modules_of(const LayerSpecs& layers,
   return modules;
 }
 
-// Every stage of the release's own planner. Nothing: a cache that its memory is not followed for,
-// and nobody asks for an order of it.
+// Every stage of the release's own planner. Absent: a cache whose memory is not modelled, with no
+// layout requested.
 Result<std::optional<KVCacheConfig>> plan_overlaid(RunSpec& run, const CacheWishes& wishes,
                                                    const ModelSpec& model, const LayerSpecs& layers,
                                                    PlanOptions options,
@@ -195,12 +195,12 @@ Result<std::optional<KVCacheConfig>> plan_overlaid(RunSpec& run, const CacheWish
   if (!plan) return unless_asked(plan.error());
   if (run.tensor_parallel_size * run.pipeline_parallel_size > 1 && has_unlike_pages(*plan))
     return fail(
-        fmt::format("--layout {}: pages of unlike sizes lie side by side in a block, and "
+        fmt::format("--layout {}: pages of different sizes are adjacent in a block, and "
                     "ranks are not cut out of such a plan; choose LBNHC",
                     order));
   const bool has_pages = options.hisparse_host_bytes > 0;
   if (has_pages && run.tensor_parallel_size > 1)
-    return fail("--hisparse-host-gib: beside HiSparse's groups expected --tensor-parallel-size 1");
+    return fail("--hisparse-host-gib: with HiSparse's groups expected --tensor-parallel-size 1");
   if (!has_pages) {
     LS_ASSIGN_OR_RETURN(plan, of_whole_model(*plan, model, layers, options));
   }
@@ -227,8 +227,8 @@ Result<std::optional<KVCacheConfig>> plan_overlaid(RunSpec& run, const CacheWish
   return std::optional(std::move(*plan));
 }
 
-// What vLLM switches off beside some kinds of layers (vllm/config/vllm.py, model_executor/models/
-// config.py).
+// Options that vLLM disables with some kinds of layers (vllm/config/vllm.py,
+// model_executor/models/config.py).
 void serve_kinds(const LayerSpecs& layers, EngineConfig& engine, std::vector<std::string>& chosen) {
   const auto has = [&](auto is) {
     return std::ranges::any_of(layers, [&](const NamedSpec& layer) { return is(layer.spec); });
@@ -250,6 +250,13 @@ Result<KVCacheConfig> plan_model(RunSpec& run, const CacheWishes& wishes,
                                  std::vector<ServedOption>& served) {
   EngineConfig& engine = run.engine;
   LS_ASSIGN_OR_RETURN(const auto model, find_model(run.recipe.model));
+  if (model.layers.empty())
+    return fail(fmt::format("--model {}: an encoder; its layers keep no cache", model.name));
+  for (const std::string& assumption : model.assumptions)
+    chosen.push_back("assumed from the config.json: " + assumption);
+  if (!model.kv_cache_dtype.empty())
+    chosen.push_back(fmt::format("rows of {}, as --dtype has it; the checkpoint asks for {}",
+                                 run.recipe.dtype, model.kv_cache_dtype));
   PlanOptions options;
   options.backend = run.attention_backend;
   const ElementType type = *element_type_from_name(run.recipe.dtype);
@@ -268,7 +275,7 @@ Result<KVCacheConfig> plan_model(RunSpec& run, const CacheWishes& wishes,
   if (options.has_drafter &&
       std::min<std::int64_t>(model.mtp_modules, engine.num_spec_tokens) > 1) {
     engine.num_prefill_lookahead_tokens = engine.num_spec_tokens;
-    chosen.push_back(fmt::format("{} modules of MTP read {} tokens behind a chunk",
+    chosen.push_back(fmt::format("{} modules of MTP read {} tokens after a chunk",
                                  model.mtp_modules, engine.num_spec_tokens));
   }
   options.disable_hybrid_kv_cache_manager = !wishes.hybrid_groups;
@@ -296,6 +303,10 @@ Result<KVCacheConfig> plan_model(RunSpec& run, const CacheWishes& wishes,
     LS_ASSIGN_OR_RETURN(auto plan, plan_overlaid(run, wishes, model, layers, options, chosen));
     if (plan) return std::move(*plan);
   }
+  if (const std::int64_t drafts = num_draft_layers(model);
+      drafts > 0 && engine.num_spec_tokens > 0 && !options.has_drafter)
+    chosen.push_back(fmt::format("the plan of {}: the draft model's layers are left out ({})",
+                                 kPlannerOfTensors, drafts));
   return plan_tensors(run, wishes, model, layers, options, chosen);
 }
 

@@ -1,5 +1,5 @@
-// What a trace is replayed with where it brings no plan: the cache of a RunRecipe (layers alike, or
-// those of a model of the catalogue as the planner lays them out), and its KV connectors.
+// The cache of a replay whose trace has no plan: that of a RunRecipe (equal layers, or a catalogue
+// model's layers as the planner lays them out), and its KV connectors.
 #pragma once
 
 #include <cstdint>
@@ -28,16 +28,16 @@ struct CacheWishes {
   // Absent: one and a half times what the longest request holds.
   std::optional<std::int64_t> num_blocks;
   bool says_block_size = false;  // the engine's is not the default, but asked for
-  bool hybrid_groups = true;     // false: all layers of a model are kept alike, in one group
-  // States as the release serves them (serving_defaults.h), but for what is said: the mode by the
-  // engine, no checkpoints by the recipe. Otherwise in mode align, without checkpoints.
+  bool hybrid_groups = true;     // false: all layers of a model share one group
+  // States as the release serves them (serving_defaults.h), except options that were set: the mode
+  // by the engine, no checkpoints by the recipe. Otherwise in mode align, without checkpoints.
   bool as_served = false;
   bool says_cache_mode = false;
 };
 
-// The plan of run.recipe. What it decides for the engine (block sizes, the mode of states) is put
-// into run.engine, a sentence about each choice into `chosen`, and what a server would take into
-// `served`. Errors: an unknown model, a pool too small for one request of max_model_len.
+// The plan of run.recipe. Stores its decisions for the engine (block sizes, the mode of states) in
+// run.engine, one line per choice in `chosen`, and a server's choices in `served`. Errors: an
+// unknown model, a pool too small for one request of max_model_len.
 Result<KVCacheConfig> plan_replay_cache(RunSpec& run, const CacheWishes& wishes,
                                         std::vector<std::string>& chosen,
                                         std::vector<ServedOption>& served);

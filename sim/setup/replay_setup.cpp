@@ -20,8 +20,9 @@ namespace lockstep {
 namespace {
 
 // The whole trace, or its first requests where the run is limited to them.
-Result<std::shared_ptr<const Trace>> read_trace(const ReplayRequest& request, FileFormat format) {
-  LS_ASSIGN_OR_RETURN(const auto reader, open_trace(request.file, format, request.import));
+Result<std::shared_ptr<const Trace>> read_trace(const ReplayRequest& request,
+                                                PreparedReplay& prepared) {
+  LS_ASSIGN_OR_RETURN(const auto reader, open_trace(request.file, prepared.format, request.import));
   const std::int64_t limit = request.run.spec.recipe.limit_requests;
   auto trace = std::make_shared<Trace>();
   trace->header = reader->header();
@@ -32,6 +33,7 @@ Result<std::shared_ptr<const Trace>> read_trace(const ReplayRequest& request, Fi
     if (std::holds_alternative<TraceRequest>(record)) ++requests;
     trace->records.push_back(std::move(record));
   }
+  prepared.chosen = reader->assumed();
   return trace;
 }
 
@@ -111,13 +113,13 @@ Result<void> check_parallel(const LockstepConfig& config, std::string_view backe
   return check_ranks(config);
 }
 
-// Events are told in the engine's own hashes, which only a trace's run can be asked to make.
+// Events carry the engine's own hashes, which only a run of a trace can be made to compute.
 Result<void> check_cache_events(const ReplayRequest& request, const EngineConfig& engine) {
   if (!request.tells_cache_events) return {};
   if (engine.hash_algorithm == HashAlgorithm::content)
     return fail(
         "--cache-events needs block hashes of the engine: a trace with --hash-algorithm "
-        "sha256_cbor or xxhash_cbor, or a file whose configuration says so");
+        "sha256_cbor or xxhash_cbor, or a file whose configuration sets it");
   if (!engine.enable_prefix_caching)
     return fail("--cache-events with prefix caching off: there would be no event");
   return {};
@@ -127,8 +129,8 @@ bool says(const std::vector<std::string>& hinted, std::string_view name) {
   return std::ranges::find(hinted, name) != hinted.end();
 }
 
-// The release's defaults for what nobody says. A trace's hints are of the engine that it was made
-// for, so beside a model that is named here they say nothing of how that one is served.
+// The release's defaults for options that are not set. A trace's hints describe the engine that it
+// was made for, so they do not apply to a model named on the command line.
 void take_serving_defaults(const GivenRun& given, const std::vector<std::string>& hinted,
                            PreparedReplay& prepared) {
   RunSpec& run = prepared.run;
@@ -170,7 +172,7 @@ Result<void> prepare_trace(const ReplayRequest& request, PreparedReplay& prepare
     return fail("--hisparse-host-gib is of a --model with sparse attention");
   if (given.has("hisparse_device_buffer") && !given.has("hisparse_host_gib"))
     return fail("--hisparse-device-buffer needs --hisparse-host-gib");
-  LS_ASSIGN_OR_RETURN(auto trace, read_trace(request, prepared.format));
+  LS_ASSIGN_OR_RETURN(auto trace, read_trace(request, prepared));
 
   CacheWishes wishes{.num_blocks = {},
                      .says_block_size = given.has("block_size"),
@@ -225,6 +227,7 @@ Result<void> prepare_recording(const ReplayRequest& request, PreparedReplay& pre
                             request.file, flag));
   LS_ASSIGN_OR_RETURN(auto reader, RecordingReader::open(request.file));
   const RecordingHeader header = reader.header();
+  LS_RETURN_IF_ERROR(check_profile(request.file, header.options.config.engine));
   if (auto sound = check_limits(header.options.config, header.groups, header.num_blocks); !sound)
     return fail(fmt::format("{}:1: {}", request.file, sound.error().message));
   request.run.apply_to(prepared.run);
@@ -244,6 +247,7 @@ Result<void> prepare_saved_case(const ReplayRequest& request, PreparedReplay& pr
     return fail(
         fmt::format("{}: a saved case says everything itself; leave {} out", request.file, flag));
   LS_ASSIGN_OR_RETURN(auto saved, read_saved_case(request.file));
+  LS_RETURN_IF_ERROR(check_profile(request.file, saved.engine.engine));
   if (request.run.has("check")) saved.check = request.run.spec.check;
   if (request.run.has("backend") && request.run.spec.backend != "auto")
     saved.backend = request.run.spec.backend;
@@ -295,6 +299,9 @@ Result<PreparedReplay> prepare_replay(ReplayRequest request) {
   LS_ASSIGN_OR_RETURN(auto format, detect_format(request.file));
   PreparedReplay prepared;
   prepared.format = format;
+  if (!request.import.shards.empty() && format < FileFormat::mooncake)
+    return fail(fmt::format("{}: a {} is one file; several are shards of one trace of another tool",
+                            request.file, name_of(format)));
   if (!request.run.refused.empty()) return fail(request.run.refused);
   if (std::string& engine = request.run.spec.engine.engine; request.run.has("engine")) {
     LS_ASSIGN_OR_RETURN(engine, engine_named("--engine", engine));
@@ -314,6 +321,13 @@ Result<PreparedReplay> prepare_replay(ReplayRequest request) {
   LS_RETURN_IF_ERROR(check_parallel(config, prepared.run.backend));
   prepared.parts.connector_seed = prepared.run.seed;
   return prepared;
+}
+
+Result<void> check_profile(const std::string& path, const std::string& engine) {
+  const auto name = engine_named(path + ":1: engine", engine);
+  if (name) return {};
+  return fail(name.error().message +
+              ". This command runs the model of a release; `lockstep audit` needs no profile");
 }
 
 Result<SavedCase> case_of(const ReplayRequest& request, const PreparedReplay& prepared,

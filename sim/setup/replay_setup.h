@@ -1,6 +1,6 @@
-// From a file and what is said about it to a run that is ready to start: its spec, with what was
-// not given chosen from the file (a trace's hints, a recording's header, a saved case) or from the
-// trace's own needs; its configuration; what arrives.
+// From a file and its options to a run that is ready to start: its spec, with unset options chosen
+// from the file (a trace's hints, a recording's header, a saved case) or the trace's own needs; its
+// configuration; its arrivals.
 #pragma once
 
 #include <cstdint>
@@ -47,6 +47,9 @@ struct PreparedReplay {
 
 // Errors: a file that cannot be read, options that contradict it or one another.
 Result<PreparedReplay> prepare_replay(ReplayRequest request);
+
+// Refused: the file of an engine without a profile, whose decisions the model cannot make.
+Result<void> check_profile(const std::string& path, const std::string& engine);
 
 // The run up to its end as a saved case. REQUIRES: it was none before.
 Result<SavedCase> case_of(const ReplayRequest& request, const PreparedReplay& prepared,

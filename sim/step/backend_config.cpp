@@ -95,7 +95,7 @@ Result<void> check_shares(const BackendConfig& config, const KVCacheGroupSpec& g
   if (num_ranks(config) > 1 &&
       (reads_beside_tokens(group.spec) || (is_special && !has_shares_in_context(config, group))))
     return fail(
-        "several ranks beside rings, compressed rows, windows that are computed again, cross "
+        "several ranks with rings, compressed rows, recomputed windows, cross "
         "attention, sinks or reference windows: what the ranks hold together of them is modelled "
         "for ranks of a context alone, whole rings and rows of other models than DeepSeek-V4");
   const std::int32_t interleave = config.context.interleave;
@@ -106,7 +106,7 @@ Result<void> check_shares(const BackendConfig& config, const KVCacheGroupSpec& g
   for (std::size_t i = 0; is_shared && i < std::max<std::size_t>(group.layer_specs.size(), 1); ++i)
     if (const std::int64_t tokens = group.layer_spec(i).compress_ratio; interleave % tokens != 0)
       return fail(
-          fmt::format("cp_kv_cache_interleave_size {}: a row of {} tokens lies on one rank, and it "
+          fmt::format("cp_kv_cache_interleave_size {}: a row of {} tokens is on one rank, and it "
                       "must be a multiple of them",
                       interleave, tokens));
   return {};
@@ -122,13 +122,12 @@ Result<void> check_ranks(const BackendConfig& config) {
     if (degree < 1 || degree > kDegreeMax)
       return fail(fmt::format("{} {}: expected 1 to {}", name, degree, kDegreeMax));
   if (num_ranks(config) > 1 && has_hisparse(config.plan.groups))
-    return fail(
-        "several ranks beside HiSparse: which of them writes the host pool is not modelled");
+    return fail("several ranks with HiSparse: the rank that writes the host pool is not modelled");
   for (const KVCacheGroupSpec& group : config.plan.groups)
     LS_RETURN_IF_ERROR(check_shares(config, group));
   if (of.tp_size > 1 && of.tp_size % of.dcp_size != 0)
     return fail(
-        fmt::format("decode_context_parallel_size {}: it deals out tokens among the ranks "
+        fmt::format("decode_context_parallel_size {}: it shards tokens over the ranks "
                     "of tensor_parallel_size {} and must divide it",
                     of.dcp_size, of.tp_size));
   for (std::int32_t rank = 0; rank < num_ranks(config); ++rank)

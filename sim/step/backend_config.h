@@ -1,7 +1,8 @@
 // Configurations of backends: of an engine and a plan, of one rank, and that rank's part.
 //
-// (1) Every rank of a plan is made here: the ranks of a run and those that look at
-//     what another engine has sent cut the plan of the whole model alike.
+// Invariants
+// (1) Every rank of a plan is configured here, so the ranks of a run and the readers of another
+//     engine's transfers split the whole model's plan the same way.
 #pragma once
 
 #include <cstdint>
@@ -19,9 +20,9 @@ namespace lockstep {
 BackendConfig make_backend_config(
     const EngineConfig& engine, KVCacheConfig plan,
     AttentionBackend attention_backend = AttentionBackend::flash_attn);
-// Ranks that keep memory of their own: pipeline stages, in each the ranks of prefill context
-// parallelism, in each the tensor parallel ranks, among which decode context parallelism deals out
-// tokens. Where a plan says what one rank holds (tp_size 1), those of context parallelism alone.
+// Ranks with their own memory: pipeline stages, in each the ranks of prefill context parallelism,
+// in each the tensor parallel ranks, over which decode context parallelism shards tokens. If a plan
+// describes one rank (tp_size 1): only the context parallel ranks.
 std::int32_t num_ranks(const BackendConfig& config);
 BackendConfig config_of_rank(const BackendConfig& config, std::int32_t rank);
 // Refused: degrees that the plan cannot be cut into.

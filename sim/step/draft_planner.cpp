@@ -13,7 +13,7 @@
 namespace lockstep {
 namespace {
 
-// A draft that nobody names, the n-th of its step.
+// The n-th unknown draft of its step.
 constexpr std::int32_t unnamed(std::size_t n) { return -1 - static_cast<std::int32_t>(n); }
 
 bool has_plain_rows(const KVCacheSpec& spec) {
@@ -22,7 +22,7 @@ bool has_plain_rows(const KVCacheSpec& spec) {
   return is_kept && !spec.bounded_replay && spec.compress_ratio == 1;
 }
 
-// The tokens behind its position that a row is made of.
+// Tokens after its position that a row is made of.
 std::int64_t tokens_ahead(DraftShape shape, std::int32_t module) {
   return shape == DraftShape::standalone ? 0 : 1 + module;
 }
@@ -34,13 +34,13 @@ std::string why_not_followed(const EngineConfig& engine, const BackendConfig& ba
     return fmt::format("how {} runs a drafter was not read", engine.engine);
   if (backend.context.num_ranks * backend.parallel.tp_size * backend.parallel.pp_size > 1)
     return "several ranks";
-  if (replayed_tokens(plan) > 0) return "beside windows that are computed again after a hit";
+  if (replayed_tokens(plan) > 0) return "with windows that are recomputed after a hit";
   for (const KVCacheGroupSpec& group : plan.groups)
     for (std::size_t i = 0; i < group.layer_names.size(); ++i)
       if (draft_module_of(plan, group.layer_names[i]) >= 0 && !has_plain_rows(group.layer_spec(i)))
         return fmt::format("{} keeps other rows than one a token", group.layer_names[i]);
   if (shape != DraftShape::modules) return {};
-  if (engine.async_scheduling) return "several modules, whose drafts in flight nobody names";
+  if (engine.async_scheduling) return "several modules, whose drafts in flight are unknown";
   if (engine.num_prefill_lookahead_tokens < engine.num_spec_tokens)
     return fmt::format("several modules, and chunks that end {} tokens before what they read",
                        engine.num_prefill_lookahead_tokens);
@@ -113,7 +113,7 @@ DraftPlanner::Tokens DraftPlanner::tokens_of(const ScheduledRequest& scheduled,
   const bool is_known = standing < tokens.num_known();
   content = content_at(request, tokens, standing - (is_known ? 0 : 1));
   if (!is_known) content = next_content(content, unnamed(drafter_.num_drafts));
-  if (standing + 1 < tokens.num_known()) proposed = {};  // of a chunk: nobody takes them
+  if (standing + 1 < tokens.num_known()) proposed = {};  // of a chunk: never used
   for (std::size_t i = 0; std::cmp_less(i, drafter_.num_drafts); ++i) {
     tokens.drafts.push_back(content);
     content = next_content(content, i < proposed.size() ? proposed[i] : unnamed(i));
@@ -147,7 +147,7 @@ void DraftPlanner::plan(const SchedulerOutput& decision, const ModelOutput& outp
     const RowSlice& slice = program.rows[i];
     longest = std::max<std::int64_t>(longest, slice.first_position + slice.num_tokens);
   }
-  // The first runner leaves its drafter out of a step in which one request has no room for drafts
+  // Model runner V1 skips its draft model in a step in which one request has no capacity for drafts
   // (gpu_model_runner.py, _input_fits_in_drafter).
   if (drafter_.runner == DraftRunner::first &&
       longest + drafter_.num_drafts > drafter_.max_model_len)
@@ -176,8 +176,8 @@ void DraftPlanner::add_passes(const RowSlice& slice, const WorkerRequest& reques
        .num_tokens = static_cast<std::int32_t>(last + 1 + num_rejected - slice.first_position),
        .num_rejected = static_cast<std::int32_t>(num_rejected),
        .first_content = static_cast<std::int32_t>(program.draft_contents.size())});
-  // The first runner puts the last known token behind a chunk of a prompt, whatever comes next
-  // (llm_base_proposer.py, prepare_next_token_ids_padded; the second asks for the next one).
+  // Model runner V1 puts the last known token after a chunk of a prompt, whatever comes next
+  // (llm_base_proposer.py, prepare_next_token_ids_padded); V2 takes the next one.
   const bool is_misled = drafter_.runner == DraftRunner::first &&
                          tokens.last + 2 < tokens.num_known() && tokens.sampled.empty();
   for (std::int64_t p = slice.first_position; p <= last; ++p) {
@@ -320,7 +320,7 @@ Checked DraftPlanner::write_row(const StepProgram& program, const WorkerRequest&
   return {};
 }
 
-// Rows behind which the request goes on in this step for the first time.
+// Rows that the request continues after, for the first time in this step.
 Checked DraftPlanner::check_reads(const StepProgram& program, const RowSlice& slice,
                                   WorkerRequest& request, const Tokens& tokens) {
   for (std::size_t g = 0; g < groups_.size(); ++g)
@@ -359,7 +359,7 @@ Checked DraftPlanner::check_read(const StepProgram& program, const WorkerRequest
                       ? "nothing"
                       : fmt::format("{}, {}'s of step {}", words_of(mark_of(slot->content)),
                                     model_.writer_name(slot->writer), slot->step)));
-  found.doing = "reading the rows that the drafter goes on behind";
+  found.doing = "reading the rows that the draft model continues after";
   found.block = index_of(block);
   found.slot = at;
   found.token = position;
@@ -391,7 +391,7 @@ bool DraftPlanner::is_left_so(const WorkerRequest& request, const Tokens& tokens
          (tokens.is_next_cached || holds_token(request, tokens, group, position + 1, true));
 }
 
-// Whether another request's block holds the token behind a hit, of one that drops its last block.
+// True if another request's block holds the token after a hit that drops its last block.
 bool DraftPlanner::is_next_cached(const WorkerRequest& request, const Tokens& tokens,
                                   const ScheduledRequest& scheduled) const {
   if (!drops_a_block_ || scheduled.computed == 0 || !(scheduled.is_new || scheduled.is_resumed))

@@ -1,16 +1,17 @@
-// The passes of a drafter behind a step: rule (24) of sim/protocol/backend.h. What its rows are
-// made of, where they go by the reference's own arithmetic, and whether what it reads is right.
+// The passes of a draft model after a step: rule (24) of sim/protocol/backend.h. The contents of
+// its rows, their positions by the reference's own arithmetic, and whether what it reads is right.
 //
-// (1) A row is right when it is what a drafter that knew all of the request's tokens had written:
-//     made of the tokens up to the one behind it (drafter.h), by the target's hidden states.
-// (2) Each row behind which a request goes on is looked at once: when the request comes in (a hit),
-//     or when the step behind it runs. A wrong one is a finding, told with who wrote it; one that
-//     the release itself leaves so is counted (RunCounts, stale_draft_rows).
-// (3) What was written for drafts is overwritten before it is read, by the next step's first pass.
+// Invariants
+// (1) A row is right if it equals what a draft model with all of the request's tokens writes: made
+//     of the tokens up to the next one (drafter.h), by the target's hidden states.
+// (2) Each row that a request continues after is checked once: when the request is admitted with a
+//     hit, or when the next step runs. A wrong row is a finding that names its writer. Rows that
+//     the release itself leaves wrong are counted (RunCounts, stale_draft_rows).
+// (3) Rows written for drafts are overwritten by the next step's first pass before they are read.
 //
-// Not checked here: bytes (comparer.h). Drafts that nobody names (a chunk of a prompt, asynchronous
-// scheduling) are made up, and so are inputs that a runner leaves undefined, one and the same for
-// both sides.
+// Not checked here: bytes (comparer.h). Drafts without known tokens (a chunk of a prompt,
+// asynchronous scheduling) are invented, and so are inputs that a runner leaves undefined, the same
+// for both sides.
 #pragma once
 
 #include <cstdint>
@@ -60,7 +61,7 @@ class DraftPlanner {
     std::int64_t num_before = 0;    // tokens that the worker knew before the step
     std::vector<ContentId> sampled;
     std::vector<ContentId> drafts;  // the token at L + 1, and what is drafted behind it
-    bool is_next_cached = false;    // before the step, the token behind a hit: in the dropped block
+    bool is_next_cached = false;    // before the step, the token after a hit: in the dropped block
     std::int64_t num_known() const { return num_before + std::ssize(sampled); }
   };
   Tokens tokens_of(const ScheduledRequest& scheduled, const WorkerRequest& request,

@@ -116,7 +116,7 @@ Checked ModelStep::apply_blocks(const StepProgram& program) {
     if (model_.holds_sinks(poison.block))
       return decision_finding(
           program.step, "", -1,
-          fmt::format("block {} holds sinks and is handed out", index_of(poison.block)));
+          fmt::format("block {} holds sinks and is allocated", index_of(poison.block)));
     model_.poison(poison.block, static_cast<Unwritten>(poison.kind));
   }
   for (const GroupBlock& zero : program.zero) model_.zero(zero.group, zero.block);

@@ -1,5 +1,9 @@
-// A program carried out on the memory model, and what the backend should show afterwards. The slots
-// are the reference's own arithmetic on the worker's tables, never what a backend computed.
+// Applies a program to the memory model, and derives what the backend should show afterwards.
+//
+// Invariants
+// (1) Slots are the reference's own arithmetic on the worker's tables, never a backend's result.
+// (2) Operations follow the order of StepProgram's members: rule (9) of sim/protocol/backend.h.
+// (3) A program that cannot be applied is a finding, and the model's memory then is undefined.
 #pragma once
 
 #include <cstdint>
@@ -57,14 +61,14 @@ class ModelStep {
 
 // The positions that the tokens [first, last) of a request may attend to: [lowest, last).
 std::int64_t first_attended(const KVCacheSpec& spec, std::int64_t first);
-// The first position of the request that a step from position `first` on may read in a layer of the
-// kind: nothing in front of what came in lies in a window computed again, nor in a ring, which
-// keeps as many tokens as it has rows.
+// First position of the request that a step starting at `first` may read in a layer of this kind. A
+// recomputed window holds nothing before the admitted tokens, nor does a ring, which keeps as many
+// tokens as it has rows.
 std::int64_t first_readable(const KVCacheSpec& spec, const WorkerRequest& request,
                             std::int64_t first);
 
-// What a step reads of a request in a layer, in positions as the layer's attention counts them:
-// rows of its encoder, or its tokens behind the sinks.
+// The range that a step reads of a request in a layer, in that layer's positions: rows of its
+// encoder, or its tokens after the sinks.
 struct Reach {
   std::int64_t lowest = 0;
   std::int64_t first = 0;  // from here on the step has written them
@@ -77,7 +81,8 @@ Reach reach_in(const KVCacheSpec& spec, const WorkerRequest& request, const RowS
 // The contents that those positions have.
 const PrefixContent& contents_in(const KVCacheSpec& spec, const WorkerRequest& request);
 
-// Tokens behind a hit's begin that are computed again, of a plan with such windows; 0: it has none.
+// Tokens after the start of a hit that a plan with recomputed windows computes again; 0: no such
+// windows.
 std::int64_t replayed_tokens(const KVCacheConfig& plan);
 
 // Where the token at a position of its request lies: in which entry of the block table, where in
@@ -89,8 +94,8 @@ struct TokenPlace {
 TokenPlace place_of_token(const MemoryModel& model, const Worker& worker, std::int32_t group,
                           std::int64_t position);
 
-// Every row that the request's next tokens (from `first` on) will read holds the content of its own
-// prefix; a finding otherwise. Asked when a request comes in with computed tokens: a wrong hit.
+// Checks that every row that the request's next tokens (from `first`) read holds the content of its
+// own prefix. Called when a request with computed tokens is admitted: finds a wrong hit.
 Checked check_hit(const MemoryModel& model, const Worker& worker, const WorkerRequest& request,
                   const KVCacheConfig& plan, std::int64_t step, std::int64_t first);
 

@@ -47,7 +47,7 @@ Checked PagePlanner::add_residency(const HiSparseRow& row, WorkerRequest& reques
       if ((block == kNullBlock) != (update.blocks[0][p] == kNullBlock))
         return decision_finding(
             program.step, request.name, resident_[g],
-            fmt::format("page {} lies on the device in group {}, and not in group {}", page,
+            fmt::format("page {} is on the device in group {}, and not in group {}", page,
                         block == kNullBlock ? resident_[0] : resident_[g],
                         block == kNullBlock ? resident_[g] : resident_[0]));
       std::vector<BlockId>& pages = request.residency[g];

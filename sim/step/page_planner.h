@@ -1,13 +1,14 @@
-// HiSparse's part of a step: rule (25) of sim/protocol/backend.h. What the scheduler tells its
-// workers, written into the step's program; what an indexer would choose to read, in its place; and
-// both carried out on the memory model.
+// HiSparse's part of a step: rule (25) of sim/protocol/backend.h. Writes what the scheduler sends
+// to workers into the step's program, chooses the reads in place of an indexer, and applies both to
+// the memory model.
 //
-// (1) A page lies on the device in every resident group, or in none.
-// (2) A row reads from the host what lies there alone, through its hot region when it decodes.
-//     Which rows it reads follows from its tokens: some stay for several steps, others come and go.
-//     An engine's indexer would choose by attention scores.
+// Invariants
+// (1) A page is on the device in every resident group, or in none.
+// (2) A row reads pages that only the host has from the host, through its hot region when it
+//     decodes. Its tokens decide which rows it reads: some stay for several steps, others change.
+//     An engine's indexer chooses by attention scores.
 // (3) Rows go to the host in the step that writes them (eager_host_mirror, the engine's default); a
-//     transfer to the host moves nothing then.
+//     transfer to the host then moves nothing.
 #pragma once
 
 #include <cstdint>
@@ -38,7 +39,7 @@ class PagePlanner {
   Checked add_residency(const HiSparseRow& row, WorkerRequest& request, StepProgram& program);
   Checked add_mirrors(const HiSparseRow& row, const WorkerRequest& request, StepProgram& program);
   Checked add_hot_reads(const RowSlice& slice, const WorkerRequest& request, StepProgram& program);
-  // Positions below `end` that lie on the host alone.
+  // Positions below `end` that only the host has.
   std::vector<std::int32_t> away(const WorkerRequest& request, std::int64_t end) const;
   std::int64_t num_hot_slots(const WorkerRequest& request) const;
   Checked mirror(const StepProgram& program, const HostMirror& mirror);

@@ -16,7 +16,7 @@ constexpr std::int64_t kQueryElementsMax = 1024;
 
 constexpr std::int64_t kProbePositionsMax = 1024;  // of one probe before what was just written
 
-// Behind the last row that the step reads in the layer.
+// One past the last row that the step reads in the layer.
 std::int64_t end_of_read(const RowSlice& slice, const WorkerRequest& request,
                          const ModelLayer& layer) {
   return layer.lane > 0 ? request.drafter.end
@@ -73,7 +73,7 @@ void ProbePlanner::plan(StepProgram& program, std::span<const RequestId> request
   add_queries(program, requests);
 }
 
-// What lies on either side of a gap is probed apart.
+// Probes the two sides of a gap separately.
 void ProbePlanner::probe(StepProgram& program, std::span<const RequestId> requests,
                          const Candidate& at, std::int64_t first, std::int64_t last) {
   const Reach& reach = at.reach;
@@ -119,8 +119,8 @@ void ProbePlanner::probe_written(StepProgram& program, std::span<const RequestId
   }
 }
 
-// In turns, a piece of each, until all of it is read or the budget is used up. The next step goes
-// on with the request and layer that this one came to, and in each of them with the position.
+// Probes one piece per request in turn until everything is read or the budget is used up. The next
+// step resumes with the same request, layer and position.
 void ProbePlanner::probe_before(StepProgram& program, std::span<const RequestId> requests) {
   const std::size_t count = candidates_.size();
   std::size_t unread = 0;

@@ -94,11 +94,10 @@ namespace {
 
 Result<void> check_pages_moved(const EngineConfig& engine, const KVCacheConfig& plan) {
   if (engine.async_scheduling && engine.num_spec_tokens > 0)
-    return fail(
-        "HiSparse beside drafts in flight: which rows a step mirrors is known to its worker alone");
+    return fail("HiSparse with drafts in flight: only the worker has the rows that a step mirrors");
   for (const KVCacheGroupSpec& group : plan.groups)
     if (has_compressed_rows(group) || is_ring(group.spec) || group.spec.bounded_replay)
-      return fail("HiSparse beside rings, compressed rows or windows that are computed again");
+      return fail("HiSparse with rings, compressed rows or recomputed windows");
   return {};
 }
 
@@ -115,12 +114,12 @@ Result<void> ProgramBuilder::check_supported(const EngineConfig& engine,
   };
   if (engine.dcp * engine.pcp != 1 && !std::ranges::all_of(plan.groups, is_modelled))
     return fail(
-        "context parallelism deals out the tokens of full attention and MLA, and leaves states "
-        "whole, and windows and rings that say so (dcp_sharded); what the ranks hold of other "
+        "context parallelism shards the tokens of full attention and MLA, and replicates states, "
+        "and windows and rings with dcp_sharded false; what the ranks hold of other "
         "kinds is not modelled");
   for (const KVCacheGroupSpec& group : plan.groups) {
     if (reads_beside_tokens(group.spec) && engine.dcp * engine.pcp != 1)
-      return fail("context parallelism beside cross attention, sinks or reference windows");
+      return fail("context parallelism with cross attention, sinks or reference windows");
     if (group.spec.rswa_window > 0 && engine.enable_prefix_caching)
       return fail(
           "reference windows with prefix caching: rows of what was generated are no function of "
@@ -146,7 +145,7 @@ Result<void> ProgramBuilder::check_supported(const EngineConfig& engine,
   };
   if (replayed_tokens(plan) > 0 && std::ranges::any_of(plan.groups, reads_behind))
     return fail(
-        "bounded_replay beside states, chunks or windows that are cached: what a hit leaves them "
+        "bounded_replay with states, chunks or cached windows: what a hit leaves them "
         "does not reach back to where it is computed again");
   const auto sizes = resolve_block_sizes(engine, plan.groups);
   if (sizes && sizes->hits_parts_of_blocks && engine.dcp * engine.pcp != 1)
@@ -194,7 +193,7 @@ Checked ProgramBuilder::build(const SchedulerOutput& decision, const StepTransfe
   return {};
 }
 
-// Who has finished leaves the batch; what a connector keeps of it is still its own.
+// Removes finished requests from the batch. A connector may keep their blocks.
 void ProgramBuilder::leave(const SchedulerOutput& decision, const StepTransfers& transfers,
                            StepProgram& program) {
   for (const RequestId id : decision.finished) {
@@ -229,13 +228,14 @@ void ProgramBuilder::forget(RequestId id) {
 void ProgramBuilder::begin_loads(const StepTransfers& transfers, StepProgram& program) {
   for (const BlockTransfer& load : transfers.begun) {
     worker_.know(load.request);
-    if (model_.is_source_group(load.group)) continue;  // it lies on the host
+    if (model_.is_source_group(load.group)) continue;  // it is on the host
     hand_out(load.group, load.block, program);
     loaded_for_[load.block] = load.request;
   }
 }
 
-// A page that was loaded on the host, back on the device. Its request may come in later.
+// Restores a page that was loaded on the host to the device, possibly before its request is
+// admitted.
 void ProgramBuilder::restore_pages(const SchedulerOutput& decision, StepProgram& program) {
   for (const PageTransfer& transfer : decision.hisparse.transfers) {
     if (!transfer.restores) continue;
@@ -250,8 +250,8 @@ void ProgramBuilder::restore_pages(const SchedulerOutput& decision, StepProgram&
   }
 }
 
-// Whether the row reads a lost block. What a window has left behind stands in the worker's table
-// still, and may be another's by now.
+// True if the row reads a lost block. The worker's table still has the entries that a window has
+// left, and those blocks may belong to another request.
 bool ProgramBuilder::counts_on_lost(const ScheduledRequest& scheduled,
                                     std::span<const BlockId> lost) {
   if (lost.empty()) return false;
@@ -298,7 +298,7 @@ void ProgramBuilder::append_blocks(const SchedulerOutput& decision, std::size_t 
     const std::span<const BlockId> blocks = decision.blocks(index, g);
     std::vector<BlockId>& table = request.tables[g];
     if (blocks.empty() && !whole_table) continue;
-    // What a hit found is known content; everything behind it is handed out to be filled.
+    // A hit found known content. All later blocks are allocated to be filled.
     const std::int64_t tokens_in_block =
         spec_of(g).block_size * rank_in(config_.context, spec_of(g)).num_ranks;
     const bool can_hit = is_prefix_cacheable(spec_of(g)) || model_.is_resident_group(g);
@@ -314,7 +314,7 @@ void ProgramBuilder::append_blocks(const SchedulerOutput& decision, std::size_t 
     for (std::size_t b = 0; b < blocks.size() && !model_.is_source_group(g); ++b) {
       if (was_restored(scheduled, blocks[b], b) && whole_table && model_.is_resident_group(g))
         continue;
-      // A mark counts when the request comes in, and never again: the block may be given back.
+      // A mark counts only when the request is admitted: the block may be freed later.
       auto& mark = loaded_for_[blocks[b]];
       const bool was_loaded = whole_table && mark == scheduled.id;
       mark.reset();
@@ -335,8 +335,8 @@ void ProgramBuilder::append_blocks(const SchedulerOutput& decision, std::size_t 
   }
 }
 
-// The page that ends its computed tokens. A mark of whoever left before it came in counts for
-// nobody.
+// The page that ends its computed tokens. Marks of a request that ended before its admission do not
+// count.
 bool ProgramBuilder::was_restored(const ScheduledRequest& scheduled, BlockId block,
                                   std::size_t page) {
   if (std::exchange(restored_[block], 0) == 0 || scheduled.computed == 0) return false;
@@ -360,8 +360,8 @@ void ProgramBuilder::hand_out(std::int32_t group, BlockId block, StepProgram& pr
     program.poison.push_back({.block = block, .kind = zeroed ? Poison::zeroed : Poison::freed});
 }
 
-// The worker copies whole blocks, whoever they belong to. Some copies are in no request's table:
-// the request goes on in the block that others know, and they find the copy.
+// The worker copies whole blocks, of any request. Some copies are in no request's table: the
+// request continues in the published block, and later hits find the copy.
 Checked ProgramBuilder::copy_parts(const SchedulerOutput& decision, StepProgram& program) {
   for (const KVCacheBlockCopy& copy : decision.copies) {
     const std::int32_t group = model_.block(copy.from).group;
@@ -448,7 +448,7 @@ Checked ProgramBuilder::add_encoder_rows(const ScheduledRequest& scheduled,
   if (comes_in && items.size() < request.items.size())
     return decision_finding(
         program.step, request.name, -1,
-        fmt::format("it comes in with {} items for its encoder, of which {} are computed",
+        fmt::format("it is admitted with {} items for its encoder, of which {} are computed",
                     request.items.size(), items.size()));
   if (items.empty()) return {};
   for (const std::int32_t i : items) {

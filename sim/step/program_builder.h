@@ -1,11 +1,12 @@
-// From a decision to a step's program: rows, tables, poison, zeroing, state copies, contents. The
-// part of a worker (vllm/v1/worker/gpu_model_runner.py, mamba_utils.py).
+// Builds a step's program from a decision: rows, tables, poison, zeroing, state copies, contents.
+// The worker's part of an engine (vllm/v1/worker/gpu_model_runner.py, mamba_utils.py).
 //
+// Invariants
 // (1) build() changes the worker's rows and tables, never the memory model.
-// (2) A decision that cannot be executed (a token without a block, no row left) is a finding, told
-//     as a Divergence of Phase::decide.
+// (2) A decision that cannot be executed (a token without a block, no free row) is a finding,
+//     reported as a Divergence of Phase::decide.
 //
-// Left out here: what the step reads back (probe_planner.h).
+// Not here: what the step reads back (probe_planner.h).
 #pragma once
 
 #include <cstdint>
@@ -33,7 +34,7 @@ class ProgramBuilder {
   // What the builder cannot write down: configurations that need a worker of another kind.
   static Result<void> check_supported(const EngineConfig& engine, const KVCacheConfig& plan);
 
-  // The model has sampled so many tokens for a request of the last program.
+  // Applies the number of tokens that the model sampled for a request of the last program.
   void settle_states(RequestId id, std::int64_t num_sampled);
 
   Checked build(const SchedulerOutput& decision, const StepTransfers& transfers,
@@ -43,9 +44,10 @@ class ProgramBuilder {
 
   // The request of each entry of StepProgram::rows of the last program.
   std::span<const RequestId> row_requests() const { return row_requests_; }
-  // Row `index` of the program computes behind a block that was not loaded: transfer_step.h, (2).
+  // True if row `index` of the program computes after a block that was not loaded: transfer_step.h,
+  // (2).
   bool is_void(std::size_t index) const { return void_rows_[index]; }
-  // Zero-list entries of blocks that were not handed out in that step.
+  // Entries of the zero list whose blocks were not allocated in that step.
   std::int64_t ignored_zeros() const { return ignored_zeros_; }
 
  private:
@@ -79,7 +81,7 @@ class ProgramBuilder {
   struct HitEnds {
     std::int64_t hash_block_size = 1;
     std::int64_t alignment = 1;
-    std::int32_t lookahead = 0;    // tokens behind a block that its hash covers
+    std::int32_t lookahead = 0;    // tokens after a block that its hash covers
     bool drop_last_block = false;  // EAGLE without such hashes
   };
   static HitEnds hit_ends_of(const EngineConfig& engine, const KVCacheConfig& plan);
@@ -91,14 +93,15 @@ class ProgramBuilder {
   const MemoryModel& model_;
   Worker& worker_;
   std::vector<RequestId> row_requests_;
-  IdVector<BlockId, std::int32_t> group_of_block_;  // blocks handed out in this step; -1: not
-  IdVector<BlockId, std::uint8_t> to_be_zeroed_;    // 0 or 1: in this step
+  // group of each block allocated in this step; -1: not allocated
+  IdVector<BlockId, std::int32_t> group_of_block_;
+  IdVector<BlockId, std::uint8_t> to_be_zeroed_;  // 0 or 1: in this step
   std::vector<BlockId> handed_;
-  std::map<BlockId, RequestId> hit_;  // in this step, by whom
+  std::map<BlockId, RequestId> hit_;  // in this step, by which request
   std::vector<BlockCopy> settled_;    // for the next program
   // By block: the request that loads into it and has not run since. None: no load.
   IdVector<BlockId, std::optional<RequestId>> loaded_for_;
-  // By block: 1: a page was restored there for a request that comes in.
+  // 1: a page was restored in this block for a request to be admitted.
   IdVector<BlockId, std::uint8_t> restored_;
   std::vector<RequestId> held_;  // have left, and keep their blocks
   std::vector<bool> void_rows_;  // of the last program

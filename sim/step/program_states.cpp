@@ -91,10 +91,10 @@ Checked ProgramBuilder::advance_state(std::int32_t group, const ScheduledRequest
   return {};
 }
 
-// A prefill leaves the state of the last hit that can end inside its chunk in the entry before the
-// running state's. The worker goes by a rule of its own and by what its row names there
-// (vllm/model_executor/layers/mamba/checkpoint.py); the scheduler is not asked. `update`, the
-// chunk's, then goes on from there.
+// Exports a prefill's state at the last possible hit inside its chunk, into the entry before the
+// running state's. The worker applies its own rule to its own row
+// (vllm/model_executor/layers/mamba/checkpoint.py), independent of the scheduler. `update`, the
+// chunk's, then continues from there.
 Checked ProgramBuilder::export_checkpoint(const WorkerRequest& request, std::int64_t base,
                                           StepProgram& program, StateUpdate& update) const {
   const KVCacheSpec& spec = spec_of(update.group);

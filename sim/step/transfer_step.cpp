@@ -75,7 +75,7 @@ Checked TransferStep::check_stores(const StepTransfers& transfers, std::int64_t 
   return check(transfers.stores, "stored", step);
 }
 
-// The request has left, or another has its id: nothing keeps the block for it.
+// The request has finished, or another request has its id: the block is not kept for it.
 Divergence TransferStep::gone(const BlockTransfer& block, std::string_view verb,
                               std::int64_t step) {
   Divergence found;
@@ -84,9 +84,9 @@ Divergence TransferStep::gone(const BlockTransfer& block, std::string_view verb,
   found.group = block.group;
   found.block = index_of(block.block);
   found.host_block = index_of(block.host);
-  found.message = fmt::format(
-      "block {} is {} through host block {} for a request that has left and given it back",
-      index_of(block.block), verb, index_of(block.host));
+  found.message =
+      fmt::format("block {} is {} through host block {} for a request that has ended and freed it",
+                  index_of(block.block), verb, index_of(block.host));
   return found;
 }
 

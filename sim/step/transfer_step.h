@@ -1,15 +1,15 @@
-// What a connector moves in a step, on both sides: written into the step's program, brought into
-// the host tier where a peer brings it, and checked against the tokens of its own requests.
+// A connector's transfers in a step, on both sides: written into the step's program, received into
+// the host tier from a peer, and checked against the tokens of its own requests.
 //
-// (1) A load and a store are of the request's own tokens, row by row; anything else is a finding,
-//     told as a Divergence of Phase::transfer.
-// (2) A row that lies behind a block that should have been loaded and was not is void: the engine
-//     drops what it computed, and what it wrote must not be counted on.
+// Invariants
+// (1) A load or store covers the request's own tokens, row by row. Anything else is a finding,
+//     reported as a Divergence of Phase::transfer.
+// (2) A row after a block whose load failed is void: the engine drops what it computed, and no
+//     request may use what it wrote.
+// (3) A block from a peer of several tensor parallel ranks holds the bytes of each rank, in rank
+//     order. Each rank takes its own.
 //
-// (3) What a peer of several tensor parallel ranks has sent holds a block's bytes on each of its
-//     ranks, in their order; a rank takes its own.
-//
-// Not checked: states, which the connectors here do not move; that the bytes arrive (the comparer).
+// Not checked: states, which these connectors do not move; that the bytes arrive (the comparer).
 #pragma once
 
 #include <cstdint>

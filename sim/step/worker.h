@@ -1,11 +1,12 @@
-// The worker's side of the requests: what an engine's model runner knows from the decisions it is
-// sent, and nothing else: rows of a batch, a block table per group, tokens with their contents.
+// The worker's side of the requests, from the decisions that it receives and nothing else: rows of
+// a batch, a block table per group, tokens with their contents.
 //
-// (1) A table here is what was handed over: replaced when a request is new or resumed, appended to
-//     otherwise. Blocks that the scheduler has retired since stay in it, as they do on a worker.
+// Invariants
+// (1) A table is what the decisions sent: replaced when a request is new or resumed, otherwise
+//     extended. Blocks that the scheduler has retired since stay in it, as they do on a worker.
 // (2) A request has a row while it runs: from the step that schedules it first, or again, to the
 //     step that reports it preempted or finished. The lowest free row is taken.
-// (3) `prefix` holds the known tokens, and from begin_step() on the step's drafts behind them.
+// (3) `prefix` holds the known tokens, and after begin_step() the step's drafts after them.
 #pragma once
 
 #include <cstdint>
@@ -34,7 +35,7 @@ struct DrafterState {
   // -1: none, or another request's.
   std::vector<std::int64_t> window;
   std::int64_t num_read = 0;  // rows before were found right, or wrong, when they were first read
-  std::int64_t end = 0;       // behind the last position that a pass of the last step came to
+  std::int64_t end = 0;       // one past the last position that a pass of the last step reached
 };
 
 struct WorkerRequest {
@@ -45,17 +46,18 @@ struct WorkerRequest {
   std::int64_t num_prompt = 0;
   std::int64_t num_known = 0;  // prompt and sampled tokens
   PrefixContent prefix;
-  std::vector<PromptItem> items;             // beside the prompt, for an encoder
-  PrefixContent encoder;                     // rows of those that it has computed since it came in
+  std::vector<PromptItem> items;             // encoder inputs, in addition to the prompt
+  PrefixContent encoder;                     // rows of the items that it encoded since admission
   std::vector<std::vector<BlockId>> tables;  // per group
   // HiSparse: per resident group, where each page lies; the null block: on the host alone.
   std::vector<std::vector<BlockId>> residency;
   std::vector<std::int64_t> state_entry;  // per group: table entry of the running state; -1: none
-  std::vector<ConvPlace> conv_places;     // per group: beside state_entry
+  std::vector<ConvPlace> conv_places;     // per group: together with state_entry
   std::int32_t num_drafts = 0;            // of the last step
-  std::int64_t scheduled_end = 0;         // position behind the last token of the last step
-  std::int64_t first_own = 0;             // position of the first token computed since it came in
-  std::int64_t scheduled_max = 0;        // behind the last token of any step since, drafts included
+  std::int64_t scheduled_end = 0;         // position after the last token of the last step
+  std::int64_t first_own = 0;             // position of the first token computed since admission
+  // position after the last token of any step since, drafts included
+  std::int64_t scheduled_max = 0;
   std::vector<std::int64_t> next_probe;  // per layer: the position that is read next
   DrafterState drafter;
 };

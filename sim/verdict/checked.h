@@ -16,7 +16,7 @@ class [[nodiscard]] Checked {
   Checked() = default;  // fine
   Checked(Divergence found) : what_(std::move(found)) {}
   Checked(tl::unexpected<Error> error) : what_(std::move(error.value())) {}
-  // A divergence that could be told, or the error that kept it from being told.
+  // A divergence, or the error that kept it from being found.
   Checked(Result<Divergence> found) {
     if (found)
       what_ = std::move(*found);
@@ -39,7 +39,7 @@ class [[nodiscard]] Checked {
 
 }  // namespace lockstep
 
-// LS_RETURN_UNLESS_FINE(check(x)): returns the divergence or the error of a Checked, or goes on.
+// LS_RETURN_UNLESS_FINE(check(x)): returns the divergence or the error of a Checked, or continues.
 #define LS_RETURN_UNLESS_FINE(...)                                 \
   do {                                                             \
     if (auto ls_checked = (__VA_ARGS__); !ls_checked) [[unlikely]] \

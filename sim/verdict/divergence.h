@@ -1,6 +1,6 @@
-// A divergence: the first place where the backend and the model do not agree, told completely:
-// when, what, where to the byte, expected and found, whose content lies there, who wrote it last,
-// and what the step was doing.
+// A divergence: the first place where the backend and the model do not agree, complete: when, what,
+// where to the byte, expected and found, the owner of the content there, its last writer, and what
+// the step was doing.
 //
 // Numbers that do not apply are -1, texts that do not apply are empty.
 #pragma once
@@ -17,7 +17,7 @@ namespace lockstep {
 enum class Phase : std::uint8_t {
   decide,        // the decision cannot be executed: a token without a block, two owners, ...
   transfer,      // what a connector loads or stores is not the request's own
-  reuse,         // a block that was about to be handed out again
+  reuse,         // a block about to be allocated again
   memory_check,  // a report of the backend's own checker
   block_table,
   slot_mapping,
@@ -65,10 +65,10 @@ struct Divergence {
   std::int64_t wrong_bytes = 0;  // in the page
   std::string expected;          // hexadecimal for bytes, numbers for tables and slots
   std::string found;
-  std::string owner;    // whose content lies there; may be empty
-  std::string writer;   // who wrote there last, as the model's journal and the backend know it
+  std::string owner;    // owner of the content there; may be empty
+  std::string writer;   // last writer, from the model's journal and the backend
   std::string doing;    // what the step was doing
-  std::string message;  // all of it in one sentence
+  std::string message;  // all of it in one line
   // Of memory_check: lines in the words of compute-sanitizer; empty where it has none.
   std::string sanitizer_words;
 

@@ -37,7 +37,10 @@ constexpr auto kVerdicts = std::to_array<Named<Verdict>>({
     {Verdict::divergence, "divergence"},
     {Verdict::liveness, "liveness"},
     {Verdict::engine_failure, "engine_failure"},
+    {Verdict::harness, "harness"},
     {Verdict::mismatch, "mismatch"},
+    {Verdict::parted, "parted"},
+    {Verdict::audit, "audit"},
 });
 
 }  // namespace

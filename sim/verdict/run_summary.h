@@ -1,6 +1,7 @@
-// What a run came to: the counts, the verdict, the time it took, and what was not checked.
+// The result of a run: counts, verdict, times, and what was not checked.
 //
-// state_hash and all counts are functions of configuration, workload and seed; times are not.
+// Invariants
+// (1) state_hash and all counts depend only on configuration, workload and seed; times do not.
 #pragma once
 
 #include <bit>
@@ -25,7 +26,10 @@ enum class Verdict : std::uint8_t {
   divergence,      // see RunSummary::divergence
   liveness,        // requests wait, nothing runs and nothing will arrive
   engine_failure,  // another engine decides, and has failed
-  mismatch,        // ... and does not decide as the model, which it is held against
+  mismatch,        // ... and decides differently from the model it is compared with
+  parted,          // of a recording: the run did not fail, and its decisions are not the recorded
+  audit,           // of a recording: the run did not fail, and the audit has findings
+  harness,         // Lockstep's own code in an engine's process raised: no verdict on the engine
 };
 std::string_view name_of(Verdict verdict);
 
@@ -40,11 +44,11 @@ std::string to_hex(StateHash hash);
 // One request that waits forever.
 struct StuckRequest {
   std::string name;
-  std::string why;  // "needs 12 blocks more; 3 of 40 are free, nobody runs who would free any"
+  std::string why;  // "needs 12 blocks more; 3 of 40 are free, no running request will free any"
 };
 
 struct PhaseSeconds {
-  double schedule = 0;  // the model's decisions alone: schedule and update_from_output
+  double schedule = 0;  // only the model's decisions: schedule and update_from_output
   double program = 0;   // deriving the program and the memory model's step
   double execute = 0;   // the backend
   double compare = 0;   // reading back and comparing
@@ -92,7 +96,7 @@ struct RunCounts {
   std::int64_t collectives_checked = 0;    // calls of data parallel ranks, put side by side
   std::int64_t draft_rows_written = 0;     // slots that a drafter's passes wrote
   std::int64_t draft_rows_replaced = 0;    // of those, slots of drafts, accepted or not
-  std::int64_t draft_rows_next_block = 0;  // ... in the block behind the last token's
+  std::int64_t draft_rows_next_block = 0;  // ... in the block after the last token's
   std::int64_t draft_rows_at_end = 0;      // ... in the last position's place, for one behind it
   std::int64_t draft_rows_again = 0;       // ... run again, because of rejected drafts
   std::int64_t draft_rows_read = 0;        // that a drafter went on behind, looked at once each
@@ -170,15 +174,15 @@ struct RunVerdict {
   std::optional<Divergence> divergence;
   std::optional<EngineFailure> engine_failure;
   std::optional<DecisionMismatch> mismatch;
-  std::string wait_cycle;                // liveness: who waits for whom in a circle; may be empty
-  bool cycle_head_holds_blocks = false;  // the first of that circle has loaded a part
+  std::string wait_cycle;                // liveness: the cycle of waiting requests; may be empty
+  bool cycle_head_holds_blocks = false;  // the first of that cycle has loaded a part
   std::vector<StuckRequest> stuck;       // liveness
   std::int64_t stuck_total = 0;          // all of them; `stuck` holds the first few
   std::int32_t stuck_dp_rank = -1;       // their data parallel rank; -1: there is one
 };
 
 struct RunSummary : RunCounts, RunVerdict {
-  std::vector<std::string> not_checked;  // one sentence each
+  std::vector<std::string> not_checked;  // one line each
 
   std::vector<KernelStatistics> kernels;  // what the backend launched
   GraphStatistics graphs;                 // and what it captured and replayed

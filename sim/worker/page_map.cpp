@@ -71,7 +71,7 @@ Result<void> PageMap::add_layer(const LayerLayout& model, const WorkerLayer& lay
   Tensor& tensor = tensors_[model.tensor_index];
   if (model.pair_order != PairOrder::in_page)
     return fail(
-        fmt::format("{}: K and V of a block lie apart in the model; the worker is compared "
+        fmt::format("{}: K and V of a block are not adjacent in the model; the worker is compared "
                     "with --attention-backend triton_attn",
                     layer.name));
   if (layer.page_stride != tensor.stride || model.page_size_bytes != tensor.page_bytes)

@@ -1,16 +1,16 @@
-// Where an engine's worker keeps the bytes of the model's pages: derived from the views that its
+// The positions of the model's pages in an engine worker's memory: derived from the views that its
 // kernels write through, and checked against the views that the model derives.
 //
 // (1) A page of the model is a page of the worker: as many bytes, block by block, tensor by tensor.
-//     Within it, the bytes may stand in another order, which may differ from group to group; a
-//     block has the order of the group that it was last handed to.
-// (2) Every byte of a page has one place: rows where the views say, and the bytes that no row has
-//     in the order in which they come. States lie as in the model, in every order.
+//     Within it, the bytes may have another order, which may differ from group to group; a block
+//     has the order of the group that it was last allocated to.
+// (2) Every byte of a page has one position: rows where the views put them, and the bytes of no row
+//     in address order. States are as in the model, in every layout.
 // (3) Views that leave their block's page, overlap, or differ from the model's are findings; there
 //     is no map then.
-// Orders that are checked: that of 0.22.1 (the model's own, reference/plan/layout.h) and, of later
+// Layouts that are checked: that of 0.22.1 (the model's own, reference/plan/layout.h) and, of later
 // releases (vllm/v1/kv_cache_layout.py), LBNHC, [layer, block, token, head, K and V], LBHNC, and
-// both with blocks before layers. BHLNC, where a page is not in one piece, is not.
+// both with blocks before layers. BHLNC, where a page is not contiguous, is not.
 #pragma once
 
 #include <cstdint>
@@ -50,12 +50,12 @@ struct WorkerLayer {
 class PageMap {
  public:
   // `layers`: in the plan's order. `order`: empty: of 0.22.1. Errors: kernel blocks smaller than
-  // blocks, pages of unlike sizes, an order that is not known here.
+  // blocks, pages of different sizes, an unknown layout.
   static Result<PageMap> create(const KVCacheConfig& plan, const PoolLayout& layout,
                                 std::span<const WorkerLayer> layers, std::string_view order,
                                 std::int64_t memory_bytes);
 
-  // Where the worker's views are not the model's, one sentence each; empty: the map holds.
+  // Differences between the worker's views and the model's, one line each; empty: the map holds.
   const std::vector<std::string>& findings() const { return findings_; }
 
   std::int64_t page_size_bytes(std::int32_t tensor) const { return tensors_[tensor].page_bytes; }
@@ -78,7 +78,8 @@ class PageMap {
 
  private:
   struct Segment {
-    std::int64_t in_page = 0, in_memory = 0, size = 0;  // in_memory: behind the page's first byte
+    // in_memory: relative to the page's first byte
+    std::int64_t in_page = 0, in_memory = 0, size = 0;
   };
   struct Order {
     std::vector<Segment> segments;

@@ -62,13 +62,18 @@ class WorkerBackend final : public Backend, private EngineWorker {
     RequestSpec spec;
     std::int64_t num_tokens = 0;
   };
-  // The bytes of a new block before the step that zeroes it.
-  struct Zeroed {
+  // The bytes of a block before the step that zeroes it or copies another block into it.
+  struct Overwritten {
     BlockId block{};
     std::vector<std::vector<std::uint8_t>> pages;
+    std::vector<std::vector<std::uint8_t>> copied;  // the source's; of a zeroed block zeros
+    bool is_copy = false;
   };
 
   Result<void> begin(const EngineConfig& engine) override;
+  const EngineFailure* harness_failure() const override {
+    return failure_ && failure_->is_harness() ? &*failure_ : nullptr;
+  }
   bool views_hold() const override { return map_.findings().empty(); }
   void add_request(RequestId id, const RequestSpec& spec) override;
   void decided(const SchedulerOutput& decision) override;
@@ -86,12 +91,13 @@ class WorkerBackend final : public Backend, private EngineWorker {
       if (keeps_states(g)) return true;
     return false;
   }
-  bool sample(StepReadback& readback);
-  bool fails(StepReadback& readback) const;
+  Result<bool> sample(StepReadback& readback);
+  Result<bool> fails(StepReadback& readback);
   Result<void> check_pages() const;  // whether there are any
   void hand_out(BlockId block, std::int32_t group);
   void prepare_memory(const StepProgram& program);
-  void put_back_beyond_zeroing();
+  void overwrite(BlockId block, const BlockId* source);
+  void put_back_beyond();
   bool is_whole(const WorkerFacts& facts) const;
   void take_facts(const StepProgram& program, const WorkerFacts& facts, StepReadback& readback);
   void take_row(const RowSlice& slice, std::size_t row, const WorkerFacts& facts, std::size_t at,
@@ -116,13 +122,13 @@ class WorkerBackend final : public Backend, private EngineWorker {
 
   const std::shared_ptr<ForeignEngines> engines_;
   const BackendConfig config_;
-  const FactsSink facts_;  // absent: nobody takes them down
+  const FactsSink facts_;  // absent: not recorded
   std::optional<FactsTaker> facts_taker_;
   std::string runner_ = "unknown";
   std::vector<std::pair<std::size_t, std::size_t>> layers_;  // group, place in it
   bool has_begun_ = false;
   ForeignEngines::Lease engine_;
-  std::optional<EngineFailure> open_failure_;  // the worker raised over the plan of the case
+  std::optional<EngineFailure> failure_;  // of the case, also over its plan when it was opened
   std::unique_ptr<SharedBytes> shared_;
   PoolLayout layout_;
   std::vector<WorkerLayer> views_;
@@ -132,8 +138,10 @@ class WorkerBackend final : public Backend, private EngineWorker {
   WorkerStep step_;
   bool is_decided_ = false;     // ... and not executed yet
   std::vector<RowSlice> rows_;  // of the step that has run
-  std::vector<Zeroed> zeroed_;
-  bool zeroed_beyond_ = false;
+  bool zeroes_whole_ = false;   // 0.22.1: pages of attention with their padding
+  bool copies_whole_ = false;   // blocks are contiguous in memory: a copy includes their padding
+  std::vector<Overwritten> overwritten_;
+  bool zeroed_beyond_ = false, copied_beyond_ = false;
   std::vector<std::vector<std::vector<std::int32_t>>> reads_;  // [group][row of the program]
   // Of each row of the engine, by group: its table when it was last scheduled.
   std::map<std::int32_t, std::vector<std::vector<std::int32_t>>> tables_;
@@ -152,7 +160,7 @@ Result<void> WorkerBackend::begin(const EngineConfig& engine) {
   engine_->ask(worker_open_message(header, shared_->path()),
                [&](JsonObject& reply) { opened = read_worker_opened(reply); });
   if (const EngineFailure* failure = engine_->failure()) {
-    open_failure_ = *failure;
+    failure_ = *failure;
     return {};
   }
   if (!opened.refused.empty())
@@ -162,6 +170,10 @@ Result<void> WorkerBackend::begin(const EngineConfig& engine) {
     return fail(
         fmt::format("the worker has {} layers, the plan {}", opened.layers.size(), layers_.size()));
   views_ = std::move(opened.layers);
+  zeroes_whole_ = opened.order.empty();
+  copies_whole_ = std::ranges::any_of(views_, [&](const WorkerLayer& layer) {
+    return layer.page_stride * config_.plan.num_blocks == opened.bytes;
+  });
   LS_RETURN_IF_ERROR(shared_->map(static_cast<std::size_t>(opened.bytes)));
   LS_ASSIGN_OR_RETURN(map_,
                       PageMap::create(config_.plan, layout_, views_, opened.order, opened.bytes));
@@ -250,29 +262,39 @@ void WorkerBackend::prepare_memory(const StepProgram& program) {
       map_.scatter(shared_->bytes(), t, poison.block, group_of_block_[index_of(poison.block)],
                    page);
     }
-  zeroed_.clear();
-  for (const BlockId block : step_.zero) {
-    Zeroed& before = zeroed_.emplace_back();
-    before.block = block;
-    for (std::int32_t t = 0; t < map_.num_tensors(); ++t)
-      read({.tensor = t, .block = block}, before.pages.emplace_back());
+  overwritten_.clear();
+  for (const BlockId block : step_.zero) overwrite(block, nullptr);
+  for (const KVCacheBlockCopy& copy : step_.copies) overwrite(copy.to, &copy.from);
+}
+
+void WorkerBackend::overwrite(BlockId block, const BlockId* source) {
+  Overwritten& before = overwritten_.emplace_back();
+  before.block = block;
+  before.is_copy = source != nullptr;
+  for (std::int32_t t = 0; t < map_.num_tensors(); ++t) {
+    read({.tensor = t, .block = block}, before.pages.emplace_back());
+    std::vector<std::uint8_t>& copied = before.copied.emplace_back(before.pages.back().size());
+    if (source != nullptr)
+      map_.gather(memory(), t, *source, group_of_block_[index_of(block)], copied);
   }
 }
 
-// An engine zeroes a block for all groups at once, the model for the group that it belongs to:
-// zeros in bytes of other groups, and nothing else, become what was there before.
-void WorkerBackend::put_back_beyond_zeroing() {
+// The worker zeroes and copies a block for all groups at once, the model for the block's own group.
+// In bytes beyond it, zeros or the source's bytes become what was there before; other bytes stay.
+void WorkerBackend::put_back_beyond() {
   std::vector<std::uint8_t> page;
-  for (const Zeroed& before : zeroed_)
+  for (const Overwritten& before : overwritten_)
     for (std::int32_t t = 0; t < map_.num_tensors(); ++t) {
       const std::int32_t group = group_of_block_[index_of(before.block)];
       const std::vector<bool>& of_any = map_.used_bytes_of_any(t);
       read({.tensor = t, .block = before.block}, page);
       for (std::size_t i = 0; i < page.size(); ++i) {
         const bool is_own = group >= 0 && map_.used_bytes(t, group)[i];
-        if (is_own || !of_any[i] || page[i] != 0 || before.pages[t][i] == 0) continue;
+        const bool is_reached = of_any[i] || (before.is_copy ? copies_whole_ : zeroes_whole_);
+        if (is_own || !is_reached) continue;
+        if (page[i] != before.copied[t][i] || page[i] == before.pages[t][i]) continue;
         page[i] = before.pages[t][i];
-        zeroed_beyond_ = true;
+        (before.is_copy ? copied_beyond_ : zeroed_beyond_) = true;
       }
       map_.scatter(shared_->bytes(), t, before.block, group, page);
     }
@@ -288,10 +310,8 @@ Result<void> WorkerBackend::execute(const StepProgram& program, StepReadback& re
       num_groups,
       std::vector<Slot>(static_cast<std::size_t>(program.num_padded_tokens), PAD_SLOT_ID));
   readback.digests.resize(program.probes.size());
-  if (open_failure_) {
-    report_failure(readback, *open_failure_);
-    return {};
-  }
+  LS_ASSIGN_OR_RETURN(const bool opening_failed, fails(readback));
+  if (opening_failed) return {};
   if (!map_.findings().empty()) {
     report(readback, "view", fmt::format("view of {}", map_.findings().front()));
     return {};
@@ -304,7 +324,8 @@ Result<void> WorkerBackend::execute(const StepProgram& program, StepReadback& re
     extract(program, readback);
     return {};
   }
-  if (!sample(readback)) return {};
+  LS_ASSIGN_OR_RETURN(const bool sampled, sample(readback));
+  if (!sampled) return {};
   LS_CHECK(step_.rows.size() == program.rows.size(), "{} rows decided, {} in the program",
            step_.rows.size(), program.rows.size());
   for (std::size_t i = 0; i < program.rows.size(); ++i) {
@@ -318,8 +339,9 @@ Result<void> WorkerBackend::execute(const StepProgram& program, StepReadback& re
   engine_->ask(worker_step_message(step_),
                [&](JsonObject& reply) { facts = read_worker_facts(reply); });
   step_.sampled.clear();
-  if (fails(readback)) return {};
-  put_back_beyond_zeroing();
+  LS_ASSIGN_OR_RETURN(const bool failed, fails(readback));
+  if (failed) return {};
+  put_back_beyond();
   take_facts(program, facts, readback);
   if (facts_taker_ && is_whole(facts))
     facts_(step_.step, facts_taker_->after(memory(), facts, step_));
@@ -330,22 +352,25 @@ Result<void> WorkerBackend::execute(const StepProgram& program, StepReadback& re
   return {};
 }
 
-bool WorkerBackend::fails(StepReadback& readback) const {
-  const EngineFailure* const failure = engine_->failure();
-  if (failure == nullptr) return false;
-  report_failure(readback, *failure);
+// Reports a failure of the worker. Errors: a failure of the code that drives it.
+Result<bool> WorkerBackend::fails(StepReadback& readback) {
+  if (const EngineFailure* const failure = engine_->failure()) failure_ = *failure;
+  if (!failure_) return false;
+  if (failure_->is_harness()) return fail(failure_->what);
+  report_failure(readback, *failure_);
   return true;
 }
 
-// States that move with what was sampled move before a block is handed out again and poisoned.
-bool WorkerBackend::sample(StepReadback& readback) {
+// States that move with what was sampled move before a block is reallocated and poisoned.
+Result<bool> WorkerBackend::sample(StepReadback& readback) {
   if (!has_states()) return true;
   std::vector<std::string> faults;
   engine_->ask(worker_sample_message(step_),
                [&](JsonObject& reply) { faults = read_worker_sampled(reply); });
   step_.sampled.clear();
   for (const std::string& fault : faults) report(readback, "input", "input: " + fault);
-  return !fails(readback) && faults.empty();
+  LS_ASSIGN_OR_RETURN(const bool failed, fails(readback));
+  return !failed && faults.empty();
 }
 
 void WorkerBackend::read_probes(const StepProgram& program, StepReadback& readback) const {
@@ -482,7 +507,7 @@ void WorkerBackend::read(PageId page, std::vector<std::uint8_t>& bytes) const {
 
 Result<void> WorkerBackend::check_pages() const {
   LS_CHECK(has_begun_, "a page of a worker that was not begun");
-  if (open_failure_) return fail(open_failure_->what);
+  if (failure_) return fail(failure_->what);
   return map_.findings().empty() ? Result<void>() : fail(map_.findings().front());
 }
 
@@ -517,10 +542,14 @@ std::vector<std::string> WorkerBackend::not_checked() const {
   if (has_states())
     sentences.push_back(
         "recurrences of the worker's states, and rows of inputs that convolutions keep of drafts: "
-        "states are words that move and go on where the worker says");
+        "states are words that move and continue where the worker says");
   if (zeroed_beyond_)
     sentences.push_back(
         "bytes of other groups in blocks that the worker zeroes: it clears them too");
+  if (copied_beyond_)
+    sentences.push_back(
+        "bytes of a copied block beyond its own group, where they are the source's: the worker "
+        "copies them with the block");
   return sentences;
 }
 

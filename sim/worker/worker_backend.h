@@ -1,14 +1,14 @@
-// An engine's own worker as a backend: a process that holds it and speaks docs/worker_protocol.md
-// is handed each step's decision, and its memory, tables and slots are judged like any backend's.
+// An engine's own worker as a backend: a process that holds it and speaks docs/protocols.md
+// receives each step's decision, and its memory, tables and slots are judged like any backend's.
 //
-// (1) Pages lie in memory that both processes map (shared_bytes.h, page_map.h); poison, and the
-//     order of a block's bytes when it changes hands, are written here before the step.
-// (2) What the worker raises, over the plan of a case or in a step, and what it says of itself that
-//     is not what the step says (rows, positions, tokens), are reports of the step: a divergence,
-//     not an error.
-// (3) Digests are read here, through the table that the worker's attention was given.
-// (4) What was sampled is told before anything is written for the next step: a worker moves states
-//     then, in blocks that the step may hand out again.
+// (1) Pages are in memory that both processes map (shared_bytes.h, page_map.h); poison, and the
+//     order of a reallocated block's bytes, are written here before the step.
+// (2) What the worker raises, over the plan of a case or in a step, and what it reports that
+//     differs from the step (rows, positions, tokens), are reports of the step: a divergence, not
+//     an error.
+// (3) Digests are read here, through the table that the worker's attention received.
+// (4) What was sampled is sent before anything is written for the next step: a worker moves states
+//     then, in blocks that the step may reallocate.
 // Not here: attention itself, host tiers, ranks; the worker refuses what it cannot do.
 #pragma once
 

@@ -1,4 +1,4 @@
-// The messages of the worker protocol and its replies, as lines of JSON: docs/worker_protocol.md.
+// The messages of the worker protocol and its replies, as lines of JSON: docs/protocols.md.
 #pragma once
 
 #include <cstdint>
@@ -35,7 +35,7 @@ struct WorkerRow {
 };
 struct WorkerStep {
   std::int64_t step = 0;
-  // What the step before sampled, by request.
+  // What the previous step sampled, by request.
   std::vector<std::pair<std::string, std::vector<std::int32_t>>> sampled;
   std::vector<WorkerRow> rows;
   std::vector<std::string> finished, preempted;
@@ -43,8 +43,8 @@ struct WorkerStep {
   std::vector<KVCacheBlockCopy> copies;
 };
 std::string worker_step_message(const WorkerStep& step);
-// What the step before sampled, on its own: of workers that move states when they hear it, before
-// anything is written in between.
+// What the previous step sampled, as its own message: for workers that move states on receipt,
+// before anything is written in between.
 std::string worker_sample_message(const WorkerStep& step);
 
 // Replies. Of hello: the features; the runner is one of them, "runner:v1".

@@ -11,7 +11,7 @@
 namespace lockstep {
 namespace {
 
-TEST(ForEachInParallel, visits_each_index_once_with_any_number_of_threads) {
+TEST(ForEachInParallel, VisitsEachIndexOnceWithAnyNumberOfThreads) {
   for (const int jobs : {1, 2, 7, 64}) {
     std::vector<std::atomic<int>> visits(50);
     for_each_in_parallel(50, jobs, [&](std::int64_t i) { ++visits[static_cast<std::size_t>(i)]; });
@@ -19,7 +19,7 @@ TEST(ForEachInParallel, visits_each_index_once_with_any_number_of_threads) {
   }
 }
 
-TEST(ForEachInParallel, one_job_is_the_callers_thread_and_goes_in_order) {
+TEST(ForEachInParallel, OneJobIsTheCallersThreadAndGoesInOrder) {
   const auto caller = std::this_thread::get_id();
   std::vector<std::int64_t> seen;
   for_each_in_parallel(5, 1, [&](std::int64_t i) {
@@ -29,7 +29,7 @@ TEST(ForEachInParallel, one_job_is_the_callers_thread_and_goes_in_order) {
   EXPECT_EQ(seen, (std::vector<std::int64_t>{0, 1, 2, 3, 4}));
 }
 
-TEST(ForEachInParallel, work_that_waits_for_other_work_runs_beside_it) {
+TEST(ForEachInParallel, WorkThatWaitsForOtherWorkRunsBesideIt) {
   std::atomic<int> arrived = 0;
   for_each_in_parallel(3, 3, [&](std::int64_t) {
     ++arrived;
@@ -38,7 +38,7 @@ TEST(ForEachInParallel, work_that_waits_for_other_work_runs_beside_it) {
   EXPECT_EQ(arrived, 3);
 }
 
-TEST(ForEachInParallel, of_nothing_does_nothing) {
+TEST(ForEachInParallel, OfNothingDoesNothing) {
   for_each_in_parallel(
       0, 4, [](std::int64_t) { ADD_FAILURE(); },
       [] {
@@ -47,8 +47,8 @@ TEST(ForEachInParallel, of_nothing_does_nothing) {
       });
 }
 
-// Those before the first no, without a gap; after it nobody is asked.
-TEST(ForEachInParallel, ends_with_the_first_no_and_leaves_no_gap) {
+// All before the first false, without a gap; nothing after it is called.
+TEST(ForEachInParallel, EndsWithTheFirstNoAndLeavesNoGap) {
   for (const int jobs : {1, 4}) {
     int questions = 0;  // asked by one thread at a time
     std::mutex held;

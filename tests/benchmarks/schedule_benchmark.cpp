@@ -1,6 +1,6 @@
 // How fast the model decides: schedule and update_from_output alone, no backend.
 //
-// The recorded workloads are those on which vLLM's own scheduler is timed too (docs/speed.md).
+// The recorded workloads are those on which vLLM's own scheduler is timed too (docs/measured.md).
 #include <benchmark/benchmark.h>
 
 #include <filesystem>

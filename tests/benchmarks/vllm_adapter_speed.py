@@ -101,7 +101,7 @@ class InProcess:
         from lockstep_engines.vllm_engine import Request, Scheduler
 
         self._protocol = protocol
-        self._session = protocol.Session(vllm_adapter.VllmAdapter(), None)
+        self._session = protocol.Session(protocol.SCHEDULER, vllm_adapter.VllmAdapter())
         self.seconds = self.inside = 0.0
         self._depth = 0
         for method in ("__init__", "schedule", "update_from_output", "add_request"):

@@ -62,8 +62,9 @@ def serve(header: Any, requests: Any, scheduler_cls: type | None, model_s: float
 
 
 def measure(path: Path, runs: int, model_s: float, max_requests: int) -> None:
-    from lockstep_live.scheduler import LiveScheduler
     from vllm_scheduler_speed import load
+
+    from lockstep_live.scheduler import LiveScheduler
 
     header, requests = load(path)
     requests = requests[:max_requests]

@@ -11,7 +11,7 @@ const std::string kPaged = "python3 " LOCKSTEP_SOURCE_DIR "/docs/examples/paged_
 
 class SoundAdapter : public testing::TestWithParam<std::string> {};
 
-TEST_P(SoundAdapter, passes_every_check) {
+TEST_P(SoundAdapter, PassesEveryCheck) {
   const Outcome run = run_lockstep({"check-adapter", GetParam()});
   EXPECT_EQ(run.status, 0) << run.out << run.err;
   EXPECT_EQ(run.out.find("FAILS"), std::string::npos) << run.out;
@@ -30,7 +30,7 @@ struct Wrong {
 
 class WrongAdapter : public testing::TestWithParam<Wrong> {};
 
-TEST_P(WrongAdapter, is_told_what_it_does_wrong) {
+TEST_P(WrongAdapter, IsToldWhatItDoesWrong) {
   const Outcome run = run_lockstep({"check-adapter", GetParam().command});
   EXPECT_EQ(run.status, 1) << run.out << run.err;
   const std::size_t at = run.out.find("FAILS    " + GetParam().check);
@@ -54,7 +54,7 @@ INSTANTIATE_TEST_SUITE_P(
                     Wrong{kPaged + " --bug lost", "cases of `full` agree", "audit.conservation"},
                     Wrong{kPaged + " --bug raise", "cases of `full` agree", "engine.exception"}));
 
-TEST(CheckAdapter, leaves_its_checks_as_json_and_refuses_what_is_no_engine) {
+TEST(CheckAdapter, LeavesItsChecksAsJsonAndRefusesWhatIsNoEngine) {
   const std::string path = temporary_path("checks.json");
   const std::string junit = temporary_path("checks.xml");
   EXPECT_EQ(run_lockstep({"check-adapter", kPaged, "--json", path, "--junit", junit}).status, 0);

@@ -56,7 +56,7 @@ TEST(Conform, OfARecordingWithOptionsBeyondTheFormatNamesThemBesideAMismatch) {
 TEST(Conform, OfAFolderSaysHowManyFilesItDidNotLookAt) {
   const Outcome outcome = run_lockstep({"conform", sample_path("recordings"), sample_path("")});
   EXPECT_EQ(outcome.status, 0) << outcome.err << outcome.out;
-  EXPECT_NE(outcome.out.find("Not looked at: "), std::string::npos) << outcome.out;
+  EXPECT_NE(outcome.out.find("Not compared: "), std::string::npos) << outcome.out;
 }
 
 TEST(Conform, TakesRecordingsWithAKVConnector) {
@@ -64,7 +64,7 @@ TEST(Conform, TakesRecordingsWithAKVConnector) {
       run_lockstep({"conform", sample_path("recordings/vllm-0.22.1/connectors")});
   EXPECT_EQ(outcome.status, 0) << outcome.err << outcome.out;
   EXPECT_NE(outcome.out.find("13 of 13 recordings agree"), std::string::npos) << outcome.out;
-  EXPECT_EQ(outcome.out.find("Not looked at"), std::string::npos) << outcome.out;
+  EXPECT_EQ(outcome.out.find("Not compared"), std::string::npos) << outcome.out;
 }
 
 // Of many files one is cut off, one is nothing that conform takes, and one is not there.

@@ -148,7 +148,8 @@ TEST(Decisions, WhatIsKnownIsNoNewsUntilItsDayIsOver) {
   EXPECT_NE(now.out.find("known: ENG-42: "), std::string::npos) << now.out;
   const Outcome later = fuzz(engine, {"--known", known("2001-01-01")});
   EXPECT_EQ(later.status, 1) << later.out;
-  EXPECT_NE(later.out.find("ENG-42: known until 2001-01-01, and news again"), std::string::npos);
+  EXPECT_NE(later.out.find("ENG-42: known until 2001-01-01, and reported again"),
+            std::string::npos);
   const Outcome wrong = fuzz(engine, {"--known", known("soon")});
   EXPECT_EQ(wrong.status, 2);
   EXPECT_NE(wrong.err.find("expected a day"), std::string::npos) << wrong.err;

@@ -3,9 +3,11 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <cctype>
 #include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <regex>
 #include <set>
 #include <sstream>
 
@@ -22,7 +24,7 @@ const std::string kDocs = LOCKSTEP_SOURCE_DIR "/docs/";
 
 // Cells of the table in docs/findings_by_release.md: by release, by finding.
 std::map<std::string, std::map<int, std::string>> cells_of_page() {
-  const std::string text = read_text(kDocs + "findings_by_release.md");
+  const std::string text = read_text(kDocs + "reference/findings_by_release.md");
   std::istringstream page(text);
   std::map<std::string, std::map<int, std::string>> cells;
   std::vector<std::string> releases;
@@ -48,19 +50,28 @@ std::map<std::string, std::map<int, std::string>> cells_of_page() {
   return cells;
 }
 
-// The chapter of a finding in docs/findings.md, from its heading on; empty: there is none.
-std::string chapter(const std::string& page, int number) {
-  const std::size_t at = page.find(fmt::format("\n## {}. ", number));
-  return at == std::string::npos ? "" : page.substr(at, page.find("\n## ", at + 1) - at);
+// The page of each finding, docs/findings/NN_name.md, by its number.
+std::map<int, std::string> pages() {
+  std::map<int, std::string> pages;
+  for (const auto& entry : std::filesystem::directory_iterator(kDocs + "findings")) {
+    const std::string name = entry.path().filename().string();
+    if (std::isdigit(static_cast<unsigned char>(name.front())) == 0) continue;
+    const int number = std::stoi(name);
+    EXPECT_TRUE(pages.emplace(number, read_text(entry.path().string())).second) << name;
+    EXPECT_NE(read_text(kDocs + "findings.md").find(fmt::format(": findings/{}\n", name)),
+              std::string::npos)
+        << name << " is missing in the index";
+  }
+  return pages;
 }
 
-TEST(Findings, every_one_of_the_page_has_its_title_and_cases_that_are_there) {
-  const std::string page = read_text(kDocs + "findings.md");
-  std::set<int> numbers;
+TEST(Findings, EachHasAPageWithItsTitleAndCasesThatAreThere) {
+  const auto all = pages();
+  std::set<int> driven;
   for (const FindingCases& finding : finding_cases()) {
-    EXPECT_TRUE(numbers.insert(finding.number).second) << finding.number;
-    EXPECT_TRUE(chapter(page, finding.number)
-                    .starts_with(fmt::format("\n## {}. {}\n", finding.number, finding.title)))
+    EXPECT_TRUE(driven.insert(finding.number).second) << finding.number;
+    EXPECT_TRUE(all.at(finding.number)
+                    .starts_with(fmt::format("# {}. {}\n", finding.number, finding.title)))
         << finding.number;
     EXPECT_FALSE(finding.checks.empty());
     for (const std::string_view file : finding.files)
@@ -68,18 +79,60 @@ TEST(Findings, every_one_of_the_page_has_its_title_and_cases_that_are_there) {
                                           std::string(file)))
           << file;
   }
-  // The others are what no scheduler decides, or need requests that adapters do not make.
-  for (int number = 1; !chapter(page, number).empty(); ++number) {
-    if (numbers.contains(number)) continue;
-    const std::string text = chapter(page, number);
-    EXPECT_TRUE(text.find("Not a decision") != std::string::npos ||
-                text.find("`lockstep findings` does not ask engines") != std::string::npos)
+  EXPECT_EQ(all.size(), 48u);
+  EXPECT_EQ(all.rbegin()->first, 48);
+  // The others are not decisions of a scheduler, or need requests that adapters do not make.
+  for (const auto& [number, page] : all) {
+    if (driven.contains(number)) continue;
+    EXPECT_TRUE(page.find("Not a decision") != std::string::npos ||
+                page.find("`lockstep findings` does not ask engines") != std::string::npos)
         << number;
   }
 }
 
+// The paragraph that states who can meet the finding.
+std::string reach_of(const std::string& page) {
+  const std::size_t at = page.find("\n**Reach.** ");
+  return at == page.npos ? "" : page.substr(at + 12, page.find("\n\n", at) - at - 12);
+}
+
+TEST(Findings, EachStatesItsReachInOneOfThreeFormsAndItsReleases) {
+  const std::regex releases(R"(\n\*\*Releases\.\*\* [^\n]*0\.\d+\.\d+)");
+  for (const auto& [number, page] : pages()) {
+    const std::string reach = reach_of(page);
+    const bool names_an_option =
+        reach.starts_with("Option needed: ") && reach.find('`') != reach.npos;
+    EXPECT_TRUE(names_an_option || reach.starts_with("Default configuration: ") ||
+                reach.starts_with("Unreachable today: "))
+        << number << ": " << reach;
+    EXPECT_TRUE(std::regex_search(page, releases)) << number;
+    EXPECT_NE(page.find("\n**What "), std::string::npos) << number;
+    EXPECT_NE(page.find("mallest case"), std::string::npos) << number;
+  }
+}
+
+// A maintainer who reads only the page can reproduce it.
+TEST(Findings, EachUpstreamPageHasCommandModelReleasesOutputAndPermalinks) {
+  const auto all = pages();
+  int count = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(kDocs + "upstream")) {
+    const std::string name = entry.path().filename().string();
+    if (std::isdigit(static_cast<unsigned char>(name.front())) == 0) continue;
+    const std::string page = read_text(entry.path().string());
+    for (const std::string_view part :
+         {"\n**Reach.** ", "\n**Releases.** ", "\n**Model.** ", "\n**Server", "\n**Observed** ",
+          "https://github.com/vllm-project/vllm/blob/v0.33.0/vllm/", "    pytest cases/test_"})
+      EXPECT_NE(page.find(part), std::string::npos) << name << ": " << part;
+    const std::string& finding = all.at(std::stoi(name));
+    EXPECT_NE(finding.find(fmt::format("(../upstream/{})", name)), std::string::npos) << name;
+    EXPECT_EQ(reach_of(page), reach_of(finding)) << name;
+    ++count;
+  }
+  EXPECT_EQ(count, 27);
+}
+
 // The model of 0.22.1 goes on where vLLM stops, and counts what is there: 10 and 23 are not its.
-TEST(Findings, the_model_behind_the_protocol_shows_those_of_its_release) {
+TEST(Findings, TheModelBehindTheProtocolShowsThoseOfItsRelease) {
   const std::string path = temporary_path("findings.json");
   const std::string junit = temporary_path("findings.xml");
   const Outcome run =
@@ -97,7 +150,7 @@ TEST(Findings, the_model_behind_the_protocol_shows_those_of_its_release) {
   EXPECT_EQ(shown, (std::set{1, 2, 3, 4, 6, 7, 8, 9, 11, 12, 13, 14, 15, 22}));
 }
 
-TEST(Findings, several_engines_are_a_table_and_what_none_shows_is_agreed) {
+TEST(Findings, SeveralEnginesAreATableAndWhatNoneShowsIsAgreed) {
   const Outcome table =
       run_lockstep({"findings", "10", "23", "--engine", kModel, "--engine", kModel});
   EXPECT_EQ(table.status, 0) << table.out << table.err;
@@ -110,11 +163,11 @@ TEST(Findings, several_engines_are_a_table_and_what_none_shows_is_agreed) {
       << small.out;
 }
 
-TEST(Findings, without_an_engine_the_cases_are_listed_and_what_is_not_there_is_refused) {
+TEST(Findings, WithoutAnEngineTheCasesAreListedAndWhatIsNotThereIsRefused) {
   const Outcome list = run_lockstep({"findings", "7"});
   EXPECT_EQ(list.status, 0);
   EXPECT_EQ(list.out,
-            " 7  A loaded request stands behind one that does not fit\n"
+            " 7  A loaded request waits for one that does not fit\n"
             "      vllm_0_22_1_loaded_behind_large.jsonl\n");
   EXPECT_EQ(run_lockstep({"findings", "99"}).status, 2);
   const Outcome folder =
@@ -128,7 +181,7 @@ TEST(Findings, without_an_engine_the_cases_are_listed_and_what_is_not_there_is_r
 }
 
 // What engines were seen to do, and what their policies make possible, are one table.
-TEST(Findings, the_page_by_release_agrees_with_the_policies_of_the_profiles) {
+TEST(Findings, ThePageByReleaseAgreesWithThePoliciesOfTheProfiles) {
   const auto page = cells_of_page();
   ASSERT_EQ(page.size(), 14u);
   for (const auto& [release, cells] : page) {

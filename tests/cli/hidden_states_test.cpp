@@ -28,7 +28,7 @@ std::vector<std::string> replay(std::vector<std::string> more) {
   return arguments;
 }
 
-TEST(HiddenStateFiles, every_finished_request_leaves_one_that_other_libraries_can_read) {
+TEST(HiddenStateFiles, EveryFinishedRequestLeavesOneThatOtherLibrariesCanRead) {
   const std::string folder = temporary_path("states"), path = temporary_path("states.json");
   std::filesystem::create_directory(folder);
   const Outcome outcome = run_lockstep(replay({"simt", "--hidden-states", folder, "--json", path}));
@@ -60,7 +60,7 @@ TEST(HiddenStateFiles, every_finished_request_leaves_one_that_other_libraries_ca
   EXPECT_EQ(json.at("rows_extracted"), num_rows);
 }
 
-TEST(HiddenStateFiles, are_refused_where_there_would_be_none_in_one_sentence) {
+TEST(HiddenStateFiles, AreRefusedWhereThereWouldBeNoneInOneSentence) {
   const std::string folder = temporary_path("refused");
   std::filesystem::create_directory(folder);
   const auto refusal = [](const std::vector<std::string>& arguments) {
@@ -86,7 +86,7 @@ TEST(HiddenStateFiles, are_refused_where_there_would_be_none_in_one_sentence) {
   EXPECT_TRUE(std::filesystem::is_empty(folder));
 }
 
-TEST(HiddenStateFiles, that_show_before_they_are_whole_are_found) {
+TEST(HiddenStateFiles, ThatShowBeforeTheyAreWholeAreFound) {
   const Outcome outcome = run_lockstep(replay({"simt", "--mutant", "hidden-save-race"}));
   EXPECT_EQ(outcome.status, 1) << outcome.out << outcome.err;
   EXPECT_NE(outcome.out.find("hidden_file"), std::string::npos) << outcome.out;

@@ -116,7 +116,7 @@ TEST(Plugin, OfFlashInfersAppendAgreesAndAWrongStrideIsFoundInThePage) {
   EXPECT_EQ(bug.status, 1) << bug.err;
   EXPECT_NE(bug.out.find("page_written"), std::string::npos) << bug.out;
   EXPECT_NE(bug.out.find("slot 16"), std::string::npos) << bug.out;
-  // Where K and V of a block lie apart, pages are dense.
+  // Where K and V of a block are not adjacent, pages are dense.
   EXPECT_EQ(replay_with("flashinfer_plugin_bug").status, 0);
   const Outcome narrow = replay_with("flashinfer_plugin", {"--head-size", "20"});
   EXPECT_EQ(narrow.status, 2) << narrow.out;

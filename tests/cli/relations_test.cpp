@@ -36,7 +36,9 @@ TEST(RelationsCommand, OneThatAppliedToNoCaseIsSaidNotToBeChecked) {
   const Outcome outcome =
       run_lockstep({"relations", "no packing", "--runs", "1", "--backend", "none"});
   EXPECT_EQ(outcome.status, 0) << outcome.err;
-  EXPECT_NE(outcome.out.find("NOT CHECKED"), std::string::npos) << outcome.out;
+  EXPECT_NE(outcome.out.find("\nNot checked:\n"), std::string::npos) << outcome.out;
+  EXPECT_NE(outcome.out.find("  - no packing: it applied to no case"), std::string::npos)
+      << outcome.out;
 }
 
 TEST(RelationsCommand, WhatIsWrongIsRefused) {

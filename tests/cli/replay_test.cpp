@@ -108,7 +108,7 @@ const std::string kDeadlock =
 TEST(Replay, OfADeadlockWithAConnectorIsStuckAndNamesTheCircle) {
   const Outcome outcome = run_lockstep({"replay", kDeadlock, "--backend", "none"});
   EXPECT_EQ(outcome.status, 3) << outcome.err;
-  EXPECT_NE(outcome.out.find("In a circle: first (1 block, held since step 0) waits for 3 blocks"),
+  EXPECT_NE(outcome.out.find("Cycle: first (1 block, held since step 0) waits for 3 blocks"),
             std::string::npos)
       << outcome.out;
   const Json json = replay_json({kDeadlock, "--backend", "none"}, 3);
@@ -178,7 +178,7 @@ TEST(Replay, BesideASimulatedConnectorIsTheSameTwiceAndAnotherWithAnotherSeed) {
   other.insert(other.end(), {"--seed", "1"});
   EXPECT_NE(first.at("state_hash"), replay_json(other).at("state_hash"));
   EXPECT_EQ(run_lockstep({"replay", kSample, "--backend", "none", "--connector"}).status, 0)
-      << "beside the default engine";
+      << "with the default engine";
 }
 
 TEST(Replay, WithoutABackendDecidesTheSameAndSaysThatNothingWasCompared) {
@@ -236,7 +236,7 @@ TEST(Replay, ToldOfAZeroingThatDoesNotComeNamesThePoisonThatWaitedForIt) {
                    "--limit", "1", "--mutant", "zero-lost", "--no-prefill-checkpoints"},
                   1);
   const std::string owner = json.at("divergence").at("owner");
-  EXPECT_NE(owner.find("handed out to be zeroed"), std::string::npos) << owner;
+  EXPECT_NE(owner.find("allocated to be zeroed"), std::string::npos) << owner;
 }
 
 TEST(Replay, OverSeveralStreamsGivesTheSameStateHash) {

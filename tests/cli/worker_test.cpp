@@ -67,6 +67,50 @@ TEST(Worker, ThatIsWrongIsFoundByTheCheckOfWhatItDoes) {
   }
 }
 
+TEST(Worker, IsNotAccusedOfWhatLockstepRaisesInItsProcess) {
+  const std::string folder = temporary_path("harness-cases");
+  const Outcome found = run_lockstep({"replay", recording("full_attention/0001"), "--backend",
+                                      kWorker + " --defect harness", "--save", folder});
+  EXPECT_EQ(found.status, 2) << found.out << found.err;
+  EXPECT_NE(found.out.find("LOCKSTEP FAILED; the engine is not judged.\n"
+                           "  the host of the worker raises in step 2\nin model_worker.py"),
+            std::string::npos)
+      << found.out;
+  EXPECT_NE(found.out.find("Saved: " + folder), std::string::npos) << found.out;
+  const std::string cases = temporary_path("harness-fuzz");
+  const Outcome fuzzed =
+      run_lockstep({"fuzz", "--backend", kWorker + " --defect harness", "--engine", "vllm-0.22.1",
+                    "--seed", "1", "--runs", "2", "--save", cases, "--no-shrink"});
+  EXPECT_EQ(fuzzed.status, 2) << fuzzed.out << fuzzed.err;
+  EXPECT_NE(fuzzed.out.find("seed 1: harness, harness\n"
+                            "  the host of the worker raises in step 2\nin model_worker.py"),
+            std::string::npos)
+      << fuzzed.out;
+  EXPECT_NE(fuzzed.out.find("/seed-1.case.jsonl"), std::string::npos) << fuzzed.out;
+}
+
+// vLLM 0.33.0 copies whole blocks of states in padded pages.
+TEST(Worker, MayLeaveTheSourcesPaddingInACopiedBlock) {
+  const std::string file =
+      LOCKSTEP_SOURCE_DIR "/tests/regressions/copied_block_has_its_sources_padding.case.jsonl";
+  const Outcome found = replay(file);
+  EXPECT_EQ(found.status, 0) << found.out << found.err;
+  EXPECT_NE(found.out.find("where they are the source's"), std::string::npos) << found.out;
+  const Outcome other = replay(file, "padding");
+  EXPECT_EQ(other.status, 1) << other.out << other.err;
+  EXPECT_NE(other.out.find("padding or unused room of block 3"), std::string::npos) << other.out;
+}
+
+TEST(Worker, LeavesCasesThatTheKernelsOfThisProjectRun) {
+  for (const char* name :
+       {"copied_block_has_its_sources_padding", "state_column_of_attention_blocks"}) {
+    const std::string file =
+        fmt::format(LOCKSTEP_SOURCE_DIR "/tests/regressions/{}.case.jsonl", name);
+    const Outcome found = run_lockstep({"replay", file, "--backend", "simt"});
+    EXPECT_EQ(found.status, 0) << name << found.out << found.err;
+  }
+}
+
 TEST(Worker, RefusesByName) {
   const Outcome drafts = replay(recording("spec_decode_mamba/0000"));
   EXPECT_EQ(drafts.status, 2) << drafts.out;
@@ -136,6 +180,7 @@ TEST(Worker, ThatFailsIsShrunkWithTheWorkerInTheLoopAndItsCaseNamesIt) {
                            "cache; here --backend none does."),
             std::string::npos)
       << other.out << other.err;
+  EXPECT_EQ(run_lockstep({"replay", smallest, "--backend", "simt"}).status, 0);
   EXPECT_EQ(run_lockstep({"explain", smallest}).status, 1);
   const std::string recording =
       smallest.substr(0, smallest.size() - std::string("case.jsonl").size()) + "recording.jsonl";

@@ -57,7 +57,7 @@ void replay(const std::string& path, ConnectorTally& tally) {
   tally.blocks_lost += summary->blocks_lost;
 }
 
-TEST(ConnectorReplays, one_of_every_bundled_family_agrees_on_the_kernels) {
+TEST(ConnectorReplays, OneOfEveryBundledFamilyAgreesOnTheKernels) {
   const auto samples = find_samples_dir();
   ASSERT_TRUE(samples.has_value());
   ConnectorTally tally;
@@ -69,9 +69,9 @@ TEST(ConnectorReplays, one_of_every_bundled_family_agrees_on_the_kernels) {
   EXPECT_GT(tally.blocks_lost, 0);
 }
 
-// What has drafts, or lost blocks behind which the engine goes on (docs/findings.md, 15), is
-// followed by the decisions alone.
-TEST(ConnectorReplays, with_asynchronous_scheduling_agree_or_say_why_they_are_refused) {
+// Recordings with drafts, or with lost blocks that the engine continues after (docs/findings.md,
+// 15), are followed by decisions only.
+TEST(ConnectorReplays, WithAsynchronousSchedulingAgreeOrSayWhyTheyAreRefused) {
   const auto samples = find_samples_dir();
   ASSERT_TRUE(samples.has_value());
   const auto folder = *samples / "recordings/vllm-0.22.1/connectors/connector_served_async";
@@ -90,7 +90,7 @@ TEST(ConnectorReplays, with_asynchronous_scheduling_agree_or_say_why_they_are_re
             std::string::npos);
 }
 
-TEST(ConnectorReplaysSlow, all_168_agree_on_the_kernels) {
+TEST(ConnectorReplaysSlow, All168AgreeOnTheKernels) {
   const auto data = find_data_dir();
   if (!data) GTEST_SKIP() << "recordings of vLLM 0.22.1 with connectors: " << data_dir_hint();
   ConnectorTally tally;

@@ -1,5 +1,5 @@
-// The policies that an engine follows are found from what it recorded: a release that is taken out
-// of the table is found again, and an engine that no combination of policies describes is told.
+// fit finds the policies of an engine from its recordings: a release removed from the table is
+// found again, and an engine that no combination describes is reported.
 #include "sim/conform/fit.h"
 
 #include <gtest/gtest.h>
@@ -83,10 +83,8 @@ std::vector<const Release*> every_third_release(bool others) {
 class FitRelease : public testing::TestWithParam<const Release*> {};
 class FitReleaseSlow : public FitRelease {};
 
-TEST_P(FitRelease, finds_the_row_again_that_was_taken_out) { expect_the_row_again(*GetParam()); }
-TEST_P(FitReleaseSlow, finds_the_row_again_that_was_taken_out) {
-  expect_the_row_again(*GetParam());
-}
+TEST_P(FitRelease, FindsTheRowAgainThatWasTakenOut) { expect_the_row_again(*GetParam()); }
+TEST_P(FitReleaseSlow, FindsTheRowAgainThatWasTakenOut) { expect_the_row_again(*GetParam()); }
 
 INSTANTIATE_TEST_SUITE_P(Releases, FitRelease, testing::ValuesIn(every_third_release(false)),
                          name_of_release);
@@ -98,7 +96,7 @@ std::vector<std::string> sample_recordings(const char* release) {
   return recordings_under(samples.value_or("") / "recordings" / release);
 }
 
-TEST(Fit, of_the_samples_needs_no_shared_recordings) {
+TEST(Fit, OfTheSamplesNeedsNoSharedRecordings) {
   for (const char* name : {"vllm-0.22.1", "vllm-0.33.0"}) {
     const auto fit =
         fit_policies(sample_recordings(name), {.left_out = {}, .jobs = conform_jobs()});
@@ -109,7 +107,7 @@ TEST(Fit, of_the_samples_needs_no_shared_recordings) {
 }
 
 // A number of free blocks that no policy gives: the release is found, and the step is named.
-TEST(Fit, says_where_an_engine_does_what_the_table_does_not_know) {
+TEST(Fit, SaysWhereAnEngineDoesWhatTheTableDoesNotKnow) {
   const std::string original = sample_recordings("vllm-0.33.0").front();
   const auto recording = read_recording(original);
   ASSERT_TRUE(recording.has_value());
@@ -131,7 +129,7 @@ TEST(Fit, says_where_an_engine_does_what_the_table_does_not_know) {
   EXPECT_EQ(fit->new_behaviour()->what, "free_blocks");
 }
 
-TEST(Fit, refuses_recordings_of_two_engines_and_none_at_all) {
+TEST(Fit, RefusesRecordingsOfTwoEnginesAndNoneAtAll) {
   auto paths = sample_recordings("vllm-0.22.1");
   paths.push_back(sample_recordings("vllm-0.33.0").front());
   const auto two = fit_policies(paths, {});

@@ -1,7 +1,7 @@
 // The planner agrees with vLLM 0.22.1 in every recorded plan: aligned sizes, groups, tensors,
 // blocks, concurrency to the last bit, capacity, kernel block sizes, every stride and offset, the
-// refusals; by the model's closed form and by the backend's own steps. The mutants that copy the
-// engine's second runner go wrong exactly where it did.
+// refusals; by the model's closed form and by the backend's own steps. The mutants that copy model
+// runner V2 go wrong exactly where it did.
 #include "sim/conform/conform_layouts.h"
 
 #include <gtest/gtest.h>
@@ -162,8 +162,8 @@ void expect_pools_of_two(bool all) {
 TEST(Layouts, APoolOfTwoBlocksIsRightForEveryModelBackendAndLayout) { expect_pools_of_two(false); }
 TEST(LayoutsSlow, APoolOfTwoBlocksIsRightForEveryPlan) { expect_pools_of_two(true); }
 
-// A finding of this harness: vLLM 0.22.1 lays K and V of a block together only where the model has
-// states. Windows or chunks beside hidden states share tensors with whole pages too.
+// A finding of this harness: vLLM 0.22.1 keeps K and V of a block together only where the model has
+// states. Windows or chunks with hidden states also share tensors with whole pages.
 TEST(Layouts, TheRuleOf0221LetsWindowsReachHiddenStatesOfAnotherBlock) {
   int broken = 0;
   for (const PlannedRecording& planned : planned_recordings()) {

@@ -48,7 +48,8 @@ void resize(const PlanJson& recorded, ModelSpec& model) {
   }
 }
 
-// The bundled model; a recorded drafter in place of its own, but for the MTP layer with an indexer.
+// The bundled model; a recorded draft model instead of its own, except for the MTP layer with an
+// indexer.
 Result<ModelSpec> model_of(const PlacementRecording& recording, const PlanJson& recorded) {
   const bool is_v4 = recording.model == kV4;
   LS_ASSIGN_OR_RETURN(auto model, find_model(bundled_name(recording.model)));

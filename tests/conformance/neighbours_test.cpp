@@ -1,7 +1,6 @@
 // Beyond the recorded families: configurations that only their neighbours reach (draft models,
-// windows of one token, groups of one spec, hybrids under decode context parallelism, caches that
-// its ranks keep whole, retention, lookahead hashes), recorded from vLLM by the project's own
-// recorder.
+// windows of one token, groups of one spec, hybrids under decode context parallelism, replicated
+// caches, retention, lookahead hashes), recorded from vLLM by the project's own recorder.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -12,7 +11,7 @@
 namespace lockstep {
 namespace {
 
-TEST(Neighbours, agree_in_every_field) {
+TEST(Neighbours, AgreeInEveryField) {
   const auto paths =
       recordings_under(std::string(LOCKSTEP_SOURCE_DIR) + "/tests/conformance/neighbours");
   ASSERT_EQ(paths.size(), 17u);

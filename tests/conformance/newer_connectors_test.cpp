@@ -1,6 +1,6 @@
-// vLLM 0.33.0 beside KV connectors: the model decides as it did in every field of every step, and a
-// profile that differs from it in one policy does not. A small part of the recordings is bundled;
-// all are compared where $LOCKSTEP_DATA holds them.
+// vLLM 0.33.0 with KV connectors: the model makes the same decision in every field of every step,
+// and a profile that differs from it in one policy does not. A small part of the recordings is
+// bundled; all are compared where $LOCKSTEP_DATA holds them.
 #include <gtest/gtest.h>
 
 #include <algorithm>

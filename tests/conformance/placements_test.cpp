@@ -30,16 +30,16 @@ void expect_overlaid_agreement(const std::string& path, std::int64_t plans) {
   EXPECT_EQ(result->agreed, result->plans);
 }
 
-TEST(OverlaidPlans, bundled_plans_agree) { expect_overlaid_agreement(overlaid_sample(), 28); }
+TEST(OverlaidPlans, BundledPlansAgree) { expect_overlaid_agreement(overlaid_sample(), 28); }
 
-TEST(OverlaidPlans, all_498_plans_agree) {
+TEST(OverlaidPlans, All498PlansAgree) {
   const auto data = find_data_dir();
   const auto path = data ? *data / "recordings_more/vllm-0.33.0/layouts.jsonl" : "";
   if (!data || !std::filesystem::exists(path)) GTEST_SKIP() << data_dir_hint();
   expect_overlaid_agreement(path.string(), 498);
 }
 
-TEST(OverlaidPlans, a_change_in_one_stage_is_found_there) {
+TEST(OverlaidPlans, AChangeInOneStageIsFoundThere) {
   std::ifstream lines(overlaid_sample());
   std::string text;
   nlohmann::json plan;
@@ -95,7 +95,7 @@ std::map<std::int64_t, std::string> broken_plans(const std::string& path) {
   return broken;
 }
 
-TEST(OverlaidPlans, the_prover_names_the_plans_that_lose_bytes_and_no_others) {
+TEST(OverlaidPlans, TheProverNamesThePlansThatLoseBytesAndNoOthers) {
   const auto data = find_data_dir();
   const auto full = data ? *data / "recordings_more/vllm-0.33.0/layouts.jsonl" : "";
   const std::string path =
@@ -134,9 +134,10 @@ std::map<std::string, std::string> lost_by_connectors(const PlacementRecording& 
   return lost;
 }
 
-// By rule and order. The plan whose groups have two strides between blocks is lost to both; the
-// offloading connector also loses heads that lie apart, and states alone with blocks outermost.
-TEST(OverlaidPlans, the_offloading_connector_loses_what_does_not_lie_a_page_apart) {
+// By rule and layout. Both lose the plan whose groups have two strides between blocks; the
+// offloading connector also loses separate heads, and states without attention in a block-outer
+// layout.
+TEST(OverlaidPlans, TheOffloadingConnectorLosesWhatDoesNotLieAPageApart) {
   const auto data = find_data_dir();
   const auto full = data ? *data / "recordings_more/vllm-0.33.0/layouts.jsonl" : "";
   const bool is_full = data && std::filesystem::exists(full);
@@ -158,7 +159,7 @@ TEST(OverlaidPlans, the_offloading_connector_loses_what_does_not_lie_a_page_apar
 
 // The smallest plan: one layer of two heads. Rows of K and V of a head have 256 bytes, a block of a
 // head 4,096, so that of three blocks the second head begins at byte 12,288.
-TEST(OverlaidPlans, finding_34_a_head_of_one_layer_is_kept) {
+TEST(OverlaidPlans, Finding34AHeadOfOneLayerIsKept) {
   CacheSpec spec;
   spec.num_kv_heads = 2;
   spec.head_size = spec.head_size_v = 64;
@@ -210,7 +211,7 @@ bool is_found(const SmallPlan& small, std::string_view rule) {
   return false;
 }
 
-TEST(OverlaidPlans, the_prover_finds_what_is_moved) {
+TEST(OverlaidPlans, TheProverFindsWhatIsMoved) {
   const SmallPlan sound = hybrid_plan();
   ASSERT_GT(sound.plan.groups.size(), 1u);
   EXPECT_TRUE(prove_placement(sound.plan, sound.pages).holds());

@@ -1,4 +1,4 @@
-// The recordings of a folder, for whoever replays or compares all of them.
+// The recordings of a folder, for tests that replay or compare all of them.
 #pragma once
 
 #include <filesystem>

@@ -1,6 +1,6 @@
 // The releases between, one folder of small recordings each: the model decides as the release did
-// in every field of every step, and not as the release beside it. All recordings of these releases
-// are compared where $LOCKSTEP_DATA holds them.
+// in every field of every step, and not as the neighbouring release. All recordings of these
+// releases are compared where $LOCKSTEP_DATA holds them.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -102,7 +102,7 @@ void replay_and_audit(const std::string& path, Tally& tally, PageSetting pages =
   if (replayed->divergence) ADD_FAILURE() << to_text(*replayed->divergence);
 }
 
-TEST(ReplayedRecordings, one_of_every_family_diverges_only_where_the_audit_finds_why) {
+TEST(ReplayedRecordings, OneOfEveryFamilyDivergesOnlyWhereTheAuditFindsWhy) {
   const auto samples = find_samples_dir();
   ASSERT_TRUE(samples.has_value());
   const auto families = families_under(*samples / "recordings");
@@ -113,7 +113,7 @@ TEST(ReplayedRecordings, one_of_every_family_diverges_only_where_the_audit_finds
 }
 
 // What 0.33.0 does as it is served.
-TEST(ReplayedRecordings, as_served_agree) {
+TEST(ReplayedRecordings, AsServedAgree) {
   for (const std::string& path :
        recordings_under(fs::path(LOCKSTEP_SOURCE_DIR) / "tests/conformance/as_served")) {
     const auto replayed = replay_on_simt(path);
@@ -124,7 +124,7 @@ TEST(ReplayedRecordings, as_served_agree) {
 }
 
 // Finding 17: a backend is not asked to read the state that the audit finds wrong.
-TEST(ReplayedRecordings, a_state_under_a_longer_prefix_is_seen_where_it_is_read) {
+TEST(ReplayedRecordings, AStateUnderALongerPrefixIsSeenWhereItIsRead) {
   const auto replayed = replay_on_simt(
       LOCKSTEP_SOURCE_DIR "/tests/regressions/vllm_0_33_0_state_under_longer_prefix.jsonl");
   ASSERT_TRUE(replayed) << replayed.error().message;
@@ -138,7 +138,7 @@ TEST(ReplayedRecordings, a_state_under_a_longer_prefix_is_seen_where_it_is_read)
       << replayed->divergence->message;
 }
 
-TEST(ReplayedServedModelsSlow, diverge_only_where_the_audit_finds_why) {
+TEST(ReplayedServedModelsSlow, DivergeOnlyWhereTheAuditFindsWhy) {
   const auto data = find_data_dir();
   const fs::path root = data.value_or("") / "recordings_more" / "vllm-0.33.0" / "schedules_served";
   if (!data || !fs::is_directory(root)) GTEST_SKIP() << "no recordings: " << data_dir_hint();
@@ -149,7 +149,7 @@ TEST(ReplayedServedModelsSlow, diverge_only_where_the_audit_finds_why) {
   EXPECT_EQ(tally.diverged, 6);  // findings 16 and 17
 }
 
-TEST(ReplayedRecordingsSlow, all_diverge_only_where_the_audit_finds_why) {
+TEST(ReplayedRecordingsSlow, AllDivergeOnlyWhereTheAuditFindsWhy) {
   const auto data = find_data_dir();
   if (!data) GTEST_SKIP() << "recordings of both releases: " << data_dir_hint();
   const auto families = families_under(*data / "recordings");

@@ -37,7 +37,7 @@ KVCacheSpec state_spec(std::int64_t ssm_elements) {
   return spec;
 }
 
-// `attention` layers of two heads of 16, and states beside them.
+// `attention` layers of two heads of 16, and states.
 LayerSpecs hybrid(int attention, int states, std::int64_t ssm_elements) {
   LayerSpecs layers;
   for (int i = 0; i < states; ++i)

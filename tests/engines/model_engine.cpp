@@ -1,6 +1,6 @@
-// A scheduler behind the scheduler protocol (docs/scheduler_protocol.md), in C++: here Lockstep's
-// own model, so that its tests can hold the decisions that come through a pipe against those that
-// do not. An engine of yours has the same few calls.
+// A scheduler behind the scheduler protocol (docs/protocols.md), in C++: here Lockstep's own model,
+// so that its tests can compare decisions through a pipe with direct ones. Your engine has the same
+// few calls.
 //
 //     lockstep fuzz --decisions build/release/model_engine
 #include <iostream>
@@ -100,7 +100,7 @@ class Engine {
     fail();
   }
 
-  // The message has been read to its last key and is whole; else the case is over.
+  // True if the message was read to its last key and is complete; otherwise the case ends.
   bool is_whole(JsonObject& message) {
     message.finish();
     if (!json_.ok()) fail();

@@ -1,4 +1,4 @@
-"""A worker behind the worker protocol (docs/worker_protocol.md) with no engine and nothing but the
+"""A worker behind the worker protocol (docs/protocols.md) with no engine and nothing but the
 standard library, for tests of what drives one: rows of every kind, and states without drafts.
 
     model_worker.py [--defect NAME]
@@ -101,7 +101,8 @@ class Worker:
 
     @staticmethod
     def _state_sizes(spec):
-        return [math.prod(s) * SIZES[d] for s, d in zip(spec["shapes"], spec["dtypes"])]
+        states = zip(spec["shapes"], spec["dtypes"], strict=False)
+        return [math.prod(shape) * SIZES[dtype] for shape, dtype in states]
 
     def _parts(self, spec, layer):
         """K of a block before its V."""
@@ -132,6 +133,9 @@ class Worker:
             self.tables.pop(name, None)
             self.entries.pop(name, None)
         self._zero(step["zero"])
+        self._copy(step["copies"])
+        if self.defect == "harness" and step["execute"] == 2:
+            raise AssertionError("the host of the worker raises in step 2")
         if self.defect == "raise" and step["execute"] == 2:
             raise RuntimeError("the worker raises in step 2")
         if self.defect == "crash" and step["execute"] == 2:
@@ -143,7 +147,7 @@ class Worker:
             if scheduled.get("new"):
                 self.tables[name] = [[] for _ in self.groups]
                 self.entries.pop(name, None)
-            for table, blocks in zip(self.tables[name], scheduled["blocks"]):
+            for table, blocks in zip(self.tables[name], scheduled["blocks"], strict=False):
                 table += blocks
             rows.append(name)
             first = scheduled["computed"] + (self.defect == "position")
@@ -185,8 +189,8 @@ class Worker:
             slots.append(block * size + slot)
             if self.defect == "write" and position == 5:
                 slot = (slot + 1) % size
-            for l, _ in enumerate(self.groups[g]["layers"]):
-                self._write_rows(self.layers[before + l], before + l, block, slot, content, spec)
+            for layer in range(before, before + len(self.groups[g]["layers"])):
+                self._write_rows(self.layers[layer], layer, block, slot, content, spec)
         return slots
 
     def _zero(self, blocks):
@@ -196,6 +200,16 @@ class Worker:
                 for block in blocks:
                     at = view["offset"] + block * view["stride"][0]
                     self.memory[at : at + size] = bytes(size)
+
+    def _copy(self, copies):
+        """Whole blocks, padding included."""
+        for layer in self.layers:
+            first, size = layer["page_offset"], layer["page_stride"]
+            for source, target in copies:
+                at, of = first + target * size, first + source * size
+                self.memory[at : at + size] = self.memory[of : of + size]
+                if self.defect == "padding":
+                    self.memory[at + size - 1] ^= 1
 
     def _advance(self, name, g, scheduled):
         """The state goes on in the block of the last token; it moves there first."""
@@ -210,15 +224,15 @@ class Worker:
             source -= 1
         self.entries[name][g] = entry
         before = sum(len(group["layers"]) for group in self.groups[:g])
-        for l, _ in enumerate(self.groups[g]["layers"]):
-            for s, view in enumerate(self.layers[before + l]["states"]):
+        for layer in range(before, before + len(self.groups[g]["layers"])):
+            for s, view in enumerate(self.layers[layer]["states"]):
                 size = view["shape"][1]
                 words = [0] * (size // 8)
                 if first > 0:
                     at = view["offset"] + table[source] * view["stride"]
                     words = struct.unpack(f"<{size // 8}Q", self.memory[at : at + size])
                 for content in scheduled["contents"]:
-                    words = state_after(words, content, before + l, s)
+                    words = state_after(words, content, layer, s)
                 at = view["offset"] + table[entry] * view["stride"]
                 self.memory[at : at + size] = struct.pack(f"<{size // 8}Q", *words)
         return []
@@ -227,7 +241,8 @@ class Worker:
         for part, view in enumerate(layer["parts"]):
             for head in range(spec["num_kv_heads"]):
                 place = (block, slot, head)
-                at = view["offset"] + sum(s * i for s, i in zip(view["stride"], place))
+                strides = zip(view["stride"], place, strict=False)
+                at = view["offset"] + sum(stride * i for stride, i in strides)
                 size = view["shape"][3]
                 made = row(content, index, part, head, size, spec["dtype"])
                 self.memory[at : at + size] = made
@@ -249,6 +264,8 @@ def main():
                 reply = getattr(worker, kind)(message[kind])
         except RuntimeError as error:
             reply = {"failed": {"what": str(error)}}
+        except AssertionError as error:
+            reply = {"failed": {"what": str(error), "trace": "in model_worker.py", "harness": True}}
         print(json.dumps(reply), flush=True)
 
 

@@ -228,8 +228,10 @@ Reached explore(const World& world, const std::string& engine) {
     groups.back().layer_names = {"layers." + std::to_string(groups.size() - 1)};
     groups.back().spec = spec;
   }
+  // Without caching half of the scripts end in requests that preempt each other until the progress
+  // guard gives up: 4 million steps instead of 80,000. Five turns reach the same classes.
   int num_scripts = 1;
-  for (int turn = 0; turn < kTurns; ++turn) num_scripts *= 4;
+  for (int turn = 0; turn < (world.caching ? kTurns : kTurns - 1); ++turn) num_scripts *= 4;
   for (const std::int64_t num_blocks : {2, 3, 4}) {
     // A hybrid takes a block of each group for one token: its pools are larger by as many.
     const std::int64_t pool = num_blocks + std::ssize(groups) - 1;
@@ -251,7 +253,7 @@ Reached explore(const World& world, const std::string& engine) {
 
 class SmallWorlds : public testing::TestWithParam<std::tuple<World, std::string>> {};
 
-TEST_P(SmallWorlds, every_order_of_arrival_and_abort_is_clean) {
+TEST_P(SmallWorlds, EveryOrderOfArrivalAndAbortIsClean) {
   const auto& [world, engine] = GetParam();
   if (world.mode == MambaCacheMode::all && engine == "vllm-0.33.0")
     GTEST_SKIP() << "vllm-0.33.0 refuses prefix caching of states in mode all";

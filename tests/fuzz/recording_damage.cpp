@@ -18,7 +18,7 @@ using Lines = std::vector<Json>;
 
 constexpr std::size_t kLinesMax = 60;
 
-// A header, steps and an end line; a long one is cut, and its end says so.
+// A header, steps and an end line; a long one is cut, and its end line reports it.
 Lines lines_of(const fs::path& path) {
   Lines lines;
   std::ifstream file(path);
@@ -65,7 +65,7 @@ std::size_t pick(ChoiceSource& choices, std::size_t size) {
   return static_cast<std::size_t>(choices.below(static_cast<std::int64_t>(size)));
 }
 
-// Words that mean something to a reader or to who judges, by what they could stand for.
+// Words with a meaning for a reader or a judge, by what they could represent.
 const std::vector<std::vector<std::string>> kWords = {
     {"full", "mla", "sliding_window", "chunked_local", "mamba", "hidden_state", "cross_attention",
      "encoder_only"},
@@ -134,7 +134,7 @@ class Damage {
     return pick(choices_, lines_.size());
   }
 
-  // Lines change places, come twice, or not at all; one of another recording comes in between.
+  // Lines are swapped, repeated, or removed; a line of another recording is inserted.
   void damage_order() {
     const std::size_t from = pick(choices_, lines_.size());
     const std::size_t to = pick(choices_, lines_.size());

@@ -1,11 +1,11 @@
 // Recordings damaged at random, by their structure: numbers become 0, -1, huge or a neighbour's,
 // names are swapped or unknown, lines and lists lose, repeat and exchange entries, keys are missing
-// or of another step, types change. Most of what comes out is still a recording to its reader, and
-// tells what no engine has ever done.
+// or from another step, types change. Most results are still a recording to the reader, with
+// decisions that no engine ever made.
 //
-// What must hold of all of them: conform finds a mismatch, audit reports something, or the file is
-// refused with one sentence that names file and line; replay refuses it or runs to its end. Nothing
-// stops the process.
+// For all of them: conform finds a mismatch, audit reports something, or the file is refused with
+// one message that names file and line; replay refuses it or runs to its end. Nothing crashes the
+// process.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ namespace lockstep {
 // The same choices give the same text. No choices at all: the beginning of a sound recording.
 std::string damaged_recording(ChoiceSource& choices);
 
-// What became of a damaged recording under each command.
+// The outcome of a damaged recording under each command.
 struct DamageOutcome {
   bool is_read = false;  // its reader takes every line
   bool conforms = false;

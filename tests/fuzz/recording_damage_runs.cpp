@@ -94,7 +94,7 @@ void limit_memory() {
 #endif
 }
 
-// The line of a child's last words that says what happened: two crashes of one kind have it alike.
+// The line of a child's last output that describes the failure: equal for two crashes of one kind.
 std::string kind_of(const ChildAnswer& answer) {
   if (answer.end == ChildAnswer::End::timed_out) return "takes too long";
   for (const char* mark : {"check failed", "runtime error", "SUMMARY", "what()"}) {
@@ -150,7 +150,7 @@ DamageRuns run_damaged(std::uint64_t first_seed, std::int64_t runs) {
   DamageRuns total;
   std::set<std::string> kinds;
   SharedProgress progress;
-  recording_of(first_seed);  // the sound recordings are read once, before anybody is forked
+  recording_of(first_seed);  // the sound recordings are read once, before the first fork
   const std::uint64_t end = first_seed + static_cast<std::uint64_t>(runs);
   for (std::uint64_t seed = first_seed; seed < end;) {
     const std::uint64_t last = std::min<std::uint64_t>(seed + kRunsOfChild, end);

@@ -91,7 +91,7 @@ void run_any_trace(Bytes bytes) {
   is_read(read_whole(open_trace(file.path())), file.path());
 }
 
-// Decisions that nobody has made: whatever a file says was decided, the audit says what is wrong.
+// Decisions that no engine made: whatever a file contains, the audit reports what is wrong.
 void run_audit(Bytes bytes) {
   const MemoryFile file(bytes);
   is_read(audit_recording(file.path()), file.path());
@@ -162,7 +162,7 @@ void run_scenario(Bytes bytes) {
            outcome.check, outcome.step, outcome.what, saved_case_to_text(saved));
 }
 
-// What the bytes choose to damage, judged by all who take recordings.
+// Damage chosen by the bytes, judged by every command that takes recordings.
 void run_damage(Bytes bytes) {
   ByteChoices choices(bytes);
   judge_damaged(damaged_recording(choices));
@@ -183,7 +183,7 @@ std::vector<std::string> saved_cases() {
   return {saved_case_to_text(small_case(1)), saved_case_to_text(small_case(3))};
 }
 
-// Files of the project, by their beginning: at most so many lines of each.
+// Files of the project, by their first `lines` lines.
 std::vector<std::string> beginnings(std::initializer_list<std::string_view> paths, int lines_max) {
   std::vector<std::string> texts;
   for (const std::string_view path : paths) {

@@ -1,9 +1,9 @@
 // What libFuzzer drives, and what the ordinary tests drive over the corpus (tests/fuzz/corpus) and
-// with seeded mutations when there is no clang: every reader of a file, the audit of whatever a
-// recording says, and whole cases out of bytes.
+// with seeded mutations where clang is missing: every reader of a file, the audit of any recording,
+// and whole cases from bytes.
 //
-// A target returns, or stops the process with a sentence: a reader that crashes, accepts what it
-// writes differently, or refuses without saying where; a case that fails and is no known finding.
+// A target returns, or stops the process with a message: a reader that crashes, accepts what it
+// writes differently, or refuses without a position; a failing case that is not a known finding.
 #pragma once
 
 #include <cstdint>

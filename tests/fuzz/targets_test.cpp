@@ -49,7 +49,7 @@ void run(const FuzzTarget& target, const std::string& text) {
 
 class Targets : public testing::TestWithParam<std::string_view> {};
 
-TEST_P(Targets, take_their_inputs_and_mutations_of_them) {
+TEST_P(Targets, TakeTheirInputsAndMutationsOfThem) {
   const FuzzTarget& target = fuzz_target(GetParam());
   const std::vector<std::string> seeds = target.seeds();
   ASSERT_FALSE(seeds.empty());
@@ -62,7 +62,7 @@ TEST_P(Targets, take_their_inputs_and_mutations_of_them) {
 }
 
 // Inputs that are kept: of borders and mistakes, each by its name.
-TEST_P(Targets, take_their_corpus) {
+TEST_P(Targets, TakeTheirCorpus) {
   namespace fs = std::filesystem;
   const fs::path folder = fs::path(LOCKSTEP_SOURCE_DIR) / "tests/fuzz/corpus" / GetParam();
   std::vector<fs::path> files;
@@ -77,24 +77,24 @@ TEST_P(Targets, take_their_corpus) {
 }
 
 // Long runs: docs/fuzzing.md.
-TEST(DamagedRecordings, stop_no_process) {
+TEST(DamagedRecordings, StopNoProcess) {
   const DamageRuns runs = run_damaged(1, 2'000);
   EXPECT_EQ(runs.crashes, 0) << runs.report;
-  // Damage that nobody sees, or that no reader lets through, would try nothing.
+  // Damage that nothing detects, or that no reader accepts, would test nothing.
   EXPECT_GT(runs.counts.read, 600);
   EXPECT_GT(runs.counts.parting, 300);
   EXPECT_GT(runs.counts.faulted, 200);
   EXPECT_GT(runs.counts.replayed, 600);
 }
 
-TEST(DamagedRecordings, are_the_same_for_the_same_choices) {
+TEST(DamagedRecordings, AreTheSameForTheSameChoices) {
   SeededChoices first(7);
   SeededChoices second(7);
   EXPECT_EQ(damaged_recording(first), damaged_recording(second));
 }
 
 // A target that CMakeLists.txt does not name would never be built for libFuzzer.
-TEST(FuzzTargets, are_all_built_for_libfuzzer) {
+TEST(FuzzTargets, AreAllBuiltForLibfuzzer) {
   std::string names;
   for (const FuzzTarget& target : fuzz_targets())
     names += (names.empty() ? "" : ",") + std::string(target.name);

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# tests/gpu/check_on_gpu.sh [DIR]   every check that needs a GPU, in one go (docs/gpu.md)
+# tests/gpu/check_on_gpu.sh [DIR]   every check that needs a GPU, in one go (docs/kernels.md)
 # Builds with CUDA, runs the tests of single kernels on the GPU, compares replays and generated cases
 # with the CPU executor by their hashes, runs compute-sanitizer if it is in PATH, times the kernels.
 # DIR (build/gpu by default) receives the results. LOCKSTEP_VLLM_PYTHON names an interpreter with

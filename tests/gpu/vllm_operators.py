@@ -107,7 +107,7 @@ def loaded() -> tuple[Any, Any, str]:
         import vllm
         import vllm._custom_ops  # registers them
     except ImportError as error:
-        raise cannot(f"vLLM is not there ({error}); give the interpreter that serves with it")
+        raise cannot(f"vLLM is not there ({error}); use the interpreter that serves it") from error
     if not torch.cuda.is_available():
         raise cannot("PyTorch finds no GPU")
     return torch, torch.ops._C_cache_ops, vllm.__version__
@@ -121,7 +121,7 @@ def main() -> None:
     try:
         ours = times_of(arguments.ours) if arguments.ours else {}
     except (OSError, ValueError, KeyError) as error:
-        raise cannot(f"{arguments.ours}: {error!r}; wants the file of --benchmark_out")
+        raise cannot(f"{arguments.ours}: {error!r}; wants the file of --benchmark_out") from error
     torch, ops, version = loaded()
     print(f"vLLM {version} on {torch.cuda.get_device_name()}")
     print(f"{'operator':<36}{'microseconds':>14}{'GB/s':>10}{'of Lockstep':>14}")

@@ -1,5 +1,5 @@
-// A case that was made small is as small as it is said to be: nothing of it can be taken away by
-// itself. This does not ask the shrinker, whose passes may have missed a place.
+// A shrunk case is minimal: no part of it can be removed alone. This check does not use the
+// shrinker, whose passes may have missed a part.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -84,7 +84,7 @@ std::vector<std::string> caught_ids() {
 
 class MinimalCasesSlow : public testing::TestWithParam<std::string> {};
 
-TEST_P(MinimalCasesSlow, nothing_can_be_taken_away_by_itself) {
+TEST_P(MinimalCasesSlow, NothingCanBeTakenAwayByItself) {
   const MutantBench bench = mutant_bench();
   const MutantReport report = search_mutant(*find_mutant(GetParam()), bench, {});
   ASSERT_TRUE(report.caught && report.smallest);

@@ -44,7 +44,7 @@ MutantReport search(const std::string& id, std::int64_t shrink_evaluations_max) 
 
 class Mutants : public testing::TestWithParam<std::string> {};
 
-TEST_P(Mutants, is_found_by_a_check_that_the_catalogue_names) {
+TEST_P(Mutants, IsFoundByACheckThatTheCatalogueNames) {
   const MutantReport report = search(GetParam(), 0);
   ASSERT_TRUE(report.caught) << "not in " << report.cases << " cases";
   EXPECT_TRUE(report.as_expected()) << report.failure.check << ": " << report.failure.what;
@@ -57,10 +57,10 @@ TEST_P(Mutants, is_found_by_a_check_that_the_catalogue_names) {
 
 INSTANTIATE_TEST_SUITE_P(All, Mutants, testing::ValuesIn(ids()), test_name);
 
-// Made small, a defect of decisions or of the device is a handful of requests.
+// Shrunk, a defect of decisions or of the device is a handful of requests.
 class SmallestCasesSlow : public testing::TestWithParam<std::string> {};
 
-TEST_P(SmallestCasesSlow, is_small_and_fails_by_the_same_check) {
+TEST_P(SmallestCasesSlow, IsSmallAndFailsByTheSameCheck) {
   const MutantReport found = search(GetParam(), 0);
   const MutantReport small = search(GetParam(), 3'000);
   ASSERT_TRUE(small.caught);
@@ -85,7 +85,7 @@ std::vector<std::string> ids_of_pages() {
 
 class InEveryOrderSlow : public testing::TestWithParam<std::string> {};
 
-TEST_P(InEveryOrderSlow, a_defect_is_caught_in_every_order_that_its_cases_take) {
+TEST_P(InEveryOrderSlow, ADefectIsCaughtInEveryOrderThatItsCasesTake) {
   int orders = 0;
   for (const CacheLayout order : kOverlaidLayouts) {
     MutantSearchOptions options;
@@ -105,7 +105,7 @@ TEST_P(InEveryOrderSlow, a_defect_is_caught_in_every_order_that_its_cases_take) 
 
 INSTANTIATE_TEST_SUITE_P(All, InEveryOrderSlow, testing::ValuesIn(ids_of_pages()), test_name);
 
-TEST(Catalogue, lists_every_switch_once_and_no_other_name) {
+TEST(Catalogue, ListsEverySwitchOnceAndNoOtherName) {
   std::set<std::string_view> switches = {"kernel-block-num-blocks", "pack-num-blocks",
                                          "state-spec-unhandled",
                                          "ambiguous-refused"};  // views alone
@@ -138,15 +138,15 @@ TEST(Catalogue, lists_every_switch_once_and_no_other_name) {
   EXPECT_GE(listed.size(), 50u);
 }
 
-TEST(Catalogue, is_what_the_page_says) {
-  std::ifstream file(LOCKSTEP_SOURCE_DIR "/docs/mutants.md");
+TEST(Catalogue, IsWhatThePageSays) {
+  std::ifstream file(LOCKSTEP_SOURCE_DIR "/docs/reference/mutants.md");
   std::stringstream page;
   page << file.rdbuf();
   EXPECT_EQ(page.str(), mutants_markdown())
-      << "write it anew: lockstep mutants --markdown docs/mutants.md";
+      << "write it again: lockstep mutants --markdown docs/reference/mutants.md";
 }
 
-TEST(Search, finds_nothing_where_nothing_is_planted) {
+TEST(Search, FindsNothingWhereNothingIsPlanted) {
   Mutant harmless = *find_mutant("drop-slot");
   harmless.id = "";
   MutantSearchOptions options;

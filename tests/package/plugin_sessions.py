@@ -7,6 +7,7 @@ import shutil
 import sys
 
 import pytest
+
 import support
 
 ENGINE = f"{sys.executable} {support.ROOT / 'docs/examples/paged_engine.py'}"
@@ -312,7 +313,7 @@ def in_two_processes(pytester: pytest.Pytester):
 
 
 def outcomes(result: pytest.RunResult) -> list[str]:
-    """"PASSED lockstep::seed[3]" of each test, from either kind of run, in the order of names."""
+    """ "PASSED lockstep::seed[3]" of each test, from either kind of run, in the order of names."""
     found = []
     for line in result.outlines:
         words = line.split()

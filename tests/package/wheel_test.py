@@ -18,7 +18,7 @@ import support
 sys.path.insert(0, str(support.ROOT / "cmake"))
 import pack_wheel
 
-DEMO_SECONDS = 10  # of processor time, whoever else is on the machine
+DEMO_SECONDS = 10  # of CPU time, whatever else runs on the machine
 
 
 def make_environment(folder: Path, wheel: Path) -> None:

@@ -1,5 +1,5 @@
-// What attention reads on a device depends on a request's tokens alone: not on where they lie, nor
-// on what else was decided. No model is asked; two devices are held against each other.
+// What attention reads on a device depends only on a request's tokens: not on their position, nor
+// on other decisions. Two devices are compared without a model.
 #include "properties/relations/backend_relations.h"
 
 #include <gtest/gtest.h>
@@ -66,7 +66,7 @@ std::string place_name(const testing::TestParamInfo<Relation>& relation) {
 
 class PlaceRelation : public testing::TestWithParam<Relation> {};
 
-TEST_P(PlaceRelation, holds_over_generated_cases) {
+TEST_P(PlaceRelation, HoldsOverGeneratedCases) {
   TallyOfRelations tally;
   expect_holds(GetParam(), kPlaceSeeds, tally);
   EXPECT_GT(tally.applied, 2);
@@ -74,7 +74,7 @@ TEST_P(PlaceRelation, holds_over_generated_cases) {
   EXPECT_EQ(tally.pages > 0, GetParam().moves_nothing);
 }
 
-TEST_P(PlaceRelation, breaks_under_a_defect_of_the_backend) {
+TEST_P(PlaceRelation, BreaksUnderADefectOfTheBackend) {
   ASSERT_FALSE(GetParam().mutant.empty());
   bool broken = false;
   for (std::uint64_t seed = 1; seed <= 10 * kPlaceSeeds && !broken; ++seed) {
@@ -102,14 +102,14 @@ std::vector<Relation> of_decisions() {
 
 class DecisionRelation : public testing::TestWithParam<Relation> {};
 
-TEST_P(DecisionRelation, holds_on_a_device_too) {
+TEST_P(DecisionRelation, HoldsOnADeviceToo) {
   TallyOfRelations tally;
   expect_holds(GetParam(), kPlaceSeeds / 4, tally);
   EXPECT_GT(tally.applied, 0);
   EXPECT_GT(tally.compared, 100);
 }
 
-TEST(ContextRanks, that_keep_their_tokens_elsewhere_break_the_mean) {
+TEST(ContextRanks, ThatKeepTheirTokensElsewhereBreakTheMean) {
   const Relation& over_ranks =
       *std::ranges::find(relations(), std::string_view("context ranks"), &Relation::name);
   bool broken = false;

@@ -118,7 +118,7 @@ class Hit final : public ContentCommand {
   }
 };
 
-// The content of a block that is held becomes findable; it may stand in another block already.
+// Publishes the content of a held block; another block may hold the same content.
 class Publish final : public ContentCommand {
  public:
   void checkPreconditions(const PoolModel& model) const override {
@@ -184,7 +184,7 @@ class Reset final : public PoolCommand {
 
 class BlockPoolProperty : public testing::TestWithParam<FreedBlocks> {};
 
-TEST_P(BlockPoolProperty, does_what_the_naive_pool_does) {
+TEST_P(BlockPoolProperty, DoesWhatTheNaivePoolDoes) {
   SeenByPool seen;
   const bool holds = rc::check("pool and naive pool agree after every command", [&] {
     const auto num_blocks = *rc::gen::inRange(2, 9);

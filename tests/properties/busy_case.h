@@ -1,5 +1,5 @@
-// A case in which four requests are always busy: of 30 to 33 tokens beside each other, in blocks of
-// four tokens and chunks of eight.
+// A case with four requests that are always busy: 30 to 33 tokens each, in blocks of four tokens
+// and chunks of eight.
 #pragma once
 
 #include <string_view>

@@ -61,7 +61,7 @@ KVCacheSpec window_of(KVCacheSpec spec) {
   return with_alignment_padding(of_kind(CacheKind::sliding_window, std::move(spec)));
 }
 // As DeepSeek-V4: rows for two and four tokens and an indexer's in one group, windows, and windows
-// of what is still to be compressed.
+// of keys not yet compressed.
 std::vector<KVCacheGroupSpec> compressed_by_layer() {
   const std::string v4 = "deepseek_v4";
   KVCacheSpec indexer = compressed(2), state = rows(1);
@@ -88,7 +88,7 @@ KVCacheSpec ring() {
   spec.mla_rows = true;
   return spec;
 }
-// As indexers beside the rows that they choose from: their kernels take 64 tokens, half a block.
+// As indexers with the rows that they select from: their kernels take 64 tokens, half a block.
 KVCacheGroupSpec mapped_rows() {
   KVCacheSpec whole = rows(1, 128), indexer = compressed(4);
   whole.kind = CacheKind::mla;
@@ -114,7 +114,8 @@ KVCacheSpec reference_window(std::int64_t tokens) {
   spec.rswa_window = tokens;
   return spec;
 }
-// The engine serves these without prefix caching, and a prompt beside an encoder in one step.
+// The engine serves these without prefix caching, and schedules a prompt with an encoder in one
+// step.
 void serve(const KVCacheConfig& plan, SavedCase& saved) {
   const KVCacheSpec& last = plan.groups.back().spec;
   if (last.sink_len > 0) saved.engine.engine += ",without=38";
@@ -229,13 +230,13 @@ std::vector<CacheKindCase> cache_kinds() {
        {group_of(rows(2, 48), 0), group_of(mamba2_in(48), 1, 3)},
        kCompact,
        AttentionBackend::flash_attn},
-      {"unlike pages side by side",
+      {"pages of different sizes",
        {group_of(rows(2), 0), group_of(of_kind(CacheKind::sliding_window, rows(1)), 1, 3)},
        kBlocksOutermost,
        AttentionBackend::any_size,
        41,
        true},
-      {"states beside unlike pages",
+      {"states and pages of different sizes",
        {group_of(rows(2), 0), group_of(of_kind(CacheKind::sliding_window, rows(1)), 1, 3),
         group_of(mamba2, 2, 3)},
        kBlocksOutermost,

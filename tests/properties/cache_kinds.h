@@ -20,7 +20,7 @@ struct CacheKindCase {
   Orders orders;  // that the engine takes; all others are refused
   AttentionBackend backend = AttentionBackend::any_size;
   std::int64_t num_blocks = 41;
-  bool is_packed = false;         // pages of unlike sizes side by side, none padded to another
+  bool is_packed = false;         // adjacent pages of different sizes, without padding
   std::int32_t times_longer = 1;  // than busy requests are
   int num_modules = 0;            // of a drafter, each of which has one of the last layers
 };
@@ -29,7 +29,7 @@ inline constexpr auto kMapped = "rows in parts of a packed block";
 inline constexpr auto kWithRing = "compressed, replayed, ring";
 inline constexpr auto kWithEncoder = "cross attention";
 inline constexpr auto kWithSinks = "sinks";
-inline constexpr auto kWithWholeCaches = "whole on every rank";
+inline constexpr auto kWithWholeCaches = "replicated on every rank";
 inline constexpr auto kWithReferenceWindow = "reference windows";
 
 // Busy requests on such a cache.

@@ -17,7 +17,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-TEST(ChildProcess, an_answer_comes_back_whole_however_long_it_is) {
+TEST(ChildProcess, AnAnswerComesBackWholeHoweverLongItIs) {
   const std::string text(3'000'000, 'x');
   const auto answer = run_in_child([&] { return text; }, 60s);
   ASSERT_TRUE(answer);
@@ -25,7 +25,7 @@ TEST(ChildProcess, an_answer_comes_back_whole_however_long_it_is) {
   EXPECT_EQ(answer->text, text);
 }
 
-TEST(ChildProcess, a_failed_check_is_a_crash_with_its_words) {
+TEST(ChildProcess, AFailedCheckIsACrashWithItsWords) {
   const auto answer = run_in_child(
       []() -> std::string {
         LS_CHECK(1 + 1 == 3, "two and {}", 7);
@@ -39,7 +39,7 @@ TEST(ChildProcess, a_failed_check_is_a_crash_with_its_words) {
       << answer->last_words;
 }
 
-TEST(ChildProcess, a_hang_ends_at_the_limit) {
+TEST(ChildProcess, AHangEndsAtTheLimit) {
   const auto answer = run_in_child(
       []() -> std::string {
         for (;;) ::pause();
@@ -49,7 +49,7 @@ TEST(ChildProcess, a_hang_ends_at_the_limit) {
   EXPECT_EQ(answer->end, ChildAnswer::End::timed_out);
 }
 
-TEST(ChildProcess, nothing_that_the_child_does_is_seen_here_and_no_child_is_left) {
+TEST(ChildProcess, NothingThatTheChildDoesIsSeenHereAndNoChildIsLeft) {
   int here = 1;
   const auto answer = run_in_child([&] { return std::to_string(here = 2); }, 60s);
   ASSERT_TRUE(answer);

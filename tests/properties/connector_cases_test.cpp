@@ -1,6 +1,5 @@
-// Generated cases beside KV connectors: everything that looks on looks on, what the engine itself
-// does wrong is found again from seeds alone and made small, and nothing is left once it is
-// repaired.
+// Generated cases with KV connectors: every check observes them, the engine's own defects are found
+// again from seeds and shrunk, and none is left once they are repaired.
 #include <gtest/gtest.h>
 
 #include <optional>
@@ -29,12 +28,12 @@ GeneratorOptions beside(FeatureSet always, std::string backend = "none") {
   return options;
 }
 
-// Peers where no host tier is drawn.
+// Peers where the case has no host tier.
 GeneratorOptions beside_any(std::string backend = "none") {
   return beside({Feature::connector_peers}, std::move(backend));
 }
 
-TEST(ConnectorCases, have_peers_and_host_tiers_and_every_policy) {
+TEST(ConnectorCases, HavePeersAndHostTiersAndEveryPolicy) {
   std::set<std::pair<ConnectorKind, KVLoadFailurePolicy>> seen;
   std::set<std::size_t> num_parts;
   for (std::uint64_t seed = 1; seed <= 200; ++seed) {
@@ -50,7 +49,7 @@ TEST(ConnectorCases, have_peers_and_host_tiers_and_every_policy) {
   EXPECT_EQ(num_parts, (std::set<std::size_t>{1, 2, 3}));
 }
 
-TEST(ConnectorCases, are_not_drawn_where_the_engine_takes_no_connector) {
+TEST(ConnectorCases, AreNotDrawnWhereTheEngineTakesNoConnector) {
   for (std::uint64_t seed = 1; seed <= 300; ++seed) {
     GeneratorOptions options;
     options.backend = "none";
@@ -65,9 +64,9 @@ TEST(ConnectorCases, are_not_drawn_where_the_engine_takes_no_connector) {
   }
 }
 
-// What is there without a connector is the same with the option and without it: but for what is
-// drawn behind connectors, and a pool that a step in flight needs larger.
-TEST(ConnectorCases, are_drawn_last_so_that_the_rest_of_a_case_stays) {
+// The rest of a case is the same with and without a connector, except for features generated after
+// connectors, and a larger pool for a step in flight.
+TEST(ConnectorCases, AreDrawnLastSoThatTheRestOfACaseStays) {
   GeneratorOptions without;
   without.backend = "none";
   GeneratorOptions with = without;
@@ -92,7 +91,7 @@ TEST(ConnectorCases, are_drawn_last_so_that_the_rest_of_a_case_stays) {
   }
 }
 
-TEST(ConnectorCases, agree_or_run_into_a_known_finding) {
+TEST(ConnectorCases, AgreeOrRunIntoAKnownFinding) {
   FuzzOptions options;
   options.generator = beside_any();
   options.runs = 4'000;
@@ -105,7 +104,7 @@ TEST(ConnectorCases, agree_or_run_into_a_known_finding) {
     EXPECT_GT(report.tally[reached], 0) << name_of(reached);
 }
 
-TEST(ConnectorCases, agree_byte_for_byte_with_the_kernels) {
+TEST(ConnectorCases, AgreeByteForByteWithTheKernels) {
   FuzzOptions options;
   options.generator = beside_any("simt");
   options.backend = make_simt_backend;
@@ -117,10 +116,10 @@ TEST(ConnectorCases, agree_byte_for_byte_with_the_kernels) {
                   << ": " << failure.what;
 }
 
-// docs/findings.md, 7, 8, 9 and 12 and the older ones: with all of them repaired nobody waits for
-// ever and nobody reads what is not there. No rule repairs 15: where it shows, all is well without
-// lost blocks.
-TEST(ConnectorCases, all_agree_once_the_findings_are_repaired) {
+// docs/findings.md, 7, 8, 9 and 12 and older ones: with all of them repaired no request waits
+// forever and no read is wrong. No rule repairs 15: a case that shows it agrees without lost
+// blocks.
+TEST(ConnectorCases, AllAgreeOnceTheFindingsAreRepaired) {
   FuzzOptions options;
   options.generator = beside_any();
   options.generator.engine = profile_without("vllm-0.22.1", 0);
@@ -168,7 +167,7 @@ class Deadlock : public testing::TestWithParam<Sought> {};
 
 // connectors/connector_async/0014 and connectors/connector_failures_fail/0000 show them in
 // recordings; here nothing is known but seeds.
-TEST_P(Deadlock, is_found_from_seeds_alone_and_made_small) {
+TEST_P(Deadlock, IsFoundFromSeedsAloneAndMadeSmall) {
   const auto found = search(GetParam().check, GetParam().finding);
   ASSERT_TRUE(found);
   const auto result =
@@ -192,8 +191,8 @@ INSTANTIATE_TEST_SUITE_P(Each, Deadlock,
                            return "finding_" + std::to_string(sought.param.finding);
                          });
 
-// Books that are wrong are seen beside a connector too.
-TEST(ConnectorCases, do_not_hide_a_planted_defect_from_the_invariants) {
+// Wrong accounting is found with a connector, too.
+TEST(ConnectorCases, DoNotHideAPlantedDefectFromTheInvariants) {
   const GeneratorOptions options =
       beside({Feature::connector_peers, Feature::tight_pool, Feature::shared_prefixes});
   for (const char* const mutant : {"free-by-id", "free-forward-order", "free-preempted-lost"}) {

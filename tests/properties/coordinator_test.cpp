@@ -103,7 +103,7 @@ struct CoordinatorModel {
     return std::vector<std::vector<BlockId>>(num_groups());
   }
 
-  // False: no room. What the request no longer needs has gone all the same.
+  // False: not enough blocks. What the request no longer needs is freed anyway.
   bool step(NaiveRequest& request, std::int32_t num_new,
             const std::vector<std::vector<BlockId>>* hit) {
     if (hit == nullptr)
@@ -193,13 +193,13 @@ class CoordinatorCommand : public rc::state::Command<CoordinatorModel, Coordinat
   const std::size_t pick_ = *rc::gen::inRange<std::size_t>(0, 8);  // of the requests that are there
 };
 
-// Of one family, and so many tokens.
+// Of one family, with this many tokens.
 struct DrawnPrompt {
   std::uint64_t family = 0;
   std::int32_t num_tokens = 0;
 };
 
-// A new request with its hit and its first chunk; without room it does not come in.
+// A new request with its hit and its first chunk; without enough blocks it is not admitted.
 class Enter : public CoordinatorCommand {
  public:
   void apply(CoordinatorModel& model) const final {
@@ -368,7 +368,7 @@ bool agree(const std::string& engine, SchedulerDefect defect, SeenByCoordinator&
 
 class CoordinatorProperty : public testing::TestWithParam<std::string> {};
 
-TEST_P(CoordinatorProperty, does_what_naive_groups_over_one_pool_do) {
+TEST_P(CoordinatorProperty, DoesWhatNaiveGroupsOverOnePoolDo) {
   SeenByCoordinator seen;
   EXPECT_TRUE(agree(GetParam(), SchedulerDefect::none, seen));
   EXPECT_GT(seen.hits, 0);
@@ -384,7 +384,7 @@ TEST_P(CoordinatorProperty, does_what_naive_groups_over_one_pool_do) {
 INSTANTIATE_TEST_SUITE_P(Engines, CoordinatorProperty,
                          testing::Values("vllm-0.22.1", "vllm-0.33.0"), name_of_engine);
 
-TEST(CoordinatorDefects, are_seen) {
+TEST(CoordinatorDefects, AreSeen) {
   expect_seen({SchedulerDefect::hit_longest_group, SchedulerDefect::hit_whole_prompt,
                SchedulerDefect::hit_window_short, SchedulerDefect::free_window_early,
                SchedulerDefect::free_forward_order, SchedulerDefect::free_twice,

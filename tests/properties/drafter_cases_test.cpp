@@ -96,8 +96,8 @@ TEST_P(DrafterCases, AgreeAndComeToEverythingThatCanBecomeOfARow) {
 INSTANTIATE_TEST_SUITE_P(Engines, DrafterCases, testing::Values("vllm-0.22.1", "vllm-0.33.0"),
                          name_of_engine);
 
-// The row behind a hit was made of a token that the hit's block does not tell: found in what the
-// cache holds, before anything is decided by it.
+// The row after a hit was made of a token that the hit's block does not cover: found in the cache's
+// content, before any decision depends on it.
 TEST(DrafterCache, AHitThatKeepsItsLastBlockIsSeenInTheRowThatItEndsWith) {
   std::int64_t seen = 0;
   for (std::uint64_t seed = 0; seed < 200 && seen == 0; ++seed) {

@@ -33,7 +33,7 @@ SavedCase with_short_requests_on_rank_0(SavedCase saved) {
   return saved;
 }
 
-TEST(Engines, without_a_defect_all_agree_and_every_request_ends) {
+TEST(Engines, WithoutADefectAllAgreeAndEveryRequestEnds) {
   const Outcome outcome = judge(on_two_engines(""));
   EXPECT_EQ(outcome.kind, OutcomeKind::agreed) << outcome.what;
   EXPECT_EQ(outcome.tally[Reached::length_end], 4);
@@ -41,7 +41,7 @@ TEST(Engines, without_a_defect_all_agree_and_every_request_ends) {
 }
 
 // Blocks of one request that has several are freed in the wrong order: only rank 1 has such.
-TEST(Engines, an_invariant_that_one_engine_breaks_names_it) {
+TEST(Engines, AnInvariantThatOneEngineBreaksNamesIt) {
   SavedCase saved = with_short_requests_on_rank_0(on_two_engines(""));
   EXPECT_EQ(judge(saved).kind, OutcomeKind::agreed);
   saved.mutants = {"free-forward-order"};
@@ -52,7 +52,7 @@ TEST(Engines, an_invariant_that_one_engine_breaks_names_it) {
   EXPECT_EQ(outcome.what.find("data parallel rank 1: "), 0u) << outcome.what;
 }
 
-TEST(Engines, the_audit_follows_each_of_them) {
+TEST(Engines, TheAuditFollowsEachOfThem) {
   GeneratorOptions options{.engine = "vllm-0.33.0",
                            .always = {Feature::salts, Feature::shared_prefixes,
                                       Feature::prefix_caching, Feature::data_parallel},
@@ -72,7 +72,7 @@ TEST(Engines, the_audit_follows_each_of_them) {
   EXPECT_GT(found[1], 0);
 }
 
-TEST(Engines, the_story_is_that_of_the_engine_that_fails) {
+TEST(Engines, TheStoryIsThatOfTheEngineThatFails) {
   SavedCase saved = with_short_requests_on_rank_0(on_two_engines(""));
   saved.mutants = {"free-forward-order"};
   const Story story = tell(saved, {});
@@ -93,7 +93,7 @@ struct Survived {
 };
 class FaultOfEngines : public testing::TestWithParam<Survived> {};
 
-TEST_P(FaultOfEngines, meets_each_of_them_and_whoever_is_left_ends) {
+TEST_P(FaultOfEngines, MeetsEachOfThemAndWhoeverIsLeftEnds) {
   const Survived& fault = GetParam();
   const bool async_scheduling = fault.reached == Reached::early_output;
   const Outcome outcome = judge(on_two_engines(fault.faults, async_scheduling));
@@ -113,7 +113,7 @@ INSTANTIATE_TEST_SUITE_P(
                     Survived{"abort_in_flight@2", Reached::abort_running, 2, 2},
                     Survived{"abort_decode@0,abort_again@0", Reached::abort_again, 2, 2}));
 
-TEST(Engines, one_whose_requests_wait_for_ever_is_named) {
+TEST(Engines, OneWhoseRequestsWaitForEverIsNamed) {
   SavedCase saved = with_short_requests_on_rank_0(on_two_engines("refuse_allocation@2+3"));
   saved.cache = *plan_for_groups(saved.cache.groups, 4);
   const Outcome outcome = judge(saved);

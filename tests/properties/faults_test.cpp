@@ -1,5 +1,5 @@
-// Faults that an engine must survive: each takes effect, nobody's books suffer, and when they are
-// over whatever fits ends. Without faults a plan changes nothing.
+// Faults that an engine must survive: each takes effect, the accounting stays right, and after them
+// every request that fits ends. An empty plan changes nothing.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -22,7 +22,7 @@ struct SurvivedFaults {
 
 class Fault : public testing::TestWithParam<std::tuple<SurvivedFaults, std::string_view>> {};
 
-TEST_P(Fault, takes_effect_and_whoever_is_left_ends) {
+TEST_P(Fault, TakesEffectAndWhoeverIsLeftEnds) {
   const auto& [fault, engine] = GetParam();
   SavedCase saved = busy_case(fault.faults, fault.async_scheduling);
   saved.engine.engine = engine;
@@ -56,7 +56,7 @@ INSTANTIATE_TEST_SUITE_P(Each, Fault,
                          testing::Combine(testing::ValuesIn(kSurvived),
                                           testing::Values("vllm-0.22.1", "vllm-0.33.0")));
 
-TEST(Faults, a_pinched_pool_leaves_one_request_and_gives_the_others_back) {
+TEST(Faults, APinchedPoolLeavesOneRequestAndGivesTheOthersBack) {
   const Outcome outcome = judge(busy_case("pinch_pool@2+12:9"));
   const Outcome calm = judge(busy_case(""));
   EXPECT_EQ(calm.tally[Reached::preemption], 0);
@@ -65,7 +65,7 @@ TEST(Faults, a_pinched_pool_leaves_one_request_and_gives_the_others_back) {
   EXPECT_GT(outcome.steps, calm.steps);
 }
 
-TEST(Faults, that_lie_behind_the_end_change_nothing) {
+TEST(Faults, ThatLieBehindTheEndChangeNothing) {
   const Outcome calm = judge(busy_case(""));
   Outcome late = judge(busy_case("refuse_allocation@500+9,abort_decode@500,late_output@500+3"));
   EXPECT_EQ(late.state_hash, calm.state_hash);
@@ -82,7 +82,7 @@ class MostInFlight final : public StepObserver {
 };
 
 // vLLM's batch queue holds two steps: however late an output is, the engine waits for it.
-TEST(Faults, late_outputs_take_their_time_and_put_no_third_step_in_flight) {
+TEST(Faults, LateOutputsTakeTheirTimeAndPutNoThirdStepInFlight) {
   constexpr std::int64_t kLateNs = 200'000'000;
   for (const bool async_scheduling : {false, true}) {
     MostInFlight watched;
@@ -101,9 +101,9 @@ TEST(Faults, late_outputs_take_their_time_and_put_no_third_step_in_flight) {
   }
 }
 
-// A leak of blocks is made by a preemption; the storm makes one where the traffic made none. With
-// faults alone it would be seen as waiting for ever.
-TEST(Faults, who_does_not_recover_from_a_storm_is_told) {
+// A preemption leaks blocks; the storm causes one where the traffic caused none. With faults only
+// it would appear as waiting forever.
+TEST(Faults, WhoDoesNotRecoverFromAStormIsTold) {
   SavedCase saved = busy_case("");
   saved.mutants = {"free-preempted-lost"};
   EXPECT_EQ(judge(saved).kind, OutcomeKind::agreed);
@@ -114,7 +114,7 @@ TEST(Faults, who_does_not_recover_from_a_storm_is_told) {
 }
 
 // The first time each request just fits the pool alone, the second time none does.
-TEST(Faults, that_are_over_excuse_nobody_who_waits_for_ever) {
+TEST(Faults, ThatAreOverExcuseNobodyWhoWaitsForEver) {
   SavedCase saved = busy_case("refuse_allocation@2+3");
   saved.cache = *plan_for_groups(saved.cache.groups, 9);
   const Outcome outcome = judge(saved);
@@ -127,7 +127,7 @@ TEST(Faults, that_are_over_excuse_nobody_who_waits_for_ever) {
   EXPECT_EQ(stuck.check, "liveness");
 }
 
-TEST(Faults, beside_recorded_steps_are_refused) {
+TEST(Faults, BesideRecordedStepsAreRefused) {
   SavedCase saved = busy_case("abort_decode@3");
   saved.recording.emplace();
   const Outcome outcome = judge(saved);
@@ -140,7 +140,7 @@ TEST(Faults, beside_recorded_steps_are_refused) {
 
 class FaultyRuns : public testing::TestWithParam<std::string_view> {};
 
-TEST_P(FaultyRuns, that_are_made_twice_are_the_same_byte_for_byte) {
+TEST_P(FaultyRuns, ThatAreMadeTwiceAreTheSameByteForByte) {
   FuzzOptions options;
   options.generator.always = {Feature::faults};
   options.generator.backend = GetParam();

@@ -9,7 +9,7 @@
 #include <map>
 #include <string>
 
-#include "base/atomic_file.h"
+#include "base/output_file.h"
 #include "cuda_backend/simt_backend.h"
 #include "properties/judge/known_findings.h"
 #include "tests/support/temporary_folder.h"
@@ -38,11 +38,11 @@ void expect_agreement(const FuzzReport& report) {
 
 class RandomCases : public testing::TestWithParam<std::string> {};
 
-TEST_P(RandomCases, agree_in_what_is_decided) {
+TEST_P(RandomCases, AgreeInWhatIsDecided) {
   expect_agreement(fuzz(fuzzing("none", 5'000, GetParam())));
 }
 
-TEST_P(RandomCases, agree_byte_for_byte_with_the_kernels) {
+TEST_P(RandomCases, AgreeByteForByteWithTheKernels) {
   const FuzzReport report = fuzz(fuzzing("simt", 150, GetParam()));
   expect_agreement(report);
   EXPECT_GT(report.bytes_checked, std::int64_t{50} << 20);
@@ -55,7 +55,7 @@ INSTANTIATE_TEST_SUITE_P(Engines, RandomCases, testing::Values("vllm-0.22.1", "v
 
 // Two groups of full attention, of which 0.22.1 cuts one hit only; the kernels read wrong rows in
 // the step in which the audit sees a block written while shared.
-TEST(Fuzz, a_divergence_that_the_decisions_explain_is_a_known_finding) {
+TEST(Fuzz, ADivergenceThatTheDecisionsExplainIsAKnownFinding) {
   GeneratorOptions options;
   options.engine = "vllm-0.22.1";
   options.check = "fast";
@@ -76,7 +76,7 @@ TEST(Fuzz, a_divergence_that_the_decisions_explain_is_a_known_finding) {
   EXPECT_GT(num_diverged, 0);
 }
 
-TEST(Fuzz, hands_out_the_first_case_of_each_known_finding) {
+TEST(Fuzz, HandsOutTheFirstCaseOfEachKnownFinding) {
   FuzzOptions options = fuzzing("none", 600, "vllm-0.22.1");
   options.jobs = 2;
   std::map<std::string, std::string> first;  // of a number, the case
@@ -92,7 +92,7 @@ TEST(Fuzz, hands_out_the_first_case_of_each_known_finding) {
     EXPECT_EQ(first[name.substr(0, name.find('.'))], "seed-" + std::to_string(of_it.first_seed));
 }
 
-TEST(Fuzz, ten_thousand_cases_see_every_class) {
+TEST(Fuzz, TenThousandCasesSeeEveryClass) {
   FuzzOptions options = fuzzing("none", 10'000);
   options.first_seed = 100'000;
   const FuzzReport report = fuzz(options);
@@ -100,13 +100,13 @@ TEST(Fuzz, ten_thousand_cases_see_every_class) {
   for (const std::string_view name : report.missing_classes()) ADD_FAILURE() << name << ": never";
 }
 
-TEST(FuzzSlow, ten_thousand_cases_with_kernels_see_every_class) {
+TEST(FuzzSlow, TenThousandCasesWithKernelsSeeEveryClass) {
   const FuzzReport report = fuzz(fuzzing("simt", 10'000));
   expect_agreement(report);
   for (const std::string_view name : report.missing_classes()) ADD_FAILURE() << name << ": never";
 }
 
-TEST(Fuzz, a_class_that_stays_empty_is_named) {
+TEST(Fuzz, AClassThatStaysEmptyIsNamed) {
   FuzzOptions options = fuzzing("none", 10'000);
   options.generator.never = {Feature::resets};
   options.generator.requests_max = 2;
@@ -115,7 +115,7 @@ TEST(Fuzz, a_class_that_stays_empty_is_named) {
   EXPECT_EQ(std::ranges::find(missing, "prefix_hit"), missing.end());
 }
 
-TEST(Fuzz, the_report_does_not_depend_on_jobs_and_shards_merge_into_it) {
+TEST(Fuzz, TheReportDoesNotDependOnJobsAndShardsMergeIntoIt) {
   const FuzzReport whole = fuzz(fuzzing("none", 200));
   FuzzOptions options = fuzzing("none", 200);
   options.jobs = 4;
@@ -129,7 +129,7 @@ TEST(Fuzz, the_report_does_not_depend_on_jobs_and_shards_merge_into_it) {
   EXPECT_EQ(fuzz_report_to_json(*merged), fuzz_report_to_json(whole));
 }
 
-TEST(Fuzz, reports_that_do_not_belong_together_are_refused) {
+TEST(Fuzz, ReportsThatDoNotBelongTogetherAreRefused) {
   FuzzOptions options = fuzzing("none", 10);
   options.shards = 2;
   const FuzzReport first = fuzz(options);
@@ -147,21 +147,21 @@ TEST(Fuzz, reports_that_do_not_belong_together_are_refused) {
   EXPECT_NE(error({first, second}).find("different runs"), std::string::npos);
 }
 
-TEST(Fuzz, a_planted_defect_is_listed_and_its_report_can_be_read_back) {
+TEST(Fuzz, APlantedDefectIsListedAndItsReportCanBeReadBack) {
   FuzzOptions options = fuzzing("simt", 8);
   options.mutant = "drop-slot";
   const FuzzReport report = fuzz(options);
   ASSERT_GT(report.failures.size(), 4u);
   EXPECT_EQ(report.failures[0].check, "page_written");
   const std::string path = tests::temporary_path("report.json");
-  ASSERT_TRUE(write_file_atomically(path, fuzz_report_to_json(report)));
+  ASSERT_TRUE(write_output(path, fuzz_report_to_json(report)));
   const auto read = read_fuzz_report(path);
   ASSERT_TRUE(read) << read.error().message;
   EXPECT_EQ(*read, report);
 }
 
-// rapidcheck draws the words, and shrinks them: a failure is told by the smallest list it finds.
-TEST(Fuzz, cases_out_of_any_words_agree) {
+// rapidcheck generates and shrinks the words: a failure is reported with the smallest list.
+TEST(Fuzz, CasesOutOfAnyWordsAgree) {
   GeneratorOptions options;
   options.backend = "none";
   const auto agrees = [&](const std::vector<std::uint64_t>& words) {

@@ -20,14 +20,14 @@ GeneratorOptions decisions_alone() {
   return options;
 }
 
-TEST(Generator, the_same_seed_gives_the_same_case) {
+TEST(Generator, TheSameSeedGivesTheSameCase) {
   for (std::uint64_t seed = 1; seed <= 50; ++seed) {
     EXPECT_EQ(generate_case(seed), generate_case(seed)) << seed;
     EXPECT_FALSE(generate_case(seed) == generate_case(seed + 1)) << seed;
   }
 }
 
-TEST(Generator, choices_that_have_run_out_give_the_plainest_case) {
+TEST(Generator, ChoicesThatHaveRunOutGiveThePlainestCase) {
   WordChoices words({});
   ByteChoices bytes({});
   const SavedCase plain = generate_case(words, decisions_alone());
@@ -38,7 +38,7 @@ TEST(Generator, choices_that_have_run_out_give_the_plainest_case) {
   EXPECT_EQ(judge(plain).kind, OutcomeKind::agreed);
 }
 
-TEST(Generator, bytes_of_a_choice_are_as_many_as_its_range_needs) {
+TEST(Generator, BytesOfAChoiceAreAsManyAsItsRangeNeeds) {
   const std::uint8_t bytes[] = {5, 1, 2, 7};
   ByteChoices choices(bytes);
   EXPECT_EQ(choices.below(10), 5);
@@ -48,7 +48,7 @@ TEST(Generator, bytes_of_a_choice_are_as_many_as_its_range_needs) {
   EXPECT_EQ(choices.below(256), 0);
 }
 
-TEST(Generator, a_case_read_back_from_its_file_is_the_same_case) {
+TEST(Generator, ACaseReadBackFromItsFileIsTheSameCase) {
   const std::string path = tests::temporary_path("generated.case.jsonl");
   for (std::uint64_t seed = 1; seed <= 60; ++seed) {
     const SavedCase saved =
@@ -61,7 +61,7 @@ TEST(Generator, a_case_read_back_from_its_file_is_the_same_case) {
   }
 }
 
-TEST(Generator, features_that_are_asked_for_are_there_and_others_are_not) {
+TEST(Generator, FeaturesThatAreAskedForAreThereAndOthersAreNot) {
   GeneratorOptions options = decisions_alone();
   options.always = {Feature::states, Feature::prefix_caching, Feature::priority_policy};
   options.never = {Feature::several_groups, Feature::full_attention, Feature::mla,
@@ -81,7 +81,7 @@ std::size_t num_layers(const SavedCase& saved) {
   return count;
 }
 
-TEST(Generator, cases_of_a_worker_keep_to_what_it_takes) {
+TEST(Generator, CasesOfAWorkerKeepToWhatItTakes) {
   GeneratorOptions options;
   options.backend = "worker:mine";
   options.check = "fast";
@@ -114,7 +114,7 @@ TEST(Generator, cases_of_a_worker_keep_to_what_it_takes) {
 }
 
 // A pool is only as good as the engine's check at start: it holds a request of max_model_len.
-TEST(Generator, every_case_is_taken_by_the_engine_and_by_the_backend) {
+TEST(Generator, EveryCaseIsTakenByTheEngineAndByTheBackend) {
   for (std::uint64_t seed = 1; seed <= 2'000; ++seed) {
     const Outcome outcome = judge(generate_case(seed, decisions_alone()));
     EXPECT_NE(outcome.kind, OutcomeKind::refused) << seed << ": " << outcome.what;

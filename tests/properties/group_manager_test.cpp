@@ -238,7 +238,7 @@ std::string first_difference(const Kind& kind, std::span<const std::uint64_t> wo
 
 class GroupManagerProperty : public testing::TestWithParam<Kind> {};
 
-TEST_P(GroupManagerProperty, does_what_the_naive_group_does) {
+TEST_P(GroupManagerProperty, DoesWhatTheNaiveGroupDoes) {
   const Kind& kind = GetParam();
   SeenByManager seen;
   const bool holds = rc::check("manager and naive group agree after every operation", [&] {
@@ -284,7 +284,7 @@ bool is_seen(const Kind& kind, SchedulerDefect defect) {
   return answer && (answer->end == ChildAnswer::End::crashed || !answer->text.empty());
 }
 
-TEST(GroupManagerDefects, that_lie_in_a_manager_or_the_pool_are_seen) {
+TEST(GroupManagerDefects, ThatLieInAManagerOrThePoolAreSeen) {
   struct Planted {
     SchedulerDefect defect;
     std::string kind;

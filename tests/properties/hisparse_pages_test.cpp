@@ -1,6 +1,6 @@
-// HiSparse's pages in drawn workloads: every row that attention reads is where the decisions say,
-// small pools, hits, loads, preemptions and clients that leave included; and a coordinator that
-// does one step wrong is caught, by the check that is named.
+// HiSparse's pages in generated workloads: every row that attention reads is where the decisions
+// put it, with small pools, hits, loads, preemptions and disconnecting clients; and a coordinator
+// with one wrong step is caught by the named check.
 #include "properties/invariants/hisparse_pages.h"
 
 #include <fmt/format.h>
@@ -91,7 +91,7 @@ class Peers final : public KVConnector {
     HiSparsePages::Load load;
     int steps = 0;
   };
-  // Loads that are over with this step.
+  // Loads that complete with this step.
   std::vector<Loading> arrive() {
     std::vector<Loading> done;
     std::erase_if(loading_, [&](Loading& loading) {
@@ -253,7 +253,7 @@ class DrawnRun {
   int num_added_ = 0, num_finished_ = 0, delay_ = 0;
 };
 
-TEST(HiSparsePages, every_row_that_is_read_is_where_the_decisions_say) {
+TEST(HiSparsePages, EveryRowThatIsReadIsWhereTheDecisionsSay) {
   Totals totals;
   for (std::uint64_t seed = 0; seed < 150; ++seed) {
     const auto violation = DrawnRun(seed, nullptr).to_its_end(totals);
@@ -326,7 +326,7 @@ HiSparsePages pages_of(const std::string& path, bool follows_loads_within = fals
   return pages.pages();
 }
 
-TEST(HiSparsePages, what_the_engine_itself_decided_reads_the_right_rows) {
+TEST(HiSparsePages, WhatTheEngineItselfDecidedReadsTheRightRows) {
   const std::filesystem::path folder =
       std::filesystem::path(LOCKSTEP_SOURCE_DIR) / "tests/conformance/hisparse";
   std::int64_t rows_read = 0, from_host = 0;
@@ -346,7 +346,7 @@ TEST(HiSparsePages, what_the_engine_itself_decided_reads_the_right_rows) {
 }
 
 // Finding 46.
-TEST(HiSparsePages, the_last_page_of_a_load_within_a_step_is_read_and_nothing_is_there) {
+TEST(HiSparsePages, TheLastPageOfALoadWithinAStepIsReadAndNothingIsThere) {
   const auto violation =
       pages_of(std::string(LOCKSTEP_SOURCE_DIR) +
                    "/tests/regressions/vllm_0_33_0_load_within_a_step_is_not_restored.jsonl",
@@ -368,7 +368,7 @@ std::map<std::string, int> caught(SchedulerDefect defect) {
   return names;
 }
 
-TEST(HiSparsePages, a_load_that_fills_nothing_and_says_it_did_is_found_by_who_loaded) {
+TEST(HiSparsePages, ALoadThatFillsNothingAndSaysItDidIsFoundByWhoLoaded) {
   std::map<std::string, int> names;
   Totals totals;
   for (std::uint64_t seed = 0; seed < 20; ++seed)
@@ -376,30 +376,30 @@ TEST(HiSparsePages, a_load_that_fills_nothing_and_says_it_did_is_found_by_who_lo
       ++names[std::string(violation->name)];
   EXPECT_GT(names["hit_row"], 0);
 }
-TEST(HiSparsePages, blocks_are_held_while_a_transfer_is_under_way_and_no_longer) {
+TEST(HiSparsePages, BlocksAreHeldWhileATransferIsUnderWayAndNoLonger) {
   EXPECT_GT(caught(SchedulerDefect::page_copy_unheld)["page_under_way"], 0);
   EXPECT_GT(caught(SchedulerDefect::page_host_held_twice)["page_leak"], 0);
 }
-TEST(HiSparsePages, a_page_that_workers_do_not_know_of_is_written) {
+TEST(HiSparsePages, APageThatWorkersDoNotKnowOfIsWritten) {
   EXPECT_GT(caught(SchedulerDefect::page_last_untold)["written_page"], 0);
 }
-TEST(HiSparsePages, a_lost_page_that_nobody_is_told_of_is_read_from_another_request) {
+TEST(HiSparsePages, ALostPageThatNobodyIsToldOfIsReadFromAnotherRequest) {
   EXPECT_GT(caught(SchedulerDefect::page_loss_forgotten)["read_page"], 0);
   EXPECT_GT(caught(SchedulerDefect::page_loss_untold)["read_page"], 0);
 }
-TEST(HiSparsePages, a_copy_in_a_block_that_was_handed_out_is_adopted) {
+TEST(HiSparsePages, ACopyInABlockThatWasHandedOutIsAdopted) {
   EXPECT_GT(caught(SchedulerDefect::page_copy_stale)["read_page"], 0);
 }
-TEST(HiSparsePages, a_tail_that_is_not_restored_is_read_from_an_empty_page) {
+TEST(HiSparsePages, ATailThatIsNotRestoredIsReadFromAnEmptyPage) {
   EXPECT_GT(caught(SchedulerDefect::page_restore_dropped)["read_page"], 0);
 }
-TEST(HiSparsePages, rows_that_are_not_mirrored_are_missed_when_the_page_passes_for_clean) {
+TEST(HiSparsePages, RowsThatAreNotMirroredAreMissedWhenThePagePassesForClean) {
   EXPECT_GT(caught(SchedulerDefect::page_mirror_short)["clean_page"], 0);
 }
-TEST(HiSparsePages, who_reads_from_the_host_has_a_hot_region) {
+TEST(HiSparsePages, WhoReadsFromTheHostHasAHotRegion) {
   EXPECT_GT(caught(SchedulerDefect::page_without_hot_region)["hot_region"], 0);
 }
-TEST(HiSparsePages, a_step_that_reads_from_the_host_says_so) {
+TEST(HiSparsePages, AStepThatReadsFromTheHostSaysSo) {
   EXPECT_GT(caught(SchedulerDefect::page_all_resident)["all_resident"], 0);
 }
 

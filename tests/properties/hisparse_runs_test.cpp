@@ -1,11 +1,11 @@
-// Runs with HiSparse's groups, drawn: every row is followed, what the engine itself does wrong is
-// told as the finding that it is, and what was run can be read back and decided again.
+// Generated runs with HiSparse's groups: every row is followed, the engine's own defects are
+// reported as findings, and a run's recording can be read and decided again.
 #include <gtest/gtest.h>
 
 #include <map>
 #include <set>
 
-#include "base/atomic_file.h"
+#include "base/output_file.h"
 #include "cuda_backend/simt_backend.h"
 #include "properties/fuzz/fuzz.h"
 #include "properties/judge/known_findings.h"
@@ -21,7 +21,7 @@ GeneratorOptions with_pages(FeatureSet always = {}) {
       .engine = "vllm-0.33.0", .always = always, .never = {}, .backend = "none", .check = "fast"};
 }
 
-TEST(HiSparseRuns, agree_and_reach_all_that_can_become_of_a_page) {
+TEST(HiSparseRuns, AgreeAndReachAllThatCanBecomeOfAPage) {
   FuzzOptions options;
   options.generator = with_pages();
   options.runs = 1200;
@@ -36,7 +36,7 @@ TEST(HiSparseRuns, agree_and_reach_all_that_can_become_of_a_page) {
     EXPECT_GT(report.tally[reached], 0) << name_of(reached);
 }
 
-TEST(HiSparseRuns, are_in_the_shape_that_the_engine_gives_its_groups) {
+TEST(HiSparseRuns, AreInTheShapeThatTheEngineGivesItsGroups) {
   std::set<std::size_t> num_groups;
   for (std::uint64_t seed = 0; seed < 100; ++seed) {
     const SavedCase saved = generate_case(seed, with_pages());
@@ -48,7 +48,7 @@ TEST(HiSparseRuns, are_in_the_shape_that_the_engine_gives_its_groups) {
 }
 
 // ... and every byte of host pool, resident pages and hot regions is what it should be.
-TEST(HiSparseRuns, agree_on_the_executor) {
+TEST(HiSparseRuns, AgreeOnTheExecutor) {
   FuzzOptions options;
   options.generator = with_pages();
   options.generator.backend = "simt";
@@ -64,7 +64,7 @@ TEST(HiSparseRuns, agree_on_the_executor) {
 }
 
 // Streams as late as their order allows, every access watched, and graphs.
-TEST(HiSparseRuns, agree_however_late_operations_run) {
+TEST(HiSparseRuns, AgreeHoweverLateOperationsRun) {
   for (const std::string check : {"check", "hunt"}) {
     FuzzOptions options;
     options.generator = with_pages();
@@ -80,7 +80,7 @@ TEST(HiSparseRuns, agree_however_late_operations_run) {
 }
 
 // Findings 45 and 46, out of seeds alone.
-TEST(HiSparseRuns, that_stumble_over_the_engine_itself_are_told_by_the_finding) {
+TEST(HiSparseRuns, ThatStumbleOverTheEngineItselfAreToldByTheFinding) {
   std::map<int, int> told;
   for (std::uint64_t seed = 0; seed < 600; ++seed) {
     SavedCase saved = generate_case(seed, with_pages({Feature::connector_peers}));
@@ -107,7 +107,7 @@ TEST(HiSparseRuns, that_stumble_over_the_engine_itself_are_told_by_the_finding) 
   EXPECT_GT(told[45], 0);
 }
 
-TEST(HiSparseRuns, are_the_same_again_from_their_file) {
+TEST(HiSparseRuns, AreTheSameAgainFromTheirFile) {
   for (std::uint64_t seed = 0; seed < 20; ++seed) {
     const SavedCase saved = generate_case(seed, with_pages());
     const auto read = saved_case_from_text("case", saved_case_to_text(saved));
@@ -119,7 +119,7 @@ TEST(HiSparseRuns, are_the_same_again_from_their_file) {
 }
 
 // What is written down of them is an engine's recording, which conform follows.
-TEST(HiSparseRuns, are_decided_again_from_their_recording) {
+TEST(HiSparseRuns, AreDecidedAgainFromTheirRecording) {
   std::int64_t num_copies = 0;
   for (std::uint64_t seed = 0; seed < 60; ++seed) {
     SavedCase saved = generate_case(seed, with_pages());
@@ -133,7 +133,7 @@ TEST(HiSparseRuns, are_decided_again_from_their_recording) {
     const std::string path = testing::TempDir() + "hisparse_run.jsonl";
     std::string text = recording_header_line(recording.header);
     for (const RecordedStep& step : recording.steps) text += recording_step_line(step);
-    ASSERT_TRUE(write_file_atomically(path, text + recording_end_line(recording.end)));
+    ASSERT_TRUE(write_output(path, text + recording_end_line(recording.end)));
     const auto conformed = conform_recording(path);
     ASSERT_TRUE(conformed) << seed << ": " << conformed.error().message;
     EXPECT_FALSE(conformed->mismatch) << seed << ": " << conformed->mismatch->what;

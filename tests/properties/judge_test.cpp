@@ -42,7 +42,7 @@ std::int64_t first_other_part(const Chain& a, const Chain& b) {
   return at_a - a.hashes.begin();
 }
 
-TEST(Judge, a_case_that_is_run_twice_goes_through_the_same_states) {
+TEST(Judge, ACaseThatIsRunTwiceGoesThroughTheSameStates) {
   for (std::uint64_t seed = 1; seed <= 40; ++seed) {
     const SavedCase saved = generate_case(seed, with_backend(seed % 4 == 0 ? "simt" : "none"));
     const Chain first = chain_of(saved);
@@ -53,7 +53,7 @@ TEST(Judge, a_case_that_is_run_twice_goes_through_the_same_states) {
   }
 }
 
-TEST(Judge, two_runs_that_part_are_told_apart_in_the_step_in_which_they_do) {
+TEST(Judge, TwoRunsThatPartAreToldApartInTheStepInWhichTheyDo) {
   GeneratorOptions options = with_backend("none");
   options.never.add(Feature::data_parallel);
   for (std::uint64_t seed = 1; seed <= 20; ++seed) {
@@ -80,7 +80,7 @@ TEST(Judge, two_runs_that_part_are_told_apart_in_the_step_in_which_they_do) {
 }
 
 // If this canary lives, nothing that fuzzing says is worth anything.
-TEST(Canary, a_planted_defect_is_seen) {
+TEST(Canary, APlantedDefectIsSeen) {
   SavedCase saved = generate_case(std::uint64_t{1}, with_backend("simt"));
   ASSERT_EQ(judge(saved, make_simt_backend).kind, OutcomeKind::agreed);
   saved.mutants = {"drop-slot"};
@@ -91,7 +91,7 @@ TEST(Canary, a_planted_defect_is_seen) {
   EXPECT_FALSE(outcome.what.empty());
 }
 
-TEST(Judge, refuses_a_mutant_that_nobody_has_and_one_that_has_no_backend_to_be_in) {
+TEST(Judge, RefusesAMutantThatNobodyHasAndOneThatHasNoBackendToBeIn) {
   SavedCase saved = generate_case(std::uint64_t{1}, with_backend("simt"));
   saved.mutants = {"no-such-defect"};
   const Outcome unknown = judge(saved, make_simt_backend);
@@ -105,7 +105,7 @@ TEST(Judge, refuses_a_mutant_that_nobody_has_and_one_that_has_no_backend_to_be_i
 
 // Whatever the configuration and the check suggest, and even if the engine's defect has its part in
 // it: what does not happen without the planted defect is the planted defect's doing.
-TEST(KnownFindings, are_not_blamed_for_what_is_planted_beside_them) {
+TEST(KnownFindings, AreNotBlamedForWhatIsPlantedBesideThem) {
   GeneratorOptions options = with_backend("none");
   options.engine = "vllm-0.22.1";
   options.always = {Feature::several_groups, Feature::full_attention, Feature::mla,
@@ -130,7 +130,7 @@ TEST(KnownFindings, are_not_blamed_for_what_is_planted_beside_them) {
   EXPECT_GT(num_planted, 20) << "of those that configuration and check would have taken for one";
 }
 
-TEST(KnownFindings, are_what_a_case_gets_past_once_they_are_repaired) {
+TEST(KnownFindings, AreWhatACaseGetsPastOnceTheyAreRepaired) {
   GeneratorOptions options = with_backend("none");
   options.always = {Feature::several_groups, Feature::full_attention, Feature::mla,
                     Feature::prefix_caching, Feature::shared_prefixes};

@@ -1,5 +1,5 @@
-// The cache as its rules read: the block pool and the managers of one group, a page of code each.
-// Those of reference/ are held against them, operation by operation.
+// The cache as its rules state: the block pool and the managers of one group, a page of code each.
+// Those of reference/ are compared with them, operation by operation.
 #pragma once
 
 #include <cstdint>
@@ -45,21 +45,21 @@ class NaiveBlockPool {
   std::vector<Cached> cached_;  // in the order in which they were added
 };
 
-// The cache of one group, kind by kind: which blocks a request holds there, what a prefix hit is,
-// what is let go.
+// The cache of one group, kind by kind: which blocks a request holds, what a prefix hit is, what is
+// freed.
 //
 //   full attention  every block; a hit is the longest chain from the left
 //   sliding window  the blocks of the last window - 1 tokens and the new ones; a hit is the
-//                   right-most place before which as many blocks as the window needs are cached, or
-//                   all there are
-//   chunked local   the blocks of the current chunk; what lies before it counts as hit
+//                   right-most position before which as many blocks as the window needs are cached,
+//                   or all there are
+//   chunked local   the blocks of the current chunk; blocks before it count as hit
 //   states, none    one block for the whole request; no hits
-//   states, align   the running state and saved ones at block boundaries; one block is taken for a
-//                   step however many it crosses; a hit is the right-most saved state
-//   states, all     a state a block, of which the running one is kept; hits as in align
+//   states, align   the running state and saved ones at block boundaries; one block per step
+//                   however many boundaries it crosses; a hit is the right-most saved state
+//   states, all     a state per block, of which the running one is kept; hits as in align
 //
-// Not modelled: blocks longer than a hash, EAGLE's dropped block, drafts, sparse
-// retention, RetireBasis::scheduled for states.
+// Not modelled: blocks longer than a hash, EAGLE's dropped block, drafts, sparse retention,
+// RetireBasis::scheduled for states.
 class NaiveGroup {
  public:
   // Both must outlive this.
@@ -80,7 +80,7 @@ class NaiveGroup {
   void free(Table& table);
 
  private:
-  // Blocks at the head that nobody reads when num_computed tokens are computed.
+  // Blocks at the head that are no longer read when num_computed tokens are computed.
   std::int64_t num_unread(std::int64_t num_computed) const;
   BlockId cached(std::span<const BlockKey> keys, std::int64_t index) const {
     return pool_.find(keys[static_cast<std::size_t>(index)], group_);

@@ -1,5 +1,5 @@
-// docs/orders.md: every kind of cache in every order of the overlaid memory, what was compared and
-// which defects were caught. LOCKSTEP_WRITE_TABLES=1 writes it anew.
+// docs/reference/orders.md: every kind of cache in every layout of the overlaid memory, what was
+// compared and which defects were caught. LOCKSTEP_WRITE_TABLES=1 writes it.
 #include <fmt/core.h>
 #include <gtest/gtest.h>
 
@@ -98,8 +98,8 @@ std::string tables() {
   return cells;
 }
 
-TEST(OrdersTable, of_the_docs_is_what_replays_show) {
-  const std::string path = LOCKSTEP_SOURCE_DIR "/docs/orders.md";
+TEST(OrdersTable, OfTheDocsIsWhatReplaysShow) {
+  const std::string path = LOCKSTEP_SOURCE_DIR "/docs/reference/orders.md";
   constexpr std::string_view kBegin = "<!-- generated -->\n", kEnd = "<!-- end -->\n";
   std::stringstream read;
   read << std::ifstream(path).rdbuf();
@@ -109,7 +109,7 @@ TEST(OrdersTable, of_the_docs_is_what_replays_show) {
   ASSERT_NE(end, std::string::npos);
   const std::string now = page.substr(0, begin + kBegin.size()) + tables() + page.substr(end);
   if (std::getenv("LOCKSTEP_WRITE_TABLES") != nullptr) std::ofstream(path) << now;
-  EXPECT_EQ(now, page) << "write it anew: LOCKSTEP_WRITE_TABLES=1 and this test";
+  EXPECT_EQ(now, page) << "write it again: LOCKSTEP_WRITE_TABLES=1 and this test";
 }
 
 }  // namespace

@@ -40,8 +40,8 @@ void hunt_in(const CacheKindCase& kind, CacheLayout order, std::uint64_t seeds) 
     expect_same(sound, hunted(saved, seed), kind.name + " in " + std::string(name_of(order)));
 }
 
-// Each kind in one order; neighbours in the list in unlike ones.
-TEST(OverlaidHunts, every_kind_of_cache_is_the_same_under_preemption_in_one_order) {
+// Each kind in one layout; neighbours in the list in different ones.
+TEST(OverlaidHunts, EveryKindOfCacheIsTheSameUnderPreemptionInOneOrder) {
   std::size_t place = 0;
   for (const CacheKindCase& kind : tests::cache_kinds()) {
     const auto order =
@@ -50,7 +50,7 @@ TEST(OverlaidHunts, every_kind_of_cache_is_the_same_under_preemption_in_one_orde
   }
 }
 
-TEST(OverlaidHuntsSlow, every_kind_of_cache_is_the_same_in_every_order_under_ten_seeds) {
+TEST(OverlaidHuntsSlow, EveryKindOfCacheIsTheSameInEveryOrderUnderTenSeeds) {
   for (const CacheKindCase& kind : tests::cache_kinds())
     for (const CacheLayout order : kOverlaidLayouts)
       if (kind.orders.contains(order)) hunt_in(kind, order, 10);
@@ -86,16 +86,16 @@ int hunt_partial_hits(std::uint64_t cases, std::uint64_t seeds) {
   return static_cast<int>(hunted_in.size());
 }
 
-TEST(OverlaidHunts, copies_of_blocks_that_are_hit_in_part_are_the_same_under_preemption) {
+TEST(OverlaidHunts, CopiesOfBlocksThatAreHitInPartAreTheSameUnderPreemption) {
   EXPECT_EQ(hunt_partial_hits(1, 1), 4);
 }
-TEST(OverlaidHuntsSlow, copies_of_blocks_that_are_hit_in_part_are_the_same_in_twenty_cases) {
+TEST(OverlaidHuntsSlow, CopiesOfBlocksThatAreHitInPartAreTheSameInTwentyCases) {
   EXPECT_EQ(hunt_partial_hits(20, 5), 6);
 }
 
 // A hunt that finds nothing is worth what it finds where something is planted: two threads that
 // write one row, in every kind of cache with rows, in every order.
-TEST(OverlaidHuntsSlow, a_planted_race_is_found_in_every_kind_and_order_with_rows) {
+TEST(OverlaidHuntsSlow, APlantedRaceIsFoundInEveryKindAndOrderWithRows) {
   for (const CacheKindCase& kind : tests::cache_kinds())
     for (const CacheLayout order : kind.orders) {
       if (kind.groups.front().spec.kind == CacheKind::mamba) continue;

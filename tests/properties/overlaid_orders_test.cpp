@@ -31,7 +31,7 @@ using tests::kMapped;
 using tests::kWithRing;
 using tests::Orders;
 
-TEST(OverlaidOrders, every_kind_of_cache_is_replayed_in_every_order_that_it_takes) {
+TEST(OverlaidOrders, EveryKindOfCacheIsReplayedInEveryOrderThatItTakes) {
   for (const CacheKindCase& kind : cache_kinds())
     for (const CacheLayout order : kOverlaidLayouts) {
       const Outcome outcome = judge(case_in(kind, order), make_simt_backend);
@@ -42,7 +42,7 @@ TEST(OverlaidOrders, every_kind_of_cache_is_replayed_in_every_order_that_it_take
     }
 }
 
-TEST(OverlaidOrders, the_same_requests_are_decided_alike_in_all_orders_and_in_older_memory) {
+TEST(OverlaidOrders, TheSameRequestsAreDecidedAlikeInAllOrdersAndInOlderMemory) {
   const CacheKindCase kind = cache_kinds().front();
   std::set<std::int64_t> steps;
   for (const CacheLayout order : kOverlaidLayouts)
@@ -54,13 +54,13 @@ TEST(OverlaidOrders, the_same_requests_are_decided_alike_in_all_orders_and_in_ol
   EXPECT_EQ(steps.size(), 1u);
 }
 
-TEST(OverlaidOrders, of_its_own_the_engine_takes_layers_outermost_and_tokens_before_heads) {
+TEST(OverlaidOrders, OfItsOwnTheEngineTakesLayersOutermostAndTokensBeforeHeads) {
   const CacheKindCase kind = cache_kinds().front();
   EXPECT_EQ(config_of(case_in(kind, NHD)).backend.layout, LBNHC);
   EXPECT_EQ(config_of(case_in(kind, HND)).backend.layout, LBHNC);
 }
 
-TEST(OverlaidOrders, an_engine_without_such_orders_refuses_one) {
+TEST(OverlaidOrders, AnEngineWithoutSuchOrdersRefusesOne) {
   SavedCase saved = case_in(cache_kinds().front(), BLNHC);
   saved.engine.engine = "vllm-0.22.1";
   const Outcome outcome = judge(saved, make_simt_backend);
@@ -68,7 +68,7 @@ TEST(OverlaidOrders, an_engine_without_such_orders_refuses_one) {
   EXPECT_NE(outcome.what.find("no such orders"), std::string::npos) << outcome.what;
 }
 
-TEST(OverlaidOrders, blocks_outermost_are_one_tensor_and_head_slots_apart_are_many) {
+TEST(OverlaidOrders, BlocksOutermostAreOneTensorAndHeadSlotsApartAreMany) {
   const KVCacheConfig plan = *plan_for_groups({tests::group_of(tests::rows_of_heads(2), 0, 3)}, 10);
   const auto tensors = [&](CacheLayout order) {
     return placed_layout(plan, AttentionBackend::any_size, order)->tensor_size_bytes;
@@ -79,9 +79,9 @@ TEST(OverlaidOrders, blocks_outermost_are_one_tensor_and_head_slots_apart_are_ma
   EXPECT_EQ(tensors(LHBNC), std::vector<std::int64_t>(6, 1280));
 }
 
-// As the engine binds them (recorded in layouts.jsonl): rows of MLA beside an indexer whose
-// kernels take 256 of 512 tokens, in a pool of two blocks.
-TEST(OverlaidOrders, rows_in_parts_of_a_packed_block_are_viewed_as_the_engine_binds_them) {
+// As the engine binds them (recorded in layouts.jsonl): rows of MLA with an indexer whose kernels
+// take 256 of 512 tokens, in a pool of two blocks.
+TEST(OverlaidOrders, RowsInPartsOfAPackedBlockAreViewedAsTheEngineBindsThem) {
   KVCacheSpec rows, indexer;
   rows.kind = indexer.kind = CacheKind::mla;
   rows.block_size = indexer.block_size = 512;
@@ -114,7 +114,7 @@ TEST(OverlaidOrders, rows_in_parts_of_a_packed_block_are_viewed_as_the_engine_bi
   EXPECT_TRUE(proof.holds()) << proof.findings.front();
 }
 
-TEST(OverlaidOrders, drawn_cases_reach_tables_that_are_mapped) {
+TEST(OverlaidOrders, DrawnCasesReachTablesThatAreMapped) {
   GeneratorOptions options{.engine = "vllm-0.33.0",
                            .always = {Feature::mla, Feature::rings, Feature::compressed_rows,
                                       Feature::mapped_tables, Feature::long_prompts},
@@ -144,7 +144,7 @@ struct PlantedCase {
   Orders spared;  // orders in which the defect changes nothing
 };
 
-TEST(OverlaidOrders, a_defect_of_addresses_is_seen_in_every_order) {
+TEST(OverlaidOrders, ADefectOfAddressesIsSeenInEveryOrder) {
   const std::vector<PlantedCase> planted = {
       {"layout-order-lost", "full attention", {"page_written"}, {}},
       {"order-layer-stride", "full attention", {"page_written"}, {}},
@@ -195,7 +195,7 @@ TEST(OverlaidOrders, a_defect_of_addresses_is_seen_in_every_order) {
 
 // Of two views at one address the shorter one is copied (vllm 55112): with blocks outermost a block
 // is copied as a whole.
-TEST(OverlaidOrders, a_copy_of_the_first_view_alone_loses_the_tail_of_an_attention_block) {
+TEST(OverlaidOrders, ACopyOfTheFirstViewAloneLosesTheTailOfAnAttentionBlock) {
   GeneratorOptions options{
       .engine = "vllm-0.33.0",
       .always = {Feature::full_attention, Feature::states, Feature::several_groups,
@@ -219,7 +219,7 @@ TEST(OverlaidOrders, a_copy_of_the_first_view_alone_loses_the_tail_of_an_attenti
   EXPECT_EQ(seen.size(), 2u);
 }
 
-TEST(OverlaidOrders, generated_cases_reach_every_order) {
+TEST(OverlaidOrders, GeneratedCasesReachEveryOrder) {
   std::set<CacheLayout> drawn;
   for (std::uint64_t seed = 1; seed <= 200; ++seed)
     drawn.insert(generate_case(seed, {.engine = "vllm-0.33.0"}).layout);

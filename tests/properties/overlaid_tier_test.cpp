@@ -1,6 +1,6 @@
-// A host tier beside the overlaid memory: the pages are those of vLLM 0.33.0 in each of its orders,
-// the decisions those of the release whose connectors are modelled. What is loaded must be what was
-// stored, byte by byte, wherever heads and layers of a block lie.
+// A host tier with the overlaid memory: the pages are those of vLLM 0.33.0 in each of its layouts,
+// the decisions those of the release whose connectors are modelled. A load must return what was
+// stored, byte by byte, wherever heads and layers of a block are.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -68,7 +68,7 @@ std::string ending(const Result<RunReport>& report) {
                             : std::string(name_of(summary.verdict));
 }
 
-TEST(OverlaidTier, holds_the_bytes_of_every_kind_of_rows_in_every_order) {
+TEST(OverlaidTier, HoldsTheBytesOfEveryKindOfRowsInEveryOrder) {
   int kinds = 0;
   for (const CacheKindCase& kind : tests::cache_kinds()) {
     if (!is_loaded(kind) || reads_beside_tokens(kind.groups.back().spec)) continue;

@@ -63,15 +63,15 @@ std::vector<CacheKindCase> packed_kinds() {
       {"one group of 16", {tests::group_of(fp4(16), 0)}, dense},
       {"heads of 64", {tests::group_of(fp4(64, 3), 0)}, dense},
       {"one head of 48", {tests::group_of(fp4(48, 1), 0, 3)}, dense},
-      {"windows beside",
+      {"windows and full",
        {tests::group_of(fp4(32), 0), tests::group_of(in_window(fp4(32)), 1)},
        dense},
-      {"beside bf16, padded",
+      {"with bf16, padded",
        {tests::group_of(fp4(16), 0), tests::group_of(in_window(tests::rows_of_heads()), 1)},
        dense},
       {"int4 in heads of 8", {tests::group_of(int4(8), 0)}, every},
       {"int4 in heads of 64", {tests::group_of(int4(64, 3), 0)}, every},
-      {"int4, windows beside",
+      {"int4, windows and full",
        {tests::group_of(int4(24), 0), tests::group_of(in_window(int4(24)), 1)},
        every},
       {"rows of 656 bytes", {tests::group_of(latent("fp8_ds_mla"), 0, 1)}, every},
@@ -89,7 +89,7 @@ SavedCase by_numbers(const CacheKindCase& kind, CacheLayout order) {
   return saved;
 }
 
-TEST(PackedNumbers, are_replayed_in_the_orders_whose_blocks_are_dense_and_refused_in_others) {
+TEST(PackedNumbers, AreReplayedInTheOrdersWhoseBlocksAreDenseAndRefusedInOthers) {
   for (const CacheKindCase& kind : packed_kinds())
     for (const CacheLayout order : kOverlaidLayouts) {
       const Outcome outcome = judge(by_numbers(kind, order), make_simt_backend);
@@ -100,7 +100,7 @@ TEST(PackedNumbers, are_replayed_in_the_orders_whose_blocks_are_dense_and_refuse
     }
 }
 
-TEST(PackedNumbers, are_the_same_under_preemption) {
+TEST(PackedNumbers, AreTheSameUnderPreemption) {
   for (const CacheKindCase& kind : packed_kinds()) {
     SavedCase saved = by_numbers(kind, kind.name.size() % 2 == 0 ? LBHNC : BLNHC);
     saved.check = CheckMode::fast;
@@ -113,7 +113,7 @@ TEST(PackedNumbers, are_the_same_under_preemption) {
   }
 }
 
-TEST(PackedNumbers, another_place_of_scales_is_seen_in_the_first_page_that_is_written) {
+TEST(PackedNumbers, AnotherPlaceOfScalesIsSeenInTheFirstPageThatIsWritten) {
   const CacheKindCase kind = packed_kinds()[1];
   for (const std::string mutant :
        {"scales-swizzled", "scales-behind-rows", "scale-of-other-head", "scale-of-other-layer"})
@@ -127,7 +127,7 @@ TEST(PackedNumbers, another_place_of_scales_is_seen_in_the_first_page_that_is_wr
     }
 }
 
-TEST(PackedNumbers, a_scale_that_is_lost_or_another_head_s_is_seen_in_int4_too) {
+TEST(PackedNumbers, AScaleThatIsLostOrAnotherHeadSIsSeenInInt4Too) {
   const CacheKindCase kind = packed_kinds()[6];
   for (const std::string mutant : {"scale-not-stored", "scale-of-other-head"})
     for (const CacheLayout order : kind.orders) {
@@ -140,7 +140,7 @@ TEST(PackedNumbers, a_scale_that_is_lost_or_another_head_s_is_seen_in_int4_too) 
     }
 }
 
-TEST(PackedNumbers, scales_of_tiles_that_are_lost_or_in_the_rows_are_seen) {
+TEST(PackedNumbers, ScalesOfTilesThatAreLostOrInTheRowsAreSeen) {
   std::size_t latents = 0;
   for (const CacheKindCase& kind : packed_kinds()) {
     if (!kind.name.starts_with("rows of")) continue;
@@ -161,7 +161,7 @@ TEST(PackedNumbers, scales_of_tiles_that_are_lost_or_in_the_rows_are_seen) {
   EXPECT_EQ(latents, 4u);
 }
 
-TEST(PackedNumbers, are_refused_by_an_engine_that_writes_them_for_other_kernels) {
+TEST(PackedNumbers, AreRefusedByAnEngineThatWritesThemForOtherKernels) {
   SavedCase saved = by_numbers(packed_kinds().front(), NHD);
   saved.engine.engine = "vllm-0.22.1";
   saved.engine.async_scheduling = false;

@@ -1,12 +1,11 @@
-// What attention answers, wherever it was worked out: the outputs of a case by who asked for them,
-// put together from all tensor and pipeline parallel ranks. A relation over devices: one rank or
-// many, the answers are the same, bit for bit.
+// Attention outputs of a case by query, assembled from all tensor and pipeline parallel ranks. A
+// relation over devices: with one rank or many, the answers are the same, bit for bit.
 //
-// (1) A query head's arithmetic does not depend on what else its rank holds, so nothing is rounded
-//     differently.
-// (2) Every query of every step is asked, whatever the case's budget says.
+// (1) A query head's arithmetic does not depend on the other heads of its rank, so rounding is
+//     equal.
+// (2) Every query of every step runs, whatever the case's budget.
 //
-// Not related: ranks of context parallelism, each of which answers for its own tokens alone.
+// Not related: context parallel ranks, each of which answers only for its own tokens.
 #pragma once
 
 #include <compare>
@@ -36,8 +35,7 @@ using OutputsByQuery = std::map<OutputKey, std::vector<float>>;
 // Errors: what engine, plan or backend refuse; a run that does not agree.
 Result<OutputsByQuery> outputs_of(const SavedCase& saved, const BackendFactory& backend);
 
-// The first output that one device and the ranks of the case give differently, in one sentence;
-// nothing: there is none.
+// The first output that differs between one device and the case's ranks, in one line; absent: none.
 Result<std::optional<std::string>> check_rank_outputs(const SavedCase& saved,
                                                       const BackendFactory& backend);
 

@@ -11,7 +11,7 @@
 namespace lockstep {
 namespace {
 
-TEST(RankOutputs, one_device_and_its_ranks_answer_every_query_alike) {
+TEST(RankOutputs, OneDeviceAndItsRanksAnswerEveryQueryAlike) {
   std::int64_t related = 0, pipeline = 0;
   for (std::uint64_t seed = 1; related < 12 && seed < 200; ++seed) {
     FeatureSet always{Feature::tensor_parallel};
@@ -38,8 +38,8 @@ TEST(RankOutputs, one_device_and_its_ranks_answer_every_query_alike) {
   EXPECT_GT(pipeline, 0);
 }
 
-// A backend that answers for other query heads than its own; it says so to nobody.
-TEST(RankOutputs, the_relation_breaks_where_a_rank_answers_for_the_heads_of_another) {
+// A backend that silently answers for query heads other than its own.
+TEST(RankOutputs, TheRelationBreaksWhereARankAnswersForTheHeadsOfAnother) {
   const BackendFactory mixed_up = [](const BackendConfig& config) {
     BackendConfig other = config;
     if (config.parallel.tp_size > 1) other.parallel.tp_rank = 0;

@@ -85,7 +85,7 @@ void expect_holds(const Relation& relation, std::uint64_t seeds) {
   EXPECT_GT(applied, 5) << "a relation that is never applied says nothing";
 }
 
-TEST_P(RelationProperty, holds_over_generated_cases) { expect_holds(GetParam(), kSeeds); }
+TEST_P(RelationProperty, HoldsOverGeneratedCases) { expect_holds(GetParam(), kSeeds); }
 
 std::string test_name(const testing::TestParamInfo<Relation>& relation) {
   std::string name(relation.param.name);
@@ -117,7 +117,7 @@ std::string broken_under(SchedulerDefect defect, std::uint64_t seed) {
 
 // Which defects break a relation, and which relations a defect breaks: neither may be nothing for a
 // relation, or it could not fail.
-TEST(Relations, each_breaks_under_defects_of_the_scheduler) {
+TEST(Relations, EachBreaksUnderDefectsOfTheScheduler) {
   std::map<std::string, std::set<std::string>> defects_of;
   for (const SchedulerDefect defect : scheduler_defects())
     for (std::uint64_t seed = 1; seed <= kDefectSeeds; ++seed) {
@@ -134,7 +134,7 @@ TEST(Relations, each_breaks_under_defects_of_the_scheduler) {
   }
 }
 
-TEST(ShuffledBlocks, are_decided_about_alike) {
+TEST(ShuffledBlocks, AreDecidedAboutAlike) {
   for (const std::string engine : {"vllm-0.22.1", "vllm-0.33.0"}) {
     GeneratorOptions options = plain_options();
     options.engine = engine;
@@ -147,7 +147,7 @@ TEST(ShuffledBlocks, are_decided_about_alike) {
   }
 }
 
-TEST(ShuffledBlocks, are_not_where_blocks_are_freed_by_their_ids) {
+TEST(ShuffledBlocks, AreNotWhereBlocksAreFreedByTheirIds) {
   std::int64_t broken = 0;
   for (std::uint64_t seed = 1; seed <= kDefectSeeds; ++seed) {
     SavedCase saved = generate_case(seed, plain_options());
@@ -160,7 +160,7 @@ TEST(ShuffledBlocks, are_not_where_blocks_are_freed_by_their_ids) {
 }
 
 // What the audit found in the engines by looking at decisions is seen here in the answers.
-TEST(Relations, break_on_what_the_audit_found_in_the_engines) {
+TEST(Relations, BreakOnWhatTheAuditFoundInTheEngines) {
   const SavedCase preempted = regression("vllm_0_33_0_preempted_in_its_own_step");
   const auto in_a_larger_pool = check_relation(preempted, named("larger pool"));
   ASSERT_TRUE(in_a_larger_pool);
@@ -222,7 +222,7 @@ Result<std::optional<LaterWithMore>> more_memory_finishes_later(const SavedCase&
   return std::optional<LaterWithMore>();
 }
 
-// Everybody there from the start, nobody leaves: when a request ends is the scheduler's doing.
+// All requests arrive at the start and none is aborted: the scheduler decides when a request ends.
 SavedCase all_at_once(std::uint64_t seed) {
   SavedCase saved = generate_case(seed, plain_options());
   std::erase_if(saved.trace.records, [](const TraceRecord& record) {
@@ -237,7 +237,7 @@ SavedCase all_at_once(std::uint64_t seed) {
   return saved;
 }
 
-TEST(Memory, that_nobody_can_need_changes_nothing_about_when_requests_end) {
+TEST(Memory, ThatNobodyCanNeedChangesNothingAboutWhenRequestsEnd) {
   std::int64_t compared = 0;
   for (std::uint64_t seed = 1; seed <= kSeeds; ++seed) {
     SavedCase saved = with_memory_for_all(all_at_once(seed));
@@ -253,9 +253,9 @@ TEST(Memory, that_nobody_can_need_changes_nothing_about_when_requests_end) {
   EXPECT_GT(compared, 60);
 }
 
-// With one block more nobody is preempted, so the second request keeps a copy of a block that it
-// would share after a preemption, and the third has no room beside it until it ends.
-TEST(Memory, one_block_more_can_make_a_request_finish_later) {
+// With one more block no request is preempted, so the second request keeps a copy of a block that
+// it would share after a preemption, and the third does not fit until it ends.
+TEST(Memory, OneBlockMoreCanMakeARequestFinishLater) {
   const auto saved = read_saved_case(LOCKSTEP_SOURCE_DIR
                                      "/tests/regressions/more_memory_finishes_later.case.jsonl");
   ASSERT_TRUE(saved) << saved.error().message;
@@ -274,9 +274,7 @@ TEST(Memory, one_block_more_can_make_a_request_finish_later) {
 
 class RelationPropertySlow : public testing::TestWithParam<Relation> {};
 
-TEST_P(RelationPropertySlow, holds_over_thousands_of_generated_cases) {
-  expect_holds(GetParam(), 5000);
-}
+TEST_P(RelationPropertySlow, HoldsOverThousandsOfGeneratedCases) { expect_holds(GetParam(), 5000); }
 
 INSTANTIATE_TEST_SUITE_P(Each, RelationPropertySlow,
                          testing::ValuesIn(relations().begin(), relations().end()), test_name);

@@ -1,5 +1,5 @@
-// Whatever is asked of a scheduler, in whatever order (requests, aborts, steps, outputs, resets),
-// its books stay in order. Nothing of how it decides is looked at, but what holds of any decision.
+// Any sequence of calls (requests, aborts, steps, outputs, resets) keeps a scheduler's accounting
+// right. Only properties of every decision are checked.
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
 #include <rapidcheck/state.h>
@@ -336,7 +336,7 @@ bool in_order(const std::string& engine, SchedulerDefect defect, SeenByScheduler
 
 class SchedulerCommands : public testing::TestWithParam<std::string> {};
 
-TEST_P(SchedulerCommands, in_any_order_leave_its_books_in_order) {
+TEST_P(SchedulerCommands, InAnyOrderLeaveItsBooksInOrder) {
   SeenByScheduler seen;
   EXPECT_TRUE(in_order(GetParam(), SchedulerDefect::none, seen));
   for (const char* what :
@@ -349,7 +349,7 @@ TEST_P(SchedulerCommands, in_any_order_leave_its_books_in_order) {
 INSTANTIATE_TEST_SUITE_P(Engines, SchedulerCommands, testing::Values("vllm-0.22.1", "vllm-0.33.0"),
                          name_of_engine);
 
-TEST(SchedulerDefects, are_seen) {
+TEST(SchedulerDefects, AreSeen) {
   expect_seen({SchedulerDefect::free_twice, SchedulerDefect::free_preempted_lost,
                SchedulerDefect::abort_in_flight_kept, SchedulerDefect::refused_hit_kept,
                SchedulerDefect::hash_stale, SchedulerDefect::hit_untouched_evicted},

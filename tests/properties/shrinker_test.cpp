@@ -30,11 +30,11 @@ std::int64_t prompt_tokens(const SavedCase& saved) {
   return sum;
 }
 
-TEST(Shrinker, a_case_that_does_not_fail_has_nothing_to_shrink) {
+TEST(Shrinker, ACaseThatDoesNotFailHasNothingToShrink) {
   EXPECT_FALSE(shrink(large_case(3), when([](const SavedCase&) { return false; })));
 }
 
-TEST(Shrinker, a_case_that_always_fails_becomes_one_layer_and_no_request) {
+TEST(Shrinker, ACaseThatAlwaysFailsBecomesOneLayerAndNoRequest) {
   const auto result = shrink(large_case(20), when([](const SavedCase&) { return true; }));
   ASSERT_TRUE(result);
   EXPECT_TRUE(result->is_minimal);
@@ -46,7 +46,7 @@ TEST(Shrinker, a_case_that_always_fails_becomes_one_layer_and_no_request) {
   EXPECT_EQ(result->smallest.backend, "none");
 }
 
-TEST(Shrinker, what_the_failure_needs_stays_and_everything_else_goes) {
+TEST(Shrinker, WhatTheFailureNeedsStaysAndEverythingElseGoes) {
   const auto needs = [](const SavedCase& saved) {
     const bool window = std::ranges::any_of(saved.cache.groups, [](const auto& group) {
       return group.spec.kind == CacheKind::sliding_window && group.spec.sliding_window >= 3;
@@ -71,7 +71,7 @@ TEST(Shrinker, what_the_failure_needs_stays_and_everything_else_goes) {
   EXPECT_EQ(requests_of(smallest)[0]->name, "r0");
 }
 
-TEST(Shrinker, requests_that_wait_for_one_another_stay_together_only_when_it_matters) {
+TEST(Shrinker, RequestsThatWaitForOneAnotherStayTogetherOnlyWhenItMatters) {
   const auto waits = [](const SavedCase& saved) {
     SavedCase copy = saved;
     return std::ranges::any_of(trace_requests_of(copy),
@@ -86,7 +86,7 @@ TEST(Shrinker, requests_that_wait_for_one_another_stay_together_only_when_it_mat
   EXPECT_EQ(requests[1]->delay_ns, 0);
 }
 
-TEST(Shrinker, a_pass_may_keep_what_it_read_while_it_attempts) {
+TEST(Shrinker, APassMayKeepWhatItReadWhileItAttempts) {
   ShrinkTrial trial(large_case(3), kOneStep, when([](const SavedCase&) { return true; }), 100, {});
   const auto& before = trial.best().trace.records;
   ASSERT_TRUE(trial.attempt_with([](SavedCase& saved) { saved.trace.records.pop_back(); }));
@@ -95,7 +95,7 @@ TEST(Shrinker, a_pass_may_keep_what_it_read_while_it_attempts) {
 }
 
 // One pass lowers several numbers of a request, the later ones down to the arrival.
-TEST(Shrinker, a_request_that_waits_and_is_aborted_loses_its_delay_and_the_time_to_its_abort) {
+TEST(Shrinker, ARequestThatWaitsAndIsAbortedLosesItsDelayAndTheTimeToItsAbort) {
   SavedCase start = large_case(2);
   TraceRequest& request = *trace_requests_of(start).back();
   request.after = {trace_requests_of(start).front()->spec.name};
@@ -114,7 +114,7 @@ TEST(Shrinker, a_request_that_waits_and_is_aborted_loses_its_delay_and_the_time_
   EXPECT_EQ(trace_requests_of(smallest).back()->abort->t_ns, 0);
 }
 
-TEST(Shrinker, every_candidate_is_tried_once_and_reads_back_as_it_was_written) {
+TEST(Shrinker, EveryCandidateIsTriedOnceAndReadsBackAsItWasWritten) {
   std::set<std::string> tried;
   std::int64_t count = 0;
   const auto result = shrink(large_case(12), [&](const SavedCase& saved) {
@@ -130,7 +130,7 @@ TEST(Shrinker, every_candidate_is_tried_once_and_reads_back_as_it_was_written) {
   EXPECT_GT(count, 30);
 }
 
-TEST(Shrinker, the_same_case_shrinks_to_the_same_bytes_in_the_same_number_of_evaluations) {
+TEST(Shrinker, TheSameCaseShrinksToTheSameBytesInTheSameNumberOfEvaluations) {
   const auto needs = when([](const SavedCase& saved) { return prompt_tokens(saved) >= 21; });
   const auto first = shrink(large_case(25), needs);
   const auto second = shrink(large_case(25), needs);
@@ -139,7 +139,7 @@ TEST(Shrinker, the_same_case_shrinks_to_the_same_bytes_in_the_same_number_of_eva
   EXPECT_EQ(first->evaluations, second->evaluations);
 }
 
-TEST(Shrinker, out_of_evaluations_it_leaves_a_case_that_fails_and_says_so) {
+TEST(Shrinker, OutOfEvaluationsItLeavesACaseThatFailsAndSaysSo) {
   const auto needs = when([](const SavedCase& saved) { return prompt_tokens(saved) >= 21; });
   const auto result = shrink(large_case(25), needs, {.evaluations_max = 15, .progress = {}});
   ASSERT_TRUE(result);
@@ -150,7 +150,7 @@ TEST(Shrinker, out_of_evaluations_it_leaves_a_case_that_fails_and_says_so) {
 }
 
 // More steps are no smaller case, whatever else went down.
-TEST(Shrinker, faults_go_one_by_one_and_what_is_left_of_them_is_small) {
+TEST(Shrinker, FaultsGoOneByOneAndWhatIsLeftOfThemIsSmall) {
   SavedCase start = large_case(3);
   start.faults = {{"refuse_allocation", 7, {{"steps", 5}}},
                   {"pinch_pool", 4, {{"steps", 6}, {"blocks", 9}}},
@@ -186,7 +186,7 @@ std::int64_t tokens_written_out(const SavedCase& saved) {
   return count;
 }
 
-TEST(Shrinker, tokens_that_are_written_out_go_one_by_one) {
+TEST(Shrinker, TokensThatAreWrittenOutGoOneByOne) {
   const auto result =
       shrink(with_tokens_written_out(),
              when([](const SavedCase& saved) { return tokens_written_out(saved) >= 4; }));
@@ -196,7 +196,7 @@ TEST(Shrinker, tokens_that_are_written_out_go_one_by_one) {
   EXPECT_EQ(prompt.tokens, std::vector<std::int32_t>(4, 7));
 }
 
-TEST(Shrinker, tokens_that_are_written_out_become_any_where_they_do_not_matter) {
+TEST(Shrinker, TokensThatAreWrittenOutBecomeAnyWhereTheyDoNotMatter) {
   const auto result =
       shrink(with_tokens_written_out(),
              when([](const SavedCase& saved) { return prompt_tokens(saved) >= 8; }));
@@ -205,7 +205,7 @@ TEST(Shrinker, tokens_that_are_written_out_become_any_where_they_do_not_matter) 
   EXPECT_EQ(tokens_written_out(result->smallest), 0) << saved_case_to_text(result->smallest);
 }
 
-TEST(Shrinker, steps_count_before_tokens) {
+TEST(Shrinker, StepsCountBeforeTokens) {
   const auto result = shrink(large_case(4), [](const SavedCase& saved) {
     const std::int64_t tokens = prompt_tokens(saved);
     return tokens == 0 ? std::nullopt : std::optional(tokens >= 6 ? std::int64_t{2} : 50);
@@ -215,7 +215,7 @@ TEST(Shrinker, steps_count_before_tokens) {
   EXPECT_EQ(result->steps, 2);
 }
 
-TEST(Shrinker, a_recording_becomes_a_trace_where_the_failure_lets_it) {
+TEST(Shrinker, ARecordingBecomesATraceWhereTheFailureLetsIt) {
   const SavedCase start = recorded(large_case(10));
   const auto result =
       shrink(start, when([](const SavedCase& saved) { return size_of(saved).requests >= 2; }));
@@ -224,7 +224,7 @@ TEST(Shrinker, a_recording_becomes_a_trace_where_the_failure_lets_it) {
   EXPECT_EQ(size_of(result->smallest).requests, 2);
 }
 
-TEST(Shrinker, a_recording_is_cut_in_place_where_it_must_stay_one) {
+TEST(Shrinker, ARecordingIsCutInPlaceWhereItMustStayOne) {
   const SavedCase start = recorded(large_case(10));
   ASSERT_GT(start.recording->steps.size(), 10u);
   const auto result = shrink(start, when([](const SavedCase& saved) {

@@ -1,5 +1,5 @@
-// Stories of cases that fail in known ways: who came, what was decided, where it went wrong and
-// why, in lines that a terminal holds.
+// Step-by-step explanations of cases that fail in known ways: arrivals, decisions, where it went
+// wrong and why, in lines that fit a terminal.
 #include "properties/story/story.h"
 
 #include <gtest/gtest.h>
@@ -26,7 +26,7 @@ SavedCase told_regression(const std::string& name) {
   return *saved;
 }
 
-// Two requests that can never both fit, and may not be preempted into fitting: one waits for ever.
+// Two requests that can never both fit, and may not be preempted: one waits forever.
 SavedCase starving_case() {
   SavedCase saved = large_case(1);
   saved.backend = "none";
@@ -51,7 +51,7 @@ void expect_told(const std::string& text, std::initializer_list<std::string_view
   }
 }
 
-TEST(Story, of_an_audit_finding_names_the_block_and_ends_with_the_sentence_of_the_check) {
+TEST(Story, OfAnAuditFindingNamesTheBlockAndEndsWithTheSentenceOfTheCheck) {
   const SavedCase saved = told_regression("vllm_0_22_1_state_hit_longer");
   const Story story = tell(saved, {});
   ASSERT_EQ(story.outcome.check, "audit.attention_read");
@@ -65,7 +65,7 @@ TEST(Story, of_an_audit_finding_names_the_block_and_ends_with_the_sentence_of_th
   EXPECT_LE(longest_line(text), 100u);
 }
 
-TEST(Story, of_requests_that_wait_for_ever_says_what_each_would_need) {
+TEST(Story, OfRequestsThatWaitForEverSaysWhatEachWouldNeed) {
   const SavedCase saved = starving_case();
   const Story story = tell(saved, {});
   ASSERT_EQ(story.outcome.kind, OutcomeKind::stuck) << story.outcome.what;
@@ -74,7 +74,7 @@ TEST(Story, of_requests_that_wait_for_ever_says_what_each_would_need) {
                "Here it fails: liveness (stuck)", "request-0", "needs about", "it can never fit"});
 }
 
-TEST(Story, of_a_case_that_agrees_says_so) {
+TEST(Story, OfACaseThatAgreesSaysSo) {
   SavedCase saved = large_case(2);
   saved.backend = "none";
   const Story story = tell(saved, {});
@@ -82,7 +82,7 @@ TEST(Story, of_a_case_that_agrees_says_so) {
   expect_told(to_text(saved, story), {"The case does not fail: it is agreed."});
 }
 
-TEST(Story, leaves_out_the_first_steps_of_a_long_run_and_says_how_many) {
+TEST(Story, LeavesOutTheFirstStepsOfALongRunAndSaysHowMany) {
   SavedCase saved = large_case(8);
   saved.backend = "none";
   const Story story = tell(saved, {});
@@ -95,26 +95,26 @@ TEST(Story, leaves_out_the_first_steps_of_a_long_run_and_says_how_many) {
 
 // One request hits nothing here; the connector has its prompt, and the load of its second block
 // fails.
-TEST(Story, of_a_case_with_a_connector_tells_what_is_loaded_and_what_is_lost) {
+TEST(Story, OfACaseWithAConnectorTellsWhatIsLoadedAndWhatIsLost) {
   auto saved = read_saved_case(
       LOCKSTEP_SOURCE_DIR "/tests/regressions/block_behind_a_window_lost_by_another.case.jsonl");
   ASSERT_TRUE(saved) << saved.error().message;
   const Story story = tell(*saved, make_simt_backend);
   ASSERT_EQ(story.outcome.kind, OutcomeKind::agreed) << story.outcome.what;
   const std::string text = to_text(*saved, story);
-  expect_told(text, {"beside   a host tier of 1 block, transfers up to ", "27 % of the loads fail",
+  expect_told(text, {"with     a host tier of 1 block, transfers up to ", "27 % of the loads fail",
                      "Step 6", "The connector has 16 tokens of r1 behind 0 computed here",
                      "r1 waits while they are loaded", "r1 waits for what it loads.",
                      "group 0  r1  [1: 0-15]", "A load has failed: block 1 is not filled.",
-                     "r1: its load is over.", "Step 7", "r1 is scheduled"});
-  EXPECT_EQ(text.find("its client left"), std::string::npos) << text;
+                     "r1: its load has completed.", "Step 7", "r1 is scheduled"});
+  EXPECT_EQ(text.find("its client disconnected"), std::string::npos) << text;
   const auto json = nlohmann::json::parse(to_json(*saved, story));
   const auto& transfers = json.at("steps").at(6).at("transfers");
   EXPECT_EQ(transfers.at("answers").at(0).at("external"), 16);
   EXPECT_EQ(transfers.at("invalid_blocks").at(0), 1);
 }
 
-TEST(Story, as_json_has_every_step_with_its_tables_and_the_same_ending) {
+TEST(Story, AsJsonHasEveryStepWithItsTablesAndTheSameEnding) {
   const SavedCase saved = told_regression("vllm_0_22_1_state_hit_longer");
   const Story story = tell(saved, {});
   const auto json = nlohmann::json::parse(to_json(saved, story));
@@ -125,14 +125,14 @@ TEST(Story, as_json_has_every_step_with_its_tables_and_the_same_ending) {
   EXPECT_EQ(json.at("steps").at(0).at("pool").at(0).at("is"), "null");
 }
 
-TEST(Story, twice_is_the_same_story) {
+TEST(Story, TwiceIsTheSameStory) {
   SavedCase saved = large_case(6);
   saved.backend = "none";
   EXPECT_EQ(to_text(saved, tell(saved, {}), {.steps_max = 0}),
             to_text(saved, tell(saved, {}), {.steps_max = 0}));
 }
 
-TEST(StoryPictures, a_table_shows_which_tokens_lie_in_which_block) {
+TEST(StoryPictures, ATableShowsWhichTokensLieInWhichBlock) {
   KVCacheSpec spec;
   spec.block_size = 4;
   const std::vector<BlockId> table = {kNullBlock, BlockId{7}, BlockId{3}, BlockId{9}};
@@ -140,7 +140,7 @@ TEST(StoryPictures, a_table_shows_which_tokens_lie_in_which_block) {
             "[-: 0-3] [7: 4-7] [3*: 8-9] [9*: empty]\n");
 }
 
-TEST(StoryPictures, a_page_shows_the_row_that_is_wrong_and_from_which_byte) {
+TEST(StoryPictures, APageShowsTheRowThatIsWrongAndFromWhichByte) {
   Divergence found;
   found.expected_page = {1, 2, 3, 4};
   found.found_page = {1, 2, 3, 9};
@@ -151,7 +151,7 @@ TEST(StoryPictures, a_page_shows_the_row_that_is_wrong_and_from_which_byte) {
   EXPECT_LT(picture.find("right"), picture.find("WRONG"));
 }
 
-TEST(StoryPictures, every_check_that_a_case_can_fail_has_its_rule_in_a_sentence) {
+TEST(StoryPictures, EveryCheckThatACaseCanFailHasItsRuleInASentence) {
   for (int phase = 0; phase <= static_cast<int>(Phase::page_final); ++phase)
     EXPECT_FALSE(reason_of_check(name_of(static_cast<Phase>(phase))).empty()) << phase;
   for (int rule = 0; rule <= static_cast<int>(AuditRule::recording); ++rule)

@@ -72,7 +72,7 @@ std::string slice_name(const testing::TestParamInfo<Slice>& slice) {
 
 class Tier : public testing::TestWithParam<Slice> {};
 
-TEST_P(Tier, generated_cases_agree) { expect_agreement(GetParam()); }
+TEST_P(Tier, GeneratedCasesAgree) { expect_agreement(GetParam()); }
 
 INSTANTIATE_TEST_SUITE_P(Slices, Tier,
                          testing::Values(Slice{"vllm-0.22.1", "fast", 1'200, 1'000'000},
@@ -85,7 +85,7 @@ INSTANTIATE_TEST_SUITE_P(Slices, Tier,
 
 class TierSlow : public testing::TestWithParam<Slice> {};
 
-TEST_P(TierSlow, generated_cases_agree_and_reach_every_class) { expect_agreement(GetParam()); }
+TEST_P(TierSlow, GeneratedCasesAgreeAndReachEveryClass) { expect_agreement(GetParam()); }
 
 INSTANTIATE_TEST_SUITE_P(Slices, TierSlow,
                          testing::Values(Slice{"vllm-0.22.1", "check", 1'200, 13'000'000},

@@ -1,5 +1,5 @@
-// Generated cases over ranks of a context that keep some caches whole: what they reach, and that
-// all ranks agree on it, in pages and with one device.
+// Generated cases over context parallel ranks that replicate some caches: what they reach, and that
+// all ranks agree, in pages and with one device.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -29,7 +29,7 @@ GeneratorOptions with_whole_caches(std::string backend) {
           .check = "fast"};
 }
 
-TEST(WholeCacheCases, agree_on_every_rank_and_reach_hits_windows_rings_and_compressed_rows) {
+TEST(WholeCacheCases, AgreeOnEveryRankAndReachHitsWindowsRingsAndCompressedRows) {
   Tally tally;
   int rings = 0, windows = 0, compressed = 0;
   for (std::uint64_t seed = 1; seed <= 60; ++seed) {
@@ -50,7 +50,7 @@ TEST(WholeCacheCases, agree_on_every_rank_and_reach_hits_windows_rings_and_compr
   EXPECT_GT(std::min({rings, windows, compressed}), 0);
 }
 
-TEST(WholeCacheCases, decisions_alone_agree_with_the_audit) {
+TEST(WholeCacheCases, DecisionsAloneAgreeWithTheAudit) {
   int drawn = 0;
   for (std::uint64_t seed = 1; seed <= 200; ++seed) {
     const SavedCase saved = generate_case(seed, with_whole_caches("none"));
@@ -63,7 +63,7 @@ TEST(WholeCacheCases, decisions_alone_agree_with_the_audit) {
 }
 
 // Of several groups the relation leaves all but the first whole.
-TEST(WholeCacheCases, answers_and_reads_are_those_of_one_device) {
+TEST(WholeCacheCases, AnswersAndReadsAreThoseOfOneDevice) {
   const Relation& over_ranks =
       *std::ranges::find(relations(), std::string_view("context ranks"), &Relation::name);
   GeneratorOptions options = with_whole_caches("simt");

@@ -1,6 +1,6 @@
-// Recordings that python made while vLLM's own engine loop served: with clients that leave
-// while the model runs, several stop tokens, prompts as tokens, drafts that only the worker knows,
-// pauses, parameters that few requests have, models with a server's defaults.
+// Recordings that python made while vLLM's own engine loop served: with clients that disconnect
+// while the model runs, several stop tokens, prompts as tokens, drafts that only the worker has,
+// pauses, rare parameters, models with a server's defaults.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -37,7 +37,7 @@ std::string test_name(const ::testing::TestParamInfo<std::string>& info) {
 class ServedRecording : public ::testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(All, ServedRecording, ::testing::ValuesIn(served_recordings()), test_name);
 
-TEST_P(ServedRecording, agrees_with_the_reference_in_every_field) {
+TEST_P(ServedRecording, AgreesWithTheReferenceInEveryField) {
   const auto file = conform_recording(GetParam());
   ASSERT_TRUE(file) << file.error().message;
   EXPECT_GT(file->steps, 0);
@@ -46,7 +46,7 @@ TEST_P(ServedRecording, agrees_with_the_reference_in_every_field) {
                                << file->mismatch->model;
 }
 
-TEST_P(ServedRecording, is_clean) {
+TEST_P(ServedRecording, IsClean) {
   const auto file = audit_recording(GetParam());
   ASSERT_TRUE(file) << file.error().message;
   EXPECT_GT(file->reads_checked, 0);
@@ -54,8 +54,8 @@ TEST_P(ServedRecording, is_clean) {
     ADD_FAILURE() << "step " << finding.step << ", " << finding.request << ": " << finding.what;
 }
 
-// Whether the recording still agrees when those who left while the model ran leave after its
-// output.
+// True if the recording still agrees when clients that disconnected while the model ran disconnect
+// after its output.
 bool agrees_when_clients_leave_later(const std::string& path) {
   auto recording = read_recording(path).value();
   const std::string changed_path = tests::temporary_path("leave_later.jsonl");
@@ -72,13 +72,13 @@ bool agrees_when_clients_leave_later(const std::string& path) {
 }
 
 // It does not always show (a request may have had nothing to lose), but it is not the same.
-TEST(ServedRecordings, leaving_during_a_step_is_not_leaving_before_the_next) {
+TEST(ServedRecordings, LeavingDuringAStepIsNotLeavingBeforeTheNext) {
   const auto paths = served_recordings();
   EXPECT_LT(std::ranges::count_if(paths, agrees_when_clients_leave_later), paths.size());
 }
 
-// A reset that preempts, taken for one that does not: what was in flight would count.
-TEST(ResetThatPreempts, drops_what_is_in_flight) {
+// A reset that preempts, treated as one that does not: the output in flight would count.
+TEST(ResetThatPreempts, DropsWhatIsInFlight) {
   const std::string path = std::string(LOCKSTEP_SOURCE_DIR) +
                            "/traces/samples/served/vllm-0.33.0/reset_running/0000.jsonl";
   Recording recording = read_recording(path).value();
@@ -99,7 +99,7 @@ TEST(ResetThatPreempts, drops_what_is_in_flight) {
 }
 
 // Recordings may note the output of a step that scheduled nothing; it decides nothing.
-TEST(EmptySteps, have_outputs_or_have_none) {
+TEST(EmptySteps, HaveOutputsOrHaveNone) {
   const std::string path = std::string(LOCKSTEP_SOURCE_DIR) +
                            "/traces/samples/served/vllm-0.33.0/reset_running/0000.jsonl";
   Recording recording = read_recording(path).value();

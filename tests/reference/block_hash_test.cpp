@@ -36,7 +36,7 @@ BlockHashChain chain_of(HashAlgorithm algorithm, std::int32_t block_size, Prompt
   return chain;
 }
 
-TEST(BlockHash, equals_every_recorded_chain_of_vllm) {
+TEST(BlockHash, EqualsEveryRecordedChainOfVllm) {
   std::ifstream file(std::string(LOCKSTEP_SOURCE_DIR) +
                      "/traces/samples/recordings/vllm-0.22.1/block_hashes.jsonl");
   ASSERT_TRUE(file) << "the bundled block_hashes.jsonl is missing";
@@ -66,7 +66,7 @@ TEST(BlockHash, equals_every_recorded_chain_of_vllm) {
   EXPECT_EQ(num_chains, 80);
 }
 
-TEST(BlockHash, a_chain_extended_token_by_token_equals_one_made_at_once) {
+TEST(BlockHash, AChainExtendedTokenByTokenEqualsOneMadeAtOnce) {
   for (const HashAlgorithm algorithm : {HashAlgorithm::content, HashAlgorithm::sha256_cbor}) {
     for (const std::int32_t num_lookahead_tokens : {0, 1}) {
       const HashRule rule{algorithm, 16, num_lookahead_tokens};
@@ -87,7 +87,7 @@ TEST(BlockHash, a_chain_extended_token_by_token_equals_one_made_at_once) {
   }
 }
 
-TEST(BlockHash, the_content_chain_tells_tokens_prefixes_and_salts_apart) {
+TEST(BlockHash, TheContentChainTellsTokensPrefixesAndSaltsApart) {
   const auto key = [](std::vector<std::int32_t> tokens, const std::string& salt) {
     const BlockHashChain chain =
         chain_of(HashAlgorithm::content, 2, literal(std::move(tokens)), salt);
@@ -102,7 +102,7 @@ TEST(BlockHash, the_content_chain_tells_tokens_prefixes_and_salts_apart) {
   EXPECT_NE(key({1, 2, 3, 4}, "a"), key({1, 2, 3, 4}, "b"));
 }
 
-TEST(BlockHash, symbolic_runs_are_equal_where_seed_and_place_are_and_only_there) {
+TEST(BlockHash, SymbolicRunsAreEqualWhereSeedAndPlaceAreAndOnlyThere) {
   const auto last = [](std::vector<TokenRun> runs) {
     Prompt prompt;
     for (const TokenRun& run : runs) prompt.append(run);
@@ -118,7 +118,7 @@ TEST(BlockHash, symbolic_runs_are_equal_where_seed_and_place_are_and_only_there)
 }
 
 // Computed by get_request_block_hasher of vLLM 0.33.0 with num_hash_lookahead_tokens.
-TEST(BlockHash, of_0_33_0_covers_tokens_after_the_block_and_tags_the_salt_as_vllm_does) {
+TEST(BlockHash, Of0330CoversTokensAfterTheBlockAndTagsTheSaltAsVllmDoes) {
   struct Case {
     HashAlgorithm algorithm;
     std::int32_t num_lookahead_tokens;
@@ -160,7 +160,7 @@ TEST(BlockHash, of_0_33_0_covers_tokens_after_the_block_and_tags_the_salt_as_vll
 }
 
 // Computed by generate_block_hash_extra_keys and hash_block_tokens of vLLM 0.33.0 and 0.22.1.
-TEST(BlockHash, covers_adapters_images_and_embeddings_as_vllm_does) {
+TEST(BlockHash, CoversAdaptersImagesAndEmbeddingsAsVllmDoes) {
   RequestKeys keys{.lora = {"sql", 1, "/adapters/sql"}, .mm = {{"cat", 2, 4}}};
   keys.embeds.digest_tokens = 4;
   keys.embeds.digests = {"01ab", "02", "03"};
@@ -182,7 +182,7 @@ TEST(BlockHash, covers_adapters_images_and_embeddings_as_vllm_does) {
                 "b8f67d2bd4411b5ddbe0126922aaed6a5478c6bb3f91e165c57e3b74c79a84db"}));
 }
 
-TEST(BlockHash, of_the_model_tells_keys_apart_from_the_block_on_that_has_them) {
+TEST(BlockHash, OfTheModelTellsKeysApartFromTheBlockOnThatHasThem) {
   const auto chain = [](const RequestKeys& keys) {
     BlockHashChain made;
     made.extend({HashAlgorithm::content, 2}, TokenSequence(literal({1, 2, 3, 4, 5, 6})), "", keys);
@@ -208,7 +208,7 @@ TEST(BlockHash, of_the_model_tells_keys_apart_from_the_block_on_that_has_them) {
   EXPECT_NE(chain(embedded)[1], chain(otherwise)[1]);
 }
 
-TEST(BlockHash, with_lookahead_tells_blocks_apart_that_only_their_next_token_tells_apart) {
+TEST(BlockHash, WithLookaheadTellsBlocksApartThatOnlyTheirNextTokenTellsApart) {
   const auto keys = [](std::vector<std::int32_t> tokens, std::int32_t num_lookahead_tokens) {
     return chain_of(HashAlgorithm::content, 2, literal(std::move(tokens)), "",
                     num_lookahead_tokens);
@@ -219,7 +219,7 @@ TEST(BlockHash, with_lookahead_tells_blocks_apart_that_only_their_next_token_tel
   EXPECT_EQ(keys({1, 2, 3, 4}, 1).size(), 1u);  // the token after the second block is not there yet
 }
 
-TEST(TokenSequence, copies_across_runs_and_output) {
+TEST(TokenSequence, CopiesAcrossRunsAndOutput) {
   Prompt prompt;
   prompt.append({TokenRun::Kind::seeded, 9, 100, 5});
   prompt.tokens = {11, 12, 13};

@@ -55,7 +55,7 @@ class CacheEvents : public testing::TestWithParam<std::string> {
   }
 };
 
-TEST_P(CacheEvents, stored_names_hashes_parent_tokens_and_salt) {
+TEST_P(CacheEvents, StoredNamesHashesParentTokensAndSalt) {
   Scheduler scheduler = make(8);
   ASSERT_TRUE(scheduler.add_request(request("a", 5, 9, "pepper")));
   step(scheduler);
@@ -72,7 +72,7 @@ TEST_P(CacheEvents, stored_names_hashes_parent_tokens_and_salt) {
             (std::vector<std::optional<std::string>>{"pepper", std::nullopt}));
 }
 
-TEST_P(CacheEvents, blocks_stored_after_a_hit_name_the_hit_block_as_parent) {
+TEST_P(CacheEvents, BlocksStoredAfterAHitNameTheHitBlockAsParent) {
   Scheduler scheduler = make(16);
   ASSERT_TRUE(scheduler.add_request(request("a", 5, 5)));
   step(scheduler);
@@ -87,7 +87,7 @@ TEST_P(CacheEvents, blocks_stored_after_a_hit_name_the_hit_block_as_parent) {
   EXPECT_EQ(events[0].token_ids.size(), 4u);
 }
 
-TEST_P(CacheEvents, a_block_is_removed_before_anything_is_stored_in_it) {
+TEST_P(CacheEvents, ABlockIsRemovedBeforeAnythingIsStoredInIt) {
   Scheduler scheduler = make(3);  // two blocks to use
   ASSERT_TRUE(scheduler.add_request(request("a", 5, 8)));
   step(scheduler);
@@ -105,7 +105,7 @@ TEST_P(CacheEvents, a_block_is_removed_before_anything_is_stored_in_it) {
   EXPECT_EQ(events[1].block_hashes[0], hashes[0]);
 }
 
-TEST_P(CacheEvents, a_reset_clears_everything_and_nothing_is_removed_later) {
+TEST_P(CacheEvents, AResetClearsEverythingAndNothingIsRemovedLater) {
   Scheduler scheduler = make(3);
   ASSERT_TRUE(scheduler.add_request(request("a", 5, 8)));
   step(scheduler);
@@ -119,7 +119,7 @@ TEST_P(CacheEvents, a_reset_clears_everything_and_nothing_is_removed_later) {
   EXPECT_EQ(events[1].kind, CacheEvent::Kind::stored);
 }
 
-TEST_P(CacheEvents, stored_and_removed_hashes_are_as_many_as_are_counted) {
+TEST_P(CacheEvents, StoredAndRemovedHashesAreAsManyAsAreCounted) {
   Scheduler scheduler = make(9);
   std::int64_t stored = 0;
   std::int64_t removed = 0;
@@ -145,8 +145,8 @@ INSTANTIATE_TEST_SUITE_P(Engines, CacheEvents, testing::Values("vllm-0.22.1", "v
                            return engine.param == "vllm-0.22.1" ? "vllm_0_22_1" : "vllm_0_33_0";
                          });
 
-// What is hit in another block from now on leaves with that block, and is told then.
-TEST(CacheEventLog, a_hash_that_moves_is_removed_with_the_block_it_moved_to) {
+// A hash that moved to another block is removed with that block, and reported then.
+TEST(CacheEventLog, AHashThatMovesIsRemovedWithTheBlockItMovedTo) {
   CacheEventLog log;
   log.names(BlockId{1}, 0, {1});
   log.names(BlockId{2}, 1, {2});

@@ -47,7 +47,7 @@ TEST(Capacity, StateGroupsOfFixedCostDoNotDivideIt) {
   // 1 attention and 1 state group, blocks of 2,736 tokens.
   EXPECT_EQ(all_groups_tokens(hybrid(1, 2736, 346, MambaCacheMode::align), options), 473'328);
   EXPECT_EQ(growing_groups_tokens(hybrid(1, 2736, 346, MambaCacheMode::align), options), 946'656);
-  // 35B-A3B with fp8 K/V: 2,096 tokens a block.
+  // 35B-A3B with fp8 K/V: blocks of 2,096 tokens.
   EXPECT_EQ(growing_groups_tokens(hybrid(3, 2096, 173, MambaCacheMode::none), options), 362'608);
 }
 
@@ -55,7 +55,7 @@ TEST(Capacity, FiveAndALittleRequestsOf163840Fit) {
   PlanOptions options;
   options.max_model_len = 163'840;
   options.mamba_cache_mode = MambaCacheMode::align;
-  // 60 attention blocks; a running state, the one before, five drafts.
+  // 60 attention blocks; a running state, the previous one, five drafts.
   const Capacity capacity = capacity_of(hybrid(1, 2736, 347, MambaCacheMode::align, 5), options);
   EXPECT_EQ(capacity.blocks_per_request, 67);
   EXPECT_EQ(static_cast<int>(capacity.max_concurrency * 100 + 0.5), 518);
@@ -123,10 +123,11 @@ TEST(Capacity, AResendHitsWholeBlocksOfEveryGroupAndNeverTheLastToken) {
   const auto of = [&](MambaCacheMode mode) {
     return capacity_of(hybrid(3, 1056, 100, mode), options);
   };
-  EXPECT_EQ(resend_hit_tokens(of(MambaCacheMode::align), 1'056), 0);
-  EXPECT_EQ(resend_hit_tokens(of(MambaCacheMode::align), 1'057), 1'056);
-  EXPECT_EQ(resend_hit_tokens(of(MambaCacheMode::all), 3'000), 2'112);
-  EXPECT_EQ(resend_hit_tokens(of(MambaCacheMode::none), 3'000), 0) << "states that nobody keeps";
+  EXPECT_EQ(resend_hit_tokens(of(MambaCacheMode::align).hit_step_tokens, 1'056), 0);
+  EXPECT_EQ(resend_hit_tokens(of(MambaCacheMode::align).hit_step_tokens, 1'057), 1'056);
+  EXPECT_EQ(resend_hit_tokens(of(MambaCacheMode::all).hit_step_tokens, 3'000), 2'112);
+  EXPECT_EQ(resend_hit_tokens(of(MambaCacheMode::none).hit_step_tokens, 3'000), 0)
+      << "states that nobody keeps";
   KVCacheConfig two_sizes = hybrid(1, 16, 100, MambaCacheMode::align);
   two_sizes.groups.back().spec.block_size = 12;
   EXPECT_EQ(capacity_of(two_sizes, options).hit_step_tokens, 48);

@@ -8,7 +8,7 @@
 namespace lockstep {
 namespace {
 
-TEST(ContextShare, every_token_is_kept_by_one_rank_in_order_and_without_gaps) {
+TEST(ContextShare, EveryTokenIsKeptByOneRankInOrderAndWithoutGaps) {
   for (const std::int32_t num_ranks : {1, 2, 3, 4, 8})
     for (const std::int32_t interleave : {1, 2, 16}) {
       std::vector<std::int64_t> kept(static_cast<std::size_t>(num_ranks));
@@ -27,7 +27,7 @@ TEST(ContextShare, every_token_is_kept_by_one_rank_in_order_and_without_gaps) {
     }
 }
 
-TEST(ContextShare, runs_of_the_interleave_go_to_the_ranks_in_turn) {
+TEST(ContextShare, RunsOfTheInterleaveGoToTheRanksInTurn) {
   const ContextRank second{2, 1, 4};
   EXPECT_FALSE(keeps(second, 3));
   EXPECT_TRUE(keeps(second, 4));
@@ -36,7 +36,7 @@ TEST(ContextShare, runs_of_the_interleave_go_to_the_ranks_in_turn) {
   EXPECT_EQ(num_kept(second, 13), 5);
 }
 
-TEST(ContextShare, prefill_ranks_divide_blocks_in_one_release_only) {
+TEST(ContextShare, PrefillRanksDivideBlocksInOneReleaseOnly) {
   EngineConfig engine;
   engine.dcp = 2;
   engine.pcp = 3;

@@ -69,7 +69,7 @@ std::int64_t num_blocks(const Scheduler& scheduler, RequestId id, std::int32_t g
   return std::ssize(scheduler.block_table(id, group));
 }
 
-TEST(CrossAttention, a_request_has_blocks_for_all_rows_of_its_encoder_from_its_first_step_on) {
+TEST(CrossAttention, ARequestHasBlocksForAllRowsOfItsEncoderFromItsFirstStepOn) {
   Scheduler scheduler = scheduler_of(small_engine(), 20, kBesideEncoder);
   const RequestId id = *scheduler.add_request(request("r", 3, {9}));
   const SchedulerOutput& first = scheduler.schedule();
@@ -88,7 +88,7 @@ TEST(CrossAttention, a_request_has_blocks_for_all_rows_of_its_encoder_from_its_f
   EXPECT_EQ(num_blocks(scheduler, id, 1), 3);
 }
 
-TEST(CrossAttention, an_encoder_computes_so_many_rows_a_step_and_the_next_request_may_go_first) {
+TEST(CrossAttention, AnEncoderComputesSoManyRowsAStepAndTheNextRequestMayGoFirst) {
   const auto scheduled = [](const std::string& release) {
     EngineConfig engine = small_engine();
     engine.engine = release;
@@ -104,7 +104,7 @@ TEST(CrossAttention, an_encoder_computes_so_many_rows_a_step_and_the_next_reques
   EXPECT_EQ(scheduled("vllm-0.33.0"), "ac");
 }
 
-TEST(CrossAttention, rows_are_given_back_with_every_output_until_the_cache_limits_nothing) {
+TEST(CrossAttention, RowsAreGivenBackWithEveryOutputUntilTheCacheLimitsNothing) {
   Scheduler scheduler = scheduler_of(small_engine(), 20, kBesideEncoder);
   ASSERT_TRUE(scheduler.add_request(request("r", 3, {9})));
   std::vector<std::int32_t> slots;
@@ -119,7 +119,7 @@ TEST(CrossAttention, rows_are_given_back_with_every_output_until_the_cache_limit
   EXPECT_EQ(dropped, std::vector<std::string>{"r.9"});
 }
 
-TEST(CrossAttention, of_an_item_whose_rows_stand_behind_the_tokens_of_the_step_none_is_computed) {
+TEST(CrossAttention, OfAnItemWhoseRowsStandBehindTheTokensOfTheStepNoneIsComputed) {
   EncoderInputs encoder(small_engine());
   encoder.begin_step();
   RequestSpec spec = request("r", 3, {9});
@@ -133,7 +133,7 @@ TEST(CrossAttention, of_an_item_whose_rows_stand_behind_the_tokens_of_the_step_n
   EXPECT_EQ(late.num_encoder_rows, 4);
 }
 
-TEST(CrossAttention, no_prefixes_are_cached_beside_it_and_no_prompt_is_cut) {
+TEST(CrossAttention, NoPrefixesAreCachedBesideItAndNoPromptIsCut) {
   EngineConfig engine = small_engine();
   engine.enable_prefix_caching = true;
   EXPECT_NE(refusal(engine, kBesideEncoder).find("--no-prefix-caching"), std::string::npos);
@@ -151,7 +151,7 @@ std::vector<KVCacheGroupSpec> behind_sinks(std::int64_t sink_len) {
   return groups;
 }
 
-TEST(Sinks, the_first_blocks_are_kept_for_them_from_the_start) {
+TEST(Sinks, TheFirstBlocksAreKeptForThemFromTheStart) {
   EngineConfig engine = small_engine();
   engine.engine = "vllm-0.22.1";
   Scheduler scheduler = scheduler_of(engine, 20, behind_sinks(8));
@@ -162,7 +162,7 @@ TEST(Sinks, the_first_blocks_are_kept_for_them_from_the_start) {
   EXPECT_FALSE(scheduler.reset_prefix_cache());
 }
 
-TEST(Sinks, an_engine_that_does_not_start_with_them_refuses_them_and_says_how_it_is_repaired) {
+TEST(Sinks, AnEngineThatDoesNotStartWithThemRefusesThemAndSaysHowItIsRepaired) {
   EngineConfig engine = small_engine();
   EXPECT_NE(refusal(engine, behind_sinks(8)).find("without=38"), std::string::npos);
   engine.engine += ",without=38";
@@ -170,20 +170,20 @@ TEST(Sinks, an_engine_that_does_not_start_with_them_refuses_them_and_says_how_it
   EXPECT_NE(refusal(engine, behind_sinks(6)).find("no whole blocks of 4"), std::string::npos);
 }
 
-TEST(ReferenceWindow, blocks_between_the_prompt_and_the_window_go_and_no_others) {
+TEST(ReferenceWindow, BlocksBetweenThePromptAndTheWindowGoAndNoOthers) {
   std::vector<KVCacheGroupSpec> groups = {group("a", CacheKind::full_attention)};
   groups[0].spec.rswa_window = 5;
   Scheduler scheduler = scheduler_of(small_engine(), 40, groups);
   const RequestId id = *scheduler.add_request(request("r", 6, {}));
   for (int i = 0; i < 21; ++i) answer(scheduler, scheduler.schedule());
-  scheduler.schedule();  // 27 tokens; 26 were computed before, and 21 of them are behind the window
+  scheduler.schedule();  // 27 tokens; 26 were computed before, and the window has left 21 of them
   const auto table = scheduler.block_table(id, 0);
   std::vector<bool> is_there;
   for (const BlockId block : table) is_there.push_back(block != kNullBlock);
   EXPECT_EQ(is_there, (std::vector<bool>{true, true, false, false, false, true, true}));
 }
 
-TEST(ReferenceWindow, older_releases_have_none) {
+TEST(ReferenceWindow, OlderReleasesHaveNone) {
   std::vector<KVCacheGroupSpec> groups = {group("a", CacheKind::full_attention)};
   groups[0].spec.rswa_window = 5;
   EngineConfig engine = small_engine();

@@ -132,7 +132,7 @@ inline std::vector<std::int32_t> ids(std::span<const BlockId> blocks) {
   return out;
 }
 
-// A connector that answers by name, and again the same; keeps the blocks of those it is told to.
+// A connector that answers by name, always the same; keeps the blocks of the requests in a list.
 struct AnsweringConnector final : KVConnector {
   KVConnectorTraits traits() const override { return own_traits; }
   ExternalHit get_num_new_matched_tokens(const ExternalQuery& query) override {

@@ -30,7 +30,7 @@ EngineConfig config_of_profile(std::string engine, std::int32_t block_size = 16)
   return config;
 }
 
-TEST(EngineProfile, is_found_by_its_name_only) {
+TEST(EngineProfile, IsFoundByItsNameOnly) {
   for (const EngineProfile& profile : engine_profiles())
     EXPECT_EQ(find_engine_profile(profile.name), &profile);
   EXPECT_EQ(find_engine_profile("vllm-0.33"), nullptr);
@@ -38,7 +38,7 @@ TEST(EngineProfile, is_found_by_its_name_only) {
 }
 
 // A profile's value of every policy, in every release, is one of the table's words.
-TEST(EngineProfile, follows_from_the_table_of_policies) {
+TEST(EngineProfile, FollowsFromTheTableOfPolicies) {
   std::set<std::string_view> names;
   for (const Policy& policy : policies()) {
     EXPECT_TRUE(names.insert(policy.name).second) << policy.name;
@@ -55,7 +55,7 @@ TEST(EngineProfile, follows_from_the_table_of_policies) {
   }
 }
 
-TEST(EngineProfile, description_names_a_release_and_what_differs_from_it) {
+TEST(EngineProfile, DescriptionNamesAReleaseAndWhatDiffersFromIt) {
   const EngineProfile& release = engine_profile("vllm-0.28.0");
   const EngineProfile& fork = engine_profile("vllm-0.28.0,freed_blocks=append");
   ASSERT_EQ(differences(release, fork).size(), 1u);
@@ -81,7 +81,7 @@ TEST(EngineProfile, description_names_a_release_and_what_differs_from_it) {
   EXPECT_NE(refusal_of("fork-1.0").find("vllm-0.22.1"), std::string::npos);
 }
 
-TEST(EngineProfile, repairs_of_findings_are_policies) {
+TEST(EngineProfile, RepairsOfFindingsArePolicies) {
   EXPECT_EQ(profile_without("vllm-0.22.1", 2), "vllm-0.22.1,cuts_every_full_group=yes");
   EXPECT_EQ(profile_without("vllm-0.33.0", 2), "");  // it has been repaired
   EXPECT_EQ(profile_without("vllm-0.22.1", 6), "");  // no policy does
@@ -93,7 +93,7 @@ TEST(EngineProfile, repairs_of_findings_are_policies) {
 }
 
 // The smallest cases of 1 fail in 0.26.0, of states alone, and no longer in 0.27.1.
-TEST(EngineProfile, findings_end_with_the_release_that_repairs_them) {
+TEST(EngineProfile, FindingsEndWithTheReleaseThatRepairsThem) {
   const auto shows = [](const char* engine, int number) {
     const auto finding = std::ranges::find(finding_policies(), number, &FindingPolicies::finding);
     return can_show(engine_profile(engine), *finding);
@@ -106,27 +106,27 @@ TEST(EngineProfile, findings_end_with_the_release_that_repairs_them) {
   EXPECT_FALSE(shows("vllm-0.30.0", 20));
 }
 
-TEST(EngineProfile, versions_without_a_profile_have_a_nearest_release) {
+TEST(EngineProfile, VersionsWithoutAProfileHaveANearestRelease) {
   EXPECT_EQ(nearest_release("0.33.1").name, "vllm-0.33.0");
   EXPECT_EQ(nearest_release("0.28.1rc1.dev3+g12ab").name, "vllm-0.28.0");
   EXPECT_EQ(nearest_release("0.26.3").name, "vllm-0.26.0");
-  EXPECT_EQ(&engine_profile("vllm-0.27.0"), &engine_profile("vllm-0.27.1"));  // they decide alike
+  EXPECT_EQ(&engine_profile("vllm-0.27.0"), &engine_profile("vllm-0.27.1"));  // the same decisions
   EXPECT_EQ(nearest_release("1.0").name, "vllm-0.33.0");
   EXPECT_EQ(nearest_release("0.11.0").name, "vllm-0.20.2");
   EXPECT_EQ(nearest_release("dev").name, "vllm-0.33.0");
 }
 
-TEST(EngineProfile, default_is_the_newest) {
+TEST(EngineProfile, DefaultIsTheNewest) {
   EXPECT_EQ(EngineConfig{}.engine, engine_profiles().back().name);
 }
 
-TEST(EngineProfile, unknown_names_are_refused_with_the_known_ones) {
+TEST(EngineProfile, UnknownNamesAreRefusedWithTheKnownOnes) {
   const std::string message = refusal(config_of_profile("vllm-9.9.9"), {full(16)});
   EXPECT_NE(message.find("vllm-9.9.9"), std::string::npos) << message;
   EXPECT_NE(message.find("vllm-0.22.1, vllm-0.23.0"), std::string::npos) << message;
 }
 
-TEST(EngineProfile, states_are_cached_in_mode_all_by_0_22_1_only) {
+TEST(EngineProfile, StatesAreCachedInModeAllBy0221Only) {
   const std::vector groups{full(16), states(16, MambaCacheMode::all)};
   EXPECT_EQ(refusal(config_of_profile(kOlder), groups), "");
   EXPECT_NE(refusal(config_of_profile(kNewer), groups).find("mode align"), std::string::npos);
@@ -135,7 +135,7 @@ TEST(EngineProfile, states_are_cached_in_mode_all_by_0_22_1_only) {
   EXPECT_EQ(refusal(uncached, groups), "");
 }
 
-TEST(EngineProfile, the_engine_core_of_0_33_0_takes_the_block_size_of_a_single_group) {
+TEST(EngineProfile, TheEngineCoreOf0330TakesTheBlockSizeOfASingleGroup) {
   EngineConfig config = config_of_profile(kOlder);
   config.enable_prefix_caching = false;
   const std::vector groups{states(128, MambaCacheMode::none)};
@@ -145,7 +145,7 @@ TEST(EngineProfile, the_engine_core_of_0_33_0_takes_the_block_size_of_a_single_g
   EXPECT_EQ(refusal(config, groups), "");
 }
 
-TEST(EngineProfile, keys_of_0_33_0_are_refused_for_0_22_1) {
+TEST(EngineProfile, KeysOf0330AreRefusedFor0221) {
   KVCacheGroupSpec exports = states(16, MambaCacheMode::align);
   exports.spec.num_prefill_checkpoint_blocks = 1;
   KVCacheGroupSpec retains = window(16, 20);
@@ -164,13 +164,13 @@ TEST(EngineProfile, keys_of_0_33_0_are_refused_for_0_22_1) {
   EXPECT_NE(refusal(config, {full(16)}).find("prefix_match_unit"), std::string::npos);
 }
 
-TEST(EngineProfile, groups_of_one_spec_share_a_prefix_cache_in_0_33_0_only) {
+TEST(EngineProfile, GroupsOfOneSpecShareAPrefixCacheIn0330Only) {
   const std::vector groups{full(16), full(16)};
   EXPECT_NE(refusal(config_of_profile(kOlder), groups).find("one spec"), std::string::npos);
   EXPECT_EQ(refusal(config_of_profile(kNewer), groups), "");
 }
 
-TEST(EngineProfile, decode_context_parallelism_takes_several_groups_in_0_33_0_only) {
+TEST(EngineProfile, DecodeContextParallelismTakesSeveralGroupsIn0330Only) {
   EngineConfig config = config_of_profile(kOlder);
   config.dcp = 2;
   const std::vector groups{full(16), group_of(CacheKind::hidden_state, 16)};
@@ -180,7 +180,7 @@ TEST(EngineProfile, decode_context_parallelism_takes_several_groups_in_0_33_0_on
   EXPECT_NE(refusal(config, {full(16), window(16, 20)}).find("windows"), std::string::npos);
 }
 
-TEST(EngineProfile, hits_end_inside_blocks_where_hashes_are_finer_than_states) {
+TEST(EngineProfile, HitsEndInsideBlocksWhereHashesAreFinerThanStates) {
   EngineConfig config = config_of_profile(kNewer);
   config.mamba_cache_mode = MambaCacheMode::align;
   const auto alignment = [&](const std::vector<KVCacheGroupSpec>& groups) {
@@ -203,7 +203,7 @@ TEST(EngineProfile, hits_end_inside_blocks_where_hashes_are_finer_than_states) {
   EXPECT_EQ(alignment({full(16), states(64, MambaCacheMode::align)}), 64);
 }
 
-TEST(EngineProfile, hashes_look_ahead_where_an_eagle_drafter_reads_the_prefix_cache_of_0_33_0) {
+TEST(EngineProfile, HashesLookAheadWhereAnEagleDrafterReadsThePrefixCacheOf0330) {
   const auto lookahead = [](const char* engine, SpecMethod method, bool caches) {
     EngineConfig config = config_of_profile(engine);
     config.spec_method = method;
@@ -216,7 +216,7 @@ TEST(EngineProfile, hashes_look_ahead_where_an_eagle_drafter_reads_the_prefix_ca
   EXPECT_EQ(lookahead(kOlder, SpecMethod::eagle, true), 0);
 }
 
-TEST(EngineProfile, a_stated_hash_lookahead_must_be_the_engines) {
+TEST(EngineProfile, AStatedHashLookaheadMustBeTheEngines) {
   EngineConfig config = config_of_profile(kNewer);
   config.spec_method = SpecMethod::eagle;
   config.num_spec_tokens = 2;
@@ -239,7 +239,7 @@ TEST(EngineProfile, a_stated_hash_lookahead_must_be_the_engines) {
   EXPECT_EQ(stated(1), "");
 }
 
-TEST(EngineProfile, retention_is_an_option_of_0_33_0) {
+TEST(EngineProfile, RetentionIsAnOptionOf0330) {
   EngineConfig config = config_of_profile(kOlder);
   config.prefix_cache_retention_interval = 0;
   EXPECT_NE(refusal(config, {full(16)}).find("keeps every"), std::string::npos);

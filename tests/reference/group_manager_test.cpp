@@ -36,14 +36,25 @@ Request request_with(BlockPool& pool, const std::vector<bool>& held,
   return request;
 }
 
-// The next `count` blocks that the pool hands out.
+// The next `count` blocks that the pool allocates.
 std::vector<std::int32_t> next_blocks(BlockPool& pool, std::int64_t count) {
   std::vector<BlockId> blocks;
   pool.get_new_blocks(count, blocks);
   return ids(blocks);
 }
 
-TEST(BlockPool, puts_blocks_without_content_to_the_front_in_the_order_freed) {
+TEST(BlockPoolDeathTest, ABlockOfAnotherPoolStopsTheProgram) {
+  BlockPool pool(4, true, FreedBlocks{});
+  const std::vector<BlockId> strangers = {BlockId{4}};
+  EXPECT_FALSE(pool.is_cached(BlockId{3}));
+  EXPECT_DEATH(pool.is_cached(BlockId{4}), "block 4 in a pool of 4");
+  EXPECT_DEATH(pool.ref_cnt(BlockId{-1}), "block -1 in a pool of 4");
+  EXPECT_DEATH(pool.touch(strangers), "block 4 in a pool of 4");
+  EXPECT_DEATH(pool.free_blocks(strangers), "block 4 in a pool of 4");
+  EXPECT_DEATH(pool.evict_blocks(strangers), "block 4 in a pool of 4");
+}
+
+TEST(BlockPool, PutsBlocksWithoutContentToTheFrontInTheOrderFreed) {
   BlockPool pool(8, true, FreedBlocks::unhashed_first);
   std::vector<BlockId> blocks;
   pool.get_new_blocks(4, blocks);  // 1 to 4
@@ -52,7 +63,7 @@ TEST(BlockPool, puts_blocks_without_content_to_the_front_in_the_order_freed) {
   EXPECT_EQ(next_blocks(pool, 7), (std::vector{4, 3, 1, 5, 6, 7, 2}));
 }
 
-TEST(BlockPool, appends_all_blocks_in_the_order_freed) {
+TEST(BlockPool, AppendsAllBlocksInTheOrderFreed) {
   BlockPool pool(8, true, FreedBlocks::append);
   std::vector<BlockId> blocks;
   pool.get_new_blocks(4, blocks);
@@ -61,7 +72,7 @@ TEST(BlockPool, appends_all_blocks_in_the_order_freed) {
   EXPECT_EQ(next_blocks(pool, 7), (std::vector{5, 6, 7, 4, 3, 2, 1}));
 }
 
-TEST(BlockPool, counts_keys_of_parts_with_the_block_that_they_go_with) {
+TEST(BlockPool, CountsKeysOfPartsWithTheBlockThatTheyGoWith) {
   BlockPool pool(3, true, FreedBlocks::unhashed_first);
   std::vector<BlockId> blocks;
   pool.get_new_blocks(1, blocks);
@@ -75,7 +86,7 @@ TEST(BlockPool, counts_keys_of_parts_with_the_block_that_they_go_with) {
   EXPECT_EQ(pool.take_counters().evicted, 2);
 }
 
-TEST(BlockPool, a_whole_block_takes_the_place_of_its_part) {
+TEST(BlockPool, AWholeBlockTakesThePlaceOfItsPart) {
   BlockPool pool(3, true, FreedBlocks::unhashed_first);
   std::vector<BlockId> blocks;
   pool.get_new_blocks(1, blocks);
@@ -87,7 +98,7 @@ TEST(BlockPool, a_whole_block_takes_the_place_of_its_part) {
   EXPECT_EQ(pool.cache().find({2, 2}, 0), kNullBlock);
 }
 
-TEST(BlockPool, a_longer_part_takes_the_place_of_a_shorter_one_and_not_the_reverse) {
+TEST(BlockPool, ALongerPartTakesThePlaceOfAShorterOneAndNotTheReverse) {
   BlockPool pool(3, true, FreedBlocks::unhashed_first);
   std::vector<BlockId> blocks;
   pool.get_new_blocks(2, blocks);
@@ -107,7 +118,7 @@ TEST(BlockPool, a_longer_part_takes_the_place_of_a_shorter_one_and_not_the_rever
   EXPECT_EQ(pool.cache().find({3, 3}, 0), blocks[1]);
 }
 
-TEST(MambaManager, finds_retired_states_beyond_a_null_entry_in_0_33_0_only) {
+TEST(MambaManager, FindsRetiredStatesBeyondANullEntryIn0330Only) {
   for (const char* engine : {kOld, kNew}) {
     BlockPool pool(20, true, FreedBlocks::append);
     const auto manager = GroupManager::create(states(16, MambaCacheMode::align).spec, 0,
@@ -120,7 +131,7 @@ TEST(MambaManager, finds_retired_states_beyond_a_null_entry_in_0_33_0_only) {
   }
 }
 
-TEST(MambaManager, counts_drafts_as_rejected_in_0_22_1_only) {
+TEST(MambaManager, CountsDraftsAsRejectedIn0221Only) {
   for (const char* engine : {kOld, kNew}) {
     BlockPool pool(20, true, FreedBlocks::append);
     const auto manager = GroupManager::create(states(16, MambaCacheMode::align, 3).spec, 0,
@@ -132,7 +143,7 @@ TEST(MambaManager, counts_drafts_as_rejected_in_0_22_1_only) {
   }
 }
 
-TEST(MambaManager, needs_no_new_block_when_rejected_drafts_left_too_many) {
+TEST(MambaManager, NeedsNoNewBlockWhenRejectedDraftsLeftTooMany) {
   BlockPool pool(20, true, FreedBlocks::append);
   const auto manager = GroupManager::create(states(16, MambaCacheMode::align, 2).spec, 0,
                                             config_of(kNew), kSizes, pool);
@@ -143,7 +154,7 @@ TEST(MambaManager, needs_no_new_block_when_rejected_drafts_left_too_many) {
   EXPECT_EQ(request.groups[0].blocks.size(), 4u);
 }
 
-TEST(SlidingWindowManager, frees_a_window_right_to_left_in_one_call) {
+TEST(SlidingWindowManager, FreesAWindowRightToLeftInOneCall) {
   BlockPool pool(10, true, FreedBlocks::unhashed_first);
   const auto manager = GroupManager::create(window(16, 17).spec, 0, config_of(kNew), kSizes, pool);
   Request request = request_with(pool, {true, true, true, true});
@@ -166,30 +177,29 @@ std::vector<std::int32_t> published(std::string engine, std::int64_t num_tokens,
   manager->cache_blocks(request, 160);
   std::vector<std::int32_t> places;
   for (std::int32_t i = 0; i < 10; ++i)
-    if (pool.is_cached(request.groups[0].blocks[static_cast<std::size_t>(i)]))
-      places.push_back(i);
+    if (pool.is_cached(request.groups[0].blocks[static_cast<std::size_t>(i)])) places.push_back(i);
   return places;
 }
 
-TEST(SlidingWindowManager, publishes_what_a_hit_can_need) {
+TEST(SlidingWindowManager, PublishesWhatAHitCanNeed) {
   // Hits end at multiples of 64 tokens and need two blocks of 16.
   EXPECT_EQ(published(kOld, 20, 64, kDenseRetention), (std::vector{2, 3, 6, 7}));
   EXPECT_EQ(published(kNew, 20, 64, kDenseRetention), (std::vector{2, 3, 6, 7}));
   EXPECT_EQ(published(kNew, 20, 16, kDenseRetention).size(), 10u);
 }
 
-TEST(SlidingWindowManager, publishes_a_window_of_one_token_in_0_22_1_only) {
+TEST(SlidingWindowManager, PublishesAWindowOfOneTokenIn0221Only) {
   EXPECT_EQ(published(kOld, 1, 16, kDenseRetention).size(), 10u);
   EXPECT_EQ(published(kNew, 1, 16, kDenseRetention).size(), 0u);
 }
 
-TEST(SlidingWindowManager, publishes_ends_of_prompts_and_shared_prefixes_with_retention) {
+TEST(SlidingWindowManager, PublishesEndsOfPromptsAndSharedPrefixesWithRetention) {
   EXPECT_EQ(published(kNew, 20, 16, 0), (std::vector{7, 8}));  // a resend hits 144 of 160 tokens
   EXPECT_EQ(published(kNew, 20, 16, 0, 64), (std::vector{2, 3, 7, 8}));
   EXPECT_EQ(published(kNew, 20, 16, 96), (std::vector{4, 5, 7, 8}));
 }
 
-TEST(FullAttentionManager, registers_the_prompt_s_last_part_of_a_block_in_0_33_0) {
+TEST(FullAttentionManager, RegistersThePromptSLastPartOfABlockIn0330) {
   for (const char* engine : {kOld, kNew}) {
     BlockPool pool(20, true, FreedBlocks::append);
     const auto manager = GroupManager::create(full(32).spec, 0, config_of(engine), {32, 16}, pool);

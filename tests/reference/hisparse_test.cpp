@@ -100,7 +100,7 @@ class HiSparse : public testing::Test {
   std::optional<Scheduler> scheduler_;
 };
 
-TEST_F(HiSparse, full_pages_go_to_the_host_and_their_rows_are_mirrored) {
+TEST_F(HiSparse, FullPagesGoToTheHostAndTheirRowsAreMirrored) {
   open(60);
   add("r0", 1, 10);
   const HiSparseCommand first = step();
@@ -117,7 +117,7 @@ TEST_F(HiSparse, full_pages_go_to_the_host_and_their_rows_are_mirrored) {
   EXPECT_TRUE(second.rows[0].residency.pages.empty());
 }
 
-TEST_F(HiSparse, a_page_that_is_handed_out_is_read_from_the_host_from_then_on) {
+TEST_F(HiSparse, APageThatIsHandedOutIsReadFromTheHostFromThenOn) {
   open(22);
   const RequestId first = add("r0", 1, 16);
   step();
@@ -139,7 +139,7 @@ TEST_F(HiSparse, a_page_that_is_handed_out_is_read_from_the_host_from_then_on) {
 }
 
 // Without prefix caching the host pool has no cache entries to ask for.
-TEST_F(HiSparse, a_loaded_page_is_restored_without_prefix_caching) {
+TEST_F(HiSparse, ALoadedPageIsRestoredWithoutPrefixCaching) {
   EngineConfig config = engine_config();
   config.enable_prefix_caching = false;
   TokensElsewhere connector(8);
@@ -154,7 +154,7 @@ TEST_F(HiSparse, a_loaded_page_is_restored_without_prefix_caching) {
   EXPECT_FALSE(scheduler_->has_pages_under_way());
 }
 
-TEST_F(HiSparse, a_page_under_way_keeps_its_blocks_when_its_request_leaves) {
+TEST_F(HiSparse, APageUnderWayKeepsItsBlocksWhenItsRequestLeaves) {
   open(60);
   const RequestId id = add("r0", 1, 8);
   const HiSparseCommand command = step(false);
@@ -172,7 +172,7 @@ std::string refusal_of(std::vector<KVCacheGroupSpec> groups, EngineConfig config
   return made ? "" : made.error().message;
 }
 
-TEST(HiSparseRefusals, what_is_not_modelled_is_named) {
+TEST(HiSparseRefusals, WhatIsNotModelledIsNamed) {
   auto groups = four_groups();
   EXPECT_EQ(refusal_of(groups, engine_config()), "");
   EXPECT_NE(refusal_of(groups, engine_config(), false).find("KV connector"), std::string::npos);
@@ -185,7 +185,7 @@ TEST(HiSparseRefusals, what_is_not_modelled_is_named) {
   EXPECT_NE(refusal_of(groups, config), "");
   groups.push_back(group_of(CacheKind::mamba, "states"));
   EXPECT_EQ(refusal_of(groups, engine_config()),
-            "groups: states beside HiSparse's groups are not modelled");
+            "groups: states with HiSparse's groups are not modelled");
   groups = four_groups();
   std::swap(groups[0], groups[1]);
   EXPECT_EQ(refusal_of(groups, engine_config()),

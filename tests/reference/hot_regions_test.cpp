@@ -1,5 +1,5 @@
-// Hot regions of HiSparse hand out the slots that were used longest ago, and never one that the
-// same read uses.
+// Hot regions of HiSparse reuse the least recently used slots, and never one that the same read
+// uses.
 #include "reference/memory/hot_regions.h"
 
 #include <gtest/gtest.h>

@@ -32,7 +32,7 @@ class KVConnectors : public testing::Test {
   AnsweringConnector connector;
 };
 
-TEST_F(KVConnectors, a_load_within_the_step_counts_as_computed_and_is_published) {
+TEST_F(KVConnectors, ALoadWithinTheStepCountsAsComputedAndIsPublished) {
   Engine vllm = engine(16);
   connector.answers["a"] = {.num_tokens = 8, .is_async = false};
   vllm.add("a", prompt_of(1, 10));
@@ -44,7 +44,7 @@ TEST_F(KVConnectors, a_load_within_the_step_counts_as_computed_and_is_published)
   EXPECT_EQ(vllm.scheduler().take_cache_counters().stored, 2);
 }
 
-TEST_F(KVConnectors, an_undetermined_answer_passes_the_request_over_and_it_is_asked_again) {
+TEST_F(KVConnectors, AnUndeterminedAnswerPassesTheRequestOverAndItIsAskedAgain) {
   Engine vllm = engine(16);
   connector.answers["a"] = {.num_tokens = std::nullopt, .is_async = false};
   vllm.add("a", prompt_of(1, 10));
@@ -58,7 +58,7 @@ TEST_F(KVConnectors, an_undetermined_answer_passes_the_request_over_and_it_is_as
             (std::map<std::string, std::int32_t>{{"a", 10}, {"b", 1}}));
 }
 
-TEST_F(KVConnectors, a_longer_load_takes_blocks_and_waits_until_it_is_received) {
+TEST_F(KVConnectors, ALongerLoadTakesBlocksAndWaitsUntilItIsReceived) {
   Engine vllm = engine(16);
   connector.answers["a"] = {.num_tokens = 8, .is_async = true};
   const RequestId a = vllm.add("a", prompt_of(1, 10));
@@ -76,7 +76,7 @@ TEST_F(KVConnectors, a_longer_load_takes_blocks_and_waits_until_it_is_received) 
   EXPECT_EQ(connector.asked.size(), 1u);
 }
 
-TEST_F(KVConnectors, the_last_token_of_a_wholly_loaded_prompt_is_computed_again) {
+TEST_F(KVConnectors, TheLastTokenOfAWhollyLoadedPromptIsComputedAgain) {
   Engine vllm = engine(16);
   connector.answers["a"] = {.num_tokens = 8, .is_async = true};
   const RequestId a = vllm.add("a", prompt_of(1, 8));
@@ -87,7 +87,7 @@ TEST_F(KVConnectors, the_last_token_of_a_wholly_loaded_prompt_is_computed_again)
   EXPECT_EQ(output.scheduled[0].num_tokens, 1);
 }
 
-TEST_F(KVConnectors, those_passed_over_come_before_those_that_arrive) {
+TEST_F(KVConnectors, ThosePassedOverComeBeforeThoseThatArrive) {
   Engine vllm = engine(16);
   connector.answers["a"] = {.num_tokens = std::nullopt, .is_async = false};
   connector.answers["b"] = {.num_tokens = std::nullopt, .is_async = false};
@@ -103,7 +103,7 @@ TEST_F(KVConnectors, those_passed_over_come_before_those_that_arrive) {
   EXPECT_EQ(vllm.scheduler().name(output.scheduled[2].id), "c");
 }
 
-TEST_F(KVConnectors, a_failed_longer_load_goes_on_from_the_first_invalid_block) {
+TEST_F(KVConnectors, AFailedLongerLoadGoesOnFromTheFirstInvalidBlock) {
   Engine vllm = engine(16);
   connector.answers["a"] = {.num_tokens = 8, .is_async = true};
   const RequestId a = vllm.add("a", prompt_of(1, 10));
@@ -115,7 +115,7 @@ TEST_F(KVConnectors, a_failed_longer_load_goes_on_from_the_first_invalid_block) 
   EXPECT_EQ(ids(output.blocks(0, 0)), (std::vector<std::int32_t>{1, 2, 3}));
 }
 
-TEST_F(KVConnectors, a_longer_load_of_which_nothing_arrived_gives_its_blocks_back_and_asks_again) {
+TEST_F(KVConnectors, ALongerLoadOfWhichNothingArrivedGivesItsBlocksBackAndAsksAgain) {
   Engine vllm = engine(16);
   connector.answers["a"] = {.num_tokens = 8, .is_async = true};
   const RequestId a = vllm.add("a", prompt_of(1, 10));
@@ -129,7 +129,7 @@ TEST_F(KVConnectors, a_longer_load_of_which_nothing_arrived_gives_its_blocks_bac
   EXPECT_EQ(connector.asked.size(), 2u);
 }
 
-TEST_F(KVConnectors, a_failed_load_within_the_step_voids_its_output_and_is_computed) {
+TEST_F(KVConnectors, AFailedLoadWithinTheStepVoidsItsOutputAndIsComputed) {
   Engine vllm = engine(16);
   connector.answers["a"] = {.num_tokens = 8, .is_async = false};
   const RequestId a = vllm.add("a", prompt_of(1, 10));
@@ -142,7 +142,7 @@ TEST_F(KVConnectors, a_failed_load_within_the_step_voids_its_output_and_is_compu
   EXPECT_EQ(vllm.scheduler().take_cache_counters().evicted, 0);
 }
 
-TEST_F(KVConnectors, a_block_that_two_share_is_computed_by_the_first_of_them) {
+TEST_F(KVConnectors, ABlockThatTwoShareIsComputedByTheFirstOfThem) {
   Engine vllm = engine(16);
   connector.answers["a"] = {.num_tokens = 8, .is_async = false};
   const RequestId a = vllm.add("a", prompt_of(1, 10));
@@ -153,7 +153,7 @@ TEST_F(KVConnectors, a_block_that_two_share_is_computed_by_the_first_of_them) {
   EXPECT_EQ(vllm.scheduler().num_tokens(b), 9);
 }
 
-TEST_F(KVConnectors, with_policy_fail_the_request_ends_and_its_blocks_cannot_be_hit) {
+TEST_F(KVConnectors, WithPolicyFailTheRequestEndsAndItsBlocksCannotBeHit) {
   Engine vllm = engine(16, KVLoadFailurePolicy::fail);
   connector.answers["a"] = {.num_tokens = 8, .is_async = false};
   vllm.add("a", prompt_of(1, 10));
@@ -166,7 +166,7 @@ TEST_F(KVConnectors, with_policy_fail_the_request_ends_and_its_blocks_cannot_be_
   EXPECT_FALSE(vllm.scheduler().is_cached(BlockId{2}));
 }
 
-TEST_F(KVConnectors, with_policy_fail_a_loading_request_keeps_its_blocks_until_received) {
+TEST_F(KVConnectors, WithPolicyFailALoadingRequestKeepsItsBlocksUntilReceived) {
   Engine vllm = engine(16, KVLoadFailurePolicy::fail);
   connector.answers["a"] = {.num_tokens = 8, .is_async = true};
   const RequestId a = vllm.add("a", prompt_of(1, 10));
@@ -177,7 +177,7 @@ TEST_F(KVConnectors, with_policy_fail_a_loading_request_keeps_its_blocks_until_r
   EXPECT_EQ(vllm.scheduler().num_free_blocks(), 15);
 }
 
-TEST_F(KVConnectors, blocks_that_are_sent_are_free_once_they_are_sent) {
+TEST_F(KVConnectors, BlocksThatAreSentAreFreeOnceTheyAreSent) {
   Engine vllm = engine(16);
   connector.kept = {"a"};
   const RequestId a = vllm.add("a", prompt_of(1, 6), 1);
@@ -193,7 +193,7 @@ TEST_F(KVConnectors, blocks_that_are_sent_are_free_once_they_are_sent) {
   EXPECT_TRUE(vllm.scheduler().held().empty());
 }
 
-TEST_F(KVConnectors, an_aborted_load_keeps_its_blocks_until_it_is_over) {
+TEST_F(KVConnectors, AnAbortedLoadKeepsItsBlocksUntilItIsOver) {
   Engine vllm = engine(16);
   connector.answers["a"] = {.num_tokens = 8, .is_async = true};
   const RequestId a = vllm.add("a", prompt_of(1, 10));
@@ -206,7 +206,7 @@ TEST_F(KVConnectors, an_aborted_load_keeps_its_blocks_until_it_is_over) {
   EXPECT_EQ(vllm.scheduler().num_free_blocks(), 15);
 }
 
-TEST_F(KVConnectors, a_request_that_has_loaded_and_does_not_fit_keeps_all_behind_it_waiting) {
+TEST_F(KVConnectors, ARequestThatHasLoadedAndDoesNotFitKeepsAllBehindItWaiting) {
   Engine vllm = engine(6);  // five blocks
   connector.answers["a"] = {.num_tokens = 4, .is_async = true};
   connector.answers["b"] = {.num_tokens = 8, .is_async = true};
@@ -220,12 +220,12 @@ TEST_F(KVConnectors, a_request_that_has_loaded_and_does_not_fit_keeps_all_behind
   }
   ASSERT_EQ(vllm.scheduler().skipped().size(), 2u);
   EXPECT_EQ(vllm.scheduler().skipped()[0].status, RequestStatus::waiting);
-  // Its load is over, and nobody has looked: the queue does not reach it.
+  // Its load has completed, and the queue has not reached it.
   EXPECT_EQ(vllm.scheduler().skipped()[1].status, RequestStatus::waiting_for_remote_kvs);
   EXPECT_FALSE(vllm.scheduler().skipped()[1].is_loading);
 }
 
-TEST_F(KVConnectors, a_preempted_request_that_loads_comes_back_as_resumed) {
+TEST_F(KVConnectors, APreemptedRequestThatLoadsComesBackAsResumed) {
   EngineConfig uncached = config();
   uncached.enable_prefix_caching = false;
   Engine vllm(uncached, {full(4)}, 6, {&connector, KVLoadFailurePolicy::recompute});
@@ -244,7 +244,7 @@ TEST_F(KVConnectors, a_preempted_request_that_loads_comes_back_as_resumed) {
   EXPECT_TRUE(output.scheduled[0].is_resumed);
 }
 
-TEST_F(KVConnectors, blocks_before_the_window_are_let_go_before_the_rest_is_sent) {
+TEST_F(KVConnectors, BlocksBeforeTheWindowAreLetGoBeforeTheRestIsSent) {
   Engine vllm(config(), {window(4, 5)}, 16, {&connector, KVLoadFailurePolicy::recompute});
   connector.kept = {"a"};
   vllm.add("a", prompt_of(1, 16), 1);
@@ -252,8 +252,8 @@ TEST_F(KVConnectors, blocks_before_the_window_are_let_go_before_the_rest_is_sent
   EXPECT_EQ(vllm.scheduler().num_free_blocks(), 14);  // of four blocks one is still in the window
 }
 
-// The step that begins the load schedules nothing, and is in flight all the same.
-TEST_F(KVConnectors, are_heard_in_order_with_asynchronous_scheduling) {
+// The step that starts the load is empty, and still in flight.
+TEST_F(KVConnectors, AreHeardInOrderWithAsynchronousScheduling) {
   EngineConfig async = config();
   async.async_scheduling = true;
   connector.answers["b"] = {.num_tokens = 8, .is_async = true};
@@ -278,15 +278,15 @@ TEST_F(KVConnectors, are_heard_in_order_with_asynchronous_scheduling) {
             (std::map<std::string, std::int32_t>{{"b", 1}}));
 }
 
-// vLLM goes on behind what was lost (docs/findings.md, 15).
-TEST_F(KVConnectors, a_void_row_leaves_its_placeholder_behind_with_asynchronous_scheduling) {
+// vLLM continues after what was lost (docs/findings.md, 15).
+TEST_F(KVConnectors, AVoidRowLeavesItsPlaceholderBehindWithAsynchronousScheduling) {
   EngineConfig async = config();
   async.async_scheduling = true;
   connector.answers["a"] = {.num_tokens = 4, .is_async = false};
   Engine vllm(async, {full(4)}, 16, {&connector});
   const RequestId a = vllm.add("a", prompt_of(1, 5));
   vllm.step(invalid(1));
-  vllm.step();  // the report comes in behind it
+  vllm.step();  // the report arrives after it
   EXPECT_EQ(vllm.scheduler().num_tokens(a), 5);
   EXPECT_EQ(vllm.scheduler().num_computed_tokens(a), 0);
   EXPECT_EQ(tokens_of(vllm.scheduler(), vllm.step()),
@@ -294,7 +294,7 @@ TEST_F(KVConnectors, a_void_row_leaves_its_placeholder_behind_with_asynchronous_
   EXPECT_EQ(vllm.scheduler().num_tokens(a), 6);
 }
 
-TEST_F(KVConnectors, are_refused_where_they_are_not_modelled) {
+TEST_F(KVConnectors, AreRefusedWhereTheyAreNotModelled) {
   const KVTransfer transfer{&connector, KVLoadFailurePolicy::recompute};
   EngineConfig later = config();
   later.engine = "vllm-0.32.0";

@@ -1,6 +1,6 @@
-// The memory model agrees with itself: the fingerprint that it keeps up row by row is the sum over
-// the image that it draws from scratch, on random traffic through every layout; and who is named as
-// a byte's owner is who was written there.
+// The memory model agrees with itself: the fingerprint that it updates row by row equals the sum
+// over the image that it makes from scratch, on random traffic through every layout; and a byte's
+// named owner is the request that wrote it.
 #include "reference/memory/memory_model.h"
 
 #include <gtest/gtest.h>
@@ -97,7 +97,7 @@ std::vector<Setting> settings() {
        CacheLayout::NHD},
       {"rows of 5 bytes, K and V apart", plan_of({group_of("a", 2, bytes)}, 480, 7),
        AttentionBackend::flash_attn, CacheLayout::NHD},
-      {"compressed rows and a ring beside rows",
+      {"compressed rows, a ring and rows",
        plan_of({group_of("a", 1, bf16), group_of("c", 2, compressed_rows()),
                 group_of("r", 1, ring_of_keys())},
                2048, 7),
@@ -110,7 +110,7 @@ std::vector<Setting> settings() {
   };
 }
 
-// Poisons, zeroes, writes and copies at random; what each slot holds is kept beside it.
+// Poisons, zeroes, writes and copies at random, and tracks the content of each slot.
 class Traffic {
  public:
   Traffic(MemoryModel& model, std::uint64_t seed) : model_(model), state_(seed) {
@@ -150,7 +150,7 @@ class Traffic {
   WriterId writer_ = kNobody;
 };
 
-TEST(MemoryModel, fingerprint_kept_up_row_by_row_is_the_sum_over_the_image) {
+TEST(MemoryModel, FingerprintKeptUpRowByRowIsTheSumOverTheImage) {
   for (const Setting& setting : settings()) {
     auto model = MemoryModel::create(setting.plan, setting.backend, setting.layout,
                                      LayoutRule::isolated, 0, setting.numbers);
@@ -168,7 +168,7 @@ TEST(MemoryModel, fingerprint_kept_up_row_by_row_is_the_sum_over_the_image) {
 }
 
 // [K data | K scales | V data | V scales]; 16 tokens of 2 heads are 32 rows of 16 and 2 bytes.
-TEST(MemoryModel, rows_of_nvfp4_as_numbers_lie_in_four_areas_and_leave_no_byte_over) {
+TEST(MemoryModel, RowsOfNvfp4AsNumbersLieInFourAreasAndLeaveNoByteOver) {
   for (const CacheLayout order : {CacheLayout::LBNHC, CacheLayout::LBHNC}) {
     auto model = MemoryModel::create(plan_of({group_of("a", 1, fp4_rows())}, 1152, 3),
                                      AttentionBackend::flashinfer, order, LayoutRule::isolated, 0,
@@ -196,7 +196,7 @@ TEST(MemoryModel, rows_of_nvfp4_as_numbers_lie_in_four_areas_and_leave_no_byte_o
   }
 }
 
-TEST(MemoryModel, rows_of_nvfp4_as_numbers_are_refused_where_a_block_is_not_dense) {
+TEST(MemoryModel, RowsOfNvfp4AsNumbersAreRefusedWhereABlockIsNotDense) {
   for (const CacheLayout order : {CacheLayout::LHBNC, CacheLayout::BHLNC}) {
     const auto model = MemoryModel::create(plan_of({group_of("a", 2, fp4_rows())}, 1152, 3),
                                            AttentionBackend::flashinfer, order,
@@ -207,7 +207,7 @@ TEST(MemoryModel, rows_of_nvfp4_as_numbers_are_refused_where_a_block_is_not_dens
   }
 }
 
-TEST(MemoryModel, pages_that_a_step_does_not_list_as_written_keep_their_image) {
+TEST(MemoryModel, PagesThatAStepDoesNotListAsWrittenKeepTheirImage) {
   for (const Setting& setting : settings()) {
     auto model = MemoryModel::create(setting.plan, setting.backend, setting.layout,
                                      LayoutRule::isolated, 0, setting.numbers);
@@ -234,7 +234,7 @@ TEST(MemoryModel, pages_that_a_step_does_not_list_as_written_keep_their_image) {
   }
 }
 
-TEST(MemoryModel, writing_one_token_changes_exactly_the_bytes_that_are_said_to_be_its_own) {
+TEST(MemoryModel, WritingOneTokenChangesExactlyTheBytesThatAreSaidToBeItsOwn) {
   for (const Setting& setting : settings()) {
     auto model = MemoryModel::create(setting.plan, setting.backend, setting.layout,
                                      LayoutRule::isolated, 0, setting.numbers);
@@ -273,7 +273,7 @@ TEST(MemoryModel, writing_one_token_changes_exactly_the_bytes_that_are_said_to_b
   }
 }
 
-TEST(MemoryModel, a_copied_block_has_all_bytes_and_the_rows_that_count) {
+TEST(MemoryModel, ACopiedBlockHasAllBytesAndTheRowsThatCount) {
   for (const Setting& setting : settings()) {
     auto model = MemoryModel::create(setting.plan, setting.backend, setting.layout,
                                      LayoutRule::isolated, 0, setting.numbers);
@@ -286,7 +286,7 @@ TEST(MemoryModel, a_copied_block_has_all_bytes_and_the_rows_that_count) {
     ASSERT_EQ(model->copy_block(0, source, target, 6), std::nullopt) << setting.title;
     EXPECT_NE(model->slot_content(0, target, 5), nullptr);
     EXPECT_EQ(model->slot_content(0, target, 6), nullptr);
-    // Behind the rows that count too.
+    // Also past the rows that count.
     for (const ModelLayer& layer : model->layers_of(0)) {
       const LayerLayout& at = layer.layout;
       const std::int64_t page = model->page_size_bytes(at.tensor_index);
@@ -309,7 +309,7 @@ TEST(MemoryModel, a_copied_block_has_all_bytes_and_the_rows_that_count) {
   }
 }
 
-TEST(MemoryModel, a_compressed_row_has_the_content_of_its_last_token_and_is_written_with_it_alone) {
+TEST(MemoryModel, ACompressedRowHasTheContentOfItsLastTokenAndIsWrittenWithItAlone) {
   auto model =
       MemoryModel::create(plan_of({group_of("c", 1, compressed_rows())}, 128, 4),
                           AttentionBackend::triton_mla, CacheLayout::NHD, LayoutRule::isolated);
@@ -344,7 +344,7 @@ TEST(MemoryModel, a_compressed_row_has_the_content_of_its_last_token_and_is_writ
   EXPECT_EQ(prefix.attention_digest(layer, 12, 14), 0u);
 }
 
-TEST(MemoryModel, compressed_rows_that_no_plan_can_have_are_refused_by_name) {
+TEST(MemoryModel, CompressedRowsThatNoPlanCanHaveAreRefusedByName) {
   KVCacheSpec odd = compressed_rows();
   odd.compress_ratio = 5;
   const auto of_blocks =
@@ -366,7 +366,7 @@ TEST(MemoryModel, compressed_rows_that_no_plan_can_have_are_refused_by_name) {
       << of_window.error().message;
 }
 
-TEST(MemoryModel, a_state_read_at_another_count_is_refused) {
+TEST(MemoryModel, AStateReadAtAnotherCountIsRefused) {
   const Setting setting = settings().back();
   auto model =
       MemoryModel::create(setting.plan, setting.backend, setting.layout, LayoutRule::isolated);
@@ -393,7 +393,7 @@ TEST(MemoryModel, a_state_read_at_another_count_is_refused) {
   EXPECT_EQ(*model->block(BlockId{4}).state.words, *model->block(BlockId{5}).state.words);
 }
 
-TEST(PrefixContent, depends_on_the_tokens_before_it_and_on_nothing_else) {
+TEST(PrefixContent, DependsOnTheTokensBeforeItAndOnNothingElse) {
   PrefixContent a, b;
   for (const int token : {5, 6, 7}) a.append(token);
   for (const int token : {5, 6, 7}) b.append(token);
@@ -405,7 +405,7 @@ TEST(PrefixContent, depends_on_the_tokens_before_it_and_on_nothing_else) {
   EXPECT_NE(a.content(2), b.content(2));
 }
 
-TEST(PrefixContent, digest_of_a_range_is_the_sum_of_its_tokens_also_after_a_draft_was_rejected) {
+TEST(PrefixContent, DigestOfARangeIsTheSumOfItsTokensAlsoAfterADraftWasRejected) {
   auto model = MemoryModel::create(settings().front().plan, AttentionBackend::triton_attn,
                                    CacheLayout::NHD, LayoutRule::isolated);
   ASSERT_TRUE(model);
@@ -420,7 +420,7 @@ TEST(PrefixContent, digest_of_a_range_is_the_sum_of_its_tokens_also_after_a_draf
   EXPECT_EQ(prefix.attention_digest(layer, 9, 17), sum);
 }
 
-TEST(AttentionOracle, reads_numbers_as_the_formats_say) {
+TEST(AttentionOracle, ReadsNumbersAsTheFormatsSay) {
   // One element of every format against its definition: sign, 1.mantissa, exponent.
   for (const DType dtype :
        {DType::bf16, DType::fp16, DType::fp32, DType::fp8_e4m3, DType::fp8_e5m2})
@@ -436,7 +436,7 @@ TEST(AttentionOracle, reads_numbers_as_the_formats_say) {
   EXPECT_EQ(row_element(99, 0, DType::fp32), static_cast<double>(expected));
 }
 
-TEST(AttentionOracle, one_position_is_its_own_value) {
+TEST(AttentionOracle, OnePositionIsItsOwnValue) {
   auto model = MemoryModel::create(settings().front().plan, AttentionBackend::triton_attn,
                                    CacheLayout::NHD, LayoutRule::isolated);
   ASSERT_TRUE(model);

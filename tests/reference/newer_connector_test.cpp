@@ -42,7 +42,7 @@ class NewerConnectors : public testing::Test {
   AnsweringConnector connector;
 };
 
-TEST_F(NewerConnectors, a_request_that_holds_blocks_comes_before_one_that_does_not_fit) {
+TEST_F(NewerConnectors, ARequestThatHoldsBlocksComesBeforeOneThatDoesNotFit) {
   const auto scheduled = [&](const char* description) {
     EngineConfig engine = config();
     engine.engine = description;
@@ -60,7 +60,7 @@ TEST_F(NewerConnectors, a_request_that_holds_blocks_comes_before_one_that_does_n
   EXPECT_EQ(scheduled("vllm-0.33.0"), (std::map<std::string, std::int32_t>{{"loaded", 4}}));
 }
 
-TEST_F(NewerConnectors, who_is_passed_over_goes_back_to_the_head_of_the_queue) {
+TEST_F(NewerConnectors, WhoIsPassedOverGoesBackToTheHeadOfTheQueue) {
   connector.answers["a"] = {.num_tokens = std::nullopt};
   connector.answers["b"] = {.num_tokens = 4, .is_async = true};
   Engine vllm = engine_of(config(), {full(4)}, 16);
@@ -77,7 +77,7 @@ TEST_F(NewerConnectors, who_is_passed_over_goes_back_to_the_head_of_the_queue) {
 }
 
 // Three blocks for the rest of the first load, of five that are free: two are left for the second.
-TEST_F(NewerConnectors, a_load_leaves_room_for_those_that_are_under_way) {
+TEST_F(NewerConnectors, ALoadLeavesRoomForThoseThatAreUnderWay) {
   const auto num_loading = [&](std::int64_t num_blocks) {
     connector.answers["a"] = {.num_tokens = 4, .is_async = true};
     connector.answers["b"] = {.num_tokens = 12, .is_async = true};
@@ -91,7 +91,7 @@ TEST_F(NewerConnectors, a_load_leaves_room_for_those_that_are_under_way) {
   EXPECT_EQ(num_loading(8), 2u);
 }
 
-TEST_F(NewerConnectors, a_load_leaves_room_for_the_slots_of_drafts) {
+TEST_F(NewerConnectors, ALoadLeavesRoomForTheSlotsOfDrafts) {
   EngineConfig drafting = config();
   drafting.spec_method = SpecMethod::ngram;
   drafting.num_spec_tokens = 3;
@@ -106,7 +106,7 @@ TEST_F(NewerConnectors, a_load_leaves_room_for_the_slots_of_drafts) {
   EXPECT_TRUE(is_loading(4));
 }
 
-TEST_F(NewerConnectors, blocks_of_who_has_left_stay_until_the_step_in_flight_is_over) {
+TEST_F(NewerConnectors, BlocksOfWhoHasLeftStayUntilTheStepInFlightIsOver) {
   Engine vllm = engine_of(async_config(), {full(4)}, 8);
   const RequestId a = vllm.add("a", prompt_of(1, 8));
   vllm.step();
@@ -119,7 +119,7 @@ TEST_F(NewerConnectors, blocks_of_who_has_left_stay_until_the_step_in_flight_is_
   EXPECT_TRUE(vllm.scheduler().freed_late().empty());
 }
 
-TEST_F(NewerConnectors, one_that_only_sends_defers_no_frees) {
+TEST_F(NewerConnectors, OneThatOnlySendsDefersNoFrees) {
   connector.own_traits.is_kv_consumer = false;
   Engine vllm = engine_of(async_config(), {full(4)}, 8);
   const RequestId a = vllm.add("a", prompt_of(1, 8));
@@ -128,8 +128,8 @@ TEST_F(NewerConnectors, one_that_only_sends_defers_no_frees) {
   EXPECT_EQ(vllm.scheduler().num_free_blocks(), 7);
 }
 
-// Its blocks would not come free, so that its preemption would help nobody.
-TEST_F(NewerConnectors, nobody_is_preempted_whose_blocks_a_step_in_flight_keeps) {
+// Its blocks would stay allocated, so its preemption would free nothing.
+TEST_F(NewerConnectors, NobodyIsPreemptedWhoseBlocksAStepInFlightKeeps) {
   EngineConfig engine = async_config();
   engine.scheduler_reserve_full_isl = false;
   const auto num_preempted = [&](const char* description) {
@@ -144,7 +144,7 @@ TEST_F(NewerConnectors, nobody_is_preempted_whose_blocks_a_step_in_flight_keeps)
   EXPECT_EQ(num_preempted("vllm-0.33.0"), 0u);
 }
 
-TEST_F(NewerConnectors, nobody_is_preempted_while_blocks_are_being_sent_that_somebody_waits_for) {
+TEST_F(NewerConnectors, NobodyIsPreemptedWhileBlocksAreBeingSentThatSomebodyWaitsFor) {
   const auto num_preempted = [&](bool waits) {
     connector.own_traits.waits_for_sends = waits;
     connector.kept = {"sent"};
@@ -160,7 +160,7 @@ TEST_F(NewerConnectors, nobody_is_preempted_while_blocks_are_being_sent_that_som
   EXPECT_EQ(num_preempted(true), 0u);
 }
 
-TEST_F(NewerConnectors, a_load_that_fails_as_a_whole_is_looked_up_anew_in_all_groups) {
+TEST_F(NewerConnectors, ALoadThatFailsAsAWholeIsLookedUpAnewInAllGroups) {
   connector.answers["a"] = {.num_tokens = 8, .is_async = true};
   Engine vllm = engine_of(config(), {full(4), window(4, 9)}, 16);
   const RequestId a = vllm.add("a", prompt_of(1, 10));
@@ -173,7 +173,7 @@ TEST_F(NewerConnectors, a_load_that_fails_as_a_whole_is_looked_up_anew_in_all_gr
   EXPECT_EQ(connector.asked.size(), 2u);
 }
 
-TEST_F(NewerConnectors, a_load_that_fails_as_a_whole_ends_its_request_where_the_policy_says_so) {
+TEST_F(NewerConnectors, ALoadThatFailsAsAWholeEndsItsRequestWhereThePolicySaysSo) {
   connector.answers["a"] = {.num_tokens = 8, .is_async = true};
   Engine vllm = engine_of(config(), {full(4), window(4, 9)}, 16, KVLoadFailurePolicy::fail);
   vllm.add("a", prompt_of(1, 10));
@@ -183,7 +183,7 @@ TEST_F(NewerConnectors, a_load_that_fails_as_a_whole_ends_its_request_where_the_
   EXPECT_EQ(vllm.scheduler().num_free_blocks(), 15);
 }
 
-TEST_F(NewerConnectors, who_does_not_read_the_prefix_cache_loads_nothing) {
+TEST_F(NewerConnectors, WhoDoesNotReadThePrefixCacheLoadsNothing) {
   connector.answers["a"] = {.num_tokens = 8, .is_async = true};
   Engine vllm = engine_of(config(), {full(4)}, 16);
   RequestSpec spec;
@@ -196,7 +196,7 @@ TEST_F(NewerConnectors, who_does_not_read_the_prefix_cache_loads_nothing) {
   EXPECT_EQ(connector.asked.size(), 1u);
 }
 
-TEST_F(NewerConnectors, with_eagle_a_hit_is_a_block_shorter_than_without_a_connector) {
+TEST_F(NewerConnectors, WithEagleAHitIsABlockShorterThanWithoutAConnector) {
   EngineConfig drafting = config();
   drafting.spec_method = SpecMethod::eagle;
   drafting.num_spec_tokens = 1;
@@ -212,7 +212,7 @@ TEST_F(NewerConnectors, with_eagle_a_hit_is_a_block_shorter_than_without_a_conne
 }
 
 // The state that is loaded takes the place of one that was evicted.
-TEST_F(NewerConnectors, states_are_loaded_with_the_tokens_before_them) {
+TEST_F(NewerConnectors, StatesAreLoadedWithTheTokensBeforeThem) {
   EngineConfig hybrid = config();
   hybrid.mamba_cache_mode = MambaCacheMode::align;
   connector.answers["a"] = {.num_tokens = 8, .is_async = true};
@@ -228,7 +228,7 @@ TEST_F(NewerConnectors, states_are_loaded_with_the_tokens_before_them) {
   EXPECT_NE(table[1], 0);
 }
 
-TEST_F(NewerConnectors, checkpoints_rings_and_replays_are_refused_beside_one) {
+TEST_F(NewerConnectors, CheckpointsRingsAndReplaysAreRefusedBesideOne) {
   const auto refusal = [&](KVCacheGroupSpec group) {
     const auto made = Scheduler::create(config(), {full(4), std::move(group)}, 16, {&connector});
     return made ? std::string() : made.error().message;

@@ -113,7 +113,7 @@ TEST(Numbers, OfARowWithAScaleOfItsOwnReachTheEndOfTheFormatAndNoFarther) {
     EXPECT_EQ(numbers_by_largest(Numbers::real, mode), nullptr);
 }
 
-// The scale is that of the largest element, and lies behind the last one, in either half of a word.
+// The scale is that of the largest element, and follows the last one, in either half of a word.
 TEST(Numbers, OfARowWithAScaleOfItsOwnHaveItBehindThem) {
   for (const std::uint64_t elements : {4, 8, 20, 64})
     for (std::uint64_t key = 1; key <= 20; ++key) {

@@ -8,6 +8,7 @@
 
 #include "reference/placement/cache_groups.h"
 #include "reference/placement/layer_specs.h"
+#include "reference/placement/memory_plan.h"
 #include "reference/placement/worker_pages.h"
 
 namespace lockstep {
@@ -40,7 +41,7 @@ PlacementOptions placement_options(std::int64_t memory_bytes = std::int64_t{1} <
   return options;
 }
 
-TEST(CacheSpecs, a_page_is_heads_times_rows_times_content) {
+TEST(CacheSpecs, APageIsHeadsTimesRowsTimesContent) {
   const CacheSpec full = cache_rows(SpecType::full, 16, 8, 128);
   EXPECT_EQ(page_bytes(full), 8 * 16 * 512);
   CacheSpec compressed = cache_rows(SpecType::mla, 256, 1, 512);
@@ -54,7 +55,7 @@ TEST(CacheSpecs, a_page_is_heads_times_rows_times_content) {
   EXPECT_EQ(page_bytes(compressed), 37440);
 }
 
-TEST(CacheSpecs, whole_kernel_blocks_align_the_stride_only_when_a_block_holds_several) {
+TEST(CacheSpecs, WholeKernelBlocksAlignTheStrideOnlyWhenABlockHoldsSeveral) {
   CacheSpec spec = cache_rows(SpecType::full, 64, 2, 64);
   spec.block_stride_alignment.kernel_tokens = 64;
   EXPECT_EQ(stride_alignment_bytes(spec), 1);
@@ -62,7 +63,7 @@ TEST(CacheSpecs, whole_kernel_blocks_align_the_stride_only_when_a_block_holds_se
   EXPECT_EQ(stride_alignment_bytes(spec), 64 * 2 * 256);
 }
 
-TEST(CacheSpecs, a_padded_page_that_needs_no_padding_in_a_smaller_block_keeps_the_old_one) {
+TEST(CacheSpecs, APaddedPageThatNeedsNoPaddingInASmallerBlockKeepsTheOldOne) {
   CacheSpec spec = cache_rows(SpecType::mla, 72, 1, 132);
   spec.dtype = DType::uint8;
   spec.alignment = 512;
@@ -71,7 +72,7 @@ TEST(CacheSpecs, a_padded_page_that_needs_no_padding_in_a_smaller_block_keeps_th
   EXPECT_EQ(page_bytes(with_block_size(spec, 128)), 9728);  // 128 * 132 is a multiple of 512
 }
 
-TEST(CacheSpecs, merging_rows_of_MLA_drops_alignment_and_unlike_classes_do_not_merge) {
+TEST(CacheSpecs, MergingRowsOfMLADropsAlignmentAndUnlikeClassesDoNotMerge) {
   CacheSpec latent = cache_rows(SpecType::mla, 64, 1, 576);
   latent.alignment = 512;
   const Merged merged = merge_specs({latent, latent});
@@ -83,7 +84,7 @@ TEST(CacheSpecs, merging_rows_of_MLA_drops_alignment_and_unlike_classes_do_not_m
   EXPECT_EQ(merge_specs({full, sink}).spec->type, SpecType::full);
 }
 
-TEST(CacheOrders, every_order_nests_its_dimensions_as_its_name_says) {
+TEST(CacheOrders, EveryOrderNestsItsDimensionsAsItsNameSays) {
   const CacheSpec spec = cache_rows(SpecType::full, 16, 2, 64);  // [.., H 2, N 16, C 256]
   for (const CacheOrder order : kCacheOrders) {
     const auto strides = order_strides(spec, 3, 5, order);
@@ -99,7 +100,7 @@ TEST(CacheOrders, every_order_nests_its_dimensions_as_its_name_says) {
   }
 }
 
-TEST(CacheOrders, padded_pages_need_heads_and_rows_inside_layers_and_blocks) {
+TEST(CacheOrders, PaddedPagesNeedHeadsAndRowsInsideLayersAndBlocks) {
   CacheSpec spec = cache_rows(SpecType::full, 16, 2, 64);
   spec.page_size_padded = 9216;
   EXPECT_EQ(order_strides(spec, 3, 5, CacheOrder::LBNHC)->block, 9216);
@@ -108,7 +109,7 @@ TEST(CacheOrders, padded_pages_need_heads_and_rows_inside_layers_and_blocks) {
   EXPECT_FALSE(order_strides(spec, 3, 5, CacheOrder::BHLNC));
 }
 
-TEST(CacheOrders, unlike_lists_are_intersected_and_unlike_pages_need_compact_blocks) {
+TEST(CacheOrders, UnlikeListsAreIntersectedAndUnlikePagesNeedCompactBlocks) {
   using enum CacheOrder;
   EXPECT_EQ(*supported_orders({{BLHNC, BLNHC}, {}, {BLNHC, BLHNC}, {BLNHC, BLHNC}}),
             (std::vector{BLNHC, BLHNC}));
@@ -121,7 +122,7 @@ TEST(CacheOrders, unlike_lists_are_intersected_and_unlike_pages_need_compact_blo
   EXPECT_EQ(choose_order(all, false, mixed, {}, BHLNC)->by, "default");
 }
 
-TEST(CacheGroups, unlike_windows_are_dealt_out_in_groups_of_the_fewest_layers) {
+TEST(CacheGroups, UnlikeWindowsAreDealtOutInGroupsOfTheFewestLayers) {
   std::vector<CacheSpec> specs;
   for (int i = 0; i < 12; ++i)
     specs.push_back(cache_rows(i % 4 == 3 ? SpecType::full : SpecType::sliding_window, 16, 2, 64));
@@ -132,7 +133,7 @@ TEST(CacheGroups, unlike_windows_are_dealt_out_in_groups_of_the_fewest_layers) {
             (std::vector<std::string>{"layers.0.attn", "layers.4.attn", "layers.8.attn"}));
 }
 
-TEST(CacheGroups, packing_keeps_a_pattern_of_unlike_pages_together) {
+TEST(CacheGroups, PackingKeepsAPatternOfUnlikePagesTogether) {
   std::vector<CacheSpec> specs;
   for (int i = 0; i < 6; ++i) {
     specs.push_back(cache_rows(SpecType::mla, 64, 1, 576));
@@ -146,7 +147,7 @@ TEST(CacheGroups, packing_keeps_a_pattern_of_unlike_pages_together) {
   EXPECT_EQ(bytes_per_block(*groups, CacheOrder::BLHNC), 6 * 64 * (1152 + 256));
 }
 
-TEST(CacheGroups, windows_of_unlike_pages_in_unlike_numbers_cannot_be_split) {
+TEST(CacheGroups, WindowsOfUnlikePagesInUnlikeNumbersCannotBeSplit) {
   std::vector<CacheSpec> specs(12, cache_rows(SpecType::sliding_window, 16, 8, 256));
   specs.push_back(cache_rows(SpecType::full, 16, 2, 128));
   specs.push_back(cache_rows(SpecType::sliding_window, 16, 1, 128));  // a drafter's
@@ -169,12 +170,12 @@ TEST(CacheGroups, windows_of_unlike_pages_in_unlike_numbers_cannot_be_split) {
   EXPECT_TRUE(cache_groups(beside_full({1, 2, 2}), CacheOrder::BLHNC, placement_options()));
 }
 
-TEST(CacheGroups, the_approximate_gcd_wastes_least_and_prefers_the_larger) {
+TEST(CacheGroups, TheApproximateGcdWastesLeastAndPrefersTheLarger) {
   EXPECT_EQ(approximate_gcd({11, 10, 21}, 10), 11);
   EXPECT_EQ(approximate_gcd({4, 8}, 0), 4);
 }
 
-TEST(CacheGroups, rows_of_MLA_beside_pages_that_they_do_not_divide_are_refused) {
+TEST(CacheGroups, RowsOfMLABesidePagesThatTheyDoNotDivideAreRefused) {
   CacheSpec states;
   states.type = SpecType::mamba;
   states.states = {{{100000}, DType::fp32}};
@@ -183,7 +184,7 @@ TEST(CacheGroups, rows_of_MLA_beside_pages_that_they_do_not_divide_are_refused) 
   EXPECT_TRUE(cache_groups(layers, CacheOrder::BLNHC, placement_options()));
 }
 
-TEST(Placements, a_request_of_the_longest_length_and_the_null_block_must_fit) {
+TEST(Placements, ARequestOfTheLongestLengthAndTheNullBlockMustFit) {
   const auto groups = *cache_groups(cache_layers({cache_rows(SpecType::full, 16, 2, 64)}),
                                     CacheOrder::LBNHC, placement_options());
   const std::int64_t block = 16 * 2 * 256, needed = (4096 / 16 + 1) * block;
@@ -199,7 +200,7 @@ TEST(Placements, a_request_of_the_longest_length_and_the_null_block_must_fit) {
       << refused.error().message;
 }
 
-TEST(Placements, stages_of_a_pipeline_share_the_smallest_pool) {
+TEST(Placements, StagesOfAPipelineShareTheSmallestPool) {
   const auto layers =
       cache_layers(std::vector<CacheSpec>(4, cache_rows(SpecType::full, 16, 2, 64)));
   const auto groups = *cache_groups(layers, CacheOrder::BLHNC, placement_options());
@@ -213,7 +214,7 @@ TEST(Placements, stages_of_a_pipeline_share_the_smallest_pool) {
   EXPECT_EQ((*plans)[1].tensors[0].block_stride, 3 * 8192);
 }
 
-TEST(LayerSpecs, the_attention_page_grows_until_it_holds_the_states) {
+TEST(LayerSpecs, TheAttentionPageGrowsUntilItHoldsTheStates) {
   PlacementLayer states{"layers.0.linear", CacheSpec{}, "gdn", false};
   states.spec->type = SpecType::mamba;
   states.spec->states = {{{3, 8192}, DType::bf16}, {{32, 128, 128}, DType::fp32}};
@@ -228,7 +229,7 @@ TEST(LayerSpecs, the_attention_page_grows_until_it_holds_the_states) {
   EXPECT_EQ(alignment->mamba_block_size, 1056);
 }
 
-TEST(LayerSpecs, backends_pack_rows_in_their_own_ways) {
+TEST(LayerSpecs, BackendsPackRowsInTheirOwnWays) {
   CacheSpec spec = cache_rows(SpecType::full, 16, 8, 128);
   spec.dtype = DType::uint8;
   spec.kv_quant_mode = QuantMode::NVFP4;
@@ -252,7 +253,77 @@ std::vector<PlacementLayer> on_backend(const NamedCacheSpecs& specs, const std::
   return layers;
 }
 
-TEST(WorkerPages, dense_blocks_split_into_kernel_blocks_and_packed_ones_are_refused) {
+TEST(LayerSpecs, Nvfp4NeedsKAndVOfEqualSize) {
+  PlacementLayer layer{"layers.0.attn", cache_rows(SpecType::full, 1, 2, 128), "flashinfer"};
+  PlacementOptions options = placement_options();
+  options.kv_dtype = "nvfp4";
+  const BlockAlignment alignment{16, 4096, {}, {}};
+  EXPECT_TRUE(layers_with_specs({layer}, alignment, options));
+  layer.spec->head_size_v = 64;
+  const auto refused = layers_with_specs({layer}, alignment, options);
+  ASSERT_FALSE(refused);
+  EXPECT_NE(refused.error().message.find("128 and 64 elements"), std::string::npos);
+}
+
+TEST(LayerSpecs, GatedDeltaNetsAlignBlocksToTheirChunkAndNotToTheirGrid) {
+  CacheSpec state;
+  state.type = SpecType::mamba;
+  state.states = {{{32, 128, 128}, DType::fp32}};  // 2 MiB
+  state.prefill_checkpoint_alignment = 192;
+  const PlacementLayer gated{"layers.0.linear", state, "gdn"};
+  const PlacementLayer attention{"layers.1.attn", cache_rows(SpecType::full, 1, 2, 256),
+                                 "flash_attn"};
+  PlacementOptions options = placement_options();
+  options.mamba_cache_mode = MambaCacheMode::align;
+  options.prefix_match_unit = 48;
+  const auto alignment = align_blocks({gated, attention}, options);
+  ASSERT_TRUE(alignment);
+  EXPECT_EQ(alignment->block_size, 1024);  // 1,152 would be a multiple of 192
+  const auto layers = layers_with_specs({gated, attention}, *alignment, options);
+  ASSERT_TRUE(layers);
+  EXPECT_EQ(*(*layers)[0].spec->prefill_checkpoint_alignment, 192);  // lcm(48, 64)
+}
+
+TEST(LayerSpecs, APooledIndexerTakesBlocksOfWholePools) {
+  CacheSpec keys = cache_rows(SpecType::mla, 1, 1, 132);
+  keys.tokens_per_state = 16;
+  const PlacementLayer indexer{"layers.0.indexer", keys, "indexer_kpool"};
+  const auto alignment = align_blocks({indexer}, placement_options());
+  ASSERT_TRUE(alignment);
+  EXPECT_EQ(alignment->block_size, 512);  // 32 KV entries of 16 tokens
+}
+
+TEST(PlanStages, ABlockWithoutAKVEntryIsRefusedWhereTheEngineDividesByItsPage) {
+  CacheSpec compressed = cache_rows(SpecType::mla, 64, 1, 512);
+  compressed.tokens_per_state = 128;
+  const PlacementLayer empty{"layers.0.attn", compressed, "v4_flashmla"};
+  const PlacementLayer full{"layers.1.attn", cache_rows(SpecType::full, 48, 1, 64), "triton_attn"};
+  const PlacementOptions options = placement_options();
+  const auto stage_of = [&](const std::vector<PlacementLayer>& layers) {
+    std::vector<std::string> names;
+    for (const PlacementLayer& layer : layers) names.push_back(layer.name);
+    const PlacementStages plan =
+        plan_stages(layers, true, {{names, options.memory_bytes}}, options);
+    EXPECT_TRUE(plan.order) << "the layout is chosen first";
+    EXPECT_NE(plan.refused.message.find("layers.0.attn"), std::string::npos);
+    return plan.refused_stage;
+  };
+  EXPECT_EQ(stage_of({empty}), "plan");
+  EXPECT_EQ(stage_of({empty, full}), "groups");  // pages are made equal
+}
+
+TEST(PlanStages, AKernelBlockWithoutAKVEntryHasNoStride) {
+  CacheSpec spec = cache_rows(SpecType::mla, 192, 1, 512);
+  spec.tokens_per_state = 128;
+  spec.block_stride_alignment.kernel_tokens = 64;
+  EXPECT_EQ(stride_alignment_bytes(spec), 0);
+  const PlacementOptions options = placement_options();
+  const PlacementStages plan = plan_stages({{"layers.0.attn", spec, "triton_mla"}}, true,
+                                           {{{"layers.0.attn"}, options.memory_bytes}}, options);
+  EXPECT_EQ(plan.refused_stage, "plan");
+}
+
+TEST(WorkerPages, DenseBlocksSplitIntoKernelBlocksAndPackedOnesAreRefused) {
   const auto specs =
       cache_layers(std::vector<CacheSpec>(2, cache_rows(SpecType::full, 128, 2, 64)));
   const auto layers = on_backend(specs, "flashinfer");
@@ -268,7 +339,7 @@ TEST(WorkerPages, dense_blocks_split_into_kernel_blocks_and_packed_ones_are_refu
   }
 }
 
-TEST(WorkerPages, compressed_rows_of_packed_blocks_get_a_mapped_table) {
+TEST(WorkerPages, CompressedRowsOfPackedBlocksGetAMappedTable) {
   CacheSpec compressed = cache_rows(SpecType::mla, 512, 1, 128);
   compressed.tokens_per_state = 4;
   auto specs = cache_layers({compressed, cache_rows(SpecType::mla, 512, 1, 576)});
@@ -284,7 +355,7 @@ TEST(WorkerPages, compressed_rows_of_packed_blocks_get_a_mapped_table) {
   EXPECT_EQ(pages->layers[0].bound.blocks, stride + 2);
 }
 
-TEST(WorkerPages, a_copy_loses_the_tail_of_rows_behind_a_shorter_state) {
+TEST(WorkerPages, ACopyLosesTheTailOfRowsBehindAShorterState) {
   CacheSpec states;
   states.type = SpecType::mamba;
   states.states = {{{1000}, DType::fp32}};
@@ -313,7 +384,7 @@ TEST(WorkerPages, a_copy_loses_the_tail_of_rows_behind_a_shorter_state) {
   EXPECT_EQ(lost[0].layers, 2);
 }
 
-TEST(HashSizes, a_unit_of_prefixes_must_divide_every_block) {
+TEST(HashSizes, AUnitOfPrefixesMustDivideEveryBlock) {
   const auto groups = *cache_groups(cache_layers({cache_rows(SpecType::full, 32, 2, 64),
                                                   cache_rows(SpecType::sliding_window, 16, 4, 64)}),
                                     CacheOrder::LBNHC, placement_options());

@@ -1,4 +1,4 @@
-// Where a prefill exports a state from inside its last chunk, and what becomes of it.
+// Where a prefill exports a state from inside its last chunk, and the effect.
 #include "reference/cache/prefill_checkpoint.h"
 
 #include <gtest/gtest.h>
@@ -10,7 +10,7 @@
 namespace lockstep {
 namespace {
 
-TEST(PrefillCheckpoint, lies_before_the_token_whose_logits_are_needed) {
+TEST(PrefillCheckpoint, LiesBeforeTheTokenWhoseLogitsAreNeeded) {
   EXPECT_EQ(prefill_checkpoint_position(70, 16, false, 0), 64);
   EXPECT_EQ(prefill_checkpoint_position(65, 16, false, 0), 64);
   EXPECT_EQ(prefill_checkpoint_position(64, 16, false, 0), 48);
@@ -29,7 +29,7 @@ CheckpointQuery chunk(std::int32_t begin, std::int32_t end, std::int32_t positio
           .alignment = 1};
 }
 
-TEST(PrefillCheckpoint, is_exported_into_the_entry_before_the_last) {
+TEST(PrefillCheckpoint, IsExportedIntoTheEntryBeforeTheLast) {
   EXPECT_TRUE(exports_checkpoint(chunk(0, 70, 64)));
   EXPECT_TRUE(exports_checkpoint(chunk(32, 70, 64)));
   EXPECT_FALSE(exports_checkpoint(chunk(8, 70, 64)));   // does not begin on a hash block
@@ -39,7 +39,7 @@ TEST(PrefillCheckpoint, is_exported_into_the_entry_before_the_last) {
   EXPECT_FALSE(exports_checkpoint(chunk(48, 60, 56)));  // the entry holds the chunk's first state
 }
 
-TEST(PrefillCheckpoint, lies_on_the_grid_of_the_kernel) {
+TEST(PrefillCheckpoint, LiesOnTheGridOfTheKernel) {
   CheckpointQuery query = chunk(16, 70, 64);
   query.alignment = 48;
   EXPECT_TRUE(exports_checkpoint(query));
@@ -50,7 +50,7 @@ TEST(PrefillCheckpoint, lies_on_the_grid_of_the_kernel) {
 }
 
 // A prompt of 70 tokens is one chunk where its state at 64 is exported, and two where it is not.
-TEST(PrefillCheckpoint, spares_a_prefill_the_cut_at_the_state_that_a_resend_hits) {
+TEST(PrefillCheckpoint, SparesAPrefillTheCutAtTheStateThatAResendHits) {
   for (const std::int64_t alignment : {1, 48, 0}) {
     EngineConfig config;
     config.max_num_batched_tokens = 256;

@@ -24,7 +24,7 @@ KVCacheConfig attention_plan(std::int64_t heads, int layers) {
   return plan;
 }
 
-TEST(RankPlan, one_rank_keeps_the_plan_as_it_is) {
+TEST(RankPlan, OneRankKeepsThePlanAsItIs) {
   const KVCacheConfig whole = attention_plan(4, 3);
   const auto rank = rank_plan(whole, {}, 2);
   ASSERT_TRUE(rank);
@@ -42,7 +42,7 @@ struct Degrees {
   std::int64_t copies;  // of every head
 };
 
-TEST(RankPlan, all_ranks_hold_every_head_of_every_layer_equally_often) {
+TEST(RankPlan, AllRanksHoldEveryHeadOfEveryLayerEquallyOften) {
   for (const Degrees& at : {Degrees{2, 1, 4, 1}, Degrees{4, 1, 2, 2}, Degrees{1, 3, 2, 1},
                             Degrees{8, 2, 1, 8}, Degrees{4, 4, 4, 1}}) {
     const KVCacheConfig whole = attention_plan(at.heads, 7);
@@ -73,7 +73,7 @@ TEST(RankPlan, all_ranks_hold_every_head_of_every_layer_equally_often) {
   }
 }
 
-TEST(RankPlan, stages_before_the_last_take_what_does_not_divide) {
+TEST(RankPlan, StagesBeforeTheLastTakeWhatDoesNotDivide) {
   const KVCacheConfig whole = attention_plan(1, 11);
   std::vector<std::size_t> lengths;
   for (std::int32_t stage = 0; stage < 4; ++stage) {
@@ -87,7 +87,7 @@ TEST(RankPlan, stages_before_the_last_take_what_does_not_divide) {
   EXPECT_EQ(second->plan.tensors.size(), 3u);
 }
 
-TEST(RankPlan, pages_shrink_with_the_heads_and_keep_what_they_are_padded_beyond_the_largest) {
+TEST(RankPlan, PagesShrinkWithTheHeadsAndKeepWhatTheyArePaddedBeyondTheLargest) {
   KVCacheConfig whole = attention_plan(4, 2);
   KVCacheGroupSpec states;
   states.layer_names = {"layers.2.state"};

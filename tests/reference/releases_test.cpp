@@ -39,7 +39,7 @@ std::int32_t enters_with(std::string engine, bool beside_another, std::int32_t m
   return tokens.contains("again") ? tokens.at("again") : -1;
 }
 
-TEST(Releases, pad_a_request_that_enters_as_a_decode_beside_others_and_later_after_a_hit) {
+TEST(Releases, PadARequestThatEntersAsADecodeBesideOthersAndLaterAfterAHit) {
   EXPECT_EQ(enters_with("vllm-0.24.0", true, 200), 1);
   EXPECT_EQ(enters_with("vllm-0.28.0", true, 200), 4);
   EXPECT_EQ(enters_with("vllm-0.29.0", true, 200), 4);
@@ -48,7 +48,7 @@ TEST(Releases, pad_a_request_that_enters_as_a_decode_beside_others_and_later_aft
   EXPECT_EQ(enters_with("vllm-0.30.0", false, 200), 4);
 }
 
-TEST(Releases, let_a_request_whose_drafts_exceed_the_model_wait_or_enter_without) {
+TEST(Releases, LetARequestWhoseDraftsExceedTheModelWaitOrEnterWithout) {
   EXPECT_EQ(enters_with("vllm-0.28.0", true, 35), -1);
   EXPECT_EQ(enters_with("vllm-0.28.0", true, 36), 4);
   EXPECT_EQ(enters_with("vllm-0.29.0", true, 35), 1);
@@ -57,7 +57,7 @@ TEST(Releases, let_a_request_whose_drafts_exceed_the_model_wait_or_enter_without
 }
 
 // The drafts of a request that enters stay, although its tokens are cut.
-TEST(Releases, keep_drafts_of_tokens_that_are_cut_off_in_0_28_0) {
+TEST(Releases, KeepDraftsOfTokensThatAreCutOffIn0280) {
   EngineConfig config = drafting("vllm-0.28.0", SpecMethod::ngram, 3);
   config.long_prefill_token_threshold = 2;
   Engine vllm(config, {full(16)}, 60);
@@ -70,7 +70,7 @@ TEST(Releases, keep_drafts_of_tokens_that_are_cut_off_in_0_28_0) {
   EXPECT_EQ(output.scheduled[1].num_spec, 3);
 }
 
-// Tokens that a resend of a prompt of whole blocks hits with EAGLE beside a window.
+// Tokens that a resend of a prompt of whole blocks hits with EAGLE and a window.
 std::int32_t eagle_hit(std::string engine) {
   Engine vllm(drafting(std::move(engine), SpecMethod::eagle, 1), {full(16), window(16, 20)}, 60);
   vllm.add("first", prompt_of(1, 64), 1);
@@ -79,13 +79,13 @@ std::int32_t eagle_hit(std::string engine) {
   return vllm.scheduler().schedule().scheduled.at(0).computed;
 }
 
-TEST(Releases, search_with_eagle_to_the_end_of_the_prompt_since_0_32_0) {
+TEST(Releases, SearchWithEagleToTheEndOfThePromptSince0320) {
   EXPECT_EQ(eagle_hit("vllm-0.31.0"), 32);
   EXPECT_EQ(eagle_hit("vllm-0.32.0"), 48);
   EXPECT_EQ(eagle_hit("vllm-0.33.0"), 48);
 }
 
-TEST(Releases, keep_the_last_state_that_a_resend_hits_since_0_32_0) {
+TEST(Releases, KeepTheLastStateThatAResendHitsSince0320) {
   const auto ends = [](const char* engine, SpecMethod method) {
     return hit_end_of(drafting(engine, method, 1), engine_profile(engine));
   };
@@ -128,7 +128,7 @@ std::vector<std::size_t> published(const EngineConfig& config, const KVCacheGrou
   return places;
 }
 
-TEST(Releases, register_the_tail_of_a_prompt_of_whole_hashes_before_0_32_0) {
+TEST(Releases, RegisterTheTailOfAPromptOfWholeHashesBefore0320) {
   for (const auto& [engine, stored] : {std::pair("vllm-0.31.0", 3), std::pair("vllm-0.32.0", 2)}) {
     BlockPool pool(20, true, FreedBlocks::append);
     const auto manager = GroupManager::create(full(32).spec, 0, engine_of(engine), {32, 16}, pool);
@@ -138,7 +138,7 @@ TEST(Releases, register_the_tail_of_a_prompt_of_whole_hashes_before_0_32_0) {
   }
 }
 
-TEST(Releases, retain_what_resends_and_continuations_hit_with_eagle_since_0_30_0) {
+TEST(Releases, RetainWhatResendsAndContinuationsHitWithEagleSince0300) {
   EngineConfig config = drafting("vllm-0.29.0", SpecMethod::eagle, 1);
   config.prefix_cache_retention_interval = 0;
   EXPECT_EQ(published(config, window(16, 20), {16, 16}, 160), (std::vector<std::size_t>{7, 8, 9}));
@@ -147,7 +147,7 @@ TEST(Releases, retain_what_resends_and_continuations_hit_with_eagle_since_0_30_0
             (std::vector<std::size_t>{6, 7, 8, 9}));
 }
 
-TEST(Releases, retain_the_state_where_hits_end_since_0_29_0) {
+TEST(Releases, RetainTheStateWhereHitsEndSince0290) {
   EngineConfig config = engine_of("vllm-0.29.0");
   config.prefix_cache_retention_interval = 0;
   const KVCacheGroupSpec group = states(64, MambaCacheMode::align);
@@ -156,7 +156,7 @@ TEST(Releases, retain_the_state_where_hits_end_since_0_29_0) {
   EXPECT_EQ(published(config, group, {128, 16, true}, 200), (std::vector<std::size_t>{1}));
 }
 
-TEST(Releases, count_the_state_blocks_that_a_hit_inside_a_block_takes_since_0_31_0) {
+TEST(Releases, CountTheStateBlocksThatAHitInsideABlockTakesSince0310) {
   for (const auto& [engine, blocks] : {std::pair("vllm-0.30.0", 2), std::pair("vllm-0.31.0", 1)}) {
     BlockPool pool(20, true, FreedBlocks::append);
     const auto manager = GroupManager::create(states(64, MambaCacheMode::align).spec, 0,
@@ -175,7 +175,7 @@ TEST(Releases, count_the_state_blocks_that_a_hit_inside_a_block_takes_since_0_31
   }
 }
 
-TEST(Releases, hit_parts_of_state_blocks_under_context_parallelism_since_0_29_0) {
+TEST(Releases, HitPartsOfStateBlocksUnderContextParallelismSince0290) {
   const std::vector groups{full(16), states(64, MambaCacheMode::align)};
   for (const auto& [engine, tokens] :
        {std::pair("vllm-0.28.0", 64), std::pair("vllm-0.29.0", 32)}) {
@@ -187,7 +187,7 @@ TEST(Releases, hit_parts_of_state_blocks_under_context_parallelism_since_0_29_0)
 }
 
 // Blocks that the first step zeroes, of full attention and of a window in another dtype.
-TEST(Releases, zero_blocks_of_mixed_dtypes_since_0_27_1_and_of_windows_since_0_28_0) {
+TEST(Releases, ZeroBlocksOfMixedDtypesSince0271AndOfWindowsSince0280) {
   KVCacheGroupSpec fp8 = window(16, 20);
   fp8.spec.dtype = DType::fp8_e4m3;
   const auto zeroed = [&](const char* engine) {
@@ -200,7 +200,7 @@ TEST(Releases, zero_blocks_of_mixed_dtypes_since_0_27_1_and_of_windows_since_0_2
   EXPECT_EQ(zeroed("vllm-0.28.0"), (std::vector{1, 2, 3, 4}));
 }
 
-TEST(Releases, append_freed_blocks_without_a_prefix_cache_in_0_27_1) {
+TEST(Releases, AppendFreedBlocksWithoutAPrefixCacheIn0271) {
   for (const char* engine : {"vllm-0.26.0", "vllm-0.27.1", "vllm-0.28.0"}) {
     EngineConfig config = engine_of(engine);
     config.enable_prefix_caching = false;

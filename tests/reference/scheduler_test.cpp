@@ -31,12 +31,12 @@ std::vector<std::int32_t> blocks_after_a_request(EngineConfig config) {
   return ids(engine.scheduler().block_table(second, 0));
 }
 
-TEST(Scheduler, reuses_freed_blocks_without_content_first_in_0_33_0) {
+TEST(Scheduler, ReusesFreedBlocksWithoutContentFirstIn0330) {
   EXPECT_EQ(blocks_after_a_request(old_engine()), (std::vector{4, 5, 6, 7}));
   EXPECT_EQ(blocks_after_a_request(new_engine()), (std::vector{3, 4, 5, 6}));
 }
 
-TEST(Scheduler, reuses_all_freed_blocks_first_without_a_prefix_cache_in_0_33_0) {
+TEST(Scheduler, ReusesAllFreedBlocksFirstWithoutAPrefixCacheIn0330) {
   EngineConfig config = old_engine();
   config.enable_prefix_caching = false;
   EXPECT_EQ(blocks_after_a_request(config), (std::vector{4, 5, 6, 7}));
@@ -44,7 +44,7 @@ TEST(Scheduler, reuses_all_freed_blocks_first_without_a_prefix_cache_in_0_33_0) 
   EXPECT_EQ(blocks_after_a_request(config), (std::vector{3, 2, 1, 4}));  // the tail first
 }
 
-TEST(Scheduler, binds_a_request_that_is_alone_to_the_long_prefill_threshold_in_0_22_1_only) {
+TEST(Scheduler, BindsARequestThatIsAloneToTheLongPrefillThresholdIn0221Only) {
   for (EngineConfig config : {old_engine(), new_engine()}) {
     const bool is_new = config.engine == "vllm-0.33.0";
     config.long_prefill_token_threshold = 8;
@@ -56,7 +56,7 @@ TEST(Scheduler, binds_a_request_that_is_alone_to_the_long_prefill_threshold_in_0
   }
 }
 
-TEST(Scheduler, gives_lookahead_slots_in_the_first_step_in_0_33_0) {
+TEST(Scheduler, GivesLookaheadSlotsInTheFirstStepIn0330) {
   for (EngineConfig config : {old_engine(), new_engine()}) {
     config.spec_method = SpecMethod::eagle;
     config.num_spec_tokens = 2;
@@ -68,7 +68,7 @@ TEST(Scheduler, gives_lookahead_slots_in_the_first_step_in_0_33_0) {
   }
 }
 
-TEST(Scheduler, pads_a_request_that_enters_as_a_decode_with_placeholder_drafts_in_0_33_0) {
+TEST(Scheduler, PadsARequestThatEntersAsADecodeWithPlaceholderDraftsIn0330) {
   for (EngineConfig config : {old_engine(), new_engine()}) {
     const bool is_new = config.engine == "vllm-0.33.0";
     config.spec_method = SpecMethod::ngram;
@@ -86,7 +86,7 @@ TEST(Scheduler, pads_a_request_that_enters_as_a_decode_with_placeholder_drafts_i
   }
 }
 
-TEST(Scheduler, pads_no_decode_beside_a_prefill_that_goes_on) {
+TEST(Scheduler, PadsNoDecodeBesideAPrefillThatGoesOn) {
   EngineConfig config = new_engine();
   config.spec_method = SpecMethod::ngram;
   config.num_spec_tokens = 3;
@@ -107,12 +107,12 @@ std::vector<std::int32_t> zeroed(EngineConfig config) {
   return ids(engine.scheduler().schedule().zero);
 }
 
-TEST(Scheduler, zeroes_blocks_of_every_attention_like_group_in_0_33_0) {
+TEST(Scheduler, ZeroesBlocksOfEveryAttentionLikeGroupIn0330) {
   EXPECT_EQ(zeroed(old_engine()), (std::vector{1, 2}));
   EXPECT_EQ(zeroed(new_engine()), (std::vector{1, 2, 4, 5}));
 }
 
-TEST(Scheduler, zeroes_caches_of_two_precisions_in_0_33_0_also_without_states) {
+TEST(Scheduler, ZeroesCachesOfTwoPrecisionsIn0330AlsoWithoutStates) {
   for (EngineConfig config : {old_engine(), new_engine()}) {
     KVCacheGroupSpec fp8 = window(16, 20);
     fp8.spec.dtype = DType::fp8_e4m3;
@@ -137,7 +137,7 @@ std::vector<std::int32_t> chunks(EngineConfig config, std::uint32_t num_prompt_t
   return out;
 }
 
-TEST(Scheduler, ends_chunks_of_states_at_the_last_state_that_can_be_hit) {
+TEST(Scheduler, EndsChunksOfStatesAtTheLastStateThatCanBeHit) {
   EXPECT_EQ(chunks(old_engine(), 40), (std::vector{32, 8}));
   EXPECT_EQ(chunks(new_engine(), 40), (std::vector{32, 8}));
   // A prompt of whole blocks: its last token is never hit, so the state before the last block
@@ -146,7 +146,7 @@ TEST(Scheduler, ends_chunks_of_states_at_the_last_state_that_can_be_hit) {
   EXPECT_EQ(chunks(new_engine(), 48), (std::vector{32, 16}));
 }
 
-TEST(Scheduler, saves_the_last_state_also_with_eagle_in_0_33_0) {
+TEST(Scheduler, SavesTheLastStateAlsoWithEagleIn0330) {
   EngineConfig config = old_engine();
   config.spec_method = SpecMethod::eagle;
   config.num_spec_tokens = 2;
@@ -155,7 +155,7 @@ TEST(Scheduler, saves_the_last_state_also_with_eagle_in_0_33_0) {
   EXPECT_EQ(chunks(config, 28), (std::vector{16, 12}));
 }
 
-TEST(Scheduler, ends_a_chunk_where_a_prefix_ends_that_others_share_in_0_33_0) {
+TEST(Scheduler, EndsAChunkWhereAPrefixEndsThatOthersShareIn0330) {
   for (EngineConfig config : {old_engine(), new_engine()}) {
     config.mamba_cache_mode = MambaCacheMode::align;
     config.max_num_batched_tokens = 128;
@@ -169,7 +169,7 @@ TEST(Scheduler, ends_a_chunk_where_a_prefix_ends_that_others_share_in_0_33_0) {
   }
 }
 
-// Tokens hit by a second request whose prompt goes on otherwise after 32 shared tokens.
+// Tokens hit by a second request whose prompt differs after 32 shared tokens.
 std::int32_t eagle_hit(EngineConfig config, bool same_next_token) {
   config.spec_method = SpecMethod::eagle;
   config.num_spec_tokens = 1;
@@ -180,7 +180,7 @@ std::int32_t eagle_hit(EngineConfig config, bool same_next_token) {
   return engine.scheduler().schedule().scheduled.at(0).computed;
 }
 
-TEST(Scheduler, drops_a_block_of_an_eagle_hit_in_0_22_1_and_proves_the_next_token_in_0_33_0) {
+TEST(Scheduler, DropsABlockOfAnEagleHitIn0221AndProvesTheNextTokenIn0330) {
   EXPECT_EQ(eagle_hit(old_engine(), true), 16);
   EXPECT_EQ(eagle_hit(old_engine(), false), 16);
   EngineConfig config = new_engine();
@@ -192,7 +192,7 @@ TEST(Scheduler, drops_a_block_of_an_eagle_hit_in_0_22_1_and_proves_the_next_toke
 }
 
 // A prompt of two whole blocks: the token behind the second is sampled.
-TEST(Scheduler, publishes_a_block_when_the_token_behind_it_is_known_with_eagle_in_0_33_0) {
+TEST(Scheduler, PublishesABlockWhenTheTokenBehindItIsKnownWithEagleIn0330) {
   for (const SpecMethod method : {SpecMethod::ngram, SpecMethod::eagle}) {
     EngineConfig config = new_engine();
     config.spec_method = method;
@@ -216,8 +216,8 @@ TEST(Scheduler, publishes_a_block_when_the_token_behind_it_is_known_with_eagle_i
   }
 }
 
-// The second request goes on with another token than the first sampled (7).
-TEST(Scheduler, keeps_blocks_of_equal_tokens_and_unlike_next_tokens_apart_with_eagle_in_0_33_0) {
+// The second request continues with a token other than the first sampled one (7).
+TEST(Scheduler, KeepsBlocksOfEqualTokensAndUnlikeNextTokensApartWithEagleIn0330) {
   const auto sequel = [](std::int32_t next) {
     Prompt prompt = prompt_of(1, 32);
     prompt.tokens = {next, 3};
@@ -234,7 +234,7 @@ TEST(Scheduler, keeps_blocks_of_equal_tokens_and_unlike_next_tokens_apart_with_e
     engine.add("second", sequel(next), 3);
     EXPECT_EQ(engine.step().scheduled.at(0).computed, next == 7 ? 32 : 16);
     engine.finish_all();
-    // Both are there now, each for who goes on with its token.
+    // Both exist now, one per next token.
     engine.add("third", sequel(next), 1);
     EXPECT_EQ(engine.step().scheduled.at(0).computed, 32);
     engine.finish_all();
@@ -245,7 +245,7 @@ TEST(Scheduler, keeps_blocks_of_equal_tokens_and_unlike_next_tokens_apart_with_e
 
 // Two blocks. "low" runs first and fills its block; at its next token it finds none and is its own
 // victim.
-TEST(Scheduler, goes_on_after_a_request_preempted_itself_in_0_33_0) {
+TEST(Scheduler, GoesOnAfterARequestPreemptedItselfIn0330) {
   for (EngineConfig config : {old_engine(), new_engine()}) {
     config.policy = SchedulingPolicy::priority;
     config.scheduler_reserve_full_isl = false;
@@ -261,7 +261,7 @@ TEST(Scheduler, goes_on_after_a_request_preempted_itself_in_0_33_0) {
   }
 }
 
-TEST(Scheduler, publishes_blocks_that_accepted_drafts_fill_with_the_output_in_0_33_0) {
+TEST(Scheduler, PublishesBlocksThatAcceptedDraftsFillWithTheOutputIn0330) {
   for (EngineConfig config : {old_engine(), new_engine()}) {
     config.spec_method = SpecMethod::ngram;
     config.num_spec_tokens = 2;
@@ -280,8 +280,8 @@ TEST(Scheduler, publishes_blocks_that_accepted_drafts_fill_with_the_output_in_0_
 }
 
 // Two requests of one block each, one block left: the second is preempted while a step of it is in
-// flight. Its token is delivered all the same, and until then it does not come back.
-TEST(Scheduler, delivers_the_stale_output_of_a_preempted_request) {
+// flight. Its token is still delivered, and until then it does not resume.
+TEST(Scheduler, DeliversTheStaleOutputOfAPreemptedRequest) {
   for (EngineConfig config : {old_engine(), new_engine()}) {
     config.async_scheduling = true;
     config.scheduler_reserve_full_isl = false;
@@ -299,7 +299,7 @@ TEST(Scheduler, delivers_the_stale_output_of_a_preempted_request) {
   }
 }
 
-TEST(Scheduler, reports_common_prefix_blocks_in_0_22_1_only) {
+TEST(Scheduler, ReportsCommonPrefixBlocksIn0221Only) {
   for (EngineConfig config : {old_engine(), new_engine()}) {
     Engine engine(config, {full(16)}, 20);
     engine.add("a", prompt_of(1, 40));
@@ -311,7 +311,7 @@ TEST(Scheduler, reports_common_prefix_blocks_in_0_22_1_only) {
   }
 }
 
-TEST(Scheduler, spans_a_block_over_prefill_context_parallel_ranks_in_0_22_1_only) {
+TEST(Scheduler, SpansABlockOverPrefillContextParallelRanksIn0221Only) {
   for (EngineConfig config : {old_engine(), new_engine()}) {
     config.dcp = 2;
     config.pcp = 2;
@@ -320,7 +320,7 @@ TEST(Scheduler, spans_a_block_over_prefill_context_parallel_ranks_in_0_22_1_only
   }
 }
 
-TEST(Scheduler, takes_draft_model_slots_off_the_budget_per_request_in_0_33_0) {
+TEST(Scheduler, TakesDraftModelSlotsOffTheBudgetPerRequestIn0330) {
   for (EngineConfig config : {old_engine(), new_engine()}) {
     config.spec_method = SpecMethod::draft_model;
     config.num_spec_tokens = 2;
@@ -331,7 +331,7 @@ TEST(Scheduler, takes_draft_model_slots_off_the_budget_per_request_in_0_33_0) {
   }
 }
 
-TEST(Scheduler, schedules_nobody_new_or_nobody_while_it_is_paused) {
+TEST(Scheduler, SchedulesNobodyNewOrNobodyWhileItIsPaused) {
   for (const EngineConfig& config : {old_engine(), new_engine()}) {
     Engine engine(config, {full(16)}, 40);
     const auto pause = [&](PauseState state) { engine.scheduler().set_pause_state(state); };
@@ -349,7 +349,7 @@ TEST(Scheduler, schedules_nobody_new_or_nobody_while_it_is_paused) {
 }
 
 // Of a request whose every token is 7: the step whose output ends it.
-TEST(Scheduler, ends_a_request_that_repeats_itself_when_min_tokens_are_there) {
+TEST(Scheduler, EndsARequestThatRepeatsItselfWhenMinTokensAreThere) {
   const auto ends_after = [](const EngineConfig& config, std::int32_t min_tokens,
                              RepetitionDetection detection, std::int32_t eos = 99) {
     Engine engine(config, {full(16)}, 40);
@@ -379,7 +379,7 @@ TEST(Scheduler, ends_a_request_that_repeats_itself_when_min_tokens_are_there) {
   }
 }
 
-TEST(Scheduler, keeps_states_and_windows_where_prompts_end_with_retention_0) {
+TEST(Scheduler, KeepsStatesAndWindowsWherePromptsEndWithRetention0) {
   EngineConfig config = new_engine();
   config.max_num_batched_tokens = 256;
   for (const std::int32_t interval : {kDenseRetention, 0, 64}) {

@@ -1,4 +1,4 @@
-// What a server of each release takes for options that nobody sets.
+// Defaults of a server of each release for options that are not set.
 #include "reference/plan/serving_defaults.h"
 
 #include <gtest/gtest.h>
@@ -72,7 +72,7 @@ std::vector<std::int64_t> checkpoints(const ModelSpec& model, const char* releas
   return alignments;
 }
 
-TEST(ServingDefaults, schedule_asynchronously_unless_the_drafter_cannot) {
+TEST(ServingDefaults, ScheduleAsynchronouslyUnlessTheDrafterCannot) {
   using enum SpecMethod;
   const auto is_async = [](const char* release, SpecMethod method) {
     return serving_defaults(served_engine(release, method)).async_scheduling;
@@ -87,7 +87,7 @@ TEST(ServingDefaults, schedule_asynchronously_unless_the_drafter_cannot) {
   EXPECT_TRUE(is_async("vllm-0.33.0", ngram));
 }
 
-TEST(ServingDefaults, retain_sparsely_from_0_29_0_on) {
+TEST(ServingDefaults, RetainSparselyFrom0290On) {
   const auto interval = [](const char* release) {
     return serving_defaults(served_engine(release)).prefix_cache_retention_interval;
   };
@@ -96,7 +96,7 @@ TEST(ServingDefaults, retain_sparsely_from_0_29_0_on) {
   EXPECT_EQ(interval("vllm-0.33.0-repaired"), 0);
 }
 
-TEST(ServingDefaults, keep_states_of_mamba_in_mode_all_up_to_0_27_1) {
+TEST(ServingDefaults, KeepStatesOfMambaInModeAllUpTo0271) {
   const auto mode = [](const char* release, StateFamily family) {
     return served_cache_mode(served_engine(release), hybrid({states(family)}));
   };
@@ -106,7 +106,7 @@ TEST(ServingDefaults, keep_states_of_mamba_in_mode_all_up_to_0_27_1) {
   EXPECT_EQ(served_cache_mode(served_engine("vllm-0.33.0"), hybrid({})), MambaCacheMode::none);
 }
 
-TEST(ServingDefaults, export_checkpoints_by_the_kind_of_layer) {
+TEST(ServingDefaults, ExportCheckpointsByTheKindOfLayer) {
   using Alignments = std::vector<std::int64_t>;
   const ModelSpec mamba2 = hybrid({states(StateFamily::mamba2)});
   const ModelSpec delta = hybrid({states(StateFamily::gated_delta_net)});

@@ -18,7 +18,7 @@ KVCacheSpec spec_with(std::vector<StateTensorSpec> states, std::int64_t num_draf
   return spec;
 }
 
-TEST(StateNumbers, a_tensor_is_a_convolution_where_its_rows_make_a_width_of_2_to_4) {
+TEST(StateNumbers, ATensorIsAConvolutionWhereItsRowsMakeAWidthOf2To4) {
   const auto rule = [](std::vector<std::int64_t> dims, std::int64_t drafts, std::int32_t layer) {
     return state_numbers(spec_with({{std::move(dims), DType::fp32}}, drafts), 0, {.layer = layer})
         ->rule;
@@ -31,7 +31,7 @@ TEST(StateNumbers, a_tensor_is_a_convolution_where_its_rows_make_a_width_of_2_to
   EXPECT_EQ(rule({8}, 0, 3), StateRule::gated_delta);
 }
 
-TEST(StateNumbers, elements_are_numbers_of_their_format) {
+TEST(StateNumbers, ElementsAreNumbersOfTheirFormat) {
   const std::uint8_t half[] = {0x00, 0x3C}, smallest[] = {0x01, 0x00}, infinite[] = {0x00, 0xFC};
   EXPECT_EQ(number_at(half, DType::fp16), 1.0);
   EXPECT_EQ(number_at(smallest, DType::fp16), std::ldexp(1.0, -24));
@@ -40,8 +40,8 @@ TEST(StateNumbers, elements_are_numbers_of_their_format) {
   EXPECT_EQ(number_at(brain, DType::bf16), -1.5);
 }
 
-// Three inputs and two tokens: a window of two behind one accepted draft.
-TEST(StateNumbers, a_convolution_keeps_the_sequence_from_where_it_is_told) {
+// Three inputs and two tokens: a window of two after one accepted draft.
+TEST(StateNumbers, AConvolutionKeepsTheSequenceFromWhereItIsTold) {
   const auto of = state_numbers(spec_with({{{3, 2}, DType::fp32}}, 1), 0, {});
   ASSERT_TRUE(of);
   ASSERT_EQ(of->width, 3);
@@ -58,7 +58,7 @@ TEST(StateNumbers, a_convolution_keeps_the_sequence_from_where_it_is_told) {
 }
 
 // One head of one row and one column: h = h decay + dt x B, y = C h + x / 2.
-TEST(StateNumbers, a_selective_state_of_one_number_follows_its_formula) {
+TEST(StateNumbers, ASelectiveStateOfOneNumberFollowsItsFormula) {
   const auto of = state_numbers(spec_with({{{1, 1, 1}, DType::fp32}}), 0, {.layer = 2});
   ASSERT_TRUE(of);
   const auto drawn = [&](ContentId content, std::int64_t part) {
@@ -83,7 +83,7 @@ TEST(StateNumbers, a_selective_state_of_one_number_follows_its_formula) {
 }
 
 // With one column k has length one: what beta leaves of the old state, and beta of the new value.
-TEST(StateNumbers, a_delta_rule_of_one_number_forgets_as_much_as_it_learns) {
+TEST(StateNumbers, ADeltaRuleOfOneNumberForgetsAsMuchAsItLearns) {
   const auto of = state_numbers(spec_with({{{1, 1, 1}, DType::fp32}}), 0, {.layer = 1});
   ASSERT_TRUE(of);
   Recurrence recurrence(*of, {}, false);

@@ -76,7 +76,7 @@ int decode(const char* engine, const std::vector<KVCacheGroupSpec>& groups,
   return num_at_rest;
 }
 
-TEST(TableRest, allocation_changes_nothing_in_any_group_of_a_request_at_rest) {
+TEST(TableRest, AllocationChangesNothingInAnyGroupOfARequestAtRest) {
   for (const char* engine : {"vllm-0.22.1", "vllm-0.33.0"})
     for (const std::int32_t num_lookahead : {0, 3}) {
       SCOPED_TRACE(std::string(engine) + ", lookahead " + std::to_string(num_lookahead));
@@ -90,7 +90,7 @@ TEST(TableRest, allocation_changes_nothing_in_any_group_of_a_request_at_rest) {
     }
 }
 
-TEST(TableRest, a_request_that_holds_nothing_is_not_at_rest) {
+TEST(TableRest, ARequestThatHoldsNothingIsNotAtRest) {
   EngineConfig config;
   Decode run(config, {full(16)});
   run.extend_hashes();

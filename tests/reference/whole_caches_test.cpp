@@ -1,5 +1,5 @@
-// Caches that each rank of decode context parallelism keeps whole, beside others whose tokens are
-// dealt out: block sizes, blocks, hits, plans.
+// Caches that are replicated over context parallel ranks, with sharded ones: block sizes, blocks,
+// hits, plans.
 #include <gtest/gtest.h>
 
 #include "reference/memory/model_placement.h"
@@ -25,7 +25,7 @@ KVCacheGroupSpec whole(KVCacheGroupSpec group) {
 }
 
 // layouts.jsonl has the first: llama-3.1-8b with a drafter, dcp 2.
-TEST(WholeCaches, their_blocks_are_hashed_and_hit_as_they_are) {
+TEST(WholeCaches, TheirBlocksAreHashedAndHitAsTheyAre) {
   const EngineConfig config = two_ranks();
   const auto sizes = resolve_block_sizes(config, std::vector{full(16), whole(full(16))});
   EXPECT_EQ(sizes->scheduler_block_size, 32);
@@ -36,7 +36,7 @@ TEST(WholeCaches, their_blocks_are_hashed_and_hit_as_they_are) {
   EXPECT_EQ(resolve_block_sizes(config, std::vector{full(16)})->scheduler_block_size, 32);
 }
 
-TEST(WholeCaches, a_request_takes_a_block_for_every_16_tokens_of_its_own) {
+TEST(WholeCaches, ARequestTakesABlockForEvery16TokensOfItsOwn) {
   Engine engine(two_ranks(), {full(16), whole(full(16)), whole(window(16, 20))}, 60);
   const RequestId first = engine.add("first", prompt_of(1, 100), 2);
   engine.step();
@@ -53,21 +53,20 @@ TEST(WholeCaches, a_request_takes_a_block_for_every_16_tokens_of_its_own) {
   EXPECT_EQ(engine.scheduler().block_table(second, 1).size(), 7u);
 }
 
-TEST(WholeCaches, are_counted_whole_in_what_a_request_needs) {
+TEST(WholeCaches, AreCountedWholeInWhatARequestNeeds) {
   EXPECT_EQ(planned_blocks_of_request(two_ranks(), std::vector{full(16)}), 8);
   EXPECT_EQ(planned_blocks_of_request(two_ranks(), std::vector{full(16), whole(full(16))}), 24);
 }
 
-TEST(WholeCaches, releases_that_deal_out_every_layer_refuse_them) {
+TEST(WholeCaches, ReleasesThatDealOutEveryLayerRefuseThem) {
   EngineConfig config = two_ranks();
   config.engine = "vllm-0.29.0";
   const auto refused = Scheduler::create(config, {full(16), whole(full(16))}, 20);
   ASSERT_FALSE(refused);
-  EXPECT_EQ(refused.error().message,
-            "dcp_sharded: vllm-0.29.0 deals out the tokens of every layer");
+  EXPECT_EQ(refused.error().message, "dcp_sharded: vllm-0.29.0 shards the tokens of every layer");
 }
 
-TEST(WholeCaches, windows_that_are_dealt_out_are_refused_and_whole_ones_are_not) {
+TEST(WholeCaches, WindowsThatAreDealtOutAreRefusedAndWholeOnesAreNot) {
   const auto refused = resolve_block_sizes(two_ranks(), std::vector{full(16), window(16, 20)});
   ASSERT_FALSE(refused);
   EXPECT_NE(refused.error().message.find("cannot divide windows"), std::string::npos);
@@ -85,7 +84,7 @@ NamedSpec layer(std::string name, bool is_draft, bool dcp_sharded) {
 
 // EAGLE's and MTP's drafters run in the target's parallel configuration; those of DFlash without
 // MLA at 1.
-TEST(WholeCaches, of_a_drafter_get_a_group_of_their_own_where_it_runs_at_dcp_1) {
+TEST(WholeCaches, OfADrafterGetAGroupOfTheirOwnWhereItRunsAtDcp1) {
   PlanOptions options;
   options.dcp = 2;
   options.max_model_len = 1024;

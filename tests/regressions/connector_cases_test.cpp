@@ -18,29 +18,29 @@ void expect_agreed(const std::string& name, Reached what, std::int64_t times = 1
   EXPECT_GE(outcome.tally[what], times);
 }
 
-// Seed 704459. A request left while it was loading, and the next one had its id: blocks of the load
-// were taken for the other's, and not handed out to it.
-TEST(ConnectorCasesFound, the_id_of_a_request_that_left_while_loading_is_anothers) {
+// Seed 704459. A request ended while loading, and the next one had its id: blocks of the load
+// counted as the other's, and were not allocated to it.
+TEST(ConnectorCasesFound, TheIdOfARequestThatLeftWhileLoadingIsAnothers) {
   expect_agreed("id_of_a_request_that_left_while_loading", Reached::abort_loading);
 }
 
 // Seed 700736. A finished request sends a block with one token in it, and is spread over two ranks
 // of context parallelism: one of them has nothing to send.
-TEST(ConnectorCasesFound, a_rank_may_keep_nothing_of_a_block_that_is_sent) {
+TEST(ConnectorCasesFound, ARankMayKeepNothingOfABlockThatIsSent) {
   expect_agreed("rank_that_keeps_nothing_of_a_sent_block", Reached::delayed_free);
 }
 
-// Seed 2133. A request ends and keeps its blocks until its stores are done. They are dropped, for
-// its window has let go of them; the tier had nothing left to do, and the request behind was called
-// stuck before the blocks came back.
-TEST(ConnectorCasesFound, a_host_tier_that_has_blocks_to_give_back_is_busy) {
+// Seed 2133. A request ends and keeps its blocks until its stores complete. They are dropped,
+// because its window has freed the blocks; the tier had nothing left to do, and the next request
+// counted as stuck before the blocks were freed.
+TEST(ConnectorCasesFound, AHostTierThatHasBlocksToGiveBackIsBusy) {
   expect_agreed("host_tier_whose_last_stores_are_dropped", Reached::length_end, 2);
 }
 
-// Seed 3016807, and six more of those that no finding of an engine explained. A window has left a
-// block behind, and the next request loads into it and loses it. The worker's table names the block
-// still; the row was taken for void, and what it wrote for wrong in the step after.
-TEST(ConnectorCasesFound, a_row_is_void_if_it_reads_what_was_lost) {
+// Seed 3016807, and six more seeds that no finding of an engine explained. A window has freed a
+// block, and the next request loads into it and loses it. The worker's table still names the block;
+// the row counted as void, and what it wrote as wrong in the next step.
+TEST(ConnectorCasesFound, ARowIsVoidIfItReadsWhatWasLost) {
   expect_agreed("block_behind_a_window_lost_by_another", Reached::lost_blocks);
 }
 

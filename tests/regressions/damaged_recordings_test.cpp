@@ -15,7 +15,7 @@
 namespace lockstep {
 namespace {
 
-// What is said of a file: by an Error, a mismatch or a finding; empty: nothing is wrong.
+// The report on a file: an Error, a mismatch or a finding; empty: no problem.
 struct Damaged {
   const char* name;
   const char* conform;
@@ -36,13 +36,13 @@ const Damaged kDamaged[] = {
     {"more_drafts_than_tokens", "step 0: scheduled[0].spec: [5,6,7] and not absent",
      "step 0: 3 drafts are to be verified in a step of 2 tokens", ""},
     {"more_loaded_than_there_is", "step 0: connector[0].external: 16 and not null",
-     "step 0: 0 tokens are said to be here and 16 elsewhere, of 6",
+     "step 0: 0 tokens are reported here and 16 elsewhere, of 6",
      "FILE:2: step 0: connector: 16 external tokens of request r0; expected at most 6"},
     {"hit_beyond_the_prompt", "step 0: scheduled[0].computed: 12 and not 4",
      "step 0: tokens [12, 14) are scheduled, but only 6 are known", ""},
-    {"load_that_ends_twice", "FILE:4: step 2: worker: a transfer of request r0 is over",
-     "step 3: a load is reported complete that is not under way",
-     "FILE:4: step 2: worker: a transfer of request r0 is over, and was so in step 1"},
+    {"load_that_ends_twice", "FILE:4: step 2: worker: a transfer of request r0 completes",
+     "step 3: a load is reported complete that is not in flight",
+     "FILE:4: step 2: worker: a transfer of request r0 completes, and completed already in step 1"},
     {"two_of_one_name", "FILE:2: two live requests are called r0",
      "step 0: two live requests are called so", "FILE:2: two live requests are called r0"},
     {"prompt_beyond_the_model", "step 0: waiting: [\"r0\"] and not []",

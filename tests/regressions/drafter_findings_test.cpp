@@ -89,7 +89,7 @@ TEST(DrafterFindings, RowsOfDraftsThatWereNotVerifiedStay) {
 TEST(DrafterFindings, AHitTakesTheRowOfARequestThatWentOnOtherwise) {
   for (const auto& [engine, stale] : {std::pair(kFirstRunner, 1), {kSecondRunner, 0}}) {
     SavedCase saved = drafting(engine, 2, 1);
-    add(saved, {{1, 32}, {2, 8}}, 2);   // goes on with 2 behind two blocks
+    add(saved, {{1, 32}, {2, 8}}, 2);   // continues with 2 after two blocks
     add(saved, {{1, 32}, {3, 24}}, 2);  // with 3, and computes the second block again
     add(saved, {{1, 32}, {3, 28}}, 2);  // hits the first request's second block
     EXPECT_EQ(summary_of(saved).stale_draft_rows, stale) << engine;

@@ -51,10 +51,10 @@ TraceRequest request_of(std::string name, std::uint64_t seed, std::uint32_t prom
   return request;
 }
 
-// Seed 21. A step that schedules nothing may still take in the output that ends a request: with one
-// place for all, the next one can only then be let in. The loop called that an idle step, and the
-// run stuck.
-TEST(FoundByFuzzing, a_step_that_takes_an_output_in_is_not_idle) {
+// Seed 21. An empty step may still process the output that ends a request: with capacity for one
+// request, only then can the next one be admitted. The loop called that an idle step, and the run
+// stuck.
+TEST(FoundByFuzzing, AStepThatTakesAnOutputInIsNotIdle) {
   SavedCase saved = case_of({group_of("a", CacheKind::full_attention, 4)}, 8);
   saved.engine.max_num_seqs = 1;
   saved.engine.async_scheduling = true;
@@ -66,7 +66,7 @@ TEST(FoundByFuzzing, a_step_that_takes_an_output_in_is_not_idle) {
 
 // Seed 2341. A victim that the step had already served is taken out of it again; its tokens stayed
 // in the step's total.
-TEST(FoundByFuzzing, the_total_of_a_step_leaves_its_victims_out) {
+TEST(FoundByFuzzing, TheTotalOfAStepLeavesItsVictimsOut) {
   struct Totals final : StepObserver {
     bool decided(const StepView& view) override {
       std::int64_t sum = 0;
@@ -91,9 +91,9 @@ TEST(FoundByFuzzing, the_total_of_a_step_leaves_its_victims_out) {
   EXPECT_GT(totals.preemptions, 0);
 }
 
-// Seed 670. vLLM asserts that it is never asked for it; the model took it, and hit tokens that
-// nobody had computed.
-TEST(FoundByFuzzing, eagle_beside_chunked_local_attention_is_refused_where_a_hit_drops_a_block) {
+// Seed 670. vLLM asserts that this case never happens; the model accepted it, and hit tokens that
+// were never computed.
+TEST(FoundByFuzzing, EagleBesideChunkedLocalAttentionIsRefusedWhereAHitDropsABlock) {
   SavedCase saved = case_of(
       {group_of("a", CacheKind::full_attention, 4), group_of("b", CacheKind::chunked_local, 4)},
       40);
@@ -110,7 +110,7 @@ TEST(FoundByFuzzing, eagle_beside_chunked_local_attention_is_refused_where_a_hit
 
 // Seeds 357, 841 and others. A state that drafts carry past the end of a block is copied into that
 // block after sampling; the program of a step left it out, and a later hit read an older state.
-TEST(FoundByFuzzing, a_state_that_drafts_carry_past_a_border_is_there_for_the_next_hit) {
+TEST(FoundByFuzzing, AStateThatDraftsCarryPastABorderIsThereForTheNextHit) {
   SavedCase saved = case_of(
       {group_of("a", CacheKind::full_attention, 16), group_of("m", CacheKind::mamba, 16)}, 20);
   saved.backend = "simt";
@@ -132,7 +132,7 @@ TEST(FoundByFuzzing, a_state_that_drafts_carry_past_a_border_is_there_for_the_ne
 
 // Seed 12268, docs/findings.md, 5. One request alone: what vLLM 0.33.0 plans for 16 tokens of it
 // (four blocks of full attention, one of chunks, two states), and the null block.
-TEST(FoundByFuzzing, with_a_step_in_flight_states_outgrow_the_pool_planned_for_them) {
+TEST(FoundByFuzzing, WithAStepInFlightStatesOutgrowThePoolPlannedForThem) {
   KVCacheGroupSpec chunks = group_of("c", CacheKind::chunked_local, 16);
   chunks.spec.attention_chunk_size = 16;
   SavedCase saved = case_of(
@@ -158,7 +158,7 @@ TEST(FoundByFuzzing, with_a_step_in_flight_states_outgrow_the_pool_planned_for_t
 
 // Seed 156876, docs/findings.md, 6. The window before a chunk and the chunk are nine tokens, four
 // blocks; three draft slots more are five.
-TEST(FoundByFuzzing, slots_of_drafts_outgrow_the_pool_planned_for_a_window) {
+TEST(FoundByFuzzing, SlotsOfDraftsOutgrowThePoolPlannedForAWindow) {
   KVCacheGroupSpec window = group_of("w", CacheKind::sliding_window, 3);
   window.spec.sliding_window = 5;
   const auto run = [&](std::int64_t num_blocks) {
@@ -176,9 +176,9 @@ TEST(FoundByFuzzing, slots_of_drafts_outgrow_the_pool_planned_for_a_window) {
 }
 
 // Seed 4389, of this project: with a step in flight a request publishes in its next step what it
-// has computed in the one before. When that next step preempts it, what became findable is computed
-// all the same, and the invariant took it for finding 3.
-TEST(FoundByFuzzing, what_a_victim_had_computed_may_be_found_from_the_step_that_preempts_it) {
+// computed in the previous one. If that next step preempts it, what it published is still computed,
+// and the invariant mistook it for finding 3.
+TEST(FoundByFuzzing, WhatAVictimHadComputedMayBeFoundFromTheStepThatPreemptsIt) {
   SavedCase saved = case_of({group_of("m", CacheKind::mamba, 4)}, 4);
   saved.engine.max_num_seqs = 2;
   saved.engine.max_num_batched_tokens = 12;
@@ -195,9 +195,9 @@ TEST(FoundByFuzzing, what_a_victim_had_computed_may_be_found_from_the_step_that_
   EXPECT_GT(outcome.tally[Reached::preemption], 0);
 }
 
-// Seed 7044561. What gets nowhere for a thousand steps was called stuck; an engine without requests
-// beside one that runs got nowhere, either.
-TEST(FoundByFuzzing, an_engine_without_requests_is_not_stuck_beside_one_that_runs) {
+// Seed 7044561. A run without progress for a thousand steps counted as stuck; an engine without
+// requests makes no progress while another runs.
+TEST(FoundByFuzzing, AnEngineWithoutRequestsIsNotStuckBesideOneThatRuns) {
   SavedCase saved = case_of({group_of("a", CacheKind::full_attention, 16)}, 100);
   saved.engine.max_model_len = 1200;
   saved.data_parallel_size = 2;
@@ -210,7 +210,7 @@ TEST(FoundByFuzzing, an_engine_without_requests_is_not_stuck_beside_one_that_run
 // Of this project, docs/findings.md, 1: the state hit is a block longer than the attention hit, and
 // the entry between them is filled with the block of `salted`, whose tokens are the same. The step
 // zeroes it; that was left out for blocks of a hit, and the run agreed.
-TEST(FoundByFuzzing, a_block_that_counts_as_hit_and_is_zeroed_holds_nothing) {
+TEST(FoundByFuzzing, ABlockThatCountsAsHitAndIsZeroedHoldsNothing) {
   SavedCase saved = case_of(
       {group_of("a", CacheKind::full_attention, 4), group_of("m", CacheKind::mamba, 4)}, 13);
   saved.backend = "simt";
@@ -233,7 +233,7 @@ TEST(FoundByFuzzing, a_block_that_counts_as_hit_and_is_zeroed_holds_nothing) {
 
 // Seed 2219 of vLLM 0.22.1's own scheduler (docs/findings.md, 23): its pool counts two blocks free
 // that are not. The model counts what is there, and shares blocks beyond the hit (finding 2).
-TEST(FoundByFuzzing, vllm_counts_blocks_free_that_a_shorter_load_did_not_take) {
+TEST(FoundByFuzzing, VllmCountsBlocksFreeThatAShorterLoadDidNotTake) {
   const std::string folder = LOCKSTEP_SOURCE_DIR "/tests/regressions/";
   const auto audited = audit_recording(folder + "vllm_0_22_1_load_shorter_than_hit.jsonl");
   ASSERT_TRUE(audited) << audited.error().message;
@@ -245,6 +245,18 @@ TEST(FoundByFuzzing, vllm_counts_blocks_free_that_a_shorter_load_did_not_take) {
   const KnownFinding* of_model = known_finding(*saved, judge(*saved));
   ASSERT_NE(of_model, nullptr);
   EXPECT_EQ(of_model->number, 2);
+}
+
+// Seeds 176 and 3493 of 0.33.0. A load stores a block again under its hash, and a hit that windows
+// compute again has slots for drafts at its end: the audit once reported both.
+TEST(FoundByFuzzing, TheAuditPassesEventsOfLoadedBlocksAndReplayedWindowsWithDrafts) {
+  for (const std::string name : {"events_of_loaded_blocks", "replayed_window_with_drafts"}) {
+    const auto saved =
+        read_saved_case(LOCKSTEP_SOURCE_DIR "/tests/regressions/" + name + ".case.jsonl");
+    ASSERT_TRUE(saved) << saved.error().message;
+    const Outcome outcome = judge(*saved, make_simt_backend);
+    EXPECT_EQ(outcome.kind, OutcomeKind::agreed) << name << ": " << outcome.what;
+  }
 }
 
 }  // namespace

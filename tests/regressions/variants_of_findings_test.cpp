@@ -1,5 +1,5 @@
-// Cases in which a known finding of vLLM comes about in another way than in its own smallest case,
-// and is recognised all the same.
+// Cases in which a known finding of vLLM occurs in another way than in its own smallest case, and
+// is still recognised.
 #include <gtest/gtest.h>
 
 #include "cuda_backend/simt_backend.h"
@@ -23,61 +23,60 @@ void expect_known(const std::string& name, std::string_view check, std::int32_t 
 
 // Seed 700424. No group of attention shortens the hit, and the last whole block of a prompt has the
 // hash of its tokens over the state of fewer.
-TEST(VariantsOfFindings, with_eagle_a_state_hit_is_wrong_also_where_states_are_alone) {
+TEST(VariantsOfFindings, WithEagleAStateHitIsWrongAlsoWhereStatesAreAlone) {
   expect_known("eagle_beside_states_alone", "decide", 1);
 }
 
-// Seed 176197. The hit ends up with 0 tokens, after windows behind the state were searched up to
-// the state's own 8: the table of one begins with the null block, and 8 tokens are written to it.
-TEST(VariantsOfFindings, with_eagle_a_longer_state_hit_leaves_null_blocks_to_a_shorter_one) {
+// Seed 176197. The hit ends with 0 tokens, after windows past the state were searched up to the
+// state's own 8: the table of one starts with the null block, and 8 tokens are written to it.
+TEST(VariantsOfFindings, WithEagleALongerStateHitLeavesNullBlocksToAShorterOne) {
   expect_known("state_hit_leaves_null_blocks", "audit.token_write", 1, {});
 }
 
-// Seed 929018. Both requests have loaded all that there is to load; the slots of their drafts do
-// not fit beside each other.
-TEST(VariantsOfFindings, two_loaded_requests_wait_for_the_slots_of_their_drafts) {
+// Seed 929018. Both requests have loaded everything; the slots of their drafts do not fit together.
+TEST(VariantsOfFindings, TwoLoadedRequestsWaitForTheSlotsOfTheirDrafts) {
   expect_known("loads_without_room_for_drafts", "liveness.partial_load", 8);
 }
 
 // Seed 911317. Drafts of the one that runs take the last block; loaded, the other preempts it or is
 // preempted, loads again, and so on. Reports of loads are no progress: fuzzing did not end.
-TEST(VariantsOfFindings, two_requests_load_and_preempt_each_other_in_turn) {
+TEST(VariantsOfFindings, TwoRequestsLoadAndPreemptEachOtherInTurn) {
   expect_known("loads_and_preemptions_in_turn", "liveness", 8);
 }
 
 // Seed 343 of 0.33.0. The pool has the slots of a request's drafts up to its longest length, and a
 // load waits for blocks of their own.
-TEST(VariantsOfFindings, a_load_waits_for_blocks_for_drafts_that_the_pool_does_not_have) {
+TEST(VariantsOfFindings, ALoadWaitsForBlocksForDraftsThatThePoolDoesNotHave) {
   expect_known("load_waits_for_room_for_drafts", "liveness", 35);
 }
 
-// Seed 8087461. Both load up to a token behind their windows; what each needs for the next one was
-// reckoned as nothing, in the profile without the finding as well.
-TEST(VariantsOfFindings, two_loads_behind_windows_leave_no_room_for_a_token) {
+// Seed 8087461. Both load up to a token after their windows; what each needs for the next token
+// counted as nothing, also in the profile without the finding.
+TEST(VariantsOfFindings, TwoLoadsBehindWindowsLeaveNoRoomForAToken) {
   expect_known("loads_behind_windows_without_room", "liveness.partial_load", 8);
 }
 
-// Seed 8025916. A request has hit a lost block while it loads, and computes it again where whoever
-// computed it first still keeps it to be sent.
-TEST(VariantsOfFindings, a_lost_block_that_is_sent_is_written_again) {
+// Seed 8025916. A request has hit a lost block while it loads, and recomputes it while the request
+// that computed it first still keeps it for a send.
+TEST(VariantsOfFindings, ALostBlockThatIsSentIsWrittenAgain) {
   expect_known("lost_block_is_written_again", "audit.handed_out", 9);
 }
 
-// Seed 30662957. Who goes back to a lost block shares the block before it with another, and both
-// compute that one in one step.
-TEST(VariantsOfFindings, a_lost_block_is_written_by_two_in_one_step) {
+// Seed 30662957. A request sent back to a lost block shares the previous block with another, and
+// both compute that block in one step.
+TEST(VariantsOfFindings, ALostBlockIsWrittenByTwoInOneStep) {
   expect_known("lost_block_is_written_by_two", "invariant.one_writer", 9, {});
 }
 
 // Seed 8177204. Without either of them the other one still gives the block away.
-TEST(VariantsOfFindings, two_findings_that_lead_to_one_failure_are_the_first_ones) {
+TEST(VariantsOfFindings, TwoFindingsThatLeadToOneFailureAreTheFirstOnes) {
   expect_known("two_findings_at_once", "invariant.queue_front", 2);
 }
 
-// Seed 7032034. Two who load whole prompts: the client of one leaves meanwhile, and the other runs
-// into the finding. Without it a load goes on writing the window of the last token too; the block
-// went back to the pool, was handed out and written by both, and the finding was called news.
-TEST(VariantsOfFindings, a_client_leaves_while_the_window_of_its_last_token_loads) {
+// Seed 7032034. Two requests load whole prompts: the client of one disconnects meanwhile, and the
+// other runs into the finding. Without it a load keeps writing the window of the last token, too;
+// the block was freed, reallocated and written by both, and the finding counted as a new failure.
+TEST(VariantsOfFindings, AClientLeavesWhileTheWindowOfItsLastTokenLoads) {
   expect_known("client_leaves_while_its_window_loads", "decide", 13);
 }
 

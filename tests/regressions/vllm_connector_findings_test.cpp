@@ -1,8 +1,8 @@
-// Defects of vLLM's scheduler with a KV connector (docs/findings.md), each in the smallest case
-// that still shows it. The case is a recording beside this file: vLLM's profile decides exactly so,
-// and the audit says what is wrong. A run of a deadlock ends stuck.
+// Defects of vLLM's scheduler with a KV connector (docs/findings.md), each in its smallest case.
+// The case is a recording in this folder: vLLM's profile decides exactly as recorded, and the audit
+// reports the defect. A run of a deadlock ends stuck.
 //
-// LOCKSTEP_UPDATE=1 writes the recordings anew.
+// LOCKSTEP_UPDATE=1 writes the recordings.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -63,7 +63,7 @@ Groups one_window(std::int64_t sliding_window) {
   return groups;
 }
 
-// Runs the script until nothing moves; the recording, and what became of it.
+// Runs the script until nothing moves; the recording, and its outcome.
 void run(ScriptedConnector& connector, const std::vector<ScriptedWorkload::Turnful>& script,
          std::string& recorded, RunSummary& summary, const Groups& groups = full_attention(),
          std::int64_t num_blocks = kNumBlocks, const EngineConfig& engine = engine_config()) {
@@ -90,7 +90,7 @@ void run(ScriptedConnector& connector, const std::vector<ScriptedWorkload::Turnf
   summary = report->summary;
 }
 
-// The profile decides as the recording beside this file says, and the audit of it has one finding.
+// The profile decides as the recording in this folder, and the audit of it has one finding.
 void expect_kept(const std::string& recorded, const std::string& file_name, bool is_stuck,
                  const std::string& what) {
   const std::string path = std::string(LOCKSTEP_SOURCE_DIR) + "/tests/regressions/" + file_name;
@@ -130,10 +130,10 @@ void expect_deadlock(ScriptedConnector& connector,
   EXPECT_EQ(summary.verdict, Verdict::liveness);
   EXPECT_EQ(summary.stuck_total, 2);
   EXPECT_EQ(summary.wait_cycle, circle);
-  expect_kept(recorded, file_name, true, "nothing runs any more: " + circle);
+  expect_kept(recorded, file_name, true, "nothing runs again: " + circle);
 }
 
-TEST(VllmConnectorFindings, who_counts_on_another_to_compute_a_lost_block_is_left_alone_with_it) {
+TEST(VllmConnectorFindings, WhoCountsOnAnotherToComputeALostBlockIsLeftAloneWithIt) {
   ScriptedConnector connector;
   connector.answers["first"] = {{.num_tokens = 8, .is_async = false}};
   connector.invalid[0] = {BlockId{2}};
@@ -144,11 +144,11 @@ TEST(VllmConnectorFindings, who_counts_on_another_to_compute_a_lost_block_is_lef
        {ScriptedWorkload::abort("first")}},
       "vllm_0_22_1_lost_block_left_alone.jsonl",
       "attention of tokens [8, 9) reads token 4 from slot 0 of block 2, which holds nothing "
-      "that was written since the block was handed out: the load of step 0 is reported not to have "
+      "that was written since the block was allocated: the load of step 0 is reported not to have "
       "filled it; request first has had the block since step 0");
 }
 
-TEST(VllmConnectorFindings, a_loaded_request_stands_behind_one_that_does_not_fit) {
+TEST(VllmConnectorFindings, ALoadedRequestStandsBehindOneThatDoesNotFit) {
   ScriptedConnector connector;
   connector.answers["large"] = {{.num_tokens = std::nullopt}, {}};
   connector.answers["loaded"] = {{.num_tokens = 8, .is_async = true}};
@@ -161,7 +161,7 @@ TEST(VllmConnectorFindings, a_loaded_request_stands_behind_one_that_does_not_fit
        {}},
       "vllm_0_22_1_loaded_behind_large.jsonl",
       "large waits for 4 blocks more, and 3 of 5 are free; loaded (2 blocks, held since "
-      "step 0) waits behind it in the queue: none of them can go on");
+      "step 0) waits behind it in the queue: none of them can continue");
 }
 
 // What vLLM 0.33.0 itself decided: with every block free it begins no load, in step after step.
@@ -176,17 +176,17 @@ void expect_no_load(const std::string& file_name, int finding, std::int64_t from
   EXPECT_EQ(repaired->mismatch->step, from_step);
 }
 
-TEST(VllmConnectorFindings, a_load_waits_for_room_for_drafts_that_the_pool_never_has) {
+TEST(VllmConnectorFindings, ALoadWaitsForRoomForDraftsThatThePoolNeverHas) {
   expect_no_load("vllm_0_33_0_load_waits_for_room_for_drafts.jsonl", 35, 1);
 }
 
-TEST(VllmConnectorFindings, a_request_whose_load_failed_leaves_room_for_itself) {
+TEST(VllmConnectorFindings, ARequestWhoseLoadFailedLeavesRoomForItself) {
   expect_no_load("vllm_0_33_0_load_leaves_room_for_itself.jsonl", 36, 2);
 }
 
-// What vLLM 0.33.0 itself decided: r0 needs two pages of the host's one, and r1, which needs one,
-// stands behind it.
-TEST(VllmConnectorFindings, loads_fill_the_host_pool_and_nobody_goes_on) {
+// The decisions of vLLM 0.33.0 itself: r0 needs two pages and the host has one; r1, which needs
+// one, is queued after it.
+TEST(VllmConnectorFindings, LoadsFillTheHostPoolAndNobodyGoesOn) {
   const std::string path = std::string(LOCKSTEP_SOURCE_DIR) +
                            "/tests/regressions/vllm_0_33_0_loads_fill_the_host_pool.jsonl";
   const auto conformed = conform_recording(path);
@@ -205,11 +205,11 @@ TEST(VllmConnectorFindings, loads_fill_the_host_pool_and_nobody_goes_on) {
     EXPECT_EQ(step.free_blocks, 32);
   }
   EXPECT_EQ(recording->end.unfinished, (std::vector<std::string>{"r0", "r1"}));
-  EXPECT_FALSE(recording->steps.back().loading);  // both loads are over
+  EXPECT_FALSE(recording->steps.back().loading);  // both loads have completed
 }
 
 // The page that it loads into has a block on the device, and no transfer brings it there.
-TEST(VllmConnectorFindings, a_load_within_a_step_is_not_restored_to_the_device) {
+TEST(VllmConnectorFindings, ALoadWithinAStepIsNotRestoredToTheDevice) {
   const std::string path =
       std::string(LOCKSTEP_SOURCE_DIR) +
       "/tests/regressions/vllm_0_33_0_load_within_a_step_is_not_restored.jsonl";
@@ -226,7 +226,7 @@ TEST(VllmConnectorFindings, a_load_within_a_step_is_not_restored_to_the_device) 
   EXPECT_EQ(pages.residency.at(0).second.blocks.at(0), (std::vector{BlockId{2}, BlockId{4}}));
 }
 
-TEST(VllmConnectorFindings, two_requests_have_loaded_parts_and_each_needs_what_the_other_holds) {
+TEST(VllmConnectorFindings, TwoRequestsHaveLoadedPartsAndEachNeedsWhatTheOtherHolds) {
   ScriptedConnector connector;
   connector.answers["first"] = {{.num_tokens = 4, .is_async = true}};
   connector.answers["second"] = {{.num_tokens = 8, .is_async = true}};
@@ -245,7 +245,7 @@ TEST(VllmConnectorFindings, two_requests_have_loaded_parts_and_each_needs_what_t
 
 // Six blocks are free: two of a hit in full attention, then two of the window's, then two others.
 // The load's block of full attention is taken before the window's hit is touched.
-TEST(VllmConnectorFindings, the_blocks_of_a_load_evict_what_another_group_has_hit) {
+TEST(VllmConnectorFindings, TheBlocksOfALoadEvictWhatAnotherGroupHasHit) {
   ScriptedConnector connector;
   connector.answers["reader"] = {{.num_tokens = 4, .is_async = true}};
   connector.received[3] = {"reader"};
@@ -263,7 +263,7 @@ TEST(VllmConnectorFindings, the_blocks_of_a_load_evict_what_another_group_has_hi
       beside_a_window_of_three_blocks(), 7);
 }
 
-TEST(VllmConnectorFindings, a_prompt_that_is_loaded_whole_lacks_the_window_of_its_last_token) {
+TEST(VllmConnectorFindings, APromptThatIsLoadedWholeLacksTheWindowOfItsLastToken) {
   ScriptedConnector connector;
   connector.answers["loaded"] = {{.num_tokens = 8, .is_async = true}};
   connector.received[0] = {"loaded"};
@@ -273,9 +273,9 @@ TEST(VllmConnectorFindings, a_prompt_that_is_loaded_whole_lacks_the_window_of_it
                one_window(5));
 }
 
-// The same finding behind a window: the block that `first` computes in the step is hit in the step,
-// and the lost one before it stands in nobody else's table.
-TEST(VllmConnectorFindings, who_hits_what_a_void_row_was_to_compute_keeps_its_answer) {
+// The same finding after a window: the block that `first` computes in the step is hit in the step,
+// and the lost block before it is in no other table.
+TEST(VllmConnectorFindings, WhoHitsWhatAVoidRowWasToComputeKeepsItsAnswer) {
   ScriptedConnector connector;
   connector.answers["first"] = {{.num_tokens = 8, .is_async = false}};
   connector.answers["second"] = {{.num_tokens = 0, .is_async = false}};
@@ -286,12 +286,12 @@ TEST(VllmConnectorFindings, who_hits_what_a_void_row_was_to_compute_keeps_its_an
                 {ScriptedWorkload::abort("first")}},
                "vllm_0_22_1_hit_of_void_row.jsonl",
                "attention of tokens [12, 13) reads token 8 from slot 0 of block 2, which holds "
-               "nothing that was written since the block was handed out; request first has had the "
+               "nothing that was written since the block was allocated; request first has had the "
                "block since step 0",
                one_window(5), 8);
 }
 
-TEST(VllmConnectorFindings, who_goes_back_to_a_lost_block_has_let_go_of_the_window_before_it) {
+TEST(VllmConnectorFindings, WhoGoesBackToALostBlockHasLetGoOfTheWindowBeforeIt) {
   ScriptedConnector connector;
   connector.answers["loaded"] = {{.num_tokens = 8, .is_async = false}};
   connector.invalid[0] = {BlockId{1}};
@@ -301,34 +301,34 @@ TEST(VllmConnectorFindings, who_goes_back_to_a_lost_block_has_let_go_of_the_wind
                one_window(5));
 }
 
-// Its second token is sampled from its first one, which is void, and behind a block that holds
+// Its second token is sampled from its first one, which is void, and after a block that holds
 // nothing; and it is delivered as the first.
-TEST(VllmConnectorFindings, what_is_in_flight_behind_a_lost_block_is_kept) {
+TEST(VllmConnectorFindings, WhatIsInFlightBehindALostBlockIsKept) {
   ScriptedConnector connector;
   connector.answers["loaded"] = {{.num_tokens = 4, .is_async = false}};
   connector.invalid[0] = {BlockId{1}};
   expect_wrong(connector, {{ScriptedWorkload::add("loaded", seeded_prompt(1, 5), 2)}, {}},
                "vllm_0_22_1_in_flight_behind_lost_block.jsonl",
-               "tokens [5, 6) were scheduled before it was known that the step before them read a "
+               "tokens [5, 6) were scheduled before it was known that the previous step read a "
                "block that a load did not fill, and what they sample is kept",
                full_attention(), kNumBlocks, asynchronous());
 }
 
-// The step in flight lets go of the lost block, which is then in no table.
-TEST(VllmConnectorFindings, who_has_left_a_lost_block_behind_keeps_its_answer) {
+// The step in flight frees the lost block, which is then in no table.
+TEST(VllmConnectorFindings, WhoHasLeftALostBlockBehindKeepsItsAnswer) {
   ScriptedConnector connector;
   connector.answers["loaded"] = {{.num_tokens = 8, .is_async = false}};
   connector.invalid[0] = {BlockId{1}};
-  expect_wrong(
-      connector, {{ScriptedWorkload::add("loaded", seeded_prompt(1, 11), 2)}, {}},
-      "vllm_0_22_1_lost_block_left_behind.jsonl",
-      "tokens [11, 12) were scheduled before it was known that the step before them read a "
-      "block that a load did not fill, and what they sample is kept",
-      one_window(4), kNumBlocks, asynchronous());
+  expect_wrong(connector, {{ScriptedWorkload::add("loaded", seeded_prompt(1, 11), 2)}, {}},
+               "vllm_0_22_1_lost_block_left_behind.jsonl",
+               "tokens [11, 12) were scheduled before it was known that the previous step read a "
+               "block that a load did not fill, and what they sample is kept",
+               one_window(4), kNumBlocks, asynchronous());
 }
 
-// Whose block is lost is preempted before that is known: nobody finds it among those that run.
-TEST(VllmConnectorFindings, who_is_preempted_before_its_loss_is_known_keeps_its_answer) {
+// The request of the lost block is preempted before the loss is known: it is not among the running
+// requests.
+TEST(VllmConnectorFindings, WhoIsPreemptedBeforeItsLossIsKnownKeepsItsAnswer) {
   ScriptedConnector connector;
   connector.answers["second"] = {{.num_tokens = 4, .is_async = false},
                                  {.num_tokens = 0, .is_async = false}};

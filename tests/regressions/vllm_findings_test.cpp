@@ -1,9 +1,9 @@
-// Defects of vLLM itself that the audit found in its recordings (docs/findings.md), each in the
-// smallest case that still shows it. The case is a recording beside this file: vLLM's profile
-// decides exactly so, the audit says what is wrong with it, and the profile of the release that
-// mended it decides without harm.
+// Defects of vLLM itself that the audit found in its recordings (docs/findings.md), each in its
+// smallest case. The case is a recording in this folder: vLLM's profile decides exactly as
+// recorded, the audit reports the defect, and the profile of the release that fixed it decides
+// without harm.
 //
-// LOCKSTEP_UPDATE=1 writes the recordings anew.
+// LOCKSTEP_UPDATE=1 writes the recordings.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -131,12 +131,12 @@ void expect_case(const Case& c, const std::string& file_name, const std::string&
   EXPECT_TRUE(new_release.findings.empty()) << new_release.findings[0].what;
 }
 
-TEST(VllmFindings, with_eagle_a_state_hit_is_longer_than_the_attention_hit_beside_it) {
+TEST(VllmFindings, WithEagleAStateHitIsLongerThanTheAttentionHitBesideIt) {
   expect_case(state_hit_longer_than_attention(), "vllm_0_22_1_state_hit_longer.jsonl",
               "reads token 8 from slot 0");
 }
 
-TEST(VllmFindings, a_second_full_attention_group_keeps_blocks_beyond_the_common_hit) {
+TEST(VllmFindings, ASecondFullAttentionGroupKeepsBlocksBeyondTheCommonHit) {
   expect_case(second_full_group_not_cut(), "vllm_0_22_1_second_group_not_cut.jsonl",
               "it will be written while shared");
 }

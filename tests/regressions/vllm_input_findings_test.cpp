@@ -28,12 +28,12 @@ const Shown kShown[] = {
     {"reset_drops_drafts_twice", AuditRule::sampled, 18, "r3",
      "3 tokens are sampled from a row that verifies 1 drafts"},
     {"store_counts_as_common", AuditRule::common_prefix, 7, "r5",
-     "1 blocks are said to be common to all running requests"},
+     "1 blocks are reported as common to all running requests"},
 };
 
 class VllmInputFindings : public testing::TestWithParam<Shown> {};
 
-TEST_P(VllmInputFindings, is_told_where_it_first_shows) {
+TEST_P(VllmInputFindings, IsToldWhereItFirstShows) {
   const Shown& shown = GetParam();
   const auto audited =
       audit_recording(std::string(LOCKSTEP_SOURCE_DIR) + "/tests/regressions/vllm_0_22_1_" +

@@ -1,5 +1,5 @@
-// Findings 10, 11 and 38 of docs/findings.md: what vLLM's scheduler does wrong without a wrong
-// read. Beside this file lies what each release decided in the smallest case, or a case.
+// Findings 10, 11 and 38 of docs/findings.md: defects of vLLM's scheduler without a wrong read.
+// This folder has each release's decisions in the smallest case, or a case.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -38,7 +38,7 @@ class VllmSchedulingFindings : public testing::TestWithParam<std::string> {
 // 10. Five tokens, three of them drafts' places, took a second block and two for drafts; four
 // tokens need one block fewer than there are. vLLM 0.22.1 asserts that this cannot be: its
 // recording ends before step 2.
-TEST_P(VllmSchedulingFindings, a_step_with_fewer_drafts_needs_fewer_state_blocks_than_it_has) {
+TEST_P(VllmSchedulingFindings, AStepWithFewerDraftsNeedsFewerStateBlocksThanItHas) {
   const Recording recording = recorded("fewer_drafts");
   ASSERT_GE(recording.steps.size(), 2u);
   const RecordedStep& last_with_drafts = recording.steps[1];
@@ -51,8 +51,8 @@ TEST_P(VllmSchedulingFindings, a_step_with_fewer_drafts_needs_fewer_state_blocks
   EXPECT_EQ(recording.end.unfinished.size(), stops ? 1u : 0u);
 }
 
-// 11. Whoever has come further is preempted by the other, and neither ever ends.
-TEST_P(VllmSchedulingFindings, requests_of_one_priority_and_arrival_preempt_each_other_for_ever) {
+// 11. The request that has progressed further is preempted by the other, and neither ever ends.
+TEST_P(VllmSchedulingFindings, RequestsOfOnePriorityAndArrivalPreemptEachOtherForEver) {
   const Recording recording = recorded("equal_arrivals");
   ASSERT_EQ(recording.steps.size(), 18u);
   for (std::size_t step = 4; step + 9 < recording.steps.size(); ++step) {
@@ -69,7 +69,7 @@ TEST_P(VllmSchedulingFindings, requests_of_one_priority_and_arrival_preempt_each
   EXPECT_EQ(known_finding(tie, outcome)->number, 11);
 }
 
-TEST_P(VllmSchedulingFindings, an_order_among_equals_or_a_reserve_or_a_cache_ends_the_tie) {
+TEST_P(VllmSchedulingFindings, AnOrderAmongEqualsOrAReserveOrACacheEndsTheTie) {
   const SavedCase tie = served(recorded("equal_arrivals"));
   const auto expect_end = [&](const char* with, auto change) {
     SavedCase other = tie;
@@ -85,9 +85,9 @@ TEST_P(VllmSchedulingFindings, an_order_among_equals_or_a_reserve_or_a_cache_end
   expect_end("prefix caching", [](SavedCase& other) { other.engine.enable_prefix_caching = true; });
 }
 
-// 38. vLLM 0.33.0 does not start. With its constructor alone repaired it would hand out the blocks
-// of the sinks: the model that keeps them, with that planted.
-TEST(VllmSinks, the_first_request_is_given_the_blocks_of_sinks) {
+// 38. vLLM 0.33.0 does not start. With only its constructor repaired it would allocate the blocks
+//     of the sinks: the model that keeps them, with that defect planted.
+TEST(VllmSinks, TheFirstRequestIsGivenTheBlocksOfSinks) {
   auto saved = read_saved_case(LOCKSTEP_SOURCE_DIR
                                "/tests/regressions/vllm_0_33_0_sinks_given_away.case.jsonl");
   ASSERT_TRUE(saved) << saved.error().message;

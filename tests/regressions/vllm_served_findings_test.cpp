@@ -1,6 +1,6 @@
-// Defects of vLLM that the audit found in what the recorder wrote while vLLM's own loop served
-// (docs/findings.md), each in the smallest case that still shows it. The case is a recording of
-// that release beside this file: its profile decides exactly so, and the audit says what is wrong.
+// Defects of vLLM that the audit found in recordings of vLLM's own loop (docs/findings.md), each in
+// its smallest case. The case is a recording of that release in this folder: its profile decides
+// exactly as recorded, and the audit reports the defect.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -16,7 +16,7 @@
 namespace lockstep {
 namespace {
 
-// What the audit finds in a recording in which the profile decides alike.
+// The audit's findings in a recording that the profile decides the same way.
 std::vector<AuditFinding> findings_of(const std::string& file_name) {
   const std::string path = std::string(LOCKSTEP_SOURCE_DIR) + "/tests/regressions/" + file_name;
   const auto conformed = conform_recording(path);
@@ -29,7 +29,7 @@ std::vector<AuditFinding> findings_of(const std::string& file_name) {
   return audited ? audited->findings : std::vector<AuditFinding>();
 }
 
-// One finding, told so; which rule of the audit found it.
+// Expects one finding with these words; returns its audit rule.
 AuditRule expect_finding(const std::string& file_name, std::int64_t step,
                          const std::string& request, const std::string& what) {
   const std::vector<AuditFinding> findings = findings_of(file_name);
@@ -41,7 +41,7 @@ AuditRule expect_finding(const std::string& file_name, std::int64_t step,
   return findings[0].rule;
 }
 
-TEST(VllmServedFindings, a_request_preempted_in_its_own_step_leaves_blocks_that_nobody_computed) {
+TEST(VllmServedFindings, ARequestPreemptedInItsOwnStepLeavesBlocksThatNobodyComputed) {
   for (const std::string release : {"0_22_1", "0_33_0"}) {
     SCOPED_TRACE(release);
     expect_finding("vllm_" + release + "_preempted_in_its_own_step.jsonl", 4, "low",
@@ -49,8 +49,7 @@ TEST(VllmServedFindings, a_request_preempted_in_its_own_step_leaves_blocks_that_
   }
 }
 
-TEST(VllmServedFindings,
-     a_window_is_freed_by_drafts_that_are_rejected_in_0_22_1_and_not_in_0_33_0) {
+TEST(VllmServedFindings, AWindowIsFreedByDraftsThatAreRejectedIn0221AndNotIn0330) {
   for (const std::string release : {"0_22_1", "0_33_0"}) {
     SCOPED_TRACE(release);
     const auto findings = findings_of("vllm_" + release + "_window_freed_by_drafts.jsonl");
@@ -79,53 +78,52 @@ void expect_audit(const std::string& file_name, const Expected& expected) {
             expected.rule);
 }
 
-TEST(VllmServedFindings, states_in_flight_do_not_fit_a_pool_that_was_planned_for_them) {
+TEST(VllmServedFindings, StatesInFlightDoNotFitAPoolThatWasPlannedForThem) {
   expect_audit("vllm_0_33_0_states_in_flight_do_not_fit.jsonl",
                {AuditRule::standstill, 2, "r",
-                "is preempted after 12 tokens though nobody else holds a block"});
+                "is preempted after 12 tokens though no other request holds a block"});
 }
 
-TEST(VllmServedFindings, a_checkpoint_is_exported_over_the_running_state) {
+TEST(VllmServedFindings, ACheckpointIsExportedOverTheRunningState) {
   expect_audit("vllm_0_33_0_checkpoint_over_running_state.jsonl",
                {AuditRule::state_read, 2, "r",
                 "the state after 16 tokens is read from block 6, which holds the inputs of the "
                 "convolution after 12 tokens"});
 }
 
-TEST(VllmServedFindings, the_state_of_a_hit_is_published_under_a_longer_prefix) {
+TEST(VllmServedFindings, TheStateOfAHitIsPublishedUnderALongerPrefix) {
   expect_audit("vllm_0_33_0_state_under_longer_prefix.jsonl",
                {AuditRule::state_read, 8, "reader",
                 "the state after 4 tokens is read from block 12, which holds the one after 2 "
                 "tokens of request short"});
 }
 
-TEST(VllmServedFindings, a_hit_of_a_part_of_a_block_needs_more_than_is_planned) {
+TEST(VllmServedFindings, AHitOfAPartOfABlockNeedsMoreThanIsPlanned) {
   expect_audit("vllm_0_33_0_partial_hit_not_let_in.jsonl",
-               {AuditRule::standstill, 5, "longer", "and this request is not let in"});
+               {AuditRule::standstill, 5, "longer", "and this request is not admitted"});
 }
 
-TEST(VllmServedFindings, a_prompt_of_one_token_takes_the_drafts_it_was_padded_with_into_its_state) {
+TEST(VllmServedFindings, APromptOfOneTokenTakesTheDraftsItWasPaddedWithIntoItsState) {
   expect_audit("vllm_0_33_0_padded_prompt_of_one_token.jsonl",
                {AuditRule::state_read, 5, "one",
                 "the state after 1 tokens is read from block 8, which holds the one after 2 "
                 "tokens of request one"});
 }
 
-TEST(VllmServedFindings,
-     a_window_is_computed_again_from_the_last_token_of_a_block_that_was_let_go) {
+TEST(VllmServedFindings, AWindowIsComputedAgainFromTheLastTokenOfABlockThatWasLetGo) {
   expect_audit("vllm_0_33_0_replay_into_null_block.jsonl",
                {AuditRule::token_write, 1, "b", "a token is written to the null block"});
 }
 
-TEST(VllmServedFindings, a_state_before_a_gap_is_kept_and_a_pool_planned_for_it_has_no_room) {
+TEST(VllmServedFindings, AStateBeforeAGapIsKeptAndAPoolPlannedForItHasNoRoom) {
   expect_audit("vllm_0_28_0_state_before_gap_is_kept.jsonl",
                {AuditRule::planned_blocks, 3, "r", "4 states of group 0 are held"});
   expect_audit("vllm_0_28_0_state_before_gap_does_not_fit.jsonl",
                {AuditRule::standstill, 3, "r",
-                "is preempted after 24 tokens though nobody else holds a block"});
+                "is preempted after 24 tokens though no other request holds a block"});
 }
 
-TEST(VllmServedFindings, a_padded_request_that_is_cut_keeps_its_draft_and_loses_a_token_for_it) {
+TEST(VllmServedFindings, APaddedRequestThatIsCutKeepsItsDraftAndLosesATokenForIt) {
   const std::string file_name = "vllm_0_28_0_padded_request_is_cut.jsonl";
   const std::vector<AuditFinding> findings = findings_of(file_name);
   ASSERT_FALSE(findings.empty());
@@ -137,7 +135,8 @@ TEST(VllmServedFindings, a_padded_request_that_is_cut_keeps_its_draft_and_loses_
       read_recording(std::string(LOCKSTEP_SOURCE_DIR) + "/tests/regressions/" + file_name);
   ASSERT_TRUE(recording) << recording.error().message;
   ASSERT_GE(recording->steps.size(), 3u);
-  // The draft that was never computed is taken off what was: the prompt is computed twice.
+  // The draft that was never computed is subtracted from the computed tokens: the prompt is
+  // computed twice.
   for (const std::size_t step : {1, 2}) {
     ASSERT_EQ(recording->steps[step].scheduled.size(), 2u);
     EXPECT_EQ(recording->steps[step].scheduled[1].computed, 0);
@@ -164,7 +163,7 @@ void expect_known(const SavedCase& saved, const std::string& check, int number) 
   EXPECT_EQ(known_finding(saved, outcome)->number, number);
 }
 
-TEST(VllmServedFindings, the_model_of_0_30_0_and_one_that_does_not_run_ahead_keep_no_such_state) {
+TEST(VllmServedFindings, TheModelOf0300AndOneThatDoesNotRunAheadKeepNoSuchState) {
   const SavedCase kept = served("vllm_0_28_0_state_before_gap_is_kept.jsonl");
   expect_known(kept, "invariant.planned_blocks", 20);
   SavedCase repaired = kept;
@@ -175,7 +174,7 @@ TEST(VllmServedFindings, the_model_of_0_30_0_and_one_that_does_not_run_ahead_kee
   EXPECT_EQ(judge(in_turn).kind, OutcomeKind::agreed);
 }
 
-TEST(VllmServedFindings, the_model_cuts_a_padded_request_too_unless_two_tokens_are_let_through) {
+TEST(VllmServedFindings, TheModelCutsAPaddedRequestTooUnlessTwoTokensAreLetThrough) {
   const SavedCase cut = served("vllm_0_28_0_padded_request_is_cut.jsonl");
   expect_known(cut, "audit.scheduled_tokens", 21);
   SavedCase whole = cut;
@@ -183,8 +182,8 @@ TEST(VllmServedFindings, the_model_cuts_a_padded_request_too_unless_two_tokens_a
   EXPECT_EQ(judge(whole).kind, OutcomeKind::agreed);
 }
 
-// Right decisions of vLLM 0.33.0 that look wrong to who does not know why.
-TEST(VllmServedFindings, what_is_right_is_not_accused) {
+// Right decisions of vLLM 0.33.0 that look wrong without their reason.
+TEST(VllmServedFindings, WhatIsRightIsNotAccused) {
   for (const std::string name :
        {"hit_of_a_prefill_checkpoint", "window_is_computed_again", "nobody_is_let_in_by_a_pause",
         "name_used_again_at_its_end", "ends_with_steps_in_flight"}) {

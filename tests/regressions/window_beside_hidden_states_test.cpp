@@ -1,8 +1,8 @@
-// Found by the layout prover in vLLM 0.22.1: K and V of a block are laid together in its page only
-// where the model has states. FlashAttention's windows beside hidden states share tensors with
-// whole pages too, and their K of block b lies in the first half of the tensor: in the hidden
-// states of another block. The smallest case: one window layer, one full layer, one cache of hidden
-// states, two blocks.
+// Found by the layout prover in vLLM 0.22.1: K and V of a block are together in its page only where
+// the model has states. FlashAttention's windows with hidden states also share tensors with whole
+// pages, and their K of block b is in the first half of the tensor: in the hidden states of another
+// block. The smallest case: one window layer, one full layer, one cache of hidden states, two
+// blocks.
 #include <gtest/gtest.h>
 
 #include <numeric>

@@ -1,5 +1,6 @@
-// What is planted in a backend is found in the step where it happens, in the phase where it shows
-// first, and told exactly: request, layer, block, slot, byte. Each saboteur spoils one thing, once.
+// A defect planted in a backend is found in the step where it happens, in the phase where it shows
+// first, and reported exactly: request, layer, block, slot, byte. Each saboteur spoils one thing,
+// once.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -57,7 +58,7 @@ Outcome sabotage(Saboteur& backend, const LockstepConfig& config) {
   return {report->summary, *report->summary.divergence};
 }
 
-TEST(Divergence, a_byte_of_a_row_just_written) {
+TEST(Divergence, AByteOfARowJustWritten) {
   const LockstepConfig config = world();
   Saboteur backend(
       config.backend, {}, [](Saboteur& self, const StepProgram& program, StepReadback& back) {
@@ -87,7 +88,7 @@ TEST(Divergence, a_byte_of_a_row_just_written) {
   EXPECT_NE(found.writer.find("plain loops"), std::string::npos) << found.writer;
 }
 
-TEST(Divergence, a_row_written_to_another_slot_is_named_by_whose_content_lies_there) {
+TEST(Divergence, ARowWrittenToAnotherSlotIsNamedByWhoseContentLiesThere) {
   const LockstepConfig config = world();
   // The row of the step's first token lands one slot further on, as with an offset one too large.
   Saboteur backend(
@@ -116,7 +117,7 @@ TEST(Divergence, a_row_written_to_another_slot_is_named_by_whose_content_lies_th
       << found.owner;
 }
 
-TEST(Divergence, a_page_that_the_step_did_not_touch_is_found_in_rotation) {
+TEST(Divergence, APageThatTheStepDidNotTouchIsFoundInRotation) {
   LockstepConfig config = world();
   config.budget.untouched_pages = 1 << 20;
   Saboteur backend(config.backend, {},
@@ -132,7 +133,7 @@ TEST(Divergence, a_page_that_the_step_did_not_touch_is_found_in_rotation) {
   EXPECT_EQ(found.byte, 77);
 }
 
-TEST(Divergence, without_rotation_a_stray_write_is_found_at_the_end_or_before_reuse) {
+TEST(Divergence, WithoutRotationAStrayWriteIsFoundAtTheEndOrBeforeReuse) {
   for (const std::int64_t block : {std::int64_t{0}, std::int64_t{9}}) {
     LockstepConfig config = world();
     config.budget.untouched_pages = 0;
@@ -150,7 +151,7 @@ TEST(Divergence, without_rotation_a_stray_write_is_found_at_the_end_or_before_re
   }
 }
 
-TEST(Divergence, a_stale_table_entry) {
+TEST(Divergence, AStaleTableEntry) {
   const LockstepConfig config = world();
   Saboteur backend(config.backend, {},
                    [](Saboteur& self, const StepProgram& program, StepReadback& back) {
@@ -166,7 +167,7 @@ TEST(Divergence, a_stale_table_entry) {
   EXPECT_NE(found.message.find("entry"), std::string::npos);
 }
 
-TEST(Divergence, a_table_row_that_is_too_long) {
+TEST(Divergence, ATableRowThatIsTooLong) {
   const LockstepConfig config = world();
   Saboteur backend(config.backend, {},
                    [](Saboteur& self, const StepProgram& program, StepReadback& back) {
@@ -180,7 +181,7 @@ TEST(Divergence, a_table_row_that_is_too_long) {
   EXPECT_EQ(found.found, "5");
 }
 
-TEST(Divergence, a_wrong_slot_and_a_padded_slot_that_is_not_PAD) {
+TEST(Divergence, AWrongSlotAndAPaddedSlotThatIsNotPAD) {
   for (const bool padded : {false, true}) {
     const LockstepConfig config = world();
     Saboteur backend(config.backend, {},
@@ -202,7 +203,7 @@ TEST(Divergence, a_wrong_slot_and_a_padded_slot_that_is_not_PAD) {
   }
 }
 
-TEST(Divergence, attention_that_reads_a_wrong_block_is_narrowed_down_to_the_token) {
+TEST(Divergence, AttentionThatReadsAWrongBlockIsNarrowedDownToTheToken) {
   const LockstepConfig config = world();
   // The table is read back before the probes run and is right; the probes read through a spoiled
   // one.
@@ -235,7 +236,7 @@ TEST(Divergence, attention_that_reads_a_wrong_block_is_narrowed_down_to_the_toke
   EXPECT_EQ(found.slot % 16, 4);
 }
 
-TEST(Divergence, an_attention_output_outside_its_tolerance) {
+TEST(Divergence, AnAttentionOutputOutsideItsTolerance) {
   const LockstepConfig config = world();
   Saboteur backend(config.backend, {},
                    [](Saboteur& self, const StepProgram& program, StepReadback& back) {
@@ -249,7 +250,7 @@ TEST(Divergence, an_attention_output_outside_its_tolerance) {
   EXPECT_EQ(found.head, 1);  // element 17 of heads of 16
 }
 
-TEST(Divergence, a_report_of_the_backends_own_checker) {
+TEST(Divergence, AReportOfTheBackendsOwnChecker) {
   const LockstepConfig config = world();
   Saboteur backend(config.backend, {},
                    [](Saboteur& self, const StepProgram& program, StepReadback& back) {
@@ -268,7 +269,7 @@ TEST(Divergence, a_report_of_the_backends_own_checker) {
   EXPECT_NE(found.message.find("race in kernel write_rows: two threads meet"), std::string::npos);
 }
 
-TEST(Divergence, text_and_json_tell_the_same) {
+TEST(Divergence, TextAndJsonTellTheSame) {
   const LockstepConfig config = world();
   Saboteur backend(config.backend, {},
                    [](Saboteur& self, const StepProgram& program, StepReadback&) {

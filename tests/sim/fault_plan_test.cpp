@@ -11,7 +11,7 @@ std::string refusal_of(std::string_view text) {
   return plan ? std::string() : plan.error().message;
 }
 
-TEST(FaultPlan, is_the_same_from_its_line_and_from_its_file) {
+TEST(FaultPlan, IsTheSameFromItsLineAndFromItsFile) {
   const auto plan = fault_plan_from_text(
       "refuse_allocation@12+3,pinch_pool@20+8:4,abort_decode@5:1,abort_again@9,late_output@0");
   ASSERT_TRUE(plan) << plan.error().message;
@@ -26,7 +26,7 @@ TEST(FaultPlan, is_the_same_from_its_line_and_from_its_file) {
   EXPECT_EQ(*fault_plan_from_text(text), *plan);
 }
 
-TEST(FaultPlan, every_kind_has_a_name_that_leads_back_to_it) {
+TEST(FaultPlan, EveryKindHasANameThatLeadsBackToIt) {
   for (std::size_t i = 0; i < kNumFaultKinds; ++i) {
     const PlannedFault fault{.kind = static_cast<FaultKind>(i), .step = 3, .number = 0};
     const auto plan = fault_plan_from_text(to_text(fault));
@@ -35,7 +35,7 @@ TEST(FaultPlan, every_kind_has_a_name_that_leads_back_to_it) {
   }
 }
 
-TEST(FaultPlan, the_tightest_of_the_faults_of_a_step_limits_the_pool) {
+TEST(FaultPlan, TheTightestOfTheFaultsOfAStepLimitsThePool) {
   const auto plan = fault_plan_from_text("pinch_pool@2+4:5,pinch_pool@3+1:9,refuse_allocation@5+2");
   ASSERT_TRUE(plan);
   constexpr std::int64_t kNoLimit = std::numeric_limits<std::int64_t>::max();
@@ -44,7 +44,7 @@ TEST(FaultPlan, the_tightest_of_the_faults_of_a_step_limits_the_pool) {
     EXPECT_EQ(plan->blocks_in_use_max(step), expected[step]) << step;
 }
 
-TEST(FaultPlan, what_nobody_knows_is_refused_with_what_is_expected) {
+TEST(FaultPlan, WhatNobodyKnowsIsRefusedWithWhatIsExpected) {
   EXPECT_NE(refusal_of("explode@3").find("no fault is called explode"), std::string::npos);
   EXPECT_NE(refusal_of("abort_decode").find("KIND@STEP"), std::string::npos);
   EXPECT_NE(refusal_of("").find("KIND@STEP"), std::string::npos);

@@ -34,7 +34,7 @@ std::vector<World> worlds() {
       {"full attention, bf16", {make_group("a", 2, full_spec())}, 24},
       {"full attention, fp32", {make_group("a", 1, full_spec(16, DType::fp32))}, 24},
       {"full attention, fp16", {make_group("a", 1, full_spec(16, DType::fp16))}, 24},
-      {"rows that are no whole words", {make_group("a", 2, odd)}, 24},
+      {"rows of partial words", {make_group("a", 2, odd)}, 24},
       {"MLA", {make_group("a", 2, mla)}, 24},
       {"full attention and sliding window",
        {make_group("a", 1, full_spec()), make_group("b", 2, sliding_spec(40))},
@@ -52,7 +52,7 @@ std::vector<World> worlds() {
   };
 }
 
-TEST(Lockstep, every_kind_of_cache_agrees_with_plain_loops) {
+TEST(Lockstep, EveryKindOfCacheAgreesWithPlainLoops) {
   for (const World& world : worlds()) {
     const LockstepConfig config = make_world(world.groups, world.num_blocks);
     PlainBackend backend(config.backend);

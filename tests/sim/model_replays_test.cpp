@@ -17,7 +17,7 @@ namespace {
 
 using ModelJson = nlohmann::json;
 
-// A model of the catalogue with these layers alone.
+// A model of the catalogue with only these layers.
 std::string model_with(const tests::TemporaryFolder& folder, const std::string& name,
                        const ModelJson& layers, const ModelJson& more = ModelJson::object()) {
   std::ifstream file(LOCKSTEP_SOURCE_DIR "/traces/models/" + name + ".json");
@@ -29,7 +29,7 @@ std::string model_with(const tests::TemporaryFolder& folder, const std::string& 
   return path;
 }
 
-// A prompt of 300 tokens that comes back once the first request has left.
+// A prompt of 300 tokens that is resent once the first request has ended.
 std::string trace_of(const tests::TemporaryFolder& folder, const ModelJson& more) {
   ModelJson config = {{"max_num_batched_tokens", 256}, {"max_model_len", 1024}};
   config.update(more);
@@ -122,8 +122,8 @@ TEST(ModelReplays, OfV4WithDraftsHaveTheDraftersLayer) {
   EXPECT_EQ(replay.stale_draft_rows, 0);
 }
 
-// Three modules read three tokens behind a chunk, so windows keep two tokens more. A fourth draft
-// is the last module's second.
+// Three modules read three tokens after a chunk, so windows keep two more tokens. A fourth draft is
+// the last module's second.
 TEST(ModelReplays, WithSeveralModulesOfMtpKeepTokensBelowTheirWindows) {
   const tests::TemporaryFolder folder;
   ModelJson layers = kTwoOfV4;
@@ -153,7 +153,7 @@ TEST(ModelReplays, OfV41KeepARingAndComputeWindowsAgain) {
   EXPECT_GT(replay.cached_tokens, 0);
 }
 
-// Rows of four tokens are dealt out with those that they choose from; each rank has the ring.
+// Rows of four tokens are sharded like those that they select from; each rank has the ring.
 TEST(ModelReplays, OfGlmDealOutAnIndexersRowsAndKeepItsRingWhole) {
   const tests::TemporaryFolder folder;
   const std::string model =
@@ -166,7 +166,7 @@ TEST(ModelReplays, OfGlmDealOutAnIndexersRowsAndKeepItsRingWhole) {
     EXPECT_EQ(replay.layers, 5u);
     EXPECT_EQ(replay.cached_tokens, 256);
   }
-  EXPECT_NE(replay_of(model, trace, 2).ending.find("a row of 4 tokens lies on one rank"),
+  EXPECT_NE(replay_of(model, trace, 2).ending.find("a row of 4 tokens is on one rank"),
             std::string::npos);
 }
 
@@ -183,7 +183,7 @@ TEST(ModelReplays, KeepADraftersRowsWholeWhereItRunsAlone) {
       model_with(folder, "deepseek-v3", {"attn", "attn", "draft"}, {{"layer_kinds", kinds}}),
       trace_of(folder, {{"dcp", 2}, {"spec_method", "eagle"}, {"num_spec_tokens", 2}}));
   EXPECT_EQ(replay.ending, "agreed");
-  EXPECT_EQ(replay.layout, CacheLayout::BLNHC);  // unlike pages, blocks outermost
+  EXPECT_EQ(replay.layout, CacheLayout::BLNHC);  // different pages, block-outer
   EXPECT_EQ(replay.drafters_groups, 1u);
   EXPECT_GT(replay.cached_tokens, 0);
 }

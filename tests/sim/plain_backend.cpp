@@ -78,9 +78,8 @@ std::int64_t PlainBackend::row_offset(const Layer& layer, std::int64_t block, in
   const std::int64_t kernel_block = token / kernel;
   const std::int64_t in_kernel = token % kernel;
   if (is_overlaid(config_.layout)) {
-    const std::int64_t place = config_.layout == CacheLayout::LBNHC
-                                   ? in_kernel * layer.heads + head
-                                   : head * kernel + in_kernel;
+    const std::int64_t place = config_.layout == CacheLayout::LBNHC ? in_kernel * layer.heads + head
+                                                                    : head * kernel + in_kernel;
     return block * page_bytes(layer.tensor) + kernel_block * layer.parts * plane +
            (place * layer.parts + part) * layer.row_bytes;
   }
@@ -134,7 +133,7 @@ void PlainBackend::update_state(const StepProgram& program, const StateUpdate& u
         return bytes.data() + index_of(block) * page_bytes(layer.tensor) + in_page;
       };
       for (std::int64_t i = 0; i < (size + 7) / 8; ++i) {
-        // A state that is cut short in its last word goes on from the bytes that are there.
+        // A state truncated in its last word continues from the bytes that exist.
         u64 word = update.source == kNullBlock ? 0 : word_at(at(update.source), size, i);
         for (int t = 0; t < update.num_tokens; ++t) {
           const u64 content = program.contents[update.first_token + t];

@@ -30,7 +30,7 @@ class PlainBackend : public Backend {
   Result<void> write_host_block(std::int32_t group, HostBlockId host,
                                 std::span<const std::uint8_t> bytes) override;
 
-  // The raw bytes, for whoever wants to spoil them.
+  // The raw bytes, for tests that spoil them.
   std::vector<std::uint8_t>& tensor(std::int32_t index) { return tensors_[index]; }
   std::vector<std::vector<std::int32_t>>& tables(std::int32_t group) { return tables_[group]; }
   std::int64_t page_bytes(std::int32_t tensor) const;

@@ -1,7 +1,7 @@
-// The words of rule (1) of sim/protocol/backend.h for the plain backend, out of the rule alone.
+// The words of rule (1) of sim/protocol/backend.h for the plain backend, from the rule only.
 //
 // 1. Shares nothing with the reference or the kernels, mix64() included.
-// 2. Of bytes that are no multiple of 8 the last word is cut short: it counts as filled with zeros.
+// 2. If the byte count is not a multiple of 8, the last word is padded with zeros.
 // Not checked: that `i` is a word of the bytes.
 #pragma once
 

@@ -1,6 +1,6 @@
-// States of real numbers, model against kernels: whatever cuts a request's tokens (chunks, drafts
-// of which some are rejected, preemption, prefix hits on states), each update leaves what doubles
-// say, and every copy and untouched page is the same to the bit.
+// States of real numbers, model against kernels: whatever splits a request's tokens (chunks,
+// rejected drafts, preemption, prefix hits on states), each update leaves what doubles compute, and
+// every copy and untouched page is the same bit for bit.
 #include <fmt/core.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
@@ -57,11 +57,11 @@ void expect_states_agree(const RunSummary& run) {
 
 class RealStates : public testing::TestWithParam<Setting> {};
 
-TEST_P(RealStates, follow_doubles_in_every_step) {
+TEST_P(RealStates, FollowDoublesInEveryStep) {
   expect_states_agree(run_states(make_states(GetParam())));
 }
 
-TEST_P(RealStates, are_the_same_with_every_access_watched_over_late_streams_and_from_graphs) {
+TEST_P(RealStates, AreTheSameWithEveryAccessWatchedOverLateStreamsAndFromGraphs) {
   LockstepConfig config = make_states(GetParam());
   const RunSummary plain = run_states(config, 7);
   config.backend.check = CheckMode::check;
@@ -90,14 +90,14 @@ INSTANTIATE_TEST_SUITE_P(
                     Setting{"align_with_drafts_bf16", MambaCacheMode::align, 2, DType::bf16, 34}),
     [](const auto& setting) { return setting.param.title; });
 
-TEST(RealStatesOfTraffic, sees_hits_and_preemption) {
+TEST(RealStatesOfTraffic, SeesHitsAndPreemption) {
   const RunSummary roomy = run_states(make_states({"", MambaCacheMode::align, 0, DType::fp32, 60}));
   EXPECT_GT(roomy.hits, 3);
   const RunSummary tight = run_states(make_states({"", MambaCacheMode::align, 0, DType::fp32, 16}));
   EXPECT_GT(tight.preemptions, 3);
 }
 
-TEST(RealStatesOfTraffic, are_counted_in_the_result) {
+TEST(RealStatesOfTraffic, AreCountedInTheResult) {
   const RunSummary run = run_states(make_states({"", MambaCacheMode::align}), 7);
   const auto json = json_of(run);
   for (const auto& [field, count] :
@@ -108,7 +108,7 @@ TEST(RealStatesOfTraffic, are_counted_in_the_result) {
   }
 }
 
-TEST(RealStatesOfRanks, are_cut_by_tensor_parallelism_and_dealt_to_stages) {
+TEST(RealStatesOfRanks, AreCutByTensorParallelismAndDealtToStages) {
   LockstepConfig config = make_states({"", MambaCacheMode::align});
   config.backend.parallel.tp_size = 2;
   config.backend.parallel.pp_size = 2;
@@ -123,7 +123,7 @@ struct Planted {
   Phase phase;
 };
 
-TEST(RealStatesDivergence, what_only_real_numbers_show_is_named_with_request_and_element) {
+TEST(RealStatesDivergence, WhatOnlyRealNumbersShowIsNamedWithRequestAndElement) {
   for (const auto& [mutant, setting, phase] :
        {Planted{"conv-offset-ignored",
                 {"", MambaCacheMode::align, 3, DType::fp32, 44},
@@ -143,7 +143,7 @@ TEST(RealStatesDivergence, what_only_real_numbers_show_is_named_with_request_and
   }
 }
 
-TEST(RealStatesRefused, states_that_are_no_numbers_or_too_wide_say_so) {
+TEST(RealStatesRefused, StatesThatAreNoNumbersOrTooWideSaySo) {
   for (const StateTensorSpec& state :
        {StateTensorSpec{{2, 4, 4}, DType::int8}, StateTensorSpec{{2, 2, 300}, DType::fp32}}) {
     LockstepConfig config = make_states({"", MambaCacheMode::align});

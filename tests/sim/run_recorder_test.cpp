@@ -72,7 +72,7 @@ std::vector<Scenario> scenarios() {
 
 class RunRecorderTest : public testing::TestWithParam<Scenario> {};
 
-TEST_P(RunRecorderTest, a_recorded_run_conforms_and_its_audit_is_clean) {
+TEST_P(RunRecorderTest, ARecordedRunConformsAndItsAuditIsClean) {
   const Scenario& scenario = GetParam();
   std::vector<KVCacheGroupSpec> groups;
   for (const KVCacheSpec& spec : scenario.specs) {

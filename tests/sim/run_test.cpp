@@ -23,7 +23,7 @@ class Steps final : public StepObserver {
   std::vector<std::int64_t> tokens;
 };
 
-TEST(Run, twice_the_same_is_the_same_chain_and_every_count) {
+TEST(Run, TwiceTheSameIsTheSameChainAndEveryCount) {
   const LockstepConfig config = two_groups();
   std::vector<RunSummary> runs;
   std::vector<std::vector<std::int64_t>> tokens;
@@ -41,7 +41,7 @@ TEST(Run, twice_the_same_is_the_same_chain_and_every_count) {
   EXPECT_EQ(runs[0].rows_read, runs[1].rows_read);
 }
 
-TEST(Run, another_trace_seed_or_step_time_is_another_chain) {
+TEST(Run, AnotherTraceSeedOrStepTimeIsAnotherChain) {
   const LockstepConfig config = two_groups();
   const auto hash = [&](const Trace& trace, std::uint64_t seed, std::int64_t base_ns) {
     auto decisions = Scheduler::create(config.engine, config.backend.plan.groups, 30);
@@ -56,7 +56,7 @@ TEST(Run, another_trace_seed_or_step_time_is_another_chain) {
   EXPECT_NE(first, hash(make_traffic(9, 50), 7, 10'000'000));
 }
 
-TEST(Run, decisions_do_not_depend_on_the_backend) {
+TEST(Run, DecisionsDoNotDependOnTheBackend) {
   const LockstepConfig config = two_groups();
   PlainBackend backend(config.backend);
   const auto with = run_world(config, make_traffic(8, 50), &backend);
@@ -67,7 +67,7 @@ TEST(Run, decisions_do_not_depend_on_the_backend) {
   EXPECT_EQ(with->summary.evictions, without->summary.evictions);
 }
 
-TEST(Run, a_small_budget_is_kept_counted_and_still_reads_everything_over_time) {
+TEST(Run, ASmallBudgetIsKeptCountedAndStillReadsEverythingOverTime) {
   LockstepConfig config = two_groups();
   const auto run = [&] {
     PlainBackend backend(config.backend);
@@ -92,7 +92,7 @@ TEST(Run, a_small_budget_is_kept_counted_and_still_reads_everything_over_time) {
   EXPECT_EQ(few.slots_checked, all.slots_checked);
 }
 
-TEST(Run, a_request_that_can_never_fit_ends_the_run_and_is_named_with_its_reason) {
+TEST(Run, ARequestThatCanNeverFitEndsTheRunAndIsNamedWithItsReason) {
   LockstepConfig config =
       make_world({make_group("a", 1, full_spec())}, 6);  // 5 blocks of 16 tokens
   config.engine.scheduler_reserve_full_isl = true;
@@ -112,7 +112,7 @@ TEST(Run, a_request_that_can_never_fit_ends_the_run_and_is_named_with_its_reason
       << report->summary.stuck[0].why;
 }
 
-TEST(Run, requests_that_preempt_themselves_for_ever_are_noticed) {
+TEST(Run, RequestsThatPreemptThemselvesForEverAreNoticed) {
   LockstepConfig config = make_world({make_group("a", 1, full_spec())}, 6);
   config.engine.scheduler_reserve_full_isl = false;
   Trace trace = make_traffic(1, 1);
@@ -126,7 +126,7 @@ TEST(Run, requests_that_preempt_themselves_for_ever_are_noticed) {
   EXPECT_EQ(report->summary.stuck_total, 1);
 }
 
-TEST(Run, a_request_waits_for_those_before_it_and_arrives_after_its_delay) {
+TEST(Run, ARequestWaitsForThoseBeforeItAndArrivesAfterItsDelay) {
   LockstepConfig config = make_world({make_group("a", 1, full_spec())}, 40);
   Trace trace = make_traffic(1, 3);
   for (TraceRecord& record : trace.records)
@@ -140,7 +140,7 @@ TEST(Run, a_request_waits_for_those_before_it_and_arrives_after_its_delay) {
   EXPECT_GT(report->summary.simulated_ns, 5'000'000'000);
 }
 
-TEST(Run, a_recording_that_idles_for_ever_is_replayed_to_its_end) {
+TEST(Run, ARecordingThatIdlesForEverIsReplayedToItsEnd) {
   const LockstepConfig config = make_world({make_group("a", 1, full_spec())}, 6);
   Recording recording;
   recording.steps.resize(5000);
@@ -159,7 +159,7 @@ TEST(Run, a_recording_that_idles_for_ever_is_replayed_to_its_end) {
   EXPECT_EQ(report->summary.steps, 5000);
 }
 
-TEST(Run, drafts_are_verified_and_their_slots_written_again_when_rejected) {
+TEST(Run, DraftsAreVerifiedAndTheirSlotsWrittenAgainWhenRejected) {
   for (const SpecMethod method : {SpecMethod::ngram, SpecMethod::eagle}) {
     LockstepConfig config = make_world({make_group("a", 2, full_spec())}, 24);
     config.engine.num_spec_tokens = 3;
@@ -177,7 +177,7 @@ TEST(Run, drafts_are_verified_and_their_slots_written_again_when_rejected) {
   }
 }
 
-TEST(Run, drafts_and_states_in_mode_align) {
+TEST(Run, DraftsAndStatesInModeAlign) {
   KVCacheSpec states = mamba_spec(MambaCacheMode::align);
   states.num_speculative_blocks = 3;
   LockstepConfig config =
@@ -193,7 +193,7 @@ TEST(Run, drafts_and_states_in_mode_align) {
       << (report->summary.divergence ? to_text(*report->summary.divergence) : "stuck");
 }
 
-TEST(Run, asynchronous_scheduling_on_a_backend) {
+TEST(Run, AsynchronousSchedulingOnABackend) {
   LockstepConfig config = two_groups();
   config.engine.async_scheduling = true;
   PlainBackend backend(config.backend);
@@ -207,7 +207,7 @@ TEST(Run, asynchronous_scheduling_on_a_backend) {
 // on that.
 class DraftsInFlight : public ::testing::TestWithParam<const char*> {};
 
-TEST_P(DraftsInFlight, are_placed_where_the_request_stands) {
+TEST_P(DraftsInFlight, ArePlacedWhereTheRequestStands) {
   KVCacheSpec window = full_spec();
   window.kind = CacheKind::sliding_window;
   window.sliding_window = 40;
@@ -224,7 +224,7 @@ TEST_P(DraftsInFlight, are_placed_where_the_request_stands) {
   config.backend =
       make_backend_config(config.engine, config.backend.plan, AttentionBackend::triton_attn);
 
-  // Rows that begin before the decision says so, and drafts that stand.
+  // Rows that start before the decision's position, and drafts that remain.
   class Corrected final : public PlainBackend {
    public:
     using PlainBackend::PlainBackend;
@@ -264,7 +264,7 @@ TEST_P(DraftsInFlight, are_placed_where_the_request_stands) {
 INSTANTIATE_TEST_SUITE_P(Run, DraftsInFlight, testing::Values("alone", "window", "states"),
                          [](const auto& one) { return std::string(one.param); });
 
-TEST(SavedRun, a_saved_case_comes_to_the_same_divergence) {
+TEST(SavedRun, ASavedCaseComesToTheSameDivergence) {
   class Spoiler final : public PlainBackend {
    public:
     using PlainBackend::PlainBackend;

@@ -1,6 +1,6 @@
 // States as vLLM 0.33.0 serves them, on a backend: prefills that export a state from inside a
-// chunk, and hits that end inside a block and go on in a copy of it. What the worker is told, and
-// that every byte of it is looked at.
+// chunk, and hits that end inside a block and continue in a copy of it. What the worker receives,
+// and that every byte of it is compared.
 #include <fmt/core.h>
 #include <gtest/gtest.h>
 
@@ -37,7 +37,7 @@ LockstepConfig make_serving(const Serving& serving) {
   return config;
 }
 
-// A backend, and what it was told.
+// A backend that records what it received.
 class Told final : public Backend {
  public:
   explicit Told(std::unique_ptr<Backend> backend) : backend_(std::move(backend)) {}
@@ -116,7 +116,7 @@ Told told_simt(const LockstepConfig& config) {
 
 class ServedStates : public testing::TestWithParam<Serving> {};
 
-TEST_P(ServedStates, of_resent_prompts_agree_in_every_byte) {
+TEST_P(ServedStates, OfResentPromptsAgreeInEveryByte) {
   const LockstepConfig config = make_serving(GetParam());
   Told backend = told_simt(config);
   const RunSummary run = run_on(backend, config, make_resends());
@@ -126,7 +126,7 @@ TEST_P(ServedStates, of_resent_prompts_agree_in_every_byte) {
   EXPECT_EQ(!backend.parts().empty(), GetParam().match_unit > 0);
 }
 
-TEST_P(ServedStates, of_traffic_agree_with_every_access_watched_over_late_streams) {
+TEST_P(ServedStates, OfTrafficAgreeWithEveryAccessWatchedOverLateStreams) {
   LockstepConfig config = make_serving(GetParam());
   config.backend.check = CheckMode::check;
   config.backend.num_streams = 3;
@@ -138,7 +138,7 @@ TEST_P(ServedStates, of_traffic_agree_with_every_access_watched_over_late_stream
   EXPECT_GT(run.hits, 0);
 }
 
-TEST_P(ServedStates, of_traffic_agree_on_plain_loops) {
+TEST_P(ServedStates, OfTrafficAgreeOnPlainLoops) {
   const LockstepConfig config = make_serving(GetParam());
   if (GetParam().numbers == Numbers::real) return;  // loops know words alone
   Told backend(std::make_unique<PlainBackend>(config.backend));
@@ -155,7 +155,7 @@ INSTANTIATE_TEST_SUITE_P(
                     Serving{"parts_of_numbers", 0, 16, Numbers::real}),
     [](const auto& serving) { return serving.param.title; });
 
-TEST(ServedStatesProgram, a_prefill_exports_the_last_state_that_a_resend_can_hit) {
+TEST(ServedStatesProgram, APrefillExportsTheLastStateThatAResendCanHit) {
   const LockstepConfig config = make_serving({"", 1});
   Told backend(std::make_unique<PlainBackend>(config.backend));
   run_on(backend, config, make_resends());
@@ -172,7 +172,7 @@ TEST(ServedStatesProgram, a_prefill_exports_the_last_state_that_a_resend_can_hit
   EXPECT_EQ(rest.first_position, 64);
   EXPECT_EQ(rest.num_tokens, 26);
   EXPECT_NE(rest.target, checkpoint.target);
-  // What the resend goes on from.
+  // What the resend continues from.
   const auto hit = std::ranges::find_if(backend.programs, [&](const StepProgram& program) {
     return !program.rows.empty() && program.rows[0].first_position == 64;
   });
@@ -181,7 +181,7 @@ TEST(ServedStatesProgram, a_prefill_exports_the_last_state_that_a_resend_can_hit
   EXPECT_EQ(hit->copies[0].source, checkpoint.target);
 }
 
-TEST(ServedStatesProgram, a_hit_inside_a_block_copies_the_block_of_every_group) {
+TEST(ServedStatesProgram, AHitInsideABlockCopiesTheBlockOfEveryGroup) {
   const LockstepConfig config = make_serving({"", 1, 8});
   Told backend(std::make_unique<PlainBackend>(config.backend));
   run_on(backend, config, make_resends());
@@ -208,7 +208,7 @@ struct PlantedInServing {
   Serving serving;
 };
 
-TEST(ServedStatesDivergence, a_planted_defect_is_seen_where_it_was_written) {
+TEST(ServedStatesDivergence, APlantedDefectIsSeenWhereItWasWritten) {
   const Serving checkpoints{"", 1}, parts{"", 0, 8};
   const Serving of_numbers{"", 1, 0, Numbers::real}, parts_of_numbers{"", 0, 8, Numbers::real};
   for (const auto& [mutant, serving] : {PlantedInServing{"checkpoint-lost", checkpoints},
@@ -240,8 +240,8 @@ TEST(ServedStatesDivergence, a_planted_defect_is_seen_where_it_was_written) {
   }
 }
 
-// The chunk goes on whether or not its checkpoint is stored: nothing but the checkpoint is wrong.
-TEST(ServedStatesDivergence, a_lost_checkpoint_leaves_the_running_state_right) {
+// The chunk continues whether or not its checkpoint is stored: only the checkpoint is wrong.
+TEST(ServedStatesDivergence, ALostCheckpointLeavesTheRunningStateRight) {
   const LockstepConfig words = make_serving({"", 1});
   Told plain(std::make_unique<PlainBackend>(words.backend));
   run_on(plain, words, make_resends());

@@ -1,6 +1,6 @@
-// The two sides meet: the memory model and the kernels on the SIMT executor, which share no
+// Both sides together: the memory model and the kernels on the SIMT executor, which share no
 // arithmetic, agree on every kind of cache in every layout and element type, with blocks split for
-// the kernel, padded pages, packed pages and rows that are no whole words.
+// the kernel, padded pages, packed pages and rows that are not whole words.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -90,11 +90,11 @@ void expect_agreement_in_every_layout(Numbers numbers) {
       }
 }
 
-TEST(SimtLockstep, every_kind_of_cache_in_every_layout) {
+TEST(SimtLockstep, EveryKindOfCacheInEveryLayout) {
   expect_agreement_in_every_layout(Numbers::words);
 }
 
-TEST(SimtLockstep, every_kind_of_cache_with_every_access_watched) {
+TEST(SimtLockstep, EveryKindOfCacheWithEveryAccessWatched) {
   for (const Cache& cache : caches()) {
     LockstepConfig config = world_of(cache);
     config.backend.check = CheckMode::check;
@@ -103,7 +103,7 @@ TEST(SimtLockstep, every_kind_of_cache_with_every_access_watched) {
 }
 
 // Operations say what they touch, run as late as that allows, and touch nothing else.
-TEST(SimtLockstep, every_kind_of_cache_over_three_streams) {
+TEST(SimtLockstep, EveryKindOfCacheOverThreeStreams) {
   for (const Cache& cache : caches()) {
     LockstepConfig config = world_of(cache);
     config.backend.check = CheckMode::check;
@@ -114,8 +114,8 @@ TEST(SimtLockstep, every_kind_of_cache_over_three_streams) {
   }
 }
 
-// Rows written and attended to by an engine's kernels; states stay words beside them.
-TEST(SimtLockstep, every_kind_of_cache_with_real_numbers) {
+// An engine's kernels write the rows and attend to them; states in the same case stay words.
+TEST(SimtLockstep, EveryKindOfCacheWithRealNumbers) {
   expect_agreement_in_every_layout(Numbers::real);
 }
 
@@ -135,7 +135,7 @@ std::string title_of(const Quantised& quantised) {
 }
 
 // Watched, over streams, and from captured graphs: a page and an output are the same numbers.
-TEST(SimtLockstep, quantised_caches_with_every_access_watched) {
+TEST(SimtLockstep, QuantisedCachesWithEveryAccessWatched) {
   for (const Quantised& quantised : kQuantised)
     for (const int num_streams : {1, 3}) {
       KVCacheSpec full = full_spec(16, quantised.dtype), window = sliding_spec(40);
@@ -154,8 +154,8 @@ TEST(SimtLockstep, quantised_caches_with_every_access_watched) {
     }
 }
 
-// A scale lies behind each row wherever rows lie: in two regions, in pages, token or head first.
-TEST(SimtLockstep, scales_of_each_token_and_head_in_every_layout) {
+// A scale follows each row wherever rows are: in two regions, in pages, token or head first.
+TEST(SimtLockstep, ScalesOfEachTokenAndHeadInEveryLayout) {
   for (const Quantised& quantised : std::span(kQuantised).last(2))
     for (const AttentionBackend attention : kBackends)
       for (const CacheLayout layout : {CacheLayout::NHD, CacheLayout::HND})
@@ -172,7 +172,7 @@ TEST(SimtLockstep, scales_of_each_token_and_head_in_every_layout) {
         }
 }
 
-TEST(SimtLockstep, every_kind_of_cache_from_captured_graphs) {
+TEST(SimtLockstep, EveryKindOfCacheFromCapturedGraphs) {
   for (const Cache& cache : caches()) {
     LockstepConfig config = world_of(cache, AttentionBackend::flashinfer);
     config.backend.max_cudagraph_capture_size = 64;
@@ -181,7 +181,7 @@ TEST(SimtLockstep, every_kind_of_cache_from_captured_graphs) {
 }
 
 // Three attention layers, two a page, share their pages with states.
-TEST(SimtLockstep, packed_pages) {
+TEST(SimtLockstep, PackedPages) {
   for (const AttentionBackend attention : kBackends) {
     LockstepConfig config = make_world({make_group("a", 1, full_spec())}, 30);
     config.engine.enable_prefix_caching = false;

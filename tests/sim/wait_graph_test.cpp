@@ -1,4 +1,4 @@
-// Which standstills are circles, and which end by themselves or never.
+// Which deadlocks are cycles, and which waits end by themselves or never.
 #include "sim/engine/wait_graph.h"
 
 #include <gtest/gtest.h>
@@ -27,52 +27,50 @@ Standstill of_ten_blocks(std::int64_t free, std::vector<WaitingRequest> queue) {
           .total_blocks = 10};
 }
 
-TEST(WaitGraph, one_that_does_not_fit_and_a_holder_behind_it_are_a_circle) {
+TEST(WaitGraph, OneThatDoesNotFitAndAHolderBehindItAreACircle) {
   const auto cycle = find_wait_cycle(of_ten_blocks(4, {wants("a", 6), wants("b", 1, 6)}));
   ASSERT_TRUE(cycle);
   EXPECT_EQ(cycle->requests, (std::vector<std::string>{"a", "b"}));
   EXPECT_EQ(
       cycle->text,
       "a waits for 6 blocks more, and 4 of 10 are free; b (6 blocks, held since step 3) waits "
-      "behind it in the queue: none of them can go on");
+      "behind it in the queue: none of them can continue");
 }
 
-TEST(WaitGraph, those_that_hold_nothing_are_not_in_the_circle) {
+TEST(WaitGraph, ThoseThatHoldNothingAreNotInTheCircle) {
   const auto cycle = find_wait_cycle(
       of_ten_blocks(4, {wants("a", 6), wants("idle", 1), wants("b", 1, 3), wants("c", 1, 3)}));
   ASSERT_TRUE(cycle);
   EXPECT_EQ(cycle->requests, (std::vector<std::string>{"a", "b", "c"}));
 }
 
-TEST(WaitGraph, a_load_behind_the_one_that_does_not_fit_changes_nothing_when_it_is_over) {
+TEST(WaitGraph, ALoadBehindTheOneThatDoesNotFitChangesNothingWhenItIsOver) {
   EXPECT_TRUE(find_wait_cycle(of_ten_blocks(4, {wants("a", 6), loads("b", 6)})));
 }
 
-TEST(WaitGraph, a_load_before_the_one_that_does_not_fit_may_still_give_its_blocks_back) {
+TEST(WaitGraph, ALoadBeforeTheOneThatDoesNotFitMayStillGiveItsBlocksBack) {
   EXPECT_FALSE(find_wait_cycle(of_ten_blocks(4, {loads("b", 6), wants("a", 6)})));
 }
 
-TEST(WaitGraph, blocks_that_are_being_sent_come_back) {
+TEST(WaitGraph, BlocksThatAreBeingSentComeBack) {
   Standstill standstill = of_ten_blocks(2, {wants("a", 4), wants("b", 1, 4)});
   EXPECT_TRUE(find_wait_cycle(standstill));
   standstill.blocks_held_by_finished = 4;
   EXPECT_FALSE(find_wait_cycle(standstill));
 }
 
-TEST(WaitGraph, a_request_larger_than_the_pool_waits_for_nobody) {
+TEST(WaitGraph, ARequestLargerThanThePoolWaitsForNobody) {
   EXPECT_FALSE(find_wait_cycle(of_ten_blocks(4, {wants("a", 11), wants("b", 1, 6)})));
 }
 
-TEST(WaitGraph, a_second_obstacle_behind_one_that_fits_is_found) {
+TEST(WaitGraph, ASecondObstacleBehindOneThatFitsIsFound) {
   const auto cycle =
       find_wait_cycle(of_ten_blocks(4, {wants("fits", 2), wants("a", 6), wants("b", 1, 6)}));
   ASSERT_TRUE(cycle);
   EXPECT_EQ(cycle->requests, (std::vector<std::string>{"a", "b"}));
 }
 
-TEST(WaitGraph, an_empty_queue_has_no_circle) {
-  EXPECT_FALSE(find_wait_cycle(of_ten_blocks(4, {})));
-}
+TEST(WaitGraph, AnEmptyQueueHasNoCircle) { EXPECT_FALSE(find_wait_cycle(of_ten_blocks(4, {}))); }
 
 }  // namespace
 }  // namespace lockstep

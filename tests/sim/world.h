@@ -20,7 +20,7 @@ KVCacheSpec mamba_spec(MambaCacheMode mode, std::int64_t block_size = 16);
 // Requests with shared prefixes, bursts, aborts and a second turn that waits for the first.
 Trace make_traffic(std::uint64_t seed, int num_requests);
 
-// An engine on which such traffic is tight: 4 requests, 64 tokens a step, 256 tokens long.
+// An engine in which such traffic is tight: 4 requests, 64 tokens per step, 256 tokens long.
 LockstepConfig make_world(std::vector<KVCacheGroupSpec> groups, std::int64_t num_blocks);
 
 // Runs a session of these parts to its end.

@@ -55,17 +55,15 @@ class Source:
             is_comment = match[0].startswith(("//", "/*"))
             code += [between, _blank(match[0]) if is_comment else match[0]]
             comments += [_blank(between), match[0] if is_comment else _blank(match[0])]
-            if not is_comment and len(match[0]) > 14:
+            if not is_comment and " " in match[0] and len(match[0]) > 14:
                 line = self.text.count("\n", 0, match.start()) + 1
-                self.strings += [
-                    (line + n, part) for n, part in enumerate(match[0].split("\n"))
-                ]
+                self.strings += [(line + n, part) for n, part in enumerate(match[0].split("\n"))]
             end = match.end()
         self.code = "".join(code) + self.text[end:]
         self.comments = "".join(comments) + _blank(self.text[end:])
 
     def comment_lines(self) -> int:
-        pairs = zip(self.code.split("\n"), self.comments.split("\n"))
+        pairs = zip(self.code.split("\n"), self.comments.split("\n"), strict=False)
         return sum(1 for code, comment in pairs if comment.strip() and not code.strip())
 
 
@@ -109,11 +107,12 @@ def _members(body: str) -> int:
     count = 0
     for statement in re.sub(r"\b(public|private|protected):", ";", "".join(flat)).split(";"):
         statement = " ".join(statement.split())
-        if re.match(r"(using|friend|static|enum|struct|class|template|typedef|explicit)\b", statement):
+        words = r"(using|friend|static|enum|struct|class|template|typedef|explicit)\b"
+        if re.match(words, statement):
             continue
         if statement and re.match(r"[\w:<>,*&\s\[\]().]+\s[\w\[\]]+(\s*=.*)?$", statement):
-            bare = re.sub(r"<[^<>]*(<[^<>]*(<[^<>]*>)?[^<>]*>)?[^<>]*>", "", statement).split("=")[0]
-            count += "(" not in bare
+            arguments = r"<[^<>]*(<[^<>]*(<[^<>]*>)?[^<>]*>)?[^<>]*>"
+            count += "(" not in re.sub(arguments, "", statement).split("=")[0]
     return count
 
 
@@ -138,7 +137,8 @@ def _functions(source: Source) -> int:
     """Lines of the longest function: from an unindented head to its closing brace."""
     longest, start = 0, None
     for number, line in enumerate(source.text.split("\n")):
-        if re.match(r"[A-Za-z~].*[({,&|]$|[A-Za-z].*\) (const )?\{$", line) and "namespace" not in line:
+        opens = re.match(r"[A-Za-z~].*[({,&|]$|[A-Za-z].*\) (const )?\{$", line)
+        if opens and "namespace" not in line:
             start = number if start is None else start
         if re.match(r"(class|struct|enum|union|namespace|template|constexpr|const)\b", line):
             start = None

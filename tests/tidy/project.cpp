@@ -34,8 +34,9 @@ const std::set<std::string>& top_folders() {
 }
 
 const std::set<std::string>& top_files() {
-  static const std::set<std::string> files = {"CMakeLists.txt", "CMakePresets.json",
-                                              "pyproject.toml", "README.md", "run"};
+  static const std::set<std::string> files = {
+      "CHANGELOG.md", "CMakeLists.txt", "CMakePresets.json", "CONTRIBUTING.md",
+      "LICENSE",      "pyproject.toml", "README.md",         "run"};
   return files;
 }
 

@@ -166,7 +166,7 @@ TEST(Export, WhatAFormatHasNoWordForIsRefusedOrCounted) {
   EXPECT_EQ(text_of({}, ExportAs::mooncake), "F: there are no requests to export");
 }
 
-// 12,031 real rows, where they are at hand.
+// 12,031 real rows, where the data are available.
 TEST(ExportOptionalData, AWholeMooncakeTraceIsWrittenRowForRow) {
   const auto data = find_data_dir();
   if (!data || !std::filesystem::exists(*data / "traces/full/mooncake/conversation_trace.jsonl"))

@@ -1,4 +1,4 @@
-// Traces of other tools (traces/samples/foreign): what each row becomes, who waits for whom, and
+// Traces of other tools (traces/samples/foreign): the request of each row, its dependencies, and
 // what is refused by line.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -172,9 +172,9 @@ TEST(Weka, WhatDoesNotFitIsRefusedByLine) {
   EXPECT_EQ(refused(changed(text, "\"type\":\"n\"", "\"type\":\"x\"")),
             "FILE:1: field `requests[0].type`: found \"x\"; expected \"n\", \"s\", or outside of a "
             "sub-agent \"subagent\"");
-  EXPECT_EQ(refused(changed(text, "\"stop\"", "\"stopped\"")),
-            "FILE:1: field `requests[0].stopped`: found a key that this format does not have; "
-            "expected a known key, or one that starts with x_");
+  EXPECT_EQ(refused(changed(text, "\"output_types\"", "\"output_tipes\"")),
+            "FILE:1: field `requests[0].output_tipes`: found a key that this format does not have; "
+            "expected \"output_types\", or one that starts with x_");
   std::string mixed = first;
   for (const char* what : {"trace_1"}) mixed = changed(mixed, what, "trace_3");
   mixed = changed(mixed, "\"requests\":[{\"t\":0.0,\"type\":\"n\",\"model\":\"m\",\"in\":130",
@@ -233,9 +233,10 @@ TEST(BurstGpt, WrongCellsAreRefused) {
   EXPECT_EQ(
       refused(changed(text, "472", "-1")),
       "FILE:2: field `Request tokens`: found \"-1\"; expected an integer from 1 to 2147483647");
-  EXPECT_EQ(refused(changed(text, "Log Type", "Kind")),
-            "FILE:1: field `header`: found \"Kind\"; expected one of Timestamp, Request tokens, "
-            "Response tokens, Total tokens, Model, Log Type, Session ID, Elapsed time");
+  EXPECT_EQ(
+      refused(changed(text, "Log Type", "Log tokens")),
+      "FILE:1: field `header`: found \"Log tokens\"; expected one of Timestamp, Request tokens, "
+      "Response tokens, Total tokens, Model, Log Type, Session ID, Elapsed time");
   EXPECT_EQ(refused(changed(text, ",API log", "")),
             "FILE:4: field `row`: found \"45.5,GPT-4,417,0,417\"; expected 6 cells");
 }
@@ -341,9 +342,8 @@ TEST(Aiperf, AManifestThatDoesNotFitItsRowsIsRefused) {
     return refusal(import_file(folder + "/m.json"), folder + "/m.json");
   };
   const std::string manifest = sample_text("aiperf/manifest.json");
-  EXPECT_EQ(
-      refused_manifest(changed(manifest, "\"num_sessions\": 2", "\"num_sessions\": 3")),
-      folder + "/dataset.jsonl: found 2 sessions; expected 3, as the manifest beside it says");
+  EXPECT_EQ(refused_manifest(changed(manifest, "\"num_sessions\": 2", "\"num_sessions\": 3")),
+            folder + "/dataset.jsonl: found 2 sessions; expected 3, as its manifest states");
   EXPECT_EQ(refused_manifest(changed(manifest, "\"block_size\": 64", "\"block_size\": 512")),
             folder +
                 "/dataset.jsonl:1: field `hash_ids`: found 3 ids for 130 tokens; expected 1, "
@@ -391,7 +391,8 @@ TEST(ImportOptionsText, EachIsSetOnceAndWhatIsNoneIsRefused) {
   EXPECT_EQ(refused_text("block=0"), "block: found \"0\"; expected a number of tokens");
   EXPECT_EQ(refused_text("time=h"), "time: found \"h\"; expected one of ms, s");
   EXPECT_EQ(refused_text("time=s,time=ms"), "found time twice");
-  EXPECT_EQ(refused_text("unit=s"), "found \"unit\"; expected block, time, turns or zero");
+  EXPECT_EQ(refused_text("unit=s"),
+            "found \"unit\"; expected block, time, turns, zero, arrival or torn");
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Strict reading of JSON: whatever the bytes, the answer is a value or one sentence.
+// Strict reading of JSON: for any bytes, the result is a value or one error message.
 #include "base/json_reader.h"
 
 #include <gtest/gtest.h>

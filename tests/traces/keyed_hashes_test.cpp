@@ -23,7 +23,7 @@ std::string hex_of(const ExternalBlockHash& hash) {
   return text;
 }
 
-TEST(KeyedHashes, equal_every_recorded_chain_of_vllm) {
+TEST(KeyedHashes, EqualEveryRecordedChainOfVllm) {
   const std::string folder = LOCKSTEP_SOURCE_DIR "/tests/traces/keyed_hashes";
   for (const auto& [file, tags, expected] : {std::tuple("/vllm-0.33.0.jsonl", true, 216),
                                              std::tuple("/vllm-0.22.1.jsonl", false, 144)}) {

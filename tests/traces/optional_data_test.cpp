@@ -1,5 +1,6 @@
-// Everything in the optional data folder that has a format of ours is read in full: all recordings
-// byte for byte, all traces with the counts known for them. Skipped, with the reason, without it.
+// Everything in the optional data folder that has one of our formats is read in full: all
+// recordings byte for byte, all traces with their known counts. Skipped, with the reason, without
+// it.
 #include <gtest/gtest.h>
 
 #include <filesystem>

@@ -1,5 +1,5 @@
-// What an engine in C++ writes is what the reader reads, and what it cannot write ends the
-// recording with one sentence.
+// The reader reads what an engine in C++ writes; what it cannot write ends the recording with one
+// message.
 #include "traces/recorder/recorder.h"
 
 #include <gtest/gtest.h>
@@ -21,7 +21,7 @@ recorder::Engine drafting_engine() {
   return engine;
 }
 
-TEST(Recorder, writes_keys_drafts_and_outputs_that_come_too_late_as_the_format_has_them) {
+TEST(Recorder, WritesKeysDraftsAndOutputsThatComeTooLateAsTheFormatHasThem) {
   const std::string path = testing_files::temporary_path("recorded");
   recorder::Recorder recorder(path, drafting_engine());
   recorder.add("a", {1, 2, 3, 4}, 5,
@@ -60,7 +60,7 @@ TEST(Recorder, writes_keys_drafts_and_outputs_that_come_too_late_as_the_format_h
   EXPECT_EQ(found.output_of_step, 0);
 }
 
-TEST(Recorder, ends_where_it_is_told_what_the_header_or_the_prompt_has_no_place_for) {
+TEST(Recorder, EndsWhereItIsToldWhatTheHeaderOrThePromptHasNoPlaceFor) {
   const auto error_of = [](recorder::Engine engine, const recorder::Keys& keys,
                            const recorder::Step& step) {
     const std::string path = testing_files::temporary_path("refused");

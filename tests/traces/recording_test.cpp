@@ -69,8 +69,8 @@ TEST(Recording, EveryFieldIsRead) {
   EXPECT_EQ(to_text(*recording), kRecording);
 }
 
-// What an engine that serves says of its requests: tokens instead of seeds, several tokens that end
-// them, and clients that leave while the model runs.
+// Requests of a serving engine: tokens instead of seeds, several stop tokens, and clients that
+// disconnect while the model runs.
 TEST(Recording, ServedRequestsAreReadAndWrittenBackByteForByte) {
   std::string text = changed(kRecording, "[[7,20]]", R"({"tokens":[5,6,7]})");
   text = changed(text, R"("eos":9)", R"("eos":9,"stop_token_ids":[10,11])");
@@ -136,7 +136,7 @@ TEST(Recording, WhatAServerSetsIsReadAndWrittenBackByteForByte) {
   EXPECT_EQ(to_text(*recording), text);
 }
 
-// What hashes cover beside tokens, and drafts and outputs that come too late.
+// What hashes cover in addition to tokens, and late drafts and outputs.
 TEST(Recording, WhatAnEngineMayTellBesideIsReadAndWrittenBackByteForByte) {
   std::string text = changed(kRecording, R"("hash_block_size":16)",
                              R"("hash_block_size":16,"held_drafts":1,"stale_outputs":1)");
@@ -286,8 +286,8 @@ INSTANTIATE_TEST_SUITE_P(
                 "FILE:3: found the end of the file; expected a step or {\"end\":true,...}"},
         Refused{"empty line", kHeader + "\n" + kStep + kEnd,
                 "FILE:2: found an empty line; expected a record"},
-        Refused{"a line behind the end", kRecording + kStep,
-                "FILE:4: found a line behind the end line; expected none"},
+        Refused{"a line after the end", kRecording + kStep,
+                "FILE:4: found a line after the end line; expected none"},
         Refused{"a version of the future", changed(kRecording, "recording\":1", "recording\":2"),
                 "FILE:1: field `schedule_recording`: found 2; expected the integer 1"},
         Refused{
@@ -342,7 +342,7 @@ INSTANTIATE_TEST_SUITE_P(
                 changed(kRecording, "\"stored\":1", "\"stored\":1,\"events\":[]"),
                 "FILE:2: field `events`: found an array of 0 elements; expected no events: the "
                 "header has no \"hash_algorithm\""},
-        Refused{"events of hashes that nobody knows",
+        Refused{"events of unknown hashes",
                 changed(kRecording, "\"num_blocks\"", "\"hash_algorithm\":\"md5\",\"num_blocks\""),
                 "FILE:1: field `hash_algorithm`: found \"md5\"; expected one of \"sha256_cbor\", "
                 "\"xxhash_cbor\""},

@@ -26,7 +26,7 @@ const TraceRequest& recorded_request(const Trace& trace, std::size_t i) {
   return std::get<TraceRequest>(trace.records.at(i));
 }
 
-TEST(RecordingTrace, has_arrivals_by_step_and_outputs_as_recorded) {
+TEST(RecordingTrace, HasArrivalsByStepAndOutputsAsRecorded) {
   Recording recording;
   recording.steps.resize(3);
   for (std::size_t i = 0; i < 3; ++i) recording.steps[i].step = static_cast<std::int64_t>(i);
@@ -49,7 +49,7 @@ TEST(RecordingTrace, has_arrivals_by_step_and_outputs_as_recorded) {
   EXPECT_EQ(recorded_request(*trace, 3).output.length, 3);  // it did not end: all its tokens
 }
 
-TEST(RecordingTrace, leaves_accepted_placeholders_to_the_replay) {
+TEST(RecordingTrace, LeavesAcceptedPlaceholdersToTheReplay) {
   Recording recording;
   recording.steps.resize(1);
   recording.steps[0].before = {add("a", 3)};
@@ -61,7 +61,7 @@ TEST(RecordingTrace, leaves_accepted_placeholders_to_the_replay) {
   EXPECT_TRUE(recorded_request(*trace, 0).output.tokens.empty());
 }
 
-TEST(RecordingTrace, of_a_connector_is_refused) {
+TEST(RecordingTrace, OfAConnectorIsRefused) {
   Recording recording;
   recording.header.connector.emplace();
   EXPECT_FALSE(trace_of(recording, 10));

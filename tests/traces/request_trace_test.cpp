@@ -249,7 +249,7 @@ INSTANTIATE_TEST_SUITE_P(
                 "FILE:2: field `output`: found 2 output tokens and nothing that ends the request "
                 "there; "
                 "expected max_tokens 2 or an eos token at the end"},
-        Refused{"tokens behind the eos token", changed(kTrace, "[1,2,50000]", "[1,50000,50000]"),
+        Refused{"tokens after the eos token", changed(kTrace, "[1,2,50000]", "[1,50000,50000]"),
                 "FILE:3: field `output`: found 50000, a token that ends the request, at output "
                 "token 1 of 3; "
                 "expected it at the end only"},
@@ -277,7 +277,7 @@ INSTANTIATE_TEST_SUITE_P(
         Refused{"an unknown control",
                 kTraceHeader + "{\"control\":\"pause\",\"t\":1}\n" + kTraceEnd,
                 "FILE:2: field `control`: found \"pause\"; expected one of \"reset_prefix_cache\""},
-        Refused{"a record that is no object", kTraceHeader + "[]\n" + kTraceEnd,
+        Refused{"a record that is not an object", kTraceHeader + "[]\n" + kTraceEnd,
                 "FILE:2: found an array of 0 elements; expected an object"},
         Refused{
             "an unknown key", changed(kTrace, "\"salt\"", "\"slat\""),

@@ -19,7 +19,7 @@ Result<SavedCase> with_settings(const std::string& settings) {
                                      "\"settings\":{}", "\"settings\":" + settings));
 }
 
-TEST(RunFields, each_has_a_name_of_its_own_and_each_flag_one_row) {
+TEST(RunFields, EachHasANameOfItsOwnAndEachFlagOneRow) {
   std::set<std::string_view> names, flags;
   for (const RunField& field : run_fields()) {
     EXPECT_TRUE(names.insert(field.name).second) << field.name;
@@ -34,7 +34,7 @@ TEST(RunFields, each_has_a_name_of_its_own_and_each_flag_one_row) {
   }
 }
 
-TEST(RunFields, a_setting_at_its_default_is_left_out) {
+TEST(RunFields, ASettingAtItsDefaultIsLeftOut) {
   EXPECT_NE(saved_case_to_text(testing_files::smallest_case()).find("\"settings\":{}"),
             std::string::npos);
   SavedCase saved = testing_files::smallest_case();
@@ -49,7 +49,7 @@ TEST(RunFields, a_setting_at_its_default_is_left_out) {
       << saved_case_to_text(saved);
 }
 
-TEST(RunFields, older_cases_have_numbers_for_switches_words_and_connectors) {
+TEST(RunFields, OlderCasesHaveNumbersForSwitchesWordsAndConnectors) {
   const auto old =
       with_settings(R"({"delay_streams":1,"real_numbers":1,"enforce_eager":0,"connector":213,)"
                     R"("load_failed_percent":-1,"transfer_delay_steps":8,"load_failure_fails":1})");
@@ -65,7 +65,7 @@ TEST(RunFields, older_cases_have_numbers_for_switches_words_and_connectors) {
   EXPECT_EQ(*old, expected);
 }
 
-TEST(RunFields, a_setting_that_is_none_is_refused) {
+TEST(RunFields, ASettingThatIsNoneIsRefused) {
   const auto message = [](const std::string& settings) {
     const auto read = with_settings(settings);
     return read ? "" : read.error().message;
@@ -88,7 +88,7 @@ TEST(RunFields, a_setting_that_is_none_is_refused) {
   EXPECT_EQ(message(R"({"x_mine":2})"), "");
 }
 
-TEST(RunFields, formats_say_every_setting) {
+TEST(RunFields, FormatsSayEverySetting) {
   const std::string document = testing_files::read_whole(
       (std::filesystem::path(LOCKSTEP_SOURCE_DIR) / "docs/formats.md").string());
   for (const RunField& field : run_fields())
@@ -98,7 +98,7 @@ TEST(RunFields, formats_say_every_setting) {
     }
 }
 
-TEST(RunFields, what_is_given_overwrites_and_names_its_flag) {
+TEST(RunFields, WhatIsGivenOverwritesAndNamesItsFlag) {
   GivenRun given;
   EXPECT_EQ(given.first_said_by(kBySavedCase), "");
   given.set_text("attention_backend", "flashinfer");

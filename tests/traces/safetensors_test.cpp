@@ -27,7 +27,7 @@ std::vector<std::uint8_t> file_of(std::string_view header, std::size_t data_byte
   return file;
 }
 
-TEST(Safetensors, what_was_written_is_read_again_and_the_data_begin_on_eight_bytes) {
+TEST(Safetensors, WhatWasWrittenIsReadAgainAndTheDataBeginOnEightBytes) {
   const auto file = sample();
   const auto tensors = read_safetensors(file);
   ASSERT_TRUE(tensors) << tensors.error().message;
@@ -41,7 +41,7 @@ TEST(Safetensors, what_was_written_is_read_again_and_the_data_begin_on_eight_byt
   EXPECT_EQ(safetensors_file(*tensors), file);
 }
 
-TEST(Safetensors, a_file_that_ends_early_is_refused_wherever_it_ends) {
+TEST(Safetensors, AFileThatEndsEarlyIsRefusedWhereverItEnds) {
   const auto file = sample();
   for (std::size_t size = 0; size < file.size(); ++size)
     EXPECT_FALSE(read_safetensors(std::span(file).first(size))) << size << " bytes";
@@ -50,7 +50,7 @@ TEST(Safetensors, a_file_that_ends_early_is_refused_wherever_it_ends) {
   EXPECT_EQ(read_safetensors(longer).error().message, "1 bytes behind the last tensor");
 }
 
-TEST(Safetensors, headers_that_do_not_fit_their_bytes_are_refused_with_the_tensor_s_name) {
+TEST(Safetensors, HeadersThatDoNotFitTheirBytesAreRefusedWithTheTensorSName) {
   const auto refusal = [](std::string_view header) {
     const auto read = read_safetensors(file_of(header, 8));
     return read ? std::string("read") : read.error().message;

@@ -1,13 +1,12 @@
-// The bundled sample: a request trace made from a seed, with everything in it that makes a paged KV
-// cache work hard, in a size that replays in seconds.
+// The bundled sample: a request trace made from a seed, with everything that makes a paged KV cache
+// work hard, in a size that replays in seconds.
 //
 // 1. Same parameters, same bytes, on every machine: integers and splitmix64 only.
-// 2. Every prompt but the shortest starts with one global block; behind it most go on with one of
-// two
+// 2. Every prompt except the shortest starts with one global block; most continue with one of two
 //    shared prompts, of 12 and of 5 blocks, which makes prefix hits of three lengths.
-// 3. Some prompts are exact repeats of whole blocks (all of it cached: the last token is computed
-//    again), some have 1 to 3 tokens, some take up a conversation (after + delay, the prompt
-//    grown).
+// 3. Some prompts are exact repeats of whole blocks (completely cached: the last token is computed
+//    again), some have 1 to 3 tokens, some continue a conversation (after + delay, with a longer
+//    prompt).
 // 4. Arrivals come in bursts of equal times, tight enough for the hinted pool to preempt and evict.
 #pragma once
 

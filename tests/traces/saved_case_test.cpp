@@ -6,7 +6,7 @@
 
 #include <filesystem>
 
-#include "base/atomic_file.h"
+#include "base/output_file.h"
 #include "tests/traces/sample_generator.h"
 #include "tests/traces/text_files.h"
 #include "traces/models/data_dir.h"
@@ -193,27 +193,27 @@ TEST(SavedCase, WhatIsWrongIsNamed) {
                   lines + 1));
   EXPECT_EQ(
       refused(text + text),
-      fmt::format("FILE:{}: found a line behind the end of the case; expected none", lines + 1));
+      fmt::format("FILE:{}: found a line after the end of the case; expected none", lines + 1));
 }
 
-TEST(AtomicFile, AFileIsThereWholeOrNotAtAll) {
+TEST(OutputFile, AFileIsThereWholeOrNotAtAll) {
   const std::string folder = temporary_path("folder");
   std::filesystem::create_directory(folder);
   const std::string path = folder + "/file";
   {
-    auto file = AtomicFile::create(path);
+    auto file = OutputFile::create(path);
     ASSERT_TRUE(file);
     ASSERT_TRUE(file->write("half"));
     EXPECT_FALSE(std::filesystem::exists(path));
   }
   EXPECT_TRUE(std::filesystem::is_empty(folder)) << "an abandoned file is left behind";
-  ASSERT_TRUE(write_file_atomically(path, "first"));
+  ASSERT_TRUE(write_output(path, "first"));
   {
-    auto file = AtomicFile::create(path);
+    auto file = OutputFile::create(path);
     ASSERT_TRUE(file);
     ASSERT_TRUE(file->write("second"));
     EXPECT_EQ(read_whole(path), "first") << "the old file stays until the new one is whole";
-    AtomicFile moved = std::move(*file);
+    OutputFile moved = std::move(*file);
     ASSERT_TRUE(moved.commit());
   }
   EXPECT_EQ(read_whole(path), "second");
@@ -222,9 +222,9 @@ TEST(AtomicFile, AFileIsThereWholeOrNotAtAll) {
             1);
 }
 
-TEST(AtomicFile, AFolderThatIsNotThereIsAnError) {
+TEST(OutputFile, AFolderThatIsNotThereIsAnError) {
   const std::string path = temporary_path("missing") + "/file";
-  EXPECT_EQ(refusal(write_file_atomically(path, "x"), path),
+  EXPECT_EQ(refusal(write_output(path, "x"), path),
             "FILE: cannot be written: No such file or directory");
 }
 

@@ -36,7 +36,7 @@ const std::string kWithFacts =
     R"("running":["r0"],"waiting":[],"free_blocks":6,"sampled":{},"facts":)" +
     kFacts + "}\n" + "{\"end\":true,\"steps\":1,\"unfinished\":[\"r0\"]}\n";
 
-TEST(WorkerFacts, are_read_and_written_back_byte_for_byte) {
+TEST(WorkerFacts, AreReadAndWrittenBackByteForByte) {
   const auto recording = read_recording(write_temporary(kWithFacts));
   ASSERT_TRUE(recording) << recording.error().message;
   ASSERT_TRUE(recording->header.worker_facts);
@@ -59,7 +59,7 @@ void PrintTo(const Malformed& one, std::ostream* out) { *out << one.what; }
 
 class MalformedFacts : public testing::TestWithParam<Malformed> {};
 
-TEST_P(MalformedFacts, are_refused_with_one_message) {
+TEST_P(MalformedFacts, AreRefusedWithOneMessage) {
   const std::string path = write_temporary(changed(kWithFacts, GetParam().from, GetParam().to));
   const std::string message = refusal(read_recording(path), path);
   EXPECT_NE(message.find(GetParam().message), std::string::npos) << message;

@@ -22,7 +22,7 @@ const ExportFormat& format_of(ExportAs as) {
   return *std::ranges::find(kExportFormats, as, &ExportFormat::as);
 }
 
-// What a request may have beside an arrival, lengths and a prompt.
+// Optional parts of a request besides arrival, lengths and a prompt.
 struct RarePart {
   std::string_view what;
   bool (*is_there)(const TraceRequest& request);

@@ -25,7 +25,7 @@ enum class ExportAs : std::uint8_t {
 struct ExportFormat {
   ExportAs as;
   std::string_view name;
-  std::int32_t block_tokens_max;  // that its readers take when nothing is said
+  std::int32_t block_tokens_max;  // the readers' default
 };
 std::span<const ExportFormat> export_formats();
 

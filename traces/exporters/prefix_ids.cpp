@@ -39,7 +39,7 @@ class Walk {
   bool at_end() const { return run_ == prompt_.runs.size(); }
   std::uint32_t left() const { return prompt_.runs[run_].count - i_; }  // in this run
   TokenIdentity token() const { return identity_of(prompt_, prompt_.runs[run_], i_); }
-  // Whether both go on alike to the end of the shorter of the two runs.
+  // True if both are equal to the end of the shorter of the two runs.
   bool runs_like(const Walk& other) const {
     const TokenRun& mine = prompt_.runs[run_];
     const TokenRun& theirs = other.prompt_.runs[other.run_];
@@ -76,7 +76,7 @@ std::pair<std::int64_t, std::strong_ordering> parting(const Prompt& a, const Pro
   return {shared, theirs.at_end() <=> mine.at_end()};
 }
 
-// What a block is told from: the block before it, its length, and its content.
+// What identifies a block: the previous block, its length, and its content.
 std::vector<std::uint64_t> content_of(Walk& walk, std::uint64_t parent, std::int64_t tokens) {
   std::vector<std::uint64_t> content = {parent, static_cast<std::uint64_t>(tokens)};
   TokenIdentity next{};

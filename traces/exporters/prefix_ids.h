@@ -1,10 +1,11 @@
-// Hash ids for prompts of any kind: which blocks of which prompts are the same content behind the
+// Hash ids for prompts of any kind: which blocks of which prompts have the same content after the
 // same prefix.
 //
-// 1. Two prompts have as many leading ids in common as whole blocks, and a last block that is not
-//    full only where the prompts are equal. So ids say exactly what is shared when the block
-//    divides every length that two unequal prompts share. Prompts of two salts share nothing.
-// 2. Ids count from 0 in the order in which they come up.
+// Invariants
+// (1) Two prompts have as many leading ids in common as whole blocks, and a partial last block only
+//     if the prompts are equal. So ids state exactly what is shared when the block divides every
+//     length that two different prompts share. Prompts of different salts share nothing.
+// (2) Ids count from 0 in order of appearance.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +21,7 @@ namespace lockstep {
 struct SharedPrefixes {
   // Tokens that every length that two unequal prompts share is a multiple of; 0: nothing is shared.
   std::int64_t unit = 0;
-  // Two requests that share a length which is no multiple of the block asked for.
+  // Two requests that share a length that is not a multiple of the requested block.
   struct Between {
     std::string first, second;
     std::int64_t tokens = 0;

@@ -24,7 +24,7 @@ void apply_engine_options(const EngineOptions& options, EngineConfig& config);
 RecordingHeader header_of_engine(const EngineConfig& config,
                                  const std::vector<KVCacheGroupSpec>& groups,
                                  std::int64_t num_blocks);
-// Puts a KV connector beside that header's engine.
+// Adds a KV connector to that header's engine.
 void connect_engine(RecordingHeader& header, KVLoadFailurePolicy policy,
                     const KVConnectorTraits& traits);
 

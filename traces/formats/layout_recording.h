@@ -1,5 +1,5 @@
-// Recorded memory plans of an engine (layouts.jsonl): one line a plan, inputs and what the engine
-// made of them. The format is described beside the recordings.
+// Recorded memory plans of an engine (layouts.jsonl): one line per plan, its inputs and the
+// engine's results. The README of the recordings describes the format.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +27,7 @@ struct RecordedViews {
   std::int64_t num_blocks = 0;
   std::vector<std::int64_t> kernel_block_sizes;
   NamedViews views;
-  // The engine's second runner: the same views (neither is set), others, or a refusal.
+  // Model runner V2: the same views (neither is set), others, or a refusal.
   std::optional<NamedViews> second_runner;
   std::string second_runner_refused;
 };

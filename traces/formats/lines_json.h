@@ -1,5 +1,8 @@
 // The lines of recordings and request traces as JSON values: for both, benchmark files and saved
 // cases.
+//
+// Invariants
+// (1) A TraceRecordReader accepts each request name once.
 #pragma once
 
 #include <string>
@@ -22,8 +25,8 @@ RecordingHeader read_recording_header(JsonValue value);
 // The step that must have the number `expected_step`.
 RecordedStep read_recorded_step(JsonValue value, const RecordingHeader& header,
                                 std::int64_t expected_step);
-// Its parts, appended to `step`: what was decided, from `scheduled` to `copies`; the queues and the
-// pool; tables; what the output ended; `held` and what became of the prefix cache.
+// Its parts, appended to `step`: the decision, from `scheduled` to `copies`; the queues and the
+// pool; tables; what the output ended; `held` and the prefix cache.
 void read_decision_keys(JsonObject& object, const RecordingHeader& header, RecordedStep& step);
 void read_state_keys(JsonObject& object, const RecordingHeader& header, RecordedStep& step);
 void read_table_keys(JsonObject& object, const RecordingHeader& header, RecordedStep& step);

@@ -1,5 +1,6 @@
 // Recorded memory plans of an engine whose groups overlay one allocation (layouts.jsonl, format 2):
-// the inputs of each line. The results stay JSON; the format is described beside the recordings.
+// the inputs of each line. The results stay JSON; the README of the recordings describes the
+// format.
 #pragma once
 
 #include <cstdint>

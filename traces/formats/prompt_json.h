@@ -52,14 +52,14 @@ std::int64_t hash_ids_for(std::int64_t length, const HashIdConvention& ids);
 bool read_embeds_alone(JsonObject& object, RequestSpec& request);
 struct KeysForm {
   bool has_items_beside = false;  // of the prompt: a decoder reads them by cross-attention
-  // The engine has token 0 in the places of embeddings (vllm/v1/request.py, from 0.29.0 on).
+  // The engine has token 0 at the positions of embeddings (vllm/v1/request.py, since 0.29.0).
   bool zeroes_embedded = false;
 };
 // `lora`, `mm`, `embeds`, `min_tokens`, `repetition_detection`, `skip_reading_prefix_cache`: each
 // left out when default.
 // REQUIRES: the prompt has been read.
 void read_rare_request_keys(JsonObject& object, RequestSpec& request, KeysForm form = {});
-// `mm`. A prompt of less than 0 tokens: the items stand beside it.
+// `mm`. A negative prompt size: the items are not part of the prompt.
 std::vector<PromptItem> read_prompt_items(JsonValue value, std::int64_t prompt_size);
 void write_prompt_items(JsonWriter& out, const std::vector<PromptItem>& items);
 void write_rare_request_keys(JsonWriter& out, const RequestSpec& request);

@@ -1,15 +1,14 @@
-// An engine recording: what a scheduler decided, step by step, with the inputs that led it there.
-// docs/formats.md, "Engine recording", documents every key; the structs follow it letter for
-// letter.
+// An engine recording: a scheduler's decisions, step by step, with their inputs. docs/formats.md,
+// "Engine recording", documents every key; the structs follow it.
 //
-// 1. Absent and present are kept apart where an engine means something by it (std::optional); a
-//    list that an engine leaves out when it is empty (`before`, `preempted`, `zero`, ...) is just
-//    empty.
-// 2. Order is the file's: of events, of scheduled requests, of blocks, of queues.
-// 3. Reading what was written gives the same recording. It gives the same bytes as well where the
-//    file has this format's order of keys; `pause` is written as `pause_state`.
+// Invariants
+// (1) Absent and present differ where an engine distinguishes them (std::optional); a list that an
+//     engine omits when empty (`before`, `preempted`, `zero`, ...) is empty.
+// (2) Order is the file's: of events, of scheduled requests, of blocks, of queues.
+// (3) Reading a written recording gives the same recording, and the same bytes where the file has
+//     this format's order of keys; `pause` is written as `pause_state`.
 //
-// Not checked here: whether the decisions make sense. That is what conform and audit do.
+// Not checked here: whether the decisions make sense. conform and audit check that.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +26,7 @@
 
 namespace lockstep {
 
-// Options that bound what requests bring beside tokens; absent: not given.
+// Options that limit request inputs other than tokens; absent: not given.
 struct InputOptions {
   std::optional<std::int32_t> max_loras{};  // adapters in a step
   std::optional<std::int32_t> mm_max_item_embeds{};
@@ -73,7 +72,7 @@ struct RecordedConnectorConfig {
   bool fail_on_load_error = false;  // kv_load_failure_policy: "fail" or "recompute"
   bool supports_hybrid_groups = false;
   std::string kv_role{};
-  bool requires_kv_delivery = false;  // the output in flight of who is preempted is dropped
+  bool requires_kv_delivery = false;  // a preempted request's output in flight is dropped
   bool divergent_hits = false;        // it completes hits that are deeper in one group
   bool waits_for_sends = false;       // while blocks are sent it says that frees are pending
   std::int32_t parts = 0;             // connectors beneath it
@@ -114,13 +113,13 @@ struct RecordedEvent {
     output,
     chunk,           // the next input of a session
     close,           // a session has no more
-    grammar_ready,   // a request need not wait for its grammar any more
+    grammar_ready,   // a request no longer needs to wait for its grammar
     grammar_failed,  // ... will never have one
     reset_encoder_cache,
   };
   Kind kind = Kind::add;
-  // add, chunk; arrival_ns is the recorded arrival taken as seconds. Places of a chunk's items
-  // count from its begin.
+  // add, chunk; arrival_ns is the recorded arrival in seconds. Positions of a chunk's items count
+  // from its start.
   RequestSpec request;
   bool priority_given = false;   // add: the key was there (0 is a priority too)
   std::string name;              // of the others: whose
@@ -130,7 +129,7 @@ struct RecordedEvent {
   std::string session_id;        // add: a name for its cache events
   std::string parent;            // add: of which it is one of several samples; decides nothing
   bool reset_succeeded = false;  // reset_prefix_cache: what the engine returned
-  bool resets_running = false;   // reset_prefix_cache: all who ran were preempted first
+  bool resets_running = false;   // reset_prefix_cache: all running requests were preempted first
   PauseState pause_state = PauseState::unpaused;
   // output: of that step, processed here; only in `during`, where events follow it and a further
   // output follows these.
@@ -188,7 +187,7 @@ struct RecordedWorker {
 struct RecordedGrammar {
   std::string id;
   std::int32_t asked = 0;
-  std::int32_t valid = 0;  // it takes so many, from the first on
+  std::int32_t valid = 0;  // number of leading drafts that it accepts
   bool operator==(const RecordedGrammar&) const = default;
 };
 
@@ -204,11 +203,11 @@ struct RecordedCount {
   bool operator==(const RecordedCount&) const = default;
 };
 
-// An output that came in for a request that had been preempted, or had left, since its step.
+// An output for a request that was preempted or had ended since its step.
 struct RecordedStaleOutput {
   std::string id;
   std::int64_t of_step = 0;
-  std::int32_t taken = 0;  // of its tokens, appended to the request all the same
+  std::int32_t taken = 0;  // tokens of it that were still appended to the request
   bool operator==(const RecordedStaleOutput&) const = default;
 };
 
@@ -231,36 +230,36 @@ struct RecordedInputs {
   std::optional<std::vector<RecordedEncoderEntry>> encoder_cache{};
   std::optional<std::vector<std::string>> encoder_freeable{};
   std::vector<std::string> holding{};      // waiting requests that hold blocks: a queue
-  std::vector<RecordedSkipped> blocked{};  // of those who wait: for a grammar, for input
+  std::vector<RecordedSkipped> blocked{};  // waiting requests that wait for a grammar or for input
   std::vector<RecordedGrammar> grammar{};
-  bool is_deferred = false;  // sampled when the output of the step before had been processed
+  bool is_deferred = false;  // sampled after the previous step's output was processed
   std::vector<RecordedTokens> drafts_in_flight{};
-  std::vector<RecordedTokens> spec_in_flight{};  // what became of them; -1 fills up
+  std::vector<RecordedTokens> spec_in_flight{};  // their outcome; -1 is padding
   std::vector<RecordedCount> invalid_drafts{};   // how many of them grammars cut
   std::vector<std::string> pooled{};             // whose pooled output came
   bool operator==(const RecordedInputs&) const = default;
 };
 
-// What steps beside a KV connector have in newer releases. What one of vLLM's own connectors
-// decided is kept as JSON: nothing here depends on it.
+// Fields of steps with a KV connector in newer releases. The decisions of vLLM's own connectors are
+// kept as JSON: no code depends on them.
 struct RecordedTransfers {
   std::optional<std::vector<RecordedSkipped>> kv_holding{};  // a queue of its own, with status
-  std::vector<std::string> deferred{};  // of both queues, who was passed over; ascending
+  std::vector<std::string> deferred{};  // passed-over requests of both queues; ascending
   bool loads_within = false;            // the step contains a load that is not asynchronous
   std::string parts{}, parts_worker{}, parts_held{}, offload{};  // JSON; empty: not there
   bool operator==(const RecordedTransfers&) const = default;
 };
 
-// What a hash covers beside tokens: an adapter's name, a salt, a digest, or with a place an image
-// and its first token behind the block's.
+// What a hash covers in addition to tokens: an adapter's name, a salt, a digest, or with a position
+// an image and the offset of its first token from the block's first token.
 struct RecordedExtraKey {
   std::string value;
   std::optional<std::int64_t> place{};
   bool operator==(const RecordedExtraKey&) const = default;
 };
 
-// What HiSparse's workers are told in a step (reference/types/hisparse.h), by request, in the order
-// scheduled; who has nothing is left out.
+// What HiSparse's workers receive in a step (reference/types/hisparse.h), by request, in scheduling
+// order; empty entries are left out.
 struct RecordedPages {
   std::vector<PageTransfer> transfers{};
   std::vector<std::pair<std::string, std::vector<RowMirror>>> mirrors{};
@@ -270,7 +269,7 @@ struct RecordedPages {
   bool operator==(const RecordedPages&) const = default;
 };
 
-// What became of the prefix cache, as an engine tells those who route by it. Hashes are its own.
+// A change of the prefix cache, as an engine reports it to routers. Hashes are the engine's own.
 struct RecordedCacheEvent {
   enum class Kind : std::uint8_t { stored, removed, cleared };
   Kind kind = Kind::stored;
@@ -306,18 +305,18 @@ struct RecordedStep {
   std::vector<RecordedTokens> held_drafts;
   std::optional<std::vector<RecordedTable>> tables;
   std::optional<std::vector<RecordedTable>> loading;
-  std::vector<RecordedEvent> during;  // after the decision, before `output_of_step` came in
+  std::vector<RecordedEvent> during;  // after the decision, before `output_of_step` arrived
   std::optional<RecordedWorker> worker;
   std::vector<RecordedTokens> sampled;
   std::optional<std::int64_t> output_of_step;
-  std::vector<RecordedStaleOutput> stale_outputs;  // in the order in which they came in
+  std::vector<RecordedStaleOutput> stale_outputs;  // in order of arrival
   std::vector<RecordedStopped> stopped;
   std::optional<std::vector<RecordedTokens>> drafts;
   std::vector<std::string> held;
   std::int64_t stored = 0;
   std::int64_t evicted = 0;
   bool cleared = false;
-  std::vector<RecordedCacheEvent> events;  // in order; where the header says so
+  std::vector<RecordedCacheEvent> events;  // in order; only if the header enables them
   std::optional<WorkerStepFacts> facts;    // ... so too
   RecordedInputs inputs{};
   RecordedTransfers transfers{};
@@ -327,11 +326,10 @@ struct RecordedStep {
 struct RecordingEnd {
   std::int64_t steps = 0;
   std::vector<std::string> unfinished;
-  // So many of the last steps that scheduled something had no output yet: what it would have been,
-  // nobody knows.
+  // Number of last non-empty steps without an output: what they sampled is unknown.
   std::int64_t steps_in_flight = 0;
-  // The engine raised an exception, "schedule" or "update", behind the last step; empty: it did
-  // not. What had come in since that step.
+  // The engine raised an exception, in "schedule" or "update", after the last step; empty: none.
+  // Events since that step.
   std::string raised_in{};
   std::vector<RecordedEvent> raised_before{};
   bool operator==(const RecordingEnd&) const = default;
@@ -355,8 +353,8 @@ class RecordingReader {
   const RecordingHeader& header() const;
   // "FILE:LINE" of the line read last.
   std::string place() const;
-  // The next step into `step`: true; or false after the last one, when end() is set. Anything else
-  // (a file cut off before its end line, steps out of order, lines behind the end) is an Error.
+  // Reads the next step into `step`: true; false after the last one, when end() is set. Anything
+  // else (a file without its end line, steps out of order, lines after the end) is an Error.
   Result<bool> next(RecordedStep& step);
   // Requires: next() has returned false.
   const RecordingEnd& end() const;

@@ -1,5 +1,4 @@
-// Parts of a recorded step that stand for themselves: what became of the prefix cache, and what an
-// encoder and grammars had to say.
+// Self-contained parts of a recorded step: changes of the prefix cache, encoder and grammar inputs.
 #include <fmt/format.h>
 
 #include "reference/plan/limits.h"

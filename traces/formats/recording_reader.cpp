@@ -561,7 +561,7 @@ Result<bool> RecordingReader::next(RecordedStep& step) {
       const auto behind = state.json.ok() ? state.lines.next(line) : Result<bool>(false);
       if (!behind) return tl::unexpected(behind.error());
       if (*behind)
-        state.json.fail_line(number + 1, "found a line behind the end line; expected none");
+        state.json.fail_line(number + 1, "found a line after the end line; expected none");
     } else {
       step = read_recorded_step(root, state.header, state.next_step++);
     }

@@ -74,7 +74,7 @@ Result<Trace> trace_of(const Recording& recording, std::int64_t step_ns) {
         trace.records.emplace_back(std::move(request));
       } else if (event.kind == RecordedEvent::Kind::abort) {
         const auto place = places.find(event.name);
-        if (place == places.end()) continue;  // nobody of that name was there
+        if (place == places.end()) continue;  // no block of that name
         auto& request = std::get<TraceRequest>(trace.records[place->second]);
         request.abort = AbortPlan{.t_ns = t_ns, .after_tokens = {}};
       } else if (event.kind == RecordedEvent::Kind::output) {

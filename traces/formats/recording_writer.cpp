@@ -1,5 +1,5 @@
-#include "base/atomic_file.h"
 #include "base/number_text.h"
+#include "base/output_file.h"
 #include "traces/formats/engine_options.h"
 #include "traces/formats/lines_json.h"
 #include "traces/formats/prompt_json.h"
@@ -140,7 +140,7 @@ void write_encoder_keys(JsonWriter& out, const RecordedInputs& inputs) {
   if (inputs.encoder_freeable) out.key("encoder_freeable").strings(*inputs.encoder_freeable);
 }
 
-// Who waits for what, and what grammars and poolers said.
+// Waiting requests and their reasons, and the results of grammars and poolers.
 void write_input_keys(JsonWriter& out, const RecordedInputs& inputs) {
   write_encoder_keys(out, inputs);
   write_names(out, "holding", inputs.holding);
@@ -406,7 +406,7 @@ std::string recording_end_line(const RecordingEnd& end) {
 }
 
 struct RecordingWriter::State {
-  AtomicFile file;
+  OutputFile file;
   std::string buffer;
   Result<void> append(const std::string& line) {
     buffer += line;
@@ -427,7 +427,7 @@ RecordingWriter::~RecordingWriter() = default;
 
 Result<RecordingWriter> RecordingWriter::create(const std::string& path,
                                                 const RecordingHeader& header) {
-  auto file = AtomicFile::create(path);
+  auto file = OutputFile::create(path);
   if (!file) return tl::unexpected(file.error());
   return RecordingWriter(
       std::make_unique<State>(State{std::move(*file), recording_header_line(header)}));

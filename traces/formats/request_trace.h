@@ -50,7 +50,7 @@ struct TraceHeader {
   TraceSource source;
   std::optional<HashIdConvention> ids;  // absent: no prompt is given by hash ids
   std::optional<EngineHints> engine;
-  bool is_encoder_decoder = false;  // items stand beside prompts, for an encoder
+  bool is_encoder_decoder = false;  // items are not part of prompts; an encoder reads them
   bool operator==(const TraceHeader&) const = default;
 };
 
@@ -64,7 +64,7 @@ struct OutputPlan {
   bool operator==(const OutputPlan&) const = default;
 };
 
-// Exactly one of the two: the client leaves at a time, or once it has so many output tokens.
+// Exactly one of the two: the client disconnects at a time, or after a number of output tokens.
 struct AbortPlan {
   std::optional<std::int64_t> t_ns;
   std::optional<std::int32_t> after_tokens;
@@ -84,7 +84,7 @@ struct TraceControl {
   enum class Kind : std::uint8_t { reset_prefix_cache };
   Kind kind = Kind::reset_prefix_cache;
   std::int64_t t_ns = 0;
-  bool preempts_running = false;  // all who run give their blocks back first
+  bool preempts_running = false;  // all running requests free their blocks first
   bool operator==(const TraceControl&) const = default;
 };
 
@@ -110,6 +110,9 @@ class TraceReader {
   virtual const TraceHeader& header() const = 0;
   // The next record into `record`: true; false after the last one.
   virtual Result<bool> next(TraceRecord& record) = 0;
+  // What the reader assumed about the file and left out of it, a phrase each: complete after the
+  // last record.
+  virtual std::vector<std::string> assumed() const { return {}; }
 };
 
 Result<std::unique_ptr<TraceReader>> open_request_trace(const std::string& path);

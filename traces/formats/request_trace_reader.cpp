@@ -60,7 +60,7 @@ OutputPlan read_output(JsonValue value) {
   return output;
 }
 
-// The client leaves at a time, not before it has come, or after so many output tokens.
+// The client disconnects at a time, not before its arrival, or after a number of output tokens.
 AbortPlan read_abort(JsonValue value, const TraceRequest& request) {
   JsonObject object = value.object();
   AbortPlan abort;
@@ -276,7 +276,7 @@ class RequestTraceReader final : public TraceReader {
     std::string_view line;
     const auto behind = lines_.next(line);
     if (!behind) return tl::unexpected(behind.error());
-    if (*behind) json_.fail_line(number + 1, "found a line behind the end line; expected none");
+    if (*behind) json_.fail_line(number + 1, "found a line after the end line; expected none");
     return {};
   }
 

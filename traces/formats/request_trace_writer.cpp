@@ -1,4 +1,4 @@
-#include "base/atomic_file.h"
+#include "base/output_file.h"
 #include "traces/formats/engine_options.h"
 #include "traces/formats/lines_json.h"
 #include "traces/formats/prompt_json.h"
@@ -102,7 +102,7 @@ std::string trace_to_text(const Trace& trace) {
 }
 
 Result<void> write_request_trace(const std::string& path, const Trace& trace) {
-  return write_file_atomically(path, trace_to_text(trace));
+  return write_output(path, trace_to_text(trace));
 }
 
 }  // namespace lockstep

@@ -122,7 +122,7 @@ constexpr RunField kFields[] = {
     engine_row<&EngineConfig::policy>({.name = "policy",
                                        .group = kEngine,
                                        .flag = "--policy",
-                                       .help = "who goes first (fcfs)",
+                                       .help = "scheduling policy (fcfs)",
                                        .said_by = kByRecordings}),
     engine_row<&EngineConfig::max_num_seqs>({.name = "max_num_seqs",
                                              .group = kEngine,
@@ -172,10 +172,10 @@ constexpr RunField kFields[] = {
         {.name = "async_scheduling",
          .group = kEngine,
          .flag = "--async-scheduling",
-         .help = "decide a step before the output of the one before is known (as the release "
+         .help = "decide a step before the previous output is known (as the release "
                  "serves)",
          .no_flag = "--no-async-scheduling",
-         .no_help = "decide a step when the output of the one before is known",
+         .no_help = "decide a step after the previous output is known",
          .said_by = kByRecordings,
          .phrase = ", async scheduling"}),
     engine_row<&EngineConfig::scheduler_reserve_full_isl>(
@@ -226,8 +226,9 @@ constexpr RunField kFields[] = {
         {.name = "hisparse_host_gib",
          .group = kCache,
          .flag = "--hisparse-host-gib",
-         .help = "HiSparse: a --model's sparse attention keeps its rows in a host pool of so many "
-                 "GiB (--connector hisparse)",
+         .help =
+             "HiSparse: a --model's sparse attention keeps its rows in a host pool of this many "
+             "GiB (--connector hisparse)",
          .at_least = 1,
          .at_most = 1 << 20,
          .said_by = kByRecordings}),
@@ -258,7 +259,7 @@ constexpr RunField kFields[] = {
         {.name = "connector",
          .group = kConnector,
          .flag = "--connector",
-         .help = "peers: somebody knows prefixes of some prompts, loads take time and fail "
+         .help = "peers: unknown peers hold prefixes of some prompts, loads take time and fail "
                  "(default); host: full blocks are stored in host memory and loaded from there; "
                  "one-group-peers: as peers, of one KV cache group; hisparse: workers that copy "
                  "pages of HiSparse's groups; up to four of them in the order in which they are "
@@ -353,14 +354,14 @@ constexpr RunField kFields[] = {
         {.name = "dcp",
          .group = kRanks,
          .flag = "--decode-context-parallel-size",
-         .help = "tensor parallel ranks that deal out tokens among one another (1)",
+         .help = "tensor parallel ranks that shard tokens among each other (1)",
          .at_least = 1,
          .at_most = kRanksMax,
          .said_by = kByRecordings}),
     engine_row<&EngineConfig::pcp>({.name = "pcp",
                                     .group = kRanks,
                                     .flag = "--prefill-context-parallel-size",
-                                    .help = "further ranks that tokens are dealt out to (1)",
+                                    .help = "further ranks that shard tokens (1)",
                                     .at_least = 1,
                                     .at_most = kRanksMax,
                                     .said_by = kByRecordings}),
@@ -385,7 +386,7 @@ constexpr RunField kFields[] = {
          .group = kRun,
          .flag = "--backend",
          .help = "auto, cuda (a GPU), simt (the same kernels on the CPU), none (the model alone), "
-                 "a plugin of yours: FILE.so (docs/check_your_kernels.md), or vllm[:DIR], vLLM's "
+                 "your plugin: FILE.so (docs/check_your_kernels.md), or vllm[:DIR], vLLM's "
                  "own worker (docs/real_worker.md)",
          .default_text = "auto",
          .saved_in = SavedIn::header}),

@@ -1,10 +1,10 @@
-// The options of a run, a row each: its name in files and on the command line, where
-// it stands in a RunSpec, what it may be and who says it. The command line, saved cases, engine
-// options, results, the shrinker and the summary go through these rows; a new option is one row and
-// its use.
+// The options of a run, one row each: name in files and on the command line, member of RunSpec,
+// range and source. The command line, saved cases, engine options, results, the shrinker and the
+// summary all use these rows; a new option is one row and its use.
 //
-// 1. Names, flags and members are each in one row.
-// 2. A saved case leaves a setting out that has its default.
+// Invariants
+// (1) Names, flags and members are each in one row.
+// (2) A saved case omits a setting that has its default.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@
 
 namespace lockstep {
 
-// Where a saved case keeps an option. nowhere: it holds what came of it.
+// Where a saved case stores an option. nowhere: it stores the option's result.
 enum class SavedIn : std::uint8_t { nowhere, engine, header, settings };
 
 // How the shrinker makes an option simpler, and whether it counts as one that is set.
@@ -31,7 +31,7 @@ enum class Shrinks : std::uint8_t {
   never,
 };
 
-// Who says an option already, so that the command line may not. Bits.
+// Sources that already set an option, so that the command line may not. Bits.
 enum SaidBy : std::uint8_t { kByNobody = 0, kByModel = 1, kByRecording = 2, kBySavedCase = 4 };
 // A saved case says all that a recording says.
 inline constexpr std::uint8_t kByRecordings = kByRecording | kBySavedCase;
@@ -42,8 +42,8 @@ enum class FieldKind : std::uint8_t { flag, number, uint64, word, text };
 struct RunField {
   std::string_view name{};      // in files and results
   std::string_view old_name{};  // of the same setting in older saved cases
-  // The command line; no flag: it cannot say it. Of a switch, `flag` sets it, `no_flag` resets it.
-  // {} in `help`: the default.
+  // The command line; an empty flag: not available there. For a switch, `flag` sets it, `no_flag`
+  // resets it. {} in `help`: the default.
   std::string_view group{}, flag{}, help{}, no_flag{}, no_help{};
   std::string_view value_name{};                   // in the help; empty: as the kind has it
   std::string_view default_text{};                 // shown in the help
@@ -89,7 +89,7 @@ const RunSpec& simplest_run();
 struct GivenRun {
   RunSpec spec;
   std::vector<const RunField*> given;
-  std::string refused;  // the first value that a row does not take, as a sentence
+  std::string refused;  // the first value that a row refuses, as an error message
 
   bool has(std::string_view name) const;
   void add(const RunField& field);

@@ -1,13 +1,15 @@
-// What a run is: engine, cache, device, ranks, connector, seeds and faults. The command line, a
-// trace's hints and a saved case all come to one RunSpec; sim/session/session.h makes the
-// configuration of a run out of it. run_fields.h has a row for each of its options.
+// The description of a run: engine, cache, device, ranks, connector, seeds and faults. The command
+// line, a trace's hints and a saved case all produce one RunSpec; sim/session/session.h makes the
+// configuration of a run from it. run_fields.h has a row for each of its options.
 //
-// 1. Plain data: everything has a default, and two equal specs are the same run of equal requests.
-// 2. `cache` is the plan; `recipe` is what a plan is made from where the input brings none, and
-//    means nothing beside a plan.
+// Invariants
+// (1) Plain data: every member has a default, and two equal specs are the same run of equal
+//     requests.
+// (2) `cache` is the plan. `recipe` describes how to make a plan where the input has none, and is
+//     ignored with a plan.
 //
-// Not checked here: whether an engine takes the options together, and whether a backend, mutant or
-// fault of that name exists.
+// Not checked here: whether an engine supports the options together, and whether a backend, mutant
+// or fault of that name exists.
 #pragma once
 
 #include <cstdint>
@@ -63,11 +65,11 @@ enum class ConnectorKind : std::uint8_t {
 std::string_view name_of(ConnectorKind kind);
 
 inline constexpr std::size_t kConnectorPartsMax = 4;
-// "peers+host": the parts in order. Nothing: a part that nobody knows, or too many.
+// "peers+host": the parts in order. Absent: an unknown part, or too many.
 std::optional<std::vector<ConnectorKind>> connector_parts_from_text(std::string_view text);
 std::string connector_parts_text(const std::vector<ConnectorKind>& parts);  // none: "none"
 
-// KV connectors in the order in which they are asked, and what is said about them.
+// KV connectors in query order, and their options.
 struct ConnectorSpec {
   std::vector<ConnectorKind> parts;  // none: no connector
   std::int64_t num_host_blocks = 0;  // of each host tier
@@ -90,7 +92,7 @@ struct Fault {
 
 // What the command line says of a run, and a plan, a list of faults or the trace then hold.
 struct RunRecipe {
-  std::string model;  // of the catalogue, or a file; empty: layers that are alike
+  std::string model;  // of the catalogue, or a file; empty: equal layers
   std::int32_t layers = 2;
   std::int32_t kv_heads = 0;  // 0: 2, or of mla 1
   std::int32_t head_size = 64;

@@ -23,7 +23,7 @@ struct SafeTensor {
   std::string name;
   std::string dtype;  // "BF16", "F32", "U64", ...
   std::vector<std::int64_t> shape;
-  std::span<const std::uint8_t> bytes = {};  // of somebody else
+  std::span<const std::uint8_t> bytes = {};  // not owned
 };
 
 // What the format calls it.

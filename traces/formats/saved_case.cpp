@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
-#include "base/atomic_file.h"
 #include "base/line_reader.h"
+#include "base/output_file.h"
 #include "traces/formats/engine_options.h"
 #include "traces/formats/lines_json.h"
 #include "traces/formats/run_fields.h"
@@ -132,7 +132,7 @@ class CaseReader {
     if (const auto behind = json_.ok() ? lines_.next(line) : Result<bool>(false); !behind) {
       return tl::unexpected(behind.error());
     } else if (*behind) {
-      json_.fail_line(lines_.number(), "found a line behind the end of the case; expected none");
+      json_.fail_line(lines_.number(), "found a line after the end of the case; expected none");
     }
     if (!json_.ok()) return json_.failure();
     return saved;
@@ -210,7 +210,7 @@ std::string saved_case_to_text(const SavedCase& saved) {
 }
 
 Result<void> write_saved_case(const std::string& path, const SavedCase& saved) {
-  return write_file_atomically(path, saved_case_to_text(saved));
+  return write_output(path, saved_case_to_text(saved));
 }
 
 }  // namespace lockstep

@@ -1,11 +1,12 @@
-// A saved case: all that a replay needs, in one file, so that a divergence found once is found
-// again. docs/formats.md, "Saved case".
+// A saved case: everything that a replay needs, in one file, so that a divergence can be
+// reproduced. docs/formats.md, "Saved case".
 //
-// 1. Self-contained: configuration, plan, requests, recorded decisions and faults are inside.
-// 2. Reading what was written gives an equal case; what is on disk is a whole case or not there.
+// Invariants
+// (1) Self-contained: configuration, plan, requests, recorded decisions and faults are inside.
+// (2) Reading a written case gives an equal case; a file is a complete case or does not exist.
 //
-// Not checked here: whether a backend, mutant or fault of that name exists; whoever runs the case
-// knows.
+// Not checked here: whether a backend, mutant or fault of that name exists; the code that runs the
+// case checks it.
 #pragma once
 
 #include <cstdint>

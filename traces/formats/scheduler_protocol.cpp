@@ -19,7 +19,7 @@ std::string read_id(JsonObject& object) {
   return std::string(object.required("id").nonempty_string());
 }
 
-// What a reply says anew of the queues and the pool.
+// The new state of the queues and the pool in a reply.
 void read_state(JsonObject& object, const RecordingHeader& header, RecordedStep& step) {
   step.skipped.reset();
   read_state_keys(object, header, step);

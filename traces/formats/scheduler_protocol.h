@@ -1,5 +1,5 @@
 // The messages of the scheduler protocol and its replies, as lines of JSON.
-// docs/scheduler_protocol.md documents every key; what a message shares with an engine recording is
+// docs/protocols.md documents every key; what a message shares with an engine recording is
 // read and written as there.
 //
 // Not here: the dialogue (sim/foreign/engine_process.h).
@@ -41,7 +41,7 @@ std::string close_message();
 std::string connector_answer_message(const RecordedConnectorAnswer& answer);
 std::string keeps_message(bool keeps);
 
-// Replies: the keys of the object, all but what stands in every reply ("failed").
+// Replies: the keys of the object, except those of every reply ("failed").
 EngineHello read_hello(JsonObject& object);
 // `opened`, into the header's block sizes; or the reason of a refusal.
 std::string read_opened(JsonObject& object, RecordingHeader& header);

@@ -266,18 +266,33 @@ static std::vector<std::string> read_draft_layers(JsonValue value, const KVCache
   return names;
 }
 
+// Empty: each has one.
+static std::string layer_without_tensor(const KVCacheConfig& config) {
+  for (const KVCacheGroupSpec& group : config.groups)
+    for (const std::string& name : group.layer_names)
+      if (group.spec.kind != CacheKind::encoder_only &&
+          std::ranges::none_of(config.tensors, [&](const KVCacheTensor& tensor) {
+            return std::ranges::find(tensor.shared_by, name) != tensor.shared_by.end();
+          }))
+        return name;
+  return {};
+}
+
 KVCacheConfig read_kv_cache_config(JsonValue value) {
   JsonObject object = value.object();
   KVCacheConfig config;
   config.num_blocks = object.required("num_blocks").integer(1, kBlocksMax);
   config.groups = read_kv_cache_groups(object.required("groups"));
-  for (JsonValue element : object.required("tensors").array()) {
+  JsonValue tensors = object.required("tensors");
+  for (JsonValue element : tensors.array()) {
     JsonObject tensor = element.object();
     KVCacheTensor& read = config.tensors.emplace_back();
     read.size_bytes = tensor.required("size").integer(1, std::int64_t{1} << 50);
     read.shared_by = read_names(tensor.required("shared_by"));
     tensor.finish();
   }
+  if (const std::string layer = layer_without_tensor(config); !layer.empty())
+    tensors.refuse(fmt::format("a tensor for each layer; '{}' has none", layer));
   if (auto modules = object.optional("draft_modules"))
     for (JsonValue module : modules.array())
       config.draft_modules.push_back(read_draft_layers(module, config));

@@ -1,8 +1,8 @@
 // What an engine's own worker made of a step, as a recording may carry it: the key `facts` of a
 // step, where the header has `worker_facts` (docs/formats.md, "Worker facts").
 //
-// Everything stands in the order of the worker's own batch. Read and written here; what they should
-// be is the audit's to say.
+// Everything is in the order of the worker's own batch. This file reads and writes it; the audit
+// judges it.
 #pragma once
 
 #include <cstdint>
@@ -45,7 +45,8 @@ struct WorkerStepFacts {
   std::vector<FactRow> rows;
   std::vector<std::int64_t> positions;  // of all tokens
   std::vector<GroupFacts> groups;       // empty where nothing ran
-  std::vector<BlockId> zeroed;          // told to be, and then zero wherever no slot was written
+  // zeroed on request, and then zero wherever no slot was written
+  std::vector<BlockId> zeroed;
   std::vector<ChangedPage> changed;
   bool operator==(const WorkerStepFacts&) const = default;
 };

@@ -55,15 +55,26 @@ class AzureReader final : public ImportReader {
     std::string_view line;
     LS_RETURN_IF_ERROR(lines_.next(line));
     const auto names = split_cells(line);
+    num_cells_ = names.size();
+    lines_.expect_header(line);
+    notes_.assumed.emplace_back("no ids in this format: no two prompts share a prefix");
     for (std::size_t column = 0; column < kColumns.size(); ++column) {
       const auto found = std::find(names.begin(), names.end(), kColumns[column]);
       if (found == names.end())
         return refuse("header", line, fmt::format("a column {}", kColumns[column]));
       places_[column] = static_cast<std::size_t>(found - names.begin());
     }
-    if (names.size() != kColumns.size())
-      return refuse("header", line,
-                    "the columns TIMESTAMP, ContextTokens, GeneratedTokens and no other");
+    for (const std::string_view name : names) {
+      if (std::ranges::find(kColumns, name) != kColumns.end()) continue;
+      if (carries_input(name) || std::ranges::count(names, name) > 1)
+        return refuse("header", line,
+                      "TIMESTAMP, ContextTokens, GeneratedTokens, and columns that "
+                      "carry no length, time or id");
+      ++notes_.skipped[std::string(name)];
+    }
+    for (const std::string_view column : kColumns)
+      if (std::ranges::count(names, column) > 1)
+        return refuse("header", column, "each column once");
     return {};
   }
 
@@ -76,9 +87,7 @@ class AzureReader final : public ImportReader {
 
   Result<ImportedRow> read_row(std::string_view line) override {
     const auto cells = split_cells(line);
-    if (cells.size() != kColumns.size()) {
-      return refuse("row", line, fmt::format("{} cells", kColumns.size()));
-    }
+    if (cells.size() != num_cells_) return refuse("row", line, fmt::format("{} cells", num_cells_));
     const auto cell = [&](Column column) { return cells[places_[column]]; };
     const auto time = utc_ns_of(cell(kTimestamp));
     if (!time)
@@ -106,6 +115,7 @@ class AzureReader final : public ImportReader {
   }
 
   std::array<std::size_t, kColumns.size()> places_ = {};  // of kColumns in a row
+  std::size_t num_cells_ = 0;
   std::int64_t first_ns_ = 0;
   std::int64_t last_ns_ = 0;
 };
@@ -149,7 +159,7 @@ bool is_azure_header(std::string_view line) {
 
 Result<std::unique_ptr<TraceReader>> open_azure(const std::string& path,
                                                 const ImportOptions& options) {
-  LS_ASSIGN_OR_RETURN(auto lines, LineReader::open(path));
+  LS_ASSIGN_OR_RETURN(auto lines, LineReader::open(path, options.shards));
   auto reader = std::make_unique<AzureReader>(std::move(lines), options);
   LS_RETURN_IF_ERROR(reader->read_header());
   return reader;

@@ -11,13 +11,14 @@ namespace lockstep {
 namespace {
 
 struct BailianChats {
-  HashIdConvention read_as;  // ids as they stand in the file: the last one covers what is left
+  HashIdConvention read_as;  // ids as in the file: the last one covers the rest
   std::vector<LinkedRequest> requests;
   std::vector<std::int64_t> parents;  // chat ids; -1: none
   std::vector<std::int64_t> turns;
   std::unordered_map<std::int64_t, std::size_t> place_of;
+  WideIds wide;
 
-  void read_row(JsonValue value, std::int64_t line) {
+  void read_row(JsonValue value, std::int64_t line, const ImportOptions& options) {
     JsonObject object = value.object();
     JsonValue chat = object.required("chat_id");
     const std::int64_t chat_id = chat.integer(0);
@@ -29,10 +30,11 @@ struct BailianChats {
     linked.line = line;
     linked.keeps_time = true;
     linked.request.spec.name = fmt::format("chat{}", chat_id);
-    linked.t_ns = read_span_ns(object.required("timestamp"), kDigitsOfSeconds);
+    linked.t_ns = read_arrival_ns(object, "timestamp", kDigitsOfSeconds, options);
     linked.prompt_tokens = object.required("input_length").integer(1, kPromptTokensMax);
     linked.set_output(object.required("output_length").integer<std::int32_t>(0));
-    linked.hash_ids = read_hash_ids(object.required("hash_ids"), linked.prompt_tokens, read_as);
+    linked.hash_ids =
+        read_hash_ids(object.required("hash_ids"), linked.prompt_tokens, read_as, wide);
     // The id of a block that is not full may stand for padding as well: the next turn has another.
     if (linked.prompt_tokens % read_as.block_tokens != 0 && !linked.hash_ids.empty())
       linked.hash_ids.pop_back();
@@ -53,7 +55,7 @@ struct BailianChats {
   Result<void> check_turns(const std::string& path) const {
     for (std::size_t i = 0; i < requests.size(); ++i) {
       for (const std::size_t parent : requests[i].waits_for) {
-        // Chats that follow each other in a circle have no turns; in_order() names them.
+        // Chats that follow each other in a cycle have no turns; in_order() names them.
         if (turns[parent] < turns[i] || requests[parent].t_ns >= requests[i].t_ns) continue;
         return fail(
             fmt::format("{}:{}: field `turn`: found {}; expected more than {}, the turn of "
@@ -71,11 +73,16 @@ Result<std::unique_ptr<TraceReader>> open_bailian(const std::string& path,
                                                   const ImportOptions& options) {
   BailianChats chats;
   chats.read_as = {.block_tokens = options.block_tokens.value_or(16), .tail = IdTail::ceil};
-  LS_RETURN_IF_ERROR(
-      for_each_row(path, [&](JsonValue value, std::int64_t line) { chats.read_row(value, line); }));
+  ReadNotes notes;
+  if (!options.block_tokens)
+    notes.assumed.emplace_back("ids of 16 tokens, as Bailian's (--import block=N)");
+  LS_RETURN_IF_ERROR(for_each_row(path, options, notes, [&](JsonValue value, std::int64_t line) {
+    chats.read_row(value, line, options);
+  }));
   LS_RETURN_IF_ERROR(chats.link(path));
   const HashIdConvention kept{.block_tokens = chats.read_as.block_tokens, .tail = IdTail::floor};
-  return in_order(path, header_of("bailian", path, kept), std::move(chats.requests), options);
+  return in_order(path, header_of("bailian", path, kept), std::move(chats.requests), options,
+                  std::move(notes));
 }
 
 }  // namespace lockstep

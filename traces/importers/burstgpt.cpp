@@ -28,8 +28,14 @@ class BurstGptReader final : public ImportReader {
     LS_RETURN_IF_ERROR(lines_.next(line));
     const auto names = split_cells(line);
     num_cells_ = names.size();
+    lines_.expect_header(line);
+    notes_.assumed.emplace_back("no ids in this format: no two prompts share a prefix");
     for (std::size_t place = 0; place < names.size(); ++place) {
       const auto* const column = std::ranges::find(kBurstColumns, names[place]);
+      if (column == kBurstColumns.end() && !carries_input(names[place])) {
+        ++notes_.skipped[std::string(names[place])];
+        continue;
+      }
       if (column == kBurstColumns.end())
         return refuse("header", names[place],
                       fmt::format("one of {}", fmt::join(kBurstColumns, ", ")));
@@ -102,7 +108,7 @@ bool is_burstgpt_header(std::string_view line) {
 
 Result<std::unique_ptr<TraceReader>> open_burstgpt(const std::string& path,
                                                    const ImportOptions& options) {
-  LS_ASSIGN_OR_RETURN(auto lines, LineReader::open(path));
+  LS_ASSIGN_OR_RETURN(auto lines, LineReader::open(path, options.shards));
   auto reader = std::make_unique<BurstGptReader>(std::move(lines), options);
   LS_RETURN_IF_ERROR(reader->read_header());
   return reader;

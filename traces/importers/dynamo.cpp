@@ -13,6 +13,8 @@ namespace {
 
 class DynamoReader {
  public:
+  explicit DynamoReader(const ImportOptions& options) : options_(options) {}
+
   void read_record(JsonValue value, std::int64_t line) {
     JsonObject object = value.object();
     JsonValue schema = object.required("schema");
@@ -68,7 +70,7 @@ class DynamoReader {
     JsonObject object = value.object();
     LinkedRequest& linked = request.linked;
     linked.request.spec.name = object.required("request_id").nonempty_string();
-    linked.t_ns = read_span_ns(object.required("request_received_ms"), kDigitsOfMs);
+    linked.t_ns = read_arrival_ns(object, "request_received_ms", kDigitsOfMs, options_);
     linked.set_output(object.required("output_tokens").integer<std::int32_t>(0));
     for (const char* told :
          {"x_request_id", "model", "input_tokens", "cached_tokens", "prefill_wait_time_ms",
@@ -96,6 +98,7 @@ class DynamoReader {
     object.finish();
   }
 
+  const ImportOptions& options_;
   std::optional<std::int32_t> block_tokens_;
   bool is_agents_ = false;
   IdTable ids_;
@@ -106,10 +109,13 @@ class DynamoReader {
 
 Result<std::unique_ptr<TraceReader>> open_dynamo(const std::string& path,
                                                  const ImportOptions& options) {
-  DynamoReader reader;
-  LS_RETURN_IF_ERROR(for_each_row(
-      path, [&](JsonValue value, std::int64_t line) { reader.read_record(value, line); }));
-  return in_order(path, header_of("dynamo", path, reader.convention()), reader.take(), options);
+  DynamoReader reader(options);
+  ReadNotes notes;
+  LS_RETURN_IF_ERROR(for_each_row(path, options, notes, [&](JsonValue value, std::int64_t line) {
+    reader.read_record(value, line);
+  }));
+  return in_order(path, header_of("dynamo", path, reader.convention()), reader.take(), options,
+                  std::move(notes));
 }
 
 }  // namespace lockstep

@@ -4,10 +4,27 @@
 
 #include <algorithm>
 
+#include "base/number_text.h"
 #include "base/seeded_random.h"
 #include "traces/formats/prompt_json.h"
 
 namespace lockstep {
+
+std::vector<std::string> ReadNotes::phrases(const ImportOptions& options) const {
+  std::vector<std::string> all = assumed;
+  if (zero_outputs > 0 && options.zero_output != ZeroOutput::refuse)
+    all.push_back(fmt::format(
+        "{} with an output of 0 tokens {} (--import zero=...)", counted(zero_outputs, "request"),
+        options.zero_output == ZeroOutput::skip ? "left out" : "get one token"));
+  for (const auto& [name, times] : skipped)
+    all.push_back(fmt::format("unknown key {} skipped, {}", name, counted(times, "time")));
+  return all;
+}
+
+std::string name_of_files(const std::string& path, const ImportOptions& options) {
+  if (options.shards.empty()) return path;
+  return fmt::format("{} and {}", path, counted(std::ssize(options.shards), "shard"));
+}
 
 JsonValue optional_alias(JsonObject& object, std::string_view name, std::string_view alias) {
   if (object.has(name) && object.has(alias)) {
@@ -18,6 +35,16 @@ JsonValue optional_alias(JsonObject& object, std::string_view name, std::string_
 
 JsonValue required_alias(JsonObject& object, std::string_view name, std::string_view alias) {
   return object.has(alias) ? optional_alias(object, name, alias) : object.required(name);
+}
+
+std::int64_t read_arrival_ns(JsonObject& object, std::string_view key, int digits,
+                             const ImportOptions& options) {
+  JsonValue time = object.optional(key);
+  if (!time && options.arrivals == Arrivals::recorded)
+    object.refuse_because(fmt::format(
+        "found no key \"{}\"; expected it, or --import arrival=closed: all arrive at once", key));
+  const std::int64_t t_ns = read_span_ns(time, digits);
+  return options.arrivals == Arrivals::closed ? 0 : t_ns;
 }
 
 std::int64_t read_span_ns(JsonValue value, int digits) {
@@ -35,10 +62,27 @@ void check_id_count(JsonValue value, std::size_t found, std::int64_t length,
                                    found, length, expected, ids.block_tokens));
 }
 
+std::uint64_t WideIds::seed_of(std::uint64_t id) {
+  constexpr std::uint64_t kMax = static_cast<std::uint64_t>(kHashIdMax);
+  constexpr std::uint64_t kWideMax = std::uint64_t{1} << 32;  // more than fit into memory
+  if (id <= kMax - kWideMax) return id;
+  return seeds_.try_emplace(id, kMax - seeds_.size()).first->second;
+}
+
+bool leaves_out_torn(const LineReader& lines, std::string_view line, const ImportOptions& options,
+                     ReadNotes& notes) {
+  if (!options.skips_torn || !lines.is_cut_off()) return false;
+  // A row of JSON is whole once it parses; a cell of CSV may have lost digits.
+  if (line.starts_with('{') && JsonReader(lines.path()).parse(line)) return false;
+  notes.assumed.push_back(
+      fmt::format("the torn last row of {}, line {}, is left out", lines.path(), lines.number()));
+  return true;
+}
+
 std::vector<std::uint64_t> read_hash_ids(JsonValue value, std::int64_t length,
-                                         const HashIdConvention& ids) {
+                                         const HashIdConvention& ids, WideIds& wide) {
   std::vector<std::uint64_t> hash_ids;
-  for (JsonValue id : value.array()) hash_ids.push_back(id.integer(0, kHashIdMax));
+  for (JsonValue id : value.array()) hash_ids.push_back(wide.seed_of(id.uint64()));
   check_id_count(value, hash_ids.size(), length, ids);
   return hash_ids;
 }

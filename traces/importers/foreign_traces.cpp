@@ -85,7 +85,10 @@ Result<bool> ImportReader::next(TraceRecord& record) {
     std::string_view line;
     LS_ASSIGN_OR_RETURN(const auto got, lines_.next(line));
     if (!got) return false;
+    if (leaves_out_torn(lines_, line, options_, notes_)) continue;
     LS_ASSIGN_OR_RETURN(auto row, read_row(line));
+    if (options_.arrivals == Arrivals::closed) row.t_ns = 0;
+    if (row.output_length == 0) ++notes_.zero_outputs;
     const bool kept = row.output_length > 0 || options_.zero_output != ZeroOutput::skip;
     if (kept) record = request_of(std::move(row), ordinal_);
     ++ordinal_;

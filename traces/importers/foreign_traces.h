@@ -13,6 +13,7 @@
 #include "base/result.h"
 #include "traces/formats/recording.h"
 #include "traces/formats/request_trace.h"
+#include "traces/importers/foreign_rows.h"
 #include "traces/importers/open_trace.h"
 
 namespace lockstep {
@@ -29,7 +30,7 @@ namespace lockstep {
 Result<std::unique_ptr<TraceReader>> open_mooncake(const std::string& path,
                                                    const ImportOptions& options);
 
-// manifest.json of AIPerf's synthesized sessions; the rows are in dataset.jsonl beside it.
+// manifest.json of AIPerf's synthesized sessions; its rows are in dataset.jsonl.
 inline constexpr std::string_view kAiperfRows = "dataset.jsonl";
 Result<std::unique_ptr<TraceReader>> open_aiperf_manifest(const std::string& path,
                                                           const ImportOptions& options);
@@ -96,6 +97,7 @@ class ImportReader : public TraceReader {
   }
   const TraceHeader& header() const override { return header_; }
   Result<bool> next(TraceRecord& record) override;
+  std::vector<std::string> assumed() const override { return notes_.phrases(options_); }
 
  protected:
   virtual Result<ImportedRow> read_row(std::string_view line) = 0;
@@ -103,6 +105,7 @@ class ImportReader : public TraceReader {
   LineReader lines_;
   ImportOptions options_;
   TraceHeader header_;
+  ReadNotes notes_;
   std::uint64_t ordinal_ = 0;  // of the row
 };
 

@@ -14,18 +14,20 @@ namespace {
 // Workloads with all tokens, agentic ones in sessions, and the requests of a recorded run.
 class ServingSimReader {
  public:
+  explicit ServingSimReader(const ImportOptions& options) : options_(options) {}
+
   void read_row(JsonValue value, std::int64_t line) {
     line_ = line;
     JsonObject object = value.object();
     if (object.has("sub_requests")) return read_session(object);
     LinkedRequest linked = read_call(object);
     if (object.has("arrival_time")) {
-      linked.t_ns = read_span_ns(object.required("arrival_time"), kDigitsOfSeconds);
+      linked.t_ns = read_arrival_ns(object, "arrival_time", kDigitsOfSeconds, options_);
       linked.request.spec.name = object.required("request_id").nonempty_string();
       for (const char* told : {"queued_ts", "scheduled_ts", "first_token_ts", "last_token_ts"})
         object.optional(told);
     } else {
-      linked.t_ns = object.required("arrival_time_ns").integer(0, kSpanMaxNs);
+      linked.t_ns = read_arrival_ns(object, "arrival_time_ns", 0, options_);
       linked.request.spec.name = fmt::format("r{}", requests_.size());
     }
     object.finish();
@@ -95,6 +97,7 @@ class ServingSimReader {
     object.finish();
   }
 
+  const ImportOptions& options_;
   std::vector<LinkedRequest> requests_;
   std::int64_t line_ = 1;
 };
@@ -103,10 +106,12 @@ class ServingSimReader {
 
 Result<std::unique_ptr<TraceReader>> open_llmservingsim(const std::string& path,
                                                         const ImportOptions& options) {
-  ServingSimReader reader;
-  LS_RETURN_IF_ERROR(for_each_row(
-      path, [&](JsonValue value, std::int64_t line) { reader.read_row(value, line); }));
-  return in_order(path, header_of("llmservingsim", path), reader.take(), options);
+  ServingSimReader reader(options);
+  ReadNotes notes;
+  LS_RETURN_IF_ERROR(for_each_row(path, options, notes, [&](JsonValue value, std::int64_t line) {
+    reader.read_row(value, line);
+  }));
+  return in_order(path, header_of("llmservingsim", path), reader.take(), options, std::move(notes));
 }
 
 }  // namespace lockstep

@@ -6,6 +6,7 @@
 
 #include "base/json_reader.h"
 #include "base/line_reader.h"
+#include "base/number_text.h"
 #include "traces/formats/prompt_json.h"
 #include "traces/importers/foreign_rows.h"
 #include "traces/importers/foreign_traces.h"
@@ -19,6 +20,9 @@ constexpr std::int32_t kTimedTraceBlock = 16;
 // An answer that comes back in the next prompt is written out token by token.
 constexpr std::int32_t kAnswerTokensMax = 1 << 20;
 
+// Keys of a first row whose file has links.
+constexpr const char* kLinkKeys[] = {"session_id", "request_id", "wait_for", "extra"};
+
 // How the rows of one file are meant.
 struct Dialect {
   HashIdConvention ids{.block_tokens = kMooncakeBlock, .tail = IdTail::ceil};
@@ -26,6 +30,8 @@ struct Dialect {
   std::string kind = "mooncake";
   bool is_linked = false;        // rows have names, sessions, and others that they wait for
   bool turns_are_added = false;  // a later turn has only what is new in its prompt
+  bool has_times = true;         // false: Arrivals::closed
+  ReadNotes notes = {};          // guesses of dialect_of()
 };
 
 struct MooncakeRow {
@@ -68,7 +74,7 @@ void read_links(JsonObject& object, MooncakeRow& row) {
   if (auto type = object.optional("type"); type && type.string() != "mooncake_trace")
     type.refuse("\"mooncake_trace\"");
   if (auto extra = object.optional("extra")) read_extra(extra, row.linked.request.spec);
-  // Of routers and of harnesses; an engine is told none of it.
+  // Of routers and of harnesses; the engine receives none of it.
   for (const char* told :
        {"group_id", "is_restart", "parent_session_id", "request_kind", "branches", "prefix_reset",
         "tool_events", "priority", "strict_priority", "policy_class", "routing_constraints"})
@@ -82,15 +88,22 @@ void read_answer(JsonValue tokens, OutputPlan& output) {
                                       output.tokens.size(), output.length));
 }
 
-MooncakeRow read_mooncake_row(JsonValue value, std::int64_t line, const Dialect& dialect) {
+MooncakeRow read_mooncake_row(JsonValue value, std::int64_t line, const Dialect& dialect,
+                              WideIds& wide) {
   JsonObject object = value.object();
   MooncakeRow row;
   LinkedRequest& linked = row.linked;
   linked.line = line;
   refuse_text(object);
   if (dialect.is_linked) read_links(object, row);
-  if (auto time = dialect.is_linked ? optional_alias(object, "timestamp", "created_time")
-                                    : required_alias(object, "timestamp", "created_time"))
+  for (const char* key : kLinkKeys)
+    if (JsonValue link = dialect.is_linked ? JsonValue() : object.optional(key))
+      link.refuse_because("found a link to other rows; the first row of the file has none");
+  JsonValue time = optional_alias(object, "timestamp", "created_time");
+  if (!time && !dialect.is_linked && dialect.has_times)
+    object.refuse_because(
+        "found no key \"timestamp\"; expected it, or --import arrival=closed: all arrive at once");
+  if (time && dialect.has_times)
     row.t_ns = dialect.is_linked ? read_span_ns(time, dialect.digits)
                                  : time.scaled_decimal(dialect.digits);
   linked.prompt_tokens =
@@ -100,7 +113,7 @@ MooncakeRow read_mooncake_row(JsonValue value, std::int64_t line, const Dialect&
   if (auto tokens = dialect.is_linked ? object.optional("output_token_ids") : JsonValue())
     read_answer(tokens, linked.request.output);
   if (auto ids = object.optional("hash_ids"))
-    linked.hash_ids = read_hash_ids(ids, linked.prompt_tokens, dialect.ids);
+    linked.hash_ids = read_hash_ids(ids, linked.prompt_tokens, dialect.ids, wide);
   object.finish();
   return row;
 }
@@ -113,11 +126,14 @@ class MooncakeReader final : public ImportReader {
         json_(lines_.path()),
         dialect_(std::move(dialect)) {
     header_.ids = dialect_.ids;
+    notes_ = std::move(dialect_.notes);
+    json_.skip_unknown_keys(notes_.skipped);
   }
 
  private:
   Result<ImportedRow> read_row(std::string_view line) override {
     ImportedRow row;
+    json_.set_file(lines_.path());
     if (json_.parse(line, lines_.number(), lines_.is_cut_off())) row = row_of(json_.root());
     if (!json_.ok()) return json_.failure();
     last_t_ns_ = row.t_ns;
@@ -125,7 +141,7 @@ class MooncakeReader final : public ImportReader {
   }
 
   ImportedRow row_of(JsonValue value) {
-    const MooncakeRow found = read_mooncake_row(value, lines_.number(), dialect_);
+    const MooncakeRow found = read_mooncake_row(value, lines_.number(), dialect_, wide_);
     ImportedRow row;
     if (!json_.ok()) return row;
     JsonObject object = value.object();
@@ -146,16 +162,17 @@ class MooncakeReader final : public ImportReader {
 
   JsonReader json_;
   Dialect dialect_;
+  WideIds wide_;
   std::int64_t last_t_ns_ = 0;
 };
 
-// Rows of sessions, and rows that name whom they wait for.
+// Rows of sessions, and rows that name the requests they wait for.
 class LinkedRows {
  public:
   explicit LinkedRows(const Dialect& dialect) : dialect_(dialect) {}
 
   void read_row(JsonValue value, std::int64_t line) {
-    MooncakeRow row = read_mooncake_row(value, line, dialect_);
+    MooncakeRow row = read_mooncake_row(value, line, dialect_, wide_);
     LinkedRequest& linked = row.linked;
     linked.t_ns = row.t_ns.value_or(0);
     linked.request.delay_ns = row.delay_ns.value_or(0);
@@ -168,6 +185,7 @@ class LinkedRows {
         linked.waits_for = {session.last};
         // Without a delay it is as long as there was between the two.
         const std::int64_t before_ns = requests_[session.last].t_ns;
+        has_guessed_delays_ |= !row.delay_ns && row.t_ns;
         if (!row.delay_ns && row.t_ns) linked.request.delay_ns = *row.t_ns - before_ns;
         if (linked.request.delay_ns < 0)
           value.refuse_because(
@@ -188,6 +206,7 @@ class LinkedRows {
   }
 
   std::size_t num_sessions() const { return sessions_.size(); }
+  bool has_guessed_delays() const { return has_guessed_delays_; }
 
   Result<std::vector<LinkedRequest>> take(const std::string& path) {
     for (const Wait& wait : waits_) {
@@ -254,6 +273,8 @@ class LinkedRows {
   }
 
   Dialect dialect_;
+  WideIds wide_;
+  bool has_guessed_delays_ = false;
   std::vector<LinkedRequest> requests_;
   std::unordered_map<std::string, Session> sessions_;
   std::unordered_map<std::string, std::size_t> place_of_;
@@ -270,27 +291,45 @@ bool covers(JsonObject& row, std::int32_t block_tokens) {
                       {.block_tokens = block_tokens, .tail = IdTail::ceil});
 }
 
+// What the file does not say and the command line does not give.
+void note_guesses(const ImportOptions& options, const std::string& why, Dialect& dialect) {
+  std::string guess;
+  if (!options.block_tokens) guess = fmt::format("ids of {} tokens", dialect.ids.block_tokens);
+  if (!options.time_unit && dialect.has_times)
+    guess += fmt::format("{}times in {}", guess.empty() ? "" : ", ",
+                         dialect.digits == kDigitsOfMs ? "ms" : "seconds");
+  if (guess.empty()) return;
+  const std::string_view as = dialect.digits == kDigitsOfMs ? "Mooncake's" : "vLLM's timed traces";
+  dialect.notes.assumed.push_back(fmt::format("{}, as {}: {} (--import block=N,time=ms|s)", guess,
+                                              as, why.empty() ? "no row says otherwise" : why));
+}
+
 // A row with more than 16 tokens says whether its ids are of 512 tokens, as Mooncake's, or of 16,
 // as those of vLLM's timed traces, which count seconds. No row fits both.
 Result<Dialect> dialect_of(const std::string& path, const ImportOptions& options) {
   LS_ASSIGN_OR_RETURN(auto lines, LineReader::open(path));
-  Dialect dialect;
+  Dialect dialect{.has_times = options.arrivals == Arrivals::recorded};
   std::string_view line;
+  std::string why;  // of the guess
   for (bool is_first = true;; is_first = false) {
     const auto more = lines.next(line);
     JsonReader json(path);
-    // What is wrong with the file is said when it is read.
+    // The reader reports errors of the file.
     if (!more || !*more || !json.parse(line) || !json.root().is_object()) break;
     JsonObject row = json.root().object();
     if (is_first) {
-      for (const char* key : {"session_id", "request_id", "wait_for", "extra"})
-        dialect.is_linked |= row.has(key);
+      for (const char* key : kLinkKeys) dialect.is_linked |= row.has(key);
       dialect.turns_are_added = row.has("group_id");
     }
-    // Who says how many tokens an id has, or has Dynamo's names for the keys, has no timed trace.
+    // A file with the tokens per id, or with Dynamo's names for the keys, is not a timed trace.
     if (dialect.is_linked || options.block_tokens || !row.has("timestamp")) break;
     if (covers(row, kMooncakeBlock) != covers(row, kTimedTraceBlock) && json.ok()) {
-      if (covers(row, kMooncakeBlock)) break;
+      const bool is_mooncake = covers(row, kMooncakeBlock);
+      why = fmt::format(
+          "line {} has {} for {}", lines.number(),
+          counted(std::ssize(row.optional("hash_ids").array()), "id"),
+          counted(optional_alias(row, "input_length", "input_tokens").integer(), "token"));
+      if (is_mooncake) break;
       dialect.ids.block_tokens = kTimedTraceBlock;
       dialect.digits = kDigitsOfSeconds;
       dialect.kind = "timed_trace";
@@ -300,6 +339,7 @@ Result<Dialect> dialect_of(const std::string& path, const ImportOptions& options
   if (options.block_tokens) dialect.ids.block_tokens = *options.block_tokens;
   if (options.time_unit)
     dialect.digits = *options.time_unit == TimeUnit::s ? kDigitsOfSeconds : kDigitsOfMs;
+  note_guesses(options, why, dialect);
   if (options.turns) dialect.turns_are_added = *options.turns == Turns::added;
   return dialect;
 }
@@ -308,13 +348,18 @@ Result<std::unique_ptr<TraceReader>> open_linked(const std::string& path, const 
                                                  const ImportOptions& options,
                                                  std::optional<std::size_t> num_sessions) {
   LinkedRows rows(dialect);
-  LS_RETURN_IF_ERROR(
-      for_each_row(path, [&](JsonValue value, std::int64_t line) { rows.read_row(value, line); }));
+  ReadNotes notes = dialect.notes;
+  LS_RETURN_IF_ERROR(for_each_row(path, options, notes, [&](JsonValue value, std::int64_t line) {
+    rows.read_row(value, line);
+  }));
+  if (rows.has_guessed_delays())
+    notes.assumed.emplace_back("a turn without a delay waits as long as its timestamp is later");
   if (num_sessions && rows.num_sessions() != *num_sessions)
-    return fail(fmt::format("{}: found {} sessions; expected {}, as the manifest beside it says",
-                            path, rows.num_sessions(), *num_sessions));
+    return fail(fmt::format("{}: found {} sessions; expected {}, as its manifest states", path,
+                            rows.num_sessions(), *num_sessions));
   LS_ASSIGN_OR_RETURN(auto requests, rows.take(path));
-  return in_order(path, header_of(dialect.kind, path, dialect.ids), std::move(requests), options);
+  return in_order(path, header_of(dialect.kind, path, dialect.ids), std::move(requests), options,
+                  std::move(notes));
 }
 
 }  // namespace
@@ -323,7 +368,7 @@ Result<std::unique_ptr<TraceReader>> open_mooncake(const std::string& path,
                                                    const ImportOptions& options) {
   LS_ASSIGN_OR_RETURN(auto dialect, dialect_of(path, options));
   if (dialect.is_linked) return open_linked(path, dialect, options, {});
-  LS_ASSIGN_OR_RETURN(auto lines, LineReader::open(path));
+  LS_ASSIGN_OR_RETURN(auto lines, LineReader::open(path, options.shards));
   return std::make_unique<MooncakeReader>(std::move(lines), options, std::move(dialect));
 }
 
@@ -340,7 +385,7 @@ Result<std::unique_ptr<TraceReader>> open_aiperf_manifest(const std::string& pat
     num_sessions = manifest.required("num_sessions").integer<std::size_t>(1, kPromptTokensMax);
     JsonObject made = manifest.required("generation_params").object();
     dialect.ids.block_tokens = made.required("block_size").integer<std::int32_t>(1);
-    made.entries();  // what the rows were drawn from
+    made.entries();  // what the rows were made from
     manifest.finish();
   }
   if (!json.ok()) return json.failure();

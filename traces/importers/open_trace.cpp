@@ -86,8 +86,6 @@ const KnownFormat& known(FileFormat format) {
 }
 
 tl::unexpected<Error> unknown_format(const std::string& path, std::string_view line) {
-  if (line.starts_with("\x1f\x8b"))
-    return fail(fmt::format("{}:1: found a gzip file; unpack it first (gzip -dk)", path));
   std::string formats;
   for (const KnownFormat& format : kFormats) {
     formats += fmt::format("{}{} ({})", formats.empty() ? "" : ", ", format.name, format.sign);
@@ -147,8 +145,16 @@ Result<void> set_option(std::string_view name, std::string_view value, ImportOpt
                                                                  {{"one", ZeroOutput::one_token},
                                                                   {"skip", ZeroOutput::skip},
                                                                   {"refuse", ZeroOutput::refuse}}));
+  } else if (name == "arrival") {
+    LS_ASSIGN_OR_RETURN(options.arrivals, word_of<Arrivals>(name, value,
+                                                            {{"recorded", Arrivals::recorded},
+                                                             {"closed", Arrivals::closed}}));
+  } else if (name == "torn") {
+    LS_ASSIGN_OR_RETURN(options.skips_torn,
+                        word_of<bool>(name, value, {{"refuse", false}, {"skip", true}}));
   } else {
-    return fail(fmt::format("found \"{}\"; expected block, time, turns or zero", name));
+    return fail(
+        fmt::format("found \"{}\"; expected block, time, turns, zero, arrival or torn", name));
   }
   return {};
 }
@@ -200,6 +206,14 @@ Result<std::unique_ptr<TraceReader>> open_trace(const std::string& path,
 
 Result<std::unique_ptr<TraceReader>> open_trace(const std::string& path, FileFormat format,
                                                 const ImportOptions& options) {
+  for (const std::string& shard : options.shards) {
+    LS_ASSIGN_OR_RETURN(const FileFormat other, detect_format(shard));
+    if (format < FileFormat::mooncake || format == FileFormat::aiperf_manifest || other != format)
+      return fail(
+          fmt::format("{}: found a {} after a {}; several files are shards of one trace of "
+                      "another tool",
+                      shard, name_of(other), name_of(format)));
+  }
   if (const Open open = known(format).open) return open(path, options);
   return fail(fmt::format("{}:1: found {} {}; expected requests and their arrivals", path,
                           format == FileFormat::recording ? "an" : "a", name_of(format)));

@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "traces/formats/request_trace.h"
 
@@ -42,6 +43,10 @@ enum class ZeroOutput : std::uint8_t {
 };
 
 enum class TimeUnit : std::uint8_t { ms, s };
+enum class Arrivals : std::uint8_t {
+  recorded,
+  closed,  // all at once; turns still follow each other
+};
 // What the prompt of a later turn in a session is: all of it, or what comes behind the turns and
 // answers before.
 enum class Turns : std::uint8_t { whole, added };
@@ -53,14 +58,17 @@ struct ImportOptions {
   std::optional<std::int32_t> block_tokens = {};  // of a hash id
   std::optional<TimeUnit> time_unit = {};
   std::optional<Turns> turns = {};
+  Arrivals arrivals = Arrivals::recorded;
+  bool skips_torn = false;               // a last row that breaks off is left out
+  std::vector<std::string> shards = {};  // files that follow the first
 };
 
-// "block=16,time=s,turns=added,zero=skip", each at most once.
+// "block=16,time=s,turns=added,zero=skip,arrival=closed,torn=skip", each at most once.
 Result<ImportOptions> import_options_from_text(std::string_view text);
 
 // A request trace, a benchmark file (everything arrives at 0), or a trace of another tool. A
-// recording or a saved case is refused with the command that takes it. `format`: the file's, which
-// detect_format() has told.
+// recording or a saved case is refused with the command that takes it. `format`: the result of
+// detect_format().
 Result<std::unique_ptr<TraceReader>> open_trace(const std::string& path, FileFormat format,
                                                 const ImportOptions& options = {});
 Result<std::unique_ptr<TraceReader>> open_trace(const std::string& path,

@@ -118,8 +118,10 @@ Ordered order_of(const std::vector<LinkedRequest>& requests) {
 
 class OrderedRequests final : public TraceReader {
  public:
-  OrderedRequests(TraceHeader header, std::vector<TraceRequest> requests)
-      : header_(std::move(header)), requests_(std::move(requests)) {}
+  OrderedRequests(TraceHeader header, std::vector<TraceRequest> requests,
+                  std::vector<std::string> assumed)
+      : header_(std::move(header)), requests_(std::move(requests)), assumed_(std::move(assumed)) {}
+  std::vector<std::string> assumed() const override { return assumed_; }
   const TraceHeader& header() const override { return header_; }
   Result<bool> next(TraceRecord& record) override {
     if (next_ == requests_.size()) return false;
@@ -130,6 +132,7 @@ class OrderedRequests final : public TraceReader {
  private:
   TraceHeader header_;
   std::vector<TraceRequest> requests_;
+  std::vector<std::string> assumed_;
   std::size_t next_ = 0;
 };
 
@@ -143,7 +146,7 @@ Prompt prompt_of(const LinkedRequest& linked, const TraceHeader& header, std::ui
   return *std::move(prompt);
 }
 
-// Whom a request waits for when the ones that are left out have gone: those that they waited for.
+// The requests that a request waits for when left-out ones are skipped: those that they waited for.
 std::vector<std::size_t> kept_only(const std::vector<LinkedRequest>& requests,
                                    std::vector<std::size_t> waits_for,
                                    const std::vector<bool>& left_out) {
@@ -179,9 +182,14 @@ TraceHeader header_of(std::string kind, std::string_view path,
 
 Result<std::unique_ptr<TraceReader>> in_order(const std::string& path, TraceHeader header,
                                               std::vector<LinkedRequest> requests,
-                                              const ImportOptions& options) {
-  LS_RETURN_IF_ERROR(check_each(path, requests, options));
-  LS_RETURN_IF_ERROR(check_no_circle(path, requests));
+                                              const ImportOptions& options, ReadNotes notes) {
+  const std::string files = name_of_files(path, options);
+  LS_RETURN_IF_ERROR(check_each(files, requests, options));
+  LS_RETURN_IF_ERROR(check_no_circle(files, requests));
+  for (LinkedRequest& linked : requests) {
+    if (options.arrivals == Arrivals::closed) linked.t_ns = 0;
+    if (linked.has_no_output) ++notes.zero_outputs;
+  }
   std::vector<bool> left_out;
   for (const LinkedRequest& linked : requests)
     left_out.push_back(linked.has_no_output && options.zero_output == ZeroOutput::skip);
@@ -203,7 +211,8 @@ Result<std::unique_ptr<TraceReader>> in_order(const std::string& path, TraceHead
     }
     records.push_back(std::move(request));
   }
-  return std::make_unique<OrderedRequests>(std::move(header), std::move(records));
+  return std::make_unique<OrderedRequests>(std::move(header), std::move(records),
+                                           notes.phrases(options));
 }
 
 std::vector<LinkedRequest> link_sessions(std::vector<AgentRequest> requests) {
@@ -225,7 +234,7 @@ std::vector<LinkedRequest> link_sessions(std::vector<AgentRequest> requests) {
     const auto behind = std::ranges::upper_bound(theirs, start(turns.front()), {}, start);
     if (behind != theirs.begin()) wait(turns.front(), *std::prev(behind));
     const auto joins = std::ranges::lower_bound(theirs, requests[turns.back()].end_ns, {}, start);
-    // Who has not begun before the child began cannot be whom the child waits for.
+    // A request that started after the child cannot be one that the child waits for.
     if (joins != theirs.end() && joins >= behind) wait(*joins, turns.back());
   }
   std::vector<LinkedRequest> linked;

@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 #include <optional>
 #include <string>
 #include <unordered_set>
@@ -35,6 +36,19 @@ class WekaReader {
     object.finish();
   }
 
+  // Guesses about keys that the file need not have.
+  std::vector<std::string> assumed() const {
+    std::vector<std::string> all;
+    if (!says_scope_)
+      all.push_back("ids of one conversation are not those of another: no hash_id_scope says more");
+    if (is_relative_)
+      all.push_back(fmt::format(
+          "times in a sub-agent count from the start of its {}: {}",
+          *is_relative_ ? "own" : "conversation",
+          *is_relative_ ? "some are before the sub-agent's" : "none is before the sub-agent's"));
+    return all;
+  }
+
   HashIdConvention convention() const { return *ids_; }
   std::vector<LinkedRequest> take() { return link_sessions(std::move(requests_)); }
 
@@ -47,12 +61,13 @@ class WekaReader {
       value.refuse(fmt::format("{}, as in the first conversation", ids_->block_tokens));
   }
 
-  // Ids of two conversations are the same only where the file says so.
+  // Ids of two conversations are the same only where the file declares it.
   void read_scope(JsonObject& object) {
     bool is_global = false;
     JsonValue scope = object.optional("hash_id_scope");
     constexpr JsonWord<bool> kScopes[] = {{"local", false}, {"global", true}};
     if (scope) is_global = scope.word<bool>(kScopes);
+    says_scope_ |= static_cast<bool>(scope);
     if (!is_global_) is_global_ = is_global;
     if (is_global != *is_global_) scope.refuse("the scope of the first conversation");
     scope_ = is_global ? 0 : conversations_.size();
@@ -121,7 +136,7 @@ class WekaReader {
     linked.prompt_tokens = object.required("in").integer(1, kPromptTokensMax);
     linked.set_output(object.required("out").integer<std::int32_t>(0));
     linked.hash_ids = ids_table_.ids_of(
-        scope_, read_hash_ids(object.required("hash_ids"), linked.prompt_tokens, *ids_));
+        scope_, read_hash_ids(object.required("hash_ids"), linked.prompt_tokens, *ids_, wide_));
     object.finish();
     linked.request.spec.name = std::move(name);
     requests_.push_back(std::move(request));
@@ -129,9 +144,11 @@ class WekaReader {
 
   std::optional<HashIdConvention> ids_;
   std::optional<bool> is_global_;
+  bool says_scope_ = false;
   std::optional<bool> is_relative_;
   std::unordered_set<std::string> conversations_;
   IdTable ids_table_;
+  WideIds wide_;
   std::vector<AgentRequest> requests_;
   std::string id_;  // of the conversation being read
   std::uint64_t scope_ = 0;
@@ -143,9 +160,16 @@ class WekaReader {
 Result<std::unique_ptr<TraceReader>> open_weka(const std::string& path,
                                                const ImportOptions& options) {
   WekaReader reader;
-  LS_RETURN_IF_ERROR(for_each_document(
-      path, [&](JsonValue value, std::int64_t line) { reader.read_conversation(value, line); }));
-  return in_order(path, header_of("weka", path, reader.convention()), reader.take(), options);
+  ReadNotes notes;
+  const auto read = [&](JsonValue value, std::int64_t line) {
+    reader.read_conversation(value, line);
+  };
+  LS_RETURN_IF_ERROR(for_each_document(path, options, notes, read));
+  for (const std::string& shard : options.shards)
+    LS_RETURN_IF_ERROR(for_each_document(shard, options, notes, read));
+  std::ranges::move(reader.assumed(), std::back_inserter(notes.assumed));
+  return in_order(path, header_of("weka", path, reader.convention()), reader.take(), options,
+                  std::move(notes));
 }
 
 }  // namespace lockstep

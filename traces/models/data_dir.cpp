@@ -32,7 +32,7 @@ const char* data_variable() {
 }  // namespace
 
 std::optional<fs::path> find_data_dir() {
-  // Where it is named, it is there or nowhere: another folder's data must not stand in for it.
+  // Where it is named, it is there or nowhere: another folder's data must not replace it.
   if (const char* named = data_variable()) return first_folder({named});
   return first_folder({fs::path(LOCKSTEP_SOURCE_DIR).parent_path() / "shared", "../shared"});
 }
@@ -41,7 +41,7 @@ std::string data_dir_hint() {
   if (const char* named = data_variable()) {
     return fmt::format("no folder {} ($LOCKSTEP_DATA)", named);
   }
-  return "no folder ../shared beside the project, and $LOCKSTEP_DATA is not set";
+  return "no folder ../shared next to the project, and $LOCKSTEP_DATA is not set";
 }
 
 std::optional<fs::path> find_samples_dir() {

@@ -7,7 +7,7 @@
 
 namespace lockstep {
 
-// $LOCKSTEP_DATA when set (and a folder), otherwise the folder `shared` beside the project's
+// $LOCKSTEP_DATA when set (and a folder), otherwise the folder `shared` next to the project's
 // source, otherwise ../shared seen from the current folder; absent when there is none.
 std::optional<std::filesystem::path> find_data_dir();
 

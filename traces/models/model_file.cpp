@@ -10,6 +10,7 @@
 #include "base/line_reader.h"
 #include "reference/plan/limits.h"
 #include "reference/plan/page_size.h"
+#include "traces/configs/config_reader.h"
 #include "traces/models/data_dir.h"
 
 namespace lockstep {
@@ -91,6 +92,7 @@ void read_rows(JsonObject& object, LayerKind& kind) {
   if (JsonValue value = object.optional("is_draft")) kind.is_draft = value.boolean();
   if (JsonValue value = object.optional("dcp_sharded")) spec.dcp_sharded = value.boolean();
   read_figure(object, "index_topk", kTokensMax, kind.index_topk);
+  if (JsonValue value = object.optional("backend")) kind.backend = value.nonempty_string();
   if (JsonValue value = object.optional("mla_rows")) spec.mla_rows = value.boolean();
   if (JsonValue value = object.optional("bounded_replay")) spec.bounded_replay = value.boolean();
   if (JsonValue value = object.optional("cache_dtype_str")) spec.cache_dtype_str = value.string();
@@ -158,6 +160,7 @@ ModelSpec read_model(JsonValue root) {
   read_figure(object, "max_model_len", kTokensMax, model.max_model_len);
   read_figure(object, "mamba_chunk_size", kBlockSizeMax, model.mamba_chunk_size);
   read_figure(object, "mtp_modules", kSpecTokensMax, model.mtp_modules);
+  if (JsonValue value = object.optional("kv_cache_dtype")) model.kv_cache_dtype = value.string();
   for (const JsonEntry& entry : object.required("layer_kinds").object().entries())
     model.kinds.push_back(read_kind(entry));
   std::int64_t next = 0;
@@ -200,6 +203,7 @@ void write_kind(JsonWriter& out, const LayerKind& kind) {
     if (kind.is_draft) out.boolean("is_draft", true);
     if (!spec.dcp_sharded) out.boolean("dcp_sharded", false);
     figure("index_topk", kind.index_topk);
+    if (!kind.backend.empty()) out.string("backend", kind.backend);
     if (spec.mla_rows) out.boolean("mla_rows", true);
     if (spec.bounded_replay) out.boolean("bounded_replay", true);
     if (!spec.cache_dtype_str.empty()) out.string("cache_dtype_str", spec.cache_dtype_str);
@@ -226,12 +230,25 @@ Result<ModelSpec> model_from_text(std::string_view text, const std::string& file
   return model;
 }
 
+namespace {
+
+// A config.json whose figures are within the bounds of model files.
+Result<ModelSpec> checked_config(std::string_view text, const std::string& path) {
+  LS_ASSIGN_OR_RETURN(ModelSpec model, model_from_hf_config(text, path));
+  if (!model.layers.empty())
+    LS_RETURN_IF_ERROR(
+        model_from_text(model_to_json(model), fmt::format("{} (as a model file)", path)));
+  return model;
+}
+
+}  // namespace
+
 Result<ModelSpec> read_model_file(const std::string& path) {
   LS_ASSIGN_OR_RETURN(const auto text, read_text_file(path, kModelBytesMax));
   JsonReader reader(path);
   if (!reader.parse(text)) return reader.failure();
   if (reader.root().is_object() && !reader.root().object().has("model_file"))
-    return model_from_hf_config(text, path);
+    return checked_config(text, path);
   return model_from_text(text, path);
 }
 
@@ -260,6 +277,7 @@ std::string model_to_json(const ModelSpec& model) {
   out.string("dtype", name_of(model.dtype)).integer("max_model_len", model.max_model_len);
   out.integer("mamba_chunk_size", model.mamba_chunk_size);
   if (model.mtp_modules > 1) out.integer("mtp_modules", model.mtp_modules);
+  if (!model.kv_cache_dtype.empty()) out.string("kv_cache_dtype", model.kv_cache_dtype);
   out.key("layer_kinds").begin_object();
   for (const LayerKind& kind : model.kinds) write_kind(out, kind);
   out.end_object().key("layers").begin_array();

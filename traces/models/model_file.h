@@ -1,4 +1,4 @@
-// Model files: what a model's layers keep, in a few lines of JSON (docs/model_files.md); the
+// Model files: what a model's layers keep, in a few lines of JSON (docs/planner.md); the
 // catalogue of them that comes with the project; and a Hugging Face config.json read as one.
 #pragma once
 
@@ -15,10 +15,6 @@ namespace lockstep {
 Result<ModelSpec> read_model_file(const std::string& path);
 // The text of a model file; `file` names it in errors.
 Result<ModelSpec> model_from_text(std::string_view text, const std::string& file);
-
-// The text of a config.json; `file` names it in errors. Refused: an architecture that is not known,
-// or whose keys do not say what its cache is.
-Result<ModelSpec> model_from_hf_config(std::string_view text, const std::string& file);
 
 // A name of the catalogue, or a path. An unknown name is an Error that lists the catalogue.
 Result<ModelSpec> find_model(const std::string& name_or_path);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <numeric>
 
 namespace lockstep::recorder {
@@ -145,9 +146,16 @@ Recorder::Recorder(const std::string& path, const Engine& engine)
       num_groups_(engine.groups.size()),
       tells_held_drafts_(engine.tells_held_drafts),
       tells_stale_outputs_(engine.tells_stale_outputs) {
-  file_ = std::fopen((path + ".partial").c_str(), "w");
+  // A device or a FIFO is written directly, and never replaced.
+  std::error_code error;
+  if (std::filesystem::is_symlink(path, error))
+    path_ = std::filesystem::weakly_canonical(path, error);
+  written_ = path_;
+  if (!std::filesystem::exists(path_, error) || std::filesystem::is_regular_file(path_, error))
+    written_ += ".partial";
+  file_ = std::fopen(written_.c_str(), "w");
   if (file_ == nullptr) {
-    error_ = path + ".partial: " + std::strerror(errno);
+    error_ = written_ + ": " + std::strerror(errno);
     return;
   }
   write(header_json(engine));
@@ -162,7 +170,7 @@ void Recorder::write(const std::string& line) {
   if (std::fwrite(line.data(), 1, line.size(), file_) == line.size() &&
       std::fputc('\n', file_) != EOF)
     return;
-  error_ = path_ + ".partial: " + std::strerror(errno);
+  error_ = written_ + ": " + std::strerror(errno);
   std::fclose(file_);
   file_ = nullptr;
 }
@@ -240,7 +248,7 @@ void Recorder::end(std::vector<std::string> unfinished) {
         "}");
   if (file_ == nullptr) return;
   const bool is_whole = std::fclose(std::exchange(file_, nullptr)) == 0;
-  if (!is_whole || std::rename((path_ + ".partial").c_str(), path_.c_str()) != 0)
+  if (!is_whole || (written_ != path_ && std::rename(written_.c_str(), path_.c_str()) != 0))
     error_ = path_ + ": " + std::strerror(errno);
 }
 

@@ -1,14 +1,14 @@
-// What an engine in C++ links to have its scheduler audited: writes an engine recording
-// (docs/formats.md) step by step, for `lockstep audit`, `conform` and `replay`. Installed as
-// <lockstep/recorder.h> with CMake's target lockstep::recorder; needs nothing but the standard
-// library.
+// Writes an engine recording (docs/formats.md) step by step, for `lockstep audit`, `conform` and
+// `replay`: a library for engines in C++. Installed as <lockstep/recorder.h> with CMake's target
+// lockstep::recorder; needs only the standard library.
 //
-// 1. Calls come in the order of the engine: add() and leave() before the step that they come to,
-//    step() when the step's output is there, end() once.
-// 2. Block ids are those that were handed to the worker, not those of the scheduler's own tables:
-//    the worker reads what it was told. Id 0 is the null block.
-// 3. The file has its name when end() has returned; until then it is PATH.partial. The first error
-//    ends the recording: error() says which, and later calls do nothing.
+// Invariants
+// (1) Calls come in the order of the engine: add() and leave() before the step that they affect,
+//     step() when the step's output exists, end() once.
+// (2) Block ids are those sent to the worker, not those of the scheduler's own tables. Id 0 is the
+//     null block.
+// (3) The file has its name when end() has returned; until then it is PATH.partial. The first error
+//     ends the recording: error() returns it, and later calls do nothing.
 //
 // Not written: connectors, copies, cache events; docs/formats.md has their keys.
 #pragma once
@@ -73,7 +73,7 @@ struct PromptEmbeds {
   std::vector<std::string> digests = {};
 };
 
-// What two requests must have in common, beside tokens, to share blocks.
+// What else, with the tokens, two requests must have in common to share blocks.
 struct Keys {
   std::string cache_salt = "";
   Adapter lora = {};
@@ -93,7 +93,7 @@ struct Scheduled {
   std::vector<std::int32_t> spec = {};  // drafts to verify: the last of its tokens
 };
 
-// Output that came in for a request that had been preempted or had left since its step. Of those
+// Output that arrived for a request that was preempted or ended after its step. Of those
 // that have left only what was taken of it is worth telling.
 struct StaleOutput {
   std::string id;
@@ -106,7 +106,7 @@ using TokensByRequest = std::vector<std::pair<std::string, std::vector<std::int3
 // One step: what was decided, and what came out of it.
 struct Step {
   std::vector<Scheduled> scheduled;
-  std::vector<std::string> preempted, finished;  // finished: since the step before
+  std::vector<std::string> preempted, finished;  // finished: since the previous step
   std::vector<std::string> running, waiting;     // after the decision, in queue order
   std::int64_t free_blocks = 0;
   TokensByRequest sampled;
@@ -116,8 +116,8 @@ struct Step {
   std::vector<std::pair<std::string, std::vector<std::vector<std::int32_t>>>> tables;
   TokensByRequest drafts = {};       // proposed for the next step
   TokensByRequest held_drafts = {};  // after the decision, of requests that are not in `scheduled`
-  std::vector<StaleOutput> stale_outputs = {};  // that came in with this step
-  // With asynchronous scheduling, the step whose output came in last; -1: none did.
+  std::vector<StaleOutput> stale_outputs = {};  // received with this step
+  // With asynchronous scheduling, the step whose output arrived last; -1: none did.
   std::int64_t output_of_step = -1;
 };
 
@@ -126,7 +126,7 @@ class Recorder {
   Recorder(const std::string& path, const Engine& engine);
   Recorder(const Recorder&) = delete;
   Recorder& operator=(const Recorder&) = delete;
-  ~Recorder();  // without end(): PATH.partial stays, for whoever looks into a crash
+  ~Recorder();  // without end(): PATH.partial stays, to inspect a crash
 
   void add(const std::string& id, const std::vector<std::int32_t>& prompt, std::int32_t max_tokens,
            const Keys& keys = Keys());
@@ -135,7 +135,7 @@ class Recorder {
   // `unfinished`: requests that are left.
   void end(std::vector<std::string> unfinished = {});
 
-  const std::string& error() const { return error_; }  // one sentence; empty: all is well
+  const std::string& error() const { return error_; }  // one line; empty: no error
 
  private:
   void write(const std::string& line);
@@ -143,6 +143,7 @@ class Recorder {
   void check(const Step& step);
 
   std::string path_;
+  std::string written_;        // path_ itself, or its temporary file
   std::FILE* file_ = nullptr;  // null: ended, or an error
   std::string before_;         // what has happened since the last step, as JSON
   std::size_t num_groups_;

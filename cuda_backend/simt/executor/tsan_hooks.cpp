@@ -1,6 +1,9 @@
 // What g++ and clang call before every load and store of a file compiled with -fsanitize=thread.
 // The sanitizer's own runtime is never linked: the checker answers instead.
 //
+// A build under TSan itself (preset threads) links that runtime and leaves the checked files
+// without hooks: its modes check and hunt see no access.
+//
 // Hooks fire in host code of kernel files too; without a running simulated thread they do nothing.
 #include <dlfcn.h>
 #include <fmt/format.h>
@@ -35,6 +38,7 @@ inline void hook(const void* address, std::size_t bytes, AccessKind kind, bool a
 
 extern "C" {
 
+#if !defined(__SANITIZE_THREAD__)
 void __tsan_init() {}
 void __tsan_func_entry(void*) {}
 void __tsan_func_exit() {}
@@ -53,6 +57,7 @@ void __tsan_read_range(void* p, std::size_t n) {
 void __tsan_write_range(void* p, std::size_t n) {
   if (n != 0) hook(p, n, AccessKind::write, false, SIMT_CALLER);
 }
+#endif
 
 // Calls of memcpy and so on in a checked file arrive here (simt_cpu.h). Between device ranges
 // memcpy copies definedness; memmove is for overlapping registers and reads what it moves.
@@ -76,6 +81,7 @@ void* simt_checked_memset(void* dst, int value, std::size_t n) {
 
 }  // extern "C"
 
+#if !defined(__SANITIZE_THREAD__)
 // Compiler built-ins for atomics in files compiled with -fsanitize=thread: std::atomic_ref in a
 // kernel, and the guards of static variables in host code. Every memory order counts as
 // sequentially consistent.
@@ -151,6 +157,7 @@ void __tsan_atomic_thread_fence(int) {
 void __tsan_atomic_signal_fence(int) {}
 
 }  // extern "C"
+#endif
 
 // What a file compiled with -fsanitize=alignment calls before it uses a misaligned pointer. Checked
 // kernel files are: of a struct that is stored member by member, the other hooks see members only.

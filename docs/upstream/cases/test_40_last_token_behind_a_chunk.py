@@ -21,7 +21,7 @@ PROMPT = list(range(100, 140))
 
 
 def token_behind_a_chunk(num_computed, monkeypatch):
-    """What the first runner puts behind the chunk, whose sampled token is discarded."""
+    """What runner V1 puts behind the chunk, whose sampled token is discarded."""
     monkeypatch.setattr(utils, "PIN_MEMORY", False)
     request = SimpleNamespace(get_token_id=PROMPT.__getitem__, num_computed_tokens=num_computed)
     # As InputBatch.add_request leaves it: all tokens that are known, computed or not.

@@ -1,4 +1,4 @@
-"""EAGLE, first runner: where one request is too close to the model's length, the drafter is left
+"""EAGLE, runner V1: where one request is too close to the model's length, the drafter is left
 out of the step, and the other requests' tokens get no rows in its cache."""
 
 from types import SimpleNamespace

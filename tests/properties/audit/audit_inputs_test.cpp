@@ -22,7 +22,7 @@ Recording recording_of(const std::string& family) {
   return recording ? *recording : Recording{};
 }
 
-TEST(AuditInputs, recordings_of_every_input_are_clean_and_are_read_as_they_are_written) {
+TEST(AuditInputs, RecordingsOfEveryInputAreCleanAndAreReadAsTheyAreWritten) {
   int num_files = 0;
   for (const auto& entry : std::filesystem::directory_iterator(kFolder)) {
     const std::string path = entry.path().string();
@@ -60,18 +60,18 @@ RecordedScheduled* row_of(RecordedStep& step, const std::string& id) {
 
 std::vector<InputMutant> input_mutants() {
   return {
-      {"more_adapters_than_there_is_room_for", "lora", AuditRule::inputs,
+      {"MoreAdaptersThanThereIsRoomFor", "lora", AuditRule::limits,
        [](Recording& recording, std::size_t) {
          recording.header.options.inputs.max_loras = 1;
          return true;
        }},
-      {"an_image_is_not_encoded", "multimodal", AuditRule::inputs,
+      {"AnImageIsNotEncoded", "multimodal", AuditRule::inputs,
        [](Recording& recording, std::size_t at) {
          for (RecordedScheduled& row : recording.steps[at].scheduled)
            if (!std::exchange(row.encode, {}).empty()) return true;
          return false;
        }},
-      {"more_rows_are_encoded_than_the_encoder_has", "multimodal", AuditRule::inputs,
+      {"MoreRowsAreEncodedThanTheEncoderHas", "multimodal", AuditRule::limits,
        [](Recording& recording, std::size_t at) {
          for (RecordedScheduled& row : recording.steps[at].scheduled) {
            if (row.encode.empty()) continue;
@@ -80,7 +80,7 @@ std::vector<InputMutant> input_mutants() {
          }
          return false;
        }},
-      {"an_image_s_rows_are_dropped_before_they_are_read", "multimodal", AuditRule::inputs,
+      {"AnImageSRowsAreDroppedBeforeTheyAreRead", "multimodal", AuditRule::inputs,
        [](Recording& recording, std::size_t at) {
          RecordedStep& step = recording.steps[at];
          for (const RecordedStep& before : recording.steps)
@@ -89,13 +89,13 @@ std::vector<InputMutant> input_mutants() {
                step.inputs.free_encoder.push_back(item.identifier);
          return true;
        }},
-      {"a_request_does_not_wait_for_its_grammar", "structured_output", AuditRule::inputs,
+      {"ARequestDoesNotWaitForItsGrammar", "structured_output", AuditRule::inputs,
        [](Recording& recording, std::size_t at) {
          return std::erase_if(recording.steps[at].before, [](const RecordedEvent& event) {
                   return event.kind == RecordedEvent::Kind::grammar_ready;
                 }) > 0;
        }},
-      {"a_prompt_is_pooled_before_its_end", "pooling", AuditRule::sampled,
+      {"APromptIsPooledBeforeItsEnd", "pooling", AuditRule::sampled,
        [](Recording& recording, std::size_t at) {
          for (const RecordedScheduled& row : recording.steps[at].scheduled)
            if (at + 1 < recording.steps.size() &&
@@ -105,7 +105,7 @@ std::vector<InputMutant> input_mutants() {
            }
          return false;
        }},
-      {"a_session_comes_back_to_another_block", "streaming_session", AuditRule::attention_read,
+      {"ASessionComesBackToAnotherBlock", "streaming_session", AuditRule::attention_read,
        [](Recording& recording, std::size_t at) {
          for (RecordedScheduled& row : recording.steps[at].scheduled) {
            if (!row.is_new || row.computed == 0 || (*row.blocks)[0].size() < 2) continue;
@@ -114,7 +114,7 @@ std::vector<InputMutant> input_mutants() {
          }
          return false;
        }},
-      {"rows_of_an_encoder_get_no_block", "encoder_decoder", AuditRule::attention_read,
+      {"RowsOfAnEncoderGetNoBlock", "encoder_decoder", AuditRule::attention_read,
        [](Recording& recording, std::size_t at) {
          for (RecordedScheduled& row : recording.steps[at].scheduled)
            if (row.is_new && row.blocks) {
@@ -123,7 +123,7 @@ std::vector<InputMutant> input_mutants() {
            }
          return false;
        }},
-      {"embeddings_are_left_out_of_the_hash", "prompt_embeds", AuditRule::attention_read,
+      {"EmbeddingsAreLeftOutOfTheHash", "prompt_embeds", AuditRule::attention_read,
        [](Recording& recording, std::size_t at) {
          for (const RecordedScheduled& row : recording.steps[at].scheduled) {
            if (!row.is_new || row.resumed || row.computed == 0) continue;
@@ -137,7 +137,7 @@ std::vector<InputMutant> input_mutants() {
          }
          return false;
        }},
-      {"a_stored_block_is_not_told_of", "kv_events", AuditRule::cache_events,
+      {"AStoredBlockIsNotToldOf", "kv_events", AuditRule::cache_events,
        [](Recording& recording, std::size_t at) {
          auto& events = recording.steps[at].events;
          if (events.empty() || events[0].kind != RecordedCacheEvent::Kind::stored) return false;
@@ -149,7 +149,7 @@ std::vector<InputMutant> input_mutants() {
 
 class EveryInputMutant : public testing::TestWithParam<InputMutant> {};
 
-TEST_P(EveryInputMutant, is_accused_by_its_rule) {
+TEST_P(EveryInputMutant, IsAccusedByItsRule) {
   const InputMutant& mutant = GetParam();
   const Recording good = recording_of(mutant.family);
   for (std::size_t at = 0; at < good.steps.size(); ++at) {

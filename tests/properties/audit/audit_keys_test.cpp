@@ -65,12 +65,12 @@ Keys digested(const std::string& digest) {
 const Keys kEmbedded = embedded(1);
 const Keys kEmbeddedElse = embedded(2);
 
-TEST(AuditKeys, a_hit_between_requests_of_equal_keys_is_clean) {
+TEST(AuditKeys, AHitBetweenRequestsOfEqualKeysIsClean) {
   for (const Keys& keys : {kNone, kSalted, kAdapted, kCat, kDog, kEmbedded})
     EXPECT_TRUE(audit(hit_of(keys, keys)).empty());
 }
 
-TEST(AuditKeys, a_hit_between_requests_of_unlike_keys_is_named_by_the_key) {
+TEST(AuditKeys, AHitBetweenRequestsOfUnlikeKeysIsNamedByTheKey) {
   struct Case {
     Keys a, b;
     std::string text;
@@ -104,13 +104,13 @@ TEST(AuditKeys, a_hit_between_requests_of_unlike_keys_is_named_by_the_key) {
   }
 }
 
-// What lies behind the hit is nobody else's business.
-TEST(AuditKeys, an_image_behind_the_hit_is_no_difference) {
+// Inputs after the hit do not matter.
+TEST(AuditKeys, AnImageBehindTheHitIsNoDifference) {
   const Keys behind{.cache_salt = "", .others = {.mm = {{"cat", 4, 2, "image"}}}};
   EXPECT_TRUE(audit(hit_of(kNone, behind)).empty());
 }
 
-TEST(AuditKeys, no_two_ways_to_be_keyed_are_one_content) {
+TEST(AuditKeys, NoTwoWaysToBeKeyedAreOneContent) {
   const std::vector<std::int32_t> tokens = {1, 2, 3, 4};
   const std::vector<Keys> all = {kNone, kSalted,   kAdapted,      kMoved,
                                  kCat,  kCatLater, kEmbeddedElse, kEmbedded};

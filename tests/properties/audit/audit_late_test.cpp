@@ -1,4 +1,4 @@
-// Drafts and outputs that come too late: whoever believes them is accused, and nobody else is.
+// Drafts and outputs that come too late: only the request that uses them is reported.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -62,32 +62,32 @@ void expect_first(const Recording& recording, AuditRule rule, std::int64_t step,
   EXPECT_NE(findings[0].what.find(what), std::string::npos) << findings[0].what;
 }
 
-TEST(AuditDrafts, that_are_proposed_kept_and_verified_are_clean) {
+TEST(AuditDrafts, ThatAreProposedKeptAndVerifiedAreClean) {
   const auto findings = audit(drafted());
   EXPECT_TRUE(findings.empty()) << line_of(findings[0]);
 }
 
-TEST(AuditDrafts, that_nobody_proposed_are_found) {
+TEST(AuditDrafts, ThatNobodyProposedAreFound) {
   Recording recording = drafted();
   recording.steps[2].scheduled[0].spec = {34};
   expect_first(recording, AuditRule::drafts, 2, "b",
                "has 5 tokens and verifies the drafts [34], and step 0 proposed [32, 33]");
   recording = drafted();
   (*recording.steps[0].drafts)[0].tokens.clear();
-  expect_first(recording, AuditRule::drafts, 1, "a", "and none was proposed behind them");
-  // A row that is filled up has drafts of nobody's.
+  expect_first(recording, AuditRule::drafts, 1, "a", "and none was proposed after them");
+  // A padded row has drafts that were not proposed.
   recording.steps[1].scheduled[0].spec = {-1, -1};
   EXPECT_TRUE(audit(recording).empty());
 }
 
-TEST(AuditDrafts, of_a_request_that_the_step_did_not_schedule_are_found) {
+TEST(AuditDrafts, OfARequestThatTheStepDidNotScheduleAreFound) {
   Recording recording = drafted();
   recording.steps[1].drafts = {{{"b", {40, 41}}}};
   expect_first(recording, AuditRule::drafts, 1, "b",
                "is given the drafts [40, 41], and no row of it was scheduled");
 }
 
-TEST(AuditDrafts, that_are_kept_are_those_that_were_proposed) {
+TEST(AuditDrafts, ThatAreKeptAreThoseThatWereProposed) {
   Recording recording = drafted();
   recording.steps[1].held_drafts = {{"b", {32, 34}}};
   expect_first(recording, AuditRule::drafts, 1, "b",
@@ -98,7 +98,7 @@ TEST(AuditDrafts, that_are_kept_are_those_that_were_proposed) {
   expect_first(recording, AuditRule::drafts, 1, "c", "and there is no such request");
 }
 
-TEST(AuditDrafts, that_outlive_a_preemption_are_found) {
+TEST(AuditDrafts, ThatOutliveAPreemptionAreFound) {
   Recording recording = drafted();
   recording.steps.pop_back();
   recording.steps[1].preempted = {"b"};
@@ -111,7 +111,7 @@ TEST(AuditDrafts, that_outlive_a_preemption_are_found) {
 }
 
 // With a step in flight: step 1 is decided before the output of step 0 is there, and preempts "b";
-// its output comes in behind step 1.
+// its output arrives after step 1.
 Recording overtaken() {
   Recording recording = empty(true);
   RecordedStep first;
@@ -144,7 +144,7 @@ Recording overtaken() {
   return recording;
 }
 
-TEST(AuditStaleOutput, of_a_preempted_request_may_be_taken_or_dropped) {
+TEST(AuditStaleOutput, OfAPreemptedRequestMayBeTakenOrDropped) {
   Recording recording = overtaken();
   EXPECT_TRUE(audit(recording).empty());
   recording.steps[1].stale_outputs[0].taken = 0;
@@ -153,14 +153,14 @@ TEST(AuditStaleOutput, of_a_preempted_request_may_be_taken_or_dropped) {
   EXPECT_TRUE(findings.empty()) << line_of(findings[0]);
 }
 
-TEST(AuditStaleOutput, that_was_dropped_is_not_known) {
+TEST(AuditStaleOutput, ThatWasDroppedIsNotKnown) {
   Recording recording = overtaken();
   recording.steps[1].stale_outputs[0].taken = 0;
   expect_first(recording, AuditRule::scheduled_tokens, 2, "b",
                "tokens [0, 5) are scheduled, but only 4 are known");
 }
 
-TEST(AuditStaleOutput, behind_a_reset_is_dropped) {
+TEST(AuditStaleOutput, BehindAResetIsDropped) {
   Recording recording = overtaken();
   RecordedEvent reset;
   reset.kind = RecordedEvent::Kind::reset_prefix_cache;
@@ -179,10 +179,10 @@ TEST(AuditStaleOutput, behind_a_reset_is_dropped) {
   recording.steps[1].stale_outputs[1].taken = 1;
   expect_first(recording, AuditRule::stale_output, 1, "b",
                "1 tokens of the output of step 0 are taken, which was to be dropped: a reset had "
-               "sent back all who ran");
+               "preempted all running requests");
 }
 
-TEST(AuditStaleOutput, of_who_has_left_is_not_taken) {
+TEST(AuditStaleOutput, OfWhoHasLeftIsNotTaken) {
   Recording recording = overtaken();
   RecordedEvent abort;
   abort.kind = RecordedEvent::Kind::abort;
@@ -194,7 +194,7 @@ TEST(AuditStaleOutput, of_who_has_left_is_not_taken) {
   recording.steps.pop_back();
   recording.end = {.steps = 2, .unfinished = {"a"}, .steps_in_flight = 1};
   expect_first(recording, AuditRule::stale_output, 1, "b",
-               "1 tokens of the output of step 0 are taken, and the request had left");
+               "1 tokens of the output of step 0 are taken, and the request had finished");
   // ... nor by the next one of its name.
   recording.steps[1].before = {abort, added("b")};
   recording.steps[1].waiting = {"b"};
@@ -204,14 +204,14 @@ TEST(AuditStaleOutput, of_who_has_left_is_not_taken) {
   EXPECT_TRUE(audit(recording).empty());
 }
 
-TEST(AuditStaleOutput, is_that_of_a_step_in_flight_and_whole) {
+TEST(AuditStaleOutput, IsThatOfAStepInFlightAndWhole) {
   Recording recording = overtaken();
   recording.steps[2].stale_outputs = {{"b", 0, 1}};
   expect_first(recording, AuditRule::stale_output, 2, "b",
-               "the output of step 0 is taken in, and it had come in before");
+               "the output of step 0 is received, and it had arrived before");
   recording.steps[2].stale_outputs = {{"b", 2, 1}};
   expect_first(recording, AuditRule::stale_output, 2, "b",
-               "the output of step 2 is taken in, and those up to step 1 have come in");
+               "the output of step 2 is received, and those up to step 1 have arrived");
   recording = overtaken();
   recording.steps[1].stale_outputs[0].taken = 3;
   expect_first(recording, AuditRule::stale_output, 1, "b", "and it has 1");

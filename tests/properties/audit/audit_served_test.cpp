@@ -42,8 +42,8 @@ std::vector<BlockId>& reader_blocks(Recording& recording, std::size_t step, std:
   return (*row->blocks)[group];
 }
 
-TEST(AuditAsServed, a_hit_of_another_block_than_the_checkpoint_s_is_found) {
-  // Block 2 has the state that the writer goes on with.
+TEST(AuditAsServed, AHitOfAnotherBlockThanTheCheckpointSIsFound) {
+  // Block 2 has the state that the writer continues with.
   expect_found(
       "regressions/hit_of_a_prefill_checkpoint",
       [](Recording& recording) {
@@ -56,7 +56,7 @@ TEST(AuditAsServed, a_hit_of_another_block_than_the_checkpoint_s_is_found) {
       "request writer");
 }
 
-TEST(AuditAsServed, a_hit_of_a_checkpoint_that_no_kernel_exports_is_found) {
+TEST(AuditAsServed, AHitOfACheckpointThatNoKernelExportsIsFound) {
   expect_found(
       "regressions/hit_of_a_prefill_checkpoint",
       [](Recording& recording) {
@@ -65,7 +65,7 @@ TEST(AuditAsServed, a_hit_of_a_checkpoint_that_no_kernel_exports_is_found) {
       "reader", "the state after 8 tokens is read from block 5, which holds none");
 }
 
-TEST(AuditAsServed, a_checkpoint_that_does_not_lie_on_the_kernel_s_grid_is_not_there) {
+TEST(AuditAsServed, ACheckpointThatDoesNotLieOnTheKernelSGridIsNotThere) {
   expect_found(
       "regressions/hit_of_a_prefill_checkpoint",
       [](Recording& recording) {
@@ -82,7 +82,7 @@ Recording hit_of_a_part(bool is_copied) {
   return recording;
 }
 
-TEST(AuditAsServed, a_hit_of_a_part_of_a_block_that_is_not_copied_is_found) {
+TEST(AuditAsServed, AHitOfAPartOfABlockThatIsNotCopiedIsFound) {
   EXPECT_TRUE(audit(hit_of_a_part(true)).empty());
   const std::vector<AuditFinding> findings = audit(hit_of_a_part(false));
   ASSERT_FALSE(findings.empty());
@@ -90,7 +90,7 @@ TEST(AuditAsServed, a_hit_of_a_part_of_a_block_that_is_not_copied_is_found) {
   EXPECT_EQ(findings[0].step, 5);
 }
 
-TEST(AuditAsServed, a_copy_to_a_block_in_use_is_found) {
+TEST(AuditAsServed, ACopyToABlockInUseIsFound) {
   expect_found(
       "regressions/window_is_computed_again",
       [](Recording& recording) {
@@ -99,35 +99,35 @@ TEST(AuditAsServed, a_copy_to_a_block_in_use_is_found) {
       "writer", "block 10 is copied to block 4, which this request still reads");
 }
 
-TEST(AuditAsServed, a_window_that_is_computed_again_needs_its_blocks) {
+TEST(AuditAsServed, AWindowThatIsComputedAgainNeedsItsBlocks) {
   expect_found(
       "regressions/window_is_computed_again",
       [](Recording& recording) { reader_blocks(recording, 1, 1)[2] = kNullBlock; }, "reader",
       "a token is written to the null block");
 }
 
-TEST(AuditAsServed, a_window_that_is_not_computed_again_needs_what_lies_before_it) {
+TEST(AuditAsServed, AWindowThatIsNotComputedAgainNeedsWhatLiesBeforeIt) {
   expect_found(
       "regressions/window_is_computed_again",
       [](Recording& recording) { recording.header.groups[1].spec.bounded_replay = false; },
       "reader", "beyond the hit of 8 tokens, while request writer still reads it");
 }
 
-TEST(AuditAsServed, a_ring_of_two_requests_is_found) {
+TEST(AuditAsServed, ARingOfTwoRequestsIsFound) {
   expect_found(
       "regressions/window_is_computed_again",
       [](Recording& recording) { reader_blocks(recording, 1, 2)[0] = BlockId{9}; }, "reader",
       "block 9 becomes entry 0 of the table");
 }
 
-TEST(AuditAsServed, a_request_without_its_ring_is_found) {
+TEST(AuditAsServed, ARequestWithoutItsRingIsFound) {
   expect_found(
       "regressions/window_is_computed_again",
       [](Recording& recording) { reader_blocks(recording, 1, 2).clear(); }, "reader",
       "a ring has one block, and the table of this group has 0");
 }
 
-TEST(AuditAsServed, a_request_that_nobody_keeps_out_is_found) {
+TEST(AuditAsServed, ARequestThatNobodyKeepsOutIsFound) {
   expect_found(
       "regressions/nobody_is_let_in_by_a_pause",
       [](Recording& recording) {
@@ -136,17 +136,17 @@ TEST(AuditAsServed, a_request_that_nobody_keeps_out_is_found) {
           return event.kind == RecordedEvent::Kind::pause_state;
         });
       },
-      "b", "all blocks are free, and this request is not let in");
+      "b", "all blocks are free, and this request is not admitted");
 }
 
-TEST(AuditAsServed, tokens_that_an_output_did_not_name_are_found_once_the_next_one_is_there) {
+TEST(AuditAsServed, TokensThatAnOutputDidNotNameAreFoundOnceTheNextOneIsThere) {
   expect_found(
       "regressions/ends_with_steps_in_flight",
       [](Recording& recording) { recording.steps[2].output_of_step = 0; }, "a",
       "tokens [6, 7) are scheduled, but only 6 are known");
 }
 
-TEST(AuditAsServed, a_name_that_is_used_again_before_its_bearer_ends_is_found) {
+TEST(AuditAsServed, ANameThatIsUsedAgainBeforeItsBearerEndsIsFound) {
   expect_found(
       "regressions/name_used_again_at_its_end",
       [](Recording& recording) {
@@ -157,7 +157,7 @@ TEST(AuditAsServed, a_name_that_is_used_again_before_its_bearer_ends_is_found) {
 
 // Three modules: with all three drafts of step 4 rejected, the two tokens before it are run again,
 // and their window reaches into block 6, which the row's own does not.
-TEST(AuditAsServed, the_window_of_tokens_that_the_drafter_runs_again_is_needed) {
+TEST(AuditAsServed, TheWindowOfTokensThatTheDrafterRunsAgainIsNeeded) {
   expect_found(
       "conformance/as_served/several_mtp_modules",
       [](Recording& recording) {
@@ -187,7 +187,7 @@ Recording drafts_before_a_hit(bool are_verified) {
   recording.header.num_blocks = 8;
   recording.header.scheduler_block_size = recording.header.hash_block_size = 4;
   recording.steps.resize(4);
-  // The only row of a step; `blocks`: handed over to a request that comes in, or one more.
+  // The only row of a step; `blocks`: handed over to a new request, or one more block.
   const auto run = [&](std::size_t step, const std::string& id, std::int32_t computed,
                        const std::vector<BlockId>& blocks, const std::vector<std::int32_t>& drafts,
                        const std::vector<std::int32_t>& sampled) {
@@ -218,7 +218,7 @@ Recording drafts_before_a_hit(bool are_verified) {
   return recording;
 }
 
-TEST(AuditAsServed, a_hit_of_rows_that_were_made_of_drafts_which_nobody_verified_is_found) {
+TEST(AuditAsServed, AHitOfRowsThatWereMadeOfDraftsWhichNobodyVerifiedIsFound) {
   EXPECT_TRUE(audit(drafts_before_a_hit(true)).empty());
   const std::vector<AuditFinding> findings = audit(drafts_before_a_hit(false));
   ASSERT_EQ(findings.size(), 1u);

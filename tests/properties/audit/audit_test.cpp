@@ -54,9 +54,9 @@ void expect_one(const Recording& recording, std::int64_t step, const std::string
   EXPECT_NE(findings[0].what.find(what), std::string::npos) << findings[0].what;
 }
 
-TEST(Audit, right_decisions_are_clean) { EXPECT_TRUE(audit(shared_prefix()).empty()); }
+TEST(Audit, RightDecisionsAreClean) { EXPECT_TRUE(audit(shared_prefix()).empty()); }
 
-TEST(Audit, a_hit_on_a_block_that_holds_another_prefix_is_found) {
+TEST(Audit, AHitOnABlockThatHoldsAnotherPrefixIsFound) {
   Recording recording = shared_prefix();
   (*recording.steps[0].scheduled[1].blocks)[0][0] = BlockId{2};
   recording.steps[0].common_prefix_blocks.reset();
@@ -65,14 +65,14 @@ TEST(Audit, a_hit_on_a_block_that_holds_another_prefix_is_found) {
              "reads token 0 from slot 0 of block 2, which holds token 4 of request a");
 }
 
-// "b" shares the four tokens of block 1 with "a", and goes on with another one.
-TEST(Audit, a_hit_whose_next_token_another_request_drafted_from_is_found_where_hashes_look_ahead) {
+// "b" shares the four tokens of block 1 with "a", and continues with another one.
+TEST(Audit, AHitWhoseNextTokenAnotherRequestDraftedFromIsFoundWhereHashesLookAhead) {
   Recording recording = shared_prefix();
   recording.header.engine.version = "0.33.0";
   EngineConfig& config = recording.header.options.config;
   config.spec_method = SpecMethod::eagle;
   config.num_spec_tokens = 1;
-  EXPECT_TRUE(audit(recording).empty());  // it goes on as "a" does
+  EXPECT_TRUE(audit(recording).empty());  // it continues as "a" does
   Prompt& prompt = recording.steps[0].before[1].request.prompt;
   prompt = {};
   prompt.append({TokenRun::Kind::seeded, 7, 0, 4});
@@ -84,7 +84,7 @@ TEST(Audit, a_hit_whose_next_token_another_request_drafted_from_is_found_where_h
 
   config.num_hash_lookahead_tokens = 0;  // stated: such an engine drops a block, or takes the loss
   EXPECT_TRUE(audit(recording).empty());
-  config.num_hash_lookahead_tokens = 1;  // stated by an engine that nobody has a profile of
+  config.num_hash_lookahead_tokens = 1;  // of an engine without a profile
   recording.header.engine.version = "9.9.9";
   EXPECT_EQ(audit(recording).size(), 1u);
   recording.header.engine.version = "0.22.1";
@@ -94,7 +94,7 @@ TEST(Audit, a_hit_whose_next_token_another_request_drafted_from_is_found_where_h
 
 // Two modules: the row of a hit's last token is made of two tokens behind it. "a" had its prompt
 // there, "b" samples the second.
-TEST(Audit, a_hit_whose_second_next_token_differs_is_found_where_hashes_cover_two) {
+TEST(Audit, AHitWhoseSecondNextTokenDiffersIsFoundWhereHashesCoverTwo) {
   Recording recording = shared_prefix();
   EngineConfig& config = recording.header.options.config;
   config.spec_method = SpecMethod::eagle;
@@ -108,7 +108,7 @@ TEST(Audit, a_hit_whose_second_next_token_differs_is_found_where_hashes_cover_tw
              "drafted from with another token behind it");
 }
 
-TEST(Audit, a_hit_on_a_block_that_was_never_written_is_found) {
+TEST(Audit, AHitOnABlockThatWasNeverWrittenIsFound) {
   Recording recording = shared_prefix();
   (*recording.steps[0].scheduled[1].blocks)[0][0] = BlockId{5};
   recording.steps[0].common_prefix_blocks.reset();
@@ -116,13 +116,13 @@ TEST(Audit, a_hit_on_a_block_that_was_never_written_is_found) {
   expect_one(recording, 0, "b", "the block is not one of this group");
 }
 
-TEST(Audit, a_block_with_two_owners_is_found) {
+TEST(Audit, ABlockWithTwoOwnersIsFound) {
   Recording recording = shared_prefix();
   recording.steps[1].scheduled[1].blocks = {{{BlockId{2}}}};
   expect_one(recording, 1, "b", "block 2 becomes entry 2 of the table");
 }
 
-TEST(Audit, a_token_without_a_block_is_found) {
+TEST(Audit, ATokenWithoutABlockIsFound) {
   Recording recording = shared_prefix();
   recording.steps[1].scheduled[0].computed = 6;
   recording.steps[0].scheduled[0].blocks = {{{BlockId{1}}}};
@@ -130,29 +130,29 @@ TEST(Audit, a_token_without_a_block_is_found) {
   expect_one(recording, 0, "a", "beyond the block table");
 }
 
-TEST(Audit, tokens_that_nobody_knows_are_found) {
+TEST(Audit, TokensThatNobodyKnowsAreFound) {
   Recording recording = shared_prefix();
   recording.steps[1].scheduled[0].tokens = 2;
   expect_one(recording, 1, "a", "only 7 are known");
 }
 
-TEST(Audit, a_request_that_has_left_is_found) {
+TEST(Audit, ARequestThatHasLeftIsFound) {
   Recording recording = shared_prefix();
   recording.steps[1].finished = {"a"};
-  expect_one(recording, 1, "a", "has left");
+  expect_one(recording, 1, "a", "a finished request is scheduled");
 }
 
-TEST(Audit, lost_blocks_are_found_where_tables_are_shown_and_where_nobody_runs) {
+TEST(Audit, LostBlocksAreFoundWhereTablesAreShownAndWhereNobodyRuns) {
   Recording recording = shared_prefix();
   recording.steps[0].free_blocks = 1;
   expect_one(recording, 0, "", "3 blocks are held and 1 free");
   recording = shared_prefix();
   recording.steps[2].free_blocks = 4;
-  expect_one(recording, 2, "", "nobody runs, and 4 of 5 blocks are free");
+  expect_one(recording, 2, "", "no request runs, and 4 of 5 blocks are free");
 }
 
-// "a" ends in step 1 and one of its blocks does not come back; "b" goes on.
-TEST(Audit, a_leak_names_the_blocks_that_can_be_lost_and_who_had_them) {
+// "a" ends in step 1 and one of its blocks does not come back; "b" continues.
+TEST(Audit, ALeakNamesTheBlocksThatCanBeLostAndWhoHadThem) {
   Recording recording = shared_prefix();
   RecordedStep& step = recording.steps[1];
   step.finished = {"a"};
@@ -171,7 +171,7 @@ TEST(Audit, a_leak_names_the_blocks_that_can_be_lost_and_who_had_them) {
   EXPECT_EQ(audit(recording).size(), 1u);
 }
 
-TEST(Audit, a_finding_is_one_line_with_its_place_and_who_had_the_block) {
+TEST(Audit, AFindingIsOneLineWithItsPlaceAndWhoHadTheBlock) {
   Recording recording = shared_prefix();
   recording.steps[1].zero = {BlockId{1}};
   const auto findings = audit(recording);
@@ -186,7 +186,7 @@ TEST(Audit, a_finding_is_one_line_with_its_place_and_who_had_the_block) {
   EXPECT_EQ(findings[0].last_step, 1);
 }
 
-TEST(Audit, one_cause_is_told_once) {
+TEST(Audit, OneCauseIsToldOnce) {
   Recording recording = shared_prefix();
   recording.steps[0].common_prefix_blocks = recording.steps[1].common_prefix_blocks = {{2}};
   const auto findings = audit(recording);
@@ -195,7 +195,7 @@ TEST(Audit, one_cause_is_told_once) {
   EXPECT_EQ(findings[0].last_step, 1);
 }
 
-TEST(Audit, a_table_without_room_for_drafts_is_found) {
+TEST(Audit, ATableWithoutRoomForDraftsIsFound) {
   Recording recording = shared_prefix();
   EngineConfig& config = recording.header.options.config;
   config.num_spec_tokens = 2;
@@ -205,15 +205,14 @@ TEST(Audit, a_table_without_room_for_drafts_is_found) {
   }
   for (const SpecMethod method : {SpecMethod::draft_model, SpecMethod::eagle}) {
     config.spec_method = method;
-    expect_one(
-        recording, 1, "a",
-        "tokens up to 7 are scheduled, and the drafter writes 2 slots behind them; the table "
-        "of 2 blocks ends at token 8");
+    expect_one(recording, 1, "a",
+               "tokens up to 7 are scheduled, and the drafter writes 2 slots after them; the table "
+               "of 2 blocks ends at token 8");
     EXPECT_EQ(audit(recording)[0].rule, AuditRule::draft_slots);
   }
 }
 
-TEST(Audit, output_that_a_reset_drops_ends_nobody) {
+TEST(Audit, OutputThatAResetDropsEndsNobody) {
   Recording recording = shared_prefix();
   recording.header.options.config.async_scheduling = true;
   for (RecordedEvent& add : recording.steps[0].before) add.request.max_tokens = 1;
@@ -235,13 +234,13 @@ TEST(Audit, output_that_a_reset_drops_ends_nobody) {
   EXPECT_TRUE(audit(recording).empty()) << line_of(audit(recording)[0]);
 }
 
-TEST(Audit, a_common_prefix_that_is_not_common_is_found) {
+TEST(Audit, ACommonPrefixThatIsNotCommonIsFound) {
   Recording recording = shared_prefix();
   recording.steps[0].common_prefix_blocks = {{2}};
-  expect_one(recording, 0, "b", "2 blocks are said to be common");
+  expect_one(recording, 0, "b", "2 blocks are reported as common");
 }
 
-TEST(Audit, a_state_at_the_wrong_boundary_is_found) {
+TEST(Audit, AStateAtTheWrongBoundaryIsFound) {
   Result<Recording> recording = read_recording(
       std::filesystem::directory_iterator(sample("vllm-0.22.1/mamba_align"))->path().string());
   ASSERT_TRUE(recording) << recording.error().message;
@@ -265,14 +264,14 @@ TEST(Audit, a_state_at_the_wrong_boundary_is_found) {
   EXPECT_GT(num_found, 0);
 }
 
-// The first step that hands out attention blocks beside states; index of it in the recording.
+// Index of the first step that allocates attention blocks next to states.
 std::size_t first_zeroing_step(const Recording& recording) {
   std::size_t s = 0;
   while (s < recording.steps.size() && recording.steps[s].zero.empty()) ++s;
   return s;
 }
 
-TEST(Audit, a_block_that_is_not_zeroed_before_its_use_is_found) {
+TEST(Audit, ABlockThatIsNotZeroedBeforeItsUseIsFound) {
   Result<Recording> recording = read_recording(
       std::filesystem::directory_iterator(sample("vllm-0.22.1/mamba_align"))->path().string());
   ASSERT_TRUE(recording) << recording.error().message;
@@ -287,7 +286,7 @@ TEST(Audit, a_block_that_is_not_zeroed_before_its_use_is_found) {
   EXPECT_EQ(findings[0].block, index_of(block));
 }
 
-TEST(Audit, a_block_that_is_zeroed_while_it_is_read_is_found) {
+TEST(Audit, ABlockThatIsZeroedWhileItIsReadIsFound) {
   Recording recording = shared_prefix();
   recording.steps[1].zero = {BlockId{1}};
   expect_one(recording, 1, "a",
@@ -296,7 +295,7 @@ TEST(Audit, a_block_that_is_zeroed_while_it_is_read_is_found) {
 }
 
 // A block below a hit that is zeroed is no hit: states were hit further than attention.
-TEST(Audit, a_zeroed_block_below_a_hit_holds_nothing) {
+TEST(Audit, AZeroedBlockBelowAHitHoldsNothing) {
   Recording recording = shared_prefix();
   (*recording.steps[0].scheduled[1].blocks)[0][0] = BlockId{4};
   recording.steps[0].zero = {BlockId{4}};
@@ -305,10 +304,10 @@ TEST(Audit, a_zeroed_block_below_a_hit_holds_nothing) {
   expect_one(recording, 0, "b", "which holds nothing that was written since step 0 zeroed");
 }
 
-TEST(Audit, a_token_that_no_row_can_have_sampled_is_found) {
+TEST(Audit, ATokenThatNoRowCanHaveSampledIsFound) {
   Recording chunked = shared_prefix();
   chunked.steps[0].scheduled[0].tokens = 5;  // of 6
-  expect_one(chunked, 0, "a", "a token is sampled behind token 4, and 6 are known");
+  expect_one(chunked, 0, "a", "a token is sampled after token 4, and 6 are known");
   EXPECT_EQ(audit(chunked)[0].rule, AuditRule::sampled);
 
   Recording twice = shared_prefix();
@@ -320,17 +319,17 @@ TEST(Audit, a_token_that_no_row_can_have_sampled_is_found) {
   expect_one(of_nobody, 2, "a", "no row of it was scheduled");
 }
 
-TEST(Audit, a_request_that_goes_on_behind_its_end_is_found) {
+TEST(Audit, ARequestThatGoesOnBehindItsEndIsFound) {
   Recording recording = shared_prefix();
   recording.steps[0].before[0].request.max_tokens = 1;
   expect_one(recording, 1, "a", "it may sample 1, and the output of step 0 was the last");
-  // With that output still in flight nobody could know.
+  // With that output still in flight, the end is not known.
   recording.header.options.config.async_scheduling = true;
   recording.steps[1].output_of_step = 0;
   EXPECT_TRUE(audit(recording).empty());
 }
 
-TEST(Audit, an_end_whose_reason_is_not_so_is_found) {
+TEST(Audit, AnEndWhoseReasonIsNotSoIsFound) {
   Recording recording = shared_prefix();
   recording.steps[1].stopped = {{"a", "length"}};
   expect_one(recording, 1, "a", "ends for its length with 2 tokens sampled of 4");
@@ -340,7 +339,7 @@ TEST(Audit, an_end_whose_reason_is_not_so_is_found) {
   EXPECT_TRUE(audit(recording).empty());
 }
 
-TEST(Audit, a_request_that_is_in_no_queue_is_found_once) {
+TEST(Audit, ARequestThatIsInNoQueueIsFoundOnce) {
   Recording recording = shared_prefix();
   recording.steps[0].running = recording.steps[1].running = {"a"};
   expect_one(recording, 0, "b", "is in no queue: nothing runs it again");
@@ -350,7 +349,7 @@ TEST(Audit, a_request_that_is_in_no_queue_is_found_once) {
   expect_one(recording, 1, "a", "in the waiting queue and in another one");
 }
 
-TEST(Audit, every_bundled_recording_of_vllm_0_33_is_clean) {
+TEST(Audit, EveryBundledRecordingOfVllm0Point33IsClean) {
   int num_files = 0;
   for (const auto& entry : std::filesystem::recursive_directory_iterator(sample("vllm-0.33.0"))) {
     if (entry.path().extension() != ".jsonl" || entry.path().filename() == "layouts.jsonl" ||

@@ -113,37 +113,37 @@ void expect_first(const Recording& recording, std::int64_t step, const std::stri
   EXPECT_NE(findings[0].what.find(what), std::string::npos) << findings[0].what;
 }
 
-TEST(AuditTransfers, right_loads_and_sends_are_clean) {
+TEST(AuditTransfers, RightLoadsAndSendsAreClean) {
   EXPECT_TRUE(audit(load_and_send()).empty());
   EXPECT_TRUE(audit(failed_load()).empty());
 }
 
-TEST(AuditTransfers, a_load_that_is_not_over_is_not_read) {
+TEST(AuditTransfers, ALoadThatIsNotOverIsNotRead) {
   Recording recording = load_and_send();
   recording.steps[0].worker.reset();
   expect_first(recording, 1, "reads token 0 from slot 0 of block 1, which holds nothing");
 }
 
-TEST(AuditTransfers, a_block_that_a_longer_load_did_not_fill_is_not_read) {
+TEST(AuditTransfers, ABlockThatALongerLoadDidNotFillIsNotRead) {
   Recording recording = load_and_send();
   recording.steps[0].worker->invalid_blocks = {BlockId{2}};
   expect_first(recording, 1, "reads token 4 from slot 0 of block 2, which holds nothing");
 }
 
-TEST(AuditTransfers, a_block_that_a_load_within_the_step_did_not_fill_is_computed) {
+TEST(AuditTransfers, ABlockThatALoadWithinTheStepDidNotFillIsComputed) {
   Recording recording = failed_load();
   recording.steps[1].scheduled[0].computed = 8;
   recording.steps[1].scheduled[0].tokens = 2;
   expect_first(recording, 1, "reads token 4 from slot 0 of block 2, which holds nothing");
 }
 
-TEST(AuditTransfers, a_block_that_is_being_sent_is_handed_to_nobody) {
+TEST(AuditTransfers, ABlockThatIsBeingSentIsHandedToNobody) {
   Recording recording = load_and_send();
   recording.steps[2].scheduled = {scheduled("b", 0, 4, {3})};
   expect_first(recording, 2, "block 3 becomes entry 0 of the table");
 }
 
-TEST(AuditTransfers, a_block_that_a_load_still_writes_is_handed_to_nobody) {
+TEST(AuditTransfers, ABlockThatALoadStillWritesIsHandedToNobody) {
   Recording recording = load_and_send();
   recording.steps[0].worker.reset();
   recording.steps[1] = recording.steps[2];
@@ -156,8 +156,8 @@ TEST(AuditTransfers, a_block_that_a_load_still_writes_is_handed_to_nobody) {
 }
 
 // A window of one token, and a prompt that is loaded whole: an engine that has a block for its last
-// token has nothing for the one after. The client leaves, and the load goes on writing.
-TEST(AuditTransfers, a_load_for_nobody_still_writes_behind_the_window) {
+// token has nothing for the one after. The client disconnects, and the load still writes.
+TEST(AuditTransfers, ALoadForNobodyStillWritesBehindTheWindow) {
   Recording recording = load_and_send();
   KVCacheSpec& spec = recording.header.groups[0].spec;
   spec.kind = CacheKind::sliding_window;
@@ -182,24 +182,24 @@ TEST(AuditTransfers, a_load_for_nobody_still_writes_behind_the_window) {
   expect_first(recording, 1, "while request a still loads it");
 }
 
-TEST(AuditTransfers, blocks_of_a_load_count_as_held) {
+TEST(AuditTransfers, BlocksOfALoadCountAsHeld) {
   Recording recording = load_and_send();
   recording.steps[0].free_blocks = 5;
   expect_first(recording, 0, "with 2 kept for transfers");
 }
 
-TEST(AuditTransfers, a_transfer_that_nobody_waits_for_is_found) {
+TEST(AuditTransfers, ATransferThatNobodyWaitsForIsFound) {
   Recording received = load_and_send();
   received.steps[3].worker = {{"a"}, {}, {}};
-  expect_first(received, 3, "a load is reported complete that is not under way");
+  expect_first(received, 3, "a load is reported complete that is not in flight");
   Recording sent = load_and_send();
   sent.steps[3].worker = {{}, {"b"}, {}};
-  expect_first(sent, 3, "blocks are reported sent that nobody keeps");
+  expect_first(sent, 3, "blocks are reported sent that no request keeps");
 }
 
 // Request r15 hits in step 24 what r14 loaded in step 23, before it is known that the load failed.
-// Both end in an error; had r15 gone on, its answer would rest on blocks that nobody filled.
-TEST(AuditTransfers, who_hits_a_lost_block_before_it_is_known_has_to_end) {
+// Both end in an error; with r15 running, its answer would rest on blocks that no load filled.
+TEST(AuditTransfers, WhoHitsALostBlockBeforeItIsKnownHasToEnd) {
   auto recording =
       read_recording(LOCKSTEP_SOURCE_DIR "/tests/regressions/lost_block_is_hit_in_flight.jsonl");
   ASSERT_TRUE(recording) << recording.error().message;

@@ -34,13 +34,13 @@ void lose_blocks(Steps& steps, std::size_t at, std::int64_t num) {
 
 std::vector<DecisionMutant> mutants() {
   return {
-      {"a_block_is_not_zeroed", "mamba_align", AuditRule::zeroing,
+      {"ABlockIsNotZeroed", "mamba_align", AuditRule::zeroing,
        [](Steps& steps, std::size_t at) {
          if (steps[at].zero.empty()) return false;
          steps[at].zero.pop_back();
          return true;
        }},
-      {"a_block_in_use_is_zeroed", "mamba_align", AuditRule::attention_read,
+      {"ABlockInUseIsZeroed", "mamba_align", AuditRule::attention_read,
        [](Steps& steps, std::size_t at) {
          const auto& row = steps[at].scheduled;
          if (row.empty() || !row[0].is_new || at + 1 == steps.size()) return false;
@@ -51,7 +51,7 @@ std::vector<DecisionMutant> mutants() {
          steps[at + 1].zero.push_back(blocks[0]);
          return true;
        }},
-      {"a_chunk_of_a_prompt_samples", "long_prefill_threshold", AuditRule::sampled,
+      {"AChunkOfAPromptSamples", "long_prefill_threshold", AuditRule::sampled,
        [](Steps& steps, std::size_t at) {
          for (const RecordedScheduled& row : steps[at].scheduled)
            if (row.tokens > 1 && samples_nothing(steps[at], row.id)) {
@@ -60,7 +60,7 @@ std::vector<DecisionMutant> mutants() {
            }
          return false;
        }},
-      {"more_is_sampled_than_drafted", "spec_decode_ngram", AuditRule::sampled,
+      {"MoreIsSampledThanDrafted", "spec_decode_ngram", AuditRule::sampled,
        [](Steps& steps, std::size_t at) {
          for (RecordedTokens& sampled : steps[at].sampled) {
            const auto row =
@@ -71,25 +71,25 @@ std::vector<DecisionMutant> mutants() {
          }
          return false;
        }},
-      {"an_end_comes_too_early", "full_attention", AuditRule::sampled,
+      {"AnEndComesTooEarly", "full_attention", AuditRule::sampled,
        [](Steps& steps, std::size_t at) {
          if (steps[at].sampled.empty() || !steps[at].stopped.empty()) return false;
          steps[at].stopped = {{steps[at].sampled[0].id, "length"}};
          return true;
        }},
-      {"a_waiting_request_is_forgotten", "tiny_pool", AuditRule::queues,
+      {"AWaitingRequestIsForgotten", "tiny_pool", AuditRule::queues,
        [](Steps& steps, std::size_t at) {
          if (steps[at].waiting.empty()) return false;
          steps[at].waiting.pop_back();
          return true;
        }},
-      {"a_preempted_request_stays_in_the_batch", "preemption", AuditRule::queues,
+      {"APreemptedRequestStaysInTheBatch", "preemption", AuditRule::queues,
        [](Steps& steps, std::size_t at) {
          if (steps[at].preempted.empty()) return false;
          steps[at].running.push_back(steps[at].preempted[0]);
          return true;
        }},
-      {"a_more_important_request_gives_way", "priority", AuditRule::victim,
+      {"AMoreImportantRequestGivesWay", "priority", AuditRule::victim,
        [](Steps& steps, std::size_t at) {
          if (steps[at].preempted.empty() || steps[at].running.empty()) return false;
          const auto gave_way_before = [&](const RecordedStep& step) {
@@ -102,7 +102,7 @@ std::vector<DecisionMutant> mutants() {
          return std::ranges::find(steps[at].scheduled, true, &RecordedScheduled::is_new) ==
                 steps[at].scheduled.end();
        }},
-      {"drafts_get_no_slots", "spec_decode_eagle", AuditRule::draft_slots,
+      {"DraftsGetNoSlots", "spec_decode_eagle", AuditRule::draft_slots,
        [](Steps& steps, std::size_t at) {
          for (RecordedScheduled& row : steps[at].scheduled) {
            const std::int32_t size = 16;
@@ -114,7 +114,7 @@ std::vector<DecisionMutant> mutants() {
          }
          return false;
        }},
-      {"a_state_is_kept_too_long", "mamba_align", AuditRule::planned_blocks,
+      {"AStateIsKeptTooLong", "mamba_align", AuditRule::planned_blocks,
        [](Steps& steps, std::size_t at) {
          if (!steps[at].tables) return false;
          for (RecordedTable& table : *steps[at].tables) {
@@ -124,7 +124,7 @@ std::vector<DecisionMutant> mutants() {
          }
          return false;
        }},
-      {"an_adapter_is_left_out_of_the_hash", "full_prefix_cache", AuditRule::attention_read,
+      {"AnAdapterIsLeftOutOfTheHash", "full_prefix_cache", AuditRule::attention_read,
        [](Steps& steps, std::size_t at) {
          for (const RecordedScheduled& row : steps[at].scheduled)
            if (row.is_new && !row.resumed && row.computed > 0) {
@@ -136,7 +136,7 @@ std::vector<DecisionMutant> mutants() {
            }
          return false;
        }},
-      {"drafts_are_verified_that_nobody_proposed", "spec_decode_ngram", AuditRule::drafts,
+      {"DraftsAreVerifiedThatNobodyProposed", "spec_decode_ngram", AuditRule::drafts,
        [](Steps& steps, std::size_t at) {
          for (RecordedScheduled& row : steps[at].scheduled)
            if (!row.spec.empty() && row.spec[0] >= 0) {
@@ -145,7 +145,7 @@ std::vector<DecisionMutant> mutants() {
            }
          return false;
        }},
-      {"drafts_count_for_who_was_not_scheduled", "spec_decode_ngram", AuditRule::drafts,
+      {"DraftsCountForWhoWasNotScheduled", "spec_decode_ngram", AuditRule::drafts,
        [](Steps& steps, std::size_t at) {
          for (const std::string& waiting : steps[at].waiting)
            if (steps[at].drafts && !steps[at].drafts->empty()) {
@@ -155,19 +155,19 @@ std::vector<DecisionMutant> mutants() {
            }
          return false;
        }},
-      {"an_end_is_told_to_nobody", "full_attention", AuditRule::queues,
+      {"AnEndIsToldToNobody", "full_attention", AuditRule::queues,
        [](Steps& steps, std::size_t at) {
          if (steps[at].stopped.empty() || at + 1 == steps.size()) return false;
          steps[at].stopped.clear();
          return true;
        }},
-      {"an_end_is_not_reported_to_the_worker", "full_attention", AuditRule::queues,
+      {"AnEndIsNotReportedToTheWorker", "full_attention", AuditRule::queues,
        [](Steps& steps, std::size_t at) {
          if (steps[at].finished.empty()) return false;
          steps[at].finished.clear();
          return true;
        }},
-      {"a_stop_token_ends_nobody", "full_prefix_cache", AuditRule::sampled,
+      {"AStopTokenEndsNobody", "full_prefix_cache", AuditRule::sampled,
        [](Steps& steps, std::size_t at) {
          if (at + 1 >= steps.size()) return false;
          for (const RecordedStep& step : steps)
@@ -182,13 +182,13 @@ std::vector<DecisionMutant> mutants() {
                }
          return false;
        }},
-      {"a_victim_is_not_named", "preemption", AuditRule::queues,
+      {"AVictimIsNotNamed", "preemption", AuditRule::queues,
        [](Steps& steps, std::size_t at) {
          if (steps[at].preempted.empty()) return false;
          steps[at].preempted.clear();
          return true;
        }},
-      {"a_resumed_request_is_handed_over_like_one_that_runs", "preemption", AuditRule::handed_out,
+      {"AResumedRequestIsHandedOverLikeOneThatRuns", "preemption", AuditRule::handed_out,
        [](Steps& steps, std::size_t at) {
          for (RecordedScheduled& row : steps[at].scheduled)
            if (row.resumed) {
@@ -197,8 +197,7 @@ std::vector<DecisionMutant> mutants() {
            }
          return false;
        }},
-      {"the_worker_is_handed_another_block_than_the_table_has", "sliding_window",
-       AuditRule::handed_out,
+      {"TheWorkerIsHandedAnotherBlockThanTheTableHas", "sliding_window", AuditRule::handed_out,
        [](Steps& steps, std::size_t at) {
          if (!steps[at].tables) return false;
          for (RecordedTable& table : *steps[at].tables)
@@ -208,20 +207,37 @@ std::vector<DecisionMutant> mutants() {
            }
          return false;
        }},
-      {"an_output_comes_in_twice", "async_scheduling", AuditRule::stale_output,
+      {"AnOutputComesInTwice", "async_scheduling", AuditRule::stale_output,
        [](Steps& steps, std::size_t at) {
          if (at < 3 || steps[at].output_of_step.value_or(0) == 0) return false;
          --*steps[at].output_of_step;
          return true;
        }},
-      {"more_requests_run_than_a_worker_has_room_for", "full_attention",
-       AuditRule::scheduled_tokens,
+      {"MoreRequestsRunThanAWorkerHasRoomFor", "full_attention", AuditRule::limits,
        [](Steps& steps, std::size_t at) {
          if (steps[at].running.empty()) return false;
          for (int i = 0; i < 300; ++i) steps[at].running.push_back("another");
          return true;
        }},
-      {"a_block_is_lost_when_its_request_ends", "full_attention", AuditRule::conservation,
+      {"ARunningRequestComputesATokenAgain", "full_attention", AuditRule::computed_again,
+       [](Steps& steps, std::size_t at) {
+         for (RecordedScheduled& row : steps[at].scheduled) {
+           if (row.is_new || row.computed == 0) continue;
+           --row.computed;
+           return true;
+         }
+         return false;
+       }},
+      {"ATableIsLongerThanItsTokensNeed", "full_attention", AuditRule::excess_blocks,
+       [](Steps& steps, std::size_t at) {
+         for (RecordedScheduled& row : steps[at].scheduled) {
+           if (!row.is_new) continue;
+           (*row.blocks)[0].push_back(kNullBlock);
+           return true;
+         }
+         return false;
+       }},
+      {"ABlockIsLostWhenItsRequestEnds", "full_attention", AuditRule::conservation,
        [](Steps& steps, std::size_t at) {
          if (steps[at].finished.empty()) return false;
          lose_blocks(steps, at, 1);
@@ -232,7 +248,7 @@ std::vector<DecisionMutant> mutants() {
 
 class DecisionMutants : public testing::TestWithParam<DecisionMutant> {};
 
-TEST_P(DecisionMutants, is_accused_where_it_first_shows) {
+TEST_P(DecisionMutants, IsAccusedWhereItFirstShows) {
   const DecisionMutant& mutant = GetParam();
   const std::string folder =
       std::string(LOCKSTEP_SOURCE_DIR) + "/traces/samples/recordings/vllm-0.22.1/" + mutant.family;

@@ -28,32 +28,32 @@ ChangedPage* page_with_slots(WorkerStepFacts& facts) {
 
 std::vector<FactMutant> fact_mutants() {
   return {
-      {"a_row_is_left_out_of_the_batch", AuditRule::worker_batch,
+      {"ARowIsLeftOutOfTheBatch", AuditRule::worker_batch,
        [](RecordedStep&, WorkerStepFacts& facts) {
          if (facts.rows.empty()) return false;
          facts.rows.back().id += "'";
          return true;
        }},
-      {"tokens_of_a_row_go_to_the_next", AuditRule::worker_batch,
+      {"TokensOfARowGoToTheNext", AuditRule::worker_batch,
        [](RecordedStep&, WorkerStepFacts& facts) {
          if (facts.rows.size() < 2 || facts.rows[0].tokens < 2) return false;
          --facts.rows[0].tokens;
          ++facts.rows[1].tokens;
          return true;
        }},
-      {"positions_are_off_by_one", AuditRule::worker_batch,
+      {"PositionsAreOffByOne", AuditRule::worker_batch,
        [](RecordedStep&, WorkerStepFacts& facts) {
          for (std::int64_t& position : facts.positions) ++position;
          return !facts.positions.empty();
        }},
-      {"a_table_row_is_stale", AuditRule::worker_table,
+      {"ATableRowIsStale", AuditRule::worker_table,
        [](RecordedStep&, WorkerStepFacts& facts) {
          for (GroupFacts& group : facts.groups)
            for (std::vector<BlockId>& table : group.tables)
              if (!table.empty()) return table.pop_back(), true;
          return false;
        }},
-      {"the_last_block_is_anothers", AuditRule::worker_table,
+      {"TheLastBlockIsAnothers", AuditRule::worker_table,
        [](RecordedStep&, WorkerStepFacts& facts) {
          for (GroupFacts& group : facts.groups)
            for (std::vector<BlockId>& table : group.tables)
@@ -63,26 +63,26 @@ std::vector<FactMutant> fact_mutants() {
              }
          return false;
        }},
-      {"slots_are_off_by_one", AuditRule::worker_slot,
+      {"SlotsAreOffByOne", AuditRule::worker_slot,
        [](RecordedStep&, WorkerStepFacts& facts) {
          if (facts.positions.empty()) return false;
          for (Slot& slot : facts.groups[0].slots) ++slot;
          return true;
        }},
-      {"a_token_gets_no_slot", AuditRule::worker_slot,
+      {"ATokenGetsNoSlot", AuditRule::worker_slot,
        [](RecordedStep&, WorkerStepFacts& facts) {
          if (facts.positions.empty()) return false;
          facts.groups.back().slots.back() = PAD_SLOT_ID;
          return true;
        }},
-      {"a_row_lies_in_the_next_slot", AuditRule::worker_page,
+      {"ARowLiesInTheNextSlot", AuditRule::worker_page,
        [](RecordedStep&, WorkerStepFacts& facts) {
          ChangedPage* const page = page_with_slots(facts);
          if (page == nullptr) return false;
          ++page->slots.back();
          return true;
        }},
-      {"a_row_is_written_to_another_block", AuditRule::worker_page,
+      {"ARowIsWrittenToAnotherBlock", AuditRule::worker_page,
        [](RecordedStep&, WorkerStepFacts& facts) {
          const ChangedPage* const page = page_with_slots(facts);
          if (page == nullptr) return false;
@@ -91,24 +91,24 @@ std::vector<FactMutant> fact_mutants() {
          facts.changed.push_back(std::move(other));
          return true;
        }},
-      {"a_row_is_not_written", AuditRule::worker_page,
+      {"ARowIsNotWritten", AuditRule::worker_page,
        [](RecordedStep& step, WorkerStepFacts& facts) {
          if (step.step > 0 || page_with_slots(facts) == nullptr) return false;  // all is new there
          page_with_slots(facts)->slots.pop_back();
          return true;
        }},
-      {"padding_is_written", AuditRule::worker_page,
+      {"PaddingIsWritten", AuditRule::worker_page,
        [](RecordedStep&, WorkerStepFacts& facts) {
          if (facts.changed.empty()) return false;
          return facts.changed.front().beside = true;
        }},
-      {"a_block_is_not_zeroed", AuditRule::worker_zeroing,
+      {"ABlockIsNotZeroed", AuditRule::worker_zeroing,
        [](RecordedStep& step, WorkerStepFacts&) {
          if (step.scheduled.empty() || !step.scheduled[0].is_new) return false;
-         step.zero.push_back((*step.scheduled[0].blocks)[0].back());  // new to it: nobody reads it
+         step.zero.push_back((*step.scheduled[0].blocks)[0].back());  // new to it: unread
          return true;
        }},
-      {"a_block_is_zeroed_unasked", AuditRule::worker_zeroing,
+      {"ABlockIsZeroedUnasked", AuditRule::worker_zeroing,
        [](RecordedStep& step, WorkerStepFacts& facts) {
          if (step.scheduled.empty()) return false;
          facts.zeroed.push_back(BlockId{1});
@@ -130,7 +130,7 @@ std::vector<Recording> samples() {
 
 class FactMutants : public testing::TestWithParam<FactMutant> {};
 
-TEST_P(FactMutants, are_accused_in_their_step) {
+TEST_P(FactMutants, AreAccusedInTheirStep) {
   int num_planted = 0;
   for (const Recording& recording : samples()) {
     for (std::size_t at = 0; at < recording.steps.size() && num_planted < 6; ++at) {
@@ -152,7 +152,7 @@ void PrintTo(const FactMutant& mutant, std::ostream* out) { *out << mutant.name;
 INSTANTIATE_TEST_SUITE_P(All, FactMutants, testing::ValuesIn(fact_mutants()),
                          [](const auto& mutant) { return mutant.param.name; });
 
-TEST(WorkerFacts, of_vllms_own_worker_are_clean_and_a_gap_in_them_is_told) {
+TEST(WorkerFacts, OfVllmsOwnWorkerAreCleanAndAGapInThemIsTold) {
   const auto recordings = samples();
   ASSERT_FALSE(recordings.empty());
   for (const Recording& recording : recordings) {

@@ -1,5 +1,5 @@
-// Decisions that come through a pipe: of the model itself they are those that it makes here, in
-// every field of a recording; of a small engine they are audited, and each way of failing is told.
+// Decisions through a pipe: the model's own are the same as in the process, in every field of a
+// recording; a small engine's are audited, and each way of failing is reported.
 #include "sim/foreign/foreign_scheduler.h"
 
 #include <fmt/format.h>
@@ -66,7 +66,7 @@ Judged run(const SavedCase& saved, DecisionsFactory decisions, bool conforms = f
   return run;
 }
 
-TEST(ForeignScheduler, the_model_in_another_process_decides_as_here) {
+TEST(ForeignScheduler, TheModelInAnotherProcessDecidesAsHere) {
   const auto model = engines(LOCKSTEP_BINARY_DIR "/model_engine");
   ASSERT_NE(model, nullptr);
   Tally reached;
@@ -98,8 +98,8 @@ TEST(ForeignScheduler, the_model_in_another_process_decides_as_here) {
     EXPECT_GT(reached[what], 0) << name_of(what);
 }
 
-// While it runs and after the run, from its recording, an engine is told of the same difference;
-// without one the run comes to what it comes to otherwise. Returns how many cases differ.
+// A live run and its recording report the same difference; without one the run has its usual
+// result. Returns the number of differing cases.
 int compare_live_and_after(const std::string& profile, std::uint64_t seeds) {
   const auto model = engines(LOCKSTEP_BINARY_DIR "/model_engine");
   int differ = 0;
@@ -127,13 +127,13 @@ int compare_live_and_after(const std::string& profile, std::uint64_t seeds) {
   return differ;
 }
 
-TEST(ForeignScheduler, the_first_difference_from_a_model_ends_the_run_in_its_step) {
+TEST(ForeignScheduler, TheFirstDifferenceFromAModelEndsTheRunInItsStep) {
   EXPECT_GT(compare_live_and_after("vllm-0.33.0", 60), 5);
 }
 
 // Where several requests have been sent at once their blocks come free in the order of a Python
 // set, which this engine does not follow.
-TEST(ForeignScheduler, held_against_its_own_model_differs_in_nothing_but_the_order_of_a_set) {
+TEST(ForeignScheduler, HeldAgainstItsOwnModelDiffersInNothingButTheOrderOfASet) {
   EXPECT_LE(compare_live_and_after("vllm-0.22.1", 400), 2);
 }
 
@@ -154,7 +154,7 @@ FuzzReport fuzz_paged(const std::string& bug, std::int64_t runs, int seconds = 6
   return fuzz(options);
 }
 
-TEST(ForeignScheduler, a_small_engine_is_audited_and_agrees) {
+TEST(ForeignScheduler, ASmallEngineIsAuditedAndAgrees) {
   const FuzzReport report = fuzz_paged("", 300);
   EXPECT_TRUE(report.failures.empty()) << report.failures.front().what;
   EXPECT_EQ(report.refused, 0) << report.first_refusal;
@@ -168,7 +168,7 @@ TEST(ForeignScheduler, a_small_engine_is_audited_and_agrees) {
 // Of what goes wrong in an engine, this is seen first in some case.
 class BrokenEngine : public testing::TestWithParam<std::pair<const char*, const char*>> {};
 
-TEST_P(BrokenEngine, is_told_by_its_check) {
+TEST_P(BrokenEngine, IsToldByItsCheck) {
   const auto& [bug, check] = GetParam();
   const FuzzReport report = fuzz_paged(bug, 60, 2);
   ASSERT_FALSE(report.failures.empty());
@@ -185,7 +185,7 @@ INSTANTIATE_TEST_SUITE_P(All, BrokenEngine,
                                          std::pair{"reply", "engine.reply"}),
                          [](const auto& one) { return std::string(one.param.first); });
 
-TEST(ForeignScheduler, an_engine_that_hangs_is_killed_and_the_next_case_has_another) {
+TEST(ForeignScheduler, AnEngineThatHangsIsKilledAndTheNextCaseHasAnother) {
   const auto engine = engines(paged("hang"), 1);
   GeneratorOptions options = cases_of("vllm-0.33.0");
   options.engine = "vllm-0.33.0";
@@ -199,7 +199,7 @@ TEST(ForeignScheduler, an_engine_that_hangs_is_killed_and_the_next_case_has_anot
   EXPECT_GT(others, 0);
 }
 
-TEST(ForeignScheduler, a_command_that_ends_is_refused_with_its_last_words) {
+TEST(ForeignScheduler, ACommandThatEndsIsRefusedWithItsLastWords) {
   const auto opened = ForeignEngines::open({.command = "echo no such engine >&2; exit 3"});
   ASSERT_FALSE(opened);
   EXPECT_NE(opened.error().message.find("exit status 3"), std::string::npos)
@@ -207,7 +207,7 @@ TEST(ForeignScheduler, a_command_that_ends_is_refused_with_its_last_words) {
   EXPECT_NE(opened.error().message.find("no such engine"), std::string::npos);
 }
 
-TEST(ForeignScheduler, what_an_engine_lacks_is_named) {
+TEST(ForeignScheduler, WhatAnEngineLacksIsNamed) {
   const auto engine = engines(paged());
   GeneratorOptions options = cases_of("vllm-0.33.0");
   options.always = {Feature::priority_policy, Feature::full_attention};

@@ -21,7 +21,7 @@ const KVCacheConfig& plan_of_two_groups() {
   return plan;
 }
 
-TEST(ConnectorConfig, parts_are_read_as_they_are_written) {
+TEST(ConnectorConfig, PartsAreReadAsTheyAreWritten) {
   for (const Parts& parts : {Parts{peers}, Parts{host, peers}, Parts{one_group_peers, host, host}})
     EXPECT_EQ(connector_parts_from_text(connector_parts_text(parts)), parts);
   EXPECT_EQ(connector_parts_text({}), "none");
@@ -30,7 +30,7 @@ TEST(ConnectorConfig, parts_are_read_as_they_are_written) {
     EXPECT_FALSE(connector_parts_from_text(text)) << text;
 }
 
-TEST(ConnectorConfig, an_engine_asks_every_part_whether_it_takes_several_groups) {
+TEST(ConnectorConfig, AnEngineAsksEveryPartWhetherItTakesSeveralGroups) {
   const auto asked = [](Parts parts, std::optional<bool> wants,
                         MultiConnectorDefect defect = MultiConnectorDefect::none) {
     ConnectorConfig config;
@@ -48,7 +48,7 @@ TEST(ConnectorConfig, an_engine_asks_every_part_whether_it_takes_several_groups)
   EXPECT_FALSE(asked({host}, {}, MultiConnectorDefect::hma_before_config));
 }
 
-TEST(ConnectorConfig, several_groups_are_for_parts_that_take_them_and_lose_nothing) {
+TEST(ConnectorConfig, SeveralGroupsAreForPartsThatTakeThemAndLoseNothing) {
   ConnectorConfig config;
   config.parts = {one_group_peers, host};
   EXPECT_TRUE(check_connector(config, {}, one_group()));
@@ -63,7 +63,7 @@ TEST(ConnectorConfig, several_groups_are_for_parts_that_take_them_and_lose_nothi
   EXPECT_FALSE(check_connector(config, {}, plan_of_two_groups()));
 }
 
-TEST(ConnectorConfig, a_defect_that_would_change_nothing_is_refused) {
+TEST(ConnectorConfig, ADefectThatWouldChangeNothingIsRefused) {
   ConnectorConfig config;
   config.parts = {peers};
   config.defect = ConnectorDefect::free_send_in_flight;
@@ -74,7 +74,7 @@ TEST(ConnectorConfig, a_defect_that_would_change_nothing_is_refused) {
   EXPECT_FALSE(check_connector(config, {}, plan_of_two_groups()));
 }
 
-TEST(ConnectorConfig, every_part_has_host_blocks_of_its_own) {
+TEST(ConnectorConfig, EveryPartHasHostBlocksOfItsOwn) {
   ConnectorConfig config;
   config.num_host_blocks = 30;
   EngineConfig engine;

@@ -1,7 +1,7 @@
-// Random requests beside a simulated KV connector, in pools that are too small for them: every run
-// ends with all blocks free or in a circle, and a search of seeds finds both deadlocks of
+// Random requests with a simulated KV connector, in pools that are too small for them: every run
+// ends with all blocks free or in a cycle, and a search of seeds finds both deadlocks of
 // docs/findings.md again. Where failed loads end their requests the audit finds nothing else; where
-// they are computed again it finds the lost blocks of finding 9, and nothing else.
+// they are recomputed it finds the lost blocks of finding 9, and nothing else.
 #include <gtest/gtest.h>
 
 #include "properties/audit/audit.h"
@@ -82,8 +82,7 @@ void run(std::uint64_t seed, KVLoadFailurePolicy policy, SearchOutcome& outcome)
     outcome.end += std::string(decisions->name(held.id)) + " ";
 }
 
-TEST(ConnectorSearch,
-     every_run_ends_with_free_blocks_or_in_a_circle_and_the_findings_are_found_again) {
+TEST(ConnectorSearch, EveryRunEndsWithFreeBlocksOrInACircleAndTheFindingsAreFoundAgain) {
   std::int64_t num_behind_large = 0;
   std::int64_t num_half_loaded = 0;
   std::int64_t num_lost_blocks = 0;
@@ -93,7 +92,7 @@ TEST(ConnectorSearch,
     SearchOutcome outcome;
     ASSERT_NO_FATAL_FAILURE(run(seed, policy, outcome));
     std::erase_if(outcome.findings, [](const AuditFinding& finding) {
-      return finding.what.starts_with("nothing runs any more");
+      return finding.what.starts_with("nothing runs again");
     });
     for (const AuditFinding& finding : outcome.findings) {
       ++num_lost_blocks;
@@ -102,7 +101,7 @@ TEST(ConnectorSearch,
           << "step " << finding.step << ", " << finding.request << ": " << finding.what;
     }
     if (outcome.summary.verdict == Verdict::agreed) {
-      // Those that are still being sent when the last request leaves keep theirs.
+      // Requests that are still being sent when the last request ends keep their blocks.
       if (outcome.end.empty()) {
         EXPECT_EQ(outcome.free_blocks, kNumBlocks - 1);
       }
@@ -121,7 +120,7 @@ TEST(ConnectorSearch,
   RecordProperty("lost_blocks", static_cast<int>(num_lost_blocks));
 }
 
-TEST(ConnectorSearch, the_same_seed_gives_the_same_run) {
+TEST(ConnectorSearch, TheSameSeedGivesTheSameRun) {
   SearchOutcome first;
   SearchOutcome second;
   ASSERT_NO_FATAL_FAILURE(run(11, KVLoadFailurePolicy::recompute, first));

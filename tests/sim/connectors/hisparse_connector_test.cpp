@@ -22,7 +22,7 @@ PageTransfer copy_of(std::int64_t id, bool restores) {
   return {.id = id, .host = BlockId{1}, .resident = {BlockId{2}}, .restores = restores};
 }
 
-TEST(HiSparseConnector, restores_start_in_their_step_and_other_copies_in_the_next_one) {
+TEST(HiSparseConnector, RestoresStartInTheirStepAndOtherCopiesInTheNextOne) {
   HiSparseConnector workers({.seed = 1, .delay_steps_max = 0});
   EXPECT_FALSE(workers.is_busy());
   workers.start_pages(told({copy_of(7, false), copy_of(8, true)}));
@@ -40,7 +40,7 @@ TEST(HiSparseConnector, restores_start_in_their_step_and_other_copies_in_the_nex
   EXPECT_FALSE(workers.is_busy());
 }
 
-TEST(HiSparseConnector, every_worker_reports_its_end_of_a_copy_within_the_delay) {
+TEST(HiSparseConnector, EveryWorkerReportsItsEndOfACopyWithinTheDelay) {
   std::set<std::int32_t> workers_seen;
   bool any_late = false, any_apart = false;
   for (std::uint64_t seed = 0; seed < 40; ++seed) {
@@ -100,7 +100,7 @@ KVCacheConfig cut_in_two() {
   return plan;
 }
 
-TEST(HiSparsePlan, has_every_layer_of_the_source_once_in_each_kind_of_pages) {
+TEST(HiSparsePlan, HasEveryLayerOfTheSourceOnceInEachKindOfPages) {
   EXPECT_TRUE(check_hisparse_groups(cut_in_two().groups));
   const auto refused = [](auto change) {
     KVCacheConfig plan = cut_in_two();
@@ -110,9 +110,9 @@ TEST(HiSparsePlan, has_every_layer_of_the_source_once_in_each_kind_of_pages) {
   };
   using Groups = std::vector<KVCacheGroupSpec>;
   EXPECT_EQ(refused([](Groups& groups) { std::swap(groups[0], groups[1]); }),
-            "groups: group 0 beside HiSparse's: expected role hisparse_source and mla");
+            "groups: group 0 next to HiSparse's: expected role hisparse_source and mla");
   EXPECT_EQ(refused([](Groups& groups) { groups[1].spec.block_size = 8; }),
-            "groups: group 1 beside HiSparse's: expected role hisparse_indexer and mla, of blocks "
+            "groups: group 1 next to HiSparse's: expected role hisparse_indexer and mla, of blocks "
             "as long as the source's");
   EXPECT_EQ(refused([](Groups& groups) { std::swap(groups[2], groups[3]); }),
             "groups: layer 2.hisparse_resident of group 2: expected 0.hisparse_resident, by the "
@@ -127,14 +127,14 @@ TEST(HiSparsePlan, has_every_layer_of_the_source_once_in_each_kind_of_pages) {
               groups[4].layer_names.pop_back();
               groups[5].layer_names = {"1.hisparse_hot", "2.hisparse_hot"};
             }),
-            "groups: group 4 beside HiSparse's: expected the layers of group 2");
+            "groups: group 4 next to HiSparse's: expected the layers of group 2");
   EXPECT_EQ(refused([](Groups& groups) { groups[5].layer_names.emplace_back("9.hisparse_hot"); }),
             "groups: layer 9.hisparse_hot of group 5: expected no more layers than the source has");
   EXPECT_EQ(refused([](Groups& groups) { groups.push_back(groups[3]); }),
-            "groups: group 6 beside HiSparse's: expected a cache that is none of HiSparse's");
+            "groups: group 6 next to HiSparse's: expected a cache that is none of HiSparse's");
 }
 
-TEST(HiSparsePlan, demands_its_workers_and_they_demand_it) {
+TEST(HiSparsePlan, DemandsItsWorkersAndTheyDemandIt) {
   const auto said_of = [](std::vector<ConnectorKind> parts, const KVCacheConfig& plan) {
     ConnectorConfig connector;
     connector.parts = std::move(parts);

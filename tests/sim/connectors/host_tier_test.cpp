@@ -29,7 +29,7 @@ std::vector<TierSetting> settings() {
       {"two groups, HND",
        {make_group("a", 2, full_spec()), make_group("w", 1, sliding_spec(40))},
        CacheLayout::HND},
-      {"padded pages beside states",
+      {"padded pages and states",
        {make_group("a", 1, full_spec()), make_group("m", 2, mamba_spec(MambaCacheMode::all))},
        CacheLayout::NHD},
       {"elements of a byte",
@@ -38,7 +38,7 @@ std::vector<TierSetting> settings() {
   };
 }
 
-// Random programs, and the memory model beside them. A block belongs to a group while it is used.
+// Random programs together with the memory model. A block belongs to one group while it is used.
 class Traffic {
  public:
   Traffic(MemoryModel& model, std::uint64_t seed) : model_(model), seed_(seed) {
@@ -176,7 +176,7 @@ std::string first_difference(const LockstepConfig& config, std::span<Backend* co
 
 }  // namespace
 
-TEST(HostTier, model_plain_loops_and_kernels_hold_the_same_bytes_after_every_step) {
+TEST(HostTier, ModelPlainLoopsAndKernelsHoldTheSameBytesAfterEveryStep) {
   for (const TierSetting& setting : settings())
     for (const int num_streams : {1, 3}) {
       LockstepConfig config = world_of(setting);
@@ -209,7 +209,7 @@ std::string difference_on_simt(const LockstepConfig& config) {
   return first_difference(config, backends);
 }
 
-TEST(HostTier, blocks_come_back_whole_in_every_order_of_the_overlaid_memory) {
+TEST(HostTier, BlocksComeBackWholeInEveryOrderOfTheOverlaidMemory) {
   int worlds = 0;
   for (const TierSetting& setting : settings())
     for (const CacheLayout order : kOverlaidLayouts) {
@@ -228,7 +228,7 @@ TEST(HostTier, blocks_come_back_whole_in_every_order_of_the_overlaid_memory) {
   EXPECT_GE(worlds, 3 * 6 + 4);  // padded pages lie in the orders whose pages are one run
 }
 
-TEST(HostTier, planted_defects_of_its_copies_show_in_bytes_or_in_the_order_of_streams) {
+TEST(HostTier, PlantedDefectsOfItsCopiesShowInBytesOrInTheOrderOfStreams) {
   struct Planted {
     const char* mutant;
     std::size_t setting;

@@ -1,5 +1,5 @@
-// Several connectors behind one: who loads, who hears of what, when blocks are given back, and
-// whether an engine may hand them several groups.
+// Several connectors behind one: which one loads, what each is notified of, when blocks are freed,
+// and whether an engine may pass them several groups.
 #include "sim/connectors/multi_connector.h"
 
 #include <gtest/gtest.h>
@@ -27,7 +27,7 @@ class ListeningConnector final : public KVConnector {
 constexpr RequestId kRequest{7};
 const ExternalQuery kQuery{kRequest, "r7", 64, 0};
 
-TEST(MultiConnector, loads_from_the_first_part_that_has_tokens_and_tells_the_others_of_none) {
+TEST(MultiConnector, LoadsFromTheFirstPartThatHasTokensAndTellsTheOthersOfNone) {
   ListeningConnector none, first, second;
   first.hit = {.num_tokens = 16, .is_async = true};
   second.hit = {.num_tokens = 48};
@@ -41,14 +41,14 @@ TEST(MultiConnector, loads_from_the_first_part_that_has_tokens_and_tells_the_oth
   EXPECT_EQ(second.heard, std::vector<std::int32_t>{0});
 }
 
-TEST(MultiConnector, waits_while_any_part_does_not_know_yet) {
+TEST(MultiConnector, WaitsWhileAnyPartDoesNotKnowYet) {
   ListeningConnector knows, wonders;
   knows.hit = {.num_tokens = 16};
   wonders.hit = {.num_tokens = std::nullopt};
   EXPECT_FALSE(MultiConnector({&knows, &wonders}).get_num_new_matched_tokens(kQuery).num_tokens);
 }
 
-TEST(MultiConnector, gives_blocks_back_once_when_the_last_part_has_sent_them) {
+TEST(MultiConnector, GivesBlocksBackOnceWhenTheLastPartHasSentThem) {
   ListeningConnector first, second, third;
   first.keeps = third.keeps = true;
   MultiConnector all({&first, &second, &third});
@@ -63,7 +63,7 @@ TEST(MultiConnector, gives_blocks_back_once_when_the_last_part_has_sent_them) {
   EXPECT_FALSE(all.request_finished(kRequest, "r7"));
 }
 
-TEST(MultiConnector, hands_out_several_groups_only_if_every_part_supports_them) {
+TEST(MultiConnector, HandsOutSeveralGroupsOnlyIfEveryPartSupportsThem) {
   for (const ConnectorClass& left : connector_classes())
     for (const ConnectorClass& right : connector_classes()) {
       const auto setup =
@@ -80,7 +80,7 @@ TEST(MultiConnector, hands_out_several_groups_only_if_every_part_supports_them) 
     }
 }
 
-TEST(MultiConnector, an_offloading_backend_brings_its_connector_before_anybody_asks) {
+TEST(MultiConnector, AnOffloadingBackendBringsItsConnectorBeforeAnybodyAsks) {
   const auto setup = set_up_connectors({.connectors = {}, .offloads = true, .hybrid_groups = {}});
   ASSERT_TRUE(setup) << setup.error().message;
   EXPECT_EQ(setup->connectors[0].name, "OffloadingConnector");

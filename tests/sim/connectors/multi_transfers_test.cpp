@@ -1,5 +1,5 @@
-// Several connectors beside a whole engine: each loads and stores, their host blocks are apart, and
-// every byte is what the model says.
+// Several connectors in a complete engine: each loads and stores, their host blocks are separate,
+// and every byte is the model's.
 #include "sim/connectors/multi_connector.h"
 
 #include <gtest/gtest.h>
@@ -47,7 +47,7 @@ const auto kHost = ConnectorKind::host;
 
 }  // namespace
 
-TEST(MultiTransfers, every_part_loads_and_stores_and_every_byte_is_right) {
+TEST(MultiTransfers, EveryPartLoadsAndStoresAndEveryByteIsRight) {
   for (const Parts& parts :
        {Parts{kPeers, kHost}, Parts{kHost, kPeers}, Parts{kHost, kPeers, kHost}}) {
     RunSummary sum;
@@ -68,7 +68,7 @@ TEST(MultiTransfers, every_part_loads_and_stores_and_every_byte_is_right) {
   }
 }
 
-TEST(MultiTransfers, on_kernels_the_run_is_that_of_plain_loops) {
+TEST(MultiTransfers, OnKernelsTheRunIsThatOfPlainLoops) {
   LockstepConfig config = world_beside(
       {kPeers, kHost}, {make_group("a", 2, full_spec()), make_group("w", 1, sliding_spec(40))});
   config.backend.num_streams = 2;
@@ -82,7 +82,7 @@ TEST(MultiTransfers, on_kernels_the_run_is_that_of_plain_loops) {
   EXPECT_EQ(on_kernels.host_bytes_checked, plain.host_bytes_checked);
 }
 
-TEST(MultiTransfers, a_part_that_is_given_more_groups_than_it_takes_is_found_by_the_memory_model) {
+TEST(MultiTransfers, APartThatIsGivenMoreGroupsThanItTakesIsFoundByTheMemoryModel) {
   const auto one_group = ConnectorKind::one_group_peers;
   LockstepConfig config = world_beside(
       {one_group, kHost}, {make_group("a", 2, full_spec()), make_group("w", 1, sliding_spec(40))});

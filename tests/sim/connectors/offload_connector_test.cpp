@@ -1,5 +1,5 @@
-// A host tier beside a whole engine: what is stored is found again, every block that moves is the
-// request's own, and every byte of the cache and of the tier is what the model says.
+// A host tier in a complete engine: what is stored is found again, every moved block is the
+// request's own, and every byte of the cache and of the tier is the model's.
 #include "sim/connectors/offload_connector.h"
 
 #include <gtest/gtest.h>
@@ -40,7 +40,7 @@ RunSummary run_plainly(const LockstepConfig& config, std::uint64_t seed) {
 
 }  // namespace
 
-TEST(OffloadConnector, blocks_come_back_from_the_tier_and_every_byte_is_right) {
+TEST(OffloadConnector, BlocksComeBackFromTheTierAndEveryByteIsRight) {
   RunSummary sum;
   for (std::uint64_t seed = 0; seed < 4; ++seed) {
     LockstepConfig config = tier_world({make_group("a", 2, full_spec())}, 20, 24);
@@ -60,7 +60,7 @@ TEST(OffloadConnector, blocks_come_back_from_the_tier_and_every_byte_is_right) {
   EXPECT_GT(sum.host_blocks_checked, sum.blocks_stored);
 }
 
-TEST(OffloadConnector, several_groups_load_what_each_of_them_still_reads) {
+TEST(OffloadConnector, SeveralGroupsLoadWhatEachOfThemStillReads) {
   std::int64_t loaded = 0;
   for (std::uint64_t seed = 0; seed < 4; ++seed) {
     LockstepConfig config =
@@ -71,7 +71,7 @@ TEST(OffloadConnector, several_groups_load_what_each_of_them_still_reads) {
   EXPECT_GT(loaded, 10);
 }
 
-TEST(OffloadConnector, failed_loads_are_computed_again_or_end_their_requests) {
+TEST(OffloadConnector, FailedLoadsAreComputedAgainOrEndTheirRequests) {
   for (const auto policy : {KVLoadFailurePolicy::recompute, KVLoadFailurePolicy::fail}) {
     std::int64_t lost = 0;
     for (std::uint64_t seed = 0; seed < 4; ++seed) {
@@ -85,7 +85,7 @@ TEST(OffloadConnector, failed_loads_are_computed_again_or_end_their_requests) {
   }
 }
 
-TEST(OffloadConnector, on_kernels_over_streams_the_run_is_that_of_plain_loops) {
+TEST(OffloadConnector, OnKernelsOverStreamsTheRunIsThatOfPlainLoops) {
   LockstepConfig config = tier_world({make_group("a", 2, full_spec())}, 20, 24);
   const RunSummary plain = run_plainly(config, 1);
   config.backend.num_streams = 3;
@@ -100,7 +100,7 @@ TEST(OffloadConnector, on_kernels_over_streams_the_run_is_that_of_plain_loops) {
   EXPECT_EQ(report->summary.blocks_loaded, plain.blocks_loaded);
 }
 
-TEST(OffloadConnector, without_a_backend_it_decides_the_same) {
+TEST(OffloadConnector, WithoutABackendItDecidesTheSame) {
   const LockstepConfig config = tier_world({make_group("a", 2, full_spec())}, 20, 24);
   const auto alone = run_connected(config, make_traffic(2, 40), nullptr);
   ASSERT_TRUE(alone) << alone.error().message;
@@ -111,7 +111,7 @@ TEST(OffloadConnector, without_a_backend_it_decides_the_same) {
   EXPECT_EQ(alone->summary.request_steps, compared.request_steps);
 }
 
-TEST(OffloadConnector, its_planted_defects_are_found) {
+TEST(OffloadConnector, ItsPlantedDefectsAreFound) {
   for (const ConnectorDefect defect :
        {ConnectorDefect::transfer_failed_marked_ok, ConnectorDefect::free_send_in_flight}) {
     int found = 0;
@@ -131,7 +131,7 @@ TEST(OffloadConnector, its_planted_defects_are_found) {
   }
 }
 
-TEST(HostBlockPool, the_least_recently_used_block_goes_first_and_never_one_in_use) {
+TEST(HostBlockPool, TheLeastRecentlyUsedBlockGoesFirstAndNeverOneInUse) {
   HostBlockPool pool(2);
   const auto key = [](std::uint64_t low) { return HostKey{.high = 0, .low = low, .group = 0}; };
   const auto first = pool.take(key(1));

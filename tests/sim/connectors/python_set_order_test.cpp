@@ -13,18 +13,18 @@ std::vector<std::string> first_requests(int count) {
   return names;
 }
 
-TEST(PythonSetOrder, hashes_are_those_of_the_interpreter) {
+TEST(PythonSetOrder, HashesAreThoseOfTheInterpreter) {
   EXPECT_EQ(python_hash(""), 0u);
   EXPECT_EQ(python_hash("r1"), 16905778148463992206u);
   EXPECT_EQ(python_hash("request-8"), 790838276843634633u);
 }
 
-TEST(PythonSetOrder, a_small_set_is_ordered_by_its_table_of_eight) {
+TEST(PythonSetOrder, ASmallSetIsOrderedByItsTableOfEight) {
   EXPECT_EQ(in_python_set_order(first_requests(4)),
             (std::vector<std::string>{"r2", "r3", "r1", "r0"}));
 }
 
-TEST(PythonSetOrder, a_set_that_outgrew_its_table_is_ordered_by_the_larger_one) {
+TEST(PythonSetOrder, ASetThatOutgrewItsTableIsOrderedByTheLargerOne) {
   EXPECT_EQ(in_python_set_order(first_requests(5)),
             (std::vector<std::string>{"r2", "r4", "r3", "r1", "r0"}));
   EXPECT_EQ(in_python_set_order(first_requests(30)),
@@ -34,7 +34,7 @@ TEST(PythonSetOrder, a_set_that_outgrew_its_table_is_ordered_by_the_larger_one) 
                                       "r29", "r14", "r12", "r8",  "r23", "r16"}));
 }
 
-TEST(PythonSetOrder, a_name_is_in_the_set_once) {
+TEST(PythonSetOrder, ANameIsInTheSetOnce) {
   EXPECT_EQ(in_python_set_order({"r1", "r0", "r1"}), (std::vector<std::string>{"r1", "r0"}));
 }
 

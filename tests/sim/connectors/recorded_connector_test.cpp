@@ -50,7 +50,7 @@ void expect_refused(const Recording& recording, const std::string& what) {
   EXPECT_NE(report.error().message.find(what), std::string::npos) << report.error().message;
 }
 
-TEST(RecordedConnector, a_load_under_way_is_followed) {
+TEST(RecordedConnector, ALoadUnderWayIsFollowed) {
   Recording recording = loading();
   recording.steps[0].worker = {{"a"}, {}, {}};
   const auto report = run(recording);
@@ -58,7 +58,7 @@ TEST(RecordedConnector, a_load_under_way_is_followed) {
   EXPECT_EQ(report->summary.scheduled_tokens, 2);
 }
 
-TEST(RecordedConnector, more_tokens_than_the_request_has_are_refused) {
+TEST(RecordedConnector, MoreTokensThanTheRequestHasAreRefused) {
   Recording recording = loading();
   recording.steps[0].connector = {{{"a", 0, 11, true}}};
   expect_refused(recording,
@@ -67,7 +67,7 @@ TEST(RecordedConnector, more_tokens_than_the_request_has_are_refused) {
   expect_refused(recording, "expected at most 9");
 }
 
-TEST(RecordedConnector, a_load_of_a_request_that_loads_nothing_is_refused) {
+TEST(RecordedConnector, ALoadOfARequestThatLoadsNothingIsRefused) {
   Recording recording = loading();
   recording.steps[0].worker = {{"b"}, {}, {}};
   expect_refused(recording, "step 0: worker.received: nothing of request b is being transferred");
@@ -76,13 +76,13 @@ TEST(RecordedConnector, a_load_of_a_request_that_loads_nothing_is_refused) {
   expect_refused(recording, "step 1: worker.received: a request that waits for no load");
 }
 
-TEST(RecordedConnector, blocks_sent_that_nobody_keeps_are_refused) {
+TEST(RecordedConnector, BlocksSentThatNobodyKeepsAreRefused) {
   Recording recording = loading();
   recording.steps[0].worker = {{}, {"a"}, {}};
   expect_refused(recording, "step 0: worker.sent: a request whose blocks are not held");
 }
 
-TEST(RecordedConnector, invalid_blocks_of_several_groups_or_beyond_the_pool_are_refused) {
+TEST(RecordedConnector, InvalidBlocksOfSeveralGroupsOrBeyondThePoolAreRefused) {
   Recording recording = loading();
   recording.steps[0].worker = {{}, {}, {BlockId{6}}};
   expect_refused(recording, "block 6 is not in the pool of 6");

@@ -15,7 +15,7 @@ std::vector<std::uint8_t> bytes_of(int value, std::size_t size) {
   return std::vector<std::uint8_t>(size, static_cast<std::uint8_t>(value));
 }
 
-TEST(Disk, a_write_under_way_shows_the_part_that_is_there) {
+TEST(Disk, AWriteUnderWayShowsThePartThatIsThere) {
   Disk disk({.seed = 1, .delay_ns_min = 100, .delay_ns_max = 100});
   disk.write(0, "a", bytes_of(7, 50));
   EXPECT_EQ(disk.read(0, "a")->size(), 0u);
@@ -25,7 +25,7 @@ TEST(Disk, a_write_under_way_shows_the_part_that_is_there) {
   EXPECT_EQ(disk.read(100, "a"), bytes_of(7, 50));
 }
 
-TEST(Disk, a_failed_write_leaves_a_part_or_nothing_and_a_failed_rename_changes_nothing) {
+TEST(Disk, AFailedWriteLeavesAPartOrNothingAndAFailedRenameChangesNothing) {
   Disk disk({.seed = 3, .delay_ns_min = 1, .delay_ns_max = 1, .fail_percent = 100});
   for (int i = 0; i < 40; ++i) {
     disk.write(i, "a", bytes_of(7, 50));
@@ -102,7 +102,7 @@ void run(const DiskOptions& options, const std::vector<std::uint8_t>& script, Se
   seen.renames_failed += disk.counts().renames_failed;
 }
 
-TEST(WholeFiles, an_observer_sees_whole_files_only_whatever_fails) {
+TEST(WholeFiles, AnObserverSeesWholeFilesOnlyWhateverFails) {
   Seen seen;
   EXPECT_TRUE(rc::check("every look finds nothing, or all of one version", [&] {
     const DiskOptions options{.seed = *rc::gen::arbitrary<std::uint64_t>(), .fail_percent = 35};
@@ -117,7 +117,7 @@ TEST(WholeFiles, an_observer_sees_whole_files_only_whatever_fails) {
 }
 
 // The same look finds what a writer does that does not write aside.
-TEST(WholeFiles, written_in_place_a_file_is_seen_in_part) {
+TEST(WholeFiles, WrittenInPlaceAFileIsSeenInPart) {
   Disk disk({.seed = 1});
   disk.write(0, "a", bytes_of(1, 1'000));
   const auto seen = disk.read(*disk.next_due_ns() / 2, "a");

@@ -37,7 +37,7 @@ class CountFinished final : public StepObserver {
   std::int64_t rows = 0;
 };
 
-TEST(HiddenStateExtraction, every_finished_request_is_read_whole_and_once) {
+TEST(HiddenStateExtraction, EveryFinishedRequestIsReadWholeAndOnce) {
   for (const std::int64_t block_size : {16, 48})
     for (const AttentionBackend attention :
          {AttentionBackend::flash_attn, AttentionBackend::flashinfer}) {
@@ -95,7 +95,7 @@ Divergence divergence_of(WrongExtraction::Way way) {
   return run && run->summary.divergence ? *run->summary.divergence : Divergence{};
 }
 
-TEST(HiddenStateExtraction, padding_taken_for_rows_is_found_at_the_first_token_behind_it) {
+TEST(HiddenStateExtraction, PaddingTakenForRowsIsFoundAtTheFirstTokenBehindIt) {
   const Divergence found = divergence_of(WrongExtraction::Way::flattens_padded_pages);
   EXPECT_EQ(found.phase, Phase::extraction);
   EXPECT_EQ(found.token, 16);  // the first of the second block
@@ -103,7 +103,7 @@ TEST(HiddenStateExtraction, padding_taken_for_rows_is_found_at_the_first_token_b
   EXPECT_EQ(found.byte, 0);
 }
 
-TEST(HiddenStateExtraction, tokens_of_later_chunks_that_are_missing_are_found) {
+TEST(HiddenStateExtraction, TokensOfLaterChunksThatAreMissingAreFound) {
   const Divergence found = divergence_of(WrongExtraction::Way::saves_the_first_chunk);
   EXPECT_EQ(found.phase, Phase::extraction);
   EXPECT_EQ(found.token, 64);

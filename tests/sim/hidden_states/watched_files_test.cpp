@@ -23,7 +23,7 @@ HiddenStates states_of(std::string request, std::int64_t num_tokens) {
   return states;
 }
 
-TEST(WatchedFiles, every_file_is_seen_once_and_whole_whatever_the_disk_does) {
+TEST(WatchedFiles, EveryFileIsSeenOnceAndWholeWhateverTheDiskDoes) {
   for (std::uint64_t seed = 1; seed <= 50; ++seed) {
     WatchedFiles files(seed, HiddenStateDefect::none);
     for (std::int64_t i = 0; i < 20; ++i) {
@@ -36,7 +36,7 @@ TEST(WatchedFiles, every_file_is_seen_once_and_whole_whatever_the_disk_does) {
   }
 }
 
-TEST(WatchedFiles, a_file_written_under_its_own_name_is_seen_with_a_part_of_its_bytes) {
+TEST(WatchedFiles, AFileWrittenUnderItsOwnNameIsSeenWithAPartOfItsBytes) {
   WatchedFiles files(3, HiddenStateDefect::save_race);
   files.save(0, 5, states_of("r17", 40));
   const auto found = files.look(5'000'000);
@@ -48,7 +48,7 @@ TEST(WatchedFiles, a_file_written_under_its_own_name_is_seen_with_a_part_of_its_
       << found.divergence().message;
 }
 
-TEST(WatchedFiles, files_are_named_after_their_requests_and_never_twice_alike) {
+TEST(WatchedFiles, FilesAreNamedAfterTheirRequestsAndNeverTwiceAlike) {
   HiddenStateFileNames names;
   EXPECT_EQ(names.next("chat-1.a_b"), "chat-1.a_b.safetensors");
   EXPECT_EQ(names.next("../etc/x"), "..%2Fetc%2Fx.safetensors");
@@ -76,14 +76,14 @@ RunSummary run_with(HiddenStateDefect defect) {
   return run->summary;
 }
 
-TEST(WatchedFiles, in_a_run_every_finished_request_leaves_a_file_that_a_trainer_sees_whole) {
+TEST(WatchedFiles, InARunEveryFinishedRequestLeavesAFileThatATrainerSeesWhole) {
   const RunSummary summary = run_with(HiddenStateDefect::none);
   EXPECT_EQ(summary.verdict, Verdict::agreed);
   EXPECT_GT(summary.finished_requests, 20);
   EXPECT_EQ(summary.hidden_files_seen, summary.finished_requests);
 }
 
-TEST(WatchedFiles, in_a_run_a_file_that_shows_too_early_ends_it) {
+TEST(WatchedFiles, InARunAFileThatShowsTooEarlyEndsIt) {
   const RunSummary summary = run_with(HiddenStateDefect::save_race);
   ASSERT_TRUE(summary.divergence);
   EXPECT_EQ(summary.divergence->phase, Phase::hidden_file);

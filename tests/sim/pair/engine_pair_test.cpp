@@ -71,9 +71,9 @@ void expect_all_classes(const Sum& sum) {
   EXPECT_GT(sum.aborted, 50);
 }
 
-TEST(EnginePair, over_a_sound_network_every_request_is_prefilled_once_and_loaded_once) {
+TEST(EnginePair, OverASoundNetworkEveryRequestIsPrefilledOnceAndLoadedOnce) {
   PairOptions options = pair_of(one_group(), 60, 60);
-  options.times.retry_ns = 100'000'000;  // a read waits for the step under way, and for its own
+  options.times.retry_ns = 100'000'000;  // a read waits for the current step, and for its own
   const PairReport report = run_to_end(options, make_traffic(5, 60));
   EXPECT_EQ(report.verdict, PairVerdict::kept) << report.finding->what;
   EXPECT_EQ(report.finished_requests + report.aborted_requests, report.requests);
@@ -83,13 +83,13 @@ TEST(EnginePair, over_a_sound_network_every_request_is_prefilled_once_and_loaded
   EXPECT_EQ(report.prefilled_again, 0);
 }
 
-TEST(EnginePair, a_hundred_seeds_of_all_faults_at_once_lose_nothing) {
+TEST(EnginePair, AHundredSeedsOfAllFaultsAtOnceLoseNothing) {
   const Sum sum = run_seeds(pair_of(one_group(), 60, 60), 100);
   expect_all_classes(sum);
   EXPECT_EQ(sum.refused, 0);  // what is lost is computed
 }
 
-TEST(EnginePair, where_failed_loads_end_requests_they_are_prefilled_again_or_refused) {
+TEST(EnginePair, WhereFailedLoadsEndRequestsTheyArePrefilledAgainOrRefused) {
   PairOptions options = pair_of(one_group(), 60, 60);
   options.load_failure_policy = KVLoadFailurePolicy::fail;
   const Sum sum = run_seeds(options, 100);
@@ -98,14 +98,14 @@ TEST(EnginePair, where_failed_loads_end_requests_they_are_prefilled_again_or_ref
   EXPECT_GT(sum.refused, 0);
 }
 
-TEST(EnginePair, with_several_groups_nobody_runs_on_blocks_that_never_came) {
+TEST(EnginePair, WithSeveralGroupsNobodyRunsOnBlocksThatNeverCame) {
   const Sum sum = run_seeds(pair_of(hybrid(), kAmple, kAmple), 100);
   expect_all_classes(sum);
   EXPECT_GT(sum.prefilled_again, 20);
   EXPECT_GT(sum.refused, 0);
 }
 
-TEST(EnginePair, a_prompt_that_is_there_already_is_not_loaded_again_and_its_blocks_are_let_go) {
+TEST(EnginePair, APromptThatIsThereAlreadyIsNotLoadedAgainAndItsBlocksAreLetGo) {
   Trace trace = make_traffic(5, 2);
   for (std::size_t i = 0; i < 2; ++i) {
     auto& request = std::get<TraceRequest>(trace.records[i]);
@@ -121,9 +121,9 @@ TEST(EnginePair, a_prompt_that_is_there_already_is_not_loaded_again_and_its_bloc
   EXPECT_EQ(report.finished_requests, 2);
 }
 
-// vLLM issue 33775, in 0.22.1 and mended before 0.33.0: the blocks of a load are taken for one
-// group after the other, each before the next has laid its hand on its own prefix hit.
-TEST(EnginePair, in_a_tight_pool_a_load_evicts_what_another_group_has_hit) {
+// vLLM issue 33775, in 0.22.1 and fixed before 0.33.0: the blocks of a load are allocated group by
+// group, each before the next group has touched its own prefix hit.
+TEST(EnginePair, InATightPoolALoadEvictsWhatAnotherGroupHasHit) {
   PairOptions options = pair_of(hybrid(), kAmple, 110);
   std::int64_t num_found = 0;
   for (std::uint64_t seed = 1; seed <= 100; ++seed) {
@@ -138,7 +138,7 @@ TEST(EnginePair, in_a_tight_pool_a_load_evicts_what_another_group_has_hit) {
   EXPECT_GT(num_found, 0);
 }
 
-TEST(EnginePair, over_a_dead_network_everything_is_computed_or_refused_with_a_reason) {
+TEST(EnginePair, OverADeadNetworkEverythingIsComputedOrRefusedWithAReason) {
   PairOptions options = pair_of(one_group(), 60, 60);
   options.network.dead_percent = 100;
   Trace trace = make_traffic(2, 30);
@@ -158,7 +158,7 @@ TEST(EnginePair, over_a_dead_network_everything_is_computed_or_refused_with_a_re
   EXPECT_EQ(refused.refused[0].why, "its blocks did not come over the network, in 3 attempts");
 }
 
-TEST(EnginePair, the_same_options_do_the_same_to_the_last_packet) {
+TEST(EnginePair, TheSameOptionsDoTheSameToTheLastPacket) {
   PairOptions options = pair_of(hybrid(), kAmple, kAmple);
   const auto once = [&](std::uint64_t seed) {
     options.network = worst_network(seed);
@@ -174,7 +174,7 @@ TEST(EnginePair, the_same_options_do_the_same_to_the_last_packet) {
   EXPECT_NE(first.network, once(2).network);
 }
 
-TEST(EnginePair, a_decode_pool_too_small_for_two_half_loaded_requests_waits_for_ever_and_says_who) {
+TEST(EnginePair, ADecodePoolTooSmallForTwoHalfLoadedRequestsWaitsForEverAndSaysWho) {
   PairOptions options = pair_of(one_group(), 200, 12);  // each request fits alone
   options.offer_percent = 60;
   options.network.delay_ns_max = 30'000'000;
@@ -185,13 +185,13 @@ TEST(EnginePair, a_decode_pool_too_small_for_two_half_loaded_requests_waits_for_
     if (report.verdict != PairVerdict::liveness) continue;
     ++num_stuck;
     EXPECT_EQ(report.decode.verdict, Verdict::liveness);
-    EXPECT_NE(report.decode.wait_cycle.find("none of them can go on"), std::string::npos)
+    EXPECT_NE(report.decode.wait_cycle.find("none of them can continue"), std::string::npos)
         << report.decode.wait_cycle;
   }
   EXPECT_GT(num_stuck, 3);
 }
 
-TEST(EnginePair, refuses_what_it_does_not_model_in_one_sentence) {
+TEST(EnginePair, RefusesWhatItDoesNotModelInOneSentence) {
   const auto refusal = [](const PairOptions& options) {
     const auto client = make_trace_workload(make_traffic(1, 1), {});
     const auto report = run_pair(options, *client);
@@ -208,7 +208,7 @@ TEST(EnginePair, refuses_what_it_does_not_model_in_one_sentence) {
 }
 
 // What issue and README promise. Without a backend, a hundred thousand steps are seconds.
-TEST(EnginePairSlow, a_hundred_thousand_steps_over_a_lossy_network_lose_nothing) {
+TEST(EnginePairSlow, AHundredThousandStepsOverALossyNetworkLoseNothing) {
   PairOptions options = pair_of(one_group(), 80, 80);
   options.network = worst_network(11);
   options.times = hasty();

@@ -57,7 +57,7 @@ NetworkOptions lossy(std::uint64_t seed) {
   return options;
 }
 
-TEST(Network, without_faults_everything_arrives_once_within_its_delay) {
+TEST(Network, WithoutFaultsEverythingArrivesOnceWithinItsDelay) {
   const NetworkOptions options{.seed = 4, .delay_ns_min = 5, .delay_ns_max = 9};
   const Journal journal = send_all(options, 300, 20);
   ASSERT_EQ(journal.arrivals.size(), 300u);
@@ -69,13 +69,13 @@ TEST(Network, without_faults_everything_arrives_once_within_its_delay) {
   EXPECT_EQ(journal.counts, (NetworkCounts{.sent = 300, .delivered = 300}));
 }
 
-TEST(Network, an_endpoint_that_is_always_dead_swallows_everything) {
+TEST(Network, AnEndpointThatIsAlwaysDeadSwallowsEverything) {
   const Journal journal = send_all({.seed = 1, .dead_percent = 100}, 100, 1'000);
   EXPECT_TRUE(journal.arrivals.empty());
   EXPECT_EQ(journal.counts.swallowed, 100);
 }
 
-TEST(Network, a_dead_endpoint_comes_back) {
+TEST(Network, ADeadEndpointComesBack) {
   const Network network({.seed = 1, .period_ns = 10, .dead_percent = 50});
   int deaths = 0;
   int returns = 0;
@@ -89,7 +89,7 @@ TEST(Network, a_dead_endpoint_comes_back) {
   EXPECT_GT(returns, 10);
 }
 
-TEST(Network, its_counts_add_up_under_all_faults_at_once) {
+TEST(Network, ItsCountsAddUpUnderAllFaultsAtOnce) {
   NetworkCounts seen;
   EXPECT_TRUE(rc::check("sent and copied is lost, swallowed or delivered", [&] {
     const auto options = lossy(*rc::gen::arbitrary<std::uint64_t>());
@@ -112,12 +112,12 @@ TEST(Network, its_counts_add_up_under_all_faults_at_once) {
     EXPECT_GT(count, 20);
 }
 
-TEST(Network, the_same_seed_does_the_same_and_another_one_does_not) {
+TEST(Network, TheSameSeedDoesTheSameAndAnotherOneDoesNot) {
   EXPECT_EQ(send_all(lossy(3), 200, 10'000), send_all(lossy(3), 200, 10'000));
   EXPECT_NE(send_all(lossy(3), 200, 10'000), send_all(lossy(4), 200, 10'000));
 }
 
-TEST(TransferMessage, reading_what_was_written_is_the_identity_and_no_changed_bit_passes) {
+TEST(TransferMessage, ReadingWhatWasWrittenIsTheIdentityAndNoChangedBitPasses) {
   std::int64_t num_flipped = 0;
   EXPECT_TRUE(rc::check("encode, then decode", [&] {
     const TransferMessage message{

@@ -16,7 +16,7 @@ std::string what_of(const PairReport& report) {
   return report.finding ? report.finding->check + ": " + report.finding->what : "no finding";
 }
 
-TEST(PagePair, whatever_the_network_does_every_page_of_both_engines_is_what_the_model_says) {
+TEST(PagePair, WhateverTheNetworkDoesEveryPageOfBothEnginesIsWhatTheModelSays) {
   std::int64_t finished = 0, leases = 0, lost = 0;
   for (const auto& groups : {one_group(), hybrid()})
     for (std::uint64_t seed = 1; seed <= 4; ++seed) {
@@ -40,7 +40,7 @@ TEST(PagePair, whatever_the_network_does_every_page_of_both_engines_is_what_the_
   EXPECT_GT(lost, 0);
 }
 
-TEST(PagePair, with_pages_the_run_is_the_one_without_but_for_the_bytes) {
+TEST(PagePair, WithPagesTheRunIsTheOneWithoutButForTheBytes) {
   PairOptions options = pair_of(one_group(), 60, 60);
   options.network = worst_network(5);
   options.staging_blocks = 2;
@@ -54,7 +54,7 @@ TEST(PagePair, with_pages_the_run_is_the_one_without_but_for_the_bytes) {
   EXPECT_EQ(with.decode.blocks_loaded, without.decode.blocks_loaded);
 }
 
-TEST(PagePair, a_block_that_only_a_part_of_is_computed_brings_the_rest_along_and_nobody_reads_it) {
+TEST(PagePair, ABlockThatOnlyAPartOfIsComputedBringsTheRestAlongAndNobodyReadsIt) {
   Trace trace = make_traffic(1, 1);
   auto& request = std::get<TraceRequest>(trace.records[0]);
   request.abort.reset();
@@ -66,8 +66,8 @@ TEST(PagePair, a_block_that_only_a_part_of_is_computed_brings_the_rest_along_and
   EXPECT_EQ(report.finished_requests, 1);
 }
 
-// Content ids know nothing of when bytes are copied.
-TEST(PagePair, copies_that_come_too_early_show_in_real_pages_and_nowhere_else) {
+// Content ids do not depend on when bytes are copied.
+TEST(PagePair, CopiesThatComeTooEarlyShowInRealPagesAndNowhereElse) {
   for (const auto& [defect, check] :
        {std::pair{TransferDefect::stage_read_early, "transfer.read_content"},
         std::pair{TransferDefect::load_before_arrival, "memory.divergence"}}) {
@@ -80,7 +80,7 @@ TEST(PagePair, copies_that_come_too_early_show_in_real_pages_and_nowhere_else) {
   }
 }
 
-TEST(PagePair, copies_are_ordered_against_compute_by_the_graph_of_their_step_alone) {
+TEST(PagePair, CopiesAreOrderedAgainstComputeByTheGraphOfTheirStepAlone) {
   PairOptions options = pair_of(hybrid(), 60, 400);
   for (LockstepConfig* config : {&options.prefill, &options.decode}) {
     config->backend.num_streams = 3;
@@ -97,7 +97,7 @@ TEST(PagePair, copies_are_ordered_against_compute_by_the_graph_of_their_step_alo
   EXPECT_EQ(unordered.finding->check, "memory.divergence") << unordered.finding->what;
 }
 
-TEST(PagePair, latents_and_numbers_of_eight_bits_cross_as_any_bytes_do) {
+TEST(PagePair, LatentsAndNumbersOfEightBitsCrossAsAnyBytesDo) {
   KVCacheSpec latent = full_spec();
   latent.kind = CacheKind::mla;
   latent.num_kv_heads = 1;
@@ -113,7 +113,7 @@ TEST(PagePair, latents_and_numbers_of_eight_bits_cross_as_any_bytes_do) {
 }
 
 // Heads that are cut, heads that both ranks hold, and latents, which all do.
-TEST(PagePair, every_tensor_parallel_rank_sends_and_takes_its_part_of_a_block) {
+TEST(PagePair, EveryTensorParallelRankSendsAndTakesItsPartOfABlock) {
   for (const std::int32_t num_kv_heads : {4, 1}) {
     KVCacheSpec spec = full_spec();
     spec.num_kv_heads = num_kv_heads;
@@ -133,8 +133,8 @@ TEST(PagePair, every_tensor_parallel_rank_sends_and_takes_its_part_of_a_block) {
   }
 }
 
-// The sender's ranks are both right by themselves: only who takes which part is wrong.
-TEST(PagePair, parts_in_the_order_of_other_ranks_are_not_what_was_to_be_sent) {
+// Both of the sender's ranks are right; only the assignment of their parts is wrong.
+TEST(PagePair, PartsInTheOrderOfOtherRanksAreNotWhatWasToBeSent) {
   BackendConfig device = pair_of(one_group(), 60, 60).decode.backend;
   device.parallel.tp_size = 2;
   device.queries_per_kv = 2;
@@ -159,7 +159,7 @@ TEST(PagePair, parts_in_the_order_of_other_ranks_are_not_what_was_to_be_sent) {
   EXPECT_FALSE((*holds)(0, contents, std::span(payload).first(payload.size() / 2)));
 }
 
-TEST(PagePair, refuses_engines_that_lay_their_blocks_out_in_two_ways_and_stages) {
+TEST(PagePair, RefusesEnginesThatLayTheirBlocksOutInTwoWaysAndStages) {
   const auto refusal = [](const PairOptions& options) {
     const auto client = make_trace_workload(make_traffic(1, 1), {});
     const auto report = run_pair(options, *client);
@@ -172,7 +172,7 @@ TEST(PagePair, refuses_engines_that_lay_their_blocks_out_in_two_ways_and_stages)
   EXPECT_NE(refusal(options).find("a host tier of 0 blocks for a staging buffer of 64"),
             std::string::npos);
   options.prefill.backend.layout = CacheLayout::HND;
-  EXPECT_NE(refusal(options).find("lay their blocks out alike"), std::string::npos);
+  EXPECT_NE(refusal(options).find("have the same layout of blocks"), std::string::npos);
   options.decode.backend.parallel.pp_size = 2;
   EXPECT_NE(refusal(options).find("tensor parallel ones alone"), std::string::npos);
 }

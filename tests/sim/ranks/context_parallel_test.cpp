@@ -33,7 +33,7 @@ LockstepConfig make_ranks(const Setting& setting) {
   return config;
 }
 
-TEST_P(ContextParallel, every_rank_holds_its_own_tokens_and_no_others) {
+TEST_P(ContextParallel, EveryRankHoldsItsOwnTokensAndNoOthers) {
   const LockstepConfig config = make_ranks(GetParam());
   std::vector<std::int32_t> ranks;
   for (std::int32_t r = 0; r < config.backend.context.num_ranks; ++r) ranks.push_back(r);
@@ -47,8 +47,8 @@ TEST_P(ContextParallel, every_rank_holds_its_own_tokens_and_no_others) {
   EXPECT_GT(run->summary.pages_checked, 1000);
 }
 
-// Each rank attends over the tokens that it keeps; nobody joins what they answer.
-TEST_P(ContextParallel, attention_of_real_numbers_is_over_a_ranks_own_tokens) {
+// Each rank attends to its own tokens; their answers are not combined.
+TEST_P(ContextParallel, AttentionOfRealNumbersIsOverARanksOwnTokens) {
   LockstepConfig config = make_ranks(GetParam());
   config.backend.numbers = Numbers::real;
   const auto run = run_on_ranks(config, 30);
@@ -69,7 +69,7 @@ INSTANTIATE_TEST_SUITE_P(
         Setting{"pcp3", CacheKind::full_attention, 1, 3, 2, AttentionBackend::any_size}),
     [](const auto& setting) { return setting.param.title; });
 
-TEST(ContextParallelRanks, a_rank_that_takes_itself_for_another_diverges_and_is_named) {
+TEST(ContextParallelRanks, ARankThatTakesItselfForAnotherDivergesAndIsNamed) {
   const LockstepConfig config =
       make_ranks({"", CacheKind::full_attention, 2, 1, 1, AttentionBackend::flash_attn});
   const auto run = run_on_ranks(config, 30, {0, 0});
@@ -80,7 +80,7 @@ TEST(ContextParallelRanks, a_rank_that_takes_itself_for_another_diverges_and_is_
   EXPECT_NE(to_text(*run->summary.divergence).find("rank 1"), std::string::npos);
 }
 
-// Beside a dealt out cache: rows, windows and a ring that every rank keeps whole, and an indexer's
+// In addition to a sharded cache: rows, windows and a ring that are replicated, and an indexer's
 // rows for four tokens each.
 LockstepConfig with_whole_caches(std::int32_t dcp, std::int32_t interleave) {
   KVCacheSpec whole = full_spec(), window = sliding_spec(40), latent = full_spec();
@@ -103,7 +103,7 @@ LockstepConfig with_whole_caches(std::int32_t dcp, std::int32_t interleave) {
   return config;
 }
 
-TEST(ContextParallelRanks, caches_that_every_rank_keeps_whole_lie_beside_those_that_are_dealt_out) {
+TEST(ContextParallelRanks, CachesThatEveryRankKeepsWholeLieBesideThoseThatAreDealtOut) {
   for (const auto& [dcp, interleave] : {std::pair{2, 4}, {3, 8}, {4, 16}}) {
     const auto run = run_on_ranks(with_whole_caches(dcp, interleave), 30);
     ASSERT_TRUE(run) << run.error().message;
@@ -115,14 +115,14 @@ TEST(ContextParallelRanks, caches_that_every_rank_keeps_whole_lie_beside_those_t
   }
 }
 
-TEST(ContextParallelRanks, rows_of_several_tokens_lie_on_one_rank_or_are_refused) {
+TEST(ContextParallelRanks, RowsOfSeveralTokensLieOnOneRankOrAreRefused) {
   const auto run = run_on_ranks(with_whole_caches(2, 2), 30);
   ASSERT_FALSE(run);
-  EXPECT_NE(run.error().message.find("a row of 4 tokens lies on one rank"), std::string::npos)
+  EXPECT_NE(run.error().message.find("a row of 4 tokens is on one rank"), std::string::npos)
       << run.error().message;
 }
 
-TEST(ContextParallelRanks, kinds_that_are_not_dealt_out_are_refused) {
+TEST(ContextParallelRanks, KindsThatAreNotDealtOutAreRefused) {
   LockstepConfig config = make_world({make_group("a", 1, sliding_spec(40))}, 20);
   config.engine.dcp = 2;
   config.backend = make_backend_config(config.engine, config.backend.plan);

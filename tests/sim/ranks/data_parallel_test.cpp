@@ -1,5 +1,5 @@
-// Data parallel ranks: every step they meet, an idle one runs a batch that writes nothing, and who
-// does not meet the others is found and named.
+// Data parallel ranks: every step they call collectives, an idle rank runs a batch that writes
+// nothing, and a rank that does not match the others is found and named.
 #include "sim/ranks/data_parallel.h"
 
 #include <gtest/gtest.h>
@@ -43,7 +43,7 @@ std::string what(const RunReport& run) {
   return run.summary.stuck.empty() ? "agreed" : run.summary.stuck.front().why;
 }
 
-TEST(DataParallel, all_ranks_agree_and_idle_ones_take_part_in_every_step) {
+TEST(DataParallel, AllRanksAgreeAndIdleOnesTakePartInEveryStep) {
   for (const std::int32_t tp_size : {1, 2})
     for (const bool eager : {false, true}) {
       LockstepConfig config = make_parallel(3, tp_size);
@@ -59,7 +59,7 @@ TEST(DataParallel, all_ranks_agree_and_idle_ones_take_part_in_every_step) {
     }
 }
 
-TEST(DataParallel, the_same_run_has_the_same_hash_and_every_request_runs_once) {
+TEST(DataParallel, TheSameRunHasTheSameHashAndEveryRequestRunsOnce) {
   const auto one = run_engines(make_parallel(2), false, 40);
   const auto two = run_engines(make_parallel(2), false, 40);
   const auto alone = run_engines(make_parallel(1), false, 40);
@@ -69,7 +69,7 @@ TEST(DataParallel, the_same_run_has_the_same_hash_and_every_request_runs_once) {
   EXPECT_LT(one->summary.simulated_ns, alone->summary.simulated_ns);
 }
 
-TEST(DataParallel, an_idle_rank_that_writes_its_padded_tokens_is_found_on_its_slots) {
+TEST(DataParallel, AnIdleRankThatWritesItsPaddedTokensIsFoundOnItsSlots) {
   LockstepConfig config = make_parallel(2);
   config.backend.mutant = "dp-idle-writes";
   const auto run = run_engines(config);
@@ -79,7 +79,7 @@ TEST(DataParallel, an_idle_rank_that_writes_its_padded_tokens_is_found_on_its_sl
   EXPECT_GE(run->summary.divergence->dp_rank, 0);
 }
 
-TEST(DataParallel, a_sync_of_another_shape_is_a_mismatch_that_names_the_rank) {
+TEST(DataParallel, ASyncOfAnotherShapeIsAMismatchThatNamesTheRank) {
   LockstepConfig config = make_parallel(2);
   config.data_parallel.defect = DataParallelDefect::dp_sync_shape;
   const auto run = run_engines(config, false);
@@ -90,7 +90,7 @@ TEST(DataParallel, a_sync_of_another_shape_is_a_mismatch_that_names_the_rank) {
   EXPECT_NE(what(*run).find("[2, 2]"), std::string::npos) << what(*run);
 }
 
-TEST(DataParallel, an_idle_rank_that_sits_a_step_out_leaves_the_others_waiting) {
+TEST(DataParallel, AnIdleRankThatSitsAStepOutLeavesTheOthersWaiting) {
   LockstepConfig config = make_parallel(2);
   config.data_parallel.defect = DataParallelDefect::dp_idle_skips;
   const auto run = run_engines(config, false);
@@ -100,7 +100,7 @@ TEST(DataParallel, an_idle_rank_that_sits_a_step_out_leaves_the_others_waiting) 
   EXPECT_NE(what(*run).find("makes none"), std::string::npos) << what(*run);
 }
 
-TEST(DataParallel, tokens_that_tp_does_not_divide_are_refused_by_the_reduce_scatter) {
+TEST(DataParallel, TokensThatTpDoesNotDivideAreRefusedByTheReduceScatter) {
   LockstepConfig config = make_parallel(2, 2);
   config.data_parallel.enforce_eager = true;
   config.data_parallel.defect = DataParallelDefect::sp_padding;
@@ -110,8 +110,8 @@ TEST(DataParallel, tokens_that_tp_does_not_divide_are_refused_by_the_reduce_scat
   EXPECT_NE(what(*run).find("1 % 2 is 1"), std::string::npos) << what(*run);
 }
 
-// Recorders between each engine and what is dealt out to it.
-TEST(DataParallel, an_engine_hears_of_its_own_requests_and_of_all_resets) {
+// Recorders between each engine and its share of the workload.
+TEST(DataParallel, AnEngineHearsOfItsOwnRequestsAndOfAllResets) {
   const LockstepConfig config = make_parallel(2);
   std::vector<std::unique_ptr<RunRecorder>> recorders;
   std::vector<std::vector<RecordedStep>> steps(2);
@@ -145,7 +145,7 @@ TEST(DataParallel, an_engine_hears_of_its_own_requests_and_of_all_resets) {
 }
 
 // Outputs of rank 1 come late; rank 0 meets it in every step, and waits.
-TEST(DataParallel, a_rank_whose_output_is_late_holds_up_all) {
+TEST(DataParallel, ARankWhoseOutputIsLateHoldsUpAll) {
   const auto run_with = [](std::string_view faults) {
     const LockstepConfig config = make_parallel(2);
     const SessionParts given = requests(3, 12);
@@ -171,7 +171,7 @@ TEST(DataParallel, a_rank_whose_output_is_late_holds_up_all) {
             calm->summary.requests);
 }
 
-// Each engine beside connectors of its own, on backends or without them.
+// Each engine with its own connectors, with or without backends.
 Result<RunReport> run_connected(const LockstepConfig& config, std::uint64_t seed,
                                 bool with_backends) {
   SessionParts parts = requests(seed, 40);
@@ -190,7 +190,7 @@ LockstepConfig make_connected(std::vector<ConnectorKind> parts) {
   return config;
 }
 
-TEST(DataParallel, every_engine_loads_and_stores_beside_connectors_of_its_own) {
+TEST(DataParallel, EveryEngineLoadsAndStoresBesideConnectorsOfItsOwn) {
   const LockstepConfig config = make_connected({ConnectorKind::peers, ConnectorKind::host});
   const auto run = run_connected(config, 3, true);
   ASSERT_TRUE(run) << run.error().message;
@@ -204,8 +204,8 @@ TEST(DataParallel, every_engine_loads_and_stores_beside_connectors_of_its_own) {
   EXPECT_EQ(alone->summary.blocks_loaded, run->summary.blocks_loaded);
 }
 
-// Where nothing runs but a load is under way, the run is not at its end.
-TEST(DataParallel, engines_wait_for_loads_of_one_of_them) {
+// With no request running and a load in flight, the run has not ended.
+TEST(DataParallel, EnginesWaitForLoadsOfOneOfThem) {
   const LockstepConfig config = make_connected({ConnectorKind::peers});
   for (std::uint64_t seed = 0; seed < 12; ++seed) {
     const auto run = run_connected(config, seed, false);
@@ -216,7 +216,7 @@ TEST(DataParallel, engines_wait_for_loads_of_one_of_them) {
   }
 }
 
-TEST(DataParallel, a_defect_of_one_engines_tier_is_found_and_names_it) {
+TEST(DataParallel, ADefectOfOneEnginesTierIsFoundAndNamesIt) {
   LockstepConfig config = make_connected({ConnectorKind::host});
   config.connector.delay_steps_max = 12;
   config.connector.defect = ConnectorDefect::free_send_in_flight;
@@ -227,7 +227,7 @@ TEST(DataParallel, a_defect_of_one_engines_tier_is_found_and_names_it) {
   EXPECT_GE(run->summary.divergence->dp_rank, 0);
 }
 
-TEST(DataParallel, ranks_with_graphs_run_the_largest_size_that_any_of_them_takes) {
+TEST(DataParallel, RanksWithGraphsRunTheLargestSizeThatAnyOfThemTakes) {
   for (const std::int32_t tp_size : {1, 2}) {
     LockstepConfig config = make_parallel(3, tp_size);
     config.backend.max_cudagraph_capture_size = 32;
@@ -246,7 +246,7 @@ TEST(DataParallel, ranks_with_graphs_run_the_largest_size_that_any_of_them_takes
 }
 
 // Graphs of up to 4 tokens: chunks of prompts have none.
-TEST(DataParallel, beside_a_rank_without_a_graph_nobody_replays_one) {
+TEST(DataParallel, BesideARankWithoutAGraphNobodyReplaysOne) {
   LockstepConfig config = make_parallel(3);
   config.backend.max_cudagraph_capture_size = 4;
   const auto run = run_engines(config);
@@ -262,7 +262,7 @@ TEST(DataParallel, beside_a_rank_without_a_graph_nobody_replays_one) {
   EXPECT_NE(what(*alone).find("tokens to the experts"), std::string::npos) << what(*alone);
 }
 
-TEST(DataParallelRank, pads_to_a_graph_and_then_to_the_largest_unless_one_has_none) {
+TEST(DataParallelRank, PadsToAGraphAndThenToTheLargestUnlessOneHasNone) {
   const RankSizes sizes{.tp_size = 2,
                         .sync_rows = 4,
                         .num_layers = 1,
@@ -285,7 +285,7 @@ Collective reduce_of(std::vector<std::int64_t> shape) {
   return {.kind = CollectiveKind::all_reduce, .what = "test", .shape = std::move(shape)};
 }
 
-TEST(Collectives, equal_calls_meet_and_the_first_unequal_one_is_told) {
+TEST(Collectives, EqualCallsMeetAndTheFirstUnequalOneIsTold) {
   using Calls = std::vector<std::vector<Collective>>;
   const Collective a = reduce_of({4, 2}), b = reduce_of({2, 2});
   EXPECT_FALSE(first_unmet(Calls{{a, b}, {a, b}}));

@@ -40,7 +40,7 @@ std::string what_ranks_say(const RunReport& run) {
 
 class ParallelRanks : public testing::TestWithParam<ParallelSetting> {};
 
-TEST_P(ParallelRanks, every_rank_holds_its_heads_and_layers_and_all_hold_the_whole) {
+TEST_P(ParallelRanks, EveryRankHoldsItsHeadsAndLayersAndAllHoldTheWhole) {
   const ParallelSetting& setting = GetParam();
   const LockstepConfig config = make_parallel(setting, attention_of(setting.kv_heads, 5));
   EXPECT_EQ(num_ranks(config.backend), setting.tp * setting.pp);
@@ -53,7 +53,7 @@ TEST_P(ParallelRanks, every_rank_holds_its_heads_and_layers_and_all_hold_the_who
 }
 
 // A scale belongs to a layer of the whole model, on whichever rank its heads and it are.
-TEST_P(ParallelRanks, real_numbers_of_a_quantised_cache_are_those_of_the_whole_model) {
+TEST_P(ParallelRanks, RealNumbersOfAQuantisedCacheAreThoseOfTheWholeModel) {
   const ParallelSetting& setting = GetParam();
   for (const DType dtype : {DType::bf16, DType::int8}) {
     auto groups = attention_of(setting.kv_heads, 5);
@@ -76,7 +76,7 @@ INSTANTIATE_TEST_SUITE_P(Settings, ParallelRanks,
                                          ParallelSetting{"tp2_pp3", 2, 3, 1, 2, 1}),
                          [](const auto& setting) { return setting.param.title; });
 
-TEST(ParallelRanksOfHybrids, states_are_cut_and_stages_share_one_pool) {
+TEST(ParallelRanksOfHybrids, StatesAreCutAndStagesShareOnePool) {
   KVCacheSpec attention = full_spec();
   attention.num_kv_heads = 4;
   KVCacheSpec states;
@@ -92,9 +92,8 @@ TEST(ParallelRanksOfHybrids, states_are_cut_and_stages_share_one_pool) {
   EXPECT_EQ(run->summary.verdict, Verdict::agreed) << what_ranks_say(*run);
 }
 
-// The state group is empty there: K and V of a block lie apart, as without states.
-TEST(ParallelRanksOfHybrids,
-     a_stage_without_a_state_layer_lays_out_attention_as_if_there_were_none) {
+// The state group is empty there: K and V of a block are separate, as without states.
+TEST(ParallelRanksOfHybrids, AStageWithoutAStateLayerLaysOutAttentionAsIfThereWereNone) {
   KVCacheSpec states = mamba_spec(MambaCacheMode::none, 256);
   states.states = {{{4, 4}, DType::fp32}};
   LockstepConfig config = make_parallel(
@@ -105,8 +104,8 @@ TEST(ParallelRanksOfHybrids,
   EXPECT_EQ(run->summary.verdict, Verdict::agreed) << what_ranks_say(*run);
 }
 
-// FlashAttention beside fp32 states takes 16, 32 or 64 tokens, wherever the model's states are.
-TEST(ParallelRanksOfHybrids, a_stage_without_a_state_layer_splits_blocks_as_the_whole_model_does) {
+// FlashAttention with fp32 states takes 16, 32 or 64 tokens, wherever the model's states are.
+TEST(ParallelRanksOfHybrids, AStageWithoutAStateLayerSplitsBlocksAsTheWholeModelDoes) {
   KVCacheSpec attention = full_spec();
   attention.block_size = 48;
   KVCacheSpec states = mamba_spec(MambaCacheMode::none, 256);
@@ -120,7 +119,7 @@ TEST(ParallelRanksOfHybrids, a_stage_without_a_state_layer_splits_blocks_as_the_
   EXPECT_EQ(run->summary.verdict, Verdict::agreed) << what_ranks_say(*run);
 }
 
-TEST(ParallelRanksOfHybrids, latent_rows_and_hidden_states_are_whole_on_every_rank) {
+TEST(ParallelRanksOfHybrids, LatentRowsAndHiddenStatesAreWholeOnEveryRank) {
   KVCacheSpec latent = full_spec();
   latent.kind = CacheKind::mla;
   latent.num_kv_heads = 1;
@@ -135,7 +134,7 @@ TEST(ParallelRanksOfHybrids, latent_rows_and_hidden_states_are_whole_on_every_ra
   EXPECT_GT(run->summary.rows_extracted, 0);
 }
 
-TEST(ParallelRanksDivergence, a_rank_that_takes_itself_for_another_is_named_with_its_place) {
+TEST(ParallelRanksDivergence, ARankThatTakesItselfForAnotherIsNamedWithItsPlace) {
   const LockstepConfig config = make_parallel({"", 2, 2, 1, 4, 1}, attention_of(4, 4));
   const auto run = run_on_ranks(config, 14, {0, 1, 2, 2});
   ASSERT_TRUE(run) << run.error().message;
@@ -154,12 +153,12 @@ struct Refusal {
   const char* says;
 };
 
-TEST(ParallelRanksRefused, degrees_that_nothing_can_be_cut_into_say_why) {
+TEST(ParallelRanksRefused, DegreesThatNothingCanBeCutIntoSayWhy) {
   for (const auto& [title, setting, says] :
        {Refusal{"heads", {"", 3, 1, 1, 4, 3}, "4 KV heads can neither be cut"},
         Refusal{"queries", {"", 4, 1, 1, 2, 1}, "2 query heads (1 a KV head)"},
         Refusal{"stages", {"", 1, 7, 1, 4, 1}, "the model has 5 layers"},
-        Refusal{"dcp beside heads", {"", 4, 1, 2, 4, 1}, "hold the same KV heads"},
+        Refusal{"dcp and heads", {"", 4, 1, 2, 4, 1}, "hold the same KV heads"},
         Refusal{"dcp of tp", {"", 3, 1, 2, 3, 1}, "must divide it"}}) {
     const LockstepConfig config = make_parallel(setting, attention_of(setting.kv_heads, 5));
     const auto sound = check_ranks(config.backend);

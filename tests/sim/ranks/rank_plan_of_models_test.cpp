@@ -14,7 +14,7 @@ namespace {
 
 class RankPlanOfModels : public testing::TestWithParam<std::string> {};
 
-TEST_P(RankPlanOfModels, is_the_planners_for_every_degree_that_it_takes) {
+TEST_P(RankPlanOfModels, IsThePlannersForEveryDegreeThatItTakes) {
   const auto model = find_model(GetParam());
   ASSERT_TRUE(model) << model.error().message;
   std::int64_t compared = 0;

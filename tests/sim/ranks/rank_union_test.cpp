@@ -28,8 +28,8 @@ StepProgram one_step() {
   return program;
 }
 
-// The union of ranks that take themselves for `ranks`, model and backend alike, and what they have
-// for `taken_for` where it is given.
+// The union of ranks configured as `ranks`, in model and backend, compared with `taken_for` where
+// it is given.
 std::optional<Divergence> union_of(const BackendConfig& device,
                                    const std::vector<std::int32_t>& ranks,
                                    const BackendConfig* taken_for = nullptr) {
@@ -65,13 +65,13 @@ std::optional<Divergence> union_of(const BackendConfig& device,
   return std::nullopt;
 }
 
-TEST(RankUnion, ranks_that_share_the_model_hold_all_of_it) {
+TEST(RankUnion, RanksThatShareTheModelHoldAllOfIt) {
   EXPECT_FALSE(union_of(two_ranks(2, 1), {0, 1}));
   EXPECT_FALSE(union_of(two_ranks(1, 2), {0, 1}));
   EXPECT_FALSE(union_of(two_ranks(4, 1), {0, 1, 2, 3}));
 }
 
-TEST(RankUnion, heads_that_both_ranks_take_for_their_own_leave_others_to_nobody) {
+TEST(RankUnion, HeadsThatBothRanksTakeForTheirOwnLeaveOthersToNobody) {
   const auto found = union_of(two_ranks(2, 1), {1, 1});
   ASSERT_TRUE(found);
   EXPECT_EQ(found->phase, Phase::ranks_together);
@@ -80,15 +80,15 @@ TEST(RankUnion, heads_that_both_ranks_take_for_their_own_leave_others_to_nobody)
   EXPECT_NE(found->message.find("0 of 2 ranks hold it"), std::string::npos) << found->message;
 }
 
-TEST(RankUnion, replicas_that_are_uneven_are_found) {
+TEST(RankUnion, ReplicasThatAreUnevenAreFound) {
   // Head 0 on three of the ranks, head 1 on one.
   const auto found = union_of(two_ranks(4, 1), {0, 1, 1, 2});
   ASSERT_TRUE(found);
   EXPECT_EQ(found->head, 1);
 }
 
-// Each rank by itself deals out what the whole model says that every rank keeps.
-TEST(RankUnion, rows_that_one_rank_alone_has_of_a_cache_that_all_keep_are_found) {
+// Each rank shards what the whole model replicates.
+TEST(RankUnion, RowsThatOneRankAloneHasOfACacheThatAllKeepAreFound) {
   BackendConfig device = two_ranks(1, 1);
   device.context.num_ranks = 2;
   const BackendConfig dealt_out = device;
@@ -101,7 +101,7 @@ TEST(RankUnion, rows_that_one_rank_alone_has_of_a_cache_that_all_keep_are_found)
   EXPECT_EQ(found->found, "on 1");
 }
 
-TEST(RankUnion, a_layer_that_no_stage_holds_is_found) {
+TEST(RankUnion, ALayerThatNoStageHoldsIsFound) {
   const auto found = union_of(two_ranks(1, 2), {0, 0});
   ASSERT_TRUE(found);
   EXPECT_EQ(found->layer_name, "a.1");

@@ -1,5 +1,4 @@
-// The plan of overlaid memory told to a person and to a program: what is drawn is what the plan
-// has.
+// The plan of overlaid memory as text and JSON: the drawing shows what the plan has.
 #include "sim/report/placement_report.h"
 
 #include <gtest/gtest.h>
@@ -43,7 +42,7 @@ std::ptrdiff_t times(const std::string& text, std::string_view what) {
   return found;
 }
 
-// Runs lie apart, inside the block, and are all that the group's layers keep.
+// Runs are disjoint, inside the block, and cover exactly what the group's layers keep.
 void expect_sound_runs(const Placement& plan, const WorkerPages& pages) {
   const std::int64_t bytes = bytes_per_block(plan.groups, plan.order);
   for (std::size_t g = 0; g < plan.groups.size(); ++g) {

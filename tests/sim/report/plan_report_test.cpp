@@ -1,5 +1,4 @@
-// A plan told to a person and to a program: the table, the map, the picture, the graph and the JSON
-// of small models say what the plan is.
+// A plan as table, map, picture, graph and JSON: for small models each shows the plan.
 #include "sim/report/plan_report.h"
 
 #include <gtest/gtest.h>

@@ -22,7 +22,7 @@ nlohmann::json data_of(const std::string& html) {
   return nlohmann::json::parse(html.substr(begin, html.find("</script>", begin) - begin));
 }
 
-TEST(Report, is_one_page_that_needs_nothing_from_outside) {
+TEST(Report, IsOnePageThatNeedsNothingFromOutside) {
   const LockstepConfig config = reported_world();
   PlainBackend backend(config.backend);
   TimelineRecorder recorder(config);
@@ -40,7 +40,7 @@ TEST(Report, is_one_page_that_needs_nothing_from_outside) {
   EXPECT_EQ(data["summary"]["verdict"], "agreed");
 }
 
-TEST(Report, names_from_a_trace_cannot_end_the_script) {
+TEST(Report, NamesFromATraceCannotEndTheScript) {
   Timeline timeline;
   timeline.lanes.emplace_back().name = "</script><script>alert(1)</script>";
   const std::string html = html_report({"<!-- </script>", "", ""}, RunSummary(), timeline);
@@ -48,7 +48,7 @@ TEST(Report, names_from_a_trace_cannot_end_the_script) {
   EXPECT_EQ(data_of(html)["timeline"]["lanes"][0]["name"], "</script><script>alert(1)</script>");
 }
 
-TEST(Timeline, sums_over_its_columns_are_the_counts_of_the_run_however_few_columns_there_are) {
+TEST(Timeline, SumsOverItsColumnsAreTheCountsOfTheRunHoweverFewColumnsThereAre) {
   for (const std::int64_t steps_max : {std::int64_t{4096}, std::int64_t{16}}) {
     const LockstepConfig config = reported_world();
     TimelineRecorder recorder(config, {.steps_max = steps_max});
@@ -74,7 +74,7 @@ TEST(Timeline, sums_over_its_columns_are_the_counts_of_the_run_however_few_colum
   }
 }
 
-// Holds the tables of every step against the map of blocks.
+// Compares the tables of every step with the map of blocks.
 class Tables final : public StepObserver {
  public:
   bool decided(const StepView& view) override {
@@ -89,7 +89,7 @@ class Tables final : public StepObserver {
   std::vector<std::map<std::int32_t, std::int32_t>> steps;
 };
 
-TEST(Timeline, the_map_of_blocks_says_at_every_step_how_many_hold_each) {
+TEST(Timeline, TheMapOfBlocksSaysAtEveryStepHowManyHoldEach) {
   const LockstepConfig config = reported_world();
   Tables tables;
   TimelineRecorder recorder(config);
@@ -111,7 +111,7 @@ TEST(Timeline, the_map_of_blocks_says_at_every_step_how_many_hold_each) {
   EXPECT_EQ(at, changes.size());
 }
 
-TEST(Timeline, a_full_list_of_changes_is_thinned_and_says_so) {
+TEST(Timeline, AFullListOfChangesIsThinnedAndSaysSo) {
   const LockstepConfig config = reported_world();
   TimelineRecorder recorder(config, {.block_changes_max = 100});
   ASSERT_TRUE(run_world(config, make_traffic(3, 60), nullptr, &recorder));

@@ -74,8 +74,8 @@ TEST(PageMap, FindsEveryRowInBothOrdersAndKeepsThePaddingBehindThem) {
   }
 }
 
-// Two layers of the same group; a layer's page comes behind that of the one before, or a block of
-// all layers behind the block before.
+// Two layers of the same group; a layer's page follows the previous layer's, or the previous block
+// of all layers.
 TEST(PageMap, FindsRowsByHeadsAndBlocksBeforeLayers) {
   KVCacheConfig plan = plan_of_one_layer();
   plan.tensors.push_back({.size_bytes = kBlocks * kPadded, .shared_by = {"layers.1"}});

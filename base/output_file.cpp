@@ -1,0 +1,214 @@
+#include "base/output_file.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <utility>
+
+#include "base/check.h"
+
+namespace lockstep {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int kLinksMax = 40;  // as Linux follows them
+
+int standard_output = STDOUT_FILENO;  // what "-" writes to
+
+tl::unexpected<Error> refuse(const std::string& path, std::string_view what) {
+  return fail(fmt::format("{}: cannot be {}: {}", path, what, std::strerror(errno)));
+}
+
+std::string folder_of(const std::string& path) {
+  const std::string folder = fs::path(path).parent_path().string();
+  return folder.empty() ? "." : folder;
+}
+
+// The file behind all links, which need not exist.
+std::string target_of(std::string path) {
+  std::error_code error;
+  for (int links = 0; links < kLinksMax && fs::is_symlink(path, error); ++links) {
+    const fs::path next = fs::read_symlink(path, error);
+    if (error) break;
+    path = (fs::path(path).parent_path() / next).string();
+  }
+  return path;
+}
+
+bool same_file(const struct stat& one, const struct stat& other) {
+  return one.st_dev == other.st_dev && one.st_ino == other.st_ino;
+}
+
+// The descriptor that already writes `path`; -1: none.
+int open_already(const std::string& path) {
+  if (path == "-") return standard_output;
+  struct stat file, open;
+  if (::stat(path.c_str(), &file) != 0) return -1;
+  for (const int fd : {STDOUT_FILENO, STDERR_FILENO})
+    if (::fstat(fd, &open) == 0 && same_file(file, open)) return fd;
+  return -1;
+}
+
+// A temporary file with the mode and owner of the file that it replaces; -1 with errno: none.
+int open_partial(const std::string& partial, const struct stat* replaced) {
+  const int fd = ::open(partial.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  if (fd < 0 || replaced == nullptr) return fd;
+  struct stat made;
+  const bool same_owner =
+      ::fstat(fd, &made) == 0 && made.st_uid == replaced->st_uid && made.st_gid == replaced->st_gid;
+  if ((same_owner || ::fchown(fd, replaced->st_uid, replaced->st_gid) == 0) &&
+      ::fchmod(fd, replaced->st_mode & 07777) == 0)
+    return fd;
+  const int why = errno;
+  ::close(fd);
+  ::unlink(partial.c_str());
+  errno = why;
+  return -1;
+}
+
+Result<void> write_all(int fd, const std::string& path, std::string_view bytes) {
+  while (!bytes.empty()) {
+    const ssize_t written = ::write(fd, bytes.data(), bytes.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) return refuse(path, "written");
+    bytes.remove_prefix(static_cast<std::size_t>(written));
+  }
+  return {};
+}
+
+}  // namespace
+
+OutputFile::OutputFile(std::string path, std::string target, std::string partial_path, int fd)
+    : path_(std::move(path)),
+      target_(std::move(target)),
+      partial_path_(std::move(partial_path)),
+      fd_(fd) {}
+
+Result<OutputFile> OutputFile::create(const std::string& path) {
+  if (const int already = open_already(path); already >= 0) {
+    std::fflush(stdout);
+    const int fd = ::fcntl(already, F_DUPFD_CLOEXEC, 0);
+    if (fd < 0) return refuse(path, "written");
+    return OutputFile(path, path, "", fd);
+  }
+  LS_RETURN_IF_ERROR(check_output(path));
+  const std::string target = target_of(path);
+  struct stat file;
+  const bool exists = ::stat(target.c_str(), &file) == 0;
+  if (!exists || S_ISREG(file.st_mode)) {
+    std::string partial = fmt::format("{}.partial-{}", target, ::getpid());
+    const int fd = open_partial(partial, exists ? &file : nullptr);
+    if (fd >= 0) return OutputFile(path, target, std::move(partial), fd);
+    if (!exists) return refuse(path, "written");
+  }
+  const int truncates = S_ISREG(file.st_mode) ? O_TRUNC : 0;
+  const int fd = ::open(target.c_str(), O_WRONLY | O_CLOEXEC | truncates);
+  if (fd < 0) return refuse(path, "written");
+  return OutputFile(path, target, "", fd);
+}
+
+OutputFile::OutputFile(OutputFile&& other) noexcept
+    : path_(std::move(other.path_)),
+      target_(std::move(other.target_)),
+      partial_path_(std::move(other.partial_path_)),
+      fd_(std::exchange(other.fd_, -1)) {}
+
+OutputFile& OutputFile::operator=(OutputFile&& other) noexcept {
+  if (this == &other) return *this;
+  abandon();
+  path_ = std::move(other.path_);
+  target_ = std::move(other.target_);
+  partial_path_ = std::move(other.partial_path_);
+  fd_ = std::exchange(other.fd_, -1);
+  return *this;
+}
+
+OutputFile::~OutputFile() { abandon(); }
+
+void OutputFile::abandon() {
+  if (fd_ < 0) return;
+  ::close(std::exchange(fd_, -1));
+  if (!partial_path_.empty()) ::unlink(partial_path_.c_str());
+}
+
+Result<void> OutputFile::write(std::string_view bytes) {
+  LS_CHECK(fd_ >= 0, "{} is closed", path_);
+  return write_all(fd_, path_, bytes);
+}
+
+Result<void> OutputFile::commit() {
+  LS_CHECK(fd_ >= 0, "{} is closed", path_);
+  if (partial_path_.empty())  // a pipe reports a lost reader here or never
+    return ::close(std::exchange(fd_, -1)) == 0 ? Result<void>() : refuse(path_, "written");
+  if (::fsync(fd_) != 0) return refuse(path_, "flushed to the disk");
+  if (::rename(partial_path_.c_str(), target_.c_str()) != 0) return refuse(path_, "given its name");
+  ::close(std::exchange(fd_, -1));
+  // The new name is durable once its folder is; a folder that cannot be opened still has the file.
+  if (const int folder = ::open(folder_of(target_).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+      folder >= 0) {
+    ::fsync(folder);
+    ::close(folder);
+  }
+  return {};
+}
+
+Result<void> write_output(const std::string& path, std::string_view bytes) {
+  LS_ASSIGN_OR_RETURN(auto file, OutputFile::create(path));
+  LS_RETURN_IF_ERROR(file.write(bytes));
+  return file.commit();
+}
+
+Result<void> append_output(const std::string& path, std::string_view bytes) {
+  if (open_already(path) >= 0) return write_output(path, bytes);
+  const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+  if (fd < 0) return refuse(path, "written");
+  const auto written = write_all(fd, path, bytes);
+  ::close(fd);
+  return written;
+}
+
+Result<void> check_output(const std::string& path) {
+  if (open_already(path) >= 0) return {};
+  const std::string target = target_of(path);
+  std::error_code error;
+  if (target.ends_with('/') || fs::is_directory(target, error))
+    return fail(fmt::format("{}: is a folder; give the name of a file", path));
+  const std::string folder = folder_of(target);
+  if (!fs::is_directory(folder, error))
+    return fail(fmt::format("{}: there is no folder {}", path, folder));
+  // A file that exists is rewritten in place where its folder takes no other.
+  const std::string& written = fs::exists(target, error) ? target : folder;
+  return ::access(written.c_str(), W_OK) == 0 ? Result<void>() : refuse(path, "written");
+}
+
+Result<void> check_output_folder(const std::string& path) {
+  std::error_code error;
+  fs::path there = fs::absolute(path, error);
+  while (!fs::exists(there, error) && there.has_relative_path()) there = there.parent_path();
+  if (!fs::is_directory(there, error))
+    return fail(fmt::format("{}: {} is not a folder", path, there.string()));
+  return ::access(there.c_str(), W_OK) == 0 ? Result<void>() : refuse(path, "written");
+}
+
+void keep_standard_output_for_files() {
+  if (standard_output != STDOUT_FILENO) return;
+  std::fflush(stdout);
+  standard_output = ::fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+  LS_CHECK(standard_output >= 0, "standard output is not open");
+  ::dup2(STDERR_FILENO, STDOUT_FILENO);
+}
+
+Result<void> finish_standard_output() {
+  const bool lost = std::ferror(stdout) != 0;
+  if (std::fflush(stdout) == 0 && !lost) return {};
+  return refuse("standard output", "written");
+}
+
+}  // namespace lockstep

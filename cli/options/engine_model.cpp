@@ -1,0 +1,74 @@
+#include "cli/options/engine_model.h"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "base/line_process.h"
+#include "base/output_file.h"
+#include "cli/options/decisions_option.h"
+#include "cli/output/again.h"
+#include "traces/models/model_file.h"
+
+namespace lockstep {
+namespace {
+
+// Imports take most of it.
+constexpr std::chrono::minutes kTimeLimit{10};
+
+}  // namespace
+
+void declare_from(CLI::App& command, std::string& from) {
+  command
+      .add_option("--from", from,
+                  "engine that builds the layers of a config.json: vllm or vllm:DIR, by the "
+                  "interpreter of LOCKSTEP_PYTHON (none: the reader of config.json)")
+      ->type_name("ENGINE");
+}
+
+Result<std::string> engine_model(const std::string& config, const std::string& from) {
+  namespace fs = std::filesystem;
+  if (from != "vllm" && !from.starts_with("vllm:"))
+    return fail(fmt::format("--from {}: expected vllm or vllm:DIR", from));
+  const fs::path folder =
+      fs::is_directory(config) ? fs::path(config) : fs::absolute(config).parent_path();
+  if (!fs::is_regular_file(folder / "config.json"))
+    return fail(fmt::format("{}: expected a config.json or its folder", config));
+  LS_ASSIGN_OR_RETURN(const std::string adapter, adapter_command("--from", from));
+  LS_ASSIGN_OR_RETURN(const auto engine,
+                      LineProcess::start(fmt::format("{} --layers {}", adapter,
+                                                     shell_word(fs::absolute(folder).string()))));
+  std::string_view line;
+  const auto end = engine->receive(line, kTimeLimit);
+  if (end == LineProcess::End::timed_out)
+    return fail(fmt::format("{}: {} did not build the model in {} minutes", config, from,
+                            kTimeLimit.count()));
+  if (end == LineProcess::End::ended) {
+    const std::string words = engine->last_words();
+    return fail(fmt::format("{}: {} does not start ({}): {}", config, from, engine->how_it_ended(),
+                            words.substr(words.find_last_of('\n', words.size() - 2) + 1)));
+  }
+  const auto reply = nlohmann::json::parse(line, nullptr, false);
+  if (!reply.is_object()) return fail(fmt::format("{}: {} answered no JSON object", config, from));
+  if (reply.contains("refused"))
+    return fail(fmt::format("{}: {}", config, reply["refused"].get<std::string>()));
+  std::string text = std::string(line) + "\n";
+  if (auto model = model_from_text(text, config); !model) return tl::unexpected(model.error());
+  return text;
+}
+
+Result<void> take_engine_model(std::string& config, const std::string& from) {
+  if (from.empty()) return {};
+  LS_ASSIGN_OR_RETURN(const std::string text, engine_model(config, from));
+  const auto name = fmt::format("lockstep-model-{:016x}.json", std::hash<std::string>{}(text));
+  const std::string path = (std::filesystem::temp_directory_path() / name).string();
+  LS_RETURN_IF_ERROR(write_output(path, text));
+  fmt::print("model file of {}: {}\n", from, path);
+  config = path;
+  return {};
+}
+
+}  // namespace lockstep

@@ -1,0 +1,83 @@
+#include "cli/output/terminal.h"
+
+#include <fmt/format.h>
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <utility>
+
+namespace lockstep {
+
+std::string duration_text(double seconds) {
+  if (seconds < 0.001) return fmt::format("{:.0f} us", seconds * 1e6);
+  if (seconds < 1) return fmt::format("{:.0f} ms", seconds * 1e3);
+  if (seconds < 60) return fmt::format("{:.2f} s", seconds);
+  const auto whole = static_cast<std::int64_t>(seconds);
+  return fmt::format("{} min {} s", whole / 60, whole % 60);
+}
+
+std::string size_text(std::int64_t bytes) {
+  if (bytes < 100'000) return counted(bytes, "byte");
+  const double mebibytes = static_cast<double>(bytes) / (1024.0 * 1024.0);
+  return mebibytes < 1000 ? fmt::format("{:.1f} MiB", mebibytes)
+                          : fmt::format("{:.1f} GiB", mebibytes / 1024);
+}
+
+std::string percent_text(std::int64_t part, std::int64_t whole) {
+  if (whole == 0) return "-";
+  return fmt::format("{:.1f} %", 100.0 * static_cast<double>(part) / static_cast<double>(whole));
+}
+
+std::string row_text(std::string_view name, std::string_view figure, std::string_view more) {
+  return more.empty() ? fmt::format("  {:<14}{:>14}\n", name, figure)
+                      : fmt::format("  {:<14}{:>14}   {}\n", name, figure, more);
+}
+
+std::string not_checked_text(std::span<const std::string> not_checked) {
+  std::string text = not_checked.empty() ? "" : "\nNot checked:\n";
+  for (const std::string& line : not_checked) text += fmt::format("  - {}\n", line);
+  return text;
+}
+
+int refuse(std::string_view message) {
+  std::fflush(stdout);
+  std::fputs(fmt::format("lockstep: {}\n", message).c_str(), stderr);  // never throws
+  return kExitRefused;
+}
+
+int exit_status(const Result<int>& ended) { return ended ? *ended : refuse(ended.error().message); }
+
+namespace {
+
+constexpr std::int64_t kBarWidth = 24;
+constexpr auto kBetweenDraws = std::chrono::milliseconds(80);
+constexpr std::string_view kClearLine = "\r\x1b[K";
+
+}  // namespace
+
+Progress::Progress(std::string what, std::int64_t total)
+    : what_(std::move(what)),
+      total_(total),
+      shown_(isatty(STDERR_FILENO) == 1),
+      next_draw_(Clock::now() + 3 * kBetweenDraws) {}
+
+Progress::~Progress() {
+  if (shown_) fmt::print(stderr, "{}", kClearLine);
+}
+
+void Progress::at(std::int64_t done, std::string_view note) {
+  if (!shown_ || Clock::now() < next_draw_) return;
+  next_draw_ = Clock::now() + kBetweenDraws;
+  std::string bar;
+  if (total_ > 0) {
+    const std::int64_t full = std::min(done, total_) * kBarWidth / total_;
+    bar = fmt::format(" [{:#<{}}{:.<{}}]", "", full, "", kBarWidth - full);
+  }
+  const std::string of = total_ > 0 ? " of " + with_commas(total_) : "";
+  fmt::print(stderr, "{}{}{} {}{} {}", kClearLine, what_, bar, with_commas(done), of, note);
+  std::fflush(stderr);
+}
+
+}  // namespace lockstep

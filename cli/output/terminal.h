@@ -1,0 +1,58 @@
+// Text for a person: numbers, durations, columns, how far work is; and what exit statuses mean.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "base/number_text.h"
+#include "base/result.h"
+
+namespace lockstep {
+
+// What every command's exit status means.
+inline constexpr int kExitAgreed = 0;     // everything that was compared is equal
+inline constexpr int kExitDisagreed = 1;  // a divergence, a violation, a mismatch
+inline constexpr int kExitRefused = 2;    // an input or an option is wrong, or a device failed
+inline constexpr int kExitStuck = 3;      // requests wait forever
+
+std::string duration_text(double seconds);                        // "850 ms", "12.3 s", "2 min 5 s"
+std::string size_text(std::int64_t bytes);                        // "8,192 bytes", "1.2 GiB"
+std::string percent_text(std::int64_t part, std::int64_t whole);  // "40.2 %"; "-" of nothing
+
+// One line of a table: a name, a figure, and what more there is to say.
+std::string row_text(std::string_view name, std::string_view figure, std::string_view more = {});
+
+// The list that ends the text of every command that judges, "\nNot checked:\n" and a line each;
+// empty: nothing was left out. Its JSON has the same list as `not_checked`.
+std::string not_checked_text(std::span<const std::string> not_checked);
+
+// Prints "lockstep: MESSAGE" to stderr; kExitRefused.
+int refuse(std::string_view message);
+// Of a command that has ended, or refuses.
+int exit_status(const Result<int>& ended);
+
+// A line on a terminal that says how far long work has come. In a pipe or a file it says nothing.
+class Progress {
+ public:
+  // `total` of 0: not known, only what is done is shown.
+  Progress(std::string what, std::int64_t total);
+  ~Progress();  // takes the line away
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+
+  bool shown() const { return shown_; }
+  void at(std::int64_t done, std::string_view note = {});
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  std::string what_;
+  std::int64_t total_;
+  bool shown_;
+  Clock::time_point next_draw_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,149 @@
+// The live requests of a recording, as a worker sees them, and those that have finished while a
+// transfer still uses their blocks.
+//
+// Invariants:
+// (1) A request has one content id per token; each stands for the token, all tokens before it and
+//     the keys of the request.
+// (2) A live request has a table per group. A request that keeps no blocks may have an old table;
+//     no ledger reads it.
+// (3) A slot belongs to one request at a time. Ledgers keep their state of a request in its slot.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "base/check.h"
+#include "base/ids.h"
+#include "properties/audit/prompt_content.h"
+
+namespace lockstep {
+
+// What a KV connector does to a request that does not run.
+enum class Transfer : std::uint8_t {
+  none,
+  loading,  // it writes into the request's blocks
+  loaded,   // it has written them, and the request waits with them
+};
+
+struct AuditRequest {
+  std::string name;
+  KeyedRequest keyed;
+  std::int32_t index = 0;                    // in order of arrival
+  std::size_t slot = 0;                      // (3)
+  std::vector<std::int32_t> tokens;          // prompt and sampled tokens, in order
+  std::uint64_t root = 0;                    // content id of the empty prefix, with its keys
+  std::vector<std::uint64_t> contents;       // (1)
+  std::vector<std::vector<BlockId>> tables;  // per group, as handed over
+  std::int32_t num_prompt = 0;
+  std::int32_t computed = 0;      // tokens that stand after the last step that scheduled it
+  std::int32_t scheduled_to = 0;  // end of that step's tokens, rejected drafts included
+  std::int64_t preempted_in = -1;
+  std::int64_t void_step = -1;  // last step that computed tokens after a lost block
+  Transfer transfer = Transfer::none;
+  bool running = false;
+  bool has_ended = false;  // by its last output or its client; the worker may not know yet
+  bool has_left = false;
+  bool is_sent = false;  // its blocks stay until they are sent
+  bool is_between_chunks = false;
+  bool is_unpredictable = false;  // a row of it was wrong: its samples are not checked
+  bool is_adrift = false;         // it keeps tokens that were sampled after a lost block
+  // True if no other request may write its blocks.
+  bool keeps_blocks() const {
+    return running || is_sent || is_between_chunks || transfer != Transfer::none;
+  }
+  // Appends a sampled token.
+  void append(std::int32_t token) {
+    tokens.push_back(token);
+    contents.push_back(content_after(contents.empty() ? root : contents.back(), token));
+  }
+  // Drops the tokens from `num_tokens` onward.
+  void cut(std::size_t num_tokens) {
+    LS_CHECK(num_tokens <= tokens.size() && contents.size() == tokens.size(),
+             "cut to {} of {} tokens with {} contents", num_tokens, tokens.size(), contents.size());
+    tokens.resize(num_tokens);
+    contents.resize(num_tokens);
+  }
+};
+
+// One scheduled request of the current step.
+struct AuditRow {
+  AuditRequest* request = nullptr;
+  std::int32_t first = 0;  // positions [first, last)
+  std::int32_t last = 0;
+  std::int32_t counted_to = 0;  // by the engine: rejected drafts in flight count
+  std::int32_t num_spec = 0;
+  std::vector<std::uint64_t> contents;  // of [first, last), drafts included
+  bool is_void = false;                 // computed from a block that a load did not fill
+  std::int32_t num_hit = 0;             // tokens before `first`, of a new request
+  // Drafts whose state is kept until the next step accepts or rejects them. The first chunk of a
+  // prompt keeps none: its padding goes into the state.
+  std::int32_t num_undone() const { return first == 0 ? 0 : num_spec; }
+  // Content id of the first `count` tokens.
+  std::uint64_t content_at(std::int32_t count) const {
+    if (count == 0) return request->root;
+    if (count > first) return contents[static_cast<std::size_t>(count - first) - 1];
+    return request->contents[static_cast<std::size_t>(count) - 1];
+  }
+};
+
+class AuditRequests {
+ public:
+  using Map = std::map<std::string, AuditRequest>;
+
+  // Null: no live request has the name.
+  AuditRequest* find(const std::string& name) {
+    const auto found = by_name_.find(name);
+    return found == by_name_.end() ? nullptr : &found->second;
+  }
+  const AuditRequest* find(const std::string& name) const {
+    const auto found = by_name_.find(name);
+    return found == by_name_.end() ? nullptr : &found->second;
+  }
+  // Adds a request with the tokens of its prompt; a request of the same name is replaced. `in_use`
+  // calls its argument with the index of each request that the pool still names.
+  AuditRequest& add(const RequestSpec& spec, std::size_t num_groups,
+                    const std::function<void(const std::function<void(std::int32_t)>&)>& in_use);
+  void erase(const std::string& name);
+  Map::iterator begin() { return by_name_.begin(); }
+  Map::iterator end() { return by_name_.end(); }
+  Map::const_iterator begin() const { return by_name_.begin(); }
+  Map::const_iterator end() const { return by_name_.end(); }
+
+  // "?" for a request that is forgotten.
+  const std::string& name_at(std::int32_t index) const;
+  // Null: forgotten.
+  const KeyedRequest* keys_at(std::int32_t index) const;
+  void set_keys(const AuditRequest& request) {
+    keys_.insert_or_assign(request.index, request.keyed);
+  }
+
+ private:
+  Map by_name_;
+  std::map<std::int32_t, KeyedRequest> keys_;  // by index: of live requests and of block holders
+  std::size_t num_keys_max_ = 4096;            // when unused entries are removed
+  std::int32_t num_requests_ = 0;
+  std::vector<std::size_t> free_slots_;
+  std::size_t num_slots_ = 0;
+};
+
+// A ledger's own state of each request.
+template <typename State>
+class PerRequest {
+ public:
+  // Starts with the initial state. Call it when the request arrives.
+  State& begin(const AuditRequest& request) {
+    if (request.slot >= states_.size()) states_.resize(request.slot + 1);
+    return states_[request.slot] = State{};
+  }
+  State& operator[](const AuditRequest& request) { return states_[request.slot]; }
+  const State& operator[](const AuditRequest& request) const { return states_[request.slot]; }
+
+ private:
+  std::vector<State> states_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,89 @@
+#include "properties/audit/audit_setup.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+
+namespace lockstep {
+namespace {
+
+std::int32_t hash_lookahead_of(const RecordingHeader& header, const EngineProfile* profile) {
+  const EngineConfig& config = header.options.config;
+  if (header.connector) return 0;
+  if (config.num_hash_lookahead_tokens != kEngineHashLookahead)
+    return config.num_hash_lookahead_tokens;
+  return profile == nullptr ? 0 : lockstep::hash_lookahead_of(config, *profile);
+}
+
+// A hit may end inside a block where hashes are finer than the blocks of states and all other
+// groups are full attention (v1/core/kv_cache_utils.py, partial_hash_hits_enabled).
+std::int64_t hit_alignment_of(const RecordingHeader& header) {
+  bool has_parts = false;
+  for (const KVCacheGroupSpec& group : header.groups) {
+    const KVCacheSpec& spec = group.spec;
+    if (spec.bounded_replay || is_ring(spec)) continue;
+    if (spec.kind == CacheKind::mamba)
+      has_parts |= spec.mamba_cache_mode == MambaCacheMode::align &&
+                   spec.block_size > header.hash_block_size;
+    else if ((spec.kind == CacheKind::sliding_window || spec.kind == CacheKind::chunked_local) &&
+             spec.block_size != header.hash_block_size)
+      return header.scheduler_block_size;
+  }
+  return has_parts ? header.hash_block_size : header.scheduler_block_size;
+}
+
+std::int32_t draft_slots_of(const EngineConfig& config) {
+  const bool has_model =
+      config.spec_method == SpecMethod::draft_model || config.spec_method == SpecMethod::eagle;
+  return has_model ? config.num_spec_tokens : 0;
+}
+
+}  // namespace
+
+bool is_given(const RecordingHeader& header, std::string_view option) {
+  return find_engine_profile(header.engine.profile()) != nullptr &&
+         std::ranges::find(header.options.given, option) != header.options.given.end();
+}
+
+AuditSetup::AuditSetup(const RecordingHeader& header, AuditScope scope_of, AuditedRules rules_of)
+    : config(header.options.config),
+      groups(header.groups),
+      profile(find_engine_profile(header.engine.profile())),
+      num_blocks(header.num_blocks),
+      scope(scope_of),
+      rules(rules_of),
+      has_connector(header.connector.has_value()),
+      hash_lookahead(hash_lookahead_of(header, profile)),
+      drops_last_block(config.spec_method == SpecMethod::eagle && hash_lookahead == 0),
+      hash_block_size(static_cast<std::int32_t>(std::max<std::int64_t>(1, header.hash_block_size))),
+      hit_alignment(static_cast<std::int32_t>(std::max<std::int64_t>(1, hit_alignment_of(header)))),
+      draft_slots(draft_slots_of(config)) {
+  for (const KVCacheGroupSpec& group : groups) {
+    // Ranks of a context shard the tokens of sharded attention and replicate states. No
+    // release shards several groups over ranks of prefill context parallelism.
+    const bool is_sharded = groups.size() > 1 && keeps_tokens(group.spec) && group.spec.dcp_sharded;
+    block_sizes.push_back(static_cast<std::int32_t>(group.spec.block_size) *
+                          (is_sharded ? config.dcp : 1));
+    if (group.spec.bounded_replay)
+      num_replayed = static_cast<std::int32_t>(group.spec.sliding_window);
+  }
+  // With a single group the engine states the tokens of a block over all ranks: releases shard it
+  // over different ranks.
+  if (groups.size() == 1 && !is_state(groups[0].spec))
+    block_sizes[0] = static_cast<std::int32_t>(header.scheduler_block_size);
+  LS_CHECK(block_sizes.size() == groups.size(), "{} block sizes of {} groups", block_sizes.size(),
+           groups.size());
+}
+
+std::int32_t AuditSetup::first_read(std::size_t group, std::int32_t position) const {
+  const KVCacheSpec& spec = groups[group].spec;
+  if (spec.kind == CacheKind::sliding_window)
+    return std::max(0, position - static_cast<std::int32_t>(spec.sliding_window) + 1);
+  if (spec.kind == CacheKind::chunked_local) {
+    const auto chunk = static_cast<std::int32_t>(spec.attention_chunk_size);
+    return position / chunk * chunk;
+  }
+  return 0;
+}
+
+}  // namespace lockstep

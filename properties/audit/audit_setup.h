@@ -1,0 +1,63 @@
+// What a recording's header says about the engine, and which rules apply. Constant during an audit.
+//
+// Invariants:
+// (1) Every group has a block size: the tokens of one table entry over all ranks of its context.
+// (2) `profile` is null for an engine whose release is not known; rules of a release then do not
+//     apply.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "properties/audit/audit.h"
+#include "reference/profiles/engine_profile.h"
+
+namespace lockstep {
+
+struct AuditSetup {
+  AuditSetup(const RecordingHeader& header, AuditScope scope, AuditedRules rules);
+
+  EngineConfig config;
+  std::vector<KVCacheGroupSpec> groups;
+  std::vector<std::int32_t> block_sizes;   // (1)
+  const EngineProfile* profile = nullptr;  // (2)
+  std::int64_t num_blocks = 0;
+  AuditScope scope;
+  AuditedRules rules;
+  bool has_connector = false;
+  // Tokens after a hit that the engine's block hashes cover, so that the hit proves them; 0: none.
+  std::int32_t hash_lookahead = 0;
+  bool drops_last_block = false;  // EAGLE without hashes that look ahead
+  std::int32_t hash_block_size = 1;
+  std::int32_t hit_alignment = 1;  // hits end at multiples of it
+  // Slots after the tokens of a step that the draft model writes: one per draft of EAGLE, MTP and
+  // draft models; n-grams need none (vllm/config/speculative.py, v1/core/sched/scheduler.py).
+  std::int32_t draft_slots = 0;
+  std::int32_t num_replayed = 0;  // tokens of a hit that windows compute again; 0: none
+
+  bool checks_rules() const { return scope != AuditScope::hits_only; }
+  // A step is decided before the accepted drafts of the previous one are known.
+  bool has_drafts_in_flight() const {
+    return config.async_scheduling && config.num_spec_tokens > 0;
+  }
+  // First position that attention at `position` reads.
+  std::int32_t first_read(std::size_t group, std::int32_t position) const;
+};
+
+// True if the header of a known release gives the option.
+bool is_given(const RecordingHeader& header, std::string_view option);
+
+inline bool is_state(const KVCacheSpec& spec) { return spec.kind == CacheKind::mamba; }
+// Slots of tokens by position, which attention reads.
+inline bool keeps_tokens(const KVCacheSpec& spec) {
+  return !is_state(spec) && !is_ring(spec) && !is_cross_attention(spec);
+}
+// Every token of a prefix, as long as the request runs.
+inline bool keeps_all_tokens(const KVCacheSpec& spec) {
+  return (spec.kind == CacheKind::full_attention && spec.rswa_window == 0) ||
+         spec.kind == CacheKind::mla || spec.kind == CacheKind::hidden_state;
+}
+inline std::int32_t ceil_div32(std::int32_t a, std::int32_t b) { return (a + b - 1) / b; }
+
+}  // namespace lockstep

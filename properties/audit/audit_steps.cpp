@@ -1,0 +1,313 @@
+#include "properties/audit/audit_steps.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace lockstep {
+
+std::span<const std::int32_t> sampled_of(const RecordedStep& step, const std::string& name) {
+  const auto found = std::ranges::find(step.sampled, name, &RecordedTokens::id);
+  if (found == step.sampled.end()) return {};
+  return found->tokens;
+}
+
+template <typename Optional>
+static auto* pointer_to(Optional& ledger) {
+  return ledger ? &*ledger : nullptr;
+}
+
+AuditSteps::AuditSteps(const RecordingHeader& header, AuditScope scope, AuditedRules rules)
+    : core_(header, scope, rules),
+      hits_(core_.setup.has_connector ? std::nullopt : std::make_optional<HitLedger>(core_)),
+      blocks_(core_, header),
+      tokens_(core_, blocks_, pointer_to(hits_)),
+      transfers_(core_, blocks_, tokens_),
+      outputs_(core_, blocks_, header),
+      drafts_(core_, tokens_, header),
+      sessions_(core_, outputs_, drafts_),
+      inputs_(core_, outputs_, header) {
+  const bool has_states = std::ranges::any_of(
+      header.groups, [](const KVCacheGroupSpec& group) { return is_state(group.spec); });
+  if (has_states) states_.emplace(core_, tokens_, pointer_to(hits_));
+  if (header.has_cache_events && core_.setup.checks_rules()) events_.emplace(core_);
+  if (header.worker_facts) facts_.emplace(core_, blocks_);
+  if (rules == AuditedRules::all) policy_.emplace(core_, transfers_, header);
+}
+
+const HitTotals& AuditSteps::hits() const {
+  static const HitTotals kNone;
+  return hits_ ? hits_->totals() : kNone;
+}
+
+void AuditSteps::step(const RecordedStep& step) {
+  core_.findings.begin_step(step.step);
+  const std::int64_t last_output_before = core_.last_output;
+  take_events(step, step.before);
+  preempt(step);
+  if (policy_) policy_->check_victims(step);
+  for (const std::string& name : step.finished)
+    if (outputs_.check_end(name)) transfers_.release(step, name);
+  transfers_.begin(step);
+  blocks_.begin(step);
+
+  std::vector<AuditRow> rows;
+  for (const RecordedScheduled& scheduled : step.scheduled)
+    if (auto row = make_row(step, scheduled)) rows.push_back(std::move(*row));
+  for (const KVCacheBlockCopy& copy : step.copies) core_.pool.copy(copy.from, copy.to);
+  transfers_.step(step);
+  if (policy_) policy_->check_adapters(step);
+  const std::int64_t num_encoded = inputs_.run_encoder(step);
+  if (policy_) policy_->check_encoder(num_encoded);
+  inputs_.step(rows);
+  transfers_.void_rows(step, rows);
+  if (states_)
+    for (const AuditRow& row : rows) states_->begin(row);
+  if (facts_) facts_->step(step, rows);
+  for (std::size_t g = 0; g < core_.setup.groups.size(); ++g) run_group(step, rows, g);
+  if (core_.setup.checks_rules()) check_step(step);
+
+  take_samples(step, rows);
+  if (events_) events_->step(step, rows);
+  drafts_.end(step, rows);
+  inputs_.end(step);
+  take_events(step, step.during);
+  outputs_.end(step, last_output_before);
+  take_outputs(step);
+  core_.last_output = core_.setup.config.async_scheduling
+                          ? step.output_of_step.value_or(core_.last_output)
+                          : step.step;
+}
+
+void AuditSteps::end(const RecordingEnd& end) {
+  core_.findings.begin_step(-1);
+  blocks_.end();
+  for (const std::string& name : end.unfinished)
+    if (core_.requests.find(name) == nullptr)
+      core_.findings.report(AuditRule::recording, name,
+                            "never finished by the end line, and not live");
+  if (policy_) policy_->end();
+  if (policy_ && hits_) hits_->end();
+}
+
+void AuditSteps::take_events(const RecordedStep& step, const std::vector<RecordedEvent>& events) {
+  const std::int64_t first_step = step.step + (&events == &step.during ? 1 : 0);
+  for (const RecordedEvent& event : events) take_event(step, event, first_step);
+}
+
+void AuditSteps::take_event(const RecordedStep& step, const RecordedEvent& event,
+                            std::int64_t first_step) {
+  using Kind = RecordedEvent::Kind;
+  if (policy_) policy_->begin(event);
+  if (event.kind == Kind::output) core_.last_output = event.output_of_step;
+  if (event.resets_running) reset_running();
+  if (hits_) hits_->begin(event);
+  inputs_.begin(event);
+  if (event.kind == Kind::chunk || event.kind == Kind::close) sessions_.begin(event);
+  AuditRequest* const same =
+      core_.requests.find(event.kind == Kind::add ? event.request.name : event.name);
+  if (event.kind == Kind::abort && same != nullptr) same->has_ended = true;
+  if (event.kind != Kind::add) return;
+  // A name is free once its request has ended; the next step reports that end to the worker.
+  if (same != nullptr && same->has_ended && !same->has_left) {
+    outputs_.expect_end(event.request.name);
+    transfers_.release(step, event.request.name);
+  }
+  add(event, first_step);
+}
+
+// The engine refuses a request that is too long, and never schedules it.
+void AuditSteps::add(const RecordedEvent& event, std::int64_t first_step) {
+  if (event.request.prompt.size() > core_.setup.config.max_model_len) return;
+  const AuditRequest* same = core_.requests.find(event.request.name);
+  if (same != nullptr && !same->has_left)
+    core_.findings.report(AuditRule::recording, event.request.name,
+                          "two live requests are called so");
+  const AuditRequest& request =
+      core_.requests.add(event.request, core_.setup.groups.size(),
+                         [&](const auto& visit) { core_.pool.for_each_request(visit); });
+  core_.findings.begin(request);
+  blocks_.begin(request);
+  transfers_.begin(request);
+  outputs_.begin(request, event, first_step);
+  drafts_.begin(request);
+  sessions_.begin(request, event);
+  inputs_.begin(request, event.needs_grammar);
+  if (hits_) hits_->begin(request, !event.request.skip_reading_prefix_cache);
+  if (states_) states_->begin(request);
+  if (policy_) policy_->begin(request, event.request.priority);
+  scheduled_in_.begin(request) = -1;
+}
+
+// Running requests release their blocks, and the engine drops their output in flight.
+void AuditSteps::reset_running() {
+  for (auto& [name, request] : core_.requests) {
+    if (!request.running || request.has_ended) continue;
+    request.running = false;
+    for (auto& table : request.tables) table.clear();
+    drafts_.drop(request);
+    outputs_.reset(request);
+  }
+}
+
+void AuditSteps::preempt(const RecordedStep& step) {
+  for (const std::string& name : step.preempted) {
+    AuditRequest* const request = core_.requests.find(name);
+    if (request == nullptr) continue;
+    request->running = false;
+    request->preempted_in = step.step;
+    drafts_.drop(*request);
+    for (auto& table : request->tables) table.clear();
+  }
+}
+
+std::optional<AuditRow> AuditSteps::make_row(const RecordedStep& step,
+                                             const RecordedScheduled& scheduled) {
+  FindingList& findings = core_.findings;
+  AuditRequest* const live = core_.requests.find(scheduled.id);
+  if (live == nullptr || live->has_left) {
+    findings.report(AuditRule::scheduled_tokens, scheduled.id, "a finished request is scheduled");
+    return {};
+  }
+  AuditRequest& request = *live;
+  if (std::exchange(scheduled_in_[request], step.step) == step.step) {
+    findings.report(AuditRule::scheduled_tokens, request.name, "scheduled twice in one step");
+    return {};
+  }
+  outputs_.check_limit(request);
+  inputs_.check_grammar(request);
+  if (!scheduled.is_new && !request.running && request.preempted_in >= 0)
+    findings.report(
+        AuditRule::handed_out, request.name,
+        fmt::format("was preempted in step {} and is handed over like one that runs: the worker "
+                    "appends to the blocks that it had",
+                    request.preempted_in));
+  const bool was_loaded = request.transfer == Transfer::loaded;
+  const bool was_running = request.running && !scheduled.is_new;
+  const bool is_session_again = request.is_between_chunks;
+  fill_table(step, scheduled, request);
+  AuditRow row;
+  row.request = &request;
+  row.first = scheduled.computed;
+  // The engine counts drafts in flight as computed; the worker starts after the accepted ones.
+  if (core_.setup.has_drafts_in_flight() && !scheduled.is_new)
+    row.first = std::min(row.first, request.computed);
+  row.last = row.first + scheduled.tokens;
+  row.counted_to = scheduled.computed + scheduled.tokens;
+  row.num_spec = static_cast<std::int32_t>(scheduled.spec.size());
+  blocks_.reserve(request, row.counted_to);
+  if (transfers_.is_dropped(step, scheduled, request)) return {};
+  if (row.num_spec >= scheduled.tokens) {
+    request.is_unpredictable = true;
+    findings.report(AuditRule::scheduled_tokens, request.name,
+                    fmt::format("{} drafts are to be verified in a step of {} tokens", row.num_spec,
+                                scheduled.tokens));
+    return {};
+  }
+  const auto known = static_cast<std::int32_t>(request.tokens.size());
+  if (row.last > known + row.num_spec || row.first > known) {
+    request.is_unpredictable = true;
+    outputs_.report_unknown_tokens(row);
+    return {};
+  }
+  if (was_running) blocks_.check_progress_of(row);
+  blocks_.check_size(row);
+  drafts_.step(scheduled, request);
+  blocks_.check_draft_slots(scheduled, row, was_loaded);
+  if (scheduled.is_new && !is_session_again) row.num_hit = scheduled.computed;
+  fill_contents(step, scheduled, row);
+  return row;
+}
+
+// The worker receives the request's blocks. A new request starts after its hit and its load.
+void AuditSteps::fill_table(const RecordedStep& step, const RecordedScheduled& scheduled,
+                            AuditRequest& request) {
+  const std::int32_t hit = KvTransferLedger::num_hit(step, scheduled, request);
+  if (scheduled.is_new) {
+    const bool is_session_again = std::exchange(request.is_between_chunks, false);
+    request.computed = scheduled.computed;
+    blocks_.restart(request, scheduled.computed, is_session_again);
+    if (states_) states_->begin(request);
+    const std::int32_t num_replayed =
+        blocks_.first_replayed(request) > 0 ? core_.setup.num_replayed : 0;
+    if (hits_ && !is_session_again) hits_->step(request, hit + num_replayed);
+  }
+  request.transfer = Transfer::none;
+  request.running = true;
+  if (!blocks_.extend(scheduled, request, hit)) return;
+  if (!scheduled.is_new) return;
+  for (std::size_t g = 0; g < core_.setup.groups.size() && !blocks_.tells_copies(); ++g)
+    if (is_state(core_.setup.groups[g].spec) && hit % core_.setup.block_sizes[g] != 0)
+      transfers_.load_states(request, g, hit - 1, hit, {});
+  if (hit < scheduled.computed)
+    transfers_.load(request, hit, scheduled.computed,
+                    step.worker ? std::span<const BlockId>(step.worker->invalid_blocks)
+                                : std::span<const BlockId>());
+}
+
+void AuditSteps::fill_contents(const RecordedStep& step, const RecordedScheduled& scheduled,
+                               AuditRow& row) {
+  const AuditRequest& request = *row.request;
+  const auto known = static_cast<std::int32_t>(request.tokens.size());
+  const std::span<const std::int32_t> sampled = sampled_of(step, scheduled.id);
+  std::uint64_t content = row.content_at(row.first);
+  for (std::int32_t p = row.first; p < row.last; ++p) {
+    const auto draft = static_cast<std::size_t>(p - known);
+    // Accepted drafts came back as sampled tokens, whatever drafts the engine had.
+    if (p < known)
+      content = request.contents[static_cast<std::size_t>(p)];
+    else
+      content = content_after(content,
+                              draft + 1 < sampled.size() ? sampled[draft] : scheduled.spec[draft]);
+    row.contents.push_back(content);
+  }
+}
+
+void AuditSteps::run_group(const RecordedStep& step, const std::vector<AuditRow>& rows,
+                           std::size_t group) {
+  const KVCacheSpec& spec = core_.setup.groups[group].spec;
+  if (is_state(spec))
+    states_->step(rows, group);
+  else if (is_cross_attention(spec))
+    inputs_.read_encoder_rows(step, rows, group);
+  else
+    tokens_.step(rows, group);
+}
+
+// Rules over all requests of a step.
+void AuditSteps::check_step(const RecordedStep& step) {
+  blocks_.step(step);
+  if (policy_) policy_->step(step);
+  blocks_.check_shown_tables(step);
+  if (policy_) policy_->check_batch(step);
+  outputs_.check_queues(step);
+  drafts_.check_held(step);
+  outputs_.check_unscheduled_samples(step);
+}
+
+void AuditSteps::take_samples(const RecordedStep& step, const std::vector<AuditRow>& rows) {
+  for (const AuditRow& row : rows) {
+    if (row.is_void) continue;
+    outputs_.check_sampled(step, row);
+    if (states_)
+      states_->end(row, static_cast<std::int32_t>(sampled_of(step, row.request->name).size()));
+    outputs_.accept(step, row);
+  }
+}
+
+void AuditSteps::take_outputs(const RecordedStep& step) {
+  const std::int64_t last =
+      core_.setup.config.async_scheduling ? step.output_of_step.value_or(-1) : step.step;
+  transfers_.end(step, last);
+  for (const RecordedStopped& stopped : step.stopped) {
+    AuditRequest* const request = core_.requests.find(stopped.id);
+    if (request == nullptr) continue;
+    outputs_.check_stopped(stopped, *request);
+    if (!sessions_.end(stopped, last, *request)) request->has_ended = true;
+  }
+  outputs_.report_unheard(last);
+  transfers_.report_adrift(step, last);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,72 @@
+// Leads the ledgers of an audit through a recording, in the order in which a worker executes a
+// step: clients and ends, tables, copies and loads, the rows, and the outputs that arrive after it.
+//
+// Invariants:
+// (1) Steps arrive in order; every ledger sees each of them.
+// (2) A ledger is absent if the recording has nothing for it, or if its rules are not checked.
+// (3) A row that cannot run is reported and left out: the other ledgers do not see it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "properties/audit/block_ledger.h"
+#include "properties/audit/draft_ledger.h"
+#include "properties/audit/event_ledger.h"
+#include "properties/audit/fact_ledger.h"
+#include "properties/audit/hit_ledger.h"
+#include "properties/audit/input_ledger.h"
+#include "properties/audit/kv_transfer_ledger.h"
+#include "properties/audit/output_ledger.h"
+#include "properties/audit/policy_ledger.h"
+#include "properties/audit/session_ledger.h"
+#include "properties/audit/state_ledger.h"
+#include "properties/audit/token_ledger.h"
+
+namespace lockstep {
+
+class AuditSteps {
+ public:
+  AuditSteps(const RecordingHeader& header, AuditScope scope, AuditedRules rules);
+
+  void step(const RecordedStep& step);
+  void end(const RecordingEnd& end);
+  std::vector<AuditFinding> take_findings() { return core_.findings.take(); }
+  std::int64_t reads_checked() const { return core_.num_reads; }
+  const HitTotals& hits() const;
+
+ private:
+  void take_events(const RecordedStep& step, const std::vector<RecordedEvent>& events);
+  void take_event(const RecordedStep& step, const RecordedEvent& event, std::int64_t first_step);
+  void add(const RecordedEvent& event, std::int64_t first_step);
+  void reset_running();
+  void preempt(const RecordedStep& step);
+  std::optional<AuditRow> make_row(const RecordedStep& step, const RecordedScheduled& scheduled);
+  void fill_table(const RecordedStep& step, const RecordedScheduled& scheduled,
+                  AuditRequest& request);
+  void fill_contents(const RecordedStep& step, const RecordedScheduled& scheduled, AuditRow& row);
+  void run_group(const RecordedStep& step, const std::vector<AuditRow>& rows, std::size_t group);
+  void check_step(const RecordedStep& step);
+  void take_samples(const RecordedStep& step, const std::vector<AuditRow>& rows);
+  void take_outputs(const RecordedStep& step);
+
+  AuditCore core_;
+  std::optional<HitLedger> hits_;
+  BlockLedger blocks_;
+  TokenLedger tokens_;
+  std::optional<StateLedger> states_;
+  KvTransferLedger transfers_;
+  OutputLedger outputs_;
+  DraftLedger drafts_;
+  SessionLedger sessions_;
+  InputLedger inputs_;
+  std::optional<EventLedger> events_;
+  std::optional<FactLedger> facts_;
+  std::optional<PolicyLedger> policy_;
+  PerRequest<std::int64_t> scheduled_in_;  // step that scheduled the request last
+};
+
+}  // namespace lockstep

@@ -1,0 +1,253 @@
+#include "properties/audit/kv_transfer_ledger.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace lockstep {
+namespace {
+
+const RecordedConnectorAnswer* answer_of(const RecordedStep& step, const std::string& name) {
+  if (!step.connector) return nullptr;
+  const auto found = std::ranges::find(*step.connector, name, &RecordedConnectorAnswer::id);
+  return found == step.connector->end() ? nullptr : &*found;
+}
+
+bool contains(std::span<const BlockId> blocks, BlockId block) {
+  return std::ranges::find(blocks, block) != blocks.end();
+}
+
+}  // namespace
+
+// A connector that loads within the step fills the blocks after the local hit.
+std::int32_t KvTransferLedger::num_hit(const RecordedStep& step, const RecordedScheduled& row,
+                                       const AuditRequest& request) {
+  const RecordedConnectorAnswer* const answer = answer_of(step, row.id);
+  if (request.transfer == Transfer::loaded || answer == nullptr) return row.computed;
+  return std::min(answer->local, row.computed);
+}
+
+void KvTransferLedger::load(const AuditRequest& request, std::int32_t first, std::int32_t last,
+                            std::span<const BlockId> invalid) {
+  const std::int32_t end = std::min(last, static_cast<std::int32_t>(request.contents.size()));
+  for (std::size_t g = 0; g < num_groups(); ++g) {
+    if (is_state(spec_of(g))) {
+      load_states(request, g, first, end, invalid);
+      continue;
+    }
+    for (std::int32_t p = first; p < end; ++p) {
+      const auto index = static_cast<std::size_t>(p / block_size(g));
+      const BlockId block =
+          index < request.tables[g].size() ? request.tables[g][index] : kNullBlock;
+      if (block == kNullBlock) continue;
+      if (contains(invalid, block))
+        pool_.set_not_loaded(block, step_number());
+      else if (!tokens_.load(request, g, p, block))
+        break;
+    }
+  }
+}
+
+// The states at the ends of blocks and at the end of the load; without a table by position, only
+// the last one.
+void KvTransferLedger::load_states(const AuditRequest& request, std::size_t group,
+                                   std::int32_t first, std::int32_t end,
+                                   std::span<const BlockId> invalid) {
+  const std::vector<BlockId>& table = request.tables[group];
+  const bool by_position = spec_of(group).mamba_cache_mode != MambaCacheMode::none;
+  const std::int32_t size = block_size(group);
+  for (std::int32_t count = by_position ? first / size * size + size : end; first < end;
+       count += size) {
+    count = std::min(count, end);
+    const auto entry = by_position ? static_cast<std::size_t>((count - 1) / size) : 0;
+    const BlockId block = entry < table.size() ? table[entry] : kNullBlock;
+    if (block != kNullBlock && !contains(invalid, block)) {
+      PoolState& state = pool_.state(block);
+      state.content = request.contents[static_cast<std::size_t>(count) - 1];
+      state.num_tokens = count;
+      state.writer = request.index;
+      state.inputs = {state.content};
+      state.inputs_before = count;
+    }
+    if (count == end) break;
+  }
+}
+
+// A load that takes longer than its step: the blocks belong to the request from now on.
+void KvTransferLedger::begin_load(const RecordedStep& step, const RecordedTable& loading) {
+  AuditRequest* const request = requests_.find(loading.id);
+  const RecordedConnectorAnswer* const answer = answer_of(step, loading.id);
+  if (request != nullptr && request->transfer == Transfer::loading) return;
+  if (request == nullptr || answer == nullptr || !answer->external) {
+    report(AuditRule::transfer, loading.id,
+           "a load is in flight that no query of the connector started");
+    return;
+  }
+  Load& load = loads_[*request];
+  load.held_since = step.step;
+  load.invalid.clear();
+  load.first = answer->local;
+  request->transfer = Transfer::loading;
+  request->tables = loading.blocks;
+  request->computed = answer->local + *answer->external;
+  blocks_.reserve_load(*request);
+  if (request->computed > std::ssize(request->tokens) && !request->is_adrift &&
+      !request->is_unpredictable)
+    report(AuditRule::transfer, loading.id,
+           fmt::format("{} tokens are reported here and {} elsewhere, of {}", answer->local,
+                       *answer->external, request->tokens.size()));
+  for (std::size_t g = 0; g < num_groups(); ++g)
+    for (std::size_t i = 0; i < request->tables[g].size(); ++i)
+      if (request->tables[g][i] != kNullBlock &&
+          static_cast<std::int32_t>(i) * block_size(g) >= load.first)
+        blocks_.allocate(*request, g, i, request->tables[g][i]);
+}
+
+// The scheduler queries the connector again for a request that has loaded nothing.
+void KvTransferLedger::begin(const RecordedStep& step) {
+  if (!step.connector) return;
+  for (const RecordedConnectorAnswer& answer : *step.connector) {
+    AuditRequest* const request = requests_.find(answer.id);
+    if (request == nullptr || request->transfer != Transfer::loaded) continue;
+    request->transfer = Transfer::none;
+    for (auto& table : request->tables) table.clear();
+  }
+}
+
+void KvTransferLedger::step(const RecordedStep& step) {
+  if (!step.loading) return;
+  for (const RecordedTable& loading : *step.loading) begin_load(step, loading);
+}
+
+void KvTransferLedger::release(const RecordedStep& step, const std::string& name) {
+  AuditRequest* const request = requests_.find(name);
+  if (request == nullptr) return;
+  request->running = false;
+  request->has_left = true;
+  if (std::ranges::find(step.held, name) != step.held.end()) request->is_sent = true;
+  if (request->transfer == Transfer::loaded) request->transfer = Transfer::none;
+  if (request->is_sent || request->transfer == Transfer::loading) return;
+  requests_.erase(name);
+}
+
+// The engine drops what these rows computed.
+void KvTransferLedger::void_rows(const RecordedStep& step, std::vector<AuditRow>& rows) {
+  if (!step.worker || step.worker->invalid_blocks.empty()) return;
+  for (auto& [name, request] : requests_) {
+    if (!request.running) continue;
+    const auto row = std::ranges::find(rows, &request, &AuditRow::request);
+    const std::int32_t computed = row == rows.end() ? request.computed : row->first;
+    const std::int32_t valid = first_invalid(request, computed, step.worker->invalid_blocks);
+    if (valid == computed) continue;
+    request.computed = valid;
+    if (row == rows.end()) continue;
+    row->is_void = true;
+    request.void_step = step.step;
+    std::ranges::fill(row->contents, 0);
+  }
+}
+
+// First of `computed` tokens whose block is invalid; `computed` if none is.
+std::int32_t KvTransferLedger::first_invalid(const AuditRequest& request, std::int32_t computed,
+                                             std::span<const BlockId> invalid) const {
+  std::int32_t first = computed;
+  for (std::size_t g = 0; g < num_groups(); ++g) {
+    const auto num_blocks = std::min(request.tables[g].size(),
+                                     static_cast<std::size_t>(ceil_div32(computed, block_size(g))));
+    // Blocks before the window belong to other requests now.
+    for (std::size_t i = blocks_.first_needed(request, g, computed); i < num_blocks; ++i)
+      if (contains(invalid, request.tables[g][i]))
+        first = std::min(first, static_cast<std::int32_t>(i) * block_size(g));
+  }
+  LS_CHECK(first <= computed, "token {} of {}", first, computed);
+  return first;
+}
+
+// The row's samples have to be dropped, or the request is adrift.
+bool KvTransferLedger::is_dropped(const RecordedStep& step, const RecordedScheduled& row,
+                                  AuditRequest& request) {
+  if (!setup_.config.async_scheduling) return false;
+  // A new request may have hit a lost block.
+  if (row.is_new)
+    for (const auto& [of_step, report] : in_flight_)
+      if (first_invalid(request, row.computed, report.invalid_blocks) < row.computed)
+        request.void_step = of_step;
+  const std::int32_t last = row.computed + row.tokens;
+  const bool was_known = last_output_of_step_ && *last_output_of_step_ >= request.void_step;
+  const bool is_after = request.void_step >= 0 && request.void_step + 1 == step.step && !was_known;
+  if (is_after && !request.is_adrift && !sampled_of(step, request.name).empty()) {
+    request.is_adrift = true;
+    loads_[request].adrift_since = step.step;
+    loads_[request].adrift = fmt::format(
+        "tokens [{}, {}) were scheduled before it was known that the previous step read a block "
+        "that a load did not fill, and what they sample is kept",
+        row.computed, last);
+  }
+  if (request.is_adrift) request.computed = request.scheduled_to = last;
+  return is_after || request.is_adrift;
+}
+
+void KvTransferLedger::end(const RecordedStep& step, std::int64_t last) {
+  for (const std::string& name : step.held)
+    if (AuditRequest* const request = requests_.find(name); request != nullptr)
+      request->is_sent = true;
+  if (step.worker) in_flight_.insert_or_assign(step.step, *step.worker);
+  while (!in_flight_.empty() && in_flight_.begin()->first <= last) {
+    receive(in_flight_.begin()->second);
+    in_flight_.erase(in_flight_.begin());
+  }
+  last_output_of_step_ = step.output_of_step;
+}
+
+void KvTransferLedger::receive(const RecordedWorker& worker) {
+  for (auto& [name, request] : requests_)
+    if (request.transfer == Transfer::loading)
+      loads_[request].invalid.insert(loads_[request].invalid.end(), worker.invalid_blocks.begin(),
+                                     worker.invalid_blocks.end());
+  for (const std::string& name : worker.received) {
+    AuditRequest* const request = requests_.find(name);
+    if (request == nullptr || request->transfer != Transfer::loading) {
+      report(AuditRule::transfer, name, "a load is reported complete that is not in flight");
+      continue;
+    }
+    const Load& done = loads_[*request];
+    if (std::ranges::find(worker.failed, name) != worker.failed.end()) {
+      request->computed = done.first;
+    } else {
+      load(*request, done.first, request->computed, done.invalid);
+      request->computed = first_invalid(*request, request->computed, done.invalid);
+    }
+    request->transfer = Transfer::loaded;
+    if (request->has_left) requests_.erase(name);
+  }
+  for (const std::string& name : worker.sent) {
+    const AuditRequest* const request = requests_.find(name);
+    if (request == nullptr || !request->is_sent)
+      report(AuditRule::transfer, name, "blocks are reported sent that no request keeps");
+    else
+      requests_.erase(name);
+  }
+}
+
+// No client receives the samples of a request that fails or is aborted.
+void KvTransferLedger::forgive_undelivered(const RecordedStep& step) {
+  const auto forgive = [&](const std::string& name) {
+    if (const AuditRequest* const request = requests_.find(name); request != nullptr)
+      loads_[*request].adrift.clear();
+  };
+  for (const auto* events : {&step.before, &step.during})
+    for (const RecordedEvent& event : *events)
+      if (event.kind == RecordedEvent::Kind::abort) forgive(event.name);
+  for (const RecordedStopped& stopped : step.stopped)
+    if (stopped.reason == "error") forgive(stopped.id);
+}
+
+void KvTransferLedger::report_adrift(const RecordedStep& step, std::int64_t last) {
+  forgive_undelivered(step);
+  for (auto& [name, request] : requests_)
+    if (Load& load = loads_[request]; !load.adrift.empty() && load.adrift_since <= last)
+      report(AuditRule::attention_read, name, std::exchange(load.adrift, {}));
+}
+
+}  // namespace lockstep

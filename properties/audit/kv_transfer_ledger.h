@@ -1,0 +1,80 @@
+// Loads and sends of a KV connector: the blocks that a transfer writes, and the requests that keep
+// blocks for it. A recording says when a load has completed and which blocks it did not fill; the
+// others then hold the request's own prefix.
+//
+// Invariants, each with the rule that it breaks:
+// (1) A load starts with an answer of the connector, and covers tokens that the request has
+//     (transfer).
+// (2) A load or a send completes once, and only if it is in flight (transfer).
+// (3) Tokens that were sampled after a lost block are dropped: no client receives them
+//     (attention_read).
+//
+// Not checked: whether the connector moves the right bytes.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "properties/audit/block_ledger.h"
+#include "properties/audit/token_ledger.h"
+
+namespace lockstep {
+
+class KvTransferLedger : Ledger {
+ public:
+  KvTransferLedger(AuditCore& core, BlockLedger& blocks, TokenLedger& tokens)
+      : Ledger(core), blocks_(blocks), tokens_(tokens) {}
+
+  void begin(const AuditRequest& request) { loads_.begin(request); }
+  // Before the decision: a request whose load failed holds nothing.
+  void begin(const RecordedStep& step);
+  // After the running requests have their tables, which a load may have hit.
+  void step(const RecordedStep& step);
+  // Marks the rows whose attention read a block that was not filled.
+  void void_rows(const RecordedStep& step, std::vector<AuditRow>& rows);
+  // Outputs up to step `last` are received, and with them the worker's reports.
+  void end(const RecordedStep& step, std::int64_t last);
+  // Reports the requests that are still adrift when their output is delivered.
+  void report_adrift(const RecordedStep& step, std::int64_t last);
+
+  // Tokens of a scheduled request that were in its table before the step.
+  static std::int32_t num_hit(const RecordedStep& step, const RecordedScheduled& row,
+                              const AuditRequest& request);
+  // A load within the step fills positions [first, last), apart from invalid blocks.
+  void load(const AuditRequest& request, std::int32_t first, std::int32_t last,
+            std::span<const BlockId> invalid);
+  // The states of a group after tokens in (first, end].
+  void load_states(const AuditRequest& request, std::size_t group, std::int32_t first,
+                   std::int32_t end, std::span<const BlockId> invalid);
+  // True for a row that was decided before the lost block was known: it is computed again.
+  bool is_dropped(const RecordedStep& step, const RecordedScheduled& row, AuditRequest& request);
+  // The request has finished. Its blocks stay while a transfer needs them.
+  void release(const RecordedStep& step, const std::string& name);
+  std::int64_t held_since(const AuditRequest& request) const { return loads_[request].held_since; }
+
+ private:
+  struct Load {
+    std::int32_t first = 0;          // tokens before it were hit here
+    std::vector<BlockId> invalid{};  // blocks that the load did not fill
+    std::int64_t held_since = -1;    // step of the load
+    std::int64_t adrift_since = -1;
+    std::string adrift{};  // the finding, until the request fails or its client disconnects
+  };
+  void begin_load(const RecordedStep& step, const RecordedTable& loading);
+  void receive(const RecordedWorker& worker);
+  std::int32_t first_invalid(const AuditRequest& request, std::int32_t computed,
+                             std::span<const BlockId> invalid) const;
+  void forgive_undelivered(const RecordedStep& step);
+
+  BlockLedger& blocks_;
+  TokenLedger& tokens_;
+  PerRequest<Load> loads_;
+  std::map<std::int64_t, RecordedWorker> in_flight_;  // reports by step, not received yet
+  std::optional<std::int64_t> last_output_of_step_;   // of the previous step
+};
+
+}  // namespace lockstep

@@ -1,0 +1,293 @@
+#include "properties/audit/output_ledger.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <string_view>
+
+namespace lockstep {
+
+bool OutputLedger::Ends::is_ended_by(std::int32_t token) const {
+  return eos_token == token || std::ranges::count(stop_token_ids, token) > 0;
+}
+
+OutputLedger::OutputLedger(AuditCore& core, BlockLedger& blocks, const RecordingHeader& header)
+    : Ledger(core),
+      blocks_(blocks),
+      checks_ends_(setup_.scope == AuditScope::whole_recording && setup_.profile != nullptr),
+      lists_all_queues_(!header.connector &&
+                        std::ranges::find(header.beyond_format, "live_check") ==
+                            header.beyond_format.end()) {}
+
+void OutputLedger::begin(const AuditRequest& request, const RecordedEvent& event,
+                         std::int64_t first_step) {
+  Ends& ends = ends_.begin(request);
+  ends.max_tokens = event.is_pooling ? 1 : event.request.max_tokens;
+  ends.has_min_tokens = event.request.min_tokens > 0;
+  ends.detects_repetition = event.request.repetition_detection.max_pattern_size > 0;
+  ends.eos_token = event.request.eos_token;
+  ends.stop_token_ids = event.request.stop_token_ids;
+  ends.first_step = first_step;
+}
+
+bool OutputLedger::check_end(const std::string& name) {
+  const bool is_of_another = expected_ends_.erase(name) > 0;
+  const AuditRequest* request = requests_.find(name);
+  if (request == nullptr || (is_of_another && !request->has_ended)) return false;
+  if (checks_ends_ && !is_of_another && !request->has_ended && !request->has_left)
+    report(AuditRule::queues, name,
+           fmt::format("is reported finished after {} of its {} tokens, and neither an output nor "
+                       "its client has ended it: no client is notified",
+                       request->computed, request->tokens.size()));
+  return true;
+}
+
+void OutputLedger::check_queues(const RecordedStep& step) const {
+  if (!lists_all_queues_) return;
+  std::set<std::string_view> queued(step.running.begin(), step.running.end());
+  const auto add = [&](const std::string& name, const char* queue) {
+    if (!queued.insert(name).second)
+      report(AuditRule::queues, name, fmt::format("is in the {} queue and in another one", queue));
+  };
+  for (const std::string& name : step.waiting) add(name, "waiting");
+  if (step.skipped)
+    for (const RecordedSkipped& skipped : *step.skipped) add(skipped.id, "skipped");
+  for (const std::string& name : step.inputs.holding) add(name, "holding");
+  const std::set<std::string_view> running(step.running.begin(), step.running.end());
+  for (const RecordedScheduled& row : step.scheduled)
+    if (queued.contains(row.id) && !running.contains(row.id))
+      report(AuditRule::queues, row.id,
+             "is scheduled, and is in another queue than the running one", "scheduled");
+  for (const auto& [name, request] : requests_) {
+    if (request.has_left) continue;
+    if (request.has_ended) {
+      if (checks_ends_)
+        report(AuditRule::queues, name,
+               "has ended, and the worker is not notified: it keeps its row", "ended");
+      continue;
+    }
+    if (request.running && queued.contains(name) && !running.contains(name))
+      report(AuditRule::queues, name,
+             "waits, and the worker is not notified that it was preempted: it keeps its row and "
+             "blocks",
+             "waits");
+    if (queued.contains(name)) continue;
+    report(AuditRule::queues, name,
+           fmt::format("has {} of its {} tokens computed and is in no queue: nothing runs it again",
+                       request.computed, request.tokens.size()));
+  }
+}
+
+void OutputLedger::report_unknown_tokens(const AuditRow& row) {
+  const AuditRequest& request = *row.request;
+  AuditFinding finding{
+      .rule = AuditRule::scheduled_tokens, .step = step_number(), .request = request.name};
+  finding.what = fmt::format("tokens [{}, {}) are scheduled, but only {} are known and {} drafted",
+                             row.first, row.last, request.tokens.size(), row.num_spec);
+  if (const std::int64_t unheard = ends_[request].unheard_step;
+      setup_.config.async_scheduling && unheard >= 0)
+    unheard_.push_back({std::move(finding), unheard});
+  else
+    findings_.add(std::move(finding),
+                  findings_.cause_of(AuditRule::scheduled_tokens, request.name, {}));
+}
+
+void OutputLedger::report_unheard(std::int64_t last) {
+  for (const Unheard& unheard : unheard_)
+    if (unheard.step <= last)
+      findings_.add(unheard.finding,
+                    findings_.cause_of(unheard.finding.rule, unheard.finding.request, {}));
+  std::erase_if(unheard_, [&](const Unheard& unheard) { return unheard.step <= last; });
+}
+
+// A row that ends before the last known token samples nothing. A row that goes beyond it samples
+// one token, and one more per draft that it verifies.
+void OutputLedger::check_sampled(const RecordedStep& step, const AuditRow& row) const {
+  const AuditRequest& request = *row.request;
+  const auto num_sampled = std::ssize(sampled_of(step, request.name));
+  const auto known = std::ssize(request.tokens);
+  if (num_sampled == 0 || num_sampled <= row.last - known + 1) return;
+  report(AuditRule::sampled, request.name,
+         row.last < known
+             ? fmt::format("a token is sampled after token {}, and {} are known: those between "
+                           "have not been computed",
+                           row.last - 1, known)
+             : fmt::format("{} tokens are sampled from a row that verifies {} drafts", num_sampled,
+                           row.last - known));
+}
+
+void OutputLedger::check_unscheduled_samples(const RecordedStep& step) const {
+  for (const RecordedTokens& sampled : step.sampled)
+    if (!sampled.tokens.empty() &&
+        std::ranges::find(step.scheduled, sampled.id, &RecordedScheduled::id) ==
+            step.scheduled.end())
+      report(AuditRule::sampled, sampled.id, "a token is sampled, and no row of it was scheduled");
+}
+
+void OutputLedger::accept(const RecordedStep& step, const AuditRow& row) {
+  AuditRequest& request = *row.request;
+  Ends& ends = ends_[request];
+  const auto tokens = sampled_of(step, request.name);
+  const auto num_rejected = row.num_spec > 0 && !tokens.empty()
+                                ? row.num_spec - (static_cast<std::int32_t>(tokens.size()) - 1)
+                                : 0;
+  request.computed = row.last - num_rejected;
+  request.scheduled_to = row.counted_to;
+  blocks_.note_computed(request);
+  if (tokens.empty() && row.last >= std::ssize(request.tokens)) ends.unheard_step = step.step;
+  std::erase_if(ends.sampled_in, [&](const auto& s) { return s.first <= core_.last_output; });
+  if (!tokens.empty()) ends.sampled_in.emplace_back(step.step, request.tokens.size());
+  for (const std::int32_t token : tokens) request.append(token);
+  const bool is_full = std::ssize(request.tokens) >= request.num_prompt + ends.max_tokens ||
+                       std::ssize(request.tokens) >= setup_.config.max_model_len;
+  if (is_full && ends.full_since < 0) ends.full_since = step.step;
+  if (ends.stopped_since >= 0 || ends.has_min_tokens) return;
+  for (const std::int32_t token : tokens)
+    if (ends.is_ended_by(token)) ends.stopped_since = step.step;
+}
+
+// A request is scheduled though the output that ended it was received.
+void OutputLedger::check_limit(const AuditRequest& request) const {
+  const Ends& ends = ends_[request];
+  if (request.is_unpredictable) return;
+  if (ends.stopped_since >= 0 && ends.stopped_since <= core_.last_output)
+    return report(AuditRule::sampled, request.name,
+                  fmt::format("is scheduled after the token that the output of step {} ended it "
+                              "with",
+                              ends.stopped_since));
+  if (ends.full_since < 0 || ends.full_since > core_.last_output || ends.has_min_tokens) return;
+  report(AuditRule::sampled, request.name,
+         fmt::format("is scheduled with {} tokens: it may sample {}, and the output of step {} was "
+                     "the last",
+                     request.tokens.size(), ends.max_tokens, ends.full_since));
+}
+
+void OutputLedger::check_stopped(const RecordedStopped& stopped,
+                                 const AuditRequest& request) const {
+  if (request.is_adrift || request.is_unpredictable) return;
+  const Ends& ends = ends_[request];
+  const auto num_output = std::ssize(request.tokens) - request.num_prompt;
+  if (stopped.reason == "length" && ends.full_since < 0)
+    report(AuditRule::sampled, request.name,
+           fmt::format("ends for its length with {} tokens sampled of {}", num_output,
+                       ends.max_tokens));
+  if (stopped.reason == "repetition" && !ends.detects_repetition)
+    report(AuditRule::sampled, request.name,
+           "ends because it repeats itself, and was not to be watched for that");
+  if (stopped.reason == "stop" && !ends.is_pooled &&
+      std::none_of(request.tokens.begin() + request.num_prompt, request.tokens.end(),
+                   [&](std::int32_t token) { return ends.is_ended_by(token); }))
+    report(
+        AuditRule::sampled, request.name,
+        fmt::format("ends by a stop token, and none of the {} that it sampled is one", num_output));
+}
+
+void OutputLedger::reset(AuditRequest& request) {
+  const std::int64_t last = setup_.config.async_scheduling ? core_.last_output : step_number() - 1;
+  withdraw_after(request, last, "a reset had preempted all running requests");
+}
+
+void OutputLedger::withdraw_after(AuditRequest& request, std::int64_t last,
+                                  const std::string& why) {
+  const auto& sampled_in = ends_[request].sampled_in;
+  const auto dropped =
+      std::ranges::find_if(sampled_in, [&](const auto& sampled) { return sampled.first > last; });
+  if (dropped != sampled_in.end())
+    withdraw(request, static_cast<std::size_t>(dropped - sampled_in.begin()), why);
+}
+
+// Later samples continue those of the output at `index`: all of them are dropped.
+void OutputLedger::withdraw(AuditRequest& request, std::size_t index, const std::string& why) {
+  Ends& ends = ends_[request];
+  LS_CHECK(index < ends.sampled_in.size(), "output {} of {}", index, ends.sampled_in.size());
+  const auto [first_step, num_tokens] = ends.sampled_in[index];
+  blocks_.note_withdrawn(request);
+  for (std::size_t i = index; i < ends.sampled_in.size(); ++i)
+    ends.void_outputs.emplace_back(ends.sampled_in[i].first, why);
+  request.cut(num_tokens);
+  ends.sampled_in.resize(index);
+  if (ends.full_since >= first_step) ends.full_since = -1;
+  if (ends.stopped_since >= first_step) ends.stopped_since = -1;
+}
+
+void OutputLedger::end(const RecordedStep& step, std::int64_t last_output_before) {
+  if (setup_.config.async_scheduling && step.output_of_step &&
+      *step.output_of_step <= core_.last_output)
+    report(AuditRule::stale_output, {},
+           fmt::format("the output of step {} arrives, and that of step {} had arrived before",
+                       *step.output_of_step, core_.last_output),
+           fmt::format("order {}", *step.output_of_step));
+  const std::int64_t last =
+      setup_.config.async_scheduling ? step.output_of_step.value_or(-1) : step.step;
+  for (const RecordedStaleOutput& output : step.stale_outputs) {
+    AuditRequest* const request = requests_.find(output.id);
+    if (output.of_step > last || output.of_step <= last_output_before) {
+      report(AuditRule::stale_output, output.id,
+             fmt::format("the output of step {} is received, and {}", output.of_step,
+                         output.of_step > last
+                             ? fmt::format("those up to step {} have arrived", last)
+                             : fmt::format("it had arrived before: those up to step {} had",
+                                           last_output_before)));
+    } else if (request == nullptr || request->has_left) {
+      if (output.taken > 0)
+        report(AuditRule::stale_output, output.id,
+               fmt::format(
+                   "{} tokens of the output of step {} are taken, and the request had finished",
+                   output.taken, output.of_step));
+    } else {
+      take_stale(step, output, *request);
+    }
+  }
+  for (auto& [name, request] : requests_)
+    if (auto& outputs = ends_[request].void_outputs; !outputs.empty())
+      std::erase_if(outputs, [&](const auto& output) { return output.first <= last; });
+}
+
+void OutputLedger::take_stale(const RecordedStep& step, const RecordedStaleOutput& output,
+                              AuditRequest& request) {
+  if (request.is_unpredictable || request.is_adrift) return;
+  const auto accuse = [&](const std::string& why) {
+    request.is_unpredictable = true;
+    report(AuditRule::stale_output, output.id,
+           fmt::format("{} tokens of the output of step {} are taken, {}", output.taken,
+                       output.of_step, why));
+  };
+  const Ends& ends = ends_[request];
+  const auto gone = std::ranges::find(ends.void_outputs, output.of_step,
+                                      &std::pair<std::int64_t, std::string>::first);
+  if (gone != ends.void_outputs.end()) {
+    if (output.taken > 0) accuse("which was to be dropped: " + gone->second);
+    return;
+  }
+  const auto sampled = std::ranges::find(ends.sampled_in, output.of_step,
+                                         &std::pair<std::int64_t, std::size_t>::first);
+  if (sampled == ends.sampled_in.end()) {
+    if (output.taken > 0 && output.of_step < ends.first_step)
+      accuse("and none were sampled for it there: a request of that name has left since");
+    return;
+  }
+  const auto next = std::next(sampled);
+  const std::size_t end = next == ends.sampled_in.end() ? request.tokens.size() : next->second;
+  const auto num_sampled = static_cast<std::int32_t>(end - sampled->second);
+  if (request.has_ended) {
+    // Of several outputs after one step, one may be received before the client disconnects.
+    const bool is_sure = std::ranges::find(step.during, RecordedEvent::Kind::output,
+                                           &RecordedEvent::kind) == step.during.end();
+    if (output.taken > 0 && is_sure) accuse("and the request had ended");
+    return;
+  }
+  if (output.taken > num_sampled) return accuse(fmt::format("and it has {}", num_sampled));
+  if (output.taken == num_sampled) return;
+  if (output.taken > 0) {
+    if (std::ranges::find(step.stopped, output.id, &RecordedStopped::id) == step.stopped.end())
+      accuse(fmt::format("and it has {}: those behind are lost", num_sampled));
+    return;
+  }
+  if (request.preempted_in <= output.of_step)
+    return accuse(
+        fmt::format("of {} that were sampled: it has run on since, and misses them", num_sampled));
+  withdraw(request, static_cast<std::size_t>(sampled - ends.sampled_in.begin()),
+           fmt::format("the output of step {} was", output.of_step));
+}
+
+}  // namespace lockstep

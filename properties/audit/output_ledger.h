@@ -1,0 +1,94 @@
+// Samples and ends of requests: each request is in a queue until it ends, samples what its rows
+// allow, and ends for the reported reason.
+//
+// Invariants, each with the rule that it breaks:
+// (1) A row samples a token only after the last known token, and one more per accepted draft; no
+//     token follows the one that ended its request (sampled).
+// (2) A reported end has its reason: a limit, a stop token, a repetition that was to be detected
+//     (sampled).
+// (3) A row computes tokens that are known or drafted (scheduled_tokens). With an output that was
+//     not seen, the finding waits until the next output shows that it is missing.
+// (4) A live request is in one queue; its preemption and its end reach the worker and the client
+//     (queues).
+// (5) Outputs are received in the order of their steps, each once, and only by the request that
+//     computed them: none after its end, none that a preemption or a reset dropped, and none of
+//     its own is dropped without need (stale_output).
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "properties/audit/block_ledger.h"
+
+namespace lockstep {
+
+class OutputLedger : Ledger {
+ public:
+  // When a request ends, and its samples whose output may be in flight.
+  struct Ends {
+    std::int32_t max_tokens = 0;
+    bool has_min_tokens = false;
+    bool detects_repetition = false;
+    bool is_pooled = false;  // its pooled output was received
+    std::optional<std::int32_t> eos_token{};
+    std::vector<std::int32_t> stop_token_ids{};
+    std::int64_t first_step = 0;      // that may schedule it
+    std::int64_t full_since = -1;     // step that sampled the last token it may have
+    std::int64_t stopped_since = -1;  // step that sampled a token that ends it
+    std::int64_t unheard_step = -1;   // last step that must have sampled and shows no token
+    // Steps that sampled for it, and the number of its tokens before.
+    std::vector<std::pair<std::int64_t, std::size_t>> sampled_in{};
+    std::vector<std::pair<std::int64_t, std::string>> void_outputs{};  // steps, and why
+    bool is_ended_by(std::int32_t token) const;
+  };
+
+  OutputLedger(AuditCore& core, BlockLedger& blocks, const RecordingHeader& header);
+
+  void begin(const AuditRequest& request, const RecordedEvent& event, std::int64_t first_step);
+  Ends& ends_of(const AuditRequest& request) { return ends_[request]; }
+  // A reset sends a running request back: its output in flight is dropped.
+  void reset(AuditRequest& request);
+  // Drops the outputs of steps after `last`, and the tokens that they sampled.
+  void withdraw_after(AuditRequest& request, std::int64_t last, const std::string& why);
+  // A name is used again before the worker received the end of its previous request.
+  void expect_end(const std::string& name) { expected_ends_.insert(name); }
+  // False: the reported end is not that of the live request.
+  bool check_end(const std::string& name);
+
+  // Rules about one row.
+  void check_limit(const AuditRequest& request) const;
+  void report_unknown_tokens(const AuditRow& row);
+  void check_sampled(const RecordedStep& step, const AuditRow& row) const;
+  // The row's samples become the request's.
+  void accept(const RecordedStep& step, const AuditRow& row);
+  // Rules about all requests of a step.
+  void check_queues(const RecordedStep& step) const;
+  void check_unscheduled_samples(const RecordedStep& step) const;
+  // Outputs were received.
+  void end(const RecordedStep& step, std::int64_t last_output_before);
+  void check_stopped(const RecordedStopped& stopped, const AuditRequest& request) const;
+  // Reports (3) once outputs up to step `last` are received.
+  void report_unheard(std::int64_t last);
+
+ private:
+  struct Unheard {
+    AuditFinding finding;
+    std::int64_t step = -1;  // whose output was not seen
+  };
+  void withdraw(AuditRequest& request, std::size_t index, const std::string& why);
+  void take_stale(const RecordedStep& step, const RecordedStaleOutput& output,
+                  AuditRequest& request);
+
+  BlockLedger& blocks_;
+  bool checks_ends_;       // the recording names every request that ends, to client and worker
+  bool lists_all_queues_;  // connectors have further queues, a live check leaves out waiting ones
+  PerRequest<Ends> ends_;
+  std::set<std::string> expected_ends_;  // of requests whose name another request has
+  std::vector<Unheard> unheard_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,102 @@
+#include "properties/judge/recording_check.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+namespace lockstep {
+namespace {
+
+constexpr std::size_t kFindingsShown = 5;
+constexpr std::size_t kValueChars = 60;
+
+std::string place_of(const ConformMismatch& parts) {
+  if (parts.step >= 0) return fmt::format("in step {}", parts.step);
+  return parts.what.starts_with("end") ? "at its end line" : "in its header";
+}
+
+// A recorded value can be a whole table.
+std::string shown(const std::string& value) {
+  return value.size() <= kValueChars ? value : value.substr(0, kValueChars) + "...";
+}
+
+std::string audit_summary(const RecordingCheck& check) {
+  if (!check.not_audited.empty()) return "not audited";
+  const std::size_t count = check.findings.size();
+  return fmt::format("audit: {} finding{}", count, count == 1 ? "" : "s");
+}
+
+}  // namespace
+
+Verdict RecordingCheck::verdict() const {
+  if (!findings.empty()) return Verdict::audit;
+  return parts || !not_compared.empty() ? Verdict::parted : Verdict::agreed;
+}
+
+Result<RecordingCheck> check_recording(const std::string& path) {
+  RecordingCheck check;
+  if (auto model = conform_recording(path))
+    check.parts = std::move(model->mismatch);
+  else
+    check.not_compared = model.error().message;
+  if (auto audit = audit_recording(path)) {
+    check.findings = std::move(audit->findings);
+    check.not_audited = audit->skipped;
+  } else {
+    check.not_audited = audit.error().message;
+  }
+  return check;
+}
+
+std::string summary_of(const RecordingCheck& check) {
+  const std::string model =
+      !check.not_compared.empty() ? "the recording was not compared with the model"
+      : check.parts ? fmt::format("the recording parts from the model {}", place_of(*check.parts))
+                    : "the recording holds the same decisions";
+  return fmt::format("{}; {}", model, audit_summary(check));
+}
+
+std::string details_of(const RecordingCheck& check) {
+  std::string text;
+  if (check.parts)
+    text += fmt::format("  {}: {}: recorded {}, model {}\n", place_of(*check.parts),
+                        check.parts->what, shown(check.parts->recorded), shown(check.parts->model));
+  if (!check.not_compared.empty()) text += fmt::format("  not compared: {}\n", check.not_compared);
+  for (std::size_t i = 0; i < std::min(kFindingsShown, check.findings.size()); ++i)
+    text += fmt::format("  {}\n", line_of(check.findings[i]));
+  if (check.findings.size() > kFindingsShown)
+    text += fmt::format("  ... and {} more findings; `lockstep audit` lists them\n",
+                        check.findings.size() - kFindingsShown);
+  if (!check.not_audited.empty()) text += fmt::format("  not audited: {}\n", check.not_audited);
+  return text;
+}
+
+std::string parting_of(const ConformMismatch& parts) {
+  return fmt::format(
+      "The recording and the model part here ({}: recorded {}, model {}). What follows is the "
+      "model's, not the recording's.",
+      parts.what, shown(parts.recorded), shown(parts.model));
+}
+
+nlohmann::ordered_json json_of(const RecordingCheck& check) {
+  using Json = nlohmann::ordered_json;
+  Json json = {{"parts", nullptr},
+               {"not_compared", check.not_compared},
+               {"not_audited", check.not_audited},
+               {"findings", Json::array()}};
+  if (check.parts)
+    json["parts"] = {{"step", check.parts->step},
+                     {"what", check.parts->what},
+                     {"recorded", check.parts->recorded},
+                     {"model", check.parts->model}};
+  for (const AuditFinding& finding : check.findings)
+    json["findings"].push_back({{"rule", name_of(finding.rule)},
+                                {"step", finding.step},
+                                {"request", finding.request},
+                                {"what", finding.what},
+                                {"line", line_of(finding)}});
+  return json;
+}
+
+}  // namespace lockstep

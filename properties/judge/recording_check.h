@@ -1,0 +1,44 @@
+// What a recording itself shows, next to a run of it.
+//
+// A run of a recording executes the decisions that the model makes on the recorded inputs. Its
+// verdict holds for the recorded decisions only as far as both are equal. This check names the
+// first step where they are not, and gives the recorded decisions to the audit.
+//
+// Not checked: the recorded decisions on a backend.
+#pragma once
+
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "properties/audit/audit.h"
+#include "sim/conform/conform.h"
+#include "sim/verdict/run_summary.h"
+
+namespace lockstep {
+
+struct RecordingCheck {
+  std::optional<ConformMismatch> parts;  // the first difference; absent: none
+  std::vector<AuditFinding> findings;
+  std::string not_compared;  // why the model cannot follow it; empty: it was compared
+  std::string not_audited;   // why the audit cannot follow it; empty: it was audited
+
+  // Of a run that did not fail: `agreed` only if the recording holds the same decisions and the
+  // audit has no findings.
+  Verdict verdict() const;
+};
+
+// Errors: a file that cannot be read.
+Result<RecordingCheck> check_recording(const std::string& path);
+
+// "the recording parts from the model in step 3; audit: 2 findings"
+std::string summary_of(const RecordingCheck& check);
+// The first difference and the findings, a line each; empty: none.
+std::string details_of(const RecordingCheck& check);
+// "In step 3 the recording and the model part here ...": for a narrative of the model's steps.
+std::string parting_of(const ConformMismatch& parts);
+nlohmann::ordered_json json_of(const RecordingCheck& check);
+
+}  // namespace lockstep

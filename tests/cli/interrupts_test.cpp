@@ -1,0 +1,197 @@
+// SIGINT and SIGTERM during long commands.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <chrono>
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "tests/cli/command.h"
+
+namespace lockstep::tests {
+namespace {
+
+namespace fs = std::filesystem;
+using namespace std::chrono_literals;
+using Json = nlohmann::json;
+
+constexpr auto kPatience = 60s;  // on a loaded machine
+
+// `lockstep`, running; the test holds the other end of its standard input.
+class Running {
+ public:
+  explicit Running(std::vector<std::string> words) {
+    words.insert(words.begin(), LOCKSTEP_COMMAND);
+    std::vector<char*> argv;
+    for (std::string& word : words) argv.push_back(word.data());
+    argv.push_back(nullptr);
+    EXPECT_EQ(pipe2(input_.data(), O_CLOEXEC), 0);
+    posix_spawn_file_actions_t actions;
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_adddup2(&actions, input_[0], STDIN_FILENO);
+    posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, out_.c_str(),
+                                     O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, "/dev/null", O_WRONLY, 0);
+    EXPECT_EQ(posix_spawn(&child_, argv[0], &actions, nullptr, argv.data(), environ), 0);
+    posix_spawn_file_actions_destroy(&actions);
+  }
+  ~Running() {
+    if (child_ > 0) {
+      ::kill(child_, SIGKILL);
+      wait();
+    }
+    for (const int end : input_) ::close(end);
+  }
+
+  // Returns once the command catches SIGINT and has worked for a while.
+  void wait_until_it_works() const {
+    const auto until = std::chrono::steady_clock::now() + kPatience;
+    while (!catches(SIGINT) && std::chrono::steady_clock::now() < until)
+      std::this_thread::sleep_for(5ms);
+    EXPECT_TRUE(catches(SIGINT));
+    std::this_thread::sleep_for(300ms);
+  }
+  void write(const std::string& text) const {
+    EXPECT_EQ(::write(input_[1], text.data(), text.size()), std::ssize(text));
+  }
+  void send(int signal) const { ::kill(child_, signal); }
+  int wait() {
+    int status = 0;
+    waitpid(std::exchange(child_, -1), &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+  }
+  std::string out() const { return read_text(out_); }
+
+ private:
+  bool catches(int signal) const {
+    std::ifstream file("/proc/" + std::to_string(child_) + "/status");
+    for (std::string word; file >> word;)
+      if (word == "SigCgt:" && file >> word)
+        return (std::stoull(word, nullptr, 16) >> (signal - 1) & 1) != 0;
+    return false;
+  }
+
+  std::string out_ = fresh_path("interrupted-stdout");
+  std::array<int, 2> input_{};
+  pid_t child_ = -1;
+};
+
+// A folder of many recordings, always the same.
+std::string many_recordings() {
+  const std::string folder = fresh_path("many");
+  fs::create_directory(folder);
+  const std::string one =
+      LOCKSTEP_SOURCE_DIR "/tests/regressions/vllm_0_22_1_state_hit_longer.jsonl";
+  for (int i = 0; i < 20'000; ++i)
+    fs::create_symlink(one, folder + "/" + std::to_string(i) + ".jsonl");
+  return folder;
+}
+
+void expect_interrupted(std::vector<std::string> words, int signal) {
+  const std::string command = words.front();
+  const std::string json = fresh_path("interrupted.json");
+  const std::string junit = fresh_path("interrupted.xml");
+  words.insert(words.end(), {"--json", json, "--junit", junit});
+  Running run(words);
+  run.wait_until_it_works();
+  run.send(signal);
+  EXPECT_EQ(run.wait(), 128 + signal) << command << run.out();
+  EXPECT_NE(run.out().find("Interrupted by SIG"), std::string::npos) << command << run.out();
+  ASSERT_TRUE(fs::exists(json)) << command << run.out();
+  EXPECT_EQ(Json::parse(read_text(json)).at("interrupted"), true) << command;
+  EXPECT_NE(read_text(junit).find("name=\"interrupted\""), std::string::npos) << command;
+}
+
+TEST(Interrupts, TheFirstSignalEndsTheWorkAndLeavesEveryOutput) {
+  const std::string many = many_recordings();
+  for (const int signal : {SIGINT, SIGTERM}) {
+    expect_interrupted({"fuzz", "--backend", "none", "--runs", "1000000"}, signal);
+    expect_interrupted({"fuzz", "--backend", "simt", "--runs", "1000000", "--jobs", "3"}, signal);
+    expect_interrupted({"mutants", "--cases", "1000000", "--jobs", "2"}, signal);
+    expect_interrupted({"replay", kSample, "--backend", "simt", "--check", "check"}, signal);
+    expect_interrupted({"relations", "--runs", "1000000"}, signal);
+    expect_interrupted({"conform", many, "--jobs", "2"}, signal);
+    expect_interrupted({"audit", many}, signal);
+  }
+}
+
+TEST(Interrupts, AFuzzRunOnAnEngineEndsAfterItsCase) {
+  expect_interrupted(
+      {"fuzz", "--decisions", LOCKSTEP_BINARY_DIR "/model_engine", "--runs", "1000000"}, SIGTERM);
+}
+
+TEST(Interrupts, AnInterruptedReplayDoesNotSayThatItAgreed) {
+  Running run({"replay", kSample, "--backend", "simt", "--check", "check"});
+  run.wait_until_it_works();
+  run.send(SIGINT);
+  EXPECT_EQ(run.wait(), 130);
+  EXPECT_NE(run.out().find("Verdict: none. Interrupted after "), std::string::npos) << run.out();
+  EXPECT_EQ(run.out().find("Verdict: agreed"), std::string::npos) << run.out();
+}
+
+TEST(Interrupts, AnAuditOfAStreamEndsWhileItWaitsForTheNextStep) {
+  const std::string json = fresh_path("stream.json");
+  Running run({"audit", "-", "--json", json});
+  std::ifstream recording(LOCKSTEP_SOURCE_DIR
+                          "/tests/regressions/vllm_0_22_1_state_hit_longer.jsonl");
+  std::string line;
+  for (int lines = 0; lines < 3 && std::getline(recording, line); ++lines) run.write(line + "\n");
+  run.wait_until_it_works();
+  run.send(SIGTERM);
+  EXPECT_EQ(run.wait(), 143) << run.out();
+  const Json said = Json::parse(read_text(json));
+  EXPECT_EQ(said.at("interrupted"), true);
+  EXPECT_EQ(said.at("steps"), 2);
+  EXPECT_EQ(said.at("clean"), 0) << "a part of a recording is not clean";
+}
+
+TEST(Interrupts, AnInterruptedShardIsNotMerged) {
+  const std::string json = fresh_path("shard.json");
+  Running run({"fuzz", "--backend", "none", "--runs", "1000000", "--shard", "0/2", "--json", json});
+  run.wait_until_it_works();
+  run.send(SIGTERM);
+  EXPECT_EQ(run.wait(), 143);
+  const Outcome merged = run_lockstep({"fuzz", "--merge", json});
+  EXPECT_EQ(merged.status, 2);
+  EXPECT_NE(merged.err.find("shard 0/2 was interrupted after "), std::string::npos) << merged.err;
+}
+
+// `timeout` signals the process and then its group: one signal, seen twice.
+TEST(Interrupts, TheTwoSignalsOfTimeoutAreOne) {
+  const std::string json = fresh_path("timeout.json");
+  const Outcome outcome =
+      run_program("/usr/bin/timeout", {"--preserve-status", "5", LOCKSTEP_COMMAND, "fuzz",
+                                       "--backend", "none", "--runs", "1000000", "--json", json});
+  EXPECT_EQ(outcome.status, 143);
+  EXPECT_EQ(Json::parse(read_text(json)).at("interrupted"), true);
+}
+
+TEST(Interrupts, TheSecondSignalEndsTheCommandAndItsEngineAtOnce) {
+  const std::string pid_path = fresh_path("engine-pid");
+  Running run({"fuzz", "--runs", "1", "--decisions-timeout", "600", "--decisions",
+               "echo $$ > '" + pid_path + "'; sleep 1000 & wait"});
+  run.wait_until_it_works();
+  const auto until = std::chrono::steady_clock::now() + kPatience;
+  while (read_text(pid_path).empty() && std::chrono::steady_clock::now() < until)
+    std::this_thread::sleep_for(5ms);
+  run.send(SIGINT);
+  std::this_thread::sleep_for(300ms);
+  const auto second = std::chrono::steady_clock::now();
+  run.send(SIGTERM);
+  EXPECT_EQ(run.wait(), 143);
+  EXPECT_LT(std::chrono::steady_clock::now() - second, 10s);
+  // Gone, or dead and not yet reaped.
+  const std::string stat =
+      read_text("/proc/" + std::to_string(std::stoi(read_text(pid_path))) + "/stat");
+  EXPECT_TRUE(stat.empty() || stat.find(") Z ") != std::string::npos) << stat;
+}
+
+}  // namespace
+}  // namespace lockstep::tests

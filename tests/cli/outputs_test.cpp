@@ -1,0 +1,152 @@
+// Where `lockstep` writes: regular files, links, devices, FIFOs and standard output.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "tests/cli/command.h"
+
+namespace lockstep::tests {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+
+// A command of a few milliseconds for each kind of output.
+std::vector<std::vector<std::string>> writers() {
+  const std::vector<std::string> replay = {"replay", kSample, "--backend", "none"};
+  std::vector<std::vector<std::string>> all;
+  for (const char* option :
+       {"--json", "--junit", "--summary", "--report", "--perfetto", "--cache-events"}) {
+    all.push_back(replay);
+    all.back().emplace_back(option);
+  }
+  all.push_back(
+      {"export", sample_path("foreign/mooncake.jsonl"), "--as", "mooncake", "--lossy", "--out"});
+  all.push_back({"engines", "--json"});
+  all.push_back({"mutants", "--markdown"});
+  for (const char* option : {"--json", "--svg", "--dot"})
+    all.push_back({"layout", "--model", "llama-3.1-8b", option});
+  return all;
+}
+
+std::string words_of(const std::vector<std::string>& words) {
+  std::string text;
+  for (const std::string& word : words) text += word + " ";
+  return text;
+}
+
+Outcome written_to(std::vector<std::string> words, const std::string& path) {
+  words.push_back(path);
+  return run_lockstep(words);
+}
+
+TEST(Outputs, ADeviceStaysADevice) {
+  for (const auto& words : writers()) {
+    EXPECT_EQ(written_to(words, "/dev/null").status, 0) << words_of(words);
+    ASSERT_TRUE(fs::is_character_file("/dev/null")) << words_of(words);
+  }
+}
+
+TEST(Outputs, AFifoDeliversTheOutputAndStaysAFifo) {
+  for (const auto& words : writers()) {
+    const std::string fifo = fresh_path("fifo");
+    ASSERT_EQ(mkfifo(fifo.c_str(), 0600), 0);
+    std::string received;
+    std::jthread reader([&] { received = read_text(fifo); });
+    EXPECT_EQ(written_to(words, fifo).status, 0) << words_of(words);
+    ::close(::open(fifo.c_str(), O_WRONLY | O_NONBLOCK));  // a reader that still waits ends
+    reader.join();
+    EXPECT_FALSE(received.empty()) << words_of(words);
+    EXPECT_TRUE(fs::is_fifo(fifo)) << words_of(words);
+  }
+}
+
+TEST(Outputs, ALinkIsFollowedAndTheModeOfItsFileIsKept) {
+  for (const auto& words : writers()) {
+    const std::string folder = fresh_path("linked");
+    fs::create_directory(folder);
+    write_text(folder + "/file", "old");
+    fs::permissions(folder + "/file", fs::perms(0640));
+    fs::create_symlink("file", folder + "/link");
+    fs::create_symlink("new", folder + "/dangling");
+    EXPECT_EQ(written_to(words, folder + "/link").status, 0) << words_of(words);
+    EXPECT_EQ(written_to(words, folder + "/dangling").status, 0) << words_of(words);
+    EXPECT_TRUE(fs::is_symlink(folder + "/link") && fs::is_symlink(folder + "/dangling"));
+    EXPECT_NE(read_text(folder + "/file"), "old") << words_of(words);
+    EXPECT_FALSE(read_text(folder + "/new").empty()) << words_of(words);
+    EXPECT_EQ(fs::status(folder + "/file").permissions(), fs::perms(0640)) << words_of(words);
+    EXPECT_EQ(std::distance(fs::directory_iterator(folder), fs::directory_iterator()), 4)
+        << "a temporary file is left: " << words_of(words);
+  }
+}
+
+TEST(Outputs, ADashIsStandardOutputAndCarriesNothingElse) {
+  for (const auto& words : writers()) {
+    const Outcome outcome = written_to(words, "-");
+    EXPECT_EQ(outcome.status, 0) << words_of(words) << outcome.err;
+    const std::string path = fresh_path("same");
+    EXPECT_EQ(written_to(words, path).status, 0);
+    // Times differ between two runs.
+    EXPECT_EQ(outcome.out.substr(0, 100), read_text(path).substr(0, 100)) << words_of(words);
+    EXPECT_EQ(outcome.out.find("Verdict"), read_text(path).find("Verdict")) << words_of(words);
+  }
+  EXPECT_EQ(Json::parse(run_lockstep({"replay", kSample, "--backend", "none", "--json", "-"}).out)
+                .at("verdict"),
+            "agreed");
+}
+
+TEST(Outputs, TheFileOfStandardOutputIsNotReplaced) {
+  const Outcome outcome =
+      run_lockstep({"replay", kSample, "--backend", "none", "--json", "/dev/stdout"});
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_NE(outcome.out.find("Verdict: "), std::string::npos) << outcome.out;
+  EXPECT_NE(outcome.out.find("\"state_hash\": "), std::string::npos) << outcome.out;
+  EXPECT_TRUE(fs::is_symlink("/dev/stdout"));
+}
+
+TEST(Outputs, AnUnwritableStandardOutputIsAnError) {
+  const std::string program = LOCKSTEP_COMMAND;
+  for (const std::string arguments : {"engines", "--help", "demo", "mutants --list"})
+    for (const std::string end : {">/dev/full", ">&-"}) {
+      const Outcome outcome =
+          run_program("/bin/sh", {"-c", "'" + program + "' " + arguments + " " + end});
+      EXPECT_EQ(outcome.status, 2) << arguments << end;
+      EXPECT_NE(outcome.err.find("standard output: cannot be written: "), std::string::npos)
+          << arguments << end << outcome.err;
+    }
+}
+
+TEST(Outputs, AFullDeviceIsAnErrorOfItsFile) {
+  const Outcome outcome =
+      run_lockstep({"replay", kSample, "--backend", "none", "--json", "/dev/full"});
+  EXPECT_EQ(outcome.status, 2);
+  EXPECT_NE(outcome.err.find("/dev/full: cannot be written: No space left"), std::string::npos)
+      << outcome.err;
+}
+
+TEST(Outputs, APathThatCannotBeWrittenIsRefusedBeforeTheWork) {
+  const std::string folder = fresh_path("refused");
+  fs::create_directory(folder);
+  for (const auto& words : writers()) {
+    for (const auto& [path, why] :
+         {std::pair{folder + "/nowhere/file", "there is no folder " + folder + "/nowhere"},
+          std::pair{folder, std::string("is a folder; give the name of a file")}}) {
+      const Outcome outcome = written_to(words, path);
+      EXPECT_EQ(outcome.status, 2) << words_of(words);
+      EXPECT_EQ(outcome.out, "") << words_of(words);
+      EXPECT_NE(outcome.err.find(path + ": " + why), std::string::npos)
+          << words_of(words) << outcome.err;
+    }
+  }
+  const Outcome saved = run_lockstep({"fuzz", "--runs", "1", "--save", LOCKSTEP_COMMAND "/cases"});
+  EXPECT_EQ(saved.status, 2);
+  EXPECT_NE(saved.err.find("is not a folder"), std::string::npos) << saved.err;
+}
+
+}  // namespace
+}  // namespace lockstep::tests

@@ -1,0 +1,207 @@
+// Verdicts state what they judged: runs of recordings that the model does not decide, engines
+// without a profile, lost prefix hits, and plans that leave something out.
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+
+#include "tests/cli/command.h"
+
+namespace lockstep::tests {
+namespace {
+
+const std::string kCases = LOCKSTEP_SOURCE_DIR "/tests/cli/cases/";
+const std::string kParts = kCases + "no_slots_in_flight.jsonl";
+const std::string kNoProfile = kCases + "sglang.jsonl";
+const std::string kFollowed =
+    LOCKSTEP_SOURCE_DIR "/tests/regressions/vllm_0_33_0_padded_prompt_of_one_token.jsonl";
+
+bool has(const std::string& text, std::string_view part) { return text.find(part) != text.npos; }
+
+TEST(Verdicts, AReplayNamesTheStepWhereARecordingPartsAndCountsItsFindings) {
+  const std::string json = temporary_path("parted.json");
+  const std::string junit = temporary_path("parted.xml");
+  const Outcome run =
+      run_lockstep({"replay", kParts, "--backend", "simt", "--json", json, "--junit", junit});
+  EXPECT_EQ(run.status, 1) << run.out << run.err;
+  EXPECT_TRUE(has(run.out,
+                  "Verdict: the model's decisions agree on the backend; the recording parts from "
+                  "the model in step 1; audit: 1 finding.\n"
+                  "  in step 1: scheduled[0].blocks: recorded null, model [[5]]\n"
+                  "  audit.draft_slots step 1 request r0"))
+      << run.out;
+  EXPECT_FALSE(has(run.out, "Verdict: agreed")) << run.out;
+  const auto result = nlohmann::json::parse(read_text(json));
+  EXPECT_EQ(result["verdict"], "audit");
+  EXPECT_EQ(result["recording"]["parts"]["step"], 1);
+  EXPECT_EQ(result["recording"]["findings"].size(), 1u);
+  EXPECT_TRUE(has(read_text(junit), "audit.draft_slots"));
+}
+
+TEST(Verdicts, WithoutABackendNothingOfARecordingIsCalledAgreed) {
+  const Outcome run = run_lockstep({"replay", kParts, "--backend", "none"});
+  EXPECT_EQ(run.status, 1);
+  EXPECT_TRUE(has(run.out,
+                  "Verdict: the model's decisions ran without a backend; the recording "
+                  "parts from the model in step 1; audit: 1 finding."))
+      << run.out;
+}
+
+TEST(Verdicts, ARecordingThatTheModelFollowsSaysSo) {
+  const Outcome run = run_lockstep(
+      {"replay", LOCKSTEP_SOURCE_DIR "/tests/regressions/hit_of_a_prefill_checkpoint.jsonl",
+       "--backend", "none"});
+  EXPECT_EQ(run.status, 0) << run.out;
+  EXPECT_TRUE(has(run.out,
+                  "Verdict: done: the model's decisions ran without a backend; the "
+                  "recording holds the same decisions; audit: 0 findings."))
+      << run.out;
+  // The model decides as vLLM does, and the audit has a finding: nothing parts.
+  const Outcome found = run_lockstep({"replay", kFollowed, "--backend", "none"});
+  EXPECT_EQ(found.status, 1) << found.out;
+  EXPECT_TRUE(has(found.out, "the recording holds the same decisions; audit: 1 finding"))
+      << found.out;
+}
+
+TEST(Verdicts, ANarrativeMarksWhereItLeavesTheRecording) {
+  const std::string json = temporary_path("explained.json");
+  const Outcome run = run_lockstep({"explain", kParts, "--json", json});
+  EXPECT_EQ(run.status, 1) << run.out << run.err;
+  EXPECT_TRUE(has(run.out, "The recording and the model part here (scheduled[0].blocks"))
+      << run.out;
+  EXPECT_TRUE(has(run.out, "audit.draft_slots step 1 request r0")) << run.out;
+  EXPECT_FALSE(has(run.out, "it is agreed")) << run.out;
+  EXPECT_EQ(nlohmann::json::parse(read_text(json))["recording"]["parts"]["step"], 1);
+}
+
+TEST(Verdicts, AShrinkOfRecordedDecisionsIsRefusedWithWhatTheyShow) {
+  const Outcome run = run_lockstep({"shrink", kParts});
+  EXPECT_EQ(run.status, 1);
+  EXPECT_TRUE(has(run.out, "the recording parts from the model in step 1; audit: 1 finding"))
+      << run.out;
+}
+
+TEST(Verdicts, AnEngineWithoutAProfileIsRefusedInOneLineAndNotRecommended) {
+  for (const std::string command : {"explain", "shrink", "replay"}) {
+    const Outcome run = run_lockstep({command, kNoProfile});
+    EXPECT_EQ(run.status, 2) << command << run.out;
+    EXPECT_TRUE(has(run.err, "sglang.jsonl:1: engine: sglang-0.5.23 has no profile")) << run.err;
+    EXPECT_TRUE(has(run.err, "`lockstep audit` needs no profile")) << run.err;
+    EXPECT_EQ(run.out, "") << command;
+  }
+  std::string saved =
+      read_text(LOCKSTEP_SOURCE_DIR "/tests/regressions/more_memory_finishes_later.case.jsonl");
+  const std::size_t at = saved.find(R"("engine":"vllm-)");
+  ASSERT_NE(at, saved.npos);
+  const std::string path = temporary_path("no_profile.case.jsonl");
+  write_text(path, saved.replace(at, 14, R"("engine":"x)"));
+  for (const std::string command : {"explain", "shrink", "replay"})
+    EXPECT_EQ(run_lockstep({command, path}).status, 2) << command;
+  const Outcome audit = run_lockstep({"audit", kNoProfile});
+  EXPECT_EQ(audit.status, 1);
+  EXPECT_FALSE(has(audit.out, "lockstep explain")) << audit.out;
+  EXPECT_TRUE(has(run_lockstep({"audit", kParts}).out, "`lockstep explain "));
+}
+
+TEST(Verdicts, LostHitsHaveAReason) {
+  const std::string json = temporary_path("hits.json");
+  const auto replay = [&](const std::string& trace, const std::string& max_model_len) {
+    return run_lockstep({"replay", kCases + trace, "--model", "qwen3.5-4b", "--engine",
+                         "vllm-0.22.1", "--backend", "none", "--mamba-cache-mode", "align",
+                         "--num-blocks", "400", "--max-model-len", max_model_len, "--json", json});
+  };
+  const Outcome lost = replay("shared_1500.jsonl", "4096");
+  EXPECT_EQ(lost.status, 0) << lost.err;
+  EXPECT_TRUE(has(lost.out, "were in the pool; not hit: 5,280 state")) << lost.out;
+  const auto hits = nlohmann::json::parse(read_text(json))["prefix_hits"];
+  EXPECT_EQ(hits["hit"], 0);
+  EXPECT_EQ(hits["in_pool"], 5280);
+  EXPECT_EQ(hits["is_whole"], true);
+  EXPECT_EQ(hits["not_hit"]["state"], hits["in_pool"]) << hits;
+  const Outcome found = replay("shared_1600.jsonl", "4096");
+  EXPECT_TRUE(has(found.out, "prefix hits           62.9 %")) << found.out;
+}
+
+TEST(Verdicts, APromptThatCanFillNoBlockIsNamed) {
+  const Outcome plan = run_lockstep({"layout", "--model", "qwen3.5-4b", "--mamba-cache-mode",
+                                     "align", "--max-model-len", "500", "--memory", "4GiB"});
+  EXPECT_TRUE(has(plan.out,
+                  "warning: no prompt can fill a block and be hit: hits end at multiples "
+                  "of 528 tokens, and max_model_len is 500"))
+      << plan.out << plan.err;
+  const Outcome capacity = run_lockstep({"capacity", "qwen3.5-4b", "--engine", "vllm-0.33.0",
+                                         "--mamba-cache-mode", "align", "--max-model-len", "500"});
+  EXPECT_TRUE(has(capacity.out, "warning: qwen3.5-4b: no prompt can fill a block")) << capacity.out;
+  const Outcome replay =
+      run_lockstep({"replay", LOCKSTEP_SOURCE_DIR "/traces/samples/shared_prefixes.jsonl",
+                    "--model", "qwen3.5-4b", "--backend", "none", "--max-model-len", "4096"});
+  EXPECT_TRUE(has(replay.out, "no prompt can fill a block and be hit")) << replay.out;
+  EXPECT_TRUE(has(replay.out, "the longest prompt is")) << replay.out;
+}
+
+TEST(Verdicts, ACapacityHasTheHitsOfAResendInEveryRelease) {
+  // Of 2,100 tokens: 3 blocks of 528, and of 576.
+  for (const auto& [engine, share] :
+       {std::pair{"vllm-0.22.1", "75.4 %\n"}, {"vllm-0.33.0", "82.3 %\n"}}) {
+    const Outcome run = run_lockstep({"capacity", "qwen3.5-4b", "--engine", engine,
+                                      "--mamba-cache-mode", "align", "--prompt-tokens", "2100"});
+    EXPECT_EQ(run.status, 0) << run.err;
+    EXPECT_TRUE(has(run.out, share)) << run.out;
+  }
+}
+
+TEST(Verdicts, APlanNamesWhatItLeavesOut) {
+  const auto plan = [](const std::string& engine) {
+    return run_lockstep({"layout", "--model", kCases + "window_drafter.json", "--engine", engine,
+                         "--mamba-cache-mode", "align", "--num-spec", "3", "--memory", "40GiB"});
+  };
+  const std::string old = plan("vllm-0.27.1").out;
+  EXPECT_TRUE(has(old, "warning: planned by the rules of vllm-0.22.1: vllm-0.27.1")) << old;
+  EXPECT_TRUE(has(old, "warning: the draft model's layers are left out: 2 of 26 layers")) << old;
+  EXPECT_FALSE(has(plan("vllm-0.33.0").out, "warning:"));
+  EXPECT_TRUE(has(run_lockstep({"capacity", "deepseek-v3", "--num-spec", "1"}).out,
+                  "warning: deepseek-v3: the draft model's layers are left out: 1 of 62 layers"));
+}
+
+TEST(Verdicts, QuantisationThatIsNotCheckedIsListed) {
+  const std::string json = temporary_path("quantised.json");
+  const Outcome run =
+      run_lockstep({"replay", LOCKSTEP_SOURCE_DIR "/traces/samples/shared_prefixes.jsonl",
+                    "--limit", "4", "--backend", "simt", "--dtype", "nvfp4", "--json", json});
+  EXPECT_EQ(run.status, 0) << run.out << run.err;
+  EXPECT_TRUE(has(run.out, "  - conversion of K and V to nvfp4")) << run.out;
+  EXPECT_TRUE(has(nlohmann::json::parse(read_text(json))["not_checked"].dump(), "nvfp4"));
+}
+
+// Found by changing files of all formats at random.
+TEST(Verdicts, ASavedCaseWhoseLayerHasNoTensorIsRefused) {
+  std::string text = read_text(
+      LOCKSTEP_SOURCE_DIR "/tests/regressions/id_of_a_request_that_left_while_loading.case.jsonl");
+  const std::string_view shared = R"("shared_by":["g0.0"])";
+  const std::size_t at = text.find(shared);
+  ASSERT_NE(at, text.npos);
+  const std::string path = temporary_path("no_tensor.case.jsonl");
+  write_text(path, text.replace(at, shared.size(), R"("shared_by":["other"])"));
+  const Outcome run = run_lockstep({"replay", path});
+  EXPECT_EQ(run.status, 2) << run.out;
+  EXPECT_TRUE(has(run.err, "a tensor for each layer; 'g0.0' has none")) << run.err;
+}
+
+TEST(Verdicts, ASavedCaseWhosePagesAreTooSmallIsRefused) {
+  std::string text =
+      read_text(LOCKSTEP_SOURCE_DIR "/tests/regressions/load_shorter_than_hit.case.jsonl");
+  const std::string_view padded = R"("page_size_padded":16)";
+  const std::size_t at = text.find(padded);
+  ASSERT_NE(at, text.npos);
+  const std::string path = temporary_path("small_page.case.jsonl");
+  write_text(path, text.replace(at, padded.size(), R"("page_size_padded":1)"));
+  for (const std::string command : {"explain", "shrink"}) {
+    const Outcome run = run_lockstep({command, path});
+    EXPECT_EQ(run.status, 2) << run.out;
+    EXPECT_TRUE(has(run.err, "page_size_padded: 1; its rows take")) << run.err;
+  }
+}
+
+}  // namespace
+}  // namespace lockstep::tests

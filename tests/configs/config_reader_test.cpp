@@ -1,0 +1,196 @@
+// The rules of a config.json reader, one behaviour each; config_plans_test.cpp checks whole plans.
+#include "traces/configs/config_reader.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "reference/memory/model_placement.h"
+#include "reference/plan/page_size.h"
+
+namespace lockstep {
+namespace {
+
+LayerSpecs layers_of(const std::string& text) {
+  const auto model = model_from_hf_config(text, "config.json");
+  EXPECT_TRUE(model) << model.error().message;
+  if (!model) return {};
+  return *layer_specs(*model, PlanOptions{});
+}
+
+std::string refusal_of(const std::string& text) {
+  const auto model = model_from_hf_config(text, "config.json");
+  return model ? "read" : model.error().message;
+}
+
+constexpr std::string_view kLlama =
+    R"("architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 2,
+       "num_attention_heads": 8, "num_key_value_heads": 4, "hidden_size": 1024)";
+
+std::string llama_with(std::string_view more) { return fmt::format("{{{}, {}}}", kLlama, more); }
+
+// Case 01: a real server of this model held 626,949 tokens in 64.68 GiB.
+TEST(ConfigReader, Gemma4sFullLayersHaveTheirOwnHeads) {
+  std::string types;
+  for (int i = 0; i < 60; ++i)
+    types += fmt::format("{}\"{}\"", i == 0 ? "" : ", ",
+                         i % 6 == 5 ? "full_attention" : "sliding_attention");
+  const auto model = model_from_hf_config(
+      fmt::format(R"({{"architectures": ["Gemma4ForConditionalGeneration"], "model_type": "gemma4",
+        "dtype": "bfloat16", "text_config": {{"model_type": "gemma4_text", "hidden_size": 5376,
+        "num_hidden_layers": 60, "num_attention_heads": 32, "num_key_value_heads": 16,
+        "num_global_key_value_heads": 4, "head_dim": 256, "global_head_dim": 512,
+        "attention_k_eq_v": true, "sliding_window": 1024, "layer_types": [{}],
+        "max_position_embeddings": 262144, "num_kv_shared_layers": 0}}}})",
+                  types),
+      "config.json");
+  ASSERT_TRUE(model) << model.error().message;
+  PlanOptions options;
+  options.memory_bytes = static_cast<std::int64_t>(64.68 * (1 << 30));
+  options.max_model_len = model->max_model_len;
+  const auto placed = place_served_model(*model, options, "vllm-0.33.0", "");
+  ASSERT_TRUE(placed) << placed.error().message;
+  EXPECT_EQ(capacity_of(placed->stages.workers.front(), placed->options)->tokens, 626949);
+}
+
+// Case 03.
+TEST(ConfigReader, AListOfOnesMeansAttentionEverywhere) {
+  const std::string head = R"({"architectures": ["MiniMaxM2ForCausalLM"], "model_type":
+      "minimax_m2", "hidden_size": 3072, "num_hidden_layers": 3, "num_attention_heads": 48,
+      "num_key_value_heads": 8, "head_dim": 128, "attn_type_list": )";
+  const LayerSpecs layers = layers_of(head + "[1, 1, 1]}");
+  ASSERT_EQ(layers.size(), 3u);
+  EXPECT_EQ(layers[0].spec.num_kv_heads, 8);
+  EXPECT_NE(refusal_of(head + "[1, 0, 1]}").find("attn_type_list"), std::string::npos);
+}
+
+TEST(ConfigReader, AKeyThatCouldShapeTheCacheIsRefusedByName) {
+  const std::string reason = refusal_of(llama_with(R"("num_shadow_kv_heads": 3)"));
+  EXPECT_NE(reason.find("`num_shadow_kv_heads`"), std::string::npos) << reason;
+  EXPECT_NE(reason.find("lockstep model CONFIG --from vllm:DIR"), std::string::npos) << reason;
+  EXPECT_EQ(layers_of(llama_with(R"("rms_norm_eps": 1e-5, "num_shadow_kv_heads": null)")).size(),
+            2u);
+}
+
+TEST(ConfigReader, AnUnlistedArchitectureIsReadAsADecoderAndTheModelSaysSo) {
+  const auto model = model_from_hf_config(
+      R"({"architectures": ["NewForCausalLM"], "model_type": "new", "num_hidden_layers": 2,
+          "num_attention_heads": 4, "hidden_size": 64})",
+      "config.json");
+  ASSERT_TRUE(model) << model.error().message;
+  ASSERT_EQ(model->assumptions.size(), 2u);  // and the dtype
+  EXPECT_NE(model->assumptions.back().find("NewForCausalLM"), std::string::npos);
+}
+
+TEST(ConfigReader, KeysThatTheFileLeavesOutAreThoseOfItsClass) {
+  const LayerSpecs layers = layers_of(R"({"architectures": ["Gemma2ForCausalLM"],
+      "model_type": "gemma2", "dtype": "bfloat16"})");
+  ASSERT_EQ(layers.size(), 26u);
+  EXPECT_EQ(layers[0].spec.kind, CacheKind::sliding_window);
+  EXPECT_EQ(layers[0].spec.sliding_window, 4096);
+  EXPECT_EQ(layers[1].spec.kind, CacheKind::full_attention);
+}
+
+TEST(ConfigReader, NullMeansThatTheClassDerivesTheValue) {
+  const LayerSpecs layers = layers_of(R"({"architectures": ["Qwen3ForCausalLM"],
+      "model_type": "qwen3", "num_hidden_layers": 1, "num_attention_heads": 8,
+      "num_key_value_heads": null, "head_dim": null, "hidden_size": 512})");
+  EXPECT_EQ(layers[0].spec.num_kv_heads, 8);
+  EXPECT_EQ(layers[0].spec.head_size, 64);
+}
+
+TEST(ConfigReader, LayersThatReadAnotherLayersCacheHaveNone) {
+  const LayerSpecs layers = layers_of(R"({"architectures": ["Gemma3nForCausalLM"],
+      "model_type": "gemma3n_text", "num_hidden_layers": 10, "num_kv_shared_layers": 4})");
+  EXPECT_EQ(layers.size(), 6u);
+}
+
+TEST(ConfigReader, LatentKeysAreLatentRowsOnlyForModelsThatKeepThem) {
+  const std::string keys = R"("num_hidden_layers": 1, "num_attention_heads": 40,
+      "hidden_size": 2560, "kv_lora_rank": 256, "qk_rope_head_dim": 32, "qk_nope_head_dim": 64,
+      "v_head_dim": 64})";
+  const LayerSpecs whole =
+      layers_of(R"({"architectures": ["MiniCPM3ForCausalLM"], "model_type": "minicpm3", )" + keys);
+  EXPECT_EQ(whole[0].spec.kind, CacheKind::full_attention);
+  EXPECT_EQ(whole[0].spec.head_size, 96);
+  const LayerSpecs latent = layers_of(
+      R"({"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", )" + keys);
+  EXPECT_EQ(latent[0].spec.kind, CacheKind::mla);
+  EXPECT_EQ(latent[0].spec.head_size, 288);
+}
+
+TEST(ConfigReader, SharedIndexersHaveNoRows) {
+  const LayerSpecs layers = layers_of(R"({"architectures": ["DeepseekV32ForCausalLM"],
+      "model_type": "deepseek_v32", "num_hidden_layers": 4, "kv_lora_rank": 512,
+      "qk_rope_head_dim": 64, "index_topk": 2048, "index_head_dim": 128, "index_topk_freq": 2})");
+  const auto indexers = std::ranges::count_if(
+      layers, [](const NamedSpec& layer) { return layer.spec.head_size == 132; });
+  EXPECT_EQ(layers.size() - static_cast<std::size_t>(indexers), 4u);
+  EXPECT_EQ(indexers, 3);
+}
+
+TEST(ConfigReader, Float32IsServedInBfloat16AndFloat16StaysIt) {
+  for (const auto& [name, served] :
+       {std::pair{"float32", DType::bf16}, std::pair{"float16", DType::fp16},
+        std::pair{"bfloat16", DType::bf16}}) {
+    const auto model = model_from_hf_config(
+        llama_with(fmt::format("\"torch_dtype\": \"{}\"", name)), "config.json");
+    ASSERT_TRUE(model);
+    EXPECT_EQ(model->dtype, served) << name;
+  }
+}
+
+TEST(ConfigReader, AQuantizedCheckpointAsksForItsCacheFormat) {
+  const auto model = model_from_hf_config(
+      llama_with(R"("quantization_config": {"quant_method": "compressed-tensors",
+          "kv_cache_scheme": {"num_bits": 8, "type": "float"}})"),
+      "config.json");
+  ASSERT_TRUE(model) << model.error().message;
+  EXPECT_EQ(model->kv_cache_dtype, "fp8");
+  PlanOptions options;
+  ASSERT_TRUE(take_checkpoint_format(*model, options));
+  EXPECT_EQ(options.kv_dtype, DType::fp8_e4m3);
+}
+
+TEST(ConfigReader, StatesOfGatedDeltaNetsHaveTheModelsDtype) {
+  const LayerSpecs layers = layers_of(R"({"architectures": ["Qwen3NextForCausalLM"],
+      "model_type": "qwen3_next", "num_hidden_layers": 8, "dtype": "bfloat16",
+      "unknown_to_us": [1, {"a": null}]})");
+  ASSERT_EQ(layers.size(), 8u);
+  EXPECT_EQ(layers[3].spec.head_size, 256);
+  EXPECT_EQ(real_page_size_bytes(layers[0].spec), 3 * 8192 * 2 + 32 * 128 * 128 * 2);
+}
+
+TEST(ConfigReader, AnEncoderKeepsNothing) {
+  const auto model = model_from_hf_config(
+      R"({"architectures": ["BertModel"], "model_type": "bert"})", "config.json");
+  ASSERT_TRUE(model) << model.error().message;
+  EXPECT_TRUE(model->layers.empty());
+}
+
+TEST(ConfigReader, MambaAttentionAndNothingByAPattern) {
+  const LayerSpecs layers = layers_of(R"({"architectures": ["NemotronHForCausalLM"],
+      "model_type": "nemotron_h", "hybrid_override_pattern": "M-*E"})");
+  ASSERT_EQ(layers.size(), 2u);
+  EXPECT_EQ(layers[0].spec.states[0].dims, (std::vector<std::int64_t>{3, 10240}));
+  EXPECT_EQ(layers[1].name, "layers.2.attn");
+}
+
+TEST(ConfigReader, ARefusalNamesTheFileAndTheKey) {
+  for (const auto& [text, key] :
+       {std::pair{R"({"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2})",
+                  "num_attention_heads"},
+        std::pair{R"({"model_type": "llava", "architectures": ["LlavaForConditionalGeneration"]})",
+                  "text_config"},
+        std::pair{R"({"architectures": ["DoryForCausalLM"], "num_hidden_layers": 1})",
+                  "DoryForCausalLM"},
+        std::pair{R"([1, 2])", "object"}, std::pair{R"({)", "config.json"}}) {
+    const std::string reason = refusal_of(text);
+    EXPECT_TRUE(reason.starts_with("config.json")) << reason;
+    EXPECT_NE(reason.find(key), std::string::npos) << reason;
+  }
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,257 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "traces/configs/layer_rules.h"
+
+namespace lockstep {
+namespace {
+
+// What per_layer_config of a heterogeneous configuration says of one layer.
+std::optional<ConfigPart> layer_config(ConfigPart& text, std::int64_t index) {
+  auto all = text.part("per_layer_config");
+  if (!all) return std::nullopt;
+  for (const std::string& key :
+       {fmt::format("{}", index), fmt::format("{:02}", index), fmt::format("{:03}", index)})
+    if (all->has(key)) return all->part(key);
+  return std::nullopt;
+}
+
+LayerKind layer_rows(ConfigReading& reading, std::int64_t index, std::int64_t heads,
+                     std::int64_t head_size) {
+  if (auto own = layer_config(reading.text, index)) {
+    heads = own->number("num_key_value_heads", heads);
+    head_size = own->number("head_dim", head_size);
+  }
+  return ConfigReading::rows("attn", heads, head_size);
+}
+
+}  // namespace
+
+void refuse_layers(ConfigReading& reading, std::string_view reason) {
+  reading.text.refuse(
+      fmt::format("{}; write a model file with `lockstep model CONFIG --from vllm:DIR`", reason));
+}
+
+void decoder_layers(ConfigReading& reading, const DecoderTraits& traits) {
+  if (!reading.is_causal()) return;  // an encoder
+  const std::int64_t count = reading.num_layers(), heads = reading.kv_heads();
+  const std::int64_t size = reading.head_size(traits.reads_head_dim);
+  const std::vector<std::string>& types = reading.layer_types();
+  const std::vector<std::int64_t> windows = reading.text.numbers("sliding_windows");
+  const std::int64_t of_model = traits.keeps_model_window ? reading.model_window() : 0;
+  reading.window();
+  for (const std::int64_t type : reading.text.numbers("attn_type_list"))
+    if (type != 1)
+      return refuse_layers(reading, fmt::format("attn_type_list: {} is not attention", type));
+  if (traits.refuses_mixes && std::ranges::find(types, "sliding_attention") != types.end() &&
+      std::ranges::find(types, "full_attention") != types.end())
+    return refuse_layers(reading, fmt::format("layer_types or max_window_layers: vLLM serves {} "
+                                              "with windows in all layers or in none",
+                                              reading.architecture));
+  for (std::int64_t i = 0; i < count; ++i) {
+    const auto at = static_cast<std::size_t>(i);
+    std::int64_t tokens = of_model;
+    if (at < types.size()) {
+      const std::string& type = types[at];
+      if (type != "full_attention" && type != "sliding_attention")
+        return refuse_layers(reading, fmt::format("layer_types: '{}' of layer {} is unknown for "
+                                                  "architecture {}",
+                                                  type, i, reading.architecture));
+      if (traits.reads_types && type == "sliding_attention") {
+        tokens = at < windows.size() ? windows[at] : reading.window();
+        if (tokens > 0) tokens += traits.window_extra;
+      }
+    }
+    reading.add(i, ConfigReading::windowed(layer_rows(reading, i, heads, size), tokens));
+  }
+}
+
+void chunked_layers(ConfigReading& reading) {
+  const std::int64_t tokens = reading.text.number("attention_chunk_size", 0);
+  const std::vector<std::string>& types = reading.layer_types();
+  const LayerKind full = ConfigReading::rows("attn", reading.kv_heads(), reading.head_size());
+  const LayerKind chunk = ConfigReading::chunked(full, tokens);
+  // The class reads no_rope_layers; layer_types are derived from them.
+  const std::vector<std::int64_t> rope = reading.text.numbers("no_rope_layers");
+  for (std::int64_t i = 0; i < reading.num_layers(); ++i) {
+    const auto at = static_cast<std::size_t>(i);
+    const bool is_chunked =
+        at < rope.size() ? rope[at] != 0 : at < types.size() && types[at] == "chunked_attention";
+    reading.add(i, is_chunked && tokens > 0 ? chunk : full);
+  }
+}
+
+void alternating_layers(ConfigReading& reading) {
+  const LayerKind full = ConfigReading::rows("attn", reading.kv_heads(), reading.head_size());
+  const LayerKind window = ConfigReading::windowed(full, reading.window());
+  reading.layer_types();  // the class does not follow them
+  for (std::int64_t i = 0; i < reading.num_layers(); ++i)
+    reading.add(i, i % 2 == 0 ? window : full);
+}
+
+void falcon_layers(ConfigReading& reading) {
+  ConfigPart& text = reading.text;
+  std::int64_t heads = text.flag("multi_query", true) ? 1 : reading.heads();
+  if (text.flag("new_decoder_architecture")) heads = reading.kv_heads();
+  text.number("num_kv_heads");
+  text.number("num_key_value_heads");
+  const LayerKind full = ConfigReading::rows("attn", heads, reading.head_size(false));
+  for (std::int64_t i = 0; i < reading.num_layers(); ++i) reading.add(i, full);
+}
+
+void chatglm_layers(ConfigReading& reading) {
+  ConfigPart& text = reading.text;
+  const std::int64_t groups = text.number("multi_query_group_num", 1);
+  const std::int64_t heads = text.flag("multi_query_attention") ? groups : reading.heads();
+  text.number("kv_channels");  // the class divides hidden_size instead
+  const LayerKind full = ConfigReading::rows("attn", heads, reading.head_size(false));
+  for (std::int64_t i = 0; i < reading.num_layers(); ++i) reading.add(i, full);
+}
+
+void grouped_layers(ConfigReading& reading) {
+  ConfigPart& text = reading.text;
+  const bool is_step3 = reading.architecture == "Step3TextForCausalLM";
+  const std::int64_t heads =
+      is_step3 ? 1 : text.number("num_attention_groups", text.number("num_key_value_heads", 1));
+  text.number("num_attention_groups");
+  text.number("num_key_value_heads");
+  const std::int64_t size = reading.head_size(reading.architecture != "Step1ForCausalLM");
+  const LayerKind full = ConfigReading::rows("attn", std::max<std::int64_t>(heads, 1), size);
+  const LayerKind window = ConfigReading::windowed(full, reading.window());
+  const std::vector<std::string>& types = reading.layer_types();
+  const bool is_typed = reading.architecture == "Step3p5ForCausalLM";
+  for (std::int64_t i = 0; i < reading.num_layers(); ++i)
+    reading.add(i, is_typed && static_cast<std::size_t>(i) < types.size() &&
+                           types[static_cast<std::size_t>(i)] == "sliding_attention"
+                       ? window
+                       : full);
+  text.part("attention_other_setting");  // query heads of windows
+}
+
+void attn_config_layers(ConfigReading& reading) {
+  auto attention = reading.text.part("attn_config");
+  const std::int64_t heads = attention ? attention->number("kv_n_heads", 1) : 1;
+  const LayerKind full = ConfigReading::rows("attn", heads, reading.head_size(false));
+  for (std::int64_t i = 0; i < reading.num_layers(); ++i) reading.add(i, full);
+}
+
+void block_config_layers(ConfigReading& reading) {
+  const std::int64_t size = reading.head_size(), heads = reading.heads();
+  std::int64_t i = 0;
+  for (ConfigPart& block : reading.text.parts("block_configs")) {
+    auto attention = block.part("attention");
+    if (!attention) return refuse_layers(reading, "block_configs: a block without `attention`");
+    if (!attention->flag("no_op") && !attention->flag("replace_with_linear"))
+      reading.add(
+          i, ConfigReading::rows(
+                 "attn", heads / std::max<std::int64_t>(attention->need("n_heads_in_group"), 1),
+                 size));
+    ++i;
+  }
+}
+
+void gemma_shared_layers(ConfigReading& reading) {
+  ConfigPart& text = reading.text;
+  const bool is_gemma4 = text.type().starts_with("gemma4") || text.type().starts_with("diffusion");
+  const std::int64_t count = reading.num_layers(), heads = reading.kv_heads();
+  const std::int64_t size = reading.head_size();
+  LayerKind full = ConfigReading::rows("attn", heads, size);
+  const std::int64_t global_heads = text.number("num_global_key_value_heads", 0);
+  const std::int64_t global_size = text.number("global_head_dim", is_gemma4 ? 512 : size);
+  if (is_gemma4) {
+    full.spec.head_size = global_size;
+    if (global_heads > 0 && text.flag("attention_k_eq_v", true))
+      full.spec.num_kv_heads = global_heads;
+  }
+  std::int64_t tokens = reading.window();
+  if (text.text("use_bidirectional_attention") == "all") tokens = tokens / 2 + 1;
+  const LayerKind window =
+      ConfigReading::windowed(ConfigReading::rows("attn", heads, size), tokens);
+  const std::vector<std::string>& types = reading.layer_types();
+  const std::int64_t owned = count - text.number("num_kv_shared_layers", 0);
+  const bool is_explicit = text.part("per_layer_config").has_value();
+  for (std::int64_t i = 0; i < count; ++i) {
+    if (owned > 0 && i >= owned) continue;  // reads an earlier layer's cache
+    const auto at = static_cast<std::size_t>(i);
+    const bool is_window = at < types.size() && types[at] == "sliding_attention";
+    if (!is_explicit) {
+      reading.add(i, is_window ? window : full);
+      continue;
+    }
+    const LayerKind own = layer_rows(reading, i, heads, size);
+    reading.add(i, is_window ? ConfigReading::windowed(own, tokens) : own);
+  }
+}
+
+void mimo_layers(ConfigReading& reading) {
+  ConfigPart& text = reading.text;
+  text.number("attention_chunk_size");  // vLLM drops it
+  LayerKind full =
+      ConfigReading::rows("attn", text.need("num_key_value_heads"), reading.head_size());
+  full.spec.head_size_v = text.number("v_head_dim", 0);
+  LayerKind window =
+      ConfigReading::rows("attn", text.need("swa_num_key_value_heads"), text.need("swa_head_dim"));
+  window.spec.head_size_v = text.number("swa_v_head_dim", 0);
+  std::int64_t tokens = text.number("sliding_window_size", 0);
+  if (tokens == 0) tokens = reading.window();
+  reading.window();
+  window = ConfigReading::windowed(window, tokens);
+  const std::vector<std::int64_t> pattern = text.numbers("hybrid_layer_pattern");
+  const std::vector<std::string>& types = reading.layer_types();
+  if (pattern.empty() && types.empty())
+    return refuse_layers(reading, "found no key `hybrid_layer_pattern`");
+  for (std::int64_t i = 0; i < reading.num_layers(); ++i) {
+    const auto at = static_cast<std::size_t>(i);
+    const bool is_window = at < pattern.size()
+                               ? pattern[at] == 1
+                               : at < types.size() && types[at] == "sliding_attention";
+    reading.add(i, is_window ? window : full);
+  }
+}
+
+void listed_window_layers(ConfigReading& reading) {
+  ConfigPart& text = reading.text;
+  const LayerKind full = ConfigReading::rows("attn", reading.kv_heads(), reading.head_size());
+  const std::string_view key =
+      text.has("interleaved_sliding_window") ? "interleaved_sliding_window" : "sliding_window";
+  const std::vector<std::int64_t> listed = text.numbers(key);
+  const std::int64_t single = key == "sliding_window" && !listed.empty() ? 0 : text.number(key, 0);
+  reading.layer_types();
+  for (std::int64_t i = 0; i < reading.num_layers(); ++i)
+    reading.add(i, ConfigReading::windowed(
+                       full, listed.empty() ? single
+                                            : listed[static_cast<std::size_t>(i) % listed.size()]));
+}
+
+void looped_layers(ConfigReading& reading) {
+  ConfigPart& text = reading.text;
+  const LayerKind full = ConfigReading::rows("attn", reading.heads(), reading.head_size());
+  text.number("num_key_value_heads");
+  const std::int64_t high = text.need("H_cycles"), low = text.need("L_cycles");
+  const std::int64_t layers = text.need("num_layers_per_stack");
+  text.number("num_hidden_layers");
+  for (std::int64_t i = 0; i < high * (low + 1) * layers; ++i) reading.add(i, full);
+}
+
+void encoder_decoder_layers(ConfigReading& reading) {
+  ConfigPart& text = reading.text;
+  const std::int64_t heads = text.need("decoder_attention_heads");
+  const LayerKind self =
+      ConfigReading::rows("attn", heads, text.need("d_model") / std::max<std::int64_t>(heads, 1));
+  const LayerKind cross = ConfigReading::cross(self);
+  for (std::int64_t i = 0; i < text.need("decoder_layers"); ++i) {
+    reading.add(i, self);
+    reading.add(i, cross);
+  }
+}
+
+void encoder_layers(ConfigReading&) {}
+
+void unread_layers(ConfigReading& reading) {
+  refuse_layers(reading, fmt::format("architectures: {} keeps caches that its config.json does not "
+                                     "determine for this reader",
+                                     reading.architecture));
+}
+
+}  // namespace lockstep

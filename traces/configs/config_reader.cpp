@@ -1,0 +1,234 @@
+#include "traces/configs/config_reader.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+
+#include "base/json_reader.h"
+#include "traces/configs/architectures.h"
+
+namespace lockstep {
+namespace {
+
+constexpr std::int64_t kUnknownLength = 32768;
+
+// Parts of a key's name that may say something of the cache.
+bool could_shape(std::string_view key) {
+  constexpr auto kParts = std::to_array<std::string_view>(
+      {"head",   "kv_",    "_kv",   "layer_type", "window",      "chunk",    "state",  "conv",
+       "latent", "rank",   "share", "block",      "skip",        "index",    "cache",  "sliding",
+       "attn",   "linear", "mamba", "ssm",        "sink",        "compress", "loop",   "recurrent",
+       "cycles", "kpool",  "swa_",  "global_",    "multi_query", "hybrid",   "pattern"});
+  return std::ranges::any_of(
+             kParts,
+             [&](std::string_view part) { return key.find(part) != std::string_view::npos; }) ||
+         (key.starts_with("num_") && key.ends_with("_layers"));
+}
+
+// Keys of such names that leave the cache alone: queries, experts, norms, scales and tokens; and
+// keys that say again what the rules take from other keys.
+bool leaves_cache_alone(std::string_view key) {
+  constexpr auto kBegins = std::to_array<std::string_view>(
+      {"mlp_",     "moe_",      "audio_",     "video_",      "image_",  "vision_",
+       "mtp_",     "rope_",     "n_shared_",  "num_shared_", "shared_", "share_",
+       "block_",   "mamba_dt_", "linear_dt_", "linear_a",    "ssm_in_", "ssm_out_",
+       "ssm_mult", "ngram_",    "_attn",      "_flash_attn", "reorder_"});
+  constexpr auto kEnds = std::to_array<std::string_view>(
+      {"_bias",        "_token_index",    "_ignore_index", "ignore_index", "_multiplier",
+       "_multipliers", "_scale",          "_eps",          "_pdrop",       "_theta",
+       "_act",         "_dropout",        "_attn_weights", "_init",        "_interleave",
+       "_gate",        "_sinkhorn_iters", "layer_index",   "start_index",  "end_index"});
+  constexpr std::string_view kWords =
+      " use_cache num_attention_heads num_hidden_layers max_window_layers L_bp_cycles "
+      "acoustic_tokenizer_chunk_size activation_sparsity_pattern attention_kv_lora_dim "
+      "attn_logit_softcapping attn_temperature_tuning cache_implementation conv_dim_out "
+      "conv_use_xavier_init encoder_attention_heads hc_lowrank heads_per_ngram latent_patch_size "
+      "linear_attn_norm_group_size linear_lower_bound linear_allow_neg_eigval linear_silu "
+      "mamba_norm_before_gate mamba_rms_norm mamba_use_mlp max_latent_size mla_scale_kv_lora "
+      "mla_scale_q_lora norm_head num_attention_heads_per_layer num_dense_layers num_mtp_layers "
+      "num_nextn_predict_layers num_sliding_attention_heads parallel_attn q_lora_rank "
+      "num_layers prefix_dense_sliding_window_pattern qk_head_dim query_pre_attn_scalar "
+      "seconds_per_chunk "
+      "swa_num_attention_heads use_conv_bias use_mamba_kernels use_shared_mlp_adapter adapter_rank "
+      "attention_head_dim cla_share_factor "
+      "number_of_conv_states time_step_rank mamba_dt_rank laurel_rank ple_conv_kernel_size "
+      "sliding_window_size attn_implementation _attn_implementation head_dtype rotary_dim "
+      "num_query_groups key_value_head_ratio use_qk_norm_per_head lm_head no_rope_layer_interval "
+      "num_decoder_layers num_encoder_layers num_key_value_groups chunk_size_feed_forward "
+      "router_num_layers logits_to_keep use_shared_attention_adapter shared_head "
+      "num_ln_in_parallel_attn mamba_inner_layernorms ";
+  return std::ranges::any_of(kBegins,
+                             [&](std::string_view begin) { return key.starts_with(begin); }) ||
+         std::ranges::any_of(kEnds, [&](std::string_view end) { return key.ends_with(end); }) ||
+         kWords.find(fmt::format(" {} ", key)) != std::string_view::npos;
+}
+
+// `is_outer`: what surrounds the text part; it has other towers' keys.
+void refuse_unread(ConfigPart& part, bool is_outer) {
+  constexpr auto kOuter = std::to_array<std::string_view>(
+      {"num_key_value", "num_kv", "sliding", "layer_types", "rswa", "kv_lora", "attention_chunk"});
+  for (const std::string& key : part.unread_keys())
+    if (is_outer ? std::ranges::any_of(
+                       kOuter, [&](std::string_view begin) { return key.starts_with(begin); })
+                 : could_shape(key) && !leaves_cache_alone(key))
+      part.refuse(fmt::format(
+          "key `{}` could shape the cache, and the rule for model_type '{}' does not read it; "
+          "write a model file with `lockstep model CONFIG --from vllm:DIR`",
+          key, part.type()));
+}
+
+// The object at keys joined by points.
+std::optional<ConfigPart> part_at(ConfigPart whole, std::string_view path) {
+  std::optional<ConfigPart> part = whole;
+  while (part && !path.empty()) {
+    const std::size_t end = std::min(path.find('.'), path.size());
+    part = part->part(path.substr(0, end));
+    path.remove_prefix(std::min(end + 1, path.size()));
+  }
+  return part;
+}
+
+// The part that describes the decoder; the file itself where there is none.
+std::optional<ConfigPart> text_part(ConfigPart& whole) {
+  const ConfigClass* known = whole.config_class();
+  if (known != nullptr && !known->text_path.empty()) {
+    auto part = part_at(whole, known->text_path);
+    if (part) return part->with_type(known->text_type);
+  }
+  for (const std::string_view path :
+       {"text_config", "llm_config", "language_config", "thinker_config.text_config"})
+    if (auto part = part_at(whole, path)) return part->with_type("");
+  if (known == nullptr || known->text_path.empty()) return whole;
+  // Older files have the text part's keys at the top.
+  if (!whole.has("num_hidden_layers")) return std::nullopt;
+  return whole.as_type(known->text_type);
+}
+
+std::optional<DType> dtype_at(ConfigPart& part) {
+  const std::string name = part.text(part.has("dtype") ? "dtype" : "torch_dtype");
+  return name.empty() ? std::nullopt : config_dtype(name);
+}
+
+// What the engine serves (vllm/config/model.py: _resolve_auto_dtype).
+DType served_dtype(ConfigReading& reading, bool is_pooling) {
+  std::optional<DType> dtype = dtype_at(reading.whole);
+  if (!dtype) dtype = dtype_at(reading.text);
+  for (const char* key : {"vision_config", "encoder_config"})
+    if (auto part = reading.whole.part(key); part && !dtype) dtype = dtype_at(*part);
+  const std::string& type = reading.whole.type();
+  const bool takes_fp16 =
+      type != "gemma2" && type != "gemma3" && type != "gemma3_text" && type != "glm4";
+  const DType preferred = is_pooling && takes_fp16 ? DType::fp16 : DType::bf16;
+  if (!dtype)
+    reading.assume(
+        fmt::format("no dtype: served in {}, as a float32 model is; the engine would "
+                    "look into the weights",
+                    name_of(preferred)));
+  if (!dtype || *dtype == DType::fp32) return preferred;
+  return *dtype == DType::fp16 && !takes_fp16 ? DType::bf16 : *dtype;
+}
+
+std::int64_t longest(ConfigReading& reading) {
+  std::optional<std::int64_t> shortest;
+  for (const char* key :
+       {"max_position_embeddings", "n_positions", "max_seq_len", "seq_length",
+        "max_target_positions", "max_sequence_length", "max_seq_length", "seq_len"})
+    if (const auto tokens = reading.text.number(key); tokens && *tokens > 0)
+      shortest = std::min(shortest.value_or(*tokens), *tokens);
+  if (const auto tokens = reading.text.number("model_max_length"); tokens && *tokens > 0)
+    shortest = *tokens;
+  return shortest.value_or(kUnknownLength);
+}
+
+// The format of the cache that a quantized checkpoint asks for; empty: the model's dtype
+// (vllm/utils/torch_utils.py: get_kv_cache_quant_algo_string).
+std::string cache_scheme(ConfigReading& reading) {
+  auto config = reading.whole.part("quantization_config");
+  if (!config) config = reading.text.part("quantization_config");
+  if (!config) return {};
+  auto own = config->part("quantization");
+  ConfigPart& quantization = own ? *own : *config;
+  std::string algorithm = quantization.text("kv_cache_quant_algo");
+  if (algorithm.empty()) algorithm = config->text("kv_cache_quant_algo");
+  auto scheme = quantization.part("kv_cache_scheme");
+  if (!scheme) scheme = config->part("kv_cache_scheme");
+  if (algorithm.empty() && scheme && scheme->number("num_bits", 0) == 8) algorithm = "FP8";
+  if (algorithm.empty() || algorithm == "NONE") return {};
+  if (algorithm == "FP8" || algorithm == "fp8") return "fp8";
+  if (algorithm == "NVFP4") return "nvfp4";
+  refuse_layers(reading,
+                fmt::format("quantization_config: kv_cache_quant_algo '{}' is unknown", algorithm));
+  return {};
+}
+
+std::string architecture_of(ConfigPart& part) {
+  const std::vector<std::string> listed = part.words("architectures");
+  if (!listed.empty()) return listed.front();
+  return part.config_class() == nullptr ? "" : std::string(part.config_class()->architecture);
+}
+
+// The rule of a name, or of the text part behind it.
+const Architecture* rule_of(ConfigReading& reading, const std::string& name) {
+  const Architecture* found = find_architecture(name);
+  // A classifier on a decoder has the decoder's layers.
+  constexpr std::string_view kClassifier = "ForSequenceClassification";
+  if (found == nullptr && name.ends_with(kClassifier))
+    found = find_architecture(name.substr(0, name.size() - kClassifier.size()) + "ForCausalLM");
+  if (found == nullptr || found->layers != nullptr) return found;
+  reading.architecture = found->text_architecture;
+  if (reading.architecture.empty()) reading.architecture = architecture_of(reading.text);
+  const Architecture* inner = find_architecture(reading.architecture);
+  return inner != nullptr && inner->layers != nullptr ? inner : nullptr;
+}
+
+void read_layers(ConfigReading& reading, const std::string& name) {
+  const Architecture* rule = rule_of(reading, name);
+  const Architecture* outer = find_architecture(name);
+  ModelSpec& model = reading.model();
+  model.dtype = served_dtype(reading, outer != nullptr && outer->is_pooling);
+  model.max_model_len = longest(reading);
+  model.kv_cache_dtype = cache_scheme(reading);
+  if (rule != nullptr) {
+    rule->layers(reading);
+  } else if (!name.empty() && !name.ends_with("ForCausalLM")) {
+    return refuse_layers(reading,
+                         fmt::format("architectures: '{}' is unknown to this reader", name));
+  } else {
+    reading.assume(
+        fmt::format("architecture '{}' has no rule of its own: read as a decoder whose "
+                    "layer_types name its windows",
+                    name.empty() ? "(none)" : name));
+    decoder_layers(reading, {});
+  }
+  // An encoder keeps nothing, whatever its keys say.
+  if (model.layers.empty()) return;
+  refuse_unread(reading.text, false);
+  if (reading.has_text_part) refuse_unread(reading.whole, true);
+}
+
+}  // namespace
+
+Result<ModelSpec> model_from_hf_config(std::string_view text, const std::string& file) {
+  JsonReader reader(file);
+  if (!reader.parse(text)) return reader.failure();
+  JsonObject object = reader.root().object();
+  JsonValue type = object.optional("model_type");
+  ConfigPart whole(object, type && type.is_string() ? type.string() : std::string_view{});
+  if (!reader.ok()) return reader.failure();
+  ModelSpec model;
+  model.name = whole.type().empty() ? "config" : whole.type();
+  auto part = text_part(whole);
+  if (!part) {
+    whole.refuse(fmt::format("found no text part `{}` of model_type '{}'",
+                             whole.config_class()->text_path, whole.type()));
+    return reader.failure();
+  }
+  ConfigReading reading(whole, *part, architecture_of(whole), model);
+  reading.has_text_part = !part->is_same(whole);
+  read_layers(reading, reading.architecture);
+  if (!reader.ok()) return reader.failure();
+  return model;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,213 @@
+#include "traces/configs/config_reading.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+namespace lockstep {
+namespace {
+
+// Keys that say how often the rarer type comes, where the file lists no types.
+constexpr auto kPeriods = std::to_array<std::string_view>(
+    {"full_attention_interval", "sliding_window_pattern", "_sliding_window_pattern",
+     "global_attn_every_n_layers", "no_rope_layer_interval", "window_pattern"});
+
+std::string current_name(const std::string& type) {
+  if (type == "mamba") return "linear_attention";
+  if (type == "attention") return "full_attention";
+  if (type == "deepseek_sparse_attention" || type == "qwen_sparse_attention")
+    return "indexed_attention";
+  return type;
+}
+
+std::string type_of(char letter) {
+  constexpr auto kTypes =
+      std::to_array<std::pair<char, std::string_view>>({{'F', "full_attention"},
+                                                        {'S', "sliding_attention"},
+                                                        {'C', "chunked_attention"},
+                                                        {'L', "linear_attention"},
+                                                        {'V', "conv"},
+                                                        {'H', "hybrid"}});
+  for (const auto& [known, name] : kTypes)
+    if (known == letter) return std::string(name);
+  return {};
+}
+
+}  // namespace
+
+std::optional<DType> config_dtype(std::string_view name) {
+  if (name.starts_with("torch.")) name.remove_prefix(6);
+  if (name == "float32" || name == "float") return DType::fp32;
+  if (name == "float16" || name == "half") return DType::fp16;
+  if (name == "bfloat16") return DType::bf16;
+  return std::nullopt;
+}
+
+void ConfigReading::add(std::int64_t index, const LayerKind& kind) {
+  const auto same = [&](const LayerKind& known) {
+    LayerKind renamed = kind;
+    renamed.name = known.name;
+    return renamed == known;
+  };
+  auto at = std::ranges::find_if(model_.kinds, same);
+  if (at == model_.kinds.end()) {
+    LayerKind added = kind;
+    for (int n = 2;
+         std::ranges::find(model_.kinds, added.name, &LayerKind::name) != model_.kinds.end(); ++n)
+      added.name = fmt::format("{}{}", kind.name, n);
+    at = model_.kinds.insert(model_.kinds.end(), std::move(added));
+  }
+  model_.layers.push_back({index, static_cast<std::size_t>(at - model_.kinds.begin())});
+}
+
+std::int64_t ConfigReading::kv_heads() {
+  for (const std::string_view key : {"n_head_kv", "num_kv_heads", "num_key_value_heads",
+                                     "multi_query_group_num", "num_attention_groups"})
+    if (const auto found = text.number(key)) return std::max<std::int64_t>(*found, 1);
+  return heads();
+}
+
+std::int64_t ConfigReading::head_size(bool own) {
+  const std::int64_t given = text.number("head_dim", 0);
+  if (own && given > 0) return given;
+  if (own && text.has("hidden_size_per_head")) return text.need("hidden_size_per_head");
+  const std::int64_t derived = text.need("hidden_size") / heads();
+  if (!own && given > 0 && given != derived)
+    assume(fmt::format("heads of {} elements: {} divides hidden_size and ignores head_dim {}",
+                       derived, architecture, given));
+  return derived;
+}
+
+std::int64_t ConfigReading::window() {
+  const std::int64_t tokens = text.number("sliding_window", 0);
+  // Only classes that have the switch clear the window when it is off.
+  const ConfigClass* known = text.config_class();
+  if (known == nullptr && tokens > 0 && text.has("use_sliding_window") &&
+      !text.flag("use_sliding_window"))
+    text.refuse(fmt::format(
+        "use_sliding_window: whether model_type '{}' ignores its window then is up to a "
+        "class outside vLLM; remove one of the two keys",
+        text.type()));
+  const bool has_switch = known != nullptr && known->defaults.contains("use_sliding_window");
+  return has_switch && !text.flag("use_sliding_window") ? 0 : tokens;
+}
+
+const std::vector<std::string>& ConfigReading::layer_types() {
+  if (types_) return *types_;
+  types_ = text.words("layer_types");
+  if (!types_->empty())
+    for (const std::string_view key : kPeriods) text.has(key);  // the list says the same
+  if (types_->empty()) types_ = derived_types();
+  for (std::string& type : *types_) type = current_name(type);
+  const auto count = static_cast<std::size_t>(text.number("num_hidden_layers", 0));
+  if (!types_->empty() && types_->size() < count)
+    text.refuse(
+        fmt::format("layer_types has {} entries for num_hidden_layers {}", types_->size(), count));
+  return *types_;
+}
+
+std::vector<std::string> ConfigReading::derived_types() {
+  const ConfigClass* known = text.config_class();
+  if (known == nullptr) return {};
+  const auto at = known->defaults.find("layer_types");
+  if (at == known->defaults.end() || at->second == "?") return {};
+  std::string pattern(at->second);
+  const bool last_is_full = pattern.back() == '!';
+  if (last_is_full) pattern.pop_back();
+  if (pattern.size() > 1)
+    for (const std::string_view key : kPeriods) {
+      if (!text.has(key)) continue;
+      const auto period = static_cast<std::size_t>(std::max<std::int64_t>(text.need(key), 1));
+      const bool starts_full = pattern.front() == 'F';
+      const char other = starts_full ? pattern.back() : pattern.front();
+      pattern = std::string(period - 1, other);
+      pattern.insert(starts_full ? 0 : period - 1, 1, 'F');
+      break;
+    }
+  const std::vector<std::int64_t> chunked = text.numbers("no_rope_layers");
+  std::vector<std::string> types;
+  const std::int64_t count = num_layers(), behind = text.number("max_window_layers", count);
+  const bool is_switched = known->defaults.contains("use_sliding_window") && pattern == "F";
+  for (std::int64_t i = 0; i < count; ++i) {
+    std::string type = type_of(pattern[static_cast<std::size_t>(i) % pattern.size()]);
+    if (pattern.front() == 'C' && static_cast<std::size_t>(i) < chunked.size())
+      type = type_of(chunked[static_cast<std::size_t>(i)] != 0 ? 'C' : 'F');
+    if (is_switched && window() > 0 && i >= behind) type = type_of('S');
+    if (last_is_full && i == count - 1) type = type_of('F');
+    types.push_back(std::move(type));
+  }
+  return types;
+}
+
+std::int64_t ConfigReading::model_window() {
+  const bool mixes = std::ranges::any_of(
+      layer_types(), [](const std::string& type) { return type != "sliding_attention"; });
+  return mixes ? 0 : window();
+}
+
+bool ConfigReading::is_causal() {
+  if (architecture == "Gemma3TextModel" && text.flag("use_bidirectional_attention")) return false;
+  return text.flag("is_causal", true);
+}
+
+bool ConfigReading::uses_latent_rows() {
+  constexpr std::string_view kTypes =
+      " axk1 deepseek_v2 deepseek_v3 deepseek_v32 dots3_note glm5_next glm5_next_text glm_moe_dsa "
+      "glm4_moe_lite kimi_k2 kimi_linear longcat_flash pangu_ultra_moe bailing_hybrid hy_v4 ";
+  return kTypes.find(fmt::format(" {} ", text.type())) != std::string_view::npos &&
+         text.number("kv_lora_rank").has_value();
+}
+
+LayerKind ConfigReading::rows(std::string name, std::int64_t heads, std::int64_t head_size) {
+  LayerKind kind;
+  kind.name = std::move(name);
+  kind.spec.block_size = 0;
+  kind.spec.num_kv_heads = heads;
+  kind.spec.head_size = head_size;
+  return kind;
+}
+
+LayerKind ConfigReading::windowed(LayerKind kind, std::int64_t tokens) {
+  if (tokens <= 0) return kind;
+  kind.name = "window";
+  kind.spec.kind = CacheKind::sliding_window;
+  kind.spec.sliding_window = tokens;
+  return kind;
+}
+
+LayerKind ConfigReading::chunked(LayerKind kind, std::int64_t tokens) {
+  kind.name = "chunk";
+  kind.spec.kind = CacheKind::chunked_local;
+  kind.spec.attention_chunk_size = tokens;
+  return kind;
+}
+
+LayerKind ConfigReading::cross(LayerKind kind) {
+  kind.name = "cross";
+  kind.spec.kind = CacheKind::cross_attention;
+  return kind;
+}
+
+LayerKind ConfigReading::single_rows(LayerKind kind) {
+  kind.spec.kind = CacheKind::mla;
+  return kind;
+}
+
+LayerKind ConfigReading::latent(std::int64_t head_size) {
+  LayerKind kind = single_rows(rows("attn", 1, head_size));
+  kind.spec.cache_dtype_str = "auto";
+  return kind;
+}
+
+LayerKind ConfigReading::states(std::string name, const StateFigures& figures) {
+  LayerKind kind;
+  kind.name = std::move(name);
+  kind.spec.kind = CacheKind::mamba;
+  kind.spec.block_size = 0;
+  kind.states = figures;
+  return kind;
+}
+
+}  // namespace lockstep
