@@ -322,7 +322,7 @@ TEST(SimtMeeting, ExitedLanesAreNotWaitedForAndHaveNoValue) {
     ASSERT_EQ(bug_kernels.shuffle_with_exited_lanes(device.stream(), data, 3), simt::success);
     device.expect_clean();
     ASSERT_EQ(bug_kernels.shuffle_with_exited_lanes(device.stream(), data, 20), simt::success);
-    EXPECT_NE(device.take_only(ReportKind::warp_divergence).detail.find("from lane 20"),
+    EXPECT_NE(device.take_only(ReportKind::warp_divergence).detail.find("reads lane 20"),
               std::string::npos);
     ASSERT_EQ(bug_kernels.sum_with_exited_lanes(device.stream(), data), simt::success);
     EXPECT_NE(device.take_only(ReportKind::warp_divergence).detail.find("only lanes 0000ffff"),
