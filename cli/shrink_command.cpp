@@ -3,6 +3,7 @@
 
 #include <CLI/CLI.hpp>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <string>
 
 #include "base/stop_signal.h"
@@ -38,6 +39,11 @@ Result<int> shrink_file(ShrinkCommandOptions& options, CommandReport& report) {
           options.file, summary_of(*recorded), details_of(*recorded));
     else
       fmt::print("{} does not fail: there is nothing to shrink.\n", options.file);
+    if (report.wants_json()) {
+      nlohmann::ordered_json json = {{"file", options.file}, {"fails", false}};
+      if (recorded) json["recording"] = json_of(*recorded);
+      report.set_json(json.dump() + "\n");
+    }
     report.add(
         item_of(options.file, failure, recorded, fmt::format("lockstep audit {}", options.file)));
     return exit_code_of(failure, recorded);

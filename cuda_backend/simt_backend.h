@@ -1,7 +1,7 @@
 // The CUDA backend on the CPU: the SIMT executor (simt/) runs the kernels of kernels/ on a sparse
 // arena in place of device memory. CheckMode::fast runs the plain build of the kernels,
-// check and hunt the build that watches every memory access. StepReadback::reports has the findings,
-// and who_wrote() returns the last writer of a byte.
+// check and hunt the build that watches every memory access. StepReadback::reports has the
+// findings, and who_wrote() returns the last writer of a byte.
 #pragma once
 
 #include <memory>

@@ -2,8 +2,10 @@
 // (properties/mutants/mutant_catalogue.h) has the mechanism and the exposure of each.
 //
 // 1. A defect changes what the backend's parts pass to each other (backend/cuda_backend.h): the
-//    step's program, a plan, its views, uploads and launches. The backend itself contains no defect.
-// 2. What happens within one launch is a launcher of kernels/defect_table.h, in the product's place.
+//    step's program, a plan, its views, uploads and launches. The backend itself contains no
+//    defect.
+// 2. What happens within one launch is a launcher of kernels/defect_table.h, in the product's
+//    place.
 #pragma once
 
 #include <span>

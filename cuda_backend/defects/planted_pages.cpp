@@ -1,4 +1,5 @@
-// Defects planted in HiSparse's pages: in their program, and in the copies and lookups of their rows.
+// Defects planted in HiSparse's pages: in their program, and in the copies and lookups of their
+// rows.
 #include <memory>
 #include <utility>
 #include <vector>

@@ -1,5 +1,5 @@
-// The defects of backend_mutants.h by seam. Each function makes the seams of one run, with their own
-// memory of earlier steps.
+// The defects of backend_mutants.h by seam. Each function makes the seams of one run, with their
+// own memory of earlier steps.
 #pragma once
 
 #include <cstddef>
@@ -81,7 +81,8 @@ struct OwnTables {
   std::optional<DeviceArray<GroupTable>> tables;
   std::optional<DeviceArray<std::int32_t>> lengths;  // of rows; empty: the step's
 };
-// Launches with these parameters look blocks up through edit(span<GroupTable>, OwnTables&, Device&).
+// Launches with these parameters look blocks up through edit(span<GroupTable>, OwnTables&,
+// Device&).
 template <class Params, class Edit>
 Seams in_lookups_of(Edit edit) {
   auto own = std::make_shared<OwnTables>();

@@ -1,5 +1,5 @@
-// A CUDA device: memory, copies and launches. There are two: the SIMT executor (simt_device.h) and a
-// GPU (gpu/gpu_device.h). All code above them is the same.
+// A CUDA device: memory, copies and launches. There are two: the SIMT executor (simt_device.h) and
+// a GPU (gpu/gpu_device.h). All code above them is the same.
 //
 // Invariants:
 // 1. Operations take effect in call order. A call may return before its operation is done.
@@ -196,7 +196,8 @@ void check_count(std::string_view array, std::int64_t count);
 
 // An array in device memory that grows: one kind of input or result of a step.
 //
-// 1. It is its own allocation, so that a read or write past it is found, and its name is in reports.
+// 1. It is its own allocation, so that a read or write past it is found, and its name is in
+//    reports.
 // 2. capacity_ only grows. Growing drops the contents and changes the address.
 template <class T>
 class DeviceArray {

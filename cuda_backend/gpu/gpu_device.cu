@@ -64,8 +64,8 @@ class GpuDevice final : public Device {
           cudaMalloc(&memory, static_cast<std::size_t>(size_bytes)));
     return static_cast<std::byte*>(memory);
   }
-  // Started work may still use the memory: cudaFree only "may perform implicit synchronization", and
-  // cudaFreeHost promises nothing.
+  // Started work may still use the memory: cudaFree only "may perform implicit synchronization",
+  // and cudaFreeHost promises nothing.
   void release(std::byte* memory) override {
     if (memory == nullptr) return;
     wait_for_streams();
@@ -85,8 +85,8 @@ class GpuDevice final : public Device {
     check("cudaFreeHost", cudaFreeHost(memory));
   }
 
-  // A copy from pageable memory "might be synchronous with respect to the host", or may still read it
-  // after the call. Staged bytes are safe.
+  // A copy from pageable memory "might be synchronous with respect to the host", or may still read
+  // it after the call. Staged bytes are safe.
   void upload(void* target, const void* source, std::int64_t size_bytes) override {
     in_pieces(size_bytes, [&](std::int64_t begin, std::byte* place, std::size_t size) {
       std::memcpy(place, static_cast<const std::byte*>(source) + begin, size);

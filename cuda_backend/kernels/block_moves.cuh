@@ -1,7 +1,7 @@
 // Whole blocks: zeroes, copies and poisons their regions, and advances their states.
 //
-// 1. Bytes outside a region are not touched. Regions of zero and copy are what layers use, regions of
-//    poison are whole pages.
+// 1. Bytes outside a region are not touched. Regions of zero and copy are what layers use, regions
+//    of poison are whole pages.
 // 2. Padding on either side of a copy is neither read nor written. A byte is found by its block and
 //    its offset in the block: a padded cache is not one long array (vLLM pull request 39949).
 // 3. Undefined bytes are copied as undefined.

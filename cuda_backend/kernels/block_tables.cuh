@@ -2,7 +2,8 @@
 // kernels address smaller blocks, it also has a table of kernel block ids:
 // kernel block id = block_id * kernel_block_stride + i, i below blocks_per_kv_block.
 //
-// 1. Entries past a row's length do not change. 2. An append does not change entries before its first.
+// 1. Entries past a row's length do not change. 2. An append does not change entries before its
+//    first.
 #pragma once
 
 #include "cuda_backend/kernels/words.cuh"
@@ -46,8 +47,8 @@ __device__ __forceinline__ void set_entry(const GroupTable& table, std::int32_t 
   }
 }
 
-// True for tokens without a slot in a group: a ring keeps only the last tokens of a step, and tokens
-// of a hit keep their rows while windows are recomputed.
+// True for tokens without a slot in a group: a ring keeps only the last tokens of a step, and
+// tokens of a hit keep their rows while windows are recomputed.
 __device__ __forceinline__ bool is_left_out(const SlotMappingParams& p, const GroupTable& table,
                                             std::int32_t row, std::int32_t position) {
   if (p.reach == nullptr) return false;
@@ -62,9 +63,9 @@ __device__ __forceinline__ bool is_left_out(const SlotMappingParams& p, const Gr
 // block_id * block_size + position % block_size. Tokens past the live ones (a padded batch) get
 // pad_slot.
 //
-// Under context parallelism an entry stands for one block per rank: its tokens are sharded in runs of
-// `interleave`, and tokens of other ranks get pad_slot. Replicated tables (is_whole) have a slot for
-// every token.
+// Under context parallelism an entry stands for one block per rank: its tokens are sharded in runs
+// of `interleave`, and tokens of other ranks get pad_slot. Replicated tables (is_whole) have a slot
+// for every token.
 //
 // Grid: x covers num_padded_tokens, y is the group.
 [[maybe_unused]] static __global__ void slot_mapping_kernel(SlotMappingParams p) {

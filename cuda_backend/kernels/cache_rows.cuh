@@ -1,5 +1,5 @@
-// Moves K/V rows into the paged cache and back, through a slot mapping. Rows are bytes of any dtype;
-// NHD, HND, MLA, hidden states and padded pages differ only in strides.
+// Moves K/V rows into the paged cache and back, through a slot mapping. Rows are bytes of any
+// dtype; NHD, HND, MLA, hidden states and padded pages differ only in strides.
 //
 // 1. A slot below zero is skipped. 2. Bytes between rows (padding) are neither read nor written.
 // 3. Unit is the widest access that addresses, strides and row size allow on both sides.

@@ -1,5 +1,5 @@
-// Writes K and V (or latent and rope) of a step's tokens into a paged cache of any layout, element by
-// element or quantised.
+// Writes K and V (or latent and rope) of a step's tokens into a paged cache of any layout, element
+// by element or quantised.
 //
 // 1. A slot below zero is skipped. 2. Bytes outside the written rows do not change.
 // 3. Scaling none moves bits; per_tensor stores round(value / scale); per_token_head takes

@@ -10,8 +10,8 @@
 
 namespace lockstep::cuda {
 
-// The addresses of one part of a layer: its K, its V, the latent or the rope half of MLA. Every layout
-// that engines use is a choice of strides in bytes:
+// The addresses of one part of a layer: its K, its V, the latent or the rope half of MLA. Every
+// layout that engines use is a choice of strides in bytes:
 //
 //   NHD      [num_blocks, block_size, num_heads, head_size]          rows are whole
 //   HND      [num_blocks, num_heads, block_size, head_size]          rows are whole
@@ -24,17 +24,19 @@ namespace lockstep::cuda {
 // 3. stored = round(value / scale) and value = stored * scale. A per_token_head scale is an fp32 at
 //    the address that its strides give: after the row, or in its own tensor.
 // 4. Two elements per byte, the even one in its low half, in rows that are whole (dtype uint8):
-//    int4_rows    0 to 15, value = (stored - zero) * scale. The row's fp32 scale has the address of a
+//    int4_rows    0 to 15, value = (stored - zero) * scale. The row's fp32 scale has the address of
+//    a
 //                 per_token_head scale; the lowest four bits of its pattern are the row's zero.
 //    fp4_groups   e2m1, value = stored * scale * *layer_scale, with an e4m3 scale per 16 elements:
 //                 head_size / 16 bytes per token and head, at `scales` by the strides (nvfp4).
-//                 swizzled_scales: the groups of 4 tokens are permuted, in the order that kernels of
-//                 sm_100 read V's scales; block_size and the groups of a row are then multiples of 4.
+//                 swizzled_scales: the groups of 4 tokens are permuted, in the order that kernels
+//                 of sm_100 read V's scales; block_size and the groups of a row are then multiples
+//                 of 4.
 // 5. Rows of sparse MLA in layouts of bytes, one head, [latent in tiles | rope of 64]: see
-//    latent_rows.cuh. Scales are at `scales` by the strides. Rows and scales of 656 bytes are aligned
-//    to 4 bytes, of 576 bytes to 2.
-//    latent_fp8_rows   656 bytes: 512 e4m3, an fp32 scale for every 128, rope in bf16
-//    latent_fp8_areas  576 bytes: 448 e4m3, rope in bf16; elsewhere 8 bytes of scales, exponents
+//    latent_rows.cuh. Scales are at `scales` by the strides. Rows and scales of 656 bytes are
+//    aligned to 4 bytes, of 576 bytes to 2. latent_fp8_rows   656 bytes: 512 e4m3, an fp32 scale
+//    for every 128, rope in bf16 latent_fp8_areas  576 bytes: 448 e4m3, rope in bf16; elsewhere 8
+//    bytes of scales, exponents
 //                      for every 64 elements and a 0
 //    latent_fp4_rows   352 bytes: 512 e2m1, rope in e4m3, an e4m3 scale for every 16
 enum class Scaling : std::uint8_t {
@@ -194,8 +196,8 @@ struct GatedDeltaParams {
   std::int32_t num_items, num_key_heads;
 };
 
-// Bytes moved at any alignment. Source and target may overlap, for example a state shifted within its
-// block. No item touches another's target.
+// Bytes moved at any alignment. Source and target may overlap, for example a state shifted within
+// its block. No item touches another's target.
 struct ByteMove {
   std::byte* target;
   const std::byte* source;

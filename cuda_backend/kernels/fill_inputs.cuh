@@ -1,5 +1,5 @@
-// The inputs of a layer, made from content ids by rule (1) of sim/protocol/backend.h. They replace the
-// model's projections: a contiguous row per token and head.
+// The inputs of a layer, made from content ids by rule (1) of sim/protocol/backend.h. They replace
+// the model's projections: a contiguous row per token and head.
 #pragma once
 
 #include "cuda_backend/kernels/words.cuh"

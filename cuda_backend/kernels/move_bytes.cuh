@@ -1,11 +1,11 @@
-// Moves bytes of any alignment: states between blocks (mode `align`), and a convolution's state within
-// its own block.
+// Moves bytes of any alignment: states between blocks (mode `align`), and a convolution's state
+// within its own block.
 //
 // 1. One CTA does an overlapping move, tile by tile in the direction of the move. It reads a tile
-//    completely before it writes it, so the result is memmove's. In parallel, as vLLM once did (issue
-//    50729), early writes race with late reads.
-// 2. Accesses are as wide as both ends allow: 16 bytes if both have the same offset from 16, then 8,
-//    4, 2, 1. Head and tail are moved byte by byte. 3. Undefined bytes stay undefined.
+//    completely before it writes it, so the result is memmove's. In parallel, as vLLM once did
+//    (issue 50729), early writes race with late reads.
+// 2. Accesses are as wide as both ends allow: 16 bytes if both have the same offset from 16, then
+//    8, 4, 2, 1. Head and tail are moved byte by byte. 3. Undefined bytes stay undefined.
 #pragma once
 
 #include "cuda_backend/kernels/engine_params.h"

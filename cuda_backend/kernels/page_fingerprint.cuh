@@ -1,6 +1,6 @@
-// Fingerprints of whole pages, padding included: rule (3) of sim/protocol/backend.h. A sum over words
-// keyed by their position: any launch shape gives the same 128 bits, and every swap, shift or stray
-// byte changes them.
+// Fingerprints of whole pages, padding included: rule (3) of sim/protocol/backend.h. A sum over
+// words keyed by their position: any launch shape gives the same 128 bits, and every swap, shift or
+// stray byte changes them.
 #pragma once
 
 #include "cuda_backend/kernels/words.cuh"

@@ -1,5 +1,5 @@
-// Parameters of kernels and of their launchers: plain structs, passed by value or as arrays in device
-// memory. Offsets and strides are 64-bit and count bytes, unless a name says otherwise.
+// Parameters of kernels and of their launchers: plain structs, passed by value or as arrays in
+// device memory. Offsets and strides are 64-bit and count bytes, unless a name says otherwise.
 //
 // 1. A pointer is a device pointer. 2. A count of zero launches nothing.
 // 3. Strides and offsets describe a layout. No struct has its name.
@@ -27,8 +27,8 @@ constexpr Divisor make_divisor(std::uint32_t value) {
   return {value, static_cast<std::uint32_t>((excess << 32) / value + 1), shift};
 }
 
-// HiSparse: the rows of a layer whose pages are not on the device. All are on the host; rows that were
-// read are also in their request's hot region. A host row is host block * block size + row.
+// HiSparse: the rows of a layer whose pages are not on the device. All are on the host; rows that
+// were read are also in their request's hot region. A host row is host block * block size + row.
 struct AwayRows {
   std::byte* host = nullptr;  // row 0 of host block 0
   std::int64_t host_block_stride = 0;

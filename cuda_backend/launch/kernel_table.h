@@ -1,8 +1,8 @@
 // All launchers of the backend in tables, so that host code is the same for every build of the
 // kernels: simt_fast and simt_checked on the CPU, simt_cuda on a GPU.
 //
-// 1. A launcher computes the grid, selects the instance (access width) and launches. With nothing to
-//    do it launches nothing.
+// 1. A launcher computes the grid, selects the instance (access width) and launches. With nothing
+//    to do it launches nothing.
 // 2. It returns 0 or the platform's error, which error_text() describes. It does not wait.
 // 3. It refuses shapes that a grid cannot express.
 // Not checked: what the parameters point to.

@@ -1,4 +1,5 @@
-// The launchers of one build, which the tables of kernel_table.h list, and the grids that they share.
+// The launchers of one build, which the tables of kernel_table.h list, and the grids that they
+// share.
 #pragma once
 
 #include <algorithm>

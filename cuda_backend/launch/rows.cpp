@@ -79,8 +79,8 @@ int launch_gather_rows(const LaunchPlace& place, const GatherRowsParams& params)
                   [&](auto unit) { return gather_rows<decltype(unit)>(place, params); });
 }
 
-// Launchers of cache writes. One launch writes parts that need the same kernel: parts that are moved
-// in one shape, parts with one scale, parts with a scale per token and head, packed parts.
+// Launchers of cache writes. One launch writes parts that need the same kernel: parts that are
+// moved in one shape, parts with one scale, parts with a scale per token and head, packed parts.
 namespace {
 
 enum class Writing : std::uint8_t { moves, elements, rows, int4_rows, fp4_groups, latent_rows };

@@ -1,18 +1,18 @@
-// A backend in your own shared library, in plain C. `lockstep replay TRACE --backend FILE.so` runs your
-// kernels on your memory and compares every byte, table and slot with the model.
-// docs/check_your_kernels.md has an example. sim/protocol/backend.h defines the comparison, by rules
-// that this header cites by number.
+// A backend in your own shared library, in plain C. `lockstep replay TRACE --backend FILE.so` runs
+// your kernels on your memory and compares every byte, table and slot with the model.
+// docs/check_your_kernels.md has an example. sim/protocol/backend.h defines the comparison, by
+// rules that this header cites by number.
 //
 // 1. The library exports lockstep_plugin_open(). The returned table lives as long as the library. A
 //    function pointer that is marked optional may be null.
-// 2. One thread makes all calls, one after the other. Pointers passed to a call are valid during the
-//    call; pointers inside a lockstep_plan are valid until destroy().
+// 2. One thread makes all calls, one after the other. Pointers passed to a call are valid during
+//    the call; pointers inside a lockstep_plan are valid until destroy().
 // 3. Results are complete when a call returns. A call may leave work on a device that later calls
 //    see as done. 0 is success. Any other value ends the run; error_text() may explain it.
 // 4. Sizes, offsets and strides are in bytes, positions and block sizes in tokens. Block ids are
 //    those of the manager; the plugin derives kernel block ids.
-// 5. A new LOCKSTEP_PLUGIN_VERSION may add functions at the end of lockstep_plugin. Existing members
-//    do not change.
+// 5. A new LOCKSTEP_PLUGIN_VERSION may add functions at the end of lockstep_plugin. Existing
+//    members do not change.
 #pragma once
 
 #include <stddef.h>
@@ -124,9 +124,9 @@ typedef struct lockstep_plugin {
   int (*read_bytes)(lockstep_backend* backend, int32_t tensor, int64_t offset, void* bytes,
                     int64_t size_bytes);
 
-  // Zero and copy the bytes that the layers of `group` use in these blocks. Blocks are distinct, and
-  // no target of a call is a source of the same call. Only states are copied: copy_blocks may be
-  // null if read_state is.
+  // Zero and copy the bytes that the layers of `group` use in these blocks. Blocks are distinct,
+  // and no target of a call is a source of the same call. Only states are copied: copy_blocks may
+  // be null if read_state is.
   int (*zero_blocks)(lockstep_backend* backend, int32_t group, const int32_t* block_ids,
                      int32_t count);
   int (*copy_blocks)(lockstep_backend* backend, int32_t group, const int32_t* sources,

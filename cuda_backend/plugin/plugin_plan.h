@@ -1,4 +1,5 @@
-// Both sides of a plugin's C interface (plugin.h): the shared library, and the plan that it receives.
+// Both sides of a plugin's C interface (plugin.h): the shared library, and the plan that it
+// receives.
 #pragma once
 
 #include <memory>

@@ -3,8 +3,9 @@
 //
 // Invariants:
 // 1. The tier has num_blocks_ host blocks of block_bytes_ each, contiguous at memory_.
-// 2. A region of a block has one offset in a host block and one address in its tensor, each with its
-//    own stride. Only bytes that a layer uses are copied. A padded page is not one contiguous array.
+// 2. A region of a block has one offset in a host block and one address in its tensor, each with
+//    its own stride. Only bytes that a layer uses are copied. A padded page is not one contiguous
+//    array.
 // 3. Transfers of one direction are one launch. The launch describes the bytes of the cache and of
 //    the tier that it reads and writes, so streams order it like any other work.
 // 4. HiSparse: a host block of the source holds the pages of all resident groups, in their order.

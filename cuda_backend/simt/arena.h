@@ -40,8 +40,8 @@ class VirtualRange {
   // Releases the physical memory; the bytes read as zero again. Any offset and size: whole pages
   // inside are released, the rest at both ends is set to zero.
   void release(std::size_t offset, std::size_t size_bytes);
-  // Calls visit(offset, size) for the parts that have physical memory, adjacent pages joined. It may
-  // skip a page that was swapped out.
+  // Calls visit(offset, size) for the parts that have physical memory, adjacent pages joined. It
+  // may skip a page that was swapped out.
   void for_each_resident(std::size_t offset, std::size_t size_bytes,
                          const std::function<void(std::size_t, std::size_t)>& visit) const;
   // Larger pages where the kernel has them: right for memory that will be touched densely.

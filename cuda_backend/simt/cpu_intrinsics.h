@@ -1,7 +1,7 @@
 // CUDA's barriers, warp intrinsics, atomics and fences for g++. Include simt.h, not this file.
 //
-// A warp operation is a rendezvous of the lanes in its mask, one switch per lane. simt::warp_sum and
-// simt::warp_max are one rendezvous instead of five shuffles, with bit-identical results.
+// A warp operation is a rendezvous of the lanes in its mask, one switch per lane. simt::warp_sum
+// and simt::warp_max are one rendezvous instead of five shuffles, with bit-identical results.
 //
 // One simulated thread runs at a time, so a plain read-modify-write is atomic, and relaxed. In the
 // checked variant the checker runs first, and the update itself is not instrumented.

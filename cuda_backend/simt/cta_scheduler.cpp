@@ -217,8 +217,8 @@ std::uint32_t CtaScheduler::next_epoch() {
   return ++max_epoch_;
 }
 
-// Restarts the epochs under another tag. Stamps with an earlier tag of this CTA count as ordered. That
-// is exact after a barrier; after a __syncwarp it may hide a race between two warps.
+// Restarts the epochs under another tag. Stamps with an earlier tag of this CTA count as ordered.
+// That is exact after a barrier; after a __syncwarp it may hide a race between two warps.
 void CtaScheduler::open_tag() {
   LS_CHECK(next_extra_tag_ <= kMaxTag, "a launch with more than {} synchronisations",
            std::uint64_t{kMaxTag} << kEpochBits);
@@ -299,8 +299,8 @@ void CtaScheduler::release_barrier() {
 
 }  // namespace simt
 
-// The warp operations of the scheduler. CUDA's rule: all lanes of the mask that have not exited make
-// the same call with the same mask. A shuffle may read only lanes that take part.
+// The warp operations of the scheduler. CUDA's rule: all lanes of the mask that have not exited
+// make the same call with the same mask. A shuffle may read only lanes that take part.
 
 namespace simt {
 

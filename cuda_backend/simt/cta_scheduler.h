@@ -120,8 +120,8 @@ class CtaScheduler {
     unsigned attended = 0;  // lanes
     std::uint32_t epoch = 0;
   };
-  // A rendezvous of the lanes in a mask. Two results alternate: a lane may enter the next rendezvous
-  // before another lane has read the last result.
+  // A rendezvous of the lanes in a mask. Two results alternate: a lane may enter the next
+  // rendezvous before another lane has read the last result.
   struct Rendezvous {
     unsigned mask = 0;   // as the kernel wrote it
     unsigned lanes = 0;  // those that exist

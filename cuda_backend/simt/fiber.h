@@ -2,8 +2,8 @@
 //
 // Invariants:
 //  1. A fiber stays on the OS thread that made it.
-//  2. The stack of an abandoned thread is forgotten, never unwound. So the class uses Boost.Context's
-//     fcontext, not boost::context::fiber.
+//  2. The stack of an abandoned thread is forgotten, never unwound. So the class uses
+//     Boost.Context's fcontext, not boost::context::fiber.
 #pragma once
 
 #include <boost/context/detail/fcontext.hpp>

@@ -2,7 +2,8 @@
 //
 // Invariants:
 //  1. A report never stops the process. A simulated thread that makes an impossible access (out of
-//     bounds, wild, misaligned) is abandoned before the access. After any other report it continues.
+//     bounds, wild, misaligned) is abandoned before the access. After any other report it
+//     continues.
 //  2. At most kReportsPerLaunch reports of a launch are kept, at most kReportsPerPlace of one kind
 //     from one instruction; statistics count all of them.
 //  3. Everything but `pc` is the same in every run with the same seed.
@@ -72,10 +73,10 @@ struct Report {
 // "race: write of 4 bytes by kernel conv_shift (launch 3) cta 0,0,0 thread 17 ..." on one line.
 std::string to_string(const Report& report);
 std::string to_string(const Party& party);
-// The same in the format of NVIDIA's compute-sanitizer 2026.4, for readers and searches of its logs:
-// lines that start with "=========", each with its newline. An allocation starts at address 0x0, and
-// a thread's number is linear. Empty for findings that its tools do not have: undeclared accesses,
-// and the executor's own limits.
+// The same in the format of NVIDIA's compute-sanitizer 2026.4, for readers and searches of its
+// logs: lines that start with "=========", each with its newline. An allocation starts at address
+// 0x0, and a thread's number is linear. Empty for findings that its tools do not have: undeclared
+// accesses, and the executor's own limits.
 std::string in_sanitizer_words(const Report& report);
 
 struct LaunchStatistics {

@@ -9,8 +9,8 @@
 namespace simt {
 namespace {
 
-// Returns the site's id, unique in the process. Executors on several OS threads may call this at the
-// same time.
+// Returns the site's id, unique in the process. Executors on several OS threads may call this at
+// the same time.
 std::uint32_t id_of(runtime::SharedSite& site) {
   static std::atomic<std::uint32_t> last{0};
   const std::atomic_ref<std::uint32_t> id(site.id);

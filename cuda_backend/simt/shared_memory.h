@@ -2,8 +2,8 @@
 //
 // Invariants:
 //  1. A variable keeps its address for one launch. begin_cta() makes its bytes undefined again.
-//  2. A launch has the capacity of any GPU's CTA, 48 KiB without red zones. With opt-in it has that of
-//     an H100 or H200 CTA, 227 KiB.
+//  2. A launch has the capacity of any GPU's CTA, 48 KiB without red zones. With opt-in it has that
+//     of an H100 or H200 CTA, 227 KiB.
 //  3. Dynamic shared memory is placed first, even if it has no bytes.
 #pragma once
 

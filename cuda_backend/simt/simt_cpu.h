@@ -25,8 +25,8 @@
 #define __launch_bounds__(...)
 #define __align__(n) alignas(n)
 #define SIMT_UNROLL _Pragma("GCC unroll 8")
-// For functions that touch device memory after the checker has run. The compiler may not clone them:
-// g++ would move the access into the caller, which has hooks.
+// For functions that touch device memory after the checker has run. The compiler may not clone
+// them: g++ would move the access into the caller, which has hooks.
 #if SIMT_IS_CHECKED && defined(__clang__)
 #define SIMT_NO_HOOKS __attribute__((noinline, no_sanitize("thread")))
 #elif SIMT_IS_CHECKED

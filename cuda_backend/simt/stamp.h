@@ -4,8 +4,8 @@
 // Two stamps that differ only in their flags are the same thread between two synchronisations.
 //
 //  1. launch counts launches and host copies together; host copies have tag, thread and epoch 0.
-//  2. A cta tag is the linear index of the CTA, or, after 1,023 epochs, another tag from the scheduler
-//     (cta_scheduler.h). So epochs never wrap.
+//  2. A cta tag is the linear index of the CTA, or, after 1,023 epochs, another tag from the
+//     scheduler (cta_scheduler.h). So epochs never wrap.
 //  3. A thread's epoch rises at barriers and __syncwarp only.
 #pragma once
 

@@ -1,10 +1,10 @@
-// A step's queries, answered by the attention kernel of an engine (kernels/split_attention.cuh): one
-// launch per queried layer, decodes and tokens of prefill chunks in one batch.
+// A step's queries, answered by the attention kernel of an engine (kernels/split_attention.cuh):
+// one launch per queried layer, decodes and tokens of prefill chunks in one batch.
 //
 // Invariants:
 // 1. With real numbers the kernel derives the visible positions from the query's position and the
-//    layer's kind (window, chunk); AttentionQuery::first only describes the read. With words it reads
-//    exactly the query's range.
+//    layer's kind (window, chunk); AttentionQuery::first only describes the read. With words it
+//    reads exactly the query's range.
 // 2. Real contexts are split, so most outputs are joined from partial ones. A context of words is
 //    one split.
 // 3. A rank of context parallelism attends over its own tokens, which are one context in its cache.

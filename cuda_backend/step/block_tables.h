@@ -4,10 +4,10 @@
 // 1. tables_ has the groups' tables first, in the order of the plan, then the mapped tables
 //    (views/layer_caches.h). A mapped table has the manager blocks of its group and its own kernel
 //    blocks.
-// 2. Only clear, append and edit change a row's entries, as the program states. No table is uploaded
-//    as a whole.
-// 3. Kernel block ids are derived on the device where a group's kernel blocks are smaller. Otherwise
-//    kernel_entries is entries.
+// 2. Only clear, append and edit change a row's entries, as the program states. No table is
+//    uploaded as a whole.
+// 3. Kernel block ids are derived on the device where a group's kernel blocks are smaller.
+//    Otherwise kernel_entries is entries.
 // 4. Slots of table t start at t * stride in their array; a wider stride moves them, so captured
 //    graphs are dropped.
 // Not checked here: that block ids are meaningful. They come from the simulator.
@@ -29,7 +29,8 @@
 namespace lockstep::cuda {
 
 // Number of tokens that the captured parts of a step run: the size of the graph that takes the
-// batch, or the tokens that data parallel ranks agreed on; without such a graph, the batch's tokens.
+// batch, or the tokens that data parallel ranks agreed on; without such a graph, the batch's
+// tokens.
 inline std::int32_t step_batch(const Device& device, const StepProgram& program) {
   const auto num_tokens = static_cast<std::int32_t>(program.contents.size());
   const std::int32_t size = device.padded_batch(std::max(num_tokens, program.agreed.num_tokens));
@@ -79,8 +80,8 @@ class BlockTables {
   // clear_rows, table_updates and table_edits of the program, in this order.
   void apply(const StepProgram& program);
 
-  // Maps the scheduled tokens to slots in every group, padded to num_padded_tokens or to the captured
-  // size that the backend chooses.
+  // Maps the scheduled tokens to slots in every group, padded to num_padded_tokens or to the
+  // captured size that the backend chooses.
   void map_slots(const StepProgram& program);
   // Maps other tokens, by position and row, in every group. Their slots replace the step's.
   void map_tokens(std::span<const std::int32_t> positions, std::span<const std::int32_t> token_rows,

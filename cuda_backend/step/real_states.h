@@ -1,11 +1,12 @@
-// A step's state updates by the kernels of an engine: inputs made from content ids, convolutions and
-// recurrences over them, copies of states between blocks. Rule (15) of sim/protocol/backend.h.
+// A step's state updates by the kernels of an engine: inputs made from content ids, convolutions
+// and recurrences over them, copies of states between blocks. Rule (15) of sim/protocol/backend.h.
 //
 // Invariants:
-// 1. states_ and constants_at_ have one entry per state tensor, in the order of LayerCaches::states.
-// 2. A request's updates in a group are one chain, which is one item of a launch. A recurrence writes
-//    a state after every token that has a block for it. A convolution keeps one sequence of inputs
-//    for all drafts, and for a checkpoint its inputs at that token.
+// 1. states_ and constants_at_ have one entry per state tensor, in the order of
+//    LayerCaches::states.
+// 2. A request's updates in a group are one chain, which is one item of a launch. A recurrence
+//    writes a state after every token that has a block for it. A convolution keeps one sequence of
+//    inputs for all drafts, and for a checkpoint its inputs at that token.
 // 3. Chains of one wave may run at the same time: no block is written that another chain reads or
 //    writes.
 // 4. Chunks run in the kernels that work in pieces; single tokens and drafts run token by token.

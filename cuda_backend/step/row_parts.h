@@ -1,13 +1,13 @@
-// The layers' rows as the kernels of launch/kernel_table.h take them: a K and a V part with a format
-// and, where the cache is quantised, scales. Rule (13) of sim/protocol/backend.h.
+// The layers' rows as the kernels of launch/kernel_table.h take them: a K and a V part with a
+// format and, where the cache is quantised, scales. Rule (13) of sim/protocol/backend.h.
 //
 // Invariants:
 // 1. In a replay of words, and for layers whose elements are not numbers (uint8), a part is bytes
 //    that are moved.
-// 2. A layer's one scale is in a device array. Scales per token and head are in the pages, after the
-//    elements of their rows.
-// 3. Rows of nvfp4 are in areas of a dense block: elements of all K rows, their scales, then V. V4's
-//    rows of MLA have 576 bytes of data each and then 8 bytes of scales.
+// 2. A layer's one scale is in a device array. Scales per token and head are in the pages, after
+//    the elements of their rows.
+// 3. Rows of nvfp4 are in areas of a dense block: elements of all K rows, their scales, then V.
+//    V4's rows of MLA have 576 bytes of data each and then 8 bytes of scales.
 #pragma once
 
 #include <cstdint>

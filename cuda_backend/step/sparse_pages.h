@@ -1,5 +1,5 @@
-// HiSparse's pages on the device: rule (25) of sim/protocol/backend.h. Tables of residency in addition
-// to the block tables, hot regions, and the copies of rows between the host and both.
+// HiSparse's pages on the device: rule (25) of sim/protocol/backend.h. Tables of residency in
+// addition to the block tables, hot regions, and the copies of rows between the host and both.
 //
 // Invariants:
 // 1. groups_, entries_ and residency_ have one entry per group of resident pages.
@@ -8,7 +8,8 @@
 // 3. Readers of resident layers look a page up in the table of residency. Where it has the null
 //    block, they read through away_of_layer().
 // 4. The device chooses the slot of a region that a row takes. The host has no copy of the regions.
-// 5. num_reads_ counts every read of the run. A slot's last use is such a number, and 0 is never one.
+// 5. num_reads_ counts every read of the run. A slot's last use is such a number, and 0 is never
+//    one.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// The dependency graph of a step's operations, and its placement on streams. Two operations depend on
-// each other where both touch the same bytes and at least one writes them.
+// The dependency graph of a step's operations, and its placement on streams. Two operations depend
+// on each other where both touch the same bytes and at least one writes them.
 //
 // Invariants:
 // 1. Vertices are the operations in call order. Every edge points from a later operation to an

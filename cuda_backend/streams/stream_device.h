@@ -1,5 +1,5 @@
-// Devices in front of a device: one spreads operations over streams, one captures graphs, one delays
-// operations.
+// Devices in front of a device: one spreads operations over streams, one captures graphs, one
+// delays operations.
 //
 // The stream device runs operations in any order that their memory allows. The calls up to a
 // finish() become a graph (step_graph.h), are spread over streams of the inner device, and are
@@ -33,17 +33,17 @@ struct StreamOptions {
 std::unique_ptr<Device> make_stream_device(std::unique_ptr<Device> device,
                                            const StreamOptions& options);
 
-// Captured graphs, as engines use them. The launches of a part of a step are recorded once per padded
-// batch size, with their pointers and parameters, and are launched again for every later batch that
-// is padded to the same size.
+// Captured graphs, as engines use them. The launches of a part of a step are recorded once per
+// padded batch size, with their pointers and parameters, and are launched again for every later
+// batch that is padded to the same size.
 //
 // Invariants:
-// 1. The first batch of a size runs as issued and is recorded. A later batch launches the recording,
-//    whatever its own parameters are: what differs must be in device memory.
+// 1. The first batch of a size runs as issued and is recorded. A later batch launches the
+//    recording, whatever its own parameters are: what differs must be in device memory.
 // 2. A replayed graph is one operation on one stream. It touches what its launches would touch in
 //    this step.
-// 3. A graph lives until memory is released or forget_captured() is called. Its pointers may then be
-//    stale.
+// 3. A graph lives until memory is released or forget_captured() is called. Its pointers may then
+//    be stale.
 // 4. In eager mode no batch has a graph.
 // 5. A part is recorded or replayed, never both, and parts do not nest.
 // Not checked here: the premise of rule 1. A parameter that was frozen by mistake shows in the

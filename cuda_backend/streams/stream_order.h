@@ -1,6 +1,6 @@
 // Checks that operations on several streams were ordered where they had to be. From the calls that
-// were really issued, in order, it finds pairs of operations that touch the same bytes, at least one
-// of them writing, without an order between them by stream or event.
+// were really issued, in order, it finds pairs of operations that touch the same bytes, at least
+// one of them writing, without an order between them by stream or event.
 //
 // Invariants:
 // 1. Every call is a vertex. A stream joins it to the stream's previous call, an event to its

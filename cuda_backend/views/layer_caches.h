@@ -1,15 +1,15 @@
-// From views to kernel parameters: the views that an engine makes of a plan (views.h) as byte strides,
-// and as the regions of whole-block operations. Host arithmetic only.
+// From views to kernel parameters: the views that an engine makes of a plan (views.h) as byte
+// strides, and as the regions of whole-block operations. Host arithmetic only.
 //
 // Invariants:
 // 1. All addresses come from the views; nothing is derived from a spec a second time.
 // 2. Zero and copy regions cover exactly the bytes that a layer's rows or states use in a block.
 //    Poison regions cover the block.
-// 3. Rows and states have the addresses of the given views. Regions of rows and of poison have those
-//    of the plan.
+// 3. Rows and states have the addresses of the given views. Regions of rows and of poison have
+//    those of the plan.
 // 4. rows, group_of_layer, table_of_layer, draft_module_of_layer, tensor_of_layer and
-//    last_tensor_of_layer have one entry per layer of the plan; states and state_shapes one per state
-//    tensor; pages one per tensor.
+//    last_tensor_of_layer have one entry per layer of the plan; states and state_shapes one per
+//    state tensor; pages one per tensor.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
-// The views of caches that overlay one allocation, in one of the six orders of [layers, blocks, heads,
-// tokens, content]. Each backend defines heads and rows, as elsewhere, but K and V of a token and head
-// are one content, and all groups start at byte 0.
+// The views of caches that overlay one allocation, in one of the six orders of [layers, blocks,
+// heads, tokens, content]. Each backend defines heads and rows, as elsewhere, but K and V of a
+// token and head are one content, and all groups start at byte 0.
 //
 // 1. storage_offset counts from the start of the allocation.
 // 2. Blocks are the first dimension of every view, K and V the second, then heads, tokens, a row.

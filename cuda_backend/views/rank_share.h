@@ -1,5 +1,5 @@
-// The share of a rank of tensor and pipeline parallelism: its allocation, and its heads and layers of
-// the model, derived from its ranks and the model's configuration as a worker does. Rule (14) of
+// The share of a rank of tensor and pipeline parallelism: its allocation, and its heads and layers
+// of the model, derived from its ranks and the model's configuration as a worker does. Rule (14) of
 // sim/protocol/backend.h; the reference has its own (reference/plan/rank_plan.h).
 //
 // 1. Without such parallelism the plan is the model's, with every layer and head.

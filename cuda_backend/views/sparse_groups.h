@@ -22,10 +22,10 @@ inline bool is_resident_pages(const KVCacheGroupSpec& group) {
 }
 inline bool is_hot_region(const KVCacheGroupSpec& group) { return group.role == kHiSparseHot; }
 
-// Returns the plan with resident and hot groups as MLA caches, marked by their roles. Their layers take
-// the specs of the source's layers, in order. The source becomes a cache without memory.
-// Without HiSparse: the plan. Refused: resident or hot layers whose number or page size differs from
-// the source's.
+// Returns the plan with resident and hot groups as MLA caches, marked by their roles. Their layers
+// take the specs of the source's layers, in order. The source becomes a cache without memory.
+// Without HiSparse: the plan. Refused: resident or hot layers whose number or page size differs
+// from the source's.
 Result<KVCacheConfig> bind_sparse_groups(KVCacheConfig plan);
 
 }  // namespace lockstep::cuda

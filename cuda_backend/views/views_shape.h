@@ -1,8 +1,11 @@
-// The shape and order of each attention backend's cache, as the engine's backend classes define them.
+// The shape and order of each attention backend's cache, as the engine's backend classes define
+// them.
 //
-// 1. shape() is the logical shape; stride_order()[i] is the logical dimension that is i-th in memory.
+// 1. shape() is the logical shape; stride_order()[i] is the logical dimension that is i-th in
+//    memory.
 // 2. A layers dimension is the first logical dimension.
-// 3. The block dimension is found with a number of blocks that no other dimension has, never guessed.
+// 3. The block dimension is found with a number of blocks that no other dimension has, never
+//    guessed.
 // Sources: get_kv_cache_shape and get_kv_cache_stride_order of vllm/v1/attention/backends/.
 #pragma once
 

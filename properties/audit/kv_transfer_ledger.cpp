@@ -201,6 +201,10 @@ void KvTransferLedger::end(const RecordedStep& step, std::int64_t last) {
 }
 
 void KvTransferLedger::receive(const RecordedWorker& worker) {
+  // A late report also sends back the request that holds the block now.
+  for (auto& [name, request] : requests_)
+    if (first_invalid(request, request.computed, worker.invalid_blocks) < request.computed)
+      blocks_.note_withdrawn(request);
   for (auto& [name, request] : requests_)
     if (request.transfer == Transfer::loading)
       loads_[request].invalid.insert(loads_[request].invalid.end(), worker.invalid_blocks.begin(),

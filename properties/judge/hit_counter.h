@@ -1,6 +1,6 @@
-// Counts what prefix caching finds in a run and why it finds no more, from the run's decisions. Only
-// blocks and tokens are followed: nothing is checked. It costs about 200 ns per prompt token, so it
-// ends after kTokensMax of them.
+// Counts what prefix caching finds in a run and why it finds no more, from the run's decisions.
+// Only blocks and tokens are followed: nothing is checked. It costs about 200 ns per prompt token,
+// so it ends after kTokensMax of them.
 //
 // (1) The counter sits between the loop and its workload and changes neither.
 // (2) Its totals cover every completed step up to its end.

@@ -38,8 +38,8 @@ struct Outcome {
   // properties/invariants/invariants.h, or "liveness"; for a cycle of waiting requests
   // "liveness.head_of_line" or, if the first of them holds blocks, "liveness.partial_load". Of
   // another engine: "engine.exception", "engine.crash", "engine.hang" or "engine.reply", and with
-  // JudgeOptions::conforms "conform." and a field of a recorded step. "harness" of that kind. Empty:
-  // agreed or refused.
+  // JudgeOptions::conforms "conform." and a field of a recorded step. "harness" of that kind.
+  // Empty: agreed or refused.
   std::string check;
   std::int64_t step = -1;
   std::int32_t dp_rank =

@@ -26,10 +26,8 @@ constexpr SiteText kSites[] = {
     {"views", "Views and addresses of a memory plan, proved by writing and finding every element."},
     {"planner", "What an engine tells its users and kernels about a plan."},
     {"transfer",
-     "Two engines with a network between them (docs/distributed.md), and connectors as an engine "
-     "sets "
-     "them "
-     "up."},
+     "Two engines with a network between them (docs/distributed.md), and an engine's own "
+     "connectors."},
 };
 
 const SiteText& text_of(MutantSite site) { return kSites[static_cast<std::size_t>(site)]; }

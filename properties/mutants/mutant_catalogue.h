@@ -2,8 +2,8 @@
 // for it. The defects that a harness has found are the proof that it finds any.
 //
 // Invariants
-// (1) An id is the name that SavedCase::mutants, `--mutant` and docs/reference/mutants.md use; it is
-//     unique.
+// (1) An id is the name that SavedCase::mutants, `--mutant` and docs/reference/mutants.md use; it
+//     is unique.
 // (2) A bias narrows the search to configurations in which the defect can show; seeds decide the
 //     rest. No entry contains a failing case.
 // (3) `caught_by` lists the checks that may find it first; any other check is reported as a

@@ -33,8 +33,8 @@ struct ModelPlacement {
 Result<ModelPlacement> place_model(const LayerSpecs& layers, DType model_dtype,
                                    const PlanOptions& options, const std::string& order);
 
-// The plan of a model as a server of `release` makes it: in mode align with the states that prefills
-// export. `extra`: layers of no model, placed last.
+// The plan of a model as a server of `release` makes it: in mode align with the states that
+// prefills export. `extra`: layers of no model, placed last.
 Result<ModelPlacement> place_served_model(const ModelSpec& model, const PlanOptions& options,
                                           std::string_view release, const std::string& order,
                                           const LayerSpecs& extra = {});

@@ -33,8 +33,8 @@ MambaCacheMode served_cache_mode(const EngineConfig& engine, const ModelSpec& mo
 // Tokens of a block of states in a plan of these layers.
 using StateBlock = std::function<Result<std::int64_t>(const LayerSpecs&)>;
 
-// Puts into the specs of states what their mixers export from inside a prefill: as the release does,
-// or as the model file says. Gated delta nets export on the grid of their own blocks, which
+// Puts into the specs of states what their mixers export from inside a prefill: as the release
+// does, or as the model file says. Gated delta nets export on the grid of their own blocks, which
 // `state_block` computes; without it, aligned_sizes(). REQUIRES: options.mamba_cache_mode is the
 // layers'. Refused: what state_block refuses.
 Result<void> take_served_checkpoints(std::string_view release, const ModelSpec& model,

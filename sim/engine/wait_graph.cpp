@@ -59,7 +59,7 @@ std::string cycle_text(const Standstill& standstill, const std::vector<WaitingRe
       holders.push_back(fmt::format("{} ({})", cycle[i].name, holding_text(cycle[i])));
   return fmt::format(
       "{}{} waits for {} more{}, and {} of {} are free; {} {} behind it in the queue: none of them "
-      "can go on",
+      "can continue",
       first.name, first.blocks_held > 0 ? fmt::format(" ({})", holding_text(first)) : std::string(),
       blocks_text(first.blocks_missing), standstill.place, standstill.free_blocks,
       standstill.total_blocks, fmt::join(holders, ", "), holders.size() == 1 ? "waits" : "wait");

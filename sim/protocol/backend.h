@@ -45,9 +45,10 @@
 //     all blocks before V of all blocks, a block's own bytes are in two pages. Page numbers in
 //     rules (3) and (6) follow this definition; a region may cut a word of (6) at any byte.
 // (8) At start every byte of every tensor holds Poison::fresh. A PoisonBlock poisons all bytes that
-//     belong to the block, in every tensor: the whole page, padding and unused bytes included (the K
-//     and the V region of a layout that splits them). Zeroing and copying touch the bytes that the
-//     group's layers use in that block, never padding, never a tensor where the group has no layer.
+//     belong to the block, in every tensor: the whole page, padding and unused bytes included (the
+//     K and the V region of a layout that splits them). Zeroing and copying touch the bytes that
+//     the group's layers use in that block, never padding, never a tensor where the group has no
+//     layer.
 // (9) Order within a step: the order of StepProgram's members. K/V rows of all layers with slots
 //     (every kind except mamba) are written after the tables are up to date and before any probe or
 //     query. Slot mappings are compared for groups with slots only. r in (4) pads a truncated last
@@ -119,8 +120,8 @@
 //         normalised, scale is 1/8.
 //     A convolution keeps one sequence of inputs for all states of a chain of updates. It reads a
 //     step's tokens after rows [conv_offset, conv_offset + w - 1) of conv_source; of this sequence,
-//     the inputs from number num_tokens go to rows 0, 1, ... of the target. With drafts, updates leave
-//     inputs unchanged. A copy moves rows [conv_offset, n) of conv_source to rows 0, 1, ...
+//     the inputs from number num_tokens go to rows 0, 1, ... of the target. With drafts, updates
+//     leave inputs unchanged. A copy moves rows [conv_offset, n) of conv_source to rows 0, 1, ...
 //     The output of a convolution or recurrence is read back for the last token of each update.
 // (16) A checkpoint is one of a chunk's two updates: its target receives the state after its
 //     tokens, inputs of convolutions included, and the chunk continues in the same pass. The next

@@ -28,7 +28,8 @@ class EngineWorker {
   // Valid during the step.
   virtual void decided(const SchedulerOutput& decision) = 0;
   virtual void sampled(RequestId id, std::span<const std::int32_t> tokens) = 0;
-  // Lockstep's own code in the worker's process raised, and execute() returned its error; else null.
+  // Lockstep's own code in the worker's process raised, and execute() returned its error; else
+  // null.
   virtual const EngineFailure* harness_failure() const = 0;
   // The engine has dropped what was sampled behind the request's first `num_tokens` tokens.
   virtual void dropped(RequestId id, std::int64_t num_tokens) = 0;

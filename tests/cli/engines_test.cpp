@@ -37,7 +37,8 @@ TEST(Engines, TellsEveryPolicyOfOneEngine) {
 }
 
 TEST(Engines, DocumentationHasTheChangeLogOfTheTable) {
-  const std::string page = read_text(std::string(LOCKSTEP_SOURCE_DIR) + "/docs/reference/releases.md");
+  const std::string page =
+      read_text(std::string(LOCKSTEP_SOURCE_DIR) + "/docs/reference/releases.md");
   const std::string log = run_lockstep({"engines", "--markdown"}).out;
   EXPECT_NE(page.find("<!-- engines -->\n" + log + "<!-- /engines -->"), std::string::npos)
       << "put this between the marks of docs/reference/releases.md:\n"

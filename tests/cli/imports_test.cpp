@@ -91,7 +91,8 @@ TEST(Imports, ALinkAfterRowsWithoutLinksIsRefused) {
   EXPECT_TRUE(says(outcome, ":2: field `session_id`: found a link to other rows")) << outcome.err;
 }
 
-// vllm-project/guidellm#948: ids that do not fit 512 tokens made seconds of a Mooncake file's times.
+// vllm-project/guidellm#948: ids that do not fit 512 tokens made seconds of a Mooncake file's
+// times.
 TEST(Imports, AGuessAboutIdsAndTimesIsSaid) {
   const std::string path =
       file_of("short_blocks.jsonl", mooncake_row(0, 10, "0") + mooncake_row(0.2, 20, "0, 1") +

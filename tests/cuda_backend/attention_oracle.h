@@ -1,5 +1,5 @@
-// Attention over rows of numbers in doubles, and the largest distance of fp32 from it. The rows come
-// from part_oracle.h. Independent of blocks, tables, splits and warps.
+// Attention over rows of numbers in doubles, and the largest distance of fp32 from it. The rows
+// come from part_oracle.h. Independent of blocks, tables, splits and warps.
 #pragma once
 
 #include <algorithm>

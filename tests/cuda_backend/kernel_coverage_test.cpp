@@ -1,5 +1,5 @@
-// Every kernel has a test that checks its accesses: a test of single kernels launches every __global__
-// of cuda_backend/kernels in check mode.
+// Every kernel has a test that checks its accesses: a test of single kernels launches every
+// __global__ of cuda_backend/kernels in check mode.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -37,8 +37,8 @@ Names kernels_in(const std::string& text) {
   return matches(text, R"(__global__\s+void\s+(?:__launch_bounds__\([^)]*\)\s*)?(\w+)\()");
 }
 
-// Kernels by the name of their launch. A launcher contains both: a function of launch/ that starts at
-// the start of a line and ends with a brace there.
+// Kernels by the name of their launch. A launcher contains both: a function of launch/ that starts
+// at the start of a line and ends with a brace there.
 std::map<std::string, Names> kernels_by_launch(const std::string& text) {
   std::map<std::string, Names> kernels;
   std::istringstream lines(text);
@@ -62,8 +62,8 @@ Names uncovered(const Names& kernels, const std::map<std::string, Names>& by_lau
   return left;
 }
 
-// Runs all tests of single kernels in other processes: those of this program, without whole backends
-// and the executor, and those of kernel_matrices.
+// Runs all tests of single kernels in other processes: those of this program, without whole
+// backends and the executor, and those of kernel_matrices.
 Names launched_by_kernel_tests() {
   const std::string log = tests::temporary_path("kernels");
   const std::string variable = std::string(kKernelLogVariable) + "='" + log + "' ";

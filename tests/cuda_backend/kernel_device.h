@@ -1,5 +1,5 @@
-// A device for tests of single kernels: the SIMT executor, or a GPU if LOCKSTEP_TEST_DEVICE is cuda.
-// Without a GPU every test of such a run is skipped.
+// A device for tests of single kernels: the SIMT executor, or a GPU if LOCKSTEP_TEST_DEVICE is
+// cuda. Without a GPU every test of such a run is skipped.
 //
 // 1. A report fails the test. 2. On a GPU there are no modes and no reports: bodies of
 //    in_every_mode() run once.
@@ -83,8 +83,8 @@ class KernelDevice {
     return values;
   }
 
-  // Launch shapes with equal results: the device's own, a GPU's, and one thread; on a GPU its own, and
-  // CTAs of one warp with few and with many items.
+  // Launch shapes with equal results: the device's own, a GPU's, and one thread; on a GPU its own,
+  // and CTAs of one warp with few and with many items.
   std::vector<LaunchPlace> places() {
     if (runs_on_gpu()) {
       LaunchPlace little = device_->place(), much = device_->place();
@@ -123,8 +123,8 @@ class KernelDevice {
   std::optional<EngineKernels> planted_;
 };
 
-// Runs the body in every mode, whose results must be equal: the plain build, the checked one, and the
-// checked one with threads preempted between accesses, for `hunts` seeds.
+// Runs the body in every mode, whose results must be equal: the plain build, the checked one, and
+// the checked one with threads preempted between accesses, for `hunts` seeds.
 template <class Body>
 void in_every_mode(const Body& body, int hunts = 2) {
   body(CheckMode::fast, std::uint64_t{1});

@@ -1,5 +1,5 @@
-// HiSparse's rows on the device: written rows are copied to the host, read rows to hot regions, by the
-// rule of the reference, and readers find each row.
+// HiSparse's rows on the device: written rows are copied to the host, read rows to hot regions, by
+// the rule of the reference, and readers find each row.
 #include <gtest/gtest.h>
 
 #include <algorithm>

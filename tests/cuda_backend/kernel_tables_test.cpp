@@ -1,5 +1,5 @@
-// Block tables and slot mappings on the device: rows after appends, edits and clears, and the slots of
-// positions.
+// Block tables and slot mappings on the device: rows after appends, edits and clears, and the slots
+// of positions.
 #include <gtest/gtest.h>
 
 #include "tests/cuda_backend/kernel_device.h"

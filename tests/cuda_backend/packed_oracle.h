@@ -1,5 +1,5 @@
-// A block of 4-bit rows as its engine's tensors describe it, byte by byte, and the rounding of numbers
-// by a search of all numbers of the format. No code and no arithmetic of cuda_backend/.
+// A block of 4-bit rows as its engine's tensors describe it, byte by byte, and the rounding of
+// numbers by a search of all numbers of the format. No code and no arithmetic of cuda_backend/.
 #pragma once
 
 #include <array>

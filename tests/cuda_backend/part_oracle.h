@@ -1,5 +1,5 @@
-// The addresses of a paged cache's elements, from the shapes of engines' caches, and the rounding of
-// numbers by a search of all numbers of the format. Plain loops: no code and no arithmetic of
+// The addresses of a paged cache's elements, from the shapes of engines' caches, and the rounding
+// of numbers by a search of all numbers of the format. Plain loops: no code and no arithmetic of
 // cuda_backend/.
 #pragma once
 

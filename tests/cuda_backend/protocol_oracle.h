@@ -1,5 +1,5 @@
-// The protocol of sim/protocol/backend.h in plain loops over bytes, for comparison with the kernels'
-// results. It shares no code and no arithmetic with cuda_backend/ or reference/.
+// The protocol of sim/protocol/backend.h in plain loops over bytes, for comparison with the
+// kernels' results. It shares no code and no arithmetic with cuda_backend/ or reference/.
 #pragma once
 
 #include <cmath>

@@ -1,5 +1,5 @@
-// The graph of a step's operations, their placement, and the check of the issued calls. The check is
-// independent of the first two and finds every missing edge.
+// The graph of a step's operations, their placement, and the check of the issued calls. The check
+// is independent of the first two and finds every missing edge.
 #include "cuda_backend/streams/step_graph.h"
 
 #include <fmt/core.h>

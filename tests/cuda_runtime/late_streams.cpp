@@ -51,7 +51,8 @@ void LateStreams::run_to(const Mark& mark) {
 void LateStreams::run_all() {
   while (run_one()) {
   }
-  for (const auto& queue : queues_) LS_CHECK(queue.empty(), "a stream waits for a mark that never passes");
+  for (const auto& queue : queues_)
+    LS_CHECK(queue.empty(), "a stream waits for a mark that never passes");
 }
 
 }  // namespace lockstep::cuda

@@ -14,7 +14,7 @@ SimulatedCuda* the_current = nullptr;
 }  // namespace
 
 SimulatedCuda::SimulatedCuda(const SimulatedCudaOptions& asked)
-    : memory(asked.device_bytes, asked.pinned_bytes),
+    : memory(asked.device_bytes, asked.pinned_bytes, asked.fresh),
       streams(asked.seed),
       options(asked),
       random_(asked.seed + 1) {

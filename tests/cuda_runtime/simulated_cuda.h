@@ -50,13 +50,15 @@ struct SimulatedCudaOptions {
   int major = 9, minor = 0;  // compute capability
   std::int64_t device_bytes = std::int64_t{1} << 30;
   std::int64_t pinned_bytes = std::int64_t{1} << 30;
-  // The call of this number, from 0, returns `error`. A release still happens, because it may return
-  // an error of earlier work.
+  // The call of this number, from 0, returns `error`. A release still happens, because it may
+  // return an error of earlier work.
   std::int64_t failing_call = -1;
   cudaError_t error = cudaErrorUnknown;
   bool sticks = false;  // ... and so does every later call
   // Wrong on purpose: cudaStreamWaitEvent orders nothing, cudaStreamSynchronize does not wait.
   bool drops_waits = false;
+  // Bytes of new memory. 0 keeps kernels inside their memory that read an upload too early.
+  int fresh = 0xC5;
   bool drops_synchronisations = false;
 };
 

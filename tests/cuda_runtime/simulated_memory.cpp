@@ -11,7 +11,7 @@ namespace lockstep::cuda {
 namespace {
 
 constexpr std::size_t kAlignment = 256;
-constexpr int kFresh = 0xC5, kGivenBack = 0xDB;
+constexpr int kGivenBack = 0xDB;
 
 }  // namespace
 
@@ -21,7 +21,7 @@ void* SimulatedMemory::allocate(MemoryKind kind, std::size_t size_bytes) {
   const std::size_t rounded = (size_bytes + kAlignment - 1) / kAlignment * kAlignment;
   auto* bytes = static_cast<std::byte*>(std::aligned_alloc(kAlignment, rounded));
   LS_CHECK(bytes != nullptr, "{} bytes for a simulated GPU", rounded);
-  std::memset(bytes, kFresh, rounded);
+  std::memset(bytes, fresh_, rounded);
   left -= static_cast<std::int64_t>(size_bytes);
   blocks_.emplace(bytes, Block{kind, size_bytes, {bytes, std::free}});
   return bytes;

@@ -18,8 +18,9 @@ enum class MemoryKind : std::uint8_t { device, pinned, pageable };
 
 class SimulatedMemory {
  public:
-  SimulatedMemory(std::int64_t device_bytes, std::int64_t pinned_bytes)
-      : left_{device_bytes, pinned_bytes} {}
+  // `fresh`: the value of every byte of a new allocation.
+  SimulatedMemory(std::int64_t device_bytes, std::int64_t pinned_bytes, int fresh)
+      : left_{device_bytes, pinned_bytes}, fresh_(fresh) {}
 
   // Aligned to 256. Null: no memory.
   void* allocate(MemoryKind kind, std::size_t size_bytes);
@@ -38,6 +39,7 @@ class SimulatedMemory {
   };
   std::map<const std::byte*, Block> blocks_;  // by first byte
   std::int64_t left_[2];                      // bytes, by kind
+  int fresh_;
 };
 
 }  // namespace lockstep::cuda

@@ -44,5 +44,11 @@ TEST(ConnectorCasesFound, ARowIsVoidIfItReadsWhatWasLost) {
   expect_agreed("block_behind_a_window_lost_by_another", Reached::lost_blocks);
 }
 
+// Seed 3142. A load fails, the request is aborted, and the next one has the block when the report
+// arrives: it is sent back as well, which counted as tokens computed again without a cause.
+TEST(ConnectorCasesFound, ALateReportSendsBackTheRequestThatHasTheBlockNow) {
+  expect_agreed("late_report_of_a_reused_block", Reached::lost_blocks);
+}
+
 }  // namespace
 }  // namespace lockstep

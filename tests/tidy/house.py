@@ -167,7 +167,7 @@ def _prose(name: str, source: Source | None, text: str) -> list[tuple[int, str]]
 def words() -> list[str]:
     patterns = []
     for line in (ROOT / "tests/tidy/words.txt").read_text(encoding="utf-8").splitlines():
-        parts = line.split("\t")
+        parts = line.split(" => ")
         patterns.append((re.compile(parts[0], re.IGNORECASE), parts[1]))
     hits = []
     for name in _files():

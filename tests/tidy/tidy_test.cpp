@@ -137,7 +137,7 @@ INSTANTIATE_TEST_SUITE_P(
         Planted{"DefectInAKernel", check_seams, "cuda_backend/kernels/a.cuh",
                 "template <int kItem, WriteDefect kDefect>\n", "template <int kItem>\n"},
         Planted{"DefectInALauncher", check_seams, "cuda_backend/launch/a.cpp",
-                "if (place.defect == KernelDefect::none) return 0;\n", "return 0;\n"},
+                "if (place.is_defect) return 0;\n", "return 0;\n"},
         Planted{"DefectInTheScheduler", check_seams, "reference/schedule/a.cpp",
                 "#include \"reference/defects/scheduler_defect.h\"\n",
                 "#include \"reference/schedule/scheduler.h\"\n"},

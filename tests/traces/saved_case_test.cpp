@@ -86,6 +86,7 @@ SavedCase case_with_everything() {
     saved.kernel_block_sizes.push_back(16);
   }
   saved.cache.groups[0].layer_names.push_back("layers.extra");
+  saved.cache.tensors[0].shared_by.push_back("layers.extra");
   saved.cache.groups[0].layer_specs = {spec_of(CacheKind::full_attention), KVCacheSpec{}};
   saved.cache.groups[1].layers_per_page = 4;
   saved.cache.draft_modules = {{"layers.1", "layers.extra"}, {"layers.2"}};
@@ -225,7 +226,7 @@ TEST(OutputFile, AFileIsThereWholeOrNotAtAll) {
 TEST(OutputFile, AFolderThatIsNotThereIsAnError) {
   const std::string path = temporary_path("missing") + "/file";
   EXPECT_EQ(refusal(write_output(path, "x"), path),
-            "FILE: cannot be written: No such file or directory");
+            "FILE: there is no folder " + temporary_path("missing"));
 }
 
 }  // namespace

@@ -45,6 +45,7 @@ SavedCase smallest_case() {
   saved.cache.num_blocks = 1;
   saved.cache.groups = {
       {.layer_names = {"l"}, .spec = {}, .layer_specs = {}, .layers_per_page = 1}};
+  saved.cache.tensors = {{.size_bytes = 1 << 20, .shared_by = {"l"}}};
   saved.kernel_block_sizes = {16};
   saved.trace.header.source = {.kind = "hand", .name = "", .seed = {}};
   return saved;

@@ -1,4 +1,5 @@
-// A Hugging Face config.json read as a model: the caches that vLLM 0.33.0's model class makes of it.
+// A Hugging Face config.json read as a model: the caches that vLLM 0.33.0's model class makes of
+// it.
 //
 // 1. The architecture chooses the rule (architectures.h); the configuration class adds defaults and
 //    aliases (config_part.h). An architecture that the table does not list is read as a plain

@@ -1,6 +1,6 @@
-// Which caches the layers of each family of architectures keep. A rule reads the keys that its model
-// class reads (vllm/model_executor/models and vllm/models of 0.33.0) and adds one kind per cache, in
-// the order in which the class creates them.
+// Which caches the layers of each family of architectures keep. A rule reads the keys that its
+// model class reads (vllm/model_executor/models and vllm/models of 0.33.0) and adds one kind per
+// cache, in the order in which the class creates them.
 #pragma once
 
 #include "traces/configs/config_reading.h"

@@ -1,8 +1,8 @@
 // Launchers that compute something wrong, for defects that no program, upload or parameter can
 // express. Each takes the place of the launcher that its comment names and has its signature.
 //
-// 1. Kernels of the product contain no defect. A launcher here starts the product's launch first and
-//    then spoils its result, or replaces the launch.
+// 1. Kernels of the product contain no defect. A launcher here starts the product's launch first
+//    and then spoils its result, or replaces the launch.
 // 2. Launches have the name of the launch that they stand for, so reports read the same.
 #pragma once
 

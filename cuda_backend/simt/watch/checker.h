@@ -4,8 +4,8 @@
 //  1. An access that cannot be made (wild, out of bounds, freed, misaligned) is reported and its
 //     thread abandoned: the call does not return. After an undefined read or a race the thread
 //     continues.
-//  2. A thread may read its own stack, its launch's arguments and the program's constants. It may not
-//     write the program's globals.
+//  2. A thread may read its own stack, its launch's arguments and the program's constants. It may
+//     not write the program's globals.
 //  3. Copies carry definedness and origin. They do not require definedness.
 //  4. Every access to the arena or to shared memory counts in the statistics, once.
 // Not checked: accesses of host code, when no simulated thread runs.

@@ -1,5 +1,5 @@
-// Expectations of kernels in every mode of the executor: the same bytes, the same bits of numbers, and
-// no reports.
+// Expectations of kernels in every mode of the executor: the same bytes, the same bits of numbers,
+// and no reports.
 #pragma once
 
 #include <vector>

@@ -1,5 +1,5 @@
-// One request's attention over whole blocks, with queries in fp32: the parameters of a launch except
-// its keys and values.
+// One request's attention over whole blocks, with queries in fp32: the parameters of a launch
+// except its keys and values.
 #pragma once
 
 #include <cstdint>

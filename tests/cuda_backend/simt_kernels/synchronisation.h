@@ -1,4 +1,5 @@
-// Kernels with every way of synchronisation: warp reductions, shuffles, votes, barriers with predicates.
+// Kernels with every way of synchronisation: warp reductions, shuffles, votes, barriers with
+// predicates.
 #pragma once
 
 #include <cstdint>

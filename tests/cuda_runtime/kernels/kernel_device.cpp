@@ -1,6 +1,6 @@
-// The device of the tests of single kernels (tests/cuda_backend/kernel_device.h), here a simulated GPU:
-// the code that a test runs only on a GPU has run without one. Devices that live at the same time
-// share a runtime, and release all of its objects.
+// The device of the tests of single kernels (tests/cuda_backend/kernel_device.h), here a simulated
+// GPU: the code that a test runs only on a GPU has run without one. Devices that live at the same
+// time share a runtime, and release all of its objects.
 #include "tests/cuda_backend/kernel_device.h"
 
 #include <memory>

@@ -1,5 +1,5 @@
-// The part of the CUDA runtime that gpu_device.cu uses, under the name of the toolkit's header, for a
-// compiler without a toolkit. simulated_cuda.h implements it.
+// The part of the CUDA runtime that gpu_device.cu uses, under the name of the toolkit's header, for
+// a compiler without a toolkit. simulated_cuda.h implements it.
 //
 // 1. Names, values and parameters are the toolkit's: the same source compiles against either.
 // 2. Linkage is that of C++, so that no function here is mistaken for one of a CUDA library.
