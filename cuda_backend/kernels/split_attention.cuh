@@ -116,7 +116,8 @@ __device__ __forceinline__ float dot_with_key(const float* query, const PartLayo
 template <int kItem>
 struct SplitState {
   static constexpr int kItems = kLaneElements / kItem;
-  float maximum = -INFINITY, sum = 0.0f;
+  float maximum = -INFINITY;
+  float sum = 0.0f;  // of this lane's keys
   float weighted[kItems * kItem] = {};
   std::int32_t lanes_per_row = 1, row = 0, item = 0;
 
@@ -127,11 +128,12 @@ struct SplitState {
   }
 };
 
-// The CTA's shared memory: the query, and weights and places of a tile of keys.
+// The CTA's shared memory: the query, and weights and places of a tile of keys. Tiles use the halves
+// of both arrays in turn, so one __syncwarp per tile orders them.
 struct SplitShared {
   float* query;      // [kMaxHeadSize]
-  float* weights;    // [32]
-  RowPlace* places;  // [32]
+  float* weights;    // [32], a half
+  RowPlace* places;  // [32], a half
   float* parts;      // [32, kLaneStride]: at the end, each lane's weighted values
 };
 
@@ -153,10 +155,10 @@ __device__ __forceinline__ void weigh_keys(SplitState<kItem>& state, const Split
   }
   const float highest = simt::warp_max(score);
   const float maximum = state.maximum < highest ? highest : state.maximum;
-  const float kept = state.sum > 0.0f ? exp_nonpositive(state.maximum - maximum) : 0.0f;
+  const float kept = state.maximum > -INFINITY ? exp_nonpositive(state.maximum - maximum) : 0.0f;
   const float weight = seen ? exp_nonpositive(score - maximum) : 0.0f;
   shared.weights[lane] = weight * value_scale;
-  state.sum = fmaf(state.sum, kept, simt::warp_sum(weight));
+  state.sum = fmaf(state.sum, kept, weight);
   state.maximum = maximum;
   for (float& weighted : state.weighted) weighted *= kept;
 }
@@ -222,10 +224,10 @@ __device__ __forceinline__ void write_values(const SplitState<kItem>& state,
 template <int kItem>
 __global__ void split_attention_kernel(SplitAttentionParams p) {
   SIMT_SHARED_ARRAY(float, query, kMaxHeadSize);
-  SIMT_SHARED_ARRAY(float, weights, 32);
-  SIMT_SHARED_ARRAY(RowPlace, places, 32);
+  SIMT_SHARED_ARRAY(float, weights, 2 * 32);
+  SIMT_SHARED_ARRAY(RowPlace, places, 2 * 32);
   SIMT_SHARED_ARRAY(float, parts, 32 * kLaneStride);
-  const SplitShared shared{query, weights, places, parts};
+  SplitShared shared{query, weights, places, parts};
   const std::int64_t token = blockIdx.x;
   const std::int32_t query_head = blockIdx.y, split = blockIdx.z;
   const std::int32_t row = p.token_rows[token];
@@ -251,18 +253,21 @@ __global__ void split_attention_kernel(SplitAttentionParams p) {
     weigh_keys<kItem>(state, shared, p, keys, row, kv_head, tile, last);
     __syncwarp();
     add_values<kItem>(state, shared, p.value, kv_head, last - tile < 32 ? last - tile : 32);
-    __syncwarp();
+    const std::int32_t half = (tile - first) / 32 % 2 == 0 ? 32 : 0;  // of the next tile
+    shared.weights = weights + half;
+    shared.places = places + half;
   }
+  const float sum = simt::warp_sum(state.sum);
   if (num_splits <= 1) {
     float* output = p.outputs + (token * p.num_query_heads + query_head) * p.value.head_size;
     write_values<kItem>(state, shared, output, p.value.head_size,
-                        num_splits == 0 ? 0.0f : 1.0f / state.sum);
+                        num_splits == 0 ? 0.0f : 1.0f / sum);
     return;
   }
   float* partial = partial_of(p, token, query_head, split);
   if (threadIdx.x == 0) {
     partial[0] = state.maximum;
-    partial[1] = state.sum;
+    partial[1] = sum;
   }
   write_values<kItem>(state, shared, partial + 2, p.value.head_size, 1.0f);
 }
