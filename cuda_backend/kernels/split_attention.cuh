@@ -128,8 +128,8 @@ struct SplitState {
   }
 };
 
-// The CTA's shared memory: the query, and weights and places of a tile of keys. Tiles use the halves
-// of both arrays in turn, so one __syncwarp per tile orders them.
+// The CTA's shared memory: the query, and weights and places of a tile of keys. Tiles use the
+// halves of both arrays in turn, so one __syncwarp per tile orders them.
 struct SplitShared {
   float* query;      // [kMaxHeadSize]
   float* weights;    // [32], a half

@@ -84,7 +84,8 @@ void add_kernels_of_replay(const std::string& options, Names& names) {
                               "/traces/samples/shared_prefixes.jsonl' --backend simt --json '" +
                               json + "' " + options + limit + " >/dev/null";
   ASSERT_EQ(std::system(command.c_str()), 0) << command;
-  for (const auto& kernel : nlohmann::json::parse(text_of(json)).at("kernels"))
+  const auto report = nlohmann::json::parse(text_of(json));
+  for (const auto& kernel : report.at("kernels"))
     names.insert(kernel.at("kernel").get<std::string>());
 }
 
