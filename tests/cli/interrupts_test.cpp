@@ -188,9 +188,14 @@ TEST(Interrupts, TheSecondSignalEndsTheCommandAndItsEngineAtOnce) {
   EXPECT_EQ(run.wait(), 143);
   EXPECT_LT(std::chrono::steady_clock::now() - second, 10s);
   // Gone, or dead and not yet reaped.
-  const std::string stat =
-      read_text("/proc/" + std::to_string(std::stoi(read_text(pid_path))) + "/stat");
-  EXPECT_TRUE(stat.empty() || stat.find(") Z ") != std::string::npos) << stat;
+  const std::string path = "/proc/" + std::to_string(std::stoi(read_text(pid_path))) + "/stat";
+  const auto is_alive = [&path] {
+    const std::string stat = read_text(path);
+    return !stat.empty() && stat.find(") Z ") == std::string::npos;
+  };
+  while (is_alive() && std::chrono::steady_clock::now() < second + kPatience)
+    std::this_thread::sleep_for(5ms);
+  EXPECT_FALSE(is_alive()) << read_text(path);
 }
 
 }  // namespace
