@@ -196,7 +196,7 @@ TEST(VllmConnectorFindings, LoadsFillTheHostPoolAndNobodyGoesOn) {
   EXPECT_EQ(conformed->wait_cycle,
             "r0 (1 block, held since step 0) waits for 2 blocks more on the host, and 1 of 4 are "
             "free; r1 (2 blocks, held since step 0) waits behind it in the queue: none of them can "
-            "go on");
+            "continue");
   const auto recording = read_recording(path);
   ASSERT_TRUE(recording) << recording.error().message;
   for (const RecordedStep& step : recording->steps) {
@@ -240,7 +240,7 @@ TEST(VllmConnectorFindings, TwoRequestsHaveLoadedPartsAndEachNeedsWhatTheOtherHo
       "vllm_0_22_1_two_half_loaded.jsonl",
       "first (1 block, held since step 0) waits for 3 blocks more, and 2 of 5 are free; "
       "second (2 blocks, held since step 0) waits behind it in the queue: none of them "
-      "can go on");
+      "can continue");
 }
 
 // Six blocks are free: two of a hit in full attention, then two of the window's, then two others.
