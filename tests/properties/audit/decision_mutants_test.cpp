@@ -1,5 +1,5 @@
 // Defects of decisions, planted in recordings of vLLM that are right: whatever an engine's code
-// looks like, this is how its defects show. Each is accused by the rule that it breaks.
+// looks like, this is how its defects show. Each is reported by the rule that it breaks.
 #include <gtest/gtest.h>
 
 #include <algorithm>
