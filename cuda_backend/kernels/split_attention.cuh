@@ -10,7 +10,7 @@
 // 4. Tolerance, with u = 2^-24: a score is a chain of head_size fmaf, a product with each scale and
 //    a difference, so it is off by at most (head_size + 4) u times the largest scale * sum |q k|. A
 //    weight is exp(score - maximum) within 4 u plus u times that difference, at most the range R of
-//    the scores; each of the T tiles of 32 keys and of the S splits rescales it by another such
+//    the scores; each of the T tiles of 64 keys and of the S splits rescales it by another such
 //    factor, and n keys are added up. Together, with the same error in numerator and denominator:
 //    2 (score error + (4 (T + S + 1) + R + n + 4) u) max |v|
 //    Elements of packed rows are exact in fp32: e2m1 times e4m3 has 6 bits, int4 less its zero 5.
@@ -27,6 +27,8 @@ namespace SIMT_VARIANT {
 inline constexpr std::int32_t kMaxHeadSize = 1024;
 // Elements of V that one lane adds up, and the floats from one lane's to the next lane's.
 inline constexpr std::int32_t kLaneElements = kMaxHeadSize / 32, kLaneStride = kLaneElements + 1;
+// Keys between two rendezvous of the warp; each lane scores two of them.
+inline constexpr std::int32_t kTileKeys = 64;
 
 __device__ __forceinline__ KeyRange visible_keys(const SplitAttentionParams& p, std::int64_t token,
                                                  std::int32_t row) {
@@ -132,33 +134,45 @@ struct SplitState {
 // halves of both arrays in turn, so one __syncwarp per tile orders them.
 struct SplitShared {
   float* query;      // [kMaxHeadSize]
-  float* weights;    // [32], a half
-  RowPlace* places;  // [32], a half
+  float* weights;    // [kTileKeys], a half
+  RowPlace* places;  // [kTileKeys], a half
   float* parts;      // [32, kLaneStride]: at the end, each lane's weighted values
 };
 
-// Scores the tile [first, last) of at most 32 keys, one for each lane, and weighs them.
+// Scores the tile [first, last) of at most kTileKeys keys and weighs them.
 template <int kItem>
 __device__ __forceinline__ void weigh_keys(SplitState<kItem>& state, const SplitShared& shared,
                                            const SplitAttentionParams& p, const KeyRange& keys,
                                            std::int32_t row, std::int32_t kv_head,
                                            std::int32_t first, std::int32_t last) {
-  const std::int32_t lane = threadIdx.x, key = first + lane;
-  const bool seen = key < last;
-  float score = -INFINITY, value_scale = 1.0f;
-  if (seen) {
+  constexpr int kLaneKeys = kTileKeys / 32;
+  const std::int32_t lane = threadIdx.x;
+  float scores[kLaneKeys], value_scales[kLaneKeys], best = -INFINITY;
+  SIMT_UNROLL
+  for (int n = 0; n < kLaneKeys; ++n) {
+    const std::int32_t at = lane + 32 * n, key = first + at;
+    scores[n] = -INFINITY;
+    value_scales[n] = 1.0f;
+    if (key >= last) continue;
     const RowPlace place = place_of_key(p, row, key < keys.gap_first ? key : key + keys.gap);
-    shared.places[lane] = place;
+    shared.places[at] = place;
     const float dot = dot_with_key<kItem>(shared.query, p.key, place, kv_head);
-    score = dot * scale_of_row(p.key, place, kv_head) * p.scale;
-    value_scale = scale_of_row(p.value, place, kv_head);
+    scores[n] = dot * scale_of_row(p.key, place, kv_head) * p.scale;
+    value_scales[n] = scale_of_row(p.value, place, kv_head);
+    best = best < scores[n] ? scores[n] : best;
   }
-  const float highest = simt::warp_max(score);
+  const float highest = simt::warp_max(best);
   const float maximum = state.maximum < highest ? highest : state.maximum;
   const float kept = state.maximum > -INFINITY ? exp_nonpositive(state.maximum - maximum) : 0.0f;
-  const float weight = seen ? exp_nonpositive(score - maximum) : 0.0f;
-  shared.weights[lane] = weight * value_scale;
-  state.sum = fmaf(state.sum, kept, weight);
+  float sum = 0.0f;
+  SIMT_UNROLL
+  for (int n = 0; n < kLaneKeys; ++n) {
+    const bool seen = first + lane + 32 * n < last;
+    const float weight = seen ? exp_nonpositive(scores[n] - maximum) : 0.0f;
+    shared.weights[lane + 32 * n] = weight * value_scales[n];
+    sum += weight;
+  }
+  state.sum = fmaf(state.sum, kept, sum);
   state.maximum = maximum;
   for (float& weighted : state.weighted) weighted *= kept;
 }
@@ -224,8 +238,8 @@ __device__ __forceinline__ void write_values(const SplitState<kItem>& state,
 template <int kItem>
 __global__ void split_attention_kernel(SplitAttentionParams p) {
   SIMT_SHARED_ARRAY(float, query, kMaxHeadSize);
-  SIMT_SHARED_ARRAY(float, weights, 2 * 32);
-  SIMT_SHARED_ARRAY(RowPlace, places, 2 * 32);
+  SIMT_SHARED_ARRAY(float, weights, 2 * kTileKeys);
+  SIMT_SHARED_ARRAY(RowPlace, places, 2 * kTileKeys);
   SIMT_SHARED_ARRAY(float, parts, 32 * kLaneStride);
   SplitShared shared{query, weights, places, parts};
   const std::int64_t token = blockIdx.x;
@@ -249,11 +263,13 @@ __global__ void split_attention_kernel(SplitAttentionParams p) {
   const std::int32_t last = end < keys.last ? end : keys.last;
   SplitState<kItem> state;
   state.share((p.value.head_size + kItem - 1) / kItem);
-  for (std::int32_t tile = first; tile < last; tile += 32) {
+  for (std::int32_t tile = first; tile < last; tile += kTileKeys) {
     weigh_keys<kItem>(state, shared, p, keys, row, kv_head, tile, last);
     __syncwarp();
-    add_values<kItem>(state, shared, p.value, kv_head, last - tile < 32 ? last - tile : 32);
-    const std::int32_t half = (tile - first) / 32 % 2 == 0 ? 32 : 0;  // of the next tile
+    add_values<kItem>(state, shared, p.value, kv_head,
+                      last - tile < kTileKeys ? last - tile : kTileKeys);
+    const std::int32_t half =
+        (tile - first) / kTileKeys % 2 == 0 ? kTileKeys : 0;  // of the next tile
     shared.weights = weights + half;
     shared.places = places + half;
   }

@@ -245,7 +245,7 @@ struct LatentRows {
             oracle::attend(query, rows, rows, kScale, static_cast<std::size_t>(at.elements()));
         const int splits = (keys + kSplitKeys - 1) / kSplitKeys;
         const double bound =
-            oracle::attention_bound(exact, at.elements(), keys, keys / 32 + splits, splits);
+            oracle::attention_bound(exact, at.elements(), keys, keys / 64 + splits, splits);
         for (int e = 0; e < at.elements(); ++e)
           wrong += !(std::fabs(double{output[e]} - exact.output[e]) <= bound);
       }

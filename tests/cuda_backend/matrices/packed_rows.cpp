@@ -199,7 +199,7 @@ struct PackedRows {
             oracle::attend(query, rows[0], rows[1], kScale, static_cast<std::size_t>(at.head_size));
         const int splits = (keys + kSplitKeys - 1) / kSplitKeys;
         const double bound =
-            oracle::attention_bound(exact, at.head_size, keys, keys / 32 + splits, splits);
+            oracle::attention_bound(exact, at.head_size, keys, keys / 64 + splits, splits);
         const float* output = found.data() + (token * heads() + head) * at.head_size;
         for (int e = 0; e < at.head_size; ++e)
           wrong += !(std::fabs(double{output[e]} - exact.output[e]) <= bound);
