@@ -123,7 +123,7 @@ class KindsTest(unittest.TestCase):
                     done = self.run_command(["replay", file, *to], runner)
                     self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
                     stale = runner == "v1" and states == "gdn"  # its row reads the block first
-                    lies = "nobody's content" if stale else "the state of one after 2 tokens"
+                    lies = "no known content" if stale else "the state of one after 2 tokens"
                     self.assertRegex(done.stdout, f"block 5, one's token 1: .*{lies}")
 
     def check(self, name: str, runner: str, file: Path, check: str) -> None:
