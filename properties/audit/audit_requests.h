@@ -13,6 +13,7 @@
 #include <functional>
 #include <map>
 #include <set>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -76,9 +77,10 @@ struct AuditRow {
   std::int32_t last = 0;
   std::int32_t counted_to = 0;  // by the engine: rejected drafts in flight count
   std::int32_t num_spec = 0;
-  std::vector<std::uint64_t> contents;  // of [first, last), drafts included
-  bool is_void = false;                 // computed from a block that a load did not fill
-  std::int32_t num_hit = 0;             // tokens before `first`, of a new request
+  std::span<const std::int32_t> sampled;  // what the model returned for it
+  std::vector<std::uint64_t> contents;    // of [first, last), drafts included
+  bool is_void = false;                   // computed from a block that a load did not fill
+  std::int32_t num_hit = 0;               // tokens before `first`, of a new request
   // Drafts whose state is kept until the next step accepts or rejects them. The first chunk of a
   // prompt keeps none: its padding goes into the state.
   std::int32_t num_undone() const { return first == 0 ? 0 : num_spec; }

@@ -40,6 +40,11 @@ std::int32_t draft_slots_of(const EngineConfig& config) {
 
 }  // namespace
 
+bool has_states(const RecordingHeader& header) {
+  return std::ranges::any_of(header.groups,
+                             [](const KVCacheGroupSpec& group) { return is_state(group.spec); });
+}
+
 bool is_given(const RecordingHeader& header, std::string_view option) {
   return find_engine_profile(header.engine.profile()) != nullptr &&
          std::ranges::find(header.options.given, option) != header.options.given.end();
@@ -49,7 +54,6 @@ AuditSetup::AuditSetup(const RecordingHeader& header, AuditScope scope_of, Audit
     : config(header.options.config),
       groups(header.groups),
       profile(find_engine_profile(header.engine.profile())),
-      num_blocks(header.num_blocks),
       scope(scope_of),
       rules(rules_of),
       has_connector(header.connector.has_value()),

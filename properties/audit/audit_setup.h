@@ -22,7 +22,6 @@ struct AuditSetup {
   std::vector<KVCacheGroupSpec> groups;
   std::vector<std::int32_t> block_sizes;   // (1)
   const EngineProfile* profile = nullptr;  // (2)
-  std::int64_t num_blocks = 0;
   AuditScope scope;
   AuditedRules rules;
   bool has_connector = false;
@@ -47,6 +46,7 @@ struct AuditSetup {
 
 // True if the header of a known release gives the option.
 bool is_given(const RecordingHeader& header, std::string_view option);
+bool has_states(const RecordingHeader& header);
 
 inline bool is_state(const KVCacheSpec& spec) { return spec.kind == CacheKind::mamba; }
 // Slots of tokens by position, which attention reads.

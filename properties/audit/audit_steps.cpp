@@ -28,12 +28,11 @@ AuditSteps::AuditSteps(const RecordingHeader& header, AuditScope scope, AuditedR
       drafts_(core_, tokens_, header),
       sessions_(core_, outputs_, drafts_),
       inputs_(core_, outputs_, header) {
-  const bool has_states = std::ranges::any_of(
-      header.groups, [](const KVCacheGroupSpec& group) { return is_state(group.spec); });
-  if (has_states) states_.emplace(core_, tokens_, pointer_to(hits_));
+  if (has_states(header)) states_.emplace(core_, tokens_, pointer_to(hits_));
   if (header.has_cache_events && core_.setup.checks_rules()) events_.emplace(core_);
   if (header.worker_facts) facts_.emplace(core_, blocks_);
-  if (rules == AuditedRules::all) policy_.emplace(core_, transfers_, header);
+  if (rules == AuditedRules::all && core_.setup.checks_rules())
+    policy_.emplace(core_, transfers_, header);
 }
 
 const HitTotals& AuditSteps::hits() const {
@@ -196,6 +195,7 @@ std::optional<AuditRow> AuditSteps::make_row(const RecordedStep& step,
   row.last = row.first + scheduled.tokens;
   row.counted_to = scheduled.computed + scheduled.tokens;
   row.num_spec = static_cast<std::int32_t>(scheduled.spec.size());
+  row.sampled = sampled_of(step, scheduled.id);
   blocks_.reserve(request, row.counted_to);
   if (transfers_.is_dropped(step, scheduled, request)) return {};
   if (row.num_spec >= scheduled.tokens) {
@@ -216,7 +216,7 @@ std::optional<AuditRow> AuditSteps::make_row(const RecordedStep& step,
   drafts_.step(scheduled, request);
   blocks_.check_draft_slots(scheduled, row, was_loaded);
   if (scheduled.is_new && !is_session_again) row.num_hit = scheduled.computed;
-  fill_contents(step, scheduled, row);
+  fill_contents(scheduled, row);
   return row;
 }
 
@@ -246,11 +246,10 @@ void AuditSteps::fill_table(const RecordedStep& step, const RecordedScheduled& s
                                 : std::span<const BlockId>());
 }
 
-void AuditSteps::fill_contents(const RecordedStep& step, const RecordedScheduled& scheduled,
-                               AuditRow& row) {
+void AuditSteps::fill_contents(const RecordedScheduled& scheduled, AuditRow& row) {
   const AuditRequest& request = *row.request;
   const auto known = static_cast<std::int32_t>(request.tokens.size());
-  const std::span<const std::int32_t> sampled = sampled_of(step, scheduled.id);
+  const std::span<const std::int32_t> sampled = row.sampled;
   std::uint64_t content = row.content_at(row.first);
   for (std::int32_t p = row.first; p < row.last; ++p) {
     const auto draft = static_cast<std::size_t>(p - known);
@@ -289,9 +288,8 @@ void AuditSteps::check_step(const RecordedStep& step) {
 void AuditSteps::take_samples(const RecordedStep& step, const std::vector<AuditRow>& rows) {
   for (const AuditRow& row : rows) {
     if (row.is_void) continue;
-    outputs_.check_sampled(step, row);
-    if (states_)
-      states_->end(row, static_cast<std::int32_t>(sampled_of(step, row.request->name).size()));
+    outputs_.check_sampled(row);
+    if (states_) states_->end(row, static_cast<std::int32_t>(row.sampled.size()));
     outputs_.accept(step, row);
   }
 }

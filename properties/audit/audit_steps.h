@@ -47,7 +47,7 @@ class AuditSteps {
   std::optional<AuditRow> make_row(const RecordedStep& step, const RecordedScheduled& scheduled);
   void fill_table(const RecordedStep& step, const RecordedScheduled& scheduled,
                   AuditRequest& request);
-  void fill_contents(const RecordedStep& step, const RecordedScheduled& scheduled, AuditRow& row);
+  void fill_contents(const RecordedScheduled& scheduled, AuditRow& row);
   void run_group(const RecordedStep& step, const std::vector<AuditRow>& rows, std::size_t group);
   void check_step(const RecordedStep& step);
   void take_samples(const RecordedStep& step, const std::vector<AuditRow>& rows);

@@ -12,11 +12,6 @@
 namespace lockstep {
 namespace {
 
-bool has_states(const RecordingHeader& header) {
-  return std::ranges::any_of(header.groups,
-                             [](const KVCacheGroupSpec& group) { return is_state(group.spec); });
-}
-
 // Every release zeroes full attention next to states. The newer ones zero all attention.
 std::vector<bool> zeroed_groups(const RecordingHeader& header, const EngineProfile* profile) {
   std::vector<bool> zeroed(header.groups.size());

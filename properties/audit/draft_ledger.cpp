@@ -70,8 +70,10 @@ void DraftLedger::check_held(const RecordedStep& step) const {
 void DraftLedger::end(const RecordedStep& step, std::span<const AuditRow> rows) {
   if (setup_.hash_lookahead > 0) {  // it writes the whole batch before it attends
     for (const AuditRow& row : rows) finish_rows(row);
-    for (const AuditRow& row : rows) read_hit(row);
-    for (const AuditRow& row : rows) read_window(row);
+    if (setup_.checks_rules()) {
+      for (const AuditRow& row : rows) read_hit(row);
+      for (const AuditRow& row : rows) read_window(row);
+    }
   }
   if (!proposes_in_time_ || !step.drafts) return;
   are_proposals_shown_ = true;

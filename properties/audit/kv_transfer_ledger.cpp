@@ -151,6 +151,7 @@ void KvTransferLedger::void_rows(const RecordedStep& step, std::vector<AuditRow>
 // First of `computed` tokens whose block is invalid; `computed` if none is.
 std::int32_t KvTransferLedger::first_invalid(const AuditRequest& request, std::int32_t computed,
                                              std::span<const BlockId> invalid) const {
+  if (invalid.empty()) return computed;
   std::int32_t first = computed;
   for (std::size_t g = 0; g < num_groups(); ++g) {
     const auto num_blocks = std::min(request.tables[g].size(),

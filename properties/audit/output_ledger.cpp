@@ -102,9 +102,9 @@ void OutputLedger::report_unheard(std::int64_t last) {
 
 // A row that ends before the last known token samples nothing. A row that goes beyond it samples
 // one token, and one more per draft that it verifies.
-void OutputLedger::check_sampled(const RecordedStep& step, const AuditRow& row) const {
+void OutputLedger::check_sampled(const AuditRow& row) const {
   const AuditRequest& request = *row.request;
-  const auto num_sampled = std::ssize(sampled_of(step, request.name));
+  const auto num_sampled = std::ssize(row.sampled);
   const auto known = std::ssize(request.tokens);
   if (num_sampled == 0 || num_sampled <= row.last - known + 1) return;
   report(AuditRule::sampled, request.name,
@@ -127,7 +127,7 @@ void OutputLedger::check_unscheduled_samples(const RecordedStep& step) const {
 void OutputLedger::accept(const RecordedStep& step, const AuditRow& row) {
   AuditRequest& request = *row.request;
   Ends& ends = ends_[request];
-  const auto tokens = sampled_of(step, request.name);
+  const auto tokens = row.sampled;
   const auto num_rejected = row.num_spec > 0 && !tokens.empty()
                                 ? row.num_spec - (static_cast<std::int32_t>(tokens.size()) - 1)
                                 : 0;

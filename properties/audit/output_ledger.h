@@ -62,7 +62,7 @@ class OutputLedger : Ledger {
   // Rules about one row.
   void check_limit(const AuditRequest& request) const;
   void report_unknown_tokens(const AuditRow& row);
-  void check_sampled(const RecordedStep& step, const AuditRow& row) const;
+  void check_sampled(const AuditRow& row) const;
   // The row's samples become the request's.
   void accept(const RecordedStep& step, const AuditRow& row);
   // Rules about all requests of a step.

@@ -25,7 +25,7 @@ void StateLedger::read(const AuditRow& row, std::size_t group, std::int32_t entr
                        std::int32_t accepted, std::int32_t count) {
   BlockId block{};
   BlockId input_block{};
-  if (findings_.is_wrong(*row.request, group) || count == 0 ||
+  if (!setup_.checks_rules() || findings_.is_wrong(*row.request, group) || count == 0 ||
       !find_block(row, group, entry + accepted, block) ||
       !find_block(row, group, entry, input_block))
     return;

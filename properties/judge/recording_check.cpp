@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "base/number_text.h"
+
 namespace lockstep {
 namespace {
 
@@ -23,8 +25,7 @@ std::string shown(const std::string& value) {
 
 std::string audit_summary(const RecordingCheck& check) {
   if (!check.not_audited.empty()) return "not audited";
-  const std::size_t count = check.findings.size();
-  return fmt::format("audit: {} finding{}", count, count == 1 ? "" : "s");
+  return "audit: " + counted(std::ssize(check.findings), "finding");
 }
 
 }  // namespace
