@@ -203,4 +203,9 @@ std::string LineProcess::how_it_ended() {
   return reaped_ ? ended_as(status_) : "it has closed its standard output";
 }
 
+std::string last_line(std::string_view words) {
+  while (words.ends_with('\n')) words.remove_suffix(1);
+  return std::string(words.substr(words.rfind('\n') + 1));
+}
+
 }  // namespace lockstep

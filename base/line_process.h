@@ -58,4 +58,7 @@ class LineProcess {
   std::string words_;
 };
 
+// Of last_words(): the last line, which mostly has the reason.
+std::string last_line(std::string_view words);
+
 }  // namespace lockstep

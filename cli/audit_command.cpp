@@ -47,6 +47,18 @@ struct AuditTotals {
   }
 };
 
+void add(AuditFile file, AuditTotals& totals) {
+  totals.steps += file.steps;
+  totals.reads += file.reads_checked;
+  totals.hits += file.hits;
+  if (!file.skipped.empty())
+    ++totals.skipped;
+  else if (file.findings.empty())
+    ++totals.clean;
+  totals.findings.insert(totals.findings.end(), file.findings.begin(), file.findings.end());
+  totals.files.push_back(std::move(file));
+}
+
 Result<AuditTotals> audit_all(const std::vector<std::string>& paths, AuditedRules rules) {
   LS_ASSIGN_OR_RETURN(auto inputs, find_conform_inputs(paths));
   if (inputs.schedules.empty() && inputs.refused.empty())
@@ -64,15 +76,7 @@ Result<AuditTotals> audit_all(const std::vector<std::string>& paths, AuditedRule
       totals.refused.push_back({path, file.error().message});
       continue;
     }
-    totals.steps += file->steps;
-    totals.reads += file->reads_checked;
-    totals.hits += file->hits;
-    if (!file->skipped.empty())
-      ++totals.skipped;
-    else if (file->findings.empty())
-      ++totals.clean;
-    totals.findings.insert(totals.findings.end(), file->findings.begin(), file->findings.end());
-    totals.files.push_back(std::move(*file));
+    add(std::move(*file), totals);
   }
   return totals;
 }
@@ -87,13 +91,7 @@ Result<AuditTotals> audit_stream(AuditedRules rules) {
                         fmt::print("{}\n", line_of(finding));
                         std::fflush(stdout);
                       }));
-  totals.steps = file.steps;
-  totals.reads = file.reads_checked;
-  totals.hits = file.hits;
-  totals.skipped = file.skipped.empty() ? 0 : 1;
-  totals.clean = file.skipped.empty() && file.findings.empty() ? 1 : 0;
-  totals.findings = file.findings;
-  totals.files.push_back(std::move(file));
+  add(std::move(file), totals);
   return totals;
 }
 

@@ -6,10 +6,8 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <exception>
-#include <filesystem>
 #include <iostream>
 #include <string>
-#include <system_error>
 #include <vector>
 
 #include "base/output_file.h"
@@ -88,13 +86,8 @@ int main(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     return finish(app.exit(error) == 0 ? lockstep::kExitAgreed : lockstep::kExitRefused);
-  } catch (const std::filesystem::filesystem_error& error) {
-    return lockstep::refuse(error.what());
-  } catch (const std::system_error& error) {  // thrown by fmt::print
-    return lockstep::refuse(
-        fmt::format("standard output: cannot be written: {}", error.code().message()));
   } catch (const std::exception& error) {
-    return lockstep::refuse(error.what());
+    return lockstep::refuse(lockstep::text_of(error));
   }
   return finish(exit_code);
 }

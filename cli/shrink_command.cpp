@@ -10,6 +10,7 @@
 #include "cli/commands.h"
 #include "cli/failing_case.h"
 #include "cli/options/output_option.h"
+#include "cli/output/again.h"
 #include "cli/output/reports.h"
 #include "cli/output/terminal.h"
 
@@ -44,8 +45,8 @@ Result<int> shrink_file(ShrinkCommandOptions& options, CommandReport& report) {
       if (recorded) json["recording"] = json_of(*recorded);
       report.set_json(json.dump() + "\n");
     }
-    report.add(
-        item_of(options.file, failure, recorded, fmt::format("lockstep audit {}", options.file)));
+    report.add(item_of(options.file, failure, recorded,
+                       fmt::format("lockstep audit {}", shell_word(options.file))));
     return exit_code_of(failure, recorded);
   }
   LS_ASSIGN_OR_RETURN(const auto shrunk, shrink_case(saved, failure, options.judging));

@@ -89,16 +89,16 @@ void judge_file(const std::string& file, const WorkerCommandOptions& options,
   const RunSummary& summary = report->summary;
   family.steps += summary.steps;
   family.not_checked.insert(summary.not_checked.begin(), summary.not_checked.end());
-  // What ran are the model's decisions.
-  const auto model = conform_recording(file);
-  const bool parts = !model || model->mismatch;
   family.seconds += summary.seconds.execute;
   if (summary.divergence) {
     ++family.diverged;
     family.found.emplace_back(
         file, fmt::format("step {}, {}: {}", summary.divergence->step,
                           name_of(summary.divergence->phase), summary.divergence->message));
-  } else if (parts) {
+    return;
+  }
+  // What ran are the model's decisions.
+  if (const auto model = conform_recording(file); !model || model->mismatch) {
     ++family.parted;
     family.found.emplace_back(file, model ? fmt::format("step {}: {}", model->mismatch->step,
                                                         parting_of(*model->mismatch))

@@ -49,7 +49,7 @@ Result<std::string> engine_model(const std::string& config, const std::string& f
   if (end == LineProcess::End::ended) {
     const std::string words = engine->last_words();
     return fail(fmt::format("{}: {} does not start ({}): {}", config, from, engine->how_it_ended(),
-                            words.substr(words.find_last_of('\n', words.size() - 2) + 1)));
+                            last_line(words)));
   }
   const auto reply = nlohmann::json::parse(line, nullptr, false);
   if (!reply.is_object()) return fail(fmt::format("{}: {} answered no JSON object", config, from));

@@ -54,7 +54,7 @@ Result<int> run_printing(CommandReport& report,
   try {
     return run(report);
   } catch (const std::system_error& error) {
-    return fail(fmt::format("standard output: cannot be written: {}", error.code().message()));
+    return fail(text_of(error));
   }
 }
 

@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <filesystem>
+#include <system_error>
 #include <utility>
 
 namespace lockstep {
@@ -39,6 +41,13 @@ std::string not_checked_text(std::span<const std::string> not_checked) {
   std::string text = not_checked.empty() ? "" : "\nNot checked:\n";
   for (const std::string& line : not_checked) text += fmt::format("  - {}\n", line);
   return text;
+}
+
+std::string text_of(const std::exception& error) {
+  const auto* lost = dynamic_cast<const std::system_error*>(&error);
+  if (lost == nullptr || dynamic_cast<const std::filesystem::filesystem_error*>(lost) != nullptr)
+    return error.what();
+  return fmt::format("standard output: cannot be written: {}", lost->code().message());
 }
 
 int refuse(std::string_view message) {

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <exception>
 #include <span>
 #include <string>
 #include <string_view>
@@ -29,6 +30,8 @@ std::string row_text(std::string_view name, std::string_view figure, std::string
 // empty: nothing was left out. Its JSON has the same list as `not_checked`.
 std::string not_checked_text(std::span<const std::string> not_checked);
 
+// What fmt::print throws when standard output takes no more, or any other exception.
+std::string text_of(const std::exception& error);
 // Prints "lockstep: MESSAGE" to stderr; kExitRefused.
 int refuse(std::string_view message);
 // Of a command that has ended, or refuses.

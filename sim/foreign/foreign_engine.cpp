@@ -8,15 +8,7 @@
 #include "base/check.h"
 
 namespace lockstep {
-namespace {
-
-// Of what an engine wrote to standard error: its last line, which mostly says it all.
-std::string last_line(std::string_view words) {
-  while (words.ends_with('\n')) words.remove_suffix(1);
-  return std::string(words.substr(words.rfind('\n') + 1));
-}
-
-}  // namespace
+namespace {}  // namespace
 
 Result<std::unique_ptr<ForeignEngine>> ForeignEngine::start(ForeignEngineOptions options) {
   std::unique_ptr<ForeignEngine> engine(new ForeignEngine(std::move(options)));
