@@ -45,7 +45,6 @@ const std::vector<CacheBackend>& cache_backends() {
       {"v41_flashinfer", {128}, 0, {}, rows},
       {"qsa_state", {}, 1, {BLNHC, BLHNC}, rows_then_head},
       {"flash_attn_diffkv", {}, 16},
-      {"minimax_m3_indexer", {128}, 0, {}, rows},
       {"inkling_sconv", {}, 1},
       {"gdn", {}, 1, {}, states},
       {"mamba1", {}, 1, {}, states},

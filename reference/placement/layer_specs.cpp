@@ -31,7 +31,7 @@ LayerKind kind_of(std::string_view backend) {
   if (backend.starts_with("compressor")) return LayerKind::v4_state;
   if (backend.starts_with("indexer")) return LayerKind::indexer;
   if (backend == "qsa_state" || backend == "kpool_tail" || backend == "cache_only" ||
-      backend == "minimax_m3_indexer" || backend == "inkling_sconv")
+      backend == "inkling_sconv")
     return LayerKind::own_rows;
   if (backend.find("mla") != std::string_view::npos) return LayerKind::latent;
   return LayerKind::plain;

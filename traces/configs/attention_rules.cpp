@@ -77,7 +77,7 @@ void chunked_layers(ConfigReading& reading) {
   for (std::int64_t i = 0; i < reading.num_layers(); ++i) {
     const auto at = static_cast<std::size_t>(i);
     const bool is_chunked =
-        at < rope.size() ? rope[at] != 0 : at < types.size() && types[at] == "chunked_attention";
+        at < rope.size() ? rope[at] != 0 : type_at(types, i) == "chunked_attention";
     reading.add(i, is_chunked && tokens > 0 ? chunk : full);
   }
 }
@@ -122,10 +122,7 @@ void grouped_layers(ConfigReading& reading) {
   const std::vector<std::string>& types = reading.layer_types();
   const bool is_typed = reading.architecture == "Step3p5ForCausalLM";
   for (std::int64_t i = 0; i < reading.num_layers(); ++i)
-    reading.add(i, is_typed && static_cast<std::size_t>(i) < types.size() &&
-                           types[static_cast<std::size_t>(i)] == "sliding_attention"
-                       ? window
-                       : full);
+    reading.add(i, is_typed && type_at(types, i) == "sliding_attention" ? window : full);
   text.part("attention_other_setting");  // query heads of windows
 }
 
@@ -173,8 +170,7 @@ void gemma_shared_layers(ConfigReading& reading) {
   const bool is_explicit = text.part("per_layer_config").has_value();
   for (std::int64_t i = 0; i < count; ++i) {
     if (owned > 0 && i >= owned) continue;  // reads an earlier layer's cache
-    const auto at = static_cast<std::size_t>(i);
-    const bool is_window = at < types.size() && types[at] == "sliding_attention";
+    const bool is_window = type_at(types, i) == "sliding_attention";
     if (!is_explicit) {
       reading.add(i, is_window ? window : full);
       continue;
@@ -203,9 +199,8 @@ void mimo_layers(ConfigReading& reading) {
     return refuse_layers(reading, "found no key `hybrid_layer_pattern`");
   for (std::int64_t i = 0; i < reading.num_layers(); ++i) {
     const auto at = static_cast<std::size_t>(i);
-    const bool is_window = at < pattern.size()
-                               ? pattern[at] == 1
-                               : at < types.size() && types[at] == "sliding_attention";
+    const bool is_window =
+        at < pattern.size() ? pattern[at] == 1 : type_at(types, i) == "sliding_attention";
     reading.add(i, is_window ? window : full);
   }
 }

@@ -4,8 +4,8 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
-#include <ranges>
+
+#include "base/number_text.h"
 
 namespace lockstep {
 namespace {
@@ -37,13 +37,6 @@ std::map<std::string_view, ConfigClass> read_classes() {
     }
   }
   return classes;
-}
-
-std::optional<std::int64_t> integer_of(std::string_view text) {
-  std::int64_t number = 0;
-  const auto [end, status] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (status != std::errc{} || end != text.data() + text.size()) return std::nullopt;
-  return number;
 }
 
 }  // namespace
@@ -123,7 +116,7 @@ std::optional<std::int64_t> ConfigPart::number(std::string_view key) {
   JsonValue found = value(key);
   if (!found) {
     const auto text = class_default(key);
-    return text ? integer_of(*text) : std::nullopt;
+    return text ? scaled_decimal_of(*text, 0) : std::nullopt;
   }
   if (!found.is_number()) return std::nullopt;
   return found.integer(0, kFigureMax);

@@ -3,7 +3,7 @@
 //
 // 1. A key that the file has wins, null included: null means that the class derives the value.
 // 2. Every key that a rule reads is remembered; unread_keys() lists the others.
-// Sources of config_classes.txt: the configuration classes of transformers 5.20.2 and vLLM 0.33.0.
+// Sources of config_classes.inc: the configuration classes of transformers 5.20.2 and vLLM 0.33.0.
 #pragma once
 
 #include <cstdint>

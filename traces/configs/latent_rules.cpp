@@ -9,11 +9,6 @@ namespace {
 
 constexpr std::int64_t kScaledElements = 128, kScaleBytes = 4;  // of an indexer's fp8 keys
 
-LayerKind latent_row(ConfigReading& reading) {
-  ConfigPart& text = reading.text;
-  return ConfigReading::latent(text.need("kv_lora_rank") + text.number("qk_rope_head_dim", 0));
-}
-
 LayerKind indexer_row(std::int64_t elements) {
   LayerKind kind =
       ConfigReading::rows("indexer", 1, elements + elements / kScaledElements * kScaleBytes);
@@ -23,14 +18,18 @@ LayerKind indexer_row(std::int64_t elements) {
   return kind;
 }
 
-// Keys of latent models that leave the size of a row alone.
+}  // namespace
+
+LayerKind latent_row(ConfigReading& reading) {
+  ConfigPart& text = reading.text;
+  return ConfigReading::latent(text.need("kv_lora_rank") + text.number("qk_rope_head_dim", 0));
+}
+
 void read_projections(ConfigReading& reading) {
   for (const char* key :
        {"qk_nope_head_dim", "v_head_dim", "num_key_value_heads", "head_dim", "num_attention_heads"})
     reading.text.number(key);
 }
-
-}  // namespace
 
 void expanded_latent_layers(ConfigReading& reading) {
   ConfigPart& text = reading.text;

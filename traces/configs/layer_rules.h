@@ -18,6 +18,14 @@ void decoder_layers(ConfigReading& reading, const DecoderTraits& traits);
 
 // A refusal names the key and the way out.
 void refuse_layers(ConfigReading& reading, std::string_view reason);
+LayerKind latent_row(ConfigReading& reading);  // kv_lora_rank and the rotary part
+// Reads keys of projections that leave the size of a row unchanged.
+void read_projections(ConfigReading& reading);
+// Empty: the list ends before layer i.
+inline std::string_view type_at(const std::vector<std::string>& types, std::int64_t i) {
+  const auto at = static_cast<std::size_t>(i);
+  return at < types.size() ? std::string_view(types[at]) : std::string_view();
+}
 
 // Attention with rows of K and V.
 void chunked_layers(ConfigReading& reading);          // Llama 4

@@ -7,16 +7,12 @@
 namespace lockstep {
 namespace {
 
-std::string type_at(const std::vector<std::string>& types, std::int64_t i) {
-  return static_cast<std::size_t>(i) < types.size() ? types[static_cast<std::size_t>(i)] : "";
-}
-
 // Layers that are either attention or states, by type; anything else is refused.
 void mixed_layers(ConfigReading& reading, const LayerKind& attention, const LayerKind& states) {
   const std::vector<std::string>& types = reading.layer_types();
   if (types.empty()) return refuse_layers(reading, "found no key `layer_types`");
   for (std::int64_t i = 0; i < reading.num_layers(); ++i) {
-    const std::string type = type_at(types, i);
+    const std::string_view type = type_at(types, i);
     const bool is_dense =
         type == "indexed_attention" && reading.architecture == "Qwen4ExpForCausalLM";
     if (type == "full_attention" || is_dense)
@@ -112,11 +108,8 @@ void gated_delta_layers(ConfigReading& reading) {
 
 void kimi_layers(ConfigReading& reading) {
   ConfigPart& text = reading.text;
-  const LayerKind row =
-      ConfigReading::latent(text.need("kv_lora_rank") + text.number("qk_rope_head_dim", 0));
-  for (const char* key :
-       {"qk_nope_head_dim", "v_head_dim", "num_key_value_heads", "head_dim", "num_attention_heads"})
-    text.number(key);
+  const LayerKind row = latent_row(reading);
+  read_projections(reading);
   auto linear = text.part("linear_attn_config");
   if (!linear) return refuse_layers(reading, "found no key `linear_attn_config`");
   const LayerKind states = kda_states(linear->need("num_heads"), linear->need("head_dim"),
