@@ -172,8 +172,11 @@ __device__ __forceinline__ void advance_delta_row(const GatedDeltaParams& p,
   }
 }
 
+// Calls advance(shared, piece, state, row) for each row of each prepared piece of the CTA's item.
 // Grid: x is the item, y the head, z shares the rows, kRowsOfWarp to a warp.
-[[maybe_unused]] static __global__ void delta_chunks_kernel(GatedDeltaParams p) {
+template <class Advance>
+__device__ __forceinline__ void for_each_delta_row(const GatedDeltaParams& p,
+                                                   const Advance& advance) {
   SIMT_SHARED_ARRAY(float, k_factor, kPieceTokens);
   SIMT_SHARED_ARRAY(float, q_factor, kPieceTokens);
   SIMT_SHARED_ARRAY(float, decayed, kPieceTokens);
@@ -187,9 +190,15 @@ __device__ __forceinline__ void advance_delta_row(const GatedDeltaParams& p,
         prepare_delta(p, shared, piece_at(p, first, count, head));
       },
       [&](StateRow& state, std::int32_t row, std::int32_t first, std::int32_t count) {
-        const DeltaPiece piece = piece_at(p, first, count, head);
-        advance_delta_row(p, shared, piece, state, row, own_value(p, piece, row));
+        advance(shared, piece_at(p, first, count, head), state, row);
       });
+}
+
+[[maybe_unused]] static __global__ void delta_chunks_kernel(GatedDeltaParams p) {
+  for_each_delta_row(p, [&](const DeltaShared& shared, const DeltaPiece& piece, StateRow& state,
+                            std::int32_t row) {
+    advance_delta_row(p, shared, piece, state, row, own_value(p, piece, row));
+  });
 }
 
 }  // namespace SIMT_VARIANT

@@ -122,8 +122,11 @@ __device__ __forceinline__ void advance_row(const SelectiveStateParams& p,
   }
 }
 
-// Grid: x is the item, y the head, z shares the rows, kRowsOfWarp to a warp.
-[[maybe_unused]] static __global__ void selective_chunks_kernel(SelectiveStateParams p) {
+// Calls advance(shared, state, first, count, head, group, row) for each row of each prepared piece
+// of the CTA's item. Grid: x is the item, y the head, z shares the rows, kRowsOfWarp to a warp.
+template <class Advance>
+__device__ __forceinline__ void for_each_selective_row(const SelectiveStateParams& p,
+                                                       const Advance& advance) {
   SIMT_SHARED_ARRAY(float, dt, kPieceTokens);
   SIMT_SHARED_ARRAY(float, decayed, kPieceTokens);
   SIMT_SHARED_ARRAY(float, weights, kPieceTokens* kPieceTokens);
@@ -135,8 +138,15 @@ __device__ __forceinline__ void advance_row(const SelectiveStateParams& p,
         prepare_piece(p, shared, first, count, head, group);
       },
       [&](StateRow& state, std::int32_t row, std::int32_t first, std::int32_t count) {
-        advance_row(p, shared, state, first, count, head, group, row);
+        advance(shared, state, first, count, head, group, row);
       });
+}
+
+[[maybe_unused]] static __global__ void selective_chunks_kernel(SelectiveStateParams p) {
+  for_each_selective_row(
+      p, [&](const PieceShared& shared, StateRow& state, std::int32_t first, std::int32_t count,
+             std::int32_t head, std::int32_t group,
+             std::int32_t row) { advance_row(p, shared, state, first, count, head, group, row); });
 }
 
 }  // namespace SIMT_VARIANT

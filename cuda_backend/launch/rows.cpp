@@ -42,7 +42,7 @@ int move_rows(const LaunchPlace& place, const WritePartsParams& params) {
                                 make_divisor(static_cast<std::uint32_t>(part.num_heads))));
 }
 
-// Calls f with a zero of the type that has `unit_bytes` bytes.
+// with_unit() of words.cuh for the host: nvcc allows no function that calls lambdas of both sides.
 template <class F>
 int for_unit(std::int64_t unit_bytes, const F& f) {
   switch (unit_bytes) {

@@ -6,32 +6,17 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
-#include <regex>
-#include <set>
 #include <sstream>
+#include <string>
 
 #include "tests/cuda_backend/kernel_log.h"
+#include "tests/cuda_backend/kernel_names.h"
 #include "tests/support/temporary_folder.h"
 
 namespace lockstep {
 namespace {
 
 namespace fs = std::filesystem;
-using Names = std::set<std::string>;
-
-std::string text_of(const fs::path& path) {
-  std::ostringstream text;
-  text << std::ifstream(path).rdbuf();
-  return text.str();
-}
-
-Names matches(const std::string& text, const std::string& pattern) {
-  const std::regex regex(pattern);
-  Names found;
-  for (std::sregex_iterator it(text.begin(), text.end(), regex), end; it != end; ++it)
-    found.insert((*it)[1]);
-  return found;
-}
 
 Names kernels_in(const std::string& text) {
   return matches(text, R"(__global__\s+void\s+(?:__launch_bounds__\([^)]*\)\s*)?(\w+)\()");

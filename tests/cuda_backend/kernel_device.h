@@ -30,6 +30,19 @@ bool runs_on_gpu();
 std::string why_no_kernel_device();
 // The simulated runtime of the devices, or null. It lives as long as any of them.
 std::shared_ptr<void> surroundings_of_devices();
+// Part `index` of rows that are whole, as kernels of numbers address it.
+inline PartLayout part_of(const RowCache& rows, std::int32_t index) {
+  return {.base = rows.base + index * rows.part_stride,
+          .block_stride = rows.block_stride,
+          .token_stride = rows.token_stride,
+          .head_stride = rows.head_stride,
+          .block_size = rows.block_size,
+          .num_heads = rows.num_kv_heads,
+          .head_size = rows.head_size,
+          .piece_elements = rows.head_size,
+          .dtype = rows.dtype};
+}
+
 inline constexpr const char* kNoChecker = "reports are the CPU executor's, and this is a GPU";
 Result<std::unique_ptr<Device>> make_kernel_device(CheckMode mode, std::uint64_t seed,
                                                    std::int64_t pool_size_bytes);

@@ -16,15 +16,7 @@ WritePartsParams write_of(const RowCache& rows, const std::byte* key, const std:
                           const Slot* slots, std::int32_t num_tokens) {
   WritePartsParams params{};
   for (std::int32_t i = 0; i < rows.num_parts; ++i)
-    params.parts[i] = {.to = {.base = rows.base + i * rows.part_stride,
-                              .block_stride = rows.block_stride,
-                              .token_stride = rows.token_stride,
-                              .head_stride = rows.head_stride,
-                              .block_size = rows.block_size,
-                              .num_heads = rows.num_kv_heads,
-                              .head_size = rows.head_size,
-                              .piece_elements = rows.head_size,
-                              .dtype = rows.dtype},
+    params.parts[i] = {.to = part_of(rows, i),
                        .source = i == 0 ? key : value,
                        .source_token_stride = std::int64_t{rows.num_kv_heads} * rows.row_bytes,
                        .source_head_stride = rows.row_bytes,

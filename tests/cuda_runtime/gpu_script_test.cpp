@@ -4,40 +4,25 @@
 
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <regex>
-#include <set>
 #include <sstream>
+#include <string>
 
 #include "cuda_backend/simt_backend.h"
 #include "properties/generate/generator.h"
 #include "properties/judge/forwarding_backend.h"
 #include "properties/judge/judge.h"
 #include "properties/judge/known_findings.h"
+#include "tests/cuda_backend/kernel_names.h"
 #include "tests/support/temporary_folder.h"
 
 namespace lockstep {
 namespace {
 
 namespace fs = std::filesystem;
-using Names = std::set<std::string>;
 
 const fs::path kRoot = LOCKSTEP_SOURCE_DIR;
-
-std::string text_of(const fs::path& path) {
-  std::ostringstream text;
-  text << std::ifstream(path).rdbuf();
-  return text.str();
-}
-
-Names matches(const std::string& text, const std::string& pattern) {
-  const std::regex regex(pattern);
-  Names found;
-  for (std::sregex_iterator it(text.begin(), text.end(), regex), end; it != end; ++it)
-    found.insert((*it)[1]);
-  return found;
-}
 
 // The names of all launches: literals passed with the place, or assigned to a launch's name.
 Names names_of_launches() {

@@ -101,55 +101,35 @@ __global__ void combine_unscaled_kernel(SplitAttentionParams p) {
 
 // Grid: as selective_chunks_kernel. Adds what the carried state's decay took from each output.
 __global__ void selective_undecayed_kernel(SelectiveStateParams p) {
-  SIMT_SHARED_ARRAY(float, dt, kPieceTokens);
-  SIMT_SHARED_ARRAY(float, decayed, kPieceTokens);
-  SIMT_SHARED_ARRAY(float, weights, kPieceTokens* kPieceTokens);
-  const PieceShared shared{dt, decayed, weights};
-  const std::int32_t head = blockIdx.y, group = head / (p.states.num_heads / p.num_groups);
-  for_each_piece(
-      p.states, p.items[blockIdx.x], p.state_targets,
-      [&](std::int32_t first, std::int32_t count) {
-        prepare_piece(p, shared, first, count, head, group);
-      },
-      [&](StateRow& state, std::int32_t row, std::int32_t first, std::int32_t count) {
-        const StateRow carried = state;
-        advance_row(p, shared, state, first, count, head, group, row);
-        for (std::int32_t t = 0; t < count; ++t) {
-          const std::int64_t token = first + t, at = token * p.states.num_heads + head;
-          const float* C = p.C + (token * p.num_groups + group) * p.states.columns;
-          const float lost = dot_with_row(carried, C, p.states.columns) *
-                             (1.0f - exp_nonpositive(shared.decayed[t]));
-          const std::int64_t output = at * p.states.rows + row;
-          if (std::int32_t(threadIdx.x % 32) == t)
-            p.y[output] += p.z == nullptr ? lost : lost * silu(p.z[output]);
-        }
-      });
+  for_each_selective_row(p, [&](const PieceShared& shared, StateRow& state, std::int32_t first,
+                                std::int32_t count, std::int32_t head, std::int32_t group,
+                                std::int32_t row) {
+    const StateRow carried = state;
+    advance_row(p, shared, state, first, count, head, group, row);
+    for (std::int32_t t = 0; t < count; ++t) {
+      const std::int64_t token = first + t, at = token * p.states.num_heads + head;
+      const float* C = p.C + (token * p.num_groups + group) * p.states.columns;
+      const float lost =
+          dot_with_row(carried, C, p.states.columns) * (1.0f - exp_nonpositive(shared.decayed[t]));
+      const std::int64_t output = at * p.states.rows + row;
+      if (std::int32_t(threadIdx.x % 32) == t)
+        p.y[output] += p.z == nullptr ? lost : lost * silu(p.z[output]);
+    }
+  });
 }
 
 // Grid: as delta_chunks_kernel. Tokens read the carried state back as if it had not decayed.
 __global__ void delta_undecayed_kernel(GatedDeltaParams p) {
-  SIMT_SHARED_ARRAY(float, k_factor, kPieceTokens);
-  SIMT_SHARED_ARRAY(float, q_factor, kPieceTokens);
-  SIMT_SHARED_ARRAY(float, decayed, kPieceTokens);
-  SIMT_SHARED_ARRAY(float, read, kPieceTokens* kPieceTokens);
-  SIMT_SHARED_ARRAY(float, shown, kPieceTokens* kPieceTokens);
-  const DeltaShared shared{k_factor, q_factor, decayed, read, shown};
-  const std::int32_t head = blockIdx.y;
-  for_each_piece(
-      p.states, p.items[blockIdx.x], p.state_targets,
-      [&](std::int32_t first, std::int32_t count) {
-        prepare_delta(p, shared, piece_at(p, first, count, head));
-      },
-      [&](StateRow& state, std::int32_t row, std::int32_t first, std::int32_t count) {
-        const DeltaPiece piece = piece_at(p, first, count, head);
-        float v = own_value(p, piece, row);
-        for (std::int32_t t = 0; t < count; ++t) {
-          const float carried = dot_with_row(state, piece.k + t * piece.stride, p.states.columns);
-          if (std::int32_t(threadIdx.x % 32) == t)
-            v -= (1.0f - exp_nonpositive(shared.decayed[t])) * shared.k_factor[t] * carried;
-        }
-        advance_delta_row(p, shared, piece, state, row, v);
-      });
+  for_each_delta_row(p, [&](const DeltaShared& shared, const DeltaPiece& piece, StateRow& state,
+                            std::int32_t row) {
+    float v = own_value(p, piece, row);
+    for (std::int32_t t = 0; t < piece.count; ++t) {
+      const float carried = dot_with_row(state, piece.k + t * piece.stride, p.states.columns);
+      if (std::int32_t(threadIdx.x % 32) == t)
+        v -= (1.0f - exp_nonpositive(shared.decayed[t])) * shared.k_factor[t] * carried;
+    }
+    advance_delta_row(p, shared, piece, state, row, v);
+  });
 }
 
 // Grid: x is the read; one thread.

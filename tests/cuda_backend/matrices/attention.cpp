@@ -54,17 +54,8 @@ std::vector<Shape> shapes() {
 // Attention in one split over rows that are looked up in the layer's own table.
 SplitAttentionParams of_rows(KernelDevice& device, const RowCache& rows, std::int32_t num_heads) {
   SplitAttentionParams params{};
-  params.key = {.base = rows.base,
-                .block_stride = rows.block_stride,
-                .token_stride = rows.token_stride,
-                .head_stride = rows.head_stride,
-                .block_size = rows.block_size,
-                .num_heads = rows.num_kv_heads,
-                .head_size = rows.head_size,
-                .piece_elements = rows.head_size,
-                .dtype = rows.dtype};
-  params.value = params.key;
-  if (rows.num_parts == 2) params.value.base += rows.part_stride;
+  params.key = part_of(rows, 0);
+  params.value = part_of(rows, rows.num_parts - 1);
   params.rows = device.put(std::vector<RowCache>{rows}, "layer");
   params.query_dtype = DType::fp32;
   params.num_query_heads = num_heads;
