@@ -18,17 +18,6 @@ from typing import Any
 
 from lockstep_engines import scratch, worker_device
 
-_ENVIRONMENT = {
-    "CUDA_VISIBLE_DEVICES": "",
-    "HF_HUB_OFFLINE": "1",
-    "OMP_NUM_THREADS": "1",
-    "TORCHDYNAMO_DISABLE": "1",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_LOGGING_LEVEL": "CRITICAL",
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_PLUGINS": "",
-}
-
 
 class _Compiled(types.ModuleType):
     """A compiled module, as far as an import asks for it: names are there and do nothing."""
@@ -82,7 +71,7 @@ def take_the_place_of_a_gpu() -> None:
     """Sets this process up, once."""
     if any(isinstance(finder, _CompiledModules) for finder in sys.meta_path):
         return
-    os.environ.update(_ENVIRONMENT)
+    os.environ.update(worker_device.ENVIRONMENT, VLLM_LOGGING_LEVEL="CRITICAL")
     modules = _CompiledModules()
     sys.meta_path.append(modules)
     import torch
@@ -146,7 +135,6 @@ class Layers:
     version: str  # vLLM's
     model_class: str
     layers: list[Layer] = field(default_factory=list)
-    shared: dict[str, str] = field(default_factory=dict)  # layer: the layer whose cache it reads
 
 
 def _single_rank(config: Any) -> None:
@@ -238,7 +226,7 @@ def _accept_configuration(folder: str) -> None:
         AutoConfig.register(kind, type("PlainConfig", (PretrainedConfig,), keys))
 
 
-def layers_of(folder: str, **options: Any) -> Layers:
+def layers_of(folder: str) -> Layers:
     """What vLLM makes of the folder of a config.json; `options`: of EngineArgs. Raises what vLLM
     raises of a configuration that it refuses."""
     import vllm
@@ -253,13 +241,11 @@ def layers_of(folder: str, **options: Any) -> Layers:
         load_format="dummy",
         enforce_eager=True,
         disable_log_stats=True,
-        **options,
     ).create_engine_config()
     _single_rank(config)
     model = _built(config)
     current_platform.update_block_size_for_backend(config)
     made = Layers(config, vllm.__version__, type(model).__name__)
-    made.shared = dict(attn_utils.get_shared_kv_cache_layers(config))
     specs = attn_utils.get_kv_cache_spec(config)
     for name, layer in config.compilation_config.static_forward_context.items():
         if hasattr(layer, "get_attn_backend") and hasattr(layer, "get_kv_cache_spec"):

@@ -333,7 +333,7 @@ class _Case:
 
     def _running(self) -> list[Req]:
         running = self.engine.running(self._batch)
-        # Who is known to end with an output that is to come is no longer in a batch.
+        # A request that will end with a pending output is no longer in a batch.
         for _, rows in self._to_come:
             for _, request in rows:
                 if request.kv.holds_kv and not request.finished() and request not in running:

@@ -89,7 +89,7 @@ class Options:
     mixed_chunk: bool = False
     tree_core: str = "rust"
     overlap: bool = False
-    swa_eviction_interval: int = 1  # tokens behind a window before their slots are freed
+    swa_eviction_interval: int = 1  # tokens past a window before their slots are freed
 
 
 class _Ignored:

@@ -130,7 +130,7 @@ def kinds() -> list[str]:
 
 
 def keeps_whole_caches() -> bool:
-    """Whether a cache can lie replicated on every rank beside others whose tokens are dealt out."""
+    """Whether a cache can be replicated on every rank while others are sharded by token."""
     return "dcp_sharded" in _fields_of(kv.FullAttentionSpec)
 
 

@@ -15,12 +15,11 @@ from typing import Any
 from lockstep_engines import worker_interpreter
 from lockstep_engines.protocol import passes_on
 
-_ENVIRONMENT = {
+ENVIRONMENT = {
     "CUDA_VISIBLE_DEVICES": "",
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
     "TORCHDYNAMO_DISABLE": "1",
-    "TRITON_INTERPRET": "1",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
@@ -187,7 +186,7 @@ def _make_platform(torch: Any) -> Any:
 
 def take_the_place_of_cuda(runner: str) -> Any:
     """Sets this process up for a worker of runner "v1" or "v2"; returns the platform."""
-    os.environ.update(_ENVIRONMENT)
+    os.environ.update(ENVIRONMENT, TRITON_INTERPRET="1")
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1" if runner == "v2" else "0"
     import torch
 

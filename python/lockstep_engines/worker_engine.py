@@ -237,7 +237,7 @@ class Worker:
         self._requests: dict[str, _Known] = {}
         self._drafts: dict[str, list[int]] = {}  # of the current step
         self._ends: dict[str, int] = {}  # of the previous step: where its rows end, drafts included
-        self._waiting: dict[str, Any] = {}  # the step whose tokens are not sampled yet
+        self._is_due = False  # the previous step's tokens are not sampled yet
         self._faults: list[str] = []
         self._watch_batch()
         self._is_warm = not options.warms_up
@@ -434,7 +434,7 @@ class Worker:
             elif self._has_drafts_in_flight:
                 worker_drafter.put_in_first(self._runner, self._drafts)
             result = self._worker.execute_model(output)
-        self._waiting = {"is_due": result is None, "drafts": self._drafts}
+        self._is_due = result is None
         return self._facts()
 
     def _run_for_nobody(self, run: Any) -> None:
@@ -462,14 +462,15 @@ class Worker:
 
     def _sample(self, sampled: dict[str, list[int]]) -> None:
         """What the model answered to the previous step."""
-        drafts = self._waiting.get("drafts", {})
+        drafts = self._drafts  # of the previous step
         own = {
             name: _sampled_tokens(tokens, drafts.get(name, [])) for name, tokens in sampled.items()
         }
         for name, tokens in own.items():
             self._requests[name].tokens += tokens
-        if not self._waiting.pop("is_due", False):
+        if not self._is_due:
             return
+        self._is_due = False
         answers: list[int] = []
         for name in self._model.batch.names:
             room = 1 + len(drafts.get(name, ()))
