@@ -1,4 +1,4 @@
-// A small engine behind the scheduler protocol (docs/protocols.md), with nothing but
+// A small engine behind the scheduler protocol (docs/protocols.md), with only
 // nlohmann's JSON: first come, first served; chunked prefill; one table of blocks a request; the
 // youngest is preempted when the pool is empty. No prefix cache, no drafts.
 //

@@ -127,7 +127,7 @@ TEST(Capacity, AResendHitsWholeBlocksOfEveryGroupAndNeverTheLastToken) {
   EXPECT_EQ(resend_hit_tokens(of(MambaCacheMode::align).hit_step_tokens, 1'057), 1'056);
   EXPECT_EQ(resend_hit_tokens(of(MambaCacheMode::all).hit_step_tokens, 3'000), 2'112);
   EXPECT_EQ(resend_hit_tokens(of(MambaCacheMode::none).hit_step_tokens, 3'000), 0)
-      << "states that nobody keeps";
+      << "states that no cache keeps";
   KVCacheConfig two_sizes = hybrid(1, 16, 100, MambaCacheMode::align);
   two_sizes.groups.back().spec.block_size = 12;
   EXPECT_EQ(capacity_of(two_sizes, options).hit_step_tokens, 48);

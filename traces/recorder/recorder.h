@@ -93,8 +93,8 @@ struct Scheduled {
   std::vector<std::int32_t> spec = {};  // drafts to verify: the last of its tokens
 };
 
-// Output that arrived for a request that was preempted or ended after its step. Of those
-// that have left only what was taken of it is worth telling.
+// Output that arrived for a request that was preempted or ended after its step. For an
+// ended request only the tokens that were appended count.
 struct StaleOutput {
   std::string id;
   std::int64_t of_step = 0;
