@@ -75,8 +75,10 @@ inline std::string source_line(const simt::Report& report) {
   const std::string place = simt::source_place(report.pc);
   const std::size_t colon = place.rfind(':');
   if (colon == std::string::npos) return {};
-  // A compiler cache may have made the path relative to the folder of the build.
-  std::ifstream file(std::filesystem::path(LOCKSTEP_BINARY_DIR) / place.substr(0, colon));
+  // The debug information names folders from the root of the tree or, with a compiler cache, from
+  // the build: the file's name says enough.
+  const std::filesystem::path kernels = LOCKSTEP_SOURCE_DIR "/tests/cuda_backend/simt_kernels";
+  std::ifstream file(kernels / std::filesystem::path(place.substr(0, colon)).filename());
   std::string line;
   for (int i = std::stoi(place.substr(colon + 1)); i > 0; --i) std::getline(file, line);
   return line;
