@@ -229,9 +229,10 @@ BackendFactory replay_backend(std::string name) {
   return [name = std::move(name)](const BackendConfig& own) { return make_backend(name, own); };
 }
 
-Result<OpenReplay> open_replay(const ReplayRequest& request,
+Result<OpenReplay> open_replay(ReplayRequest request,
                                const std::shared_ptr<ForeignEngines>& engines,
                                const BackendOf& backend_of, bool conforms) {
+  request.other_engine = engines != nullptr;
   LS_ASSIGN_OR_RETURN(auto prepared, prepare_replay(request));
   OpenReplay replay{std::move(prepared), nullptr, {}, nullptr};
   LS_RETURN_IF_ERROR(plan_faults(replay));

@@ -23,7 +23,7 @@ namespace lockstep {
 
 struct ReplayOptions {
   std::string file;
-  std::string from;  // engine that builds the layers of run.recipe.model
+  std::string from;                 // engine that builds the layers of run.recipe.model
   std::vector<std::string> shards;  // that follow it
   GivenRun run;
   ImportOptions import;
@@ -62,7 +62,7 @@ struct OpenReplay : PreparedReplay {
 // Errors: what prepare_replay(), the scheduler or a backend refuses, invalid faults. `engines`: the
 // deciding engine; null: the model. `backend_of`: absent: replay_backend(). `conforms`: decisions
 // of other engines are compared with the model.
-Result<OpenReplay> open_replay(const ReplayRequest& request,
+Result<OpenReplay> open_replay(ReplayRequest request,
                                const std::shared_ptr<ForeignEngines>& engines = nullptr,
                                const BackendOf& backend_of = {}, bool conforms = false);
 

@@ -92,7 +92,6 @@ std::vector<CacheKind> draw_kinds(Draw& draw) {
 
 MambaCacheMode draw_mamba_mode(Draw& draw, const EngineConfig& engine) {
   if (!engine.enable_prefix_caching) return MambaCacheMode::none;
-  // In mode `all` the states of drafts have no place of their own (sim/step/program_builder.cpp).
   if (!engine_profile(engine.engine).caches_states_in_mode_all || engine.num_spec_tokens > 0)
     return MambaCacheMode::align;
   return draw.choices.one_of({MambaCacheMode::align, MambaCacheMode::align, MambaCacheMode::all});
@@ -327,7 +326,6 @@ static bool takes_further_caches(const Draw& draw, const SavedCase& saved) {
 }
 
 void draw_further_caches(Draw& draw, SavedCase& saved) {
-  const bool serves = engine_profile(saved.engine.engine).serves_checkpoints;
   if (!takes_further_caches(draw, saved)) return;
   const auto with = [&](auto change) {
     std::vector<KVCacheGroupSpec> groups = saved.cache.groups;
@@ -335,8 +333,10 @@ void draw_further_caches(Draw& draw, SavedCase& saved) {
     if (change(groups) && lay_out_again(saved, std::move(groups), saved.engine, next))
       saved = std::move(next);
   };
-  if (draw.has(Feature::bounded_replay) && serves) with(replay_windows);
-  if (draw.has(Feature::rings) && serves)
+  if (draw.has(Feature::bounded_replay) &&
+      release_takes(saved.engine, {RunTrait::recomputed_windows}))
+    with(replay_windows);
+  if (draw.has(Feature::rings) && release_takes(saved.engine, {RunTrait::rings}))
     with([&](auto& groups) { return add_ring(draw, saved.engine, groups); });
   const std::int64_t ratio = draw.choices.one_of<std::int64_t>({4, 2, 8, 16});
   if (draw.has(Feature::compressed_rows))
@@ -427,20 +427,24 @@ void draw_encoders_and_sinks(Draw& draw, SavedCase& saved) {
   const EngineProfile& profile = engine_profile(saved.engine.engine);
   if (!takes_further_caches(draw, saved)) return;
   SavedCase changed = saved;
+  EngineConfig with_sinks = saved.engine;
+  if (!profile.starts_with_sinks) with_sinks.engine = profile_without(profile.name, 38);
   std::vector<KVCacheGroupSpec> groups = saved.cache.groups;
   const auto full = std::ranges::find(groups, CacheKind::full_attention,
                                       [](const auto& group) { return group.spec.kind; });
   const std::int64_t times = draw.choices.between(1, 2);
   bool is_drawn = false;
-  if (draw.has(Feature::cross_attention) && profile.release->models_connectors) {
+  if (draw.has(Feature::cross_attention) &&
+      release_takes(saved.engine, {RunTrait::cross_attention})) {
     is_drawn = serve_encoder(draw, groups, changed);
   } else if (full == groups.end()) {
     return;
-  } else if (draw.has(Feature::sinks) && profile.release->models_connectors) {
+  } else if (draw.has(Feature::sinks) && release_takes(with_sinks, {RunTrait::sinks})) {
     full->spec.sink_len = times * full->spec.block_size;
-    if (!profile.starts_with_sinks) changed.engine.engine = profile_without(profile.name, 38);
+    changed.engine = with_sinks;
     is_drawn = true;
-  } else if (draw.has(Feature::reference_windows) && profile.serves_checkpoints &&
+  } else if (draw.has(Feature::reference_windows) &&
+             release_takes(saved.engine, {RunTrait::reference_windows}) &&
              count_kind(groups, CacheKind::mamba) == 0) {
     full->spec.rswa_window = draw.choices.between(1, times * full->spec.block_size);
     changed.engine.enable_prefix_caching = false;

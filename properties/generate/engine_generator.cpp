@@ -141,7 +141,7 @@ void draw_ranks(Draw& draw, SavedCase& saved) {
 // What follows from no option of the command line, but from the kernels of the states' layers.
 void draw_states_as_served(Draw& draw, SavedCase& saved) {
   EngineConfig& engine = saved.engine;
-  if (!engine_profile(engine.engine).serves_checkpoints || !engine.enable_prefix_caching ||
+  if (!release_takes(engine, {RunTrait::checkpoints}) || !engine.enable_prefix_caching ||
       engine.mamba_cache_mode != MambaCacheMode::align)
     return;
   std::vector<KVCacheGroupSpec>& groups = saved.cache.groups;
@@ -199,17 +199,10 @@ void draw_device_modes(Draw& draw, SavedCase& saved) {
 
 namespace {
 
-bool has_scratch(const KVCacheGroupSpec& group) {
-  return group.spec.kind == CacheKind::circular_buffer || group.spec.bounded_replay;
-}
-
-// What Scheduler::create() supports with a connector.
 bool takes_connector(const Draw& draw, const SavedCase& saved) {
-  const bool is_modelled = engine_profile(saved.engine.engine).release->models_connectors &&
-                           saved.engine.num_prefill_lookahead_tokens <= 1 &&
-                           std::ranges::none_of(saved.cache.groups, has_scratch);
-  if (!is_modelled && !draw.options.any_release_connects) return false;
-  return !has_states(saved) && !saved.engine.async_scheduling &&
+  RunTraits more = {RunTrait::connector, RunTrait::simulated_connector};
+  more.add_if(draw.options.any_release_connects, RunTrait::other_engine);
+  return takes(saved, more) && !saved.engine.async_scheduling &&
          resolve_block_sizes(beside_connector(saved.engine), saved.cache.groups).has_value();
 }
 

@@ -109,10 +109,21 @@ void settle_kinds(FeatureSet& features) {
   if (!any) features.add(Feature::full_attention);
 }
 
+// Of its connector and what decides it: with a connector that the model does not know, another
+// engine.
+RunTraits traits_of(const SavedCase& saved) {
+  RunTraits traits;
+  if (saved.connector.parts.empty()) return traits;
+  traits.add(RunTrait::connector);
+  traits.add_if(!engine_profile(saved.engine.engine).release->models_connectors,
+                RunTrait::other_engine);
+  return traits;
+}
+
 // Whether every rank's plan can be cut out and laid out.
 bool ranks_are_accepted(const SavedCase& saved) {
   const LockstepConfig config = config_of(saved);
-  if (!check_ranks(config)) return false;
+  if (!check_setup(config, traits_of(saved))) return false;
   for (std::int32_t rank = 0; rank < num_ranks(config.backend); ++rank) {
     const auto plan = rank_plan(saved.cache, config_of_rank(config.backend, rank).parallel,
                                 config.backend.queries_per_kv);
@@ -129,6 +140,14 @@ bool ranks_are_accepted(const SavedCase& saved) {
 
 }  // namespace
 
+bool takes(const SavedCase& saved, RunTraits more) {
+  return is_supported(facts_of(saved.engine, saved.cache.groups).with(more));
+}
+
+bool release_takes(const EngineConfig& engine, RunTraits traits) {
+  return is_supported({&engine_profile(engine.engine), traits});
+}
+
 // The areas of nvfp4 take a block that is dense in its layer.
 static bool has_room_for_areas(const SavedCase& saved) {
   const auto has_areas = [](const KVCacheGroupSpec& group) {
@@ -141,7 +160,7 @@ static bool has_room_for_areas(const SavedCase& saved) {
 }
 
 bool is_accepted(const SavedCase& saved) {
-  if (!has_room_for_areas(saved)) return false;
+  if (!has_room_for_areas(saved) || !takes(saved, traits_of(saved))) return false;
   const auto sizes = resolve_block_sizes(saved.engine, saved.cache.groups);
   // Hits inside blocks are their own feature; block sizes alone do not enable them.
   if (!sizes || (sizes->hits_parts_of_blocks && saved.engine.prefix_match_unit == 0)) return false;

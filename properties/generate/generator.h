@@ -14,12 +14,12 @@
 #pragma once
 
 #include <cstdint>
-#include <initializer_list>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "base/enum_set.h"
 #include "properties/generate/choices.h"
 #include "sim/engine/faults.h"
 #include "traces/formats/saved_case.h"
@@ -106,27 +106,7 @@ enum class Feature : std::uint8_t {
 inline constexpr std::size_t kNumFeatures = static_cast<std::size_t>(Feature::whole_caches) + 1;
 std::string_view name_of(Feature feature);
 
-// The features of one case: what the swarm may use.
-class FeatureSet {
- public:
-  constexpr FeatureSet() = default;
-  constexpr FeatureSet(std::initializer_list<Feature> features) {
-    for (const Feature feature : features) add(feature);
-  }
-  constexpr void add(Feature feature) { bits_ |= bit(feature); }
-  constexpr void add(FeatureSet features) { bits_ |= features.bits_; }
-  constexpr void remove(Feature feature) { bits_ &= ~bit(feature); }
-  constexpr void remove(FeatureSet features) { bits_ &= ~features.bits_; }
-  constexpr bool has(Feature feature) const { return (bits_ & bit(feature)) != 0; }
-  constexpr bool has_any_of(FeatureSet features) const { return (bits_ & features.bits_) != 0; }
-  bool operator==(const FeatureSet&) const = default;
-
- private:
-  static constexpr std::uint64_t bit(Feature feature) {
-    return std::uint64_t{1} << static_cast<std::uint8_t>(feature);
-  }
-  std::uint64_t bits_ = 0;
-};
+using FeatureSet = EnumSet<Feature>;  // of one case: what the swarm may use
 
 // Those that divide a case among several devices or engines.
 inline constexpr FeatureSet kRankFeatures = {Feature::context_parallel, Feature::tensor_parallel,

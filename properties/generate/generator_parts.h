@@ -4,6 +4,7 @@
 #pragma once
 
 #include "properties/generate/generator.h"
+#include "reference/plan/compatibility.h"
 
 namespace lockstep {
 
@@ -68,6 +69,9 @@ bool lay_out_again(const SavedCase& saved, std::vector<KVCacheGroupSpec> groups,
                    const EngineConfig& before, SavedCase& next);
 // Whether the engine, the layouts and the ranks take the case.
 bool is_accepted(const SavedCase& saved);
+// Whether the table of compatibility.h takes the case with `more`; a release, these traits alone.
+bool takes(const SavedCase& saved, RunTraits more);
+bool release_takes(const EngineConfig& engine, RunTraits traits);
 void draw_traffic(Draw& draw, SavedCase& saved);
 // Under policy `priority`: each request more important than those before it, and the first a long
 // prompt in chunks of some blocks.

@@ -90,8 +90,7 @@ void draw_hisparse(Draw& draw, SavedCase& saved) {
   // A required feature is about the generated cache, so that cache stays.
   const FeatureSet& wanted = draw.options.always;
   if (!(wanted == FeatureSet()) && !wanted.has(Feature::hisparse)) return;
-  const EngineProfile& profile = engine_profile(saved.engine.engine);
-  if (!profile.serves_checkpoints || !profile.release->models_connectors) return;
+  if (!release_takes(saved.engine, {RunTrait::hisparse, RunTrait::connector})) return;
   ChoiceSource& choices = draw.choices;
   SavedCase next = saved;
   EngineConfig& engine = next.engine = engine_beside(saved.engine);

@@ -36,7 +36,8 @@ std::int32_t draw_interleave(ChoiceSource& choices, const std::vector<KVCacheGro
 
 void draw_whole_caches(Draw& draw, SavedCase& saved) {
   if (!draw.has(Feature::whole_caches) || draw.has(Feature::two_block_pool) ||
-      draw.options.worker || !engine_profile(saved.engine.engine).serves_checkpoints ||
+      draw.options.worker ||
+      !release_takes(saved.engine, {RunTrait::replicated_caches, RunTrait::context_ranks}) ||
       saved.tensor_parallel_size * saved.pipeline_parallel_size * saved.data_parallel_size != 1 ||
       !saved.cache.draft_modules.empty() || saved.engine.prefix_match_unit != 0 ||
       !saved.connector.parts.empty())

@@ -180,17 +180,25 @@ class Bench final : public StepObserver {
 // The backends of a session's engines, in order: which one failed, if one did.
 using Watched = std::vector<const WatchedBackend*>;
 
+// What decides it, and a connector of its recording.
+RunTraits traits_of(const SavedCase& saved, const JudgeOptions& options) {
+  RunTraits traits;
+  traits.add_if(saved.recording && saved.recording->header.connector, RunTrait::connector);
+  traits.add_if(bool{options.decisions}, RunTrait::other_engine);
+  return traits;
+}
+
 // Backends that are watched, where the case runs on any.
 BackendFactory watched_backends(const SavedCase& saved, const LockstepConfig& config,
                                 const JudgeOptions& options, Watched& watched) {
-  const auto supported = ProgramBuilder::check_supported(config.engine, config.backend.plan);
-  const bool runs = options.backend && saved.backend != "none" && supported;
+  const auto sound = supported_with_memory(facts_of(config).with(traits_of(saved, options)));
+  const bool runs = options.backend && saved.backend != "none" && sound;
   return [=, &options, &watched](const BackendConfig& own) -> Result<std::unique_ptr<Backend>> {
     if (!runs && own.mutant.empty()) return std::unique_ptr<Backend>();
     if (!runs)
       return fail(
           fmt::format("mutant {} is planted in a backend, and the case runs without one: {}",
-                      own.mutant, supported ? "none was given" : supported.error().message));
+                      own.mutant, sound ? "none was given" : sound.error().message));
     auto backend = options.backend(own);
     if (!backend) return backend;
     auto watching = std::make_unique<WatchedBackend>(std::move(*backend));
@@ -345,8 +353,7 @@ Outcome judge(const SavedCase& saved, const JudgeOptions& options) {
     return refusal(
         {fmt::format("mutants: {} of them; a case has one at most", saved.mutants.size())});
   const LockstepConfig config = config_of(saved);
-  if (auto sound = check_ranks(config); !sound) return refusal(sound.error());
-  if (auto sound = check_connector(config.connector, config.engine, config.backend.plan); !sound)
+  if (auto sound = check_setup(config, traits_of(saved, options)); !sound)
     return refusal(sound.error());
   return judge_session(saved, config, options);
 }

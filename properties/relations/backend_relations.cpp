@@ -185,8 +185,8 @@ std::string why_not_read(const SavedCase& saved) {
   for (const KVCacheGroupSpec& group : saved.cache.groups)
     if (group.spec.kv_quant_mode != KVQuantMode::none)
       return "rows have their own scales, which are not part of an answer";
-  const auto supported = ProgramBuilder::check_supported(saved.engine, saved.cache);
-  return supported ? "" : supported.error().message;
+  const auto sound = supported_with_memory(facts_of(config));
+  return sound ? "" : sound.error().message;
 }
 
 Result<BackendReading> read_on_backend(const SavedCase& saved, const BackendFactory& make_backend,

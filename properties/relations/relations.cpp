@@ -103,7 +103,7 @@ Changed over_ranks(const SavedCase& saved) {
   if (saved.engine.dcp * saved.engine.pcp != 1 || !is_dealt_out(groups.front()))
     return std::nullopt;
   if (groups.size() > 1 && (saved.engine.prefix_cache_retention_interval > 0 ||  // of blocks
-                            !engine_profile(saved.engine.engine).serves_checkpoints ||
+                            !engine_profile(saved.engine.engine).has_replicated_caches ||
                             !std::ranges::all_of(groups, may_be_whole)))
     return std::nullopt;
   return changed(saved, [](SavedCase& other) {

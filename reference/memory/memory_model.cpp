@@ -65,8 +65,6 @@ Result<MemoryModel> MemoryModel::create(const KVCacheConfig& given, AttentionBac
   for (const KVCacheGroupSpec& group : plan.groups)
     if (const auto reason = why_not_modelled(group))
       return fail(fmt::format("memory model: {}; replay it with `--backend none`", *reason));
-  if (std::ranges::count_if(plan.groups, [](const auto& g) { return g.spec.sink_len > 0; }) > 1)
-    return fail("memory model: two groups with sinks, and the worker puts all into the first");
   LS_ASSIGN_OR_RETURN(auto pool, is_overlaid(layout) ? placed_layout(plan, backend, layout)
                                                      : pool_layout(plan, backend, layout, rule));
   MemoryModel model;

@@ -208,6 +208,15 @@ struct EngineProfile {
   bool shards_by_pcp;  // a block covers dcp * pcp * block_size tokens, not dcp * block_size
   bool context_parallel_hybrids;  // decode context parallelism with several groups
 
+  // Caches and options that the release has (v1/kv_cache_interface.py, config/cache.py).
+  bool has_rings;               // circular_buffer
+  bool has_recomputed_windows;  // bounded_replay
+  bool has_reference_windows;   // rswa_window
+  bool has_replicated_caches;   // dcp_sharded false: replicated on every context parallel rank
+  bool has_draft_modules;       // num_prefill_lookahead_tokens above 1, extra_retained_tokens
+  bool has_prefix_match_unit;
+  bool has_hisparse;
+
   // Scheduler (v1/core/sched/scheduler.py).
   StateChunks state_chunks;
   InFlightAccounting in_flight_accounting;
@@ -229,8 +238,7 @@ struct EngineProfile {
   // The scan continues after the current request preempted itself (policy `priority`).
   bool scan_survives_self_preemption;
   bool reports_common_prefix_blocks;  // cascade attention
-  // Groups may have checkpoints, rings, windows that are computed again, hashes of their own size:
-  // what v1/kv_cache_interface.py and config/cache.py of the release have.
+  // Prefills export states from inside a chunk (MambaSpec.num_prefill_checkpoint_blocks).
   bool serves_checkpoints;
   // Before min_tokens nothing ends a request, its length included; else only repetition does not
   // (v1/core/sched/utils.py, check_stop).

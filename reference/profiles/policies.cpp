@@ -117,6 +117,7 @@ Policy row(std::string_view name, std::string_view chapter,
 constexpr std::string_view kBlocks = "Blocks";
 constexpr std::string_view kCache = "Prefix cache";
 constexpr std::string_view kRanks = "Context parallelism";
+constexpr std::string_view kCaches = "Caches";
 constexpr std::string_view kScheduler = "Scheduler";
 constexpr std::string_view kConnector = "KV connectors";
 constexpr std::string_view kRepairs = "Repairs";
@@ -243,6 +244,24 @@ std::vector<Policy> make_policies() {
                 "Hybrids start with decode context parallelism.",
                 "decode context parallelism with several groups"),
 
+      LS_POLICY(has_rings, kCaches, {false, {{"vllm-0.33.0", true}}},
+                "An indexer that pools keys holds the last of them in one block per request.",
+                "circular_buffer groups"),
+      LS_POLICY(has_recomputed_windows, kCaches, {false, {{"vllm-0.33.0", true}}},
+                "A window is computed again after a hit instead of cached.", "bounded_replay"),
+      LS_POLICY(has_reference_windows, kCaches, {false, {{"vllm-0.33.0", true}}},
+                "Attention sees the prompt and the last generated tokens.", "rswa_window"),
+      LS_POLICY(has_replicated_caches, kCaches, {false, {{"vllm-0.33.0", true}}},
+                "Some layers are replicated over context parallel ranks.",
+                "dcp_sharded false with context parallelism"),
+      LS_POLICY(has_draft_modules, kCaches, {false, {{"vllm-0.33.0", true}}},
+                "Several modules of MTP each read one token further ahead.",
+                "num_prefill_lookahead_tokens above 1"),
+      LS_POLICY(has_prefix_match_unit, kCaches, {false, {{"vllm-0.33.0", true}}},
+                "Block hashes can cover fewer tokens than a block.", "prefix_match_unit"),
+      LS_POLICY(has_hisparse, kCaches, {false, {{"vllm-0.33.0", true}}},
+                "Rows of sparse attention are stored in host memory.", "HiSparse groups"),
+
       LS_POLICY(state_chunks, kScheduler,
                 {StateChunks::whole_blocks,
                  {{"vllm-0.24.0", StateChunks::whole_blocks_and_shared_prefixes},
@@ -292,7 +311,7 @@ std::vector<Policy> make_policies() {
                 "No more common prefix blocks for cascade attention.", "every step"),
       LS_POLICY(serves_checkpoints, kScheduler, {false, {{"vllm-0.33.0", true}}},
                 "States are saved in the middle of a prefill, which is cut no more.",
-                "Mamba2, gated delta nets, KDA in mode align; rings; bounded replay"),
+                "Mamba2, gated delta nets, KDA in mode align"),
       LS_POLICY(min_tokens_hold_every_end, kScheduler, {true, {{"vllm-0.29.0", false}}},
                 "A request that reaches its length ends there, whatever its min_tokens.",
                 "min_tokens near the longest length"),
@@ -407,8 +426,8 @@ const std::vector<FindingPolicies>& all_finding_policies() {
       {13, {{"keeps_window_of_last_token", "no"}}, {{"keeps_window_of_last_token", "yes"}}, true},
       {14, {{"restarts_behind_windows", "no"}}, {{"restarts_behind_windows", "yes"}}, true},
       {16, {{"serves_checkpoints", "yes"}}, {}},
-      {17, {{"serves_checkpoints", "yes"}, {"hits_parts_of_blocks", "yes"}}, {}},
-      {18, {{"serves_checkpoints", "yes"}, {"hits_parts_of_blocks", "yes"}}, {}},
+      {17, {{"has_prefix_match_unit", "yes"}, {"hits_parts_of_blocks", "yes"}}, {}},
+      {18, {{"has_prefix_match_unit", "yes"}, {"hits_parts_of_blocks", "yes"}}, {}},
       {19, {{"pads_new_decodes", "never", true}}, {}},
       {20,
        {{"retires_beyond_null_gaps", "no"}, {"retire_basis", "processed"}},
@@ -422,9 +441,9 @@ const std::vector<FindingPolicies>& all_finding_policies() {
        true},
       {36, {{"loads_leave_room", "yes"}}, {{"loads_leave_room", "to_all"}}, true},
       {38, {{"starts_with_sinks", "no"}}, {{"starts_with_sinks", "yes"}}},
-      {45, {{"serves_checkpoints", "yes"}}, {}, true},
+      {45, {{"has_hisparse", "yes"}}, {}, true},
       {46,
-       {{"serves_checkpoints", "yes"}, {"restores_loads_within_a_step", "no"}},
+       {{"has_hisparse", "yes"}, {"restores_loads_within_a_step", "no"}},
        {{"restores_loads_within_a_step", "yes"}},
        true},
   };

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "reference/plan/compatibility.h"
 #include "reference/plan/limits.h"
-#include "reference/profiles/releases.h"
 #include "reference/schedule/scheduler_impl.h"
 
 namespace lockstep {
@@ -83,130 +83,31 @@ void Scheduler::Impl::cancel(RequestId id) {
 
 namespace {
 
-// Checks that this model can allocate blocks for each kind of group, and for the engine's options.
-Result<void> check_kinds(const EngineConfig& config, const std::vector<KVCacheGroupSpec>& groups,
-                         bool has_connector) {
-  const EngineProfile& profile = engine_profile(config.engine);
-  for (const KVCacheGroupSpec& group : groups) {
-    const KVCacheSpec& spec = group.spec;
-    const bool is_cross = spec.kind == CacheKind::cross_attention;
-    if (spec.kind == CacheKind::encoder_only)
-      return fail(
-          fmt::format("groups: decisions with {} groups are not modelled", name_of(spec.kind)));
-    if (is_cross && config.enable_prefix_caching)
-      return fail("cross_attention: no engine caches prefixes with it; use --no-prefix-caching");
-    if (is_cross && config.enable_chunked_prefill)
-      return fail("cross_attention: a prompt runs in one step; --no-chunked-prefill");
-    if (reads_beside_tokens(spec) && has_connector)
-      return fail("a KV connector with cross attention, sinks or reference windows");
-    if ((is_cross || spec.sink_len > 0) && !profile.release->models_connectors)
-      return fail(fmt::format("cross attention and sinks: decisions are modelled for {} only",
-                              names_of_connector_releases()));
-    if (spec.sink_len > 0 && !profile.starts_with_sinks)
-      return fail(
-          fmt::format("sink_len: {} does not start with sinks (docs/findings.md, 38); "
-                      "repaired: --engine {},without=38",
-                      profile.name, profile.name));
-    if (spec.sink_len % spec.block_size != 0)
-      return fail(fmt::format("sink_len: {} tokens are no whole blocks of {}", spec.sink_len,
-                              spec.block_size));
-    if (spec.rswa_window > 0 && !profile.serves_checkpoints)
-      return fail(fmt::format("rswa_window: {} has none", profile.name));
-    if (!spec.dcp_sharded && config.dcp * config.pcp > 1 && !profile.serves_checkpoints)
-      return fail(fmt::format("dcp_sharded: {} shards the tokens of every layer", profile.name));
-  }
-  return {};
-}
-
-// HiSparse's groups, where there are any: the host's first, then pages of the same blocks.
+// The shape of HiSparse's groups, if there are any: the host's first, then pages of the same blocks.
 Result<void> check_hisparse(const EngineConfig& config,
                             const std::vector<KVCacheGroupSpec>& groups) {
-  const auto source = std::ranges::find(groups, kHiSparseSource, &KVCacheGroupSpec::role);
-  const auto resident = [](const KVCacheGroupSpec& group) {
-    return group.spec.kind == CacheKind::hisparse_resident;
-  };
-  if (source == groups.end()) {
-    if (std::ranges::any_of(groups, belongs_to_hisparse))
-      return fail(
-          fmt::format("groups: pages of HiSparse, and no group of role {}", kHiSparseSource));
-    return {};
-  }
-  if (source != groups.begin() ||
-      std::ranges::count(groups, source->role, &KVCacheGroupSpec::role) > 1)
-    return fail(fmt::format("groups: expected the one group of role {} first", kHiSparseSource));
-  if (std::ranges::none_of(groups, resident))
-    return fail(
-        fmt::format("groups: a group of role {}, and none of hisparse_resident", kHiSparseSource));
+  if (std::ranges::none_of(groups, belongs_to_hisparse)) return {};
+  const auto num_sources = std::ranges::count(groups, kHiSparseSource, &KVCacheGroupSpec::role);
+  const KVCacheGroupSpec& source = groups.front();
+  if (num_sources != 1 || source.role != kHiSparseSource)
+    return fail(fmt::format("groups: expected one group of role {}, before all others; {} found",
+                            kHiSparseSource, num_sources));
+  bool has_pages = false;
   for (const KVCacheGroupSpec& group : groups) {
-    if (group.spec.kind == CacheKind::mamba)
-      return fail("groups: states with HiSparse's groups are not modelled");
-    if (resident(group) && group.spec.block_size != source->spec.block_size)
-      return fail(fmt::format("groups: resident pages of {} tokens, and host pages of {}",
-                              group.spec.block_size, source->spec.block_size));
+    if (group.spec.kind != CacheKind::hisparse_resident) continue;
+    has_pages = true;
+    if (group.spec.block_size != source.spec.block_size)
+      return fail(fmt::format("groups: resident pages of {} tokens; host pages have {}",
+                              group.spec.block_size, source.spec.block_size));
   }
-  if (!engine_profile(config.engine).serves_checkpoints)
-    return fail(fmt::format("role: {} has no {}", config.engine, kHiSparseSource));
-  if (config.dcp * config.pcp > 1) return fail("dcp, pcp: with HiSparse's groups expected 1");
-  if (config.hash_algorithm != HashAlgorithm::content)
-    return fail("hash_algorithm: cache events with HiSparse's groups are not modelled");
+  if (!has_pages)
+    return fail(fmt::format("groups: a group of role {} without groups of hisparse_resident",
+                            kHiSparseSource));
   const std::int64_t least =
-      ceil_div(config.max_model_len, static_cast<std::int32_t>(source->spec.block_size)) + 2;
+      ceil_div(config.max_model_len, static_cast<std::int32_t>(source.spec.block_size)) + 2;
   if (config.hisparse_host_num_blocks < least)
     return fail(fmt::format("hisparse_host_num_blocks: {}; one request of max_model_len needs {}",
                             config.hisparse_host_num_blocks, least));
-  return {};
-}
-
-// Keys of groups whose decisions are not modelled.
-Result<void> check_keys(const EngineConfig& config, const std::vector<KVCacheGroupSpec>& groups) {
-  const EngineProfile& profile = engine_profile(config.engine);
-  const auto refuse = [&](std::string_view key) -> Result<void> {
-    return fail(fmt::format("{}: {} has none", key, profile.name));
-  };
-  if (!profile.serves_checkpoints) {
-    if (config.num_prefill_lookahead_tokens > 1) return refuse("num_prefill_lookahead_tokens");
-    if (config.prefix_match_unit != 0) return refuse("prefix_match_unit");
-  }
-  std::int64_t replayed = 0;  // tokens
-  for (const KVCacheGroupSpec& group : groups) {
-    const KVCacheSpec& spec = group.spec;
-    if (spec.bounded_replay) {
-      if (replayed != 0 && replayed != spec.sliding_window)
-        return fail(fmt::format("bounded_replay: windows of {} and {} tokens; expected one length",
-                                replayed, spec.sliding_window));
-      replayed = spec.sliding_window;
-    }
-    if (!profile.serves_checkpoints) {
-      if (spec.num_prefill_checkpoint_blocks != 0) return refuse("num_prefill_checkpoint_blocks");
-      if (spec.extra_retained_tokens != 0) return refuse("extra_retained_tokens");
-      if (spec.bounded_replay) return refuse("bounded_replay");
-      if (spec.kind == CacheKind::circular_buffer) return refuse("circular_buffer");
-    }
-    if (!group.role.empty() && group.role != kHiSparseSource && group.role != kHiSparseIndexer)
-      return fail(fmt::format("role: decisions with {} groups are not modelled", group.role));
-  }
-  return check_hisparse(config, groups);
-}
-
-// What this model knows to decide with a connector; the recordings show no more.
-Result<void> check_connector(const EngineConfig& config,
-                             const std::vector<KVCacheGroupSpec>& groups) {
-  const EngineProfile& profile = engine_profile(config.engine);
-  if (!profile.release->models_connectors)
-    return fail(fmt::format("engine {}: decisions with a KV connector are modelled for {} only",
-                            config.engine, names_of_connector_releases()));
-  for (const KVCacheGroupSpec& group : groups) {
-    const KVCacheSpec& spec = group.spec;
-    if (spec.kind == CacheKind::mamba && !profile.loads_states)
-      return fail("a KV connector with state layers: the engine loads no states");
-    if (spec.kind == CacheKind::circular_buffer || spec.bounded_replay ||
-        spec.num_prefill_checkpoint_blocks != 0)
-      return fail(
-          "a KV connector with rings, bounded replay or checkpoints of states: how the engine "
-          "loads them is not modelled");
-  }
-  if (config.num_prefill_lookahead_tokens > 1)
-    return fail("num_prefill_lookahead_tokens: with a KV connector expected 1");
   return {};
 }
 
@@ -229,15 +130,10 @@ Result<Scheduler> Scheduler::create(const EngineConfig& config,
   if (const auto profile = parse_engine(config.engine); !profile)
     return fail("engine: " + profile.error().message);
   LS_RETURN_IF_ERROR(check_limits(config, groups, num_blocks));
-  LS_RETURN_IF_ERROR(check_kinds(config, groups, transfer.connector != nullptr));
-  LS_RETURN_IF_ERROR(check_keys(config, groups));
-  if (transfer.connector != nullptr) {
-    LS_RETURN_IF_ERROR(check_connector(config, groups));
-  }
-  if (transfer.connector == nullptr && std::ranges::any_of(groups, belongs_to_hisparse))
-    return fail(
-        "groups: HiSparse's pages move by a KV connector, and there is none (--connector "
-        "hisparse)");
+  RunFacts facts = facts_of(config, groups);
+  facts.traits.add_if(transfer.connector != nullptr, RunTrait::connector);
+  LS_RETURN_IF_ERROR(supported(facts));
+  LS_RETURN_IF_ERROR(check_hisparse(config, groups));
   const EngineConfig engine = transfer.connector == nullptr ? config : beside_connector(config);
   LS_ASSIGN_OR_RETURN(auto sizes, resolve_block_sizes(engine, groups));
   const SchedulerParts usual;

@@ -165,23 +165,6 @@ Result<void> check_defects(const ConnectorConfig& connector, const KVCacheConfig
           : "--connector host alone"));
 }
 
-// Checks that HiSparse groups have workers for their pages, and what may be combined with them.
-Result<void> check_hisparse(const ConnectorConfig& connector, const KVCacheConfig& plan) {
-  const auto num = [&](ConnectorKind kind) { return std::ranges::count(connector.parts, kind); };
-  const bool has_workers = connector.has(ConnectorKind::hisparse);
-  if (!has_hisparse(plan.groups)) {
-    if (!has_workers) return {};
-    return fail("connector: hisparse copies pages of HiSparse's groups, and the cache has none");
-  }
-  if (connector.parts.empty()) return {};  // a recorded one, or none, which the engine refuses
-  if (num(ConnectorKind::hisparse) != 1 || num(ConnectorKind::peers) > 1 ||
-      std::ssize(connector.parts) > 1 + num(ConnectorKind::peers))
-    return fail(fmt::format(
-        "connector: {}; with HiSparse's groups expected hisparse, or hisparse and peers",
-        connector_parts_text(connector.parts)));
-  return check_hisparse_groups(plan.groups);
-}
-
 std::string part_text(ConnectorKind kind, const ConnectorConfig& connector) {
   if (kind == ConnectorKind::host)
     return fmt::format("a host tier of {} block{}, transfers up to {} step{} late",
@@ -249,30 +232,32 @@ Result<bool> hybrid_groups_of(const ConnectorConfig& connector, std::optional<bo
   return setup.hybrid_groups && hybrid_groups.value_or(true);
 }
 
-Result<void> check_connector(const ConnectorConfig& connector, const EngineConfig& engine,
-                             const KVCacheConfig& plan) {
-  if (connector.has(ConnectorKind::host) && !engine.enable_prefix_caching)
-    return fail("--connector host finds blocks by their hashes; leave --no-prefix-caching out");
+RunTraits connector_traits(const ConnectorConfig& config) {
+  using enum RunTrait;
+  RunTraits traits;
+  if (config.parts.empty()) return traits;
+  traits.add({connector, simulated_connector});
+  const auto num = [&](ConnectorKind kind) { return std::ranges::count(config.parts, kind); };
+  const auto num_peers = num(ConnectorKind::peers);
+  traits.add_if(config.has(ConnectorKind::host), host_tier);
+  traits.add_if(config.has(ConnectorKind::one_group_peers) &&
+                    config.setup_defect != MultiConnectorDefect::hma_any,
+                one_group_peers);
+  traits.add_if(config.has(ConnectorKind::hisparse), hisparse_workers);
+  traits.add_if(num(ConnectorKind::hisparse) != 1 || num_peers > 1 ||
+                    std::ssize(config.parts) > 1 + num_peers,
+                other_parts);
+  traits.add_if(config.load_failed_percent.value_or(0) > 0, failing_loads);
+  return traits;
+}
+
+Result<void> check_connector(const ConnectorConfig& connector, const KVCacheConfig& plan) {
   if (connector.parts.size() > kConnectorPartsMax)
     return fail(fmt::format("connector: {} parts; expected {} at most", connector.parts.size(),
                             kConnectorPartsMax));
-  if (connector.load_failed_percent.value_or(0) > 0 && plan.groups.size() != 1)
-    return fail(
-        "--load-failures (load_failed_percent): vLLM assigns lost blocks of several KV cache "
-        "groups to no request; give "
-        "a cache of one group");
-  const bool has_states = std::ranges::any_of(plan.groups, [](const KVCacheGroupSpec& group) {
-    return group.spec.kind == CacheKind::mamba;
-  });
-  if (has_states && !connector.parts.empty())
-    return fail("connector: state layers; peers and host tiers here load and store none");
-  LS_RETURN_IF_ERROR(check_hisparse(connector, plan));
-  LS_RETURN_IF_ERROR(check_defects(connector, plan));
-  if (connector.has(ConnectorKind::one_group_peers) && plan.groups.size() > 1 &&
-      connector.setup_defect != MultiConnectorDefect::hma_any)
-    return fail(fmt::format("connector: one-group-peers take one KV cache group, and there are {}",
-                            plan.groups.size()));
-  return {};
+  if (!connector.parts.empty() && has_hisparse(plan.groups))
+    LS_RETURN_IF_ERROR(check_hisparse_groups(plan.groups));
+  return check_defects(connector, plan);
 }
 
 std::int64_t num_host_blocks(ConnectorKind kind, const ConnectorConfig& connector,

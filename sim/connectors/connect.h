@@ -9,6 +9,7 @@
 #include <string>
 
 #include "base/result.h"
+#include "reference/plan/compatibility.h"
 #include "reference/types/engine_config.h"
 #include "reference/types/kv_cache_spec.h"
 #include "sim/connectors/multi_connector.h"
@@ -35,12 +36,10 @@ std::string connector_text(const ConnectorConfig& connector);
 // groups are handed to the connectors. `hybrid_groups`: what the user said of it.
 Result<bool> hybrid_groups_of(const ConnectorConfig& connector, std::optional<bool> hybrid_groups);
 
-// Refuses unknown parts, too many parts, loads that fail in a cache of several groups, several
-// groups for a part that takes one, a host tier without hashes to find blocks by, HiSparse groups
-// that do not match the engine or lack workers for their pages, such workers without such groups or
-// combined with parts other than peers, and a defect that changes nothing.
-Result<void> check_connector(const ConnectorConfig& connector, const EngineConfig& engine,
-                             const KVCacheConfig& plan);
+// What the table of compatibility.h reads of it.
+RunTraits connector_traits(const ConnectorConfig& config);
+// Refused: too many parts, HiSparse's groups of another shape, a defect that changes nothing.
+Result<void> check_connector(const ConnectorConfig& connector, const KVCacheConfig& plan);
 
 // Host blocks that a backend needs for what a workload with this connector moves. Peers bring and
 // take blocks under their own numbers.

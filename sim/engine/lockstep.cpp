@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "reference/profiles/releases.h"
+#include "sim/step/backend_config.h"
 
 namespace lockstep {
 namespace {
@@ -37,10 +38,10 @@ Result<void> LockstepRun::open(const RunParts& parts) {
   wall_.lap();
   summary_.backend = "none";
   if (parts.ranks.empty()) return {};
-  if (connector_.is_there() && decisions_.model() == nullptr)
-    return fail(
-        "a KV connector with another engine's decisions: its transfers are not planned; "
-        "run only the decisions (--backend none)");
+  RunFacts facts = facts_of(config_.engine, config_.backend).with({RunTrait::backend});
+  facts.traits.add_if(connector_.is_there(), RunTrait::connector);
+  facts.traits.add_if(decisions_.model() == nullptr, RunTrait::other_engine);
+  LS_RETURN_IF_ERROR(supported_with_memory(facts));
   const Backend& first = *parts.ranks.front();
   summary_.backend = fmt::format("{} ({})", first.name(), first.device());
   LS_ASSIGN_OR_RETURN(memory_, RunMemory::create(config_, parts.ranks, parts.checks, summary_));

@@ -276,13 +276,9 @@ Result<std::unique_ptr<RunMemory>> RunMemory::create(const RunConfig& config,
                                                      std::span<Backend* const> ranks,
                                                      std::span<MemoryCheck* const> checks,
                                                      RunSummary& summary) {
-  if (auto sound = ProgramBuilder::check_supported(config.engine, config.backend.plan); !sound)
-    return fail(fmt::format("{}; replay it with `--backend none`", sound.error().message));
   LS_CHECK(std::ssize(ranks) == num_ranks(config.backend), "{} backends for {} ranks", ranks.size(),
            num_ranks(config.backend));
   LS_RETURN_IF_ERROR(check_ranks(config.backend));
-  if (has_hisparse(config.backend.plan.groups) && config.backend.numbers == Numbers::real)
-    return fail("--numbers real: HiSparse's rows are words, moved and read as they are");
   std::unique_ptr<RunMemory> memory(new RunMemory(config, checks, summary));
   std::vector<RankMemory> looked_at;
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {

@@ -8,11 +8,6 @@
 namespace lockstep {
 namespace {
 
-bool is_kind_known(CacheKind kind) {
-  return kind == CacheKind::full_attention || kind == CacheKind::mla ||
-         kind == CacheKind::sliding_window;
-}
-
 // Whether a block of one lies in a host block as a block of the other does.
 bool lay_out_alike(const BackendConfig& a, const BackendConfig& b) {
   return a.layout == b.layout && a.attention_backend == b.attention_backend &&
@@ -42,12 +37,8 @@ Result<void> check_pages(const PairOptions& options) {
 
 Result<void> check_pair(const PairOptions& options) {
   const auto& groups = options.prefill.backend.plan.groups;
-  for (const KVCacheGroupSpec& group : groups)
-    if (!is_kind_known(group.spec.kind))
-      return fail(
-          fmt::format("prefill and decode apart: blocks of {} are not transferred; full "
-                      "attention, MLA and sliding windows are",
-                      name_of(group.spec.kind)));
+  for (const LockstepConfig* config : {&options.prefill, &options.decode})
+    LS_RETURN_IF_ERROR(supported(facts_of(config->engine, groups).with({RunTrait::pair})));
   if (groups != options.decode.backend.plan.groups)
     return fail("prefill and decode apart: both engines must have the same groups and block sizes");
   if (options.offer_percent < 100 && !can_compute_lost_blocks(groups))
@@ -55,8 +46,6 @@ Result<void> check_pair(const PairOptions& options) {
         "prefill and decode apart: parts of prompts can be offered to one group that keeps "
         "all blocks; leave the offers whole");
   for (const LockstepConfig* config : {&options.prefill, &options.decode}) {
-    if (config->engine.num_spec_tokens > 0)
-      return fail("prefill and decode apart: draft tokens are not modelled");
     if (num_ranks(config->backend) != config->backend.parallel.tp_size ||
         config->backend.context.num_ranks > 1 || config->data_parallel.dp_size > 1)
       return fail(

@@ -20,26 +20,18 @@
 
 namespace lockstep {
 
-namespace {
-
-// An order of the cache that the release does not have, or that this cache does not take.
-Result<void> check_layout(const LockstepConfig& config) {
-  const CacheLayout layout = config.backend.layout;
-  if (!is_overlaid(layout)) return {};
-  const Release& release = *engine_profile(config.engine.engine).release;
-  if (release.page_format != PageFormat::overlaid)
-    return fail(
-        fmt::format("--layout {}: the memory of {} has no such orders; NHD or HND, or an --engine "
-                    "that has, vllm-0.33.0",
-                    name_of(layout), release.name));
-  LS_RETURN_IF_ERROR(placed_order(config.backend.plan, layout));
-  return {};
+RunFacts facts_of(const LockstepConfig& config) {
+  RunFacts facts = facts_of(config.engine, config.backend);
+  facts.traits.add(connector_traits(config.connector));
+  facts.traits.add_if(config.data_parallel.dp_size > 1, RunTrait::data_parallel);
+  facts.traits.add_if(config.data_parallel.enforce_eager, RunTrait::enforce_eager);
+  facts.traits.add_if(config.scheduler_defect != SchedulerDefect::none, RunTrait::model_inputs);
+  return facts;
 }
 
-}  // namespace
+namespace {
 
-Result<void> check_ranks(const LockstepConfig& config) {
-  LS_RETURN_IF_ERROR(check_layout(config));
+Result<void> check_engines(const LockstepConfig& config) {
   constexpr std::int32_t kEnginesMax = 64;
   const std::int32_t dp_size = config.data_parallel.dp_size;
   if (dp_size < 1 || dp_size > kEnginesMax)
@@ -50,11 +42,17 @@ Result<void> check_ranks(const LockstepConfig& config) {
   if (config.data_parallel.defect == DataParallelDefect::dp_graph_alone &&
       config.backend.max_cudagraph_capture_size == 0)
     return fail("mutant: dp-graph-alone is of captured graphs, and none are captured");
-  if (dp_size > 1 && has_hisparse(config.backend.plan.groups))
-    return fail("data_parallel_size: with HiSparse's groups expected 1");
-  if (dp_size > 1 && config.data_parallel.enforce_eager &&
-      config.backend.max_cudagraph_capture_size > 0)
-    return fail("enforce_eager with max_cudagraph_capture_size: it says that no graphs run");
+  return {};
+}
+
+}  // namespace
+
+Result<void> check_setup(const LockstepConfig& config, RunTraits more) {
+  LS_RETURN_IF_ERROR(check_connector(config.connector, config.backend.plan));
+  LS_RETURN_IF_ERROR(supported(facts_of(config).with(more)));
+  if (is_overlaid(config.backend.layout))
+    LS_RETURN_IF_ERROR(placed_order(config.backend.plan, config.backend.layout));
+  LS_RETURN_IF_ERROR(check_engines(config));
   return check_ranks(config.backend);
 }
 
@@ -97,19 +95,13 @@ Result<void> Session::add_engine(std::int32_t dp_rank, SessionParts& parts) {
   }
   if (connector == nullptr) connector = engine.workload->connector();
   const KVTransfer transfer{connector, config_.connector.load_failure_policy};
-  if (connector != nullptr && (parts.backend || !parts.borrowed.empty()) &&
-      std::ranges::any_of(config_.backend.plan.groups, [](const KVCacheGroupSpec& group) {
-        return group.spec.kind == CacheKind::mamba;
-      }))
-    return fail(
-        "state layers with a KV connector: its loads of states are not modelled; run only the "
-        "decisions (--backend none)");
+  RunFacts facts = facts_of(config_);
+  facts.traits.add_if(connector != nullptr, RunTrait::connector);
+  facts.traits.add_if(parts.backend || !parts.borrowed.empty(), RunTrait::backend);
+  facts.traits.add_if(faulty != nullptr || !parts.free_order.empty(), RunTrait::model_inputs);
+  facts.traits.add_if(bool{parts.decisions}, RunTrait::other_engine);
+  LS_RETURN_IF_ERROR(supported(facts));
   if (parts.decisions) {
-    if (faulty != nullptr || !parts.free_order.empty() ||
-        config_.scheduler_defect != SchedulerDefect::none)
-      return fail(
-          "faults, block_order, mutants of the scheduler: they are the model's, and another "
-          "engine decides");
     LS_ASSIGN_OR_RETURN(engine.decisions,
                         parts.decisions({config_.engine, config_.backend.plan, transfer}));
   } else {

@@ -9,7 +9,7 @@
 // (2) Same description, same run.
 // (3) Opening returns the errors of faults, scheduler and backends, in this order, engine by
 //     engine; run() and start() return those of the loop.
-// REQUIRES: check_ranks() and check_connector() have passed.
+// REQUIRES: check_setup() has passed.
 #pragma once
 
 #include <cstdint>
@@ -21,6 +21,7 @@
 
 #include "base/result.h"
 #include "reference/defects/scheduler_defect.h"
+#include "reference/plan/compatibility.h"
 #include "sim/connectors/connect.h"
 #include "sim/engine/faults.h"
 #include "sim/engine/lockstep.h"
@@ -46,9 +47,11 @@ struct LockstepConfig : RunConfig {
   bool draw = false;  // collect a timeline
 };
 
-// Refused: degrees that the plan cannot be cut into, too many engines or too few, and an order of
-// the cache that the release or the cache does not take.
-Result<void> check_ranks(const LockstepConfig& config);
+// What the configuration says, without a connector of its workload.
+RunFacts facts_of(const LockstepConfig& config);
+// Refused: what the table of compatibility.h refuses of the configuration with `more`, numbers of
+// engines and ranks, and layouts that the plan cannot take.
+Result<void> check_setup(const LockstepConfig& config, RunTraits more = {});
 
 // Errors: a plan, a configuration or a mutant that it does not take.
 using BackendFactory = std::function<Result<std::unique_ptr<Backend>>(const BackendConfig& config)>;

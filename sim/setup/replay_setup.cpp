@@ -102,17 +102,6 @@ Result<void> finish(const ReplayRequest& request, Result<KVCacheConfig> plan,
   return {};
 }
 
-// What several ranks or engines cannot be asked.
-Result<void> check_parallel(const LockstepConfig& config, std::string_view backend) {
-  if (backend == "none" && !config.backend.parallel.is_whole())
-    return fail(
-        "--tensor-parallel-size and --pipeline-parallel-size divide memory, and --backend none has "
-        "none: decisions do not depend on them");
-  if (config.data_parallel.dp_size == 1 && config.data_parallel.enforce_eager)
-    return fail("--enforce-eager says how data parallel ranks pad; give --data-parallel-size too");
-  return check_ranks(config);
-}
-
 // Events carry the engine's own hashes, which only a run of a trace can be made to compute.
 Result<void> check_cache_events(const ReplayRequest& request, const EngineConfig& engine) {
   if (!request.tells_cache_events) return {};
@@ -198,8 +187,6 @@ Result<void> prepare_trace(const ReplayRequest& request, PreparedReplay& prepare
   LS_ASSIGN_OR_RETURN(wishes.hybrid_groups, hybrid_groups_of(given, run));
   auto plan = plan_replay_cache(run, wishes, prepared.chosen, prepared.served);
   LS_RETURN_IF_ERROR(finish(request, std::move(plan), prepared));
-  const LockstepConfig& config = prepared.config;
-  LS_RETURN_IF_ERROR(check_connector(config.connector, config.engine, config.backend.plan));
   take_trace(std::move(trace), prepared);
   return {};
 }
@@ -312,13 +299,21 @@ Result<PreparedReplay> prepare_replay(ReplayRequest request) {
   LockstepConfig& config = prepared.config;
   LS_RETURN_IF_ERROR(check_cache_events(request, config.engine));
   config.draw = request.draws;
-  LS_RETURN_IF_ERROR(check_connector(config.connector, config.engine, config.backend.plan));
   const bool is_connected =
       !config.connector.parts.empty() || prepared.parts.clients->connector() != nullptr;
   config.backend.num_host_blocks =
       is_connected ? num_host_blocks(config.connector, config.engine, config.backend.plan)
                    : request.staging_blocks;
-  LS_RETURN_IF_ERROR(check_parallel(config, prepared.run.backend));
+  if (prepared.run.backend == "none" && !config.backend.parallel.is_whole())
+    return fail(
+        "--tensor-parallel-size and --pipeline-parallel-size divide memory, and --backend none has "
+        "none: decisions do not depend on them");
+  if (config.data_parallel.dp_size == 1 && config.data_parallel.enforce_eager)
+    return fail("--enforce-eager says how data parallel ranks pad; give --data-parallel-size too");
+  RunTraits more;
+  more.add_if(is_connected, RunTrait::connector);
+  more.add_if(request.other_engine, RunTrait::other_engine);
+  LS_RETURN_IF_ERROR(check_setup(config, more));
   prepared.parts.connector_seed = prepared.run.seed;
   return prepared;
 }

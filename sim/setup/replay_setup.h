@@ -27,6 +27,7 @@ struct ReplayRequest {
   bool tells_cache_events = false;
   bool draws = false;  // LockstepConfig::draw
   bool saves = false;
+  bool other_engine = false;  // decides, not the model
   bool as_served = false;  // a trace's run takes the release's defaults (serving_defaults.h)
 };
 

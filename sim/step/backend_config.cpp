@@ -83,21 +83,7 @@ BackendConfig config_of_rank(const BackendConfig& config, std::int32_t rank) {
 
 namespace {
 
-// Whether ranks of a context, which each have the whole model, can hold the group together.
-bool has_shares_in_context(const BackendConfig& config, const KVCacheGroupSpec& group) {
-  if (!config.parallel.is_whole()) return false;
-  if (is_ring(group.spec)) return !group.spec.dcp_sharded;
-  return is_prefix_cacheable(group.spec) && group.spec.model_version != "deepseek_v4";
-}
-
 Result<void> check_shares(const BackendConfig& config, const KVCacheGroupSpec& group) {
-  const bool is_special = !is_prefix_cacheable(group.spec) || has_compressed_rows(group);
-  if (num_ranks(config) > 1 &&
-      (reads_beside_tokens(group.spec) || (is_special && !has_shares_in_context(config, group))))
-    return fail(
-        "several ranks with rings, compressed rows, recomputed windows, cross "
-        "attention, sinks or reference windows: what the ranks hold together of them is modelled "
-        "for ranks of a context alone, whole rings and rows of other models than DeepSeek-V4");
   const std::int32_t interleave = config.context.interleave;
   const bool is_shared = config.context.num_ranks > 1 && is_dealt_out(group.spec);
   if (interleave < 1 || (is_shared && group.spec.block_size % interleave != 0))
@@ -114,6 +100,17 @@ Result<void> check_shares(const BackendConfig& config, const KVCacheGroupSpec& g
 
 }  // namespace
 
+RunFacts facts_of(const EngineConfig& engine, const BackendConfig& config) {
+  using enum RunTrait;
+  RunFacts facts = facts_of(engine, config.plan.groups);
+  facts.traits.add_if(num_ranks(config) > 1, several_ranks);
+  facts.traits.add_if(!config.parallel.is_whole(), divided_model);
+  facts.traits.add_if(config.max_cudagraph_capture_size > 0, captured_graphs);
+  facts.traits.add_if(is_overlaid(config.layout), overlaid_layout);
+  facts.traits.add_if(config.numbers == Numbers::real, real_numbers);
+  return facts;
+}
+
 Result<void> check_ranks(const BackendConfig& config) {
   const ParallelRank& of = config.parallel;
   constexpr std::int32_t kDegreeMax = 64;
@@ -121,8 +118,6 @@ Result<void> check_ranks(const BackendConfig& config) {
        {std::pair{"tensor_parallel_size", of.tp_size}, {"pipeline_parallel_size", of.pp_size}})
     if (degree < 1 || degree > kDegreeMax)
       return fail(fmt::format("{} {}: expected 1 to {}", name, degree, kDegreeMax));
-  if (num_ranks(config) > 1 && has_hisparse(config.plan.groups))
-    return fail("several ranks with HiSparse: the rank that writes the host pool is not modelled");
   for (const KVCacheGroupSpec& group : config.plan.groups)
     LS_RETURN_IF_ERROR(check_shares(config, group));
   if (of.tp_size > 1 && of.tp_size % of.dcp_size != 0)

@@ -11,6 +11,7 @@
 
 #include "base/result.h"
 #include "reference/memory/memory_model.h"
+#include "reference/plan/compatibility.h"
 #include "reference/types/engine_config.h"
 #include "sim/protocol/backend.h"
 
@@ -25,6 +26,8 @@ BackendConfig make_backend_config(
 // describes one rank (tp_size 1): only the context parallel ranks.
 std::int32_t num_ranks(const BackendConfig& config);
 BackendConfig config_of_rank(const BackendConfig& config, std::int32_t rank);
+// What engine, plan and ranks say, for the table of compatibility.h.
+RunFacts facts_of(const EngineConfig& engine, const BackendConfig& config);
 // Refused: degrees that the plan cannot be cut into.
 Result<void> check_ranks(const BackendConfig& config);
 

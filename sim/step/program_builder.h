@@ -31,9 +31,6 @@ class ProgramBuilder {
   ProgramBuilder(const EngineConfig& engine, const BackendConfig& config, const MemoryModel& model,
                  Worker& worker);
 
-  // What the builder cannot write down: configurations that need a worker of another kind.
-  static Result<void> check_supported(const EngineConfig& engine, const KVCacheConfig& plan);
-
   // Applies the number of tokens that the model sampled for a request of the last program.
   void settle_states(RequestId id, std::int64_t num_sampled);
 

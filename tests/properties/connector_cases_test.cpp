@@ -43,7 +43,7 @@ TEST(ConnectorCases, HavePeersAndHostTiersAndEveryPolicy) {
     for (const ConnectorKind kind : connector.parts)
       seen.emplace(kind, connector.load_failure_policy);
     num_parts.insert(connector.parts.size());
-    EXPECT_TRUE(check_connector(connector, saved.engine, saved.cache)) << seed;
+    EXPECT_TRUE(check_setup(config_of(saved))) << seed;
   }
   EXPECT_EQ(seen.size(), 6u);
   EXPECT_EQ(num_parts, (std::set<std::size_t>{1, 2, 3}));

@@ -76,7 +76,7 @@ SavedCase on_one_device(SavedCase saved) {
 Result<OutputsByQuery> outputs_of(const SavedCase& saved, const BackendFactory& backend) {
   LockstepConfig config = config_of(saved);
   config.budget.query_rows = kEveryQuery;
-  if (auto sound = check_ranks(config); !sound) return tl::unexpected(sound.error());
+  if (auto sound = check_setup(config); !sound) return tl::unexpected(sound.error());
   if (!config.connector.parts.empty())
     return fail("a KV connector: what ranks read of it is not asked here");
   OutputsByQuery outputs;

@@ -167,7 +167,7 @@ TEST(Sinks, AnEngineThatDoesNotStartWithThemRefusesThemAndSaysHowItIsRepaired) {
   EXPECT_NE(refusal(engine, behind_sinks(8)).find("without=38"), std::string::npos);
   engine.engine += ",without=38";
   EXPECT_EQ(refusal(engine, behind_sinks(8)), "");
-  EXPECT_NE(refusal(engine, behind_sinks(6)).find("no whole blocks of 4"), std::string::npos);
+  EXPECT_NE(refusal(engine, behind_sinks(6)).find("multiple of the block size 4"), std::string::npos);
 }
 
 TEST(ReferenceWindow, BlocksBetweenThePromptAndTheWindowGoAndNoOthers) {
@@ -188,7 +188,7 @@ TEST(ReferenceWindow, OlderReleasesHaveNone) {
   groups[0].spec.rswa_window = 5;
   EngineConfig engine = small_engine();
   engine.engine = "vllm-0.22.1";
-  EXPECT_EQ(refusal(engine, groups), "rswa_window: vllm-0.22.1 has none");
+  EXPECT_EQ(refusal(engine, groups), "reference windows (rswa_window): vllm-0.22.1 has none");
 }
 
 }  // namespace

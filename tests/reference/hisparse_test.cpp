@@ -185,19 +185,20 @@ TEST(HiSparseRefusals, WhatIsNotModelledIsNamed) {
   EXPECT_NE(refusal_of(groups, config), "");
   groups.push_back(group_of(CacheKind::mamba, "states"));
   EXPECT_EQ(refusal_of(groups, engine_config()),
-            "groups: states with HiSparse's groups are not modelled");
+            "states with HiSparse (hisparse_source): how pages of HiSparse move with them is not "
+            "modelled; leave one of them out");
   groups = four_groups();
   std::swap(groups[0], groups[1]);
   EXPECT_EQ(refusal_of(groups, engine_config()),
-            "groups: expected the one group of role hisparse_source first");
+            "groups: expected one group of role hisparse_source, before all others; 1 found");
   groups = four_groups();
   groups[0].role.clear();
   EXPECT_EQ(refusal_of(groups, engine_config()),
-            "groups: pages of HiSparse, and no group of role hisparse_source");
+            "groups: expected one group of role hisparse_source, before all others; 0 found");
   groups = four_groups();
   groups[2].spec.block_size = 8;
   EXPECT_EQ(refusal_of(groups, engine_config()),
-            "groups: resident pages of 8 tokens, and host pages of 4");
+            "groups: resident pages of 8 tokens; host pages have 4");
 }
 
 }  // namespace

@@ -21,6 +21,11 @@ const KVCacheConfig& plan_of_two_groups() {
   return plan;
 }
 
+bool takes(const ConnectorConfig& config, const EngineConfig& engine, const KVCacheConfig& plan) {
+  return check_connector(config, plan) &&
+         supported(facts_of(engine, plan.groups).with(connector_traits(config)));
+}
+
 TEST(ConnectorConfig, PartsAreReadAsTheyAreWritten) {
   for (const Parts& parts : {Parts{peers}, Parts{host, peers}, Parts{one_group_peers, host, host}})
     EXPECT_EQ(connector_parts_from_text(connector_parts_text(parts)), parts);
@@ -51,27 +56,27 @@ TEST(ConnectorConfig, AnEngineAsksEveryPartWhetherItTakesSeveralGroups) {
 TEST(ConnectorConfig, SeveralGroupsAreForPartsThatTakeThemAndLoseNothing) {
   ConnectorConfig config;
   config.parts = {one_group_peers, host};
-  EXPECT_TRUE(check_connector(config, {}, one_group()));
-  EXPECT_FALSE(check_connector(config, {}, plan_of_two_groups()));
+  EXPECT_TRUE(takes(config, {}, one_group()));
+  EXPECT_FALSE(takes(config, {}, plan_of_two_groups()));
   config.parts = {peers, host};
-  EXPECT_TRUE(check_connector(config, {}, plan_of_two_groups()));
+  EXPECT_TRUE(takes(config, {}, plan_of_two_groups()));
   EngineConfig without_hashes;
   without_hashes.enable_prefix_caching = false;
-  EXPECT_FALSE(check_connector(config, without_hashes, plan_of_two_groups()));
+  EXPECT_FALSE(takes(config, without_hashes, plan_of_two_groups()));
   config.load_failed_percent = 5;
-  EXPECT_TRUE(check_connector(config, {}, one_group()));
-  EXPECT_FALSE(check_connector(config, {}, plan_of_two_groups()));
+  EXPECT_TRUE(takes(config, {}, one_group()));
+  EXPECT_FALSE(takes(config, {}, plan_of_two_groups()));
 }
 
 TEST(ConnectorConfig, ADefectThatWouldChangeNothingIsRefused) {
   ConnectorConfig config;
   config.parts = {peers};
   config.defect = ConnectorDefect::free_send_in_flight;
-  EXPECT_FALSE(check_connector(config, {}, one_group()));
+  EXPECT_FALSE(takes(config, {}, one_group()));
   config.parts = {peers, host};
-  EXPECT_TRUE(check_connector(config, {}, one_group()));
+  EXPECT_TRUE(takes(config, {}, one_group()));
   config.setup_defect = MultiConnectorDefect::hma_any;
-  EXPECT_FALSE(check_connector(config, {}, plan_of_two_groups()));
+  EXPECT_FALSE(takes(config, {}, plan_of_two_groups()));
 }
 
 TEST(ConnectorConfig, EveryPartHasHostBlocksOfItsOwn) {

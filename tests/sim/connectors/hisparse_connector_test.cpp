@@ -138,7 +138,7 @@ TEST(HiSparsePlan, DemandsItsWorkersAndTheyDemandIt) {
   const auto said_of = [](std::vector<ConnectorKind> parts, const KVCacheConfig& plan) {
     ConnectorConfig connector;
     connector.parts = std::move(parts);
-    const auto checked = check_connector(connector, {}, plan);
+    const auto checked = supported(facts_of({}, plan.groups).with(connector_traits(connector)));
     return checked ? std::string() : checked.error().message;
   };
   using enum ConnectorKind;
@@ -146,15 +146,16 @@ TEST(HiSparsePlan, DemandsItsWorkersAndTheyDemandIt) {
   EXPECT_EQ(said_of({hisparse}, plan), "");
   EXPECT_EQ(said_of({peers, hisparse}, plan), "");
   EXPECT_EQ(said_of({peers}, plan),
-            "connector: peers; with HiSparse's groups expected hisparse, or hisparse and peers");
-  EXPECT_EQ(said_of({hisparse, host}, plan),
-            "connector: hisparse+host; with HiSparse's groups expected hisparse, or hisparse and "
-            "peers");
+            "HiSparse (hisparse_source) with other parts of a connector: use --connector hisparse, "
+            "or hisparse and peers");
+  EXPECT_EQ(said_of({hisparse, host}, plan), said_of({peers}, plan));
   KVCacheConfig plain;
   plain.num_blocks = 10;
   plain.groups = {group_of(CacheKind::mla, {"0"})};
-  EXPECT_EQ(said_of({hisparse}, plain),
-            "connector: hisparse copies pages of HiSparse's groups, and the cache has none");
+  EXPECT_EQ(
+      said_of({hisparse}, plain),
+      "HiSparse's workers (--connector hisparse) without HiSparse (hisparse_source): the cache "
+      "has no pages for them; leave hisparse out of --connector");
 }
 
 }  // namespace

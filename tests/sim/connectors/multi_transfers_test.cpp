@@ -86,9 +86,9 @@ TEST(MultiTransfers, APartThatIsGivenMoreGroupsThanItTakesIsFoundByTheMemoryMode
   const auto one_group = ConnectorKind::one_group_peers;
   LockstepConfig config = world_beside(
       {one_group, kHost}, {make_group("a", 2, full_spec()), make_group("w", 1, sliding_spec(40))});
-  EXPECT_FALSE(check_connector(config.connector, config.engine, config.backend.plan));
+  EXPECT_FALSE(check_setup(config));
   config.connector.setup_defect = MultiConnectorDefect::hma_any;
-  ASSERT_TRUE(check_connector(config.connector, config.engine, config.backend.plan));
+  ASSERT_TRUE(check_setup(config));
   PlainBackend backend(config.backend);
   const RunSummary run = run_beside(config, 1, &backend);
   ASSERT_TRUE(run.divergence);
