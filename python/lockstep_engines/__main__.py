@@ -13,7 +13,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lockstep_engines import plants, protocol, vllm_plants, worker_plants
+from lockstep_engines import plants, protocol
+from lockstep_engines.vllm import plants as vllm_plants
+from lockstep_engines.worker import plants as worker_plants
 
 
 def _parse() -> argparse.Namespace:
@@ -139,18 +141,16 @@ def main() -> None:
 def _check_kernels(arguments: argparse.Namespace) -> None:
     if arguments.engine != "vllm":
         sys.exit(f"found no kernels of {arguments.engine}; there are some of vllm")
-    from lockstep_engines import worker_device
+    from lockstep_engines.worker import device as worker_device
 
     worker_device.take_the_place_of_cuda("v2")
     logging.disable(logging.WARNING)  # of what would be slow
-    from lockstep_engines import (
-        kernel_check,
-        kernels_of_attention,
-        kernels_of_copies,
-        kernels_of_recurrences,
-        kernels_of_rows,
-        kernels_of_tables,
-    )
+    from lockstep_engines.kernels import attention as kernels_of_attention
+    from lockstep_engines.kernels import check as kernel_check
+    from lockstep_engines.kernels import copies as kernels_of_copies
+    from lockstep_engines.kernels import recurrences as kernels_of_recurrences
+    from lockstep_engines.kernels import rows as kernels_of_rows
+    from lockstep_engines.kernels import tables as kernels_of_tables
 
     rooms = (
         kernels_of_rows,
@@ -173,7 +173,7 @@ def _check_kernels(arguments: argparse.Namespace) -> None:
 
 def _write_layers(folder: str, sink: Any) -> None:
     """One line: the model file, or {"refused": why}."""
-    from lockstep_engines import model_layers
+    from lockstep_engines.vllm import model_layers
 
     sink.write(json.dumps(model_layers.described(folder)).encode() + b"\n")
     sink.flush()
@@ -182,11 +182,12 @@ def _write_layers(folder: str, sink: Any) -> None:
 def _check_models(arguments: argparse.Namespace) -> None:
     if arguments.engine != "vllm":
         sys.exit(f"found no models of {arguments.engine}; there are some of vllm")
-    from lockstep_engines import worker_device
+    from lockstep_engines.worker import device as worker_device
 
     worker_device.take_the_place_of_cuda(arguments.runner)
     logging.disable(logging.WARNING)
-    from lockstep_engines import worker_model_zoo, worker_models
+    from lockstep_engines.worker import tiny_model_zoo as worker_model_zoo
+    from lockstep_engines.worker import tiny_models as worker_models
 
     if unknown := [name for name in arguments.models if name not in worker_model_zoo.ZOO]:
         sys.exit(f"found no model {unknown[0]}; there are {', '.join(worker_model_zoo.ZOO)}")
@@ -200,10 +201,10 @@ def _check_models(arguments: argparse.Namespace) -> None:
 def _serve_worker(arguments: argparse.Namespace, source: Any, sink: Any) -> None:
     if arguments.engine != "vllm":
         sys.exit(f"found no worker of {arguments.engine}; there is one of vllm")
-    from lockstep_engines import worker_device
+    from lockstep_engines.worker import device as worker_device
 
     worker_device.take_the_place_of_cuda(arguments.runner)
-    from lockstep_engines.worker_engine import Options, Worker
+    from lockstep_engines.worker.adapter import Options, Worker
 
     options = Options(
         arguments.runner,
@@ -219,10 +220,10 @@ def _serve_worker(arguments: argparse.Namespace, source: Any, sink: Any) -> None
 def _adapter_of(engine: str) -> Any:
     """Imports the engine."""
     if engine == "sglang":
-        from lockstep_engines.sglang_adapter import SglangAdapter
+        from lockstep_engines.sglang.adapter import SglangAdapter
 
         return SglangAdapter()
-    from lockstep_engines.vllm_adapter import VllmAdapter
+    from lockstep_engines.vllm.adapter import VllmAdapter
 
     return VllmAdapter()
 

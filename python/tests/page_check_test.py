@@ -30,13 +30,15 @@ SKIPPED = 77
 def serve(runner: str, plant: str, report: str) -> None:
     """Child process: the worker protocol over vLLM's worker with the check. What was found goes
     into the file `report`."""
-    from lockstep_engines import plants, protocol, worker_device, worker_plants
+    from lockstep_engines import plants, protocol
+    from lockstep_engines.worker import device as worker_device
+    from lockstep_engines.worker import plants as worker_plants
 
     source, sink = protocol.own_pipe()
     if plant:
         plants.plant(next(p for p in worker_plants.PLANTS if p.name == plant))
     worker_device.take_the_place_of_cuda(runner)
-    from lockstep_engines import worker_engine
+    from lockstep_engines.worker import adapter as worker_engine
     from lockstep_live.worker import PageChecks
 
     host = worker_engine.HostWorker
@@ -246,7 +248,7 @@ def main() -> int:
     if not COMMAND or not all(map(importlib.util.find_spec, ("vllm", "torch", "triton"))):
         print("skipped: no lockstep command, or no vLLM with torch and triton")
         return SKIPPED
-    from lockstep_engines import worker_device
+    from lockstep_engines.worker import device as worker_device
 
     worker_device.take_the_place_of_cuda("v2")
     ended = unittest.main(exit=False)

@@ -14,8 +14,9 @@ from pathlib import Path
 
 from adapter_client import PACKAGES
 
-from lockstep_engines import plants, vllm_plants
+from lockstep_engines import plants
 from lockstep_engines.plants import Edit, Plant, PlantError
+from lockstep_engines.vllm import plants as vllm_plants
 
 SOURCE = """
 def first():

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from lockstep_engines import sglang_engine
 from lockstep_engines.prompts import expand
 from lockstep_engines.protocol import Client, EngineFault, Object, ProtocolError, Refused
-from lockstep_engines.sglang_engine import Engine, Options, Req, ScheduleBatch
+from lockstep_engines.sglang import engine as sglang_engine
+from lockstep_engines.sglang.engine import Engine, Options, Req, ScheduleBatch
 
 # Options of a case that mean something here, with the format's defaults.
 _DEFAULTS: dict[str, Any] = {

@@ -6,7 +6,7 @@ its construction is replaced, since that wants a model and a device, and with it
 _Worker returns the tokens that it was given. What only reports (metrics, streams, sockets) is an
 object that takes everything and does nothing.
 
-Only this file and sglang_adapter.py import SGLang.
+Only this file and sglang/adapter.py import SGLang.
 """
 
 from __future__ import annotations

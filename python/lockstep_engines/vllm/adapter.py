@@ -10,9 +10,9 @@ import inspect
 from collections import deque
 from typing import Any
 
-from lockstep_engines import vllm_engine
 from lockstep_engines.protocol import Client, Object, ProtocolError, Refused
-from lockstep_engines.vllm_engine import (
+from lockstep_engines.vllm import engine as vllm_engine
+from lockstep_engines.vllm.engine import (
     CLIENT_ERRORS,
     KVConnectorOutput,
     NotInThisRelease,
@@ -24,8 +24,8 @@ from lockstep_recorder.cache_counter import CacheCounter
 from lockstep_recorder.decisions import Decisions, tables_of
 
 _CONNECTORS = {
-    True: "lockstep_engines.vllm_connector.AskingConnector",
-    False: "lockstep_engines.vllm_connector.AskingConnectorOfOneGroup",
+    True: "lockstep_engines.vllm.connector.AskingConnector",
+    False: "lockstep_engines.vllm.connector.AskingConnectorOfOneGroup",
 }
 
 # Options of a case that vllm_engine passes on, or that say how they are to be understood.

@@ -23,8 +23,8 @@ from vllm.model_executor.models import extract_hidden_states
 from vllm.v1.attention.backends import triton_attn
 from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
 
-from lockstep_engines import worker_contents
 from lockstep_engines.protocol import EngineFault
+from lockstep_engines.worker import contents as worker_contents
 
 TORCH_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 # vLLM's kinds of state layers that are driven.

@@ -30,16 +30,14 @@ from vllm.v1.core import kv_cache_utils
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
 from vllm.v1.worker import gpu_worker
 
-from lockstep_engines import (
-    scratch,
-    vllm_engine,
-    worker_case,
-    worker_drafter,
-    worker_layers,
-    worker_model,
-    worker_padding,
-)
+from lockstep_engines import scratch
 from lockstep_engines.protocol import EngineFault, Refused, passes_on
+from lockstep_engines.vllm import engine as vllm_engine
+from lockstep_engines.worker import case as worker_case
+from lockstep_engines.worker import drafter as worker_drafter
+from lockstep_engines.worker import layers as worker_layers
+from lockstep_engines.worker import model as worker_model
+from lockstep_engines.worker import padding as worker_padding
 from lockstep_recorder.releases import version_key
 
 VERSION = vllm_engine.VERSION

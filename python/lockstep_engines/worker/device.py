@@ -12,8 +12,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from lockstep_engines import worker_interpreter
 from lockstep_engines.protocol import passes_on
+from lockstep_engines.worker import interpreter as worker_interpreter
 
 ENVIRONMENT = {
     "CUDA_VISIBLE_DEVICES": "",

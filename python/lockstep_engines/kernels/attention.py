@@ -1,5 +1,5 @@
-"""Kernels that attend through block tables, and those around them: kernel_check.py. The loops are
-those of loops_of_attention.py.
+"""Kernels that attend through block tables, and those around them: kernels/check.py. The loops are
+those of kernels/loops_of_attention.py.
 
 What a kernel must not read (free blocks, the null block, what lies behind a request in its last
 block) is a large number: with any weight at all it is seen.
@@ -18,8 +18,8 @@ from vllm.v1.attention.ops import common, triton_decode_attention, triton_merge_
 from vllm.v1.attention.ops import triton_unified_attention as unified
 from vllm.v1.kv_cache_interface import KVQuantMode
 
-from lockstep_engines import loops_of_attention as loops
-from lockstep_engines.kernel_check import (
+from lockstep_engines.kernels import loops_of_attention as loops
+from lockstep_engines.kernels.check import (
     Check,
     Trial,
     bytes_of,

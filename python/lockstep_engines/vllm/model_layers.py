@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lockstep_engines import scratch, worker_device
+from lockstep_engines import scratch
+from lockstep_engines.worker import device as worker_device
 
 
 class _Compiled(types.ModuleType):
@@ -256,7 +257,7 @@ def layers_of(folder: str) -> Layers:
 
 def described(folder: str) -> dict[str, Any]:
     """The model file of the folder's config.json, or {"refused": why}."""
-    from lockstep_engines.model_file import NotInModelFiles, model_file
+    from lockstep_engines.vllm.model_file import NotInModelFiles, model_file
 
     try:
         take_the_place_of_a_gpu()

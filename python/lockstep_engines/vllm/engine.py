@@ -512,7 +512,7 @@ def _num_hash_lookahead(vllm_config: Any, header: dict[str, Any]) -> int:
 def make_engine(
     header: dict[str, Any],
     scheduler_cls: type | None = None,
-    connector: str = "lockstep_engines.vllm_connector.AskingConnector",
+    connector: str = "lockstep_engines.vllm.connector.AskingConnector",
     groups: list[Any] | None = None,
 ) -> Engine:
     """An engine for the header of a recording; `scheduler_cls`: instead of vLLM's own;

@@ -13,9 +13,9 @@ from vllm.model_executor.layers.attention import mla_attention
 from vllm.v1.attention.backends import triton_attn
 from vllm.v1.attention.backends.mla import triton_mla
 
-from lockstep_engines import worker_layers
 from lockstep_engines.protocol import Refused
-from lockstep_engines.worker_layers import Layer
+from lockstep_engines.worker import layers as worker_layers
+from lockstep_engines.worker.layers import Layer
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 VOCABULARY = 512  # of the model
