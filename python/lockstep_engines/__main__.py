@@ -22,74 +22,49 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m lockstep_engines", description=__doc__.split("\n")[0]
     )
-    parser.add_argument("engine", choices=("vllm", "sglang"))
-    parser.add_argument("folder", nargs="?", metavar="DIR", help="contains ENGINE/")
-    parser.add_argument(
-        "--worker", action="store_true", help="its worker, on a CPU, in place of its scheduler"
-    )
-    parser.add_argument(
-        "--kernels",
-        type=int,
-        metavar="N",
-        help="runs the worker's kernels for the cache one by one, on N drawn shapes each, and ends",
-    )
-    parser.add_argument(
-        "--models",
-        nargs="*",
-        metavar="NAME",
-        help="runs vLLM's own models, tiny, in shared memory and alone, and ends; none named: all",
-    )
-    parser.add_argument(
-        "--layers",
-        metavar="FOLDER",
-        help="writes the model file of the folder's config.json to standard output, and ends",
-    )
-    parser.add_argument("--only", metavar="WORDS", help="of --kernels: those whose name has them")
-    parser.add_argument("--runner", choices=("v1", "v2"), default="v1", help="of the worker")
-    parser.add_argument(
+    add = parser.add_argument
+    add("engine", choices=("vllm", "sglang"))
+    add("folder", nargs="?", metavar="DIR", help="contains ENGINE/ (the installed engine)")
+    worker = "drive vLLM's worker on a CPU, in place of its scheduler"
+    add("--worker", action="store_true", help=worker)
+    kernels = "run the worker's kernels for the cache one by one, each on N generated shapes"
+    add("--kernels", type=int, metavar="N", help=kernels)
+    models = "run vLLM's own models, tiny, in shared memory and alone (all of them)"
+    add("--models", nargs="*", metavar="NAME", help=models)
+    layers = "write the model file of FOLDER/config.json to standard output"
+    add("--layers", metavar="FOLDER", help=layers)
+    add("--only", metavar="WORDS", help="of --kernels: those with WORDS in their names")
+    add("--runner", choices=("v1", "v2"), default="v1", help="of the worker (v1)")
+    add(
         "--states",
         choices=("mamba2", "short_conv", "gdn"),
         default="",
-        help="of the worker: vLLM's kind of layer that keeps a case's states; left out: short_conv "
-        "where there is one, else mamba2",
+        help="of the worker: vLLM's kind of layer for a case's recurrent states (short_conv where "
+        "there is one state, else mamba2)",
     )
-    parser.add_argument(
-        "--pad",
-        action="store_true",
-        help="of the worker: batches are padded to sizes of captured graphs, and run without them",
-    )
-    parser.add_argument(
-        "--idle",
-        action="store_true",
-        help="of the worker: a dummy batch before each step, as of an idle data parallel rank",
-    )
-    parser.add_argument(
-        "--warm-up",
-        action="store_true",
-        help="of the worker: profiles and warms up before the first step, as before it serves",
-    )
-    parser.add_argument(
-        "--lift-refusals",
-        action="store_true",
-        help="of the worker: runs what vLLM's configuration says its runner V2 does not take",
-    )
-    parser.add_argument(
-        "--plant", metavar="NAME", action="append", help="plants a defect in the engine; any number"
-    )
-    parser.add_argument("--plants", action="store_true", help="lists the defects and ends")
+    padding = "of the worker: pad batches to sizes of captured graphs, without the graphs"
+    add("--pad", action="store_true", help=padding)
+    idle = "of the worker: run a dummy batch before each step, as an idle data parallel rank"
+    add("--idle", action="store_true", help=idle)
+    warm_up = "of the worker: profile and warm up before the first step, as a server"
+    add("--warm-up", action="store_true", help=warm_up)
+    lift = "of the worker: run what vLLM's configuration refuses for its runner V2"
+    add("--lift-refusals", action="store_true", help=lift)
+    add("--plant", metavar="NAME", action="append", help="plant a defect in the engine; repeatable")
+    add("--plants", action="store_true", help="list the defects")
     return parser.parse_args()
 
 
 def _fix_hash_seed() -> None:
-    """Sets of names decide the order of some things: runs must not differ by it."""
+    """Restarts with a fixed seed: the order of sets must not differ between runs."""
     if os.environ.get("PYTHONHASHSEED") != "0":
         os.environ["PYTHONHASHSEED"] = "0"
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 def _put_first(folder: Path, package: str) -> None:
-    """Has `package` imported from `folder`, in which nothing is written: compiled modules, which
-    make up two thirds of the start, are kept in the user's cache."""
+    """Has `package` imported from `folder` without writing there: compiled modules, which save two
+    thirds of the start, go to the user's cache."""
     if not (folder / package / "__init__.py").is_file():
         sys.exit(f"found no {package}/__init__.py in {folder}")
     sys.path.insert(0, str(folder))
@@ -107,7 +82,7 @@ def _list_plants(defects: Any) -> None:
 def _plant(names: list[str], defects: Any) -> None:
     named = {defect.name: defect for defect in defects}
     if unknown := [name for name in names if name not in named]:
-        sys.exit(f"found no defect {unknown[0]}; --plants lists them")
+        sys.exit(f"found no defect {unknown[0]}; --plants lists the defects")
     try:
         plants.plant(*(named[name] for name in names))
     except plants.PlantError as error:
@@ -140,32 +115,21 @@ def main() -> None:
 
 def _check_kernels(arguments: argparse.Namespace) -> None:
     if arguments.engine != "vllm":
-        sys.exit(f"found no kernels of {arguments.engine}; there are some of vllm")
+        sys.exit(f"found no kernels of {arguments.engine}; --kernels runs those of vllm")
     from lockstep_engines.worker import device as worker_device
 
     worker_device.take_the_place_of_cuda("v2")
-    logging.disable(logging.WARNING)  # of what would be slow
-    from lockstep_engines.kernels import attention as kernels_of_attention
-    from lockstep_engines.kernels import check as kernel_check
-    from lockstep_engines.kernels import copies as kernels_of_copies
-    from lockstep_engines.kernels import recurrences as kernels_of_recurrences
-    from lockstep_engines.kernels import rows as kernels_of_rows
-    from lockstep_engines.kernels import tables as kernels_of_tables
+    logging.disable(logging.WARNING)  # vLLM warns of slow kernels
+    from lockstep_engines.kernels import attention, check, copies, recurrences, rows, tables
 
-    rooms = (
-        kernels_of_rows,
-        kernels_of_tables,
-        kernels_of_copies,
-        kernels_of_attention,
-        kernels_of_recurrences,
-    )
-    checks = [check for room in rooms for check in room.CHECKS]
+    modules = (rows, tables, copies, attention, recurrences)
+    checks = [one for module in modules for one in module.CHECKS]
     if arguments.only is not None:
-        checks = [check for check in checks if arguments.only in check.name]
+        checks = [one for one in checks if arguments.only in one.name]
         if not checks:
-            sys.exit(f"found no kernel whose name has {arguments.only!r}")
+            sys.exit(f"found no kernel with {arguments.only!r} in its name")
     has_failed = False
-    for result in kernel_check.run(checks, arguments.kernels):
+    for result in check.run(checks, arguments.kernels):
         print(result.text(), end="", flush=True)
         has_failed |= bool(result.faults)
     sys.exit(1 if has_failed else 0)
@@ -181,18 +145,18 @@ def _write_layers(folder: str, sink: Any) -> None:
 
 def _check_models(arguments: argparse.Namespace) -> None:
     if arguments.engine != "vllm":
-        sys.exit(f"found no models of {arguments.engine}; there are some of vllm")
+        sys.exit(f"found no models of {arguments.engine}; --models runs those of vllm")
     from lockstep_engines.worker import device as worker_device
 
     worker_device.take_the_place_of_cuda(arguments.runner)
     logging.disable(logging.WARNING)
-    from lockstep_engines.worker import tiny_model_zoo as worker_model_zoo
-    from lockstep_engines.worker import tiny_models as worker_models
+    from lockstep_engines.worker import tiny_models
+    from lockstep_engines.worker.tiny_model_zoo import ZOO
 
-    if unknown := [name for name in arguments.models if name not in worker_model_zoo.ZOO]:
-        sys.exit(f"found no model {unknown[0]}; there are {', '.join(worker_model_zoo.ZOO)}")
+    if unknown := [name for name in arguments.models if name not in ZOO]:
+        sys.exit(f"found no model {unknown[0]}; expected one of {', '.join(ZOO)}")
     has_failed = False
-    for result in worker_models.run(arguments.models, arguments.runner):
+    for result in tiny_models.run(arguments.models, arguments.runner):
         print(f"  {result.name:<12}{result.text}", flush=True)
         has_failed |= result.has_failed
     sys.exit(1 if has_failed else 0)
@@ -200,7 +164,7 @@ def _check_models(arguments: argparse.Namespace) -> None:
 
 def _serve_worker(arguments: argparse.Namespace, source: Any, sink: Any) -> None:
     if arguments.engine != "vllm":
-        sys.exit(f"found no worker of {arguments.engine}; there is one of vllm")
+        sys.exit(f"found no worker of {arguments.engine}; --worker drives that of vllm")
     from lockstep_engines.worker import device as worker_device
 
     worker_device.take_the_place_of_cuda(arguments.runner)

@@ -38,14 +38,14 @@ def serve(runner: str, plant: str, report: str) -> None:
     if plant:
         plants.plant(next(p for p in worker_plants.PLANTS if p.name == plant))
     worker_device.take_the_place_of_cuda(runner)
-    from lockstep_engines.worker import adapter as worker_engine
+    from lockstep_engines.worker.adapter import Options, Worker
+    from lockstep_engines.worker.host import HostWorker
     from lockstep_live.worker import PageChecks
 
-    host = worker_engine.HostWorker
     checks: list[Any] = []
     lines: list[str] = []
 
-    class Checked(PageChecks, host):
+    class Checked(PageChecks, HostWorker):
         """Lockstep poisons pages between steps: what a step leaves is compared at its end."""
 
         def execute_model(self, scheduler_output: Any) -> Any:
@@ -58,8 +58,7 @@ def serve(runner: str, plant: str, report: str) -> None:
             super()._report_page(line)
             lines.append(line)
 
-    worker_engine.HostWorker = Checked
-    worker = worker_engine.Worker(worker_engine.Options(runner))
+    worker = Worker(Options(runner), Checked)
     protocol.serve(protocol.WORKER, worker, source, sink)
     check = checks[0]
     counts = {"steps": check.steps, "compared": check.compared}

@@ -101,7 +101,7 @@ class VllmPlantsTest(unittest.TestCase):
             text=True,
         )
         self.assertEqual(done.returncode, 1)
-        self.assertIn("found no defect nothing; --plants lists them", done.stderr)
+        self.assertIn("found no defect nothing; --plants lists the defects", done.stderr)
 
 
 if __name__ == "__main__":

@@ -31,11 +31,11 @@ sys.path[:0] = [str(RECORDER / "tests"), str(RECORDER)]
 
 def load(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The header of a benchmark file and its requests, prompts as tokens."""
-    from lockstep_engines.vllm import engine as vllm_engine
+    from lockstep_engines.prompts import expand
 
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     for event in lines[1:]:
-        event["prompt"] = {"tokens": vllm_engine.expand(event["prompt"])}
+        event["prompt"] = {"tokens": expand(event["prompt"])}
     return lines[0], lines[1:]
 
 

@@ -10,6 +10,7 @@ import inspect
 from collections import deque
 from typing import Any
 
+from lockstep_engines.prompts import expand
 from lockstep_engines.protocol import Client, Object, ProtocolError, Refused
 from lockstep_engines.vllm import engine as vllm_engine
 from lockstep_engines.vllm.engine import (
@@ -116,7 +117,7 @@ class _Case:
             raise Refused(f"a request {event['add']} is there already")
 
     def add(self, event: Object) -> None:
-        tokens = vllm_engine.expand(event["prompt"])
+        tokens = expand(event["prompt"])
         self.refuse_at_front_end(event, len(tokens))
         try:
             request = self.engine.request_of(event, tokens)

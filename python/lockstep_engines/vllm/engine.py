@@ -19,7 +19,6 @@ from typing import Any
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ.setdefault("PYTHONHASHSEED", "0")
 
-import numpy
 import torch
 import vllm
 from vllm.config import (
@@ -40,6 +39,7 @@ from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
+from lockstep_engines.prompts import expand
 from lockstep_recorder.releases import nearest_release, version_key
 
 logging.getLogger("vllm").setLevel(logging.ERROR)
@@ -370,20 +370,6 @@ def scheduler_groups(header: dict[str, Any]) -> list[Any]:
         if layers := getattr(group.kv_cache_spec, "kv_cache_specs", None):
             group.kv_cache_spec = next(iter(layers.values()))
     return groups
-
-
-def expand(prompt: Any) -> list[int]:
-    """The tokens of a prompt: [[seed, n], ...] or {"tokens": [...]}."""
-    if isinstance(prompt, dict):
-        return list(prompt["tokens"])
-    tokens: list[int] = []
-    for seed, count in prompt:
-        first = ((seed << 32) + 0x9E3779B97F4A7C15) & (1 << 64) - 1
-        x = numpy.arange(count, dtype=numpy.uint64) + numpy.uint64(first)
-        x = (x ^ (x >> numpy.uint64(30))) * numpy.uint64(0xBF58476D1CE4E5B9)
-        x = (x ^ (x >> numpy.uint64(27))) * numpy.uint64(0x94D049BB133111EB)
-        tokens += ((x ^ (x >> numpy.uint64(31))) % numpy.uint64(50000)).tolist()
-    return tokens
 
 
 @dataclass

@@ -69,7 +69,8 @@ def _stand_in_for_operators(torch: Any, every: bool) -> None:
 
 
 def take_the_place_of_a_gpu() -> None:
-    """Sets this process up, once."""
+    """Sets this process up, once. Replaces the device of torch, vLLM's platform, its inspection of
+    model classes, and the modules and operators that only a build has."""
     if any(isinstance(finder, _CompiledModules) for finder in sys.meta_path):
         return
     os.environ.update(worker_device.ENVIRONMENT, VLLM_LOGGING_LEVEL="CRITICAL")
@@ -114,9 +115,7 @@ def take_the_place_of_a_gpu() -> None:
         def set_device(cls, device: Any) -> None: ...
 
     platforms.current_platform = platforms._current_platform = H100()
-    from vllm.model_executor.models import registry
-
-    registry._run_in_subprocess = lambda function: function()
+    worker_device.inspect_models_in_this_process()
     modules.roots += ("torchvision",)  # transformers has looked for it
     import vllm._custom_ops  # noqa: F401, describes the operators that exist
 

@@ -184,8 +184,16 @@ def _make_platform(torch: Any) -> Any:
     return HostPlatform()
 
 
+def inspect_models_in_this_process() -> None:
+    """Replaces vLLM's inspection of a model class in a child process, where nothing is set up."""
+    from vllm.model_executor.models import registry
+
+    registry._run_in_subprocess = lambda function: function()
+
+
 def take_the_place_of_cuda(runner: str) -> Any:
-    """Sets this process up for a worker of runner "v1" or "v2"; returns the platform."""
+    """Sets this process up for a worker of runner "v1" or "v2"; returns the platform. Replaces the
+    device of torch, Triton's launches, vLLM's platform, and its views of pinned memory."""
     os.environ.update(ENVIRONMENT, TRITON_INTERPRET="1")
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1" if runner == "v2" else "0"
     import torch

@@ -27,7 +27,8 @@ from vllm.v1.request import Request
 
 from lockstep_engines import scratch
 from lockstep_engines.worker import case as worker_case
-from lockstep_engines.worker.adapter import HostWorker
+from lockstep_engines.worker.device import inspect_models_in_this_process
+from lockstep_engines.worker.host import HostWorker
 from lockstep_engines.worker.tiny_model_zoo import ZOO, TinyModel
 
 _POISON = 1e4
@@ -198,7 +199,8 @@ class Result:
 
 
 def run(names: list[str], runner: str, seed: int = 0) -> Iterator[Result]:
-    """`names`: of the zoo; none: all of it."""
+    """`names`: models of the zoo; empty: all of them."""
+    inspect_models_in_this_process()
     for name in names or ZOO:
         if ZOO[name].config["architectures"][0] not in registry.ModelRegistry.get_supported_archs():
             yield Result(name, "not in this release", False)
