@@ -91,23 +91,22 @@ def _plant(names: list[str], defects: Any) -> None:
 
 def main() -> None:
     arguments = _parse()
-    ends = bool(arguments.kernels) or arguments.models is not None
-    is_of_worker = arguments.worker or ends
+    is_of_worker = arguments.worker or arguments.kernels or arguments.models is not None
     defects = worker_plants.PLANTS if is_of_worker else vllm_plants.PLANTS
     if arguments.plants:
         return _list_plants(defects)
     _fix_hash_seed()
-    source, sink = (None, None) if ends else protocol.own_pipe()
     if arguments.folder is not None:
         _put_first(Path(arguments.folder).resolve(), arguments.engine)
     if arguments.plant is not None:
         _plant(arguments.plant, defects)
-    if arguments.layers is not None:
-        return _write_layers(arguments.layers, sink)
     if arguments.kernels:
         return _check_kernels(arguments)
     if arguments.models is not None:
         return _check_models(arguments)
+    source, sink = protocol.own_pipe()
+    if arguments.layers is not None:
+        return _write_layers(arguments.layers, sink)
     if arguments.worker:
         return _serve_worker(arguments, source, sink)
     protocol.serve(protocol.SCHEDULER, _adapter_of(arguments.engine), source, sink)

@@ -53,7 +53,10 @@ class _Layers:
         self.block_size, self.drafts = draw.choice((4, 8)), draw.choice((1, 2, 3))
         count = draw.randint(1, 2)
         self.blocks = 1 + self.requests * self.columns
-        self.tables, self.states, groups, self.layers = [], [], [], {}
+        self.tables: list[torch.Tensor] = []
+        self.states: list[Any] = []
+        self.layers: dict[str, list[Any]] = {}
+        groups = []
         for g in range(count):
             table = draw.sample(range(1, self.blocks), self.blocks - 1)
             self.tables.append(

@@ -273,7 +273,7 @@ def _update_states(draw: random.Random) -> Trial:
         out=out,
         **options,
     )
-    expected, written = doubles(out), {}
+    expected, written = doubles(out), dict[int, Any]()
     for i in range(count):
         some = slice(starts[i], starts[i + 1])
         first = table[i, accepted[i] - 1 if drafts else 0]
@@ -412,7 +412,7 @@ def _step_by_delta_rule(draw: random.Random, fuses: bool) -> Trial:
     else:
         made = _fla("fused_recurrent").fused_recurrent_gated_delta_rule
         out, _ = made(**options, g=layer.gates[None], beta=layer.rates[None])
-    expected, written = numpy.empty(tuple(out.shape[1:])), {}
+    expected, written = numpy.empty(tuple(out.shape[1:])), dict[int, Any]()
     for i in range(count):
         some = slice(starts[i], starts[i + 1])
         first = table[i, accepted[i] - 1 if drafts else 0]

@@ -176,7 +176,7 @@ def make_spec(spec: dict[str, Any], is_draft: bool = False) -> Any:
 def _bare(cls: type, **fields: Any) -> Any:
     """An object of one of vLLM's configuration classes with these fields only: making a whole one
     wants a model, a device and the network."""
-    made = object.__new__(cls)
+    made: Any = object.__new__(cls)
     for name, value in fields.items():
         object.__setattr__(made, name, value)
     return made
@@ -385,7 +385,7 @@ class Engine:
     def request_of(self, event: dict[str, Any], tokens: list[int]) -> Request:
         """vLLM's request for the `add` entry of a recording, whose prompt is `tokens`. Raises
         one of CLIENT_ERRORS where vLLM's front end refuses the parameters."""
-        ending = {
+        ending: dict[str, Any] = {
             key: event[key] for key in ("min_tokens", "skip_reading_prefix_cache") if key in event
         }
         if "repetition_detection" in event:

@@ -35,7 +35,7 @@ class _Compiled(types.ModuleType):
 class _CompiledModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Finds vLLM's compiled modules and packages of kernels or images that are not installed."""
 
-    roots = ("cutlass", "deep_gemm")
+    roots: tuple[str, ...] = ("cutlass", "deep_gemm")
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         root, last = name.partition(".")[0], name.rpartition(".")[2]

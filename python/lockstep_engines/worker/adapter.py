@@ -58,6 +58,7 @@ class Worker:
         self._options = options
         self._worker_class = worker_class
         self._worker: Any = None
+        self._facts: Any = None
         scratch.remove_abandoned()
         worker_host.patch_vllm()
         if options.lifts_refusals:
@@ -173,7 +174,7 @@ class Worker:
     def execute(self, message: dict[str, Any]) -> dict[str, Any]:
         self._faults = []
         self._sample(dict(message["sampled"]))
-        rows = {}
+        rows: dict[str, int] = {}
         if self._has_drafts_in_flight and not self._is_v2:
             rows = self._runner.input_batch.prev_req_id_to_index or {}
         self._model.step = worker_model.Step()

@@ -31,14 +31,14 @@ class _Idle:
     """A stream or an event: there is nothing to wait for."""
 
     cuda_stream = 0
+    device: Any = None
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
     def __enter__(self) -> _Idle:
         return self
 
-    def __exit__(self, *_: Any) -> bool:
-        return False
+    def __exit__(self, *_: Any) -> None: ...
 
     def _nothing(self, *_: Any, **__: Any) -> None: ...
 

@@ -285,6 +285,7 @@ def _source(blocks: list[int], accepted: int) -> int:
 
 def _chains_of_mamba(metadata: Any) -> Iterator[Chain]:
     """Decodes, which with drafts keep a state for each token, then prefills."""
+    source: int | None
     if metadata.num_decodes > 0:
         blocks = metadata.state_indices_tensor_d.tolist()
         accepted = metadata.num_accepted_tokens
@@ -308,6 +309,7 @@ def _chains_of_mamba(metadata: Any) -> Iterator[Chain]:
 
 def _chains_of_gdn(metadata: Any) -> Iterator[Chain]:
     """Rows with drafts, which keep a state for each token, and the others."""
+    source: int | None
     has_drafts = metadata.spec_sequence_masks is not None
     if has_drafts:
         places = metadata.spec_token_indx.tolist()

@@ -144,7 +144,7 @@ class Steps:
         """The drafts as a scheduler passes them: -1, since they are in flight. Runner V1 keeps
         drafts by the rows of the previous step and would reject those of a request without such a
         row: their tokens are passed."""
-        kept = self.drafts if self._is_v2 else rows_of_runner
+        kept = self.drafts.keys() if self._is_v2 else rows_of_runner.keys()
         return {
             name: [-1] * len(tokens) if name in kept else tokens
             for name, tokens in self.drafts.items()
