@@ -74,7 +74,7 @@ class Engine:
         self.finished.append(name)
 
     def give(self, name, tokens, preempted):
-        """Blocks for so many tokens; None: there are none, and nobody younger to take them from."""
+        """Blocks for `tokens` tokens; None: no block is free and no younger request has any."""
         request = self.requests[name]
         missing = -(-tokens // self.block_size) - len(request["table"])
         while len(self.free) < missing:

@@ -1,5 +1,5 @@
 // `--decisions` from the outside, with an engine of a hundred lines: it is fuzzed, its mistakes are
-// found, made small, told and kept as recordings; what is known is no news until its day is over.
+// found, shrunk, reported and kept as recordings; a known failure is ignored until it expires.
 #include <gtest/gtest.h>
 
 #include "tests/cli/command.h"

@@ -14,7 +14,7 @@ using Arguments = std::vector<std::string>;
 
 class FuzzOverMpi : public testing::Test {
  protected:
-  // What Open MPI wants to be told before it runs as root, more ranks than there are cores, and on
+  // The settings that Open MPI requires to run as root, more ranks than there are cores, and on
   // this machine alone. Other implementations do not look at it.
   void SetUp() override {
     if (std::string_view(LOCKSTEP_MPIRUN).empty()) GTEST_SKIP() << "no MPI was found";

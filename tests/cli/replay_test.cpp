@@ -372,7 +372,8 @@ TEST(Replay, OfAModelTakesPackedBlocksWhereTheReleaseDoes) {
       << outcome.err;
 }
 
-// What is nobody's wish is as the release serves it; the trace's hints are not of this model.
+// Options that neither command line nor model set have the release's defaults; the trace's hints
+// are for another model.
 TEST(Replay, OfAModelIsAsItsReleaseServesIt) {
   const auto serving = [](const std::vector<std::string>& more) {
     std::vector<std::string> command{kSample,   "--backend",         "none", "--limit", "2",

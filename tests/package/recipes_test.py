@@ -1,4 +1,4 @@
-"""The commands of docs/ci.md run as they stand there, and leave what the page says; and so does the
+"""The commands of docs/ci.md run as written, and leave what the page says; and so does the
 script of the GitHub action. `pip install` and `docker` are read, and not run: they want a
 network."""
 

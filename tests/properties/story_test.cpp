@@ -46,7 +46,7 @@ void expect_told(const std::string& text, std::initializer_list<std::string_view
   std::size_t from = 0;
   for (const std::string_view part : parts) {
     const std::size_t at = text.find(part, from);
-    EXPECT_NE(at, std::string::npos) << "not told, or not in its place: " << part << "\n" << text;
+    EXPECT_NE(at, std::string::npos) << "missing, or in the wrong order: " << part << "\n" << text;
     if (at != std::string::npos) from = at;
   }
 }

@@ -164,6 +164,9 @@ def _prose(name: str, source: Source | None, text: str) -> list[tuple[int, str]]
     return lines
 
 
+_NAME = re.compile(r"`[^`]*`|\b\w+/[\w/]+")  # of code, a file or a folder: not prose
+
+
 def words() -> list[str]:
     patterns = []
     for line in (ROOT / "tests/tidy/words.txt").read_text(encoding="utf-8").splitlines():
@@ -177,7 +180,7 @@ def words() -> list[str]:
         source = Source(name, text) if name.endswith(CODE) else None
         for number, line in _prose(name, source, text):
             for pattern, instead in patterns:
-                match = pattern.search(line)
+                match = pattern.search(_NAME.sub("", line))
                 if match:
                     hits.append(f"{name}:{number}: {match[0]}: {instead}")
                     break
