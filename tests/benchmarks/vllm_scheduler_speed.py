@@ -109,14 +109,14 @@ def measure(path: Path, runs: int, with_recorder: bool, as_json: bool) -> None:
     rate = totals["request_steps"] / median
     print(
         f"vLLM {vllm_engine.VERSION} {header['benchmark']}: {rate:,.0f} request-steps/s, "
-        f"{1e6 * median / totals['steps']:,.0f} us a step (median of {runs}: "
+        f"{1e6 * median / totals['steps']:,.0f} us per step (median of {runs}: "
         f"{', '.join(f'{s:.2f}' for s in plain)} s for {totals['request_steps']:,} request-steps)",
         flush=True,
     )
     if recorded:
         extra = statistics.median(recorded) - median
         print(
-            f"    recording: {1e6 * extra / totals['steps']:,.0f} us a step more "
+            f"    recording: {1e6 * extra / totals['steps']:,.0f} us per step more "
             f"({100 * extra / median:.1f} %), {1e9 * extra / totals['request_steps']:,.0f} ns a "
             f"request-step",
             flush=True,
