@@ -41,7 +41,7 @@ struct managed_memory {
 #include "docs/examples/plain_plugin.cpp"
 
 #ifndef FLASHINFER_PLUGIN_BUG
-#define FLASHINFER_PLUGIN_BUG 0  // 1: treat pages as dense, back to back
+#define FLASHINFER_PLUGIN_BUG 0  // 1: pages are treated as dense
 #endif
 
 namespace {

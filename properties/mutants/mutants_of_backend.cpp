@@ -321,8 +321,8 @@ std::vector<Mutant> encoder_and_sink_mutants() {
        .bias = on_executor(sink, apart)},
       {.id = "rswa-gap-read",
        .source = "vllm v1/attention/backends/flash_attn.py, rswa_mask_mod",
-       .mechanism = "attention reads the blocks between the prompt and the window, which have been "
-                    "freed",
+       .mechanism = "attention reads what lies between the prompt and the window, blocks that have "
+                    "been freed",
        .exposed_by = "more output than a reference window has tokens",
        .caught_by = {kOutput},
        .bias = on_executor(window, apart)},

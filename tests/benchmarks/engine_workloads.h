@@ -1,7 +1,7 @@
 // The work that engine kernels are timed on, in the shapes of real models: Llama 3's attention (8
 // KV heads of 128), DeepSeek's MLA (512 + 64), Nemotron-H's Mamba2 (heads of 64, d_state 128),
-// Qwen3-Next's delta rule (128 x 128). The same for a CPU executor and for a GPU, except the
-// sizes.
+// Qwen3-Next's delta rule (128 x 128). The same for a CPU executor and for a GPU, except
+// for the sizes.
 #pragma once
 
 #include <cstdint>

@@ -2,8 +2,8 @@
 
     python vllm_adapter_speed.py [--vllm DIR] [--cases 300] [FILE...] [--runs 3]
 
-First small cases (20 steps of 3 to 6 requests), cases per second and core, and the share of that
-time inside vLLM. Then each FILE (a benchmark file, docs/formats.md): request-steps a
+First small cases (20 steps of 3 to 6 requests), cases per second and core, and what share of that
+time is spent inside vLLM. Then each FILE (a benchmark file, docs/formats.md): request-steps a
 second, and their share of the speed that vLLM has alone: the time inside vLLM over all time, both
 of the same run.
 """

@@ -1,4 +1,4 @@
-"""The cost of the live check of vLLM's own scheduler, in one run.
+"""What the live check costs compared with vLLM's own scheduler, in one run.
 
     LOCKSTEP_COMMAND=build/release/lockstep python vllm_live_speed.py FILE... [--runs 3]
         [--model-ms 20]

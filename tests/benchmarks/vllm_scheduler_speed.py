@@ -117,7 +117,7 @@ def measure(path: Path, runs: int, with_recorder: bool, as_json: bool) -> None:
         extra = statistics.median(recorded) - median
         print(
             f"    recording: {1e6 * extra / totals['steps']:,.0f} us per step more "
-            f"({100 * extra / median:.1f} %), {1e9 * extra / totals['request_steps']:,.0f} ns per "
+            f"({100 * extra / median:.1f} %), {1e9 * extra / totals['request_steps']:,.0f} ns a "
             f"request-step",
             flush=True,
         )

@@ -372,8 +372,7 @@ TEST(Replay, OfAModelTakesPackedBlocksWhereTheReleaseDoes) {
       << outcome.err;
 }
 
-// Options that neither command line nor model set have the release's defaults; the trace's hints
-// are for another model.
+// An option that was not given is as the release serves it; the trace's hints are not of this model.
 TEST(Replay, OfAModelIsAsItsReleaseServesIt) {
   const auto serving = [](const std::vector<std::string>& more) {
     std::vector<std::string> command{kSample,   "--backend",         "none", "--limit", "2",

@@ -1,10 +1,10 @@
 """A worker behind the worker protocol (docs/protocols.md) with no engine and only the
-standard library, for tests of its callers: rows of every kind, and states without drafts.
+standard library, for tests of what drives one: rows of every kind, and states without drafts.
 
     model_worker.py [--defect NAME]
 
-Tensors are contiguous, each shared by the layers with the same index in their groups, K of a block
-before its V.
+Tensors are contiguous, each shared by the layers that have the same place in their groups,
+K of a block before its V.
 """
 
 import argparse
@@ -212,7 +212,7 @@ class Worker:
                     self.memory[at + size - 1] ^= 1
 
     def _advance(self, name, g, scheduled):
-        """Moves the state to the block of the last token and continues it there."""
+        """Moves the state to the block of the last token and updates it there."""
         spec, table = self.groups[g]["spec"], self.tables[name][g]
         first = scheduled["computed"]
         end = first + scheduled["tokens"]

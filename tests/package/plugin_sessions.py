@@ -200,7 +200,7 @@ STAND_IN = '''
 import fakes
 
 class Scheduler(fakes.Scheduler):
-    """Hands every new request a block; with `bug`, the same block."""
+    """Gives every new request a block; with `bug`, always block 1."""
     bug = False
 
     def __init__(self, vllm_config):

@@ -151,8 +151,9 @@ def _functions(source: Source) -> int:
 
 def _prose(name: str, source: Source | None, text: str) -> list[tuple[int, str]]:
     """The lines of a file that people read: documents, comments, messages."""
-    if name.endswith(".md"):
-        return list(enumerate(text.split("\n"), 1))
+    if name.endswith(".md"):  # without names in backticks: they are not prose
+        return [(n, re.sub(r"`[^` ]+`", "``", line))
+                for n, line in enumerate(text.split("\n"), 1)]  # fmt: skip
     if source:
         comments = [(n, x) for n, x in enumerate(source.comments.split("\n"), 1) if x.strip()]
         return comments + source.strings
@@ -162,9 +163,6 @@ def _prose(name: str, source: Source | None, text: str) -> list[tuple[int, str]]
         first = text.count("\n", 0, match.start()) + 1
         lines += [(first + n, part) for n, part in enumerate(match[0].split("\n"))]
     return lines
-
-
-_NAME = re.compile(r"`[^`]*`|\b\w+/[\w/]+")  # of code, a file or a folder: not prose
 
 
 def words() -> list[str]:
@@ -180,7 +178,7 @@ def words() -> list[str]:
         source = Source(name, text) if name.endswith(CODE) else None
         for number, line in _prose(name, source, text):
             for pattern, instead in patterns:
-                match = pattern.search(_NAME.sub("", line))
+                match = pattern.search(line)
                 if match:
                     hits.append(f"{name}:{number}: {match[0]}: {instead}")
                     break

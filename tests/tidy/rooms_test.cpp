@@ -1,4 +1,4 @@
-// Includes: no file goes past the arrows of its room, and arrows make no cycle.
+// Includes follow the arrows of their room, and arrows have no cycle.
 #include "tests/tidy/rooms.h"
 
 #include <fmt/core.h>

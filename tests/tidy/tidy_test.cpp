@@ -67,7 +67,7 @@ TEST(FolderSizes, OfMoreThanFortyFilesAreFound) {
   EXPECT_EQ(text_of(check_folder_sizes(files)), "sim/:0: 41 files\n");
 }
 
-// Neither another declaration nor a type of another namespace is a second type.
+// Neither a second declaration nor a type of another namespace is a second type.
 TEST(Definitions, OfOneNameInTwoHeadersAreFound) {
   const auto in = [](const char* scope, const char* line) {
     return fmt::format("namespace {} {{\nclass A;\n{}\n", scope, line);

@@ -326,9 +326,9 @@ TEST(Aiperf, AManifestsTurnsAddToTheirSession) {
   so_far.insert(so_far.end(), first.output.tokens.begin(), first.output.tokens.end());
   std::vector<std::int32_t> next = prompt(trace, 1).materialize();
   next.resize(142);
-  EXPECT_EQ(next, so_far) << "a turn begins with the whole conversation before it";
+  EXPECT_EQ(next, so_far) << "a turn begins with all earlier turns";
   EXPECT_EQ(lines_of(imported("aiperf/dataset.jsonl", {.block_tokens = 64})), lines_of(trace))
-      << "the rows alone, with the manifest's block";
+      << "the rows alone, with the manifest's block size";
 }
 
 TEST(Aiperf, AManifestThatDoesNotFitItsRowsIsRefused) {

@@ -65,7 +65,7 @@ class Engine {
   }
 
  private:
-  // True if its longest possible output fits: no request is preempted.
+  // Room for the longest that the request may become: no request is preempted.
   bool fits(const Request& request) const {
     std::size_t reserved = 0;
     for (const Request& other : running_) reserved += blocks_of(other.last) - other.table.size();

@@ -1,5 +1,5 @@
-// Your kernel, which writes rows of K and V into pages, replaces one of the plain loops of
-// <lockstep/plain_plugin.h>; the loops do the rest. On a GPU it would be a launch.
+// Your kernel in place of one of the plain loops of <lockstep/plain_plugin.h>, which do the
+// rest: how rows of K and V come into the pages. On a GPU it would be a launch.
 #define PLAIN_PLUGIN_AS_BASE
 #include <lockstep/plain_plugin.h>
 

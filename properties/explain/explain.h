@@ -33,7 +33,7 @@ struct BlockState {
   bool operator==(const BlockState&) const = default;
 };
 
-struct StoryStep {
+struct ExplainedStep {
   RecordedStep recorded;             // as a recording tells it, as far as the step came
   std::vector<std::string> arrived;  // first seen in this step
   // seen in the previous step, and not reported as finished
@@ -48,8 +48,8 @@ struct StoryStep {
   std::int64_t resets = 0;
 };
 
-struct Story {
-  std::vector<StoryStep> steps;
+struct Explanation {
+  std::vector<ExplainedStep> steps;
   std::int32_t dp_size = 1;
   std::int32_t dp_rank = 0;  // that the steps are of
   Outcome outcome;
@@ -59,27 +59,27 @@ struct Story {
   std::optional<RecordingCheck> recorded{};  // of a recording, whose inputs the steps have
 };
 
-class StoryKeeper final : public StepObserver {
+class ExplanationKeeper final : public StepObserver {
  public:
-  explicit StoryKeeper(std::int64_t num_blocks) : num_blocks_(num_blocks) {}
+  explicit ExplanationKeeper(std::int64_t num_blocks) : num_blocks_(num_blocks) {}
   bool decided(const StepView& view) override;
   bool finished(const StepView& view) override;
-  std::vector<StoryStep> take() { return std::move(steps_); }
+  std::vector<ExplainedStep> take() { return std::move(steps_); }
 
  private:
-  std::vector<BlockState> pool_of(const StepView& view, const StoryStep& step);
+  std::vector<BlockState> pool_of(const StepView& view, const ExplainedStep& step);
 
   std::int64_t num_blocks_;
   std::map<std::string, std::int64_t> live_;  // known tokens after the last step
-  std::vector<StoryStep> steps_;
+  std::vector<ExplainedStep> steps_;
 };
 
 // The record as one JSON object.
-std::string to_json(const SavedCase& saved, const Story& story);
+std::string to_json(const SavedCase& saved, const Explanation& explanation);
 
 // Judges the case and records it. REQUIRES: a case that does not crash. Judged by `options`, whose
 // observer and other receivers are replaced.
-Story tell_judged(const SavedCase& saved, JudgeOptions options);
-Story tell(const SavedCase& saved, const BackendFactory& backend);
+Explanation explain_judged(const SavedCase& saved, JudgeOptions options);
+Explanation explain(const SavedCase& saved, const BackendFactory& backend);
 
 }  // namespace lockstep

@@ -1,4 +1,4 @@
-#include "properties/story/story_text.h"
+#include "properties/explain/explain_text.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -161,13 +161,14 @@ std::string scheduled_text(const SavedCase& saved, const RecordedStep& step,
 }
 
 // The blocks that a step handed to a request in a group.
-std::vector<BlockId> handed_out(const StoryStep& step, const std::string& name, std::size_t group) {
+std::vector<BlockId> handed_out(const ExplainedStep& step, const std::string& name,
+                                std::size_t group) {
   const auto found = std::ranges::find(step.recorded.scheduled, name, &RecordedScheduled::id);
   if (found == step.recorded.scheduled.end() || !found->blocks) return {};
   return (*found->blocks)[group];
 }
 
-std::string tables_text(const SavedCase& saved, const StoryStep& step) {
+std::string tables_text(const SavedCase& saved, const ExplainedStep& step) {
   std::string text;
   for (std::size_t g = 0; g < saved.cache.groups.size(); ++g) {
     for (const RecordedTable& table : step.tables) {
@@ -191,7 +192,7 @@ std::string tables_text(const SavedCase& saved, const StoryStep& step) {
   return text;
 }
 
-std::string step_text(const SavedCase& saved, const StoryStep& step) {
+std::string step_text(const SavedCase& saved, const ExplainedStep& step) {
   std::string text = fmt::format("\nStep {}\n", step.recorded.step);
   const auto say = [&](const std::string& sentence) { text += wrapped(kIndent, sentence); };
   if (step.resets > 0) say("The prefix cache is reset.");
@@ -257,46 +258,48 @@ std::string findings_text(const std::vector<AuditFinding>& findings) {
   return line("where", where);
 }
 
-std::string failure_text(const Story& story) {
-  const Outcome& outcome = story.outcome;
-  if (!outcome.failed() && story.recorded)
+std::string failure_text(const Explanation& explanation) {
+  const Outcome& outcome = explanation.outcome;
+  if (!outcome.failed() && explanation.recorded)
     return "\n" +
            wrapped("", fmt::format("The model's decisions do not fail; {}.",
-                                   summary_of(*story.recorded))) +
-           details_of(*story.recorded);
+                                   summary_of(*explanation.recorded))) +
+           details_of(*explanation.recorded);
   if (!outcome.failed())
     return wrapped("\n", fmt::format("The case does not fail: it is {}. {}", name_of(outcome.kind),
                                      outcome.what));
   std::string text = fmt::format("\nHere it fails: {} ({}) in step {}\n", outcome.check,
                                  name_of(outcome.kind), outcome.step);
   text += line("the rule", std::string(reason_of_check(outcome.check)));
-  if (story.divergence) text += divergence_text(*story.divergence);
-  text += findings_text(story.findings);
-  for (const StuckRequest& stuck : story.stuck) text += line(stuck.name, stuck.why);
+  if (explanation.divergence) text += divergence_text(*explanation.divergence);
+  text += findings_text(explanation.findings);
+  for (const StuckRequest& stuck : explanation.stuck) text += line(stuck.name, stuck.why);
   return text + "\n" + wrapped("", outcome.what);
 }
 
 }  // namespace
 
-std::string to_text(const SavedCase& saved, const Story& story, const StoryTextOptions& options) {
+std::string to_text(const SavedCase& saved, const Explanation& explanation,
+                    const ExplanationTextOptions& options) {
   std::string text = head_text(saved);
-  if (story.dp_size > 1)
+  if (explanation.dp_size > 1)
     text += fmt::format(
         "  {} data parallel ranks share the requests; these are the steps of rank {}.\n",
-        story.dp_size, story.dp_rank);
+        explanation.dp_size, explanation.dp_rank);
   std::size_t first = 0;
-  if (options.steps_max > 0 && story.steps.size() > options.steps_max) {
-    first = story.steps.size() - options.steps_max;
+  if (options.steps_max > 0 && explanation.steps.size() > options.steps_max) {
+    first = explanation.steps.size() - options.steps_max;
     text += fmt::format("\n... {} before are left out\n",
                         count_of(static_cast<std::int64_t>(first), "step"));
   }
-  const auto* parts = story.recorded && story.recorded->parts ? &*story.recorded->parts : nullptr;
-  for (std::size_t i = first; i < story.steps.size(); ++i) {
-    text += step_text(saved, story.steps[i]);
-    if (parts != nullptr && story.steps[i].recorded.step == parts->step)
+  const auto* parts =
+      explanation.recorded && explanation.recorded->parts ? &*explanation.recorded->parts : nullptr;
+  for (std::size_t i = first; i < explanation.steps.size(); ++i) {
+    text += step_text(saved, explanation.steps[i]);
+    if (parts != nullptr && explanation.steps[i].recorded.step == parts->step)
       text += wrapped(kIndent, parting_of(*parts));
   }
-  return text + failure_text(story);
+  return text + failure_text(explanation);
 }
 
 }  // namespace lockstep

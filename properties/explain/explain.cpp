@@ -1,4 +1,4 @@
-#include "properties/story/story.h"
+#include "properties/explain/explain.h"
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
@@ -29,7 +29,7 @@ std::map<std::string, std::int64_t> known_tokens(const StepView& view) {
 }
 
 // Requests that load, or have loaded and wait; finished requests that are being sent.
-void take_waiting_tables(const StepView& view, StoryStep& step) {
+void take_waiting_tables(const StepView& view, ExplainedStep& step) {
   const auto take = [&](RequestId id) {
     const RecordedTable& table = step.waiting_tables.emplace_back(table_of(view, id));
     const Scheduler* const model = view.decisions.model();
@@ -43,7 +43,8 @@ void take_waiting_tables(const StepView& view, StoryStep& step) {
 
 }  // namespace
 
-std::vector<BlockState> StoryKeeper::pool_of(const StepView& view, const StoryStep& step) {
+std::vector<BlockState> ExplanationKeeper::pool_of(const StepView& view,
+                                                   const ExplainedStep& step) {
   std::vector<BlockState> pool(num_blocks_);
   pool[0].kind = BlockState::Kind::null_block;
   const Scheduler* const model = view.decisions.model();  // else what is cached is not known
@@ -65,8 +66,8 @@ std::vector<BlockState> StoryKeeper::pool_of(const StepView& view, const StorySt
   return pool;
 }
 
-bool StoryKeeper::decided(const StepView& view) {
-  StoryStep& step = steps_.emplace_back();
+bool ExplanationKeeper::decided(const StepView& view) {
+  ExplainedStep& step = steps_.emplace_back();
   step.known = known_tokens(view);
   for (const auto& [name, tokens] : step.known)
     if (!live_.contains(name)) step.arrived.push_back(name);
@@ -80,8 +81,8 @@ bool StoryKeeper::decided(const StepView& view) {
   return true;
 }
 
-bool StoryKeeper::finished(const StepView& view) {
-  StoryStep& step = steps_.back();
+bool ExplanationKeeper::finished(const StepView& view) {
+  ExplainedStep& step = steps_.back();
   std::map<std::string, std::int64_t> known = known_tokens(view);
   for (const auto& [name, tokens] : known)
     if (tokens > step.known[name]) step.sampled[name] = tokens - step.known[name];
@@ -89,31 +90,32 @@ bool StoryKeeper::finished(const StepView& view) {
   return true;
 }
 
-Story tell(const SavedCase& saved, const BackendFactory& backend) {
-  return tell_judged(saved, {.backend = backend});
+Explanation explain(const SavedCase& saved, const BackendFactory& backend) {
+  return explain_judged(saved, {.backend = backend});
 }
 
-Story tell_judged(const SavedCase& saved, JudgeOptions options) {
-  StoryKeeper keeper(saved.cache.num_blocks);
-  Story story;
+Explanation explain_judged(const SavedCase& saved, JudgeOptions options) {
+  ExplanationKeeper keeper(saved.cache.num_blocks);
+  Explanation explanation;
   RunSummary summary;
-  story.dp_size = config_of(saved).data_parallel.dp_size;
-  if (story.dp_size > 1) story.dp_rank = std::max(judge(saved, options).dp_rank, 0);
-  options.observed_dp_rank = story.dp_rank;
+  explanation.dp_size = config_of(saved).data_parallel.dp_size;
+  if (explanation.dp_size > 1) explanation.dp_rank = std::max(judge(saved, options).dp_rank, 0);
+  options.observed_dp_rank = explanation.dp_rank;
   options.observer = &keeper;
   options.summary = &summary;
-  options.findings = &story.findings;
+  options.findings = &explanation.findings;
   Recording recording;
   options.recording = &recording;
-  story.outcome = judge(saved, options);
-  if (story.outcome.kind == OutcomeKind::divergence) story.divergence = summary.divergence;
-  if (story.outcome.kind == OutcomeKind::stuck) story.stuck = summary.stuck;
-  story.steps = keeper.take();
-  LS_CHECK(recording.steps.size() == story.steps.size(), "{} steps recorded, {} shown",
-           recording.steps.size(), story.steps.size());
+  explanation.outcome = judge(saved, options);
+  if (explanation.outcome.kind == OutcomeKind::divergence)
+    explanation.divergence = summary.divergence;
+  if (explanation.outcome.kind == OutcomeKind::stuck) explanation.stuck = summary.stuck;
+  explanation.steps = keeper.take();
+  LS_CHECK(recording.steps.size() == explanation.steps.size(), "{} steps recorded, {} shown",
+           recording.steps.size(), explanation.steps.size());
   for (std::size_t i = 0; i < recording.steps.size(); ++i)
-    story.steps[i].recorded = std::move(recording.steps[i]);
-  return story;
+    explanation.steps[i].recorded = std::move(recording.steps[i]);
+  return explanation;
 }
 
 namespace {
@@ -145,7 +147,7 @@ std::string_view name_of(BlockState::Kind kind) {
 }
 
 // What a KV connector answered and reported.
-Json transfers_of(const StoryStep& step) {
+Json transfers_of(const ExplainedStep& step) {
   Json json = {{"answers", Json::array()},   {"skipped", Json::array()},
                {"held", step.recorded.held}, {"received", Json::array()},
                {"sent", Json::array()},      {"invalid_blocks", Json::array()}};
@@ -165,7 +167,7 @@ Json transfers_of(const StoryStep& step) {
   return json;
 }
 
-Json json_of(const StoryStep& step) {
+Json json_of(const ExplainedStep& step) {
   Json json = {{"step", step.recorded.step},
                {"arrived", step.arrived},
                {"gone", step.gone},
@@ -198,9 +200,9 @@ Json json_of(const StoryStep& step) {
 
 }  // namespace
 
-std::string to_json(const SavedCase& saved, const Story& story) {
+std::string to_json(const SavedCase& saved, const Explanation& explanation) {
   const CaseSize size = size_of(saved);
-  const Outcome& outcome = story.outcome;
+  const Outcome& outcome = explanation.outcome;
   Json json = {{"case", saved.name},
                {"size",
                 {{"requests", size.requests},
@@ -215,20 +217,20 @@ std::string to_json(const SavedCase& saved, const Story& story) {
                {"step", outcome.step},
                {"request", outcome.request},
                {"what", outcome.what}};
-  if (story.dp_size > 1) json["dp_rank"] = story.dp_rank;
-  if (story.divergence) json["divergence"] = json_of(*story.divergence);
-  for (const AuditFinding& finding : story.findings)
+  if (explanation.dp_size > 1) json["dp_rank"] = explanation.dp_rank;
+  if (explanation.divergence) json["divergence"] = json_of(*explanation.divergence);
+  for (const AuditFinding& finding : explanation.findings)
     json["findings"].push_back({{"step", finding.step},
                                 {"request", finding.request},
                                 {"group", finding.group},
                                 {"token", finding.token},
                                 {"block", finding.block},
                                 {"what", finding.what}});
-  if (story.recorded) json["recording"] = json_of(*story.recorded);
-  for (const StuckRequest& stuck : story.stuck)
+  if (explanation.recorded) json["recording"] = json_of(*explanation.recorded);
+  for (const StuckRequest& stuck : explanation.stuck)
     json["stuck"].push_back({{"request", stuck.name}, {"why", stuck.why}});
   json["steps"] = Json::array();
-  for (const StoryStep& step : story.steps) json["steps"].push_back(json_of(step));
+  for (const ExplainedStep& step : explanation.steps) json["steps"].push_back(json_of(step));
   return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 

@@ -1,4 +1,4 @@
-#include "properties/story/story_text.h"
+#include "properties/explain/explain_text.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -74,7 +74,7 @@ std::string wrapped(const std::string& label, const std::string& text) {
   std::istringstream words(text);
   bool first = true;
   for (std::string word; words >> word; first = false) {
-    if (!first && line.size() + 1 + word.size() > kStoryColumns) {
+    if (!first && line.size() + 1 + word.size() > kTextColumns) {
       out += line + "\n";
       line = std::string(label.size(), ' ') + word;
     } else {

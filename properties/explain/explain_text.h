@@ -1,30 +1,30 @@
 // A step-by-step record as text for a terminal of 100 columns: the case, its steps, and at the end
 // what went wrong, where, what was expected there and why. Block tables, the pool and a page are
-// shown in characters (story_pictures.cpp).
+// shown in characters (explain_pictures.cpp).
 #pragma once
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
-#include "properties/story/story.h"
+#include "properties/explain/explain.h"
 #include "reference/types/kv_cache_spec.h"
 #include "sim/verdict/divergence.h"
 #include "traces/formats/saved_case.h"
 
 namespace lockstep {
 
-struct StoryTextOptions {
+struct ExplanationTextOptions {
   std::size_t steps_max = 12;  // the last ones; 0: all
 };
 
 // Ends with the sentence of the check that failed.
-std::string to_text(const SavedCase& saved, const Story& story,
-                    const StoryTextOptions& options = {});
+std::string to_text(const SavedCase& saved, const Explanation& explanation,
+                    const ExplanationTextOptions& options = {});
 
-inline constexpr std::size_t kStoryColumns = 98;
+inline constexpr std::size_t kTextColumns = 98;
 
-// Words on lines of kStoryColumns, the first behind `label`, the others indented as far.
+// Words on lines of kTextColumns, the first behind `label`, the others indented as far.
 std::string wrapped(const std::string& label, const std::string& text);
 
 // "[4: 0-3] [5*: 4-5] [-: 8-11]": one cell per block with its tokens, * if the step allocates it.

@@ -1,6 +1,6 @@
 // Step-by-step explanations of cases that fail in known ways: arrivals, decisions, where it went
 // wrong and why, in lines that fit a terminal.
-#include "properties/story/story.h"
+#include "properties/explain/explain.h"
 
 #include <gtest/gtest.h>
 
@@ -10,9 +10,9 @@
 #include <string>
 
 #include "cuda_backend/simt_backend.h"
+#include "properties/explain/explain_text.h"
 #include "properties/judge/known_findings.h"
 #include "properties/shrink/case_parts.h"
-#include "properties/story/story_text.h"
 #include "tests/properties/large_case.h"
 
 namespace lockstep {
@@ -46,93 +46,93 @@ void expect_told(const std::string& text, std::initializer_list<std::string_view
   std::size_t from = 0;
   for (const std::string_view part : parts) {
     const std::size_t at = text.find(part, from);
-    EXPECT_NE(at, std::string::npos) << "missing, or in the wrong order: " << part << "\n" << text;
+    EXPECT_NE(at, std::string::npos) << "missing, or not in its place: " << part << "\n" << text;
     if (at != std::string::npos) from = at;
   }
 }
 
-TEST(Story, OfAnAuditFindingNamesTheBlockAndEndsWithTheSentenceOfTheCheck) {
+TEST(Explanation, OfAnAuditFindingNamesTheBlockAndEndsWithTheSentenceOfTheCheck) {
   const SavedCase saved = told_regression("vllm_0_22_1_state_hit_longer");
-  const Story story = tell(saved, {});
-  ASSERT_EQ(story.outcome.check, "audit.attention_read");
-  ASSERT_FALSE(story.findings.empty());
-  const std::string text = to_text(saved, story);
+  const Explanation explanation = explain(saved, {});
+  ASSERT_EQ(explanation.outcome.check, "audit.attention_read");
+  ASSERT_FALSE(explanation.findings.empty());
+  const std::string text = to_text(saved, explanation);
   expect_told(text, {"Step 0", "writer arrives", "writer is scheduled", "group 0  writer", "pool",
                      "reader arrives", "Here it fails: audit.attention_read (violation)",
                      "the rule", "where     request reader"});
   const std::string last = text.substr(text.rfind("\n\n") + 2);
-  EXPECT_EQ(last, wrapped("", story.outcome.what));
+  EXPECT_EQ(last, wrapped("", explanation.outcome.what));
   EXPECT_LE(longest_line(text), 100u);
 }
 
-TEST(Story, OfRequestsThatWaitForEverSaysWhatEachWouldNeed) {
+TEST(Explanation, OfRequestsThatWaitForEverSaysWhatEachWouldNeed) {
   const SavedCase saved = starving_case();
-  const Story story = tell(saved, {});
-  ASSERT_EQ(story.outcome.kind, OutcomeKind::stuck) << story.outcome.what;
-  expect_told(to_text(saved, story),
+  const Explanation explanation = explain(saved, {});
+  ASSERT_EQ(explanation.outcome.kind, OutcomeKind::stuck) << explanation.outcome.what;
+  expect_told(to_text(saved, explanation),
               {"request-0 arrives", "Nothing is scheduled.", "request-0 waits.",
                "Here it fails: liveness (stuck)", "request-0", "needs about", "it can never fit"});
 }
 
-TEST(Story, OfACaseThatAgreesSaysSo) {
+TEST(Explanation, OfACaseThatAgreesSaysSo) {
   SavedCase saved = large_case(2);
   saved.backend = "none";
-  const Story story = tell(saved, {});
-  ASSERT_EQ(story.outcome.kind, OutcomeKind::agreed) << story.outcome.what;
-  expect_told(to_text(saved, story), {"The case does not fail: it is agreed."});
+  const Explanation explanation = explain(saved, {});
+  ASSERT_EQ(explanation.outcome.kind, OutcomeKind::agreed) << explanation.outcome.what;
+  expect_told(to_text(saved, explanation), {"The case does not fail: it is agreed."});
 }
 
-TEST(Story, LeavesOutTheFirstStepsOfALongRunAndSaysHowMany) {
+TEST(Explanation, LeavesOutTheFirstStepsOfALongRunAndSaysHowMany) {
   SavedCase saved = large_case(8);
   saved.backend = "none";
-  const Story story = tell(saved, {});
-  ASSERT_GT(story.steps.size(), 5u);
-  const std::string text = to_text(saved, story, {.steps_max = 3});
+  const Explanation explanation = explain(saved, {});
+  ASSERT_GT(explanation.steps.size(), 5u);
+  const std::string text = to_text(saved, explanation, {.steps_max = 3});
   EXPECT_EQ(text.find("\nStep 0\n"), std::string::npos);
-  expect_told(text, {"... " + std::to_string(story.steps.size() - 3) + " steps before"});
-  EXPECT_NE(to_text(saved, story, {.steps_max = 0}).find("\nStep 0\n"), std::string::npos);
+  expect_told(text, {"... " + std::to_string(explanation.steps.size() - 3) + " steps before"});
+  EXPECT_NE(to_text(saved, explanation, {.steps_max = 0}).find("\nStep 0\n"), std::string::npos);
 }
 
 // One request hits nothing here; the connector has its prompt, and the load of its second block
 // fails.
-TEST(Story, OfACaseWithAConnectorTellsWhatIsLoadedAndWhatIsLost) {
+TEST(Explanation, OfACaseWithAConnectorTellsWhatIsLoadedAndWhatIsLost) {
   auto saved = read_saved_case(
       LOCKSTEP_SOURCE_DIR "/tests/regressions/block_behind_a_window_lost_by_another.case.jsonl");
   ASSERT_TRUE(saved) << saved.error().message;
-  const Story story = tell(*saved, make_simt_backend);
-  ASSERT_EQ(story.outcome.kind, OutcomeKind::agreed) << story.outcome.what;
-  const std::string text = to_text(*saved, story);
+  const Explanation explanation = explain(*saved, make_simt_backend);
+  ASSERT_EQ(explanation.outcome.kind, OutcomeKind::agreed) << explanation.outcome.what;
+  const std::string text = to_text(*saved, explanation);
   expect_told(text, {"with     a host tier of 1 block, transfers up to ", "27 % of the loads fail",
                      "Step 6", "The connector has 16 tokens of r1 behind 0 computed here",
                      "r1 waits while they are loaded", "r1 waits for what it loads.",
                      "group 0  r1  [1: 0-15]", "A load has failed: block 1 is not filled.",
                      "r1: its load has completed.", "Step 7", "r1 is scheduled"});
   EXPECT_EQ(text.find("its client disconnected"), std::string::npos) << text;
-  const auto json = nlohmann::json::parse(to_json(*saved, story));
+  const auto json = nlohmann::json::parse(to_json(*saved, explanation));
   const auto& transfers = json.at("steps").at(6).at("transfers");
   EXPECT_EQ(transfers.at("answers").at(0).at("external"), 16);
   EXPECT_EQ(transfers.at("invalid_blocks").at(0), 1);
 }
 
-TEST(Story, AsJsonHasEveryStepWithItsTablesAndTheSameEnding) {
+TEST(Explanation, AsJsonHasEveryStepWithItsTablesAndTheSameEnding) {
   const SavedCase saved = told_regression("vllm_0_22_1_state_hit_longer");
-  const Story story = tell(saved, {});
-  const auto json = nlohmann::json::parse(to_json(saved, story));
+  const Explanation explanation = explain(saved, {});
+  const auto json = nlohmann::json::parse(to_json(saved, explanation));
   EXPECT_EQ(json.at("check"), "audit.attention_read");
-  EXPECT_EQ(json.at("what"), story.outcome.what);
-  ASSERT_EQ(json.at("steps").size(), story.steps.size());
+  EXPECT_EQ(json.at("what"), explanation.outcome.what);
+  ASSERT_EQ(json.at("steps").size(), explanation.steps.size());
   EXPECT_FALSE(json.at("steps").at(0).at("tables").at("writer").at(0).empty());
   EXPECT_EQ(json.at("steps").at(0).at("pool").at(0).at("is"), "null");
 }
 
-TEST(Story, TwiceIsTheSameStory) {
+TEST(Explanation, TwiceIsTheSameExplanation) {
   SavedCase saved = large_case(6);
   saved.backend = "none";
-  EXPECT_EQ(to_text(saved, tell(saved, {}), {.steps_max = 0}),
-            to_text(saved, tell(saved, {}), {.steps_max = 0}));
+  EXPECT_EQ(to_text(saved, explain(saved, {}), {.steps_max = 0}),
+            to_text(saved, explain(saved, {}), {.steps_max = 0}));
 }
 
-TEST(StoryPictures, ATableShowsWhichTokensLieInWhichBlock) {
+TEST(ExplanationPictures, ATableShowsWhichTokensLieInWhichBlock) {
   KVCacheSpec spec;
   spec.block_size = 4;
   const std::vector<BlockId> table = {kNullBlock, BlockId{7}, BlockId{3}, BlockId{9}};
@@ -140,7 +140,7 @@ TEST(StoryPictures, ATableShowsWhichTokensLieInWhichBlock) {
             "[-: 0-3] [7: 4-7] [3*: 8-9] [9*: empty]\n");
 }
 
-TEST(StoryPictures, APageShowsTheRowThatIsWrongAndFromWhichByte) {
+TEST(ExplanationPictures, APageShowsTheRowThatIsWrongAndFromWhichByte) {
   Divergence found;
   found.expected_page = {1, 2, 3, 4};
   found.found_page = {1, 2, 3, 9};
@@ -151,7 +151,7 @@ TEST(StoryPictures, APageShowsTheRowThatIsWrongAndFromWhichByte) {
   EXPECT_LT(picture.find("right"), picture.find("WRONG"));
 }
 
-TEST(StoryPictures, EveryCheckThatACaseCanFailHasItsRuleInASentence) {
+TEST(ExplanationPictures, EveryCheckThatACaseCanFailHasItsRuleInASentence) {
   for (int phase = 0; phase <= static_cast<int>(Phase::page_final); ++phase)
     EXPECT_FALSE(reason_of_check(name_of(static_cast<Phase>(phase))).empty()) << phase;
   for (int rule = 0; rule <= static_cast<int>(AuditRule::recording); ++rule)
