@@ -19,7 +19,7 @@
 #include <string_view>
 #include <vector>
 
-#include "base/enum_set.h"
+#include "base/names.h"
 #include "properties/generate/choices.h"
 #include "sim/engine/faults.h"
 #include "traces/formats/saved_case.h"

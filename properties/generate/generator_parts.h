@@ -4,7 +4,7 @@
 #pragma once
 
 #include "properties/generate/generator.h"
-#include "reference/plan/compatibility.h"
+#include "reference/profiles/compatibility.h"
 
 namespace lockstep {
 

@@ -70,8 +70,7 @@ Result<void> check_spec(const KVCacheSpec& spec, std::int64_t num_ranks) {
   };
   if (auto sound = check(counts, fmt::format("groups: {}: ", kind)); !sound) return sound;
   if (spec.sink_len % spec.block_size != 0)
-    return fail(fmt::format("sink_len: {}; expected a multiple of the block size {}", spec.sink_len,
-                            spec.block_size));
+    return fail(fmt::format("sink_len {}: use whole blocks of {}", spec.sink_len, spec.block_size));
   if (!page_fits(spec))
     return fail(fmt::format("groups: {}: a page of more than {} bytes", kind, kPageBytesMax));
   if (spec.page_size_padded && *spec.page_size_padded < unpadded_page_size_bytes(spec))

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
 
 #include "base/check.h"
 #include "reference/profiles/releases.h"
@@ -124,7 +125,7 @@ constexpr std::string_view kRepairs = "Repairs";
 
 #define LS_POLICY(field, ...) row<&EngineProfile::field>(#field, __VA_ARGS__)
 
-std::vector<Policy> make_policies() {
+std::vector<Policy> of_blocks() {
   return {
       LS_POLICY(freed_blocks, kBlocks,
                 {FreedBlocks::append,
@@ -158,7 +159,11 @@ std::vector<Policy> make_policies() {
       LS_POLICY(admission_counts_batches_in_flight, kBlocks, {false, {{"vllm-0.26.0", true}}},
                 "With a step in flight a request is admitted only if a second batch fits as well.",
                 "asynchronous scheduling with windows in a small pool"),
+  };
+}
 
+std::vector<Policy> of_prefix_cache() {
+  return {
       LS_POLICY(eagle_hits, kCache,
                 {EagleHits::drop_last_block, {{"vllm-0.33.0", EagleHits::lookahead_hash}}},
                 "A hit with EAGLE or MTP is a block longer.", "EAGLE or MTP with equal prefixes"),
@@ -236,14 +241,22 @@ std::vector<Policy> make_policies() {
       LS_POLICY(hybrids_of_one_spec, kCache, {false, {{"vllm-0.29.0", true}}},
                 "Several groups of one spec start with prefix caching.",
                 "several groups of one spec"),
+  };
+}
 
+std::vector<Policy> of_context_parallelism() {
+  return {
       LS_POLICY(shards_by_pcp, kRanks, {true, {{"vllm-0.26.0", false}}},
                 "Prefill context parallelism no longer makes blocks longer.",
                 "prefill context parallelism"),
       LS_POLICY(context_parallel_hybrids, kRanks, {false, {{"vllm-0.26.0", true}}},
                 "Hybrids start with decode context parallelism.",
                 "decode context parallelism with several groups"),
+  };
+}
 
+std::vector<Policy> of_caches() {
+  return {
       LS_POLICY(has_rings, kCaches, {false, {{"vllm-0.33.0", true}}},
                 "An indexer that pools keys holds the last of them in one block per request.",
                 "circular_buffer groups"),
@@ -261,7 +274,11 @@ std::vector<Policy> make_policies() {
                 "Block hashes can cover fewer tokens than a block.", "prefix_match_unit"),
       LS_POLICY(has_hisparse, kCaches, {false, {{"vllm-0.33.0", true}}},
                 "Rows of sparse attention are stored in host memory.", "HiSparse groups"),
+  };
+}
 
+std::vector<Policy> of_scheduler() {
+  return {
       LS_POLICY(state_chunks, kScheduler,
                 {StateChunks::whole_blocks,
                  {{"vllm-0.24.0", StateChunks::whole_blocks_and_shared_prefixes},
@@ -321,7 +338,11 @@ std::vector<Policy> make_policies() {
       LS_POLICY(zeroes_embedded_tokens, kScheduler, {false, {{"vllm-0.29.0", true}}},
                 "Prompts of embeddings have tokens 0 in place of what a client sent.",
                 "embeddings and tokens in one prompt, and the hashes of their blocks"),
+  };
+}
 
+std::vector<Policy> of_connectors() {
+  return {
       LS_POLICY(defers_frees, kConnector, {false, {{"vllm-0.24.0", true}}},
                 "With a step in flight, blocks of an ended request are freed one step "
                 "later.",
@@ -364,7 +385,11 @@ std::vector<Policy> make_policies() {
       LS_POLICY(takes_hits_of_all_groups_first, kConnector, {false, {{"vllm-0.24.0", true}}},
                 "Blocks for a load no longer evict what another group has hit.",
                 "loads with several groups"),
+  };
+}
 
+std::vector<Policy> repairs() {
+  return {
       LS_POLICY(state_hits_drop_a_block, kRepairs, {false, {}},
                 "With EAGLE, a hit of states loses its last block as that of attention does.",
                 "EAGLE or MTP with states and equal prefixes"),
@@ -392,7 +417,16 @@ std::vector<Policy> make_policies() {
       LS_POLICY(dp_sync_rows, kScheduler, {4, {{"vllm-0.33.0", 7}}},
                 "Data parallel ranks tell one another more numbers before a step.",
                 "data parallelism, which no schedule holds"),
+
   };
+}
+
+std::vector<Policy> make_policies() {
+  std::vector<Policy> all;
+  for (auto* const chapter : {&of_blocks, &of_prefix_cache, &of_context_parallelism, &of_caches,
+                              &of_scheduler, &of_connectors, &repairs})
+    std::ranges::copy(chapter(), std::back_inserter(all));
+  return all;
 }
 
 #undef LS_POLICY

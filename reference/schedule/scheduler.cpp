@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "reference/plan/compatibility.h"
 #include "reference/plan/limits.h"
+#include "reference/profiles/compatibility.h"
 #include "reference/schedule/scheduler_impl.h"
 
 namespace lockstep {

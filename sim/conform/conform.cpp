@@ -9,7 +9,7 @@
 #include "base/parallel.h"
 #include "base/stop_signal.h"
 #include "sim/conform/conform_run.h"
-#include "sim/recording/unfollowed_inputs.h"
+#include "sim/recording/recording_workload.h"
 
 namespace lockstep {
 namespace {

@@ -9,7 +9,7 @@
 #include <string>
 
 #include "base/result.h"
-#include "reference/plan/compatibility.h"
+#include "reference/profiles/compatibility.h"
 #include "reference/types/engine_config.h"
 #include "reference/types/kv_cache_spec.h"
 #include "sim/connectors/multi_connector.h"

@@ -9,7 +9,6 @@
 #include "base/check.h"
 #include "base/stopwatch.h"
 #include "reference/memory/attention_oracle.h"
-#include "reference/plan/hisparse_rows.h"
 #include "reference/plan/page_size.h"
 #include "sim/check/comparer.h"
 #include "sim/protocol/engine_worker.h"

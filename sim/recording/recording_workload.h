@@ -4,6 +4,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include "sim/engine/workload.h"
 #include "traces/formats/recording.h"
@@ -31,5 +32,10 @@ class GrowingRecording : public RecordingWorkload {
 };
 std::unique_ptr<GrowingRecording> make_growing_recording(
     const std::optional<RecordedConnectorConfig>& connector);
+
+// Inputs that the model's scheduler does not support, one line that names the first; empty: all are
+// supported.
+std::string unfollowed_input(const RecordingHeader& header);
+std::string unfollowed_input(const RecordedStep& step);
 
 }  // namespace lockstep

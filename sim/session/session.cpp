@@ -9,7 +9,6 @@
 #include "reference/defects/planted_parts.h"
 #include "reference/memory/model_placement.h"
 #include "reference/memory/placed_layout.h"
-#include "reference/plan/hisparse_plan.h"
 #include "reference/plan/kernel_blocks.h"
 #include "reference/plan/rank_plan.h"
 #include "reference/profiles/engine_profile.h"

@@ -21,7 +21,7 @@
 
 #include "base/result.h"
 #include "reference/defects/scheduler_defect.h"
-#include "reference/plan/compatibility.h"
+#include "reference/profiles/compatibility.h"
 #include "sim/connectors/connect.h"
 #include "sim/engine/faults.h"
 #include "sim/engine/lockstep.h"

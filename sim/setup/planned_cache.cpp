@@ -199,8 +199,6 @@ Result<std::optional<KVCacheConfig>> plan_overlaid(RunSpec& run, const CacheWish
                     "ranks are not cut out of such a plan; choose LBNHC",
                     order));
   const bool has_pages = options.hisparse_host_bytes > 0;
-  if (has_pages && run.tensor_parallel_size > 1)
-    return fail("--hisparse-host-gib: with HiSparse's groups expected --tensor-parallel-size 1");
   if (!has_pages) {
     LS_ASSIGN_OR_RETURN(plan, of_whole_model(*plan, model, layers, options));
   }

@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "reference/memory/placed_layout.h"
+#include "reference/plan/block_sizes.h"
 #include "reference/plan/context_share.h"
 #include "reference/plan/hisparse_rows.h"
 #include "reference/plan/kernel_blocks.h"
@@ -103,6 +104,10 @@ Result<void> check_shares(const BackendConfig& config, const KVCacheGroupSpec& g
 RunFacts facts_of(const EngineConfig& engine, const BackendConfig& config) {
   using enum RunTrait;
   RunFacts facts = facts_of(engine, config.plan.groups);
+  if (facts.traits.has(context_ranks) && facts.engine != nullptr) {
+    const auto sizes = resolve_block_sizes(engine, config.plan.groups);
+    facts.traits.add_if(sizes && sizes->hits_parts_of_blocks, hits_inside_blocks);
+  }
   facts.traits.add_if(num_ranks(config) > 1, several_ranks);
   facts.traits.add_if(!config.parallel.is_whole(), divided_model);
   facts.traits.add_if(config.max_cudagraph_capture_size > 0, captured_graphs);

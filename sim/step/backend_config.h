@@ -11,7 +11,7 @@
 
 #include "base/result.h"
 #include "reference/memory/memory_model.h"
-#include "reference/plan/compatibility.h"
+#include "reference/profiles/compatibility.h"
 #include "reference/types/engine_config.h"
 #include "sim/protocol/backend.h"
 

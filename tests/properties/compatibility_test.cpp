@@ -9,7 +9,7 @@
 #include <sstream>
 
 #include "properties/generate/generator.h"
-#include "reference/plan/compatibility.h"
+#include "reference/profiles/compatibility.h"
 #include "reference/profiles/releases.h"
 #include "sim/session/session.h"
 
@@ -50,7 +50,7 @@ TEST(Compatibility, OneSentenceNamesTheFeaturesTheReleaseAndWhatToDo) {
       {RunTrait::states, RunTrait::drafts, RunTrait::async_scheduling});
   EXPECT_TRUE(supported(in_flight));
   EXPECT_EQ(supported_with_memory(in_flight).error().message,
-            "states with asynchronous scheduling with drafts: only the worker of vllm-0.22.1 has "
+            "states with asynchronous scheduling and drafts: only the worker of vllm-0.22.1 has "
             "the position of a running state; use --no-async-scheduling, or --backend none");
 }
 
@@ -93,9 +93,10 @@ std::string page_of_scope(CompatibilityRow::Scope scope) {
 std::string page() {
   std::string page =
       "# What does not go together\n\n"
-      "Combinations that a command refuses with exit code 2, and in the words of this page. The\n"
-      "generator never makes them. Made by `properties_tests` from "
-      "`reference/plan/compatibility_rows.cpp`:\n"
+      "Commands refuse these combinations with exit code 2 and the words below; the generator "
+      "never\n"
+      "makes them. The table is in `reference/profiles/compatibility.cpp`; `properties_tests` "
+      "with\n"
       "LOCKSTEP_WRITE_TABLES=1 writes this page.\n";
   using Scope = CompatibilityRow::Scope;
   for (const auto& [scope, head] :

@@ -167,7 +167,7 @@ TEST(Sinks, AnEngineThatDoesNotStartWithThemRefusesThemAndSaysHowItIsRepaired) {
   EXPECT_NE(refusal(engine, behind_sinks(8)).find("without=38"), std::string::npos);
   engine.engine += ",without=38";
   EXPECT_EQ(refusal(engine, behind_sinks(8)), "");
-  EXPECT_NE(refusal(engine, behind_sinks(6)).find("multiple of the block size 4"), std::string::npos);
+  EXPECT_NE(refusal(engine, behind_sinks(6)).find("whole blocks of 4"), std::string::npos);
 }
 
 TEST(ReferenceWindow, BlocksBetweenThePromptAndTheWindowGoAndNoOthers) {

@@ -1,9 +1,14 @@
-// The rows of the table. Their order is the order in which reasons are given.
+#include "reference/profiles/compatibility.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
 #include <array>
 
-#include "base/names.h"
-#include "reference/plan/compatibility.h"
+#include "base/check.h"
 #include "reference/profiles/releases.h"
+#include "reference/types/engine_config.h"
+#include "reference/types/hisparse.h"
 
 namespace lockstep {
 namespace {
@@ -13,14 +18,14 @@ using enum CompatibilityRow::Scope;
 using enum CompatibilityRow::Reason;
 
 template <bool EngineProfile::*has>
-bool lacks(const EngineProfile& engine) {
+bool lacks(const Profile& engine) {
   return !(engine.*has);
 }
-bool lacks_connectors(const EngineProfile& engine) { return !engine.release->models_connectors; }
-bool lacks_layouts(const EngineProfile& engine) {
+bool lacks_connectors(const Profile& engine) { return !engine.release->models_connectors; }
+bool lacks_layouts(const Profile& engine) {
   return engine.release->page_format != PageFormat::overlaid;
 }
-bool places_states_in_worker(const EngineProfile& engine) {
+bool places_states_in_worker(const Profile& engine) {
   return engine.retire_basis == RetireBasis::scheduled;
 }
 
@@ -34,11 +39,12 @@ constexpr std::string_view kPages =
 
 constexpr CompatibilityRow row(std::string_view name, CompatibilityRow::Scope scope,
                                CompatibilityRow::Reason reason, RunTraits with,
-                               std::string_view words, bool (*of)(const EngineProfile&) = nullptr,
+                               std::string_view words, bool (*of)(const Profile&) = nullptr,
                                RunTraits without = {}) {
   return {name, scope, reason, with, without, of, words};
 }
 
+// Their order is the order in which reasons are given.
 constexpr std::array kRows = {
     // Kinds of layers.
     row("encoder-only", decisions, not_modelled, {encoder_only},
@@ -53,26 +59,26 @@ constexpr std::array kRows = {
     row("sinks-start", decisions, engine, {sinks},
         "{engine} does not start with them (docs/findings.md, 38); use --engine "
         "{engine},without=38",
-        lacks<&EngineProfile::starts_with_sinks>),
+        lacks<&Profile::starts_with_sinks>),
     row("reference-windows", decisions, engine, {reference_windows}, kHasNone,
-        lacks<&EngineProfile::has_reference_windows>),
+        lacks<&Profile::has_reference_windows>),
     row("replicated", decisions, engine, {replicated_caches, context_ranks},
-        "{engine} shards the tokens of every layer", lacks<&EngineProfile::has_replicated_caches>),
+        "{engine} shards the tokens of every layer", lacks<&Profile::has_replicated_caches>),
     row("draft-modules", decisions, engine, {draft_modules}, kHasNone,
-        lacks<&EngineProfile::has_draft_modules>),
+        lacks<&Profile::has_draft_modules>),
     row("prefix-match-unit", decisions, engine, {prefix_match_unit}, kHasNone,
-        lacks<&EngineProfile::has_prefix_match_unit>),
+        lacks<&Profile::has_prefix_match_unit>),
     row("checkpoints", decisions, engine, {checkpoints}, kHasNone,
-        lacks<&EngineProfile::serves_checkpoints>),
+        lacks<&Profile::serves_checkpoints>),
     row("retained-windows", decisions, engine, {retained_windows}, kHasNone,
-        lacks<&EngineProfile::has_draft_modules>),
+        lacks<&Profile::has_draft_modules>),
     row("recomputed-windows", decisions, engine, {recomputed_windows}, kHasNone,
-        lacks<&EngineProfile::has_recomputed_windows>),
+        lacks<&Profile::has_recomputed_windows>),
     row("unequal-windows", decisions, engine, {unequal_windows}, "use one length"),
-    row("rings", decisions, engine, {rings}, kHasNone, lacks<&EngineProfile::has_rings>),
+    row("rings", decisions, engine, {rings}, kHasNone, lacks<&Profile::has_rings>),
     row("roles", decisions, not_modelled, {unknown_role},
         "their decisions are not modelled; leave them out"),
-    row("hisparse", decisions, engine, {hisparse}, kHasNone, lacks<&EngineProfile::has_hisparse>),
+    row("hisparse", decisions, engine, {hisparse}, kHasNone, lacks<&Profile::has_hisparse>),
     row("hisparse-states", decisions, not_modelled, {hisparse, states}, kPages),
     row("hisparse-context", decisions, not_modelled, {hisparse, context_ranks}, kOneRank),
     row("hisparse-hashes", decisions, not_modelled, {hisparse, engine_hashes},
@@ -80,7 +86,7 @@ constexpr std::array kRows = {
     // Connectors.
     row("connector-release", decisions, not_modelled, {connector}, kModelled, lacks_connectors),
     row("connector-states", decisions, engine, {connector, states}, "{engine} loads no states",
-        lacks<&EngineProfile::loads_states>),
+        lacks<&Profile::loads_states>),
     row("connector-rings", decisions, not_modelled, {connector, rings}, kLoads),
     row("connector-recomputed", decisions, not_modelled, {connector, recomputed_windows}, kLoads),
     row("connector-checkpoints", decisions, not_modelled, {connector, checkpoints}, kLoads),
@@ -129,9 +135,7 @@ constexpr std::array kRows = {
     // Memory.
     row("pages-in-flight", memory, not_modelled, {hisparse, drafts, async_scheduling},
         "only the worker has the rows that a step mirrors; use --no-async-scheduling"),
-    row("pages-rings", memory, not_modelled, {hisparse, rings}, kPages),
-    row("pages-compressed", memory, not_modelled, {hisparse, compressed_rows}, kPages),
-    row("pages-recomputed", memory, not_modelled, {hisparse, recomputed_windows}, kPages),
+    row("pages-special", memory, not_modelled, {special_rows, hisparse}, kPages),
     row("pages-numbers", memory, not_modelled, {hisparse, real_numbers},
         "its rows are moved and read as words; use --numbers words"),
     row("context-tokens", memory, not_modelled, {undivided_tokens, context_ranks}, kOneRank),
@@ -153,59 +157,9 @@ constexpr std::array kRows = {
         "the worker writes all sinks to the first group; use one group with sinks"),
 };
 
-constexpr auto kTraits = std::to_array<Named<RunTrait>>({
-    {states, "states"},
-    {states_in_mode_all, "states in cache mode all"},
-    {checkpoints, "checkpoints of states (num_prefill_checkpoint_blocks)"},
-    {rings, "rings (circular_buffer)"},
-    {recomputed_windows, "recomputed windows (bounded_replay)"},
-    {unequal_windows, "recomputed windows (bounded_replay) of different lengths"},
-    {retained_windows, "longer windows (extra_retained_tokens)"},
-    {cached_prefixes, "states, chunks or cached windows"},
-    {compressed_rows, "compressed rows (tokens_per_state)"},
-    {special_rows, "rings, recomputed windows or compressed rows"},
-    {unshared_rows, "sharded rings, recomputed windows or rows of DeepSeek-V4"},
-    {undivided_tokens, "sharded windows or rings, chunks, encoders or hidden states"},
-    {encoder_only, "encoder_only groups"},
-    {cross_attention, "cross attention (cross_attention)"},
-    {sinks, "sinks (sink_len)"},
-    {several_sinks, "sinks (sink_len) in several groups"},
-    {reference_windows, "reference windows (rswa_window)"},
-    {special_attention, "cross attention, sinks or reference windows"},
-    {replicated_caches, "replicated caches (dcp_sharded)"},
-    {hisparse, "HiSparse (hisparse_source)"},
-    {unknown_role, "groups of another role than HiSparse's"},
-    {several_groups, "several KV cache groups"},
-    {untransferred, "states, chunks, rings or other special caches"},
-    {prefix_caching, "prefix caching"},
-    {chunked_prefill, "chunked prefill"},
-    {async_scheduling, "asynchronous scheduling"},
-    {drafts, "drafts"},
-    {draft_modules, "several draft modules (num_prefill_lookahead_tokens)"},
-    {prefix_match_unit, "prefix_match_unit"},
-    {hits_inside_blocks, "hits inside blocks"},
-    {engine_hashes, "block hashes of the engine (hash_algorithm)"},
-    {context_ranks, "context parallelism"},
-    {several_ranks, "several ranks"},
-    {divided_model, "tensor or pipeline parallelism"},
-    {data_parallel, "several engines (data_parallel_size)"},
-    {enforce_eager, "--enforce-eager"},
-    {connector, "a KV connector"},
-    {simulated_connector, "a simulated KV connector"},
-    {host_tier, "a host tier"},
-    {one_group_peers, "peers of one group"},
-    {hisparse_workers, "HiSparse's workers (--connector hisparse)"},
-    {other_parts, "other parts of a connector"},
-    {failing_loads, "failing loads (load_failed_percent)"},
-    {other_engine, "another engine's decisions"},
-    {model_inputs, "faults, block_order or mutants of the scheduler"},
-    {pair, "prefill and decode apart"},
-    {backend, "a backend"},
-    {overlaid_layout, "a layout of overlaid memory (--layout)"},
-    {captured_graphs, "captured graphs"},
-    {real_numbers, "real numbers (--numbers real)"},
-});
-static_assert(kTraits.size() == kNumRunTraits);
+#define LS_RUN_TRAIT(value, name) {RunTrait::value, name},
+constexpr auto kTraits = std::to_array<Named<RunTrait>>({LS_RUN_TRAITS(LS_RUN_TRAIT)});
+#undef LS_RUN_TRAIT
 
 }  // namespace
 
@@ -221,6 +175,123 @@ std::string_view name_of(CompatibilityRow::Reason reason) {
   return reason == engine         ? "refused by the engine"
          : reason == not_modelled ? "not modelled"
                                   : "impossible";
+}
+
+namespace {
+
+bool is_window(const KVCacheSpec& spec) { return spec.kind == CacheKind::sliding_window; }
+
+void add_special_rows(const KVCacheGroupSpec& group, RunTraits& traits) {
+  const KVCacheSpec& spec = group.spec;
+  const bool cacheable = is_prefix_cacheable(spec);
+  if (is_hisparse(spec) || (cacheable && !has_compressed_rows(group))) return;
+  traits.add(special_rows);
+  traits.add_if(
+      is_ring(spec) ? spec.dcp_sharded : !cacheable || spec.model_version == "deepseek_v4",
+      unshared_rows);
+}
+
+void add_kind(const KVCacheGroupSpec& group, RunTraits& traits) {
+  const KVCacheSpec& spec = group.spec;
+  const bool has_states = spec.kind == CacheKind::mamba;
+  const bool has_tokens = spec.kind == CacheKind::full_attention || spec.kind == CacheKind::mla;
+  const bool has_chunks = spec.kind == CacheKind::chunked_local;
+  traits.add_if(has_states, states);
+  traits.add_if(has_states && spec.mamba_cache_mode == MambaCacheMode::all, states_in_mode_all);
+  traits.add_if(spec.num_prefill_checkpoint_blocks != 0, checkpoints);
+  traits.add_if(is_ring(spec), rings);
+  traits.add_if(spec.extra_retained_tokens != 0, retained_windows);
+  traits.add_if(has_states || has_chunks || (is_window(spec) && !spec.bounded_replay),
+                cached_prefixes);
+  traits.add_if(spec.kind == CacheKind::encoder_only, encoder_only);
+  traits.add_if(is_cross_attention(spec), cross_attention);
+  traits.add_if(spec.rswa_window > 0, reference_windows);
+  traits.add_if(reads_beside_tokens(spec), special_attention);
+  traits.add_if(!spec.dcp_sharded, replicated_caches);
+  traits.add_if(!has_tokens && !is_window(spec), untransferred);
+  const bool is_replicated =
+      !spec.dcp_sharded && !spec.bounded_replay && (is_window(spec) || is_ring(spec));
+  traits.add_if(!has_tokens && !has_states && !is_replicated, undivided_tokens);
+  traits.add_if(belongs_to_hisparse(group), hisparse);
+  traits.add_if(
+      !group.role.empty() && group.role != kHiSparseSource && group.role != kHiSparseIndexer,
+      unknown_role);
+}
+
+}  // namespace
+
+RunFacts facts_of(const EngineConfig& config, std::span<const KVCacheGroupSpec> groups) {
+  RunFacts facts{find_engine_profile(config.engine), {}};
+  RunTraits& traits = facts.traits;
+  std::int64_t recomputed = 0;  // tokens
+  for (const KVCacheGroupSpec& group : groups) {
+    add_kind(group, traits);
+    add_special_rows(group, traits);
+    traits.add_if(group.spec.sink_len > 0, traits.has(sinks) ? several_sinks : sinks);
+    if (!group.spec.bounded_replay) continue;
+    traits.add(recomputed_windows);
+    traits.add_if(recomputed != 0 && recomputed != group.spec.sliding_window, unequal_windows);
+    recomputed = group.spec.sliding_window;
+  }
+  traits.add_if(groups.size() > 1, several_groups);
+  traits.add_if(config.enable_prefix_caching, prefix_caching);
+  traits.add_if(config.enable_chunked_prefill, chunked_prefill);
+  traits.add_if(config.async_scheduling, async_scheduling);
+  traits.add_if(config.num_spec_tokens > 0, drafts);
+  traits.add_if(config.num_prefill_lookahead_tokens > 1, draft_modules);
+  traits.add_if(config.prefix_match_unit != 0, prefix_match_unit);
+  traits.add_if(config.hash_algorithm != HashAlgorithm::content, engine_hashes);
+  traits.add_if(config.dcp * config.pcp > 1, context_ranks);
+  return facts;
+}
+
+namespace {
+
+bool applies(const CompatibilityRow& row, const RunFacts& facts) {
+  return facts.traits.has_all_of(row.with) && !facts.traits.has_any_of(row.without) &&
+         (row.of == nullptr || (facts.engine != nullptr && row.of(*facts.engine)));
+}
+
+const CompatibilityRow* first_row(const RunFacts& facts, bool with_memory) {
+  for (const CompatibilityRow& row : compatibility()) {
+    if (row.scope == memory && !with_memory) continue;
+    if (row.scope == decisions && facts.traits.has(other_engine)) continue;
+    if (applies(row, facts)) return &row;
+  }
+  return nullptr;
+}
+
+Result<void> answer(const RunFacts& facts, const CompatibilityRow* row) {
+  if (row == nullptr) return {};
+  const std::string_view engine = facts.engine == nullptr ? "this engine" : facts.engine->name;
+  return fail(text_of(*row, engine) + (row->scope == memory ? ", or --backend none" : ""));
+}
+
+}  // namespace
+
+bool is_supported(const RunFacts& facts) { return first_row(facts, false) == nullptr; }
+
+Result<void> supported(const RunFacts& facts) { return answer(facts, first_row(facts, false)); }
+
+Result<void> supported_with_memory(const RunFacts& facts) {
+  return answer(facts, first_row(facts, true));
+}
+
+std::string text_of(const CompatibilityRow& row, std::string_view engine) {
+  std::string text;
+  int num_named = 0;
+  for (std::size_t i = 0; i < 2 * kTraits.size(); ++i) {
+    const bool is_absent = i >= kTraits.size();
+    const auto trait = static_cast<RunTrait>(i % kTraits.size());
+    if (!(is_absent ? row.without : row.with).has(trait)) continue;
+    constexpr std::string_view kWords[] = {"", " with ", " and "};
+    text += is_absent ? " without " : kWords[std::min(num_named++, 2)];
+    text += name_of(trait);
+  }
+  LS_CHECK(num_named > 0, "row {} names no trait", row.name);
+  return fmt::format("{}: {}", text,
+                     fmt::format(fmt::runtime(row.words), fmt::arg("engine", engine),
+                                 fmt::arg("modelled", names_of_connector_releases())));
 }
 
 }  // namespace lockstep
