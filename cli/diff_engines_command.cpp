@@ -113,8 +113,8 @@ struct Prepared {
 };
 
 // A recording's requests, on a clock that puts them before the steps they were recorded at.
-Result<Prepared> prepare_recording(const ReplayOptions& options, LockstepConfig config) {
-  LS_ASSIGN_OR_RETURN(auto recording, read_recording(options.file));
+Result<Prepared> requests_of_recording(const ReplayOptions& options, const Recording& recording,
+                                       LockstepConfig config) {
   constexpr std::int64_t kStepNs = 1'000'000;
   Result<Trace> trace = trace_of(recording, kStepNs);
   if (!trace) return fail(fmt::format("{}: {}", options.file, trace.error().message));
@@ -130,12 +130,12 @@ Result<Prepared> prepare_recording(const ReplayOptions& options, LockstepConfig 
 
 Result<Prepared> prepare(ReplayOptions options) {
   options.run.set_text("backend", "none");
-  LS_ASSIGN_OR_RETURN(const auto format, detect_format(options.file));
-  if (format == FileFormat::saved_case)
+  LS_ASSIGN_OR_RETURN(auto replay, prepare_replay(request_of(options)));
+  if (replay.format == FileFormat::saved_case)
     return fail(
         fmt::format("{}: a saved case is one run; `lockstep replay` takes it", options.file));
-  LS_ASSIGN_OR_RETURN(auto replay, prepare_replay(request_of(options)));
-  if (format == FileFormat::recording) return prepare_recording(options, std::move(replay.config));
+  if (replay.recording != nullptr)
+    return requests_of_recording(options, *replay.recording, std::move(replay.config));
   return Prepared{
       std::move(replay.config),
       [trace = std::move(replay.trace), workload = workload_options_of(replay.run)]()

@@ -33,7 +33,7 @@ Result<int> explain(ExplainOptions& options, CommandReport& report) {
   LS_RETURN_IF_ERROR(start_workers(saved, options.judging));
   fmt::print("{}", halves_text(saved, options.judging));
   LS_ASSIGN_OR_RETURN(const auto failure, failure_of(saved, options.judging));
-  LS_ASSIGN_OR_RETURN(auto recorded, check_if_recorded(options.file));
+  LS_ASSIGN_OR_RETURN(auto recorded, check_if_recorded(options.file, saved));
   report.add(item_of(options.file, failure, recorded, report.again()));
   if (failure.kind == "crash" || failure.kind == "hang") {
     fmt::print("{}", crash_text(failure));

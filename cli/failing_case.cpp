@@ -168,11 +168,11 @@ Result<SavedCase> load_case(const std::string& path, const std::string& backend)
   return saved;
 }
 
-Result<std::optional<RecordingCheck>> check_if_recorded(const std::string& path) {
+Result<std::optional<RecordingCheck>> check_if_recorded(const std::string& path,
+                                                        const SavedCase& saved) {
   LS_ASSIGN_OR_RETURN(const auto format, detect_format(path));
   if (format != FileFormat::recording) return std::nullopt;
-  LS_ASSIGN_OR_RETURN(auto check, check_recording(path));
-  return std::optional(std::move(check));
+  return std::optional(check_recording(path, std::make_shared<const Recording>(*saved.recording)));
 }
 
 CLI::Validator backend_among(std::vector<std::string> names) {

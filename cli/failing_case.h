@@ -59,8 +59,9 @@ Result<bool> write_recording(const std::string& path, const SavedCase& saved,
 
 // A saved case or a recording; with `backend` in place of the one it names, unless that is "auto".
 Result<SavedCase> load_case(const std::string& path, const std::string& backend);
-// What the file itself shows if it is a recording; absent: it is not.
-Result<std::optional<RecordingCheck>> check_if_recorded(const std::string& path);
+// What the file itself shows if it is a recording; absent: it is not. `saved`: load_case() of it.
+Result<std::optional<RecordingCheck>> check_if_recorded(const std::string& path,
+                                                        const SavedCase& saved);
 // Takes `names`, whatever is_plugin(), and an engine's own worker.
 CLI::Validator backend_among(std::vector<std::string> names);
 // The backend of whatever configuration comes; absent for "none". `worker`: of an engine's own.

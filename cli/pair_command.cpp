@@ -153,17 +153,18 @@ Result<PreparedPair> prepare(const PairCommandOptions& given) {
         fmt::format("--mutant {}: no defect of the transfer between two engines, and those of a "
                     "backend need --backend; `lockstep mutants --list` lists them",
                     run.spec.mutants.front()));
-  LS_ASSIGN_OR_RETURN(auto decode, prepare_replay(replay));
-  if (decode.format == FileFormat::recording || decode.format == FileFormat::saved_case)
+  LS_ASSIGN_OR_RETURN(const ReplayInput input, read_input(replay));
+  if (input.trace == nullptr)
     return fail(fmt::format("{}: {} is what one engine did; give a trace of requests", replay.file,
-                            name_of(decode.format)));
+                            name_of(input.format)));
+  LS_ASSIGN_OR_RETURN(auto decode, resolve_replay(replay, input));
   LS_ASSIGN_OR_RETURN(prepared.decode,
                       open_backends(decode.config.backend, replay_backend(decode.run.backend)));
   if (given.prefill_blocks) {
     run.spec.cache.num_blocks = *given.prefill_blocks;
     run.add(run_field("num_blocks"));
   }
-  auto prefill = prepare_replay(replay);
+  auto prefill = resolve_replay(replay, input);
   if (!prefill) return fail("--prefill-blocks: " + prefill.error().message);
   auto backends = open_backends(prefill->config.backend, replay_backend(prefill->run.backend));
   if (!backends) return fail("--prefill-blocks: " + backends.error().message);

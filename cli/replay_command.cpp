@@ -274,7 +274,7 @@ Result<std::string> leave_case(const ReplayOptions& options, const OpenReplay& p
   if (verdict == Verdict::agreed || verdict == Verdict::parted) return std::string();
   if (verdict == Verdict::audit) return fmt::format("lockstep audit {}", shell_word(options.file));
   if (options.save_dir.empty()) return again_of(out);
-  LS_ASSIGN_OR_RETURN(auto saved, case_of(request_of(options), prepared, report));
+  SavedCase saved = case_of(request_of(options), prepared, report);
   saved.decided_by = decider_of(judging);
   saved.worked_by = worker_of(judging);
   std::error_code error;
@@ -345,7 +345,8 @@ Result<int> replay(ReplayOptions& options, CommandReport& out) {
                options.hidden_states_dir, size_text(folder->num_bytes()));
   if (prepared.conforming != nullptr)
     LS_RETURN_IF_ERROR(take_mismatch(*prepared.conforming, report));
-  LS_ASSIGN_OR_RETURN(const auto recorded, check_if_recorded(options.file));
+  std::optional<RecordingCheck> recorded;
+  if (prepared.recording) recorded = check_recording(options.file, prepared.recording);
   if (recorded && report.summary.verdict == Verdict::agreed)
     report.summary.verdict = recorded->verdict();
   const RunSummary& summary = report.summary;
@@ -354,7 +355,8 @@ Result<int> replay(ReplayOptions& options, CommandReport& out) {
   LS_RETURN_IF_ERROR(
       leave_result(options, prepared, report, folder ? &*folder : nullptr, recorded, out));
   if (!options.facts_path.empty())
-    LS_RETURN_IF_ERROR(facts.write(options.file, options.facts_path, worker_of(judging).value()));
+    LS_RETURN_IF_ERROR(
+        facts.write(*prepared.recording, options.facts_path, worker_of(judging).value()));
   fmt::print("\n{}", verdict_text(summary, recorded));
   if (prepared.totals && !stop_requested()) {
     fmt::print("{}", missed.empty() ? "The recorded totals are met exactly.\n"

@@ -32,7 +32,7 @@ Result<int> shrink_file(ShrinkCommandOptions& options, CommandReport& report) {
   fmt::print("{}", halves_text(saved, options.judging));
   LS_ASSIGN_OR_RETURN(const auto failure, failure_of(saved, options.judging));
   if (!failure.failed()) {
-    LS_ASSIGN_OR_RETURN(const auto recorded, check_if_recorded(options.file));
+    LS_ASSIGN_OR_RETURN(const auto recorded, check_if_recorded(options.file, saved));
     if (recorded)
       fmt::print(
           "{}: the model's decisions do not fail, and `shrink` cannot change recorded ones; "

@@ -65,7 +65,8 @@ Result<RunReport> run_on_worker(const std::string& file, const WorkerCommandOpti
   // Files of the same name are of different folders.
   const std::filesystem::path path(file);
   const std::string name = path.parent_path().filename().string() + "-" + path.filename().string();
-  LS_RETURN_IF_ERROR(facts.write(file, (std::filesystem::path(options.facts_dir) / name).string(),
+  LS_RETURN_IF_ERROR(facts.write(*prepared.recording,
+                                 (std::filesystem::path(options.facts_dir) / name).string(),
                                  worker_of(*workers, options.worker)));
   return report;
 }

@@ -11,9 +11,7 @@ void FactsOfRun::add_to(Recording& recording, WorkedBy worker) const {
       step.facts = found->second;
 }
 
-Result<void> FactsOfRun::write(const std::string& recording, const std::string& path,
-                               WorkedBy worker) const {
-  LS_ASSIGN_OR_RETURN(auto whole, read_recording(recording));
+Result<void> FactsOfRun::write(Recording whole, const std::string& path, WorkedBy worker) const {
   for (RecordedStep& step : whole.steps) step.facts.reset();
   add_to(whole, std::move(worker));
   LS_ASSIGN_OR_RETURN(auto file, RecordingWriter::create(path, whole.header));

@@ -24,7 +24,7 @@ class FactsOfRun {
   // Into a recording of the same run.
   void add_to(Recording& recording, WorkedBy worker) const;
   // The recording that was run, with what is known of its steps, as another file.
-  Result<void> write(const std::string& recording, const std::string& path, WorkedBy worker) const;
+  Result<void> write(Recording whole, const std::string& path, WorkedBy worker) const;
 
  private:
   std::map<std::int64_t, WorkerStepFacts> steps_;

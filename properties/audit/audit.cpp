@@ -80,13 +80,11 @@ std::string why_not_audited(const RecordingHeader& header) {
   return {};
 }
 
-Result<AuditFile> audit_recording(const std::string& path, AuditedRules rules,
-                                  const TellFinding& tell) {
-  Result<RecordingReader> reader = RecordingReader::open(path);
-  if (!reader) return tl::unexpected(reader.error());
+static Result<AuditFile> audit_steps(const std::string& path, const RecordingHeader& header,
+                                     RecordedSteps steps, AuditedRules rules,
+                                     const TellFinding& tell) {
   AuditFile file;
   file.file = path;
-  const RecordingHeader& header = reader->header();
   if (auto sound = check_limits(header.options.config, header.groups, header.num_blocks); !sound)
     return fail(fmt::format("{}:1: {}", path, sound.error().message));
   if (has_roles(header))
@@ -104,7 +102,7 @@ Result<AuditFile> audit_recording(const std::string& path, AuditedRules rules,
   };
   RecordedStep step;
   while (!stop_requested()) {
-    const Result<bool> more = reader->next(step);
+    const Result<bool> more = steps.next(step);
     if (!more && stop_requested()) break;
     if (!more) return tl::unexpected(more.error());
     if (!*more) break;
@@ -115,11 +113,24 @@ Result<AuditFile> audit_recording(const std::string& path, AuditedRules rules,
   if (stop_requested())
     file.skipped = fmt::format("interrupted after {} steps", file.steps);
   else
-    auditor.end(reader->end());
+    auditor.end(steps.end());
   file.reads_checked = auditor.reads_checked();
   file.hits = auditor.hits();
   take();
   return file;
+}
+
+Result<AuditFile> audit_recording(const std::string& path, AuditedRules rules,
+                                  const TellFinding& tell) {
+  LS_ASSIGN_OR_RETURN(auto reader, RecordingReader::open(path));
+  const RecordingHeader header = reader.header();
+  return audit_steps(path, header, RecordedSteps(std::move(reader)), rules, tell);
+}
+
+Result<AuditFile> audit_recording(const std::string& path,
+                                  std::shared_ptr<const Recording> recording) {
+  return audit_steps(path, recording->header, RecordedSteps(recording, path), AuditedRules::all,
+                     {});
 }
 
 }  // namespace lockstep

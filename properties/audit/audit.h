@@ -168,5 +168,8 @@ using TellFinding = std::function<void(const AuditFinding& finding)>;
 // With `tell`, a recording that is still being written is read as it grows.
 Result<AuditFile> audit_recording(const std::string& path, AuditedRules rules = AuditedRules::all,
                                   const TellFinding& tell = {});
+// A recording that was read from `path`.
+Result<AuditFile> audit_recording(const std::string& path,
+                                  std::shared_ptr<const Recording> recording);
 
 }  // namespace lockstep

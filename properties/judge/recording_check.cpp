@@ -35,13 +35,14 @@ Verdict RecordingCheck::verdict() const {
   return parts || !not_compared.empty() ? Verdict::parted : Verdict::agreed;
 }
 
-Result<RecordingCheck> check_recording(const std::string& path) {
+RecordingCheck check_recording(const std::string& path,
+                               std::shared_ptr<const Recording> recording) {
   RecordingCheck check;
-  if (auto model = conform_recording(path))
+  if (auto model = conform_recording(path, recording, {}))
     check.parts = std::move(model->mismatch);
   else
     check.not_compared = model.error().message;
-  if (auto audit = audit_recording(path)) {
+  if (auto audit = audit_recording(path, recording)) {
     check.findings = std::move(audit->findings);
     check.not_audited = audit->skipped;
   } else {

@@ -7,6 +7,7 @@
 // Not checked: the recorded decisions on a backend.
 #pragma once
 
+#include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
@@ -30,8 +31,8 @@ struct RecordingCheck {
   Verdict verdict() const;
 };
 
-// Errors: a file that cannot be read.
-Result<RecordingCheck> check_recording(const std::string& path);
+// `path`: of the file that it was read from.
+RecordingCheck check_recording(const std::string& path, std::shared_ptr<const Recording> recording);
 
 // "the recording parts from the model in step 3; audit: 2 findings"
 std::string summary_of(const RecordingCheck& check);

@@ -17,7 +17,9 @@ using enum RunTrait;
 using enum CompatibilityRow::Scope;
 using enum CompatibilityRow::Reason;
 
-template <bool EngineProfile::*has>
+using Profile = EngineProfile;
+
+template <bool Profile::*has>
 bool lacks(const Profile& engine) {
   return !(engine.*has);
 }
@@ -30,7 +32,7 @@ bool places_states_in_worker(const Profile& engine) {
 }
 
 constexpr std::string_view kHasNone = "{engine} has none";
-constexpr std::string_view kModelled = "decisions of {engine} are not modelled; {modelled} are";
+constexpr std::string_view kOtherRelease = "decisions of {engine} are not modelled; {modelled} are";
 constexpr std::string_view kLoads =
     "how {engine} loads them is not modelled; leave one of them out";
 constexpr std::string_view kOneRank = "what each rank holds is not modelled; use one rank";
@@ -54,8 +56,9 @@ constexpr std::array kRows = {
     row("encoder-chunks", decisions, engine, {cross_attention, chunked_prefill},
         "{engine} runs each prompt in one step; use --no-chunked-prefill"),
     row("special-connector", decisions, not_modelled, {special_attention, connector}, kLoads),
-    row("encoder-release", decisions, not_modelled, {cross_attention}, kModelled, lacks_connectors),
-    row("sinks-release", decisions, not_modelled, {sinks}, kModelled, lacks_connectors),
+    row("encoder-release", decisions, not_modelled, {cross_attention}, kOtherRelease,
+        lacks_connectors),
+    row("sinks-release", decisions, not_modelled, {sinks}, kOtherRelease, lacks_connectors),
     row("sinks-start", decisions, engine, {sinks},
         "{engine} does not start with them (docs/findings.md, 38); use --engine "
         "{engine},without=38",
@@ -84,7 +87,7 @@ constexpr std::array kRows = {
     row("hisparse-hashes", decisions, not_modelled, {hisparse, engine_hashes},
         "cache events of its pages are not modelled; use --hash-algorithm content"),
     // Connectors.
-    row("connector-release", decisions, not_modelled, {connector}, kModelled, lacks_connectors),
+    row("connector-release", decisions, not_modelled, {connector}, kOtherRelease, lacks_connectors),
     row("connector-states", decisions, engine, {connector, states}, "{engine} loads no states",
         lacks<&Profile::loads_states>),
     row("connector-rings", decisions, not_modelled, {connector, rings}, kLoads),
@@ -166,10 +169,6 @@ constexpr auto kTraits = std::to_array<Named<RunTrait>>({LS_RUN_TRAITS(LS_RUN_TR
 std::span<const CompatibilityRow> compatibility() { return kRows; }
 
 std::string_view name_of(RunTrait trait) { return name_in(kTraits, trait); }
-
-std::string_view name_of(CompatibilityRow::Scope scope) {
-  return scope == run ? "every run" : scope == decisions ? "the model's decisions" : "a backend";
-}
 
 std::string_view name_of(CompatibilityRow::Reason reason) {
   return reason == engine         ? "refused by the engine"

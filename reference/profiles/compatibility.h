@@ -110,7 +110,6 @@ struct CompatibilityRow {
                            // are modelled with connectors
 };
 std::span<const CompatibilityRow> compatibility();
-std::string_view name_of(CompatibilityRow::Scope scope);
 std::string_view name_of(CompatibilityRow::Reason reason);
 
 // What an engine's options and groups say.

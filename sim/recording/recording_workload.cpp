@@ -50,33 +50,9 @@ WorkloadEvent workload_event_of(const RecordedEvent& recorded) {
 
 namespace {
 
-// Steps from a file, or from memory.
-class StepSource {
- public:
-  explicit StepSource(RecordingReader reader) : reader_(std::move(reader)) {}
-  explicit StepSource(std::shared_ptr<const Recording> recording)
-      : recording_(std::move(recording)) {}
-  StepSource() = default;  // of a recording that grows: the step is there already
-
-  Result<bool> next(RecordedStep& step) {
-    if (reader_) return reader_->next(step);
-    if (recording_ == nullptr) return true;
-    if (at_ == recording_->steps.size()) return false;
-    step = recording_->steps[at_++];
-    return true;
-  }
-  const RecordingEnd& end() const { return reader_ ? reader_->end() : recording_->end; }
-  std::string place() const { return reader_ ? reader_->place() : std::string(); }
-
- private:
-  std::optional<RecordingReader> reader_;
-  std::shared_ptr<const Recording> recording_;
-  std::size_t at_ = 0;
-};
-
 class RecordedWorkload final : public GrowingRecording {
  public:
-  RecordedWorkload(StepSource source, const std::optional<RecordedConnectorConfig>& connector)
+  RecordedWorkload(RecordedSteps source, const std::optional<RecordedConnectorConfig>& connector)
       : source_(std::move(source)) {
     if (!connector) return;
     connector_.emplace(*connector, step_);
@@ -150,7 +126,7 @@ class RecordedWorkload final : public GrowingRecording {
     if (list != lists.end()) tokens.insert(tokens.end(), list->tokens.begin(), list->tokens.end());
   }
 
-  StepSource source_;
+  RecordedSteps source_;
   RecordedStep step_;
   std::optional<RecordedConnector> connector_;
   std::optional<PeerTransfers> peers_;
@@ -162,18 +138,19 @@ class RecordedWorkload final : public GrowingRecording {
 
 std::unique_ptr<RecordingWorkload> make_recording_workload(RecordingReader reader) {
   const auto connector = reader.header().connector;
-  return std::make_unique<RecordedWorkload>(StepSource(std::move(reader)), connector);
+  return std::make_unique<RecordedWorkload>(RecordedSteps(std::move(reader)), connector);
 }
 
 std::unique_ptr<RecordingWorkload> make_recording_workload(
-    std::shared_ptr<const Recording> recording) {
+    std::shared_ptr<const Recording> recording, std::string path) {
   const auto connector = recording->header.connector;
-  return std::make_unique<RecordedWorkload>(StepSource(std::move(recording)), connector);
+  return std::make_unique<RecordedWorkload>(RecordedSteps(std::move(recording), std::move(path)),
+                                            connector);
 }
 
 std::unique_ptr<GrowingRecording> make_growing_recording(
     const std::optional<RecordedConnectorConfig>& connector) {
-  return std::make_unique<RecordedWorkload>(StepSource(), connector);
+  return std::make_unique<RecordedWorkload>(RecordedSteps(), connector);
 }
 
 namespace {

@@ -21,8 +21,9 @@ class RecordingWorkload : public Workload {
   virtual const RecordingEnd& end() const = 0;  // REQUIRES: next_turn() said Turn::end
 };
 std::unique_ptr<RecordingWorkload> make_recording_workload(RecordingReader reader);
+// `path`: of the file that it was read from, for messages.
 std::unique_ptr<RecordingWorkload> make_recording_workload(
-    std::shared_ptr<const Recording> recording);
+    std::shared_ptr<const Recording> recording, std::string path = {});
 
 // A recording that is being made: it is shown step by step what is known of it so far.
 class GrowingRecording : public RecordingWorkload {

@@ -20,9 +20,8 @@ namespace lockstep {
 namespace {
 
 // The whole trace, or its first requests where the run is limited to them.
-Result<std::shared_ptr<const Trace>> read_trace(const ReplayRequest& request,
-                                                PreparedReplay& prepared) {
-  LS_ASSIGN_OR_RETURN(const auto reader, open_trace(request.file, prepared.format, request.import));
+Result<void> read_trace(const ReplayRequest& request, ReplayInput& input) {
+  LS_ASSIGN_OR_RETURN(const auto reader, open_trace(request.file, input.format, request.import));
   const std::int64_t limit = request.run.spec.recipe.limit_requests;
   auto trace = std::make_shared<Trace>();
   trace->header = reader->header();
@@ -33,8 +32,30 @@ Result<std::shared_ptr<const Trace>> read_trace(const ReplayRequest& request,
     if (std::holds_alternative<TraceRequest>(record)) ++requests;
     trace->records.push_back(std::move(record));
   }
-  prepared.chosen = reader->assumed();
-  return trace;
+  input.assumed = reader->assumed();
+  input.trace = std::move(trace);
+  return {};
+}
+
+template <class T>
+Result<void> keep(Result<T> parsed, std::shared_ptr<const T>& kept) {
+  if (!parsed) return tl::unexpected(parsed.error());
+  kept = std::make_shared<const T>(std::move(*parsed));
+  return {};
+}
+
+Result<void> parse(const ReplayRequest& request, ReplayInput& input) {
+  switch (input.format) {
+    case FileFormat::benchmark:
+      LS_RETURN_IF_ERROR(keep(read_benchmark_file(request.file), input.benchmark));
+      return keep(read_all(*requests_of(*input.benchmark, request.file)), input.trace);
+    case FileFormat::recording:
+      return keep(read_recording(request.file), input.recording);
+    case FileFormat::saved_case:
+      return keep(read_saved_case(request.file), input.saved);
+    default:
+      return read_trace(request, input);
+  }
 }
 
 // Prompt and output of the longest request, in tokens.
@@ -145,7 +166,8 @@ void take_serving_defaults(const GivenRun& given, const std::vector<std::string>
   }
 }
 
-Result<void> prepare_trace(const ReplayRequest& request, PreparedReplay& prepared) {
+Result<void> resolve_trace(const ReplayRequest& request, const ReplayInput& input,
+                           PreparedReplay& prepared) {
   const GivenRun& given = request.run;
   RunSpec& run = prepared.run;
   if (const std::string flag = given.first_said_by(kByModel); given.has("model") && !flag.empty())
@@ -161,14 +183,13 @@ Result<void> prepare_trace(const ReplayRequest& request, PreparedReplay& prepare
     return fail("--hisparse-host-gib is of a --model with sparse attention");
   if (given.has("hisparse_device_buffer") && !given.has("hisparse_host_gib"))
     return fail("--hisparse-device-buffer needs --hisparse-host-gib");
-  LS_ASSIGN_OR_RETURN(auto trace, read_trace(request, prepared));
-
+  prepared.chosen = input.assumed;
   CacheWishes wishes{.num_blocks = {},
                      .says_block_size = given.has("block_size"),
                      .as_served = request.as_served,
                      .says_cache_mode = given.has("mamba_cache_mode")};
   std::vector<std::string> hinted;
-  if (const auto& hints = trace->header.engine) {
+  if (const auto& hints = input.trace->header.engine) {
     run.engine = hints->options.config;
     hinted = hints->options.given;
     wishes.num_blocks = hints->num_blocks;
@@ -179,7 +200,7 @@ Result<void> prepare_trace(const ReplayRequest& request, PreparedReplay& prepare
   if (request.tells_cache_events && !given.has("hash_algorithm"))
     run.engine.hash_algorithm = HashAlgorithm::sha256_cbor;
   if (!given.has("max_model_len") && !says(hinted, "max_model_len")) {
-    run.engine.max_model_len = longest_request(*trace);
+    run.engine.max_model_len = longest_request(*input.trace);
     prepared.chosen.push_back(fmt::format("max_model_len {}, the longest request of the trace",
                                           with_commas(run.engine.max_model_len)));
   }
@@ -187,33 +208,33 @@ Result<void> prepare_trace(const ReplayRequest& request, PreparedReplay& prepare
   LS_ASSIGN_OR_RETURN(wishes.hybrid_groups, hybrid_groups_of(given, run));
   auto plan = plan_replay_cache(run, wishes, prepared.chosen, prepared.served);
   LS_RETURN_IF_ERROR(finish(request, std::move(plan), prepared));
-  take_trace(std::move(trace), prepared);
+  take_trace(input.trace, prepared);
   return {};
 }
 
-Result<void> prepare_benchmark(const ReplayRequest& request, PreparedReplay& prepared) {
+Result<void> resolve_benchmark(const ReplayRequest& request, const ReplayInput& input,
+                               PreparedReplay& prepared) {
   const std::string flag = request.run.first_said_by(kByRecording);
   if (!flag.empty())
     return fail(fmt::format("{}: the benchmark says its configuration itself; leave {} out",
                             request.file, flag));
-  LS_ASSIGN_OR_RETURN(auto benchmark, read_benchmark_file(request.file));
+  const BenchmarkFile& benchmark = *input.benchmark;
   prepared.totals = benchmark.totals;
   request.run.apply_to(prepared.run);
   prepared.run.engine = benchmark.options.config;
   auto plan = plan_for_groups(benchmark.groups, benchmark.num_blocks);
   LS_RETURN_IF_ERROR(finish(request, std::move(plan), prepared));
-  LS_ASSIGN_OR_RETURN(auto trace, read_all(*requests_of(std::move(benchmark), request.file)));
-  take_trace(std::make_shared<const Trace>(std::move(trace)), prepared);
+  take_trace(input.trace, prepared);
   return {};
 }
 
-Result<void> prepare_recording(const ReplayRequest& request, PreparedReplay& prepared) {
+Result<void> resolve_recording(const ReplayRequest& request, const ReplayInput& input,
+                               PreparedReplay& prepared) {
   const std::string flag = request.run.first_said_by(kByRecording);
   if (!flag.empty())
     return fail(fmt::format("{}: the recording says its configuration itself; leave {} out",
                             request.file, flag));
-  LS_ASSIGN_OR_RETURN(auto reader, RecordingReader::open(request.file));
-  const RecordingHeader header = reader.header();
+  const RecordingHeader& header = input.recording->header;
   LS_RETURN_IF_ERROR(check_profile(request.file, header.options.config.engine));
   if (auto sound = check_limits(header.options.config, header.groups, header.num_blocks); !sound)
     return fail(fmt::format("{}:1: {}", request.file, sound.error().message));
@@ -223,17 +244,19 @@ Result<void> prepare_recording(const ReplayRequest& request, PreparedReplay& pre
   auto plan = plan_for_groups(header.groups, header.num_blocks);
   if (Result<void> done = finish(request, std::move(plan), prepared); !done)
     return fail(fmt::format("{}:1: {}", request.file, done.error().message));
-  prepared.parts.clients = make_recording_workload(std::move(reader));
+  prepared.recording = input.recording;
+  prepared.parts.clients = make_recording_workload(input.recording, request.file);
   return {};
 }
 
-Result<void> prepare_saved_case(const ReplayRequest& request, PreparedReplay& prepared) {
+Result<void> resolve_saved_case(const ReplayRequest& request, const ReplayInput& input,
+                                PreparedReplay& prepared) {
   std::string flag = request.run.first_said_by(kBySavedCase);
   if (flag.empty() && request.saves) flag = "--save";
   if (!flag.empty())
     return fail(
         fmt::format("{}: a saved case says everything itself; leave {} out", request.file, flag));
-  LS_ASSIGN_OR_RETURN(auto saved, read_saved_case(request.file));
+  SavedCase saved = *input.saved;
   LS_RETURN_IF_ERROR(check_profile(request.file, saved.engine.engine));
   if (request.run.has("check")) saved.check = request.run.spec.check;
   if (request.run.has("backend") && request.run.spec.backend != "auto")
@@ -253,22 +276,17 @@ Result<void> prepare_saved_case(const ReplayRequest& request, PreparedReplay& pr
   return {};
 }
 
-Result<void> prepare_by_format(const ReplayRequest& request, PreparedReplay& prepared) {
-  switch (prepared.format) {
-    case FileFormat::benchmark:
-      return prepare_benchmark(request, prepared);
-    case FileFormat::recording:
-      return prepare_recording(request, prepared);
-    case FileFormat::saved_case:
-      return prepare_saved_case(request, prepared);
-    default:
-      return prepare_trace(request, prepared);
-  }
+Result<void> resolve_by_format(const ReplayRequest& request, const ReplayInput& input,
+                               PreparedReplay& prepared) {
+  if (input.benchmark) return resolve_benchmark(request, input, prepared);
+  if (input.recording) return resolve_recording(request, input, prepared);
+  if (input.saved) return resolve_saved_case(request, input, prepared);
+  return resolve_trace(request, input, prepared);
 }
 
 // The recorded steps up to the end of the run.
-Result<void> keep_recording(const std::string& path, std::int64_t count, SavedCase& saved) {
-  LS_ASSIGN_OR_RETURN(auto recording, read_recording(path));
+void keep_recording(const std::string& path, Recording recording, std::int64_t count,
+                    SavedCase& saved) {
   const auto steps = static_cast<std::size_t>(count);
   if (steps < recording.steps.size()) {
     recording.steps.resize(steps);
@@ -277,25 +295,35 @@ Result<void> keep_recording(const std::string& path, std::int64_t count, SavedCa
   saved.recording = std::move(recording);
   saved.trace.header.source = {
       .kind = "recording", .name = std::filesystem::path(path).filename().string(), .seed = {}};
-  return {};
 }
 
 }  // namespace
 
-Result<PreparedReplay> prepare_replay(ReplayRequest request) {
-  LS_ASSIGN_OR_RETURN(auto format, detect_format(request.file));
-  PreparedReplay prepared;
-  prepared.format = format;
-  if (!request.import.shards.empty() && format < FileFormat::mooncake)
+Result<ReplayInput> read_input(const ReplayRequest& request) {
+  ReplayInput input;
+  LS_ASSIGN_OR_RETURN(input.format, detect_format(request.file));
+  if (!request.import.shards.empty() && input.format < FileFormat::mooncake)
     return fail(fmt::format("{}: a {} is one file; several are shards of one trace of another tool",
-                            request.file, name_of(format)));
+                            request.file, name_of(input.format)));
+  LS_RETURN_IF_ERROR(parse(request, input));
+  return input;
+}
+
+Result<PreparedReplay> prepare_replay(const ReplayRequest& request) {
+  LS_ASSIGN_OR_RETURN(const ReplayInput input, read_input(request));
+  return resolve_replay(request, input);
+}
+
+Result<PreparedReplay> resolve_replay(ReplayRequest request, const ReplayInput& input) {
+  PreparedReplay prepared;
+  prepared.format = input.format;
   if (!request.run.refused.empty()) return fail(request.run.refused);
   if (std::string& engine = request.run.spec.engine.engine; request.run.has("engine")) {
     LS_ASSIGN_OR_RETURN(engine, engine_named("--engine", engine));
   }
   prepared.run.backend = "auto";
   prepared.run.check = CheckMode::fast;
-  LS_RETURN_IF_ERROR(prepare_by_format(request, prepared));
+  LS_RETURN_IF_ERROR(resolve_by_format(request, input, prepared));
   LockstepConfig& config = prepared.config;
   LS_RETURN_IF_ERROR(check_cache_events(request, config.engine));
   config.draw = request.draws;
@@ -325,13 +353,13 @@ Result<void> check_profile(const std::string& path, const std::string& engine) {
               ". This command runs the model of a release; `lockstep audit` needs no profile");
 }
 
-Result<SavedCase> case_of(const ReplayRequest& request, const PreparedReplay& prepared,
-                          const RunReport& report) {
+SavedCase case_of(const ReplayRequest& request, const PreparedReplay& prepared,
+                  const RunReport& report) {
   const std::string name = fmt::format(
       "{}-step{}", std::filesystem::path(request.file).stem().string(), report.summary.steps);
   SavedCase saved = case_of(name, prepared.run, report.summary);
   if (prepared.trace == nullptr) {
-    LS_RETURN_IF_ERROR(keep_recording(request.file, report.records_consumed, saved));
+    keep_recording(request.file, *prepared.recording, report.records_consumed, saved);
   } else {
     saved.trace = *prepared.trace;
     keep_records(saved.trace, report.records_consumed);

@@ -48,6 +48,14 @@ TEST(Generator, BytesOfAChoiceAreAsManyAsItsRangeNeeds) {
   EXPECT_EQ(choices.below(256), 0);
 }
 
+TEST(Generator, NoCaseIsRefusedByTheTableOfCompatibility) {
+  for (std::uint64_t seed = 1; seed <= 1'500; ++seed)
+    for (const GeneratorOptions& options : {decisions_alone(), GeneratorOptions{}}) {
+      const auto sound = check_setup(config_of(generate_case(seed, options)));
+      EXPECT_TRUE(sound) << options.backend << " " << seed << ": " << sound.error().message;
+    }
+}
+
 TEST(Generator, ACaseReadBackFromItsFileIsTheSameCase) {
   const std::string path = tests::temporary_path("generated.case.jsonl");
   for (std::uint64_t seed = 1; seed <= 60; ++seed) {

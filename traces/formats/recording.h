@@ -15,6 +15,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/ids.h"
@@ -373,6 +374,34 @@ class RecordingReader {
 };
 
 Result<Recording> read_recording(const std::string& path);
+
+// Steps from a file, or from memory.
+class RecordedSteps {
+ public:
+  explicit RecordedSteps(RecordingReader reader) : reader_(std::move(reader)) {}
+  RecordedSteps(std::shared_ptr<const Recording> recording, std::string path)
+      : recording_(std::move(recording)), path_(std::move(path)) {}
+  RecordedSteps() = default;  // of a recording that grows: the step is there already
+
+  Result<bool> next(RecordedStep& step) {
+    if (reader_) return reader_->next(step);
+    if (recording_ == nullptr) return true;
+    if (at_ == recording_->steps.size()) return false;
+    step = recording_->steps[at_++];
+    return true;
+  }
+  const RecordingEnd& end() const { return reader_ ? reader_->end() : recording_->end; }
+  std::string place() const {
+    if (reader_) return reader_->place();
+    return path_.empty() ? path_ : path_ + ":" + std::to_string(at_ + 1);  // a line per step
+  }
+
+ private:
+  std::optional<RecordingReader> reader_;
+  std::shared_ptr<const Recording> recording_;
+  std::string path_;  // of the recording's file; empty: none
+  std::size_t at_ = 0;
+};
 
 // The lines of a recording, each with its newline, keys in the format's order.
 std::string recording_header_line(const RecordingHeader& header);

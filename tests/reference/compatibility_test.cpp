@@ -1,4 +1,4 @@
-// The table of combinations that are not supported: its rows, the generator that reads it, and
+// The table of combinations that are not supported: its rows and
 // docs/reference/compatibility.md. LOCKSTEP_WRITE_TABLES=1 writes the page.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -8,10 +8,8 @@
 #include <set>
 #include <sstream>
 
-#include "properties/generate/generator.h"
 #include "reference/profiles/compatibility.h"
 #include "reference/profiles/releases.h"
-#include "sim/session/session.h"
 
 namespace lockstep {
 namespace {
@@ -64,17 +62,6 @@ TEST(Compatibility, RowsOfDecisionsAreTheModels) {
   EXPECT_TRUE(supported(facts_without_groups(engine).with({RunTrait::connector})));
 }
 
-TEST(Compatibility, NoGeneratedCaseIsRefused) {
-  for (const char* backend : {"none", "simt"})
-    for (std::uint64_t seed = 1; seed <= 1'500; ++seed) {
-      GeneratorOptions options;
-      options.backend = backend;
-      const SavedCase saved = generate_case(seed, options);
-      const auto sound = check_setup(config_of(saved));
-      EXPECT_TRUE(sound) << backend << " " << seed << ": " << sound.error().message;
-    }
-}
-
 std::string page_of_scope(CompatibilityRow::Scope scope) {
   std::string page;
   for (const CompatibilityRow& row : compatibility()) {
@@ -95,7 +82,7 @@ std::string page() {
       "# What does not go together\n\n"
       "Commands refuse these combinations with exit code 2 and the words below; the generator "
       "never\n"
-      "makes them. The table is in `reference/profiles/compatibility.cpp`; `properties_tests` "
+      "makes them. The table is in `reference/profiles/compatibility.cpp`; `reference_tests` "
       "with\n"
       "LOCKSTEP_WRITE_TABLES=1 writes this page.\n";
   using Scope = CompatibilityRow::Scope;
