@@ -1,4 +1,4 @@
-"""The live check beside vLLM's own scheduler while it serves. $LOCKSTEP_VLLM names unpacked sources
+"""The live check of vLLM's own scheduler while it serves. $LOCKSTEP_VLLM names unpacked sources
 of vLLM (else the installed one), $LOCKSTEP_COMMAND or $LOCKSTEP the `lockstep` command.
 
 Skipped, with exit status 77, without either.
@@ -90,7 +90,7 @@ def step(engine: Any, rng: random.Random) -> int:
         if requests[name].num_computed_tokens >= requests[name].num_tokens
     }
     if os.environ["LOCKSTEP"] == "raise":
-        time.sleep(0.02)  # as while a model runs: the audit is to come in before the end
+        time.sleep(0.02)  # as while a model runs: the audit reports before the end
     if engine.wants_output(output) and engine.in_flight:
         engine.update(engine.model_output(engine.in_flight[0].test_sampled))
     return 1

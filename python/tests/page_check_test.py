@@ -1,4 +1,4 @@
-"""The check of pages (lockstep_live/pages.py): on tensors of the host, and beside vLLM's own worker
+"""The check of pages (lockstep_live/pages.py): on tensors of the host, and in vLLM's own worker
 while `lockstep replay` drives it. $LOCKSTEP_VLLM names unpacked sources of vLLM (else the installed
 one), $LOCKSTEP_COMMAND or $LOCKSTEP the `lockstep` command.
 

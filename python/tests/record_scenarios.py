@@ -53,7 +53,7 @@ def families_of(version: str) -> list[str]:
 
 
 def parser_of(documentation: str, families: Iterable[str]) -> argparse.ArgumentParser:
-    """What every script that records families of scenarios is told."""
+    """The options of every script that records families of scenarios."""
     parser = argparse.ArgumentParser(description=documentation.split("\n")[0])
     parser.add_argument("out", type=Path)
     parser.add_argument("--seeds", default="0:4", help="FIRST:LAST, LAST not included")

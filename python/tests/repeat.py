@@ -42,7 +42,7 @@ def repeat(recorded: list[Line], path: Path, tables_every: int = 8) -> list[Line
     step_of: dict[int, Line] = {}
 
     def take_outputs(last: int) -> None:
-        """Those of the steps up to `last` that have not come in."""
+        """Processes the missing outputs of the steps up to `last`."""
         while engine.in_flight and (step := step_of[id(engine.in_flight[0])])["step"] <= last:
             engine.update(engine.model_output(step["sampled"]), step.get("drafts"))
 

@@ -319,7 +319,7 @@ class ServedWorkload(Workload):
         specs = [group["spec"] for group in header["groups"]]
         self.block_size = max(spec["block_size"] for spec in specs)
         self.edges = [self.block_size, header["config"].get("prefix_match_unit", self.block_size)]
-        self.turns: dict[str, list[int]] = {}  # what was said so far, by request
+        self.turns: dict[str, list[int]] = {}  # the conversation so far, by request
 
     def _length(self, longest: int) -> int:
         edge = self.rng.choice(self.edges)

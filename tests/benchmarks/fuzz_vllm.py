@@ -5,7 +5,7 @@
 
 `findings`: from scratch, of the findings of docs/findings.md, the case that first ran into each,
 the CPU time until then, and what the case shrinks to with the engine in the loop. `planted`: of
-each defect of lockstep_engines.vllm.plants the same, by the first failure that is not a known finding.
+each defect of lockstep_engines.vllm.plants the same, by the first new failure.
 DIR has sources of vLLM; this interpreter drives it. CPU time is that of all processes together.
 """
 

@@ -1,15 +1,14 @@
 """Kernels that attend through block tables, and those around them: kernels/check.py. The loops are
 those of kernels/loops_of_attention.py.
 
-What a kernel must not read (free blocks, the null block, what lies behind a request in its last
-block) is a large number: with any weight at all it is seen.
+Memory that a kernel must not read (free blocks, the null block, the last block after a request's
+end) holds a large number, which shows in the output at any weight.
 """
 
 from __future__ import annotations
 
 import inspect
 import random
-from collections.abc import Callable
 from itertools import accumulate
 from typing import Any
 
@@ -203,20 +202,19 @@ def _attend_fully(draw: random.Random) -> Trial:
     return made.run()
 
 
-_Sees = Callable[[int, int], bool]  # True if the token at p sees the key at j
 _ALL = 1 << 30  # a window of every token
 
 
-def _window_or_range(window: int, a: int, b: int) -> _Sees:
+def _window_or_range(window: int, a: int, b: int) -> loops.Sees:
     """The last `window` keys; keys a to b see each other."""
     return lambda p, j: j <= p < j + window or (a < b and a <= p <= b and a <= j <= b)
 
 
-def _causal_or_all(is_causal: bool) -> _Sees:
+def _causal_or_all(is_causal: bool) -> loops.Sees:
     return lambda p, j: not is_causal or j <= p
 
 
-def _prefix_or_window(prefix: int, window: int) -> _Sees:
+def _prefix_or_window(prefix: int, window: int) -> loops.Sees:
     return lambda p, j: j <= p and (j < prefix or p - j < window)
 
 
@@ -268,8 +266,7 @@ def _attend_ahead(draw: random.Random) -> Trial | None:
 
 
 def _attend_ahead_in_windows(draw: random.Random) -> Trial | None:
-    """A window beside a range, which is seen anyway, or a window to both sides: finding
-    40."""
+    """A window and a range, which is seen anyway, or a window to both sides: finding 40."""
     made = _Attention(draw, draw.choice((4, 40)), draw.choice(_DTYPES))
     window = draw.choice((1, 4, 9))
     if draw.random() < 0.5 or not _knows("rswa_window"):
@@ -341,8 +338,8 @@ def _attend_to_scaled(draw: random.Random) -> Trial:
 
 
 def _decode(draw: random.Random) -> Trial:
-    """The last token of each request: MLA's rows, whose front is the value too, and keys beside
-    values. `lse` comes out as well."""
+    """The last token of each request: MLA's rows, whose front is also the value, or keys
+    and values. `lse` is an output."""
     dtype, is_mla = draw.choice(_DTYPES), draw.random() < 0.6
     requests = _Requests(draw, draw.choice((1, 16, 16, 64)), 150, 1)
     heads, kv_heads = draw.choice(((4, 1), (16, 1), (6, 2), (3, 3)))

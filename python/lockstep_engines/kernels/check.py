@@ -1,9 +1,9 @@
-"""vLLM's own kernels for the cache, one by one, in Triton's interpreter: each is given drawn shapes
-and compared with loops over them. Every byte of every buffer is compared, untouched
-ones too; numbers that a kernel computes, within the tolerance of its trial; and every
-access is checked against the memory of the kernel's arguments (worker/bounds.py).
+"""vLLM's own kernels for the cache, one by one, in Triton's interpreter, on generated shapes. Plain
+loops compute the same: every byte of every buffer must be equal, and floating-point numbers within
+the tolerance of the trial. worker/bounds.py checks every access against the memory of the kernel's
+arguments.
 
-run() needs a process that worker/device.py has set up. Seed N is the same shape wherever it runs.
+run() needs a process that worker/device.py has set up. Seed N gives the same shape on any machine.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _POISON = 0xA5
 
 @dataclass
 class Trial:
-    """A launch that is over: what it was given, in words, and what lies where. With a `tolerance`
-    outputs of floating point may differ by as much of the largest number expected in them, or of 1
-    if that is larger."""
+    """A completed launch: its input in words, the expected and the found outputs. Floating-point
+    outputs may differ by `tolerance` times the largest expected number, or times 1 if that is
+    larger."""
 
     shape: str
     expected: list[numpy.ndarray]

@@ -44,8 +44,8 @@ class _State:
 
 
 class _Layers:
-    """Layers of one or two groups with a convolution's inputs, a recurrence or both, as vLLM's
-    fused copies are told of them; blocks of requests in tables of the groups."""
+    """Layers of one or two groups with a convolution's inputs, a recurrence or both, as
+    arguments of vLLM's fused copies; the groups' tables have the blocks of the requests."""
 
     def __init__(self, draw: random.Random) -> None:
         self.requests, self.columns = draw.randint(1, 4), 8
@@ -207,9 +207,9 @@ def _keep_behind_a_step(draw: random.Random) -> Trial | None:
         context.run_fused_postprocess(
             count, *(_ints(one) for one in (accepted, running, scheduled, computed, drafted))
         )
-    told = f"{computed} computed, {scheduled} scheduled, {drafted} drafts, {accepted} accepted"
+    text = f"{computed} computed, {scheduled} scheduled, {drafted} drafts, {accepted} accepted"
     found = [*layers.memories(), context.num_accepted_tokens_out.numpy()[:count]]
-    return Trial(f"{layers.text()}, blocks of {size}, {told}", expected, found)
+    return Trial(f"{layers.text()}, blocks of {size}, {text}", expected, found)
 
 
 def _advance_columns(draw: random.Random) -> Trial | None:

@@ -13,9 +13,9 @@ Sees = Callable[[int, int], bool]  # the token at a position, a key's position
 
 @dataclass(frozen=True)
 class Scores:
-    """What becomes of a product of query and key. `sinks`: one score for each head that takes its
-    part of the softmax and has no value. `slopes`: of ALiBi, times the distance to the request's
-    first token of the step, or to the query its root (`root_of_distance`)."""
+    """From the product of a query and a key to its score. `sinks`: a score per head that takes part
+    in the softmax without a value. `slopes`: ALiBi's, times the key's distance from the step's
+    first token, or times the root of its distance to the query (`root_of_distance`)."""
 
     scale: float
     softcap: float = 0.0

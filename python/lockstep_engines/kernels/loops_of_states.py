@@ -51,7 +51,7 @@ def scan(
 
 
 def unit(rows: numpy.ndarray) -> numpy.ndarray:
-    """Of length 1, but for rows that are next to nothing."""
+    """The rows scaled to length 1; rows of almost zero stay shorter."""
     return rows / numpy.sqrt((rows * rows).sum(axis=-1, keepdims=True) + 1e-6)
 
 

@@ -285,7 +285,7 @@ def _inputs_of_second_runner(draw: random.Random) -> Trial:
     )
     expected = numpy.full(starts[-1] + 5, 77)
     expected_indices: list[int] = []
-    expected_ahead = ahead.numpy().copy()  # releases differ in what is put behind a prompt
+    expected_ahead = ahead.numpy().copy()  # releases differ in the token after a prompt
     for i, row in enumerate(batch.rows):
         first, count = batch.computed[i], batch.tokens[i]
         expected_indices += range(starts[i + 1] - logits[i], starts[i + 1])

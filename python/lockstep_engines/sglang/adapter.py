@@ -219,8 +219,7 @@ class _Blocks:
 
 
 def _is_replaced(shown: Tables, now: Tables) -> bool:
-    """Whether a table is another one than before, by more than what was added behind it or what a
-    window has let go of."""
+    """True if a table changed other than by blocks appended to it or freed before a window."""
     for old, new in zip(shown, now, strict=True):
         if len(new) < len(old) or any(a != b and a and b for a, b in zip(old, new, strict=False)):
             return True

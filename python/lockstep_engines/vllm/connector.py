@@ -1,7 +1,7 @@
-"""A KV connector that moves nothing: what vLLM's scheduler asks it, it asks somebody else.
+"""A KV connector that moves nothing: it passes the questions of vLLM's scheduler to its client.
 
-vLLM makes it by name, as it makes any connector from outside. The caller sets
-`client` and plays the worker that reports loads.
+vLLM makes it by name, like any connector that is not its own. The caller sets `client` and reports
+loads in place of a worker.
 """
 
 from __future__ import annotations

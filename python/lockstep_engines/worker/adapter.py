@@ -23,11 +23,11 @@ from lockstep_engines.protocol import Refused
 from lockstep_engines.vllm.engine import VERSION
 from lockstep_engines.worker import case as worker_case
 from lockstep_engines.worker import configuration, memory
-from lockstep_engines.worker import drafter as worker_drafter
 from lockstep_engines.worker import host as worker_host
 from lockstep_engines.worker import layers as worker_layers
 from lockstep_engines.worker import model as worker_model
 from lockstep_engines.worker import padding as worker_padding
+from lockstep_engines.worker import speculator as worker_speculator
 from lockstep_engines.worker.facts import Facts
 from lockstep_engines.worker.steps import Steps
 
@@ -118,9 +118,9 @@ class Worker:
         self._has_drafts_in_flight = configuration.has_drafts_in_flight(config)
         num_drafts = config.get("num_spec_tokens", 0)
         if self._is_v2 and num_drafts:
-            worker_drafter.take_the_place(num_drafts)
+            worker_speculator.replace_v2(num_drafts)
         elif self._has_drafts_in_flight:
-            worker_drafter.take_the_place_in_first(num_drafts)
+            worker_speculator.replace_v1(num_drafts)
 
     def _start(self, case: dict[str, Any], vllm_config: Any) -> tuple[Any, memory.SharedMemory]:
         """Makes the worker, its model and its cache; returns the plan and the memory."""
@@ -186,9 +186,9 @@ class Worker:
         self._model.batch = worker_model.Batch()
         with set_current_vllm_config(self._worker.vllm_config), torch.inference_mode():
             if self._is_v2:
-                worker_drafter.put(self._runner, self._steps.drafts)
+                worker_speculator.put_v2(self._runner, self._steps.drafts)
             elif self._has_drafts_in_flight:
-                worker_drafter.put_in_first(self._runner, self._steps.drafts)
+                worker_speculator.put_v1(self._runner, self._steps.drafts)
             result = self._worker.execute_model(output)
         self._is_due = result is None
         return self._facts.of_step(self._steps.drafts, self._faults)

@@ -63,7 +63,7 @@ def make_config(case: dict[str, Any], folder: str, is_v2: bool) -> Any:
 
 def _speculative(config: dict[str, Any], folder: str, is_v2: bool) -> dict[str, Any]:
     """Any speculator: the worker verifies the drafts of all of them the same way, and
-    worker/drafter.py replaces what it proposes."""
+    worker/speculator.py replaces what it proposes."""
     named = {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 2}
     has_ngrams = importlib.util.find_spec("vllm.v1.worker.gpu.spec_decode.ngram")
     if has_drafts_in_flight(config) if not is_v2 else not has_ngrams:

@@ -3,8 +3,8 @@ interpreter for vLLM's kernels.
 
 take_the_place_of_cuda() comes before anything imports torch or vLLM. What only a CUDA device has
 (streams, events, pinned memory) becomes an object that does nothing: here everything runs in the
-order in which it is issued. vLLM itself stays as it is: it is told of a platform that is neither
-CUDA nor a CPU, so that it takes the branches of a GPU.
+order in which it is issued. vLLM's code is unedited: its platform is neither CUDA nor a CPU, so it
+takes the branches of a GPU.
 """
 
 from __future__ import annotations

@@ -419,9 +419,8 @@ def _words_in(state: torch.Tensor, block: int) -> numpy.ndarray:
 
 
 def copy_functions(has_drafts: bool, num_states: int) -> tuple[Any, ...]:
-    """How vLLM moves the states of a layer between blocks. With drafts all of them move as
-    recurrences do: what convolutions keep beside them, a shifting row of inputs, is not modelled
-    by rule (2)."""
+    """vLLM's functions that move the states of a layer between blocks. With drafts all states move
+    as recurrences do: rule (2) does not model a convolution's inputs, which shift."""
     temporal = mamba_utils.get_temporal_copy_spec
     first = temporal if has_drafts else mamba_utils.get_conv_copy_spec
     return (first, *[temporal] * (num_states - 1))

@@ -15,9 +15,9 @@ def room_for(count: int, most: int) -> int:
 
 
 def pad(runner: Any, is_v2: bool, is_idle: Callable[[], bool]) -> None:
-    """Every step of the runner from now on. Rows are padded as well: of a batch of decodes to a
-    power of two; of a mixed one, with runner V2, to a row for each token, as far as there
-    is room. `is_idle`: the batch is an idle rank's."""
+    """Pads every later step of the runner. Rows are also padded: those of a batch of decodes to a
+    power of two; with runner V2 those of a mixed batch to one row per token, up to the maximum.
+    `is_idle`: True if the batch is an idle rank's."""
     if is_v2:
         _pad_second(runner)
     else:
@@ -25,9 +25,9 @@ def pad(runner: Any, is_v2: bool, is_idle: Callable[[], bool]) -> None:
 
 
 def _pad_first(runner: Any, is_idle: Callable[[], bool]) -> None:
-    """A batch of decodes is told that a graph of all of it runs: then it pads rows. One of nobody's
-    goes by the first rows of the tables, which of a rank that is idle are cleared: it is left as it
-    is while there are requests."""
+    """Reports a graph of the whole batch for a batch of decodes, so that the runner pads rows. A
+    batch without requests reads the first rows of the tables, which an idle rank has cleared: with
+    requests in the tables it is not padded."""
     from vllm.config import CUDAGraphMode
 
     dispatcher = runner.cudagraph_dispatcher

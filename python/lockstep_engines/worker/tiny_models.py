@@ -89,7 +89,7 @@ class _Engine:
             model.prepare()
             config = arguments.create_engine_config()
         self._core = EngineCore(config, UniProcExecutor, log_stats=False)
-        gc.unfreeze()  # what vLLM has frozen is not looked at, and accesses are held against it
+        gc.unfreeze()  # worker/bounds.py compares accesses with all live tensors
         self._runner = self._core.model_executor.driver_worker.worker.model_runner
         self._is_v2, self.rows, self._reset_at = is_v2, Rows(), reset_at
         model.draw_weights(self._runner.model)
@@ -101,7 +101,7 @@ class _Engine:
         self._watch()
 
     def _watch(self) -> None:
-        """Who the rows of a batch are, and what the model puts out for them."""
+        """Records the requests of the rows of a batch, and the model's output for them."""
         runner, rows = self._runner, self.rows
         batch: list[tuple[str, int]] = []
         execute, forward = runner.execute_model, runner.model.forward

@@ -1,6 +1,6 @@
-"""Drafters without weights for vLLM's runners, which verify what their own drafter said: the drafts
-of the current step are put where a runner keeps a drafter's. The runner V1 is told them, but for
-those in flight."""
+"""Speculators without weights for vLLM's runners, which verify the drafts of their own speculator:
+the drafts of the current step are written where the runner keeps them. Runner V1 receives drafts
+with the step, except those in flight."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 
-class Drafter:
-    """What the runner asks of any drafter. What it proposes is replaced before the next step."""
+class Speculator:
+    """The part of a speculator that the runner calls. Its proposals are replaced before the next
+    step."""
 
     supports_mm_inputs = False
     draft_logits = None
@@ -36,9 +37,9 @@ class Drafter:
         return torch.zeros(len(input_batch.req_ids), self._num_tokens, dtype=torch.int64)
 
 
-def take_the_place_in_first(num_tokens: int) -> None:
-    """Of every EAGLE drafter that runner V1 makes from now on. What counts accepted drafts
-    on the device is its own."""
+def replace_v1(num_tokens: int) -> None:
+    """Replaces the class of EAGLE speculators, of which runner V1 makes one per case. The
+    kernel that counts accepted drafts on the device stays vLLM's."""
     from vllm.v1.spec_decode import eagle
     from vllm.v1.utils import CpuGpuBuffer
     from vllm.v1.worker import gpu_model_runner
@@ -64,15 +65,15 @@ def take_the_place_in_first(num_tokens: int) -> None:
     gpu_model_runner.EagleProposer = Silent
 
 
-def take_the_place(num_tokens: int) -> None:
-    """Of every drafter that runner V2 makes from now on."""
+def replace_v2(num_tokens: int) -> None:
+    """Replaces vLLM's maker of speculators, which runner V2 calls once per case."""
     from vllm.v1.worker.gpu import model_runner
 
-    model_runner.init_speculator = lambda *_, **__: Drafter(num_tokens)
+    model_runner.init_speculator = lambda *_, **__: Speculator(num_tokens)
 
 
-def put(runner: Any, drafts: dict[str, list[int]]) -> None:
-    """What the drafter of runner V2 said of these requests."""
+def put_v2(runner: Any, drafts: dict[str, list[int]]) -> None:
+    """Writes the drafts of these requests where runner V2 keeps those of its speculator."""
     states = runner.req_states
     for name, tokens in drafts.items():
         if name in states.req_id_to_index:
@@ -80,12 +81,12 @@ def put(runner: Any, drafts: dict[str, list[int]]) -> None:
             row[: len(tokens)] = torch.tensor(tokens, dtype=row.dtype)
 
 
-def put_in_first(runner: Any, drafts: dict[str, list[int]]) -> None:
-    """The same of runner V1, which keeps them by the rows of the previous step."""
+def put_v1(runner: Any, drafts: dict[str, list[int]]) -> None:
+    """The same for runner V1, which keeps drafts by the rows of the previous step."""
     rows = runner.input_batch.prev_req_id_to_index or {}
     if runner._draft_token_ids is None:
         return
-    # Of a batch that its drafter skipped, all rows are views of one element.
+    # After a batch that the speculator skipped, all rows are views of one element.
     kept = runner._draft_token_ids = runner._draft_token_ids.contiguous()
     for name, tokens in drafts.items():
         if name in rows:
