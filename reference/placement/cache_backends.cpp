@@ -9,7 +9,7 @@ namespace lockstep {
 namespace {
 
 const std::vector<CacheBackend>& cache_backends() {
-  using enum CacheOrder;
+  using enum CacheLayout;
   using enum PageBinding;
   static const std::vector<CacheBackend> rows_of_backends = {
       {"flash_attn", {}, 16},
@@ -81,14 +81,14 @@ KernelSizes kernel_sizes(const CacheBackend& backend, DeviceFamily device, const
     return sizes;
   }
   if (backend.name == "flashmla_sparse" && device == DeviceFamily::sm100 &&
-      spec.kv_quant_mode != QuantMode::NONE)
+      spec.kv_quant_mode != KVQuantMode::none)
     return {{64}, 0};
   return {backend.listed, backend.multiple_of};
 }
 
-std::vector<CacheOrder> declared_orders(const CacheBackend& backend, DeviceFamily device) {
+std::vector<CacheLayout> declared_orders(const CacheBackend& backend, DeviceFamily device) {
   if (backend.name == "flashinfer" && device == DeviceFamily::sm100)
-    return {CacheOrder::LBHNC, CacheOrder::BLHNC};
+    return {CacheLayout::LBHNC, CacheLayout::BLHNC};
   return backend.orders;
 }
 

@@ -24,50 +24,6 @@ inline std::int64_t round_up_to(std::int64_t value, std::int64_t unit) {
   return divided_up(value, unit) * unit;
 }
 
-enum class SpecType : std::uint8_t {
-  full,
-  mla,
-  hidden_state,
-  rswa,       // windows over what is generated; the prompt stays
-  sink_full,  // full attention after sink_len tokens that are always visible
-  chunked_local,
-  sliding_window,
-  sliding_window_mla,
-  circular_buffer,
-  cross,
-  encoder_only,
-  mamba,
-  hisparse_resident,  // pages of a host cache that are temporarily on the device
-  hisparse_hot,       // a request's device copy of the rows it reads most
-};
-std::string_view name_of(SpecType type);
-std::optional<SpecType> spec_type_from_name(std::string_view name);
-
-// The class hierarchy, as far as the planner asks for it.
-bool is_full_attention(SpecType type);  // full, mla, hidden_state, rswa, sink_full
-bool is_mla(SpecType type);             // mla, hidden_state
-bool is_sliding_window(SpecType type);  // sliding_window, sliding_window_mla
-bool is_attention(SpecType type);       // all that keep rows of tokens
-bool has_layer_views(SpecType type);    // all but the hisparse ones
-bool uses_slot_mapping(SpecType type);  // whether tokens are written by slot
-
-// How a row is quantized: vLLM's KVQuantMode, by name.
-enum class QuantMode : std::uint8_t {
-  NONE,
-  FP8_PER_TENSOR,
-  INT8_PER_TOKEN_HEAD,
-  FP8_PER_TOKEN_HEAD,
-  INT4_PER_TOKEN_HEAD,
-  NVFP4,
-  TURBOQUANT_K8V4,
-  TURBOQUANT_4BIT_NC,
-  TURBOQUANT_K3V4_NC,
-  TURBOQUANT_3BIT_NC,
-  NVFP4_DS_MLA,
-};
-std::string_view name_of(QuantMode mode);
-std::optional<QuantMode> quant_mode_from_name(std::string_view name);
-
 // What the stride between blocks must be a multiple of: bytes, or whole kernel blocks of up to this
 // many tokens. Neither: 1.
 struct StrideAlignment {
@@ -84,13 +40,13 @@ struct UncomparedFlag {
 };
 
 struct CacheSpec {
-  SpecType type = SpecType::full;
+  CacheKind kind = CacheKind::full_attention;
   std::int64_t block_size = 16;  // tokens
   std::int64_t num_kv_heads = 1;
   std::int64_t head_size = 0;    // elements
   std::int64_t head_size_v = 0;  // elements; 0 in rows of MLA and rings
   DType dtype = DType::bf16;
-  QuantMode kv_quant_mode = QuantMode::NONE;
+  KVQuantMode kv_quant_mode = KVQuantMode::none;
   std::optional<std::int64_t> page_size_padded;     // bytes
   std::optional<std::int64_t> num_head_slots;       // H; absent: num_kv_heads
   std::optional<std::int64_t> state_content_bytes;  // C; absent: K and V of the head

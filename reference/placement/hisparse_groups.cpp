@@ -9,11 +9,11 @@ namespace {
 
 constexpr std::string_view kHot = ".hisparse_hot", kResident = ".hisparse_resident";
 
-PlacedGroup device_group(const NamedCacheSpecs& layers, std::string_view suffix, SpecType type,
+PlacedGroup device_group(const NamedCacheSpecs& layers, std::string_view suffix, CacheKind type,
                          std::int64_t blocks_per_request) {
   PlacedGroup group;
   for (const auto& [name, spec] : layers) group.layer_names.push_back(name + std::string(suffix));
-  group.spec.type = type;
+  group.spec.kind = type;
   group.spec.block_size = layers[0].second.block_size;
   group.spec.hisparse_page_bytes = page_bytes(layers[0].second);
   group.spec.blocks_per_request = blocks_per_request;
@@ -23,12 +23,12 @@ PlacedGroup device_group(const NamedCacheSpecs& layers, std::string_view suffix,
 
 }  // namespace
 
-Result<std::vector<PlacedGroup>> hisparse_groups(const NamedCacheSpecs& specs, CacheOrder order,
+Result<std::vector<PlacedGroup>> hisparse_groups(const NamedCacheSpecs& specs, CacheLayout order,
                                                  const PlacementOptions& options) {
   NamedCacheSpecs sources, indexers, others;
   for (const NamedCacheSpec& layer : specs) {
-    if (!has_layer_views(layer.second.type)) continue;  // laid out again
-    if (!is_mla(layer.second.type))
+    if (!has_layer_views(layer.second.kind)) continue;  // laid out again
+    if (!is_mla(layer.second.kind))
       others.push_back(layer);
     else
       (layer.second.is_indexer ? indexers : sources).push_back(layer);
@@ -54,8 +54,8 @@ Result<std::vector<PlacedGroup>> hisparse_groups(const NamedCacheSpecs& specs, C
   NamedCacheSpecs current;
   std::int64_t current_bytes = 0;
   const auto close = [&] {
-    resident.push_back(device_group(current, kResident, SpecType::hisparse_resident, 0));
-    hot.push_back(device_group(current, kHot, SpecType::hisparse_hot, (rows + block - 1) / block));
+    resident.push_back(device_group(current, kResident, CacheKind::hisparse_resident, 0));
+    hot.push_back(device_group(current, kHot, CacheKind::hisparse_hot, (rows + block - 1) / block));
     current.clear();
     current_bytes = 0;
   };

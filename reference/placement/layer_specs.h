@@ -40,7 +40,7 @@ CacheSpec customized(const CacheBackend& backend, DeviceFamily device, CacheSpec
 // What a cache of this name holds.
 struct CacheFormat {
   DType dtype = DType::bf16;
-  QuantMode mode = QuantMode::NONE;
+  KVQuantMode mode = KVQuantMode::none;
 };
 CacheFormat cache_format(std::string_view kv_dtype, DType model_dtype);
 

@@ -28,7 +28,7 @@ Result<void> run_stages(const std::vector<PlacementLayer>& layers, bool is_bare,
     LS_ASSIGN_OR_RETURN(plan.layers, layers_with_specs(layers, *plan.alignment, options));
   }
   plan.refused_stage = "layout";
-  std::vector<std::vector<CacheOrder>> declared;
+  std::vector<std::vector<CacheLayout>> declared;
   std::set<std::string> seen;
   NamedCacheSpecs specs;
   bool is_declared = false;
@@ -63,16 +63,16 @@ Result<void> run_stages(const std::vector<PlacementLayer>& layers, bool is_bare,
 
 }  // namespace
 
-std::optional<CacheOrder> order_wish(const std::vector<PlacementLayer>& layers,
-                                     const PlacementOptions& options) {
-  if (options.hisparse) return CacheOrder::BLHNC;
-  if (options.connector == "OffloadingConnector") return CacheOrder::LBHNC;
+std::optional<CacheLayout> order_wish(const std::vector<PlacementLayer>& layers,
+                                      const PlacementOptions& options) {
+  if (options.hisparse) return CacheLayout::BLHNC;
+  if (options.connector == "OffloadingConnector") return CacheLayout::LBHNC;
   const bool has_mla = std::ranges::any_of(layers, [](const PlacementLayer& layer) {
-    return layer.spec && layer.spec->type == SpecType::mla;
+    return layer.spec && is_full_of_latents(layer.spec->kind);
   });
   const bool is_remote =
       options.connector == "NixlConnector" || options.connector == "MooncakeConnector";
-  if (is_remote && !has_mla) return CacheOrder::LBHNC;
+  if (is_remote && !has_mla) return CacheLayout::LBHNC;
   return std::nullopt;
 }
 

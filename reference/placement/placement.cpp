@@ -16,7 +16,7 @@ std::int64_t layer_block_stride(const CacheSpec& spec) {
   return round_up_to(page_bytes(spec), stride_alignment_bytes(spec));
 }
 
-Result<void> check_order(const std::vector<PlacedGroup>& groups, CacheOrder order) {
+Result<void> check_order(const std::vector<PlacedGroup>& groups, CacheLayout order) {
   std::set<std::int64_t> pages;
   for (const PlacedGroup& group : groups)
     for (const std::string& name : group.layer_names)
@@ -46,7 +46,7 @@ std::vector<std::pair<CacheSpec, std::vector<std::string>>> layers_by_spec(
 }
 
 // Tensors of groups that share one allocation.
-Result<void> place_tensors(const std::vector<PlacedGroup>& groups, CacheOrder order,
+Result<void> place_tensors(const std::vector<PlacedGroup>& groups, CacheLayout order,
                            std::int64_t num_blocks, bool on_host, Placement& plan) {
   const std::int64_t block_bytes = bytes_per_block(groups, order);
   for (const PlacedGroup& group : groups) {
@@ -57,7 +57,7 @@ Result<void> place_tensors(const std::vector<PlacedGroup>& groups, CacheOrder or
       std::int64_t block_stride = is_block_outermost(order) ? block_bytes : 0;
       PlacedTensor tensor{
           block_bytes * num_blocks, layers, spec, page, block_stride, offset, on_host};
-      if (has_layer_views(spec.type)) {
+      if (has_layer_views(spec.kind)) {
         if (block_stride == 0 && layer_block_stride(spec) != page) {
           if (!is_block_compact(order))
             return fail(fmt::format("order {} cannot pad pages; choose LBNHC", name_of(order)));
@@ -165,7 +165,7 @@ std::int64_t tp_replicas(const std::vector<PlacedGroup>& groups, const Placement
     const auto add = [&](const CacheSpec& spec) {
       has_specs = true;
       const bool is_split =
-          !is_attention(spec.type) || !spec.max_tp_shards || (spec.dcp_sharded && options.dcp > 1);
+          !is_attention(spec.kind) || !spec.max_tp_shards || (spec.dcp_sharded && options.dcp > 1);
       replicas = std::gcd(
           replicas, is_split ? 1 : std::max<std::int64_t>(1, options.tp / *spec.max_tp_shards));
     };
@@ -198,12 +198,11 @@ RequestBounds bounds_of(const PlacementOptions& options) {
           options.mamba_cache_mode == MambaCacheMode::align};
 }
 
-std::int64_t bytes_per_block(const std::vector<PlacedGroup>& groups, CacheOrder order) {
+std::int64_t bytes_per_block(const std::vector<PlacedGroup>& groups, CacheLayout order) {
   std::int64_t widest = 0, alignment = 1;
   for (const PlacedGroup& group : groups) {
     std::int64_t bytes = 0;
-    if (group.spec.type == SpecType::hisparse_hot)
-      alignment = std::lcm(alignment, page_bytes(group.spec));
+    if (is_hot_pages(group.spec.kind)) alignment = std::lcm(alignment, page_bytes(group.spec));
     for (const std::string& name : group.layer_names) {
       const CacheSpec& spec = group.layer_spec(name);
       bytes += is_block_outermost(order) ? page_bytes(spec) : layer_block_stride(spec);
@@ -214,7 +213,7 @@ std::int64_t bytes_per_block(const std::vector<PlacedGroup>& groups, CacheOrder 
   return round_up_to(widest, alignment);
 }
 
-Result<Placement> place_blocks(const std::vector<PlacedGroup>& groups, CacheOrder order,
+Result<Placement> place_blocks(const std::vector<PlacedGroup>& groups, CacheLayout order,
                                std::int64_t num_blocks, const PlacementOptions& options) {
   Placement plan;
   plan.order = order;
@@ -228,7 +227,7 @@ Result<Placement> place_blocks(const std::vector<PlacedGroup>& groups, CacheOrde
       if (!group.host_resident) continue;
       LS_ASSIGN_OR_RETURN(plan.host, host_pool_of(group, options));
       LS_RETURN_IF_ERROR(
-          place_tensors({group}, CacheOrder::LBNHC, plan.host->num_blocks, true, plan));
+          place_tensors({group}, CacheLayout::LBNHC, plan.host->num_blocks, true, plan));
     }
   }
   LS_RETURN_IF_ERROR(check_order(device, order));
@@ -237,7 +236,7 @@ Result<Placement> place_blocks(const std::vector<PlacedGroup>& groups, CacheOrde
 }
 
 Result<std::vector<Placement>> place_workers(const std::vector<PlacedGroup>& groups,
-                                             CacheOrder order,
+                                             CacheLayout order,
                                              const std::vector<WorkerShare>& workers,
                                              const PlacementOptions& options) {
   std::vector<std::vector<PlacedGroup>> shares;
@@ -294,11 +293,11 @@ Result<PlacementCapacity> capacity_of(const Placement& plan, const PlacementOpti
 
 bool needs_zeroing(const Placement& plan) {
   // The scheduler decides it, and sees only a group's first layer.
-  std::set<std::pair<DType, QuantMode>> precisions;
+  std::set<std::pair<DType, KVQuantMode>> precisions;
   bool has_states = false;
   for (const PlacedGroup& group : plan.groups) {
-    has_states |= group.spec.type == SpecType::mamba;
-    if (is_attention(group.spec.type) && !group.host_resident)
+    has_states |= is_state_kind(group.spec.kind);
+    if (is_attention(group.spec.kind) && !group.host_resident)
       precisions.insert({group.spec.dtype, group.spec.kv_quant_mode});
   }
   return has_states || precisions.size() > 1;
@@ -336,7 +335,7 @@ Result<HashSizes> hash_sizes(const Placement& plan, const PlacementOptions& opti
   }
   sizes.hash = sizes.hit_alignment = sizes.scheduler;
   const auto has_states = [](const PlacedGroup& group, bool aligned) {
-    return group.spec.type == SpecType::mamba &&
+    return is_state_kind(group.spec.kind) &&
            (group.spec.mamba_cache_mode == MambaCacheMode::align) == aligned;
   };
   if (!hashes || std::ranges::any_of(plan.groups, [&](const PlacedGroup& group) {
@@ -358,7 +357,7 @@ Result<HashSizes> hash_sizes(const Placement& plan, const PlacementOptions& opti
   const std::int64_t unit = is_fine ? sizes.hash : sizes.scheduler;
   for (const PlacedGroup& group : plan.groups) {
     const auto check = [&](const CacheSpec& spec) {
-      return !is_prefix_cacheable(spec) || !is_attention(spec.type) ||
+      return !is_prefix_cacheable(spec) || !is_attention(spec.kind) ||
              unit % spec.tokens_per_state == 0;
     };
     if (!check(group.spec))
@@ -367,7 +366,7 @@ Result<HashSizes> hash_sizes(const Placement& plan, const PlacementOptions& opti
   }
   const auto looks_up_fine = [&](const PlacedGroup& group) {
     return !is_prefix_cacheable(group.spec) || span_of(group) == sizes.hash ||
-           is_full_attention(group.spec.type) || group.spec.type == SpecType::mamba;
+           is_full_attention(group.spec.kind) || is_state_kind(group.spec.kind);
   };
   if (options.prefix_caching && is_fine && std::ranges::all_of(plan.groups, looks_up_fine))
     sizes.hit_alignment = sizes.hash;

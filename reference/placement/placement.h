@@ -96,7 +96,7 @@ struct HostPool {
 // One worker's.
 struct Placement {
   std::int64_t num_blocks = 0;
-  CacheOrder order = CacheOrder::LBNHC;
+  CacheLayout order = CacheLayout::LBNHC;
   std::vector<PlacedGroup> groups;
   std::vector<PlacedTensor> tensors;
   std::optional<HostPool> host;
@@ -106,10 +106,10 @@ struct Placement {
 RequestBounds bounds_of(const PlacementOptions& options);
 
 // Bytes that one block of the pool takes.
-std::int64_t bytes_per_block(const std::vector<PlacedGroup>& groups, CacheOrder order);
+std::int64_t bytes_per_block(const std::vector<PlacedGroup>& groups, CacheLayout order);
 
 // A worker's plan of `num_blocks`. An Error: the layout cannot express the pages.
-Result<Placement> place_blocks(const std::vector<PlacedGroup>& groups, CacheOrder order,
+Result<Placement> place_blocks(const std::vector<PlacedGroup>& groups, CacheLayout order,
                                std::int64_t num_blocks, const PlacementOptions& options);
 
 struct WorkerShare {
@@ -119,7 +119,7 @@ struct WorkerShare {
 // The plans of all workers; the smallest pool rules. An Error: a request of the longest length does
 // not fit, or place_blocks.
 Result<std::vector<Placement>> place_workers(const std::vector<PlacedGroup>& groups,
-                                             CacheOrder order,
+                                             CacheLayout order,
                                              const std::vector<WorkerShare>& workers,
                                              const PlacementOptions& options);
 

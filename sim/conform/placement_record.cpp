@@ -89,7 +89,7 @@ json view_record(const TensorView& view) {
 }
 
 json layer_record(const LayerPage& layer) {
-  const bool has_rows = is_attention(layer.spec.type);
+  const bool has_rows = is_attention(layer.spec.kind);
   json record = {
       {"page", view_record(view_of(layer.page, has_rows ? layer.spec.dtype : DType::int8))}};
   const std::vector<TensorView> bound = bound_views(layer);
@@ -199,12 +199,12 @@ struct PoolMaker {
 // The layouts: those that backends declare, the remaining candidates, and what chose.
 json layout_record(const PlacementStages& plan, const PlacementOptions& options) {
   json record = {{"supported", json::array()}, {"declared", json::object()}};
-  for (const CacheOrder order : plan.supported) record["supported"].push_back(name_of(order));
+  for (const CacheLayout order : plan.supported) record["supported"].push_back(name_of(order));
   for (const PlacementLayer& layer : plan.layers) {
     const CacheBackend* backend = find_cache_backend(layer.backend);
     if (backend == nullptr || record["declared"].contains(layer.backend)) continue;
     json& names = record["declared"][layer.backend];
-    for (const CacheOrder order : declared_orders(*backend, options.device))
+    for (const CacheLayout order : declared_orders(*backend, options.device))
       names.push_back(name_of(order));
   }
   if (const auto wish = order_wish(plan.layers, options))
@@ -244,16 +244,16 @@ json specs_record(const PlacementRecording& recording, const std::vector<Placeme
 }  // namespace
 
 json spec_record(const CacheSpec& spec) {
-  json record = {{"type", name_of(spec.type)},
+  json record = {{"type", planned_name_of(spec.kind)},
                  {"block_size", spec.block_size},
                  {"page_size_bytes", page_bytes(spec)}};
   const auto may_say = [&](const char* key, const auto& value) {
     if (value) record[key] = *value;
   };
-  if (!has_layer_views(spec.type)) {
+  if (!has_layer_views(spec.kind)) {
     record[kHotPageKey] = spec.hisparse_page_bytes;
     record["dcp_sharded"] = spec.dcp_sharded;
-    if (spec.type == SpecType::hisparse_hot) record["blocks_per_request"] = spec.blocks_per_request;
+    if (is_hot_pages(spec.kind)) record["blocks_per_request"] = spec.blocks_per_request;
     return record;
   }
   record["hnc"] = {num_heads(spec), rows_of(spec, spec.block_size), content_bytes(spec)};
@@ -264,7 +264,7 @@ json spec_record(const CacheSpec& spec) {
   if (spec.non_causal) record["non_causal"] = true;
   if (spec.non_causal_multi_token_decode) record["non_causal_multi_token_decode"] = true;
   if (spec.tp_replicated) record["tp_replicated"] = true;
-  if (spec.type == SpecType::mamba) {
+  if (is_state_kind(spec.kind)) {
     record["shapes"] = record["dtypes"] = json::array();
     for (const StateTensorSpec& state : spec.states) {
       record["shapes"].push_back(state.dims);
@@ -282,7 +282,8 @@ json spec_record(const CacheSpec& spec) {
   record["head_size"] = spec.head_size;
   record["head_size_v"] = spec.head_size_v;
   record["dtype"] = torch_name_of(spec.dtype);
-  if (spec.kv_quant_mode != QuantMode::NONE) record["kv_quant_mode"] = name_of(spec.kv_quant_mode);
+  if (spec.kv_quant_mode != KVQuantMode::none)
+    record["kv_quant_mode"] = planned_name_of(spec.kv_quant_mode);
   may_say("num_head_slots", spec.num_head_slots);
   may_say("state_content_bytes", spec.state_content_bytes);
   if (spec.tokens_per_state != 1) record["tokens_per_state"] = spec.tokens_per_state;
@@ -332,7 +333,7 @@ json placement_record(const PlacementRecording& recording, const json& recorded)
   record["specs"] = specs;
   // Only model runner V2 marks a draft model's cache as replicated, and only V2 has HiSparse.
   const bool is_replicated = std::ranges::any_of(memory.layers, [](const PlacementLayer& layer) {
-    return layer.spec && layer.spec->is_draft.value && is_attention(layer.spec->type) &&
+    return layer.spec && layer.spec->is_draft.value && is_attention(layer.spec->kind) &&
            !layer.spec->dcp_sharded;
   });
   if (!options.hisparse)

@@ -23,13 +23,13 @@ std::string gib_text(std::int64_t bytes) {
 std::string kind_of_rows(const CacheSpec& spec) {
   if (spec.sliding_window) return fmt::format("window {}", *spec.sliding_window);
   if (spec.attention_chunk_size) return fmt::format("chunk {}", *spec.attention_chunk_size);
-  if (spec.type == SpecType::mamba) return fmt::format("mamba {}", name_of(spec.mamba_cache_mode));
-  return std::string(name_of(spec.type));
+  if (is_state_kind(spec.kind)) return fmt::format("mamba {}", name_of(spec.mamba_cache_mode));
+  return std::string(planned_name_of(spec.kind));
 }
 
-std::string orders_text(const std::vector<CacheOrder>& orders) {
+std::string orders_text(const std::vector<CacheLayout>& orders) {
   std::vector<std::string_view> names;
-  for (const CacheOrder order : orders) names.push_back(name_of(order));
+  for (const CacheLayout order : orders) names.push_back(name_of(order));
   return fmt::format("{}", fmt::join(names, " "));
 }
 
@@ -53,14 +53,14 @@ void append_placed_groups(const Placement& plan, const WorkerPages& pages, std::
       const auto layers = std::ranges::count_if(group.layer_names, [&](const std::string& other) {
         return group.layer_spec(other) == spec;
       });
-      out += fmt::format(
-          fmt::runtime(kRow), g, layers, kind_of_rows(spec), with_commas(spec.block_size),
-          spec.type == SpecType::mamba ? "-" : with_commas(kernel_size_of(pages, name)),
-          with_commas(page_bytes(spec)),
-          share_text(page_bytes(spec) - unpadded_page_bytes(spec), page_bytes(spec)),
-          fmt::format("[{}, {}, {}]", num_heads(spec), rows_of(spec, spec.block_size),
-                      content_bytes(spec)),
-          name);
+      out += fmt::format(fmt::runtime(kRow), g, layers, kind_of_rows(spec),
+                         with_commas(spec.block_size),
+                         is_state_kind(spec.kind) ? "-" : with_commas(kernel_size_of(pages, name)),
+                         with_commas(page_bytes(spec)),
+                         share_text(page_bytes(spec) - unpadded_page_bytes(spec), page_bytes(spec)),
+                         fmt::format("[{}, {}, {}]", num_heads(spec),
+                                     rows_of(spec, spec.block_size), content_bytes(spec)),
+                         name);
     }
   }
 }
@@ -159,8 +159,7 @@ std::string placement_table(const PlacementReport& report) {
 std::int64_t hit_step_tokens(const ModelPlacement& placed) {
   const Placement& plan = placed.stages.workers.front();
   const auto keeps_no_state = [](const PlacedGroup& group) {
-    return group.spec.type == SpecType::mamba &&
-           group.spec.mamba_cache_mode == MambaCacheMode::none;
+    return is_state_kind(group.spec.kind) && group.spec.mamba_cache_mode == MambaCacheMode::none;
   };
   if (std::ranges::any_of(plan.groups, keeps_no_state)) return 0;
   const auto sizes = hash_sizes(plan, placed.options);

@@ -167,14 +167,14 @@ TEST(OverlaidPlans, Finding34AHeadOfOneLayerIsKept) {
   groups[0].layer_names = {"a"};
   groups[0].spec = spec;
   const std::vector<PlacementLayer> layers = {{.name = "a", .spec = spec, .backend = "flash_attn"}};
-  for (const CacheOrder order : {CacheOrder::LHBNC, CacheOrder::LBNHC, CacheOrder::LBHNC}) {
+  for (const CacheLayout order : {CacheLayout::LHBNC, CacheLayout::LBNHC, CacheLayout::LBHNC}) {
     const auto plan = place_blocks(groups, order, 3, {});
     ASSERT_TRUE(plan) << plan.error().message;
     const auto pages = worker_pages(*plan, layers, {});
     ASSERT_TRUE(pages) << pages.error().message;
     const PlacementProof proof = prove_placement(*plan, *pages);
     EXPECT_TRUE(proof.holds());
-    if (order != CacheOrder::LHBNC) {
+    if (order != CacheLayout::LHBNC) {
       EXPECT_TRUE(proof.with_connectors.empty());
       continue;
     }

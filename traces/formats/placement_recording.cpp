@@ -55,13 +55,13 @@ CacheSpec read_cache_spec(JsonValue value) {
   CacheSpec spec;
   JsonObject object = value.object();
   JsonValue type = object.required("type");
-  if (const auto known = spec_type_from_name(type.string()))
-    spec.type = *known;
+  if (const auto known = cache_kind_from_planned_name(type.string()))
+    spec.kind = *known;
   else
     type.refuse("a kind of cache");
   spec.block_size = object.required("block_size").integer(1, kBlockTokensMax);
   spec.page_size_padded = size_in(object, "page_size_padded");
-  spec.dcp_sharded = is_attention(spec.type);
+  spec.dcp_sharded = is_attention(spec.kind);
   may_set_flag(object, "dcp_sharded", spec.dcp_sharded);
   may_set_flag(object, "is_draft", spec.is_draft.value);
   may_set_flag(object, "non_causal", spec.non_causal);
@@ -70,13 +70,13 @@ CacheSpec read_cache_spec(JsonValue value) {
   // What follows from the rest.
   for (const char* derived : {"page_size_bytes", "hnc", "stride_alignment_bytes"})
     object.optional(derived);
-  if (!has_layer_views(spec.type)) {
+  if (!has_layer_views(spec.kind)) {
     spec.hisparse_page_bytes = object.required(kHotPageKey).integer(1, kPoolBytesMax);
     may_set(object, "blocks_per_request", spec.blocks_per_request);
     object.finish();
     return spec;
   }
-  if (spec.type == SpecType::mamba) {
+  if (is_state_kind(spec.kind)) {
     for (JsonValue shape : object.required("shapes").array()) {
       StateTensorSpec& state = spec.states.emplace_back();
       for (JsonValue size : shape.array()) state.dims.push_back(size.integer(1, kHeadSizeMax));
@@ -97,7 +97,7 @@ CacheSpec read_cache_spec(JsonValue value) {
   spec.head_size_v = object.required("head_size_v").integer(0, kHeadSizeMax);
   spec.dtype = object.required("dtype").word<DType>(kTorchWords);
   if (JsonValue mode = object.optional("kv_quant_mode")) {
-    if (const auto known = quant_mode_from_name(mode.string()))
+    if (const auto known = kv_quant_mode_from_planned_name(mode.string()))
       spec.kv_quant_mode = *known;
     else
       mode.refuse("a quantization mode");
