@@ -1,9 +1,12 @@
 // The bytes of a file, plain or gzip, in chunks.
 //
-// 1. A regular file that starts with gzip's two bytes is unpacked, all of its members. A pipe is
-//    read unchanged, and its bytes are returned as soon as they arrive.
-// 2. Refused, with an error message that names the file: a missing file, a folder, damaged gzip
-//    data.
+// Invariants
+// (1) An open source owns one descriptor: fd_ or, of a gzip file, the one in gzip_. A moved-from
+//     source owns none.
+// (2) A regular file that starts with gzip's two bytes is unpacked, all of its members. A pipe is
+//     read unchanged, and its bytes are returned as soon as they arrive.
+//
+// Refused, with an error message that names the file: a missing file, a folder, damaged gzip data.
 #pragma once
 
 #include <string>

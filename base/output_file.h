@@ -1,5 +1,6 @@
 // The one way to write a file that the user names.
 //
+// Invariants
 // (1) A regular file is replaced at once: bytes go to TARGET.partial-<pid>, are flushed to the disk
 //     and take their name by rename(2). Symbolic links are followed; mode and owner stay.
 // (2) A device, a FIFO and a socket are written directly and never replaced.
@@ -7,6 +8,8 @@
 //     already writes (/dev/stdout): bytes follow those that were written before.
 // (4) A regular file in a folder that takes no new file, or whose owner cannot be kept, is
 //     rewritten in place: that file alone may be half written when the disk fails.
+// (5) Until commit() succeeds, the target of (1) has its old bytes. Destruction without it removes
+//     the temporary file.
 //
 // Not kept: extended attributes and further hard links of a replaced file.
 #pragma once

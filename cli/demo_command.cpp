@@ -16,8 +16,8 @@
 #include "cli/output/reports.h"
 #include "cli/output/terminal.h"
 #include "cli/replay_summary.h"
-#include "properties/story/story.h"
-#include "properties/story/story_text.h"
+#include "properties/explain/explain.h"
+#include "properties/explain/explain_text.h"
 
 namespace lockstep {
 namespace {
@@ -83,7 +83,7 @@ Result<int> demo(const DemoOptions& options, CommandReport& out) {
   fmt::print("{}", to_text(shrunk));
   heading(4, "Explained");
   const SavedCase& smallest = shrunk.result.smallest;
-  fmt::print("{}", to_text(smallest, tell(smallest, backend_factory("simt"))));
+  fmt::print("{}", to_text(smallest, explain(smallest, backend_factory("simt"))));
   if (!options.save_dir.empty()) {
     std::error_code error;
     std::filesystem::create_directories(options.save_dir, error);

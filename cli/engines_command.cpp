@@ -11,7 +11,7 @@
 #include "cli/commands.h"
 #include "cli/options/output_option.h"
 #include "cli/output/terminal.h"
-#include "properties/story/story_text.h"
+#include "properties/explain/explain_text.h"
 #include "reference/profiles/policies.h"
 #include "reference/profiles/releases.h"
 #include "reference/types/engine_config.h"

@@ -9,8 +9,8 @@
 #include "cli/failing_case.h"
 #include "cli/output/reports.h"
 #include "cli/output/terminal.h"
-#include "properties/story/story.h"
-#include "properties/story/story_text.h"
+#include "properties/explain/explain.h"
+#include "properties/explain/explain_text.h"
 
 namespace lockstep {
 namespace {
@@ -40,12 +40,12 @@ Result<int> explain(ExplainOptions& options, CommandReport& report) {
     if (report.wants_json())
       return fail("--json: a case that crashes or hangs has no explanation to write");
   } else {
-    Story story = tell_judged(saved, judge_options(saved.backend, options.judging));
-    story.recorded = recorded;
-    StoryTextOptions shown;
+    Explanation explanation = explain_judged(saved, judge_options(saved.backend, options.judging));
+    explanation.recorded = recorded;
+    ExplanationTextOptions shown;
     shown.steps_max = options.steps;
-    fmt::print("{}{}", to_text(saved, story, shown), finding_text(failure));
-    if (report.wants_json()) report.set_json(to_json(saved, story));
+    fmt::print("{}{}", to_text(saved, explanation, shown), finding_text(failure));
+    if (report.wants_json()) report.set_json(to_json(saved, explanation));
   }
   return exit_code_of(failure, recorded);
 }

@@ -19,8 +19,8 @@
 #include "cli/options/output_option.h"
 #include "cli/output/reports.h"
 #include "cli/output/terminal.h"
+#include "properties/explain/explain_text.h"
 #include "properties/findings/finding_cases.h"
-#include "properties/story/story_text.h"
 #include "traces/formats/recording.h"
 
 namespace lockstep {

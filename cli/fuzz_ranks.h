@@ -1,6 +1,7 @@
 // The processes that a fuzz run is spread over: this one alone, or those that mpirun has started,
 // in a build that has found MPI.
 //
+// Invariants
 // (1) Rank i of n judges shard i/n; the reports merge into the one of a single process.
 // (2) Every rank joins, and every rank gathers, whatever became of its part.
 #pragma once

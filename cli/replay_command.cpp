@@ -255,14 +255,14 @@ ReportedItem item_of(const ReplayOptions& options, const RunSummary& summary,
 
 // Writes the shrunk case next to the saved one.
 Result<void> leave_smallest(const std::string& path, const FailingCaseOptions& judging,
-                            const std::string& story) {
+                            const std::string& explanation) {
   LS_ASSIGN_OR_RETURN(const auto saved, load_case(path, judging.backend));
   LS_ASSIGN_OR_RETURN(const auto failure, failure_of(saved, judging));
   if (!failure.failed()) return fail(fmt::format("{}: does not fail a second time", path));
   LS_ASSIGN_OR_RETURN(const auto shrunk, shrink_case(saved, failure, judging));
   const std::string smallest = path_of_smallest(path);
   LS_RETURN_IF_ERROR(write_saved_case(smallest, shrunk.result.smallest));
-  fmt::print("\nShrunk: {}\nWritten: {}\nExplained: {}\n", to_text(shrunk), smallest, story);
+  fmt::print("\nShrunk: {}\nWritten: {}\nExplained: {}\n", to_text(shrunk), smallest, explanation);
   return {};
 }
 
@@ -286,9 +286,9 @@ Result<std::string> leave_case(const ReplayOptions& options, const OpenReplay& p
   std::string again = out.again_of_case("replay", path);
   fmt::print("Saved: {}\nSee it again: {}\n", path, again);
   if (!options.shrink || stop_requested()) return again;
-  std::string story = out.again_of_case("explain", path_of_smallest(path));
-  LS_RETURN_IF_ERROR(leave_smallest(path, judging, story));
-  return story;
+  std::string explanation = out.again_of_case("explain", path_of_smallest(path));
+  LS_RETURN_IF_ERROR(leave_smallest(path, judging, explanation));
+  return explanation;
 }
 
 // What a worker does is written into a recording of what was decided.

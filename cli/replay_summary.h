@@ -16,6 +16,7 @@ namespace lockstep {
 
 // Where `replay --hidden-states DIR` leaves the hidden states of finished requests.
 //
+// Invariants
 // (1) At any time a file is there whole or not at all (base/output_file.h).
 // (2) Every finished request whose hidden states were read has its own file.
 class HiddenStateFolder {

@@ -53,8 +53,8 @@ Result<int> shrink_file(ShrinkCommandOptions& options, CommandReport& report) {
   const std::string path =
       options.output_path.empty() ? path_of_smallest(options.file) : options.output_path;
   LS_RETURN_IF_ERROR(write_saved_case(path, shrunk.result.smallest));
-  const std::string story = report.again_of_case("explain", path);
-  fmt::print("{}\nWritten: {}\nExplained: {}\n", to_text(shrunk), path, story);
+  const std::string explanation = report.again_of_case("explain", path);
+  fmt::print("{}\nWritten: {}\nExplained: {}\n", to_text(shrunk), path, explanation);
   if (options.judging.engines != nullptr || options.judging.workers != nullptr) {
     const std::string recording = path_of_recording(path);
     LS_ASSIGN_OR_RETURN(const bool written,
@@ -62,7 +62,7 @@ Result<int> shrink_file(ShrinkCommandOptions& options, CommandReport& report) {
     if (written) fmt::print("Its recording: {}\n", recording);
   }
   if (report.wants_json()) report.set_json(to_json(shrunk));
-  report.add(item_of(options.file, shrunk.failure, {}, story));
+  report.add(item_of(options.file, shrunk.failure, {}, explanation));
   return exit_code_of(shrunk.failure);
 }
 

@@ -1,4 +1,8 @@
 // What a worker did in a run, step by step, until it is written into a recording (--save-facts).
+//
+// Invariants
+// (1) A step has the facts of its last execution; a step that the worker did not run has none.
+// (2) A recording is never changed in place: write() makes another file.
 #pragma once
 
 #include <cstdint>

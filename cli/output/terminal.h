@@ -37,7 +37,11 @@ int refuse(std::string_view message);
 // Of a command that has ended, or refuses.
 int exit_status(const Result<int>& ended);
 
-// A line on a terminal that says how far long work has come. In a pipe or a file it says nothing.
+// A line on a terminal that says how far long work has come.
+//
+// Invariants
+// (1) In a pipe or a file nothing is written: shown() is false for the object's whole life.
+// (2) The line is on the terminal only while the object lives, and changes at most every 80 ms.
 class Progress {
  public:
   // `total` of 0: not known, only what is done is shown.

@@ -1,4 +1,4 @@
-// A plugin around kernels that somebody else publishes: K and V are written by FlashInfer's
+// A plugin around published kernels: K and V are written by FlashInfer's
 // AppendPagedKVCache, compiled from the headers of its Python package. Everything else is the loops
 // of plain_plugin.cpp. docs/check_your_kernels.md says how it is built:
 //   a C++ compiler   the kernel's threads run one after the other (cuda_on_host.h); no GPU needed
@@ -41,7 +41,7 @@ struct managed_memory {
 #include "docs/examples/plain_plugin.cpp"
 
 #ifndef FLASHINFER_PLUGIN_BUG
-#define FLASHINFER_PLUGIN_BUG 0  // 1: pages are taken for dense, one behind the other
+#define FLASHINFER_PLUGIN_BUG 0  // 1: pages are treated as dense
 #endif
 
 namespace {

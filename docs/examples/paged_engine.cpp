@@ -125,7 +125,7 @@ class Engine {
     request.table.clear();
   }
 
-  // Blocks for so many tokens; absent: there are none, and nobody younger to take them from.
+  // Blocks for `tokens`; absent: there are none, and no younger request to preempt.
   std::optional<std::vector<int>> give(const std::string& name, int tokens, Names& preempted) {
     Request& request = requests_[name];
     const std::size_t needed = (tokens + block_size_ - 1) / block_size_;

@@ -74,7 +74,7 @@ class Engine:
         self.finished.append(name)
 
     def give(self, name, tokens, preempted):
-        """Blocks for so many tokens; None: there are none, and nobody younger to take them from."""
+        """Blocks for `tokens`; None: there are none, and no younger request to preempt."""
         request = self.requests[name]
         missing = -(-tokens // self.block_size) - len(request["table"])
         while len(self.free) < missing:

@@ -2,6 +2,7 @@
 // Only blocks and tokens are followed: nothing is checked. It costs about 200 ns per prompt token,
 // so it ends after kTokensMax of them.
 //
+// Invariants
 // (1) The counter sits between the loop and its workload and changes neither.
 // (2) Its totals cover every completed step up to its end.
 //

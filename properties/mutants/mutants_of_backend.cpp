@@ -322,7 +322,7 @@ std::vector<Mutant> encoder_and_sink_mutants() {
       {.id = "rswa-gap-read",
        .source = "vllm v1/attention/backends/flash_attn.py, rswa_mask_mod",
        .mechanism = "attention reads what lies between the prompt and the window, blocks that have "
-                    "been let go",
+                    "been freed",
        .exposed_by = "more output than a reference window has tokens",
        .caught_by = {kOutput},
        .bias = on_executor(window, apart)},

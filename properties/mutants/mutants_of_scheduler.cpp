@@ -241,8 +241,8 @@ std::vector<Mutant> schedule_mutants() {
                          {async_scheduling, two_block_pool})},
       {.id = "stale-output-taken",
        .source = "vLLM 0.33.0 design",
-       .mechanism = "output that was in flight when a reset sent its request back is taken all the "
-                    "same",
+       .mechanism = "output that was in flight when a reset sent its request back is still "
+                    "processed",
        .exposed_by = "a reset that preempts running requests, with a step in flight",
        .caught_by = {"audit.stale_output"},
        .bias = decisions({resets, async_scheduling, bursts}, {drafts}),

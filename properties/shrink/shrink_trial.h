@@ -1,6 +1,7 @@
 // One smaller case after the other is tried: the trial holds the smallest that still fails, and
 // takes another only when it is smaller and fails too.
 //
+// Invariants
 // (1) best() fails the same way as the first case, always; its rank only goes down.
 // (2) A candidate that the reader or the engine would refuse, or that would not come back equal
 //     from its file, is never tried; neither is one twice.

@@ -1,7 +1,7 @@
-"""Planted defects: a wrong scheduler, made from a right one by replacing a few words of its source
-when it is imported. Nothing is written anywhere.
+"""Planted defects: a few words of a module's source are replaced while it is imported. No file
+changes.
 
-They measure what a harness finds. Nothing here knows an engine.
+Planted defects measure what a harness finds. This module works for any engine.
 """
 
 from __future__ import annotations
@@ -49,12 +49,11 @@ class Edit:
 
 @dataclass(frozen=True)
 class Plant:
-    """One defect. `ways`: the same one in the words of several releases; the first that fits is
-    taken."""
+    """One defect. `ways`: the edits in several releases; the first way that fits is used."""
 
     name: str
     kind: str  # what it is about
-    what: str  # a sentence
+    what: str  # its effect
     ways: tuple[tuple[Edit, ...], ...]
 
 

@@ -145,11 +145,11 @@ def audit(settings: Settings, file: Path, save: Path) -> Failure | None:
     details = "".join(f"{finding['line']}\n" for finding in said.json["findings"][1:])
     again = command.line_to_repeat("audit", file)
     try:
-        story, smaller = _smallest(settings, file, save, backend=False)
+        trace, smaller = _smallest(settings, file, save, backend=False)
     except command.LockstepError:
-        story, smaller = "", None  # of an engine without a profile
+        trace, smaller = "", None  # of an engine without a profile
     if smaller is not None and smaller.check == f"audit.{first['rule']}":
-        details += f"{smaller.details}\n  {story}"
+        details += f"{smaller.details}\n  {trace}"
     return Failure(f"audit.{first['rule']}", first["line"], again, details)
 
 
@@ -174,7 +174,7 @@ class LayoutItem(TraceItem):
             of_backend = f"{self.settings.backend}: " in str(refused)
             if of_backend and "refuses this plan" not in str(refused):
                 raise  # there is no such backend, or it cannot be loaded
-            pytest.skip(f"refused: {refused}")
+            return pytest.skip(f"refused: {refused}")
 
 
 def replay(

@@ -1,5 +1,5 @@
-"""Lockstep's side of the scheduler protocol, as far as tests need it: an adapter's process is given
-the inputs of a recording, and what it decides is laid beside the recording."""
+"""Lockstep's side of the scheduler protocol, as far as tests need it: an adapter's process receives
+the inputs of a recording, and its decisions are compared with the recorded ones."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A KV connector whose answers and reports are generated from a seed, and kept to be written down.
 
-Scheduler and worker are one object: what the scheduler is told at the beginning of a step the
-worker reports with its output. Steps are counted by report().
+Scheduler and worker are one object: the worker reports with a step's output what the
+scheduler received at its beginning. Steps are counted by report().
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class DrawnConnector(ScriptedConnector):
         self._block_size = block_size
         self._lossy = self._rng.choice((0.0, 0.3, 0.7)) if takes_losses else 0.0
         self._long = self._rng.choice((0.0, 0.5, 1.0))  # loads that take longer than a step
-        self._kept = self._rng.choice((0.0, 0.5))  # who finishes and is sent away
+        self._kept = self._rng.choice((0.0, 0.5))  # requests that finish and are sent away
         self._step = 0
         self._answered: dict[str, bool] = {}  # whether the load is a long one, by request
         self._loads: dict[str, _Transfer] = {}
@@ -40,7 +40,7 @@ class DrawnConnector(ScriptedConnector):
         self.answers: list[dict[str, Any]] = []  # since they were last taken
         self.held: list[str] = []
         self.finished: list[str] = []  # in the order in which vLLM freed them
-        self.on_report: Any = lambda report: None  # is told of each, in a recording's terms
+        self.on_report: Any = lambda report: None  # receives each, in a recording's terms
 
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int

@@ -1,5 +1,5 @@
-"""vLLM's HiSparse connector on the scheduler's side, beside peers and in front of workers that are
-drawn from a seed.
+"""vLLM's HiSparse connector on the scheduler's side, with peers and workers that are generated from
+a seed.
 
 Its decisions are vLLM's own (HiSparseConnectorScheduler and the coordinator behind it). The peers
 stand for a second connector of a MultiConnector, which is where prefixes come from that are loaded

@@ -1,4 +1,4 @@
-"""The live check beside vLLM's own scheduler while it serves. $LOCKSTEP_VLLM names unpacked sources
+"""The live check of vLLM's own scheduler while it serves. $LOCKSTEP_VLLM names unpacked sources
 of vLLM (else the installed one), $LOCKSTEP_COMMAND or $LOCKSTEP the `lockstep` command.
 
 Skipped, with exit status 77, without either.
@@ -35,7 +35,8 @@ from lockstep_live.settings import SettingsError, mode_of, settings_of
 def serve(plant: str, family: str, num_blocks: int) -> None:
     """Child process: plants, registers the plugin, and serves. Prints what was found."""
     if plant:
-        from lockstep_engines import plants, vllm_plants
+        from lockstep_engines import plants
+        from lockstep_engines.vllm import plants as vllm_plants
 
         plants.plant(next(p for p in vllm_plants.PLANTS if p.name == plant))
     from lockstep_live import plugin
@@ -44,7 +45,7 @@ def serve(plant: str, family: str, num_blocks: int) -> None:
     plugin.register()  # as vLLM may
     import scenarios
 
-    from lockstep_engines import vllm_engine
+    from lockstep_engines.vllm import engine as vllm_engine
     from lockstep_live.scheduler import LockstepViolation
 
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
@@ -89,7 +90,7 @@ def step(engine: Any, rng: random.Random) -> int:
         if requests[name].num_computed_tokens >= requests[name].num_tokens
     }
     if os.environ["LOCKSTEP"] == "raise":
-        time.sleep(0.02)  # as while a model runs: the audit is to come in before the end
+        time.sleep(0.02)  # as while a model runs: the audit reports before the end
     if engine.wants_output(output) and engine.in_flight:
         engine.update(engine.model_output(engine.in_flight[0].test_sampled))
     return 1

@@ -86,7 +86,7 @@ _CLASSES_OF_OWNER = {
 
 
 def _has(owner: str, attribute: str) -> bool:
-    """Whether what `owner` stands for can have the attribute; True where no class says so."""
+    """Whether what `owner` stands for can have the attribute; True where no class defines it."""
     classes = _CLASSES_OF_OWNER.get(owner)
     return classes is None or any(
         hasattr(cls, attribute) or attribute in getattr(cls, "__dataclass_fields__", ())

@@ -53,7 +53,7 @@ def families_of(version: str) -> list[str]:
 
 
 def parser_of(documentation: str, families: Iterable[str]) -> argparse.ArgumentParser:
-    """What every script that records families of scenarios is told."""
+    """The options of every script that records families of scenarios."""
     parser = argparse.ArgumentParser(description=documentation.split("\n")[0])
     parser.add_argument("out", type=Path)
     parser.add_argument("--seeds", default="0:4", help="FIRST:LAST, LAST not included")
@@ -75,7 +75,7 @@ def record_families(arguments: argparse.Namespace, record_one: Callable[..., int
 
 
 def main() -> None:
-    from lockstep_engines import vllm_engine
+    from lockstep_engines.vllm import engine as vllm_engine
 
     parser = parser_of(__doc__, families_of(vllm_engine.VERSION))
     parser.add_argument("--served", action="store_true")

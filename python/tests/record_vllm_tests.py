@@ -3,7 +3,7 @@
     python record_vllm_tests.py SOURCE OUT [--lockstep COMMAND] [--tests PATH ...] [--reuse]
 
 SOURCE: the unpacked source distribution of the vLLM that is installed. Runs each test without the
-recorder and with it, and then holds against each other how the two came out. With COMMAND (the
+recorder and with it, and compares the two results. With COMMAND (the
 `lockstep` command) `conform` and `audit` judge every recording.
 
 Exit status 1: a test came out otherwise with the recorder, the recorder gave up, or a recording

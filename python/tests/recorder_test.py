@@ -168,7 +168,7 @@ class StepTest(Folder):
         first = self.schedule(fakes.output({"a": 1}, new={"a": (0, ([1],))}), ("a",), stored=1)
         self.update(first, {"a": [5]})
         pool = self.scheduler.kv_cache_manager.block_pool
-        pool.cached_block_hash_to_block.insert("late", 1)  # while the output is taken in
+        pool.cached_block_hash_to_block.insert("late", 1)  # while the output is processed
         self.schedule(fakes.output({}), stored=3)
         pool.cached_block_hash_to_block.pop("late", 1)
         steps = self.lines()[1:-1]

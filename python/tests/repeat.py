@@ -8,13 +8,14 @@ from typing import Any
 
 from installed_vllm import Line, lines_of, vllm_engine
 
+from lockstep_engines.prompts import expand
 from lockstep_recorder.scheduler import RecordingScheduler
 
 
 def with_tokens(step: Line) -> Line:
     """The step with every prompt as tokens."""
     events = [
-        event | {"prompt": vllm_engine.expand(event["prompt"])} if "add" in event else event
+        event | {"prompt": expand(event["prompt"])} if "add" in event else event
         for event in step.get("before", ())
     ]
     return step | {"before": events} if events else step
@@ -41,7 +42,7 @@ def repeat(recorded: list[Line], path: Path, tables_every: int = 8) -> list[Line
     step_of: dict[int, Line] = {}
 
     def take_outputs(last: int) -> None:
-        """Those of the steps up to `last` that have not come in."""
+        """Processes the missing outputs of the steps up to `last`."""
         while engine.in_flight and (step := step_of[id(engine.in_flight[0])])["step"] <= last:
             engine.update(engine.model_output(step["sampled"]), step.get("drafts"))
 

@@ -166,7 +166,7 @@ def _mixed(rng: random.Random) -> Parts:
         options[key] = rng.choice(values)
     num_spec = rng.choice((0, 0, 1, 3))
     if num_spec:
-        # vLLM drafts with ngram only when a step waits for the one before.
+        # vLLM drafts with ngram only when a step waits for the previous one.
         methods = ["draft_model"] if options["async_scheduling"] else ["ngram", "draft_model"]
         if all(spec["type"] != "chunked_local" for spec in specs):  # vLLM refuses the two together
             methods.append("eagle")

@@ -18,7 +18,7 @@ from vllm.v1.engine.core import EngineCore
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import RequestStatus
 
-from lockstep_engines import vllm_engine
+from lockstep_engines.vllm import engine as vllm_engine
 
 
 class _Answer(Future):
@@ -74,8 +74,8 @@ class _Executor:
         for name in names:
             request = self.scheduler.requests[name]
             spec = scheduled.scheduled_spec_decode_tokens.get(name, [])
-            # Placeholders (-1) stand for drafts that only the worker knows; of a request that has
-            # just come in there are none, whatever room it was given.
+            # Placeholders (-1) stand for drafts that only the worker knows; a request that has
+            # just arrived has none, whatever slots it received.
             if -1 in spec and (name in entering or not self.is_async):
                 spec = []
             rows.append([] if request.is_prefill_chunk else self.workload.sample(spec))
@@ -159,7 +159,7 @@ class ServedEngine:
             else:
                 scheduler.set_pause_state(state)
                 if state == PauseState.PAUSED_ALL and rng.random() < 0.5:
-                    # Unless it is told to keep the cache.
+                    # Except with the option to keep the cache.
                     scheduler.reset_prefix_cache(reset_running_requests=True)
 
     def run(self, steps_max: int = 600) -> int:

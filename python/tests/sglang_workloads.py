@@ -86,7 +86,7 @@ def header(family: str, seed: int) -> Line:
 
 
 class Clients:
-    """Who comes and goes, and what the model samples."""
+    """The requests that arrive and finish, and the tokens that the model samples."""
 
     def __init__(self, header: Line, seed: int, num_requests: int = 14) -> None:
         self.rng = random.Random(f"clients {seed}")

@@ -155,8 +155,8 @@ class Driven:
         return stopped
 
     def repeat(self, steps: list[Line]) -> Iterator[Line]:
-        """The steps again, as vLLM decides them. With asynchronous scheduling they say whose output
-        came in; otherwise it is their own."""
+        """The steps again, as vLLM decides them. With asynchronous scheduling each names the step
+        whose output arrived; otherwise it is the step itself."""
         for step in steps:
             output = self.begin(step)
             line = {key: step[key] for key in step if key in GIVEN} | self.decided(output)

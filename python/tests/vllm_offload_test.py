@@ -1,7 +1,7 @@
 """What vLLM's own connectors to host memory address in its overlaid memory, and what `lockstep
 layout --json` says that they do: the same regions, in all six orders. What is stored of a block and
-loaded into another one is that block, but for the offloading connector where heads are not
-contiguous.
+loaded into another one is that block, except with the offloading connector and heads that
+are not contiguous.
 
 Skipped, with exit status 77, where vLLM cannot be imported or has no such memory.
 """

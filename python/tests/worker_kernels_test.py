@@ -1,6 +1,6 @@
 """vLLM's own kernels one by one (python -m lockstep_engines vllm --kernels), of the installed vLLM
-or of the unpacked sources that $LOCKSTEP_VLLM names (several: as in PATH); and what can be told
-without vLLM. Without either, or without torch, exit status 77 says skipped."""
+or of the unpacked sources that $LOCKSTEP_VLLM names (several: as in PATH); and the checks that need
+no vLLM. Without either, or without torch, exit status 77 says skipped."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "python"))
 
-from lockstep_engines.worker_plants_of_kernels import FINDERS, PLANTS_OF_KERNELS
+from lockstep_engines.kernels.plants import FINDERS, PLANTS_OF_KERNELS
 
 FOLDERS = [folder for folder in os.environ.get("LOCKSTEP_VLLM", "").split(os.pathsep) if folder]
 SKIPPED = 77
@@ -36,7 +36,7 @@ class BoundsTest(unittest.TestCase):
     def setUp(self) -> None:
         import torch
 
-        from lockstep_engines import worker_bounds
+        from lockstep_engines.worker import bounds as worker_bounds
 
         self.bounds = worker_bounds
         self.memory = bytearray(64)  # the first half is a buffer of the cache
@@ -94,7 +94,7 @@ class KernelsTest(unittest.TestCase):
         )
 
     def differing(self, done: subprocess.CompletedProcess[str]) -> dict[str, str]:
-        """What is said of each kernel that differs, by its name."""
+        """The report of each kernel that differs, by its name."""
         made: dict[str, str] = {}
         name = ""
         for line in done.stdout.splitlines():
@@ -124,7 +124,7 @@ class KernelsTest(unittest.TestCase):
                 self.assertIn(what, self.differing(done)[kernel])
 
     def test_defects_of_numbers_and_copies_are_found_by_their_kernels(self) -> None:
-        """All at once, but for the one that every kernel of attention would tell."""
+        """All at once, except the one that every kernel of attention would show."""
         self.assertEqual(set(FINDERS), {plant.name for plant in PLANTS_OF_KERNELS})
         planted = {name: kernel for name, kernel in FINDERS.items() if name != ALL_TELL}
         if "0.22" in (self.folder or ""):

@@ -1,5 +1,8 @@
-// Schedulers and caches with a defect: parts of another make, each the usual one with one step done
-// wrong.
+// Schedulers and caches with a defect: each part is the usual one with one step done wrong.
+//
+// Invariants
+// (1) At most one part differs from those of SchedulerParts: the one that the defect names.
+// (2) A part does not change after it was made; the defect is the same for the whole run.
 #pragma once
 
 #include <cstdint>

@@ -8,7 +8,7 @@
 // (3) From its step on, an abort waits for a request in its phase. It happens once.
 //
 // In a file: Fault of traces/formats/saved_case.h. In one line: KIND@STEP[+STEPS][:NUMBER],
-// separated by commas; the number is the argument that the kind takes in addition to `steps`.
+// separated by commas; the number is the argument of the kind, next to `steps`.
 // Not here: faults of transfers, which belong to the connector.
 #pragma once
 

@@ -119,9 +119,9 @@
 //         [heads], with the masks 0x007FFFFF/0xBE000000 and 0x007FFFFF/0x3F000000; q and k are
 //         normalised, scale is 1/8.
 //     A convolution keeps one sequence of inputs for all states of a chain of updates. It reads a
-//     step's tokens after rows [conv_offset, conv_offset + w - 1) of conv_source; of this sequence,
-//     the inputs from number num_tokens go to rows 0, 1, ... of the target. With drafts, updates
-//     leave inputs unchanged. A copy moves rows [conv_offset, n) of conv_source to rows 0, 1, ...
+//     step's tokens after rows [conv_offset, conv_offset + w - 1) of conv_source; this
+//     sequence, from input num_tokens on, goes to the rows of the target from row 0 on. With drafts,
+//     updates leave inputs unchanged. A copy moves rows [conv_offset, n) of conv_source to rows 0, 1, ...
 //     The output of a convolution or recurrence is read back for the last token of each update.
 // (16) A checkpoint is one of a chunk's two updates: its target receives the state after its
 //     tokens, inputs of convolutions included, and the chunk continues in the same pass. The next
@@ -136,8 +136,8 @@
 //     them in hit blocks, and their slot is PAD_SLOT_ID. Nothing reads such a window before
 //     replay_start.
 // (19) Rings (circular_buffer). The token at position p is in the block of the table's first
-//     entry, in row p mod block_size. Of a step's tokens of a request, only the last block_size are
-//     written; the slot of the earlier ones is PAD_SLOT_ID. A step never reads overwritten rows.
+//     entry, in row p mod block_size. A step writes only the last block_size tokens of a
+//     request; the slot of the earlier ones is PAD_SLOT_ID. A step never reads overwritten rows.
 // (20) Compressed rows (compress_ratio r > 1). A block has block_size / r rows. Row n of a request
 //     covers its tokens [n r, (n + 1) r) and is written with the last of them, with that token's
 //     content. Slots count tokens, as in other groups. Positions [first, last) in rules (4) and (5)
@@ -160,7 +160,7 @@
 //     pass writes rows in the layers of one module and nothing else. The n-th content of a row of
 //     `draft_rows` belongs to the n-th position that its passes reach.
 //       one_by_one, standalone: module 0. The first pass writes positions [first_position,
-//         first_position + num_tokens). Of the num_drafts - 1 further passes, pass k writes
+//         first_position + num_tokens). Pass k of the num_drafts - 1 further ones writes
 //         position L + k, L = first_position + num_tokens - 1 - num_rejected, or the last position
 //         of max_model_len if that is smaller, whatever is there.
 //       modules: pass m, for m below num_drafts, belongs to module m and writes positions

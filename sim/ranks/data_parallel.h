@@ -45,7 +45,7 @@ class DealtWorkload;
 // What one data parallel rank runs on. All of it outlives the run.
 struct EngineParts {
   DealtWorkload& dealt;  // its share of the requests
-  RunParts run;          // its workload: `dealt`, or what wraps that
+  RunParts run;          // its workload: that share, or what wraps it
 };
 
 // REQUIRES: options.dp_size engines; a workload without a script and without a connector: each

@@ -42,7 +42,7 @@ struct PreparedReplay {
   std::optional<BenchmarkTotals> totals;  // that the run must arrive at
   std::optional<ExpectedVerdict> expected;
   std::optional<RecordedEngine> decided_by;  // of a saved case
-  std::optional<WorkedBy> worked_by;         // ... of one
+  std::optional<WorkedBy> worked_by;         // of a saved case
 };
 
 // Errors: a file that cannot be read, options that contradict it or one another.

@@ -1,8 +1,10 @@
 // Takes down what a worker did with a step, as a recording carries it (traces/formats/
 // worker_facts.h): what it says of its batch, and the bytes of its memory that it has changed.
 //
-// before() and after() stand around the step, with the memory prepared and with the orders of
-// blocks as they are then. Pages are compared and digested in the model's order of their bytes.
+// Invariants
+// (1) before() and after() enclose one step: after() compares with the copy that the last before()
+//     took, and the memory has the same size in both.
+// (2) Pages are compared and digested in the model's order of their bytes, whatever the worker's.
 #pragma once
 
 #include <cstdint>

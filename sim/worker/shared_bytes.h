@@ -1,5 +1,6 @@
 // Memory that another process maps too, without a file that could be left behind.
 //
+// Invariants
 // (1) The other process opens path() while this object lives, gives it its size and maps it.
 // (2) bytes() is empty until map().
 #pragma once

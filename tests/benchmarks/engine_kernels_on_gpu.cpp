@@ -1,8 +1,8 @@
 // The kernels of a cache on a GPU: one row for each workload, timed by events, with the bandwidth
 // of a plain copy of 1 GiB as the measure: large batches, batches of one and of sixteen requests,
-// cache writes of 1 GiB, and a pool that takes four fifths of the memory that is left. Beside our
-// writes of bf16 stands FlashInfer's append, where its package was there when this was built.
-// `lockstep_gpu_benchmarks` prints the table; without a GPU it says so and exits with 2.
+// cache writes of 1 GiB, and a pool that takes four fifths of the memory that is left. FlashInfer's
+// append is compared with our writes of bf16 where its package was found at build time.
+// `lockstep_gpu_benchmarks` prints the table; without a GPU it reports that and exits with 2.
 #include <benchmark/benchmark.h>
 #include <fmt/core.h>
 

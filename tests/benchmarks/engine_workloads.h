@@ -1,7 +1,7 @@
 // The work that engine kernels are timed on, in the shapes of real models: Llama 3's attention (8
 // KV heads of 128), DeepSeek's MLA (512 + 64), Nemotron-H's Mamba2 (heads of 64, d_state 128),
-// Qwen3-Next's delta rule (128 x 128). The same for a CPU executor and for a GPU, but for the
-// sizes.
+// Qwen3-Next's delta rule (128 x 128). The same for a CPU executor and for a GPU, except
+// for the sizes.
 #pragma once
 
 #include <cstdint>
@@ -37,7 +37,7 @@ std::vector<Workload> engine_workloads(Device& device, const EngineKernels& kern
 std::vector<Workload> write_workloads(Device& device, const EngineKernels& kernels,
                                       std::int32_t num_tokens);
 
-// The numbers 0 to count-1 in an order that is no order.
+// The numbers 0 to count-1, shuffled.
 std::vector<std::int64_t> scattered(std::int64_t count);
 
 }  // namespace lockstep::cuda

@@ -69,7 +69,7 @@ void run(benchmark::State& state, Backend& backend, const StepProgram& program,
 
 CheckMode mode_of(const benchmark::State& state) { return static_cast<CheckMode>(state.range(0)); }
 
-// Tokens a second: one request, 8192 tokens a step.
+// Tokens per second: one request, 8192 tokens per step.
 void prefill(benchmark::State& state) {
   const auto backend = make(config_of(mode_of(state), 600, state.range(1)));
   const StepProgram program = step_of(1, 0, 8192);
@@ -93,7 +93,7 @@ void decode(benchmark::State& state) {
 }
 BENCHMARK(decode)->ArgsProduct({{0, 1}, {1, 16, 256}})->Unit(benchmark::kMicrosecond);
 
-// Bytes a second: every page of a pool.
+// Bytes per second: every page of a pool.
 void fingerprint(benchmark::State& state) {
   const BackendConfig config = config_of(mode_of(state), 500, 16);
   const auto backend = make(config);

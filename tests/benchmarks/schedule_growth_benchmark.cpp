@@ -1,9 +1,9 @@
 // How the cost of a decision grows: with the requests that run, the groups, the size of the pool.
 // Time of schedule() and update_from_output() alone, on caches of this file's own making.
 //
-//   decode/RUNNING/GROUPS  ns a request in a step in which all of them decode one token
-//   turnover/BLOCKS/GROUPS ns a block that is taken from a full pool (its old content is evicted),
-//                          computed, published and given back
+//   decode/RUNNING/GROUPS  ns per request in a step in which all of them decode one token
+//   turnover/BLOCKS/GROUPS ns per block that is allocated from a full pool (its old content is
+//                          evicted), computed, published and freed
 //   step/WAITING           ns of a step with one request, while others wait for a place
 #include <benchmark/benchmark.h>
 
@@ -37,7 +37,7 @@ class Bench {
   Bench(std::int64_t num_groups, std::int64_t num_blocks, std::int32_t max_num_seqs)
       : scheduler_(make(num_groups, num_blocks, max_num_seqs)) {}
 
-  // A prompt that nobody else has.
+  // A prompt that no other request has.
   void add(std::uint32_t num_tokens, std::int32_t max_tokens) {
     RequestSpec spec;
     spec.name = "r" + std::to_string(++num_requests_);

@@ -6,7 +6,7 @@
 PYTHON: an interpreter that can import vLLM, or can with PYTHONPATH; once for each release that is
 to be timed. FILE: benchmark files (docs/formats.md); by default the three of traces/samples. Runs
 of both take turns, and the least of each counts: what else the machine does can only add to it.
-Lockstep is told the release's name, and must serve the steps, tokens and request-steps that vLLM
+Lockstep runs with the release's name, and must serve the steps, tokens and request-steps that vLLM
 served just before. Prints a Markdown table; ends with 1 where the totals differ.
 """
 

@@ -1,4 +1,4 @@
-// Threads per second of the executor, per mode, beside a plain loop that does the same.
+// Threads per second of the executor, per mode, compared with a plain loop that does the same.
 #include <benchmark/benchmark.h>
 
 #include <cstring>

@@ -2,7 +2,7 @@
 
     python vllm_adapter_speed.py [--vllm DIR] [--cases 300] [FILE...] [--runs 3]
 
-First small cases (20 steps of 3 to 6 requests), so many a second and core, and what share of that
+First small cases (20 steps of 3 to 6 requests), cases per second and core, and what share of that
 time is spent inside vLLM. Then each FILE (a benchmark file, docs/formats.md): request-steps a
 second, and their share of the speed that vLLM has alone: the time inside vLLM over all time, both
 of the same run.
@@ -97,8 +97,9 @@ class InProcess:
     of its reply, and of these the seconds inside vLLM."""
 
     def __init__(self) -> None:
-        from lockstep_engines import protocol, vllm_adapter
-        from lockstep_engines.vllm_engine import Request, Scheduler
+        from lockstep_engines import protocol
+        from lockstep_engines.vllm import adapter as vllm_adapter
+        from lockstep_engines.vllm.engine import Request, Scheduler
 
         self._protocol = protocol
         self._session = protocol.Session(protocol.SCHEDULER, vllm_adapter.VllmAdapter())

@@ -1,4 +1,4 @@
-"""What the live check costs beside vLLM's own scheduler, in one run.
+"""What the live check costs compared with vLLM's own scheduler, in one run.
 
     LOCKSTEP_COMMAND=build/release/lockstep python vllm_live_speed.py FILE... [--runs 3]
         [--model-ms 20]
@@ -27,7 +27,7 @@ sys.path[:0] = [str(HERE), str(HERE.parents[1] / "python")]
 
 def serve(header: Any, requests: Any, scheduler_cls: type | None, model_s: float) -> Any:
     """(CPU seconds, wall seconds, steps, the live check's log)"""
-    from lockstep_engines import vllm_engine
+    from lockstep_engines.vllm import engine as vllm_engine
 
     engine = vllm_engine.make_engine(header, scheduler_cls)
     for event in requests:
@@ -78,7 +78,7 @@ def measure(path: Path, runs: int, model_s: float, max_requests: int) -> None:
         first = statistics.median(run[place] for run in alone)
         more = statistics.median(run[place] for run in checked) - first
         text += (
-            f"; {what} {1e6 * first / steps:,.0f} us a step, {1e6 * more / steps:+,.0f} "
+            f"; {what} {1e6 * first / steps:,.0f} us per step, {1e6 * more / steps:+,.0f} "
             f"({100 * more / first:+.1f} %)"
         )
     dropped = sum(run[3].dropped for run in checked)

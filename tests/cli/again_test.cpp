@@ -81,7 +81,7 @@ TEST(Again, OfAReplayKeepsEveryOptionOfTheRun) {
   EXPECT_EQ(what_failed(second.out), what_failed(first.out)) << again;
 }
 
-TEST(Again, OfASavedCaseAndItsStory) {
+TEST(Again, OfASavedCaseAndItsExplanation) {
   const std::string folder = awkward_folder();
   const Outcome first =
       run_lockstep({"replay", folder + "/a trace.jsonl", "--backend", "simt", "--mutant",
@@ -91,9 +91,10 @@ TEST(Again, OfASavedCaseAndItsStory) {
   EXPECT_EQ(replayed.status, 1) << replayed.err;
   EXPECT_NE(replayed.out.find("The case is reproduced."), std::string::npos) << replayed.out;
   EXPECT_EQ(what_failed(replayed.out), what_failed(first.out));
-  const Outcome story = pasted(after(first.out, "\nExplained: "));
-  EXPECT_EQ(story.status, 1) << story.err;
-  EXPECT_NE(story.out.find("page_written (divergence) in step 0"), std::string::npos) << story.out;
+  const Outcome explanation = pasted(after(first.out, "\nExplained: "));
+  EXPECT_EQ(explanation.status, 1) << explanation.err;
+  EXPECT_NE(explanation.out.find("page_written (divergence) in step 0"), std::string::npos)
+      << explanation.out;
 }
 
 TEST(Again, OfAFuzzFailureRepeatsItsCase) {

@@ -1,5 +1,5 @@
-// `lockstep check-adapter` from the outside: the engines of this project pass, and of an adapter
-// that is wrong in one thing that thing is told.
+// `lockstep check-adapter` as a command: the engines of this project pass; an adapter with one error
+// fails the check of that error.
 #include <gtest/gtest.h>
 
 #include "tests/cli/command.h"

@@ -92,7 +92,7 @@ TEST(Conform, OfManyFilesJudgesAllThatItCan) {
         << refusal;
 }
 
-// A mismatch beside a refusal is listed, and the refusal decides the exit status.
+// A mismatch next to a refusal is listed, and the refusal decides the exit status.
 TEST(Conform, OfAMismatchAndARefusalTellsBoth) {
   const std::string folder = std::string(LOCKSTEP_SOURCE_DIR) + "/tests/regressions/damaged/";
   const std::string sampled = folder + "more_sampled_than_in_flight.jsonl";

@@ -1,5 +1,5 @@
-// `--decisions` from the outside, with an engine of a hundred lines: it is fuzzed, its mistakes are
-// found, made small, told and kept as recordings; what is known is no news until its day is over.
+// `--decisions` as a command, with an engine of a hundred lines: fuzzing finds its defects, shrinks
+// them and saves them as recordings; a known finding is reported as new after its last day.
 #include <gtest/gtest.h>
 
 #include "tests/cli/command.h"
@@ -36,10 +36,11 @@ TEST(Decisions, AMistakeIsShrunkToldAndKeptAsARecording) {
   const Outcome audit = run_lockstep({"audit", name + ".min.recording.jsonl"});
   EXPECT_EQ(audit.status, 1) << audit.out << audit.err;
   EXPECT_NE(audit.out.find("audit.conservation"), std::string::npos) << audit.out;
-  const Outcome story =
+  const Outcome explanation =
       run_lockstep({"explain", name + ".min.case.jsonl", "--decisions", kEngine + " --bug lost"});
-  EXPECT_EQ(story.status, 1) << story.err;
-  EXPECT_NE(story.out.find("Here it fails: audit.conservation"), std::string::npos) << story.out;
+  EXPECT_EQ(explanation.status, 1) << explanation.err;
+  EXPECT_NE(explanation.out.find("Here it fails: audit.conservation"), std::string::npos)
+      << explanation.out;
 }
 
 TEST(Decisions, ASavedCaseSaysWhoDecidedAndAReplayWithoutThatEngineSaysSo) {
@@ -97,9 +98,9 @@ TEST(Decisions, ThatDifferFromTheModelAreSavedShrunkToldAndReplayed) {
   EXPECT_NE(again.out.find("THE ENGINE DECIDES OTHERWISE in step "), std::string::npos)
       << again.out;
   EXPECT_NE(again.out.find("The case is reproduced."), std::string::npos) << again.out;
-  const Outcome story = run_lockstep({"explain", path, "--decisions", model, "--conform"});
-  EXPECT_EQ(story.status, 1) << story.err;
-  EXPECT_NE(story.out.find("Here it fails: conform."), std::string::npos) << story.out;
+  const Outcome explanation = run_lockstep({"explain", path, "--decisions", model, "--conform"});
+  EXPECT_EQ(explanation.status, 1) << explanation.err;
+  EXPECT_NE(explanation.out.find("Here it fails: conform."), std::string::npos) << explanation.out;
   const Outcome without = run_lockstep({"replay", path, "--decisions", model});
   EXPECT_EQ(without.out.find("THE ENGINE DECIDES OTHERWISE"), std::string::npos) << without.out;
 }

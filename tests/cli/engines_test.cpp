@@ -99,7 +99,7 @@ TEST(Conform, JudgesAnEngineWithoutAProfileByTheNearestRelease) {
       << outcome.out;
   EXPECT_EQ(run_lockstep({"audit", fork}).status, 0);
   EXPECT_EQ(run_lockstep({"replay", fork, "--backend", "none"}).status, 0);
-  // One that differs says so, and how to find out.
+  // One that differs is reported with the command that shows where.
   const Outcome differs = run_lockstep({"conform", fork, "--engine", "vllm-0.22.1"});
   EXPECT_EQ(differs.status, 1) << differs.err;
   EXPECT_NE(differs.out.find("`lockstep fit` finds"), std::string::npos) << differs.out;
@@ -133,7 +133,7 @@ TEST(DiffEngines, SaysWhereDecisionsPartAndWhatItCosts) {
   for (const char* text : {"Where they part first:", "of vllm-0.22.1:", "of vllm-0.33.0:"})
     EXPECT_NE(outcome.out.find(text), std::string::npos) << text;
   const Json json = Json::parse(read_text(path));
-  // The order of freed blocks parts first; who runs does not change before what was evicted does.
+  // The order of freed blocks differs first; the running requests differ only after an eviction.
   const Json& first = json.at("first_difference");
   ASSERT_TRUE(first.at("blocks").is_number());
   ASSERT_TRUE(first.at("evicted").is_number());

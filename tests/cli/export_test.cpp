@@ -75,7 +75,7 @@ TEST(AuditCommand, TellsOfAStreamWhatItTellsOfAFile) {
   EXPECT_EQ(run_lockstep({"audit", "-", file}).status, 2);
 }
 
-// A finding is told before the recording ends.
+// A finding is printed before the recording ends.
 TEST(AuditCommand, TellsAFindingAsSoonAsItsStepIsIn) {
   const std::string file = std::string(LOCKSTEP_SOURCE_DIR) +
                            "/tests/regressions/vllm_0_33_0_preempted_in_its_own_step.jsonl";

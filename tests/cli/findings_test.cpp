@@ -90,7 +90,7 @@ TEST(Findings, EachHasAPageWithItsTitleAndCasesThatAreThere) {
   }
 }
 
-// The paragraph that states who can meet the finding.
+// The paragraph that states which configurations reach the finding.
 std::string reach_of(const std::string& page) {
   const std::size_t at = page.find("\n**Reach.** ");
   return at == page.npos ? "" : page.substr(at + 12, page.find("\n\n", at) - at - 12);
@@ -111,7 +111,7 @@ TEST(Findings, EachStatesItsReachInOneOfThreeFormsAndItsReleases) {
   }
 }
 
-// A maintainer who reads only the page can reproduce it.
+// The page alone is enough to reproduce the finding.
 TEST(Findings, EachUpstreamPageHasCommandModelReleasesOutputAndPermalinks) {
   const auto all = pages();
   int count = 0;
@@ -131,7 +131,7 @@ TEST(Findings, EachUpstreamPageHasCommandModelReleasesOutputAndPermalinks) {
   EXPECT_EQ(count, 27);
 }
 
-// The model of 0.22.1 goes on where vLLM stops, and counts what is there: 10 and 23 are not its.
+// The model of 0.22.1 continues where vLLM stops, so it does not show 10 and 23.
 TEST(Findings, TheModelBehindTheProtocolShowsThoseOfItsRelease) {
   const std::string path = temporary_path("findings.json");
   const std::string junit = temporary_path("findings.xml");
@@ -194,7 +194,8 @@ TEST(Findings, ThePageByReleaseAgreesWithThePoliciesOfTheProfiles) {
       if (cell == "-") continue;
       const bool is_shown = cell == "x";
       // A policy is what most models are served with, and the first form of a finding: more
-      // releases show 8 behind a window, and 17 and 18 where kernels export checkpoints.
+      // releases show 8 with blocks that left a window, and 17 and 18 where kernels export
+      // checkpoints.
       if (is_shown && (finding.finding == 8 || finding.finding == 17 || finding.finding == 18))
         continue;
       // An empty cell proves nothing: 0.25.1 pads too, but not in the smallest case.

@@ -14,8 +14,8 @@ using Arguments = std::vector<std::string>;
 
 class FuzzOverMpi : public testing::Test {
  protected:
-  // What Open MPI wants to be told before it runs as root, more ranks than there are cores, and on
-  // this machine alone. Other implementations do not look at it.
+  // What Open MPI needs to run as root, with more ranks than there are cores, and on this machine
+  // alone. Other implementations do not look at it.
   void SetUp() override {
     if (std::string_view(LOCKSTEP_MPIRUN).empty()) GTEST_SKIP() << "no MPI was found";
     for (const char* const name : {"OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM",

@@ -1,5 +1,5 @@
 // `--backend FILE.so`: the example of docs/check_your_kernels.md agrees with the model, a bug in it
-// is found where it is, and a plugin that is wrong is refused in one sentence. The code in the
+// is found where it is, and a plugin that is wrong is refused with one error message. The code in the
 // guide is the code that runs here.
 #include <gtest/gtest.h>
 
@@ -123,7 +123,7 @@ TEST(Plugin, OfFlashInfersAppendAgreesAndAWrongStrideIsFoundInThePage) {
   EXPECT_NE(narrow.err.find("heads of 64, 128, 256 or 512"), std::string::npos) << narrow.err;
 }
 
-// Every block of C++ in the guide stands in the example, line by line: it compiles and runs.
+// Every block of C++ in the guide is in the example, line by line: it compiles and runs.
 TEST(Guide, ShowsTheCodeOfTheExample) {
   const std::string root = LOCKSTEP_SOURCE_DIR;
   const std::string guide = read_text(root + "/docs/check_your_kernels.md");

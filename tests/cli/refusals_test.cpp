@@ -1,4 +1,4 @@
-// What a user can get wrong ends with status 2 and one sentence on stderr that names it; nothing is
+// What a user can get wrong ends with status 2 and one error message on stderr that names it; nothing is
 // printed as if it were a result.
 #include <gtest/gtest.h>
 

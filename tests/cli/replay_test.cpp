@@ -372,7 +372,7 @@ TEST(Replay, OfAModelTakesPackedBlocksWhereTheReleaseDoes) {
       << outcome.err;
 }
 
-// What is nobody's wish is as the release serves it; the trace's hints are not of this model.
+// An option that was not given is as the release serves it; the trace's hints are not of this model.
 TEST(Replay, OfAModelIsAsItsReleaseServesIt) {
   const auto serving = [](const std::vector<std::string>& more) {
     std::vector<std::string> command{kSample,   "--backend",         "none", "--limit", "2",

@@ -60,9 +60,10 @@ TEST(Shrink, OfARecordingKeepsTheFindingOfTheAudit) {
   ASSERT_EQ(outcome.status, 1) << outcome.err << outcome.out;
   EXPECT_NE(outcome.out.find("It still fails: audit.attention_read (violation)"), std::string::npos)
       << outcome.out;
-  const Outcome story = run_lockstep({"explain", smallest});
-  EXPECT_EQ(story.status, 1) << story.err;
-  EXPECT_NE(story.out.find("Here it fails: audit.attention_read"), std::string::npos) << story.out;
+  const Outcome explanation = run_lockstep({"explain", smallest});
+  EXPECT_EQ(explanation.status, 1) << explanation.err;
+  EXPECT_NE(explanation.out.find("Here it fails: audit.attention_read"), std::string::npos)
+      << explanation.out;
 }
 
 TEST(Shrink, OfWhatDoesNotFailWritesNothing) {
@@ -98,7 +99,7 @@ TEST(Explain, OfADivergenceDrawsTheTableThePoolAndThePage) {
   const std::string saved = saved_divergence("drop-slot");
   const std::string smallest = temporary_path("small.case.jsonl");
   ASSERT_EQ(run_lockstep({"shrink", saved, "-o", smallest}).status, 1);
-  const std::string json_path = temporary_path("story.json");
+  const std::string json_path = temporary_path("explanation.json");
   const Outcome outcome = run_lockstep({"explain", smallest, "--json", json_path});
   EXPECT_EQ(outcome.status, 1) << outcome.err;
   for (const char* part : {"r0 arrives", "r0 is scheduled: token 0", "group 0  r0  [1*: 0]",

@@ -1,9 +1,9 @@
-"""A worker behind the worker protocol (docs/protocols.md) with no engine and nothing but the
+"""A worker behind the worker protocol (docs/protocols.md) with no engine and only the
 standard library, for tests of what drives one: rows of every kind, and states without drafts.
 
     model_worker.py [--defect NAME]
 
-Tensors lie one after the other, each shared by the layers that have the same place in their groups,
+Tensors are contiguous, each shared by the layers that have the same place in their groups,
 K of a block before its V.
 """
 
@@ -212,7 +212,7 @@ class Worker:
                     self.memory[at + size - 1] ^= 1
 
     def _advance(self, name, g, scheduled):
-        """The state goes on in the block of the last token; it moves there first."""
+        """Moves the state to the block of the last token and updates it there."""
         spec, table = self.groups[g]["spec"], self.tables[name][g]
         first = scheduled["computed"]
         end = first + scheduled["tokens"]

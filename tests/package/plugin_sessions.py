@@ -200,7 +200,7 @@ STAND_IN = '''
 import fakes
 
 class Scheduler(fakes.Scheduler):
-    """Hands every new request a block; with `bug`, all the same."""
+    """Gives every new request a block; with `bug`, always block 1."""
     bug = False
 
     def __init__(self, vllm_config):

@@ -1,5 +1,5 @@
-"""The commands of docs/ci.md run as they stand there, and leave what the page says; and so does the
-script of the GitHub action. `pip install` and `docker` are read, and not run: they want a
+"""The commands of docs/ci.md run as printed and write the files that the page names; so does the
+script of the GitHub action. `pip install` and `docker` are read, and not run: they need a
 network."""
 
 from __future__ import annotations

@@ -4,10 +4,10 @@
 
 #include <string>
 
+#include "properties/explain/explain.h"
+#include "properties/explain/explain_text.h"
 #include "properties/generate/generator.h"
 #include "properties/judge/judge.h"
-#include "properties/story/story.h"
-#include "properties/story/story_text.h"
 #include "tests/properties/busy_case.h"
 
 namespace lockstep {
@@ -72,16 +72,16 @@ TEST(Engines, TheAuditFollowsEachOfThem) {
   EXPECT_GT(found[1], 0);
 }
 
-TEST(Engines, TheStoryIsThatOfTheEngineThatFails) {
+TEST(Engines, TheExplanationIsThatOfTheEngineThatFails) {
   SavedCase saved = with_short_requests_on_rank_0(on_two_engines(""));
   saved.mutants = {"free-forward-order"};
-  const Story story = tell(saved, {});
-  EXPECT_EQ(story.dp_rank, 1);
-  ASSERT_FALSE(story.steps.empty());
-  for (const StoryStep& step : story.steps)
+  const Explanation explanation = explain(saved, {});
+  EXPECT_EQ(explanation.dp_rank, 1);
+  ASSERT_FALSE(explanation.steps.empty());
+  for (const ExplainedStep& step : explanation.steps)
     for (const RecordedScheduled& scheduled : step.recorded.scheduled)
       EXPECT_TRUE(scheduled.id == "r1" || scheduled.id == "r3") << scheduled.id;
-  const std::string text = to_text(saved, story);
+  const std::string text = to_text(saved, explanation);
   EXPECT_NE(text.find("2 data parallel ranks share the requests"), std::string::npos) << text;
 }
 

@@ -188,7 +188,7 @@ class Worlds {
     }
     manager_->allocate_new_blocks(request, demand);
     naive_.grow(both.table, end);
-    if (free - pool_->num_free_blocks() != cost) wrong_ = "cost told before and taken";
+    if (free - pool_->num_free_blocks() != cost) wrong_ = "predicted cost and blocks taken";
     manager_->cache_blocks(request, end);
     naive_.publish(both.table, keys_of(request), end);
     seen_.evictions += pool_->take_counters().evicted;

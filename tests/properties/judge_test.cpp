@@ -127,7 +127,7 @@ TEST(KnownFindings, AreNotBlamedForWhatIsPlantedBesideThem) {
       num_taken += known_finding(saved, outcome) != nullptr ? 1 : 0;
     }
   EXPECT_EQ(num_taken, 0);
-  EXPECT_GT(num_planted, 20) << "of those that configuration and check would have taken for one";
+  EXPECT_GT(num_planted, 20) << "of those that configuration and check would have confused";
 }
 
 TEST(KnownFindings, AreWhatACaseGetsPastOnceTheyAreRepaired) {

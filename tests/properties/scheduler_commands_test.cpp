@@ -305,7 +305,7 @@ class ResetPrefixCache final : public SchedulerCommand {
 };
 
 bool in_order(const std::string& engine, SchedulerDefect defect, SeenByScheduler& seen) {
-  return rc::check("the scheduler's books are in order after every command", [&] {
+  return rc::check("the scheduler's bookkeeping is consistent after every command", [&] {
     const DrawnEngine setup = draw_engine_and_pool(engine);
     seen("two-block pool", setup.num_blocks == 2);
     RC_CLASSIFY(setup.num_blocks == 2, "two-block pool");

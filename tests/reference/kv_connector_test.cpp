@@ -232,7 +232,7 @@ TEST_F(KVConnectors, APreemptedRequestThatLoadsComesBackAsResumed) {
   const RequestId a = vllm.add("a", prompt_of(1, 8), 16);
   vllm.add("b", prompt_of(2, 8), 3);
   while (vllm.step().preempted.empty())
-    if (!vllm.scheduler().has_unfinished_requests()) FAIL() << "nobody was preempted";
+    if (!vllm.scheduler().has_unfinished_requests()) FAIL() << "no request was preempted";
   connector.answers["b"] = {.num_tokens = 4, .is_async = true};
   vllm.scheduler().abort_request(a);
   vllm.step();

@@ -151,8 +151,9 @@ def _functions(source: Source) -> int:
 
 def _prose(name: str, source: Source | None, text: str) -> list[tuple[int, str]]:
     """The lines of a file that people read: documents, comments, messages."""
-    if name.endswith(".md"):
-        return list(enumerate(text.split("\n"), 1))
+    if name.endswith(".md"):  # without names in backticks: they are not prose
+        return [(n, re.sub(r"`[^` ]+`", "``", line))
+                for n, line in enumerate(text.split("\n"), 1)]  # fmt: skip
     if source:
         comments = [(n, x) for n, x in enumerate(source.comments.split("\n"), 1) if x.strip()]
         return comments + source.strings

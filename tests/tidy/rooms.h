@@ -5,7 +5,7 @@
 // 1. A file is of the room with the longest path that is a folder of the file; a folder that is
 //    compiled into another room's library has that one's arrows.
 // 2. A room includes itself and the rooms of its line; a room behind one of those is not enough.
-// 3. Arrows make no circle.
+// 3. Arrows have no cycle.
 #pragma once
 
 #include <map>

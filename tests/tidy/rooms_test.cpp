@@ -1,4 +1,4 @@
-// Who includes whom: no file goes past the arrows of its room, and arrows make no circle.
+// Includes follow the arrows of their room, and arrows have no cycle.
 #include "tests/tidy/rooms.h"
 
 #include <fmt/core.h>

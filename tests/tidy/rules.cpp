@@ -30,8 +30,7 @@ bool is_word_character(char c) {
   return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_';
 }
 
-// `word` stands in the line with nothing before it (nor behind it, when it ends in a letter) that
-// would make it part of a longer word.
+// The line contains `word`, and not as a part of a longer word.
 bool contains_word(std::string_view line, std::string_view word) {
   for (std::size_t at = line.find(word); at != line.npos; at = line.find(word, at + 1)) {
     const std::size_t end = at + word.size();

@@ -53,7 +53,7 @@ TEST(Project, EveryPackageIsNamedOnce) {
   for (std::string line; std::getline(lines, line);) {
     const std::string name = line.substr(0, line.find_first_of(" #"));
     if (name.empty()) continue;
-    EXPECT_TRUE(seen.insert(name).second) << name << " stands there twice";
+    EXPECT_TRUE(seen.insert(name).second) << name << " is listed twice";
   }
   EXPECT_GE(seen.size(), 10u);
 }
@@ -67,7 +67,7 @@ TEST(FolderSizes, OfMoreThanFortyFilesAreFound) {
   EXPECT_EQ(text_of(check_folder_sizes(files)), "sim/:0: 41 files\n");
 }
 
-// Neither what is only declared again nor what stands in another namespace is a second type.
+// Neither a second declaration nor a type of another namespace is a second type.
 TEST(Definitions, OfOneNameInTwoHeadersAreFound) {
   const auto in = [](const char* scope, const char* line) {
     return fmt::format("namespace {} {{\nclass A;\n{}\n", scope, line);

@@ -291,7 +291,7 @@ TEST(Dynamo, WhatIsNotWholeIsRefused) {
   EXPECT_EQ(refused(changed(text, "{\"session_id\":\"main\"}",
                             "{\"session_id\":\"main\",\"parent_session_id\":\"reader\"}")),
             "read without an error")
-      << "nobody of the reader's began before the first of main";
+      << "no request of the reader began before the first of main";
 }
 
 TEST(AgenticMooncake, RowsWaitForThoseTheyName) {
@@ -326,9 +326,9 @@ TEST(Aiperf, AManifestsTurnsAddToTheirSession) {
   so_far.insert(so_far.end(), first.output.tokens.begin(), first.output.tokens.end());
   std::vector<std::int32_t> next = prompt(trace, 1).materialize();
   next.resize(142);
-  EXPECT_EQ(next, so_far) << "a turn begins with all that was said before";
+  EXPECT_EQ(next, so_far) << "a turn begins with all earlier turns";
   EXPECT_EQ(lines_of(imported("aiperf/dataset.jsonl", {.block_tokens = 64})), lines_of(trace))
-      << "the rows alone, told of the manifest's block";
+      << "the rows alone, with the manifest's block size";
 }
 
 TEST(Aiperf, AManifestThatDoesNotFitItsRowsIsRefused) {

@@ -95,7 +95,7 @@ Trace trace_of_everything() {
   add(*prompt_of_hash_ids({3, 4, 9}, 15, *trace.header.ids, 2));
   add(prompt_of({{Kind::literal, 0, 0, 3}}, {5, 0, 2'000'000'000}));
   add(private_prompt(9, 4));
-  add(private_prompt(9, 4)).spec.name = "somebody else's private tokens";
+  add(private_prompt(9, 4)).spec.name = "private tokens of another request";
   add(prompt_of({{Kind::seeded, 8, 0, 2},
                  {Kind::literal, 0, 0, 1},
                  {Kind::symbolic, ~0ull, 1, 2},

@@ -7,7 +7,7 @@
 // 3. Some prompts are exact repeats of whole blocks (completely cached: the last token is computed
 //    again), some have 1 to 3 tokens, some continue a conversation (after + delay, with a longer
 //    prompt).
-// 4. Arrivals come in bursts of equal times, tight enough for the hinted pool to preempt and evict.
+// 4. Arrivals are bursts of equal times, tight enough for the hinted pool to preempt and evict.
 #pragma once
 
 #include <cstdint>

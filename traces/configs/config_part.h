@@ -1,8 +1,11 @@
 // One object of a Hugging Face config.json, with what its configuration class adds: defaults of
 // keys that the file leaves out, and the names under which the class stores them.
 //
-// 1. A key that the file has wins, null included: null means that the class derives the value.
-// 2. Every key that a rule reads is remembered; unread_keys() lists the others.
+// Invariants
+// (1) A key that the file has wins, null included: null means that the class derives the value.
+// (2) Every key that a rule reads is remembered, by all copies of the part; unread_keys() lists the
+//     others.
+//
 // Sources of config_classes.inc: the configuration classes of transformers 5.20.2 and vLLM 0.33.0.
 #pragma once
 

@@ -1,5 +1,10 @@
 // A config.json while its layers are derived: the parts of the file, the model under construction,
 // and what rules of several families share.
+//
+// Invariants
+// (1) model().kinds has no two entries that differ in the name alone, and no two of one name; every
+//     layer names its kind by index.
+// (2) model().assumptions only grows: one line for each value that no key of the file says.
 #pragma once
 
 #include <cstdint>

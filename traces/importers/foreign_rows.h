@@ -46,8 +46,12 @@ std::int64_t read_arrival_ns(JsonObject& object, std::string_view key, int digit
 // A time or a span from 0 to kSpanMaxNs.
 std::int64_t read_span_ns(JsonValue value, int digits);
 
-// Ids of 64 bits as seeds of at most kHashIdMax. Small ids stay as they are; the others count down
-// from kHashIdMax in the order in which they come up.
+// Ids of 64 bits as seeds of at most kHashIdMax.
+//
+// Invariants
+// (1) One id has one seed, and two ids never share one.
+// (2) Small ids stay as they are; the others count down from kHashIdMax in the order of their first
+//     appearance.
 class WideIds {
  public:
   std::uint64_t seed_of(std::uint64_t id);

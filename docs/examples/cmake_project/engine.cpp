@@ -65,7 +65,7 @@ class Engine {
   }
 
  private:
-  // Room for everything that it may become: nobody is preempted.
+  // Room for the longest that the request may become: no request is preempted.
   bool fits(const Request& request) const {
     std::size_t reserved = 0;
     for (const Request& other : running_) reserved += blocks_of(other.last) - other.table.size();

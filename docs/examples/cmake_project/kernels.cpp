@@ -1,4 +1,4 @@
-// A kernel of yours in place of one of the plain loops of <lockstep/plain_plugin.h>, which do the
+// Your kernel in place of one of the plain loops of <lockstep/plain_plugin.h>, which do the
 // rest: how rows of K and V come into the pages. On a GPU it would be a launch.
 #define PLAIN_PLUGIN_AS_BASE
 #include <lockstep/plain_plugin.h>

@@ -1,0 +1,165 @@
+"""A case as vLLM's worker is made for it: what is refused, the layers, the backend of attention,
+the configuration of a model that has no files."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import os
+from typing import Any
+
+from vllm.model_executor.layers.attention import mla_attention
+from vllm.v1.attention.backends import triton_attn
+from vllm.v1.attention.backends.mla import triton_mla
+
+from lockstep_engines.protocol import Refused
+from lockstep_engines.worker import layers as worker_layers
+from lockstep_engines.worker.layers import Layer
+
+DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+VOCABULARY = 512  # of the model
+TRITON_BACKEND = "vllm.v1.attention.backends.triton_attn.TritonAttentionBackend"
+
+
+class SmallBlocksBackend(triton_attn.TritonAttentionBackend):
+    """vLLM's Triton attention for block sizes that its kernels do not take: nothing attends here,
+    and rows are written in blocks of every size."""
+
+    @staticmethod
+    def get_supported_kernel_block_sizes(*_: Any) -> list[Any]:
+        return [triton_attn.MultipleOf(1)]
+
+    @classmethod
+    def supports_block_size(cls, block_size: int | None) -> bool:
+        return True
+
+    @staticmethod
+    def get_kv_cache_shape(
+        num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, *_: Any, **__: Any
+    ) -> tuple[int, ...]:
+        """Of releases that ask a backend for it: as Triton attention's."""
+        return (num_blocks, 2, block_size, num_kv_heads, head_size)
+
+
+class SmallBlocksMlaBackend(triton_mla.TritonMLABackend):
+    """The same of MLA."""
+
+    get_supported_kernel_block_sizes = SmallBlocksBackend.get_supported_kernel_block_sizes
+    supports_block_size = SmallBlocksBackend.supports_block_size
+
+
+def specs_of(group: dict[str, Any]) -> list[dict[str, Any]]:
+    return group.get("layer_specs") or [group["spec"]] * len(group["layers"])
+
+
+def refuse(case: dict[str, Any], is_v2: bool) -> None:
+    """Cases whose layers or options the worker is not driven with, by name."""
+    config = case["config"]
+    for group in case["groups"]:
+        for spec in specs_of(group):
+            _refuse_spec(spec)
+    kinds = {spec["type"] for group in case["groups"] for spec in specs_of(group)}
+    if "mla" in kinds and kinds & {"full", "sliding_window", "chunked_local"}:
+        raise Refused("MLA with attention of other kinds: one backend of attention is driven")
+    for option in ("dcp", "pcp"):
+        if config.get(option, 1) != 1:
+            raise Refused(f"{option} {config[option]}: ranks of a worker are not driven")
+    needs_numba = config.get("num_spec_tokens") and not config.get("async_scheduling")
+    if not is_v2 and needs_numba and not importlib.util.find_spec("numba"):
+        raise Refused("drafts: vLLM's ngram proposer needs numba, which is not installed")
+    if "connector" in case:
+        raise Refused("a KV connector: its worker is not driven")
+
+
+def _refuse_spec(spec: dict[str, Any]) -> None:
+    kinds = worker_layers.KINDS
+    if spec["type"] not in kinds:
+        raise Refused(f"layers of kind {spec['type']}: the worker is driven with {kinds}")
+    for dtype in spec.get("dtypes") or [spec["dtype"]]:
+        if dtype not in DTYPES:
+            raise Refused(f"caches of {dtype}: the worker is driven with {[*DTYPES]}")
+    sizes_of_mla = mla_attention.MLACommonBackend.get_supported_head_sizes()
+    if spec["type"] == "mla" and spec["head_size"] not in sizes_of_mla:
+        raise Refused(f"MLA with heads of {spec['head_size']}: vLLM takes {sizes_of_mla}")
+    if spec["type"] != "mamba":
+        return
+    if spec.get("mamba_cache_mode", "none") not in ("none", "align"):
+        raise Refused(f"states in cache mode {spec['mamba_cache_mode']}: none and align are driven")
+    if spec.get("num_prefill_checkpoint_blocks"):
+        raise Refused("states that prefills export: their checkpoints are not driven")
+    sizes = [
+        math.prod(shape) * worker_layers.TORCH_DTYPES[dtype].itemsize
+        for shape, dtype in zip(spec["shapes"], spec["dtypes"], strict=True)
+    ]
+    if any(size % 8 for size in sizes):
+        raise Refused(f"states of {sizes} bytes: the worker is driven with words of 8 bytes")
+
+
+def model_config(layers: list[Layer]) -> dict[str, Any]:
+    """What vLLM reads of a model before it makes one: of the first layer with rows, or of a model
+    that has states alone, anything."""
+    rows = [layer.spec for layer in layers if layer.spec["type"] not in ("mamba", "hidden_state")]
+    any_row = {"num_kv_heads": 1, "head_size": 16, "dtype": "bf16"}
+    first: dict[str, Any] = rows[0] if rows else any_row
+    keeps_states = any(layer.state_type for layer in layers)
+    head_dim = first["head_size"] + first["head_size"] % 2  # nothing here rotates, but it must fit
+    config = {
+        "architectures": [f"Lockstep{'Hybrid' if keeps_states else ''}ContentModel"],
+        "model_type": "llama",
+        "vocab_size": VOCABULARY,
+        "hidden_size": first["num_kv_heads"] * head_dim,
+        "intermediate_size": 16,
+        "num_hidden_layers": len(layers),
+        "num_attention_heads": first["num_kv_heads"],
+        "num_key_value_heads": first["num_kv_heads"],
+        "head_dim": head_dim,
+        "max_position_embeddings": 1 << 20,
+        "torch_dtype": DTYPES[first["dtype"]],
+    }
+    if keeps_states:
+        config["mamba_chunk_size"] = 8
+        config["layers_block_type"] = [
+            "mamba" if layer.state_type else "attention" for layer in layers
+        ]
+    if first.get("type") == "mla":
+        latent, rope = worker_layers.mla_sizes(first)
+        config |= {
+            "model_type": "deepseek_v3",
+            "kv_lora_rank": latent,
+            "qk_rope_head_dim": rope,
+            "qk_nope_head_dim": 1,
+            "v_head_dim": 1,
+            "q_lora_rank": None,
+        }
+    return config
+
+
+def describe_model(config: dict[str, Any], folder: str) -> None:
+    """The configuration of a model without files."""
+    with open(os.path.join(folder, "config.json"), "w") as file:
+        json.dump(config, file)
+
+
+def state_type_of(spec: dict[str, Any], chosen: str) -> str:
+    """Of a spec that keeps states; `chosen`: by the option of the worker."""
+    return chosen or ("short_conv" if len(spec["shapes"]) == 1 else "mamba2")
+
+
+def plan_layers(groups: list[dict[str, Any]], chosen: str) -> list[Layer]:
+    layers: list[Layer] = []
+    for g, group in enumerate(groups):
+        for name, spec in zip(group["layers"], specs_of(group), strict=True):
+            kind = state_type_of(spec, chosen) if spec["type"] == "mamba" else ""
+            layers.append(Layer(name, g, len(layers), spec, kind))
+    return layers
+
+
+def backend_of(layers: list[Layer]) -> str:
+    """Triton's; of blocks that its kernels do not take, with that limit lifted."""
+    rows = [layer.spec for layer in layers if not layer.state_type]
+    is_mla = any(spec["type"] == "mla" for spec in rows)
+    backend: Any = triton_mla.TritonMLABackend if is_mla else triton_attn.TritonAttentionBackend
+    if any(spec["block_size"] % 16 for spec in rows):
+        backend = SmallBlocksMlaBackend if is_mla else SmallBlocksBackend
+    return f"{backend.__module__}.{backend.__qualname__}"
