@@ -146,7 +146,9 @@ std::int64_t page_bytes(const CacheSpec& spec) {
 }
 
 bool is_prefix_cacheable(const CacheSpec& spec) {
-  return traits_of(spec.kind).is_prefix_cacheable && !spec.bounded_replay;
+  // The class of cross attention says so too, though its engine caches no prefixes.
+  return (traits_of(spec.kind).is_prefix_cacheable || is_cross_attention(spec.kind)) &&
+         !spec.bounded_replay;
 }
 
 std::int64_t stride_alignment_bytes(const CacheSpec& spec) {
