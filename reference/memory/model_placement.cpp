@@ -9,6 +9,7 @@
 #include "base/check.h"
 #include "reference/memory/placed_layout.h"
 #include "reference/placement/cache_backends.h"
+#include "reference/placement/layer_specs.h"
 #include "reference/plan/hisparse_plan.h"
 #include "reference/plan/kernel_blocks.h"
 #include "reference/plan/page_size.h"
@@ -62,36 +63,20 @@ std::string backend_for(const NamedSpec& layer, AttentionBackend chosen, RingsOf
 // What the model says of the layer.
 Result<PlacementLayer> facts_of(const NamedSpec& named, AttentionBackend chosen, RingsOf rings) {
   const KVCacheSpec& given = named.spec;
-  PlacementLayer layer{.name = named.name, .spec = CacheSpec{}, .backend = {}};
-  CacheSpec& spec = *layer.spec;
   if (keeps_nothing(given.kind) || is_hisparse(given.kind))
     return fail(fmt::format("{}: layers of kind {} are planned only from recordings", named.name,
                             name_of(given.kind)));
-  spec.kind = given.kind;
-  layer.backend = named.backend.empty() ? backend_for(named, chosen, rings) : named.backend;
+  PlacementLayer layer{.name = named.name, .spec = given, .backend = named.backend};
+  if (layer.backend.empty()) layer.backend = backend_for(named, chosen, rings);
   layer.fixed_block_size = given.block_size;
-  spec.dtype = given.dtype;
-  spec.block_size = 1;
+  KVCacheSpec& spec = *layer.spec;
+  forget_plan(spec);
+  spec.extra_retained_tokens = 0;
   spec.dcp_sharded = is_dealt_out(given);
-  spec.is_draft.value = named.is_draft;
-  if (is_state_kind(given.kind)) {
-    spec.states = given.states;
-    spec.num_prefill_checkpoint_blocks = given.num_prefill_checkpoint_blocks;
-    if (given.prefill_checkpoint_alignment != 0)
-      spec.prefill_checkpoint_alignment = given.prefill_checkpoint_alignment;
-    return layer;
-  }
-  spec.num_kv_heads = given.num_kv_heads;
-  spec.head_size = given.head_size;
-  if (!has_single_rows(given)) spec.head_size_v = head_size_v(given);
+  spec.plan.is_draft.value = named.is_draft;
+  spec.head_size_v = keeps_pairs(given) ? head_size_v(given) : 0;
   if (is_hidden_state(given.kind))
-    spec.state_content_bytes = given.head_size * itemsize_bytes(given.dtype);
-  if (given.sliding_window != 0) spec.sliding_window = given.sliding_window;
-  if (given.attention_chunk_size != 0) spec.attention_chunk_size = given.attention_chunk_size;
-  if (given.sink_len != 0) spec.sink_len = given.sink_len;
-  if (given.rswa_window != 0) spec.rswa_window = given.rswa_window;
-  spec.tokens_per_state = given.compress_ratio;
-  spec.bounded_replay = given.bounded_replay;
+    spec.plan.state_content_bytes = given.head_size * itemsize_bytes(given.dtype);
   return layer;
 }
 
@@ -198,19 +183,19 @@ Result<std::vector<WorkerShare>> stages_of(const LayerSpecs& layers, const PlanO
 void mark_sparse(const LayerSpecs& layers, std::vector<PlacementLayer>& facts) {
   std::set<std::int64_t> indexed;
   for (std::size_t i = 0; i < layers.size(); ++i) {
-    CacheSpec& spec = *facts[i].spec;
-    spec.is_indexer = facts[i].backend.starts_with("indexer");
-    if (spec.is_indexer) indexed.insert(layer_number(layers[i].name));
+    KVCacheSpec& spec = *facts[i].spec;
+    spec.plan.is_indexer = facts[i].backend.starts_with("indexer");
+    if (spec.plan.is_indexer) indexed.insert(layer_number(layers[i].name));
   }
   for (std::size_t i = 0; i < layers.size(); ++i) {
     if (layers[i].index_topk == 0) continue;
-    facts[i].spec->topk_buffer_width = layers[i].index_topk;
-    facts[i].spec->is_index_group_leader = indexed.contains(layer_number(layers[i].name));
+    facts[i].spec->plan.topk_buffer_width = layers[i].index_topk;
+    facts[i].spec->plan.is_index_group_leader = indexed.contains(layer_number(layers[i].name));
   }
 }
 
 // `own` as the plan has it.
-KVCacheSpec planned(KVCacheSpec own, const CacheSpec& spec) {
+KVCacheSpec planned(KVCacheSpec own, const KVCacheSpec& spec) {
   own.block_size = spec.block_size;
   own.page_size_padded.reset();
   if (page_bytes(spec) != unpadded_page_bytes(spec)) own.page_size_padded = page_bytes(spec);
@@ -283,7 +268,7 @@ Result<ModelPlacement> place_served_model(const ModelSpec& model, const PlanOpti
 }
 
 Result<KVCacheConfig> replay_plan(const Placement& placement, const LayerSpecs& layers) {
-  const auto own = [&](const std::string& name, const CacheSpec& spec) -> Result<KVCacheSpec> {
+  const auto own = [&](const std::string& name, const KVCacheSpec& spec) -> Result<KVCacheSpec> {
     const auto layer = std::ranges::find(layers, name, &NamedSpec::name);
     LS_CHECK(layer != layers.end(), "{} is no layer of the model", name);
     KVCacheSpec result = planned(layer->spec, spec);
@@ -335,10 +320,8 @@ std::map<std::string, std::int64_t> mapped_kernel_blocks(const KVCacheConfig& pl
     if (layer.spec.compress_ratio <= 1 || !is_full_of_latents(layer.spec.kind)) continue;
     const CacheBackend* backend = find_cache_backend(backend_for(layer, chosen, rings));
     LS_CHECK(backend != nullptr, "{} has no backend", layer.name);
-    CacheSpec facts;
-    facts.tokens_per_state = layer.spec.compress_ratio;
-    const auto tokens = common_kernel_block(layer.spec.block_size,
-                                            {kernel_sizes(*backend, DeviceFamily::sm90, facts)});
+    const auto tokens = common_kernel_block(
+        layer.spec.block_size, {kernel_sizes(*backend, DeviceFamily::sm90, layer.spec)});
     if (tokens && *tokens != layer.spec.block_size) mapped[layer.name] = *tokens;
   }
   return mapped;

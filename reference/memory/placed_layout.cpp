@@ -22,46 +22,21 @@ bool has_slots_of_values(const KVCacheSpec& spec) {
   return !has_single_rows(spec) && spec.kv_quant_mode == KVQuantMode::nvfp4;
 }
 
-Result<CacheSpec> cache_spec_of(const std::string& name, const KVCacheSpec& spec) {
+// The spec with the shape of its page.
+Result<KVCacheSpec> with_page_shape(const std::string& name, KVCacheSpec spec) {
   if (keeps_nothing(spec.kind) || is_hisparse(spec.kind))
     return fail(fmt::format("{}: a cache of kind {}", name, name_of(spec.kind)));
-  CacheSpec placed;
-  placed.kind = spec.kind;
-  placed.block_size = spec.block_size;
-  placed.page_size_padded = spec.page_size_padded;
-  placed.dtype = spec.dtype;
-  if (spec.block_stride_alignment > 1)
-    placed.block_stride_alignment.bytes = spec.block_stride_alignment;
-  if (is_state_kind(spec.kind)) {
-    placed.states = spec.states;
-    placed.mamba_cache_mode = spec.mamba_cache_mode;
-    placed.num_speculative_blocks = spec.num_speculative_blocks;
-    return placed;
-  }
-  if (!has_single_rows(spec) && head_size_v(spec) != spec.head_size)
+  spec.dcp_sharded = is_dealt_out(spec);
+  if (is_state_kind(spec.kind)) return spec;
+  if (keeps_pairs(spec) && head_size_v(spec) != spec.head_size)
     return fail(fmt::format("{}: K and V in rows of {} and {} elements", name, spec.head_size,
                             head_size_v(spec)));
   const std::int64_t parts = has_single_rows(spec) || has_slots_of_values(spec) ? 1 : 2;
-  placed.dcp_sharded = spec.dcp_sharded;
-  placed.num_kv_heads = spec.num_kv_heads;
-  placed.num_head_slots = has_slots_of_values(spec) ? 2 * spec.num_kv_heads : spec.num_kv_heads;
-  placed.head_size = spec.head_size;
-  placed.head_size_v = spec.head_size_v;
-  placed.state_content_bytes = parts * row_bytes(spec);
-  placed.kv_quant_mode = spec.kv_quant_mode;
-  placed.tokens_per_state = spec.compress_ratio;
-  if (spec.sliding_window != 0) placed.sliding_window = spec.sliding_window;
-  if (spec.sink_len != 0) placed.sink_len = spec.sink_len;
-  if (spec.rswa_window != 0) placed.rswa_window = spec.rswa_window;
-  if (spec.attention_chunk_size != 0) placed.attention_chunk_size = spec.attention_chunk_size;
-  placed.extra_retained_tokens = spec.extra_retained_tokens;
-  placed.bounded_replay = spec.bounded_replay;
-  if (!spec.cache_dtype_str.empty()) placed.cache_dtype_str = spec.cache_dtype_str;
-  if (!spec.model_version.empty()) placed.model_version = spec.model_version;
-  if (spec.alignment != 0) placed.alignment = spec.alignment;
-  LS_CHECK(unpadded_page_bytes(placed) == unpadded_page_size_bytes(spec), "{}: pages of {} and {}",
-           name, unpadded_page_bytes(placed), unpadded_page_size_bytes(spec));
-  return placed;
+  spec.plan.num_head_slots = has_slots_of_values(spec) ? 2 * spec.num_kv_heads : spec.num_kv_heads;
+  spec.plan.state_content_bytes = parts * row_bytes(spec);
+  LS_CHECK(unpadded_page_bytes(spec) == unpadded_page_size_bytes(spec), "{}: pages of {} and {}",
+           name, unpadded_page_bytes(spec), unpadded_page_size_bytes(spec));
+  return spec;
 }
 
 Result<std::vector<PlacedGroup>> placed_groups(const KVCacheConfig& plan) {
@@ -77,9 +52,9 @@ Result<std::vector<PlacedGroup>> placed_groups(const KVCacheConfig& plan) {
     placed.layer_names = group.layer_names;
     placed.is_uniform = group.is_uniform_type() && !group.layer_names.empty();
     const std::string name = group.layer_names.empty() ? "a group" : group.layer_names.front();
-    LS_ASSIGN_OR_RETURN(placed.spec, cache_spec_of(name, group.spec));
+    LS_ASSIGN_OR_RETURN(placed.spec, with_page_shape(name, group.spec));
     for (std::size_t i = 0; placed.is_uniform && i < group.layer_names.size(); ++i) {
-      LS_ASSIGN_OR_RETURN(auto spec, cache_spec_of(group.layer_names[i], group.layer_spec(i)));
+      LS_ASSIGN_OR_RETURN(auto spec, with_page_shape(group.layer_names[i], group.layer_spec(i)));
       placed.by_layer.emplace_back(group.layer_names[i], std::move(spec));
     }
   }

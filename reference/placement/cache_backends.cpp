@@ -71,13 +71,14 @@ const CacheBackend* find_cache_backend(std::string_view name) {
   return at == cache_backends().end() ? nullptr : &*at;
 }
 
-KernelSizes kernel_sizes(const CacheBackend& backend, DeviceFamily device, const CacheSpec& spec) {
+KernelSizes kernel_sizes(const CacheBackend& backend, DeviceFamily device,
+                         const KVCacheSpec& spec) {
   const bool by_device = backend.name == "indexer_v41" || backend.name == "indexer_v41_sparse" ||
                          backend.name == "v41_flashmla";
   if (by_device && device == DeviceFamily::sm90) return {{64}, 0};
   if (backend.name == "indexer_kpool") {
     KernelSizes sizes{backend.listed, 0};
-    for (std::int64_t& size : sizes.listed) size *= spec.tokens_per_state;
+    for (std::int64_t& size : sizes.listed) size *= spec.compress_ratio;
     return sizes;
   }
   if (backend.name == "flashmla_sparse" && device == DeviceFamily::sm100 &&

@@ -45,7 +45,7 @@ struct CacheBackend {
 const CacheBackend* find_cache_backend(std::string_view name);
 
 // `spec`: of a layer of the backend, or its facts.
-KernelSizes kernel_sizes(const CacheBackend& backend, DeviceFamily device, const CacheSpec& spec);
+KernelSizes kernel_sizes(const CacheBackend& backend, DeviceFamily device, const KVCacheSpec& spec);
 std::vector<CacheLayout> declared_orders(const CacheBackend& backend, DeviceFamily device);
 bool is_state_backend(const CacheBackend& backend);
 

@@ -10,8 +10,8 @@
 namespace lockstep {
 namespace {
 
-std::vector<CacheSpec> values_of(const NamedCacheSpecs& specs) {
-  std::vector<CacheSpec> values;
+std::vector<KVCacheSpec> values_of(const NamedCacheSpecs& specs) {
+  std::vector<KVCacheSpec> values;
   for (const auto& [name, spec] : specs) values.push_back(spec);
   return values;
 }
@@ -22,7 +22,7 @@ std::vector<std::string> names_of(const NamedCacheSpecs& specs) {
   return names;
 }
 
-PlacedGroup group_of(std::vector<std::string> names, CacheSpec spec) {
+PlacedGroup group_of(std::vector<std::string> names, KVCacheSpec spec) {
   PlacedGroup group;
   group.layer_names = std::move(names);
   group.spec = std::move(spec);
@@ -128,7 +128,7 @@ Result<NamedCacheSpecs> equal_pages(NamedCacheSpecs specs, bool& is_final) {
 // Equal pages in groups of equal size, layers split round robin.
 Result<std::vector<PlacedGroup>> equal_page_groups(const NamedCacheSpecs& specs) {
   struct Bucket {
-    std::vector<CacheSpec> specs;
+    std::vector<KVCacheSpec> specs;
     NamedCacheSpecs layers;
   };
   std::vector<Bucket> same;  // layers of one spec
@@ -141,7 +141,7 @@ Result<std::vector<PlacedGroup>> equal_page_groups(const NamedCacheSpecs& specs)
   std::vector<Bucket> buckets;
   for (Bucket& bucket : same) {
     const auto takes = [&](const Bucket& other) {
-      std::vector<CacheSpec> all = other.specs;
+      std::vector<KVCacheSpec> all = other.specs;
       all.push_back(bucket.specs[0]);
       return merge_specs(all).spec.has_value();
     };
@@ -185,7 +185,7 @@ std::optional<PlacedGroup> full_allocation(const NamedCacheSpecs& specs) {
 
 // A group for each layer of hidden states, in pages of the common size.
 Result<void> add_hidden_groups(const NamedCacheSpecs& hidden, std::vector<PlacedGroup>& groups) {
-  const auto token_bytes = [](const CacheSpec& spec) {
+  const auto token_bytes = [](const KVCacheSpec& spec) {
     return spec.num_kv_heads * spec.head_size * itemsize_bytes(spec.dtype);
   };
   LS_RETURN_IF_ERROR(check_page(groups[0].layer_names[0], groups[0].spec));
@@ -247,7 +247,7 @@ Result<std::vector<PlacedGroup>> group_layers(NamedCacheSpecs& specs, CacheLayou
 
 }  // namespace
 
-Result<void> check_page(const std::string& name, const CacheSpec& spec) {
+Result<void> check_page(const std::string& name, const KVCacheSpec& spec) {
   if (page_bytes(spec) != 0) return {};
   return fail(
       fmt::format("layer {}: blocks of {} tokens do not hold one KV entry; choose a larger "
@@ -374,7 +374,7 @@ Result<std::vector<PlacedGroup>> cache_groups(NamedCacheSpecs specs, CacheLayout
   if (options.spec_method == "dflash" || options.spec_method.empty()) return groups;
   std::set<std::string> drafts;
   for (const auto& [name, spec] : specs)
-    if (spec.is_draft.value) drafts.insert(name);
+    if (spec.plan.is_draft.value) drafts.insert(name);
   for (PlacedGroup& group : groups)
     group.is_eagle_group = std::ranges::any_of(
         group.layer_names, [&](const std::string& name) { return drafts.contains(name); });

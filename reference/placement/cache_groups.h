@@ -16,7 +16,7 @@ Result<std::vector<PlacedGroup>> cache_groups(NamedCacheSpecs specs, CacheLayout
 
 // An Error: the layer's block holds no KV entry. The engine divides by the page where it compares
 // pages, so it refuses such a layer while grouping, or while planning at the latest.
-Result<void> check_page(const std::string& name, const CacheSpec& spec);
+Result<void> check_page(const std::string& name, const KVCacheSpec& spec);
 
 // Packing (_get_packed_kv_cache_groups): different pages next to each other in one block. Requires
 // a block-outer layout and more than one page size.

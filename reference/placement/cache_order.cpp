@@ -33,7 +33,7 @@ std::optional<CacheLayout> overlaid_layout_from_name(std::string_view name) {
   return layout;
 }
 
-Result<OrderStrides> order_strides(const CacheSpec& spec, std::int64_t num_blocks,
+Result<OrderStrides> order_strides(const KVCacheSpec& spec, std::int64_t num_blocks,
                                    std::int64_t num_layers, CacheLayout order,
                                    std::int64_t kernel_block_size, std::int64_t layer_stride,
                                    std::int64_t block_stride) {

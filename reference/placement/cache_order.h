@@ -34,7 +34,7 @@ struct OrderStrides {
 // `kernel_block_size` 0: blocks are not split. A stride that is not 0 in layer_stride or
 // block_stride is fixed from outside, and what lies outside it counts from it. An Error: a padded
 // page whose heads or rows lie outside layers or blocks, or a padded block that is split.
-Result<OrderStrides> order_strides(const CacheSpec& spec, std::int64_t num_blocks,
+Result<OrderStrides> order_strides(const KVCacheSpec& spec, std::int64_t num_blocks,
                                    std::int64_t num_layers, CacheLayout order,
                                    std::int64_t kernel_block_size = 0,
                                    std::int64_t layer_stride = 0, std::int64_t block_stride = 0);

@@ -17,6 +17,7 @@ PlacedGroup device_group(const NamedCacheSpecs& layers, std::string_view suffix,
   group.spec.block_size = layers[0].second.block_size;
   group.spec.hisparse_page_bytes = page_bytes(layers[0].second);
   group.spec.blocks_per_request = blocks_per_request;
+  group.spec.dcp_sharded = false;
   group.enable_kv_transfer = false;
   return group;
 }
@@ -31,14 +32,13 @@ Result<std::vector<PlacedGroup>> hisparse_groups(const NamedCacheSpecs& specs, C
     if (!is_mla(layer.second.kind))
       others.push_back(layer);
     else
-      (layer.second.is_indexer ? indexers : sources).push_back(layer);
+      (layer.second.plan.is_indexer ? indexers : sources).push_back(layer);
   }
   if (sources.empty() || indexers.empty())
     return fail("HiSparse needs sparse MLA layers and their indexers");
   const std::int64_t block = sources[0].second.block_size;
   std::int64_t top_k = 0, indexer_bytes = 0;
-  for (const auto& [name, spec] : sources)
-    top_k = std::max(top_k, spec.topk_buffer_width.value_or(0));
+  for (const auto& [name, spec] : sources) top_k = std::max(top_k, spec.plan.topk_buffer_width);
   for (const auto& [name, spec] : indexers) indexer_bytes += page_bytes(spec);
   const std::int64_t queries = 1 + options.drafted_tokens();
   const std::int64_t rows = options.hisparse->device_buffer_size.value_or((queries + 1) * top_k);
@@ -62,7 +62,7 @@ Result<std::vector<PlacedGroup>> hisparse_groups(const NamedCacheSpecs& specs, C
   // Layers that share an index stay together: a leader opens a unit.
   for (std::size_t i = 0; i < sources.size();) {
     std::size_t end = i + 1;
-    while (end < sources.size() && !sources[end].second.is_index_group_leader) ++end;
+    while (end < sources.size() && !sources[end].second.plan.is_index_group_leader) ++end;
     std::int64_t unit_bytes = 0;
     for (std::size_t l = i; l < end; ++l) unit_bytes += page_bytes(sources[l].second);
     if (!current.empty() && current_bytes + unit_bytes > indexer_bytes) close();

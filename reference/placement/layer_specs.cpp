@@ -71,8 +71,8 @@ std::vector<TokenBackend> token_backends(const std::vector<PlacementLayer>& laye
     const CacheBackend* backend = find_cache_backend(layer.backend);
     if (backend == nullptr || is_state_backend(*backend)) continue;
     if (std::ranges::find(backends, backend, &TokenBackend::backend) != backends.end()) continue;
-    CacheSpec facts;
-    facts.tokens_per_state = layer.spec ? layer.spec->tokens_per_state : 1;
+    KVCacheSpec facts;
+    facts.compress_ratio = layer.spec ? layer.spec->compress_ratio : 1;
     backends.push_back({backend, kernel_sizes(*backend, device, facts)});
   }
   return backends;
@@ -118,7 +118,7 @@ const PlacementLayer* main_layer(const std::vector<PlacementLayer>& layers) {
     return is_full_attention(layer.spec->kind) ? 1 : 0;
   };
   for (const PlacementLayer& layer : layers) {
-    if (!layer.spec || !is_attention(layer.spec->kind) || layer.spec->is_draft.value) continue;
+    if (!layer.spec || !is_attention(layer.spec->kind) || layer.spec->plan.is_draft.value) continue;
     const LayerKind kind = kind_of(layer.backend);
     if (kind != LayerKind::plain && kind != LayerKind::latent) continue;
     if (main == nullptr || rank_of(layer) > rank_of(*main)) main = &layer;
@@ -127,9 +127,9 @@ const PlacementLayer* main_layer(const std::vector<PlacementLayer>& layers) {
 }
 
 // Bytes of one token in a layer with the model's heads.
-std::int64_t token_bytes(const CacheBackend& backend, DeviceFamily device, const CacheSpec& heads,
+std::int64_t token_bytes(const CacheBackend& backend, DeviceFamily device, const KVCacheSpec& heads,
                          const CacheFormat& format) {
-  CacheSpec spec;
+  KVCacheSpec spec;
   spec.block_size = 1;
   spec.num_kv_heads = heads.num_kv_heads;
   spec.head_size = spec.head_size_v = heads.head_size;
@@ -141,8 +141,8 @@ std::int64_t token_bytes(const CacheBackend& backend, DeviceFamily device, const
 // Gated delta nets export states at multiples of their kernel's chunk, and ask for them on the grid
 // of hits. Other mixers do not shape the block.
 constexpr std::int64_t kGatedDeltaChunk = 64;
-bool exports_on_grid(const CacheSpec& spec) {
-  return spec.prefill_checkpoint_alignment.value_or(1) % kGatedDeltaChunk == 0;
+bool exports_on_grid(const KVCacheSpec& spec) {
+  return std::max<std::int64_t>(spec.prefill_checkpoint_alignment, 1) % kGatedDeltaChunk == 0;
 }
 
 // Blocks end where every layer can export a state.
@@ -154,7 +154,7 @@ std::int64_t checkpoint_alignment(const std::vector<PlacementLayer>& layers) {
 }
 
 // The attention block grows until its page holds the states; their page is padded to it.
-void align_to_states(const std::vector<PlacementLayer>& layers, const CacheSpec& heads,
+void align_to_states(const std::vector<PlacementLayer>& layers, const KVCacheSpec& heads,
                      const std::vector<TokenBackend>& backends, const PlacementOptions& options,
                      BlockAlignment& alignment) {
   std::int64_t state_bytes = 0;
@@ -189,7 +189,7 @@ void align_to_states(const std::vector<PlacementLayer>& layers, const CacheSpec&
 
 // Quantized layers with unquantized ones: the quantized block grows until its page holds a kernel
 // block of the others, which are padded to it.
-Result<void> align_to_skipped(const CacheSpec& heads, const TokenBackend& first,
+Result<void> align_to_skipped(const KVCacheSpec& heads, const TokenBackend& first,
                               const PlacementOptions& options, BlockAlignment& alignment) {
   const CacheBackend& backend = *first.backend;
   const std::int64_t primary = token_bytes(backend, options.device, heads,
@@ -214,7 +214,7 @@ Result<void> align_to_skipped(const CacheSpec& heads, const TokenBackend& first,
 }
 
 // A window picks its own block: the largest kernel size whose page fits the primary page.
-std::int64_t window_block(const CacheBackend& backend, DeviceFamily device, CacheSpec spec,
+std::int64_t window_block(const CacheBackend& backend, DeviceFamily device, KVCacheSpec spec,
                           const BlockAlignment& alignment) {
   spec.block_size = 1;
   const std::int64_t token =
@@ -247,60 +247,60 @@ struct SpecMaker {
     return has_packed_rows() && !has_short_records() ? 576 : 512;
   }
 
-  void latent(CacheSpec& spec, const CacheFormat& format) const {
+  void latent(KVCacheSpec& spec, const CacheFormat& format) const {
     spec.dtype = format.dtype;
     spec.kv_quant_mode = format.mode;
     spec.cache_dtype_str = options.kv_dtype;
-    spec.max_tp_shards = 1;
-    if (options.kv_dtype == "fp8_ds_mla") spec.state_content_bytes = 656;
-    if (options.kv_dtype == "nvfp4_ds_mla") spec.state_content_bytes = 352;
+    spec.plan.max_tp_shards = 1;
+    if (options.kv_dtype == "fp8_ds_mla") spec.plan.state_content_bytes = 656;
+    if (options.kv_dtype == "nvfp4_ds_mla") spec.plan.state_content_bytes = 352;
   }
 
-  void v4_rows(CacheSpec& spec, const CacheFormat& format, bool is_window) const {
+  void v4_rows(KVCacheSpec& spec, const CacheFormat& format, bool is_window) const {
     spec.dtype = format.dtype;
     spec.kv_quant_mode = format.mode;
     spec.cache_dtype_str = options.kv_dtype;
     spec.model_version = "deepseek_v4";
     spec.alignment = page_alignment();
     const std::int64_t record = options.kv_dtype == "nvfp4_ds_mla" ? 288 : 528;
-    if (is_window || !is_v41) spec.max_tp_shards = 1;
+    if (is_window || !is_v41) spec.plan.max_tp_shards = 1;
     if (is_window) spec.block_size = is_v41 ? 32 : 64;
     if (!has_packed_rows()) return;
-    spec.state_content_bytes = !has_short_records() ? 584 : is_window ? 528 : record;
+    spec.plan.state_content_bytes = !has_short_records() ? 584 : is_window ? 528 : record;
     if (is_window && has_short_records())
-      spec.block_stride_alignment.bytes = std::lcm<std::int64_t>(528, record);
+      spec.block_stride_alignment = std::lcm<std::int64_t>(528, record);
   }
 
-  void v4_state(CacheSpec& spec) const {
+  void v4_state(KVCacheSpec& spec) const {
     if (is_ring(spec.kind)) {
       spec.block_size = 8;
       while (spec.block_size < options.drafted_tokens() + 2) spec.block_size *= 2;
       return;
     }
-    spec.max_tp_shards = 1;
+    spec.plan.max_tp_shards = 1;
     spec.block_size = spec.sliding_window == 8 ? 4 : 8;
     spec.alignment = page_alignment();
   }
 
-  void indexer(CacheSpec& spec, const std::string& backend) const {
+  void indexer(KVCacheSpec& spec, const std::string& backend) const {
     if (backend == "indexer_m3") return;
-    if (backend != "indexer_v41" && backend != "indexer_v41_sparse") spec.max_tp_shards = 1;
+    if (backend != "indexer_v41" && backend != "indexer_v41_sparse") spec.plan.max_tp_shards = 1;
     if (backend == "indexer_v32" || backend == "indexer_kpool") return;
     spec.alignment = page_alignment();
     if (backend == "indexer_v41_sparse")
-      spec.block_stride_alignment.bytes = std::lcm<std::int64_t>(
+      spec.block_stride_alignment = std::lcm<std::int64_t>(
           256, has_packed_rows() && has_short_records() ? 1 : page_alignment());
   }
 
-  CacheSpec make(const PlacementLayer& layer) const {
-    CacheSpec spec = *layer.spec;
+  KVCacheSpec make(const PlacementLayer& layer) const {
+    KVCacheSpec spec = *layer.spec;
     const CacheBackend& backend = backend_named(layer.backend);
     if (is_state_kind(spec.kind)) {
       spec.block_size = alignment.mamba_block_size;
       spec.page_size_padded = alignment.mamba_page_size_padded;
       spec.mamba_cache_mode = options.mamba_cache_mode;
       spec.num_speculative_blocks = options.drafted_tokens();
-      if (spec.prefill_checkpoint_alignment && exports_on_grid(spec))
+      if (spec.prefill_checkpoint_alignment != 0 && exports_on_grid(spec))
         spec.prefill_checkpoint_alignment =
             options.prefix_match_unit ? std::lcm(*options.prefix_match_unit, kGatedDeltaChunk)
                                       : alignment.mamba_block_size;
@@ -310,7 +310,8 @@ struct SpecMaker {
                                    ? CacheFormat{options.model_dtype, KVQuantMode::none}
                                    : cache_format(options.kv_dtype, options.model_dtype);
     spec.block_size = alignment.block_size;
-    if (spec.is_draft.value && options.dcp > 1 && options.draft_dcp == 1) spec.dcp_sharded = false;
+    if (spec.plan.is_draft.value && options.dcp > 1 && options.draft_dcp == 1)
+      spec.dcp_sharded = false;
     switch (kind_of(layer.backend)) {
       case LayerKind::plain:
         spec.dtype = format.dtype;
@@ -344,8 +345,9 @@ struct SpecMaker {
     apply_alignment(spec);
     spec = customized(backend, options.device, spec);
     const KernelSizes sizes = kernel_sizes(backend, options.device, spec);
-    if (!spec.block_stride_alignment.is_set() && sizes.multiple_of == 0)
-      spec.block_stride_alignment.kernel_tokens = *std::ranges::max_element(sizes.listed);
+    if (spec.block_stride_alignment == 1 && spec.plan.stride_kernel_tokens == 0 &&
+        sizes.multiple_of == 0)
+      spec.plan.stride_kernel_tokens = *std::ranges::max_element(sizes.listed);
     return spec;
   }
 
@@ -363,7 +365,7 @@ struct SpecMaker {
 // What the engine asserts of a layer: FlashInfer's nvfp4 keeps K and V in slots of equal size, and
 // the ring of an open pool divides the block.
 Result<void> check_format(const PlacementLayer& layer, const BlockAlignment& alignment) {
-  const CacheSpec& spec = *layer.spec;
+  const KVCacheSpec& spec = *layer.spec;
   if (layer.backend == "kpool_tail" && alignment.block_size % spec.block_size != 0)
     return fail(
         fmt::format("layer {}: blocks of {} tokens are no multiple of its ring of {}; choose "
@@ -395,57 +397,60 @@ CacheFormat cache_format(std::string_view kv_dtype, DType model_dtype) {
   return {DType::uint8, KVQuantMode::fp8_per_tensor};
 }
 
-CacheSpec customized(const CacheBackend& backend, DeviceFamily device, CacheSpec spec) {
+KVCacheSpec customized(const CacheBackend& backend, DeviceFamily device, KVCacheSpec spec) {
   const KVQuantMode mode = spec.kv_quant_mode;
   if (backend.name == "flashmla_sparse" || backend.name == "flash_attn_mla_sparse" ||
       backend.name == "flashinfer_mla_sparse") {
     const bool is_by_pages = backend.name == "flashmla_sparse" && mode != KVQuantMode::none &&
                              device != DeviceFamily::sm100;
     const std::int64_t rows = backend.name == "flashinfer_mla_sparse" ? backend.multiple_of : 1;
-    spec.block_stride_alignment = {is_by_pages ? 0 : rows * content_bytes(spec),
-                                   is_by_pages ? 64 : 0};
+    spec.block_stride_alignment = is_by_pages ? 1 : rows * content_bytes(spec);
+    spec.plan.stride_kernel_tokens = is_by_pages ? 64 : 0;
     return spec;
   }
-  if (spec.state_content_bytes) return spec;
+  if (spec.plan.state_content_bytes != 0) return spec;
   const std::int64_t share = mode == KVQuantMode::int4_per_token_head ? 2 : 1;
   const std::int64_t item = itemsize_bytes(spec.dtype);
   const LayerKind kind = kind_of(backend.name);
   if (is_per_token_head(mode) && kind == LayerKind::latent)
-    spec.state_content_bytes = spec.head_size / share * item + 2 * kScaleBytes;
+    spec.plan.state_content_bytes = spec.head_size / share * item + 2 * kScaleBytes;
   if (is_per_token_head(mode) && backend.name == "triton_attn")
-    spec.state_content_bytes =
+    spec.plan.state_content_bytes =
         (spec.head_size / share + spec.head_size_v / share) * item + 2 * kScaleBytes;
   if (mode == KVQuantMode::nvfp4 && backend.name == "flashinfer") {
-    spec.num_head_slots = 2 * spec.num_kv_heads;
-    spec.state_content_bytes = (spec.head_size / 2 + spec.head_size / 16) * item;
+    spec.plan.num_head_slots = 2 * spec.num_kv_heads;
+    spec.plan.state_content_bytes = (spec.head_size / 2 + spec.head_size / 16) * item;
   }
   if (backend.name == "turboquant" && is_turboquant(mode))
-    spec.state_content_bytes = turboquant_bytes(mode, spec.head_size);
+    spec.plan.state_content_bytes = turboquant_bytes(mode, spec.head_size);
   return spec;
+}
+
+void forget_plan(KVCacheSpec& spec) {
+  spec.block_size = 1;
+  spec.page_size_padded.reset();
+  spec.mamba_cache_mode = MambaCacheMode::none;
+  spec.num_speculative_blocks = 0;
+  if (!is_attention(spec.kind)) return;
+  spec.plan.num_head_slots = spec.plan.state_content_bytes = spec.plan.max_tp_shards = 0;
+  spec.block_stride_alignment = 1;
+  spec.plan.stride_kernel_tokens = 0;
+  spec.cache_dtype_str.clear();
+  spec.alignment = 0;
+  spec.model_version.clear();
+  spec.kv_quant_mode = KVQuantMode::none;
 }
 
 PlacementLayer layer_facts(const PlacementLayer& layer) {
   PlacementLayer facts = layer;
   if (!facts.spec || !has_layer_views(facts.spec->kind)) return facts;
-  CacheSpec& spec = *facts.spec;
-  const LayerKind kind = kind_of(layer.backend);
+  KVCacheSpec& spec = *facts.spec;
   facts.fixed_block_size = spec.block_size;
-  spec.block_size = 1;
-  spec.page_size_padded.reset();
-  spec.mamba_cache_mode = MambaCacheMode::none;
-  spec.num_speculative_blocks = 0;
+  forget_plan(spec);
   if (!is_attention(spec.kind)) return facts;
-  spec.num_head_slots.reset();
-  spec.state_content_bytes.reset();
   spec.dcp_sharded = true;
-  spec.max_tp_shards.reset();
-  spec.block_stride_alignment = {};
-  spec.cache_dtype_str.reset();
-  spec.alignment.reset();
-  spec.model_version.reset();
-  facts.is_unquantized = spec.kv_quant_mode == KVQuantMode::none;
-  spec.kv_quant_mode = KVQuantMode::none;
-  if (kind <= LayerKind::v4_window) spec.dtype = DType::bf16;
+  facts.is_unquantized = layer.spec->kv_quant_mode == KVQuantMode::none;
+  if (kind_of(layer.backend) <= LayerKind::v4_window) spec.dtype = DType::bf16;
   return facts;
 }
 
@@ -485,7 +490,7 @@ Result<std::vector<PlacementLayer>> layers_with_specs(const std::vector<Placemen
   });
   SpecMaker maker{alignment, options, is_v41};
   for (const PlacementLayer& layer : facts)
-    if (layer.backend == "indexer_kpool") maker.pooled_keys = layer.spec->tokens_per_state;
+    if (layer.backend == "indexer_kpool") maker.pooled_keys = layer.spec->compress_ratio;
   std::vector<PlacementLayer> layers = facts;
   std::vector<KernelSizes> sizes;
   for (PlacementLayer& layer : layers) {

@@ -22,7 +22,9 @@ struct BlockAlignment {
   std::optional<std::int64_t> skip_page_size_padded;  // shared by quantized and unquantized layers
 };
 
-// The layer without what is worked out here.
+// Takes away what is worked out here.
+void forget_plan(KVCacheSpec& spec);
+// The layer without it.
 PlacementLayer layer_facts(const PlacementLayer& layer);
 
 // An Error: backends that share no block size, or an aligned one that a backend does not take.
@@ -35,7 +37,7 @@ Result<std::vector<PlacementLayer>> layers_with_specs(const std::vector<Placemen
                                                       const PlacementOptions& options);
 
 // The backend's packing: bytes of a row, head slots, strides between blocks.
-CacheSpec customized(const CacheBackend& backend, DeviceFamily device, CacheSpec spec);
+KVCacheSpec customized(const CacheBackend& backend, DeviceFamily device, KVCacheSpec spec);
 
 // What a cache of this name holds.
 struct CacheFormat {

@@ -47,13 +47,13 @@ Result<void> run_stages(const std::vector<PlacementLayer>& layers, bool is_bare,
   plan.refused_stage = "plan";
   for (const PlacedGroup& group : plan.groups)
     for (const std::string& name : group.layer_names) {
-      const CacheSpec& spec = group.layer_spec(name);
+      const KVCacheSpec& spec = group.layer_spec(name);
       LS_RETURN_IF_ERROR(check_page(name, spec));
       if (stride_alignment_bytes(spec) == 0)
         return fail(
             fmt::format("layer {}: kernel blocks of up to {} tokens do not hold one KV entry of "
                         "{} tokens; choose another --block-size",
-                        name, spec.block_stride_alignment.kernel_tokens, spec.tokens_per_state));
+                        name, spec.plan.stride_kernel_tokens, spec.compress_ratio));
     }
   LS_ASSIGN_OR_RETURN(plan.workers,
                       place_workers(plan.groups, plan.order->order, workers, options));

@@ -12,7 +12,7 @@ namespace lockstep {
 namespace {
 
 // The stride of blocks where layers lie outermost: the page up to its own alignment.
-std::int64_t layer_block_stride(const CacheSpec& spec) {
+std::int64_t layer_block_stride(const KVCacheSpec& spec) {
   return round_up_to(page_bytes(spec), stride_alignment_bytes(spec));
 }
 
@@ -31,10 +31,10 @@ Result<void> check_order(const std::vector<PlacedGroup>& groups, CacheLayout ord
 
 // The layers of a group by spec, in order of appearance. Layers that the group keeps a spec for are
 // taken even where the worker has none of the group's layers: the engine plans them too.
-std::vector<std::pair<CacheSpec, std::vector<std::string>>> layers_by_spec(
+std::vector<std::pair<KVCacheSpec, std::vector<std::string>>> layers_by_spec(
     const PlacedGroup& group) {
-  std::vector<std::pair<CacheSpec, std::vector<std::string>>> parts;
-  const auto add = [&](const CacheSpec& spec, const std::string& name) {
+  std::vector<std::pair<KVCacheSpec, std::vector<std::string>>> parts;
+  const auto add = [&](const KVCacheSpec& spec, const std::string& name) {
     auto at = std::ranges::find_if(parts, [&](const auto& part) { return part.first == spec; });
     if (at == parts.end()) at = parts.insert(parts.end(), {spec, {}});
     at->second.push_back(name);
@@ -162,12 +162,12 @@ std::int64_t tp_replicas(const std::vector<PlacedGroup>& groups, const Placement
   std::int64_t replicas = options.tp;
   bool has_specs = false;
   for (const PlacedGroup& group : groups) {
-    const auto add = [&](const CacheSpec& spec) {
+    const auto add = [&](const KVCacheSpec& spec) {
       has_specs = true;
-      const bool is_split =
-          !is_attention(spec.kind) || !spec.max_tp_shards || (spec.dcp_sharded && options.dcp > 1);
+      const bool is_split = !is_attention(spec.kind) || spec.plan.max_tp_shards == 0 ||
+                            (spec.dcp_sharded && options.dcp > 1);
       replicas = std::gcd(
-          replicas, is_split ? 1 : std::max<std::int64_t>(1, options.tp / *spec.max_tp_shards));
+          replicas, is_split ? 1 : std::max<std::int64_t>(1, options.tp / spec.plan.max_tp_shards));
     };
     if (group.is_uniform)
       for (const auto& [name, spec] : group.by_layer) add(spec);
@@ -179,7 +179,7 @@ std::int64_t tp_replicas(const std::vector<PlacedGroup>& groups, const Placement
 
 }  // namespace
 
-const CacheSpec& PlacedGroup::layer_spec(const std::string& name) const {
+const KVCacheSpec& PlacedGroup::layer_spec(const std::string& name) const {
   if (!is_uniform) return spec;
   const auto at = std::ranges::find(by_layer, name, &NamedCacheSpec::first);
   LS_CHECK(at != by_layer.end(), "no layer {} in this group", name);
@@ -187,9 +187,9 @@ const CacheSpec& PlacedGroup::layer_spec(const std::string& name) const {
 }
 
 bool PlacedGroup::is_prefix_cacheable() const {
-  if (!is_uniform) return lockstep::is_prefix_cacheable(spec);
+  if (!is_uniform) return is_cacheable_by_class(spec);
   return std::ranges::all_of(
-      by_layer, [](const NamedCacheSpec& s) { return lockstep::is_prefix_cacheable(s.second); });
+      by_layer, [](const NamedCacheSpec& s) { return is_cacheable_by_class(s.second); });
 }
 
 RequestBounds bounds_of(const PlacementOptions& options) {
@@ -204,7 +204,7 @@ std::int64_t bytes_per_block(const std::vector<PlacedGroup>& groups, CacheLayout
     std::int64_t bytes = 0;
     if (is_hot_pages(group.spec.kind)) alignment = std::lcm(alignment, page_bytes(group.spec));
     for (const std::string& name : group.layer_names) {
-      const CacheSpec& spec = group.layer_spec(name);
+      const KVCacheSpec& spec = group.layer_spec(name);
       bytes += is_block_outermost(order) ? page_bytes(spec) : layer_block_stride(spec);
       if (is_block_outermost(order)) alignment = std::lcm(alignment, stride_alignment_bytes(spec));
     }
@@ -316,7 +316,7 @@ Result<HashSizes> hash_sizes(const Placement& plan, const PlacementOptions& opti
     spans.push_back(span_of(group));
     sizes.scheduler = std::lcm(sizes.scheduler, spans.back());
     smallest = lower(smallest, group.spec.block_size);
-    if (!is_prefix_cacheable(group.spec)) continue;
+    if (!is_cacheable_by_class(group.spec)) continue;
     cacheable.push_back(spans.back());
     smallest_cacheable = lower(smallest_cacheable, group.spec.block_size);
   }
@@ -356,16 +356,16 @@ Result<HashSizes> hash_sizes(const Placement& plan, const PlacementOptions& opti
   });
   const std::int64_t unit = is_fine ? sizes.hash : sizes.scheduler;
   for (const PlacedGroup& group : plan.groups) {
-    const auto check = [&](const CacheSpec& spec) {
-      return !is_prefix_cacheable(spec) || !is_attention(spec.kind) ||
-             unit % spec.tokens_per_state == 0;
+    const auto check = [&](const KVCacheSpec& spec) {
+      return !is_cacheable_by_class(spec) || !is_attention(spec.kind) ||
+             unit % spec.compress_ratio == 0;
     };
     if (!check(group.spec))
       return fail(fmt::format("prefix_match_unit {}: hits must end at whole rows of {} tokens",
-                              sizes.hash, group.spec.tokens_per_state));
+                              sizes.hash, group.spec.compress_ratio));
   }
   const auto looks_up_fine = [&](const PlacedGroup& group) {
-    return !is_prefix_cacheable(group.spec) || span_of(group) == sizes.hash ||
+    return !is_cacheable_by_class(group.spec) || span_of(group) == sizes.hash ||
            is_full_attention(group.spec.kind) || is_state_kind(group.spec.kind);
   };
   if (options.prefix_caching && is_fine && std::ranges::all_of(plan.groups, looks_up_fine))

@@ -56,7 +56,7 @@ struct PlacementOptions {
 
 struct PlacementLayer {
   std::string name;
-  std::optional<CacheSpec> spec;      // absent: needs no cache
+  std::optional<KVCacheSpec> spec;    // absent: needs no cache
   std::string backend;                // empty: no backend of its own
   std::int64_t fixed_block_size = 0;  // tokens, of rows in a format of their own; 0: by rule
   bool is_unquantized = false;        // keeps the model's element type whatever kv_dtype says
@@ -68,21 +68,21 @@ struct PlacementLayer {
 struct PlacedGroup {
   std::vector<std::string> layer_names;
   bool is_uniform = false;
-  CacheSpec spec;                        // of the group; of its first layer when uniform
+  KVCacheSpec spec;                      // of the group; of its first layer when uniform
   std::vector<NamedCacheSpec> by_layer;  // uniform: a spec a layer
   bool is_eagle_group = false;
   bool host_resident = false;
   bool enable_kv_transfer = true;
   std::string_view role;  // empty: the default
 
-  const CacheSpec& layer_spec(const std::string& name) const;
+  const KVCacheSpec& layer_spec(const std::string& name) const;
   bool is_prefix_cacheable() const;
 };
 
 struct PlacedTensor {
   std::int64_t size_bytes = 0;  // of the whole allocation
   std::vector<std::string> layers;
-  CacheSpec spec;                                               // of each of them
+  KVCacheSpec spec;                                             // of each of them
   std::int64_t layer_stride = 0, block_stride = 0, offset = 0;  // bytes
   bool host_resident = false;
 };

@@ -23,7 +23,7 @@ const CacheBackend& backend_of(const std::vector<PlacementLayer>& layers, const 
 // Layers of one group with equal specs and one backend.
 struct BackendGroup {
   const CacheBackend* backend = nullptr;
-  CacheSpec spec;
+  KVCacheSpec spec;
   std::vector<std::string> layers;
   std::int64_t kernel_block_size = 0;
 };
@@ -34,7 +34,7 @@ std::vector<BackendGroup> backend_groups(const PlacedGroup& group,
   if (!has_layer_views(group.spec.kind)) return parts;
   for (const std::string& name : group.layer_names) {
     const CacheBackend& backend = backend_of(layers, name);
-    const CacheSpec& spec = group.layer_spec(name);
+    const KVCacheSpec& spec = group.layer_spec(name);
     auto at = std::ranges::find_if(parts, [&](const BackendGroup& part) {
       return part.backend == &backend && part.spec == spec;
     });
@@ -56,13 +56,13 @@ bool is_interleaved(const Placement& plan, const PlacedGroup& group) {
 // The pages of a tensor's layers, in kernel blocks of `kernel_block_size`.
 Result<CachePage> first_page(const PlacedTensor& tensor, CacheLayout order, std::int64_t num_blocks,
                              std::int64_t kernel_block_size) {
-  const CacheSpec& spec = tensor.spec;
+  const KVCacheSpec& spec = tensor.spec;
   const std::int64_t ratio = spec.block_size / kernel_block_size;
   if (rows_of(spec, kernel_block_size) == 0)
     return fail(
         fmt::format("kernel blocks of {} tokens do not hold one KV entry of {} tokens; use a "
                     "backend with larger kernel blocks",
-                    kernel_block_size, spec.tokens_per_state));
+                    kernel_block_size, spec.compress_ratio));
   std::int64_t block_stride = tensor.block_stride;
   if (ratio > 1) {
     if (block_stride != unpadded_page_bytes(spec))
@@ -103,7 +103,7 @@ Result<CachePage> mapped_page(const LayerPage& layer, const BackendGroup& part,
   CachePage page = layer.page;
   const std::int64_t rows = rows_of(part.spec, part.kernel_block_size);
   if (page.rows == rows) return page;
-  if (part.spec.tokens_per_state <= 1 || page.heads != 1 || rows == 0 ||
+  if (part.spec.compress_ratio <= 1 || page.heads != 1 || rows == 0 ||
       page.block_stride % (rows * page.row_stride) != 0)
     return fail(
         fmt::format("layer {}: {} needs kernel blocks of {} tokens, and packed blocks of {} "

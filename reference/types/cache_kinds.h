@@ -52,7 +52,7 @@ enum class Residence : std::uint8_t { device, host, nowhere };
 struct CacheKindTraits {
   CacheKind kind = CacheKind::full_attention;
   std::string_view word{};          // in cases, model files, reports; classes may share one
-  std::string_view planned_word{};  // in recordings of plans of 0.33.0: one a class
+  std::string_view planned_word{};  // of the class, in recordings of plans of 0.33.0; empty: word
   Keeps keeps = Keeps::every_token;
   RowShape rows = RowShape::pairs;
   bool is_attended = true;          // attention reads its rows
@@ -65,23 +65,16 @@ struct CacheKindTraits {
 inline constexpr std::array<CacheKindTraits, kNumCacheKinds> kCacheKinds = [] {
   using enum CacheKind;
   return std::array<CacheKindTraits, kNumCacheKinds>{{
-      {.kind = full_attention, .word = "full", .planned_word = "full"},
-      {.kind = mla, .word = "mla", .planned_word = "mla", .rows = RowShape::single},
+      {.kind = full_attention, .word = "full"},
+      {.kind = mla, .word = "mla", .rows = RowShape::single},
       {.kind = hidden_state,
        .word = "hidden_state",
-       .planned_word = "hidden_state",
        .rows = RowShape::single,
        .is_attended = false},
       {.kind = rswa, .word = "full", .planned_word = "rswa"},
       {.kind = sink_full, .word = "full", .planned_word = "sink_full"},
-      {.kind = chunked_local,
-       .word = "chunked_local",
-       .planned_word = "chunked_local",
-       .keeps = Keeps::chunk},
-      {.kind = sliding_window,
-       .word = "sliding_window",
-       .planned_word = "sliding_window",
-       .keeps = Keeps::window},
+      {.kind = chunked_local, .word = "chunked_local", .keeps = Keeps::chunk},
+      {.kind = sliding_window, .word = "sliding_window", .keeps = Keeps::window},
       {.kind = sliding_window_mla,
        .word = "sliding_window",
        .planned_word = "sliding_window_mla",
@@ -89,7 +82,6 @@ inline constexpr std::array<CacheKindTraits, kNumCacheKinds> kCacheKinds = [] {
        .rows = RowShape::single},
       {.kind = circular_buffer,
        .word = "circular_buffer",
-       .planned_word = "circular_buffer",
        .keeps = Keeps::ring,
        .rows = RowShape::single_if_keys_alone,
        .is_attended = false,
@@ -102,25 +94,21 @@ inline constexpr std::array<CacheKindTraits, kNumCacheKinds> kCacheKinds = [] {
        .is_prefix_cacheable = false},
       {.kind = encoder_only,
        .word = "encoder_only",
-       .planned_word = "encoder_only",
        .keeps = Keeps::nothing,
        .residence = Residence::nowhere},
       {.kind = mamba,
        .word = "mamba",
-       .planned_word = "mamba",
        .keeps = Keeps::states,
        .rows = RowShape::none,
        .is_attended = false,
        .is_sharded = false},
       {.kind = hisparse_resident,
        .word = "hisparse_resident",
-       .planned_word = "hisparse_resident",
        .keeps = Keeps::pages,
        .rows = RowShape::none,
        .is_prefix_cacheable = false},
       {.kind = hisparse_hot,
        .word = "hisparse_hot",
-       .planned_word = "hisparse_hot",
        .keeps = Keeps::pages,
        .rows = RowShape::none,
        .is_prefix_cacheable = false,
@@ -129,8 +117,7 @@ inline constexpr std::array<CacheKindTraits, kNumCacheKinds> kCacheKinds = [] {
 }();
 constexpr bool each_row_describes_its_kind() {
   for (std::size_t i = 0; i < kNumCacheKinds; ++i)
-    if (kCacheKinds[i].kind != static_cast<CacheKind>(i) || kCacheKinds[i].word.empty() ||
-        kCacheKinds[i].planned_word.empty())
+    if (kCacheKinds[i].kind != static_cast<CacheKind>(i) || kCacheKinds[i].word.empty())
       return false;
   return true;
 }
@@ -182,7 +169,10 @@ constexpr bool attends_to_all(CacheKind kind) {
 }
 
 constexpr std::string_view name_of(CacheKind kind) { return traits_of(kind).word; }
-constexpr std::string_view planned_name_of(CacheKind kind) { return traits_of(kind).planned_word; }
+constexpr std::string_view planned_name_of(CacheKind kind) {
+  const std::string_view own = traits_of(kind).planned_word;
+  return own.empty() ? name_of(kind) : own;
+}
 // The first kind of that word: the class that the others derive from.
 std::optional<CacheKind> cache_kind_from_name(std::string_view word);
 std::optional<CacheKind> cache_kind_from_planned_name(std::string_view word);

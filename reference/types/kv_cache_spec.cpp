@@ -76,9 +76,9 @@ std::optional<CacheKind> cache_kind_from_name(std::string_view word) {
   return row->kind;
 }
 std::optional<CacheKind> cache_kind_from_planned_name(std::string_view word) {
-  const auto row = std::ranges::find(kCacheKinds, word, &CacheKindTraits::planned_word);
-  if (row == kCacheKinds.end()) return std::nullopt;
-  return row->kind;
+  for (const CacheKindTraits& traits : kCacheKinds)
+    if (planned_name_of(traits.kind) == word) return traits.kind;
+  return std::nullopt;
 }
 std::optional<DType> dtype_from_name(std::string_view name) { return find_value(kDTypes, name); }
 std::optional<MambaCacheMode> mamba_cache_mode_from_name(std::string_view name) {

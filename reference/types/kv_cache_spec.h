@@ -59,7 +59,33 @@ struct StateTensorSpec {
   bool operator==(const StateTensorSpec&) const = default;
 };
 
-// The cache of one layer. Fields that a kind does not use keep their default.
+// A flag that does not tell specs apart.
+struct UncomparedFlag {
+  bool value = false;
+  bool operator==(const UncomparedFlag&) const { return true; }
+};
+
+// What a plan with overlaid memory (0.33.0) says of a layer in addition; 0: absent. A replay's specs
+// have none of it.
+struct PlanFacts {
+  std::int64_t num_head_slots = 0;       // H of a page [H, N, C]; 0: num_kv_heads
+  std::int64_t state_content_bytes = 0;  // C: a stored row of one slot; 0: K and V of the head
+  std::int64_t max_tp_shards = 0;        // ranks of TP beyond this hold copies
+  std::int64_t stride_kernel_tokens =
+      0;  // blocks are whole kernel blocks of N tokens or fewer apart
+  UncomparedFlag is_draft;
+  bool non_causal = false;  // some layer attends to what follows
+  bool non_causal_multi_token_decode = false;
+  std::int64_t topk_buffer_width = 0;
+  bool is_indexer = false;  // cache_role
+  bool is_index_group_leader = false;
+  std::string mamba_type{};
+  bool tp_replicated = false;  // every rank of TP holds the whole state
+  bool operator==(const PlanFacts&) const = default;
+};
+
+// The cache of one layer, in a plan and in a replay. Fields that a kind does not use keep their
+// default.
 struct KVCacheSpec {
   CacheKind kind = CacheKind::full_attention;
   std::int64_t block_size = 16;  // tokens in one block
@@ -102,6 +128,7 @@ struct KVCacheSpec {
   // Of hisparse_resident and hisparse_hot: bytes of a page; and blocks of a request's hot region.
   std::int64_t hisparse_page_bytes = 0;
   std::int64_t blocks_per_request = 0;
+  PlanFacts plan{};
   bool operator==(const KVCacheSpec&) const = default;
 };
 

@@ -21,7 +21,7 @@ void write_options(JsonWriter& out, const PlacementOptions& options) {
   out.boolean("disable_hybrid_kv_cache_manager", options.disable_hybrid).end_object();
 }
 
-void write_placed_spec(JsonWriter& out, const CacheSpec& spec) {
+void write_placed_spec(JsonWriter& out, const KVCacheSpec& spec) {
   out.string("type", planned_name_of(spec.kind)).integer("block_size", spec.block_size);
   out.integer("page_size_bytes", page_bytes(spec));
   out.integer("unpadded_page_size_bytes", unpadded_page_bytes(spec));

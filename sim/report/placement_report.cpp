@@ -20,9 +20,9 @@ std::string gib_text(std::int64_t bytes) {
   return fmt::format("{:.2f} GiB", static_cast<double>(bytes) / (1 << 30));
 }
 
-std::string kind_of_rows(const CacheSpec& spec) {
-  if (spec.sliding_window) return fmt::format("window {}", *spec.sliding_window);
-  if (spec.attention_chunk_size) return fmt::format("chunk {}", *spec.attention_chunk_size);
+std::string kind_of_rows(const KVCacheSpec& spec) {
+  if (spec.sliding_window != 0) return fmt::format("window {}", spec.sliding_window);
+  if (spec.attention_chunk_size != 0) return fmt::format("chunk {}", spec.attention_chunk_size);
   if (is_state_kind(spec.kind)) return fmt::format("mamba {}", name_of(spec.mamba_cache_mode));
   return std::string(planned_name_of(spec.kind));
 }
@@ -36,7 +36,7 @@ std::string orders_text(const std::vector<CacheLayout>& orders) {
 std::int64_t kernel_size_of(const WorkerPages& pages, const std::string& layer) {
   const auto at = std::ranges::find(pages.layers, layer, &LayerPage::name);
   if (at == pages.layers.end()) return 0;
-  return at->page.rows * at->spec.tokens_per_state;
+  return at->page.rows * at->spec.compress_ratio;
 }
 
 void append_placed_groups(const Placement& plan, const WorkerPages& pages, std::string& out) {
@@ -45,10 +45,10 @@ void append_placed_groups(const Placement& plan, const WorkerPages& pages, std::
                             "page bytes", "padding", "[H, N, C]", "first layer");
   for (std::size_t g = 0; g < plan.groups.size(); ++g) {
     const PlacedGroup& group = plan.groups[g];
-    std::vector<const CacheSpec*> told;
+    std::vector<const KVCacheSpec*> told;
     for (const std::string& name : group.layer_names) {
-      const CacheSpec& spec = group.layer_spec(name);
-      if (std::ranges::any_of(told, [&](const CacheSpec* one) { return *one == spec; })) continue;
+      const KVCacheSpec& spec = group.layer_spec(name);
+      if (std::ranges::any_of(told, [&](const KVCacheSpec* one) { return *one == spec; })) continue;
       told.push_back(&spec);
       const auto layers = std::ranges::count_if(group.layer_names, [&](const std::string& other) {
         return group.layer_spec(other) == spec;

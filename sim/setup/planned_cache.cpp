@@ -71,8 +71,7 @@ std::int64_t tight_pool(const std::vector<KVCacheGroupSpec>& groups, const Engin
 
 std::int64_t sink_blocks(const std::vector<PlacedGroup>& groups) {
   std::int64_t blocks = 0;
-  for (const PlacedGroup& group : groups)
-    blocks += group.spec.sink_len.value_or(0) / group.spec.block_size;
+  for (const PlacedGroup& group : groups) blocks += group.spec.sink_len / group.spec.block_size;
   return blocks;
 }
 

@@ -160,9 +160,10 @@ TEST(OverlaidPlans, TheOffloadingConnectorLosesWhatDoesNotLieAPageApart) {
 // The smallest plan: one layer of two heads. Rows of K and V of a head have 256 bytes, a block of a
 // head 4,096, so that of three blocks the second head begins at byte 12,288.
 TEST(OverlaidPlans, Finding34AHeadOfOneLayerIsKept) {
-  CacheSpec spec;
+  KVCacheSpec spec;
   spec.num_kv_heads = 2;
   spec.head_size = spec.head_size_v = 64;
+  spec.dcp_sharded = false;
   std::vector<PlacedGroup> groups(1);
   groups[0].layer_names = {"a"};
   groups[0].spec = spec;

@@ -14,9 +14,9 @@
 namespace lockstep {
 namespace {
 
-CacheSpec cache_rows(CacheKind type, std::int64_t block_size, std::int64_t heads,
-                     std::int64_t head_size) {
-  CacheSpec spec;
+KVCacheSpec cache_rows(CacheKind type, std::int64_t block_size, std::int64_t heads,
+                       std::int64_t head_size) {
+  KVCacheSpec spec;
   spec.kind = type;
   spec.block_size = block_size;
   spec.num_kv_heads = heads;
@@ -27,9 +27,9 @@ CacheSpec cache_rows(CacheKind type, std::int64_t block_size, std::int64_t heads
   return spec;
 }
 
-NamedCacheSpecs cache_layers(const std::vector<CacheSpec>& specs) {
+NamedCacheSpecs cache_layers(const std::vector<KVCacheSpec>& specs) {
   NamedCacheSpecs named;
-  for (const CacheSpec& spec : specs)
+  for (const KVCacheSpec& spec : specs)
     named.emplace_back("layers." + std::to_string(named.size()) + ".attn", spec);
   return named;
 }
@@ -42,13 +42,13 @@ PlacementOptions placement_options(std::int64_t memory_bytes = std::int64_t{1} <
 }
 
 TEST(CacheSpecs, APageIsHeadsTimesRowsTimesContent) {
-  const CacheSpec full = cache_rows(CacheKind::full_attention, 16, 8, 128);
+  const KVCacheSpec full = cache_rows(CacheKind::full_attention, 16, 8, 128);
   EXPECT_EQ(page_bytes(full), 8 * 16 * 512);
-  CacheSpec compressed = cache_rows(CacheKind::mla, 256, 1, 512);
-  compressed.tokens_per_state = 4;
+  KVCacheSpec compressed = cache_rows(CacheKind::mla, 256, 1, 512);
+  compressed.compress_ratio = 4;
   EXPECT_EQ(rows_of(compressed, 256), 64);
   EXPECT_EQ(page_bytes(compressed), 64 * 1024);
-  compressed.state_content_bytes = 584;
+  compressed.plan.state_content_bytes = 584;
   compressed.alignment = 576;
   apply_alignment(compressed);
   EXPECT_EQ(unpadded_page_bytes(compressed), 37376);
@@ -56,15 +56,15 @@ TEST(CacheSpecs, APageIsHeadsTimesRowsTimesContent) {
 }
 
 TEST(CacheSpecs, WholeKernelBlocksAlignTheStrideOnlyWhenABlockHoldsSeveral) {
-  CacheSpec spec = cache_rows(CacheKind::full_attention, 64, 2, 64);
-  spec.block_stride_alignment.kernel_tokens = 64;
+  KVCacheSpec spec = cache_rows(CacheKind::full_attention, 64, 2, 64);
+  spec.plan.stride_kernel_tokens = 64;
   EXPECT_EQ(stride_alignment_bytes(spec), 1);
   spec.block_size = 256;
   EXPECT_EQ(stride_alignment_bytes(spec), 64 * 2 * 256);
 }
 
 TEST(CacheSpecs, APaddedPageThatNeedsNoPaddingInASmallerBlockKeepsTheOldOne) {
-  CacheSpec spec = cache_rows(CacheKind::mla, 72, 1, 132);
+  KVCacheSpec spec = cache_rows(CacheKind::mla, 72, 1, 132);
   spec.dtype = DType::uint8;
   spec.alignment = 512;
   apply_alignment(spec);
@@ -73,19 +73,19 @@ TEST(CacheSpecs, APaddedPageThatNeedsNoPaddingInASmallerBlockKeepsTheOldOne) {
 }
 
 TEST(CacheSpecs, MergingRowsOfMLADropsAlignmentAndUnlikeClassesDoNotMerge) {
-  CacheSpec latent = cache_rows(CacheKind::mla, 64, 1, 576);
+  KVCacheSpec latent = cache_rows(CacheKind::mla, 64, 1, 576);
   latent.alignment = 512;
   const Merged merged = merge_specs({latent, latent});
   ASSERT_TRUE(merged.spec);
-  EXPECT_FALSE(merged.spec->alignment);
-  const CacheSpec full = cache_rows(CacheKind::full_attention, 64, 1, 576),
-                  sink = cache_rows(CacheKind::sink_full, 64, 1, 576);
+  EXPECT_EQ(merged.spec->alignment, 0);
+  const KVCacheSpec full = cache_rows(CacheKind::full_attention, 64, 1, 576),
+                    sink = cache_rows(CacheKind::sink_full, 64, 1, 576);
   EXPECT_FALSE(merge_specs({full, latent}).spec);
   EXPECT_EQ(merge_specs({full, sink}).spec->kind, CacheKind::full_attention);
 }
 
 TEST(CacheOrders, EveryOrderNestsItsDimensionsAsItsNameSays) {
-  const CacheSpec spec =
+  const KVCacheSpec spec =
       cache_rows(CacheKind::full_attention, 16, 2, 64);  // [.., H 2, N 16, C 256]
   for (const CacheLayout order : kOverlaidLayouts) {
     const auto strides = order_strides(spec, 3, 5, order);
@@ -102,7 +102,7 @@ TEST(CacheOrders, EveryOrderNestsItsDimensionsAsItsNameSays) {
 }
 
 TEST(CacheOrders, PaddedPagesNeedHeadsAndRowsInsideLayersAndBlocks) {
-  CacheSpec spec = cache_rows(CacheKind::full_attention, 16, 2, 64);
+  KVCacheSpec spec = cache_rows(CacheKind::full_attention, 16, 2, 64);
   spec.page_size_padded = 9216;
   EXPECT_EQ(order_strides(spec, 3, 5, CacheLayout::LBNHC)->block, 9216);
   EXPECT_EQ(order_strides(spec, 3, 5, CacheLayout::BLHNC)->layer, 9216);
@@ -124,7 +124,7 @@ TEST(CacheOrders, UnlikeListsAreIntersectedAndUnlikePagesNeedCompactBlocks) {
 }
 
 TEST(CacheGroups, UnlikeWindowsAreDealtOutInGroupsOfTheFewestLayers) {
-  std::vector<CacheSpec> specs;
+  std::vector<KVCacheSpec> specs;
   for (int i = 0; i < 12; ++i)
     specs.push_back(
         cache_rows(i % 4 == 3 ? CacheKind::full_attention : CacheKind::sliding_window, 16, 2, 64));
@@ -136,7 +136,7 @@ TEST(CacheGroups, UnlikeWindowsAreDealtOutInGroupsOfTheFewestLayers) {
 }
 
 TEST(CacheGroups, PackingKeepsAPatternOfUnlikePagesTogether) {
-  std::vector<CacheSpec> specs;
+  std::vector<KVCacheSpec> specs;
   for (int i = 0; i < 6; ++i) {
     specs.push_back(cache_rows(CacheKind::mla, 64, 1, 576));
     specs.push_back(cache_rows(CacheKind::mla, 64, 1, 128));
@@ -150,7 +150,7 @@ TEST(CacheGroups, PackingKeepsAPatternOfUnlikePagesTogether) {
 }
 
 TEST(CacheGroups, WindowsOfUnlikePagesInUnlikeNumbersCannotBeSplit) {
-  std::vector<CacheSpec> specs(12, cache_rows(CacheKind::sliding_window, 16, 8, 256));
+  std::vector<KVCacheSpec> specs(12, cache_rows(CacheKind::sliding_window, 16, 8, 256));
   specs.push_back(cache_rows(CacheKind::full_attention, 16, 2, 128));
   specs.push_back(cache_rows(CacheKind::sliding_window, 16, 1, 128));  // a drafter's
   const auto refused = cache_groups(cache_layers(specs), CacheLayout::BLHNC, placement_options());
@@ -158,7 +158,7 @@ TEST(CacheGroups, WindowsOfUnlikePagesInUnlikeNumbersCannotBeSplit) {
   EXPECT_NE(refused.error().message.find("layers outermost"), std::string::npos);
   // Finding 24: with these the engine stops, or leaves a layer without a group.
   const auto beside_full = [](std::vector<std::int64_t> heads_of_windows) {
-    std::vector<CacheSpec> layers = {cache_rows(CacheKind::full_attention, 16, 1, 64)};
+    std::vector<KVCacheSpec> layers = {cache_rows(CacheKind::full_attention, 16, 1, 64)};
     for (const std::int64_t heads : heads_of_windows)
       layers.push_back(cache_rows(CacheKind::sliding_window, 16, heads, 64));
     return cache_layers(layers);
@@ -178,7 +178,7 @@ TEST(CacheGroups, TheApproximateGcdWastesLeastAndPrefersTheLarger) {
 }
 
 TEST(CacheGroups, RowsOfMLABesidePagesThatTheyDoNotDivideAreRefused) {
-  CacheSpec states;
+  KVCacheSpec states;
   states.kind = CacheKind::mamba;
   states.states = {{{100000}, DType::fp32}};
   const auto layers = cache_layers({states, cache_rows(CacheKind::mla, 64, 1, 576)});
@@ -205,7 +205,7 @@ TEST(Placements, ARequestOfTheLongestLengthAndTheNullBlockMustFit) {
 
 TEST(Placements, StagesOfAPipelineShareTheSmallestPool) {
   const auto layers =
-      cache_layers(std::vector<CacheSpec>(4, cache_rows(CacheKind::full_attention, 16, 2, 64)));
+      cache_layers(std::vector<KVCacheSpec>(4, cache_rows(CacheKind::full_attention, 16, 2, 64)));
   const auto groups = *cache_groups(layers, CacheLayout::BLHNC, placement_options());
   const auto plans = place_workers(groups, CacheLayout::BLHNC,
                                    {{{"layers.0.attn"}, 1 << 25},
@@ -218,7 +218,7 @@ TEST(Placements, StagesOfAPipelineShareTheSmallestPool) {
 }
 
 TEST(LayerSpecs, TheAttentionPageGrowsUntilItHoldsTheStates) {
-  PlacementLayer states{"layers.0.linear", CacheSpec{}, "gdn", false};
+  PlacementLayer states{"layers.0.linear", KVCacheSpec{}, "gdn", false};
   states.spec->kind = CacheKind::mamba;
   states.spec->states = {{{3, 8192}, DType::bf16}, {{32, 128, 128}, DType::fp32}};
   const PlacementLayer attention{"layers.1.attn", cache_rows(CacheKind::full_attention, 1, 2, 256),
@@ -233,21 +233,21 @@ TEST(LayerSpecs, TheAttentionPageGrowsUntilItHoldsTheStates) {
 }
 
 TEST(LayerSpecs, BackendsPackRowsInTheirOwnWays) {
-  CacheSpec spec = cache_rows(CacheKind::full_attention, 16, 8, 128);
+  KVCacheSpec spec = cache_rows(CacheKind::full_attention, 16, 8, 128);
   spec.dtype = DType::uint8;
   spec.kv_quant_mode = KVQuantMode::nvfp4;
   const auto none = DeviceFamily::none;
-  const CacheSpec fp4 = customized(*find_cache_backend("flashinfer"), none, spec);
+  const KVCacheSpec fp4 = customized(*find_cache_backend("flashinfer"), none, spec);
   EXPECT_EQ(num_heads(fp4), 16);
   EXPECT_EQ(content_bytes(fp4), 72);
   spec.kv_quant_mode = KVQuantMode::int4_per_token_head;
   EXPECT_EQ(content_bytes(customized(*find_cache_backend("triton_attn"), none, spec)), 136);
   spec.kv_quant_mode = KVQuantMode::turboquant_k8v4;
   EXPECT_EQ(content_bytes(customized(*find_cache_backend("turboquant"), none, spec)), 196);
-  CacheSpec latent = cache_rows(CacheKind::mla, 64, 1, 576);
-  EXPECT_EQ(customized(*find_cache_backend("flashinfer_mla_sparse"), none, latent)
-                .block_stride_alignment.bytes,
-            32 * 1152);
+  KVCacheSpec latent = cache_rows(CacheKind::mla, 64, 1, 576);
+  EXPECT_EQ(
+      customized(*find_cache_backend("flashinfer_mla_sparse"), none, latent).block_stride_alignment,
+      32 * 1152);
 }
 
 std::vector<PlacementLayer> on_backend(const NamedCacheSpecs& specs, const std::string& backend) {
@@ -270,7 +270,7 @@ TEST(LayerSpecs, Nvfp4NeedsKAndVOfEqualSize) {
 }
 
 TEST(LayerSpecs, GatedDeltaNetsAlignBlocksToTheirChunkAndNotToTheirGrid) {
-  CacheSpec state;
+  KVCacheSpec state;
   state.kind = CacheKind::mamba;
   state.states = {{{32, 128, 128}, DType::fp32}};  // 2 MiB
   state.prefill_checkpoint_alignment = 192;
@@ -285,12 +285,12 @@ TEST(LayerSpecs, GatedDeltaNetsAlignBlocksToTheirChunkAndNotToTheirGrid) {
   EXPECT_EQ(alignment->block_size, 1024);  // 1,152 would be a multiple of 192
   const auto layers = layers_with_specs({gated, attention}, *alignment, options);
   ASSERT_TRUE(layers);
-  EXPECT_EQ(*(*layers)[0].spec->prefill_checkpoint_alignment, 192);  // lcm(48, 64)
+  EXPECT_EQ((*layers)[0].spec->prefill_checkpoint_alignment, 192);  // lcm(48, 64)
 }
 
 TEST(LayerSpecs, APooledIndexerTakesBlocksOfWholePools) {
-  CacheSpec keys = cache_rows(CacheKind::mla, 1, 1, 132);
-  keys.tokens_per_state = 16;
+  KVCacheSpec keys = cache_rows(CacheKind::mla, 1, 1, 132);
+  keys.compress_ratio = 16;
   const PlacementLayer indexer{"layers.0.indexer", keys, "indexer_kpool"};
   const auto alignment = align_blocks({indexer}, placement_options());
   ASSERT_TRUE(alignment);
@@ -298,8 +298,8 @@ TEST(LayerSpecs, APooledIndexerTakesBlocksOfWholePools) {
 }
 
 TEST(PlanStages, ABlockWithoutAKVEntryIsRefusedWhereTheEngineDividesByItsPage) {
-  CacheSpec compressed = cache_rows(CacheKind::mla, 64, 1, 512);
-  compressed.tokens_per_state = 128;
+  KVCacheSpec compressed = cache_rows(CacheKind::mla, 64, 1, 512);
+  compressed.compress_ratio = 128;
   const PlacementLayer empty{"layers.0.attn", compressed, "v4_flashmla"};
   const PlacementLayer full{"layers.1.attn", cache_rows(CacheKind::full_attention, 48, 1, 64),
                             "triton_attn"};
@@ -318,9 +318,9 @@ TEST(PlanStages, ABlockWithoutAKVEntryIsRefusedWhereTheEngineDividesByItsPage) {
 }
 
 TEST(PlanStages, AKernelBlockWithoutAKVEntryHasNoStride) {
-  CacheSpec spec = cache_rows(CacheKind::mla, 192, 1, 512);
-  spec.tokens_per_state = 128;
-  spec.block_stride_alignment.kernel_tokens = 64;
+  KVCacheSpec spec = cache_rows(CacheKind::mla, 192, 1, 512);
+  spec.compress_ratio = 128;
+  spec.plan.stride_kernel_tokens = 64;
   EXPECT_EQ(stride_alignment_bytes(spec), 0);
   const PlacementOptions options = placement_options();
   const PlacementStages plan = plan_stages({{"layers.0.attn", spec, "triton_mla"}}, true,
@@ -330,7 +330,7 @@ TEST(PlanStages, AKernelBlockWithoutAKVEntryHasNoStride) {
 
 TEST(WorkerPages, DenseBlocksSplitIntoKernelBlocksAndPackedOnesAreRefused) {
   const auto specs =
-      cache_layers(std::vector<CacheSpec>(2, cache_rows(CacheKind::full_attention, 128, 2, 64)));
+      cache_layers(std::vector<KVCacheSpec>(2, cache_rows(CacheKind::full_attention, 128, 2, 64)));
   const auto layers = on_backend(specs, "flashinfer");
   for (const CacheLayout order : {CacheLayout::LBNHC, CacheLayout::BLHNC}) {
     const auto groups = *cache_groups(specs, order, placement_options());
@@ -345,8 +345,8 @@ TEST(WorkerPages, DenseBlocksSplitIntoKernelBlocksAndPackedOnesAreRefused) {
 }
 
 TEST(WorkerPages, CompressedRowsOfPackedBlocksGetAMappedTable) {
-  CacheSpec compressed = cache_rows(CacheKind::mla, 512, 1, 128);
-  compressed.tokens_per_state = 4;
+  KVCacheSpec compressed = cache_rows(CacheKind::mla, 512, 1, 128);
+  compressed.compress_ratio = 4;
   auto specs = cache_layers({compressed, cache_rows(CacheKind::mla, 512, 1, 576)});
   auto layers = on_backend(specs, "triton_mla");
   layers[0].backend = "indexer_v4";
@@ -361,7 +361,7 @@ TEST(WorkerPages, CompressedRowsOfPackedBlocksGetAMappedTable) {
 }
 
 TEST(WorkerPages, ACopyLosesTheTailOfRowsBehindAShorterState) {
-  CacheSpec states;
+  KVCacheSpec states;
   states.kind = CacheKind::mamba;
   states.states = {{{1000}, DType::fp32}};
   states.page_size_padded = 8192;

@@ -29,8 +29,9 @@ KVCacheSpec spec_of(CacheKind kind) {
          num_speculative_blocks, num_prefill_checkpoint_blocks, prefill_checkpoint_alignment,
          page_size_padded, head_size_v, kv_quant_mode, keys_alone, cache_dtype_str, model_version,
          compress_ratio, alignment, block_stride_alignment, dcp_sharded, hisparse_page_bytes,
-         blocks_per_request] = spec;
+         blocks_per_request, plan] = spec;
   kind_ = kind;
+  plan = {};  // no case has it
   block_size = 48;
   if (kind == CacheKind::hisparse_resident || kind == CacheKind::hisparse_hot)
     hisparse_page_bytes = 4608;
