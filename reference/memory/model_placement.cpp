@@ -84,18 +84,8 @@ std::string format_name(const PlanOptions& options, const LayerSpecs& layers) {
   const auto in_bytes = std::ranges::find_if(
       layers, [](const NamedSpec& layer) { return !layer.spec.cache_dtype_str.empty(); });
   if (in_bytes != layers.end()) return in_bytes->spec.cache_dtype_str;
-  switch (options.kv_quant_mode) {
-    case KVQuantMode::int8_per_token_head:
-      return "int8_per_token_head";
-    case KVQuantMode::fp8_per_token_head:
-      return "fp8_per_token_head";
-    case KVQuantMode::nvfp4:
-      return "nvfp4";
-    case KVQuantMode::int4_per_token_head:
-      return "int4_per_token_head";
-    default:
-      break;
-  }
+  const KVQuantMode mode = options.kv_quant_mode;
+  if (is_per_token_head(mode) || mode == KVQuantMode::nvfp4) return std::string(name_of(mode));
   switch (options.kv_dtype) {
     case DType::int8:
     case DType::fp8_e4m3:
