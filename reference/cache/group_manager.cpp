@@ -158,6 +158,8 @@ void GroupManager::remove_skipped_blocks(Request& request, std::int32_t num_comp
 
 // The first null entry met was retired by an earlier call, and all before it.
 void GroupManager::free_range(GroupBlocks& held, std::int64_t begin, std::int64_t end) {
+  LS_CHECK(begin >= 0 && end <= std::ssize(held.blocks), "entries [{}, {}) of {} are freed", begin,
+           end, held.blocks.size());
   freed_.clear();
   for (std::int64_t i = end - 1; i >= begin; --i) {
     BlockId& entry = held.blocks[i];
@@ -186,6 +188,8 @@ void GroupManager::cache_full_blocks(Request& request, std::int32_t num_full) {
   };
   constexpr std::int32_t kAhead =
       4;  // a prompt adds hundreds of keys to a table larger than the caches
+  LS_CHECK(num_full <= std::ssize(held.blocks), "{} of {} entries are published", num_full,
+           held.blocks.size());
   for (std::int32_t i = first; i < num_full; ++i) {
     if (i + kAhead < num_full) pool_.cache().prefetch(key_at(i + kAhead), group_);
     const BlockId block = held.blocks[i];
@@ -248,6 +252,8 @@ void GroupManager::cache_prompt_tail(const Request& request, std::int32_t num_to
 bool GroupManager::cache_part(const Request& request, BlockId block, std::int32_t num_tokens,
                               bool replaces) {
   const std::int32_t hash_block_size = sizes_.hash_block_size;
+  LS_CHECK(num_tokens >= hash_block_size && num_tokens % hash_block_size == 0,
+           "a part ends at token {}; hashes cover {}", num_tokens, hash_block_size);
   const auto last = static_cast<std::size_t>(num_tokens / hash_block_size - 1);
   if (!pool_.cache_part_of_block(block, request.hashes[last], group_, num_tokens, replaces))
     return false;

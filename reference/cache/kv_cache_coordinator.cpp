@@ -179,6 +179,8 @@ void KVCacheCoordinator::find_longest_cache_hit(const Request& request, PrefixHi
 // A hit that is not longer than the window would be computed again in full.
 void KVCacheCoordinator::replay_window(PrefixHit& hit) const {
   if (hit.num_tokens > prefix_replay_tokens_) {
+    LS_CHECK(hit.num_replayed_tokens == 0, "{} tokens of a hit are replayed already",
+             hit.num_replayed_tokens);
     hit.num_replayed_tokens = prefix_replay_tokens_;
     return;
   }
@@ -238,6 +240,8 @@ void KVCacheCoordinator::find_hybrid(const Request& request, std::int32_t max_le
     if (one_pass) break;
   }
   hit.num_tokens = length;
+  LS_CHECK(length >= 0 && length <= max_length, "a hit of {} tokens, at most {}", length,
+           max_length);
   if (longest > length) hit.shared_prefix_boundary = longest;
   cut_full_groups(hit);
 }
@@ -303,6 +307,8 @@ void KVCacheCoordinator::cut_hit(PrefixHit& hit, std::int32_t num_tokens) const 
              "group {}: {} blocks of a hit, cut to {}", g, hit.blocks[g].size(), num_blocks);
     hit.blocks[g].resize(std::min(num_blocks, hit.blocks[g].size()));
   }
+  LS_CHECK(num_tokens >= 0 && num_tokens <= hit.num_tokens, "a hit of {} tokens is cut to {}",
+           hit.num_tokens, num_tokens);
   hit.num_tokens = num_tokens;
 }
 
@@ -327,6 +333,8 @@ bool KVCacheCoordinator::allocate_slots(Request& request, std::int32_t num_new_t
            "request {} is given {} tokens", request.name, num_new_tokens);
   const std::int32_t computed =
       request.num_computed_tokens + (hit == nullptr ? 0 : hit->num_tokens) + num_external;
+  LS_CHECK(first_new.size() == managers_.size(), "{} places for {} groups", first_new.size(),
+           managers_.size());
   const std::int32_t total_computed = std::min(computed, config_.max_model_len);
   if (full_sequence_must_fit &&
       !pool_->can_give(num_blocks_to_finish(request, hit, 0, hit != nullptr)))
@@ -491,6 +499,9 @@ void KVCacheCoordinator::remove_skipped_blocks(Request& request, std::int32_t nu
 
 void KVCacheCoordinator::free(Request& request) {
   for (const auto& manager : managers_) manager->free(request);
+  LS_CHECK(std::ranges::all_of(request.groups,
+                               [](const GroupBlocks& group) { return group.blocks.empty(); }),
+           "{} holds blocks after they were freed", request.name);
   request.rest = {};
 }
 
