@@ -34,7 +34,7 @@ Scheduler::Impl::Impl(const EngineConfig& engine, const std::vector<KVCacheGroup
       draft_slots = 1;
   }
   const bool has_mamba = std::ranges::any_of(
-      groups, [](const KVCacheGroupSpec& g) { return g.spec.kind == CacheKind::mamba; });
+      groups, [](const KVCacheGroupSpec& g) { return is_state_kind(g.spec.kind); });
   splits_at_state_blocks = has_mamba && config.mamba_cache_mode == MambaCacheMode::align;
   if (transfer.connector != nullptr) {
     remote = std::make_unique<RemoteCaches>(transfer, config.policy);
@@ -81,8 +81,8 @@ Result<void> check_kinds(const EngineConfig& config, const std::vector<KVCacheGr
   const EngineProfile& profile = engine_profile(config.engine);
   for (const KVCacheGroupSpec& group : groups) {
     const KVCacheSpec& spec = group.spec;
-    const bool is_cross = spec.kind == CacheKind::cross_attention;
-    if (spec.kind == CacheKind::encoder_only)
+    const bool is_cross = is_cross_attention(spec.kind);
+    if (keeps_nothing(spec.kind))
       return fail(
           fmt::format("groups: decisions with {} groups are not modelled", name_of(spec.kind)));
     if (is_cross && config.enable_prefix_caching)
@@ -115,7 +115,7 @@ Result<void> check_hisparse(const EngineConfig& config,
                             const std::vector<KVCacheGroupSpec>& groups) {
   const auto source = std::ranges::find(groups, kHiSparseSource, &KVCacheGroupSpec::role);
   const auto resident = [](const KVCacheGroupSpec& group) {
-    return group.spec.kind == CacheKind::hisparse_resident;
+    return is_resident_pages(group.spec.kind);
   };
   if (source == groups.end()) {
     if (std::ranges::any_of(groups, belongs_to_hisparse))
@@ -130,7 +130,7 @@ Result<void> check_hisparse(const EngineConfig& config,
     return fail(
         fmt::format("groups: a group of role {}, and none of hisparse_resident", kHiSparseSource));
   for (const KVCacheGroupSpec& group : groups) {
-    if (group.spec.kind == CacheKind::mamba)
+    if (is_state_kind(group.spec.kind))
       return fail("groups: states with HiSparse's groups are not modelled");
     if (resident(group) && group.spec.block_size != source->spec.block_size)
       return fail(fmt::format("groups: resident pages of {} tokens, and host pages of {}",
@@ -172,7 +172,7 @@ Result<void> check_keys(const EngineConfig& config, const std::vector<KVCacheGro
       if (spec.num_prefill_checkpoint_blocks != 0) return refuse("num_prefill_checkpoint_blocks");
       if (spec.extra_retained_tokens != 0) return refuse("extra_retained_tokens");
       if (spec.bounded_replay) return refuse("bounded_replay");
-      if (spec.kind == CacheKind::circular_buffer) return refuse("circular_buffer");
+      if (is_ring(spec.kind)) return refuse("circular_buffer");
     }
     if (!group.role.empty() && group.role != kHiSparseSource && group.role != kHiSparseIndexer)
       return fail(fmt::format("role: decisions with {} groups are not modelled", group.role));
@@ -189,10 +189,9 @@ Result<void> check_connector(const EngineConfig& config,
                             config.engine, names_of_connector_releases()));
   for (const KVCacheGroupSpec& group : groups) {
     const KVCacheSpec& spec = group.spec;
-    if (spec.kind == CacheKind::mamba && !profile.loads_states)
+    if (is_state_kind(spec.kind) && !profile.loads_states)
       return fail("a KV connector with state layers: the engine loads no states");
-    if (spec.kind == CacheKind::circular_buffer || spec.bounded_replay ||
-        spec.num_prefill_checkpoint_blocks != 0)
+    if (is_ring(spec.kind) || spec.bounded_replay || spec.num_prefill_checkpoint_blocks != 0)
       return fail(
           "a KV connector with rings, bounded replay or checkpoints of states: how the engine "
           "loads them is not modelled");

@@ -261,9 +261,8 @@ Result<void> check_connector(const ConnectorConfig& connector, const EngineConfi
         "--load-failures (load_failed_percent): vLLM assigns lost blocks of several KV cache "
         "groups to no request; give "
         "a cache of one group");
-  const bool has_states = std::ranges::any_of(plan.groups, [](const KVCacheGroupSpec& group) {
-    return group.spec.kind == CacheKind::mamba;
-  });
+  const bool has_states = std::ranges::any_of(
+      plan.groups, [](const KVCacheGroupSpec& group) { return is_state_kind(group.spec.kind); });
   if (has_states && !connector.parts.empty())
     return fail("connector: state layers; peers and host tiers here load and store none");
   LS_RETURN_IF_ERROR(check_hisparse(connector, plan));

@@ -9,7 +9,7 @@
 #include "base/check.h"
 #include "base/stopwatch.h"
 #include "reference/memory/attention_oracle.h"
-#include "reference/plan/hisparse_rows.h"
+#include "reference/plan/hisparse_plan.h"
 #include "reference/plan/page_size.h"
 #include "sim/check/comparer.h"
 #include "sim/protocol/engine_worker.h"
@@ -192,7 +192,7 @@ void RankRun::say_what_was_not_checked(bool agreed, std::span<MemoryCheck* const
   for (const ModelLayer& layer : model_.layers())
     if (layer.layout.num_kv > 0 && !has_attention_oracle(layer))
       not_checked.push_back(fmt::format("attention outputs of layer {}: {}", layer.name,
-                                        layer.layout.kind == CacheKind::hidden_state
+                                        is_hidden_state(layer.layout.kind)
                                             ? "hidden states are not attended to"
                                             : "its elements are not numbers within +-1"));
   if (const std::string formats = converted_formats(config_.backend); !formats.empty())

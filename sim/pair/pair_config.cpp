@@ -8,10 +8,7 @@
 namespace lockstep {
 namespace {
 
-bool is_kind_known(CacheKind kind) {
-  return kind == CacheKind::full_attention || kind == CacheKind::mla ||
-         kind == CacheKind::sliding_window;
-}
+bool is_kind_known(CacheKind kind) { return attends_to_all(kind) || is_sliding_window(kind); }
 
 // Whether a block of one lies in a host block as a block of the other does.
 bool lay_out_alike(const BackendConfig& a, const BackendConfig& b) {

@@ -99,7 +99,7 @@ Result<void> Session::add_engine(std::int32_t dp_rank, SessionParts& parts) {
   const KVTransfer transfer{connector, config_.connector.load_failure_policy};
   if (connector != nullptr && (parts.backend || !parts.borrowed.empty()) &&
       std::ranges::any_of(config_.backend.plan.groups, [](const KVCacheGroupSpec& group) {
-        return group.spec.kind == CacheKind::mamba;
+        return is_state_kind(group.spec.kind);
       }))
     return fail(
         "state layers with a KV connector: its loads of states are not modelled; run only the "

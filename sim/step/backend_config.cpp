@@ -8,7 +8,7 @@
 #include "base/check.h"
 #include "reference/memory/placed_layout.h"
 #include "reference/plan/context_share.h"
-#include "reference/plan/hisparse_rows.h"
+#include "reference/plan/hisparse_plan.h"
 #include "reference/plan/kernel_blocks.h"
 #include "reference/plan/page_size.h"
 #include "reference/plan/rank_plan.h"

@@ -8,7 +8,7 @@
 #include "base/check.h"
 #include "reference/plan/block_sizes.h"
 #include "reference/plan/context_share.h"
-#include "reference/plan/hisparse_rows.h"
+#include "reference/plan/hisparse_plan.h"
 #include "reference/plan/page_size.h"
 #include "reference/profiles/engine_profile.h"
 #include "sim/step/backend_config.h"
@@ -109,9 +109,8 @@ Result<void> ProgramBuilder::check_supported(const EngineConfig& engine,
   const auto is_modelled = [&](const KVCacheGroupSpec& group) {
     const CacheKind kind = group.spec.kind;
     const bool is_whole = !group.spec.dcp_sharded && !group.spec.bounded_replay &&
-                          (kind == CacheKind::sliding_window || kind == CacheKind::circular_buffer);
-    return kind == CacheKind::full_attention || kind == CacheKind::mla ||
-           kind == CacheKind::mamba || is_whole;
+                          (is_sliding_window(kind) || is_ring(kind));
+    return attends_to_all(kind) || is_state_kind(kind) || is_whole;
   };
   if (engine.dcp * engine.pcp != 1 && !std::ranges::all_of(plan.groups, is_modelled))
     return fail(
@@ -127,22 +126,21 @@ Result<void> ProgramBuilder::check_supported(const EngineConfig& engine,
           "the tokens before them; --no-prefix-caching, as the engine serves them");
   }
   if (has_hisparse(plan.groups)) LS_RETURN_IF_ERROR(check_pages_moved(engine, plan));
-  const bool keeps_states = std::ranges::any_of(plan.groups, [](const KVCacheGroupSpec& group) {
-    return group.spec.kind == CacheKind::mamba;
-  });
+  const bool keeps_states = std::ranges::any_of(
+      plan.groups, [](const KVCacheGroupSpec& group) { return is_state_kind(group.spec.kind); });
   if (keeps_states && engine.async_scheduling && engine.num_spec_tokens > 0 &&
       engine_profile(engine.engine).retire_basis == RetireBasis::scheduled)
     return fail(
         "states and drafts with asynchronous scheduling: where a running state lies is known to "
         "this release's worker alone; replay a trace with --no-async-scheduling");
   for (const KVCacheGroupSpec& group : plan.groups)
-    if (group.spec.kind == CacheKind::mamba && engine.num_spec_tokens > 0 &&
+    if (is_state_kind(group.spec.kind) && engine.num_spec_tokens > 0 &&
         group.spec.mamba_cache_mode == MambaCacheMode::all)
       return fail("states of drafts have no place of their own in cache mode all");
   const auto reads_behind = [](const KVCacheGroupSpec& group) {
     const CacheKind kind = group.spec.kind;
-    return kind == CacheKind::mamba || kind == CacheKind::chunked_local ||
-           (kind == CacheKind::sliding_window && !group.spec.bounded_replay);
+    return is_state_kind(kind) || is_chunked(kind) ||
+           (is_sliding_window(kind) && !group.spec.bounded_replay);
   };
   if (replayed_tokens(plan) > 0 && std::ranges::any_of(plan.groups, reads_behind))
     return fail(
