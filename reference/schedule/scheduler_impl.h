@@ -50,8 +50,8 @@ enum class Entry : std::uint8_t { enters, waits, is_passed_over };
 //
 // Invariants
 // (1) An id belongs to at most one request; ids of erased requests are used again.
-// (2) A request's generation changes when it ends: a row in flight with another one is of an earlier
-//     request.
+// (2) A request's generation changes when it ends: a row in flight with another one is of an
+//     earlier request.
 class RequestTable {
  public:
   RequestId insert(RequestSpec spec, std::int32_t num_groups) {

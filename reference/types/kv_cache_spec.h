@@ -65,8 +65,8 @@ struct UncomparedFlag {
   bool operator==(const UncomparedFlag&) const { return true; }
 };
 
-// What a plan with overlaid memory (0.33.0) says of a layer in addition; 0: absent. A replay's specs
-// have none of it.
+// What a plan with overlaid memory (0.33.0) says of a layer in addition; 0: absent. A replay's
+// specs have none of it.
 struct PlanFacts {
   std::int64_t num_head_slots = 0;       // H of a page [H, N, C]; 0: num_kv_heads
   std::int64_t state_content_bytes = 0;  // C: a stored row of one slot; 0: K and V of the head
