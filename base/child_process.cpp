@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <csignal>
 #include <cstring>
+#include <fstream>
 
 #include "base/stop_signal.h"
 
@@ -62,11 +63,13 @@ void write_all(int fd, const std::string& text) {
 }
 
 // Reads both pipes until the child has closed them. False: it did not within the limit.
-bool listen(int answer_fd, int words_fd, Clock::time_point until, ChildAnswer& answer) {
+bool listen(pid_t child, int answer_fd, int words_fd, Clock::time_point until,
+            ChildAnswer& answer) {
   std::array<pollfd, 2> ends = {{{answer_fd, POLLIN, 0}, {words_fd, POLLIN, 0}}};
   std::array<char, 4096> buffer;
   while (ends[0].fd >= 0 || ends[1].fd >= 0) {
-    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(until - Clock::now());
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
+        until + time_without_processor(child) - Clock::now());
     if (left.count() <= 0) return false;
     const int ready = ::poll(ends.data(), ends.size(), static_cast<int>(left.count()));
     if (ready < 0 && errno != EINTR) return false;
@@ -89,6 +92,13 @@ void keep_last_words(std::string& words) {
   if (words.size() > 2 * kLastWordsBytes) words.erase(0, words.size() - kLastWordsBytes);
 }
 
+std::chrono::milliseconds time_without_processor(pid_t child) {
+  std::ifstream file(fmt::format("/proc/{}/schedstat", child));
+  std::int64_t on_processor_ns = 0, waiting_ns = 0;
+  if (!(file >> on_processor_ns >> waiting_ns)) return {};
+  return std::chrono::milliseconds(waiting_ns / 1'000'000);
+}
+
 std::string signal_name(int signal) {
   const char* name = ::sigabbrev_np(signal);
   return name == nullptr ? fmt::format("signal {}", signal) : fmt::format("SIG{}", name);
@@ -107,8 +117,8 @@ Result<ChildAnswer> run_in_child(const std::function<std::string()>& work,
   words_pipe.close_end(1);
 
   ChildAnswer answer;
-  const bool ended =
-      listen(answer_pipe.read_end(), words_pipe.read_end(), Clock::now() + time_limit, answer);
+  const bool ended = listen(child, answer_pipe.read_end(), words_pipe.read_end(),
+                            Clock::now() + time_limit, answer);
   if (!ended) ::kill(child, SIGKILL);
   int status = 0;
   while (::waitpid(child, &status, 0) < 0 && errno == EINTR) continue;

@@ -6,6 +6,8 @@
 // REQUIRES: a caller without other threads that hold locks; the child is a fork of this process.
 #pragma once
 
+#include <sys/types.h>
+
 #include <chrono>
 #include <functional>
 #include <string>
@@ -26,6 +28,10 @@ struct ChildAnswer {
 inline constexpr std::size_t kLastWordsBytes = 2000;
 void keep_last_words(std::string& words);
 std::string signal_name(int signal);  // "SIGABRT"
+
+// How long the process was ready to run and had no processor, since it began (its first thread;
+// /proc/PID/schedstat). 0: not known. Time limits leave it out: a busy machine makes no hang.
+std::chrono::milliseconds time_without_processor(pid_t child);
 
 // Errors: no process or pipe to be had.
 Result<ChildAnswer> run_in_child(const std::function<std::string()>& work,

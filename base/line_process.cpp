@@ -7,10 +7,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <csignal>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "base/child_process.h"
@@ -22,7 +24,9 @@ extern char** environ;
 namespace lockstep {
 namespace {
 
-constexpr auto kGraceOnEnd = std::chrono::milliseconds(2000);
+using namespace std::chrono_literals;
+
+constexpr auto kGraceOnEnd = 2000ms;
 
 // Neither end is inherited by other children.
 bool open_pipe(std::array<int, 2>& ends) { return ::pipe2(ends.data(), O_CLOEXEC) == 0; }
@@ -111,14 +115,18 @@ LineProcess::~LineProcess() {
 }
 
 // Until `fd` is ready. What the child says on standard error meanwhile is taken, so that it never
-// waits for a full pipe.
+// waits for a full pipe. After a second, time in which the child had no processor does not count.
 bool LineProcess::wait_for(int fd, short events, Clock::time_point until) {
+  std::optional<std::chrono::milliseconds> before;
   for (;;) {
-    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(until - Clock::now());
+    const auto lost = before ? time_without_processor(child_) - *before : 0ms;
+    auto left = std::chrono::duration_cast<std::chrono::milliseconds>(until + lost - Clock::now());
     if (left.count() < 0) return false;
+    if (!before) left = std::min<std::chrono::milliseconds>(left, 1s);
     std::array<pollfd, 2> ends{{{fd, events, 0}, {words_fd_, POLLIN, 0}}};
     const int ready = ::poll(ends.data(), ends.size(), static_cast<int>(left.count()) + 1);
     if (ready < 0 && errno != EINTR) return false;
+    if (ready <= 0 && !before) before = time_without_processor(child_);
     if (ready <= 0) continue;
     if (ends[1].revents != 0) take_words();
     if (ends[0].revents != 0) return true;

@@ -3,7 +3,8 @@
 //
 // Invariants
 // (1) After the destructor no child is left: its input ends, and it is killed if it does not exit.
-// (2) No call blocks longer than its time limit, whatever the child does.
+// (2) No call blocks longer than its time limit and the time in which the child had no processor,
+//     whatever the child does.
 //
 // REQUIRES: one caller at a time. A fork of this process may use the child in its place if the
 // two take turns; only the process that started it ends it.

@@ -22,7 +22,7 @@ namespace {
 // In a separate group, or with attention of equal rows.
 bool keeps_hidden_states(const KVCacheGroupSpec& group) {
   for (std::size_t layer = 0; layer < group.layer_names.size(); ++layer)
-    if (group.layer_spec(layer).kind == CacheKind::hidden_state) return true;
+    if (is_hidden_state(group.layer_spec(layer).kind)) return true;
   return false;
 }
 
@@ -77,7 +77,7 @@ std::string engine_text(const RunSpec& run) {
 std::string group_text(const KVCacheGroupSpec& group) {
   const KVCacheSpec& spec = group.spec;
   const std::string layers = counted(static_cast<std::int64_t>(group.layer_names.size()), "layer");
-  if (spec.kind == CacheKind::mamba) {
+  if (is_state_kind(spec.kind)) {
     return fmt::format("{} of {} (mode {})", layers, name_of(spec.kind),
                        name_of(spec.mamba_cache_mode));
   }

@@ -307,7 +307,7 @@ Seams compressed_other_ratio(const BackendConfig&) {
 Seams hidden_slot_mapping(const BackendConfig& config) {
   std::vector<bool> hidden;
   for (const KVCacheGroupSpec& group : config.plan.groups)
-    hidden.push_back(group.spec.kind == CacheKind::hidden_state);
+    hidden.push_back(is_hidden_state(group.spec.kind));
   return in_lookups_of<SlotMappingParams>(
       [hidden](std::span<GroupTable> tables, OwnTables&, Device&) {
         const std::vector<GroupTable> own(tables.begin(), tables.end());

@@ -22,7 +22,7 @@ Seams page_residency_kept(const BackendConfig&) {
 Seams page_restore_dropped(const BackendConfig& config) {
   std::vector<bool> is_resident;
   for (const KVCacheGroupSpec& group : config.plan.groups)
-    is_resident.push_back(group.spec.kind == CacheKind::hisparse_resident);
+    is_resident.push_back(is_resident_pages(group.spec.kind));
   return {.program = [is_resident](StepProgram& program) {
     std::erase_if(program.loads, [&](const HostTransfer& load) {
       return is_resident[static_cast<std::size_t>(load.group)];

@@ -68,7 +68,7 @@ class PlantedDeriver final : public ViewDeriver {
   Result<LayerViews> layer_views(std::size_t g, std::size_t layer) const override {
     const KVCacheGroupSpec& group = plan_.groups[g];
     const std::string& name = group.layer_names[layer];
-    const bool states = group.spec.kind == CacheKind::mamba;
+    const bool states = is_state_kind(group.spec.kind);
     if (states && has(ViewDefect::state_spec_unhandled))
       return fail(fmt::format("{}: caches of kind mamba are not reshaped", name));
     if (states || !has(ViewDefect::layout_equal_page)) return ViewDeriver::layer_views(g, layer);
@@ -82,7 +82,7 @@ class PlantedDeriver final : public ViewDeriver {
       for (std::size_t g = 0; g < plan_.groups.size(); ++g) {
         const KVCacheGroupSpec& group = plan_.groups[g];
         const auto at = std::ranges::find(group.layer_names, name);
-        if (at == group.layer_names.end() || group.spec.kind == CacheKind::mamba) continue;
+        if (at == group.layer_names.end() || is_state_kind(group.spec.kind)) continue;
         return {&group.layer_spec(static_cast<std::size_t>(at - group.layer_names.begin())),
                 kernel_size_of_group_[g]};
       }
@@ -158,14 +158,14 @@ class PlantedOverlay final : public OverlaidDeriver {
 
  private:
   std::int64_t layer_stride(const KVCacheSpec& spec, const Pages& at) const override {
-    const bool rows = spec.kind != CacheKind::mamba;
+    const bool rows = !is_state_kind(spec.kind);
     return OverlaidDeriver::layer_stride(spec, at) -
            (rows && has(planted_, ViewDefect::order_layer_stride) ? at.row_stride : 0);
   }
   Result<Pages> pages(std::size_t group, std::size_t layer, std::int64_t splits) const override {
     LS_ASSIGN_OR_RETURN(Pages at, OverlaidDeriver::pages(group, layer, splits));
     const KVCacheSpec& spec = plan_.groups[group].layer_spec(layer);
-    const bool is_state = spec.kind == CacheKind::mamba;
+    const bool is_state = is_state_kind(spec.kind);
     if (is_state && has(planted_, ViewDefect::state_stride_unpadded))
       at.block_stride -= page_bytes(spec, options_.backend) - at.content;
     if (!is_state && has(planted_, ViewDefect::order_head_stride)) at.head_stride -= at.content / 2;
@@ -192,7 +192,7 @@ std::int64_t shared_out_tokens(const KVCacheConfig& plan, bool count_states) {
   std::int64_t smallest = 0;
   for (const KVCacheGroupSpec& group : plan.groups) {
     const bool bounded_state =
-        group.spec.kind == CacheKind::mamba && group.spec.mamba_cache_mode != MambaCacheMode::all;
+        is_state_kind(group.spec.kind) && group.spec.mamba_cache_mode != MambaCacheMode::all;
     if (bounded_state && !count_states) continue;
     ++groups;
     smallest = smallest == 0 ? group.spec.block_size : std::min(smallest, group.spec.block_size);
@@ -252,9 +252,8 @@ Result<EngineCapacity> planted_capacity(const KVCacheConfig& plan, const Request
                                         CapacityDefect defect) {
   RequestLimits limits = told;
   if (defect == CapacityDefect::cp_memory) limits.context_ranks = 1;
-  const bool has_states = std::ranges::any_of(plan.groups, [](const KVCacheGroupSpec& group) {
-    return group.spec.kind == CacheKind::mamba;
-  });
+  const bool has_states = std::ranges::any_of(
+      plan.groups, [](const KVCacheGroupSpec& group) { return is_state_kind(group.spec.kind); });
   if (defect == CapacityDefect::state_blocks_capped && has_states)
     limits.max_num_seqs = std::min(limits.max_num_seqs, plan.num_blocks);
   auto capacity = engine_capacity(plan, limits);

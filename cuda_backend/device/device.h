@@ -237,4 +237,17 @@ class DeviceArray {
   std::int64_t capacity_ = 0;
 };
 
+// The items of a launch: filled on the host, whose storage stays from step to step, and uploaded.
+template <class T>
+class StagedItems : public DeviceArray<T> {
+ public:
+  using DeviceArray<T>::DeviceArray;
+  T* upload() { return DeviceArray<T>::upload(host); }
+  std::span<const T> items(std::size_t first, std::size_t count) const {
+    return std::span(host).subspan(first, count);
+  }
+
+  std::vector<T> host;
+};
+
 }  // namespace lockstep::cuda

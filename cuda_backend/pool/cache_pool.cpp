@@ -44,11 +44,11 @@ CachePool::CachePool(Device& device, const BackendConfig& config)
       states_of_group_(device, "states of groups"),
       states_(device, "state caches"),
       device_page_sizes_(device, "page sizes"),
-      poison_items_(device, "blocks to poison"),
-      zero_items_(device, "blocks to zero"),
-      copy_items_(device, "blocks to copy"),
-      state_items_(device, "state updates"),
-      fingerprint_items_(device, "pages to fingerprint"),
+      poison_(device, "blocks to poison"),
+      zeros_(device, "blocks to zero"),
+      copies_(device, "blocks to copy"),
+      updates_(device, "state updates"),
+      fingerprints_(device, "pages to fingerprint"),
       sums_(device, "fingerprints") {}
 
 CachePool::~CachePool() {
@@ -146,20 +146,19 @@ void CachePool::poison_all(Poison kind) {
 
 void CachePool::poison(std::span<const PoisonBlock> blocks) {
   if (blocks.empty()) return;
-  host_poison_.clear();
+  poison_.host.clear();
   for (const PoisonBlock& item : blocks)
-    host_poison_.push_back({index_of(item.block), static_cast<std::uint32_t>(item.kind)});
-  const PoisonItem* items = poison_items_.upload(host_poison_);
-  waves_.for_each_write<PoisonItem>(host_poison_, [&](std::size_t first, std::size_t count) {
-    launch_poison(items + first, static_cast<std::int64_t>(count), Poison::fresh,
-                  [&](Operation& operation) {
-                    operation.named("poison_blocks")
-                        .read_all(poison_regions_, device_page_sizes_, poison_items_);
-                    for (const PoisonItem& item : std::span(host_poison_).subspan(first, count))
-                      for (std::size_t tensor = 0; tensor < tensors_.size(); ++tensor)
-                        add_block_ranges(layers_, static_cast<std::int32_t>(tensor), item.block,
-                                         operation.writes);
-                  });
+    poison_.host.push_back({index_of(item.block), static_cast<std::uint32_t>(item.kind)});
+  const PoisonItem* items = poison_.upload();
+  waves_.for_each_write<PoisonItem>(poison_.host, [&](std::size_t first, std::size_t count) {
+    launch_poison(
+        items + first, static_cast<std::int64_t>(count), Poison::fresh, [&](Operation& operation) {
+          operation.named("poison_blocks").read_all(poison_regions_, device_page_sizes_, poison_);
+          for (const PoisonItem& item : poison_.items(first, count))
+            for (std::size_t tensor = 0; tensor < tensors_.size(); ++tensor)
+              add_block_ranges(layers_, static_cast<std::int32_t>(tensor), item.block,
+                               operation.writes);
+        });
   });
 }
 
@@ -176,44 +175,44 @@ Params CachePool::over_regions(const DeviceArray<Region>& regions, const Item* i
 
 void CachePool::zero(std::span<const GroupBlock> blocks) {
   if (blocks.empty()) return;
-  host_zero_.clear();
-  for (const GroupBlock& item : blocks) host_zero_.push_back({item.group, index_of(item.block)});
-  const GroupBlockItem* items = zero_items_.upload(host_zero_);
-  waves_.for_each_write<GroupBlockItem>(host_zero_, [&](std::size_t first, std::size_t count) {
-    device_.launch(
-        device_.kernels().zero_blocks,
-        over_regions<ZeroBlocksParams>(regions_, items + first, count), [&](Operation& operation) {
-          operation.named("zero_blocks").read_all(regions_, regions_of_group_, zero_items_);
-          for (const GroupBlockItem& item : std::span(host_zero_).subspan(first, count))
-            add_region_ranges(item.group, item.block, operation.writes);
-        });
+  zeros_.host.clear();
+  for (const GroupBlock& item : blocks) zeros_.host.push_back({item.group, index_of(item.block)});
+  const GroupBlockItem* items = zeros_.upload();
+  waves_.for_each_write<GroupBlockItem>(zeros_.host, [&](std::size_t first, std::size_t count) {
+    device_.launch(device_.kernels().zero_blocks,
+                   over_regions<ZeroBlocksParams>(regions_, items + first, count),
+                   [&](Operation& operation) {
+                     operation.named("zero_blocks").read_all(regions_, regions_of_group_, zeros_);
+                     for (const GroupBlockItem& item : zeros_.items(first, count))
+                       add_region_ranges(item.group, item.block, operation.writes);
+                   });
   });
 }
 
 void CachePool::copy(std::span<const BlockCopy> copies) {
-  host_copies_.clear();
+  copies_.host.clear();
   for (const BlockCopy& item : copies)
-    host_copies_.push_back({item.group, index_of(item.source), index_of(item.target)});
+    copies_.host.push_back({item.group, index_of(item.source), index_of(item.target)});
   launch_copies();
 }
 
 void CachePool::copy(std::span<const PartCopy> parts) {
-  host_copies_.clear();
+  copies_.host.clear();
   for (const PartCopy& item : parts)
-    host_copies_.push_back({item.group, index_of(item.source), index_of(item.target)});
+    copies_.host.push_back({item.group, index_of(item.source), index_of(item.target)});
   launch_copies();
 }
 
 void CachePool::launch_copies() {
-  if (host_copies_.empty()) return;
-  const BlockCopyItem* items = copy_items_.upload(host_copies_);
-  waves_.for_each_move<BlockCopyItem>(host_copies_, [&](std::size_t first, std::size_t count) {
+  if (copies_.host.empty()) return;
+  const BlockCopyItem* items = copies_.upload();
+  waves_.for_each_move<BlockCopyItem>(copies_.host, [&](std::size_t first, std::size_t count) {
     device_.launch(
         device_.kernels().copy_blocks,
         over_regions<CopyBlocksParams>(copy_regions_, items + first, count),
         [&](Operation& operation) {
-          operation.named("copy_blocks").read_all(copy_regions_, regions_of_group_, copy_items_);
-          for (const BlockCopyItem& item : std::span(host_copies_).subspan(first, count)) {
+          operation.named("copy_blocks").read_all(copy_regions_, regions_of_group_, copies_);
+          for (const BlockCopyItem& item : copies_.items(first, count)) {
             add_region_ranges(item.group, item.source, operation.reads);
             add_region_ranges(item.group, item.target, operation.writes);
           }
@@ -233,13 +232,13 @@ void CachePool::add_region_ranges(std::int32_t group, std::int32_t block,
 void CachePool::update_states(std::span<const StateUpdate> updates,
                               const DeviceArray<std::uint64_t>& contents) {
   if (updates.empty()) return;
-  host_updates_.clear();
+  updates_.host.clear();
   for (std::size_t i = 0; i < updates.size(); ++i) {
     const StateUpdate& item = updates[i];
-    host_updates_.push_back({item.group, index_of(item.source), index_of(item.target),
+    updates_.host.push_back({item.group, index_of(item.source), index_of(item.target),
                              item.num_tokens, item.first_token});
     if (!item.is_checkpoint) continue;
-    StateUpdateItem& update = host_updates_.back();
+    StateUpdateItem& update = updates_.host.back();
     LS_CHECK(i + 1 < updates.size() && updates[i + 1].group == item.group,
              "update {} of a checkpoint has no update after it", i);
     update.checkpoint = update.target;
@@ -247,42 +246,41 @@ void CachePool::update_states(std::span<const StateUpdate> updates,
     update.target = index_of(updates[++i].target);
     update.num_tokens += updates[i].num_tokens;
   }
-  const auto count = static_cast<std::int32_t>(host_updates_.size());
+  const auto count = static_cast<std::int32_t>(updates_.host.size());
   const std::int32_t size = device_.padded_batch(count);
-  host_updates_.resize(std::max(count, size), kNoUpdate);
-  state_items_.upload(host_updates_);
-  host_updates_.resize(static_cast<std::size_t>(count));
+  updates_.host.resize(std::max(count, size), kNoUpdate);
+  updates_.upload();
+  updates_.host.resize(static_cast<std::size_t>(count));
   // Several waves differ from step to step, so only a single wave is captured.
   bool one_wave = false;
-  waves_.for_each_move<StateUpdateItem>(host_updates_, [&](std::size_t, std::size_t wave) {
-    one_wave = wave == host_updates_.size();
+  waves_.for_each_move<StateUpdateItem>(updates_.host, [&](std::size_t, std::size_t wave) {
+    one_wave = wave == updates_.host.size();
   });
   if (one_wave && device_.captures(size))
     return device_.run_captured("state updates", size,
-                                [&] { launch_updates(0, host_updates_.size(), size, contents); });
-  waves_.for_each_move<StateUpdateItem>(host_updates_, [&](std::size_t first, std::size_t wave) {
+                                [&] { launch_updates(0, updates_.host.size(), size, contents); });
+  waves_.for_each_move<StateUpdateItem>(updates_.host, [&](std::size_t first, std::size_t wave) {
     launch_updates(first, wave, static_cast<std::int32_t>(wave), contents);
   });
 }
 
 void CachePool::launch_updates(std::size_t first, std::size_t count, std::int32_t num_padded,
                                const DeviceArray<std::uint64_t>& contents) {
-  LS_CHECK(first + count <= host_updates_.size() && std::cmp_less_equal(count, num_padded),
-           "updates {} to {} of {}, padded to {}", first, first + count, host_updates_.size(),
+  LS_CHECK(first + count <= updates_.host.size() && std::cmp_less_equal(count, num_padded),
+           "updates {} to {} of {}, padded to {}", first, first + count, updates_.host.size(),
            num_padded);
   device_.launch(
       device_.kernels().update_states,
       StateUpdateParams{.states = states_.data(),
                         .groups = states_of_group_.data(),
-                        .items = state_items_.data() + first,
+                        .items = updates_.data() + first,
                         .contents = contents.data(),
                         .num_items = num_padded,
                         .max_states = max_states_,
                         .max_state_bytes = max_state_bytes_},
       [&](Operation& operation) {
-        operation.named("update_states")
-            .read_all(states_, states_of_group_, state_items_, contents);
-        for (const StateUpdateItem& item : std::span(host_updates_).subspan(first, count)) {
+        operation.named("update_states").read_all(states_, states_of_group_, updates_, contents);
+        for (const StateUpdateItem& item : updates_.items(first, count)) {
           add_region_ranges(item.group, item.source, operation.reads);
           add_region_ranges(item.group, item.target, operation.writes);
           if (item.checkpoint != 0)
@@ -296,13 +294,13 @@ Result<void> CachePool::fingerprint_pages(std::span<const PageId> pages,
   LS_CHECK(pages.size() == fingerprints.size(), "{} pages, {} fingerprints", pages.size(),
            fingerprints.size());
   if (pages.empty()) return device_.finish();
-  host_fingerprints_.clear();
+  fingerprints_.host.clear();
   for (const PageId& page : pages) {
     LS_CHECK(page.tensor >= 0 && std::cmp_less(page.tensor, tensors_.size()), "tensor {}",
              page.tensor);
     LS_CHECK(index_of(page.block) >= 0 && index_of(page.block) < config_.plan.num_blocks,
              "block {}", index_of(page.block));
-    host_fingerprints_.push_back({page.tensor, index_of(page.block)});
+    fingerprints_.host.push_back({page.tensor, index_of(page.block)});
   }
   const auto num_sums = static_cast<std::int64_t>(2 * pages.size());
   sums_.reserve(num_sums);
@@ -310,20 +308,20 @@ Result<void> CachePool::fingerprint_pages(std::span<const PageId> pages,
   device_.launch(
       device_.kernels().fingerprint_pages,
       FingerprintParams{.tensors = pages_.data(),
-                        .items = fingerprint_items_.upload(host_fingerprints_),
+                        .items = fingerprints_.upload(),
                         .sums = sums_.data(),
                         .num_items = static_cast<std::int32_t>(pages.size()),
                         .max_page_bytes = largest<BlockRegion>(layers_.pages)},
       [&](Operation& operation) {
-        operation.named("fingerprint_pages").read_all(pages_, fingerprint_items_).write_all(sums_);
-        for (const FingerprintItem& item : host_fingerprints_)
+        operation.named("fingerprint_pages").read_all(pages_, fingerprints_).write_all(sums_);
+        for (const FingerprintItem& item : fingerprints_.host)
           operation.read(range_in_block(layers_.pages[item.tensor], item.block));
       });
-  host_sums_.resize(2 * pages.size());
-  device_.download(host_sums_.data(), sums_.data(), num_sums * 8);
+  sums_.host.resize(2 * pages.size());
+  device_.download(sums_.host.data(), sums_.data(), num_sums * 8);
   LS_RETURN_IF_ERROR(device_.finish());
   for (std::size_t i = 0; i < pages.size(); ++i)
-    fingerprints[i] = {host_sums_[2 * i], host_sums_[2 * i + 1]};
+    fingerprints[i] = {sums_.host[2 * i], sums_.host[2 * i + 1]};
   return {};
 }
 

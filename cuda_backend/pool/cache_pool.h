@@ -75,7 +75,7 @@ class CachePool {
   template <class Params, class Region, class Item>
   Params over_regions(const DeviceArray<Region>& regions, const Item* items,
                       std::size_t count) const;
-  // Copies host_copies_.
+  // Copies copies_.
   void launch_copies();
   // Launches updates [first, first + count) of the step, padded to num_padded.
   void launch_updates(std::size_t first, std::size_t count, std::int32_t num_padded,
@@ -107,19 +107,12 @@ class CachePool {
   DeviceArray<RegionRange> regions_of_group_, states_of_group_;
   DeviceArray<StateCache> states_;
   DeviceArray<std::int64_t> device_page_sizes_;
-  DeviceArray<PoisonItem> poison_items_;
-  DeviceArray<GroupBlockItem> zero_items_;
-  DeviceArray<BlockCopyItem> copy_items_;
-  DeviceArray<StateUpdateItem> state_items_;
-  DeviceArray<FingerprintItem> fingerprint_items_;
-  DeviceArray<unsigned long long> sums_;
-  // Host staging, kept from step to step.
-  std::vector<PoisonItem> host_poison_;
-  std::vector<GroupBlockItem> host_zero_;
-  std::vector<BlockCopyItem> host_copies_;
-  std::vector<StateUpdateItem> host_updates_;
-  std::vector<FingerprintItem> host_fingerprints_;
-  std::vector<unsigned long long> host_sums_;
+  StagedItems<PoisonItem> poison_;
+  StagedItems<GroupBlockItem> zeros_;
+  StagedItems<BlockCopyItem> copies_;
+  StagedItems<StateUpdateItem> updates_;
+  StagedItems<FingerprintItem> fingerprints_;
+  StagedItems<unsigned long long> sums_;
   std::vector<std::byte> guards_, found_guards_;  // all zones, as they should be and as they are
 };
 

@@ -133,12 +133,8 @@ void AttentionQueries::attend(const StepProgram& program, const Batch& batch) {
       .scale = 1.0f / std::sqrt(static_cast<float>(parts_.head_size(batch.layer))),
       .query_dtype = DType::fp32,
       .causal = true,
-      .window = spec.kind == CacheKind::sliding_window
-                    ? static_cast<std::int32_t>(spec.sliding_window)
-                    : 0,
-      .chunk = spec.kind == CacheKind::chunked_local
-                   ? static_cast<std::int32_t>(spec.attention_chunk_size)
-                   : 0,
+      .window = is_sliding_window(spec.kind) ? static_cast<std::int32_t>(spec.sliding_window) : 0,
+      .chunk = is_chunked(spec.kind) ? static_cast<std::int32_t>(spec.attention_chunk_size) : 0,
       .num_tokens = batch.count,
       .num_query_heads = query_heads(batch.layer),
       .num_splits = (batch.longest + keys - 1) / keys,

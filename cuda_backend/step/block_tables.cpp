@@ -15,7 +15,7 @@ TableMirror::TableMirror(const BackendConfig& config) {
     // A table that is sharded over context ranks has one entry per block on every rank. A ring has
     // one entry for all positions.
     const std::int64_t parts = group.spec.dcp_sharded ? config.context.num_ranks : 1;
-    block_sizes_.push_back(group.spec.kind == CacheKind::circular_buffer
+    block_sizes_.push_back(is_ring(group.spec.kind)
                                ? std::numeric_limits<std::int32_t>::max()
                                : std::max<std::int64_t>(1, group.spec.block_size) * parts);
     block_ids_.emplace_back(config.num_rows);
@@ -117,7 +117,7 @@ void BlockTables::add_table(const BackendConfig& config, const MappedTable& of) 
   table.kernel_block_stride = static_cast<std::int32_t>(of.kernel_block_stride);
   table.kernel_block_size = static_cast<std::int32_t>(spec.block_size / of.blocks_per_kv_block);
   table.slot_block_size = table.kernel_block_size;
-  table.is_ring = spec.kind == CacheKind::circular_buffer;
+  table.is_ring = is_ring(spec.kind);
   table.is_replayed = spec.bounded_replay;
   table.is_encoder = is_cross_attention(spec);
   table.is_hot = is_hot_region(config.plan.groups[of.group]);

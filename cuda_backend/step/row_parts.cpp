@@ -168,8 +168,7 @@ std::optional<std::string> RowParts::why_not(const BackendConfig& config,
                                              const LayerCaches& layers) {
   std::string reason;
   for (const KVCacheGroupSpec& group : config.plan.groups)
-    if (group.spec.bounded_replay || group.spec.kind == CacheKind::circular_buffer ||
-        has_compressed_rows(group))
+    if (group.spec.bounded_replay || is_ring(group.spec.kind) || has_compressed_rows(group))
       return "numbers: rings, compressed rows and windows that are computed again have no kernel "
              "of "
              "an engine here; replay them with --numbers words";

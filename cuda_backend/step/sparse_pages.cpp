@@ -25,7 +25,7 @@ SparsePages::SparsePages(Device& device, const BackendConfig& config, const Laye
       edits_(device, "residency edits"),
       cleared_(device, "hot regions to clear"),
       positions_(device, "positions read from the host"),
-      mirror_items_(device, "rows to mirror"),
+      mirrors_(device, "rows to mirror"),
       mirror_layers_(device, "layers to mirror"),
       reads_(device, "reads of hot regions"),
       swaps_(device, "rows to swap in") {}
@@ -175,17 +175,17 @@ void SparsePages::clear_regions(const std::vector<std::int32_t>& rows) {
 
 void SparsePages::apply(const StepProgram& program) {
   if (!program.clear_rows.empty()) clear_regions(program.clear_rows);
-  host_edits_.clear();
+  edits_.host.clear();
   for (const TableEdit& edit : program.residency) {
     const auto table = std::ranges::find(groups_, edit.group) - groups_.begin();
     LS_CHECK(table < std::ssize(groups_), "group {} has no residency", edit.group);
-    host_edits_.push_back(
+    edits_.host.push_back(
         {edit.row, static_cast<std::int32_t>(table), edit.index, index_of(edit.block)});
   }
   device_.launch(device_.kernels().edit_entries,
                  TableEditParams{.groups = device_residency_.data(),
-                                 .edits = edits_.upload(host_edits_),
-                                 .num_edits = static_cast<std::int32_t>(host_edits_.size())},
+                                 .edits = edits_.upload(),
+                                 .num_edits = static_cast<std::int32_t>(edits_.host.size())},
                  [&](Operation& operation) {
                    operation.named("edit_entries").read_all(device_residency_, edits_);
                    for (const auto& entries : entries_) operation.write_all(*entries);
@@ -195,60 +195,60 @@ void SparsePages::apply(const StepProgram& program) {
 void SparsePages::mirror(const StepProgram& program) {
   if (program.mirrors.empty()) return;
   const std::int64_t size = config_.plan.groups[source_].spec.block_size;
-  host_mirrors_.clear();
-  host_layers_.clear();
+  mirrors_.host.clear();
+  mirror_layers_.host.clear();
   std::size_t next = 0;
   for (const std::int32_t group : groups_) {
-    const auto begin = static_cast<std::int32_t>(host_mirrors_.size());
+    const auto begin = static_cast<std::int32_t>(mirrors_.host.size());
     for (const HostMirror& mirror : program.mirrors)
       if (mirror.group == group)
-        host_mirrors_.push_back({index_of(mirror.block) * size + mirror.first_row,
+        mirrors_.host.push_back({index_of(mirror.block) * size + mirror.first_row,
                                  index_of(mirror.host) * size + mirror.first_row, mirror.num_rows});
-    std::sort(host_mirrors_.begin() + begin, host_mirrors_.end(),
+    std::sort(mirrors_.host.begin() + begin, mirrors_.host.end(),
               [](const auto& a, const auto& b) { return a.first_row < b.first_row; });
-    const auto end = static_cast<std::int32_t>(host_mirrors_.size());
+    const auto end = static_cast<std::int32_t>(mirrors_.host.size());
     for (; next < sparse_.size() && groups_[sparse_[next].table] == group; ++next) {
       const RowCache& rows = layers_.rows[sparse_[next].resident];
-      host_layers_.push_back({.base = rows.base,
-                              .block_stride = rows.block_stride,
-                              .slots = tables_.slots(group),
-                              .begin = begin,
-                              .end = end,
-                              .layer = static_cast<std::int32_t>(next)});
+      mirror_layers_.host.push_back({.base = rows.base,
+                                     .block_stride = rows.block_stride,
+                                     .slots = tables_.slots(group),
+                                     .begin = begin,
+                                     .end = end,
+                                     .layer = static_cast<std::int32_t>(next)});
     }
   }
-  LS_CHECK(next == sparse_.size() && host_mirrors_.size() == program.mirrors.size(),
-           "{} of {} layers, {} of {} mirrors", next, sparse_.size(), host_mirrors_.size(),
+  LS_CHECK(next == sparse_.size() && mirrors_.host.size() == program.mirrors.size(),
+           "{} of {} layers, {} of {} mirrors", next, sparse_.size(), mirrors_.host.size(),
            program.mirrors.size());
-  device_.launch(device_.kernels().mirror_rows,
-                 MirrorRowsParams{.layers = mirror_layers_.upload(host_layers_),
-                                  .away = away_.data(),
-                                  .items = mirror_items_.upload(host_mirrors_),
-                                  .num_layers = static_cast<std::int32_t>(host_layers_.size()),
-                                  .num_tokens = static_cast<std::int32_t>(program.contents.size()),
-                                  .max_row_bytes = max_row_bytes_},
-                 [&](Operation& operation) {
-                   operation.named("mirror_rows").read_all(mirror_layers_, mirror_items_, away_);
-                   operation.read(cache_range()).write(tier_.range());
-                   for (const std::int32_t group : groups_)
-                     operation.read(tables_.slots_range(group));
-                 });
+  device_.launch(
+      device_.kernels().mirror_rows,
+      MirrorRowsParams{.layers = mirror_layers_.upload(),
+                       .away = away_.data(),
+                       .items = mirrors_.upload(),
+                       .num_layers = static_cast<std::int32_t>(mirror_layers_.host.size()),
+                       .num_tokens = static_cast<std::int32_t>(program.contents.size()),
+                       .max_row_bytes = max_row_bytes_},
+      [&](Operation& operation) {
+        operation.named("mirror_rows").read_all(mirror_layers_, mirrors_, away_);
+        operation.read(cache_range()).write(tier_.range());
+        for (const std::int32_t group : groups_) operation.read(tables_.slots_range(group));
+      });
 }
 
 void SparsePages::swap_in(const StepProgram& program) {
   if (program.hot_reads.empty()) return;
-  host_reads_.clear();
+  reads_.host.clear();
   for (const HotRead& read : program.hot_reads)
-    host_reads_.push_back({read.row, read.first, read.num_positions});
+    reads_.host.push_back({read.row, read.first, read.num_positions});
   const auto num_positions = static_cast<std::int32_t>(program.hot_positions.size());
-  const auto num_reads = static_cast<std::int32_t>(host_reads_.size());
-  for (const HotReadItem& read : host_reads_)
+  const auto num_reads = static_cast<std::int32_t>(reads_.host.size());
+  for (const HotReadItem& read : reads_.host)
     LS_CHECK(read.first >= 0 && read.first + read.num_positions <= num_positions &&
                  read.num_positions <= num_slots_,
              "positions {} to {} of {} in {} slots", read.first, read.first + read.num_positions,
              num_positions, num_slots_);
   device_.launch(device_.kernels().hot_reads,
-                 HotReadParams{.reads = reads_.upload(host_reads_),
+                 HotReadParams{.reads = reads_.upload(),
                                .positions = positions_.upload(program.hot_positions),
                                .away = away_.data(),
                                .held = held_.data(),

@@ -81,18 +81,13 @@ class SparsePages {
   DeviceArray<AwayRows> away_;
   DeviceArray<std::int32_t> held_, order_, used_;  // [num_rows, num_slots_]
   DeviceArray<std::int32_t> places_;               // [num_rows, positions]
-  DeviceArray<TableEntry> edits_;
+  StagedItems<TableEntry> edits_;
   DeviceArray<std::int32_t> cleared_, positions_;
-  DeviceArray<RowMirrorItem> mirror_items_;
-  DeviceArray<MirrorLayer> mirror_layers_;
-  DeviceArray<HotReadItem> reads_;
+  StagedItems<RowMirrorItem> mirrors_;
+  StagedItems<MirrorLayer> mirror_layers_;
+  StagedItems<HotReadItem> reads_;
   DeviceArray<HotSwap> swaps_;
   std::int32_t num_reads_ = 0;  // so far
-  // Host staging, kept from step to step.
-  std::vector<TableEntry> host_edits_;
-  std::vector<RowMirrorItem> host_mirrors_;
-  std::vector<MirrorLayer> host_layers_;
-  std::vector<HotReadItem> host_reads_;
 };
 
 }  // namespace lockstep::cuda

@@ -50,7 +50,7 @@ class Builder {
   Result<void> check_kernel_blocks(const PoolViews& views) const {
     std::vector<std::int64_t> told;
     for (std::size_t g = 0; g < config_.kernel_block_sizes.size(); ++g) {
-      if (config_.plan.groups[g].spec.kind == CacheKind::encoder_only) continue;
+      if (!is_on_device(config_.plan.groups[g])) continue;
       // A group without a layer in this stage has no kernel that would ask for a size.
       const bool nobody_asks = config_.plan.groups[g].layer_names.empty();
       told.push_back(nobody_asks ? views.kernel_block_sizes[told.size()]
@@ -128,7 +128,7 @@ class Builder {
       caches_.rows.back() = row_cache(views, tensor, layer);
       caches_.rows.back().tokens_per_row =
           make_divisor(static_cast<std::uint32_t>(group.layer_spec(i).compress_ratio));
-      caches_.rows.back().is_ring = group.spec.kind == CacheKind::circular_buffer;
+      caches_.rows.back().is_ring = is_ring(group.spec.kind);
       if (group.spec.sink_len > 0) {  // after the null block
         caches_.rows.back().sink_blocks =
             static_cast<std::int32_t>(group.spec.sink_len / views.kernel_block_size);

@@ -25,7 +25,7 @@ bool has_scales_by_block(const KVCacheSpec& spec) {
 }
 
 BlockShape block_shape(const KVCacheSpec& spec, AttentionBackend chosen, std::int64_t splits) {
-  if (spec.kind == CacheKind::mamba)
+  if (is_state_kind(spec.kind))
     return {.content = dense_page_bytes(spec, chosen), .row = dense_page_bytes(spec, chosen)};
   const AttentionBackend backend = *backend_of(spec, chosen);
   const DimRoles roles = dim_roles(backend);
@@ -60,7 +60,7 @@ std::int64_t span_of_group(const KVCacheGroupSpec& group, AttentionBackend chose
 std::int64_t bytes_of_block(const KVCacheConfig& plan, AttentionBackend chosen) {
   std::int64_t widest = 0, unit = 1;
   for (const KVCacheGroupSpec& group : plan.groups) {
-    if (group.spec.kind == CacheKind::encoder_only) continue;  // keeps nothing on the device
+    if (!is_on_device(group)) continue;
     widest = std::max(widest, span_of_group(group, chosen, true));
     for (std::size_t i = 0; i < group.layer_names.size(); ++i)
       unit = std::lcm(unit, group.layer_spec(i).block_stride_alignment);
@@ -165,7 +165,7 @@ Result<LayerViews> OverlaidDeriver::layer_views(std::size_t g, std::size_t layer
     return fail(
         fmt::format("{}: {} layers in a page", group.layer_names[layer], group.layers_per_page));
   const KVCacheSpec& spec = group.layer_spec(layer);
-  const bool is_state = spec.kind == CacheKind::mamba;
+  const bool is_state = is_state_kind(spec.kind);
   const std::string& name = group.layer_names[layer];
   const auto mapped = options_.mapped_kernel_blocks.find(name);
   const bool is_mapped = mapped != options_.mapped_kernel_blocks.end();

@@ -122,8 +122,8 @@ class RankCutter {
   LayerOfModel place_in_model(const KVCacheSpec& model, const KVCacheSpec& own,
                               std::int32_t number) const {
     LayerOfModel place{.number = number, .queries_per_kv = queries_per_kv_};
-    if (at_.tp_size == 1 || model.kind == CacheKind::hidden_state) return place;
-    if (model.kind == CacheKind::mamba) {
+    if (at_.tp_size == 1 || is_hidden_state(model.kind)) return place;
+    if (is_state_kind(model.kind)) {
       place.head_begin = at_.tp_rank;
       return place;
     }
@@ -200,11 +200,6 @@ class RankCutter {
 };
 
 }  // namespace
-
-bool keeps_pairs(const KVCacheSpec& spec) {
-  return spec.kind != CacheKind::mamba && spec.kind != CacheKind::mla &&
-         spec.kind != CacheKind::hidden_state && !spec.mla_rows;
-}
 
 Result<RankShare> share_of_rank(const BackendConfig& config) { return RankCutter(config).share(); }
 

@@ -30,7 +30,4 @@ struct RankShare {
 
 Result<RankShare> share_of_rank(const BackendConfig& config);
 
-// Caches of K and V by head, which tensor parallelism cuts by heads.
-bool keeps_pairs(const KVCacheSpec& spec);
-
 }  // namespace lockstep::cuda

@@ -11,7 +11,7 @@ namespace {
 Result<void> bind_group(const KVCacheGroupSpec& source, std::size_t first,
                         KVCacheGroupSpec& group) {
   const KVCacheSpec region = group.spec;
-  const bool is_hot = region.kind == CacheKind::hisparse_hot;
+  const bool is_hot = is_hot_pages(region.kind);
   group.role = is_hot ? kHiSparseHot : kHiSparseResident;
   for (std::size_t i = 0; i < group.layer_names.size(); ++i) {
     if (first + i >= source.layer_names.size())
@@ -48,14 +48,14 @@ Result<KVCacheConfig> bind_sparse_groups(KVCacheConfig plan) {
   std::size_t num_resident = 0, num_hot = 0;
   for (KVCacheGroupSpec& group : plan.groups) {
     if (!is_hisparse(group.spec)) continue;
-    std::size_t& bound = group.spec.kind == CacheKind::hisparse_hot ? num_hot : num_resident;
+    std::size_t& bound = is_hot_pages(group.spec.kind) ? num_hot : num_resident;
     LS_RETURN_IF_ERROR(bind_group(source, bound, group));
     bound += group.layer_names.size();
   }
   if (num_resident != source.layer_names.size() || num_hot != num_resident)
     return fail(fmt::format("HiSparse: {} resident and {} hot layers for {} of the source",
                             num_resident, num_hot, source.layer_names.size()));
-  source.spec.kind = CacheKind::encoder_only;
+  source.residence = Residence::host;
   source.layer_specs.clear();
   return plan;
 }

@@ -17,7 +17,7 @@ std::int64_t stored_tokens(const KVCacheSpec& spec) {
 
 // Kernels of compressed rows, of MLA windows and of rings take the manager's blocks as they are.
 bool takes_whole_blocks(const KVCacheSpec& spec) {
-  return spec.compress_ratio > 1 || spec.mla_rows || spec.kind == CacheKind::circular_buffer;
+  return spec.compress_ratio > 1 || is_mla_window(spec.kind) || is_ring(spec.kind);
 }
 
 // Layer `place` of a view that counts layers in its first dimension.
@@ -38,7 +38,7 @@ bool keeps_pair_first(const LayerViews& views) {
 }  // namespace
 
 std::int64_t dense_page_bytes(const KVCacheSpec& spec, AttentionBackend chosen) {
-  if (spec.kind == CacheKind::mamba) {
+  if (is_state_kind(spec.kind)) {
     std::int64_t bytes = 0;
     for (const StateTensorSpec& state : spec.states)
       bytes += numel(state.dims) * itemsize_bytes(state.dtype);
@@ -52,7 +52,7 @@ ViewDeriver::ViewDeriver(const KVCacheConfig& plan, const ViewOptions& options)
   bool fp32_states = false;
   bool attention = false;
   for (const KVCacheGroupSpec& group : plan.groups) {
-    const bool states = group.spec.kind == CacheKind::mamba;
+    const bool states = is_state_kind(group.spec.kind);
     // Which blocks kernels take follows from the model, also in a pipeline stage without its
     // states; how pages are shared, from the layers that are here.
     attention |= !states;
@@ -71,7 +71,7 @@ Result<PoolViews> ViewDeriver::derive() {
   LS_RETURN_IF_ERROR(choose_kernel_sizes());
   for (std::size_t g = 0; g < plan_.groups.size(); ++g) {
     pool_.groups.emplace_back();
-    if (plan_.groups[g].spec.kind == CacheKind::encoder_only) continue;
+    if (!is_on_device(plan_.groups[g])) continue;
     for (std::size_t i = 0; i < plan_.groups[g].layer_names.size(); ++i) {
       LS_ASSIGN_OR_RETURN(auto views, layer_views(g, i));
       pool_.groups.back().push_back(std::move(views));
@@ -98,7 +98,7 @@ void ViewDeriver::allocate() {
   pool_.tensor_size_bytes.resize(plan_.tensors.size());
   for (const KVCacheGroupSpec& group : plan_.groups)
     for (std::size_t i = 0; i < group.layer_names.size(); ++i) {
-      if (group.spec.kind == CacheKind::encoder_only) continue;
+      if (!is_on_device(group)) continue;
       pool_.tensor_size_bytes[placement(group, i).tensor] =
           plan_.num_blocks * layers_allocated(group) *
           page_bytes(group.layer_spec(i), options_.backend);
@@ -108,7 +108,7 @@ void ViewDeriver::allocate() {
 Result<void> ViewDeriver::choose_kernel_sizes() {
   for (std::size_t g = 0; g < plan_.groups.size(); ++g) {
     const KVCacheGroupSpec& group = plan_.groups[g];
-    if (group.spec.kind == CacheKind::encoder_only) {
+    if (!is_on_device(group)) {
       kernel_size_of_group_.push_back(0);
       continue;
     }
@@ -124,7 +124,7 @@ Result<void> ViewDeriver::choose_kernel_sizes() {
 
 std::int64_t ViewDeriver::kernel_size(const KVCacheGroupSpec& group) const {
   const std::int64_t block_size = group.spec.block_size;
-  if (group.spec.kind == CacheKind::mamba || options_.backend == AttentionBackend::any_size)
+  if (is_state_kind(group.spec.kind) || options_.backend == AttentionBackend::any_size)
     return block_size;
   std::vector<KernelSizes> kernels;
   std::vector<std::int64_t> listed;
@@ -148,7 +148,7 @@ Result<LayerViews> ViewDeriver::layer_views(std::size_t g, std::size_t layer) co
   const KVCacheGroupSpec& group = plan_.groups[g];
   const KVCacheSpec& spec = group.layer_spec(layer);
   const std::string& name = group.layer_names[layer];
-  if (group.spec.kind == CacheKind::mamba) return state_views(spec, name);
+  if (is_state_kind(group.spec.kind)) return state_views(spec, name);
   return token_views(spec, kernel_size_of_group_[g], group.layers_per_page, placement(group, layer),
                      name);
 }

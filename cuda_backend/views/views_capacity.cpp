@@ -17,18 +17,18 @@ std::int64_t blocks_for(std::int64_t tokens, std::int64_t block_size) {
 std::int64_t held_blocks(const KVCacheSpec& spec, const RequestLimits& limits) {
   const std::int64_t length = limits.max_model_len;
   const std::int64_t chunk = limits.max_num_batched_tokens;
-  if (spec.kind == CacheKind::mamba) {
+  if (is_state_kind(spec.kind)) {
     const std::int64_t drafts = spec.num_speculative_blocks;
     if (spec.mamba_cache_mode == MambaCacheMode::all)
       return blocks_for(length, spec.block_size) + drafts;
     return (spec.mamba_cache_mode == MambaCacheMode::align ? 2 : 1) + drafts;
   }
-  if (spec.kind == CacheKind::sliding_window) {
+  if (is_sliding_window(spec.kind)) {
     const std::int64_t tokens = std::min(length, spec.sliding_window - 1 + chunk);
     return blocks_for(tokens, spec.block_size) + 1;
   }
-  if (spec.kind == CacheKind::cross_attention) return blocks_for(chunk, spec.block_size);
-  if (spec.kind == CacheKind::chunked_local)
+  if (is_cross_attention(spec.kind)) return blocks_for(chunk, spec.block_size);
+  if (is_chunked(spec.kind))
     return blocks_for(std::min(length, spec.attention_chunk_size + chunk), spec.block_size);
   return blocks_for(blocks_for(length, limits.context_ranks), spec.block_size);
 }
@@ -48,7 +48,7 @@ std::int64_t hit_step(const KVCacheConfig& plan, const RequestLimits& limits) {
   std::int64_t step = 1;
   for (const KVCacheGroupSpec& group : plan.groups) {
     std::int64_t tokens = group.spec.block_size;
-    if (group.spec.kind == CacheKind::mamba) {
+    if (is_state_kind(group.spec.kind)) {
       if (group.spec.mamba_cache_mode == MambaCacheMode::none) return 0;
     } else {
       tokens *= limits.context_ranks;
@@ -68,7 +68,7 @@ Result<EngineCapacity> engine_capacity(const KVCacheConfig& plan, const RequestL
   bool states = false;
   for (const KVCacheGroupSpec& group : plan.groups) {
     request_bytes += held_blocks(group.spec, limits) * group_page_bytes(group);
-    if (group.spec.kind == CacheKind::mamba)
+    if (is_state_kind(group.spec.kind))
       states = true;
     else
       capacity.slot_buffer_rows =

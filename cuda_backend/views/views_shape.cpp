@@ -7,19 +7,6 @@
 namespace lockstep::cuda {
 namespace {
 
-bool is_pair_cache(const KVCacheSpec& spec) {
-  switch (spec.kind) {
-    case CacheKind::mla:
-    case CacheKind::hidden_state:
-      return false;
-    case CacheKind::sliding_window:
-    case CacheKind::circular_buffer:
-      return !spec.mla_rows;
-    default:
-      return true;
-  }
-}
-
 bool is_mla_backend(AttentionBackend backend) {
   return backend == AttentionBackend::triton_mla || backend == AttentionBackend::flashmla;
 }
@@ -46,7 +33,7 @@ std::int64_t pair_row(const KVCacheSpec& spec) {
 // (DeepSeek-V3.2), 584 (V4; its window layers have it whatever the cache dtype is called).
 std::int64_t mla_row(const KVCacheSpec& spec) {
   const bool v4 = spec.model_version == "deepseek_v4";
-  if (spec.kind == CacheKind::sliding_window) return v4 ? 584 : spec.head_size;
+  if (is_sliding_window(spec.kind)) return v4 ? 584 : spec.head_size;
   if (spec.cache_dtype_str == "fp8_ds_mla") return v4 ? 584 : 656;
   if (spec.cache_dtype_str == "nvfp4_ds_mla") return 352;
   return spec.head_size;
@@ -55,9 +42,9 @@ std::int64_t mla_row(const KVCacheSpec& spec) {
 }  // namespace
 
 std::optional<AttentionBackend> backend_of(const KVCacheSpec& spec, AttentionBackend chosen) {
-  if (spec.kind == CacheKind::mamba) return std::nullopt;
-  if (spec.kind == CacheKind::hidden_state) return AttentionBackend::cache_only;
-  if (is_pair_cache(spec))
+  if (is_state_kind(spec.kind)) return std::nullopt;
+  if (is_hidden_state(spec.kind)) return AttentionBackend::cache_only;
+  if (keeps_pairs(spec))
     return is_mla_backend(chosen) || chosen == AttentionBackend::cache_only ||
                    chosen == AttentionBackend::any_size
                ? AttentionBackend::triton_attn

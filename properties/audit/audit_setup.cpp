@@ -22,11 +22,10 @@ std::int64_t hit_alignment_of(const RecordingHeader& header) {
   for (const KVCacheGroupSpec& group : header.groups) {
     const KVCacheSpec& spec = group.spec;
     if (spec.bounded_replay || is_ring(spec)) continue;
-    if (spec.kind == CacheKind::mamba)
+    if (is_state_kind(spec.kind))
       has_parts |= spec.mamba_cache_mode == MambaCacheMode::align &&
                    spec.block_size > header.hash_block_size;
-    else if ((spec.kind == CacheKind::sliding_window || spec.kind == CacheKind::chunked_local) &&
-             spec.block_size != header.hash_block_size)
+    else if (is_windowed(spec.kind) && spec.block_size != header.hash_block_size)
       return header.scheduler_block_size;
   }
   return has_parts ? header.hash_block_size : header.scheduler_block_size;
@@ -81,9 +80,9 @@ AuditSetup::AuditSetup(const RecordingHeader& header, AuditScope scope_of, Audit
 
 std::int32_t AuditSetup::first_read(std::size_t group, std::int32_t position) const {
   const KVCacheSpec& spec = groups[group].spec;
-  if (spec.kind == CacheKind::sliding_window)
+  if (is_sliding_window(spec.kind))
     return std::max(0, position - static_cast<std::int32_t>(spec.sliding_window) + 1);
-  if (spec.kind == CacheKind::chunked_local) {
+  if (is_chunked(spec.kind)) {
     const auto chunk = static_cast<std::int32_t>(spec.attention_chunk_size);
     return position / chunk * chunk;
   }

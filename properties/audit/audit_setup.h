@@ -48,15 +48,14 @@ struct AuditSetup {
 bool is_given(const RecordingHeader& header, std::string_view option);
 bool has_states(const RecordingHeader& header);
 
-inline bool is_state(const KVCacheSpec& spec) { return spec.kind == CacheKind::mamba; }
+inline bool is_state(const KVCacheSpec& spec) { return is_state_kind(spec.kind); }
 // Slots of tokens by position, which attention reads.
 inline bool keeps_tokens(const KVCacheSpec& spec) {
   return !is_state(spec) && !is_ring(spec) && !is_cross_attention(spec);
 }
 // Every token of a prefix, as long as the request runs.
 inline bool keeps_all_tokens(const KVCacheSpec& spec) {
-  return (spec.kind == CacheKind::full_attention && spec.rswa_window == 0) ||
-         spec.kind == CacheKind::mla || spec.kind == CacheKind::hidden_state;
+  return is_full_attention(spec.kind) && spec.rswa_window == 0;
 }
 inline std::int32_t ceil_div32(std::int32_t a, std::int32_t b) { return (a + b - 1) / b; }
 

@@ -18,7 +18,7 @@ std::vector<bool> zeroed_groups(const RecordingHeader& header, const EngineProfi
   if (profile == nullptr || !has_states(header) || header.connector) return zeroed;
   for (std::size_t g = 0; g < zeroed.size(); ++g) {
     const KVCacheSpec& spec = header.groups[g].spec;
-    zeroed[g] = spec.kind == CacheKind::full_attention ||
+    zeroed[g] = is_full_of_pairs(spec.kind) ||
                 (profile->zeroed_blocks == ZeroedBlocks::attention && keeps_tokens(spec));
   }
   return zeroed;

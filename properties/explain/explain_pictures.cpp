@@ -27,7 +27,7 @@ std::string cell(BlockId block, std::int64_t index, const KVCacheSpec& spec, std
   const std::string name = block == kNullBlock ? "-" : fmt::format("{}", index_of(block));
   const std::string mark = is_new ? "*" : "";
   const std::int64_t first = index * spec.block_size;
-  if (spec.kind == CacheKind::mamba && spec.mamba_cache_mode != MambaCacheMode::all)
+  if (is_state_kind(spec.kind) && spec.mamba_cache_mode != MambaCacheMode::all)
     return fmt::format("[{}{}]", name, mark);
   if (first >= tokens) return fmt::format("[{}{}:{}empty]", name, mark, kNoBreak);
   const std::int64_t last = std::min(tokens, first + spec.block_size) - 1;

@@ -27,10 +27,9 @@ std::string group_text(const KVCacheGroupSpec& group) {
       fmt::format("{} of {}", count_of(std::ssize(group.layer_names), "layer"), name_of(spec.kind));
   if (spec.sliding_window > 0) text += fmt::format(" ({} tokens)", spec.sliding_window);
   if (spec.attention_chunk_size > 0) text += fmt::format(" ({} tokens)", spec.attention_chunk_size);
-  if (spec.kind == CacheKind::mamba)
-    text += fmt::format(" in mode {}", name_of(spec.mamba_cache_mode));
+  if (is_state_kind(spec.kind)) text += fmt::format(" in mode {}", name_of(spec.mamba_cache_mode));
   text += fmt::format(", blocks of {}", count_of(spec.block_size, "token"));
-  if (spec.kind != CacheKind::mamba)
+  if (!is_state_kind(spec.kind))
     text += fmt::format(", {} of {} {}", count_of(spec.num_kv_heads, "head"), spec.head_size,
                         name_of(spec.dtype));
   return text + fmt::format(", pages of {} bytes", page_size_bytes(spec));

@@ -48,13 +48,12 @@ KVCacheSpec draw_rows(Draw& draw, const EngineConfig& engine, CacheKind kind,
     const std::vector<DType>& dtypes = draw.options.worker->dtypes;
     spec.dtype = dtypes[choices.below(std::ssize(dtypes))];
   }
-  if (draw.has(Feature::scaled_rows) && kind != CacheKind::mla && kind != CacheKind::hidden_state)
+  if (draw.has(Feature::scaled_rows) && !is_mla(kind))
     scale_rows(choices, engine_profile(engine.engine).release->page_format == PageFormat::overlaid,
                spec);
-  if (kind == CacheKind::mla) spec.num_kv_heads = 1;
-  if (kind == CacheKind::sliding_window) spec.sliding_window = choices.between(1, 3 * block_size);
-  if (kind == CacheKind::chunked_local)
-    spec.attention_chunk_size = block_size * choices.between(1, 3);
+  if (is_full_of_latents(kind)) spec.num_kv_heads = 1;
+  if (is_sliding_window(kind)) spec.sliding_window = choices.between(1, 3 * block_size);
+  if (is_chunked(kind)) spec.attention_chunk_size = block_size * choices.between(1, 3);
   return spec;
 }
 
@@ -73,11 +72,12 @@ KVCacheSpec draw_states(Draw& draw, const EngineConfig& engine, std::int64_t blo
 }
 
 std::vector<CacheKind> draw_kinds(Draw& draw) {
-  const std::pair<Feature, CacheKind> all[] = {{Feature::full_attention, CacheKind::full_attention},
-                                               {Feature::mla, CacheKind::mla},
-                                               {Feature::sliding_window, CacheKind::sliding_window},
-                                               {Feature::chunked_local, CacheKind::chunked_local},
-                                               {Feature::states, CacheKind::mamba}};
+  using enum CacheKind;
+  const std::pair<Feature, CacheKind> all[] = {{Feature::full_attention, full_attention},
+                                               {Feature::mla, mla},
+                                               {Feature::sliding_window, sliding_window},
+                                               {Feature::chunked_local, chunked_local},
+                                               {Feature::states, mamba}};
   std::vector<CacheKind> on;
   for (const auto& [feature, kind] : all)
     if (draw.has(feature)) on.push_back(kind);
@@ -86,7 +86,7 @@ std::vector<CacheKind> draw_kinds(Draw& draw) {
   if (on.size() < kGroupsMax && draw.choices.chance(50))  // a kind twice: other windows, ...
     on.push_back(on[draw.choices.below(std::ssize(on))]);
   while (on.size() > kGroupsMax) on.erase(on.begin() + draw.choices.below(std::ssize(on)));
-  if (draw.has(Feature::hidden_state)) on.push_back(CacheKind::hidden_state);
+  if (draw.has(Feature::hidden_state)) on.push_back(hidden_state);
   return on;
 }
 
@@ -111,7 +111,7 @@ KVCacheConfig lay_out_uniform_type(std::vector<KVCacheGroupSpec> groups) {
 void draw_uniform_type(Draw& draw, std::vector<KVCacheGroupSpec>& groups) {
   KVCacheGroupSpec& group = groups.front();
   if (!draw.has(Feature::uniform_type) || groups.size() > 1 || group.layers_per_page > 1 ||
-      group.spec.kind != CacheKind::full_attention)
+      !is_full_of_pairs(group.spec.kind))
     return;
   while (group.layer_names.size() < 2)
     group.layer_names.push_back(fmt::format("g0.{}", group.layer_names.size()));
@@ -150,7 +150,7 @@ KVCacheConfig lay_out(std::vector<KVCacheGroupSpec> groups, std::int64_t extra_b
 // pages that no other group fills.
 void draw_packing(Draw& draw, std::vector<KVCacheGroupSpec>& groups) {
   KVCacheGroupSpec& first = groups.front();
-  if (!draw.has(Feature::packed_pages) || first.spec.kind != CacheKind::full_attention) return;
+  if (!draw.has(Feature::packed_pages) || !is_full_of_pairs(first.spec.kind)) return;
   // No backend cuts a packed page into kernel blocks.
   if (draw.runs_kernels() && first.spec.block_size != 16) return;
   first.layers_per_page = draw.choices.between(2, 3);
@@ -174,14 +174,13 @@ std::vector<std::int64_t> kernel_blocks_of(const SavedCase& saved) {
 std::vector<KVCacheGroupSpec> draw_groups(Draw& draw, EngineConfig& engine) {
   ChoiceSource& choices = draw.choices;
   const std::vector<CacheKind> kinds = draw_kinds(draw);
-  if (std::ranges::find(kinds, CacheKind::mamba) != kinds.end())
-    engine.mamba_cache_mode = draw_mamba_mode(draw, engine);
+  const bool has_states = std::ranges::any_of(kinds, is_state_kind);
+  if (has_states) engine.mamba_cache_mode = draw_mamba_mode(draw, engine);
   std::int64_t base = engine.block_size;
   if (draw.has(Feature::kernel_blocks) && draw.runs_kernels() && !draw.has(Feature::two_block_pool))
     base *= choices.one_of({3, 2, 5});
   // The states of a step's drafts pass one boundary of blocks at most.
-  if (std::ranges::find(kinds, CacheKind::mamba) != kinds.end())
-    base = std::max<std::int64_t>(base, engine.num_spec_tokens + 1);
+  if (has_states) base = std::max<std::int64_t>(base, engine.num_spec_tokens + 1);
   engine.block_size = static_cast<std::int32_t>(base);
   std::vector<KVCacheGroupSpec> groups;
   for (const CacheKind kind : kinds) {
@@ -190,11 +189,11 @@ std::vector<KVCacheGroupSpec> draw_groups(Draw& draw, EngineConfig& engine) {
     const auto like = std::ranges::find(
         groups, kind, [](const KVCacheGroupSpec& group) { return group.spec.kind; });
     KVCacheGroupSpec group;
-    if (kind != CacheKind::mamba)
+    if (!is_state_kind(kind))
       group.spec = draw_rows(draw, engine, kind, block_size);
     else  // the worker keeps one place a request for all states: their specs are equal
       group.spec = like != groups.end() ? like->spec : draw_states(draw, engine, base);
-    const std::int64_t layers = kind == CacheKind::hidden_state ? 1 : choices.between(1, 2);
+    const std::int64_t layers = is_hidden_state(kind) ? 1 : choices.between(1, 2);
     for (std::int64_t i = 0; i < layers; ++i)
       group.layer_names.push_back(fmt::format("g{}.{}", groups.size(), i));
     groups.push_back(std::move(group));
@@ -251,22 +250,20 @@ bool has_pages_of_its_own(const KVCacheGroupSpec& group) {
          group.spec.kv_quant_mode != KVQuantMode::none;
 }
 
-std::int64_t count_kind(std::span<const KVCacheGroupSpec> groups, CacheKind kind) {
-  return std::ranges::count(groups, kind,
-                            [](const KVCacheGroupSpec& group) { return group.spec.kind; });
+std::int64_t count_kind(std::span<const KVCacheGroupSpec> groups, bool (*is)(CacheKind)) {
+  return std::ranges::count_if(groups,
+                               [&](const KVCacheGroupSpec& group) { return is(group.spec.kind); });
 }
 
 // Turns all windows into one that is not cached. States, chunks and cached windows cannot be
 // combined with it, and some group must have hits.
 bool replay_windows(std::vector<KVCacheGroupSpec>& groups) {
-  if (count_kind(groups, CacheKind::mamba) > 0) return false;
-  std::erase_if(groups, [](const KVCacheGroupSpec& group) {
-    return group.spec.kind == CacheKind::chunked_local;
-  });
-  const auto windows = count_kind(groups, CacheKind::sliding_window);
+  if (count_kind(groups, is_state_kind) > 0) return false;
+  std::erase_if(groups, [](const KVCacheGroupSpec& group) { return is_chunked(group.spec.kind); });
+  const auto windows = count_kind(groups, is_sliding_window);
   if (windows == 0 || windows == std::ssize(groups)) return false;
   const auto is_window = [](const KVCacheGroupSpec& group) {
-    return group.spec.kind == CacheKind::sliding_window;
+    return is_sliding_window(group.spec.kind);
   };
   std::int64_t window = std::ranges::find_if(groups, is_window)->spec.sliding_window;
   // Findings, 25: the window of the token after a hit must not start with a block: earlier blocks
@@ -280,7 +277,8 @@ bool replay_windows(std::vector<KVCacheGroupSpec>& groups) {
     KVCacheSpec& spec = group.spec;
     spec.sliding_window = window;
     spec.num_kv_heads = 1;
-    spec.mla_rows = spec.bounded_replay = true;
+    spec.kind = CacheKind::sliding_window_mla;
+    spec.bounded_replay = true;
   }
   return true;
 }
@@ -294,7 +292,7 @@ bool add_ring(Draw& draw, const EngineConfig& engine, std::vector<KVCacheGroupSp
   while (ring.spec.block_size < engine.num_spec_tokens + 2) ring.spec.block_size *= 2;
   ring.spec.head_size = draw.choices.one_of<std::int64_t>({4, 8});
   ring.spec.dtype = draw.choices.one_of({DType::fp32, DType::bf16});
-  ring.spec.mla_rows = true;
+  ring.spec.keys_alone = true;
   return true;
 }
 
@@ -342,9 +340,9 @@ void draw_further_caches(Draw& draw, SavedCase& saved) {
   if (draw.has(Feature::compressed_rows))
     with([&](auto& groups) {
       for (KVCacheGroupSpec& group : groups)
-        if (group.spec.kind == CacheKind::mla && group.spec.block_size % ratio == 0)
+        if (is_full_of_latents(group.spec.kind) && group.spec.block_size % ratio == 0)
           group.spec.compress_ratio = ratio;
-      return count_kind(groups, CacheKind::mla) > 0;
+      return count_kind(groups, is_full_of_latents) > 0;
     });
 }
 
@@ -353,7 +351,7 @@ void map_tables(SavedCase& saved) {
   std::vector<KVCacheGroupSpec> groups = saved.cache.groups;
   const auto compressed = std::ranges::find_if(
       groups, [](const KVCacheGroupSpec& group) { return group.spec.compress_ratio > 1; });
-  if (compressed == groups.end() || count_kind(groups, CacheKind::circular_buffer) == 0) return;
+  if (compressed == groups.end() || count_kind(groups, is_ring) == 0) return;
   const std::int64_t longer =
       std::lcm(2 * kKernelBlock, compressed->spec.block_size) / compressed->spec.block_size;
   for (KVCacheGroupSpec& group : groups) {
@@ -409,7 +407,7 @@ void lengthen_outputs(ChoiceSource& choices, SavedCase& saved) {
 // The engine serves them without prefix caching, and schedules prompts with encoder inputs in one
 // step.
 bool serve_encoder(Draw& draw, std::vector<KVCacheGroupSpec>& groups, SavedCase& saved) {
-  if (count_kind(groups, CacheKind::mamba) > 0) return false;
+  if (count_kind(groups, is_state_kind) > 0) return false;
   saved.engine.enable_prefix_caching = saved.engine.enable_chunked_prefill = false;
   // Drafts may take as many tokens off the budget as there are requests.
   saved.engine.max_num_batched_tokens = std::max(
@@ -430,8 +428,8 @@ void draw_encoders_and_sinks(Draw& draw, SavedCase& saved) {
   EngineConfig with_sinks = saved.engine;
   if (!profile.starts_with_sinks) with_sinks.engine = profile_without(profile.name, 38);
   std::vector<KVCacheGroupSpec> groups = saved.cache.groups;
-  const auto full = std::ranges::find(groups, CacheKind::full_attention,
-                                      [](const auto& group) { return group.spec.kind; });
+  const auto full = std::ranges::find_if(
+      groups, [](const auto& group) { return is_full_of_pairs(group.spec.kind); });
   const std::int64_t times = draw.choices.between(1, 2);
   bool is_drawn = false;
   if (draw.has(Feature::cross_attention) &&
@@ -441,12 +439,14 @@ void draw_encoders_and_sinks(Draw& draw, SavedCase& saved) {
     return;
   } else if (draw.has(Feature::sinks) && release_takes(with_sinks, {RunTrait::sinks})) {
     full->spec.sink_len = times * full->spec.block_size;
+    settle_full_attention(full->spec);
     changed.engine = with_sinks;
     is_drawn = true;
   } else if (draw.has(Feature::reference_windows) &&
              release_takes(saved.engine, {RunTrait::reference_windows}) &&
-             count_kind(groups, CacheKind::mamba) == 0) {
+             count_kind(groups, is_state_kind) == 0) {
     full->spec.rswa_window = draw.choices.between(1, times * full->spec.block_size);
+    settle_full_attention(full->spec);
     changed.engine.enable_prefix_caching = false;
     lengthen_outputs(draw.choices, changed);
     is_drawn = true;
@@ -473,8 +473,7 @@ void draw_drafter_cache(Draw& draw, SavedCase& saved) {
   const auto takes_drafter = [](const KVCacheGroupSpec& group) {
     const CacheKind kind = group.spec.kind;
     return !has_compressed_rows(group) && !group.spec.bounded_replay &&
-           (kind == CacheKind::full_attention || kind == CacheKind::mla ||
-            kind == CacheKind::sliding_window);
+           (attends_to_all(kind) || is_sliding_window(kind));
   };
   const auto group = std::ranges::find_if(groups, takes_drafter);
   if (group == groups.end()) return;
@@ -494,7 +493,7 @@ void draw_drafter_cache(Draw& draw, SavedCase& saved) {
       engine.long_prefill_token_threshold =
           std::max(engine.long_prefill_token_threshold, 2 * engine.num_spec_tokens + 1);
     for (KVCacheGroupSpec& one : groups)
-      if (one.spec.kind == CacheKind::sliding_window && !one.spec.bounded_replay)
+      if (is_sliding_window(one.spec.kind) && !one.spec.bounded_replay)
         one.spec.extra_retained_tokens = engine.num_spec_tokens - 1;
   }
   SavedCase next;

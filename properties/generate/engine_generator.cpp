@@ -54,7 +54,7 @@ void draw_engine(Draw& draw, EngineConfig& engine) {
 void draw_ranks(Draw& draw, const std::vector<KVCacheGroupSpec>& groups, EngineConfig& engine) {
   if (!draw.has(Feature::context_parallel) || draw.has(Feature::two_block_pool)) return;
   const CacheKind kind = groups.front().spec.kind;
-  if (groups.size() > 1 || (kind != CacheKind::full_attention && kind != CacheKind::mla)) return;
+  if (groups.size() > 1 || !attends_to_all(kind)) return;
   engine.dcp = draw.choices.one_of({2, 2, 3, 4, 1});
   engine.pcp = draw.choices.one_of({1, 1, 2});
 }
@@ -148,7 +148,7 @@ void draw_states_as_served(Draw& draw, SavedCase& saved) {
   std::int64_t num_states = 0;
   const std::int64_t alignment = draw.choices.one_of<std::int64_t>({1, 1, 16, 4});
   for (KVCacheGroupSpec& group : groups) {
-    if (group.spec.kind != CacheKind::mamba) continue;
+    if (!is_state_kind(group.spec.kind)) continue;
     ++num_states;
     if (!draw.has(Feature::prefill_checkpoints)) continue;
     group.spec.num_prefill_checkpoint_blocks = 1;

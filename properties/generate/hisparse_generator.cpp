@@ -40,7 +40,7 @@ std::vector<KVCacheGroupSpec> draw_pages(ChoiceSource& choices, std::int64_t blo
   }
   const std::int64_t first_cut = choices.between(1, layers);  // all of them: one group of pages
   for (const CacheKind kind : {CacheKind::hisparse_resident, CacheKind::hisparse_hot}) {
-    const bool is_hot = kind == CacheKind::hisparse_hot;
+    const bool is_hot = is_hot_pages(kind);
     KVCacheGroupSpec pages;
     pages.spec.kind = kind;
     pages.spec.block_size = block_size;

@@ -10,13 +10,12 @@ namespace {
 
 bool has_tokens_to_deal_out(const KVCacheGroupSpec& group) {
   const CacheKind kind = group.spec.kind;
-  return (kind == CacheKind::full_attention || kind == CacheKind::mla) &&
-         !reads_beside_tokens(group.spec);
+  return attends_to_all(kind) && !reads_beside_tokens(group.spec);
 }
 bool stays_whole(const KVCacheGroupSpec& group) {
   const CacheKind kind = group.spec.kind;
-  return kind == CacheKind::circular_buffer || kind == CacheKind::mamba ||
-         (kind == CacheKind::sliding_window && !group.spec.bounded_replay);
+  return is_ring(kind) || is_state_kind(kind) ||
+         (is_sliding_window(kind) && !group.spec.bounded_replay);
 }
 
 // Runs of tokens that fill whole rows, and of which a block has a whole number; 0: there are none.
@@ -60,8 +59,7 @@ void draw_whole_caches(Draw& draw, SavedCase& saved) {
     for (KVCacheSpec& spec : whole.layer_specs) spec.dcp_sharded = false;
   }
   for (KVCacheGroupSpec& group : groups) {
-    if (group.layer_names.front() == dealt_out_name || group.spec.kind == CacheKind::mamba)
-      continue;
+    if (group.layer_names.front() == dealt_out_name || is_state_kind(group.spec.kind)) continue;
     if (!stays_whole(group) && choices.chance(40)) continue;
     group.spec.dcp_sharded = false;
     for (KVCacheSpec& spec : group.layer_specs) spec.dcp_sharded = false;

@@ -14,11 +14,11 @@ HiSparsePages::HiSparsePages(std::span<const KVCacheGroupSpec> groups) {
     const auto group = static_cast<std::int32_t>(g);
     const KVCacheSpec& spec = groups[g].spec;
     if (groups[g].role == kHiSparseSource) source_ = group;
-    if (spec.kind == CacheKind::hisparse_resident) {
+    if (is_resident_pages(spec.kind)) {
       resident_.push_back(group);
       block_size_ = static_cast<std::int32_t>(spec.block_size);
     }
-    if (spec.kind != CacheKind::hisparse_hot) continue;
+    if (!is_hot_pages(spec.kind)) continue;
     hot_.push_back(group);
     hot_blocks_.push_back(spec.blocks_per_request);
   }

@@ -53,7 +53,7 @@ std::int64_t Invariants::block_size(std::int64_t group) const {
 // Whether HiSparse's pages lie in it, which others look at.
 bool Invariants::is_left_out(std::int64_t group) const {
   const KVCacheGroupSpec& of = plan_.groups[group];
-  return is_hisparse_source(of) || of.spec.kind == CacheKind::hisparse_resident;
+  return is_hisparse_source(of) || is_resident_pages(of.spec.kind);
 }
 
 void Invariants::count_holders(const StepView& view) {
@@ -222,7 +222,7 @@ void Invariants::check_request(const StepView& view, std::size_t index) {
       check_encoder_blocks(scheduled, name, g, table);
       continue;
     }
-    const bool is_hot = spec.kind == CacheKind::hisparse_hot;  // of a size of its own
+    const bool is_hot = is_hot_pages(spec.kind);  // of a size of its own
     if (!one_block && !is_hot && std::ssize(table) * size < last)
       fail("table_covers", name,
            fmt::format("tokens [{}, {}) are scheduled, and its table of group {} ends at {}", first,
@@ -352,7 +352,7 @@ bool Invariants::puts_unhashed_first(CacheKind kind) const {
     case FreedBlocks::append:
       return false;
     case FreedBlocks::unhashed_behind_windows_first:
-      return kind == CacheKind::sliding_window;
+      return is_sliding_window(kind);
     case FreedBlocks::unhashed_first:
       return true;
     case FreedBlocks::unhashed_first_if_caching:

@@ -13,9 +13,7 @@ std::int64_t place_in(std::span<const BlockId> queue, BlockId block) {
   return std::ranges::find(queue, block) - queue.begin();
 }
 
-bool sees_everything(const KVCacheSpec& spec) {
-  return spec.kind != CacheKind::sliding_window && spec.kind != CacheKind::chunked_local;
-}
+bool sees_everything(const KVCacheSpec& spec) { return !is_windowed(spec.kind); }
 
 }  // namespace
 

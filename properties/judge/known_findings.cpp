@@ -36,10 +36,7 @@ bool state_hit_is_longer(const SavedCase& saved) {
 
 bool second_full_group_is_not_cut(const SavedCase& saved) {
   return saved.engine.enable_prefix_caching && !profile_of(saved).cuts_every_full_group &&
-         count_groups(saved, [](CacheKind kind) {
-           return kind == CacheKind::full_attention || kind == CacheKind::mla ||
-                  kind == CacheKind::hidden_state;
-         }) > 1;
+         count_groups(saved, is_full_attention) > 1;
 }
 
 bool preempts_in_own_step(const SavedCase& saved) {
@@ -47,11 +44,7 @@ bool preempts_in_own_step(const SavedCase& saved) {
          !profile_without(saved.engine.engine, 3).empty();
 }
 
-bool is_window(CacheKind kind) {
-  return kind == CacheKind::sliding_window || kind == CacheKind::chunked_local;
-}
-
-bool has_windows(const SavedCase& saved) { return count_groups(saved, is_window) > 0; }
+bool has_windows(const SavedCase& saved) { return count_groups(saved, is_windowed) > 0; }
 
 bool plans_windows_without_lookahead(const SavedCase& saved) {
   return num_lookahead_tokens(saved.engine) > 0 && has_windows(saved);
@@ -173,7 +166,7 @@ SavedCase with_states_in_flight_planned(const SavedCase& saved) {
 SavedCase with_lookahead_planned(const SavedCase& saved) {
   std::int64_t num_blocks = 0;
   for (const KVCacheGroupSpec& group : saved.cache.groups)
-    if (is_window(group.spec.kind))
+    if (is_windowed(group.spec.kind))
       num_blocks += 1 + cdiv(saved.engine.num_spec_tokens, group.spec.block_size);
   return with_more_blocks(saved, num_blocks);
 }

@@ -52,30 +52,34 @@ struct KindClasses {
 };
 
 KindClasses classes_of(const KVCacheSpec& spec) {
+  using enum CacheKind;
   switch (spec.kind) {
-    case CacheKind::mla:
+    case mla:
       if (spec.compress_ratio > 1) return {Reached::compressed_rows, Reached::hit_compressed_rows};
       return {Reached::mla, Reached::hit_mla};
-    case CacheKind::circular_buffer:
+    case circular_buffer:
       return {Reached::ring, Reached::ring_gone_round};
-    case CacheKind::sliding_window:
+    case sliding_window:
+    case sliding_window_mla:
       if (spec.bounded_replay) return {Reached::bounded_replay, Reached::replayed_window};
       return {Reached::sliding_window, Reached::hit_sliding_window};
-    case CacheKind::chunked_local:
+    case chunked_local:
       return {Reached::chunked_local, Reached::hit_chunked_local};
-    case CacheKind::hidden_state:
+    case hidden_state:
       return {Reached::hidden_state, Reached::hit_hidden_state};
-    case CacheKind::mamba:
+    case mamba:
       if (spec.mamba_cache_mode == MambaCacheMode::align)
         return {Reached::mamba_align, Reached::hit_mamba_align};
       return {
           spec.mamba_cache_mode == MambaCacheMode::none ? Reached::mamba_none : Reached::mamba_all,
           Reached::hit_mamba_all};
-    case CacheKind::cross_attention:
+    case cross_attention:
       return {Reached::cross_attention, Reached::encoder_computed};
+    case sink_full:
+      return {Reached::sinks, Reached::hit_full_attention};
+    case rswa:
+      return {Reached::reference_window, Reached::gap_behind_prompt};
     default:
-      if (spec.sink_len > 0) return {Reached::sinks, Reached::hit_full_attention};
-      if (spec.rswa_window > 0) return {Reached::reference_window, Reached::gap_behind_prompt};
       return {Reached::full_attention, Reached::hit_full_attention};
   }
 }
@@ -288,7 +292,7 @@ void TallyCounter::count_pages(const RecordedStep& step) {
   if (pages.free_host_blocks == 0) tally_.count(Reached::full_host_pool);
   for (const RecordedScheduled& scheduled : step.scheduled)
     for (std::size_t g = 0; scheduled.blocks && g < scheduled.blocks->size(); ++g)
-      if (saved_.cache.groups[g].spec.kind == CacheKind::hisparse_hot)
+      if (is_hot_pages(saved_.cache.groups[g].spec.kind))
         tally_.count(Reached::hot_region, (*scheduled.blocks)[g].empty() ? 0 : 1);
   if (!step.stopped.empty() && !copies_.empty()) tally_.count(Reached::end_with_copies);
   if (!step.worker) return;

@@ -32,8 +32,7 @@ std::vector<RowLayer> row_layers(const KVCacheConfig& plan, const KVCacheConfig&
   std::int32_t index = 0;
   for (const KVCacheGroupSpec& group : plan.groups)
     for (std::size_t i = 0; i < group.layer_names.size(); ++i, ++index)
-      if (group.layer_spec(i).kind != CacheKind::mamba &&
-          !reads_beside_tokens(group.layer_spec(i)) &&
+      if (!is_state_kind(group.layer_spec(i).kind) && !reads_beside_tokens(group.layer_spec(i)) &&
           draft_module_of(told, group.layer_names[i]) < 0)
         layers.push_back({index, &group.layer_spec(i)});
   return layers;
@@ -125,7 +124,7 @@ void ReadingBackend::ask(std::size_t row, const RowLayer& layer) {
     for (std::int32_t p = slice.first_position; p < last; ++p) probe(p, p + 1);
     probe(lowest, last);
   }
-  if (!inner_->answers_queries() || layer.spec->kind == CacheKind::hidden_state) return;
+  if (!inner_->answers_queries() || is_hidden_state(layer.spec->kind)) return;
   if (num_kept(rank, lowest) == num_kept(rank, last)) return;
   if (lowest / layer.spec->compress_ratio == last / layer.spec->compress_ratio) return;
   const auto token = static_cast<std::size_t>(slice.first_token + rows_.at(row).num_known - 1);

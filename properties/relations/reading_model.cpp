@@ -16,15 +16,13 @@ constexpr std::int32_t kVocabulary = 40'000;
 constexpr std::int32_t kFirstToken = 60'000;  // above every token that a prompt or an eos may be
 
 // Attention reads no ring: a compressor does.
-bool has_rows(const KVCacheSpec& spec) {
-  return spec.kind != CacheKind::mamba && spec.kind != CacheKind::circular_buffer;
-}
+bool has_rows(const KVCacheSpec& spec) { return !is_state_kind(spec.kind) && !is_ring(spec.kind); }
 
 // The first position that attention at `position` reads.
 std::int64_t lowest_read(const KVCacheSpec& spec, std::int64_t position) {
-  if (spec.kind == CacheKind::sliding_window)
+  if (is_sliding_window(spec.kind))
     return std::max<std::int64_t>(0, position - spec.sliding_window + 1);
-  if (spec.kind == CacheKind::chunked_local)
+  if (is_chunked(spec.kind))
     return position / spec.attention_chunk_size * spec.attention_chunk_size;
   return 0;
 }

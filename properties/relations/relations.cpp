@@ -24,7 +24,7 @@ Changed shorter_chunks(const SavedCase& saved) {
   return changed(saved, [](SavedCase& other) {
     std::int64_t least = 1;
     for (const KVCacheGroupSpec& group : other.cache.groups)
-      if (group.spec.kind == CacheKind::mamba) least = std::max(least, group.spec.block_size);
+      if (is_state_kind(group.spec.kind)) least = std::max(least, group.spec.block_size);
     other.engine.long_prefill_token_threshold =
         static_cast<std::int32_t>(std::min<std::int64_t>(least + 2, other.engine.max_model_len));
   });
@@ -69,7 +69,7 @@ Changed synchronous(const SavedCase& saved) {
 
 Changed longer_blocks(const SavedCase& saved) {
   const bool plain = std::ranges::all_of(saved.cache.groups, [](const KVCacheGroupSpec& group) {
-    return group.spec.kind != CacheKind::mamba && group.layers_per_page == 1;
+    return !is_state_kind(group.spec.kind) && group.layers_per_page == 1;
   });
   if (!plain) return std::nullopt;
   return changed(saved, [](SavedCase& other) {
@@ -94,10 +94,10 @@ Changed other_admission(const SavedCase& saved) {
 // groups every rank replicates all except the first.
 Changed over_ranks(const SavedCase& saved) {
   const auto is_dealt_out = [](const KVCacheGroupSpec& group) {
-    return group.spec.kind == CacheKind::full_attention || group.spec.kind == CacheKind::mla;
+    return attends_to_all(group.spec.kind);
   };
   const auto may_be_whole = [&](const KVCacheGroupSpec& group) {
-    return is_dealt_out(group) || group.spec.kind == CacheKind::sliding_window;
+    return is_dealt_out(group) || is_sliding_window(group.spec.kind);
   };
   const std::vector<KVCacheGroupSpec>& groups = saved.cache.groups;
   if (saved.engine.dcp * saved.engine.pcp != 1 || !is_dealt_out(groups.front()))

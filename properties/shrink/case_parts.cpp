@@ -250,7 +250,7 @@ bool drafts_have_a_method(const SavedCase& saved) {
   const bool drafts = saved.engine.num_spec_tokens > 0;
   if (drafts != (saved.engine.spec_method != SpecMethod::none)) return false;
   return std::ranges::all_of(saved.cache.groups, [&](const KVCacheGroupSpec& group) {
-    return group.spec.kind != CacheKind::mamba ||
+    return !is_state_kind(group.spec.kind) ||
            group.spec.num_speculative_blocks == saved.engine.num_spec_tokens;
   });
 }
@@ -260,7 +260,7 @@ bool states_have_one_mode(const SavedCase& saved) {
   const bool saves = saved.engine.mamba_cache_mode != MambaCacheMode::none;
   if (saves != saved.engine.enable_prefix_caching) return false;
   return std::ranges::all_of(saved.cache.groups, [&](const KVCacheGroupSpec& group) {
-    if (group.spec.kind != CacheKind::mamba) return true;
+    if (!is_state_kind(group.spec.kind)) return true;
     return group.spec.mamba_cache_mode == saved.engine.mamba_cache_mode &&
            (saves || group.spec.block_size >= saved.engine.max_model_len);
   });
@@ -278,8 +278,8 @@ bool aligned_steps_reach_a_block(const SavedCase& saved) {
 
 bool windows_are_tokens(const SavedCase& saved) {
   return std::ranges::all_of(saved.cache.groups, [](const KVCacheGroupSpec& group) {
-    const bool window = group.spec.kind == CacheKind::sliding_window;
-    const bool chunk = group.spec.kind == CacheKind::chunked_local;
+    const bool window = is_sliding_window(group.spec.kind);
+    const bool chunk = is_chunked(group.spec.kind);
     return (!window || group.spec.sliding_window > 1) &&
            (!chunk || group.spec.attention_chunk_size > 0);
   });

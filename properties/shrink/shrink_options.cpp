@@ -15,7 +15,7 @@ void set_drafts(SavedCase& saved, std::int64_t count) {
   }
   for (std::size_t g = 0; g < saved.cache.groups.size(); ++g)
     change_specs(saved, g, [&](KVCacheSpec& spec) {
-      if (spec.kind == CacheKind::mamba) spec.num_speculative_blocks = count;
+      if (is_state_kind(spec.kind)) spec.num_speculative_blocks = count;
     });
 }
 

@@ -107,7 +107,7 @@ void shrink_group(ShrinkTrial& trial, std::size_t group) {
   attempt_plan(trial, [&](SavedCase& saved) {
     change_specs(saved, group, [](KVCacheSpec& spec) { spec.head_size_v = 0; });
   });
-  if (trial.best().cache.groups[group].spec.kind != CacheKind::mamba) {
+  if (!is_state_kind(trial.best().cache.groups[group].spec.kind)) {
     lower_spec(trial, group, 1, &KVCacheSpec::num_kv_heads);
     lower_spec(trial, group, least_head_size(trial.best().cache.groups[group].spec),
                &KVCacheSpec::head_size);

@@ -186,9 +186,9 @@ class OnTensors(unittest.TestCase):
         check.finish()
         self.assertEqual(
             found,
-            ["page_changed step 1 block 2 layer layer: changed, and no token of the step lies "
+            ["page_changed step 1 block 2 layer layer: changed, and no token of the step is "
              "there; held by b",
-             "page_changed step 2 block 3 layer layer: changed, and no token of the step lies "
+             "page_changed step 2 block 3 layer layer: changed, and no token of the step is "
              "there; held by no request"],
         )  # fmt: skip
         self.assertEqual((check.steps, check.compared), (3, 6))

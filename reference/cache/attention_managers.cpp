@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/check.h"
+
 namespace lockstep {
 namespace {
 
@@ -10,6 +12,7 @@ void resize_all(std::span<std::vector<BlockId>* const> hits, std::size_t size) {
 }
 
 void pop_all(std::span<std::vector<BlockId>* const> hits) {
+  LS_CHECK(!hits[0]->empty(), "a hit without blocks is shortened");
   for (std::vector<BlockId>* hit : hits) hit->pop_back();
 }
 
@@ -28,6 +31,7 @@ namespace {
 void align_all(std::span<std::vector<BlockId>* const> hits, std::int64_t block_size,
                std::int64_t alignment) {
   if (block_size == alignment) return;
+  LS_CHECK(alignment > 0, "hits are multiples of {} tokens", alignment);
   while (std::ssize(*hits[0]) * block_size % alignment != 0) pop_all(hits);
 }
 
@@ -59,6 +63,8 @@ std::int32_t FullAttentionManager::extend_into_block(
     const HitQuery& query, std::span<const std::int32_t> groups,
     std::span<std::vector<BlockId>* const> hits) const {
   std::vector<BlockId> found;
+  LS_CHECK(block_size_ % alignment_ == 0, "blocks of {} tokens in parts of {}", block_size_,
+           alignment_);
   const std::int64_t num_parts = block_size_ / alignment_;
   const std::int64_t first = std::ssize(*hits[0]) * num_parts;
   const std::int64_t end =
@@ -77,6 +83,7 @@ std::int32_t FullAttentionManager::cut_dropped_hash(
     const HitQuery& query, std::int32_t length, std::span<std::vector<BlockId>* const> hits) const {
   if (!query.drop_last_block || length == 0) return length;
   length -= alignment_;
+  LS_CHECK(length >= 0, "a hit is cut to {} tokens", length);
   resize_all(hits, static_cast<std::size_t>(ceil_div(length, block_size_)));
   return length;
 }
@@ -94,6 +101,7 @@ SlidingWindowManager::SlidingWindowManager(const KVCacheSpec& spec, std::int32_t
                                            BlockPool& pool)
     : GroupManager(spec, group, config, sizes, pool),
       window_(static_cast<std::int32_t>(spec.sliding_window)) {
+  LS_CHECK(window_ > 0, "group {} has a window of {} tokens", group, window_);
   publishes_sparsely_ = profile_.masks_windows_at_block_alignment ||
                         retention_interval_ != kDenseRetention ||
                         (profile_.publishes_reachable_blocks_only && alignment_ > block_size_);
@@ -172,6 +180,7 @@ ChunkedLocalManager::ChunkedLocalManager(const KVCacheSpec& spec, std::int32_t g
                                          BlockPool& pool)
     : GroupManager(spec, group, config, sizes, pool),
       chunk_(static_cast<std::int32_t>(spec.attention_chunk_size)) {
+  LS_CHECK(chunk_ > 0, "group {} has chunks of {} tokens", group, chunk_);
   const std::int32_t num_tokens =
       std::min(chunk_ + max_in_flight_tokens(config), config.max_model_len);
   admission_cap_ = ceil_div(num_tokens, block_size_);
@@ -222,6 +231,8 @@ SinkAttentionManager::SinkAttentionManager(const KVCacheSpec& spec, std::int32_t
                                            const EngineConfig& config, BlockSizes sizes,
                                            BlockPool& pool)
     : FullAttentionManager(spec, group, config, sizes, pool) {
+  LS_CHECK(spec.sink_len % spec.block_size == 0, "{} sink tokens in blocks of {}", spec.sink_len,
+           spec.block_size);
   std::vector<BlockId> taken;
   pool_.get_new_blocks(spec.sink_len / spec.block_size, taken);
 }

@@ -4,8 +4,7 @@
 #include <utility>
 
 #include "base/check.h"
-#include "reference/cache/attention_managers.h"
-#include "reference/cache/mamba_manager.h"
+#include "reference/cache/manager_of.h"
 #include "reference/plan/context_share.h"
 
 namespace lockstep {
@@ -29,32 +28,9 @@ GroupManager::GroupManager(const KVCacheSpec& spec, std::int32_t group, const En
 std::unique_ptr<GroupManager> GroupManager::create(const KVCacheSpec& spec, std::int32_t group,
                                                    const EngineConfig& config, BlockSizes sizes,
                                                    BlockPool& pool) {
-  switch (spec.kind) {
-    case CacheKind::sliding_window:
-      return std::make_unique<SlidingWindowManager>(spec, group, config, sizes, pool);
-    case CacheKind::chunked_local:
-      return std::make_unique<ChunkedLocalManager>(spec, group, config, sizes, pool);
-    case CacheKind::mamba:
-      return std::make_unique<MambaManager>(spec, group, config, sizes, pool);
-    case CacheKind::full_attention:
-      if (spec.sink_len > 0)
-        return std::make_unique<SinkAttentionManager>(spec, group, config, sizes, pool);
-      if (spec.rswa_window > 0)
-        return std::make_unique<ReferenceWindowManager>(spec, group, config, sizes, pool);
-      [[fallthrough]];
-    case CacheKind::mla:
-    case CacheKind::hidden_state:
-      return std::make_unique<FullAttentionManager>(spec, group, config, sizes, pool);
-    case CacheKind::circular_buffer:
-      return std::make_unique<CircularBufferManager>(spec, group, config, sizes, pool);
-    case CacheKind::cross_attention:
-      return std::make_unique<CrossAttentionManager>(spec, group, config, sizes, pool);
-    case CacheKind::encoder_only:
-    case CacheKind::hisparse_resident:  // created with their source
-    case CacheKind::hisparse_hot:
-      break;
-  }
-  LS_CHECK(false, "no manager for {} groups", name_of(spec.kind));
+  return with_manager_of(spec.kind, [&]<class Manager>() -> std::unique_ptr<GroupManager> {
+    return std::make_unique<Manager>(spec, group, config, sizes, pool);
+  });
 }
 
 std::int64_t GroupManager::num_evictable(std::span<const BlockId> blocks) const {
@@ -182,6 +158,8 @@ void GroupManager::remove_skipped_blocks(Request& request, std::int32_t num_comp
 
 // The first null entry met was retired by an earlier call, and all before it.
 void GroupManager::free_range(GroupBlocks& held, std::int64_t begin, std::int64_t end) {
+  LS_CHECK(begin >= 0 && end <= std::ssize(held.blocks), "entries [{}, {}) of {} are freed", begin,
+           end, held.blocks.size());
   freed_.clear();
   for (std::int64_t i = end - 1; i >= begin; --i) {
     BlockId& entry = held.blocks[i];
@@ -210,6 +188,8 @@ void GroupManager::cache_full_blocks(Request& request, std::int32_t num_full) {
   };
   constexpr std::int32_t kAhead =
       4;  // a prompt adds hundreds of keys to a table larger than the caches
+  LS_CHECK(num_full <= std::ssize(held.blocks), "{} of {} entries are published", num_full,
+           held.blocks.size());
   for (std::int32_t i = first; i < num_full; ++i) {
     if (i + kAhead < num_full) pool_.cache().prefetch(key_at(i + kAhead), group_);
     const BlockId block = held.blocks[i];
@@ -272,6 +252,8 @@ void GroupManager::cache_prompt_tail(const Request& request, std::int32_t num_to
 bool GroupManager::cache_part(const Request& request, BlockId block, std::int32_t num_tokens,
                               bool replaces) {
   const std::int32_t hash_block_size = sizes_.hash_block_size;
+  LS_CHECK(num_tokens >= hash_block_size && num_tokens % hash_block_size == 0,
+           "a part ends at token {}; hashes cover {}", num_tokens, hash_block_size);
   const auto last = static_cast<std::size_t>(num_tokens / hash_block_size - 1);
   if (!pool_.cache_part_of_block(block, request.hashes[last], group_, num_tokens, replaces))
     return false;
@@ -327,7 +309,7 @@ void GroupManager::narrow(const Request& request, std::int32_t num_left_behind,
 void GroupManager::free(Request& request) {
   GroupBlocks& held = of(request);
   // The tail first: it is evicted before the prefix that more requests can share.
-  pool_.free_blocks_reversed(held.blocks, spec_.kind == CacheKind::sliding_window);
+  pool_.free_blocks_reversed(held.blocks, is_sliding_window(spec_.kind));
   held.clear();
 }
 

@@ -11,12 +11,6 @@
 namespace lockstep {
 namespace {
 
-// vLLM's FullAttentionSpec and what derives from it.
-bool is_full_attention(CacheKind kind) {
-  return kind == CacheKind::full_attention || kind == CacheKind::mla ||
-         kind == CacheKind::hidden_state;
-}
-
 // On the device.
 bool has_several_dtypes(std::span<const KVCacheGroupSpec> groups) {
   std::vector<std::pair<DType, KVQuantMode>> precisions;
@@ -25,7 +19,7 @@ bool has_several_dtypes(std::span<const KVCacheGroupSpec> groups) {
     for (std::size_t layer = 0; layer < std::max<std::size_t>(group.layer_specs.size(), 1);
          ++layer) {
       const KVCacheSpec& spec = group.layer_spec(layer);
-      if (spec.kind != CacheKind::mamba) precisions.emplace_back(spec.dtype, spec.kv_quant_mode);
+      if (!is_state_kind(spec.kind)) precisions.emplace_back(spec.dtype, spec.kv_quant_mode);
     }
   }
   return std::ranges::adjacent_find(precisions, std::not_equal_to{}) != precisions.end();
@@ -37,19 +31,19 @@ bool zeroes(const EngineProfile& profile, std::span<const KVCacheGroupSpec> grou
   const CacheKind kind = group.spec.kind;
   if (belongs_to_hisparse(group)) return false;
   const bool has_mamba = std::ranges::any_of(
-      groups, [](const KVCacheGroupSpec& g) { return g.spec.kind == CacheKind::mamba; });
+      groups, [](const KVCacheGroupSpec& g) { return is_state_kind(g.spec.kind); });
   if (!has_mamba && !(profile.zeroes_mixed_dtypes && has_several_dtypes(groups))) return false;
   switch (profile.zeroed_blocks) {
     case ZeroedBlocks::full_attention:
-      return kind == CacheKind::full_attention;
+      return is_full_of_pairs(kind);
     case ZeroedBlocks::full_and_latent_attention:
-      return kind == CacheKind::full_attention || kind == CacheKind::mla;
+      return attends_to_all(kind);
     case ZeroedBlocks::every_full_attention:
       return is_full_attention(kind);
     case ZeroedBlocks::attention:
       break;
   }
-  return kind != CacheKind::mamba && kind != CacheKind::circular_buffer;
+  return !is_state_kind(kind) && !is_ring(kind);
 }
 
 }  // namespace
@@ -104,7 +98,7 @@ KVCacheCoordinator::KVCacheCoordinator(const EngineConfig& config,
   for (std::size_t g = 0; g < groups.size(); ++g) {
     const auto group = static_cast<std::int32_t>(g);
     managers_.push_back(make_manager(groups[g], group, parts));
-    has_states_ |= groups[g].spec.kind == CacheKind::mamba;
+    has_states_ |= is_state_kind(groups[g].spec.kind);
     if (zeroes(profile_, groups, groups[g])) managers_.back()->record_new_blocks();
     if (groups[g].spec.bounded_replay)
       prefix_replay_tokens_ = static_cast<std::int32_t>(groups[g].spec.sliding_window);
@@ -118,7 +112,7 @@ KVCacheCoordinator::KVCacheCoordinator(const EngineConfig& config,
       attention_groups_.push_back(
           {{group},
            is_full_attention(groups[g].spec.kind),
-           groups[g].spec.kind != CacheKind::mamba || !profile_.searches_states_within_hit});
+           !is_state_kind(groups[g].spec.kind) || !profile_.searches_states_within_hit});
   }
   // Full attention gives the tightest first bound.
   std::stable_partition(attention_groups_.begin(), attention_groups_.end(),
@@ -144,10 +138,10 @@ std::unique_ptr<GroupManager> KVCacheCoordinator::make_manager(const KVCacheGrou
     return made(std::make_unique<HiSparseSourceManager>(spec, number, config_, block_sizes_,
                                                         hisparse_->host_pool(), *hisparse_));
   }
-  if (spec.kind == CacheKind::hisparse_resident)
+  if (is_resident_pages(spec.kind))
     return made(std::make_unique<HiSparseResidentManager>(spec, number, config_, block_sizes_,
                                                           *pool_, *hisparse_));
-  if (spec.kind == CacheKind::hisparse_hot)
+  if (is_hot_pages(spec.kind))
     return made(std::make_unique<HiSparseHotManager>(spec, number, config_, block_sizes_, *pool_,
                                                      *hisparse_));
   return parts.manager(spec, number, config_, block_sizes_, *pool_);
@@ -185,6 +179,8 @@ void KVCacheCoordinator::find_longest_cache_hit(const Request& request, PrefixHi
 // A hit that is not longer than the window would be computed again in full.
 void KVCacheCoordinator::replay_window(PrefixHit& hit) const {
   if (hit.num_tokens > prefix_replay_tokens_) {
+    LS_CHECK(hit.num_replayed_tokens == 0, "{} tokens of a hit are replayed already",
+             hit.num_replayed_tokens);
     hit.num_replayed_tokens = prefix_replay_tokens_;
     return;
   }
@@ -244,6 +240,8 @@ void KVCacheCoordinator::find_hybrid(const Request& request, std::int32_t max_le
     if (one_pass) break;
   }
   hit.num_tokens = length;
+  LS_CHECK(length >= 0 && length <= max_length, "a hit of {} tokens, at most {}", length,
+           max_length);
   if (longest > length) hit.shared_prefix_boundary = longest;
   cut_full_groups(hit);
 }
@@ -305,10 +303,12 @@ void KVCacheCoordinator::cut_hit(PrefixHit& hit, std::int32_t num_tokens) const 
   for (std::size_t g = 0; g < managers_.size(); ++g) {
     if (!is_prefix_cacheable(managers_[g]->spec())) continue;
     const auto num_blocks = static_cast<std::size_t>(num_tokens / managers_[g]->block_size());
-    LS_CHECK(managers_[g]->spec().kind == CacheKind::mamba || num_blocks <= hit.blocks[g].size(),
+    LS_CHECK(is_state_kind(managers_[g]->spec().kind) || num_blocks <= hit.blocks[g].size(),
              "group {}: {} blocks of a hit, cut to {}", g, hit.blocks[g].size(), num_blocks);
     hit.blocks[g].resize(std::min(num_blocks, hit.blocks[g].size()));
   }
+  LS_CHECK(num_tokens >= 0 && num_tokens <= hit.num_tokens, "a hit of {} tokens is cut to {}",
+           hit.num_tokens, num_tokens);
   hit.num_tokens = num_tokens;
 }
 
@@ -333,6 +333,8 @@ bool KVCacheCoordinator::allocate_slots(Request& request, std::int32_t num_new_t
            "request {} is given {} tokens", request.name, num_new_tokens);
   const std::int32_t computed =
       request.num_computed_tokens + (hit == nullptr ? 0 : hit->num_tokens) + num_external;
+  LS_CHECK(first_new.size() == managers_.size(), "{} places for {} groups", first_new.size(),
+           managers_.size());
   const std::int32_t total_computed = std::min(computed, config_.max_model_len);
   if (full_sequence_must_fit &&
       !pool_->can_give(num_blocks_to_finish(request, hit, 0, hit != nullptr)))
@@ -371,7 +373,7 @@ bool KVCacheCoordinator::allocate_slots(Request& request, std::int32_t num_new_t
 bool KVCacheCoordinator::has_room_behind_load(const Request& request, const SlotDemand& demand,
                                               std::int64_t num_blocks) {
   for (const auto& manager : managers_) {
-    if (manager->spec().kind != CacheKind::mamba || !request.groups[0].blocks.empty()) continue;
+    if (!is_state_kind(manager->spec().kind) || !request.groups[0].blocks.empty()) continue;
     const bool goes_on = ceil_div(demand.num_tokens_main_model, manager->block_size()) >
                          ceil_div(demand.total_computed_tokens, manager->block_size());
     if (goes_on) ++num_blocks;
@@ -432,7 +434,7 @@ std::int64_t KVCacheCoordinator::num_blocks_to_finish(const Request& request, co
 std::int64_t KVCacheCoordinator::num_attention_blocks(std::int32_t num_tokens) const {
   std::int64_t num_blocks = 0;
   for (const auto& manager : managers_)
-    if (manager->spec().kind != CacheKind::mamba)
+    if (!is_state_kind(manager->spec().kind))
       num_blocks += ceil_div(num_tokens, manager->block_size());
   return num_blocks;
 }
@@ -497,6 +499,9 @@ void KVCacheCoordinator::remove_skipped_blocks(Request& request, std::int32_t nu
 
 void KVCacheCoordinator::free(Request& request) {
   for (const auto& manager : managers_) manager->free(request);
+  LS_CHECK(std::ranges::all_of(request.groups,
+                               [](const GroupBlocks& group) { return group.blocks.empty(); }),
+           "{} holds blocks after they were freed", request.name);
   request.rest = {};
 }
 

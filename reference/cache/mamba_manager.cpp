@@ -64,6 +64,7 @@ void MambaManager::free_retired_states(GroupBlocks& held, std::int32_t num_token
     if (entry != kNullBlock) freed_.push_back(std::exchange(entry, kNullBlock));
   }
   pool_.free_blocks(freed_, true);
+  LS_CHECK(end <= std::ssize(held.blocks), "{} of {} entries retired", end, held.blocks.size());
   held.num_retired_blocks = end;
 }
 
@@ -81,6 +82,8 @@ void MambaManager::remove_skipped_blocks(Request& request, std::int32_t num_comp
   // The block of two allocations ago: the one after it has taken its state over.
   const std::int32_t idx = held.last_state_block_idx;
   if (idx < 0 || idx >= ceil_div(num_sure, block_size_) - 1) return;
+  LS_CHECK(idx < std::ssize(held.blocks), "{}: state entry {} of {}", request.name, idx,
+           held.blocks.size());
   BlockId& entry = held.blocks[idx];
   if (entry == kNullBlock) return;
   pool_.free_blocks({&entry, 1});
@@ -202,6 +205,8 @@ std::size_t MambaManager::allocate_aligned(Request& request, std::int32_t num_to
       replace_part(held, copy[0]);
   }
   pool_.get_new_blocks(num_new, blocks);
+  LS_CHECK(std::ssize(blocks) >= num_required, "{} has {} state entries, {} are required",
+           request.name, blocks.size(), num_required);
   held.has_state_blocks = true;
   return static_cast<std::size_t>(num_before);
 }
@@ -241,6 +246,8 @@ void MambaManager::cache_blocks(Request& request, std::int32_t num_tokens) {
 std::optional<BlockKey> MambaManager::cache_checkpoint(const Request& request) {
   const GroupBlocks& held = of(request);
   const std::int32_t position = held.checkpoint_position;
+  LS_CHECK(held.checkpoint_idx >= 0 && held.checkpoint_idx < std::ssize(held.blocks),
+           "{}: checkpoint entry {} of {}", request.name, held.checkpoint_idx, held.blocks.size());
   const BlockId block = held.blocks[held.checkpoint_idx];
   const bool ends_prompt =
       position == hit_end_.last_position(request.num_prompt_tokens(), alignment_);

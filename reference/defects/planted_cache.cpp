@@ -2,9 +2,8 @@
 #include <utility>
 #include <vector>
 
-#include "reference/cache/attention_managers.h"
 #include "reference/cache/kv_cache_coordinator.h"
-#include "reference/cache/mamba_manager.h"
+#include "reference/cache/manager_of.h"
 #include "reference/defects/planted_parts.h"
 
 namespace lockstep {
@@ -184,28 +183,6 @@ class PlantedCoordinator final : public KVCacheCoordinator {
   SchedulerDefect defect_;
 };
 
-template <typename... Arguments>
-std::unique_ptr<GroupManager> planted_in_every_kind(const KVCacheSpec& of,
-                                                    Arguments&&... arguments) {
-  if (of.sink_len > 0) return std::make_unique<PlantedManager<SinkAttentionManager>>(arguments...);
-  if (of.rswa_window > 0)
-    return std::make_unique<PlantedManager<ReferenceWindowManager>>(arguments...);
-  switch (of.kind) {
-    case CacheKind::cross_attention:
-      return std::make_unique<PlantedManager<CrossAttentionManager>>(arguments...);
-    case CacheKind::sliding_window:
-      return std::make_unique<PlantedManager<SlidingWindowManager>>(arguments...);
-    case CacheKind::chunked_local:
-      return std::make_unique<PlantedManager<ChunkedLocalManager>>(arguments...);
-    case CacheKind::mamba:
-      return std::make_unique<PlantedManager<MambaManager>>(arguments...);
-    case CacheKind::circular_buffer:
-      return std::make_unique<PlantedManager<CircularBufferManager>>(arguments...);
-    default:
-      return std::make_unique<PlantedManager<FullAttentionManager>>(arguments...);
-  }
-}
-
 }  // namespace
 
 std::unique_ptr<BlockPool> PlantedParts::pool(std::int64_t num_blocks, bool enable_caching,
@@ -224,17 +201,19 @@ std::unique_ptr<GroupManager> PlantedParts::manager(const KVCacheSpec& spec, std
     case free_forward_order:
     case free_twice:
     case admission_uncapped:
-      return planted_in_every_kind(spec, defect_, spec, group, config, sizes, pool);
+      return with_manager_of(spec.kind, [&]<class Manager>() -> std::unique_ptr<GroupManager> {
+        return std::make_unique<PlantedManager<Manager>>(defect_, spec, group, config, sizes, pool);
+      });
     case free_window_early:
     case hit_window_short:
-      if (spec.kind != CacheKind::sliding_window) break;
+      if (!is_sliding_window(spec.kind)) break;
       return std::make_unique<PlantedWindow>(defect_, spec, group, config, sizes, pool);
     case hit_same_step:
     case state_partial_block:
     case state_leak_null_gap:
     case state_spec_blocks:
     case state_freed_early:
-      if (spec.kind != CacheKind::mamba) break;
+      if (!is_state_kind(spec.kind)) break;
       return std::make_unique<PlantedStates>(defect_, spec, group, config, sizes, pool);
     case cross_blocks_short:
       if (!is_cross_attention(spec)) break;

@@ -83,7 +83,7 @@ double row_element(std::uint64_t key, std::int64_t i, DType dtype) {
 }
 
 bool has_attention_oracle(const ModelLayer& layer) {
-  return layer.layout.num_kv > 0 && layer.layout.kind != CacheKind::hidden_state &&
+  return layer.layout.num_kv > 0 && !is_hidden_state(layer.layout.kind) &&
          (layer.latent != LatentFormat::none || layer.words.stored != nullptr ||
           layer.words.by_largest != nullptr || layer.words.by_group != nullptr ||
           layer.words.is_int4 || (layer.dtype != DType::int8 && layer.dtype != DType::uint8));

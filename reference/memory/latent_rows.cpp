@@ -63,7 +63,7 @@ LatentFormat latent_format(Numbers numbers, const KVCacheSpec& spec) {
   if (numbers == Numbers::words) return LatentFormat::none;
   if (spec.cache_dtype_str == "nvfp4_ds_mla") return LatentFormat::fp4_352;
   const bool is_v4 = spec.model_version == "deepseek_v4";
-  if (is_v4 && spec.kind == CacheKind::sliding_window) return LatentFormat::fp8_584;
+  if (is_v4 && is_sliding_window(spec.kind)) return LatentFormat::fp8_584;
   if (spec.cache_dtype_str != "fp8_ds_mla") return LatentFormat::none;
   return is_v4 ? LatentFormat::fp8_584 : LatentFormat::fp8_656;
 }

@@ -9,7 +9,7 @@
 #include "reference/memory/page_image.h"
 #include "reference/memory/placed_layout.h"
 #include "reference/memory/row_pieces.h"
-#include "reference/plan/hisparse_rows.h"
+#include "reference/plan/hisparse_plan.h"
 #include "reference/plan/page_size.h"
 
 namespace lockstep {
@@ -17,12 +17,12 @@ namespace {
 
 std::optional<std::string> why_not_modelled(const KVCacheGroupSpec& group) {
   const KVCacheSpec& spec = group.spec;
-  if (spec.kind == CacheKind::encoder_only && !is_hisparse_source(group))
+  if (keeps_nothing(spec.kind))
     return fmt::format("a cache of kind {} keeps nothing", name_of(spec.kind));
   for (std::size_t i = 0; i < group.layer_names.size(); ++i) {
     const KVCacheSpec& layer = group.layer_spec(i);
     if (layer.compress_ratio == 1) continue;
-    if (layer.kind != CacheKind::mla)
+    if (!is_full_of_latents(layer.kind))
       return fmt::format("{}: {} tokens share one stored row in a cache of kind {}",
                          group.layer_names[i], layer.compress_ratio, name_of(layer.kind));
     if (layer.compress_ratio < 1 || layer.block_size % layer.compress_ratio != 0)

@@ -9,6 +9,7 @@
 #include "base/check.h"
 #include "reference/memory/placed_layout.h"
 #include "reference/placement/cache_backends.h"
+#include "reference/placement/layer_specs.h"
 #include "reference/plan/hisparse_plan.h"
 #include "reference/plan/kernel_blocks.h"
 #include "reference/plan/page_size.h"
@@ -23,7 +24,7 @@ RingsOf rings_of(const LayerSpecs& layers) {
   const auto any = [&](auto holds) {
     return std::ranges::any_of(layers, [&](const NamedSpec& layer) { return holds(layer.spec); });
   };
-  if (!any(is_ring)) return RingsOf::nobody;
+  if (!any([](const KVCacheSpec& spec) { return is_ring(spec); })) return RingsOf::nobody;
   const bool is_v41 = any([](const KVCacheSpec& spec) {
     return spec.model_version == "deepseek_v4" || (is_ring(spec) && spec.dcp_sharded);
   });
@@ -33,12 +34,12 @@ RingsOf rings_of(const LayerSpecs& layers) {
 // The backend of a layer where that of the model's attention is `chosen`.
 std::string backend_for(const NamedSpec& layer, AttentionBackend chosen, RingsOf rings) {
   const KVCacheSpec& spec = layer.spec;
-  if (spec.kind == CacheKind::mamba) return "mamba2";  // backends of states ask for the same
-  if (spec.kind == CacheKind::hidden_state) return "cache_only";
+  if (is_state_kind(spec.kind)) return "mamba2";  // backends of states ask for the same
+  if (is_hidden_state(spec.kind)) return "cache_only";
   if (spec.model_version == "minimax_m3")
     return has_single_rows(spec) ? "indexer_m3" : "minimax_m3_sparse";
   if (has_single_rows(spec)) {
-    const bool is_window = spec.kind == CacheKind::sliding_window;
+    const bool is_window = is_sliding_window(spec.kind);
     const bool is_v41 = rings == RingsOf::deepseek_v41;
     if (is_ring(spec)) return is_v41 ? "compressor_v41" : "kpool_tail";
     if (spec.model_version == "deepseek_v4") {
@@ -59,62 +60,23 @@ std::string backend_for(const NamedSpec& layer, AttentionBackend chosen, RingsOf
   return std::string(name_of(*backend));
 }
 
-Result<SpecType> type_of(const NamedSpec& layer) {
-  switch (layer.spec.kind) {
-    case CacheKind::full_attention:
-      return layer.spec.sink_len > 0      ? SpecType::sink_full
-             : layer.spec.rswa_window > 0 ? SpecType::rswa
-                                          : SpecType::full;
-    case CacheKind::cross_attention:
-      return SpecType::cross;
-    case CacheKind::mla:
-      return SpecType::mla;
-    case CacheKind::sliding_window:
-      return layer.spec.mla_rows ? SpecType::sliding_window_mla : SpecType::sliding_window;
-    case CacheKind::chunked_local:
-      return SpecType::chunked_local;
-    case CacheKind::mamba:
-      return SpecType::mamba;
-    case CacheKind::hidden_state:
-      return SpecType::hidden_state;
-    case CacheKind::circular_buffer:
-      return SpecType::circular_buffer;
-    default:
-      return fail(fmt::format("{}: layers of kind {} are planned only from recordings", layer.name,
-                              name_of(layer.spec.kind)));
-  }
-}
-
 // What the model says of the layer.
 Result<PlacementLayer> facts_of(const NamedSpec& named, AttentionBackend chosen, RingsOf rings) {
   const KVCacheSpec& given = named.spec;
-  PlacementLayer layer{.name = named.name, .spec = CacheSpec{}, .backend = {}};
-  CacheSpec& spec = *layer.spec;
-  LS_ASSIGN_OR_RETURN(spec.type, type_of(named));
-  layer.backend = named.backend.empty() ? backend_for(named, chosen, rings) : named.backend;
+  if (keeps_nothing(given.kind) || is_hisparse(given.kind))
+    return fail(fmt::format("{}: layers of kind {} are planned only from recordings", named.name,
+                            name_of(given.kind)));
+  PlacementLayer layer{.name = named.name, .spec = given, .backend = named.backend};
+  if (layer.backend.empty()) layer.backend = backend_for(named, chosen, rings);
   layer.fixed_block_size = given.block_size;
-  spec.dtype = given.dtype;
-  spec.block_size = 1;
+  KVCacheSpec& spec = *layer.spec;
+  forget_plan(spec);
+  spec.extra_retained_tokens = 0;
   spec.dcp_sharded = is_dealt_out(given);
-  spec.is_draft.value = named.is_draft;
-  if (given.kind == CacheKind::mamba) {
-    spec.states = given.states;
-    spec.num_prefill_checkpoint_blocks = given.num_prefill_checkpoint_blocks;
-    if (given.prefill_checkpoint_alignment != 0)
-      spec.prefill_checkpoint_alignment = given.prefill_checkpoint_alignment;
-    return layer;
-  }
-  spec.num_kv_heads = given.num_kv_heads;
-  spec.head_size = given.head_size;
-  if (!has_single_rows(given)) spec.head_size_v = head_size_v(given);
-  if (given.kind == CacheKind::hidden_state)
-    spec.state_content_bytes = given.head_size * itemsize_bytes(given.dtype);
-  if (given.sliding_window != 0) spec.sliding_window = given.sliding_window;
-  if (given.attention_chunk_size != 0) spec.attention_chunk_size = given.attention_chunk_size;
-  if (given.sink_len != 0) spec.sink_len = given.sink_len;
-  if (given.rswa_window != 0) spec.rswa_window = given.rswa_window;
-  spec.tokens_per_state = given.compress_ratio;
-  spec.bounded_replay = given.bounded_replay;
+  spec.plan.is_draft.value = named.is_draft;
+  spec.head_size_v = keeps_pairs(given) ? head_size_v(given) : 0;
+  if (is_hidden_state(given.kind))
+    spec.plan.state_content_bytes = given.head_size * itemsize_bytes(given.dtype);
   return layer;
 }
 
@@ -122,18 +84,8 @@ std::string format_name(const PlanOptions& options, const LayerSpecs& layers) {
   const auto in_bytes = std::ranges::find_if(
       layers, [](const NamedSpec& layer) { return !layer.spec.cache_dtype_str.empty(); });
   if (in_bytes != layers.end()) return in_bytes->spec.cache_dtype_str;
-  switch (options.kv_quant_mode) {
-    case KVQuantMode::int8_per_token_head:
-      return "int8_per_token_head";
-    case KVQuantMode::fp8_per_token_head:
-      return "fp8_per_token_head";
-    case KVQuantMode::nvfp4:
-      return "nvfp4";
-    case KVQuantMode::int4_per_token_head:
-      return "int4_per_token_head";
-    default:
-      break;
-  }
+  const KVQuantMode mode = options.kv_quant_mode;
+  if (is_per_token_head(mode) || mode == KVQuantMode::nvfp4) return std::string(name_of(mode));
   switch (options.kv_dtype) {
     case DType::int8:
     case DType::fp8_e4m3:
@@ -221,28 +173,30 @@ Result<std::vector<WorkerShare>> stages_of(const LayerSpecs& layers, const PlanO
 void mark_sparse(const LayerSpecs& layers, std::vector<PlacementLayer>& facts) {
   std::set<std::int64_t> indexed;
   for (std::size_t i = 0; i < layers.size(); ++i) {
-    CacheSpec& spec = *facts[i].spec;
-    spec.is_indexer = facts[i].backend.starts_with("indexer");
-    if (spec.is_indexer) indexed.insert(layer_number(layers[i].name));
+    KVCacheSpec& spec = *facts[i].spec;
+    spec.plan.is_indexer = facts[i].backend.starts_with("indexer");
+    if (spec.plan.is_indexer) indexed.insert(layer_number(layers[i].name));
   }
   for (std::size_t i = 0; i < layers.size(); ++i) {
     if (layers[i].index_topk == 0) continue;
-    facts[i].spec->topk_buffer_width = layers[i].index_topk;
-    facts[i].spec->is_index_group_leader = indexed.contains(layer_number(layers[i].name));
+    facts[i].spec->plan.topk_buffer_width = layers[i].index_topk;
+    facts[i].spec->plan.is_index_group_leader = indexed.contains(layer_number(layers[i].name));
   }
 }
 
 // `own` as the plan has it.
-KVCacheSpec planned(KVCacheSpec own, const CacheSpec& spec) {
+KVCacheSpec planned(KVCacheSpec own, const KVCacheSpec& spec) {
   own.block_size = spec.block_size;
   own.page_size_padded.reset();
   if (page_bytes(spec) != unpadded_page_bytes(spec)) own.page_size_padded = page_bytes(spec);
   own.block_stride_alignment = stride_alignment_bytes(spec);
   // Windows of V4 are rows of bytes only where the cache is; in 0.22.1 they always are.
-  if (own.kind == CacheKind::sliding_window && own.cache_dtype_str.empty())
-    own.model_version.clear();
-  if (spec.type == SpecType::full) own.kind = CacheKind::full_attention;
-  if (spec.type != SpecType::mamba) {
+  if (is_sliding_window(own.kind) && own.cache_dtype_str.empty()) own.model_version.clear();
+  if (spec.kind == CacheKind::full_attention) {
+    own.kind = spec.kind;
+    settle_full_attention(own);
+  }
+  if (!is_state_kind(spec.kind)) {
     own.extra_retained_tokens = spec.extra_retained_tokens;
     own.dcp_sharded = spec.dcp_sharded;
     return own;
@@ -304,7 +258,7 @@ Result<ModelPlacement> place_served_model(const ModelSpec& model, const PlanOpti
 }
 
 Result<KVCacheConfig> replay_plan(const Placement& placement, const LayerSpecs& layers) {
-  const auto own = [&](const std::string& name, const CacheSpec& spec) -> Result<KVCacheSpec> {
+  const auto own = [&](const std::string& name, const KVCacheSpec& spec) -> Result<KVCacheSpec> {
     const auto layer = std::ranges::find(layers, name, &NamedSpec::name);
     LS_CHECK(layer != layers.end(), "{} is no layer of the model", name);
     KVCacheSpec result = planned(layer->spec, spec);
@@ -322,13 +276,12 @@ Result<KVCacheConfig> replay_plan(const Placement& placement, const LayerSpecs& 
     group.layer_names = placed.layer_names;
     group.is_eagle_group = placed.is_eagle_group;
     group.role = placed.role;
-    if (!has_layer_views(placed.spec.type)) {  // pages of HiSparse's
+    if (!has_layer_views(placed.spec.kind)) {  // pages of HiSparse's
       KVCacheSpec& spec = group.spec;
-      const bool is_hot = placed.spec.type == SpecType::hisparse_hot;
-      spec.kind = is_hot ? CacheKind::hisparse_hot : CacheKind::hisparse_resident;
+      spec.kind = placed.spec.kind;
       spec.block_size = placed.spec.block_size;
       spec.hisparse_page_bytes = page_bytes(placed.spec);
-      if (is_hot) spec.blocks_per_request = placed.spec.blocks_per_request;
+      spec.blocks_per_request = placed.spec.blocks_per_request;
       continue;
     }
     for (const std::string& name : placed.layer_names) {
@@ -354,13 +307,11 @@ std::map<std::string, std::int64_t> mapped_kernel_blocks(const KVCacheConfig& pl
       layers.push_back({group.layer_names[i], group.layer_spec(i)});
   const RingsOf rings = rings_of(layers);
   for (const NamedSpec& layer : layers) {
-    if (layer.spec.compress_ratio <= 1 || layer.spec.kind != CacheKind::mla) continue;
+    if (layer.spec.compress_ratio <= 1 || !is_full_of_latents(layer.spec.kind)) continue;
     const CacheBackend* backend = find_cache_backend(backend_for(layer, chosen, rings));
     LS_CHECK(backend != nullptr, "{} has no backend", layer.name);
-    CacheSpec facts;
-    facts.tokens_per_state = layer.spec.compress_ratio;
-    const auto tokens = common_kernel_block(layer.spec.block_size,
-                                            {kernel_sizes(*backend, DeviceFamily::sm90, facts)});
+    const auto tokens = common_kernel_block(
+        layer.spec.block_size, {kernel_sizes(*backend, DeviceFamily::sm90, layer.spec)});
     if (tokens && *tokens != layer.spec.block_size) mapped[layer.name] = *tokens;
   }
   return mapped;

@@ -8,55 +8,12 @@
 
 #include "base/check.h"
 #include "reference/placement/placement.h"
-#include "reference/plan/hisparse_rows.h"
+#include "reference/plan/hisparse_plan.h"
 #include "reference/plan/kernel_blocks.h"
 #include "reference/plan/page_size.h"
 
 namespace lockstep {
 namespace {
-
-std::optional<SpecType> type_of(const KVCacheSpec& spec) {
-  switch (spec.kind) {
-    case CacheKind::full_attention:
-      return spec.sink_len > 0      ? SpecType::sink_full
-             : spec.rswa_window > 0 ? SpecType::rswa
-                                    : SpecType::full;
-    case CacheKind::cross_attention:
-      return SpecType::cross;
-    case CacheKind::mla:
-      return SpecType::mla;
-    case CacheKind::hidden_state:
-      return SpecType::hidden_state;
-    case CacheKind::sliding_window:
-      return spec.mla_rows ? SpecType::sliding_window_mla : SpecType::sliding_window;
-    case CacheKind::chunked_local:
-      return SpecType::chunked_local;
-    case CacheKind::mamba:
-      return SpecType::mamba;
-    case CacheKind::circular_buffer:
-      return SpecType::circular_buffer;
-    default:
-      return std::nullopt;
-  }
-}
-
-QuantMode quant_mode_of(KVQuantMode mode) {
-  switch (mode) {
-    case KVQuantMode::none:
-      return QuantMode::NONE;
-    case KVQuantMode::fp8_per_tensor:
-      return QuantMode::FP8_PER_TENSOR;
-    case KVQuantMode::int8_per_token_head:
-      return QuantMode::INT8_PER_TOKEN_HEAD;
-    case KVQuantMode::fp8_per_token_head:
-      return QuantMode::FP8_PER_TOKEN_HEAD;
-    case KVQuantMode::nvfp4:
-      return QuantMode::NVFP4;
-    case KVQuantMode::int4_per_token_head:
-      return QuantMode::INT4_PER_TOKEN_HEAD;
-  }
-  return QuantMode::NONE;
-}
 
 std::int64_t row_bytes(const KVCacheSpec& spec) {
   return row_elements(spec) * itemsize_bytes(spec.dtype);
@@ -65,57 +22,27 @@ bool has_slots_of_values(const KVCacheSpec& spec) {
   return !has_single_rows(spec) && spec.kv_quant_mode == KVQuantMode::nvfp4;
 }
 
-// A source of HiSparse's, whose rows lie in a host pool.
-bool keeps_nothing(const KVCacheGroupSpec& group) {
-  return group.spec.kind == CacheKind::encoder_only;
-}
-
-Result<CacheSpec> cache_spec_of(const std::string& name, const KVCacheSpec& spec) {
-  const auto type = type_of(spec);
-  if (!type) return fail(fmt::format("{}: a cache of kind {}", name, name_of(spec.kind)));
-  CacheSpec placed;
-  placed.type = *type;
-  placed.block_size = spec.block_size;
-  placed.page_size_padded = spec.page_size_padded;
-  placed.dtype = spec.dtype;
-  if (spec.block_stride_alignment > 1)
-    placed.block_stride_alignment.bytes = spec.block_stride_alignment;
-  if (*type == SpecType::mamba) {
-    placed.states = spec.states;
-    placed.mamba_cache_mode = spec.mamba_cache_mode;
-    placed.num_speculative_blocks = spec.num_speculative_blocks;
-    return placed;
-  }
-  if (!has_single_rows(spec) && head_size_v(spec) != spec.head_size)
+// The spec with the shape of its page.
+Result<KVCacheSpec> with_page_shape(const std::string& name, KVCacheSpec spec) {
+  if (keeps_nothing(spec.kind) || is_hisparse(spec.kind))
+    return fail(fmt::format("{}: a cache of kind {}", name, name_of(spec.kind)));
+  spec.dcp_sharded = is_dealt_out(spec);
+  if (is_state_kind(spec.kind)) return spec;
+  if (keeps_pairs(spec) && head_size_v(spec) != spec.head_size)
     return fail(fmt::format("{}: K and V in rows of {} and {} elements", name, spec.head_size,
                             head_size_v(spec)));
   const std::int64_t parts = has_single_rows(spec) || has_slots_of_values(spec) ? 1 : 2;
-  placed.dcp_sharded = spec.dcp_sharded;
-  placed.num_kv_heads = spec.num_kv_heads;
-  placed.num_head_slots = has_slots_of_values(spec) ? 2 * spec.num_kv_heads : spec.num_kv_heads;
-  placed.head_size = spec.head_size;
-  placed.head_size_v = spec.head_size_v;
-  placed.state_content_bytes = parts * row_bytes(spec);
-  placed.kv_quant_mode = quant_mode_of(spec.kv_quant_mode);
-  placed.tokens_per_state = spec.compress_ratio;
-  if (spec.sliding_window != 0) placed.sliding_window = spec.sliding_window;
-  if (spec.sink_len != 0) placed.sink_len = spec.sink_len;
-  if (spec.rswa_window != 0) placed.rswa_window = spec.rswa_window;
-  if (spec.attention_chunk_size != 0) placed.attention_chunk_size = spec.attention_chunk_size;
-  placed.extra_retained_tokens = spec.extra_retained_tokens;
-  placed.bounded_replay = spec.bounded_replay;
-  if (!spec.cache_dtype_str.empty()) placed.cache_dtype_str = spec.cache_dtype_str;
-  if (!spec.model_version.empty()) placed.model_version = spec.model_version;
-  if (spec.alignment != 0) placed.alignment = spec.alignment;
-  LS_CHECK(unpadded_page_bytes(placed) == unpadded_page_size_bytes(spec), "{}: pages of {} and {}",
-           name, unpadded_page_bytes(placed), unpadded_page_size_bytes(spec));
-  return placed;
+  spec.plan.num_head_slots = has_slots_of_values(spec) ? 2 * spec.num_kv_heads : spec.num_kv_heads;
+  spec.plan.state_content_bytes = parts * row_bytes(spec);
+  LS_CHECK(unpadded_page_bytes(spec) == unpadded_page_size_bytes(spec), "{}: pages of {} and {}",
+           name, unpadded_page_bytes(spec), unpadded_page_size_bytes(spec));
+  return spec;
 }
 
 Result<std::vector<PlacedGroup>> placed_groups(const KVCacheConfig& plan) {
   std::vector<PlacedGroup> groups;
   for (const KVCacheGroupSpec& group : plan.groups) {
-    if (keeps_nothing(group)) continue;
+    if (!is_on_device(group)) continue;
     if (group.layers_per_page > 1)
       return fail(
           fmt::format("{} layers of a group share a page; releases with these orders "
@@ -125,19 +52,13 @@ Result<std::vector<PlacedGroup>> placed_groups(const KVCacheConfig& plan) {
     placed.layer_names = group.layer_names;
     placed.is_uniform = group.is_uniform_type() && !group.layer_names.empty();
     const std::string name = group.layer_names.empty() ? "a group" : group.layer_names.front();
-    LS_ASSIGN_OR_RETURN(placed.spec, cache_spec_of(name, group.spec));
+    LS_ASSIGN_OR_RETURN(placed.spec, with_page_shape(name, group.spec));
     for (std::size_t i = 0; placed.is_uniform && i < group.layer_names.size(); ++i) {
-      LS_ASSIGN_OR_RETURN(auto spec, cache_spec_of(group.layer_names[i], group.layer_spec(i)));
+      LS_ASSIGN_OR_RETURN(auto spec, with_page_shape(group.layer_names[i], group.layer_spec(i)));
       placed.by_layer.emplace_back(group.layer_names[i], std::move(spec));
     }
   }
   return groups;
-}
-
-CacheOrder order_of(CacheLayout layout) {
-  const auto order = cache_order_from_name(name_of(layout));
-  LS_CHECK(order.has_value(), "{} is no order of the cache", name_of(layout));
-  return *order;
 }
 
 // Byte offsets in the allocation, and the page of each tensor that begins there.
@@ -153,7 +74,7 @@ struct LayerInAllocation {
 
 class Placer {
  public:
-  Placer(const KVCacheConfig& plan, AttentionBackend chosen, CacheOrder order)
+  Placer(const KVCacheConfig& plan, AttentionBackend chosen, CacheLayout order)
       : plan_(plan), chosen_(chosen), order_(order) {}
 
   Result<PoolLayout> place() {
@@ -167,7 +88,7 @@ class Placer {
     for (std::size_t g = 0; g < plan_.groups.size(); ++g) {
       const KVCacheGroupSpec& group = plan_.groups[g];
       for (std::size_t i = 0; i < group.layer_names.size(); ++i) {
-        if (keeps_nothing(group)) {
+        if (!is_on_device(group)) {
           layers[g].emplace_back();
           continue;
         }
@@ -197,7 +118,7 @@ class Placer {
         const OrderStrides strides,
         order_strides(tensor->spec, plan_.num_blocks, std::ssize(tensor->layers), order_,
                       spec.block_size / split, tensor->layer_stride, tensor->block_stride / split));
-    if (split > 1 && order_ == CacheOrder::BHLNC && num_heads(tensor->spec) > 1)
+    if (split > 1 && order_ == CacheLayout::BHLNC && num_heads(tensor->spec) > 1)
       return fail(
           fmt::format("{}: split into kernel blocks of {} tokens, heads keep the stride of "
                       "whole blocks and leave the allocation; use an order with layers outermost, "
@@ -216,7 +137,7 @@ class Placer {
     layer.begin = is_block_outermost(order_) ? 0 : begin;
     layer.page = tensor->block_stride;
     at.base_offset_bytes = begin - layer.begin;
-    if (order_ == CacheOrder::LHBNC) layer.apart = strides.head;
+    if (order_ == CacheLayout::LHBNC) layer.apart = strides.head;
     LS_RETURN_IF_ERROR(is_state_kind(spec.kind) ? place_states(name, spec, at)
                                                 : place_rows(name, spec, strides, split, layer));
     return layer;
@@ -310,7 +231,7 @@ class Placer {
 
   const KVCacheConfig& plan_;
   const AttentionBackend chosen_;
-  const CacheOrder order_;
+  const CacheLayout order_;
 };
 
 }  // namespace
@@ -319,7 +240,7 @@ Result<PoolLayout> placed_layout(const KVCacheConfig& plan, AttentionBackend cho
                                  CacheLayout order) {
   LS_CHECK(is_overlaid(order), "{} is no order of the cache", name_of(order));
   LS_ASSIGN_OR_RETURN(const KVCacheConfig rows, with_hisparse_rows(plan));
-  auto placed = Placer(rows, chosen, order_of(order)).place();
+  auto placed = Placer(rows, chosen, order).place();
   if (!placed) return fail(fmt::format("layout {}: {}", name_of(order), placed.error().message));
   return placed;
 }
@@ -329,7 +250,7 @@ Result<std::vector<std::int64_t>> placed_kernel_sizes(const KVCacheConfig& given
   LS_ASSIGN_OR_RETURN(const KVCacheConfig plan, with_hisparse_rows(given));
   std::vector<std::int64_t> sizes;
   for (std::size_t g = 0; g < plan.groups.size(); ++g) {
-    if (keeps_nothing(plan.groups[g])) {
+    if (!is_on_device(plan.groups[g])) {
       sizes.push_back(plan.groups[g].spec.block_size);
       continue;
     }
@@ -342,7 +263,7 @@ Result<std::vector<std::int64_t>> placed_kernel_sizes(const KVCacheConfig& given
 std::optional<AttentionBackend> only_reader(const LayerSpecs& layers) {
   for (const NamedSpec& layer : layers) {
     const KVCacheSpec& spec = layer.spec;
-    if (is_state_kind(spec.kind) || spec.kind == CacheKind::hidden_state) continue;
+    if (is_state_kind(spec.kind) || is_hidden_state(spec.kind)) continue;
     if (has_single_rows(spec)) {
       if (spec.cache_dtype_str == "fp8_ds_mla" || layer.name.ends_with("indexer"))
         return AttentionBackend::flashmla;
@@ -365,11 +286,11 @@ Result<CacheLayout> placed_order(const KVCacheConfig& given, CacheLayout asked) 
   LS_ASSIGN_OR_RETURN(const auto supported, supported_orders({}));
   std::optional<std::string> option;
   if (asked != CacheLayout::NHD) option = std::string(name_of(asked));
-  std::optional<CacheOrder> wish;  // of HiSparse's connector
-  if (has_hisparse(plan.groups)) wish = CacheOrder::BLHNC;
+  std::optional<CacheLayout> wish;  // of HiSparse's connector
+  if (has_hisparse(plan.groups)) wish = CacheLayout::BLHNC;
   LS_ASSIGN_OR_RETURN(const ChosenOrder chosen,
                       choose_order(supported, false, specs, option, wish));
-  return *cache_layout_from_name(name_of(chosen.order));
+  return chosen.order;
 }
 
 KVCacheConfig with_placed_tensors(KVCacheConfig plan, const PoolLayout& placed) {

@@ -9,7 +9,7 @@ namespace lockstep {
 namespace {
 
 const std::vector<CacheBackend>& cache_backends() {
-  using enum CacheOrder;
+  using enum CacheLayout;
   using enum PageBinding;
   static const std::vector<CacheBackend> rows_of_backends = {
       {"flash_attn", {}, 16},
@@ -71,24 +71,25 @@ const CacheBackend* find_cache_backend(std::string_view name) {
   return at == cache_backends().end() ? nullptr : &*at;
 }
 
-KernelSizes kernel_sizes(const CacheBackend& backend, DeviceFamily device, const CacheSpec& spec) {
+KernelSizes kernel_sizes(const CacheBackend& backend, DeviceFamily device,
+                         const KVCacheSpec& spec) {
   const bool by_device = backend.name == "indexer_v41" || backend.name == "indexer_v41_sparse" ||
                          backend.name == "v41_flashmla";
   if (by_device && device == DeviceFamily::sm90) return {{64}, 0};
   if (backend.name == "indexer_kpool") {
     KernelSizes sizes{backend.listed, 0};
-    for (std::int64_t& size : sizes.listed) size *= spec.tokens_per_state;
+    for (std::int64_t& size : sizes.listed) size *= spec.compress_ratio;
     return sizes;
   }
   if (backend.name == "flashmla_sparse" && device == DeviceFamily::sm100 &&
-      spec.kv_quant_mode != QuantMode::NONE)
+      spec.kv_quant_mode != KVQuantMode::none)
     return {{64}, 0};
   return {backend.listed, backend.multiple_of};
 }
 
-std::vector<CacheOrder> declared_orders(const CacheBackend& backend, DeviceFamily device) {
+std::vector<CacheLayout> declared_orders(const CacheBackend& backend, DeviceFamily device) {
   if (backend.name == "flashinfer" && device == DeviceFamily::sm100)
-    return {CacheOrder::LBHNC, CacheOrder::BLHNC};
+    return {CacheLayout::LBHNC, CacheLayout::BLHNC};
   return backend.orders;
 }
 

@@ -37,7 +37,7 @@ struct CacheBackend {
   std::string_view name;
   std::vector<std::int64_t> listed = {};  // kernel sizes in tokens
   std::int64_t multiple_of = 0;
-  std::vector<CacheOrder> orders = {};  // best first; empty: any
+  std::vector<CacheLayout> orders = {};  // best first; empty: any
   PageBinding binding = PageBinding::as_is;
   bool serves_pcp = false;
 };
@@ -45,8 +45,8 @@ struct CacheBackend {
 const CacheBackend* find_cache_backend(std::string_view name);
 
 // `spec`: of a layer of the backend, or its facts.
-KernelSizes kernel_sizes(const CacheBackend& backend, DeviceFamily device, const CacheSpec& spec);
-std::vector<CacheOrder> declared_orders(const CacheBackend& backend, DeviceFamily device);
+KernelSizes kernel_sizes(const CacheBackend& backend, DeviceFamily device, const KVCacheSpec& spec);
+std::vector<CacheLayout> declared_orders(const CacheBackend& backend, DeviceFamily device);
 bool is_state_backend(const CacheBackend& backend);
 
 // The block itself if all take it, else the largest listed size that divides it and that all take

@@ -10,8 +10,8 @@
 namespace lockstep {
 namespace {
 
-std::vector<CacheSpec> values_of(const NamedCacheSpecs& specs) {
-  std::vector<CacheSpec> values;
+std::vector<KVCacheSpec> values_of(const NamedCacheSpecs& specs) {
+  std::vector<KVCacheSpec> values;
   for (const auto& [name, spec] : specs) values.push_back(spec);
   return values;
 }
@@ -22,7 +22,7 @@ std::vector<std::string> names_of(const NamedCacheSpecs& specs) {
   return names;
 }
 
-PlacedGroup group_of(std::vector<std::string> names, CacheSpec spec) {
+PlacedGroup group_of(std::vector<std::string> names, KVCacheSpec spec) {
   PlacedGroup group;
   group.layer_names = std::move(names);
   group.spec = std::move(spec);
@@ -37,10 +37,8 @@ bool is_one_type(const NamedCacheSpecs& specs) {
 template <class Predicate>
 bool any_type(const NamedCacheSpecs& specs, Predicate predicate) {
   return std::ranges::any_of(specs,
-                             [&](const NamedCacheSpec& s) { return predicate(s.second.type); });
+                             [&](const NamedCacheSpec& s) { return predicate(s.second.kind); });
 }
-bool is_chunked(SpecType type) { return type == SpecType::chunked_local; }
-bool is_hidden(SpecType type) { return type == SpecType::hidden_state; }
 
 // Windows and chunks as full attention: the same pages, all blocks kept.
 Result<NamedCacheSpecs> promoted(const NamedCacheSpecs& specs) {
@@ -54,11 +52,11 @@ Result<NamedCacheSpecs> promoted(const NamedCacheSpecs& specs) {
   NamedCacheSpecs result = specs;
   std::set<std::int64_t> full_blocks;
   for (const auto& [name, spec] : specs)
-    if (is_full_attention(spec.type)) full_blocks.insert(spec.block_size);
-  if (!full_blocks.empty() && (any_type(specs, is_sliding_window) || any_type(specs, is_chunked))) {
+    if (is_full_attention(spec.kind)) full_blocks.insert(spec.block_size);
+  if (!full_blocks.empty() && any_type(specs, is_windowed)) {
     for (auto& [name, spec] : result) {
-      if (!is_sliding_window(spec.type) && !is_chunked(spec.type)) continue;
-      if (spec.type == SpecType::sliding_window_mla)
+      if (!is_windowed(spec.kind)) continue;
+      if (is_mla_window(spec.kind))
         return fail(
             fmt::format("layer {}: windows of MLA rows cannot be kept as full attention; "
                         "enable the hybrid manager",
@@ -67,7 +65,7 @@ Result<NamedCacheSpecs> promoted(const NamedCacheSpecs& specs) {
       if (spec.page_size_padded)
         spec.page_size_padded =
             std::max(*spec.page_size_padded, unpadded_page_bytes(spec) * block / spec.block_size);
-      spec.type = SpecType::full;
+      spec.kind = CacheKind::full_attention;
       spec.extra_retained_tokens = 0;
       spec = with_block_size(spec, block);
     }
@@ -85,7 +83,7 @@ Result<void> promote_all(NamedCacheSpecs& specs) {
   for (const bool replicated : {false, true}) {
     NamedCacheSpecs part;
     for (const NamedCacheSpec& s : specs)
-      if ((is_attention(s.second.type) && !s.second.dcp_sharded) == replicated) part.push_back(s);
+      if ((is_attention(s.second.kind) && !s.second.dcp_sharded) == replicated) part.push_back(s);
     if (part.empty()) continue;
     LS_ASSIGN_OR_RETURN(const NamedCacheSpecs changed, promoted(part));
     for (const auto& [name, spec] : changed)
@@ -106,11 +104,11 @@ Result<NamedCacheSpecs> equal_pages(NamedCacheSpecs specs, bool& is_final) {
       is_final = true;
       return tl::unexpected(has_rows.error());
     }
-    if (spec.type == SpecType::mamba) {
+    if (is_state_kind(spec.kind)) {
       spec.page_size_padded = page;
     } else if (page % own == 0) {
       spec = with_block_size(spec, spec.block_size * (page / own));
-    } else if (is_attention(spec.type) && !is_mla(spec.type)) {
+    } else if (is_attention(spec.kind) && !is_mla(spec.kind)) {
       spec.page_size_padded = page;
       apply_alignment(spec);  // its own alignment wins
     } else {
@@ -130,7 +128,7 @@ Result<NamedCacheSpecs> equal_pages(NamedCacheSpecs specs, bool& is_final) {
 // Equal pages in groups of equal size, layers split round robin.
 Result<std::vector<PlacedGroup>> equal_page_groups(const NamedCacheSpecs& specs) {
   struct Bucket {
-    std::vector<CacheSpec> specs;
+    std::vector<KVCacheSpec> specs;
     NamedCacheSpecs layers;
   };
   std::vector<Bucket> same;  // layers of one spec
@@ -143,7 +141,7 @@ Result<std::vector<PlacedGroup>> equal_page_groups(const NamedCacheSpecs& specs)
   std::vector<Bucket> buckets;
   for (Bucket& bucket : same) {
     const auto takes = [&](const Bucket& other) {
-      std::vector<CacheSpec> all = other.specs;
+      std::vector<KVCacheSpec> all = other.specs;
       all.push_back(bucket.specs[0]);
       return merge_specs(all).spec.has_value();
     };
@@ -176,12 +174,10 @@ Result<std::vector<PlacedGroup>> equal_page_groups(const NamedCacheSpecs& specs)
 
 // Plain windows and MLA rows, whose pages cannot be made equal: all become full attention.
 std::optional<PlacedGroup> full_allocation(const NamedCacheSpecs& specs) {
-  const auto is = [&](SpecType type) {
-    return any_type(specs, [&](SpecType other) { return other == type; });
-  };
-  if (any_type(specs, is_hidden) || is(SpecType::sliding_window_mla) || any_type(specs, is_chunked))
+  if (any_type(specs, is_hidden_state) || any_type(specs, is_mla_window) ||
+      any_type(specs, is_chunked))
     return std::nullopt;
-  if (!any_type(specs, is_mla) || !is(SpecType::sliding_window)) return std::nullopt;
+  if (!any_type(specs, is_mla) || !any_type(specs, is_sliding_window)) return std::nullopt;
   const auto changed = promoted(specs);
   if (!changed || !is_one_type(*changed)) return std::nullopt;
   return uniform_group(*changed);
@@ -189,7 +185,7 @@ std::optional<PlacedGroup> full_allocation(const NamedCacheSpecs& specs) {
 
 // A group for each layer of hidden states, in pages of the common size.
 Result<void> add_hidden_groups(const NamedCacheSpecs& hidden, std::vector<PlacedGroup>& groups) {
-  const auto token_bytes = [](const CacheSpec& spec) {
+  const auto token_bytes = [](const KVCacheSpec& spec) {
     return spec.num_kv_heads * spec.head_size * itemsize_bytes(spec.dtype);
   };
   LS_RETURN_IF_ERROR(check_page(groups[0].layer_names[0], groups[0].spec));
@@ -216,7 +212,7 @@ Result<void> add_hidden_groups(const NamedCacheSpecs& hidden, std::vector<Placed
   return {};
 }
 
-Result<std::vector<PlacedGroup>> group_layers(NamedCacheSpecs& specs, CacheOrder order,
+Result<std::vector<PlacedGroup>> group_layers(NamedCacheSpecs& specs, CacheLayout order,
                                               const PlacementOptions& options) {
   if (options.disable_hybrid) LS_RETURN_IF_ERROR(promote_all(specs));
   if (specs.empty()) return std::vector<PlacedGroup>{};
@@ -228,7 +224,7 @@ Result<std::vector<PlacedGroup>> group_layers(NamedCacheSpecs& specs, CacheOrder
   NamedCacheSpecs hidden, others;
   std::set<std::int64_t> pages;
   for (const NamedCacheSpec& layer : specs) {
-    const bool is_apart = is_hidden(layer.second.type);
+    const bool is_apart = is_hidden_state(layer.second.kind);
     (is_apart ? hidden : others).push_back(layer);
     if (!is_apart) pages.insert(page_bytes(layer.second));
   }
@@ -251,7 +247,7 @@ Result<std::vector<PlacedGroup>> group_layers(NamedCacheSpecs& specs, CacheOrder
 
 }  // namespace
 
-Result<void> check_page(const std::string& name, const CacheSpec& spec) {
+Result<void> check_page(const std::string& name, const KVCacheSpec& spec) {
   if (page_bytes(spec) != 0) return {};
   return fail(
       fmt::format("layer {}: blocks of {} tokens do not hold one KV entry; choose a larger "
@@ -324,9 +320,9 @@ Result<std::vector<PlacedGroup>> packed_groups(const NamedCacheSpecs& specs) {
     return divided_up(static_cast<std::int64_t>(bucket.repeats), repeats_per_group);
   };
   const auto can_shrink = [&](const Bucket& bucket) {
-    const SpecType type = bucket.layers[0].second.type;
-    return type == SpecType::mamba || type == SpecType::circular_buffer ||
-           (repeats_per_group == 0 && is_sliding_window(type));
+    const CacheKind kind = bucket.layers[0].second.kind;
+    return is_state_kind(kind) || is_ring(kind) ||
+           (repeats_per_group == 0 && is_sliding_window(kind));
   };
   // Bytes that a block holds however the buckets that can shrink are split.
   std::int64_t anchor = 0;
@@ -369,16 +365,16 @@ Result<std::vector<PlacedGroup>> packed_groups(const NamedCacheSpecs& specs) {
   return groups;
 }
 
-Result<std::vector<PlacedGroup>> cache_groups(NamedCacheSpecs specs, CacheOrder order,
+Result<std::vector<PlacedGroup>> cache_groups(NamedCacheSpecs specs, CacheLayout order,
                                               const PlacementOptions& options) {
   for (auto& [name, spec] : specs)
-    if (is_sliding_window(spec.type))
+    if (is_sliding_window(spec.kind))
       spec.extra_retained_tokens = options.mtp_modules > 1 ? options.drafted_tokens() - 1 : 0;
   LS_ASSIGN_OR_RETURN(std::vector<PlacedGroup> groups, group_layers(specs, order, options));
   if (options.spec_method == "dflash" || options.spec_method.empty()) return groups;
   std::set<std::string> drafts;
   for (const auto& [name, spec] : specs)
-    if (spec.is_draft.value) drafts.insert(name);
+    if (spec.plan.is_draft.value) drafts.insert(name);
   for (PlacedGroup& group : groups)
     group.is_eagle_group = std::ranges::any_of(
         group.layer_names, [&](const std::string& name) { return drafts.contains(name); });

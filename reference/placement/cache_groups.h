@@ -11,12 +11,12 @@ namespace lockstep {
 
 // The groups of the whole model; windows have got their extra_retained_tokens and groups with a
 // drafter's layers are marked. An Error: the layers cannot be brought together.
-Result<std::vector<PlacedGroup>> cache_groups(NamedCacheSpecs specs, CacheOrder order,
+Result<std::vector<PlacedGroup>> cache_groups(NamedCacheSpecs specs, CacheLayout order,
                                               const PlacementOptions& options);
 
 // An Error: the layer's block holds no KV entry. The engine divides by the page where it compares
 // pages, so it refuses such a layer while grouping, or while planning at the latest.
-Result<void> check_page(const std::string& name, const CacheSpec& spec);
+Result<void> check_page(const std::string& name, const KVCacheSpec& spec);
 
 // Packing (_get_packed_kv_cache_groups): different pages next to each other in one block. Requires
 // a block-outer layout and more than one page size.
@@ -30,7 +30,7 @@ PlacedGroup uniform_group(NamedCacheSpecs specs);
 
 // The host group of sparse MLA pages, the indexers, and the resident and hot groups of the device
 // (vllm/v1/hisparse/layout.py). Requires MLA layers.
-Result<std::vector<PlacedGroup>> hisparse_groups(const NamedCacheSpecs& specs, CacheOrder order,
+Result<std::vector<PlacedGroup>> hisparse_groups(const NamedCacheSpecs& specs, CacheLayout order,
                                                  const PlacementOptions& options);
 
 }  // namespace lockstep

@@ -10,33 +10,31 @@
 namespace lockstep {
 namespace {
 
-constexpr std::array<std::string_view, 6> kNames = {"LBHNC", "LBNHC", "LHBNC",
-                                                    "BLHNC", "BLNHC", "BHLNC"};
+// In the engine's order.
+constexpr std::array kOrders = {CacheLayout::LBHNC, CacheLayout::LBNHC, CacheLayout::LHBNC,
+                                CacheLayout::BLHNC, CacheLayout::BLNHC, CacheLayout::BHLNC};
 constexpr std::string_view kDimensions = "LBHNC";
 // The preference where no backend declares one.
-constexpr std::array kPreference = {CacheOrder::LBNHC, CacheOrder::LBHNC, CacheOrder::BLNHC,
-                                    CacheOrder::BLHNC, CacheOrder::BHLNC, CacheOrder::LHBNC};
+constexpr std::array kPreference = {CacheLayout::LBNHC, CacheLayout::LBHNC, CacheLayout::BLNHC,
+                                    CacheLayout::BLHNC, CacheLayout::BHLNC, CacheLayout::LHBNC};
 
-std::string list_of(const std::vector<CacheOrder>& orders) {
+std::string list_of(const std::vector<CacheLayout>& orders) {
   std::vector<std::string_view> names;
-  for (const CacheOrder order : orders) names.push_back(name_of(order));
+  for (const CacheLayout order : orders) names.push_back(name_of(order));
   return fmt::format("{}", fmt::join(names, ", "));
 }
 
 }  // namespace
 
-std::string_view name_of(CacheOrder order) { return kNames[static_cast<std::size_t>(order)]; }
-
-std::optional<CacheOrder> cache_order_from_name(std::string_view name) {
-  if (name == "NHD") return CacheOrder::LBNHC;
-  if (name == "HND") return CacheOrder::LBHNC;
-  const auto at = std::ranges::find(kNames, name);
-  if (at == kNames.end()) return std::nullopt;
-  return static_cast<CacheOrder>(at - kNames.begin());
+std::optional<CacheLayout> overlaid_layout_from_name(std::string_view name) {
+  const auto layout = cache_layout_from_name(name);
+  if (layout == CacheLayout::NHD) return CacheLayout::LBNHC;
+  if (layout == CacheLayout::HND) return CacheLayout::LBHNC;
+  return layout;
 }
 
-Result<OrderStrides> order_strides(const CacheSpec& spec, std::int64_t num_blocks,
-                                   std::int64_t num_layers, CacheOrder order,
+Result<OrderStrides> order_strides(const KVCacheSpec& spec, std::int64_t num_blocks,
+                                   std::int64_t num_layers, CacheLayout order,
                                    std::int64_t kernel_block_size, std::int64_t layer_stride,
                                    std::int64_t block_stride) {
   const std::int64_t tokens = kernel_block_size != 0 ? kernel_block_size : spec.block_size;
@@ -76,59 +74,59 @@ Result<OrderStrides> order_strides(const CacheSpec& spec, std::int64_t num_block
   return OrderStrides{strides[0], strides[1], strides[2], strides[3], strides[4]};
 }
 
-Result<std::vector<CacheOrder>> supported_orders(
-    const std::vector<std::vector<CacheOrder>>& declared) {
-  std::vector<std::vector<CacheOrder>> lists;
+Result<std::vector<CacheLayout>> supported_orders(
+    const std::vector<std::vector<CacheLayout>>& declared) {
+  std::vector<std::vector<CacheLayout>> lists;
   for (const auto& list : declared)
     if (!list.empty()) lists.push_back(list);
-  if (lists.empty()) return std::vector<CacheOrder>(kPreference.begin(), kPreference.end());
+  if (lists.empty()) return std::vector<CacheLayout>(kPreference.begin(), kPreference.end());
   if (std::ranges::all_of(lists, [&](const auto& list) { return list == lists[0]; }))
     return lists[0];
-  const auto is_everywhere = [&](CacheOrder order) {
+  const auto is_everywhere = [&](CacheLayout order) {
     return std::ranges::all_of(
         lists, [&](const auto& list) { return std::ranges::find(list, order) != list.end(); });
   };
-  const auto first_places = [&](CacheOrder order) {
+  const auto first_places = [&](CacheLayout order) {
     return std::ranges::count_if(lists, [&](const auto& list) { return list[0] == order; });
   };
-  std::vector<CacheOrder> orders;
-  std::ranges::copy_if(kCacheOrders, std::back_inserter(orders), is_everywhere);
+  std::vector<CacheLayout> orders;
+  std::ranges::copy_if(kOrders, std::back_inserter(orders), is_everywhere);
   std::ranges::stable_sort(orders, std::greater<>(), first_places);
   if (orders.empty()) return fail("no order of the cache is in the lists of all backends");
   return orders;
 }
 
-Result<ChosenOrder> choose_order(const std::vector<CacheOrder>& supported, bool declared,
+Result<ChosenOrder> choose_order(const std::vector<CacheLayout>& supported, bool declared,
                                  const NamedCacheSpecs& specs,
                                  const std::optional<std::string>& asked,
-                                 std::optional<CacheOrder> connector) {
+                                 std::optional<CacheLayout> connector) {
   std::set<std::tuple<std::int64_t, std::int64_t, std::int64_t>> shapes;
   std::set<std::int64_t> pages;
   std::set<bool> sharding;
   for (const auto& [name, spec] : specs) {
-    if (!has_layer_views(spec.type)) continue;
+    if (!has_layer_views(spec.kind)) continue;
     shapes.insert({num_heads(spec), rows_of(spec, spec.block_size), page_bytes(spec)});
     pages.insert(page_bytes(spec));
-    if (is_attention(spec.type) && uses_slot_mapping(spec.type)) sharding.insert(spec.dcp_sharded);
+    if (is_attention(spec.kind) && uses_slot_mapping(spec.kind)) sharding.insert(spec.dcp_sharded);
   }
-  std::vector<CacheOrder> orders = supported;
+  std::vector<CacheLayout> orders = supported;
   if (shapes.size() > 1)
-    std::erase_if(orders, [](CacheOrder order) { return !is_block_compact(order); });
+    std::erase_if(orders, [](CacheLayout order) { return !is_block_compact(order); });
   if (orders.empty())
     return fail(
         "pages that differ in heads, rows or bytes need a block-compact order, and no backend "
         "of this model takes one");
   if (sharding.size() > 1 && pages.size() > 1)
-    std::erase_if(orders, [](CacheOrder order) { return !is_block_outermost(order); });
+    std::erase_if(orders, [](CacheLayout order) { return !is_block_outermost(order); });
   if (orders.empty())
     return fail(
         "caches that DCP shards and replicated ones of other page sizes need an order "
         "with blocks outermost, and no backend of this model takes one");
-  const auto is_candidate = [&](CacheOrder order) {
+  const auto is_candidate = [&](CacheLayout order) {
     return std::ranges::find(orders, order) != orders.end();
   };
   if (asked) {
-    const auto order = cache_order_from_name(*asked);
+    const auto order = overlaid_layout_from_name(*asked);
     if (!order || !is_candidate(*order))
       return fail(
           fmt::format("the order {} does not suit this model and its backends; one of {} "

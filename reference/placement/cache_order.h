@@ -14,22 +14,17 @@
 
 #include "base/result.h"
 #include "reference/placement/cache_spec.h"
+#include "reference/types/view_types.h"
 
 namespace lockstep {
 
-enum class CacheOrder : std::uint8_t { LBHNC, LBNHC, LHBNC, BLHNC, BLNHC, BHLNC };
-inline constexpr std::array kCacheOrders = {CacheOrder::LBHNC, CacheOrder::LBNHC,
-                                            CacheOrder::LHBNC, CacheOrder::BLHNC,
-                                            CacheOrder::BLNHC, CacheOrder::BHLNC};
-std::string_view name_of(CacheOrder order);
-// NHD and HND name LBNHC and LBHNC.
-std::optional<CacheOrder> cache_order_from_name(std::string_view name);
+// Of one of the six; NHD and HND name LBNHC and LBHNC.
+std::optional<CacheLayout> overlaid_layout_from_name(std::string_view name);
 
-constexpr bool is_block_outermost(CacheOrder order) { return order >= CacheOrder::BLHNC; }
-constexpr bool is_layer_compact(CacheOrder order) { return !is_block_outermost(order); }
+constexpr bool is_block_outermost(CacheLayout order) { return order >= CacheLayout::BLNHC; }
 // The bytes of a page are one run.
-constexpr bool is_block_compact(CacheOrder order) {
-  return order != CacheOrder::LHBNC && order != CacheOrder::BHLNC;
+constexpr bool is_block_compact(CacheLayout order) {
+  return order != CacheLayout::LHBNC && order != CacheLayout::BHLNC;
 }
 
 // Byte strides along L, B, H, N, C.
@@ -39,8 +34,8 @@ struct OrderStrides {
 // `kernel_block_size` 0: blocks are not split. A stride that is not 0 in layer_stride or
 // block_stride is fixed from outside, and what lies outside it counts from it. An Error: a padded
 // page whose heads or rows lie outside layers or blocks, or a padded block that is split.
-Result<OrderStrides> order_strides(const CacheSpec& spec, std::int64_t num_blocks,
-                                   std::int64_t num_layers, CacheOrder order,
+Result<OrderStrides> order_strides(const KVCacheSpec& spec, std::int64_t num_blocks,
+                                   std::int64_t num_layers, CacheLayout order,
                                    std::int64_t kernel_block_size = 0,
                                    std::int64_t layer_stride = 0, std::int64_t block_stride = 0);
 
@@ -48,19 +43,19 @@ Result<OrderStrides> order_strides(const CacheSpec& spec, std::int64_t num_block
 // are intersected, layouts with the most first places first. An empty list in `declared` accepts
 // any.
 // An Error: no layout is in all of them.
-Result<std::vector<CacheOrder>> supported_orders(
-    const std::vector<std::vector<CacheOrder>>& declared);
+Result<std::vector<CacheLayout>> supported_orders(
+    const std::vector<std::vector<CacheLayout>>& declared);
 
 struct ChosenOrder {
-  CacheOrder order = CacheOrder::LBNHC;
+  CacheLayout order = CacheLayout::LBNHC;
   std::string_view by;  // option, connector, backends, default
 };
 // `asked` is the user's, `connector` the connector's preference; `declared`: some backend has a
 // list.
 // An Error: the user's layout is not a candidate, or there is none.
-Result<ChosenOrder> choose_order(const std::vector<CacheOrder>& supported, bool declared,
+Result<ChosenOrder> choose_order(const std::vector<CacheLayout>& supported, bool declared,
                                  const NamedCacheSpecs& specs,
                                  const std::optional<std::string>& asked,
-                                 std::optional<CacheOrder> connector);
+                                 std::optional<CacheLayout> connector);
 
 }  // namespace lockstep

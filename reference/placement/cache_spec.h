@@ -24,139 +24,37 @@ inline std::int64_t round_up_to(std::int64_t value, std::int64_t unit) {
   return divided_up(value, unit) * unit;
 }
 
-enum class SpecType : std::uint8_t {
-  full,
-  mla,
-  hidden_state,
-  rswa,       // windows over what is generated; the prompt stays
-  sink_full,  // full attention after sink_len tokens that are always visible
-  chunked_local,
-  sliding_window,
-  sliding_window_mla,
-  circular_buffer,
-  cross,
-  encoder_only,
-  mamba,
-  hisparse_resident,  // pages of a host cache that are temporarily on the device
-  hisparse_hot,       // a request's device copy of the rows it reads most
-};
-std::string_view name_of(SpecType type);
-std::optional<SpecType> spec_type_from_name(std::string_view name);
-
-// The class hierarchy, as far as the planner asks for it.
-bool is_full_attention(SpecType type);  // full, mla, hidden_state, rswa, sink_full
-bool is_mla(SpecType type);             // mla, hidden_state
-bool is_sliding_window(SpecType type);  // sliding_window, sliding_window_mla
-bool is_attention(SpecType type);       // all that keep rows of tokens
-bool has_layer_views(SpecType type);    // all but the hisparse ones
-bool uses_slot_mapping(SpecType type);  // whether tokens are written by slot
-
-// How a row is quantized: vLLM's KVQuantMode, by name.
-enum class QuantMode : std::uint8_t {
-  NONE,
-  FP8_PER_TENSOR,
-  INT8_PER_TOKEN_HEAD,
-  FP8_PER_TOKEN_HEAD,
-  INT4_PER_TOKEN_HEAD,
-  NVFP4,
-  TURBOQUANT_K8V4,
-  TURBOQUANT_4BIT_NC,
-  TURBOQUANT_K3V4_NC,
-  TURBOQUANT_3BIT_NC,
-  NVFP4_DS_MLA,
-};
-std::string_view name_of(QuantMode mode);
-std::optional<QuantMode> quant_mode_from_name(std::string_view name);
-
-// What the stride between blocks must be a multiple of: bytes, or whole kernel blocks of up to this
-// many tokens. Neither: 1.
-struct StrideAlignment {
-  std::int64_t bytes = 0;
-  std::int64_t kernel_tokens = 0;
-  bool is_set() const { return bytes != 0 || kernel_tokens != 0; }
-  bool operator==(const StrideAlignment&) const = default;
-};
-
-// A flag that does not tell specs apart.
-struct UncomparedFlag {
-  bool value = false;
-  bool operator==(const UncomparedFlag&) const { return true; }
-};
-
-struct CacheSpec {
-  SpecType type = SpecType::full;
-  std::int64_t block_size = 16;  // tokens
-  std::int64_t num_kv_heads = 1;
-  std::int64_t head_size = 0;    // elements
-  std::int64_t head_size_v = 0;  // elements; 0 in rows of MLA and rings
-  DType dtype = DType::bf16;
-  QuantMode kv_quant_mode = QuantMode::NONE;
-  std::optional<std::int64_t> page_size_padded;     // bytes
-  std::optional<std::int64_t> num_head_slots;       // H; absent: num_kv_heads
-  std::optional<std::int64_t> state_content_bytes;  // C; absent: K and V of the head
-  std::int64_t tokens_per_state = 1;                // tokens to a stored row
-  bool dcp_sharded = false;                         // positions are shared out over DCP's ranks
-  std::optional<std::int64_t> max_tp_shards;        // ranks of TP beyond this hold copies
-  StrideAlignment block_stride_alignment;
-  UncomparedFlag is_draft;
-  std::optional<std::int64_t> sliding_window;        // tokens
-  std::int64_t extra_retained_tokens = 0;            // kept below a window
-  std::optional<std::int64_t> attention_chunk_size;  // tokens
-  std::optional<std::int64_t> rswa_window;
-  std::optional<std::int64_t> sink_len;
-  bool non_causal = false;  // some layer attends to what follows
-  // MLA rows.
-  std::optional<std::string> cache_dtype_str;
-  std::optional<std::int64_t> topk_buffer_width;
-  std::optional<std::int64_t> alignment;  // bytes that pages are rounded up to
-  std::optional<std::string> model_version;
-  bool is_indexer = false;  // cache_role
-  bool is_index_group_leader = false;
-  bool bounded_replay = false;
-  bool non_causal_multi_token_decode = false;
-  // States.
-  std::vector<StateTensorSpec> states;
-  std::string mamba_type;
-  bool tp_replicated = false;  // every rank of TP holds the whole state
-  MambaCacheMode mamba_cache_mode = MambaCacheMode::none;
-  std::int64_t num_speculative_blocks = 0;
-  std::int64_t num_prefill_checkpoint_blocks = 0;
-  std::optional<std::int64_t> prefill_checkpoint_alignment;
-  // HiSparse.
-  std::int64_t hisparse_page_bytes = 0;
-  std::int64_t blocks_per_request = 0;
-  bool operator==(const CacheSpec&) const = default;
-};
-
-using NamedCacheSpec = std::pair<std::string, CacheSpec>;
+using NamedCacheSpec = std::pair<std::string, KVCacheSpec>;
 using NamedCacheSpecs = std::vector<NamedCacheSpec>;  // in layer order
 
-std::int64_t num_heads(const CacheSpec& spec);                         // H
-std::int64_t rows_of(const CacheSpec& spec, std::int64_t block_size);  // N of such a block
-std::int64_t content_bytes(const CacheSpec& spec);                     // C
-std::int64_t unpadded_page_bytes(const CacheSpec& spec);               // H * N * C
-std::int64_t page_bytes(const CacheSpec& spec);                        // as padded
-bool is_prefix_cacheable(const CacheSpec& spec);
+std::int64_t num_heads(const KVCacheSpec& spec);                         // H
+std::int64_t rows_of(const KVCacheSpec& spec, std::int64_t block_size);  // N of such a block
+std::int64_t content_bytes(const KVCacheSpec& spec);                     // C
+std::int64_t unpadded_page_bytes(const KVCacheSpec& spec);               // H * N * C
+std::int64_t page_bytes(const KVCacheSpec& spec);                        // as padded
+// Whether its class says that later requests find its blocks. That of cross attention does, though
+// its engine caches no prefixes.
+bool is_cacheable_by_class(const KVCacheSpec& spec);
 // 1: any stride; 0: a kernel block holds no KV entry, so there is none.
-std::int64_t stride_alignment_bytes(const CacheSpec& spec);
+std::int64_t stride_alignment_bytes(const KVCacheSpec& spec);
 
 // The same rows in blocks of another size. A page that `alignment` padded is padded again, but
 // keeps its old padding where the new page needs none (kv_cache_interface.py:
 // _apply_alignment_padding).
-CacheSpec with_block_size(CacheSpec spec, std::int64_t block_size);
+KVCacheSpec with_block_size(KVCacheSpec spec, std::int64_t block_size);
 // Pads the page to `alignment`, as the constructor of an MLA spec does.
-void apply_alignment(CacheSpec& spec);
+void apply_alignment(KVCacheSpec& spec);
 
 // One spec for all of `specs`, by the rules of the first one's class. Merging drops fields that
 // vLLM's merge drops (`alignment`; of MLA windows also the quantization).
 struct Merged {
-  std::optional<CacheSpec> spec;  // absent: they cannot share one
-  std::string refused;            // a mix that stops the engine instead of making more groups
+  std::optional<KVCacheSpec> spec;  // absent: they cannot share one
+  std::string refused;              // a mix that stops the engine instead of making more groups
 };
-Merged merge_specs(const std::vector<CacheSpec>& specs);
+Merged merge_specs(const std::vector<KVCacheSpec>& specs);
 
 // Whether layers of both need the same token slots (kv_cache_interface.py: is_uniform_type).
-bool is_uniform_type(const CacheSpec& first, const CacheSpec& other);
+bool is_uniform_type(const KVCacheSpec& first, const KVCacheSpec& other);
 
 // What a request of the longest length is bounded by.
 struct RequestBounds {
@@ -167,6 +65,6 @@ struct RequestBounds {
   bool states_aligned = false;  // the engine's mamba_cache_mode is align
 };
 // Blocks that it takes of this cache. An Error: windows whose positions DCP shards.
-Result<std::int64_t> blocks_per_request(const CacheSpec& spec, const RequestBounds& bounds);
+Result<std::int64_t> blocks_per_request(const KVCacheSpec& spec, const RequestBounds& bounds);
 
 }  // namespace lockstep

@@ -48,18 +48,13 @@ std::int64_t packed_bits(std::int64_t elements, std::int64_t bits) {
 }
 
 // TurboQuant: keys of 8 bits, or fewer and a norm; values with scale and zero point.
-std::int64_t turboquant_bytes(QuantMode mode, std::int64_t head_size) {
-  const bool is_k8 = mode == QuantMode::TURBOQUANT_K8V4;
-  const std::int64_t key = is_k8 ? 8 : mode == QuantMode::TURBOQUANT_4BIT_NC ? 4 : 3;
-  const std::int64_t value = mode == QuantMode::TURBOQUANT_3BIT_NC ? 3 : 4;
+std::int64_t turboquant_bytes(KVQuantMode mode, std::int64_t head_size) {
+  const bool is_k8 = mode == KVQuantMode::turboquant_k8v4;
+  const std::int64_t key = is_k8 ? 8 : mode == KVQuantMode::turboquant_4bit_nc ? 4 : 3;
+  const std::int64_t value = mode == KVQuantMode::turboquant_3bit_nc ? 3 : 4;
   const std::int64_t bytes =
       packed_bits(head_size, key) + (is_k8 ? 0 : 2) + packed_bits(head_size, value) + 4;
   return round_up_to(bytes, 2);
-}
-
-bool is_per_token_head(QuantMode mode) {
-  return mode == QuantMode::INT8_PER_TOKEN_HEAD || mode == QuantMode::FP8_PER_TOKEN_HEAD ||
-         mode == QuantMode::INT4_PER_TOKEN_HEAD;
 }
 
 // A backend with rows of tokens, and its kernels before the layers have a spec.
@@ -76,8 +71,8 @@ std::vector<TokenBackend> token_backends(const std::vector<PlacementLayer>& laye
     const CacheBackend* backend = find_cache_backend(layer.backend);
     if (backend == nullptr || is_state_backend(*backend)) continue;
     if (std::ranges::find(backends, backend, &TokenBackend::backend) != backends.end()) continue;
-    CacheSpec facts;
-    facts.tokens_per_state = layer.spec ? layer.spec->tokens_per_state : 1;
+    KVCacheSpec facts;
+    facts.compress_ratio = layer.spec ? layer.spec->compress_ratio : 1;
     backends.push_back({backend, kernel_sizes(*backend, device, facts)});
   }
   return backends;
@@ -120,10 +115,10 @@ const PlacementLayer* main_layer(const std::vector<PlacementLayer>& layers) {
   const PlacementLayer* main = nullptr;
   const auto rank_of = [](const PlacementLayer& layer) {
     if (kind_of(layer.backend) == LayerKind::latent) return 2;
-    return is_full_attention(layer.spec->type) ? 1 : 0;
+    return is_full_attention(layer.spec->kind) ? 1 : 0;
   };
   for (const PlacementLayer& layer : layers) {
-    if (!layer.spec || !is_attention(layer.spec->type) || layer.spec->is_draft.value) continue;
+    if (!layer.spec || !is_attention(layer.spec->kind) || layer.spec->plan.is_draft.value) continue;
     const LayerKind kind = kind_of(layer.backend);
     if (kind != LayerKind::plain && kind != LayerKind::latent) continue;
     if (main == nullptr || rank_of(layer) > rank_of(*main)) main = &layer;
@@ -132,9 +127,9 @@ const PlacementLayer* main_layer(const std::vector<PlacementLayer>& layers) {
 }
 
 // Bytes of one token in a layer with the model's heads.
-std::int64_t token_bytes(const CacheBackend& backend, DeviceFamily device, const CacheSpec& heads,
+std::int64_t token_bytes(const CacheBackend& backend, DeviceFamily device, const KVCacheSpec& heads,
                          const CacheFormat& format) {
-  CacheSpec spec;
+  KVCacheSpec spec;
   spec.block_size = 1;
   spec.num_kv_heads = heads.num_kv_heads;
   spec.head_size = spec.head_size_v = heads.head_size;
@@ -146,29 +141,29 @@ std::int64_t token_bytes(const CacheBackend& backend, DeviceFamily device, const
 // Gated delta nets export states at multiples of their kernel's chunk, and ask for them on the grid
 // of hits. Other mixers do not shape the block.
 constexpr std::int64_t kGatedDeltaChunk = 64;
-bool exports_on_grid(const CacheSpec& spec) {
-  return spec.prefill_checkpoint_alignment.value_or(1) % kGatedDeltaChunk == 0;
+bool exports_on_grid(const KVCacheSpec& spec) {
+  return std::max<std::int64_t>(spec.prefill_checkpoint_alignment, 1) % kGatedDeltaChunk == 0;
 }
 
 // Blocks end where every layer can export a state.
 std::int64_t checkpoint_alignment(const std::vector<PlacementLayer>& layers) {
   const bool all_on_grid = std::ranges::all_of(layers, [](const PlacementLayer& layer) {
-    return !layer.spec || layer.spec->type != SpecType::mamba || exports_on_grid(*layer.spec);
+    return !layer.spec || !is_state_kind(layer.spec->kind) || exports_on_grid(*layer.spec);
   });
   return all_on_grid ? kGatedDeltaChunk : 1;
 }
 
 // The attention block grows until its page holds the states; their page is padded to it.
-void align_to_states(const std::vector<PlacementLayer>& layers, const CacheSpec& heads,
+void align_to_states(const std::vector<PlacementLayer>& layers, const KVCacheSpec& heads,
                      const std::vector<TokenBackend>& backends, const PlacementOptions& options,
                      BlockAlignment& alignment) {
   std::int64_t state_bytes = 0;
   for (const PlacementLayer& layer : layers)
-    if (layer.spec && layer.spec->type == SpecType::mamba)
+    if (layer.spec && is_state_kind(layer.spec->kind))
       state_bytes = std::max(state_bytes, content_bytes(*layer.spec));
   if (state_bytes == 0) return;
   const CacheFormat format = cache_format(options.kv_dtype, options.model_dtype);
-  const bool has_mla = is_mla(heads.type);
+  const bool has_mla = is_mla(heads.kind);
   std::int64_t bytes = token_bytes(*backends[0].backend, options.device, heads, format);
   if (has_mla) {
     bytes = heads.head_size * itemsize_bytes(format.dtype);
@@ -194,13 +189,13 @@ void align_to_states(const std::vector<PlacementLayer>& layers, const CacheSpec&
 
 // Quantized layers with unquantized ones: the quantized block grows until its page holds a kernel
 // block of the others, which are padded to it.
-Result<void> align_to_skipped(const CacheSpec& heads, const TokenBackend& first,
+Result<void> align_to_skipped(const KVCacheSpec& heads, const TokenBackend& first,
                               const PlacementOptions& options, BlockAlignment& alignment) {
   const CacheBackend& backend = *first.backend;
   const std::int64_t primary = token_bytes(backend, options.device, heads,
                                            cache_format(options.kv_dtype, options.model_dtype));
   const std::int64_t skipped =
-      token_bytes(backend, options.device, heads, {options.model_dtype, QuantMode::NONE});
+      token_bytes(backend, options.device, heads, {options.model_dtype, KVQuantMode::none});
   if (skipped < primary)
     return fail(
         fmt::format("layers left unquantized take {} bytes per token, fewer than the {} of "
@@ -219,7 +214,7 @@ Result<void> align_to_skipped(const CacheSpec& heads, const TokenBackend& first,
 }
 
 // A window picks its own block: the largest kernel size whose page fits the primary page.
-std::int64_t window_block(const CacheBackend& backend, DeviceFamily device, CacheSpec spec,
+std::int64_t window_block(const CacheBackend& backend, DeviceFamily device, KVCacheSpec spec,
                           const BlockAlignment& alignment) {
   spec.block_size = 1;
   const std::int64_t token =
@@ -252,75 +247,76 @@ struct SpecMaker {
     return has_packed_rows() && !has_short_records() ? 576 : 512;
   }
 
-  void latent(CacheSpec& spec, const CacheFormat& format) const {
+  void latent(KVCacheSpec& spec, const CacheFormat& format) const {
     spec.dtype = format.dtype;
     spec.kv_quant_mode = format.mode;
     spec.cache_dtype_str = options.kv_dtype;
-    spec.max_tp_shards = 1;
-    if (options.kv_dtype == "fp8_ds_mla") spec.state_content_bytes = 656;
-    if (options.kv_dtype == "nvfp4_ds_mla") spec.state_content_bytes = 352;
+    spec.plan.max_tp_shards = 1;
+    if (options.kv_dtype == "fp8_ds_mla") spec.plan.state_content_bytes = 656;
+    if (options.kv_dtype == "nvfp4_ds_mla") spec.plan.state_content_bytes = 352;
   }
 
-  void v4_rows(CacheSpec& spec, const CacheFormat& format, bool is_window) const {
+  void v4_rows(KVCacheSpec& spec, const CacheFormat& format, bool is_window) const {
     spec.dtype = format.dtype;
     spec.kv_quant_mode = format.mode;
     spec.cache_dtype_str = options.kv_dtype;
     spec.model_version = "deepseek_v4";
     spec.alignment = page_alignment();
     const std::int64_t record = options.kv_dtype == "nvfp4_ds_mla" ? 288 : 528;
-    if (is_window || !is_v41) spec.max_tp_shards = 1;
+    if (is_window || !is_v41) spec.plan.max_tp_shards = 1;
     if (is_window) spec.block_size = is_v41 ? 32 : 64;
     if (!has_packed_rows()) return;
-    spec.state_content_bytes = !has_short_records() ? 584 : is_window ? 528 : record;
+    spec.plan.state_content_bytes = !has_short_records() ? 584 : is_window ? 528 : record;
     if (is_window && has_short_records())
-      spec.block_stride_alignment.bytes = std::lcm<std::int64_t>(528, record);
+      spec.block_stride_alignment = std::lcm<std::int64_t>(528, record);
   }
 
-  void v4_state(CacheSpec& spec) const {
-    if (spec.type == SpecType::circular_buffer) {
+  void v4_state(KVCacheSpec& spec) const {
+    if (is_ring(spec.kind)) {
       spec.block_size = 8;
       while (spec.block_size < options.drafted_tokens() + 2) spec.block_size *= 2;
       return;
     }
-    spec.max_tp_shards = 1;
+    spec.plan.max_tp_shards = 1;
     spec.block_size = spec.sliding_window == 8 ? 4 : 8;
     spec.alignment = page_alignment();
   }
 
-  void indexer(CacheSpec& spec, const std::string& backend) const {
+  void indexer(KVCacheSpec& spec, const std::string& backend) const {
     if (backend == "indexer_m3") return;
-    if (backend != "indexer_v41" && backend != "indexer_v41_sparse") spec.max_tp_shards = 1;
+    if (backend != "indexer_v41" && backend != "indexer_v41_sparse") spec.plan.max_tp_shards = 1;
     if (backend == "indexer_v32" || backend == "indexer_kpool") return;
     spec.alignment = page_alignment();
     if (backend == "indexer_v41_sparse")
-      spec.block_stride_alignment.bytes = std::lcm<std::int64_t>(
+      spec.block_stride_alignment = std::lcm<std::int64_t>(
           256, has_packed_rows() && has_short_records() ? 1 : page_alignment());
   }
 
-  CacheSpec make(const PlacementLayer& layer) const {
-    CacheSpec spec = *layer.spec;
+  KVCacheSpec make(const PlacementLayer& layer) const {
+    KVCacheSpec spec = *layer.spec;
     const CacheBackend& backend = backend_named(layer.backend);
-    if (spec.type == SpecType::mamba) {
+    if (is_state_kind(spec.kind)) {
       spec.block_size = alignment.mamba_block_size;
       spec.page_size_padded = alignment.mamba_page_size_padded;
       spec.mamba_cache_mode = options.mamba_cache_mode;
       spec.num_speculative_blocks = options.drafted_tokens();
-      if (spec.prefill_checkpoint_alignment && exports_on_grid(spec))
+      if (spec.prefill_checkpoint_alignment != 0 && exports_on_grid(spec))
         spec.prefill_checkpoint_alignment =
             options.prefix_match_unit ? std::lcm(*options.prefix_match_unit, kGatedDeltaChunk)
                                       : alignment.mamba_block_size;
       return spec;
     }
     const CacheFormat format = layer.is_unquantized
-                                   ? CacheFormat{options.model_dtype, QuantMode::NONE}
+                                   ? CacheFormat{options.model_dtype, KVQuantMode::none}
                                    : cache_format(options.kv_dtype, options.model_dtype);
     spec.block_size = alignment.block_size;
-    if (spec.is_draft.value && options.dcp > 1 && options.draft_dcp == 1) spec.dcp_sharded = false;
+    if (spec.plan.is_draft.value && options.dcp > 1 && options.draft_dcp == 1)
+      spec.dcp_sharded = false;
     switch (kind_of(layer.backend)) {
       case LayerKind::plain:
         spec.dtype = format.dtype;
         spec.kv_quant_mode = format.mode;
-        if (spec.type != SpecType::sliding_window) break;
+        if (spec.kind != CacheKind::sliding_window) break;
         spec.block_size = window_block(backend, options.device, spec, alignment);
         spec.page_size_padded = alignment.skip_page_size_padded;
         break;
@@ -329,7 +325,7 @@ struct SpecMaker {
         break;
       case LayerKind::v4_latent:
       case LayerKind::v4_window:
-        v4_rows(spec, format, spec.type == SpecType::sliding_window_mla);
+        v4_rows(spec, format, spec.kind == CacheKind::sliding_window_mla);
         break;
       case LayerKind::v4_state:
         v4_state(spec);
@@ -342,15 +338,16 @@ struct SpecMaker {
           spec.block_size = layer.fixed_block_size;
         else if (layer.backend == "kpool_tail")
           spec.block_size = pooled_tail();
-        else if (spec.type == SpecType::circular_buffer)
+        else if (is_ring(spec.kind))
           spec.block_size = round_up_to(kRingGroup + options.drafted_tokens(), kRingGroup);
         break;
     }
     apply_alignment(spec);
     spec = customized(backend, options.device, spec);
     const KernelSizes sizes = kernel_sizes(backend, options.device, spec);
-    if (!spec.block_stride_alignment.is_set() && sizes.multiple_of == 0)
-      spec.block_stride_alignment.kernel_tokens = *std::ranges::max_element(sizes.listed);
+    if (spec.block_stride_alignment == 1 && spec.plan.stride_kernel_tokens == 0 &&
+        sizes.multiple_of == 0)
+      spec.plan.stride_kernel_tokens = *std::ranges::max_element(sizes.listed);
     return spec;
   }
 
@@ -368,14 +365,14 @@ struct SpecMaker {
 // What the engine asserts of a layer: FlashInfer's nvfp4 keeps K and V in slots of equal size, and
 // the ring of an open pool divides the block.
 Result<void> check_format(const PlacementLayer& layer, const BlockAlignment& alignment) {
-  const CacheSpec& spec = *layer.spec;
+  const KVCacheSpec& spec = *layer.spec;
   if (layer.backend == "kpool_tail" && alignment.block_size % spec.block_size != 0)
     return fail(
         fmt::format("layer {}: blocks of {} tokens are no multiple of its ring of {}; choose "
                     "another --block-size",
                     layer.name, alignment.block_size, spec.block_size));
   const auto slot = [](std::int64_t elements) { return elements / 2 + elements / 16; };
-  if (layer.backend != "flashinfer" || spec.kv_quant_mode != QuantMode::NVFP4 ||
+  if (layer.backend != "flashinfer" || spec.kv_quant_mode != KVQuantMode::nvfp4 ||
       slot(spec.head_size) == slot(spec.head_size_v))
     return {};
   return fail(
@@ -387,76 +384,73 @@ Result<void> check_format(const PlacementLayer& layer, const BlockAlignment& ali
 }  // namespace
 
 CacheFormat cache_format(std::string_view kv_dtype, DType model_dtype) {
-  if (kv_dtype == "auto") return {model_dtype, QuantMode::NONE};
-  if (kv_dtype == "bfloat16") return {DType::bf16, QuantMode::NONE};
-  if (kv_dtype == "float16") return {DType::fp16, QuantMode::NONE};
-  if (kv_dtype == "int8_per_token_head") return {DType::int8, QuantMode::INT8_PER_TOKEN_HEAD};
-  if (kv_dtype == "fp8_per_token_head") return {DType::uint8, QuantMode::FP8_PER_TOKEN_HEAD};
-  if (kv_dtype == "int4_per_token_head") return {DType::uint8, QuantMode::INT4_PER_TOKEN_HEAD};
-  if (kv_dtype == "nvfp4_ds_mla") return {DType::uint8, QuantMode::NVFP4_DS_MLA};
-  if (kv_dtype.starts_with("nvfp4")) return {DType::uint8, QuantMode::NVFP4};
-  if (kv_dtype.starts_with("turboquant_")) {
-    std::string name(kv_dtype);
-    std::ranges::transform(name, name.begin(), [](char c) {
-      return c >= 'a' && c <= 'z' ? static_cast<char>(c - 'a' + 'A') : c;
-    });
-    return {DType::uint8, quant_mode_from_name(name).value_or(QuantMode::NONE)};
-  }
-  return {DType::uint8, QuantMode::FP8_PER_TENSOR};
+  if (kv_dtype == "auto") return {model_dtype, KVQuantMode::none};
+  if (kv_dtype == "bfloat16") return {DType::bf16, KVQuantMode::none};
+  if (kv_dtype == "float16") return {DType::fp16, KVQuantMode::none};
+  if (kv_dtype == "int8_per_token_head") return {DType::int8, KVQuantMode::int8_per_token_head};
+  if (kv_dtype == "fp8_per_token_head") return {DType::uint8, KVQuantMode::fp8_per_token_head};
+  if (kv_dtype == "int4_per_token_head") return {DType::uint8, KVQuantMode::int4_per_token_head};
+  if (kv_dtype == "nvfp4_ds_mla") return {DType::uint8, KVQuantMode::nvfp4_ds_mla};
+  if (kv_dtype.starts_with("nvfp4")) return {DType::uint8, KVQuantMode::nvfp4};
+  if (kv_dtype.starts_with("turboquant_"))
+    return {DType::uint8, kv_quant_mode_from_name(kv_dtype).value_or(KVQuantMode::none)};
+  return {DType::uint8, KVQuantMode::fp8_per_tensor};
 }
 
-CacheSpec customized(const CacheBackend& backend, DeviceFamily device, CacheSpec spec) {
-  const QuantMode mode = spec.kv_quant_mode;
+KVCacheSpec customized(const CacheBackend& backend, DeviceFamily device, KVCacheSpec spec) {
+  const KVQuantMode mode = spec.kv_quant_mode;
   if (backend.name == "flashmla_sparse" || backend.name == "flash_attn_mla_sparse" ||
       backend.name == "flashinfer_mla_sparse") {
-    const bool is_by_pages = backend.name == "flashmla_sparse" && mode != QuantMode::NONE &&
+    const bool is_by_pages = backend.name == "flashmla_sparse" && mode != KVQuantMode::none &&
                              device != DeviceFamily::sm100;
     const std::int64_t rows = backend.name == "flashinfer_mla_sparse" ? backend.multiple_of : 1;
-    spec.block_stride_alignment = {is_by_pages ? 0 : rows * content_bytes(spec),
-                                   is_by_pages ? 64 : 0};
+    spec.block_stride_alignment = is_by_pages ? 1 : rows * content_bytes(spec);
+    spec.plan.stride_kernel_tokens = is_by_pages ? 64 : 0;
     return spec;
   }
-  if (spec.state_content_bytes) return spec;
-  const std::int64_t share = mode == QuantMode::INT4_PER_TOKEN_HEAD ? 2 : 1;
+  if (spec.plan.state_content_bytes != 0) return spec;
+  const std::int64_t share = mode == KVQuantMode::int4_per_token_head ? 2 : 1;
   const std::int64_t item = itemsize_bytes(spec.dtype);
   const LayerKind kind = kind_of(backend.name);
   if (is_per_token_head(mode) && kind == LayerKind::latent)
-    spec.state_content_bytes = spec.head_size / share * item + 2 * kScaleBytes;
+    spec.plan.state_content_bytes = spec.head_size / share * item + 2 * kScaleBytes;
   if (is_per_token_head(mode) && backend.name == "triton_attn")
-    spec.state_content_bytes =
+    spec.plan.state_content_bytes =
         (spec.head_size / share + spec.head_size_v / share) * item + 2 * kScaleBytes;
-  if (mode == QuantMode::NVFP4 && backend.name == "flashinfer") {
-    spec.num_head_slots = 2 * spec.num_kv_heads;
-    spec.state_content_bytes = (spec.head_size / 2 + spec.head_size / 16) * item;
+  if (mode == KVQuantMode::nvfp4 && backend.name == "flashinfer") {
+    spec.plan.num_head_slots = 2 * spec.num_kv_heads;
+    spec.plan.state_content_bytes = (spec.head_size / 2 + spec.head_size / 16) * item;
   }
-  if (backend.name == "turboquant" && mode >= QuantMode::TURBOQUANT_K8V4 &&
-      mode <= QuantMode::TURBOQUANT_3BIT_NC)
-    spec.state_content_bytes = turboquant_bytes(mode, spec.head_size);
+  if (backend.name == "turboquant" && is_turboquant(mode))
+    spec.plan.state_content_bytes = turboquant_bytes(mode, spec.head_size);
   return spec;
 }
 
-PlacementLayer layer_facts(const PlacementLayer& layer) {
-  PlacementLayer facts = layer;
-  if (!facts.spec || !has_layer_views(facts.spec->type)) return facts;
-  CacheSpec& spec = *facts.spec;
-  const LayerKind kind = kind_of(layer.backend);
-  facts.fixed_block_size = spec.block_size;
+void forget_plan(KVCacheSpec& spec) {
   spec.block_size = 1;
   spec.page_size_padded.reset();
   spec.mamba_cache_mode = MambaCacheMode::none;
   spec.num_speculative_blocks = 0;
-  if (!is_attention(spec.type)) return facts;
-  spec.num_head_slots.reset();
-  spec.state_content_bytes.reset();
+  if (!is_attention(spec.kind)) return;
+  spec.plan.num_head_slots = spec.plan.state_content_bytes = spec.plan.max_tp_shards = 0;
+  spec.block_stride_alignment = 1;
+  spec.plan.stride_kernel_tokens = 0;
+  spec.cache_dtype_str.clear();
+  spec.alignment = 0;
+  spec.model_version.clear();
+  spec.kv_quant_mode = KVQuantMode::none;
+}
+
+PlacementLayer layer_facts(const PlacementLayer& layer) {
+  PlacementLayer facts = layer;
+  if (!facts.spec || !has_layer_views(facts.spec->kind)) return facts;
+  KVCacheSpec& spec = *facts.spec;
+  facts.fixed_block_size = spec.block_size;
+  forget_plan(spec);
+  if (!is_attention(spec.kind)) return facts;
   spec.dcp_sharded = true;
-  spec.max_tp_shards.reset();
-  spec.block_stride_alignment = {};
-  spec.cache_dtype_str.reset();
-  spec.alignment.reset();
-  spec.model_version.reset();
-  facts.is_unquantized = spec.kv_quant_mode == QuantMode::NONE;
-  spec.kv_quant_mode = QuantMode::NONE;
-  if (kind <= LayerKind::v4_window) spec.dtype = DType::bf16;
+  facts.is_unquantized = layer.spec->kv_quant_mode == KVQuantMode::none;
+  if (kind_of(layer.backend) <= LayerKind::v4_window) spec.dtype = DType::bf16;
   return facts;
 }
 
@@ -496,28 +490,28 @@ Result<std::vector<PlacementLayer>> layers_with_specs(const std::vector<Placemen
   });
   SpecMaker maker{alignment, options, is_v41};
   for (const PlacementLayer& layer : facts)
-    if (layer.backend == "indexer_kpool") maker.pooled_keys = layer.spec->tokens_per_state;
+    if (layer.backend == "indexer_kpool") maker.pooled_keys = layer.spec->compress_ratio;
   std::vector<PlacementLayer> layers = facts;
   std::vector<KernelSizes> sizes;
   for (PlacementLayer& layer : layers) {
-    if (!layer.spec || !has_layer_views(layer.spec->type)) continue;
+    if (!layer.spec || !has_layer_views(layer.spec->kind)) continue;
     layer.spec = maker.make(layer);
     LS_RETURN_IF_ERROR(check_format(layer, alignment));
-    if (is_mla(layer.spec->type))
+    if (is_mla(layer.spec->kind))
       sizes.push_back(kernel_sizes(backend_named(layer.backend), options.device, *layer.spec));
   }
   if (!options.hisparse) return layers;
   LS_ASSIGN_OR_RETURN(const std::int64_t block, common_kernel_block(alignment.block_size, sizes));
   NamedCacheSpecs named;
   for (PlacementLayer& layer : layers) {
-    if (!layer.spec || !has_layer_views(layer.spec->type)) continue;
-    if (is_mla(layer.spec->type)) layer.spec = with_block_size(*layer.spec, block);
+    if (!layer.spec || !has_layer_views(layer.spec->kind)) continue;
+    if (is_mla(layer.spec->kind)) layer.spec = with_block_size(*layer.spec, block);
     named.emplace_back(layer.name, *layer.spec);
   }
   LS_ASSIGN_OR_RETURN(const std::vector<PlacedGroup> groups,
-                      hisparse_groups(named, CacheOrder::BLHNC, options));
+                      hisparse_groups(named, CacheLayout::BLHNC, options));
   for (PlacementLayer& layer : layers)
-    if (layer.spec && !has_layer_views(layer.spec->type))
+    if (layer.spec && !has_layer_views(layer.spec->kind))
       for (const PlacedGroup& group : groups)
         if (std::ranges::find(group.layer_names, layer.name) != group.layer_names.end())
           layer.spec = group.spec;

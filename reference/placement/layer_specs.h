@@ -22,7 +22,9 @@ struct BlockAlignment {
   std::optional<std::int64_t> skip_page_size_padded;  // shared by quantized and unquantized layers
 };
 
-// The layer without what is worked out here.
+// Takes away what is worked out here.
+void forget_plan(KVCacheSpec& spec);
+// The layer without it.
 PlacementLayer layer_facts(const PlacementLayer& layer);
 
 // An Error: backends that share no block size, or an aligned one that a backend does not take.
@@ -35,12 +37,12 @@ Result<std::vector<PlacementLayer>> layers_with_specs(const std::vector<Placemen
                                                       const PlacementOptions& options);
 
 // The backend's packing: bytes of a row, head slots, strides between blocks.
-CacheSpec customized(const CacheBackend& backend, DeviceFamily device, CacheSpec spec);
+KVCacheSpec customized(const CacheBackend& backend, DeviceFamily device, KVCacheSpec spec);
 
 // What a cache of this name holds.
 struct CacheFormat {
   DType dtype = DType::bf16;
-  QuantMode mode = QuantMode::NONE;
+  KVQuantMode mode = KVQuantMode::none;
 };
 CacheFormat cache_format(std::string_view kv_dtype, DType model_dtype);
 

@@ -28,7 +28,7 @@ Result<void> run_stages(const std::vector<PlacementLayer>& layers, bool is_bare,
     LS_ASSIGN_OR_RETURN(plan.layers, layers_with_specs(layers, *plan.alignment, options));
   }
   plan.refused_stage = "layout";
-  std::vector<std::vector<CacheOrder>> declared;
+  std::vector<std::vector<CacheLayout>> declared;
   std::set<std::string> seen;
   NamedCacheSpecs specs;
   bool is_declared = false;
@@ -47,13 +47,13 @@ Result<void> run_stages(const std::vector<PlacementLayer>& layers, bool is_bare,
   plan.refused_stage = "plan";
   for (const PlacedGroup& group : plan.groups)
     for (const std::string& name : group.layer_names) {
-      const CacheSpec& spec = group.layer_spec(name);
+      const KVCacheSpec& spec = group.layer_spec(name);
       LS_RETURN_IF_ERROR(check_page(name, spec));
       if (stride_alignment_bytes(spec) == 0)
         return fail(
             fmt::format("layer {}: kernel blocks of up to {} tokens do not hold one KV entry of "
                         "{} tokens; choose another --block-size",
-                        name, spec.block_stride_alignment.kernel_tokens, spec.tokens_per_state));
+                        name, spec.plan.stride_kernel_tokens, spec.compress_ratio));
     }
   LS_ASSIGN_OR_RETURN(plan.workers,
                       place_workers(plan.groups, plan.order->order, workers, options));
@@ -63,16 +63,16 @@ Result<void> run_stages(const std::vector<PlacementLayer>& layers, bool is_bare,
 
 }  // namespace
 
-std::optional<CacheOrder> order_wish(const std::vector<PlacementLayer>& layers,
-                                     const PlacementOptions& options) {
-  if (options.hisparse) return CacheOrder::BLHNC;
-  if (options.connector == "OffloadingConnector") return CacheOrder::LBHNC;
+std::optional<CacheLayout> order_wish(const std::vector<PlacementLayer>& layers,
+                                      const PlacementOptions& options) {
+  if (options.hisparse) return CacheLayout::BLHNC;
+  if (options.connector == "OffloadingConnector") return CacheLayout::LBHNC;
   const bool has_mla = std::ranges::any_of(layers, [](const PlacementLayer& layer) {
-    return layer.spec && layer.spec->type == SpecType::mla;
+    return layer.spec && is_full_of_latents(layer.spec->kind);
   });
   const bool is_remote =
       options.connector == "NixlConnector" || options.connector == "MooncakeConnector";
-  if (is_remote && !has_mla) return CacheOrder::LBHNC;
+  if (is_remote && !has_mla) return CacheLayout::LBHNC;
   return std::nullopt;
 }
 

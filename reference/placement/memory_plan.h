@@ -15,7 +15,7 @@ namespace lockstep {
 struct PlacementStages {
   std::optional<BlockAlignment> alignment;
   std::vector<PlacementLayer> layers;  // with the specs that the planner gets
-  std::vector<CacheOrder> supported;
+  std::vector<CacheLayout> supported;
   std::optional<ChosenOrder> order;
   std::vector<PlacedGroup> groups;
   std::vector<Placement> workers;  // empty: refused
@@ -24,8 +24,8 @@ struct PlacementStages {
 };
 
 // A connector's preferred layout: by its name, where the layers allow it.
-std::optional<CacheOrder> order_wish(const std::vector<PlacementLayer>& layers,
-                                     const PlacementOptions& options);
+std::optional<CacheLayout> order_wish(const std::vector<PlacementLayer>& layers,
+                                      const PlacementOptions& options);
 
 // `layers` are facts of a model's layers; `is_bare`: layers without a model, whose specs stand as
 // they are.

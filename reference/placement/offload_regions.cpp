@@ -12,7 +12,7 @@ std::vector<OffloadRegion> simple_offload_regions(const Placement& plan) {
   std::vector<OffloadRegion> regions;
   std::set<std::int64_t> seen;
   for (const PlacedTensor& tensor : plan.tensors) {
-    if (tensor.host_resident || !has_layer_views(tensor.spec.type)) continue;
+    if (tensor.host_resident || !has_layer_views(tensor.spec.kind)) continue;
     const std::int64_t blocks_bytes = plan.num_blocks * tensor.block_stride;
     const bool by_layer = tensor.layer_stride >= blocks_bytes;
     const auto num_layers = std::ssize(tensor.layers);
@@ -32,7 +32,7 @@ std::vector<OffloadRegion> simple_offload_regions(const Placement& plan) {
 
 bool is_offloaded(const PlacedGroup& group) {
   return !group.host_resident && group.enable_kv_transfer && group.is_prefix_cacheable() &&
-         has_layer_views(group.spec.type);
+         has_layer_views(group.spec.kind);
 }
 
 std::vector<OffloadRegion> offloading_regions(const Placement& plan, const WorkerPages& pages) {
@@ -45,7 +45,7 @@ std::vector<OffloadRegion> offloading_regions(const Placement& plan, const Worke
       LS_CHECK(layer != pages.layers.end(), "{} has no page", name);
       const std::int64_t bytes = page_bytes(layer->spec);
       const std::int64_t apart = layer->page.block_stride * (layer->page.blocks / pages.num_blocks);
-      const std::int64_t stride = is_attention(layer->spec.type) ? apart : bytes;
+      const std::int64_t stride = is_attention(layer->spec.kind) ? apart : bytes;
       if (stride != bytes) return {{name, 0, stride, stride}};
       if (seen.insert({layer->page.offset, stride}).second)
         regions.push_back({name, layer->page.offset, stride, bytes});

@@ -12,11 +12,11 @@ namespace lockstep {
 namespace {
 
 // The stride of blocks where layers lie outermost: the page up to its own alignment.
-std::int64_t layer_block_stride(const CacheSpec& spec) {
+std::int64_t layer_block_stride(const KVCacheSpec& spec) {
   return round_up_to(page_bytes(spec), stride_alignment_bytes(spec));
 }
 
-Result<void> check_order(const std::vector<PlacedGroup>& groups, CacheOrder order) {
+Result<void> check_order(const std::vector<PlacedGroup>& groups, CacheLayout order) {
   std::set<std::int64_t> pages;
   for (const PlacedGroup& group : groups)
     for (const std::string& name : group.layer_names)
@@ -31,10 +31,10 @@ Result<void> check_order(const std::vector<PlacedGroup>& groups, CacheOrder orde
 
 // The layers of a group by spec, in order of appearance. Layers that the group keeps a spec for are
 // taken even where the worker has none of the group's layers: the engine plans them too.
-std::vector<std::pair<CacheSpec, std::vector<std::string>>> layers_by_spec(
+std::vector<std::pair<KVCacheSpec, std::vector<std::string>>> layers_by_spec(
     const PlacedGroup& group) {
-  std::vector<std::pair<CacheSpec, std::vector<std::string>>> parts;
-  const auto add = [&](const CacheSpec& spec, const std::string& name) {
+  std::vector<std::pair<KVCacheSpec, std::vector<std::string>>> parts;
+  const auto add = [&](const KVCacheSpec& spec, const std::string& name) {
     auto at = std::ranges::find_if(parts, [&](const auto& part) { return part.first == spec; });
     if (at == parts.end()) at = parts.insert(parts.end(), {spec, {}});
     at->second.push_back(name);
@@ -46,7 +46,7 @@ std::vector<std::pair<CacheSpec, std::vector<std::string>>> layers_by_spec(
 }
 
 // Tensors of groups that share one allocation.
-Result<void> place_tensors(const std::vector<PlacedGroup>& groups, CacheOrder order,
+Result<void> place_tensors(const std::vector<PlacedGroup>& groups, CacheLayout order,
                            std::int64_t num_blocks, bool on_host, Placement& plan) {
   const std::int64_t block_bytes = bytes_per_block(groups, order);
   for (const PlacedGroup& group : groups) {
@@ -57,7 +57,7 @@ Result<void> place_tensors(const std::vector<PlacedGroup>& groups, CacheOrder or
       std::int64_t block_stride = is_block_outermost(order) ? block_bytes : 0;
       PlacedTensor tensor{
           block_bytes * num_blocks, layers, spec, page, block_stride, offset, on_host};
-      if (has_layer_views(spec.type)) {
+      if (has_layer_views(spec.kind)) {
         if (block_stride == 0 && layer_block_stride(spec) != page) {
           if (!is_block_compact(order))
             return fail(fmt::format("order {} cannot pad pages; choose LBNHC", name_of(order)));
@@ -162,12 +162,12 @@ std::int64_t tp_replicas(const std::vector<PlacedGroup>& groups, const Placement
   std::int64_t replicas = options.tp;
   bool has_specs = false;
   for (const PlacedGroup& group : groups) {
-    const auto add = [&](const CacheSpec& spec) {
+    const auto add = [&](const KVCacheSpec& spec) {
       has_specs = true;
-      const bool is_split =
-          !is_attention(spec.type) || !spec.max_tp_shards || (spec.dcp_sharded && options.dcp > 1);
+      const bool is_split = !is_attention(spec.kind) || spec.plan.max_tp_shards == 0 ||
+                            (spec.dcp_sharded && options.dcp > 1);
       replicas = std::gcd(
-          replicas, is_split ? 1 : std::max<std::int64_t>(1, options.tp / *spec.max_tp_shards));
+          replicas, is_split ? 1 : std::max<std::int64_t>(1, options.tp / spec.plan.max_tp_shards));
     };
     if (group.is_uniform)
       for (const auto& [name, spec] : group.by_layer) add(spec);
@@ -179,7 +179,7 @@ std::int64_t tp_replicas(const std::vector<PlacedGroup>& groups, const Placement
 
 }  // namespace
 
-const CacheSpec& PlacedGroup::layer_spec(const std::string& name) const {
+const KVCacheSpec& PlacedGroup::layer_spec(const std::string& name) const {
   if (!is_uniform) return spec;
   const auto at = std::ranges::find(by_layer, name, &NamedCacheSpec::first);
   LS_CHECK(at != by_layer.end(), "no layer {} in this group", name);
@@ -187,9 +187,9 @@ const CacheSpec& PlacedGroup::layer_spec(const std::string& name) const {
 }
 
 bool PlacedGroup::is_prefix_cacheable() const {
-  if (!is_uniform) return lockstep::is_prefix_cacheable(spec);
+  if (!is_uniform) return is_cacheable_by_class(spec);
   return std::ranges::all_of(
-      by_layer, [](const NamedCacheSpec& s) { return lockstep::is_prefix_cacheable(s.second); });
+      by_layer, [](const NamedCacheSpec& s) { return is_cacheable_by_class(s.second); });
 }
 
 RequestBounds bounds_of(const PlacementOptions& options) {
@@ -198,14 +198,13 @@ RequestBounds bounds_of(const PlacementOptions& options) {
           options.mamba_cache_mode == MambaCacheMode::align};
 }
 
-std::int64_t bytes_per_block(const std::vector<PlacedGroup>& groups, CacheOrder order) {
+std::int64_t bytes_per_block(const std::vector<PlacedGroup>& groups, CacheLayout order) {
   std::int64_t widest = 0, alignment = 1;
   for (const PlacedGroup& group : groups) {
     std::int64_t bytes = 0;
-    if (group.spec.type == SpecType::hisparse_hot)
-      alignment = std::lcm(alignment, page_bytes(group.spec));
+    if (is_hot_pages(group.spec.kind)) alignment = std::lcm(alignment, page_bytes(group.spec));
     for (const std::string& name : group.layer_names) {
-      const CacheSpec& spec = group.layer_spec(name);
+      const KVCacheSpec& spec = group.layer_spec(name);
       bytes += is_block_outermost(order) ? page_bytes(spec) : layer_block_stride(spec);
       if (is_block_outermost(order)) alignment = std::lcm(alignment, stride_alignment_bytes(spec));
     }
@@ -214,7 +213,7 @@ std::int64_t bytes_per_block(const std::vector<PlacedGroup>& groups, CacheOrder 
   return round_up_to(widest, alignment);
 }
 
-Result<Placement> place_blocks(const std::vector<PlacedGroup>& groups, CacheOrder order,
+Result<Placement> place_blocks(const std::vector<PlacedGroup>& groups, CacheLayout order,
                                std::int64_t num_blocks, const PlacementOptions& options) {
   Placement plan;
   plan.order = order;
@@ -228,7 +227,7 @@ Result<Placement> place_blocks(const std::vector<PlacedGroup>& groups, CacheOrde
       if (!group.host_resident) continue;
       LS_ASSIGN_OR_RETURN(plan.host, host_pool_of(group, options));
       LS_RETURN_IF_ERROR(
-          place_tensors({group}, CacheOrder::LBNHC, plan.host->num_blocks, true, plan));
+          place_tensors({group}, CacheLayout::LBNHC, plan.host->num_blocks, true, plan));
     }
   }
   LS_RETURN_IF_ERROR(check_order(device, order));
@@ -237,7 +236,7 @@ Result<Placement> place_blocks(const std::vector<PlacedGroup>& groups, CacheOrde
 }
 
 Result<std::vector<Placement>> place_workers(const std::vector<PlacedGroup>& groups,
-                                             CacheOrder order,
+                                             CacheLayout order,
                                              const std::vector<WorkerShare>& workers,
                                              const PlacementOptions& options) {
   std::vector<std::vector<PlacedGroup>> shares;
@@ -294,11 +293,11 @@ Result<PlacementCapacity> capacity_of(const Placement& plan, const PlacementOpti
 
 bool needs_zeroing(const Placement& plan) {
   // The scheduler decides it, and sees only a group's first layer.
-  std::set<std::pair<DType, QuantMode>> precisions;
+  std::set<std::pair<DType, KVQuantMode>> precisions;
   bool has_states = false;
   for (const PlacedGroup& group : plan.groups) {
-    has_states |= group.spec.type == SpecType::mamba;
-    if (is_attention(group.spec.type) && !group.host_resident)
+    has_states |= is_state_kind(group.spec.kind);
+    if (is_attention(group.spec.kind) && !group.host_resident)
       precisions.insert({group.spec.dtype, group.spec.kv_quant_mode});
   }
   return has_states || precisions.size() > 1;
@@ -317,7 +316,7 @@ Result<HashSizes> hash_sizes(const Placement& plan, const PlacementOptions& opti
     spans.push_back(span_of(group));
     sizes.scheduler = std::lcm(sizes.scheduler, spans.back());
     smallest = lower(smallest, group.spec.block_size);
-    if (!is_prefix_cacheable(group.spec)) continue;
+    if (!is_cacheable_by_class(group.spec)) continue;
     cacheable.push_back(spans.back());
     smallest_cacheable = lower(smallest_cacheable, group.spec.block_size);
   }
@@ -336,7 +335,7 @@ Result<HashSizes> hash_sizes(const Placement& plan, const PlacementOptions& opti
   }
   sizes.hash = sizes.hit_alignment = sizes.scheduler;
   const auto has_states = [](const PlacedGroup& group, bool aligned) {
-    return group.spec.type == SpecType::mamba &&
+    return is_state_kind(group.spec.kind) &&
            (group.spec.mamba_cache_mode == MambaCacheMode::align) == aligned;
   };
   if (!hashes || std::ranges::any_of(plan.groups, [&](const PlacedGroup& group) {
@@ -357,17 +356,17 @@ Result<HashSizes> hash_sizes(const Placement& plan, const PlacementOptions& opti
   });
   const std::int64_t unit = is_fine ? sizes.hash : sizes.scheduler;
   for (const PlacedGroup& group : plan.groups) {
-    const auto check = [&](const CacheSpec& spec) {
-      return !is_prefix_cacheable(spec) || !is_attention(spec.type) ||
-             unit % spec.tokens_per_state == 0;
+    const auto check = [&](const KVCacheSpec& spec) {
+      return !is_cacheable_by_class(spec) || !is_attention(spec.kind) ||
+             unit % spec.compress_ratio == 0;
     };
     if (!check(group.spec))
       return fail(fmt::format("prefix_match_unit {}: hits must end at whole rows of {} tokens",
-                              sizes.hash, group.spec.tokens_per_state));
+                              sizes.hash, group.spec.compress_ratio));
   }
   const auto looks_up_fine = [&](const PlacedGroup& group) {
-    return !is_prefix_cacheable(group.spec) || span_of(group) == sizes.hash ||
-           is_full_attention(group.spec.type) || group.spec.type == SpecType::mamba;
+    return !is_cacheable_by_class(group.spec) || span_of(group) == sizes.hash ||
+           is_full_attention(group.spec.kind) || is_state_kind(group.spec.kind);
   };
   if (options.prefix_caching && is_fine && std::ranges::all_of(plan.groups, looks_up_fine))
     sizes.hit_alignment = sizes.hash;

@@ -56,7 +56,7 @@ struct PlacementOptions {
 
 struct PlacementLayer {
   std::string name;
-  std::optional<CacheSpec> spec;      // absent: needs no cache
+  std::optional<KVCacheSpec> spec;    // absent: needs no cache
   std::string backend;                // empty: no backend of its own
   std::int64_t fixed_block_size = 0;  // tokens, of rows in a format of their own; 0: by rule
   bool is_unquantized = false;        // keeps the model's element type whatever kv_dtype says
@@ -68,21 +68,21 @@ struct PlacementLayer {
 struct PlacedGroup {
   std::vector<std::string> layer_names;
   bool is_uniform = false;
-  CacheSpec spec;                        // of the group; of its first layer when uniform
+  KVCacheSpec spec;                      // of the group; of its first layer when uniform
   std::vector<NamedCacheSpec> by_layer;  // uniform: a spec a layer
   bool is_eagle_group = false;
   bool host_resident = false;
   bool enable_kv_transfer = true;
   std::string_view role;  // empty: the default
 
-  const CacheSpec& layer_spec(const std::string& name) const;
+  const KVCacheSpec& layer_spec(const std::string& name) const;
   bool is_prefix_cacheable() const;
 };
 
 struct PlacedTensor {
   std::int64_t size_bytes = 0;  // of the whole allocation
   std::vector<std::string> layers;
-  CacheSpec spec;                                               // of each of them
+  KVCacheSpec spec;                                             // of each of them
   std::int64_t layer_stride = 0, block_stride = 0, offset = 0;  // bytes
   bool host_resident = false;
 };
@@ -96,7 +96,7 @@ struct HostPool {
 // One worker's.
 struct Placement {
   std::int64_t num_blocks = 0;
-  CacheOrder order = CacheOrder::LBNHC;
+  CacheLayout order = CacheLayout::LBNHC;
   std::vector<PlacedGroup> groups;
   std::vector<PlacedTensor> tensors;
   std::optional<HostPool> host;
@@ -106,10 +106,10 @@ struct Placement {
 RequestBounds bounds_of(const PlacementOptions& options);
 
 // Bytes that one block of the pool takes.
-std::int64_t bytes_per_block(const std::vector<PlacedGroup>& groups, CacheOrder order);
+std::int64_t bytes_per_block(const std::vector<PlacedGroup>& groups, CacheLayout order);
 
 // A worker's plan of `num_blocks`. An Error: the layout cannot express the pages.
-Result<Placement> place_blocks(const std::vector<PlacedGroup>& groups, CacheOrder order,
+Result<Placement> place_blocks(const std::vector<PlacedGroup>& groups, CacheLayout order,
                                std::int64_t num_blocks, const PlacementOptions& options);
 
 struct WorkerShare {
@@ -119,7 +119,7 @@ struct WorkerShare {
 // The plans of all workers; the smallest pool rules. An Error: a request of the longest length does
 // not fit, or place_blocks.
 Result<std::vector<Placement>> place_workers(const std::vector<PlacedGroup>& groups,
-                                             CacheOrder order,
+                                             CacheLayout order,
                                              const std::vector<WorkerShare>& workers,
                                              const PlacementOptions& options);
 

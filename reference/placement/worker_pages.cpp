@@ -23,7 +23,7 @@ const CacheBackend& backend_of(const std::vector<PlacementLayer>& layers, const 
 // Layers of one group with equal specs and one backend.
 struct BackendGroup {
   const CacheBackend* backend = nullptr;
-  CacheSpec spec;
+  KVCacheSpec spec;
   std::vector<std::string> layers;
   std::int64_t kernel_block_size = 0;
 };
@@ -31,10 +31,10 @@ struct BackendGroup {
 std::vector<BackendGroup> backend_groups(const PlacedGroup& group,
                                          const std::vector<PlacementLayer>& layers) {
   std::vector<BackendGroup> parts;
-  if (!has_layer_views(group.spec.type)) return parts;
+  if (!has_layer_views(group.spec.kind)) return parts;
   for (const std::string& name : group.layer_names) {
     const CacheBackend& backend = backend_of(layers, name);
-    const CacheSpec& spec = group.layer_spec(name);
+    const KVCacheSpec& spec = group.layer_spec(name);
     auto at = std::ranges::find_if(parts, [&](const BackendGroup& part) {
       return part.backend == &backend && part.spec == spec;
     });
@@ -54,15 +54,15 @@ bool is_interleaved(const Placement& plan, const PlacedGroup& group) {
 }
 
 // The pages of a tensor's layers, in kernel blocks of `kernel_block_size`.
-Result<CachePage> first_page(const PlacedTensor& tensor, CacheOrder order, std::int64_t num_blocks,
+Result<CachePage> first_page(const PlacedTensor& tensor, CacheLayout order, std::int64_t num_blocks,
                              std::int64_t kernel_block_size) {
-  const CacheSpec& spec = tensor.spec;
+  const KVCacheSpec& spec = tensor.spec;
   const std::int64_t ratio = spec.block_size / kernel_block_size;
   if (rows_of(spec, kernel_block_size) == 0)
     return fail(
         fmt::format("kernel blocks of {} tokens do not hold one KV entry of {} tokens; use a "
                     "backend with larger kernel blocks",
-                    kernel_block_size, spec.tokens_per_state));
+                    kernel_block_size, spec.compress_ratio));
   std::int64_t block_stride = tensor.block_stride;
   if (ratio > 1) {
     if (block_stride != unpadded_page_bytes(spec))
@@ -88,7 +88,7 @@ Result<CachePage> first_page(const PlacedTensor& tensor, CacheOrder order, std::
         fmt::format("heads of kernel blocks of {} tokens keep the stride of whole blocks: byte {} "
                     "of an allocation of {}; use an order with layers outermost",
                     kernel_block_size, end, tensor.size_bytes));
-  const std::int64_t item = is_attention(spec.type) ? itemsize_bytes(spec.dtype) : 1;
+  const std::int64_t item = is_attention(spec.kind) ? itemsize_bytes(spec.dtype) : 1;
   for (const std::int64_t bytes : {page.content_bytes, page.offset, page.block_stride,
                                    page.head_stride, page.row_stride, tensor.layer_stride})
     if (bytes % item != 0)
@@ -103,7 +103,7 @@ Result<CachePage> mapped_page(const LayerPage& layer, const BackendGroup& part,
   CachePage page = layer.page;
   const std::int64_t rows = rows_of(part.spec, part.kernel_block_size);
   if (page.rows == rows) return page;
-  if (part.spec.tokens_per_state <= 1 || page.heads != 1 || rows == 0 ||
+  if (part.spec.compress_ratio <= 1 || page.heads != 1 || rows == 0 ||
       page.block_stride % (rows * page.row_stride) != 0)
     return fail(
         fmt::format("layer {}: {} needs kernel blocks of {} tokens, and packed blocks of {} "
@@ -212,15 +212,15 @@ Result<WorkerPages> worker_pages(const Placement& plan, const std::vector<Placem
   for (const PlacedGroup& group : plan.groups) {
     parts.push_back(backend_groups(group, layers));
     std::int64_t size = group.spec.block_size;
-    if (group.spec.type == SpecType::encoder_only) continue;
-    if (is_attention(group.spec.type) && !is_interleaved(plan, group)) {
+    if (keeps_nothing(group.spec.kind)) continue;
+    if (is_attention(group.spec.kind) && !is_interleaved(plan, group)) {
       std::vector<KernelSizes> sizes;
       for (const BackendGroup& part : parts.back())
         sizes.push_back(kernel_sizes(*part.backend, options.device, part.spec));
       LS_ASSIGN_OR_RETURN(size, common_kernel_block(size, sizes));
     }
     for (BackendGroup& part : parts.back()) {
-      if (!is_attention(part.spec.type)) continue;
+      if (!is_attention(part.spec.kind)) continue;
       LS_ASSIGN_OR_RETURN(
           part.kernel_block_size,
           common_kernel_block(size, {kernel_sizes(*part.backend, options.device, part.spec)}));
@@ -236,7 +236,7 @@ Result<WorkerPages> worker_pages(const Placement& plan, const std::vector<Placem
     if (group == plan.groups.end())
       return fail(fmt::format("the plan has a tensor for layer {}, which this worker does not have",
                               tensor.layers[0]));
-    if (!has_layer_views(tensor.spec.type)) continue;
+    if (!has_layer_views(tensor.spec.kind)) continue;
     const auto g = static_cast<std::size_t>(group - plan.groups.begin());
     const std::int64_t blocks = tensor.host_resident ? plan.host->num_blocks : plan.num_blocks;
     LS_ASSIGN_OR_RETURN(CachePage page,
@@ -273,7 +273,7 @@ Result<std::vector<ZeroSegment>> zero_segments(const WorkerPages& pages) {
   const auto words = [](std::int64_t bytes) { return bytes % 4 == 0; };
   for (const std::size_t at : pages.in_backend_order) {
     const LayerPage& layer = pages.layers[at];
-    if (!is_attention(layer.spec.type) || layer.host_resident) continue;
+    if (!is_attention(layer.spec.kind) || layer.host_resident) continue;
     const CachePage& page = layer.page;
     const std::int64_t ratio = page.blocks / pages.num_blocks;
     const std::int64_t outer_heads = page.head_stride > page.block_stride ? page.heads : 1;

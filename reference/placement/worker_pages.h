@@ -29,7 +29,7 @@ std::pair<std::int64_t, std::int64_t> span_of(const CachePage& page);
 struct LayerPage {
   std::string name;
   std::size_t group = 0;
-  CacheSpec spec;
+  KVCacheSpec spec;
   PageBinding binding = PageBinding::as_is;
   bool host_resident = false;
   CachePage page;   // in blocks of the group's kernel size: what connectors and copies address

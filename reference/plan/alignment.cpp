@@ -34,7 +34,7 @@ Result<HybridSizes> hybrid_sizes(const LayerSpecs& layers) {
         sizes.fp32_states |= state.dtype == DType::fp32;
       continue;
     }
-    if (one_token.kind == CacheKind::hidden_state) continue;  // its page follows the common one
+    if (is_hidden_state(one_token.kind)) continue;  // its page follows the common one
     one_token.block_size = 1;
     one_token.page_size_padded.reset();
     const std::int64_t bytes = unpadded_page_size_bytes(one_token);
@@ -55,9 +55,8 @@ bool is_hybrid(const LayerSpecs& layers) {
   const auto any = [&](auto&& matches) {
     return std::ranges::any_of(layers, [&](const NamedSpec& l) { return matches(l.spec.kind); });
   };
-  return any(is_state_kind) && any([](CacheKind kind) {
-           return !is_state_kind(kind) && kind != CacheKind::hidden_state;
-         });
+  return any(is_state_kind) &&
+         any([](CacheKind kind) { return !is_state_kind(kind) && !is_hidden_state(kind); });
 }
 
 Result<AlignedSizes> aligned_sizes(const LayerSpecs& layers, const PlanOptions& options) {

@@ -41,9 +41,7 @@ std::int64_t num_tokens_in_block(const EngineConfig& config, const KVCacheSpec& 
 
 bool can_hit_parts(const EngineConfig& config, const KVCacheSpec& spec,
                    std::int32_t hash_block_size) {
-  const bool looks_up_whole_blocks =
-      is_prefix_cacheable(spec) &&
-      (spec.kind == CacheKind::sliding_window || spec.kind == CacheKind::chunked_local);
+  const bool looks_up_whole_blocks = is_prefix_cacheable(spec) && is_windowed(spec.kind);
   return !looks_up_whole_blocks || num_tokens_in_block(config, spec) == hash_block_size;
 }
 
@@ -53,8 +51,7 @@ bool has_partial_hits(const EngineConfig& config, const EngineProfile& profile,
   if (config.dcp > 1 && !profile.parts_with_context_parallelism) return false;
   const bool fine_states = std::ranges::any_of(groups, [&](const KVCacheGroupSpec& group) {
     const std::int64_t size = group.spec.block_size;
-    return group.spec.kind == CacheKind::mamba &&
-           group.spec.mamba_cache_mode == MambaCacheMode::align &&
+    return is_state_kind(group.spec.kind) && group.spec.mamba_cache_mode == MambaCacheMode::align &&
            (config.dcp > 1 ? size >= hash_block_size : size > hash_block_size);
   });
   return fine_states && (!profile.groups_agree_on_parts ||
@@ -106,7 +103,7 @@ Result<BlockSizes> hybrid_sizes(const EngineConfig& config, const EngineProfile&
     lcm = std::lcm(lcm, block_size);
     gcd_of_all = std::gcd(gcd_of_all, block_size);
     if (is_prefix_cacheable(group.spec)) gcd = std::gcd(gcd, block_size);
-    if (group.spec.kind == CacheKind::mamba)
+    if (is_state_kind(group.spec.kind))
       one_hash_per_hit |= profile.state_hashing == StateHashing::of_equal_blocks
                               ? group.spec.block_size != config.block_size
                               : group.spec.mamba_cache_mode != MambaCacheMode::align;
@@ -142,7 +139,7 @@ Result<void> check_retention(const EngineConfig& config, const EngineProfile& pr
     return fail(fmt::format("prefix_cache_retention_interval: {}; {} keeps every state and window",
                             interval, profile.name));
   const bool any_sparse = std::ranges::any_of(groups, [](const KVCacheGroupSpec& group) {
-    return group.spec.kind == CacheKind::mamba || group.spec.kind == CacheKind::sliding_window;
+    return is_state_kind(group.spec.kind) || is_sliding_window(group.spec.kind);
   });
   if (interval < 0 || interval % sizes.scheduler_block_size != 0)
     return fail(
@@ -183,25 +180,23 @@ Result<void> check_prefix_caching(const EngineConfig& config, const EngineProfil
                     groups.size(), profile.name));
   for (const KVCacheGroupSpec& group : groups) {
     const KVCacheSpec& spec = group.spec;
-    if (spec.kind == CacheKind::mamba && spec.mamba_cache_mode != MambaCacheMode::align &&
+    if (is_state_kind(spec.kind) && spec.mamba_cache_mode != MambaCacheMode::align &&
         !profile.caches_states_in_mode_all)
       return fail(fmt::format(
           "mamba_cache_mode: {} with prefix caching; {} caches states in mode align only",
           name_of(spec.mamba_cache_mode), profile.name));
-    const bool windowed =
-        spec.kind == CacheKind::sliding_window || spec.kind == CacheKind::chunked_local;
+    const bool windowed = is_windowed(spec.kind);
     if ((windowed || is_ring(spec)) && config.dcp > 1 && spec.dcp_sharded)
       return fail(
           fmt::format("dcp: {} with a {} group; context parallelism cannot divide windows or rings",
                       config.dcp, name_of(spec.kind)));
-    if (spec.kind == CacheKind::chunked_local && config.spec_method == SpecMethod::eagle &&
+    if (is_chunked(spec.kind) && config.spec_method == SpecMethod::eagle &&
         hash_lookahead_of(config, profile) == 0)
       return fail(
           fmt::format("spec_method: eagle with a chunked_local group; {} cannot drop the last "
                       "block of its hits",
                       profile.name));
-    if (spec.kind == CacheKind::chunked_local &&
-        spec.block_size != sizes.cache_hit_alignment_tokens())
+    if (is_chunked(spec.kind) && spec.block_size != sizes.cache_hit_alignment_tokens())
       return fail(fmt::format(
           "groups: chunked_local has blocks of {} tokens; with prefix caching expected {} "
           "in every group",

@@ -97,7 +97,7 @@ std::int64_t tokens_of_groups(const KVCacheConfig& config, const PlanOptions& op
 std::int64_t hit_step(const KVCacheConfig& config, const PlanOptions& options) {
   std::int64_t step = 1;
   for (const KVCacheGroupSpec& group : config.groups) {
-    const bool is_state = group.spec.kind == CacheKind::mamba;
+    const bool is_state = is_state_kind(group.spec.kind);
     if (is_state && group.spec.mamba_cache_mode == MambaCacheMode::none) return 0;
     step = std::lcm(step, group.spec.block_size * (is_state ? 1 : options.dcp * options.pcp));
   }

@@ -14,15 +14,6 @@ namespace lockstep {
 
 namespace {
 
-// FullAttentionSpec and what derives from it: every token kept.
-bool is_full(const KVCacheSpec& spec) {
-  return spec.kind == CacheKind::full_attention || spec.kind == CacheKind::mla ||
-         spec.kind == CacheKind::hidden_state;
-}
-bool is_mla(const KVCacheSpec& spec) {
-  return spec.kind == CacheKind::mla || spec.kind == CacheKind::hidden_state;
-}
-
 bool same_row_format(const KVCacheSpec& a, const KVCacheSpec& b) {
   return a.cache_dtype_str == b.cache_dtype_str && a.compress_ratio == b.compress_ratio &&
          a.model_version == b.model_version;
@@ -50,23 +41,23 @@ Result<std::optional<KVCacheSpec>> merged_spec(const LayerSpecs& layers) {
   const auto all = [&](auto&& matches) {
     return std::ranges::all_of(layers, [&](const NamedSpec& l) { return matches(l.spec); });
   };
-  if (is_mla(first)) {
-    if (!all([&](const KVCacheSpec& s) { return is_mla(s) && same_row_format(s, first); }))
+  if (is_mla(first.kind)) {
+    if (!all([&](const KVCacheSpec& s) { return is_mla(s.kind) && same_row_format(s, first); }))
       return std::nullopt;
     KVCacheSpec merged = first;
     merged.alignment = 0;  // its padding stays, its alignment does not
     return merged;
   }
-  if (first.kind == CacheKind::full_attention) {
+  if (is_full_of_pairs(first.kind)) {
     const bool same = all([&](const KVCacheSpec& s) {
-      return s.kind == CacheKind::full_attention && s.block_size == first.block_size &&
+      return is_full_of_pairs(s.kind) && s.block_size == first.block_size &&
              s.num_kv_heads == first.num_kv_heads && s.head_size == first.head_size &&
              s.dtype == first.dtype && s.kv_quant_mode == first.kv_quant_mode &&
              s.page_size_padded == first.page_size_padded && s.sink_len == first.sink_len &&
              s.rswa_window == first.rswa_window;
     });
     KVCacheSpec merged = first;
-    if (!all(is_full)) return std::nullopt;
+    if (!all([](const KVCacheSpec& s) { return is_full_attention(s.kind); })) return std::nullopt;
     const auto window = merged_window(layers, &KVCacheSpec::sliding_window);
     const auto chunk = merged_window(layers, &KVCacheSpec::attention_chunk_size);
     if (!window) return tl::unexpected(window.error());
@@ -76,9 +67,9 @@ Result<std::optional<KVCacheSpec>> merged_spec(const LayerSpecs& layers) {
     merged.attention_chunk_size = *chunk;
     return merged;
   }
-  if (first.kind == CacheKind::sliding_window && first.mla_rows) {
+  if (is_mla_window(first.kind)) {
     const bool same = all([&](const KVCacheSpec& s) {
-      return s.kind == CacheKind::sliding_window && s.mla_rows && same_row_format(s, first) &&
+      return is_mla_window(s.kind) && same_row_format(s, first) &&
              s.sliding_window == first.sliding_window;
     });
     if (!same) return std::nullopt;
@@ -95,18 +86,18 @@ Result<LayerSpecs> without_hybrid_manager(LayerSpecs layers) {
   const auto one = merged_spec(layers);
   if (!one) return tl::unexpected(one.error());
   if (one->has_value() || is_uniform_type(layers)) return layers;
-  const auto full = std::ranges::find_if(layers, [](const auto& l) { return is_full(l.spec); });
+  const auto full =
+      std::ranges::find_if(layers, [](const auto& l) { return is_full_attention(l.spec.kind); });
   const std::int64_t full_block_size = full == layers.end() ? 0 : full->spec.block_size;
   for (NamedSpec& layer : layers) {
     KVCacheSpec& spec = layer.spec;
     if (full_block_size == 0) break;
-    if (spec.kind == CacheKind::sliding_window && spec.mla_rows) {
+    if (is_mla_window(spec.kind)) {
       spec.kind = CacheKind::mla;
-      spec.mla_rows = false;
       spec.sliding_window = 0;
       spec.block_size = full_block_size;
       spec = with_alignment_padding(spec);
-    } else if (spec.kind == CacheKind::sliding_window || spec.kind == CacheKind::chunked_local) {
+    } else if (is_windowed(spec.kind)) {
       spec.kind = CacheKind::full_attention;
     }
   }
@@ -156,7 +147,7 @@ Result<std::vector<KVCacheGroupSpec>> equal_page_groups(const LayerSpecs& layers
   LayerSpecs hidden;
   LayerSpecs others;
   for (const NamedSpec& layer : layers)
-    (layer.spec.kind == CacheKind::hidden_state ? hidden : others).push_back(layer);
+    (is_hidden_state(layer.spec.kind) ? hidden : others).push_back(layer);
   if (others.empty())
     return fail("hidden-state layers of different shapes need a model with other layers");
   LS_ASSIGN_OR_RETURN(auto equal, options.attn_pack > 1
@@ -203,14 +194,15 @@ bool is_uniform_type(const LayerSpecs& layers) {
   const KVCacheSpec& first = layers.front().spec;
   const auto same_slots = [&](const KVCacheSpec& spec) {
     if (spec.block_size != first.block_size) return false;
-    if (is_full(first)) return is_full(spec);
-    if (spec.kind != first.kind) return false;
-    switch (first.kind) {
-      case CacheKind::sliding_window:
-        return spec.sliding_window == first.sliding_window && (spec.mla_rows || !first.mla_rows);
-      case CacheKind::chunked_local:
+    if (traits_of(spec.kind).keeps != traits_of(first.kind).keeps) return false;
+    // Windows of MLA rows are windows to the plain class, but not the other way round.
+    if (is_mla_window(first.kind) && spec.kind != first.kind) return false;
+    switch (traits_of(first.kind).keeps) {
+      case Keeps::window:
+        return spec.sliding_window == first.sliding_window;
+      case Keeps::chunk:
         return spec.attention_chunk_size == first.attention_chunk_size;
-      case CacheKind::mamba:
+      case Keeps::states:
         return spec.num_speculative_blocks == first.num_speculative_blocks;
       default:
         return true;
@@ -247,7 +239,7 @@ Result<std::vector<KVCacheGroupSpec>> kv_cache_groups(const LayerSpecs& all_laye
                                                       const PlanOptions& options) {
   LayerSpecs layers;
   for (const NamedSpec& layer : all_layers)
-    if (layer.spec.kind != CacheKind::encoder_only) layers.push_back(layer);
+    if (!keeps_nothing(layer.spec.kind)) layers.push_back(layer);
   if (layers.empty()) return std::vector<KVCacheGroupSpec>{};
   for (const NamedSpec& layer : layers)
     LS_CHECK(layer.spec.block_size > 0, "{}: block_size {}", layer.name, layer.spec.block_size);
@@ -274,10 +266,6 @@ Result<std::vector<KVCacheGroupSpec>> kv_cache_groups(const LayerSpecs& all_laye
 // can be shared.
 
 namespace {
-
-bool is_mla_window(const KVCacheSpec& spec) {
-  return spec.kind == CacheKind::sliding_window && spec.mla_rows;
-}
 
 // Layers of each page size, sizes in order of first appearance.
 using PageBuckets = std::vector<std::pair<std::int64_t, LayerSpecs>>;
@@ -346,7 +334,7 @@ Result<std::vector<KVCacheGroupSpec>> deal_tuples(const LayerSpecs& windows,
 }  // namespace
 
 bool has_mla_windows(const LayerSpecs& layers) {
-  return std::ranges::any_of(layers, [](const NamedSpec& l) { return is_mla_window(l.spec); });
+  return std::ranges::any_of(layers, [](const NamedSpec& l) { return is_mla_window(l.spec.kind); });
 }
 
 std::int64_t approximate_gcd(std::span<const std::int64_t> values, std::int64_t lower_bound) {
@@ -370,7 +358,7 @@ Result<std::vector<KVCacheGroupSpec>> mla_window_groups(const LayerSpecs& layers
   // Windows that need the same token slots, in order of first appearance.
   std::vector<std::pair<std::pair<std::int64_t, std::int64_t>, LayerSpecs>> window_kinds;
   for (const NamedSpec& layer : layers) {
-    if (!is_mla_window(layer.spec)) {
+    if (!is_mla_window(layer.spec.kind)) {
       if (!has_single_rows(layer.spec))
         return fail(fmt::format("{}: a {} layer cannot be grouped with MLA windows", layer.name,
                                 name_of(layer.spec.kind)));
@@ -399,7 +387,7 @@ Result<std::vector<KVCacheGroupSpec>> mla_window_groups(const LayerSpecs& layers
 }
 
 std::int64_t layers_per_page(const KVCacheSpec& spec, std::int64_t attn_pack) {
-  const bool packed = spec.kind == CacheKind::full_attention || spec.kind == CacheKind::mla;
+  const bool packed = attends_to_all(spec.kind);
   return packed ? attn_pack : 1;
 }
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <string>
+#include <vector>
 
 #include "reference/plan/page_size.h"
 
@@ -48,6 +49,28 @@ Result<std::size_t> check_pages(std::span<const KVCacheGroupSpec> groups, std::s
                           source.layer_names[layer], name_of(kind), first));
 }
 
+// Rows of that layer of the source, in pages of their own.
+KVCacheSpec rows_like(const KVCacheGroupSpec& source, const std::string& layer_name,
+                      const KVCacheSpec& pages) {
+  const auto at = std::ranges::find(source.layer_names, source_layer_of(layer_name));
+  KVCacheSpec rows = source.layer_spec(static_cast<std::size_t>(at - source.layer_names.begin()));
+  rows.page_size_padded.reset();
+  rows.blocks_per_request = pages.blocks_per_request;
+  return rows;
+}
+
+KVCacheGroupSpec device_group(const KVCacheGroupSpec& source, KVCacheGroupSpec group) {
+  const KVCacheSpec pages = group.spec;
+  group.role = is_hot_pages(pages.kind) ? kHiSparseHot : kHiSparseResident;
+  group.layer_specs.clear();
+  for (const std::string& name : group.layer_names)
+    group.layer_specs.push_back(rows_like(source, name, pages));
+  group.spec = group.layer_specs.front();
+  if (std::ranges::count(group.layer_specs, group.spec) == std::ssize(group.layer_specs))
+    group.layer_specs.clear();
+  return group;
+}
+
 }  // namespace
 
 bool has_hisparse(std::span<const KVCacheGroupSpec> groups) {
@@ -58,7 +81,7 @@ bool has_hisparse(std::span<const KVCacheGroupSpec> groups) {
 
 Result<void> check_hisparse_groups(std::span<const KVCacheGroupSpec> groups) {
   const auto has_rows = [](const KVCacheGroupSpec& group) {
-    return group.spec.kind == CacheKind::mla && group.layers_per_page == 1 &&
+    return is_full_of_latents(group.spec.kind) && group.layers_per_page == 1 &&
            group.spec.compress_ratio == 1;
   };
   if (!is_hisparse_source(groups[0]) || !has_rows(groups[0]))
@@ -81,6 +104,30 @@ Result<void> check_hisparse_groups(std::span<const KVCacheGroupSpec> groups) {
     if (is_hisparse(groups[g].spec) || !groups[g].role.empty())
       return refuse(g, "a cache that is none of HiSparse's");
   return {};
+}
+
+std::int32_t group_of_role(std::span<const KVCacheGroupSpec> groups, std::string_view role) {
+  const auto at = std::ranges::find(groups, role, &KVCacheGroupSpec::role);
+  return at == groups.end() ? -1 : static_cast<std::int32_t>(at - groups.begin());
+}
+
+std::string source_layer_of(std::string_view layer_name) {
+  for (const std::string_view suffix : {kResidentSuffix, kHotSuffix})
+    if (layer_name.ends_with(suffix)) layer_name.remove_suffix(suffix.size());
+  return std::string(layer_name);
+}
+
+Result<KVCacheConfig> with_hisparse_rows(KVCacheConfig plan) {
+  if (!has_hisparse(plan.groups)) return plan;
+  KVCacheGroupSpec& first = plan.groups.front();
+  if (is_hisparse_source(first) && !is_on_device(first)) return plan;
+  LS_RETURN_IF_ERROR(check_hisparse_groups(plan.groups));
+  const KVCacheGroupSpec source = first;
+  for (KVCacheGroupSpec& group : plan.groups)
+    if (is_hisparse(group.spec)) group = device_group(source, std::move(group));
+  first.residence = Residence::host;
+  first.layer_specs.clear();
+  return plan;
 }
 
 }  // namespace lockstep

@@ -10,7 +10,9 @@
 // Other groups follow.
 #pragma once
 
+#include <cstdint>
 #include <span>
+#include <string>
 #include <string_view>
 
 #include "base/result.h"
@@ -30,5 +32,18 @@ bool has_hisparse(std::span<const KVCacheGroupSpec> groups);
 
 // Refused: a plan of another shape. REQUIRES: has_hisparse(groups).
 Result<void> check_hisparse_groups(std::span<const KVCacheGroupSpec> groups);
+
+// The group of that role; -1: there is none.
+std::int32_t group_of_role(std::span<const KVCacheGroupSpec> groups, std::string_view role);
+
+// "model.layers.0.attn" of "model.layers.0.attn.hisparse_hot"; any other name as it is.
+std::string source_layer_of(std::string_view layer_name);
+
+// The plan as memory keeps it, where the rows of a source layer lie in up to three places: its page
+// of the host pool, a resident page, a slot of a hot region. Resident pages and hot regions are
+// groups of rows like the source's, under the roles kHiSparseResident and kHiSparseHot, and the
+// source resides on the host.
+// Without HiSparse, or a second time: the plan. Refused: what check_hisparse_groups() refuses.
+Result<KVCacheConfig> with_hisparse_rows(KVCacheConfig plan);
 
 }  // namespace lockstep

@@ -17,7 +17,7 @@ constexpr bool reads_mla_rows(AttentionBackend backend) {
 // Kernels of compressed rows, of MLA windows (DeepSeek-V4), of rings take the manager's blocks as
 // they are.
 bool addresses_whole_blocks(const KVCacheSpec& spec) {
-  return spec.compress_ratio > 1 || spec.mla_rows || is_ring(spec);
+  return spec.compress_ratio > 1 || is_mla_window(spec.kind) || is_ring(spec);
 }
 
 }  // namespace
@@ -29,7 +29,7 @@ bool SupportedBlockSizes::contains(std::int64_t block_size) const {
 
 std::optional<AttentionBackend> layer_backend(const KVCacheSpec& spec, AttentionBackend chosen) {
   if (is_state_kind(spec.kind)) return std::nullopt;
-  if (spec.kind == CacheKind::hidden_state) return AttentionBackend::cache_only;
+  if (is_hidden_state(spec.kind)) return AttentionBackend::cache_only;
   if (has_single_rows(spec)) return reads_mla_rows(chosen) ? chosen : AttentionBackend::triton_mla;
   // A model that names an MLA backend may still have plain attention layers.
   const bool is_attention =
@@ -103,7 +103,7 @@ Result<std::vector<std::int64_t>> kernel_block_sizes(const KVCacheConfig& config
   const bool fp32_states = has_fp32_states(config);
   std::vector<std::int64_t> sizes;
   for (std::size_t g = 0; g < config.groups.size(); ++g) {
-    if (config.groups[g].spec.kind == CacheKind::encoder_only) continue;
+    if (!is_on_device(config.groups[g])) continue;
     LS_ASSIGN_OR_RETURN(auto size, kernel_block_size(config.groups[g], chosen, fp32_states, g));
     sizes.push_back(size);
   }

@@ -193,7 +193,7 @@ Result<PoolLayout> pool_layout(const KVCacheConfig& config, AttentionBackend cho
   for (std::size_t g = 0; g < config.groups.size(); ++g) {
     const KVCacheGroupSpec& group = config.groups[g];
     std::vector<LayerLayout>& layers = pool.groups.emplace_back();
-    if (group.spec.kind == CacheKind::encoder_only) continue;  // keeps nothing
+    if (!is_on_device(group)) continue;
     LS_ASSIGN_OR_RETURN(const auto kernel_size, kernel_block_size(group, chosen, fp32_states, g));
     for (std::size_t i = 0; i < group.layer_names.size(); ++i) {
       LS_ASSIGN_OR_RETURN(auto layer,

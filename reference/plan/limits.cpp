@@ -47,7 +47,7 @@ bool page_fits(const KVCacheSpec& spec) {
       elements *= dim;
     }
   }
-  if (spec.kind == CacheKind::mamba) return true;
+  if (is_state_kind(spec.kind)) return true;
   // Twice the elements leave room for scales.
   const std::int64_t row = std::max({spec.head_size, spec.head_size_v, std::int64_t{16}});
   return product_fits({4 * kItemBytesMax, spec.block_size, spec.num_kv_heads, row}, kPageBytesMax);
@@ -57,9 +57,8 @@ Result<void> check_spec(const KVCacheSpec& spec, std::int64_t num_ranks) {
   const std::string_view kind = name_of(spec.kind);
   const Count counts[] = {
       {"block_size", spec.block_size, 1, kTokensMax / num_ranks},
-      {"sliding_window", spec.sliding_window, spec.kind == CacheKind::sliding_window ? 1 : 0},
-      {"attention_chunk_size", spec.attention_chunk_size,
-       spec.kind == CacheKind::chunked_local ? 1 : 0},
+      {"sliding_window", spec.sliding_window, is_sliding_window(spec.kind) ? 1 : 0},
+      {"attention_chunk_size", spec.attention_chunk_size, is_chunked(spec.kind) ? 1 : 0},
       {"sink_len", spec.sink_len},
       {"rswa_window", spec.rswa_window},
       {"num_speculative_blocks", spec.num_speculative_blocks, 0, kSpecTokensMax},

@@ -23,11 +23,11 @@ constexpr std::int64_t nvfp4_full_dim(std::int64_t head_size) {
 
 std::int64_t mla_page_size_bytes(const KVCacheSpec& spec) {
   if (spec.model_version == "deepseek_v4" &&
-      (spec.kind == CacheKind::sliding_window || spec.cache_dtype_str == "fp8_ds_mla"))
+      (is_sliding_window(spec.kind) || spec.cache_dtype_str == "fp8_ds_mla"))
     return storage_block_size(spec) * kDeepseekV4TokenBytes;
-  if (spec.kind != CacheKind::sliding_window && spec.cache_dtype_str == "fp8_ds_mla")
+  if (!is_sliding_window(spec.kind) && spec.cache_dtype_str == "fp8_ds_mla")
     return spec.block_size * kDeepseekV32TokenBytes;
-  if (spec.kind != CacheKind::sliding_window && spec.cache_dtype_str == "nvfp4_ds_mla")
+  if (!is_sliding_window(spec.kind) && spec.cache_dtype_str == "nvfp4_ds_mla")
     return spec.block_size * kDeepseekV32Fp4TokenBytes;
   return storage_block_size(spec) * spec.num_kv_heads * spec.head_size * itemsize_bytes(spec.dtype);
 }
@@ -43,12 +43,6 @@ std::int64_t pair_page_size_bytes(const KVCacheSpec& spec) {
 }
 
 }  // namespace
-
-bool has_single_rows(const KVCacheSpec& spec) {
-  return spec.kind == CacheKind::mla || spec.kind == CacheKind::hidden_state ||
-         ((spec.kind == CacheKind::sliding_window || spec.kind == CacheKind::circular_buffer) &&
-          spec.mla_rows);
-}
 
 std::int64_t storage_block_size(const KVCacheSpec& spec) {
   return has_single_rows(spec) ? spec.block_size / spec.compress_ratio : spec.block_size;

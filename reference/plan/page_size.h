@@ -22,11 +22,6 @@ constexpr std::int64_t saturating_product(std::int64_t a, std::int64_t b) {
   return __builtin_mul_overflow(a, b, &product) ? INT64_MAX : product;
 }
 
-// Whether the cache holds state tensors, one set a block, rather than rows, one a token.
-constexpr bool is_state_kind(CacheKind kind) { return kind == CacheKind::mamba; }
-// Whether a token has one row (MLA, hidden states) rather than a K row and a V row.
-bool has_single_rows(const KVCacheSpec& spec);
-
 // Rows that a block stores: block_size, divided by the compress ratio of an MLA cache.
 std::int64_t storage_block_size(const KVCacheSpec& spec);
 // Elements of V's row (head_size where the spec does not say otherwise).

@@ -214,7 +214,7 @@ void add_warnings(const LayerSpecs& layers, const Groups& groups, const PlanOpti
 Result<void> check_context_parallel(const Groups& groups, const PlanOptions& options) {
   if (options.dcp * options.pcp == 1) return {};
   for (const KVCacheGroupSpec& group : groups)
-    if (group.spec.kind == CacheKind::sliding_window)
+    if (is_sliding_window(group.spec.kind))
       return fail(
           fmt::format("dcp {} and pcp {}: sliding-window layers cannot be split over ranks; "
                       "use 1 and 1",

@@ -101,7 +101,7 @@ Result<LayerShare> share_of(const std::string& name, const KVCacheSpec& whole,
     share.first_head = rank.tp_rank;
     return share;
   }
-  if (whole.kind == CacheKind::hidden_state) return share;
+  if (is_hidden_state(whole.kind)) return share;
   const std::int64_t copies = has_single_rows(whole)
                                   ? rank.tp_size
                                   : std::max<std::int64_t>(1, rank.tp_size / whole.num_kv_heads);

@@ -34,14 +34,14 @@ std::int64_t max_state_blocks(const KVCacheSpec& spec, const PlanOptions& option
 
 std::int64_t max_blocks_per_request(const KVCacheSpec& spec, const PlanOptions& options) {
   const std::int64_t length = options.max_model_len;
-  switch (spec.kind) {
-    case CacheKind::full_attention:
-    case CacheKind::mla:
-    case CacheKind::hidden_state:
-    case CacheKind::hisparse_resident:
+  switch (traits_of(spec.kind).keeps) {
+    case Keeps::pages:
+      if (is_hot_pages(spec.kind)) return spec.blocks_per_request;
+      [[fallthrough]];
+    case Keeps::every_token:
       return cdiv(is_dealt_out(spec) ? cdiv(length, options.dcp * options.pcp) : length,
                   spec.block_size);
-    case CacheKind::sliding_window:
+    case Keeps::window:
       // The window before a chunk, and the chunk; one block more, since the window may start inside
       // one.
       return cdiv(std::min(spec.sliding_window - 1 + spec.extra_retained_tokens +
@@ -49,20 +49,18 @@ std::int64_t max_blocks_per_request(const KVCacheSpec& spec, const PlanOptions& 
                            length),
                   spec.block_size) +
              1;
-    case CacheKind::chunked_local:
+    case Keeps::chunk:
       return cdiv(std::min(spec.attention_chunk_size + options.max_num_batched_tokens, length),
                   spec.block_size);
-    case CacheKind::mamba:
+    case Keeps::states:
       return max_state_blocks(spec, options);
-    case CacheKind::cross_attention:
+    case Keeps::encoder_rows:
       return cdiv(options.max_num_encoder_input_tokens != 0 ? options.max_num_encoder_input_tokens
                                                             : options.max_num_batched_tokens,
                   spec.block_size);
-    case CacheKind::circular_buffer:
+    case Keeps::ring:
       return 1;
-    case CacheKind::hisparse_hot:
-      return spec.blocks_per_request;
-    case CacheKind::encoder_only:
+    case Keeps::nothing:
       break;
   }
   return 0;
@@ -107,16 +105,8 @@ std::int64_t num_sink_blocks(std::span<const KVCacheGroupSpec> groups) {
 }
 
 bool grows_with_length(const KVCacheSpec& spec) {
-  switch (spec.kind) {
-    case CacheKind::full_attention:
-    case CacheKind::mla:
-    case CacheKind::hidden_state:
-      return true;
-    case CacheKind::mamba:
-      return spec.mamba_cache_mode == MambaCacheMode::all;
-    default:
-      return false;
-  }
+  return is_full_attention(spec.kind) ||
+         (is_state_kind(spec.kind) && spec.mamba_cache_mode == MambaCacheMode::all);
 }
 
 bool all_uniform_type(std::span<const KVCacheGroupSpec> groups) {

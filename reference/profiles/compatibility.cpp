@@ -178,8 +178,6 @@ std::string_view name_of(CompatibilityRow::Reason reason) {
 
 namespace {
 
-bool is_window(const KVCacheSpec& spec) { return spec.kind == CacheKind::sliding_window; }
-
 void add_special_rows(const KVCacheGroupSpec& group, RunTraits& traits) {
   const KVCacheSpec& spec = group.spec;
   const bool cacheable = is_prefix_cacheable(spec);
@@ -192,24 +190,24 @@ void add_special_rows(const KVCacheGroupSpec& group, RunTraits& traits) {
 
 void add_kind(const KVCacheGroupSpec& group, RunTraits& traits) {
   const KVCacheSpec& spec = group.spec;
-  const bool has_states = spec.kind == CacheKind::mamba;
-  const bool has_tokens = spec.kind == CacheKind::full_attention || spec.kind == CacheKind::mla;
-  const bool has_chunks = spec.kind == CacheKind::chunked_local;
+  const bool has_states = is_state_kind(spec.kind);
+  const bool has_tokens = attends_to_all(spec.kind);
+  const bool has_chunks = is_chunked(spec.kind);
   traits.add_if(has_states, states);
   traits.add_if(has_states && spec.mamba_cache_mode == MambaCacheMode::all, states_in_mode_all);
   traits.add_if(spec.num_prefill_checkpoint_blocks != 0, checkpoints);
   traits.add_if(is_ring(spec), rings);
   traits.add_if(spec.extra_retained_tokens != 0, retained_windows);
-  traits.add_if(has_states || has_chunks || (is_window(spec) && !spec.bounded_replay),
+  traits.add_if(has_states || has_chunks || (is_sliding_window(spec.kind) && !spec.bounded_replay),
                 cached_prefixes);
-  traits.add_if(spec.kind == CacheKind::encoder_only, encoder_only);
+  traits.add_if(keeps_nothing(spec.kind), encoder_only);
   traits.add_if(is_cross_attention(spec), cross_attention);
   traits.add_if(spec.rswa_window > 0, reference_windows);
   traits.add_if(reads_beside_tokens(spec), special_attention);
   traits.add_if(!spec.dcp_sharded, replicated_caches);
-  traits.add_if(!has_tokens && !is_window(spec), untransferred);
+  traits.add_if(!has_tokens && !is_sliding_window(spec.kind), untransferred);
   const bool is_replicated =
-      !spec.dcp_sharded && !spec.bounded_replay && (is_window(spec) || is_ring(spec));
+      !spec.dcp_sharded && !spec.bounded_replay && (is_sliding_window(spec.kind) || is_ring(spec));
   traits.add_if(!has_tokens && !has_states && !is_replicated, undivided_tokens);
   traits.add_if(belongs_to_hisparse(group), hisparse);
   traits.add_if(

@@ -16,7 +16,7 @@ std::int32_t Scheduler::Impl::num_tokens_of_running(const Request& request) cons
   std::int32_t num_new = request.num_tokens() +
                          static_cast<std::int32_t>(request.spec_tokens.size()) +
                          request.num_output_placeholders - request.num_computed_tokens;
-  if (long_prefill_threshold > 0) num_new = std::min(num_new, long_prefill_threshold);
+  if (step.long_prefill_threshold > 0) num_new = std::min(num_new, step.long_prefill_threshold);
   num_new = std::min(num_new, num_available_tokens());
   num_new = std::min(num_new, config.max_model_len - 1 - request.num_computed_tokens);
   if (splits_at_state_blocks) num_new = state_chunks.clip(request, num_new, 0, 0);
@@ -33,6 +33,7 @@ std::int32_t Scheduler::Impl::leave_lookahead(const Request& request, std::int32
 }
 
 RequestId Scheduler::Impl::pick_victim() const {
+  LS_CHECK(!running.empty(), "no running request to preempt");
   if (config.policy == SchedulingPolicy::fcfs) return running.back();
   // The first of those with the largest (priority, arrival).
   return *std::ranges::max_element(running, [&](RequestId a, RequestId b) {
@@ -44,8 +45,9 @@ RequestId Scheduler::Impl::pick_victim() const {
 // Takes a request out of the step under construction.
 void Scheduler::Impl::drop_from_output(RequestId id) {
   const auto row = std::ranges::find(output.scheduled, id, &ScheduledRequest::id);
+  LS_CHECK(row != output.scheduled.end(), "{} is not in the step", at(id).name);
   const auto i = static_cast<std::size_t>(row - output.scheduled.begin());
-  const std::size_t num_groups = first_new.size();
+  const std::size_t num_groups = step.first_new.size();
   const std::uint32_t begin = row->first_block == 0 ? 0 : output.block_ends[row->first_block - 1];
   const std::uint32_t end = output.block_ends[row->first_block + num_groups - 1];
   output.block_ids.erase(output.block_ids.begin() + begin, output.block_ids.begin() + end);
@@ -59,15 +61,20 @@ void Scheduler::Impl::drop_from_output(RequestId id) {
   const auto spec = output.spec_tokens.begin() + first_spec;
   output.spec_tokens.erase(spec, spec + row->num_spec);
   output.total_num_scheduled_tokens -= row->num_tokens;
-  budget += row->num_tokens;
-  input_budget += row->num_tokens + draft_slots;
+  step.budget += row->num_tokens;
+  step.input_budget += row->num_tokens + draft_slots;
   output.scheduled.erase(row);
   for (std::size_t j = i; j < output.scheduled.size(); ++j)
     output.scheduled[j].first_block -= static_cast<std::uint32_t>(num_groups);
+  LS_CHECK(output.block_ends.size() == output.scheduled.size() * num_groups,
+           "{} block lists for {} requests", output.block_ends.size(), output.scheduled.size());
+  LS_CHECK(output.total_num_scheduled_tokens >= 0, "a step of {} tokens",
+           output.total_num_scheduled_tokens);
 }
 
 void Scheduler::Impl::preempt(RequestId victim, std::size_t& index) {
   const auto place = std::ranges::find(running, victim);
+  LS_CHECK(place != running.end(), "{} is preempted but not in the running queue", at(victim).name);
   const bool passed = static_cast<std::size_t>(place - running.begin()) < index;
   running.erase(place);
   const bool scheduled =
@@ -123,11 +130,13 @@ void Scheduler::Impl::preempt_all_running() {
 SlotGrant Scheduler::Impl::allocate_or_preempt(RequestId id, std::int32_t num_new,
                                                std::size_t& index) {
   Request& request = at(id);
+  LS_CHECK(num_new > 0 && num_new <= num_available_tokens(), "{} is given {} tokens of {}",
+           request.name, num_new, num_available_tokens());
   if (cache.is_at_rest(request, num_new, num_lookahead)) {
     emit(id, num_new, Handed::none, false);
     return SlotGrant::granted;
   }
-  while (!cache.allocate_slots(request, num_new, num_lookahead, nullptr, false, first_new)) {
+  while (!cache.allocate_slots(request, num_new, num_lookahead, nullptr, false, step.first_new)) {
     const RequestId victim = pick_victim();
     if (!may_preempt(victim)) return SlotGrant::refused;
     preempt(victim, index);
@@ -138,9 +147,11 @@ SlotGrant Scheduler::Impl::allocate_or_preempt(RequestId id, std::int32_t num_ne
 }
 
 void Scheduler::Impl::hand_over(const Request& request, bool whole_table) {
-  for (std::size_t g = 0; g < first_new.size(); ++g) {
+  for (std::size_t g = 0; g < step.first_new.size(); ++g) {
     const std::vector<BlockId>& blocks = request.groups[g].blocks;
-    const std::size_t first = whole_table ? 0 : first_new[g];
+    const std::size_t first = whole_table ? 0 : step.first_new[g];
+    LS_CHECK(first <= blocks.size(), "{}: new entries from {} in a table of {}", request.name,
+             first, blocks.size());
     output.block_ids.insert(output.block_ids.end(),
                             blocks.begin() + static_cast<std::ptrdiff_t>(first), blocks.end());
     output.block_ends.push_back(static_cast<std::uint32_t>(output.block_ids.size()));
@@ -151,6 +162,8 @@ void Scheduler::Impl::hand_over(const Request& request, bool whole_table) {
 void Scheduler::Impl::emit(RequestId id, std::int32_t num_tokens, Handed handed,
                            bool keeps_drafts) {
   Request& request = at(id);
+  LS_CHECK(num_tokens > 0 && num_tokens <= step.budget, "{} is scheduled with {} tokens of {}",
+           request.name, num_tokens, step.budget);
   ScheduledRequest row;
   row.id = id;
   row.num_tokens = num_tokens;
@@ -158,15 +171,17 @@ void Scheduler::Impl::emit(RequestId id, std::int32_t num_tokens, Handed handed,
   row.first_block = static_cast<std::uint32_t>(output.block_ends.size());
   if (handed == Handed::none) {
     const auto end = static_cast<std::uint32_t>(output.block_ids.size());
-    output.block_ends.insert(output.block_ends.end(), first_new.size(), end);
+    output.block_ends.insert(output.block_ends.end(), step.first_new.size(), end);
   } else {
     hand_over(request, handed == Handed::whole_table);
   }
   if (!request.spec_tokens.empty()) take_drafts(request, row, keeps_drafts);
   output.scheduled.push_back(row);
   output.total_num_scheduled_tokens += num_tokens;
-  budget -= num_tokens;
-  input_budget -= num_tokens + draft_slots;
+  step.budget -= num_tokens;
+  step.input_budget -= num_tokens + draft_slots;
+  LS_CHECK(output.block_ends.size() == output.scheduled.size() * step.first_new.size(),
+           "{} block lists for {} requests", output.block_ends.size(), output.scheduled.size());
 }
 
 // The drafts that fit into the scheduled tokens, or all of them; the others are dropped.
@@ -182,6 +197,8 @@ void Scheduler::Impl::take_drafts(Request& request, ScheduledRequest& row, bool 
     output.spec_tokens.insert(output.spec_tokens.end(), request.spec_tokens.begin(),
                               request.spec_tokens.begin() + num_spec);
   }
+  LS_CHECK(row.num_spec < row.num_tokens || keeps_drafts, "{} has {} drafts in {} tokens",
+           request.name, row.num_spec, row.num_tokens);
   request.spec_tokens.clear();
 }
 
@@ -219,12 +236,12 @@ void Scheduler::Impl::begin_step() {
   output.finished.clear();
   std::swap(output.finished, finished);
 
-  budget = pause_state == PauseState::paused_all ? 0 : token_budget;
-  input_budget = config.max_num_batched_tokens;
+  step.budget = pause_state == PauseState::paused_all ? 0 : token_budget;
+  step.input_budget = config.max_num_batched_tokens;
   // A request that runs alone delays no other.
   const bool binds = !profile.long_prefill_only_in_company || running.size() + waiting.size() > 1;
-  long_prefill_threshold = binds ? config.long_prefill_token_threshold : 0;
-  continues_prefill = false;
+  step.long_prefill_threshold = binds ? config.long_prefill_token_threshold : 0;
+  step.continues_prefill = false;
   cache.begin_step();
   if (remote != nullptr) preempt_deserted();
 }
@@ -239,7 +256,7 @@ std::int32_t Scheduler::Impl::num_requests_with_blocks() const {
 
 void Scheduler::Impl::count_common_prefix() {
   if (running.empty())
-    output.common_prefix_blocks.assign(first_new.size(), 0);
+    output.common_prefix_blocks.assign(step.first_new.size(), 0);
   else
     cache.num_common_prefix_blocks(at(running[0]), num_requests_with_blocks(),
                                    output.common_prefix_blocks);
@@ -262,7 +279,7 @@ void Scheduler::Impl::schedule_running() {
         continue;
       break;
     }
-    continues_prefill |= at(id).is_prefill_chunk;
+    step.continues_prefill |= at(id).is_prefill_chunk;
     ++index;
   }
 }
@@ -271,7 +288,7 @@ void Scheduler::Impl::schedule_running() {
 // placeholders, so that every request of the step has the same number of tokens.
 bool Scheduler::Impl::enters_as_decode(std::int32_t num_computed, std::int32_t num_new,
                                        bool any_running) const {
-  if (config.num_spec_tokens == 0 || num_new != 1 || continues_prefill) return false;
+  if (config.num_spec_tokens == 0 || num_new != 1 || step.continues_prefill) return false;
   switch (profile.pads_new_decodes) {
     case PadsNewDecodes::never:
       return false;
@@ -302,16 +319,17 @@ std::int32_t Scheduler::Impl::num_tokens_of_waiting(const Request& request, bool
   const bool waits = profile.pads_new_decodes == PadsNewDecodes::beside_running_or_waits;
   if (padded) {
     if (num_padded > num_available_tokens() ||
-        (waits && hit.num_tokens + num_padded > config.max_model_len))
+        (waits && step.hit.num_tokens + num_padded > config.max_model_len))
       return 0;
     num_new = num_padded;
   }
-  if (long_prefill_threshold > 0) num_new = std::min(num_new, long_prefill_threshold);
+  if (step.long_prefill_threshold > 0) num_new = std::min(num_new, step.long_prefill_threshold);
   if (!config.enable_chunked_prefill && num_new > num_available_tokens()) return 0;
   num_new = std::min(num_new, num_available_tokens());
   if (!splits_at_state_blocks) return num_new;
-  num_new = state_chunks.clip(request, num_new, hit.num_tokens + hit.num_external_tokens,
-                              request.num_computed_tokens == 0 ? num_shared_of_last_lookup : 0);
+  num_new =
+      state_chunks.clip(request, num_new, step.hit.num_tokens + step.hit.num_external_tokens,
+                        request.num_computed_tokens == 0 ? step.num_shared_of_last_lookup : 0);
   if (padded && !waits && num_new > 0 && num_new != num_padded) {
     padded = false;
     return 1;
@@ -323,38 +341,42 @@ std::int32_t Scheduler::Impl::num_tokens_of_waiting(const Request& request, bool
 Entry Scheduler::Impl::enter(RequestId id, RequestQueue& queue, bool any_running) {
   Request& request = at(id);
   bool padded = false;
-  std::int32_t num_new = hit.loads_async ? 0 : num_tokens_of_waiting(request, any_running, padded);
-  if (num_new == 0 && !hit.loads_async) return Entry::waits;
-  if (encoder && !encoder->ask(request, num_new, to_encode))
+  std::int32_t num_new =
+      step.hit.loads_async ? 0 : num_tokens_of_waiting(request, any_running, padded);
+  if (num_new == 0 && !step.hit.loads_async) return Entry::waits;
+  if (encoder && !encoder->ask(request, num_new, step.to_encode))
     return profile.passes_over_unencoded ? Entry::is_passed_over : Entry::waits;
-  if (!hit.loads_async) {
+  if (!step.hit.loads_async) {
     num_new = leave_lookahead(request, num_computed_with_hit(request), num_new);
     if (num_new == 0) return Entry::is_passed_over;
   }
-  if (hit.loads_async && !leaves_room(id)) return Entry::waits;
+  if (step.hit.loads_async && !leaves_room(id)) return Entry::waits;
   const bool looks_ahead =
-      request.num_computed_tokens > 0 || (profile.lookahead_in_first_step && !hit.loads_async);
-  const std::int32_t num_past_hit = std::max(num_new - hit.num_replayed_tokens, 0);
-  if (!cache.allocate_slots(request, num_past_hit, looks_ahead ? num_lookahead : 0, &hit,
-                            config.scheduler_reserve_full_isl, first_new)) {
+      request.num_computed_tokens > 0 || (profile.lookahead_in_first_step && !step.hit.loads_async);
+  const std::int32_t num_past_hit = std::max(num_new - step.hit.num_replayed_tokens, 0);
+  if (!cache.allocate_slots(request, num_past_hit, looks_ahead ? num_lookahead : 0, &step.hit,
+                            config.scheduler_reserve_full_isl, step.first_new)) {
     if (encoder) encoder->let_go(request);
     return Entry::waits;
   }
+  LS_CHECK(queue.peek() == id, "{} enters from behind the head of its queue", request.name);
   if (remote != nullptr) tell_connector(id);
   queue.pop();
   request.num_computed_tokens = num_computed_with_hit(request);
-  if (hit.loads_async) {  // counted as computed from now on, and looked at when it is there
+  LS_CHECK(request.num_computed_tokens <= request.num_tokens(), "{} has {} of {} tokens computed",
+           request.name, request.num_computed_tokens, request.num_tokens());
+  if (step.hit.loads_async) {  // counted as computed from now on, and looked at when it is there
     request.status = RequestStatus::waiting_for_remote_kvs;
     remote->prefilling.insert(id);
     remote->deferred.insert(id);
-    skipped.push_back(id);
+    step.skipped.push_back(id);
     return Entry::enters;
   }
   if (remote != nullptr) {
     remote->deferred.erase(id);
     if (request.num_computed_tokens + num_new < request.num_tokens()) remote->prefilling.insert(id);
   }
-  output.loads_within |= hit.num_external_tokens > 0;
+  output.loads_within |= step.hit.num_external_tokens > 0;
   running.push_back(id);
   const bool resumed = request.status == RequestStatus::preempted;
   request.status = RequestStatus::running;
@@ -370,17 +392,19 @@ Entry Scheduler::Impl::enter(RequestId id, RequestQueue& queue, bool any_running
 
 // The encoder computes what the request, the last one of the step, has asked for.
 void Scheduler::Impl::encode(Request& request) {
-  encoder->take(request, to_encode);
+  encoder->take(request, step.to_encode);
   ScheduledRequest& row = output.scheduled.back();
-  row.num_encoded = static_cast<std::int32_t>(to_encode.size());
+  LS_CHECK(&at(row.id) == &request, "{} is encoded, and {} entered last", request.name,
+           at(row.id).name);
+  row.num_encoded = static_cast<std::int32_t>(step.to_encode.size());
   row.num_encoder_rows = request.num_encoder_rows;
-  output.encode.insert(output.encode.end(), to_encode.begin(), to_encode.end());
+  output.encode.insert(output.encode.end(), step.to_encode.begin(), step.to_encode.end());
 }
 
 void Scheduler::Impl::schedule_waiting() {
   const bool any_running = !output.scheduled.empty();
   bool has_obstacle = false;  // a request that holds blocks cannot continue for lack of blocks
-  skipped.clear();
+  step.skipped.clear();
   while (num_available_tokens() > 0 &&
          static_cast<std::int32_t>(running.size()) < config.max_num_seqs) {
     RequestQueue* const queue = next_queue();
@@ -395,11 +419,13 @@ void Scheduler::Impl::schedule_waiting() {
     if (entry == Entry::waits && !stands_aside(*queue)) break;
     queue->pop();
     if (remote != nullptr) remote->deferred.insert(id);
-    skipped.push_back(id);
+    step.skipped.push_back(id);
     if (entry == Entry::waits) has_obstacle = true;
   }
-  for (auto id = skipped.rbegin(); id != skipped.rend(); ++id)
+  for (auto id = step.skipped.rbegin(); id != step.skipped.rend(); ++id)
     queue_of_skipped(*id).prepend(*id, at(*id));
+  LS_CHECK(std::ssize(running) <= config.max_num_seqs, "{} requests run, at most {}",
+           running.size(), config.max_num_seqs);
 }
 
 void Scheduler::Impl::finish_step() {
@@ -422,7 +448,7 @@ void Scheduler::Impl::finish_step() {
       request.last_step = remote->steps_decided;
       if (!request.is_prefill_chunk) remote->prefilling.erase(row.id);
     }
-    rows.push_back({row.id, generations[index_of(row.id)], row.num_tokens, row.num_spec,
+    rows.push_back({row.id, requests.generation(row.id), row.num_tokens, row.num_spec,
                     config.async_scheduling ? request.num_preemptions : 0,
                     !request.is_prefill_chunk});
     if (config.async_scheduling && !request.is_prefill_chunk) {

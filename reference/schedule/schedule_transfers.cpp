@@ -69,13 +69,13 @@ bool Scheduler::Impl::leaves_room_to_all(RequestId id) {
         std::clamp(config.max_model_len - one.num_tokens(), 0, num_lookahead);
     return cache.num_blocks_to_finish(one, with, behind, with != nullptr);
   };
-  std::int64_t num_blocks = missing(at(id), &hit);
+  std::int64_t num_blocks = missing(at(id), &step.hit);
   const auto add = [&](RequestId other) { num_blocks += missing(at(other), nullptr); };
   for (const RequestId other : running)
     if (at(other).is_prefill_chunk) add(other);
   for (const RequestId other : remote->passed_over())
     if (holds_blocks(other)) add(other);
-  for (const RequestId other : skipped)
+  for (const RequestId other : step.skipped)
     if (holds_blocks(other)) add(other);
   return cache.pool().can_give(num_blocks);
 }
@@ -86,11 +86,11 @@ bool Scheduler::Impl::leaves_room_to_all(RequestId id) {
 bool Scheduler::Impl::leaves_room(RequestId id) {
   if (profile.loads_leave_room == LoadsLeaveRoom::no) return true;
   if (profile.loads_leave_room == LoadsLeaveRoom::to_all) return leaves_room_to_all(id);
-  hit.num_blocks_left_free = num_blocks_under_way();
+  step.hit.num_blocks_left_free = num_blocks_under_way();
   if (profile.draft_room == DraftRoom::own_blocks)
-    hit.num_blocks_left_free += ceil_div(num_draft_slots(), block_sizes.scheduler_block_size);
+    step.hit.num_blocks_left_free += ceil_div(num_draft_slots(), block_sizes.scheduler_block_size);
   if (profile.draft_room == DraftRoom::behind_the_tokens)
-    hit.num_blocks_left_free += cache.num_attention_blocks(num_draft_slots());
+    step.hit.num_blocks_left_free += cache.num_attention_blocks(num_draft_slots());
   return true;
 }
 
@@ -98,14 +98,15 @@ bool Scheduler::Impl::leaves_room(RequestId id) {
 // freed, so a load waits for the steps in flight.
 void Scheduler::Impl::tell_connector(RequestId id) {
   Request& request = at(id);
-  if (hit.loads_async && remote->defers_frees && cache.hisparse() != nullptr &&
+  if (step.hit.loads_async && remote->defers_frees && cache.hisparse() != nullptr &&
       remote->steps_decided > remote->steps_over) {
     request.last_step = remote->steps_decided;
-    remote->late_loads.push_back({id, remote->steps_decided, hit.num_external_tokens});
+    remote->late_loads.push_back({id, remote->steps_decided, step.hit.num_external_tokens});
     return;
   }
-  remote->connector.update_state_after_alloc(id, request.groups[0].blocks, hit.num_external_tokens);
-  const bool loads_within = !hit.loads_async && hit.num_external_tokens > 0;
+  remote->connector.update_state_after_alloc(id, request.groups[0].blocks,
+                                             step.hit.num_external_tokens);
+  const bool loads_within = !step.hit.loads_async && step.hit.num_external_tokens > 0;
   if (loads_within && cache.hisparse() != nullptr && profile.restores_loads_within_a_step)
     cache.hisparse()->finish_import(request, false);
 }
@@ -150,6 +151,8 @@ void Scheduler::Impl::take_copies() {
 // Processes the output of a non-empty step.
 void Scheduler::Impl::step_is_over() {
   ++remote->steps_over;
+  LS_CHECK(remote->steps_over <= remote->steps_decided, "{} steps completed, {} decided",
+           remote->steps_over, remote->steps_decided);
   while (!remote->freed_late.empty() && remote->freed_late.front().step <= remote->steps_over) {
     const RemoteCaches::FreedLate& freed = remote->freed_late.front();
     cache.pool().free_blocks(freed.blocks);
@@ -179,6 +182,8 @@ bool Scheduler::Impl::promote(RequestId id) {
   // Its last token is computed here even if it was loaded: sampling needs its logits.
   if (!failed && request.num_computed_tokens == request.num_tokens()) --request.num_computed_tokens;
   request.status = request.num_preemptions > 0 ? RequestStatus::preempted : RequestStatus::waiting;
+  LS_CHECK(request.num_computed_tokens < request.num_tokens(), "{} has nothing left to compute",
+           request.name);
   return true;
 }
 
@@ -187,9 +192,9 @@ bool Scheduler::Impl::promote(RequestId id) {
 bool Scheduler::Impl::find_local_hit(Request& request) {
   std::optional<bool> lags;
   if (remote != nullptr && remote->traits.completes_divergent_hits && profile.offers_divergent_hits)
-    lags = cache.find_hit_of_attention(request, hit);
-  if (!lags) cache.find_longest_cache_hit(request, hit);
-  request.shared_prefix_boundary = hit.shared_prefix_boundary;
+    lags = cache.find_hit_of_attention(request, step.hit);
+  if (!lags) cache.find_longest_cache_hit(request, step.hit);
+  request.shared_prefix_boundary = step.hit.shared_prefix_boundary;
   return lags.value_or(false);
 }
 
@@ -198,42 +203,45 @@ bool Scheduler::Impl::find_local_hit(Request& request) {
 bool Scheduler::Impl::find_computed_tokens(RequestId id) {
   Request& request = at(id);
   if (request.num_computed_tokens > 0) {  // loaded before; it holds those blocks
-    hit.clear(first_new.size());
+    step.hit.clear(step.first_new.size());
     return true;
   }
   const bool diverges = find_local_hit(request);
   if (!request.skips_prefix_cache)
-    num_shared_of_last_lookup = std::max(hit.shared_prefix_boundary - hit.num_tokens, 0);
+    step.num_shared_of_last_lookup =
+        std::max(step.hit.shared_prefix_boundary - step.hit.num_tokens, 0);
   if (remote == nullptr) return true;
   const auto block_size = static_cast<std::int32_t>(block_sizes.scheduler_block_size);
-  const std::int32_t part = profile.asks_for_whole_blocks ? hit.num_tokens % block_size : 0;
+  const std::int32_t part = profile.asks_for_whole_blocks ? step.hit.num_tokens % block_size : 0;
   ExternalHit external = remote->connector.get_num_new_matched_tokens(
-      {id, request.name, request.num_tokens(), hit.num_tokens - part, request.hashes.keys(),
+      {id, request.name, request.num_tokens(), step.hit.num_tokens - part, request.hashes.keys(),
        static_cast<std::int32_t>(block_sizes.hash_block_size)});
   if (request.skips_prefix_cache && profile.skips_loads_too) external = {};
   if (!external.num_tokens) return false;
   const std::int32_t limit = request.num_tokens() - (external.is_async ? 0 : 1);
   LS_CHECK(*external.num_tokens >= (external.is_async ? 1 : 0) &&
-               hit.num_tokens - part + *external.num_tokens <= limit,
+               step.hit.num_tokens - part + *external.num_tokens <= limit,
            "{} tokens of {} are elsewhere, {} of its {} here", *external.num_tokens, request.name,
-           hit.num_tokens - part, request.num_tokens());
+           step.hit.num_tokens - part, request.num_tokens());
   take_external(external);
-  if (diverges && hit.num_external_tokens == 0) {  // no state for attention's hit
-    cache.find_longest_cache_hit(request, hit);
-    request.shared_prefix_boundary = hit.shared_prefix_boundary;
+  if (diverges && step.hit.num_external_tokens == 0) {  // no state for attention's hit
+    cache.find_longest_cache_hit(request, step.hit);
+    request.shared_prefix_boundary = step.hit.shared_prefix_boundary;
   }
-  cache.cut_source(hit);
+  cache.cut_source(step.hit);
   return true;
 }
 
 // A load takes the place of a hit's part of a block if it is longer than that.
 void Scheduler::Impl::take_external(const ExternalHit& external) {
   const auto block_size = static_cast<std::int32_t>(block_sizes.scheduler_block_size);
-  const std::int32_t part = profile.asks_for_whole_blocks ? hit.num_tokens % block_size : 0;
+  const std::int32_t part = profile.asks_for_whole_blocks ? step.hit.num_tokens % block_size : 0;
   if (part > 0 && *external.num_tokens <= part) return;
-  if (part > 0) cache.cut_hit(hit, hit.num_tokens - part);
-  hit.num_external_tokens = *external.num_tokens;
-  hit.loads_async = external.is_async;
+  if (part > 0) cache.cut_hit(step.hit, step.hit.num_tokens - part);
+  LS_CHECK(step.hit.num_external_tokens == 0, "{} external tokens are taken twice",
+           step.hit.num_external_tokens);
+  step.hit.num_external_tokens = *external.num_tokens;
+  step.hit.loads_async = external.is_async;
 }
 
 // Whether a request that is about to finish leaves its blocks behind.
@@ -341,7 +349,7 @@ std::vector<RequestId> Scheduler::Impl::cut_at_invalid_blocks(
 // Blocks that a load was to fill and did not. Returns the scheduled requests whose output is void.
 std::vector<RequestId> Scheduler::Impl::take_invalid_blocks(const KVConnectorOutput& report,
                                                             std::span<const InFlightRow> rows) {
-  LS_CHECK(first_new.size() == 1, "invalid blocks in {} groups", first_new.size());
+  LS_CHECK(step.first_new.size() == 1, "invalid blocks in {} groups", step.first_new.size());
   const std::set<BlockId> invalid(report.invalid_block_ids.begin(), report.invalid_block_ids.end());
   std::vector<RequestId> loading = remote->passed_over();
   std::erase_if(loading, [&](RequestId id) {

@@ -33,6 +33,9 @@ void Scheduler::Impl::take_output(const ModelOutput& model) {
   std::uint32_t begin = 0;
   for (std::size_t i = 0; i < rows.size(); ++i) {
     const bool is_void = !voided.empty() && std::ranges::find(voided, rows[i].id) != voided.end();
+    LS_CHECK(model.token_ends[i] >= begin && model.token_ends[i] <= model.tokens.size(),
+             "row {} has tokens [{}, {}) of {}", i, begin, model.token_ends[i],
+             model.tokens.size());
     const std::uint32_t size = is_void ? 0 : model.token_ends[i] - begin;
     take_row(rows[i], std::span(model.tokens).subspan(begin, size));
     begin = model.token_ends[i];
@@ -77,7 +80,7 @@ bool Scheduler::Impl::append_tokens(Request& request, std::span<const std::int32
 
 // Settles output that was in flight when its request was preempted.
 void Scheduler::Impl::take_row(const InFlightRow& row, std::span<const std::int32_t> tokens) {
-  if (generations[index_of(row.id)] != row.generation) return;  // it has left in the meantime
+  if (requests.generation(row.id) != row.generation) return;  // it has left in the meantime
   const Request& request = at(row.id);
   const bool is_stale =
       config.async_scheduling && !tokens.empty() && request.num_preemptions != row.num_preemptions;
@@ -89,6 +92,8 @@ void Scheduler::Impl::take_row(const InFlightRow& row, std::span<const std::int3
 void Scheduler::Impl::update_row(const InFlightRow& row, std::span<const std::int32_t> tokens) {
   Request& request = at(row.id);
   request.num_in_flight_tokens -= row.num_tokens;
+  LS_CHECK(request.num_in_flight_tokens >= 0, "{} has {} tokens in flight", request.name,
+           request.num_in_flight_tokens);
   const bool is_stale = request.num_stale_tokens > 0;
   if (is_stale) request.num_stale_tokens -= row.num_tokens;
   // Blocks now hold the rows of cross attention.
@@ -147,9 +152,12 @@ void Scheduler::Impl::count_output(Request& request, std::int32_t num_sampled,
 void Scheduler::Impl::update_drafts(const ModelOutput& model, std::span<const InFlightRow> rows) {
   if (model.draft_ends.empty()) return;
   for (std::size_t i = 0; i < rows.size(); ++i) {
-    if (generations[index_of(rows[i].id)] != rows[i].generation) continue;
+    if (requests.generation(rows[i].id) != rows[i].generation) continue;
     Request& request = at(rows[i].id);
     const std::uint32_t begin = i == 0 ? 0 : model.draft_ends[i - 1];
+    LS_CHECK(begin <= model.draft_ends[i] && model.draft_ends[i] <= model.draft_tokens.size(),
+             "row {} has drafts [{}, {}) of {}", i, begin, model.draft_ends[i],
+             model.draft_tokens.size());
     request.spec_tokens.clear();
     if (!request.is_prefill_chunk)
       request.spec_tokens.assign(model.draft_tokens.begin() + begin,
@@ -165,7 +173,8 @@ void Scheduler::Impl::retire(RequestId id) {
   const bool keeps = keeps_blocks(id);
   request.status = RequestStatus::finished;
   if (!keeps) give_back(request);
-  ++generations[index_of(id)];
+  LS_CHECK(keeps || !holds_blocks(id), "{} has finished and still holds blocks", request.name);
+  requests.end(id);
   finished.push_back(id);
 }
 
@@ -178,8 +187,8 @@ void Scheduler::Impl::forget(RequestId id) {
       return;
     }
   }
-  requests[index_of(id)].reset();
-  free_ids.push_back(id);
+  LS_CHECK(at(id).status == RequestStatus::finished, "{} is forgotten before its end", at(id).name);
+  requests.erase(id);
 }
 
 }  // namespace lockstep

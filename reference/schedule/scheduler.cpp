@@ -20,8 +20,8 @@ Scheduler::Impl::Impl(const EngineConfig& engine, const std::vector<KVCacheGroup
       state_chunks(engine, profile, groups, sizes),
       coordinator(parts.coordinator(engine, groups, sizes, num_blocks)),
       cache(*coordinator),
-      waiting(engine.policy),
-      first_new(groups.size()) {
+      waiting(engine.policy) {
+  step.first_new.resize(groups.size());
   num_lookahead = num_lookahead_tokens(config);
   hash_rule = {config.hash_algorithm, sizes.hash_block_size, hash_lookahead_of(config, profile),
                profile.tags_extra_keys};
@@ -34,7 +34,7 @@ Scheduler::Impl::Impl(const EngineConfig& engine, const std::vector<KVCacheGroup
       draft_slots = 1;
   }
   const bool has_mamba = std::ranges::any_of(
-      groups, [](const KVCacheGroupSpec& g) { return g.spec.kind == CacheKind::mamba; });
+      groups, [](const KVCacheGroupSpec& g) { return is_state_kind(g.spec.kind); });
   splits_at_state_blocks = has_mamba && config.mamba_cache_mode == MambaCacheMode::align;
   if (transfer.connector != nullptr) {
     remote = std::make_unique<RemoteCaches>(transfer, config.policy);
@@ -53,15 +53,7 @@ std::unique_ptr<Scheduler::Impl> SchedulerParts::scheduler(
 }
 
 RequestId Scheduler::Impl::insert(RequestSpec spec) {
-  RequestId id{static_cast<std::uint32_t>(requests.size())};
-  if (free_ids.empty()) {
-    requests.emplace_back();
-    generations.push_back(0);
-  } else {
-    id = free_ids.back();
-    free_ids.pop_back();
-  }
-  requests[index_of(id)] = std::make_unique<Request>(std::move(spec), cache.num_groups());
+  const RequestId id = requests.insert(std::move(spec), cache.num_groups());
   Request& request = at(id);
   if (config.enable_prefix_caching)
     request.hashes.extend(hash_rule, request.tokens, request.cache_salt, request.keys);
@@ -94,7 +86,7 @@ Result<void> check_hisparse(const EngineConfig& config,
                             kHiSparseSource, num_sources));
   bool has_pages = false;
   for (const KVCacheGroupSpec& group : groups) {
-    if (group.spec.kind != CacheKind::hisparse_resident) continue;
+    if (!is_resident_pages(group.spec.kind)) continue;
     has_pages = true;
     if (group.spec.block_size != source.spec.block_size)
       return fail(fmt::format("groups: resident pages of {} tokens; host pages have {}",
@@ -164,7 +156,7 @@ Result<RequestId> Scheduler::add_request(RequestSpec request) {
 }
 
 void Scheduler::abort_request(RequestId id) {
-  if (index_of(id) >= impl_->requests.size() || impl_->requests[index_of(id)] == nullptr) return;
+  if (!impl_->requests.has(id)) return;
   impl_->cancel(id);
 }
 

@@ -46,17 +46,72 @@ enum class SlotGrant : std::uint8_t { granted, self_preempted, refused };
 // The outcome for the head of a waiting queue; `waits` also stops the requests after it.
 enum class Entry : std::uint8_t { enters, waits, is_passed_over };
 
+// The live requests by id.
+//
+// Invariants
+// (1) An id belongs to at most one request; ids of erased requests are used again.
+// (2) A request's generation changes when it ends: a row in flight with another one is of an
+//     earlier request.
+class RequestTable {
+ public:
+  RequestId insert(RequestSpec spec, std::int32_t num_groups) {
+    RequestId id{static_cast<std::uint32_t>(requests_.size())};
+    if (free_ids_.empty()) {
+      requests_.emplace_back();
+      generations_.push_back(0);
+    } else {
+      id = free_ids_.back();
+      free_ids_.pop_back();
+    }
+    LS_CHECK(!has(id), "request {} exists", index_of(id));
+    requests_[index_of(id)] = std::make_unique<Request>(std::move(spec), num_groups);
+    return id;
+  }
+  bool has(RequestId id) const {
+    return index_of(id) < requests_.size() && requests_[index_of(id)] != nullptr;
+  }
+  Request& at(RequestId id) const {
+    LS_CHECK(has(id), "request {} does not exist", index_of(id));
+    return *requests_[index_of(id)];
+  }
+  std::uint32_t generation(RequestId id) const { return generations_[index_of(id)]; }
+  void end(RequestId id) { ++generations_[index_of(id)]; }
+  void erase(RequestId id) {
+    LS_CHECK(at(id).status == RequestStatus::finished, "{} is forgotten before its end",
+             at(id).name);
+    requests_[index_of(id)].reset();
+    free_ids_.push_back(id);
+  }
+
+ private:
+  std::vector<std::unique_ptr<Request>> requests_;
+  std::vector<std::uint32_t> generations_;
+  std::vector<RequestId> free_ids_;
+};
+
+// What is known of the step under construction, and of the waiting request that is looked at.
+struct StepState {
+  // Tokens that are left. They part only while drafts take slots of the input.
+  std::int32_t budget = 0;
+  std::int32_t input_budget = 0;
+  std::int32_t long_prefill_threshold = 0;  // 0: none
+  bool continues_prefill = false;           // it holds a chunk of a prompt begun earlier
+  std::vector<RequestId> skipped;           // waiting requests passed over
+  std::vector<std::size_t> first_new;       // per group, of the last allocation
+  std::vector<std::int32_t> to_encode;      // items of the request that has asked last
+  PrefixHit hit;
+  // Tokens past the last looked-up hit that some group holds. Also used for a request that looks
+  // nothing up.
+  std::int32_t num_shared_of_last_lookup = 0;
+};
+
 struct Scheduler::Impl {
   Impl(const EngineConfig& engine, const std::vector<KVCacheGroupSpec>& groups, BlockSizes sizes,
        std::int64_t num_blocks, const KVTransfer& transfer, const CacheParts& parts);
   virtual ~Impl() = default;
 
-  Request& at(RequestId id) { return const_cast<Request&>(std::as_const(*this).at(id)); }
-  const Request& at(RequestId id) const {
-    LS_CHECK(index_of(id) < requests.size() && requests[index_of(id)] != nullptr,
-             "request {} does not exist", index_of(id));
-    return *requests[index_of(id)];
-  }
+  Request& at(RequestId id) { return requests.at(id); }
+  const Request& at(RequestId id) const { return requests.at(id); }
   bool holds_blocks(RequestId id) const {
     return std::ranges::any_of(at(id).groups,
                                [](const GroupBlocks& group) { return !group.blocks.empty(); });
@@ -98,11 +153,13 @@ struct Scheduler::Impl {
   void preempt_all_running();
   virtual void drop_from_output(RequestId id);
   std::int32_t num_tokens_of_running(const Request& request) const;
-  std::int32_t num_available_tokens() const { return std::min(budget, input_budget - draft_slots); }
+  std::int32_t num_available_tokens() const {
+    return std::min(step.budget, step.input_budget - draft_slots);
+  }
   // Tokens of a waiting request that are computed once `hit` is taken.
   std::int32_t num_computed_with_hit(const Request& request) const {
-    return request.num_computed_tokens + hit.num_tokens + hit.num_external_tokens -
-           hit.num_replayed_tokens;
+    return request.num_computed_tokens + step.hit.num_tokens + step.hit.num_external_tokens -
+           step.hit.num_replayed_tokens;
   }
   bool enters_as_decode(std::int32_t num_computed, std::int32_t num_new, bool any_running) const;
   bool has_room_for_drafts(std::int32_t num_computed) const;
@@ -150,31 +207,18 @@ struct Scheduler::Impl {
   KVCacheCoordinator& cache;  // *coordinator
   PauseState pause_state = PauseState::unpaused;
 
-  std::vector<std::unique_ptr<Request>> requests;
-  std::vector<std::uint32_t> generations;
-  std::vector<RequestId> free_ids;
+  RequestTable requests;
   std::vector<RequestId> running;
   RequestQueue waiting;
   std::unique_ptr<RemoteCaches> remote;  // null: no connector
   std::optional<EncoderInputs> encoder;  // with groups of cross attention
-  std::vector<std::int32_t> to_encode;   // items of the request that has asked last
   std::vector<RequestId> finished;       // since the last schedule()
   std::vector<RequestId> sent_back;      // by resets since the last schedule(), where it tells them
 
   SchedulerOutput output;
   std::int32_t token_budget = 0;  // of a step
   std::int32_t draft_slots = 0;   // that each scheduled request takes of the input budget
-  // What is left of both in the step under construction. They part only while drafts take slots.
-  std::int32_t budget = 0;
-  std::int32_t input_budget = 0;
-  std::int32_t long_prefill_threshold = 0;  // in this step; 0: none
-  bool continues_prefill = false;           // this step holds a chunk of a prompt begun earlier
-  std::vector<RequestId> skipped;           // waiting requests passed over in this step
-  std::vector<std::size_t> first_new;       // per group, of the last allocation
-  PrefixHit hit;
-  // Tokens past the last looked-up hit that some group holds. Also used for a request that looks
-  // nothing up.
-  std::int32_t num_shared_of_last_lookup = 0;
+  StepState step;
   std::deque<std::vector<InFlightRow>> in_flight;
   std::vector<std::vector<InFlightRow>> spare_rows;
   std::vector<StoppedRequest> stopped;

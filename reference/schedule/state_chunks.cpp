@@ -18,11 +18,11 @@ StateChunkRule::StateChunkRule(const EngineConfig& config, const EngineProfile& 
   if (config.long_prefill_token_threshold > 0)
     max_chunk_ = std::min(max_chunk_, config.long_prefill_token_threshold);
   exports_states_ = std::ranges::all_of(groups, [](const KVCacheGroupSpec& group) {
-    return group.spec.kind != CacheKind::mamba || group.spec.num_prefill_checkpoint_blocks > 0;
+    return !is_state_kind(group.spec.kind) || group.spec.num_prefill_checkpoint_blocks > 0;
   });
   // The engine takes the first group's for all.
-  const auto first = std::ranges::find(
-      groups, CacheKind::mamba, [](const KVCacheGroupSpec& group) { return group.spec.kind; });
+  const auto first = std::ranges::find_if(
+      groups, [](const KVCacheGroupSpec& group) { return is_state_kind(group.spec.kind); });
   if (first != groups.end())
     checkpoint_alignment_ = static_cast<std::int32_t>(first->spec.prefill_checkpoint_alignment);
 }

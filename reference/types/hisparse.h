@@ -15,7 +15,7 @@ namespace lockstep {
 inline constexpr const char* kHiSparseSource = "hisparse_source";
 inline constexpr const char* kHiSparseIndexer = "hisparse_indexer";
 // ... as memory sees them: pages on the device, regions of read rows
-// (reference/plan/hisparse_rows.h).
+// (reference/plan/hisparse_plan.h).
 inline constexpr const char* kHiSparseResident = "hisparse_resident";
 inline constexpr const char* kHiSparseHot = "hisparse_hot";
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <utility>
 
 namespace lockstep {
@@ -13,19 +14,6 @@ struct Name {
   std::string_view name;
 };
 
-constexpr std::array kKinds = std::to_array<Name<CacheKind>>({
-    {CacheKind::full_attention, "full"},
-    {CacheKind::mla, "mla"},
-    {CacheKind::sliding_window, "sliding_window"},
-    {CacheKind::chunked_local, "chunked_local"},
-    {CacheKind::mamba, "mamba"},
-    {CacheKind::hidden_state, "hidden_state"},
-    {CacheKind::cross_attention, "cross_attention"},
-    {CacheKind::encoder_only, "encoder_only"},
-    {CacheKind::circular_buffer, "circular_buffer"},
-    {CacheKind::hisparse_resident, "hisparse_resident"},
-    {CacheKind::hisparse_hot, "hisparse_hot"},
-});
 constexpr std::array kDTypes = std::to_array<Name<DType>>({
     {DType::bf16, "bf16"},
     {DType::fp16, "fp16"},
@@ -43,6 +31,11 @@ constexpr std::array kQuantModes = std::to_array<Name<KVQuantMode>>({
     {KVQuantMode::fp8_per_token_head, "fp8_per_token_head"},
     {KVQuantMode::nvfp4, "nvfp4"},
     {KVQuantMode::int4_per_token_head, "int4_per_token_head"},
+    {KVQuantMode::nvfp4_ds_mla, "nvfp4_ds_mla"},
+    {KVQuantMode::turboquant_k8v4, "turboquant_k8v4"},
+    {KVQuantMode::turboquant_4bit_nc, "turboquant_4bit_nc"},
+    {KVQuantMode::turboquant_k3v4_nc, "turboquant_k3v4_nc"},
+    {KVQuantMode::turboquant_3bit_nc, "turboquant_3bit_nc"},
 });
 constexpr std::array kModes = std::to_array<Name<MambaCacheMode>>({
     {MambaCacheMode::none, "none"},
@@ -74,12 +67,18 @@ std::int32_t draft_module_of(const KVCacheConfig& plan, const std::string& layer
   return -1;
 }
 
-std::string_view name_of(CacheKind kind) { return find_name(kKinds, kind); }
 std::string_view name_of(DType dtype) { return find_name(kDTypes, dtype); }
 std::string_view name_of(MambaCacheMode mode) { return find_name(kModes, mode); }
 std::string_view name_of(KVQuantMode mode) { return find_name(kQuantModes, mode); }
-std::optional<CacheKind> cache_kind_from_name(std::string_view name) {
-  return find_value(kKinds, name);
+std::optional<CacheKind> cache_kind_from_name(std::string_view word) {
+  const auto row = std::ranges::find(kCacheKinds, word, &CacheKindTraits::word);
+  if (row == kCacheKinds.end()) return std::nullopt;
+  return row->kind;
+}
+std::optional<CacheKind> cache_kind_from_planned_name(std::string_view word) {
+  for (const CacheKindTraits& traits : kCacheKinds)
+    if (planned_name_of(traits.kind) == word) return traits.kind;
+  return std::nullopt;
 }
 std::optional<DType> dtype_from_name(std::string_view name) { return find_value(kDTypes, name); }
 std::optional<MambaCacheMode> mamba_cache_mode_from_name(std::string_view name) {
@@ -87,6 +86,16 @@ std::optional<MambaCacheMode> mamba_cache_mode_from_name(std::string_view name) 
 }
 std::optional<KVQuantMode> kv_quant_mode_from_name(std::string_view name) {
   return find_value(kQuantModes, name);
+}
+std::string planned_name_of(KVQuantMode mode) {
+  std::string name(name_of(mode));
+  std::ranges::transform(name, name.begin(), [](unsigned char c) { return std::toupper(c); });
+  return name;
+}
+std::optional<KVQuantMode> kv_quant_mode_from_planned_name(std::string_view name) {
+  for (const auto& row : kQuantModes)
+    if (planned_name_of(row.value) == name) return row.value;
+  return std::nullopt;
 }
 
 }  // namespace lockstep

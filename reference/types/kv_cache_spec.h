@@ -9,6 +9,8 @@
 #include <string_view>
 #include <vector>
 
+#include "reference/types/cache_kinds.h"
+
 namespace lockstep {
 
 enum class DType : std::uint8_t { bf16, fp16, fp32, fp8_e4m3, fp8_e5m2, int8, uint8 };
@@ -24,22 +26,6 @@ constexpr std::int64_t itemsize_bytes(DType dtype) {
   }
 }
 
-enum class CacheKind : std::uint8_t {
-  full_attention,
-  mla,  // one latent head per token, K and V in one row: num_kv_heads = 1
-  sliding_window,
-  chunked_local,
-  mamba,            // Mamba1/2 and linear attention (GatedDeltaNet, KDA): states, not tokens
-  hidden_state,     // rows of num_kv_heads * head_size elements, one row per token, no K/V pair
-  cross_attention,  // rows of a request's encoder, one each
-  encoder_only,
-  circular_buffer,  // one block per request: a ring of keys not yet compressed
-  // Device pages of rows that live in a host pool, and a request's device copy of the rows that it
-  // reads most (reference/types/hisparse.h).
-  hisparse_resident,
-  hisparse_hot,
-};
-
 enum class MambaCacheMode : std::uint8_t { none, align, all };
 
 // Extra content of a quantized cache: nothing, one scale per tensor (stored elsewhere), one fp32
@@ -51,8 +37,16 @@ enum class KVQuantMode : std::uint8_t {
   int8_per_token_head,
   fp8_per_token_head,
   nvfp4,
-  int4_per_token_head
+  int4_per_token_head,
+  // In plans only: no replay has such rows.
+  nvfp4_ds_mla,
+  turboquant_k8v4,
+  turboquant_4bit_nc,
+  turboquant_k3v4_nc,
+  turboquant_3bit_nc,
 };
+constexpr bool is_planned_only(KVQuantMode mode) { return mode >= KVQuantMode::nvfp4_ds_mla; }
+constexpr bool is_turboquant(KVQuantMode mode) { return mode >= KVQuantMode::turboquant_k8v4; }
 constexpr bool is_per_token_head(KVQuantMode mode) {
   return mode == KVQuantMode::int8_per_token_head || mode == KVQuantMode::fp8_per_token_head ||
          mode == KVQuantMode::int4_per_token_head;
@@ -65,7 +59,33 @@ struct StateTensorSpec {
   bool operator==(const StateTensorSpec&) const = default;
 };
 
-// The cache of one layer. Fields that a kind does not use keep their default.
+// A flag that does not tell specs apart.
+struct UncomparedFlag {
+  bool value = false;
+  bool operator==(const UncomparedFlag&) const { return true; }
+};
+
+// What a plan with overlaid memory (0.33.0) says of a layer in addition; 0: absent. A replay's
+// specs have none of it.
+struct PlanFacts {
+  std::int64_t num_head_slots = 0;       // H of a page [H, N, C]; 0: num_kv_heads
+  std::int64_t state_content_bytes = 0;  // C: a stored row of one slot; 0: K and V of the head
+  std::int64_t max_tp_shards = 0;        // ranks of TP beyond this hold copies
+  std::int64_t stride_kernel_tokens =
+      0;  // blocks are whole kernel blocks of N tokens or fewer apart
+  UncomparedFlag is_draft;
+  bool non_causal = false;  // some layer attends to what follows
+  bool non_causal_multi_token_decode = false;
+  std::int64_t topk_buffer_width = 0;
+  bool is_indexer = false;  // cache_role
+  bool is_index_group_leader = false;
+  std::string mamba_type{};
+  bool tp_replicated = false;  // every rank of TP holds the whole state
+  bool operator==(const PlanFacts&) const = default;
+};
+
+// The cache of one layer, in a plan and in a replay. Fields that a kind does not use keep their
+// default.
 struct KVCacheSpec {
   CacheKind kind = CacheKind::full_attention;
   std::int64_t block_size = 16;  // tokens in one block
@@ -74,15 +94,15 @@ struct KVCacheSpec {
   DType dtype = DType::bf16;
   std::int64_t sliding_window = 0;        // tokens; sliding_window only
   std::int64_t attention_chunk_size = 0;  // tokens; chunked_local only
-  // Rows of the model itself before every request's first token, in whole blocks of their own
-  // (SinkFullAttentionSpec). full_attention only.
+  // Rows of the model itself before every request's first token, in whole blocks of their own.
+  // sink_full only.
   std::int64_t sink_len = 0;
-  // Of what is generated the last tokens alone are attended to; the prompt stays (RSWASpec).
-  std::int64_t rswa_window = 0;  // tokens; full_attention only
+  // Of what is generated the last tokens alone are attended to; the prompt stays.
+  std::int64_t rswa_window = 0;  // tokens; rswa only
   // Tokens before the window that are kept and not attended to: several modules of MTP.
   std::int64_t extra_retained_tokens = 0;  // sliding_window only
   // After a hit the window is computed again, and its blocks are not cached (DeepSeek-V4.1).
-  bool bounded_replay = false;          // sliding_window with mla_rows only
+  bool bounded_replay = false;          // sliding_window_mla only
   std::vector<StateTensorSpec> states;  // mamba only, in page order
   MambaCacheMode mamba_cache_mode = MambaCacheMode::none;
   std::int64_t num_speculative_blocks = 0;  // mamba only
@@ -93,9 +113,7 @@ struct KVCacheSpec {
   std::optional<std::int64_t> page_size_padded;   // bytes; absent: no padding
   std::int64_t head_size_v = 0;                   // elements of a V row; 0: as head_size
   KVQuantMode kv_quant_mode = KVQuantMode::none;
-  // MLA rows (kind mla, hidden_state, or sliding_window with mla_rows = SlidingWindowMLASpec); of a
-  // circular_buffer: keys without values.
-  bool mla_rows = false;
+  bool keys_alone = false;  // a row per token without a value; circular_buffer only
   // "fp8_ds_mla", "nvfp4_ds_mla": layouts in bytes of their own; empty: dtype rules
   std::string cache_dtype_str;
   std::string model_version;        // "deepseek_v4" or empty
@@ -110,31 +128,42 @@ struct KVCacheSpec {
   // Of hisparse_resident and hisparse_hot: bytes of a page; and blocks of a request's hot region.
   std::int64_t hisparse_page_bytes = 0;
   std::int64_t blocks_per_request = 0;
+  PlanFacts plan{};
   bool operator==(const KVCacheSpec&) const = default;
 };
 
 // Whether a block of it on several ranks of a context holds tokens of its own on each.
 constexpr bool is_dealt_out(const KVCacheSpec& spec) {
-  return spec.dcp_sharded && spec.kind != CacheKind::mamba;
+  return spec.dcp_sharded && traits_of(spec.kind).is_sharded;
 }
-constexpr bool is_ring(const KVCacheSpec& spec) { return spec.kind == CacheKind::circular_buffer; }
-constexpr bool is_cross_attention(const KVCacheSpec& spec) {
-  return spec.kind == CacheKind::cross_attention;
-}
+constexpr bool is_ring(const KVCacheSpec& spec) { return is_ring(spec.kind); }
+constexpr bool is_cross_attention(const KVCacheSpec& spec) { return is_cross_attention(spec.kind); }
 // True if attention reads rows other than a run of a request's tokens: an encoder's, sinks, or both
 // sides of a gap.
 constexpr bool reads_beside_tokens(const KVCacheSpec& spec) {
   return is_cross_attention(spec) || spec.sink_len > 0 || spec.rswa_window > 0;
 }
-
 // Whether it is one of HiSparse's device groups, whose prefixes the host's group has.
-constexpr bool is_hisparse(const KVCacheSpec& spec) {
-  return spec.kind == CacheKind::hisparse_resident || spec.kind == CacheKind::hisparse_hot;
-}
-
+constexpr bool is_hisparse(const KVCacheSpec& spec) { return is_hisparse(spec.kind); }
 // Whether the blocks of its group are found by later requests.
 constexpr bool is_prefix_cacheable(const KVCacheSpec& spec) {
-  return !is_ring(spec) && !spec.bounded_replay && !is_cross_attention(spec) && !is_hisparse(spec);
+  return traits_of(spec.kind).is_prefix_cacheable && !spec.bounded_replay;
+}
+// Whether a token has one row (MLA, hidden states) rather than a K row and a V row.
+constexpr bool has_single_rows(const KVCacheSpec& spec) {
+  const RowShape rows = traits_of(spec.kind).rows;
+  return rows == RowShape::single || (rows == RowShape::single_if_keys_alone && spec.keys_alone);
+}
+// K and V by head, which tensor parallelism cuts by heads.
+constexpr bool keeps_pairs(const KVCacheSpec& spec) {
+  return is_attention(spec.kind) && !has_single_rows(spec);
+}
+// Full attention of the class that its sinks or its window make it.
+constexpr void settle_full_attention(KVCacheSpec& spec) {
+  if (!is_full_of_pairs(spec.kind)) return;
+  spec.kind = spec.sink_len > 0      ? CacheKind::sink_full
+              : spec.rswa_window > 0 ? CacheKind::rswa
+                                     : CacheKind::full_attention;
 }
 
 // Layers that share a block table. Each has the spec `spec`, unless the group is of uniform type
@@ -146,8 +175,9 @@ struct KVCacheGroupSpec {
   std::vector<KVCacheSpec> layer_specs = {};
   // Attention packing: this many layers of the group lie side by side in one page of one tensor.
   std::int64_t layers_per_page = 1;
-  bool is_eagle_group = false;  // has a drafter's layers
-  std::string role{};           // vLLM's KVCacheGroupRole; empty: the default
+  bool is_eagle_group = false;              // has a drafter's layers
+  Residence residence = Residence::device;  // host: its rows are copied to HiSparse's other groups
+  std::string role{};                       // vLLM's KVCacheGroupRole; empty: the default
 
   bool is_uniform_type() const { return !layer_specs.empty(); }
   const KVCacheSpec& layer_spec(std::size_t layer) const {
@@ -155,6 +185,12 @@ struct KVCacheGroupSpec {
   }
   bool operator==(const KVCacheGroupSpec&) const = default;
 };
+
+// Whether its rows take blocks of the device.
+constexpr bool is_on_device(const KVCacheGroupSpec& group) {
+  return group.residence == Residence::device &&
+         traits_of(group.spec.kind).residence == Residence::device;
+}
 
 // Whether a layer of the group keeps a row for several tokens.
 constexpr bool has_compressed_rows(const KVCacheGroupSpec& group) {
@@ -193,14 +229,15 @@ struct KVCacheConfig {
 // The module of the drafter that the layer belongs to; -1: it is the model's own.
 std::int32_t draft_module_of(const KVCacheConfig& plan, const std::string& layer_name);
 
-// The words that recordings and model files use: "full", "mla", "sliding_window", ...; "bf16", ...
-std::string_view name_of(CacheKind kind);
+// The words that recordings and model files use: "bf16", ...
 std::string_view name_of(DType dtype);
 std::string_view name_of(MambaCacheMode mode);
 std::string_view name_of(KVQuantMode mode);
-std::optional<CacheKind> cache_kind_from_name(std::string_view name);
 std::optional<DType> dtype_from_name(std::string_view name);
 std::optional<MambaCacheMode> mamba_cache_mode_from_name(std::string_view name);
 std::optional<KVQuantMode> kv_quant_mode_from_name(std::string_view name);
+// Upper case, as the engine names its modes in plans.
+std::string planned_name_of(KVQuantMode mode);
+std::optional<KVQuantMode> kv_quant_mode_from_planned_name(std::string_view name);
 
 }  // namespace lockstep

@@ -7,6 +7,8 @@
 #include <map>
 #include <optional>
 
+#include "base/check.h"
+
 namespace lockstep {
 namespace {
 
@@ -16,23 +18,26 @@ struct TensorShape {
 };
 
 // First byte of row n, head h, kernel block b, layer l.
-std::int64_t first_byte(CacheOrder order, const PlacedTensor& tensor, const TensorShape& s,
+std::int64_t first_byte(CacheLayout order, const PlacedTensor& tensor, const TensorShape& s,
                         std::int64_t l, std::int64_t b, std::int64_t h, std::int64_t n) {
   const std::int64_t block = tensor.offset + b * (tensor.block_stride / s.ratio);
   const std::int64_t page = block + l * tensor.layer_stride;
   switch (order) {
-    case CacheOrder::LBNHC:
-    case CacheOrder::BLNHC:
+    case CacheLayout::LBNHC:
+    case CacheLayout::BLNHC:
       return page + (n * s.heads + h) * s.bytes;
-    case CacheOrder::LBHNC:
-    case CacheOrder::BLHNC:
+    case CacheLayout::LBHNC:
+    case CacheLayout::BLHNC:
       return page + (h * s.rows + n) * s.bytes;
-    case CacheOrder::LHBNC:
+    case CacheLayout::LHBNC:
       return page + (h * s.kernel_blocks * s.rows + n) * s.bytes;
-    case CacheOrder::BHLNC:
+    case CacheLayout::BHLNC:
       return page + (h * s.layers * s.rows + n) * s.bytes;
+    case CacheLayout::NHD:
+    case CacheLayout::HND:
+      break;
   }
-  return 0;
+  LS_CHECK(false, "{} is no order of an overlaid cache", name_of(order));
 }
 
 struct PageExtent {
@@ -74,7 +79,7 @@ class OverlayProver {
   void collect() {
     std::size_t at = 0;
     for (const PlacedTensor& tensor : plan_.tensors) {
-      if (!has_layer_views(tensor.spec.type)) continue;
+      if (!has_layer_views(tensor.spec.kind)) continue;
       for (std::size_t l = 0; l < tensor.layers.size(); ++l, ++at)
         if (!tensor.host_resident) collect_layer(tensor, l, at);
     }
@@ -150,7 +155,7 @@ class OverlayProver {
         cleared.push_back({begin, begin + segment.bytes, 0, b});
       }
     const Cover cover = covered_by(cleared, [&](const PageExtent& e) {
-      return is_attention(pages_.layers[e.layer].spec.type);
+      return is_attention(pages_.layers[e.layer].spec.kind);
     });
     if (cover.foreign)
       found("zeroing", fmt::format("zeroing block {} clears byte {} of {}", cover.foreign->block,

@@ -107,7 +107,7 @@ std::string state_name(const MemoryModel& model, std::uint64_t word) {
 
 std::string part_name(const ModelLayer& layer, std::int64_t part) {
   if (part >= kPartState) return fmt::format("state {}", part - kPartState);
-  if (layer.layout.kind == CacheKind::hidden_state) return "hidden state";
+  if (is_hidden_state(layer.layout.kind)) return "hidden state";
   if (layer.layout.num_kv == 1) return "latent row";
   return part == kPartK ? "K" : "V";
 }

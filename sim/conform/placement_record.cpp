@@ -16,7 +16,7 @@ using nlohmann::json;
 
 constexpr std::int64_t kCopiedBytesMax = 128 << 20;  // larger allocations were not copied
 
-json spec_at(const CacheSpec& spec, const json& specs) {
+json spec_at(const KVCacheSpec& spec, const json& specs) {
   json own = spec_record(spec);
   for (std::size_t i = 0; i < specs.size(); ++i)
     if (specs[i] == own) return i;
@@ -89,7 +89,7 @@ json view_record(const TensorView& view) {
 }
 
 json layer_record(const LayerPage& layer) {
-  const bool has_rows = is_attention(layer.spec.type);
+  const bool has_rows = is_attention(layer.spec.kind);
   json record = {
       {"page", view_record(view_of(layer.page, has_rows ? layer.spec.dtype : DType::int8))}};
   const std::vector<TensorView> bound = bound_views(layer);
@@ -199,12 +199,12 @@ struct PoolMaker {
 // The layouts: those that backends declare, the remaining candidates, and what chose.
 json layout_record(const PlacementStages& plan, const PlacementOptions& options) {
   json record = {{"supported", json::array()}, {"declared", json::object()}};
-  for (const CacheOrder order : plan.supported) record["supported"].push_back(name_of(order));
+  for (const CacheLayout order : plan.supported) record["supported"].push_back(name_of(order));
   for (const PlacementLayer& layer : plan.layers) {
     const CacheBackend* backend = find_cache_backend(layer.backend);
     if (backend == nullptr || record["declared"].contains(layer.backend)) continue;
     json& names = record["declared"][layer.backend];
-    for (const CacheOrder order : declared_orders(*backend, options.device))
+    for (const CacheLayout order : declared_orders(*backend, options.device))
       names.push_back(name_of(order));
   }
   if (const auto wish = order_wish(plan.layers, options))
@@ -243,34 +243,34 @@ json specs_record(const PlacementRecording& recording, const std::vector<Placeme
 
 }  // namespace
 
-json spec_record(const CacheSpec& spec) {
-  json record = {{"type", name_of(spec.type)},
+json spec_record(const KVCacheSpec& spec) {
+  json record = {{"type", planned_name_of(spec.kind)},
                  {"block_size", spec.block_size},
                  {"page_size_bytes", page_bytes(spec)}};
   const auto may_say = [&](const char* key, const auto& value) {
-    if (value) record[key] = *value;
+    if (value != std::remove_cvref_t<decltype(value)>{}) record[key] = value;
   };
-  if (!has_layer_views(spec.type)) {
+  if (!has_layer_views(spec.kind)) {
     record[kHotPageKey] = spec.hisparse_page_bytes;
     record["dcp_sharded"] = spec.dcp_sharded;
-    if (spec.type == SpecType::hisparse_hot) record["blocks_per_request"] = spec.blocks_per_request;
+    if (is_hot_pages(spec.kind)) record["blocks_per_request"] = spec.blocks_per_request;
     return record;
   }
   record["hnc"] = {num_heads(spec), rows_of(spec, spec.block_size), content_bytes(spec)};
-  may_say("page_size_padded", spec.page_size_padded);
+  if (spec.page_size_padded) record["page_size_padded"] = *spec.page_size_padded;
   if (const std::int64_t bytes = stride_alignment_bytes(spec); bytes != 1)
     record["stride_alignment_bytes"] = bytes;
-  if (spec.is_draft.value) record["is_draft"] = true;
-  if (spec.non_causal) record["non_causal"] = true;
-  if (spec.non_causal_multi_token_decode) record["non_causal_multi_token_decode"] = true;
-  if (spec.tp_replicated) record["tp_replicated"] = true;
-  if (spec.type == SpecType::mamba) {
+  if (spec.plan.is_draft.value) record["is_draft"] = true;
+  if (spec.plan.non_causal) record["non_causal"] = true;
+  if (spec.plan.non_causal_multi_token_decode) record["non_causal_multi_token_decode"] = true;
+  if (spec.plan.tp_replicated) record["tp_replicated"] = true;
+  if (is_state_kind(spec.kind)) {
     record["shapes"] = record["dtypes"] = json::array();
     for (const StateTensorSpec& state : spec.states) {
       record["shapes"].push_back(state.dims);
       record["dtypes"].push_back(torch_name_of(state.dtype));
     }
-    record["mamba_type"] = spec.mamba_type;
+    record["mamba_type"] = spec.plan.mamba_type;
     record["mamba_cache_mode"] = name_of(spec.mamba_cache_mode);
     record["num_speculative_blocks"] = spec.num_speculative_blocks;
     if (spec.num_prefill_checkpoint_blocks != 0)
@@ -282,27 +282,28 @@ json spec_record(const CacheSpec& spec) {
   record["head_size"] = spec.head_size;
   record["head_size_v"] = spec.head_size_v;
   record["dtype"] = torch_name_of(spec.dtype);
-  if (spec.kv_quant_mode != QuantMode::NONE) record["kv_quant_mode"] = name_of(spec.kv_quant_mode);
-  may_say("num_head_slots", spec.num_head_slots);
-  may_say("state_content_bytes", spec.state_content_bytes);
-  if (spec.tokens_per_state != 1) record["tokens_per_state"] = spec.tokens_per_state;
+  if (spec.kv_quant_mode != KVQuantMode::none)
+    record["kv_quant_mode"] = planned_name_of(spec.kv_quant_mode);
+  may_say("num_head_slots", spec.plan.num_head_slots);
+  may_say("state_content_bytes", spec.plan.state_content_bytes);
+  if (spec.compress_ratio != 1) record["tokens_per_state"] = spec.compress_ratio;
   if (!spec.dcp_sharded) record["dcp_sharded"] = false;
-  may_say("max_tp_shards", spec.max_tp_shards);
-  if (const StrideAlignment& alignment = spec.block_stride_alignment; alignment.bytes != 0)
-    record["block_stride_alignment"] = alignment.bytes;
-  else if (alignment.kernel_tokens != 0)
-    record["block_stride_alignment"] = {{"multiple_of", alignment.kernel_tokens}};
+  may_say("max_tp_shards", spec.plan.max_tp_shards);
+  if (spec.block_stride_alignment != 1)
+    record["block_stride_alignment"] = spec.block_stride_alignment;
+  else if (spec.plan.stride_kernel_tokens != 0)
+    record["block_stride_alignment"] = {{"multiple_of", spec.plan.stride_kernel_tokens}};
   may_say("sliding_window", spec.sliding_window);
   if (spec.extra_retained_tokens != 0) record["extra_retained_tokens"] = spec.extra_retained_tokens;
   may_say("attention_chunk_size", spec.attention_chunk_size);
   may_say("rswa_window", spec.rswa_window);
   may_say("sink_len", spec.sink_len);
   may_say("cache_dtype_str", spec.cache_dtype_str);
-  may_say("topk_buffer_width", spec.topk_buffer_width);
+  may_say("topk_buffer_width", spec.plan.topk_buffer_width);
   may_say("alignment", spec.alignment);
   may_say("model_version", spec.model_version);
-  if (spec.is_indexer) record["cache_role"] = "indexer";
-  if (spec.is_index_group_leader) record["is_index_group_leader"] = true;
+  if (spec.plan.is_indexer) record["cache_role"] = "indexer";
+  if (spec.plan.is_index_group_leader) record["is_index_group_leader"] = true;
   if (spec.bounded_replay) record["bounded_replay"] = true;
   return record;
 }
@@ -332,7 +333,7 @@ json placement_record(const PlacementRecording& recording, const json& recorded)
   record["specs"] = specs;
   // Only model runner V2 marks a draft model's cache as replicated, and only V2 has HiSparse.
   const bool is_replicated = std::ranges::any_of(memory.layers, [](const PlacementLayer& layer) {
-    return layer.spec && layer.spec->is_draft.value && is_attention(layer.spec->type) &&
+    return layer.spec && layer.spec->plan.is_draft.value && is_attention(layer.spec->kind) &&
            !layer.spec->dcp_sharded;
   });
   if (!options.hisparse)

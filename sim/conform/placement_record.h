@@ -18,6 +18,6 @@ nlohmann::json placement_record(const PlacementRecording& recording,
 PlacementStages plan_of(const PlacementRecording& recording);
 
 // A spec with everything that follows from it.
-nlohmann::json spec_record(const CacheSpec& spec);
+nlohmann::json spec_record(const KVCacheSpec& spec);
 
 }  // namespace lockstep

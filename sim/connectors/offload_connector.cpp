@@ -95,9 +95,7 @@ constexpr auto kConnectorDefects = std::to_array<Named<ConnectorDefect>>({
     {ConnectorDefect::free_send_in_flight, "free-send-in-flight"},
 });
 
-bool sees_everything(const KVCacheSpec& spec) {
-  return spec.kind != CacheKind::sliding_window && spec.kind != CacheKind::chunked_local;
-}
+bool sees_everything(const KVCacheSpec& spec) { return !is_windowed(spec.kind); }
 
 }  // namespace
 

@@ -62,8 +62,8 @@ class RecordedConnector final : public KVConnector {
   void begins(const std::string& name, RequestId request);
   std::vector<std::string> in_set_order(std::vector<std::string> names) const;
   // The step's transfers in the order in which the engine iterates its sets. vLLM's MultiConnector
-  // fills a set of its own, part after part, each part's reports in the recorded order; a send joins
-  // it with the report of its last part.
+  // fills its own set, part after part, each part's reports in the recorded order; a send joins it
+  // with the report of its last part.
   std::vector<std::string> received() const;
   std::vector<std::string> sent() const;
 

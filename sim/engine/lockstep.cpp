@@ -71,8 +71,8 @@ Result<bool> LockstepRun::advance() {
 }
 
 Result<Turn> LockstepRun::take_turn(const LoopState& state) {
-  events_.clear();
-  auto turn = workload_.next_turn(state, events_);
+  before_.events.clear();
+  auto turn = workload_.next_turn(state, before_.events);
   if (workload_.is_hindered(state.step)) progress_.hindered();
   return turn;
 }
@@ -82,7 +82,7 @@ void LockstepRun::set_stuck() {
 }
 
 Result<bool> LockstepRun::decide() {
-  resets_.clear();
+  before_.resets.clear();
   LS_RETURN_IF_ERROR(apply_events());
   watch_.lap();
   const SchedulerOutput& decision = decisions_.schedule();
@@ -121,10 +121,10 @@ Result<bool> LockstepRun::execute(const AgreedBatch& agreed) {
   }
   stopped_.clear();
   stale_outputs_.clear();
-  events_.clear();
-  workload_.while_running(events_);
-  if (!events_.empty()) {
-    resets_.clear();
+  before_.events.clear();
+  workload_.while_running(before_.events);
+  if (!before_.events.empty()) {
+    before_.resets.clear();
     LS_RETURN_IF_ERROR(apply_events());
   }
   const OutputTaken output = process_output(!decision.scheduled.empty());
@@ -199,7 +199,7 @@ bool LockstepRun::observe(bool (StepObserver::*hook)(const StepView&),
                             .output_of_step = output_of_step,
                             .now_ns = workload_.now_ns(),
                             .cache_events = cache_events_,
-                            .resets = resets_,
+                            .resets = before_.resets,
                             .name = name_of_});
 }
 
@@ -226,7 +226,7 @@ Result<RunReport> LockstepRun::finish() {
 // Applies arrivals and aborts.
 
 Result<void> LockstepRun::apply_events() {
-  for (WorkloadEvent& event : events_) {
+  for (WorkloadEvent& event : before_.events) {
     switch (event.kind) {
       case WorkloadEvent::Kind::add:
         LS_RETURN_IF_ERROR(add_request(event));
@@ -255,8 +255,8 @@ void LockstepRun::reset_prefix_cache(bool preempts_running) {
     const auto running = decisions_.running();
     victims.assign(running.begin(), running.end());
   }
-  resets_.push_back(decisions_.reset_prefix_cache(preempts_running) ? 1 : 0);
-  chain_.add(resets_.back());
+  before_.resets.push_back(decisions_.reset_prefix_cache(preempts_running) ? 1 : 0);
+  chain_.add(before_.resets.back());
   for (const RequestId id : victims) know_tokens(id, decisions_.num_tokens(id));
 }
 

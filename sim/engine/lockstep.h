@@ -130,8 +130,10 @@ class LockstepRun {
 
   // of the step in progress
   const SchedulerOutput* decision_ = nullptr;
-  std::vector<WorkloadEvent> events_;
-  std::vector<std::uint8_t> resets_;  // results of reset_prefix_cache, 0 or 1
+  struct {
+    std::vector<WorkloadEvent> events;
+    std::vector<std::uint8_t> resets;  // results of reset_prefix_cache, 0 or 1
+  } before_;
   std::vector<SampledRow> rows_;
   SchedulerOutput counted_;              // the decision, in the worker's count
   std::vector<StoppedRequest> stopped_;  // ended by the outputs of this step

@@ -191,7 +191,7 @@ void RankRun::say_what_was_not_checked(bool agreed, std::span<MemoryCheck* const
   for (const ModelLayer& layer : model_.layers())
     if (layer.layout.num_kv > 0 && !has_attention_oracle(layer))
       not_checked.push_back(fmt::format("attention outputs of layer {}: {}", layer.name,
-                                        layer.layout.kind == CacheKind::hidden_state
+                                        is_hidden_state(layer.layout.kind)
                                             ? "hidden states are not attended to"
                                             : "its elements are not numbers within +-1"));
   if (const std::string formats = converted_formats(config_.backend); !formats.empty())

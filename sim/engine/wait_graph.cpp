@@ -159,14 +159,12 @@ namespace {
 
 // Blocks that a request's tokens take in a group.
 std::int64_t num_blocks_for(const KVCacheSpec& spec, std::int64_t tokens) {
-  if (spec.kind == CacheKind::mamba && spec.mamba_cache_mode != MambaCacheMode::all)
+  if (is_state_kind(spec.kind) && spec.mamba_cache_mode != MambaCacheMode::all)
     return 1 + spec.num_speculative_blocks;
-  if (spec.kind == CacheKind::hisparse_hot) return spec.blocks_per_request;
+  if (is_hot_pages(spec.kind)) return spec.blocks_per_request;
   std::int64_t kept = tokens;
-  if (spec.kind == CacheKind::sliding_window)
-    kept = std::min(tokens, spec.sliding_window + spec.block_size);
-  if (spec.kind == CacheKind::chunked_local)
-    kept = std::min(tokens, spec.attention_chunk_size + spec.block_size);
+  if (is_sliding_window(spec.kind)) kept = std::min(tokens, spec.sliding_window + spec.block_size);
+  if (is_chunked(spec.kind)) kept = std::min(tokens, spec.attention_chunk_size + spec.block_size);
   return cdiv(kept, spec.block_size);
 }
 
@@ -202,7 +200,7 @@ std::int64_t num_pages_elsewhere(const Scheduler& scheduler, RequestId request,
                                  const KVCacheConfig& plan, const PoolOfGroups& pool) {
   std::int64_t count = 0;
   for (std::size_t g = pool.begin; g < pool.end; ++g)
-    if (plan.groups[g].spec.kind == CacheKind::hisparse_resident)
+    if (is_resident_pages(plan.groups[g].spec.kind))
       count += std::ranges::count(scheduler.block_table(request, static_cast<std::int32_t>(g)),
                                   kNullBlock);
   return count;

@@ -54,7 +54,7 @@ constexpr std::size_t kBytesShown = 16;
 HiddenStateExtraction::HiddenStateExtraction(const MemoryModel& model, Worker& worker)
     : model_(model), worker_(worker) {
   for (const ModelLayer& layer : model.layers())
-    if (layer.layout.kind == CacheKind::hidden_state) layers_.push_back(layer.index);
+    if (is_hidden_state(layer.layout.kind)) layers_.push_back(layer.index);
 }
 
 void HiddenStateExtraction::begin(std::int64_t step) {

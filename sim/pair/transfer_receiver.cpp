@@ -97,7 +97,7 @@ BlockTransfer TransferReceiver::transfer_of(const Load& load, BlockPlace place, 
 
 bool can_compute_lost_blocks(std::span<const KVCacheGroupSpec> groups) {
   const CacheKind kind = groups.front().spec.kind;
-  return groups.size() == 1 && (kind == CacheKind::full_attention || kind == CacheKind::mla);
+  return groups.size() == 1 && attends_to_all(kind);
 }
 
 ExternalHit TransferReceiver::get_num_new_matched_tokens(const ExternalQuery& query) {

@@ -35,9 +35,8 @@ void Travellers::abort_request(const std::string& name) {
 
 std::int64_t Travellers::num_prefilled(const Traveller& traveller) const {
   const auto& groups = options_.decode.backend.plan.groups;
-  const bool has_window = std::ranges::any_of(groups, [](const KVCacheGroupSpec& group) {
-    return group.spec.kind == CacheKind::sliding_window;
-  });
+  const bool has_window = std::ranges::any_of(
+      groups, [](const KVCacheGroupSpec& group) { return is_sliding_window(group.spec.kind); });
   return traveller.spec.prompt.size() - (has_window ? 1 : 0);
 }
 

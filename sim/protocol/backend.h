@@ -120,8 +120,9 @@
 //         normalised, scale is 1/8.
 //     A convolution keeps one sequence of inputs for all states of a chain of updates. It reads a
 //     step's tokens after rows [conv_offset, conv_offset + w - 1) of conv_source; this
-//     sequence, from input num_tokens on, goes to the rows of the target from row 0 on. With drafts,
-//     updates leave inputs unchanged. A copy moves rows [conv_offset, n) of conv_source to rows 0, 1, ...
+//     sequence, from input num_tokens on, goes to the rows of the target from row 0 on. With
+//     drafts, updates leave inputs unchanged. A copy moves rows [conv_offset, n) of conv_source to
+//     rows 0, 1, ...
 //     The output of a convolution or recurrence is read back for the last token of each update.
 // (16) A checkpoint is one of a chunk's two updates: its target receives the state after its
 //     tokens, inputs of convolutions included, and the chunk continues in the same pass. The next

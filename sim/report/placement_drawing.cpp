@@ -113,7 +113,7 @@ std::vector<BlockRun> block_runs(const Placement& plan, const WorkerPages& pages
     });
     LS_CHECK(tensor != plan.tensors.end(), "{} has no tensor", layer.name);
     const std::int64_t base = is_outer ? layer.page.offset : regions;
-    if (layer.spec.type == SpecType::mamba)
+    if (is_state_kind(layer.spec.kind))
       add_state_runs(layer, base, runs);
     else
       add_row_runs(layer, base, layer.page.blocks / pages.num_blocks, is_outer, runs);
@@ -202,7 +202,7 @@ std::string placement_dot(const PlacementReport& report) {
       const PlacedGroup& group = plan.groups[g];
       const std::string name = fmt::format("{}group {}", stage, g);
       node(name,
-           fmt::format("{}: {}, {} tokens per block", name, name_of(group.spec.type),
+           fmt::format("{}: {}, {} tokens per block", name, planned_name_of(group.spec.kind),
                        group.spec.block_size),
            "box");
       for (const std::string& layer : group.layer_names) {

@@ -21,8 +21,8 @@ void write_options(JsonWriter& out, const PlacementOptions& options) {
   out.boolean("disable_hybrid_kv_cache_manager", options.disable_hybrid).end_object();
 }
 
-void write_placed_spec(JsonWriter& out, const CacheSpec& spec) {
-  out.string("type", name_of(spec.type)).integer("block_size", spec.block_size);
+void write_placed_spec(JsonWriter& out, const KVCacheSpec& spec) {
+  out.string("type", planned_name_of(spec.kind)).integer("block_size", spec.block_size);
   out.integer("page_size_bytes", page_bytes(spec));
   out.integer("unpadded_page_size_bytes", unpadded_page_bytes(spec));
   out.key("hnc").begin_array().integer(num_heads(spec)).integer(rows_of(spec, spec.block_size));
@@ -103,7 +103,7 @@ std::string placement_to_json(const PlacementReport& report) {
   write_options(out, report.placed.options);
   out.key("order").begin_object().string("chosen", name_of(stages.order->order));
   out.string("by", stages.order->by).key("supported").begin_array();
-  for (const CacheOrder order : stages.supported) out.string(name_of(order));
+  for (const CacheLayout order : stages.supported) out.string(name_of(order));
   out.end_array().end_object();
   out.key("aligned").begin_object().integer("block_size", stages.alignment->block_size);
   out.integer("mamba_block_size", stages.alignment->mamba_block_size);

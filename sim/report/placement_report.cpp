@@ -20,23 +20,23 @@ std::string gib_text(std::int64_t bytes) {
   return fmt::format("{:.2f} GiB", static_cast<double>(bytes) / (1 << 30));
 }
 
-std::string kind_of_rows(const CacheSpec& spec) {
-  if (spec.sliding_window) return fmt::format("window {}", *spec.sliding_window);
-  if (spec.attention_chunk_size) return fmt::format("chunk {}", *spec.attention_chunk_size);
-  if (spec.type == SpecType::mamba) return fmt::format("mamba {}", name_of(spec.mamba_cache_mode));
-  return std::string(name_of(spec.type));
+std::string kind_of_rows(const KVCacheSpec& spec) {
+  if (spec.sliding_window != 0) return fmt::format("window {}", spec.sliding_window);
+  if (spec.attention_chunk_size != 0) return fmt::format("chunk {}", spec.attention_chunk_size);
+  if (is_state_kind(spec.kind)) return fmt::format("mamba {}", name_of(spec.mamba_cache_mode));
+  return std::string(planned_name_of(spec.kind));
 }
 
-std::string orders_text(const std::vector<CacheOrder>& orders) {
+std::string orders_text(const std::vector<CacheLayout>& orders) {
   std::vector<std::string_view> names;
-  for (const CacheOrder order : orders) names.push_back(name_of(order));
+  for (const CacheLayout order : orders) names.push_back(name_of(order));
   return fmt::format("{}", fmt::join(names, " "));
 }
 
 std::int64_t kernel_size_of(const WorkerPages& pages, const std::string& layer) {
   const auto at = std::ranges::find(pages.layers, layer, &LayerPage::name);
   if (at == pages.layers.end()) return 0;
-  return at->page.rows * at->spec.tokens_per_state;
+  return at->page.rows * at->spec.compress_ratio;
 }
 
 void append_placed_groups(const Placement& plan, const WorkerPages& pages, std::string& out) {
@@ -45,22 +45,22 @@ void append_placed_groups(const Placement& plan, const WorkerPages& pages, std::
                             "page bytes", "padding", "[H, N, C]", "first layer");
   for (std::size_t g = 0; g < plan.groups.size(); ++g) {
     const PlacedGroup& group = plan.groups[g];
-    std::vector<const CacheSpec*> told;
+    std::vector<const KVCacheSpec*> told;
     for (const std::string& name : group.layer_names) {
-      const CacheSpec& spec = group.layer_spec(name);
-      if (std::ranges::any_of(told, [&](const CacheSpec* one) { return *one == spec; })) continue;
+      const KVCacheSpec& spec = group.layer_spec(name);
+      if (std::ranges::any_of(told, [&](const KVCacheSpec* one) { return *one == spec; })) continue;
       told.push_back(&spec);
       const auto layers = std::ranges::count_if(group.layer_names, [&](const std::string& other) {
         return group.layer_spec(other) == spec;
       });
-      out += fmt::format(
-          fmt::runtime(kRow), g, layers, kind_of_rows(spec), with_commas(spec.block_size),
-          spec.type == SpecType::mamba ? "-" : with_commas(kernel_size_of(pages, name)),
-          with_commas(page_bytes(spec)),
-          share_text(page_bytes(spec) - unpadded_page_bytes(spec), page_bytes(spec)),
-          fmt::format("[{}, {}, {}]", num_heads(spec), rows_of(spec, spec.block_size),
-                      content_bytes(spec)),
-          name);
+      out += fmt::format(fmt::runtime(kRow), g, layers, kind_of_rows(spec),
+                         with_commas(spec.block_size),
+                         is_state_kind(spec.kind) ? "-" : with_commas(kernel_size_of(pages, name)),
+                         with_commas(page_bytes(spec)),
+                         share_text(page_bytes(spec) - unpadded_page_bytes(spec), page_bytes(spec)),
+                         fmt::format("[{}, {}, {}]", num_heads(spec),
+                                     rows_of(spec, spec.block_size), content_bytes(spec)),
+                         name);
     }
   }
 }
@@ -159,8 +159,7 @@ std::string placement_table(const PlacementReport& report) {
 std::int64_t hit_step_tokens(const ModelPlacement& placed) {
   const Placement& plan = placed.stages.workers.front();
   const auto keeps_no_state = [](const PlacedGroup& group) {
-    return group.spec.type == SpecType::mamba &&
-           group.spec.mamba_cache_mode == MambaCacheMode::none;
+    return is_state_kind(group.spec.kind) && group.spec.mamba_cache_mode == MambaCacheMode::none;
   };
   if (std::ranges::any_of(plan.groups, keeps_no_state)) return 0;
   const auto sizes = hash_sizes(plan, placed.options);

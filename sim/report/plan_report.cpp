@@ -22,16 +22,10 @@ std::string percent(std::int64_t part, std::int64_t whole) {
 }
 
 std::string kind_text(const KVCacheSpec& spec) {
-  switch (spec.kind) {
-    case CacheKind::mamba:
-      return fmt::format("mamba {}", name_of(spec.mamba_cache_mode));
-    case CacheKind::sliding_window:
-      return fmt::format("window {}", spec.sliding_window);
-    case CacheKind::chunked_local:
-      return fmt::format("chunk {}", spec.attention_chunk_size);
-    default:
-      return std::string(name_of(spec.kind));
-  }
+  if (is_state_kind(spec.kind)) return fmt::format("mamba {}", name_of(spec.mamba_cache_mode));
+  if (is_sliding_window(spec.kind)) return fmt::format("window {}", spec.sliding_window);
+  if (is_chunked(spec.kind)) return fmt::format("chunk {}", spec.attention_chunk_size);
+  return std::string(name_of(spec.kind));
 }
 
 // All of a few names; of many the first and the last.

@@ -71,8 +71,7 @@ std::int64_t tight_pool(const std::vector<KVCacheGroupSpec>& groups, const Engin
 
 std::int64_t sink_blocks(const std::vector<PlacedGroup>& groups) {
   std::int64_t blocks = 0;
-  for (const PlacedGroup& group : groups)
-    blocks += group.spec.sink_len.value_or(0) / group.spec.block_size;
+  for (const PlacedGroup& group : groups) blocks += group.spec.sink_len / group.spec.block_size;
   return blocks;
 }
 
@@ -203,7 +202,7 @@ Result<std::optional<KVCacheConfig>> plan_overlaid(RunSpec& run, const CacheWish
     LS_ASSIGN_OR_RETURN(plan, of_whole_model(*plan, model, layers, options));
   }
   plan->draft_modules = draft_modules_of(layers, model.mtp_modules);
-  const CacheLayout layout = *cache_layout_from_name(name_of(placement.order));
+  const CacheLayout layout = placement.order;
   if (placement.host) run.engine.hisparse_host_num_blocks = placement.host->num_blocks;
   const auto in_memory = placed_layout(*plan, backend, layout);
   if (!in_memory && !has_pages) return unless_asked(in_memory.error());
@@ -231,7 +230,7 @@ void serve_kinds(const LayerSpecs& layers, EngineConfig& engine, std::vector<std
   const auto has = [&](auto is) {
     return std::ranges::any_of(layers, [&](const NamedSpec& layer) { return is(layer.spec); });
   };
-  const bool has_cross = has(is_cross_attention);
+  const bool has_cross = has([](const KVCacheSpec& spec) { return is_cross_attention(spec); });
   const bool has_windows = has([](const KVCacheSpec& spec) { return spec.rswa_window > 0; });
   if (engine.enable_prefix_caching && (has_cross || has_windows)) {
     engine.enable_prefix_caching = false;

@@ -9,7 +9,7 @@
 #include "reference/memory/placed_layout.h"
 #include "reference/plan/block_sizes.h"
 #include "reference/plan/context_share.h"
-#include "reference/plan/hisparse_rows.h"
+#include "reference/plan/hisparse_plan.h"
 #include "reference/plan/kernel_blocks.h"
 #include "reference/plan/page_size.h"
 #include "reference/plan/rank_plan.h"

@@ -17,8 +17,7 @@ namespace {
 constexpr std::int32_t unnamed(std::size_t n) { return -1 - static_cast<std::int32_t>(n); }
 
 bool has_plain_rows(const KVCacheSpec& spec) {
-  const bool is_kept = spec.kind == CacheKind::full_attention || spec.kind == CacheKind::mla ||
-                       spec.kind == CacheKind::sliding_window;
+  const bool is_kept = attends_to_all(spec.kind) || is_sliding_window(spec.kind);
   return is_kept && !spec.bounded_replay && spec.compress_ratio == 1;
 }
 

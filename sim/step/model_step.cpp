@@ -24,10 +24,9 @@ std::string whose(const MemoryModel& model, const SlotContent& slot) {
 }  // namespace
 
 std::int64_t first_attended(const KVCacheSpec& spec, std::int64_t first) {
-  if (spec.kind == CacheKind::sliding_window)
+  if (is_sliding_window(spec.kind))
     return std::max<std::int64_t>(0, first - spec.sliding_window + 1);
-  if (spec.kind == CacheKind::chunked_local)
-    return first / spec.attention_chunk_size * spec.attention_chunk_size;
+  if (is_chunked(spec.kind)) return first / spec.attention_chunk_size * spec.attention_chunk_size;
   return 0;
 }
 

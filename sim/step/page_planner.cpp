@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "base/check.h"
 #include "reference/memory/content.h"
 #include "sim/step/program_builder.h"
 
@@ -27,6 +28,8 @@ PagePlanner::PagePlanner(std::int32_t num_spec_tokens, MemoryModel& model, Worke
 Checked PagePlanner::plan(const SchedulerOutput& decision, std::span<const RequestId> requests,
                           StepProgram& program) {
   if (source_ < 0) return {};
+  LS_CHECK(program.rows.size() == requests.size(), "{} rows of {} requests", program.rows.size(),
+           requests.size());
   for (std::size_t i = 0; i < requests.size(); ++i) {
     WorkerRequest& request = worker_.at(requests[i]);
     request.residency.resize(resident_.size());
@@ -137,6 +140,8 @@ Checked PagePlanner::apply(const StepProgram& program, std::span<const RequestId
   for (const HostMirror& one : program.mirrors) LS_RETURN_UNLESS_FINE(mirror(program, one));
   for (const HotRead& read : program.hot_reads) {
     const auto row = std::ranges::find(program.rows, read.row, &RowSlice::row);
+    LS_CHECK(row != program.rows.end(), "row {} reads hot regions and is not in the step",
+             read.row);
     const RequestId id = requests[static_cast<std::size_t>(row - program.rows.begin())];
     LS_RETURN_UNLESS_FINE(swap_in(program, read, worker_.at(id)));
   }
@@ -145,6 +150,9 @@ Checked PagePlanner::apply(const StepProgram& program, std::span<const RequestId
 
 Checked PagePlanner::mirror(const StepProgram& program, const HostMirror& mirror) {
   const std::int64_t end = std::int64_t{mirror.first_row} + mirror.num_rows;
+  LS_CHECK(mirror.first_row >= 0 && end <= model_.block_size(source_),
+           "rows [{}, {}) are mirrored in blocks of {}", mirror.first_row, end,
+           model_.block_size(source_));
   for (std::int64_t row = mirror.first_row; row < end;) {
     const auto is_new = [&](std::int64_t at) {
       const SlotContent* slot =

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/check.h"
 #include "reference/memory/attention_oracle.h"
 #include "reference/plan/context_share.h"
 #include "sim/step/draft_planner.h"
@@ -51,6 +52,8 @@ void ProbePlanner::plan(StepProgram& program, std::span<const RequestId> request
   probes_.clear();
   queries_.clear();
   candidates_.clear();
+  LS_CHECK(program.rows.size() == requests.size(), "{} rows of {} requests", program.rows.size(),
+           requests.size());
   budget_ = probe_rows_;
   for (std::size_t i = 0; i < program.rows.size(); ++i) {
     if (is_void(i)) continue;
@@ -93,6 +96,7 @@ void ProbePlanner::probe(StepProgram& program, std::span<const RequestId> reques
     first = drafted.first;
   }
   const std::int64_t rows = rows_kept(layer, first, last);
+  LS_CHECK(rows >= 0, "{} rows in [{}, {})", rows, first, last);
   if (rows == 0) return;
   budget_ -= rows;
   rows_read_ += rows;
@@ -143,6 +147,7 @@ void ProbePlanner::probe_before(StepProgram& program, std::span<const RequestId>
     const std::int64_t last = std::min({end, next + affordable, next + at.unread});
     probe(program, requests, at, next, last);
     at.unread -= last - next;
+    LS_CHECK(at.unread >= 0, "row {}: {} rows too many are probed", at.index, -at.unread);
     if (at.unread == 0) --unread;
     next = last;
   }

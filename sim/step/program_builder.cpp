@@ -5,9 +5,10 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/check.h"
 #include "reference/plan/block_sizes.h"
 #include "reference/plan/context_share.h"
-#include "reference/plan/hisparse_rows.h"
+#include "reference/plan/hisparse_plan.h"
 #include "reference/plan/page_size.h"
 #include "reference/profiles/engine_profile.h"
 #include "sim/step/backend_config.h"
@@ -113,6 +114,9 @@ Checked ProgramBuilder::build(const SchedulerOutput& decision, const StepTransfe
     LS_RETURN_UNLESS_FINE(add_state_updates(scheduled, program.rows.back(), program));
     first_spec += static_cast<std::size_t>(scheduled.num_spec);
   }
+  LS_CHECK(row_requests_.size() == program.rows.size() && void_rows_.size() == program.rows.size(),
+           "{} rows of {} requests", program.rows.size(), row_requests_.size());
+  LS_CHECK(items.empty(), "{} encoder items of no request", items.size());
   LS_RETURN_UNLESS_FINE(copy_parts(decision, program));
   LS_RETURN_UNLESS_FINE(add_zeros(decision, program));
   for (const BlockId block : handed_) group_of_block_[block] = -1;
@@ -177,6 +181,7 @@ void ProgramBuilder::restore_pages(const SchedulerOutput& decision, StepProgram&
     auto block = transfer.resident.begin();
     for (std::int32_t g = 0; g < model_.num_groups(); ++g) {
       if (!model_.is_resident_group(g)) continue;
+      LS_CHECK(block != transfer.resident.end(), "a restored page without a block in group {}", g);
       hand_out(g, *block, program);
       restored_[*block] = 1;
       program.loads.push_back(

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "base/check.h"
 #include "reference/plan/block_sizes.h"
 #include "sim/step/program_builder.h"
 
@@ -47,6 +48,13 @@ Checked ProgramBuilder::advance_state(std::int32_t group, const ScheduledRequest
     entry = aligned ? (slice.first_position - 1) / spec.block_size : 0;  // where the hit was
     inputs = {.entry = entry, .offset = 0};
   }
+  if (slice.first_position > 0)
+    for (const std::int64_t from : {entry, inputs.entry})
+      if (from < 0 || from >= num_entries)
+        return decision_finding(
+            program.step, request.name, group,
+            fmt::format("its running state is in entry {} of a block table of {}", from,
+                        num_entries));
   const BlockId target = table[base];
   const bool is_first = slice.first_position == 0;
   BlockId source = is_first ? kNullBlock : table[entry];
@@ -66,6 +74,10 @@ Checked ProgramBuilder::advance_state(std::int32_t group, const ScheduledRequest
   request.num_drafts = scheduled.num_spec;
   request.scheduled_end = end;
   const std::int32_t known = slice.num_tokens - scheduled.num_spec;
+  if (known <= 0)
+    return decision_finding(
+        program.step, request.name, group,
+        fmt::format("{} of its {} tokens are drafts", scheduled.num_spec, slice.num_tokens));
   StateUpdate update{.row = slice.row,
                      .group = group,
                      .source = source,
@@ -131,6 +143,8 @@ Checked ProgramBuilder::export_checkpoint(const WorkerRequest& request, std::int
   update.first_position += exported.num_tokens;
   update.first_token += exported.num_tokens;
   update.num_tokens -= exported.num_tokens;
+  LS_CHECK(exported.num_tokens > 0 && update.num_tokens > 0,
+           "{} tokens before a checkpoint and {} after it", exported.num_tokens, update.num_tokens);
   return {};
 }
 
@@ -144,6 +158,8 @@ void ProgramBuilder::advance_every_block(std::int32_t group, const RowSlice& sli
   if (slice.first_position > 0) source = table[(slice.first_position - 1) / block_size];
   for (std::int64_t first = slice.first_position; first < last;) {
     const std::int64_t entry = first / block_size;
+    LS_CHECK(entry < std::ssize(table), "token {} has no entry in a table of {}", first,
+             table.size());
     const std::int64_t end = std::min(last, (entry + 1) * block_size);
     const BlockId target = table[entry];
     program.state_updates.push_back(

@@ -84,7 +84,7 @@ class WorkerBackend final : public Backend, private EngineWorker {
   }
 
   bool keeps_states(std::size_t group) const {
-    return config_.plan.groups[group].spec.kind == CacheKind::mamba;
+    return is_state_kind(config_.plan.groups[group].spec.kind);
   }
   bool has_states() const {
     for (std::size_t g = 0; g < config_.plan.groups.size(); ++g)

@@ -1,5 +1,5 @@
-// `lockstep check-adapter` as a command: the engines of this project pass; an adapter with one error
-// fails the check of that error.
+// `lockstep check-adapter` as a command: the engines of this project pass; an adapter with one
+// error fails the check of that error.
 #include <gtest/gtest.h>
 
 #include "tests/cli/command.h"

@@ -1,6 +1,6 @@
 // `--backend FILE.so`: the example of docs/check_your_kernels.md agrees with the model, a bug in it
-// is found where it is, and a plugin that is wrong is refused with one error message. The code in the
-// guide is the code that runs here.
+// is found where it is, and a wrong plugin is refused with one error message. The code in the guide
+// is the code that runs here.
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>

@@ -1,5 +1,5 @@
-// What a user can get wrong ends with status 2 and one error message on stderr that names it; nothing is
-// printed as if it were a result.
+// What a user can get wrong ends with status 2 and one error message on stderr that names it;
+// nothing is printed as if it were a result.
 #include <gtest/gtest.h>
 
 #include "tests/cli/command.h"

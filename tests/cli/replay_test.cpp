@@ -372,7 +372,7 @@ TEST(Replay, OfAModelTakesPackedBlocksWhereTheReleaseDoes) {
       << outcome.err;
 }
 
-// An option that was not given is as the release serves it; the trace's hints are not of this model.
+// An option that was not given has the release's default; the trace's hints are not of this model.
 TEST(Replay, OfAModelIsAsItsReleaseServesIt) {
   const auto serving = [](const std::vector<std::string>& more) {
     std::vector<std::string> command{kSample,   "--backend",         "none", "--limit", "2",

@@ -71,18 +71,18 @@ std::string spec_text(const std::string& type, std::int64_t block, std::int64_t 
   return text + " " + std::to_string(page) + "B";
 }
 
-std::string text_of(const CacheSpec& spec) {
-  if (spec.type == SpecType::mamba)
+std::string text_of(const KVCacheSpec& spec) {
+  if (spec.kind == CacheKind::mamba)
     return "states " + std::to_string(spec.block_size) + " " + states_text(spec.states) + " " +
            std::to_string(page_bytes(spec)) + "B" +
            (spec.mamba_cache_mode == MambaCacheMode::align
                 ? " checkpoints " + std::to_string(spec.num_prefill_checkpoint_blocks) + " at " +
-                      std::to_string(spec.prefill_checkpoint_alignment.value_or(0))
+                      std::to_string(spec.prefill_checkpoint_alignment)
                 : "");
-  return spec_text(std::string(name_of(spec.type)), spec.block_size, spec.num_kv_heads,
+  return spec_text(std::string(planned_name_of(spec.kind)), spec.block_size, spec.num_kv_heads,
                    spec.head_size, spec.head_size_v, std::string(name_of(spec.dtype)),
-                   spec.sliding_window.value_or(spec.attention_chunk_size.value_or(0)),
-                   spec.tokens_per_state, page_bytes(spec));
+                   spec.sliding_window != 0 ? spec.sliding_window : spec.attention_chunk_size,
+                   spec.compress_ratio, page_bytes(spec));
 }
 
 std::string text_of(const Json& spec) {

@@ -160,21 +160,22 @@ TEST(OverlaidPlans, TheOffloadingConnectorLosesWhatDoesNotLieAPageApart) {
 // The smallest plan: one layer of two heads. Rows of K and V of a head have 256 bytes, a block of a
 // head 4,096, so that of three blocks the second head begins at byte 12,288.
 TEST(OverlaidPlans, Finding34AHeadOfOneLayerIsKept) {
-  CacheSpec spec;
+  KVCacheSpec spec;
   spec.num_kv_heads = 2;
   spec.head_size = spec.head_size_v = 64;
+  spec.dcp_sharded = false;
   std::vector<PlacedGroup> groups(1);
   groups[0].layer_names = {"a"};
   groups[0].spec = spec;
   const std::vector<PlacementLayer> layers = {{.name = "a", .spec = spec, .backend = "flash_attn"}};
-  for (const CacheOrder order : {CacheOrder::LHBNC, CacheOrder::LBNHC, CacheOrder::LBHNC}) {
+  for (const CacheLayout order : {CacheLayout::LHBNC, CacheLayout::LBNHC, CacheLayout::LBHNC}) {
     const auto plan = place_blocks(groups, order, 3, {});
     ASSERT_TRUE(plan) << plan.error().message;
     const auto pages = worker_pages(*plan, layers, {});
     ASSERT_TRUE(pages) << pages.error().message;
     const PlacementProof proof = prove_placement(*plan, *pages);
     EXPECT_TRUE(proof.holds());
-    if (order != CacheOrder::LHBNC) {
+    if (order != CacheLayout::LHBNC) {
       EXPECT_TRUE(proof.with_connectors.empty());
       continue;
     }

@@ -191,7 +191,7 @@ void ToyEngine::give_blocks(Request& request, std::int32_t group, std::int32_t u
 
 std::int32_t ToyEngine::first_visible(const Request& request, std::int32_t group) const {
   const KVCacheSpec& s = spec(group);
-  if (s.kind != CacheKind::sliding_window) return 0;
+  if (!is_sliding_window(s.kind)) return 0;
   return std::max(0, request.computed - std::int32_t(s.sliding_window) + 1);
 }
 

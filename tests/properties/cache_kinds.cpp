@@ -31,7 +31,7 @@ KVCacheSpec scaled(KVQuantMode mode, DType dtype, std::int64_t head_size) {
 }
 KVCacheSpec of_kind(CacheKind kind, KVCacheSpec spec) {
   spec.kind = kind;
-  if (kind == CacheKind::sliding_window) spec.sliding_window = 7;
+  if (is_sliding_window(kind)) spec.sliding_window = 7;
   if (kind == CacheKind::chunked_local) spec.attention_chunk_size = 8;
   return spec;
 }
@@ -57,8 +57,7 @@ KVCacheSpec in_blocks_of(std::int64_t block_size, KVCacheSpec spec) {
 }
 KVCacheSpec window_of(KVCacheSpec spec) {
   spec.compress_ratio = 1;
-  spec.mla_rows = true;
-  return with_alignment_padding(of_kind(CacheKind::sliding_window, std::move(spec)));
+  return with_alignment_padding(of_kind(CacheKind::sliding_window_mla, std::move(spec)));
 }
 // As DeepSeek-V4: rows for two and four tokens and an indexer's in one group, windows, and windows
 // of keys not yet compressed.
@@ -77,15 +76,15 @@ std::vector<KVCacheGroupSpec> compressed_by_layer() {
           group_of(window_of(state), 2, 2)};
 }
 KVCacheSpec computed_again() {
-  KVCacheSpec spec = of_kind(CacheKind::sliding_window, rows(1));
-  spec.mla_rows = spec.bounded_replay = true;
+  KVCacheSpec spec = of_kind(CacheKind::sliding_window_mla, rows(1));
+  spec.bounded_replay = true;
   return spec;
 }
 // Of half a chunk's tokens.
 KVCacheSpec ring() {
   KVCacheSpec spec = rows(1);
   spec.kind = CacheKind::circular_buffer;
-  spec.mla_rows = true;
+  spec.keys_alone = true;
   return spec;
 }
 // As indexers with the rows that they select from: their kernels take 64 tokens, half a block.
@@ -107,11 +106,13 @@ KVCacheSpec whole(KVCacheSpec spec) {
 KVCacheSpec behind_sinks(std::int64_t sink_len) {
   KVCacheSpec spec = rows();
   spec.sink_len = sink_len;
+  settle_full_attention(spec);
   return spec;
 }
 KVCacheSpec reference_window(std::int64_t tokens) {
   KVCacheSpec spec = rows();
   spec.rswa_window = tokens;
+  settle_full_attention(spec);
   return spec;
 }
 // The engine serves these without prefix caching, and schedules a prompt with an encoder in one

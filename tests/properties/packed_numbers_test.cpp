@@ -43,9 +43,8 @@ KVCacheSpec latent(const std::string& cache_dtype, const std::string& model_vers
 // With V4's rows, and pages that are rounded up.
 KVCacheSpec latent_window() {
   KVCacheSpec spec = latent("fp8_ds_mla", "deepseek_v4");
-  spec.kind = CacheKind::sliding_window;
+  spec.kind = CacheKind::sliding_window_mla;
   spec.sliding_window = 7;
-  spec.mla_rows = true;
   spec.alignment = 576;
   return with_alignment_padding(spec);
 }

@@ -49,7 +49,7 @@ TEST(Shrinker, ACaseThatAlwaysFailsBecomesOneLayerAndNoRequest) {
 TEST(Shrinker, WhatTheFailureNeedsStaysAndEverythingElseGoes) {
   const auto needs = [](const SavedCase& saved) {
     const bool window = std::ranges::any_of(saved.cache.groups, [](const auto& group) {
-      return group.spec.kind == CacheKind::sliding_window && group.spec.sliding_window >= 3;
+      return is_sliding_window(group.spec.kind) && group.spec.sliding_window >= 3;
     });
     const auto requests = requests_of(saved);
     const bool salted = std::ranges::any_of(

@@ -38,7 +38,7 @@ TEST(WholeCacheCases, AgreeOnEveryRankAndReachHitsWindowsRingsAndCompressedRows)
     count_case(saved, tally);
     for (const KVCacheGroupSpec& group : saved.cache.groups) {
       rings += is_ring(group.spec);
-      windows += group.spec.kind == CacheKind::sliding_window;
+      windows += is_sliding_window(group.spec.kind);
       compressed += group.spec.compress_ratio > 1 && is_dealt_out(group.spec);
     }
     const Outcome outcome = judge(saved, make_simt_backend);

@@ -148,6 +148,7 @@ TEST(CrossAttention, NoPrefixesAreCachedBesideItAndNoPromptIsCut) {
 std::vector<KVCacheGroupSpec> behind_sinks(std::int64_t sink_len) {
   std::vector<KVCacheGroupSpec> groups = {group("a", CacheKind::full_attention)};
   groups[0].spec.sink_len = sink_len;
+  groups[0].spec.kind = CacheKind::sink_full;
   return groups;
 }
 
@@ -171,7 +172,7 @@ TEST(Sinks, AnEngineThatDoesNotStartWithThemRefusesThemAndSaysHowItIsRepaired) {
 }
 
 TEST(ReferenceWindow, BlocksBetweenThePromptAndTheWindowGoAndNoOthers) {
-  std::vector<KVCacheGroupSpec> groups = {group("a", CacheKind::full_attention)};
+  std::vector<KVCacheGroupSpec> groups = {group("a", CacheKind::rswa)};
   groups[0].spec.rswa_window = 5;
   Scheduler scheduler = scheduler_of(small_engine(), 40, groups);
   const RequestId id = *scheduler.add_request(request("r", 6, {}));
@@ -184,7 +185,7 @@ TEST(ReferenceWindow, BlocksBetweenThePromptAndTheWindowGoAndNoOthers) {
 }
 
 TEST(ReferenceWindow, OlderReleasesHaveNone) {
-  std::vector<KVCacheGroupSpec> groups = {group("a", CacheKind::full_attention)};
+  std::vector<KVCacheGroupSpec> groups = {group("a", CacheKind::rswa)};
   groups[0].spec.rswa_window = 5;
   EngineConfig engine = small_engine();
   engine.engine = "vllm-0.22.1";

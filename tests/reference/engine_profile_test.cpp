@@ -191,7 +191,8 @@ TEST(EngineProfile, HitsEndInsideBlocksWhereHashesAreFinerThanStates) {
   // A window that looks up whole blocks turns them off; one that is not cached does not.
   KVCacheGroupSpec slides = window(32, 20);
   EXPECT_EQ(alignment({full(16), states(64, MambaCacheMode::align), slides}), 64);
-  slides.spec.mla_rows = slides.spec.bounded_replay = true;
+  slides.spec.kind = CacheKind::sliding_window_mla;
+  slides.spec.bounded_replay = true;
   EXPECT_EQ(alignment({full(16), states(64, MambaCacheMode::align), slides}), 16);
   config.prefix_match_unit = 8;
   EXPECT_EQ(alignment({full(64), states(64, MambaCacheMode::align)}), 8);

@@ -51,7 +51,7 @@ KVCacheSpec ring_of_keys() {
   KVCacheSpec spec = rows(DType::fp32, 1, 4);
   spec.kind = CacheKind::circular_buffer;
   spec.block_size = 8;
-  spec.mla_rows = true;
+  spec.keys_alone = true;
   return spec;
 }
 
@@ -355,8 +355,7 @@ TEST(MemoryModel, CompressedRowsThatNoPlanCanHaveAreRefusedByName) {
             std::string::npos)
       << of_blocks.error().message;
   KVCacheSpec window = compressed_rows();
-  window.kind = CacheKind::sliding_window;
-  window.mla_rows = true;
+  window.kind = CacheKind::sliding_window_mla;
   window.sliding_window = 8;
   const auto of_window =
       MemoryModel::create(plan_of({group_of("w", 1, window)}, 128, 4), AttentionBackend::triton_mla,

@@ -121,7 +121,7 @@ TEST(ModelPlacement, UnlikePagesLieSideBySideWithBlocksOutermostAndAreMadeEqualO
             1u);
   const auto equal = place(layers, options_with(), "");
   ASSERT_TRUE(equal) << equal.error().message;
-  EXPECT_EQ(equal->stages.order->order, CacheOrder::LBNHC);
+  EXPECT_EQ(equal->stages.order->order, CacheLayout::LBNHC);
   const auto unified = replay_plan(equal->stages.workers.front(), layers);
   ASSERT_TRUE(unified);
   EXPECT_FALSE(has_unlike_pages(*unified));

@@ -14,22 +14,22 @@
 namespace lockstep {
 namespace {
 
-CacheSpec cache_rows(SpecType type, std::int64_t block_size, std::int64_t heads,
-                     std::int64_t head_size) {
-  CacheSpec spec;
-  spec.type = type;
+KVCacheSpec cache_rows(CacheKind type, std::int64_t block_size, std::int64_t heads,
+                       std::int64_t head_size) {
+  KVCacheSpec spec;
+  spec.kind = type;
   spec.block_size = block_size;
   spec.num_kv_heads = heads;
   spec.head_size = head_size;
-  spec.head_size_v = is_mla(type) || type == SpecType::sliding_window_mla ? 0 : head_size;
+  spec.head_size_v = is_mla(type) || type == CacheKind::sliding_window_mla ? 0 : head_size;
   spec.dcp_sharded = true;
   if (is_sliding_window(type)) spec.sliding_window = 128;
   return spec;
 }
 
-NamedCacheSpecs cache_layers(const std::vector<CacheSpec>& specs) {
+NamedCacheSpecs cache_layers(const std::vector<KVCacheSpec>& specs) {
   NamedCacheSpecs named;
-  for (const CacheSpec& spec : specs)
+  for (const KVCacheSpec& spec : specs)
     named.emplace_back("layers." + std::to_string(named.size()) + ".attn", spec);
   return named;
 }
@@ -42,13 +42,13 @@ PlacementOptions placement_options(std::int64_t memory_bytes = std::int64_t{1} <
 }
 
 TEST(CacheSpecs, APageIsHeadsTimesRowsTimesContent) {
-  const CacheSpec full = cache_rows(SpecType::full, 16, 8, 128);
+  const KVCacheSpec full = cache_rows(CacheKind::full_attention, 16, 8, 128);
   EXPECT_EQ(page_bytes(full), 8 * 16 * 512);
-  CacheSpec compressed = cache_rows(SpecType::mla, 256, 1, 512);
-  compressed.tokens_per_state = 4;
+  KVCacheSpec compressed = cache_rows(CacheKind::mla, 256, 1, 512);
+  compressed.compress_ratio = 4;
   EXPECT_EQ(rows_of(compressed, 256), 64);
   EXPECT_EQ(page_bytes(compressed), 64 * 1024);
-  compressed.state_content_bytes = 584;
+  compressed.plan.state_content_bytes = 584;
   compressed.alignment = 576;
   apply_alignment(compressed);
   EXPECT_EQ(unpadded_page_bytes(compressed), 37376);
@@ -56,15 +56,15 @@ TEST(CacheSpecs, APageIsHeadsTimesRowsTimesContent) {
 }
 
 TEST(CacheSpecs, WholeKernelBlocksAlignTheStrideOnlyWhenABlockHoldsSeveral) {
-  CacheSpec spec = cache_rows(SpecType::full, 64, 2, 64);
-  spec.block_stride_alignment.kernel_tokens = 64;
+  KVCacheSpec spec = cache_rows(CacheKind::full_attention, 64, 2, 64);
+  spec.plan.stride_kernel_tokens = 64;
   EXPECT_EQ(stride_alignment_bytes(spec), 1);
   spec.block_size = 256;
   EXPECT_EQ(stride_alignment_bytes(spec), 64 * 2 * 256);
 }
 
 TEST(CacheSpecs, APaddedPageThatNeedsNoPaddingInASmallerBlockKeepsTheOldOne) {
-  CacheSpec spec = cache_rows(SpecType::mla, 72, 1, 132);
+  KVCacheSpec spec = cache_rows(CacheKind::mla, 72, 1, 132);
   spec.dtype = DType::uint8;
   spec.alignment = 512;
   apply_alignment(spec);
@@ -73,20 +73,21 @@ TEST(CacheSpecs, APaddedPageThatNeedsNoPaddingInASmallerBlockKeepsTheOldOne) {
 }
 
 TEST(CacheSpecs, MergingRowsOfMLADropsAlignmentAndUnlikeClassesDoNotMerge) {
-  CacheSpec latent = cache_rows(SpecType::mla, 64, 1, 576);
+  KVCacheSpec latent = cache_rows(CacheKind::mla, 64, 1, 576);
   latent.alignment = 512;
   const Merged merged = merge_specs({latent, latent});
   ASSERT_TRUE(merged.spec);
-  EXPECT_FALSE(merged.spec->alignment);
-  const CacheSpec full = cache_rows(SpecType::full, 64, 1, 576),
-                  sink = cache_rows(SpecType::sink_full, 64, 1, 576);
+  EXPECT_EQ(merged.spec->alignment, 0);
+  const KVCacheSpec full = cache_rows(CacheKind::full_attention, 64, 1, 576),
+                    sink = cache_rows(CacheKind::sink_full, 64, 1, 576);
   EXPECT_FALSE(merge_specs({full, latent}).spec);
-  EXPECT_EQ(merge_specs({full, sink}).spec->type, SpecType::full);
+  EXPECT_EQ(merge_specs({full, sink}).spec->kind, CacheKind::full_attention);
 }
 
 TEST(CacheOrders, EveryOrderNestsItsDimensionsAsItsNameSays) {
-  const CacheSpec spec = cache_rows(SpecType::full, 16, 2, 64);  // [.., H 2, N 16, C 256]
-  for (const CacheOrder order : kCacheOrders) {
+  const KVCacheSpec spec =
+      cache_rows(CacheKind::full_attention, 16, 2, 64);  // [.., H 2, N 16, C 256]
+  for (const CacheLayout order : kOverlaidLayouts) {
     const auto strides = order_strides(spec, 3, 5, order);
     ASSERT_TRUE(strides);
     const std::int64_t of[] = {strides->layer, strides->block, strides->head, strides->row, 1};
@@ -101,32 +102,33 @@ TEST(CacheOrders, EveryOrderNestsItsDimensionsAsItsNameSays) {
 }
 
 TEST(CacheOrders, PaddedPagesNeedHeadsAndRowsInsideLayersAndBlocks) {
-  CacheSpec spec = cache_rows(SpecType::full, 16, 2, 64);
+  KVCacheSpec spec = cache_rows(CacheKind::full_attention, 16, 2, 64);
   spec.page_size_padded = 9216;
-  EXPECT_EQ(order_strides(spec, 3, 5, CacheOrder::LBNHC)->block, 9216);
-  EXPECT_EQ(order_strides(spec, 3, 5, CacheOrder::BLHNC)->layer, 9216);
-  EXPECT_FALSE(order_strides(spec, 3, 5, CacheOrder::LHBNC));
-  EXPECT_FALSE(order_strides(spec, 3, 5, CacheOrder::BHLNC));
+  EXPECT_EQ(order_strides(spec, 3, 5, CacheLayout::LBNHC)->block, 9216);
+  EXPECT_EQ(order_strides(spec, 3, 5, CacheLayout::BLHNC)->layer, 9216);
+  EXPECT_FALSE(order_strides(spec, 3, 5, CacheLayout::LHBNC));
+  EXPECT_FALSE(order_strides(spec, 3, 5, CacheLayout::BHLNC));
 }
 
 TEST(CacheOrders, UnlikeListsAreIntersectedAndUnlikePagesNeedCompactBlocks) {
-  using enum CacheOrder;
+  using enum CacheLayout;
   EXPECT_EQ(*supported_orders({{BLHNC, BLNHC}, {}, {BLNHC, BLHNC}, {BLNHC, BLHNC}}),
             (std::vector{BLNHC, BLHNC}));
   EXPECT_FALSE(supported_orders({{LBNHC}, {LBHNC}}));
   const auto all = *supported_orders({});
-  const auto mixed =
-      cache_layers({cache_rows(SpecType::full, 16, 2, 64), cache_rows(SpecType::full, 16, 4, 64)});
+  const auto mixed = cache_layers({cache_rows(CacheKind::full_attention, 16, 2, 64),
+                                   cache_rows(CacheKind::full_attention, 16, 4, 64)});
   EXPECT_FALSE(choose_order(all, false, mixed, "LHBNC", {}));
   EXPECT_EQ(choose_order(all, false, mixed, "HND", {})->order, LBHNC);
   EXPECT_EQ(choose_order(all, false, mixed, {}, BHLNC)->by, "default");
 }
 
 TEST(CacheGroups, UnlikeWindowsAreDealtOutInGroupsOfTheFewestLayers) {
-  std::vector<CacheSpec> specs;
+  std::vector<KVCacheSpec> specs;
   for (int i = 0; i < 12; ++i)
-    specs.push_back(cache_rows(i % 4 == 3 ? SpecType::full : SpecType::sliding_window, 16, 2, 64));
-  const auto groups = cache_groups(cache_layers(specs), CacheOrder::LBNHC, placement_options());
+    specs.push_back(
+        cache_rows(i % 4 == 3 ? CacheKind::full_attention : CacheKind::sliding_window, 16, 2, 64));
+  const auto groups = cache_groups(cache_layers(specs), CacheLayout::LBNHC, placement_options());
   ASSERT_TRUE(groups);
   ASSERT_EQ(groups->size(), 4u);
   EXPECT_EQ((*groups)[0].layer_names,
@@ -134,40 +136,40 @@ TEST(CacheGroups, UnlikeWindowsAreDealtOutInGroupsOfTheFewestLayers) {
 }
 
 TEST(CacheGroups, PackingKeepsAPatternOfUnlikePagesTogether) {
-  std::vector<CacheSpec> specs;
+  std::vector<KVCacheSpec> specs;
   for (int i = 0; i < 6; ++i) {
-    specs.push_back(cache_rows(SpecType::mla, 64, 1, 576));
-    specs.push_back(cache_rows(SpecType::mla, 64, 1, 128));
-    specs.push_back(cache_rows(SpecType::sliding_window, 64, 1, 64));
+    specs.push_back(cache_rows(CacheKind::mla, 64, 1, 576));
+    specs.push_back(cache_rows(CacheKind::mla, 64, 1, 128));
+    specs.push_back(cache_rows(CacheKind::sliding_window, 64, 1, 64));
   }
-  const auto groups = cache_groups(cache_layers(specs), CacheOrder::BLHNC, placement_options());
+  const auto groups = cache_groups(cache_layers(specs), CacheLayout::BLHNC, placement_options());
   ASSERT_TRUE(groups);
   ASSERT_EQ(groups->size(), 2u);
   EXPECT_EQ((*groups)[0].layer_names.size(), 12u);
-  EXPECT_EQ(bytes_per_block(*groups, CacheOrder::BLHNC), 6 * 64 * (1152 + 256));
+  EXPECT_EQ(bytes_per_block(*groups, CacheLayout::BLHNC), 6 * 64 * (1152 + 256));
 }
 
 TEST(CacheGroups, WindowsOfUnlikePagesInUnlikeNumbersCannotBeSplit) {
-  std::vector<CacheSpec> specs(12, cache_rows(SpecType::sliding_window, 16, 8, 256));
-  specs.push_back(cache_rows(SpecType::full, 16, 2, 128));
-  specs.push_back(cache_rows(SpecType::sliding_window, 16, 1, 128));  // a drafter's
-  const auto refused = cache_groups(cache_layers(specs), CacheOrder::BLHNC, placement_options());
+  std::vector<KVCacheSpec> specs(12, cache_rows(CacheKind::sliding_window, 16, 8, 256));
+  specs.push_back(cache_rows(CacheKind::full_attention, 16, 2, 128));
+  specs.push_back(cache_rows(CacheKind::sliding_window, 16, 1, 128));  // a drafter's
+  const auto refused = cache_groups(cache_layers(specs), CacheLayout::BLHNC, placement_options());
   ASSERT_FALSE(refused);
   EXPECT_NE(refused.error().message.find("layers outermost"), std::string::npos);
   // Finding 24: with these the engine stops, or leaves a layer without a group.
   const auto beside_full = [](std::vector<std::int64_t> heads_of_windows) {
-    std::vector<CacheSpec> layers = {cache_rows(SpecType::full, 16, 1, 64)};
+    std::vector<KVCacheSpec> layers = {cache_rows(CacheKind::full_attention, 16, 1, 64)};
     for (const std::int64_t heads : heads_of_windows)
-      layers.push_back(cache_rows(SpecType::sliding_window, 16, heads, 64));
+      layers.push_back(cache_rows(CacheKind::sliding_window, 16, heads, 64));
     return cache_layers(layers);
   };
   for (const std::vector<std::int64_t>& heads :
        {std::vector<std::int64_t>{2, 2, 1}, {1, 1, 1, 1, 2, 2, 2}}) {
-    EXPECT_FALSE(cache_groups(beside_full(heads), CacheOrder::BLHNC, placement_options()));
-    EXPECT_TRUE(cache_groups(beside_full(heads), CacheOrder::LBHNC, placement_options()));
+    EXPECT_FALSE(cache_groups(beside_full(heads), CacheLayout::BLHNC, placement_options()));
+    EXPECT_TRUE(cache_groups(beside_full(heads), CacheLayout::LBHNC, placement_options()));
   }
-  EXPECT_TRUE(cache_groups(beside_full({2, 1}), CacheOrder::BLHNC, placement_options()));
-  EXPECT_TRUE(cache_groups(beside_full({1, 2, 2}), CacheOrder::BLHNC, placement_options()));
+  EXPECT_TRUE(cache_groups(beside_full({2, 1}), CacheLayout::BLHNC, placement_options()));
+  EXPECT_TRUE(cache_groups(beside_full({1, 2, 2}), CacheLayout::BLHNC, placement_options()));
 }
 
 TEST(CacheGroups, TheApproximateGcdWastesLeastAndPrefersTheLarger) {
@@ -176,20 +178,21 @@ TEST(CacheGroups, TheApproximateGcdWastesLeastAndPrefersTheLarger) {
 }
 
 TEST(CacheGroups, RowsOfMLABesidePagesThatTheyDoNotDivideAreRefused) {
-  CacheSpec states;
-  states.type = SpecType::mamba;
+  KVCacheSpec states;
+  states.kind = CacheKind::mamba;
   states.states = {{{100000}, DType::fp32}};
-  const auto layers = cache_layers({states, cache_rows(SpecType::mla, 64, 1, 576)});
-  EXPECT_FALSE(cache_groups(layers, CacheOrder::LBNHC, placement_options()));
-  EXPECT_TRUE(cache_groups(layers, CacheOrder::BLNHC, placement_options()));
+  const auto layers = cache_layers({states, cache_rows(CacheKind::mla, 64, 1, 576)});
+  EXPECT_FALSE(cache_groups(layers, CacheLayout::LBNHC, placement_options()));
+  EXPECT_TRUE(cache_groups(layers, CacheLayout::BLNHC, placement_options()));
 }
 
 TEST(Placements, ARequestOfTheLongestLengthAndTheNullBlockMustFit) {
-  const auto groups = *cache_groups(cache_layers({cache_rows(SpecType::full, 16, 2, 64)}),
-                                    CacheOrder::LBNHC, placement_options());
+  const auto groups =
+      *cache_groups(cache_layers({cache_rows(CacheKind::full_attention, 16, 2, 64)}),
+                    CacheLayout::LBNHC, placement_options());
   const std::int64_t block = 16 * 2 * 256, needed = (4096 / 16 + 1) * block;
   const auto plan_in = [&](std::int64_t memory) {
-    return place_workers(groups, CacheOrder::LBNHC, {{{"layers.0.attn"}, memory}},
+    return place_workers(groups, CacheLayout::LBNHC, {{{"layers.0.attn"}, memory}},
                          placement_options(memory));
   };
   ASSERT_TRUE(plan_in(needed));
@@ -202,9 +205,9 @@ TEST(Placements, ARequestOfTheLongestLengthAndTheNullBlockMustFit) {
 
 TEST(Placements, StagesOfAPipelineShareTheSmallestPool) {
   const auto layers =
-      cache_layers(std::vector<CacheSpec>(4, cache_rows(SpecType::full, 16, 2, 64)));
-  const auto groups = *cache_groups(layers, CacheOrder::BLHNC, placement_options());
-  const auto plans = place_workers(groups, CacheOrder::BLHNC,
+      cache_layers(std::vector<KVCacheSpec>(4, cache_rows(CacheKind::full_attention, 16, 2, 64)));
+  const auto groups = *cache_groups(layers, CacheLayout::BLHNC, placement_options());
+  const auto plans = place_workers(groups, CacheLayout::BLHNC,
                                    {{{"layers.0.attn"}, 1 << 25},
                                     {{"layers.1.attn", "layers.2.attn", "layers.3.attn"}, 1 << 25}},
                                    placement_options());
@@ -215,10 +218,10 @@ TEST(Placements, StagesOfAPipelineShareTheSmallestPool) {
 }
 
 TEST(LayerSpecs, TheAttentionPageGrowsUntilItHoldsTheStates) {
-  PlacementLayer states{"layers.0.linear", CacheSpec{}, "gdn", false};
-  states.spec->type = SpecType::mamba;
+  PlacementLayer states{"layers.0.linear", KVCacheSpec{}, "gdn", false};
+  states.spec->kind = CacheKind::mamba;
   states.spec->states = {{{3, 8192}, DType::bf16}, {{32, 128, 128}, DType::fp32}};
-  const PlacementLayer attention{"layers.1.attn", cache_rows(SpecType::full, 1, 2, 256),
+  const PlacementLayer attention{"layers.1.attn", cache_rows(CacheKind::full_attention, 1, 2, 256),
                                  "flash_attn", false};
   PlacementOptions options = placement_options();
   options.mamba_cache_mode = MambaCacheMode::align;
@@ -230,21 +233,21 @@ TEST(LayerSpecs, TheAttentionPageGrowsUntilItHoldsTheStates) {
 }
 
 TEST(LayerSpecs, BackendsPackRowsInTheirOwnWays) {
-  CacheSpec spec = cache_rows(SpecType::full, 16, 8, 128);
+  KVCacheSpec spec = cache_rows(CacheKind::full_attention, 16, 8, 128);
   spec.dtype = DType::uint8;
-  spec.kv_quant_mode = QuantMode::NVFP4;
+  spec.kv_quant_mode = KVQuantMode::nvfp4;
   const auto none = DeviceFamily::none;
-  const CacheSpec fp4 = customized(*find_cache_backend("flashinfer"), none, spec);
+  const KVCacheSpec fp4 = customized(*find_cache_backend("flashinfer"), none, spec);
   EXPECT_EQ(num_heads(fp4), 16);
   EXPECT_EQ(content_bytes(fp4), 72);
-  spec.kv_quant_mode = QuantMode::INT4_PER_TOKEN_HEAD;
+  spec.kv_quant_mode = KVQuantMode::int4_per_token_head;
   EXPECT_EQ(content_bytes(customized(*find_cache_backend("triton_attn"), none, spec)), 136);
-  spec.kv_quant_mode = QuantMode::TURBOQUANT_K8V4;
+  spec.kv_quant_mode = KVQuantMode::turboquant_k8v4;
   EXPECT_EQ(content_bytes(customized(*find_cache_backend("turboquant"), none, spec)), 196);
-  CacheSpec latent = cache_rows(SpecType::mla, 64, 1, 576);
-  EXPECT_EQ(customized(*find_cache_backend("flashinfer_mla_sparse"), none, latent)
-                .block_stride_alignment.bytes,
-            32 * 1152);
+  KVCacheSpec latent = cache_rows(CacheKind::mla, 64, 1, 576);
+  EXPECT_EQ(
+      customized(*find_cache_backend("flashinfer_mla_sparse"), none, latent).block_stride_alignment,
+      32 * 1152);
 }
 
 std::vector<PlacementLayer> on_backend(const NamedCacheSpecs& specs, const std::string& backend) {
@@ -254,7 +257,8 @@ std::vector<PlacementLayer> on_backend(const NamedCacheSpecs& specs, const std::
 }
 
 TEST(LayerSpecs, Nvfp4NeedsKAndVOfEqualSize) {
-  PlacementLayer layer{"layers.0.attn", cache_rows(SpecType::full, 1, 2, 128), "flashinfer"};
+  PlacementLayer layer{"layers.0.attn", cache_rows(CacheKind::full_attention, 1, 2, 128),
+                       "flashinfer"};
   PlacementOptions options = placement_options();
   options.kv_dtype = "nvfp4";
   const BlockAlignment alignment{16, 4096, {}, {}};
@@ -266,12 +270,12 @@ TEST(LayerSpecs, Nvfp4NeedsKAndVOfEqualSize) {
 }
 
 TEST(LayerSpecs, GatedDeltaNetsAlignBlocksToTheirChunkAndNotToTheirGrid) {
-  CacheSpec state;
-  state.type = SpecType::mamba;
+  KVCacheSpec state;
+  state.kind = CacheKind::mamba;
   state.states = {{{32, 128, 128}, DType::fp32}};  // 2 MiB
   state.prefill_checkpoint_alignment = 192;
   const PlacementLayer gated{"layers.0.linear", state, "gdn"};
-  const PlacementLayer attention{"layers.1.attn", cache_rows(SpecType::full, 1, 2, 256),
+  const PlacementLayer attention{"layers.1.attn", cache_rows(CacheKind::full_attention, 1, 2, 256),
                                  "flash_attn"};
   PlacementOptions options = placement_options();
   options.mamba_cache_mode = MambaCacheMode::align;
@@ -281,12 +285,12 @@ TEST(LayerSpecs, GatedDeltaNetsAlignBlocksToTheirChunkAndNotToTheirGrid) {
   EXPECT_EQ(alignment->block_size, 1024);  // 1,152 would be a multiple of 192
   const auto layers = layers_with_specs({gated, attention}, *alignment, options);
   ASSERT_TRUE(layers);
-  EXPECT_EQ(*(*layers)[0].spec->prefill_checkpoint_alignment, 192);  // lcm(48, 64)
+  EXPECT_EQ((*layers)[0].spec->prefill_checkpoint_alignment, 192);  // lcm(48, 64)
 }
 
 TEST(LayerSpecs, APooledIndexerTakesBlocksOfWholePools) {
-  CacheSpec keys = cache_rows(SpecType::mla, 1, 1, 132);
-  keys.tokens_per_state = 16;
+  KVCacheSpec keys = cache_rows(CacheKind::mla, 1, 1, 132);
+  keys.compress_ratio = 16;
   const PlacementLayer indexer{"layers.0.indexer", keys, "indexer_kpool"};
   const auto alignment = align_blocks({indexer}, placement_options());
   ASSERT_TRUE(alignment);
@@ -294,10 +298,11 @@ TEST(LayerSpecs, APooledIndexerTakesBlocksOfWholePools) {
 }
 
 TEST(PlanStages, ABlockWithoutAKVEntryIsRefusedWhereTheEngineDividesByItsPage) {
-  CacheSpec compressed = cache_rows(SpecType::mla, 64, 1, 512);
-  compressed.tokens_per_state = 128;
+  KVCacheSpec compressed = cache_rows(CacheKind::mla, 64, 1, 512);
+  compressed.compress_ratio = 128;
   const PlacementLayer empty{"layers.0.attn", compressed, "v4_flashmla"};
-  const PlacementLayer full{"layers.1.attn", cache_rows(SpecType::full, 48, 1, 64), "triton_attn"};
+  const PlacementLayer full{"layers.1.attn", cache_rows(CacheKind::full_attention, 48, 1, 64),
+                            "triton_attn"};
   const PlacementOptions options = placement_options();
   const auto stage_of = [&](const std::vector<PlacementLayer>& layers) {
     std::vector<std::string> names;
@@ -313,9 +318,9 @@ TEST(PlanStages, ABlockWithoutAKVEntryIsRefusedWhereTheEngineDividesByItsPage) {
 }
 
 TEST(PlanStages, AKernelBlockWithoutAKVEntryHasNoStride) {
-  CacheSpec spec = cache_rows(SpecType::mla, 192, 1, 512);
-  spec.tokens_per_state = 128;
-  spec.block_stride_alignment.kernel_tokens = 64;
+  KVCacheSpec spec = cache_rows(CacheKind::mla, 192, 1, 512);
+  spec.compress_ratio = 128;
+  spec.plan.stride_kernel_tokens = 64;
   EXPECT_EQ(stride_alignment_bytes(spec), 0);
   const PlacementOptions options = placement_options();
   const PlacementStages plan = plan_stages({{"layers.0.attn", spec, "triton_mla"}}, true,
@@ -325,13 +330,13 @@ TEST(PlanStages, AKernelBlockWithoutAKVEntryHasNoStride) {
 
 TEST(WorkerPages, DenseBlocksSplitIntoKernelBlocksAndPackedOnesAreRefused) {
   const auto specs =
-      cache_layers(std::vector<CacheSpec>(2, cache_rows(SpecType::full, 128, 2, 64)));
+      cache_layers(std::vector<KVCacheSpec>(2, cache_rows(CacheKind::full_attention, 128, 2, 64)));
   const auto layers = on_backend(specs, "flashinfer");
-  for (const CacheOrder order : {CacheOrder::LBNHC, CacheOrder::BLHNC}) {
+  for (const CacheLayout order : {CacheLayout::LBNHC, CacheLayout::BLHNC}) {
     const auto groups = *cache_groups(specs, order, placement_options());
     const auto plan = *place_blocks(groups, order, 3, placement_options());
     const auto pages = worker_pages(plan, layers, placement_options());
-    EXPECT_EQ(pages.has_value(), order == CacheOrder::LBNHC);
+    EXPECT_EQ(pages.has_value(), order == CacheLayout::LBNHC);
     if (!pages) continue;
     EXPECT_EQ(pages->kernel_block_sizes, std::vector<std::int64_t>{64});
     EXPECT_EQ(pages->layers[1].page.blocks, 6);
@@ -340,13 +345,13 @@ TEST(WorkerPages, DenseBlocksSplitIntoKernelBlocksAndPackedOnesAreRefused) {
 }
 
 TEST(WorkerPages, CompressedRowsOfPackedBlocksGetAMappedTable) {
-  CacheSpec compressed = cache_rows(SpecType::mla, 512, 1, 128);
-  compressed.tokens_per_state = 4;
-  auto specs = cache_layers({compressed, cache_rows(SpecType::mla, 512, 1, 576)});
+  KVCacheSpec compressed = cache_rows(CacheKind::mla, 512, 1, 128);
+  compressed.compress_ratio = 4;
+  auto specs = cache_layers({compressed, cache_rows(CacheKind::mla, 512, 1, 576)});
   auto layers = on_backend(specs, "triton_mla");
   layers[0].backend = "indexer_v4";
-  const auto groups = *cache_groups(specs, CacheOrder::BLHNC, placement_options());
-  const auto plan = *place_blocks(groups, CacheOrder::BLHNC, 2, placement_options());
+  const auto groups = *cache_groups(specs, CacheLayout::BLHNC, placement_options());
+  const auto plan = *place_blocks(groups, CacheLayout::BLHNC, 2, placement_options());
   const auto pages = worker_pages(plan, layers, placement_options());
   ASSERT_TRUE(pages) << pages.error().message;
   ASSERT_EQ(pages->kernel_block_groups.size(), 1u);
@@ -356,14 +361,14 @@ TEST(WorkerPages, CompressedRowsOfPackedBlocksGetAMappedTable) {
 }
 
 TEST(WorkerPages, ACopyLosesTheTailOfRowsBehindAShorterState) {
-  CacheSpec states;
-  states.type = SpecType::mamba;
+  KVCacheSpec states;
+  states.kind = CacheKind::mamba;
   states.states = {{{1000}, DType::fp32}};
   states.page_size_padded = 8192;
-  const auto specs = cache_layers({states, cache_rows(SpecType::full, 16, 2, 64)});
+  const auto specs = cache_layers({states, cache_rows(CacheKind::full_attention, 16, 2, 64)});
   auto layers = on_backend(specs, "triton_attn");
   layers[0].backend = "gdn";
-  for (const CacheOrder order : {CacheOrder::LBNHC, CacheOrder::BLNHC}) {
+  for (const CacheLayout order : {CacheLayout::LBNHC, CacheLayout::BLNHC}) {
     const auto groups = *cache_groups(specs, order, placement_options());
     const auto plan = *place_blocks(groups, order, 3, placement_options());
     const auto pages = worker_pages(plan, layers, placement_options());
@@ -372,12 +377,12 @@ TEST(WorkerPages, ACopyLosesTheTailOfRowsBehindAShorterState) {
     // One layer a group: the block spans the allocation and is copied whole.
     EXPECT_TRUE(lost.empty());
   }
-  auto more = cache_layers({states, cache_rows(SpecType::full, 16, 2, 64), states,
-                            cache_rows(SpecType::full, 16, 2, 64)});
+  auto more = cache_layers({states, cache_rows(CacheKind::full_attention, 16, 2, 64), states,
+                            cache_rows(CacheKind::full_attention, 16, 2, 64)});
   auto all = on_backend(more, "triton_attn");
   all[0].backend = all[2].backend = "gdn";
-  const auto groups = *cache_groups(more, CacheOrder::LBNHC, placement_options());
-  const auto plan = *place_blocks(groups, CacheOrder::LBNHC, 3, placement_options());
+  const auto groups = *cache_groups(more, CacheLayout::LBNHC, placement_options());
+  const auto plan = *place_blocks(groups, CacheLayout::LBNHC, 3, placement_options());
   const auto lost = lost_in_copies(*worker_pages(plan, all, placement_options()), false);
   ASSERT_EQ(lost.size(), 1u);
   EXPECT_EQ(lost[0].bytes, 8192 - 4000);
@@ -385,11 +390,12 @@ TEST(WorkerPages, ACopyLosesTheTailOfRowsBehindAShorterState) {
 }
 
 TEST(HashSizes, AUnitOfPrefixesMustDivideEveryBlock) {
-  const auto groups = *cache_groups(cache_layers({cache_rows(SpecType::full, 32, 2, 64),
-                                                  cache_rows(SpecType::sliding_window, 16, 4, 64)}),
-                                    CacheOrder::LBNHC, placement_options());
+  const auto groups =
+      *cache_groups(cache_layers({cache_rows(CacheKind::full_attention, 32, 2, 64),
+                                  cache_rows(CacheKind::sliding_window, 16, 4, 64)}),
+                    CacheLayout::LBNHC, placement_options());
   auto options = placement_options();
-  const auto plan = *place_blocks(groups, CacheOrder::LBNHC, 10, options);
+  const auto plan = *place_blocks(groups, CacheLayout::LBNHC, 10, options);
   EXPECT_EQ(hash_sizes(plan, options)->scheduler, 32);
   EXPECT_EQ(hash_sizes(plan, options)->hash, 16);
   options.prefix_match_unit = 24;

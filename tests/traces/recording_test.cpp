@@ -121,7 +121,7 @@ TEST(Recording, WhatAServerSetsIsReadAndWrittenBackByteForByte) {
   EXPECT_EQ(recording->header.options.config.prefix_match_unit, 8);
   EXPECT_EQ(groups[0].spec.num_prefill_checkpoint_blocks, 1);
   EXPECT_EQ(groups[0].spec.prefill_checkpoint_alignment, 64);
-  EXPECT_TRUE(groups[1].spec.mla_rows && groups[1].spec.bounded_replay);
+  EXPECT_TRUE(is_mla_window(groups[1].spec.kind) && groups[1].spec.bounded_replay);
   EXPECT_EQ(groups[1].spec.extra_retained_tokens, 2);
   EXPECT_EQ(groups[1].spec.compress_ratio, 4);
   EXPECT_EQ(groups[2].spec.kind, CacheKind::circular_buffer);

@@ -27,10 +27,11 @@ KVCacheSpec spec_of(CacheKind kind) {
   auto& [kind_, block_size, num_kv_heads, head_size, dtype, sliding_window, attention_chunk_size,
          sink_len, rswa_window, extra_retained_tokens, bounded_replay, states, mamba_cache_mode,
          num_speculative_blocks, num_prefill_checkpoint_blocks, prefill_checkpoint_alignment,
-         page_size_padded, head_size_v, kv_quant_mode, mla_rows, cache_dtype_str, model_version,
+         page_size_padded, head_size_v, kv_quant_mode, keys_alone, cache_dtype_str, model_version,
          compress_ratio, alignment, block_stride_alignment, dcp_sharded, hisparse_page_bytes,
-         blocks_per_request] = spec;
+         blocks_per_request, plan] = spec;
   kind_ = kind;
+  plan = {};  // no case has it
   block_size = 48;
   if (kind == CacheKind::hisparse_resident || kind == CacheKind::hisparse_hot)
     hisparse_page_bytes = 4608;
@@ -47,16 +48,15 @@ KVCacheSpec spec_of(CacheKind kind) {
     dtype = DType::fp8_e5m2;
   }
   sliding_window = 128;
-  if (kind == CacheKind::sliding_window) {
-    extra_retained_tokens = 3;
-    bounded_replay = true;
-  }
+  if (is_sliding_window(kind)) extra_retained_tokens = 3;
+  bounded_replay = is_mla_window(kind);
   attention_chunk_size = 8192;
-  if (kind == CacheKind::full_attention) sink_len = rswa_window = 96;
+  if (kind == CacheKind::sink_full) sink_len = 96;
+  if (kind == CacheKind::sink_full || kind == CacheKind::rswa) rswa_window = 96;
   page_size_padded = 1 << 20;
-  head_size_v = kind == CacheKind::circular_buffer ? 0 : 80;  // keys alone, as mla_rows says
+  head_size_v = is_ring(kind) ? 0 : 80;  // keys alone
   kv_quant_mode = KVQuantMode::int8_per_token_head;
-  mla_rows = true;
+  keys_alone = is_ring(kind);
   cache_dtype_str = "fp8_ds_mla";
   model_version = "deepseek_v4";
   compress_ratio = 4;
@@ -74,11 +74,8 @@ SavedCase case_with_everything() {
   saved.engine.policy = SchedulingPolicy::priority;
   saved.engine.async_scheduling = true;
   saved.cache.num_blocks = 9;
-  for (const CacheKind kind :
-       {CacheKind::full_attention, CacheKind::mla, CacheKind::sliding_window,
-        CacheKind::chunked_local, CacheKind::mamba, CacheKind::hidden_state,
-        CacheKind::cross_attention, CacheKind::encoder_only, CacheKind::circular_buffer,
-        CacheKind::hisparse_resident, CacheKind::hisparse_hot}) {
+  for (const CacheKindTraits& traits : kCacheKinds) {
+    const CacheKind kind = traits.kind;
     const std::string layer = fmt::format("layers.{}", saved.cache.groups.size());
     saved.cache.groups.push_back(
         {.layer_names = {layer}, .spec = spec_of(kind), .layer_specs = {}, .layers_per_page = 1});
@@ -167,8 +164,8 @@ TEST(SavedCase, WhatIsWrongIsNamed) {
             "\"LBNHC\", \"LBHNC\", \"LHBNC\", \"BLNHC\", \"BLHNC\", \"BHLNC\"");
   EXPECT_EQ(
       refused(changed(text, "\"kernel_block_sizes\":[16,", "\"kernel_block_sizes\":[")),
-      "FILE:1: field `kernel_block_sizes`: found an array of 10 elements; expected one size for "
-      "each of the 11 groups");
+      "FILE:1: field `kernel_block_sizes`: found an array of 13 elements; expected one size for "
+      "each of the 14 groups");
   EXPECT_EQ(refused(changed(text, "\"triton_mla\"", "\"triton\"")),
             "FILE:1: field `attention_backend`: found \"triton\"; expected one of \"flash_attn\", "
             "\"flashinfer\", \"triton_attn\", \"triton_mla\", \"flashmla\", \"cache_only\", "
@@ -178,9 +175,9 @@ TEST(SavedCase, WhatIsWrongIsNamed) {
             "-9223372036854775808 to 9223372036854775807");
   EXPECT_EQ(
       refused(changed(text, "\"dtypes\":[\"bf16\",\"fp32\"]", "\"dtypes\":[\"bf16\"]")),
-      "FILE:1: field `cache.groups[4].spec.dtypes`: found an array of 1 element; expected one "
+      "FILE:1: field `cache.groups[11].spec.dtypes`: found an array of 1 element; expected one "
       "element type for each of the 2 shapes");
-  for (const char* layer : {"layers.4", "layers.1", "layers.99"})  // of states, twice, of none
+  for (const char* layer : {"layers.11", "layers.1", "layers.99"})  // of states, twice, of none
     EXPECT_EQ(refused(changed(text, "[\"layers.2\"]]", fmt::format("[\"{}\"]]", layer))),
               fmt::format("FILE:1: field `cache.draft_modules[1]`: found an array of 1 element; "
                           "expected layers with rows, each in one module; '{}' is none",

@@ -126,7 +126,7 @@ void compressed_layers(ConfigReading& reading) {
                           std::int64_t block, DType dtype) {
     LayerKind kind = ConfigReading::windowed(ConfigReading::rows("window", 1, elements), extent);
     kind.name = std::move(name);
-    kind.spec.mla_rows = true;
+    kind.spec.kind = CacheKind::sliding_window_mla;
     kind.spec.block_size = block;
     kind.spec.alignment = kAlignment;
     kind.spec.dtype = dtype;

@@ -45,7 +45,7 @@ KVCacheSpec read_planned_spec(JsonObject& object, std::int64_t& page_size_bytes)
   spec.block_size = object.required("block_size").integer(1, kBlocksMax);
   page_size_bytes = object.required("page_size_bytes").integer(0, kBytesMax);
   spec.page_size_padded = read_optional(object, "page_size_padded");
-  if (spec.kind == CacheKind::mamba) {
+  if (is_state_kind(spec.kind)) {
     spec.mamba_cache_mode = read_word<MambaCacheMode>(object.required("mamba_cache_mode"),
                                                       mamba_cache_mode_from_name, "a cache mode");
     spec.num_speculative_blocks = object.required("num_speculative_blocks").integer(0, kBlocksMax);

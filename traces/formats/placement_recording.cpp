@@ -51,32 +51,32 @@ std::optional<std::string> text_in(JsonObject& object, std::string_view key) {
   return std::string(value.string());
 }
 
-CacheSpec read_cache_spec(JsonValue value) {
-  CacheSpec spec;
+KVCacheSpec read_cache_spec(JsonValue value) {
+  KVCacheSpec spec;
   JsonObject object = value.object();
   JsonValue type = object.required("type");
-  if (const auto known = spec_type_from_name(type.string()))
-    spec.type = *known;
+  if (const auto known = cache_kind_from_planned_name(type.string()))
+    spec.kind = *known;
   else
     type.refuse("a kind of cache");
   spec.block_size = object.required("block_size").integer(1, kBlockTokensMax);
   spec.page_size_padded = size_in(object, "page_size_padded");
-  spec.dcp_sharded = is_attention(spec.type);
+  spec.dcp_sharded = is_attention(spec.kind);
   may_set_flag(object, "dcp_sharded", spec.dcp_sharded);
-  may_set_flag(object, "is_draft", spec.is_draft.value);
-  may_set_flag(object, "non_causal", spec.non_causal);
-  may_set_flag(object, "non_causal_multi_token_decode", spec.non_causal_multi_token_decode);
-  may_set_flag(object, "tp_replicated", spec.tp_replicated);
+  may_set_flag(object, "is_draft", spec.plan.is_draft.value);
+  may_set_flag(object, "non_causal", spec.plan.non_causal);
+  may_set_flag(object, "non_causal_multi_token_decode", spec.plan.non_causal_multi_token_decode);
+  may_set_flag(object, "tp_replicated", spec.plan.tp_replicated);
   // What follows from the rest.
   for (const char* derived : {"page_size_bytes", "hnc", "stride_alignment_bytes"})
     object.optional(derived);
-  if (!has_layer_views(spec.type)) {
+  if (!has_layer_views(spec.kind)) {
     spec.hisparse_page_bytes = object.required(kHotPageKey).integer(1, kPoolBytesMax);
     may_set(object, "blocks_per_request", spec.blocks_per_request);
     object.finish();
     return spec;
   }
-  if (spec.type == SpecType::mamba) {
+  if (is_state_kind(spec.kind)) {
     for (JsonValue shape : object.required("shapes").array()) {
       StateTensorSpec& state = spec.states.emplace_back();
       for (JsonValue size : shape.array()) state.dims.push_back(size.integer(1, kHeadSizeMax));
@@ -84,11 +84,11 @@ CacheSpec read_cache_spec(JsonValue value) {
     std::size_t i = 0;
     for (JsonValue dtype : object.required("dtypes").array())
       if (i < spec.states.size()) spec.states[i++].dtype = dtype.word<DType>(kTorchWords);
-    spec.mamba_type = object.required("mamba_type").string();
+    spec.plan.mamba_type = object.required("mamba_type").string();
     spec.mamba_cache_mode = object.required("mamba_cache_mode").word<MambaCacheMode>(kModeWords);
     may_set(object, "num_speculative_blocks", spec.num_speculative_blocks);
     may_set(object, "num_prefill_checkpoint_blocks", spec.num_prefill_checkpoint_blocks);
-    spec.prefill_checkpoint_alignment = size_in(object, "prefill_checkpoint_alignment", 1);
+    may_set(object, "prefill_checkpoint_alignment", spec.prefill_checkpoint_alignment, 1);
     object.finish();
     return spec;
   }
@@ -97,34 +97,34 @@ CacheSpec read_cache_spec(JsonValue value) {
   spec.head_size_v = object.required("head_size_v").integer(0, kHeadSizeMax);
   spec.dtype = object.required("dtype").word<DType>(kTorchWords);
   if (JsonValue mode = object.optional("kv_quant_mode")) {
-    if (const auto known = quant_mode_from_name(mode.string()))
+    if (const auto known = kv_quant_mode_from_planned_name(mode.string()))
       spec.kv_quant_mode = *known;
     else
       mode.refuse("a quantization mode");
   }
   if (JsonValue slots = object.optional("num_head_slots"); slots && !slots.is_null())
-    spec.num_head_slots = slots.integer<std::int64_t>(1, kHeadsMax);
-  spec.state_content_bytes = size_in(object, "state_content_bytes", 1);
-  may_set(object, "tokens_per_state", spec.tokens_per_state, 1);
-  spec.max_tp_shards = size_in(object, "max_tp_shards", 1);
+    spec.plan.num_head_slots = slots.integer<std::int64_t>(1, kHeadsMax);
+  may_set(object, "state_content_bytes", spec.plan.state_content_bytes, 1);
+  may_set(object, "tokens_per_state", spec.compress_ratio, 1);
+  may_set(object, "max_tp_shards", spec.plan.max_tp_shards, 1);
   if (JsonValue alignment = object.optional("block_stride_alignment")) {
     if (alignment.is_object())
-      spec.block_stride_alignment.kernel_tokens =
+      spec.plan.stride_kernel_tokens =
           alignment.object().required("multiple_of").integer(1, kBlocksMax);
     else
-      spec.block_stride_alignment.bytes = alignment.integer(1, kPoolBytesMax);
+      spec.block_stride_alignment = alignment.integer(1, kPoolBytesMax);
   }
-  spec.sliding_window = size_in(object, "sliding_window", 1);
+  may_set(object, "sliding_window", spec.sliding_window, 1);
   may_set(object, "extra_retained_tokens", spec.extra_retained_tokens);
-  spec.attention_chunk_size = size_in(object, "attention_chunk_size", 1);
-  spec.rswa_window = size_in(object, "rswa_window", 1);
-  spec.sink_len = size_in(object, "sink_len");
-  spec.cache_dtype_str = text_in(object, "cache_dtype_str");
-  spec.topk_buffer_width = size_in(object, "topk_buffer_width", 1);
-  spec.alignment = size_in(object, "alignment", 1);
-  spec.model_version = text_in(object, "model_version");
-  spec.is_indexer = text_in(object, "cache_role") == "indexer";
-  may_set_flag(object, "is_index_group_leader", spec.is_index_group_leader);
+  may_set(object, "attention_chunk_size", spec.attention_chunk_size, 1);
+  may_set(object, "rswa_window", spec.rswa_window, 1);
+  may_set(object, "sink_len", spec.sink_len);
+  spec.cache_dtype_str = text_in(object, "cache_dtype_str").value_or("");
+  may_set(object, "topk_buffer_width", spec.plan.topk_buffer_width, 1);
+  may_set(object, "alignment", spec.alignment, 1);
+  spec.model_version = text_in(object, "model_version").value_or("");
+  spec.plan.is_indexer = text_in(object, "cache_role") == "indexer";
+  may_set_flag(object, "is_index_group_leader", spec.plan.is_index_group_leader);
   may_set_flag(object, "bounded_replay", spec.bounded_replay);
   object.finish();
   return spec;

@@ -19,7 +19,7 @@ struct PlacementRecording {
   std::string engine;   // its version
   std::string backend;  // of the model; "by layer": bare layers without a model
   PlacementOptions options;
-  std::vector<CacheSpec> specs;  // the distinct ones, as the planner gets them
+  std::vector<KVCacheSpec> specs;  // the distinct ones, as the planner gets them
   std::vector<PlacementLayer> layers;
   std::vector<std::pair<std::string, std::string>> shared;  // layer, whose cache it reads
   std::vector<WorkerShare> workers;                         // at least one

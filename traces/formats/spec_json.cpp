@@ -26,15 +26,9 @@ DType read_dtype(JsonValue value) {
 
 constexpr std::string_view kSlidingWindowMla = "sliding_window_mla";
 
-// vLLM has a type of its own for it. Older files have "mla_rows" in a sliding_window.
-bool is_window_of_mla_rows(const KVCacheSpec& spec) {
-  return spec.kind == CacheKind::sliding_window && spec.mla_rows;
-}
-
 void read_kind(JsonValue value, KVCacheSpec& spec) {
   if (value.string() == kSlidingWindowMla) {
-    spec.kind = CacheKind::sliding_window;
-    spec.mla_rows = true;
+    spec.kind = CacheKind::sliding_window_mla;
     return;
   }
   spec.kind = read_name<CacheKind>(value, cache_kind_from_name,
@@ -42,6 +36,17 @@ void read_kind(JsonValue value, KVCacheSpec& spec) {
                                    "sliding_window_mla, chunked_local, mamba, hidden_state, "
                                    "cross_attention, encoder_only, circular_buffer, "
                                    "hisparse_resident, hisparse_hot)");
+}
+
+// Older files have it: of a window, where a kind of its own is written now, and of a ring.
+void read_mla_rows(JsonValue value, KVCacheSpec& spec) {
+  if (!value.boolean()) return;
+  if (is_sliding_window(spec.kind))
+    spec.kind = CacheKind::sliding_window_mla;
+  else if (is_ring(spec.kind))
+    spec.keys_alone = true;
+  else if (!has_single_rows(spec))
+    value.refuse("false, or a cache of single rows");
 }
 
 void read_states(JsonObject& object, KVCacheSpec& spec) {
@@ -73,7 +78,8 @@ void read_window_keys(JsonObject& object, KVCacheSpec& spec) {
   auto replay = object.optional("bounded_replay");
   if (!replay) return;
   spec.bounded_replay = replay.boolean();
-  if (spec.bounded_replay && !spec.mla_rows) replay.refuse("false, or a sliding_window_mla");
+  if (spec.bounded_replay && !is_mla_window(spec.kind))
+    replay.refuse("false, or a sliding_window_mla");
 }
 
 // Keys that any kind may have.
@@ -82,13 +88,13 @@ void read_rare_keys(JsonObject& object, KVCacheSpec& spec) {
     spec.page_size_padded = value.integer(1, kSizeMax);
   }
   if (auto value = object.optional("head_size_v")) {
-    spec.head_size_v = value.integer(spec.kind == CacheKind::circular_buffer ? 0 : 1, kSizeMax);
-    if (spec.head_size_v == 0) spec.mla_rows = true;
+    spec.head_size_v = value.integer(is_ring(spec.kind) ? 0 : 1, kSizeMax);
+    spec.keys_alone |= spec.head_size_v == 0;
   }
   if (auto value = object.optional("kv_quant_mode")) {
     spec.kv_quant_mode = read_name<KVQuantMode>(value, kv_quant_mode_from_name, "a quantization");
+    if (is_planned_only(spec.kv_quant_mode)) value.refuse("a quantization");
   }
-  if (auto value = object.optional("mla_rows")) spec.mla_rows = value.boolean();
   if (auto value = object.optional("cache_dtype_str")) spec.cache_dtype_str = value.string();
   if (auto value = object.optional("model_version")) spec.model_version = value.string();
   // Named after the release that a recording is of.
@@ -103,13 +109,12 @@ void read_rare_keys(JsonObject& object, KVCacheSpec& spec) {
 void write_rare_keys(JsonWriter& out, const KVCacheSpec& spec) {
   const KVCacheSpec defaults;
   if (spec.page_size_padded) out.integer("page_size_padded", *spec.page_size_padded);
-  const bool keys_alone = spec.kind == CacheKind::circular_buffer && spec.mla_rows;
+  const bool keys_alone = is_ring(spec.kind) && spec.keys_alone;
   if (keys_alone || spec.head_size_v != defaults.head_size_v)
     out.integer("head_size_v", keys_alone ? 0 : spec.head_size_v);
   if (spec.kv_quant_mode != defaults.kv_quant_mode) {
     out.string("kv_quant_mode", name_of(spec.kv_quant_mode));
   }
-  if (spec.mla_rows && !keys_alone && !is_window_of_mla_rows(spec)) out.boolean("mla_rows", true);
   if (!spec.cache_dtype_str.empty()) out.string("cache_dtype_str", spec.cache_dtype_str);
   if (!spec.model_version.empty()) out.string("model_version", spec.model_version);
   if (spec.compress_ratio != defaults.compress_ratio) {
@@ -134,8 +139,9 @@ KVCacheSpec read_kv_cache_spec(JsonValue value) {
   JsonObject object = value.object();
   KVCacheSpec spec;
   read_kind(object.required("type"), spec);
+  if (auto rows = object.optional("mla_rows")) read_mla_rows(rows, spec);
   if (auto size = object.optional("block_size")) spec.block_size = size.integer(1, kBlocksMax);
-  if (spec.kind == CacheKind::mamba) {
+  if (is_state_kind(spec.kind)) {
     read_states(object, spec);
     spec.mamba_cache_mode = read_name<MambaCacheMode>(
         object.required("mamba_cache_mode"), mamba_cache_mode_from_name, "none, align or all");
@@ -143,7 +149,7 @@ KVCacheSpec read_kv_cache_spec(JsonValue value) {
     read_checkpoints(object, spec);
   } else if (is_hisparse(spec)) {
     spec.hisparse_page_bytes = object.required(kHotPageKey).integer(1, kSizeMax);
-    if (spec.kind == CacheKind::hisparse_hot)
+    if (is_hot_pages(spec.kind))
       spec.blocks_per_request = object.required("blocks_per_request").integer(1, kBlocksMax);
   } else {
     spec.num_kv_heads = object.required("num_kv_heads").integer(1, kSizeMax);
@@ -152,17 +158,18 @@ KVCacheSpec read_kv_cache_spec(JsonValue value) {
   }
   // Full attention may carry a window or a chunk too: an engine without hybrid groups keeps all
   // blocks of such a layer.
-  const auto extent = [&](CacheKind kind, const char* key, std::int64_t& field) {
-    const auto found = spec.kind == kind ? object.required(key) : object.optional(key);
+  const auto extent = [&](bool is_needed, const char* key, std::int64_t& field) {
+    const auto found = is_needed ? object.required(key) : object.optional(key);
     if (auto tokens = found) field = tokens.integer(1, kSizeMax);
   };
-  extent(CacheKind::sliding_window, "sliding_window", spec.sliding_window);
-  extent(CacheKind::chunked_local, "attention_chunk_size", spec.attention_chunk_size);
-  if (spec.kind == CacheKind::sliding_window) read_window_keys(object, spec);
-  if (spec.kind == CacheKind::full_attention) {
+  extent(is_sliding_window(spec.kind), "sliding_window", spec.sliding_window);
+  extent(is_chunked(spec.kind), "attention_chunk_size", spec.attention_chunk_size);
+  if (is_sliding_window(spec.kind)) read_window_keys(object, spec);
+  if (is_full_of_pairs(spec.kind)) {
     if (auto sinks = object.optional("sink_len")) spec.sink_len = sinks.integer(1, kSizeMax);
     if (auto window = object.optional("rswa_window"))
       spec.rswa_window = window.integer(1, kSizeMax);
+    settle_full_attention(spec);
   }
   read_rare_keys(object, spec);
   object.finish();
@@ -171,9 +178,9 @@ KVCacheSpec read_kv_cache_spec(JsonValue value) {
 
 void write_kv_cache_spec(JsonWriter& out, const KVCacheSpec& spec) {
   out.begin_object();
-  out.string("type", is_window_of_mla_rows(spec) ? kSlidingWindowMla : name_of(spec.kind));
+  out.string("type", is_mla_window(spec.kind) ? kSlidingWindowMla : name_of(spec.kind));
   out.integer("block_size", spec.block_size);
-  if (spec.kind == CacheKind::mamba) {
+  if (is_state_kind(spec.kind)) {
     out.key("shapes").begin_array();
     for (const StateTensorSpec& state : spec.states) out.integers(state.dims);
     out.end_array().key("dtypes").begin_array();
@@ -182,8 +189,7 @@ void write_kv_cache_spec(JsonWriter& out, const KVCacheSpec& spec) {
     out.integer("num_speculative_blocks", spec.num_speculative_blocks);
   } else if (is_hisparse(spec)) {
     out.integer(kHotPageKey, spec.hisparse_page_bytes);
-    if (spec.kind == CacheKind::hisparse_hot)
-      out.integer("blocks_per_request", spec.blocks_per_request);
+    if (is_hot_pages(spec.kind)) out.integer("blocks_per_request", spec.blocks_per_request);
   } else {
     out.integer("num_kv_heads", spec.num_kv_heads).integer("head_size", spec.head_size);
     out.string("dtype", name_of(spec.dtype));
@@ -258,7 +264,7 @@ static std::vector<std::string> read_draft_layers(JsonValue value, const KVCache
   for (const std::string& name : names) {
     const bool is_there = std::ranges::any_of(config.groups, [&](const KVCacheGroupSpec& group) {
       return std::ranges::find(group.layer_names, name) != group.layer_names.end() &&
-             group.spec.kind != CacheKind::mamba;
+             !is_state_kind(group.spec.kind);
     });
     if (!is_there || draft_module_of(config, name) >= 0 || std::ranges::count(names, name) != 1)
       value.refuse(fmt::format("layers with rows, each in one module; '{}' is none", name));
@@ -270,7 +276,7 @@ static std::vector<std::string> read_draft_layers(JsonValue value, const KVCache
 static std::string layer_without_tensor(const KVCacheConfig& config) {
   for (const KVCacheGroupSpec& group : config.groups)
     for (const std::string& name : group.layer_names)
-      if (group.spec.kind != CacheKind::encoder_only &&
+      if (!keeps_nothing(group.spec.kind) &&
           std::ranges::none_of(config.tensors, [&](const KVCacheTensor& tensor) {
             return std::ranges::find(tensor.shared_by, name) != tensor.shared_by.end();
           }))

@@ -96,7 +96,7 @@ GroupFacts read_group_facts(JsonValue value, const RecordingHeader& header, std:
   }
   if (facts.tables.size() != num_rows)
     tables.refuse(fmt::format("one table for each of the {} rows", num_rows));
-  const bool has_slots = header.groups[group].spec.kind != CacheKind::mamba;
+  const bool has_slots = !is_state_kind(header.groups[group].spec.kind);
   if (auto slots = object.optional("slots")) {
     facts.slots = read_number_runs<Slot>(slots, PAD_SLOT_ID, kSlotsMax, num_tokens);
   } else if (has_slots && num_tokens > 0) {

@@ -70,20 +70,21 @@ void read_states(JsonObject& object, LayerKind& kind) {
 void read_rows(JsonObject& object, LayerKind& kind) {
   KVCacheSpec& spec = kind.spec;
   spec.num_kv_heads = 1;
-  JsonValue heads = spec.kind == CacheKind::mla ? object.optional("num_kv_heads")
-                                                : object.required("num_kv_heads");
+  JsonValue heads = is_full_of_latents(spec.kind) ? object.optional("num_kv_heads")
+                                                  : object.required("num_kv_heads");
   if (heads) spec.num_kv_heads = heads.integer(1, kHeadsMax);
   spec.head_size = object.required("head_size").integer(1, kHeadSizeMax);
   read_figure(object, "head_size_v", kHeadSizeMax, spec.head_size_v);
-  const auto extent = [&](CacheKind needing, const char* key, std::int64_t& tokens) {
-    JsonValue value = spec.kind == needing ? object.required(key) : object.optional(key);
+  const auto extent = [&](bool is_needed, const char* key, std::int64_t& tokens) {
+    JsonValue value = is_needed ? object.required(key) : object.optional(key);
     if (value) tokens = value.integer(1, kTokensMax);
   };
-  extent(CacheKind::sliding_window, "sliding_window", spec.sliding_window);
-  extent(CacheKind::chunked_local, "attention_chunk_size", spec.attention_chunk_size);
-  if (spec.kind == CacheKind::full_attention) {
+  extent(is_sliding_window(spec.kind), "sliding_window", spec.sliding_window);
+  extent(is_chunked(spec.kind), "attention_chunk_size", spec.attention_chunk_size);
+  if (is_full_of_pairs(spec.kind)) {
     read_figure(object, "sink_len", kTokensMax, spec.sink_len);
     read_figure(object, "rswa_window", kTokensMax, spec.rswa_window);
+    settle_full_attention(spec);
   }
   spec.block_size = 0;
   read_figure(object, "block_size", kBlockSizeMax, spec.block_size);
@@ -93,7 +94,10 @@ void read_rows(JsonObject& object, LayerKind& kind) {
   if (JsonValue value = object.optional("dcp_sharded")) spec.dcp_sharded = value.boolean();
   read_figure(object, "index_topk", kTokensMax, kind.index_topk);
   if (JsonValue value = object.optional("backend")) kind.backend = value.nonempty_string();
-  if (JsonValue value = object.optional("mla_rows")) spec.mla_rows = value.boolean();
+  if (JsonValue value = object.optional("mla_rows"); value && value.boolean()) {
+    spec.keys_alone = is_ring(spec.kind);
+    if (is_sliding_window(spec.kind)) spec.kind = CacheKind::sliding_window_mla;
+  }
   if (JsonValue value = object.optional("bounded_replay")) spec.bounded_replay = value.boolean();
   if (JsonValue value = object.optional("cache_dtype_str")) spec.cache_dtype_str = value.string();
   if (JsonValue value = object.optional("model_version")) spec.model_version = value.string();
@@ -204,7 +208,7 @@ void write_kind(JsonWriter& out, const LayerKind& kind) {
     if (!spec.dcp_sharded) out.boolean("dcp_sharded", false);
     figure("index_topk", kind.index_topk);
     if (!kind.backend.empty()) out.string("backend", kind.backend);
-    if (spec.mla_rows) out.boolean("mla_rows", true);
+    if (spec.keys_alone || is_mla_window(spec.kind)) out.boolean("mla_rows", true);
     if (spec.bounded_replay) out.boolean("bounded_replay", true);
     if (!spec.cache_dtype_str.empty()) out.string("cache_dtype_str", spec.cache_dtype_str);
     if (!spec.model_version.empty()) out.string("model_version", spec.model_version);

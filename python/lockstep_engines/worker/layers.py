@@ -147,7 +147,7 @@ def _concat_and_cache_mla(
     *_: Any,
     **__: Any,
 ) -> None:
-    """In place of vLLM's compiled kernel: the latent, then the part with positions."""
+    """Writes the latent and then the part with positions, as vLLM's compiled kernel does."""
     block_size, latent = kv_cache.shape[1], kv_c.shape[1]
     for i, slot in enumerate(slot_mapping.tolist()):
         if slot >= 0:
@@ -159,7 +159,7 @@ def _concat_and_cache_mla(
 
 
 class _NoPrefill:
-    """Of MLA: there is no attention to prepare."""
+    """A backend of MLA's prefills that prepares nothing."""
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
@@ -180,17 +180,23 @@ class _MlaAttention(mla_attention.MLAAttention):
         return options["output"].zero_()
 
 
+def _patch_mla() -> None:
+    """Replaces two parts of vLLM's MLA: the backend of prefills, since nothing attends, and the
+    compiled kernel that writes rows, which only a build has."""
+    from vllm import _custom_ops
+
+    mla_attention.get_mla_prefill_backend = lambda *_, **__: _NoPrefill
+    _custom_ops.concat_and_cache_mla = _concat_and_cache_mla
+
+
 class MlaLayer(RowLayer):
-    """One row a token: vLLM's layer and views, and a stand-in for the kernel that writes."""
+    """One row per token: vLLM's layer and views, and a stand-in for the kernel that writes."""
 
     def __init__(self, layer: Layer, cache_config: Any) -> None:
         super().__init__(layer)
         self.sizes = mla_sizes(layer.spec)
         latent, rope = self.sizes
-        mla_attention.get_mla_prefill_backend = lambda *_, **__: _NoPrefill
-        from vllm import _custom_ops
-
-        _custom_ops.concat_and_cache_mla = _concat_and_cache_mla
+        _patch_mla()
         projection = nn.Linear(latent, 2, bias=False)
         projection.weight.requires_grad_(False)
         self.module = _MlaAttention(

@@ -89,7 +89,7 @@ LockstepConfig with_whole_caches(std::int32_t dcp, std::int32_t interleave) {
   KVCacheSpec indexer = latent, ring = latent;
   indexer.compress_ratio = 4;
   ring.kind = CacheKind::circular_buffer;
-  ring.mla_rows = true;
+  ring.keys_alone = true;
   for (KVCacheSpec* spec : {&whole, &window, &ring}) spec->dcp_sharded = false;
   LockstepConfig config = make_world(
       {make_group("a", 2, full_spec()), make_group("b", 2, whole), make_group("c", 1, window),

@@ -25,7 +25,7 @@ constexpr std::string_view kUnlike = R"({"model_file": 1, "name": "unlike", "lay
   "near": {"kind": "sliding_window", "num_kv_heads": 2, "head_size": 16, "sliding_window": 64}},
   "layers": [{"repeat": 3, "of": ["near", "attn"]}]})";
 
-Result<PlacementReport> placed_report(std::string_view model, CacheOrder order,
+Result<PlacementReport> placed_report(std::string_view model, CacheLayout order,
                                       std::int64_t stages = 1) {
   PlanOptions options;
   options.max_model_len = 1024;
@@ -62,7 +62,7 @@ void expect_sound_runs(const Placement& plan, const WorkerPages& pages) {
 TEST(PlacementReport, IsDrawnInEveryOrderThatTheEngineTakes) {
   int taken = 0;
   for (const std::string_view model : {kHybrid, kPlain, kUnlike})
-    for (const CacheOrder order : kCacheOrders) {
+    for (const CacheLayout order : kOverlaidLayouts) {
       const auto report = placed_report(model, order);
       if (!report) {
         EXPECT_FALSE(is_block_compact(order)) << report.error().message;
@@ -88,19 +88,19 @@ TEST(PlacementReport, IsDrawnInEveryOrderThatTheEngineTakes) {
 
 // In order BHLNC the layers of a block lie head by head, in all others layer by layer.
 TEST(PlacementReport, TheRunsOfABlockLieAsTheOrderSays) {
-  const auto first_layers = [](CacheOrder order) {
+  const auto first_layers = [](CacheLayout order) {
     const auto report = placed_report(kPlain, order);
     const auto runs =
         block_runs(report->placed.stages.workers.front(), report->placed.pages.front(), 0);
     return std::pair{runs.size(), runs[0].layer == runs[1].layer};
   };
-  EXPECT_EQ(first_layers(CacheOrder::BLNHC), (std::pair{std::size_t{6}, false}));
-  EXPECT_EQ(first_layers(CacheOrder::BHLNC), (std::pair{std::size_t{24}, false}));
-  EXPECT_EQ(first_layers(CacheOrder::LHBNC), (std::pair{std::size_t{24}, true}));
+  EXPECT_EQ(first_layers(CacheLayout::BLNHC), (std::pair{std::size_t{6}, false}));
+  EXPECT_EQ(first_layers(CacheLayout::BHLNC), (std::pair{std::size_t{24}, false}));
+  EXPECT_EQ(first_layers(CacheLayout::LHBNC), (std::pair{std::size_t{24}, true}));
 }
 
 TEST(PlacementReport, TheGraphAndTheJsonHoldEveryStage) {
-  const auto report = placed_report(kHybrid, CacheOrder::BLNHC, 3);
+  const auto report = placed_report(kHybrid, CacheLayout::BLNHC, 3);
   ASSERT_TRUE(report) << report.error().message;
   const std::string dot = placement_dot(*report);
   EXPECT_EQ(times(dot, "->"), 2 * 9) << dot;
