@@ -178,7 +178,7 @@ INSTANTIATE_TEST_SUITE_P(
         RankRefusal{
             "GraphsOfEnginesThatRunNone",
             {"--backend", "simt", "--data-parallel-size", "2", "--enforce-eager", "--graphs", "8"},
-            "enforce_eager"},
+            "--enforce-eager"},
         RankRefusal{"HiddenStatesOfSeveralEngines",
                     {"--backend", "simt", "--data-parallel-size", "2", "--hidden-states", "."},
                     "--hidden-states"},
