@@ -27,8 +27,9 @@ install(TARGETS lockstep RUNTIME DESTINATION ${bin_dir} COMPONENT command)
 install(DIRECTORY traces/samples DESTINATION ${share_dir}/traces COMPONENT command)
 install(DIRECTORY tests/regressions DESTINATION ${share_dir}/tests COMPONENT command
   FILES_MATCHING PATTERN "*.jsonl")
-install(DIRECTORY python/lockstep_recorder python/lockstep_engines python/lockstep_live
-                  python/lockstep_pytest
+file(STRINGS pyproject.toml packages REGEX "^ +\"python/")  # wheel.packages
+string(REGEX MATCHALL "python/[a-z_]+" packages "${packages}")
+install(DIRECTORY ${packages}
   DESTINATION ${share_dir}/python COMPONENT python PATTERN __pycache__ EXCLUDE)
 
 # A link under a name of its own would become a copy in a wheel: each library comes once, by the name

@@ -1,10 +1,11 @@
-"""Packs a wheel out of a build tree, with nothing but Python: no compiler, no network.
+"""Packs a wheel from a build tree with only Python: no compiler, no network.
 
     python3 pack_wheel.py BUILD OUT     # OUT/lockstep_kv-VERSION-py3-none-PLATFORM.whl
 
-BUILD: a folder that CMake configured and `lockstep` was built in. pyproject.toml says what the
-wheel is called. PLATFORM is manylinux of the oldest glibc that has every symbol that is asked for.
-Refused: a command that needs a library which neither every Linux has nor the wheel can carry.
+BUILD: a folder that CMake configured and `lockstep` was built in. pyproject.toml has the name of
+the wheel and its packages. PLATFORM is manylinux of the oldest glibc that has every symbol that is
+asked for. Refused: a command that needs a library which neither every Linux has nor the wheel can
+carry.
 """
 
 from __future__ import annotations
@@ -21,8 +22,6 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("lockstep_recorder", "lockstep_engines", "lockstep_live", "lockstep_pytest")
-
 # Of a wheel for manylinux (PEP 599 and 600), those that the command may ask for.
 _EVERYWHERE = re.compile(r"(ld-linux.*|lib(c|m|dl|rt|pthread|stdc\+\+|gcc_s))\.so\.\d+")
 # The glibc of the first distribution that has so new a libstdc++ (auditwheel's policies).
@@ -38,6 +37,13 @@ def project() -> dict[str, str]:
     text = (ROOT / "pyproject.toml").read_text()
     section = text.split("[project]\n")[1].split("\n[")[0]
     return dict(re.findall(r'^([a-z-]+) = "(.*)"$', section, re.MULTILINE))
+
+
+def packages() -> list[Path]:
+    """The folders of the packages, as scikit-build-core and `cmake --install` read them."""
+    text = (ROOT / "pyproject.toml").read_text()
+    section = text.split("\nwheel.packages = [")[1].split("]")[0]
+    return [ROOT / name for name in re.findall(r'"(.+?)"', section)]
 
 
 def entry_points() -> str:
@@ -147,10 +153,9 @@ def pack(build: Path, out: Path) -> Path:
         path = out / f"{stem}-{tag}.whl"
         partial = path.with_suffix(f".partial-{os.getpid()}")
         wheel = Wheel(partial, f"{stem}.dist-info")
-        for package in PACKAGES:
-            for source in sorted((ROOT / "python" / package).rglob("*.py")):
-                name = source.relative_to(ROOT / "python").as_posix()
-                wheel.add(name, source.read_bytes())
+        for package in packages():
+            for source in sorted(package.rglob("*.py")):
+                wheel.add(source.relative_to(package.parent).as_posix(), source.read_bytes())
         for file in sorted(path for path in staged.rglob("*") if path.is_file()):
             relative = file.relative_to(staged)
             inside = relative.relative_to("bin") if relative.parts[0] == "bin" else relative

@@ -34,9 +34,9 @@ _NEEDED = frozenset(
 # and of torch, whose builds for a CPU do without. The worker runs Triton's kernels interpreted.
 _BY_OTHERS = ("uvloop", "triton")
 _CHECKS = (
-    "import lockstep_engines.vllm_adapter",
-    "from lockstep_engines import worker_device; worker_device.take_the_place_of_cuda('v1'); "
-    "import lockstep_engines.worker_engine, numba; from vllm import triton_utils; "
+    "import lockstep_engines.vllm.adapter",
+    "from lockstep_engines.worker import device; device.take_the_place_of_cuda('v1'); "
+    "import lockstep_engines.worker.adapter, numba; from vllm import triton_utils; "
     "assert triton_utils.HAS_TRITON, 'vLLM does without Triton'",
 )
 

@@ -91,9 +91,10 @@ class LiveLog:
         self._rank = os.getpid()
         self._process = AuditProcess(settings, self._found)
         self._lines = _Lines(self._process)
-        self._begin = lambda: StepLog(self._lines, header, release, _NoCounter(), 0)
         self._log: StepLog | None = None  # of this object's thread, while it runs
-        self._thread = threading.Thread(target=self._run, name="lockstep-live", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, args=(header, release), name="lockstep-live", daemon=True
+        )
         self._thread.start()
 
     # The engine's thread.
@@ -147,9 +148,9 @@ class LiveLog:
         logger.error("lockstep: %s", line)
         self._queue.put((self._save, (line,)))
 
-    def _run(self) -> None:
+    def _run(self, header: dict[str, Any], release: Release) -> None:
         try:
-            log = self._log = self._begin()
+            log = self._log = StepLog(self._lines, header, release, _NoCounter(), 0)
             while (work := self._queue.get()) is not None:
                 what, args = work
                 if what == self._save:

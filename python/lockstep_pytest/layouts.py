@@ -1,7 +1,9 @@
-"""Memory layouts generated from seeds, as options of `lockstep replay`: what a kernel is asked to
-address. The same seed gives the same layout with every Python."""
+"""Memory layouts generated from seeds, as options of `lockstep replay`, for kernels to address. The
+same seed gives the same layout with every Python."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 _MASK = (1 << 64) - 1
 
@@ -17,7 +19,7 @@ _CHOICES: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 
 
-def _numbers(seed: int):  # noqa: ANN202
+def _numbers(seed: int) -> Iterator[int]:
     """SplitMix64 (Steele et al., 2014)."""
     state = seed & _MASK
     while True:

@@ -93,7 +93,7 @@ def _recorded_class(cls: type, watch: Watch) -> type:
     from lockstep_recorder.scheduler import Recorded
 
     class OfTest(Recorded):
-        recorder = _NoRecorder()  # of objects that were made without a constructor
+        recorder: Any = _NoRecorder()  # of objects that were made without a constructor
 
         def start_recorder(self, hash_block_size: int) -> Any:
             return watch.record(self, hash_block_size)
@@ -105,7 +105,7 @@ def _recorded_class(cls: type, watch: Watch) -> type:
 _watches: list[Watch] = []  # the last one records
 
 
-def _watch_class(scheduler: type) -> None:
+def _watch_class(scheduler: Any) -> None:
     """Once and for all: CPython does not give a class its old way of making objects back."""
     from lockstep_recorder.scheduler import Recorded
 

@@ -59,7 +59,7 @@ class Release:
     counts_draft_slots_by_step: bool = True
 
 
-_COMPRESSED_WINDOWS = dict(
+_COMPRESSED_WINDOWS: dict[str, Any] = dict(
     kinds=_KINDS | {"SlidingWindowMLASpec": "sliding_window"},
     row_tokens_attribute="compress_ratio",
     mla_rows=("SlidingWindowMLASpec",),

@@ -44,7 +44,11 @@ class _Call:
         scheduler.recorder.ends(scheduler)
 
 
-class Recorded:
+# Calls of super() go to the scheduler that follows in the order of base classes.
+_AnyScheduler: Any = object
+
+
+class Recorded(_AnyScheduler):
     """Goes in front of a scheduler in the order of base classes."""
 
     calls_open = 1  # methods of the scheduler that have not returned, its constructor for one

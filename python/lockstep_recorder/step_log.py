@@ -13,14 +13,35 @@ its own tokens, and everything that happened until the next schedule().
 """
 
 from collections import deque
-from typing import Any
+from typing import Any, Protocol
 
-from lockstep_recorder.cache_counter import CacheCounter
 from lockstep_recorder.decisions import Decisions, held_drafts_of, tables_of
 from lockstep_recorder.errors import EndOfRecording
-from lockstep_recorder.recording_file import RecordingFile, encode_json
+from lockstep_recorder.recording_file import encode_json
 from lockstep_recorder.releases import Release
 from lockstep_recorder.requests import add_event
+
+
+class LineFile(Protocol):
+    """RecordingFile, or what takes its place."""
+
+    def write_line(self, line: bytes) -> None: ...
+
+    def finish(self) -> None: ...
+
+    def abandon(self) -> None: ...
+
+
+class Counter(Protocol):
+    """CacheCounter, or what takes its place."""
+
+    def watch(self) -> None: ...
+
+    def take(self) -> tuple[int, int]: ...
+
+    def seen(self) -> tuple[int, int]: ...
+
+    def forget_since(self, counts: tuple[int, int]) -> None: ...
 
 
 class _Line:
@@ -50,10 +71,10 @@ class StepLog:
 
     def __init__(
         self,
-        file: RecordingFile,
+        file: LineFile,
         header: dict[str, Any],
         release: Release,
-        counter: CacheCounter,
+        counter: Counter,
         tables_every: int,
         beside_connector: bool = False,
     ) -> None:
@@ -200,7 +221,7 @@ class StepLog:
         own = next((line for line in self._lines if line.output is output), None)
         self._late = []
         for name, (request, num_preemptions) in (own.requests if own else {}).items():
-            now = requests.get(name)
+            now: Any = requests.get(name)
             if now is request and request.num_preemptions == num_preemptions:
                 continue
             heir = request if now is None else now

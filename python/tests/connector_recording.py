@@ -15,7 +15,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 
-from lockstep_engines import vllm_engine
+from lockstep_engines.vllm import engine as vllm_engine
 from lockstep_recorder.cache_counter import CacheCounter
 from lockstep_recorder.recording_file import RecordingFile, encode_json
 from lockstep_recorder.releases import release_of

@@ -17,7 +17,7 @@ REGRESSIONS = HERE.parents[1] / "tests" / "regressions"
 SKIPPED = 77
 
 try:
-    from lockstep_engines import vllm_engine
+    from lockstep_engines.vllm import engine as vllm_engine
 except ImportError as error:
     print(f"SKIPPED: vLLM cannot be imported ({error}); nothing was run inside it")
     sys.exit(SKIPPED)

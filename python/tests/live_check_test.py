@@ -35,7 +35,8 @@ from lockstep_live.settings import SettingsError, mode_of, settings_of
 def serve(plant: str, family: str, num_blocks: int) -> None:
     """Child process: plants, registers the plugin, and serves. Prints what was found."""
     if plant:
-        from lockstep_engines import plants, vllm_plants
+        from lockstep_engines import plants
+        from lockstep_engines.vllm import plants as vllm_plants
 
         plants.plant(next(p for p in vllm_plants.PLANTS if p.name == plant))
     from lockstep_live import plugin
@@ -44,7 +45,7 @@ def serve(plant: str, family: str, num_blocks: int) -> None:
     plugin.register()  # as vLLM may
     import scenarios
 
-    from lockstep_engines import vllm_engine
+    from lockstep_engines.vllm import engine as vllm_engine
     from lockstep_live.scheduler import LockstepViolation
 
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)

@@ -30,20 +30,22 @@ SKIPPED = 77
 def serve(runner: str, plant: str, report: str) -> None:
     """Child process: the worker protocol over vLLM's worker with the check. What was found goes
     into the file `report`."""
-    from lockstep_engines import plants, protocol, worker_device, worker_plants
+    from lockstep_engines import plants, protocol
+    from lockstep_engines.worker import device as worker_device
+    from lockstep_engines.worker import plants as worker_plants
 
     source, sink = protocol.own_pipe()
     if plant:
         plants.plant(next(p for p in worker_plants.PLANTS if p.name == plant))
     worker_device.take_the_place_of_cuda(runner)
-    from lockstep_engines import worker_engine
+    from lockstep_engines.worker.adapter import Options, Worker
+    from lockstep_engines.worker.host import HostWorker
     from lockstep_live.worker import PageChecks
 
-    host = worker_engine.HostWorker
     checks: list[Any] = []
     lines: list[str] = []
 
-    class Checked(PageChecks, host):
+    class Checked(PageChecks, HostWorker):
         """Lockstep poisons pages between steps: what a step leaves is compared at its end."""
 
         def execute_model(self, scheduler_output: Any) -> Any:
@@ -56,8 +58,7 @@ def serve(runner: str, plant: str, report: str) -> None:
             super()._report_page(line)
             lines.append(line)
 
-    worker_engine.HostWorker = Checked
-    worker = worker_engine.Worker(worker_engine.Options(runner))
+    worker = Worker(Options(runner), Checked)
     protocol.serve(protocol.WORKER, worker, source, sink)
     check = checks[0]
     counts = {"steps": check.steps, "compared": check.compared}
@@ -246,7 +247,7 @@ def main() -> int:
     if not COMMAND or not all(map(importlib.util.find_spec, ("vllm", "torch", "triton"))):
         print("skipped: no lockstep command, or no vLLM with torch and triton")
         return SKIPPED
-    from lockstep_engines import worker_device
+    from lockstep_engines.worker import device as worker_device
 
     worker_device.take_the_place_of_cuda("v2")
     ended = unittest.main(exit=False)

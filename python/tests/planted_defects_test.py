@@ -14,8 +14,9 @@ from pathlib import Path
 
 from adapter_client import PACKAGES
 
-from lockstep_engines import plants, vllm_plants
+from lockstep_engines import plants
 from lockstep_engines.plants import Edit, Plant, PlantError
+from lockstep_engines.vllm import plants as vllm_plants
 
 SOURCE = """
 def first():
@@ -100,7 +101,7 @@ class VllmPlantsTest(unittest.TestCase):
             text=True,
         )
         self.assertEqual(done.returncode, 1)
-        self.assertIn("found no defect nothing; --plants lists them", done.stderr)
+        self.assertIn("found no defect nothing; --plants lists the defects", done.stderr)
 
 
 if __name__ == "__main__":

@@ -75,7 +75,7 @@ def record_families(arguments: argparse.Namespace, record_one: Callable[..., int
 
 
 def main() -> None:
-    from lockstep_engines import vllm_engine
+    from lockstep_engines.vllm import engine as vllm_engine
 
     parser = parser_of(__doc__, families_of(vllm_engine.VERSION))
     parser.add_argument("--served", action="store_true")

@@ -8,13 +8,14 @@ from typing import Any
 
 from installed_vllm import Line, lines_of, vllm_engine
 
+from lockstep_engines.prompts import expand
 from lockstep_recorder.scheduler import RecordingScheduler
 
 
 def with_tokens(step: Line) -> Line:
     """The step with every prompt as tokens."""
     events = [
-        event | {"prompt": vllm_engine.expand(event["prompt"])} if "add" in event else event
+        event | {"prompt": expand(event["prompt"])} if "add" in event else event
         for event in step.get("before", ())
     ]
     return step | {"before": events} if events else step

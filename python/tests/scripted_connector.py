@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
-from lockstep_engines.vllm_connector import AskingConnector
+from lockstep_engines.vllm.connector import AskingConnector
 
 
 class ScriptedConnector(AskingConnector):

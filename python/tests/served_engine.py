@@ -18,7 +18,7 @@ from vllm.v1.engine.core import EngineCore
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import RequestStatus
 
-from lockstep_engines import vllm_engine
+from lockstep_engines.vllm import engine as vllm_engine
 
 
 class _Answer(Future):

@@ -17,7 +17,7 @@ from vllm.v1 import kv_cache_interface as kv
 from vllm.v1.core import kv_cache_planning, kv_cache_utils
 from vllm.v1.core.single_type_kv_cache_manager import register_all_kvcache_specs
 
-from lockstep_engines import vllm_engine
+from lockstep_engines.vllm import engine as vllm_engine
 from lockstep_recorder.header import eagle_groups_of, groups_of
 from lockstep_recorder.releases import release_of
 

@@ -22,7 +22,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 SKIPPED = 77
 
 try:
-    from lockstep_engines import sglang_engine
+    from lockstep_engines.sglang import engine as sglang_engine
 except ImportError as error:
     print(f"SKIPPED: SGLang cannot be imported ({error}); nothing was run inside it")
     sys.exit(SKIPPED)
@@ -34,7 +34,7 @@ from sglang.srt.mem_cache.allocator import paged, token
 from sglang_workloads import FAMILIES, Clients, Line, Served
 
 from lockstep_engines import protocol
-from lockstep_engines.sglang_adapter import SglangAdapter
+from lockstep_engines.sglang.adapter import SglangAdapter
 
 LOCKSTEP = os.environ.get("LOCKSTEP")
 SEEDS = range(int(os.environ.get("LOCKSTEP_SGLANG_SEEDS", "2")))

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "python"))
 
-from lockstep_engines.worker_plants_of_kernels import FINDERS, PLANTS_OF_KERNELS
+from lockstep_engines.kernels.plants import FINDERS, PLANTS_OF_KERNELS
 
 FOLDERS = [folder for folder in os.environ.get("LOCKSTEP_VLLM", "").split(os.pathsep) if folder]
 SKIPPED = 77
@@ -36,7 +36,7 @@ class BoundsTest(unittest.TestCase):
     def setUp(self) -> None:
         import torch
 
-        from lockstep_engines import worker_bounds
+        from lockstep_engines.worker import bounds as worker_bounds
 
         self.bounds = worker_bounds
         self.memory = bytearray(64)  # the first half is a buffer of the cache

@@ -19,7 +19,7 @@ from typing import ClassVar
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "python"))
 
-from lockstep_engines.worker_plants_of_kinds import PLANTS_OF_KINDS
+from lockstep_engines.worker.plants_of_kinds import PLANTS_OF_KINDS
 
 FOLDERS = [folder for folder in os.environ.get("LOCKSTEP_VLLM", "").split(os.pathsep) if folder]
 COMMAND = os.environ.get("LOCKSTEP", "")

@@ -23,8 +23,9 @@ sys.path[:0] = [str(ROOT / "python"), str(ROOT / "tests" / "engines"), str(Path(
 import model_worker
 from adapter_client import Adapter, full_attention_case
 
-from lockstep_engines import plants, protocol, scratch, worker_plants
+from lockstep_engines import plants, protocol, scratch
 from lockstep_engines.protocol import ProtocolError, Refused
+from lockstep_engines.worker import plants as worker_plants
 
 FOLDERS = [folder for folder in os.environ.get("LOCKSTEP_VLLM", "").split(os.pathsep) if folder]
 LOCKSTEP = os.environ.get("LOCKSTEP", "")
@@ -81,7 +82,7 @@ class ContentsTest(unittest.TestCase):
     def test_rows_are_those_of_another_derivation(self) -> None:
         import numpy
 
-        from lockstep_engines import worker_contents
+        from lockstep_engines.worker import contents as worker_contents
 
         contents = numpy.array([1, 0xFEDCBA9876543210, (1 << 64) - 1], dtype=numpy.uint64)
         shapes = (("bf16", 0, 0, 128), ("fp32", 3, 1, 20), ("fp16", 7, 1, 8))
@@ -95,7 +96,7 @@ class ContentsTest(unittest.TestCase):
     def test_states_are_those_of_another_derivation(self) -> None:
         import numpy
 
-        from lockstep_engines import worker_contents
+        from lockstep_engines.worker import contents as worker_contents
 
         words, expected = numpy.zeros(5, dtype=numpy.uint64), [0] * 5
         for content in (1, 0xFEDCBA9876543210, (1 << 64) - 1):

@@ -5,7 +5,7 @@
 
 `findings`: from scratch, of the findings of docs/findings.md, the case that first ran into each,
 the CPU time until then, and what the case shrinks to with the engine in the loop. `planted`: of
-each defect of lockstep_engines.vllm_plants the same, by the first failure that is no known finding.
+each defect of lockstep_engines.vllm.plants the same, by the first failure that is no known finding.
 DIR has sources of vLLM; this interpreter drives it. CPU time is that of all processes together.
 """
 
@@ -26,7 +26,7 @@ from typing import Any
 PACKAGES = Path(__file__).resolve().parents[2] / "python"
 sys.path[:0] = [str(PACKAGES)]
 
-from lockstep_engines.vllm_plants import PLANTS
+from lockstep_engines.vllm.plants import PLANTS
 
 _SMALLEST = re.compile(r"(\S+)\.min\.case\.jsonl  (\d+) requests?, (\d+) tokens?, (\d+) blocks?")
 

@@ -97,8 +97,9 @@ class InProcess:
     of its reply, and of these the seconds inside vLLM."""
 
     def __init__(self) -> None:
-        from lockstep_engines import protocol, vllm_adapter
-        from lockstep_engines.vllm_engine import Request, Scheduler
+        from lockstep_engines import protocol
+        from lockstep_engines.vllm import adapter as vllm_adapter
+        from lockstep_engines.vllm.engine import Request, Scheduler
 
         self._protocol = protocol
         self._session = protocol.Session(protocol.SCHEDULER, vllm_adapter.VllmAdapter())

@@ -27,7 +27,7 @@ sys.path[:0] = [str(HERE), str(HERE.parents[1] / "python")]
 
 def serve(header: Any, requests: Any, scheduler_cls: type | None, model_s: float) -> Any:
     """(CPU seconds, wall seconds, steps, the live check's log)"""
-    from lockstep_engines import vllm_engine
+    from lockstep_engines.vllm import engine as vllm_engine
 
     engine = vllm_engine.make_engine(header, scheduler_cls)
     for event in requests:

@@ -31,11 +31,11 @@ sys.path[:0] = [str(RECORDER / "tests"), str(RECORDER)]
 
 def load(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The header of a benchmark file and its requests, prompts as tokens."""
-    from lockstep_engines import vllm_engine
+    from lockstep_engines.prompts import expand
 
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     for event in lines[1:]:
-        event["prompt"] = {"tokens": vllm_engine.expand(event["prompt"])}
+        event["prompt"] = {"tokens": expand(event["prompt"])}
     return lines[0], lines[1:]
 
 
@@ -43,7 +43,7 @@ def run_once(
     header: dict[str, Any], requests: list[dict[str, Any]], scheduler_cls: type | None
 ) -> tuple[float, dict[str, int]]:
     """Serves all requests. Returns CPU seconds in the scheduler, and the totals."""
-    from lockstep_engines import vllm_engine
+    from lockstep_engines.vllm import engine as vllm_engine
 
     engine = vllm_engine.make_engine(header, scheduler_cls)
     for event in requests:
@@ -80,7 +80,7 @@ def run_once(
 
 def measure(path: Path, runs: int, with_recorder: bool, as_json: bool) -> None:
     """Prints one line for the plain scheduler and, when asked, one for the recording one."""
-    from lockstep_engines import vllm_engine
+    from lockstep_engines.vllm import engine as vllm_engine
 
     header, requests = load(path)
     plain = []

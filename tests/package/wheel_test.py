@@ -79,6 +79,24 @@ class WheelTest(unittest.TestCase):
                                    "--backend", "none")  # fmt: skip
         self.assertIn("Verdict: done.", said)
 
+    def test_the_wheel_and_an_installation_have_every_module_of_the_tree(self) -> None:
+        python = support.ROOT / "python"
+        listed = {path.name for path in python.glob("lockstep_*") if path.is_dir()}
+        self.assertEqual({path.name for path in pack_wheel.packages()}, listed)
+        with zipfile.ZipFile(self.wheel) as archive:
+            packed = {name for name in archive.namelist() if name.endswith(".py")}
+        sources = {path.relative_to(python).as_posix()
+                   for path in python.glob("lockstep_*/**/*.py")}  # fmt: skip
+        self.assertEqual({name for name in packed if name.startswith("lockstep_")}, sources)
+        for package in ("vllm", "sglang", "worker", "kernels"):
+            self.assertIn(f"lockstep_engines/{package}/__init__.py", packed)
+        prefix = self.folder / "prefix"
+        support.run("cmake", "--install", support.BUILD, "--component", "python",
+                    "--prefix", prefix)  # fmt: skip
+        installed = {path.relative_to(prefix / "share/lockstep/python").as_posix()
+                     for path in prefix.rglob("*.py")}  # fmt: skip
+        self.assertEqual(installed, sources)
+
     def test_the_python_packages_and_the_plugin_are_there(self) -> None:
         code = (
             "import lockstep_recorder, lockstep_engines, lockstep_live, lockstep_pytest\n"

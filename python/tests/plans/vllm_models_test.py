@@ -37,7 +37,7 @@ for missing, reason in (
         print(f"SKIPPED: {reason}; no model file was compared")
         sys.exit(SKIPPED)
 
-from lockstep_engines import model_layers  # noqa: E402
+from lockstep_engines.vllm import model_layers  # noqa: E402
 
 model_layers.take_the_place_of_a_gpu()
 import vllm  # noqa: E402

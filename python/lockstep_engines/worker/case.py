@@ -13,9 +13,9 @@ from vllm.model_executor.layers.attention import mla_attention
 from vllm.v1.attention.backends import triton_attn
 from vllm.v1.attention.backends.mla import triton_mla
 
-from lockstep_engines import worker_layers
 from lockstep_engines.protocol import Refused
-from lockstep_engines.worker_layers import Layer
+from lockstep_engines.worker import layers as worker_layers
+from lockstep_engines.worker.layers import Layer
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 VOCABULARY = 512  # of the model
@@ -100,7 +100,8 @@ def model_config(layers: list[Layer]) -> dict[str, Any]:
     """What vLLM reads of a model before it makes one: of the first layer with rows, or of a model
     that has states alone, anything."""
     rows = [layer.spec for layer in layers if layer.spec["type"] not in ("mamba", "hidden_state")]
-    first = rows[0] if rows else {"num_kv_heads": 1, "head_size": 16, "dtype": "bf16"}
+    any_row = {"num_kv_heads": 1, "head_size": 16, "dtype": "bf16"}
+    first: dict[str, Any] = rows[0] if rows else any_row
     keeps_states = any(layer.state_type for layer in layers)
     head_dim = first["head_size"] + first["head_size"] % 2  # nothing here rotates, but it must fit
     config = {

@@ -1,5 +1,5 @@
-"""Kernels that attend through block tables, and those around them: kernel_check.py. The loops are
-those of loops_of_attention.py.
+"""Kernels that attend through block tables, and those around them: kernels/check.py. The loops are
+those of kernels/loops_of_attention.py.
 
 What a kernel must not read (free blocks, the null block, what lies behind a request in its last
 block) is a large number: with any weight at all it is seen.
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import random
+from collections.abc import Callable
 from itertools import accumulate
 from typing import Any
 
@@ -18,8 +19,8 @@ from vllm.v1.attention.ops import common, triton_decode_attention, triton_merge_
 from vllm.v1.attention.ops import triton_unified_attention as unified
 from vllm.v1.kv_cache_interface import KVQuantMode
 
-from lockstep_engines import loops_of_attention as loops
-from lockstep_engines.kernel_check import (
+from lockstep_engines.kernels import loops_of_attention as loops
+from lockstep_engines.kernels.check import (
     Check,
     Trial,
     bytes_of,
@@ -202,6 +203,23 @@ def _attend_fully(draw: random.Random) -> Trial:
     return made.run()
 
 
+_Sees = Callable[[int, int], bool]  # True if the token at p sees the key at j
+_ALL = 1 << 30  # a window of every token
+
+
+def _window_or_range(window: int, a: int, b: int) -> _Sees:
+    """The last `window` keys; keys a to b see each other."""
+    return lambda p, j: j <= p < j + window or (a < b and a <= p <= b and a <= j <= b)
+
+
+def _causal_or_all(is_causal: bool) -> _Sees:
+    return lambda p, j: not is_causal or j <= p
+
+
+def _prefix_or_window(prefix: int, window: int) -> _Sees:
+    return lambda p, j: j <= p and (j < prefix or p - j < window)
+
+
 def _attend_in_windows(draw: random.Random) -> Trial:
     """The last tokens, or those of a chunk and of some before it."""
     made = _Attention(draw, draw.choice((1, 4, 40)), draw.choice(_DTYPES))
@@ -209,7 +227,7 @@ def _attend_in_windows(draw: random.Random) -> Trial:
         window = draw.choice((1, 5, 16, 33))
         made.options["window_size"] = (window - 1, 0)
 
-        def sees(p, j):
+        def sees(p: int, j: int) -> bool:
             return j <= p and p - j < window
 
         made.words.append(f"a window of {window}")
@@ -217,7 +235,7 @@ def _attend_in_windows(draw: random.Random) -> Trial:
         back, chunk = draw.choice((0, 1, 2)), draw.choice((4, 16, 24))
         made.options |= {"window_size": (chunk * (back + 1) - 1, 0), "chunk_lookback": back}
 
-        def sees(p, j):
+        def sees(p: int, j: int) -> bool:
             return j <= p and p // chunk - j // chunk <= back
 
         made.words.append(f"chunks of {chunk}, {back} back")
@@ -239,15 +257,12 @@ def _attend_ahead(draw: random.Random) -> Trial | None:
             first = draw.randrange(length)
             ranges.append((first, draw.randint(first, length - 1)))
         made.options["mm_prefix_range"] = torch.tensor(ranges, dtype=torch.int32)[:, None]
-        made.sees = [
-            lambda p, j, a=a, b=b: j <= p or (a < b and a <= p <= b and a <= j <= b)
-            for a, b in ranges
-        ]
+        made.sees = [_window_or_range(_ALL, a, b) for a, b in ranges]
         made.words.append(f"ranges {ranges}")
         return made.run()
     is_causal = [draw.random() < 0.5 for _ in lengths]
     made.options["causal"] = torch.tensor(is_causal, dtype=torch.int32)
-    made.sees = [lambda p, j, causal=causal: not causal or j <= p for causal in is_causal]
+    made.sees = [_causal_or_all(one) for one in is_causal]
     made.words.append(f"causal {is_causal}")
     return made.run()
 
@@ -264,10 +279,7 @@ def _attend_ahead_in_windows(draw: random.Random) -> Trial | None:
             ranges.append((first, draw.randint(first, length - 1)))
         made.options["mm_prefix_range"] = torch.tensor(ranges, dtype=torch.int32)[:, None]
         made.options["window_size"] = (window - 1, 0)
-        made.sees = [
-            lambda p, j, a=a, b=b: j <= p < j + window or (a < b and a <= p <= b and a <= j <= b)
-            for a, b in ranges
-        ]
+        made.sees = [_window_or_range(window, a, b) for a, b in ranges]
         made.words.append(f"a window of {window}, ranges {ranges}")
     else:
         made.options |= {"causal": False, "window_size": (window - 1, window - 1)}
@@ -285,9 +297,7 @@ def _attend_behind_prefixes(draw: random.Random) -> Trial | None:
     window = draw.choice((1, 5, 20))
     made.options |= {"rswa_prefix_lens": torch.tensor(prefixes, dtype=torch.int32)}
     made.options |= {"rswa_window": window}
-    made.sees = [
-        lambda p, j, prefix=prefix: j <= p and (j < prefix or p - j < window) for prefix in prefixes
-    ]
+    made.sees = [_prefix_or_window(prefix, window) for prefix in prefixes]
     made.words.append(f"prefixes {prefixes}, a window of {window}")
     return made.run()
 

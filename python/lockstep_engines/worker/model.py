@@ -17,10 +17,10 @@ from torch import nn
 from vllm.config import get_current_vllm_config
 from vllm.forward_context import get_forward_context
 
-from lockstep_engines import worker_layers
-from lockstep_engines.worker_case import VOCABULARY
-from lockstep_engines.worker_contents import NO_CONTENT
-from lockstep_engines.worker_layers import Layer
+from lockstep_engines.worker import layers as worker_layers
+from lockstep_engines.worker.case import VOCABULARY
+from lockstep_engines.worker.contents import NO_CONTENT
+from lockstep_engines.worker.layers import Layer
 
 # Of a draft that pads a row, of unknown content.
 ANY_TOKEN = -1

@@ -1,4 +1,4 @@
-"""Kernels that move states between blocks and pages between memories: kernel_check.py. Bytes."""
+"""Kernels that move states between blocks and pages between memories: kernels/check.py. Bytes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vllm.v1.kv_cache_interface import KVCacheGroupSpec, MambaSpec
 from vllm.v1.utils import CpuGpuBuffer
 from vllm.v1.worker import mamba_utils
 
-from lockstep_engines.kernel_check import Check, Trial, bytes_of, poisoned
+from lockstep_engines.kernels.check import Check, Trial, bytes_of, poisoned
 
 _DTYPES = (torch.float32, torch.float16, torch.uint8)
 
@@ -53,7 +53,10 @@ class _Layers:
         self.block_size, self.drafts = draw.choice((4, 8)), draw.choice((1, 2, 3))
         count = draw.randint(1, 2)
         self.blocks = 1 + self.requests * self.columns
-        self.tables, self.states, groups, self.layers = [], [], [], {}
+        self.tables: list[torch.Tensor] = []
+        self.states: list[Any] = []
+        self.layers: dict[str, list[Any]] = {}
+        groups = []
         for g in range(count):
             table = draw.sample(range(1, self.blocks), self.blocks - 1)
             self.tables.append(

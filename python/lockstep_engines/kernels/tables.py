@@ -1,4 +1,4 @@
-"""Kernels and arrays of block tables, slots and inputs, of both runners: kernel_check.py."""
+"""Kernels and arrays of block tables, slots and inputs, of both runners: kernels/check.py."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vllm.v1.worker.block_table import BlockTable
 from vllm.v1.worker.gpu import input_batch
 from vllm.v1.worker.gpu.block_table import BlockTables
 
-from lockstep_engines.kernel_check import Check, Trial, fitting
+from lockstep_engines.kernels.check import Check, Trial, fitting
 
 _DEVICE = torch.device("cpu")
 

@@ -1,4 +1,4 @@
-"""Tiny shapes of models that vLLM has, with drawn weights: worker_models.py."""
+"""Tiny shapes of models that vLLM has, with drawn weights: worker/tiny_models.py."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Defects to plant in vLLM's worker (worker_plants.py) for what is not plain attention: MLA,
+"""Defects to plant in vLLM's worker (worker/plants.py) for what is not plain attention: MLA,
 states, hidden states, and drafts of runner V2."""
 
 from __future__ import annotations
 
-from lockstep_engines.worker_plant import plant_of
+from lockstep_engines.worker.plant import plant_of
 
 _MLA = "vllm.model_executor.layers.attention.mla_attention"
 _BACKEND = "vllm.v1.attention.backend"

@@ -1,6 +1,6 @@
-"""Kernels of layers that keep states, in blocks of a cache: kernel_check.py. The loops are those of
-loops_of_states.py. States of requests that a step does not have, padding between pages and the null
-block may not change by a bit.
+"""Kernels of layers that keep recurrent states in blocks of a cache, for kernels/check.py. The
+loops are those of kernels/loops_of_states.py. A kernel must not change a bit of the states of
+requests that the step leaves out, of the padding between pages, or of the null block.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy
 import torch
 from vllm.model_executor.layers.mamba.ops import causal_conv1d, mamba_ssm, ssd_combined
 
-from lockstep_engines import loops_of_states as loops
-from lockstep_engines.kernel_check import (
+from lockstep_engines.kernels import loops_of_states as loops
+from lockstep_engines.kernels.check import (
     Check,
     Trial,
     bytes_of,
@@ -273,7 +273,7 @@ def _update_states(draw: random.Random) -> Trial:
         out=out,
         **options,
     )
-    expected, written = doubles(out), {}
+    expected, written = doubles(out), dict[int, Any]()
     for i in range(count):
         some = slice(starts[i], starts[i + 1])
         first = table[i, accepted[i] - 1 if drafts else 0]
@@ -412,7 +412,7 @@ def _step_by_delta_rule(draw: random.Random, fuses: bool) -> Trial:
     else:
         made = _fla("fused_recurrent").fused_recurrent_gated_delta_rule
         out, _ = made(**options, g=layer.gates[None], beta=layer.rates[None])
-    expected, written = numpy.empty(tuple(out.shape[1:])), {}
+    expected, written = numpy.empty(tuple(out.shape[1:])), dict[int, Any]()
     for i in range(count):
         some = slice(starts[i], starts[i + 1])
         first = table[i, accepted[i] - 1 if drafts else 0]

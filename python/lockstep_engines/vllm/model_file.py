@@ -176,7 +176,7 @@ def model_file(made: Any, name: str) -> Object:
         kind = _kind(layer, dtype)
         word = next((word for word, known in kinds.items() if known == kind), None)
         if word is None:
-            base = kind.get("states", kind["kind"]).split("_")[0]
+            base = kind["states" if "states" in kind else "kind"].split("_")[0]
             if _is_indexer(layer):
                 base = "indexer"
             word = base if base not in kinds else f"{base}{len(kinds)}"

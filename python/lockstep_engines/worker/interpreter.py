@@ -1,5 +1,5 @@
 """Triton's interpreter for vLLM's kernels: repaired where it differs from a compiled launch, and
-watched by worker_bounds.py."""
+watched by worker/bounds.py."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def fix() -> None:
     """Comes before the first launch."""
     from triton.runtime.autotuner import Autotuner
 
-    from lockstep_engines import worker_bounds
+    from lockstep_engines.worker import bounds as worker_bounds
 
     _fix_launches(worker_bounds)
     _wrap_around()

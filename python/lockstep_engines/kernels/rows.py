@@ -1,4 +1,4 @@
-"""Kernels that write rows, zero and copy blocks: kernel_check.py."""
+"""Kernels that write rows, zero and copy blocks: kernels/check.py."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVQuantMode
 from vllm.v1.worker import mamba_utils
 from vllm.v1.worker import utils as worker_utils
 
-from lockstep_engines.kernel_check import (
+from lockstep_engines.kernels.check import (
     Check,
     Trial,
     bytes_of,

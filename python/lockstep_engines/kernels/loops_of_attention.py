@@ -1,4 +1,4 @@
-"""Attention as plain loops in double precision, for kernels_of_attention.py: a query, the keys that
+"""Attention as plain loops in double precision, for kernels/attention.py: a query, the keys that
 it sees, a softmax. Nothing of vLLM is in it."""
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ its construction is replaced, since that wants a model and a device, and with it
 _Worker returns the tokens that it was given. What only reports (metrics, streams, sockets) is an
 object that takes everything and does nothing.
 
-Only this file and sglang_adapter.py import SGLang.
+Only this file and sglang/adapter.py import SGLang.
 """
 
 from __future__ import annotations
@@ -90,6 +90,11 @@ class Options:
     tree_core: str = "rust"
     overlap: bool = False
     swa_eviction_interval: int = 1  # tokens past a window before their slots are freed
+
+    @property
+    def window_before(self) -> int | None:
+        """SGLang's size of a window: the token itself excluded."""
+        return None if self.sliding_window is None else self.sliding_window - 1
 
 
 class _Ignored:
@@ -265,7 +270,7 @@ def _token_allocator(options: Options, rows: ReqToTokenPool) -> Any:
             full_attention_layer_ids=[0],
         )
         MemoryPoolConfigurator.validate_swa_pool_size(
-            options.swa_pages * page, options.sliding_window - 1, page
+            options.swa_pages * page, options.window_before, page
         )
         return SWATokenToKVPoolAllocator(
             size,
@@ -389,7 +394,7 @@ class Engine:
         s.pad_input_ids_func = None
         s.is_hybrid_swa = options.sliding_window is not None
         s.is_hybrid_ssm = options.mamba_slots > 0
-        s.sliding_window_size = None if not s.is_hybrid_swa else options.sliding_window - 1
+        s.sliding_window_size = options.window_before
         s.full_tokens_per_layer = options.full_pages * options.page_size
         s.swa_tokens_per_layer = options.swa_pages * options.page_size
         s.req_to_token_pool, s.token_to_kv_pool_allocator = self.rows, self.allocator

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from lockstep_engines import sglang_engine
 from lockstep_engines.prompts import expand
 from lockstep_engines.protocol import Client, EngineFault, Object, ProtocolError, Refused
-from lockstep_engines.sglang_engine import Engine, Options, Req, ScheduleBatch
+from lockstep_engines.sglang import engine as sglang_engine
+from lockstep_engines.sglang.engine import Engine, Options, Req
 
 # Options of a case that mean something here, with the format's defaults.
 _DEFAULTS: dict[str, Any] = {
@@ -244,7 +244,7 @@ class _Case:
         self._shown: dict[str, Tables] = {}  # the tables of requests with rows, as shown
         self._started: set[str] = set()
         self._left: list[str] = []  # since the last decision
-        self._batch: ScheduleBatch | None = None  # decided last
+        self._batch: Any = None  # the ScheduleBatch decided last
         self._to_come: deque[tuple[int, list[tuple[str, Req]]]] = deque()  # outputs, by step
         # Between a decision and the output that is to come before the next one.
         self._is_mid_turn = False
@@ -449,8 +449,10 @@ class _Case:
         if not self._to_come or self._to_come[0][0] != step:
             raise ProtocolError(f"found an output of step {step}, which has none")
         _, rows = self._to_come.popleft()
-        # Requests of the step may have ended, and their names may be others' by now.
-        requests = {name: request for name, request in rows if self._requests.get(name) is request}
+        # Requests of the step may have ended, and other requests may have their names.
+        requests: dict[str, Any] = {
+            name: request for name, request in rows if request is self._requests.get(name)
+        }
         before = {name: len(_tokens(request)) for name, request in requests.items()}
         sampled = {name: tokens[0] for name, tokens in message["sampled"].items() if tokens}
         self._take_in([sampled.get(name, 0) for name, _ in rows], sampled)
@@ -489,6 +491,7 @@ class _Case:
         """The tokens of the rows of the batch; `sampled` are not among their requests' yet."""
         batch = self._batch
         expected: list[int] = []
+        places: Iterable[tuple[int, int]]
         if batch.forward_mode.is_extend():
             places = zip(batch.prefix_lens, batch.extend_lens, strict=True)
         else:

@@ -19,7 +19,6 @@ from typing import Any
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ.setdefault("PYTHONHASHSEED", "0")
 
-import numpy
 import torch
 import vllm
 from vllm.config import (
@@ -40,6 +39,7 @@ from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
+from lockstep_engines.prompts import expand
 from lockstep_recorder.releases import nearest_release, version_key
 
 logging.getLogger("vllm").setLevel(logging.ERROR)
@@ -176,7 +176,7 @@ def make_spec(spec: dict[str, Any], is_draft: bool = False) -> Any:
 def _bare(cls: type, **fields: Any) -> Any:
     """An object of one of vLLM's configuration classes with these fields only: making a whole one
     wants a model, a device and the network."""
-    made = object.__new__(cls)
+    made: Any = object.__new__(cls)
     for name, value in fields.items():
         object.__setattr__(made, name, value)
     return made
@@ -372,20 +372,6 @@ def scheduler_groups(header: dict[str, Any]) -> list[Any]:
     return groups
 
 
-def expand(prompt: Any) -> list[int]:
-    """The tokens of a prompt: [[seed, n], ...] or {"tokens": [...]}."""
-    if isinstance(prompt, dict):
-        return list(prompt["tokens"])
-    tokens: list[int] = []
-    for seed, count in prompt:
-        first = ((seed << 32) + 0x9E3779B97F4A7C15) & (1 << 64) - 1
-        x = numpy.arange(count, dtype=numpy.uint64) + numpy.uint64(first)
-        x = (x ^ (x >> numpy.uint64(30))) * numpy.uint64(0xBF58476D1CE4E5B9)
-        x = (x ^ (x >> numpy.uint64(27))) * numpy.uint64(0x94D049BB133111EB)
-        tokens += ((x ^ (x >> numpy.uint64(31))) % numpy.uint64(50000)).tolist()
-    return tokens
-
-
 @dataclass
 class Engine:
     """A scheduler and the state of vLLM's engine loop."""
@@ -399,7 +385,7 @@ class Engine:
     def request_of(self, event: dict[str, Any], tokens: list[int]) -> Request:
         """vLLM's request for the `add` entry of a recording, whose prompt is `tokens`. Raises
         one of CLIENT_ERRORS where vLLM's front end refuses the parameters."""
-        ending = {
+        ending: dict[str, Any] = {
             key: event[key] for key in ("min_tokens", "skip_reading_prefix_cache") if key in event
         }
         if "repetition_detection" in event:
@@ -512,7 +498,7 @@ def _num_hash_lookahead(vllm_config: Any, header: dict[str, Any]) -> int:
 def make_engine(
     header: dict[str, Any],
     scheduler_cls: type | None = None,
-    connector: str = "lockstep_engines.vllm_connector.AskingConnector",
+    connector: str = "lockstep_engines.vllm.connector.AskingConnector",
     groups: list[Any] | None = None,
 ) -> Engine:
     """An engine for the header of a recording; `scheduler_cls`: instead of vLLM's own;

@@ -1,9 +1,9 @@
-"""Defects to plant in vLLM's worker (worker_plants.py) in kernels that compute numbers or copy
-states. FINDERS: by which line of `--kernels` each is found (kernel_check.py)."""
+"""Defects to plant in vLLM's worker (worker/plants.py) in kernels that compute numbers or copy
+states. FINDERS: by which line of `--kernels` each is found (kernels/check.py)."""
 
 from __future__ import annotations
 
-from lockstep_engines.worker_plant import plant_of
+from lockstep_engines.worker.plant import plant_of
 
 _OPS = "vllm.v1.attention.ops"
 _HELPERS = f"{_OPS}.triton_attention_helpers"

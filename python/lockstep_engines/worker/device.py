@@ -12,8 +12,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from lockstep_engines import worker_interpreter
 from lockstep_engines.protocol import passes_on
+from lockstep_engines.worker import interpreter as worker_interpreter
 
 ENVIRONMENT = {
     "CUDA_VISIBLE_DEVICES": "",
@@ -31,14 +31,14 @@ class _Idle:
     """A stream or an event: there is nothing to wait for."""
 
     cuda_stream = 0
+    device: Any = None
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
     def __enter__(self) -> _Idle:
         return self
 
-    def __exit__(self, *_: Any) -> bool:
-        return False
+    def __exit__(self, *_: Any) -> None: ...
 
     def _nothing(self, *_: Any, **__: Any) -> None: ...
 
@@ -184,8 +184,16 @@ def _make_platform(torch: Any) -> Any:
     return HostPlatform()
 
 
+def inspect_models_in_this_process() -> None:
+    """Replaces vLLM's inspection of a model class in a child process, where nothing is set up."""
+    from vllm.model_executor.models import registry
+
+    registry._run_in_subprocess = lambda function: function()
+
+
 def take_the_place_of_cuda(runner: str) -> Any:
-    """Sets this process up for a worker of runner "v1" or "v2"; returns the platform."""
+    """Sets this process up for a worker of runner "v1" or "v2"; returns the platform. Replaces the
+    device of torch, Triton's launches, vLLM's platform, and its views of pinned memory."""
     os.environ.update(ENVIRONMENT, TRITON_INTERPRET="1")
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1" if runner == "v2" else "0"
     import torch

@@ -23,8 +23,8 @@ from vllm.model_executor.models import extract_hidden_states
 from vllm.v1.attention.backends import triton_attn
 from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
 
-from lockstep_engines import worker_contents
 from lockstep_engines.protocol import EngineFault
+from lockstep_engines.worker import contents as worker_contents
 
 TORCH_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 # vLLM's kinds of state layers that are driven.
@@ -285,6 +285,7 @@ def _source(blocks: list[int], accepted: int) -> int:
 
 def _chains_of_mamba(metadata: Any) -> Iterator[Chain]:
     """Decodes, which with drafts keep a state for each token, then prefills."""
+    source: int | None
     if metadata.num_decodes > 0:
         blocks = metadata.state_indices_tensor_d.tolist()
         accepted = metadata.num_accepted_tokens
@@ -308,6 +309,7 @@ def _chains_of_mamba(metadata: Any) -> Iterator[Chain]:
 
 def _chains_of_gdn(metadata: Any) -> Iterator[Chain]:
     """Rows with drafts, which keep a state for each token, and the others."""
+    source: int | None
     has_drafts = metadata.spec_sequence_masks is not None
     if has_drafts:
         places = metadata.spec_token_indx.tolist()

@@ -1,9 +1,9 @@
 """vLLM's own kernels for the cache, one by one, in Triton's interpreter: each is given drawn shapes
 and compared with loops over them. Every byte of every buffer is compared, untouched
 ones too; numbers that a kernel computes, within the tolerance of its trial; and every
-access is checked against the memory of the kernel's arguments (worker_bounds.py).
+access is checked against the memory of the kernel's arguments (worker/bounds.py).
 
-run() needs a process that worker_device.py has set up. Seed N is the same shape wherever it runs.
+run() needs a process that worker/device.py has set up. Seed N is the same shape wherever it runs.
 """
 
 from __future__ import annotations

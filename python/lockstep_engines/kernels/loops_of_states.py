@@ -1,4 +1,4 @@
-"""Layers that keep states as plain loops in double precision, for kernels_of_recurrences.py: one
+"""Layers that keep states as plain loops in double precision, for kernels/recurrences.py: one
 token after the other, as the papers define them. Nothing of vLLM is in it."""
 
 from __future__ import annotations

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lockstep_engines import scratch, worker_device
+from lockstep_engines import scratch
+from lockstep_engines.worker import device as worker_device
 
 
 class _Compiled(types.ModuleType):
@@ -34,7 +35,7 @@ class _Compiled(types.ModuleType):
 class _CompiledModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Finds vLLM's compiled modules and packages of kernels or images that are not installed."""
 
-    roots = ("cutlass", "deep_gemm")
+    roots: tuple[str, ...] = ("cutlass", "deep_gemm")
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         root, last = name.partition(".")[0], name.rpartition(".")[2]
@@ -68,7 +69,8 @@ def _stand_in_for_operators(torch: Any, every: bool) -> None:
 
 
 def take_the_place_of_a_gpu() -> None:
-    """Sets this process up, once."""
+    """Sets this process up, once. Replaces the device of torch, vLLM's platform, its inspection of
+    model classes, and the modules and operators that only a build has."""
     if any(isinstance(finder, _CompiledModules) for finder in sys.meta_path):
         return
     os.environ.update(worker_device.ENVIRONMENT, VLLM_LOGGING_LEVEL="CRITICAL")
@@ -113,9 +115,7 @@ def take_the_place_of_a_gpu() -> None:
         def set_device(cls, device: Any) -> None: ...
 
     platforms.current_platform = platforms._current_platform = H100()
-    from vllm.model_executor.models import registry
-
-    registry._run_in_subprocess = lambda function: function()
+    worker_device.inspect_models_in_this_process()
     modules.roots += ("torchvision",)  # transformers has looked for it
     import vllm._custom_ops  # noqa: F401, describes the operators that exist
 
@@ -256,7 +256,7 @@ def layers_of(folder: str) -> Layers:
 
 def described(folder: str) -> dict[str, Any]:
     """The model file of the folder's config.json, or {"refused": why}."""
-    from lockstep_engines.model_file import NotInModelFiles, model_file
+    from lockstep_engines.vllm.model_file import NotInModelFiles, model_file
 
     try:
         take_the_place_of_a_gpu()

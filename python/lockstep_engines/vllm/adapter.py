@@ -10,9 +10,10 @@ import inspect
 from collections import deque
 from typing import Any
 
-from lockstep_engines import vllm_engine
+from lockstep_engines.prompts import expand
 from lockstep_engines.protocol import Client, Object, ProtocolError, Refused
-from lockstep_engines.vllm_engine import (
+from lockstep_engines.vllm import engine as vllm_engine
+from lockstep_engines.vllm.engine import (
     CLIENT_ERRORS,
     KVConnectorOutput,
     NotInThisRelease,
@@ -24,8 +25,8 @@ from lockstep_recorder.cache_counter import CacheCounter
 from lockstep_recorder.decisions import Decisions, tables_of
 
 _CONNECTORS = {
-    True: "lockstep_engines.vllm_connector.AskingConnector",
-    False: "lockstep_engines.vllm_connector.AskingConnectorOfOneGroup",
+    True: "lockstep_engines.vllm.connector.AskingConnector",
+    False: "lockstep_engines.vllm.connector.AskingConnectorOfOneGroup",
 }
 
 # Options of a case that vllm_engine passes on, or that say how they are to be understood.
@@ -116,7 +117,7 @@ class _Case:
             raise Refused(f"a request {event['add']} is there already")
 
     def add(self, event: Object) -> None:
-        tokens = vllm_engine.expand(event["prompt"])
+        tokens = expand(event["prompt"])
         self.refuse_at_front_end(event, len(tokens))
         try:
             request = self.engine.request_of(event, tokens)

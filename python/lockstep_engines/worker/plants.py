@@ -7,9 +7,9 @@ that has it, "both" where the two share the code.
 
 from __future__ import annotations
 
-from lockstep_engines.worker_plant import plant_of
-from lockstep_engines.worker_plants_of_kernels import PLANTS_OF_KERNELS
-from lockstep_engines.worker_plants_of_kinds import PLANTS_OF_KINDS
+from lockstep_engines.kernels.plants import PLANTS_OF_KERNELS
+from lockstep_engines.worker.plant import plant_of
+from lockstep_engines.worker.plants_of_kinds import PLANTS_OF_KINDS
 
 _TABLE_V1 = "vllm.v1.worker.block_table"
 _TABLE_V2 = "vllm.v1.worker.gpu.block_table"

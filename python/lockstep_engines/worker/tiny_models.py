@@ -2,7 +2,7 @@
 token while requests share memory (chunks of prompts, prefixes that hit, preemption) against what it
 computes for the same tokens alone, in one piece, in an engine without a prefix cache.
 
-run() needs a process that worker_device.py has set up. Nothing is left out: attention, convolutions
+run() needs a process that worker/device.py has set up. Nothing is left out: attention, convolutions
 and recurrences are vLLM's, in Triton's interpreter. Memory is poisoned before the first step with a
 number that is seen wherever it has any weight.
 """
@@ -25,9 +25,11 @@ from vllm.v1.engine.core import EngineCore
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 from vllm.v1.request import Request
 
-from lockstep_engines import scratch, worker_case
-from lockstep_engines.worker_engine import HostWorker
-from lockstep_engines.worker_model_zoo import ZOO, TinyModel
+from lockstep_engines import scratch
+from lockstep_engines.worker import case as worker_case
+from lockstep_engines.worker.device import inspect_models_in_this_process
+from lockstep_engines.worker.host import HostWorker
+from lockstep_engines.worker.tiny_model_zoo import ZOO, TinyModel
 
 _POISON = 1e4
 _BLOCK_SIZE = 16
@@ -197,7 +199,8 @@ class Result:
 
 
 def run(names: list[str], runner: str, seed: int = 0) -> Iterator[Result]:
-    """`names`: of the zoo; none: all of it."""
+    """`names`: models of the zoo; empty: all of them."""
+    inspect_models_in_this_process()
     for name in names or ZOO:
         if ZOO[name].config["architectures"][0] not in registry.ModelRegistry.get_supported_archs():
             yield Result(name, "not in this release", False)

@@ -1,0 +1,1 @@
+"""SGLang's scheduler, without a model and a device."""

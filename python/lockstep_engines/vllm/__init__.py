@@ -1,0 +1,1 @@
+"""vLLM's scheduler and model classes, without a GPU and without its compiled code."""

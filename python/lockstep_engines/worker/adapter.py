@@ -1,0 +1,239 @@
+"""vLLM's own worker behind the worker protocol: its unedited GPU worker and model runner on the
+host, on memory that it shares with Lockstep, fed with decisions step by step.
+
+Worker.open() builds the worker of a case from vLLM's public classes; execute() passes it one
+decision and reports what it made of it. A step's tokens are sampled when the next message brings
+them, before anything else happens to the worker.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import importlib.util
+from typing import Any
+
+import torch
+from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.platforms import current_platform
+from vllm.v1.attention import selector
+
+from lockstep_engines import scratch
+from lockstep_engines.protocol import Refused
+from lockstep_engines.vllm.engine import VERSION
+from lockstep_engines.worker import case as worker_case
+from lockstep_engines.worker import configuration, memory
+from lockstep_engines.worker import drafter as worker_drafter
+from lockstep_engines.worker import host as worker_host
+from lockstep_engines.worker import layers as worker_layers
+from lockstep_engines.worker import model as worker_model
+from lockstep_engines.worker import padding as worker_padding
+from lockstep_engines.worker.facts import Facts
+from lockstep_engines.worker.steps import Steps
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """`states`: which of worker_layers.STATE_TYPES layers with recurrent states become; empty:
+    short convolutions for those with one state, else Mamba2. `pads`: batches are padded as for
+    captured graphs. `idles`: an idle rank's batch runs before each step. `warms_up`: the worker
+    profiles and warms up before the first step. `lifts_refusals`: vLLM's configuration no longer
+    refuses what its runner V2 does not support."""
+
+    runner: str = "v1"
+    states: str = ""
+    pads: bool = False
+    idles: bool = False
+    warms_up: bool = False
+    lifts_refusals: bool = False
+
+
+class Worker:
+    """Drives one case after another. `worker_class`: vLLM's worker, or a subclass under test."""
+
+    def __init__(
+        self, options: Options, worker_class: type[worker_host.HostWorker] = worker_host.HostWorker
+    ) -> None:
+        self._is_v2 = options.runner == "v2"
+        self._options = options
+        self._worker_class = worker_class
+        self._worker: Any = None
+        self._facts: Any = None
+        scratch.remove_abandoned()
+        worker_host.patch_vllm()
+        if options.lifts_refusals:
+            VllmConfig._get_v2_model_runner_unsupported_features = lambda *_: []
+        # vLLM collects garbage at each start: a second and more over all that was imported.
+        gc.collect()
+        gc.freeze()
+
+    def hello(self) -> dict[str, Any]:
+        runner = "v2" if self._is_v2 else "v1"
+        return {
+            "engine": {"name": "vllm", "version": VERSION},
+            "features": [*worker_layers.KINDS, *self._features(), f"runner:{runner}"],
+        }
+
+    def _features(self) -> list[str]:
+        drafts = self._is_v2 or importlib.util.find_spec("numba")
+        types = [f"dtype:{name}" for name in worker_case.DTYPES]
+        drafted = ["drafts", "drafts_in_flight"] if drafts else []
+        return ["async_scheduling", *drafted, *types]
+
+    # A case.
+
+    def open(self, case: dict[str, Any], _: Any = None) -> dict[str, Any]:
+        worker_case.refuse(case, self._is_v2)
+        groups = case["groups"]
+        kinds = {spec["type"] for group in groups for spec in worker_case.specs_of(group)}
+        if why := worker_padding.refuse(kinds, self._is_v2, self._options.pads):
+            raise Refused(why)
+        self._replace_speculator(case["config"])
+        self.close()
+        layers = worker_case.plan_layers(groups, self._options.states)
+        worker_model.Plan.layers = layers
+        selector._cached_get_attn_backend.cache_clear()
+        type(current_platform).attention_backend = worker_case.backend_of(layers)
+        with scratch.folder() as folder:
+            worker_case.describe_model(worker_case.model_config(layers), folder)
+            vllm_config = configuration.make_config(case, folder, self._is_v2)
+        kv_config, shared = self._start(case, vllm_config)
+        self._runner = self._worker.model_runner
+        self._model = self._runner.model
+        self._steps = Steps(len(groups), self._is_v2, self._has_drafts_in_flight)
+        self._facts = Facts(self._runner, self._model, groups, self._is_v2)
+        self._is_due = False  # the previous step's tokens are not sampled yet
+        self._faults: list[str] = []
+        self._watch_batch()
+        self._is_warm = not self._options.warms_up
+        if self._options.pads:
+            worker_padding.pad(self._runner, self._is_v2, lambda: self._model.is_idle)
+        order = getattr(self._worker.cache_config, "kv_cache_layout", None) or ""
+        return memory.description(kv_config, order, self._model.kinds, shared.first_byte)
+
+    def close(self) -> None:
+        self._worker = self._runner = self._model = self._facts = None
+
+    def _replace_speculator(self, config: dict[str, Any]) -> None:
+        self._has_drafts_in_flight = configuration.has_drafts_in_flight(config)
+        num_drafts = config.get("num_spec_tokens", 0)
+        if self._is_v2 and num_drafts:
+            worker_drafter.take_the_place(num_drafts)
+        elif self._has_drafts_in_flight:
+            worker_drafter.take_the_place_in_first(num_drafts)
+
+    def _start(self, case: dict[str, Any], vllm_config: Any) -> tuple[Any, memory.SharedMemory]:
+        """Makes the worker, its model and its cache; returns the plan and the memory."""
+        self._worker = worker = self._worker_class(
+            vllm_config=vllm_config,
+            local_rank=0,
+            rank=0,
+            distributed_init_method=worker_host.INIT_METHOD,
+            is_driver_worker=True,
+        )
+        with set_current_vllm_config(vllm_config):
+            worker.init_device()
+            worker.load_model()
+            if self._options.warms_up:
+                self._profile(worker.model_runner)
+            groups = configuration.make_groups(case, self._options.states)
+            kv_config = memory.plan(worker, vllm_config, groups, case["num_blocks"])
+            shared = memory.SharedMemory(case["memory"], memory.buffer_sizes(kv_config))
+            worker.allocation = shared
+            worker.initialize_from_config(kv_config)
+            shared.check_used_up()
+        return kv_config, shared
+
+    def _watch_batch(self) -> None:
+        """Has the model read the batch in the worker's own order."""
+        runner, model = self._runner, self._model
+        if not self._is_v2:
+            model.batch_of_worker = lambda: (
+                list(runner.input_batch.req_ids),
+                [self._steps.scheduled.get(name, 0) for name in runner.input_batch.req_ids],
+            )
+            return
+        prepare = runner.prepare_inputs
+
+        def prepare_inputs(*args: Any, **options: Any) -> Any:
+            batch = prepare(*args, **options)
+            names = list(batch.req_ids)
+            counts = [int(count) for count in batch.num_scheduled_tokens[: len(names)]]
+            model.batch_of_worker = lambda: (names, counts)
+            return batch
+
+        runner.prepare_inputs = prepare_inputs
+
+    # A step.
+
+    def sample(self, sampled: dict[str, list[int]]) -> dict[str, Any]:
+        self._faults = []
+        self._sample(dict(sampled))
+        return {"faults": self._faults}
+
+    def execute(self, message: dict[str, Any]) -> dict[str, Any]:
+        self._faults = []
+        self._sample(dict(message["sampled"]))
+        rows: dict[str, int] = {}
+        if self._has_drafts_in_flight and not self._is_v2:
+            rows = self._runner.input_batch.prev_req_id_to_index or {}
+        self._model.step = worker_model.Step()
+        output = self._steps.begin(message, self._model.step, rows)
+        if not self._is_warm:
+            self._warm_up()
+        if self._options.idles:
+            self._run_without_requests(self._worker.execute_dummy_batch)
+        self._model.batch = worker_model.Batch()
+        with set_current_vllm_config(self._worker.vllm_config), torch.inference_mode():
+            if self._is_v2:
+                worker_drafter.put(self._runner, self._steps.drafts)
+            elif self._has_drafts_in_flight:
+                worker_drafter.put_in_first(self._runner, self._steps.drafts)
+            result = self._worker.execute_model(output)
+        self._is_due = result is None
+        return self._facts.of_step(self._steps.drafts, self._faults)
+
+    def _run_without_requests(self, run: Any) -> None:
+        """Runs a batch without requests: a data parallel rank does while other ranks have some, and
+        a worker does before it serves."""
+        model = self._worker.model_runner.model
+        model.is_idle = True
+        with set_current_vllm_config(self._worker.vllm_config), torch.inference_mode():
+            run()
+        model.is_idle = False
+
+    def _profile(self, runner: Any) -> None:
+        """Comes before the cache exists. The run of the sampler leaves nothing in the cache."""
+        runner._dummy_sampler_run = lambda *_, **__: None
+        self._run_without_requests(runner.profile_run)
+
+    def _warm_up(self) -> None:
+        """Runs the batch sizes that a server compiles and captures, over poisoned pages."""
+        self._is_warm = True
+        runner = self._runner
+        most = self._worker.vllm_config.scheduler_config.max_num_batched_tokens
+        for size in sorted({1, 2, runner.max_num_reqs, most}, reverse=True):
+            self._run_without_requests(lambda size=size: runner._dummy_run(size))
+
+    def _sample(self, sampled: dict[str, list[int]]) -> None:
+        """Has the worker sample the previous step's tokens."""
+        drafts = self._steps.drafts  # of the previous step
+        own = self._steps.sampled(sampled)
+        if not self._is_due:
+            return
+        self._is_due = False
+        answers: list[int] = []
+        for name in self._model.batch.names:
+            count = 1 + len(drafts.get(name, ()))
+            answers += (own.get(name, []) + [0] * count)[:count]
+        with set_current_vllm_config(self._worker.vllm_config), torch.inference_mode():
+            self._model.answers = answers
+            self._model.give_answers()
+            result = self._worker.sample_tokens(None)
+        if hasattr(result, "get_output"):
+            result = result.get_output()
+        self._model.answers = self._model.logits = None
+        for name, found in zip(result.req_ids, result.sampled_token_ids, strict=True):
+            expected = own.get(name)
+            if expected and list(map(int, found)) != expected:
+                self._faults.append(f"row {name} returns tokens {found}; expected {expected}")

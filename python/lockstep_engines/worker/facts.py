@@ -1,0 +1,93 @@
+"""What the worker made of a step, read from its runner and from the metadata that it built."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lockstep_engines.vllm.engine import VERSION
+from lockstep_engines.worker.model import Batch, ContentModel
+from lockstep_recorder.releases import version_key
+
+
+class Facts:
+    """The facts of a case's steps; `groups`: the case's."""
+
+    def __init__(
+        self, runner: Any, model: ContentModel, groups: list[dict[str, Any]], is_v2: bool
+    ) -> None:
+        self._runner, self._model, self._groups, self._is_v2 = runner, model, groups, is_v2
+
+    def of_step(self, drafts: dict[str, list[int]], faults: list[str]) -> dict[str, Any]:
+        """The reply `executed`."""
+        batch = self._model.batch
+        groups = [self._of_group(g, batch) for g in range(len(self._groups))]
+        return {
+            "rows": batch.names,
+            "num_tokens": batch.num_tokens,
+            "positions": batch.positions,
+            "groups": groups if batch.names else [],
+            "faults": self._known_defects(batch, drafts) + faults + batch.faults,
+        }
+
+    def _known_defects(self, batch: Batch, drafts: dict[str, list[int]]) -> list[str]:
+        """Findings of docs/findings.md that this step shows, by their cause: runner V1 passes no
+        counts of accepted drafts in the metadata of a layer with recurrent states."""
+        if self._is_v2 or version_key(VERSION) >= (0, 33):
+            return []
+        accepted = self._runner.num_accepted_tokens.np
+        for kind in self._model.kinds:
+            layer, metadata = kind.layer, batch.metadata.get(kind.layer.name)
+            if not layer.spec.get("num_speculative_blocks") or metadata is None:
+                continue
+            if metadata.num_accepted_tokens is not None:
+                continue
+            is_short = layer.state_type == "short_conv"
+            for i, name in enumerate(batch.names):
+                if accepted[i] > 1 or is_short and drafts.get(name):
+                    number = 26 if is_short else 48
+                    return [
+                        f"finding {number}: the metadata of {layer.name} has no counts of accepted "
+                        f"drafts; {name} has {accepted[i]} and {len(drafts.get(name, ()))} "
+                        "to verify"
+                    ]
+        return []
+
+    def _of_group(self, g: int, batch: Batch) -> dict[str, Any]:
+        if not batch.names:
+            return {}
+        tables = [self._row_of_table(g, name) for name in batch.names]
+        kind = self._groups[g]["spec"]["type"]
+        if kind == "mamba":
+            return {"tables": tables, "slots": []}
+        name = self._groups[g]["layers"][0]
+        metadata = batch.metadata[name]
+        slots = batch.slot_mappings[name] if batch.slot_mappings else metadata.slot_mapping
+        facts = {"tables": tables, "slots": slots[: len(batch.positions)].tolist()}
+        if kind not in ("chunked_local", "hidden_state"):  # cut into chunks; not attended to
+            reads = self._reads(metadata, tables)
+            if any(mine != row[: len(mine)] for mine, row in zip(reads, tables, strict=True)):
+                facts["reads"] = reads
+        return facts
+
+    @staticmethod
+    def _reads(metadata: Any, tables: list[list[int]]) -> list[list[int]]:
+        """The table rows that attention receives, each as long as the request's own."""
+        if hasattr(metadata, "block_table"):
+            given = metadata.block_table[: len(tables)].tolist()
+        else:  # MLA has decodes and prefills apart
+            parts = (metadata.decode, metadata.prefill)
+            given = [row for part in parts if part for row in part.block_table.tolist()]
+        given = given[: len(tables)]  # padding follows
+        return [mine[: len(row)] for mine, row in zip(given, tables, strict=True)]
+
+    def _row_of_table(self, g: int, name: str) -> list[int]:
+        """A request's table as the runner keeps it, in kernel blocks."""
+        if not self._is_v2:
+            table = self._runner.input_batch.block_table[g]
+            index = self._runner.input_batch.req_id_to_index[name]
+            count = int(table.num_blocks_per_row[index])
+            return table.block_table.np[index, :count].tolist()
+        tables = self._runner.block_tables
+        index = self._runner.req_states.req_id_to_index[name]
+        count = int(tables.num_blocks.np[g, index])
+        return tables.block_tables[g].gpu[index, :count].tolist()
