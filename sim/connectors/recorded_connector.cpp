@@ -172,10 +172,8 @@ void RecordedConnector::begins(const std::string& name, RequestId request) {
   moving_.insert_or_assign(name, Transfer{request, num_begun_++});
 }
 
-// The workers put their transfers into the set in the order begun; of several connectors' sets a
-// new one is made.
+// The workers of one connector put their transfers into the set in the order begun.
 std::vector<std::string> RecordedConnector::in_set_order(std::vector<std::string> names) const {
-  if (has_parts_) return in_python_set_order(names);
   std::ranges::stable_sort(names, {}, [&](const std::string& name) {
     const auto transfer = moving_.find(name);
     return transfer == moving_.end() ? num_begun_ : transfer->second.number;
@@ -183,14 +181,37 @@ std::vector<std::string> RecordedConnector::in_set_order(std::vector<std::string
   return in_python_set_order(names);
 }
 
+std::vector<std::string> RecordedConnector::received() const {
+  if (step_.transfers.parts_worker.empty()) return in_set_order(step_.worker->received);
+  std::vector<std::string> names;
+  for (const RecordedPartReport& part : step_.transfers.parts_worker)
+    names.insert(names.end(), part.received.begin(), part.received.end());
+  return in_python_set_order(names);
+}
+
+std::vector<std::string> RecordedConnector::sent() const {
+  const std::vector<RecordedPartReport>& parts = step_.transfers.parts_worker;
+  if (parts.empty()) return in_set_order(step_.worker->sent);
+  std::map<std::string, std::int64_t> reports;  // of the parts not visited yet
+  for (const RecordedPartReport& part : parts)
+    for (const std::string& name : part.sent) ++reports[name];
+  std::vector<std::string> names;
+  for (const RecordedPartReport& part : parts)
+    for (const std::string& name : part.sent)
+      if (--reports[name] == 0 &&
+          std::ranges::find(step_.worker->sent, name) != step_.worker->sent.end())
+        names.push_back(name);
+  return in_python_set_order(names);
+}
+
 Result<void> RecordedConnector::take_report(KVConnectorOutput& report) {
   if (error_) return tl::unexpected(*error_);
   if (!step_.worker) return {};
-  for (const std::string& name : in_set_order(step_.worker->received)) {
+  for (const std::string& name : received()) {
     LS_ASSIGN_OR_RETURN(const auto request, take("received", name));
     report.finished_recving.push_back(request);
   }
-  for (const std::string& name : in_set_order(step_.worker->sent)) {
+  for (const std::string& name : sent()) {
     LS_ASSIGN_OR_RETURN(const auto request, take("sent", name));
     report.finished_sending.push_back(request);
   }

@@ -44,7 +44,7 @@ class RecordedConnector final : public KVConnector {
  public:
   // `step` is the recorded step that the loop is in; its content changes from step to step.
   RecordedConnector(const RecordedConnectorConfig& config, const RecordedStep& step)
-      : traits_(traits_of(config)), has_parts_(config.parts > 0), step_(step) {}
+      : traits_(traits_of(config)), step_(step) {}
 
   KVConnectorTraits traits() const override { return traits_; }
   ExternalHit get_num_new_matched_tokens(const ExternalQuery& query) override;
@@ -61,9 +61,13 @@ class RecordedConnector final : public KVConnector {
   Result<RequestId> take(std::string_view key, const std::string& name);
   void begins(const std::string& name, RequestId request);
   std::vector<std::string> in_set_order(std::vector<std::string> names) const;
+  // The step's transfers in the order in which the engine iterates its sets. vLLM's MultiConnector
+  // fills a set of its own, part after part, each part's reports in the recorded order; a send joins
+  // it with the report of its last part.
+  std::vector<std::string> received() const;
+  std::vector<std::string> sent() const;
 
   const KVConnectorTraits traits_;
-  const bool has_parts_;
   const RecordedStep& step_;
   struct Transfer {
     RequestId request{};

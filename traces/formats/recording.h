@@ -240,13 +240,20 @@ struct RecordedInputs {
   bool operator==(const RecordedInputs&) const = default;
 };
 
+// What the workers of one of several connectors reported.
+struct RecordedPartReport {
+  std::vector<std::string> received{}, sent{};
+  bool operator==(const RecordedPartReport&) const = default;
+};
+
 // Fields of steps with a KV connector in newer releases. The decisions of vLLM's own connectors are
 // kept as JSON: no code depends on them.
 struct RecordedTransfers {
   std::optional<std::vector<RecordedSkipped>> kv_holding{};  // a queue of its own, with status
   std::vector<std::string> deferred{};  // passed-over requests of both queues; ascending
   bool loads_within = false;            // the step contains a load that is not asynchronous
-  std::string parts{}, parts_worker{}, parts_held{}, offload{};  // JSON; empty: not there
+  std::string parts{}, parts_held{}, offload{};    // JSON; empty: not there
+  std::vector<RecordedPartReport> parts_worker{};  // empty: not there
   bool operator==(const RecordedTransfers&) const = default;
 };
 

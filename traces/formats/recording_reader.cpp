@@ -281,7 +281,13 @@ void read_transfer_keys(JsonObject& object, RecordedTransfers& transfers) {
     if (auto value = object.optional(key)) text = value.text();
   };
   keep("parts", transfers.parts);
-  keep("parts_worker", transfers.parts_worker);
+  if (auto parts = object.optional("parts_worker"))
+    for (JsonValue part : parts.array()) {
+      JsonObject report = part.object();
+      transfers.parts_worker.push_back(
+          {read_names(report.required("received")), read_names(report.required("sent"))});
+      report.finish();
+    }
   keep("parts_held", transfers.parts_held);
   keep("offload", transfers.offload);
 }

@@ -177,7 +177,16 @@ void write_transfer_keys(JsonWriter& out, const RecordedTransfers& transfers) {
     if (!json.empty()) out.key(key).raw(json);
   };
   keep("parts", transfers.parts);
-  keep("parts_worker", transfers.parts_worker);
+  if (!transfers.parts_worker.empty()) {
+    out.key("parts_worker").begin_array();
+    for (const RecordedPartReport& part : transfers.parts_worker) {
+      out.begin_object();
+      out.key("received").strings(part.received);
+      out.key("sent").strings(part.sent);
+      out.end_object();
+    }
+    out.end_array();
+  }
   keep("parts_held", transfers.parts_held);
   keep("offload", transfers.offload);
 }

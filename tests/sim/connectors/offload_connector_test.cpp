@@ -137,7 +137,7 @@ TEST(HostBlockPool, TheLeastRecentlyUsedBlockGoesFirstAndNeverOneInUse) {
   const auto first = pool.take(key(1));
   const auto second = pool.take(key(2));
   ASSERT_TRUE(first && second);
-  EXPECT_FALSE(pool.take(key(3))) << "both are still to be stored";
+  EXPECT_FALSE(pool.take(key(3))) << "neither is stored yet";
   pool.set_ready(*first);
   pool.set_ready(*second);
   pool.use(key(1));

@@ -76,6 +76,31 @@ TEST(RecordedConnector, ALoadOfARequestThatLoadsNothingIsRefused) {
   expect_refused(recording, "step 1: worker.received: a request that waits for no load");
 }
 
+// What CPython 3.11 prints with PYTHONHASHSEED=0: {"r13", "r0"}, filled in that order, iterates as
+// r0, r13; filled the other way round it iterates as r13, r0.
+TEST(RecordedConnector, SendsOfTwoConnectorsAreReleasedInTheOrderOfTheSetTheyFillPartByPart) {
+  RecordedStep step;
+  step.held = {"r0", "r13"};
+  step.worker = RecordedWorker{{}, {"r0", "r13"}, {}};
+  RecordedConnectorConfig config;
+  config.parts = 2;
+  RecordedConnector connector(config, step);
+  ASSERT_TRUE(connector.request_finished(RequestId{0}, "r0"));
+  ASSERT_TRUE(connector.request_finished(RequestId{13}, "r13"));
+  const auto released = [&](std::vector<RecordedPartReport> parts) {
+    step.transfers.parts_worker = std::move(parts);
+    KVConnectorOutput report;
+    EXPECT_TRUE(connector.take_report(report));
+    return report.finished_sending;
+  };
+  using Ids = std::vector<RequestId>;
+  EXPECT_EQ(released({{.sent = {"r13"}}, {.sent = {"r0"}}}), (Ids{RequestId{0}, RequestId{13}}));
+  EXPECT_EQ(released({{.sent = {"r0"}}, {.sent = {"r13"}}}), (Ids{RequestId{13}, RequestId{0}}));
+  // Both parts keep r0: the report of the last one counts.
+  EXPECT_EQ(released({{.sent = {"r0"}}, {.sent = {"r0", "r13"}}}),
+            (Ids{RequestId{13}, RequestId{0}}));
+}
+
 TEST(RecordedConnector, BlocksSentThatNobodyKeepsAreRefused) {
   Recording recording = loading();
   recording.steps[0].worker = {{}, {"a"}, {}};
