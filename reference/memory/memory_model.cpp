@@ -67,8 +67,7 @@ Result<MemoryModel> MemoryModel::create(const KVCacheConfig& given, AttentionBac
       return fail(fmt::format("memory model: {}; replay it with `--backend none`", *reason));
   if (std::ranges::count_if(plan.groups, [](const auto& g) { return g.spec.sink_len > 0; }) > 1)
     return fail("memory model: two groups with sinks, and the worker puts all into the first");
-  LS_ASSIGN_OR_RETURN(auto pool, is_overlaid(layout) ? placed_layout(plan, backend, layout)
-                                                     : pool_layout(plan, backend, layout, rule));
+  LS_ASSIGN_OR_RETURN(auto pool, layout_of(plan, backend, layout, rule));
   MemoryModel model;
   model.num_blocks_ = plan.num_blocks;
   model.num_lanes_ = 1 + static_cast<std::int32_t>(plan.draft_modules.size());

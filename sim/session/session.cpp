@@ -27,7 +27,7 @@ Result<void> check_layout(const LockstepConfig& config) {
   const CacheLayout layout = config.backend.layout;
   if (!is_overlaid(layout)) return {};
   const Release& release = *engine_profile(config.engine.engine).release;
-  if (release.page_format != PageFormat::overlaid)
+  if (!overlays_groups(release))
     return fail(
         fmt::format("--layout {}: the memory of {} has no such orders; NHD or HND, or an --engine "
                     "that has, vllm-0.33.0",
@@ -251,7 +251,7 @@ void take_kernel_blocks(const RunSpec& run, BackendConfig& backend) {
 // order is asked for, and is refused by memory model and backend where one is.
 void place_cache(const RunSpec& run, BackendConfig& backend) {
   const EngineProfile* profile = find_engine_profile(run.engine.engine);
-  if (profile == nullptr || profile->release->page_format != PageFormat::overlaid) return;
+  if (profile == nullptr || !overlays_groups(*profile->release)) return;
   if (is_foreign(run.backend)) return;
   const auto order = placed_order(run.cache, run.layout);
   if (!order) return;
