@@ -11,7 +11,6 @@
 #include "cli/options/engine_model.h"
 #include "cli/options/layout_options.h"
 #include "cli/output/terminal.h"
-#include "sim/report/placement_report.h"
 #include "sim/report/plan_report.h"
 #include "traces/models/model_file.h"
 
@@ -34,66 +33,49 @@ void print_head() {
              "padding", "empty", "resend");
 }
 
-// Bytes of a pool in which each group owns its share of a longest request.
+// Padding and empty places, in the blocks of one longest request. The overlaid planner has no such
+// figures.
 struct Waste {
-  std::int64_t all = 0;
-  std::int64_t padding = 0;
-  std::int64_t empty = 0;
+  std::string older = "-", padding = "-", empty = "-";
 };
 
-Waste waste_of(const Capacity& capacity) {
-  Waste waste;
+Waste waste_of(const PlanReport& report) {
+  const auto* details = std::get_if<TensorDetails>(&report.details);
+  if (details == nullptr) return {};
+  const Capacity& capacity = details->capacity.front();
+  std::int64_t padding = 0, empty = 0;
   for (const GroupCapacity& group : capacity.groups) {
-    waste.padding += group.blocks_per_request * group.padding_bytes;
-    waste.empty += group.blocks_per_request * (group.pack_waste_bytes + group.absent_layer_bytes);
+    padding += group.blocks_per_request * group.padding_bytes;
+    empty += group.blocks_per_request * (group.pack_waste_bytes + group.absent_layer_bytes);
   }
-  waste.all = capacity.blocks_per_request * (capacity.pool_bytes / capacity.num_blocks);
-  return waste;
+  const std::int64_t all =
+      capacity.blocks_per_request * (capacity.pool_bytes / capacity.num_blocks);
+  return {with_commas(capacity.all_groups_tokens), percent_text(padding, all),
+          percent_text(empty, all)};
 }
 
-void print_row(const PlanReport& report, const LayoutArguments& a, std::int64_t prompt_tokens) {
-  const Capacity& c = report.capacity.front();
-  const Waste waste = waste_of(c);
-  fmt::print("{:<26}{:<8}{:<6}{:>5}{:>8}{:>9}{:>12}{:>12}{:>8.2f}{:>10}{:>9}{:>9}{:>8}\n",
-             report.model, a.kv_dtype.substr(0, 7), a.mamba_cache_mode, a.attn_pack,
-             with_commas(report.plan.aligned.block_size), with_commas(c.num_blocks),
-             with_commas(c.capacity_tokens), with_commas(c.all_groups_tokens), c.max_concurrency,
-             with_commas(static_cast<std::int64_t>(c.bytes_per_token)),
-             percent_text(waste.padding, waste.all), percent_text(waste.empty, waste.all),
-             percent_text(resend_hit_tokens(c.hit_step_tokens, prompt_tokens), prompt_tokens));
-}
-
-std::set<std::string> warnings_of(const ModelSpec& model, const PlanOptions& options,
-                                  const LayoutArguments& a, std::int64_t hit_step) {
-  std::set<std::string> named;
-  for (const std::string& warning : plan_warnings(a, model, options, hit_step))
-    named.insert(fmt::format("{}: {}", model.name, warning));
-  return named;
-}
-
-// The engine's own figures; it keeps no others.
-void print_placed(const ModelSpec& model, const PlanOptions& options, const LayoutArguments& a,
-                  std::int64_t prompt_tokens, std::set<std::string>& warnings) {
-  const auto report = make_placement_report(model, options, a.engine, a.layout);
-  const std::string head = fmt::format("{:<26}{:<8}{:<6}{:>5}", model.name, a.kv_dtype.substr(0, 7),
-                                       a.mamba_cache_mode, a.attn_pack);
-  if (!report) return fmt::print("{}  {}\n", head, report.error().message);
+// Bytes that a token takes: more of a longer request, or of the pool where groups overlay.
+std::int64_t bytes_per_token(const PlanReport& report, const WorkerReport& tightest) {
+  if (const auto* details = std::get_if<TensorDetails>(&report.details))
+    return static_cast<std::int64_t>(details->capacity.front().bytes_per_token);
   // Every stage has as many blocks; the largest of its blocks rules.
-  const Placement& plan = report->placed.stages.workers.front();
-  std::int64_t block_bytes = 0;
-  for (const Placement& stage : report->placed.stages.workers)
-    block_bytes = std::max(block_bytes, bytes_per_block(stage.groups, stage.order));
-  const PlacementCapacity& capacity =
-      *std::ranges::min_element(report->capacity, {}, &PlacementCapacity::tokens);
-  const double per_token = static_cast<double>(block_bytes * plan.num_blocks) /
-                           static_cast<double>(std::max<std::int64_t>(1, capacity.tokens));
-  const std::int64_t step = hit_step_tokens(report->placed);
-  warnings.merge(warnings_of(model, options, a, step));
+  const auto& widest = *std::ranges::max_element(report.workers, {}, &WorkerReport::block_bytes);
+  return static_cast<std::int64_t>(
+      static_cast<double>(widest.block_bytes * tightest.num_blocks) /
+      static_cast<double>(std::max<std::int64_t>(1, tightest.capacity_tokens)));
+}
+
+void print_row(const PlanReport& report, const std::string& head, std::int64_t prompt_tokens) {
+  const bool is_overlaid = std::holds_alternative<ModelPlacement>(report.details);
+  const WorkerReport& worker =
+      is_overlaid ? *std::ranges::min_element(report.workers, {}, &WorkerReport::capacity_tokens)
+                  : report.workers.front();
+  const Waste waste = waste_of(report);
   fmt::print("{}{:>8}{:>9}{:>12}{:>12}{:>8.2f}{:>10}{:>9}{:>9}{:>8}\n", head,
-             with_commas(report->placed.stages.alignment->block_size), with_commas(plan.num_blocks),
-             with_commas(capacity.tokens), "-", capacity.max_concurrency,
-             with_commas(static_cast<std::int64_t>(per_token)), "-", "-",
-             percent_text(resend_hit_tokens(step, prompt_tokens), prompt_tokens));
+             with_commas(report.aligned.block_size), with_commas(worker.num_blocks),
+             with_commas(worker.capacity_tokens), waste.older, worker.max_concurrency,
+             with_commas(bytes_per_token(report, worker)), waste.padding, waste.empty,
+             percent_text(resend_hit_tokens(report.hit_step_tokens, prompt_tokens), prompt_tokens));
 }
 
 // One model in every combination; a combination that is refused says why in its row.
@@ -112,18 +94,16 @@ Result<void> compare_model(const std::string& name, const CapacityCommand& comma
         a.mamba_cache_mode = mode;
         a.attn_pack = pack;
         LS_ASSIGN_OR_RETURN(const auto options, plan_options(a, model));
-        LS_ASSIGN_OR_RETURN(const bool overlays, is_placed(a));
-        if (overlays) {
-          print_placed(model, options, a, command.prompt_tokens, warnings);
+        const std::string head =
+            fmt::format("{:<26}{:<8}{:<6}{:>5}", model.name, dtype.substr(0, 7), mode, pack);
+        const auto report = make_plan_report(model, options, a.engine, a.layout);
+        if (!report || report->workers.front().num_blocks == 0) {
+          fmt::print("{}  {}\n", head, report ? "keeps no cache" : report.error().message);
           continue;
         }
-        const auto report = make_plan_report(model, options, CacheLayout::NHD);
-        if (report && !report->plan.workers.front().groups.empty()) {
-          print_row(*report, a, command.prompt_tokens);
-          warnings.merge(warnings_of(model, options, a, report->capacity.front().hit_step_tokens));
-        } else
-          fmt::print("{:<26}{:<8}{:<6}{:>5}  {}\n", model.name, dtype.substr(0, 7), mode, pack,
-                     report ? "keeps no cache" : report.error().message);
+        print_row(*report, head, command.prompt_tokens);
+        for (const std::string& warning : plan_warnings(a, model, options, report->hit_step_tokens))
+          warnings.insert(fmt::format("{}: {}", model.name, warning));
       }
   for (const std::string& assumption : model.assumptions)
     fmt::print("  assumed from the config.json: {}\n", assumption);

@@ -12,7 +12,6 @@
 #include "cli/options/layout_options.h"
 #include "cli/options/output_option.h"
 #include "cli/output/terminal.h"
-#include "sim/report/placement_report.h"
 #include "sim/report/plan_report.h"
 #include "traces/models/model_file.h"
 
@@ -36,46 +35,13 @@ LayerSpecs extra_layers(const LayoutCommand& command, const ModelSpec& model) {
 }
 
 Result<PlanReport> report_of(const LayoutCommand& command, const ModelSpec& model) {
-  LS_ASSIGN_OR_RETURN(const auto options, plan_options(command.arguments, model));
-  const auto layout = cache_layout_from_name(command.arguments.layout);
-  if (!layout || is_overlaid(*layout))
-    return fail(fmt::format("--layout: '{}' is not NHD or HND; --engine vllm-0.33.0 has six orders",
-                            command.arguments.layout));
-  LS_ASSIGN_OR_RETURN(auto report,
-                      make_plan_report(model, options, *layout, extra_layers(command, model)));
-  const auto warnings =
-      plan_warnings(command.arguments, model, options, report.capacity.front().hit_step_tokens);
-  report.plan.warnings.insert(report.plan.warnings.end(), warnings.begin(), warnings.end());
+  const LayoutArguments& a = command.arguments;
+  LS_ASSIGN_OR_RETURN(const auto options, plan_options(a, model));
+  LS_ASSIGN_OR_RETURN(auto report, make_plan_report(model, options, a.engine, a.layout,
+                                                    extra_layers(command, model)));
+  const auto warnings = plan_warnings(a, model, options, report.hit_step_tokens);
+  report.warnings.insert(report.warnings.end(), warnings.begin(), warnings.end());
   return report;
-}
-
-struct Drawings {
-  std::string map, svg, dot, json;
-};
-
-Result<int> tell(const LayoutCommand& command, const ModelSpec& model, const std::string& table,
-                 const Drawings& drawn) {
-  fmt::print("{}", table);
-  for (const std::string& assumption : model.assumptions)
-    fmt::print("  assumed from the config.json: {}\n", assumption);
-  if (command.map) fmt::print("\n{}", drawn.map);
-  for (const auto& [path, text] :
-       {std::pair{command.svg_path, drawn.svg}, std::pair{command.dot_path, drawn.dot},
-        std::pair{command.json_path, drawn.json}})
-    if (!path.empty()) LS_RETURN_IF_ERROR(write_output(path, text));
-  return kExitAgreed;
-}
-
-Result<int> placed(const LayoutCommand& command, const ModelSpec& model) {
-  LS_ASSIGN_OR_RETURN(const auto options, plan_options(command.arguments, model));
-  LS_ASSIGN_OR_RETURN(
-      auto report, make_placement_report(model, options, command.arguments.engine,
-                                         command.arguments.layout, extra_layers(command, model)));
-  report.warnings =
-      plan_warnings(command.arguments, model, options, hit_step_tokens(report.placed));
-  return tell(command, model, placement_table(report),
-              {placement_map(report), placement_svg(report), placement_dot(report),
-               placement_to_json(report)});
 }
 
 struct ModelCommand {
@@ -93,16 +59,24 @@ Result<int> write_model(const ModelCommand& command) {
 
 Result<int> layout(LayoutCommand command) {
   LS_RETURN_IF_ERROR(take_engine_model(command.model, command.from));
-  LS_ASSIGN_OR_RETURN(const bool overlays, is_placed(command.arguments));
+  LS_RETURN_IF_ERROR(is_placed(command.arguments));
   LS_ASSIGN_OR_RETURN(const auto model, find_model(command.model));
   if (model.layers.empty() && command.arguments.hidden_state_layers == 0) {
     fmt::print("{}: an encoder; its layers keep no cache\n", model.name);
     return kExitAgreed;
   }
-  if (overlays) return placed(command, model);
   LS_ASSIGN_OR_RETURN(const auto report, report_of(command, model));
-  return tell(command, model, plan_table(report),
-              {plan_map(report), plan_svg(report), plan_dot(report), plan_to_json(report)});
+  fmt::print("{}", plan_table(report));
+  for (const std::string& assumption : model.assumptions)
+    fmt::print("  assumed from the config.json: {}\n", assumption);
+  if (command.map) fmt::print("\n{}", plan_map(report));
+  if (!command.svg_path.empty())
+    LS_RETURN_IF_ERROR(write_output(command.svg_path, plan_svg(report)));
+  if (!command.dot_path.empty())
+    LS_RETURN_IF_ERROR(write_output(command.dot_path, plan_dot(report)));
+  if (!command.json_path.empty())
+    LS_RETURN_IF_ERROR(write_output(command.json_path, plan_to_json(report)));
+  return kExitAgreed;
 }
 
 }  // namespace

@@ -89,14 +89,14 @@ Result<bool> is_placed(const LayoutArguments& a) {
   const Release* release = find_release(a.engine);
   if (release == nullptr)
     return fail(fmt::format("--engine: '{}' is not one of {}", a.engine, release_names()));
-  return release->page_format == PageFormat::overlaid;
+  return overlays_groups(*release);
 }
 
 std::vector<std::string> plan_warnings(const LayoutArguments& a, const ModelSpec& model,
                                        const PlanOptions& options, std::int64_t hit_step_tokens) {
   std::vector<std::string> warnings;
   const Release* release = a.engine.empty() ? nullptr : find_release(a.engine);
-  const bool overlays = release != nullptr && release->page_format == PageFormat::overlaid;
+  const bool overlays = release != nullptr && overlays_groups(*release);
   if (release != nullptr && !overlays && release->name != kPlannerOfTensors)
     warnings.push_back(fmt::format(
         "planned by the rules of {}: {} may plan and lay out its pages differently ({})",

@@ -50,7 +50,7 @@ void add_layout_options(CLI::App& command, LayoutArguments& arguments);
 
 Result<PlanOptions> plan_options(const LayoutArguments& arguments, const ModelSpec& model);
 
-// True if the engine's groups overlay one allocation (sim/report/placement_report.h). An Error: an
+// True if the engine's groups overlay one allocation (reference/placement/). An Error: an
 // unknown release.
 Result<bool> is_placed(const LayoutArguments& arguments);
 

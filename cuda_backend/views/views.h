@@ -6,7 +6,7 @@
 // 1. Offsets and strides are in elements of the view's dtype and in 64 bits.
 // 2. Every layer of a plan gets its views, or the plan is refused with a reason.
 // 3. The backend names the block dimension. It is never guessed from a size of 2.
-// Not checked here: that a view stays inside its buffer and its pages (sim/check/layout_prover.h).
+// Not checked here: that a view stays inside its buffer and its pages (sim/check/plan_prover.h).
 // Steps: _reshape_kv_cache_tensors and _update_hybrid_attention_mamba_layout of vLLM 0.22.1's
 // gpu_model_runner.py; packing: vLLM pull request 35703.
 #pragma once

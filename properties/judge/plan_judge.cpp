@@ -8,7 +8,7 @@
 #include "reference/plan/layout.h"
 #include "reference/plan/model_spec.h"
 #include "reference/plan/planner.h"
-#include "sim/check/layout_prover.h"
+#include "sim/check/plan_prover.h"
 
 namespace lockstep {
 namespace {
@@ -117,14 +117,14 @@ PlanOutcome judge_views(const PlanCase& plan, const PlanSuspect& suspect, std::s
   ProofOptions options;
   if (pool->num_blocks > kBlocksProved)
     options.blocks = {BlockId{0}, BlockId{static_cast<std::int32_t>(pool->num_blocks - 1)}};
-  const LayoutProof proof = prove_layout(
+  const PlanProof proof = prove_views(
       *pool, *layout, *views,
       [&](const TensorView& view, std::span<const std::int64_t> index) {
         return suspect.byte_offset(view, index, defect);
       },
       options);
   if (proof.holds()) return {};
-  return found("layout.bytes", proof.findings.front());
+  return found("layout.bytes", proof.findings.front().text);
 }
 
 PlanOutcome judge_figures(const PlanCase& plan, const PlanSuspect& suspect,

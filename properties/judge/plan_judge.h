@@ -2,7 +2,7 @@
 // against the model. Nothing runs.
 //
 // Invariants
-// (1) sim/check/layout_prover.h proves views by bytes; reference/plan/capacity.h computes the
+// (1) sim/check/plan_prover.h proves views by bytes; reference/plan/capacity.h computes the
 //     figures.
 // (2) A plan that the model refuses is `refused`, unless its refusal is the question.
 #pragma once

@@ -65,8 +65,7 @@ Result<MemoryModel> MemoryModel::create(const KVCacheConfig& given, AttentionBac
   for (const KVCacheGroupSpec& group : plan.groups)
     if (const auto reason = why_not_modelled(group))
       return fail(fmt::format("memory model: {}; replay it with `--backend none`", *reason));
-  LS_ASSIGN_OR_RETURN(auto pool, is_overlaid(layout) ? placed_layout(plan, backend, layout)
-                                                     : pool_layout(plan, backend, layout, rule));
+  LS_ASSIGN_OR_RETURN(auto pool, layout_of(plan, backend, layout, rule));
   MemoryModel model;
   model.num_blocks_ = plan.num_blocks;
   model.num_lanes_ = 1 + static_cast<std::int32_t>(plan.draft_modules.size());

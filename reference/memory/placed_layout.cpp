@@ -307,4 +307,17 @@ KVCacheConfig with_placed_tensors(KVCacheConfig plan, const PoolLayout& placed) 
   return plan;
 }
 
+Result<PoolLayout> layout_of(const KVCacheConfig& plan, AttentionBackend chosen, CacheLayout layout,
+                             LayoutRule rule) {
+  return is_overlaid(layout) ? placed_layout(plan, chosen, layout)
+                             : pool_layout(plan, chosen, layout, rule);
+}
+
+Result<KVCacheConfig> with_own_tensors(KVCacheConfig plan, AttentionBackend chosen,
+                                       CacheLayout layout) {
+  if (!is_overlaid(layout)) return plan;
+  LS_ASSIGN_OR_RETURN(const PoolLayout placed, placed_layout(plan, chosen, layout));
+  return with_placed_tensors(std::move(plan), placed);
+}
+
 }  // namespace lockstep

@@ -41,4 +41,12 @@ Result<CacheLayout> placed_order(const KVCacheConfig& plan, CacheLayout asked);
 // The plan with its allocation described in the tensors of rule 2.
 KVCacheConfig with_placed_tensors(KVCacheConfig plan, const PoolLayout& placed);
 
+// Either layout: placed_layout(), or pool_layout() of a plan with one tensor per layer of a group.
+Result<PoolLayout> layout_of(const KVCacheConfig& plan, AttentionBackend chosen, CacheLayout layout,
+                             LayoutRule rule);
+
+// The plan with the tensors of its layout, which only an allocation has to work out.
+Result<KVCacheConfig> with_own_tensors(KVCacheConfig plan, AttentionBackend chosen,
+                                       CacheLayout layout);
+
 }  // namespace lockstep

@@ -3,7 +3,7 @@
 //
 // 1. byte_offset is exact for every element, in 64 bits, and lies inside the tensor.
 // 2. Two elements of one layer never share a byte. Two layers share bytes only across blocks of
-//    different groups; a block belongs to one group at a time (layout_prover.h proves it).
+//    different groups; a block belongs to one group at a time (sim/check/plan_prover.h proves it).
 // 3. A block owns block_extents(): one page, or two half pages when K and V are kept apart.
 // 4. Padding and the room of absent pack members belong to the block and are never addressed.
 // Not checked here: whether a backend's view agrees (cuda_backend/views/views.h has its own rules).

@@ -259,12 +259,12 @@ std::vector<LayerSpecs> pipeline_stages(const LayerSpecs& layers, std::int64_t p
   return stages;
 }
 
-Result<MemoryPlan> plan_memory(const std::vector<LayerSpecs>& workers,
+Result<TensorPlan> plan_memory(const std::vector<LayerSpecs>& workers,
                                const std::vector<std::int64_t>& memory_bytes,
                                const PlanOptions& options) {
   LS_CHECK(workers.size() == memory_bytes.size() && !workers.empty(), "{} workers, {} memories",
            workers.size(), memory_bytes.size());
-  MemoryPlan plan;
+  TensorPlan plan;
   LS_ASSIGN_OR_RETURN(auto merged, merged_layers(workers));
   // Releases with this planner shard the tokens of every layer.
   for (NamedSpec& layer : merged) layer.spec.dcp_sharded = true;
@@ -302,7 +302,7 @@ Result<MemoryPlan> plan_memory(const std::vector<LayerSpecs>& workers,
   return plan;
 }
 
-Result<MemoryPlan> plan_memory(const LayerSpecs& layers, const PlanOptions& options) {
+Result<TensorPlan> plan_memory(const LayerSpecs& layers, const PlanOptions& options) {
   const std::vector<LayerSpecs> workers = pipeline_stages(layers, options.pp);
   return plan_memory(workers, std::vector<std::int64_t>(workers.size(), options.memory_bytes),
                      options);

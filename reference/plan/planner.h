@@ -18,7 +18,7 @@
 
 namespace lockstep {
 
-struct MemoryPlan {
+struct TensorPlan {
   AlignedSizes aligned;
   LayerSpecs layers;                   // of all workers, sizes put in
   std::vector<KVCacheConfig> workers;  // one a pipeline stage; the same groups, their own layers
@@ -26,10 +26,10 @@ struct MemoryPlan {
 };
 
 // Aligns, then plans. Each worker's layers are given apart; a model on one device is one worker.
-Result<MemoryPlan> plan_memory(const std::vector<LayerSpecs>& workers,
+Result<TensorPlan> plan_memory(const std::vector<LayerSpecs>& workers,
                                const std::vector<std::int64_t>& memory_bytes,
                                const PlanOptions& options);
-Result<MemoryPlan> plan_memory(const LayerSpecs& layers, const PlanOptions& options);
+Result<TensorPlan> plan_memory(const LayerSpecs& layers, const PlanOptions& options);
 
 // The plan of one worker whose groups are known. Requires room for at least one block.
 KVCacheConfig kv_cache_config(std::vector<KVCacheGroupSpec> groups, std::int64_t memory_bytes,

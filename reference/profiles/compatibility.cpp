@@ -24,9 +24,7 @@ bool lacks(const Profile& engine) {
   return !(engine.*has);
 }
 bool lacks_connectors(const Profile& engine) { return !engine.release->models_connectors; }
-bool lacks_layouts(const Profile& engine) {
-  return engine.release->page_format != PageFormat::overlaid;
-}
+bool lacks_layouts(const Profile& engine) { return !overlays_groups(*engine.release); }
 bool places_states_in_worker(const Profile& engine) {
   return engine.retire_basis == RetireBasis::scheduled;
 }
@@ -168,7 +166,11 @@ constexpr auto kTraits = std::to_array<Named<RunTrait>>({LS_RUN_TRAITS(LS_RUN_TR
 
 std::span<const CompatibilityRow> compatibility() { return kRows; }
 
-std::string_view name_of(RunTrait trait) { return name_in(kTraits, trait); }
+std::string_view name_of(RunTrait trait) {
+  LS_CHECK(static_cast<std::size_t>(trait) < kTraits.size(), "trait {} of {}",
+           static_cast<int>(trait), kTraits.size());
+  return name_in(kTraits, trait);
+}
 
 std::string_view name_of(CompatibilityRow::Reason reason) {
   return reason == engine         ? "refused by the engine"
@@ -260,6 +262,8 @@ const CompatibilityRow* first_row(const RunFacts& facts, bool with_memory) {
 
 Result<void> answer(const RunFacts& facts, const CompatibilityRow* row) {
   if (row == nullptr) return {};
+  LS_CHECK(applies(*row, facts), "row {} does not apply", row->name);
+  LS_CHECK(!row->name.empty(), "a row without a name: {}", row->words);
   const std::string_view engine = facts.engine == nullptr ? "this engine" : facts.engine->name;
   return fail(text_of(*row, engine) + (row->scope == memory ? ", or --backend none" : ""));
 }
@@ -286,6 +290,8 @@ std::string text_of(const CompatibilityRow& row, std::string_view engine) {
     text += name_of(trait);
   }
   LS_CHECK(num_named > 0, "row {} names no trait", row.name);
+  LS_CHECK(!row.words.empty() && !engine.empty(), "row {} of \"{}\" says nothing", row.name,
+           engine);
   return fmt::format("{}: {}", text,
                      fmt::format(fmt::runtime(row.words), fmt::arg("engine", engine),
                                  fmt::arg("modelled", names_of_connector_releases())));

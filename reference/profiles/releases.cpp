@@ -182,4 +182,11 @@ constexpr std::array kModelled = std::to_array<std::string_view>({
 
 std::span<const std::string_view> modelled() { return kModelled; }
 
+bool overlays_groups(const Release& release) { return release.page_format == PageFormat::overlaid; }
+
+bool overlays_groups(std::string_view release_name) {
+  const Release* release = find_release(release_name);
+  return release != nullptr && overlays_groups(*release);
+}
+
 }  // namespace lockstep

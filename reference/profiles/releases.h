@@ -58,6 +58,9 @@ std::string_view name_of(PageFormat format);
 inline constexpr std::string_view kPlannerOfTensors = "vllm-0.22.1";
 // What a replay with pages laid out as 0.22.1 plans them leaves out: the release's own layout.
 std::string why_pages_differ(const Release& release);
+// True if the release plans groups that overlay one allocation (0.33.0 and later).
+bool overlays_groups(const Release& release);
+bool overlays_groups(std::string_view release_name);
 // What is decided as the engine decides it, under every profile: one line each.
 std::span<const std::string_view> modelled();
 

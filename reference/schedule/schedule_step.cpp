@@ -147,6 +147,8 @@ SlotGrant Scheduler::Impl::allocate_or_preempt(RequestId id, std::int32_t num_ne
 }
 
 void Scheduler::Impl::hand_over(const Request& request, bool whole_table) {
+  LS_CHECK(step.first_new.size() == request.groups.size(), "{} has {} tables, the step {}",
+           request.name, request.groups.size(), step.first_new.size());
   for (std::size_t g = 0; g < step.first_new.size(); ++g) {
     const std::vector<BlockId>& blocks = request.groups[g].blocks;
     const std::size_t first = whole_table ? 0 : step.first_new[g];
@@ -458,6 +460,8 @@ void Scheduler::Impl::finish_step() {
       request.spec_tokens.assign(config.num_spec_tokens, -1);
     }
   }
+  LS_CHECK(rows.size() == output.scheduled.size(), "{} rows in flight for {} requests", rows.size(),
+           output.scheduled.size());
   in_flight.push_back(std::move(rows));
 }
 

@@ -1,20 +1,19 @@
-// Recorded memory plans against the model: aligned sizes, groups in order, tensors, block counts,
-// concurrency to the last bit, capacity, kernel block sizes, every stride and offset, and refusals.
+// Recorded memory plans compared with the model: aligned sizes, groups in order, tensors, block
+// counts, concurrency to the last bit, capacity, kernel block sizes, every stride and offset, and
+// refusals.
 //
 // The model receives the inputs of a line and plans from first principles: it removes aligned sizes
-// from the line's layers and derives them again. A second derivation of the views (the backend's)
-// can be compared in the same pass.
+// from the line's layers and derives them again. The same pass can compare a second derivation of
+// the views (the backend's).
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <string>
 #include <vector>
 
 #include "base/result.h"
-#include "reference/types/view_types.h"
 #include "sim/conform/conform.h"
-#include "traces/formats/layout_recording.h"
+#include "sim/conform/plan_record.h"
 
 namespace lockstep {
 
@@ -31,14 +30,7 @@ struct LayoutConformance {
   std::vector<LayoutMismatch> mismatches;  // the first of each plan that disagrees
 };
 
-// How a backend derives views for a plan with the recorded options.
-using ViewSource =
-    std::function<Result<PoolViews>(const KVCacheConfig&, AttentionBackend, CacheLayout)>;
-
 // An Error: the file cannot be read or is not a recording of plans.
 Result<LayoutConformance> conform_layouts(const std::string& path, const ViewSource& backend = {});
-
-// The inputs of a recording as the model receives them: without aligned sizes.
-LayerSpecs unaligned_layers(const LayoutRecording& recording);
 
 }  // namespace lockstep

@@ -17,7 +17,7 @@ namespace {
 
 Result<void> plan_by_tensors(const LayerSpecs& layers, const PlanOptions& options,
                              ReleaseMemory& memory) {
-  LS_ASSIGN_OR_RETURN(const MemoryPlan plan, plan_memory(layers, options));
+  LS_ASSIGN_OR_RETURN(const TensorPlan plan, plan_memory(layers, options));
   for (const KVCacheConfig& worker : plan.workers) {
     if (worker.groups.empty()) continue;
     const Capacity capacity = capacity_of(worker, options);
@@ -78,11 +78,11 @@ Result<std::vector<ReleaseMemory>> memory_of_releases(const ModelSpec& model,
     memory.states = options.mamba_cache_mode;
     LS_ASSIGN_OR_RETURN(LayerSpecs layers, layer_specs(model, options));
     LS_RETURN_IF_ERROR(take_served_checkpoints(name, model, options, layers));
-    const PageFormat format = profile->release->page_format;
-    memory.by_older_planner = format != PageFormat::overlaid && format != PageFormat::keys_first;
-    const auto planned = format == PageFormat::overlaid
-                             ? plan_overlaid(layers, model.dtype, options, memory)
-                             : plan_by_tensors(layers, options, memory);
+    const Release& release = *profile->release;
+    const bool overlays = overlays_groups(release);
+    memory.by_older_planner = !overlays && release.page_format != PageFormat::keys_first;
+    const auto planned = overlays ? plan_overlaid(layers, model.dtype, options, memory)
+                                  : plan_by_tensors(layers, options, memory);
     if (!planned) memory.refused = planned.error().message;
   }
   return releases;

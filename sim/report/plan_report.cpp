@@ -1,31 +1,35 @@
 #include "sim/report/plan_report.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
-#include "base/json_writer.h"
+#include <algorithm>
+#include <utility>
+
 #include "base/number_text.h"
-#include "reference/plan/grouping.h"
 #include "reference/plan/page_size.h"
-#include "traces/formats/spec_json.h"
+#include "reference/profiles/releases.h"
 
 namespace lockstep {
 namespace {
 
-std::string gib(std::int64_t bytes) {
+constexpr std::int64_t kBlocksProved = 3;
+
+std::string gib_text(std::int64_t bytes) {
   return fmt::format("{:.2f} GiB", static_cast<double>(bytes) / (1 << 30));
 }
 
-std::string percent(std::int64_t part, std::int64_t whole) {
-  return fmt::format(
-      "{:.1f} %",
-      whole == 0 ? 0.0 : 100.0 * static_cast<double>(part) / static_cast<double>(whole));
+std::string share_text(std::int64_t part, std::int64_t whole) {
+  return fmt::format("{:.1f} %", 100.0 * static_cast<double>(part) /
+                                     static_cast<double>(std::max<std::int64_t>(1, whole)));
 }
 
-std::string kind_text(const KVCacheSpec& spec) {
+// What a layer keeps; `kind`: its kind's name.
+std::string keeps_text(const KVCacheSpec& spec, std::string_view kind) {
+  if (spec.sliding_window != 0) return fmt::format("window {}", spec.sliding_window);
+  if (spec.attention_chunk_size != 0) return fmt::format("chunk {}", spec.attention_chunk_size);
   if (is_state_kind(spec.kind)) return fmt::format("mamba {}", name_of(spec.mamba_cache_mode));
-  if (is_sliding_window(spec.kind)) return fmt::format("window {}", spec.sliding_window);
-  if (is_chunked(spec.kind)) return fmt::format("chunk {}", spec.attention_chunk_size);
-  return std::string(name_of(spec.kind));
+  return std::string(kind);
 }
 
 // All of a few names; of many the first and the last.
@@ -34,9 +38,25 @@ std::string names_text(const std::vector<std::string>& names) {
   return fmt::format("{} .. {}", names.front(), names.back());
 }
 
+void append_row(std::string_view group, std::string_view layers, std::string_view keeps,
+                std::string_view tokens, std::string_view kernel, std::string_view page,
+                std::string_view padding, std::string_view more, std::string_view first,
+                std::string& out) {
+  out += fmt::format("  {:>6} {:>6}  {:<12}{:>8}{:>8}{:>13}{:>8}  {:<26}{}\n", group, layers, keeps,
+                     tokens, kernel, page, padding, more, first);
+}
+
+void append_head(std::string_view more, std::string& out) {
+  out += "\n";
+  append_row("group", "layers", "keeps", "tokens", "kernel", "page bytes", "padding", more,
+             "first layer", out);
+}
+
+// ---- One tensor per layer of a group.
+
 // One past the last of the groups from `first` that are equal except for their layers' names.
-std::size_t alike_until(const PlanReport& report, std::size_t w, std::size_t first) {
-  const auto& groups = report.plan.workers[w].groups;
+std::size_t alike_until(const KVCacheConfig& config, std::size_t first) {
+  const auto& groups = config.groups;
   std::size_t end = first + 1;
   while (end < groups.size() && groups[end].spec == groups[first].spec &&
          groups[end].layer_names.size() == groups[first].layer_names.size() &&
@@ -49,223 +69,301 @@ std::string range_text(std::size_t first, std::size_t end) {
   return end - first == 1 ? fmt::format("{}", first) : fmt::format("{}-{}", first, end - 1);
 }
 
-void append_groups(const PlanReport& report, std::size_t w, std::string& out) {
-  const KVCacheConfig& config = report.plan.workers[w];
-  const Capacity& capacity = report.capacity[w];
-  constexpr std::string_view kRow =
-      "  {:>6} {:>6}  {:<12}{:>8}{:>8}{:>13}{:>8}{:>8}{:>8}{:>9}  {}\n";
-  out += "\n" + fmt::format(fmt::runtime(kRow), "group", "layers", "keeps", "tokens", "kernel",
-                            "page bytes", "used", "padding", "empty", "blocks/r", "first layer");
+void append_details(const TensorDetails& details, std::size_t w, std::string& out) {
+  const KVCacheConfig& config = details.plan.workers[w];
+  const Capacity& capacity = details.capacity[w];
+  const PoolViews& views = details.views[w];
+  append_head(fmt::format("{:>8}{:>8}{:>9}", "used", "empty", "blocks/r"), out);
   const std::int64_t block_bytes = capacity.pool_bytes / capacity.num_blocks;
+  std::string views_text;
   for (std::size_t g = 0; g < config.groups.size();) {
     const KVCacheGroupSpec& group = config.groups[g];
     const GroupCapacity& figures = capacity.groups[g];
-    const std::size_t end = alike_until(report, w, g);
-    const std::string kernel =
-        is_state_kind(group.spec.kind) ? "-" : with_commas(report.views[w].kernel_block_sizes[g]);
-    out += fmt::format(
-        fmt::runtime(kRow), range_text(g, end), group.layer_names.size(), kind_text(group.spec),
-        with_commas(group.spec.block_size), kernel, with_commas(pool_page_size_bytes(group)),
-        percent(figures.used_bytes, block_bytes), percent(figures.padding_bytes, block_bytes),
-        percent(figures.pack_waste_bytes + figures.absent_layer_bytes, block_bytes),
-        with_commas(figures.blocks_per_request),
-        group.layer_names.empty() ? "none here" : group.layer_names.front());
+    const std::size_t end = alike_until(config, g);
+    append_row(
+        range_text(g, end), fmt::format("{}", group.layer_names.size()),
+        keeps_text(group.spec, name_of(group.spec.kind)), with_commas(group.spec.block_size),
+        is_state_kind(group.spec.kind) ? "-" : with_commas(views.kernel_block_sizes[g]),
+        with_commas(pool_page_size_bytes(group)), share_text(figures.padding_bytes, block_bytes),
+        fmt::format("{:>8}{:>8}{:>9}", share_text(figures.used_bytes, block_bytes),
+                    share_text(figures.pack_waste_bytes + figures.absent_layer_bytes, block_bytes),
+                    with_commas(figures.blocks_per_request)),
+        group.layer_names.empty() ? "none here" : group.layer_names.front(), out);
+    if (!views.groups[g].empty())
+      for (const TensorView& view : views.groups[g].front().tensors)
+        views_text +=
+            fmt::format("  {:>6}  {:<5} [{}]  strides [{}]  offset {}\n", range_text(g, end),
+                        name_of(view.dtype), fmt::join(view.shape, ", "),
+                        fmt::join(view.stride, ", "), view.storage_offset);
     g = end;
   }
+  const KVCacheTensor& first = config.tensors.front();
+  out += fmt::format("\n  tensor 0: {} bytes, {} layer{}: {}\n", with_commas(first.size_bytes),
+                     first.shared_by.size(), first.shared_by.size() == 1 ? "" : "s",
+                     names_text(first.shared_by));
+  out += "\n  views of the first layer of each group, in elements\n" + views_text;
 }
 
-void append_views(const PlanReport& report, std::size_t w, std::string& out) {
-  out += "\n  views of the first layer of each group, in elements\n";
-  for (std::size_t g = 0; g < report.views[w].groups.size();) {
-    const std::size_t end = alike_until(report, w, g);
-    if (!report.views[w].groups[g].empty())
-      for (const TensorView& view : report.views[w].groups[g].front().tensors)
-        out += fmt::format("  {:>6}  {:<5} [{}]  strides [{}]  offset {}\n", range_text(g, end),
-                           name_of(view.dtype), fmt::join(view.shape, ", "),
-                           fmt::join(view.stride, ", "), view.storage_offset);
-    g = end;
-  }
-}
-
-void append_worker(const PlanReport& report, std::size_t w, std::string& out) {
-  const KVCacheConfig& config = report.plan.workers[w];
-  if (config.groups.empty()) {
-    out += fmt::format("worker {}: keeps no cache\n", w);
-    return;
-  }
-  const Capacity& capacity = report.capacity[w];
-  std::int64_t allocated = 0;
-  for (const KVCacheTensor& tensor : config.tensors) allocated += tensor.size_bytes;
-  if (report.plan.workers.size() > 1) out += fmt::format("\nworker {}\n", w);
-  out += fmt::format("  {} blocks in {} tensors, {} of {}; the null block is one of them\n",
-                     with_commas(config.num_blocks), config.tensors.size(), gib(allocated),
-                     gib(report.options.memory_bytes));
-  const auto& sharers = config.tensors.front().shared_by;
-  out += fmt::format("  tensor 0: {} bytes, {} layer{}: {}\n",
-                     with_commas(config.tensors.front().size_bytes), sharers.size(),
-                     sharers.size() == 1 ? "" : "s", names_text(sharers));
-  append_groups(report, w, out);
-  append_views(report, w, out);
-  out += fmt::format(
-      "\n  capacity {} tokens, {:.2f} requests of {} at once; {} bytes per token, {} fixed "
-      "a request\n",
-      with_commas(capacity.capacity_tokens), capacity.max_concurrency,
-      with_commas(report.options.max_model_len),
-      with_commas(static_cast<std::int64_t>(capacity.bytes_per_token)),
-      with_commas(capacity.fixed_bytes_per_request));
+void append_capacity(const TensorDetails& details, std::size_t w, std::string& out) {
+  const Capacity& capacity = details.capacity[w];
+  out += fmt::format("; {} bytes per token, {} fixed per request\n",
+                     with_commas(static_cast<std::int64_t>(capacity.bytes_per_token)),
+                     with_commas(capacity.fixed_bytes_per_request));
   for (const Formula& formula : capacity.formulas)
     out += fmt::format("    {:<22} {}\n", formula.figure, formula.formula);
 }
 
-void write_options(JsonWriter& out, const PlanReport& report) {
-  const PlanOptions& o = report.options;
-  out.key("options").begin_object();
-  out.string("backend", name_of(o.backend)).string("layout", name_of(report.layout));
-  out.integer("tp", o.tp).integer("pp", o.pp).integer("dcp", o.dcp).integer("pcp", o.pcp);
-  out.string("kv_dtype", name_of(o.kv_dtype)).string("kv_quant_mode", name_of(o.kv_quant_mode));
-  out.key("ssm_dtype");
-  if (o.ssm_dtype)
-    out.string(name_of(*o.ssm_dtype));
-  else
-    out.null();
-  out.string("mamba_cache_mode", name_of(o.mamba_cache_mode)).integer("num_spec", o.num_spec);
-  out.integer("max_model_len", o.max_model_len);
-  out.integer("max_num_batched_tokens", o.max_num_batched_tokens);
-  out.integer("attn_pack", o.attn_pack).integer("memory_bytes", o.memory_bytes);
-  out.key("block_size").integer_or_null(o.block_size);
-  out.key("num_gpu_blocks_override").integer_or_null(o.num_gpu_blocks_override);
-  out.key("max_num_seqs").integer_or_null(o.max_num_seqs);
-  out.end_object();
+std::string options_text(const TensorDetails& details) {
+  const PlanOptions& o = details.options;
+  return fmt::format(
+      "tp {} pp {} dcp {} pcp {}, K/V {}, states in mode {}, {} drafts", o.tp, o.pp, o.dcp, o.pcp,
+      o.kv_quant_mode == KVQuantMode::none ? name_of(o.kv_dtype) : name_of(o.kv_quant_mode),
+      name_of(o.mamba_cache_mode), o.num_spec);
 }
 
-void write_layout(JsonWriter& out, const LayerLayout& layer) {
-  out.begin_object().integer("tensor", layer.tensor_index);
-  out.integer("page_size_bytes", layer.page_size_bytes);
-  out.integer("real_page_size_bytes", layer.real_page_size_bytes);
-  out.integer("block_stride_bytes", layer.block_stride_bytes);
-  if (layer.num_kv == 0) {
-    out.key("state_offsets_bytes").begin_array();
-    for (const StateLayout& state : layer.states) out.integer(state.offset_bytes);
-    out.end_array();
-  } else {
-    out.string("pair_order", layer.pair_order == PairOrder::in_page ? "in_page" : "kv_outermost");
-    out.integer("base_offset_bytes", layer.base_offset_bytes);
-    out.integer("kernel_block_size", layer.kernel_block_size);
-    out.integer("blocks_per_kv_block", layer.blocks_per_kv_block);
-    out.integer("kernel_block_stride_bytes", layer.kernel_block_stride_bytes);
-    out.integer("kv_stride_bytes", layer.kv_stride_bytes);
-    out.integer("token_stride_bytes", layer.token_stride_bytes);
-    out.integer("head_stride_bytes", layer.head_stride_bytes);
+std::string order_text(const TensorDetails& details) {
+  const PlanOptions& o = details.options;
+  return fmt::format("layout {} of {}, states of dtype {}, packs of {}", name_of(details.layout),
+                     name_of(o.backend), o.ssm_dtype ? name_of(*o.ssm_dtype) : "as the model",
+                     o.attn_pack);
+}
+
+std::string tensors_text(const TensorDetails& details, std::size_t w) {
+  return fmt::format("in {} tensors", details.plan.workers[w].tensors.size());
+}
+
+Result<WorkerReport> worker_report(const KVCacheConfig& config, const TensorDetails& details) {
+  WorkerReport worker;
+  if (config.groups.empty()) return worker;
+  const Capacity& capacity = details.capacity.back();
+  worker.num_blocks = capacity.num_blocks;
+  worker.block_bytes = capacity.pool_bytes / capacity.num_blocks;
+  worker.max_concurrency = capacity.max_concurrency;
+  worker.capacity_tokens = capacity.capacity_tokens;
+  for (const KVCacheGroupSpec& group : config.groups)
+    worker.groups.push_back(
+        {fmt::format("{}, {} tokens per block", name_of(group.spec.kind), group.spec.block_size),
+         group.layer_names});
+  for (const KVCacheTensor& tensor : config.tensors)
+    worker.tensors.push_back({fmt::format("{} bytes", tensor.size_bytes), tensor.shared_by});
+  const KVCacheConfig small = with_num_blocks(config, kBlocksProved);
+  LS_ASSIGN_OR_RETURN(const PoolLayout pool,
+                      pool_layout(small, details.options.backend, details.layout));
+  worker.memory = memory_plan(small, pool);
+  worker.proof = prove_rows(worker.memory);
+  return worker;
+}
+
+Result<void> plan_tensors(const ModelSpec& model, const PlanOptions& options,
+                          const std::string& layout, const LayerSpecs& extra, PlanReport& report) {
+  const auto known = cache_layout_from_name(layout);
+  if (!known || is_overlaid(*known))
+    return fail(fmt::format("--layout: '{}' is not NHD or HND; --engine vllm-0.33.0 has six orders",
+                            layout));
+  TensorDetails details;
+  details.options = options;
+  details.layout = *known;
+  LS_ASSIGN_OR_RETURN(auto layers, layer_specs(model, options));
+  layers.insert(layers.end(), extra.begin(), extra.end());
+  LS_ASSIGN_OR_RETURN(details.plan, plan_memory(layers, options));
+  for (const KVCacheConfig& worker : details.plan.workers) {
+    LS_ASSIGN_OR_RETURN(details.pools.emplace_back(), pool_layout(worker, options.backend, *known));
+    LS_ASSIGN_OR_RETURN(details.views.emplace_back(), pool_views(worker, options.backend, *known));
+    details.capacity.push_back(worker.groups.empty() ? Capacity{} : capacity_of(worker, options));
+    LS_ASSIGN_OR_RETURN(report.workers.emplace_back(), worker_report(worker, details));
   }
-  out.end_object();
+  report.aligned = details.plan.aligned;
+  report.hit_step_tokens = details.capacity.front().hit_step_tokens;
+  report.warnings = details.plan.warnings;
+  report.details = std::move(details);
+  return {};
 }
 
-void write_view(JsonWriter& out, const TensorView& view) {
-  out.begin_object().string("dtype", name_of(view.dtype));
-  out.key("shape").integers(view.shape).key("stride").integers(view.stride);
-  out.integer("offset", view.storage_offset).end_object();
+// ---- Groups that overlay one allocation.
+
+std::int64_t kernel_size_of(const WorkerPages& pages, const std::string& layer) {
+  const auto at = std::ranges::find(pages.layers, layer, &LayerPage::name);
+  if (at == pages.layers.end()) return 0;
+  return at->page.rows * at->spec.compress_ratio;
 }
 
-// Layers by name: where they lie, and how a kernel sees them.
-void write_layers(JsonWriter& out, const PlanReport& report, std::size_t w) {
-  const KVCacheConfig& config = report.plan.workers[w];
-  out.key("layers").begin_object();
-  for (std::size_t g = 0; g < config.groups.size(); ++g)
-    for (std::size_t i = 0; i < report.pools[w].groups[g].size(); ++i) {
-      out.key(config.groups[g].layer_names[i]).begin_object();
-      out.integer("group", static_cast<std::int64_t>(g)).key("layout");
-      write_layout(out, report.pools[w].groups[g][i]);
-      out.key("views").begin_array();
-      for (const TensorView& view : report.views[w].groups[g][i].tensors) write_view(out, view);
-      out.end_array().end_object();
-    }
-  out.end_object();
-}
-
-void write_capacity(JsonWriter& out, const Capacity& capacity) {
-  out.key("capacity").begin_object();
-  out.integer("num_blocks", capacity.num_blocks).integer("usable_blocks", capacity.usable_blocks);
-  out.integer("blocks_per_request", capacity.blocks_per_request);
-  out.key("max_concurrency").raw(fmt::format("{}", capacity.max_concurrency));
-  out.integer("capacity_tokens", capacity.capacity_tokens);
-  out.integer("growing_groups_tokens", capacity.growing_groups_tokens);
-  out.integer("all_groups_tokens", capacity.all_groups_tokens);
-  out.key("bytes_per_token").raw(fmt::format("{}", capacity.bytes_per_token));
-  out.integer("fixed_bytes_per_request", capacity.fixed_bytes_per_request);
-  out.integer("pool_bytes", capacity.pool_bytes);
-  out.integer("slot_address_space", capacity.slot_address_space);
-  out.key("groups").begin_array();
-  for (const GroupCapacity& group : capacity.groups) {
-    out.begin_object().string("kind", name_of(group.kind)).boolean("grows", group.grows);
-    out.integer("blocks_per_request", group.blocks_per_request);
-    out.integer("used_bytes", group.used_bytes).integer("padding_bytes", group.padding_bytes);
-    out.integer("pack_waste_bytes", group.pack_waste_bytes);
-    out.integer("absent_layer_bytes", group.absent_layer_bytes);
-    out.integer("slot_address_space", group.slot_address_space).end_object();
+void append_group(const PlacedGroup& group, std::size_t g, const WorkerPages& pages,
+                  std::string& out) {
+  std::vector<const KVCacheSpec*> shown;
+  for (const std::string& name : group.layer_names) {
+    const KVCacheSpec& spec = group.layer_spec(name);
+    if (std::ranges::any_of(shown, [&](const KVCacheSpec* one) { return *one == spec; })) continue;
+    shown.push_back(&spec);
+    const auto layers = std::ranges::count_if(group.layer_names, [&](const std::string& other) {
+      return group.layer_spec(other) == spec;
+    });
+    append_row(fmt::format("{}", g), fmt::format("{}", layers),
+               keeps_text(spec, planned_name_of(spec.kind)), with_commas(spec.block_size),
+               is_state_kind(spec.kind) ? "-" : with_commas(kernel_size_of(pages, name)),
+               with_commas(page_bytes(spec)),
+               share_text(page_bytes(spec) - unpadded_page_bytes(spec), page_bytes(spec)),
+               fmt::format("[{}, {}, {}]", num_heads(spec), rows_of(spec, spec.block_size),
+                           content_bytes(spec)),
+               name, out);
   }
-  out.end_array().key("formulas").begin_object();
-  for (const Formula& formula : capacity.formulas) out.string(formula.figure, formula.formula);
-  out.end_object().end_object();
+}
+
+void append_details(const ModelPlacement& placed, std::size_t w, std::string& out) {
+  const Placement& plan = placed.stages.workers[w];
+  append_head("[H, N, C]", out);
+  for (std::size_t g = 0; g < plan.groups.size(); ++g)
+    append_group(plan.groups[g], g, placed.pages[w], out);
+  constexpr std::string_view kRow = "  {:>16}{:>18}{:>16}{:>8}  {}\n";
+  constexpr std::size_t kShownMax = 24;
+  out += "\n" + fmt::format(fmt::runtime(kRow), "offset", "layer stride", "block stride", "layers",
+                            "first layer");
+  for (std::size_t t = 0; t < std::min(plan.tensors.size(), kShownMax); ++t) {
+    const PlacedTensor& tensor = plan.tensors[t];
+    out += fmt::format(fmt::runtime(kRow), with_commas(tensor.offset),
+                       with_commas(tensor.layer_stride), with_commas(tensor.block_stride),
+                       tensor.layers.size(), tensor.layers.front());
+  }
+  if (plan.tensors.size() > kShownMax)
+    out += fmt::format("  and {} more tensors\n", plan.tensors.size() - kShownMax);
+  for (const KernelBlockGroup& group : placed.pages[w].kernel_block_groups)
+    out += fmt::format("  {}: a table of its own, kernel block j of block b is {} b + j\n",
+                       group.first, group.kernel_block_stride);
+}
+
+void append_capacity(const ModelPlacement&, std::size_t, std::string& out) { out += "\n"; }
+
+std::string options_text(const ModelPlacement& placed) {
+  const PlacementOptions& o = placed.options;
+  return fmt::format("tp {} pp {} dcp {} pcp {}, K/V {}, states in mode {}, {} drafts", o.tp, o.pp,
+                     o.dcp, o.pcp, o.kv_dtype, name_of(o.mamba_cache_mode), o.num_spec);
+}
+
+std::string order_text(const ModelPlacement& placed) {
+  const ChosenOrder& order = *placed.stages.order;
+  std::vector<std::string_view> names;
+  for (const CacheLayout one : placed.stages.supported) names.push_back(name_of(one));
+  return fmt::format("order {}, chosen by {}; the backends take {}", name_of(order.order),
+                     order.by == "default" ? "the engine" : order.by, fmt::join(names, " "));
+}
+
+std::string tensors_text(const ModelPlacement&, std::size_t) { return "in one allocation"; }
+
+Result<WorkerReport> worker_report(const Placement& plan, const ModelPlacement& placed) {
+  WorkerReport worker;
+  LS_ASSIGN_OR_RETURN(const PlacementCapacity capacity, capacity_of(plan, placed.options));
+  worker.num_blocks = plan.num_blocks;
+  worker.block_bytes = bytes_per_block(plan.groups, plan.order);
+  worker.max_concurrency = capacity.max_concurrency;
+  worker.capacity_tokens = capacity.tokens;
+  for (const PlacedGroup& group : plan.groups)
+    worker.groups.push_back({fmt::format("{}, {} tokens per block",
+                                         planned_name_of(group.spec.kind), group.spec.block_size),
+                             group.layer_names});
+  for (const PlacedTensor& tensor : plan.tensors)
+    worker.tensors.push_back({fmt::format("from byte {}, layers every {}, blocks every {}",
+                                          tensor.offset, tensor.layer_stride, tensor.block_stride),
+                              tensor.layers});
+  LS_ASSIGN_OR_RETURN(const Placement small,
+                      place_blocks(plan.groups, plan.order, kBlocksProved, placed.options));
+  LS_ASSIGN_OR_RETURN(const WorkerPages pages,
+                      worker_pages(small, placed.stages.layers, placed.options));
+  worker.memory = memory_plan(small, pages);
+  worker.proof = prove_pages(small, pages);
+  return worker;
+}
+
+// Prefix hits are multiples of it; 0: nothing is hit (Capacity::hit_step_tokens).
+std::int64_t hit_step_tokens(const ModelPlacement& placed) {
+  const Placement& plan = placed.stages.workers.front();
+  const auto keeps_no_state = [](const PlacedGroup& group) {
+    return is_state_kind(group.spec.kind) && group.spec.mamba_cache_mode == MambaCacheMode::none;
+  };
+  if (std::ranges::any_of(plan.groups, keeps_no_state)) return 0;
+  const auto sizes = hash_sizes(plan, placed.options);
+  return sizes ? sizes->hit_alignment : 0;
+}
+
+Result<void> plan_overlaid(const ModelSpec& model, const PlanOptions& options,
+                           const std::string& layout, const LayerSpecs& extra, PlanReport& report) {
+  auto placed = place_served_model(model, options, report.engine, layout, extra);
+  if (!placed) return fail(fmt::format("{}: {}", model.name, placed.error().message));
+  for (const Placement& worker : placed->stages.workers) {
+    if (worker.groups.empty()) return fail(fmt::format("{} keeps no cache", model.name));
+    LS_ASSIGN_OR_RETURN(report.workers.emplace_back(), worker_report(worker, *placed));
+  }
+  const BlockAlignment& alignment = *placed->stages.alignment;
+  report.aligned = {alignment.block_size, alignment.mamba_block_size,
+                    alignment.mamba_page_size_padded};
+  report.hit_step_tokens = hit_step_tokens(*placed);
+  report.details = std::move(*placed);
+  return {};
+}
+
+// ---- Both.
+
+void append_proof(const PlanReport& report, const PlanProof& proof, std::string& out) {
+  if (proof.holds())
+    out += fmt::format(
+        "  proved on three blocks: the plan is consistent (no byte has two owners{}); not proved: "
+        "that the engine makes this plan\n",
+        std::holds_alternative<ModelPlacement>(report.details) ? ", zeroing and copies are exact"
+                                                               : "");
+  for (const PlanFinding& finding : proof.findings)
+    out += fmt::format("  {}: {}\n", finding.rule, finding.text);
+  for (const PlanFinding& finding : proof.with_connectors)
+    out += fmt::format("  {} (with that connector): {}\n", finding.rule, finding.text);
+}
+
+void append_worker(const PlanReport& report, std::size_t w, std::string& out) {
+  const WorkerReport& worker = report.workers[w];
+  if (report.workers.size() > 1) out += fmt::format("\nstage {} of {}\n", w, report.workers.size());
+  if (worker.num_blocks == 0) {
+    out += "  keeps no cache\n";
+    return;
+  }
+  const auto visit = [&](const auto& of) { return std::visit(of, report.details); };
+  out +=
+      fmt::format("  {} blocks of {} bytes {}, {} of {}; the null block is one of them\n",
+                  with_commas(worker.num_blocks), with_commas(worker.block_bytes),
+                  visit([&](const auto& details) { return tensors_text(details, w); }),
+                  gib_text(worker.num_blocks * worker.block_bytes), gib_text(report.memory_bytes));
+  visit([&](const auto& details) { append_details(details, w, out); });
+  out += fmt::format("\n  capacity {} tokens, {:.2f} requests of {} at once",
+                     with_commas(worker.capacity_tokens), worker.max_concurrency,
+                     with_commas(report.max_model_len));
+  visit([&](const auto& details) { append_capacity(details, w, out); });
+  append_proof(report, worker.proof, out);
 }
 
 }  // namespace
 
 Result<PlanReport> make_plan_report(const ModelSpec& model, const PlanOptions& options,
-                                    CacheLayout layout, const LayerSpecs& extra) {
+                                    const std::string& engine, const std::string& layout,
+                                    const LayerSpecs& extra) {
   PlanReport report;
   report.model = model.name;
-  report.options = options;
-  report.layout = layout;
-  LS_ASSIGN_OR_RETURN(auto layers, layer_specs(model, options));
-  layers.insert(layers.end(), extra.begin(), extra.end());
-  LS_ASSIGN_OR_RETURN(report.plan, plan_memory(layers, options));
-  for (const KVCacheConfig& worker : report.plan.workers) {
-    LS_ASSIGN_OR_RETURN(report.pools.emplace_back(), pool_layout(worker, options.backend, layout));
-    LS_ASSIGN_OR_RETURN(report.views.emplace_back(), pool_views(worker, options.backend, layout));
-    report.capacity.push_back(worker.groups.empty() ? Capacity{} : capacity_of(worker, options));
-  }
+  report.engine = engine.empty() ? std::string(kPlannerOfTensors) : engine;
+  report.max_model_len = options.max_model_len;
+  report.memory_bytes = options.memory_bytes;
+  LS_RETURN_IF_ERROR(overlays_groups(report.engine)
+                         ? plan_overlaid(model, options, layout, extra, report)
+                         : plan_tensors(model, options, layout, extra, report));
   return report;
 }
 
 std::string plan_table(const PlanReport& report) {
-  const PlanOptions& o = report.options;
   std::string out = fmt::format(
-      "{}: {} {}, tp {} pp {} dcp {} pcp {}, K/V {}, states {} (mode {}), packs of {}, {} drafts\n",
-      report.model, name_of(o.backend), name_of(report.layout), o.tp, o.pp, o.dcp, o.pcp,
-      o.kv_quant_mode == KVQuantMode::none ? name_of(o.kv_dtype) : name_of(o.kv_quant_mode),
-      o.ssm_dtype ? name_of(*o.ssm_dtype) : "as the model", name_of(o.mamba_cache_mode),
-      o.attn_pack, o.num_spec);
-  const AlignedSizes& aligned = report.plan.aligned;
-  out += fmt::format("  block size {}", with_commas(aligned.block_size));
-  if (aligned.mamba_page_size_padded)
+      "{}: {}, {}\n  block size {}", report.model, report.engine,
+      std::visit([](const auto& details) { return options_text(details); }, report.details),
+      with_commas(report.aligned.block_size));
+  if (report.aligned.mamba_page_size_padded)
     out += fmt::format(", state pages padded to {} bytes",
-                       with_commas(*aligned.mamba_page_size_padded));
-  out += "\n";
-  for (std::size_t w = 0; w < report.plan.workers.size(); ++w) append_worker(report, w, out);
-  for (const std::string& warning : report.plan.warnings)
-    out += fmt::format("\n  warning: {}\n", warning);
+                       with_commas(*report.aligned.mamba_page_size_padded));
+  out += fmt::format("\n  {}\n", std::visit([](const auto& details) { return order_text(details); },
+                                            report.details));
+  for (std::size_t w = 0; w < report.workers.size(); ++w) append_worker(report, w, out);
+  for (const std::string& warning : report.warnings) out += fmt::format("  warning: {}\n", warning);
   return out;
-}
-
-// docs/planner.md lists its keys.
-std::string plan_to_json(const PlanReport& report) {
-  JsonWriter out;
-  out.begin_object().integer("plan_report", 1).string("model", report.model);
-  write_options(out, report);
-  out.key("aligned").begin_object().integer("block_size", report.plan.aligned.block_size);
-  out.key("mamba_block_size").integer_or_null(report.plan.aligned.mamba_block_size);
-  out.key("mamba_page_size_padded").integer_or_null(report.plan.aligned.mamba_page_size_padded);
-  out.end_object().key("workers").begin_array();
-  for (std::size_t w = 0; w < report.plan.workers.size(); ++w) {
-    out.begin_object().key("plan");
-    write_kv_cache_config(out, report.plan.workers[w]);
-    out.key("kernel_block_sizes").integers(report.views[w].kernel_block_sizes);
-    write_layers(out, report, w);
-    if (!report.plan.workers[w].groups.empty()) write_capacity(out, report.capacity[w]);
-    out.end_object();
-  }
-  out.end_array().key("warnings").strings(report.plan.warnings).end_object();
-  return out.take_line();
 }
 
 }  // namespace lockstep

@@ -242,7 +242,7 @@ void take_kernel_blocks(const RunSpec& run, BackendConfig& backend) {
 // order is asked for, and is refused by memory model and backend where one is.
 void place_cache(const RunSpec& run, BackendConfig& backend) {
   const EngineProfile* profile = find_engine_profile(run.engine.engine);
-  if (profile == nullptr || profile->release->page_format != PageFormat::overlaid) return;
+  if (profile == nullptr || !overlays_groups(*profile->release)) return;
   if (is_foreign(run.backend)) return;
   const auto order = placed_order(run.cache, run.layout);
   if (!order) return;

@@ -130,7 +130,7 @@ Result<KVCacheConfig> plan_tensors(RunSpec& run, const CacheWishes& wishes, cons
                                    std::vector<std::string>& chosen) {
   // Groups and block sizes do not depend on how many blocks there are.
   options.num_gpu_blocks_override = kAnyNumber;
-  LS_ASSIGN_OR_RETURN(MemoryPlan plan, plan_memory(layers, options));
+  LS_ASSIGN_OR_RETURN(TensorPlan plan, plan_memory(layers, options));
   options.num_gpu_blocks_override =
       wishes.num_blocks ? *wishes.num_blocks
                         : tight_pool(plan.workers.front().groups, run.engine, chosen);
@@ -144,7 +144,7 @@ Result<KVCacheConfig> plan_tensors(RunSpec& run, const CacheWishes& wishes, cons
 // Whether the release overlays its groups, and this run's memory can be laid out so.
 bool is_planned_overlaid(const RunSpec& run) {
   const EngineProfile* profile = find_engine_profile(run.engine.engine);
-  if (profile == nullptr || profile->release->page_format != PageFormat::overlaid) return false;
+  if (profile == nullptr || !overlays_groups(*profile->release)) return false;
   return !is_plugin(run.backend) && !is_engine_worker(run.backend);
 }
 

@@ -188,12 +188,8 @@ Result<KVCacheConfig> plan_for_groups(std::vector<KVCacheGroupSpec> groups,
 Result<RankModel> rank_model(const BackendConfig& config, std::int32_t rank) {
   BackendConfig own = config_of_rank(config, rank);
   LS_ASSIGN_OR_RETURN(RankPlan plan, rank_plan(config.plan, own.parallel, config.queries_per_kv));
-  own.plan = std::move(plan.plan);
-  if (is_overlaid(own.layout)) {
-    LS_ASSIGN_OR_RETURN(const auto placed,
-                        placed_layout(own.plan, own.attention_backend, own.layout));
-    own.plan = with_placed_tensors(std::move(own.plan), placed);
-  }
+  LS_ASSIGN_OR_RETURN(own.plan,
+                      with_own_tensors(std::move(plan.plan), own.attention_backend, own.layout));
   LS_ASSIGN_OR_RETURN(
       auto model, MemoryModel::create(own.plan, own.attention_backend, own.layout, own.layout_rule,
                                       own.num_host_blocks, own.numbers, plan.layers));

@@ -7,12 +7,15 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <fstream>
 #include <map>
+#include <nlohmann/json.hpp>
 
 #include "cuda_backend/defects/planted_views.h"
 #include "reference/plan/layout.h"
 #include "reference/plan/planner.h"
-#include "sim/check/layout_prover.h"
+#include "sim/check/plan_prover.h"
+#include "tests/support/temporary_folder.h"
 #include "traces/models/data_dir.h"
 #include "traces/models/model_file.h"
 
@@ -62,61 +65,51 @@ TEST(Layouts, All264PlansAgree) {
 
 // Plans of the recordings as the model makes them; refusals left out.
 struct PlannedRecording {
-  LayoutRecording recording;
+  std::string model;
+  TensorPlanInputs inputs;
+  nlohmann::json recorded;
   KVCacheConfig plan;
 };
 
 std::vector<PlannedRecording> planned_recordings() {
   std::vector<PlannedRecording> planned;
-  const auto recordings = read_layout_recordings(full_path().value_or(sample_path()));
+  const auto recordings = read_plan_recordings(full_path().value_or(sample_path()));
   if (!recordings) return planned;
-  for (const LayoutRecording& recording : *recordings) {
-    if (!recording.refused.empty()) continue;
-    auto plan = plan_memory(unaligned_layers(recording), recording.options);
-    if (plan) planned.push_back({recording, std::move(plan->workers.front())});
+  for (const PlanRecording& recording : *recordings) {
+    const auto& inputs = std::get<TensorPlanInputs>(recording.inputs);
+    auto recorded = nlohmann::json::parse(recording.json);
+    if (recorded.contains("refused")) continue;
+    auto plan = plan_memory(unaligned_layers(inputs), inputs.options);
+    if (plan)
+      planned.push_back({recording.model, inputs, std::move(recorded), plan->workers.front()});
   }
   return planned;
 }
 
-// The views of `layers` as an engine with `defect` makes them; nothing when it refuses.
-std::optional<NamedViews> named_views(const PlannedRecording& planned,
-                                      const RecordedViews& recorded, const NamedViews& layers,
-                                      ViewDefect defect) {
-  const KVCacheConfig pool = with_num_blocks(planned.plan, recorded.num_blocks);
-  const auto views = engine_views(pool, planned.recording.options.backend, recorded.layout, defect);
-  if (!views) return std::nullopt;
-  NamedViews named;
-  for (const auto& [name, tensors] : layers)
-    for (std::size_t g = 0; g < pool.groups.size(); ++g) {
-      const auto& names = pool.groups[g].layer_names;
-      const auto at = std::ranges::find(names, name);
-      if (at != names.end())
-        named.emplace_back(name,
-                           views->groups[g][static_cast<std::size_t>(at - names.begin())].tensors);
-    }
-  return named;
-}
-
 TEST(Layouts, TheSecondRunnerIsReproducedWhereItRefusesAndWhereItBuildsWrongly) {
   std::map<std::string, int> count;
-  for (const PlannedRecording& planned : planned_recordings())
-    for (const RecordedViews& recorded : planned.recording.views) {
-      const auto model = named_views(planned, recorded, recorded.views, cuda::kSecondRunner);
-      const std::string where = planned.recording.model + " " + recorded.name;
-      if (!recorded.second_runner_refused.empty()) {
-        EXPECT_FALSE(model) << where;
+  for (const PlannedRecording& planned : planned_recordings()) {
+    const auto model =
+        pools_record(planned.plan, planned.inputs.options.backend, planned.recorded,
+                     [](const KVCacheConfig& pool, AttentionBackend backend, CacheLayout layout) {
+                       return engine_views(pool, backend, layout, cuda::kSecondRunner);
+                     });
+    for (const auto& [key, pool] : planned.recorded.at("views").items()) {
+      const std::string where = planned.model + " " + key;
+      const nlohmann::json& second = pool.at("second_runner");
+      if (second.is_object() && second.contains("refused")) {
+        EXPECT_TRUE(model.at(key).contains("refused")) << where;
         ++count["refused"];
-      } else if (recorded.second_runner) {
-        ASSERT_TRUE(model) << where;
-        EXPECT_EQ(*model, *recorded.second_runner) << where;
-        EXPECT_NE(*model, recorded.views) << where;
+      } else if (second.is_object()) {
+        EXPECT_EQ(model.at(key).at("views"), second) << where;
+        EXPECT_NE(model.at(key).at("views"), pool.at("views")) << where;
         ++count["wrong"];
       } else {
-        ASSERT_TRUE(model) << where;
-        EXPECT_EQ(*model, recorded.views) << where;
+        EXPECT_EQ(model.at(key).at("views"), pool.at("views")) << where;
         ++count["same"];
       }
     }
+  }
   EXPECT_GT(count["refused"], 0);
   EXPECT_GT(count["wrong"], 0);
   if (full_path()) {
@@ -125,36 +118,64 @@ TEST(Layouts, TheSecondRunnerIsReproducedWhereItRefusesAndWhereItBuildsWrongly) 
   }
 }
 
-LayoutProof prove(const KVCacheConfig& pool, AttentionBackend backend, CacheLayout layout,
+// The bundled recording with one value changed.
+TEST(Layouts, AChangeInOneResultIsFoundThere) {
+  std::ifstream lines(sample_path());
+  std::string text;
+  ASSERT_TRUE(std::getline(lines, text));
+  const auto plan = nlohmann::ordered_json::parse(text);  // keeps the order of layers
+  const tests::TemporaryFolder folder;
+  const auto path = folder.path("layouts.jsonl");
+  for (const char* place :
+       {"/aligned/block_size", "/plan/num_blocks", "/plan/groups/0/layers/0",
+        "/plan/groups/0/spec/block_size", "/plan/groups/0/spec/page_size_bytes",
+        "/plan/tensors/0/size", "/plan/tensors/0/shared_by/0", "/max_concurrency",
+        "/capacity_tokens", "/views/NHD~12/kernel_block_sizes/0",
+        "/views/NHD~12/views/layers.3.attn/stride/0"}) {
+    const nlohmann::ordered_json::json_pointer pointer(place);
+    nlohmann::ordered_json changed = plan;
+    ASSERT_TRUE(changed.contains(pointer)) << place;
+    changed[pointer] = "another";
+    std::ofstream(path) << changed.dump() << "\n";
+    const auto result = conform_layouts(path);
+    ASSERT_TRUE(result) << place << ": " << result.error().message;
+    ASSERT_EQ(result->mismatches.size(), 1u) << place;
+    const std::string stage = std::string(place).substr(1, std::string(place).find('/', 1) - 1);
+    EXPECT_TRUE(result->mismatches[0].mismatch.what.starts_with(stage))
+        << place << ": " << result->mismatches[0].mismatch.what;
+  }
+}
+
+PlanProof prove(const KVCacheConfig& pool, AttentionBackend backend, CacheLayout layout,
                   LayoutRule rule) {
   const auto oracle = pool_layout(pool, backend, layout, rule);
   const auto views = cuda::derive_views(pool, {backend, layout, rule});
-  LayoutProof proof;
+  PlanProof proof;
   if (!oracle || !views) {
-    proof.findings.push_back(oracle ? views.error().message : oracle.error().message);
+    proof.findings.push_back({"refused", oracle ? views.error().message : oracle.error().message});
     return proof;
   }
   const auto offset = [](const TensorView& view, std::span<const std::int64_t> index) {
     return cuda::view_byte_offset(view, index);
   };
-  return prove_layout(pool, *oracle, *views, offset, {.blocks = {}, .tensors = {0}});
+  return prove_views(pool, *oracle, *views, offset, {.blocks = {}, .tensors = {0}});
 }
 
 // One plan of each model, mode and backend; `all`: every plan.
 void expect_pools_of_two(bool all) {
   std::map<std::string, int> seen;
   for (const PlannedRecording& planned : planned_recordings()) {
-    const PlanOptions& options = planned.recording.options;
+    const PlanOptions& options = planned.inputs.options;
     const bool hidden = planned.plan.groups.back().spec.kind == CacheKind::hidden_state;
-    const std::string key = planned.recording.model + std::to_string(int(options.backend)) +
-                            std::to_string(int(hidden));
+    const std::string key =
+        planned.model + std::to_string(int(options.backend)) + std::to_string(int(hidden));
     if (!all && seen[key]++ > 0) continue;
     const KVCacheConfig pool = with_num_blocks(planned.plan, 2);
     for (CacheLayout layout : {CacheLayout::NHD, CacheLayout::HND}) {
-      const LayoutProof proof = prove(pool, options.backend, layout, LayoutRule::isolated);
-      EXPECT_TRUE(proof.holds()) << planned.recording.model << " " << name_of(options.backend)
-                                 << " " << name_of(layout) << ": " << proof.findings.front();
-      EXPECT_GT(proof.elements, 0);
+      const PlanProof proof = prove(pool, options.backend, layout, LayoutRule::isolated);
+      EXPECT_TRUE(proof.holds()) << planned.model << " " << name_of(options.backend) << " "
+                                 << name_of(layout) << ": " << proof.findings.front().text;
+      EXPECT_GT(proof.rows, 0);
     }
   }
 }
@@ -172,11 +193,11 @@ TEST(Layouts, TheRuleOf0221LetsWindowsReachHiddenStatesOfAnotherBlock) {
     const auto has_states = [](const auto& group) { return group.spec.kind == CacheKind::mamba; };
     if (std::ranges::any_of(groups, has_states)) continue;
     ++broken;
-    const LayoutProof proof = prove(with_num_blocks(planned.plan, 2), AttentionBackend::flash_attn,
+    const PlanProof proof = prove(with_num_blocks(planned.plan, 2), AttentionBackend::flash_attn,
                                     CacheLayout::NHD, LayoutRule::vllm_0_22_1);
-    ASSERT_FALSE(proof.holds()) << planned.recording.model;
-    EXPECT_NE(proof.findings.front().find("share bytes"), std::string::npos)
-        << proof.findings.front();
+    ASSERT_FALSE(proof.holds()) << planned.model;
+    EXPECT_NE(proof.findings.front().text.find("share bytes"), std::string::npos)
+        << proof.findings.front().text;
   }
   if (full_path()) {
     EXPECT_EQ(broken, 3);
@@ -186,21 +207,20 @@ TEST(Layouts, TheRuleOf0221LetsWindowsReachHiddenStatesOfAnotherBlock) {
 TEST(Layouts, TheCatalogueHasTheRecordedModels) {
   int compared = 0;
   for (const PlannedRecording& planned : planned_recordings()) {
-    const LayoutRecording& recording = planned.recording;
-    const auto model = find_model(recording.model);
+    const auto model = find_model(planned.model);
     ASSERT_TRUE(model) << model.error().message;
-    LayerSpecs recorded = unaligned_layers(recording);
+    LayerSpecs recorded = unaligned_layers(planned.inputs);
     std::erase_if(recorded, [](const NamedSpec& layer) {
       return layer.spec.kind == CacheKind::hidden_state;
     });
-    PlanOptions options = recording.options;
+    const PlanOptions& options = planned.inputs.options;
     auto layers = layer_specs(*model, options);
     ASSERT_TRUE(layers) << layers.error().message;
     const bool hybrid = is_hybrid(*layers);
-    if (!hybrid) *layers = with_aligned_sizes(*layers, recording.aligned, options);
-    ASSERT_EQ(layers->size(), recorded.size()) << recording.model;
+    if (!hybrid) *layers = with_aligned_sizes(*layers, *aligned_sizes(*layers, options), options);
+    ASSERT_EQ(layers->size(), recorded.size()) << planned.model;
     for (std::size_t i = 0; i < recorded.size(); ++i)
-      EXPECT_TRUE((*layers)[i].spec == recorded[i].spec) << recording.model << " layer " << i;
+      EXPECT_TRUE((*layers)[i].spec == recorded[i].spec) << planned.model << " layer " << i;
     ++compared;
   }
   EXPECT_GE(compared, 15);

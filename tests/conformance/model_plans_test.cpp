@@ -11,7 +11,7 @@
 #include <string>
 
 #include "reference/memory/model_placement.h"
-#include "traces/formats/placement_recording.h"
+#include "traces/formats/plan_recording.h"
 #include "traces/models/data_dir.h"
 #include "traces/models/model_file.h"
 
@@ -23,6 +23,10 @@ using PlanJson = nlohmann::json;
 // Recorded with half of DeepSeek-V4-Flash's layers.
 constexpr auto kV4 = "deepseek-v4-like";
 constexpr std::int64_t kLayersOfV4 = 21;
+
+const OverlaidPlanInputs& inputs_of(const PlanRecording& recording) {
+  return std::get<OverlaidPlanInputs>(recording.inputs);
+}
 
 // The bundled model of the recorded one's family.
 std::string bundled_name(const std::string& recorded) {
@@ -50,7 +54,7 @@ void resize(const PlanJson& recorded, ModelSpec& model) {
 
 // The bundled model; a recorded draft model instead of its own, except for the MTP layer with an
 // indexer.
-Result<ModelSpec> model_of(const PlacementRecording& recording, const PlanJson& recorded) {
+Result<ModelSpec> model_of(const PlanRecording& recording, const PlanJson& recorded) {
   const bool is_v4 = recording.model == kV4;
   LS_ASSIGN_OR_RETURN(auto model, find_model(bundled_name(recording.model)));
   if (bundled_name(recording.model) != recording.model && !is_v4) resize(recorded, model);
@@ -71,7 +75,7 @@ Result<ModelSpec> model_of(const PlacementRecording& recording, const PlanJson& 
                                                  : CacheKind::full_attention;
     draft.spec.head_size = spec.at("head_size");
     draft.spec.num_kv_heads = spec.at("num_kv_heads").get<std::int64_t>();
-    if (type != "mla") draft.spec.num_kv_heads *= recording.options.tp;
+    if (type != "mla") draft.spec.num_kv_heads *= inputs_of(recording).options.tp;
     draft.spec.sliding_window = spec.value("sliding_window", std::int64_t{0});
     draft.spec.cache_dtype_str =
         spec.value("cache_dtype_str", "") == "fp8_ds_mla" ? "fp8_ds_mla" : "";
@@ -84,7 +88,7 @@ Result<ModelSpec> model_of(const PlacementRecording& recording, const PlanJson& 
 }
 
 // Nothing: asked for with options that a model file and PlanOptions do not have.
-std::optional<PlanOptions> options_of(const PlacementRecording& recording, const PlanJson& asked) {
+std::optional<PlanOptions> options_of(const PlanRecording& recording, const PlanJson& asked) {
   // Not pp: the recorded stages have memories of their own.
   static const std::set<std::string> known = {"model",
                                               "tp",
@@ -109,7 +113,7 @@ std::optional<PlanOptions> options_of(const PlacementRecording& recording, const
                                               "num_gpu_blocks_override"};
   for (const auto& [key, value] : asked.items())
     if (!known.contains(key)) return std::nullopt;
-  const PlacementOptions& given = recording.options;
+  const PlacementOptions& given = inputs_of(recording).options;
   PlanOptions options;
   const std::string dtype = asked.at("kv_dtype");
   const bool is_v4 = recording.model == kV4;
@@ -179,12 +183,12 @@ TEST(ModelPlans, OfBundledModelsAreThoseThatTheEngineMade) {
   const auto data = find_data_dir();
   const auto path = data ? *data / "recordings_more/vllm-0.33.0/layouts.jsonl" : "";
   if (!data || !std::filesystem::exists(path)) GTEST_SKIP() << data_dir_hint();
-  const auto recordings = read_placement_recordings(path.string());
+  const auto recordings = read_plan_recordings(path.string());
   ASSERT_TRUE(recordings) << recordings.error().message;
   const auto names = model_names();
   std::map<std::string, int> compared;
   int refused = 0, with_drafter = 0;
-  for (const PlacementRecording& recording : *recordings) {
+  for (const PlanRecording& recording : *recordings) {
     if (std::ranges::find(names, bundled_name(recording.model)) == names.end())
       continue;  // or bare layers
     const PlanJson recorded = PlanJson::parse(recording.json);
@@ -202,8 +206,8 @@ TEST(ModelPlans, OfBundledModelsAreThoseThatTheEngineMade) {
     for (NamedSpec& layer : *layers)
       if (layer.is_draft && options->dcp > 1) layer.spec.dcp_sharded = false;
     const std::string where = recording.model + ", line " + std::to_string(recording.line);
-    const auto placed =
-        place_model(*layers, model->dtype, *options, recording.options.order.value_or(""));
+    const auto placed = place_model(*layers, model->dtype, *options,
+                                    inputs_of(recording).options.order.value_or(""));
     if (!recorded.contains("plan") || !recorded.contains("capacity")) {
       EXPECT_FALSE(placed) << where;
       ++refused;

@@ -6,9 +6,8 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
-#include "sim/check/placement_prover.h"
+#include "sim/check/plan_prover.h"
 #include "sim/conform/conform_layouts.h"
-#include "sim/conform/placement_record.h"
 #include "tests/support/temporary_folder.h"
 #include "traces/models/data_dir.h"
 
@@ -77,19 +76,20 @@ TEST(OverlaidPlans, AChangeInOneStageIsFoundThere) {
 // Line to the rules that its plan breaks in a pool of three, in every order that the plan takes.
 std::map<std::int64_t, std::string> broken_plans(const std::string& path) {
   std::map<std::int64_t, std::string> broken;
-  const auto recordings = read_placement_recordings(path);
+  const auto recordings = read_plan_recordings(path);
   if (!recordings) return broken;
-  for (const PlacementRecording& recording : *recordings) {
-    const PlacementStages memory = plan_of(recording);
+  for (const PlanRecording& recording : *recordings) {
+    const auto& inputs = std::get<OverlaidPlanInputs>(recording.inputs);
+    const PlacementStages memory = plan_of(inputs);
     if (memory.workers.empty() || memory.workers[0].groups.empty()) continue;
     const Placement& plan = memory.workers[0];
-    const auto small = place_blocks(plan.groups, plan.order, 3, recording.options);
+    const auto small = place_blocks(plan.groups, plan.order, 3, inputs.options);
     if (!small) continue;
-    const auto pages = worker_pages(*small, memory.layers, recording.options);
+    const auto pages = worker_pages(*small, memory.layers, inputs.options);
     if (!pages || pages->device_bytes > (128 << 20)) continue;
-    const PlacementProof proof = prove_placement(*small, *pages);
+    const PlanProof proof = prove_pages(*small, *pages);
     EXPECT_EQ(proof.owned_bytes + proof.padding_bytes, pages->device_bytes);
-    for (const PlacementFinding& finding : proof.findings)
+    for (const PlanFinding& finding : proof.findings)
       broken[recording.line] += finding.rule + " (" + finding.text + ") ";
   }
   return broken;
@@ -101,10 +101,10 @@ TEST(OverlaidPlans, TheProverNamesThePlansThatLoseBytesAndNoOthers) {
   const std::string path =
       data && std::filesystem::exists(full) ? full.string() : overlaid_sample();
   const auto broken = broken_plans(path);
-  const auto recordings = read_placement_recordings(path);
+  const auto recordings = read_plan_recordings(path);
   ASSERT_TRUE(recordings);
   std::int64_t overlaid = 0;
-  for (const PlacementRecording& recording : *recordings) {
+  for (const PlanRecording& recording : *recordings) {
     const auto recorded = nlohmann::json::parse(recording.json);
     const auto at = broken.find(recording.line);
     const bool loses = recorded.contains("defects") &&
@@ -113,23 +113,24 @@ TEST(OverlaidPlans, TheProverNamesThePlansThatLoseBytesAndNoOthers) {
     EXPECT_EQ(text.find("copy") != std::string::npos, loses) << recording.line << ": " << text;
     // Two strides between blocks, layers outermost: the zeroing kernel refuses it too.
     overlaid += text.find("overlay") != std::string::npos ? 1 : 0;
-    for (const char* rule : {"overlap", "bounds", "closed form"})
+    for (const char* rule : {"overlap", "bounds", "derivation"})
       EXPECT_EQ(text.find(rule), std::string::npos) << recording.line << ": " << text;
   }
   EXPECT_EQ(overlaid, 1);
 }
 
 // What a connector that keeps blocks on the host loses of a plan in a pool of three, by its rule.
-std::map<std::string, std::string> lost_by_connectors(const PlacementRecording& recording) {
+std::map<std::string, std::string> lost_by_connectors(const PlanRecording& recording) {
   std::map<std::string, std::string> lost;
-  const PlacementStages memory = plan_of(recording);
+  const auto& inputs = std::get<OverlaidPlanInputs>(recording.inputs);
+  const PlacementStages memory = plan_of(inputs);
   if (memory.workers.empty() || memory.workers[0].groups.empty()) return lost;
   const Placement& plan = memory.workers[0];
-  const auto small = place_blocks(plan.groups, plan.order, 3, recording.options);
+  const auto small = place_blocks(plan.groups, plan.order, 3, inputs.options);
   if (!small) return lost;
-  const auto pages = worker_pages(*small, memory.layers, recording.options);
+  const auto pages = worker_pages(*small, memory.layers, inputs.options);
   if (!pages || pages->device_bytes > (128 << 20)) return lost;
-  for (const PlacementFinding& finding : prove_placement(*small, *pages).with_connectors)
+  for (const PlanFinding& finding : prove_pages(*small, *pages).with_connectors)
     lost[finding.rule] = std::string(name_of(plan.order)) + ": " + finding.text;
   return lost;
 }
@@ -141,10 +142,10 @@ TEST(OverlaidPlans, TheOffloadingConnectorLosesWhatDoesNotLieAPageApart) {
   const auto data = find_data_dir();
   const auto full = data ? *data / "recordings_more/vllm-0.33.0/layouts.jsonl" : "";
   const bool is_full = data && std::filesystem::exists(full);
-  const auto recordings = read_placement_recordings(is_full ? full.string() : overlaid_sample());
+  const auto recordings = read_plan_recordings(is_full ? full.string() : overlaid_sample());
   ASSERT_TRUE(recordings);
   std::map<std::string, int> plans;
-  for (const PlacementRecording& recording : *recordings)
+  for (const PlanRecording& recording : *recordings)
     for (const auto& [rule, text] : lost_by_connectors(recording))
       ++plans[rule + " " + text.substr(0, text.find(':'))];
   const std::map<std::string, int> expected = {{"offloading LHBNC", 4},
@@ -173,7 +174,7 @@ TEST(OverlaidPlans, Finding34AHeadOfOneLayerIsKept) {
     ASSERT_TRUE(plan) << plan.error().message;
     const auto pages = worker_pages(*plan, layers, {});
     ASSERT_TRUE(pages) << pages.error().message;
-    const PlacementProof proof = prove_placement(*plan, *pages);
+    const PlanProof proof = prove_pages(*plan, *pages);
     EXPECT_TRUE(proof.holds());
     if (order != CacheLayout::LHBNC) {
       EXPECT_TRUE(proof.with_connectors.empty());
@@ -193,21 +194,22 @@ struct SmallPlan {
 
 // A recorded plan of several groups with blocks outermost, in a pool of three.
 SmallPlan hybrid_plan() {
-  const auto recordings = read_placement_recordings(overlaid_sample());
+  const auto recordings = read_plan_recordings(overlaid_sample());
   if (!recordings) return {};
-  for (const PlacementRecording& recording : *recordings) {
+  for (const PlanRecording& recording : *recordings) {
     if (recording.model != "qwen3.5-0.8b") continue;
-    const PlacementStages memory = plan_of(recording);
+    const auto& inputs = std::get<OverlaidPlanInputs>(recording.inputs);
+    const PlacementStages memory = plan_of(inputs);
     const Placement& plan = memory.workers.at(0);
-    SmallPlan small{*place_blocks(plan.groups, plan.order, 3, recording.options), {}};
-    small.pages = *worker_pages(small.plan, memory.layers, recording.options);
+    SmallPlan small{*place_blocks(plan.groups, plan.order, 3, inputs.options), {}};
+    small.pages = *worker_pages(small.plan, memory.layers, inputs.options);
     return small;
   }
   return {};
 }
 
 bool is_found(const SmallPlan& small, std::string_view rule) {
-  for (const PlacementFinding& finding : prove_placement(small.plan, small.pages).findings)
+  for (const PlanFinding& finding : prove_pages(small.plan, small.pages).findings)
     if (finding.rule == rule) return true;
   return false;
 }
@@ -215,10 +217,10 @@ bool is_found(const SmallPlan& small, std::string_view rule) {
 TEST(OverlaidPlans, TheProverFindsWhatIsMoved) {
   const SmallPlan sound = hybrid_plan();
   ASSERT_GT(sound.plan.groups.size(), 1u);
-  EXPECT_TRUE(prove_placement(sound.plan, sound.pages).holds());
+  EXPECT_TRUE(prove_pages(sound.plan, sound.pages).holds());
   SmallPlan moved = sound;
   moved.pages.layers.back().page.row_stride += 4;
-  EXPECT_TRUE(is_found(moved, "closed form"));
+  EXPECT_TRUE(is_found(moved, "derivation"));
   moved = sound;
   moved.pages.device_bytes -= 1;
   EXPECT_TRUE(is_found(moved, "bounds"));
@@ -238,9 +240,9 @@ TEST(OverlaidPlans, TheProverFindsWhatIsMoved) {
   moved.pages.layers.front().page.content_bytes /= 2;
   EXPECT_TRUE(is_found(moved, "copy"));
   moved = sound;
-  EXPECT_TRUE(prove_placement(moved.plan, moved.pages).with_connectors.empty());
+  EXPECT_TRUE(prove_pages(moved.plan, moved.pages).with_connectors.empty());
   for (PlacedTensor& tensor : moved.plan.tensors) tensor.block_stride -= 64;
-  EXPECT_EQ(prove_placement(moved.plan, moved.pages).with_connectors.size(), 2u);
+  EXPECT_EQ(prove_pages(moved.plan, moved.pages).with_connectors.size(), 2u);
 }
 
 }  // namespace

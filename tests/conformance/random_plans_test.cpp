@@ -10,7 +10,7 @@
 #include "reference/plan/planner.h"
 #include "reference/plan/request_need.h"
 #include "reference/types/token_run.h"
-#include "sim/check/layout_prover.h"
+#include "sim/check/plan_prover.h"
 
 namespace lockstep {
 namespace {
@@ -119,11 +119,11 @@ void try_seed(std::uint64_t seed, Outcome& outcome) {
     return;
   }
   EXPECT_TRUE(closed->groups == views->groups) << "seed " << seed;
-  const LayoutProof proof = prove_layout(
+  const PlanProof proof = prove_views(
       pool, *oracle, *views, [](const TensorView& view, std::span<const std::int64_t> index) {
         return cuda::view_byte_offset(view, index);
       });
-  EXPECT_TRUE(proof.holds()) << "seed " << seed << ": " << proof.findings.front();
+  EXPECT_TRUE(proof.holds()) << "seed " << seed << ": " << proof.findings.front().text;
   ++outcome.proved;
   const Capacity capacity = capacity_of(pool, options);
   for (const GroupCapacity& group : capacity.groups) EXPECT_GE(group.absent_layer_bytes, 0);

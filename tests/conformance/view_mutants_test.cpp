@@ -8,7 +8,7 @@
 #include "reference/plan/capacity.h"
 #include "reference/plan/layout.h"
 #include "reference/plan/planner.h"
-#include "sim/check/layout_prover.h"
+#include "sim/check/plan_prover.h"
 #include "traces/models/model_file.h"
 
 namespace lockstep {
@@ -68,7 +68,7 @@ struct Exposure {
 void PrintTo(const Exposure& exposure, std::ostream* out) { *out << exposure.name; }
 
 // The proof of a plan, or the refusal as its finding.
-LayoutProof prove(const Exposure& exposure, ViewDefect defect, ProofOptions options = {}) {
+PlanProof prove(const Exposure& exposure, ViewDefect defect, ProofOptions options = {}) {
   PlanOptions plan_options;
   plan_options.backend = exposure.backend;
   plan_options.attn_pack = exposure.attn_pack;
@@ -78,11 +78,11 @@ LayoutProof prove(const Exposure& exposure, ViewDefect defect, ProofOptions opti
   const auto views =
       cuda::planted_views(pool, {exposure.backend, exposure.layout, LayoutRule::isolated}, defect);
   if (!views) {
-    LayoutProof refused;
-    refused.findings = {"refused: " + views.error().message};
+    PlanProof refused;
+    refused.findings = {{"refused", views.error().message}};
     return refused;
   }
-  return prove_layout(
+  return prove_views(
       pool, *layout, *views,
       [&](const TensorView& view, std::span<const std::int64_t> index) {
         return cuda::planted_byte_offset(view, index, defect);
@@ -94,16 +94,16 @@ class ViewMutants : public testing::TestWithParam<Exposure> {};
 
 TEST_P(ViewMutants, IsCaughtAndTheHealthyViewHolds) {
   const Exposure& exposure = GetParam();
-  const LayoutProof healthy = prove(exposure, ViewDefect::none);
-  EXPECT_TRUE(healthy.holds()) << healthy.findings.front();
-  EXPECT_GT(healthy.elements, 0);
-  const LayoutProof mutant = prove(exposure, exposure.defect);
+  const PlanProof healthy = prove(exposure, ViewDefect::none);
+  EXPECT_TRUE(healthy.holds()) << healthy.findings.front().text;
+  EXPECT_GT(healthy.rows, 0);
+  const PlanProof mutant = prove(exposure, exposure.defect);
   ASSERT_FALSE(mutant.holds());
   // Only a defect that leaves states without a view may show as a refusal; the others must show in
   // bytes.
-  const bool refused = mutant.findings.front().starts_with("refused");
+  const bool refused = mutant.findings.front().rule == "refused";
   EXPECT_EQ(refused, exposure.defect == ViewDefect::state_spec_unhandled)
-      << mutant.findings.front();
+      << mutant.findings.front().text;
 }
 
 LayerSpecs with_hidden(LayerSpecs layers) {
@@ -171,9 +171,9 @@ TEST(ViewMutants, Offsets32BitsWideLoseBlocksAbove2GiB) {
                           1,
                           kBlocks};
   const ProofOptions ends{.blocks = {BlockId{0}, BlockId{kBlocks - 1}}, .tensors = {}};
-  const LayoutProof healthy = prove(exposure, ViewDefect::none, ends);
-  EXPECT_TRUE(healthy.holds()) << healthy.findings.front();
-  const LayoutProof mutant = prove(exposure, ViewDefect::offset_int32, ends);
+  const PlanProof healthy = prove(exposure, ViewDefect::none, ends);
+  EXPECT_TRUE(healthy.holds()) << healthy.findings.front().text;
+  const PlanProof mutant = prove(exposure, ViewDefect::offset_int32, ends);
   ASSERT_FALSE(mutant.holds());
   const ProofOptions start{.blocks = {BlockId{0}, BlockId{1}}, .tensors = {}};
   EXPECT_TRUE(prove(exposure, ViewDefect::offset_int32, start).holds());

@@ -16,7 +16,7 @@
 #include "sim/engine/faults.h"
 #include "tests/fuzz/memory_file.h"
 #include "tests/fuzz/recording_damage.h"
-#include "traces/formats/layout_recording.h"
+#include "traces/formats/plan_recording.h"
 #include "traces/formats/recording.h"
 #include "traces/formats/request_trace.h"
 #include "traces/formats/safetensors.h"
@@ -75,7 +75,7 @@ void run_saved_case(Bytes bytes) { read_and_write(bytes, read_saved_case, saved_
 
 void run_layout_recording(Bytes bytes) {
   const MemoryFile file(bytes);
-  is_read(read_layout_recordings(file.path()), file.path());
+  is_read(read_plan_recordings(file.path()), file.path());
 }
 
 void run_model_file(Bytes bytes) { read_and_write(bytes, read_model_file, model_to_json); }
@@ -204,7 +204,9 @@ std::vector<std::string> recordings() {
 }
 
 std::vector<std::string> layout_recordings() {
-  return beginnings({"traces/samples/recordings/vllm-0.22.1/layouts.jsonl"}, 1);
+  return beginnings({"traces/samples/recordings/vllm-0.22.1/layouts.jsonl",
+                     "traces/samples/recordings/vllm-0.33.0/layouts.jsonl"},
+                    1);
 }
 
 std::vector<std::string> model_files() {

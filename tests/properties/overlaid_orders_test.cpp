@@ -15,7 +15,7 @@
 #include "properties/judge/judge.h"
 #include "reference/memory/model_placement.h"
 #include "reference/memory/placed_layout.h"
-#include "sim/check/layout_prover.h"
+#include "sim/check/plan_prover.h"
 #include "sim/session/session.h"
 #include "sim/step/backend_config.h"
 #include "tests/properties/cache_kinds.h"
@@ -107,11 +107,11 @@ TEST(OverlaidOrders, RowsInPartsOfAPackedBlockAreViewedAsTheEngineBindsThem) {
   EXPECT_EQ(bound.tensors[0].stride, (std::vector<std::int64_t>{8448, 16896, 132, 1}));
   EXPECT_EQ(bound.tensors[0].storage_offset, 589'824);
   const auto layout = placed_layout(plan, backend, BLHNC);
-  const auto proof = prove_layout(plan, *layout, *views,
+  const auto proof = prove_views(plan, *layout, *views,
                                   [](const TensorView& view, std::span<const std::int64_t> index) {
                                     return cuda::view_byte_offset(view, index);
                                   });
-  EXPECT_TRUE(proof.holds()) << proof.findings.front();
+  EXPECT_TRUE(proof.holds()) << proof.findings.front().text;
 }
 
 TEST(OverlaidOrders, DrawnCasesReachTablesThatAreMapped) {

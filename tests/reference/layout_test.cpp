@@ -3,8 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include "reference/memory/memory_plan.h"
 #include "reference/plan/kernel_blocks.h"
-#include "reference/plan/page_segments.h"
 #include "reference/plan/page_size.h"
 #include "reference/plan/planner.h"
 
@@ -160,28 +160,30 @@ TEST(PageSize, DeepSeekRowsAre656And584Bytes) {
 
 class Pages : public testing::TestWithParam<std::tuple<CacheLayout, AttentionBackend, int>> {};
 
-TEST_P(Pages, SegmentsCoverEveryBlockOnce) {
+TEST_P(Pages, TheRunsOfABlockCoverItOnce) {
   const auto [order, backend, pack] = GetParam();
   LayerSpecs layers{{"s", states()}};
   for (int i = 0; i < 3; ++i) layers.push_back({"a" + std::to_string(i), full_spec(2, 16)});
   const KVCacheConfig config = plan(layers, 3, pack, backend);
   const PoolLayout pool = layout(config, order, backend);
+  const MemoryPlan memory = memory_plan(config, pool);
   for (std::size_t g = 0; g < config.groups.size(); ++g)
-    for (std::int32_t t = 0; t < static_cast<std::int32_t>(config.tensors.size()); ++t) {
-      const auto segments = page_segments(config, pool, g, t);
+    for (std::size_t t = 0; t < config.tensors.size(); ++t) {
+      const auto runs = block_runs(memory, g, t);
       std::int64_t reached = 0;
       std::int64_t used = 0;
-      for (const PageSegment& segment : segments) {
-        EXPECT_EQ(segment.begin, reached);
-        EXPECT_LT(segment.begin, segment.end);
-        if (segment.layer >= 0) used += segment.end - segment.begin;
-        reached = segment.end;
+      for (const BlockRun& run : runs) {
+        EXPECT_EQ(run.begin, reached);
+        EXPECT_LT(run.begin, run.end);
+        if (run.layer >= 0) used += run.end - run.begin;
+        reached = run.end;
       }
-      if (segments.empty()) continue;
-      EXPECT_EQ(reached, pool.tensor_size_bytes[static_cast<std::size_t>(t)] / 3);
+      if (runs.empty()) continue;
+      EXPECT_EQ(reached, pool.tensor_size_bytes[t] / 3);
       std::int64_t expected = 0;
       for (const LayerLayout& layer : pool.groups[g])
-        if (layer.tensor_index == t) expected += layer.real_page_size_bytes;
+        if (layer.tensor_index == static_cast<std::int32_t>(t))
+          expected += layer.real_page_size_bytes;
       EXPECT_EQ(used, expected);
     }
 }

@@ -51,7 +51,7 @@ ModelSpec delta_net(std::int64_t attention, std::int64_t linear, std::int64_t v_
   return model;
 }
 
-MemoryPlan planned(const ModelSpec& model, const PlanOptions& options) {
+TensorPlan planned(const ModelSpec& model, const PlanOptions& options) {
   const auto layers = layer_specs(model, options);
   EXPECT_TRUE(layers) << layers.error().message;
   auto plan = plan_memory(*layers, options);
@@ -75,7 +75,7 @@ TEST_P(AlignedSizesOf, APageHoldsTheStatesInFloat32) {
   const Aligned& a = GetParam();
   PlanOptions options;
   options.tp = a.tp;
-  const MemoryPlan plan = planned(delta_net(4, 3, a.v_heads, a.kv_heads), options);
+  const TensorPlan plan = planned(delta_net(4, 3, a.v_heads, a.kv_heads), options);
   EXPECT_EQ(plan.aligned.block_size, a.block_size) << a.model;
   for (const KVCacheGroupSpec& group : plan.workers.front().groups)
     EXPECT_EQ(page_size_bytes(group.spec),
@@ -95,7 +95,7 @@ TEST(Alignment, ModeAllIsAMultipleOfTheChunkAndTheKernelAlignment) {
   PlanOptions options;
   options.mamba_cache_mode = MambaCacheMode::all;
   options.mamba_chunk_size = 24;  // lcm(24, 16) = 48
-  const MemoryPlan plan = planned(delta_net(4, 3, 32, 2), options);
+  const TensorPlan plan = planned(delta_net(4, 3, 32, 2), options);
   EXPECT_EQ(plan.aligned.block_size % 48, 0);
   EXPECT_EQ(plan.aligned.mamba_block_size, plan.aligned.block_size);
   EXPECT_GE(plan.aligned.block_size, 1048);
@@ -106,7 +106,7 @@ TEST(Alignment, NothingIsPaddedWhenTheStateFillsThePage) {
   PlanOptions options;
   options.tp = 2;
   options.num_spec = 1;  // the conv state is one row longer: 1,081,344 bytes = 1,056 tokens
-  const MemoryPlan plan = planned(delta_net(4, 3, 32, 2), options);
+  const TensorPlan plan = planned(delta_net(4, 3, 32, 2), options);
   EXPECT_EQ(plan.aligned.block_size, 1056);
   EXPECT_FALSE(plan.aligned.mamba_page_size_padded);
 }
@@ -114,7 +114,7 @@ TEST(Alignment, NothingIsPaddedWhenTheStateFillsThePage) {
 TEST(Packing, FifteenAndFortyFiveLayersByFourTakeFourTensorsAndThirteenGroups) {
   PlanOptions options;
   options.attn_pack = 4;
-  const MemoryPlan plan = planned(delta_net(15, 3, 64, 2), options);
+  const TensorPlan plan = planned(delta_net(15, 3, 64, 2), options);
   const KVCacheConfig& config = plan.workers.front();
   EXPECT_EQ(config.tensors.size(), 4u);
   ASSERT_EQ(config.groups.size(), 13u);

@@ -10,7 +10,7 @@
 #include "reference/plan/layout.h"
 #include "reference/plan/model_spec.h"
 #include "reference/plan/planner.h"
-#include "sim/check/layout_prover.h"
+#include "sim/check/plan_prover.h"
 
 namespace lockstep {
 namespace {
@@ -33,12 +33,12 @@ KVCacheConfig smallest_plan() {
   return with_num_blocks(plan->workers.front(), 2);
 }
 
-LayoutProof prove(AttentionBackend backend, LayoutRule rule) {
+PlanProof prove(AttentionBackend backend, LayoutRule rule) {
   const KVCacheConfig plan = smallest_plan();
   const auto layout = pool_layout(plan, backend, CacheLayout::NHD, rule);
   const auto views = pool_views(plan, backend, CacheLayout::NHD, rule);
   EXPECT_TRUE(layout && views);
-  return prove_layout(
+  return prove_views(
       plan, *layout, *views, [](const TensorView& view, std::span<const std::int64_t> index) {
         return (view.storage_offset + std::inner_product(index.begin(), index.end(),
                                                          view.stride.begin(), std::int64_t{0})) *
@@ -47,9 +47,9 @@ LayoutProof prove(AttentionBackend backend, LayoutRule rule) {
 }
 
 TEST(WindowBesideHiddenStates, TheEnginesRuleLetsTwoBlocksShareBytes) {
-  const LayoutProof proof = prove(AttentionBackend::flash_attn, LayoutRule::vllm_0_22_1);
+  const PlanProof proof = prove(AttentionBackend::flash_attn, LayoutRule::vllm_0_22_1);
   ASSERT_FALSE(proof.holds());
-  EXPECT_NE(proof.findings.front().find("share bytes"), std::string::npos);
+  EXPECT_NE(proof.findings.front().text.find("share bytes"), std::string::npos);
 }
 
 TEST(WindowBesideHiddenStates, IsolatedPagesHold) {

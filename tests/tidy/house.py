@@ -22,10 +22,10 @@ CODE = (".cpp", ".h", ".cu", ".cuh")
 CHECKED = ("reference/", "sim/step/", "cuda_backend/pool/", "cuda_backend/streams/",
            "cuda_backend/step/")  # fmt: skip
 PLANNING = re.compile(
-    r"^reference/(plan|placement)/|^sim/check/(layout|placement)_prover|"
-    r"^reference/memory/(model_placement|placed_layout)|^reference/types/(kv_cache|layer)_spec|"
-    r"^sim/report/(plan|placement)_|^traces/formats/(layout|placement)_record|"
-    r"^sim/conform/(conform_layouts|placement_record)|^sim/setup/planned_cache"
+    r"^reference/(plan|placement)/|^sim/check/(layout|placement|plan)_prover|"
+    r"^reference/memory/(model_placement|placed_layout|memory_plan)|^reference/types/(kv_cache|layer)_spec|"
+    r"^sim/report/(plan|placement)_|^traces/formats/(layout|placement|plan)_record|"
+    r"^sim/conform/(conform_layouts|placement_record|plan_record)|^sim/setup/planned_cache"
 )
 WRITTEN_BY_HAND = re.compile(r"^docs/[a-z_0-9]+\.md$")
 _LITERAL_OR_COMMENT = re.compile(

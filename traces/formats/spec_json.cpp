@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include "traces/formats/placement_recording.h"
+#include "traces/formats/plan_recording.h"
 
 namespace lockstep {
 namespace {

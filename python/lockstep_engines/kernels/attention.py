@@ -266,7 +266,7 @@ def _attend_ahead(draw: random.Random) -> Trial | None:
 
 
 def _attend_ahead_in_windows(draw: random.Random) -> Trial | None:
-    """A window and a range, which is seen anyway, or a window to both sides: finding 40."""
+    """A window and a range, which is seen anyway, or a window to both sides: finding 37."""
     made = _Attention(draw, draw.choice((4, 40)), draw.choice(_DTYPES))
     window = draw.choice((1, 4, 9))
     if draw.random() < 0.5 or not _knows("rswa_window"):

@@ -1,13 +1,16 @@
-#include "sim/conform/placement_record.h"
+#include "sim/conform/plan_record.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
-#include <map>
+#include <charconv>
 
 #include "reference/cache/embeds_digest.h"
 #include "reference/placement/worker_pages.h"
+#include "reference/plan/capacity.h"
+#include "reference/plan/layout.h"
+#include "reference/plan/page_size.h"
+#include "reference/plan/planner.h"
 
 namespace lockstep {
 namespace {
@@ -78,28 +81,34 @@ json plan_record(const Placement& plan, const json& specs) {
 }
 
 json view_record(const TensorView& view) {
-  const std::int64_t item = itemsize_bytes(view.dtype);
-  std::int64_t last = view.storage_offset;
-  for (std::size_t d = 0; d < view.shape.size(); ++d) last += (view.shape[d] - 1) * view.stride[d];
   return {{"shape", view.shape},
           {"stride", view.stride},
           {"offset", view.storage_offset},
-          {"dtype", torch_name_of(view.dtype)},
-          {"bytes", {view.storage_offset * item, (last + 1) * item}}};
+          {"dtype", torch_name_of(view.dtype)}};
+}
+
+// With its first byte and the one past its last.
+json spanning_view_record(const TensorView& view) {
+  const std::int64_t item = itemsize_bytes(view.dtype);
+  std::int64_t last = view.storage_offset;
+  for (std::size_t d = 0; d < view.shape.size(); ++d) last += (view.shape[d] - 1) * view.stride[d];
+  json record = view_record(view);
+  record["bytes"] = {view.storage_offset * item, (last + 1) * item};
+  return record;
 }
 
 json layer_record(const LayerPage& layer) {
   const bool has_rows = is_attention(layer.spec.kind);
-  json record = {
-      {"page", view_record(view_of(layer.page, has_rows ? layer.spec.dtype : DType::int8))}};
+  json record = {{"page", spanning_view_record(
+                              view_of(layer.page, has_rows ? layer.spec.dtype : DType::int8))}};
   const std::vector<TensorView> bound = bound_views(layer);
   if (bound.empty()) return record;
   if (layer.binding != PageBinding::states) {
-    record["bound"] = view_record(bound[0]);
+    record["bound"] = spanning_view_record(bound[0]);
     return record;
   }
   record["bound"] = json::array();
-  for (const TensorView& view : bound) record["bound"].push_back(view_record(view));
+  for (const TensorView& view : bound) record["bound"].push_back(spanning_view_record(view));
   return record;
 }
 
@@ -158,7 +167,7 @@ json runner_record(const WorkerPages& pages, const json& recorded, bool zeroes) 
 }
 
 struct PoolMaker {
-  const PlacementRecording& recording;
+  const OverlaidPlanInputs& recording;
   const Placement& plan;
   const std::vector<PlacementLayer>& layers;
   bool copies_lose = false;
@@ -229,7 +238,7 @@ bool has_foreign_tensor(const Placement& plan) {
 json or_null(const std::optional<std::int64_t>& value) { return value ? json(*value) : json(); }
 
 // The distinct specs at the places that the recording has them.
-json specs_record(const PlacementRecording& recording, const std::vector<PlacementLayer>& layers) {
+json specs_record(const OverlaidPlanInputs& recording, const std::vector<PlacementLayer>& layers) {
   json specs(recording.specs.size(), nullptr);
   for (std::size_t l = 0; l < layers.size(); ++l) {
     if (!layers[l].spec) continue;
@@ -239,6 +248,102 @@ json specs_record(const PlacementRecording& recording, const std::vector<Placeme
         specs[i] = spec_record(*layers[l].spec);
   }
   return specs;
+}
+
+void add_states(const std::vector<StateTensorSpec>& states, json& record) {
+  record["shapes"] = record["dtypes"] = json::array();
+  for (const StateTensorSpec& state : states) {
+    record["shapes"].push_back(state.dims);
+    record["dtypes"].push_back(torch_name_of(state.dtype));
+  }
+}
+
+// As 0.22.1 prints it.
+json tensor_spec_record(const KVCacheSpec& spec) {
+  json record = {{"type", name_of(spec.kind)},
+                 {"block_size", spec.block_size},
+                 {"page_size_bytes", page_size_bytes(spec)}};
+  if (spec.page_size_padded) record["page_size_padded"] = *spec.page_size_padded;
+  if (is_state_kind(spec.kind)) {
+    add_states(spec.states, record);
+    record["mamba_cache_mode"] = name_of(spec.mamba_cache_mode);
+    record["num_speculative_blocks"] = spec.num_speculative_blocks;
+    return record;
+  }
+  record["num_kv_heads"] = spec.num_kv_heads;
+  record["head_size"] = spec.head_size;
+  record["dtype"] = torch_name_of(spec.dtype);
+  if (spec.attention_chunk_size != 0)
+    record["attention_chunk_size"] = spec.attention_chunk_size;
+  else
+    record["head_size_v"] = head_size_v(spec);
+  if (spec.sliding_window != 0) record["sliding_window"] = spec.sliding_window;
+  if (spec.compress_ratio != 1) record["compress_ratio"] = spec.compress_ratio;
+  if (!spec.cache_dtype_str.empty()) record["cache_dtype_str"] = spec.cache_dtype_str;
+  if (!spec.model_version.empty()) record["model_version"] = spec.model_version;
+  return record;
+}
+
+json tensor_group_record(const KVCacheGroupSpec& group) {
+  if (!group.is_uniform_type())
+    return {{"layers", group.layer_names}, {"spec", tensor_spec_record(group.spec)}};
+  json specs = json::object();
+  for (std::size_t i = 0; i < group.layer_names.size(); ++i)
+    specs[group.layer_names[i]] = tensor_spec_record(group.layer_specs[i]);
+  return {{"layers", group.layer_names},
+          {"spec",
+           {{"type", "uniform_type"},
+            {"block_size", group.spec.block_size},
+            {"page_size_bytes", page_size_bytes(group)},
+            {"layers", std::move(specs)}}}};
+}
+
+// "NHD/2": the layout and the pool.
+struct PoolKey {
+  CacheLayout layout;
+  std::int64_t num_blocks;
+};
+std::optional<PoolKey> pool_key(const std::string& key) {
+  constexpr std::int64_t kPoolMax = 1 << 16;  // whose tensors fit in 63 bits
+  const std::size_t slash = key.find('/');
+  const auto layout = cache_layout_from_name(key.substr(0, slash));
+  if (!layout || slash == std::string::npos) return std::nullopt;
+  std::int64_t blocks = 0;
+  const char* const end = key.data() + key.size();
+  const auto [last, status] = std::from_chars(key.data() + slash + 1, end, blocks);
+  if (status != std::errc{} || last != end || blocks < 1 || blocks > kPoolMax) return std::nullopt;
+  return PoolKey{*layout, blocks};
+}
+
+json tensor_plan_record(const TensorPlanInputs& inputs, const json& recorded) {
+  const LayerSpecs layers = unaligned_layers(inputs);
+  json record = json::object();
+  if (const auto aligned = aligned_sizes(layers, inputs.options))
+    record["aligned"] = {{"block_size", aligned->block_size},
+                         {"mamba_block_size", or_null(aligned->mamba_block_size)},
+                         {"mamba_page_size_padded", or_null(aligned->mamba_page_size_padded)}};
+  const auto plan = plan_memory(layers, inputs.options);
+  if (!plan) {
+    record["refused"] = plan.error().message;
+    return record;
+  }
+  const KVCacheConfig& config = plan->workers.front();
+  json& planned = record["plan"] = {
+      {"num_blocks", config.num_blocks}, {"groups", json::array()}, {"tensors", json::array()}};
+  for (const KVCacheGroupSpec& group : config.groups)
+    planned["groups"].push_back(tensor_group_record(group));
+  for (const KVCacheTensor& tensor : config.tensors)
+    planned["tensors"].push_back({{"size", tensor.size_bytes}, {"shared_by", tensor.shared_by}});
+  const Capacity capacity = capacity_of(config, inputs.options);
+  record["max_concurrency"] = capacity.max_concurrency;
+  record["capacity_tokens"] = capacity.capacity_tokens;
+  if (recorded.contains("views"))
+    record["views"] =
+        pools_record(config, inputs.options.backend, recorded,
+                     [](const KVCacheConfig& pool, AttentionBackend backend, CacheLayout layout) {
+                       return pool_views(pool, backend, layout, LayoutRule::vllm_0_22_1);
+                     });
+  return record;
 }
 
 }  // namespace
@@ -265,11 +370,7 @@ json spec_record(const KVCacheSpec& spec) {
   if (spec.plan.non_causal_multi_token_decode) record["non_causal_multi_token_decode"] = true;
   if (spec.plan.tp_replicated) record["tp_replicated"] = true;
   if (is_state_kind(spec.kind)) {
-    record["shapes"] = record["dtypes"] = json::array();
-    for (const StateTensorSpec& state : spec.states) {
-      record["shapes"].push_back(state.dims);
-      record["dtypes"].push_back(torch_name_of(state.dtype));
-    }
+    add_states(spec.states, record);
     record["mamba_type"] = spec.plan.mamba_type;
     record["mamba_cache_mode"] = name_of(spec.mamba_cache_mode);
     record["num_speculative_blocks"] = spec.num_speculative_blocks;
@@ -308,7 +409,7 @@ json spec_record(const KVCacheSpec& spec) {
   return record;
 }
 
-PlacementStages plan_of(const PlacementRecording& recording) {
+PlacementStages plan_of(const OverlaidPlanInputs& recording) {
   std::vector<PlacementLayer> facts;
   const bool is_bare = recording.backend == "by layer";
   for (const PlacementLayer& layer : recording.layers)
@@ -316,7 +417,7 @@ PlacementStages plan_of(const PlacementRecording& recording) {
   return plan_stages(facts, is_bare, recording.workers, recording.options);
 }
 
-json placement_record(const PlacementRecording& recording, const json& recorded) {
+static json overlaid_plan_record(const OverlaidPlanInputs& recording, const json& recorded) {
   const PlacementOptions& options = recording.options;
   const PlacementStages memory = plan_of(recording);
   json record = json::object();
@@ -369,6 +470,70 @@ json placement_record(const PlacementRecording& recording, const json& recorded)
     record["pools"][name] = maker.pool(std::strtoll(name.c_str(), nullptr, 10), pool);
   if (maker.copies_lose) record["defects"].push_back("copy");
   if (std::ranges::any_of(*plans, has_foreign_tensor)) record["defects"].push_back("stage");
+  return record;
+}
+
+json plan_record(const PlanRecording& recording, const json& recorded) {
+  if (const auto* inputs = std::get_if<TensorPlanInputs>(&recording.inputs))
+    return tensor_plan_record(*inputs, recorded);
+  return overlaid_plan_record(std::get<OverlaidPlanInputs>(recording.inputs), recorded);
+}
+
+json compared_results(const PlanRecording& recording) {
+  json results = json::parse(recording.json);
+  for (const char* input : {"layout_recording", "engine", "options", "layers", "shared", "workers"})
+    results.erase(input);
+  if (!std::holds_alternative<TensorPlanInputs>(recording.inputs)) return results;
+  json outputs = json::object();
+  for (const char* key :
+       {"aligned", "plan", "max_concurrency", "capacity_tokens", "views", "refused"})
+    if (results.contains(key)) outputs[key] = std::move(results[key]);
+  if (outputs.contains("views") && outputs["views"].is_object())
+    for (auto& [name, pool] : outputs["views"].items())
+      if (pool.is_object()) pool.erase("second_runner");
+  return outputs;
+}
+
+LayerSpecs unaligned_layers(const TensorPlanInputs& inputs) {
+  LayerSpecs layers = inputs.layers;
+  if (!is_hybrid(layers)) return layers;
+  for (NamedSpec& layer : layers) {
+    layer.spec.block_size = 0;
+    layer.spec.page_size_padded.reset();
+  }
+  return layers;
+}
+
+json views_record(const KVCacheConfig& pool, const PoolViews& views, const json& names) {
+  json record = json::object();
+  for (std::size_t g = 0; g < pool.groups.size(); ++g)
+    for (std::size_t i = 0; i < pool.groups[g].layer_names.size(); ++i) {
+      const std::string& name = pool.groups[g].layer_names[i];
+      if (!names.contains(name)) continue;
+      json all = json::array();
+      for (const TensorView& view : views.groups[g][i].tensors) all.push_back(view_record(view));
+      record[name] = is_state_kind(pool.groups[g].layer_spec(i).kind) ? all : all.at(0);
+    }
+  return record;
+}
+
+json pools_record(const KVCacheConfig& plan, AttentionBackend backend, const json& recorded,
+                  const ViewSource& source) {
+  json record = json::object();
+  for (const auto& [key, pool] : recorded.at("views").items()) {
+    const auto at = pool_key(key);
+    if (!at) continue;
+    const KVCacheConfig small = with_num_blocks(plan, at->num_blocks);
+    const auto views = source(small, backend, at->layout);
+    if (!views) {
+      record[key] = {{"refused", views.error().message}};
+      continue;
+    }
+    record[key] = {
+        {"kernel_block_sizes", views->kernel_block_sizes},
+        {"views", views_record(small, *views,
+                               pool.is_object() ? pool.value("views", json::object()) : json())}};
+  }
   return record;
 }
 

@@ -1,4 +1,4 @@
-#include "traces/formats/placement_recording.h"
+#include "traces/formats/plan_recording.h"
 
 #include <algorithm>
 #include <array>
@@ -130,10 +130,10 @@ KVCacheSpec read_cache_spec(JsonValue value) {
   return spec;
 }
 
-void read_options(JsonValue value, PlacementRecording& plan) {
+void read_options(JsonValue value, std::string& model, OverlaidPlanInputs& plan) {
   JsonObject object = value.object();
   PlacementOptions& options = plan.options;
-  plan.model = object.required("model").nonempty_string();
+  model = object.required("model").nonempty_string();
   plan.backend = object.required("backend").string();
   may_set(object, "tp", options.tp, 1);
   may_set(object, "dcp", options.dcp, 1);
@@ -178,7 +178,7 @@ void read_options(JsonValue value, PlacementRecording& plan) {
   object.finish();
 }
 
-void read_layer(JsonValue value, PlacementRecording& plan) {
+void read_layer(JsonValue value, OverlaidPlanInputs& plan) {
   const JsonArray entry = value.array();
   if (entry.size() != 3) return value.refuse("[name, spec, backend]");
   PlacementLayer layer;
@@ -193,7 +193,7 @@ void read_layer(JsonValue value, PlacementRecording& plan) {
   plan.layers.push_back(std::move(layer));
 }
 
-void read_workers(JsonValue value, PlacementRecording& plan) {
+void read_workers(JsonValue value, OverlaidPlanInputs& plan) {
   std::vector<std::string> names;
   for (const PlacementLayer& layer : plan.layers)
     if (layer.spec) names.push_back(layer.name);
@@ -215,30 +215,65 @@ void read_workers(JsonValue value, PlacementRecording& plan) {
   if (plan.workers.empty()) value.refuse("a worker");
 }
 
-PlacementRecording read_plan(JsonValue root) {
-  PlacementRecording plan;
-  JsonObject line = root.object();
-  line.required("layout_recording").integer<std::int64_t>(2, 2);
-  JsonObject engine = line.required("engine").object();
-  engine.required("name");
-  plan.engine = engine.required("version").string();
-  read_options(line.required("options"), plan);
+TensorPlanInputs read_tensor_inputs(JsonObject& line) {
+  TensorPlanInputs inputs;
+  PlanOptions& options = inputs.options;
+  options.tp = line.required("tp").integer(1, kBlocksMax);
+  options.kv_dtype =
+      read_word<DType>(line.required("kv_dtype"), dtype_from_name, "an element type");
+  options.ssm_dtype =
+      read_word<DType>(line.required("ssm_dtype"), dtype_from_name, "an element type");
+  options.num_spec = line.required("num_spec").integer(0, kBlocksMax);
+  options.mamba_cache_mode = read_word<MambaCacheMode>(line.required("mamba_cache_mode"),
+                                                       mamba_cache_mode_from_name, "a cache mode");
+  options.backend = read_word<AttentionBackend>(line.required("backend"),
+                                                attention_backend_from_name, "a backend");
+  options.memory_bytes = line.required("memory_bytes").integer(0, kPoolBytesMax);
+  options.max_model_len = line.required("max_model_len").integer(1, kBlocksMax);
+  options.default_block_size = line.required("default_block_size").integer(1, kBlocksMax);
+  // Options that a recording may leave at their defaults.
+  may_set(line, "mamba_chunk_size", options.mamba_chunk_size);
+  may_set(line, "max_num_batched_tokens", options.max_num_batched_tokens);
+  may_set(line, "dcp", options.dcp);
+  may_set(line, "pcp", options.pcp);
+  options.block_size = size_in(line, "block_size");
+  options.mamba_block_size = size_in(line, "mamba_block_size");
+  options.num_gpu_blocks_override = size_in(line, "num_gpu_blocks_override");
+  for (const JsonEntry& entry : line.required("layers").object().entries())
+    inputs.layers.push_back({std::string(entry.key), read_kv_cache_spec(entry.value)});
+  return inputs;
+}
+
+OverlaidPlanInputs read_overlaid_inputs(JsonObject& line, std::string& model) {
+  OverlaidPlanInputs plan;
+  read_options(line.required("options"), model, plan);
   if (JsonValue specs = line.optional("specs"))
     for (JsonValue spec : specs.array()) plan.specs.push_back(read_cache_spec(spec));
   if (JsonValue layers = line.optional("layers"))
     for (JsonValue layer : layers.array()) read_layer(layer, plan);
   if (JsonValue shared = line.optional("shared"))
-    for (JsonValue pair : shared.array()) {
-      const std::vector<std::string> names = read_names(pair);
-      if (names.size() == 2)
-        plan.shared.emplace_back(names[0], names[1]);
-      else
-        pair.refuse("[layer, layer]");
-    }
+    for (JsonValue pair : shared.array())
+      if (read_names(pair).size() != 2) pair.refuse("[layer, layer]");
   read_workers(line.optional("workers"), plan);
+  return plan;
+}
+
+PlanRecording read_plan(JsonValue root) {
+  PlanRecording plan;
+  JsonObject line = root.object();
+  JsonObject engine = line.required("engine").object();
+  engine.required("name");
+  engine.required("version");
+  if (line.required("layout_recording").integer<std::int64_t>(1, 2) == 2) {
+    plan.inputs = read_overlaid_inputs(line, plan.model);
+  } else {
+    plan.model = line.required("model").nonempty_string();
+    plan.inputs = read_tensor_inputs(line);
+  }
   for (const char* result :
        {"aligned", "specs_of_first_runner", "layout", "plan", "plans_of_other_workers", "capacity",
-        "needs_zeroing", "block_sizes", "pools", "refused", "defects"})
+        "max_concurrency", "capacity_tokens", "views", "needs_zeroing", "block_sizes", "pools",
+        "refused", "defects"})
     line.optional(result);
   line.finish();
   return plan;
@@ -246,27 +281,20 @@ PlacementRecording read_plan(JsonValue root) {
 
 }  // namespace
 
-bool is_placement_recording(const std::string& path) {
-  auto lines = LineReader::open(path);
-  if (!lines) return false;
+Result<std::vector<PlanRecording>> read_plan_recordings(const std::string& path) {
+  std::vector<PlanRecording> plans;
+  LS_ASSIGN_OR_RETURN(auto lines, LineReader::open(path));
   JsonReader reader(path);
   std::string_view text;
-  const auto more = lines->next(text);
-  if (!more || !*more || !reader.parse(text, 1)) return false;
-  if (!reader.root().is_object()) return false;
-  JsonValue format = reader.root().object().optional("layout_recording");
-  return format && format.is_number() && format.integer() == 2;
-}
-
-Result<std::vector<PlacementRecording>> read_placement_recordings(const std::string& path) {
-  std::vector<PlacementRecording> plans;
-  LS_RETURN_IF_ERROR(
-      read_layout_lines(path, [&](JsonValue root, std::int64_t line, std::string_view text) {
-        plans.push_back(read_plan(root));
-        plans.back().line = line;
-        plans.back().json = text;
-      }));
-  return plans;
+  for (;;) {
+    LS_ASSIGN_OR_RETURN(const bool more, lines.next(text));
+    if (!more) return plans;
+    if (!reader.parse(text, lines.number(), lines.is_cut_off())) return reader.failure();
+    plans.push_back(read_plan(reader.root()));
+    if (!reader.ok()) return reader.failure();
+    plans.back().line = lines.number();
+    plans.back().json = text;
+  }
 }
 
 std::string_view torch_name_of(DType dtype) {

@@ -1,0 +1,332 @@
+#include "sim/check/plan_prover.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "base/check.h"
+#include "reference/placement/offload_regions.h"
+#include "reference/plan/layout.h"
+#include "reference/types/view_types.h"
+
+namespace lockstep {
+namespace {
+
+// What a second derivation says against a row that begins at `begin`; nothing: it agrees.
+using RowCheck = std::function<std::optional<std::string>(
+    const LayerMemory& layer, const PartRows& part, const RowIndex& at, std::int64_t begin)>;
+
+struct Extent {
+  std::int64_t begin = 0, end = 0;
+  const LayerMemory* layer = nullptr;
+  std::int64_t block = 0;
+};
+
+void add(std::vector<PlanFinding>& findings, std::string_view rule, std::string text) {
+  if (std::ranges::find(findings, rule, &PlanFinding::rule) == findings.end())
+    findings.push_back({std::string(rule), std::move(text)});
+}
+
+std::string name_of_extent(const Extent& e) {
+  return fmt::format("block {} of {}", e.block, e.layer->name);
+}
+
+class Prover {
+ public:
+  Prover(const MemoryPlan& plan, const RowCheck& check, const ProofOptions& options) : plan_(plan) {
+    for (const BlockId block : options.blocks) blocks_.push_back(index_of(block));
+    for (std::int64_t b = 0; options.blocks.empty() && b < plan.num_blocks; ++b)
+      blocks_.push_back(b);
+    const auto& wanted = options.tensors;
+    std::vector<Extent> regions;
+    for (const LayerMemory& layer : plan.layers) {
+      const auto tensor = static_cast<std::int32_t>(layer.tensor);
+      if (!wanted.empty() && std::ranges::find(wanted, tensor) == wanted.end()) continue;
+      collect_rows(layer, check);
+      for (const BlockRegion& region : layer.regions)
+        for (const std::int64_t b : blocks_) {
+          const std::int64_t begin = region.begin + b * region.block_stride;
+          regions.push_back({begin, begin + region.bytes, &layer, b});
+        }
+    }
+    find_shared(regions, false);
+    find_shared(rows_, true);
+    count_bytes();
+  }
+
+  PlanProof& proof() { return proof_; }
+
+  // Ranges of bytes that belong to blocks, compared with the pages: the first that touches another
+  // block's page, and the first page of those it concerns that it does not cover.
+  struct Cover {
+    std::optional<Extent> foreign, foreign_owner, missed;
+    std::int64_t foreign_byte = 0, missed_byte = 0;
+  };
+  Cover covered_by(std::vector<Extent>& ranges,
+                   const std::function<bool(const LayerMemory&)>& is_concerned) const {
+    Cover cover;
+    std::ranges::sort(ranges, {}, &Extent::begin);
+    std::vector<const Extent*> open;
+    std::size_t next = 0;
+    for (const Extent& e : rows_) {
+      while (next < ranges.size() && ranges[next].begin < e.end) open.push_back(&ranges[next++]);
+      std::erase_if(open, [&](const Extent* range) { return range->end <= e.begin; });
+      std::int64_t done = e.begin;
+      for (const Extent* range : open) {
+        if (range->begin >= e.end) continue;
+        if (range->block != e.block && !cover.foreign) {
+          cover.foreign = *range;
+          cover.foreign_owner = e;
+          cover.foreign_byte = std::max(range->begin, e.begin);
+        } else if (range->block == e.block && range->begin <= done) {
+          done = std::max(done, range->end);
+        }
+      }
+      if (is_concerned(*e.layer) && done < e.end && !cover.missed) {
+        cover.missed = e;
+        cover.missed_byte = done;
+      }
+    }
+    return cover;
+  }
+
+ private:
+  void found(std::string_view rule, std::string text) {
+    add(proof_.findings, rule, std::move(text));
+  }
+
+  void collect_rows(const LayerMemory& layer, const RowCheck& check) {
+    for (const PartRows& part : layer.parts)
+      for (const std::int64_t b : blocks_) {
+        std::vector<Extent> extents;
+        for (std::int64_t k = 0; k < part.kernel_blocks; ++k)
+          for (std::int64_t h = 0; h < part.heads; ++h)
+            for (std::int64_t n = 0; n < part.rows; ++n) {
+              const RowIndex at{b, k, h, n};
+              const std::int64_t begin = byte_of(part, at);
+              if (const auto problem = check ? check(layer, part, at, begin) : std::nullopt)
+                found("derivation",
+                      fmt::format("{}, block {}, kernel block {}, head {}, row {}: {}", layer.name,
+                                  b, k, h, n, *problem));
+              extents.push_back({begin, begin + part.row_bytes, &layer, b});
+            }
+        proof_.rows += std::ssize(extents);
+        add_merged(layer, b, extents);
+      }
+  }
+
+  // Rows that touch become one extent.
+  void add_merged(const LayerMemory& layer, std::int64_t block, std::vector<Extent>& extents) {
+    std::ranges::sort(extents, {}, &Extent::begin);
+    const std::size_t first = rows_.size();
+    for (const Extent& e : extents) {
+      if (rows_.size() > first && e.begin < rows_.back().end)
+        found("overlap", fmt::format("{}: two rows at byte {}", name_of_extent(e), e.begin));
+      if (rows_.size() > first && e.begin <= rows_.back().end)
+        rows_.back().end = std::max(rows_.back().end, e.end);
+      else
+        rows_.push_back(e);
+    }
+    for (std::size_t i = first; i < rows_.size(); ++i) check_bounds(layer, block, rows_[i]);
+  }
+
+  void check_bounds(const LayerMemory& layer, std::int64_t block, const Extent& e) {
+    if (e.begin < 0 || e.end > layer.end)
+      found("bounds", fmt::format("{} ends at {} of {}", name_of_extent(e), e.end, layer.end));
+    // Regions may touch: heads that are apart in equal regions, K before V.
+    std::int64_t reached = e.begin;
+    for (bool is_more = true; is_more && reached < e.end;) {
+      is_more = false;
+      for (const BlockRegion& region : layer.regions) {
+        const std::int64_t begin = region.begin + block * region.block_stride;
+        if (begin > reached || begin + region.bytes <= reached) continue;
+        reached = begin + region.bytes;
+        is_more = true;
+      }
+    }
+    if (reached < e.end)
+      found("bounds", fmt::format("{}: bytes [{}, {}) are not the block's own", name_of_extent(e),
+                                  reached, e.end));
+  }
+
+  // `within_block`: two layers of a group may not share bytes of one block.
+  void find_shared(std::vector<Extent>& extents, bool within_block) {
+    std::ranges::sort(extents, {}, &Extent::begin);
+    std::vector<const Extent*> open;
+    for (const Extent& e : extents) {
+      std::erase_if(open, [&](const Extent* other) { return other->end <= e.begin; });
+      for (const Extent* other : open) {
+        const bool is_group = e.layer->group == other->layer->group;
+        if (e.block == other->block && !(is_group && within_block)) continue;
+        found(is_group ? "overlap" : "overlay",
+              fmt::format("{} and {} share bytes [{}, {})", name_of_extent(*other),
+                          name_of_extent(e), e.begin, std::min(e.end, other->end)));
+      }
+      open.push_back(&e);
+    }
+  }
+
+  void count_bytes() {
+    std::int64_t covered_to = 0;
+    for (const Extent& e : rows_) {
+      proof_.owned_bytes += std::max<std::int64_t>(0, e.end - std::max(e.begin, covered_to));
+      covered_to = std::max(covered_to, e.end);
+    }
+    for (const std::int64_t size : plan_.tensor_size_bytes) proof_.padding_bytes += size;
+    proof_.padding_bytes -= proof_.owned_bytes;
+  }
+
+  const MemoryPlan& plan_;
+  std::vector<std::int64_t> blocks_;
+  std::vector<Extent> rows_;  // by their first byte
+  PlanProof proof_;
+};
+
+// Rows through a view, element by element where they are not dense.
+class ViewCheck {
+ public:
+  ViewCheck(const PoolViews& views, const ViewOffset& offset) : views_(views), offset_(offset) {
+    for (const std::int64_t size : views.tensor_size_bytes)
+      begins_.push_back(begins_.back() + size);
+  }
+
+  std::optional<std::string> operator()(const LayerMemory& layer, const PartRows& part,
+                                        const RowIndex& at, std::int64_t begin) const {
+    const LayerViews& views = views_.groups[layer.group][layer.layer];
+    const bool is_state = part.kind == PartKind::state;
+    const TensorView& view = views.tensors[is_state ? static_cast<std::size_t>(part.part) : 0];
+    std::vector<std::int64_t> index(view.shape.size(), 0);
+    set_index(views, view.shape, part, at, index);
+    const std::int64_t itemsize = itemsize_bytes(view.dtype);
+    const std::int64_t elements = part.row_bytes / itemsize;
+    for (std::size_t dim = 0; dim < index.size(); ++dim)
+      if (index[dim] >= view.shape[dim] || elements > view.shape.back())
+        return fmt::format("index [{}] is outside the view [{}]", fmt::join(index, ", "),
+                           fmt::join(view.shape, ", "));
+    const bool is_dense = view.stride.back() == 1;
+    for (std::int64_t element = 0; element < (is_dense ? 1 : elements); ++element) {
+      index.back() = element;
+      const std::int64_t byte = begins_[layer.tensor] + offset_(view, index);
+      if (byte != begin + element * itemsize)
+        return fmt::format("the view has byte {}, the plan {}", byte, begin + element * itemsize);
+    }
+    return std::nullopt;
+  }
+
+ private:
+  static void set_index(const LayerViews& views, const std::vector<std::int64_t>& shape,
+                        const PartRows& part, const RowIndex& at,
+                        std::vector<std::int64_t>& index) {
+    const auto set = [&](std::int32_t dim, std::int64_t value) {
+      if (dim >= 0) index[static_cast<std::size_t>(dim)] = value;
+    };
+    if (part.kind == PartKind::state) {
+      set(0, at.block);
+      std::int64_t rest = at.row;
+      for (std::size_t dim = shape.size() - 1; dim-- > 1; rest /= shape[dim])
+        index[dim] = rest % shape[dim];
+      return;
+    }
+    // The view may have other kernel blocks than the plan.
+    const std::int64_t slot = at.kernel_block * part.rows + at.row;
+    set(views.block_dim, at.block * kernel_block_stride(views) + slot / views.kernel_block_size);
+    set(views.token_dim, slot % views.kernel_block_size);
+    set(views.kv_dim, part.kind == PartKind::v ? 1 : 0);
+    set(views.head_dim, at.head);
+  }
+
+  const PoolViews& views_;
+  const ViewOffset& offset_;
+  std::vector<std::int64_t> begins_{0};
+};
+
+void check_zeroing(const WorkerPages& pages, Prover& prover) {
+  const auto segments = zero_segments(pages);
+  auto& findings = prover.proof().findings;
+  if (!segments) return add(findings, "zeroing", segments.error().message);
+  std::vector<Extent> cleared;
+  for (const ZeroSegment& segment : *segments)
+    for (std::int64_t b = 0; b < pages.num_blocks; ++b) {
+      const std::int64_t begin = segment.address + b * segment.block_stride;
+      cleared.push_back({begin, begin + segment.bytes, nullptr, b});
+    }
+  const auto cover = prover.covered_by(cleared, [&](const LayerMemory& layer) {
+    return is_attention(pages.layers[layer.layer].spec.kind);
+  });
+  if (cover.foreign)
+    add(findings, "zeroing",
+        fmt::format("zeroing block {} clears byte {} of {}", cover.foreign->block,
+                    cover.foreign_byte, name_of_extent(*cover.foreign_owner)));
+  if (cover.missed)
+    add(findings, "zeroing",
+        fmt::format("byte {} of {} is not cleared", cover.missed_byte,
+                    name_of_extent(*cover.missed)));
+}
+
+void check_regions(std::string_view rule, const std::vector<OffloadRegion>& regions,
+                   const WorkerPages& pages,
+                   const std::function<bool(const LayerMemory&)>& is_moved, Prover& prover) {
+  auto& findings = prover.proof().with_connectors;
+  std::vector<Extent> kept;
+  for (const OffloadRegion& region : regions)
+    for (std::int64_t b = 0; b < pages.num_blocks; ++b) {
+      const std::int64_t begin = region.address + b * region.block_stride;
+      kept.push_back({begin, begin + region.bytes, nullptr, b});
+      if (kept.back().end > pages.device_bytes)
+        add(findings, rule,
+            fmt::format("block {} of the region of {} ends at {} of {}", b, region.first,
+                        kept.back().end, pages.device_bytes));
+    }
+  const auto cover = prover.covered_by(kept, is_moved);
+  if (cover.missed)
+    add(findings, rule,
+        fmt::format("byte {} of {} is not kept", cover.missed_byte, name_of_extent(*cover.missed)));
+  if (cover.foreign)
+    add(findings, rule,
+        fmt::format("loading block {} writes byte {} of {}", cover.foreign->block,
+                    cover.foreign_byte, name_of_extent(*cover.foreign_owner)));
+}
+
+}  // namespace
+
+PlanProof prove_views(const KVCacheConfig& config, const PoolLayout& layout, const PoolViews& views,
+                      const ViewOffset& offset, const ProofOptions& options) {
+  LS_CHECK(views.groups.size() == layout.groups.size() &&
+               views.tensor_size_bytes.size() == layout.tensor_size_bytes.size(),
+           "{} groups of views, {} of layouts", views.groups.size(), layout.groups.size());
+  const MemoryPlan plan = memory_plan(config, layout);
+  return std::move(Prover(plan, ViewCheck(views, offset), options).proof());
+}
+
+PlanProof prove_rows(const MemoryPlan& plan) { return std::move(Prover(plan, {}, {}).proof()); }
+
+PlanProof prove_pages(const Placement& placed, const WorkerPages& pages) {
+  const MemoryPlan plan = memory_plan(placed, pages);
+  const auto check = [&](const LayerMemory& layer, const PartRows& part, const RowIndex& at,
+                         std::int64_t begin) -> std::optional<std::string> {
+    const CachePage& page = pages.layers[layer.layer].page;
+    const std::int64_t in_page = part.offset - layer.parts.front().offset;  // of a later state
+    const std::int64_t kernel_block = at.block * part.kernel_blocks + at.kernel_block;
+    const std::int64_t byte = page.offset + kernel_block * page.block_stride +
+                              at.head * page.head_stride + at.row * page.row_stride + in_page;
+    if (byte == begin) return std::nullopt;
+    return fmt::format("the page has byte {}, the plan {}", byte, begin);
+  };
+  Prover prover(plan, check, {});
+  check_zeroing(pages, prover);
+  check_regions(
+      "simple offload", simple_offload_regions(placed), pages,
+      [](const LayerMemory&) { return true; }, prover);
+  check_regions(
+      "offloading", offloading_regions(placed, pages), pages,
+      [&](const LayerMemory& layer) { return is_offloaded(placed.groups[layer.group]); }, prover);
+  for (const bool by_index : {true, false})
+    for (const LostBytes& lost : lost_in_copies(pages, by_index))
+      add(prover.proof().findings, "copy",
+          fmt::format("{} of {} bytes of a block stay behind in {} layers, first {}", lost.bytes,
+                      lost.of, lost.layers, lost.first));
+  return std::move(prover.proof());
+}
+
+}  // namespace lockstep

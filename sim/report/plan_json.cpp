@@ -1,0 +1,262 @@
+// The plan as JSON, in the keys of its planner.
+#include <fmt/format.h>
+
+#include "base/json_writer.h"
+#include "reference/placement/offload_regions.h"
+#include "sim/report/plan_report.h"
+#include "traces/formats/spec_json.h"
+
+namespace lockstep {
+namespace {
+
+void write_aligned(JsonWriter& out, const AlignedSizes& aligned) {
+  out.key("aligned").begin_object().integer("block_size", aligned.block_size);
+  out.key("mamba_block_size").integer_or_null(aligned.mamba_block_size);
+  out.key("mamba_page_size_padded").integer_or_null(aligned.mamba_page_size_padded);
+  out.end_object();
+}
+
+void write_options(JsonWriter& out, const TensorDetails& details) {
+  const PlanOptions& o = details.options;
+  out.key("options").begin_object();
+  out.string("backend", name_of(o.backend)).string("layout", name_of(details.layout));
+  out.integer("tp", o.tp).integer("pp", o.pp).integer("dcp", o.dcp).integer("pcp", o.pcp);
+  out.string("kv_dtype", name_of(o.kv_dtype)).string("kv_quant_mode", name_of(o.kv_quant_mode));
+  out.key("ssm_dtype");
+  if (o.ssm_dtype)
+    out.string(name_of(*o.ssm_dtype));
+  else
+    out.null();
+  out.string("mamba_cache_mode", name_of(o.mamba_cache_mode)).integer("num_spec", o.num_spec);
+  out.integer("max_model_len", o.max_model_len);
+  out.integer("max_num_batched_tokens", o.max_num_batched_tokens);
+  out.integer("attn_pack", o.attn_pack).integer("memory_bytes", o.memory_bytes);
+  out.key("block_size").integer_or_null(o.block_size);
+  out.key("num_gpu_blocks_override").integer_or_null(o.num_gpu_blocks_override);
+  out.key("max_num_seqs").integer_or_null(o.max_num_seqs);
+  out.end_object();
+}
+
+void write_layout(JsonWriter& out, const LayerLayout& layer) {
+  out.begin_object().integer("tensor", layer.tensor_index);
+  out.integer("page_size_bytes", layer.page_size_bytes);
+  out.integer("real_page_size_bytes", layer.real_page_size_bytes);
+  out.integer("block_stride_bytes", layer.block_stride_bytes);
+  if (layer.num_kv == 0) {
+    out.key("state_offsets_bytes").begin_array();
+    for (const StateLayout& state : layer.states) out.integer(state.offset_bytes);
+    out.end_array();
+  } else {
+    out.string("pair_order", layer.pair_order == PairOrder::in_page ? "in_page" : "kv_outermost");
+    out.integer("base_offset_bytes", layer.base_offset_bytes);
+    out.integer("kernel_block_size", layer.kernel_block_size);
+    out.integer("blocks_per_kv_block", layer.blocks_per_kv_block);
+    out.integer("kernel_block_stride_bytes", layer.kernel_block_stride_bytes);
+    out.integer("kv_stride_bytes", layer.kv_stride_bytes);
+    out.integer("token_stride_bytes", layer.token_stride_bytes);
+    out.integer("head_stride_bytes", layer.head_stride_bytes);
+  }
+  out.end_object();
+}
+
+void write_view(JsonWriter& out, const TensorView& view) {
+  out.begin_object().string("dtype", name_of(view.dtype));
+  out.key("shape").integers(view.shape).key("stride").integers(view.stride);
+  out.integer("offset", view.storage_offset).end_object();
+}
+
+// Layers by name: where they lie, and how a kernel sees them.
+void write_layers(JsonWriter& out, const TensorDetails& details, std::size_t w) {
+  const KVCacheConfig& config = details.plan.workers[w];
+  out.key("layers").begin_object();
+  for (std::size_t g = 0; g < config.groups.size(); ++g)
+    for (std::size_t i = 0; i < details.pools[w].groups[g].size(); ++i) {
+      out.key(config.groups[g].layer_names[i]).begin_object();
+      out.integer("group", static_cast<std::int64_t>(g)).key("layout");
+      write_layout(out, details.pools[w].groups[g][i]);
+      out.key("views").begin_array();
+      for (const TensorView& view : details.views[w].groups[g][i].tensors) write_view(out, view);
+      out.end_array().end_object();
+    }
+  out.end_object();
+}
+
+void write_capacity(JsonWriter& out, const Capacity& capacity) {
+  out.key("capacity").begin_object();
+  out.integer("num_blocks", capacity.num_blocks).integer("usable_blocks", capacity.usable_blocks);
+  out.integer("blocks_per_request", capacity.blocks_per_request);
+  out.key("max_concurrency").raw(fmt::format("{}", capacity.max_concurrency));
+  out.integer("capacity_tokens", capacity.capacity_tokens);
+  out.integer("growing_groups_tokens", capacity.growing_groups_tokens);
+  out.integer("all_groups_tokens", capacity.all_groups_tokens);
+  out.key("bytes_per_token").raw(fmt::format("{}", capacity.bytes_per_token));
+  out.integer("fixed_bytes_per_request", capacity.fixed_bytes_per_request);
+  out.integer("pool_bytes", capacity.pool_bytes);
+  out.integer("slot_address_space", capacity.slot_address_space);
+  out.key("groups").begin_array();
+  for (const GroupCapacity& group : capacity.groups) {
+    out.begin_object().string("kind", name_of(group.kind)).boolean("grows", group.grows);
+    out.integer("blocks_per_request", group.blocks_per_request);
+    out.integer("used_bytes", group.used_bytes).integer("padding_bytes", group.padding_bytes);
+    out.integer("pack_waste_bytes", group.pack_waste_bytes);
+    out.integer("absent_layer_bytes", group.absent_layer_bytes);
+    out.integer("slot_address_space", group.slot_address_space).end_object();
+  }
+  out.end_array().key("formulas").begin_object();
+  for (const Formula& formula : capacity.formulas) out.string(formula.figure, formula.formula);
+  out.end_object().end_object();
+}
+
+void write_tensor_plan(JsonWriter& out, const TensorDetails& details) {
+  write_options(out, details);
+  write_aligned(out, details.plan.aligned);
+  out.key("workers").begin_array();
+  for (std::size_t w = 0; w < details.plan.workers.size(); ++w) {
+    const KVCacheConfig& worker = details.plan.workers[w];
+    out.begin_object().key("plan");
+    write_kv_cache_config(out, worker);
+    out.key("kernel_block_sizes").integers(details.views[w].kernel_block_sizes);
+    write_layers(out, details, w);
+    if (!worker.groups.empty()) write_capacity(out, details.capacity[w]);
+    out.end_object();
+  }
+  out.end_array();
+}
+
+void write_options(JsonWriter& out, const PlacementOptions& options) {
+  out.key("options").begin_object();
+  out.integer("tp", options.tp).integer("pp", options.pp);
+  out.integer("dcp", options.dcp).integer("pcp", options.pcp);
+  out.string("kv_dtype", options.kv_dtype);
+  out.string("mamba_cache_mode", name_of(options.mamba_cache_mode));
+  out.integer("num_spec", options.num_spec).integer("max_model_len", options.max_model_len);
+  out.integer("max_num_batched_tokens", options.max_num_batched_tokens);
+  out.integer("memory_bytes", options.memory_bytes);
+  out.key("block_size").integer_or_null(options.block_size);
+  out.key("num_gpu_blocks_override").integer_or_null(options.num_gpu_blocks_override);
+  out.boolean("disable_hybrid_kv_cache_manager", options.disable_hybrid).end_object();
+}
+
+void write_placed_spec(JsonWriter& out, const KVCacheSpec& spec) {
+  out.string("type", planned_name_of(spec.kind)).integer("block_size", spec.block_size);
+  out.integer("page_size_bytes", page_bytes(spec));
+  out.integer("unpadded_page_size_bytes", unpadded_page_bytes(spec));
+  out.key("hnc").begin_array().integer(num_heads(spec)).integer(rows_of(spec, spec.block_size));
+  out.integer(content_bytes(spec)).end_array();
+}
+
+void write_page(JsonWriter& out, std::string_view name, const CachePage& page) {
+  out.key(name).begin_object();
+  out.integer("blocks", page.blocks).integer("heads", page.heads).integer("rows", page.rows);
+  out.integer("content_bytes", page.content_bytes).integer("offset", page.offset);
+  out.integer("block_stride", page.block_stride).integer("head_stride", page.head_stride);
+  out.integer("row_stride", page.row_stride).end_object();
+}
+
+void write_groups(JsonWriter& out, const Placement& plan) {
+  out.key("groups").begin_array();
+  for (const PlacedGroup& group : plan.groups) {
+    out.begin_object().key("layers").strings(group.layer_names);
+    out.boolean("is_uniform", group.is_uniform);
+    write_placed_spec(out, group.spec);
+    out.end_object();
+  }
+  out.end_array().key("tensors").begin_array();
+  for (const PlacedTensor& tensor : plan.tensors) {
+    out.begin_object().key("layers").strings(tensor.layers);
+    out.integer("size", tensor.size_bytes).integer("offset", tensor.offset);
+    out.integer("layer_stride", tensor.layer_stride).integer("block_stride", tensor.block_stride);
+    out.end_object();
+  }
+  out.end_array();
+}
+
+void write_pages(JsonWriter& out, const WorkerPages& pages, const MemoryPlan& memory) {
+  out.key("kernel_block_sizes").integers(pages.kernel_block_sizes);
+  out.key("mapped_tables").begin_array();
+  for (const KernelBlockGroup& group : pages.kernel_block_groups) {
+    out.begin_object().integer("group", static_cast<std::int64_t>(group.group));
+    out.string("first", group.first).integer("kernel_block_size", group.kernel_block_size);
+    out.integer("kernel_block_stride", group.kernel_block_stride).end_object();
+  }
+  out.end_array().key("layers").begin_object();
+  for (const LayerPage& layer : pages.layers) {
+    out.key(layer.name).begin_object();
+    out.integer("group", static_cast<std::int64_t>(layer.group));
+    write_page(out, "page", layer.page);
+    if (!(layer.bound == layer.page)) write_page(out, "bound", layer.bound);
+    out.end_object();
+  }
+  out.end_object().key("block").begin_array();
+  for (std::size_t g = 0; g < memory.layers_per_page.size(); ++g) {
+    const auto layers = layers_in(memory, g, 0);
+    out.begin_array();
+    for (const BlockRun& run : row_runs(memory, g, 0)) {
+      out.begin_object().string("layer", layers[static_cast<std::size_t>(run.layer)]->name);
+      if (run.kind == PartKind::state) out.integer("state", run.part);
+      out.integer("begin", run.begin).integer("end", run.end).end_object();
+    }
+    out.end_array();
+  }
+  out.end_array();
+}
+
+void write_regions(JsonWriter& out, const char* key, const std::vector<OffloadRegion>& regions) {
+  out.key(key).begin_array();
+  for (const OffloadRegion& region : regions) {
+    out.begin_object().string("first", region.first).integer("address", region.address);
+    out.integer("block_stride", region.block_stride).integer("bytes", region.bytes).end_object();
+  }
+  out.end_array();
+}
+
+void write_overlaid_plan(JsonWriter& out, const ModelPlacement& placed, const PlanReport& report) {
+  const PlacementStages& stages = placed.stages;
+  out.string("engine", report.engine);
+  write_options(out, placed.options);
+  out.key("order").begin_object().string("chosen", name_of(stages.order->order));
+  out.string("by", stages.order->by).key("supported").begin_array();
+  for (const CacheLayout order : stages.supported) out.string(name_of(order));
+  out.end_array().end_object();
+  write_aligned(out, report.aligned);
+  out.key("workers").begin_array();
+  for (std::size_t w = 0; w < stages.workers.size(); ++w) {
+    const Placement& plan = stages.workers[w];
+    out.begin_object().integer("num_blocks", plan.num_blocks);
+    out.integer("bytes_per_block", bytes_per_block(plan.groups, plan.order));
+    out.boolean("needs_zeroing", needs_zeroing(plan));
+    write_groups(out, plan);
+    write_pages(out, placed.pages[w], report.workers[w].memory);
+    write_regions(out, "simple_offload", simple_offload_regions(plan));
+    write_regions(out, "offloading", offloading_regions(plan, placed.pages[w]));
+    out.key("capacity").begin_object();
+    out.key("max_concurrency").raw(fmt::format("{}", report.workers[w].max_concurrency));
+    out.integer("capacity_tokens", report.workers[w].capacity_tokens).end_object();
+    const auto write_findings = [&](std::string_view key, const auto& findings) {
+      out.key(key).begin_array();
+      for (const PlanFinding& finding : findings)
+        out.begin_object().string("rule", finding.rule).string("text", finding.text).end_object();
+      out.end_array();
+    };
+    write_findings("findings", report.workers[w].proof.findings);
+    write_findings("with_connectors", report.workers[w].proof.with_connectors);
+    out.end_object();
+  }
+  out.end_array();
+}
+
+}  // namespace
+
+std::string plan_to_json(const PlanReport& report) {
+  JsonWriter out;
+  const auto* tensors = std::get_if<TensorDetails>(&report.details);
+  out.begin_object().integer("plan_report", tensors != nullptr ? 1 : 2);
+  out.string("model", report.model);
+  if (tensors != nullptr)
+    write_tensor_plan(out, *tensors);
+  else
+    write_overlaid_plan(out, std::get<ModelPlacement>(report.details), report);
+  return out.key("warnings").strings(report.warnings).end_object().take_line();
+}
+
+}  // namespace lockstep
