@@ -48,6 +48,7 @@ Result<void> check_engines(const LockstepConfig& config) {
 
 Result<void> check_setup(const LockstepConfig& config, RunTraits more) {
   LS_RETURN_IF_ERROR(check_connector(config.connector, config.backend.plan));
+  more.add_if(is_overlaid(config.backend.layout), RunTrait::overlaid_layout);
   LS_RETURN_IF_ERROR(supported(facts_of(config).with(more)));
   if (is_overlaid(config.backend.layout))
     LS_RETURN_IF_ERROR(placed_order(config.backend.plan, config.backend.layout));
@@ -96,7 +97,9 @@ Result<void> Session::add_engine(std::int32_t dp_rank, SessionParts& parts) {
   const KVTransfer transfer{connector, config_.connector.load_failure_policy};
   RunFacts facts = facts_of(config_);
   facts.traits.add_if(connector != nullptr, RunTrait::connector);
-  facts.traits.add_if(parts.backend || !parts.borrowed.empty(), RunTrait::backend);
+  // Of another engine's decisions the loop asks: its factory may give no backend.
+  facts.traits.add_if(!parts.decisions && (parts.backend || !parts.borrowed.empty()),
+                      RunTrait::backend);
   facts.traits.add_if(faulty != nullptr || !parts.free_order.empty(), RunTrait::model_inputs);
   facts.traits.add_if(bool{parts.decisions}, RunTrait::other_engine);
   LS_RETURN_IF_ERROR(supported(facts));

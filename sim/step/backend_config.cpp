@@ -111,7 +111,6 @@ RunFacts facts_of(const EngineConfig& engine, const BackendConfig& config) {
   facts.traits.add_if(num_ranks(config) > 1, several_ranks);
   facts.traits.add_if(!config.parallel.is_whole(), divided_model);
   facts.traits.add_if(config.max_cudagraph_capture_size > 0, captured_graphs);
-  facts.traits.add_if(is_overlaid(config.layout), overlaid_layout);
   facts.traits.add_if(config.numbers == Numbers::real, real_numbers);
   return facts;
 }
