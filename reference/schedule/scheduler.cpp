@@ -75,7 +75,8 @@ void Scheduler::Impl::cancel(RequestId id) {
 
 namespace {
 
-// The shape of HiSparse's groups, if there are any: the host's first, then pages of the same blocks.
+// The shape of HiSparse's groups, if there are any: the host's first, then pages of the same
+// blocks.
 Result<void> check_hisparse(const EngineConfig& config,
                             const std::vector<KVCacheGroupSpec>& groups) {
   if (std::ranges::none_of(groups, belongs_to_hisparse)) return {};

@@ -94,7 +94,8 @@ Result<ConformFile> conform_recording(const std::string& path,
                                       std::shared_ptr<const Recording> recording,
                                       const std::string& engine) {
   return within_memory(path, [&] {
-    return conform_workload(path, recording->header, make_recording_workload(recording, path), engine);
+    return conform_workload(path, recording->header, make_recording_workload(recording, path),
+                            engine);
   });
 }
 

@@ -108,9 +108,9 @@ TEST(OverlaidOrders, RowsInPartsOfAPackedBlockAreViewedAsTheEngineBindsThem) {
   EXPECT_EQ(bound.tensors[0].storage_offset, 589'824);
   const auto layout = placed_layout(plan, backend, BLHNC);
   const auto proof = prove_views(plan, *layout, *views,
-                                  [](const TensorView& view, std::span<const std::int64_t> index) {
-                                    return cuda::view_byte_offset(view, index);
-                                  });
+                                 [](const TensorView& view, std::span<const std::int64_t> index) {
+                                   return cuda::view_byte_offset(view, index);
+                                 });
   EXPECT_TRUE(proof.holds()) << proof.findings.front().text;
 }
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <fstream>
 #include <set>
@@ -62,6 +63,20 @@ TEST(Compatibility, RowsOfDecisionsAreTheModels) {
   EXPECT_TRUE(supported(facts_without_groups(engine).with({RunTrait::connector})));
 }
 
+// A list item on lines of at most 98 columns.
+std::string item(std::string_view text) {
+  std::string lines = "-";
+  std::size_t column = 1;
+  while (!text.empty()) {
+    const std::string_view word = text.substr(0, text.find(' '));
+    const bool fits = column + 1 + word.size() <= 98;
+    lines += fmt::format("{}{}", fits ? " " : "\n  ", word);
+    column = (fits ? column + 1 : 2) + word.size();
+    text.remove_prefix(std::min(text.size(), word.size() + 1));
+  }
+  return lines + "\n";
+}
+
 std::string page_of_scope(CompatibilityRow::Scope scope) {
   std::string page;
   for (const CompatibilityRow& row : compatibility()) {
@@ -71,8 +86,8 @@ std::string page_of_scope(CompatibilityRow::Scope scope) {
       if (row.of != nullptr && row.of(engine_profile(release.name)))
         of += fmt::format("{}{}", of.empty() ? "" : ", ",
                           release.name.substr(release.name.find('-') + 1));
-    page += fmt::format("| `{}` | {} | {} | {} |\n", row.name, text_of(row, "the release"),
-                        name_of(row.reason), of.empty() ? "all" : of);
+    page += item(fmt::format("`{}` ({}; {}): {}.", row.name, name_of(row.reason),
+                             of.empty() ? "all releases" : of, text_of(row, "the release")));
   }
   return page;
 }
@@ -82,7 +97,7 @@ std::string page() {
       "# What does not go together\n\n"
       "Commands refuse these combinations with exit code 2 and the words below; the generator "
       "never\n"
-      "makes them. The table is in `reference/profiles/compatibility.cpp`; `reference_tests` "
+      "makes them. The rows are in `reference/profiles/compatibility.cpp`; `reference_tests` "
       "with\n"
       "LOCKSTEP_WRITE_TABLES=1 writes this page.\n";
   using Scope = CompatibilityRow::Scope;
@@ -90,8 +105,7 @@ std::string page() {
        {std::pair{Scope::run, "In every run"},
         std::pair{Scope::decisions, "In the model's decisions"},
         std::pair{Scope::memory, "With a backend; the decisions are supported"}})
-    page += fmt::format("\n## {}\n| name | refused | reason | releases |\n|---|---|---|---|\n{}",
-                        head, page_of_scope(scope));
+    page += fmt::format("\n## {}\n\n{}", head, page_of_scope(scope));
   return page;
 }
 

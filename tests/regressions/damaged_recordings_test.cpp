@@ -23,7 +23,7 @@ struct Damaged {
   const char* replay;
 };
 
-constexpr const char* kNotModelled = "FILE:1: groups: decisions with ";
+constexpr const char* kNotModelled = "FILE:1: encoder_only groups: ";
 
 const Damaged kDamaged[] = {
     {"load_into_a_block_that_another_hit", "step 0: connector[0].local: 4 and not 0",
@@ -48,7 +48,7 @@ const Damaged kDamaged[] = {
     {"prompt_beyond_the_model", "step 0: waiting: [\"r0\"] and not []",
      "step -1: never finished by the end line, and not live", ""},
     {"group_of_cross_attention", "FILE:1: config.is_encoder_decoder", "",
-     "FILE:1: cross_attention: no engine"},
+     "FILE:1: cross attention (cross_attention) with prefix caching: "},
     {"group_of_encoder_only", kNotModelled, "", kNotModelled},
     {"blocks_beyond_any_pool", "FILE:1: num_blocks: 2147483647", "FILE:1: num_blocks: 2147483647",
      "FILE:1: num_blocks: 2147483647"},

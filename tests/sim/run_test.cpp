@@ -254,7 +254,8 @@ TEST_P(DraftsInFlight, ArePlacedWhereTheRequestStands) {
   const auto older = run_world(config, make_traffic(4, 50), &of_older);
   if (GetParam() == std::string_view("states")) {
     ASSERT_FALSE(older);
-    EXPECT_NE(older.error().message.find("only the worker of vllm-0.22.1 has the position"), std::string::npos)
+    EXPECT_NE(older.error().message.find("only the worker of vllm-0.22.1 has the position"),
+              std::string::npos)
         << older.error().message;
   } else {
     ASSERT_TRUE(older) << older.error().message;

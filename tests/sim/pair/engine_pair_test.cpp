@@ -198,7 +198,8 @@ TEST(EnginePair, RefusesWhatItDoesNotModelInOneSentence) {
     return report ? std::string("accepted") : report.error().message;
   };
   PairOptions options = pair_of({make_group("a", 1, mamba_spec(MambaCacheMode::align))}, 60, 60);
-  EXPECT_NE(refusal(options).find("only blocks of full attention, MLA and sliding windows"), std::string::npos);
+  EXPECT_NE(refusal(options).find("only blocks of full attention, MLA and sliding windows"),
+            std::string::npos);
   options = pair_of(one_group(), 60, 60);
   options.decode = pair_of(hybrid(), 60, 60).decode;
   EXPECT_NE(refusal(options).find("same groups"), std::string::npos);
