@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <csignal>
@@ -93,10 +94,13 @@ void keep_last_words(std::string& words) {
 }
 
 std::chrono::milliseconds time_without_processor(pid_t child) {
-  std::ifstream file(fmt::format("/proc/{}/schedstat", child));
+  std::ifstream own(fmt::format("/proc/{}/schedstat", child));
   std::int64_t on_processor_ns = 0, waiting_ns = 0;
-  if (!(file >> on_processor_ns >> waiting_ns)) return {};
-  return std::chrono::milliseconds(waiting_ns / 1'000'000);
+  if (!(own >> on_processor_ns >> waiting_ns)) return {};
+  auto longest = std::chrono::milliseconds(waiting_ns / 1'000'000);
+  std::ifstream children(fmt::format("/proc/{0}/task/{0}/children", child));
+  for (pid_t one = 0; children >> one;) longest = std::max(longest, time_without_processor(one));
+  return longest;
 }
 
 std::string signal_name(int signal) {

@@ -29,7 +29,8 @@ inline constexpr std::size_t kLastWordsBytes = 2000;
 void keep_last_words(std::string& words);
 std::string signal_name(int signal);  // "SIGABRT"
 
-// How long the process was ready to run and had no processor, since it began (its first thread;
+// How long the process, or the one of its descendants that waited longest (a command runs behind a
+// shell), was ready to run and had no processor, since it began (first threads;
 // /proc/PID/schedstat). 0: not known. Time limits leave it out: a busy machine makes no hang.
 std::chrono::milliseconds time_without_processor(pid_t child);
 

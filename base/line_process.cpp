@@ -119,7 +119,7 @@ LineProcess::~LineProcess() {
 bool LineProcess::wait_for(int fd, short events, Clock::time_point until) {
   std::optional<std::chrono::milliseconds> before;
   for (;;) {
-    const auto lost = before ? time_without_processor(child_) - *before : 0ms;
+    const auto lost = before ? std::max(time_without_processor(child_) - *before, 0ms) : 0ms;
     auto left = std::chrono::duration_cast<std::chrono::milliseconds>(until + lost - Clock::now());
     if (left.count() < 0) return false;
     if (!before) left = std::min<std::chrono::milliseconds>(left, 1s);
