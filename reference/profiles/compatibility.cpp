@@ -264,7 +264,7 @@ Result<void> answer(const RunFacts& facts, const CompatibilityRow* row) {
   if (row == nullptr) return {};
   LS_CHECK(applies(*row, facts), "row {} does not apply", row->name);
   LS_CHECK(!row->name.empty(), "a row without a name: {}", row->words);
-  const std::string_view engine = facts.engine == nullptr ? "this engine" : facts.engine->name;
+  const std::string engine = facts.engine == nullptr ? "this engine" : facts.engine->name;
   return fail(text_of(*row, engine) + (row->scope == memory ? ", or --backend none" : ""));
 }
 
