@@ -69,8 +69,8 @@ bool listen(pid_t child, int answer_fd, int words_fd, Clock::time_point until,
   std::array<pollfd, 2> ends = {{{answer_fd, POLLIN, 0}, {words_fd, POLLIN, 0}}};
   std::array<char, 4096> buffer;
   while (ends[0].fd >= 0 || ends[1].fd >= 0) {
-    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
-        until + time_without_processor(child) - Clock::now());
+    auto left = std::chrono::duration_cast<std::chrono::milliseconds>(until - Clock::now());
+    if (left.count() <= 0) left += time_without_processor(child);
     if (left.count() <= 0) return false;
     const int ready = ::poll(ends.data(), ends.size(), static_cast<int>(left.count()));
     if (ready < 0 && errno != EINTR) return false;
