@@ -114,9 +114,6 @@ std::string hits_text(const HitTotals& hits) {
   return losses.empty() ? text : text + fmt::format("  not hit: {}\n", losses);
 }
 
-// The model has to run it.
-bool is_explained(const AuditFile& file) { return file.has_profile && !file.findings.empty(); }
-
 std::string not_audited_text(const AuditTotals& totals) {
   for (const AuditFile& file : totals.files)
     if (!file.skipped.empty())
@@ -159,12 +156,12 @@ std::string totals_text(const AuditTotals& totals) {
     return text + not_audited_text(totals) + not_checked_text(not_checked_of(totals));
   for (std::size_t i = 0; i < std::min(totals.findings.size(), kFindingsShown); ++i)
     text += finding_text(totals.findings[i]);
-  const auto explained = std::ranges::find_if(totals.files, is_explained);
+  const auto explained = std::ranges::find_if(totals.files, [](const AuditFile& file) {
+    return !file.findings.empty() && !file.has_sessions;
+  });
   if (explained != totals.files.end())
-    text += fmt::format(
-        "\n`lockstep explain {}` shows the model's steps up to where the recording "
-        "parts.\n",
-        shell_word(explained->file));
+    text += fmt::format("\n`lockstep explain {}` tells what led to the first.\n",
+                        shell_word(explained->file));
   if (totals.findings.size() > kFindingsShown)
     text += fmt::format("\n... and {} more; --json FILE lists them all\n",
                         totals.findings.size() - kFindingsShown);

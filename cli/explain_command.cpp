@@ -29,7 +29,7 @@ std::string crash_text(const Failure& failure) {
 
 Result<int> explain(ExplainOptions& options, CommandReport& report) {
   LS_RETURN_IF_ERROR(start_engines(options.judging));
-  LS_ASSIGN_OR_RETURN(const auto saved, load_case(options.file, options.judging.backend));
+  LS_ASSIGN_OR_RETURN(const auto saved, load_case(options.file, options.judging));
   LS_RETURN_IF_ERROR(start_workers(saved, options.judging));
   fmt::print("{}", halves_text(saved, options.judging));
   LS_ASSIGN_OR_RETURN(const auto failure, failure_of(saved, options.judging));
@@ -40,14 +40,15 @@ Result<int> explain(ExplainOptions& options, CommandReport& report) {
     if (report.wants_json())
       return fail("--json: a case that crashes or hangs has no explanation to write");
   } else {
-    Explanation explanation = explain_judged(saved, judge_options(saved.backend, options.judging));
+    Explanation explanation = explain_judged(saved, judge_options(saved, options.judging));
     explanation.recorded = recorded;
     ExplanationTextOptions shown;
     shown.steps_max = options.steps;
     fmt::print("{}{}", to_text(saved, explanation, shown), finding_text(failure));
     if (report.wants_json()) report.set_json(to_json(saved, explanation));
   }
-  return exit_code_of(failure, recorded);
+  fmt::print("{}", reproduction_text(saved.expected, failure));
+  return exit_code_of(saved, failure, recorded);
 }
 
 }  // namespace

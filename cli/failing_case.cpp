@@ -28,35 +28,41 @@ namespace lockstep {
 namespace {
 
 // In a child process, or here where another engine decides or works: it is in a process of its own.
-JudgeCase judging_with(const std::string& backend, const FailingCaseOptions& options) {
-  const JudgeOptions judged_by = judge_options(backend, options);
+JudgeCase judging_with(const SavedCase& first, const FailingCaseOptions& options) {
+  const JudgeOptions judged_by = judge_options(first, options);
   const Judging judging = [judged_by](const SavedCase& saved) {
     Outcome outcome = judge(saved, judged_by);
     if (const KnownFinding* finding = known_finding(saved, outcome, judged_by))
       outcome.finding = finding->number;
     return outcome;
   };
-  if (options.engines != nullptr || is_engine_worker(backend))
+  if (options.engines != nullptr || is_engine_worker(first.backend))
     return [judging](const SavedCase& saved) { return judge_here(saved, judging); };
   const std::chrono::milliseconds limit = std::chrono::seconds(options.time_limit_s);
   return [judging, limit](const SavedCase& saved) { return judge_in_child(saved, judging, limit); };
 }
 
-Result<SavedCase> read_recorded_case(const std::string& path) {
+// Its recorded decisions are followed unless the model or another engine is to decide.
+Result<SavedCase> read_recorded_case(const std::string& path, const FailingCaseOptions& options) {
   LS_ASSIGN_OR_RETURN(auto recording, read_recording(path));
-  return case_of(std::filesystem::path(path).stem().string(), std::move(recording));
+  const bool follows = options.decide != "model" && options.engines == nullptr;
+  if (follows) {
+    if (const std::string why_not = why_not_audited(recording.header); !why_not.empty())
+      return fail(fmt::format("{}: {}; give --decide model", path, why_not));
+    recording.header.options.config.engine = profile_for_memory(recording.header);
+  }
+  return case_of(std::filesystem::path(path).stem().string(), std::move(recording),
+                 follows ? Decides::recording : Decides::model);
 }
 
-// The verdict of a replay of a failing case: only the judge runs audit and invariants.
-ExpectedVerdict verdict_of_replay(std::string_view kind, const std::string& check,
-                                  std::int64_t step) {
-  if (kind == "divergence") return {.kind = check, .step = step};
-  if (kind == "stuck") return {.kind = std::string(name_of(Verdict::liveness)), .step = {}};
-  if (kind != "violation") return {.kind = check, .step = {}};
-  const Verdict verdict = check.starts_with("engine.")    ? Verdict::engine_failure
-                          : check.starts_with("conform.") ? Verdict::mismatch
-                                                          : Verdict::agreed;
-  return {.kind = std::string(name_of(verdict)), .step = {}};
+// The rules by which a followed recording is judged: a failure of memory is not to be hidden by one
+// of policy that the removal of requests brings.
+AuditedRules rules_for(const SavedCase& saved) {
+  constexpr std::string_view kAudit = "audit.";
+  if (!saved.expected || !saved.expected->check.starts_with(kAudit)) return AuditedRules::all;
+  const auto rule = audit_rule_from_name(saved.expected->check.substr(kAudit.size()));
+  const bool is_memory = rule && group_of(*rule) == RuleGroup::memory;
+  return saved.decide == Decides::recording && is_memory ? AuditedRules::memory : AuditedRules::all;
 }
 
 // Of a recording, by which halves were real.
@@ -85,6 +91,11 @@ void declare_judging(CLI::App& command, FailingCaseOptions& options) {
       ->check(CLI::Range(1, 86'400).description(""))
       ->type_name("S")
       ->capture_default_str();
+  command
+      .add_option("--decide", options.decide,
+                  "who decides on the inputs of a recording: recording (its own decisions, "
+                  "unchanged; the default) or model")
+      ->check(CLI::IsMember({"recording", "model"}));
   declare_decisions(command, options.decisions);
   declare_conform(command, options.decisions);
   declare_worker(command, options.worker);
@@ -95,11 +106,14 @@ Result<void> start_engines(FailingCaseOptions& options) {
   return {};
 }
 
-JudgeOptions judge_options(const std::string& backend, const FailingCaseOptions& options) {
+JudgeOptions judge_options(const SavedCase& saved, const FailingCaseOptions& options) {
   JudgeOptions judged_by;
-  judged_by.backend = backend_factory(backend, options);
+  judged_by.backend = backend_factory(saved.backend, options);
   judged_by.decisions = decisions_of(options);
-  judged_by.conforms = options.decisions.conforms;
+  judged_by.conforms =
+      options.decisions.conforms || (options.engines != nullptr && saved.expected &&
+                                     saved.expected->check.starts_with("conform."));
+  judged_by.rules = rules_for(saved);
   return judged_by;
 }
 
@@ -148,21 +162,23 @@ Result<bool> write_recording(const std::string& path, const SavedCase& saved,
   return true;
 }
 
-Result<SavedCase> load_case(const std::string& path, const std::string& backend) {
+Result<SavedCase> load_case(const std::string& path, const FailingCaseOptions& options) {
   LS_ASSIGN_OR_RETURN(auto format, detect_format(path));
   if (format != FileFormat::saved_case && format != FileFormat::recording)
     return fail(fmt::format(
         "{}: found a {}; expected a saved case or a recording. `lockstep replay {} --save DIR` "
         "makes a case of what fails",
         path, name_of(format), shell_word(path)));
+  if (format == FileFormat::saved_case && !options.decide.empty())
+    return fail(fmt::format("{}: a saved case says everything itself; leave --decide out", path));
   Result<SavedCase> saved =
-      format == FileFormat::saved_case ? read_saved_case(path) : read_recorded_case(path);
+      format == FileFormat::saved_case ? read_saved_case(path) : read_recorded_case(path, options);
   if (!saved) return saved;
   LS_RETURN_IF_ERROR(check_profile(path, saved->engine.engine));
   if (auto sound = check_limits(saved->engine, saved->cache.groups, saved->cache.num_blocks);
       !sound)
     return fail(fmt::format("{}:1: {}", path, sound.error().message));
-  if (backend != "auto") saved->backend = backend;
+  if (options.backend != "auto") saved->backend = options.backend;
   if (is_engine_worker(saved->backend))
     saved->attention_backend = worker_attention_backend(saved->cache);
   return saved;
@@ -171,7 +187,7 @@ Result<SavedCase> load_case(const std::string& path, const std::string& backend)
 Result<std::optional<RecordingCheck>> check_if_recorded(const std::string& path,
                                                         const SavedCase& saved) {
   LS_ASSIGN_OR_RETURN(const auto format, detect_format(path));
-  if (format != FileFormat::recording) return std::nullopt;
+  if (format != FileFormat::recording || saved.decide == Decides::recording) return std::nullopt;
   return std::optional(check_recording(path, std::make_shared<const Recording>(*saved.recording)));
 }
 
@@ -203,7 +219,7 @@ BackendFactory backend_factory(const std::string& backend, const FailingCaseOpti
 }
 
 Result<Failure> failure_of(const SavedCase& saved, const FailingCaseOptions& options) {
-  Result<Failure> failure = judging_with(saved.backend, options)(saved);
+  Result<Failure> failure = judging_with(saved, options)(saved);
   if (failure && failure->kind == "refused")
     return fail(fmt::format("{}: {}", saved.name, failure->what));
   return failure;
@@ -220,7 +236,9 @@ Result<ShrunkCase> shrink_case(const SavedCase& saved, const Failure& failure,
   };
   Stopwatch clock;
   double elapsed = 0;
-  const StillFails still_fails = fails_like(failure, judging_with(saved.backend, options));
+  SavedCase first = saved;
+  first.expected = expected_of(failure);
+  const StillFails still_fails = fails_like(failure, judging_with(first, options));
   const auto out_of_time = [&] {
     return options.shrink_seconds > 0 && elapsed > options.shrink_seconds;
   };
@@ -236,10 +254,11 @@ Result<ShrunkCase> shrink_case(const SavedCase& saved, const Failure& failure,
                     "case does not hold",
                     saved.name, failure.check));
   result->is_minimal &= !out_of_time();
+  result->smallest.expected = first.expected;
   LS_ASSIGN_OR_RETURN(Failure smallest, failure_of(result->smallest, options));
   result->smallest.decided_by = decider_of(options);
   result->smallest.worked_by = worker_of(options);
-  result->smallest.expected = verdict_of_replay(smallest.kind, smallest.check, smallest.step);
+  result->smallest.expected = expected_of(smallest);
   return ShrunkCase{.first = saved, .result = std::move(*result), .failure = std::move(smallest)};
 }
 
@@ -313,6 +332,31 @@ int exit_code_of(const Failure& failure, const std::optional<RecordingCheck>& re
   return failure.kind == "stuck" || failure.kind == "hang" ? kExitStuck : kExitDisagreed;
 }
 
+int exit_code_of(const SavedCase& saved, const Failure& failure,
+                 const std::optional<RecordingCheck>& recorded) {
+  const bool was_to_fail = saved.expected && saved.expected->fails();
+  return was_to_fail && !failure.failed() ? kExitNotReproduced : exit_code_of(failure, recorded);
+}
+
+bool is_reproduced(const ExpectedVerdict& expected, const Failure& failure) {
+  if (!failure.failed()) return !expected.fails();
+  const ExpectedVerdict found = expected_of(failure);
+  const bool is_same =
+      expected.check.empty() ? expected.kind == found.kind : expected.check == found.check;
+  return is_same && (!expected.step || !found.step || *expected.step == *found.step);
+}
+
+std::string reproduction_text(const std::optional<ExpectedVerdict>& expected,
+                              const Failure& failure) {
+  if (!expected) return {};
+  if (is_reproduced(*expected, failure)) return "The case is reproduced.\n";
+  std::string saved_as = expected->check.empty() ? expected->kind : expected->check;
+  if (expected->step) saved_as += fmt::format(" in step {}", *expected->step);
+  if (!expected->request.empty()) saved_as += fmt::format(", request {}", expected->request);
+  return fmt::format("The case is NOT reproduced: it {}, and was saved as {}.\n",
+                     failure.failed() ? "fails otherwise" : "does not fail", saved_as);
+}
+
 ReportedItem item_of(const std::string& file, const Failure& failure,
                      const std::optional<RecordingCheck>& recorded, std::string again) {
   ReportedItem item{.name = file, .file = file};
@@ -360,7 +404,7 @@ Result<void> FuzzCases::keep_as(const std::string& name, const SavedCase& found,
   SavedCase saved = found;
   saved.decided_by = decider_of(judging_);
   saved.worked_by = worker_of(judging_);
-  saved.expected = verdict_of_replay(name_of(outcome.kind), outcome.check, outcome.step);
+  saved.expected = expected_of(failure_of(outcome));
   const std::string path = (std::filesystem::path(folder_) / (name + ".case.jsonl")).string();
   LS_RETURN_IF_ERROR(write_saved_case(path, saved));
   lines_ += line_of(path, saved, {});

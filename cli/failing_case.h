@@ -27,6 +27,7 @@ namespace lockstep {
 
 struct FailingCaseOptions {
   std::string backend = "auto";  // as the case says
+  std::string decide;            // of a recording: "recording", "model"; empty: the former
   std::int64_t time_limit_s = 30;
   std::int64_t evaluations_max = 20'000;
   double shrink_seconds = 0;  // of one case; 0: no limit
@@ -36,7 +37,7 @@ struct FailingCaseOptions {
   std::shared_ptr<ForeignEngines> workers;  // of a backend that is an engine's own; null otherwise
 };
 
-// --backend, --time-limit, --decisions and --conform.
+// --backend, --decide, --time-limit, --decisions and --conform.
 void declare_judging(CLI::App& command, FailingCaseOptions& options);
 
 // Starts the engine that --decisions names. To be called once, before cases are judged.
@@ -45,8 +46,8 @@ Result<void> start_engines(FailingCaseOptions& options);
 // is not an engine's own worker. To be called once, before the case is judged.
 Result<void> start_workers(const SavedCase& saved, FailingCaseOptions& options);
 DecisionsFactory decisions_of(const FailingCaseOptions& options);
-// How a case on this backend is judged.
-JudgeOptions judge_options(const std::string& backend, const FailingCaseOptions& options);
+// How the case is judged: by what failed it, where it says so.
+JudgeOptions judge_options(const SavedCase& saved, const FailingCaseOptions& options);
 // The deciding engine; absent: the model.
 std::optional<RecordedEngine> decider_of(const FailingCaseOptions& options);
 // Which real worker holds the cache; absent: a backend.
@@ -57,9 +58,10 @@ std::string halves_text(const SavedCase& saved, const FailingCaseOptions& option
 Result<bool> write_recording(const std::string& path, const SavedCase& saved,
                              const FailingCaseOptions& options);
 
-// A saved case or a recording; with `backend` in place of the one it names, unless that is "auto".
-Result<SavedCase> load_case(const std::string& path, const std::string& backend);
-// What the file itself shows if it is a recording; absent: it is not. `saved`: load_case() of it.
+// A saved case or a recording; with the given backend, unless that is "auto".
+Result<SavedCase> load_case(const std::string& path, const FailingCaseOptions& options);
+// What a recording shows on whose inputs the model decides; absent: it is followed, or none.
+// `saved`: load_case() of the file.
 Result<std::optional<RecordingCheck>> check_if_recorded(const std::string& path,
                                                         const SavedCase& saved);
 // Takes `names`, whatever is_plugin(), and an engine's own worker.
@@ -93,6 +95,14 @@ std::string path_of_smallest(const std::string& path);
 std::string path_of_recording(const std::string& path);
 // `recorded`: what the file itself shows; its findings are failures too.
 int exit_code_of(const Failure& failure, const std::optional<RecordingCheck>& recorded = {});
+// Of a saved case that was to fail and does not: kExitNotReproduced.
+int exit_code_of(const SavedCase& saved, const Failure& failure,
+                 const std::optional<RecordingCheck>& recorded = {});
+// Whether a case fails as it was saved: the same check in the same step.
+bool is_reproduced(const ExpectedVerdict& expected, const Failure& failure);
+// "The case is reproduced."; or what it was saved as. Empty: the case says nothing.
+std::string reproduction_text(const std::optional<ExpectedVerdict>& expected,
+                              const Failure& failure);
 // The outcome of a case, for reports; `again` repeats it.
 ReportedItem item_of(const std::string& file, const Failure& failure,
                      const std::optional<RecordingCheck>& recorded, std::string again);

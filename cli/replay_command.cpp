@@ -20,6 +20,7 @@
 #include "cli/output/terminal.h"
 #include "cli/replay_summary.h"
 #include "cli/worker_facts.h"
+#include "reference/profiles/engine_profile.h"
 #include "sim/report/perfetto.h"
 #include "sim/report/report.h"
 #include "sim/step/backend_config.h"
@@ -97,6 +98,7 @@ int exit_code_of(Verdict verdict) {
     case Verdict::engine_failure:
     case Verdict::mismatch:
     case Verdict::audit:
+    case Verdict::violation:
       return kExitDisagreed;
     case Verdict::harness:
       return kExitRefused;
@@ -114,22 +116,52 @@ std::string recording_text(const RunSummary& summary, const RecordingCheck& reco
                      summary_of(recorded), details_of(recorded));
 }
 
-std::string verdict_text(const RunSummary& summary, const std::optional<RecordingCheck>& recorded) {
+// What a replay shows beside its run.
+struct Beside {
+  std::optional<RecordingCheck> recorded;  // of a recording on whose inputs the model decides
+  std::unique_ptr<RecordingAudit> audit;   // of a recording that is followed
+  std::optional<Failure> judged;           // of a saved case that says what failed it
+};
+
+std::string followed_text(const RunSummary& summary, const RecordingAudit& audit) {
+  const bool has_backend = summary.backend != "none";
+  const std::string audited = audit.not_audited().empty()
+                                  ? "their audit has no finding"
+                                  : "they were not audited: " + audit.not_audited();
+  return fmt::format("Verdict: {}. The recorded decisions {}; {}.\n",
+                     has_backend                   ? "agreed"
+                     : audit.not_audited().empty() ? "agreed"
+                                                   : "done",
+                     has_backend ? "compared equal in every step"
+                                 : "ran without a backend, so no page was compared",
+                     audited);
+}
+
+std::string violation_text(const RunSummary& summary) {
+  const CheckFailure& found = *summary.violation;
+  return fmt::format("Verdict: {} in step {}{}\n  {}\n", found.check, found.step,
+                     found.request.empty() ? "" : ", request " + found.request, found.what);
+}
+
+std::string verdict_text(const RunSummary& summary, const Beside& beside) {
   switch (summary.verdict) {
     case Verdict::agreed:
     case Verdict::parted:
     case Verdict::audit:
+    case Verdict::violation:
+      if (summary.violation) return violation_text(summary);
       if (stop_requested())
         return fmt::format("Verdict: none. Interrupted after {}, which compared equal.\n",
                            counted(summary.steps, "step"));
-      if (recorded) return recording_text(summary, *recorded);
+      if (beside.audit != nullptr) return followed_text(summary, *beside.audit);
+      if (beside.recorded) return recording_text(summary, *beside.recorded);
       return summary.backend == "none" ? "Verdict: done. Nothing was compared (--backend none).\n"
                                        : "Verdict: agreed. Every step compared equal.\n";
     case Verdict::divergence:
       return "Verdict: DIVERGENCE\n" + to_text(*summary.divergence);
     case Verdict::engine_failure:
-      return fmt::format("Verdict: THE ENGINE FAILED in step {} ({})\n  {}\n{}", summary.steps,
-                         summary.engine_failure->kind, summary.engine_failure->what,
+      return fmt::format("Verdict: THE ENGINE FAILED in step {} (engine.{})\n  {}\n{}",
+                         summary.steps, summary.engine_failure->kind, summary.engine_failure->what,
                          summary.engine_failure->trace);
     case Verdict::harness:
       return fmt::format("Verdict: LOCKSTEP FAILED; the engine is not judged.\n  {}\n{}",
@@ -153,15 +185,17 @@ std::string verdict_text(const RunSummary& summary, const std::optional<Recordin
   return text;
 }
 
-// What a saved case says it shows, against what was seen.
-std::string reproduction_text(const ExpectedVerdict& expected, const RunSummary& summary) {
-  const std::string_view found =
-      summary.divergence ? name_of(summary.divergence->phase) : name_of(summary.verdict);
-  const std::int64_t step = summary.divergence ? summary.divergence->step : summary.steps;
-  const bool same = expected.kind == found && (!expected.step || *expected.step == step);
-  return same ? "The case is reproduced.\n"
-              : fmt::format("The case is NOT reproduced: saved as {} at step {}.\n", expected.kind,
-                            expected.step.value_or(-1));
+// How a run without a judge failed, in a judge's terms.
+Failure failure_of(const RunSummary& summary) {
+  Failure failure{.kind = std::string(name_of(summary.verdict)), .steps = summary.steps};
+  if (summary.divergence) {
+    failure.kind = "divergence";
+    failure.check = name_of(summary.divergence->phase);
+    failure.step = summary.divergence->step;
+  } else if (summary.verdict == Verdict::liveness) {
+    failure.kind = "stuck";
+  }
+  return failure;
 }
 
 // The run without what it writes.
@@ -196,9 +230,9 @@ Result<void> leave_drawings(const ReplayOptions& options, const OpenReplay& prep
 
 Result<void> leave_result(const ReplayOptions& options, const OpenReplay& prepared,
                           const RunReport& report, const HiddenStateFolder* folder,
-                          const std::optional<RecordingCheck>& recorded, CommandReport& out) {
+                          const Beside& beside, CommandReport& out) {
   if (out.wants_json())
-    out.set_json(summary_json(options, prepared, report.summary, folder, recorded));
+    out.set_json(summary_json(options, prepared, report.summary, folder, beside.recorded));
   const bool draws = !options.report_path.empty() || !options.perfetto_path.empty();
   return draws ? leave_drawings(options, prepared, report, again_of(out)) : Result<void>();
 }
@@ -214,9 +248,8 @@ Result<void> take_mismatch(const ConformingRun& conforming, RunReport& report) {
 }
 
 // The run as one item. `missed`: recorded totals that it did not arrive at.
-ReportedItem item_of(const ReplayOptions& options, const RunSummary& summary,
-                     const std::optional<RecordingCheck>& recorded, const std::string& missed,
-                     const std::string& again) {
+ReportedItem item_of(const ReplayOptions& options, const RunSummary& summary, const Beside& beside,
+                     const std::string& missed, const std::string& again) {
   ReportedItem item{.name = options.file, .file = options.file, .again = again};
   const bool passes = summary.verdict == Verdict::agreed || summary.verdict == Verdict::parted;
   if (passes && stop_requested()) {
@@ -227,7 +260,7 @@ ReportedItem item_of(const ReplayOptions& options, const RunSummary& summary,
   if (passes && missed.empty()) return item;
   item.kind = ItemKind::failed;
   item.check = name_of(summary.verdict);
-  item.details = verdict_text(summary, recorded);
+  item.details = verdict_text(summary, beside);
   if (summary.divergence) {
     const Divergence& found = *summary.divergence;
     item.check = name_of(found.phase);
@@ -237,9 +270,13 @@ ReportedItem item_of(const ReplayOptions& options, const RunSummary& summary,
   } else if (summary.mismatch) {
     item.check = summary.mismatch->check;
     item.line = stable_line(item.check, summary.mismatch->step, {}, summary.mismatch->what);
+  } else if (summary.violation) {
+    const CheckFailure& found = *summary.violation;
+    item.check = found.check;
+    item.line = stable_line(found.check, found.step, found.request, found.what);
   } else if (summary.verdict == Verdict::audit) {
-    item.check = fmt::format("audit.{}", name_of(recorded->findings.front().rule));
-    item.line = line_of(recorded->findings.front());
+    item.check = fmt::format("audit.{}", name_of(beside.recorded->findings.front().rule));
+    item.line = line_of(beside.recorded->findings.front());
   } else if (summary.verdict == Verdict::liveness) {
     item.line = stable_line(
         item.check, summary.steps, {},
@@ -256,7 +293,7 @@ ReportedItem item_of(const ReplayOptions& options, const RunSummary& summary,
 // Writes the shrunk case next to the saved one.
 Result<void> leave_smallest(const std::string& path, const FailingCaseOptions& judging,
                             const std::string& explanation) {
-  LS_ASSIGN_OR_RETURN(const auto saved, load_case(path, judging.backend));
+  LS_ASSIGN_OR_RETURN(const auto saved, load_case(path, judging));
   LS_ASSIGN_OR_RETURN(const auto failure, failure_of(saved, judging));
   if (!failure.failed()) return fail(fmt::format("{}: does not fail a second time", path));
   LS_ASSIGN_OR_RETURN(const auto shrunk, shrink_case(saved, failure, judging));
@@ -272,7 +309,10 @@ Result<std::string> leave_case(const ReplayOptions& options, const OpenReplay& p
                                const CommandReport& out) {
   const Verdict verdict = report.summary.verdict;
   if (verdict == Verdict::agreed || verdict == Verdict::parted) return std::string();
-  if (verdict == Verdict::audit) return fmt::format("lockstep audit {}", shell_word(options.file));
+  if (prepared.recording && verdict == Verdict::audit)
+    return fmt::format("lockstep {} {}",
+                       prepared.run.decide == Decides::recording ? "explain" : "audit",
+                       shell_word(options.file));
   if (options.save_dir.empty()) return again_of(out);
   SavedCase saved = case_of(request_of(options), prepared, report);
   saved.decided_by = decider_of(judging);
@@ -304,6 +344,71 @@ Result<void> check_facts_wanted(const ReplayOptions& options, const PreparedRepl
                   prepared.run.backend));
 }
 
+// A saved case that says what failed it, judged so. Absent: the run itself is the judge.
+Result<std::optional<Failure>> judge_saved(const ReplayOptions& options,
+                                           FailingCaseOptions& judging) {
+  LS_ASSIGN_OR_RETURN(const FileFormat format, detect_format(options.file));
+  if (format != FileFormat::saved_case) return std::nullopt;
+  if (options.run.has("backend")) judging.backend = options.run.spec.backend;
+  LS_ASSIGN_OR_RETURN(const auto saved, load_case(options.file, judging));
+  if (!saved.expected || saved.expected->check.empty()) return std::nullopt;
+  LS_RETURN_IF_ERROR(start_workers(saved, judging));
+  LS_ASSIGN_OR_RETURN(auto failure, failure_of(saved, judging));
+  return std::optional(std::move(failure));
+}
+
+// A case that crashes or hangs is judged in a child process and not run here.
+int leave_crash(const ReplayOptions& options, const Failure& failure, CommandReport& out) {
+  fmt::print("{}\nVerdict: {} in {}\n  {}\n", options.file, failure.kind, failure.check,
+             failure.what);
+  if (out.wants_json()) out.set_json(json_of(failure).dump(2) + "\n");
+  out.add(item_of(options.file, failure, {}, again_of(out)));
+  return exit_code_of(failure);
+}
+
+// The judge of a saved case ends at its first failure, a run at what it shows by itself.
+void take_judged(const Failure& failed, RunSummary& summary) {
+  const bool is_shown = (failed.kind == "divergence" && summary.divergence) ||
+                        (failed.kind == "stuck" && summary.verdict == Verdict::liveness) ||
+                        (failed.check.starts_with("engine.") && summary.engine_failure);
+  if (is_shown) return;
+  summary.violation = {
+      .check = failed.check, .step = failed.step, .what = failed.what, .request = failed.request};
+}
+
+// What the judge, the audit and the model say beside the run.
+void take_verdicts(const ReplayOptions& options, const OpenReplay& prepared, Beside& beside,
+                   RunSummary& summary) {
+  if (prepared.recording && beside.audit == nullptr)
+    beside.recorded = check_recording(options.file, prepared.recording);
+  if (beside.judged && beside.judged->failed()) {
+    take_judged(*beside.judged, summary);
+  } else if (summary.verdict == Verdict::agreed && beside.recorded) {
+    summary.verdict = beside.recorded->verdict();
+  } else if (summary.verdict == Verdict::agreed && beside.audit != nullptr) {
+    if (!stop_requested()) beside.audit->end();
+    if (!beside.audit->findings().empty())
+      summary.violation = failure_of(beside.audit->findings().front());
+  }
+  if (summary.violation)
+    summary.verdict =
+        summary.violation->check.starts_with("audit.") ? Verdict::audit : Verdict::violation;
+}
+
+// Of a recording: what its run leaves to other commands.
+void add_not_checked(const ReplayOptions& options, const OpenReplay& prepared, const Beside& beside,
+                     RunSummary& summary) {
+  if (beside.audit == nullptr) return;
+  if (!beside.audit->not_audited().empty())
+    summary.not_checked.push_back("the audit: " + beside.audit->not_audited());
+  const std::string& engine = prepared.recording->header.options.config.engine;
+  summary.not_checked.push_back(
+      find_engine_profile(engine) == nullptr
+          ? fmt::format("whether a model decides the same: {} has no profile", engine)
+          : fmt::format("whether the model of {} decides the same (lockstep conform {})", engine,
+                        shell_word(options.file)));
+}
+
 Result<int> replay(ReplayOptions& options, CommandReport& out) {
   watch_stop_signals();
   LS_RETURN_IF_ERROR(take_engine_model(options.run.spec.recipe.model, options.from));
@@ -314,10 +419,16 @@ Result<int> replay(ReplayOptions& options, CommandReport& out) {
   judging.shrink_seconds = options.shrink_seconds;
   judging.decisions = options.decisions;
   LS_RETURN_IF_ERROR(start_engines(judging));
+  Beside beside;
+  LS_ASSIGN_OR_RETURN(beside.judged, judge_saved(options, judging));
+  if (beside.judged && (beside.judged->kind == "crash" || beside.judged->kind == "hang"))
+    return leave_crash(options, *beside.judged, out);
   const BackendOf backend_of = [&](const PreparedReplay& run) -> Result<BackendFactory> {
     if (!is_engine_worker(run.run.backend)) return replay_backend(run.run.backend);
-    judging.worker = with_case(options.worker, run.worked_by);
-    LS_ASSIGN_OR_RETURN(judging.workers, open_workers(run.run.backend, judging.worker));
+    if (judging.workers == nullptr) {
+      judging.worker = with_case(options.worker, run.worked_by);
+      LS_ASSIGN_OR_RETURN(judging.workers, open_workers(run.run.backend, judging.worker));
+    }
     return worker_factory(judging.workers, options.facts_path.empty() ? FactsSink() : facts.sink());
   };
   LS_ASSIGN_OR_RETURN(
@@ -338,6 +449,10 @@ Result<int> replay(ReplayOptions& options, CommandReport& out) {
       worker_text(prepared.worked_by, prepared.run.backend, worker_of(judging)));
   std::fflush(stdout);
 
+  if (prepared.recording && prepared.run.decide == Decides::recording) {
+    beside.audit = std::make_unique<RecordingAudit>(prepared.recording);
+    prepared.session->observe(0, *beside.audit);
+  }
   LS_ASSIGN_OR_RETURN(auto report,
                       run_with_progress(options, prepared, folder ? &*folder : nullptr));
   if (folder)
@@ -345,28 +460,29 @@ Result<int> replay(ReplayOptions& options, CommandReport& out) {
                options.hidden_states_dir, size_text(folder->num_bytes()));
   if (prepared.conforming != nullptr)
     LS_RETURN_IF_ERROR(take_mismatch(*prepared.conforming, report));
-  std::optional<RecordingCheck> recorded;
-  if (prepared.recording) recorded = check_recording(options.file, prepared.recording);
-  if (recorded && report.summary.verdict == Verdict::agreed)
-    report.summary.verdict = recorded->verdict();
+  take_verdicts(options, prepared, beside, report.summary);
+  add_not_checked(options, prepared, beside, report.summary);
   const RunSummary& summary = report.summary;
   const std::string missed = stop_requested() ? "" : missed_totals(prepared, summary);
   fmt::print("{}{}", faults_text(prepared, summary), summary_text(summary, prepared));
   LS_RETURN_IF_ERROR(
-      leave_result(options, prepared, report, folder ? &*folder : nullptr, recorded, out));
+      leave_result(options, prepared, report, folder ? &*folder : nullptr, beside, out));
   if (!options.facts_path.empty())
     LS_RETURN_IF_ERROR(
         facts.write(*prepared.recording, options.facts_path, worker_of(judging).value()));
-  fmt::print("\n{}", verdict_text(summary, recorded));
+  fmt::print("\n{}", verdict_text(summary, beside));
   if (prepared.totals && !stop_requested()) {
     fmt::print("{}", missed.empty() ? "The recorded totals are met exactly.\n"
                                     : "The recorded totals are MISSED\n" + missed);
   }
-  if (prepared.expected && !stop_requested())
-    fmt::print("{}", reproduction_text(*prepared.expected, summary));
+  const Failure failure = beside.judged ? *beside.judged : failure_of(summary);
+  if (!stop_requested()) fmt::print("{}", reproduction_text(prepared.expected, failure));
   LS_ASSIGN_OR_RETURN(const std::string again, leave_case(options, prepared, report, judging, out));
-  out.add(item_of(options, summary, recorded, missed, again));
+  out.add(item_of(options, summary, beside, missed, again));
   const int verdict = exit_code_of(summary.verdict);
+  if (verdict == kExitAgreed && prepared.expected && prepared.expected->fails() &&
+      !stop_requested())
+    return kExitNotReproduced;
   return verdict == kExitAgreed && !missed.empty() ? kExitDisagreed : verdict;
 }
 

@@ -27,7 +27,7 @@ struct ShrinkCommandOptions {
 Result<int> shrink_file(ShrinkCommandOptions& options, CommandReport& report) {
   watch_stop_signals();
   LS_RETURN_IF_ERROR(start_engines(options.judging));
-  LS_ASSIGN_OR_RETURN(const auto saved, load_case(options.file, options.judging.backend));
+  LS_ASSIGN_OR_RETURN(const auto saved, load_case(options.file, options.judging));
   LS_RETURN_IF_ERROR(start_workers(saved, options.judging));
   fmt::print("{}", halves_text(saved, options.judging));
   LS_ASSIGN_OR_RETURN(const auto failure, failure_of(saved, options.judging));
@@ -39,7 +39,8 @@ Result<int> shrink_file(ShrinkCommandOptions& options, CommandReport& report) {
           "{}.\n{}",
           options.file, summary_of(*recorded), details_of(*recorded));
     else
-      fmt::print("{} does not fail: there is nothing to shrink.\n", options.file);
+      fmt::print("{} does not fail: there is nothing to shrink.\n{}", options.file,
+                 reproduction_text(saved.expected, failure));
     if (report.wants_json()) {
       nlohmann::ordered_json json = {{"file", options.file}, {"fails", false}};
       if (recorded) json["recording"] = json_of(*recorded);
@@ -47,7 +48,7 @@ Result<int> shrink_file(ShrinkCommandOptions& options, CommandReport& report) {
     }
     report.add(item_of(options.file, failure, recorded,
                        fmt::format("lockstep audit {}", shell_word(options.file))));
-    return exit_code_of(failure, recorded);
+    return exit_code_of(saved, failure, recorded);
   }
   LS_ASSIGN_OR_RETURN(const auto shrunk, shrink_case(saved, failure, options.judging));
   const std::string path =

@@ -18,6 +18,7 @@ inline constexpr int kExitAgreed = 0;     // everything that was compared is equ
 inline constexpr int kExitDisagreed = 1;  // a divergence, a violation, a mismatch
 inline constexpr int kExitRefused = 2;    // an input or an option is wrong, or a device failed
 inline constexpr int kExitStuck = 3;      // requests wait forever
+inline constexpr int kExitNotReproduced = 4;  // a saved failure does not fail here
 
 std::string duration_text(double seconds);                        // "850 ms", "12.3 s", "2 min 5 s"
 std::string size_text(std::int64_t bytes);                        // "8,192 bytes", "1.2 GiB"

@@ -12,18 +12,25 @@
 
 namespace lockstep {
 
+static constexpr std::string_view kRuleNames[] = {
+    "attention_read", "state_read",     "handed_out",    "token_write",    "scheduled_tokens",
+    "conservation",   "common_prefix",  "transfer",      "standstill",     "draft_read",
+    "zeroing",        "sampled",        "queues",        "planned_blocks", "draft_slots",
+    "cache_events",   "hits",           "drafts",        "stale_output",   "victim",
+    "inputs",         "computed_again", "excess_blocks", "limits",         "worker_batch",
+    "worker_table",   "worker_slot",    "worker_page",   "worker_zeroing", "recording",
+};
+
 std::string_view name_of(AuditRule rule) {
-  constexpr std::string_view kNames[] = {
-      "attention_read", "state_read",     "handed_out",    "token_write",    "scheduled_tokens",
-      "conservation",   "common_prefix",  "transfer",      "standstill",     "draft_read",
-      "zeroing",        "sampled",        "queues",        "planned_blocks", "draft_slots",
-      "cache_events",   "hits",           "drafts",        "stale_output",   "victim",
-      "inputs",         "computed_again", "excess_blocks", "limits",         "worker_batch",
-      "worker_table",   "worker_slot",    "worker_page",   "worker_zeroing", "recording",
-  };
   const auto index = static_cast<std::size_t>(rule);
-  LS_CHECK(index < std::size(kNames), "audit rule {}", index);
-  return kNames[index];
+  LS_CHECK(index < std::size(kRuleNames), "audit rule {}", index);
+  return kRuleNames[index];
+}
+
+std::optional<AuditRule> audit_rule_from_name(std::string_view name) {
+  const auto found = std::ranges::find(kRuleNames, name);
+  if (found == std::end(kRuleNames)) return std::nullopt;
+  return static_cast<AuditRule>(found - std::begin(kRuleNames));
 }
 
 RuleGroup group_of(AuditRule rule) {
@@ -89,7 +96,6 @@ static Result<AuditFile> audit_steps(const std::string& path, const RecordingHea
     return fail(fmt::format("{}:1: {}", path, sound.error().message));
   if (has_roles(header))
     return fail(fmt::format("{}:1: role: readers of a group of that role are not followed", path));
-  file.has_profile = find_engine_profile(header.options.config.engine) != nullptr;
   file.skipped = why_not_audited(header);
   if (!file.skipped.empty()) return file;
   Auditor auditor(header, AuditScope::whole_recording, rules);
@@ -107,6 +113,7 @@ static Result<AuditFile> audit_steps(const std::string& path, const RecordingHea
     if (!more) return tl::unexpected(more.error());
     if (!*more) break;
     auditor.step(step);
+    file.has_sessions |= std::ranges::any_of(step.before, &RecordedEvent::is_session);
     ++file.steps;
     if (tell) take();
   }

@@ -19,6 +19,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -62,6 +63,7 @@ enum class AuditRule : std::uint8_t {
   recording,         // the decisions are complete: no block outside the pool, no group missing
 };
 std::string_view name_of(AuditRule rule);
+std::optional<AuditRule> audit_rule_from_name(std::string_view name);
 
 // Rules about memory: what is read, written, held and delivered. Rules about policy, which a team
 // may change on purpose: which requests run, and how many (hits, victim, standstill, limits).
@@ -159,7 +161,7 @@ struct AuditFile {
   std::int64_t reads_checked = 0;
   HitTotals hits;
   std::string skipped;       // why it was not audited
-  bool has_profile = false;  // of its engine, so that the model can run it
+  bool has_sessions = false;  // which no run follows
   std::vector<AuditFinding> findings;
 };
 

@@ -350,7 +350,7 @@ void BlockLedger::check_conservation(const RecordedStep& step) {
   // The blocks that a waiting session has released before its window are not shown.
   const bool waits =
       std::ranges::any_of(requests_, [](const auto& of) { return of.second.is_between_chunks; });
-  if (!shows_all_holders_ || step.transfers.kv_holding) return;
+  if (!shows_all_holders_ || step.transfers.kv_holding || step.free_blocks < 0) return;
   if (waits && !std::ranges::all_of(setup_.groups, [](const KVCacheGroupSpec& group) {
         return keeps_all_tokens(group.spec);
       }))

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <ranges>
 
 #include "properties/judge/known_findings.h"
 #include "properties/shrink/case_parts.h"
@@ -246,15 +247,71 @@ std::string divergence_text(const Divergence& found) {
   return text + line("writer", found.writer);
 }
 
-std::string findings_text(const std::vector<AuditFinding>& findings) {
-  if (findings.empty()) return {};
-  const AuditFinding& finding = findings.front();
-  std::string where = fmt::format("request {}", finding.request);
-  if (finding.group >= 0) where += fmt::format(", group {}", finding.group);
-  if (finding.token >= 0) where += fmt::format(", token {}", finding.token);
-  if (finding.entry >= 0) where += fmt::format(", entry {} of its table", finding.entry);
-  if (finding.block >= 0) where += fmt::format(", block {}", finding.block);
-  return line("where", where);
+// Who held a block when: "steps 0 to 11 r0, steps 12 to 24 free, step 25 r7".
+std::string history_of(const std::vector<ExplainedStep>& steps, std::int32_t block) {
+  constexpr std::size_t kSpansShown = 4;
+  struct Span {
+    BlockState state;
+    std::int64_t first = 0, last = 0;
+  };
+  std::vector<Span> spans;
+  for (const ExplainedStep& step : steps) {
+    if (static_cast<std::size_t>(block) >= step.pool.size()) continue;
+    const BlockState& state = step.pool[static_cast<std::size_t>(block)];
+    if (spans.empty() || !(spans.back().state == state))
+      spans.push_back({.state = state, .first = step.recorded.step});
+    spans.back().last = step.recorded.step;
+  }
+  std::vector<std::string> told;
+  for (std::size_t i = spans.size() > kSpansShown ? spans.size() - kSpansShown : 0;
+       i < spans.size(); ++i) {
+    const Span& span = spans[i];
+    const std::string when = span.first == span.last
+                                 ? fmt::format("step {}", span.first)
+                                 : fmt::format("steps {} to {}", span.first, span.last);
+    told.push_back(fmt::format("{} {}", when,
+                               span.state.kind == BlockState::Kind::held
+                                   ? fmt::format("{}", fmt::join(span.state.holders, " and "))
+                               : span.state.kind == BlockState::Kind::cached ? "cached"
+                                                                             : "free"));
+  }
+  return fmt::format("{}", fmt::join(told, ", "));
+}
+
+// The step after which the finding could no longer be avoided: the request was given the block in
+// it, or the block was given to another one. -1: not known.
+std::int64_t inevitable_since(const std::vector<ExplainedStep>& steps,
+                              const AuditFinding& finding) {
+  if (finding.block < 0 || finding.holder.request.empty()) return -1;
+  const auto block = static_cast<std::size_t>(finding.block);
+  std::int64_t since = finding.step;
+  for (const ExplainedStep& step : std::views::reverse(steps)) {
+    if (step.recorded.step > finding.step) continue;
+    if (block >= step.pool.size() || std::ranges::find(step.pool[block].holders, finding.request) ==
+                                         step.pool[block].holders.end())
+      break;
+    since = step.recorded.step;
+  }
+  return std::max(since, finding.holder.since);
+}
+
+std::string findings_text(const Explanation& explanation) {
+  if (explanation.findings.empty()) return {};
+  const AuditFinding& finding = explanation.findings.front();
+  std::string where;
+  const auto add = [&](std::string_view what, std::string_view value) {
+    where += fmt::format("{}{} {}", where.empty() ? "" : ", ", what, value);
+  };
+  if (!finding.request.empty()) add("request", finding.request);
+  if (finding.group >= 0) add("group", fmt::format("{}", finding.group));
+  if (finding.token >= 0) add("token", fmt::format("{}", finding.token));
+  if (finding.entry >= 0) add("entry of its table", fmt::format("{}", finding.entry));
+  if (finding.block >= 0) add("block", fmt::format("{}", finding.block));
+  std::string text = line("where", where);
+  if (finding.block > 0) text += line("the block", history_of(explanation.steps, finding.block));
+  if (const std::int64_t since = inevitable_since(explanation.steps, finding); since >= 0)
+    text += line("since", fmt::format("step {}: from there on it was inevitable", since));
+  return text;
 }
 
 std::string failure_text(const Explanation& explanation) {
@@ -271,7 +328,7 @@ std::string failure_text(const Explanation& explanation) {
                                  name_of(outcome.kind), outcome.step);
   text += line("the rule", std::string(reason_of_check(outcome.check)));
   if (explanation.divergence) text += divergence_text(*explanation.divergence);
-  text += findings_text(explanation.findings);
+  text += findings_text(explanation);
   for (const StuckRequest& stuck : explanation.stuck) text += line(stuck.name, stuck.why);
   return text + "\n" + wrapped("", outcome.what);
 }

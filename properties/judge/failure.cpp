@@ -72,8 +72,7 @@ Result<Failure> judge_in_child(const SavedCase& saved, const Judging& judging,
                  .what = fmt::format("no end after {} ms", time_limit.count())};
 }
 
-Failure judge_here(const SavedCase& saved, const Judging& judging) {
-  const Outcome outcome = judging(saved);
+Failure failure_of(const Outcome& outcome) {
   return {.kind = std::string(name_of(outcome.kind)),
           .check = outcome.check,
           .step = outcome.step,
@@ -83,11 +82,42 @@ Failure judge_here(const SavedCase& saved, const Judging& judging) {
           .finding = outcome.finding};
 }
 
+nlohmann::ordered_json json_of(const Failure& failure) {
+  return {{"kind", failure.kind},       {"check", failure.check}, {"step", failure.step},
+          {"request", failure.request}, {"what", failure.what},   {"finding", failure.finding}};
+}
+
+// `kind` is the verdict of a run, where one shows it too.
+ExpectedVerdict expected_of(const Failure& failure) {
+  ExpectedVerdict expected{
+      .kind = failure.kind, .step = {}, .check = failure.check, .request = failure.request};
+  if (failure.step >= 0) expected.step = failure.step;
+  const auto begins = [&](std::string_view prefix) { return failure.check.starts_with(prefix); };
+  if (failure.kind == "divergence")
+    expected.kind = failure.check;
+  else if (failure.kind == "stuck")
+    expected.kind = name_of(Verdict::liveness);
+  else if (failure.kind == "violation" && begins("engine."))
+    expected.kind = name_of(Verdict::engine_failure);
+  else if (failure.kind == "violation" && begins("conform."))
+    expected.kind = name_of(Verdict::mismatch);
+  else if (failure.kind == "violation" && begins("audit."))
+    expected.kind = name_of(Verdict::audit);
+  return expected;
+}
+
+Failure judge_here(const SavedCase& saved, const Judging& judging) {
+  return failure_of(judging(saved));
+}
+
 StillFails fails_like(const Failure& first, JudgeCase judge_case) {
   return [first, judge_case =
                      std::move(judge_case)](const SavedCase& saved) -> std::optional<std::int64_t> {
     const auto failure = judge_case(saved);
     if (!failure || !failure->same_as(first)) return std::nullopt;
+    // Of recorded decisions the requests keep their names, and what failed its subject.
+    if (saved.decide == Decides::recording && failure->request != first.request)
+      return std::nullopt;
     return failure->steps;
   };
 }

@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 
 #include "base/result.h"
@@ -39,6 +40,11 @@ using JudgeCase = std::function<Result<Failure>(const SavedCase&)>;
 
 Result<Failure> judge_in_child(const SavedCase& saved, const Judging& judging,
                                std::chrono::milliseconds time_limit);
+
+Failure failure_of(const Outcome& outcome);
+nlohmann::ordered_json json_of(const Failure& failure);
+// What a saved case says of it.
+ExpectedVerdict expected_of(const Failure& failure);
 
 // Judged in this process: for an engine whose decisions come from a process of their own.
 Failure judge_here(const SavedCase& saved, const Judging& judging);

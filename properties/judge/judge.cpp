@@ -39,6 +39,7 @@ class Bench final : public StepObserver {
         dp_rank_(dp_rank),
         observer_(is_observed(dp_rank, options) ? options.observer : nullptr),
         recording_(is_observed(dp_rank, options) ? options.recording : nullptr),
+        followed_(follows_recording(saved, options.decisions) ? &*saved.recording : nullptr),
         outcome_(outcome),
         invariants_(saved.engine, saved.cache),
         pages_(saved.cache.groups),
@@ -55,8 +56,11 @@ class Bench final : public StepObserver {
     if (recorder_.connector() != nullptr)
       connect_engine(header, config.connector.load_failure_policy, recorder_.connector()->traits());
     if (recording_ != nullptr) recording_->header = header;
-    if (why_not_audited(header).empty())
-      auditor_ = std::make_unique<Auditor>(header, options_.scope);
+    if (followed_ != nullptr)
+      auditor_ =
+          std::make_unique<Auditor>(followed_->header, AuditScope::whole_recording, options_.rules);
+    else if (why_not_audited(header).empty())
+      auditor_ = std::make_unique<Auditor>(header, options_.scope, options_.rules);
     if (!options_.conforms || decisions.model() != nullptr) return {};
     LS_ASSIGN_OR_RETURN(live_, LiveConform::open(header));
     take_mismatch();
@@ -73,6 +77,10 @@ class Bench final : public StepObserver {
     if (model_ != nullptr) {
       invariants_.decided(view, answers ? *answers : std::span<const RecordedConnectorAnswer>());
       pages_.decided(view, recorder_.step());
+    }
+    if (followed_ != nullptr && auditor_ != nullptr) {
+      auditor_->step(followed_->steps[static_cast<std::size_t>(view.decision.step)]);
+      take_findings();
     }
     const bool go_on = observer_ == nullptr || observer_->decided(view);
     return settle() && go_on;
@@ -111,7 +119,7 @@ class Bench final : public StepObserver {
       pages_.end(*model_, num_host_blocks_);
     }
     if (auditor_ != nullptr && settle()) {
-      auditor_->end(recorder_.end());
+      auditor_->end(followed_ != nullptr ? followed_->end : recorder_.end());
       take_findings();
     }
   }
@@ -124,7 +132,7 @@ class Bench final : public StepObserver {
   void take(const RecordedStep& step) {
     tally_.step(step);
     if (live_ != nullptr && !live_->finished(step)) return take_mismatch();
-    if (auditor_ == nullptr) return;
+    if (auditor_ == nullptr || followed_ != nullptr) return;
     auditor_->step(step);
     take_findings();
   }
@@ -166,6 +174,7 @@ class Bench final : public StepObserver {
   const std::int32_t dp_rank_;
   StepObserver* const observer_;
   Recording* const recording_;
+  const Recording* const followed_;  // its decisions are executed; null: none is
   Outcome& outcome_;
   Invariants invariants_;
   RunPages pages_;
@@ -183,8 +192,10 @@ using Watched = std::vector<const WatchedBackend*>;
 // What decides it, and a connector of its recording.
 RunTraits traits_of(const SavedCase& saved, const JudgeOptions& options) {
   RunTraits traits;
-  traits.add_if(saved.recording && saved.recording->header.connector, RunTrait::connector);
-  traits.add_if(bool{options.decisions}, RunTrait::other_engine);
+  const bool follows = follows_recording(saved, options.decisions);
+  traits.add_if(saved.recording && saved.recording->header.connector && !follows,
+                RunTrait::connector);
+  traits.add_if(options.decisions || follows, RunTrait::other_engine);
   return traits;
 }
 
@@ -312,10 +323,9 @@ Outcome judge_session(const SavedCase& saved, const LockstepConfig& config,
   count_case(saved, outcome.tally);
   std::deque<Bench> benches;
   Watched watched;
-  SessionParts parts = parts_of(saved);
+  SessionParts parts = parts_of(saved, options.decisions);
   if (options.clients) parts.clients = options.clients();
   parts.backend = watched_backends(saved, config, options, watched);
-  parts.decisions = options.decisions;
   parts.attach = [&](std::int32_t dp_rank, Workload* workload) {
     Bench& bench =
         benches.emplace_back(saved, is_parallel ? dp_rank : -1, *workload, options, outcome);

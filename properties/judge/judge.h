@@ -77,7 +77,9 @@ struct JudgeOptions {
   // the profile of the case (sim/conform/live_conform.h).
   bool conforms = false;
   bool invariants = true;  // false: of the decisions, the audit alone
-  AuditScope scope = AuditScope::running_engine;
+  AuditScope scope =
+      AuditScope::running_engine;  // of a recording that is followed: the whole of it
+  AuditedRules rules = AuditedRules::all;
 };
 
 // The backend runs when options give one, the case's `backend` is not "none", and the program of a

@@ -30,6 +30,32 @@ std::string audit_summary(const RecordingCheck& check) {
 
 }  // namespace
 
+RecordingAudit::RecordingAudit(std::shared_ptr<const Recording> recording)
+    : recording_(std::move(recording)), not_audited_(why_not_audited(recording_->header)) {
+  if (not_audited_.empty())
+    auditor_ = std::make_unique<Auditor>(recording_->header, AuditScope::whole_recording);
+}
+
+bool RecordingAudit::decided(const StepView& view) {
+  if (auditor_ == nullptr) return true;
+  auditor_->step(recording_->steps[static_cast<std::size_t>(view.decision.step)]);
+  findings_ = auditor_->take_findings();
+  return findings_.empty();
+}
+
+void RecordingAudit::end() {
+  if (auditor_ == nullptr || !findings_.empty()) return;
+  auditor_->end(recording_->end);
+  findings_ = auditor_->take_findings();
+}
+
+CheckFailure failure_of(const AuditFinding& finding) {
+  return {.check = fmt::format("audit.{}", name_of(finding.rule)),
+          .step = finding.step,
+          .what = finding.what,
+          .request = finding.request};
+}
+
 Verdict RecordingCheck::verdict() const {
   if (!findings.empty()) return Verdict::audit;
   return parts || !not_compared.empty() ? Verdict::parted : Verdict::agreed;

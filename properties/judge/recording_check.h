@@ -1,10 +1,9 @@
 // What a recording itself shows, next to a run of it.
 //
-// A run of a recording executes the decisions that the model makes on the recorded inputs. Its
-// verdict holds for the recorded decisions only as far as both are equal. This check names the
-// first step where they are not, and gives the recorded decisions to the audit.
-//
-// Not checked: the recorded decisions on a backend.
+// A run that follows a recording executes the recorded decisions, and RecordingAudit judges each
+// before it is executed. A run in which the model decides (--decide model) holds for the recorded
+// decisions only as far as both are equal: RecordingCheck names the first step where they are not,
+// and gives the recorded decisions to the audit.
 #pragma once
 
 #include <memory>
@@ -16,9 +15,31 @@
 #include "base/result.h"
 #include "properties/audit/audit.h"
 #include "sim/conform/conform.h"
+#include "sim/engine/step_observer.h"
 #include "sim/verdict/run_summary.h"
 
 namespace lockstep {
+
+// Ends a run that follows `recording` at the first finding, before its step is executed.
+class RecordingAudit final : public StepObserver {
+ public:
+  explicit RecordingAudit(std::shared_ptr<const Recording> recording);
+  bool decided(const StepView& view) override;
+  // After the last step of a run that did not fail.
+  void end();
+  const std::vector<AuditFinding>& findings() const { return findings_; }
+  // Why the audit cannot follow the recording; empty: it can.
+  const std::string& not_audited() const { return not_audited_; }
+
+ private:
+  const std::shared_ptr<const Recording> recording_;
+  std::string not_audited_;
+  std::unique_ptr<Auditor> auditor_;  // null: not audited
+  std::vector<AuditFinding> findings_;
+};
+
+// "audit.RULE", step and request of a finding.
+CheckFailure failure_of(const AuditFinding& finding);
 
 struct RecordingCheck {
   std::optional<ConformMismatch> parts;  // the first difference; absent: none

@@ -57,15 +57,27 @@ void cut_step(RecordedStep& step, const Names& gone, const Drop& drop) {
   std::erase_if(step.stopped, names_gone);
   if (step.drafts) std::erase_if(*step.drafts, names_gone);
   if (step.tables) std::erase_if(*step.tables, names_gone);
+  if (step.loading) std::erase_if(*step.loading, names_gone);
+  if (step.skipped) std::erase_if(*step.skipped, names_gone);
+  if (step.connector) std::erase_if(*step.connector, names_gone);
+  std::erase_if(step.held_drafts, names_gone);
+  std::erase_if(step.stale_outputs, names_gone);
   for (auto* names : {&step.preempted, &step.finished, &step.running, &step.waiting, &step.held})
     std::erase_if(*names, is_gone);
 }
 
-Recording recording_with(const Recording& recording, const std::vector<bool>& keep) {
+// `decide`: recorded decisions that are followed no longer add up to the pool without the blocks of
+// the requests that are gone.
+Recording recording_with(const Recording& recording, const std::vector<bool>& keep,
+                         Decides decide) {
   Recording kept = recording;
   Names gone;
   std::size_t at = 0;
   for (RecordedStep& step : kept.steps) {
+    if (decide == Decides::recording) {
+      step.free_blocks = -1;
+      step.common_prefix_blocks.reset();
+    }
     std::vector<bool> drops;
     for (const auto* events : {&step.before, &step.during})
       for (const RecordedEvent& event : *events) {
@@ -110,7 +122,7 @@ SavedCase with_records(const SavedCase& saved, const std::vector<bool>& keep) {
   LS_CHECK(keep.size() == num_records(saved), "{} of {} records", keep.size(), num_records(saved));
   SavedCase kept = saved;
   if (saved.recording)
-    kept.recording = recording_with(*saved.recording, keep);
+    kept.recording = recording_with(*saved.recording, keep, saved.decide);
   else
     kept.trace = trace_with(saved.trace, keep);
   return kept;
@@ -298,8 +310,8 @@ BrokenRules broken_rules(const SavedCase& saved) {
   return broken;
 }
 
-Result<SavedCase> case_of(std::string name, Recording recording) {
-  if (recording.header.connector)
+Result<SavedCase> case_of(std::string name, Recording recording, Decides decide) {
+  if (recording.header.connector && decide == Decides::model)
     return fail(name + ": a recording of a KV connector, whose loads the model does not decide");
   LS_ASSIGN_OR_RETURN(auto plan,
                       plan_for_groups(recording.header.groups, recording.header.num_blocks));
@@ -310,6 +322,7 @@ Result<SavedCase> case_of(std::string name, Recording recording) {
   saved.cache = std::move(plan);
   saved.backend = "none";
   saved.check = CheckMode::fast;
+  saved.decide = decide;
   saved.trace.header.source = {.kind = "recording", .name = recording.header.family, .seed = {}};
   saved.recording = std::move(recording);
   return saved;

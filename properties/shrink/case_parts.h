@@ -78,9 +78,11 @@ using BrokenRules = std::uint32_t;
 BrokenRules broken_rules(const SavedCase& saved);
 
 // A recording as a saved case without a backend: its configuration, and its events and samples step
-// by step. The profile of the recorded engine makes the decisions again.
-// Errors: a recording with a KV connector, groups without a possible plan.
-Result<SavedCase> case_of(std::string name, Recording recording);
+// by step. The profile of the recorded engine makes the decisions again, or the recorded ones are
+// followed.
+// Errors: a recording with a KV connector where the model decides, groups without a possible plan.
+Result<SavedCase> case_of(std::string name, Recording recording,
+                          Decides decide = Decides::model);
 
 // The requests of a recorded case on a clock on which a step takes as long as a recorded one.
 // Errors: as trace_of() of traces/formats/recording_trace.h. REQUIRES: it has a recording.

@@ -208,9 +208,56 @@ void remove_chunks(const Size& size, const Attempt& attempt) {
     }
 }
 
+// What happened before the dropped steps, and which ends were reported in them, moves to the step
+// behind them.
+void keep_events(std::vector<RecordedStep>& steps, std::size_t first, std::size_t last) {
+  if (last == steps.size()) return;
+  std::vector<RecordedEvent> events;
+  std::vector<std::string> finished;
+  for (std::size_t i = first; i <= last; ++i) {
+    events.insert(events.end(), steps[i].before.begin(), steps[i].before.end());
+    finished.insert(finished.end(), steps[i].finished.begin(), steps[i].finished.end());
+  }
+  steps[last].before = std::move(events);
+  steps[last].finished = std::move(finished);
+}
+
+// Outputs name their steps. The output of a dropped step is that of the one before.
+void renumber_outputs(std::vector<RecordedStep>& steps, std::size_t first, std::size_t last) {
+  const auto renumber = [&](std::int64_t& step) {
+    if (step >= static_cast<std::int64_t>(last))
+      step -= static_cast<std::int64_t>(last - first);
+    else if (step >= static_cast<std::int64_t>(first))
+      step = static_cast<std::int64_t>(first) - 1;
+  };
+  for (RecordedStep& step : steps) {
+    for (RecordedEvent& event : step.during)
+      if (event.kind == RecordedEvent::Kind::output) renumber(event.output_of_step);
+    for (RecordedStaleOutput& stale : step.stale_outputs) renumber(stale.of_step);
+    if (!step.output_of_step) continue;
+    renumber(*step.output_of_step);
+    if (*step.output_of_step < 0) step.output_of_step.reset();
+  }
+}
+
+// A row of a recorded decision depends on the rows before it: of those that are followed, steps go
+// that schedule nothing, and the last ones.
+bool may_drop(const SavedCase& saved, std::size_t first, std::size_t last) {
+  const auto& steps = saved.recording->steps;
+  return saved.decide == Decides::model || last == steps.size() ||
+         std::all_of(steps.begin() + static_cast<std::ptrdiff_t>(first),
+                     steps.begin() + static_cast<std::ptrdiff_t>(last),
+                     [](const RecordedStep& step) { return step.scheduled.empty(); });
+}
+
 void drop_steps(ShrinkTrial& trial, std::size_t first, std::size_t last) {
+  if (!may_drop(trial.best(), first, last)) return;
   trial.attempt_with([&](SavedCase& saved) {
     auto& steps = saved.recording->steps;
+    if (saved.decide == Decides::recording) {
+      keep_events(steps, first, last);
+      renumber_outputs(steps, first, last);
+    }
     steps.erase(steps.begin() + static_cast<std::ptrdiff_t>(first),
                 steps.begin() + static_cast<std::ptrdiff_t>(last));
     std::int64_t number = 0;
@@ -256,9 +303,12 @@ void shrink_fault(ShrinkTrial& trial, std::size_t i) {
 }  // namespace
 
 void shrink_records(ShrinkTrial& trial) {
-  if (trial.best().recording)
+  if (trial.best().decide == Decides::recording)
+    trial.attempt_with([](SavedCase& saved) { saved.decide = Decides::model; });
+  const bool follows = trial.best().decide == Decides::recording;
+  if (trial.best().recording && !follows)
     if (const auto timed = on_a_clock(trial.best())) trial.attempt(*timed);
-  if (trial.best().recording) drop_decisions(trial);
+  if (trial.best().recording && !follows) drop_decisions(trial);
   if (trial.best().recording)
     remove_chunks([&] { return trial.best().recording->steps.size(); },
                   [&](std::size_t first, std::size_t last) { drop_steps(trial, first, last); });

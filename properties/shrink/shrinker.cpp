@@ -22,6 +22,8 @@ std::optional<ShrinkResult> shrink(const SavedCase& first, const StillFails& sti
   while (accepted != trial.accepted() && !trial.is_exhausted()) {
     accepted = trial.accepted();
     shrink_records(trial);
+    // Recorded decisions hold for the recorded prompts, cache and options.
+    if (trial.best().decide == Decides::recording) continue;
     shrink_scale(trial);
     shrink_plan(trial);
     shrink_requests(trial);

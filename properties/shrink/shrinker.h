@@ -7,6 +7,8 @@
 //     prompt, token, layer, group, option, fault or setting without losing the failure.
 // (3) Same case, predicate and budget: same result.
 //
+// Of recorded decisions that are followed, requests and steps are removed, and the others kept as
+// they were recorded.
 // Not tried: changing what engine is simulated, and pairs of removals that fail only together.
 #pragma once
 

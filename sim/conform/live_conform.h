@@ -40,7 +40,7 @@ class LiveConform {
   bool finished(const RecordedStep& step);
 
   // The first; absent: none so far.
-  const std::optional<DecisionMismatch>& mismatch() const { return mismatch_; }
+  const std::optional<CheckFailure>& mismatch() const { return mismatch_; }
   const std::optional<Error>& error() const { return error_; }
 
  private:
@@ -54,7 +54,7 @@ class LiveConform {
   std::unique_ptr<ConformRun> model_;
   GrowingRecording& recording_;  // the model's workload
   std::unique_ptr<LockstepRun> run_;
-  std::optional<DecisionMismatch> mismatch_;
+  std::optional<CheckFailure> mismatch_;
   std::optional<Error> error_;
   bool is_over_ = false;  // (2), without a difference
 };

@@ -7,7 +7,7 @@
 // (2) An engine that has raised continues with the next case. Any other failure kills the process,
 //     and the next case starts a new one.
 //
-// Not here: the meaning of a decision (foreign_scheduler.h).
+// Not here: the meaning of a decision (reported_decisions.h).
 #pragma once
 
 #include <chrono>

@@ -52,23 +52,24 @@ namespace {
 
 class RecordedWorkload final : public GrowingRecording {
  public:
-  RecordedWorkload(RecordedSteps source, const std::optional<RecordedConnectorConfig>& connector)
-      : source_(std::move(source)) {
+  RecordedWorkload(RecordedSteps source, const std::optional<RecordedConnectorConfig>& connector,
+                   Decides decide)
+      : source_(std::move(source)), decide_(decide) {
     if (!connector) return;
     connector_.emplace(*connector, step_);
-    peers_.emplace(*connector_);
+    if (decide == Decides::model) peers_.emplace(*connector_);
   }
 
   Result<Turn> next_turn(const LoopState&, std::vector<WorkloadEvent>& events) override {
     const auto more = source_.next(step_);
     if (!more) return tl::unexpected(more.error());
     if (!*more) return Turn::end;
-    if (const std::string what = unfollowed_input(step_); !what.empty())
+    if (const std::string what = unfollowed_input(step_, decide_); !what.empty())
       return fail(place().empty() ? what : fmt::format("{}: {}", place(), what));
     ++steps_;
     is_empty_.push_back(step_.scheduled.empty());
     forget_empty_output();
-    for (const RecordedEvent& event : step_.before) events.push_back(workload_event_of(event));
+    add_events(step_.before, events);
     return Turn::step;
   }
 
@@ -84,14 +85,22 @@ class RecordedWorkload final : public GrowingRecording {
     return {};
   }
 
-  KVConnector* connector() override { return peers_ ? &*peers_ : nullptr; }
+  // Recorded decisions ask it nothing and have its reports: with one, outputs of empty steps arrive.
+  KVConnector* connector() override {
+    if (peers_) return &*peers_;
+    return connector_ ? &*connector_ : nullptr;
+  }
   TransferPlanner* transfers() override { return peers_ ? &*peers_ : nullptr; }
   Result<void> connector_report(KVConnectorOutput& report) override {
-    return connector_ ? connector_->take_report(report) : Result<void>{};
+    return peers_ ? connector_->take_report(report) : Result<void>{};
   }
 
   void while_running(std::vector<WorkloadEvent>& events) override {
-    for (const RecordedEvent& event : step_.during) events.push_back(workload_event_of(event));
+    add_events(step_.during, events);
+    if (decide_ == Decides::model || step_.output_of_step || !step_.scheduled.empty()) return;
+    // Requests whose load failed, in a step without an output that could tell of their end.
+    for (const RecordedStopped& stopped : step_.stopped)
+      events.push_back({.kind = WorkloadEvent::Kind::abort, .name = stopped.id});
   }
 
   // How soon a model answers is not the scheduler's decision.
@@ -112,6 +121,18 @@ class RecordedWorkload final : public GrowingRecording {
   }
 
  private:
+  // What a grammar or an encoder's cache came to is in the recorded decisions.
+  static void add_events(const std::vector<RecordedEvent>& recorded,
+                         std::vector<WorkloadEvent>& events) {
+    for (const RecordedEvent& event : recorded)
+      if (!is_in_decisions(event)) events.push_back(workload_event_of(event));
+  }
+  static bool is_in_decisions(const RecordedEvent& event) {
+    return event.kind == RecordedEvent::Kind::grammar_ready ||
+           event.kind == RecordedEvent::Kind::grammar_failed ||
+           event.kind == RecordedEvent::Kind::reset_encoder_cache;
+  }
+
   // The output of a step that scheduled nothing decides nothing without a connector; some
   // recordings note it, and some do not.
   void forget_empty_output() {
@@ -127,6 +148,7 @@ class RecordedWorkload final : public GrowingRecording {
   }
 
   RecordedSteps source_;
+  const Decides decide_;
   RecordedStep step_;
   std::optional<RecordedConnector> connector_;
   std::optional<PeerTransfers> peers_;
@@ -138,19 +160,20 @@ class RecordedWorkload final : public GrowingRecording {
 
 std::unique_ptr<RecordingWorkload> make_recording_workload(RecordingReader reader) {
   const auto connector = reader.header().connector;
-  return std::make_unique<RecordedWorkload>(RecordedSteps(std::move(reader)), connector);
+  return std::make_unique<RecordedWorkload>(RecordedSteps(std::move(reader)), connector,
+                                            Decides::model);
 }
 
 std::unique_ptr<RecordingWorkload> make_recording_workload(
-    std::shared_ptr<const Recording> recording, std::string path) {
+    std::shared_ptr<const Recording> recording, std::string path, Decides decide) {
   const auto connector = recording->header.connector;
   return std::make_unique<RecordedWorkload>(RecordedSteps(std::move(recording), std::move(path)),
-                                            connector);
+                                            connector, decide);
 }
 
 std::unique_ptr<GrowingRecording> make_growing_recording(
     const std::optional<RecordedConnectorConfig>& connector) {
-  return std::make_unique<RecordedWorkload>(RecordedSteps(), connector);
+  return std::make_unique<RecordedWorkload>(RecordedSteps(), connector, Decides::model);
 }
 
 namespace {
@@ -159,11 +182,15 @@ std::string not_followed(std::string_view key, std::string_view what) {
   return fmt::format("{}: {} and the model's scheduler does not follow that", key, what);
 }
 
-std::string unfollowed_event(const RecordedEvent& event) {
+std::string unfollowed_event(const RecordedEvent& event, Decides decide) {
+  if (event.is_session)
+    return decide == Decides::model
+               ? not_followed("resumable", "a request is a session whose input comes in chunks,")
+               : "resumable: a request is a session whose input comes in chunks, and a run does "
+                 "not follow that; `lockstep audit` does";
+  if (decide == Decides::recording) return {};
   if (event.needs_grammar)
     return not_followed("structured", "a request waits for its grammar, which cuts its drafts,");
-  if (event.is_session)
-    return not_followed("resumable", "a request is a session whose input comes in chunks,");
   if (event.is_pooling)
     return not_followed("pooling", "a request ends with a pooled output instead of tokens,");
   if (event.kind == RecordedEvent::Kind::reset_encoder_cache)
@@ -190,10 +217,10 @@ std::string unfollowed_input(const RecordingHeader& header) {
   return {};
 }
 
-std::string unfollowed_input(const RecordedStep& step) {
+std::string unfollowed_input(const RecordedStep& step, Decides decide) {
   for (const auto* events : {&step.before, &step.during})
     for (const RecordedEvent& event : *events)
-      if (std::string what = unfollowed_event(event); !what.empty()) return what;
+      if (std::string what = unfollowed_event(event, decide); !what.empty()) return what;
   return {};
 }
 

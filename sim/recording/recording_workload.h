@@ -8,6 +8,7 @@
 
 #include "sim/engine/workload.h"
 #include "traces/formats/recording.h"
+#include "traces/formats/run_spec.h"
 
 namespace lockstep {
 
@@ -22,8 +23,11 @@ class RecordingWorkload : public Workload {
 };
 std::unique_ptr<RecordingWorkload> make_recording_workload(RecordingReader reader);
 // `path`: of the file that it was read from, for messages.
+// `decide`: recorded decisions hold what the KV connector answered and reported, so nothing is
+// transferred.
 std::unique_ptr<RecordingWorkload> make_recording_workload(
-    std::shared_ptr<const Recording> recording, std::string path = {});
+    std::shared_ptr<const Recording> recording, std::string path = {},
+    Decides decide = Decides::model);
 
 // A recording that is being made: it is shown step by step what is known of it so far.
 class GrowingRecording : public RecordingWorkload {
@@ -37,6 +41,7 @@ std::unique_ptr<GrowingRecording> make_growing_recording(
 // Inputs that the model's scheduler does not support, one line that names the first; empty: all are
 // supported.
 std::string unfollowed_input(const RecordingHeader& header);
-std::string unfollowed_input(const RecordedStep& step);
+// ... and those that a run does not support, whoever decides.
+std::string unfollowed_input(const RecordedStep& step, Decides decide);
 
 }  // namespace lockstep

@@ -97,7 +97,7 @@ bool TimelineRecorder::decided(const StepView& view) {
     LaneSpan& last = timeline_.lanes[lane_of(id)].spans.back();
     last.last_step = step_;
   }
-  follow_blocks(view.model(), entry);
+  follow_blocks(view.decisions, entry);
   add_step(entry);
   return true;
 }
@@ -142,14 +142,16 @@ void TimelineRecorder::left(RequestId id, FinishReason reason) {
 }
 
 // Records which request holds each block, from the tables of all running requests, where it
-// changed.
-void TimelineRecorder::follow_blocks(const Scheduler& scheduler, TimelineStep& entry) {
+// changed. Only the model knows what is cached.
+void TimelineRecorder::follow_blocks(const DecisionSource& decisions, TimelineStep& entry) {
+  const Scheduler* const model = decisions.model();
   for (BlockChange& block : blocks_) block = {};
   const auto num_groups = static_cast<std::int32_t>(config_.backend.plan.groups.size());
-  for (const RequestId id : scheduler.running()) {
+  for (const RequestId id : decisions.running()) {
     for (std::int32_t g = 0; g < num_groups; ++g) {
-      for (const BlockId held : scheduler.block_table(id, g)) {
-        if (held == kNullBlock) continue;
+      for (const BlockId held : decisions.block_table(id, g)) {
+        if (held == kNullBlock || static_cast<std::size_t>(index_of(held)) >= blocks_.size())
+          continue;
         BlockChange& block = blocks_[index_of(held)];
         if (block.holders++ == 0) block.lane = lane_of(id);
         block.group = g;
@@ -158,7 +160,7 @@ void TimelineRecorder::follow_blocks(const Scheduler& scheduler, TimelineStep& e
   }
   for (std::size_t b = 1; b < blocks_.size(); ++b) {
     BlockChange& block = blocks_[b];
-    block.cached = scheduler.is_cached(static_cast<BlockId>(b));
+    block.cached = model != nullptr && model->is_cached(static_cast<BlockId>(b));
     (block.holders > 0 ? entry.used_blocks
      : block.cached    ? entry.cached_blocks
                        : entry.free_blocks)++;

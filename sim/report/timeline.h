@@ -96,7 +96,7 @@ class TimelineRecorder final : public StepObserver {
   void extend(std::int32_t lane, LaneSpan::Kind kind, std::int64_t step);
   std::int32_t lane_of(RequestId id) const;
   void add_step(const TimelineStep& step);
-  void follow_blocks(const Scheduler& scheduler, TimelineStep& entry);
+  void follow_blocks(const DecisionSource& decisions, TimelineStep& entry);
   void thin_steps();
   void thin_changes();
 

@@ -14,6 +14,7 @@
 #include "reference/profiles/engine_profile.h"
 #include "reference/profiles/releases.h"
 #include "sim/connectors/recorded_connector.h"
+#include "sim/recording/recorded_decisions.h"
 #include "sim/recording/recording_workload.h"
 #include "sim/step/draft_planner.h"
 
@@ -303,7 +304,7 @@ LockstepConfig config_of(const RunSpec& run) {
 
 LockstepConfig config_of(const SavedCase& saved) {
   LockstepConfig config = config_of(static_cast<const RunSpec&>(saved));
-  if (saved.recording && saved.recording->header.connector) {
+  if (saved.recording && saved.recording->header.connector && !follows_recording(saved)) {
     config.engine = beside_connector(config.engine);
     config.connector.load_failure_policy =
         kv_transfer(saved.recording->header, nullptr).kv_load_failure_policy;
@@ -332,15 +333,26 @@ TraceWorkloadOptions workload_options_of(const RunSpec& run) {
           .async_scheduling = run.engine.async_scheduling};
 }
 
+bool follows_recording(const SavedCase& saved, const DecisionsFactory& decisions) {
+  return saved.recording && saved.decide == Decides::recording && !decisions;
+}
+
 std::unique_ptr<Workload> workload_of(const SavedCase& saved) {
   if (saved.recording)
     return make_recording_workload(std::make_shared<const Recording>(*saved.recording));
   return make_trace_workload(saved.trace, workload_options_of(saved));
 }
 
-SessionParts parts_of(const SavedCase& saved) {
+SessionParts parts_of(const SavedCase& saved, DecisionsFactory decisions) {
   SessionParts parts;
-  parts.clients = workload_of(saved);
+  if (follows_recording(saved, decisions)) {
+    const auto recording = std::make_shared<const Recording>(*saved.recording);
+    parts.clients = make_recording_workload(recording, {}, Decides::recording);
+    parts.decisions = recorded_decisions(recording);
+  } else {
+    parts.clients = workload_of(saved);
+    parts.decisions = std::move(decisions);
+  }
   parts.connector_seed = saved.seed;
   parts.faults = saved.faults;
   parts.free_order = free_order_of(saved);
@@ -352,11 +364,10 @@ Result<std::unique_ptr<Session>> open_undisturbed(const SavedCase& saved, Lockst
                                                   DecisionsFactory decisions) {
   if (config.data_parallel.dp_size > 1) config.connector.parts.clear();
   config.data_parallel.dp_size = 1;
-  SessionParts parts = parts_of(saved);
+  SessionParts parts = parts_of(saved, std::move(decisions));
   parts.faults.clear();
   parts.backend = std::move(backend);
   parts.attach = std::move(attach);
-  parts.decisions = std::move(decisions);
   return Session::open(config, std::move(parts));
 }
 

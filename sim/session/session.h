@@ -146,10 +146,13 @@ LockstepConfig config_of(const SavedCase& saved);
 // The order in which the pool first allocates blocks, shuffled by block_order; empty: an engine's.
 std::vector<BlockId> free_order_of(const RunSpec& run);
 TraceWorkloadOptions workload_options_of(const RunSpec& run);
+// Whether its recorded decisions are followed. `decisions`: of another engine, which then decides.
+bool follows_recording(const SavedCase& saved, const DecisionsFactory& decisions = {});
 // Its recording step by step, or its trace by the clock; without connectors of the configuration.
 std::unique_ptr<Workload> workload_of(const SavedCase& saved);
-// The arguments of Session::open() for it, except a backend and observers.
-SessionParts parts_of(const SavedCase& saved);
+// The arguments of Session::open() for it, except a backend and observers. `decisions`: absent:
+// those that the case says, the model's or the recorded ones.
+SessionParts parts_of(const SavedCase& saved, DecisionsFactory decisions = {});
 // Its requests on one engine without faults, data parallel ranks and their connectors.
 Result<std::unique_ptr<Session>> open_undisturbed(const SavedCase& saved, LockstepConfig config,
                                                   BackendFactory backend, Attach attach,

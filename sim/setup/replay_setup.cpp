@@ -10,6 +10,7 @@
 #include "reference/plan/limits.h"
 #include "reference/plan/serving_defaults.h"
 #include "sim/connectors/recorded_connector.h"
+#include "sim/recording/recorded_decisions.h"
 #include "sim/recording/recording_workload.h"
 #include "sim/session/session.h"
 #include "sim/setup/planned_cache.h"
@@ -228,6 +229,41 @@ Result<void> resolve_benchmark(const ReplayRequest& request, const ReplayInput& 
   return {};
 }
 
+// Why the decisions of a recording cannot be followed in this run; empty: they can.
+std::string why_not_followed(const RecordingHeader& header, const PreparedReplay& prepared) {
+  const auto has_role = [](const KVCacheGroupSpec& group) { return !group.role.empty(); };
+  if (std::ranges::any_of(header.groups, has_role))
+    return "pages of a group with a role are not followed";
+  RunTraits traits = {RunTrait::other_engine};
+  traits.add_if(header.connector.has_value(), RunTrait::connector);
+  traits.add_if(prepared.run.backend != "none", RunTrait::backend);
+  const RunFacts facts = facts_of(prepared.config).with(traits);
+  const auto sound =
+      prepared.run.backend == "none" ? supported(facts) : supported_with_memory(facts);
+  return sound ? std::string() : sound.error().message;
+}
+
+// Who decides: another engine, or the recording, or the model where that is asked for or the
+// recorded decisions cannot be followed.
+Result<void> take_decider(const ReplayRequest& request, const RecordingHeader& header,
+                          PreparedReplay& prepared) {
+  Decides& decide = prepared.run.decide;
+  const bool is_given = request.run.has("decide");
+  if (request.other_engine || (is_given && decide == Decides::model)) {
+    decide = Decides::model;
+    return check_profile(request.file, header.options.config.engine);
+  }
+  decide = Decides::recording;
+  const std::string why_not = why_not_followed(header, prepared);
+  if (why_not.empty()) return {};
+  if (is_given) return fail("--decide recording: " + why_not);
+  LS_RETURN_IF_ERROR(check_profile(request.file, header.options.config.engine));
+  decide = Decides::model;
+  prepared.chosen.push_back(
+      fmt::format("--decide model, as the recorded decisions cannot be followed: {}", why_not));
+  return {};
+}
+
 Result<void> resolve_recording(const ReplayRequest& request, const ReplayInput& input,
                                PreparedReplay& prepared) {
   const std::string flag = request.run.first_said_by(kByRecording);
@@ -235,17 +271,25 @@ Result<void> resolve_recording(const ReplayRequest& request, const ReplayInput& 
     return fail(fmt::format("{}: the recording says its configuration itself; leave {} out",
                             request.file, flag));
   const RecordingHeader& header = input.recording->header;
-  LS_RETURN_IF_ERROR(check_profile(request.file, header.options.config.engine));
   if (auto sound = check_limits(header.options.config, header.groups, header.num_blocks); !sound)
     return fail(fmt::format("{}:1: {}", request.file, sound.error().message));
   request.run.apply_to(prepared.run);
   prepared.run.engine = header.options.config;
+  if (std::string profile = profile_for_memory(header); profile != prepared.run.engine.engine) {
+    prepared.chosen.push_back(
+        fmt::format("memory of {}: {} has no profile", profile, prepared.run.engine.engine));
+    prepared.run.engine.engine = std::move(profile);
+  }
   prepared.run.connector.load_failure_policy = kv_transfer(header, nullptr).kv_load_failure_policy;
   auto plan = plan_for_groups(header.groups, header.num_blocks);
   if (Result<void> done = finish(request, std::move(plan), prepared); !done)
     return fail(fmt::format("{}:1: {}", request.file, done.error().message));
+  LS_RETURN_IF_ERROR(take_decider(request, header, prepared));
   prepared.recording = input.recording;
-  prepared.parts.clients = make_recording_workload(input.recording, request.file);
+  prepared.parts.clients =
+      make_recording_workload(input.recording, request.file, prepared.run.decide);
+  if (prepared.run.decide == Decides::recording)
+    prepared.parts.decisions = recorded_decisions(input.recording);
   return {};
 }
 
@@ -258,11 +302,13 @@ Result<void> resolve_saved_case(const ReplayRequest& request, const ReplayInput&
         fmt::format("{}: a saved case says everything itself; leave {} out", request.file, flag));
   SavedCase saved = *input.saved;
   LS_RETURN_IF_ERROR(check_profile(request.file, saved.engine.engine));
+  if (request.other_engine) saved.decide = Decides::model;
   if (request.run.has("check")) saved.check = request.run.spec.check;
   if (request.run.has("backend") && request.run.spec.backend != "auto")
     saved.backend = request.run.spec.backend;
   if (is_engine_worker(saved.backend))
     saved.attention_backend = worker_attention_backend(saved.cache);
+  if (saved.backend == "none") saved.check = CheckMode::fast;  // of kernels that do not run
   prepared.run = saved;
   prepared.config = config_of(saved);
   if (saved.recording && prepared.config.data_parallel.dp_size > 1)
@@ -340,17 +386,23 @@ Result<PreparedReplay> resolve_replay(ReplayRequest request, const ReplayInput& 
     return fail("--enforce-eager says how data parallel ranks pad; give --data-parallel-size too");
   RunTraits more;
   more.add_if(is_connected, RunTrait::connector);
-  more.add_if(request.other_engine, RunTrait::other_engine);
+  more.add_if(request.other_engine || prepared.parts.decisions, RunTrait::other_engine);
   LS_RETURN_IF_ERROR(check_setup(config, more));
   prepared.parts.connector_seed = prepared.run.seed;
   return prepared;
+}
+
+std::string profile_for_memory(const RecordingHeader& header) {
+  const std::string& own = header.options.config.engine;
+  return find_engine_profile(own) != nullptr ? own : EngineConfig().engine;
 }
 
 Result<void> check_profile(const std::string& path, const std::string& engine) {
   const auto name = engine_named(path + ":1: engine", engine);
   if (name) return {};
   return fail(name.error().message +
-              ". This command runs the model of a release; `lockstep audit` needs no profile");
+              ". The model decides as a release; without --decide model the recorded decisions are "
+              "followed");
 }
 
 SavedCase case_of(const ReplayRequest& request, const PreparedReplay& prepared,

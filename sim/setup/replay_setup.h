@@ -65,6 +65,10 @@ Result<PreparedReplay> resolve_replay(ReplayRequest request, const ReplayInput& 
 // Both.
 Result<PreparedReplay> prepare_replay(const ReplayRequest& request);
 
+// The profile whose memory a recording is followed in: its engine's own, or the default where that
+// has none.
+std::string profile_for_memory(const RecordingHeader& header);
+
 // Refused: the file of an engine without a profile, whose decisions the model cannot make.
 Result<void> check_profile(const std::string& path, const std::string& engine);
 

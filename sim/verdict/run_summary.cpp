@@ -41,6 +41,7 @@ constexpr auto kVerdicts = std::to_array<Named<Verdict>>({
     {Verdict::mismatch, "mismatch"},
     {Verdict::parted, "parted"},
     {Verdict::audit, "audit"},
+    {Verdict::violation, "violation"},
 });
 
 }  // namespace
@@ -71,6 +72,11 @@ nlohmann::ordered_json json_of(const RunSummary& summary) {
         {"kind", failure->kind}, {"what", failure->what}, {"trace", failure->trace}};
   if (const auto& found = summary.mismatch)
     json["mismatch"] = {{"check", found->check}, {"step", found->step}, {"what", found->what}};
+  if (const auto& found = summary.violation)
+    json["violation"] = {{"check", found->check},
+                         {"step", found->step},
+                         {"request", found->request},
+                         {"what", found->what}};
   json["wait_cycle"] = summary.wait_cycle;
   json["stuck"] = nlohmann::ordered_json::array();
   for (const StuckRequest& stuck : summary.stuck)

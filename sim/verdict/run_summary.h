@@ -28,7 +28,8 @@ enum class Verdict : std::uint8_t {
   engine_failure,  // another engine decides, and has failed
   mismatch,        // ... and decides differently from the model it is compared with
   parted,          // of a recording: the run did not fail, and its decisions are not the recorded
-  audit,           // of a recording: the run did not fail, and the audit has findings
+  audit,           // the audit of the decisions has findings, see RunSummary::violation
+  violation,       // of a saved case: another check of the judge fails, see there too
   harness,         // Lockstep's own code in an engine's process raised: no verdict on the engine
 };
 std::string_view name_of(Verdict verdict);
@@ -161,11 +162,13 @@ inline constexpr RunCounter kRunCounters[] = {
 };
 static_assert(sizeof(RunCounts) == std::size(kRunCounters) * sizeof(std::int64_t));
 
-// Where another engine first decided otherwise than the model.
-struct DecisionMismatch {
-  std::string check;  // "conform.scheduled"
+// A check beside the run that failed: where another engine first decided otherwise than the model,
+// or what audit and invariants found.
+struct CheckFailure {
+  std::string check;  // "conform.scheduled", "audit.attention_read"
   std::int64_t step = -1;
-  std::string what;  // "scheduled[0].tokens: the engine has 3, the model of vllm-0.33.0 4"
+  std::string what;       // "scheduled[0].tokens: the engine has 3, the model of vllm-0.33.0 4"
+  std::string request{};  // empty: none
 };
 
 // How a run ended, and what it shows of it.
@@ -173,7 +176,8 @@ struct RunVerdict {
   Verdict verdict = Verdict::agreed;
   std::optional<Divergence> divergence;
   std::optional<EngineFailure> engine_failure;
-  std::optional<DecisionMismatch> mismatch;
+  std::optional<CheckFailure> mismatch;
+  std::optional<CheckFailure> violation;
   std::string wait_cycle;                // liveness: the cycle of waiting requests; may be empty
   bool cycle_head_holds_blocks = false;  // the first of that cycle has loaded a part
   std::vector<StuckRequest> stuck;       // liveness

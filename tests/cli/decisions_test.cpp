@@ -176,7 +176,7 @@ TEST(Decisions, ReplayRunsABackendBelowThemAndTellsThatTheEngineFailed) {
   EXPECT_NE(agreed.out.find("Every step compared equal"), std::string::npos) << agreed.out;
   const Outcome failed = run_lockstep(broken);
   EXPECT_EQ(failed.status, 1) << failed.err;
-  EXPECT_NE(failed.out.find("THE ENGINE FAILED in step 5 (exception)"), std::string::npos)
+  EXPECT_NE(failed.out.find("THE ENGINE FAILED in step 5 (engine.exception)"), std::string::npos)
       << failed.out;
 }
 

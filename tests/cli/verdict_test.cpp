@@ -19,11 +19,56 @@ const std::string kFollowed =
 
 bool has(const std::string& text, std::string_view part) { return text.find(part) != text.npos; }
 
-TEST(Verdicts, AReplayNamesTheStepWhereARecordingPartsAndCountsItsFindings) {
+TEST(Verdicts, AReplayFollowsTheRecordedDecisionsAndTheirAudit) {
+  for (const std::string backend : {"simt", "none"}) {
+    const std::string json = temporary_path("followed.json");
+    const Outcome run = run_lockstep({"replay", kParts, "--backend", backend, "--json", json});
+    EXPECT_EQ(run.status, 1) << run.out << run.err;
+    EXPECT_TRUE(has(run.out, "Verdict: audit.draft_slots in step 1, request r0\n")) << run.out;
+    const auto result = nlohmann::json::parse(read_text(json));
+    EXPECT_EQ(result["verdict"], "audit");
+    EXPECT_EQ(result["violation"]["check"], "audit.draft_slots");
+    EXPECT_EQ(result["violation"]["request"], "r0");
+  }
+}
+
+TEST(Verdicts, ARecordingThatAgreesSaysWhatWasCompared) {
+  const std::string path =
+      LOCKSTEP_SOURCE_DIR "/tests/regressions/hit_of_a_prefill_checkpoint.jsonl";
+  const Outcome pages = run_lockstep({"replay", path, "--backend", "simt"});
+  EXPECT_EQ(pages.status, 0) << pages.out;
+  EXPECT_TRUE(has(pages.out, "The recorded decisions compared equal in every step")) << pages.out;
+  const Outcome none = run_lockstep({"replay", path, "--backend", "none"});
+  EXPECT_TRUE(has(none.out, "without a backend, so no page was compared; their audit has no"))
+      << none.out;
+  EXPECT_TRUE(has(none.out, "whether the model of vllm-0.33.0 decides the same")) << none.out;
+}
+
+TEST(Verdicts, AnExplanationDrawsTheRecordedTables) {
+  const std::string json = temporary_path("explained.json");
+  const Outcome run = run_lockstep({"explain", kParts, "--json", json});
+  EXPECT_EQ(run.status, 1) << run.out << run.err;
+  EXPECT_TRUE(has(run.out, "Here it fails: audit.draft_slots")) << run.out;
+  EXPECT_FALSE(has(run.out, "[5*")) << run.out;  // the block that the model would hand over
+  EXPECT_EQ(nlohmann::json::parse(read_text(json))["check"], "audit.draft_slots");
+}
+
+TEST(Verdicts, AShrunkRecordingKeepsItsFailureAndItsSubject) {
+  const std::string smallest = temporary_path("no_slots.min.case.jsonl");
+  const Outcome run = run_lockstep({"shrink", kParts, "-o", smallest});
+  EXPECT_EQ(run.status, 1) << run.err;
+  for (const std::string command : {"replay", "explain", "shrink"}) {
+    const Outcome again = run_lockstep({command, smallest});
+    EXPECT_EQ(again.status, 1) << command << again.err;
+    EXPECT_TRUE(has(again.out, "audit.draft_slots")) << command << again.out;
+  }
+}
+
+TEST(Verdicts, WithTheModelDecidingAReplayNamesTheStepWhereTheRecordingParts) {
   const std::string json = temporary_path("parted.json");
   const std::string junit = temporary_path("parted.xml");
-  const Outcome run =
-      run_lockstep({"replay", kParts, "--backend", "simt", "--json", json, "--junit", junit});
+  const Outcome run = run_lockstep({"replay", kParts, "--decide", "model", "--backend", "simt",
+                                    "--json", json, "--junit", junit});
   EXPECT_EQ(run.status, 1) << run.out << run.err;
   EXPECT_TRUE(has(run.out,
                   "Verdict: the model's decisions agree on the backend; the recording parts from "
@@ -37,59 +82,44 @@ TEST(Verdicts, AReplayNamesTheStepWhereARecordingPartsAndCountsItsFindings) {
   EXPECT_EQ(result["recording"]["parts"]["step"], 1);
   EXPECT_EQ(result["recording"]["findings"].size(), 1u);
   EXPECT_TRUE(has(read_text(junit), "audit.draft_slots"));
-}
-
-TEST(Verdicts, WithoutABackendNothingOfARecordingIsCalledAgreed) {
-  const Outcome run = run_lockstep({"replay", kParts, "--backend", "none"});
-  EXPECT_EQ(run.status, 1);
-  EXPECT_TRUE(has(run.out,
-                  "Verdict: the model's decisions ran without a backend; the recording "
-                  "parts from the model in step 1; audit: 1 finding."))
-      << run.out;
-}
-
-TEST(Verdicts, ARecordingThatTheModelFollowsSaysSo) {
-  const Outcome run = run_lockstep(
-      {"replay", LOCKSTEP_SOURCE_DIR "/tests/regressions/hit_of_a_prefill_checkpoint.jsonl",
-       "--backend", "none"});
-  EXPECT_EQ(run.status, 0) << run.out;
-  EXPECT_TRUE(has(run.out,
-                  "Verdict: done: the model's decisions ran without a backend; the "
-                  "recording holds the same decisions; audit: 0 findings."))
-      << run.out;
   // The model decides as vLLM does, and the audit has a finding: nothing parts.
-  const Outcome found = run_lockstep({"replay", kFollowed, "--backend", "none"});
+  const Outcome found =
+      run_lockstep({"replay", kFollowed, "--decide", "model", "--backend", "none"});
   EXPECT_EQ(found.status, 1) << found.out;
   EXPECT_TRUE(has(found.out, "the recording holds the same decisions; audit: 1 finding"))
       << found.out;
 }
 
-TEST(Verdicts, ANarrativeMarksWhereItLeavesTheRecording) {
+TEST(Verdicts, WithTheModelDecidingANarrativeMarksWhereItLeavesTheRecording) {
   const std::string json = temporary_path("explained.json");
-  const Outcome run = run_lockstep({"explain", kParts, "--json", json});
+  const Outcome run = run_lockstep({"explain", kParts, "--decide", "model", "--json", json});
   EXPECT_EQ(run.status, 1) << run.out << run.err;
   EXPECT_TRUE(has(run.out, "The recording and the model part here (scheduled[0].blocks"))
       << run.out;
   EXPECT_TRUE(has(run.out, "audit.draft_slots step 1 request r0")) << run.out;
   EXPECT_FALSE(has(run.out, "it is agreed")) << run.out;
   EXPECT_EQ(nlohmann::json::parse(read_text(json))["recording"]["parts"]["step"], 1);
+  const Outcome shrunk = run_lockstep({"shrink", kParts, "--decide", "model"});
+  EXPECT_EQ(shrunk.status, 1);
+  EXPECT_TRUE(has(shrunk.out, "the recording parts from the model in step 1; audit: 1 finding"))
+      << shrunk.out;
 }
 
-TEST(Verdicts, AShrinkOfRecordedDecisionsIsRefusedWithWhatTheyShow) {
-  const Outcome run = run_lockstep({"shrink", kParts});
-  EXPECT_EQ(run.status, 1);
-  EXPECT_TRUE(has(run.out, "the recording parts from the model in step 1; audit: 1 finding"))
-      << run.out;
-}
-
-TEST(Verdicts, AnEngineWithoutAProfileIsRefusedInOneLineAndNotRecommended) {
-  for (const std::string command : {"explain", "shrink", "replay"}) {
+TEST(Verdicts, ARecordingOfAnEngineWithoutAProfileIsFollowed) {
+  const Outcome audit = run_lockstep({"audit", kNoProfile});
+  EXPECT_EQ(audit.status, 1);
+  EXPECT_TRUE(has(audit.out, "`lockstep explain ")) << audit.out;
+  for (const std::string command : {"explain", "replay"}) {
     const Outcome run = run_lockstep({command, kNoProfile});
-    EXPECT_EQ(run.status, 2) << command << run.out;
-    EXPECT_TRUE(has(run.err, "sglang.jsonl:1: engine: sglang-0.5.23 has no profile")) << run.err;
-    EXPECT_TRUE(has(run.err, "`lockstep audit` needs no profile")) << run.err;
-    EXPECT_EQ(run.out, "") << command;
+    EXPECT_EQ(run.status, 1) << command << run.err;
+    EXPECT_TRUE(has(run.out, "audit.computed_again")) << command << run.out;
+    const Outcome model = run_lockstep({command, kNoProfile, "--decide", "model"});
+    EXPECT_EQ(model.status, 2) << command << model.out;
+    EXPECT_TRUE(has(model.err, "sglang.jsonl:1: engine: sglang-0.5.23 has no profile"))
+        << model.err;
+    EXPECT_EQ(model.out, "") << command;
   }
+  EXPECT_TRUE(has(run_lockstep({"replay", kNoProfile}).out, "sglang-0.5.23 has no profile"));
   std::string saved =
       read_text(LOCKSTEP_SOURCE_DIR "/tests/regressions/more_memory_finishes_later.case.jsonl");
   const std::size_t at = saved.find(R"("engine":"vllm-)");
@@ -98,10 +128,6 @@ TEST(Verdicts, AnEngineWithoutAProfileIsRefusedInOneLineAndNotRecommended) {
   write_text(path, saved.replace(at, 14, R"("engine":"x)"));
   for (const std::string command : {"explain", "shrink", "replay"})
     EXPECT_EQ(run_lockstep({command, path}).status, 2) << command;
-  const Outcome audit = run_lockstep({"audit", kNoProfile});
-  EXPECT_EQ(audit.status, 1);
-  EXPECT_FALSE(has(audit.out, "lockstep explain")) << audit.out;
-  EXPECT_TRUE(has(run_lockstep({"audit", kParts}).out, "`lockstep explain "));
 }
 
 TEST(Verdicts, LostHitsHaveAReason) {

@@ -308,7 +308,7 @@ struct RecordedStep {
   std::vector<std::string> running;
   std::vector<std::string> waiting;
   std::optional<std::vector<RecordedSkipped>> skipped;
-  std::int64_t free_blocks = 0;
+  std::int64_t free_blocks = 0;  // -1: unknown, of a recording from which requests were removed
   // Of requests that are not scheduled: drafts that are kept for a later step, by name.
   std::vector<RecordedTokens> held_drafts;
   std::optional<std::vector<RecordedTable>> tables;

@@ -345,7 +345,8 @@ void read_state_keys(JsonObject& object, const RecordingHeader& header, Recorded
   if (auto skipped = object.optional("skipped")) {
     step.skipped = read_statuses(skipped);
   }
-  step.free_blocks = object.required("free_blocks").integer(0, header.num_blocks);
+  JsonValue free_blocks = object.required("free_blocks");
+  step.free_blocks = free_blocks.is_null() ? -1 : free_blocks.integer(0, header.num_blocks);
 }
 
 void read_table_keys(JsonObject& object, const RecordingHeader& header, RecordedStep& step) {

@@ -319,7 +319,10 @@ void write_decision_keys(JsonWriter& out, const RecordedStep& step) {
 void write_state_keys(JsonWriter& out, const RecordedStep& step) {
   out.key("running").strings(step.running).key("waiting").strings(step.waiting);
   if (step.skipped) write_statuses(out, "skipped", *step.skipped);
-  out.integer("free_blocks", step.free_blocks);
+  if (step.free_blocks < 0)
+    out.key("free_blocks").null();
+  else
+    out.integer("free_blocks", step.free_blocks);
   if (!step.held_drafts.empty()) write_tokens_by_request(out.key("held_drafts"), step.held_drafts);
   if (step.tables) write_tables(out.key("tables"), *step.tables);
   if (step.loading) write_tables(out.key("loading"), *step.loading);

@@ -40,6 +40,8 @@ constexpr std::array<std::string_view, 2> kWordsOf<LayoutRule> = {"isolated", "v
 template <>
 constexpr std::array<std::string_view, 3> kWordsOf<CheckMode> = {"fast", "check", "hunt"};
 template <>
+constexpr std::array<std::string_view, 2> kWordsOf<Decides> = {"model", "recording"};
+template <>
 constexpr std::array<std::string_view, 2> kWordsOf<Numbers> = {"words", "real"};
 template <>
 constexpr std::array<std::string_view, 2> kWordsOf<KVLoadFailurePolicy> = {"recompute", "fail"};

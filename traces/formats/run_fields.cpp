@@ -427,6 +427,13 @@ constexpr RunField kFields[] = {
          .help = "what rows hold: words that are moved; real numbers, which an engine's kernels "
                  "quantise and attend to (words)",
          .said_by = kBySavedCase}),
+    setting_row<&RunSpec::decide>(
+        {.name = "decide",
+         .group = kRun,
+         .flag = "--decide",
+         .help = "who decides on the inputs of a recording: recording (its own decisions, "
+                 "unchanged) or model (recording)",
+         .said_by = kBySavedCase}),
     row<&RunSpec::mutants>({.name = "mutants",
                             .group = kRun,
                             .flag = "--mutant",

@@ -111,6 +111,12 @@ struct RunRecipe {
   bool operator==(const RunRecipe&) const = default;
 };
 
+// Who decides on the inputs of a recording.
+enum class Decides : std::uint8_t {
+  model,      // the model's scheduler
+  recording,  // the recorded decisions, unchanged
+};
+
 struct RunSpec {
   EngineConfig engine;
 
@@ -141,6 +147,7 @@ struct RunSpec {
   Numbers numbers = Numbers::words;
 
   // The run.
+  Decides decide = Decides::model;
   std::vector<std::string> mutants;
   std::uint64_t seed = 0;
   std::int32_t draft_acceptance_percent = 60;

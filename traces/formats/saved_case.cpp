@@ -46,6 +46,8 @@ ExpectedVerdict read_verdict(JsonValue value) {
   ExpectedVerdict verdict;
   verdict.kind = object.required("kind").nonempty_string();
   if (auto step = object.optional("step")) verdict.step = step.integer(0);
+  if (auto check = object.optional("check")) verdict.check = check.nonempty_string();
+  if (auto request = object.optional("request")) verdict.request = request.nonempty_string();
   object.finish();
   return verdict;
 }
@@ -109,6 +111,8 @@ std::string header_line(const SavedCase& saved) {
   if (saved.expected) {
     out.key("expected").begin_object().string("kind", saved.expected->kind);
     if (saved.expected->step) out.integer("step", *saved.expected->step);
+    if (!saved.expected->check.empty()) out.string("check", saved.expected->check);
+    if (!saved.expected->request.empty()) out.string("request", saved.expected->request);
     out.end_object();
   }
   if (saved.decided_by) write_recorded_engine(out.key("decided_by"), *saved.decided_by);

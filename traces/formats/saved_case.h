@@ -21,8 +21,13 @@
 namespace lockstep {
 
 struct ExpectedVerdict {
-  std::string kind;  // of the divergence; "agreed" when there is none
+  std::string kind;  // of the divergence, or a verdict; "agreed": the case does not fail
   std::optional<std::int64_t> step;
+  // What failed it: the judge's check (properties/judge/judge.h) and its request. Empty: the run
+  // itself did, or nothing.
+  std::string check{};
+  std::string request{};
+  bool fails() const { return kind != "agreed"; }
   bool operator==(const ExpectedVerdict&) const = default;
 };
 

@@ -122,10 +122,11 @@ struct LatentPages {
     if (is_fp4())
       return oracle::e2m1(e % 2 == 0 ? byte % 16 : byte / 16) *
              oracle::number_of(*scale_of, DType::fp8_e4m3);
+    const double number = oracle::number_of(byte, DType::fp8_e4m3);
+    if (is_apart()) return number * std::ldexp(1.0, *scale_of - 127);  // a scale is one byte
     float scale;
     std::memcpy(&scale, scale_of, 4);
-    return oracle::number_of(byte, DType::fp8_e4m3) *
-           (is_apart() ? std::ldexp(1.0, *scale_of - 127) : double{scale});
+    return number * double{scale};
   }
 };
 

@@ -1,0 +1,370 @@
+#include "sim/foreign/reported_decisions.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "sim/engine/step_observer.h"
+
+namespace lockstep {
+namespace {
+
+// Rows of `tokens` in a recording's terms: those that are not empty.
+std::vector<RecordedTokens> tokens_by_request(const std::vector<std::int32_t>& tokens,
+                                              const std::vector<std::uint32_t>& ends,
+                                              const std::vector<std::string>& names) {
+  std::vector<RecordedTokens> rows;
+  std::uint32_t begin = 0;
+  for (std::size_t i = 0; i < ends.size(); ++i) {
+    if (ends[i] > begin)
+      rows.push_back({names[i], {tokens.begin() + begin, tokens.begin() + ends[i]}});
+    begin = ends[i];
+  }
+  return rows;
+}
+
+}  // namespace
+
+ReportedDecisions::ReportedDecisions(std::unique_ptr<StepReporter> reporter, RecordingHeader header,
+                                     KVConnector* connector)
+    : reporter_(std::move(reporter)), header_(std::move(header)), connector_(connector) {
+  step_.free_blocks = header_.num_blocks - 1;
+}
+
+// A KV connector's queries.
+
+std::optional<ExternalHit> ReportedDecisions::matched_tokens(const std::string& name,
+                                                             std::int32_t num_local_tokens) {
+  const RequestId* id = find(name);
+  if (id == nullptr) return std::nullopt;
+  at(*id).has_received = false;  // it may load again
+  return connector_->get_num_new_matched_tokens(
+      {.request = *id,
+       .name = at(*id).name,
+       .num_tokens = static_cast<std::int32_t>(at(*id).num_tokens),
+       .num_local_tokens = num_local_tokens,
+       .hash_block_size = static_cast<std::int32_t>(header_.hash_block_size)});
+}
+
+std::optional<bool> ReportedDecisions::request_finished(const std::string& name) {
+  const RequestId* id = find(name);
+  if (id == nullptr) return std::nullopt;
+  const bool keeps = connector_->request_finished(*id, at(*id).name);
+  at(*id).is_sending = at(*id).is_sending || keeps;
+  return keeps;
+}
+
+bool ReportedDecisions::allocated(const std::string& name, std::span<const BlockId> blocks,
+                                  std::int32_t num_external_tokens) {
+  const RequestId* id = find(name);
+  if (id == nullptr) return false;
+  connector_->update_state_after_alloc(*id, blocks, num_external_tokens);
+  return true;
+}
+
+// Requests: ids and names.
+
+RequestId ReportedDecisions::give_id() {
+  if (!free_ids_.empty()) {
+    const RequestId id = free_ids_.back();
+    free_ids_.pop_back();
+    return id;
+  }
+  requests_.emplace_back();
+  return RequestId{static_cast<std::uint32_t>(requests_.size() - 1)};
+}
+
+const RequestId* ReportedDecisions::find(const std::string& name) const {
+  if (const auto live = live_.find(name); live != live_.end()) return &live->second;
+  if (const auto left = left_.find(name); left != left_.end()) return &left->second.back();
+  const auto held = held_.find(name);
+  return held == held_.end() ? nullptr : &held->second;
+}
+
+std::vector<RequestId> ReportedDecisions::ids_of(std::string_view key,
+                                                 const std::vector<std::string>& names) {
+  std::vector<RequestId> ids;
+  ids.reserve(names.size());
+  for (const std::string& name : names) {
+    if (const RequestId* id = find(name)) {
+      ids.push_back(*id);
+    } else {
+      reporter_->fail(
+          fmt::format("{}: `{}` is no request that was added, or its end has "
+                      "been reported",
+                      key, name));
+    }
+  }
+  return ids;
+}
+
+Result<RequestId> ReportedDecisions::add_request(RequestSpec request) {
+  LS_RETURN_IF_ERROR(reporter_->add(request));
+  const RequestId id = give_id();
+  live_[request.name] = id;
+  Request& added = at(id);
+  added = {.name = std::move(request.name), .num_tokens = request.prompt.size(), .is_live = true};
+  for (const PromptItem& item : request.keys.mm) added.item_rows.push_back(item.num_rows());
+  waiting_.push_back(id);
+  return id;
+}
+
+void ReportedDecisions::leave(RequestId id) {
+  if (!at(id).is_live) return;
+  at(id).is_live = false;
+  at(id).is_loading = std::ranges::any_of(skipped_, [&](const SkippedRequest& request) {
+    return request.id == id && request.is_loading && !at(id).has_received;
+  });
+  live_.erase(at(id).name);
+  left_[at(id).name].push_back(id);
+  std::erase(running_, id);
+  std::erase(waiting_, id);
+  std::erase_if(skipped_, [&](const SkippedRequest& request) { return request.id == id; });
+}
+
+// An id is free once the end is reported and no transfer names it.
+void ReportedDecisions::free_if_over(RequestId id) {
+  if (!at(id).is_reported) return;
+  if (at(id).is_held()) {
+    held_[at(id).name] = id;
+  } else {
+    held_.erase(at(id).name);
+    free_ids_.insert(free_ids_.begin(), id);
+  }
+}
+
+void ReportedDecisions::abort_request(RequestId request) {
+  reporter_->abort(at(request).name);
+  leave(request);
+}
+
+bool ReportedDecisions::reset_prefix_cache(bool preempts_running) {
+  const auto succeeded = reporter_->reset_prefix_cache(preempts_running, step_);
+  if (succeeded) take_state();
+  return succeeded.value_or(false);
+}
+
+// Steps.
+
+// The queues and counts as reported last.
+void ReportedDecisions::take_state() {
+  running_ = ids_of("running", step_.running);
+  waiting_ = ids_of("waiting", step_.waiting);
+  for (const RequestId id : running_) at(id).has_received = false;
+  skipped_.clear();
+  const auto& skipped = step_.skipped ? step_.skipped : step_.transfers.kv_holding;
+  for (const RecordedSkipped& row : skipped.value_or(std::vector<RecordedSkipped>{})) {
+    const bool waits_for_load = row.status == "WAITING_FOR_REMOTE_KVS";
+    for (const RequestId id : ids_of("skipped", {row.id}))
+      skipped_.push_back({.id = id,
+                          .status = waits_for_load ? RequestStatus::waiting_for_remote_kvs
+                                    : row.status == "PREEMPTED" ? RequestStatus::preempted
+                                                                : RequestStatus::waiting,
+                          .is_loading = waits_for_load && !at(id).has_received});
+  }
+  counters_.stored += std::exchange(step_.stored, 0);
+  counters_.evicted += std::exchange(step_.evicted, 0);
+  counters_.cleared |= std::exchange(step_.cleared, false);
+}
+
+// Reported ends: of names that are used again, the oldest.
+void ReportedDecisions::take_finished() {
+  for (const std::string& name : step_.finished) {
+    const auto left = left_.find(name);
+    if (left == left_.end()) {
+      reporter_->fail(
+          fmt::format("finished: `{}` is not an ended request with a pending report", name));
+      continue;
+    }
+    const RequestId id = left->second.front();
+    left->second.pop_front();
+    if (left->second.empty()) left_.erase(left);
+    output_.finished.push_back(id);
+    at(id).is_reported = true;
+    free_if_over(id);
+  }
+}
+
+// False: no request has its name.
+bool ReportedDecisions::take_row(const RecordedScheduled& row) {
+  const RequestId* id = find(row.id);
+  if (id == nullptr) {
+    reporter_->fail(fmt::format(
+        "scheduled: `{}` is no request that was added, or its end has been reported", row.id));
+    return false;
+  }
+  ScheduledRequest& scheduled = output_.scheduled.emplace_back(
+      ScheduledRequest{.id = *id,
+                       .num_tokens = row.tokens,
+                       .computed = row.computed,
+                       .num_spec = static_cast<std::int32_t>(row.spec.size()),
+                       .is_new = row.is_new,
+                       .is_resumed = row.resumed,
+                       .first_block = static_cast<std::uint32_t>(output_.block_ends.size())});
+  BlocksPerGroup& table = at(*id).table;
+  if (row.is_new || row.resumed) table.clear();
+  table.resize(header_.groups.size());
+  for (std::size_t g = 0; g < header_.groups.size(); ++g) {
+    if (row.blocks) {
+      const std::vector<BlockId>& handed = (*row.blocks)[g];
+      output_.block_ids.insert(output_.block_ids.end(), handed.begin(), handed.end());
+      table[g].insert(table[g].end(), handed.begin(), handed.end());
+    }
+    output_.block_ends.push_back(static_cast<std::uint32_t>(output_.block_ids.size()));
+  }
+  output_.spec_tokens.insert(output_.spec_tokens.end(), row.spec.begin(), row.spec.end());
+  output_.total_num_scheduled_tokens += row.tokens;
+  for (const std::int32_t item : row.encode) {
+    const std::vector<std::int32_t>& rows = at(*id).item_rows;
+    if (item < 0 || static_cast<std::size_t>(item) >= rows.size()) {
+      reporter_->fail(fmt::format("scheduled: `{}` has no item {}", row.id, item));
+      return false;
+    }
+    output_.encode.push_back(item);
+    ++scheduled.num_encoded;
+    scheduled.num_encoder_rows += rows[static_cast<std::size_t>(item)];
+  }
+  return true;
+}
+
+void ReportedDecisions::take_decision() {
+  output_.num_groups = static_cast<std::int32_t>(header_.groups.size());
+  output_.preempted = ids_of("preempted", step_.preempted);
+  for (const RequestId id : output_.preempted) at(id).table.clear();
+  for (const RecordedScheduled& row : step_.scheduled)
+    if (!take_row(row)) return;
+  if (step_.common_prefix_blocks) output_.common_prefix_blocks = *step_.common_prefix_blocks;
+  output_.zero = step_.zero;
+  output_.copies = step_.copies;
+  output_.free_encoder = step_.inputs.free_encoder;
+  if (!step_.inputs.encoder_slots.empty())
+    output_.encoder_slots = step_.inputs.encoder_slots.front();
+  output_.loads_within = step_.transfers.loads_within;
+}
+
+void ReportedDecisions::take_tables() {
+  for (Request& request : requests_) request.is_shown = false;
+  for (auto* tables : {&step_.tables, &step_.loading}) {
+    if (!*tables) continue;
+    for (RecordedTable& table : **tables)
+      for (const RequestId id : ids_of("tables", {table.id})) {
+        at(id).table = std::move(table.blocks);
+        at(id).is_shown = true;
+      }
+  }
+}
+
+// Of a recorded step that is over: whose blocks the connector kept, and which transfers ended.
+void ReportedDecisions::take_transfers() {
+  const auto ended = [&](const std::string& name, bool Request::*transfer) {
+    const RequestId* found = find(name);
+    if (found == nullptr) return;
+    const RequestId id = *found;
+    at(id).*transfer = false;
+    free_if_over(id);
+  };
+  for (const std::string& name : step_.held)
+    if (const RequestId* id = find(name)) at(*id).is_sending = true;
+  if (!step_.worker) return;
+  for (const std::string& name : step_.worker->received) {
+    if (const RequestId* id = find(name)) at(*id).has_received = true;
+    ended(name, &Request::is_loading);
+  }
+  for (const std::string& name : step_.worker->sent) ended(name, &Request::is_sending);
+}
+
+const SchedulerOutput& ReportedDecisions::schedule() {
+  take_transfers();
+  const std::int64_t free_blocks = step_.free_blocks;
+  step_ = {};
+  step_.free_blocks = free_blocks;
+  output_ = {};
+  output_.step = num_steps_++;
+  if (!reporter_->decide(output_.step, step_)) return output_;
+  take_finished();
+  take_decision();
+  take_state();
+  take_tables();
+  if (failure() != nullptr) {
+    output_ = {};
+    return output_;
+  }
+  InFlight flight{.step = output_.step, .rows = {}};
+  for (const RecordedScheduled& row : step_.scheduled) flight.rows.push_back(row.id);
+  const bool is_async = header_.options.config.async_scheduling;
+  if (!flight.rows.empty() || (header_.connector && is_async))
+    in_flight_.push_back(std::move(flight));
+  return output_;
+}
+
+void ReportedDecisions::take_report(const KVConnectorOutput& report, RecordedStep& output) {
+  if (report.empty()) return;
+  const auto names_of = [&](const std::vector<RequestId>& ids) {
+    std::vector<std::string> list;
+    for (const RequestId id : ids) list.push_back(at(id).name);
+    return list;
+  };
+  output.worker = {.received = names_of(report.finished_recving),
+                   .sent = names_of(report.finished_sending),
+                   .invalid_blocks = report.invalid_block_ids};
+  for (const RequestId id : report.finished_recving) {
+    at(id).is_loading = false;
+    at(id).has_received = true;
+    free_if_over(id);
+  }
+  for (const RequestId id : report.finished_sending) {
+    at(id).is_sending = false;
+    free_if_over(id);
+  }
+}
+
+std::span<const StoppedRequest> ReportedDecisions::update_from_output(const ModelOutput& output) {
+  stopped_.clear();
+  InFlight flight{.step = output_.step, .rows = {}};
+  if (!in_flight_.empty()) {
+    flight = std::move(in_flight_.front());
+    in_flight_.pop_front();
+  }
+  RecordedStep reported;
+  reported.step = flight.step;
+  reported.sampled = tokens_by_request(output.tokens, output.token_ends, flight.rows);
+  // With steps in flight the worker alone knows the drafts.
+  if (!output.draft_ends.empty() && !header_.options.config.async_scheduling)
+    reported.drafts = tokens_by_request(output.draft_tokens, output.draft_ends, flight.rows);
+  take_report(output.kv_connector_output, reported);
+  StepReporter::TokenCounts counts;
+  if (!reporter_->update(reported, step_, counts)) return stopped_;
+  for (const auto& [name, num_tokens] : counts.num_tokens)
+    for (const RequestId id : ids_of("num_tokens", {name})) at(id).num_tokens = num_tokens;
+  for (const RecordedStopped& row : step_.stopped) {
+    const auto reason = finish_reason_from_name(row.reason);
+    const auto live = live_.find(row.id);
+    if (!reason || live == live_.end()) {
+      reporter_->fail(fmt::format("stopped: {} `{}`", reason ? "no live request" : "no such reason",
+                                  reason ? row.id : row.reason));
+      return stopped_;
+    }
+    stopped_.push_back({.id = live->second, .reason = *reason});
+    leave(stopped_.back().id);
+  }
+  take_state();
+  return stopped_;
+}
+
+std::vector<HeldRequest> ReportedDecisions::held() const {
+  std::vector<HeldRequest> held;
+  for (std::uint32_t i = 0; i < requests_.size(); ++i)
+    if (const Request& request = at(RequestId{i}); request.is_held())
+      held.push_back({.id = RequestId{i}, .is_loading = request.is_loading});
+  return held;
+}
+
+std::span<const BlockId> ReportedDecisions::block_table(RequestId request,
+                                                        std::int32_t group) const {
+  const BlocksPerGroup& table = at(request).table;
+  const auto of_group = static_cast<std::size_t>(group);
+  return of_group < table.size() ? std::span<const BlockId>(table[of_group])
+                                 : std::span<const BlockId>();
+}
+
+}  // namespace lockstep

@@ -1,0 +1,154 @@
+// Decisions that arrive step by step in a recording's terms: of an engine in its own process
+// (foreign_scheduler.h), or of a recording (sim/recording/recorded_decisions.h).
+//
+// Invariants
+// (1) A decision is passed on unchanged; the audit judges it. Only a name that no request has, or an
+//     end that no request reached, ends the run as a failure of the reporter.
+// (2) A RequestId names one request until its end is reported and no transfer names it.
+//
+// Not here: block keys, reference counts and all else that only the model has of itself.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "base/ids.h"
+#include "base/result.h"
+#include "reference/schedule/decision_source.h"
+#include "traces/formats/recording.h"
+
+namespace lockstep {
+
+// The scheduler side of a KV connector, by name.
+class ConnectorQueries {
+ public:
+  virtual ~ConnectorQueries() = default;
+  // Nothing: no request has that name.
+  virtual std::optional<ExternalHit> matched_tokens(const std::string& name,
+                                                    std::int32_t num_local_tokens) = 0;
+  // Whether it keeps the blocks of a finished request.
+  virtual std::optional<bool> request_finished(const std::string& name) = 0;
+  virtual bool allocated(const std::string& name, std::span<const BlockId> blocks,
+                         std::int32_t num_external_tokens) = 0;
+};
+
+class StepReporter {
+ public:
+  virtual ~StepReporter() = default;
+  // Errors: the reporter refuses the request.
+  virtual Result<void> add(const RequestSpec& request) = 0;
+  virtual void abort(const std::string& name) = 0;
+  virtual void set_pause_state(PauseState state) = 0;
+  // Whether the cache was reset; `step`: queues and counts after it. Nothing: the reporter has
+  // failed.
+  virtual std::optional<bool> reset_prefix_cache(bool preempts_running, RecordedStep& step) = 0;
+  // Into an empty step. False: the reporter has failed.
+  virtual bool decide(std::int64_t number, RecordedStep& step) = 0;
+  struct TokenCounts {
+    std::vector<std::pair<std::string, std::int64_t>> num_tokens;  // by request
+  };
+  // `output`: number, samples, drafts and connector report of an earlier step. `step`: receives the
+  // ends, queues and counts after it. False: the reporter has failed.
+  virtual bool update(const RecordedStep& output, RecordedStep& step, TokenCounts& counts) = 0;
+  virtual const EngineFailure* failure() const = 0;  // null: none
+  virtual void fail(std::string what) = 0;           // what it reported makes no sense
+};
+
+class ReportedDecisions : public DecisionSource, public ConnectorQueries {
+ public:
+  // `header`: groups, options and block sizes of the decisions. `connector` may be null.
+  ReportedDecisions(std::unique_ptr<StepReporter> reporter, RecordingHeader header,
+                    KVConnector* connector);
+
+  Result<RequestId> add_request(RequestSpec request) override;
+  void abort_request(RequestId request) override;
+  bool reset_prefix_cache(bool preempts_running) override;
+  void set_pause_state(PauseState state) override { reporter_->set_pause_state(state); }
+  const SchedulerOutput& schedule() override;
+  std::span<const StoppedRequest> update_from_output(const ModelOutput& output) override;
+
+  bool has_unfinished_requests() const override { return !live_.empty(); }
+  std::span<const RequestId> running() const override { return running_; }
+  std::vector<RequestId> waiting() const override { return waiting_; }
+  std::int64_t num_tokens(RequestId request) const override { return at(request).num_tokens; }
+  std::int64_t num_free_blocks() const override { return step_.free_blocks; }
+  std::vector<SkippedRequest> skipped() const override { return skipped_; }
+  std::vector<HeldRequest> held() const override;
+  CacheCounters take_cache_counters() override { return std::exchange(counters_, {}); }
+  std::string_view name(RequestId request) const override { return at(request).name; }
+  bool shows_table(RequestId request) const override { return at(request).is_shown; }
+  std::span<const BlockId> block_table(RequestId request, std::int32_t group) const override;
+  std::int64_t scheduler_block_size() const override { return header_.scheduler_block_size; }
+  std::int64_t hash_block_size() const override { return header_.hash_block_size; }
+  const EngineFailure* failure() const override { return reporter_->failure(); }
+
+  std::optional<ExternalHit> matched_tokens(const std::string& name,
+                                            std::int32_t num_local_tokens) override;
+  std::optional<bool> request_finished(const std::string& name) override;
+  bool allocated(const std::string& name, std::span<const BlockId> blocks,
+                 std::int32_t num_external_tokens) override;
+
+ private:
+  struct Request {
+    std::string name;
+    std::int64_t num_tokens = 0;
+    std::vector<std::int32_t> item_rows{};  // rows of the encoder, per item of the prompt
+    BlocksPerGroup table = {};              // as shown last, and what was handed over since
+    bool is_shown = false;                  // with the last decision
+    bool is_live = false;                   // has not left
+    bool is_reported = false;               // ... and its end has been reported
+    bool is_sending = false;                // a connector keeps its blocks
+    bool is_loading = false;                // ... or loads into them
+    bool has_received = false;              // the load has completed, and it has not run since
+    bool is_held() const { return !is_live && (is_sending || is_loading); }
+  };
+  struct InFlight {
+    std::int64_t step = 0;
+    std::vector<std::string> rows;  // names: an id may be another's by then
+  };
+
+  Request& at(RequestId id) { return requests_[id]; }
+  const Request& at(RequestId id) const { return requests_[id]; }
+  RequestId give_id();
+  // Null: no request of that name is known. One that has left, where none is live.
+  const RequestId* find(const std::string& name) const;
+  // A failure of the reporter where one is not known.
+  std::vector<RequestId> ids_of(std::string_view key, const std::vector<std::string>& names);
+  void leave(RequestId id);
+  void free_if_over(RequestId id);
+  void take_state();
+  void take_decision();
+  bool take_row(const RecordedScheduled& row);
+  void take_tables();
+  void take_transfers();
+  void take_finished();
+  void take_report(const KVConnectorOutput& report, RecordedStep& output);
+
+  std::unique_ptr<StepReporter> reporter_;
+  RecordingHeader header_;
+  KVConnector* const connector_;
+  IdVector<RequestId, Request> requests_;
+  std::unordered_map<std::string, RequestId> live_;
+  std::map<std::string, std::deque<RequestId>> left_;  // whose end is not yet reported
+  std::map<std::string, RequestId> held_;  // whose end is reported, and whose blocks are kept
+  std::vector<RequestId> free_ids_;
+  std::vector<RequestId> running_, waiting_;
+  std::vector<SkippedRequest> skipped_;
+  std::deque<InFlight> in_flight_;
+  std::vector<StoppedRequest> stopped_;
+  RecordedStep step_;  // what was reported last
+  SchedulerOutput output_;
+  CacheCounters counters_;
+  std::int64_t num_steps_ = 0;
+};
+
+}  // namespace lockstep
