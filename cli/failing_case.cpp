@@ -378,8 +378,6 @@ ReportedItem item_of(const std::string& file, const Failure& failure,
 
 namespace {
 
-constexpr int kShrunkPerCheck = 3;
-
 std::string line_of(const std::string& path, const SavedCase& saved, std::string_view more) {
   const CaseSize size = size_of(saved);
   return fmt::format("  {}  {}, {}, {}{}\n", path, counted(size.requests, "request"),
@@ -408,7 +406,13 @@ Result<void> FuzzCases::keep_as(const std::string& name, const SavedCase& found,
   const std::string path = (std::filesystem::path(folder_) / (name + ".case.jsonl")).string();
   LS_RETURN_IF_ERROR(write_saved_case(path, saved));
   lines_ += line_of(path, saved, {});
-  kept_.push_back({path, std::move(saved), outcome.check, outcome.finding});
+  const CaseSize size = size_of(saved);
+  kept_.push_back({.path = path,
+                   .saved = std::move(saved),
+                   .check = outcome.check,
+                   .bucket = bucket_of(outcome.check, outcome.request, outcome.what),
+                   .tokens = size.tokens,
+                   .finding = outcome.finding});
   return {};
 }
 
@@ -420,15 +424,24 @@ Result<void> FuzzCases::add_recording(const std::string& path, const SavedCase& 
   return {};
 }
 
+// The smallest case of each bucket, and the cases of findings.
+bool FuzzCases::is_shrunk(const Kept& kept) const {
+  if (kept.finding != 0) return true;
+  const auto smaller = [&](const Kept& other) {
+    return other.finding == 0 && other.bucket == kept.bucket &&
+           (other.tokens < kept.tokens || (other.tokens == kept.tokens && &other < &kept));
+  };
+  return std::ranges::none_of(kept_, smaller);
+}
+
 Result<void> FuzzCases::finish(double shrink_seconds) {
   lines_.clear();
   judging_.shrink_seconds = shrink_seconds;
-  std::map<std::string, int> shrunk_of_check;
   for (const Kept& kept : kept_) {
     lines_ += line_of(kept.path, kept.saved, {});
     LS_RETURN_IF_ERROR(add_recording(kept.path, kept.saved));
     if (shrink_seconds == 0 || stop_requested()) continue;
-    if (kept.finding == 0 && shrunk_of_check[kept.check]++ >= kShrunkPerCheck) continue;
+    if (!is_shrunk(kept)) continue;
     LS_ASSIGN_OR_RETURN(const auto failure, failure_of(kept.saved, judging_));
     if (!failure.failed())
       return fail(fmt::format("{}: failed once ({}) and not a second time", kept.path, kept.check));

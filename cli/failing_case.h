@@ -110,8 +110,8 @@ ReportedItem item_of(const std::string& file, const Failure& failure,
 // The failing cases of a fuzz run, in a folder: each as found, NAME.case.jsonl, and shrunk,
 // NAME.min.case.jsonl.
 //
-// The first few failures per check are shrunk; the others would show the same. With another engine,
-// NAME.recording.jsonl has its decisions.
+// Of each bucket (bucket_of() in properties/judge/failure.h) the smallest case is shrunk. With
+// another engine, NAME.recording.jsonl has its decisions.
 class FuzzCases {
  public:
   // `judging`: as the run judges, with the engines that decide and work.
@@ -122,7 +122,7 @@ class FuzzCases {
   Result<void> keep(const SavedCase& saved, const Outcome& outcome);
   // The first case of a finding of docs/findings.md, as finding-N.
   Result<void> keep_finding(const SavedCase& saved, const Outcome& outcome);
-  // The first few of each check and those of findings small, for at most so long each; 0: none.
+  // The smallest of each bucket and those of findings small, for at most so long each; 0: none.
   // And what another engine decided in them. REQUIRES: no thread of the run is left, since every
   // try is a child process.
   Result<void> finish(double shrink_seconds);
@@ -134,9 +134,12 @@ class FuzzCases {
     std::string path;
     SavedCase saved;
     std::string check;
+    std::string bucket;
+    std::int64_t tokens = 0;
     int finding = 0;
   };
 
+  bool is_shrunk(const Kept& kept) const;
   Result<void> keep_as(const std::string& name, const SavedCase& saved, const Outcome& outcome);
   Result<void> add_recording(const std::string& path, const SavedCase& saved);
 

@@ -33,7 +33,7 @@
 namespace lockstep {
 namespace {
 
-constexpr std::size_t kFailuresShown = 20;
+constexpr std::size_t kBucketsShown = 20;
 
 struct FuzzCommandOptions {
   std::optional<std::uint64_t> seed;
@@ -51,6 +51,7 @@ struct FuzzCommandOptions {
   std::string save_dir;
   bool saves_findings = false;
   bool shrinks = true;
+  bool shows_coverage = false;
   double shrink_seconds = 60;
   std::string shard;  // "i/n"
   ReportOptions reports;
@@ -77,36 +78,56 @@ std::string tally_text(const Tally& tally) {
   return text;
 }
 
-std::string failures_text(const FuzzReport& report) {
+// One failure of each bucket, the smallest.
+std::string buckets_text(const FuzzReport& report) {
   std::string text;
-  for (std::size_t i = 0; i < std::min(report.failures.size(), kFailuresShown); ++i) {
-    const FuzzFailure& failure = report.failures[i];
-    text += fmt::format("\nseed {}: {}, {}", failure.seed, name_of(failure.kind), failure.check);
+  const std::vector<FuzzBucket> buckets = report.buckets();
+  for (const FuzzBucket& bucket :
+       std::span(buckets).first(std::min(buckets.size(), kBucketsShown))) {
+    const FuzzFailure& failure = *bucket.smallest;
+    text += fmt::format("\n{}, {}: seed {}, {}", counted(bucket.cases, "case"), failure.check,
+                        failure.seed, name_of(failure.kind));
     if (failure.step >= 0) text += fmt::format(" in step {}", failure.step);
     if (!failure.request.empty()) text += fmt::format(", request {}", failure.request);
     text += fmt::format("\n  {}\n  {}\n", failure.what, report.again_with(failure.seed));
   }
-  if (report.failures.size() > kFailuresShown)
-    text += fmt::format("\n... and {} more; --json FILE lists them all\n",
-                        report.failures.size() - kFailuresShown);
+  if (buckets.size() > kBucketsShown)
+    text += fmt::format("\n... and {} buckets more; --json FILE lists them all\n",
+                        buckets.size() - kBucketsShown);
   return text;
 }
 
-std::string fuzz_summary_text(const FuzzReport& report, double seconds) {
-  std::string text;
+std::int64_t num_known(const FuzzReport& report) {
+  return report.cases - report.agreed - report.refused - std::ssize(report.failures);
+}
+
+std::string verdict_text(const FuzzReport& report) {
+  const auto missing = report.missing_classes();
+  if (!report.failures.empty())
+    return fmt::format(
+        "Verdict: FAILED. {} of {} in {}\n", counted(std::ssize(report.failures), "failure"),
+        counted(report.cases, "case"), counted(std::ssize(report.buckets()), "bucket"));
+  if (!missing.empty())
+    return fmt::format("Verdict: FAILED. Never seen in {}: {}\n", counted(report.cases, "case"),
+                       fmt::join(missing, ", "));
+  return fmt::format("Verdict: {}. {} of {}{}\n", report.agreed > 0 ? "agreed" : "none",
+                     with_commas(report.agreed), counted(report.cases, "case"),
+                     report.interrupted ? ", then interrupted" : "");
+}
+
+std::string fuzz_summary_text(const FuzzReport& report, double seconds, bool shows_coverage) {
+  std::string text = verdict_text(report) + buckets_text(report) + "\n";
   if (!report.decided_by.empty()) text += row_text("decisions", report.decided_by);
   if (!report.worked_by.empty()) text += row_text("cache", report.worked_by);
-  text += row_text(
-      "cases", with_commas(report.cases),
-      fmt::format("{} agreed, {} refused, {} of known findings, {} failed",
-                  with_commas(report.agreed), report.refused,
-                  report.cases - report.agreed - report.refused - std::ssize(report.failures),
-                  report.failures.size()));
+  text += row_text("cases", with_commas(report.cases),
+                   fmt::format("{} agreed, {} refused, {} of known findings, {} failed",
+                               with_commas(report.agreed), report.refused, num_known(report),
+                               report.failures.size()));
   text += row_text("steps", with_commas(report.steps));
   text += row_text("checked", size_text(report.bytes_checked), "of pages");
   if (seconds > 0) text += row_text("time", duration_text(seconds), rate_text(report, seconds));
   text += row_text("state hash", to_hex(report.state_hash));
-  if (report.cases > 1) text += tally_text(report.tally);
+  if (report.cases > 1 && shows_coverage) text += tally_text(report.tally);
   for (const auto& [name, known] : report.known)
     text += fmt::format("\nknown: {}: {}, the first of seed {}\n", name,
                         counted(known.cases, "case"), known.first_seed);
@@ -114,11 +135,6 @@ std::string fuzz_summary_text(const FuzzReport& report, double seconds) {
     text +=
         fmt::format("\nrefused: {}, the first of seed {}: {}\n", counted(report.refused, "case"),
                     report.first_refused_seed, report.first_refusal);
-  text += failures_text(report);
-  const auto missing = report.missing_classes();
-  if (!missing.empty())
-    text += fmt::format("\nNever seen in {} cases: {}\n", with_commas(report.cases),
-                        fmt::join(missing, ", "));
   return text + not_checked_text(report.not_checked());
 }
 
@@ -418,7 +434,8 @@ Result<int> fuzz_main(const FuzzCommandOptions& options, CommandReport& out) {
   const FuzzReport& report = (*part)->report;
   if (report.cases > 0 && report.refused == report.cases)
     return fail(fmt::format("every case is refused: {}", report.first_refusal));
-  fmt::print("{}", fuzz_summary_text(report, options.merge.empty() ? clock.lap() : 0));
+  fmt::print("{}", fuzz_summary_text(report, options.merge.empty() ? clock.lap() : 0,
+                                     options.shows_coverage));
   if (!(*part)->saved.empty()) fmt::print("\nSaved:\n{}", (*part)->saved);
   if (out.wants_json()) out.set_json(fuzz_report_to_json(report));
   add_items(report, out);
@@ -455,7 +472,7 @@ void add_options(CLI::App& command, FuzzCommandOptions& options) {
   command.add_option("--mutant", options.mutant, "plant a defect in every case");
   CLI::Option* save =
       declare_output_folder(command, "--save", options.save_dir,
-                            "folder for failing cases; the first of each check is shrunk");
+                            "folder for failing cases; one of each bucket is shrunk");
   command
       .add_flag("--save-findings", options.saves_findings,
                 "the first case of each known finding too, as finding-N")
@@ -467,6 +484,8 @@ void add_options(CLI::App& command, FuzzCommandOptions& options) {
       ->check(CLI::PositiveNumber)
       ->needs(save)
       ->capture_default_str();
+  command.add_flag("--coverage", options.shows_coverage,
+                   "print how often each class was generated and reached");
   command.add_option("--shard", options.shard, "I/N: only every N-th case, from the I-th on");
   declare_reports(command, options.reports, "the report as JSON");
   command.add_option("--merge", options.merge,

@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "base/parallel.h"
+#include "properties/judge/failure.h"
 #include "properties/judge/known_findings.h"
 #include "reference/memory/content.h"
 
@@ -76,7 +77,8 @@ void add_case(const Judged& judged, FuzzReport& report) {
                                .check = outcome.check,
                                .step = outcome.step,
                                .request = outcome.request,
-                               .what = outcome.what});
+                               .what = outcome.what,
+                               .steps = outcome.steps});
   }
 }
 
@@ -164,6 +166,20 @@ std::vector<std::string> FuzzReport::not_checked() const {
 
 std::string FuzzReport::again_with(std::uint64_t seed) const {
   return again.empty() ? "" : fmt::format("{} --seed {}", again, seed);
+}
+
+std::vector<FuzzBucket> FuzzReport::buckets() const {
+  std::vector<FuzzBucket> found;
+  for (const FuzzFailure& failure : failures) {
+    const std::string name = bucket_of(failure.check, failure.request, failure.what);
+    auto bucket = std::ranges::find(found, name, &FuzzBucket::name);
+    if (bucket == found.end())
+      bucket = found.insert(found.end(), {.name = name, .first = &failure, .smallest = &failure});
+    ++bucket->cases;
+    if (failure.steps < bucket->smallest->steps) bucket->smallest = &failure;
+  }
+  std::ranges::stable_sort(found, std::greater(), &FuzzBucket::cases);
+  return found;
 }
 
 FuzzReport fuzz(const FuzzOptions& options, const FuzzCallbacks& callbacks) {

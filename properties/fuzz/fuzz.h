@@ -49,7 +49,16 @@ struct FuzzFailure {
   std::int64_t step = -1;
   std::string request;
   std::string what;
+  std::int64_t steps = 0;  // that were run
   bool operator==(const FuzzFailure&) const = default;
+};
+
+// Failures that look like one bug.
+struct FuzzBucket {
+  std::string name;  // bucket_of() them
+  std::int64_t cases = 0;
+  const FuzzFailure* first = nullptr;     // by seed
+  const FuzzFailure* smallest = nullptr;  // of the fewest steps
 };
 
 // Cases that ran into something that is known.
@@ -89,6 +98,8 @@ struct FuzzReport {
   // What the cases that agreed do not show, a line each.
   std::vector<std::string> not_checked() const;
   std::string again_with(std::uint64_t seed) const;
+  // The most cases first. REQUIRES: `failures` outlive them.
+  std::vector<FuzzBucket> buckets() const;
 };
 
 // Its counts by their keys in JSON, in the order of the file.

@@ -56,7 +56,7 @@ void write_failure(JsonWriter& out, const FuzzFailure& failure) {
   out.begin_object().key("seed").uint64(failure.seed);
   out.string("kind", name_of(failure.kind)).string("check", failure.check);
   out.integer("step", failure.step).string("request", failure.request);
-  out.string("what", failure.what).end_object();
+  out.string("what", failure.what).integer("steps", failure.steps).end_object();
 }
 
 FuzzFailure read_failure(JsonValue value) {
@@ -68,6 +68,7 @@ FuzzFailure read_failure(JsonValue value) {
   failure.step = object.required("step").integer(-1);
   failure.request = object.required("request").string();
   failure.what = object.required("what").string();
+  if (auto steps = object.optional("steps")) failure.steps = steps.integer(0);
   object.finish();
   return failure;
 }
@@ -96,7 +97,7 @@ FuzzReport read_report(JsonValue value) {
   }
   for (JsonValue failure : object.required("failures").array())
     report.failures.push_back(read_failure(failure));
-  object.optional("not_checked");  // follows from the rest
+  for (const char* follows : {"buckets", "not_checked"}) object.optional(follows);
   object.finish();
   return report;
 }
@@ -123,6 +124,12 @@ std::string fuzz_report_to_json(const FuzzReport& report) {
   }
   out.end_object().key("failures").begin_array();
   for (const FuzzFailure& failure : report.failures) write_failure(out, failure);
+  out.end_array().key("buckets").begin_array();
+  for (const FuzzBucket& bucket : report.buckets()) {
+    out.begin_object().string("bucket", bucket.name).integer("cases", bucket.cases);
+    out.key("first_seed").uint64(bucket.first->seed);
+    out.key("smallest_seed").uint64(bucket.smallest->seed).end_object();
+  }
   out.end_array().key("not_checked").strings(report.not_checked()).end_object();
   return out.take_line();
 }

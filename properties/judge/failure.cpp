@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
+#include <regex>
 #include <utility>
 
 #include "base/child_process.h"
@@ -80,6 +82,35 @@ Failure failure_of(const Outcome& outcome) {
           .request = outcome.request,
           .what = outcome.what,
           .finding = outcome.finding};
+}
+
+namespace {
+
+// Words that are `name`, but for the punctuation behind them, become "R".
+std::string with_request_as_r(const std::string& text, std::string_view name) {
+  std::string words;
+  for (std::size_t begin = 0, end = 0; begin < text.size(); begin = end) {
+    end = std::min(text.find(' ', begin), text.size() - 1) + 1;
+    const std::string_view word = std::string_view(text).substr(begin, end - begin);
+    const std::size_t letters = word.find_last_not_of(" :,.)") + 1;
+    words += word.substr(0, letters) == name ? "R" : word.substr(0, letters);
+    words += word.substr(letters);
+  }
+  return words;
+}
+
+}  // namespace
+
+std::string bucket_of(std::string_view check, std::string_view request, std::string_view what) {
+  static const std::regex kAside(R"( ?\([^)]*\)|^data parallel rank \d+: )");
+  static const std::regex kNumber(R"(\w*\d\w*)"), kNumbers(R"(N(,? N)+)");
+  std::string clause(what.substr(0, what.find_first_of(";\n")));
+  if (check.find('.') ==
+      std::string_view::npos)  // a divergence: which rows differ, not what is there
+    clause.resize(std::min(clause.find(" of layer"), clause.size()));
+  if (!request.empty()) clause = with_request_as_r(clause, request);
+  clause = std::regex_replace(std::regex_replace(clause, kAside, ""), kNumber, "N");
+  return fmt::format("{}: {}", check, std::regex_replace(clause, kNumbers, "N"));
 }
 
 nlohmann::ordered_json json_of(const Failure& failure) {

@@ -11,6 +11,7 @@
 #include <functional>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
+#include <string_view>
 
 #include "base/result.h"
 #include "properties/judge/judge.h"
@@ -45,6 +46,11 @@ Failure failure_of(const Outcome& outcome);
 nlohmann::ordered_json json_of(const Failure& failure);
 // What a saved case says of it.
 ExpectedVerdict expected_of(const Failure& failure);
+
+// The bucket of a failure: its check and the first clause of its sentence, with N for words that
+// hold a number and R for the request. Failures of one cause share it, most of the time; a second
+// cause under the same check has another one.
+std::string bucket_of(std::string_view check, std::string_view request, std::string_view what);
 
 // Judged in this process: for an engine whose decisions come from a process of their own.
 Failure judge_here(const SavedCase& saved, const Judging& judging);
