@@ -67,7 +67,8 @@ TEST(Conform, TakesRecordingsWithAKVConnector) {
   EXPECT_EQ(outcome.out.find("Not compared"), std::string::npos) << outcome.out;
 }
 
-// Of many files one is torn before its last line, one is nothing that conform takes, and one is not there.
+// Of many files one is torn before its last line, one is nothing that conform takes, and one does
+// not exist.
 TEST(Conform, OfManyFilesJudgesAllThatItCan) {
   const std::string cut = temporary_path("cut.jsonl");
   std::string text = read_text(kFamily + "/0002.jsonl");
