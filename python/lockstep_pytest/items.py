@@ -206,11 +206,23 @@ class RecordingItem(LockstepItem):
         return [judged(1, "recording", engine_of(self.file), "the audit")]
 
 
+def _header_of(recording: Path) -> dict[str, Any]:
+    with (command.folder / recording).open(errors="replace") as file:
+        return json.loads(file.readline())
+
+
 def engine_of(recording: Path) -> str:
     """The name and version in its header."""
-    with (command.folder / recording).open(errors="replace") as file:
-        engine = json.loads(file.readline())["engine"]
+    engine = _header_of(recording)["engine"]
     return f"{engine['name']} {engine['version']}"
+
+
+def _bucket_of_finding(recording: Path, finding: dict[str, Any]) -> str:
+    """Its rule and the kind of its group: a long recording shows one bug in many sentences."""
+    kind = ""
+    if finding["group"] >= 0:
+        kind = _header_of(recording)["groups"][finding["group"]]["spec"]["type"]
+    return f"audit.{finding['rule']} {kind}".rstrip()
 
 
 def audit(settings: Settings, file: Path, save: Path) -> Failure | None:
@@ -226,7 +238,7 @@ def audit(settings: Settings, file: Path, save: Path) -> Failure | None:
         details += f"The recording: {file}\n"
     again = command.line_to_repeat("audit", file)
     details += settings.planted()
-    bucket = bucket_of(check, first["line"])
+    bucket = _bucket_of_finding(file, first)
     if settings.is_new(bucket):
         details += _evidence(settings, file, save, check)
     return Failure(check, first["line"], again, details, bucket)

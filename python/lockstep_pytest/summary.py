@@ -5,8 +5,8 @@ judged.
    reports go from pytest-xdist's workers to its controller.
 2. The process that prints counts. The first report of a bucket stays a failure, the others become
    expected failures that name it; errors of the set-up become skipped tests.
-3. A bucket is a check and its line without numbers; where a case was shrunk, those of the smallest
-   case, to which failures of one bug lead.
+3. A bucket is a check and its line without numbers, of the smallest case where there is one; of an
+   audited recording, the rule and the kind of group.
 """
 
 from __future__ import annotations
