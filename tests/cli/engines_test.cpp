@@ -53,6 +53,8 @@ TEST(Fit, SavesAnEngineFileThatReplayAndConformTake) {
       {"fit", folder, "--leave-out", "vllm-0.22.1", "--save", engine, "--json", json_path});
   ASSERT_EQ(fitted.status, 0) << fitted.out << fitted.err;
   EXPECT_NE(fitted.out.find("Nearest release: "), std::string::npos) << fitted.out;
+  EXPECT_LT(fitted.out.find(" agree, in every field of "), fitted.out.find("Nearest release: "))
+      << fitted.out;
   EXPECT_NE(fitted.out.find("Not determined"), std::string::npos) << fitted.out;
   const Json json = Json::parse(read_text(json_path));
   EXPECT_TRUE(json.at("agrees").get<bool>());
