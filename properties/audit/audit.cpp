@@ -117,10 +117,13 @@ static Result<AuditFile> audit_steps(const std::string& path, const RecordingHea
     ++file.steps;
     if (tell) take();
   }
-  if (stop_requested())
+  if (stop_requested()) {
     file.skipped = fmt::format("interrupted after {} steps", file.steps);
-  else
+  } else {
     auditor.end(steps.end());
+    file.cut_off = cut_off_text(steps.end());
+    if (file.steps == 0) file.skipped = file.cut_off;
+  }
   file.reads_checked = auditor.reads_checked();
   file.hits = auditor.hits();
   take();

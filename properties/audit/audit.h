@@ -142,6 +142,7 @@ class Auditor {
   Auditor(Auditor&&) noexcept;
 
   void step(const RecordedStep& step);
+  // Checks the rules about the end, unless the recording is cut off.
   void end(const RecordingEnd& end);
   std::vector<AuditFinding> take_findings();  // `file` is empty
   std::int64_t reads_checked() const;         // slots and states
@@ -162,6 +163,7 @@ struct AuditFile {
   HitTotals hits;
   std::string skipped;       // why it was not audited
   bool has_sessions = false;  // which no run follows
+  std::string cut_off{};     // as cut_off_text()
   std::vector<AuditFinding> findings;
 };
 

@@ -286,6 +286,7 @@ Result<void> resolve_recording(const ReplayRequest& request, const ReplayInput& 
     return fail(fmt::format("{}:1: {}", request.file, done.error().message));
   LS_RETURN_IF_ERROR(take_decider(request, header, prepared));
   prepared.recording = input.recording;
+  prepared.cut_off = cut_off_text(input.recording->end);
   prepared.parts.clients =
       make_recording_workload(input.recording, request.file, prepared.run.decide);
   if (prepared.run.decide == Decides::recording)
@@ -313,6 +314,7 @@ Result<void> resolve_saved_case(const ReplayRequest& request, const ReplayInput&
   prepared.config = config_of(saved);
   if (saved.recording && prepared.config.data_parallel.dp_size > 1)
     return fail(fmt::format("{}: data_parallel_size: a recording is one engine's", request.file));
+  prepared.cut_off = cut_off_text(saved);
   prepared.expected = saved.expected;
   prepared.decided_by = saved.decided_by;
   prepared.worked_by = saved.worked_by;
@@ -405,10 +407,17 @@ Result<void> check_profile(const std::string& path, const std::string& engine) {
               "followed");
 }
 
+// The step that failed.
+static std::int64_t failing_step(const RunSummary& summary) {
+  if (summary.divergence) return summary.divergence->step;
+  return summary.mismatch ? summary.mismatch->step : summary.steps;
+}
+
 SavedCase case_of(const ReplayRequest& request, const PreparedReplay& prepared,
                   const RunReport& report) {
-  const std::string name = fmt::format(
-      "{}-step{}", std::filesystem::path(request.file).stem().string(), report.summary.steps);
+  const std::string name =
+      fmt::format("{}-step{}", std::filesystem::path(request.file).stem().string(),
+                  failing_step(report.summary));
   SavedCase saved = case_of(name, prepared.run, report.summary);
   if (prepared.trace == nullptr) {
     keep_recording(request.file, *prepared.recording, report.records_consumed, saved);
