@@ -92,9 +92,10 @@ void declare_judging(CLI::App& command, FailingCaseOptions& options) {
       ->type_name("S")
       ->capture_default_str();
   command
-      .add_option("--decide", options.decide,
-                  "who decides on the inputs of a recording: recording (its own decisions, "
-                  "unchanged; the default) or model")
+      .add_option(
+          "--decide", options.decide,
+          "decisions on the inputs of a recording: recording (its own, unchanged; the default) "
+          "or model")
       ->check(CLI::IsMember({"recording", "model"}));
   declare_decisions(command, options.decisions);
   declare_conform(command, options.decisions);

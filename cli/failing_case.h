@@ -46,7 +46,7 @@ Result<void> start_engines(FailingCaseOptions& options);
 // is not an engine's own worker. To be called once, before the case is judged.
 Result<void> start_workers(const SavedCase& saved, FailingCaseOptions& options);
 DecisionsFactory decisions_of(const FailingCaseOptions& options);
-// How the case is judged: by what failed it, where it says so.
+// How the case is judged: by the check that failed it, if the case names one.
 JudgeOptions judge_options(const SavedCase& saved, const FailingCaseOptions& options);
 // The deciding engine; absent: the model.
 std::optional<RecordedEngine> decider_of(const FailingCaseOptions& options);

@@ -116,7 +116,7 @@ std::string recording_text(const RunSummary& summary, const RecordingCheck& reco
                      summary_of(recorded), details_of(recorded));
 }
 
-// What a replay shows beside its run.
+// What a replay shows in addition to its run.
 struct Beside {
   std::optional<RecordingCheck> recorded;  // of a recording on whose inputs the model decides
   std::unique_ptr<RecordingAudit> audit;   // of a recording that is followed
@@ -372,11 +372,13 @@ void take_judged(const Failure& failed, RunSummary& summary) {
                         (failed.kind == "stuck" && summary.verdict == Verdict::liveness) ||
                         (failed.check.starts_with("engine.") && summary.engine_failure);
   if (is_shown) return;
-  summary.violation = {
+  const bool is_mismatch = failed.check.starts_with("conform.");
+  (is_mismatch ? summary.mismatch : summary.violation) = {
       .check = failed.check, .step = failed.step, .what = failed.what, .request = failed.request};
+  if (is_mismatch) summary.verdict = Verdict::mismatch;
 }
 
-// What the judge, the audit and the model say beside the run.
+// The verdict of judge, audit and model, in addition to that of the run.
 void take_verdicts(const ReplayOptions& options, const OpenReplay& prepared, Beside& beside,
                    RunSummary& summary) {
   if (prepared.recording && beside.audit == nullptr)

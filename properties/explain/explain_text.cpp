@@ -249,7 +249,7 @@ std::string divergence_text(const Divergence& found) {
   return text + line("writer", found.writer);
 }
 
-// Who held a block when: "steps 0 to 11 r0, steps 12 to 24 free, step 25 r7".
+// The holders of a block by step: "steps 0 to 11 r0, steps 12 to 24 free, step 25 r7".
 std::string history_of(const std::vector<ExplainedStep>& steps, std::int32_t block) {
   constexpr std::size_t kSpansShown = 4;
   struct Span {

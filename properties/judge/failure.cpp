@@ -86,7 +86,7 @@ Failure failure_of(const Outcome& outcome) {
 
 namespace {
 
-// Words that are `name`, but for the punctuation behind them, become "R".
+// Words that are `name`, apart from punctuation behind them, become "R".
 std::string with_request_as_r(const std::string& text, std::string_view name) {
   std::string words;
   for (std::size_t begin = 0, end = 0; begin < text.size(); begin = end) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "base/check.h"
 #include "base/number_text.h"
 
 namespace lockstep {
@@ -38,6 +39,8 @@ RecordingAudit::RecordingAudit(std::shared_ptr<const Recording> recording)
 
 bool RecordingAudit::decided(const StepView& view) {
   if (auditor_ == nullptr) return true;
+  LS_CHECK(findings_.empty(), "{} findings, and step {} is decided", findings_.size(),
+           view.decision.step);
   auditor_->step(recording_->steps[static_cast<std::size_t>(view.decision.step)]);
   findings_ = auditor_->take_findings();
   return findings_.empty();

@@ -21,6 +21,10 @@
 namespace lockstep {
 
 // Ends a run that follows `recording` at the first finding, before its step is executed.
+//
+// Invariants
+// (1) Every recorded step is audited once, in order, as `lockstep audit` does.
+// (2) After a finding no step is audited.
 class RecordingAudit final : public StepObserver {
  public:
   explicit RecordingAudit(std::shared_ptr<const Recording> recording);

@@ -222,7 +222,7 @@ void keep_events(std::vector<RecordedStep>& steps, std::size_t first, std::size_
   steps[last].finished = std::move(finished);
 }
 
-// Outputs name their steps. The output of a dropped step is that of the one before.
+// Outputs name their steps. The output of a dropped step counts as that of the previous step.
 void renumber_outputs(std::vector<RecordedStep>& steps, std::size_t first, std::size_t last) {
   const auto renumber = [&](std::int64_t& step) {
     if (step >= static_cast<std::int64_t>(last))

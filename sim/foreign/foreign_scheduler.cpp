@@ -76,7 +76,7 @@ class EngineReporter final : public StepReporter {
       return lockstep::fail(fmt::format("{}: {}", engine_->hello().engine.text(), refused));
     return header_;
   }
-  // With a KV connector: who answers its queries.
+  // With a KV connector: `connector` answers its queries.
   void connect(ConnectorQueries& connector) { connector_ = &connector; }
 
   Result<void> add(const RequestSpec& request) override {
@@ -87,7 +87,7 @@ class EngineReporter final : public StepReporter {
     if (!refused.empty()) return lockstep::fail(std::move(refused));
     return {};
   }
-  void abort(const std::string& name) override {
+  void abort_request(const std::string& name) override {
     ask(abort_message(name), [](JsonObject&) {});
   }
   void set_pause_state(PauseState state) override {

@@ -134,7 +134,7 @@ void ReportedDecisions::free_if_over(RequestId id) {
 }
 
 void ReportedDecisions::abort_request(RequestId request) {
-  reporter_->abort(at(request).name);
+  reporter_->abort_request(at(request).name);
   leave(request);
 }
 
@@ -254,7 +254,7 @@ void ReportedDecisions::take_tables() {
   }
 }
 
-// Of a recorded step that is over: whose blocks the connector kept, and which transfers ended.
+// Of the previous recorded step: requests whose blocks the connector kept, and transfers that ended.
 void ReportedDecisions::take_transfers() {
   const auto ended = [&](const std::string& name, bool Request::*transfer) {
     const RequestId* found = find(name);

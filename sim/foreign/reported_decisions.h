@@ -46,7 +46,7 @@ class StepReporter {
   virtual ~StepReporter() = default;
   // Errors: the reporter refuses the request.
   virtual Result<void> add(const RequestSpec& request) = 0;
-  virtual void abort(const std::string& name) = 0;
+  virtual void abort_request(const std::string& name) = 0;
   virtual void set_pause_state(PauseState state) = 0;
   // Whether the cache was reset; `step`: queues and counts after it. Nothing: the reporter has
   // failed.

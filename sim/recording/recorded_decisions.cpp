@@ -34,7 +34,7 @@ class RecordingReporter final : public StepReporter {
     if (request.eos_token) requests_[request.name].stop_tokens.push_back(*request.eos_token);
     return {};
   }
-  void abort(const std::string& name) override { requests_.erase(name); }
+  void abort_request(const std::string& name) override { requests_.erase(name); }
   void set_pause_state(PauseState) override {}
 
   std::optional<bool> reset_prefix_cache(bool preempts_running, RecordedStep& step) override {

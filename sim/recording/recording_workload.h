@@ -41,7 +41,7 @@ std::unique_ptr<GrowingRecording> make_growing_recording(
 // Inputs that the model's scheduler does not support, one line that names the first; empty: all are
 // supported.
 std::string unfollowed_input(const RecordingHeader& header);
-// ... and those that a run does not support, whoever decides.
+// ... and those that a run does not support, also with recorded decisions.
 std::string unfollowed_input(const RecordedStep& step, Decides decide);
 
 }  // namespace lockstep

@@ -243,8 +243,8 @@ std::string why_not_followed(const RecordingHeader& header, const PreparedReplay
   return sound ? std::string() : sound.error().message;
 }
 
-// Who decides: another engine, or the recording, or the model where that is asked for or the
-// recorded decisions cannot be followed.
+// Another engine decides, or the recording, or the model where that is asked for or the recorded
+// decisions cannot be followed.
 Result<void> take_decider(const ReplayRequest& request, const RecordingHeader& header,
                           PreparedReplay& prepared) {
   Decides& decide = prepared.run.decide;

@@ -162,8 +162,8 @@ inline constexpr RunCounter kRunCounters[] = {
 };
 static_assert(sizeof(RunCounts) == std::size(kRunCounters) * sizeof(std::int64_t));
 
-// A check beside the run that failed: where another engine first decided otherwise than the model,
-// or what audit and invariants found.
+// A check in addition to the run that failed: the first decision of another engine that the model
+// does not make, or what audit and invariants found.
 struct CheckFailure {
   std::string check;  // "conform.scheduled", "audit.attention_read"
   std::int64_t step = -1;

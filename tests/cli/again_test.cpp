@@ -130,9 +130,9 @@ TEST(Again, OfAnAuditOfManyNamesTheOneFile) {
   const Outcome second = pasted(again);
   EXPECT_EQ(second.status, 1) << again << second.err;
   EXPECT_EQ(second.out, first.out);
-  // "`lockstep explain ...` shows ..."
+  // "`lockstep explain ...` tells ..."
   const std::string explain = after(first.out, "\n`lockstep explain ");
-  EXPECT_EQ(pasted("lockstep explain " + explain.substr(0, explain.find("` shows"))).status, 1)
+  EXPECT_EQ(pasted("lockstep explain " + explain.substr(0, explain.find("` tells"))).status, 1)
       << first.out;
 }
 

@@ -106,17 +106,18 @@ const std::string kDeadlock =
     std::string(LOCKSTEP_SOURCE_DIR) + "/tests/regressions/vllm_0_22_1_two_half_loaded.jsonl";
 
 TEST(Replay, OfADeadlockWithAConnectorIsStuckAndNamesTheCircle) {
-  const Outcome outcome = run_lockstep({"replay", kDeadlock, "--backend", "none"});
+  const Outcome outcome =
+      run_lockstep({"replay", kDeadlock, "--decide", "model", "--backend", "none"});
   EXPECT_EQ(outcome.status, 3) << outcome.err;
   EXPECT_NE(outcome.out.find("Cycle: first (1 block, held since step 0) waits for 3 blocks"),
             std::string::npos)
       << outcome.out;
-  const Json json = replay_json({kDeadlock, "--backend", "none"}, 3);
+  const Json json = replay_json({kDeadlock, "--decide", "model", "--backend", "none"}, 3);
   EXPECT_NE(json.at("wait_cycle").get<std::string>().find("second (2 blocks"), std::string::npos);
 }
 
 TEST(Replay, OfAConnectorEndsInTheSameCircleOnABackend) {
-  const Json alone = replay_json({kDeadlock, "--backend", "none"}, 3);
+  const Json alone = replay_json({kDeadlock, "--decide", "model", "--backend", "none"}, 3);
   const Json simt = replay_json({kDeadlock, "--backend", "simt"}, 3);
   EXPECT_EQ(alone.at("wait_cycle"), simt.at("wait_cycle"));
   EXPECT_EQ(alone.at("steps"), simt.at("steps"));

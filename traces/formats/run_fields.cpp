@@ -431,8 +431,8 @@ constexpr RunField kFields[] = {
         {.name = "decide",
          .group = kRun,
          .flag = "--decide",
-         .help = "who decides on the inputs of a recording: recording (its own decisions, "
-                 "unchanged) or model (recording)",
+         .help = "decisions on the inputs of a recording: recording (its own, unchanged) or model "
+                 "(recording)",
          .said_by = kBySavedCase}),
     row<&RunSpec::mutants>({.name = "mutants",
                             .group = kRun,

@@ -111,7 +111,7 @@ struct RunRecipe {
   bool operator==(const RunRecipe&) const = default;
 };
 
-// Who decides on the inputs of a recording.
+// Decisions on the inputs of a recording.
 enum class Decides : std::uint8_t {
   model,      // the model's scheduler
   recording,  // the recorded decisions, unchanged
