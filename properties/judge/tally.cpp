@@ -55,7 +55,8 @@ KindClasses classes_of(const KVCacheSpec& spec) {
   using enum CacheKind;
   switch (spec.kind) {
     case mla:
-      if (spec.compress_ratio > 1) return {Reached::compressed_rows, Reached::hit_compressed_rows};
+      if (shares_rows(spec.tokens_per_state))
+        return {Reached::compressed_rows, Reached::hit_compressed_rows};
       return {Reached::mla, Reached::hit_mla};
     case circular_buffer:
       return {Reached::ring, Reached::ring_gone_round};
