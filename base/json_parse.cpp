@@ -176,6 +176,7 @@ class JsonBuilder {
 bool JsonReader::parse(std::string_view text, std::int64_t line, bool cut_off) {
   line_ = line;
   text_ = text;
+  cut_off_ = false;
   nodes_.clear();
   strings_.clear();
   absent_.clear();
@@ -208,10 +209,10 @@ bool JsonReader::parse(std::string_view text, std::int64_t line, bool cut_off) {
   const std::string_view before = text.substr(0, position == 0 ? 0 : position - 1);
   const auto lines = std::count(before.begin(), before.end(), '\n');
   const std::size_t line_start = before.rfind('\n') == before.npos ? 0 : before.rfind('\n') + 1;
+  cut_off_ = cut_off && builder.at_end();
   fail_line(line + lines,
             fmt::format("column {}: {}{}", std::max<std::size_t>(position, 1) - line_start,
-                        builder.reason(),
-                        cut_off && builder.at_end() ? "; the file is cut off here" : ""));
+                        builder.reason(), cut_off_ ? "; the file is cut off here" : ""));
   return false;
 }
 

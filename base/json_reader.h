@@ -148,6 +148,8 @@ class JsonReader {
   // an earlier document stays. `cut_off`: nothing follows the text, not even a newline, so that a
   // syntax error at its end most likely means a file that was cut off.
   bool parse(std::string_view text, std::int64_t line = 1, bool cut_off = false);
+  // True if the last parse() failed at the end of a text that nothing follows.
+  bool is_cut_off() const { return cut_off_; }
   JsonValue root();  // requires a successful parse()
 
   bool ok() const { return !failed_; }
@@ -202,6 +204,7 @@ class JsonReader {
   std::vector<std::string_view>
       absent_;  // keys that were asked for in vain, where some are skipped
   bool failed_ = false;
+  bool cut_off_ = false;
   Error error_;
 };
 

@@ -153,6 +153,7 @@ std::string totals_text(const AuditTotals& totals) {
       counted(static_cast<std::int64_t>(totals.files.size()), "recording"), totals.clean,
       counted(static_cast<std::int64_t>(totals.findings.size()), "finding"),
       with_commas(totals.steps), with_commas(totals.reads));
+  text += cut_off_lines(totals.files);
   text += groups_text(totals);
   text += hits_text(totals.hits);
   if (totals.told)
@@ -185,6 +186,7 @@ std::string totals_json(const AuditTotals& totals) {
   json["not_audited"] = totals.skipped;
   json["steps"] = totals.steps;
   json["reads"] = totals.reads;
+  json["cut_off"] = cut_off_json(totals.files);
   json["hits"] = json_of(totals.hits);
   json["memory_findings"] = totals.num_findings(RuleGroup::memory);
   if (totals.rules == AuditedRules::all)

@@ -167,6 +167,7 @@ std::string summary_text(const ConformTotals& totals) {
   if (!strangers_of(totals.schedules).empty() && !mismatches.empty())
     text += "`lockstep fit` finds the policies that this engine follows.\n";
   text += stuck_text(totals.schedules);
+  text += cut_off_lines(totals.schedules.files);
   if (!totals.layouts.empty()) {
     text += fmt::format("{} of {} agree in every size, stride and offset.\n",
                         with_commas(totals.agreed() - totals.schedules.agreed),
@@ -200,6 +201,7 @@ std::string summary_json(const ConformTotals& totals) {
                      {"steps", totals.schedules.steps},
                      {"stuck", totals.schedules.stuck},
                      {"stuck_in", std::move(stuck)},
+                     {"cut_off", cut_off_json(totals.schedules.files)},
                      {"judged_as", strangers_of(totals.schedules)},
                      {"not_looked_at", totals.not_looked_at},
                      {"not_checked", not_checked_of(totals)},

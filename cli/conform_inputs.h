@@ -3,7 +3,7 @@
 #pragma once
 
 #include <cstdint>
-#include <nlohmann/json_fwd.hpp>
+#include <nlohmann/json.hpp>
 #include <span>
 #include <string>
 #include <vector>
@@ -27,6 +27,22 @@ Result<ConformInputs> find_conform_inputs(const std::vector<std::string>& paths)
 std::string refused_text(std::span<const RefusedFile> refused);
 // [{file, reason}]
 nlohmann::ordered_json refused_json(std::span<const RefusedFile> refused);
+// The files of a summary whose recordings are cut off, one line each; empty: all are whole.
+template <class Files>
+std::string cut_off_lines(const Files& files) {
+  std::string text;
+  for (const auto& file : files)
+    if (!file.cut_off.empty()) text += "  " + file.file + " is " + file.cut_off + "\n";
+  return text;
+}
+// [{file, what}]
+template <class Files>
+nlohmann::ordered_json cut_off_json(const Files& files) {
+  auto json = nlohmann::ordered_json::array();
+  for (const auto& file : files)
+    if (!file.cut_off.empty()) json.push_back({{"file", file.file}, {"what", file.cut_off}});
+  return json;
+}
 // An item for each.
 void add_refused(std::span<const RefusedFile> refused, CommandReport& report);
 // The end of a command that judges many files: what was refused goes to stderr, in full where there

@@ -38,6 +38,7 @@ struct Exported {
   Trace trace;
   std::optional<EngineConfig> engine;  // of a saved case
   std::int64_t num_blocks = 0;
+  std::string cut_off = {};  // of a recording
 };
 
 Result<Exported> read_requests(const ExportCommand& command) {
@@ -47,12 +48,14 @@ Result<Exported> read_requests(const ExportCommand& command) {
     if (saved.recording) {
       LS_ASSIGN_OR_RETURN(saved.trace, trace_of(*saved.recording, kStepNs));
     }
-    return Exported{std::move(saved.trace), saved.engine, saved.cache.num_blocks};
+    return Exported{std::move(saved.trace), saved.engine, saved.cache.num_blocks,
+                    cut_off_text(saved)};
   }
   if (format == FileFormat::recording) {
     LS_ASSIGN_OR_RETURN(const auto recording, read_recording(command.file));
     LS_ASSIGN_OR_RETURN(auto trace, trace_of(recording, kStepNs));
-    return Exported{std::move(trace), recording.header.options.config, recording.header.num_blocks};
+    return Exported{std::move(trace), recording.header.options.config, recording.header.num_blocks,
+                    cut_off_text(recording.end)};
   }
   LS_ASSIGN_OR_RETURN(const auto reader, open_trace(command.file, format, command.import));
   LS_ASSIGN_OR_RETURN(auto trace, read_all(*reader));
@@ -103,6 +106,9 @@ std::string summary_text(const ExportCommand& command, const ExportedTrace& expo
                                  command.as, counted(exported.block_tokens, "token"));
   for (const LeftOut& left_out : exported.left_out)
     text += fmt::format("  left out: {} ({} times)\n", left_out.what, with_commas(left_out.count));
+  if (!read.cut_off.empty())
+    text += fmt::format("  {} is {}: a request that it does not finish gets max_tokens of output\n",
+                        command.file, read.cut_off);
   std::string live = read.engine ? serve_text(*read.engine, read.num_blocks) : "";
   live += send_text(exported, format.as, file);
   if (!live.empty()) text += "Against a live server:\n" + live;

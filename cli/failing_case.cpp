@@ -275,17 +275,19 @@ std::string to_json(const ShrunkCase& shrunk) {
                 {"options", size.options},
                 {"steps", steps}};
   };
-  const Json json = {{"case", shrunk.first.name},
-                     {"before", size_json(shrunk.first, shrunk.result.first_steps)},
-                     {"after", size_json(shrunk.result.smallest, shrunk.result.steps)},
-                     {"evaluations", shrunk.result.evaluations},
-                     {"minimal", shrunk.result.is_minimal},
-                     {"kind", shrunk.failure.kind},
-                     {"check", shrunk.failure.check},
-                     {"finding", shrunk.failure.finding},
-                     {"step", shrunk.failure.step},
-                     {"request", shrunk.failure.request},
-                     {"what", shrunk.failure.what}};
+  Json json = {{"case", shrunk.first.name},
+               {"before", size_json(shrunk.first, shrunk.result.first_steps)},
+               {"after", size_json(shrunk.result.smallest, shrunk.result.steps)},
+               {"evaluations", shrunk.result.evaluations},
+               {"minimal", shrunk.result.is_minimal},
+               {"kind", shrunk.failure.kind},
+               {"check", shrunk.failure.check},
+               {"finding", shrunk.failure.finding},
+               {"step", shrunk.failure.step},
+               {"request", shrunk.failure.request},
+               {"what", shrunk.failure.what}};
+  if (const std::string cut_off = cut_off_text(shrunk.first); !cut_off.empty())
+    json["cut_off"] = cut_off;
   return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 

@@ -366,6 +366,7 @@ void add_findings_command(CLI::App& app, int& exit_code) {
                    "vllm[:DIR], sglang[:DIR], or a command that speaks "
                    "docs/protocols.md; several: a table. Without it the cases are listed")
       ->type_name("ENGINE");
+  declare_engine_python(*command);
   command
       ->add_option("--decisions-timeout", options->timeout_s,
                    "seconds that a reply may take; beyond them the engine hangs")

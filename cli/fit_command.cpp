@@ -107,10 +107,15 @@ std::string json_of(const Fit& fit) {
     if (each.first) entry["first"] = {{"file", each.first->file}, {"step", each.first->step}};
     policies.push_back(std::move(entry));
   }
-  Json json = {{"agrees", fit.agrees()},       {"nearest", fit.nearest->name},
-               {"engine", fit.profile->name},  {"recordings", fit.summary.files.size()},
-               {"agreed", fit.summary.agreed}, {"steps", fit.summary.steps},
-               {"tried", fit.tried},           {"policies", std::move(policies)}};
+  Json json = {{"agrees", fit.agrees()},
+               {"nearest", fit.nearest->name},
+               {"engine", fit.profile->name},
+               {"recordings", fit.summary.files.size()},
+               {"agreed", fit.summary.agreed},
+               {"steps", fit.summary.steps},
+               {"tried", fit.tried},
+               {"cut_off", cut_off_json(fit.summary.files)},
+               {"policies", std::move(policies)}};
   if (const ConformMismatch* parts = fit.new_behaviour())
     json["new_behaviour"] = {{"file", parts->file},
                              {"step", parts->step},
@@ -133,7 +138,7 @@ Result<void> save_cut(const Fit& fit, const std::string& path) {
   }
   return writer.close(steps == std::ssize(recording.steps)
                           ? recording.end
-                          : RecordingEnd{.steps = steps, .unfinished = {}});
+                          : RecordingEnd{.steps = steps, .unfinished = {}, .is_cut_off = true});
 }
 
 Result<int> run_fit(const FitCommandOptions& options, CommandReport& report) {
@@ -151,10 +156,11 @@ Result<int> run_fit(const FitCommandOptions& options, CommandReport& report) {
   std::int64_t rounds = 0;
   fitting.at = [&](const std::string& what) { progress.at(++rounds, what); };
   LS_ASSIGN_OR_RETURN(const Fit fit, fit_policies(inputs.schedules, fitting));
-  fmt::print("{} of {}, {}\n{}{}{}", counted(std::ssize(fit.summary.files), "recording"),
+  fmt::print("{} of {}, {}\n{}{}{}{}", counted(std::ssize(fit.summary.files), "recording"),
              fit.summary.files.front().engine,
-             counted(fit.tried, "combination") + " of policies tried", nearest_text(fit),
-             undetermined_text(fit), verdict_text(fit));
+             counted(fit.tried, "combination") + " of policies tried",
+             cut_off_lines(fit.summary.files), nearest_text(fit), undetermined_text(fit),
+             verdict_text(fit));
   if (!options.save_path.empty()) {
     LS_RETURN_IF_ERROR(write_output(options.save_path, engine_file_text(*fit.profile)));
     fmt::print("Engine file: {}\n", options.save_path);

@@ -164,6 +164,7 @@ std::string configuration_text(const OpenReplay& prepared) {
     text += fmt::format("  fault   {}\n", to_text(fault));
   text += served_text(prepared);
   for (const std::string& choice : prepared.chosen) text += fmt::format("  chosen  {}\n", choice);
+  if (!prepared.cut_off.empty()) text += fmt::format("  input   {}\n", prepared.cut_off);
   return text;
 }
 
@@ -338,6 +339,7 @@ std::string summary_json(const ReplayOptions& options, const OpenReplay& prepare
   if (!options.shards.empty()) json["shards"] = options.shards;
   json["configuration"] = configuration_json(prepared);
   json["chosen"] = prepared.chosen;
+  if (!prepared.cut_off.empty()) json["cut_off"] = prepared.cut_off;
   if (folder != nullptr)
     json["hidden_states"] = {{"folder", options.hidden_states_dir},
                              {"files", folder->num_files()},

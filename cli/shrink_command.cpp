@@ -30,6 +30,8 @@ Result<int> shrink_file(ShrinkCommandOptions& options, CommandReport& report) {
   LS_ASSIGN_OR_RETURN(const auto saved, load_case(options.file, options.judging.backend));
   LS_RETURN_IF_ERROR(start_workers(saved, options.judging));
   fmt::print("{}", halves_text(saved, options.judging));
+  const std::string cut_off = cut_off_text(saved);
+  if (!cut_off.empty()) fmt::print("{} is {}.\n", options.file, cut_off);
   LS_ASSIGN_OR_RETURN(const auto failure, failure_of(saved, options.judging));
   if (!failure.failed()) {
     LS_ASSIGN_OR_RETURN(const auto recorded, check_if_recorded(options.file, saved));
@@ -42,6 +44,7 @@ Result<int> shrink_file(ShrinkCommandOptions& options, CommandReport& report) {
       fmt::print("{} does not fail: there is nothing to shrink.\n", options.file);
     if (report.wants_json()) {
       nlohmann::ordered_json json = {{"file", options.file}, {"fails", false}};
+      if (!cut_off.empty()) json["cut_off"] = cut_off;
       if (recorded) json["recording"] = json_of(*recorded);
       report.set_json(json.dump() + "\n");
     }

@@ -48,6 +48,7 @@ def packages() -> list[Path]:
 
 def entry_points() -> str:
     text = (ROOT / "pyproject.toml").read_text()
+    text = text.replace("[project.scripts]", "[project.entry-points.console_scripts]")
     table = r'^\[project\.entry-points\."?([\w.]+)"?\]\n((?:.+\n)*)'
     tables = re.findall(table, text, re.MULTILINE)
     return "\n".join(f"[{group}]\n" + lines.replace('"', "") for group, lines in tables)
@@ -92,7 +93,7 @@ def check_needs(program: str, needs: list[str], carried: set[str]) -> None:
 
 
 def stage(build: Path, folder: Path) -> None:
-    for component in ("command", "libraries", "headers"):
+    for component in ("command", "python", "libraries", "headers"):
         command = ["cmake", "--install", build, "--component", component, "--prefix", folder]
         if component == "command":
             command.append("--strip")

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <utility>
 
 #include "base/data_root.h"
@@ -23,15 +24,38 @@ std::string variable(const char* name, const char* otherwise) {
   return value == nullptr || *value == '\0' ? otherwise : value;
 }
 
-// The interpreter of the environment that a wheel was installed into: its packages hold the
-// adapters. Empty: not a wheel, or the user names an interpreter or folder.
-fs::path interpreter_with_adapters() {
-  for (const char* name : {"LOCKSTEP_PYTHON", "LOCKSTEP_PYTHONPATH"})
-    if (!std::string_view(variable(name, "")).empty()) return {};
-  const fs::path python = folder_of_program() / "python3";
+// An interpreter for engines, and which setting chose it.
+struct Interpreter {
+  std::string program;
+  std::string_view named_by;
+};
+
+// --engine-python; one command runs per process.
+std::string& engine_python() {
+  static std::string program;
+  return program;
+}
+
+// The interpreter that runs the scripts of the wheel; empty: this program is not from a wheel.
+std::string interpreter_of_wheel() {
+  std::ifstream script(folder_of_program() / "lockstep-set-up-engine");
+  std::string line;
+  if (!std::getline(script, line) || !line.starts_with("#!")) return {};
+  // pip writes "#!/bin/sh" before an interpreter with a long path.
+  const std::string program = line.substr(2, line.find(' ') - 2);
+  if (!program.ends_with("/sh")) return program;
+  return (folder_of_program() / "python3").string();
+}
+
+Interpreter interpreter_for_engines() {
+  if (!engine_python().empty()) return {engine_python(), "--engine-python"};
   std::error_code error;
-  if (fs::is_directory(data_root() / "python", error) || !fs::exists(python, error)) return {};
-  return python;
+  if (const fs::path active = variable("VIRTUAL_ENV", ""); !active.empty())
+    if (const fs::path python = active / "bin" / "python"; fs::exists(python, error))
+      return {python.string(), "VIRTUAL_ENV"};
+  if (std::string python = interpreter_of_wheel(); !python.empty())
+    return {std::move(python), "the wheel"};
+  return {variable("LOCKSTEP_PYTHON", "python3"), "LOCKSTEP_PYTHON"};
 }
 
 // "vllm:DIR" is the adapter of this project, anything else a command of its own.
@@ -47,21 +71,23 @@ Result<std::string> command_of(const DecisionsOptions& options) {
 Result<std::string> adapter_command(std::string_view option, const std::string& named) {
   const std::size_t colon = named.find(':');
   const std::string engine = named.substr(0, colon);
-  std::string command;
-  if (const fs::path python = interpreter_with_adapters(); !python.empty()) {
-    command = fmt::format("{} -m lockstep_engines {}", shell_word(python.string()), engine);
-  } else {
-    const std::string path =
-        variable("LOCKSTEP_PYTHONPATH", (data_root() / "python").string().c_str());
-    if (!fs::is_directory(fs::path(path) / "lockstep_engines"))
-      return fail(
-          fmt::format("{} {}: the adapters are not in {}; set LOCKSTEP_PYTHONPATH to "
-                      "the folder that holds lockstep_engines",
-                      option, engine, path));
-    command =
-        fmt::format("PYTHONPATH={}${{PYTHONPATH:+:$PYTHONPATH}} {} -m lockstep_engines {}",
-                    shell_word(path), shell_word(variable("LOCKSTEP_PYTHON", "python3")), engine);
-  }
+  const std::string path =
+      variable("LOCKSTEP_PYTHONPATH", (data_root() / "python").string().c_str());
+  if (!fs::is_directory(fs::path(path) / "lockstep_engines"))
+    return fail(
+        fmt::format("{} {}: the adapters are not in {}; set LOCKSTEP_PYTHONPATH to "
+                    "the folder that holds lockstep_engines",
+                    option, engine, path));
+  const Interpreter python = interpreter_for_engines();
+  std::error_code error;
+  if (python.program.find('/') != std::string::npos && !fs::exists(python.program, error))
+    return fail(
+        fmt::format("{} {}: {} names {}, which does not exist; give the interpreter of an "
+                    "environment with --engine-python",
+                    option, named, python.named_by, python.program));
+  std::string command =
+      fmt::format("PYTHONPATH={}${{PYTHONPATH:+:$PYTHONPATH}} {} -m lockstep_engines {}",
+                  shell_word(path), shell_word(python.program), engine);
   if (colon == std::string::npos) return command;
   const std::string folder = named.substr(colon + 1);
   if (!fs::is_directory(folder))
@@ -69,7 +95,17 @@ Result<std::string> adapter_command(std::string_view option, const std::string& 
   return command + " " + shell_word(fs::absolute(folder).string());
 }
 
+void declare_engine_python(CLI::App& command) {
+  if (command.get_option_no_throw("--engine-python") != nullptr) return;
+  command
+      .add_option("--engine-python", engine_python(),
+                  "interpreter for vllm[:DIR] and sglang[:DIR] (that of the active virtual "
+                  "environment or of the wheel, else of LOCKSTEP_PYTHON)")
+      ->type_name("FILE");
+}
+
 void declare_decisions(CLI::App& command, DecisionsOptions& options) {
+  declare_engine_python(command);
   command
       .add_option(
           "--decisions", options.decisions,

@@ -25,7 +25,9 @@ struct DecisionsOptions {
   bool conforms = false;               // --conform
 };
 
-// --decisions and --decisions-timeout.
+// --engine-python, once for each command that may start an adapter of this project.
+void declare_engine_python(CLI::App& command);
+// --decisions, --decisions-timeout and --engine-python.
 void declare_decisions(CLI::App& command, DecisionsOptions& options);
 
 // The command that starts this project's adapter of "vllm[:DIR]" or "sglang[:DIR]"; `option` names

@@ -22,10 +22,11 @@ constexpr std::chrono::minutes kTimeLimit{10};
 }  // namespace
 
 void declare_from(CLI::App& command, std::string& from) {
+  declare_engine_python(command);
   command
       .add_option("--from", from,
-                  "engine that builds the layers of a config.json: vllm or vllm:DIR, by the "
-                  "interpreter of LOCKSTEP_PYTHON (none: the reader of config.json)")
+                  "engine that builds the layers of a config.json: vllm or vllm:DIR "
+                  "(none: the reader of config.json)")
       ->type_name("ENGINE");
 }
 
@@ -47,9 +48,10 @@ Result<std::string> engine_model(const std::string& config, const std::string& f
     return fail(fmt::format("{}: {} did not build the model in {} minutes", config, from,
                             kTimeLimit.count()));
   if (end == LineProcess::End::ended) {
+    const std::string how = engine->how_it_ended();
     const std::string words = engine->last_words();
-    return fail(fmt::format("{}: {} does not start ({}): {}", config, from, engine->how_it_ended(),
-                            last_line(words)));
+    if (how == kEngineNotReady) return fail(fmt::format("--from: {}", last_line(words)));
+    return fail(fmt::format("{}: {} does not start ({}): {}", config, from, how, last_line(words)));
   }
   const auto reply = nlohmann::json::parse(line, nullptr, false);
   if (!reply.is_object()) return fail(fmt::format("{}: {} answered no JSON object", config, from));

@@ -12,6 +12,7 @@
 namespace lockstep {
 
 void declare_worker(CLI::App& command, WorkerOptions& options) {
+  declare_engine_python(command);
   command
       .add_option("--runner", options.runner,
                   "of --backend vllm: model runner V1 or V2 of its worker (v1, v2) "

@@ -79,7 +79,8 @@ std::string again_text(const CLI::App& command, const AgainChange& change) {
 std::string again_of_case(const CLI::App& command, const std::string& name,
                           const std::string& path) {
   std::vector<std::string> only = {
-      "--decisions", "--decisions-timeout", "--conform", "--runner", "--states", "--plant"};
+      "--decisions", "--decisions-timeout", "--engine-python", "--conform", "--runner", "--states",
+      "--plant"};
   const CLI::Option* backend = command.get_option_no_throw("--backend");
   const bool is_built_in = backend != nullptr && backend->count() == 1 &&
                            holds({"auto", "simt", "cuda", "none"}, backend->results().front());

@@ -110,10 +110,12 @@ static Result<AuditFile> audit_steps(const std::string& path, const RecordingHea
     ++file.steps;
     if (tell) take();
   }
-  if (stop_requested())
+  if (stop_requested()) {
     file.skipped = fmt::format("interrupted after {} steps", file.steps);
-  else
+  } else {
     auditor.end(steps.end());
+    file.cut_off = cut_off_text(steps.end());
+  }
   file.reads_checked = auditor.reads_checked();
   file.hits = auditor.hits();
   take();

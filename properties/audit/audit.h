@@ -140,6 +140,7 @@ class Auditor {
   Auditor(Auditor&&) noexcept;
 
   void step(const RecordedStep& step);
+  // Checks the rules about the end, unless the recording is cut off.
   void end(const RecordingEnd& end);
   std::vector<AuditFinding> take_findings();  // `file` is empty
   std::int64_t reads_checked() const;         // slots and states
@@ -159,6 +160,7 @@ struct AuditFile {
   std::int64_t reads_checked = 0;
   HitTotals hits;
   std::string skipped;       // why it was not audited
+  std::string cut_off{};     // as cut_off_text()
   bool has_profile = false;  // of its engine, so that the model can run it
   std::vector<AuditFinding> findings;
 };

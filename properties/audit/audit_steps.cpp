@@ -86,7 +86,7 @@ void AuditSteps::end(const RecordingEnd& end) {
     if (core_.requests.find(name) == nullptr)
       core_.findings.report(AuditRule::recording, name,
                             "never finished by the end line, and not live");
-  if (policy_) policy_->end();
+  if (policy_ && !end.is_cut_off) policy_->end();
   if (policy_ && hits_) hits_->end();
 }
 

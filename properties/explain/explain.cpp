@@ -217,6 +217,7 @@ std::string to_json(const SavedCase& saved, const Explanation& explanation) {
                {"step", outcome.step},
                {"request", outcome.request},
                {"what", outcome.what}};
+  if (const std::string cut_off = cut_off_text(saved); !cut_off.empty()) json["cut_off"] = cut_off;
   if (explanation.dp_size > 1) json["dp_rank"] = explanation.dp_rank;
   if (explanation.divergence) json["divergence"] = json_of(*explanation.divergence);
   for (const AuditFinding& finding : explanation.findings)

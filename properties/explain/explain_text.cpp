@@ -57,6 +57,8 @@ std::string head_text(const SavedCase& saved) {
   if (!saved.mutants.empty())
     text += wrapped("  planted  ", fmt::format("{}", fmt::join(saved.mutants, ", ")));
   for (const Fault& fault : saved.faults) text += wrapped("  fault    ", fault_text(fault));
+  if (const std::string cut_off = cut_off_text(saved); !cut_off.empty())
+    text += fmt::format("  The recording is {}.\n", cut_off);
   return text +
          "  A cell is a block, [its id: the tokens in it]; * is allocated in this step, - is the "
          "null block.\n";

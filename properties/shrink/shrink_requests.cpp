@@ -215,7 +215,8 @@ void drop_steps(ShrinkTrial& trial, std::size_t first, std::size_t last) {
                 steps.begin() + static_cast<std::ptrdiff_t>(last));
     std::int64_t number = 0;
     for (RecordedStep& step : steps) step.step = number++;
-    saved.recording->end = {.steps = number, .unfinished = {}};
+    saved.recording->end = {
+        .steps = number, .unfinished = {}, .is_cut_off = saved.recording->end.is_cut_off};
   });
 }
 

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lockstep_engines import plants, protocol
+from lockstep_engines import missing, plants, protocol
 from lockstep_engines.vllm import plants as vllm_plants
 from lockstep_engines.worker import plants as worker_plants
 
@@ -91,6 +91,15 @@ def _plant(names: list[str], defects: Any) -> None:
 
 def main() -> None:
     arguments = _parse()
+    try:
+        _run(arguments)
+    except ImportError as error:
+        folder = None if arguments.folder is None else str(arguments.folder)
+        print(missing.sentence(arguments.engine, folder, error), file=sys.stderr)
+        sys.exit(missing.EXIT_STATUS)
+
+
+def _run(arguments: argparse.Namespace) -> None:
     is_of_worker = arguments.worker or arguments.kernels or arguments.models is not None
     defects = worker_plants.PLANTS if is_of_worker else vllm_plants.PLANTS
     if arguments.plants:

@@ -2,8 +2,9 @@
 
 1. The process may take `memory_mb` of address space and no more.
 2. A separate thread reports findings, each line once.
-3. The lines that went in are kept in a file without a name, up to `spool_mb`: what is needed to
-   write a recording of what was found, also of what the audit tells after the last line.
+3. The lines that went in are kept in FOLDER/live-pidPID.jsonl.partial, up to `spool_mb`. Recordings
+   of findings start with them. The file is removed at the end; an engine that is killed leaves it,
+   and Lockstep reads it up to the last whole step.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Callable
+from typing import IO
 
 from lockstep_live.settings import Settings
 
@@ -37,7 +39,8 @@ class AuditProcess:
             preexec_fn=bounded,
             start_new_session=True,  # an interrupt is the engine's, not the audit's
         )
-        self._spool = tempfile.TemporaryFile()
+        self._owns_folder = not os.path.isdir(settings.folder)
+        self._spool_path, self._spool = _open_spool(settings.folder)
         self._spool_max = settings.spool_mb << 20
         self.is_spooling = True
         self.last_words = ""
@@ -75,7 +78,9 @@ class AuditProcess:
             self.forget()
             return
         try:
-            self._spool.write(line + b"\n")
+            rest = memoryview(line + b"\n")
+            while rest:
+                rest = rest[self._spool.write(rest) :]
         except OSError:  # of the disk, not of the audit
             self.forget()
 
@@ -84,6 +89,11 @@ class AuditProcess:
         self.is_spooling = False
         with contextlib.suppress(OSError):
             self._spool.close()
+        if self._spool_path:
+            with contextlib.suppress(OSError):
+                os.unlink(self._spool_path)
+                if self._owns_folder:
+                    os.rmdir(os.path.dirname(self._spool_path))  # unless it holds recordings
 
     def copy_spool(self, path: str) -> None:
         """Writes all lines so far to `path`, which must not be there. Raises OSError."""
@@ -111,10 +121,40 @@ class AuditProcess:
         return status
 
 
-def free_name(folder: str, stem: str) -> str:
-    """A path that is not there yet."""
+def _open_spool(folder: str) -> tuple[str, IO[bytes]]:
+    """("", a file without a name) in a folder that cannot be written."""
+    with contextlib.suppress(OSError):
+        path = free_name(folder, f"live-pid{os.getpid()}", ".jsonl.partial")
+        return path, open(path, "x+b", buffering=0)
+    return "", tempfile.TemporaryFile(buffering=0)
+
+
+def free_name(folder: str, stem: str, end: str = ".jsonl") -> str:
+    """A path that does not exist yet."""
     os.makedirs(folder, exist_ok=True)
-    number = 0
-    while os.path.exists(path := os.path.join(folder, f"{stem}-{number}.jsonl")):
+    path, number = os.path.join(folder, stem + end), 1
+    while os.path.exists(path):
+        path = os.path.join(folder, f"{stem}-{number}{end}")
         number += 1
     return path
+
+
+def write_narrative(command: str, recording: str) -> str:
+    """Starts a process of low priority that writes the smallest case of a recording, if there is
+    one, and what happens in it. The path of that text."""
+    stem = recording.removesuffix(".jsonl")
+    smallest, text = f"{stem}.min.case.jsonl", f"{stem}.explain.txt"
+    script = (
+        'nice -n 19 "$0" shrink "$1" --output "$2" --shrink-seconds 20 || true\n'
+        'if [ -e "$2" ]; then shown=$2; else shown=$1; fi\n'
+        'echo; echo "\\$ lockstep explain $shown"; nice -n 19 "$0" explain "$shown" || true\n'
+    )
+    with open(text, "wb") as out:
+        subprocess.Popen(
+            ["/bin/sh", "-c", script, command, recording, smallest],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # it may end after the engine
+        )
+    return text

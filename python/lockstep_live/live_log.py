@@ -13,12 +13,14 @@ import copy
 import logging
 import os
 import queue
+import re
+import shlex
 import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from lockstep_live.audit_process import AuditProcess, free_name
+from lockstep_live.audit_process import AuditProcess, free_name, write_narrative
 from lockstep_live.settings import Settings
 from lockstep_recorder.errors import EndOfRecording
 from lockstep_recorder.releases import Release
@@ -194,13 +196,17 @@ class LiveLog:
         if not self._process.is_spooling:
             logger.error("lockstep: too many steps to be kept (LOCKSTEP_SPOOL_MB); no recording")
             return
+        step = re.search(r" step (\d+)", line)
+        stem = rule.removeprefix("audit.") + (f"-step{step[1]}" if step else "")
         try:
-            path = free_name(self._settings.folder, f"lockstep-{self._rank}")
+            path = free_name(self._settings.folder, f"{stem}-pid{self._rank}")
             self._write_recording(self._log, path, line)
+            text = write_narrative(self._settings.command, path)
         except OSError as error:
             logger.error("lockstep: no recording: %s", error)
             return
-        logger.error("lockstep: saved; `lockstep audit %s` finds it again", path)
+        again = shlex.join(("lockstep", "audit", path))
+        logger.error("lockstep: saved; `%s` finds it again, %s tells what happens", again, text)
 
     def _write_recording(self, log: StepLog, path: str, why: str) -> None:
         if self._lines.is_ending:  # the end follows the lines that went in

@@ -18,7 +18,7 @@ class SettingsError(Exception):
 class Settings:
     mode: str  # "log", "raise"
     command: str  # the lockstep command
-    folder: str  # for recordings of what was found
+    folder: str  # of the evidence: recordings, smallest cases, narratives
     queue_steps: int  # that may wait for the audit
     spool_mb: int  # of steps that are kept for a recording
     memory_mb: int  # of the audit's process
@@ -64,7 +64,7 @@ def settings_of(environment: dict[str, str]) -> Settings:
     return Settings(
         mode=mode_of(environment),
         command=_command(environment),
-        folder=environment.get("LOCKSTEP_DIR", "."),
+        folder=environment.get("LOCKSTEP_DIR", ".lockstep"),
         queue_steps=_number(environment, "LOCKSTEP_QUEUE_STEPS", 1000),
         spool_mb=_number(environment, "LOCKSTEP_SPOOL_MB", 1024),
         memory_mb=_number(environment, "LOCKSTEP_MEMORY_MB", 4096),

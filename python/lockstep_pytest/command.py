@@ -15,6 +15,10 @@ from typing import Any
 
 AGREED, DISAGREED, REFUSED, STUCK = 0, 1, 2, 3
 
+# Where pytest was started: paths on its command line, and in what it prints, begin there. A test
+# may change the current folder.
+folder = Path()
+
 
 class LockstepError(Exception):
     """An input or an option that the command refuses, or a command that is not there."""
@@ -54,19 +58,42 @@ def find_command() -> str:
 def run(*arguments: str | Path) -> Said:
     """Runs `lockstep ARGUMENTS --json FILE`. Raises LockstepError where it refuses."""
     words = [str(word) for word in arguments]
-    with tempfile.TemporaryDirectory(prefix="lockstep-") as folder:
-        path = Path(folder) / "said.json"
+    with tempfile.TemporaryDirectory(prefix="lockstep-") as holder:
+        path = Path(holder) / "said.json"
         done = subprocess.run(
             [find_command(), *words, "--json", str(path)],
             capture_output=True,
             text=True,
             errors="replace",
+            cwd=folder,
         )
         written = json.loads(path.read_text()) if path.exists() else None
     said = Said(words, done.returncode, done.stdout, done.stderr, written)
     if said.status == REFUSED:
         raise LockstepError(said.reason)
     return said
+
+
+@dataclass(frozen=True)
+class Narrative:
+    """A file that says what happens in a case, and how the case fails."""
+
+    path: Path
+    check: str  # empty: it does not fail
+    what: str
+
+
+def narrative(case: Path, save: Path, *judging: str) -> Narrative | None:
+    """Writes it into a folder; None: the case cannot be explained."""
+    text = save / (case.name.removesuffix(".jsonl").removesuffix(".case") + ".explain.txt")
+    try:
+        said = run("explain", case, *judging)
+    except LockstepError:
+        return None
+    (folder / save).mkdir(parents=True, exist_ok=True)
+    (folder / text).write_text(f"$ {line_to_repeat('explain', case, *judging)}\n{said.out}")
+    explained = said.json or {}
+    return Narrative(text, explained.get("check", ""), explained.get("what", ""))
 
 
 def line_to_repeat(*arguments: str | Path) -> str:

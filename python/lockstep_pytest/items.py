@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +29,10 @@ class Failure:
     line: str  # the same every time
     again: str  # the command that repeats it
     details: str = ""  # of the smallest case
+    bucket: str = ""  # equal for failures of one bug; empty: that of check and line
+
+    def __post_init__(self) -> None:
+        self.bucket = self.bucket or bucket_of(self.check, self.line)
 
 
 class LockstepFailed(Exception):
@@ -48,11 +54,50 @@ class Settings:
     save: Path = Path(".lockstep")
     known: list[Known] = field(default_factory=list)
     one_at_a_time: bool = False  # several processes share the tests
+    # Bucket of a failure as found -> bucket of its smallest case; of each the first is shrunk.
+    buckets: dict[str, str] = field(default_factory=dict)
 
     def judging(self, backend: bool = True) -> list[str]:
         """Options that select what is judged."""
         words = ["--backend", self.backend] if backend and self.backend else []
         return words + (["--decisions", self.decisions] if self.decisions else [])
+
+    def is_new(self, bucket: str) -> bool:
+        """True for the first failure of a bucket in this process."""
+        is_new = bucket not in self.buckets
+        self.buckets.setdefault(bucket, bucket)
+        return is_new
+
+    def planted(self, case: Path | None = None) -> str:
+        """Names the defects that the options and a saved case plant; empty: none."""
+        names = re.findall(r"--plant[ =](\S+)", f"{self.decisions} {self.backend}")
+        if case is not None:
+            with (command.folder / case).open(errors="replace") as file:
+                head = json.loads(file.readline())
+            names += head.get("mutants", [])
+        return f"planted: {', '.join(names)}\n" if names else ""
+
+    @property
+    def decided_by(self) -> str:
+        return self.decisions or "the model"
+
+
+def bucket_of(check: str, line: str) -> str:
+    """The line without numbers, the request's name and the items of a list after its first."""
+    head, colon, sentence = line.partition(": ")
+    request = re.search(r" request (\S+)", head)
+    text = sentence if colon else head
+    if request:
+        text = re.sub(rf"(?<!\w){re.escape(request[1])}(?!\w)", "R", text)
+    text = re.sub(r"\w*\d\w*", "N", text)
+    clauses = re.split(r"(?<=[;:.]) ", text)
+    seen = dict.fromkeys(clause.rstrip(";:.") for clause in clauses)
+    return f"{check}: " + "; ".join(seen)
+
+
+def judged(count: int, what: str, by: str, checks: str) -> dict[str, Any]:
+    """For the summary: so many were decided by an engine and judged."""
+    return {"count": count, "what": what, "by": by, "checks": checks}
 
 
 def text_of(failure: Failure) -> str:
@@ -72,6 +117,10 @@ class LockstepItem(pytest.Item):
     save: Path  # its smallest case
 
     def find(self) -> Failure | None:
+        raise NotImplementedError
+
+    def lockstep_judged(self) -> list[dict[str, Any]]:
+        """For the summary; what was judged, when the test has run."""
         raise NotImplementedError
 
     def runtest(self) -> None:
@@ -98,21 +147,33 @@ def _smallest(
     settings: Settings, path: Path, save: Path, backend: bool
 ) -> tuple[str, Failure | None]:
     """Shrinks a case: the command that explains it, and its failure; ("", None): none."""
-    save.mkdir(parents=True, exist_ok=True)
+    (command.folder / save).mkdir(parents=True, exist_ok=True)
     stem = path.name.removesuffix(".jsonl").removesuffix(".case")
     smallest = save / f"{stem}.min.case.jsonl"
     judging = settings.judging(backend)
     said = command.run("shrink", path, "--output", smallest, *judging,
                        "--shrink-seconds", SHRINK_SECONDS)  # fmt: skip
     found = said.json
-    if said.status == command.AGREED or "after" not in found:  # only recorded decisions fail
+    if said.status == command.AGREED or "after" not in found:
+        remove_if_empty(save)
         return "", None
     # The case holds the backend; the deciding engine is passed again.
     again = command.line_to_repeat("explain", smallest, *settings.judging(backend=False))
     line = f"{found['check']} step {found['step']}"
     line += f" request {found['request']}" if found["request"] else ""
-    details = f"The smallest case, {smallest}:\n{_sizes(found['after'])}"
+    details = settings.planted(smallest)
+    details += f"The smallest case, {smallest}:\n{_sizes(found['after'])}"
+    if told := command.narrative(smallest, save, *settings.judging(backend=False)):
+        details += f"\nWhat happens in it: {told.path}"
     return again, Failure(found["check"], f"{line}: {found['what']}", again, details)
+
+
+def remove_if_empty(folder: Path) -> None:
+    """Also the folders above it that only hold it."""
+    for path in (folder, *folder.parents):
+        if path in (Path(), path.parent) or any((command.folder / path).iterdir()):
+            return
+        (command.folder / path).rmdir()
 
 
 def _sizes(sizes: dict[str, int]) -> str:
@@ -127,6 +188,11 @@ class CaseItem(LockstepItem):
     def find(self) -> Failure | None:
         return _smallest(self.settings, self.file, self.save, backend=True)[1]
 
+    def lockstep_judged(self) -> list[dict[str, Any]]:
+        backend = self.settings.backend or "the case's backend"
+        checks = f"pages on {backend}, audit and invariants"
+        return [judged(1, "case", self.settings.decided_by, checks)]
+
 
 class RecordingItem(LockstepItem):
     """A recording of an engine, audited."""
@@ -136,21 +202,46 @@ class RecordingItem(LockstepItem):
     def find(self) -> Failure | None:
         return audit(self.settings, self.file, self.save)
 
+    def lockstep_judged(self) -> list[dict[str, Any]]:
+        return [judged(1, "recording", engine_of(self.file), "the audit")]
+
+
+def engine_of(recording: Path) -> str:
+    """The name and version in its header."""
+    with (command.folder / recording).open(errors="replace") as file:
+        engine = json.loads(file.readline())["engine"]
+    return f"{engine['name']} {engine['version']}"
+
 
 def audit(settings: Settings, file: Path, save: Path) -> Failure | None:
     said = command.run("audit", file)
     if not said.json["findings"]:
         return None
     first = said.json["findings"][0]
+    check = f"audit.{first['rule']}"
     details = "".join(f"{finding['line']}\n" for finding in said.json["findings"][1:])
+    if file.parent == save:  # the recording of a test: it is named by the step that failed
+        named = file.with_name(f"{file.name.removesuffix('.jsonl')}-step{first['step']}.jsonl")
+        file = (command.folder / file).rename(command.folder / named) and named
+        details += f"The recording: {file}\n"
     again = command.line_to_repeat("audit", file)
+    details += settings.planted()
+    bucket = bucket_of(check, first["line"])
+    if settings.is_new(bucket):
+        details += _evidence(settings, file, save, check)
+    return Failure(check, first["line"], again, details, bucket)
+
+
+def _evidence(settings: Settings, file: Path, save: Path, check: str) -> str:
+    """The smallest case of a recording's finding, or else what happens in the recording."""
     try:
-        trace, smaller = _smallest(settings, file, save, backend=False)
+        smaller = _smallest(settings, file, save, backend=False)[1]
     except command.LockstepError:
-        trace, smaller = "", None  # of an engine without a profile
-    if smaller is not None and smaller.check == f"audit.{first['rule']}":
-        details += f"{smaller.details}\n  {trace}"
-    return Failure(f"audit.{first['rule']}", first["line"], again, details)
+        smaller = None  # of an engine without a profile
+    if smaller is not None and smaller.check == check:
+        return f"{smaller.details}\n  {smaller.again}"
+    told = command.narrative(file, save)
+    return f"What happens in it: {told.path}\n" if told else ""
 
 
 class TraceItem(LockstepItem):
@@ -161,6 +252,10 @@ class TraceItem(LockstepItem):
 
     def find(self) -> Failure | None:
         return replay(self.settings, str(self.file), self.save, self.options)
+
+    def lockstep_judged(self) -> list[dict[str, Any]]:
+        checks = f"pages on {self.settings.backend or 'simt'}"
+        return [judged(1, "trace", self.settings.decided_by, checks)]
 
 
 class LayoutItem(TraceItem):
@@ -175,6 +270,9 @@ class LayoutItem(TraceItem):
             if of_backend and "refuses this plan" not in str(refused):
                 raise  # there is no such backend, or it cannot be loaded
             return pytest.skip(f"refused: {refused}")
+
+    def lockstep_judged(self) -> list[dict[str, Any]]:
+        return [judged(1, "layout", "the model", f"pages on {self.settings.backend or 'simt'}")]
 
 
 def replay(
@@ -194,17 +292,30 @@ def replay(
         return Failure(verdict, f"{verdict}: {where[0] if where else ''}", again)
     line = f"{found['phase']} step {found['step']}"
     line += f" request {found['request']}" if found["request"] else ""
-    details = ""
-    if "--decisions" not in words:  # a case saves what the model decides
-        save.mkdir(parents=True, exist_ok=True)
+    details = settings.planted()
+    bucket = bucket_of(found["phase"], f"{line}: {found['message']}")
+    if (
+        settings.is_new(bucket) and "--decisions" not in words
+    ):  # a case saves what the model decides
+        (command.folder / save).mkdir(parents=True, exist_ok=True)
         saved = command.run(*words, "--save", save, "--shrink",
                             "--shrink-seconds", SHRINK_SECONDS).out  # fmt: skip
         begin = saved.rfind("Shrunk: ")
-        details = saved[begin:] if begin >= 0 else ""
+        details += saved[begin:] if begin >= 0 else ""
         for case in saved.splitlines():
             if case.startswith("Explained: "):
                 again = case.removeprefix("Explained: ")
-    return Failure(found["phase"], f"{line}: {found['message']}", again, details)
+                smallest = Path(shlex.split(again)[2])
+                if told := command.narrative(smallest, save):
+                    details += f"What happens in it: {told.path}\n"
+                    settings.buckets[bucket] = bucket_of(told.check, told.what)
+    return Failure(
+        found["phase"],
+        f"{line}: {found['message']}",
+        again,
+        details,
+        settings.buckets[bucket],
+    )
 
 
 class SeedItem(LockstepItem):
@@ -215,6 +326,12 @@ class SeedItem(LockstepItem):
 
     def find(self) -> Failure | None:
         return self.runs.failure_of(self.seed)
+
+    def lockstep_judged(self) -> list[dict[str, Any]]:
+        checks = "audit and invariants"
+        if self.settings.backend and not self.settings.decisions:
+            checks = f"pages on {self.settings.backend}, {checks}"
+        return [judged(1, "seed", self.settings.decided_by, checks)]
 
 
 class SeedRuns:
@@ -260,17 +377,26 @@ class SeedRuns:
         line = f"{found['check']}" + (f" step {found['step']}" if found["step"] >= 0 else "")
         line += f" request {found['request']}" if found["request"] else ""
         again = command.line_to_repeat(*self._words(seed))
-        details = self._saved(seed)
-        for saved in details.splitlines():
-            if ".min.case.jsonl" in saved:
-                again = command.line_to_repeat(
-                    "explain", saved.split()[0], *self._settings.judging(backend=False)
-                )
-        return Failure(found["check"], f"{line}: {found['what']}", again, details)
+        details = self._settings.planted()
+        bucket = bucket_of(found["check"], f"{line}: {found['what']}")
+        buckets = self._settings.buckets
+        if self._settings.is_new(bucket):
+            saved = self._saved(seed)
+            details += saved
+            for row in saved.splitlines():
+                if ".min.case.jsonl" in row:
+                    smallest = Path(row.split("  ")[1])
+                    judging = self._settings.judging(backend=False)
+                    again = command.line_to_repeat("explain", smallest, *judging)
+                    if told := command.narrative(smallest, smallest.parent, *judging):
+                        details += f"  {told.path}  what happens in it\n"
+                        buckets[bucket] = bucket_of(told.check, told.what)
+        line = f"{line}: {found['what']}"
+        return Failure(found["check"], line, again, details, buckets[bucket])
 
     def _saved(self, seed: int) -> str:
         """The files of a seed that fails, small too."""
-        self._settings.save.mkdir(parents=True, exist_ok=True)
+        (command.folder / self._settings.save).mkdir(parents=True, exist_ok=True)
         said = command.run(*self._words(seed), "--save", self._settings.save,
                            "--shrink-seconds", SHRINK_SECONDS)  # fmt: skip
         return "Saved:\n" + said.out.rpartition("\nSaved:\n")[2]

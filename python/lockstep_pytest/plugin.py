@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 
-from lockstep_pytest import items
+from lockstep_pytest import command, items
 from lockstep_pytest.known import KnownFileError, read_known
 from lockstep_pytest.record import Watch, recorded_schedulers
+from lockstep_pytest.summary import Summary, note
+
+_SETTINGS = pytest.StashKey[items.Settings]()
 
 # Each as --lockstep-NAME and as an ini value lockstep_NAME.
 _OPTIONS = {
@@ -81,11 +84,20 @@ def settings_of(config: pytest.Config) -> items.Settings:
 
 def pytest_configure(config: pytest.Config) -> None:
     """A wrong option ends the session here: under pytest-xdist a worker's message is lost."""
-    settings_of(config)
+    command.folder = config.invocation_params.dir
+    config.stash[_SETTINGS] = settings_of(config)
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Summary(), "lockstep-summary")
     for name in ("seeds", "layouts"):
         _seeds(config, name)
     if _option(config, "cases") and not _path(config, "cases").is_dir():
         raise pytest.UsageError(f"--lockstep-cases: there is no folder {_path(config, 'cases')}")
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: Any) -> Iterator[None]:
+    outcome: Any = yield
+    note(item, call, outcome.get_result())
 
 
 class _Suite(pytest.Collector):
@@ -99,7 +111,7 @@ class _Suite(pytest.Collector):
 def pytest_collection_modifyitems(
     session: pytest.Session, config: pytest.Config, items: list[pytest.Item]
 ) -> None:
-    settings = settings_of(config)
+    settings = config.stash[_SETTINGS] = settings_of(config)  # a conftest may have changed them
     suite = _Suite.from_parent(session, name="lockstep", nodeid="lockstep")
     found = list(_tests(suite, config, settings))
     for item in found:
@@ -125,39 +137,43 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         seeds[0].runs.choose(item.seed for item in seeds)
 
 
-def _watched(request: pytest.FixtureRequest, tmp_path_factory: Any, asked: bool) -> Iterator[Watch]:
-    folder = tmp_path_factory.mktemp("lockstep", numbered=True)
-    settings = settings_of(request.config)
-    save = items.save_folder(settings, request.node.nodeid)
-    watch = Watch(folder, settings, save, is_asked_for=asked)
+def _watched(request: pytest.FixtureRequest, asked: bool) -> Iterator[Watch]:
     item, run = request.node, request.node.runtest
+    settings = request.config.stash[_SETTINGS]
+    watch = Watch(settings, items.save_folder(settings, item.nodeid), is_asked_for=asked)
 
     def runtest() -> None:
         __tracebackhide__ = True
-        run()
-        watch.check(item.name)
+        try:
+            run()
+        except (pytest.skip.Exception, pytest.xfail.Exception):
+            watch.forget()
+            raise
+        except Exception:
+            if kept := watch.recordings():
+                again = "\n".join(command.line_to_repeat("audit", path) for path in kept)
+                item.add_report_section("call", "recorded", again)
+            raise
+        watch.check(item.nodeid)
 
     item.runtest = runtest
+    item.lockstep_judged = lambda: watch.judged
     with recorded_schedulers(watch):
         yield watch
 
 
 @pytest.fixture
-def lockstep_audit(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Watch]:
+def lockstep_audit(request: pytest.FixtureRequest) -> Iterator[Watch]:
     """Records every scheduler of vLLM that the test makes, and audits the recordings when the test
     has passed: a finding fails it."""
-    yield from _watched(request, tmp_path_factory, asked=True)
+    yield from _watched(request, asked=True)
 
 
 @pytest.fixture(autouse=True)
-def _lockstep_record(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[None]:
+def _lockstep_record(request: pytest.FixtureRequest) -> Iterator[None]:
     wanted = request.config.getoption("lockstep_record")
     if not wanted or "lockstep_audit" in request.fixturenames:
         yield
         return
-    for _ in _watched(request, tmp_path_factory, asked=False):
+    for _ in _watched(request, asked=False):
         yield

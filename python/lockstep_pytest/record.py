@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lockstep_pytest import items
+from lockstep_pytest import command, items
 
 
 class LockstepWarning(UserWarning):
@@ -28,15 +28,15 @@ class _NoRecorder:
 
 
 class Watch:
-    """The recordings of one test."""
+    """The recordings of one test, in its folder below .lockstep. Those of findings stay there, and
+    those of a test that fails by itself."""
 
-    def __init__(
-        self, folder: Path, settings: items.Settings, save: Path, is_asked_for: bool
-    ) -> None:
-        self._folder, self._settings, self._is_asked_for = folder, settings, is_asked_for
-        self._save = save  # of the smallest case
+    def __init__(self, settings: items.Settings, save: Path, is_asked_for: bool) -> None:
+        self._settings, self._is_asked_for = settings, is_asked_for
+        self._save = save
         self._recorders: list[Any] = []
         self.num_schedulers = 0
+        self.judged: list[dict[str, Any]] = []  # for the summary
         self.refused: list[str] = []  # why schedulers are not recorded
 
     def record(self, scheduler: Any, hash_block_size: int) -> Any:
@@ -46,6 +46,8 @@ class Watch:
         from lockstep_recorder.errors import RecorderError
         from lockstep_recorder.recorder import Recorder
 
+        if not self.num_schedulers:
+            self._make_folder()
         path = self._folder / f"scheduler{self.num_schedulers}.jsonl"
         self.num_schedulers += 1
         environment = {"LOCKSTEP_RECORDING": str(path), "LOCKSTEP_RECORDING_TABLES": "4"}
@@ -57,12 +59,22 @@ class Watch:
         self._recorders.append(recorder)
         return recorder
 
+    @property
+    def _folder(self) -> Path:
+        return command.folder / self._save
+
+    def _make_folder(self) -> None:
+        """Without what an earlier run of the test has left."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        for path in self._folder.glob("scheduler*"):
+            path.unlink()
+
     def recordings(self) -> list[Path]:
-        """Ends the recordings; the files."""
+        """Ends the recordings; the files, as the command line names them."""
         for recorder in self._recorders:
             recorder.finish()
         self._recorders = []
-        return sorted(self._folder.glob("*.jsonl"))
+        return [self._save / path.name for path in sorted(self._folder.glob("scheduler*.jsonl"))]
 
     def check(self, test: str) -> None:
         """At the end of a test that has passed. Raises LockstepFailed for the first finding."""
@@ -72,12 +84,26 @@ class Watch:
             warnings.warn(f"not recorded: {reason}", LockstepWarning, stacklevel=2)
         if self._is_asked_for and not self.num_schedulers:
             line = "lockstep.recording: the test made no scheduler of vLLM: nothing was audited"
-            nothing = items.Failure("lockstep.recording", line, f"pytest -k {test}")
+            nothing = items.Failure("lockstep.recording", line, f"pytest {test}")
             raise items.LockstepFailed(nothing)
         for recording in recordings:
+            self.judged.append(
+                items.judged(1, "scheduler", items.engine_of(recording), "the audit")
+            )
             failure = items.audit(self._settings, recording, self._save)
-            if failure is not None and not self._is_known(test, failure):
+            if failure is None:
+                (command.folder / recording).unlink()
+            elif not self._is_known(test, failure):
                 raise items.LockstepFailed(failure)
+        if recordings:
+            items.remove_if_empty(self._save)
+
+    def forget(self) -> None:
+        """Nothing stays of a test that has not run to its end."""
+        for recording in self.recordings():
+            (command.folder / recording).unlink()
+        if self.num_schedulers:
+            items.remove_if_empty(self._save)
 
     def _is_known(self, test: str, failure: items.Failure) -> bool:
         import pytest

@@ -1,9 +1,10 @@
-"""A file that is there whole or not at all.
+"""A recording on its way to its name.
 
 1. Lines go to PATH.partial-PID; finish() flushes them to the disk and gives them the name PATH.
 2. A device or a FIFO is written directly. A symbolic link is followed.
-3. PATH is never overwritten, and never half a recording. After a crash the partial file stays, with
-   all but the last megabyte of what was written.
+3. PATH is never overwritten, and never half a recording.
+4. A line is in the file when write_line() returns. A process that is killed leaves the partial file
+   with every line but at most the last, torn one, and Lockstep reads it up to there.
 """
 
 import json
@@ -16,8 +17,6 @@ try:
     import msgspec
 except ImportError:  # vLLM always brings it; the tests of this package need not have it
     msgspec = None
-
-BUFFER_BYTES = 1 << 20
 
 
 def _encode_with_json(value: Any) -> bytes:
@@ -40,18 +39,18 @@ class RecordingFile:
         if os.path.exists(self.path):  # not a regular file
             self.partial_path = self.path
         try:
-            self._file = open(self.partial_path, "wb", buffering=BUFFER_BYTES)
+            self._file = open(self.partial_path, "wb", buffering=0)
         except OSError as error:
             raise RecorderError(f"cannot write {self.partial_path}: {error.strerror}") from error
 
     def write_line(self, line: bytes) -> None:
         """Appends `line`, given without its newline."""
-        self._file.write(line)
-        self._file.write(b"\n")
+        rest = memoryview(line + b"\n")
+        while rest:
+            rest = rest[self._file.write(rest) :]
 
     def finish(self) -> None:
         """Makes the file durable under its name. Nothing may be written after it."""
-        self._file.flush()
         if self.partial_path == self.path:
             self._file.close()
             return

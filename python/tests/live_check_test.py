@@ -130,19 +130,57 @@ class LiveTest(unittest.TestCase):
                 self.assertIn(f"{served['steps']} steps audited, 0 dropped, 0 findings", self.said)
                 self.assertEqual(list(self.folder.iterdir()), [])
 
-    def check_planted(self, plant: str, family: str, num_blocks: int, **more: str) -> None:
+    def check_planted(
+        self, plant: str, family: str, num_blocks: int, explains: bool = True, **more: str
+    ) -> None:
         served = self.served(plant, family, num_blocks, **more)
         self.assertTrue(served["findings"], self.said)
         self.assertRegex("\n".join(served["findings"]), "(?m)^audit.attention_read step ")
-        saved = sorted(self.folder.glob("*.jsonl"))
-        # One for each rule that was broken.
+        saved = sorted(set(self.folder.glob("*.jsonl")) - set(self.folder.glob("*.case.jsonl")))
+        # One for each rule that was broken, named by it and the step.
         rules = {line.split(" ")[0] for line in served["findings"]}
         self.assertEqual(len(saved), len(rules), self.said)
+        first = served["findings"][0].split(" ")
+        stem = f"{first[0].removeprefix('audit.')}-step{first[2]}-pid"
+        self.assertTrue(any(path.name.startswith(stem) for path in saved), saved)
+        self.assertFalse(list(self.folder.glob("*.partial")), "the lines that were kept")
         told = subprocess.run([COMMAND, "audit", str(saved[0])], capture_output=True, text=True)
         self.assertEqual(told.returncode, 1, told.stdout + told.stderr)
         self.assertIn(served["findings"][0], told.stdout)
-        for path in saved:
+        for path in saved if explains else ():
+            self.check_narrative(path)
+        for path in self.folder.glob("*.jsonl"):
             path.unlink()
+
+    def check_narrative(self, recording: Path) -> None:
+        """A process that outlives the engine writes it."""
+        text = recording.with_suffix(".explain.txt")
+        self.assertIn(str(text), self.said)
+        end = time.monotonic() + 120
+        while not (told := text.read_text()).count("\nStep ") and time.monotonic() < end:
+            time.sleep(0.2)
+        self.assertIn("$ lockstep explain ", told)
+        self.assertIn("\nStep ", told)
+
+    def test_an_engine_that_is_killed_leaves_its_steps(self) -> None:
+        path = os.pathsep.join([*FOLDERS[:1], os.environ.get("PYTHONPATH", "")])
+        environment = os.environ | {
+            "LOCKSTEP": "raise", "LOCKSTEP_COMMAND": COMMAND, "LOCKSTEP_DIR": str(self.folder),
+            "PYTHONPATH": path, "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_CONFIGURE_LOGGING": "0",
+        }  # fmt: skip
+        serving = subprocess.Popen(
+            [sys.executable, __file__, "serve", "", "full_prefix_cache", "0"], env=environment
+        )
+        end = time.monotonic() + 120
+        kept: list[Path] = []
+        while not (kept and kept[0].stat().st_size > 20_000) and time.monotonic() < end:
+            time.sleep(0.05)
+            kept = list(self.folder.glob(f"live-pid{serving.pid}.jsonl.partial"))
+        serving.kill()
+        serving.wait()
+        done = subprocess.run([COMMAND, "audit", kept[0]], capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertRegex(done.stdout, r"is cut off after step \d+")
 
     def test_a_planted_defect_is_told_in_a_line_and_its_recording_repeats_it(self) -> None:
         for plant in PLANTS:
@@ -153,7 +191,7 @@ class LiveTest(unittest.TestCase):
         slow = self.folder / "slow"
         slow.write_text(f"#!/bin/sh\nsleep 2\nexec {COMMAND} audit -\n")
         slow.chmod(0o755)
-        self.check_planted(*PLANTS[0], LOCKSTEP_COMMAND=str(slow))
+        self.check_planted(*PLANTS[0], explains=False, LOCKSTEP_COMMAND=str(slow))
 
     def test_a_folder_that_takes_no_recording_does_not_end_the_check(self) -> None:
         (self.folder / "file").write_text("")

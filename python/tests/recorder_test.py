@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -79,6 +80,12 @@ class RecordingFileTest(Folder):
     def test_a_folder_that_is_not_there_is_refused(self) -> None:
         with self.assertRaisesRegex(RecorderError, "cannot write .*: No such file or directory"):
             RecordingFile(str(self.folder / "nowhere" / "run.jsonl"))
+
+    def test_a_line_is_in_the_file_once_it_is_written(self) -> None:
+        file = RecordingFile(str(self.folder / "run.jsonl"))
+        file.write_line(b"{}")
+        self.assertEqual(Path(file.partial_path).read_bytes(), b"{}\n")
+        file.abandon()
 
     def test_both_encoders_write_the_same_bytes(self) -> None:
         value = {"id": 'r-\u00e9"', "blocks": ([1, 2], []), "none": None, "t": True, "f": 1.5e9}
@@ -479,6 +486,53 @@ class StepTest(Folder):
         self.recorder.reset(True, num_preempted=1)
         self.schedule(fakes.output({}))
         self.assertEqual(self.lines()[1]["before"], [{"reset_prefix_cache": True, "running": True}])
+
+    @unittest.skipUnless(LOCKSTEP, "LOCKSTEP names no `lockstep` command")
+    def test_of_a_recorder_that_is_killed_in_a_step_every_step_before_it_is_judged(self) -> None:
+        child = os.fork()
+        if child == 0:
+            try:
+                self.serve_and_kill_itself(num_steps=40)
+            finally:
+                os._exit(1)
+        _, status = os.waitpid(child, 0)
+        self.assertTrue(os.WIFSIGNALED(status))
+        (left,) = self.folder.iterdir()
+        self.assertEqual(left.name, f"run.jsonl.partial-{child}")
+        found = self.folder / "found.json"
+        done = subprocess.run(
+            [LOCKSTEP, "audit", left, "--json", found], capture_output=True, text=True
+        )
+        self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
+        self.assertIn(f"{left} is cut off after step 39", done.stdout)
+        whole = json.loads(found.read_text())
+        self.assertEqual(whole["steps"], 40)
+        self.assertEqual(whole["cut_off"], [{"file": str(left), "what": "cut off after step 39"}])
+        # Only the defect of the last whole step is found, and nothing of the cut.
+        self.assertEqual({finding["step"] for finding in whole["findings"]}, {39})
+        self.assertEqual(whole["findings"][0]["rule"], "computed_again")
+
+    def serve_and_kill_itself(self, num_steps: int) -> None:
+        """One request decodes; the last whole step computes a token again; its successor has no
+        output."""
+        self.scheduler = fakes.Scheduler(fakes.config(max_model_len=256))
+        self.path = self.folder / "run.jsonl"
+        self.recorder = self.begin("0.22.1", tables="0")
+        pool = self.scheduler.kv_cache_manager.block_pool
+        self.recorder.added(fakes.request("a", max_tokens=100), is_known=False)
+        for step in range(num_steps + 1):
+            pool.free = 8 - (step + 2) // 16 - 1
+            if step == 0:
+                output = fakes.output({"a": 3}, new={"a": (0, ([1],))})
+            else:
+                opens = (step + 2) % 16 == 0
+                blocks = ([(step + 2) // 16 + 1],) if opens else None
+                computed = step + 2 - (step == num_steps - 1)
+                output = fakes.output({"a": 1}, cached={"a": (computed, blocks)})
+            self.schedule(output, ("a",))
+            if step == num_steps:
+                os.kill(os.getpid(), signal.SIGKILL)
+            self.update(output, {"a": [5]})
 
     def test_a_failure_of_the_recorder_is_said_once_and_leaves_the_engine_alone(self) -> None:
         self.start()

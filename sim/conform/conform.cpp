@@ -49,7 +49,8 @@ Result<ConformFile> conform_workload(const std::string& path, RecordingHeader he
     file.is_stuck = report->summary.verdict == Verdict::liveness;
     file.wait_cycle = report->summary.wait_cycle;
     file.mismatch = observer.mismatch();
-    if (!file.mismatch)
+    if (!file.mismatch) file.cut_off = cut_off_text(workload.end());
+    if (!file.mismatch && file.cut_off.empty())
       file.mismatch =
           compare_end(workload.end(), {.steps = file.steps,
                                        .unfinished = observer.unfinished(),

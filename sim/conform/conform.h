@@ -34,6 +34,7 @@ struct ConformFile {
   std::string engine;     // as the recording names it
   std::string judged_as;  // the profile: of that engine, of the nearest release, or as asked for
   std::int64_t steps = 0;
+  std::string cut_off{};                    // as cut_off_text()
   std::optional<ConformMismatch> mismatch;  // the first one; absent: agreed
   bool is_stuck = false;     // it ends with requests that wait for each other, and nothing runs
   std::string wait_cycle{};  // which of them waits for which

@@ -58,6 +58,7 @@ Result<bool> LockstepRun::advance() {
                       take_turn({.step = summary_.steps,
                                  .idle = idle_ && !has_pages,
                                  .unfinished = has_pages || decisions_.has_unfinished_requests()}));
+  if (turn == Turn::cut) return false;
   if (turn == Turn::end) {
     if (has_wait_cycle(config_, decisions_, holding_)) set_stuck();
     return false;

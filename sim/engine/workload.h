@@ -50,6 +50,7 @@ enum class Turn : std::uint8_t {
   step,   // apply the events and run a step
   end,    // no further arrivals and no live request
   stuck,  // no further arrivals; live requests wait forever
+  cut,    // what follows is unknown
 };
 
 // One scheduled request as the sampler sees it.

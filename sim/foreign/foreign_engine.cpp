@@ -25,6 +25,8 @@ Result<void> ForeignEngine::launch() {
       options_.start_limit);
   if (said) return {};
   const EngineFailure failure = std::exchange(failure_, std::nullopt).value();
+  if (failure.what.find(fmt::format("({})", kEngineNotReady)) != std::string::npos)
+    return fail(fmt::format("{}: {}", options_.option, last_line(failure.trace)));
   std::string message = fmt::format("{} `{}`: {}", options_.option, options_.command, failure.what);
   if (!failure.trace.empty()) message += "\n" + failure.trace;
   return fail(std::move(message));

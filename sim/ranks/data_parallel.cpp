@@ -113,7 +113,7 @@ Result<RunReport> DataParallelRun::run() {
         workload_.next_turn(
             {.step = steps_, .idle = idle && (!in_wave_ || unfinished), .unfinished = unfinished},
             events));
-    if (turn == Turn::end) break;
+    if (turn == Turn::end || turn == Turn::cut) break;
     if (turn == Turn::stuck) {
       say_stuck(*std::ranges::find_if(engines_, [](const Engine& engine) {
         return engine.decisions->has_unfinished_requests();

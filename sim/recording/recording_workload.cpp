@@ -62,7 +62,7 @@ class RecordedWorkload final : public GrowingRecording {
   Result<Turn> next_turn(const LoopState&, std::vector<WorkloadEvent>& events) override {
     const auto more = source_.next(step_);
     if (!more) return tl::unexpected(more.error());
-    if (!*more) return Turn::end;
+    if (!*more) return source_.end().is_cut_off ? Turn::cut : Turn::end;
     if (const std::string what = unfollowed_input(step_); !what.empty())
       return fail(place().empty() ? what : fmt::format("{}: {}", place(), what));
     ++steps_;

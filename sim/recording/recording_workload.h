@@ -18,7 +18,7 @@ class RecordingWorkload : public Workload {
  public:
   bool is_scripted() const override { return true; }
   virtual const RecordedStep& current() const = 0;
-  virtual const RecordingEnd& end() const = 0;  // REQUIRES: next_turn() said Turn::end
+  virtual const RecordingEnd& end() const = 0;  // REQUIRES: next_turn() returned Turn::end or cut
 };
 std::unique_ptr<RecordingWorkload> make_recording_workload(RecordingReader reader);
 // `path`: of the file that it was read from, for messages.

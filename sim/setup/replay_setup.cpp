@@ -245,6 +245,7 @@ Result<void> resolve_recording(const ReplayRequest& request, const ReplayInput& 
   if (Result<void> done = finish(request, std::move(plan), prepared); !done)
     return fail(fmt::format("{}:1: {}", request.file, done.error().message));
   prepared.recording = input.recording;
+  prepared.cut_off = cut_off_text(input.recording->end);
   prepared.parts.clients = make_recording_workload(input.recording, request.file);
   return {};
 }
@@ -267,6 +268,7 @@ Result<void> resolve_saved_case(const ReplayRequest& request, const ReplayInput&
   prepared.config = config_of(saved);
   if (saved.recording && prepared.config.data_parallel.dp_size > 1)
     return fail(fmt::format("{}: data_parallel_size: a recording is one engine's", request.file));
+  prepared.cut_off = cut_off_text(saved);
   prepared.expected = saved.expected;
   prepared.decided_by = saved.decided_by;
   prepared.worked_by = saved.worked_by;

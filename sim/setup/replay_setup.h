@@ -49,6 +49,7 @@ struct PreparedReplay {
   std::shared_ptr<const Trace> trace;          // that arrives; null: a recording, or a saved case
   std::shared_ptr<const Recording> recording;  // the file, if it is one
   std::int64_t num_records = 0;                // of the trace or recording; 0: not known
+  std::string cut_off;                         // of a recording, as cut_off_text()
   std::vector<std::string> chosen;             // what was chosen here, as it was not given
   std::vector<ServedOption> served;            // of a trace that is run as its release serves
   std::optional<BenchmarkTotals> totals;       // that the run must arrive at

@@ -67,11 +67,12 @@ TEST(Conform, TakesRecordingsWithAKVConnector) {
   EXPECT_EQ(outcome.out.find("Not compared"), std::string::npos) << outcome.out;
 }
 
-// Of many files one is cut off, one is nothing that conform takes, and one is not there.
+// Of many files one is torn before its last line, one is nothing that conform takes, and one does
+// not exist.
 TEST(Conform, OfManyFilesJudgesAllThatItCan) {
   const std::string cut = temporary_path("cut.jsonl");
   std::string text = read_text(kFamily + "/0002.jsonl");
-  write_text(cut, text.substr(0, text.size() / 2));
+  write_text(cut, text.substr(0, text.size() / 2) + "\n" + text.substr(text.size() / 2));
   const std::string json_path = temporary_path("conform.json");
   const Outcome outcome = run_lockstep(
       {"conform", kFamily, cut, sample_path("README.md"), "nowhere.jsonl", "--json", json_path});

@@ -2,6 +2,9 @@
 // them and saves them as recordings; a known finding is reported as new after its last day.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <filesystem>
+
 #include "tests/cli/command.h"
 
 namespace lockstep::tests {
@@ -41,6 +44,54 @@ TEST(Decisions, AMistakeIsShrunkToldAndKeptAsARecording) {
   EXPECT_EQ(explanation.status, 1) << explanation.err;
   EXPECT_NE(explanation.out.find("Here it fails: audit.conservation"), std::string::npos)
       << explanation.out;
+}
+
+// A program that is no engine, and names itself.
+std::string interpreter(const std::string& name) {
+  const std::string folder = temporary_path(name);
+  std::filesystem::create_directories(folder + "/bin");
+  const std::string path = folder + "/bin/python";
+  write_text(path, "#!/bin/sh\necho 'started by " + name + "' >&2\nexit 78\n");
+  std::filesystem::permissions(path, std::filesystem::perms::owner_all);
+  return path;
+}
+
+TEST(Decisions, TheInterpreterIsTheOptionsElseTheEnvironmentsElseTheVariables) {
+  const std::string option = interpreter("option"), active = interpreter("active"),
+                    variable = interpreter("variable");
+  const std::string environment = active.substr(0, active.rfind("/bin/"));
+  const auto refusal = [](std::vector<std::string> more, std::vector<std::string> variables) {
+    more.insert(more.begin(), {"fuzz", "--runs", "1", "--decisions", "vllm"});
+    variables.push_back("PATH=/usr/bin:/bin");
+    const Outcome run = run_program(LOCKSTEP_COMMAND, more, variables);
+    EXPECT_EQ(run.status, 2) << run.out << run.err;
+    return run.err;
+  };
+  EXPECT_EQ(refusal({"--engine-python", option},
+                    {"VIRTUAL_ENV=" + environment, "LOCKSTEP_PYTHON=" + variable}),
+            "lockstep: --decisions: started by option\n");
+  EXPECT_EQ(refusal({}, {"VIRTUAL_ENV=" + environment, "LOCKSTEP_PYTHON=" + variable}),
+            "lockstep: --decisions: started by active\n");
+  EXPECT_EQ(refusal({}, {"LOCKSTEP_PYTHON=" + variable}),
+            "lockstep: --decisions: started by variable\n");
+  EXPECT_EQ(refusal({}, {"LOCKSTEP_PYTHON=/nowhere/python"}),
+            "lockstep: --decisions vllm: LOCKSTEP_PYTHON names /nowhere/python, which does not "
+            "exist; give the interpreter of an environment with --engine-python\n");
+}
+
+// Whatever this machine has installed: the sources themselves import what nobody has.
+TEST(Decisions, AMissingPackageIsOneSentenceWithTheCommandThatFixesIt) {
+  const std::string folder = temporary_path("sources");
+  std::filesystem::create_directories(folder + "/vllm");
+  write_text(folder + "/vllm/__init__.py", "import a_package_that_no_machine_has\n");
+  for (const std::string option : {"--decisions", "--backend"}) {
+    const Outcome run = run_lockstep({"fuzz", "--runs", "1", option, "vllm:" + folder});
+    EXPECT_EQ(run.status, 2) << run.out << run.err;
+    EXPECT_TRUE(run.err.starts_with("lockstep: " + option + ": vllm needs ")) << run.err;
+    EXPECT_TRUE(run.err.find("; run `") != std::string::npos) << run.err;
+    EXPECT_EQ(std::ranges::count(run.err, '\n'), 1) << run.err;
+    EXPECT_EQ(run.out, "");
+  }
 }
 
 TEST(Decisions, ASavedCaseSaysWhoDecidedAndAReplayWithoutThatEngineSaysSo) {

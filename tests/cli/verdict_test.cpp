@@ -104,6 +104,27 @@ TEST(Verdicts, AnEngineWithoutAProfileIsRefusedInOneLineAndNotRecommended) {
   EXPECT_TRUE(has(run_lockstep({"audit", kParts}).out, "`lockstep explain "));
 }
 
+// Requests that had not finished, and a request that only the lost steps preempt, are no findings.
+TEST(Verdicts, EveryCommandNamesTheStepThatARecordingIsCutOffAfter) {
+  const std::string whole =
+      read_text(kFollowed.substr(0, kFollowed.rfind('/')) + "/hit_of_a_prefill_checkpoint.jsonl");
+  std::size_t end = 0;
+  for (int line = 0; line < 4; ++line) end = whole.find('\n', end) + 1;
+  const std::string path = temporary_path("killed.jsonl");
+  write_text(path, whole.substr(0, end + 30));
+  for (const std::string command : {"audit", "conform", "replay", "explain", "shrink", "fit"}) {
+    const std::string json = temporary_path("cut.json");
+    const Outcome run = run_lockstep({command, path, "--json", json});
+    EXPECT_EQ(run.status, 0) << command << run.out << run.err;
+    EXPECT_TRUE(has(run.out, "cut off after step 2")) << command << run.out;
+    const auto result = nlohmann::json::parse(read_text(json));
+    EXPECT_TRUE(has(result.at("cut_off").dump(), "cut off after step 2")) << command;
+  }
+  const Outcome exported =
+      run_lockstep({"export", path, "--as", "mooncake", "--lossy", "--block", "16"});
+  EXPECT_TRUE(has(exported.err, "is cut off after step 2")) << exported.err;
+}
+
 TEST(Verdicts, LostHitsHaveAReason) {
   const std::string json = temporary_path("hits.json");
   const auto replay = [&](const std::string& trace, const std::string& max_model_len) {

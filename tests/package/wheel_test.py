@@ -87,7 +87,10 @@ class WheelTest(unittest.TestCase):
             packed = {name for name in archive.namelist() if name.endswith(".py")}
         sources = {path.relative_to(python).as_posix()
                    for path in python.glob("lockstep_*/**/*.py")}  # fmt: skip
-        self.assertEqual({name for name in packed if name.startswith("lockstep_")}, sources)
+        # Once for imports, and once for the interpreter of an engine, which may be another.
+        shared = re.compile(r"lockstep_kv-[\d.]+\.data/data/share/lockstep/python/")
+        self.assertEqual({name for name in packed if not shared.match(name)}, sources)
+        self.assertEqual({shared.sub("", name) for name in packed if shared.match(name)}, sources)
         for package in ("vllm", "sglang", "worker", "kernels"):
             self.assertIn(f"lockstep_engines/{package}/__init__.py", packed)
         prefix = self.folder / "prefix"
@@ -109,12 +112,39 @@ class WheelTest(unittest.TestCase):
         self.assertIn("lockstep_live.plugin:register", said)
 
     def test_engines_are_driven_by_the_interpreter_of_the_environment(self) -> None:
-        said = self.in_environment("lockstep", "fuzz", "--runs", "1", "--decisions", "vllm",
-                                   expect=2)  # fmt: skip
-        # Its adapter has started, and misses vLLM itself.
-        self.assertIn("vllm", said)
+        words = ("lockstep", "fuzz", "--runs", "1", "--decisions", "vllm")
+        said = self.in_environment(*words, expect=2)
+        # Its adapter has started in this environment, which has no package but the wheel.
+        self.assertEqual(said.count("\n"), 1, said)
+        self.assertRegex(said, r"^lockstep: --decisions: vllm needs \w+ and \d+ more packages ")
+        own = self.environment / "bin" / "python"
+        self.assertIn(f"{own}", said)
+        # The command that fixes it is there, and refuses what it does not take.
+        command = re.search(r"run `(\S+) vllm 0\.33\.0 engines`", said)
+        assert command is not None, said
+        self.assertEqual(command[1], str(own.with_name("lockstep-set-up-engine")))
+        refused = self.in_environment("lockstep-set-up-engine", "other", "1", "x", expect=2)
+        self.assertIn("invalid choice: 'other'", refused)
+
+    def test_another_interpreter_gets_the_adapters_of_the_wheel(self) -> None:
+        words = ("lockstep", "fuzz", "--runs", "1", "--decisions", "vllm", "--engine-python")
+        said = self.in_environment(*words, sys.executable, expect=None)
         self.assertNotIn("the adapters are not in", said)
-        self.assertNotIn("No module named 'lockstep_engines'", said)
+        self.assertNotIn("lockstep_engines'", said)
+        code = "import lockstep_engines.set_up as found; print(found.__file__)"
+        share = self.environment / "share/lockstep/python"
+        where = support.run(sys.executable, "-c", code, env={"PYTHONPATH": str(share)}).stdout
+        self.assertEqual(where.strip(), str(share / "lockstep_engines/set_up.py"))
+
+    def test_an_engine_that_is_set_up_decides(self) -> None:
+        """Where LOCKSTEP_VLLM and LOCKSTEP_PYTHON name one: from the wheel, by its interpreter."""
+        folder = os.environ.get("LOCKSTEP_VLLM", "").split(os.pathsep)[0]
+        python = os.environ.get("LOCKSTEP_PYTHON", "")
+        if not (folder and python):
+            self.skipTest("LOCKSTEP_VLLM and LOCKSTEP_PYTHON name no engine")
+        said = self.in_environment("lockstep", "fuzz", "--runs", "3", "--decisions",
+                                   f"vllm:{folder}", "--engine-python", python)  # fmt: skip
+        self.assertIn("vllm-", said)
 
     def test_it_brings_the_headers_of_plugins(self) -> None:
         for name in ("plugin.h", "plain_plugin.h", "recorder.h"):

@@ -60,6 +60,15 @@ TEST(Recorder, WritesKeysDraftsAndOutputsThatComeTooLateAsTheFormatHasThem) {
   EXPECT_EQ(found.output_of_step, 0);
 }
 
+TEST(Recorder, AStepIsInTheFileWhenItIsWritten) {
+  const std::string path = testing_files::temporary_path("killed");
+  recorder::Recorder recorder(path, drafting_engine());
+  recorder.step(recorder::Step());
+  const auto read = read_recording(path + ".partial");
+  ASSERT_TRUE(read) << read.error().message;
+  EXPECT_EQ(cut_off_text(read->end), "cut off after step 0");
+}
+
 TEST(Recorder, EndsWhereItIsToldWhatTheHeaderOrThePromptHasNoPlaceFor) {
   const auto error_of = [](recorder::Engine engine, const recorder::Keys& keys,
                            const recorder::Step& step) {

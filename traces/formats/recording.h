@@ -340,8 +340,13 @@ struct RecordingEnd {
   // Events since that step.
   std::string raised_in{};
   std::vector<RecordedEvent> raised_before{};
+  // The file ends before its end line, after `steps` whole steps: the process that wrote it was
+  // killed, or still writes. The other fields are unknown.
+  bool is_cut_off = false;
   bool operator==(const RecordingEnd&) const = default;
 };
+// "cut off after step 41"; empty: the recording is whole.
+std::string cut_off_text(const RecordingEnd& end);
 
 struct Recording {
   RecordingHeader header;
@@ -361,8 +366,9 @@ class RecordingReader {
   const RecordingHeader& header() const;
   // "FILE:LINE" of the line read last.
   std::string place() const;
-  // Reads the next step into `step`: true; false after the last one, when end() is set. Anything
-  // else (a file without its end line, steps out of order, lines after the end) is an Error.
+  // Reads the next step into `step`: true; false after the last whole one, when end() is set. A
+  // file may be cut off between two lines or in its last line. Anything else (a line that is torn
+  // and has a newline, steps out of order, lines after the end) is an Error.
   Result<bool> next(RecordedStep& step);
   // Requires: next() has returned false.
   const RecordingEnd& end() const;

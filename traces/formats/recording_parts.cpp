@@ -1,4 +1,5 @@
-// Self-contained parts of a recorded step: changes of the prefix cache, encoder and grammar inputs.
+// Self-contained parts: changes of the prefix cache, encoder and grammar inputs of a step; a whole
+// recording, and where it ends.
 #include <fmt/format.h>
 
 #include "reference/plan/limits.h"
@@ -90,6 +91,27 @@ std::vector<RecordedGrammar> read_grammar(JsonValue value) {
     answers.push_back(std::move(answer));
   }
   return answers;
+}
+
+std::string cut_off_text(const RecordingEnd& end) {
+  if (!end.is_cut_off) return {};
+  if (end.steps == 0) return "cut off before its first step";
+  return fmt::format("cut off after step {}", end.steps - 1);
+}
+
+Result<Recording> read_recording(const std::string& path) {
+  auto reader = RecordingReader::open(path);
+  if (!reader) return tl::unexpected(reader.error());
+  Recording recording{.header = reader->header(), .steps = {}, .end = {}};
+  while (true) {
+    RecordedStep step;
+    const auto more = reader->next(step);
+    if (!more) return tl::unexpected(more.error());
+    if (!*more) break;
+    recording.steps.push_back(std::move(step));
+  }
+  recording.end = reader->end();
+  return recording;
 }
 
 }  // namespace lockstep

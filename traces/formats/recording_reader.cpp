@@ -502,6 +502,7 @@ RecordingEnd read_recording_end(JsonValue value, const RecordingHeader& header,
   if (auto count = object.optional("steps_in_flight")) {
     end.steps_in_flight = count.integer(1, std::max<std::int64_t>(steps, 1));
   }
+  end.is_cut_off = optional_boolean(object, "cut_off");
   if (auto raised = object.optional("raised")) {
     JsonObject of = raised.object();
     end.raised_in = read_name(of.required("in"));
@@ -521,6 +522,12 @@ struct RecordingReader::State {
   RecordingEnd end;
   std::int64_t next_step = 0;
   bool ended = false;
+  // After the last whole step of a file without an end line.
+  bool cut_off() {
+    end = {.steps = next_step, .unfinished = {}, .is_cut_off = true};
+    ended = true;
+    return false;
+  }
 };
 
 RecordingReader::RecordingReader(std::unique_ptr<State> state) : state_(std::move(state)) {}
@@ -554,11 +561,7 @@ Result<bool> RecordingReader::next(RecordedStep& step) {
   const auto got = state.lines.next(line);
   if (!got) return tl::unexpected(got.error());
   const std::int64_t number = state.lines.number();
-  if (!*got) {
-    state.json.fail_line(number,
-                         "found the end of the file; expected a step or {\"end\":true,...}");
-    return state.json.failure();
-  }
+  if (!*got) return state.cut_off();
   if (state.json.parse(line, number, state.lines.is_cut_off())) {
     const JsonValue root = state.json.root();
     if (root.is_object() && JsonValue(root).object().has("end")) {
@@ -571,6 +574,8 @@ Result<bool> RecordingReader::next(RecordedStep& step) {
     } else {
       step = read_recorded_step(root, state.header, state.next_step++);
     }
+  } else if (state.json.is_cut_off()) {
+    return state.cut_off();
   }
   if (!state.json.ok()) return state.json.failure();
   return !state.ended;
@@ -579,21 +584,6 @@ Result<bool> RecordingReader::next(RecordedStep& step) {
 const RecordingEnd& RecordingReader::end() const {
   LS_CHECK(state_->ended, "end() before the last step was read");
   return state_->end;
-}
-
-Result<Recording> read_recording(const std::string& path) {
-  auto reader = RecordingReader::open(path);
-  if (!reader) return tl::unexpected(reader.error());
-  Recording recording{.header = reader->header(), .steps = {}, .end = {}};
-  while (true) {
-    RecordedStep step;
-    const auto more = reader->next(step);
-    if (!more) return tl::unexpected(more.error());
-    if (!*more) break;
-    recording.steps.push_back(std::move(step));
-  }
-  recording.end = reader->end();
-  return recording;
 }
 
 }  // namespace lockstep

@@ -405,6 +405,7 @@ std::string recording_end_line(const RecordingEnd& end) {
   out.begin_object().boolean("end", true).integer("steps", end.steps);
   out.key("unfinished").strings(end.unfinished);
   if (end.steps_in_flight != 0) out.integer("steps_in_flight", end.steps_in_flight);
+  if (end.is_cut_off) out.boolean("cut_off", true);
   if (!end.raised_in.empty()) {
     out.key("raised").begin_object().string("in", end.raised_in);
     write_events(out, "before", end.raised_before);

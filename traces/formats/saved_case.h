@@ -37,6 +37,11 @@ struct SavedCase : RunSpec {
   bool operator==(const SavedCase&) const = default;
 };
 
+// As cut_off_text(); empty: it has no recording, or a whole one.
+inline std::string cut_off_text(const SavedCase& saved) {
+  return saved.recording ? cut_off_text(saved.recording->end) : std::string();
+}
+
 Result<SavedCase> read_saved_case(const std::string& path);
 // The same from memory: what the reader refuses in a file it refuses here. `name` stands for the
 // path in the message.

@@ -168,7 +168,7 @@ Recorder::~Recorder() {
 void Recorder::write(const std::string& line) {
   if (file_ == nullptr) return;
   if (std::fwrite(line.data(), 1, line.size(), file_) == line.size() &&
-      std::fputc('\n', file_) != EOF)
+      std::fputc('\n', file_) != EOF && std::fflush(file_) == 0)
     return;
   error_ = written_ + ": " + std::strerror(errno);
   std::fclose(file_);

@@ -9,6 +9,8 @@
 //     null block.
 // (3) The file has its name when end() has returned; until then it is PATH.partial. The first error
 //     ends the recording: error() returns it, and later calls do nothing.
+// (4) A returned step() is in the file: a process that is killed loses only the step in progress,
+//     and PATH.partial can be audited.
 //
 // Not written: connectors, copies, cache events; docs/formats.md has their keys.
 #pragma once

@@ -258,11 +258,7 @@ def described(folder: str) -> dict[str, Any]:
     """The model file of the folder's config.json, or {"refused": why}."""
     from lockstep_engines.vllm.model_file import NotInModelFiles, model_file
 
-    try:
-        take_the_place_of_a_gpu()
-    except ImportError as error:
-        return {"refused": f"vLLM cannot be imported by {sys.executable}: {error}; set "
-                "LOCKSTEP_PYTHON to an interpreter that has its requirements"}  # fmt: skip
+    take_the_place_of_a_gpu()
     try:
         return model_file(layers_of(folder), Path(folder).resolve().name)
     except NotInModelFiles as error:

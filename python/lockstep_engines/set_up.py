@@ -1,11 +1,12 @@
 """Sets up an engine for `lockstep ... --decisions` from the package index that pip uses.
 
-    python3 set_up_engine.py vllm 0.33.0 FOLDER
+    lockstep-set-up-engine vllm 0.33.0 FOLDER        # of the wheel
+    python3 python/lockstep_engines/set_up.py vllm 0.33.0 FOLDER
 
 Makes FOLDER/venv, with what the imports of vLLM's scheduler and worker need, and
-FOLDER/vllm-0.33.0, with vLLM's Python sources: no compiled code, no GPU, no model. Run again with
-another release for one more folder; the environment is made once. Settings of pip (its
-configuration, PIP_... variables) hold. docs/engines.md says more.
+FOLDER/vllm-0.33.0, with vLLM's Python sources: no compiled code, no GPU, no model. What exists
+stays. Run again with another release for one more folder; the environment is made once. Settings of
+pip (its configuration, PIP_... variables) hold. docs/engines.md says more.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import email
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -20,6 +22,8 @@ import venv
 import zipfile
 from pathlib import Path
 
+COMMAND = "lockstep-set-up-engine"
+NEWEST = "0.33.0"
 # Of the packages that a release requires, those that are imported on the way to its scheduler and
 # its worker (numba: drafts).
 _NEEDED = frozenset(
@@ -39,6 +43,11 @@ _CHECKS = (
     "import lockstep_engines.worker.adapter, numba; from vllm import triton_utils; "
     "assert triton_utils.HAS_TRITON, 'vLLM does without Triton'",
 )
+
+
+def needed() -> frozenset[str]:
+    """Packages that the imports of vLLM need."""
+    return _NEEDED.union(_BY_OTHERS)
 
 
 def _run(*command: str | Path) -> None:
@@ -77,30 +86,44 @@ def unpack(wheel: Path, folder: Path) -> list[str]:
         return requirements_in(archive.read(metadata).decode())
 
 
+def _requirements_of(sources: Path) -> list[str]:
+    """Of sources that were unpacked before; none: they were not."""
+    metadata = next(sources.glob("*.dist-info/METADATA"), None)
+    return requirements_in(metadata.read_text()) if metadata else []
+
+
+def _download(python: Path, release: str, sources: Path) -> list[str]:
+    """Unpacks the release; its requirements."""
+    if sources.exists():
+        sys.exit(f"found {sources}, which this script did not make; name another folder")
+    with tempfile.TemporaryDirectory(dir=sources.parent) as holder:
+        _run(python, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--dest",
+             holder, f"vllm=={release}")  # fmt: skip
+        return unpack(next(Path(holder).glob("*.whl")), sources)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog=COMMAND, description="Set up vLLM's sources and an environment for them"
+    )
     parser.add_argument("engine", choices=("vllm",))
     parser.add_argument("release", help="0.20.0 to 0.33.0")
     parser.add_argument("folder", type=Path)
     arguments = parser.parse_args()
-    sources = arguments.folder / f"vllm-{arguments.release}"
-    if sources.exists():
-        sys.exit(f"found {sources}; remove it to set it up again")
-    python = _make_environment(arguments.folder / "venv")
-    with tempfile.TemporaryDirectory(dir=arguments.folder) as holder:
-        _run(python, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--dest",
-             holder, f"vllm=={arguments.release}")  # fmt: skip
-        requirements = unpack(next(Path(holder).glob("*.whl")), sources)
+    sources = arguments.folder.absolute() / f"vllm-{arguments.release}"
+    python = _make_environment(arguments.folder.absolute() / "venv")
+    requirements = _requirements_of(sources) or _download(python, arguments.release, sources)
     # One environment serves all releases: the versions of the first that was set up stay.
     bare = [re.split(r"[ <>=!;~]", requirement)[0] for requirement in requirements]
     has_torch = not subprocess.run([python, "-c", "import torch"], capture_output=True).returncode
     wanted = bare if has_torch else requirements
     _run(python, "-m", "pip", "install", "--quiet", *wanted, *_BY_OTHERS)
-    package = Path(__file__).resolve().parent
+    package = Path(__file__).resolve().parents[1]
     for check in _CHECKS:
         code = f"import sys; sys.path[:0] = [{str(sources)!r}, {str(package)!r}]; {check}"
         _run(python, "-c", code)
-    print(f"ready: PYTHONPATH={package} {python} -m lockstep_engines vllm {sources}")
+    options = shlex.join(("--decisions", f"vllm:{sources}", "--engine-python", str(python)))
+    print(f"ready: lockstep fuzz {options}")
 
 
 if __name__ == "__main__":
