@@ -15,6 +15,8 @@
 #include <string_view>
 #include <vector>
 
+#include "reference/profiles/engine_profile.h"
+#include "reference/profiles/releases.h"
 #include "traces/formats/recording.h"
 #include "traces/formats/saved_case.h"
 
@@ -194,6 +196,20 @@ inline constexpr ReachedClass kReachedClasses[] = {
 #undef LOCKSTEP_REACHED_ROW
 };
 inline constexpr std::size_t kNumReached = std::size(kReachedClasses);
+
+// Classes of caches whatever their kind, and of hits in them.
+struct FurtherClass {
+  Reached cache, hit;
+  bool (*holds)(const EngineConfig& engine, const KVCacheSpec& spec);
+  bool (*of)(const EngineProfile& profile);  // true if its engine has such caches
+};
+inline constexpr FurtherClass kFurtherClasses[] = {
+    {Reached::whole_cache, Reached::hit_whole_cache,
+     [](const EngineConfig& engine, const KVCacheSpec& spec) {
+       return engine.dcp > 1 && !spec.dcp_sharded;
+     },
+     [](const EngineProfile& profile) { return profile.has_replicated_caches; }},
+};
 
 constexpr std::string_view name_of(Reached reached) {
   return kReachedClasses[static_cast<std::size_t>(reached)].name;
