@@ -303,6 +303,22 @@ Seams compressed_other_ratio(const BackendConfig&) {
     if (tokens.value > 1) tokens = make_divisor(2 * tokens.value);
   });
 }
+Seams rows_counted_as_tokens(const BackendConfig&) {
+  return in_launches<WritePartsParams>([](WritePartsParams& params) {
+    params.num_rows /= static_cast<std::int32_t>(params.token_rows.rows_per_token.value);
+  });
+}
+// Of several rows per token, pieces of probes end as if each token had one.
+Seams length_in_tokens(const BackendConfig& config) {
+  std::vector<std::int32_t> rows;  // per token, of each layer
+  for (const KVCacheGroupSpec& group : config.plan.groups)
+    for (std::size_t i = 0; i < group.layer_names.size(); ++i)
+      rows.push_back(static_cast<std::int32_t>(group.layer_spec(i).tokens_per_state.rows));
+  return in_uploads<DigestPiece>("probe pieces", [rows](std::span<DigestPiece> pieces) {
+    for (DigestPiece& piece : pieces)
+      piece.last = piece.first + (piece.last - piece.first) / rows.at(piece.layer_index);
+  });
+}
 // Hidden states use the next group's table.
 Seams hidden_slot_mapping(const BackendConfig& config) {
   std::vector<bool> hidden;
@@ -422,6 +438,8 @@ constexpr PlantedDefect kOfLaunches[] = {
     {"ring-taken-for-table", ring_taken_for_table},
     {"ring-read-shifted", ring_read_shifted},
     {"compressed-other-ratio", compressed_other_ratio, Needs::words},
+    {"rows-counted-as-tokens", rows_counted_as_tokens},
+    {"length-in-tokens", length_in_tokens},
     {"cross-row-lost", cross_row_lost},
     {"sink-block-shifted", sink_block_shifted},
     {"sinks-not-read", sinks_not_read},

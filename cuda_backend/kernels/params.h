@@ -28,20 +28,24 @@ constexpr Divisor make_divisor(std::uint32_t value) {
 }
 
 // The rows of a layer's tokens. A row covers tokens_per_row tokens and is written with the last of
-// them. A launch that writes the rows of tokens has a source row for each row that they may
-// complete: source row i belongs to token i.
+// them; or a token has rows_per_token rows. A launch that writes the rows of tokens has a source
+// row for each row that they may complete: source row i belongs to token i / rows_per_token.
 struct TokenRows {
   Divisor tokens_per_row;
+  Divisor rows_per_token;
 };
 constexpr TokenRows token_rows(const TokensPerState& per_row) {
-  return {.tokens_per_row = make_divisor(static_cast<std::uint32_t>(per_row.tokens))};
+  return {.tokens_per_row = make_divisor(static_cast<std::uint32_t>(per_row.tokens)),
+          .rows_per_token = make_divisor(static_cast<std::uint32_t>(per_row.rows))};
 }
 // Rows that the first num_tokens tokens complete.
 constexpr std::int64_t rows_before(const TokenRows& rows, std::int64_t num_tokens) {
-  return num_tokens / rows.tokens_per_row.value;
+  return num_tokens / rows.tokens_per_row.value * rows.rows_per_token.value;
 }
 // Source rows of num_tokens tokens.
-constexpr std::int32_t source_rows(const TokenRows&, std::int32_t num_tokens) { return num_tokens; }
+constexpr std::int32_t source_rows(const TokenRows& rows, std::int32_t num_tokens) {
+  return num_tokens * static_cast<std::int32_t>(rows.rows_per_token.value);
+}
 
 // HiSparse: the rows of a layer whose pages are not on the device. All are on the host; rows that
 // were read are also in their request's hot region. A host row is host block * block size + row.

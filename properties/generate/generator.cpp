@@ -9,7 +9,9 @@
 #include "reference/memory/placed_layout.h"
 #include "reference/plan/block_sizes.h"
 #include "reference/plan/layout.h"
+#include "reference/plan/page_size.h"
 #include "reference/plan/rank_plan.h"
+#include "reference/profiles/releases.h"
 #include "sim/session/session.h"
 #include "traces/formats/run_fields.h"
 
@@ -122,6 +124,32 @@ void draw_order(Draw& draw, SavedCase& saved) {
   saved.layout = orders[static_cast<std::size_t>(draw.choices.below(std::ssize(orders)))];
 }
 
+// Several rows per token in every group of K and V, as an encoder that pools its tokens has them.
+void draw_several_rows(Draw& draw, SavedCase& saved) {
+  const TokensPerState drawn{.tokens = 1, .rows = draw.choices.one_of<std::int64_t>({4, 2, 3, 8})};
+  if (!draw.has(Feature::several_rows) || draw.options.worker ||
+      !saved.cache.draft_modules.empty() ||
+      !overlays_groups(*engine_profile(saved.engine.engine).release))
+    return;
+  std::vector<KVCacheGroupSpec> groups = saved.cache.groups;
+  bool is_drawn = false;
+  for (KVCacheGroupSpec& group : groups) {
+    KVCacheSpec with_rows = group.spec;
+    with_rows.tokens_per_state = drawn;
+    with_rows.page_size_padded.reset();
+    if (!keeps_pairs(with_rows) || !why_no_rows(with_rows).empty()) continue;
+    is_drawn = true;
+    group.spec = with_rows;
+    for (KVCacheSpec& spec : group.layer_specs) {
+      spec.tokens_per_state = drawn;
+      spec.page_size_padded.reset();
+    }
+  }
+  SavedCase next;
+  if (is_drawn && lay_out_again(saved, std::move(groups), saved.engine, next))
+    saved = std::move(next);
+}
+
 // Caches that are generated last, in this order: a case with none of a row's features is the same
 // with and without the row. A new cache is a row at the end, and so are its features.
 struct LastCache {
@@ -133,6 +161,7 @@ constexpr std::array kLast = {
     LastCache{Feature::drafter_cache, draw_drafter_cache},
     LastCache{Feature::hisparse, draw_hisparse},
     LastCache{Feature::whole_caches, draw_whole_caches},
+    LastCache{Feature::several_rows, draw_several_rows},
 };
 
 }  // namespace

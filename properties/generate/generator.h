@@ -103,7 +103,8 @@ namespace lockstep {
   X(reference_windows, 25)                                                                       \
   X(drafter_cache, 60) /* layers of a draft model, which its own passes write */                 \
   X(hisparse, 8) /* groups of HiSparse, and the workers of their pages, in place of the cache */ \
-  X(whole_caches, 60) /* replicated over context parallel ranks, with sharded ones */
+  X(whole_caches, 60) /* replicated over context parallel ranks, with sharded ones */            \
+  X(several_rows, 15) /* several stored rows per token, of K and V */
 
 enum class Feature : std::uint8_t {
 #define LOCKSTEP_FEATURE_NAME(name, percent) name,
@@ -140,10 +141,11 @@ inline constexpr FeatureSet kNotOfPlugins = {
     Feature::whole_caches,     Feature::bounded_replay,     Feature::rings,
     Feature::compressed_rows};
 
-// What no engine but the model's is asked for: rows that are not those of a request's tokens, or
-// not all of them, or that lie in two pools.
+// Never generated for other engines: rows of something other than a request's tokens, rows of some
+// tokens only, in two pools, or several per token.
 inline constexpr FeatureSet kBesideTokens = {Feature::cross_attention, Feature::sinks,
-                                             Feature::reference_windows, Feature::hisparse};
+                                             Feature::reference_windows, Feature::hisparse,
+                                             Feature::several_rows};
 
 // What a search wants of its cases. An open question is left to the choices.
 struct GeneratorOptions {

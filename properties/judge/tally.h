@@ -68,6 +68,7 @@ namespace lockstep {
   X(eagle_drafts, anything)              \
   X(context_parallel, anything)          \
   X(whole_cache, anything)               \
+  X(several_rows, anything)              \
   X(with_backend, backend)               \
   X(with_faults, anything)               \
   X(tensor_parallel, backend)            \
@@ -99,6 +100,7 @@ namespace lockstep {
   X(hit_hidden_state, anything)          \
   X(hit_compressed_rows, anything)       \
   X(hit_whole_cache, anything)           \
+  X(hit_several_rows, anything)          \
   X(replayed_window, anything)           \
   X(ring_gone_round, anything)           \
   X(encoder_computed, anything)          \
@@ -209,6 +211,11 @@ inline constexpr FurtherClass kFurtherClasses[] = {
        return engine.dcp > 1 && !spec.dcp_sharded;
      },
      [](const EngineProfile& profile) { return profile.has_replicated_caches; }},
+    {Reached::several_rows, Reached::hit_several_rows,
+     [](const EngineConfig&, const KVCacheSpec& spec) {
+       return has_several_rows(spec.tokens_per_state);
+     },
+     [](const EngineProfile& profile) { return overlays_groups(*profile.release); }},
 };
 
 constexpr std::string_view name_of(Reached reached) {

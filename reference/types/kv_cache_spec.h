@@ -65,12 +65,15 @@ struct UncomparedFlag {
   bool operator==(const UncomparedFlag&) const { return true; }
 };
 
-// Tokens that one stored row covers (vLLM's tokens_per_state).
+// Tokens that one stored row covers (vLLM's tokens_per_state): several tokens share a row, or a
+// token has several rows (an encoder that pools them). One of the two is 1.
 struct TokensPerState {
   std::int64_t tokens = 1;
+  std::int64_t rows = 1;
   auto operator<=>(const TokensPerState&) const = default;
 };
 constexpr bool shares_rows(const TokensPerState& per_row) { return per_row.tokens > 1; }
+constexpr bool has_several_rows(const TokensPerState& per_row) { return per_row.rows > 1; }
 constexpr bool is_one_row(const TokensPerState& per_row) { return per_row == TokensPerState{}; }
 
 // What a plan with overlaid memory (0.33.0) says of a layer in addition; 0: absent. A replay's

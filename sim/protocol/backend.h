@@ -181,6 +181,11 @@
 //     slots are empty and in index order; the slots that one read uses are ordered by position.
 //     Probes and queries name resident layers. A position is read from the page that residency
 //     names; if that is the null block, from the slot that holds it; otherwise from the host block.
+// (26) Several rows per token (tokens_per_state 1/n). A block has n * block_size rows, and the
+//     token at slot s has rows n s to n s + n - 1. The first one has the token's content c, the
+//     j-th after it has mix(c + j). Slots count tokens, as in other groups. Positions [first, last)
+//     in rules (4) and (5) mean rows [n * first, n * last); p in rule (4) is the row's number. A
+//     query is that of its token's last row. A window of w tokens is n w rows.
 //
 // Not specified here: how a backend lays anything out; that is what is checked.
 #pragma once
