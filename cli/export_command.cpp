@@ -145,8 +145,10 @@ void add_export_command(CLI::App& app, int& exit_code) {
       app.add_subcommand("export", "Write requests as other tools read them, for a live server");
   command
       ->add_option("FILE", options->file,
-                   "requests: a trace of any format, a saved case, a recording")
-      ->required();
+                   "requests: a trace of any format, a saved case, a recording, or the name of a "
+                   "bundled sample")
+      ->required()
+      ->transform(sample_by_name());
   std::vector<std::string> names;
   for (const ExportFormat& format : export_formats()) names.emplace_back(format.name);
   command->add_option("--as", options->as, "mooncake, aiperf, timed_trace (of vllm bench serve)")

@@ -159,8 +159,8 @@ Result<int> run_fit(const FitCommandOptions& options, CommandReport& report) {
   fmt::print("{} of {}, {}\n{}{}{}{}", counted(std::ssize(fit.summary.files), "recording"),
              fit.summary.files.front().engine,
              counted(fit.tried, "combination") + " of policies tried",
-             cut_off_lines(fit.summary.files), nearest_text(fit), undetermined_text(fit),
-             verdict_text(fit));
+             cut_off_lines(fit.summary.files), verdict_text(fit), nearest_text(fit),
+             undetermined_text(fit));
   if (!options.save_path.empty()) {
     LS_RETURN_IF_ERROR(write_output(options.save_path, engine_file_text(*fit.profile)));
     fmt::print("Engine file: {}\n", options.save_path);

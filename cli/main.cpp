@@ -30,6 +30,28 @@ void open_closed_streams() {
     if (::fcntl(fd, F_GETFD) < 0) ::open(fd == STDOUT_FILENO ? "/dev/full" : "/dev/null", O_RDWR);
 }
 
+// "INT:INT in [1 - 4096]" is "N" in help, and "TEXT:{a,b}" is "a|b". A value that is refused is
+// refused with its range.
+std::string label_of(const std::string& type) {
+  const std::size_t colon = type.find(':');
+  std::string name = type.substr(0, colon);
+  const std::string check = colon == type.npos ? "" : type.substr(colon + 1);
+  if (name == "INT" || name == "UINT" || name == "FLOAT") name = "N";
+  if (!check.starts_with('{') || !check.ends_with('}')) return name;
+  std::string words = check.substr(1, check.size() - 2);
+  std::replace(words.begin(), words.end(), ',', '|');
+  return words;
+}
+
+void label_types(CLI::App& app) {
+  for (CLI::App* command : app.get_subcommands([](CLI::App*) { return true; })) {
+    label_types(*command);
+    for (const CLI::Option* option : command->get_options())
+      if (const std::string type = option->get_type_name(); !type.empty())
+        app.get_formatter()->label(type, label_of(type));
+  }
+}
+
 // The status of a command whose standard output has arrived.
 int finish(int status) {
   std::cout.flush();
@@ -85,6 +107,7 @@ int main(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
+    label_types(app);
     return finish(app.exit(error) == 0 ? lockstep::kExitAgreed : lockstep::kExitRefused);
   } catch (const std::exception& error) {
     return lockstep::refuse(lockstep::text_of(error));

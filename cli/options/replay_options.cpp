@@ -136,16 +136,20 @@ Result<void> plan_faults(PreparedReplay& prepared) {
   return {};
 }
 
-// A file that is not there and is one of traces/samples is that.
-std::string name_a_sample(std::string& file) {
-  std::error_code error;
-  const auto sample = data_root() / "traces" / "samples" / file;
-  if (!std::filesystem::exists(file, error) && std::filesystem::is_regular_file(sample, error))
-    file = sample.string();
-  return {};
-}
-
 }  // namespace
+
+CLI::Validator sample_by_name() {
+  return CLI::Validator(
+      [](std::string& file) {
+        std::error_code error;
+        const auto sample = data_root() / "traces" / "samples" / file;
+        if (!std::filesystem::exists(file, error) &&
+            std::filesystem::is_regular_file(sample, error))
+          file = sample.string();
+        return std::string();
+      },
+      "");
+}
 
 ReplayRequest request_of(const ReplayOptions& options) {
   ImportOptions import = options.import;
@@ -184,7 +188,7 @@ void declare_replay_options(CLI::App& command, ReplayOptions& o) {
           "request trace, trace of another tool (several files: its shards, in order), benchmark, "
           "recording or saved case; or the name of a sample that came with this")
       ->required()
-      ->transform(CLI::Validator([](std::string& file) { return name_a_sample(file); }, ""));
+      ->transform(sample_by_name());
   declare_import(command, o.import);
   for (const RunField& field : run_fields()) declare_field(command, field, o.run);
   declare_decisions(command, o.decisions);

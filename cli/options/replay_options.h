@@ -17,7 +17,8 @@
 
 namespace CLI {
 class App;
-}
+class Validator;
+}  // namespace CLI
 
 namespace lockstep {
 
@@ -39,6 +40,9 @@ struct ReplayOptions {
 };
 
 ReplayRequest request_of(const ReplayOptions& options);
+
+// Takes the name of a bundled sample for a file that does not exist.
+CLI::Validator sample_by_name();
 
 // --import: how a file of another tool is to be read.
 void declare_import(CLI::App& command, ImportOptions& options);

@@ -6,6 +6,8 @@ import itertools
 import json
 import re
 import shlex
+import shutil
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -147,16 +149,18 @@ def _smallest(
     settings: Settings, path: Path, save: Path, backend: bool
 ) -> tuple[str, Failure | None]:
     """Shrinks a case: the command that explains it, and its failure; ("", None): none."""
-    (command.folder / save).mkdir(parents=True, exist_ok=True)
     stem = path.name.removesuffix(".jsonl").removesuffix(".case")
     smallest = save / f"{stem}.min.case.jsonl"
     judging = settings.judging(backend)
-    said = command.run("shrink", path, "--output", smallest, *judging,
-                       "--shrink-seconds", SHRINK_SECONDS)  # fmt: skip
-    found = said.json
-    if said.status == command.AGREED or "after" not in found:
-        remove_if_empty(save)
-        return "", None
+    with tempfile.TemporaryDirectory(prefix="lockstep-") as holder:
+        said = command.run("shrink", path, "--output", Path(holder) / smallest.name, *judging,
+                           "--shrink-seconds", SHRINK_SECONDS)  # fmt: skip
+        found = said.json
+        if said.status == command.AGREED or "after" not in found:
+            return "", None
+        (command.folder / save).mkdir(parents=True, exist_ok=True)
+        for made in Path(holder).iterdir():  # with an engine, its recording too
+            shutil.move(made, command.folder / save / made.name)
     # The case holds the backend; the deciding engine is passed again.
     again = command.line_to_repeat("explain", smallest, *settings.judging(backend=False))
     line = f"{found['check']} step {found['step']}"
@@ -166,14 +170,6 @@ def _smallest(
     if told := command.narrative(smallest, save, *settings.judging(backend=False)):
         details += f"\nWhat happens in it: {told.path}"
     return again, Failure(found["check"], f"{line}: {found['what']}", again, details)
-
-
-def remove_if_empty(folder: Path) -> None:
-    """Also the folders above it that only hold it."""
-    for path in (folder, *folder.parents):
-        if path in (Path(), path.parent) or any((command.folder / path).iterdir()):
-            return
-        (command.folder / path).rmdir()
 
 
 def _sizes(sizes: dict[str, int]) -> str:
@@ -206,11 +202,23 @@ class RecordingItem(LockstepItem):
         return [judged(1, "recording", engine_of(self.file), "the audit")]
 
 
+def _header_of(recording: Path) -> dict[str, Any]:
+    with (command.folder / recording).open(errors="replace") as file:
+        return json.loads(file.readline())
+
+
 def engine_of(recording: Path) -> str:
     """The name and version in its header."""
-    with (command.folder / recording).open(errors="replace") as file:
-        engine = json.loads(file.readline())["engine"]
+    engine = _header_of(recording)["engine"]
     return f"{engine['name']} {engine['version']}"
+
+
+def _bucket_of_finding(recording: Path, finding: dict[str, Any]) -> str:
+    """Its rule and the kind of its group: a long recording shows one bug in many sentences."""
+    kind = ""
+    if finding["group"] >= 0:
+        kind = _header_of(recording)["groups"][finding["group"]]["spec"]["type"]
+    return f"audit.{finding['rule']} {kind}".rstrip()
 
 
 def audit(settings: Settings, file: Path, save: Path) -> Failure | None:
@@ -226,7 +234,7 @@ def audit(settings: Settings, file: Path, save: Path) -> Failure | None:
         details += f"The recording: {file}\n"
     again = command.line_to_repeat("audit", file)
     details += settings.planted()
-    bucket = bucket_of(check, first["line"])
+    bucket = _bucket_of_finding(file, first)
     if settings.is_new(bucket):
         details += _evidence(settings, file, save, check)
     return Failure(check, first["line"], again, details, bucket)

@@ -355,10 +355,17 @@ Result<void> check_profile(const std::string& path, const std::string& engine) {
               ". This command runs the model of a release; `lockstep audit` needs no profile");
 }
 
+// The step that failed.
+static std::int64_t failing_step(const RunSummary& summary) {
+  if (summary.divergence) return summary.divergence->step;
+  return summary.mismatch ? summary.mismatch->step : summary.steps;
+}
+
 SavedCase case_of(const ReplayRequest& request, const PreparedReplay& prepared,
                   const RunReport& report) {
-  const std::string name = fmt::format(
-      "{}-step{}", std::filesystem::path(request.file).stem().string(), report.summary.steps);
+  const std::string name =
+      fmt::format("{}-step{}", std::filesystem::path(request.file).stem().string(),
+                  failing_step(report.summary));
   SavedCase saved = case_of(name, prepared.run, report.summary);
   if (prepared.trace == nullptr) {
     keep_recording(request.file, *prepared.recording, report.records_consumed, saved);

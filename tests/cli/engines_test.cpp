@@ -53,6 +53,8 @@ TEST(Fit, SavesAnEngineFileThatReplayAndConformTake) {
       {"fit", folder, "--leave-out", "vllm-0.22.1", "--save", engine, "--json", json_path});
   ASSERT_EQ(fitted.status, 0) << fitted.out << fitted.err;
   EXPECT_NE(fitted.out.find("Nearest release: "), std::string::npos) << fitted.out;
+  EXPECT_LT(fitted.out.find(" agree, in every field of "), fitted.out.find("Nearest release: "))
+      << fitted.out;
   EXPECT_NE(fitted.out.find("Not determined"), std::string::npos) << fitted.out;
   const Json json = Json::parse(read_text(json_path));
   EXPECT_TRUE(json.at("agrees").get<bool>());
@@ -168,7 +170,7 @@ TEST(DiffEngines, OfAModelComparesItsMemoryWithOrWithoutATrace) {
   const std::string path = temporary_path("memory.json");
   const Outcome outcome =
       run_lockstep({"diff-engines", "--model", "qwen3-next-80b-a3b", "--json", path});
-  EXPECT_EQ(outcome.status, 1) << outcome.err;
+  EXPECT_EQ(outcome.status, 0) << outcome.err;
   EXPECT_NE(outcome.out.find("Memory of qwen3-next-80b-a3b, 40.0 GiB"), std::string::npos);
   const Json releases = Json::parse(read_text(path)).at("memory").at("releases");
   ASSERT_EQ(releases.size(), 2u);

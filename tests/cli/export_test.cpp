@@ -48,10 +48,27 @@ TEST(ExportCommand, RefusesWithTwo) {
   const Outcome closed_loop =
       run_lockstep({"export", sample_path("foreign/weka.json"), "--as", "aiperf"});
   EXPECT_EQ(closed_loop.status, 2);
-  EXPECT_NE(closed_loop.err.find("arrives after trace_1/0 has left"), std::string::npos)
+  EXPECT_NE(closed_loop.err.find("an arrival after another request has left (request "),
+            std::string::npos)
       << closed_loop.err;
   EXPECT_EQ(run_lockstep({"export", kTimed, "--as", "weka"}).status, 2);
   EXPECT_EQ(run_lockstep({"export", kTimed, "--as", "mooncake", "--import", "time=h"}).status, 2);
+}
+
+TEST(ExportCommand, TheBundledSampleGoesToEveryFormatByItsName) {
+  for (const std::string format : {"mooncake", "aiperf", "timed_trace"}) {
+    const std::vector<std::string> words = {"export", "shared_prefixes.jsonl", "--as", format};
+    const Outcome refused = run_lockstep(words);
+    EXPECT_EQ(refused.status, 2);
+    EXPECT_NE(refused.err.find("an abort (request r1 and "), std::string::npos) << refused.err;
+    std::vector<std::string> lossy = words;
+    lossy.push_back("--lossy");
+    const Outcome done = run_lockstep(lossy);
+    EXPECT_EQ(done.status, 0) << done.err;
+    EXPECT_NE(done.err.find("left out: an arrival after another request has left ("),
+              std::string::npos)
+        << done.err;
+  }
 }
 
 TEST(ReplayCommand, ReadsATraceAsImportSays) {

@@ -118,7 +118,7 @@ TEST(ReplayOverRanks, IsSavedWithItsDegreesAndReproduced) {
                     "--tensor-parallel-size", "2", "--queries-per-kv", "2", "--kv-heads", "1",
                     "--mutant", "tp-heads-not-replicated", "--save", folder});
   EXPECT_EQ(saved.status, 1) << saved.err;
-  const std::string path = folder + "/shared_prefixes-step1.case.jsonl";
+  const std::string path = folder + "/shared_prefixes-step0.case.jsonl";
   EXPECT_NE(read_text(path).find("\"tensor_parallel_size\":2"), std::string::npos);
   const Outcome again = run_lockstep({"replay", path});
   EXPECT_EQ(again.status, 1) << again.err;

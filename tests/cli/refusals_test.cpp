@@ -221,6 +221,22 @@ TEST(Help, NamesTheCommandsAndEndsWithZero) {
   EXPECT_NE(outcome.out.find("Exit status"), std::string::npos);
 }
 
+TEST(Help, ShowsNoTypesOfAProgram) {
+  for (const std::string command : {"replay", "pair", "conform", "layout", "capacity", "fit",
+                                    "audit", "diff-engines", "mutants", "relations", "fuzz"}) {
+    const Outcome outcome = run_lockstep({command, "--help"});
+    EXPECT_EQ(outcome.status, 0) << command;
+    for (const std::string type : {"INT", " in [", "FLOAT", ":{", "POSITIVE", "NONNEGATIVE"})
+      EXPECT_EQ(outcome.out.find(type), std::string::npos) << command << ": " << type;
+  }
+  const Outcome layout = run_lockstep({"layout", "--help"});
+  EXPECT_NE(layout.out.find("--num-blocks N"), std::string::npos) << layout.out;
+  const Outcome replay = run_lockstep({"replay", "--help"});
+  EXPECT_NE(replay.out.find("--policy fcfs|priority"), std::string::npos) << replay.out;
+  const Outcome refused = run_lockstep({"layout", "--model", "llama-3.1-8b", "--num-blocks", "0"});
+  EXPECT_NE(refused.err.find("not in range 1 to 2147483648"), std::string::npos) << refused.err;
+}
+
 TEST(Version, IsPrintedAndSaysWhereKernelsRun) {
   const Outcome outcome = run_lockstep({"--version"});
   EXPECT_EQ(outcome.status, 0);

@@ -91,7 +91,7 @@ TEST(Shrink, OfAReplayWritesTheSmallestBesideTheSavedCase) {
     names.push_back(entry.path().filename().string());
   std::sort(names.begin(), names.end());
   ASSERT_EQ(names.size(), 2u) << found.out;
-  EXPECT_EQ(names[1], "shared_prefixes-step1.min.case.jsonl");
+  EXPECT_EQ(names[1], "shared_prefixes-step0.min.case.jsonl");
   EXPECT_EQ(run_lockstep({"replay", kSample, "--shrink"}).status, 2);
 }
 

@@ -120,6 +120,17 @@ TEST(Verdicts, EveryCommandNamesTheStepThatARecordingIsCutOffAfter) {
     const auto result = nlohmann::json::parse(read_text(json));
     EXPECT_TRUE(has(result.at("cut_off").dump(), "cut off after step 2")) << command;
   }
+  // Without a whole step nothing is judged, and nothing is called clean.
+  write_text(path, whole.substr(0, whole.find('\n') + 30));
+  const Outcome none = run_lockstep({"audit", path});
+  EXPECT_TRUE(has(none.out, "audited 0 of 1 recording: 0 clean, 0 findings")) << none.out;
+  EXPECT_TRUE(has(none.out, "cut off before its first step")) << none.out;
+  write_text(path, whole.substr(0, 50));
+  const Outcome torn = run_lockstep({"audit", path});
+  EXPECT_EQ(torn.status, 2);
+  EXPECT_TRUE(has(torn.err, "killed.jsonl:1: column 50: ")) << torn.err;
+  EXPECT_TRUE(has(torn.err, "; the file is cut off here\n")) << torn.err;
+  write_text(path, whole.substr(0, end + 30));
   const Outcome exported =
       run_lockstep({"export", path, "--as", "mooncake", "--lossy", "--block", "16"});
   EXPECT_TRUE(has(exported.err, "is cut off after step 2")) << exported.err;

@@ -126,6 +126,40 @@ class WheelTest(unittest.TestCase):
         refused = self.in_environment("lockstep-set-up-engine", "other", "1", "x", expect=2)
         self.assertIn("invalid choice: 'other'", refused)
 
+    def test_an_engine_is_set_up_once_and_completed_later(self) -> None:
+        """With a pip that has one release of vLLM and notes what it is asked for."""
+        folder = self.folder / "engines with a space"
+        python = folder / "venv" / "bin" / "python"
+        python.parent.mkdir(parents=True)
+        release = self.folder / "vllm-0.33.0-py3-none-any.whl"
+        with zipfile.ZipFile(release, "w") as archive:
+            archive.writestr("vllm/__init__.py", "")
+            archive.writestr("vllm/_C.so", "")
+            archive.writestr(
+                "vllm-0.33.0.dist-info/METADATA",
+                "Name: vllm\nRequires-Dist: torch==9.9\nRequires-Dist: numpy\n"
+                "Requires-Dist: ray; extra == 'ray'\nRequires-Dist: cupy\n",
+            )
+        log = self.folder / "pip.log"
+        python.write_text(
+            "#!/bin/sh\n"
+            f'echo "$@" >> "{log}"\n'
+            f'case "$*" in *"pip download"*) cp "{release}" "$8" ;; *"import torch"*) exit 1 ;; '
+            "esac\n"
+        )
+        python.chmod(0o755)
+        for downloads in (1, 0):
+            log.write_text("")
+            said = self.in_environment("lockstep-set-up-engine", "vllm", "0.33.0", folder)
+            ready = f"ready: lockstep fuzz --decisions 'vllm:{folder}/vllm-0.33.0' "
+            self.assertIn(f"{ready}--engine-python '{python}'", said)
+            asked = log.read_text()
+            self.assertEqual(asked.count("pip download"), downloads, asked)
+            self.assertRegex(asked, r"pip install --quiet torch==9\.9 numpy uvloop triton")
+            self.assertIn("import lockstep_engines.vllm.adapter", asked)
+        self.assertTrue((folder / "vllm-0.33.0/vllm/__init__.py").is_file())
+        self.assertFalse((folder / "vllm-0.33.0/vllm/_C.so").exists())
+
     def test_another_interpreter_gets_the_adapters_of_the_wheel(self) -> None:
         words = ("lockstep", "fuzz", "--runs", "1", "--decisions", "vllm", "--engine-python")
         said = self.in_environment(*words, sys.executable, expect=None)

@@ -102,8 +102,8 @@ TEST(Export, TheBlockIsTheLargestThatTellsAllThatIsShared) {
             "{\"timestamp\":0,\"input_length\":34,\"output_length\":4,\"hash_ids\":[0,1,2,3,4]}\n"
             "{\"timestamp\":0,\"input_length\":5,\"output_length\":4,\"hash_ids\":[7]}\n");
   EXPECT_EQ(text_of(trace, ExportAs::mooncake, false, 16),
-            "F: requests b and a share 24 tokens, which ids of 16 do not tell; --block 8 does, and "
-            "--lossy leaves it out");
+            "F: mooncake cannot hold 24 tokens of a shared prefix in ids of 16, as --block 8 does "
+            "(requests b and a); --lossy leaves it out");
   EXPECT_NE(text_of(trace, ExportAs::mooncake, true, 16).find("[0,1,2]"), std::string::npos);
 }
 
@@ -140,30 +140,58 @@ TEST(Export, WhatAFormatHasNoWordForIsRefusedOrCounted) {
     return text_of(trace, as);
   };
   EXPECT_EQ(refused([](TraceRequest& r) { r.abort = AbortPlan{.t_ns = 5, .after_tokens = {}}; }),
-            "F: request r has an abort, which timed_trace has no word for; --lossy leaves it out");
-  EXPECT_EQ(
-      refused([](TraceRequest& r) { r.spec.priority = 2; }),
-      "F: request r has a priority, which timed_trace has no word for; --lossy leaves it out");
+            "F: timed_trace cannot hold an abort (request r); --lossy leaves it out");
+  EXPECT_EQ(refused([](TraceRequest& r) { r.spec.priority = 2; }),
+            "F: timed_trace cannot hold a priority (request r); --lossy leaves it out");
   EXPECT_EQ(refused([](TraceRequest& r) { r.spec.priority = 2; }, ExportAs::aiperf),
             "{\"session_id\":\"r\",\"timestamp\":0,\"input_length\":3,\"output_length\":4,\"hash_"
             "ids\":[0],\"extra\":{\"ignore_eos\":true,\"priority\":2}}\n");
   EXPECT_EQ(
       refused([](TraceRequest& r) { r.spec.eos_token = 2; }),
-      "F: request r has an end by a token (eos, stop_token_ids), which timed_trace has no word "
-      "for; --lossy leaves it out");
+      "F: timed_trace cannot hold an end by a token (eos, stop_token_ids) (request r); --lossy "
+      "leaves it out");
   EXPECT_EQ(refused([](TraceRequest& r) { r.after = {"q"}; }),
-            "F: request r arrives after q has left; timed_trace has arrivals at fixed times alone");
+            "F: timed_trace cannot hold an arrival after another request has left (request r); "
+            "--lossy leaves it out");
   Trace reset;
   reset.records = {request("r", seeded({{1, 3}})), TraceControl{}};
   EXPECT_EQ(text_of(reset, ExportAs::mooncake),
-            "F: the trace has a reset of the prefix cache, which mooncake has no word for; --lossy "
-            "leaves it out");
+            "F: mooncake cannot hold a reset of the prefix cache (the trace); --lossy leaves it "
+            "out");
   const auto lossy =
       export_trace("F", reset, {.as = ExportAs::mooncake, .block_tokens = {}, .is_lossy = true});
   ASSERT_TRUE(lossy);
   ASSERT_EQ(lossy->left_out.size(), 1u);
   EXPECT_EQ(lossy->left_out[0].count, 1);
   EXPECT_EQ(text_of({}, ExportAs::mooncake), "F: there are no requests to export");
+}
+
+TEST(Export, AllThatAFormatCannotHoldIsNamedAtOnce) {
+  Trace trace;
+  TraceRequest first = request("a", seeded({{1, 24}, {2, 10}})),
+               second = request("b", seeded({{1, 24}}));
+  first.spec.priority = second.spec.priority = 2;
+  second.after = {"a"};
+  trace.records = {first, second, TraceControl{}};
+  EXPECT_EQ(text_of(trace, ExportAs::mooncake, false, 16),
+            "F: mooncake cannot hold 4 things: a priority (request a and 1 more), an arrival after "
+            "another request has left (request b), a reset of the prefix cache (the trace), 24 "
+            "tokens of a shared prefix in ids of 16, as --block 8 does (requests b and a); --lossy "
+            "leaves them out");
+}
+
+// The delay counts from the arrival of the request that the format cannot wait for.
+TEST(Export, WithoutAWordForItARequestArrivesAfterTheOtherArrived) {
+  Trace trace;
+  TraceRequest last = request("last", seeded({{3, 4}}));
+  last.after = {"a"};
+  last.delay_ns = 7'000'000;
+  trace.records = {request("a", seeded({{1, 4}}), 5'000'000), last,
+                   request("b", seeded({{2, 4}}), 9'000'000)};
+  EXPECT_EQ(text_of(trace, ExportAs::mooncake, true),
+            "{\"timestamp\":5,\"input_length\":4,\"output_length\":4,\"hash_ids\":[0]}\n"
+            "{\"timestamp\":9,\"input_length\":4,\"output_length\":4,\"hash_ids\":[1]}\n"
+            "{\"timestamp\":12,\"input_length\":4,\"output_length\":4,\"hash_ids\":[2]}\n");
 }
 
 // 12,031 real rows, where the data are available.

@@ -2,7 +2,7 @@
 //
 // 1. Exported are arrivals, lengths, and what prompts share (prefix_ids.h). Requests of different
 //    salts share no id. What a model answers is its own.
-// 2. What a format has no word for is refused by name, or left out and counted.
+// 2. Everything that a format has no word for is refused at once, by name, or left out and counted.
 #pragma once
 
 #include <cstdint>

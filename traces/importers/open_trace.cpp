@@ -185,7 +185,7 @@ Result<FileFormat> detect_format(const std::string& path) {
   LS_RETURN_IF_ERROR(lines.next(line));
   JsonReader json(path);
   const KnownFormat* format = nullptr;
-  if (json.parse(line) && json.root().is_object()) {
+  if (json.parse(line, 1, lines.is_cut_off()) && json.root().is_object()) {
     const JsonObject object = json.root().object();
     format = format_of({.line = line, .object = &object});
   } else {
@@ -194,6 +194,7 @@ Result<FileFormat> detect_format(const std::string& path) {
       LS_ASSIGN_OR_RETURN(format, format_of_document(path, line));
     }
   }
+  if (format == nullptr && json.is_cut_off()) return json.failure();
   if (format == nullptr) return unknown_format(path, line);
   return format->format;
 }
