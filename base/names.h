@@ -42,7 +42,7 @@ constexpr std::array<E, N> values_in(const EnumNames<E, N>& table) {
   return values;
 }
 
-// Of an enum with at most 64 values, the first being 0.
+// A set of values of an enum: 128 at most, from 0.
 template <class E>
 class EnumSet {
  public:
@@ -61,10 +61,9 @@ class EnumSet {
   bool operator==(const EnumSet&) const = default;
 
  private:
-  static constexpr std::uint64_t bit(E value) {
-    return std::uint64_t{1} << static_cast<std::uint8_t>(value);
-  }
-  std::uint64_t bits_ = 0;
+  using Bits = unsigned __int128;
+  static constexpr Bits bit(E value) { return Bits{1} << static_cast<std::uint8_t>(value); }
+  Bits bits_ = 0;
 };
 
 }  // namespace lockstep

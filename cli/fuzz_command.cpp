@@ -152,15 +152,6 @@ int fuzz_exit_code(const FuzzReport& report) {
 constexpr std::int64_t kRunsByDefault = 1'000;
 constexpr std::int64_t kRunsMax = std::int64_t{1} << 40;
 
-// What a plugin is not asked for (cuda_backend/plugin/plugin_backend.h): several devices, host
-// memory, connectors.
-constexpr FeatureSet kNotOfPlugins = {
-    Feature::context_parallel, Feature::tensor_parallel,    Feature::pipeline_parallel,
-    Feature::data_parallel,    Feature::connector_peers,    Feature::host_tier,
-    Feature::failing_loads,    Feature::load_failure_fails, Feature::several_connectors,
-    Feature::whole_caches,     Feature::bounded_replay,     Feature::rings,
-    Feature::compressed_rows};
-
 // The case that runs, for the last message of a process that a check stops.
 thread_local std::uint64_t current_seed = 0;
 std::string command_of_case;  // less its --seed

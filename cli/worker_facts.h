@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <utility>
 
 #include "base/result.h"
 #include "sim/worker/worker_backend.h"
@@ -22,9 +23,20 @@ class FactsOfRun {
     return [this](std::int64_t step, WorkerStepFacts facts) { steps_[step] = std::move(facts); };
   }
   // Into a recording of the same run.
-  void add_to(Recording& recording, WorkedBy worker) const;
+  void add_to(Recording& recording, WorkedBy worker) const {
+    recording.header.worker_facts = std::move(worker);
+    for (RecordedStep& step : recording.steps)
+      if (const auto found = steps_.find(step.step); found != steps_.end())
+        step.facts = found->second;
+  }
   // The recording that was run, with what is known of its steps, as another file.
-  Result<void> write(Recording whole, const std::string& path, WorkedBy worker) const;
+  Result<void> write(Recording whole, const std::string& path, WorkedBy worker) const {
+    for (RecordedStep& step : whole.steps) step.facts.reset();
+    add_to(whole, std::move(worker));
+    LS_ASSIGN_OR_RETURN(auto file, RecordingWriter::create(path, whole.header));
+    for (const RecordedStep& step : whole.steps) LS_RETURN_IF_ERROR(file.write(step));
+    return file.close(whole.end);
+  }
 
  private:
   std::map<std::int64_t, WorkerStepFacts> steps_;

@@ -11,14 +11,14 @@
 namespace lockstep::cuda {
 namespace {
 
-// Changes how many tokens' rows are written: change(tokens whose inputs the previous launch made).
+// Changes how many source rows are written: change(rows that the previous launch made).
 template <class Change>
 DevicePlant in_rows_written(Change change) {
   return {
       .launch = [change, made = std::int32_t{0}](LaunchParams params, Operation&, Device&) mutable {
-        if (auto** fill = std::get_if<FillRowsParams*>(&params)) made = (*fill)->num_tokens;
+        if (auto** fill = std::get_if<FillRowsParams*>(&params)) made = (*fill)->num_rows;
         if (auto** write = std::get_if<WritePartsParams*>(&params))
-          (*write)->num_tokens = change(made);
+          (*write)->num_rows = change(made);
       }};
 }
 
@@ -74,7 +74,7 @@ Seams race(const BackendConfig&) {
 }
 Seams uninitialised_read(const BackendConfig&) {
   return in_launches<FillRowsParams>(
-      [](FillRowsParams& params) { params.num_tokens = std::max(0, params.num_tokens - 1); });
+      [](FillRowsParams& params) { params.num_rows = std::max(0, params.num_rows - 1); });
 }
 Seams table_late_clear(const BackendConfig&) {
   return on_device(
@@ -281,7 +281,7 @@ Seams cross_row_lost(const BackendConfig&) {
     }
     if (auto** write = std::get_if<WritePartsParams*>(&params))
       if ((*write)->slots >= slots && (*write)->slots < end)
-        (*write)->num_tokens = std::max(0, (*write)->num_tokens - 1);
+        (*write)->num_rows = std::max(0, (*write)->num_rows - 1);
   }});
 }
 // Sinks are written to the null block and the blocks after it.
@@ -299,8 +299,24 @@ Seams sinks_not_read(const BackendConfig&) {
 }
 Seams compressed_other_ratio(const BackendConfig&) {
   return in_launches<WritePartsParams>([](WritePartsParams& params) {
-    Divisor& tokens = params.tokens_per_row;
+    Divisor& tokens = params.token_rows.tokens_per_row;
     if (tokens.value > 1) tokens = make_divisor(2 * tokens.value);
+  });
+}
+Seams rows_counted_as_tokens(const BackendConfig&) {
+  return in_launches<WritePartsParams>([](WritePartsParams& params) {
+    params.num_rows /= static_cast<std::int32_t>(params.token_rows.rows_per_token.value);
+  });
+}
+// Of several rows per token, pieces of probes end as if each token had one.
+Seams length_in_tokens(const BackendConfig& config) {
+  std::vector<std::int32_t> rows;  // per token, of each layer
+  for (const KVCacheGroupSpec& group : config.plan.groups)
+    for (std::size_t i = 0; i < group.layer_names.size(); ++i)
+      rows.push_back(static_cast<std::int32_t>(group.layer_spec(i).tokens_per_state.rows));
+  return in_uploads<DigestPiece>("probe pieces", [rows](std::span<DigestPiece> pieces) {
+    for (DigestPiece& piece : pieces)
+      piece.last = piece.first + (piece.last - piece.first) / rows.at(piece.layer_index);
   });
 }
 // Hidden states use the next group's table.
@@ -422,6 +438,8 @@ constexpr PlantedDefect kOfLaunches[] = {
     {"ring-taken-for-table", ring_taken_for_table},
     {"ring-read-shifted", ring_read_shifted},
     {"compressed-other-ratio", compressed_other_ratio, Needs::words},
+    {"rows-counted-as-tokens", rows_counted_as_tokens},
+    {"length-in-tokens", length_in_tokens},
     {"cross-row-lost", cross_row_lost},
     {"sink-block-shifted", sink_block_shifted},
     {"sinks-not-read", sinks_not_read},

@@ -209,7 +209,8 @@ Seams compressed_open_row(const BackendConfig& config) {
   auto tokens_per_row = std::make_shared<std::vector<std::int32_t>>();  // of each layer
   for (const KVCacheGroupSpec& group : config.plan.groups)
     for (std::size_t i = 0; i < group.layer_names.size(); ++i)
-      tokens_per_row->push_back(static_cast<std::int32_t>(group.layer_spec(i).compress_ratio));
+      tokens_per_row->push_back(
+          static_cast<std::int32_t>(group.layer_spec(i).tokens_per_state.tokens));
   return {.program = [tokens_per_row](StepProgram& program) {
     for (AttentionProbe& probe : program.probes) {
       const std::int32_t tokens = tokens_per_row->at(probe.layer);

@@ -18,30 +18,23 @@ __device__ __forceinline__ SlotPlace place_of_slot(Slot slot, const Divisor& blo
   return {block, slot - block * block_size.value};
 }
 
-// The row that a token completes; below zero: none, or the slot is padding.
-__device__ __forceinline__ Slot row_of_slot(Slot slot, const Divisor& tokens_per_row) {
-  if (slot < 0 || tokens_per_row.value == 1) return slot;
-  const Slot rows = divide_slot(slot + 1, tokens_per_row);  // that end with the token or before
-  return rows * tokens_per_row.value == slot + 1 ? rows - 1 : -1;
-}
-
-// Grid: flat over (token, head, unit) of parts of one shape; a thread moves its unit of every part.
+// Grid: flat over (source row, head, unit) of parts of one shape; a thread moves its unit of every
+// part.
 template <class Unit>
 __global__ void move_rows_kernel(WritePartsParams p, Divisor units_per_row, Divisor num_heads) {
-  const std::uint32_t count = p.num_tokens * num_heads.value * units_per_row.value;
+  const std::uint32_t count = p.num_rows * num_heads.value * units_per_row.value;
   for (std::uint32_t i = first_item(); i < count; i += item_stride()) {
-    const std::uint32_t row = divide(i, units_per_row), token = divide(row, num_heads);
-    const std::int64_t head = row - token * num_heads.value;
+    const std::uint32_t row = divide(i, units_per_row), source = divide(row, num_heads);
+    const std::int64_t head = row - source * num_heads.value;
     const std::int64_t unit_at = std::int64_t(i - row * units_per_row.value) * sizeof(Unit);
-    const Slot slot = row_of_slot(p.slots[token], p.tokens_per_row);
+    const Slot slot = slot_of_row(p.token_rows, p.slots, source);
     if (slot < 0) continue;
     const SlotPlace place = place_of_slot(slot, p.parts[0].to.block_size);
     for (std::int32_t i_part = 0; i_part < p.num_parts; ++i_part) {
       const PartWrite& part = p.parts[i_part];
       std::byte* target = part_row(part.to, place.block, place.offset, head) + unit_at;
-      *reinterpret_cast<Unit*>(target) =
-          *reinterpret_cast<const Unit*>(part.source + token * part.source_token_stride +
-                                         head * part.source_head_stride + unit_at);
+      *reinterpret_cast<Unit*>(target) = *reinterpret_cast<const Unit*>(
+          part.source + source * part.source_row_stride + head * part.source_head_stride + unit_at);
     }
   }
 }

@@ -24,29 +24,29 @@ __device__ __forceinline__ void quantise(std::uint32_t (&bits)[kItem], const Par
   }
 }
 
-// Divisors that map an item to its token and head, per part.
+// Divisors that map an item to its source row and head, per part.
 struct PartDivisors {
   Divisor items_per_row[2], heads[2];
 };
 
-// Grid: x flat over (token, head, item), y is the part. No part scales per token and head.
+// Grid: x flat over (source row, head, item), y is the part. No part scales per token and head.
 template <int kItem>
 __global__ void write_parts_kernel(WritePartsParams p, PartDivisors by) {
   const PartWrite& part = p.parts[blockIdx.y];
   const Divisor items_per_row = by.items_per_row[blockIdx.y], heads = by.heads[blockIdx.y];
-  const std::uint32_t count = p.num_tokens * heads.value * items_per_row.value;
+  const std::uint32_t count = p.num_rows * heads.value * items_per_row.value;
   const float scale = part.to.scaling == Scaling::none ? 1.0f : *part_scale(part.to, 0, 0, 0);
   for (std::uint32_t i = first_item(); i < count; i += item_stride()) {
-    const std::uint32_t row = divide(i, items_per_row), token = divide(row, heads);
-    const std::uint32_t head = row - token * heads.value;
+    const std::uint32_t row = divide(i, items_per_row), source = divide(row, heads);
+    const std::uint32_t head = row - source * heads.value;
     const std::int32_t first = std::int32_t(i - row * items_per_row.value) * kItem;
-    const Slot slot = p.slots[token];
+    const Slot slot = slot_of_row(p.token_rows, p.slots, source);
     if (slot < 0) continue;
     const SlotPlace place = place_of_slot(slot, part.to.block_size);
     const std::int32_t source_bytes = element_bytes(part.source_dtype);
     std::uint32_t bits[kItem];
     load_bits<kItem>(bits,
-                     part.source + token * part.source_token_stride +
+                     part.source + source * part.source_row_stride +
                          head * part.source_head_stride + std::int64_t(first) * source_bytes,
                      source_bytes);
     if (part.to.scaling != Scaling::none) quantise<kItem>(bits, part, scale, 0.0f);
@@ -70,17 +70,18 @@ __device__ __forceinline__ float largest_of_row(const PartWrite& part, const std
   return simt::warp_max(largest);
 }
 
-// Grid: x is the token, y the head, z the part; CTAs of one warp, which scales and writes one row.
+// Grid: x is the source row, y the head, z the part. A CTA is one warp, which scales and writes one
+// row.
 template <int kItem>
 __global__ void quantise_rows_kernel(WritePartsParams p) {
   const PartWrite& part = p.parts[blockIdx.z];
-  const std::int64_t token = blockIdx.x;
+  const std::uint32_t source_row = blockIdx.x;
   const std::int32_t head = blockIdx.y;
-  const Slot slot = p.slots[token];
+  const Slot slot = slot_of_row(p.token_rows, p.slots, source_row);
   if (head >= part.to.num_heads || slot < 0) return;
   const SlotPlace place = place_of_slot(slot, part.to.block_size);
   const std::byte* source =
-      part.source + token * part.source_token_stride + head * part.source_head_stride;
+      part.source + source_row * part.source_row_stride + head * part.source_head_stride;
   const float largest = largest_of_row<kItem>(part, source);
   const float scale = fmaxf(largest / largest_number(part.to.dtype), 1e-6f);
   if (threadIdx.x == 0) *part_scale(part.to, place.block, place.offset, head) = scale;

@@ -72,22 +72,20 @@ struct PartLayout {
   const float* layer_scale = nullptr;  // fp4_groups
 };
 
-// Rows of a layer's projection on their way into one part of its cache.
+// Source rows of a layer's projection on their way into one part of its cache.
 struct PartWrite {
   PartLayout to;
-  const std::byte* source = nullptr;  // [num_tokens, num_heads, head_size] by these strides
-  std::int64_t source_token_stride = 0;
+  const std::byte* source = nullptr;  // [num_rows, num_heads, head_size] by these strides
+  std::int64_t source_row_stride = 0;
   std::int64_t source_head_stride = 0;
   DType source_dtype = DType::bf16;  // that of the part where scaling is none
 };
 struct WritePartsParams {
   PartWrite parts[2];
-  const Slot* slots;  // [num_tokens]; PAD_SLOT_ID writes nothing
+  const Slot* slots;  // of the tokens; PAD_SLOT_ID writes nothing
   std::int32_t num_parts;
-  std::int32_t num_tokens;
-  // Tokens per row of a compressed cache. A row is written with the last of its tokens.
-  // REQUIRES: above 1 only for parts that are moved.
-  Divisor tokens_per_row;
+  std::int32_t num_rows;
+  TokenRows token_rows;
 };
 
 // Positions that a query reads: [first, last), where positions from gap_first on are `gap` higher.

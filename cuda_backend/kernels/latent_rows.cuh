@@ -77,16 +77,16 @@ __device__ __forceinline__ void write_tile(const PartWrite& part, const SlotPlac
         load_number(source + std::int64_t(i) * bytes, part.source_dtype) / scale, DType::fp8_e4m3));
 }
 
-// Grid: x is the token, y the part; CTAs of one warp, whose lanes take a tile each, and then the
-// rope.
+// Grid: x is the source row, y the part. A CTA is one warp, whose lanes take a tile each, and then
+// the rope.
 [[maybe_unused]] static __global__ void write_latent_rows_kernel(WritePartsParams p) {
   const PartWrite& part = p.parts[blockIdx.y];
-  const std::int64_t token = blockIdx.x;
-  const Slot slot = p.slots[token];
+  const std::uint32_t source_row = blockIdx.x;
+  const Slot slot = slot_of_row(p.token_rows, p.slots, source_row);
   if (slot < 0) return;
   const SlotPlace place = place_of_slot(slot, part.to.block_size);
   const LatentTiles tiles = latent_tiles(part.to.scaling);
-  const std::byte* source = part.source + token * part.source_token_stride;
+  const std::byte* source = part.source + source_row * part.source_row_stride;
   std::byte* row = part_row(part.to, place.block, place.offset, 0);
   const std::int32_t count = tiles.elements / tiles.tile;
   for (std::int32_t tile = threadIdx.x; tile < count; tile += 32)

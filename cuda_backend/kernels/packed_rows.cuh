@@ -48,23 +48,23 @@ __device__ __forceinline__ void load_group(float (&values)[kGroupElements], cons
   }
 }
 
-// Grid: x flat over (token, head, group), y is the part. items_per_row counts groups.
+// Grid: x flat over (source row, head, group), y is the part. items_per_row counts groups.
 template <int kItem>
 __global__ void write_groups_kernel(WritePartsParams p, PartDivisors by, std::int32_t unit) {
   const PartWrite& part = p.parts[blockIdx.y];
   const Divisor groups = by.items_per_row[blockIdx.y], heads = by.heads[blockIdx.y];
-  const std::uint32_t count = p.num_tokens * heads.value * groups.value;
+  const std::uint32_t count = p.num_rows * heads.value * groups.value;
   const float inverse_of_layer = 1.0f / *part.to.layer_scale;
   for (std::uint32_t i = first_item(); i < count; i += item_stride()) {
-    const std::uint32_t row = divide(i, groups), token = divide(row, heads);
-    const std::uint32_t head = row - token * heads.value;
+    const std::uint32_t row = divide(i, groups), source = divide(row, heads);
+    const std::uint32_t head = row - source * heads.value;
     const auto group = std::int32_t(i - row * groups.value);
-    const Slot slot = p.slots[token];
+    const Slot slot = slot_of_row(p.token_rows, p.slots, source);
     if (slot < 0) continue;
     const SlotPlace place = place_of_slot(slot, part.to.block_size);
     float values[kGroupElements];
     load_group<kItem>(values,
-                      part.source + token * part.source_token_stride +
+                      part.source + source * part.source_row_stride +
                           head * part.source_head_stride +
                           std::int64_t(group) * kGroupElements * element_bytes(part.source_dtype),
                       part.source_dtype);
@@ -91,17 +91,18 @@ __device__ __forceinline__ std::int32_t to_int4(float value) {
   return away > 15.0f ? 15 : away >= 1.0f ? std::int32_t(away) : 0;
 }
 
-// Grid: x is the token, y the head, z the part; CTAs of one warp, which scales and writes one row.
+// Grid: x is the source row, y the head, z the part. A CTA is one warp, which scales and writes one
+// row.
 // Lanes take a byte, two elements, at a time.
 [[maybe_unused]] static __global__ void write_int4_rows_kernel(WritePartsParams p) {
   const PartWrite& part = p.parts[blockIdx.z];
-  const std::int64_t token = blockIdx.x;
+  const std::uint32_t source_row = blockIdx.x;
   const std::int32_t head = blockIdx.y;
-  const Slot slot = p.slots[token];
+  const Slot slot = slot_of_row(p.token_rows, p.slots, source_row);
   if (head >= part.to.num_heads || slot < 0) return;
   const SlotPlace place = place_of_slot(slot, part.to.block_size);
   const std::byte* source =
-      part.source + token * part.source_token_stride + head * part.source_head_stride;
+      part.source + source_row * part.source_row_stride + head * part.source_head_stride;
   const std::int32_t bytes = element_bytes(part.source_dtype);
   float lowest = INFINITY, highest = -INFINITY;
   for (std::int32_t at = threadIdx.x; at < part.to.head_size; at += 32) {

@@ -27,6 +27,26 @@ constexpr Divisor make_divisor(std::uint32_t value) {
   return {value, static_cast<std::uint32_t>((excess << 32) / value + 1), shift};
 }
 
+// The rows of a layer's tokens. A row covers tokens_per_row tokens and is written with the last of
+// them; or a token has rows_per_token rows. A launch that writes the rows of tokens has a source
+// row for each row that they may complete: source row i belongs to token i / rows_per_token.
+struct TokenRows {
+  Divisor tokens_per_row;
+  Divisor rows_per_token;
+};
+constexpr TokenRows token_rows(const TokensPerState& per_row) {
+  return {.tokens_per_row = make_divisor(static_cast<std::uint32_t>(per_row.tokens)),
+          .rows_per_token = make_divisor(static_cast<std::uint32_t>(per_row.rows))};
+}
+// Rows that the first num_tokens tokens complete.
+constexpr std::int64_t rows_before(const TokenRows& rows, std::int64_t num_tokens) {
+  return num_tokens / rows.tokens_per_row.value * rows.rows_per_token.value;
+}
+// Source rows of num_tokens tokens.
+constexpr std::int32_t source_rows(const TokenRows& rows, std::int32_t num_tokens) {
+  return num_tokens * static_cast<std::int32_t>(rows.rows_per_token.value);
+}
+
 // HiSparse: the rows of a layer whose pages are not on the device. All are on the host; rows that
 // were read are also in their request's hot region. A host row is host block * block size + row.
 struct AwayRows {
@@ -59,8 +79,8 @@ struct RowCache {
   const std::int32_t* table = nullptr;  // kernel block ids, [num_rows, table_width]
   std::int64_t table_width = 0;         // entries
   Divisor block_size;                   // rows in a kernel block
-  Divisor tokens_per_row;               // compressed rows: written with the last of them
-  std::int32_t num_parts = 2;           // K and V; 1: K alone (MLA, hidden states)
+  TokenRows token_rows;
+  std::int32_t num_parts = 2;  // K and V; 1: K alone (MLA, hidden states)
   std::int32_t num_kv_heads = 1;
   std::int32_t head_size = 0;  // elements of a row
   std::int32_t row_bytes = 0;
@@ -162,14 +182,15 @@ struct DraftSlotsParams {
   Slot pad_slot;
 };
 
-// Rule (1): the rows of one layer, made from content ids. Contiguous [num_tokens, num_kv_heads,
-// row_bytes].
+// Rule (1): the source rows of one layer, made from content ids. Contiguous [num_rows,
+// num_kv_heads, row_bytes].
 struct FillRowsParams {
-  const std::uint64_t* contents;  // [num_tokens]
+  const std::uint64_t* contents;  // of the tokens
   std::byte* key;
   std::byte* value;                   // unused when num_parts is 1
   std::uint64_t keep_mask, set_mask;  // shape(): (word & keep_mask) | set_mask
-  std::int32_t num_tokens, num_kv_heads, num_parts, row_bytes, layer, first_head;
+  std::int32_t num_rows, num_kv_heads, num_parts, row_bytes, layer, first_head;
+  TokenRows token_rows = {};
   std::int32_t first_part = 0;  // what `key` is; `value` is the one behind it
 };
 

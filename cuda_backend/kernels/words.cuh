@@ -36,6 +36,27 @@ __device__ __forceinline__ std::int64_t divide_slot(Slot slot, const Divisor& by
   return slot / std::int64_t(by.value);
 }
 
+// Source rows of tokens (TokenRows). The slot that row i is written to; below zero: none, since its
+// token completes no row or has the slot of padding.
+__device__ __forceinline__ Slot slot_of_row(const TokenRows& rows, const Slot* slots,
+                                            std::uint32_t i) {
+  const std::uint32_t token = divide(i, rows.rows_per_token);
+  const Slot slot = slots[token];
+  const std::uint32_t tokens = rows.tokens_per_row.value, several = rows.rows_per_token.value;
+  if (slot < 0) return slot;
+  if (tokens == 1) return slot * several + (i - token * several);
+  const Slot complete = divide_slot(slot + 1, rows.tokens_per_row);
+  return complete * tokens == slot + 1 ? complete - 1 : -1;
+}
+// The content of row i: rule (26).
+__device__ __forceinline__ std::uint64_t content_of_row(const TokenRows& rows,
+                                                        const std::uint64_t* contents,
+                                                        std::uint32_t i) {
+  const std::uint32_t token = divide(i, rows.rows_per_token);
+  const std::uint32_t number = i - token * rows.rows_per_token.value;
+  return number == 0 ? contents[token] : mix(contents[token] + number);
+}
+
 // Calls `f` with a zero of the type that has `unit_bytes` bytes: 16, 8, 4, 2 or 1.
 template <class F>
 __device__ __forceinline__ void with_unit(std::int32_t unit_bytes, const F& f) {

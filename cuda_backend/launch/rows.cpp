@@ -35,7 +35,7 @@ int move_rows(const LaunchPlace& place, const WritePartsParams& params) {
   const PartLayout& part = params.parts[0].to;
   const auto units_per_row =
       static_cast<std::uint32_t>(row_bytes_of(part) / std::int64_t(sizeof(Unit)));
-  const std::int64_t items = std::int64_t{params.num_tokens} * part.num_heads * units_per_row;
+  const std::int64_t items = std::int64_t{params.num_rows} * part.num_heads * units_per_row;
   if (items >= kMaxFlatItems) return too_large();
   return status_of(simt::launch(flat_grid(place, "write_rows", items), move_rows_kernel<Unit>,
                                 params, make_divisor(units_per_row),
@@ -62,10 +62,10 @@ int for_unit(std::int64_t unit_bytes, const F& f) {
 }  // namespace
 
 int launch_fill_rows(const LaunchPlace& place, const FillRowsParams& params) {
-  if (params.num_tokens == 0) return nothing_to_do();
+  if (params.num_rows == 0) return nothing_to_do();
   const bool vectors = params.row_bytes % 16 == 0;
   const std::int64_t items_per_row = divide_up(params.row_bytes, vectors ? 16 : 8);
-  const std::int64_t items = std::int64_t{params.num_tokens} * params.num_kv_heads * items_per_row;
+  const std::int64_t items = std::int64_t{params.num_rows} * params.num_kv_heads * items_per_row;
   if (items >= kMaxFlatItems) return too_large();
   auto* kernel = vectors ? fill_rows_kernel<true> : fill_rows_kernel<false>;
   return status_of(simt::launch(flat_grid(place, "fill_rows", items), kernel, params,
@@ -115,7 +115,7 @@ WriteShape shape_of(const PartWrite& part) {
   WriteShape shape{.writing = writing_of(to)};
   if (shape.writing != Writing::moves) {
     shape.eights = in_eights(to) && aligned_to(bytes_of_eight(part.source_dtype), part.source,
-                                               part.source_token_stride, part.source_head_stride);
+                                               part.source_row_stride, part.source_head_stride);
     return shape;
   }
   shape.row_bytes = row_bytes_of(to);
@@ -124,13 +124,13 @@ WriteShape shape_of(const PartWrite& part) {
   while (
       !aligned_to(shape.unit_bytes, to.base, to.block_stride, to.token_stride, to.head_stride,
                   shape.row_bytes) ||
-      !aligned_to(shape.unit_bytes, part.source, part.source_token_stride, part.source_head_stride))
+      !aligned_to(shape.unit_bytes, part.source, part.source_row_stride, part.source_head_stride))
     shape.unit_bytes /= 2;
   return shape;
 }
 
-// A grid over (token, head, item) along x and parts along y. A row has head_size / item_elements
-// items. Sets `by` to the divisors of an item's number; false: too large.
+// A grid over (source row, head, item) along x and parts along y. A row has
+// head_size / item_elements items. Sets `by` to the divisors of an item's number; false: too large.
 bool grid_of_items(simt::LaunchConfig& config, PartDivisors& by, const LaunchPlace& place,
                    const char* name, const WritePartsParams& params, std::int32_t item_elements) {
   std::int64_t items = 0;
@@ -139,8 +139,7 @@ bool grid_of_items(simt::LaunchConfig& config, PartDivisors& by, const LaunchPla
     const std::int32_t of_row = part.head_size / item_elements;
     by.items_per_row[i] = make_divisor(static_cast<std::uint32_t>(of_row));
     by.heads[i] = make_divisor(static_cast<std::uint32_t>(part.num_heads));
-    items =
-        std::max<std::int64_t>(items, std::int64_t{params.num_tokens} * part.num_heads * of_row);
+    items = std::max<std::int64_t>(items, std::int64_t{params.num_rows} * part.num_heads * of_row);
   }
   if (items >= kMaxFlatItems) return false;
   config = flat_grid(place, name, items);
@@ -176,15 +175,14 @@ int write_groups(const LaunchPlace& place, const WritePartsParams& params) {
       simt::launch(config, write_groups_kernel<kItem>, params, by, unit_of_groups(params)));
 }
 
-// One warp for each token, head and part.
+// One warp for each source row, head and part.
 bool grid_of_rows(simt::LaunchConfig& config, const WritePartsParams& params) {
   std::int32_t heads = 0;
   for (std::int32_t i = 0; i < params.num_parts; ++i)
     heads = std::max(heads, params.parts[i].to.num_heads);
-  if (!fits_grid(params.num_tokens, heads)) return false;
-  config.grid =
-      dim3(static_cast<std::uint32_t>(params.num_tokens), static_cast<std::uint32_t>(heads),
-           static_cast<std::uint32_t>(params.num_parts));
+  if (!fits_grid(params.num_rows, heads)) return false;
+  config.grid = dim3(static_cast<std::uint32_t>(params.num_rows), static_cast<std::uint32_t>(heads),
+                     static_cast<std::uint32_t>(params.num_parts));
   config.block.x = 32;
   return true;
 }
@@ -197,8 +195,8 @@ int write_int4_rows(const LaunchPlace& place, const WritePartsParams& params) {
 
 int write_latent_rows(const LaunchPlace& place, const WritePartsParams& params) {
   auto config = config_of(place, "write_latent_rows");
-  if (!fits_grid(params.num_tokens, params.num_parts)) return too_large();
-  config.grid = dim3(static_cast<std::uint32_t>(params.num_tokens),
+  if (!fits_grid(params.num_rows, params.num_parts)) return too_large();
+  config.grid = dim3(static_cast<std::uint32_t>(params.num_rows),
                      static_cast<std::uint32_t>(params.num_parts));
   config.block.x = 32;
   return status_of(simt::launch(config, write_latent_rows_kernel, params));
@@ -235,7 +233,7 @@ int write_parts_of(const LaunchPlace& place, const WritePartsParams& parts,
 }  // namespace
 
 int launch_write_parts(const LaunchPlace& place, const WritePartsParams& params) {
-  if (params.num_tokens == 0) return nothing_to_do();
+  if (params.num_rows == 0) return nothing_to_do();
   std::uint32_t written = 0;  // bit i: part i
   for (std::int32_t first = 0; first < params.num_parts; ++first) {
     if ((written >> first & 1) != 0) continue;

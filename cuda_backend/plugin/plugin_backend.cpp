@@ -378,7 +378,7 @@ Result<std::unique_ptr<Backend>> make_plugin_backend(const std::string& path,
   if (config.num_host_blocks != 0)
     return fail("a plugin has no host tier; loads and stores are for cuda and simt");
   for (const KVCacheGroupSpec& group : config.plan.groups)
-    if (!is_prefix_cacheable(group.spec) || has_compressed_rows(group) ||
+    if (!is_prefix_cacheable(group.spec) || !has_row_per_token(group) ||
         reads_beside_tokens(group.spec))
       return fail(
           "a plugin has one row per token and slots from block tables; rings, compressed rows, "

@@ -95,10 +95,13 @@ void AttentionQueries::add_query(const AttentionQuery& query) {
   const RowCache& rows = layers_.rows[query.layer];
   Batch& batch = batches_.back();
   ++batch.count;
-  const std::int32_t gap_first = std::max(query.first, query.gap_first);
-  const std::int32_t gap = std::max(query.gap_last - gap_first, 0);
-  const KeyRange keys{.first = reader_.rows_before(query.layer, query.first),
-                      .last = reader_.rows_before(query.layer, query.last) - gap,
+  const auto rows_to = [&](std::int32_t position) {
+    return reader_.rows_before(query.layer, position);
+  };
+  const std::int32_t gap_first = rows_to(std::max(query.first, query.gap_first));
+  const std::int32_t gap = std::max(rows_to(query.gap_last) - gap_first, 0);
+  const KeyRange keys{.first = rows_to(query.first),
+                      .last = rows_to(query.last) - gap,
                       .gap_first = gap_first,
                       .gap = gap};
   batch.longest = std::max(batch.longest, keys.last - keys.first);
@@ -119,6 +122,11 @@ void AttentionQueries::attend(const StepProgram& program, const Batch& batch) {
   const KVCacheSpec& spec = *specs_[batch.layer];
   const std::int32_t table = layers_.table_of_layer[batch.layer];
   const std::int32_t keys = split_keys(batch);
+  const auto rows_in = [&](bool is_limited, std::int64_t tokens) {
+    return is_limited ? static_cast<std::int32_t>(lockstep::cuda::rows_before(
+                            layers_.rows[batch.layer].token_rows, tokens))
+                      : 0;
+  };
   SplitAttentionParams params{
       .key = parts_.key(batch.layer),
       .value = parts_.value(batch.layer),
@@ -133,8 +141,8 @@ void AttentionQueries::attend(const StepProgram& program, const Batch& batch) {
       .scale = 1.0f / std::sqrt(static_cast<float>(parts_.head_size(batch.layer))),
       .query_dtype = DType::fp32,
       .causal = true,
-      .window = is_sliding_window(spec.kind) ? static_cast<std::int32_t>(spec.sliding_window) : 0,
-      .chunk = is_chunked(spec.kind) ? static_cast<std::int32_t>(spec.attention_chunk_size) : 0,
+      .window = rows_in(is_sliding_window(spec.kind), spec.sliding_window),
+      .chunk = rows_in(is_chunked(spec.kind), spec.attention_chunk_size),
       .num_tokens = batch.count,
       .num_query_heads = query_heads(batch.layer),
       .num_splits = (batch.longest + keys - 1) / keys,

@@ -39,8 +39,8 @@ AttentionReader::AttentionReader(Device& device, const LayerCaches& layers,
 }
 
 std::int32_t AttentionReader::rows_before(std::int32_t layer, std::int32_t position) const {
-  return tables_.rows_kept(caches_.group_of_layer[layer], position) /
-         static_cast<std::int32_t>(layers_[layer].tokens_per_row.value);
+  return static_cast<std::int32_t>(lockstep::cuda::rows_before(
+      layers_[layer].token_rows, tables_.rows_kept(caches_.group_of_layer[layer], position)));
 }
 
 void AttentionReader::launch(const StepProgram& program) {

@@ -264,13 +264,13 @@ WritePartsParams RowParts::write(std::size_t layer, const std::byte* key, const 
   for (std::int32_t i = 0; i < rows.num_parts; ++i)
     params.parts[i] = {.to = part(layer, i),
                        .source = i == 0 ? key : value,
-                       .source_token_stride = row_bytes * rows.num_kv_heads,
+                       .source_row_stride = row_bytes * rows.num_kv_heads,
                        .source_head_stride = row_bytes,
                        .source_dtype = source_dtype(layer)};
   params.slots = slots;
-  params.tokens_per_row = rows.tokens_per_row;
+  params.token_rows = rows.token_rows;
   params.num_parts = rows.num_parts;
-  params.num_tokens = num_tokens;
+  params.num_rows = source_rows(rows.token_rows, num_tokens);
   return params;
 }
 

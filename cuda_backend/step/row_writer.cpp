@@ -20,10 +20,8 @@ RowWriter::RowWriter(Device& device, const LayerCaches& layers, const RowParts& 
       sink_slots_(device, "slots of sinks") {
   for (int stream = 0; stream < device.num_streams(); ++stream) inputs_.emplace_back(device);
   LS_CHECK(!inputs_.empty(), "{} streams", device.num_streams());
-  for (std::size_t layer = 0; layer < layers.rows.size(); ++layer) {
-    const std::int64_t heads = layers.rows[layer].num_kv_heads;
-    max_token_bytes_ = std::max(max_token_bytes_, source_row_bytes(layer) * heads);
-  }
+  for (std::size_t layer = 0; layer < layers.rows.size(); ++layer)
+    max_token_bytes_ = std::max(max_token_bytes_, source_bytes(layer, 1));
   reserve_inputs(max_tokens_per_step);
 }
 

@@ -62,6 +62,11 @@ class RowWriter {
   std::int64_t source_row_bytes(std::size_t layer) const {
     return itemsize_bytes(parts_.source_dtype(layer)) * std::int64_t{parts_.head_size(layer)};
   }
+  // Bytes of K (or V) of the source rows of num_tokens tokens.
+  std::int64_t source_bytes(std::size_t layer, std::int32_t num_tokens) const {
+    const RowCache& rows = layers_.rows[layer];
+    return source_rows(rows.token_rows, num_tokens) * source_row_bytes(layer) * rows.num_kv_heads;
+  }
   static void reserve(Inputs& inputs, std::int64_t bytes) {
     inputs.keys.reserve(bytes);
     inputs.values.reserve(bytes);
@@ -90,23 +95,23 @@ void RowWriter::write_layer(std::size_t layer, const Tokens& tokens,
   const Inputs& inputs =
       tokens.inputs != nullptr ? *tokens.inputs : inputs_[layer % inputs_.size()];
   const MemoryRange room = inputs.keys.range();
-  LS_CHECK(
-      std::max(tokens.num_made, tokens.num_written) * source_row_bytes(layer) * rows.num_kv_heads <=
-          static_cast<std::int64_t>(room.end - room.begin),
-      "layer {}: inputs of {} tokens in {} bytes", layer, tokens.num_written,
-      room.end - room.begin);
+  LS_CHECK(source_bytes(layer, std::max(tokens.num_made, tokens.num_written)) <=
+               static_cast<std::int64_t>(room.end - room.begin),
+           "layer {}: inputs of {} tokens in {} bytes", layer, tokens.num_written,
+           room.end - room.begin);
   device_.launch(device_.kernels().fill_rows,
                  FillRowsParams{.contents = tokens.contents,
                                 .key = inputs.keys.data(),
                                 .value = inputs.values.data(),
                                 .keep_mask = masks.keep,
                                 .set_mask = masks.set,
-                                .num_tokens = tokens.num_made,
+                                .num_rows = source_rows(rows.token_rows, tokens.num_made),
                                 .num_kv_heads = rows.num_kv_heads,
                                 .num_parts = rows.num_parts,
                                 .row_bytes = static_cast<std::int32_t>(source_row_bytes(layer)),
                                 .layer = rows.layer,
-                                .first_head = rows.first_head},
+                                .first_head = rows.first_head,
+                                .token_rows = rows.token_rows},
                  [&](Operation& operation) {
                    operation.named("fill_rows").read(tokens.contents_range);
                    operation.write_all(inputs.keys, inputs.values);

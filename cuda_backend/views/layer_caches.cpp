@@ -126,8 +126,7 @@ class Builder {
           is_mapped ? add_mapped_table(g, views) : caches_.group_of_layer.back();
       if (!is_mapped) split = views.blocks_per_kv_block;
       caches_.rows.back() = row_cache(views, tensor, layer);
-      caches_.rows.back().tokens_per_row =
-          make_divisor(static_cast<std::uint32_t>(group.layer_spec(i).compress_ratio));
+      caches_.rows.back().token_rows = token_rows(group.layer_spec(i).tokens_per_state);
       caches_.rows.back().is_ring = is_ring(group.spec.kind);
       if (group.spec.sink_len > 0) {  // after the null block
         caches_.rows.back().sink_blocks =

@@ -29,7 +29,7 @@ BlockShape block_shape(const KVCacheSpec& spec, AttentionBackend chosen, std::in
     return {.content = dense_page_bytes(spec, chosen), .row = dense_page_bytes(spec, chosen)};
   const AttentionBackend backend = *backend_of(spec, chosen);
   const DimRoles roles = dim_roles(backend);
-  const std::int64_t tokens = spec.block_size / spec.compress_ratio / splits;
+  const std::int64_t tokens = stored_rows(spec, spec.block_size) / splits;
   const Dims dims = cache_shape(backend, spec, 1, tokens);
   BlockShape shape;
   if (roles.head >= 0) shape.heads = dims[roles.head];
@@ -181,7 +181,7 @@ Result<LayerViews> OverlaidDeriver::layer_views(std::size_t g, std::size_t layer
 Result<LayerViews> OverlaidDeriver::mapped_views(LayerViews whole, const KVCacheSpec& spec,
                                                  const Pages& at, std::int64_t tokens,
                                                  const std::string& name) const {
-  const std::int64_t rows = tokens / spec.compress_ratio;
+  const std::int64_t rows = stored_rows(spec, tokens);
   const std::int64_t bytes = rows * at.row_stride;
   if (at.heads != 1 || rows == 0 || at.rows % rows != 0 || at.block_stride % bytes != 0)
     return fail(

@@ -11,13 +11,9 @@
 namespace lockstep::cuda {
 namespace {
 
-std::int64_t stored_tokens(const KVCacheSpec& spec) {
-  return spec.block_size / spec.compress_ratio;
-}
-
 // Kernels of compressed rows, of MLA windows and of rings take the manager's blocks as they are.
 bool takes_whole_blocks(const KVCacheSpec& spec) {
-  return spec.compress_ratio > 1 || is_mla_window(spec.kind) || is_ring(spec.kind);
+  return shares_rows(spec.tokens_per_state) || is_mla_window(spec.kind) || is_ring(spec.kind);
 }
 
 // Layer `place` of a view that counts layers in its first dimension.
@@ -44,7 +40,8 @@ std::int64_t dense_page_bytes(const KVCacheSpec& spec, AttentionBackend chosen) 
       bytes += numel(state.dims) * itemsize_bytes(state.dtype);
     return bytes;
   }
-  const Dims one_block = cache_shape(*backend_of(spec, chosen), spec, 1, stored_tokens(spec));
+  const Dims one_block =
+      cache_shape(*backend_of(spec, chosen), spec, 1, stored_rows(spec, spec.block_size));
   return numel(one_block) * itemsize_bytes(spec.dtype);
 }
 ViewDeriver::ViewDeriver(const KVCacheConfig& plan, const ViewOptions& options)
@@ -166,7 +163,7 @@ Result<LayerViews> ViewDeriver::token_views(const KVCacheSpec& spec, std::int64_
     return fail(fmt::format("{}: a page of {} bytes cannot be viewed as {}", name, page,
                             name_of(spec.dtype)));
   const std::int64_t splits = spec.block_size / kernel_size;
-  const std::int64_t tokens = stored_tokens(spec) / splits;
+  const std::int64_t tokens = stored_rows(spec, spec.block_size) / splits;
 
   LayerViews views;
   views.kernel_block_size = tokens;

@@ -14,6 +14,7 @@
 #include <span>
 #include <vector>
 
+#include "cuda_backend/kernels/params.h"
 #include "reference/types/kv_cache_spec.h"
 #include "reference/types/view_types.h"
 
@@ -37,6 +38,11 @@ KernelSizes kernel_sizes(AttentionBackend backend, bool hybrid_fp32);
 Dims cache_shape(AttentionBackend backend, const KVCacheSpec& spec, std::int64_t num_blocks,
                  std::int64_t block_size);
 Order stride_order(AttentionBackend backend, CacheLayout layout, bool layers_dimension);
+
+// Rows that `tokens` tokens from the start of a block take.
+constexpr std::int64_t stored_rows(const KVCacheSpec& spec, std::int64_t tokens) {
+  return rows_before(token_rows(spec.tokens_per_state), tokens);
+}
 
 std::int64_t numel(std::span<const std::int64_t> dims);
 // Strides of a dense array of this shape, last dimension innermost.

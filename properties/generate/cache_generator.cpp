@@ -341,7 +341,7 @@ void draw_further_caches(Draw& draw, SavedCase& saved) {
     with([&](auto& groups) {
       for (KVCacheGroupSpec& group : groups)
         if (is_full_of_latents(group.spec.kind) && group.spec.block_size % ratio == 0)
-          group.spec.compress_ratio = ratio;
+          group.spec.tokens_per_state = {ratio};
       return count_kind(groups, is_full_of_latents) > 0;
     });
 }
@@ -349,8 +349,9 @@ void draw_further_caches(Draw& draw, SavedCase& saved) {
 void map_tables(SavedCase& saved) {
   constexpr std::int64_t kKernelBlock = 64;
   std::vector<KVCacheGroupSpec> groups = saved.cache.groups;
-  const auto compressed = std::ranges::find_if(
-      groups, [](const KVCacheGroupSpec& group) { return group.spec.compress_ratio > 1; });
+  const auto compressed = std::ranges::find_if(groups, [](const KVCacheGroupSpec& group) {
+    return shares_rows(group.spec.tokens_per_state);
+  });
   if (compressed == groups.end() || count_kind(groups, is_ring) == 0) return;
   const std::int64_t longer =
       std::lcm(2 * kKernelBlock, compressed->spec.block_size) / compressed->spec.block_size;
@@ -358,9 +359,9 @@ void map_tables(SavedCase& saved) {
     KVCacheSpec& spec = group.spec;
     if (is_ring(spec)) continue;
     spec.block_size *= longer;
-    if (spec.compress_ratio > 1 && spec.block_size < kKernelBlock)
+    if (shares_rows(spec.tokens_per_state) && spec.block_size < kKernelBlock)
       return;  // shorter than the first
-    if (spec.compress_ratio > 1)
+    if (shares_rows(spec.tokens_per_state))
       spec.block_stride_alignment =
           unpadded_page_size_bytes(spec) / (spec.block_size / kKernelBlock);
   }
@@ -472,7 +473,7 @@ void draw_drafter_cache(Draw& draw, SavedCase& saved) {
   std::vector<KVCacheGroupSpec> groups = saved.cache.groups;
   const auto takes_drafter = [](const KVCacheGroupSpec& group) {
     const CacheKind kind = group.spec.kind;
-    return !has_compressed_rows(group) && !group.spec.bounded_replay &&
+    return has_row_per_token(group) && !group.spec.bounded_replay &&
            (attends_to_all(kind) || is_sliding_window(kind));
   };
   const auto group = std::ranges::find_if(groups, takes_drafter);

@@ -2,12 +2,16 @@
 
 #include <fmt/core.h>
 
+#include <array>
+
 #include "base/check.h"
 #include "properties/generate/generator_parts.h"
 #include "reference/memory/placed_layout.h"
 #include "reference/plan/block_sizes.h"
 #include "reference/plan/layout.h"
+#include "reference/plan/page_size.h"
 #include "reference/plan/rank_plan.h"
+#include "reference/profiles/releases.h"
 #include "sim/session/session.h"
 #include "traces/formats/run_fields.h"
 
@@ -15,79 +19,6 @@ namespace lockstep {
 namespace {
 
 constexpr int kAttempts = 8;
-
-struct FeatureInfo {
-  std::string_view name;
-  std::int64_t percent;  // of the cases have it
-};
-
-constexpr FeatureInfo kFeatures[] = {
-    {"several_groups", 60},
-    {"full_attention", 75},
-    {"mla", 25},
-    {"sliding_window", 40},
-    {"chunked_local", 25},
-    {"states", 40},
-    {"hidden_state", 25},
-    {"different_block_sizes", 30},
-    {"padded_pages", 25},
-    {"packed_pages", 20},
-    {"kernel_blocks", 30},
-    {"scaled_rows", 20},
-    {"uniform_type", 20},
-    {"two_block_pool", 4},
-    {"tight_pool", 70},
-    {"prefix_caching", 80},
-    {"priority_policy", 25},
-    {"async_scheduling", 30},
-    {"drafts", 40},
-    {"no_chunked_prefill", 15},
-    {"long_prefill_threshold", 25},
-    {"no_full_isl_reserve", 50},
-    {"sparse_retention", 15},
-    {"context_parallel", 20},
-    {"served", 40},
-    {"shared_prefixes", 75},
-    {"bursts", 50},
-    {"same_instant", 25},
-    {"aborts", 40},
-    {"priorities", 60},
-    {"salts", 20},
-    {"sessions", 30},
-    {"resets", 25},
-    {"stop_tokens", 25},
-    {"long_prompts", 40},
-    {"faults", 35},
-    {"tensor_parallel", 10},
-    {"replicated_heads", 40},
-    {"pipeline_parallel", 10},
-    {"data_parallel", 8},
-    {"captured_graphs", 15},
-    {"real_numbers", 25},
-    {"connector_peers", 40},
-    {"host_tier", 45},
-    {"failing_loads", 60},
-    {"load_failure_fails", 40},
-    {"several_connectors", 25},
-    {"prefill_checkpoints", 60},
-    {"hits_inside_blocks", 30},
-    {"async_connectors", 40},
-    {"engine_hashes", 10},
-    {"short_drafts", 50},
-    {"rising_priorities", 30},
-    {"bounded_replay", 70},
-    {"rings", 25},
-    {"compressed_rows", 50},
-    {"equal_requests", 20},
-    {"mapped_tables", 50},
-    {"cross_attention", 10},
-    {"sinks", 10},
-    {"reference_windows", 25},
-    {"drafter_cache", 60},
-    {"hisparse", 8},
-    {"whole_caches", 60},
-};
-static_assert(std::size(kFeatures) == kNumFeatures);
 
 // Those of `first` up to `end`, added to `features`.
 void draw_features(ChoiceSource& choices, const GeneratorOptions& options, Feature first,
@@ -181,14 +112,6 @@ bool draw_configuration(ChoiceSource& choices, const GeneratorOptions& options,
   return is_accepted(saved);
 }
 
-}  // namespace
-
-std::string_view name_of(Feature feature) {
-  return kFeatures[static_cast<std::size_t>(feature)].name;
-}
-
-namespace {
-
 // One of the orders that the engine and this cache take, or the engine's own choice.
 void draw_order(Draw& draw, SavedCase& saved) {
   if (!draw.runs_kernels() || !is_overlaid(config_of(saved).backend.layout)) return;
@@ -200,6 +123,46 @@ void draw_order(Draw& draw, SavedCase& saved) {
   }
   saved.layout = orders[static_cast<std::size_t>(draw.choices.below(std::ssize(orders)))];
 }
+
+// Several rows per token in every group of K and V, as an encoder that pools its tokens has them.
+void draw_several_rows(Draw& draw, SavedCase& saved) {
+  const TokensPerState drawn{.tokens = 1, .rows = draw.choices.one_of<std::int64_t>({4, 2, 3, 8})};
+  if (!draw.has(Feature::several_rows) || draw.options.worker ||
+      !saved.cache.draft_modules.empty() ||
+      !overlays_groups(*engine_profile(saved.engine.engine).release))
+    return;
+  std::vector<KVCacheGroupSpec> groups = saved.cache.groups;
+  bool is_drawn = false;
+  for (KVCacheGroupSpec& group : groups) {
+    KVCacheSpec with_rows = group.spec;
+    with_rows.tokens_per_state = drawn;
+    with_rows.page_size_padded.reset();
+    if (!keeps_pairs(with_rows) || !why_no_rows(with_rows).empty()) continue;
+    is_drawn = true;
+    group.spec = with_rows;
+    for (KVCacheSpec& spec : group.layer_specs) {
+      spec.tokens_per_state = drawn;
+      spec.page_size_padded.reset();
+    }
+  }
+  SavedCase next;
+  if (is_drawn && lay_out_again(saved, std::move(groups), saved.engine, next))
+    saved = std::move(next);
+}
+
+// Caches that are generated last, in this order: a case with none of a row's features is the same
+// with and without the row. A new cache is a row at the end, and so are its features.
+struct LastCache {
+  Feature first;  // of its features, which follow one another
+  void (*draw_cache)(Draw& draw, SavedCase& saved);
+};
+constexpr std::array kLast = {
+    LastCache{Feature::cross_attention, draw_encoders_and_sinks},
+    LastCache{Feature::drafter_cache, draw_drafter_cache},
+    LastCache{Feature::hisparse, draw_hisparse},
+    LastCache{Feature::whole_caches, draw_whole_caches},
+    LastCache{Feature::several_rows, draw_several_rows},
+};
 
 }  // namespace
 
@@ -280,22 +243,15 @@ SavedCase generate_case(ChoiceSource& choices, const GeneratorOptions& options) 
   SavedCase of_equals = saved;
   if (draw.has(kEqualRequests)) make_equals(draw, of_equals);
   if (is_accepted(of_equals)) saved = std::move(of_equals);
-  constexpr auto kFirstBeside = Feature::cross_attention;
-  draw_features(choices, options, kMappedTables, static_cast<std::size_t>(kFirstBeside),
+  draw_features(choices, options, kMappedTables, static_cast<std::size_t>(kLast.front().first),
                 draw.features);
   if (draw.has(kMappedTables)) map_tables(saved);
-  constexpr auto kDrafterCache = Feature::drafter_cache;
-  draw_features(choices, options, kFirstBeside, static_cast<std::size_t>(kDrafterCache),
-                draw.features);
-  draw_encoders_and_sinks(draw, saved);
-  constexpr auto kHiSparse = Feature::hisparse, kWholeCaches = Feature::whole_caches;
-  draw_features(choices, options, kDrafterCache, static_cast<std::size_t>(kHiSparse),
-                draw.features);
-  draw_drafter_cache(draw, saved);
-  draw_features(choices, options, kHiSparse, static_cast<std::size_t>(kWholeCaches), draw.features);
-  draw_hisparse(draw, saved);
-  draw_features(choices, options, kWholeCaches, kNumFeatures, draw.features);
-  draw_whole_caches(draw, saved);
+  for (std::size_t i = 0; i < kLast.size(); ++i) {
+    const std::size_t end =
+        i + 1 < kLast.size() ? static_cast<std::size_t>(kLast[i + 1].first) : kNumFeatures;
+    draw_features(choices, options, kLast[i].first, end, draw.features);
+    kLast[i].draw_cache(draw, saved);
+  }
   return saved;
 }
 

@@ -14,6 +14,7 @@
 #pragma once
 
 #include <cstdint>
+#include <iterator>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -26,85 +27,103 @@
 
 namespace lockstep {
 
+// X(feature, percent of the cases that have it)
+#define LOCKSTEP_FEATURES(X)                                                                     \
+  /* Caches. */                                                                                  \
+  X(several_groups, 60)                                                                          \
+  X(full_attention, 75)                                                                          \
+  X(mla, 25)                                                                                     \
+  X(sliding_window, 40)                                                                          \
+  X(chunked_local, 25)                                                                           \
+  X(states, 40)                                                                                  \
+  X(hidden_state, 25)                                                                            \
+  X(different_block_sizes, 30)                                                                   \
+  X(padded_pages, 25)                                                                            \
+  X(packed_pages, 20)                                                                            \
+  X(kernel_blocks, 30)                                                                           \
+  X(scaled_rows, 20)                                                                             \
+  X(uniform_type, 20)                                                                            \
+  X(two_block_pool, 4)                                                                           \
+  X(tight_pool, 70)                                                                              \
+  /* Engines. */                                                                                 \
+  X(prefix_caching, 80)                                                                          \
+  X(priority_policy, 25)                                                                         \
+  X(async_scheduling, 30)                                                                        \
+  X(drafts, 40)                                                                                  \
+  X(no_chunked_prefill, 15)                                                                      \
+  X(long_prefill_threshold, 25)                                                                  \
+  X(no_full_isl_reserve, 50)                                                                     \
+  X(sparse_retention, 15)                                                                        \
+  X(context_parallel, 20)                                                                        \
+  X(served, 40) /* a release's own defaults, where the search sets none */                       \
+  /* Traffic. */                                                                                 \
+  X(shared_prefixes, 75)                                                                         \
+  X(bursts, 50)                                                                                  \
+  X(same_instant, 25)                                                                            \
+  X(aborts, 40)                                                                                  \
+  X(priorities, 60)                                                                              \
+  X(salts, 20)                                                                                   \
+  X(sessions, 30)                                                                                \
+  X(resets, 25)                                                                                  \
+  X(stop_tokens, 25)                                                                             \
+  X(long_prompts, 40)                                                                            \
+  /* What goes wrong. */                                                                         \
+  X(faults, 35)                                                                                  \
+  /* Ranks. */                                                                                   \
+  X(tensor_parallel, 10)                                                                         \
+  X(replicated_heads, 40)                                                                        \
+  X(pipeline_parallel, 10)                                                                       \
+  X(data_parallel, 8)                                                                            \
+  /* How the backend works; where GeneratorOptions::device_modes asks for it. */                 \
+  X(captured_graphs, 15)                                                                         \
+  X(real_numbers, 25)                                                                            \
+  /* KV connectors. */                                                                           \
+  X(connector_peers, 40)                                                                         \
+  X(host_tier, 45)                                                                               \
+  X(failing_loads, 60)                                                                           \
+  X(load_failure_fails, 40)                                                                      \
+  X(several_connectors, 25)                                                                      \
+  /* What 0.33.0 does with states as it is served. */                                            \
+  X(prefill_checkpoints, 60)                                                                     \
+  X(hits_inside_blocks, 30)                                                                      \
+  /* Generated last: a case without them is the same with and without these rows. */             \
+  X(async_connectors, 40)  /* a step in flight with a connector */                               \
+  X(engine_hashes, 10)     /* block hashes of the engine's own, and with them cache events */    \
+  X(short_drafts, 50)      /* a drafter that finds fewer drafts than it may */                   \
+  X(rising_priorities, 30) /* each arrival outranks the earlier ones */                          \
+  /* Caches of 2026, which replace others in a generated case. */                                \
+  X(bounded_replay, 70)                                                                          \
+  X(rings, 25)                                                                                   \
+  X(compressed_rows, 50)                                                                         \
+  X(equal_requests, 20) /* one priority, one arrival, too long to run two at once */             \
+  X(mapped_tables, 50)  /* compressed rows whose kernels take parts of their group's blocks */   \
+  /* At most one of these, with attention of a request's own tokens. */                          \
+  X(cross_attention, 10)                                                                         \
+  X(sinks, 10)                                                                                   \
+  X(reference_windows, 25)                                                                       \
+  X(drafter_cache, 60) /* layers of a draft model, which its own passes write */                 \
+  X(hisparse, 8) /* groups of HiSparse, and the workers of their pages, in place of the cache */ \
+  X(whole_caches, 60) /* replicated over context parallel ranks, with sharded ones */            \
+  X(several_rows, 15) /* several stored rows per token, of K and V */
+
 enum class Feature : std::uint8_t {
-  // Caches.
-  several_groups,
-  full_attention,
-  mla,
-  sliding_window,
-  chunked_local,
-  states,
-  hidden_state,
-  different_block_sizes,
-  padded_pages,
-  packed_pages,
-  kernel_blocks,
-  scaled_rows,
-  uniform_type,
-  two_block_pool,
-  tight_pool,
-  // Engines.
-  prefix_caching,
-  priority_policy,
-  async_scheduling,
-  drafts,
-  no_chunked_prefill,
-  long_prefill_threshold,
-  no_full_isl_reserve,
-  sparse_retention,
-  context_parallel,
-  served,  // a release's own defaults, where the search sets none
-  // Traffic.
-  shared_prefixes,
-  bursts,
-  same_instant,
-  aborts,
-  priorities,
-  salts,
-  sessions,
-  resets,
-  stop_tokens,
-  long_prompts,
-  // What goes wrong.
-  faults,
-  // Ranks.
-  tensor_parallel,
-  replicated_heads,
-  pipeline_parallel,
-  data_parallel,
-  // How the backend works; where GeneratorOptions::device_modes asks for it.
-  captured_graphs,
-  real_numbers,
-  // KV connectors.
-  connector_peers,
-  host_tier,
-  failing_loads,
-  load_failure_fails,
-  several_connectors,
-  // What 0.33.0 does with states as it is served.
-  prefill_checkpoints,
-  hits_inside_blocks,
-  // Drawn last: cases that have neither are what they were without them.
-  async_connectors,   // a step in flight with a connector
-  engine_hashes,      // block hashes of the engine's own, and with them cache events
-  short_drafts,       // a drafter that does not always find as many as it may
-  rising_priorities,  // later arrivals are more important: victims that have had their turn
-  // Caches of 2026, which replace others in a generated case.
-  bounded_replay,
-  rings,
-  compressed_rows,
-  equal_requests,  // one priority, one arrival, prompts too long for the pool to hold two
-  mapped_tables,   // compressed rows whose kernels take parts of their group's blocks
-  // At most one of these, with attention of a request's own tokens.
-  cross_attention,
-  sinks,
-  reference_windows,
-  drafter_cache,  // layers of a drafter, whose rows are written and read by its own passes
-  hisparse,       // groups of HiSparse, and the workers of their pages, in place of the cache
-  whole_caches,   // replicated over context parallel ranks, with sharded ones
+#define LOCKSTEP_FEATURE_NAME(name, percent) name,
+  LOCKSTEP_FEATURES(LOCKSTEP_FEATURE_NAME)
+#undef LOCKSTEP_FEATURE_NAME
 };
-inline constexpr std::size_t kNumFeatures = static_cast<std::size_t>(Feature::whole_caches) + 1;
-std::string_view name_of(Feature feature);
+struct FeatureInfo {
+  std::string_view name;
+  std::int64_t percent;  // of the cases have it
+};
+inline constexpr FeatureInfo kFeatures[] = {
+#define LOCKSTEP_FEATURE_ROW(name, percent) {#name, percent},
+    LOCKSTEP_FEATURES(LOCKSTEP_FEATURE_ROW)
+#undef LOCKSTEP_FEATURE_ROW
+};
+inline constexpr std::size_t kNumFeatures = std::size(kFeatures);
+constexpr std::string_view name_of(Feature feature) {
+  return kFeatures[static_cast<std::size_t>(feature)].name;
+}
 
 using FeatureSet = EnumSet<Feature>;  // of one case: what the swarm may use
 
@@ -113,10 +132,20 @@ inline constexpr FeatureSet kRankFeatures = {Feature::context_parallel, Feature:
                                              Feature::pipeline_parallel, Feature::data_parallel,
                                              Feature::whole_caches};
 
-// What no engine but the model's is asked for: rows that are not those of a request's tokens, or
-// not all of them, or that lie in two pools.
+// Never generated for plugins (cuda_backend/plugin/plugin_backend.h): several devices, host memory,
+// connectors, rows other than one per token.
+inline constexpr FeatureSet kNotOfPlugins = {
+    Feature::context_parallel, Feature::tensor_parallel,    Feature::pipeline_parallel,
+    Feature::data_parallel,    Feature::connector_peers,    Feature::host_tier,
+    Feature::failing_loads,    Feature::load_failure_fails, Feature::several_connectors,
+    Feature::whole_caches,     Feature::bounded_replay,     Feature::rings,
+    Feature::compressed_rows};
+
+// Never generated for other engines: rows of something other than a request's tokens, rows of some
+// tokens only, in two pools, or several per token.
 inline constexpr FeatureSet kBesideTokens = {Feature::cross_attention, Feature::sinks,
-                                             Feature::reference_windows, Feature::hisparse};
+                                             Feature::reference_windows, Feature::hisparse,
+                                             Feature::several_rows};
 
 // What a search wants of its cases. An open question is left to the choices.
 struct GeneratorOptions {

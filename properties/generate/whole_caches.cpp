@@ -23,7 +23,7 @@ std::int32_t draw_interleave(ChoiceSource& choices, const std::vector<KVCacheGro
   std::int64_t row = 1, block = 0;
   for (const KVCacheGroupSpec& group : groups) {
     if (!is_dealt_out(group.spec)) continue;
-    row = std::lcm(row, group.spec.compress_ratio);
+    row = std::lcm(row, group.spec.tokens_per_state.tokens);
     block = std::gcd(block, group.spec.block_size);
   }
   const std::int64_t drawn = row * choices.one_of<std::int64_t>({1, 2, 4});

@@ -55,7 +55,8 @@ KindClasses classes_of(const KVCacheSpec& spec) {
   using enum CacheKind;
   switch (spec.kind) {
     case mla:
-      if (spec.compress_ratio > 1) return {Reached::compressed_rows, Reached::hit_compressed_rows};
+      if (shares_rows(spec.tokens_per_state))
+        return {Reached::compressed_rows, Reached::hit_compressed_rows};
       return {Reached::mla, Reached::hit_mla};
     case circular_buffer:
       return {Reached::ring, Reached::ring_gone_round};
@@ -93,7 +94,8 @@ void count_cache(const SavedCase& saved, Tally& tally) {
     if (page_size_bytes(spec) > unpadded_page_size_bytes(spec)) kinds.insert(Reached::padded_page);
     if (groups[g].layers_per_page > 1) kinds.insert(Reached::packed_page);
     if (spec.kv_quant_mode != KVQuantMode::none) kinds.insert(Reached::scaled_rows);
-    if (saved.engine.dcp > 1 && !spec.dcp_sharded) kinds.insert(Reached::whole_cache);
+    for (const FurtherClass& further : kFurtherClasses)
+      if (further.holds(saved.engine, spec)) kinds.insert(further.cache);
     if (groups[g].is_uniform_type()) kinds.insert(Reached::uniform_type);
     if (spec.block_size != groups[0].spec.block_size) kinds.insert(Reached::different_block_sizes);
     if (g < saved.kernel_block_sizes.size() && !is_state_kind(spec.kind) &&
@@ -342,7 +344,8 @@ void TallyCounter::count_hit(const RecordedStep& step, const RecordedScheduled& 
     if (std::any_of(table.begin(), table.begin() + covered,
                     [](BlockId block) { return block != kNullBlock; })) {
       tally_.count(classes_of(spec).hit);
-      if (saved_.engine.dcp > 1 && !spec.dcp_sharded) tally_.count(Reached::hit_whole_cache);
+      for (const FurtherClass& further : kFurtherClasses)
+        if (further.holds(saved_.engine, spec)) tally_.count(further.hit);
     }
   }
 }

@@ -15,6 +15,8 @@
 #include <string_view>
 #include <vector>
 
+#include "reference/profiles/engine_profile.h"
+#include "reference/profiles/releases.h"
 #include "traces/formats/recording.h"
 #include "traces/formats/saved_case.h"
 
@@ -66,6 +68,7 @@ namespace lockstep {
   X(eagle_drafts, anything)              \
   X(context_parallel, anything)          \
   X(whole_cache, anything)               \
+  X(several_rows, anything)              \
   X(with_backend, backend)               \
   X(with_faults, anything)               \
   X(tensor_parallel, backend)            \
@@ -97,6 +100,7 @@ namespace lockstep {
   X(hit_hidden_state, anything)          \
   X(hit_compressed_rows, anything)       \
   X(hit_whole_cache, anything)           \
+  X(hit_several_rows, anything)          \
   X(replayed_window, anything)           \
   X(ring_gone_round, anything)           \
   X(encoder_computed, anything)          \
@@ -194,6 +198,25 @@ inline constexpr ReachedClass kReachedClasses[] = {
 #undef LOCKSTEP_REACHED_ROW
 };
 inline constexpr std::size_t kNumReached = std::size(kReachedClasses);
+
+// Classes of caches whatever their kind, and of hits in them.
+struct FurtherClass {
+  Reached cache, hit;
+  bool (*holds)(const EngineConfig& engine, const KVCacheSpec& spec);
+  bool (*of)(const EngineProfile& profile);  // true if its engine has such caches
+};
+inline constexpr FurtherClass kFurtherClasses[] = {
+    {Reached::whole_cache, Reached::hit_whole_cache,
+     [](const EngineConfig& engine, const KVCacheSpec& spec) {
+       return engine.dcp > 1 && !spec.dcp_sharded;
+     },
+     [](const EngineProfile& profile) { return profile.has_replicated_caches; }},
+    {Reached::several_rows, Reached::hit_several_rows,
+     [](const EngineConfig&, const KVCacheSpec& spec) {
+       return has_several_rows(spec.tokens_per_state);
+     },
+     [](const EngineProfile& profile) { return overlays_groups(*profile.release); }},
+};
 
 constexpr std::string_view name_of(Reached reached) {
   return kReachedClasses[static_cast<std::size_t>(reached)].name;

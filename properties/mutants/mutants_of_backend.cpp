@@ -212,10 +212,11 @@ std::vector<Mutant> backend_state_mutants() {
   };
 }
 
-// Windows that are computed again, rings, compressed rows.
+// Recomputed windows, rings, compressed rows, several rows per token.
 std::vector<Mutant> further_cache_mutants() {
   const FeatureSet with_rings{full_attention, long_prompts, rings};
   const FeatureSet with_compressed_rows{mla, long_prompts, compressed_rows};
+  const FeatureSet with_several_rows{full_attention, several_rows};
   return {
       {.id = "replay-overwrites-hit",
        .source = "vllm models/deepseek_v41/nvidia/model_state.py",
@@ -268,6 +269,20 @@ std::vector<Mutant> further_cache_mutants() {
        .exposed_by = "a token count that is not a multiple of the row",
        .caught_by = {kDigest},
        .bias = on_executor(with_compressed_rows, {two_block_pool})},
+      {.id = "rows-counted-as-tokens",
+       .source = "vllm model_executor/models/whisper_causal.py, num_actual_tokens",
+       .mechanism = "of a cache with several rows per token, a step writes as many rows as it has "
+                    "tokens",
+       .exposed_by = "any step, with several rows per token",
+       .caught_by = {kWritten},
+       .bias = on_executor(with_several_rows, {two_block_pool})},
+      {.id = "length-in-tokens",
+       .source = "vllm model_executor/models/whisper_causal.py, seq_lens",
+       .mechanism = "of a cache with several rows per token, attention reads as many rows as there "
+                    "are tokens",
+       .exposed_by = "any read, with several rows per token",
+       .caught_by = {kDigest},
+       .bias = on_executor(with_several_rows, {two_block_pool, pipeline_parallel})},
       {.id = "mapped-dense",
        .source = "vllm v1/worker/utils.py, map_to_kernel_block_table",
        .mechanism =

@@ -13,6 +13,7 @@
 #include "reference/memory/content.h"
 #include "reference/plan/context_share.h"
 #include "reference/plan/hisparse_plan.h"
+#include "reference/types/token_rows.h"
 #include "sim/session/session.h"
 #include "sim/step/model_step.h"
 #include "sim/step/program_builder.h"
@@ -126,7 +127,8 @@ void ReadingBackend::ask(std::size_t row, const RowLayer& layer) {
   }
   if (!inner_->answers_queries() || is_hidden_state(layer.spec->kind)) return;
   if (num_kept(rank, lowest) == num_kept(rank, last)) return;
-  if (lowest / layer.spec->compress_ratio == last / layer.spec->compress_ratio) return;
+  const TokensPerState& per_row = layer.spec->tokens_per_state;
+  if (rows_in(per_row, lowest) == rows_in(per_row, last)) return;
   const auto token = static_cast<std::size_t>(slice.first_token + rows_.at(row).num_known - 1);
   program_.queries.push_back({.row = slice.row,
                               .layer = layer.index,

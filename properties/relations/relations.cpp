@@ -109,7 +109,7 @@ Changed over_ranks(const SavedCase& saved) {
   return changed(saved, [](SavedCase& other) {
     other.engine.dcp = 2;
     const KVCacheSpec& first = other.cache.groups.front().spec;
-    const auto row = static_cast<std::int32_t>(first.compress_ratio);
+    const auto row = static_cast<std::int32_t>(first.tokens_per_state.tokens);
     other.cp_kv_cache_interleave_size =
         first.block_size % std::max(row, 4) == 0 ? std::max(row, 4) : row;
     for (KVCacheGroupSpec& group : std::span(other.cache.groups).subspan(1)) {

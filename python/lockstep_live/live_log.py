@@ -91,6 +91,7 @@ class LiveLog:
         self._saved: set[str] = set()  # rules with a saved recording
         self._stopped = ""  # why checking has stopped
         self._rank = os.getpid()
+        self._engine = f"{header['engine']['name']} {header['engine']['version']}"
         self._process = AuditProcess(settings, self._found)
         self._lines = _Lines(self._process)
         self._log: StepLog | None = None  # of this object's thread, while it runs
@@ -135,8 +136,8 @@ class LiveLog:
         self.dropped += left
         words = f" ({self._process.last_words})" if status not in (0, 1) else ""
         logger.warning(
-            "lockstep: %d steps audited, %d dropped, %d findings%s",
-            self._taken, self.dropped, len(self.findings), words,
+            "lockstep: %s decided; %d steps audited, %d dropped, %d findings%s",
+            self._engine, self._taken, self.dropped, len(self.findings), words,
         )  # fmt: skip
 
     def _stop(self, why: str) -> None:

@@ -6,6 +6,8 @@ import itertools
 import json
 import re
 import shlex
+import shutil
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -147,16 +149,18 @@ def _smallest(
     settings: Settings, path: Path, save: Path, backend: bool
 ) -> tuple[str, Failure | None]:
     """Shrinks a case: the command that explains it, and its failure; ("", None): none."""
-    (command.folder / save).mkdir(parents=True, exist_ok=True)
     stem = path.name.removesuffix(".jsonl").removesuffix(".case")
     smallest = save / f"{stem}.min.case.jsonl"
     judging = settings.judging(backend)
-    said = command.run("shrink", path, "--output", smallest, *judging,
-                       "--shrink-seconds", SHRINK_SECONDS)  # fmt: skip
-    found = said.json
-    if said.status == command.AGREED or "after" not in found:
-        remove_if_empty(save)
-        return "", None
+    with tempfile.TemporaryDirectory(prefix="lockstep-") as holder:
+        said = command.run("shrink", path, "--output", Path(holder) / smallest.name, *judging,
+                           "--shrink-seconds", SHRINK_SECONDS)  # fmt: skip
+        found = said.json
+        if said.status == command.AGREED or "after" not in found:
+            return "", None
+        (command.folder / save).mkdir(parents=True, exist_ok=True)
+        for made in Path(holder).iterdir():  # with an engine, its recording too
+            shutil.move(made, command.folder / save / made.name)
     # The case holds the backend; the deciding engine is passed again.
     again = command.line_to_repeat("explain", smallest, *settings.judging(backend=False))
     line = f"{found['check']} step {found['step']}"
@@ -166,14 +170,6 @@ def _smallest(
     if told := command.narrative(smallest, save, *settings.judging(backend=False)):
         details += f"\nWhat happens in it: {told.path}"
     return again, Failure(found["check"], f"{line}: {found['what']}", again, details)
-
-
-def remove_if_empty(folder: Path) -> None:
-    """Also the folders above it that only hold it."""
-    for path in (folder, *folder.parents):
-        if path in (Path(), path.parent) or any((command.folder / path).iterdir()):
-            return
-        (command.folder / path).rmdir()
 
 
 def _sizes(sizes: dict[str, int]) -> str:

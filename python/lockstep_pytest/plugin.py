@@ -87,7 +87,7 @@ def pytest_configure(config: pytest.Config) -> None:
     command.folder = config.invocation_params.dir
     config.stash[_SETTINGS] = settings_of(config)
     if not hasattr(config, "workerinput"):
-        config.pluginmanager.register(Summary(), "lockstep-summary")
+        config.pluginmanager.register(Summary(config.stash[_SETTINGS]), "lockstep-summary")
     for name in ("seeds", "layouts"):
         _seeds(config, name)
     if _option(config, "cases") and not _path(config, "cases").is_dir():

@@ -95,15 +95,11 @@ class Watch:
                 (command.folder / recording).unlink()
             elif not self._is_known(test, failure):
                 raise items.LockstepFailed(failure)
-        if recordings:
-            items.remove_if_empty(self._save)
 
     def forget(self) -> None:
         """Nothing stays of a test that has not run to its end."""
         for recording in self.recordings():
             (command.folder / recording).unlink()
-        if self.num_schedulers:
-            items.remove_if_empty(self._save)
 
     def _is_known(self, test: str, failure: items.Failure) -> bool:
         import pytest

@@ -11,8 +11,10 @@ judged.
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,8 +35,8 @@ def note(item: pytest.Item, call: Any, report: Any) -> None:
     error = call.excinfo.value if call.excinfo is not None else None
     judged = getattr(item, "lockstep_judged", None)
     was_judged = error is None or isinstance(error, (items.LockstepFailed, pytest.xfail.Exception))
-    if judged is not None and report.when == "call" and was_judged:
-        report.lockstep_judged = judged()
+    if judged is not None and report.when == "call":
+        report.lockstep_judged = judged() if was_judged else []
     if isinstance(error, items.LockstepFailed):
         failure = error.failure
         report.lockstep_bucket = failure.bucket
@@ -48,13 +50,19 @@ def note(item: pytest.Item, call: Any, report: Any) -> None:
 class Summary:
     """A plugin of the process that prints."""
 
-    def __init__(self) -> None:
+    def __init__(self, settings: items.Settings) -> None:
+        self._settings = settings
+        self._root = command.folder / settings.save
+        self._owns_root = not self._root.exists()
+        self._folders: set[Path] = set()  # of tests that made schedulers
         self._buckets: dict[str, _Bucket] = {}
         self._judged: Counter[tuple[str, str, str]] = Counter()
         self._failed = 0  # tests
 
     @pytest.hookimpl(tryfirst=True)  # before pytest counts it
     def pytest_runtest_logreport(self, report: Any) -> None:
+        if hasattr(report, "lockstep_judged"):
+            self._folders.add(command.folder / items.save_folder(self._settings, report.nodeid))
         for judged in getattr(report, "lockstep_judged", ()):
             key = judged["what"], judged["by"], judged["checks"]
             self._judged[key] += judged["count"]
@@ -75,6 +83,7 @@ class Summary:
 
     @pytest.hookimpl(tryfirst=True)  # before failures are printed
     def pytest_sessionfinish(self) -> None:
+        self._remove_empty_folders()
         for bucket in self._buckets.values():
             if not bucket.others:
                 continue
@@ -83,6 +92,12 @@ class Summary:
                 shown += f"\n... and {len(bucket.others) - _SHOWN} more"
             title = f"{len(bucket.others) + 1} tests fail this way; also"
             bucket.first.sections.append((title, shown))
+
+    def _remove_empty_folders(self) -> None:
+        """Of tests that left nothing. Only here: another process may be about to write into one."""
+        for path in [*self._folders, *([self._root] if self._owns_root else [])]:
+            with contextlib.suppress(OSError):
+                path.rmdir()
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         if line := self.line():

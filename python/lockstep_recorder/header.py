@@ -77,9 +77,10 @@ def _attention_keys(spec: Any, release: Release) -> dict[str, Any]:
         keys["dcp_sharded"] = False
     row_tokens = getattr(spec, release.row_tokens_attribute, 1)
     if row_tokens != 1:
-        if not isinstance(row_tokens, int):
-            raise RecorderError(f"found {row_tokens} tokens per stored row; expected whole ones")
-        keys[release.row_tokens_attribute] = row_tokens
+        # A fraction, "1/4": several rows per token.
+        keys[release.row_tokens_attribute] = (
+            row_tokens if isinstance(row_tokens, int) else str(row_tokens)
+        )
     return keys
 
 

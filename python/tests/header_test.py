@@ -10,6 +10,7 @@ import sys
 import unittest
 from collections import Counter
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -166,6 +167,8 @@ class HeaderTest(unittest.TestCase):
             ("tokens_per_state", 4), ("bounded_replay", True), ("extra_retained_tokens", 2),
         ):  # fmt: skip
             self.assertEqual(found[key], value)
+        pooled = fakes.spec("SlidingWindowSpec", sliding_window=8, tokens_per_state=Fraction(1, 4))
+        self.assertEqual(spec_of(pooled, release)["tokens_per_state"], "1/4")
         ring = spec_of(fakes.spec("CircularBufferSpec", head_size_v=0, dcp_sharded=False), release)
         self.assertEqual((ring["type"], ring["head_size_v"]), ("circular_buffer", 0))
         self.assertIs(ring["dcp_sharded"], False)

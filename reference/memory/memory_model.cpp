@@ -20,14 +20,8 @@ std::optional<std::string> why_not_modelled(const KVCacheGroupSpec& group) {
   if (keeps_nothing(spec.kind))
     return fmt::format("a cache of kind {} keeps nothing", name_of(spec.kind));
   for (std::size_t i = 0; i < group.layer_names.size(); ++i) {
-    const KVCacheSpec& layer = group.layer_spec(i);
-    if (layer.compress_ratio == 1) continue;
-    if (!is_full_of_latents(layer.kind))
-      return fmt::format("{}: {} tokens share one stored row in a cache of kind {}",
-                         group.layer_names[i], layer.compress_ratio, name_of(layer.kind));
-    if (layer.compress_ratio < 1 || layer.block_size % layer.compress_ratio != 0)
-      return fmt::format("{}: a block of {} tokens is no whole number of rows of {} tokens",
-                         group.layer_names[i], layer.block_size, layer.compress_ratio);
+    const std::string reason = why_no_rows(group.layer_spec(i));
+    if (!reason.empty()) return fmt::format("{}: {}", group.layer_names[i], reason);
   }
   return std::nullopt;
 }
@@ -43,7 +37,7 @@ ModelLayer make_layer(std::int32_t index, std::int32_t group, const std::string&
   layer.layout = layout;
   layer.row_size_bytes = layout.head_size * layout.element_size_bytes;
   layer.is_dealt_out = is_dealt_out(spec);
-  layer.tokens_per_row = spec.compress_ratio;
+  layer.tokens_per_state = spec.tokens_per_state;
   layer.num_sinks = spec.sink_len;
   for (std::int64_t kv = 0; kv < layout.num_kv; ++kv)
     for (std::int64_t head = 0; head < layout.num_kv_heads; ++head)
@@ -289,8 +283,12 @@ void MemoryModel::write_token(std::int32_t group, BlockId id, std::int64_t slot_
   block.group = group;
   if (block.slots.empty()) block.slots.resize(num_lanes_ * of.block_size);
   SlotContent& slot = block.slots[lane * of.block_size + slot_offset];
-  for (const ModelLayer& layer : layers_of(group))
-    if (layer.lane == lane) write_rows(layer, block, id, slot_offset, slot, content);
+  for (const ModelLayer& layer : layers_of(group)) {
+    if (layer.lane != lane) continue;
+    const RowRange rows = rows_of_token(layer.tokens_per_state, slot_offset);
+    for (std::int64_t row = rows.first; row < rows.last; ++row)
+      write_row(layer, block, id, row, slot, content);
+  }
   use(writer);
   release(slot.writer);
   slot = {.content = content,
@@ -322,11 +320,11 @@ std::optional<std::string> MemoryModel::write_sinks() {
   return std::nullopt;
 }
 
-void MemoryModel::write_rows(const ModelLayer& layer, const BlockContent& block, BlockId id,
-                             std::int64_t slot_offset, const SlotContent& old, ContentId now) {
+void MemoryModel::write_row(const ModelLayer& layer, const BlockContent& block, BlockId id,
+                            std::int64_t row, const SlotContent& old, ContentId now) {
   const LayerLayout& at = layer.layout;
-  if ((slot_offset + 1) % layer.tokens_per_row != 0) return;
-  const std::int64_t row = slot_offset / layer.tokens_per_row;
+  const ContentId old_content = row_content(layer.tokens_per_state, old.content, row);
+  const ContentId new_content = row_content(layer.tokens_per_state, now, row);
   for (std::int64_t kv = 0; kv < at.num_kv; ++kv) {
     for (std::int64_t head = 0; head < at.num_kv_heads; ++head) {
       const std::int32_t index = tensor_of(at, kv, head);
@@ -337,8 +335,8 @@ void MemoryModel::write_rows(const ModelLayer& layer, const BlockContent& block,
       if (!layer.words_aligned || block.loaded != nullptr) tensor.known[page] = 0;
       if (!tensor.known[page]) continue;
       const std::uint64_t coord = layer.coords[kv * at.num_kv_heads + head];
-      const std::uint64_t old_key = row_key(old.content, coord);
-      const std::uint64_t new_key = row_key(now, coord);
+      const std::uint64_t old_key = row_key(old_content, coord);
+      const std::uint64_t new_key = row_key(new_content, coord);
       const WordShape old_shape = shape_of_row(old_key, layer.words);
       const WordShape new_shape = shape_of_row(new_key, layer.words);
       const std::uint64_t poison = poison_key(block.base, index, page);

@@ -37,6 +37,7 @@
 #include "reference/plan/layout.h"
 #include "reference/plan/rank_plan.h"
 #include "reference/types/kv_cache_spec.h"
+#include "reference/types/token_rows.h"
 #include "reference/types/view_types.h"
 
 namespace lockstep {
@@ -123,18 +124,13 @@ struct ModelLayer {
   // words are contiguous.
   std::int64_t data_bytes = 0;
   bool is_dealt_out = true;                    // its tokens, over the ranks of a context
-  std::int64_t tokens_per_row = 1;             // compressed rows: the last of them makes the row
+  TokensPerState tokens_per_state;             // its rows and their tokens: token_rows.h
   std::int64_t num_sinks = 0;                  // rows of the model's own in front of all tokens
   bool words_aligned = false;                  // every row starts and ends on a word of its page
   std::vector<std::uint64_t> coords;           // [num_kv][num_kv_heads]
   std::vector<std::int64_t> state_first_word;  // of each state tensor in StateContent::words
   std::vector<StateNumbers> state_numbers;     // of each; empty: states are words
 };
-
-// The token of the block that a row is complete with, and whose content it has.
-constexpr std::int64_t last_token_of_row(const ModelLayer& layer, std::int64_t row) {
-  return (row + 1) * layer.tokens_per_row - 1;
-}
 
 // The bytes of one of a layer's states within the words of its group.
 std::span<const std::uint8_t> bytes_of_state(const std::vector<std::uint64_t>& words,
@@ -172,8 +168,7 @@ class MemoryModel {
   // group's.
   std::optional<std::string> copy_block(std::int32_t group, BlockId source, BlockId target,
                                         std::int64_t num_rows);
-  // The rows of one token in every layer of the group and lane that has one for it: of compressed
-  // rows the row that ends with the token.
+  // The rows that a token completes in every layer of the group and lane.
   // REQUIRES: the block is not the null block and belongs to the group or to none.
   void write_token(std::int32_t group, BlockId block, std::int64_t slot_offset, ContentId content,
                    WriterId writer, std::int64_t position, std::int32_t lane = 0);
@@ -311,8 +306,8 @@ class MemoryModel {
   void forget_content(BlockContent& block);
   void use(WriterId writer) { ++writers_[writer].uses; }
   void release(WriterId writer);
-  void write_rows(const ModelLayer& layer, const BlockContent& content, BlockId block,
-                  std::int64_t slot_offset, const SlotContent& old, ContentId now);
+  void write_row(const ModelLayer& layer, const BlockContent& content, BlockId block,
+                 std::int64_t slot_offset, const SlotContent& old, ContentId now);
   void set_state(std::int32_t group, BlockId block, StateContent state);
   void advance_words(std::int32_t group, std::span<const ContentId> contents,
                      std::vector<std::uint64_t>& words) const;

@@ -297,10 +297,11 @@ void MemoryModel::draw_rows(const Group& group, const HostRun& run,
   const LayerLayout& at = layer.layout;
   std::vector<std::uint8_t> drawn(static_cast<std::size_t>(layer.row_size_bytes));
   for (std::int64_t kv = 0; kv < at.num_kv; ++kv)
-    for (std::int64_t i = 0; last_token_of_row(layer, i) < std::ssize(contents); ++i)
+    for (std::int64_t i = 0; token_of_row(layer.tokens_per_state, i) < std::ssize(contents); ++i)
       for (std::int64_t head = 0; head < at.num_kv_heads; ++head) {
         const std::int64_t row = first_row + i;
-        const ContentId content = contents[last_token_of_row(layer, i)];
+        const ContentId content = row_content(
+            layer.tokens_per_state, contents[token_of_row(layer.tokens_per_state, i)], row);
         if (tensor_of(at, kv, head) != run.tensor) continue;
         draw_row(layer, content, static_cast<std::size_t>(kv * at.num_kv_heads + head), drawn);
         for (const RowPiece& piece : row_pieces(layer, kNullBlock, kv, row, head)) {

@@ -48,7 +48,7 @@ std::string backend_for(const NamedSpec& layer, AttentionBackend chosen, RingsOf
     }
     if (is_window) return "compressor_v4";
     if (is_v41) return "indexer_v41";
-    if (spec.compress_ratio > 1)
+    if (shares_rows(spec.tokens_per_state))
       return rings == RingsOf::glm_indexer ? "indexer_kpool" : "indexer_v4";
     if (layer.name.ends_with("indexer")) return "indexer_v32";
     if (spec.cache_dtype_str == "fp8_ds_mla") return "flashmla_sparse";
@@ -307,7 +307,7 @@ std::map<std::string, std::int64_t> mapped_kernel_blocks(const KVCacheConfig& pl
       layers.push_back({group.layer_names[i], group.layer_spec(i)});
   const RingsOf rings = rings_of(layers);
   for (const NamedSpec& layer : layers) {
-    if (layer.spec.compress_ratio <= 1 || !is_full_of_latents(layer.spec.kind)) continue;
+    if (!shares_rows(layer.spec.tokens_per_state) || !is_full_of_latents(layer.spec.kind)) continue;
     const CacheBackend* backend = find_cache_backend(backend_for(layer, chosen, rings));
     LS_CHECK(backend != nullptr, "{} has no backend", layer.name);
     const auto tokens = common_kernel_block(

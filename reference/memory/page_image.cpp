@@ -104,8 +104,10 @@ void MemoryModel::draw_layer(ModelPage page, const ModelLayer& layer, BlockId id
     if (first < 0 || first >= static_cast<std::int64_t>(image.size())) continue;
     for (std::int64_t slot = 0; slot < at.block_size; ++slot) {  // of rows
       const SlotContent* row =
-          slot_content(layer.group, id, last_token_of_row(layer, slot), layer.lane);
+          slot_content(layer.group, id, token_of_row(layer.tokens_per_state, slot), layer.lane);
       if (row == nullptr && !content.zeroed) continue;
+      const ContentId of_row =
+          row == nullptr ? 0 : row_content(layer.tokens_per_state, row->content, slot);
       for (std::int64_t head = 0; head < at.num_kv_heads; ++head) {
         if (tensor_of(at, kv, head) != page.tensor) continue;
         const RowPieces pieces = row_pieces(layer, id, kv, slot, head);
@@ -114,11 +116,11 @@ void MemoryModel::draw_layer(ModelPage page, const ModelLayer& layer, BlockId id
         };
         const auto coord = static_cast<std::size_t>(kv * at.num_kv_heads + head);
         if (row != nullptr && layer.data_bytes == 0) {
-          draw_row(layer, row->content, coord, bytes_of(*pieces.begin()));
+          draw_row(layer, of_row, coord, bytes_of(*pieces.begin()));
           continue;
         }
         std::fill(drawn.begin(), drawn.end(), std::uint8_t{0});
-        if (row != nullptr) draw_row(layer, row->content, coord, drawn);
+        if (row != nullptr) draw_row(layer, of_row, coord, drawn);
         for (const RowPiece& piece : pieces)
           std::copy_n(drawn.begin() + piece.in_row, piece.size_bytes, bytes_of(piece).begin());
       }
@@ -174,7 +176,7 @@ ByteOwner MemoryModel::owner_of(ModelPage page, std::int64_t byte) const {
             if (in_piece < 0 || in_piece >= piece.size_bytes) continue;
             owner.what = ByteOwner::What::row;
             owner.layer = index;
-            owner.slot_offset = last_token_of_row(layer, slot);
+            owner.slot_offset = token_of_row(layer.tokens_per_state, slot);
             owner.part = kv;
             owner.head = head;
             owner.byte_in_row = piece.in_row + in_piece;

@@ -2,6 +2,7 @@
 
 #include "base/check.h"
 #include "reference/plan/context_share.h"
+#include "reference/types/token_rows.h"
 
 namespace lockstep {
 
@@ -49,9 +50,11 @@ std::uint64_t PrefixContent::attention_digest(const ModelLayer& layer, std::int6
     const auto position = static_cast<std::int64_t>(sums.size()) - 1;
     sums.push_back(sums.back());
     const ContextRank rank = layer.is_dealt_out ? rank_ : ContextRank{};
-    if (!keeps(rank, position) || (position + 1) % layer.tokens_per_row != 0) continue;
-    const std::int64_t row = num_kept(rank, position) / layer.tokens_per_row;
-    sums.back() += token_digest(layer, content_in(layer, position), row);
+    if (!keeps(rank, position)) continue;
+    const ContentId content = content_in(layer, position);
+    const RowRange rows = rows_of_token(layer.tokens_per_state, num_kept(rank, position));
+    for (std::int64_t row = rows.first; row < rows.last; ++row)
+      sums.back() += token_digest(layer, row_content(layer.tokens_per_state, content, row), row);
   }
   return sums[last] - sums[first];
 }

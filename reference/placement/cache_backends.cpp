@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <set>
 
+#include "reference/types/token_rows.h"
+
 namespace lockstep {
 namespace {
 
@@ -78,7 +80,7 @@ KernelSizes kernel_sizes(const CacheBackend& backend, DeviceFamily device,
   if (by_device && device == DeviceFamily::sm90) return {{64}, 0};
   if (backend.name == "indexer_kpool") {
     KernelSizes sizes{backend.listed, 0};
-    for (std::int64_t& size : sizes.listed) size *= spec.compress_ratio;
+    for (std::int64_t& size : sizes.listed) size = tokens_in(spec.tokens_per_state, size);
     return sizes;
   }
   if (backend.name == "flashmla_sparse" && device == DeviceFamily::sm100 &&

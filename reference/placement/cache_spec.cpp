@@ -6,6 +6,8 @@
 #include <numeric>
 #include <set>
 
+#include "reference/types/token_rows.h"
+
 namespace lockstep {
 namespace {
 
@@ -19,7 +21,7 @@ bool same_rows(const KVCacheSpec& a, const KVCacheSpec& b) {
          a.kv_quant_mode == b.kv_quant_mode && a.page_size_padded == b.page_size_padded &&
          a.plan.num_head_slots == b.plan.num_head_slots &&
          a.plan.state_content_bytes == b.plan.state_content_bytes &&
-         a.compress_ratio == b.compress_ratio;
+         a.tokens_per_state == b.tokens_per_state;
 }
 
 template <class Field>
@@ -49,13 +51,13 @@ KVCacheSpec rows_alone(const KVCacheSpec& spec) {
   merged.page_size_padded = spec.page_size_padded;
   merged.plan.num_head_slots = spec.plan.num_head_slots;
   merged.plan.state_content_bytes = spec.plan.state_content_bytes;
-  merged.compress_ratio = spec.compress_ratio;
+  merged.tokens_per_state = spec.tokens_per_state;
   return merged;
 }
 
 Merged merge_mla(const std::vector<KVCacheSpec>& specs) {
   const auto identity = [](const KVCacheSpec& s) {
-    return std::tuple(s.cache_dtype_str, s.plan.topk_buffer_width, s.compress_ratio,
+    return std::tuple(s.cache_dtype_str, s.plan.topk_buffer_width, s.tokens_per_state,
                       s.model_version, s.plan.is_indexer, s.plan.is_index_group_leader);
   };
   for (const KVCacheSpec& spec : specs)
@@ -75,7 +77,7 @@ Merged merge_mla(const std::vector<KVCacheSpec>& specs) {
 
 Merged merge_mla_windows(const std::vector<KVCacheSpec>& specs) {
   const auto identity = [](const KVCacheSpec& s) {
-    return std::tuple(s.kind, s.cache_dtype_str, s.compress_ratio, s.model_version,
+    return std::tuple(s.kind, s.cache_dtype_str, s.tokens_per_state, s.model_version,
                       s.sliding_window, s.extra_retained_tokens, s.bounded_replay,
                       s.block_stride_alignment, s.plan.stride_kernel_tokens, s.dcp_sharded,
                       s.plan.max_tp_shards);
@@ -109,7 +111,8 @@ Merged merge_full(const std::vector<KVCacheSpec>& specs) {
             "layers of full attention with different windows: one group must have one window size; "
             "keep the hybrid manager"};
   for (const KVCacheSpec& spec : specs)
-    if (!same_rows(spec, specs[0]) || (kind == CacheKind::sink_full && spec.compress_ratio != 1))
+    if (!same_rows(spec, specs[0]) ||
+        (kind == CacheKind::sink_full && !is_one_row(spec.tokens_per_state)))
       return {};
   if (!windows.empty() && !chunks.empty()) return {};
   KVCacheSpec merged = rows_alone(specs[0]);
@@ -129,7 +132,7 @@ std::int64_t num_heads(const KVCacheSpec& spec) {
 }
 
 std::int64_t rows_of(const KVCacheSpec& spec, std::int64_t block_size) {
-  return is_attention(spec.kind) ? block_size / spec.compress_ratio : 1;
+  return is_attention(spec.kind) ? rows_in(spec.tokens_per_state, block_size) : 1;
 }
 
 std::int64_t content_bytes(const KVCacheSpec& spec) {

@@ -72,7 +72,7 @@ std::vector<TokenBackend> token_backends(const std::vector<PlacementLayer>& laye
     if (backend == nullptr || is_state_backend(*backend)) continue;
     if (std::ranges::find(backends, backend, &TokenBackend::backend) != backends.end()) continue;
     KVCacheSpec facts;
-    facts.compress_ratio = layer.spec ? layer.spec->compress_ratio : 1;
+    if (layer.spec) facts.tokens_per_state = layer.spec->tokens_per_state;
     backends.push_back({backend, kernel_sizes(*backend, device, facts)});
   }
   return backends;
@@ -490,7 +490,7 @@ Result<std::vector<PlacementLayer>> layers_with_specs(const std::vector<Placemen
   });
   SpecMaker maker{alignment, options, is_v41};
   for (const PlacementLayer& layer : facts)
-    if (layer.backend == "indexer_kpool") maker.pooled_keys = layer.spec->compress_ratio;
+    if (layer.backend == "indexer_kpool") maker.pooled_keys = layer.spec->tokens_per_state.tokens;
   std::vector<PlacementLayer> layers = facts;
   std::vector<KernelSizes> sizes;
   for (PlacementLayer& layer : layers) {

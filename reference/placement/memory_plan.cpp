@@ -6,6 +6,7 @@
 #include <set>
 
 #include "reference/placement/cache_groups.h"
+#include "reference/types/token_rows.h"
 
 namespace lockstep {
 namespace {
@@ -53,7 +54,7 @@ Result<void> run_stages(const std::vector<PlacementLayer>& layers, bool is_bare,
         return fail(
             fmt::format("layer {}: kernel blocks of up to {} tokens do not hold one KV entry of "
                         "{} tokens; choose another --block-size",
-                        name, spec.plan.stride_kernel_tokens, spec.compress_ratio));
+                        name, spec.plan.stride_kernel_tokens, text_of(spec.tokens_per_state)));
     }
   LS_ASSIGN_OR_RETURN(plan.workers,
                       place_workers(plan.groups, plan.order->order, workers, options));

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "base/check.h"
+#include "reference/types/token_rows.h"
 
 namespace lockstep {
 namespace {
@@ -358,11 +359,11 @@ Result<HashSizes> hash_sizes(const Placement& plan, const PlacementOptions& opti
   for (const PlacedGroup& group : plan.groups) {
     const auto check = [&](const KVCacheSpec& spec) {
       return !is_cacheable_by_class(spec) || !is_attention(spec.kind) ||
-             unit % spec.compress_ratio == 0;
+             fills_rows(spec.tokens_per_state, unit);
     };
     if (!check(group.spec))
       return fail(fmt::format("prefix_match_unit {}: hits must end at whole rows of {} tokens",
-                              sizes.hash, group.spec.compress_ratio));
+                              sizes.hash, text_of(group.spec.tokens_per_state)));
   }
   const auto looks_up_fine = [&](const PlacedGroup& group) {
     return !is_cacheable_by_class(group.spec) || span_of(group) == sizes.hash ||

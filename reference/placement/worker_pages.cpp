@@ -8,6 +8,7 @@
 #include <set>
 
 #include "base/check.h"
+#include "reference/types/token_rows.h"
 
 namespace lockstep {
 namespace {
@@ -62,7 +63,7 @@ Result<CachePage> first_page(const PlacedTensor& tensor, CacheLayout order, std:
     return fail(
         fmt::format("kernel blocks of {} tokens do not hold one KV entry of {} tokens; use a "
                     "backend with larger kernel blocks",
-                    kernel_block_size, spec.compress_ratio));
+                    kernel_block_size, text_of(spec.tokens_per_state)));
   std::int64_t block_stride = tensor.block_stride;
   if (ratio > 1) {
     if (block_stride != unpadded_page_bytes(spec))
@@ -103,7 +104,7 @@ Result<CachePage> mapped_page(const LayerPage& layer, const BackendGroup& part,
   CachePage page = layer.page;
   const std::int64_t rows = rows_of(part.spec, part.kernel_block_size);
   if (page.rows == rows) return page;
-  if (part.spec.compress_ratio <= 1 || page.heads != 1 || rows == 0 ||
+  if (!shares_rows(part.spec.tokens_per_state) || page.heads != 1 || rows == 0 ||
       page.block_stride % (rows * page.row_stride) != 0)
     return fail(
         fmt::format("layer {}: {} needs kernel blocks of {} tokens, and packed blocks of {} "

@@ -7,6 +7,7 @@
 
 #include "reference/plan/context_share.h"
 #include "reference/profiles/engine_profile.h"
+#include "reference/types/token_rows.h"
 
 namespace lockstep {
 namespace {
@@ -79,9 +80,10 @@ Result<void> check_compressed_rows(std::span<const KVCacheGroupSpec> groups, Blo
     for (std::size_t i = 0; i < std::max<std::size_t>(group.layer_specs.size(), 1); ++i) {
       const KVCacheSpec& spec = group.layer_spec(i);
       if (is_prefix_cacheable(spec) &&
-          sizes.cache_hit_alignment_tokens() % spec.compress_ratio != 0)
+          !fills_rows(spec.tokens_per_state, sizes.cache_hit_alignment_tokens()))
         return fail(fmt::format("tokens_per_state: {}; hits end at multiples of {} tokens",
-                                spec.compress_ratio, sizes.cache_hit_alignment_tokens()));
+                                text_of(spec.tokens_per_state),
+                                sizes.cache_hit_alignment_tokens()));
     }
   return {};
 }

@@ -15,7 +15,7 @@ namespace lockstep {
 namespace {
 
 bool same_row_format(const KVCacheSpec& a, const KVCacheSpec& b) {
-  return a.cache_dtype_str == b.cache_dtype_str && a.compress_ratio == b.compress_ratio &&
+  return a.cache_dtype_str == b.cache_dtype_str && a.tokens_per_state == b.tokens_per_state &&
          a.model_version == b.model_version;
 }
 

@@ -82,7 +82,7 @@ bool has_hisparse(std::span<const KVCacheGroupSpec> groups) {
 Result<void> check_hisparse_groups(std::span<const KVCacheGroupSpec> groups) {
   const auto has_rows = [](const KVCacheGroupSpec& group) {
     return is_full_of_latents(group.spec.kind) && group.layers_per_page == 1 &&
-           group.spec.compress_ratio == 1;
+           is_one_row(group.spec.tokens_per_state);
   };
   if (!is_hisparse_source(groups[0]) || !has_rows(groups[0]))
     return refuse(0, fmt::format("role {} and mla", kHiSparseSource));

@@ -17,7 +17,7 @@ constexpr bool reads_mla_rows(AttentionBackend backend) {
 // Kernels of compressed rows, of MLA windows (DeepSeek-V4), of rings take the manager's blocks as
 // they are.
 bool addresses_whole_blocks(const KVCacheSpec& spec) {
-  return spec.compress_ratio > 1 || is_mla_window(spec.kind) || is_ring(spec);
+  return shares_rows(spec.tokens_per_state) || is_mla_window(spec.kind) || is_ring(spec);
 }
 
 }  // namespace

@@ -50,7 +50,8 @@ bool page_fits(const KVCacheSpec& spec) {
   if (is_state_kind(spec.kind)) return true;
   // Twice the elements leave room for scales.
   const std::int64_t row = std::max({spec.head_size, spec.head_size_v, std::int64_t{16}});
-  return product_fits({4 * kItemBytesMax, spec.block_size, spec.num_kv_heads, row}, kPageBytesMax);
+  const std::int64_t rows = std::max(spec.block_size, storage_block_size(spec));
+  return product_fits({4 * kItemBytesMax, rows, spec.num_kv_heads, row}, kPageBytesMax);
 }
 
 Result<void> check_spec(const KVCacheSpec& spec, std::int64_t num_ranks) {
@@ -65,7 +66,7 @@ Result<void> check_spec(const KVCacheSpec& spec, std::int64_t num_ranks) {
       {"num_prefill_checkpoint_blocks", spec.num_prefill_checkpoint_blocks, 0, kSpecTokensMax},
       {"prefill_checkpoint_alignment", spec.prefill_checkpoint_alignment},
       {"extra_retained_tokens", spec.extra_retained_tokens, 0, kSpecTokensMax},
-      {"tokens_per_state", spec.compress_ratio, 1},
+      {"tokens_per_state", spec.tokens_per_state.tokens, 1},
   };
   if (auto sound = check(counts, fmt::format("groups: {}: ", kind)); !sound) return sound;
   if (spec.sink_len % spec.block_size != 0)

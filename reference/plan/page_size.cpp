@@ -39,13 +39,13 @@ std::int64_t pair_page_size_bytes(const KVCacheSpec& spec) {
       spec.kv_quant_mode == KVQuantMode::nvfp4 ? nvfp4_full_dim(k) + nvfp4_full_dim(v)
       : spec.kv_quant_mode == KVQuantMode::int4_per_token_head ? k / 2 + v / 2
                                                                : k + v;
-  return spec.block_size * spec.num_kv_heads * row_pair * itemsize_bytes(spec.dtype);
+  return storage_block_size(spec) * spec.num_kv_heads * row_pair * itemsize_bytes(spec.dtype);
 }
 
 }  // namespace
 
 std::int64_t storage_block_size(const KVCacheSpec& spec) {
-  return has_single_rows(spec) ? spec.block_size / spec.compress_ratio : spec.block_size;
+  return rows_in(spec.tokens_per_state, spec.block_size);
 }
 
 std::int64_t head_size_v(const KVCacheSpec& spec) {
@@ -73,7 +73,7 @@ std::int64_t real_page_size_bytes(const KVCacheSpec& spec) {
 std::int64_t unpadded_page_size_bytes(const KVCacheSpec& spec) {
   const std::int64_t real = real_page_size_bytes(spec);
   if (is_state_kind(spec.kind) || !is_per_token_head(spec.kv_quant_mode)) return real;
-  return real + 2 * spec.block_size * spec.num_kv_heads * kScaleBytes;
+  return real + 2 * storage_block_size(spec) * spec.num_kv_heads * kScaleBytes;
 }
 
 std::int64_t page_size_bytes(const KVCacheSpec& spec) {

@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "reference/types/kv_cache_spec.h"
+#include "reference/types/token_rows.h"
 
 namespace lockstep {
 

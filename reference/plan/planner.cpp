@@ -10,6 +10,7 @@
 #include "reference/plan/grouping.h"
 #include "reference/plan/page_size.h"
 #include "reference/plan/request_need.h"
+#include "reference/types/token_rows.h"
 
 namespace lockstep {
 namespace {
@@ -37,7 +38,7 @@ std::int64_t saturating_page_bytes(const KVCacheSpec& spec) {
   const std::int64_t row =
       std::max(spec.head_size, head_size_v(spec)) * itemsize_bytes(spec.dtype) + 1024;
   return saturating_product(saturating_product(2 * row, spec.num_kv_heads),
-                            std::max<std::int64_t>(spec.block_size, 1));
+                            std::max<std::int64_t>({spec.block_size, storage_block_size(spec), 1}));
 }
 
 Result<void> check_sizes(const LayerSpecs& layers) {
@@ -46,11 +47,10 @@ Result<void> check_sizes(const LayerSpecs& layers) {
       return fail(fmt::format("{}: a release without overlaid memory has no {}", layer.name,
                               is_ring(layer.spec) ? "rings" : "windows that are computed again"));
     const std::int64_t bytes = saturating_page_bytes(layer.spec);
-    const bool whole_rows =
-        layer.spec.compress_ratio > 0 && layer.spec.block_size % layer.spec.compress_ratio == 0;
-    if (!whole_rows)
+    if (!fills_rows(layer.spec.tokens_per_state, layer.spec.block_size))
       return fail(fmt::format("{}: a block of {} tokens does not hold whole rows of {} tokens",
-                              layer.name, layer.spec.block_size, layer.spec.compress_ratio));
+                              layer.name, layer.spec.block_size,
+                              text_of(layer.spec.tokens_per_state)));
     if (bytes > kPageBytesMax || layer.spec.page_size_padded.value_or(0) > kPageBytesMax)
       return fail(fmt::format("{}: a page of more than {} is not for this machine or any other",
                               layer.name, gib_text(kPageBytesMax)));

@@ -65,6 +65,17 @@ struct UncomparedFlag {
   bool operator==(const UncomparedFlag&) const { return true; }
 };
 
+// Tokens that one stored row covers (vLLM's tokens_per_state): several tokens share a row, or a
+// token has several rows (an encoder that pools them). One of the two is 1.
+struct TokensPerState {
+  std::int64_t tokens = 1;
+  std::int64_t rows = 1;
+  auto operator<=>(const TokensPerState&) const = default;
+};
+constexpr bool shares_rows(const TokensPerState& per_row) { return per_row.tokens > 1; }
+constexpr bool has_several_rows(const TokensPerState& per_row) { return per_row.rows > 1; }
+constexpr bool is_one_row(const TokensPerState& per_row) { return per_row == TokensPerState{}; }
+
 // What a plan with overlaid memory (0.33.0) says of a layer in addition; 0: absent. A replay's
 // specs have none of it.
 struct PlanFacts {
@@ -116,9 +127,9 @@ struct KVCacheSpec {
   bool keys_alone = false;  // a row per token without a value; circular_buffer only
   // "fp8_ds_mla", "nvfp4_ds_mla": layouts in bytes of their own; empty: dtype rules
   std::string cache_dtype_str;
-  std::string model_version;        // "deepseek_v4" or empty
-  std::int64_t compress_ratio = 1;  // tokens that share one stored row (tokens_per_state)
-  std::int64_t alignment = 0;       // bytes the page is rounded up to; 0: none
+  std::string model_version;  // "deepseek_v4" or empty
+  TokensPerState tokens_per_state;
+  std::int64_t alignment = 0;  // bytes the page is rounded up to; 0: none
   // Bytes that the stride between blocks is a multiple of, where groups overlay one allocation:
   // what the layer's backend asks for.
   std::int64_t block_stride_alignment = 1;
@@ -192,11 +203,18 @@ constexpr bool is_on_device(const KVCacheGroupSpec& group) {
          traits_of(group.spec.kind).residence == Residence::device;
 }
 
-// Whether a layer of the group keeps a row for several tokens.
-constexpr bool has_compressed_rows(const KVCacheGroupSpec& group) {
-  if (group.spec.compress_ratio != 1) return true;
+// True if each token has one row, in all layers of the group.
+constexpr bool has_row_per_token(const KVCacheGroupSpec& group) {
+  if (!is_one_row(group.spec.tokens_per_state)) return false;
   for (const KVCacheSpec& spec : group.layer_specs)
-    if (spec.compress_ratio != 1) return true;
+    if (!is_one_row(spec.tokens_per_state)) return false;
+  return true;
+}
+// True if several tokens share a row in a layer of the group.
+constexpr bool has_compressed_rows(const KVCacheGroupSpec& group) {
+  if (shares_rows(group.spec.tokens_per_state)) return true;
+  for (const KVCacheSpec& spec : group.layer_specs)
+    if (shares_rows(spec.tokens_per_state)) return true;
   return false;
 }
 

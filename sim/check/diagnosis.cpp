@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "base/number_text.h"
 #include "reference/memory/row_pieces.h"
+#include "reference/types/token_rows.h"
 #include "sim/check/whose_content.h"
 #include "sim/step/draft_planner.h"
 #include "sim/step/model_step.h"
@@ -275,7 +276,7 @@ Result<Divergence> Diagnosis::digest(const AttentionProbe& probe, RequestId id,
   const ModelLayer& layer = model_.layers()[probe.layer];
   const std::int64_t offset = found.slot % model_.block_size(found.group);
   const std::int64_t at = byte_offset(layer.layout, static_cast<BlockId>(found.block), 0,
-                                      offset / layer.tokens_per_row, 0, 0);
+                                      rows_in(layer.tokens_per_state, offset), 0, 0);
   const ModelPage page{found.tensor,
                        static_cast<std::int32_t>(at / model_.page_size_bytes(found.tensor))};
   found.byte = at % model_.page_size_bytes(found.tensor);

@@ -11,6 +11,7 @@
 #include "reference/plan/layout.h"
 #include "reference/plan/page_size.h"
 #include "reference/plan/planner.h"
+#include "reference/types/token_rows.h"
 
 namespace lockstep {
 namespace {
@@ -278,7 +279,8 @@ json tensor_spec_record(const KVCacheSpec& spec) {
   else
     record["head_size_v"] = head_size_v(spec);
   if (spec.sliding_window != 0) record["sliding_window"] = spec.sliding_window;
-  if (spec.compress_ratio != 1) record["compress_ratio"] = spec.compress_ratio;
+  if (!is_one_row(spec.tokens_per_state))
+    record["compress_ratio"] = json::parse(json_of(spec.tokens_per_state));
   if (!spec.cache_dtype_str.empty()) record["cache_dtype_str"] = spec.cache_dtype_str;
   if (!spec.model_version.empty()) record["model_version"] = spec.model_version;
   return record;
@@ -387,7 +389,8 @@ json spec_record(const KVCacheSpec& spec) {
     record["kv_quant_mode"] = planned_name_of(spec.kv_quant_mode);
   may_say("num_head_slots", spec.plan.num_head_slots);
   may_say("state_content_bytes", spec.plan.state_content_bytes);
-  if (spec.compress_ratio != 1) record["tokens_per_state"] = spec.compress_ratio;
+  if (!is_one_row(spec.tokens_per_state))
+    record["tokens_per_state"] = json::parse(json_of(spec.tokens_per_state));
   if (!spec.dcp_sharded) record["dcp_sharded"] = false;
   may_say("max_tp_shards", spec.plan.max_tp_shards);
   if (spec.block_stride_alignment != 1)

@@ -139,11 +139,11 @@
 // (19) Rings (circular_buffer). The token at position p is in the block of the table's first
 //     entry, in row p mod block_size. A step writes only the last block_size tokens of a
 //     request; the slot of the earlier ones is PAD_SLOT_ID. A step never reads overwritten rows.
-// (20) Compressed rows (compress_ratio r > 1). A block has block_size / r rows. Row n of a request
-//     covers its tokens [n r, (n + 1) r) and is written with the last of them, with that token's
-//     content. Slots count tokens, as in other groups. Positions [first, last) in rules (4) and (5)
-//     mean rows [first / r, last / r): incomplete rows are not read; p in rule (4) is the row's
-//     number.
+// (20) Compressed rows (tokens_per_state r > 1). A block has block_size / r rows. Row n of a
+//     request covers its tokens [n r, (n + 1) r) and is written with the last of them, with that
+//     token's content. Slots count tokens, as in other groups. Positions [first, last) in rules (4)
+//     and (5) mean rows [first / r, last / r): incomplete rows are not read; p in rule (4) is the
+//     row's number.
 // (21) Cross attention. The group keeps rows of a request's encoder instead of its tokens: row e is
 //     where another group keeps the token at position e. The step writes the rows of encoder_slices
 //     to every such group, and no tokens. The slot mapping has one slot per entry of
@@ -181,6 +181,11 @@
 //     slots are empty and in index order; the slots that one read uses are ordered by position.
 //     Probes and queries name resident layers. A position is read from the page that residency
 //     names; if that is the null block, from the slot that holds it; otherwise from the host block.
+// (26) Several rows per token (tokens_per_state 1/n). A block has n * block_size rows, and the
+//     token at slot s has rows n s to n s + n - 1. The first one has the token's content c, the
+//     j-th after it has mix(c + j). Slots count tokens, as in other groups. Positions [first, last)
+//     in rules (4) and (5) mean rows [n * first, n * last); p in rule (4) is the row's number. A
+//     query is that of its token's last row. A window of w tokens is n w rows.
 //
 // Not specified here: how a backend lays anything out; that is what is checked.
 #pragma once

@@ -180,18 +180,20 @@ RankUnion::Rows RankUnion::rows_of(BlockId block, std::size_t group, std::size_t
   Rows rows;
   for (std::int64_t offset = 0; offset < std::ssize(tokens); ++offset) {
     const UnshardedCache::Token& token = tokens[offset];
-    // Of several tokens that share a row the last one makes it.
-    if (token.position < 0 || (token.position + 1) % spec.compress_ratio != 0) continue;
-    for (std::int64_t part = 0; part < num_parts(spec); ++part)
-      for (std::int64_t head = 0; head < spec.num_kv_heads; ++head) {
-        const std::uint64_t coord = coordinate(number, part, head);
-        if (latent != LatentFormat::none)
-          draw_latent_row(row_key(token.content, coord), latent, bytes);
-        else
-          draw_row(token.content, coord, shape, bytes);
-        by_bytes.emplace(as_key(bytes), rows.size());
-        rows.push_back({.offset = offset, .part = part, .head = head});
-      }
+    if (token.position < 0) continue;
+    const auto [first, last] = rows_of_token(spec.tokens_per_state, token.position);
+    for (std::int64_t row = first; row < last; ++row)
+      for (std::int64_t part = 0; part < num_parts(spec); ++part)
+        for (std::int64_t head = 0; head < spec.num_kv_heads; ++head) {
+          const std::uint64_t coord = coordinate(number, part, head);
+          const ContentId content = row_content(spec.tokens_per_state, token.content, row);
+          if (latent != LatentFormat::none)
+            draw_latent_row(row_key(content, coord), latent, bytes);
+          else
+            draw_row(content, coord, shape, bytes);
+          by_bytes.emplace(as_key(bytes), rows.size());
+          rows.push_back({.offset = offset, .part = part, .head = head});
+        }
   }
   for (const auto& [key, row] : by_bytes) rows[row].is_unique = by_bytes.count(key) == 1;
   return rows;

@@ -9,6 +9,7 @@
 #include "base/number_text.h"
 #include "reference/plan/page_size.h"
 #include "reference/profiles/releases.h"
+#include "reference/types/token_rows.h"
 
 namespace lockstep {
 namespace {
@@ -184,7 +185,7 @@ Result<void> plan_tensors(const ModelSpec& model, const PlanOptions& options,
 std::int64_t kernel_size_of(const WorkerPages& pages, const std::string& layer) {
   const auto at = std::ranges::find(pages.layers, layer, &LayerPage::name);
   if (at == pages.layers.end()) return 0;
-  return at->page.rows * at->spec.compress_ratio;
+  return tokens_in(at->spec.tokens_per_state, at->page.rows);
 }
 
 void append_group(const PlacedGroup& group, std::size_t g, const WorkerPages& pages,

@@ -13,6 +13,7 @@
 #include "reference/plan/kernel_blocks.h"
 #include "reference/plan/page_size.h"
 #include "reference/plan/rank_plan.h"
+#include "reference/types/token_rows.h"
 
 namespace lockstep {
 
@@ -91,11 +92,12 @@ Result<void> check_shares(const BackendConfig& config, const KVCacheGroupSpec& g
     return fail(fmt::format("cp_kv_cache_interleave_size {}: it must divide the block size {}",
                             interleave, group.spec.block_size));
   for (std::size_t i = 0; is_shared && i < std::max<std::size_t>(group.layer_specs.size(), 1); ++i)
-    if (const std::int64_t tokens = group.layer_spec(i).compress_ratio; interleave % tokens != 0)
+    if (const TokensPerState& tokens = group.layer_spec(i).tokens_per_state;
+        !fills_rows(tokens, interleave))
       return fail(
           fmt::format("cp_kv_cache_interleave_size {}: a row of {} tokens is on one rank, and it "
                       "must be a multiple of them",
-                      interleave, tokens));
+                      interleave, text_of(tokens)));
   return {};
 }
 

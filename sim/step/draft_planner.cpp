@@ -18,7 +18,7 @@ constexpr std::int32_t unnamed(std::size_t n) { return -1 - static_cast<std::int
 
 bool has_plain_rows(const KVCacheSpec& spec) {
   const bool is_kept = attends_to_all(spec.kind) || is_sliding_window(spec.kind);
-  return is_kept && !spec.bounded_replay && spec.compress_ratio == 1;
+  return is_kept && !spec.bounded_replay && is_one_row(spec.tokens_per_state);
 }
 
 // Tokens after its position that a row is made of.

@@ -5,6 +5,7 @@
 #include "base/check.h"
 #include "reference/memory/attention_oracle.h"
 #include "reference/plan/context_share.h"
+#include "reference/types/token_rows.h"
 #include "sim/step/draft_planner.h"
 #include "sim/step/model_step.h"
 
@@ -42,7 +43,7 @@ std::int64_t ProbePlanner::rows_kept(const ModelLayer& layer, std::int64_t first
                                      std::int64_t last) const {
   const ContextRank rank = worker_.context(layer.group);
   const auto before = [&](std::int64_t position) {
-    return num_kept(rank, position) / layer.tokens_per_row;
+    return rows_in(layer.tokens_per_state, num_kept(rank, position));
   };
   return rows_of(layer, before(last) - before(first));
 }
@@ -169,15 +170,18 @@ void ProbePlanner::add_queries(StepProgram& program, std::span<const RequestId> 
     const bool real = config_.numbers == Numbers::real;  // the kernel sees all that it may
     const std::int64_t first =
         real ? reach.lowest
-             : std::max(reach.lowest, reach.last - affordable * layer.tokens_per_row);
+             : std::max(reach.lowest, reach.last - tokens_in(layer.tokens_per_state, affordable));
     const ContentId query =
         request.prefix.content(std::int64_t{slice.first_position} + slice.num_tokens - 1);
     const PrefixContent& keys = contents_in(spec_of(layer), request);
     contents_.clear();
-    for (std::int64_t p = first; p < reach.last; ++p)
-      if (keeps(worker_.context(layer.group), p) && (p + 1) % layer.tokens_per_row == 0 &&
-          (p < reach.gap_first || p >= reach.gap_last))
-        contents_.push_back(keys.content_in(layer, p));
+    for (std::int64_t p = first; p < reach.last; ++p) {
+      if (!keeps(worker_.context(layer.group), p) || (p >= reach.gap_first && p < reach.gap_last))
+        continue;
+      const RowRange rows = rows_of_token(layer.tokens_per_state, p);
+      for (std::int64_t row = rows.first; row < rows.last; ++row)
+        contents_.push_back(row_content(layer.tokens_per_state, keys.content_in(layer, p), row));
+    }
     if (contents_.empty()) continue;
     program.queries.push_back({.row = slice.row,
                                .layer = at.layer,

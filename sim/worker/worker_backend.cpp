@@ -579,7 +579,7 @@ Result<std::unique_ptr<Backend>> make_worker_backend(std::shared_ptr<ForeignEngi
                               config.mutant));
   if (config.num_host_blocks > 0) return refuse("a host tier is not driven");
   for (const KVCacheGroupSpec& group : config.plan.groups)
-    if (!is_prefix_cacheable(group.spec) || has_compressed_rows(group) ||
+    if (!is_prefix_cacheable(group.spec) || !has_row_per_token(group) ||
         reads_beside_tokens(group.spec))
       return refuse(
           "rings, compressed rows, windows that are computed again, cross attention, sinks and "

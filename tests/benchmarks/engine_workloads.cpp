@@ -155,7 +155,7 @@ class Builder {
     slots.resize(static_cast<std::size_t>(tokens));
     params.slots = put(slots, "slots");
     params.num_parts = cache.num_parts;
-    params.num_tokens = tokens;
+    params.num_rows = tokens;
     add(name, tokens * (row * cache.num_parts + cache.row_bytes + 8), tokens, kernels_.write_parts,
         params);
   }

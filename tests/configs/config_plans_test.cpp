@@ -82,7 +82,7 @@ std::string text_of(const KVCacheSpec& spec) {
   return spec_text(std::string(planned_name_of(spec.kind)), spec.block_size, spec.num_kv_heads,
                    spec.head_size, spec.head_size_v, std::string(name_of(spec.dtype)),
                    spec.sliding_window != 0 ? spec.sliding_window : spec.attention_chunk_size,
-                   spec.compress_ratio, page_bytes(spec));
+                   spec.tokens_per_state.tokens, page_bytes(spec));
 }
 
 std::string text_of(const Json& spec) {

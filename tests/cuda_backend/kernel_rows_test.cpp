@@ -18,12 +18,12 @@ WritePartsParams write_of(const RowCache& rows, const std::byte* key, const std:
   for (std::int32_t i = 0; i < rows.num_parts; ++i)
     params.parts[i] = {.to = part_of(rows, i),
                        .source = i == 0 ? key : value,
-                       .source_token_stride = std::int64_t{rows.num_kv_heads} * rows.row_bytes,
+                       .source_row_stride = std::int64_t{rows.num_kv_heads} * rows.row_bytes,
                        .source_head_stride = rows.row_bytes,
                        .source_dtype = rows.dtype};
   params.slots = slots;
   params.num_parts = rows.num_parts;
-  params.num_tokens = num_tokens;
+  params.num_rows = num_tokens;
   return params;
 }
 
@@ -183,7 +183,7 @@ TEST_P(RowsTest, FilledRowsAreWrittenToTheirSlots) {
                                                               .value = value,
                                                               .keep_mask = masks(0xFF) ^ masks(0),
                                                               .set_mask = masks(0),
-                                                              .num_tokens = num_tokens,
+                                                              .num_rows = num_tokens,
                                                               .num_kv_heads = shape.num_kv_heads,
                                                               .num_parts = shape.num_parts,
                                                               .row_bytes = row_bytes(),

@@ -314,7 +314,7 @@ TEST(HiddenStates, OfAChunkedPromptAreExtractedFromPaddedPages) {
                          DType::bf16};
       params.slots = on_device + first;
       params.num_parts = 1;
-      params.num_tokens = last - first;
+      params.num_rows = last - first;
       device->launch(device.engine().write_parts, params);
     }
     RowCache cache;

@@ -48,6 +48,7 @@ def test_each_file_of_the_folder_is_a_test_by_what_it_holds(session, pytester) -
     )
     result = session("--lockstep-cases", "cases", "-v")
     result.assert_outcomes(passed=2)
+    assert not (pytester.path / ".lockstep").exists()
     result.stdout.fnmatch_lines_random(["*recording[[]0014.jsonl] PASSED*",
                                         "*trace[[]short.jsonl] PASSED*"])  # fmt: skip
 

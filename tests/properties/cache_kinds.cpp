@@ -38,7 +38,7 @@ KVCacheSpec of_kind(CacheKind kind, KVCacheSpec spec) {
 KVCacheSpec compressed(std::int64_t tokens_per_row) {
   KVCacheSpec spec = rows(1);
   spec.kind = CacheKind::mla;
-  spec.compress_ratio = tokens_per_row;
+  spec.tokens_per_state = {tokens_per_row};
   return spec;
 }
 // Rows in a layout of bytes, in pages that are rounded up.
@@ -56,7 +56,7 @@ KVCacheSpec in_blocks_of(std::int64_t block_size, KVCacheSpec spec) {
   return with_alignment_padding(std::move(spec));
 }
 KVCacheSpec window_of(KVCacheSpec spec) {
-  spec.compress_ratio = 1;
+  spec.tokens_per_state = {1};
   return with_alignment_padding(of_kind(CacheKind::sliding_window_mla, std::move(spec)));
 }
 // As DeepSeek-V4: rows for two and four tokens and an indexer's in one group, windows, and windows

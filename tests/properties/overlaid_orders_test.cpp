@@ -88,7 +88,7 @@ TEST(OverlaidOrders, RowsInPartsOfAPackedBlockAreViewedAsTheEngineBindsThem) {
   rows.head_size = 576;
   indexer.head_size = 132;
   indexer.dtype = DType::uint8;
-  indexer.compress_ratio = 4;
+  indexer.tokens_per_state = {4};
   indexer.block_stride_alignment = 8448;  // 64 rows
   KVCacheGroupSpec group = tests::group_of(rows, 0);
   group.layer_specs = {rows, indexer};

@@ -22,24 +22,28 @@ struct Slice {
 
 // What the other release alone does.
 std::set<std::string_view> beyond(std::string_view engine) {
-  if (engine == "vllm-0.22.1")
-    return {"engine_0_33_0",    "placeholder_draft",
-            "order_lbnhc",      "order_lbhnc",
-            "order_lhbnc",      "order_blnhc",
-            "order_blhnc",      "order_bhlnc",
-            "bounded_replay",   "ring",
-            "replayed_window",  "ring_gone_round",
-            "reference_window", "gap_behind_prompt",
-            "whole_cache",      "hit_whole_cache",
-            "hisparse",         "hisparse_peers",
-            "hisparse_async",   "hisparse_drafts",
-            "page_spill",       "page_restore",
-            "lost_page",        "row_mirror",
-            "host_read",        "hot_region",
-            "adopted_page",     "end_with_copies",
-            "full_host_pool"};
-  std::set<std::string_view> others = {"engine_0_22_1", "mamba_all", "hit_mamba_all",
-                                       "common_prefix", "dp_connector"};
+  std::set<std::string_view> others;
+  for (const FurtherClass& further : kFurtherClasses)
+    if (!further.of(engine_profile(engine)))
+      others.insert({name_of(further.cache), name_of(further.hit)});
+  if (engine == "vllm-0.22.1") {
+    others.insert({"engine_0_33_0",    "placeholder_draft",
+                   "order_lbnhc",      "order_lbhnc",
+                   "order_lhbnc",      "order_blnhc",
+                   "order_blhnc",      "order_bhlnc",
+                   "bounded_replay",   "ring",
+                   "replayed_window",  "ring_gone_round",
+                   "reference_window", "gap_behind_prompt",
+                   "hisparse",         "hisparse_peers",
+                   "hisparse_async",   "hisparse_drafts",
+                   "page_spill",       "page_restore",
+                   "lost_page",        "row_mirror",
+                   "host_read",        "hot_region",
+                   "adopted_page",     "end_with_copies",
+                   "full_host_pool"});
+    return others;
+  }
+  others.insert({"engine_0_22_1", "mamba_all", "hit_mamba_all", "common_prefix", "dp_connector"});
   for (const Reached reached : classes_of_connectors()) others.insert(name_of(reached));
   return others;
 }

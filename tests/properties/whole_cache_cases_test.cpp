@@ -39,7 +39,7 @@ TEST(WholeCacheCases, AgreeOnEveryRankAndReachHitsWindowsRingsAndCompressedRows)
     for (const KVCacheGroupSpec& group : saved.cache.groups) {
       rings += is_ring(group.spec);
       windows += is_sliding_window(group.spec.kind);
-      compressed += group.spec.compress_ratio > 1 && is_dealt_out(group.spec);
+      compressed += shares_rows(group.spec.tokens_per_state) && is_dealt_out(group.spec);
     }
     const Outcome outcome = judge(saved, make_simt_backend);
     EXPECT_TRUE(outcome.kind == OutcomeKind::agreed ||

@@ -153,7 +153,7 @@ TEST(PageSize, DeepSeekRowsAre656And584Bytes) {
   EXPECT_EQ(page_size_bytes(spec), 64 * 656);
   spec.model_version = "deepseek_v4";
   spec.block_size = 256;
-  spec.compress_ratio = 4;
+  spec.tokens_per_state = {4};
   spec.alignment = 576;
   EXPECT_EQ(page_size_bytes(with_alignment_padding(spec)), 37440);  // 64 rows of 584, up to 576
 }

@@ -43,7 +43,7 @@ KVCacheSpec fp4_rows() {
 KVCacheSpec compressed_rows() {
   KVCacheSpec spec = rows(DType::bf16, 1, 16);
   spec.kind = CacheKind::mla;
-  spec.compress_ratio = 4;
+  spec.tokens_per_state = {4};
   return spec;
 }
 
@@ -346,7 +346,7 @@ TEST(MemoryModel, ACompressedRowHasTheContentOfItsLastTokenAndIsWrittenWithItAlo
 
 TEST(MemoryModel, CompressedRowsThatNoPlanCanHaveAreRefusedByName) {
   KVCacheSpec odd = compressed_rows();
-  odd.compress_ratio = 5;
+  odd.tokens_per_state = {5};
   const auto of_blocks =
       MemoryModel::create(plan_of({group_of("c", 1, odd)}, 96, 4), AttentionBackend::triton_mla,
                           CacheLayout::NHD, LayoutRule::isolated);

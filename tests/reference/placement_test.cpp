@@ -45,7 +45,7 @@ TEST(CacheSpecs, APageIsHeadsTimesRowsTimesContent) {
   const KVCacheSpec full = cache_rows(CacheKind::full_attention, 16, 8, 128);
   EXPECT_EQ(page_bytes(full), 8 * 16 * 512);
   KVCacheSpec compressed = cache_rows(CacheKind::mla, 256, 1, 512);
-  compressed.compress_ratio = 4;
+  compressed.tokens_per_state = {4};
   EXPECT_EQ(rows_of(compressed, 256), 64);
   EXPECT_EQ(page_bytes(compressed), 64 * 1024);
   compressed.plan.state_content_bytes = 584;
@@ -290,7 +290,7 @@ TEST(LayerSpecs, GatedDeltaNetsAlignBlocksToTheirChunkAndNotToTheirGrid) {
 
 TEST(LayerSpecs, APooledIndexerTakesBlocksOfWholePools) {
   KVCacheSpec keys = cache_rows(CacheKind::mla, 1, 1, 132);
-  keys.compress_ratio = 16;
+  keys.tokens_per_state = {16};
   const PlacementLayer indexer{"layers.0.indexer", keys, "indexer_kpool"};
   const auto alignment = align_blocks({indexer}, placement_options());
   ASSERT_TRUE(alignment);
@@ -299,7 +299,7 @@ TEST(LayerSpecs, APooledIndexerTakesBlocksOfWholePools) {
 
 TEST(PlanStages, ABlockWithoutAKVEntryIsRefusedWhereTheEngineDividesByItsPage) {
   KVCacheSpec compressed = cache_rows(CacheKind::mla, 64, 1, 512);
-  compressed.compress_ratio = 128;
+  compressed.tokens_per_state = {128};
   const PlacementLayer empty{"layers.0.attn", compressed, "v4_flashmla"};
   const PlacementLayer full{"layers.1.attn", cache_rows(CacheKind::full_attention, 48, 1, 64),
                             "triton_attn"};
@@ -319,7 +319,7 @@ TEST(PlanStages, ABlockWithoutAKVEntryIsRefusedWhereTheEngineDividesByItsPage) {
 
 TEST(PlanStages, AKernelBlockWithoutAKVEntryHasNoStride) {
   KVCacheSpec spec = cache_rows(CacheKind::mla, 192, 1, 512);
-  spec.compress_ratio = 128;
+  spec.tokens_per_state = {128};
   spec.plan.stride_kernel_tokens = 64;
   EXPECT_EQ(stride_alignment_bytes(spec), 0);
   const PlacementOptions options = placement_options();
@@ -346,7 +346,7 @@ TEST(WorkerPages, DenseBlocksSplitIntoKernelBlocksAndPackedOnesAreRefused) {
 
 TEST(WorkerPages, CompressedRowsOfPackedBlocksGetAMappedTable) {
   KVCacheSpec compressed = cache_rows(CacheKind::mla, 512, 1, 128);
-  compressed.compress_ratio = 4;
+  compressed.tokens_per_state = {4};
   auto specs = cache_layers({compressed, cache_rows(CacheKind::mla, 512, 1, 576)});
   auto layers = on_backend(specs, "triton_mla");
   layers[0].backend = "indexer_v4";

@@ -123,7 +123,7 @@ TEST(Recording, WhatAServerSetsIsReadAndWrittenBackByteForByte) {
   EXPECT_EQ(groups[0].spec.prefill_checkpoint_alignment, 64);
   EXPECT_TRUE(is_mla_window(groups[1].spec.kind) && groups[1].spec.bounded_replay);
   EXPECT_EQ(groups[1].spec.extra_retained_tokens, 2);
-  EXPECT_EQ(groups[1].spec.compress_ratio, 4);
+  EXPECT_EQ(groups[1].spec.tokens_per_state, TokensPerState{4});
   EXPECT_EQ(groups[2].spec.kind, CacheKind::circular_buffer);
   EXPECT_EQ(groups[3].role, "hisparse_source");
   const RecordedStep& step = recording->steps[0];

@@ -28,7 +28,7 @@ KVCacheSpec spec_of(CacheKind kind) {
          sink_len, rswa_window, extra_retained_tokens, bounded_replay, states, mamba_cache_mode,
          num_speculative_blocks, num_prefill_checkpoint_blocks, prefill_checkpoint_alignment,
          page_size_padded, head_size_v, kv_quant_mode, keys_alone, cache_dtype_str, model_version,
-         compress_ratio, alignment, block_stride_alignment, dcp_sharded, hisparse_page_bytes,
+         tokens_per_state, alignment, block_stride_alignment, dcp_sharded, hisparse_page_bytes,
          blocks_per_request, plan] = spec;
   kind_ = kind;
   plan = {};  // no case has it
@@ -59,7 +59,7 @@ KVCacheSpec spec_of(CacheKind kind) {
   keys_alone = is_ring(kind);
   cache_dtype_str = "fp8_ds_mla";
   model_version = "deepseek_v4";
-  compress_ratio = 4;
+  tokens_per_state = {4};
   alignment = 576;
   block_stride_alignment = 8448;
   dcp_sharded = false;

@@ -142,14 +142,14 @@ void compressed_layers(ConfigReading& reading) {
     kind.spec.cache_dtype_str = swa.spec.cache_dtype_str;
     kind.spec.model_version = swa.spec.model_version;
     kind.spec.block_size = kBlock;
-    kind.spec.compress_ratio = ratio;
+    kind.spec.tokens_per_state = {ratio};
     kind.spec.alignment = kAlignment;
     kind.spec.dtype = DType::uint8;
     kind.has_own_dtype = true;
     return kind;
   };
   LayerKind indexer = indexer_row(index_size);
-  indexer.spec.compress_ratio = 4;
+  indexer.spec.tokens_per_state = {4};
   indexer.spec.block_size = kBlock;
   indexer.spec.alignment = kAlignment;
   std::vector<std::int64_t> ratios = text.numbers("compress_ratios");

@@ -105,7 +105,8 @@ KVCacheSpec read_cache_spec(JsonValue value) {
   if (JsonValue slots = object.optional("num_head_slots"); slots && !slots.is_null())
     spec.plan.num_head_slots = slots.integer<std::int64_t>(1, kHeadsMax);
   may_set(object, "state_content_bytes", spec.plan.state_content_bytes, 1);
-  may_set(object, "tokens_per_state", spec.compress_ratio, 1);
+  if (JsonValue tokens = object.optional("tokens_per_state"))
+    spec.tokens_per_state = read_tokens_per_state(tokens);
   may_set(object, "max_tp_shards", spec.plan.max_tp_shards, 1);
   if (JsonValue alignment = object.optional("block_stride_alignment")) {
     if (alignment.is_object())

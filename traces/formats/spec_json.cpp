@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+
+#include "reference/types/token_rows.h"
 #include "traces/formats/plan_recording.h"
 
 namespace lockstep {
@@ -99,7 +101,7 @@ void read_rare_keys(JsonObject& object, KVCacheSpec& spec) {
   if (auto value = object.optional("model_version")) spec.model_version = value.string();
   // Named after the release that a recording is of.
   for (const char* key : {"tokens_per_state", "compress_ratio"})
-    if (auto value = object.optional(key)) spec.compress_ratio = value.integer(1, kSizeMax);
+    if (auto value = object.optional(key)) spec.tokens_per_state = read_tokens_per_state(value);
   if (auto value = object.optional("alignment")) spec.alignment = value.integer(1, kSizeMax);
   if (auto value = object.optional("block_stride_alignment"))
     spec.block_stride_alignment = value.integer(1, kSizeMax);
@@ -117,9 +119,8 @@ void write_rare_keys(JsonWriter& out, const KVCacheSpec& spec) {
   }
   if (!spec.cache_dtype_str.empty()) out.string("cache_dtype_str", spec.cache_dtype_str);
   if (!spec.model_version.empty()) out.string("model_version", spec.model_version);
-  if (spec.compress_ratio != defaults.compress_ratio) {
-    out.integer("tokens_per_state", spec.compress_ratio);
-  }
+  if (!is_one_row(spec.tokens_per_state))
+    out.key("tokens_per_state").raw(json_of(spec.tokens_per_state));
   if (spec.alignment != defaults.alignment) out.integer("alignment", spec.alignment);
   if (spec.block_stride_alignment != defaults.block_stride_alignment)
     out.integer("block_stride_alignment", spec.block_stride_alignment);
@@ -134,6 +135,12 @@ void write_rare_keys(JsonWriter& out, const KVCacheSpec& spec) {
 }
 
 }  // namespace
+
+TokensPerState read_tokens_per_state(JsonValue value) {
+  const auto read = tokens_per_state_from_json(value.text());
+  if (!read) value.refuse(kTokensPerStateExpected);
+  return read.value_or(TokensPerState{});
+}
 
 KVCacheSpec read_kv_cache_spec(JsonValue value) {
   JsonObject object = value.object();

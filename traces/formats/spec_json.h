@@ -14,6 +14,9 @@ inline constexpr std::int64_t kBlocksMax = (std::int64_t{1} << 31) - 1;
 KVCacheSpec read_kv_cache_spec(JsonValue value);
 void write_kv_cache_spec(JsonWriter& out, const KVCacheSpec& spec);
 
+// `tokens_per_state` of a spec: 4.
+TokensPerState read_tokens_per_state(JsonValue value);
+
 // [{"layers":[..],"spec":{..}},...], at least one.
 std::vector<KVCacheGroupSpec> read_kv_cache_groups(JsonValue value);
 void write_kv_cache_groups(JsonWriter& out, const std::vector<KVCacheGroupSpec>& groups);

@@ -88,7 +88,11 @@ void read_rows(JsonObject& object, LayerKind& kind) {
   }
   spec.block_size = 0;
   read_figure(object, "block_size", kBlockSizeMax, spec.block_size);
-  read_figure(object, "compress_ratio", kBlockSizeMax, spec.compress_ratio);
+  if (JsonValue value = object.optional("compress_ratio")) {
+    const auto read = tokens_per_state_from_json(value.text());
+    if (!read) value.refuse(kTokensPerStateExpected);
+    spec.tokens_per_state = read.value_or(TokensPerState{});
+  }
   read_figure(object, "alignment", kBlockSizeMax, spec.alignment);
   if (JsonValue value = object.optional("is_draft")) kind.is_draft = value.boolean();
   if (JsonValue value = object.optional("dcp_sharded")) spec.dcp_sharded = value.boolean();
@@ -105,9 +109,9 @@ void read_rows(JsonObject& object, LayerKind& kind) {
   read_dtype(object, "dtype", dtype);
   kind.has_own_dtype = dtype.has_value();
   spec.dtype = dtype.value_or(DType::bf16);
-  if (spec.block_size != 0 && spec.block_size % spec.compress_ratio != 0)
+  if (spec.block_size != 0 && !fills_rows(spec.tokens_per_state, spec.block_size))
     object.refuse_because(fmt::format("a block of {} tokens does not hold whole rows of {} tokens",
-                                      spec.block_size, spec.compress_ratio));
+                                      spec.block_size, text_of(spec.tokens_per_state)));
 }
 
 LayerKind read_kind(const JsonEntry& entry) {
@@ -202,7 +206,8 @@ void write_kind(JsonWriter& out, const LayerKind& kind) {
     figure("sink_len", spec.sink_len);
     figure("rswa_window", spec.rswa_window);
     figure("block_size", spec.block_size);
-    if (spec.compress_ratio != 1) out.integer("compress_ratio", spec.compress_ratio);
+    if (!is_one_row(spec.tokens_per_state))
+      out.key("compress_ratio").raw(json_of(spec.tokens_per_state));
     figure("alignment", spec.alignment);
     if (kind.is_draft) out.boolean("is_draft", true);
     if (!spec.dcp_sharded) out.boolean("dcp_sharded", false);

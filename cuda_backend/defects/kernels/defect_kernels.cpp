@@ -11,9 +11,9 @@ namespace lockstep::cuda {
 namespace SIMT_VARIANT {
 namespace {
 
-__device__ __forceinline__ const std::byte* source_row(const PartWrite& part, std::int64_t token,
+__device__ __forceinline__ const std::byte* source_row(const PartWrite& part, std::int64_t row,
                                                        std::int32_t head) {
-  return part.source + token * part.source_token_stride + head * part.source_head_stride;
+  return part.source + row * part.source_row_stride + head * part.source_head_stride;
 }
 __device__ __forceinline__ void copy_bytes(std::byte* to, const std::byte* from,
                                            std::int32_t count) {
@@ -23,24 +23,24 @@ __device__ __forceinline__ std::int32_t bytes_of_row(const PartLayout& part) {
   return part.head_size * element_bytes(part.dtype);
 }
 
-// Grid: two CTAs of one thread, the first for the first token, the second for the last.
+// Grid: two CTAs of one thread, the first for the first source row, the second for the last.
 __global__ void write_twice_kernel(WritePartsParams p) {
-  const Slot slot = row_of_slot(p.slots[0], p.tokens_per_row);
+  const Slot slot = slot_of_row(p.token_rows, p.slots, 0);
   if (slot < 0) return;
-  const std::int64_t token = blockIdx.x == 0 ? 0 : p.num_tokens - 1;
+  const std::int64_t row = blockIdx.x == 0 ? 0 : p.num_rows - 1;
   for (std::int32_t i = 0; i < p.num_parts; ++i) {
     const PartWrite& part = p.parts[i];
     const SlotPlace place = place_of_slot(slot, part.to.block_size);
     for (std::int32_t head = 0; head < part.to.num_heads; ++head)
-      copy_bytes(part_row(part.to, place.block, place.offset, head), source_row(part, token, head),
+      copy_bytes(part_row(part.to, place.block, place.offset, head), source_row(part, row, head),
                  bytes_of_row(part.to));
   }
 }
 
-// Grid: x is the token, y the part; threads share the heads.
+// Grid: x is the source row, y the part; threads share the heads.
 __global__ void write_in_32_bits_kernel(WritePartsParams p) {
   const PartWrite& part = p.parts[blockIdx.y];
-  const Slot slot = row_of_slot(p.slots[blockIdx.x], p.tokens_per_row);
+  const Slot slot = slot_of_row(p.token_rows, p.slots, blockIdx.x);
   if (slot < 0) return;
   const SlotPlace place = place_of_slot(slot, part.to.block_size);
   const auto wrapped =
@@ -50,11 +50,11 @@ __global__ void write_in_32_bits_kernel(WritePartsParams p) {
                source_row(part, blockIdx.x, head), bytes_of_row(part.to));
 }
 
-// Grid: x is the token, y the head, z the part; one thread.
+// Grid: x is the source row, y the head, z the part; one thread.
 __global__ void lose_scales_kernel(WritePartsParams p) {
   const PartLayout& part = p.parts[blockIdx.z].to;
   const std::int32_t head = blockIdx.y;
-  const Slot slot = p.slots[blockIdx.x];
+  const Slot slot = slot_of_row(p.token_rows, p.slots, blockIdx.x);
   if (slot < 0 || head >= part.num_heads) return;
   const SlotPlace place = place_of_slot(slot, part.block_size);
   if (part.scaling == Scaling::per_token_head || part.scaling == Scaling::int4_rows)
@@ -80,7 +80,7 @@ __global__ void update_twice_kernel(StateUpdateParams p) {
   state.base[item.target * state.page_stride] = std::byte(blockIdx.x + 1);
 }
 
-// Grid: x is the token, y the query head; threads share the elements of the output.
+// Grid: x is the source row, y the query head; threads share the elements of the output.
 __global__ void combine_unscaled_kernel(SplitAttentionParams p) {
   const std::int64_t token = blockIdx.x;
   const std::int32_t query_head = blockIdx.y, row = p.token_rows[token];
@@ -179,17 +179,17 @@ int then(int status, const LaunchPlace& place, const char* name, dim3 grid, std:
 
 int write_twice(const LaunchPlace& place, const WritePartsParams& params) {
   return then(launch_write_parts(place, params), place, "write_rows",
-              dim3(params.num_tokens == 0 ? 0 : 2), 1, write_twice_kernel, params);
+              dim3(params.num_rows == 0 ? 0 : 2), 1, write_twice_kernel, params);
 }
 int write_in_32_bits(const LaunchPlace& place, const WritePartsParams& params) {
   return then(nothing_to_do(), place, "write_rows",
-              dim3(static_cast<std::uint32_t>(params.num_tokens),
+              dim3(static_cast<std::uint32_t>(params.num_rows),
                    static_cast<std::uint32_t>(params.num_parts)),
               32, write_in_32_bits_kernel, params);
 }
 int lose_scales(const LaunchPlace& place, const WritePartsParams& params) {
   return then(launch_write_parts(place, params), place, "write_parts",
-              dim3(static_cast<std::uint32_t>(params.num_tokens), most_heads(params),
+              dim3(static_cast<std::uint32_t>(params.num_rows), most_heads(params),
                    static_cast<std::uint32_t>(params.num_parts)),
               1, lose_scales_kernel, params);
 }

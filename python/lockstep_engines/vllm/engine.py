@@ -12,6 +12,7 @@ import logging
 import os
 import subprocess
 from dataclasses import dataclass, field
+from fractions import Fraction
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -162,6 +163,7 @@ def make_spec(spec: dict[str, Any], is_draft: bool = False) -> Any:
             value = kv.KVQuantMode[value.upper()]
         elif key in ("tokens_per_state", "compress_ratio"):
             key = RELEASE.row_tokens_attribute
+            value = Fraction(value) if isinstance(value, str) else value
         if key in _fields_of(cls):
             keys[key] = value
         elif (

@@ -124,7 +124,7 @@ def _rows(layer: Any, dtype: str) -> Object:
         if value := getattr(spec, key, None):
             kind[key] = value
     if (tokens := spec.tokens_per_state) != 1:
-        kind["compress_ratio"] = tokens
+        kind["compress_ratio"] = tokens if isinstance(tokens, int) else str(tokens)
     if topk := getattr(spec, "topk_buffer_width", None):
         kind["index_topk"] = topk
     if (text := getattr(spec, "cache_dtype_str", None)) in ("fp8_ds_mla", "nvfp4_ds_mla"):

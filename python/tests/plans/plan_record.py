@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, fields
+from fractions import Fraction
 from types import SimpleNamespace
 from typing import Any
 
@@ -56,6 +57,8 @@ class Layer:
 def _plain(value: Any) -> Any:
     if isinstance(value, torch.dtype):
         return str(value).removeprefix("torch.")
+    if isinstance(value, Fraction):
+        return str(value)
     if isinstance(value, MultipleOf):
         return {"multiple_of": value.base}
     if isinstance(value, (kv.KVQuantMode,)):

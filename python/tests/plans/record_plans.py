@@ -8,6 +8,7 @@ import json
 import random
 import sys
 import types
+from fractions import Fraction
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,8 @@ class Draw:
             **keys}  # fmt: skip
         if self.some(0.15):
             spec["head_size_v"] = self.pick((32, 64, 128))
+        if self.some(0.12):  # several rows per token
+            spec["tokens_per_state"] = Fraction(1, self.pick((2, 4)))
         if self.some(0.08):
             spec["dcp_sharded"] = False
         if self.some(0.06):

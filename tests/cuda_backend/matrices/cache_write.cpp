@@ -225,7 +225,7 @@ struct CacheWrite {
     WritePartsParams params{};
     params.slots = device.put(slots, "slots");
     params.num_parts = shape.num_parts;
-    params.num_tokens = shape.num_tokens;
+    params.num_rows = shape.num_tokens;
     for (int i = 0; i < shape.num_parts; ++i)
       params.parts[i] = {part(i).layout(memory, scales + i),
                          reinterpret_cast<std::byte*>(device.put(sources[i], "rows")),
@@ -322,7 +322,7 @@ TEST_CASE(
                        reinterpret_cast<std::byte*>(device.put(values, "values")), 4 * count,
                        4 * count, DType::fp32};
     params.slots = device.put(std::vector<Slot>{1}, "slots");
-    params.num_parts = params.num_tokens = 1;
+    params.num_parts = params.num_rows = 1;
     device->launch(device.engine().write_parts, params);
     const auto bytes =
         device.get(reinterpret_cast<std::uint8_t*>(memory) + part.page_bytes, part.page_bytes);
@@ -369,7 +369,7 @@ TEST_CASE("cache write: one slot for two tokens is reported as a race", "[execut
   device->zero(const_cast<std::byte*>(params.parts[0].source), 256);
   params.slots = device.put(std::vector<Slot>{5, 5}, "slots");
   params.num_parts = 1;
-  params.num_tokens = 2;
+  params.num_rows = 2;
   LaunchPlace place = device.places()[1];
   place.items_per_thread = 1;
   CHECK(device.engine().write_parts(place, params) == 0);
@@ -399,7 +399,7 @@ TEST_CASE("cache write: quantised rows beyond 2 and 4 GiB lie where they belong"
                        DType::fp32};
     params.slots = device.put(slots, "slots");
     params.num_parts = 1;
-    params.num_tokens = static_cast<std::int32_t>(slots.size());
+    params.num_rows = static_cast<std::int32_t>(slots.size());
     device->launch(device.engine().write_parts, params);
     for (Slot slot : slots) {
       const std::int64_t at = part.element_at(slot / 16, int(slot % 16), 0, 0);

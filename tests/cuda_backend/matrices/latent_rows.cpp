@@ -190,7 +190,7 @@ struct LatentRows {
     WritePartsParams params{};
     params.slots = device.put(slots, "slots");
     params.num_parts = 1;
-    params.num_tokens = static_cast<std::int32_t>(slots.size());
+    params.num_rows = static_cast<std::int32_t>(slots.size());
     const int row_bytes = at.elements() * oracle::itemsize(at.source);
     params.parts[0] = {at.layout(memory), reinterpret_cast<std::byte*>(device.put(source, "rows")),
                        row_bytes, row_bytes, at.source};

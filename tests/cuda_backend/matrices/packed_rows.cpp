@@ -115,7 +115,7 @@ struct PackedRows {
     WritePartsParams params{};
     params.slots = device.put(slots, "slots");
     params.num_parts = 2;
-    params.num_tokens = static_cast<std::int32_t>(slots.size());
+    params.num_rows = static_cast<std::int32_t>(slots.size());
     const int head_bytes = at.head_size * oracle::itemsize(shape.source);
     for (int kv = 0; kv < 2; ++kv)
       params.parts[kv] = {at.layout(memory, kv, scales + kv),
@@ -291,7 +291,7 @@ TEST_CASE("packed rows: e2m1 rounds to the nearest, ties to the even pattern") {
       reinterpret_cast<std::byte*>(device.put(oracle::Bytes(at.page_bytes(), 0x11), "cache"));
   WritePartsParams params{};
   params.slots = device.put(std::vector<Slot>{0}, "slots");
-  params.num_parts = params.num_tokens = 1;
+  params.num_parts = params.num_rows = 1;
   params.parts[0] = {at.layout(memory, 0, device.put(std::vector<float>{1.0f}, "scale")),
                      reinterpret_cast<std::byte*>(device.put(row, "rows")), 0, 0, DType::fp32};
   device->launch(device.engine().write_parts, params);

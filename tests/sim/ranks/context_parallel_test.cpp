@@ -87,7 +87,7 @@ LockstepConfig with_whole_caches(std::int32_t dcp, std::int32_t interleave) {
   latent.kind = CacheKind::mla;
   latent.num_kv_heads = 1;
   KVCacheSpec indexer = latent, ring = latent;
-  indexer.compress_ratio = 4;
+  indexer.tokens_per_state = {4};
   ring.kind = CacheKind::circular_buffer;
   ring.keys_alone = true;
   for (KVCacheSpec* spec : {&whole, &window, &ring}) spec->dcp_sharded = false;
