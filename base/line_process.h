@@ -61,8 +61,8 @@ class LineProcess {
 
 // Of last_words(): the last line, which mostly has the reason.
 std::string last_line(std::string_view words);
-// How an engine ends that lacks a package: the last line of its standard error is one sentence that
-// names the package and what to do (docs/protocols.md).
+// How an engine ends that lacks a package: the last line of its standard error names the package
+// and what to do (docs/protocols.md).
 inline constexpr std::string_view kEngineNotReady = "exit status 78";
 
 }  // namespace lockstep

@@ -12,6 +12,7 @@
 #include "cli/output/terminal.h"
 #include "reference/plan/capacity.h"
 #include "reference/types/kv_cache_spec.h"
+#include "reference/types/token_rows.h"
 #include "sim/verdict/run_summary.h"
 #include "traces/formats/run_fields.h"
 #include "traces/formats/run_spec.h"
@@ -81,9 +82,12 @@ std::string group_text(const KVCacheGroupSpec& group) {
     return fmt::format("{} of {} (mode {})", layers, name_of(spec.kind),
                        name_of(spec.mamba_cache_mode));
   }
-  return fmt::format("{} of {}, {} x {} {}, blocks of {}", layers, name_of(spec.kind),
+  const std::string rows = is_one_row(spec.tokens_per_state)
+                               ? ""
+                               : fmt::format(", {} tokens per row", text_of(spec.tokens_per_state));
+  return fmt::format("{} of {}, {} x {} {}{}, blocks of {}", layers, name_of(spec.kind),
                      spec.num_kv_heads, spec.head_size,
-                     name_of(ElementType{spec.dtype, spec.kv_quant_mode}),
+                     name_of(ElementType{spec.dtype, spec.kv_quant_mode}), rows,
                      counted(spec.block_size, "token"));
 }
 

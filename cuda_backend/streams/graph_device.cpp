@@ -77,8 +77,8 @@ class GraphDevice final : public ForwardingDevice {
       ++statistics_.captured;
       return;
     }
-    LS_CHECK(!graph->launches.empty() || graph->instance == nullptr, "part {}: an empty graph",
-             part);
+    LS_CHECK(graph->instance == nullptr || statistics_.replayed > 0,
+             "part {}: a device's graph exists before the first replay", part);
     Operation whole;
     whole.named(fmt::format("graph of {} {}", size, part));
     whole_ = &whole;

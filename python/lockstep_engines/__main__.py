@@ -95,7 +95,7 @@ def main() -> None:
         _run(arguments)
     except ImportError as error:
         folder = None if arguments.folder is None else str(arguments.folder)
-        print(missing.sentence(arguments.engine, folder, error), file=sys.stderr)
+        print(missing.reason(arguments.engine, folder, error), file=sys.stderr)
         sys.exit(missing.EXIT_STATUS)
 
 

@@ -1,5 +1,4 @@
-"""One sentence for an engine that cannot be imported: what is missing, and the command that fixes
-it."""
+"""One line for an engine that cannot be imported: what is missing, and the command for it."""
 
 from __future__ import annotations
 
@@ -59,7 +58,7 @@ def _set_up_command(engine: str, folder: str | None) -> tuple[str, str]:
     return shlex.join(words), shlex.quote(f"{at}/venv/bin/python")
 
 
-def sentence(engine: str, folder: str | None, error: ImportError) -> str:
+def reason(engine: str, folder: str | None, error: ImportError) -> str:
     """Of an import of the engine from `folder` (None: the installed one) that failed."""
     python = shlex.quote(sys.executable)
     module = (error.name or "").partition(".")[0]

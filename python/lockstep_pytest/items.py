@@ -98,7 +98,7 @@ def bucket_of(check: str, line: str) -> str:
 
 
 def judged(count: int, what: str, by: str, checks: str) -> dict[str, Any]:
-    """For the summary: so many were decided by an engine and judged."""
+    """For the summary: how many were decided by an engine, and the checks that judged them."""
     return {"count": count, "what": what, "by": by, "checks": checks}
 
 
@@ -167,8 +167,8 @@ def _smallest(
     line += f" request {found['request']}" if found["request"] else ""
     details = settings.planted(smallest)
     details += f"The smallest case, {smallest}:\n{_sizes(found['after'])}"
-    if told := command.narrative(smallest, save, *settings.judging(backend=False)):
-        details += f"\nWhat happens in it: {told.path}"
+    if narrative := command.narrative(smallest, save, *settings.judging(backend=False)):
+        details += f"\nWhat happens in it: {narrative.path}"
     return again, Failure(found["check"], f"{line}: {found['what']}", again, details)
 
 
@@ -248,8 +248,8 @@ def _evidence(settings: Settings, file: Path, save: Path, check: str) -> str:
         smaller = None  # of an engine without a profile
     if smaller is not None and smaller.check == check:
         return f"{smaller.details}\n  {smaller.again}"
-    told = command.narrative(file, save)
-    return f"What happens in it: {told.path}\n" if told else ""
+    narrative = command.narrative(file, save)
+    return f"What happens in it: {narrative.path}\n" if narrative else ""
 
 
 class TraceItem(LockstepItem):
@@ -314,9 +314,9 @@ def replay(
             if case.startswith("Explained: "):
                 again = case.removeprefix("Explained: ")
                 smallest = Path(shlex.split(again)[2])
-                if told := command.narrative(smallest, save):
-                    details += f"What happens in it: {told.path}\n"
-                    settings.buckets[bucket] = bucket_of(told.check, told.what)
+                if narrative := command.narrative(smallest, save):
+                    details += f"What happens in it: {narrative.path}\n"
+                    settings.buckets[bucket] = bucket_of(narrative.check, narrative.what)
     return Failure(
         found["phase"],
         f"{line}: {found['message']}",
@@ -396,9 +396,9 @@ class SeedRuns:
                     smallest = Path(row.split("  ")[1])
                     judging = self._settings.judging(backend=False)
                     again = command.line_to_repeat("explain", smallest, *judging)
-                    if told := command.narrative(smallest, smallest.parent, *judging):
-                        details += f"  {told.path}  what happens in it\n"
-                        buckets[bucket] = bucket_of(told.check, told.what)
+                    if narrative := command.narrative(smallest, smallest.parent, *judging):
+                        details += f"  {narrative.path}  what happens in it\n"
+                        buckets[bucket] = bucket_of(narrative.check, narrative.what)
         line = f"{line}: {found['what']}"
         return Failure(found["check"], line, again, details, buckets[bucket])
 

@@ -1,5 +1,5 @@
-"""What a session found: one failure for each bug, and one line that says who decided and what was
-judged.
+"""What a session found: one failure for each bug, and one line that names the engine that decided
+and the checks.
 
 1. The process that runs a test attaches what it judged and what it found to the test's report;
    reports go from pytest-xdist's workers to its controller.

@@ -254,7 +254,7 @@ void ReportedDecisions::take_tables() {
   }
 }
 
-// Of the previous recorded step: requests whose blocks the connector kept, and transfers that ended.
+// Of the previous recorded step: requests whose blocks the connector kept, and ended transfers.
 void ReportedDecisions::take_transfers() {
   const auto ended = [&](const std::string& name, bool Request::*transfer) {
     const RequestId* found = find(name);

@@ -2,8 +2,8 @@
 // (foreign_scheduler.h), or of a recording (sim/recording/recorded_decisions.h).
 //
 // Invariants
-// (1) A decision is passed on unchanged; the audit judges it. Only a name that no request has, or an
-//     end that no request reached, ends the run as a failure of the reporter.
+// (1) A decision is passed on unchanged; the audit judges it. Only a name that no request has, or
+//     an end that no request reached, ends the run as a failure of the reporter.
 // (2) A RequestId names one request until its end is reported and no transfer names it.
 //
 // Not here: block keys, reference counts and all else that only the model has of itself.

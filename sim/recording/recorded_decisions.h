@@ -5,7 +5,8 @@
 // (2) A request has its prompt and what the outputs gave it: nothing of a step in flight when a
 //     reset preempted the request, and of a stale output what the recording says.
 //
-// Not here: whether the decisions make sense (the audit), and whether the model decides so (conform).
+// Not here: whether the decisions make sense (the audit), and whether the model makes the same
+// (conform).
 #pragma once
 
 #include <memory>

@@ -85,7 +85,8 @@ class RecordedWorkload final : public GrowingRecording {
     return {};
   }
 
-  // Recorded decisions ask it nothing and have its reports: with one, outputs of empty steps arrive.
+  // Recorded decisions send it no query and hold its reports: with one, outputs of empty steps
+  // arrive.
   KVConnector* connector() override {
     if (peers_) return &*peers_;
     return connector_ ? &*connector_ : nullptr;

@@ -46,7 +46,7 @@ TEST(Decisions, AMistakeIsShrunkToldAndKeptAsARecording) {
       << explanation.out;
 }
 
-// A program that is no engine, and names itself.
+// A program in place of an interpreter, which names itself.
 std::string interpreter(const std::string& name) {
   const std::string folder = temporary_path(name);
   std::filesystem::create_directories(folder + "/bin");
@@ -79,7 +79,7 @@ TEST(Decisions, TheInterpreterIsTheOptionsElseTheEnvironmentsElseTheVariables) {
             "exist; give the interpreter of an environment with --engine-python\n");
 }
 
-// Whatever this machine has installed: the sources themselves import what nobody has.
+// Whatever this machine has installed: the sources import a package that does not exist.
 TEST(Decisions, AMissingPackageIsOneSentenceWithTheCommandThatFixesIt) {
   const std::string folder = temporary_path("sources");
   std::filesystem::create_directories(folder + "/vllm");

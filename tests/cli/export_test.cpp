@@ -48,7 +48,7 @@ TEST(ExportCommand, RefusesWithTwo) {
   const Outcome closed_loop =
       run_lockstep({"export", sample_path("foreign/weka.json"), "--as", "aiperf"});
   EXPECT_EQ(closed_loop.status, 2);
-  EXPECT_NE(closed_loop.err.find("an arrival after another request has left (request "),
+  EXPECT_NE(closed_loop.err.find("an arrival after another request ends (request "),
             std::string::npos)
       << closed_loop.err;
   EXPECT_EQ(run_lockstep({"export", kTimed, "--as", "weka"}).status, 2);
@@ -65,8 +65,7 @@ TEST(ExportCommand, TheBundledSampleGoesToEveryFormatByItsName) {
     lossy.push_back("--lossy");
     const Outcome done = run_lockstep(lossy);
     EXPECT_EQ(done.status, 0) << done.err;
-    EXPECT_NE(done.err.find("left out: an arrival after another request has left ("),
-              std::string::npos)
+    EXPECT_NE(done.err.find("left out: an arrival after another request ends ("), std::string::npos)
         << done.err;
   }
 }

@@ -1,5 +1,5 @@
-// The table of docs/commands.md, "A failure that was saved": each kind of failure is planted, saved by
-// `fuzz`, and judged again by every command. Without its cause it is not reproduced.
+// The table of docs/commands.md, "A failure that was saved": each kind is planted, saved by `fuzz`,
+// and judged again by every command. Without its cause it is not reproduced.
 #include <gtest/gtest.h>
 
 #include <filesystem>

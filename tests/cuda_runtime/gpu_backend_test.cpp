@@ -95,11 +95,13 @@ Judged judged(const SavedCase& saved, const BackendFactory& backend) {
 }
 
 // Whole runs of generated cases of one kind, on the executor and on the simulated GPU.
-void expect_the_same_chains(const FeatureSet& always, std::uint64_t first_seed, int num_cases) {
+void expect_the_same_chains(const FeatureSet& always, std::uint64_t first_seed, int num_cases,
+                            const FeatureSet& never = {}) {
   GeneratorOptions options;
   options.check = "fast";
   options.device_modes = true;
   options.always = always;
+  options.never = never;
   int agreed = 0;
   for (std::uint64_t seed = first_seed; seed < first_seed + num_cases; ++seed) {
     SCOPED_TRACE(seed);
@@ -133,6 +135,12 @@ TEST(SimulatedGpuBackend, CasesWithAHostTierInPinnedMemoryHaveThem) {
 }
 TEST(SimulatedGpuBackend, CasesWithCapturedGraphsHaveThem) {
   expect_the_same_chains({Feature::captured_graphs}, 500, 12);
+}
+// A part of a step that launches nothing is an empty graph.
+TEST(SimulatedGpuBackend, CapturedGraphsOfStatesWithoutRowsHaveThem) {
+  expect_the_same_chains({Feature::captured_graphs, Feature::states}, 600, 8,
+                         {Feature::full_attention, Feature::mla, Feature::sliding_window,
+                          Feature::chunked_local, Feature::hidden_state});
 }
 
 }  // namespace

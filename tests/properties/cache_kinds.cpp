@@ -41,6 +41,10 @@ KVCacheSpec compressed(std::int64_t tokens_per_row) {
   spec.tokens_per_state = {tokens_per_row};
   return spec;
 }
+KVCacheSpec several(std::int64_t rows_per_token, KVCacheSpec spec) {
+  spec.tokens_per_state = {.tokens = 1, .rows = rows_per_token};
+  return spec;
+}
 // Rows in a layout of bytes, in pages that are rounded up.
 KVCacheSpec rows_of_bytes(std::int64_t tokens_per_row, std::string model_version) {
   KVCacheSpec spec = compressed(tokens_per_row);
@@ -253,6 +257,10 @@ std::vector<CacheKindCase> cache_kinds() {
        21,
        true,
        6},
+      {"several rows per token",
+       {group_of(several(4, rows()), 0),
+        group_of(several(4, of_kind(CacheKind::sliding_window, rows())), 1)},
+       kAll},
       {kWithEncoder,
        {group_of(rows(), 0), group_of(of_kind(CacheKind::cross_attention, rows()), 1)},
        kAll},

@@ -151,7 +151,7 @@ TEST(Export, WhatAFormatHasNoWordForIsRefusedOrCounted) {
       "F: timed_trace cannot hold an end by a token (eos, stop_token_ids) (request r); --lossy "
       "leaves it out");
   EXPECT_EQ(refused([](TraceRequest& r) { r.after = {"q"}; }),
-            "F: timed_trace cannot hold an arrival after another request has left (request r); "
+            "F: timed_trace cannot hold an arrival after another request ends (request r); "
             "--lossy leaves it out");
   Trace reset;
   reset.records = {request("r", seeded({{1, 3}})), TraceControl{}};
@@ -175,7 +175,7 @@ TEST(Export, AllThatAFormatCannotHoldIsNamedAtOnce) {
   trace.records = {first, second, TraceControl{}};
   EXPECT_EQ(text_of(trace, ExportAs::mooncake, false, 16),
             "F: mooncake cannot hold 4 things: a priority (request a and 1 more), an arrival after "
-            "another request has left (request b), a reset of the prefix cache (the trace), 24 "
+            "another request ends (request b), a reset of the prefix cache (the trace), 24 "
             "tokens of a shared prefix in ids of 16, as --block 8 does (requests b and a); --lossy "
             "leaves them out");
 }

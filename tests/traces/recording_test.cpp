@@ -452,7 +452,7 @@ INSTANTIATE_TEST_SUITE_P(
         Refused{"end is false", changed(kRecording, "\"end\":true", "\"end\":false"),
                 "FILE:3: field `end`: found false; expected true"}));
 
-// Bytes of several lengths stand in a name: a file may break off in the middle of each.
+// Characters have several bytes: a file may break off in the middle of each.
 TEST(Recording, ARecordingThatIsCutOffAnywhereHasTheWholeStepsBefore) {
   const std::string second = changed(changed(kStep, R"("step":0)", R"("step":1)"), R"("eos":9)",
                                      R"("eos":9,"x_note":"\u00e9é\n€ 1.5e3",)"

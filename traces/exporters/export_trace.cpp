@@ -31,7 +31,7 @@ struct RarePart {
 };
 
 constexpr RarePart kRareParts[] = {
-    {"an arrival after another request has left",
+    {"an arrival after another request ends",
      [](const TraceRequest& request) { return !request.after.empty(); }},
     {"an abort", [](const TraceRequest& request) { return request.abort.has_value(); }},
     {"an end by a token (eos, stop_token_ids)",
