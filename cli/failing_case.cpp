@@ -152,8 +152,12 @@ Result<bool> write_recording(const std::string& path, const SavedCase& saved,
   if (options.workers != nullptr) judging.backend = worker_factory(options.workers, facts.sink());
   judging.decisions = decisions_of(options);
   judging.recording = &recording;
-  judge(saved, judging);
+  const Outcome outcome = judge(saved, judging);
   if (recording.steps.empty()) return false;
+  if (outcome.kind == OutcomeKind::stuck || outcome.check.starts_with("engine.")) {
+    recording.end.failed_check = outcome.check;
+    recording.end.failed_what = outcome.what;
+  }
   if (options.engines != nullptr) recording.header.engine = options.engines->hello().engine;
   if (const auto worker = worker_of(options)) facts.add_to(recording, *worker);
   recording.header.family = "fuzz";

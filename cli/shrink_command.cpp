@@ -59,6 +59,11 @@ Result<int> shrink_file(ShrinkCommandOptions& options, CommandReport& report) {
   LS_RETURN_IF_ERROR(write_saved_case(path, shrunk.result.smallest));
   const std::string explanation = report.again_of_case("explain", path);
   fmt::print("{}\nWritten: {}\nExplained: {}\n", to_text(shrunk), path, explanation);
+  if (const auto& recording = saved.recording;
+      saved.decide == Decides::recording && recording && !recording->end.failed_check.empty())
+    fmt::print(
+        "The recording ends in a failure of its engine: smaller cases need the engine, "
+        "--decisions ENGINE.\n");
   if (options.judging.engines != nullptr || options.judging.workers != nullptr) {
     const std::string recording = path_of_recording(path);
     LS_ASSIGN_OR_RETURN(const bool written,

@@ -86,6 +86,10 @@ void AuditSteps::end(const RecordingEnd& end) {
     if (core_.requests.find(name) == nullptr)
       core_.findings.report(AuditRule::recording, name,
                             "never finished by the end line, and not live");
+  if (!end.failed_check.empty())
+    core_.findings.report(AuditRule::recording, {},
+                          fmt::format("the run ended after the last step by {}: {}",
+                                      end.failed_check, end.failed_what));
   if (policy_ && !end.is_cut_off) policy_->end();
   if (policy_ && hits_) hits_->end();
 }

@@ -146,8 +146,11 @@ StillFails fails_like(const Failure& first, JudgeCase judge_case) {
                      std::move(judge_case)](const SavedCase& saved) -> std::optional<std::int64_t> {
     const auto failure = judge_case(saved);
     if (!failure || !failure->same_as(first)) return std::nullopt;
-    // Of recorded decisions the requests keep their names, and what failed its subject.
-    if (saved.decide == Decides::recording && failure->request != first.request)
+    // Recorded decisions are not made again: the same subject fails in the same way.
+    if (saved.decide == Decides::recording &&
+        (failure->request != first.request ||
+         bucket_of(failure->check, failure->request, failure->what) !=
+             bucket_of(first.check, first.request, first.what)))
       return std::nullopt;
     return failure->steps;
   };

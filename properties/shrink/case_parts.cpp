@@ -313,13 +313,15 @@ BrokenRules broken_rules(const SavedCase& saved) {
 Result<SavedCase> case_of(std::string name, Recording recording, Decides decide) {
   if (recording.header.connector && decide == Decides::model)
     return fail(name + ": a recording of a KV connector, whose loads the model does not decide");
-  LS_ASSIGN_OR_RETURN(auto plan,
-                      plan_for_groups(recording.header.groups, recording.header.num_blocks));
+  auto plan = plan_for_groups(recording.header.groups, recording.header.num_blocks);
+  if (!plan && decide == Decides::recording)
+    plan = unplaced_plan(recording.header.groups, recording.header.num_blocks);
+  if (!plan) return tl::unexpected(plan.error());
   SavedCase saved;
   saved.name = std::move(name);
   saved.engine = recording.header.options.config;
-  saved.kernel_block_sizes = make_backend_config(saved.engine, plan).kernel_block_sizes;
-  saved.cache = std::move(plan);
+  saved.kernel_block_sizes = make_backend_config(saved.engine, *plan).kernel_block_sizes;
+  saved.cache = *std::move(plan);
   saved.backend = "none";
   saved.check = CheckMode::fast;
   saved.decide = decide;

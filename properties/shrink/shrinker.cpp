@@ -6,6 +6,12 @@
 
 namespace lockstep {
 
+// The end of a recording says why its engine failed; no recorded decision leads there.
+static bool depends_on_decisions(const SavedCase& saved) {
+  return saved.decide == Decides::model || !saved.recording ||
+         saved.recording->end.failed_check.empty();
+}
+
 std::optional<ShrinkResult> shrink(const SavedCase& first, const StillFails& still_fails,
                                    const ShrinkOptions& options) {
   // As its file restores it: a field that a file does not keep could not be a cause.
@@ -21,6 +27,7 @@ std::optional<ShrinkResult> shrink(const SavedCase& first, const StillFails& sti
   std::int64_t accepted = -1;
   while (accepted != trial.accepted() && !trial.is_exhausted()) {
     accepted = trial.accepted();
+    if (!depends_on_decisions(trial.best())) break;
     shrink_records(trial);
     // Recorded decisions hold for the recorded prompts, cache and options.
     if (trial.best().decide == Decides::recording) continue;

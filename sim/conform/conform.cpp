@@ -54,7 +54,9 @@ Result<ConformFile> conform_workload(const std::string& path, RecordingHeader he
       file.mismatch =
           compare_end(workload.end(), {.steps = file.steps,
                                        .unfinished = observer.unfinished(),
-                                       .steps_in_flight = workload.end().steps_in_flight});
+                                       .steps_in_flight = workload.end().steps_in_flight,
+                                       .failed_check = workload.end().failed_check,
+                                       .failed_what = workload.end().failed_what});
   }
   if (file.mismatch) {
     file.mismatch->file = path;

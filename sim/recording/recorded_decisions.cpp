@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -51,7 +52,12 @@ class RecordingReporter final : public StepReporter {
 
   bool decide(std::int64_t number, RecordedStep& step) override {
     if (number >= std::ssize(recording_->steps)) {
-      fail(fmt::format("the recording ends before step {}", number));
+      constexpr std::string_view kEngine = "engine.";
+      const RecordingEnd& end = recording_->end;
+      if (end.failed_check.starts_with(kEngine))
+        failure_ = {.kind = end.failed_check.substr(kEngine.size()), .what = end.failed_what};
+      else
+        fail(fmt::format("the recording ends before step {}", number));
       return false;
     }
     current_ = &recording_->steps[static_cast<std::size_t>(number)];

@@ -63,7 +63,7 @@ class RecordedWorkload final : public GrowingRecording {
   Result<Turn> next_turn(const LoopState&, std::vector<WorkloadEvent>& events) override {
     const auto more = source_.next(step_);
     if (!more) return tl::unexpected(more.error());
-    if (!*more) return source_.end().is_cut_off ? Turn::cut : Turn::end;
+    if (!*more) return last_turn();
     if (const std::string what = unfollowed_input(step_, decide_); !what.empty())
       return fail(place().empty() ? what : fmt::format("{}: {}", place(), what));
     ++steps_;
@@ -132,6 +132,15 @@ class RecordedWorkload final : public GrowingRecording {
     return event.kind == RecordedEvent::Kind::grammar_ready ||
            event.kind == RecordedEvent::Kind::grammar_failed ||
            event.kind == RecordedEvent::Kind::reset_encoder_cache;
+  }
+
+  // A recorded failure that no decision shows: of the engine in a step that is not there, or a
+  // deadlock.
+  Turn last_turn() const {
+    if (source_.end().is_cut_off) return Turn::cut;
+    const std::string& failed = source_.end().failed_check;
+    if (decide_ == Decides::model || failed.empty()) return Turn::end;
+    return failed.starts_with("engine.") ? Turn::step : Turn::stuck;
   }
 
   // The output of a step that scheduled nothing decides nothing without a connector; some

@@ -282,6 +282,11 @@ Result<void> resolve_recording(const ReplayRequest& request, const ReplayInput& 
   }
   prepared.run.connector.load_failure_policy = kv_transfer(header, nullptr).kv_load_failure_policy;
   auto plan = plan_for_groups(header.groups, header.num_blocks);
+  if (!plan && prepared.run.backend == "none")
+    plan = unplaced_plan(header.groups, header.num_blocks);
+  if (!plan)
+    return fail(fmt::format("{}:1: {}; --backend none needs no plan", request.file,
+                            plan.error().message));
   if (Result<void> done = finish(request, std::move(plan), prepared); !done)
     return fail(fmt::format("{}:1: {}", request.file, done.error().message));
   LS_RETURN_IF_ERROR(take_decider(request, header, prepared));

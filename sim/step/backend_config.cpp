@@ -155,6 +155,19 @@ AttentionBackend worker_attention_backend(const KVCacheConfig& plan) {
                                                                  : AttentionBackend::any_size;
 }
 
+KVCacheConfig unplaced_plan(std::vector<KVCacheGroupSpec> groups, std::int64_t num_blocks) {
+  KVCacheConfig plan{.num_blocks = num_blocks, .tensors = {{}}, .groups = std::move(groups)};
+  KVCacheTensor& tensor = plan.tensors.front();
+  LS_CHECK(num_blocks > 0 && !plan.groups.empty(), "{} blocks for {} groups", num_blocks,
+           plan.groups.size());
+  for (const KVCacheGroupSpec& group : plan.groups) {
+    tensor.size_bytes = std::max(tensor.size_bytes, page_size_bytes(group.spec) * num_blocks);
+    tensor.shared_by.insert(tensor.shared_by.end(), group.layer_names.begin(),
+                            group.layer_names.end());
+  }
+  return plan;
+}
+
 Result<KVCacheConfig> plan_for_groups(std::vector<KVCacheGroupSpec> groups,
                                       std::int64_t num_blocks) {
   KVCacheConfig plan;

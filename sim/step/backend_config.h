@@ -51,6 +51,10 @@ AttentionBackend worker_attention_backend(const KVCacheConfig& plan);
 Result<KVCacheConfig> plan_for_groups(std::vector<KVCacheGroupSpec> groups,
                                       std::int64_t num_blocks);
 
+// Of groups that have no such plan (several layers a page): one tensor of all layers, for runs
+// without a backend, in which no page has a place.
+KVCacheConfig unplaced_plan(std::vector<KVCacheGroupSpec> groups, std::int64_t num_blocks);
+
 // To how many tokens a batch is padded where CUDA graphs are captured, by vLLM's rule: sizes 1, 2
 // and 4, multiples of 8 below 256, multiples of 16 from there on, all of them up to
 // max_cudagraph_capture_size, and the largest step itself where that is not above it

@@ -94,6 +94,24 @@ TEST(Decisions, AMissingPackageIsOneSentenceWithTheCommandThatFixesIt) {
   }
 }
 
+TEST(Decisions, ARecordingOfAFailedEngineHoldsItsFailure) {
+  const std::string folder = fresh_path("raised");
+  const Outcome found =
+      fuzz(kEngine + " --bug raise", {"--save", folder, "--no-shrink", "--failures", "1"});
+  ASSERT_EQ(found.status, 1) << found.err;
+  const std::size_t at = found.out.find(".recording.jsonl");
+  ASSERT_NE(at, std::string::npos) << found.out;
+  const std::size_t begin = found.out.rfind(' ', at) + 1;
+  const std::string path = found.out.substr(begin, at - begin) + ".recording.jsonl";
+  for (const std::string command : {"audit", "replay", "explain", "shrink"}) {
+    std::vector<std::string> words = {command, path};
+    if (command == "replay") words.insert(words.end(), {"--backend", "none"});
+    const Outcome told = run_lockstep(words);
+    EXPECT_EQ(told.status, 1) << command << told.out << told.err;
+    EXPECT_NE(told.out.find("engine.exception"), std::string::npos) << command << told.out;
+  }
+}
+
 TEST(Decisions, ASavedCaseSaysWhoDecidedAndAReplayWithoutThatEngineSaysSo) {
   const std::string folder = temporary_path("said");
   const Outcome found = fuzz(kEngine + " --bug lost", {"--save", folder, "--no-shrink"});

@@ -113,7 +113,9 @@ TEST(Recording, WhatAServerSetsIsReadAndWrittenBackByteForByte) {
                  R"("min_pattern_size":1,"min_count":3},"skip_reading_prefix_cache":true)");
   text = changed(text, R"({"abort":"r1"})", R"({"pause_state":"PAUSED_NEW"})");
   insert(R"("running")", R"("copies":[[1,2],[3,4]],)");
-  text = changed(text, R"("unfinished":["r9"])", R"("unfinished":["r9"],"steps_in_flight":1)");
+  text = changed(
+      text, R"("unfinished":["r9"])",
+      R"("unfinished":["r9"],"steps_in_flight":1,"failure":{"check":"liveness","what":"r9 waits"})");
   const auto recording = read_recording(write_temporary(text));
   ASSERT_TRUE(recording) << recording.error().message;
   const std::vector<KVCacheGroupSpec>& groups = recording->header.groups;
@@ -133,6 +135,7 @@ TEST(Recording, WhatAServerSetsIsReadAndWrittenBackByteForByte) {
   EXPECT_EQ(step.before[1].pause_state, PauseState::paused_new);
   EXPECT_EQ(step.copies[1], (KVCacheBlockCopy{BlockId{3}, BlockId{4}}));
   EXPECT_EQ(recording->end.steps_in_flight, 1);
+  EXPECT_EQ(recording->end.failed_check, "liveness");
   EXPECT_EQ(to_text(*recording), text);
 }
 

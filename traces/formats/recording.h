@@ -343,6 +343,10 @@ struct RecordingEnd {
   // The file ends before its end line, after `steps` whole steps: the process that wrote it was
   // killed, or still writes. The other fields are unknown.
   bool is_cut_off = false;
+  // What ended the run that was recorded: "liveness", or "engine.exception" and the like. Empty: no
+  // failure that the decisions do not show.
+  std::string failed_check{};
+  std::string failed_what{};
   bool operator==(const RecordingEnd&) const = default;
 };
 // "cut off after step 41"; empty: the recording is whole.

@@ -511,6 +511,12 @@ RecordingEnd read_recording_end(JsonValue value, const RecordingHeader& header,
       for (JsonValue event : before.array()) end.raised_before.push_back(read_event(event, header));
     of.finish();
   }
+  if (auto failure = object.optional("failure")) {
+    JsonObject of = failure.object();
+    end.failed_check = of.required("check").nonempty_string();
+    end.failed_what = of.required("what").string();
+    of.finish();
+  }
   object.finish();
   return end;
 }

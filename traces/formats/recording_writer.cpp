@@ -414,6 +414,10 @@ std::string recording_end_line(const RecordingEnd& end) {
     write_events(out, "before", end.raised_before);
     out.end_object();
   }
+  if (!end.failed_check.empty()) {
+    out.key("failure").begin_object().string("check", end.failed_check);
+    out.string("what", end.failed_what).end_object();
+  }
   out.end_object();
   return out.take_line();
 }
