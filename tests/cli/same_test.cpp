@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
+#include <regex>
 
 #include "tests/cli/command.h"
 
@@ -163,13 +164,41 @@ TEST(Same, ARecordingDiffersInTheFieldThatWasChanged) {
       << scheduled;
 }
 
+TEST(Same, InputsThatDifferBeforeADecisionAreNamedWithIt) {
+  // Step 5 of the copy samples another token, and step 8 schedules another number.
+  std::string text = read_text(kRecording);
+  const std::size_t sampled = text.find("\"sampled\":{\"", text.find("{\"step\":5,"));
+  const std::size_t token = text.find(":[", sampled + 10) + 2;
+  text.replace(token, text.find_first_of(",]", token) - token, "77");
+  const std::string path = fresh_path("inputs.jsonl");
+  write_text(path, text);
+  const Json input = same_json(kRecording, path, 1);
+  EXPECT_EQ(input.at("first"), nullptr) << input;
+  EXPECT_EQ(input.at("first_input").at("step"), 5) << input;
+  EXPECT_EQ(input.at("first_input").at("b"), "77") << input;
+  const std::string request = input.at("first_input").at("request");
+  EXPECT_EQ(input.at("first_input").at("what"), "sampled." + request + "[0]");
+  const std::size_t tokens = text.find("\"tokens\":", text.find("{\"step\":8,")) + 9;
+  text.replace(tokens, text.find_first_of(",}", tokens) - tokens, "1000");
+  write_text(path, text);
+  const Json both = same_json(kRecording, path, 1);
+  EXPECT_EQ(both.at("first").at("step"), 8) << both;
+  EXPECT_EQ(both.at("first").at("what"), "scheduled[0].tokens") << both;
+  EXPECT_EQ(both.at("first_input").at("step"), 5) << both;
+}
+
 TEST(Same, AnotherEnginesNameIsNoDifferenceAndAnotherPoolIs) {
   const std::string path = fresh_path("other.jsonl");
   const std::string text = read_text(kRecording);
-  write_text(path, replaced(text, "\"version\":\"0.22.1\"", "\"version\":\"0.24.0\""));
+  // vLLM 0.33.0 computes no common prefix.
+  write_text(path,
+             std::regex_replace(replaced(text, "\"version\":\"0.22.1\"", "\"version\":\"0.33.0\""),
+                                std::regex(R"("common_prefix_blocks":\[[0-9]+\])"),
+                                R"("common_prefix_blocks":[])"));
   const Json named = same_json(kRecording, path, 0);
   EXPECT_EQ(named.at("runs")[0].at("engine"), "vllm-0.22.1");
-  EXPECT_EQ(named.at("runs")[1].at("engine"), "vllm-0.24.0");
+  EXPECT_EQ(named.at("runs")[1].at("engine"), "vllm-0.33.0");
+  EXPECT_EQ(named.at("not_checked").size(), 1u) << named;
   const Json header = Json::parse(text.substr(0, text.find('\n')));
   const int blocks = header.at("num_blocks").get<int>();
   write_text(path, replaced(text, "\"num_blocks\":" + std::to_string(blocks),
