@@ -86,6 +86,7 @@ int main(int argc, char** argv) {
   lockstep::add_export_command(app, exit_code);
   lockstep::add_engines_command(app, exit_code);
   lockstep::add_diff_engines_command(app, exit_code);
+  lockstep::add_same_command(app, exit_code);
   lockstep::add_shrink_command(app, exit_code);
   lockstep::add_explain_command(app, exit_code);
   lockstep::add_bisect_command(app, exit_code);
