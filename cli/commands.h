@@ -24,6 +24,7 @@ void add_capacity_command(CLI::App& app, int& exit_code);
 void add_shrink_command(CLI::App& app, int& exit_code);
 void add_same_command(CLI::App& app, int& exit_code);
 void add_explain_command(CLI::App& app, int& exit_code);
+void add_bisect_command(CLI::App& app, int& exit_code);
 void add_pair_command(CLI::App& app, int& exit_code);
 void add_mutants_command(CLI::App& app, int& exit_code);
 void add_relations_command(CLI::App& app, int& exit_code);
