@@ -209,18 +209,13 @@ Result<void> check_options(const ReplayOptions& options) {
 Result<std::vector<std::string>> engines_of(const std::vector<std::string>& named) {
   std::vector<std::string> engines;
   for (const std::string& name : named) {
-    const std::size_t dots = name.find("..");
-    if (dots == std::string::npos) {
+    if (name.find("..") == std::string::npos) {
       LS_ASSIGN_OR_RETURN(engines.emplace_back(), engine_named("--engines", name));
       continue;
     }
-    const Release* first = find_release(name.substr(0, dots));
-    const Release* last = find_release(name.substr(dots + 2));
-    if (first == nullptr || last == nullptr || first > last)
-      return fail(fmt::format("--engines {}: expected two of these, the older first: {}", name,
-                              release_names()));
-    for (const Release* release = first; release <= last; ++release)
-      engines.emplace_back(release->name);
+    const auto range = releases_in(name);
+    if (!range) return fail("--engines " + range.error().message);
+    for (const Release& release : *range) engines.emplace_back(release.name);
   }
   if (engines.size() < 2) return fail("--engines: one engine has nothing to differ from");
   return engines;

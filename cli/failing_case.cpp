@@ -78,7 +78,7 @@ std::string change_row(std::string_view what, std::int64_t before, std::int64_t 
 
 }  // namespace
 
-void declare_judging(CLI::App& command, FailingCaseOptions& options) {
+void declare_backend(CLI::App& command, FailingCaseOptions& options) {
   command
       .add_option("--backend", options.backend,
                   "auto (as the case says), cuda, simt, none (decisions, audit and invariants), "
@@ -91,6 +91,11 @@ void declare_judging(CLI::App& command, FailingCaseOptions& options) {
       ->check(CLI::Range(1, 86'400).description(""))
       ->type_name("S")
       ->capture_default_str();
+  declare_worker(command, options.worker);
+}
+
+void declare_judging(CLI::App& command, FailingCaseOptions& options) {
+  declare_backend(command, options);
   command
       .add_option(
           "--decide", options.decide,
@@ -99,7 +104,6 @@ void declare_judging(CLI::App& command, FailingCaseOptions& options) {
       ->check(CLI::IsMember({"recording", "model"}));
   declare_decisions(command, options.decisions);
   declare_conform(command, options.decisions);
-  declare_worker(command, options.worker);
 }
 
 Result<void> start_engines(FailingCaseOptions& options) {

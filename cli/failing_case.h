@@ -1,5 +1,5 @@
-// What `shrink`, `explain` and `replay --shrink` have in common: a case from a file, the backend
-// that it asks for, its failure, and the smaller case.
+// What `shrink`, `explain`, `bisect` and `replay --shrink` have in common: a case from a file, the
+// backend that it asks for, its failure, and the smaller case.
 #pragma once
 
 #include <chrono>
@@ -37,7 +37,9 @@ struct FailingCaseOptions {
   std::shared_ptr<ForeignEngines> workers;  // of a backend that is an engine's own; null otherwise
 };
 
-// --backend, --decide, --time-limit, --decisions and --conform.
+// --backend, --time-limit and the worker's options.
+void declare_backend(CLI::App& command, FailingCaseOptions& options);
+// The same, --decide, --decisions and --conform.
 void declare_judging(CLI::App& command, FailingCaseOptions& options);
 
 // Starts the engine that --decisions names. To be called once, before cases are judged.

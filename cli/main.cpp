@@ -86,8 +86,10 @@ int main(int argc, char** argv) {
   lockstep::add_export_command(app, exit_code);
   lockstep::add_engines_command(app, exit_code);
   lockstep::add_diff_engines_command(app, exit_code);
+  lockstep::add_same_command(app, exit_code);
   lockstep::add_shrink_command(app, exit_code);
   lockstep::add_explain_command(app, exit_code);
+  lockstep::add_bisect_command(app, exit_code);
   lockstep::add_mutants_command(app, exit_code);
   lockstep::add_relations_command(app, exit_code);
   lockstep::add_fuzz_command(app, exit_code);

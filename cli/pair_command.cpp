@@ -107,6 +107,7 @@ Result<void> check_options(const ReplayOptions& options) {
       {!options.report_path.empty(), "--report"},
       {!options.save_dir.empty(), "--save"},
       {!options.cache_events_path.empty(), "--cache-events"},
+      {!options.hashes_path.empty(), "--hashes"},
       {!options.hidden_states_dir.empty(), "--hidden-states"},
   };
   for (const auto& [is_given, name] : useless)

@@ -23,6 +23,7 @@
 #include "reference/profiles/engine_profile.h"
 #include "sim/report/perfetto.h"
 #include "sim/report/report.h"
+#include "sim/report/step_hasher.h"
 #include "sim/step/backend_config.h"
 
 namespace lockstep {
@@ -66,6 +67,25 @@ class WatchSteps final : public StepObserver {
   std::string cache_events_;
 };
 
+// A hasher for each engine; none without --hashes.
+Result<std::deque<StepHasher>> open_hashers(const ReplayOptions& options, OpenReplay& prepared) {
+  std::deque<StepHasher> hashers;
+  if (options.hashes_path.empty()) return hashers;
+  const auto engines = prepared.session->engines();
+  for (std::size_t rank = 0; rank < engines.size(); ++rank) {
+    const auto& ranks = engines[rank].ranks;
+    const StepHashesHeader header{.engine = prepared.config.engine.engine,
+                                  .backend = ranks.empty() ? "none" : std::string(ranks[0]->name()),
+                                  .has_pages = !ranks.empty()};
+    const std::string path = path_of_rank(options.hashes_path, rank, engines.size());
+    LS_ASSIGN_OR_RETURN(auto writer, StepHashesWriter::create(path, header));
+    StepHasher& hasher = hashers.emplace_back(std::move(writer));
+    prepared.session->observe(static_cast<std::int32_t>(rank), hasher);
+    prepared.session->check(static_cast<std::int32_t>(rank), hasher);
+  }
+  return hashers;
+}
+
 Result<RunReport> run_with_progress(const ReplayOptions& options, OpenReplay& prepared,
                                     HiddenStateFolder* folder) {
   std::deque<WatchSteps> watches;
@@ -76,8 +96,13 @@ Result<RunReport> run_with_progress(const ReplayOptions& options, OpenReplay& pr
   if (folder != nullptr)
     prepared.session->give_hidden_states(
         [folder](std::span<const HiddenStates> requests) { return folder->write(requests); });
+  LS_ASSIGN_OR_RETURN(auto hashers, open_hashers(options, prepared));
   auto report = prepared.session->run();
-  if (!report || options.cache_events_path.empty()) return report;
+  if (!report) return report;
+  for (std::size_t rank = 0; rank < hashers.size(); ++rank)
+    LS_RETURN_IF_ERROR(hashers[rank].close(
+        report->engines.empty() ? report->summary : report->engines[rank], stop_requested()));
+  if (options.cache_events_path.empty()) return report;
   for (std::size_t rank = 0; rank < watches.size(); ++rank) {
     const std::string path = path_of_rank(options.cache_events_path, rank, watches.size());
     LS_RETURN_IF_ERROR(write_output(path, watches[rank].cache_events()));

@@ -112,9 +112,13 @@ void declare_decisions(CLI::App& command, DecisionsOptions& options) {
           "the scheduler in place of the model: vllm[:DIR], sglang[:DIR], or a command that "
           "speaks docs/protocols.md")
       ->type_name("ENGINE");
+  declare_decisions_timeout(command, options);
+}
+
+void declare_decisions_timeout(CLI::App& command, DecisionsOptions& options) {
   command
       .add_option("--decisions-timeout", options.timeout_s,
-                  "seconds that a reply of it may take; beyond them it hangs")
+                  "reply timeout of the engine in seconds")
       ->check(CLI::Range(1, 86'400).description(""))
       ->type_name("S")
       ->capture_default_str();

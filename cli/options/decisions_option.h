@@ -27,6 +27,7 @@ struct DecisionsOptions {
 
 // --engine-python, once for each command that may start an adapter of this project.
 void declare_engine_python(CLI::App& command);
+void declare_decisions_timeout(CLI::App& command, DecisionsOptions& options);
 // --decisions, --decisions-timeout and --engine-python.
 void declare_decisions(CLI::App& command, DecisionsOptions& options);
 

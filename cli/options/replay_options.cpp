@@ -207,6 +207,9 @@ void declare_replay_options(CLI::App& command, ReplayOptions& o) {
   declare_output(command, "--cache-events", o.cache_events_path,
                  "JSON lines: blocks stored in and removed from the prefix cache, step by step")
       ->group(group);
+  declare_output(command, "--hashes", o.hashes_path,
+                 "hashes of each step, for `lockstep same` (docs/formats.md)")
+      ->group(group);
   declare_output(
       command, "--save-facts", o.facts_path,
       "of a recording on an engine\'s own worker: the recording with what the worker did, "

@@ -31,7 +31,7 @@ struct ReplayOptions {
 
   // What it leaves behind; empty: nothing.
   std::string report_path, perfetto_path, save_dir, cache_events_path, hidden_states_dir,
-      facts_path;
+      facts_path, hashes_path;
   ReportOptions reports;
   bool shrink = false;  // also saves the shrunk case
   double shrink_seconds = 0;

@@ -516,7 +516,10 @@ const Policy* find_policy(std::string_view name) {
 
 const EngineProfile& with_policy(const EngineProfile& profile, const Policy& policy,
                                  std::int64_t value) {
-  return engine_profile(fmt::format("{},{}={}", profile.name, policy.name, policy.word(value)));
+  const EngineProfile& other =
+      engine_profile(fmt::format("{},{}={}", profile.name, policy.name, policy.word(value)));
+  LS_CHECK(policy.get(other) == value, "{} has another {}", other.name, policy.name);
+  return other;
 }
 
 std::vector<const Policy*> differences(const EngineProfile& one, const EngineProfile& other) {

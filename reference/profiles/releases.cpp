@@ -107,6 +107,17 @@ const Release* find_release(std::string_view name) {
   return found == kReleases.end() ? nullptr : &*found;
 }
 
+Result<std::span<const Release>> releases_in(std::string_view range) {
+  const std::size_t dots = range.find("..");
+  const Release* first = find_release(range.substr(0, dots));
+  const Release* last =
+      dots == std::string_view::npos ? nullptr : find_release(range.substr(dots + 2));
+  if (first == nullptr || last == nullptr || first > last)
+    return fail(
+        fmt::format("{}: expected two of these, the older first: {}", range, release_names()));
+  return std::span(first, last + 1);
+}
+
 const Release& nearest_release(std::string_view version) {
   const std::array<int, 3> wanted = numbers_of(version);
   if (wanted == std::array<int, 3>{}) return kReleases.back();

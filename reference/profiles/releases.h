@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 
+#include "base/result.h"
 #include "reference/profiles/engine_profile.h"
 #include "reference/types/drafter.h"
 
@@ -43,6 +44,8 @@ std::span<const Release> releases();
 std::span<const EngineProfile> engine_profiles();
 // By its name, or that of its equal. Null: there is no such release.
 const Release* find_release(std::string_view name);
+// The releases of a range "vllm-A..vllm-B", oldest first. Errors: not two releases in that order.
+Result<std::span<const Release>> releases_in(std::string_view range);
 // The newest release not newer than this version of vLLM ("0.33.1.dev7+g1a2b3c"), or the oldest. A
 // version that is not a number ("dev") means the newest.
 const Release& nearest_release(std::string_view version);

@@ -27,7 +27,7 @@ namespace lockstep {
 // One rank of memory. All of it outlives the run's checks.
 struct RankMemory {
   const BackendConfig& config;  // with the rank's own plan
-  const MemoryModel& model;
+  MemoryModel& model;
   Worker& worker;
   Backend& backend;
   const StepProgram& program;  // of the current step; step -1: none yet

@@ -147,6 +147,10 @@ void Session::observe(std::int32_t dp_rank, StepObserver& observer) {
   engines_[dp_rank].observers.add(observer);
 }
 
+void Session::check(std::int32_t dp_rank, MemoryCheck& check) {
+  engines_[dp_rank].checks.push_back(&check);
+}
+
 void Session::give_hidden_states(const HiddenStateCheck::Sink& sink) {
   for (SessionEngine& engine : engines_) engine.hidden_states->set_sink(sink);
 }

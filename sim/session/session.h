@@ -104,6 +104,8 @@ class Session {
 
   // Before the run. `observer` outlives the session.
   void observe(std::int32_t dp_rank, StepObserver& observer);
+  // Before the run. `check` outlives the session; it sees each step after the comparison.
+  void check(std::int32_t dp_rank, MemoryCheck& check);
   // Before the run: receives the hidden states of requests that have ended, compared.
   void give_hidden_states(const HiddenStateCheck::Sink& sink);
   // The run, to its end. Once.

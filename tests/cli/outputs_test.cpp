@@ -21,7 +21,7 @@ std::vector<std::vector<std::string>> writers() {
   const std::vector<std::string> replay = {"replay", kSample, "--backend", "none"};
   std::vector<std::vector<std::string>> all;
   for (const char* option :
-       {"--json", "--junit", "--summary", "--report", "--perfetto", "--cache-events"}) {
+       {"--json", "--junit", "--summary", "--report", "--perfetto", "--cache-events", "--hashes"}) {
     all.push_back(replay);
     all.back().emplace_back(option);
   }

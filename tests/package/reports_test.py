@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 import support
 
 FINDING = support.REGRESSIONS / "vllm_0_22_1_two_half_loaded.jsonl"
+STUCK = support.REGRESSIONS / "states_in_flight_never_end.case.jsonl"
 SOUND = support.SAMPLES / "recordings/vllm-0.33.0/mla/0014.jsonl"
 TRACE = support.SAMPLES / "shared_prefixes.jsonl"
 REPLAY = ("replay", TRACE, "--limit", "4", "--backend")
@@ -27,6 +28,7 @@ COMMANDS = {
     "fuzz of a defect": (("fuzz", "--seed", "1", "--mutant", "drop-slot"), 1, (0, 1, 0, 0)),
     "mutants": (("mutants", "slot-past-row", "drop-slot"), 0, (2, 0, 0, 0)),
     "relations": (("relations", "batch mates", "--runs", "2", "--backend", "none"), 0, None),
+    "bisect": (("bisect", STUCK, "vllm-0.25.1..vllm-0.26.0", "--backend", "none"), 1, (0, 1, 0, 0)),
     "diff-engines": (("diff-engines", TRACE, "--limit", "9"), None, None),
     "pair": (("pair", TRACE, "--limit", "9"), 0, (1, 0, 0, 0)),
     "an input that is none": (("audit", support.ROOT / "run"), 2, None),

@@ -1,0 +1,389 @@
+// lockstep bisect CASE vllm-A..vllm-B; lockstep bisect CASE ENGINE GOOD..BAD
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdlib>
+#include <functional>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "base/check.h"
+#include "base/line_process.h"
+#include "base/stop_signal.h"
+#include "cli/commands.h"
+#include "cli/failing_case.h"
+#include "cli/git_history.h"
+#include "cli/options/decisions_option.h"
+#include "cli/output/again.h"
+#include "cli/output/reports.h"
+#include "cli/output/terminal.h"
+#include "reference/profiles/policies.h"
+#include "reference/profiles/releases.h"
+#include "traces/importers/open_trace.h"
+
+namespace lockstep {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr std::string_view kFolder = "{dir}";
+
+struct BisectOptions {
+  std::string file;
+  std::vector<std::string> where;  // RANGE, or ENGINE and GOOD..BAD
+  std::string repository;          // --repo
+  ReportOptions reports;
+  FailingCaseOptions judging;
+};
+
+// A release or a commit, and its verdict.
+struct Candidate {
+  std::string name;
+  std::string subject = {};
+  std::optional<Failure> failure = {};  // absent: not judged yet, or skipped
+  std::string skipped = {};             // why the case cannot be judged here
+};
+
+// Oldest first. `good` and `bad` are indices: the last known candidate with the first one's
+// verdict, and the first known candidate with another verdict.
+//
+// If the case fails at one end only, a verdict is whether it fails: the same cause may have another
+// symptom in another release. Otherwise it is the check that fails.
+struct Bisection {
+  std::vector<Candidate> candidates;
+  std::size_t good = 0, bad = 0;
+  std::int64_t judged = 0;
+
+  bool changes() const { return !is_same(*candidates.back().failure); }
+  // REQUIRES: both ends are judged.
+  bool is_same(const Failure& failure) const {
+    LS_CHECK(candidates.front().failure && candidates.back().failure, "an end is not judged");
+    const Failure& first = *candidates.front().failure;
+    if (first.failed() != candidates.back().failure->failed())
+      return first.failed() == failure.failed();
+    return first.same_as(failure);
+  }
+};
+
+using JudgeAt = std::function<Result<Failure>(std::size_t)>;
+
+// A verdict about Lockstep's own code in the engine's process says nothing about the engine.
+void judge_at(Bisection& found, std::size_t index, const JudgeAt& judge, Progress& progress) {
+  Candidate& candidate = found.candidates[index];
+  LS_CHECK(!candidate.failure && candidate.skipped.empty(), "{} is judged twice", candidate.name);
+  progress.at(++found.judged, candidate.name);
+  Result<Failure> failure = judge(index);
+  if (!failure)
+    candidate.skipped = last_line(failure.error().message);
+  else if (failure->kind == "harness")
+    candidate.skipped = failure->what;
+  else
+    candidate.failure = std::move(*failure);
+}
+
+// The untried candidate that is nearest to the middle of the open interval.
+std::optional<std::size_t> next_of(const Bisection& found) {
+  const std::size_t middle = found.good + (found.bad - found.good) / 2;
+  for (std::size_t far = 0; far < found.bad - found.good; ++far)
+    for (const std::size_t at : {middle - far, middle + far})
+      if (at > found.good && at < found.bad && found.candidates[at].skipped.empty()) return at;
+  return std::nullopt;
+}
+
+// Errors: an end of the range cannot be judged.
+Result<void> search(Bisection& found, const JudgeAt& judge) {
+  LS_CHECK(found.candidates.size() >= 2, "a range of {}", found.candidates.size());
+  Progress progress("judging", 0);
+  found.good = 0;
+  found.bad = found.candidates.size() - 1;
+  for (const std::size_t end : {found.good, found.bad}) {
+    judge_at(found, end, judge, progress);
+    const Candidate& candidate = found.candidates[end];
+    if (!candidate.failure)
+      return fail(fmt::format("{} cannot be judged: {}; choose another end of the range",
+                              candidate.name, candidate.skipped));
+  }
+  if (!found.changes()) return {};
+  for (auto next = next_of(found); next && !stop_requested(); next = next_of(found)) {
+    judge_at(found, *next, judge, progress);
+    const Candidate& candidate = found.candidates[*next];
+    if (!candidate.failure) continue;
+    (found.is_same(*candidate.failure) ? found.good : found.bad) = *next;
+  }
+  return {};
+}
+
+std::string verdict_text(const Failure& failure) {
+  if (!failure.failed()) return "agreed";
+  std::string text = stable_line(failure.check, failure.step, failure.request, failure.what);
+  if (failure.finding != 0) text += fmt::format(" (finding {})", failure.finding);
+  return text;
+}
+
+std::string name_text(const Candidate& candidate) {
+  return candidate.subject.empty() ? candidate.name : candidate.name + " " + candidate.subject;
+}
+
+void print_found(const Bisection& found) {
+  const Candidate& good = found.candidates[found.good];
+  const Candidate& bad = found.candidates[found.bad];
+  if (!found.changes()) {
+    fmt::print("{} and {} agree: {}\n", good.name, bad.name, verdict_text(*bad.failure));
+    return;
+  }
+  fmt::print("{}: {}\n  {}: {}\n  {}: {}\n",
+             stop_requested() ? "Interrupted; the verdict changes here or before"
+                              : "First with another verdict",
+             name_text(bad), good.name, verdict_text(*good.failure), bad.name,
+             verdict_text(*bad.failure));
+  const Candidate& last = found.candidates.back();
+  if (!bad.failure->same_as(*last.failure))
+    fmt::print("  {} has a third verdict: {}\n", last.name, verdict_text(*last.failure));
+}
+
+void print_skipped(const Bisection& found) {
+  bool is_open = false;
+  for (std::size_t i = 0; i < found.candidates.size(); ++i) {
+    const Candidate& candidate = found.candidates[i];
+    if (candidate.skipped.empty()) continue;
+    fmt::print("Skipped: {}: {}\n", name_text(candidate), candidate.skipped);
+    is_open |= i > found.good && i < found.bad;
+  }
+  if (is_open && found.changes())
+    fmt::print("A skipped one between {} and {} may be the first.\n",
+               found.candidates[found.good].name, found.candidates[found.bad].name);
+}
+
+Json json_of(const Candidate& candidate) {
+  Json json = {{"name", candidate.name}};
+  if (!candidate.subject.empty()) json["subject"] = candidate.subject;
+  if (candidate.failure) json["verdict"] = json_of(*candidate.failure);
+  if (!candidate.skipped.empty()) json["skipped"] = candidate.skipped;
+  return json;
+}
+
+Json json_of(const Bisection& found) {
+  Json json = {{"candidates", found.candidates.size()},
+               {"judged", found.judged},
+               {"changes", found.changes()},
+               {"before", json_of(found.candidates[found.good])},
+               {"first", json_of(found.candidates[found.bad])},
+               {"skipped", Json::array()}};
+  for (const Candidate& candidate : found.candidates)
+    if (!candidate.skipped.empty()) json["skipped"].push_back(json_of(candidate));
+  return json;
+}
+
+int report_found(const BisectOptions& options, const Bisection& found, Json json,
+                 CommandReport& report) {
+  ReportedItem item{.name = fmt::format("{}", fmt::join(options.where, " ")), .file = options.file};
+  const Candidate& bad = found.candidates[found.bad];
+  if (found.changes()) {
+    item.kind = ItemKind::failed;
+    item.check = "bisect";
+    item.line = fmt::format("bisect: the verdict changes in {}: {}", name_text(bad),
+                            verdict_text(*bad.failure));
+    item.again = report.again();
+  }
+  report.add(std::move(item));
+  if (report.wants_json())
+    report.set_json(json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+  return found.changes() ? kExitDisagreed : kExitAgreed;
+}
+
+// A policy that the first release with another verdict changes.
+struct PolicyVerdict {
+  const Policy* policy = nullptr;
+  std::int64_t value = 0;
+  std::string engine;
+  Failure failure;
+};
+
+using JudgeEngine = std::function<Result<Failure>(const std::string& engine)>;
+
+// The policies that change the verdict of `from`, each switched alone to its value in `to`. One of
+// the two engines has the verdict of the first candidate.
+std::vector<PolicyVerdict> policies_that_change(const Bisection& searched, const std::string& from,
+                                                const std::string& to, const Failure& verdict,
+                                                const JudgeEngine& judge) {
+  std::vector<PolicyVerdict> found;
+  const EngineProfile& base = engine_profile(from);
+  const EngineProfile& other = engine_profile(to);
+  for (const Policy* policy : differences(base, other)) {
+    if (stop_requested()) break;
+    const std::int64_t value = policy->get(other);
+    const std::string& engine = with_policy(base, *policy, value).name;
+    auto failure = judge(engine);
+    if (failure && searched.is_same(*failure) != searched.is_same(verdict))
+      found.push_back({policy, value, engine, std::move(*failure)});
+  }
+  return found;
+}
+
+Json json_of(const std::vector<PolicyVerdict>& policies) {
+  Json json = Json::array();
+  for (const PolicyVerdict& one : policies)
+    json.push_back({{"policy", one.policy->name},
+                    {"value", one.policy->word(one.value)},
+                    {"engine", one.engine},
+                    {"verdict", json_of(one.failure)}});
+  return json;
+}
+
+void print_policies(const std::vector<PolicyVerdict>& policies, std::string_view how) {
+  for (const PolicyVerdict& one : policies)
+    fmt::print("  {} = {} {}: {}\n    {}\n    --engine {}\n", one.policy->name,
+               one.policy->word(one.value), how, verdict_text(one.failure), one.policy->effect,
+               one.engine);
+}
+
+Result<int> bisect_releases(BisectOptions& options, const SavedCase& saved, CommandReport& report) {
+  LS_ASSIGN_OR_RETURN(const auto releases, releases_in(options.where.front()));
+  if (releases.size() < 2)
+    return fail(fmt::format("{}: a range has two releases or more", options.where.front()));
+  const JudgeEngine judge_engine = [&](const std::string& engine) {
+    SavedCase of_engine = saved;
+    of_engine.engine.engine = engine;
+    of_engine.engine.num_hash_lookahead_tokens = kEngineHashLookahead;  // the release's own
+    return failure_of(of_engine, options.judging);
+  };
+  Bisection found;
+  for (const Release& release : releases) found.candidates.push_back({std::string(release.name)});
+  LS_RETURN_IF_ERROR(
+      search(found, [&](std::size_t at) { return judge_engine(found.candidates[at].name); }));
+  print_found(found);
+  Json json = json_of(found);
+  if (found.changes()) {
+    const Candidate& good = found.candidates[found.good];
+    const Candidate& bad = found.candidates[found.bad];
+    const auto alone =
+        policies_that_change(found, good.name, bad.name, *good.failure, judge_engine);
+    json["policies"] = json_of(alone);
+    print_policies(alone, "alone");
+    if (alone.empty()) {
+      fmt::print("  No policy does it alone. Without one of these {} has another verdict:\n",
+                 bad.name);
+      const auto needed =
+          policies_that_change(found, bad.name, good.name, *bad.failure, judge_engine);
+      json["policies_needed"] = json_of(needed);
+      print_policies(needed, "again");
+    }
+  }
+  print_skipped(found);
+  return report_found(options, found, std::move(json), report);
+}
+
+struct GitRange {
+  std::string engine;  // with {dir} for the folder of a commit
+  std::string repository;
+  std::string good, bad;
+};
+
+// "vllm:REPO", "sglang:REPO", or a command with {dir} and --repo.
+Result<GitRange> git_range_of(const BisectOptions& options) {
+  GitRange range{.engine = options.where[0], .repository = options.repository};
+  const std::string& revisions = options.where[1];
+  const std::size_t dots = revisions.find("..");
+  if (dots != std::string::npos) {
+    range.good = revisions.substr(0, dots);
+    range.bad = revisions.substr(dots + 2);
+  }
+  if (range.good.empty() || range.bad.empty() || range.bad.starts_with('.'))
+    return fail(fmt::format("{}: expected GOOD..BAD, two commits", revisions));
+  for (const std::string_view adapter : {"vllm", "sglang"}) {
+    if (range.engine != adapter && !range.engine.starts_with(std::string(adapter) + ":")) continue;
+    const std::string folder = range.engine.substr(adapter.size());
+    if (folder.size() > 1) range.repository = folder.substr(1);
+    range.engine = fmt::format("{}:{}", adapter, kFolder);
+  }
+  if (range.engine.find(kFolder) == std::string::npos)
+    return fail(
+        fmt::format("{}: expected vllm:REPO, sglang:REPO, or a command with {} for the "
+                    "folder of a commit",
+                    range.engine, kFolder));
+  if (range.repository.empty())
+    return fail(fmt::format("{}: name its git repository with --repo", range.engine));
+  return range;
+}
+
+std::string engine_in(const GitRange& range, const std::string& folder) {
+  std::string engine = range.engine;
+  const bool is_command = !engine.starts_with("vllm:") && !engine.starts_with("sglang:");
+  const std::string word = is_command ? shell_word(folder) : folder;
+  for (std::size_t at = 0; (at = engine.find(kFolder, at)) != std::string::npos; at += word.size())
+    engine.replace(at, kFolder.size(), word);
+  return engine;
+}
+
+Result<int> bisect_history(BisectOptions& options, const SavedCase& saved, CommandReport& report) {
+  LS_ASSIGN_OR_RETURN(const GitRange range, git_range_of(options));
+  LS_ASSIGN_OR_RETURN(const auto commits, commits_between(range.repository, range.good, range.bad));
+  LS_ASSIGN_OR_RETURN(const auto exports, TemporaryExports::create());
+  // Python's compiled modules of a commit go when the commit goes.
+  ::setenv("PYTHONPYCACHEPREFIX", exports->path("compiled").c_str(), 0);
+  Bisection found;
+  for (const Commit& commit : commits)
+    found.candidates.push_back({.name = commit.abbreviation, .subject = commit.subject});
+  FailingCaseOptions judging = options.judging;
+  LS_RETURN_IF_ERROR(search(found, [&](std::size_t at) -> Result<Failure> {
+    LS_ASSIGN_OR_RETURN(const auto folder, exports->put(range.repository, commits[at]));
+    judging.decisions.decisions = engine_in(range, folder);
+    LS_RETURN_IF_ERROR(start_engines(judging));
+    auto failure = failure_of(saved, judging);
+    judging.engines = nullptr;  // ends the process, before its files go
+    return failure;
+  }));
+  print_found(found);
+  print_skipped(found);
+  fmt::print("{} of {} tried.\n", counted(found.judged, "commit"), with_commas(commits.size()));
+  Json json = json_of(found);
+  if (found.changes()) json["commit"] = commits[found.bad].hash;
+  return report_found(options, found, std::move(json), report);
+}
+
+Result<int> bisect(BisectOptions& options, CommandReport& report) {
+  watch_stop_signals();
+  LS_ASSIGN_OR_RETURN(const auto format, detect_format(options.file));
+  if (format == FileFormat::recording) options.judging.decide = "model";
+  LS_ASSIGN_OR_RETURN(auto saved, load_case(options.file, options.judging));
+  saved.decide = Decides::model;  // or an engine, but never recorded decisions
+  LS_RETURN_IF_ERROR(start_workers(saved, options.judging));
+  if (options.where.size() == 2) return bisect_history(options, saved, report);
+  if (!options.repository.empty())
+    return fail("--repo needs an ENGINE before GOOD..BAD: vllm, sglang, or a command with {dir}");
+  return bisect_releases(options, saved, report);
+}
+
+}  // namespace
+
+void add_bisect_command(CLI::App& app, int& exit_code) {
+  auto options = std::make_shared<BisectOptions>();
+  CLI::App* command = app.add_subcommand(
+      "bisect", "Find the first release or commit of an engine in which a case's verdict changes");
+  command->add_option("CASE", options->file, "a saved case, or a recording")->required();
+  command
+      ->add_option("RANGE", options->where,
+                   "vllm-A..vllm-B: releases, decided by the model. Or ENGINE GOOD..BAD: commits "
+                   "of vllm:REPO, sglang:REPO, or a command with {dir} in --repo")
+      ->required()
+      ->expected(1, 2);
+  command
+      ->add_option("--repo", options->repository,
+                   "git repository of ENGINE; the command reads {dir}, the folder of a commit")
+      ->type_name("DIR");
+  declare_backend(*command, options->judging);
+  declare_engine_python(*command);
+  declare_decisions_timeout(*command, options->judging.decisions);
+  declare_reports(*command, options->reports, "what changes, where, and both verdicts as JSON");
+  command->callback([options, command, &exit_code] {
+    exit_code = run_reported(*command, options->reports,
+                             [&](CommandReport& report) { return bisect(*options, report); });
+  });
+}
+
+}  // namespace lockstep
