@@ -34,6 +34,8 @@ std::string text_of(const RunDifference& found) {
   return values_text(found.what, found.left, found.right);
 }
 
+bool is_vowel(char letter) { return std::string_view("aeiou").find(letter) != std::string::npos; }
+
 std::string place_of(const RunDifference& found) {
   return fmt::format("step {}{}", found.step,
                      found.request.empty() ? "" : ", request " + found.request);
@@ -41,8 +43,9 @@ std::string place_of(const RunDifference& found) {
 
 std::string verdict_text(const SameRuns& same) {
   if (same.first)
-    return fmt::format("Verdict: different from {} on, first in: {}\n{}", place_of(*same.first),
-                       name_of(same.first->part), text_of(*same.first));
+    return fmt::format("Verdict: different. The first difference is {} {}, in {}:\n{}",
+                       is_vowel(name_of(same.first->part).front()) ? "an" : "a",
+                       name_of(same.first->part), place_of(*same.first), text_of(*same.first));
   if (same.first_input)
     return "Verdict: different inputs, the same decisions in every step that was compared.\n";
   if (!same.headers.empty()) return "Verdict: different headers, the same steps.\n";

@@ -76,7 +76,8 @@ class Alignment {
       : drops_events_(only_one(left.has_cache_events, right.has_cache_events)),
         drops_drafts_(only_one(left.has_held_drafts, right.has_held_drafts)),
         drops_stale_(only_one(left.has_stale_outputs, right.has_stale_outputs)),
-        drops_facts_(only_one(left.worker_facts, right.worker_facts)) {
+        drops_facts_(only_one(left.worker_facts, right.worker_facts)),
+        drops_prefix_(left.engine != right.engine) {
     const auto note = [&](bool drops, bool is_left, std::string_view what) {
       if (drops)
         not_compared.push_back(fmt::format("{}: only {} has them", what, is_left ? "A" : "B"));
@@ -85,6 +86,8 @@ class Alignment {
     note(drops_drafts_, left.has_held_drafts, "drafts that are kept for a later step");
     note(drops_stale_, left.has_stale_outputs, "outputs that arrive late");
     note(drops_facts_, left.worker_facts.has_value(), "worker facts");
+    if (drops_prefix_)
+      not_compared.push_back("common prefixes: a hint, which vLLM 0.33.0 no longer computes");
   }
 
   void apply(RecordedStep& left, RecordedStep& right) const {
@@ -100,15 +103,16 @@ class Alignment {
       if (only_one(a, b)) a = b = {};
     };
     drop(left.tables, right.tables);  // an engine shows them every few steps
-    drop(left.common_prefix_blocks, right.common_prefix_blocks);
+    if (drops_prefix_) left.common_prefix_blocks = right.common_prefix_blocks = {};
   }
 
  private:
-  bool drops_events_, drops_drafts_, drops_stale_, drops_facts_;
+  bool drops_events_, drops_drafts_, drops_stale_, drops_facts_, drops_prefix_;
 };
 
 // The step without what clients, the model and workers bring to it.
-RecordedStep without_inputs(RecordedStep step) {
+RecordedStep without_inputs(const RecordedStep& whole) {
+  RecordedStep step = whole;
   step.before.clear();
   step.during.clear();
   step.connector.reset();
@@ -121,6 +125,30 @@ RecordedStep without_inputs(RecordedStep step) {
   step.inputs.pooled.clear();
   step.transfers.parts_worker.clear();
   return step;
+}
+
+// The inputs before the decision.
+RecordedStep inputs_before(const RecordedStep& step) {
+  RecordedStep inputs;
+  inputs.step = step.step;
+  inputs.before = step.before;
+  inputs.connector = step.connector;
+  return inputs;
+}
+
+// All inputs.
+RecordedStep inputs_of(const RecordedStep& step) {
+  RecordedStep inputs = inputs_before(step);
+  inputs.during = step.during;
+  inputs.worker = step.worker;
+  inputs.sampled = step.sampled;
+  inputs.output_of_step = step.output_of_step;
+  inputs.drafts = step.drafts;
+  inputs.inputs.grammar = step.inputs.grammar;
+  inputs.inputs.spec_in_flight = step.inputs.spec_in_flight;
+  inputs.inputs.pooled = step.inputs.pooled;
+  inputs.transfers.parts_worker = step.transfers.parts_worker;
+  return inputs;
 }
 
 RunPart part_of(std::string_view path) {
@@ -158,16 +186,28 @@ std::string request_at(const FieldDifference& found, const RecordedStep& step) {
   return longest;
 }
 
+// "facts.changed[1].digest (page of block 7, tensor 0)"; other paths as they are.
+std::string path_text(const std::string& path, const RecordedStep& step) {
+  constexpr std::string_view kChanged = "facts.changed[";
+  if (!path.starts_with(kChanged) || !step.facts) return path;
+  const auto index = std::strtoull(path.c_str() + kChanged.size(), nullptr, 10);
+  if (index >= step.facts->changed.size()) return path;
+  const ChangedPage& page = step.facts->changed[index];
+  return fmt::format("{} (page of block {}, tensor {})", path, index_of(page.block), page.tensor);
+}
+
+// Of two steps, or of their inputs only; `left` and `right` are the whole steps.
+using HalfOf = RecordedStep (*)(const RecordedStep& step);
 std::optional<RunDifference> difference_of(const RecordedStep& left, const RecordedStep& right,
-                                           bool is_input) {
-  const std::string a = recording_step_line(left), b = recording_step_line(right);
+                                           HalfOf half, bool is_input) {
+  const std::string a = recording_step_line(half(left)), b = recording_step_line(half(right));
   if (a == b) return std::nullopt;
   const FieldDifference found = first_difference(a, b);
   std::string request = request_at(found, left);
   if (request.empty()) request = request_at({found.what, found.model, found.recorded}, right);
   return RunDifference{.step = left.step,
                        .part = is_input ? RunPart::input : part_of(found.what),
-                       .what = found.what,
+                       .what = path_text(found.what, left),
                        .left = found.recorded,
                        .right = found.model,
                        .request = std::move(request)};
@@ -226,8 +266,10 @@ Result<SameRuns> compare_recordings(const std::string& left, const std::string& 
     }
     alignment.apply(one, other);
     if (one == other) continue;
-    same.first = difference_of(without_inputs(one), without_inputs(other), false);
-    if (!same.first_input && !same.first) same.first_input = difference_of(one, other, true);
+    same.first = difference_of(one, other, without_inputs, false);
+    // In the step of the difference, inputs after the decision may follow from it.
+    if (!same.first_input)
+      same.first_input = difference_of(one, other, same.first ? inputs_before : inputs_of, true);
     if (same.first) return same;
   }
 }

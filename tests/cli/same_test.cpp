@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
+#include <regex>
 
 #include "tests/cli/command.h"
 
@@ -163,13 +164,41 @@ TEST(Same, ARecordingDiffersInTheFieldThatWasChanged) {
       << scheduled;
 }
 
+TEST(Same, InputsThatDifferBeforeADecisionAreNamedWithIt) {
+  // Step 5 of the copy samples another token, and step 8 schedules another number.
+  std::string text = read_text(kRecording);
+  const std::size_t sampled = text.find("\"sampled\":{\"", text.find("{\"step\":5,"));
+  const std::size_t token = text.find(":[", sampled + 10) + 2;
+  text.replace(token, text.find_first_of(",]", token) - token, "77");
+  const std::string path = fresh_path("inputs.jsonl");
+  write_text(path, text);
+  const Json input = same_json(kRecording, path, 1);
+  EXPECT_EQ(input.at("first"), nullptr) << input;
+  EXPECT_EQ(input.at("first_input").at("step"), 5) << input;
+  EXPECT_EQ(input.at("first_input").at("b"), "77") << input;
+  const std::string request = input.at("first_input").at("request");
+  EXPECT_EQ(input.at("first_input").at("what"), "sampled." + request + "[0]");
+  const std::size_t tokens = text.find("\"tokens\":", text.find("{\"step\":8,")) + 9;
+  text.replace(tokens, text.find_first_of(",}", tokens) - tokens, "1000");
+  write_text(path, text);
+  const Json both = same_json(kRecording, path, 1);
+  EXPECT_EQ(both.at("first").at("step"), 8) << both;
+  EXPECT_EQ(both.at("first").at("what"), "scheduled[0].tokens") << both;
+  EXPECT_EQ(both.at("first_input").at("step"), 5) << both;
+}
+
 TEST(Same, AnotherEnginesNameIsNoDifferenceAndAnotherPoolIs) {
   const std::string path = fresh_path("other.jsonl");
   const std::string text = read_text(kRecording);
-  write_text(path, replaced(text, "\"version\":\"0.22.1\"", "\"version\":\"0.24.0\""));
+  // vLLM 0.33.0 computes no common prefix.
+  write_text(path,
+             std::regex_replace(replaced(text, "\"version\":\"0.22.1\"", "\"version\":\"0.33.0\""),
+                                std::regex(R"("common_prefix_blocks":\[[0-9]+\])"),
+                                R"("common_prefix_blocks":[])"));
   const Json named = same_json(kRecording, path, 0);
   EXPECT_EQ(named.at("runs")[0].at("engine"), "vllm-0.22.1");
-  EXPECT_EQ(named.at("runs")[1].at("engine"), "vllm-0.24.0");
+  EXPECT_EQ(named.at("runs")[1].at("engine"), "vllm-0.33.0");
+  EXPECT_EQ(named.at("not_checked").size(), 1u) << named;
   const Json header = Json::parse(text.substr(0, text.find('\n')));
   const int blocks = header.at("num_blocks").get<int>();
   write_text(path, replaced(text, "\"num_blocks\":" + std::to_string(blocks),
@@ -188,6 +217,36 @@ TEST(Same, ARecordingThatIsCutOffIsComparedUpToItsLastStep) {
   write_text(path, text);
   const Json found = same_json(kRecording, path, 0);
   EXPECT_EQ(found.at("not_checked"), Json::array({"step 7 and later: B is cut off after step 6"}));
+}
+
+TEST(Same, APageOfAWorkersFactsIsNamedByItsBlock) {
+  const std::string facts = sample_path("recordings/worker_facts/tiny_pool-0008.jsonl");
+  std::string text = read_text(facts);
+  const std::size_t digest = text.find("\"digest\":\"", text.find("{\"step\":6,")) + 10;
+  text.replace(digest, 32, std::string(32, '0'));
+  const std::string path = fresh_path("facts.jsonl");
+  write_text(path, text);
+  const Json found = same_json(facts, path, 1).at("first");
+  EXPECT_EQ(found.at("step"), 6) << found;
+  EXPECT_EQ(found.at("part"), "page") << found;
+  const std::size_t block = text.rfind("\"block\":", digest) + 8;
+  const std::string number = text.substr(block, text.find(',', block) - block);
+  const std::string what = found.at("what");
+  EXPECT_NE(what.find("(page of block " + number + ", tensor "), std::string::npos) << found;
+}
+
+TEST(Same, AnInterruptedRunIsComparedUpToItsLastStep) {
+  const std::string whole = hashes_of("whole", {"--backend", "none"});
+  const std::string text = read_text(whole);
+  const std::string path = fresh_path("interrupted.jsonl");
+  const std::string steps = text.substr(0, text.find("{\"step\":3,"));
+  write_text(path, steps + "{\"end\":true,\"steps\":3,\"verdict\":\"interrupted\"}\n");
+  EXPECT_EQ(same_json(whole, path, 0).at("not_checked"),
+            Json::array({"step 3 and later: B is interrupted before step 3"}));
+  write_text(path, steps + "{\"end\":true,\"steps\":3,\"verdict\":\"liveness\"}\n");
+  const Json first = same_json(whole, path, 1).at("first");
+  EXPECT_EQ(first.at("step"), 3) << first;
+  EXPECT_EQ(first.at("part"), "end") << first;
 }
 
 TEST(Same, RefusesFilesOfTwoKindsAndDamage) {

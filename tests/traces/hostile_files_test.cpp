@@ -1,4 +1,5 @@
 // Whatever bytes a file holds, every reader gives records or one printable sentence, and ends.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <string>
@@ -8,6 +9,7 @@
 #include "tests/traces/sample_generator.h"
 #include "tests/traces/text_files.h"
 #include "traces/formats/saved_case.h"
+#include "traces/formats/step_hashes.h"
 #include "traces/importers/open_trace.h"
 #include "traces/models/data_dir.h"
 
@@ -17,8 +19,29 @@ namespace {
 using testing_files::read_whole;
 using testing_files::write_temporary;
 
+std::string error_of_hashes(const std::string& path) {
+  auto reader = StepHashesReader::open(path);
+  if (!reader) return reader.error().message;
+  StepHashes step;
+  Result<bool> more = true;
+  while (more && *more) more = reader->next(step);
+  return more ? "" : more.error().message;
+}
+
+std::string text_of_hashes() {
+  const std::string hash(32, 'a');
+  return fmt::format(
+      "{{\"lockstep_hashes\":1,\"engine\":\"vllm-0.33.0\",\"backend\":\"simt\","
+      "\"has_pages\":true}}\n"
+      "{{\"step\":0,\"hash\":\"{0}\",\"decision\":\"{0}\",\"tables\":{{\"r0\":[\"{0}\"]}},"
+      "\"pages\":[[0,1,2,\"{0}\"]],\"ended\":[\"r0\"]}}\n"
+      "{{\"end\":true,\"steps\":1,\"verdict\":\"agreed\"}}\n",
+      hash);
+}
+
 // The error of whichever reader takes the file; empty when it was read to its end.
 std::string error_of(const std::string& path) {
+  if (StepHashesReader::is_header(read_whole(path))) return error_of_hashes(path);
   const auto format = detect_format(path);
   if (!format) return format.error().message;
   const auto message = [](const auto& result) { return result ? "" : result.error().message; };
@@ -46,6 +69,7 @@ std::vector<std::string> texts_of_every_format() {
   std::vector<std::string> texts = {
       saved_case_to_text(saved),
       trace_to_text(make_sample_trace({.num_requests = 12})),
+      text_of_hashes(),
       "{\"timestamp\": 0, \"input_length\": 1030, \"output_length\": 5, \"hash_ids\": [0, 1, 2]}\n",
       "TIMESTAMP,ContextTokens,GeneratedTokens\r\n2023-11-16 18:17:03.9799600,4808,10\r\n",
   };
@@ -98,6 +122,10 @@ TEST(HostileFiles, ChangedBytesGiveRecordsOrOnePrintableSentence) {
     }
   }
   EXPECT_GT(refused, 1000);
+}
+
+TEST(HostileFiles, AWholeFileOfStepHashesIsRead) {
+  EXPECT_EQ(error_of(write_temporary(text_of_hashes())), "");
 }
 
 TEST(HostileFiles, RandomBytesAreNoKnownFormat) {
