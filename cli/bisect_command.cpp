@@ -324,8 +324,10 @@ Result<int> bisect_history(BisectOptions& options, const SavedCase& saved, Comma
   LS_ASSIGN_OR_RETURN(const GitRange range, git_range_of(options));
   LS_ASSIGN_OR_RETURN(const auto commits, commits_between(range.repository, range.good, range.bad));
   LS_ASSIGN_OR_RETURN(const auto exports, TemporaryExports::create());
-  // Python's compiled modules of a commit go when the commit goes.
-  ::setenv("PYTHONPYCACHEPREFIX", exports->path("compiled").c_str(), 0);
+  // Python's compiled modules are removed with the folder. Commits share those of torch, whose
+  // compilation costs more than the engine's.
+  ::setenv("PYTHONPYCACHEPREFIX", exports->path("compiled").c_str(), 1);
+  ::unsetenv("PYTHONDONTWRITEBYTECODE");
   Bisection found;
   for (const Commit& commit : commits)
     found.candidates.push_back({.name = commit.abbreviation, .subject = commit.subject});

@@ -186,6 +186,16 @@ std::string request_at(const FieldDifference& found, const RecordedStep& step) {
   return longest;
 }
 
+// "facts.changed[1].digest (page of block 7, tensor 0)"; other paths as they are.
+std::string path_text(const std::string& path, const RecordedStep& step) {
+  constexpr std::string_view kChanged = "facts.changed[";
+  if (!path.starts_with(kChanged) || !step.facts) return path;
+  const auto index = std::strtoull(path.c_str() + kChanged.size(), nullptr, 10);
+  if (index >= step.facts->changed.size()) return path;
+  const ChangedPage& page = step.facts->changed[index];
+  return fmt::format("{} (page of block {}, tensor {})", path, index_of(page.block), page.tensor);
+}
+
 // Of two steps, or of their inputs only; `left` and `right` are the whole steps.
 using HalfOf = RecordedStep (*)(const RecordedStep& step);
 std::optional<RunDifference> difference_of(const RecordedStep& left, const RecordedStep& right,
@@ -197,7 +207,7 @@ std::optional<RunDifference> difference_of(const RecordedStep& left, const Recor
   if (request.empty()) request = request_at({found.what, found.model, found.recorded}, right);
   return RunDifference{.step = left.step,
                        .part = is_input ? RunPart::input : part_of(found.what),
-                       .what = found.what,
+                       .what = path_text(found.what, left),
                        .left = found.recorded,
                        .right = found.model,
                        .request = std::move(request)};

@@ -219,6 +219,36 @@ TEST(Same, ARecordingThatIsCutOffIsComparedUpToItsLastStep) {
   EXPECT_EQ(found.at("not_checked"), Json::array({"step 7 and later: B is cut off after step 6"}));
 }
 
+TEST(Same, APageOfAWorkersFactsIsNamedByItsBlock) {
+  const std::string facts = sample_path("recordings/worker_facts/tiny_pool-0008.jsonl");
+  std::string text = read_text(facts);
+  const std::size_t digest = text.find("\"digest\":\"", text.find("{\"step\":6,")) + 10;
+  text.replace(digest, 32, std::string(32, '0'));
+  const std::string path = fresh_path("facts.jsonl");
+  write_text(path, text);
+  const Json found = same_json(facts, path, 1).at("first");
+  EXPECT_EQ(found.at("step"), 6) << found;
+  EXPECT_EQ(found.at("part"), "page") << found;
+  const std::size_t block = text.rfind("\"block\":", digest) + 8;
+  const std::string number = text.substr(block, text.find(',', block) - block);
+  const std::string what = found.at("what");
+  EXPECT_NE(what.find("(page of block " + number + ", tensor "), std::string::npos) << found;
+}
+
+TEST(Same, AnInterruptedRunIsComparedUpToItsLastStep) {
+  const std::string whole = hashes_of("whole", {"--backend", "none"});
+  const std::string text = read_text(whole);
+  const std::string path = fresh_path("interrupted.jsonl");
+  const std::string steps = text.substr(0, text.find("{\"step\":3,"));
+  write_text(path, steps + "{\"end\":true,\"steps\":3,\"verdict\":\"interrupted\"}\n");
+  EXPECT_EQ(same_json(whole, path, 0).at("not_checked"),
+            Json::array({"step 3 and later: B is interrupted before step 3"}));
+  write_text(path, steps + "{\"end\":true,\"steps\":3,\"verdict\":\"liveness\"}\n");
+  const Json first = same_json(whole, path, 1).at("first");
+  EXPECT_EQ(first.at("step"), 3) << first;
+  EXPECT_EQ(first.at("part"), "end") << first;
+}
+
 TEST(Same, RefusesFilesOfTwoKindsAndDamage) {
   const std::string hashes = hashes_of("whole", {"--backend", "none"});
   const Outcome mixed = run_lockstep({"same", kRecording, hashes});
