@@ -7,7 +7,6 @@
 #include <filesystem>
 #include <system_error>
 
-#include "base/check.h"
 #include "cli/output/again.h"
 
 namespace lockstep {
@@ -107,7 +106,6 @@ TemporaryExports::~TemporaryExports() {
 Result<std::string> TemporaryExports::put(const std::string& repository, const Commit& commit) {
   std::error_code ignored;
   if (!exported_.empty()) fs::remove_all(exported_, ignored);
-  LS_CHECK(!commit.hash.empty(), "a commit without a hash");
   exported_ = path(commit.hash);
   const std::string index = "GIT_INDEX_FILE=" + shell_word(path("index"));
   const std::string folder = shell_word(exported_);

@@ -8,8 +8,6 @@
 #include "base/check.h"
 
 namespace lockstep {
-namespace {}  // namespace
-
 Result<std::unique_ptr<ForeignEngine>> ForeignEngine::start(ForeignEngineOptions options) {
   std::unique_ptr<ForeignEngine> engine(new ForeignEngine(std::move(options)));
   LS_RETURN_IF_ERROR(engine->launch());
