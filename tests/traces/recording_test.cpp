@@ -113,9 +113,9 @@ TEST(Recording, WhatAServerSetsIsReadAndWrittenBackByteForByte) {
                  R"("min_pattern_size":1,"min_count":3},"skip_reading_prefix_cache":true)");
   text = changed(text, R"({"abort":"r1"})", R"({"pause_state":"PAUSED_NEW"})");
   insert(R"("running")", R"("copies":[[1,2],[3,4]],)");
-  text = changed(
-      text, R"("unfinished":["r9"])",
-      R"("unfinished":["r9"],"steps_in_flight":1,"failure":{"check":"liveness","what":"r9 waits"})");
+  text = changed(text, R"("unfinished":["r9"])",
+                 R"("unfinished":["r9"],"steps_in_flight":1,)"
+                 R"("failure":{"check":"liveness","what":"r9 waits"})");
   const auto recording = read_recording(write_temporary(text));
   ASSERT_TRUE(recording) << recording.error().message;
   const std::vector<KVCacheGroupSpec>& groups = recording->header.groups;
