@@ -40,6 +40,13 @@ TEST(Report, IsOnePageThatNeedsNothingFromOutside) {
   EXPECT_EQ(data["summary"]["verdict"], "agreed");
 }
 
+TEST(Report, HasWordsForEveryVerdict) {
+  for (int i = 0; i <= static_cast<int>(Verdict::harness); ++i) {
+    const std::string entry = std::string(name_of(static_cast<Verdict>(i))) + ": [\"";
+    EXPECT_NE(report_page().find(entry), std::string_view::npos) << entry;
+  }
+}
+
 TEST(Report, NamesFromATraceCannotEndTheScript) {
   Timeline timeline;
   timeline.lanes.emplace_back().name = "</script><script>alert(1)</script>";
