@@ -29,8 +29,6 @@
 namespace lockstep {
 namespace {
 
-using Json = nlohmann::ordered_json;
-
 constexpr std::string_view kFolder = "{dir}";
 
 struct BisectOptions {
@@ -159,27 +157,27 @@ void print_skipped(const Bisection& found) {
                found.candidates[found.good].name, found.candidates[found.bad].name);
 }
 
-Json json_of(const Candidate& candidate) {
-  Json json = {{"name", candidate.name}};
+nlohmann::ordered_json json_of(const Candidate& candidate) {
+  nlohmann::ordered_json json = {{"name", candidate.name}};
   if (!candidate.subject.empty()) json["subject"] = candidate.subject;
   if (candidate.failure) json["verdict"] = json_of(*candidate.failure);
   if (!candidate.skipped.empty()) json["skipped"] = candidate.skipped;
   return json;
 }
 
-Json json_of(const Bisection& found) {
-  Json json = {{"candidates", found.candidates.size()},
-               {"judged", found.judged},
-               {"changes", found.changes()},
-               {"before", json_of(found.candidates[found.good])},
-               {"first", json_of(found.candidates[found.bad])},
-               {"skipped", Json::array()}};
+nlohmann::ordered_json json_of(const Bisection& found) {
+  nlohmann::ordered_json json = {{"candidates", found.candidates.size()},
+                                 {"judged", found.judged},
+                                 {"changes", found.changes()},
+                                 {"before", json_of(found.candidates[found.good])},
+                                 {"first", json_of(found.candidates[found.bad])},
+                                 {"skipped", nlohmann::ordered_json::array()}};
   for (const Candidate& candidate : found.candidates)
     if (!candidate.skipped.empty()) json["skipped"].push_back(json_of(candidate));
   return json;
 }
 
-int report_found(const BisectOptions& options, const Bisection& found, Json json,
+int report_found(const BisectOptions& options, const Bisection& found, nlohmann::ordered_json json,
                  CommandReport& report) {
   ReportedItem item{.name = fmt::format("{}", fmt::join(options.where, " ")), .file = options.file};
   const Candidate& bad = found.candidates[found.bad];
@@ -192,7 +190,8 @@ int report_found(const BisectOptions& options, const Bisection& found, Json json
   }
   report.add(std::move(item));
   if (report.wants_json())
-    report.set_json(json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+    report.set_json(json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) +
+                    "\n");
   return found.changes() ? kExitDisagreed : kExitAgreed;
 }
 
@@ -225,8 +224,8 @@ std::vector<PolicyVerdict> policies_that_change(const Bisection& searched, const
   return found;
 }
 
-Json json_of(const std::vector<PolicyVerdict>& policies) {
-  Json json = Json::array();
+nlohmann::ordered_json json_of(const std::vector<PolicyVerdict>& policies) {
+  nlohmann::ordered_json json = nlohmann::ordered_json::array();
   for (const PolicyVerdict& one : policies)
     json.push_back({{"policy", one.policy->name},
                     {"value", one.policy->word(one.value)},
@@ -257,7 +256,7 @@ Result<int> bisect_releases(BisectOptions& options, const SavedCase& saved, Comm
   LS_RETURN_IF_ERROR(
       search(found, [&](std::size_t at) { return judge_engine(found.candidates[at].name); }));
   print_found(found);
-  Json json = json_of(found);
+  nlohmann::ordered_json json = json_of(found);
   if (found.changes()) {
     const Candidate& good = found.candidates[found.good];
     const Candidate& bad = found.candidates[found.bad];
@@ -286,7 +285,9 @@ struct GitRange {
 
 // "vllm:REPO", "sglang:REPO", or a command with {dir} and --repo.
 Result<GitRange> git_range_of(const BisectOptions& options) {
-  GitRange range{.engine = options.where[0], .repository = options.repository};
+  GitRange range;
+  range.engine = options.where[0];
+  range.repository = options.repository;
   const std::string& revisions = options.where[1];
   const std::size_t dots = revisions.find("..");
   if (dots != std::string::npos) {
@@ -332,18 +333,19 @@ Result<int> bisect_history(BisectOptions& options, const SavedCase& saved, Comma
   for (const Commit& commit : commits)
     found.candidates.push_back({.name = commit.abbreviation, .subject = commit.subject});
   FailingCaseOptions judging = options.judging;
-  LS_RETURN_IF_ERROR(search(found, [&](std::size_t at) -> Result<Failure> {
+  const JudgeAt judge = [&](std::size_t at) -> Result<Failure> {
     LS_ASSIGN_OR_RETURN(const auto folder, exports->put(range.repository, commits[at]));
     judging.decisions.decisions = engine_in(range, folder);
     LS_RETURN_IF_ERROR(start_engines(judging));
     auto failure = failure_of(saved, judging);
     judging.engines = nullptr;  // ends the process, before its files go
     return failure;
-  }));
+  };
+  LS_RETURN_IF_ERROR(search(found, judge));
   print_found(found);
   print_skipped(found);
   fmt::print("{} of {} tried.\n", counted(found.judged, "commit"), with_commas(commits.size()));
-  Json json = json_of(found);
+  nlohmann::ordered_json json = json_of(found);
   if (found.changes()) json["commit"] = commits[found.bad].hash;
   return report_found(options, found, std::move(json), report);
 }

@@ -79,11 +79,9 @@ std::string tally_text(const Tally& tally) {
 }
 
 // One failure of each bucket, the smallest.
-std::string buckets_text(const FuzzReport& report) {
+std::string buckets_text(const FuzzReport& report, std::span<const FuzzBucket> buckets) {
   std::string text;
-  const std::vector<FuzzBucket> buckets = report.buckets();
-  for (const FuzzBucket& bucket :
-       std::span(buckets).first(std::min(buckets.size(), kBucketsShown))) {
+  for (const FuzzBucket& bucket : buckets.first(std::min(buckets.size(), kBucketsShown))) {
     const FuzzFailure& failure = *bucket.smallest;
     text += fmt::format("\n{}, {}: seed {}, {}", counted(bucket.cases, "case"), failure.check,
                         failure.seed, name_of(failure.kind));
@@ -101,22 +99,25 @@ std::int64_t num_known(const FuzzReport& report) {
   return report.cases - report.agreed - report.refused - std::ssize(report.failures);
 }
 
-std::string verdict_text(const FuzzReport& report) {
+std::string verdict_text(const FuzzReport& report, std::size_t num_buckets) {
   const auto missing = report.missing_classes();
+  std::string text;
   if (!report.failures.empty())
-    return fmt::format(
+    text = fmt::format(
         "Verdict: FAILED. {} of {} in {}\n", counted(std::ssize(report.failures), "failure"),
-        counted(report.cases, "case"), counted(std::ssize(report.buckets()), "bucket"));
+        counted(report.cases, "case"), counted(static_cast<std::int64_t>(num_buckets), "bucket"));
   if (!missing.empty())
-    return fmt::format("Verdict: FAILED. Never seen in {}: {}\n", counted(report.cases, "case"),
-                       fmt::join(missing, ", "));
+    text += fmt::format("{}Never seen in {}: {}\n", text.empty() ? "Verdict: FAILED. " : "",
+                        counted(report.cases, "case"), fmt::join(missing, ", "));
+  if (!text.empty()) return text;
   return fmt::format("Verdict: {}. {} of {}{}\n", report.agreed > 0 ? "agreed" : "none",
                      with_commas(report.agreed), counted(report.cases, "case"),
                      report.interrupted ? ", then interrupted" : "");
 }
 
 std::string fuzz_summary_text(const FuzzReport& report, double seconds, bool shows_coverage) {
-  std::string text = verdict_text(report) + buckets_text(report) + "\n";
+  const std::vector<FuzzBucket> buckets = report.buckets();
+  std::string text = verdict_text(report, buckets.size()) + buckets_text(report, buckets) + "\n";
   if (!report.decided_by.empty()) text += row_text("decisions", report.decided_by);
   if (!report.worked_by.empty()) text += row_text("cache", report.worked_by);
   text += row_text("cases", with_commas(report.cases),

@@ -142,7 +142,7 @@ std::string recording_text(const RunSummary& summary, const RecordingCheck& reco
 }
 
 // What a replay shows in addition to its run.
-struct Beside {
+struct OtherVerdicts {
   std::optional<RecordingCheck> recorded;  // of a recording on whose inputs the model decides
   std::unique_ptr<RecordingAudit> audit;   // of a recording that is followed
   std::optional<Failure> judged;           // of a saved case that says what failed it
@@ -150,16 +150,13 @@ struct Beside {
 
 std::string followed_text(const RunSummary& summary, const RecordingAudit& audit) {
   const bool has_backend = summary.backend != "none";
-  const std::string audited = audit.not_audited().empty()
-                                  ? "their audit has no finding"
-                                  : "they were not audited: " + audit.not_audited();
-  return fmt::format("Verdict: {}. The recorded decisions {}; {}.\n",
-                     has_backend                   ? "agreed"
-                     : audit.not_audited().empty() ? "agreed"
-                                                   : "done",
-                     has_backend ? "compared equal in every step"
-                                 : "ran without a backend, so no page was compared",
-                     audited);
+  const bool is_audited = audit.not_audited().empty();
+  return fmt::format(
+      "Verdict: {}. The recorded decisions {}; {}.\n",
+      has_backend || is_audited ? "agreed" : "done",
+      has_backend ? "compared equal in every step"
+                  : "ran without a backend, so no page was compared",
+      is_audited ? "their audit has no finding" : "they were not audited: " + audit.not_audited());
 }
 
 std::string violation_text(const RunSummary& summary) {
@@ -168,7 +165,7 @@ std::string violation_text(const RunSummary& summary) {
                      found.request.empty() ? "" : ", request " + found.request, found.what);
 }
 
-std::string verdict_text(const RunSummary& summary, const Beside& beside) {
+std::string verdict_text(const RunSummary& summary, const OtherVerdicts& others) {
   switch (summary.verdict) {
     case Verdict::agreed:
     case Verdict::parted:
@@ -178,8 +175,8 @@ std::string verdict_text(const RunSummary& summary, const Beside& beside) {
       if (stop_requested())
         return fmt::format("Verdict: none. Interrupted after {}, which compared equal.\n",
                            counted(summary.steps, "step"));
-      if (beside.audit != nullptr) return followed_text(summary, *beside.audit);
-      if (beside.recorded) return recording_text(summary, *beside.recorded);
+      if (others.audit != nullptr) return followed_text(summary, *others.audit);
+      if (others.recorded) return recording_text(summary, *others.recorded);
       return summary.backend == "none" ? "Verdict: done. Nothing was compared (--backend none).\n"
                                        : "Verdict: agreed. Every step compared equal.\n";
     case Verdict::divergence:
@@ -212,7 +209,9 @@ std::string verdict_text(const RunSummary& summary, const Beside& beside) {
 
 // How a run without a judge failed, in a judge's terms.
 Failure failure_of(const RunSummary& summary) {
-  Failure failure{.kind = std::string(name_of(summary.verdict)), .steps = summary.steps};
+  Failure failure;
+  failure.kind = name_of(summary.verdict);
+  failure.steps = summary.steps;
   if (summary.divergence) {
     failure.kind = "divergence";
     failure.check = name_of(summary.divergence->phase);
@@ -255,9 +254,9 @@ Result<void> leave_drawings(const ReplayOptions& options, const OpenReplay& prep
 
 Result<void> leave_result(const ReplayOptions& options, const OpenReplay& prepared,
                           const RunReport& report, const HiddenStateFolder* folder,
-                          const Beside& beside, CommandReport& out) {
+                          const OtherVerdicts& others, CommandReport& out) {
   if (out.wants_json())
-    out.set_json(summary_json(options, prepared, report.summary, folder, beside.recorded));
+    out.set_json(summary_json(options, prepared, report.summary, folder, others.recorded));
   const bool draws = !options.report_path.empty() || !options.perfetto_path.empty();
   return draws ? leave_drawings(options, prepared, report, again_of(out)) : Result<void>();
 }
@@ -273,8 +272,9 @@ Result<void> take_mismatch(const ConformingRun& conforming, RunReport& report) {
 }
 
 // The run as one item. `missed`: recorded totals that it did not arrive at.
-ReportedItem item_of(const ReplayOptions& options, const RunSummary& summary, const Beside& beside,
-                     const std::string& missed, const std::string& again) {
+ReportedItem item_of(const ReplayOptions& options, const RunSummary& summary,
+                     const OtherVerdicts& others, const std::string& missed,
+                     const std::string& again) {
   ReportedItem item{.name = options.file, .file = options.file, .again = again};
   const bool passes = summary.verdict == Verdict::agreed || summary.verdict == Verdict::parted;
   if (passes && stop_requested()) {
@@ -285,7 +285,7 @@ ReportedItem item_of(const ReplayOptions& options, const RunSummary& summary, co
   if (passes && missed.empty()) return item;
   item.kind = ItemKind::failed;
   item.check = name_of(summary.verdict);
-  item.details = verdict_text(summary, beside);
+  item.details = verdict_text(summary, others);
   if (summary.divergence) {
     const Divergence& found = *summary.divergence;
     item.check = name_of(found.phase);
@@ -300,8 +300,8 @@ ReportedItem item_of(const ReplayOptions& options, const RunSummary& summary, co
     item.check = found.check;
     item.line = stable_line(found.check, found.step, found.request, found.what);
   } else if (summary.verdict == Verdict::audit) {
-    item.check = fmt::format("audit.{}", name_of(beside.recorded->findings.front().rule));
-    item.line = line_of(beside.recorded->findings.front());
+    item.check = fmt::format("audit.{}", name_of(others.recorded->findings.front().rule));
+    item.line = line_of(others.recorded->findings.front());
   } else if (summary.verdict == Verdict::liveness) {
     item.line = stable_line(
         item.check, summary.steps, {},
@@ -404,18 +404,18 @@ void take_judged(const Failure& failed, RunSummary& summary) {
 }
 
 // The verdict of judge, audit and model, in addition to that of the run.
-void take_verdicts(const ReplayOptions& options, const OpenReplay& prepared, Beside& beside,
+void take_verdicts(const ReplayOptions& options, const OpenReplay& prepared, OtherVerdicts& others,
                    RunSummary& summary) {
-  if (prepared.recording && beside.audit == nullptr)
-    beside.recorded = check_recording(options.file, prepared.recording);
-  if (beside.judged && beside.judged->failed()) {
-    take_judged(*beside.judged, summary);
-  } else if (summary.verdict == Verdict::agreed && beside.recorded) {
-    summary.verdict = beside.recorded->verdict();
-  } else if (summary.verdict == Verdict::agreed && beside.audit != nullptr) {
-    if (!stop_requested()) beside.audit->end();
-    if (!beside.audit->findings().empty())
-      summary.violation = failure_of(beside.audit->findings().front());
+  if (prepared.recording && others.audit == nullptr)
+    others.recorded = check_recording(options.file, prepared.recording);
+  if (others.judged && others.judged->failed()) {
+    take_judged(*others.judged, summary);
+  } else if (summary.verdict == Verdict::agreed && others.recorded) {
+    summary.verdict = others.recorded->verdict();
+  } else if (summary.verdict == Verdict::agreed && others.audit != nullptr) {
+    if (!stop_requested()) others.audit->end();
+    if (!others.audit->findings().empty())
+      summary.violation = failure_of(others.audit->findings().front());
   }
   if (summary.violation)
     summary.verdict =
@@ -423,11 +423,11 @@ void take_verdicts(const ReplayOptions& options, const OpenReplay& prepared, Bes
 }
 
 // Of a recording: what its run leaves to other commands.
-void add_not_checked(const ReplayOptions& options, const OpenReplay& prepared, const Beside& beside,
-                     RunSummary& summary) {
-  if (beside.audit == nullptr) return;
-  if (!beside.audit->not_audited().empty())
-    summary.not_checked.push_back("the audit: " + beside.audit->not_audited());
+void add_not_checked(const ReplayOptions& options, const OpenReplay& prepared,
+                     const OtherVerdicts& others, RunSummary& summary) {
+  if (others.audit == nullptr) return;
+  if (!others.audit->not_audited().empty())
+    summary.not_checked.push_back("the audit: " + others.audit->not_audited());
   const std::string& engine = prepared.recording->header.options.config.engine;
   summary.not_checked.push_back(
       find_engine_profile(engine) == nullptr
@@ -446,10 +446,10 @@ Result<int> replay(ReplayOptions& options, CommandReport& out) {
   judging.shrink_seconds = options.shrink_seconds;
   judging.decisions = options.decisions;
   LS_RETURN_IF_ERROR(start_engines(judging));
-  Beside beside;
-  LS_ASSIGN_OR_RETURN(beside.judged, judge_saved(options, judging));
-  if (beside.judged && (beside.judged->kind == "crash" || beside.judged->kind == "hang"))
-    return leave_crash(options, *beside.judged, out);
+  OtherVerdicts others;
+  LS_ASSIGN_OR_RETURN(others.judged, judge_saved(options, judging));
+  if (others.judged && (others.judged->kind == "crash" || others.judged->kind == "hang"))
+    return leave_crash(options, *others.judged, out);
   const BackendOf backend_of = [&](const PreparedReplay& run) -> Result<BackendFactory> {
     if (!is_engine_worker(run.run.backend)) return replay_backend(run.run.backend);
     if (judging.workers == nullptr) {
@@ -477,8 +477,8 @@ Result<int> replay(ReplayOptions& options, CommandReport& out) {
   std::fflush(stdout);
 
   if (prepared.recording && prepared.run.decide == Decides::recording) {
-    beside.audit = std::make_unique<RecordingAudit>(prepared.recording);
-    prepared.session->observe(0, *beside.audit);
+    others.audit = std::make_unique<RecordingAudit>(prepared.recording);
+    prepared.session->observe(0, *others.audit);
   }
   LS_ASSIGN_OR_RETURN(auto report,
                       run_with_progress(options, prepared, folder ? &*folder : nullptr));
@@ -487,25 +487,25 @@ Result<int> replay(ReplayOptions& options, CommandReport& out) {
                options.hidden_states_dir, size_text(folder->num_bytes()));
   if (prepared.conforming != nullptr)
     LS_RETURN_IF_ERROR(take_mismatch(*prepared.conforming, report));
-  take_verdicts(options, prepared, beside, report.summary);
-  add_not_checked(options, prepared, beside, report.summary);
+  take_verdicts(options, prepared, others, report.summary);
+  add_not_checked(options, prepared, others, report.summary);
   const RunSummary& summary = report.summary;
   const std::string missed = stop_requested() ? "" : missed_totals(prepared, summary);
   fmt::print("{}{}", faults_text(prepared, summary), summary_text(summary, prepared));
   LS_RETURN_IF_ERROR(
-      leave_result(options, prepared, report, folder ? &*folder : nullptr, beside, out));
+      leave_result(options, prepared, report, folder ? &*folder : nullptr, others, out));
   if (!options.facts_path.empty())
     LS_RETURN_IF_ERROR(
         facts.write(*prepared.recording, options.facts_path, worker_of(judging).value()));
-  fmt::print("\n{}", verdict_text(summary, beside));
+  fmt::print("\n{}", verdict_text(summary, others));
   if (prepared.totals && !stop_requested()) {
     fmt::print("{}", missed.empty() ? "The recorded totals are met exactly.\n"
                                     : "The recorded totals are MISSED\n" + missed);
   }
-  const Failure failure = beside.judged ? *beside.judged : failure_of(summary);
+  const Failure failure = others.judged ? *others.judged : failure_of(summary);
   if (!stop_requested()) fmt::print("{}", reproduction_text(prepared.expected, failure));
   LS_ASSIGN_OR_RETURN(const std::string again, leave_case(options, prepared, report, judging, out));
-  out.add(item_of(options, summary, beside, missed, again));
+  out.add(item_of(options, summary, others, missed, again));
   const int verdict = exit_code_of(summary.verdict);
   if (verdict == kExitAgreed && prepared.expected && prepared.expected->fails() &&
       !stop_requested())

@@ -264,20 +264,20 @@ std::string history_of(const std::vector<ExplainedStep>& steps, std::int32_t blo
       spans.push_back({.state = state, .first = step.recorded.step});
     spans.back().last = step.recorded.step;
   }
-  std::vector<std::string> told;
+  std::vector<std::string> parts;
   for (std::size_t i = spans.size() > kSpansShown ? spans.size() - kSpansShown : 0;
        i < spans.size(); ++i) {
     const Span& span = spans[i];
     const std::string when = span.first == span.last
                                  ? fmt::format("step {}", span.first)
                                  : fmt::format("steps {} to {}", span.first, span.last);
-    told.push_back(fmt::format("{} {}", when,
-                               span.state.kind == BlockState::Kind::held
-                                   ? fmt::format("{}", fmt::join(span.state.holders, " and "))
-                               : span.state.kind == BlockState::Kind::cached ? "cached"
-                                                                             : "free"));
+    parts.push_back(fmt::format("{} {}", when,
+                                span.state.kind == BlockState::Kind::held
+                                    ? fmt::format("{}", fmt::join(span.state.holders, " and "))
+                                : span.state.kind == BlockState::Kind::cached ? "cached"
+                                                                              : "free"));
   }
-  return fmt::format("{}", fmt::join(told, ", "));
+  return fmt::format("{}", fmt::join(parts, ", "));
 }
 
 // The step after which the finding could no longer be avoided: the request was given the block in

@@ -100,8 +100,11 @@ class RecordedWorkload final : public GrowingRecording {
     add_events(step_.during, events);
     if (decide_ == Decides::model || step_.output_of_step || !step_.scheduled.empty()) return;
     // Requests whose load failed, in a step without an output that could tell of their end.
-    for (const RecordedStopped& stopped : step_.stopped)
-      events.push_back({.kind = WorkloadEvent::Kind::abort, .name = stopped.id});
+    for (const RecordedStopped& stopped : step_.stopped) {
+      WorkloadEvent& event = events.emplace_back();
+      event.kind = WorkloadEvent::Kind::abort;
+      event.name = stopped.id;
+    }
   }
 
   // How soon a model answers is not the scheduler's decision.

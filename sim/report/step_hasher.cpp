@@ -24,7 +24,8 @@ HashedTable table_hashes(const StepView& view, RequestId id) {
 }  // namespace
 
 bool StepHasher::decided(const StepView& view) {
-  step_ = {.step = view.decision.step};
+  step_ = {};
+  step_.step = view.decision.step;
   StateHashChain chain;
   SchedulerOutput decision = view.decision;
   decision.common_prefix_blocks.clear();  // a hint that releases before 0.33.0 still compute

@@ -56,8 +56,8 @@ struct StepHashes {
 
 struct StepHashesEnd {
   std::int64_t steps = 0;
-  std::string verdict;  // "agreed", "divergence", "interrupted"
-  std::string check;    // phase of a divergence; empty: none
+  std::string verdict;     // "agreed", "divergence", "interrupted"
+  std::string check = {};  // phase of a divergence; empty: none
   bool operator==(const StepHashesEnd&) const = default;
 };
 
