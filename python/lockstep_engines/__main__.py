@@ -120,7 +120,7 @@ def _run(arguments: argparse.Namespace) -> None:
     if arguments.worker:
         return _serve_worker(arguments, source, sink)
     adapter = _adapter_of(arguments.engine)
-    warm.tell_imports()
+    warm.list_imports()
     protocol.serve(protocol.SCHEDULER, adapter, source, sink)
 
 
@@ -190,7 +190,7 @@ def _serve_worker(arguments: argparse.Namespace, source: Any, sink: Any) -> None
         arguments.lift_refusals,
     )
     worker = Worker(options)
-    warm.tell_imports()
+    warm.list_imports()
     protocol.serve(protocol.WORKER, worker, source, sink)
 
 

@@ -39,7 +39,7 @@ _START_SECONDS = 20
 _NOT_OF_ENGINES = frozenset(("PWD", "OLDPWD", "SHLVL", "_", VARIABLE))
 _PACKAGE = __name__.partition(".")[0]
 _NEVER_IMPORTED = ("vllm", "sglang", _PACKAGE, "__main__")
-_report: int | None = None  # in a fork: where its imports are told
+_report: int | None = None  # in a fork: the end of a pipe for the list of its imports
 
 
 def _socket_path(folder: str) -> Path:
@@ -95,7 +95,7 @@ def _connect(path: Path) -> socket.socket:
                 time.sleep(0.02)
 
 
-def tell_imports() -> None:
+def list_imports() -> None:
     """In the first fork, before the first message: what the server shall import for the next."""
     global _report
     if _report is None:
@@ -116,34 +116,34 @@ class _Server:
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(path)
         self._listener.listen(64)
-        self._told: int | None = None  # the first fork tells its imports here
+        self._listed: int | None = None  # the first fork lists its imports here
         self._is_warm = False
 
     def serve(self) -> None:
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for keepers
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers are not waited for
         last = time.monotonic()
         while os.path.exists(self._path) and time.monotonic() - last < _IDLE_SECONDS:
             waited: list[Any] = (
-                [self._listener] if self._told is None else [self._listener, self._told]
+                [self._listener] if self._listed is None else [self._listener, self._listed]
             )
             ready, _, _ = select.select(waited, [], [], 1)
-            if self._told in ready:
-                self._import_told()
+            if self._listed in ready:
+                self._import_listed()
             if self._listener in ready:
                 last = time.monotonic()
                 self._take(self._listener.accept()[0])
         with contextlib.suppress(OSError):
             os.unlink(self._path)
 
-    def _import_told(self) -> None:
-        with os.fdopen(self._told or 0) as source:
+    def _import_listed(self) -> None:
+        with os.fdopen(self._listed or 0) as source:
             text = source.read()
-        self._told = None
+        self._listed = None
         if not text:
-            return  # it ended before; the next one tells
-        told = json.loads(text)
-        os.environ.update(told["environ"], OPENBLAS_NUM_THREADS="1")  # starts threads when imported
-        for name in told["modules"]:
+            return  # it ended before; the next one lists them
+        listed = json.loads(text)
+        os.environ.update(listed["environ"], OPENBLAS_NUM_THREADS="1")  # starts threads when imported
+        for name in listed["modules"]:
             # What is imported in another order than there may be missing: the fork imports it.
             with contextlib.suppress(Exception):
                 importlib.import_module(name)
@@ -157,8 +157,8 @@ class _Server:
         while message and not message.endswith(b"\n"):
             message += client.recv(1 << 20)
         report = None
-        if message and not self._is_warm and self._told is None:
-            self._told, report = os.pipe()
+        if message and not self._is_warm and self._listed is None:
+            self._listed, report = os.pipe()
         if message and os.fork() == 0:
             self._listener.close()
             _keep(client, json.loads(message), fds, report)
