@@ -142,7 +142,8 @@ class _Server:
         if not text:
             return  # it ended before; the next one lists them
         listed = json.loads(text)
-        os.environ.update(listed["environ"], OPENBLAS_NUM_THREADS="1")  # starts threads when imported
+        # OpenBLAS starts threads when it is imported.
+        os.environ.update(listed["environ"], OPENBLAS_NUM_THREADS="1")
         for name in listed["modules"]:
             # What is imported in another order than there may be missing: the fork imports it.
             with contextlib.suppress(Exception):
