@@ -108,11 +108,15 @@ class WorkerBackend final : public Backend, private EngineWorker {
   void read(PageId page, std::vector<std::uint8_t>& bytes) const;
   std::span<const std::uint8_t> memory() const { return shared_->bytes(); }
   static void report(StepReadback& readback, std::string kind, std::string message) {
-    readback.reports.push_back({.kind = std::move(kind),
-                                .kernel = "worker",
-                                .message = std::move(message),
-                                .page = std::nullopt,
-                                .sanitizer_words = {}});
+    auto& made = readback.reports.emplace_back();
+    made.kind = std::move(kind);
+    made.kernel = "worker";
+    made.message = std::move(message);
+  }
+  // A line of the worker's process; of its metadata or batch it begins with that word.
+  static void report_fault(StepReadback& readback, const std::string& fault) {
+    const bool is_named = fault.starts_with("metadata") || fault.starts_with("batch");
+    report(readback, is_named ? "" : "input", is_named ? fault : "input: " + fault);
   }
   static void report_failure(StepReadback& readback, const EngineFailure& failure) {
     report(readback, failure.kind,
@@ -368,7 +372,7 @@ Result<bool> WorkerBackend::sample(StepReadback& readback) {
   engine_->ask(worker_sample_message(step_),
                [&](JsonObject& reply) { faults = read_worker_sampled(reply); });
   step_.sampled.clear();
-  for (const std::string& fault : faults) report(readback, "input", "input: " + fault);
+  for (const std::string& fault : faults) report_fault(readback, fault);
   LS_ASSIGN_OR_RETURN(const bool failed, fails(readback));
   return !failed && faults.empty();
 }
@@ -421,7 +425,7 @@ bool WorkerBackend::is_whole(const WorkerFacts& facts) const {
 // From the worker's batch to the rows of the program.
 void WorkerBackend::take_facts(const StepProgram& program, const WorkerFacts& facts,
                                StepReadback& readback) {
-  for (const std::string& fault : facts.faults) report(readback, "input", "input: " + fault);
+  for (const std::string& fault : facts.faults) report_fault(readback, fault);
   const std::size_t num_groups = config_.plan.groups.size();
   if (!is_whole(facts) || facts.rows.size() != program.rows.size()) {
     report(readback, "batch",

@@ -7,25 +7,24 @@
 namespace lockstep {
 namespace {
 
+template <class Read>
+auto list(JsonValue value, const Read& read) {
+  std::vector<decltype(read(value))> made;
+  for (JsonValue entry : value.array()) made.push_back(read(entry));
+  return made;
+}
+
 template <class T>
 std::vector<T> integers(JsonValue value) {
-  std::vector<T> read;
-  JsonArray array = value.array();
-  read.reserve(array.size());
-  for (JsonValue entry : array) read.push_back(entry.integer<T>());
-  return read;
+  return list(value, [](JsonValue entry) { return entry.integer<T>(); });
 }
 
 std::vector<std::vector<std::int32_t>> tables(JsonValue value) {
-  std::vector<std::vector<std::int32_t>> read;
-  for (JsonValue row : value.array()) read.push_back(integers<std::int32_t>(row));
-  return read;
+  return list(value, integers<std::int32_t>);
 }
 
 std::vector<std::string> strings(JsonValue value) {
-  std::vector<std::string> read;
-  for (JsonValue entry : value.array()) read.emplace_back(entry.string());
-  return read;
+  return list(value, [](JsonValue entry) { return std::string(entry.string()); });
 }
 
 WorkerView view_of(JsonValue value) {
@@ -71,9 +70,8 @@ WorkerLayer layer_of(JsonValue value) {
   layer.name = said.required("name").string();
   layer.page_offset = said.required("page_offset").integer();
   layer.page_stride = said.required("page_stride").integer(1);
-  for (JsonValue part : said.required("parts").array()) layer.parts.push_back(view_of(part));
-  if (JsonValue states = said.optional("states"))
-    for (JsonValue state : states.array()) layer.states.push_back(state_of(state));
+  layer.parts = list(said.required("parts"), view_of);
+  if (JsonValue states = said.optional("states")) layer.states = list(states, state_of);
   said.finish();
   return layer;
 }
@@ -161,7 +159,7 @@ WorkerOpened read_worker_opened(JsonObject& object) {
   JsonObject said = object.required("opened").object();
   opened.bytes = said.required("bytes").integer(1);
   opened.order = said.required("order").string();
-  for (JsonValue layer : said.required("layers").array()) opened.layers.push_back(layer_of(layer));
+  opened.layers = list(said.required("layers"), layer_of);
   said.finish();
   return opened;
 }
