@@ -53,7 +53,7 @@ FOUND = {
     ),
     "state-copied-in-part": ("mamba_align", ", page_written"),
     "state-in-next-block": ("mamba_align", ", memory_check"),
-    "state-restarts": ("mamba_align", ", page_written"),
+    "state-restarts": ("mamba_align", "has_initial_states_p, entry"),
     "state-of-first-group": ("mamba_align", ", page_written"),
     "accepted-drafts-not-counted": ("spec_decode_mamba", ", page_written"),
     "zeroed-too-late": ("mamba_align", ", page_written"),
@@ -70,6 +70,8 @@ FOUND = {
     "rows-of-a-larger-batch-stay": ("preemption", "batch: row"),
     "placeholder-of-another-row": ("async_scheduling", "batch: sampler, row"),
     "token-before-a-placeholder-replaced": ("async_scheduling", "batch: sampler, row"),
+    "saved-through-blocks-of-first-group": ("hidden_state_group", ", extraction"),
+    "saved-one-token-late": ("hidden_state_group", ", extraction"),
     "rejected-drafts-computed": ("spec_decode_eagle", ", memory_check"),
 }
 

@@ -1,8 +1,14 @@
 #include "sim/worker/worker_protocol.h"
 
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/byte_source.h"
 #include "base/json_writer.h"
 #include "traces/formats/engine_options.h"
 #include "traces/formats/lines_json.h"
+#include "traces/formats/safetensors.h"
 
 namespace lockstep {
 namespace {
@@ -140,6 +146,19 @@ std::string worker_sample_message(const WorkerStep& step) {
   return out.take_line();
 }
 
+std::string worker_extract_message(std::span<const SavedStates> wanted) {
+  JsonWriter out;
+  out.begin_object().key("extract").begin_array();
+  for (const auto& [request, layer, num_tokens] : wanted)
+    out.begin_object()
+        .string("id", request)
+        .string("layer", layer)
+        .integer("tokens", num_tokens)
+        .end_object();
+  out.end_array().end_object();
+  return out.take_line();
+}
+
 EngineHello read_worker_hello(JsonObject& object) {
   EngineHello hello;
   JsonObject said = object.required("hello").object();
@@ -181,6 +200,27 @@ WorkerFacts read_worker_facts(JsonObject& object) {
   facts.faults = strings(said.required("faults"));
   said.finish();
   return facts;
+}
+
+std::vector<std::string> read_worker_extracted(JsonObject& object) {
+  JsonObject said = object.required("extracted").object();
+  std::vector<std::string> files = strings(said.required("files"));
+  said.finish();
+  return files;
+}
+
+Result<void> append_saved_states(const std::string& file, std::vector<std::uint8_t>& rows) {
+  LS_ASSIGN_OR_RETURN(ByteSource source, ByteSource::open(file));
+  std::string text;
+  for (bool more = true; more;) {
+    LS_ASSIGN_OR_RETURN(more, source.read_more(text));
+  }
+  const std::vector<std::uint8_t> bytes(text.begin(), text.end());
+  LS_ASSIGN_OR_RETURN(const std::vector<SafeTensor> tensors, read_safetensors(bytes));
+  const auto states = std::ranges::find(tensors, "hidden_states", &SafeTensor::name);
+  if (states == tensors.end()) return fail(fmt::format("{}: no tensor hidden_states", file));
+  rows.insert(rows.end(), states->bytes.begin(), states->bytes.end());
+  return {};
 }
 
 std::vector<std::string> read_worker_sampled(JsonObject& object) {

@@ -24,6 +24,7 @@ from lockstep_engines.vllm.engine import VERSION
 from lockstep_engines.worker import batch as worker_batch
 from lockstep_engines.worker import case as worker_case
 from lockstep_engines.worker import configuration, memory, metadata
+from lockstep_engines.worker import hidden_states as worker_hidden_states
 from lockstep_engines.worker import host as worker_host
 from lockstep_engines.worker import layers as worker_layers
 from lockstep_engines.worker import model as worker_model
@@ -62,6 +63,7 @@ class Worker:
         self._facts: Any = None
         self._batch: Any = None
         self._metadata: Any = None
+        self._hidden_states: worker_hidden_states.HiddenStates | None = None
         scratch.remove_abandoned()
         worker_host.patch_vllm()
         if options.lifts_refusals:
@@ -112,10 +114,17 @@ class Worker:
         self._is_warm = not self._options.warms_up
         if self._options.pads:
             worker_padding.pad(self._runner, self._is_v2, lambda: self._model.is_idle)
+        if "hidden_state" in kinds:
+            self._hidden_states = worker_hidden_states.HiddenStates(
+                vllm_config, kv_config, self._model.kinds
+            )
         order = getattr(self._worker.cache_config, "kv_cache_layout", None) or ""
         return memory.description(kv_config, order, self._model.kinds, shared.first_byte)
 
     def close(self) -> None:
+        if self._hidden_states:
+            self._hidden_states.close()
+        self._hidden_states = None
         self._worker = self._runner = self._model = self._facts = None
         self._batch = self._metadata = None
 
@@ -199,6 +208,11 @@ class Worker:
         self._faults = []
         self._sample(dict(sampled))
         return {"faults": self._faults}
+
+    def extract(self, wanted: list[dict[str, Any]]) -> dict[str, Any]:
+        assert self._hidden_states is not None
+        save, expected = self._hidden_states.save, self._steps.expected
+        return {"files": [save(states, expected) for states in wanted]}
 
     def execute(self, message: dict[str, Any]) -> dict[str, Any]:
         self._faults = []

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy
 
-from lockstep_engines.worker.expected import Expected, Request
+from lockstep_engines.worker.expected import Expected, Request, Row
 from lockstep_engines.worker.metadata import difference
 from lockstep_engines.worker.steps import frequency_penalty
 
@@ -169,15 +169,15 @@ class FirstBatch:
             if batch.req_id_to_index.get(name) != i:
                 yield f"row of {name} is {batch.req_id_to_index.get(name)}; expected {i}"
                 return
-            request = expected.rows[name].request
-            yield from self._row_differs(batch, i, request)
+            yield from self._row_differs(batch, i, expected.rows[name])
         for shadow in self._shadows:
             for i in range(len(shadow.rows)):
                 if self._clears_moved_rows or i < len(names):
                     for line in shadow.differs(i, "in the step"):
                         yield line.removeprefix("batch: ")
 
-    def _row_differs(self, batch: Any, i: int, request: Request) -> Iterator[str]:
+    def _row_differs(self, batch: Any, i: int, row: Row) -> Iterator[str]:
+        request = row.request
         where = f"row {i} ({request.name})"
         for g, table in enumerate(request.tables):
             own = batch.block_table[g]
@@ -187,8 +187,9 @@ class FirstBatch:
                 yield f"{where} has {count} blocks in group {g}; expected {len(blocks)}"
             found = own.block_table.np[i, :count].tolist()
             yield from difference(f"{where}, table of group {g}", found, blocks)
+        # The forward pass may have subtracted rejected drafts already.
         computed = int(batch.num_computed_tokens_cpu[i])
-        if computed != request.counted:
+        if computed not in (row.first, request.counted):
             yield f"{where} has {computed} computed tokens; expected {request.counted}"
         if batch.num_prompt_tokens[i] != request.num_prompt:
             found = int(batch.num_prompt_tokens[i])
@@ -196,10 +197,13 @@ class FirstBatch:
         yield from self._tokens_differ(batch, i, request)
 
     def _tokens_differ(self, batch: Any, i: int, request: Request) -> Iterator[str]:
-        """Tokens of the row; a placeholder stands for a token that is sampled on the device."""
+        """Tokens of the row; a placeholder stands for a token that is sampled on the device. With
+        drafts in flight outputs are on the device only."""
         where, count = f"row {i} ({request.name})", int(batch.num_tokens_no_spec[i])
         known = request.tokens
-        if not self._has_drafts_in_flight and count != len(known):
+        if self._has_drafts_in_flight:
+            known = known[: request.num_prompt]
+        elif count != len(known):
             yield f"{where} has {count} tokens; expected {len(known)}"
         found = batch.token_ids_cpu[i, : min(count, len(known))]
         for at in numpy.flatnonzero(found != known[: len(found)]):
@@ -253,7 +257,7 @@ class SecondBatch:
                 if found != wanted:
                     yield f"{where} has {found} computed tokens; expected {wanted}"
             yield from self._tokens_differ(states, row, request)
-        if self._clears_rows:
+        if self._clears_rows and expected.rows:
             yield from self._rows_left(tables.input_block_tables, len(expected.rows))
 
     @staticmethod

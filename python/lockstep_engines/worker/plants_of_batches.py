@@ -1,6 +1,6 @@
 """Defects to plant in vLLM's worker (worker/plants.py) that change no byte of the cache: lengths
 and windows of attention, table rows after the requests that used them, placeholders of asynchronous
-scheduling."""
+scheduling, files of hidden states."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from lockstep_engines.worker.plant import plant_of
 _TABLE_V1 = "vllm.v1.worker.block_table"
 _TABLE_V2 = "vllm.v1.worker.gpu.block_table"
 _BATCH_V1 = "vllm.v1.worker.gpu_input_batch"
-_BATCH_V2 = "vllm.v1.worker.gpu.input_batch"
+_ATTN_V2 = "vllm.v1.worker.gpu.attn_utils"
 _RUNNER_V1 = "vllm.v1.worker.gpu_model_runner"
 _UTILS = "vllm.v1.attention.backends.utils"
 _TRITON = "vllm.v1.attention.backends.triton_attn"
+_SAVES = "vllm.distributed.kv_transfer.kv_connector.v1.example_hidden_states_connector"
 
 PLANTS_OF_BATCHES = (
     plant_of(
@@ -37,10 +38,10 @@ PLANTS_OF_BATCHES = (
         "v2",
         "second-lengths-one-short",
         "metadata",
-        "Attention does not see the last token of a row that has computed tokens.",
-        _BATCH_V2,
-        "    seq_len = num_computed_tokens + query_len\n",
-        "    seq_len = num_computed_tokens + query_len - (num_computed_tokens > 0)\n",
+        "Attention does not see the last token of any row.",
+        _ATTN_V2,
+        "    seq_lens = seq_lens[:num_reqs]\n",
+        "    seq_lens = seq_lens[:num_reqs] - 1\n",
     ),
     plant_of(
         "both",
@@ -95,5 +96,23 @@ PLANTS_OF_BATCHES = (
         _BATCH_V1,
         "            req_output_token_ids[first_placeholder:] = new_ids\n",
         "            req_output_token_ids[max(first_placeholder - 1, 0) :] = new_ids\n",
+    ),
+    plant_of(
+        "both",
+        "saved-through-blocks-of-first-group",
+        "saves",
+        "Hidden states are read through the request's blocks in the first group.",
+        _SAVES,
+        "        return self.request_finished(request, block_ids[self._cache_kv_group_id])\n",
+        "        return self.request_finished(request, block_ids[0])\n",
+    ),
+    plant_of(
+        "both",
+        "saved-one-token-late",
+        "saves",
+        "Hidden states of each token are those of the next one.",
+        _SAVES,
+        "            block_offsets.reshape((1, self._block_size))\n",
+        "            (block_offsets + 1).reshape((1, self._block_size))\n",
     ),
 )
