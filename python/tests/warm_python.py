@@ -37,7 +37,6 @@ PACKAGES = HERE.parent
 THIRD_PARTY = "torch transformers numba fastapi openai".split()
 # These import Triton, which a worker needs with its interpreter.
 WITH_TRITON = "torch._dynamo compressed_tensors".split()
-_KERNELS = "rows tables copies attention recurrences".split()
 _STATUS = struct.Struct("i")
 
 
@@ -59,8 +58,7 @@ def _worker(runner: str) -> None:
     from lockstep_engines.worker import device
 
     device.take_the_place_of_cuda(runner)
-    _import(["lockstep_engines.worker.adapter", "lockstep_engines.worker.tiny_models"])
-    _import([f"lockstep_engines.kernels.{name}" for name in _KERNELS])
+    _import(["lockstep_engines.worker.adapter"])
 
 
 IMAGES: dict[str, dict[str, Any]] = {
@@ -89,13 +87,12 @@ def image_of(arguments: list[str]) -> str:
         return "scheduler"
     if arguments[:2] != ["-m", "lockstep_engines"] or {"--plants", "--layers"} & {*arguments}:
         return "packages"
-    is_of_worker = bool({"--worker", "--kernels", "--models"} & {*arguments})
-    if "--plant" in arguments:
-        return "worker" if is_of_worker else "packages"
-    runner = arguments[arguments.index("--runner") + 1] if "--runner" in arguments else "v1"
-    if "--kernels" in arguments:
-        runner = "v2"
-    return f"worker-{runner}" if is_of_worker else "scheduler"
+    if {"--kernels", "--models"} & {*arguments} or {"--worker", "--plant"} <= {*arguments}:
+        return "worker"
+    if "--worker" in arguments:
+        runner = arguments[arguments.index("--runner") + 1] if "--runner" in arguments else "v1"
+        return f"worker-{runner}"
+    return "packages" if "--plant" in arguments else "scheduler"
 
 
 # The client's side: what FOLDER/python runs.
@@ -166,8 +163,9 @@ def _run(arguments: list[str]) -> None:
         exec(compile(arguments[1], "<string>", "exec"), {"__name__": "__main__"})
     else:
         sys.argv = arguments
-        sys.path.insert(0, str(Path(arguments[0]).resolve().parent))
-        runpy.run_path(arguments[0], run_name="__main__")
+        file = Path(arguments[0]).absolute()
+        sys.path.insert(0, str(file.resolve().parent))
+        runpy.run_path(str(file), run_name="__main__")
 
 
 def _status_of(arguments: list[str]) -> int:
