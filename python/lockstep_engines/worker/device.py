@@ -193,8 +193,9 @@ def inspect_models_in_this_process() -> None:
 
 
 def take_the_place_of_cuda(runner: str) -> Any:
-    """Sets this process up, once, for a worker of runner "v1" or "v2"; returns the platform. Replaces
-    the device of torch, Triton's launches, vLLM's platform, and its views of pinned memory."""
+    """Sets this process up, once, for a worker of runner "v1" or "v2"; returns the platform.
+    Replaces the device of torch, Triton's launches, vLLM's platform, and its views of pinned
+    memory."""
     os.environ.update(ENVIRONMENT, TRITON_INTERPRET="1")
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1" if runner == "v2" else "0"
     if _platforms:
