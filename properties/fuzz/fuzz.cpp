@@ -64,13 +64,15 @@ void add_case(const Judged& judged, FuzzReport& report) {
   if (outcome.kind == OutcomeKind::agreed) {
     ++report.agreed;
   } else if (outcome.kind == OutcomeKind::refused) {
+    const std::size_t reason = outcome.what.rfind(" refuses ");  // npos: all of it
+    report.refusals[bucket_of("refused", "", outcome.what.substr(reason + 1))].add(
+        {.cases = 1, .first_seed = judged.seed});
     if (++report.refused == 1) {
       report.first_refused_seed = judged.seed;
       report.first_refusal = outcome.what;
     }
   } else if (!judged.known.empty()) {
-    KnownCases& known = report.known[judged.known];
-    if (++known.cases == 1) known.first_seed = judged.seed;
+    report.known[judged.known].add({.cases = 1, .first_seed = judged.seed});
   } else {
     report.failures.push_back({.seed = judged.seed,
                                .kind = outcome.kind,
@@ -218,12 +220,8 @@ Result<FuzzReport> merge_fuzz_reports(std::span<const FuzzReport> parts) {
     seen[part.shard] = true;
     for (const auto& [name, count] : kFuzzCounts) whole.*count += part.*count;
     whole.tally += part.tally;
-    for (const auto& [name, of_part] : part.known) {
-      KnownCases& known = whole.known[name];
-      if (known.cases == 0 || of_part.first_seed < known.first_seed)
-        known.first_seed = of_part.first_seed;
-      known.cases += of_part.cases;
-    }
+    for (const auto& [name, of_part] : part.known) whole.known[name].add(of_part);
+    for (const auto& [reason, of_part] : part.refusals) whole.refusals[reason].add(of_part);
     whole.failures.insert(whole.failures.end(), part.failures.begin(), part.failures.end());
     whole.state_hash.low += part.state_hash.low;
     whole.state_hash.high += part.state_hash.high;

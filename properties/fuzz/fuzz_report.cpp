@@ -52,6 +52,24 @@ void read_counts(JsonObject& object, FuzzReport& report) {
   tally.finish();
 }
 
+void write_known(JsonWriter& out, const std::map<std::string, KnownCases>& known) {
+  out.begin_object();
+  for (const auto& [name, cases] : known) {
+    out.key(name).begin_object().integer("cases", cases.cases);
+    out.key("first_seed").uint64(cases.first_seed).end_object();
+  }
+  out.end_object();
+}
+
+void read_known(JsonValue value, std::map<std::string, KnownCases>& known) {
+  for (auto& [name, entry] : value.object().entries()) {
+    JsonObject cases = entry.object();
+    known[std::string(name)] = {.cases = cases.required("cases").integer(1),
+                                .first_seed = cases.required("first_seed").uint64()};
+    cases.finish();
+  }
+}
+
 void write_failure(JsonWriter& out, const FuzzFailure& failure) {
   out.begin_object().key("seed").uint64(failure.seed);
   out.string("kind", name_of(failure.kind)).string("check", failure.check);
@@ -89,12 +107,8 @@ FuzzReport read_report(JsonValue value) {
   report.shards = object.required("shards").integer(1, 1 << 20);
   report.shard = object.required("shard").integer(0, report.shards - 1);
   read_counts(object, report);
-  for (auto& [name, entry] : object.required("known").object().entries()) {
-    JsonObject known = entry.object();
-    report.known[std::string(name)] = {.cases = known.required("cases").integer(1),
-                                       .first_seed = known.required("first_seed").uint64()};
-    known.finish();
-  }
+  read_known(object.required("known"), report.known);
+  if (auto refusals = object.optional("refusals")) read_known(refusals, report.refusals);
   for (JsonValue failure : object.required("failures").array())
     report.failures.push_back(read_failure(failure));
   for (const char* follows : {"buckets", "not_checked"}) object.optional(follows);
@@ -116,13 +130,9 @@ std::string fuzz_report_to_json(const FuzzReport& report) {
   out.integer("runs", report.runs).integer("shards", report.shards);
   out.integer("shard", report.shard);
   write_counts(out, report);
-  out.key("known").begin_object();
-  for (const auto& [name, known] : report.known) {
-    out.key(name).begin_object().integer("cases", known.cases);
-    out.key("first_seed").uint64(known.first_seed);
-    out.end_object();
-  }
-  out.end_object().key("failures").begin_array();
+  write_known(out.key("known"), report.known);
+  write_known(out.key("refusals"), report.refusals);
+  out.key("failures").begin_array();
   for (const FuzzFailure& failure : report.failures) write_failure(out, failure);
   out.end_array().key("buckets").begin_array();
   for (const FuzzBucket& bucket : report.buckets()) {
