@@ -71,7 +71,8 @@ int main(int argc, char** argv) {
   app.require_subcommand(1);
   app.footer(
       "Exit status: 0 agreed; 1 divergence, violation or mismatch; 2 input refused;\n"
-      "3 requests wait forever. `lockstep COMMAND --help` lists a command's options.");
+      "3 requests wait forever; 4 a saved failure is not reproduced.\n"
+      "`lockstep COMMAND --help` lists its options.");
 
   int exit_code = lockstep::kExitAgreed;
   lockstep::add_demo_command(app, exit_code);
@@ -96,6 +97,7 @@ int main(int argc, char** argv) {
   lockstep::add_worker_command(app, exit_code);
   lockstep::add_findings_command(app, exit_code);
   lockstep::add_check_adapter_command(app, exit_code);
+  lockstep::add_watch_command(app, exit_code);
 
   if (argc > 1 && argv[1][0] != '-') {
     std::vector<std::string> known;

@@ -102,14 +102,14 @@ std::string with_request_as_r(const std::string& text, std::string_view name) {
 }  // namespace
 
 std::string bucket_of(std::string_view check, std::string_view request, std::string_view what) {
-  static const std::regex kAside(R"( ?\([^)]*\)|^data parallel rank \d+: )");
+  static const std::regex kRemark(R"( ?\([^)]*\)|^data parallel rank \d+: )");
   static const std::regex kNumber(R"(\w*\d\w*)"), kNumbers(R"(N(,? N)+)");
   std::string clause(what.substr(0, what.find_first_of(";\n")));
   if (check.find('.') ==
       std::string_view::npos)  // a divergence: which rows differ, not what is there
     clause.resize(std::min(clause.find(" of layer"), clause.size()));
   if (!request.empty()) clause = with_request_as_r(clause, request);
-  clause = std::regex_replace(std::regex_replace(clause, kAside, ""), kNumber, "N");
+  clause = std::regex_replace(std::regex_replace(clause, kRemark, ""), kNumber, "N");
   return fmt::format("{}: {}", check, std::regex_replace(clause, kNumbers, "N"));
 }
 
