@@ -489,7 +489,7 @@ const KnownFinding* named_by_worker(const Outcome& outcome) {
 }
 
 // A page of the engine's worker shows a decision's defect in the step that writes it; the audit, in
-// the step that reads it. The engine cannot be repaired, so only a repair of the case identifies it.
+// the step that reads it. The engine stays as it is, so a repair of the case must identify it.
 const KnownFinding* known_finding_of_page(const SavedCase& saved, const Outcome& outcome,
                                           const JudgeOptions& judged_by) {
   if (outcome.kind != OutcomeKind::divergence || !judged_by.backend) return nullptr;
