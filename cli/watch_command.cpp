@@ -23,7 +23,7 @@ namespace fs = std::filesystem;
 
 struct WatchOptions {
   std::string release, folder, json_path;
-  int seeds = 2, runs = 300;
+  int seeds = 20, runs = 300;
 };
 
 // The script takes this process over.

@@ -15,6 +15,7 @@ import argparse
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -69,7 +70,9 @@ class Watched:
         print("+", *command, flush=True)
         done = subprocess.run(command, env=self.environ(), capture_output=True, text=True)
         if not path.exists():
-            sys.exit(f"lockstep watch: `{' '.join(command)}` gave no result: {done.stderr.strip()}")
+            said = done.stderr.strip()
+            print(f"lockstep watch: `{' '.join(command)}` gave no result: {said}", file=sys.stderr)
+            sys.exit(2)
         return done.returncode, done.stdout, json.loads(path.read_text())
 
     def environ(self) -> dict[str, str]:
@@ -84,7 +87,10 @@ class Watched:
         """A script of python/tests in the release's environment."""
         command = [str(self.python), str(PYTHON / "tests" / name), *map(str, words)]
         print("+", *command, flush=True)
-        environ = self.environ() | {"PYTHONPATH": f"{PYTHON}:{self.sources}"}
+        environ = self.environ() | {
+            "LOCKSTEP_RECORD_AS_NEAREST": "1",
+            "PYTHONPATH": f"{PYTHON}:{self.sources}",
+        }
         return subprocess.run(command, env=environ, capture_output=True, text=True)
 
 
@@ -101,26 +107,31 @@ def _profiles(watched: Watched) -> tuple[list[str], list[str]]:
 
 
 def record(watched: Watched) -> Section:
-    refused, counts = [], []
+    refused, counts, total = [], [], 0
     for name, script, options in _RECORDERS:
         out = watched.folder / "recordings" / name
-        if not out.exists():
-            done = watched.script(script, out, "--seeds", f"0:{watched.seeds}", *options)
-            if done.returncode:
-                last = (done.stderr.strip().splitlines() or ["no reason"])[-1]
-                refused.append(f"- {name}: {last}")
-        counts.append(f"{len(list(out.glob('**/*.jsonl')))} of {name}")
-    return Section(
-        "Recordings",
-        ", ".join(counts),
-        "\n".join(["Not recorded:", *refused]) if refused else "",
-        "mend the recorder: the release serves scenarios that it cannot record" if refused else "",
-    )
+        shutil.rmtree(out, ignore_errors=True)
+        words = ("--seeds", f"0:{watched.seeds}", "--keep-going", *options)
+        done = watched.script(script, out, *words)
+        refused += [f"- {line}" for line in done.stdout.splitlines() if "not recorded" in line]
+        if done.returncode:
+            last = (done.stderr.strip().splitlines() or ["no reason"])[-1]
+            refused.append(f"- {name}: not recorded: {last}")
+        count = len(list(out.glob("**/*.jsonl")))
+        total += count
+        counts.append(f"{count} of {name}")
+    if not total:
+        print("lockstep watch: nothing could be recorded:", *refused, sep="\n", file=sys.stderr)
+        sys.exit(2)
+    todo = "each family that is not recorded: does the release refuse it, or the recorder?"
+    return Section("Recordings", ", ".join(counts), "\n".join(refused), todo if refused else "")
 
 
 def decisions(watched: Watched, later: list[str]) -> Section:
     status, text, found = watched.lockstep(
-        "fit", watched.folder / "recordings", *(["--leave-out", *later] if later else [])
+        "fit",
+        watched.folder / "recordings" / "scenarios",
+        *(["--leave-out", *later] if later else []),
     )
     shown = text.split("\nNot determined")[0].strip()
     nearest = found.get("nearest", "")
@@ -177,7 +188,7 @@ def unknown(watched: Watched) -> Section:
 def gauge(watched: Watched) -> Section:
     """The unmodified release under generated cases: what fails is a finding or a false alarm."""
     engine = f"vllm:{watched.sources}"
-    rows, shown, failed = [], [], 0
+    rows, shown, not_driven, failed = [], [], [], 0
     runs = [("scheduler", ["--decisions", engine])]
     runs += [(f"worker {runner}", ["--backend", engine, "--decisions", engine, "--runner", runner])
              for runner in ("v1", "v2")]  # fmt: skip
@@ -187,6 +198,11 @@ def gauge(watched: Watched) -> Section:
             "--save", watched.folder / "found" / name.replace(" ", "_"))  # fmt: skip
         cases, agreed, refused = found["cases"], found["agreed"], found["refused"]
         bad = len(found["failures"])
+        if bad and all(one["check"] == "harness" for one in found["failures"]):
+            why = " ".join(found["failures"][0]["what"].split())[:160]
+            rows.append(f"| {name} | {cases} | not driven: {why} | {refused} | | |")
+            not_driven.append(name)
+            continue
         known = cases - agreed - refused - bad
         failed += bad
         rows.append(f"| {name} | {cases} | {agreed} | {refused} | {known} | {bad} |")
@@ -195,8 +211,13 @@ def gauge(watched: Watched) -> Section:
     head = ["| what | cases | agreed | refused | known findings | failed |",
             "|---|---|---|---|---|---|"]  # fmt: skip
     todo = "judge each failure: a finding of the release, or a false alarm" if failed else ""
+    if not_driven and not failed:
+        todo = f"Lockstep does not drive this release's {' and '.join(not_driven)}"
     return Section(
-        "Generated cases", f"{failed} failed", "\n".join([*head, *rows, "", *shown]), todo
+        "Generated cases",
+        f"{failed} failed, {len(not_driven)} not driven",
+        "\n".join([*head, *rows, "", *shown]),
+        todo,
     )
 
 
@@ -220,7 +241,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="lockstep watch", description=__doc__.split("\n\n")[0])
     parser.add_argument("release", metavar="vllm==RELEASE")
     parser.add_argument("--out", type=Path, help="folder of the page and recordings")
-    parser.add_argument("--seeds", type=int, default=2, help="scenarios of each family (2)")
+    parser.add_argument("--seeds", type=int, default=20, help="scenarios of each family (20)")
     parser.add_argument("--runs", type=int, default=300, help="generated cases of each kind (300)")
     parser.add_argument("--json", type=Path, help="the result as JSON")
     arguments = parser.parse_args()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import functools
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -59,6 +60,8 @@ def parser_of(documentation: str, families: Iterable[str]) -> argparse.ArgumentP
     parser.add_argument("--seeds", default="0:4", help="FIRST:LAST, LAST not included")
     parser.add_argument("--families", nargs="*", default=families)
     parser.add_argument("--requests", type=int, default=24)
+    keeps_going = "leave out families that the release refuses, one line each"
+    parser.add_argument("--keep-going", action="store_true", help=keeps_going)
     return parser
 
 
@@ -68,9 +71,16 @@ def record_families(arguments: argparse.Namespace, record_one: Callable[..., int
     for family in arguments.families:
         folder = arguments.out / family
         folder.mkdir(parents=True, exist_ok=True)
-        turns = sum(
-            record_one(family, seed, folder / f"{seed:04}.jsonl") for seed in range(first, last)
-        )
+        try:
+            turns = sum(
+                record_one(family, seed, folder / f"{seed:04}.jsonl") for seed in range(first, last)
+            )
+        except Exception as error:
+            if not arguments.keep_going:
+                raise
+            shutil.rmtree(folder)
+            print(f"{family}: not recorded: {' '.join(str(error).split())[:200]}", flush=True)
+            continue
         print(f"{family}: {last - first} recordings, {turns} turns", flush=True)
 
 

@@ -1,0 +1,148 @@
+"""`lockstep watch` with commands and scripts that answer as the real ones do."""
+
+import contextlib
+import io
+import json
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import watch
+
+ANSWERS: dict[str, tuple[int, str, Any]] = {
+    "engines": (0, "", {"releases": [{"name": f"vllm-0.{n}.0"} for n in (31, 32, 33)]}),
+    "fit": (
+        0,
+        "All 2 recordings agree\nprompt_ends = before_last_token\nNot determined: ...",
+        {"nearest": "vllm-0.31.0", "engine": "vllm-0.31.0,prompt_ends=before_last_token"},
+    ),
+    "findings": (
+        1,
+        "",
+        {
+            "findings": [
+                {
+                    "number": number,
+                    "title": title,
+                    "engines": [{"verdict": before}, {"verdict": after}],
+                }
+                for number, title, before, after in (
+                    (7, "gone", "shows", "absent"),
+                    (8, "kept", "shows", "shows"),
+                    (9, "new", "absent", "shows"),
+                )
+            ]
+        },
+    ),
+    "audit": (0, "", {"files": 2, "clean": 2, "findings": []}),
+    "fuzz": (
+        0,
+        "",
+        {"cases": 40, "agreed": 30, "refused": 8, "known": {}, "failures": []},
+    ),
+}
+
+
+class Watch(unittest.TestCase):
+    def setUp(self) -> None:
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+        self.asked: list[tuple[str, ...]] = []
+        self.answers = dict(ANSWERS)
+        self.recorded = True
+        self.set_up: list[str] = []
+
+    def lockstep(self, watched: watch.Watched, *words: str | Path) -> tuple[int, str, Any]:
+        self.asked.append(tuple(map(str, words)))
+        return self.answers[str(words[0])]
+
+    def script(self, watched: watch.Watched, name: str, *words: Any) -> Any:
+        done = subprocess.CompletedProcess([name], 0, "", "")
+        if name in watch._TABLES:
+            done.returncode = 1
+            done.stderr = "FAIL: test_options (x)\nAssertionError: ['new_option'] != []\n"
+        elif self.recorded:
+            words[0].mkdir(parents=True)
+            (words[0] / "0000.jsonl").touch()
+            done.stdout = "lora: not recorded: no adapter\n"
+        else:
+            done.returncode, done.stderr = 1, "ModuleNotFoundError: no vllm\n"
+        return done
+
+    def run_watch(self, *words: str) -> tuple[int, str, str]:
+        out, err = io.StringIO(), io.StringIO()
+        with (
+            mock.patch.object(watch.Watched, "lockstep", self.lockstep_of()),
+            mock.patch.object(watch.Watched, "script", self.script_of()),
+            mock.patch.object(watch.set_up, "set_up", lambda *a: self.set_up.append(a[1])),
+            mock.patch.object(sys, "argv", ["watch", *words, "--out", str(self.folder)]),
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+            self.assertRaises(SystemExit) as end,
+        ):
+            watch.main()
+        return int(end.exception.code or 0), out.getvalue(), err.getvalue()
+
+    def lockstep_of(self) -> Any:
+        return lambda watched, *words: self.lockstep(watched, *words)
+
+    def script_of(self) -> Any:
+        return lambda watched, *words: self.script(watched, *words)
+
+    def test_the_page_has_what_changed_and_what_to_do(self) -> None:
+        path = self.folder / "page.json"
+        status, out, _ = self.run_watch("vllm==0.32.0", "--json", str(path))
+        self.assertEqual(status, 1)
+        self.assertEqual(self.set_up, ["0.32.0", "0.31.0"])
+        page = (self.folder / "page.md").read_text()
+        for part in (
+            "# vllm 0.32.0, compared with 0.31.0",
+            "as vllm-0.31.0, with prompt_ends=before_last_token",
+            "2 show, 1 gone, 1 new",
+            "- 7: gone (shows to absent)",
+            "- 9: new (absent to shows)",
+            "- lora: not recorded: no adapter",
+            "['new_option'] != []",
+            "| worker v2 | 40 | 30 | 8 | 2 | 0 |",
+            "- Decisions: add the release",
+        ):
+            self.assertIn(part, page)
+        self.assertNotIn("Not determined", page)
+        self.assertEqual(json.loads(path.read_text())["compared_with"], "0.31.0")
+        self.assertIn(str(self.folder / "page.md"), out)
+
+    def test_its_own_profile_and_later_ones_are_left_out(self) -> None:
+        self.run_watch("vllm==0.32.0")
+        fit = next(words for words in self.asked if words[0] == "fit")
+        self.assertEqual(fit[-3:], ("--leave-out", "vllm-0.32.0", "vllm-0.33.0"))
+
+    def test_recordings_that_no_policies_explain_are_work(self) -> None:
+        self.answers["fit"] = (1, "first step that parts: 3", {"agrees": False})
+        self.run_watch("vllm==0.34.0")
+        page = (self.folder / "page.md").read_text()
+        self.assertIn("first step that parts: 3", page)
+        self.assertIn("- Decisions: a rule is new", page)
+
+    def test_a_release_that_cannot_be_recorded_is_refused(self) -> None:
+        self.recorded = False
+        status, _, err = self.run_watch("vllm==0.32.0")
+        self.assertEqual(status, 2)
+        self.assertIn("nothing could be recorded", err)
+        self.assertIn("no vllm", err)
+
+    def test_words_that_are_no_release_are_refused(self) -> None:
+        for word in ("vllm", "sglang==0.5.23", "vllm==new", "vllm==0.20.0"):
+            status, _, err = self.run_watch(word)
+            self.assertEqual(status, 2, word)
+            self.assertTrue("expected vllm==" in err or "no release before" in err, err)
+
+
+if __name__ == "__main__":
+    unittest.main()
