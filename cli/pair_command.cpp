@@ -18,7 +18,6 @@
 #include "reference/profiles/engine_profile.h"
 #include "reference/profiles/releases.h"
 #include "sim/pair/engine_pair.h"
-#include "sim/pair/network.h"
 #include "sim/pair/transfer_protocol.h"
 #include "sim/setup/replay_setup.h"
 

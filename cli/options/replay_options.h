@@ -12,7 +12,7 @@
 #include "cli/options/worker_option.h"
 #include "cli/output/reports.h"
 #include "properties/judge/hit_counter.h"
-#include "sim/conform/live_conform.h"
+#include "sim/conform/conform.h"
 #include "sim/setup/replay_setup.h"
 
 namespace CLI {

@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "base/result.h"
-#include "cuda_backend/device/operation.h"
+#include "cuda_backend/device/device.h"
 #include "cuda_backend/kernels/params.h"
 #include "cuda_backend/views/rank_share.h"
 #include "cuda_backend/views/views.h"

@@ -11,7 +11,6 @@
 
 #include "properties/audit/audit_requests.h"
 #include "properties/audit/audit_setup.h"
-#include "properties/audit/finding_list.h"
 #include "properties/audit/pool_contents.h"
 
 namespace lockstep {

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <set>
 
-#include "reference/plan/request_need.h"
+#include "reference/plan/capacity.h"
 #include "sim/engine/wait_graph.h"
 
 namespace lockstep {

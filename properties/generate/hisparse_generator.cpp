@@ -5,9 +5,9 @@
 #include <algorithm>
 
 #include "properties/generate/generator_parts.h"
+#include "reference/plan/capacity.h"
 #include "reference/plan/hisparse_plan.h"
 #include "reference/plan/page_size.h"
-#include "reference/plan/request_need.h"
 #include "reference/profiles/engine_profile.h"
 #include "reference/profiles/policies.h"
 #include "reference/profiles/releases.h"

@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "reference/plan/capacity.h"
 #include "reference/plan/hisparse_plan.h"
 #include "reference/plan/page_size.h"
-#include "reference/plan/request_need.h"
 
 namespace lockstep {
 namespace {

@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/number_text.h"
-#include "reference/plan/request_need.h"
+#include "reference/plan/capacity.h"
 
 namespace lockstep {
 

@@ -14,7 +14,7 @@
 #include "properties/judge/forwarding_backend.h"
 #include "properties/judge/tally.h"
 #include "reference/plan/page_size.h"
-#include "sim/conform/live_conform.h"
+#include "sim/conform/conform.h"
 #include "sim/recording/run_recorder.h"
 #include "sim/session/session.h"
 #include "sim/step/program_builder.h"

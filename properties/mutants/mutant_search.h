@@ -20,7 +20,7 @@
 
 #include "properties/judge/failure.h"
 #include "properties/judge/judge.h"
-#include "properties/judge/plan_judge.h"
+#include "properties/judge/transfer_judge.h"
 #include "properties/mutants/mutant_catalogue.h"
 #include "properties/shrink/case_size.h"
 

@@ -5,8 +5,8 @@
 
 #include "base/check.h"
 #include "reference/memory/content.h"
-#include "reference/plan/context_share.h"
 #include "reference/plan/hisparse_plan.h"
+#include "reference/plan/rank_plan.h"
 #include "sim/session/session.h"
 
 namespace lockstep {

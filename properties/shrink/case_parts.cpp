@@ -6,11 +6,11 @@
 #include <utility>
 
 #include "base/check.h"
+#include "reference/plan/capacity.h"
 #include "reference/plan/layout.h"
 #include "reference/plan/page_size.h"
-#include "reference/plan/request_need.h"
 #include "sim/session/session.h"
-#include "traces/formats/recording_trace.h"
+#include "traces/formats/recording_parts.h"
 
 namespace lockstep {
 namespace {

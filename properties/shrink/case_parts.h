@@ -81,11 +81,10 @@ BrokenRules broken_rules(const SavedCase& saved);
 // by step. The profile of the recorded engine makes the decisions again, or the recorded ones are
 // followed.
 // Errors: a recording with a KV connector where the model decides, groups without a possible plan.
-Result<SavedCase> case_of(std::string name, Recording recording,
-                          Decides decide = Decides::model);
+Result<SavedCase> case_of(std::string name, Recording recording, Decides decide = Decides::model);
 
 // The requests of a recorded case on a clock on which a step takes as long as a recorded one.
-// Errors: as trace_of() of traces/formats/recording_trace.h. REQUIRES: it has a recording.
+// Errors: as trace_of() of traces/formats/recording_parts.h. REQUIRES: it has a recording.
 Result<SavedCase> on_a_clock(const SavedCase& saved);
 
 }  // namespace lockstep

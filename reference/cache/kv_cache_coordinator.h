@@ -16,7 +16,6 @@
 #include <vector>
 
 #include "reference/cache/block_pool.h"
-#include "reference/cache/cache_parts.h"
 #include "reference/cache/group_manager.h"
 #include "reference/cache/hisparse_coordinator.h"
 #include "reference/cache/request.h"
@@ -26,6 +25,31 @@
 #include "reference/types/kv_cache_spec.h"
 
 namespace lockstep {
+
+// Makes the parts of a cache: the seam where a pool, a manager or a coordinator of another make
+// goes in. Planted defects are of another make (reference/defects/).
+
+class BlockPool;
+class GroupManager;
+class HiSparseCoordinator;
+class KVCacheCoordinator;
+
+struct CacheParts {
+  virtual ~CacheParts() = default;
+  virtual std::unique_ptr<BlockPool> pool(std::int64_t num_blocks, bool enable_caching,
+                                          FreedBlocks freed_blocks) const;
+  virtual std::unique_ptr<GroupManager> manager(const KVCacheSpec& spec, std::int32_t group,
+                                                const EngineConfig& config, BlockSizes sizes,
+                                                BlockPool& pool) const;
+  // REQUIRES: `device` outlives it.
+  virtual std::unique_ptr<HiSparseCoordinator> hisparse(const EngineConfig& config,
+                                                        std::unique_ptr<BlockPool> host,
+                                                        BlockPool& device) const;
+  virtual std::unique_ptr<KVCacheCoordinator> coordinator(const EngineConfig& config,
+                                                          std::span<const KVCacheGroupSpec> groups,
+                                                          BlockSizes sizes,
+                                                          std::int64_t num_blocks) const;
+};
 
 // A prefix hit: the table of every group, and how many tokens it covers.
 struct PrefixHit {

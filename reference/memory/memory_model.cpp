@@ -8,7 +8,6 @@
 #include "base/check.h"
 #include "reference/memory/page_image.h"
 #include "reference/memory/placed_layout.h"
-#include "reference/memory/row_pieces.h"
 #include "reference/plan/hisparse_plan.h"
 #include "reference/plan/page_size.h"
 

@@ -9,7 +9,7 @@
 // (3) Memory depends on the plan (num_blocks, block sizes), live states and the host tier, never on
 //     the number of steps.
 // (4) States of real numbers are exact once the device has shown them: settle_state() stores them
-//     after a check within tolerance (sim/check/state_checker.h). Until then their pages have no
+//     after a check within tolerance (sim/check/comparer.h). Until then their pages have no
 //     image.
 // (5) Pages of HiSparse: a block of the source group is a host block; the block of each resident
 //     group in turn is a part of it. Rows of hot regions are written like any other.
@@ -31,7 +31,6 @@
 #include "base/ids.h"
 #include "base/result.h"
 #include "reference/memory/content.h"
-#include "reference/memory/latent_rows.h"
 #include "reference/memory/numbers.h"
 #include "reference/memory/state_numbers.h"
 #include "reference/plan/layout.h"

@@ -8,10 +8,9 @@
 
 #include "base/check.h"
 #include "reference/memory/placed_layout.h"
-#include "reference/placement/cache_backends.h"
+#include "reference/placement/cache_spec.h"
 #include "reference/placement/layer_specs.h"
 #include "reference/plan/hisparse_plan.h"
-#include "reference/plan/kernel_blocks.h"
 #include "reference/plan/page_size.h"
 #include "reference/plan/serving_defaults.h"
 

@@ -9,7 +9,6 @@
 #include "base/check.h"
 #include "reference/placement/placement.h"
 #include "reference/plan/hisparse_plan.h"
-#include "reference/plan/kernel_blocks.h"
 #include "reference/plan/page_size.h"
 
 namespace lockstep {

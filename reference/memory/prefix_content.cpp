@@ -1,7 +1,7 @@
 #include "reference/memory/prefix_content.h"
 
 #include "base/check.h"
-#include "reference/plan/context_share.h"
+#include "reference/plan/rank_plan.h"
 #include "reference/types/token_rows.h"
 
 namespace lockstep {

@@ -12,7 +12,7 @@
 
 #include "reference/memory/content.h"
 #include "reference/memory/memory_model.h"
-#include "reference/types/ranks.h"
+#include "reference/types/engine_config.h"
 
 namespace lockstep {
 

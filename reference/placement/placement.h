@@ -2,7 +2,7 @@
 // 0, and the page of layer l, block b of a tensor lies at offset + l * layer_stride + b *
 // block_stride. That is sound because a block belongs to one group at a time.
 //
-// Stages, in the engine's order: order (cache_order.h), groups (cache_groups.h), bytes per block,
+// Stages, in the engine's order: order (cache_spec.h), groups (cache_groups.h), bytes per block,
 // tensors, admission, workers, capacity. Source: vllm/v1/core/kv_cache_planning.py.
 #pragma once
 
@@ -13,8 +13,6 @@
 #include <vector>
 
 #include "base/result.h"
-#include "reference/placement/cache_backends.h"
-#include "reference/placement/cache_order.h"
 #include "reference/placement/cache_spec.h"
 
 namespace lockstep {

@@ -4,8 +4,8 @@
 #include <iterator>
 #include <numeric>
 
-#include "reference/plan/alignment.h"
 #include "reference/plan/page_size.h"
+#include "reference/plan/planner.h"
 
 namespace lockstep {
 namespace {

@@ -10,7 +10,7 @@
 //
 // Invariants
 // (1) Every live request is in exactly one queue: waiting, skipped (with a connector), or running.
-// (2) Only running requests hold blocks. With a connector, remote_caches.h lists the others, and
+// (2) Only running requests hold blocks. With a connector, scheduler_parts.h lists the others, and
 //     freed_late() the blocks that wait for an in-flight step.
 // (3) The same calls with the same arguments give the same decisions: no clock, no randomness, no
 //     pointer order.

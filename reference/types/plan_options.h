@@ -11,7 +11,7 @@
 
 namespace lockstep {
 
-// A layer and what it keeps. spec.block_size == 0: the engine chooses it (alignment.h).
+// A layer and what it keeps. spec.block_size == 0: the engine chooses it (planner.h).
 struct NamedSpec {
   std::string name;
   KVCacheSpec spec;

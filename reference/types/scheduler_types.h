@@ -11,7 +11,7 @@
 #include "base/ids.h"
 #include "reference/types/hisparse.h"
 #include "reference/types/kv_connector.h"
-#include "reference/types/token_run.h"
+#include "reference/types/token_rows.h"
 
 namespace lockstep {
 

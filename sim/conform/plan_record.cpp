@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <charconv>
 
-#include "reference/cache/embeds_digest.h"
+#include "reference/cache/block_hash.h"
 #include "reference/placement/worker_pages.h"
 #include "reference/plan/capacity.h"
 #include "reference/plan/layout.h"

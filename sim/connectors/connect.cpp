@@ -8,8 +8,8 @@
 
 #include "base/check.h"
 #include "reference/plan/hisparse_plan.h"
-#include "reference/types/token_run.h"
-#include "sim/connectors/hisparse_connector.h"
+#include "reference/types/token_rows.h"
+#include "sim/connectors/offload_connector.h"
 
 namespace lockstep {
 namespace {

@@ -6,7 +6,7 @@
 #include <set>
 #include <utility>
 
-#include "reference/plan/context_share.h"
+#include "reference/plan/rank_plan.h"
 
 namespace lockstep {
 namespace {

@@ -9,7 +9,7 @@
 
 #include "base/result.h"
 #include "reference/types/kv_connector.h"
-#include "sim/engine/run_config.h"
+#include "sim/engine/step_observer.h"
 #include "sim/engine/workload.h"
 #include "sim/verdict/run_summary.h"
 

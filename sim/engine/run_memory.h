@@ -15,7 +15,7 @@
 #include "base/result.h"
 #include "reference/memory/memory_model.h"
 #include "reference/types/scheduler_types.h"
-#include "sim/engine/run_config.h"
+#include "sim/engine/step_observer.h"
 #include "sim/protocol/backend.h"
 #include "sim/step/transfer_step.h"
 #include "sim/step/worker.h"

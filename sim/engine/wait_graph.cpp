@@ -9,8 +9,8 @@
 #include <utility>
 
 #include "base/check.h"
-#include "reference/plan/context_share.h"
 #include "reference/plan/page_size.h"
+#include "reference/plan/rank_plan.h"
 
 namespace lockstep {
 namespace {

@@ -25,7 +25,7 @@
 #include "reference/schedule/scheduler.h"
 #include "reference/types/engine_config.h"
 #include "reference/types/kv_cache_spec.h"
-#include "sim/engine/run_config.h"
+#include "sim/engine/step_observer.h"
 #include "sim/verdict/run_summary.h"
 
 namespace lockstep {

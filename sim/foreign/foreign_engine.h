@@ -19,7 +19,7 @@
 #include <string_view>
 #include <vector>
 
-#include "base/line_process.h"
+#include "base/child_process.h"
 #include "base/result.h"
 #include "reference/schedule/decision_source.h"
 #include "traces/formats/scheduler_protocol.h"

@@ -15,7 +15,7 @@
 #include "sim/session/session.h"
 #include "sim/setup/planned_cache.h"
 #include "sim/step/backend_config.h"
-#include "traces/formats/engine_file.h"
+#include "traces/formats/engine_options.h"
 
 namespace lockstep {
 namespace {
@@ -285,8 +285,8 @@ Result<void> resolve_recording(const ReplayRequest& request, const ReplayInput& 
   if (!plan && prepared.run.backend == "none")
     plan = unplaced_plan(header.groups, header.num_blocks);
   if (!plan)
-    return fail(fmt::format("{}:1: {}; --backend none needs no plan", request.file,
-                            plan.error().message));
+    return fail(
+        fmt::format("{}:1: {}; --backend none needs no plan", request.file, plan.error().message));
   if (Result<void> done = finish(request, std::move(plan), prepared); !done)
     return fail(fmt::format("{}:1: {}", request.file, done.error().message));
   LS_RETURN_IF_ERROR(take_decider(request, header, prepared));

@@ -18,7 +18,7 @@
 #include "base/ids.h"
 #include "reference/memory/memory_model.h"
 #include "reference/memory/prefix_content.h"
-#include "reference/types/ranks.h"
+#include "reference/types/engine_config.h"
 #include "reference/types/scheduler_types.h"
 
 namespace lockstep {

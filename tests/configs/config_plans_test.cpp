@@ -17,7 +17,6 @@
 #include "reference/memory/model_placement.h"
 #include "reference/plan/serving_defaults.h"
 #include "traces/configs/config_reader.h"
-#include "traces/models/data_dir.h"
 #include "traces/models/model_file.h"
 
 namespace lockstep {

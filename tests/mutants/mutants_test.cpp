@@ -15,9 +15,9 @@
 #include "reference/profiles/releases.h"
 #include "reference/types/view_types.h"
 #include "sim/connectors/offload_connector.h"
-#include "sim/hidden_states/watched_files.h"
+#include "sim/hidden_states/hidden_states.h"
 #include "sim/pair/transfer_protocol.h"
-#include "sim/ranks/dp_step.h"
+#include "sim/ranks/data_parallel.h"
 
 namespace lockstep {
 namespace {

@@ -12,9 +12,9 @@
 #include <memory>
 
 #include "base/seeded_random.h"
-#include "reference/defects/planted_parts.h"
+#include "reference/defects/scheduler_defect.h"
 #include "reference/schedule/scheduler_impl.h"
-#include "sim/conform/conform_run.h"
+#include "sim/conform/conform.h"
 
 namespace lockstep::hisparse_pages_tests {
 namespace {

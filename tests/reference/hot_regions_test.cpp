@@ -1,6 +1,6 @@
 // Hot regions of HiSparse reuse the least recently used slots, and never one that the same read
 // uses.
-#include "reference/memory/hot_regions.h"
+#include "sim/step/page_planner.h"
 
 #include <gtest/gtest.h>
 

@@ -9,7 +9,7 @@
 #include "base/output_file.h"
 #include "tests/traces/sample_generator.h"
 #include "tests/traces/text_files.h"
-#include "traces/models/data_dir.h"
+#include "traces/models/model_file.h"
 
 namespace lockstep {
 namespace {

@@ -8,7 +8,7 @@
 #include "base/line_reader.h"
 #include "base/number_text.h"
 #include "traces/formats/prompt_json.h"
-#include "traces/importers/csv_cells.h"
+#include "traces/importers/foreign_rows.h"
 #include "traces/importers/foreign_traces.h"
 
 namespace lockstep {

@@ -1,5 +1,5 @@
 // HiSparse's workers as a connector: what they start when, and what they report.
-#include "sim/connectors/hisparse_connector.h"
+#include "sim/connectors/offload_connector.h"
 
 #include <gtest/gtest.h>
 

@@ -1,14 +1,19 @@
 // Launchers for block tables, slots and rows: inputs from content ids, rows into the cache and out.
-
-#include "cuda_backend/kernels/block_tables.cuh"
-#include "cuda_backend/kernels/cache_rows.cuh"
-#include "cuda_backend/kernels/cache_write.cuh"
-#include "cuda_backend/kernels/fill_inputs.cuh"
-#include "cuda_backend/kernels/packed_rows.cuh"
-#include "cuda_backend/kernels/sparse_rows.cuh"
 #include "cuda_backend/launch/launchers.h"
+#include "cuda_backend/kernels/block_moves.cuh"
+#include "cuda_backend/kernels/block_tables.cuh"
+#include "cuda_backend/kernels/cache_write.cuh"
+#include "cuda_backend/kernels/causal_conv1d.cuh"
+#include "cuda_backend/kernels/digests.cuh"
+#include "cuda_backend/kernels/gated_delta.cuh"
+#include "cuda_backend/kernels/packed_rows.cuh"
+#include "cuda_backend/kernels/selective_state.cuh"
+#include "cuda_backend/kernels/sparse_rows.cuh"
+#include "cuda_backend/kernels/split_attention.cuh"
+#include "cuda_backend/launch/recurrence_grids.h"
 
 namespace lockstep::cuda {
+
 namespace SIMT_VARIANT {
 namespace {
 
@@ -322,4 +327,172 @@ int launch_swap_rows(const LaunchPlace& place, const SwapRowsParams& params) {
 }
 
 }  // namespace SIMT_VARIANT
+
+// Launchers for reads of the cache through block tables: digests and softmax attention.
+
+namespace SIMT_VARIANT {
+
+int launch_attention_digest(const LaunchPlace& place, const DigestParams& params) {
+  if (params.num_pieces == 0) return nothing_to_do();
+  auto config = config_of(place, "attention_digest");
+  config.grid.x = static_cast<std::uint32_t>(params.num_pieces);
+  const std::int64_t threads = std::clamp<std::int64_t>(
+      params.max_positions / place.items_per_reducer, 1, place.cta_threads);
+  config.block.x =
+      place.whole_warps ? in_whole_warps(threads) : static_cast<std::uint32_t>(threads);
+  return status_of(simt::launch(config, attention_digest_kernel, params));
+}
+
+// The splits, then, where a query may have several, the kernel that joins them.
+int launch_split_attention(const LaunchPlace& place, const SplitAttentionParams& params) {
+  if (params.num_tokens == 0) return nothing_to_do();
+  if (!fits_grid(params.num_tokens, params.num_query_heads) || params.num_splits > kMaxGridYZ ||
+      params.key.head_size > kMaxHeadSize || params.value.head_size > kMaxHeadSize)
+    return too_large();
+  auto config = config_of(place, "split_attention");
+  config.grid = dim3(static_cast<std::uint32_t>(params.num_tokens),
+                     static_cast<std::uint32_t>(params.num_query_heads),
+                     static_cast<std::uint32_t>(std::max(params.num_splits, 1)));
+  config.block.x = 32;
+  const bool eights = in_eights(params.key) && in_eights(params.value);
+  const int status = status_of(
+      simt::launch(config, eights ? split_attention_kernel<8> : split_attention_kernel<1>, params));
+  if (status != nothing_to_do() || params.num_splits <= 1) return status;
+  config.name = "attention_combine";
+  config.grid.z = 1;
+  config.block.x = static_cast<std::uint32_t>(
+      std::clamp<std::int64_t>(divide_up(params.value.head_size, place.items_per_thread), 1, 128));
+  return status_of(simt::launch(config, attention_combine_kernel, params));
+}
+
+}  // namespace SIMT_VARIANT
+
+// Launchers for whole blocks and pages: zero, copy, poison, fingerprint, states, moves.
+
+namespace SIMT_VARIANT {
+namespace {
+
+// Bytes of a region that one CTA takes before a second one shares it.
+constexpr std::int64_t kBytesPerCta = 64 * 1024;
+constexpr std::int64_t kMoveBytesPerCta = 32 * 1024;
+
+// x: jobs, y: regions, z: shares of a region, whose items are 16 bytes each.
+simt::LaunchConfig region_grid(const LaunchPlace& place, const char* name, std::int64_t jobs,
+                               std::int64_t regions, std::int64_t max_region_bytes) {
+  auto config = job_grid(place, name, jobs, divide_up(max_region_bytes, 16));
+  config.grid.y = static_cast<std::uint32_t>(regions);
+  config.grid.z = shares_of_region(max_region_bytes, kBytesPerCta);
+  return config;
+}
+
+template <class Params>
+int launch_over_regions(const LaunchPlace& place, const char* name, void (*kernel)(Params),
+                        const Params& params, std::int32_t num_regions) {
+  if (params.num_items == 0 || num_regions == 0) return nothing_to_do();
+  if (!fits_grid(params.num_items, num_regions)) return too_large();
+  const auto config =
+      region_grid(place, name, params.num_items, num_regions, params.max_region_bytes);
+  return status_of(simt::launch(config, kernel, params));
+}
+
+}  // namespace
+
+int launch_zero_blocks(const LaunchPlace& place, const ZeroBlocksParams& params) {
+  return launch_over_regions(place, "zero_blocks", zero_blocks_kernel, params, params.max_regions);
+}
+
+int launch_copy_blocks(const LaunchPlace& place, const CopyBlocksParams& params) {
+  return launch_over_regions(place, "copy_blocks", copy_blocks_kernel, params, params.max_regions);
+}
+
+int launch_poison_blocks(const LaunchPlace& place, const PoisonBlocksParams& params) {
+  return launch_over_regions(place, "poison_blocks", poison_blocks_kernel, params,
+                             params.num_regions);
+}
+
+int launch_fingerprint_pages(const LaunchPlace& place, const FingerprintParams& params) {
+  if (params.num_items == 0) return nothing_to_do();
+  auto config = config_of(place, "fingerprint_pages");
+  const std::int64_t reducers =
+      std::max<std::int64_t>(1, divide_up(params.max_page_bytes, 16 * place.items_per_reducer));
+  const std::int64_t threads = std::min<std::int64_t>(reducers, place.cta_threads);
+  config.grid.x = static_cast<std::uint32_t>(params.num_items);
+  config.grid.y = shares_of_region(reducers, threads);
+  config.block.x =
+      place.whole_warps ? in_whole_warps(threads) : static_cast<std::uint32_t>(threads);
+  return status_of(simt::launch(config, page_fingerprint_kernel, params));
+}
+
+int launch_update_states(const LaunchPlace& place, const StateUpdateParams& params) {
+  if (params.num_items == 0 || params.max_states == 0) return nothing_to_do();
+  if (!fits_grid(params.num_items, params.max_states)) return too_large();
+  auto config =
+      job_grid(place, "update_states", params.num_items, divide_up(params.max_state_bytes, 8));
+  config.grid.y = static_cast<std::uint32_t>(params.max_states);
+  config.grid.z = shares_of_region(params.max_state_bytes, kBytesPerCta);
+  return status_of(simt::launch(config, state_update_kernel, params));
+}
+
+int launch_move_bytes(const LaunchPlace& place, const MoveBytesParams& params) {
+  if (params.num_moves == 0 || params.max_size_bytes == 0) return nothing_to_do();
+  auto config = job_grid(place, "move_bytes", params.num_moves, params.max_size_bytes / 8);
+  config.block.x = std::min<std::uint32_t>(config.block.x, kMoveThreads);
+  config.grid.y = shares_of_region(params.max_size_bytes, kMoveBytesPerCta);
+  return status_of(simt::launch(config, move_bytes_kernel, params));
+}
+
+}  // namespace SIMT_VARIANT
+
+// Launchers for kernels with a state per request: convolutions and recurrences.
+
+namespace SIMT_VARIANT {
+namespace {
+
+template <int kWidth>
+int convolve(const LaunchPlace& place, const ConvParams& params) {
+  const std::int64_t per_thread = std::max<std::int64_t>(
+      1, place.items_per_thread / (std::int64_t{kWidth} * std::max(params.max_tokens, 1)));
+  auto config = config_of(place, "causal_conv1d");
+  const std::int64_t threads = divide_up(params.num_channels, per_thread);
+  config.block.x = static_cast<std::uint32_t>(std::min<std::int64_t>(threads, place.cta_threads));
+  config.grid.x = static_cast<std::uint32_t>(params.num_items);
+  config.grid.y = static_cast<std::uint32_t>(
+      std::min<std::int64_t>(divide_up(threads, config.block.x), kMaxGridYZ));
+  return status_of(simt::launch(config, causal_conv1d_kernel<kWidth>, params));
+}
+
+}  // namespace
+
+int launch_causal_conv1d(const LaunchPlace& place, const ConvParams& params) {
+  if (params.num_items == 0 || params.num_channels == 0) return nothing_to_do();
+  switch (params.width) {
+    case 2:
+      return convolve<2>(place, params);
+    case 3:
+      return convolve<3>(place, params);
+    case 4:
+      return convolve<4>(place, params);
+    default:
+      return too_large();
+  }
+}
+
+int launch_selective_state(const LaunchPlace& place, const SelectiveStateParams& params) {
+  return recur(rows_grid, place, "selective_state", selective_state_kernel, params);
+}
+
+int launch_selective_chunks(const LaunchPlace& place, const SelectiveStateParams& params) {
+  return recur(pieces_grid, place, "selective_chunks", selective_chunks_kernel, params);
+}
+
+int launch_gated_delta(const LaunchPlace& place, const GatedDeltaParams& params) {
+  return recur(rows_grid, place, "gated_delta", gated_delta_kernel, params);
+}
+
+int launch_delta_chunks(const LaunchPlace& place, const GatedDeltaParams& params) {
+  return recur(pieces_grid, place, "delta_chunks", delta_chunks_kernel, params);
+}
+
+}  // namespace SIMT_VARIANT
+
 }  // namespace lockstep::cuda

@@ -1,4 +1,4 @@
-#include "reference/types/token_run.h"
+#include "reference/types/token_rows.h"
 
 #include <algorithm>
 
