@@ -16,9 +16,9 @@
 #include "cuda_backend/step/row_writer.h"
 #include "cuda_backend/step/sparse_pages.h"
 #include "cuda_backend/streams/stream_device.h"
+#include "cuda_backend/views/layer_caches.h"
 #include "cuda_backend/views/overlaid_views.h"
 #include "cuda_backend/views/rank_share.h"
-#include "cuda_backend/views/sparse_groups.h"
 
 namespace lockstep::cuda {
 namespace {
@@ -201,7 +201,7 @@ class CudaBackend final : public Backend {
   std::unique_ptr<CachePool> pool_;
   std::unique_ptr<HostTier> host_;  // null: none
   std::unique_ptr<BlockTables> tables_;
-  std::unique_ptr<SparsePages> sparse_;  // null: no HiSparse
+  std::unique_ptr<SparsePages> sparse_;  // null: no host pages
   std::unique_ptr<RowParts> parts_;
   std::unique_ptr<RealStates> states_;  // null: numbers are words
   std::unique_ptr<RowWriter> writer_;

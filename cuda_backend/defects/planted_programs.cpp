@@ -289,7 +289,7 @@ constexpr PlantedDefect kOfPrograms[] = {
 
 std::span<const PlantedDefect> defects_of_programs() { return kOfPrograms; }
 
-// Defects planted in HiSparse's pages: in their program, and in the copies and lookups of their
+// Defects planted in host pages: in their program, and in the copies and lookups of their
 // rows.
 
 namespace {

@@ -291,7 +291,7 @@ int launch_draft_slots(const LaunchPlace& place, const DraftSlotsParams& params)
   return status_of(simt::launch(config, draft_slots_kernel, params));
 }
 
-// Rows of HiSparse.
+// Rows of host pages.
 
 int launch_mirror_rows(const LaunchPlace& place, const MirrorRowsParams& params) {
   if (params.num_tokens == 0 || params.num_layers == 0) return nothing_to_do();

@@ -29,7 +29,7 @@ namespace lockstep::cuda {
 //
 // Invariants:
 // 1. layers_ and its copy on the device are equal and do not change after construction.
-// 2. A layer of resident pages (HiSparse) has the table of residency; every other layer has the
+// 2. A layer of resident pages has the table of residency; every other layer has the
 //    block table of its group.
 // 3. A batch of pieces is padded to a captured size with pieces of row -1.
 
@@ -57,7 +57,7 @@ class AttentionReader {
   Device& device_;
   const LayerCaches& caches_;
   const BlockTables& tables_;
-  const SparsePages* const sparse_;  // null: no HiSparse
+  const SparsePages* const sparse_;  // null: no host pages
   std::vector<RowCache> layers_;     // with their tables
   DeviceArray<RowCache> device_layers_;
   DeviceArray<DigestPiece> pieces_;

@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "base/check.h"
-#include "cuda_backend/views/sparse_groups.h"
+#include "cuda_backend/views/layer_caches.h"
 
 namespace lockstep::cuda {
 
@@ -52,7 +52,7 @@ Result<void> SparsePages::start() {
     if (is_resident_pages(group)) groups_.push_back(g);
     for (std::size_t i = 0; i < group.layer_names.size(); ++i, ++layer) {
       if (is_hot_region(group)) hot.push_back(layer);
-      if (group.role != kHiSparseResident) continue;
+      if (group.role != kResidentRole) continue;
       place_[layer] = static_cast<std::int32_t>(sparse_.size());
       sparse_.push_back({.resident = layer,
                          .region = layers_.regions_of_group[g].begin + static_cast<std::int32_t>(i),
@@ -61,7 +61,7 @@ Result<void> SparsePages::start() {
     const RegionRange regions = layers_.regions_of_group[g];
     if (is_resident_pages(group) && regions.end - regions.begin != std::ssize(group.layer_names))
       return fail(fmt::format("HiSparse: pages of group {} are not contiguous", g));
-    if (group.role != kHiSparseHot) continue;
+    if (group.role != kHotRole) continue;
     const auto slots =
         static_cast<std::int32_t>(group.spec.blocks_per_request * group.spec.block_size);
     if (num_slots_ != 0 && num_slots_ != slots)

@@ -20,8 +20,6 @@
 #include "properties/audit/hit_ledger.h"
 #include "properties/audit/kv_transfer_ledger.h"
 #include "properties/audit/output_ledger.h"
-#include "properties/audit/policy_ledger.h"
-#include "properties/audit/state_ledger.h"
 #include "properties/audit/token_ledger.h"
 
 namespace lockstep {

@@ -11,7 +11,6 @@
 #include "base/number_text.h"
 #include "properties/judge/known_findings.h"
 #include "properties/shrink/case_parts.h"
-#include "properties/shrink/case_size.h"
 #include "reference/plan/page_size.h"
 #include "sim/session/session.h"
 

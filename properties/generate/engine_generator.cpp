@@ -8,7 +8,7 @@
 #include "reference/plan/block_sizes.h"
 #include "reference/plan/capacity.h"
 #include "reference/plan/page_size.h"
-#include "reference/plan/serving_defaults.h"
+#include "reference/plan/model_spec.h"
 #include "reference/profiles/engine_profile.h"
 #include "reference/profiles/releases.h"
 #include "sim/connectors/connect.h"

@@ -9,7 +9,7 @@
 
 #include "base/check.h"
 #include "properties/audit/audit.h"
-#include "properties/invariants/hisparse_pages.h"
+#include "properties/invariants/host_pages.h"
 #include "properties/invariants/invariants.h"
 #include "properties/judge/forwarding_backend.h"
 #include "properties/judge/tally.h"
@@ -43,7 +43,7 @@ class Bench final : public StepObserver {
         outcome_(outcome),
         invariants_(saved.engine, saved.cache),
         pages_(saved.cache.groups),
-        num_host_blocks_(saved.engine.hisparse_host_num_blocks),
+        num_host_blocks_(saved.engine.host_pool_num_blocks),
         tally_(saved, outcome.tally),
         recorder_(workload, [this](const RecordedStep& step) { take(step); }) {}
 

@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "properties/mutants/mutant_catalogue.h"
+#include "properties/mutants/mutant_search.h"
 #include "reference/profiles/engine_profile.h"
 #include "reference/profiles/releases.h"
 

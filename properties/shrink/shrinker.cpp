@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "properties/shrink/case_parts.h"
-#include "properties/shrink/shrink_trial.h"
 
 namespace lockstep {
 

@@ -3,9 +3,9 @@
 #include <utility>
 #include <vector>
 
-#include "reference/cache/hisparse_coordinator.h"
 #include "reference/cache/kv_cache_coordinator.h"
 #include "reference/cache/manager_of.h"
+#include "reference/cache/page_coordinator.h"
 #include "reference/defects/scheduler_defect.h"
 
 namespace lockstep {
@@ -250,21 +250,21 @@ std::unique_ptr<KVCacheCoordinator> PlantedParts::coordinator(
   return std::make_unique<PlantedCoordinator>(defect_, config, groups, sizes, num_blocks, *this);
 }
 
-// HiSparse's pages with one step done wrong.
+// Host pages with one step done wrong.
 
 namespace {
 
-class PlantedPages final : public HiSparseCoordinator {
+class PlantedPages final : public HostPageCoordinator {
  public:
   PlantedPages(SchedulerDefect defect, const EngineConfig& config, std::unique_ptr<BlockPool> host,
                BlockPool& device)
-      : HiSparseCoordinator(config, std::move(host), device), defect_(defect) {}
+      : HostPageCoordinator(config, std::move(host), device), defect_(defect) {}
 
  protected:
   bool plan_transfer(const std::shared_ptr<State>& state, std::int32_t page,
                      bool restores) override {
     if (is(SchedulerDefect::page_restore_dropped) && restores) return false;
-    if (!HiSparseCoordinator::plan_transfer(state, page, restores)) return false;
+    if (!HostPageCoordinator::plan_transfer(state, page, restores)) return false;
     Transfer& transfer = pending_.rbegin()->second;
     if (is(SchedulerDefect::page_host_held_twice)) host_pool().touch({&transfer.host, 1});
     if (is(SchedulerDefect::page_copy_unheld))
@@ -274,7 +274,7 @@ class PlantedPages final : public HiSparseCoordinator {
 
   ResidencyUpdate take_residency(Request& request) override {
     if (is(SchedulerDefect::page_loss_untold)) state_of(request)->stale.clear();
-    ResidencyUpdate update = HiSparseCoordinator::take_residency(request);
+    ResidencyUpdate update = HostPageCoordinator::take_residency(request);
     if (!is(SchedulerDefect::page_last_untold) || update.pages.empty()) return update;
     update.pages.pop_back();
     for (std::vector<BlockId>& blocks : update.blocks) blocks.pop_back();
@@ -282,28 +282,28 @@ class PlantedPages final : public HiSparseCoordinator {
   }
 
   void lose_page(const Page& page) override {
-    if (!is(SchedulerDefect::page_loss_forgotten)) HiSparseCoordinator::lose_page(page);
+    if (!is(SchedulerDefect::page_loss_forgotten)) HostPageCoordinator::lose_page(page);
   }
 
   // Content of a reallocated block still counts as a copy.
   void drop_copy(const CopyKey& key) override {
-    if (!is(SchedulerDefect::page_copy_stale)) HiSparseCoordinator::drop_copy(key);
+    if (!is(SchedulerDefect::page_copy_stale)) HostPageCoordinator::drop_copy(key);
   }
 
   std::vector<RowMirror> mirrors_of(Request& request, std::int32_t begin,
                                     std::int32_t end) const override {
-    std::vector<RowMirror> mirrors = HiSparseCoordinator::mirrors_of(request, begin, end);
+    std::vector<RowMirror> mirrors = HostPageCoordinator::mirrors_of(request, begin, end);
     if (is(SchedulerDefect::page_mirror_short) && mirrors.size() > 1) mirrors.pop_back();
     return mirrors;
   }
 
   bool can_read_from_host(const Request& request) const override {
     return is(SchedulerDefect::page_without_hot_region) ||
-           HiSparseCoordinator::can_read_from_host(request);
+           HostPageCoordinator::can_read_from_host(request);
   }
 
   bool all_resident(std::span<const Row> rows) override {
-    return HiSparseCoordinator::all_resident(rows) || is(SchedulerDefect::page_all_resident);
+    return HostPageCoordinator::all_resident(rows) || is(SchedulerDefect::page_all_resident);
   }
 
  private:
@@ -314,9 +314,9 @@ class PlantedPages final : public HiSparseCoordinator {
 
 }  // namespace
 
-std::unique_ptr<HiSparseCoordinator> PlantedParts::hisparse(const EngineConfig& config,
-                                                            std::unique_ptr<BlockPool> host,
-                                                            BlockPool& device) const {
+std::unique_ptr<HostPageCoordinator> PlantedParts::host_pages(const EngineConfig& config,
+                                                              std::unique_ptr<BlockPool> host,
+                                                              BlockPool& device) const {
   return std::make_unique<PlantedPages>(defect_, config, std::move(host), device);
 }
 

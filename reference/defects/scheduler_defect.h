@@ -63,7 +63,7 @@ enum class SchedulerDefect : std::uint8_t {
   cross_blocks_short,
   sinks_given_away,
   rswa_window_short,
-  // HiSparse's pages.
+  // Host pages.
   page_host_held_twice,
   page_copy_unheld,
   page_last_untold,
@@ -98,9 +98,9 @@ class PlantedParts final : public SchedulerParts {
   std::unique_ptr<GroupManager> manager(const KVCacheSpec& spec, std::int32_t group,
                                         const EngineConfig& config, BlockSizes sizes,
                                         BlockPool& pool) const override;
-  std::unique_ptr<HiSparseCoordinator> hisparse(const EngineConfig& config,
-                                                std::unique_ptr<BlockPool> host,
-                                                BlockPool& device) const override;
+  std::unique_ptr<HostPageCoordinator> host_pages(const EngineConfig& config,
+                                                  std::unique_ptr<BlockPool> host,
+                                                  BlockPool& device) const override;
   std::unique_ptr<KVCacheCoordinator> coordinator(const EngineConfig& config,
                                                   std::span<const KVCacheGroupSpec> groups,
                                                   BlockSizes sizes,

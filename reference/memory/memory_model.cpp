@@ -8,7 +8,7 @@
 #include "base/check.h"
 #include "reference/memory/page_image.h"
 #include "reference/memory/placed_layout.h"
-#include "reference/plan/hisparse_plan.h"
+#include "reference/plan/page_groups.h"
 #include "reference/plan/page_size.h"
 
 namespace lockstep {
@@ -54,7 +54,7 @@ Result<MemoryModel> MemoryModel::create(const KVCacheConfig& given, AttentionBac
                                         CacheLayout layout, LayoutRule rule,
                                         std::int64_t num_host_blocks, Numbers numbers,
                                         std::span<const LayerShare> shares) {
-  LS_ASSIGN_OR_RETURN(const KVCacheConfig plan, with_hisparse_rows(given));
+  LS_ASSIGN_OR_RETURN(const KVCacheConfig plan, with_page_rows(given));
   for (const KVCacheGroupSpec& group : plan.groups)
     if (const auto reason = why_not_modelled(group))
       return fail(fmt::format("memory model: {}; replay it with `--backend none`", *reason));
@@ -88,9 +88,9 @@ Result<void> MemoryModel::add_layers(const KVCacheConfig& plan, const PoolLayout
     group.states = is_state_kind(spec.spec.kind);
     group.is_ring = is_ring(spec.spec);
     group.is_encoder = is_cross_attention(spec.spec);
-    group.is_resident = spec.role == kHiSparseResident;
-    group.is_hot = spec.role == kHiSparseHot;
-    if (is_hisparse_source(spec)) source_ = static_cast<std::int32_t>(g);
+    group.is_resident = spec.role == kResidentRole;
+    group.is_hot = spec.role == kHotRole;
+    if (is_page_source(spec)) source_ = static_cast<std::int32_t>(g);
     group.is_dealt_out = is_dealt_out(spec.spec);
     group.num_sinks = spec.spec.sink_len;
     group.block_size = spec.spec.block_size;
@@ -104,7 +104,7 @@ Result<void> MemoryModel::add_layers(const KVCacheConfig& plan, const PoolLayout
       layers_.push_back(make_layer(index, static_cast<std::int32_t>(g), spec.layer_names[i],
                                    spec.layer_spec(i), pool.groups[g][i], share));
       ModelLayer& layer = layers_.back();
-      if (is_hisparse_source(spec)) continue;  // its rows are those of resident layers
+      if (is_page_source(spec)) continue;  // its rows are those of resident layers
       layer.lane = 1 + draft_module_of(plan, layer.name);
       layer.words = row_words(numbers_, spec.layer_spec(i), layer.share.layer);
       const bool by_rows = layer.words.by_largest != nullptr, by_groups = layer.words.by_group;

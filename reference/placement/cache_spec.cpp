@@ -138,14 +138,12 @@ std::int64_t rows_of(const KVCacheSpec& spec, std::int64_t block_size) {
 }
 
 std::int64_t content_bytes(const KVCacheSpec& spec) {
-  if (!has_layer_views(spec.kind)) return spec.hisparse_page_bytes;
+  if (!has_layer_views(spec.kind)) return spec.page_copy_bytes;
   if (spec.plan.state_content_bytes != 0) return spec.plan.state_content_bytes;
   if (!is_state_kind(spec.kind))
     return (spec.head_size + spec.head_size_v) * itemsize_bytes(spec.dtype);
   std::int64_t bytes = 0;
-  for (const StateTensorSpec& state : spec.states)
-    bytes += std::accumulate(state.dims.begin(), state.dims.end(), itemsize_bytes(state.dtype),
-                             std::multiplies<>());
+  for (const StateTensorSpec& state : spec.states) bytes += size_bytes(state);
   return bytes;
 }
 
@@ -172,7 +170,7 @@ std::int64_t stride_alignment_bytes(const KVCacheSpec& spec) {
 void apply_alignment(KVCacheSpec& spec) {
   if (spec.alignment == 0) return;
   const std::int64_t real = unpadded_page_bytes(spec);
-  const std::int64_t padded = round_up_to(real, spec.alignment);
+  const std::int64_t padded = round_up(real, spec.alignment);
   if (padded != real) spec.page_size_padded = padded;
 }
 
@@ -221,30 +219,30 @@ Result<std::int64_t> blocks_per_request(const KVCacheSpec& spec, const RequestBo
   const std::int64_t in_flight = bounds.max_in_flight_tokens;
   switch (traits_of(spec.kind).keeps) {
     case Keeps::every_token:
-      return divided_up(spec.dcp_sharded ? divided_up(len, bounds.dcp) : len, spec.block_size);
+      return cdiv(spec.dcp_sharded ? cdiv(len, bounds.dcp) : len, spec.block_size);
     case Keeps::window:
       if (spec.dcp_sharded && bounds.dcp > 1)
         return fail(
             fmt::format("windows of {} tokens cannot be shared out over dcp {}; serve this "
                         "model with dcp 1",
                         spec.sliding_window, bounds.dcp));
-      return divided_up(std::min(std::max<std::int64_t>(spec.sliding_window, 1) - 1 +
-                                     spec.extra_retained_tokens + in_flight,
-                                 len),
-                        spec.block_size) +
+      return cdiv(std::min(std::max<std::int64_t>(spec.sliding_window, 1) - 1 +
+                               spec.extra_retained_tokens + in_flight,
+                           len),
+                  spec.block_size) +
              1;
     case Keeps::chunk:
-      return divided_up(std::min(spec.attention_chunk_size + in_flight, len), spec.block_size);
+      return cdiv(std::min(spec.attention_chunk_size + in_flight, len), spec.block_size);
     case Keeps::ring:
       return 1;
     case Keeps::encoder_rows:
-      return divided_up(bounds.max_encoder_tokens, spec.block_size);
+      return cdiv(bounds.max_encoder_tokens, spec.block_size);
     case Keeps::states:
       return spec.num_speculative_blocks +
              (bounds.states_aligned ? 2 + spec.num_prefill_checkpoint_blocks : 1);
     case Keeps::pages:
       return is_hot_pages(spec.kind) ? spec.blocks_per_request
-                                     : divided_up(std::min(in_flight, len), spec.block_size);
+                                     : cdiv(std::min(in_flight, len), spec.block_size);
     case Keeps::nothing:
       break;
   }

@@ -16,15 +16,11 @@
 #include <vector>
 
 #include "base/result.h"
+#include "reference/plan/page_size.h"
 #include "reference/types/kv_cache_spec.h"
 #include "reference/types/view_types.h"
 
 namespace lockstep {
-
-inline std::int64_t divided_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
-inline std::int64_t round_up_to(std::int64_t value, std::int64_t unit) {
-  return divided_up(value, unit) * unit;
-}
 
 using NamedCacheSpec = std::pair<std::string, KVCacheSpec>;
 using NamedCacheSpecs = std::vector<NamedCacheSpec>;  // in layer order

@@ -31,7 +31,7 @@ PlacementLayer layer_facts(const PlacementLayer& layer);
 Result<BlockAlignment> align_blocks(const std::vector<PlacementLayer>& facts,
                                     const PlacementOptions& options);
 
-// The layers with their specs; HiSparse's own layers among them.
+// The layers with their specs, those of host pages among them.
 Result<std::vector<PlacementLayer>> layers_with_specs(const std::vector<PlacementLayer>& facts,
                                                       const BlockAlignment& alignment,
                                                       const PlacementOptions& options);

@@ -9,15 +9,17 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "base/result.h"
 #include "reference/placement/cache_spec.h"
+#include "reference/placement/layer_specs.h"
 
 namespace lockstep {
 
-struct HiSparseOptions {
+struct HostPageOptions {
   double host_pool_gib = 0;
   std::optional<std::int64_t> device_buffer_size;  // rows
 };
@@ -45,7 +47,7 @@ struct PlacementOptions {
   std::string spec_method;
   std::optional<std::string> order;  // the user's
   std::string connector;
-  std::optional<HiSparseOptions> hisparse;
+  std::optional<HostPageOptions> host_pages;
   std::vector<std::string> skip_layers;  // asked to be left unquantized
 
   // Tokens that are drafted a step; without a method nothing is.
@@ -142,5 +144,29 @@ struct HashSizes {
 };
 // An Error: a prefix_match_unit that the blocks cannot be cut into.
 Result<HashSizes> hash_sizes(const Placement& plan, const PlacementOptions& options);
+
+// All stages of a plan in the engine's order, each kept; a refusal names its stage and leaves the
+// later ones empty.
+
+struct PlacementStages {
+  std::optional<BlockAlignment> alignment;
+  std::vector<PlacementLayer> layers;  // with the specs that the planner gets
+  std::vector<CacheLayout> supported;
+  std::optional<ChosenOrder> order;
+  std::vector<PlacedGroup> groups;
+  std::vector<Placement> workers;  // empty: refused
+  std::string_view refused_stage;  // options, specs, layout, groups, plan; empty: planned
+  Error refused;
+};
+
+// A connector's preferred layout: by its name, where the layers allow it.
+std::optional<CacheLayout> order_wish(const std::vector<PlacementLayer>& layers,
+                                      const PlacementOptions& options);
+
+// `layers` are facts of a model's layers; `is_bare`: layers without a model, whose specs stand as
+// they are.
+PlacementStages plan_stages(const std::vector<PlacementLayer>& layers, bool is_bare,
+                            const std::vector<WorkerShare>& workers,
+                            const PlacementOptions& options);
 
 }  // namespace lockstep

@@ -55,50 +55,6 @@ bool is_interleaved(const Placement& plan, const PlacedGroup& group) {
   });
 }
 
-// The pages of a tensor's layers, in kernel blocks of `kernel_block_size`.
-Result<CachePage> first_page(const PlacedTensor& tensor, CacheLayout order, std::int64_t num_blocks,
-                             std::int64_t kernel_block_size) {
-  const KVCacheSpec& spec = tensor.spec;
-  const std::int64_t ratio = spec.block_size / kernel_block_size;
-  if (rows_of(spec, kernel_block_size) == 0)
-    return fail(
-        fmt::format("kernel blocks of {} tokens do not hold one KV entry of {} tokens; use a "
-                    "backend with larger kernel blocks",
-                    kernel_block_size, text_of(spec.tokens_per_state)));
-  std::int64_t block_stride = tensor.block_stride;
-  if (ratio > 1) {
-    if (block_stride != unpadded_page_bytes(spec))
-      return fail(
-          fmt::format("blocks of {} tokens do not lie as dense pages (block stride {}, page "
-                      "{} bytes), so they cannot be split into kernel blocks of {} tokens; "
-                      "use --block-size {} or an order with layers outermost",
-                      spec.block_size, block_stride, unpadded_page_bytes(spec), kernel_block_size,
-                      kernel_block_size));
-    block_stride /= ratio;
-  }
-  LS_ASSIGN_OR_RETURN(
-      const OrderStrides strides,
-      order_strides(spec, num_blocks, static_cast<std::int64_t>(tensor.layers.size()), order,
-                    kernel_block_size, tensor.layer_stride, block_stride));
-  const CachePage page{num_blocks * ratio,  num_heads(spec), rows_of(spec, kernel_block_size),
-                       content_bytes(spec), tensor.offset,   strides.block,
-                       strides.head,        strides.row};
-  const std::int64_t end =
-      span_of(page).second + (std::ssize(tensor.layers) - 1) * tensor.layer_stride;
-  if (ratio > 1 && end > tensor.size_bytes)
-    return fail(
-        fmt::format("heads of kernel blocks of {} tokens keep the stride of whole blocks: byte {} "
-                    "of an allocation of {}; use an order with layers outermost",
-                    kernel_block_size, end, tensor.size_bytes));
-  const std::int64_t item = is_attention(spec.kind) ? itemsize_bytes(spec.dtype) : 1;
-  for (const std::int64_t bytes : {page.content_bytes, page.offset, page.block_stride,
-                                   page.head_stride, page.row_stride, tensor.layer_stride})
-    if (bytes % item != 0)
-      return fail(fmt::format("{} bytes are no whole {} elements; rows cannot be viewed", bytes,
-                              name_of(spec.dtype)));
-  return page;
-}
-
 // The page in the kernel blocks of a backend that wants smaller ones.
 Result<CachePage> mapped_page(const LayerPage& layer, const BackendGroup& part,
                               std::int64_t& kernel_block_stride) {
@@ -159,6 +115,49 @@ std::pair<std::int64_t, std::int64_t> span_of(const CachePage& page) {
   return {page.offset, page.offset + (page.blocks - 1) * page.block_stride +
                            (page.heads - 1) * page.head_stride + (page.rows - 1) * page.row_stride +
                            page.content_bytes};
+}
+
+Result<CachePage> first_page(const PlacedTensor& tensor, CacheLayout order, std::int64_t num_blocks,
+                             std::int64_t kernel_block_size) {
+  const KVCacheSpec& spec = tensor.spec;
+  const std::int64_t ratio = spec.block_size / kernel_block_size;
+  if (rows_of(spec, kernel_block_size) == 0)
+    return fail(
+        fmt::format("kernel blocks of {} tokens do not hold one KV entry of {} tokens; use a "
+                    "backend with larger kernel blocks",
+                    kernel_block_size, text_of(spec.tokens_per_state)));
+  std::int64_t block_stride = tensor.block_stride;
+  if (ratio > 1) {
+    if (block_stride != unpadded_page_bytes(spec))
+      return fail(
+          fmt::format("blocks of {} tokens do not lie as dense pages (block stride {}, page "
+                      "{} bytes), so they cannot be split into kernel blocks of {} tokens; "
+                      "use --block-size {} or an order with layers outermost",
+                      spec.block_size, block_stride, unpadded_page_bytes(spec), kernel_block_size,
+                      kernel_block_size));
+    block_stride /= ratio;
+  }
+  LS_ASSIGN_OR_RETURN(
+      const OrderStrides strides,
+      order_strides(spec, num_blocks, static_cast<std::int64_t>(tensor.layers.size()), order,
+                    kernel_block_size, tensor.layer_stride, block_stride));
+  const CachePage page{num_blocks * ratio,  num_heads(spec), rows_of(spec, kernel_block_size),
+                       content_bytes(spec), tensor.offset,   strides.block,
+                       strides.head,        strides.row};
+  const std::int64_t end =
+      span_of(page).second + (std::ssize(tensor.layers) - 1) * tensor.layer_stride;
+  if (ratio > 1 && end > tensor.size_bytes)
+    return fail(
+        fmt::format("heads of kernel blocks of {} tokens keep the stride of whole blocks: byte {} "
+                    "of an allocation of {}; use an order with layers outermost",
+                    kernel_block_size, end, tensor.size_bytes));
+  const std::int64_t item = is_attention(spec.kind) ? itemsize_bytes(spec.dtype) : 1;
+  for (const std::int64_t bytes : {page.content_bytes, page.offset, page.block_stride,
+                                   page.head_stride, page.row_stride, tensor.layer_stride})
+    if (bytes % item != 0)
+      return fail(fmt::format("{} bytes are no whole {} elements; rows cannot be viewed", bytes,
+                              name_of(spec.dtype)));
+  return page;
 }
 
 TensorView view_of(const CachePage& page, DType dtype) {

@@ -8,7 +8,7 @@
 
 #include "base/check.h"
 #include "reference/plan/grouping.h"
-#include "reference/plan/hisparse_plan.h"
+#include "reference/plan/page_groups.h"
 #include "reference/plan/page_size.h"
 #include "reference/profiles/engine_profile.h"
 
@@ -97,7 +97,7 @@ std::int64_t planned_blocks_of_request(const EngineConfig& engine,
   if (engine.async_scheduling) options.max_num_batched_tokens *= 2;
   std::int64_t blocks = 0;
   for (const KVCacheGroupSpec& group : groups)
-    if (!is_hisparse_source(group)) blocks += max_blocks_per_request(group, options);
+    if (!is_page_source(group)) blocks += max_blocks_per_request(group, options);
   return blocks + num_sink_blocks(groups);
 }
 

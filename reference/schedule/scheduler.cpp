@@ -76,16 +76,16 @@ void Scheduler::Impl::cancel(RequestId id) {
 
 namespace {
 
-// The shape of HiSparse's groups, if there are any: the host's first, then pages of the same
+// The shape of groups of host pages, if there are any: the host's first, then pages of the same
 // blocks.
-Result<void> check_hisparse(const EngineConfig& config,
-                            const std::vector<KVCacheGroupSpec>& groups) {
-  if (std::ranges::none_of(groups, belongs_to_hisparse)) return {};
-  const auto num_sources = std::ranges::count(groups, kHiSparseSource, &KVCacheGroupSpec::role);
+Result<void> check_host_pages(const EngineConfig& config,
+                              const std::vector<KVCacheGroupSpec>& groups) {
+  if (std::ranges::none_of(groups, belongs_to_pages)) return {};
+  const auto num_sources = std::ranges::count(groups, kPageSourceRole, &KVCacheGroupSpec::role);
   const KVCacheGroupSpec& source = groups.front();
-  if (num_sources != 1 || source.role != kHiSparseSource)
+  if (num_sources != 1 || source.role != kPageSourceRole)
     return fail(fmt::format("groups: expected one group of role {}, before all others; {} found",
-                            kHiSparseSource, num_sources));
+                            kPageSourceRole, num_sources));
   bool has_pages = false;
   for (const KVCacheGroupSpec& group : groups) {
     if (!is_resident_pages(group.spec.kind)) continue;
@@ -96,12 +96,12 @@ Result<void> check_hisparse(const EngineConfig& config,
   }
   if (!has_pages)
     return fail(fmt::format("groups: a group of role {} without groups of hisparse_resident",
-                            kHiSparseSource));
+                            kPageSourceRole));
   const std::int64_t least =
       ceil_div(config.max_model_len, static_cast<std::int32_t>(source.spec.block_size)) + 2;
-  if (config.hisparse_host_num_blocks < least)
+  if (config.host_pool_num_blocks < least)
     return fail(fmt::format("hisparse_host_num_blocks: {}; one request of max_model_len needs {}",
-                            config.hisparse_host_num_blocks, least));
+                            config.host_pool_num_blocks, least));
   return {};
 }
 
@@ -127,7 +127,7 @@ Result<Scheduler> Scheduler::create(const EngineConfig& config,
   RunFacts facts = facts_of(config, groups);
   facts.traits.add_if(transfer.connector != nullptr, RunTrait::connector);
   LS_RETURN_IF_ERROR(supported(facts));
-  LS_RETURN_IF_ERROR(check_hisparse(config, groups));
+  LS_RETURN_IF_ERROR(check_host_pages(config, groups));
   const EngineConfig engine = transfer.connector == nullptr ? config : beside_connector(config);
   LS_ASSIGN_OR_RETURN(auto sizes, resolve_block_sizes(engine, groups));
   const SchedulerParts usual;
@@ -229,14 +229,14 @@ std::vector<HeldRequest> Scheduler::held() const {
 }
 std::int64_t Scheduler::num_free_blocks() const { return impl_->cache.pool().num_free_blocks(); }
 std::int64_t Scheduler::num_free_host_blocks() const {
-  HiSparseCoordinator* const hisparse = impl_->cache.hisparse();
-  return hisparse == nullptr ? 0 : hisparse->host_pool().num_free_blocks();
+  HostPageCoordinator* const pages = impl_->cache.host_pages();
+  return pages == nullptr ? 0 : pages->host_pool().num_free_blocks();
 }
 bool Scheduler::has_pages_to_send() const {
-  return impl_->cache.hisparse() != nullptr && impl_->cache.hisparse()->has_pages_to_send();
+  return impl_->cache.host_pages() != nullptr && impl_->cache.host_pages()->has_pages_to_send();
 }
 bool Scheduler::has_pages_under_way() const {
-  return impl_->cache.hisparse() != nullptr && impl_->cache.hisparse()->has_pending_work();
+  return impl_->cache.host_pages() != nullptr && impl_->cache.host_pages()->has_pending_work();
 }
 bool Scheduler::is_cached(BlockId block) const { return impl_->cache.can_hit(block); }
 std::int32_t Scheduler::ref_cnt(BlockId block) const { return impl_->cache.pool().ref_cnt(block); }

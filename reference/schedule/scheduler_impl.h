@@ -1,6 +1,6 @@
 // The scheduler's state, and its parts by file: schedule_step.cpp decides a step,
-// schedule_transfers.cpp takes in what a KV connector says, scheduler.cpp a step's output; it also
-// is what others see.
+// schedule_transfers.cpp processes the reports of a KV connector, scheduler.cpp the output of a
+// step; scheduler.cpp also has the public interface.
 #pragma once
 
 #include <algorithm>

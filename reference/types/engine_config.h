@@ -112,9 +112,9 @@ struct EngineConfig {
   // holds. 0: max_num_batched_tokens.
   std::int32_t encoder_compute_budget = 0;
   std::int32_t encoder_cache_size = 0;
-  // Blocks of HiSparse's host pool, its null block included; 0: there is none. No option of vLLM:
+  // Blocks of the host pool, its null block included; 0: there is none. No option of vLLM:
   // it works them out of the pool's size.
-  std::int64_t hisparse_host_num_blocks = 0;
+  std::int64_t host_pool_num_blocks = 0;
   bool operator==(const EngineConfig&) const = default;
 };
 

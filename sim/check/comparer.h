@@ -19,7 +19,7 @@
 #include "sim/protocol/backend.h"
 #include "sim/step/model_step.h"
 #include "sim/step/probe_planner.h"
-#include "sim/verdict/checked.h"
+#include "sim/verdict/divergence.h"
 #include "sim/verdict/run_summary.h"
 
 namespace lockstep {

@@ -26,6 +26,14 @@
 
 namespace lockstep {
 
+struct ConformMismatch {
+  std::string file;
+  std::int64_t step = -1;  // -1: the header or the end line
+  std::string what;        // "scheduled[2].blocks[0]", "free_blocks", ...
+  std::string recorded;    // JSON text
+  std::string model;
+};
+
 // The model on the inputs of a recording, read or being made: compares every step with the recorded
 // one.
 //
@@ -102,14 +110,6 @@ class ConformRun {
   std::unique_ptr<Session> session_;
 };
 
-struct ConformMismatch {
-  std::string file;
-  std::int64_t step = -1;  // -1: the header or the end line
-  std::string what;        // "scheduled[2].blocks[0]", "free_blocks", ...
-  std::string recorded;    // JSON text
-  std::string model;
-};
-
 struct ConformFile {
   std::string file;
   std::string engine;     // as the recording names it
@@ -155,9 +155,8 @@ ConformSummary conform_recordings(std::vector<std::string> paths, const ConformO
 //     where both decide equally and the output exceeds what a model can return: the audit judges
 //     that decision.
 //
-// Compared as in conform.h. Not here: an end line; its content is in the steps.
+// Compared as above. Not here: an end line; its content is in the steps.
 
-class ConformRun;
 struct LockstepConfig;
 class GrowingRecording;
 class LockstepRun;

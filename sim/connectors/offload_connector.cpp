@@ -336,18 +336,18 @@ void OffloadConnector::carry_out_stores(const DecidedStep& step, StepTransfers& 
   });
 }
 
-HiSparseConnector::HiSparseConnector(const HiSparseWorkerOptions& options)
+PageWorkers::PageWorkers(const PageWorkerOptions& options)
     : delay_steps_max_(options.delay_steps_max),
       random_(options.seed, "hisparse"),
       num_workers_(static_cast<std::int32_t>(random_.between(1, 2))) {}
 
-void HiSparseConnector::start_pages(const HiSparseCommand& command) {
+void PageWorkers::start_pages(const HostPageCommand& command) {
   started_ = std::exchange(next_, {});
   for (const PageTransfer& transfer : command.transfers)
     (transfer.restores ? started_ : next_).push_back(transfer.id);
 }
 
-KVConnectorOutput HiSparseConnector::report() {
+KVConnectorOutput PageWorkers::report() {
   KVConnectorOutput report;
   for (const std::int64_t id : std::exchange(started_, {})) {
     report.enqueued.push_back({id, num_workers_});

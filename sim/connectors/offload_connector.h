@@ -175,8 +175,8 @@ class OffloadConnector final : public WorkerConnector, public TransferPlanner {
   std::vector<RequestId> finishing_;  // keep their blocks until their stores are carried out
 };
 
-// HiSparse's workers as a KV connector: they copy pages between the host pool and the device as
-// each step requires, and report when a copy starts and completes. After vLLM's HiSparseConnector
+// Page workers as a KV connector: they copy pages between the host pool and the device as
+// each step requires, and report when a copy starts and completes. After vLLM's PageWorkers
 // (vllm/distributed/kv_transfer/kv_connector/v1/hisparse/).
 //
 // Invariants
@@ -191,18 +191,18 @@ class OffloadConnector final : public WorkerConnector, public TransferPlanner {
 //
 // Not here: the bytes, which a backend moves.
 
-struct HiSparseWorkerOptions {
+struct PageWorkerOptions {
   std::uint64_t seed = 0;
   std::int32_t delay_steps_max = 3;
 };
 
-class HiSparseConnector final : public WorkerConnector, public TransferPlanner {
+class PageWorkers final : public WorkerConnector, public TransferPlanner {
  public:
-  explicit HiSparseConnector(const HiSparseWorkerOptions& options);
+  explicit PageWorkers(const PageWorkerOptions& options);
 
   ExternalHit get_num_new_matched_tokens(const ExternalQuery&) override { return {}; }
   bool request_finished(RequestId, std::string_view) override { return false; }
-  void start_pages(const HiSparseCommand& command) override;
+  void start_pages(const HostPageCommand& command) override;
   KVConnectorOutput report() override;
   bool is_busy() const override { return !started_.empty() || !next_.empty() || !moving_.empty(); }
   // What moves is in the decision.

@@ -74,7 +74,7 @@ class HoldingWatch {
   std::map<RequestId, std::int64_t> since_;
 };
 
-// For each pool one: HiSparse's host, where there is one, and the device.
+// For each pool one: the host, where there is one, and the device.
 // REQUIRES: no request runs.
 std::vector<Standstill> standstills_of(const Scheduler& scheduler, const EngineConfig& engine,
                                        const KVCacheConfig& plan, const HoldingWatch& watch);

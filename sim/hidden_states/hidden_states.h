@@ -29,7 +29,7 @@
 #include "sim/engine/run_memory.h"
 #include "sim/protocol/backend.h"
 #include "sim/step/worker.h"
-#include "sim/verdict/checked.h"
+#include "sim/verdict/divergence.h"
 
 namespace lockstep {
 

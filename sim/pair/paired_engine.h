@@ -21,7 +21,7 @@
 #include "reference/types/kv_cache_spec.h"
 #include "sim/pair/transfer_protocol.h"
 #include "sim/session/session.h"
-#include "sim/verdict/checked.h"
+#include "sim/verdict/divergence.h"
 
 namespace lockstep {
 

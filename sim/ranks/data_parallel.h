@@ -10,8 +10,9 @@
 //     ranks.
 // (3) The ranks share one clock: a step takes as long as that of the rank with the most tokens, or
 //     with the latest output.
-// (4) The calls of each rank in a step are matched before it runs. The first mismatch ends the run: a mismatch is a divergence, a rank that the others wait for is a
-//     liveness failure. Both name the rank.
+// (4) The calls of each rank in a step are matched before it runs. The first mismatch ends
+//     the run: as a divergence, or as a liveness failure if the others wait for a rank. Both name
+//     the rank.
 // (5) Same configuration, workload and seed: same run. Its state hash covers all ranks'.
 // (6) Faults of one rank, and transfers of its connector, keep the run from ending, as with one
 //     engine.

@@ -8,9 +8,8 @@
 
 #include "base/number_text.h"
 #include "reference/plan/limits.h"
-#include "reference/plan/serving_defaults.h"
+#include "reference/plan/model_spec.h"
 #include "sim/connectors/recorded_connector.h"
-#include "sim/recording/recorded_decisions.h"
 #include "sim/recording/recording_workload.h"
 #include "sim/session/session.h"
 #include "sim/setup/planned_cache.h"

@@ -72,14 +72,14 @@ Checked PagePlanner::plan(const SchedulerOutput& decision, std::span<const Reque
   for (std::size_t i = 0; i < requests.size(); ++i) {
     WorkerRequest& request = worker_.at(requests[i]);
     request.residency.resize(resident_.size());
-    LS_RETURN_UNLESS_FINE(add_residency(decision.hisparse.rows.at(i), request, program));
-    LS_RETURN_UNLESS_FINE(add_mirrors(decision.hisparse.rows.at(i), request, program));
+    LS_RETURN_UNLESS_FINE(add_residency(decision.host_pages.rows.at(i), request, program));
+    LS_RETURN_UNLESS_FINE(add_mirrors(decision.host_pages.rows.at(i), request, program));
     LS_RETURN_UNLESS_FINE(add_hot_reads(program.rows[i], request, program));
   }
   return {};
 }
 
-Checked PagePlanner::add_residency(const HiSparseRow& row, WorkerRequest& request,
+Checked PagePlanner::add_residency(const HostPageRow& row, WorkerRequest& request,
                                    StepProgram& program) {
   const ResidencyUpdate& update = row.residency;
   for (std::size_t p = 0; p < update.pages.size(); ++p) {
@@ -104,7 +104,7 @@ Checked PagePlanner::add_residency(const HiSparseRow& row, WorkerRequest& reques
   return {};
 }
 
-Checked PagePlanner::add_mirrors(const HiSparseRow& row, const WorkerRequest& request,
+Checked PagePlanner::add_mirrors(const HostPageRow& row, const WorkerRequest& request,
                                  StepProgram& program) {
   const std::int64_t size = model_.block_size(source_);
   for (const RowMirror& mirror : row.mirrors)

@@ -1,4 +1,4 @@
-// HiSparse's part of a step: rule (25) of sim/protocol/backend.h. Writes what the scheduler sends
+// The host pages of a step: rule (25) of sim/protocol/backend.h. Writes what the scheduler sends
 // to workers into the step's program, chooses the reads in place of an indexer, and applies both to
 // the memory model.
 //
@@ -20,11 +20,11 @@
 #include "reference/types/scheduler_types.h"
 #include "sim/protocol/step_program.h"
 #include "sim/step/worker.h"
-#include "sim/verdict/checked.h"
+#include "sim/verdict/divergence.h"
 
 namespace lockstep {
 
-// The rows that a hot region of HiSparse holds: rule (25) of sim/protocol/backend.h. A region's
+// The rows that a hot region of host pages holds: rule (25) of sim/protocol/backend.h. A region's
 // slots are in the order of their last use, at first by number.
 //
 // Invariants
@@ -70,8 +70,8 @@ class PagePlanner {
   Checked apply(const StepProgram& program, std::span<const RequestId> requests);
 
  private:
-  Checked add_residency(const HiSparseRow& row, WorkerRequest& request, StepProgram& program);
-  Checked add_mirrors(const HiSparseRow& row, const WorkerRequest& request, StepProgram& program);
+  Checked add_residency(const HostPageRow& row, WorkerRequest& request, StepProgram& program);
+  Checked add_mirrors(const HostPageRow& row, const WorkerRequest& request, StepProgram& program);
   Checked add_hot_reads(const RowSlice& slice, const WorkerRequest& request, StepProgram& program);
   // Positions below `end` that only the host has.
   std::vector<std::int32_t> away(const WorkerRequest& request, std::int64_t end) const;

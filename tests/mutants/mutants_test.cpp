@@ -10,7 +10,7 @@
 #include "cli/mutant_bench.h"
 #include "cuda_backend/defects/backend_mutants.h"
 #include "cuda_backend/defects/planted_views.h"
-#include "properties/mutants/mutant_catalogue.h"
+#include "properties/mutants/mutant_search.h"
 #include "reference/defects/scheduler_defect.h"
 #include "reference/profiles/releases.h"
 #include "reference/types/view_types.h"

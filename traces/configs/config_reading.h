@@ -29,7 +29,8 @@ namespace lockstep {
 // (2) Every key that a rule reads is remembered, by all copies of the part; unread_keys() lists the
 //     others.
 //
-// Sources of config_classes.inc: the configuration classes of transformers 5.20.2 and vLLM 0.33.0.
+// Not here: config_classes.inc is a table kept by hand, of the configuration classes of transformers
+// 5.20.2 and vLLM 0.33.0; tests/configs/config_classes_test.py compares it with transformers.
 
 struct ConfigClass {
   std::string_view architecture;  // of a file without one; empty: none

@@ -121,7 +121,7 @@ Result<Recording> read_recording(const std::string& path) {
   return recording;
 }
 
-// HiSparse's pages in a recording: what a step tells workers, and what they report.
+// Host pages in a recording: what a step tells workers, and what they report.
 
 std::vector<BlockId> read_blocks(JsonValue value, std::int64_t num_blocks) {
   std::vector<BlockId> blocks;
@@ -160,7 +160,7 @@ PageTransfer read_transfer(JsonValue value, const RecordingHeader& header) {
   const JsonArray parts = value.array();
   constexpr JsonWord<bool> kWays[] = {{"spill", false}, {"restore", true}};
   transfer.id = parts[0].integer(0, kNumberMax);
-  transfer.host = read_block(parts[1], header.options.config.hisparse_host_num_blocks);
+  transfer.host = read_block(parts[1], header.options.config.host_pool_num_blocks);
   transfer.resident = read_blocks(parts[2], header.num_blocks);
   transfer.restores = parts[3].word<bool>(kWays);
   return transfer;
@@ -215,8 +215,8 @@ RecordedPages read_pages(JsonValue value, const RecordingHeader& header) {
   pages.all_resident = object.required("all_resident").boolean();
   for (auto& [id, update] : object.required("residency").object().entries())
     pages.residency.emplace_back(std::string(id), read_residency(update, header));
-  pages.free_host_blocks = object.required("free_host_blocks")
-                               .integer(0, header.options.config.hisparse_host_num_blocks);
+  pages.free_host_blocks =
+      object.required("free_host_blocks").integer(0, header.options.config.host_pool_num_blocks);
   object.finish();
   return pages;
 }

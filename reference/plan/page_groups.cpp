@@ -1,4 +1,4 @@
-#include "reference/plan/hisparse_plan.h"
+#include "reference/plan/page_groups.h"
 
 #include <fmt/format.h>
 
@@ -36,11 +36,11 @@ Result<std::size_t> check_pages(std::span<const KVCacheGroupSpec> groups, std::s
                                 expected.empty() ? "no more layers than the source has"
                                                  : expected + ", by the source's order"));
       const std::int64_t bytes = own_page_bytes(source.layer_spec(layer));
-      if (spec.block_size != source.spec.block_size || spec.hisparse_page_bytes != bytes)
+      if (spec.block_size != source.spec.block_size || spec.page_copy_bytes != bytes)
         return fail(fmt::format(
             "groups: group {}: blocks of {} tokens in pages of {} bytes; the source has {} tokens "
             "in {} bytes",
-            g, spec.block_size, spec.hisparse_page_bytes, source.spec.block_size, bytes));
+            g, spec.block_size, spec.page_copy_bytes, source.spec.block_size, bytes));
       ++layer;
     }
   }
@@ -61,7 +61,7 @@ KVCacheSpec rows_like(const KVCacheGroupSpec& source, const std::string& layer_n
 
 KVCacheGroupSpec device_group(const KVCacheGroupSpec& source, KVCacheGroupSpec group) {
   const KVCacheSpec pages = group.spec;
-  group.role = is_hot_pages(pages.kind) ? kHiSparseHot : kHiSparseResident;
+  group.role = is_hot_pages(pages.kind) ? kHotRole : kResidentRole;
   group.layer_specs.clear();
   for (const std::string& name : group.layer_names)
     group.layer_specs.push_back(rows_like(source, name, pages));
@@ -73,23 +73,23 @@ KVCacheGroupSpec device_group(const KVCacheGroupSpec& source, KVCacheGroupSpec g
 
 }  // namespace
 
-bool has_hisparse(std::span<const KVCacheGroupSpec> groups) {
+bool has_host_pages(std::span<const KVCacheGroupSpec> groups) {
   return std::ranges::any_of(groups, [](const KVCacheGroupSpec& group) {
-    return is_hisparse_source(group) || is_hisparse(group.spec);
+    return is_page_source(group) || keeps_pages(group.spec);
   });
 }
 
-Result<void> check_hisparse_groups(std::span<const KVCacheGroupSpec> groups) {
+Result<void> check_page_groups(std::span<const KVCacheGroupSpec> groups) {
   const auto has_rows = [](const KVCacheGroupSpec& group) {
     return is_full_of_latents(group.spec.kind) && group.layers_per_page == 1 &&
            is_one_row(group.spec.tokens_per_state);
   };
-  if (!is_hisparse_source(groups[0]) || !has_rows(groups[0]))
-    return refuse(0, fmt::format("role {} and mla", kHiSparseSource));
-  if (groups.size() < 2 || groups[1].role != kHiSparseIndexer || !has_rows(groups[1]) ||
+  if (!is_page_source(groups[0]) || !has_rows(groups[0]))
+    return refuse(0, fmt::format("role {} and mla", kPageSourceRole));
+  if (groups.size() < 2 || groups[1].role != kPageIndexerRole || !has_rows(groups[1]) ||
       groups[1].spec.block_size != groups[0].spec.block_size)
     return refuse(
-        1, fmt::format("role {} and mla, of blocks as long as the source's", kHiSparseIndexer));
+        1, fmt::format("role {} and mla, of blocks as long as the source's", kPageIndexerRole));
   LS_ASSIGN_OR_RETURN(const std::size_t first_hot,
                       check_pages(groups, 2, CacheKind::hisparse_resident, kResidentSuffix));
   LS_ASSIGN_OR_RETURN(const std::size_t end,
@@ -101,7 +101,7 @@ Result<void> check_hisparse_groups(std::span<const KVCacheGroupSpec> groups) {
     if (groups[2 + i].layer_names.size() != groups[first_hot + i].layer_names.size())
       return refuse(first_hot + i, fmt::format("the layers of group {}", 2 + i));
   for (std::size_t g = end; g < groups.size(); ++g)
-    if (is_hisparse(groups[g].spec) || !groups[g].role.empty())
+    if (keeps_pages(groups[g].spec) || !groups[g].role.empty())
       return refuse(g, "a cache that is none of HiSparse's");
   return {};
 }
@@ -117,14 +117,14 @@ std::string source_layer_of(std::string_view layer_name) {
   return std::string(layer_name);
 }
 
-Result<KVCacheConfig> with_hisparse_rows(KVCacheConfig plan) {
-  if (!has_hisparse(plan.groups)) return plan;
+Result<KVCacheConfig> with_page_rows(KVCacheConfig plan) {
+  if (!has_host_pages(plan.groups)) return plan;
   KVCacheGroupSpec& first = plan.groups.front();
-  if (is_hisparse_source(first) && !is_on_device(first)) return plan;
-  LS_RETURN_IF_ERROR(check_hisparse_groups(plan.groups));
+  if (is_page_source(first) && !is_on_device(first)) return plan;
+  LS_RETURN_IF_ERROR(check_page_groups(plan.groups));
   const KVCacheGroupSpec source = first;
   for (KVCacheGroupSpec& group : plan.groups)
-    if (is_hisparse(group.spec)) group = device_group(source, std::move(group));
+    if (keeps_pages(group.spec)) group = device_group(source, std::move(group));
   first.residence = Residence::host;
   first.layer_specs.clear();
   return plan;

@@ -16,7 +16,7 @@
 #include <string_view>
 
 #include "base/result.h"
-#include "reference/types/hisparse.h"
+#include "reference/types/host_pages.h"
 #include "reference/types/kv_cache_spec.h"
 
 namespace lockstep {
@@ -25,13 +25,11 @@ inline constexpr std::string_view kResidentSuffix = ".hisparse_resident";
 inline constexpr std::string_view kHotSuffix = ".hisparse_hot";
 
 // Whether blocks of the group are those of the host pool.
-inline bool is_hisparse_source(const KVCacheGroupSpec& group) {
-  return group.role == kHiSparseSource;
-}
-bool has_hisparse(std::span<const KVCacheGroupSpec> groups);
+inline bool is_page_source(const KVCacheGroupSpec& group) { return group.role == kPageSourceRole; }
+bool has_host_pages(std::span<const KVCacheGroupSpec> groups);
 
-// Refused: a plan of another shape. REQUIRES: has_hisparse(groups).
-Result<void> check_hisparse_groups(std::span<const KVCacheGroupSpec> groups);
+// Refused: a plan of another shape. REQUIRES: has_host_pages(groups).
+Result<void> check_page_groups(std::span<const KVCacheGroupSpec> groups);
 
 // The group of that role; -1: there is none.
 std::int32_t group_of_role(std::span<const KVCacheGroupSpec> groups, std::string_view role);
@@ -41,9 +39,9 @@ std::string source_layer_of(std::string_view layer_name);
 
 // The plan as memory keeps it, where the rows of a source layer lie in up to three places: its page
 // of the host pool, a resident page, a slot of a hot region. Resident pages and hot regions are
-// groups of rows like the source's, under the roles kHiSparseResident and kHiSparseHot, and the
+// groups of rows like the source's, under the roles kResidentRole and kHotRole, and the
 // source resides on the host.
-// Without HiSparse, or a second time: the plan. Refused: what check_hisparse_groups() refuses.
-Result<KVCacheConfig> with_hisparse_rows(KVCacheConfig plan);
+// Without HiSparse, or a second time: the plan. Refused: what check_page_groups() refuses.
+Result<KVCacheConfig> with_page_rows(KVCacheConfig plan);
 
 }  // namespace lockstep

@@ -12,16 +12,16 @@
 namespace lockstep {
 
 // Roles of KV cache groups: rows that live in the host pool, and the keys that choose among them.
-inline constexpr const char* kHiSparseSource = "hisparse_source";
-inline constexpr const char* kHiSparseIndexer = "hisparse_indexer";
+inline constexpr const char* kPageSourceRole = "hisparse_source";
+inline constexpr const char* kPageIndexerRole = "hisparse_indexer";
 // ... as memory sees them: pages on the device, regions of read rows
-// (reference/plan/hisparse_plan.h).
-inline constexpr const char* kHiSparseResident = "hisparse_resident";
-inline constexpr const char* kHiSparseHot = "hisparse_hot";
+// (reference/plan/page_groups.h).
+inline constexpr const char* kResidentRole = "hisparse_resident";
+inline constexpr const char* kHotRole = "hisparse_hot";
 
 // The home of the pages in the host pool, or their places on the device.
-inline bool belongs_to_hisparse(const KVCacheGroupSpec& group) {
-  return group.role == kHiSparseSource || is_hisparse(group.spec);
+inline bool belongs_to_pages(const KVCacheGroupSpec& group) {
+  return group.role == kPageSourceRole || keeps_pages(group.spec);
 }
 
 // Pages at the end of a request's table that stay pinned: a step in flight may write them.
@@ -54,20 +54,20 @@ struct ResidencyUpdate {
 };
 
 // Of one scheduled request.
-struct HiSparseRow {
+struct HostPageRow {
   RequestId id{};
   std::vector<RowMirror> mirrors{};
   ResidencyUpdate residency{};  // empty: nothing has changed
-  bool operator==(const HiSparseRow&) const = default;
+  bool operator==(const HostPageRow&) const = default;
 };
 
-struct HiSparseCommand {
+struct HostPageCommand {
   bool is_told = false;  // the engine has such groups
   std::vector<PageTransfer> transfers{};
-  std::vector<HiSparseRow> rows{};  // in the order of SchedulerOutput::scheduled
+  std::vector<HostPageRow> rows{};  // in the order of SchedulerOutput::scheduled
   bool all_resident = false;        // no row of the step reads from the host
   std::int64_t num_free_host_blocks = 0;
-  bool operator==(const HiSparseCommand&) const = default;
+  bool operator==(const HostPageCommand&) const = default;
 };
 
 // Number of workers that have submitted, or completed, that transfer since the last report.

@@ -1,19 +1,19 @@
-#include "properties/invariants/hisparse_pages.h"
+#include "properties/invariants/host_pages.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 
 #include "base/seeded_random.h"
-#include "reference/plan/hisparse_plan.h"
+#include "reference/plan/page_groups.h"
 
 namespace lockstep {
 
-HiSparsePages::HiSparsePages(std::span<const KVCacheGroupSpec> groups) {
+HostPages::HostPages(std::span<const KVCacheGroupSpec> groups) {
   for (std::size_t g = 0; g < groups.size(); ++g) {
     const auto group = static_cast<std::int32_t>(g);
     const KVCacheSpec& spec = groups[g].spec;
-    if (groups[g].role == kHiSparseSource) source_ = group;
+    if (groups[g].role == kPageSourceRole) source_ = group;
     if (is_resident_pages(spec.kind)) {
       resident_.push_back(group);
       block_size_ = static_cast<std::int32_t>(spec.block_size);
@@ -24,24 +24,24 @@ HiSparsePages::HiSparsePages(std::span<const KVCacheGroupSpec> groups) {
   }
 }
 
-void HiSparsePages::fail(std::string_view name, const std::string& request, std::string what) {
+void HostPages::fail(std::string_view name, const std::string& request, std::string what) {
   if (!violation_) violation_ = {name, step_, request, std::move(what)};
 }
 
-HiSparsePages::Page& HiSparsePages::page_of(std::map<BlockId, Page>& pages, BlockId block) {
+HostPages::Page& HostPages::page_of(std::map<BlockId, Page>& pages, BlockId block) {
   Page& page = pages[block];
   page.resize(static_cast<std::size_t>(block_size_));
   return page;
 }
 
-HiSparsePages::Row HiSparsePages::row_of(const std::map<BlockId, Page>& pages, BlockId block,
-                                         std::int32_t row) const {
+HostPages::Row HostPages::row_of(const std::map<BlockId, Page>& pages, BlockId block,
+                                 std::int32_t row) const {
   const auto page = pages.find(block);
   return page == pages.end() ? Row{} : page->second[static_cast<std::size_t>(row)];
 }
 
 // One number per prefix of the known tokens.
-void HiSparsePages::learn_prefixes(Reader& reader, const Scheduler& scheduler, RequestId id) const {
+void HostPages::learn_prefixes(Reader& reader, const Scheduler& scheduler, RequestId id) const {
   for (auto at = std::ssize(reader.prefixes); at < scheduler.num_tokens(id); ++at) {
     const std::uint64_t before = at == 0 ? 0 : reader.prefixes.back();
     const auto token = static_cast<std::uint64_t>(scheduler.token(id, at));
@@ -50,7 +50,7 @@ void HiSparsePages::learn_prefixes(Reader& reader, const Scheduler& scheduler, R
 }
 
 // Accepted drafts are known now; rejected ones are written again.
-void HiSparsePages::learn_rows(Reader& reader, std::int32_t num_computed) {
+void HostPages::learn_rows(Reader& reader, std::int32_t num_computed) {
   const std::size_t computed = std::min(static_cast<std::size_t>(num_computed), reader.rows.size());
   reader.rows.resize(computed);
   for (std::size_t at = computed; at-- > 0 && at < reader.prefixes.size();) {
@@ -61,7 +61,7 @@ void HiSparsePages::learn_rows(Reader& reader, std::int32_t num_computed) {
 }
 
 // Written at once, or of the same tokens.
-bool HiSparsePages::is_same(Row a, Row b) const {
+bool HostPages::is_same(Row a, Row b) const {
   if (a == b) return a.stamp != 0;
   const auto of_a = written_.find(a.stamp), of_b = written_.find(b.stamp);
   return of_a != written_.end() && of_b != written_.end() && of_a->second.prefix != 0 &&
@@ -69,8 +69,8 @@ bool HiSparsePages::is_same(Row a, Row b) const {
 }
 
 // What lay in blocks that now have another owner is gone.
-void HiSparsePages::hand_out(const SchedulerOutput& decision, const Scheduler& scheduler,
-                             std::size_t row) {
+void HostPages::hand_out(const SchedulerOutput& decision, const Scheduler& scheduler,
+                         std::size_t row) {
   const std::string name(scheduler.name(decision.scheduled[row].id));
   for (std::int32_t g = 0; g < decision.num_groups; ++g) {
     const bool is_host = g == source_;
@@ -94,7 +94,7 @@ void HiSparsePages::hand_out(const SchedulerOutput& decision, const Scheduler& s
   }
 }
 
-void HiSparsePages::load(const Load& load, const Scheduler& scheduler, RequestId id) {
+void HostPages::load(const Load& load, const Scheduler& scheduler, RequestId id) {
   Reader reader;
   learn_prefixes(reader, scheduler, id);
   const auto table = scheduler.block_table(id, source_);
@@ -107,7 +107,7 @@ void HiSparsePages::load(const Load& load, const Scheduler& scheduler, RequestId
 }
 
 // Its computed tokens are what the host holds of them.
-void HiSparsePages::enter(Reader& reader, const ScheduledRequest& row, const Scheduler& scheduler) {
+void HostPages::enter(Reader& reader, const ScheduledRequest& row, const Scheduler& scheduler) {
   reader = {};
   reader.residency.resize(resident_.size());
   learn_prefixes(reader, scheduler, row.id);
@@ -125,8 +125,8 @@ void HiSparsePages::enter(Reader& reader, const ScheduledRequest& row, const Sch
   }
 }
 
-void HiSparsePages::restore(const SchedulerOutput& decision) {
-  for (const PageTransfer& transfer : decision.hisparse.transfers) {
+void HostPages::restore(const SchedulerOutput& decision) {
+  for (const PageTransfer& transfer : decision.host_pages.transfers) {
     under_way_[transfer.id] = transfer;
     if (!transfer.restores) continue;
     for (const BlockId block : transfer.resident)
@@ -134,7 +134,7 @@ void HiSparsePages::restore(const SchedulerOutput& decision) {
   }
 }
 
-void HiSparsePages::write(Reader& reader, const ScheduledRequest& row, const Scheduler& scheduler) {
+void HostPages::write(Reader& reader, const ScheduledRequest& row, const Scheduler& scheduler) {
   for (std::int32_t at = row.computed; at < row.computed + row.num_tokens; ++at) {
     const auto i = static_cast<std::size_t>(at);
     const Row written{++last_stamp_};
@@ -154,7 +154,7 @@ void HiSparsePages::write(Reader& reader, const ScheduledRequest& row, const Sch
 }
 
 // Rows of the mirrors that the step has written; the others are left as they are.
-void HiSparsePages::mirror(const HiSparseRow& row, const ScheduledRequest&) {
+void HostPages::mirror(const HostPageRow& row, const ScheduledRequest&) {
   for (const RowMirror& mirror : row.mirrors)
     for (std::int32_t i = 0; i < mirror.num_rows; ++i) {
       const std::int64_t from = mirror.sources[0] + i, to = mirror.destination + i;
@@ -167,8 +167,8 @@ void HiSparsePages::mirror(const HiSparseRow& row, const ScheduledRequest&) {
 }
 
 // Whether it reads something from the host.
-bool HiSparsePages::read(const Reader& reader, const ScheduledRequest& row,
-                         const Scheduler& scheduler) {
+bool HostPages::read(const Reader& reader, const ScheduledRequest& row,
+                     const Scheduler& scheduler) {
   const std::string name(scheduler.name(row.id));
   const auto table = scheduler.block_table(row.id, source_);
   bool reads_host = false;
@@ -199,8 +199,8 @@ bool HiSparsePages::read(const Reader& reader, const ScheduledRequest& row,
   return reads_host;
 }
 
-void HiSparsePages::decided(const SchedulerOutput& decision, const Scheduler& scheduler,
-                            std::span<const Load> loads) {
+void HostPages::decided(const SchedulerOutput& decision, const Scheduler& scheduler,
+                        std::span<const Load> loads) {
   if (violation_) return;
   step_ = decision.step;
   step_begin_ = last_stamp_;
@@ -218,7 +218,7 @@ void HiSparsePages::decided(const SchedulerOutput& decision, const Scheduler& sc
   step_begin_ = last_stamp_;
   restore(decision);
   for (std::size_t i = 0; i < rows.size(); ++i) {
-    const ResidencyUpdate& update = decision.hisparse.rows[i].residency;
+    const ResidencyUpdate& update = decision.host_pages.rows[i].residency;
     Reader& reader = readers_[std::string(scheduler.name(rows[i].id))];
     for (std::size_t g = 0; g < update.blocks.size(); ++g)
       for (std::size_t p = 0; p < update.pages.size(); ++p) {
@@ -229,17 +229,17 @@ void HiSparsePages::decided(const SchedulerOutput& decision, const Scheduler& sc
   }
   for (const ScheduledRequest& row : rows)
     if (!violation_) write(readers_[std::string(scheduler.name(row.id))], row, scheduler);
-  for (std::size_t i = 0; i < rows.size(); ++i) mirror(decision.hisparse.rows[i], rows[i]);
+  for (std::size_t i = 0; i < rows.size(); ++i) mirror(decision.host_pages.rows[i], rows[i]);
   bool any_from_host = false;
   for (const ScheduledRequest& row : rows)
     if (!violation_)
       any_from_host |= read(readers_[std::string(scheduler.name(row.id))], row, scheduler);
-  if (!violation_ && any_from_host && decision.hisparse.all_resident)
+  if (!violation_ && any_from_host && decision.host_pages.all_resident)
     fail("all_resident", "", "and a request reads from the host");
 }
 
-void HiSparsePages::reported(const KVConnectorOutput& report, const Scheduler& scheduler,
-                             std::span<const RequestId> loading, std::span<const Load> loads) {
+void HostPages::reported(const KVConnectorOutput& report, const Scheduler& scheduler,
+                         std::span<const RequestId> loading, std::span<const Load> loads) {
   if (violation_) return;
   for (const Load& one : loads)
     for (const RequestId id : loading)
@@ -261,7 +261,7 @@ void HiSparsePages::reported(const KVConnectorOutput& report, const Scheduler& s
   });
 }
 
-void HiSparsePages::end(const Scheduler& scheduler, std::int64_t num_host_blocks) {
+void HostPages::end(const Scheduler& scheduler, std::int64_t num_host_blocks) {
   if (violation_ || scheduler.has_unfinished_requests() || scheduler.has_pages_under_way() ||
       !scheduler.held().empty() || scheduler.num_steps_in_flight() > 0)
     return;
@@ -273,16 +273,16 @@ void HiSparsePages::end(const Scheduler& scheduler, std::int64_t num_host_blocks
 }
 
 RunPages::RunPages(std::span<const KVCacheGroupSpec> groups) {
-  if (has_hisparse(groups)) pages_.emplace(groups);
+  if (has_host_pages(groups)) pages_.emplace(groups);
 }
 
 void RunPages::decided(const StepView& view, const RecordedStep& step) {
   if (!pages_) return;
-  std::vector<HiSparsePages::Load> within;
+  std::vector<HostPages::Load> within;
   for (const RecordedConnectorAnswer& answer :
        step.connector.value_or(std::vector<RecordedConnectorAnswer>())) {
-    const HiSparsePages::Load load = {answer.id, answer.local,
-                                      answer.local + answer.external.value_or(0)};
+    const HostPages::Load load = {answer.id, answer.local,
+                                  answer.local + answer.external.value_or(0)};
     asked_[answer.id] = load;
     const bool enters = std::ranges::any_of(
         view.decision.scheduled, [&](const auto& row) { return view.name(row.id) == answer.id; });
@@ -300,7 +300,7 @@ void RunPages::finished(const StepView& view, const RecordedStep& step) {
   report.completed = worker.completed;
   std::vector<RequestId> loading;
   for (const SkippedRequest& request : view.decisions.skipped()) loading.push_back(request.id);
-  std::vector<HiSparsePages::Load> loads;
+  std::vector<HostPages::Load> loads;
   for (const std::string& name : worker.received)
     if (std::ranges::find(worker.failed, name) == worker.failed.end())
       loads.push_back(asked_.at(name));

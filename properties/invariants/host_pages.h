@@ -1,4 +1,4 @@
-// Checks HiSparse's pages row by row: runs the workers' messages as the engine's worker does, on
+// Checks host pages row by row: runs the workers' messages as the engine's worker does, on
 // rows that record their writer, and checks every read for the row that it needs. It uses decisions
 // and reports only, not the scheduler's state.
 //
@@ -31,10 +31,10 @@
 
 namespace lockstep {
 
-class HiSparsePages {
+class HostPages {
  public:
-  // REQUIRES: the groups of an engine with HiSparse's.
-  explicit HiSparsePages(std::span<const KVCacheGroupSpec> groups);
+  // REQUIRES: the groups of an engine with host pages.
+  explicit HostPages(std::span<const KVCacheGroupSpec> groups);
 
   // Tokens of a request that peers write to the host: within the step, or by a report.
   struct Load {
@@ -82,7 +82,7 @@ class HiSparsePages {
   void enter(Reader& reader, const ScheduledRequest& row, const Scheduler& scheduler);
   void restore(const SchedulerOutput& decision);
   void write(Reader& reader, const ScheduledRequest& row, const Scheduler& scheduler);
-  void mirror(const HiSparseRow& row, const ScheduledRequest& scheduled);
+  void mirror(const HostPageRow& row, const ScheduledRequest& scheduled);
   bool read(const Reader& reader, const ScheduledRequest& row, const Scheduler& scheduler);
 
   std::int32_t source_ = 0;
@@ -102,7 +102,7 @@ class HiSparsePages {
 };
 
 // ... as a run sees it, with its connector's queries and reports in a recording's terms. Checks
-// nothing of a cache without HiSparse's groups.
+// nothing of a cache without groups of host pages.
 class RunPages {
  public:
   explicit RunPages(std::span<const KVCacheGroupSpec> groups);
@@ -113,11 +113,11 @@ class RunPages {
   void end(const Scheduler& scheduler, std::int64_t num_host_blocks);
 
   const std::optional<Violation>& violation() const;
-  const HiSparsePages* pages() const { return pages_ ? &*pages_ : nullptr; }
+  const HostPages* pages() const { return pages_ ? &*pages_ : nullptr; }
 
  private:
-  std::optional<HiSparsePages> pages_;
-  std::map<std::string, HiSparsePages::Load> asked_;  // by the last question of each request
+  std::optional<HostPages> pages_;
+  std::map<std::string, HostPages::Load> asked_;  // by the last question of each request
 };
 
 }  // namespace lockstep

@@ -1,4 +1,4 @@
-#include "sim/engine/connector_step.h"
+#include "sim/engine/live_requests.h"
 
 #include <fmt/core.h>
 

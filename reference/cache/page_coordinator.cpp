@@ -1,4 +1,4 @@
-#include "reference/cache/hisparse_coordinator.h"
+#include "reference/cache/page_coordinator.h"
 
 #include <algorithm>
 #include <utility>
@@ -7,31 +7,31 @@
 
 namespace lockstep {
 
-std::int64_t HiSparseSourceManager::num_blocks_to_allocate(
-    const Request& request, std::span<const BlockId> new_computed_blocks,
-    const SlotDemand& demand) const {
+std::int64_t PageSourceManager::num_blocks_to_allocate(const Request& request,
+                                                       std::span<const BlockId> new_computed_blocks,
+                                                       const SlotDemand& demand) const {
   const std::int64_t required =
       FullAttentionManager::num_blocks_to_allocate(request, new_computed_blocks, demand);
   return required > pool_.num_free_blocks() ? coordinator_.device_pool().num_blocks() + 1 : 0;
 }
 
-void HiSparseSourceManager::allocate_loaded_blocks(Request& request,
-                                                   std::int32_t num_computed_tokens, bool zeroes) {
+void PageSourceManager::allocate_loaded_blocks(Request& request, std::int32_t num_computed_tokens,
+                                               bool zeroes) {
   coordinator_.begin_import(request, num_computed_tokens);
   FullAttentionManager::allocate_loaded_blocks(request, num_computed_tokens, zeroes);
 }
 
-void HiSparseSourceManager::cache_blocks(Request& request, std::int32_t num_tokens) {
+void PageSourceManager::cache_blocks(Request& request, std::int32_t num_tokens) {
   coordinator_.publish_when_ready(request, num_tokens);
 }
 
-std::vector<BlockId> HiSparseSourceManager::pop(Request& request) {
+std::vector<BlockId> PageSourceManager::pop(Request& request) {
   coordinator_.detach(request);
   return FullAttentionManager::pop(request);
 }
 
-std::vector<BlockKey> HiSparseSourceManager::keys_of(const Request& request,
-                                                     std::int32_t num_pages) const {
+std::vector<BlockKey> PageSourceManager::keys_of(const Request& request,
+                                                 std::int32_t num_pages) const {
   std::vector<BlockKey> keys;
   const auto scale = static_cast<std::size_t>(block_size_ / sizes_.hash_block_size);
   for (std::int32_t page = 1; page <= num_pages; ++page)
@@ -39,7 +39,7 @@ std::vector<BlockKey> HiSparseSourceManager::keys_of(const Request& request,
   return keys;
 }
 
-std::int32_t HiSparseDeviceManager::find_longest_cache_hit(
+std::int32_t PageCopyManager::find_longest_cache_hit(
     const HitQuery&, std::span<const std::int32_t>,
     std::span<std::vector<BlockId>* const> hits) const {
   for (std::vector<BlockId>* hit : hits) hit->clear();
@@ -47,20 +47,20 @@ std::int32_t HiSparseDeviceManager::find_longest_cache_hit(
 }
 
 // Reads what the host holds: for an import, for a prefix hit, or on request.
-std::int64_t HiSparseHotManager::num_blocks_to_allocate(const Request& request,
-                                                        std::span<const BlockId>,
-                                                        const SlotDemand& demand) const {
+std::int64_t HotPageManager::num_blocks_to_allocate(const Request& request,
+                                                    std::span<const BlockId>,
+                                                    const SlotDemand& demand) const {
   const bool imports = demand.total_computed_tokens > demand.num_local_computed_tokens;
   const bool resumes = demand.num_local_computed_tokens > 0 && of(request).num_cached_blocks < 0;
   if (!imports && !resumes && !required_.contains(&request)) return 0;
   return std::max<std::int64_t>(spec_.blocks_per_request - std::ssize(of(request).blocks), 0);
 }
 
-void HiSparseHotManager::take_local_tokens(Request& request, std::int32_t num_local_tokens) {
+void HotPageManager::take_local_tokens(Request& request, std::int32_t num_local_tokens) {
   if (num_local_tokens > 0 || !coordinator_.has_resident_pages()) require_hot(request);
 }
 
-std::size_t HiSparseHotManager::allocate_new_blocks(Request& request, const SlotDemand&) {
+std::size_t HotPageManager::allocate_new_blocks(Request& request, const SlotDemand&) {
   GroupBlocks& held = of(request);
   held.num_cached_blocks = 0;
   const std::size_t first_new = held.blocks.size();
@@ -69,21 +69,21 @@ std::size_t HiSparseHotManager::allocate_new_blocks(Request& request, const Slot
   return first_new;
 }
 
-std::vector<BlockId> HiSparseHotManager::pop(Request& request) {
+std::vector<BlockId> HotPageManager::pop(Request& request) {
   required_.erase(&request);
-  return HiSparseDeviceManager::pop(request);
+  return PageCopyManager::pop(request);
 }
 
-HiSparseResidentManager::HiSparseResidentManager(const KVCacheSpec& spec, std::int32_t group,
-                                                 const EngineConfig& config, BlockSizes sizes,
-                                                 BlockPool& pool, HiSparseCoordinator& coordinator)
-    : HiSparseDeviceManager(spec, group, config, sizes, pool, coordinator) {
+ResidentPageManager::ResidentPageManager(const KVCacheSpec& spec, std::int32_t group,
+                                         const EngineConfig& config, BlockSizes sizes,
+                                         BlockPool& pool, HostPageCoordinator& coordinator)
+    : PageCopyManager(spec, group, config, sizes, pool, coordinator) {
   admission_cap_ = ceil_div(max_in_flight_tokens(config), block_size_);
 }
 
-std::int64_t HiSparseResidentManager::num_blocks_to_allocate(const Request& request,
-                                                             std::span<const BlockId>,
-                                                             const SlotDemand& demand) const {
+std::int64_t ResidentPageManager::num_blocks_to_allocate(const Request& request,
+                                                         std::span<const BlockId>,
+                                                         const SlotDemand& demand) const {
   const std::int64_t num_held = std::ssize(of(request).blocks);
   std::int64_t required = ceil_div(demand.num_tokens, block_size_);
   if (demand.total_computed_tokens > demand.num_local_computed_tokens) {
@@ -97,14 +97,14 @@ std::int64_t HiSparseResidentManager::num_blocks_to_allocate(const Request& requ
   return std::max<std::int64_t>(required - std::max(num_held, on_host), 0);
 }
 
-void HiSparseResidentManager::take_local_tokens(Request& request, std::int32_t num_local_tokens) {
+void ResidentPageManager::take_local_tokens(Request& request, std::int32_t num_local_tokens) {
   const std::int32_t on_host = ceil_div(num_local_tokens, block_size_);
   of(request).blocks.assign(static_cast<std::size_t>(on_host), kNullBlock);
   coordinator_.commit_hit(request, on_host);
 }
 
-void HiSparseResidentManager::allocate_loaded_blocks(Request& request,
-                                                     std::int32_t num_computed_tokens, bool) {
+void ResidentPageManager::allocate_loaded_blocks(Request& request, std::int32_t num_computed_tokens,
+                                                 bool) {
   std::vector<BlockId>& blocks = of(request).blocks;
   const auto tail = static_cast<std::size_t>((num_computed_tokens - 1) / block_size_);
   if (blocks.size() <= tail) blocks.resize(tail + 1, kNullBlock);
@@ -114,7 +114,7 @@ void HiSparseResidentManager::allocate_loaded_blocks(Request& request,
   blocks[tail] = given[0];
 }
 
-std::vector<BlockId> HiSparseResidentManager::pop(Request& request) {
+std::vector<BlockId> ResidentPageManager::pop(Request& request) {
   coordinator_.detach(request);
   std::vector<BlockId> blocks;
   for (std::int32_t i = 0; i < num_pages(request); ++i) blocks.push_back(page(request, i));
@@ -123,7 +123,7 @@ std::vector<BlockId> HiSparseResidentManager::pop(Request& request) {
   return blocks;
 }
 
-BlockId HiSparseResidentManager::page(const Request& request, std::int32_t index) const {
+BlockId ResidentPageManager::page(const Request& request, std::int32_t index) const {
   const std::vector<BlockId>& blocks = of(request).blocks;
   if (index < 0 || index >= std::ssize(blocks)) return kNullBlock;
   if (const auto changes = changes_.find(&request); changes != changes_.end())
@@ -132,19 +132,19 @@ BlockId HiSparseResidentManager::page(const Request& request, std::int32_t index
   return blocks[static_cast<std::size_t>(index)];
 }
 
-bool HiSparseResidentManager::adopt(const Request& request, std::int32_t index, BlockId block) {
+bool ResidentPageManager::adopt(const Request& request, std::int32_t index, BlockId block) {
   if (index >= num_pages(request) || page(request, index) != kNullBlock) return false;
   changes_[&request][index] = block;
   return true;
 }
 
-BlockId HiSparseResidentManager::drop(const Request& request, std::int32_t index) {
+BlockId ResidentPageManager::drop(const Request& request, std::int32_t index) {
   const BlockId block = page(request, index);
   if (block != kNullBlock) changes_[&request][index] = kNullBlock;
   return block;
 }
 
-HiSparseCoordinator::HiSparseCoordinator(const EngineConfig& config,
+HostPageCoordinator::HostPageCoordinator(const EngineConfig& config,
                                          std::unique_ptr<BlockPool> host, BlockPool& device)
     : host_(std::move(host)),
       device_(device),
@@ -156,14 +156,14 @@ HiSparseCoordinator::HiSparseCoordinator(const EngineConfig& config,
   device_.on_reuse([this](BlockId block) { block_is_reused(block); });
 }
 
-void HiSparseCoordinator::add(HiSparseHotManager& hot) {
+void HostPageCoordinator::add(HotPageManager& hot) {
   hot_.push_back(&hot);
   std::int64_t cost = 0;
-  for (const HiSparseHotManager* one : hot_) cost += one->spec().blocks_per_request;
+  for (const HotPageManager* one : hot_) cost += one->spec().blocks_per_request;
   transition_watermark_ = std::max(cost, device_.num_blocks() / 10);
 }
 
-std::shared_ptr<HiSparseCoordinator::State> HiSparseCoordinator::state_of(Request& request) {
+std::shared_ptr<HostPageCoordinator::State> HostPageCoordinator::state_of(Request& request) {
   std::shared_ptr<State>& state = states_[request.name];
   if (state == nullptr) {
     state = std::make_shared<State>();
@@ -172,45 +172,45 @@ std::shared_ptr<HiSparseCoordinator::State> HiSparseCoordinator::state_of(Reques
   return state;
 }
 
-HiSparseCoordinator::State* HiSparseCoordinator::find(const std::string& name) const {
+HostPageCoordinator::State* HostPageCoordinator::find(const std::string& name) const {
   const auto state = states_.find(name);
   return state == states_.end() ? nullptr : state->second.get();
 }
 
-std::optional<HiSparseCoordinator::CopyKey> HiSparseCoordinator::key_of(BlockId host) const {
+std::optional<HostPageCoordinator::CopyKey> HostPageCoordinator::key_of(BlockId host) const {
   if (host == kNullBlock || !host_->is_cached(host)) return std::nullopt;
   return CopyKey{host_->cache().key_of(host)};
 }
 
 // Of every resident group; empty: one of them has none.
-std::vector<BlockId> HiSparseCoordinator::device_blocks(const Request& request,
+std::vector<BlockId> HostPageCoordinator::device_blocks(const Request& request,
                                                         std::int32_t page) const {
   std::vector<BlockId> blocks;
-  for (const HiSparseResidentManager* manager : resident_) {
+  for (const ResidentPageManager* manager : resident_) {
     blocks.push_back(manager->page(request, page));
     if (blocks.back() == kNullBlock) return {};
   }
   return blocks;
 }
 
-bool HiSparseCoordinator::can_read_from_host(const Request& request) const {
-  return !hot_.empty() && std::ranges::all_of(hot_, [&](const HiSparseHotManager* manager) {
+bool HostPageCoordinator::can_read_from_host(const Request& request) const {
+  return !hot_.empty() && std::ranges::all_of(hot_, [&](const HotPageManager* manager) {
     return manager->has_hot(request);
   });
 }
 
 // Admission assumes that older pages move to the host once the request holds this many.
-bool HiSparseCoordinator::fills_admission_window(const Request& request) const {
-  return std::ranges::any_of(resident_, [&](const HiSparseResidentManager* manager) {
+bool HostPageCoordinator::fills_admission_window(const Request& request) const {
+  return std::ranges::any_of(resident_, [&](const ResidentPageManager* manager) {
     return manager->num_pages(request) >= manager->admission_cap();
   });
 }
 
-void HiSparseCoordinator::require_hot(const Request& request) {
-  for (HiSparseHotManager* manager : hot_) manager->require_hot(request);
+void HostPageCoordinator::require_hot(const Request& request) {
+  for (HotPageManager* manager : hot_) manager->require_hot(request);
 }
 
-void HiSparseCoordinator::commit_hit(Request& request, std::int32_t num_host_pages) {
+void HostPageCoordinator::commit_hit(Request& request, std::int32_t num_host_pages) {
   all_resident_.erase(request.name);
   const auto num_host = static_cast<std::int32_t>(source_->blocks(request).size());
   num_host_pages = std::min(num_host_pages, num_host);
@@ -224,7 +224,7 @@ void HiSparseCoordinator::commit_hit(Request& request, std::int32_t num_host_pag
 }
 
 // Reads the hit's pages that are still resident from the device.
-void HiSparseCoordinator::adopt_copies(State& state) {
+void HostPageCoordinator::adopt_copies(State& state) {
   const std::vector<BlockId>& host = source_->blocks(*state.request);
   const auto end = std::min<std::int32_t>(std::exchange(state.num_to_adopt, 0),
                                           static_cast<std::int32_t>(host.size()));
@@ -242,7 +242,7 @@ void HiSparseCoordinator::adopt_copies(State& state) {
   }
 }
 
-void HiSparseCoordinator::record_copies(State& state, std::int32_t num_tokens) {
+void HostPageCoordinator::record_copies(State& state, std::int32_t num_tokens) {
   const std::vector<BlockId>& host = source_->blocks(*state.request);
   const auto end = std::min(num_tokens / block_size(), static_cast<std::int32_t>(host.size()));
   for (std::int32_t page = state.num_recorded; page < end; ++page)
@@ -251,7 +251,7 @@ void HiSparseCoordinator::record_copies(State& state, std::int32_t num_tokens) {
   state.num_recorded = std::max(state.num_recorded, end);
 }
 
-void HiSparseCoordinator::record_copy(const State& state, std::int32_t page, BlockId host) {
+void HostPageCoordinator::record_copy(const State& state, std::int32_t page, BlockId host) {
   const auto key = key_of(host);
   if (!key) return;
   std::vector<BlockId> blocks = device_blocks(*state.request, page);
@@ -261,16 +261,16 @@ void HiSparseCoordinator::record_copy(const State& state, std::int32_t page, Blo
   copies_.insert_or_assign(*key, std::move(blocks));
 }
 
-void HiSparseCoordinator::drop_copy(const CopyKey& key) {
+void HostPageCoordinator::drop_copy(const CopyKey& key) {
   const auto copy = copies_.find(key);
   if (copy == copies_.end()) return;
   for (const BlockId block : copy->second) copy_of_.erase(block);
   copies_.erase(copy);
 }
 
-bool HiSparseCoordinator::unpin_page(State& state, std::int32_t page) {
+bool HostPageCoordinator::unpin_page(State& state, std::int32_t page) {
   if (!is_clean(state, page)) return false;
-  for (const HiSparseResidentManager* manager : resident_)
+  for (const ResidentPageManager* manager : resident_)
     if (page >= manager->num_pages(*state.request) - kActiveTailPages) return false;
   const std::vector<BlockId> blocks = device_blocks(*state.request, page);
   if (blocks.empty()) return false;
@@ -283,12 +283,12 @@ bool HiSparseCoordinator::unpin_page(State& state, std::int32_t page) {
   return true;
 }
 
-void HiSparseCoordinator::page_is_clean(State& state, std::int32_t page) {
+void HostPageCoordinator::page_is_clean(State& state, std::int32_t page) {
   state.pinned_clean.insert(page);
   if (can_read_from_host(*state.request)) unpin_page(state, page);
 }
 
-void HiSparseCoordinator::block_is_reused(BlockId block) {
+void HostPageCoordinator::block_is_reused(BlockId block) {
   if (const auto copy = copy_of_.find(block); copy != copy_of_.end())
     drop_copy(CopyKey(copy->second));
   const auto readers = readers_.find(block);
@@ -298,11 +298,11 @@ void HiSparseCoordinator::block_is_reused(BlockId block) {
   for (const Page& page : pages) lose_page(page);
 }
 
-void HiSparseCoordinator::lose_page(const Page& page) {
+void HostPageCoordinator::lose_page(const Page& page) {
   all_resident_.erase(page.first);
   State* const state = find(page.first);
   if (state == nullptr) return;
-  for (HiSparseResidentManager* manager : resident_) {
+  for (ResidentPageManager* manager : resident_) {
     const BlockId block = manager->drop(*state->request, page.second);
     if (const auto readers = readers_.find(block); readers != readers_.end())
       readers->second.erase(page);
@@ -312,7 +312,7 @@ void HiSparseCoordinator::lose_page(const Page& page) {
   require_hot(*state->request);
 }
 
-void HiSparseCoordinator::update_residency(State& state) {
+void HostPageCoordinator::update_residency(State& state) {
   if (state.num_to_adopt > 0) adopt_copies(state);
   if (can_read_from_host(*state.request)) {
     // A prefix loses its tail before its head.
@@ -325,7 +325,7 @@ void HiSparseCoordinator::update_residency(State& state) {
 }
 
 // Writes back every full page that has no host copy yet.
-void HiSparseCoordinator::plan_spills(State& state, std::int32_t num_tokens) {
+void HostPageCoordinator::plan_spills(State& state, std::int32_t num_tokens) {
   const std::int32_t end = num_tokens / block_size();
   const auto import = imports_.find(state.request->name);
   const std::int32_t imported =
@@ -339,7 +339,7 @@ void HiSparseCoordinator::plan_spills(State& state, std::int32_t num_tokens) {
   }
 }
 
-bool HiSparseCoordinator::plan_transfer(const std::shared_ptr<State>& state, std::int32_t page,
+bool HostPageCoordinator::plan_transfer(const std::shared_ptr<State>& state, std::int32_t page,
                                         bool restores) {
   const std::vector<BlockId>& hosts = source_->blocks(*state->request);
   if (state->under_way.contains(page) || page >= std::ssize(hosts)) return false;
@@ -362,7 +362,7 @@ bool HiSparseCoordinator::plan_transfer(const std::shared_ptr<State>& state, std
   return true;
 }
 
-void HiSparseCoordinator::publish_when_ready(Request& request, std::int32_t num_tokens) {
+void HostPageCoordinator::publish_when_ready(Request& request, std::int32_t num_tokens) {
   State& state = *state_of(request);
   state.publication =
       Publication{.num_computed_tokens = num_tokens, .num_pages = num_tokens / block_size()};
@@ -370,7 +370,7 @@ void HiSparseCoordinator::publish_when_ready(Request& request, std::int32_t num_
 }
 
 // The head of it that is on the host.
-void HiSparseCoordinator::publish(State& state) {
+void HostPageCoordinator::publish(State& state) {
   if (!state.publication) return;
   const std::int32_t num_tokens =
       std::min(state.publication->num_computed_tokens, state.num_ready * block_size());
@@ -379,12 +379,12 @@ void HiSparseCoordinator::publish(State& state) {
   if (state.num_ready >= state.publication->num_pages) state.publication.reset();
 }
 
-void HiSparseCoordinator::begin_import(const Request& request, std::int32_t num_tokens) {
+void HostPageCoordinator::begin_import(const Request& request, std::int32_t num_tokens) {
   all_resident_.erase(request.name);
   imports_[request.name] = num_tokens;
 }
 
-void HiSparseCoordinator::finish_import(Request& request, bool failed) {
+void HostPageCoordinator::finish_import(Request& request, bool failed) {
   const auto import = imports_.find(request.name);
   if (import == imports_.end()) return;
   const std::int32_t num_tokens = import->second;
@@ -399,8 +399,8 @@ void HiSparseCoordinator::finish_import(Request& request, bool failed) {
   publish(*state);
 }
 
-HiSparseCommand HiSparseCoordinator::plan_step(std::span<const Row> rows) {
-  HiSparseCommand command;
+HostPageCommand HostPageCoordinator::plan_step(std::span<const Row> rows) {
+  HostPageCommand command;
   command.is_told = true;
   for (const Row& row : rows) {
     State& state = *state_of(*row.request);
@@ -426,7 +426,7 @@ HiSparseCommand HiSparseCoordinator::plan_step(std::span<const Row> rows) {
 }
 
 // A page with a copy on one side only needs no mirror.
-std::vector<RowMirror> HiSparseCoordinator::mirrors_of(Request& request, std::int32_t begin,
+std::vector<RowMirror> HostPageCoordinator::mirrors_of(Request& request, std::int32_t begin,
                                                        std::int32_t end) const {
   std::vector<RowMirror> mirrors;
   const std::vector<BlockId>& hosts = source_->blocks(request);
@@ -447,12 +447,12 @@ std::vector<RowMirror> HiSparseCoordinator::mirrors_of(Request& request, std::in
   return mirrors;
 }
 
-bool HiSparseCoordinator::all_resident(std::span<const Row> rows) {
+bool HostPageCoordinator::all_resident(std::span<const Row> rows) {
   for (const Row& row : rows) {
     const std::int32_t num_pages = ceil_div(row.computed + row.num_tokens, block_size());
     if (resident_[0]->num_pages(*row.request) < num_pages) return false;
     if (all_resident_.contains(row.request->name)) continue;
-    for (const HiSparseResidentManager* manager : resident_)
+    for (const ResidentPageManager* manager : resident_)
       for (std::int32_t page = 0; page < manager->num_pages(*row.request); ++page)
         if (manager->page(*row.request, page) == kNullBlock) return false;
     all_resident_.insert(row.request->name);
@@ -460,14 +460,14 @@ bool HiSparseCoordinator::all_resident(std::span<const Row> rows) {
   return true;
 }
 
-ResidencyUpdate HiSparseCoordinator::take_residency(Request& request) {
+ResidencyUpdate HostPageCoordinator::take_residency(Request& request) {
   State& state = *state_of(request);
   ResidencyUpdate update;
   const std::int32_t num_pages = resident_[0]->num_pages(request);
   if (state.stale.empty() && state.num_synced >= num_pages) return update;
   update.pages.assign(state.stale.begin(), state.stale.end());
   for (std::int32_t page = state.num_synced; page < num_pages; ++page) update.pages.push_back(page);
-  for (const HiSparseResidentManager* manager : resident_) {
+  for (const ResidentPageManager* manager : resident_) {
     std::vector<BlockId>& blocks = update.blocks.emplace_back();
     for (const std::int32_t page : update.pages) blocks.push_back(manager->page(request, page));
   }
@@ -476,7 +476,7 @@ ResidencyUpdate HiSparseCoordinator::take_residency(Request& request) {
   return update;
 }
 
-void HiSparseCoordinator::take_transfers(std::span<const TransferCount> enqueued,
+void HostPageCoordinator::take_transfers(std::span<const TransferCount> enqueued,
                                          std::span<const TransferCount> completed,
                                          const SetOrder& in_set_order) {
   for (const auto& [id, count] : enqueued)
@@ -506,7 +506,7 @@ void HiSparseCoordinator::take_transfers(std::span<const TransferCount> enqueued
 }
 
 // `names`: whose pages have become clean, each once, in that order.
-void HiSparseCoordinator::complete(Transfer& transfer, std::vector<std::string>& names) {
+void HostPageCoordinator::complete(Transfer& transfer, std::vector<std::string>& names) {
   const auto& [name, page] = transfer.page;
   State& state = *transfer.state;
   state.under_way.erase(page);
@@ -525,7 +525,7 @@ void HiSparseCoordinator::complete(Transfer& transfer, std::vector<std::string>&
 }
 
 // Publishes the host pages of a finished request whose last transfer has completed.
-void HiSparseCoordinator::publish_detached(State& state) {
+void HostPageCoordinator::publish_detached(State& state) {
   Publication& publication = *state.publication;
   if (!state.under_way.empty() || !publication.is_detached) return;
   while (state.clean.contains(state.num_ready)) ++state.num_ready;
@@ -542,7 +542,7 @@ void HiSparseCoordinator::publish_detached(State& state) {
   state.publication.reset();
 }
 
-bool HiSparseCoordinator::has_pending_reclamation() const {
+bool HostPageCoordinator::has_pending_reclamation() const {
   return std::ranges::any_of(pending_, [&](const auto& entry) {
     const Transfer& transfer = entry.second;
     if (host_->ref_cnt(transfer.host) == 1) return true;
@@ -552,7 +552,7 @@ bool HiSparseCoordinator::has_pending_reclamation() const {
 }
 
 // Clean pages stay readable where they lie until the pool hands them out.
-void HiSparseCoordinator::detach(Request& request) {
+void HostPageCoordinator::detach(Request& request) {
   all_resident_.erase(request.name);
   imports_.erase(request.name);
   const auto found = states_.find(request.name);
@@ -574,7 +574,7 @@ void HiSparseCoordinator::detach(Request& request) {
     publication.keys = source_->keys_of(request, publication.num_pages);
     host_->touch(publication.blocks);
   }
-  for (HiSparseResidentManager* manager : resident_) {
+  for (ResidentPageManager* manager : resident_) {
     for (std::int32_t page = manager->num_pages(request) - 1; page >= 0; --page) {
       const BlockId block = manager->page(request, page);
       if (block == kNullBlock) continue;

@@ -1,4 +1,4 @@
-#include "base/sparse_bytes.h"
+#include "tests/conformance/sparse_bytes.h"
 
 #include <algorithm>
 #include <cstring>

@@ -11,7 +11,7 @@
 // (4) A page is published under its hash when it and all previous pages are on the host.
 //
 // Not modelled: copies of host blocks for hits that end inside a block. No group with such hits
-// exists in an engine with HiSparse.
+// exists in an engine with such pages.
 #pragma once
 
 #include <cstdint>
@@ -27,11 +27,11 @@
 
 #include "reference/cache/attention_managers.h"
 #include "reference/cache/block_pool.h"
-#include "reference/types/hisparse.h"
+#include "reference/types/host_pages.h"
 
 namespace lockstep {
 
-// The managers of HiSparse's groups. Source of the rules:
+// The managers of groups of host pages. Source of the rules:
 // vllm/v1/core/single_type_kv_cache_manager.py.
 //
 // Invariants
@@ -41,13 +41,13 @@ namespace lockstep {
 //     from the host. The manager collects changes and sends them to workers as residency updates.
 // (3) A hot region is allocated as a whole, by the first allocation after it was requested.
 
-class HiSparseCoordinator;
+class HostPageCoordinator;
 
-class HiSparseSourceManager : public FullAttentionManager {
+class PageSourceManager : public FullAttentionManager {
  public:
   // REQUIRES: `pool` is the host pool.
-  HiSparseSourceManager(const KVCacheSpec& spec, std::int32_t group, const EngineConfig& config,
-                        BlockSizes sizes, BlockPool& pool, HiSparseCoordinator& coordinator)
+  PageSourceManager(const KVCacheSpec& spec, std::int32_t group, const EngineConfig& config,
+                    BlockSizes sizes, BlockPool& pool, HostPageCoordinator& coordinator)
       : FullAttentionManager(spec, group, config, sizes, pool), coordinator_(coordinator) {}
 
   // Host blocks count against no device pool: none, or more than it owns.
@@ -74,14 +74,14 @@ class HiSparseSourceManager : public FullAttentionManager {
   }
 
  private:
-  HiSparseCoordinator& coordinator_;
+  HostPageCoordinator& coordinator_;
 };
 
 // Groups whose prefixes the source caches for them.
-class HiSparseDeviceManager : public GroupManager {
+class PageCopyManager : public GroupManager {
  public:
-  HiSparseDeviceManager(const KVCacheSpec& spec, std::int32_t group, const EngineConfig& config,
-                        BlockSizes sizes, BlockPool& pool, HiSparseCoordinator& coordinator)
+  PageCopyManager(const KVCacheSpec& spec, std::int32_t group, const EngineConfig& config,
+                  BlockSizes sizes, BlockPool& pool, HostPageCoordinator& coordinator)
       : GroupManager(spec, group, config, sizes, pool), coordinator_(coordinator) {}
   void take_computed_blocks(Request& request, std::span<const BlockId>, std::int32_t) override {
     of(request).num_cached_blocks = 0;
@@ -92,12 +92,12 @@ class HiSparseDeviceManager : public GroupManager {
                                       std::span<std::vector<BlockId>* const> hits) const override;
 
  protected:
-  HiSparseCoordinator& coordinator_;
+  HostPageCoordinator& coordinator_;
 };
 
-class HiSparseHotManager : public HiSparseDeviceManager {
+class HotPageManager : public PageCopyManager {
  public:
-  using HiSparseDeviceManager::HiSparseDeviceManager;
+  using PageCopyManager::PageCopyManager;
 
   void require_hot(const Request& request) { required_.insert(&request); }
   bool has_hot(const Request& request) const {
@@ -116,10 +116,10 @@ class HiSparseHotManager : public HiSparseDeviceManager {
   std::set<const Request*> required_;
 };
 
-class HiSparseResidentManager : public HiSparseDeviceManager {
+class ResidentPageManager : public PageCopyManager {
  public:
-  HiSparseResidentManager(const KVCacheSpec& spec, std::int32_t group, const EngineConfig& config,
-                          BlockSizes sizes, BlockPool& pool, HiSparseCoordinator& coordinator);
+  ResidentPageManager(const KVCacheSpec& spec, std::int32_t group, const EngineConfig& config,
+                      BlockSizes sizes, BlockPool& pool, HostPageCoordinator& coordinator);
 
   std::int64_t num_blocks_to_allocate(const Request& request, std::span<const BlockId>,
                                       const SlotDemand& demand) const override;
@@ -146,12 +146,12 @@ class HiSparseResidentManager : public HiSparseDeviceManager {
   std::map<const Request*, std::map<std::int32_t, BlockId>> changes_;
 };
 
-class HiSparseCoordinator {
+class HostPageCoordinator {
  public:
   // `device` must outlive it.
-  HiSparseCoordinator(const EngineConfig& config, std::unique_ptr<BlockPool> host,
+  HostPageCoordinator(const EngineConfig& config, std::unique_ptr<BlockPool> host,
                       BlockPool& device);
-  virtual ~HiSparseCoordinator() = default;
+  virtual ~HostPageCoordinator() = default;
 
   BlockPool& host_pool() { return *host_; }
   const BlockPool& host_pool() const { return *host_; }
@@ -159,9 +159,9 @@ class HiSparseCoordinator {
   bool has_resident_pages() const { return !resident_.empty(); }
 
   // The managers of the engine's groups. REQUIRES: one source, and resident pages of its blocks.
-  void add(HiSparseSourceManager& source) { source_ = &source; }
-  void add(HiSparseResidentManager& resident) { resident_.push_back(&resident); }
-  void add(HiSparseHotManager& hot);
+  void add(PageSourceManager& source) { source_ = &source; }
+  void add(ResidentPageManager& resident) { resident_.push_back(&resident); }
+  void add(HotPageManager& hot);
 
   // Reports from the managers: the request hit `num_host_pages`; a load starts to fill its tokens;
   // this many pages may be published; the request frees its blocks.
@@ -177,7 +177,7 @@ class HiSparseCoordinator {
     std::int32_t num_tokens = 0;
   };
   // Plans a step that has been decided, in its order.
-  HiSparseCommand plan_step(std::span<const Row> rows);
+  HostPageCommand plan_step(std::span<const Row> rows);
 
   // Completes a load.
   void finish_import(Request& request, bool failed);
@@ -269,9 +269,9 @@ class HiSparseCoordinator {
  private:
   std::unique_ptr<BlockPool> host_;
   BlockPool& device_;
-  HiSparseSourceManager* source_ = nullptr;
-  std::vector<HiSparseResidentManager*> resident_;
-  std::vector<HiSparseHotManager*> hot_;
+  PageSourceManager* source_ = nullptr;
+  std::vector<ResidentPageManager*> resident_;
+  std::vector<HotPageManager*> hot_;
   std::int32_t max_model_len_;
   std::int32_t num_reprefillable_tokens_;
   std::int32_t num_lookahead_;
