@@ -329,6 +329,8 @@ Result<int> bisect_history(BisectOptions& options, const SavedCase& saved, Comma
   // compilation costs more than the engine's.
   ::setenv("PYTHONPYCACHEPREFIX", exports->path("compiled").c_str(), 1);
   ::unsetenv("PYTHONDONTWRITEBYTECODE");
+  // One process imports what all commits need besides themselves.
+  ::setenv("LOCKSTEP_WARM_ENGINES", exports->path("warm").c_str(), 0);
   Bisection found;
   for (const Commit& commit : commits)
     found.candidates.push_back({.name = commit.abbreviation, .subject = commit.subject});

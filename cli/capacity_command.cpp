@@ -5,17 +5,22 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <set>
 
+#include "base/output_file.h"
 #include "cli/commands.h"
 #include "cli/options/engine_model.h"
 #include "cli/options/layout_options.h"
+#include "cli/options/output_option.h"
 #include "cli/output/terminal.h"
 #include "sim/report/plan_report.h"
 #include "traces/models/model_file.h"
 
 namespace lockstep {
 namespace {
+
+using OrderedJson = nlohmann::ordered_json;
 
 struct CapacityCommand {
   std::vector<std::string> models;
@@ -25,6 +30,13 @@ struct CapacityCommand {
   std::vector<std::int64_t> packs{1};
   std::int64_t prompt_tokens = 2000;
   LayoutArguments arguments;
+  std::string json_path;
+};
+
+// What the combinations come to, for the JSON.
+struct Comparison {
+  std::set<std::string> warnings;
+  OrderedJson rows = OrderedJson::array();
 };
 
 void print_head() {
@@ -65,25 +77,35 @@ std::int64_t bytes_per_token(const PlanReport& report, const WorkerReport& tight
       static_cast<double>(std::max<std::int64_t>(1, tightest.capacity_tokens)));
 }
 
-void print_row(const PlanReport& report, const std::string& head, std::int64_t prompt_tokens) {
+// Prints the row of a plan and adds it to `row`.
+void add_row(const PlanReport& report, const std::string& head, std::int64_t prompt_tokens,
+             OrderedJson& row) {
   const bool is_overlaid = std::holds_alternative<ModelPlacement>(report.details);
   const WorkerReport& worker =
       is_overlaid ? *std::ranges::min_element(report.workers, {}, &WorkerReport::capacity_tokens)
                   : report.workers.front();
   const Waste waste = waste_of(report);
+  const std::int64_t resend_tokens = resend_hit_tokens(report.hit_step_tokens, prompt_tokens);
+  row["block_size"] = report.aligned.block_size;
+  row["num_blocks"] = worker.num_blocks;
+  row["capacity_tokens"] = worker.capacity_tokens;
+  row["max_concurrency"] = worker.max_concurrency;
+  row["bytes_per_token"] = bytes_per_token(report, worker);
+  row["resend_hit_tokens"] = resend_tokens;
   fmt::print("{}{:>8}{:>9}{:>12}{:>12}{:>8.2f}{:>10}{:>9}{:>9}{:>8}\n", head,
              with_commas(report.aligned.block_size), with_commas(worker.num_blocks),
              with_commas(worker.capacity_tokens), waste.older, worker.max_concurrency,
              with_commas(bytes_per_token(report, worker)), waste.padding, waste.empty,
-             percent_text(resend_hit_tokens(report.hit_step_tokens, prompt_tokens), prompt_tokens));
+             percent_text(resend_tokens, prompt_tokens));
 }
 
 // One model in every combination; a combination that is refused says why in its row.
 Result<void> compare_model(const std::string& name, const CapacityCommand& command,
-                           std::set<std::string>& warnings) {
+                           Comparison& comparison) {
   LS_ASSIGN_OR_RETURN(const auto model, find_model(name));
   if (model.layers.empty()) {
     fmt::print("{:<26}an encoder; its layers keep no cache\n", model.name);
+    comparison.rows.push_back({{"model", model.name}, {"refused", "an encoder keeps no cache"}});
     return {};
   }
   LayoutArguments a = command.arguments;
@@ -97,13 +119,16 @@ Result<void> compare_model(const std::string& name, const CapacityCommand& comma
         const std::string head =
             fmt::format("{:<26}{:<8}{:<6}{:>5}", model.name, dtype.substr(0, 7), mode, pack);
         const auto report = make_plan_report(model, options, a.engine, a.layout);
+        OrderedJson& row = comparison.rows.emplace_back(OrderedJson{
+            {"model", model.name}, {"kv_dtype", dtype}, {"mode", mode}, {"pack", pack}});
         if (!report || report->workers.front().num_blocks == 0) {
-          fmt::print("{}  {}\n", head, report ? "keeps no cache" : report.error().message);
+          row["refused"] = report ? "keeps no cache" : report.error().message;
+          fmt::print("{}  {}\n", head, row["refused"].get<std::string>());
           continue;
         }
-        print_row(*report, head, command.prompt_tokens);
+        add_row(*report, head, command.prompt_tokens, row);
         for (const std::string& warning : plan_warnings(a, model, options, report->hit_step_tokens))
-          warnings.insert(fmt::format("{}: {}", model.name, warning));
+          comparison.warnings.insert(fmt::format("{}: {}", model.name, warning));
       }
   for (const std::string& assumption : model.assumptions)
     fmt::print("  assumed from the config.json: {}\n", assumption);
@@ -113,10 +138,12 @@ Result<void> compare_model(const std::string& name, const CapacityCommand& comma
 Result<int> capacity(CapacityCommand command) {
   for (std::string& model : command.models)
     LS_RETURN_IF_ERROR(take_engine_model(model, command.from));
-  std::set<std::string> warnings;
+  LS_RETURN_IF_ERROR(is_placed(command.arguments));
+  Comparison comparison;
+  fmt::print("Planned as {} plans.\n\n", command.arguments.engine);
   print_head();
   for (const std::string& name : command.models.empty() ? model_names() : command.models)
-    LS_RETURN_IF_ERROR(compare_model(name, command, warnings));
+    LS_RETURN_IF_ERROR(compare_model(name, command, comparison));
   fmt::print(
       "\ntokens: of one block. capacity: num_blocks / blocks a request * max_model_len. older: "
       "num_blocks // all\ngroups * smallest block size, which state groups and windows divide "
@@ -124,7 +151,15 @@ Result<int> capacity(CapacityCommand command) {
       "empty: of the blocks of one longest request.\nresend: what a second request with the "
       "same prompt of {} tokens hits.\n",
       with_commas(command.prompt_tokens));
-  for (const std::string& warning : warnings) fmt::print("warning: {}\n", warning);
+  for (const std::string& warning : comparison.warnings) fmt::print("warning: {}\n", warning);
+  if (!command.json_path.empty())
+    LS_RETURN_IF_ERROR(
+        write_output(command.json_path, OrderedJson{{"engine", command.arguments.engine},
+                                                    {"prompt_tokens", command.prompt_tokens},
+                                                    {"models", comparison.rows},
+                                                    {"warnings", comparison.warnings}}
+                                                .dump(2) +
+                                            "\n"));
   return kExitAgreed;
 }
 
@@ -146,6 +181,7 @@ void add_capacity_command(CLI::App& app, int& exit_code) {
       ->capture_default_str();
   declare_from(*sub, command->from);
   add_layout_options(*sub, command->arguments);
+  declare_output(*sub, "--json", command->json_path, "write everything");
   sub->callback([command, &exit_code] { exit_code = exit_status(capacity(*command)); });
 }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <vector>
@@ -29,6 +30,7 @@ struct ExportCommand {
   std::string file;
   std::string as;
   std::string out;  // empty: standard output
+  std::string json_path;
   std::int32_t block_tokens = 0;
   bool is_lossy = false;
   ImportOptions import;
@@ -120,6 +122,17 @@ std::string summary_text(const ExportCommand& command, const ExportedTrace& expo
   return text;
 }
 
+std::string json_text(const ExportCommand& command, const ExportedTrace& exported) {
+  nlohmann::ordered_json json{{"file", command.file},
+                              {"as", command.as},
+                              {"requests", exported.num_requests},
+                              {"block_tokens", exported.block_tokens},
+                              {"left_out", nlohmann::ordered_json::array()}};
+  for (const LeftOut& left_out : exported.left_out)
+    json["left_out"].push_back({{"what", left_out.what}, {"count", left_out.count}});
+  return json.dump(2) + "\n";
+}
+
 Result<int> export_requests(const ExportCommand& command) {
   LS_ASSIGN_OR_RETURN(const auto read, read_requests(command));
   ExportOptions options{
@@ -134,6 +147,8 @@ Result<int> export_requests(const ExportCommand& command) {
     LS_RETURN_IF_ERROR(write_output(command.out, exported.text));
     fmt::print("{}", summary);
   }
+  if (!command.json_path.empty())
+    LS_RETURN_IF_ERROR(write_output(command.json_path, json_text(command, exported)));
   return kExitAgreed;
 }
 
@@ -155,6 +170,7 @@ void add_export_command(CLI::App& app, int& exit_code) {
       ->required()
       ->check(CLI::IsMember(names));
   declare_output(*command, "--out", options->out, "the file (standard output)");
+  declare_output(*command, "--json", options->json_path, "what was written and left out");
   command
       ->add_option("--block", options->block_tokens,
                    "tokens of an id; left out: as many as lose nothing of what prompts share")

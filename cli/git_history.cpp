@@ -14,6 +14,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr std::int64_t kFirstSecond = 1'000'000'000;  // 2001
 constexpr auto kGitLimit = std::chrono::minutes(10);
 
 // The lines that a shell command prints. A hook's environment would name another repository.
@@ -104,15 +105,26 @@ TemporaryExports::~TemporaryExports() {
 }
 
 Result<std::string> TemporaryExports::put(const std::string& repository, const Commit& commit) {
-  std::error_code ignored;
-  if (!exported_.empty()) fs::remove_all(exported_, ignored);
-  exported_ = path(commit.hash);
-  const std::string index = "GIT_INDEX_FILE=" + shell_word(path("index"));
-  const std::string folder = shell_word(exported_);
-  LS_RETURN_IF_ERROR(lines_of(fmt::format(
-      "mkdir {0} && {1} {2} && {1} {3}", folder, index, git(repository, "read-tree " + commit.hash),
-      git(repository, fmt::format("--work-tree={} checkout-index --all --quiet", folder)))));
-  return exported_;
+  const std::string folder = path("commit");
+  LS_ASSIGN_OR_RETURN(const auto git_folder,
+                      lines_of(git(repository, "rev-parse --absolute-git-dir")));
+  const std::string in_folder = fmt::format(
+      "mkdir -p {0} && cd {0} && export GIT_INDEX_FILE={1} && "
+      "here() {{ git --git-dir={2} --work-tree=. \"$@\"; }} && ",
+      shell_word(folder), shell_word(path("index")), shell_word(git_folder.front()));
+  // Python takes a compiled module for current by the second and the size of its source: the files
+  // that differ get a second of their own.
+  const std::string changed = exported_.empty()
+                                  ? fmt::format("ls-tree -r -z --name-only {}", commit.hash)
+                                  : fmt::format("diff-tree -r -z --name-only --diff-filter=d {} {}",
+                                                exported_, commit.hash);
+  LS_RETURN_IF_ERROR(lines_of(
+      in_folder +
+      fmt::format("here read-tree --reset -u {} && here clean -ffdxq && here {} | xargs -0 -r "
+                  "touch -chd @{} -- && {{ here update-index -q --refresh || true; }}",
+                  commit.hash, changed, kFirstSecond + ++num_exported_)));
+  exported_ = commit.hash;
+  return folder;
 }
 
 }  // namespace lockstep

@@ -8,6 +8,7 @@
 // Not exported: submodules.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -35,7 +36,8 @@ class TemporaryExports {
   TemporaryExports(const TemporaryExports&) = delete;
   ~TemporaryExports();
 
-  // The folder that holds this commit's files, in place of the previous commit's.
+  // The folder that holds this commit's files, in place of the previous commit's. Files that do not
+  // differ keep their time, so that what was compiled from them stays valid.
   Result<std::string> put(const std::string& repository, const Commit& commit);
   std::string path(std::string_view name) const { return folder_ + "/" + std::string(name); }
 
@@ -43,7 +45,8 @@ class TemporaryExports {
   TemporaryExports() = default;
 
   std::string folder_;
-  std::string exported_;  // of the previous commit; empty: none
+  std::string exported_;  // the previous commit; empty: none
+  std::int64_t num_exported_ = 0;
   std::unique_ptr<LineProcess> remover_;
 };
 

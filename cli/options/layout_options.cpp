@@ -48,9 +48,10 @@ void add_layout_options(CLI::App& command, LayoutArguments& a) {
   command.add_option("--ssm-dtype", a.ssm_dtype, "dtype of recurrent states (the model's)");
   command.add_option("--backend", a.backend,
                      "flash_attn, flashinfer, triton_attn, triton_mla, flashmla");
-  command.add_option("--engine", a.engine,
-                     "whose planner: vllm-0.22.1, or vllm-0.33.0 with its six orders");
-  command.add_option("--layout", a.layout, "NHD or HND; of vllm-0.33.0 one of six orders");
+  command.add_option("--engine", a.engine, "whose planner")->capture_default_str();
+  command.add_option(
+      "--layout", a.layout,
+      "one of six orders (NHD: as the engine chooses); before vllm-0.33.0 NHD or HND");
   command.add_option("--memory", a.memory, "for the cache, per worker: 40GiB, 512MiB, bytes");
   command.add_option("--num-blocks", a.num_blocks, "blocks, whatever the memory")->check(tokens);
   command.add_option("--num-spec", a.num_spec, "speculative tokens")
@@ -85,7 +86,6 @@ void add_layout_options(CLI::App& command, LayoutArguments& a) {
 }
 
 Result<bool> is_placed(const LayoutArguments& a) {
-  if (a.engine.empty()) return false;
   const Release* release = find_release(a.engine);
   if (release == nullptr)
     return fail(fmt::format("--engine: '{}' is not one of {}", a.engine, release_names()));
@@ -95,9 +95,8 @@ Result<bool> is_placed(const LayoutArguments& a) {
 std::vector<std::string> plan_warnings(const LayoutArguments& a, const ModelSpec& model,
                                        const PlanOptions& options, std::int64_t hit_step_tokens) {
   std::vector<std::string> warnings;
-  const Release* release = a.engine.empty() ? nullptr : find_release(a.engine);
-  const bool overlays = release != nullptr && overlays_groups(*release);
-  if (release != nullptr && !overlays && release->name != kPlannerOfTensors)
+  const Release* release = find_release(a.engine);
+  if (release != nullptr && !overlays_groups(*release) && release->name != kPlannerOfTensors)
     warnings.push_back(fmt::format(
         "planned by the rules of {}: {} may plan and lay out its pages differently ({})",
         kPlannerOfTensors, release->name, name_of(release->page_format)));

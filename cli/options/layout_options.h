@@ -9,6 +9,7 @@
 
 #include "base/result.h"
 #include "reference/plan/model_spec.h"
+#include "reference/types/engine_config.h"
 #include "reference/types/plan_options.h"
 
 namespace CLI {
@@ -24,7 +25,7 @@ struct LayoutArguments {
   std::string mamba_cache_mode = "none";
   std::string backend = "flash_attn";
   std::string layout = "NHD";
-  std::string engine;  // whose planner; empty: 0.22.1's
+  std::string engine = EngineConfig{}.engine;  // whose planner
   std::string memory = "40GiB";
   std::int64_t tp = 1;
   std::int64_t pp = 1;

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lockstep_engines import missing, plants, protocol
+from lockstep_engines import missing, plants, protocol, warm
 from lockstep_engines.vllm import plants as vllm_plants
 from lockstep_engines.worker import plants as worker_plants
 
@@ -105,6 +105,7 @@ def _run(arguments: argparse.Namespace) -> None:
     if arguments.plants:
         return _list_plants(defects)
     _fix_hash_seed()
+    warm.hand_over()
     if arguments.folder is not None:
         _put_first(Path(arguments.folder).resolve(), arguments.engine)
     if arguments.plant is not None:
@@ -118,7 +119,9 @@ def _run(arguments: argparse.Namespace) -> None:
         return _write_layers(arguments.layers, sink)
     if arguments.worker:
         return _serve_worker(arguments, source, sink)
-    protocol.serve(protocol.SCHEDULER, _adapter_of(arguments.engine), source, sink)
+    adapter = _adapter_of(arguments.engine)
+    warm.list_imports()
+    protocol.serve(protocol.SCHEDULER, adapter, source, sink)
 
 
 def _check_kernels(arguments: argparse.Namespace) -> None:
@@ -186,7 +189,9 @@ def _serve_worker(arguments: argparse.Namespace, source: Any, sink: Any) -> None
         arguments.warm_up,
         arguments.lift_refusals,
     )
-    protocol.serve(protocol.WORKER, Worker(options), source, sink)
+    worker = Worker(options)
+    warm.list_imports()
+    protocol.serve(protocol.WORKER, worker, source, sink)
 
 
 def _adapter_of(engine: str) -> Any:

@@ -212,7 +212,7 @@ Result<ModelPlacement> place_model(const LayerSpecs& layers, DType model_dtype,
   if (options.attn_pack > 1)
     return fail(
         fmt::format("--attn-pack {}: a release whose groups overlay one allocation has no "
-                    "such packing",
+                    "such packing; one before vllm-0.33.0 has it (--engine)",
                     options.attn_pack));
   ModelPlacement model;
   model.options = placement_options(options, layers, model_dtype, order);

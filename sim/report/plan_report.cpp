@@ -343,7 +343,7 @@ Result<PlanReport> make_plan_report(const ModelSpec& model, const PlanOptions& o
                                     const LayerSpecs& extra) {
   PlanReport report;
   report.model = model.name;
-  report.engine = engine.empty() ? std::string(kPlannerOfTensors) : engine;
+  report.engine = engine;
   report.max_model_len = options.max_model_len;
   report.memory_bytes = options.memory_bytes;
   LS_RETURN_IF_ERROR(overlays_groups(report.engine)

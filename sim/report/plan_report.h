@@ -59,7 +59,7 @@ struct PlanReport {
   PlanDetails details;
 };
 
-// `engine`: the release; empty: 0.22.1. `layout`: NHD or HND, or an order of the cache (empty or
+// `engine`: the release. `layout`: NHD or HND, or an order of the cache (empty or
 // NHD: the engine chooses). `extra` layers follow the model's own (hidden states). Refused: what
 // the engine's core or its worker refuses.
 Result<PlanReport> make_plan_report(const ModelSpec& model, const PlanOptions& options,

@@ -27,6 +27,9 @@ std::vector<std::vector<std::string>> writers() {
   }
   all.push_back(
       {"export", sample_path("foreign/mooncake.jsonl"), "--as", "mooncake", "--lossy", "--out"});
+  all.push_back(
+      {"export", sample_path("foreign/mooncake.jsonl"), "--as", "mooncake", "--lossy", "--json"});
+  all.push_back({"capacity", "llama-3.1-8b", "--json"});
   all.push_back({"engines", "--json"});
   all.push_back({"mutants", "--markdown"});
   for (const char* option : {"--json", "--svg", "--dot"})

@@ -253,6 +253,9 @@ TEST(Same, RefusesFilesOfTwoKindsAndDamage) {
   const std::string hashes = hashes_of("whole", {"--backend", "none"});
   const Outcome mixed = run_lockstep({"same", kRecording, hashes});
   EXPECT_EQ(mixed.status, 2);
+  const Outcome replayed = run_lockstep({"replay", hashes});
+  EXPECT_EQ(replayed.status, 2);
+  EXPECT_NE(replayed.err.find("`lockstep same` compares"), std::string::npos) << replayed.err;
   EXPECT_NE(mixed.err.find("is a recording and " + hashes + " has step hashes"), std::string::npos)
       << mixed.err;
   const std::string text = read_text(hashes);

@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "reference/types/engine_config.h"
 #include "tests/cli/command.h"
 
 namespace lockstep::tests {
@@ -186,7 +187,7 @@ TEST(Verdicts, APromptThatCanFillNoBlockIsNamed) {
                                      "align", "--max-model-len", "500", "--memory", "4GiB"});
   EXPECT_TRUE(has(plan.out,
                   "warning: no prompt can fill a block and be hit: hits end at multiples "
-                  "of 528 tokens, and max_model_len is 500"))
+                  "of 576 tokens, and max_model_len is 500"))
       << plan.out << plan.err;
   const Outcome capacity = run_lockstep({"capacity", "qwen3.5-4b", "--engine", "vllm-0.33.0",
                                          "--mamba-cache-mode", "align", "--max-model-len", "500"});
@@ -218,8 +219,24 @@ TEST(Verdicts, APlanNamesWhatItLeavesOut) {
   EXPECT_TRUE(has(old, "warning: planned by the rules of vllm-0.22.1: vllm-0.27.1")) << old;
   EXPECT_TRUE(has(old, "warning: the draft model's layers are left out: 2 of 26 layers")) << old;
   EXPECT_FALSE(has(plan("vllm-0.33.0").out, "warning:"));
-  EXPECT_TRUE(has(run_lockstep({"capacity", "deepseek-v3", "--num-spec", "1"}).out,
-                  "warning: deepseek-v3: the draft model's layers are left out: 1 of 62 layers"));
+  EXPECT_TRUE(has(
+      run_lockstep({"capacity", "deepseek-v3", "--engine", "vllm-0.22.1", "--num-spec", "1"}).out,
+      "warning: deepseek-v3: the draft model's layers are left out: 1 of 62 layers"));
+}
+
+TEST(Verdicts, PlansAndReplaysHaveOneDefaultEngineAndNameIt) {
+  const std::string engine = EngineConfig{}.engine;
+  EXPECT_TRUE(has(run_lockstep({"replay", kSample, "--backend", "none"}).out, "engine  " + engine));
+  EXPECT_TRUE(has(run_lockstep({"layout", "--model", "llama-3.1-8b"}).out, "8b: " + engine + ","));
+  EXPECT_TRUE(has(run_lockstep({"capacity", "llama-3.1-8b"}).out, "Planned as " + engine));
+  const Outcome packed = run_lockstep({"layout", "--model", "qwen3.5-4b", "--attn-pack", "2"});
+  EXPECT_EQ(packed.status, 2);
+  EXPECT_TRUE(has(packed.err, "one before vllm-0.33.0 has it")) << packed.err;
+  const auto json = nlohmann::json::parse(
+      run_lockstep({"capacity", "qwen3.5-4b", "--attn-pack", "1,2", "--json", "-"}).out);
+  EXPECT_EQ(json.at("engine"), engine);
+  EXPECT_GT(json.at("models").at(0).at("num_blocks"), 0);
+  EXPECT_TRUE(json.at("models").at(1).contains("refused"));
 }
 
 TEST(Verdicts, QuantisationThatIsNotCheckedIsListed) {

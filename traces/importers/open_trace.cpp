@@ -11,6 +11,7 @@
 
 #include "base/json_reader.h"
 #include "base/line_reader.h"
+#include "traces/formats/step_hashes.h"
 #include "traces/importers/foreign_rows.h"
 #include "traces/importers/foreign_traces.h"
 
@@ -86,6 +87,9 @@ const KnownFormat& known(FileFormat format) {
 }
 
 tl::unexpected<Error> unknown_format(const std::string& path, std::string_view line) {
+  if (StepHashesReader::is_header(line))
+    return fail(
+        fmt::format("{}: step hashes of a run; `lockstep same` compares two of them", path));
   std::string formats;
   for (const KnownFormat& format : kFormats) {
     formats += fmt::format("{}{} ({})", formats.empty() ? "" : ", ", format.name, format.sign);

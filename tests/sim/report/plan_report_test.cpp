@@ -37,7 +37,7 @@ PlanReport report_of(PlanOptions options, CacheLayout layout = CacheLayout::NHD)
   EXPECT_TRUE(model) << model.error().message;
   options.max_model_len = 1024;
   options.num_gpu_blocks_override = 100;
-  auto report = make_plan_report(*model, options, "", std::string(name_of(layout)));
+  auto report = make_plan_report(*model, options, "vllm-0.22.1", std::string(name_of(layout)));
   EXPECT_TRUE(report) << report.error().message;
   return std::move(*report);
 }
@@ -129,7 +129,8 @@ TEST(PlanReport, EveryModelOfTheCatalogueIsDrawnInBothLayoutsOrNeedsALaterReleas
       PlanOptions options;
       options.max_model_len = 4096;
       options.mamba_chunk_size = model->mamba_chunk_size;
-      const auto report = make_plan_report(*model, options, "", std::string(name_of(layout)));
+      const auto report =
+          make_plan_report(*model, options, "vllm-0.22.1", std::string(name_of(layout)));
       if (name == "deepseek-v4.1-like" || name == "glm-5.3-flash-like") {
         EXPECT_NE(report.error().message.find("overlaid memory"), std::string::npos);
         ++later;
