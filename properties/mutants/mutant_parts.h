@@ -66,7 +66,8 @@ std::vector<Mutant> connector_mutants();
 std::vector<Mutant> host_tier_mutants();
 // mutants_of_backend.cpp
 std::vector<Mutant> row_mutants();
-std::vector<Mutant> backend_state_mutants();
+std::vector<Mutant> state_copy_mutants();
+std::vector<Mutant> state_update_mutants();
 std::vector<Mutant> further_cache_mutants();
 std::vector<Mutant> encoder_and_sink_mutants();
 std::vector<Mutant> rank_mutants();
