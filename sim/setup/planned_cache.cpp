@@ -175,19 +175,18 @@ Result<std::optional<KVCacheConfig>> plan_overlaid(RunSpec& run, const CacheWish
   };
   const std::string order(name_of(run.layout));
   const AttentionBackend backend = only_reader(layers).value_or(run.attention_backend);
-  options.num_gpu_blocks_override = kAnyNumber;
-  LS_ASSIGN_OR_RETURN(ModelPlacement placed, place_model(layers, model.dtype, options, order));
+  options.num_gpu_blocks_override = wishes.num_blocks.value_or(kAnyNumber);
+  LS_ASSIGN_OR_RETURN(const ModelPlacement placed,
+                      place_model(layers, model.dtype, options, order));
+  Placement placement = placed.stages.workers.front();
   std::vector<std::string> told;
-  if (wishes.num_blocks) {
-    options.num_gpu_blocks_override = *wishes.num_blocks;
-  } else {
+  if (!wishes.num_blocks) {
     LS_ASSIGN_OR_RETURN(const std::int64_t blocks,
-                        blocks_per_request(placed.stages.groups, placed.options));
-    options.num_gpu_blocks_override =
-        one_and_a_half(blocks, told) + sink_blocks(placed.stages.groups);
+                        blocks_per_request(placement.groups, placed.options));
+    const std::int64_t num_blocks = one_and_a_half(blocks, told) + sink_blocks(placement.groups);
+    LS_ASSIGN_OR_RETURN(
+        placement, place_blocks(placement.groups, placement.order, num_blocks, placed.options));
   }
-  LS_ASSIGN_OR_RETURN(placed, place_model(layers, model.dtype, options, order));
-  const Placement& placement = placed.stages.workers.front();
   LS_ASSIGN_OR_RETURN(const HashSizes sizes, hash_sizes(placement, placed.options));
   auto plan = replay_plan(placement, layers);
   if (!plan) return unless_asked(plan.error());
