@@ -29,6 +29,7 @@ BlockId PrefixCache::first_of(const BlockKey& mixed_key, BlockId from) const {
 }
 
 BlockId PrefixCache::find(const BlockKey& key, std::int32_t group) const {
+  // The group is part of the key, so that one table serves all groups: group_of() is not compared.
   const BlockKey mixed_key = mixed(key, group);
   return block_of(first_of(mixed_key, firsts_[bucket_of(mixed_key)]));
 }
@@ -62,6 +63,7 @@ void PrefixCache::unlink(BlockId which) {
   Entry& entry = entries_[which];
   BlockId& first = firsts_[bucket_of(entry.key)];
   LS_CHECK(first != kNullBlock, "entry {} is in no chain", index_of(which));
+  // Chains are circular backwards only: invariant (2).
   // The entry that stores the link to the previous one: the successor, or the first of the chain.
   const BlockId keeper = entry.next != kNullBlock ? entry.next : first;
   entries_[keeper].previous = entry.previous;
@@ -92,6 +94,7 @@ void PrefixCache::add_further(BlockId block, const BlockKey& key, std::int32_t g
     entries_.emplace_back();
     owners_.push_back(kNullBlock);
   }
+  // Entries of further keys are rare, so they are stored after the pool's own and used again.
   const BlockId entry = spare_entries_.back();
   spare_entries_.pop_back();
   owners_[static_cast<std::size_t>(index_of(entry) - num_blocks_)] = block;
@@ -101,10 +104,12 @@ void PrefixCache::add_further(BlockId block, const BlockKey& key, std::int32_t g
   further_[block].push_back(entry);
 }
 
+// Returns the number of keys that the block had.
 std::int64_t PrefixCache::remove(BlockId block) {
   check_block(block, num_blocks_);
   if (!contains(block)) return 0;
   unlink(block);
+  // Almost always empty: this saves a lookup for each eviction.
   if (further_.empty()) return 1;
   const auto further = further_.find(block);
   if (further == further_.end()) return 1;
@@ -181,6 +186,8 @@ void FreeQueue::remove(BlockId block) {
   --size_;
 }
 
+// Removed blocks leave gaps in the ring. They are closed when the ring is full, so that removing
+// costs O(1) and a push O(1) on average.
 void FreeQueue::compact() {
   std::uint32_t end = front_;
   for (std::uint32_t place = front_; place != end_; ++place)
@@ -219,6 +226,7 @@ void BlockPool::evict(BlockId block) {
 bool BlockPool::can_give(std::int64_t count) {
   if (count > num_free_blocks()) return false;
   const std::int64_t in_use = num_blocks() - 1 - num_free_blocks();
+  // Only refusals by the limit count: the scheduler handles a pool without free blocks.
   if (count == 0 || in_use + count <= in_use_max_) return true;
   ++counters_.refused;
   return false;
@@ -258,6 +266,7 @@ void BlockPool::evict_blocks(std::span<const BlockId> blocks) {
 void BlockPool::touch(std::span<const BlockId> blocks) {
   for (const BlockId block : blocks) {
     check_block(block);
+    // A hit on a block without a holder takes it out of the free queue, wherever it is.
     if (is_evictable(block)) free_.remove(block);
     ++ref_cnts_[block];
   }
@@ -278,6 +287,7 @@ void BlockPool::release(Iterator begin, Iterator end, bool unhashed_first) {
     else
       free_.push_back(block);
   }
+  // Pushed to the front in reverse: the first block of the call is allocated first, invariant (3).
   for (auto block = unhashed_.rbegin(); block != unhashed_.rend(); ++block)
     free_.push_front(*block);
 }

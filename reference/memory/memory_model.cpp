@@ -168,6 +168,8 @@ void MemoryModel::begin_step(std::int64_t step) {
   written_.clear();
   written_hosts_.clear();
   written_sorted_ = true;
+  // A page counts as written if its epoch is the step's: no step clears the marks of all pages,
+  // except when the counter wraps.
   if (++epoch_ != 0) return;
   for (Tensor& tensor : tensors_) std::ranges::fill(tensor.written_in, 0u);
   epoch_ = 1;
@@ -186,6 +188,7 @@ WriterId MemoryModel::add_writer(std::string_view name) {
 }
 
 void MemoryModel::retire_writer(WriterId writer) {
+  // Its name stays as long as a slot refers to it: a diagnosis names writers of finished requests.
   LS_CHECK(writers_[writer].live, "writer {}", writer);
   writers_[writer].live = false;
   release(writer);
@@ -222,6 +225,7 @@ void MemoryModel::pages_of(BlockId block, std::vector<ModelPage>& pages) const {
       pages.push_back({t, index_of(block)});
       continue;
     }
+    // Half pages: K of block b is half b of the tensor, V is half num_blocks + b.
     const std::int64_t first = index_of(block) / 2;
     const std::int64_t second = (num_blocks_ + index_of(block)) / 2;
     pages.push_back({t, static_cast<std::int32_t>(first)});
@@ -288,6 +292,7 @@ void MemoryModel::write_token(std::int32_t group, BlockId id, std::int64_t slot_
     for (std::int64_t row = rows.first; row < rows.last; ++row)
       write_row(layer, block, id, row, slot, content);
   }
+  // In this order: the slot's previous writer may be the same one, and must not reach zero uses.
   use(writer);
   release(slot.writer);
   slot = {.content = content,
@@ -331,6 +336,8 @@ void MemoryModel::write_row(const ModelLayer& layer, const BlockContent& block, 
       const std::int64_t offset = byte_offset(at, id, kv, row, head, 0);
       const std::int64_t page = offset / tensor.page_size_bytes;  // all of a block's pieces
       touch(index, page);
+      // A row that shares words with another, and bytes that came from the host, have no term of
+      // their own in the sum: the next fingerprint() sums the whole page.
       if (!layer.words_aligned || block.loaded != nullptr) tensor.known[page] = 0;
       if (!tensor.known[page]) continue;
       const std::uint64_t coord = layer.coords[kv * at.num_kv_heads + head];
