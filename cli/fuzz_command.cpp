@@ -136,6 +136,10 @@ std::string fuzz_summary_text(const FuzzReport& report, double seconds, bool sho
     text +=
         fmt::format("\nrefused: {}, the first of seed {}: {}\n", counted(report.refused, "case"),
                     report.first_refused_seed, report.first_refusal);
+  if (report.refusals.size() > 1)
+    for (const auto& [reason, cases] : report.refusals)
+      text += fmt::format("  {:>5}  the first of seed {}: {}\n", cases.cases, cases.first_seed,
+                          reason.substr(reason.find(' ') + 1));
   return text + not_checked_text(report.not_checked());
 }
 

@@ -67,13 +67,15 @@ void add_case(const Judged& judged, FuzzReport& report) {
   if (outcome.kind == OutcomeKind::agreed) {
     ++report.agreed;
   } else if (outcome.kind == OutcomeKind::refused) {
+    const std::size_t reason = outcome.what.rfind(" refuses ");  // npos: all of it
+    report.refusals[bucket_of("refused", "", outcome.what.substr(reason + 1))].add(
+        {.cases = 1, .first_seed = judged.seed});
     if (++report.refused == 1) {
       report.first_refused_seed = judged.seed;
       report.first_refusal = outcome.what;
     }
   } else if (!judged.known.empty()) {
-    KnownCases& known = report.known[judged.known];
-    if (++known.cases == 1) known.first_seed = judged.seed;
+    report.known[judged.known].add({.cases = 1, .first_seed = judged.seed});
   } else {
     report.failures.push_back({.seed = judged.seed,
                                .kind = outcome.kind,
@@ -221,12 +223,8 @@ Result<FuzzReport> merge_fuzz_reports(std::span<const FuzzReport> parts) {
     seen[part.shard] = true;
     for (const auto& [name, count] : kFuzzCounts) whole.*count += part.*count;
     whole.tally += part.tally;
-    for (const auto& [name, of_part] : part.known) {
-      KnownCases& known = whole.known[name];
-      if (known.cases == 0 || of_part.first_seed < known.first_seed)
-        known.first_seed = of_part.first_seed;
-      known.cases += of_part.cases;
-    }
+    for (const auto& [name, of_part] : part.known) whole.known[name].add(of_part);
+    for (const auto& [reason, of_part] : part.refusals) whole.refusals[reason].add(of_part);
     whole.failures.insert(whole.failures.end(), part.failures.begin(), part.failures.end());
     whole.state_hash.low += part.state_hash.low;
     whole.state_hash.high += part.state_hash.high;
@@ -289,6 +287,24 @@ void read_counts(JsonObject& object, FuzzReport& report) {
   tally.finish();
 }
 
+void write_known(JsonWriter& out, const std::map<std::string, KnownCases>& known) {
+  out.begin_object();
+  for (const auto& [name, cases] : known) {
+    out.key(name).begin_object().integer("cases", cases.cases);
+    out.key("first_seed").uint64(cases.first_seed).end_object();
+  }
+  out.end_object();
+}
+
+void read_known(JsonValue value, std::map<std::string, KnownCases>& known) {
+  for (auto& [name, entry] : value.object().entries()) {
+    JsonObject cases = entry.object();
+    known[std::string(name)] = {.cases = cases.required("cases").integer(1),
+                                .first_seed = cases.required("first_seed").uint64()};
+    cases.finish();
+  }
+}
+
 void write_failure(JsonWriter& out, const FuzzFailure& failure) {
   out.begin_object().key("seed").uint64(failure.seed);
   out.string("kind", name_of(failure.kind)).string("check", failure.check);
@@ -326,12 +342,8 @@ FuzzReport read_report(JsonValue value) {
   report.shards = object.required("shards").integer(1, 1 << 20);
   report.shard = object.required("shard").integer(0, report.shards - 1);
   read_counts(object, report);
-  for (auto& [name, entry] : object.required("known").object().entries()) {
-    JsonObject known = entry.object();
-    report.known[std::string(name)] = {.cases = known.required("cases").integer(1),
-                                       .first_seed = known.required("first_seed").uint64()};
-    known.finish();
-  }
+  read_known(object.required("known"), report.known);
+  if (auto refusals = object.optional("refusals")) read_known(refusals, report.refusals);
   for (JsonValue failure : object.required("failures").array())
     report.failures.push_back(read_failure(failure));
   for (const char* follows : {"buckets", "not_checked"}) object.optional(follows);
@@ -353,13 +365,9 @@ std::string fuzz_report_to_json(const FuzzReport& report) {
   out.integer("runs", report.runs).integer("shards", report.shards);
   out.integer("shard", report.shard);
   write_counts(out, report);
-  out.key("known").begin_object();
-  for (const auto& [name, known] : report.known) {
-    out.key(name).begin_object().integer("cases", known.cases);
-    out.key("first_seed").uint64(known.first_seed);
-    out.end_object();
-  }
-  out.end_object().key("failures").begin_array();
+  write_known(out.key("known"), report.known);
+  write_known(out.key("refusals"), report.refusals);
+  out.key("failures").begin_array();
   for (const FuzzFailure& failure : report.failures) write_failure(out, failure);
   out.end_array().key("buckets").begin_array();
   for (const FuzzBucket& bucket : report.buckets()) {

@@ -65,6 +65,10 @@ struct FuzzBucket {
 struct KnownCases {
   std::int64_t cases = 0;
   std::uint64_t first_seed = 0;
+  void add(const KnownCases& more) {
+    if (cases == 0 || more.first_seed < first_seed) first_seed = more.first_seed;
+    cases += more.cases;
+  }
   bool operator==(const KnownCases&) const = default;
 };
 
@@ -88,9 +92,10 @@ struct FuzzReport {
   std::int64_t steps = 0;
   std::int64_t bytes_checked = 0;
   Tally tally;
-  std::map<std::string, KnownCases> known;  // by finding, or by the user's id
-  std::vector<FuzzFailure> failures;        // by seed
-  StateHash state_hash;                     // of all cases, whatever their order
+  std::map<std::string, KnownCases> known;     // by finding, or by the user's id
+  std::map<std::string, KnownCases> refusals;  // by reason, without its numbers
+  std::vector<FuzzFailure> failures;           // by seed
+  StateHash state_hash;                        // of all cases, whatever their order
   bool operator==(const FuzzReport&) const = default;
 
   // Classes that this number of cases should have reached; empty for shards and narrowed runs.

@@ -154,6 +154,9 @@ class Worker(Protocol):
     def execute(self, step: Object) -> Object:
         """Runs a step; the reply's `executed`."""
 
+    def extract(self, requests: list[Object]) -> Object:
+        """Saves hidden states of finished requests; the reply's `extracted`."""
+
     def close(self) -> None: ...
 
 
@@ -218,6 +221,7 @@ WORKER = Language(
             (),
             lambda w, m: {"executed": w.execute(m)},
         ),
+        "extract": _Message((), (), lambda w, m: {"extracted": w.extract(m["extract"])}),
     },
 )
 

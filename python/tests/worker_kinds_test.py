@@ -1,6 +1,6 @@
 """vLLM's worker where it is not plain attention (MLA, states, hidden states, drafts): unchanged, it
-agrees with both runners; each defect planted in it is found by the check that docs/real_worker.md
-names, in a recording that has what it breaks.
+agrees with both runners; each defect planted in it, in its metadata or in its batch is found by the
+check that docs/real_worker.md names, in a recording that has what it breaks.
 
 Of vLLM 0.33.0, whose sources $LOCKSTEP_VLLM names (several: as in PATH). Skipped, with exit status
 77, where it names none, and where the built command ($LOCKSTEP) or torch is missing.
@@ -19,6 +19,7 @@ from typing import ClassVar
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "python"))
 
+from lockstep_engines.worker.plants_of_batches import PLANTS_OF_BATCHES
 from lockstep_engines.worker.plants_of_kinds import PLANTS_OF_KINDS
 
 FOLDERS = [folder for folder in os.environ.get("LOCKSTEP_VLLM", "").split(os.pathsep) if folder]
@@ -26,6 +27,11 @@ COMMAND = os.environ.get("LOCKSTEP", "")
 SKIPPED = 77
 # A short recording of each family.
 RECORDINGS = {
+    "full_attention": "0001",
+    "sliding_window": "0005",
+    "full_and_chunked_local": "0006",
+    "preemption": "0002",
+    "async_scheduling": "0000",
     "mla": "0014",
     "mamba_align": "0012",
     "mamba_none": "0022",
@@ -37,7 +43,7 @@ RECORDINGS = {
 FOUND = {
     "mla-row-of-another-stride": ("mla", ", memory_check"),
     "mla-slots-one-token-late": ("mla", ", page_written"),
-    "mla-prefill-reads-first-rows": ("mla", ", attention_digest"),
+    "mla-prefill-reads-first-rows": ("mla", "metadata of layers.0: prefill.block_table"),
     "state-left-behind": ("mamba_align", ", page_written"),
     "state-from-wrong-column": ("mamba_align", ", page_written"),
     "second-state-from-wrong-column": ("mamba_align", ", page_written"),
@@ -47,7 +53,7 @@ FOUND = {
     ),
     "state-copied-in-part": ("mamba_align", ", page_written"),
     "state-in-next-block": ("mamba_align", ", memory_check"),
-    "state-restarts": ("mamba_align", ", page_written"),
+    "state-restarts": ("mamba_align", "has_initial_states_p, entry"),
     "state-of-first-group": ("mamba_align", ", page_written"),
     "accepted-drafts-not-counted": ("spec_decode_mamba", ", page_written"),
     "zeroed-too-late": ("mamba_align", ", page_written"),
@@ -55,6 +61,17 @@ FOUND = {
     "hidden-heads-swapped": ("hidden_state_group", ", page_written"),
     "hidden-row-in-next-slot": ("hidden_state_group", ", page_written"),
     "padding-written": ("mamba_align", ", page_written"),
+    "window-one-short": ("sliding_window", "window_size is"),
+    "lengths-without-new-tokens": ("full_attention", "metadata of group 0: seq_lens"),
+    "second-lengths-one-short": ("full_attention", "metadata of group 0: seq_lens"),
+    "whole-chunk-has-no-length": ("full_and_chunked_local", "seqused_k, entry"),
+    "cleared-row-keeps-its-first-block": ("preemption", "batch: after clear_row"),
+    "moved-row-stays": ("preemption", "batch: after move_row"),
+    "rows-of-a-larger-batch-stay": ("preemption", "batch: row"),
+    "placeholder-of-another-row": ("async_scheduling", "batch: sampler, row"),
+    "token-before-a-placeholder-replaced": ("async_scheduling", "batch: sampler, row"),
+    "saved-through-blocks-of-first-group": ("hidden_state_group", ", extraction"),
+    "saved-one-token-late": ("hidden_state_group", ", extraction"),
     "rejected-drafts-computed": ("spec_decode_eagle", ", memory_check"),
 }
 
@@ -97,8 +114,9 @@ class KindsTest(unittest.TestCase):
                     self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
 
     def test_each_is_found_by_its_check(self) -> None:
-        self.assertEqual(FOUND.keys(), {plant.name for plant in PLANTS_OF_KINDS})
-        for plant in PLANTS_OF_KINDS:
+        plants = (*PLANTS_OF_KINDS, *PLANTS_OF_BATCHES)
+        self.assertEqual(FOUND.keys(), {plant.name for plant in plants})
+        for plant in plants:
             family, check = FOUND[plant.name]
             with self.subTest(plant.name):
                 if "spec_decode" in family and not importlib.util.find_spec("numba"):

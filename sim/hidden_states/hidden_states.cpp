@@ -81,6 +81,13 @@ void HiddenStateExtraction::add(RequestId id) {
 }
 
 Checked HiddenStateExtraction::compare(const StepReadback& readback) {
+  if (!readback.reports.empty()) {
+    Divergence found;
+    found.phase = Phase::extraction;
+    found.step = program_.step;
+    found.message = readback.reports.front().message;
+    return found;
+  }
   std::size_t at = 0;
   std::vector<std::uint8_t> expected;
   for (std::size_t i = 0; i < requests_.size(); ++i) {

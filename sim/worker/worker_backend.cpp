@@ -103,16 +103,20 @@ class WorkerBackend final : public Backend, private EngineWorker {
   void take_row(const RowSlice& slice, std::size_t row, const WorkerFacts& facts, std::size_t at,
                 std::size_t first, StepReadback& readback);
   void read_probes(const StepProgram& program, StepReadback& readback) const;
-  void extract(const StepProgram& program, StepReadback& readback) const;
+  Result<void> extract(const StepProgram& program, StepReadback& readback);
   std::uint64_t digest(const AttentionProbe& probe, std::span<const std::int32_t> table) const;
   void read(PageId page, std::vector<std::uint8_t>& bytes) const;
   std::span<const std::uint8_t> memory() const { return shared_->bytes(); }
   static void report(StepReadback& readback, std::string kind, std::string message) {
-    readback.reports.push_back({.kind = std::move(kind),
-                                .kernel = "worker",
-                                .message = std::move(message),
-                                .page = std::nullopt,
-                                .sanitizer_words = {}});
+    auto& made = readback.reports.emplace_back();
+    made.kind = std::move(kind);
+    made.kernel = "worker";
+    made.message = std::move(message);
+  }
+  // A line of the worker's process; of its metadata or batch it begins with that word.
+  static void report_fault(StepReadback& readback, const std::string& fault) {
+    const bool is_named = fault.starts_with("metadata") || fault.starts_with("batch");
+    report(readback, is_named ? "" : "input", is_named ? fault : "input: " + fault);
   }
   static void report_failure(StepReadback& readback, const EngineFailure& failure) {
     report(readback, failure.kind,
@@ -131,20 +135,18 @@ class WorkerBackend final : public Backend, private EngineWorker {
   std::optional<EngineFailure> failure_;  // of the case, also over its plan when it was opened
   std::unique_ptr<SharedBytes> shared_;
   PoolLayout layout_;
-  std::vector<WorkerLayer> views_;
+  WorkerOpened opened_;
   PageMap map_;
   std::vector<std::int32_t> group_of_block_;
   std::map<RequestId, Known> requests_;
   WorkerStep step_;
   bool is_decided_ = false;     // ... and not executed yet
   std::vector<RowSlice> rows_;  // of the step that has run
-  bool zeroes_whole_ = false;   // 0.22.1: pages of attention with their padding
   bool copies_whole_ = false;   // blocks are contiguous in memory: a copy includes their padding
   std::vector<Overwritten> overwritten_;
   bool zeroed_beyond_ = false, copied_beyond_ = false;
   std::vector<std::vector<std::vector<std::int32_t>>> reads_;  // [group][row of the program]
-  // Of each row of the engine, by group: its table when it was last scheduled.
-  std::map<std::int32_t, std::vector<std::vector<std::int32_t>>> tables_;
+  std::map<std::int32_t, std::string> names_;  // of each row of the engine: its last request
   std::vector<WordKeys> keys_;
 };
 
@@ -156,30 +158,27 @@ Result<void> WorkerBackend::begin(const EngineConfig& engine) {
   LS_ASSIGN_OR_RETURN(shared_, SharedBytes::create());
   const RecordingHeader header =
       header_of_engine(engine, config_.plan.groups, config_.plan.num_blocks);
-  WorkerOpened opened;
   engine_->ask(worker_open_message(header, shared_->path()),
-               [&](JsonObject& reply) { opened = read_worker_opened(reply); });
+               [&](JsonObject& reply) { opened_ = read_worker_opened(reply); });
   if (const EngineFailure* failure = engine_->failure()) {
     failure_ = *failure;
     return {};
   }
-  if (!opened.refused.empty())
+  if (!opened_.refused.empty())
     return fail(fmt::format("--backend {}: {} refuses {}", engines_->hello().engine.name, device(),
-                            opened.refused));
-  if (opened.layers.size() != layers_.size())
-    return fail(
-        fmt::format("the worker has {} layers, the plan {}", opened.layers.size(), layers_.size()));
-  views_ = std::move(opened.layers);
-  zeroes_whole_ = opened.order.empty();
-  copies_whole_ = std::ranges::any_of(views_, [&](const WorkerLayer& layer) {
-    return layer.page_stride * config_.plan.num_blocks == opened.bytes;
+                            opened_.refused));
+  if (opened_.layers.size() != layers_.size())
+    return fail(fmt::format("the worker has {} layers, the plan {}", opened_.layers.size(),
+                            layers_.size()));
+  copies_whole_ = std::ranges::any_of(opened_.layers, [&](const WorkerLayer& layer) {
+    return layer.page_stride * config_.plan.num_blocks == opened_.bytes;
   });
-  LS_RETURN_IF_ERROR(shared_->map(static_cast<std::size_t>(opened.bytes)));
-  LS_ASSIGN_OR_RETURN(map_,
-                      PageMap::create(config_.plan, layout_, views_, opened.order, opened.bytes));
+  LS_RETURN_IF_ERROR(shared_->map(static_cast<std::size_t>(opened_.bytes)));
+  LS_ASSIGN_OR_RETURN(
+      map_, PageMap::create(config_.plan, layout_, opened_.layers, opened_.order, opened_.bytes));
   group_of_block_.assign(static_cast<std::size_t>(config_.plan.num_blocks), -1);
   if (!map_.findings().empty()) return {};
-  if (facts_) facts_taker_.emplace(config_.plan, layout_, views_, map_, group_of_block_);
+  if (facts_) facts_taker_.emplace(config_.plan, layout_, opened_.layers, map_, group_of_block_);
   StepProgram all;
   for (std::int32_t b = 0; b < config_.plan.num_blocks; ++b)
     all.poison.push_back({.block = BlockId{b}, .kind = Poison::fresh});
@@ -290,7 +289,8 @@ void WorkerBackend::put_back_beyond() {
       read({.tensor = t, .block = before.block}, page);
       for (std::size_t i = 0; i < page.size(); ++i) {
         const bool is_own = group >= 0 && map_.used_bytes(t, group)[i];
-        const bool is_reached = of_any[i] || (before.is_copy ? copies_whole_ : zeroes_whole_);
+        const bool is_reached =
+            of_any[i] || (before.is_copy ? copies_whole_ : opened_.order.empty());
         if (is_own || !is_reached) continue;
         if (page[i] != before.copied[t][i] || page[i] == before.pages[t][i]) continue;
         page[i] = before.pages[t][i];
@@ -321,8 +321,7 @@ Result<void> WorkerBackend::execute(const StepProgram& program, StepReadback& re
   // A program that no decision came before asks about the step that has run.
   if (!std::exchange(is_decided_, false)) {
     read_probes(program, readback);
-    extract(program, readback);
-    return {};
+    return extract(program, readback);
   }
   LS_ASSIGN_OR_RETURN(const bool sampled, sample(readback));
   if (!sampled) return {};
@@ -348,8 +347,7 @@ Result<void> WorkerBackend::execute(const StepProgram& program, StepReadback& re
   if (!readback.reports.empty()) return {};
   rows_ = program.rows;
   read_probes(program, readback);
-  extract(program, readback);
-  return {};
+  return extract(program, readback);
 }
 
 // Reports a failure of the worker. Errors: a failure of the code that drives it.
@@ -368,7 +366,7 @@ Result<bool> WorkerBackend::sample(StepReadback& readback) {
   engine_->ask(worker_sample_message(step_),
                [&](JsonObject& reply) { faults = read_worker_sampled(reply); });
   step_.sampled.clear();
-  for (const std::string& fault : faults) report(readback, "input", "input: " + fault);
+  for (const std::string& fault : faults) report_fault(readback, fault);
   LS_ASSIGN_OR_RETURN(const bool failed, fails(readback));
   return !failed && faults.empty();
 }
@@ -383,24 +381,22 @@ void WorkerBackend::read_probes(const StepProgram& program, StepReadback& readba
   }
 }
 
-// Through the table that the row had when it ran: what an engine hands on of a request that ends.
-void WorkerBackend::extract(const StepProgram& program, StepReadback& readback) const {
-  for (const RowExtraction& extraction : program.extractions) {
-    const auto [g, l] = layers_[extraction.layer];
-    const WorkerLayer& layer = views_[static_cast<std::size_t>(extraction.layer)];
-    const std::int64_t block_size = layout_.groups[g][l].block_size;
-    const std::vector<std::int32_t>& table = tables_.at(extraction.row)[g];
-    for (std::int64_t position = 0; position < extraction.num_tokens; ++position) {
-      const auto entry = static_cast<std::size_t>(position / block_size);
-      for (std::int64_t head = 0; head < layer.parts.front().heads; ++head) {
-        const std::int64_t at =
-            PageMap::row_offset(layer, BlockId{table.at(entry)}, 0, position % block_size, head);
-        const auto row = memory().subspan(static_cast<std::size_t>(at),
-                                          static_cast<std::size_t>(layer.parts.front().row_bytes));
-        readback.extracted.insert(readback.extracted.end(), row.begin(), row.end());
-      }
-    }
-  }
+// What an engine passes on of requests that end.
+Result<void> WorkerBackend::extract(const StepProgram& program, StepReadback& readback) {
+  if (program.extractions.empty()) return {};
+  std::vector<SavedStates> wanted;
+  for (const RowExtraction& extraction : program.extractions)
+    wanted.push_back({.request = names_.at(extraction.row),
+                      .layer = opened_.layers[static_cast<std::size_t>(extraction.layer)].name,
+                      .num_tokens = extraction.num_tokens});
+  std::vector<std::string> files;
+  engine_->ask(worker_extract_message(wanted),
+               [&](JsonObject& reply) { files = read_worker_extracted(reply); });
+  LS_ASSIGN_OR_RETURN(const bool failed, fails(readback));
+  if (failed) return {};
+  for (const std::string& file : files)
+    LS_RETURN_IF_ERROR(append_saved_states(file, readback.extracted));
+  return {};
 }
 
 // As many of everything as there are rows, tokens and groups.
@@ -421,7 +417,7 @@ bool WorkerBackend::is_whole(const WorkerFacts& facts) const {
 // From the worker's batch to the rows of the program.
 void WorkerBackend::take_facts(const StepProgram& program, const WorkerFacts& facts,
                                StepReadback& readback) {
-  for (const std::string& fault : facts.faults) report(readback, "input", "input: " + fault);
+  for (const std::string& fault : facts.faults) report_fault(readback, fault);
   const std::size_t num_groups = config_.plan.groups.size();
   if (!is_whole(facts) || facts.rows.size() != program.rows.size()) {
     report(readback, "batch",
@@ -460,6 +456,7 @@ void WorkerBackend::take_row(const RowSlice& slice, std::size_t row, const Worke
                       step_.rows[row].name, facts.positions[first + i], slice.first_position + i));
       return;
     }
+  names_[slice.row] = step_.rows[row].name;
   for (std::size_t g = 0; g < facts.groups.size(); ++g) {
     const WorkerGroupFacts& group = facts.groups[g];
     std::vector<std::int32_t>& tables = readback.tables[g];
@@ -469,8 +466,6 @@ void WorkerBackend::take_row(const RowSlice& slice, std::size_t row, const Worke
       std::copy_n(group.slots.begin() + static_cast<std::ptrdiff_t>(first), slice.num_tokens,
                   readback.slot_mappings[g].begin() + slice.first_token);
     reads_[g][row] = group.reads.empty() ? group.tables[at] : group.reads[at];
-    tables_[slice.row].resize(facts.groups.size());
-    tables_[slice.row][g] = group.tables[at];
   }
 }
 
@@ -478,7 +473,7 @@ std::uint64_t WorkerBackend::digest(const AttentionProbe& probe,
                                     std::span<const std::int32_t> table) const {
   const auto [g, l] = layers_[probe.layer];
   const LayerLayout& model = layout_.groups[g][l];
-  const WorkerLayer& layer = views_[static_cast<std::size_t>(probe.layer)];
+  const WorkerLayer& layer = opened_.layers[static_cast<std::size_t>(probe.layer)];
   const auto row_bytes = static_cast<std::size_t>(layer.parts.front().row_bytes);
   std::uint64_t sum = 0;
   for (std::int64_t position = probe.first; position < probe.last; ++position) {

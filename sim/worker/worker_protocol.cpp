@@ -1,31 +1,36 @@
 #include "sim/worker/worker_protocol.h"
 
+#include <fmt/format.h>
+
+#include <algorithm>
+
 #include "base/json_writer.h"
+#include "base/line_reader.h"
 #include "traces/formats/engine_options.h"
 #include "traces/formats/lines_json.h"
+#include "traces/formats/safetensors.h"
 
 namespace lockstep {
 namespace {
 
+template <class Read>
+auto list(JsonValue value, const Read& read) {
+  std::vector<decltype(read(value))> made;
+  for (JsonValue entry : value.array()) made.push_back(read(entry));
+  return made;
+}
+
 template <class T>
 std::vector<T> integers(JsonValue value) {
-  std::vector<T> read;
-  JsonArray array = value.array();
-  read.reserve(array.size());
-  for (JsonValue entry : array) read.push_back(entry.integer<T>());
-  return read;
+  return list(value, [](JsonValue entry) { return entry.integer<T>(); });
 }
 
 std::vector<std::vector<std::int32_t>> tables(JsonValue value) {
-  std::vector<std::vector<std::int32_t>> read;
-  for (JsonValue row : value.array()) read.push_back(integers<std::int32_t>(row));
-  return read;
+  return list(value, integers<std::int32_t>);
 }
 
 std::vector<std::string> strings(JsonValue value) {
-  std::vector<std::string> read;
-  for (JsonValue entry : value.array()) read.emplace_back(entry.string());
-  return read;
+  return list(value, [](JsonValue entry) { return std::string(entry.string()); });
 }
 
 WorkerView view_of(JsonValue value) {
@@ -71,9 +76,8 @@ WorkerLayer layer_of(JsonValue value) {
   layer.name = said.required("name").string();
   layer.page_offset = said.required("page_offset").integer();
   layer.page_stride = said.required("page_stride").integer(1);
-  for (JsonValue part : said.required("parts").array()) layer.parts.push_back(view_of(part));
-  if (JsonValue states = said.optional("states"))
-    for (JsonValue state : states.array()) layer.states.push_back(state_of(state));
+  layer.parts = list(said.required("parts"), view_of);
+  if (JsonValue states = said.optional("states")) layer.states = list(states, state_of);
   said.finish();
   return layer;
 }
@@ -142,6 +146,19 @@ std::string worker_sample_message(const WorkerStep& step) {
   return out.take_line();
 }
 
+std::string worker_extract_message(std::span<const SavedStates> wanted) {
+  JsonWriter out;
+  out.begin_object().key("extract").begin_array();
+  for (const auto& [request, layer, num_tokens] : wanted)
+    out.begin_object()
+        .string("id", request)
+        .string("layer", layer)
+        .integer("tokens", num_tokens)
+        .end_object();
+  out.end_array().end_object();
+  return out.take_line();
+}
+
 EngineHello read_worker_hello(JsonObject& object) {
   EngineHello hello;
   JsonObject said = object.required("hello").object();
@@ -161,7 +178,7 @@ WorkerOpened read_worker_opened(JsonObject& object) {
   JsonObject said = object.required("opened").object();
   opened.bytes = said.required("bytes").integer(1);
   opened.order = said.required("order").string();
-  for (JsonValue layer : said.required("layers").array()) opened.layers.push_back(layer_of(layer));
+  opened.layers = list(said.required("layers"), layer_of);
   said.finish();
   return opened;
 }
@@ -183,6 +200,27 @@ WorkerFacts read_worker_facts(JsonObject& object) {
   facts.faults = strings(said.required("faults"));
   said.finish();
   return facts;
+}
+
+std::vector<std::string> read_worker_extracted(JsonObject& object) {
+  JsonObject said = object.required("extracted").object();
+  std::vector<std::string> files = strings(said.required("files"));
+  said.finish();
+  return files;
+}
+
+Result<void> append_saved_states(const std::string& file, std::vector<std::uint8_t>& rows) {
+  LS_ASSIGN_OR_RETURN(ByteSource source, ByteSource::open(file));
+  std::string text;
+  for (bool more = true; more;) {
+    LS_ASSIGN_OR_RETURN(more, source.read_more(text));
+  }
+  const std::vector<std::uint8_t> bytes(text.begin(), text.end());
+  LS_ASSIGN_OR_RETURN(const std::vector<SafeTensor> tensors, read_safetensors(bytes));
+  const auto states = std::ranges::find(tensors, "hidden_states", &SafeTensor::name);
+  if (states == tensors.end()) return fail(fmt::format("{}: no tensor hidden_states", file));
+  rows.insert(rows.end(), states->bytes.begin(), states->bytes.end());
+  return {};
 }
 
 std::vector<std::string> read_worker_sampled(JsonObject& object) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -9,6 +10,7 @@
 
 #include "base/ids.h"
 #include "base/json_reader.h"
+#include "base/result.h"
 #include "reference/types/scheduler_types.h"
 #include "sim/worker/page_map.h"
 #include "traces/formats/recording.h"
@@ -47,6 +49,13 @@ std::string worker_step_message(const WorkerStep& step);
 // before anything is written in between.
 std::string worker_sample_message(const WorkerStep& step);
 
+// Hidden states of a request that has finished, for the worker to save in a file.
+struct SavedStates {
+  std::string request, layer;
+  std::int64_t num_tokens = 0;
+};
+std::string worker_extract_message(std::span<const SavedStates> wanted);
+
 // Replies. Of hello: the features; the runner is one of them, "runner:v1".
 EngineHello read_worker_hello(JsonObject& object);
 
@@ -75,5 +84,8 @@ struct WorkerFacts {
 WorkerFacts read_worker_facts(JsonObject& object);
 // The faults of a `sampled`.
 std::vector<std::string> read_worker_sampled(JsonObject& object);
+// The files of an `extracted`, and the rows in one of them.
+std::vector<std::string> read_worker_extracted(JsonObject& object);
+Result<void> append_saved_states(const std::string& file, std::vector<std::uint8_t>& rows);
 
 }  // namespace lockstep

@@ -48,6 +48,17 @@ TEST(Worker, ThatIsWrongAboutStatesIsFound) {
   }
 }
 
+TEST(Worker, ThatSavesHiddenStatesWronglyIsFound) {
+  const std::pair<const char*, const char*> kDefects[] = {
+      {"extraction", "the extracted row differs"}, {"connector", "the connector raises"}};
+  for (const auto& [defect, what] : kDefects) {
+    const Outcome found = replay(recording("hidden_state_group/0019"), defect);
+    EXPECT_EQ(found.status, 1) << defect << found.out << found.err;
+    EXPECT_NE(found.out.find(", extraction\n"), std::string::npos) << defect << found.out;
+    EXPECT_NE(found.out.find(what), std::string::npos) << defect << found.out;
+  }
+}
+
 TEST(Worker, ThatIsWrongIsFoundByTheCheckOfWhatItDoes) {
   const std::pair<const char*, const char*> kDefects[] = {
       {"slot", ", slot_mapping"},

@@ -14,6 +14,7 @@ import mmap
 import os
 import struct
 import sys
+import tempfile
 
 MASK = (1 << 64) - 1
 STEP = 0x9E3779B97F4A7C15
@@ -58,6 +59,7 @@ class Worker:
 
     def open(self, case):
         self.groups, self.num_blocks = case["groups"], case["num_blocks"]
+        self.saved = tempfile.TemporaryDirectory()
         kinds = {group["spec"]["type"] for group in self.groups} - KINDS.keys()
         if kinds or self.defect == "refuse":
             return {"refused": f"layers of kind {', '.join(sorted(kinds)) or 'full'}"}
@@ -127,6 +129,35 @@ class Worker:
 
     def sample(self, _):
         return {"sampled": {"faults": []}}
+
+    def extract(self, wanted):
+        """Files of safetensors with the rows of finished requests."""
+        if self.defect == "connector":
+            raise RuntimeError("the connector raises")
+        files = []
+        for states in wanted:
+            index = next(i for i, la in enumerate(self.layers) if la["name"] == states["layer"])
+            view, group = self.layers[index]["parts"][0], self._group_of(index)
+            table, size = self.tables[states["id"]][group], self.groups[group]["spec"]["block_size"]
+            rows = b""
+            for position in range(states["tokens"]):
+                position *= self.defect != "extraction"
+                at = view["offset"] + table[position // size] * view["stride"][0]
+                at += position % size * view["stride"][1]
+                rows += self.memory[at : at + view["shape"][2] * view["shape"][3]]
+            header = {"dtype": "U8", "shape": [len(rows)], "data_offsets": [0, len(rows)]}
+            header = json.dumps({"hidden_states": header}).encode()
+            header += b" " * (-len(header) % 8)
+            files.append(f"{self.saved.name}/{len(files)}")
+            with open(files[-1], "wb") as file:
+                file.write(len(header).to_bytes(8, "little") + header + rows)
+        return {"extracted": {"files": files}}
+
+    def _group_of(self, layer):
+        for g, group in enumerate(self.groups):
+            layer -= len(group["layers"])
+            if layer < 0:
+                return g
 
     def execute(self, step):
         for name in step["finished"] + step["preempted"]:

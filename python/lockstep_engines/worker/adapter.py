@@ -21,14 +21,16 @@ from vllm.v1.attention import selector
 from lockstep_engines import scratch
 from lockstep_engines.protocol import Refused
 from lockstep_engines.vllm.engine import VERSION
+from lockstep_engines.worker import batch as worker_batch
 from lockstep_engines.worker import case as worker_case
-from lockstep_engines.worker import configuration, memory
+from lockstep_engines.worker import configuration, memory, metadata
+from lockstep_engines.worker import hidden_states as worker_hidden_states
 from lockstep_engines.worker import host as worker_host
 from lockstep_engines.worker import layers as worker_layers
 from lockstep_engines.worker import model as worker_model
 from lockstep_engines.worker import padding as worker_padding
 from lockstep_engines.worker import speculator as worker_speculator
-from lockstep_engines.worker.facts import Facts
+from lockstep_engines.worker.facts import Facts, clears_moved_rows, nulls_windows
 from lockstep_engines.worker.steps import Steps
 
 
@@ -59,6 +61,9 @@ class Worker:
         self._worker_class = worker_class
         self._worker: Any = None
         self._facts: Any = None
+        self._batch: Any = None
+        self._metadata: Any = None
+        self._hidden_states: worker_hidden_states.HiddenStates | None = None
         scratch.remove_abandoned()
         worker_host.patch_vllm()
         if options.lifts_refusals:
@@ -105,14 +110,23 @@ class Worker:
         self._is_due = False  # the previous step's tokens are not sampled yet
         self._faults: list[str] = []
         self._watch_batch()
+        self._watch_metadata(groups)
         self._is_warm = not self._options.warms_up
         if self._options.pads:
             worker_padding.pad(self._runner, self._is_v2, lambda: self._model.is_idle)
+        if "hidden_state" in kinds:
+            self._hidden_states = worker_hidden_states.HiddenStates(
+                vllm_config, kv_config, self._model.kinds
+            )
         order = getattr(self._worker.cache_config, "kv_cache_layout", None) or ""
         return memory.description(kv_config, order, self._model.kinds, shared.first_byte)
 
     def close(self) -> None:
+        if self._hidden_states:
+            self._hidden_states.close()
+        self._hidden_states = None
         self._worker = self._runner = self._model = self._facts = None
+        self._batch = self._metadata = None
 
     def _replace_speculator(self, config: dict[str, Any]) -> None:
         self._has_drafts_in_flight = configuration.has_drafts_in_flight(config)
@@ -144,6 +158,30 @@ class Worker:
             shared.check_used_up()
         return kv_config, shared
 
+    def _watch_metadata(self, groups: list[dict[str, Any]]) -> None:
+        """Has what attention receives, and the persistent batch, compared in every step."""
+        for kind in self._model.kinds:
+            kind.written_parts = kind.parts()
+        nulls, in_flight = nulls_windows(self._is_v2), self._has_drafts_in_flight
+        self._metadata = metadata.MetadataCheck(
+            self._runner, self._model.kinds, groups, nulls, in_flight
+        )
+        if self._is_v2:
+            self._batch = worker_batch.SecondBatch(self._runner, clears_moved_rows())
+        else:
+            self._batch = worker_batch.FirstBatch(self._runner, clears_moved_rows(), in_flight)
+
+    def _compare(self, facts: dict[str, Any]) -> list[str]:
+        """What differs in the batch and in its metadata, after a forward pass. Where positions,
+        tables or slots differ, Lockstep reports them instead."""
+        expected, made = self._steps.expected, self._model.batch
+        if facts["faults"]:
+            return []
+        rows = [expected.rows[name] for name in made.names if name in expected.rows]
+        if len(rows) < len(made.names) or not self._metadata.agrees(rows, facts["groups"]):
+            return []
+        return self._batch.of_step(expected) + self._metadata.of_step(rows, made.metadata)
+
     def _watch_batch(self) -> None:
         """Has the model read the batch in the worker's own order."""
         runner, model = self._runner, self._model
@@ -171,6 +209,11 @@ class Worker:
         self._sample(dict(sampled))
         return {"faults": self._faults}
 
+    def extract(self, wanted: list[dict[str, Any]]) -> dict[str, Any]:
+        assert self._hidden_states is not None
+        save, expected = self._hidden_states.save, self._steps.expected
+        return {"files": [save(states, expected) for states in wanted]}
+
     def execute(self, message: dict[str, Any]) -> dict[str, Any]:
         self._faults = []
         self._sample(dict(message["sampled"]))
@@ -184,6 +227,8 @@ class Worker:
         if self._options.idles:
             self._run_without_requests(self._worker.execute_dummy_batch)
         self._model.batch = worker_model.Batch()
+        self._metadata.begin()
+        self._batch.begin()
         with set_current_vllm_config(self._worker.vllm_config), torch.inference_mode():
             if self._is_v2:
                 worker_speculator.put_v2(self._runner, self._steps.drafts)
@@ -191,7 +236,9 @@ class Worker:
                 worker_speculator.put_v1(self._runner, self._steps.drafts)
             result = self._worker.execute_model(output)
         self._is_due = result is None
-        return self._facts.of_step(self._steps.drafts, self._faults)
+        facts = self._facts.of_step(self._steps.drafts, self._faults)
+        facts["faults"] += self._compare(facts)
+        return facts
 
     def _run_without_requests(self, run: Any) -> None:
         """Runs a batch without requests: a data parallel rank does while other ranks have some, and
@@ -230,6 +277,7 @@ class Worker:
             self._model.answers = answers
             self._model.give_answers()
             result = self._worker.sample_tokens(None)
+        self._faults += self._batch.while_sampling()
         if hasattr(result, "get_output"):
             result = result.get_output()
         self._model.answers = self._model.logits = None

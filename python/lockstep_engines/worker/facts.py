@@ -9,6 +9,17 @@ from lockstep_engines.worker.model import Batch, ContentModel
 from lockstep_recorder.releases import version_key
 
 
+def clears_moved_rows() -> bool:
+    """True where tables have null blocks after the end of every row (V1) and after the rows of a
+    step (V2); earlier releases leave the entries of a row that has moved or was used before."""
+    return version_key(VERSION) >= (0, 33)
+
+
+def nulls_windows(is_v2: bool) -> bool:
+    """True where the tables of a step have null blocks before the window of its first token."""
+    return is_v2 and clears_moved_rows()
+
+
 class Facts:
     """The facts of a case's steps; `groups`: the case's."""
 
@@ -26,7 +37,7 @@ class Facts:
             "num_tokens": batch.num_tokens,
             "positions": batch.positions,
             "groups": groups if batch.names else [],
-            "faults": self._known_defects(batch, drafts) + faults + batch.faults,
+            "faults": self._known_defects(batch, drafts) + batch.faults + faults,
         }
 
     def _known_defects(self, batch: Batch, drafts: dict[str, list[int]]) -> list[str]:

@@ -11,6 +11,7 @@ from vllm.model_executor.models import ModelRegistry
 from vllm.v1.attention.backends import triton_attn
 from vllm.v1.worker import gpu_worker
 
+from lockstep_engines.worker import layers as worker_layers
 from lockstep_engines.worker import model as worker_model
 from lockstep_engines.worker.device import inspect_models_in_this_process
 
@@ -47,14 +48,13 @@ def patch_vllm() -> None:
 
     - The rendezvous of the process group: one rank finds itself.
     - The inspection of model classes in a child process: it would not know our models.
-    - The forward pass of Triton attention: Lockstep reads the cache through the worker's tables, so
-      attention has nothing to compute.
+    - The Triton kernel of attention: its arguments are compared, and it computes nothing.
     - The registry of models: it gets the model without weights, also under the names that vLLM
       gives to a draft model.
     """
     register_rendezvous_handler("lockstep", _rendezvous)
     inspect_models_in_this_process()
-    triton_attn.TritonAttentionImpl.forward = _zero_output
+    triton_attn.unified_attention = worker_layers.take_down_attention
     for prefix in ("", "Eagle"):
         for made in (worker_model.ContentModel, worker_model.HybridContentModel):
             ModelRegistry.register_model(f"{prefix}Lockstep{made.__name__}", made)
@@ -63,8 +63,3 @@ def patch_vllm() -> None:
 def _rendezvous(*_: Any, **__: Any) -> Any:
     """A store of one rank, without a file or a port."""
     yield torch.distributed.HashStore(), 0, 1
-
-
-def _zero_output(self: Any, *args: Any, **options: Any) -> torch.Tensor:
-    output = options["output"] if "output" in options else args[6]
-    return output.zero_()

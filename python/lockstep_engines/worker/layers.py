@@ -52,9 +52,12 @@ class ModelLayer:
     elements], `states` of its states, [blocks, ...]; it keeps one of the two."""
 
     module: Any
+    # The arguments of the last call of the attention kernel; None: not called, or another kind.
+    attended: dict[str, Any] | None = None
 
     def __init__(self, layer: Layer) -> None:
         self.layer = layer
+        self.written_parts: list[torch.Tensor] = []  # `parts` of the opened case
 
     def write(self, contents: numpy.ndarray, metadata: Any) -> list[str]:
         """A step; what is wrong with the metadata, one line each."""
@@ -89,6 +92,17 @@ class RowLayer(ModelLayer):
         return cache[0] if isinstance(cache, list) else cache
 
 
+# Arguments of calls of the attention kernel, in place of the kernel.
+_attention_calls: list[dict[str, Any]] = []
+
+
+def take_down_attention(**arguments: Any) -> None:
+    """Takes the place of vLLM's unified_attention: Lockstep reads the cache through the worker's
+    tables, so nothing attends; what the kernel receives is compared."""
+    _attention_calls.append(arguments)
+    arguments["out"].zero_()
+
+
 class AttentionLayer(RowLayer):
     """K and V: vLLM's layer, written by its Triton kernel."""
 
@@ -117,7 +131,9 @@ class AttentionLayer(RowLayer):
         spec = self.layer.spec
         key = self._rows(contents, 0, spec["head_size"])
         value = self._rows(contents, 1, spec.get("head_size_v", spec["head_size"]))
+        _attention_calls.clear()
         self.module(torch.zeros_like(key), key, value)
+        self.attended = _attention_calls[-1] if _attention_calls else None
         return []
 
     def parts(self) -> list[torch.Tensor]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from lockstep_engines.kernels.plants import PLANTS_OF_KERNELS
 from lockstep_engines.worker.plant import plant_of
+from lockstep_engines.worker.plants_of_batches import PLANTS_OF_BATCHES
 from lockstep_engines.worker.plants_of_kinds import PLANTS_OF_KINDS
 
 _TABLE_V1 = "vllm.v1.worker.block_table"
@@ -305,6 +306,7 @@ PLANTS = (
         "    corrected = prev_computed + valid_counts.int()\n",
         "    corrected = cpu_num_computed_tokens\n",
     ),
+    *PLANTS_OF_BATCHES,
     *PLANTS_OF_KINDS,
     *PLANTS_OF_KERNELS,
 )

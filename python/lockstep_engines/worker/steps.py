@@ -4,6 +4,7 @@ step."""
 from __future__ import annotations
 
 import dataclasses
+import zlib
 from typing import Any
 
 import numpy
@@ -15,21 +16,19 @@ from lockstep_engines.protocol import EngineFault
 from lockstep_engines.vllm.engine import VERSION
 from lockstep_engines.worker import case as worker_case
 from lockstep_engines.worker import model as worker_model
+from lockstep_engines.worker.expected import Expected, Request
 
 _OUTPUT_FIELDS = frozenset(entry.name for entry in dataclasses.fields(SchedulerOutput))
-
-
-@dataclasses.dataclass
-class _Known:
-    """A request as the model knows it: token ids of its own small vocabulary."""
-
-    tokens: list[int]
-    num_prompt_tokens: int
 
 
 def _token(token: int) -> int:
     """The token in the model's vocabulary."""
     return token % 65521 % worker_case.VOCABULARY
+
+
+def frequency_penalty(name: str) -> float:
+    """A request's own: different requests rarely share one."""
+    return 1e-6 * (1 + zlib.crc32(name.encode()) % 1000)
 
 
 def _sampled_tokens(tokens: list[int], drafts: list[int]) -> list[int]:
@@ -54,7 +53,8 @@ class Steps:
         self._num_groups = num_groups
         self._is_v2 = is_v2
         self._has_drafts_in_flight = has_drafts_in_flight
-        self._requests: dict[str, _Known] = {}
+        self.expected = Expected()
+        self._requests = self.expected.requests
         self._ends: dict[str, int] = {}  # where each row ends, drafts included
         self.drafts: dict[str, list[int]] = {}
         self.scheduled: dict[str, int] = {}  # tokens by request
@@ -78,6 +78,7 @@ class Steps:
         self.scheduled = {}
         self.drafts = {}
         new, cached = [], CachedRequestData.make_empty()
+        counted: dict[str, int] = {}
         ends: dict[str, int] = {}
         for row in message["scheduled"]:
             name, computed = row["id"], row["computed"]
@@ -91,30 +92,27 @@ class Steps:
                 _token(token) if token >= 0 else worker_model.ANY_TOKEN
                 for token in row.get("spec") or ()
             ]
+            row = self._counted(row)
+            counted[name] = row["computed"]
             if row.get("new") and (self._is_v2 or not row.get("resumed")):
                 new.append(self._new_request(name, row, known))
             else:
-                self._cached_request(name, self._counted(row), known, cached)
+                self._cached_request(name, row, known, cached)
             ends[name] = computed + row["tokens"]
         self._ends = ends
         drafts = self.drafts
         if self._has_drafts_in_flight:
             drafts = self._as_scheduled(rows_of_runner)
-        self._drop_finished(message)
+        self.expected.begin(message, counted)
         return self._output(message, new, cached, drafts)
 
-    def _known(self, name: str, row: dict[str, Any]) -> _Known:
+    def _known(self, name: str, row: dict[str, Any]) -> Request:
         if "prompt" in row:
             prompt = [_token(token) for token in row["prompt"]]
-            self._requests[name] = _Known(prompt, len(prompt))
+            self._requests[name] = Request(name, prompt, len(prompt))
         known = self._requests[name]
         del known.tokens[row["known"] :]
         return known
-
-    def _drop_finished(self, message: dict[str, Any]) -> None:
-        again = {row["id"] for row in message["scheduled"] if "prompt" in row}
-        for name in set(message["finished"]) - again:
-            self._requests.pop(name, None)
 
     def _output(
         self, message: dict[str, Any], new: list[NewRequestData], cached: Any, drafts: Any
@@ -153,19 +151,17 @@ class Steps:
     def _counted(self, row: dict[str, Any]) -> dict[str, Any]:
         """The row with `computed` as the scheduler counts it. Lockstep sends the verified position.
         A scheduler with drafts in flight decides before it receives them, and counts them all."""
-        if not self._has_drafts_in_flight or row.get("resumed"):
+        if not self._has_drafts_in_flight or row.get("resumed") or row.get("new"):
             return row
         return row | {"computed": self._ends.get(row["id"], row["computed"])}
 
-    def _new_request(self, name: str, row: dict[str, Any], known: _Known) -> NewRequestData:
+    def _new_request(self, name: str, row: dict[str, Any], known: Request) -> NewRequestData:
         more = {"prefill_token_ids": list(known.tokens)} if self._is_v2 else {}
         return NewRequestData(
             req_id=name,
-            prompt_token_ids=known.tokens[: known.num_prompt_tokens],
+            prompt_token_ids=known.tokens[: known.num_prompt],
             mm_features=[],
-            sampling_params=SamplingParams(
-                max_tokens=row["max_tokens"], temperature=0, ignore_eos=True
-            ),
+            sampling_params=self._sampling_params(name, row["max_tokens"]),
             pooling_params=None,
             block_ids=tuple(row["blocks"]),
             num_computed_tokens=row["computed"],
@@ -173,7 +169,18 @@ class Steps:
             **more,
         )
 
-    def _cached_request(self, name: str, row: dict[str, Any], known: _Known, cached: Any) -> None:
+    def _sampling_params(self, name: str, max_tokens: int) -> SamplingParams:
+        """Runner V1 receives a penalty of each request, so that its sampler uses the output tokens
+        of every row. It is too small to change a token. Drafts in flight have none: their tokens
+        are known to the speculator only."""
+        penalty = 0.0
+        if not self._is_v2 and not self._has_drafts_in_flight:
+            penalty = frequency_penalty(name)
+        return SamplingParams(
+            max_tokens=max_tokens, temperature=0, ignore_eos=True, frequency_penalty=penalty
+        )
+
+    def _cached_request(self, name: str, row: dict[str, Any], known: Request, cached: Any) -> None:
         if row.get("resumed"):
             cached.resumed_req_ids.add(name)
         if row.get("resumed") or name not in self._ends:  # was not in the previous step
@@ -182,7 +189,7 @@ class Steps:
         cached.req_ids.append(name)
         cached.new_block_ids.append(blocks if row.get("resumed") or any(blocks) else None)
         cached.num_computed_tokens.append(row["computed"])
-        num_output = len(known.tokens) - known.num_prompt_tokens
+        num_output = len(known.tokens) - known.num_prompt
         if self._has_drafts_in_flight and num_output:  # as the scheduler counts: all accepted
-            num_output = max(num_output, row["computed"] + 1 - known.num_prompt_tokens)
+            num_output = max(num_output, row["computed"] + 1 - known.num_prompt)
         cached.num_output_tokens.append(num_output)
