@@ -9,7 +9,7 @@
 #include "base/check.h"
 #include "reference/memory/placed_layout.h"
 #include "reference/placement/cache_spec.h"
-#include "reference/placement/layer_specs.h"
+#include "reference/placement/placement.h"
 #include "reference/plan/model_spec.h"
 #include "reference/plan/page_groups.h"
 #include "reference/plan/page_size.h"

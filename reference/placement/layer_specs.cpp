@@ -1,4 +1,4 @@
-#include "reference/placement/layer_specs.h"
+#include "reference/placement/placement.h"
 
 #include <fmt/format.h>
 

@@ -7,7 +7,6 @@
 #include <set>
 
 #include "reference/placement/cache_groups.h"
-#include "reference/placement/layer_specs.h"
 #include "reference/placement/worker_pages.h"
 
 namespace lockstep {

@@ -143,17 +143,17 @@ TEST(HiSparsePlan, DemandsItsWorkersAndTheyDemandIt) {
   };
   using enum ConnectorKind;
   const KVCacheConfig plan = cut_in_two();
-  EXPECT_EQ(said_of({hisparse}, plan), "");
-  EXPECT_EQ(said_of({peers, hisparse}, plan), "");
+  EXPECT_EQ(said_of({page_workers}, plan), "");
+  EXPECT_EQ(said_of({peers, page_workers}, plan), "");
   EXPECT_EQ(said_of({peers}, plan),
             "HiSparse (hisparse_source) with other parts of a connector: use --connector hisparse, "
             "or hisparse and peers");
-  EXPECT_EQ(said_of({hisparse, host}, plan), said_of({peers}, plan));
+  EXPECT_EQ(said_of({page_workers, host}, plan), said_of({peers}, plan));
   KVCacheConfig plain;
   plain.num_blocks = 10;
   plain.groups = {group_of(CacheKind::mla, {"0"})};
   EXPECT_EQ(
-      said_of({hisparse}, plain),
+      said_of({page_workers}, plain),
       "HiSparse's workers (--connector hisparse) without HiSparse (hisparse_source): the cache "
       "has no pages for them; leave hisparse out of --connector");
 }
