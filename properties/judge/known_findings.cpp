@@ -352,11 +352,7 @@ constexpr EngineFinding kEngineFindings[] = {
 // Of an engine's worker, whose host recognises the cause and names the finding in its report.
 constexpr KnownFinding kWorkerFindings[] = {
     {26, "a short convolution keeps rejected drafts", nullptr, {}, nullptr},
-    {48,
-     "a step without drafts continues from a state before the accepted ones",
-     nullptr,
-     {},
-     nullptr},
+    {48, "a step without drafts continues from an earlier state", nullptr, {}, nullptr},
 };
 
 bool gets_past(const Outcome& failure, const Outcome& without) {

@@ -313,7 +313,8 @@ Result<void> resolve_saved_case(const ReplayRequest& request, const ReplayInput&
     saved.backend = request.run.spec.backend;
   if (is_engine_worker(saved.backend))
     saved.attention_backend = worker_attention_backend(saved.cache);
-  if (saved.backend == "none") saved.check = CheckMode::fast;  // of kernels that do not run
+  if (saved.backend == "none" || is_user_kernels(saved.backend))
+    saved.check = CheckMode::fast;  // of kernels that do not run, or elsewhere
   prepared.run = saved;
   prepared.config = config_of(saved);
   if (saved.recording && prepared.config.data_parallel.dp_size > 1)
