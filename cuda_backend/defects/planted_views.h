@@ -9,7 +9,6 @@
 
 #include "base/result.h"
 #include "cuda_backend/views/views.h"
-#include "reference/types/kv_cache_spec.h"
 
 namespace lockstep::cuda {
 
