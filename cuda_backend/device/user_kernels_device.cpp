@@ -1,9 +1,11 @@
 #include "cuda_backend/device/user_kernels_device.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <iterator>
+#include <map>
 #include <set>
 #include <string>
 #include <utility>
@@ -27,6 +29,21 @@ bool is_implied(const KeyRange& keys, const SplitAttentionParams& params) {
   return keys.gap == 0 && keys.first == first;
 }
 
+bool changes_states(const LaunchParams& params) {
+  return std::holds_alternative<StateUpdateParams*>(params) ||
+         std::holds_alternative<ConvParams*>(params) ||
+         std::holds_alternative<SelectiveStateParams*>(params) ||
+         std::holds_alternative<GatedDeltaParams*>(params);
+}
+
+// Bytes of a region in blocks of the cache. Blocks of the host tier have no such view.
+const std::byte* base_in_cache(const BlockRegion& region) { return region.base; }
+const std::byte* base_in_cache(const CopyRegion& region) {
+  return region.source == region.target ? region.source : nullptr;
+}
+std::int64_t stride_of(const BlockRegion& region) { return region.block_stride; }
+std::int64_t stride_of(const CopyRegion& region) { return region.source_stride; }
+
 class UserKernelsDevice final : public ForwardingDevice {
  public:
   UserKernelsDevice(std::unique_ptr<Device> device, std::shared_ptr<UserKernels> kernels)
@@ -36,6 +53,9 @@ class UserKernelsDevice final : public ForwardingDevice {
       if (has_failed_) return;
       if (auto** write = std::get_if<WritePartsParams*>(&params)) take_write(**write);
       if (auto** attend = std::get_if<SplitAttentionParams*>(&params)) take_attention(**attend);
+      if (auto** zero = std::get_if<ZeroBlocksParams*>(&params)) take_blocks("zero_blocks", **zero);
+      if (auto** copy = std::get_if<CopyBlocksParams*>(&params)) take_blocks("copy_blocks", **copy);
+      if (changes_states(params)) takes("states", {});
     });
   }
 
@@ -49,6 +69,10 @@ class UserKernelsDevice final : public ForwardingDevice {
   }
   std::vector<std::string> not_checked() const override {
     std::vector<std::string> sentences{not_taken_.begin(), not_taken_.end()};
+    if (!lacking_.empty())
+      sentences.push_back(
+          fmt::format("{}: the class has no such function; the executor's own kernels ran",
+                      fmt::join(lacking_, ", ")));
     sentences.emplace_back(
         "single accesses, races and stream order of the class's kernels: they run outside of the "
         "executor, one call at a time");
@@ -65,14 +89,16 @@ class UserKernelsDevice final : public ForwardingDevice {
   // lists it.
   bool takes(std::string_view function, std::string_view why_not) {
     if (why_not.empty() && kernels_->has(function)) return true;
-    if (why_not.empty()) why_not = "the class has no such function";
-    not_taken_.insert(fmt::format("{}: {}; the executor's own kernel ran", function, why_not));
+    if (why_not.empty())
+      lacking_.emplace(function);
+    else
+      not_taken_.insert(fmt::format("{}: {}; the executor's own kernel ran", function, why_not));
     return false;
   }
 
-  KernelTensor tensor(std::string_view name, const void* address, std::string_view dtype,
+  KernelTensor tensor(std::string name, const void* address, std::string_view dtype,
                       std::vector<std::int64_t> shape, std::vector<std::int64_t> strides) {
-    return {.name = name,
+    return {.name = std::move(name),
             .offset = static_cast<const std::byte*>(address) - inner().memory_begin(),
             .dtype = dtype,
             .shape = std::move(shape),
@@ -135,7 +161,7 @@ class UserKernelsDevice final : public ForwardingDevice {
     for (std::size_t i = 0; i <= count; ++i) query_start_loc[i] = static_cast<std::int32_t>(i);
     const std::int64_t table_rows = *std::ranges::max_element(rows) + 1;
     KernelCall call{.function = function, .layer = key.layer};
-    const auto floats = [&](std::string_view name, const void* address, std::int64_t head_size) {
+    const auto floats = [&](const char* name, const void* address, std::int64_t head_size) {
       const std::int64_t heads = params.num_query_heads;
       call.tensors.push_back(tensor(name, address, name_of(DType::fp32),
                                     {params.num_tokens, heads, head_size},
@@ -154,23 +180,84 @@ class UserKernelsDevice final : public ForwardingDevice {
     params.num_tokens = 0;
   }
 
+  // One call per group of a launch over whole blocks. The regions of a group are the bytes that its
+  // layers use in a block.
+  template <class Params>
+  void take_blocks(std::string_view function, Params& params) {
+    if (params.num_items == 0) return;
+    std::vector<std::remove_cvref_t<decltype(*params.items)>> items(
+        static_cast<std::size_t>(params.num_items));
+    fetch(items, params.items);
+    if (!finish_inner()) return;
+    std::map<std::int32_t, KernelCall> calls;  // by group
+    for (const auto& item : items) {
+      const auto [call, is_new] = calls.try_emplace(item.group);
+      if (is_new && !add_pages(params, item.group, call->second))
+        return void(takes(function, "blocks of the host tier"));
+      add_item(item, call->second);
+    }
+    if (!takes(function, {})) return;
+    for (auto& [group, call] : calls) {
+      call.function = function;
+      call.layer = -1;
+      call.integers.push_back({"group", {group}});
+      std::int32_t last = 0;
+      for (const auto& [name, blocks] : call.integers)
+        if (name != "group") last = std::max(last, *std::ranges::max_element(blocks));
+      for (KernelTensor& pages : call.tensors) pages.shape[0] = last + 1;
+      make(call);
+    }
+    params.num_items = 0;
+  }
+  static void add_item(const GroupBlockItem& item, KernelCall& call) {
+    if (call.integers.empty()) call.integers = {{"block_ids", {}}};
+    call.integers[0].second.push_back(item.block);
+  }
+  static void add_item(const BlockCopyItem& item, KernelCall& call) {
+    if (call.integers.empty()) call.integers = {{"sources", {}}, {"targets", {}}};
+    call.integers[0].second.push_back(item.source);
+    call.integers[1].second.push_back(item.target);
+  }
+  // Adds the group's regions, each [num_blocks, bytes]. False: one is not in the cache.
+  template <class Params>
+  bool add_pages(const Params& params, std::int32_t group, KernelCall& call) {
+    std::vector<RegionRange> range(1);
+    fetch(range, params.groups + group);
+    if (!finish_inner()) return false;
+    std::vector<std::remove_cvref_t<decltype(*params.regions)>> regions(
+        static_cast<std::size_t>(range[0].end - range[0].begin));
+    fetch(regions, params.regions + range[0].begin);
+    if (!finish_inner()) return false;
+    for (std::size_t i = 0; i < regions.size(); ++i) {
+      if (base_in_cache(regions[i]) == nullptr) return false;
+      call.tensors.push_back(tensor(fmt::format("pages{}", i), base_in_cache(regions[i]), "uint8",
+                                    {0, regions[i].size_bytes}, {stride_of(regions[i]), 1}));
+    }
+    return true;
+  }
+
+  // Starts the download of as many items as `to` has.
+  template <class T>
+  void fetch(std::vector<T>& to, const T* from) {
+    inner().download(to.data(), from, static_cast<std::int64_t>(to.size() * sizeof(T)));
+  }
+
   // The block table's row and the length of each query's context. False: some query reads what no
   // causal attention over its block table reads.
   bool read_ranges(const SplitAttentionParams& params, std::vector<std::int32_t>& rows,
                    std::vector<std::int32_t>& seq_lens) {
     const std::size_t count = rows.size();
-    inner().download(rows.data(), params.token_rows, 4 * params.num_tokens);
+    fetch(rows, params.token_rows);
     if (params.ranges == nullptr) {
-      inner().download(seq_lens.data(), params.positions, 4 * params.num_tokens);
+      fetch(seq_lens, params.positions);
       for (std::int32_t& length : seq_lens) ++length;
       return finish_inner().has_value();
     }
     std::vector<KeyRange> ranges(count);
-    RowCache layer;
-    inner().download(ranges.data(), params.ranges,
-                     static_cast<std::int64_t>(count * sizeof(KeyRange)));
-    inner().download(&layer, params.rows, sizeof layer);
-    if (!finish_inner() || layer.is_ring || layer.sink_blocks > 0 || layer.away != nullptr)
+    std::vector<RowCache> layer(1);
+    fetch(ranges, params.ranges);
+    fetch(layer, params.rows);
+    if (!finish_inner() || layer[0].is_ring || layer[0].sink_blocks > 0 || layer[0].away != nullptr)
       return false;
     for (std::size_t i = 0; i < count; ++i) {
       if (!is_implied(ranges[i], params)) return false;
@@ -183,7 +270,8 @@ class UserKernelsDevice final : public ForwardingDevice {
     auto failure = kernels_->call(call);
     if (!failure) return;
     has_failed_ = true;
-    std::string what = fmt::format("{} of layer {}: {}", call.function, call.layer, failure->what);
+    const std::string where = call.layer < 0 ? "" : fmt::format(" of layer {}", call.layer);
+    std::string what = fmt::format("{}{}: {}", call.function, where, failure->what);
     if (failure->kind == "harness") return fail_with(std::move(what));
     reports_.push_back({.kind = failure->kind,
                         .kernel = std::string(call.function),
@@ -194,7 +282,7 @@ class UserKernelsDevice final : public ForwardingDevice {
   }
 
   std::shared_ptr<UserKernels> kernels_;
-  std::set<std::string> not_taken_;
+  std::set<std::string> not_taken_, lacking_;
   std::vector<DeviceReport> reports_;
   bool has_failed_ = false;
 };

@@ -1,6 +1,6 @@
-// A device whose cache writes and attention are a user's kernels (sim/protocol/user_kernels.h). All
-// other work stays with the inner device: tables, slots, inputs, moves of blocks, states, digests,
-// fingerprints.
+// A device whose cache writes, attention, zeroing and copies of blocks are a user's kernels
+// (sim/protocol/user_kernels.h). All other work stays with the inner device: tables, slots, inputs,
+// poison, the host tier, states, digests, fingerprints.
 //
 // Invariants:
 // 1. A launch that the user's class takes has no items left for the inner device's kernel.

@@ -28,6 +28,8 @@ _FUNCTIONS = {
     "write_latent": tuple(name for name in _WRITE if name != "value"),
     "attend": _ATTEND,
     "attend_latent": _ATTEND,
+    "zero_blocks": ("group", "pages", "block_ids"),
+    "copy_blocks": ("group", "pages", "sources", "targets"),
 }
 
 
@@ -199,17 +201,22 @@ class Server:
 
     def run(self, message: Object) -> Object:
         function, tensors = message["run"], message["tensors"]
-        layer = self._layers[message["layer"]]
-        views = {name: self._arrays.view(self._map(), said) for name, said in tensors.items()}
-        layer.k_scale = layer.v_scale = views["scale"] if "scale" in views else self._arrays.one()
+        views: Object = {
+            name: self._arrays.view(self._map(), said) for name, said in tensors.items()
+        }
+        views["pages"] = [views[name] for name in tensors if name.startswith("pages")]
         views |= {
             name: self._arrays.integers(values) for name, values in message["integers"].items()
         }
+        if message["layer"] < 0:
+            views["group"] = message["integers"]["group"][0]
+        else:
+            views["layer"] = layer = self._layers[message["layer"]]
+            layer.k_scale = layer.v_scale = views.get("scale", self._arrays.one())
         if function.startswith("attend"):
             layer.scale = tensors["query"]["shape"][-1] ** -0.5
             if not isinstance(self._arrays, _Plain):
                 views["block_table"] = views["block_table"][message["integers"]["rows"]]
-        views["layer"] = layer
         try:
             result = getattr(self._object, function)(*(views[a] for a in _FUNCTIONS[function]))
         except Exception as error:
@@ -246,7 +253,8 @@ def _class_of(named: str) -> Any:
     try:
         module = _module_of(place)
     except Exception as error:
-        frames = [one for one in traceback.extract_tb(error.__traceback__) if one.filename[0] != "<"]
+        trace = traceback.extract_tb(error.__traceback__)
+        frames = [one for one in trace if one.filename[0] != "<"]
         at = f"{frames[-1].filename}:{frames[-1].lineno}; " if len(frames) > 2 else ""
         _refuse(
             f"{place} cannot be imported: {type(error).__name__}: {error} ({at}{sys.executable}; "

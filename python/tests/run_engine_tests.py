@@ -29,7 +29,8 @@ SKIPPED = 77
 FILES = {
     "vllm": "vllm vllm_reads vllm_calls vllm_served vllm_connector vllm_hisparse vllm_shares "
     "vllm_offload plans/vllm_plans plans/vllm_models adapter planted_defects live_check page_check "
-    "findings worker worker_kinds worker_kernels worker_models ../../tests/upstream/cases",
+    "findings worker worker_kinds worker_kernels worker_models ../../tests/upstream/cases "
+    "../../tests/engines/example_kernels",
     "sglang": "sglang",
 }
 

@@ -17,7 +17,7 @@ namespace lockstep {
 
 // Bytes from the start of the shared memory; strides in bytes, one per dimension.
 struct KernelTensor {
-  std::string_view name;
+  std::string name;
   std::int64_t offset = 0;
   std::string_view dtype;
   std::vector<std::int64_t> shape, strides;
@@ -25,7 +25,7 @@ struct KernelTensor {
 
 struct KernelCall {
   std::string_view function;
-  std::int32_t layer = 0;  // of the rank's plan
+  std::int32_t layer = 0;  // of the rank's plan; -1: a whole group is meant
   std::vector<KernelTensor> tensors = {};
   std::vector<std::pair<std::string_view, std::vector<std::int32_t>>> integers = {};
 };

@@ -1,12 +1,10 @@
 // `--kernels module:Class`: a user's Python class writes and attends on Lockstep's pages. Classes
-// without any package are in tests/engines/plain_kernels.py; those of docs/examples need torch.
-#include <fmt/format.h>
+// without any package are in tests/engines/plain_kernels.py; tests/engines/example_kernels_test.py
+// runs those of docs/examples, which need torch.
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "tests/cli/command.h"
 
@@ -147,104 +145,6 @@ TEST(Kernels, AreRefusedOnOtherBackendsAndDevicesInOneSentence) {
     const Outcome found = replay_kernels(named);
     EXPECT_EQ(found.status, 2) << found.out;
     EXPECT_NE(found.err.find(says), std::string::npos) << found.err;
-  }
-}
-
-// The classes of docs/examples, in an interpreter that has their packages.
-std::string why_not(const std::string& module) {
-  const char* named = std::getenv("LOCKSTEP_PYTHON");
-  const std::string python = named == nullptr ? "python3" : named;
-  if (run_program(python, {"-c", "import " + module}).status == 0) return {};
-  return fmt::format("{} has no {}; LOCKSTEP_PYTHON names another interpreter", python, module);
-}
-std::string example(const std::string& named) {
-  return LOCKSTEP_SOURCE_DIR "/docs/examples/" + named;
-}
-std::string wrong(const std::string& named) {
-  return LOCKSTEP_SOURCE_DIR "/tests/engines/" + named;
-}
-
-TEST(ExampleKernels, OfTorchAgreeInGeneratedCasesAndInRealNumbers) {
-  if (const std::string why = why_not("torch"); !why.empty()) GTEST_SKIP() << why;
-  const std::string sdpa = example("torch_kernels.py:Sdpa");
-  const Outcome fuzzed = run_lockstep({"fuzz", "--seed", "100", "--runs", "20", "--kernels", sdpa});
-  EXPECT_EQ(fuzzed.status, 0) << fuzzed.out << fuzzed.err;
-  for (const std::vector<std::string>& numbers :
-       {std::vector<std::string>{"--dtype", "bf16"}, {"--dtype", "fp8_e4m3"}}) {
-    std::vector<std::string> options = {"--numbers", "real"};
-    options.insert(options.end(), numbers.begin(), numbers.end());
-    const Outcome found = replay_kernels(sdpa, options);
-    EXPECT_EQ(found.status, 0) << found.out << found.err;
-    EXPECT_EQ(found.out.find("the executor's own kernel"), std::string::npos) << found.out;
-  }
-}
-
-// The transcript in the guide is from this output.
-void expect_in_guide(const std::string& output) {
-  std::istringstream guide(read_text(LOCKSTEP_SOURCE_DIR "/docs/check_your_kernels.md"));
-  std::string line;
-  while (std::getline(guide, line) && !line.starts_with("    --kernels tests/engines/wrong"))
-    continue;
-  int compared = 0;
-  while (std::getline(guide, line) && line != "```") {
-    if (line.starts_with("$ ")) continue;
-    EXPECT_NE(output.find(line + "\n"), std::string::npos) << line;
-    ++compared;
-  }
-  EXPECT_EQ(compared, 8);
-}
-
-// Each is found by the check it names, shrunk to two requests at most, and explained.
-TEST(ExampleKernels, WithAPlantedDefectAreFoundShrunkAndExplained) {
-  if (const std::string why = why_not("torch"); !why.empty()) GTEST_SKIP() << why;
-  const std::pair<const char*, const char*> kDefects[] = {{"ForgetsTheNewest", "attention_output"},
-                                                          {"WritesPadding", "page_untouched"},
-                                                          {"CopiesTheCache", "page_written"}};
-  for (const auto& [name, check] : kDefects) {
-    const std::string folder = fresh_path("cases");
-    const Outcome found = replay_kernels(wrong(std::string("wrong_kernels.py:") + name),
-                                         {"--save", folder, "--shrink"});
-    ASSERT_EQ(found.status, 1) << name << found.out << found.err;
-    EXPECT_NE(found.out.find(fmt::format(", {}\n", check)), std::string::npos) << found.out;
-    const std::size_t written = found.out.find("Written: ") + 9;
-    const std::string file = found.out.substr(written, found.out.find('\n', written) - written);
-    const Outcome explained = run_lockstep({"explain", file});
-    EXPECT_EQ(explained.status, 1) << name << explained.err;
-    EXPECT_NE(explained.out.find(std::string("Here it fails: ") + check), std::string::npos)
-        << name << explained.out;
-    if (name == std::string("ForgetsTheNewest")) expect_in_guide(found.out + explained.out);
-  }
-}
-
-TEST(ExampleKernels, OfVllmAgreeAndTheirPlantedDefectsAreFound) {
-  if (const std::string why = why_not("vllm"); !why.empty()) GTEST_SKIP() << why;
-  const std::vector<std::string> few = {"--dtype", "fp32", "--layers", "1", "--limit", "2"};
-  const Outcome sound = replay_kernels(example("vllm_kernels.py:VllmTriton"), few);
-  EXPECT_EQ(sound.status, 0) << sound.out << sound.err;
-  const Outcome swapped = replay_kernels(wrong("wrong_vllm_kernels.py:SwapsKeyAndValue"), few);
-  EXPECT_EQ(swapped.status, 1) << swapped.out << swapped.err;
-  EXPECT_NE(swapped.out.find(", page_written"), std::string::npos) << swapped.out;
-}
-
-// The guide shows code of the examples, line by line, and their sizes.
-TEST(ExampleKernels, AreShownInTheGuideWithTheirNumberOfLines) {
-  const std::string guide = read_text(LOCKSTEP_SOURCE_DIR "/docs/check_your_kernels.md");
-  constexpr std::string_view kBegin = "```python\n";
-  const std::size_t begin = guide.find(kBegin) + kBegin.size();
-  const std::string block = guide.substr(begin, guide.find("```", begin) - begin);
-  EXPECT_NE(read_text(example("torch_kernels.py")).find(block), std::string::npos) << block;
-  for (const char* name : {"torch_kernels.py", "vllm_kernels.py"}) {
-    const std::string code = read_text(example(name));
-    const std::size_t imports = code.find("\nfrom ") < code.find("\nimport ")
-                                    ? code.find("\nfrom ")
-                                    : code.find("\nimport ");
-    std::int64_t lines = 0;
-    for (std::size_t at = imports; at != code.npos; at = code.find('\n', at + 1))
-      lines += at + 1 < code.size() && code[at + 1] != '\n' ? 1 : 0;
-    EXPECT_NE(guide.find(fmt::format("examples/{}), {} lines of code", name, lines)),
-              std::string::npos)
-        << name << " has " << lines;
-    EXPECT_LE(lines, 25);
   }
 }
 

@@ -30,3 +30,28 @@ class CopiesTheCache(Sdpa):
 
     def write(self, layer, key, value, kv_cache, slot_mapping):
         super().write(layer, key, value, kv_cache.clone(), slot_mapping)
+
+
+class IgnoresTheScale(Sdpa):
+    """Elements are stored without the layer's scale."""
+
+    def write(self, layer, key, value, kv_cache, slot_mapping):
+        layer.k_scale = 1.0
+        super().write(layer, key, value, kv_cache, slot_mapping)
+
+
+class MovesBlocks(Sdpa):
+    """Zeroes and copies blocks itself; sound."""
+
+    def zero_blocks(self, group, pages, block_ids):
+        for one in pages:
+            one[block_ids] = 0
+
+    def copy_blocks(self, group, pages, sources, targets):
+        for one in pages:
+            one[targets] = one[sources]
+
+
+class ZeroesNothing(MovesBlocks):
+    def zero_blocks(self, group, pages, block_ids):
+        pass

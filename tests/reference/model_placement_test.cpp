@@ -219,7 +219,7 @@ TEST(ModelPlacement, HiSparseIsPlannedFromAModelsLayersAsTheReleasePlansIt) {
   EXPECT_TRUE(checked) << checked.error().message;
   EXPECT_EQ(plan->groups.back().spec.blocks_per_request, 64);
   EXPECT_EQ(plan->groups.back().spec.page_copy_bytes, 41984);
-  options.hisparse_device_buffer = 4160;
+  options.device_buffer_rows = 4160;
   const auto larger = place(layers, options, "");
   ASSERT_TRUE(larger) << larger.error().message;
   EXPECT_EQ(larger->stages.workers.front().groups.back().spec.blocks_per_request, 65);
