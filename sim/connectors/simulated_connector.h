@@ -111,8 +111,8 @@ std::vector<BlockTransfer> blocks_of(const DecidedStep& step, RequestId request,
 // (4) A block's position in the host tier equals its id, so the tier is as large as the pool.
 //     The host pool precedes them; loads into its blocks are stored there.
 // (5) In groups of host pages, peers fill host blocks of the source, which are `brought` under
-//     their own ids and loaded by no step; peers do not see its device pages. What they take from the
-//     host pool is not tracked.
+//     their own ids and loaded by no step; peers do not see its device pages. What they take from
+//     the host pool is not tracked.
 class PeerTransfers final : public KVConnector, public TransferPlanner {
  public:
   // `connector` outlives this.

@@ -29,7 +29,7 @@ namespace lockstep {
 // (2) Every key that a rule reads is remembered, by all copies of the part; unread_keys() lists the
 //     others.
 //
-// Not here: config_classes.inc is a table kept by hand, of the configuration classes of transformers
+// Not here: config_classes.inc, a table kept by hand of the configuration classes of transformers
 // 5.20.2 and vLLM 0.33.0; tests/configs/config_classes_test.py compares it with transformers.
 
 struct ConfigClass {
