@@ -62,8 +62,8 @@ struct WorkerPages {
 };
 
 // The page of the tensor's first layer, in kernel blocks of `kernel_block_size` tokens; that of each
-// further layer is layer_stride later. An Error: blocks that cannot be split, or rows that are not whole
-// elements.
+// further layer is layer_stride later. An Error: blocks that cannot be split, or rows that are not
+// whole elements.
 Result<CachePage> first_page(const PlacedTensor& tensor, CacheLayout order, std::int64_t num_blocks,
                              std::int64_t kernel_block_size);
 
