@@ -41,8 +41,9 @@ _NEEDED = frozenset(
     transformers typing_extensions xgrammar""".split()
 )
 # Imported too, and required by way of others: of an extra (fastapi[standard]), which is left out,
-# and of torch, whose builds for a CPU do without. The worker runs Triton's kernels interpreted.
-_BY_OTHERS = ("uvloop", "triton")
+# and of torch, whose builds for a CPU do without. The worker runs Triton's kernels interpreted;
+# the cases of docs/upstream run under pytest.
+_BY_OTHERS = ("uvloop", "triton", "pytest")
 # SGLang imports these too; vLLM's environment stays without them.
 _OF_SGLANG = ("ipython", "sentencepiece", "torchvision==0.29.*", "traitlets", "uvicorn")
 _CHECKS = {

@@ -20,8 +20,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
-sys.path.insert(0, str(HERE.parent))
+TESTS = HERE.parent
+ROOT = HERE.parents[2]
+sys.path.insert(0, str(TESTS.parent))
 
 from lockstep_engines import set_up
 
@@ -29,9 +30,9 @@ SKIPPED = 77
 FILES = {
     "vllm": "vllm vllm_reads vllm_calls vllm_served vllm_connector vllm_hisparse vllm_shares "
     "vllm_offload plans/vllm_plans plans/vllm_models adapter planted_defects live_check page_check "
-    "findings worker worker_kinds worker_kernels worker_models ../../tests/upstream/cases "
-    "../../tests/engines/example_kernels",
-    "sglang": "sglang",
+    "findings engines/gauge worker worker_kinds worker_kernels worker_models "
+    "../../tests/upstream/cases ../../tests/engines/example_kernels",
+    "sglang": "sglang engines/gauge",
 }
 
 
@@ -41,22 +42,17 @@ def warm_python(
 ) -> Iterator[Path]:
     """The interpreter whose commands are forks."""
     with tempfile.TemporaryDirectory(prefix="lockstep_warm_") as folder:
-        command = [python, HERE / "warm_python.py", "serve", engine, sources, folder]
         said = Path(folder) / "errors"
         with said.open("w") as errors:
-            server = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stderr=errors, env=environment
-            )
+            command = [python, HERE / "warm_python.py", engine, sources, folder]
+            made = subprocess.run(command, stderr=errors, env=environment)
         try:
-            made = Path(folder) / "python"
-            while not made.exists() and server.poll() is None:
-                time.sleep(0.05)
-            if server.poll() is not None:
-                sys.exit(f"{python} cannot import {engine}:\n{said.read_text()}")
-            yield made
-        finally:
-            server.stdin.close()
-            server.wait()
+            if made.returncode:
+                sys.exit(f"{python} does not import what {engine} needs")
+            yield Path(folder) / "python"
+        finally:  # an image that could not import is named
+            text = said.read_text()
+            print(text[text.index("Traceback") :] if "Traceback" in text else "", end="")
 
 
 def environment_of(python: Path, sources: Path) -> dict[str, str]:
@@ -65,11 +61,13 @@ def environment_of(python: Path, sources: Path) -> dict[str, str]:
     removed = ("VIRTUAL_ENV", "LOCKSTEP_PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
     kept = {name: value for name, value in os.environ.items() if name not in removed}
     return kept | {
+        "LOCKSTEP": os.path.abspath(os.environ.get("LOCKSTEP", "lockstep")),
         "LOCKSTEP_DATA": str(data) if data.is_dir() else "",
+        "LOCKSTEP_ENGINE": f"{sources.name.partition('-')[0]}:{sources}",
         "LOCKSTEP_PYTHON": str(python),
         "LOCKSTEP_VLLM": str(sources) if sources.name.startswith("vllm") else "",
         "PYTHONHASHSEED": "0",
-        "PYTHONPATH": f"{HERE.parent}:{sources}",
+        "PYTHONPATH": f"{TESTS.parent}:{sources}",
         "PYTHONPYCACHEPREFIX": str(Path(cache) / "lockstep_engines" / "pycache"),
         "VLLM_CONFIGURE_LOGGING": "0",
     }
@@ -80,7 +78,7 @@ def run_file(python: Path, name: str, environment: dict[str, str]) -> bool:
     start = time.monotonic()
     done = subprocess.run(
         [python, f"{name}_test.py", "-v"],
-        cwd=HERE,
+        cwd=TESTS,
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -89,6 +87,7 @@ def run_file(python: Path, name: str, environment: dict[str, str]) -> bool:
     word = {0: "passed", SKIPPED: "skipped"}.get(done.returncode, "FAILED")
     count = sum(map(int, re.findall(r"^Ran (\d+) tests?", done.stdout, re.MULTILINE)))
     print(f"{word} {name}: {count} tests, {time.monotonic() - start:.0f} s", flush=True)
+    print(*re.findall(r"^\|.*\|$", done.stdout, re.MULTILINE), sep="\n", flush=True)
     if word == "FAILED":
         print(done.stdout, flush=True)
     for skipped in re.findall(r"^(test_\w+ .*?) \.\.\. skipped (.*)$", done.stdout, re.MULTILINE):
