@@ -61,9 +61,9 @@ struct WorkerPages {
   std::vector<std::size_t> in_backend_order;  // group by group, layers of equal backend and spec
 };
 
-// The page of the tensor's first layer, in kernel blocks of `kernel_block_size` tokens; that of each
-// further layer is layer_stride later. An Error: blocks that cannot be split, or rows that are not
-// whole elements.
+// The page of the tensor's first layer, in kernel blocks of `kernel_block_size` tokens. Those of
+// further layers are layer_stride apart. An Error: blocks that cannot be split, or rows that are
+// not whole elements.
 Result<CachePage> first_page(const PlacedTensor& tensor, CacheLayout order, std::int64_t num_blocks,
                              std::int64_t kernel_block_size);
 
