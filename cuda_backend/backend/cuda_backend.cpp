@@ -118,6 +118,7 @@ class CudaBackend final : public Backend {
 
   GraphStatistics graph_statistics() const override { return device_->graph_statistics(); }
   bool attends_to_ranges() const override { return device_->attends_to_ranges(); }
+  DType query_dtype() const override { return device_->query_dtype(); }
   std::vector<std::string> not_checked() const override { return device_->not_checked(); }
 
  private:

@@ -96,6 +96,7 @@ class Device {
   virtual const std::byte* memory_begin() const { return nullptr; }
   // False: attention reads all that a layer's kind lets a position see, not a part of it.
   virtual bool attends_to_ranges() const { return true; }
+  virtual DType query_dtype() const { return DType::fp32; }  // as Backend::query_dtype()
   // As Backend::not_checked().
   virtual std::vector<std::string> not_checked() const { return {}; }
   // True if the device reports accesses outside of allocations and does not make them.

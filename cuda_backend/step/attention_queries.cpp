@@ -108,12 +108,14 @@ void AttentionQueries::add_query(const AttentionQuery& query) {
   host_positions_.push_back(keys.last - 1);
   host_ranges_.push_back(keys);
   host_token_rows_.push_back(query.row);
-  const auto d = static_cast<std::size_t>(parts_.head_size(query.layer));
+  const DType dtype = device_.query_dtype();
+  const auto bytes =
+      static_cast<std::size_t>(itemsize_bytes(dtype) * parts_.head_size(query.layer));
   for (std::int32_t head = 0; head < query_heads(query.layer); ++head) {
-    host_queries_.resize(host_queries_.size() + d);
+    host_queries_.resize(host_queries_.size() + bytes);
     fill_row(query.content, rows.layer, kPartQuery,
-             static_cast<std::uint32_t>(rows.first_query_head + head), DType::fp32,
-             std::as_writable_bytes(std::span(host_queries_).last(d)));
+             static_cast<std::uint32_t>(rows.first_query_head + head), dtype,
+             std::span(host_queries_).last(bytes));
   }
   num_outputs_ += std::int64_t{query_heads(query.layer)} * parts_.head_size(query.layer);
 }
@@ -130,7 +132,7 @@ void AttentionQueries::attend(const StepProgram& program, const Batch& batch) {
   SplitAttentionParams params{
       .key = parts_.key(batch.layer),
       .value = parts_.value(batch.layer),
-      .queries = reinterpret_cast<const std::byte*>(queries_.data() + batch.query_begin),
+      .queries = queries_.data() + batch.query_begin,
       .outputs = outputs_.data() + batch.output_begin,
       .partials = partials_.data(),
       .block_table = tables_.kernel_table(table),
@@ -139,7 +141,7 @@ void AttentionQueries::attend(const StepProgram& program, const Batch& batch) {
       .seq_lens = nullptr,
       .table_width = tables_.kernel_table_width(table),
       .scale = 1.0f / std::sqrt(static_cast<float>(parts_.head_size(batch.layer))),
-      .query_dtype = DType::fp32,
+      .query_dtype = device_.query_dtype(),
       .causal = true,
       .window = rows_in(is_sliding_window(spec.kind), spec.sliding_window),
       .chunk = rows_in(is_chunked(spec.kind), spec.attention_chunk_size),

@@ -38,7 +38,7 @@ class AttentionQueries {
   // The queries of one layer: tokens [first, first + count) of the step's arrays.
   struct Batch {
     std::int32_t layer, first, count, longest;  // longest: positions that a query may see
-    std::int64_t query_begin, output_begin;     // floats
+    std::int64_t query_begin, output_begin;     // bytes, floats
   };
   std::int32_t query_heads(std::int32_t layer) const {
     return layers_.rows[layer].num_kv_heads * layers_.rows[layer].queries_per_kv;
@@ -57,13 +57,14 @@ class AttentionQueries {
   std::vector<const KVCacheSpec*> specs_;  // of each layer
   DeviceArray<std::int32_t> positions_, token_rows_;
   DeviceArray<KeyRange> ranges_;  // words
-  DeviceArray<float> queries_, outputs_, partials_;
+  DeviceArray<std::byte> queries_;
+  DeviceArray<float> outputs_, partials_;
   // Of the step.
   std::vector<Batch> batches_;
   std::vector<std::int64_t> output_of_query_;  // floats, in the program's order
   std::vector<std::int32_t> host_positions_, host_token_rows_;
   std::vector<KeyRange> host_ranges_;
-  std::vector<float> host_queries_;
+  std::vector<std::byte> host_queries_;
   std::int64_t num_outputs_ = 0;
 };
 

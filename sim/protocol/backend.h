@@ -16,7 +16,7 @@
 //     shape() keeps sign and mantissa and sets the exponent, so that every element is a number in
 //     +-[0.5, 1): and-mask / or-mask per element: bf16 0x807F/0x3F00, fp16 0x83FF/0x3800,
 //     fp32 0x807FFFFF/0x3F000000, fp8_e4m3 0x87/0x30, fp8_e5m2 0x83/0x38; int8 and uint8 keep all
-//     bits. Q elements are always fp32.
+//     bits. Q elements are of the backend's query_dtype().
 // (2) States (mamba). State tensor s of a layer holds words too, element by element from its first
 //     byte:
 //       word_n(i) = word_{n-1}(i) * 0xD1342543DE82EF95
@@ -354,6 +354,8 @@ class Backend {
   virtual bool answers_queries() const { return true; }
   // False: a query reads every position that the layer's kind lets it see.
   virtual bool attends_to_ranges() const { return true; }
+  // Of the elements of queries. Narrower than fp32: weights and outputs are rounded to it too.
+  virtual DType query_dtype() const { return DType::fp32; }
   // Not null: the worker of an engine, which receives what the engine sends to its worker.
   virtual EngineWorker* engine_worker() { return nullptr; }
   // What this backend cannot check, one line each.
