@@ -4,7 +4,7 @@
 
 #include "base/check.h"
 #include "reference/memory/attention_oracle.h"
-#include "reference/plan/context_share.h"
+#include "reference/plan/rank_plan.h"
 #include "reference/types/token_rows.h"
 #include "sim/step/draft_planner.h"
 #include "sim/step/model_step.h"
