@@ -52,6 +52,8 @@ KVCacheSpec draw_rows(Draw& draw, const EngineConfig& engine, CacheKind kind,
     scale_rows(choices, engine_profile(engine.engine).release->page_format == PageFormat::overlaid,
                spec);
   if (is_full_of_latents(kind)) spec.num_kv_heads = 1;
+  if (draw.options.worker && is_full_of_latents(kind) && !draw.options.worker->latent_sizes.empty())
+    spec.head_size = choices.one_of(draw.options.worker->latent_sizes);
   if (is_sliding_window(kind)) spec.sliding_window = choices.between(1, 3 * block_size);
   if (is_chunked(kind)) spec.attention_chunk_size = block_size * choices.between(1, 3);
   return spec;

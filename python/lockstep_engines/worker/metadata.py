@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from lockstep_engines.worker.expected import Row
-from lockstep_engines.worker.layers import ModelLayer
+from lockstep_engines.worker.layers import ModelLayer, checkpoint_of, exported_of
 
 PAD_SLOT_ID = -1
 NULL_BLOCK_ID = 0
@@ -333,10 +333,16 @@ def _of_gated_delta(group: _Group, made: Any) -> Iterator[str]:
 def _chunks_differ(made: Any, prefills: list[Row]) -> Iterator[str]:
     """Mamba2 scans a prefill in pieces that end where positions are multiples of its chunk."""
     ends, rows, last = [0], [], []
+    checkpoint, first_row = checkpoint_of(made)
     for i, row in enumerate(prefills):
+        exported = exported_of(checkpoint, first_row + i)
+        cut = row.first + exported[0] if exported else row.end
         position = row.first
         while position < row.end:
+            # A prefill that exports its state ends a piece there.
             end = min(row.end, (position // made.chunk_size + 1) * made.chunk_size)
+            if position < cut:
+                end = min(end, cut)
             ends.append(ends[-1] + end - position)
             rows.append(i)
             position = end
