@@ -64,6 +64,9 @@ def refuse(case: dict[str, Any], is_v2: bool) -> None:
     for group in case["groups"]:
         for spec in specs_of(group):
             _refuse_spec(spec)
+    kinds = {spec["type"] for group in case["groups"] for spec in specs_of(group)}
+    if "mla" in kinds and kinds & {"full", "sliding_window", "chunked_local"}:
+        raise Refused("MLA with attention of other kinds: vLLM has no model with both")
     for option in ("dcp", "pcp"):
         if config.get(option, 1) != 1:
             raise Refused(f"{option} {config[option]}: ranks of a worker are not driven")
@@ -142,8 +145,12 @@ def describe_model(config: dict[str, Any], folder: str) -> None:
 
 
 def state_type_of(spec: dict[str, Any], chosen: str) -> str:
-    """Of a spec that keeps states; `chosen`: by the option of the worker."""
-    return chosen or ("short_conv" if len(spec["shapes"]) == 1 else "mamba2")
+    """Of a spec that keeps states; `chosen`: by the option of the worker. Short convolutions export
+    no states in prefills."""
+    exports = bool(spec.get("num_prefill_checkpoint_blocks"))
+    if chosen == "short_conv" and exports:
+        raise Refused("states that prefills export: short convolutions of vLLM export none")
+    return chosen or ("short_conv" if len(spec["shapes"]) == 1 and not exports else "mamba2")
 
 
 def plan_layers(groups: list[dict[str, Any]], chosen: str) -> list[Layer]:

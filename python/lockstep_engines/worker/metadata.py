@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from lockstep_engines.worker.expected import Row
-from lockstep_engines.worker.layers import ModelLayer, checkpoint_of, exported_of
+from lockstep_engines.worker.layers import ModelLayer, checkpoint_of
 
 PAD_SLOT_ID = -1
 NULL_BLOCK_ID = 0
@@ -45,7 +45,8 @@ class _Group:
         for row in rows:
             self.starts.append(self.starts[-1] + row.num_tokens)
         self.lengths = [row.end for row in rows]
-        self.nulls = nulls and spec["type"] == "sliding_window"
+        # A window of one token reaches no other token: to vLLM's tables it is no window.
+        self.nulls = nulls and spec.get("sliding_window", 1) > 1
 
     def table(self, row: Row) -> list[int]:
         """Runner V2 replaces blocks that no token of the step can see by the null block."""
@@ -335,8 +336,8 @@ def _chunks_differ(made: Any, prefills: list[Row]) -> Iterator[str]:
     ends, rows, last = [0], [], []
     checkpoint, first_row = checkpoint_of(made)
     for i, row in enumerate(prefills):
-        exported = exported_of(checkpoint, first_row + i)
-        cut = row.first + exported[0] if exported else row.end
+        exported = int(checkpoint.checkpoint_offsets[first_row + i]) if checkpoint else 0
+        cut = row.first + exported if exported else row.end
         position = row.first
         while position < row.end:
             # A prefill that exports its state ends a piece there.
