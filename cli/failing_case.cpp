@@ -11,6 +11,7 @@
 
 #include "base/stop_signal.h"
 #include "base/stopwatch.h"
+#include "cli/options/kernels_option.h"
 #include "cli/output/terminal.h"
 #include "cli/worker_facts.h"
 #include "cuda_backend/gpu_backend.h"
@@ -36,7 +37,8 @@ JudgeCase judging_with(const SavedCase& first, const FailingCaseOptions& options
       outcome.finding = finding->number;
     return outcome;
   };
-  if (options.engines != nullptr || is_engine_worker(first.backend))
+  if (options.engines != nullptr || is_engine_worker(first.backend) ||
+      is_user_kernels(first.backend))
     return [judging](const SavedCase& saved) { return judge_here(saved, judging); };
   const std::chrono::milliseconds limit = std::chrono::seconds(options.time_limit_s);
   return [judging, limit](const SavedCase& saved) { return judge_in_child(saved, judging, limit); };
@@ -92,6 +94,7 @@ void declare_backend(CLI::App& command, FailingCaseOptions& options) {
       ->type_name("S")
       ->capture_default_str();
   declare_worker(command, options.worker);
+  declare_kernels(command, [&options](const std::string& backend) { options.backend = backend; });
 }
 
 void declare_judging(CLI::App& command, FailingCaseOptions& options) {
@@ -188,6 +191,7 @@ Result<SavedCase> load_case(const std::string& path, const FailingCaseOptions& o
       !sound)
     return fail(fmt::format("{}:1: {}", path, sound.error().message));
   if (options.backend != "auto") saved->backend = options.backend;
+  if (is_user_kernels(saved->backend)) saved->check = CheckMode::fast;
   if (is_engine_worker(saved->backend))
     saved->attention_backend = worker_attention_backend(saved->cache);
   return saved;
@@ -205,7 +209,7 @@ CLI::Validator backend_among(std::vector<std::string> names) {
       fmt::format("{}, FILE.so, vllm[:DIR] or worker:COMMAND", fmt::join(names, ", "));
   return CLI::Validator(
       [names = std::move(names), all](std::string& name) {
-        const bool is_one = is_plugin(name) || is_engine_worker(name) ||
+        const bool is_one = is_plugin(name) || is_engine_worker(name) || is_user_kernels(name) ||
                             std::ranges::find(names, name) != names.end();
         return is_one ? std::string() : fmt::format("{}: expected {}", name, all);
       },
@@ -214,6 +218,7 @@ CLI::Validator backend_among(std::vector<std::string> names) {
 
 BackendFactory backend_factory(const std::string& backend, const WorkerOptions& worker) {
   if (is_engine_worker(backend)) return worker_factory(backend, worker);
+  if (is_user_kernels(backend)) return kernels_factory(backend);
   if (backend == "none") return {};
   if (backend == "cuda")
     return [](const BackendConfig& config) { return make_gpu_backend(config); };

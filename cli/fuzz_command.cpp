@@ -21,6 +21,7 @@
 #include "cli/commands.h"
 #include "cli/failing_case.h"
 #include "cli/fuzz_ranks.h"
+#include "cli/options/kernels_option.h"
 #include "cli/options/output_option.h"
 #include "cli/output/reports.h"
 #include "cli/output/terminal.h"
@@ -264,7 +265,12 @@ Result<FuzzOptions> options_of(const FuzzCommandOptions& options, FailingCaseOpt
     fuzzing.generator.check = "fast";
     fuzzing.backend = make_gpu_backend;
   }
-  if (is_plugin(backend) && !is_engine_worker(backend)) {
+  if (is_user_kernels(backend)) {
+    fuzzing.generator.check = "fast";
+    fuzzing.generator.device_modes = false;
+    fuzzing.backend = backend_factory(backend);
+  }
+  if (is_plugin(backend)) {
     fuzzing.generator.check = "fast";
     fuzzing.generator.never.add(kNotOfPlugins);
     fuzzing.generator.never.add(kBesideTokens);
@@ -460,6 +466,7 @@ void add_options(CLI::App& command, FuzzCommandOptions& options) {
   declare_decisions(command, options.decisions);
   declare_conform(command, options.decisions);
   declare_worker(command, options.worker);
+  declare_kernels(command, [&options](const std::string& backend) { options.backend = backend; });
   command.add_option("--known", options.known_path,
                      "known failures, by your ids (docs/fuzzing.md)");
   command.add_option("--engine", options.engine, "an engine profile; by default any");

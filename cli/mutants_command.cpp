@@ -125,7 +125,9 @@ std::string mutants_json(const std::vector<MutantReport>& reports) {
   return json.dump(2) + "\n";
 }
 
-Result<void> save_cases(const std::string& dir, const std::vector<MutantReport>& reports) {
+// `decided_by`: absent: the model.
+Result<void> save_cases(const std::string& dir, const std::vector<MutantReport>& reports,
+                        const std::optional<RecordedEngine>& decided_by) {
   namespace fs = std::filesystem;
   std::error_code error;
   fs::create_directories(dir, error);
@@ -134,6 +136,8 @@ Result<void> save_cases(const std::string& dir, const std::vector<MutantReport>&
     if (!report.smallest) continue;
     SavedCase saved = *report.smallest;
     saved.name = report.mutant->id;
+    saved.decided_by = decided_by;
+    saved.expected = expected_of(report.failure);
     const auto path = fs::path(dir) / fmt::format("{}.case.jsonl", report.mutant->id);
     LS_RETURN_IF_ERROR(write_saved_case(path.string(), saved));
   }
@@ -149,6 +153,7 @@ struct MutantsOptions {
   std::string layout;
   int jobs = 1;
   MutantSearchOptions search;
+  std::optional<RecordedEngine> decided_by;  // absent: the model
 };
 
 Result<std::vector<const Mutant*>> chosen(const std::vector<std::string>& ids) {
@@ -190,10 +195,11 @@ std::vector<MutantReport> search_all(const std::vector<const Mutant*>& mutants,
 }
 
 // The engine that decides above the backend, and of the mutants those that are of backends.
-Result<void> put_below(const MutantsOptions& options, MutantBench& bench,
+Result<void> put_below(MutantsOptions& options, MutantBench& bench,
                        std::vector<const Mutant*>& mutants) {
   if (options.jobs > 1) return fail("--jobs with --decisions: one search at a time asks an engine");
   LS_ASSIGN_OR_RETURN(const auto engines, open_decisions(options.decisions));
+  options.decided_by = engines->hello().engine;
   bench.decider = {.decisions = decisions_of(engines),
                    .engine = profile_of(*engines),
                    .never = features_to_avoid(engines->hello()),
@@ -249,7 +255,8 @@ Result<int> mutants(MutantsOptions options, CommandReport& report) {
   if (!options.decisions.decisions.empty()) LS_RETURN_IF_ERROR(put_below(options, bench, selected));
   const std::vector<MutantReport> reports = search_all(selected, bench, options);
   fmt::print("{}", mutants_text(reports));
-  if (!options.save_dir.empty()) LS_RETURN_IF_ERROR(save_cases(options.save_dir, reports));
+  if (!options.save_dir.empty())
+    LS_RETURN_IF_ERROR(save_cases(options.save_dir, reports, options.decided_by));
   if (report.wants_json()) report.set_json(mutants_json(reports));
   add_items(reports, report);
   const bool all = std::ranges::all_of(

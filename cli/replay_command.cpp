@@ -369,23 +369,40 @@ Result<void> check_facts_wanted(const ReplayOptions& options, const PreparedRepl
                   prepared.run.backend));
 }
 
+struct JudgedCase {
+  SavedCase saved;
+  Failure failure;
+};
+
 // A saved case that says what failed it, judged so. Absent: the run itself is the judge.
-Result<std::optional<Failure>> judge_saved(const ReplayOptions& options,
-                                           FailingCaseOptions& judging) {
+Result<std::optional<JudgedCase>> judge_saved(const ReplayOptions& options,
+                                              FailingCaseOptions& judging) {
   LS_ASSIGN_OR_RETURN(const FileFormat format, detect_format(options.file));
   if (format != FileFormat::saved_case) return std::nullopt;
   if (options.run.has("backend")) judging.backend = options.run.spec.backend;
-  LS_ASSIGN_OR_RETURN(const auto saved, load_case(options.file, judging));
+  LS_ASSIGN_OR_RETURN(auto saved, load_case(options.file, judging));
   if (!saved.expected || saved.expected->check.empty()) return std::nullopt;
   LS_RETURN_IF_ERROR(start_workers(saved, judging));
   LS_ASSIGN_OR_RETURN(auto failure, failure_of(saved, judging));
-  return std::optional(std::move(failure));
+  return JudgedCase{.saved = std::move(saved), .failure = std::move(failure)};
 }
 
-// A case that crashes or hangs is judged in a child process and not run here.
-int leave_crash(const ReplayOptions& options, const Failure& failure, CommandReport& out) {
-  fmt::print("{}\nVerdict: {} in {}\n  {}\n", options.file, failure.kind, failure.check,
-             failure.what);
+// What the judge found in its child process, and a run here would not survive or not show.
+bool is_judged_alone(const JudgedCase& judged) {
+  const Failure& failure = judged.failure;
+  return failure.kind == "crash" || failure.kind == "hang" ||
+         failure.check.starts_with("invariant.") ||
+         (failure.check == "collective" && judged.saved.backend == "none");
+}
+
+int leave_judged(const ReplayOptions& options, const JudgedCase& judged, CommandReport& out) {
+  const auto& [saved, failure] = judged;
+  const std::string words =
+      failure.kind == "crash" || failure.kind == "hang"
+          ? fmt::format("{} in {}\n  {}", failure.kind, failure.check, failure.what)
+          : stable_line(failure.check, failure.step, failure.request, failure.what);
+  fmt::print("{} ({})\nVerdict: {}\n{}", options.file, name_of(FileFormat::saved_case), words,
+             reproduction_text(saved.expected, failure));
   if (out.wants_json()) out.set_json(json_of(failure).dump(2) + "\n");
   out.add(item_of(options.file, failure, {}, again_of(out)));
   return exit_code_of(failure);
@@ -447,9 +464,9 @@ Result<int> replay(ReplayOptions& options, CommandReport& out) {
   judging.decisions = options.decisions;
   LS_RETURN_IF_ERROR(start_engines(judging));
   OtherVerdicts others;
-  LS_ASSIGN_OR_RETURN(others.judged, judge_saved(options, judging));
-  if (others.judged && (others.judged->kind == "crash" || others.judged->kind == "hang"))
-    return leave_crash(options, *others.judged, out);
+  LS_ASSIGN_OR_RETURN(const auto judged, judge_saved(options, judging));
+  if (judged && is_judged_alone(*judged)) return leave_judged(options, *judged, out);
+  if (judged) others.judged = judged->failure;
   const BackendOf backend_of = [&](const PreparedReplay& run) -> Result<BackendFactory> {
     if (!is_engine_worker(run.run.backend)) return replay_backend(run.run.backend);
     if (judging.workers == nullptr) {

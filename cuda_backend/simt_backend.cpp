@@ -1,25 +1,60 @@
 #include "cuda_backend/simt_backend.h"
 
+#include <fmt/format.h>
+
+#include <utility>
+
 #include "cuda_backend/backend/cuda_backend.h"
 #include "cuda_backend/defects/backend_mutants.h"
 #include "cuda_backend/device/simt_device.h"
+#include "cuda_backend/device/user_kernels_device.h"
 #include "cuda_backend/streams/stream_device.h"
 
 namespace lockstep {
+namespace {
 
-Result<std::unique_ptr<Backend>> make_simt_backend(const BackendConfig& config) {
-  LS_ASSIGN_OR_RETURN(auto seams, cuda::planted_seams(config));
+std::int64_t pool_size_bytes_of(const BackendConfig& config) {
   std::int64_t pool_size_bytes = 0;
   for (const KVCacheTensor& tensor : config.plan.tensors) pool_size_bytes += tensor.size_bytes;
   // A host block is no longer than a block's pages of all tensors.
   if (config.plan.num_blocks > 0)
     pool_size_bytes += pool_size_bytes / config.plan.num_blocks * config.num_host_blocks;
-  LS_ASSIGN_OR_RETURN(auto device,
-                      cuda::make_simt_device(config.check, config.seed, pool_size_bytes));
+  return pool_size_bytes;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Backend>> make_simt_backend(const BackendConfig& config) {
+  LS_ASSIGN_OR_RETURN(auto seams, cuda::planted_seams(config));
+  LS_ASSIGN_OR_RETURN(
+      auto device, cuda::make_simt_device(config.check, config.seed, pool_size_bytes_of(config)));
   const bool delays = config.delay_streams || config.check == CheckMode::hunt;
   if (config.num_streams > 1 && delays)
     device = cuda::make_stream_queues(std::move(device), config.seed);
   return cuda::make_backend(std::move(device), config, std::move(seams));
+}
+
+Result<std::unique_ptr<Backend>> make_user_kernels_backend(const BackendConfig& config,
+                                                           std::shared_ptr<UserKernels> kernels) {
+  if (config.check != CheckMode::fast)
+    return fail("--check: kernels of a Python class run in mode fast; use --check fast");
+  if (!config.mutant.empty())
+    return fail(
+        fmt::format("--mutant {}: this defect is planted in Lockstep's own kernels; leave "
+                    "--kernels out",
+                    config.mutant));
+  if (config.num_streams > 1 || config.max_cudagraph_capture_size > 0)
+    return fail(
+        "--streams, --graphs: kernels of a Python class run one by one; leave these options out");
+  LS_ASSIGN_OR_RETURN(auto device,
+                      cuda::make_simt_device(config.check, config.seed, pool_size_bytes_of(config),
+                                             kernels->memory()));
+  return cuda::make_backend(
+      std::move(device), config,
+      {.device = [kernels = std::move(kernels)](std::unique_ptr<cuda::Device> inner,
+                                                cuda::Device&) mutable {
+        return cuda::make_user_kernels_device(std::move(inner), std::move(kernels));
+      }});
 }
 
 }  // namespace lockstep

@@ -68,16 +68,14 @@ Result<std::string> command_of(const DecisionsOptions& options) {
 
 }  // namespace
 
-Result<std::string> adapter_command(std::string_view option, const std::string& named) {
-  const std::size_t colon = named.find(':');
-  const std::string engine = named.substr(0, colon);
+Result<std::string> adapter_python(std::string_view option, std::string_view named) {
   const std::string path =
       variable("LOCKSTEP_PYTHONPATH", (data_root() / "python").string().c_str());
   if (!fs::is_directory(fs::path(path) / "lockstep_engines"))
     return fail(
         fmt::format("{} {}: the adapters are not in {}; set LOCKSTEP_PYTHONPATH to "
                     "the folder that holds lockstep_engines",
-                    option, engine, path));
+                    option, named, path));
   const Interpreter python = interpreter_for_engines();
   std::error_code error;
   if (python.program.find('/') != std::string::npos && !fs::exists(python.program, error))
@@ -85,9 +83,15 @@ Result<std::string> adapter_command(std::string_view option, const std::string& 
         fmt::format("{} {}: {} names {}, which does not exist; give the interpreter of an "
                     "environment with --engine-python",
                     option, named, python.named_by, python.program));
-  std::string command =
-      fmt::format("PYTHONPATH={}${{PYTHONPATH:+:$PYTHONPATH}} {} -m lockstep_engines {}",
-                  shell_word(path), shell_word(python.program), engine);
+  return fmt::format("PYTHONPATH={}${{PYTHONPATH:+:$PYTHONPATH}} {}", shell_word(path),
+                     shell_word(python.program));
+}
+
+Result<std::string> adapter_command(std::string_view option, const std::string& named) {
+  const std::size_t colon = named.find(':');
+  const std::string engine = named.substr(0, colon);
+  LS_ASSIGN_OR_RETURN(const std::string python, adapter_python(option, named));
+  std::string command = fmt::format("{} -m lockstep_engines {}", python, engine);
   if (colon == std::string::npos) return command;
   const std::string folder = named.substr(colon + 1);
   if (!fs::is_directory(folder))
@@ -98,9 +102,10 @@ Result<std::string> adapter_command(std::string_view option, const std::string& 
 void declare_engine_python(CLI::App& command) {
   if (command.get_option_no_throw("--engine-python") != nullptr) return;
   command
-      .add_option("--engine-python", engine_python(),
-                  "interpreter for vllm[:DIR] and sglang[:DIR] (that of the active virtual "
-                  "environment or of the wheel, else of LOCKSTEP_PYTHON)")
+      .add_option(
+          "--engine-python", engine_python(),
+          "interpreter for vllm[:DIR], sglang[:DIR] and --kernels (that of the active virtual "
+          "environment or of the wheel, else of LOCKSTEP_PYTHON)")
       ->type_name("FILE");
 }
 

@@ -31,6 +31,9 @@ void declare_decisions_timeout(CLI::App& command, DecisionsOptions& options);
 // --decisions, --decisions-timeout and --engine-python.
 void declare_decisions(CLI::App& command, DecisionsOptions& options);
 
+// An interpreter that imports lockstep_engines, as the first words of a command. `option`, `named`:
+// for error messages.
+Result<std::string> adapter_python(std::string_view option, std::string_view named);
 // The command that starts this project's adapter of "vllm[:DIR]" or "sglang[:DIR]"; `option` names
 // where that was given.
 Result<std::string> adapter_command(std::string_view option, const std::string& engine);

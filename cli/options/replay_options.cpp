@@ -1,4 +1,5 @@
 #include "cli/options/replay_options.h"
+#include "cli/options/kernels_option.h"
 #include "cli/options/output_option.h"
 
 #include <fmt/format.h>
@@ -194,6 +195,8 @@ void declare_replay_options(CLI::App& command, ReplayOptions& o) {
   declare_decisions(command, o.decisions);
   declare_conform(command, o.decisions);
   declare_worker(command, o.worker);
+  declare_kernels(command,
+                  [&o](const std::string& backend) { o.run.set_text("backend", backend); });
   const std::string group = "Output";
   declare_output(command, "--report", o.report_path, "HTML page that draws the run")->group(group);
   declare_output(command, "--perfetto", o.perfetto_path,
@@ -233,6 +236,7 @@ constexpr std::int64_t kStepsPerTableShown = 8;
 
 BackendFactory replay_backend(std::string name) {
   if (is_engine_worker(name)) return worker_factory(name, {});
+  if (is_user_kernels(name)) return kernels_factory(name);
   return [name = std::move(name)](const BackendConfig& own) { return make_backend(name, own); };
 }
 

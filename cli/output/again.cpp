@@ -39,7 +39,8 @@ std::string words_of(const CLI::Option& option) {
 
 // The interpreter and adapters of an engine come from the environment.
 std::string environment_of(const std::string& options) {
-  if (options.find("vllm") == std::string::npos && options.find("sglang") == std::string::npos)
+  if (options.find("vllm") == std::string::npos && options.find("sglang") == std::string::npos &&
+      options.find("--kernels") == std::string::npos)
     return {};
   std::string text;
   for (const char* name : {"LOCKSTEP_PYTHON", "LOCKSTEP_PYTHONPATH"})
@@ -66,7 +67,7 @@ std::string again_text(const CLI::App& command, const AgainChange& change) {
       arguments.insert(arguments.end(), option->results().begin(), option->results().end());
     if (is_left_out(*option, change)) continue;
     options += words_of(*option);
-    if (const auto name = option->get_name(); name == "--decisions" || name == "--backend")
+    if (holds({"--decisions", "--backend", "--kernels"}, option->get_name()))
       engine += words_of(*option);
   }
   for (const auto& [name, value] : change.set) options += " " + name + " " + shell_word(value);

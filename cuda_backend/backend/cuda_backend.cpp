@@ -117,6 +117,8 @@ class CudaBackend final : public Backend {
   }
 
   GraphStatistics graph_statistics() const override { return device_->graph_statistics(); }
+  bool attends_to_ranges() const override { return device_->attends_to_ranges(); }
+  std::vector<std::string> not_checked() const override { return device_->not_checked(); }
 
  private:
   Result<void> run(const StepProgram& program, StepReadback& readback) {

@@ -92,6 +92,12 @@ class Device {
   virtual std::optional<DeviceWriter> who_wrote(const std::byte* address) = 0;
 
   virtual std::vector<KernelStatistics> kernel_statistics() const { return {}; }
+  // The memory that offsets of shared tensors count from; null: the device shares none.
+  virtual const std::byte* memory_begin() const { return nullptr; }
+  // False: attention reads all that a layer's kind lets a position see, not a part of it.
+  virtual bool attends_to_ranges() const { return true; }
+  // As Backend::not_checked().
+  virtual std::vector<std::string> not_checked() const { return {}; }
   // True if the device reports accesses outside of allocations and does not make them.
   virtual bool watches_accesses() const { return false; }
 

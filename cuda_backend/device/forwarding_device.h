@@ -57,6 +57,7 @@ class ForwardingDevice : public Device {
   std::vector<KernelStatistics> kernel_statistics() const override {
     return inner_->kernel_statistics();
   }
+  const std::byte* memory_begin() const override { return inner_->memory_begin(); }
   bool watches_accesses() const override { return inner_->watches_accesses(); }
   int launch_graph(CapturedGraph& graph, const LaunchPlace& place) override {
     return inner_->launch_graph(graph, place);

@@ -95,6 +95,7 @@ class SimtDevice final : public Device {
     executor_->declare(nullptr);
   }
   bool watches_accesses() const override { return mode_ != CheckMode::fast; }
+  const std::byte* memory_begin() const override { return executor_->arena_begin(); }
   std::vector<KernelStatistics> kernel_statistics() const override {
     std::vector<KernelStatistics> statistics;
     for (const simt::KernelTotals& sum : executor_->kernel_totals())
@@ -152,8 +153,10 @@ class SimtDevice final : public Device {
 }  // namespace
 
 Result<std::unique_ptr<Device>> make_simt_device(CheckMode mode, std::uint64_t seed,
-                                                 std::int64_t pool_size_bytes) {
+                                                 std::int64_t pool_size_bytes,
+                                                 const std::string& shared_file) {
   simt::ExecutorOptions options;
+  options.shared_file = shared_file;
   options.mode = kModes[static_cast<std::size_t>(mode)].mode;
   options.seed = seed;
   options.arena_bytes += 2 * pool_size_bytes;

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "base/result.h"
 #include "cuda_backend/device/device.h"
@@ -10,8 +11,10 @@
 
 namespace lockstep::cuda {
 
-// pool_size_bytes: bytes of the cache. The arena has room for twice as much.
+// pool_size_bytes: bytes of the cache. The arena has room for twice as much. shared_file: a file in
+// memory that the arena maps and that another process may map; empty: private memory.
 Result<std::unique_ptr<Device>> make_simt_device(CheckMode mode, std::uint64_t seed,
-                                                 std::int64_t pool_size_bytes);
+                                                 std::int64_t pool_size_bytes,
+                                                 const std::string& shared_file = {});
 
 }  // namespace lockstep::cuda

@@ -70,6 +70,8 @@ struct PartLayout {
   Scaling scaling = Scaling::none;
   bool swizzled_scales = false;
   const float* layer_scale = nullptr;  // fp4_groups
+  // For kernels outside of this project: the layer in the rank's plan, and its kernel blocks.
+  std::int32_t layer = 0, num_blocks = 0;
 };
 
 // Source rows of a layer's projection on their way into one part of its cache.

@@ -210,6 +210,31 @@ __device__ __forceinline__ void store_number(std::byte* at, float value, DType d
   store_word(at, encode(value, dtype), bytes, bytes);
 }
 
+// Numbers [first, first + kItem) of a row. kBf16: of bf16, aligned to their size or to 16 bytes;
+// else of any format.
+template <int kItem, bool kBf16>
+__device__ __forceinline__ void load_numbers(float (&values)[kItem], const std::byte* row,
+                                             std::int32_t first, DType dtype) {
+  if constexpr (!kBf16) {
+    const std::int64_t bytes = element_bytes(dtype);
+    SIMT_UNROLL
+    for (int i = 0; i < kItem; ++i) values[i] = load_number(row + (first + i) * bytes, dtype);
+  } else if constexpr (kItem >= 8) {
+    SIMT_UNROLL
+    for (int at = 0; at < kItem; at += 8) {
+      std::uint32_t bits[8];
+      load_bits<8>(bits, row + 2 * std::int64_t(first + at), 2);
+      SIMT_UNROLL
+      for (int i = 0; i < 8; ++i) values[at + i] = __uint_as_float(bits[i] << 16);
+    }
+  } else {
+    const std::uint64_t word = load_word(row + 2 * std::int64_t(first), 2 * kItem, 2 * kItem);
+    SIMT_UNROLL
+    for (int i = 0; i < kItem; ++i)
+      values[i] = __uint_as_float(std::uint32_t(word >> (16 * i)) << 16);
+  }
+}
+
 // The nonlinear functions of state layers, from fmaf, products and one quotient, so that a CPU and
 // a GPU agree in every bit. Each is within 8 ulp of the exact value.
 

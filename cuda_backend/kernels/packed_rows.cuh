@@ -92,9 +92,9 @@ __device__ __forceinline__ std::int32_t to_int4(float value) {
 }
 
 // Grid: x is the source row, y the head, z the part. A CTA is one warp, which scales and writes one
-// row.
-// Lanes take a byte, two elements, at a time.
-[[maybe_unused]] static __global__ void write_int4_rows_kernel(WritePartsParams p) {
+// row. Lanes take kItem elements (8 or 2) at a time.
+template <int kItem, bool kBf16>
+__global__ void write_int4_rows_kernel(WritePartsParams p) {
   const PartWrite& part = p.parts[blockIdx.z];
   const std::uint32_t source_row = blockIdx.x;
   const std::int32_t head = blockIdx.y;
@@ -103,12 +103,15 @@ __device__ __forceinline__ std::int32_t to_int4(float value) {
   const SlotPlace place = place_of_slot(slot, part.to.block_size);
   const std::byte* source =
       part.source + source_row * part.source_row_stride + head * part.source_head_stride;
-  const std::int32_t bytes = element_bytes(part.source_dtype);
-  float lowest = INFINITY, highest = -INFINITY;
-  for (std::int32_t at = threadIdx.x; at < part.to.head_size; at += 32) {
-    const float value = load_number(source + std::int64_t(at) * bytes, part.source_dtype);
-    lowest = fminf(lowest, value);
-    highest = fmaxf(highest, value);
+  const std::int32_t step = 32 * kItem, first = std::int32_t(threadIdx.x) * kItem;
+  float values[kItem], lowest = INFINITY, highest = -INFINITY;
+  for (std::int32_t at = first; at < part.to.head_size; at += step) {
+    load_numbers<kItem, kBf16>(values, source, at, part.source_dtype);
+    SIMT_UNROLL
+    for (int i = 0; i < kItem; ++i) {
+      lowest = fminf(lowest, values[i]);
+      highest = fmaxf(highest, values[i]);
+    }
   }
   lowest = -simt::warp_max(-lowest);
   highest = simt::warp_max(highest);
@@ -119,15 +122,13 @@ __device__ __forceinline__ std::int32_t to_int4(float value) {
         __uint_as_float((__float_as_uint(scale) & ~15u) | std::uint32_t(zero));
   std::byte* row = part_row(part.to, place.block, place.offset, head);
   const float inverse = 1.0f / scale;
-  for (std::int32_t at = threadIdx.x; 2 * at < part.to.head_size; at += 32) {
-    std::int32_t both = 0;
+  for (std::int32_t at = first; at < part.to.head_size; at += step) {
+    load_numbers<kItem, kBf16>(values, source, at, part.source_dtype);
+    std::uint32_t word = 0;
     SIMT_UNROLL
-    for (int i = 0; i < 2; ++i) {
-      const float value =
-          load_number(source + (2 * std::int64_t(at) + i) * bytes, part.source_dtype);
-      both |= to_int4(value * inverse + float(zero)) << (4 * i);
-    }
-    row[at] = std::byte(both);
+    for (int i = 0; i < kItem; ++i)
+      word |= std::uint32_t(to_int4(values[i] * inverse + float(zero))) << (4 * i);
+    store_word(row + at / 2, word, kItem / 2, kItem / 2);
   }
 }
 

@@ -8,57 +8,77 @@
 namespace lockstep::cuda {
 namespace SIMT_VARIANT {
 
+inline constexpr int kPagesAtATime = 4;  // of a CTA: their words share keys, their loads overlap
+
+// What a word's position makes of it.
+struct WordKeys {
+  std::uint64_t k, m;
+  __device__ __forceinline__ explicit WordKeys(std::uint64_t index)
+      : k(mix(2 * index)), m(mix(2 * index + 1)) {}
+};
+
 struct FingerprintSum {
   std::uint64_t a = 0, b = 0;
 
-  __device__ __forceinline__ void add(std::uint64_t word, std::uint64_t index) {
-    const std::uint64_t k = mix(2 * index), m = mix(2 * index + 1);
+  __device__ __forceinline__ void add(std::uint64_t word, const WordKeys& keys) {
     const std::uint32_t low = std::uint32_t(word), high = std::uint32_t(word >> 32);
-    a += std::uint64_t(low + std::uint32_t(k)) * (high + std::uint32_t(k >> 32)) + word;
-    b += std::uint64_t(low + std::uint32_t(m)) * (high + std::uint32_t(m >> 32)) +
+    a += std::uint64_t(low + std::uint32_t(keys.k)) * (high + std::uint32_t(keys.k >> 32)) + word;
+    b += std::uint64_t(low + std::uint32_t(keys.m)) * (high + std::uint32_t(keys.m >> 32)) +
          (word << 32 | word >> 32);
   }
-  __device__ __forceinline__ void add(simt::vec16 vector, std::int64_t index) {
-    add(low_word(vector), 2 * std::uint64_t(index));
-    add(high_word(vector), 2 * std::uint64_t(index) + 1);
+  __device__ __forceinline__ void add_to(unsigned long long* sum) const {
+    add_to_sum(sum, a);
+    add_to_sum(sum + 1, b);
   }
 };
 
-// Four loads are in flight at a time: a single one would not hide the latency of memory.
-__device__ __forceinline__ FingerprintSum sum_vectors(const simt::vec16* page, std::int64_t first,
-                                                      std::int64_t count, std::int64_t step) {
-  FingerprintSum sum;
-  std::int64_t i = first;
-  for (; i + 3 * step < count; i += 4 * step) {
-    simt::vec16 vectors[4];
-    SIMT_UNROLL
-    for (int k = 0; k < 4; ++k) vectors[k] = simt::load_any(page + i + k * step);
-    SIMT_UNROLL
-    for (int k = 0; k < 4; ++k) sum.add(vectors[k], i + k * step);
-  }
-  for (; i < count; i += step) sum.add(simt::load_any(page + i), i);
-  return sum;
-}
-
-// Grid: x is the page, y shares its words.
+// Grid: x is kPagesAtATime pages, y shares their words. A last CTA repeats its first page in the
+// place of those that it lacks.
 [[maybe_unused]] static __global__ void page_fingerprint_kernel(FingerprintParams p) {
-  const FingerprintItem item = p.items[blockIdx.x];
-  const BlockRegion page = p.tensors[item.tensor];
-  const std::byte* at = page.base + item.block * page.block_stride;
+  const std::int32_t first_page = std::int32_t(blockIdx.x) * kPagesAtATime;
+  const std::int32_t left = p.num_items - first_page;
+  const std::int32_t num_pages = left < kPagesAtATime ? left : kPagesAtATime;
   const std::int64_t first = std::int64_t(blockIdx.y) * blockDim.x + threadIdx.x;
   const std::int64_t step = std::int64_t(gridDim.y) * blockDim.x;
-  FingerprintSum sum;
-  if (page.unit_bytes == 16) {
-    sum = sum_vectors(reinterpret_cast<const simt::vec16*>(at), first, page.size_bytes / 16, step);
-  } else {
-    for (std::int64_t i = first; 8 * i < page.size_bytes; i += step) {
-      const std::int64_t left = page.size_bytes - 8 * i;
-      sum.add(load_any_word(at + 8 * i, std::int32_t(left < 8 ? left : 8), page.unit_bytes),
-              std::uint64_t(i));
+  const simt::vec16* pages[kPagesAtATime];
+  std::int64_t shared = 0;  // vectors that every page has
+  SIMT_UNROLL
+  for (int n = 0; n < kPagesAtATime; ++n) {
+    const FingerprintItem item = p.items[first_page + (n < num_pages ? n : 0)];
+    const BlockRegion page = p.tensors[item.tensor];
+    pages[n] = reinterpret_cast<const simt::vec16*>(page.base + item.block * page.block_stride);
+    const std::int64_t vectors = page.unit_bytes == 16 ? page.size_bytes / 16 : 0;
+    shared = n == 0 || vectors < shared ? vectors : shared;
+  }
+  FingerprintSum sums[kPagesAtATime];
+  for (std::int64_t i = first; i < shared; i += step) {
+    simt::vec16 vectors[kPagesAtATime];
+    SIMT_UNROLL
+    for (int n = 0; n < kPagesAtATime; ++n) vectors[n] = simt::load_any(pages[n] + i);
+    const WordKeys low(2 * std::uint64_t(i)), high(2 * std::uint64_t(i) + 1);
+    SIMT_UNROLL
+    for (int n = 0; n < kPagesAtATime; ++n) {
+      sums[n].add(low_word(vectors[n]), low);
+      sums[n].add(high_word(vectors[n]), high);
     }
   }
-  add_to_sum(p.sums + 2 * std::int64_t(blockIdx.x), sum.a);
-  add_to_sum(p.sums + 2 * std::int64_t(blockIdx.x) + 1, sum.b);
+  SIMT_UNROLL
+  for (int n = 0; n < kPagesAtATime; ++n)
+    if (n < num_pages) sums[n].add_to(p.sums + 2 * std::int64_t(first_page + n));
+  // The words that are left, of longer pages and of narrow units.
+  for (std::int32_t n = first_page; n < first_page + num_pages; ++n) {
+    const FingerprintItem item = p.items[n];
+    const BlockRegion page = p.tensors[item.tensor];
+    if (16 * shared == page.size_bytes) continue;
+    const std::byte* at = page.base + item.block * page.block_stride;
+    FingerprintSum rest;
+    for (std::int64_t word = 2 * shared + first; 8 * word < page.size_bytes; word += step) {
+      const std::int64_t bytes = page.size_bytes - 8 * word;
+      rest.add(load_any_word(at + 8 * word, std::int32_t(bytes < 8 ? bytes : 8), page.unit_bytes),
+               WordKeys(std::uint64_t(word)));
+    }
+    rest.add_to(p.sums + 2 * std::int64_t(n));
+  }
 }
 
 }  // namespace SIMT_VARIANT

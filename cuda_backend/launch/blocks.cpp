@@ -49,10 +49,10 @@ int launch_poison_blocks(const LaunchPlace& place, const PoisonBlocksParams& par
 int launch_fingerprint_pages(const LaunchPlace& place, const FingerprintParams& params) {
   if (params.num_items == 0) return nothing_to_do();
   auto config = config_of(place, "fingerprint_pages");
-  const std::int64_t reducers =
-      std::max<std::int64_t>(1, divide_up(params.max_page_bytes, 16 * place.items_per_reducer));
+  const std::int64_t reducers = std::max<std::int64_t>(
+      1, divide_up(params.max_page_bytes * kPagesAtATime, 16 * place.items_per_reducer));
   const std::int64_t threads = std::min<std::int64_t>(reducers, place.cta_threads);
-  config.grid.x = static_cast<std::uint32_t>(params.num_items);
+  config.grid.x = static_cast<std::uint32_t>(divide_up(params.num_items, kPagesAtATime));
   config.grid.y = shares_of_region(reducers, threads);
   config.block.x =
       place.whole_warps ? in_whole_warps(threads) : static_cast<std::uint32_t>(threads);

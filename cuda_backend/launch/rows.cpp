@@ -83,7 +83,16 @@ int launch_gather_rows(const LaunchPlace& place, const GatherRowsParams& params)
 // moved in one shape, parts with one scale, parts with a scale per token and head, packed parts.
 namespace {
 
-enum class Writing : std::uint8_t { moves, elements, rows, int4_rows, fp4_groups, latent_rows };
+enum class Writing : std::uint8_t {
+  moves,
+  elements,
+  rows,
+  int4_rows,
+  fp4_groups,
+  latent_fp8_rows,
+  latent_fp8_areas,
+  latent_fp4_rows
+};
 Writing writing_of(const PartLayout& part) {
   switch (part.scaling) {
     case Scaling::none:
@@ -96,8 +105,12 @@ Writing writing_of(const PartLayout& part) {
       return Writing::int4_rows;
     case Scaling::fp4_groups:
       return Writing::fp4_groups;
+    case Scaling::latent_fp8_rows:
+      return Writing::latent_fp8_rows;
+    case Scaling::latent_fp8_areas:
+      return Writing::latent_fp8_areas;
     default:
-      return Writing::latent_rows;
+      return Writing::latent_fp4_rows;
   }
 }
 
@@ -187,19 +200,34 @@ bool grid_of_rows(simt::LaunchConfig& config, const WritePartsParams& params) {
   return true;
 }
 
-int write_int4_rows(const LaunchPlace& place, const WritePartsParams& params) {
-  auto config = config_of(place, "write_int4_rows");
-  if (!grid_of_rows(config, params)) return too_large();
-  return status_of(simt::launch(config, write_int4_rows_kernel, params));
+// True if every part's source is bf16: their numbers are loaded as vectors where they are aligned.
+bool is_of_bf16(const WritePartsParams& params) {
+  for (std::int32_t i = 0; i < params.num_parts; ++i)
+    if (params.parts[i].source_dtype != DType::bf16) return false;
+  return true;
 }
 
-int write_latent_rows(const LaunchPlace& place, const WritePartsParams& params) {
+int write_int4_rows(const LaunchPlace& place, const WritePartsParams& params, bool eights) {
+  auto config = config_of(place, "write_int4_rows");
+  if (!grid_of_rows(config, params)) return too_large();
+  return status_of(simt::launch(config,
+                                eights && is_of_bf16(params) ? write_int4_rows_kernel<8, true>
+                                                             : write_int4_rows_kernel<2, false>,
+                                params));
+}
+
+template <Scaling kScaling>
+int write_latent_rows(const LaunchPlace& place, const WritePartsParams& params, bool eights) {
   auto config = config_of(place, "write_latent_rows");
   if (!fits_grid(params.num_rows, params.num_parts)) return too_large();
   config.grid = dim3(static_cast<std::uint32_t>(params.num_rows),
                      static_cast<std::uint32_t>(params.num_parts));
   config.block.x = 32;
-  return status_of(simt::launch(config, write_latent_rows_kernel, params));
+  return status_of(simt::launch(config,
+                                eights && is_of_bf16(params)
+                                    ? write_latent_rows_kernel<kScaling, true>
+                                    : write_latent_rows_kernel<kScaling, false>,
+                                params));
 }
 
 template <int kItem>
@@ -221,11 +249,15 @@ int write_parts_of(const LaunchPlace& place, const WritePartsParams& parts,
     case Writing::rows:
       return shape.eights ? quantise_rows<8>(place, parts) : quantise_rows<1>(place, parts);
     case Writing::int4_rows:
-      return write_int4_rows(place, parts);
+      return write_int4_rows(place, parts, shape.eights);
     case Writing::fp4_groups:
       return shape.eights ? write_groups<8>(place, parts) : write_groups<1>(place, parts);
-    case Writing::latent_rows:
-      return write_latent_rows(place, parts);
+    case Writing::latent_fp8_rows:
+      return write_latent_rows<Scaling::latent_fp8_rows>(place, parts, shape.eights);
+    case Writing::latent_fp8_areas:
+      return write_latent_rows<Scaling::latent_fp8_areas>(place, parts, shape.eights);
+    case Writing::latent_fp4_rows:
+      return write_latent_rows<Scaling::latent_fp4_rows>(place, parts, shape.eights);
   }
   return nothing_to_do();
 }

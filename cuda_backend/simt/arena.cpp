@@ -1,7 +1,9 @@
 #include "cuda_backend/simt/arena.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/mman.h>
+#include <unistd.h>
 #include <algorithm>
 #include <cstring>
 #include <limits>
@@ -16,11 +18,13 @@ constexpr std::size_t kPageBytes = 4096;
 
 VirtualRange::VirtualRange(VirtualRange&& other) noexcept
     : base_(std::exchange(other.base_, nullptr)),
-      size_bytes_(std::exchange(other.size_bytes_, 0)) {}
+      size_bytes_(std::exchange(other.size_bytes_, 0)),
+      is_shared_(other.is_shared_) {}
 
 VirtualRange& VirtualRange::operator=(VirtualRange&& other) noexcept {
   std::swap(base_, other.base_);
   std::swap(size_bytes_, other.size_bytes_);
+  std::swap(is_shared_, other.is_shared_);
   return *this;
 }
 
@@ -28,10 +32,16 @@ VirtualRange::~VirtualRange() {
   if (base_ != nullptr) munmap(base_, size_bytes_);
 }
 
-VirtualRange VirtualRange::reserve(std::size_t size_bytes) {
-  void* base = mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE,
-                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+VirtualRange VirtualRange::reserve(std::size_t size_bytes, const std::string& shared_file) {
   VirtualRange range;
+  range.is_shared_ = !shared_file.empty();
+  const int fd = range.is_shared_ ? open(shared_file.c_str(), O_RDWR | O_CLOEXEC) : -1;
+  const bool has_file = fd >= 0 && ftruncate(fd, static_cast<off_t>(size_bytes)) == 0;
+  void* base = MAP_FAILED;
+  if (has_file || !range.is_shared_)
+    base = mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE,
+                (has_file ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS) | MAP_NORESERVE, fd, 0);
+  if (fd >= 0) close(fd);
   if (base == MAP_FAILED) return range;
   range.base_ = static_cast<std::byte*>(base);
   range.size_bytes_ = size_bytes;
@@ -50,7 +60,9 @@ void VirtualRange::release(std::size_t offset, std::size_t size_bytes) {
   }
   std::memset(base_ + offset, 0, first_page - offset);
   std::memset(base_ + last_page, 0, end - last_page);
-  madvise(base_ + first_page, last_page - first_page, MADV_DONTNEED);
+  const int advice = is_shared_ ? MADV_REMOVE : MADV_DONTNEED;
+  if (madvise(base_ + first_page, last_page - first_page, advice) != 0 && is_shared_)
+    std::memset(base_ + first_page, 0, last_page - first_page);
 }
 
 void VirtualRange::for_each_resident(
@@ -96,11 +108,11 @@ constexpr std::size_t kHugePagesTo = std::size_t{1} << 30;
 }  // namespace
 
 lockstep::Result<Arena> Arena::reserve(std::size_t wanted_bytes, std::size_t least_bytes,
-                                       bool with_shadow) {
+                                       bool with_shadow, const std::string& shared_file) {
   for (std::size_t size = wanted_bytes / kChunkBytes * kChunkBytes; size >= least_bytes && size > 0;
        size = size / 2 / kChunkBytes * kChunkBytes) {
     Arena arena;
-    arena.memory_ = VirtualRange::reserve(size);
+    arena.memory_ = VirtualRange::reserve(size, shared_file);
     arena.owners_ = VirtualRange::reserve(size / kChunkBytes * sizeof(std::uint32_t));
     if (with_shadow) {
       arena.shadow_ = VirtualRange::reserve(size);

@@ -29,7 +29,9 @@ class VirtualRange {
   ~VirtualRange();
 
   // An empty range (bool false) when the system refuses: address space or overcommit is limited.
-  static VirtualRange reserve(std::size_t size_bytes);
+  // `shared_file`: a file in memory that the range maps and that other processes may map; empty:
+  // private memory.
+  static VirtualRange reserve(std::size_t size_bytes, const std::string& shared_file = {});
 
   explicit operator bool() const { return base_ != nullptr; }
   std::byte* base() const { return base_; }
@@ -50,6 +52,7 @@ class VirtualRange {
  private:
   std::byte* base_ = nullptr;
   std::size_t size_bytes_ = 0;
+  bool is_shared_ = false;
 };
 
 struct Allocation {
@@ -69,9 +72,9 @@ class Arena {
   static constexpr std::size_t kChunkBytes = 64 * 1024;
 
   // Reserves wanted_bytes; halves until the system agrees, down to least_bytes. With shadow, as
-  // much again is reserved for definedness and for origins each.
+  // much again is reserved for definedness and for origins each. shared_file: see VirtualRange.
   static lockstep::Result<Arena> reserve(std::size_t wanted_bytes, std::size_t least_bytes,
-                                         bool with_shadow);
+                                         bool with_shadow, const std::string& shared_file = {});
 
   lockstep::Result<std::byte*> allocate(std::size_t size_bytes, std::string name);
   // False if the address is not the start of a live allocation.

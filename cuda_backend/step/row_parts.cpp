@@ -149,6 +149,7 @@ std::string why_not_layer(const std::string& name, const KVCacheSpec& spec, cons
 
 RowParts::RowParts(Device& device, const BackendConfig& config, const LayerCaches& layers)
     : is_real_(config.numbers == Numbers::real),
+      num_blocks_(config.plan.num_blocks),
       layers_(layers),
       scales_(device, "scales of layers") {
   std::vector<float> scales;
@@ -208,6 +209,14 @@ DType RowParts::source_dtype(std::size_t layer) const {
   return format.scaling == Scaling::none ? format.dtype : DType::bf16;
 }
 
+std::int64_t RowParts::num_kernel_blocks(std::size_t layer) const {
+  const auto table = static_cast<std::size_t>(layers_.table_of_layer[layer]);
+  const std::size_t num_groups = layers_.blocks_per_kv_block.size();
+  if (table < num_groups) return num_blocks_ * layers_.blocks_per_kv_block[table];
+  const MappedTable& mapped = layers_.mapped_tables[table - num_groups];
+  return (num_blocks_ - 1) * mapped.kernel_block_stride + mapped.blocks_per_kv_block;
+}
+
 PartLayout RowParts::part(std::size_t layer, std::int32_t index) const {
   const RowCache& rows = layers_.rows[layer];
   const RowFormat& format = formats_[layer];
@@ -221,7 +230,9 @@ PartLayout RowParts::part(std::size_t layer, std::int32_t index) const {
                   .head_size = format.head_size,
                   .piece_elements = format.head_size,
                   .dtype = format.dtype,
-                  .scaling = format.scaling};
+                  .scaling = format.scaling,
+                  .layer = static_cast<std::int32_t>(layer),
+                  .num_blocks = static_cast<std::int32_t>(num_kernel_blocks(layer))};
   if (format.scaling == Scaling::per_tensor)
     part.scales = reinterpret_cast<std::byte*>(scales_.data() + layer);
   if (format.scaling == Scaling::per_token_head || format.scaling == Scaling::int4_rows) {

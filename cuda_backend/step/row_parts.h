@@ -52,7 +52,11 @@ class RowParts {
   RowFormat format_of(const RowCache& rows, const KVCacheSpec& spec) const;
   PartLayout part(std::size_t layer, std::int32_t index) const;
 
+  // Kernel blocks that the layer's table may name.
+  std::int64_t num_kernel_blocks(std::size_t layer) const;
+
   const bool is_real_;
+  const std::int64_t num_blocks_;
   const LayerCaches& layers_;
   std::vector<RowFormat> formats_;  // [num_layers]
   DeviceArray<float> scales_;       // [num_layers]

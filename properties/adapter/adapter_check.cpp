@@ -230,6 +230,8 @@ class Dialogue {
   void takes_events() {
     std::string what = first_of({opened(), added("a", kPrompt, 4), scheduled(),
                                  updated({{"a", {7}}}), answered(abort_message("a")), scheduled()});
+    if (what.empty() && !decision_.scheduled.empty())  // the row that it may still have
+      what = first_of({updated({{"a", {7}}}), scheduled()});
     if (what.empty())
       what =
           unless(decision_.running.empty() && decision_.finished == std::vector<std::string>{"a"} &&

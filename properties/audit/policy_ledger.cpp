@@ -41,12 +41,14 @@ void PolicyLedger::begin(const RecordedEvent& event) {
   if (event.kind == RecordedEvent::Kind::pause_state) pause_state_ = event.pause_state;
 }
 
-// With a connector, a request may have to start over for another reason.
+// With a connector, a request may have to start over for another reason. A request that the step
+// schedules again keeps its place: SGLang has replaced its table.
 void PolicyLedger::check_victims(const RecordedStep& step) const {
   if (setup_.config.policy != SchedulingPolicy::priority || setup_.has_connector) return;
   for (const std::string& name : step.preempted) {
     const AuditRequest* victim = requests_.find(name);
-    if (victim == nullptr) continue;
+    if (victim == nullptr || std::ranges::count(step.scheduled, name, &RecordedScheduled::id) > 0)
+      continue;
     for (const std::string& other : step.running) {
       const AuditRequest* running = requests_.find(other);
       if (running == nullptr || !running->running || priorities_[*running] <= priorities_[*victim])

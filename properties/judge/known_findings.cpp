@@ -349,14 +349,12 @@ constexpr EngineFinding kEngineFindings[] = {
      Reached::external_hit},
 };
 
-// Of an engine's worker, whose host recognises the cause and names the finding in its report.
+// Of an engine's worker. Its host recognises the cause and names the finding.
 constexpr KnownFinding kWorkerFindings[] = {
     {26, "a short convolution keeps rejected drafts", nullptr, {}, nullptr},
-    {48,
-     "a step without drafts continues from a state before the accepted ones",
-     nullptr,
-     {},
-     nullptr},
+    {27, "padded rows are cleared by the first group's table", nullptr, {}, nullptr},
+    {28, "a padded hidden state goes to the last block", nullptr, {}, nullptr},
+    {48, "a step without drafts continues from an earlier state", nullptr, {}, nullptr},
 };
 
 bool gets_past(const Outcome& failure, const Outcome& without) {
@@ -479,14 +477,42 @@ const KnownFinding* known_finding_of_engine(const SavedCase& saved, const Outcom
   return finding != nullptr && is_of_release(*finding, profile_of(saved)) ? finding : nullptr;
 }
 
+namespace {
+
+const KnownFinding* named_by_worker(const Outcome& outcome) {
+  const bool may_name = outcome.failed() && (outcome.what.starts_with("input: finding ") ||
+                                             outcome.what.starts_with("exception: EngineFault: "));
+  for (const KnownFinding& finding : kWorkerFindings)
+    if (may_name && outcome.what.find(fmt::format(": finding {}: ", finding.number)) < 24)
+      return &finding;
+  return nullptr;
+}
+
+// A page of the engine's worker shows a decision's defect in the step that writes it; the audit, in
+// the step that reads it. The engine stays as it is, so a repair of the case must identify it.
+const KnownFinding* known_finding_of_page(const SavedCase& saved, const Outcome& outcome,
+                                          const JudgeOptions& judged_by) {
+  if (outcome.kind != OutcomeKind::divergence || !judged_by.backend) return nullptr;
+  const Outcome decided = judge(saved);
+  for (const KnownFinding& finding : kFindings) {
+    if (!could_be(finding, saved, decided)) continue;
+    const SavedCase repaired = finding.repaired(saved);
+    if (repaired.engine.engine == saved.engine.engine &&
+        gets_past(outcome, judge(repaired, judged_by)))
+      return &finding;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
 const KnownFinding* known_finding(const SavedCase& saved, const Outcome& outcome,
                                   const JudgeOptions& judged_by) {
-  for (const KnownFinding& finding : kWorkerFindings)
-    if (outcome.failed() &&
-        outcome.what.starts_with(fmt::format("input: finding {}: ", finding.number)))
-      return &finding;
-  return judged_by.decisions ? known_finding_of_engine(saved, outcome)
-                             : known_finding(saved, outcome, judged_by.backend);
+  if (const KnownFinding* finding = named_by_worker(outcome)) return finding;
+  const KnownFinding* finding = judged_by.decisions
+                                    ? known_finding_of_engine(saved, outcome)
+                                    : known_finding(saved, outcome, judged_by.backend);
+  return finding != nullptr ? finding : known_finding_of_page(saved, outcome, judged_by);
 }
 
 const KnownFinding* known_finding_of_run(const SavedCase& saved, const JudgeOptions& options) {

@@ -224,6 +224,12 @@ WORKER = Language(
         "extract": _Message((), (), lambda w, m: {"extracted": w.extract(m["extract"])}),
     },
 )
+KERNELS = Language(
+    "kernel_protocol",
+    1,
+    (("memory", "layers"), ()),
+    {"run": _Message(("layer", "tensors", "integers"), (), lambda k, m: k.run(m))},
+)
 
 
 def object_of(text: bytes) -> Object:

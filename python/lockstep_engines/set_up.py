@@ -3,24 +3,30 @@
     lockstep-set-up-engine vllm 0.33.0 FOLDER        # of the wheel
     python3 python/lockstep_engines/set_up.py vllm 0.33.0 FOLDER
 
-Makes FOLDER/venv, with what the imports of vLLM's scheduler and worker need, and
-FOLDER/vllm-0.33.0, with vLLM's Python sources: no compiled code, no GPU, no model. What exists
-stays. Run again with another release for one more folder; the environment is made once. Settings of
-pip (its configuration, PIP_... variables) hold. docs/engines.md says more.
+Makes FOLDER/venv, with the packages that the imports of the engine need, and FOLDER/vllm-0.33.0,
+with vLLM's Python sources, or FOLDER/sglang-0.5.23, with SGLang and the packages that only SGLang
+imports: no GPU, no model, no compiled code of vLLM. The folder of a release appears last, so a
+folder that exists is complete. Existing folders stay. The environment is made once; run again with
+another release for one more folder. Settings of pip (its configuration, PIP_... variables) apply.
+docs/engines.md says more.
 """
 
 from __future__ import annotations
 
 import argparse
 import email
+import os
 import re
 import shlex
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import venv
 import zipfile
 from pathlib import Path
+from typing import NoReturn
 
 COMMAND = "lockstep-set-up-engine"
 NEWEST = "0.33.0"
@@ -35,14 +41,20 @@ _NEEDED = frozenset(
     transformers typing_extensions xgrammar""".split()
 )
 # Imported too, and required by way of others: of an extra (fastapi[standard]), which is left out,
-# and of torch, whose builds for a CPU do without. The worker runs Triton's kernels interpreted.
-_BY_OTHERS = ("uvloop", "triton")
-_CHECKS = (
-    "import lockstep_engines.vllm.adapter",
-    "from lockstep_engines.worker import device; device.take_the_place_of_cuda('v1'); "
-    "import lockstep_engines.worker.adapter, numba; from vllm import triton_utils; "
-    "assert triton_utils.HAS_TRITON, 'vLLM does without Triton'",
-)
+# and of torch, whose builds for a CPU do without. The worker runs Triton's kernels interpreted;
+# the cases of docs/upstream run under pytest.
+_BY_OTHERS = ("uvloop", "triton", "pytest")
+# SGLang imports these too; vLLM's environment stays without them.
+_OF_SGLANG = ("ipython", "sentencepiece", "torchvision==0.29.*", "traitlets", "uvicorn")
+_CHECKS = {
+    "vllm": (
+        "import lockstep_engines.vllm.adapter",
+        "from lockstep_engines.worker import device; device.take_the_place_of_cuda('v1'); "
+        "import lockstep_engines.worker.adapter, numba; from vllm import triton_utils; "
+        "assert triton_utils.HAS_TRITON, 'vLLM does without Triton'",
+    ),
+    "sglang": ("import lockstep_engines.sglang.adapter",),
+}
 
 
 def needed() -> frozenset[str]:
@@ -50,80 +62,141 @@ def needed() -> frozenset[str]:
     return _NEEDED.union(_BY_OTHERS)
 
 
+def default_folder() -> Path:
+    """The folder that `./run engines` fills and `./run test` looks into."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("LOCKSTEP_ENGINES") or Path(cache) / "lockstep" / "engines")
+
+
+def _fail(reason: str) -> NoReturn:
+    print(f"lockstep: {reason}", file=sys.stderr)
+    sys.exit(2)
+
+
 def _run(*command: str | Path) -> None:
     print("+", *command, flush=True)
     done = subprocess.run([str(part) for part in command])
     if done.returncode:
-        sys.exit(f"{command[0]} ended with {done.returncode}")
+        _fail(f"{command[0]} ended with status {done.returncode}; its output is above")
+
+
+def _pip(python: Path, *words: str | Path, wanted: str) -> None:
+    """Two tries of half a minute each reach an index, or there is none."""
+    command = [python, "-m", "pip", *words, "--retries", "1", "--timeout", "30"]
+    print("+", *command, flush=True)
+    done = subprocess.run([str(part) for part in command], stderr=subprocess.PIPE, text=True)
+    if done.returncode:
+        said = [line for line in done.stderr.splitlines() if line.startswith("ERROR: ")]
+        last = said[-1].removeprefix("ERROR: ") if said else f"status {done.returncode}"
+        _fail(
+            f"cannot set up {wanted}, because pip found no package index that has it ({last}); "
+            "set PIP_INDEX_URL to one, or LOCKSTEP_ENGINES to a folder that is set up"
+        )
 
 
 def _make_environment(folder: Path) -> Path:
     """The interpreter of the virtual environment in `folder`, which is made where it is missing."""
     python = folder / "bin" / "python"
     if not python.exists():
-        venv.create(folder, with_pip=True)
+        try:
+            venv.create(folder, with_pip=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            shutil.rmtree(folder, ignore_errors=True)
+            _fail(f"cannot make the environment {folder} ({error}); install python3-venv")
     return python
 
 
+def _plain(name: str) -> str:
+    """A package's name as an index compares it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
 def requirements_in(metadata: str) -> list[str]:
-    """What of a package's requirements is needed, without extras, as pip takes them."""
+    """The needed ones of a package's requirements, without extras, as pip takes them."""
+    needed_names = {_plain(name) for name in _NEEDED}
     found = []
     for line in email.message_from_string(metadata).get_all("Requires-Dist", []):
         name = re.match(r"[A-Za-z0-9._-]+", line)
-        if name and name[0] in _NEEDED and "extra ==" not in line:
+        if name and _plain(name[0]) in needed_names and "extra ==" not in line:
             found.append(re.sub(r"\[.*?\]", "", line, count=1))
     return found
 
 
-def unpack(wheel: Path, folder: Path) -> list[str]:
-    """Puts the Python sources of a wheel into `folder`, and its metadata: without its version vLLM
-    turns Triton off. Returns what it requires of what is needed."""
+def unpack(engine: str, wheel: Path, folder: Path) -> list[str]:
+    """Puts the sources of a wheel into `folder`, and its metadata: without its version vLLM turns
+    Triton off. Returns the needed ones of its requirements."""
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
-        sources = [name for name in names if name.startswith("vllm/") and name.endswith(".py")]
+        is_whole = engine != "vllm"
+        sources = [name for name in names if name.startswith(f"{engine}/")
+                   and (is_whole or name.endswith(".py"))]  # fmt: skip
         metadata = next(name for name in names if name.endswith(".dist-info/METADATA"))
         archive.extractall(folder, [*sources, metadata])
         return requirements_in(archive.read(metadata).decode())
 
 
-def _requirements_of(sources: Path) -> list[str]:
-    """Of sources that were unpacked before; none: they were not."""
-    metadata = next(sources.glob("*.dist-info/METADATA"), None)
+def _requirements_of(sources: Path, engine: str) -> list[str]:
+    """Those of sources that were unpacked before; none: they were not."""
+    metadata = next(sources.glob(f"{engine}-*.dist-info/METADATA"), None)
     return requirements_in(metadata.read_text()) if metadata else []
 
 
-def _download(python: Path, release: str, sources: Path) -> list[str]:
-    """Unpacks the release; its requirements."""
-    if sources.exists():
-        sys.exit(f"found {sources}, which this script did not make; name another folder")
+def _install(python: Path, requirements: list[str], wanted: str) -> None:
+    """One environment serves all releases: the versions of the first that was set up stay."""
+    bare = [re.split(r"[ <>=!;~]", requirement)[0] for requirement in requirements]
+    has_torch = not subprocess.run([python, "-c", "import torch"], capture_output=True).returncode
+    chosen = bare if has_torch else requirements
+    _pip(python, "install", "--quiet", *chosen, *_BY_OTHERS, wanted=wanted)
+
+
+def _check(python: Path, engine: str, sources: Path) -> None:
+    package = Path(__file__).resolve().parents[1]
+    for check in _CHECKS[engine]:
+        code = f"import sys; sys.path[:0] = [{str(sources)!r}, {str(package)!r}]; {check}"
+        _run(python, "-c", code)
+
+
+def _add_release(python: Path, engine: str, release: str, sources: Path) -> None:
+    """Downloads the release next to its folder, completes the environment, and moves it there."""
+    wanted = f"{engine} {release}"
     with tempfile.TemporaryDirectory(dir=sources.parent) as holder:
-        _run(python, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--dest",
-             holder, f"vllm=={release}")  # fmt: skip
-        return unpack(next(Path(holder).glob("*.whl")), sources)
+        _pip(python, "download", "--no-deps", "--only-binary", ":all:", "--dest", holder,
+             f"{engine}=={release}", wanted=wanted)  # fmt: skip
+        unpacked = Path(holder) / "sources"
+        requirements = unpack(engine, next(Path(holder).glob("*.whl")), unpacked)
+        _install(python, requirements, wanted)
+        if engine == "sglang":
+            _pip(python, "install", "--quiet", "--no-deps", "--target", unpacked, *_OF_SGLANG,
+                 wanted=wanted)  # fmt: skip
+        _check(python, engine, unpacked)
+        unpacked.rename(sources)
+
+
+def set_up(engine: str, release: str, folder: Path) -> None:
+    sources = folder.absolute() / f"{engine}-{release}"
+    if sources.exists() and not _requirements_of(sources, engine):
+        _fail(f"found {sources}, which this script did not make; name another folder")
+    python = _make_environment(folder.absolute() / "venv")
+    if sources.exists():
+        _install(python, _requirements_of(sources, engine), f"{engine} {release}")
+        _check(python, engine, sources)
+    else:
+        _add_release(python, engine, release, sources)
+    options = shlex.join(("--decisions", f"{engine}:{sources}", "--engine-python", str(python)))
+    print(f"ready: lockstep fuzz {options}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog=COMMAND, description="Set up vLLM's sources and an environment for them"
+        prog=COMMAND, description="Set up an engine's sources and an environment for them"
     )
-    parser.add_argument("engine", choices=("vllm",))
-    parser.add_argument("release", help="0.20.0 to 0.33.0")
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("engine", choices=("vllm", "sglang"))
+    parser.add_argument("release", help="of vllm: 0.20.0 to 0.33.0; of sglang: 0.5.23")
+    parser.add_argument("folder", type=Path, nargs="?", default=default_folder(),
+                        help="LOCKSTEP_ENGINES, else ~/.cache/lockstep/engines")  # fmt: skip
     arguments = parser.parse_args()
-    sources = arguments.folder.absolute() / f"vllm-{arguments.release}"
-    python = _make_environment(arguments.folder.absolute() / "venv")
-    requirements = _requirements_of(sources) or _download(python, arguments.release, sources)
-    # One environment serves all releases: the versions of the first that was set up stay.
-    bare = [re.split(r"[ <>=!;~]", requirement)[0] for requirement in requirements]
-    has_torch = not subprocess.run([python, "-c", "import torch"], capture_output=True).returncode
-    wanted = bare if has_torch else requirements
-    _run(python, "-m", "pip", "install", "--quiet", *wanted, *_BY_OTHERS)
-    package = Path(__file__).resolve().parents[1]
-    for check in _CHECKS:
-        code = f"import sys; sys.path[:0] = [{str(sources)!r}, {str(package)!r}]; {check}"
-        _run(python, "-c", code)
-    options = shlex.join(("--decisions", f"vllm:{sources}", "--engine-python", str(python)))
-    print(f"ready: lockstep fuzz {options}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(2))  # removes what is unpacked in part
+    set_up(arguments.engine, arguments.release, arguments.folder)
 
 
 if __name__ == "__main__":

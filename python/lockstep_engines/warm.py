@@ -16,6 +16,7 @@ Invariants
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import fcntl
 import hashlib
@@ -28,6 +29,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -57,17 +59,23 @@ def hand_over() -> None:
         return
     path = _socket_path(folder)
     with contextlib.suppress(OSError):
-        server = _connect(path)
-        orders = {
-            "argv": sys.argv[1:],
-            "path": sys.path,
-            "cwd": os.getcwd(),
-            "environ": dict(os.environ),
-        }
-        socket.send_fds(server, [json.dumps(orders).encode() + b"\n"], [0, 1, 2])
-        status = server.recv(4)
-        if len(status) == 4:  # else the server stopped serving
-            os._exit(int.from_bytes(status, "little"))
+        status = ask(_connect(path), ["-m", _PACKAGE, *sys.argv[1:]], sys.path)
+        if status is not None:
+            os._exit(status)
+
+
+def ask(server: socket.socket, command: list[str], path: list[str] | None) -> int | None:
+    """Has the server run Python with these arguments; the exit status, or None if the server
+    stopped serving. `path`: the fork's sys.path; None: the server's, after PYTHONPATH."""
+    orders = {
+        "command": command,
+        "path": path,
+        "cwd": os.getcwd(),
+        "environ": dict(os.environ),
+    }
+    socket.send_fds(server, [json.dumps(orders).encode() + b"\n"], [0, 1, 2])
+    status = server.recv(4)
+    return int.from_bytes(status, "little") if len(status) == 4 else None
 
 
 def _connect(path: Path) -> socket.socket:
@@ -110,19 +118,27 @@ def list_imports() -> None:
     _report = None
 
 
-class _Server:
-    def __init__(self, path: str) -> None:
-        self._path = path
+class Server:
+    """`is_warm`: this process has imported what its forks need."""
+
+    def __init__(
+        self, path: str, idle_seconds: float = _IDLE_SECONDS, is_warm: bool = False
+    ) -> None:
+        self._path, self._idle_seconds = path, idle_seconds
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(path)
         self._listener.listen(64)
         self._listed: int | None = None  # the first fork lists its imports here
-        self._is_warm = False
+        self._is_warm = is_warm
+
+    def close(self) -> None:
+        """In a process that does not serve."""
+        self._listener.close()
 
     def serve(self) -> None:
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers are not waited for
         last = time.monotonic()
-        while os.path.exists(self._path) and time.monotonic() - last < _IDLE_SECONDS:
+        while os.path.exists(self._path) and time.monotonic() - last < self._idle_seconds:
             waited: list[Any] = (
                 [self._listener] if self._listed is None else [self._listener, self._listed]
             )
@@ -200,11 +216,15 @@ def _become(orders: Any, fds: list[int], report: int | None) -> None:
     os.chdir(orders["cwd"])
     os.environ.clear()
     os.environ.update(orders["environ"])
-    sys.path[:] = orders["path"]
-    sys.argv[1:] = orders["argv"]
+    if orders["path"] is None:
+        paths = orders["environ"].get("PYTHONPATH", "").split(os.pathsep)
+        sys.path[:0] = [one for one in paths if one and one not in sys.path]
+    else:
+        sys.path[:] = orders["path"]
+    tempfile.tempdir = None  # of another TMPDIR
     status = 1
     try:
-        runpy.run_module(_PACKAGE, run_name="__main__", alter_sys=True)
+        _run(orders["command"])
         status = 0
     except SystemExit as end:
         if isinstance(end.code, str):
@@ -214,13 +234,30 @@ def _become(orders: Any, fds: list[int], report: int | None) -> None:
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:
+        atexit._run_exitfuncs()
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()
         os._exit(status)
 
 
+def _run(command: list[str]) -> None:
+    """As the interpreter runs its arguments."""
+    kind, *rest = command
+    sys.argv[1:] = rest[1:]
+    if kind == "-m":
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    elif kind == "-c":
+        sys.argv[0] = "-c"
+        exec(compile(rest[0], "<string>", "exec"), {"__name__": "__main__"})
+    else:
+        sys.argv[:] = command
+        file = os.path.abspath(kind)
+        sys.path.insert(0, os.path.dirname(file))
+        runpy.run_path(file, run_name="__main__")
+
+
 def serve() -> None:
-    server = _Server(os.path.abspath(sys.argv[1]))
+    server = Server(os.path.abspath(sys.argv[1]))
     os.chdir("/")
     server.serve()

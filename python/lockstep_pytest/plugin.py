@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterator
+import inspect
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -177,3 +179,23 @@ def _lockstep_record(request: pytest.FixtureRequest) -> Iterator[None]:
         return
     for _ in _watched(request, asked=False):
         yield
+
+
+@pytest.fixture
+def lockstep_kernels(request: pytest.FixtureRequest) -> Callable[..., command.Said]:
+    """lockstep_kernels(Class, *options) replays the trace with the class's kernels, in this
+    interpreter's environment. A difference fails the test; its cases stay."""
+    settings = request.config.stash[_SETTINGS]
+
+    def check(kernels: type, *options: str) -> command.Said:
+        __tracebackhide__ = True
+        named = f"{inspect.getsourcefile(kernels)}:{kernels.__name__}"
+        said = command.run(
+            "replay", settings.trace, "--kernels", named, "--engine-python", sys.executable,
+            "--save", items.save_folder(settings, request.node.nodeid), "--shrink", *options,
+        )  # fmt: skip
+        if said.status != command.AGREED:
+            pytest.fail(said.out[max(0, said.out.find("Verdict:")) :], pytrace=False)
+        return said
+
+    return check

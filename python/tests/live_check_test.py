@@ -179,7 +179,7 @@ class LiveTest(unittest.TestCase):
         kept: list[Path] = []
         while not (kept and kept[0].stat().st_size > 20_000) and time.monotonic() < end:
             time.sleep(0.05)
-            kept = list(self.folder.glob(f"live-pid{serving.pid}.jsonl.partial"))
+            kept = list(self.folder.glob("live-pid*.jsonl.partial"))
         serving.kill()
         serving.wait()
         done = subprocess.run([COMMAND, "audit", kept[0]], capture_output=True, text=True)

@@ -114,6 +114,7 @@ class KernelsTest(unittest.TestCase):
             end = "kernel writes 4 bytes 0 bytes past the end of a tensor"
             self.assertIn(end, unlike["runner V2: tables gathered"])
         self.assertEqual(set(unlike), known, done.stdout + done.stderr)
+        self.assertEqual(done.returncode, 0, done.stdout)  # each is named by its number
         self.assertGreaterEqual(len(done.stdout.splitlines()), 37)
 
     def test_planted_defects_are_found_by_their_kernel(self) -> None:

@@ -314,9 +314,25 @@ class CommandTest(unittest.TestCase):
         if "0.22" not in (self.folder or ""):
             self.skipTest("of 0.20.2 to 0.24.0: finding 28")
         file = min((self.recordings / "hidden_state_group").glob("*.jsonl"))
-        num_blocks = json.loads(file.read_text().splitlines()[0])["num_blocks"]
         out = self.lockstep("worker", self.worker("v1", "--pad"), str(file), status=1)
-        self.assertIn(f"of block {num_blocks - 1}", out)
+        self.assertIn("finding 28: ", out)
+
+    def test_padded_rows_are_cleared_by_the_width_of_the_first_table(self) -> None:
+        if "0.22" not in (self.folder or ""):
+            self.skipTest("of 0.20.0 to 0.22.1: finding 27")
+        file = str(self.recordings / "different_block_sizes" / "0006.jsonl")
+        out = self.lockstep("worker", self.worker("v2", "--pad"), file, status=1)
+        self.assertIn("finding 27: ", out)
+
+    def test_a_decisions_defect_is_named_where_a_page_shows_it(self) -> None:
+        if "0.22" in (self.folder or ""):
+            self.skipTest("0.22.1 pads no prompts")
+        file = str(Path(__file__).with_name("padded_prompt_states.jsonl"))
+        engine = f"vllm:{self.folder}" if self.folder else "vllm"
+        both = ("--decisions", engine, "--backend", engine, "--states", "mamba2", "--runner", "v2")
+        with tempfile.TemporaryDirectory() as folder:
+            out = self.lockstep("shrink", file, *both, "-o", f"{folder}/min.case.jsonl", status=1)
+        self.assertIn("This is finding 19 of docs/findings.md", out)
 
     def test_rejected_drafts_are_taken_off_what_the_scheduler_counts(self) -> None:
         file = str(Path(__file__).with_name("drafts_in_flight.jsonl"))

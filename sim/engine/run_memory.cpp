@@ -52,7 +52,8 @@ class RankRun final {
         drafts_(config_.engine, config_.backend, model_, worker_, summary_),
         transfer_step_(model_, worker_, backend_, config_.backend.parallel.tp_rank),
         planner_(config_.backend, model_, worker_, config_.budget.probe_rows,
-                 backend.answers_queries() ? config_.budget.query_rows : 0),
+                 backend.answers_queries() ? config_.budget.query_rows : 0,
+                 !backend.attends_to_ranges() || config_.backend.numbers == Numbers::real),
         comparer_(config_.backend, model_, worker_, backend_, config_.budget.untouched_pages,
                   summary_) {}
 

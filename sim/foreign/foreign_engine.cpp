@@ -46,15 +46,16 @@ void ForeignEngine::fail_as(std::string kind, std::string what, std::string trac
 bool ForeignEngine::answered(LineProcess::End end, std::chrono::milliseconds limit) {
   if (end == LineProcess::End::answered) return true;
   if (end == LineProcess::End::timed_out) {
-    fail_as("hang", fmt::format("the engine did not answer in {} s", limit.count() / 1000),
+    fail_as("hang",
+            fmt::format("{} did not answer in {} s", options_.subject, limit.count() / 1000),
             process_->last_words());
     return false;
   }
   const std::string how = process_->how_it_ended();
   const std::string words = process_->last_words();
   fail_as("crash",
-          fmt::format("the engine's process has ended ({}){}{}", how, words.empty() ? "" : ": ",
-                      last_line(words)),
+          fmt::format("{}'s process has ended ({}){}{}", options_.subject, how,
+                      words.empty() ? "" : ": ", last_line(words)),
           words);
   return false;
 }

@@ -29,6 +29,7 @@ namespace lockstep {
 struct ForeignEngineOptions {
   std::string command;                  // a line for /bin/sh
   std::string option = "--decisions";   // that names it
+  std::string subject = "the engine";   // in messages
   std::string hello = hello_message();  // in the protocol that it speaks, and the answer
   std::function<EngineHello(JsonObject& reply)> read_hello = lockstep::read_hello;
   std::chrono::milliseconds time_limit = std::chrono::seconds(30);  // of a reply

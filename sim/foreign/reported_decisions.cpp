@@ -339,6 +339,8 @@ std::span<const StoppedRequest> ReportedDecisions::update_from_output(const Mode
   for (const RecordedStopped& row : step_.stopped) {
     const auto reason = finish_reason_from_name(row.reason);
     const auto live = live_.find(row.id);
+    // SGLang runs an aborted request for one more step and reports its end with that output.
+    if (live == live_.end() && reason == FinishReason::abort && left_.contains(row.id)) continue;
     if (!reason || live == live_.end()) {
       reporter_->fail(fmt::format("stopped: {} `{}`", reason ? "no live request" : "no such reason",
                                   reason ? row.id : row.reason));

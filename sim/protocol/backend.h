@@ -352,6 +352,8 @@ class Backend {
   virtual GraphStatistics graph_statistics() const { return {}; }
   // False: programs must have no queries.
   virtual bool answers_queries() const { return true; }
+  // False: a query reads every position that the layer's kind lets it see.
+  virtual bool attends_to_ranges() const { return true; }
   // Not null: the worker of an engine, which receives what the engine sends to its worker.
   virtual EngineWorker* engine_worker() { return nullptr; }
   // What this backend cannot check, one line each.

@@ -285,8 +285,8 @@ Result<void> resolve_recording(const ReplayRequest& request, const ReplayInput& 
   if (!plan && prepared.run.backend == "none")
     plan = unplaced_plan(header.groups, header.num_blocks);
   if (!plan)
-    return fail(fmt::format("{}:1: {}; --backend none needs no plan", request.file,
-                            plan.error().message));
+    return fail(
+        fmt::format("{}:1: {}; --backend none needs no plan", request.file, plan.error().message));
   if (Result<void> done = finish(request, std::move(plan), prepared); !done)
     return fail(fmt::format("{}:1: {}", request.file, done.error().message));
   LS_RETURN_IF_ERROR(take_decider(request, header, prepared));
@@ -314,7 +314,8 @@ Result<void> resolve_saved_case(const ReplayRequest& request, const ReplayInput&
     saved.backend = request.run.spec.backend;
   if (is_engine_worker(saved.backend))
     saved.attention_backend = worker_attention_backend(saved.cache);
-  if (saved.backend == "none") saved.check = CheckMode::fast;  // of kernels that do not run
+  if (saved.backend == "none" || is_user_kernels(saved.backend))
+    saved.check = CheckMode::fast;  // of kernels that do not run, or elsewhere
   prepared.run = saved;
   prepared.config = config_of(saved);
   if (saved.recording && prepared.config.data_parallel.dp_size > 1)

@@ -28,12 +28,13 @@ std::int64_t end_of_read(const RowSlice& slice, const WorkerRequest& request,
 }  // namespace
 
 ProbePlanner::ProbePlanner(const BackendConfig& config, const MemoryModel& model, Worker& worker,
-                           std::int64_t probe_rows, std::int64_t query_rows)
+                           std::int64_t probe_rows, std::int64_t query_rows, bool whole_queries)
     : config_(config),
       model_(model),
       worker_(worker),
       probe_rows_(probe_rows),
-      query_rows_(query_rows) {}
+      query_rows_(query_rows),
+      whole_queries_(whole_queries) {}
 
 std::int64_t ProbePlanner::rows_of(const ModelLayer& layer, std::int64_t positions) const {
   return positions * layer.layout.num_kv * layer.layout.num_kv_heads;
@@ -167,10 +168,11 @@ void ProbePlanner::add_queries(StepProgram& program, std::span<const RequestId> 
     const WorkerRequest& request = worker_.at(requests[at.index]);
     const Reach reach = reach_in(spec_of(layer), request, slice, false, true);
     const std::int64_t affordable = std::max<std::int64_t>(1, budget / rows_of(layer, 1));
-    const bool real = config_.numbers == Numbers::real;  // the kernel sees all that it may
+    const bool real = config_.numbers == Numbers::real;
     const std::int64_t first =
-        real ? reach.lowest
-             : std::max(reach.lowest, reach.last - tokens_in(layer.tokens_per_state, affordable));
+        whole_queries_
+            ? reach.lowest
+            : std::max(reach.lowest, reach.last - tokens_in(layer.tokens_per_state, affordable));
     const ContentId query =
         request.prefix.content(std::int64_t{slice.first_position} + slice.num_tokens - 1);
     const PrefixContent& keys = contents_in(spec_of(layer), request);

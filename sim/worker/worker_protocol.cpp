@@ -107,11 +107,15 @@ void write_row(JsonWriter& out, const WorkerRow& row) {
 
 }  // namespace
 
-std::string worker_hello_message() {
+std::string hello_message_of(std::string_view protocol, std::int64_t version) {
   JsonWriter out;
   out.begin_object().key("hello").begin_object();
-  out.integer("worker_protocol", kWorkerProtocolVersion).end_object().end_object();
+  out.integer(protocol, version).end_object().end_object();
   return out.take_line();
+}
+
+std::string worker_hello_message() {
+  return hello_message_of("worker_protocol", kWorkerProtocolVersion);
 }
 
 std::string worker_open_message(const RecordingHeader& header, std::string_view memory) {
@@ -160,9 +164,13 @@ std::string worker_extract_message(std::span<const SavedStates> wanted) {
 }
 
 EngineHello read_worker_hello(JsonObject& object) {
+  return read_hello_of(object, "worker_protocol", kWorkerProtocolVersion);
+}
+
+EngineHello read_hello_of(JsonObject& object, std::string_view protocol, std::int64_t version) {
   EngineHello hello;
   JsonObject said = object.required("hello").object();
-  said.required("worker_protocol").integer(kWorkerProtocolVersion, kWorkerProtocolVersion);
+  said.required(protocol).integer(version, version);
   hello.engine = read_recorded_engine(said.required("engine"));
   hello.features = strings(said.required("features"));
   said.finish();

@@ -20,7 +20,8 @@ namespace lockstep {
 
 inline constexpr std::int64_t kWorkerProtocolVersion = 1;
 
-// Messages, each with its newline.
+// Messages, each with its newline. `protocol`: "worker_protocol" and the like.
+std::string hello_message_of(std::string_view protocol, std::int64_t version);
 std::string worker_hello_message();
 // `memory`: the path of what both map.
 std::string worker_open_message(const RecordingHeader& header, std::string_view memory);
@@ -57,6 +58,7 @@ struct SavedStates {
 std::string worker_extract_message(std::span<const SavedStates> wanted);
 
 // Replies. Of hello: the features; the runner is one of them, "runner:v1".
+EngineHello read_hello_of(JsonObject& object, std::string_view protocol, std::int64_t version);
 EngineHello read_worker_hello(JsonObject& object);
 
 struct WorkerOpened {

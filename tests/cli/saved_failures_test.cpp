@@ -111,6 +111,27 @@ TEST_P(SavedFailures, AreNotReproducedWithoutTheirCause) {
   }
 }
 
+// One of each kind: a divergence, a violation after which the model stops the program, a deadlock of
+// the queue and of ranks, a collective without a backend.
+TEST(SavedMutants, AreReproducedByEveryCommand) {
+  const std::string folder = fresh_path("saved_mutants");
+  const std::vector<std::string> mutants = {"drop-slot", "free-twice", "hit-whole-prompt",
+                                            "dp-idle-skips", "sp-padding"};
+  std::vector<std::string> search = {"mutants", "--save", folder};
+  search.insert(search.end(), mutants.begin(), mutants.end());
+  ASSERT_EQ(run_lockstep(search).status, 0);
+  for (const std::string& mutant : mutants)
+    for (const std::string command : {"replay", "explain", "shrink"}) {
+      const std::string path = folder + "/" + mutant + ".case.jsonl";
+      const Outcome again = run_lockstep({command, path});
+      EXPECT_TRUE(again.status == 1 || again.status == 3) << mutant << again.out << again.err;
+      EXPECT_EQ(again.out.find("NOT reproduced"), std::string::npos) << command << again.out;
+      if (command != "shrink") {
+        EXPECT_NE(again.out.find("The case is reproduced."), std::string::npos) << again.out;
+      }
+    }
+}
+
 void PrintTo(const Planted& planted, std::ostream* out) { *out << planted.name; }
 
 INSTANTIATE_TEST_SUITE_P(Table, SavedFailures, testing::ValuesIn(kPlanted),

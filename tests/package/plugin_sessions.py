@@ -375,6 +375,32 @@ def test_a_test_that_makes_no_scheduler_audits_nothing_and_fails(session, pytest
     result.stdout.fnmatch_lines(["*made no scheduler of vLLM: nothing was audited*"])
 
 
+# A user's kernels.
+
+
+def test_kernels_of_a_class_are_checked_and_a_wrong_one_leaves_its_smallest_case(
+    session, pytester
+) -> None:
+    source = support.ROOT / "tests" / "engines" / "plain_kernels.py"
+    shutil.copy(source, pytester.path / "my_kernels.py")
+    pytester.makepyfile(
+        """
+        import my_kernels
+
+        def test_sound(lockstep_kernels):
+            said = lockstep_kernels(my_kernels.Sound, "--limit", "4")
+            assert said.json["pages_checked"] > 100
+
+        def test_swapped(lockstep_kernels):
+            lockstep_kernels(my_kernels.SwapsParts, "--limit", "4")
+        """
+    )
+    result = session()
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["*divergence in step 0, page_written*"])
+    assert list(pytester.path.glob(".lockstep/**/*.min.case.jsonl"))
+
+
 # Several processes.
 
 

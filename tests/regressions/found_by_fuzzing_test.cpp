@@ -247,6 +247,25 @@ TEST(FoundByFuzzing, VllmCountsBlocksFreeThatAShorterLoadDidNotTake) {
   EXPECT_EQ(of_model->number, 2);
 }
 
+// Findings 26, 27, 28 and 48 are defects of a worker, whose host names them by their cause.
+TEST(FoundByFuzzing, AWorkerNamesItsFindings) {
+  const auto saved =
+      read_saved_case(LOCKSTEP_SOURCE_DIR "/tests/regressions/events_of_loaded_blocks.case.jsonl");
+  ASSERT_TRUE(saved) << saved.error().message;
+  const auto number_of = [&](const std::string& what) {
+    Outcome outcome;
+    outcome.kind = OutcomeKind::divergence;
+    outcome.what = what;
+    const KnownFinding* finding = known_finding(*saved, outcome, JudgeOptions{});
+    return finding == nullptr ? 0 : finding->number;
+  };
+  EXPECT_EQ(number_of("input: finding 26: the metadata has no counts"), 26);
+  EXPECT_EQ(number_of("exception: EngineFault: finding 27: tables have [8, 4] entries"), 27);
+  EXPECT_EQ(number_of("input: finding 28: layers.2 has 48 padded tokens"), 28);
+  EXPECT_EQ(number_of("input: finding 48: the metadata has no counts"), 48);
+  EXPECT_EQ(number_of("input: row r0 feeds the model token 7; finding 28: "), 0);
+}
+
 // Seeds 176 and 3493 of 0.33.0. A load stores a block again under its hash, and a hit that windows
 // compute again has slots for drafts at its end: the audit once reported both.
 TEST(FoundByFuzzing, TheAuditPassesEventsOfLoadedBlocksAndReplayedWindowsWithDrafts) {

@@ -224,7 +224,7 @@ error_t Executor::memcpy_d2d(void* dst, const void* src, std::size_t size_bytes)
 
 lockstep::Result<std::unique_ptr<Executor>> Executor::create(const ExecutorOptions& options) {
   LS_ASSIGN_OR_RETURN(auto arena, Arena::reserve(options.arena_bytes, options.least_arena_bytes,
-                                                 options.mode != Mode::fast));
+                                                 options.mode != Mode::fast, options.shared_file));
   auto impl = std::make_unique<Impl>(options, std::move(arena));
   if (!impl->shared.usable() || (impl->checker && !impl->checker->usable()))
     return lockstep::fail("simulated device: no address space for shared memory");
@@ -235,6 +235,7 @@ Executor::Executor(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Executor::~Executor() = default;
 
 std::size_t Executor::arena_bytes() const { return impl_->arena.size_bytes(); }
+const std::byte* Executor::arena_begin() const { return impl_->arena.memory().base(); }
 std::size_t Executor::live_bytes() const { return impl_->arena.live_bytes(); }
 
 void Executor::declare(const DeclaredRanges* ranges) { impl_->declared = ranges; }

@@ -39,6 +39,7 @@ struct ExecutorOptions {
   std::uint32_t preempt_one_in = 4;  // hunt: probability of a preemption at an access, 1/n
   std::size_t arena_bytes = std::size_t{64} << 30;        // address space wanted
   std::size_t least_arena_bytes = std::size_t{64} << 20;  // less than this is an error
+  std::string shared_file;                                // that the arena maps; empty: none
   std::uint64_t max_accesses_per_thread = std::uint64_t{1}
                                           << 28;  // more is a runaway; checked only
 };
@@ -59,6 +60,7 @@ class Executor {
 
   stream_t stream() { return this; }
   std::size_t arena_bytes() const;
+  const std::byte* arena_begin() const;
   std::size_t live_bytes() const;
 
   // Undefined memory, aligned to 256 bytes; the name appears in reports.

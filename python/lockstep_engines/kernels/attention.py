@@ -437,7 +437,7 @@ CHECKS = [
     Check("attention, full", _attend_fully),
     Check("attention, windows and chunks", _attend_in_windows),
     Check("attention, ranges, not causal", _attend_ahead),
-    Check("attention, ahead in windows", _attend_ahead_in_windows),
+    Check("attention, ahead in windows", _attend_ahead_in_windows, (37, (1 << 30,), "")),
     Check("attention, prefix and window", _attend_behind_prefixes),
     Check("attention, int8 and fp8", _attend_to_scaled),
     Check("decode attention, MLA", _decode),

@@ -303,7 +303,11 @@ def _inputs_of_second_runner(draw: random.Random) -> Trial:
 
 CHECKS = [
     Check("runner V1: tables and slots", _table_of_first_runner),
-    Check("runner V2: tables gathered", _tables_of_second_runner),
+    Check(
+        "runner V2: tables gathered",
+        _tables_of_second_runner,
+        (27, (0, 23), "past the end|expected 0;"),
+    ),
     Check("runner V2: slots", _slots_of_second_runner),
     Check("runner V2: positions", _positions_of_second_runner),
     Check("runner V2: inputs and drafts", _inputs_of_second_runner),

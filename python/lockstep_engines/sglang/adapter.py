@@ -392,6 +392,14 @@ class _Case:
             reply["x_replaced"] = sorted(replaced)
         return reply
 
+    def _keep_freed(self, tables: dict[str, Tables]) -> None:
+        """A slot before the window stays freed for its request: the tree may map it again when
+        another request computes the prefix."""
+        for name, now in tables.items():
+            for old, new in zip(self._shown.get(name, ()), now, strict=False):
+                kept = [block and mine for block, mine in zip(old, new, strict=False)]
+                new[:] = kept + new[len(old) :]
+
     def schedule(self, step: int, with_tables: bool) -> Object:
         if step != self._num_steps:
             raise ProtocolError(f"found step {step}; expected {self._num_steps}")
@@ -404,6 +412,7 @@ class _Case:
         running = self._running()
         tables = {self._name(r): self._blocks.table_of(r) for r in running if r.kv.holds_kv}
         sent_back = self._sent_back(running, tables)
+        self._keep_freed(tables)
         reply: Object = {"scheduled": self._rows(tables)} | sent_back
         if self._left:
             reply["finished"], self._left = sorted(self._left), []
@@ -507,7 +516,9 @@ class _Case:
         held: set[int] = set()
         for request in running:
             if request.kv.holds_kv:
-                held.update(*self._blocks.table_of(request))
+                tables = self._blocks.table_of(request)
+                self._keep_freed({self._name(request): tables})
+                held.update(*tables)
         tree = self._blocks.in_tree()
         state: Object = {
             "running": [self._name(request) for request in running],

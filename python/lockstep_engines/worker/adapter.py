@@ -235,7 +235,11 @@ class Worker:
                 worker_speculator.put_v2(self._runner, self._steps.drafts)
             elif self._has_drafts_in_flight:
                 worker_speculator.put_v1(self._runner, self._steps.drafts)
-            result = self._worker.execute_model(output)
+            try:
+                result = self._worker.execute_model(output)
+            except Exception as error:
+                self._facts.name_exception(error)
+                raise
         self._is_due = result is None
         facts = self._facts.of_step(self._steps.drafts, self._faults)
         facts["faults"] += self._compare(facts)

@@ -25,6 +25,7 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_PLUGINS": "",
 }
+_platforms: list[Any] = []  # of this process, once it is set up
 
 
 class _Idle:
@@ -193,10 +194,13 @@ def inspect_models_in_this_process() -> None:
 
 
 def take_the_place_of_cuda(runner: str) -> Any:
-    """Sets this process up for a worker of runner "v1" or "v2"; returns the platform. Replaces the
-    device of torch, Triton's launches, vLLM's platform, and its views of pinned memory."""
+    """Sets this process up, once, for a worker of runner "v1" or "v2"; returns the platform.
+    Replaces the device of torch, Triton's launches, vLLM's platform, and its views of pinned
+    memory."""
     os.environ.update(ENVIRONMENT, TRITON_INTERPRET="1")
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1" if runner == "v2" else "0"
+    if _platforms:
+        return _platforms[0]
     import torch
 
     replace_device(torch, capability=(8, 0), name="lockstep")
@@ -211,4 +215,5 @@ def take_the_place_of_cuda(runner: str) -> Any:
     platform_utils.is_uva_available = lambda: True
     torch_utils.get_accelerator_view_from_cpu_tensor = lambda tensor: tensor
     torch.set_num_threads(1)
+    _platforms.append(platform)
     return platform

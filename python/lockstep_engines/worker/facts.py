@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from lockstep_engines.protocol import EngineFault
 from lockstep_engines.vllm.engine import VERSION
 from lockstep_engines.worker.model import Batch, ContentModel
 from lockstep_recorder.releases import version_key
@@ -40,9 +41,25 @@ class Facts:
             "faults": self._known_defects(batch, drafts) + batch.faults + faults,
         }
 
+    def name_exception(self, error: Exception) -> None:
+        """Raises the finding of docs/findings.md that the exception is, if any, by its cause:
+        runner V2 clears the padded rows of every group by the width of the first group's table."""
+        if not self._is_v2 or "_gather_block_tables_kernel writes" not in str(error):
+            return
+        widths = [table.shape[1] for table in self._runner.block_tables.input_block_tables]
+        if version_key(VERSION) < (0, 23) and len({*widths}) > 1:
+            raise EngineFault(f"finding 27: tables have {widths} entries; {error}") from error
+
     def _known_defects(self, batch: Batch, drafts: dict[str, list[int]]) -> list[str]:
-        """Findings of docs/findings.md that this step shows, by their cause: runner V1 passes no
-        counts of accepted drafts in the metadata of a layer with recurrent states."""
+        """Findings that this step shows, by their cause: a slot -1 of a padded hidden state, which
+        is the last one of the last block; runner V1 passes no counts of accepted drafts in the
+        metadata of a layer with recurrent states."""
+        if version_key(VERSION) < (0, 25) and batch.slot_mappings:
+            for kind in self._model.kinds:
+                name, is_hidden = kind.layer.name, kind.layer.spec["type"] == "hidden_state"
+                padded = batch.slot_mappings[name][len(batch.positions) :] if is_hidden else ()
+                if len(padded):
+                    return [f"finding 28: {name} has {len(padded)} padded tokens with slot -1"]
         if self._is_v2 or version_key(VERSION) >= (0, 33):
             return []
         accepted = self._runner.num_accepted_tokens.np

@@ -45,7 +45,7 @@ class _Group:
         for row in rows:
             self.starts.append(self.starts[-1] + row.num_tokens)
         self.lengths = [row.end for row in rows]
-        # A window of one token reaches no other token: to vLLM's tables it is no window.
+        # vLLM's tables treat a window of one token as full attention.
         self.nulls = nulls and spec.get("sliding_window", 1) > 1
 
     def table(self, row: Row) -> list[int]:

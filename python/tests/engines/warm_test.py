@@ -10,7 +10,7 @@ import time
 import unittest
 from pathlib import Path
 
-WARM = Path(__file__).parent.parent / "lockstep_engines" / "warm.py"
+WARM = Path(__file__).parents[2] / "lockstep_engines" / "warm.py"
 
 # An engine: it imports a library, and does what its first argument says.
 ENGINE = """

@@ -1,0 +1,70 @@
+#include "cli/options/kernels_option.h"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <utility>
+
+#include "cli/options/decisions_option.h"
+#include "cli/output/again.h"
+#include "cuda_backend/simt_backend.h"
+#include "cuda_backend/views/rank_share.h"
+#include "sim/worker/kernel_process.h"
+
+namespace lockstep {
+namespace {
+
+constexpr std::string_view kPrefix = "kernels:";
+
+Result<std::shared_ptr<ForeignEngines>> processes_of(const std::string& backend) {
+  static std::mutex mutex;
+  static std::map<std::string, std::shared_ptr<ForeignEngines>> started;
+  const std::lock_guard lock(mutex);
+  std::shared_ptr<ForeignEngines>& processes = started[backend];
+  if (processes != nullptr) return processes;
+  const std::string named = backend.substr(kPrefix.size());
+  LS_ASSIGN_OR_RETURN(const std::string python, adapter_python("--kernels", named));
+  LS_ASSIGN_OR_RETURN(processes,
+                      ForeignEngines::open(kernel_process_options(fmt::format(
+                          "{} -m lockstep_engines.user_kernels {}", python, shell_word(named)))));
+  return processes;
+}
+
+}  // namespace
+
+void declare_kernels(CLI::App& command, std::function<void(const std::string& backend)> take) {
+  declare_engine_python(command);
+  command
+      .add_option_function<std::string>(
+          "--kernels",
+          [&command, take = std::move(take)](const std::string& named) {
+            for (const std::string& backend : command.get_option("--backend")->results()) {
+              if (backend == "cuda")
+                throw CLI::ValidationError(
+                    "--kernels with --backend cuda",
+                    "a GPU's pages are not shared with Python yet (CUDA IPC); leave --backend "
+                    "cuda out to run the class on the CPU");
+              if (backend != "auto" && backend != "simt")
+                throw CLI::ValidationError(fmt::format("--kernels with --backend {}", backend),
+                                           "the class runs on the pages of --backend simt");
+            }
+            take(std::string(kPrefix) + named);
+          },
+          "your cache writes and attention as a Python class, module:Class or file.py:Class, on "
+          "the pages of simt (docs/check_your_kernels.md)")
+      ->type_name("CLASS");
+}
+
+BackendFactory kernels_factory(const std::string& backend) {
+  return [backend](const BackendConfig& config) -> Result<std::unique_ptr<Backend>> {
+    LS_ASSIGN_OR_RETURN(const auto processes, processes_of(backend));
+    LS_ASSIGN_OR_RETURN(const auto share, cuda::share_of_rank(config));
+    LS_ASSIGN_OR_RETURN(auto kernels, open_user_kernels(processes, share.plan));
+    return make_user_kernels_backend(config, std::move(kernels));
+  };
+}
+
+}  // namespace lockstep

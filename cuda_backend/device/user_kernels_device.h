@@ -1,0 +1,24 @@
+// A device whose cache writes, attention, zeroing and copies of blocks are a user's kernels
+// (sim/protocol/user_kernels.h). All other work stays with the inner device: tables, slots, inputs,
+// poison, the host tier, states, digests, fingerprints.
+//
+// Invariants:
+// 1. A launch that the user's class takes has no items left for the inner device's kernel.
+// 2. A launch that the class lacks, or that no argument of its functions can describe, runs on the
+//    inner device, and not_checked() names it.
+// 3. After the first failed call no other call is made; take_reports() reports the failure.
+// REQUIRES: the inner device runs launches at once and shares its memory; it is in front of all
+// others.
+#pragma once
+
+#include <memory>
+
+#include "cuda_backend/device/device.h"
+#include "sim/protocol/user_kernels.h"
+
+namespace lockstep::cuda {
+
+std::unique_ptr<Device> make_user_kernels_device(std::unique_ptr<Device> device,
+                                                 std::shared_ptr<UserKernels> kernels);
+
+}  // namespace lockstep::cuda

@@ -1,0 +1,318 @@
+"""python -m lockstep_engines.user_kernels module:Class: a user's kernels that work for Lockstep.
+
+The class's functions receive tensors that are views of Lockstep's memory, which this process maps:
+no byte is copied. docs/check_your_kernels.md describes the class and its arguments.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import mmap
+import os
+import sys
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lockstep_engines import missing, protocol
+from lockstep_engines.protocol import EngineFault, Object, passes_on
+
+# Functions of a class, with the names of their arguments.
+_WRITE = ("layer", "key", "value", "kv_cache", "slot_mapping")
+_ATTEND = ("layer", "query", "kv_cache", "block_table", "seq_lens", "query_start_loc")
+_FUNCTIONS = {
+    "write": _WRITE,
+    "write_latent": tuple(name for name in _WRITE if name != "value"),
+    "attend": _ATTEND,
+    "attend_latent": _ATTEND,
+    "zero_blocks": ("group", "pages", "block_ids"),
+    "copy_blocks": ("group", "pages", "sources", "targets"),
+}
+
+
+@dataclass
+class Layer:
+    """A layer as functions receive it. Zeros: no window, no chunk."""
+
+    name: str
+    kind: str
+    sliding_window: int
+    attention_chunk_size: int
+    index: int
+    scale: float = 0.0  # of scores; of attend alone
+    k_scale: Any = None  # of the stored elements; one tensor, 1.0 of a cache that is not quantised
+    v_scale: Any = None
+
+    def first_position(self, seq_len: int) -> int:
+        """The first position that the last of seq_len tokens attends to."""
+        if self.attention_chunk_size:
+            return (seq_len - 1) // self.attention_chunk_size * self.attention_chunk_size
+        return max(0, seq_len - self.sliding_window) if self.sliding_window else 0
+
+
+class _Torch:
+    """Views as torch tensors."""
+
+    def __init__(self) -> None:
+        import torch
+
+        torch.set_num_threads(1)  # the tensors of a step are small
+        self.module = torch
+        self.name = f"torch {torch.__version__}"
+        self._dtypes = {
+            "bf16": torch.bfloat16,
+            "fp16": torch.float16,
+            "fp32": torch.float32,
+            "fp8": torch.float8_e4m3fn,
+            "fp8_e5m2": torch.float8_e5m2,
+            "int8": torch.int8,
+            "uint8": torch.uint8,
+            "int32": torch.int32,
+            "int64": torch.int64,
+        }
+
+    def view(self, memory: mmap.mmap, tensor: Object) -> Any:
+        dtype = self._dtypes[tensor["dtype"]]
+        size, rest = dtype.itemsize, [stride % dtype.itemsize for stride in tensor["strides"]]
+        if any(rest):
+            raise EngineFault(
+                f"rows of {tensor['dtype']} are {tensor['strides']} bytes apart, which torch "
+                "cannot express; choose head and page sizes that are multiples of the element"
+            )
+        last = sum((n - 1) * s for n, s in zip(tensor["shape"], tensor["strides"], strict=True))
+        flat = self.module.frombuffer(
+            memory, dtype=dtype, count=last // size + 1, offset=tensor["offset"]
+        )
+        return flat.as_strided(tensor["shape"], [stride // size for stride in tensor["strides"]])
+
+    def integers(self, values: list[int]) -> Any:
+        return self.module.tensor(values, dtype=self.module.int32)
+
+    def one(self) -> Any:
+        return self.module.ones(1)
+
+    def is_array(self, value: Any) -> bool:
+        return isinstance(value, self.module.Tensor)
+
+    def is_float(self, value: Any) -> bool:
+        return bool(value.dtype.is_floating_point)
+
+
+class _Numpy:
+    """Views as numpy arrays; bf16 and fp8 are their bits."""
+
+    def __init__(self) -> None:
+        import numpy
+
+        self.module = numpy
+        self.name = f"numpy {numpy.__version__}"
+        self._dtypes = {"bf16": "u2", "fp16": "f2", "fp32": "f4", "int32": "i4", "int64": "i8"}
+        self._dtypes |= {"fp8": "u1", "fp8_e5m2": "u1"}
+
+    def view(self, memory: mmap.mmap, tensor: Object) -> Any:
+        dtype = self._dtypes.get(tensor["dtype"], tensor["dtype"])
+        return self.module.ndarray(
+            tensor["shape"], dtype, memory, tensor["offset"], tensor["strides"]
+        )
+
+    def integers(self, values: list[int]) -> Any:
+        return self.module.array(values, "i4")
+
+    def one(self) -> Any:
+        return self.module.ones(1, "f4")
+
+    def is_array(self, value: Any) -> bool:
+        return isinstance(value, self.module.ndarray)
+
+    def is_float(self, value: Any) -> bool:
+        return bool(value.dtype.kind == "f")
+
+
+@dataclass
+class View:
+    """A tensor for any other library, on the machine's own memory; strides in bytes."""
+
+    memory: mmap.mmap
+    offset: int
+    dtype: str
+    shape: list[int]
+    strides: list[int]
+
+
+class _Plain:
+    """Views as View, lists of integers, and results as bytes: without any package."""
+
+    name = f"python {sys.version.split()[0]}"
+
+    def view(self, memory: mmap.mmap, tensor: Object) -> Any:
+        return View(memory, **tensor)
+
+    def integers(self, values: list[int]) -> Any:
+        return values
+
+    def one(self) -> Any:
+        return None
+
+
+_FRAMEWORKS: dict[str, Any] = {"torch": _Torch, "numpy": _Numpy, "plain": _Plain}
+
+
+@passes_on
+def _call(function: Any, *arguments: Any) -> Any:
+    return function(*arguments)
+
+
+class Server:
+    """One class; one run at a time."""
+
+    def __init__(self, named: str) -> None:
+        self._named = named
+        self._class = _class_of(named)
+        self._functions = _functions_of(named, self._class)
+        framework = getattr(self._class, "framework", "torch")
+        if framework not in _FRAMEWORKS:
+            _refuse(f"{named}: framework {framework!r} is none of {', '.join(_FRAMEWORKS)}")
+        self._arrays: Any = _FRAMEWORKS[framework]()
+        self._memory: mmap.mmap | None = None
+        self._views: dict[tuple[int, str], Any] = {}  # caches, by layer
+
+    def hello(self) -> Object:
+        engine = {"name": self._named, "version": self._arrays.name}
+        return {"engine": engine, "features": list(self._functions)}
+
+    def open(self, case: Object, _client: Any) -> Object:
+        self._path = case["memory"]
+        self._layers = [Layer(**said, index=i) for i, said in enumerate(case["layers"])]
+        self._object = _call(self._class)
+        return {}
+
+    def close(self) -> None:
+        self._views.clear()
+        self._object = self._memory = None
+
+    def _map(self) -> mmap.mmap:
+        if self._memory is None:
+            with open(self._path, "r+b") as file:
+                self._memory = mmap.mmap(file.fileno(), 0)
+        return self._memory
+
+    def run(self, message: Object) -> Object:
+        function, tensors = message["run"], message["tensors"]
+        views: Object = {
+            name: self._arrays.view(self._map(), said) for name, said in tensors.items()
+        }
+        views["pages"] = [views[name] for name in tensors if name.startswith("pages")]
+        views |= {
+            name: self._arrays.integers(values) for name, values in message["integers"].items()
+        }
+        if message["layer"] < 0:
+            views["group"] = message["integers"]["group"][0]
+        else:
+            views["layer"] = layer = self._layers[message["layer"]]
+            layer.k_scale = layer.v_scale = views.get("scale", self._arrays.one())
+        if function.startswith("attend"):
+            layer.scale = tensors["query"]["shape"][-1] ** -0.5
+            if not isinstance(self._arrays, _Plain):
+                views["block_table"] = views["block_table"][message["integers"]["rows"]]
+        try:
+            result = getattr(self._object, function)(*(views[a] for a in _FUNCTIONS[function]))
+        except Exception as error:
+            frames = error.__traceback__ and error.__traceback__.tb_next  # those of the class
+            trace = "".join(traceback.format_exception(type(error), error, frames))
+            return {"fault": f"{type(error).__name__}: {error}", "trace": trace}
+        if function.startswith("attend"):
+            if fault := self._wrong(views["output"], result):
+                return {"fault": fault}
+            views["output"][...] = result.reshape(views["output"].shape)
+        return {}
+
+    def _wrong(self, output: Any, result: Any) -> str:
+        """Why the result of attention cannot become Lockstep's output; empty: it can."""
+        if isinstance(self._arrays, _Plain):
+            return "plain views have no attention; leave attend out"
+        shape = list(output.shape)
+        expected = f"expected floats of shape {shape}"
+        if not self._arrays.is_array(result):
+            return f"it returned {type(result).__name__}; {expected}"
+        is_shaped = list(result.shape) in (shape, [shape[0], shape[1] * shape[2]])
+        if is_shaped and self._arrays.is_float(result):
+            return ""
+        dtype = str(result.dtype).removeprefix("torch.")
+        return f"it returned {dtype} of shape {list(result.shape)}; {expected}"
+
+
+def _class_of(named: str) -> Any:
+    """The class of "module:Class" or "file.py:Class". Exits with one line."""
+    place, _, name = named.rpartition(":")
+    if not place or not name:
+        _refuse(f"found {named!r}; expected module:Class or file.py:Class")
+    sys.path.insert(0, os.getcwd())
+    try:
+        module = _module_of(place)
+    except Exception as error:
+        trace = traceback.extract_tb(error.__traceback__)
+        frames = [one for one in trace if one.filename[0] != "<"]
+        at = f"{frames[-1].filename}:{frames[-1].lineno}; " if len(frames) > 2 else ""
+        _refuse(
+            f"{place} cannot be imported: {type(error).__name__}: {error} ({at}{sys.executable}; "
+            "--engine-python names another interpreter)"
+        )
+    found = getattr(module, name, None)
+    if not inspect.isclass(found):
+        _refuse(f"{place} has no class {name}")
+    return found
+
+
+def _module_of(place: str) -> Any:
+    if not place.endswith(".py"):
+        return importlib.import_module(place)
+    path = Path(place).resolve()
+    if not path.is_file():
+        _refuse(f"there is no file {place}")
+    sys.path.insert(0, str(path.parent))
+    return importlib.import_module(path.stem)
+
+
+def _functions_of(named: str, made: Any) -> list[str]:
+    """Those that the class has. Exits with one line where a signature does not fit."""
+    found = [name for name in _FUNCTIONS if callable(getattr(made, name, None))]
+    if not found:
+        _refuse(f"{named} has none of the functions {', '.join(_FUNCTIONS)}")
+    for name in found:
+        function, expected = getattr(made, name), _FUNCTIONS[name]
+        is_bound = inspect.ismethod(function) or isinstance(
+            inspect.getattr_static(made, name), staticmethod
+        )
+        try:
+            inspect.signature(function).bind(*(() if is_bound else ("self",)), *expected)
+        except TypeError as error:
+            signature = f"{name}{inspect.signature(function)}"
+            wanted = f"{name}({', '.join(expected)})"
+            _refuse(f"{named}: {signature} does not take {wanted}: {error}")
+        except ValueError:
+            pass  # compiled code without a signature
+    return found
+
+
+def _refuse(why: str) -> None:
+    print(why, file=sys.stderr)
+    sys.exit(missing.EXIT_STATUS)
+
+
+def main() -> None:
+    source, sink = protocol.own_pipe()
+    try:
+        server = Server(sys.argv[1])
+    except ImportError as error:  # torch
+        _refuse(
+            f"needs {error.name}, which {sys.executable} does not have; name an interpreter with "
+            "--engine-python"
+        )
+    protocol.serve(protocol.KERNELS, server, source, sink)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+#include "sim/worker/kernel_process.h"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "base/json_writer.h"
+#include "sim/worker/shared_bytes.h"
+#include "sim/worker/worker_protocol.h"
+
+namespace lockstep {
+namespace {
+
+constexpr std::string_view kProtocol = "kernel_protocol";
+constexpr std::int64_t kVersion = 1;
+
+std::string open_message(const KVCacheConfig& plan, const std::string& memory) {
+  JsonWriter out;
+  out.begin_object().key("open").begin_object().string("memory", memory);
+  out.key("layers").begin_array();
+  for (const KVCacheGroupSpec& group : plan.groups)
+    for (std::size_t i = 0; i < group.layer_names.size(); ++i) {
+      const KVCacheSpec& spec = group.layer_spec(i);
+      out.begin_object().string("name", group.layer_names[i]).string("kind", name_of(spec.kind));
+      out.integer("sliding_window", is_sliding_window(spec.kind) ? spec.sliding_window : 0);
+      out.integer("attention_chunk_size", is_chunked(spec.kind) ? spec.attention_chunk_size : 0);
+      out.end_object();
+    }
+  out.end_array().end_object().end_object();
+  return out.take_line();
+}
+
+std::string call_message(const KernelCall& call) {
+  JsonWriter out;
+  out.begin_object().string("run", call.function).integer("layer", call.layer);
+  out.key("tensors").begin_object();
+  for (const KernelTensor& tensor : call.tensors) {
+    out.key(tensor.name).begin_object().integer("offset", tensor.offset);
+    out.string("dtype", tensor.dtype);
+    out.key("shape").integers(tensor.shape).key("strides").integers(tensor.strides).end_object();
+  }
+  out.end_object().key("integers").begin_object();
+  for (const auto& [name, values] : call.integers) out.key(name).integers(values);
+  out.end_object().end_object();
+  return out.take_line();
+}
+
+class KernelProcess final : public UserKernels {
+ public:
+  KernelProcess(std::shared_ptr<ForeignEngines> processes, ForeignEngines::Lease process,
+                std::unique_ptr<SharedBytes> memory)
+      : processes_(std::move(processes)),
+        process_(std::move(process)),
+        memory_(std::move(memory)),
+        name_("kernels:" + processes_->hello().engine.name) {}
+
+  Result<void> open(const KVCacheConfig& plan) {
+    std::string refused;
+    process_->ask(open_message(plan, memory_->path()), [&](JsonObject& reply) {
+      if (JsonValue why = reply.optional("refused"))
+        refused = why.nonempty_string();
+      else
+        reply.required("opened").object().finish();
+    });
+    if (const EngineFailure* failed = process_->failure())
+      return fail(fmt::format("--kernels: {}", failed->what));
+    return refused.empty() ? Result<void>() : fail(fmt::format("--kernels: {}", refused));
+  }
+
+  std::string_view name() const override { return name_; }
+  bool has(std::string_view function) const override { return processes_->hello().can(function); }
+  const std::string& memory() const override { return memory_->path(); }
+  std::optional<KernelFailure> call(const KernelCall& call) override {
+    EngineFailure found{.kind = "fault", .what = {}, .trace = {}};
+    process_->ask(call_message(call), [&](JsonObject& reply) {
+      if (JsonValue what = reply.optional("fault")) found.what = what.nonempty_string();
+      if (JsonValue trace = reply.optional("trace")) found.trace = trace.string();
+    });
+    if (const EngineFailure* const failed = process_->failure()) found = *failed;
+    if (found.what.empty()) return std::nullopt;
+    if (found.kind == "fault" && !found.trace.empty()) found.kind = "exception";
+    if (!found.trace.empty()) found.what += "\n" + found.trace;
+    return KernelFailure{std::move(found.kind), std::move(found.what)};
+  }
+
+ private:
+  std::shared_ptr<ForeignEngines> processes_;
+  ForeignEngines::Lease process_;
+  std::unique_ptr<SharedBytes> memory_;
+  std::string name_;
+};
+
+}  // namespace
+
+ForeignEngineOptions kernel_process_options(std::string command) {
+  ForeignEngineOptions options;
+  options.command = std::move(command);
+  options.option = "--kernels";
+  options.subject = "the class";
+  options.hello = hello_message_of(kProtocol, kVersion);
+  options.read_hello = [](JsonObject& reply) { return read_hello_of(reply, kProtocol, kVersion); };
+  options.time_limit = std::chrono::seconds(300);
+  options.start_limit = std::chrono::seconds(600);  // a busy machine imports for minutes
+  return options;
+}
+
+Result<std::shared_ptr<UserKernels>> open_user_kernels(std::shared_ptr<ForeignEngines> processes,
+                                                       const KVCacheConfig& plan) {
+  LS_ASSIGN_OR_RETURN(auto process, processes->take());
+  LS_ASSIGN_OR_RETURN(auto memory, SharedBytes::create());
+  auto kernels =
+      std::make_shared<KernelProcess>(std::move(processes), std::move(process), std::move(memory));
+  LS_RETURN_IF_ERROR(kernels->open(plan));
+  return std::shared_ptr<UserKernels>(std::move(kernels));
+}
+
+}  // namespace lockstep

@@ -1,0 +1,27 @@
+// A user's Python class as kernels: `python -m lockstep_engines.user_kernels module:Class` in its
+// own process. docs/check_your_kernels.md describes the class.
+//
+// 1. A process serves one run at a time; each run has its own memory.
+// 2. A failed call fails the run. The next run continues with the same process after an exception,
+//    and with a new one after a crash or a hang.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "base/result.h"
+#include "sim/foreign/foreign_engine.h"
+#include "sim/protocol/backend.h"
+#include "sim/protocol/user_kernels.h"
+
+namespace lockstep {
+
+// `command`: starts such a process.
+ForeignEngineOptions kernel_process_options(std::string command);
+
+// Begins a run over the layers of the rank's plan. Errors: the process does not start, or refuses
+// them.
+Result<std::shared_ptr<UserKernels>> open_user_kernels(std::shared_ptr<ForeignEngines> processes,
+                                                       const KVCacheConfig& plan);
+
+}  // namespace lockstep

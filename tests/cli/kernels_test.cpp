@@ -1,0 +1,152 @@
+// `--kernels module:Class`: a user's Python class writes and attends on Lockstep's pages. Classes
+// without any package are in tests/engines/plain_kernels.py; tests/engines/example_kernels_test.py
+// runs those of docs/examples, which need torch.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "tests/cli/command.h"
+
+namespace lockstep::tests {
+namespace {
+
+std::string plain(const std::string& name) {
+  return LOCKSTEP_SOURCE_DIR "/tests/engines/plain_kernels.py:" + name;
+}
+
+Outcome replay_kernels(const std::string& kernels, std::vector<std::string> more = {}) {
+  more.insert(more.begin(), {"replay", kSample, "--kernels", kernels});
+  if (std::ranges::find(more, "--limit") == more.end()) more.insert(more.end(), {"--limit", "8"});
+  return run_lockstep(more);
+}
+
+TEST(Kernels, OfAPythonClassAgreeInEveryLayoutAndHaveTheStateHashOfTheExecutor) {
+  for (const std::vector<std::string>& cache :
+       {std::vector<std::string>{},
+        {"--engine", "vllm-0.22.1"},
+        {"--engine", "vllm-0.22.1", "--layout", "HND", "--attention-backend", "flashinfer"},
+        {"--block-size", "96", "--attention-backend", "flashinfer"},
+        {"--head-size", "20", "--dtype", "fp8_e4m3"},
+        {"--numbers", "real"}}) {
+    std::vector<std::string> own = cache, simt = cache;
+    const std::string path = temporary_path("kernels.json"), other = temporary_path("simt.json");
+    own.insert(own.end(), {"--json", path});
+    simt.insert(simt.begin(), {"replay", kSample, "--limit", "8", "--backend", "simt"});
+    simt.insert(simt.end(), {"--json", other});
+    const Outcome found = replay_kernels(plain("Sound"), own);
+    ASSERT_EQ(found.status, 0) << found.err << found.out;
+    EXPECT_NE(found.out.find("attend: the class has no such function"), std::string::npos)
+        << found.out;
+    ASSERT_EQ(run_lockstep(simt).status, 0);
+    const auto json = nlohmann::json::parse(read_text(path));
+    EXPECT_GT(json.at("pages_checked").get<std::int64_t>(), 500);
+    EXPECT_EQ(json.at("state_hash"), nlohmann::json::parse(read_text(other)).at("state_hash"));
+  }
+}
+
+TEST(Kernels, OfLatentRowsAgreeAndWhatTheClassLacksIsListed) {
+  const std::vector<std::string> latent = {"--attention", "mla", "--kv-heads", "1"};
+  const Outcome found = replay_kernels(plain("Latent"), latent);
+  EXPECT_EQ(found.status, 0) << found.err << found.out;
+  EXPECT_EQ(found.out.find("write_latent: the class"), std::string::npos) << found.out;
+  const Outcome other = replay_kernels(plain("Sound"), latent);
+  EXPECT_EQ(other.status, 0) << other.err << other.out;
+  EXPECT_NE(other.out.find("write_latent: the class has no such function; the executor's own"),
+            std::string::npos)
+      << other.out;
+}
+
+TEST(Kernels, ThatAreWrongAreFoundInThePage) {
+  const std::pair<const char*, const char*> kDefects[] = {
+      {"SwapsParts", ", page_written"}, {"HalvesBlocks", ", page_"},
+      {"WritesBeyond", ", page_"},      {"Raises", "ValueError: no kernel for layers.1"},
+      {"Dies", "exit status 3"},        {"Attends", "plain views have no attention"},
+  };
+  for (const auto& [name, check] : kDefects) {
+    const Outcome found = replay_kernels(plain(name));
+    EXPECT_EQ(found.status, 1) << name << found.out << found.err;
+    EXPECT_NE(found.out.find(check), std::string::npos) << name << found.out;
+  }
+}
+
+TEST(Kernels, ThatRaiseShowTheLineOfTheClass) {
+  const Outcome found = replay_kernels(plain("Raises"));
+  EXPECT_NE(found.out.find("write of layer 1: ValueError"), std::string::npos) << found.out;
+  EXPECT_NE(found.out.find("plain_kernels.py\", line"), std::string::npos) << found.out;
+}
+
+TEST(Kernels, ThatFailAreSavedShrunkAndExplained) {
+  const std::string folder = fresh_path("cases");
+  const Outcome found = replay_kernels(plain("SwapsParts"), {"--save", folder, "--shrink"});
+  ASSERT_EQ(found.status, 1) << found.out << found.err;
+  const std::size_t written = found.out.find("Written: ") + 9;
+  const std::string file = found.out.substr(written, found.out.find('\n', written) - written);
+  const Outcome again = run_lockstep({"replay", file});
+  EXPECT_EQ(again.status, 1) << again.err;
+  EXPECT_NE(again.out.find("The case is reproduced."), std::string::npos) << again.out;
+  const Outcome explained = run_lockstep({"explain", file});
+  EXPECT_EQ(explained.status, 1) << explained.err;
+  EXPECT_NE(explained.out.find("Here it fails"), std::string::npos) << explained.out;
+  // Without the defect the case is not reproduced.
+  const Outcome sound = run_lockstep({"replay", file, "--kernels", plain("Sound")});
+  EXPECT_EQ(sound.status, 4) << sound.out << sound.err;
+}
+
+TEST(Kernels, OfAClassAreFuzzed) {
+  const Outcome sound =
+      run_lockstep({"fuzz", "--runs", "12", "--seed", "1", "--kernels", plain("Sound")});
+  EXPECT_EQ(sound.status, 0) << sound.out << sound.err;
+  const Outcome wrong = run_lockstep(
+      {"fuzz", "--runs", "6", "--seed", "1", "--failures", "1", "--kernels", plain("SwapsParts")});
+  EXPECT_EQ(wrong.status, 1) << wrong.out << wrong.err;
+  EXPECT_NE(wrong.out.find("page_written"), std::string::npos) << wrong.out;
+}
+
+struct Refusal {
+  const char* name;
+  const char* says;
+};
+class RefusedKernels : public testing::TestWithParam<Refusal> {};
+
+TEST_P(RefusedKernels, AreOneSentence) {
+  const Outcome found = replay_kernels(plain(GetParam().name));
+  EXPECT_EQ(found.status, 2) << found.out;
+  EXPECT_NE(found.err.find(GetParam().says), std::string::npos) << found.err;
+  EXPECT_EQ(std::ranges::count(found.err, '\n'), 1) << found.err;
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Each, RefusedKernels,
+    testing::Values(Refusal{"NotThere", "has no class NotThere"},
+                    Refusal{"HasNone", "has none of the functions write, write_latent, attend"},
+                    Refusal{"TakesTwo",
+                            "write(self, key, value) does not take write(layer, key, value, "
+                            "kv_cache, slot_mapping)"},
+                    Refusal{"OfNoFramework", "framework 'jax' is none of torch, numpy, plain"}),
+    [](const auto& refusal) { return std::string(refusal.param.name); });
+
+TEST(Kernels, AreRefusedOnOtherBackendsAndDevicesInOneSentence) {
+  const std::pair<std::vector<std::string>, const char*> kRefusals[] = {
+      {{"--backend", "cuda"}, "a GPU's pages are not shared with Python yet (CUDA IPC)"},
+      {{"--backend", "none"}, "runs on the pages of --backend simt"},
+      {{"--check", "check"}, "--check: kernels of a Python class run in mode fast"},
+      {{"--streams", "2"}, "--streams, --graphs: kernels of a Python class run one by one"},
+      {{"--mutant", "slot-wrong-block-size"}, "planted in Lockstep's own kernels"}};
+  for (const auto& [options, says] : kRefusals) {
+    const Outcome found = replay_kernels(plain("Sound"), options);
+    EXPECT_EQ(found.status, 2) << found.out;
+    EXPECT_NE(found.err.find(says), std::string::npos) << found.err;
+  }
+  for (const auto& [named, says] :
+       {std::pair{"nowhere:Class", "nowhere cannot be imported: ModuleNotFoundError"},
+        std::pair{"nowhere.py:Class", "there is no file nowhere.py"},
+        std::pair{"nowhere", "expected module:Class or file.py:Class"}}) {
+    const Outcome found = replay_kernels(named);
+    EXPECT_EQ(found.status, 2) << found.out;
+    EXPECT_NE(found.err.find(says), std::string::npos) << found.err;
+  }
+}
+
+}  // namespace
+}  // namespace lockstep::tests

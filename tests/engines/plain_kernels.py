@@ -1,0 +1,96 @@
+"""Cache writes without any package, and classes with one fault each, for tests of `--kernels`."""
+
+import os
+import struct
+
+
+def _bytes_of(view):
+    return {"int64": 8, "fp32": 4, "bf16": 2, "fp16": 2}.get(view.dtype, 1)
+
+
+def _write(view, index, row):
+    at = view.offset + sum(i * s for i, s in zip(index, view.strides, strict=False))
+    view.memory[at : at + len(row)] = row
+
+
+def _read(view, index):
+    at = view.offset + sum(i * s for i, s in zip(index, view.strides, strict=False))
+    return view.memory[at : at + view.shape[-1] * _bytes_of(view)]
+
+
+def _slots(view):
+    count = view.shape[0]
+    return struct.unpack(f"<{count}q", view.memory[view.offset : view.offset + 8 * count])
+
+
+class Sound:
+    framework = "plain"
+
+    def write(self, layer, key, value, kv_cache, slot_mapping):
+        for part, rows in enumerate((key, value)):
+            for token, slot in enumerate(_slots(slot_mapping)):
+                if slot >= 0:
+                    self.write_token(kv_cache, part, slot, rows, token)
+
+    def write_token(self, kv_cache, part, slot, rows, token):
+        block, offset = divmod(slot, kv_cache.shape[2])
+        for head in range(rows.shape[1]):
+            _write(kv_cache, (part, block, offset, head), _read(rows, (token, head)))
+
+
+class Latent:
+    framework = "plain"
+
+    def write_latent(self, layer, key, kv_cache, slot_mapping):
+        for token, slot in enumerate(_slots(slot_mapping)):
+            if slot >= 0:
+                _write(kv_cache, divmod(slot, kv_cache.shape[1]), _read(key, (token, 0)))
+
+
+class SwapsParts(Sound):
+    def write_token(self, kv_cache, part, slot, rows, token):
+        super().write_token(kv_cache, 1 - part, slot, rows, token)
+
+
+class HalvesBlocks(Sound):
+    def write_token(self, kv_cache, part, slot, rows, token):
+        block_size = kv_cache.shape[2] // 2
+        slot = slot // block_size * kv_cache.shape[2] + slot % block_size
+        super().write_token(kv_cache, part, slot % (8 * kv_cache.shape[2]), rows, token)
+
+
+class WritesBeyond(Sound):
+    def write(self, layer, key, value, kv_cache, slot_mapping):
+        super().write(layer, key, value, kv_cache, slot_mapping)
+        _write(kv_cache, (0, kv_cache.shape[1] - 1, 0, 0), b"x")
+
+
+class Raises(Sound):
+    def write(self, layer, key, value, kv_cache, slot_mapping):
+        if layer.index == 1:
+            raise ValueError(f"no kernel for {layer.name}")
+        super().write(layer, key, value, kv_cache, slot_mapping)
+
+
+class Dies(Sound):
+    def write(self, layer, key, value, kv_cache, slot_mapping):
+        os._exit(3)
+
+
+class Attends(Sound):
+    def attend(self, layer, query, kv_cache, block_table, seq_lens, query_start_loc):
+        return 0
+
+
+class TakesTwo:
+    framework = "plain"
+
+    def write(self, key, value): ...
+
+
+class OfNoFramework(Sound):
+    framework = "jax"
+
+
+class HasNone:
+    framework = "plain"
