@@ -1,7 +1,9 @@
 #include "base/child_process.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <poll.h>
+#include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -11,8 +13,13 @@
 #include <csignal>
 #include <cstring>
 #include <fstream>
+#include <optional>
+#include <utility>
 
+#include "base/json_reader.h"
 #include "base/stop_signal.h"
+
+extern char** environ;
 
 namespace lockstep {
 namespace {
@@ -133,6 +140,200 @@ Result<ChildAnswer> run_in_child(const std::function<std::string()>& work,
     if (WIFSIGNALED(status)) answer.signal = signal_name(WTERMSIG(status));
   }
   return answer;
+}
+
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr auto kGraceOnEnd = 2000ms;
+
+// Neither end is inherited by other children.
+bool open_pipe(std::array<int, 2>& ends) { return ::pipe2(ends.data(), O_CLOEXEC) == 0; }
+
+void close_fd(int& fd) {
+  if (fd >= 0) ::close(fd);
+  fd = -1;
+}
+
+std::string ended_as(int status) {
+  if (WIFEXITED(status)) return fmt::format("exit status {}", WEXITSTATUS(status));
+  return signal_name(WTERMSIG(status));
+}
+
+}  // namespace
+
+Result<std::unique_ptr<LineProcess>> LineProcess::start(const std::string& command) {
+  // write() reports a child that has ended.
+  static const auto ignored = std::signal(SIGPIPE, SIG_IGN);
+  (void)ignored;
+  std::array<int, 2> in{-1, -1}, out{-1, -1}, words{-1, -1};
+  const auto close_all = [&] {
+    for (auto* ends : {&in, &out, &words})
+      for (int& fd : *ends) close_fd(fd);
+  };
+  if (!open_pipe(in) || !open_pipe(out) || !open_pipe(words)) {
+    const std::string why = std::strerror(errno);
+    close_all();
+    return fail(fmt::format("no pipe to `{}`: {}", command, why));
+  }
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_adddup2(&actions, in[0], STDIN_FILENO);
+  posix_spawn_file_actions_adddup2(&actions, out[1], STDOUT_FILENO);
+  posix_spawn_file_actions_adddup2(&actions, words[1], STDERR_FILENO);
+  // A group of its own, so that what a shell starts goes with it; SIGPIPE as programs expect it.
+  posix_spawnattr_t attributes;
+  posix_spawnattr_init(&attributes);
+  sigset_t defaults;
+  sigemptyset(&defaults);
+  sigaddset(&defaults, SIGPIPE);
+  posix_spawnattr_setsigdefault(&attributes, &defaults);
+  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGDEF);
+  std::string line = command;
+  std::array<char*, 4> arguments{const_cast<char*>("sh"), const_cast<char*>("-c"), line.data(),
+                                 nullptr};
+  pid_t child = -1;
+  const int error =
+      ::posix_spawn(&child, "/bin/sh", &actions, &attributes, arguments.data(), environ);
+  posix_spawn_file_actions_destroy(&actions);
+  posix_spawnattr_destroy(&attributes);
+  if (error != 0) {
+    close_all();
+    return fail(fmt::format("`{}` does not start: {}", command, std::strerror(error)));
+  }
+  std::unique_ptr<LineProcess> started(new LineProcess);
+  started->owner_ = ::getpid();
+  started->child_ = child;
+  add_group_to_kill(child);
+  started->to_child_ = std::exchange(in[1], -1);
+  started->from_child_ = std::exchange(out[0], -1);
+  started->words_fd_ = std::exchange(words[0], -1);
+  close_all();
+  for (const int fd : {started->to_child_, started->from_child_, started->words_fd_})
+    ::fcntl(fd, F_SETFL, O_NONBLOCK);
+  return started;
+}
+
+LineProcess::~LineProcess() {
+  close_fd(to_child_);
+  if (::getpid() == owner_ && !reaped_) {
+    const auto until = Clock::now() + kGraceOnEnd;
+    while (::waitpid(child_, &status_, WNOHANG) == 0) {
+      if (Clock::now() > until) {
+        ::kill(-child_, SIGKILL);
+        ::waitpid(child_, &status_, 0);
+        break;
+      }
+      take_words();
+      ::poll(nullptr, 0, 1);
+    }
+  }
+  if (::getpid() == owner_) remove_group_to_kill(child_);
+  close_fd(from_child_);
+  close_fd(words_fd_);
+}
+
+// Until `fd` is ready. What the child says on standard error meanwhile is taken, so that it never
+// waits for a full pipe. After a second, time in which the child had no processor does not count.
+bool LineProcess::wait_for(int fd, short events, Clock::time_point until) {
+  std::optional<std::chrono::milliseconds> before;
+  for (;;) {
+    const auto lost = before ? std::max(time_without_processor(child_) - *before, 0ms) : 0ms;
+    auto left = std::chrono::duration_cast<std::chrono::milliseconds>(until + lost - Clock::now());
+    if (left.count() < 0) return false;
+    if (!before) left = std::min<std::chrono::milliseconds>(left, 1s);
+    std::array<pollfd, 2> ends{{{fd, events, 0}, {words_fd_, POLLIN, 0}}};
+    const int ready = ::poll(ends.data(), ends.size(), static_cast<int>(left.count()) + 1);
+    if (ready < 0 && errno != EINTR) return false;
+    if (ready <= 0 && !before) before = time_without_processor(child_);
+    if (ready <= 0) continue;
+    if (ends[1].revents != 0) take_words();
+    if (ends[0].revents != 0) return true;
+  }
+}
+
+void LineProcess::take_words() {
+  std::array<char, 4096> chunk;
+  for (;;) {
+    const ssize_t got = words_fd_ < 0 ? 0 : ::read(words_fd_, chunk.data(), chunk.size());
+    if (got == 0) close_fd(words_fd_);
+    if (got <= 0) return;
+    words_.append(chunk.data(), static_cast<std::size_t>(got));
+    keep_last_words(words_);
+  }
+}
+
+LineProcess::End LineProcess::send(std::string_view line, std::chrono::milliseconds time_limit) {
+  const auto until = Clock::now() + time_limit;
+  while (!line.empty()) {
+    const ssize_t wrote = ::write(to_child_, line.data(), line.size());
+    if (wrote > 0) {
+      line.remove_prefix(static_cast<std::size_t>(wrote));
+    } else if (errno == EAGAIN) {
+      if (!wait_for(to_child_, POLLOUT, until)) return End::timed_out;
+    } else if (errno != EINTR) {
+      return End::ended;
+    }
+  }
+  return End::answered;
+}
+
+LineProcess::End LineProcess::receive(std::string_view& line,
+                                      std::chrono::milliseconds time_limit) {
+  const auto until = Clock::now() + time_limit;
+  buffer_.erase(0, given_);
+  given_ = 0;
+  std::size_t looked_at = 0;
+  for (;;) {
+    const std::size_t end = buffer_.find('\n', looked_at);
+    if (end != std::string::npos) {
+      line = std::string_view(buffer_).substr(0, end);
+      given_ = end + 1;
+      return End::answered;
+    }
+    looked_at = buffer_.size();
+    // Longer than a line may be: the parser reports it.
+    if (looked_at > kJsonTextBytesMax) {
+      line = buffer_;
+      given_ = looked_at;
+      return End::answered;
+    }
+    std::array<char, 65536> chunk;
+    const ssize_t got = ::read(from_child_, chunk.data(), chunk.size());
+    if (got > 0) {
+      buffer_.append(chunk.data(), static_cast<std::size_t>(got));
+    } else if (got == 0) {
+      return End::ended;
+    } else if (errno == EAGAIN) {
+      if (!wait_for(from_child_, POLLIN, until)) return End::timed_out;
+    } else if (errno != EINTR) {
+      return End::ended;
+    }
+  }
+}
+
+void LineProcess::end_input() { close_fd(to_child_); }
+
+std::string LineProcess::last_words() {
+  take_words();
+  return words_.size() <= kLastWordsBytes ? words_ : words_.substr(words_.size() - kLastWordsBytes);
+}
+
+std::string LineProcess::how_it_ended() {
+  // A fork cannot wait for its parent's child.
+  if (::getpid() != owner_) return "it has ended";
+  const auto until = Clock::now() + kGraceOnEnd;
+  while (!reaped_ && Clock::now() < until) {
+    reaped_ = ::waitpid(child_, &status_, WNOHANG) == child_;
+    if (!reaped_) ::poll(nullptr, 0, 1);
+  }
+  return reaped_ ? ended_as(status_) : "it has closed its standard output";
+}
+
+std::string last_line(std::string_view words) {
+  while (words.ends_with('\n')) words.remove_suffix(1);
+  return std::string(words.substr(words.rfind('\n') + 1));
 }
 
 }  // namespace lockstep

@@ -10,7 +10,9 @@
 
 #include <chrono>
 #include <functional>
+#include <memory>
 #include <string>
+#include <string_view>
 
 #include "base/result.h"
 
@@ -37,5 +39,60 @@ std::chrono::milliseconds time_without_processor(pid_t child);
 // Errors: no process or pipe to be had.
 Result<ChildAnswer> run_in_child(const std::function<std::string()>& work,
                                  std::chrono::milliseconds time_limit);
+
+// A child process that exchanges lines: its standard input and output are pipes, its standard error
+// is kept for error messages.
+//
+// Invariants
+// (1) After the destructor no child is left: its input ends, and it is killed if it does not exit.
+// (2) No call blocks longer than its time limit and the time in which the child had no processor,
+//     whatever the child does.
+//
+// REQUIRES: one caller at a time. A fork of this process may use the child in its place if the
+// two take turns; only the process that started it ends it.
+
+class LineProcess {
+ public:
+  // `command` is a line for /bin/sh. Errors: no process or pipe to be had. That a command is not
+  // found shows in its first answer: it has ended.
+  static Result<std::unique_ptr<LineProcess>> start(const std::string& command);
+  LineProcess(const LineProcess&) = delete;
+  ~LineProcess();
+
+  enum class End : std::uint8_t { answered, ended, timed_out };
+  // `line` ends in a newline. Not answered: it is not said to have been read.
+  End send(std::string_view line, std::chrono::milliseconds time_limit);
+  // The next line of the child, without its newline; stays until the next call.
+  End receive(std::string_view& line, std::chrono::milliseconds time_limit);
+
+  // Ends its standard input; nothing can be sent after that.
+  void end_input();
+
+  // The end of what it wrote to standard error so far, at most 2,000 bytes.
+  std::string last_words();
+  // How it ended: "exit status 1", "SIGSEGV". REQUIRES: a call said `ended`.
+  std::string how_it_ended();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  LineProcess() = default;
+  bool wait_for(int fd, short events, Clock::time_point until);
+  void take_words();
+
+  pid_t owner_ = -1;  // the process that started it
+  pid_t child_ = -1;
+  int status_ = 0;
+  bool reaped_ = false;
+  int to_child_ = -1, from_child_ = -1, words_fd_ = -1;
+  std::string buffer_;     // received and not yet returned
+  std::size_t given_ = 0;  // of it, with the last line
+  std::string words_;
+};
+
+// Of last_words(): the last line, which mostly has the reason.
+std::string last_line(std::string_view words);
+// How an engine ends that lacks a package: the last line of its standard error names the package
+// and what to do (docs/protocols.md).
+inline constexpr std::string_view kEngineNotReady = "exit status 78";
 
 }  // namespace lockstep

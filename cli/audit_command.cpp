@@ -15,7 +15,7 @@
 #include "cli/output/reports.h"
 #include "cli/output/terminal.h"
 #include "properties/audit/audit.h"
-#include "properties/judge/hit_counter.h"
+#include "properties/judge/recording_check.h"
 
 namespace lockstep {
 namespace {

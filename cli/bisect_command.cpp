@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "base/check.h"
-#include "base/line_process.h"
+#include "base/child_process.h"
 #include "base/stop_signal.h"
 #include "cli/commands.h"
 #include "cli/failing_case.h"

@@ -20,7 +20,7 @@
 #include "cuda_backend/views/views.h"
 #include "sim/conform/conform.h"
 #include "sim/conform/conform_layouts.h"
-#include "traces/formats/engine_file.h"
+#include "traces/formats/engine_options.h"
 
 namespace lockstep {
 namespace {

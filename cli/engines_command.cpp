@@ -15,7 +15,7 @@
 #include "reference/profiles/policies.h"
 #include "reference/profiles/releases.h"
 #include "reference/types/engine_config.h"
-#include "traces/formats/engine_file.h"
+#include "traces/formats/engine_options.h"
 
 namespace lockstep {
 namespace {

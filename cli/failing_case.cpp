@@ -19,7 +19,6 @@
 #include "cuda_backend/simt_backend.h"
 #include "properties/judge/known_findings.h"
 #include "properties/shrink/case_parts.h"
-#include "properties/shrink/case_size.h"
 #include "reference/plan/limits.h"
 #include "sim/setup/replay_setup.h"
 #include "sim/step/backend_config.h"

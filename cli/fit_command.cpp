@@ -16,7 +16,7 @@
 #include "cli/output/reports.h"
 #include "cli/output/terminal.h"
 #include "sim/conform/fit.h"
-#include "traces/formats/engine_file.h"
+#include "traces/formats/engine_options.h"
 
 namespace lockstep {
 namespace {

@@ -29,7 +29,7 @@
 #include "cuda_backend/simt_backend.h"
 #include "properties/fuzz/fuzz.h"
 #include "sim/step/backend_config.h"
-#include "traces/formats/engine_file.h"
+#include "traces/formats/engine_options.h"
 
 namespace lockstep {
 namespace {

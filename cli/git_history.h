@@ -14,7 +14,7 @@
 #include <string_view>
 #include <vector>
 
-#include "base/line_process.h"
+#include "base/child_process.h"
 #include "base/result.h"
 
 namespace lockstep {

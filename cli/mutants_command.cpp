@@ -18,7 +18,7 @@
 #include "cli/options/output_option.h"
 #include "cli/output/reports.h"
 #include "cli/output/terminal.h"
-#include "properties/mutants/mutant_catalogue.h"
+#include "properties/mutants/mutant_search.h"
 
 namespace lockstep {
 namespace {

@@ -16,7 +16,7 @@
 #include "properties/judge/known_findings.h"
 #include "properties/relations/backend_relations.h"
 #include "properties/relations/relations.h"
-#include "traces/formats/engine_file.h"
+#include "traces/formats/engine_options.h"
 
 namespace lockstep {
 namespace {

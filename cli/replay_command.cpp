@@ -21,9 +21,9 @@
 #include "cli/replay_summary.h"
 #include "cli/worker_facts.h"
 #include "reference/profiles/engine_profile.h"
-#include "sim/report/perfetto.h"
 #include "sim/report/report.h"
 #include "sim/report/step_hasher.h"
+#include "sim/report/timeline.h"
 #include "sim/step/backend_config.h"
 
 namespace lockstep {

@@ -10,7 +10,7 @@
 #include "base/result.h"
 #include "properties/audit/audit.h"
 #include "properties/generate/generator.h"
-#include "sim/foreign/foreign_scheduler.h"
+#include "sim/foreign/foreign_engine.h"
 
 namespace CLI {
 class App;

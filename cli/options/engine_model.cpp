@@ -7,7 +7,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
-#include "base/line_process.h"
+#include "base/child_process.h"
 #include "base/output_file.h"
 #include "cli/options/decisions_option.h"
 #include "cli/output/again.h"

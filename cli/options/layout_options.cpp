@@ -166,8 +166,8 @@ Result<PlanOptions> plan_options(const LayoutArguments& a, const ModelSpec& mode
   LS_ASSIGN_OR_RETURN(o.memory_bytes, parse_size(a.memory));
   if (a.hisparse_host.empty()) return o;
   if (!placed) return fail("--hisparse-host: of releases whose groups overlay one allocation");
-  LS_ASSIGN_OR_RETURN(o.hisparse_host_bytes, parse_size(a.hisparse_host));
-  o.hisparse_device_buffer = a.hisparse_device_buffer;
+  LS_ASSIGN_OR_RETURN(o.host_pool_bytes, parse_size(a.hisparse_host));
+  o.device_buffer_rows = a.hisparse_device_buffer;
   return o;
 }
 

@@ -16,7 +16,7 @@
 #include "cuda_backend/plugin/plugin_backend.h"
 #include "cuda_backend/simt_backend.h"
 #include "properties/generate/generator.h"
-#include "reference/plan/request_need.h"
+#include "reference/plan/capacity.h"
 #include "sim/step/backend_config.h"
 
 namespace lockstep {

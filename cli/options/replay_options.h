@@ -11,8 +11,8 @@
 #include "cli/options/decisions_option.h"
 #include "cli/options/worker_option.h"
 #include "cli/output/reports.h"
-#include "properties/judge/hit_counter.h"
-#include "sim/conform/live_conform.h"
+#include "properties/judge/recording_check.h"
+#include "sim/conform/conform.h"
 #include "sim/setup/replay_setup.h"
 
 namespace CLI {

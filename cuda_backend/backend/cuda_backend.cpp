@@ -10,17 +10,15 @@
 #include "cuda_backend/pool/cache_pool.h"
 #include "cuda_backend/pool/host_tier.h"
 #include "cuda_backend/step/attention_queries.h"
-#include "cuda_backend/step/attention_reader.h"
 #include "cuda_backend/step/block_tables.h"
-#include "cuda_backend/step/draft_passes.h"
 #include "cuda_backend/step/real_states.h"
 #include "cuda_backend/step/row_parts.h"
 #include "cuda_backend/step/row_writer.h"
 #include "cuda_backend/step/sparse_pages.h"
 #include "cuda_backend/streams/stream_device.h"
+#include "cuda_backend/views/layer_caches.h"
 #include "cuda_backend/views/overlaid_views.h"
 #include "cuda_backend/views/rank_share.h"
-#include "cuda_backend/views/sparse_groups.h"
 
 namespace lockstep::cuda {
 namespace {
@@ -118,6 +116,7 @@ class CudaBackend final : public Backend {
 
   GraphStatistics graph_statistics() const override { return device_->graph_statistics(); }
   bool attends_to_ranges() const override { return device_->attends_to_ranges(); }
+  DType query_dtype() const override { return device_->query_dtype(); }
   std::vector<std::string> not_checked() const override { return device_->not_checked(); }
 
  private:
@@ -205,7 +204,7 @@ class CudaBackend final : public Backend {
   std::unique_ptr<CachePool> pool_;
   std::unique_ptr<HostTier> host_;  // null: none
   std::unique_ptr<BlockTables> tables_;
-  std::unique_ptr<SparsePages> sparse_;  // null: no HiSparse
+  std::unique_ptr<SparsePages> sparse_;  // null: no host pages
   std::unique_ptr<RowParts> parts_;
   std::unique_ptr<RealStates> states_;  // null: numbers are words
   std::unique_ptr<RowWriter> writer_;

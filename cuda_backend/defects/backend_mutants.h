@@ -1,5 +1,5 @@
 // Planted defects of the backend: BackendConfig::mutant names one of them. The catalogue
-// (properties/mutants/mutant_catalogue.h) has the mechanism and the exposure of each.
+// (properties/mutants/mutant_search.h) has the mechanism and the exposure of each.
 //
 // 1. A defect changes what the backend's parts pass to each other (backend/cuda_backend.h): the
 //    step's program, a plan, its views, uploads and launches. The backend itself contains no

@@ -67,6 +67,11 @@ class UserKernelsDevice final : public ForwardingDevice {
   bool attends_to_ranges() const override {
     return !kernels_->has("attend") && !kernels_->has("attend_latent");
   }
+  DType query_dtype() const override {
+    for (const DType dtype : {DType::bf16, DType::fp16})
+      if (kernels_->has(fmt::format("query:{}", name_of(dtype)))) return dtype;
+    return DType::fp32;
+  }
   std::vector<std::string> not_checked() const override {
     std::vector<std::string> sentences{not_taken_.begin(), not_taken_.end()};
     if (!lacking_.empty())
@@ -161,14 +166,15 @@ class UserKernelsDevice final : public ForwardingDevice {
     for (std::size_t i = 0; i <= count; ++i) query_start_loc[i] = static_cast<std::int32_t>(i);
     const std::int64_t table_rows = *std::ranges::max_element(rows) + 1;
     KernelCall call{.function = function, .layer = key.layer};
-    const auto floats = [&](const char* name, const void* address, std::int64_t head_size) {
-      const std::int64_t heads = params.num_query_heads;
-      call.tensors.push_back(tensor(name, address, name_of(DType::fp32),
-                                    {params.num_tokens, heads, head_size},
-                                    {4 * heads * head_size, 4 * head_size, 4}));
+    const auto add_rows = [&](const char* name, const void* address, DType dtype,
+                              std::int64_t head_size) {
+      const std::int64_t heads = params.num_query_heads, itemsize = itemsize_bytes(dtype);
+      call.tensors.push_back(
+          tensor(name, address, name_of(dtype), {params.num_tokens, heads, head_size},
+                 {itemsize * heads * head_size, itemsize * head_size, itemsize}));
     };
-    floats("query", params.queries, key.head_size);
-    floats("output", params.outputs, params.value.head_size);
+    add_rows("query", params.queries, params.query_dtype, key.head_size);
+    add_rows("output", params.outputs, DType::fp32, params.value.head_size);
     call.tensors.push_back(cache(key, is_latent ? nullptr : &params.value));
     call.tensors.push_back(tensor("block_table", params.block_table, "int32",
                                   {table_rows, params.table_width}, {4 * params.table_width, 4}));

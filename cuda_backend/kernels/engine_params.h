@@ -33,7 +33,7 @@ namespace lockstep::cuda {
 //                 of sm_100 read V's scales; block_size and the groups of a row are then multiples
 //                 of 4.
 // 5. Rows of sparse MLA in layouts of bytes, one head, [latent in tiles | rope of 64]: see
-//    latent_rows.cuh. Scales are at `scales` by the strides. Rows and scales of 656 bytes are
+//    packed_rows.cuh. Scales are at `scales` by the strides. Rows and scales of 656 bytes are
 //    aligned to 4 bytes, of 576 bytes to 2. latent_fp8_rows   656 bytes: 512 e4m3, an fp32 scale
 //    for every 128, rope in bf16 latent_fp8_areas  576 bytes: 448 e4m3, rope in bf16; elsewhere 8
 //    bytes of scales, exponents

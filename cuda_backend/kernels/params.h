@@ -47,7 +47,7 @@ constexpr std::int32_t source_rows(const TokenRows& rows, std::int32_t num_token
   return num_tokens * static_cast<std::int32_t>(rows.rows_per_token.value);
 }
 
-// HiSparse: the rows of a layer whose pages are not on the device. All are on the host; rows that
+// Host pages: the rows of a layer whose pages are not on the device. All are on the host; rows that
 // were read are also in their request's hot region. A host row is host block * block size + row.
 struct AwayRows {
   std::byte* host = nullptr;  // row 0 of host block 0

@@ -1,4 +1,4 @@
-// Rows of HiSparse between the host, resident pages and hot regions: rule (25) of
+// Rows of host pages between the host, resident pages and hot regions: rule (25) of
 // sim/protocol/backend.h.
 //
 // 1. A slot is looked up by position and valid only if it holds that host row. So clearing `held`

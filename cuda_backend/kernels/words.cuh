@@ -158,7 +158,7 @@ __device__ __forceinline__ std::byte* row_address(const RowCache& cache, std::in
   return cache.base + block * cache.block_stride + offset * cache.token_stride +
          head * cache.head_stride;
 }
-// A row of HiSparse on the host, and in the hot region of a batch row.
+// A row of a host page on the host, and in the hot region of a batch row.
 __device__ __forceinline__ std::byte* host_row_address(const AwayRows& rows, std::int64_t row) {
   const std::int64_t block = divide_slot(row, rows.block_size);
   return rows.host + block * rows.host_block_stride +
@@ -186,7 +186,7 @@ __device__ __forceinline__ const std::byte* away_row(const AwayRows& rows, std::
   return host_row_address(rows, host_row);
 }
 // Where the row of a position is stored: a kernel block and an offset in it, or, for a row of
-// HiSparse that is not on the device, an address.
+// host pages that is not on the device, an address.
 struct RowPlace {
   std::int32_t block, offset;
   const std::byte* away;  // null: it is on the device

@@ -5,7 +5,7 @@
 
 #include "base/check.h"
 #include "cuda_backend/device/protocol.h"
-#include "cuda_backend/views/sparse_groups.h"
+#include "cuda_backend/views/layer_caches.h"
 
 namespace lockstep::cuda {
 namespace {

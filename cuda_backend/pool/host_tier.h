@@ -8,7 +8,7 @@
 //    array.
 // 3. Transfers of one direction are one launch. The launch describes the bytes of the cache and of
 //    the tier that it reads and writes, so streams order it like any other work.
-// 4. HiSparse: a host block of the source holds the pages of all resident groups, in their order.
+// 4. Host pages: a host block of the source holds the pages of all resident groups, in their order.
 // 5. Loads and stores have their own lists in device memory, so neither waits for the other.
 #pragma once
 

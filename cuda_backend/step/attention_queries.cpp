@@ -9,6 +9,112 @@
 #include "cuda_backend/step/block_tables.h"
 
 namespace lockstep::cuda {
+
+namespace {
+
+// Rows (positions times heads) that one CTA digests: long probes are shared by many.
+constexpr std::int32_t kPieceRows = 4096;
+
+// What pads a batch.
+constexpr DigestPiece kNoPiece{.probe = 0, .row = -1, .layer_index = 0, .first = 0, .last = 0};
+
+}  // namespace
+
+AttentionReader::AttentionReader(Device& device, const LayerCaches& layers,
+                                 const BlockTables& tables, const SparsePages* sparse)
+    : device_(device),
+      caches_(layers),
+      tables_(tables),
+      sparse_(sparse),
+      layers_(layers.rows),
+      device_layers_(device, "layer caches"),
+      pieces_(device, "probe pieces"),
+      digests_(device, "digests") {
+  for (std::size_t layer = 0; layer < layers_.size(); ++layer) {
+    layers_[layer].table = tables.kernel_table(layers.table_of_layer[layer]);
+    layers_[layer].table_width = tables.kernel_table_width(layers.table_of_layer[layer]);
+    if (sparse != nullptr && sparse->is_resident(layer)) {
+      layers_[layer].table = sparse->residency(layer);
+      layers_[layer].table_width = sparse->residency_width(layer);
+      layers_[layer].away = sparse->away_of_layer(layer);
+    }
+  }
+  device_layers_.upload(layers_);
+}
+
+std::int32_t AttentionReader::rows_before(std::int32_t layer, std::int32_t position) const {
+  return static_cast<std::int32_t>(lockstep::cuda::rows_before(
+      layers_[layer].token_rows, tables_.rows_kept(caches_.group_of_layer[layer], position)));
+}
+
+void AttentionReader::launch(const StepProgram& program) {
+  if (program.probes.empty()) return;
+  host_pieces_.clear();
+  std::int32_t max_positions = 0;
+  for (std::size_t i = 0; i < program.probes.size(); ++i) {
+    const AttentionProbe& probe = program.probes[i];
+    const RowCache& rows = layers_[probe.layer];
+    LS_CHECK(rows.row_bytes > 0, "layer {} keeps no rows", probe.layer);
+    const std::int32_t step = std::max(1, kPieceRows / rows.num_kv_heads);
+    const std::int32_t end = rows_before(probe.layer, probe.last);
+    for (std::int32_t first = rows_before(probe.layer, probe.first); first < end; first += step) {
+      const std::int32_t last = std::min(end, first + step);
+      host_pieces_.push_back({static_cast<std::int32_t>(i), probe.row, probe.layer, first, last});
+      max_positions = std::max(max_positions, last - first);
+    }
+  }
+  const auto num_probes = static_cast<std::int64_t>(program.probes.size());
+  digests_.reserve(num_probes);
+  device_.zero(digests_.data(), 8 * num_probes);
+  const auto count = static_cast<std::int32_t>(host_pieces_.size());
+  const std::int32_t size = device_.padded_batch(count);
+  if (device_.captures(size)) max_positions = kPieceRows;  // the shape of every batch
+  host_pieces_.resize(std::max(count, size), kNoPiece);
+  pieces_.upload(host_pieces_);
+  device_.run_captured("probes", size, [&] {
+    device_.launch(
+        device_.kernels().attention_digest,
+        DigestParams{.layers = device_layers_.data(),
+                     .pieces = pieces_.data(),
+                     .digests = digests_.data(),
+                     .num_pieces = size,
+                     .max_positions = max_positions},
+        [&](Operation& operation) {
+          operation.named("attention_digest").read_all(pieces_, digests_).write_all(digests_);
+          for (const AttentionProbe& probe : program.probes)
+            add_read(probe.row, probe.layer, probe.first, probe.last, operation);
+        });
+  });
+}
+
+void AttentionReader::add_read(std::int32_t row, std::int32_t layer, std::int32_t first,
+                               std::int32_t last, Operation& operation) const {
+  operation.read(device_layers_.range());
+  const std::int32_t group = caches_.group_of_layer[layer];
+  if (sparse_ != nullptr && sparse_->is_resident(static_cast<std::size_t>(layer)))
+    return sparse_->add_reads(operation);
+  operation.read(tables_.table_range(caches_.table_of_layer[layer]));
+  const RowCache& rows = layers_[layer];
+  const auto per_block = static_cast<std::int32_t>(rows.block_size.value);
+  const std::int32_t sinks = rows.sink_blocks * per_block;
+  if (sinks > 0 && first < sinks) {
+    const std::int32_t size = rows.first_sink_block * per_block;  // of a manager block
+    for (std::int32_t block = 1 + first / size; block <= 1 + (std::min(last, sinks) - 1) / size;
+         ++block)
+      add_layer_ranges(caches_, layer, block, operation.reads);
+  }
+  for (const std::int32_t block :
+       tables_.mirror().blocks(group, row, std::max(first - sinks, 0), std::max(last - sinks, 0)))
+    add_layer_ranges(caches_, layer, block, operation.reads);
+}
+
+void AttentionReader::read_back(const StepProgram& program, StepReadback& readback) {
+  static_assert(sizeof(unsigned long long) == sizeof(std::uint64_t));
+  readback.digests.assign(program.probes.size(), 0);
+  device_.download(readback.digests.data(), digests_.data(),
+                   8 * static_cast<std::int64_t>(program.probes.size()));
+}
+
 namespace {
 
 constexpr std::int32_t kSplitKeys = 32;
@@ -108,12 +214,14 @@ void AttentionQueries::add_query(const AttentionQuery& query) {
   host_positions_.push_back(keys.last - 1);
   host_ranges_.push_back(keys);
   host_token_rows_.push_back(query.row);
-  const auto d = static_cast<std::size_t>(parts_.head_size(query.layer));
+  const DType dtype = device_.query_dtype();
+  const auto bytes =
+      static_cast<std::size_t>(itemsize_bytes(dtype) * parts_.head_size(query.layer));
   for (std::int32_t head = 0; head < query_heads(query.layer); ++head) {
-    host_queries_.resize(host_queries_.size() + d);
+    host_queries_.resize(host_queries_.size() + bytes);
     fill_row(query.content, rows.layer, kPartQuery,
-             static_cast<std::uint32_t>(rows.first_query_head + head), DType::fp32,
-             std::as_writable_bytes(std::span(host_queries_).last(d)));
+             static_cast<std::uint32_t>(rows.first_query_head + head), dtype,
+             std::span(host_queries_).last(bytes));
   }
   num_outputs_ += std::int64_t{query_heads(query.layer)} * parts_.head_size(query.layer);
 }
@@ -130,7 +238,7 @@ void AttentionQueries::attend(const StepProgram& program, const Batch& batch) {
   SplitAttentionParams params{
       .key = parts_.key(batch.layer),
       .value = parts_.value(batch.layer),
-      .queries = reinterpret_cast<const std::byte*>(queries_.data() + batch.query_begin),
+      .queries = queries_.data() + batch.query_begin,
       .outputs = outputs_.data() + batch.output_begin,
       .partials = partials_.data(),
       .block_table = tables_.kernel_table(table),
@@ -139,7 +247,7 @@ void AttentionQueries::attend(const StepProgram& program, const Batch& batch) {
       .seq_lens = nullptr,
       .table_width = tables_.kernel_table_width(table),
       .scale = 1.0f / std::sqrt(static_cast<float>(parts_.head_size(batch.layer))),
-      .query_dtype = DType::fp32,
+      .query_dtype = device_.query_dtype(),
       .causal = true,
       .window = rows_in(is_sliding_window(spec.kind), spec.sliding_window),
       .chunk = rows_in(is_chunked(spec.kind), spec.attention_chunk_size),

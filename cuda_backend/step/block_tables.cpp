@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "base/check.h"
-#include "cuda_backend/views/sparse_groups.h"
+#include "cuda_backend/views/layer_caches.h"
 
 namespace lockstep::cuda {
 

@@ -23,7 +23,7 @@
 #include "base/check.h"
 #include "cuda_backend/device/device.h"
 #include "cuda_backend/views/layer_caches.h"
-#include "reference/types/ranks.h"
+#include "reference/types/engine_config.h"
 #include "sim/protocol/backend.h"
 
 namespace lockstep::cuda {

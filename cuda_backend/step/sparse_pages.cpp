@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "base/check.h"
-#include "cuda_backend/views/sparse_groups.h"
+#include "cuda_backend/views/layer_caches.h"
 
 namespace lockstep::cuda {
 
@@ -52,7 +52,7 @@ Result<void> SparsePages::start() {
     if (is_resident_pages(group)) groups_.push_back(g);
     for (std::size_t i = 0; i < group.layer_names.size(); ++i, ++layer) {
       if (is_hot_region(group)) hot.push_back(layer);
-      if (group.role != kHiSparseResident) continue;
+      if (group.role != kResidentRole) continue;
       place_[layer] = static_cast<std::int32_t>(sparse_.size());
       sparse_.push_back({.resident = layer,
                          .region = layers_.regions_of_group[g].begin + static_cast<std::int32_t>(i),
@@ -61,7 +61,7 @@ Result<void> SparsePages::start() {
     const RegionRange regions = layers_.regions_of_group[g];
     if (is_resident_pages(group) && regions.end - regions.begin != std::ssize(group.layer_names))
       return fail(fmt::format("HiSparse: pages of group {} are not contiguous", g));
-    if (group.role != kHiSparseHot) continue;
+    if (group.role != kHotRole) continue;
     const auto slots =
         static_cast<std::int32_t>(group.spec.blocks_per_request * group.spec.block_size);
     if (num_slots_ != 0 && num_slots_ != slots)
@@ -85,6 +85,7 @@ Result<void> SparsePages::start() {
     entries_.push_back(std::move(entries));
   }
   device_residency_.upload(residency_);
+  // Each row of the batch has an entry for every position that its table of the source can hold.
   const std::int64_t positions = std::int64_t{config_.max_blocks_per_row[source_]} *
                                  config_.plan.groups[source_].spec.block_size;
   const std::vector<std::int32_t> nowhere(static_cast<std::size_t>(rows * positions), -1);
@@ -96,6 +97,7 @@ Result<void> SparsePages::start() {
   std::vector<std::int32_t> all(static_cast<std::size_t>(rows));
   for (std::int32_t row = 0; row < rows; ++row) all[static_cast<std::size_t>(row)] = row;
   clear_regions(all);
+  // The parameters of all layers stay on the device: one launch serves every layer of a step.
   std::vector<AwayRows> away;
   for (const Layer& one : sparse_) {
     LS_ASSIGN_OR_RETURN(away.emplace_back(), away_rows(one));
@@ -134,6 +136,7 @@ Result<AwayRows> SparsePages::away_rows(const Layer& layer) const {
   away.num_positions = static_cast<std::int32_t>(away.host_width * resident.block_size.value);
   away.block_size = resident.block_size;
   away.row_bytes = resident.row_bytes;
+  // Its lowest set bit is the largest unit of which every address on the host is a multiple.
   const std::int64_t host_unit = host.block_stride | host.offset | page;
   away.unit_bytes = static_cast<std::int32_t>(
       std::min<std::int64_t>({resident.unit_bytes, hot.unit_bytes, host_unit & -host_unit, 8}));
@@ -173,6 +176,7 @@ void SparsePages::clear_regions(const std::vector<std::int32_t>& rows) {
                  });
 }
 
+// The residency tables change before the step's kernels read them, as the block tables do.
 void SparsePages::apply(const StepProgram& program) {
   if (!program.clear_rows.empty()) clear_regions(program.clear_rows);
   edits_.host.clear();
@@ -204,6 +208,7 @@ void SparsePages::mirror(const StepProgram& program) {
       if (mirror.group == group)
         mirrors_.host.push_back({index_of(mirror.block) * size + mirror.first_row,
                                  index_of(mirror.host) * size + mirror.first_row, mirror.num_rows});
+    // A kernel finds the mirror of a slot by binary search.
     std::sort(mirrors_.host.begin() + begin, mirrors_.host.end(),
               [](const auto& a, const auto& b) { return a.first_row < b.first_row; });
     const auto end = static_cast<std::int32_t>(mirrors_.host.size());
@@ -264,6 +269,7 @@ void SparsePages::swap_in(const StepProgram& program) {
                    operation.read(tables_.table_range(source_));
                    operation.write_all(held_, places_, order_, used_, swaps_);
                  });
+  // Numbers are unique over all steps: a slot whose number is the read's own is not replaced.
   num_reads_ += num_reads;
   device_.launch(device_.kernels().swap_rows,
                  SwapRowsParams{.away = away_.data(),

@@ -1,4 +1,4 @@
-// HiSparse's pages on the device: rule (25) of sim/protocol/backend.h. Tables of residency in
+// Host pages on the device: rule (25) of sim/protocol/backend.h. Tables of residency in
 // addition to the block tables, hot regions, and the copies of rows between the host and both.
 //
 // Invariants:
@@ -27,7 +27,7 @@ namespace lockstep::cuda {
 
 class SparsePages {
  public:
-  // Null without HiSparse. Errors: no host tier; rows that are padded within a page; regions of
+  // Null without host pages. Errors: no host tier; rows that are padded within a page; regions of
   // different sizes. REQUIRES: all arguments outlive the object.
   static Result<std::unique_ptr<SparsePages>> create(Device& device, const BackendConfig& config,
                                                      const LayerCaches& layers,

@@ -14,7 +14,7 @@
 #include <span>
 #include <vector>
 
-#include "cuda_backend/device/operation.h"
+#include "cuda_backend/device/device.h"
 
 namespace lockstep::cuda {
 

@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "base/check.h"
-#include "cuda_backend/device/operation.h"
+#include "cuda_backend/device/device.h"
 
 namespace lockstep::cuda {
 

@@ -17,13 +17,33 @@
 #include <vector>
 
 #include "base/result.h"
-#include "cuda_backend/device/operation.h"
+#include "cuda_backend/device/device.h"
 #include "cuda_backend/kernels/params.h"
 #include "cuda_backend/views/rank_share.h"
 #include "cuda_backend/views/views.h"
+#include "reference/types/host_pages.h"
+#include "reference/types/kv_cache_spec.h"
 #include "sim/protocol/backend.h"
 
 namespace lockstep::cuda {
+
+// Groups of host pages as a worker binds them: resident pages and hot regions have the views of the
+// source's layers. The source itself keeps nothing on the device.
+
+// The group of the page source; -1: there is none.
+std::int32_t source_group(std::span<const KVCacheGroupSpec> groups);
+
+inline bool is_sparse_source(const KVCacheGroupSpec& group) {
+  return group.role == kPageSourceRole;
+}
+inline bool is_resident_pages(const KVCacheGroupSpec& group) { return group.role == kResidentRole; }
+inline bool is_hot_region(const KVCacheGroupSpec& group) { return group.role == kHotRole; }
+
+// Returns the plan with resident and hot groups as MLA caches, marked by their roles. Their layers
+// take the specs of the source's layers, in order. The source becomes a cache without memory.
+// Without host pages: the plan. Refused: resident or hot layers whose number or page size differs
+// from the source's.
+Result<KVCacheConfig> bind_sparse_groups(KVCacheConfig plan);
 
 // What a state tensor is: [dims...] elements, C order.
 struct StateShape {

@@ -20,8 +20,8 @@ class Sdpa:
             q = query[query_start_loc[i] : query_start_loc[i + 1]]  # the last token's
             first = layer.first_position(length)  # of its window or chunk
             blocks = block_table[i, : -(-length // kv_cache.shape[2])]
-            k, v = kv_cache[:, blocks].flatten(1, 2)[:, first:length].to(q.dtype) * layer.k_scale
-            q, k, v = (rows.transpose(0, 1) for rows in (q, k, v))
+            rows = kv_cache[:, blocks].flatten(1, 2)[:, first:length].float() * layer.k_scale
+            q, k, v = (one.transpose(0, 1) for one in (q, *rows.to(q.dtype)))
             output = scaled_dot_product_attention(q, k, v, scale=layer.scale, enable_gqa=True)
             outputs.append(output.transpose(0, 1))
         return torch.cat(outputs)

@@ -8,7 +8,7 @@
 #include <optional>
 #include <utility>
 
-#include "base/line_process.h"
+#include "base/child_process.h"
 #include "properties/generate/claimed_features.h"
 #include "properties/judge/judge.h"
 #include "properties/judge/known_findings.h"

@@ -15,7 +15,7 @@
 
 #include "base/result.h"
 #include "properties/generate/generator.h"
-#include "sim/foreign/foreign_scheduler.h"
+#include "sim/foreign/foreign_engine.h"
 
 namespace lockstep {
 

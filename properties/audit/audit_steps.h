@@ -18,12 +18,8 @@
 #include "properties/audit/event_ledger.h"
 #include "properties/audit/fact_ledger.h"
 #include "properties/audit/hit_ledger.h"
-#include "properties/audit/input_ledger.h"
 #include "properties/audit/kv_transfer_ledger.h"
 #include "properties/audit/output_ledger.h"
-#include "properties/audit/policy_ledger.h"
-#include "properties/audit/session_ledger.h"
-#include "properties/audit/state_ledger.h"
 #include "properties/audit/token_ledger.h"
 
 namespace lockstep {

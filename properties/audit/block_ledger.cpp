@@ -7,7 +7,7 @@
 #include <map>
 #include <utility>
 
-#include "reference/plan/request_need.h"
+#include "reference/plan/capacity.h"
 
 namespace lockstep {
 namespace {

@@ -24,7 +24,7 @@
 #include <utility>
 #include <vector>
 
-#include "properties/audit/audit_core.h"
+#include "properties/audit/audit_setup.h"
 
 namespace lockstep {
 

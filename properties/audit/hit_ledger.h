@@ -16,7 +16,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "properties/audit/audit_core.h"
+#include "properties/audit/audit_setup.h"
 
 namespace lockstep {
 

@@ -18,11 +18,13 @@
 #include <cstdint>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "properties/audit/block_ledger.h"
+#include "properties/audit/draft_ledger.h"
 
 namespace lockstep {
 
@@ -89,6 +91,83 @@ class OutputLedger : Ledger {
   PerRequest<Ends> ends_;
   std::set<std::string> expected_ends_;  // of requests whose name another request has
   std::vector<Unheard> unheard_;
+};
+
+// Sessions: requests whose input arrives in chunks. A session that stops keeps its blocks and waits
+// for input. Its next chunk replaces the last sampled token, and the session is scheduled as new.
+//
+// Invariants:
+// (1) Only a live session receives a chunk (recording).
+// (2) The tokens of a session are those of its chunks and the output that its engine keeps between
+//     them: releases keep all computed tokens, or all but the last.
+// (3) Outputs of steps after the one that stopped it are dropped.
+
+class SessionLedger : Ledger {
+ public:
+  SessionLedger(AuditCore& core, OutputLedger& outputs, DraftLedger& drafts)
+      : Ledger(core), outputs_(outputs), drafts_(drafts) {}
+
+  void begin(const AuditRequest& request, const RecordedEvent& event);
+  // A chunk, or the end of the input.
+  void begin(const RecordedEvent& event);
+  // An output stopped a request. False: it is not a session, or does not continue.
+  bool end(const RecordedStopped& stopped, std::int64_t last_output, AuditRequest& request);
+
+ private:
+  struct Session {
+    bool is_session = false;
+    bool awaits_input = false;
+    bool is_closed = false;  // no chunk arrives after the queued ones
+    std::int32_t first_max_tokens = 0;
+    std::vector<RequestSpec> chunks{};  // that wait
+  };
+  bool keeps_computed() const {
+    return setup_.profile != nullptr && setup_.profile->sessions_keep_computed;
+  }
+  void begin_chunk(AuditRequest& session, const RequestSpec& chunk);
+
+  OutputLedger& outputs_;
+  DraftLedger& drafts_;
+  PerRequest<Session> sessions_;
+};
+
+// Inputs other than tokens: images that an encoder computes, a grammar that a request waits for, a
+// pooled output instead of tokens, and cross-attention to an encoder's rows.
+//
+// Invariants, each with the rule that it breaks:
+// (1) A row computes tokens of an item only while the worker has the encoder's rows of the item
+//     (inputs).
+// (2) A request waits until its grammar is compiled (inputs).
+// (3) A pooled output covers the whole prompt (sampled).
+// (4) Cross-attention reads the rows that the encoder computed for the request (attention_read).
+
+class InputLedger : Ledger {
+ public:
+  InputLedger(AuditCore& core, OutputLedger& outputs, const RecordingHeader& header);
+
+  void begin(const AuditRequest& request, bool needs_grammar) {
+    awaits_grammar_.begin(request) = needs_grammar;
+  }
+  void begin(const RecordedEvent& event);
+  // A row is about to run.
+  void check_grammar(const AuditRequest& request) const;
+  // The encoder runs before the rows. Returns the rows that it computes.
+  std::int64_t run_encoder(const RecordedStep& step);
+  void step(std::span<const AuditRow> rows) const;
+  // Cross-attention of all rows in one group.
+  void read_encoder_rows(const RecordedStep& step, std::span<const AuditRow> rows,
+                         std::size_t group);
+  // Pooled outputs.
+  void end(const RecordedStep& step);
+
+ private:
+  void read_encoder_rows(const AuditRow& row, std::size_t group, bool is_encoded);
+
+  OutputLedger& outputs_;
+  bool has_encoder_;
+  bool has_cross_attention_;
+  std::set<std::string> encoded_;  // items whose rows the worker has
+  PerRequest<std::uint8_t> awaits_grammar_;
 };
 
 }  // namespace lockstep

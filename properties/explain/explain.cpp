@@ -8,7 +8,7 @@
 
 #include "base/check.h"
 #include "properties/judge/known_findings.h"
-#include "properties/shrink/case_size.h"
+#include "properties/shrink/case_parts.h"
 #include "sim/recording/recorded_terms.h"
 #include "sim/session/session.h"
 #include "sim/verdict/run_summary.h"

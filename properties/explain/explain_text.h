@@ -1,6 +1,6 @@
 // A step-by-step record as text for a terminal of 100 columns: the case, its steps, and at the end
 // what went wrong, where, what was expected there and why. Block tables, the pool and a page are
-// shown in characters (explain_pictures.cpp).
+// shown in characters (explain_text.cpp).
 #pragma once
 
 #include <cstdint>

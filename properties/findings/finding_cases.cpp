@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "properties/shrink/case_parts.h"
-#include "reference/plan/request_need.h"
+#include "reference/plan/capacity.h"
 #include "reference/profiles/engine_profile.h"
 #include "sim/recording/given_inputs.h"
 #include "traces/formats/recording.h"

@@ -20,7 +20,7 @@
 #include "properties/generate/generator.h"
 #include "properties/judge/judge.h"
 #include "properties/judge/tally.h"
-#include "traces/formats/known_file.h"
+#include "traces/formats/saved_case.h"
 
 namespace lockstep {
 

@@ -5,9 +5,8 @@
 #include <numeric>
 
 #include "properties/generate/generator_parts.h"
-#include "reference/plan/kernel_blocks.h"
+#include "reference/plan/capacity.h"
 #include "reference/plan/page_size.h"
-#include "reference/plan/request_need.h"
 #include "reference/profiles/engine_profile.h"
 #include "reference/profiles/policies.h"
 #include "reference/profiles/releases.h"

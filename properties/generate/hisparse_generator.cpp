@@ -5,9 +5,9 @@
 #include <algorithm>
 
 #include "properties/generate/generator_parts.h"
-#include "reference/plan/hisparse_plan.h"
+#include "reference/plan/capacity.h"
+#include "reference/plan/page_groups.h"
 #include "reference/plan/page_size.h"
-#include "reference/plan/request_need.h"
 #include "reference/profiles/engine_profile.h"
 #include "reference/profiles/policies.h"
 #include "reference/profiles/releases.h"
@@ -30,9 +30,9 @@ KVCacheSpec rows_of(ChoiceSource& choices, std::int64_t block_size) {
 std::vector<KVCacheGroupSpec> draw_pages(ChoiceSource& choices, std::int64_t block_size) {
   std::vector<KVCacheGroupSpec> groups(2);
   groups[0] = {.layer_names = {}, .spec = rows_of(choices, block_size)};
-  groups[0].role = kHiSparseSource;
+  groups[0].role = kPageSourceRole;
   groups[1] = {.layer_names = {}, .spec = rows_of(choices, block_size)};
-  groups[1].role = kHiSparseIndexer;
+  groups[1].role = kPageIndexerRole;
   const std::int64_t layers = choices.between(1, 3);
   for (std::int64_t i = 0; i < layers; ++i) {
     groups[0].layer_names.push_back(fmt::format("model.layers.{}.attn", i));
@@ -44,7 +44,7 @@ std::vector<KVCacheGroupSpec> draw_pages(ChoiceSource& choices, std::int64_t blo
     KVCacheGroupSpec pages;
     pages.spec.kind = kind;
     pages.spec.block_size = block_size;
-    pages.spec.hisparse_page_bytes = page_size_bytes(groups[0].spec);
+    pages.spec.page_copy_bytes = page_size_bytes(groups[0].spec);
     if (is_hot) pages.spec.blocks_per_request = choices.between(1, 3);
     for (std::int64_t i = 0; i < layers; ++i) {
       if (i == first_cut) {
@@ -97,7 +97,7 @@ void draw_hisparse(Draw& draw, SavedCase& saved) {
   without_encoder(next.trace);
   std::vector<KVCacheGroupSpec> groups = draw_pages(choices, engine.block_size);
   const std::int64_t pages = cdiv(engine.max_model_len, engine.block_size) + 2;
-  engine.hisparse_host_num_blocks = pages * choices.one_of<std::int64_t>({1, 1, 2, 3, 8});
+  engine.host_pool_num_blocks = pages * choices.one_of<std::int64_t>({1, 1, 2, 3, 8});
   const std::int64_t need = planned_blocks_of_request(engine, groups);
   const std::int64_t num_blocks =
       1 + need + choices.one_of<std::int64_t>({0, choices.below(need + 1), need, 3 * need});
@@ -112,7 +112,7 @@ void draw_hisparse(Draw& draw, SavedCase& saved) {
   next.enforce_eager = false;
   next.numbers = Numbers::words;
   next.connector = {};
-  next.connector.parts = {ConnectorKind::hisparse};
+  next.connector.parts = {ConnectorKind::page_workers};
   next.connector.delay_steps_max = choices.one_of({3, 0, 1, 8});
   next.connector.load_failure_policy = saved.connector.load_failure_policy;
   if (draw.has(Feature::connector_peers)) {

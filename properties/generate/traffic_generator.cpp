@@ -6,7 +6,7 @@
 
 #include "properties/generate/generator.h"
 #include "properties/generate/generator_parts.h"
-#include "reference/plan/request_need.h"
+#include "reference/plan/capacity.h"
 
 namespace lockstep {
 namespace {

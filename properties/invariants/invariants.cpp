@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <utility>
 
-#include "reference/plan/hisparse_plan.h"
+#include "reference/plan/capacity.h"
+#include "reference/plan/page_groups.h"
 #include "reference/plan/page_size.h"
-#include "reference/plan/request_need.h"
 
 namespace lockstep {
 namespace {
@@ -32,7 +32,7 @@ Invariants::Invariants(const EngineConfig& engine, const KVCacheConfig& plan)
       profile_(engine_profile(engine.engine)),
       holders_(plan.num_blocks),
       writers_(plan.num_blocks),
-      has_pages_(has_hisparse(plan.groups)),
+      has_pages_(has_host_pages(plan.groups)),
       cached_(plan.num_blocks) {
   for (std::int32_t block = 1; block < plan.num_blocks; ++block) queue_.push_back(BlockId{block});
 }
@@ -50,10 +50,10 @@ std::int64_t Invariants::block_size(std::int64_t group) const {
   return is_dealt_out(spec) ? spec.block_size * engine_.dcp : spec.block_size;
 }
 
-// Whether HiSparse's pages lie in it, which others look at.
+// Whether host pages lie in it, which others look at.
 bool Invariants::is_left_out(std::int64_t group) const {
   const KVCacheGroupSpec& of = plan_.groups[group];
-  return is_hisparse_source(of) || is_resident_pages(of.spec.kind);
+  return is_page_source(of) || is_resident_pages(of.spec.kind);
 }
 
 void Invariants::count_holders(const StepView& view) {
@@ -303,7 +303,7 @@ void Invariants::check_published(const StepView& view) {
 // preemption frees and allocates within the step: such steps are not checked.
 void Invariants::check_queue_front(const StepView& view) {
   const SchedulerOutput& decision = view.decision;
-  // Pages of HiSparse leave the queue from any place, and come back to its end, within a step.
+  // Host pages leave the queue from any place, and come back to its end, within a step.
   if (!decision.preempted.empty() || has_pages_) return;
   // Both ends of a copy are held until it is noted, and may be free again.
   const auto is_copied = [&](BlockId block) {

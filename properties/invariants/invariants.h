@@ -25,7 +25,7 @@
 //                   with a connector, the order of several requests is not checked
 // At the end:
 //   leak            with no request left, all blocks are free except those still being sent
-// With HiSparse, hisparse_pages.h checks the tables of its source, whose blocks are another pool's,
+// With host pages, host_pages.h checks the tables of its source, whose blocks are another pool's,
 // and of its device pages, which may be shared, or free and still read. A block that they may hold
 // has no exact count: it is held at least as often as the other tables state. The queue's front is
 // then not checked.
@@ -116,7 +116,7 @@ class Invariants {
   IdVector<BlockId, std::int32_t> writers_;           // requests of the step that write it
   std::span<const RecordedConnectorAnswer> answers_;  // of the current step
   bool has_connector_ = false;                        // one has been asked
-  bool has_pages_;                                    // of HiSparse
+  bool has_pages_;                                    // of host pages
   std::map<RequestId, std::int64_t> loads_from_;  // loads in flight: tokens before them, found here
   std::map<RequestId, std::int64_t> replayed_to_;  // behind what of its hit it computes again
   std::map<RequestId, std::vector<std::vector<BlockId>>> tables_;  // of holders, after the decision

@@ -63,7 +63,7 @@ void Invariants::check_loads(const StepView& view) {
 // What a load in flight writes: blocks that no other request has.
 void Invariants::check_load(const StepView& view, RequestId id, std::int64_t num_tokens) {
   for (std::size_t g = 0; g < plan_.groups.size(); ++g) {
-    if (is_left_out(static_cast<std::int64_t>(g)) || is_hisparse(plan_.groups[g].spec)) continue;
+    if (is_left_out(static_cast<std::int64_t>(g)) || keeps_pages(plan_.groups[g].spec)) continue;
     const auto table = view.model().block_table(id, static_cast<std::int32_t>(g));
     for (std::int64_t i = num_tokens / block_size(g); i < std::ssize(table); ++i) {
       const BlockId block = table[i];

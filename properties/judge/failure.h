@@ -15,7 +15,7 @@
 
 #include "base/result.h"
 #include "properties/judge/judge.h"
-#include "properties/shrink/shrink_trial.h"
+#include "properties/shrink/shrinker.h"
 
 namespace lockstep {
 

@@ -51,6 +51,7 @@ class ForwardingBackend : public Backend {
   GraphStatistics graph_statistics() const override { return inner_->graph_statistics(); }
   bool answers_queries() const override { return inner_->answers_queries(); }
   bool attends_to_ranges() const override { return inner_->attends_to_ranges(); }
+  DType query_dtype() const override { return inner_->query_dtype(); }
   EngineWorker* engine_worker() override { return inner_->engine_worker(); }
   std::vector<std::string> not_checked() const override { return inner_->not_checked(); }
 

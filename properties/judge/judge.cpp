@@ -9,12 +9,12 @@
 
 #include "base/check.h"
 #include "properties/audit/audit.h"
-#include "properties/invariants/hisparse_pages.h"
+#include "properties/invariants/host_pages.h"
 #include "properties/invariants/invariants.h"
 #include "properties/judge/forwarding_backend.h"
 #include "properties/judge/tally.h"
 #include "reference/plan/page_size.h"
-#include "sim/conform/live_conform.h"
+#include "sim/conform/conform.h"
 #include "sim/recording/run_recorder.h"
 #include "sim/session/session.h"
 #include "sim/step/program_builder.h"
@@ -43,7 +43,7 @@ class Bench final : public StepObserver {
         outcome_(outcome),
         invariants_(saved.engine, saved.cache),
         pages_(saved.cache.groups),
-        num_host_blocks_(saved.engine.hisparse_host_num_blocks),
+        num_host_blocks_(saved.engine.host_pool_num_blocks),
         tally_(saved, outcome.tally),
         recorder_(workload, [this](const RecordedStep& step) { take(step); }) {}
 

@@ -74,7 +74,7 @@ struct JudgeOptions {
   // as that came.
   Recording* recording = nullptr;
   // Where another engine decides: every field of every step against what the model decides under
-  // the profile of the case (sim/conform/live_conform.h).
+  // the profile of the case (sim/conform/conform.h).
   bool conforms = false;
   bool invariants = true;  // false: of the decisions, the audit alone
   AuditScope scope =

@@ -139,7 +139,7 @@ bool loads_again(const SavedCase& saved) {
 }
 
 bool loads_into_host_pages(const SavedCase& saved) {
-  return saved.connector.has(ConnectorKind::hisparse) && saved.connector.parts.size() > 1;
+  return saved.connector.has(ConnectorKind::page_workers) && saved.connector.parts.size() > 1;
 }
 
 // An engine that has no profile without the finding stays as it is: it has been repaired already.
@@ -212,7 +212,7 @@ SavedCase with_room_for_all_on_the_host(const SavedCase& saved) {
   SavedCase larger = saved;
   const std::int64_t pages =
       2 + cdiv(saved.engine.max_model_len, saved.cache.groups.front().spec.block_size);
-  larger.engine.hisparse_host_num_blocks += std::ssize(requests_of(saved)) * pages;
+  larger.engine.host_pool_num_blocks += std::ssize(requests_of(saved)) * pages;
   return larger;
 }
 

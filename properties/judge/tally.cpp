@@ -137,14 +137,14 @@ void count_connector(const SavedCase& saved, Tally& tally) {
   if (parts.empty()) return;
   if (parts.size() > 1) tally.count(Reached::multi_connector);
   if (saved.engine.async_scheduling) tally.count(Reached::async_connector);
-  if (saved.connector.has(ConnectorKind::hisparse)) {
+  if (saved.connector.has(ConnectorKind::page_workers)) {
     tally.count(Reached::hisparse);
     if (parts.size() > 1) tally.count(Reached::hisparse_peers);
     if (saved.engine.async_scheduling) tally.count(Reached::hisparse_async);
     if (saved.engine.num_spec_tokens > 0) tally.count(Reached::hisparse_drafts);
   }
   for (const ConnectorKind kind : parts)
-    if (kind != ConnectorKind::hisparse)
+    if (kind != ConnectorKind::page_workers)
       tally.count(kind == ConnectorKind::host ? Reached::host_tier : Reached::connector_peers);
   if (saved.connector.load_failure_policy == KVLoadFailurePolicy::fail)
     tally.count(Reached::load_failure_fails);

@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "properties/mutants/mutant_catalogue.h"
+#include "properties/mutants/mutant_search.h"
 #include "reference/profiles/engine_profile.h"
 #include "reference/profiles/releases.h"
 
@@ -59,33 +59,30 @@ std::vector<Mutant> state_mutants();
 std::vector<Mutant> schedule_mutants();
 std::vector<Mutant> fault_mutants();
 std::vector<Mutant> encoder_mutants();
-// mutants_of_backend.cpp
-std::vector<Mutant> row_mutants();
-std::vector<Mutant> backend_state_mutants();
-std::vector<Mutant> further_cache_mutants();
-std::vector<Mutant> encoder_and_sink_mutants();
-std::vector<Mutant> rank_mutants();
-// mutants_of_drafters.cpp
-std::vector<Mutant> drafter_mutants();
-// mutants_of_pages.cpp
-std::vector<Mutant> page_decision_mutants();
-std::vector<Mutant> page_row_mutants();
-// mutants_of_shares.cpp
-std::vector<Mutant> share_mutants();
-std::vector<Mutant> share_decision_mutants();
-// mutants_of_launches.cpp
-std::vector<Mutant> graph_mutants();
-std::vector<Mutant> number_mutants();
-std::vector<Mutant> table_mutants();
-// mutants_of_plans.cpp
-std::vector<Mutant> address_mutants();
-std::vector<Mutant> figure_mutants();
-std::vector<Mutant> view_mutants();
-// mutants_of_transfers.cpp
 std::vector<Mutant> protocol_mutants();
 std::vector<Mutant> staging_mutants();
 std::vector<Mutant> holding_mutants();
 std::vector<Mutant> connector_mutants();
 std::vector<Mutant> host_tier_mutants();
+// mutants_of_backend.cpp
+std::vector<Mutant> row_mutants();
+std::vector<Mutant> state_copy_mutants();
+std::vector<Mutant> state_update_mutants();
+std::vector<Mutant> further_cache_mutants();
+std::vector<Mutant> encoder_and_sink_mutants();
+std::vector<Mutant> rank_mutants();
+// mutants_of_plans.cpp
+std::vector<Mutant> drafter_mutants();
+std::vector<Mutant> page_decision_mutants();
+std::vector<Mutant> page_row_mutants();
+std::vector<Mutant> share_mutants();
+std::vector<Mutant> share_decision_mutants();
+std::vector<Mutant> address_mutants();
+std::vector<Mutant> figure_mutants();
+std::vector<Mutant> view_mutants();
+// mutants_of_launches.cpp
+std::vector<Mutant> graph_mutants();
+std::vector<Mutant> number_mutants();
+std::vector<Mutant> table_mutants();
 
 }  // namespace lockstep

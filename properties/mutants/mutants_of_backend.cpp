@@ -111,8 +111,7 @@ std::vector<Mutant> row_mutants() {
   };
 }
 
-std::vector<Mutant> backend_state_mutants() {
-  const FeatureSet hybrid{full_attention, states, several_groups};
+std::vector<Mutant> state_copy_mutants() {
   return {
       {.id = "state-copy-lost",
        .source = "vllm 51766",
@@ -169,6 +168,12 @@ std::vector<Mutant> backend_state_mutants() {
            {full_attention, states, several_groups, prefix_caching, shared_prefixes, long_prompts},
            {two_block_pool}),
        .reshape = over_four_streams},
+  };
+}
+
+std::vector<Mutant> state_update_mutants() {
+  const FeatureSet hybrid{full_attention, states, several_groups};
+  return {
       {.id = "state-pads-included",
        .source = "vllm 55178",
        .mechanism = "a padded prompt tail advances the state: h(N+k) saved as h(N)",

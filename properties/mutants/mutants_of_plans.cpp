@@ -1,7 +1,7 @@
 // The catalogue's defects of memory plans: views and addresses, proved by bytes or at work, and
 // figures that engines tell of a plan. They are planted in cuda_backend/defects/.
 #include "properties/mutants/mutant_parts.h"
-#include "reference/plan/kernel_blocks.h"
+#include "reference/plan/page_size.h"
 
 namespace lockstep {
 namespace {
@@ -173,6 +173,288 @@ std::vector<Mutant> view_mutants() {
        .caught_by = {kWritten, kMemory},
        .bias = on_executor({full_attention, packed_pages},
                            {several_groups, mla, sliding_window, chunked_local, states})},
+  };
+}
+
+// The catalogue's defects of HiSparse: what is decided of its pages, and where their rows lie.
+
+namespace {
+using enum Feature;
+}  // namespace
+
+std::vector<Mutant> page_decision_mutants() {
+  const GeneratorOptions pages = decisions({hisparse, shared_prefixes, tight_pool, long_prompts});
+  GeneratorOptions beside_peers = pages;
+  beside_peers.always.add(connector_peers);
+  constexpr auto kRead = "invariant.read_page";
+  return {
+      {.id = "page-host-held-twice",
+       .mechanism = "a copy of a page holds its host block twice, and frees it once",
+       .exposed_by = "HiSparse, and a page that fills up",
+       .caught_by = {"invariant.page_leak", "liveness"},
+       .bias = pages},
+      {.id = "page-copy-unheld",
+       .mechanism = "a copy of a page does not hold its device blocks: they are reallocated while "
+                    "it is in flight",
+       .exposed_by = "HiSparse, and a request that ends while its pages are copied",
+       .caught_by = {"invariant.page_under_way"},
+       .bias = pages},
+      {.id = "page-last-untold",
+       .mechanism =
+           "workers do not receive the position of a request's last page, and write nowhere",
+       .exposed_by = "HiSparse",
+       .caught_by = {"invariant.written_page"},
+       .bias = pages},
+      {.id = "page-loss-untold",
+       .mechanism = "workers receive new pages, and not those that were lost since: they "
+                    "read a block that now belongs to another request",
+       .exposed_by = "HiSparse, and a full pool",
+       .caught_by = {kRead},
+       .bias = pages},
+      {.id = "page-loss-forgotten",
+       .mechanism = "a page whose block was reallocated still counts as resident",
+       .exposed_by = "HiSparse, and a full pool",
+       .caught_by = {kRead},
+       .bias = pages},
+      {.id = "page-copy-stale",
+       .mechanism = "a reallocated block still counts as the copy of a published page, "
+                    "and a hit takes it over",
+       .exposed_by = "HiSparse, and a hit on a page whose block was reallocated",
+       .caught_by = {kRead},
+       .bias = pages},
+      {.id = "page-restore-dropped",
+       .source = "vllm 0.33.0, v1/hisparse/coordinator.py (findings, 46)",
+       .mechanism = "the last page of a load stays on the host, and is read from an empty block",
+       .exposed_by = "HiSparse with peers, and a load that ends inside a page",
+       .caught_by = {kRead},
+       .bias = beside_peers},
+      {.id = "page-mirror-short",
+       .mechanism = "rows on the last page of a step are not written to the host, and the page "
+                    "passes for clean",
+       .exposed_by = "HiSparse, and a step that writes two pages of a request",
+       .caught_by = {"invariant.clean_page"},
+       .bias = pages},
+      {.id = "page-without-hot-region",
+       .mechanism = "pages are freed before the request has a hot region to read them through",
+       .exposed_by = "HiSparse, and a full pool",
+       .caught_by = {"invariant.hot_region"},
+       .bias = pages},
+      {.id = "page-all-resident",
+       .mechanism = "a step that reads from the host is reported as reading nothing there",
+       .exposed_by = "HiSparse, and a hit or a full pool",
+       .caught_by = {"invariant.all_resident"},
+       .bias = pages},
+  };
+}
+
+// Their rows, as a backend moves them and looks them up.
+std::vector<Mutant> page_row_mutants() {
+  const FeatureSet apart{two_block_pool, context_parallel};
+  const GeneratorOptions pages =
+      on_executor({hisparse, shared_prefixes, tight_pool, long_prompts}, apart);
+  GeneratorOptions beside_peers = pages;
+  beside_peers.always.add(connector_peers);
+  return {
+      {.id = "rows-mirror-short",
+       .mechanism = "the last token of a step is not written to the host",
+       .exposed_by = "HiSparse",
+       .caught_by = {kHost},
+       .bias = pages},
+      {.id = "rows-residency-kept",
+       .mechanism = "a page that has left the device is still read there",
+       .exposed_by = "HiSparse, and a page whose block was reallocated",
+       .caught_by = {kDigest, kOutput},
+       .bias = pages},
+      {.id = "rows-restore-dropped",
+       .mechanism = "the last page of a load does not come back to the device",
+       .exposed_by = "HiSparse with peers, and a load that ends inside a page",
+       .caught_by = {kWritten},
+       .bias = beside_peers},
+      {.id = "rows-host-unread",
+       .mechanism = "the null block is read instead of the host page",
+       .exposed_by = "HiSparse, and a hit or a full pool",
+       .caught_by = {kDigest, kOutput},
+       .bias = pages},
+      {.id = "hot-region-kept",
+       .source = "vllm 0.33.0, v1/hisparse/runtime.py: invalidate_blocks",
+       .mechanism = "the next request in a batch row inherits the previous request's hot region",
+       .exposed_by = "HiSparse, and two requests that read from the host in one row",
+       .caught_by = {kWritten, kDigest},
+       .bias = pages},
+      {.id = "hot-evicts-used",
+       .mechanism = "a row that is read takes a slot that the same read uses",
+       .exposed_by = "HiSparse, and a hot region that is full",
+       .caught_by = {kWritten, kDigest, kMemory},
+       .bias = pages},
+      {.id = "hot-row-by-slot",
+       .mechanism = "a hot region is filled with the host rows of its slots' numbers",
+       .exposed_by = "HiSparse, and a hit or a full pool",
+       .caught_by = {kWritten, kDigest},
+       .bias = pages},
+  };
+}
+
+// Defects of caches that are replicated over context parallel ranks, with other caches sharded.
+
+namespace {
+
+using enum Feature;
+
+constexpr auto kSource = "vllm 0.33.0, v1/worker/gpu/block_table.py (dcp_sharded)";
+
+GeneratorOptions with_whole_caches(FeatureSet more = {}) {
+  FeatureSet always{full_attention, whole_caches, long_prompts};
+  always.add(more);
+  return on_executor(always, {states, chunked_local, hidden_state, two_block_pool, cross_attention,
+                              sinks, reference_windows, drafter_cache, bounded_replay});
+}
+
+}  // namespace
+
+std::vector<Mutant> share_mutants() {
+  return {
+      {.id = "whole-dealt-out",
+       .source = kSource,
+       .mechanism = "a rank writes only its share of a replicated cache",
+       .exposed_by = "a replicated cache and a sharded one",
+       .caught_by = {kSlots},
+       .bias = with_whole_caches()},
+      {.id = "dealt-out-whole",
+       .source = kSource,
+       .mechanism =
+           "every rank writes all tokens of a sharded cache, as if replicated: also where its "
+           "table has no entries for them",
+       .exposed_by = "a replicated cache and a sharded one",
+       .caught_by = {kSlots, kMemory},
+       .bias = with_whole_caches()},
+      {.id = "whole-block-of-all",
+       .source = kSource,
+       .mechanism =
+           "slots of a replicated cache are computed with the tokens that all ranks have in a "
+           "block of a sharded one",
+       .exposed_by = "a replicated cache and a sharded one",
+       .caught_by = {kSlots},
+       .bias = with_whole_caches()},
+      {.id = "whole-read-in-part",
+       .source = "vllm 0.33.0, v1/worker/gpu/spec_decode/speculator.py (dcp_local_seq_lens)",
+       .mechanism = "attention over a replicated cache receives the length of "
+                    "the rank's share",
+       .exposed_by = "a replicated cache and a sharded one",
+       .caught_by = {kDigest},
+       .bias = with_whole_caches()},
+  };
+}
+
+std::vector<Mutant> share_decision_mutants() {
+  GeneratorOptions bias = with_whole_caches();
+  bias.backend = "none";
+  return {
+      {.id = "whole-blocks-shared",
+       .source = "vllm 0.33.0, v1/core/single_type_kv_cache_manager.py (dcp_world_size)",
+       .mechanism = "blocks of a replicated cache are counted as if the ranks shared "
+                    "its tokens: requests get a part of what they need",
+       .exposed_by = "a replicated cache and a sharded one",
+       .caught_by = {"invariant.table_covers"},
+       .bias = bias},
+  };
+}
+
+// The catalogue's defects of a drafter's own cache: rows of its passes, and where they go.
+
+namespace {
+
+using enum Feature;
+
+// Drafts by a drafter whose layers have a cache of their own.
+GeneratorOptions with_drafter(FeatureSet more = {}) {
+  FeatureSet always{full_attention, drafts, drafter_cache, prefix_caching};
+  always.add(more);
+  return on_executor(
+      always, {states, context_parallel, two_block_pool, scaled_rows, uniform_type, packed_pages,
+               connector_peers, host_tier, several_groups, async_scheduling, served});
+}
+
+void over_three_passes(SavedCase& saved) {
+  saved.engine.async_scheduling = false;
+  saved.draft_acceptance_percent = 50;
+}
+
+// Drafts that no step can verify completely are past the last position.
+void up_to_the_last_token(SavedCase& saved) {
+  over_three_passes(saved);
+  for (TraceRecord& record : saved.trace.records)
+    if (auto* request = std::get_if<TraceRequest>(&record)) {
+      request->spec.max_tokens = saved.engine.max_model_len;
+      request->output.length = saved.engine.max_model_len;
+    }
+}
+
+}  // namespace
+
+std::vector<Mutant> drafter_mutants() {
+  return {
+      {.id = "draft-token-unshifted",
+       .mechanism =
+           "the drafter's first pass is given the tokens at its positions, not those behind "
+           "them",
+       .exposed_by = "EAGLE's or MTP's drafts",
+       .caught_by = {kWritten},
+       .bias = with_drafter()},
+      {.id = "draft-module-first",
+       .mechanism = "every module of MTP is given the first module's tokens",
+       .exposed_by = "MTP of several modules",
+       .caught_by = {kWritten},
+       .bias = with_drafter(),
+       .reshape = over_three_passes},
+      {.id = "draft-row-kept",
+       .mechanism = "the row written for a draft is not written again by the step that verifies it",
+       .exposed_by = "drafts",
+       .caught_by = {kWritten},
+       .bias = with_drafter(),
+       .reshape = over_three_passes},
+      {.id = "draft-rejected-counted",
+       .mechanism = "further passes continue after rejected drafts",
+       .exposed_by = "two drafts and a rejected one",
+       .caught_by = {kWritten},
+       .bias = with_drafter(),
+       .reshape = over_three_passes},
+      {.id = "draft-not-run-again",
+       .mechanism = "rows of later modules that rejected drafts went into are not run again",
+       .exposed_by = "MTP of several modules, and several rejected drafts",
+       .caught_by = {kWritten},
+       .bias = with_drafter(),
+       .reshape = over_three_passes},
+      {.id = "draft-position-late",
+       .mechanism = "each further pass writes a position too far",
+       .exposed_by = "two drafts",
+       .caught_by = {kWritten},
+       .bias = with_drafter()},
+      {.id = "draft-position-stuck",
+       .mechanism = "further passes write over the row of the last token",
+       .exposed_by = "two drafts",
+       .caught_by = {kWritten},
+       .bias = with_drafter()},
+      {.id = "draft-unclamped",
+       .mechanism = "drafts behind max_model_len keep their positions: they go to slots that no "
+                    "token has, or to none",
+       .exposed_by = "a request that comes to its last tokens",
+       .caught_by = {kWritten},
+       .bias = with_drafter(),
+       .reshape = up_to_the_last_token},
+      {.id = "draft-past-table",
+       .mechanism = "a draft whose position has no entry goes where the row's old entry behind the "
+                    "table's end leads",
+       .exposed_by =
+           "the first step of a prompt of whole blocks, where no slots for drafts are given",
+       .caught_by = {kWritten, kMemory, "page_untouched", "reuse"},
+       .bias =
+           [] {
+             GeneratorOptions options = with_drafter({bursts, shared_prefixes});
+             options.engine = "";
+             for (const Release& release : releases())
+               if (release.draft_runner == DraftRunner::first) options.engine = release.name;
+             return options;
+           }()},
   };
 }
 

@@ -11,8 +11,8 @@
 #include "properties/shrink/case_parts.h"
 #include "reference/memory/attention_oracle.h"
 #include "reference/memory/content.h"
-#include "reference/plan/context_share.h"
-#include "reference/plan/hisparse_plan.h"
+#include "reference/plan/page_groups.h"
+#include "reference/plan/rank_plan.h"
 #include "reference/types/token_rows.h"
 #include "sim/session/session.h"
 #include "sim/step/model_step.h"
@@ -178,7 +178,7 @@ Result<void> ReadingBackend::fingerprint_all() {
 
 std::string why_not_read(const SavedCase& saved) {
   if (saved.backend == "none") return "the case runs without a backend";
-  if (has_hisparse(saved.cache.groups)) return "rows of HiSparse's groups lie in two pools";
+  if (has_host_pages(saved.cache.groups)) return "rows of HiSparse's groups lie in two pools";
   const LockstepConfig config = config_of(saved);
   if (may_lose_blocks(saved)) return "rows after a block that a load did not fill are also read";
   if (!config.backend.parallel.is_whole() || config.data_parallel.dp_size > 1)

@@ -5,8 +5,8 @@
 
 #include "base/check.h"
 #include "reference/memory/content.h"
-#include "reference/plan/context_share.h"
-#include "reference/plan/hisparse_plan.h"
+#include "reference/plan/page_groups.h"
+#include "reference/plan/rank_plan.h"
 #include "sim/session/session.h"
 
 namespace lockstep {
@@ -284,7 +284,7 @@ bool ReadingModel::finished(const StepView& view) {
 
 std::string why_not_answered(const SavedCase& saved) {
   if (saved.recording) return "a recording says itself what was sampled";
-  if (has_hisparse(saved.cache.groups)) return "rows of HiSparse's groups lie in two pools";
+  if (has_host_pages(saved.cache.groups)) return "rows of HiSparse's groups lie in two pools";
   if (saved.engine.async_scheduling && saved.engine.num_spec_tokens > 0)
     return "drafts in flight are not in the decisions";
   if (std::ranges::any_of(saved.cache.groups, [](const KVCacheGroupSpec& group) {

@@ -42,7 +42,7 @@ std::span<const Relation> place_relations();
 
 // What generated cases are held to relations without: priorities, since what such a request hits
 // may never have been computed (finding 3 of docs/findings.md); windows that are computed again,
-// whose tokens see less the second time; sinks, whose blocks have fixed ids; HiSparse's groups,
+// whose tokens see less the second time; sinks, whose blocks have fixed ids; groups of host pages,
 // whose block ids are of two pools; faults; and ranks, which relations bring themselves.
 constexpr FeatureSet unrelated_features() {
   FeatureSet features = kRankFeatures;

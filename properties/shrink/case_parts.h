@@ -8,6 +8,7 @@
 // Not looked after here: whether the run still fails, and whether an engine takes the options.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -16,6 +17,7 @@
 
 #include "base/result.h"
 #include "traces/formats/recording.h"
+#include "traces/formats/run_fields.h"
 #include "traces/formats/saved_case.h"
 
 namespace lockstep {
@@ -81,11 +83,37 @@ BrokenRules broken_rules(const SavedCase& saved);
 // by step. The profile of the recorded engine makes the decisions again, or the recorded ones are
 // followed.
 // Errors: a recording with a KV connector where the model decides, groups without a possible plan.
-Result<SavedCase> case_of(std::string name, Recording recording,
-                          Decides decide = Decides::model);
+Result<SavedCase> case_of(std::string name, Recording recording, Decides decide = Decides::model);
 
 // The requests of a recorded case on a clock on which a step takes as long as a recorded one.
-// Errors: as trace_of() of traces/formats/recording_trace.h. REQUIRES: it has a recording.
+// Errors: as trace_of() of traces/formats/recording_parts.h. REQUIRES: it has a recording.
 Result<SavedCase> on_a_clock(const SavedCase& saved);
+
+// How large a saved case is, as numbers to show and as an order to shrink by.
+//
+// (1) Of two cases the smaller rank is the simpler case to read; equal cases have equal ranks.
+// (2) Every rank is a tuple of numbers that are not negative: a search that only goes down ends.
+
+struct CaseSize {
+  std::int64_t requests = 0;
+  std::int64_t tokens = 0;  // of prompts and planned outputs
+  std::int64_t groups = 0;
+  std::int64_t layers = 0;
+  std::int64_t blocks = 0;
+  std::int64_t options = 0;  // that are not the simplest there is
+  bool operator==(const CaseSize&) const = default;
+};
+CaseSize size_of(const SavedCase& saved);
+
+// The most telling number first: requests, groups, layers, steps up to the failure, tokens, and so
+// on down to the names of requests.
+using CaseRank = std::array<std::int64_t, 14>;
+// Where `steps` stands.
+inline constexpr std::size_t kRankOfSteps = 4;
+CaseRank rank_of(const SavedCase& saved, std::int64_t steps);
+
+// An option that counts, in CaseSize::options, while its value is not the simplest. Limits and
+// sizes do not, nor what the engine is called: a failure is one of that engine.
+bool counts_as_set(const RunField& field);
 
 }  // namespace lockstep

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "properties/shrink/case_parts.h"
-#include "properties/shrink/shrink_trial.h"
+#include "properties/shrink/shrinker.h"
 
 namespace lockstep {
 namespace {

@@ -20,6 +20,7 @@ from typing import Any
 from lockstep_engines import missing, protocol
 from lockstep_engines.protocol import EngineFault, Object, passes_on
 
+_QUERY_DTYPES = ("fp32", "bf16", "fp16")
 # Functions of a class, with the names of their arguments.
 _WRITE = ("layer", "key", "value", "kv_cache", "slot_mapping")
 _ATTEND = ("layer", "query", "kv_cache", "block_table", "seq_lens", "query_start_loc")
@@ -172,6 +173,9 @@ class Server:
         self._named = named
         self._class = _class_of(named)
         self._functions = _functions_of(named, self._class)
+        self._query_dtype = getattr(self._class, "query_dtype", "fp32")
+        if self._query_dtype not in _QUERY_DTYPES:
+            _refuse(f"{named}: query_dtype {self._query_dtype!r} is none of {_QUERY_DTYPES}")
         framework = getattr(self._class, "framework", "torch")
         if framework not in _FRAMEWORKS:
             _refuse(f"{named}: framework {framework!r} is none of {', '.join(_FRAMEWORKS)}")
@@ -181,7 +185,7 @@ class Server:
 
     def hello(self) -> Object:
         engine = {"name": self._named, "version": self._arrays.name}
-        return {"engine": engine, "features": list(self._functions)}
+        return {"engine": engine, "features": [*self._functions, f"query:{self._query_dtype}"]}
 
     def open(self, case: Object, _client: Any) -> Object:
         self._path = case["memory"]

@@ -249,6 +249,7 @@ def _run(command: list[str]) -> None:
         runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
     elif kind == "-c":
         sys.argv[0] = "-c"
+        sys.path.insert(0, "")
         exec(compile(rest[0], "<string>", "exec"), {"__name__": "__main__"})
     else:
         sys.argv[:] = command

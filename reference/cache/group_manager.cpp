@@ -5,7 +5,7 @@
 
 #include "base/check.h"
 #include "reference/cache/manager_of.h"
-#include "reference/plan/context_share.h"
+#include "reference/plan/rank_plan.h"
 
 namespace lockstep {
 

@@ -15,7 +15,7 @@ namespace {
 bool has_several_dtypes(std::span<const KVCacheGroupSpec> groups) {
   std::vector<std::pair<DType, KVQuantMode>> precisions;
   for (const KVCacheGroupSpec& group : groups) {
-    if (belongs_to_hisparse(group)) continue;
+    if (belongs_to_pages(group)) continue;
     for (std::size_t layer = 0; layer < std::max<std::size_t>(group.layer_specs.size(), 1);
          ++layer) {
       const KVCacheSpec& spec = group.layer_spec(layer);
@@ -29,7 +29,7 @@ bool has_several_dtypes(std::span<const KVCacheGroupSpec> groups) {
 bool zeroes(const EngineProfile& profile, std::span<const KVCacheGroupSpec> groups,
             const KVCacheGroupSpec& group) {
   const CacheKind kind = group.spec.kind;
-  if (belongs_to_hisparse(group)) return false;
+  if (belongs_to_pages(group)) return false;
   const bool has_mamba = std::ranges::any_of(
       groups, [](const KVCacheGroupSpec& g) { return is_state_kind(g.spec.kind); });
   if (!has_mamba && !(profile.zeroes_mixed_dtypes && has_several_dtypes(groups))) return false;
@@ -59,10 +59,10 @@ std::unique_ptr<GroupManager> CacheParts::manager(const KVCacheSpec& spec, std::
   return GroupManager::create(spec, group, config, sizes, pool);
 }
 
-std::unique_ptr<HiSparseCoordinator> CacheParts::hisparse(const EngineConfig& config,
-                                                          std::unique_ptr<BlockPool> host,
-                                                          BlockPool& device) const {
-  return std::make_unique<HiSparseCoordinator>(config, std::move(host), device);
+std::unique_ptr<HostPageCoordinator> CacheParts::host_pages(const EngineConfig& config,
+                                                            std::unique_ptr<BlockPool> host,
+                                                            BlockPool& device) const {
+  return std::make_unique<HostPageCoordinator>(config, std::move(host), device);
 }
 
 std::unique_ptr<KVCacheCoordinator> CacheParts::coordinator(
@@ -125,25 +125,25 @@ std::unique_ptr<GroupManager> KVCacheCoordinator::make_manager(const KVCacheGrou
                                                                std::int32_t number,
                                                                const CacheParts& parts) {
   const auto made = [&]<class Manager>(std::unique_ptr<Manager> manager) {
-    hisparse_->add(*manager);
+    host_pages_->add(*manager);
     return manager;
   };
   const KVCacheSpec& spec = group.spec;
-  if (group.role == kHiSparseSource) {
+  if (group.role == kPageSourceRole) {
     source_group_ = number;
-    hisparse_ = parts.hisparse(config_,
-                               parts.pool(config_.hisparse_host_num_blocks,
-                                          config_.enable_prefix_caching, profile_.freed_blocks),
-                               *pool_);
-    return made(std::make_unique<HiSparseSourceManager>(spec, number, config_, block_sizes_,
-                                                        hisparse_->host_pool(), *hisparse_));
+    host_pages_ = parts.host_pages(config_,
+                                   parts.pool(config_.host_pool_num_blocks,
+                                              config_.enable_prefix_caching, profile_.freed_blocks),
+                                   *pool_);
+    return made(std::make_unique<PageSourceManager>(spec, number, config_, block_sizes_,
+                                                    host_pages_->host_pool(), *host_pages_));
   }
   if (is_resident_pages(spec.kind))
-    return made(std::make_unique<HiSparseResidentManager>(spec, number, config_, block_sizes_,
-                                                          *pool_, *hisparse_));
+    return made(std::make_unique<ResidentPageManager>(spec, number, config_, block_sizes_, *pool_,
+                                                      *host_pages_));
   if (is_hot_pages(spec.kind))
-    return made(std::make_unique<HiSparseHotManager>(spec, number, config_, block_sizes_, *pool_,
-                                                     *hisparse_));
+    return made(std::make_unique<HotPageManager>(spec, number, config_, block_sizes_, *pool_,
+                                                 *host_pages_));
   return parts.manager(spec, number, config_, block_sizes_, *pool_);
 }
 
@@ -292,7 +292,7 @@ std::optional<bool> KVCacheCoordinator::find_hit_of_attention(const Request& req
 }
 
 void KVCacheCoordinator::cut_source(PrefixHit& hit) const {
-  if (hisparse_ == nullptr) return;
+  if (host_pages_ == nullptr) return;
   std::vector<BlockId>& table = hit.blocks[source_group_];
   const std::int32_t num_blocks =
       ceil_div(hit.num_tokens + hit.num_external_tokens, managers_[source_group_]->block_size());
@@ -355,7 +355,7 @@ bool KVCacheCoordinator::allocate_slots(Request& request, std::int32_t num_new_t
   if (!pool_->can_give(num_blocks + (hit == nullptr ? 0 : hit->num_blocks_left_free))) return false;
   if (num_external > 0 && has_states_ && !has_room_behind_load(request, demand, num_blocks))
     return false;
-  if (hit != nullptr && (hit->fills_tables() || hisparse_ != nullptr))
+  if (hit != nullptr && (hit->fills_tables() || host_pages_ != nullptr))
     take_hit(request, *hit, demand);
   for (std::size_t g = 0; g < managers_.size(); ++g)
     first_new[g] = managers_[g]->allocate_new_blocks(request, demand);
@@ -383,7 +383,7 @@ bool KVCacheCoordinator::has_room_behind_load(const Request& request, const Slot
 
 void KVCacheCoordinator::take_hit(Request& request, const PrefixHit& hit,
                                   const SlotDemand& demand) {
-  if (hisparse_ != nullptr && request.groups[source_group_].num_cached_blocks >= 0) return;
+  if (host_pages_ != nullptr && request.groups[source_group_].num_cached_blocks >= 0) return;
   for (std::size_t g = 0; g < managers_.size(); ++g) take_hit_of_group(g, request, hit, demand);
   if (hit.num_external_tokens > 0 && profile_.takes_hits_of_all_groups_first)
     for (const auto& manager : managers_) allocate_load(request, hit, *manager);
@@ -455,7 +455,7 @@ std::int32_t KVCacheCoordinator::num_left_behind(const Request& request,
 }
 
 void KVCacheCoordinator::note_rest(Request& request, std::int32_t num_left_behind) const {
-  if (has_states_ || hisparse_ != nullptr) return;
+  if (has_states_ || host_pages_ != nullptr) return;
   constexpr std::int32_t kNever = std::numeric_limits<std::int32_t>::max();
   request.rest = {kNever, kNever, kNever};
   for (const auto& manager : managers_) manager->narrow(request, num_left_behind, request.rest);
@@ -518,8 +518,8 @@ TakenBlocks KVCacheCoordinator::take_table(Request& request) {
 
 bool KVCacheCoordinator::reset_prefix_cache() {
   const bool is_reset = pool_->reset_prefix_cache();
-  if (hisparse_ == nullptr) return is_reset;
-  return hisparse_->host_pool().reset_prefix_cache() && is_reset;
+  if (host_pages_ == nullptr) return is_reset;
+  return host_pages_->host_pool().reset_prefix_cache() && is_reset;
 }
 
 void KVCacheCoordinator::record_again(const Request& request, std::int32_t first_token) {
@@ -537,7 +537,7 @@ void KVCacheCoordinator::withdraw(const Request& request, std::int32_t num_compu
   for (std::size_t g = 0; g < managers_.size(); ++g) {
     const std::vector<BlockId>& blocks = request.groups[g].blocks;
     const auto first = static_cast<std::size_t>(num_computed_tokens / managers_[g]->block_size());
-    BlockPool& pool = is_source(static_cast<std::int32_t>(g)) ? hisparse_->host_pool() : *pool_;
+    BlockPool& pool = is_source(static_cast<std::int32_t>(g)) ? host_pages_->host_pool() : *pool_;
     for (std::size_t i = first; i < blocks.size(); ++i)
       if (blocks[i] != kNullBlock) pool.evict_blocks({&blocks[i], 1});
   }

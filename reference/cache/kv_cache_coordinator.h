@@ -16,9 +16,8 @@
 #include <vector>
 
 #include "reference/cache/block_pool.h"
-#include "reference/cache/cache_parts.h"
 #include "reference/cache/group_manager.h"
-#include "reference/cache/hisparse_coordinator.h"
+#include "reference/cache/page_coordinator.h"
 #include "reference/cache/request.h"
 #include "reference/plan/block_sizes.h"
 #include "reference/profiles/engine_profile.h"
@@ -26,6 +25,31 @@
 #include "reference/types/kv_cache_spec.h"
 
 namespace lockstep {
+
+// Makes the parts of a cache: the seam where a pool, a manager or a coordinator of another make
+// goes in. Planted defects are of another make (reference/defects/).
+
+class BlockPool;
+class GroupManager;
+class HostPageCoordinator;
+class KVCacheCoordinator;
+
+struct CacheParts {
+  virtual ~CacheParts() = default;
+  virtual std::unique_ptr<BlockPool> pool(std::int64_t num_blocks, bool enable_caching,
+                                          FreedBlocks freed_blocks) const;
+  virtual std::unique_ptr<GroupManager> manager(const KVCacheSpec& spec, std::int32_t group,
+                                                const EngineConfig& config, BlockSizes sizes,
+                                                BlockPool& pool) const;
+  // REQUIRES: `device` outlives it.
+  virtual std::unique_ptr<HostPageCoordinator> host_pages(const EngineConfig& config,
+                                                          std::unique_ptr<BlockPool> host,
+                                                          BlockPool& device) const;
+  virtual std::unique_ptr<KVCacheCoordinator> coordinator(const EngineConfig& config,
+                                                          std::span<const KVCacheGroupSpec> groups,
+                                                          BlockSizes sizes,
+                                                          std::int64_t num_blocks) const;
+};
 
 // A prefix hit: the table of every group, and how many tokens it covers.
 struct PrefixHit {
@@ -66,7 +90,7 @@ class KVCacheCoordinator {
   BlockPool& pool() { return *pool_; }
   const BlockPool& pool() const { return *pool_; }
   // Null: the engine has no such groups.
-  HiSparseCoordinator* hisparse() { return hisparse_.get(); }
+  HostPageCoordinator* host_pages() { return host_pages_.get(); }
   // False: some block of a pool is in use; another pool may have been reset.
   bool reset_prefix_cache();
   std::int32_t num_groups() const { return static_cast<std::int32_t>(managers_.size()); }
@@ -88,7 +112,7 @@ class KVCacheCoordinator {
   std::optional<bool> find_hit_of_attention(const Request& request, PrefixHit& hit) const;
   // Cuts the hit to `num_tokens`, whole blocks of every group; states may have less.
   void cut_hit(PrefixHit& hit, std::int32_t num_tokens) const;
-  // Trims HiSparse's source to what the hit and the load after it cover together.
+  // Trims the page source to what the hit and the load after it cover together.
   void cut_source(PrefixHit& hit) const;
 
   // Gives the request slots for num_new_tokens more (none: they are all computed again), and
@@ -180,7 +204,7 @@ class KVCacheCoordinator {
                                       const SlotDemand& demand) const;
 
   EngineConfig config_;
-  std::unique_ptr<HiSparseCoordinator> hisparse_;
+  std::unique_ptr<HostPageCoordinator> host_pages_;
   std::int32_t source_group_ = -1;
   const EngineProfile& profile_;
   BlockSizes block_sizes_;

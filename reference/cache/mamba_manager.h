@@ -8,7 +8,7 @@
 //        copies the state into it. Two blocks and the speculative ones are held at a time.
 //
 // In mode align a prefill may also export one state from inside its last chunk, a checkpoint, into
-// the entry before the last (prefill_checkpoint.h): the entry holds the state of the checkpoint's
+// the entry before the last (group_manager.h): the entry holds the state of the checkpoint's
 // position and is found under the hash of it, wherever it lies in the block.
 #pragma once
 

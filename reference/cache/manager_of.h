@@ -8,7 +8,7 @@
 
 namespace lockstep {
 
-// make.template operator()<Manager>(). REQUIRES: a kind whose groups are no part of HiSparse, and
+// make.template operator()<Manager>(). REQUIRES: a kind whose groups are no host pages, and
 // keep something.
 template <class Make>
 auto with_manager_of(CacheKind kind, Make make) {

@@ -9,9 +9,13 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string_view>
+#include <vector>
+
+#include "reference/schedule/scheduler_impl.h"
 
 namespace lockstep {
 
@@ -59,7 +63,7 @@ enum class SchedulerDefect : std::uint8_t {
   cross_blocks_short,
   sinks_given_away,
   rswa_window_short,
-  // HiSparse's pages.
+  // Host pages.
   page_host_held_twice,
   page_copy_unheld,
   page_last_untold,
@@ -79,5 +83,35 @@ std::span<const SchedulerDefect> scheduler_defects();
 // "hash-extra-keys", ...; "none".
 std::string_view name_of(SchedulerDefect defect);
 std::optional<SchedulerDefect> scheduler_defect_from_name(std::string_view name);
+
+// Schedulers and caches with a defect: each part is the usual one with one step done wrong.
+//
+// Invariants
+// (1) At most one part differs from those of SchedulerParts: the one that the defect names.
+// (2) A part does not change after it was made; the defect is the same for the whole run.
+
+class PlantedParts final : public SchedulerParts {
+ public:
+  explicit PlantedParts(SchedulerDefect defect) : defect_(defect) {}
+  std::unique_ptr<BlockPool> pool(std::int64_t num_blocks, bool enable_caching,
+                                  FreedBlocks freed_blocks) const override;
+  std::unique_ptr<GroupManager> manager(const KVCacheSpec& spec, std::int32_t group,
+                                        const EngineConfig& config, BlockSizes sizes,
+                                        BlockPool& pool) const override;
+  std::unique_ptr<HostPageCoordinator> host_pages(const EngineConfig& config,
+                                                  std::unique_ptr<BlockPool> host,
+                                                  BlockPool& device) const override;
+  std::unique_ptr<KVCacheCoordinator> coordinator(const EngineConfig& config,
+                                                  std::span<const KVCacheGroupSpec> groups,
+                                                  BlockSizes sizes,
+                                                  std::int64_t num_blocks) const override;
+  std::unique_ptr<Scheduler::Impl> scheduler(const EngineConfig& engine,
+                                             const std::vector<KVCacheGroupSpec>& groups,
+                                             BlockSizes sizes, std::int64_t num_blocks,
+                                             const KVTransfer& transfer) const override;
+
+ private:
+  SchedulerDefect defect_;
+};
 
 }  // namespace lockstep

@@ -90,7 +90,8 @@ bool has_attention_oracle(const ModelLayer& layer) {
 }
 
 std::vector<double> attention_output(const ModelLayer& layer, std::span<const ContentId> contents,
-                                     ContentId query, std::int32_t queries_per_kv) {
+                                     ContentId query, std::int32_t queries_per_kv,
+                                     DType query_dtype) {
   LS_CHECK(has_attention_oracle(layer) && !contents.empty(), "layer {}", layer.name);
   const LayerLayout& at = layer.layout;
   const auto d = static_cast<std::size_t>(layer.head_size);
@@ -100,7 +101,7 @@ std::vector<double> attention_output(const ModelLayer& layer, std::span<const Co
     const std::int64_t kv_head = head / queries_per_kv;
     decode_row(
         row_key(query, coordinate(layer.share.layer, kPartQ, layer.share.first_query_head + head)),
-        DType::fp32, q);
+        query_dtype, q);
     const std::uint64_t k_coord = layer.coords[kv_head];
     for (std::size_t p = 0; p < contents.size(); ++p) {
       decode_row(row_key(contents[p], k_coord), layer, row);
@@ -138,6 +139,11 @@ double real_attention_tolerance(std::int64_t head_size, std::int64_t positions) 
   const double tiles = n / 32 + 1;
   const double score = kStoredMax * std::sqrt(d);
   return 2 * ((d + 4) * score + 4 * (2 * tiles + 1) + 2 * score + n + 4) * u * kStoredMax;
+}
+
+double rounding_tolerance(DType query_dtype) {
+  if (query_dtype == DType::fp32) return 0;
+  return 3 * kStoredMax * std::ldexp(1.0, query_dtype == DType::bf16 ? -9 : -12);
 }
 
 }  // namespace lockstep

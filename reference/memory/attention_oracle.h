@@ -13,6 +13,9 @@
 // more. Its |k| and |v| are at most kStoredMax, what 1 / scale rounds up to. With |score| at most
 // kStoredMax sqrt(d),
 //   2 ((d + 4) kStoredMax sqrt(d) + 4 (2 T + 1) + 2 kStoredMax sqrt(d) + n + 4) u kStoredMax.
+//
+// A kernel with queries of 16 bits also rounds its weights, which enter a sum and its divisor, and
+// its output to them: 3 kStoredMax half steps more, 2^-9 of bf16, 2^-12 of fp16.
 #pragma once
 
 #include <cstdint>
@@ -35,10 +38,13 @@ bool has_attention_oracle(const ModelLayer& layer);
 // contents of the positions that it reads. REQUIRES: has_attention_oracle(layer), contents not
 // empty.
 std::vector<double> attention_output(const ModelLayer& layer, std::span<const ContentId> contents,
-                                     ContentId query, std::int32_t queries_per_kv);
+                                     ContentId query, std::int32_t queries_per_kv,
+                                     DType query_dtype = DType::fp32);
 
 double attention_tolerance(std::int64_t head_size, std::int64_t positions);
 double real_attention_tolerance(std::int64_t head_size, std::int64_t positions);
+// What a kernel with queries of this dtype adds to either.
+double rounding_tolerance(DType query_dtype);
 
 // Element i of a row as a number.
 double row_element(std::uint64_t key, std::int64_t i, DType dtype);

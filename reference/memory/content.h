@@ -13,7 +13,7 @@
 
 #include "reference/memory/numbers.h"
 #include "reference/types/kv_cache_spec.h"
-#include "reference/types/token_run.h"
+#include "reference/types/token_rows.h"
 
 namespace lockstep {
 

@@ -8,8 +8,7 @@
 #include "base/check.h"
 #include "reference/memory/page_image.h"
 #include "reference/memory/placed_layout.h"
-#include "reference/memory/row_pieces.h"
-#include "reference/plan/hisparse_plan.h"
+#include "reference/plan/page_groups.h"
 #include "reference/plan/page_size.h"
 
 namespace lockstep {
@@ -55,7 +54,7 @@ Result<MemoryModel> MemoryModel::create(const KVCacheConfig& given, AttentionBac
                                         CacheLayout layout, LayoutRule rule,
                                         std::int64_t num_host_blocks, Numbers numbers,
                                         std::span<const LayerShare> shares) {
-  LS_ASSIGN_OR_RETURN(const KVCacheConfig plan, with_hisparse_rows(given));
+  LS_ASSIGN_OR_RETURN(const KVCacheConfig plan, with_page_rows(given));
   for (const KVCacheGroupSpec& group : plan.groups)
     if (const auto reason = why_not_modelled(group))
       return fail(fmt::format("memory model: {}; replay it with `--backend none`", *reason));
@@ -89,9 +88,9 @@ Result<void> MemoryModel::add_layers(const KVCacheConfig& plan, const PoolLayout
     group.states = is_state_kind(spec.spec.kind);
     group.is_ring = is_ring(spec.spec);
     group.is_encoder = is_cross_attention(spec.spec);
-    group.is_resident = spec.role == kHiSparseResident;
-    group.is_hot = spec.role == kHiSparseHot;
-    if (is_hisparse_source(spec)) source_ = static_cast<std::int32_t>(g);
+    group.is_resident = spec.role == kResidentRole;
+    group.is_hot = spec.role == kHotRole;
+    if (is_page_source(spec)) source_ = static_cast<std::int32_t>(g);
     group.is_dealt_out = is_dealt_out(spec.spec);
     group.num_sinks = spec.spec.sink_len;
     group.block_size = spec.spec.block_size;
@@ -105,7 +104,7 @@ Result<void> MemoryModel::add_layers(const KVCacheConfig& plan, const PoolLayout
       layers_.push_back(make_layer(index, static_cast<std::int32_t>(g), spec.layer_names[i],
                                    spec.layer_spec(i), pool.groups[g][i], share));
       ModelLayer& layer = layers_.back();
-      if (is_hisparse_source(spec)) continue;  // its rows are those of resident layers
+      if (is_page_source(spec)) continue;  // its rows are those of resident layers
       layer.lane = 1 + draft_module_of(plan, layer.name);
       layer.words = row_words(numbers_, spec.layer_spec(i), layer.share.layer);
       const bool by_rows = layer.words.by_largest != nullptr, by_groups = layer.words.by_group;
@@ -169,6 +168,8 @@ void MemoryModel::begin_step(std::int64_t step) {
   written_.clear();
   written_hosts_.clear();
   written_sorted_ = true;
+  // A page counts as written if its epoch is the step's: no step clears the marks of all pages,
+  // except when the counter wraps.
   if (++epoch_ != 0) return;
   for (Tensor& tensor : tensors_) std::ranges::fill(tensor.written_in, 0u);
   epoch_ = 1;
@@ -187,6 +188,7 @@ WriterId MemoryModel::add_writer(std::string_view name) {
 }
 
 void MemoryModel::retire_writer(WriterId writer) {
+  // Its name stays as long as a slot refers to it: a diagnosis names writers of finished requests.
   LS_CHECK(writers_[writer].live, "writer {}", writer);
   writers_[writer].live = false;
   release(writer);
@@ -223,6 +225,7 @@ void MemoryModel::pages_of(BlockId block, std::vector<ModelPage>& pages) const {
       pages.push_back({t, index_of(block)});
       continue;
     }
+    // Half pages: K of block b is half b of the tensor, V is half num_blocks + b.
     const std::int64_t first = index_of(block) / 2;
     const std::int64_t second = (num_blocks_ + index_of(block)) / 2;
     pages.push_back({t, static_cast<std::int32_t>(first)});
@@ -289,6 +292,7 @@ void MemoryModel::write_token(std::int32_t group, BlockId id, std::int64_t slot_
     for (std::int64_t row = rows.first; row < rows.last; ++row)
       write_row(layer, block, id, row, slot, content);
   }
+  // In this order: the slot's previous writer may be the same one, and must not reach zero uses.
   use(writer);
   release(slot.writer);
   slot = {.content = content,
@@ -332,6 +336,8 @@ void MemoryModel::write_row(const ModelLayer& layer, const BlockContent& block, 
       const std::int64_t offset = byte_offset(at, id, kv, row, head, 0);
       const std::int64_t page = offset / tensor.page_size_bytes;  // all of a block's pieces
       touch(index, page);
+      // A row that shares words with another, and bytes that came from the host, have no term of
+      // their own in the sum: the next fingerprint() sums the whole page.
       if (!layer.words_aligned || block.loaded != nullptr) tensor.known[page] = 0;
       if (!tensor.known[page]) continue;
       const std::uint64_t coord = layer.coords[kv * at.num_kv_heads + head];

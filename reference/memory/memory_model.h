@@ -9,9 +9,9 @@
 // (3) Memory depends on the plan (num_blocks, block sizes), live states and the host tier, never on
 //     the number of steps.
 // (4) States of real numbers are exact once the device has shown them: settle_state() stores them
-//     after a check within tolerance (sim/check/state_checker.h). Until then their pages have no
+//     after a check within tolerance (sim/check/comparer.h). Until then their pages have no
 //     image.
-// (5) Pages of HiSparse: a block of the source group is a host block; the block of each resident
+// (5) Host pages: a block of the source group is a host block; the block of each resident
 //     group in turn is a part of it. Rows of hot regions are written like any other.
 // (6) A host block holds the bytes of the block stored there last, at the time of the store,
 //     followed by its earlier bytes. Only host blocks keep bytes.
@@ -31,7 +31,6 @@
 #include "base/ids.h"
 #include "base/result.h"
 #include "reference/memory/content.h"
-#include "reference/memory/latent_rows.h"
 #include "reference/memory/numbers.h"
 #include "reference/memory/state_numbers.h"
 #include "reference/plan/layout.h"
@@ -235,7 +234,7 @@ class MemoryModel {
   std::int64_t block_size(std::int32_t group) const;
   // One block a request, which its tokens go round.
   bool is_ring_group(std::int32_t group) const { return groups_[group].is_ring; }
-  // HiSparse: blocks of the host pool, which the source's table names; pages that are temporarily
+  // Host pages: blocks of the host pool, which the source's table names; pages that are temporarily
   // on the device; regions of read rows.
   bool is_source_group(std::int32_t group) const { return group == source_; }
   bool is_resident_group(std::int32_t group) const { return groups_[group].is_resident; }
@@ -337,7 +336,7 @@ class MemoryModel {
 
   std::int64_t num_blocks_ = 0;
   std::int32_t num_lanes_ = 1;
-  std::int32_t source_ = -1;  // HiSparse's; -1: there is none
+  std::int32_t source_ = -1;  // of the host pages; -1: there is none
   Numbers numbers_ = Numbers::words;
   std::int64_t step_ = 0;
   std::uint32_t epoch_ = 1;

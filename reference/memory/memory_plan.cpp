@@ -82,8 +82,7 @@ std::vector<PartRows> parts_of(const PartRows& page, const KVCacheSpec& spec) {
   PartRows part = page;
   part.kind = PartKind::state;
   for (const StateTensorSpec& state : spec.states) {
-    part.row_bytes = itemsize_bytes(state.dtype);
-    for (const std::int64_t dim : state.dims) part.row_bytes *= dim;
+    part.row_bytes = size_bytes(state);
     parts.push_back(part);
     part.offset += part.row_bytes;
     ++part.part;

@@ -8,12 +8,11 @@
 
 #include "base/check.h"
 #include "reference/memory/placed_layout.h"
-#include "reference/placement/cache_backends.h"
-#include "reference/placement/layer_specs.h"
-#include "reference/plan/hisparse_plan.h"
-#include "reference/plan/kernel_blocks.h"
+#include "reference/placement/cache_spec.h"
+#include "reference/placement/placement.h"
+#include "reference/plan/model_spec.h"
+#include "reference/plan/page_groups.h"
 #include "reference/plan/page_size.h"
-#include "reference/plan/serving_defaults.h"
 
 namespace lockstep {
 namespace {
@@ -63,7 +62,7 @@ std::string backend_for(const NamedSpec& layer, AttentionBackend chosen, RingsOf
 // What the model says of the layer.
 Result<PlacementLayer> facts_of(const NamedSpec& named, AttentionBackend chosen, RingsOf rings) {
   const KVCacheSpec& given = named.spec;
-  if (keeps_nothing(given.kind) || is_hisparse(given.kind))
+  if (keeps_nothing(given.kind) || keeps_pages(given.kind))
     return fail(fmt::format("{}: layers of kind {} are planned only from recordings", named.name,
                             name_of(given.kind)));
   PlacementLayer layer{.name = named.name, .spec = given, .backend = named.backend};
@@ -121,10 +120,10 @@ PlacementOptions placement_options(const PlanOptions& given, const LayerSpecs& l
   if (given.num_spec > 0) options.spec_method = "mtp";
   options.mtp_modules = given.mtp_modules;
   if (!order.empty() && order != "NHD") options.order = order;
-  if (given.hisparse_host_bytes > 0)
-    options.hisparse = {.host_pool_gib = static_cast<double>(given.hisparse_host_bytes) /
-                                         static_cast<double>(std::int64_t{1} << 30),
-                        .device_buffer_size = given.hisparse_device_buffer};
+  if (given.host_pool_bytes > 0)
+    options.host_pages = {.host_pool_gib = static_cast<double>(given.host_pool_bytes) /
+                                           static_cast<double>(std::int64_t{1} << 30),
+                          .device_buffer_size = given.device_buffer_rows};
   return options;
 }
 
@@ -162,14 +161,14 @@ Result<std::vector<WorkerShare>> stages_of(const LayerSpecs& layers, const PlanO
     while (number >= 0 && stage > 0 && number < begin_of(stage)) --stage;
     std::vector<std::string>& names = stages[static_cast<std::size_t>(stage)].layer_names;
     names.push_back(layer.name);
-    if (options.hisparse_host_bytes == 0 || layer.index_topk == 0) continue;
+    if (options.host_pool_bytes == 0 || layer.index_topk == 0) continue;
     for (const std::string_view suffix : {kResidentSuffix, kHotSuffix})
       names.push_back(layer.name + std::string(suffix));
   }
   return stages;
 }
 
-// Sparse attention and its indexers, for HiSparse. Each layer with an indexer of its own leads.
+// Sparse attention and its indexers, for host pages. Each layer with an indexer of its own leads.
 void mark_sparse(const LayerSpecs& layers, std::vector<PlacementLayer>& facts) {
   std::set<std::int64_t> indexed;
   for (std::size_t i = 0; i < layers.size(); ++i) {
@@ -223,7 +222,7 @@ Result<ModelPlacement> place_model(const LayerSpecs& layers, DType model_dtype,
     LS_ASSIGN_OR_RETURN(auto layer, facts_of(named, options.backend, rings));
     facts.push_back(std::move(layer));
   }
-  if (options.hisparse_host_bytes > 0) {
+  if (options.host_pool_bytes > 0) {
     if (std::ranges::all_of(layers, [](const NamedSpec& layer) { return layer.index_topk == 0; }))
       return fail("HiSparse: no layer of the model says index_topk, the rows that it chooses");
     mark_sparse(layers, facts);
@@ -276,11 +275,11 @@ Result<KVCacheConfig> replay_plan(const Placement& placement, const LayerSpecs& 
     group.layer_names = placed.layer_names;
     group.is_eagle_group = placed.is_eagle_group;
     group.role = placed.role;
-    if (!has_layer_views(placed.spec.kind)) {  // pages of HiSparse's
+    if (!has_layer_views(placed.spec.kind)) {  // host pages
       KVCacheSpec& spec = group.spec;
       spec.kind = placed.spec.kind;
       spec.block_size = placed.spec.block_size;
-      spec.hisparse_page_bytes = page_bytes(placed.spec);
+      spec.page_copy_bytes = page_bytes(placed.spec);
       spec.blocks_per_request = placed.spec.blocks_per_request;
       continue;
     }

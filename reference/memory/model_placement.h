@@ -5,7 +5,7 @@
 //    pages next to each other in a block-outer layout), bytes per block, kernel blocks and tables.
 // 2. A refusal names its source: the engine core, with its stage, or a worker that crashes on a
 //    plan that the core has accepted.
-// 3. With HiSparse (PlanOptions::hisparse_host_bytes) a layer with its own indexer leads the
+// 3. With host pages (PlanOptions::host_pool_bytes) a layer with its own indexer leads the
 //    following layers without one.
 #pragma once
 
@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "base/result.h"
-#include "reference/placement/memory_plan.h"
+#include "reference/placement/placement.h"
 #include "reference/placement/worker_pages.h"
 #include "reference/plan/model_spec.h"
 #include "reference/types/plan_options.h"

@@ -19,6 +19,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "reference/types/kv_cache_spec.h"
 #include "reference/types/view_types.h"
@@ -55,7 +56,7 @@ Int4Row int4_row(float lowest, float highest);
 // `bytes` are then halves of one.
 const StoredNumbers* numbers_by_group(Numbers numbers, KVQuantMode mode, std::int64_t layer);
 
-// Tiles of rows in layouts of bytes (latent_rows.h), by the mantissa of a tile's largest element.
+// Tiles of rows in layouts of bytes, by the mantissa of a tile's largest element.
 // `bytes` of fp4 are halves of one. fp8: the scale is the power of two that is no less than the
 // largest element divided by 448; `scale_bits` is its exponent, biased by 127. `divides`: by a
 // quotient, else by a product with 1 / 448.
@@ -68,5 +69,30 @@ struct E4m3 {
   double worth = 0;
 };
 E4m3 e4m3_of_source(std::size_t index);
+
+// Rows of sparse MLA in layouts of bytes, as numbers: a latent in tiles that share a scale, and a
+// rope behind it, written from bf16 elements. Sources: vllm/models/deepseek_v32/common/kernels.py
+// and vllm/models/deepseek_v4/common/ops/cache_utils.py.
+//
+// | bytes | latent                 | its scales                     | rope    |
+// |-------|------------------------|--------------------------------|---------|
+// | 656   | 512 e4m3, tiles of 128 | fp32 powers of two, behind it  | 64 bf16 |
+// | 584   | 448 e4m3, tiles of 64  | their exponents, 7 bytes and 0 | 64 bf16 |
+// | 352   | 512 e2m1, tiles of 16  | e4m3, four interleaved         | 64 e4m3 |
+//
+// 1. The row of 352 bytes has its rope in front of its scales.
+// 2. Of rows of 584 bytes a page has the data of all, 576 bytes each, and then the scales of all.
+
+enum class LatentFormat : std::uint8_t { none, fp8_656, fp8_584, fp4_352 };
+
+// none where the rows are words, or have another layout.
+LatentFormat latent_format(Numbers numbers, const KVCacheSpec& spec);
+std::int64_t latent_elements(LatentFormat format);    // of a row, rope included
+std::int64_t latent_data_bytes(LatentFormat format);  // of a row, without scales of an area
+
+// The row that a token's elements make (`key`: content.h). REQUIRES: row has all its bytes.
+void draw_latent_row(std::uint64_t key, LatentFormat format, std::span<std::uint8_t> row);
+// What its elements are worth. REQUIRES: latent_elements(format) of them.
+void decode_latent_row(std::uint64_t key, LatentFormat format, std::span<double> row);
 
 }  // namespace lockstep

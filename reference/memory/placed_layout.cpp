@@ -7,9 +7,8 @@
 #include <utility>
 
 #include "base/check.h"
-#include "reference/placement/placement.h"
-#include "reference/plan/hisparse_plan.h"
-#include "reference/plan/kernel_blocks.h"
+#include "reference/placement/worker_pages.h"
+#include "reference/plan/page_groups.h"
 #include "reference/plan/page_size.h"
 
 namespace lockstep {
@@ -24,7 +23,7 @@ bool has_slots_of_values(const KVCacheSpec& spec) {
 
 // The spec with the shape of its page.
 Result<KVCacheSpec> with_page_shape(const std::string& name, KVCacheSpec spec) {
-  if (keeps_nothing(spec.kind) || is_hisparse(spec.kind))
+  if (keeps_nothing(spec.kind) || keeps_pages(spec.kind))
     return fail(fmt::format("{}: a cache of kind {}", name, name_of(spec.kind)));
   spec.dcp_sharded = is_dealt_out(spec);
   if (is_state_kind(spec.kind)) return spec;
@@ -78,7 +77,7 @@ class Placer {
       : plan_(plan), chosen_(chosen), order_(order) {}
 
   Result<PoolLayout> place() {
-    if (has_hisparse(plan_.groups) && !is_block_outermost(order_))
+    if (has_host_pages(plan_.groups) && !is_block_outermost(order_))
       return fail("HiSparse's resident pages and hot regions lie in orders with blocks outermost");
     LS_ASSIGN_OR_RETURN(const auto groups, placed_groups(plan_));
     LS_ASSIGN_OR_RETURN(const Placement placement,
@@ -108,22 +107,9 @@ class Placer {
       return std::ranges::find(one.layers, name) != one.layers.end();
     });
     LS_CHECK(tensor != placement.tensors.end(), "{} has no tensor", name);
-    const std::int64_t split = is_state_kind(spec.kind) ? 1 : spec.block_size / kernel;
-    if (split > 1 && tensor->block_stride != unpadded_page_bytes(tensor->spec))
-      return fail(
-          fmt::format("{}: blocks of {} tokens do not lie as dense pages and cannot be split "
-                      "into kernel blocks of {}; use an order with layers outermost, LBNHC",
-                      name, spec.block_size, kernel));
-    LS_ASSIGN_OR_RETURN(
-        const OrderStrides strides,
-        order_strides(tensor->spec, plan_.num_blocks, std::ssize(tensor->layers), order_,
-                      spec.block_size / split, tensor->layer_stride, tensor->block_stride / split));
-    if (split > 1 && order_ == CacheLayout::BHLNC && num_heads(tensor->spec) > 1)
-      return fail(
-          fmt::format("{}: split into kernel blocks of {} tokens, heads keep the stride of "
-                      "whole blocks and leave the allocation; use an order with layers outermost, "
-                      "LBNHC",
-                      name, kernel));
+    const auto page = first_page(*tensor, order_, plan_.num_blocks,
+                                 is_state_kind(spec.kind) ? spec.block_size : kernel);
+    if (!page) return fail(fmt::format("{}: {}", name, page.error().message));
     LayerInAllocation layer;
     LayerLayout& at = layer.layout;
     const std::int64_t place = std::ranges::find(tensor->layers, name) - tensor->layers.begin();
@@ -133,20 +119,16 @@ class Placer {
     at.real_page_size_bytes = unpadded_page_size_bytes(spec);
     at.block_size = storage_block_size(spec);
     at.block_stride_bytes = tensor->block_stride;
-    layer.slots = num_heads(tensor->spec);
+    layer.slots = page->heads;
     layer.begin = is_block_outermost(order_) ? 0 : begin;
     layer.page = tensor->block_stride;
     at.base_offset_bytes = begin - layer.begin;
-    if (order_ == CacheLayout::LHBNC) layer.apart = strides.head;
-    LS_RETURN_IF_ERROR(is_state_kind(spec.kind) ? place_states(name, spec, at)
-                                                : place_rows(name, spec, strides, split, layer));
+    if (order_ == CacheLayout::LHBNC) layer.apart = page->head_stride;
+    if (is_state_kind(spec.kind))
+      LS_RETURN_IF_ERROR(place_states(name, spec, at));
+    else
+      place_rows(spec, *page, layer);
     return layer;
-  }
-
-  static Result<void> check_whole(const std::string& name, std::int64_t bytes, DType dtype) {
-    if (bytes % itemsize_bytes(dtype) == 0) return {};
-    return fail(fmt::format("{}: byte {} of the cache is no whole {} element", name, bytes,
-                            name_of(dtype)));
   }
 
   static Result<void> place_states(const std::string& name, const KVCacheSpec& spec,
@@ -154,33 +136,29 @@ class Placer {
     std::int64_t offset = at.base_offset_bytes;
     for (const StateTensorSpec& state : spec.states) {
       for (const std::int64_t bytes : {at.block_stride_bytes, offset})
-        LS_RETURN_IF_ERROR(check_whole(name, bytes, state.dtype));
+        if (bytes % itemsize_bytes(state.dtype) != 0)
+          return fail(fmt::format("{}: byte {} of the cache is no whole {} element", name, bytes,
+                                  name_of(state.dtype)));
       at.states.push_back({offset, num_elements(state), itemsize_bytes(state.dtype)});
       offset += size_bytes(state);
     }
     return {};
   }
 
-  static Result<void> place_rows(const std::string& name, const KVCacheSpec& spec,
-                                 const OrderStrides& strides, std::int64_t split,
-                                 LayerInAllocation& layer) {
+  static void place_rows(const KVCacheSpec& spec, const CachePage& page, LayerInAllocation& layer) {
     LayerLayout& at = layer.layout;
-    for (const std::int64_t bytes : {strides.layer, strides.block, strides.head, strides.row,
-                                     layer.begin, at.base_offset_bytes})
-      LS_RETURN_IF_ERROR(check_whole(name, bytes, spec.dtype));
     at.num_kv = has_single_rows(spec) ? 1 : 2;
     at.num_kv_heads = spec.num_kv_heads;
     at.head_size = row_elements(spec);
     at.element_size_bytes = itemsize_bytes(spec.dtype);
-    at.blocks_per_kv_block = split;
-    at.kernel_block_size = at.block_size / split;
-    at.kernel_block_stride_bytes = strides.block;
-    at.token_stride_bytes = strides.row;
-    at.head_stride_bytes = layer.apart != 0 ? 0 : strides.head;
+    at.blocks_per_kv_block = page.blocks / at.num_blocks;
+    at.kernel_block_size = page.rows;
+    at.kernel_block_stride_bytes = page.block_stride;
+    at.token_stride_bytes = page.row_stride;
+    at.head_stride_bytes = layer.apart != 0 ? 0 : page.head_stride;
     if (at.num_kv == 2)
       at.kv_stride_bytes =
           has_slots_of_values(spec) ? spec.num_kv_heads * at.head_stride_bytes : row_bytes(spec);
-    return {};
   }
 
   Result<PoolLayout> in_tensors(std::vector<std::vector<LayerInAllocation>>& layers) const {
@@ -239,7 +217,7 @@ class Placer {
 Result<PoolLayout> placed_layout(const KVCacheConfig& plan, AttentionBackend chosen,
                                  CacheLayout order) {
   LS_CHECK(is_overlaid(order), "{} is no order of the cache", name_of(order));
-  LS_ASSIGN_OR_RETURN(const KVCacheConfig rows, with_hisparse_rows(plan));
+  LS_ASSIGN_OR_RETURN(const KVCacheConfig rows, with_page_rows(plan));
   auto placed = Placer(rows, chosen, order).place();
   if (!placed) return fail(fmt::format("layout {}: {}", name_of(order), placed.error().message));
   return placed;
@@ -247,7 +225,7 @@ Result<PoolLayout> placed_layout(const KVCacheConfig& plan, AttentionBackend cho
 
 Result<std::vector<std::int64_t>> placed_kernel_sizes(const KVCacheConfig& given,
                                                       AttentionBackend chosen) {
-  LS_ASSIGN_OR_RETURN(const KVCacheConfig plan, with_hisparse_rows(given));
+  LS_ASSIGN_OR_RETURN(const KVCacheConfig plan, with_page_rows(given));
   std::vector<std::int64_t> sizes;
   for (std::size_t g = 0; g < plan.groups.size(); ++g) {
     if (!is_on_device(plan.groups[g])) {
@@ -277,7 +255,7 @@ std::optional<AttentionBackend> only_reader(const LayerSpecs& layers) {
 }
 
 Result<CacheLayout> placed_order(const KVCacheConfig& given, CacheLayout asked) {
-  LS_ASSIGN_OR_RETURN(const KVCacheConfig plan, with_hisparse_rows(given));
+  LS_ASSIGN_OR_RETURN(const KVCacheConfig plan, with_page_rows(given));
   LS_ASSIGN_OR_RETURN(const auto groups, placed_groups(plan));
   NamedCacheSpecs specs;
   for (const PlacedGroup& group : groups)
@@ -286,8 +264,8 @@ Result<CacheLayout> placed_order(const KVCacheConfig& given, CacheLayout asked) 
   LS_ASSIGN_OR_RETURN(const auto supported, supported_orders({}));
   std::optional<std::string> option;
   if (asked != CacheLayout::NHD) option = std::string(name_of(asked));
-  std::optional<CacheLayout> wish;  // of HiSparse's connector
-  if (has_hisparse(plan.groups)) wish = CacheLayout::BLHNC;
+  std::optional<CacheLayout> wish;  // of the connector of host pages
+  if (has_host_pages(plan.groups)) wish = CacheLayout::BLHNC;
   LS_ASSIGN_OR_RETURN(const ChosenOrder chosen,
                       choose_order(supported, false, specs, option, wish));
   return chosen.order;

@@ -7,6 +7,9 @@
 #include <numeric>
 #include <set>
 
+#include "reference/plan/grouping.h"
+#include "reference/plan/page_groups.h"
+
 namespace lockstep {
 namespace {
 
@@ -153,13 +156,12 @@ Result<std::vector<PlacedGroup>> equal_page_groups(const NamedCacheSpecs& specs)
     at->specs.push_back(bucket.specs[0]);
     at->layers.insert(at->layers.end(), bucket.layers.begin(), bucket.layers.end());
   }
-  const auto [fewest, most] =
-      std::ranges::minmax(buckets, {}, [](const Bucket& b) { return b.layers.size(); });
-  const std::size_t least = fewest.layers.size(), greatest = most.layers.size();
-  const std::size_t group_size = greatest * 2 < least * 3 ? greatest : least;
+  std::vector<std::int64_t> layers_of_kind;
+  for (const Bucket& bucket : buckets) layers_of_kind.push_back(std::ssize(bucket.layers));
+  const std::int64_t group_size = layers_per_group(layers_of_kind);
   std::vector<PlacedGroup> groups;
   for (const Bucket& bucket : buckets) {
-    const std::size_t count = (bucket.layers.size() + group_size - 1) / group_size;
+    const auto count = static_cast<std::size_t>(cdiv(std::ssize(bucket.layers), group_size));
     for (std::size_t g = 0; g < count; ++g) {
       NamedCacheSpecs layers;
       for (std::size_t i = g; i < bucket.layers.size(); i += count)
@@ -193,7 +195,7 @@ Result<void> add_hidden_groups(const NamedCacheSpecs& hidden, std::vector<Placed
   std::int64_t largest = 0;
   for (const auto& [name, spec] : hidden) largest = std::max(largest, token_bytes(spec));
   if (largest > page) {
-    const std::int64_t scale = divided_up(largest, page);
+    const std::int64_t scale = cdiv(largest, page);
     page *= scale;
     for (PlacedGroup& group : groups) {
       if (group.spec.page_size_padded) *group.spec.page_size_padded *= scale;
@@ -216,7 +218,7 @@ Result<std::vector<PlacedGroup>> group_layers(NamedCacheSpecs& specs, CacheLayou
                                               const PlacementOptions& options) {
   if (options.disable_hybrid) LS_RETURN_IF_ERROR(promote_all(specs));
   if (specs.empty()) return std::vector<PlacedGroup>{};
-  if (options.hisparse && any_type(specs, is_mla)) return hisparse_groups(specs, order, options);
+  if (options.host_pages && any_type(specs, is_mla)) return host_page_groups(specs, order, options);
   const Merged merged = merge_specs(values_of(specs));
   if (!merged.refused.empty()) return fail(merged.refused);
   if (merged.spec) return std::vector{group_of(names_of(specs), *merged.spec)};
@@ -262,27 +264,19 @@ PlacedGroup uniform_group(NamedCacheSpecs specs) {
   return group;
 }
 
-std::int64_t approximate_gcd(const std::vector<std::int64_t>& values, std::int64_t lower_bound) {
-  const std::int64_t first = std::max<std::int64_t>(lower_bound, 1);
-  std::int64_t best = first, best_waste = -1;
-  for (std::int64_t d = first; d <= *std::ranges::max_element(values); ++d) {
-    std::int64_t waste = 0;
-    for (const std::int64_t value : values) waste += (d - value % d) % d;
-    if (best_waste < 0 || waste <= best_waste) {
-      best = d;
-      best_waste = waste;
-    }
-  }
-  return best;
-}
+namespace {
 
-Result<std::vector<PlacedGroup>> packed_groups(const NamedCacheSpecs& specs) {
-  struct Bucket {
-    NamedCacheSpecs layers;
-    std::vector<std::pair<std::int64_t, NamedCacheSpecs>> by_page;  // in order of appearance
-    bool is_pattern = true;   // as many layers of each page size
-    std::size_t repeats = 0;  // layers of the commonest page size
-  };
+// Layers that may share a group, with pages of several sizes.
+struct Bucket {
+  NamedCacheSpecs layers;
+  std::vector<std::pair<std::int64_t, NamedCacheSpecs>> by_page;  // in order of appearance
+  bool is_pattern = true;   // as many layers of each page size
+  std::size_t repeats = 0;  // layers of the commonest page size
+
+  std::int64_t num_layers() const { return std::ssize(layers); }
+};
+
+std::vector<Bucket> buckets_of(const NamedCacheSpecs& specs) {
   std::vector<Bucket> buckets;
   for (const NamedCacheSpec& layer : specs) {
     auto at = std::ranges::find_if(buckets, [&](const Bucket& bucket) {
@@ -290,77 +284,88 @@ Result<std::vector<PlacedGroup>> packed_groups(const NamedCacheSpecs& specs) {
     });
     if (at == buckets.end()) at = buckets.insert(buckets.end(), Bucket{});
     at->layers.push_back(layer);
+    const std::int64_t page = page_bytes(layer.second);
+    auto of_page =
+        std::ranges::find(at->by_page, page, &std::pair<std::int64_t, NamedCacheSpecs>::first);
+    if (of_page == at->by_page.end())
+      of_page = at->by_page.insert(at->by_page.end(), {page, NamedCacheSpecs{}});
+    of_page->second.push_back(layer);
   }
-  std::int64_t least_repeats = 0;
-  for (Bucket& bucket : buckets) {
-    for (const NamedCacheSpec& layer : bucket.layers) {
-      const std::int64_t page = page_bytes(layer.second);
-      auto at =
-          std::ranges::find(bucket.by_page, page, &std::pair<std::int64_t, NamedCacheSpecs>::first);
-      if (at == bucket.by_page.end())
-        at = bucket.by_page.insert(bucket.by_page.end(), {page, NamedCacheSpecs{}});
-      at->second.push_back(layer);
-    }
+  for (Bucket& bucket : buckets)
     for (const auto& [page, layers] : bucket.by_page) {
       bucket.is_pattern &= layers.size() == bucket.by_page[0].second.size();
       bucket.repeats = std::max(bucket.repeats, layers.size());
     }
-    if (bucket.is_pattern && bucket.by_page.size() > 1)
-      least_repeats = std::max(least_repeats, static_cast<std::int64_t>(bucket.repeats));
+  return buckets;
+}
+
+// Repeats of the patterns that a group has; 0: no pattern has different pages.
+std::int64_t repeats_per_group(const std::vector<Bucket>& buckets) {
+  std::int64_t least = 0;
+  std::vector<std::int64_t> repeats;
+  for (const Bucket& bucket : buckets) {
+    if (!bucket.is_pattern) continue;
+    repeats.push_back(static_cast<std::int64_t>(bucket.repeats));
+    if (bucket.by_page.size() > 1) least = std::max(least, repeats.back());
   }
-  std::int64_t repeats_per_group = 0;  // 0: no pattern of different pages
-  if (least_repeats != 0) {
-    std::vector<std::int64_t> repeats;
-    for (const Bucket& bucket : buckets)
-      if (bucket.is_pattern) repeats.push_back(static_cast<std::int64_t>(bucket.repeats));
-    repeats_per_group = approximate_gcd(repeats, least_repeats);
+  return least == 0 ? 0 : approximate_gcd(repeats, least);
+}
+
+// The bucket in `count` groups. The engine distributes repeats of a pattern; with different counts
+// it would lose layers, and stops.
+Result<void> split_bucket(const Bucket& bucket, std::int64_t count,
+                          std::vector<PlacedGroup>& groups) {
+  if (count == 1) {
+    groups.push_back(uniform_group(bucket.layers));
+    return {};
   }
+  if (!bucket.is_pattern)
+    return fail(
+        fmt::format("{} layers like {} have pages of different sizes in different numbers and "
+                    "cannot be split into {} groups; use an order with layers outermost",
+                    bucket.layers.size(), bucket.layers[0].first, count));
+  for (std::int64_t g = 0; g < count; ++g) {
+    NamedCacheSpecs layers;
+    for (auto r = static_cast<std::size_t>(g); r < bucket.repeats;
+         r += static_cast<std::size_t>(count))
+      for (const auto& [page, of_page] : bucket.by_page) layers.push_back(of_page[r]);
+    groups.push_back(uniform_group(layers));
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<std::vector<PlacedGroup>> packed_groups(const NamedCacheSpecs& specs) {
+  const std::vector<Bucket> buckets = buckets_of(specs);
+  const std::int64_t per_group = repeats_per_group(buckets);
   const auto groups_of = [&](const Bucket& bucket) -> std::int64_t {
-    if (!bucket.is_pattern || repeats_per_group == 0) return 1;
-    return divided_up(static_cast<std::int64_t>(bucket.repeats), repeats_per_group);
+    if (!bucket.is_pattern || per_group == 0) return 1;
+    return cdiv(static_cast<std::int64_t>(bucket.repeats), per_group);
   };
   const auto can_shrink = [&](const Bucket& bucket) {
     const CacheKind kind = bucket.layers[0].second.kind;
-    return is_state_kind(kind) || is_ring(kind) ||
-           (repeats_per_group == 0 && is_sliding_window(kind));
+    return is_state_kind(kind) || is_ring(kind) || (per_group == 0 && is_sliding_window(kind));
   };
   // Bytes that a block holds however the buckets that can shrink are split.
   std::int64_t anchor = 0;
   for (const Bucket& bucket : buckets) {
-    const auto count =
-        can_shrink(bucket) ? static_cast<std::int64_t>(bucket.layers.size()) : groups_of(bucket);
+    const std::int64_t count = can_shrink(bucket) ? bucket.num_layers() : groups_of(bucket);
     std::int64_t bytes = 0;
     for (const auto& [page, layers] : bucket.by_page)
-      bytes += divided_up(static_cast<std::int64_t>(layers.size()), count) * page;
+      bytes += cdiv(std::ssize(layers), count) * page;
     anchor = std::max(anchor, bytes);
   }
   std::vector<PlacedGroup> groups;
   for (const Bucket& bucket : buckets) {
     std::int64_t count = groups_of(bucket);
     if (anchor != 0 && can_shrink(bucket)) {
-      LS_RETURN_IF_ERROR(check_page(bucket.layers[0].first, bucket.layers[0].second));
-      const std::int64_t fit =
-          std::max<std::int64_t>(anchor / page_bytes(bucket.layers[0].second), 1);
-      count = std::max(count, divided_up(static_cast<std::int64_t>(bucket.layers.size()), fit));
+      const auto& [name, spec] = bucket.layers[0];
+      LS_RETURN_IF_ERROR(check_page(name, spec));
+      const std::int64_t fit = std::max<std::int64_t>(anchor / page_bytes(spec), 1);
+      count = std::max(count, cdiv(bucket.num_layers(), fit));
     }
-    if (count == 1) {
-      groups.push_back(uniform_group(bucket.layers));
-      continue;
-    }
-    // The engine distributes repeats of a pattern; with different counts it would lose layers, and
-    // stops.
-    if (!bucket.is_pattern)
-      return fail(
-          fmt::format("{} layers like {} have pages of different sizes in different numbers and "
-                      "cannot be split into {} groups; use an order with layers outermost",
-                      bucket.layers.size(), bucket.layers[0].first, count));
-    const std::size_t repeats = bucket.repeats;
-    for (std::int64_t g = 0; g < count; ++g) {
-      NamedCacheSpecs layers;
-      for (auto r = static_cast<std::size_t>(g); r < repeats; r += static_cast<std::size_t>(count))
-        for (const auto& [page, of_page] : bucket.by_page) layers.push_back(of_page[r]);
-      groups.push_back(uniform_group(layers));
-    }
+    LS_RETURN_IF_ERROR(split_bucket(bucket, count, groups));
   }
   return groups;
 }
@@ -378,6 +383,80 @@ Result<std::vector<PlacedGroup>> cache_groups(NamedCacheSpecs specs, CacheLayout
   for (PlacedGroup& group : groups)
     group.is_eagle_group = std::ranges::any_of(
         group.layer_names, [&](const std::string& name) { return drafts.contains(name); });
+  return groups;
+}
+
+namespace {
+
+PlacedGroup device_group(const NamedCacheSpecs& layers, std::string_view suffix, CacheKind type,
+                         std::int64_t blocks_per_request) {
+  PlacedGroup group;
+  for (const auto& [name, spec] : layers) group.layer_names.push_back(name + std::string(suffix));
+  group.spec.kind = type;
+  group.spec.block_size = layers[0].second.block_size;
+  group.spec.page_copy_bytes = page_bytes(layers[0].second);
+  group.spec.blocks_per_request = blocks_per_request;
+  group.spec.dcp_sharded = false;
+  group.enable_kv_transfer = false;
+  return group;
+}
+
+}  // namespace
+
+Result<std::vector<PlacedGroup>> host_page_groups(const NamedCacheSpecs& specs, CacheLayout order,
+                                                  const PlacementOptions& options) {
+  NamedCacheSpecs sources, indexers, others;
+  for (const NamedCacheSpec& layer : specs) {
+    if (!has_layer_views(layer.second.kind)) continue;  // laid out again
+    if (!is_mla(layer.second.kind))
+      others.push_back(layer);
+    else
+      (layer.second.plan.is_indexer ? indexers : sources).push_back(layer);
+  }
+  if (sources.empty() || indexers.empty())
+    return fail("HiSparse needs sparse MLA layers and their indexers");
+  const std::int64_t block = sources[0].second.block_size;
+  std::int64_t top_k = 0, indexer_bytes = 0;
+  for (const auto& [name, spec] : sources) top_k = std::max(top_k, spec.plan.topk_buffer_width);
+  for (const auto& [name, spec] : indexers) indexer_bytes += page_bytes(spec);
+  const std::int64_t queries = 1 + options.drafted_tokens();
+  const std::int64_t rows = options.host_pages->device_buffer_size.value_or((queries + 1) * top_k);
+  if (rows < queries * top_k || rows > 32768)
+    return fail(fmt::format("HiSparse: a device buffer of {} rows; {} to 32768 serve this model",
+                            rows, queries * top_k));
+  std::vector<PlacedGroup> groups(2), resident, hot;
+  groups[0] = uniform_group(sources);
+  groups[0].host_resident = true;
+  groups[0].role = "hisparse_source";
+  groups[1] = uniform_group(indexers);
+  groups[1].role = "hisparse_indexer";
+  NamedCacheSpecs current;
+  std::int64_t current_bytes = 0;
+  const auto close = [&] {
+    resident.push_back(device_group(current, kResidentSuffix, CacheKind::hisparse_resident, 0));
+    hot.push_back(device_group(current, kHotSuffix, CacheKind::hisparse_hot, cdiv(rows, block)));
+    current.clear();
+    current_bytes = 0;
+  };
+  // Layers that share an index stay together: a leader opens a unit.
+  for (std::size_t i = 0; i < sources.size();) {
+    std::size_t end = i + 1;
+    while (end < sources.size() && !sources[end].second.plan.is_index_group_leader) ++end;
+    std::int64_t unit_bytes = 0;
+    for (std::size_t l = i; l < end; ++l) unit_bytes += page_bytes(sources[l].second);
+    if (!current.empty() && current_bytes + unit_bytes > indexer_bytes) close();
+    for (; i < end; ++i) current.push_back(sources[i]);
+    current_bytes += unit_bytes;
+  }
+  close();
+  for (auto& group : resident) groups.push_back(std::move(group));
+  for (auto& group : hot) groups.push_back(std::move(group));
+  if (!others.empty()) {
+    PlacementOptions plain = options;
+    plain.host_pages.reset();
+    LS_ASSIGN_OR_RETURN(std::vector<PlacedGroup> regular, cache_groups(others, order, plain));
+    for (auto& group : regular) groups.push_back(std::move(group));
+  }
   return groups;
 }
 

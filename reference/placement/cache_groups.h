@@ -22,15 +22,11 @@ Result<void> check_page(const std::string& name, const KVCacheSpec& spec);
 // a block-outer layout and more than one page size.
 // An Error: windows or states of different pages that must be split and have different counts.
 Result<std::vector<PlacedGroup>> packed_groups(const NamedCacheSpecs& specs);
-// The number of repeats d that wastes least when every value is rounded up to a multiple of it; the
-// larger of equals.
-std::int64_t approximate_gcd(const std::vector<std::int64_t>& values, std::int64_t lower_bound);
-
 PlacedGroup uniform_group(NamedCacheSpecs specs);
 
 // The host group of sparse MLA pages, the indexers, and the resident and hot groups of the device
 // (vllm/v1/hisparse/layout.py). Requires MLA layers.
-Result<std::vector<PlacedGroup>> hisparse_groups(const NamedCacheSpecs& specs, CacheLayout order,
-                                                 const PlacementOptions& options);
+Result<std::vector<PlacedGroup>> host_page_groups(const NamedCacheSpecs& specs, CacheLayout order,
+                                                  const PlacementOptions& options);
 
 }  // namespace lockstep

@@ -1,10 +1,12 @@
 #include "reference/placement/cache_spec.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <numeric>
 #include <set>
+#include <tuple>
 
 #include "reference/types/token_rows.h"
 
@@ -136,14 +138,12 @@ std::int64_t rows_of(const KVCacheSpec& spec, std::int64_t block_size) {
 }
 
 std::int64_t content_bytes(const KVCacheSpec& spec) {
-  if (!has_layer_views(spec.kind)) return spec.hisparse_page_bytes;
+  if (!has_layer_views(spec.kind)) return spec.page_copy_bytes;
   if (spec.plan.state_content_bytes != 0) return spec.plan.state_content_bytes;
   if (!is_state_kind(spec.kind))
     return (spec.head_size + spec.head_size_v) * itemsize_bytes(spec.dtype);
   std::int64_t bytes = 0;
-  for (const StateTensorSpec& state : spec.states)
-    bytes += std::accumulate(state.dims.begin(), state.dims.end(), itemsize_bytes(state.dtype),
-                             std::multiplies<>());
+  for (const StateTensorSpec& state : spec.states) bytes += size_bytes(state);
   return bytes;
 }
 
@@ -170,7 +170,7 @@ std::int64_t stride_alignment_bytes(const KVCacheSpec& spec) {
 void apply_alignment(KVCacheSpec& spec) {
   if (spec.alignment == 0) return;
   const std::int64_t real = unpadded_page_bytes(spec);
-  const std::int64_t padded = round_up_to(real, spec.alignment);
+  const std::int64_t padded = round_up(real, spec.alignment);
   if (padded != real) spec.page_size_padded = padded;
 }
 
@@ -219,34 +219,273 @@ Result<std::int64_t> blocks_per_request(const KVCacheSpec& spec, const RequestBo
   const std::int64_t in_flight = bounds.max_in_flight_tokens;
   switch (traits_of(spec.kind).keeps) {
     case Keeps::every_token:
-      return divided_up(spec.dcp_sharded ? divided_up(len, bounds.dcp) : len, spec.block_size);
+      return cdiv(spec.dcp_sharded ? cdiv(len, bounds.dcp) : len, spec.block_size);
     case Keeps::window:
       if (spec.dcp_sharded && bounds.dcp > 1)
         return fail(
             fmt::format("windows of {} tokens cannot be shared out over dcp {}; serve this "
                         "model with dcp 1",
                         spec.sliding_window, bounds.dcp));
-      return divided_up(std::min(std::max<std::int64_t>(spec.sliding_window, 1) - 1 +
-                                     spec.extra_retained_tokens + in_flight,
-                                 len),
-                        spec.block_size) +
+      return cdiv(std::min(std::max<std::int64_t>(spec.sliding_window, 1) - 1 +
+                               spec.extra_retained_tokens + in_flight,
+                           len),
+                  spec.block_size) +
              1;
     case Keeps::chunk:
-      return divided_up(std::min(spec.attention_chunk_size + in_flight, len), spec.block_size);
+      return cdiv(std::min(spec.attention_chunk_size + in_flight, len), spec.block_size);
     case Keeps::ring:
       return 1;
     case Keeps::encoder_rows:
-      return divided_up(bounds.max_encoder_tokens, spec.block_size);
+      return cdiv(bounds.max_encoder_tokens, spec.block_size);
     case Keeps::states:
       return spec.num_speculative_blocks +
              (bounds.states_aligned ? 2 + spec.num_prefill_checkpoint_blocks : 1);
     case Keeps::pages:
       return is_hot_pages(spec.kind) ? spec.blocks_per_request
-                                     : divided_up(std::min(in_flight, len), spec.block_size);
+                                     : cdiv(std::min(in_flight, len), spec.block_size);
     case Keeps::nothing:
       break;
   }
   return 0;
+}
+
+namespace {
+
+// In the engine's order.
+constexpr std::array kOrders = {CacheLayout::LBHNC, CacheLayout::LBNHC, CacheLayout::LHBNC,
+                                CacheLayout::BLHNC, CacheLayout::BLNHC, CacheLayout::BHLNC};
+constexpr std::string_view kDimensions = "LBHNC";
+// The preference where no backend declares one.
+constexpr std::array kPreference = {CacheLayout::LBNHC, CacheLayout::LBHNC, CacheLayout::BLNHC,
+                                    CacheLayout::BLHNC, CacheLayout::BHLNC, CacheLayout::LHBNC};
+
+std::string list_of(const std::vector<CacheLayout>& orders) {
+  std::vector<std::string_view> names;
+  for (const CacheLayout order : orders) names.push_back(name_of(order));
+  return fmt::format("{}", fmt::join(names, ", "));
+}
+
+}  // namespace
+
+std::optional<CacheLayout> overlaid_layout_from_name(std::string_view name) {
+  const auto layout = cache_layout_from_name(name);
+  if (layout == CacheLayout::NHD) return CacheLayout::LBNHC;
+  if (layout == CacheLayout::HND) return CacheLayout::LBHNC;
+  return layout;
+}
+
+Result<OrderStrides> order_strides(const KVCacheSpec& spec, std::int64_t num_blocks,
+                                   std::int64_t num_layers, CacheLayout order,
+                                   std::int64_t kernel_block_size, std::int64_t layer_stride,
+                                   std::int64_t block_stride) {
+  const std::int64_t tokens = kernel_block_size != 0 ? kernel_block_size : spec.block_size;
+  const std::int64_t sizes[] = {num_layers, num_blocks * (spec.block_size / tokens),
+                                num_heads(spec), rows_of(spec, tokens), content_bytes(spec)};
+  const std::int64_t fixed[] = {layer_stride, block_stride, 0, 0, 0};
+  const std::string_view nest = name_of(order);
+  const std::int64_t padded = spec.page_size_padded.value_or(0);
+  // The innermost of L and B: its stride is at least a padded page.
+  const std::size_t grid_end = std::max(nest.find('L'), nest.find('B'));
+  if (padded != 0) {
+    if (tokens != spec.block_size)
+      return fail(
+          "a padded page cannot be split into kernel blocks; use blocks that every kernel "
+          "takes whole");
+    std::int64_t outside = 1;
+    for (std::size_t i = 0; i <= grid_end; ++i) outside *= sizes[kDimensions.find(nest[i])];
+    if (outside != num_layers * num_blocks)
+      return fail(
+          fmt::format("order {} cannot pad pages: their heads or rows lie outside layers "
+                      "and blocks; use a block-compact order",
+                      nest));
+  }
+  std::int64_t strides[5] = {};
+  std::int64_t stride = 1;
+  for (std::size_t i = nest.size(); i-- > 0;) {
+    const std::size_t dimension = kDimensions.find(nest[i]);
+    if (padded != 0 && i == grid_end) {
+      stride = std::max(stride, padded);
+      if (stride % padded != 0)
+        return fail(fmt::format("a stride of {} bytes is no multiple of padded pages of {} bytes",
+                                stride, padded));
+    }
+    strides[dimension] = fixed[dimension] != 0 ? fixed[dimension] : stride;
+    stride = strides[dimension] * sizes[dimension];
+  }
+  return OrderStrides{strides[0], strides[1], strides[2], strides[3], strides[4]};
+}
+
+Result<std::vector<CacheLayout>> supported_orders(
+    const std::vector<std::vector<CacheLayout>>& declared) {
+  std::vector<std::vector<CacheLayout>> lists;
+  for (const auto& list : declared)
+    if (!list.empty()) lists.push_back(list);
+  if (lists.empty()) return std::vector<CacheLayout>(kPreference.begin(), kPreference.end());
+  if (std::ranges::all_of(lists, [&](const auto& list) { return list == lists[0]; }))
+    return lists[0];
+  const auto is_everywhere = [&](CacheLayout order) {
+    return std::ranges::all_of(
+        lists, [&](const auto& list) { return std::ranges::find(list, order) != list.end(); });
+  };
+  const auto first_places = [&](CacheLayout order) {
+    return std::ranges::count_if(lists, [&](const auto& list) { return list[0] == order; });
+  };
+  std::vector<CacheLayout> orders;
+  std::ranges::copy_if(kOrders, std::back_inserter(orders), is_everywhere);
+  std::ranges::stable_sort(orders, std::greater<>(), first_places);
+  if (orders.empty()) return fail("no order of the cache is in the lists of all backends");
+  return orders;
+}
+
+Result<ChosenOrder> choose_order(const std::vector<CacheLayout>& supported, bool declared,
+                                 const NamedCacheSpecs& specs,
+                                 const std::optional<std::string>& asked,
+                                 std::optional<CacheLayout> connector) {
+  std::set<std::tuple<std::int64_t, std::int64_t, std::int64_t>> shapes;
+  std::set<std::int64_t> pages;
+  std::set<bool> sharding;
+  for (const auto& [name, spec] : specs) {
+    if (!has_layer_views(spec.kind)) continue;
+    shapes.insert({num_heads(spec), rows_of(spec, spec.block_size), page_bytes(spec)});
+    pages.insert(page_bytes(spec));
+    if (is_attention(spec.kind) && uses_slot_mapping(spec.kind)) sharding.insert(spec.dcp_sharded);
+  }
+  std::vector<CacheLayout> orders = supported;
+  if (shapes.size() > 1)
+    std::erase_if(orders, [](CacheLayout order) { return !is_block_compact(order); });
+  if (orders.empty())
+    return fail(
+        "pages that differ in heads, rows or bytes need a block-compact order, and no backend "
+        "of this model takes one");
+  if (sharding.size() > 1 && pages.size() > 1)
+    std::erase_if(orders, [](CacheLayout order) { return !is_block_outermost(order); });
+  if (orders.empty())
+    return fail(
+        "caches that DCP shards and replicated ones of other page sizes need an order "
+        "with blocks outermost, and no backend of this model takes one");
+  const auto is_candidate = [&](CacheLayout order) {
+    return std::ranges::find(orders, order) != orders.end();
+  };
+  if (asked) {
+    const auto order = overlaid_layout_from_name(*asked);
+    if (!order || !is_candidate(*order))
+      return fail(
+          fmt::format("the order {} does not suit this model and its backends; one of {} "
+                      "does",
+                      *asked, list_of(orders)));
+    return ChosenOrder{*order, "option"};
+  }
+  if (connector && is_candidate(*connector)) return ChosenOrder{*connector, "connector"};
+  return ChosenOrder{orders[0], declared ? "backends" : "default"};
+}
+
+namespace {
+
+const std::vector<CacheBackend>& cache_backends() {
+  using enum CacheLayout;
+  using enum PageBinding;
+  static const std::vector<CacheBackend> rows_of_backends = {
+      {"flash_attn", {}, 16},
+      {"triton_attn", {}, 16},
+      {"flashinfer", {16, 32, 64}},
+      {"flex_attention", {}, 16, {LBNHC}},
+      {"cpu_attn", {}, 32, {LBHNC}},
+      {"turboquant", {16, 32, 64, 128}, 0, {LBNHC}},
+      {"cache_only", {}, 1},
+      {"triton_mla", {}, 16, {}, rows, true},
+      {"flashmla", {64}, 0, {}, rows, true},
+      {"flashinfer_mla", {32, 64}, 0, {}, rows, true},
+      {"flash_attn_mla", {}, 16, {}, rows},
+      {"cutlass_mla", {128}, 0, {}, rows},
+      {"tokenspeed_mla", {32, 64}, 0, {}, rows},
+      {"flashmla_sparse", {}, 64, {}, rows, true},
+      {"flash_attn_mla_sparse", {}, 64, {}, rows},
+      {"flashinfer_mla_sparse", {}, 32, {}, rows, true},
+      {"indexer_v32", {64}, 0, {}, rows, true},
+      {"indexer_v4", {256}, 0, {BLHNC, BLNHC}, rows, true},
+      {"indexer_kpool", {32, 64}, 0, {}, rows, true},  // KV entries, each of several tokens
+      {"kpool_tail", {}, 1, {BLHNC}, rows, true},
+      {"indexer_v41", {128}, 0, {BLHNC, BLNHC}, rows, true},
+      {"indexer_v41_sparse", {128}, 0, {BLHNC, BLNHC}, rows, true},
+      {"indexer_m3", {128}, 0, {}, rows},
+      {"minimax_m3_sparse", {128}},
+      {"sparse_swa", {}, 32, {}, rows},
+      {"compressor_v4", {}, 1, {}, rows},
+      {"compressor_v41", {}, 1, {}, rows, true},
+      {"v4_flashmla", {256}, 0, {}, rows},
+      {"v4_flashinfer", {256}, 0, {}, rows},
+      {"v41_flashmla", {128}, 0, {}, rows},
+      {"v41_flashinfer", {128}, 0, {}, rows},
+      {"qsa_state", {}, 1, {BLNHC, BLHNC}, rows_then_head},
+      {"flash_attn_diffkv", {}, 16},
+      {"inkling_sconv", {}, 1},
+      {"gdn", {}, 1, {}, states},
+      {"mamba1", {}, 1, {}, states},
+      {"mamba2", {}, 1, {}, states},
+      {"linear", {}, 1, {}, states},
+      {"short_conv", {}, 1, {}, states},
+  };
+  return rows_of_backends;
+}
+
+}  // namespace
+
+bool KernelSizes::takes(std::int64_t block_size) const {
+  return std::ranges::find(listed, block_size) != listed.end() ||
+         (multiple_of != 0 && block_size % multiple_of == 0);
+}
+
+std::int64_t KernelSizes::smallest() const {
+  return multiple_of != 0 ? multiple_of : *std::ranges::min_element(listed);
+}
+
+const CacheBackend* find_cache_backend(std::string_view name) {
+  const auto at = std::ranges::find(cache_backends(), name, &CacheBackend::name);
+  return at == cache_backends().end() ? nullptr : &*at;
+}
+
+KernelSizes kernel_sizes(const CacheBackend& backend, DeviceFamily device,
+                         const KVCacheSpec& spec) {
+  const bool by_device = backend.name == "indexer_v41" || backend.name == "indexer_v41_sparse" ||
+                         backend.name == "v41_flashmla";
+  if (by_device && device == DeviceFamily::sm90) return {{64}, 0};
+  if (backend.name == "indexer_kpool") {
+    KernelSizes sizes{backend.listed, 0};
+    for (std::int64_t& size : sizes.listed) size = tokens_in(spec.tokens_per_state, size);
+    return sizes;
+  }
+  if (backend.name == "flashmla_sparse" && device == DeviceFamily::sm100 &&
+      spec.kv_quant_mode != KVQuantMode::none)
+    return {{64}, 0};
+  return {backend.listed, backend.multiple_of};
+}
+
+std::vector<CacheLayout> declared_orders(const CacheBackend& backend, DeviceFamily device) {
+  if (backend.name == "flashinfer" && device == DeviceFamily::sm100)
+    return {CacheLayout::LBHNC, CacheLayout::BLHNC};
+  return backend.orders;
+}
+
+bool is_state_backend(const CacheBackend& backend) {
+  return backend.binding == PageBinding::states;
+}
+
+Result<std::int64_t> common_kernel_block(std::int64_t block_size,
+                                         const std::vector<KernelSizes>& sizes) {
+  const auto all_take = [&](std::int64_t size) {
+    return std::ranges::all_of(sizes, [&](const KernelSizes& s) { return s.takes(size); });
+  };
+  if (all_take(block_size)) return block_size;
+  std::set<std::int64_t, std::greater<>> candidates;
+  for (const KernelSizes& s : sizes)
+    for (const std::int64_t size : s.listed)
+      if (block_size % size == 0) candidates.insert(size);
+  for (const std::int64_t size : candidates)
+    if (all_take(size)) return size;
+  return fail(
+      fmt::format("no kernel block size divides blocks of {} tokens and suits every "
+                  "backend of the group; choose another --block-size",
+                  block_size));
 }
 
 }  // namespace lockstep

@@ -6,6 +6,7 @@
 // check; fields that a type does not have keep their default. State layers are [B, 1, 1, C].
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -15,14 +16,11 @@
 #include <vector>
 
 #include "base/result.h"
+#include "reference/plan/page_size.h"
 #include "reference/types/kv_cache_spec.h"
+#include "reference/types/view_types.h"
 
 namespace lockstep {
-
-inline std::int64_t divided_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
-inline std::int64_t round_up_to(std::int64_t value, std::int64_t unit) {
-  return divided_up(value, unit) * unit;
-}
 
 using NamedCacheSpec = std::pair<std::string, KVCacheSpec>;
 using NamedCacheSpecs = std::vector<NamedCacheSpec>;  // in layer order
@@ -66,5 +64,96 @@ struct RequestBounds {
 };
 // Blocks that it takes of this cache. An Error: windows whose positions DCP shards.
 Result<std::int64_t> blocks_per_request(const KVCacheSpec& spec, const RequestBounds& bounds);
+
+// The six layouts of [L, B, H, N, C] in memory, outermost first, and the one stride function for
+// all of them (vllm/v1/kv_cache_layout.py, compute_layout_strides).
+//
+// LBNHC (old name NHD) and LBHNC (HND) keep a layer together, BLNHC and BLHNC a block; LHBNC and
+// BHLNC separate the heads of one page.
+
+// Of one of the six; NHD and HND name LBNHC and LBHNC.
+std::optional<CacheLayout> overlaid_layout_from_name(std::string_view name);
+
+constexpr bool is_block_outermost(CacheLayout order) { return order >= CacheLayout::BLNHC; }
+// The bytes of a page are one run.
+constexpr bool is_block_compact(CacheLayout order) {
+  return order != CacheLayout::LHBNC && order != CacheLayout::BHLNC;
+}
+
+// Byte strides along L, B, H, N, C.
+struct OrderStrides {
+  std::int64_t layer = 0, block = 0, head = 0, row = 0, byte = 1;
+};
+// `kernel_block_size` 0: blocks are not split. A stride that is not 0 in layer_stride or
+// block_stride is fixed from outside, and what lies outside it counts from it. An Error: a padded
+// page whose heads or rows lie outside layers or blocks, or a padded block that is split.
+Result<OrderStrides> order_strides(const KVCacheSpec& spec, std::int64_t num_blocks,
+                                   std::int64_t num_layers, CacheLayout order,
+                                   std::int64_t kernel_block_size = 0,
+                                   std::int64_t layer_stride = 0, std::int64_t block_stride = 0);
+
+// The layouts that a set of backends supports, best first: identical lists stay; different lists
+// are intersected, layouts with the most first places first. An empty list in `declared` accepts
+// any.
+// An Error: no layout is in all of them.
+Result<std::vector<CacheLayout>> supported_orders(
+    const std::vector<std::vector<CacheLayout>>& declared);
+
+struct ChosenOrder {
+  CacheLayout order = CacheLayout::LBNHC;
+  std::string_view by;  // option, connector, backends, default
+};
+// `asked` is the user's, `connector` the connector's preference; `declared`: some backend has a
+// list.
+// An Error: the user's layout is not a candidate, or there is none.
+Result<ChosenOrder> choose_order(const std::vector<CacheLayout>& supported, bool declared,
+                                 const NamedCacheSpecs& specs,
+                                 const std::optional<std::string>& asked,
+                                 std::optional<CacheLayout> connector);
+
+// What each attention backend of the engine asks of a cache: kernel block sizes, orders, whether it
+// serves prefill context parallelism, and what a layer makes of its page. One row a backend; the
+// names are those of the recordings, the facts those of vLLM's backends
+// (vllm/v1/attention/backends, vllm/models/deepseek_v4*, vllm/models/qwen4_exp).
+
+// The GPU family that backends depend on.
+enum class DeviceFamily : std::uint8_t { none, sm90, sm100 };
+
+// Block sizes that a kernel takes: the listed ones, or every multiple of one.
+struct KernelSizes {
+  std::vector<std::int64_t> listed;
+  std::int64_t multiple_of = 0;  // 0: only the listed ones
+  bool takes(std::int64_t block_size) const;
+  std::int64_t smallest() const;
+};
+
+// What a layer makes of its page [B, H, N, C].
+enum class PageBinding : std::uint8_t {
+  as_is,
+  rows,            // [B, N, C]: one head
+  rows_then_head,  // [B, N, H, C]
+  states,          // one view a state
+};
+
+struct CacheBackend {
+  std::string_view name;
+  std::vector<std::int64_t> listed = {};  // kernel sizes in tokens
+  std::int64_t multiple_of = 0;
+  std::vector<CacheLayout> orders = {};  // best first; empty: any
+  PageBinding binding = PageBinding::as_is;
+  bool serves_pcp = false;
+};
+// nullptr: not a backend that the model knows.
+const CacheBackend* find_cache_backend(std::string_view name);
+
+// `spec`: of a layer of the backend, or its facts.
+KernelSizes kernel_sizes(const CacheBackend& backend, DeviceFamily device, const KVCacheSpec& spec);
+std::vector<CacheLayout> declared_orders(const CacheBackend& backend, DeviceFamily device);
+bool is_state_backend(const CacheBackend& backend);
+
+// The block itself if all take it, else the largest listed size that divides it and that all take
+// (vllm/v1/worker/utils.py: select_common_block_size). An Error: there is none.
+Result<std::int64_t> common_kernel_block(std::int64_t block_size,
+                                         const std::vector<KernelSizes>& sizes);
 
 }  // namespace lockstep

@@ -1,4 +1,4 @@
-#include "reference/placement/layer_specs.h"
+#include "reference/placement/placement.h"
 
 #include <fmt/format.h>
 
@@ -44,7 +44,7 @@ const CacheBackend& backend_named(const std::string& name) {
 }
 
 std::int64_t packed_bits(std::int64_t elements, std::int64_t bits) {
-  return divided_up(elements * bits, 8);
+  return cdiv(elements * bits, 8);
 }
 
 // TurboQuant: keys of 8 bits, or fewer and a norm; values with scale and zero point.
@@ -54,7 +54,7 @@ std::int64_t turboquant_bytes(KVQuantMode mode, std::int64_t head_size) {
   const std::int64_t value = mode == KVQuantMode::turboquant_3bit_nc ? 3 : 4;
   const std::int64_t bytes =
       packed_bits(head_size, key) + (is_k8 ? 0 : 2) + packed_bits(head_size, value) + 4;
-  return round_up_to(bytes, 2);
+  return round_up(bytes, 2);
 }
 
 // A backend with rows of tokens, and its kernels before the layers have a spec.
@@ -179,7 +179,7 @@ void align_to_states(const std::vector<PlacementLayer>& layers, const KVCacheSpe
     unit = std::lcm(unit, checkpoint_alignment(layers));
   std::int64_t common = 1;
   for (const TokenBackend& backend : backends) common = std::lcm(common, backend.sizes.smallest());
-  const std::int64_t block = round_up_to(unit * divided_up(state_bytes, unit * bytes), common);
+  const std::int64_t block = round_up(unit * cdiv(state_bytes, unit * bytes), common);
   alignment.block_size = std::max(alignment.block_size, block);
   if (options.mamba_cache_mode == MambaCacheMode::align)
     alignment.mamba_block_size = alignment.block_size;
@@ -206,7 +206,7 @@ Result<void> align_to_skipped(const KVCacheSpec& heads, const TokenBackend& firs
   const std::int64_t unit = std::max(kernel, alignment.block_size);
   const std::int64_t page =
       std::max(skipped * kernel, alignment.mamba_page_size_padded.value_or(0));
-  alignment.block_size = std::max(alignment.block_size, unit * divided_up(page, unit * primary));
+  alignment.block_size = std::max(alignment.block_size, unit * cdiv(page, unit * primary));
   alignment.skip_page_size_padded = alignment.block_size * primary;
   if (alignment.mamba_page_size_padded)
     alignment.mamba_page_size_padded = alignment.skip_page_size_padded;
@@ -339,7 +339,7 @@ struct SpecMaker {
         else if (layer.backend == "kpool_tail")
           spec.block_size = pooled_tail();
         else if (is_ring(spec.kind))
-          spec.block_size = round_up_to(kRingGroup + options.drafted_tokens(), kRingGroup);
+          spec.block_size = round_up(kRingGroup + options.drafted_tokens(), kRingGroup);
         break;
     }
     apply_alignment(spec);
@@ -500,7 +500,7 @@ Result<std::vector<PlacementLayer>> layers_with_specs(const std::vector<Placemen
     if (is_mla(layer.spec->kind))
       sizes.push_back(kernel_sizes(backend_named(layer.backend), options.device, *layer.spec));
   }
-  if (!options.hisparse) return layers;
+  if (!options.host_pages) return layers;
   LS_ASSIGN_OR_RETURN(const std::int64_t block, common_kernel_block(alignment.block_size, sizes));
   NamedCacheSpecs named;
   for (PlacementLayer& layer : layers) {
@@ -509,7 +509,7 @@ Result<std::vector<PlacementLayer>> layers_with_specs(const std::vector<Placemen
     named.emplace_back(layer.name, *layer.spec);
   }
   LS_ASSIGN_OR_RETURN(const std::vector<PlacedGroup> groups,
-                      hisparse_groups(named, CacheLayout::BLHNC, options));
+                      host_page_groups(named, CacheLayout::BLHNC, options));
   for (PlacementLayer& layer : layers)
     if (layer.spec && !has_layer_views(layer.spec->kind))
       for (const PlacedGroup& group : groups)

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "base/check.h"
+#include "reference/placement/cache_groups.h"
 #include "reference/types/token_rows.h"
 
 namespace lockstep {
@@ -14,7 +15,7 @@ namespace {
 
 // The stride of blocks where layers lie outermost: the page up to its own alignment.
 std::int64_t layer_block_stride(const KVCacheSpec& spec) {
-  return round_up_to(page_bytes(spec), stride_alignment_bytes(spec));
+  return round_up(page_bytes(spec), stride_alignment_bytes(spec));
 }
 
 Result<void> check_order(const std::vector<PlacedGroup>& groups, CacheLayout order) {
@@ -82,7 +83,7 @@ Result<HostPool> host_pool_of(const PlacedGroup& group, const PlacementOptions& 
   HostPool pool;
   for (const auto& [name, spec] : group.by_layer) pool.block_stride += page_bytes(spec);
   const auto budget =
-      static_cast<std::int64_t>(options.hisparse->host_pool_gib * static_cast<double>(1LL << 30));
+      static_cast<std::int64_t>(options.host_pages->host_pool_gib * static_cast<double>(1LL << 30));
   pool.num_blocks = budget / pool.block_stride;
   const std::int64_t block = group.spec.block_size;
   const std::int64_t needed = (options.max_model_len + block - 1) / block + 2;
@@ -211,7 +212,7 @@ std::int64_t bytes_per_block(const std::vector<PlacedGroup>& groups, CacheLayout
     }
     widest = std::max(widest, bytes);
   }
-  return round_up_to(widest, alignment);
+  return round_up(widest, alignment);
 }
 
 Result<Placement> place_blocks(const std::vector<PlacedGroup>& groups, CacheLayout order,
@@ -223,7 +224,7 @@ Result<Placement> place_blocks(const std::vector<PlacedGroup>& groups, CacheLayo
   plan.num_blocks = groups.empty() ? 1 : num_blocks;
   if (groups.empty()) return plan;
   const std::vector<PlacedGroup> device = device_groups(groups);
-  if (options.hisparse) {
+  if (options.host_pages) {
     for (const PlacedGroup& group : groups) {
       if (!group.host_resident) continue;
       LS_ASSIGN_OR_RETURN(plan.host, host_pool_of(group, options));
@@ -249,7 +250,7 @@ Result<std::vector<Placement>> place_workers(const std::vector<PlacedGroup>& gro
       continue;
     }
     // The order is checked before memory: a pool of one block is planned first.
-    if (!options.hisparse) LS_RETURN_IF_ERROR(place_blocks(shares.back(), order, 1, options));
+    if (!options.host_pages) LS_RETURN_IF_ERROR(place_blocks(shares.back(), order, 1, options));
     const std::int64_t block_bytes = bytes_per_block(device_groups(shares.back()), order);
     if (block_bytes == 0)
       return fail("a block of this worker's layers has no bytes; give it layers with rows");
@@ -322,7 +323,7 @@ Result<HashSizes> hash_sizes(const Placement& plan, const PlacementOptions& opti
     smallest_cacheable = lower(smallest_cacheable, group.spec.block_size);
   }
   sizes.cache_config = smallest_cacheable != 0 ? smallest_cacheable : smallest;
-  const bool hashes = options.prefix_caching || !options.connector.empty() || options.hisparse;
+  const bool hashes = options.prefix_caching || !options.connector.empty() || options.host_pages;
   if (plan.groups.size() <= 1) {
     const bool is_sharded = plan.groups.empty() || plan.groups[0].spec.dcp_sharded;
     sizes.scheduler = sizes.cache_config * (is_sharded ? options.dcp : 1);
@@ -372,6 +373,83 @@ Result<HashSizes> hash_sizes(const Placement& plan, const PlacementOptions& opti
   if (options.prefix_caching && is_fine && std::ranges::all_of(plan.groups, looks_up_fine))
     sizes.hit_alignment = sizes.hash;
   return sizes;
+}
+
+namespace {
+
+// Runs the stages into `plan`; an Error ends the one that `plan.refused_stage` names.
+Result<void> run_stages(const std::vector<PlacementLayer>& layers, bool is_bare,
+                        const std::vector<WorkerShare>& workers, const PlacementOptions& options,
+                        PlacementStages& plan) {
+  plan.refused_stage = "options";
+  if (options.mamba_cache_mode == MambaCacheMode::all)
+    return fail("mamba_cache_mode all was removed; use align");
+  plan.refused_stage = "specs";
+  plan.layers = layers;
+  for (const PlacementLayer& layer : layers)
+    if (!layer.backend.empty() && find_cache_backend(layer.backend) == nullptr)
+      return fail(fmt::format("layer {}: no backend {} is known", layer.name, layer.backend));
+  plan.alignment = {options.block_size.value_or(16), options.max_model_len, {}, {}};
+  if (!is_bare) {
+    LS_ASSIGN_OR_RETURN(plan.alignment, align_blocks(layers, options));
+    LS_ASSIGN_OR_RETURN(plan.layers, layers_with_specs(layers, *plan.alignment, options));
+  }
+  plan.refused_stage = "layout";
+  std::vector<std::vector<CacheLayout>> declared;
+  std::set<std::string> seen;
+  NamedCacheSpecs specs;
+  bool is_declared = false;
+  for (const PlacementLayer& layer : plan.layers) {
+    if (layer.spec) specs.emplace_back(layer.name, *layer.spec);
+    const CacheBackend* backend = find_cache_backend(layer.backend);
+    if (backend == nullptr || !seen.insert(layer.backend).second) continue;
+    declared.push_back(declared_orders(*backend, options.device));
+    is_declared |= !declared.back().empty();
+  }
+  LS_ASSIGN_OR_RETURN(plan.supported, supported_orders(declared));
+  LS_ASSIGN_OR_RETURN(plan.order, choose_order(plan.supported, is_declared, specs, options.order,
+                                               order_wish(plan.layers, options)));
+  plan.refused_stage = "groups";
+  LS_ASSIGN_OR_RETURN(plan.groups, cache_groups(specs, plan.order->order, options));
+  plan.refused_stage = "plan";
+  for (const PlacedGroup& group : plan.groups)
+    for (const std::string& name : group.layer_names) {
+      const KVCacheSpec& spec = group.layer_spec(name);
+      LS_RETURN_IF_ERROR(check_page(name, spec));
+      if (stride_alignment_bytes(spec) == 0)
+        return fail(
+            fmt::format("layer {}: kernel blocks of up to {} tokens do not hold one KV entry of "
+                        "{} tokens; choose another --block-size",
+                        name, spec.plan.stride_kernel_tokens, text_of(spec.tokens_per_state)));
+    }
+  LS_ASSIGN_OR_RETURN(plan.workers,
+                      place_workers(plan.groups, plan.order->order, workers, options));
+  plan.refused_stage = {};
+  return {};
+}
+
+}  // namespace
+
+std::optional<CacheLayout> order_wish(const std::vector<PlacementLayer>& layers,
+                                      const PlacementOptions& options) {
+  if (options.host_pages) return CacheLayout::BLHNC;
+  if (options.connector == "OffloadingConnector") return CacheLayout::LBHNC;
+  const bool has_mla = std::ranges::any_of(layers, [](const PlacementLayer& layer) {
+    return layer.spec && is_full_of_latents(layer.spec->kind);
+  });
+  const bool is_remote =
+      options.connector == "NixlConnector" || options.connector == "MooncakeConnector";
+  if (is_remote && !has_mla) return CacheLayout::LBHNC;
+  return std::nullopt;
+}
+
+PlacementStages plan_stages(const std::vector<PlacementLayer>& layers, bool is_bare,
+                            const std::vector<WorkerShare>& workers,
+                            const PlacementOptions& options) {
+  PlacementStages plan;
+  if (auto run = run_stages(layers, is_bare, workers, options, plan); !run)
+    plan.refused = std::move(run).error();
+  return plan;
 }
 
 }  // namespace lockstep

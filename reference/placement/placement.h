@@ -2,24 +2,23 @@
 // 0, and the page of layer l, block b of a tensor lies at offset + l * layer_stride + b *
 // block_stride. That is sound because a block belongs to one group at a time.
 //
-// Stages, in the engine's order: order (cache_order.h), groups (cache_groups.h), bytes per block,
+// Stages, in the engine's order: order (cache_spec.h), groups (cache_groups.h), bytes per block,
 // tensors, admission, workers, capacity. Source: vllm/v1/core/kv_cache_planning.py.
 #pragma once
 
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "base/result.h"
-#include "reference/placement/cache_backends.h"
-#include "reference/placement/cache_order.h"
 #include "reference/placement/cache_spec.h"
 
 namespace lockstep {
 
-struct HiSparseOptions {
+struct HostPageOptions {
   double host_pool_gib = 0;
   std::optional<std::int64_t> device_buffer_size;  // rows
 };
@@ -47,7 +46,7 @@ struct PlacementOptions {
   std::string spec_method;
   std::optional<std::string> order;  // the user's
   std::string connector;
-  std::optional<HiSparseOptions> hisparse;
+  std::optional<HostPageOptions> host_pages;
   std::vector<std::string> skip_layers;  // asked to be left unquantized
 
   // Tokens that are drafted a step; without a method nothing is.
@@ -144,5 +143,68 @@ struct HashSizes {
 };
 // An Error: a prefix_match_unit that the blocks cannot be cut into.
 Result<HashSizes> hash_sizes(const Placement& plan, const PlacementOptions& options);
+
+// From the facts of a layer to the spec that the planner receives: the platform's block sizes, then
+// each backend's packing of rows, quantization and strides.
+//
+// Facts of a layer are its type, heads, head sizes, window, chunk, states, tokens per row and
+// reader; everything else of its spec is derived here. Sources: vllm/platforms/interface.py
+// (update_block_size_for_backend), customize_spec of each backend, get_kv_cache_spec of each kind
+// of layer.
+
+struct BlockAlignment {
+  std::int64_t block_size = 0;        // tokens
+  std::int64_t mamba_block_size = 0;  // of states; max_model_len when they are not cached
+  std::optional<std::int64_t> mamba_page_size_padded;
+  std::optional<std::int64_t> skip_page_size_padded;  // shared by quantized and unquantized layers
+};
+
+// Takes away what is worked out here.
+void forget_plan(KVCacheSpec& spec);
+// The layer without it.
+PlacementLayer layer_facts(const PlacementLayer& layer);
+
+// An Error: backends that share no block size, or an aligned one that a backend does not take.
+Result<BlockAlignment> align_blocks(const std::vector<PlacementLayer>& facts,
+                                    const PlacementOptions& options);
+
+// The layers with their specs, those of host pages among them.
+Result<std::vector<PlacementLayer>> layers_with_specs(const std::vector<PlacementLayer>& facts,
+                                                      const BlockAlignment& alignment,
+                                                      const PlacementOptions& options);
+
+// The backend's packing: bytes of a row, head slots, strides between blocks.
+KVCacheSpec customized(const CacheBackend& backend, DeviceFamily device, KVCacheSpec spec);
+
+// What a cache of this name holds.
+struct CacheFormat {
+  DType dtype = DType::bf16;
+  KVQuantMode mode = KVQuantMode::none;
+};
+CacheFormat cache_format(std::string_view kv_dtype, DType model_dtype);
+
+// All stages of a plan in the engine's order, each kept; a refusal names its stage and leaves the
+// later ones empty.
+
+struct PlacementStages {
+  std::optional<BlockAlignment> alignment;
+  std::vector<PlacementLayer> layers;  // with the specs that the planner gets
+  std::vector<CacheLayout> supported;
+  std::optional<ChosenOrder> order;
+  std::vector<PlacedGroup> groups;
+  std::vector<Placement> workers;  // empty: refused
+  std::string_view refused_stage;  // options, specs, layout, groups, plan; empty: planned
+  Error refused;
+};
+
+// A connector's preferred layout: by its name, where the layers allow it.
+std::optional<CacheLayout> order_wish(const std::vector<PlacementLayer>& layers,
+                                      const PlacementOptions& options);
+
+// `layers` are facts of a model's layers; `is_bare`: layers without a model, whose specs stand as
+// they are.
+PlacementStages plan_stages(const std::vector<PlacementLayer>& layers, bool is_bare,
+                            const std::vector<WorkerShare>& workers,
+                            const PlacementOptions& options);
 
 }  // namespace lockstep

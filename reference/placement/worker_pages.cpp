@@ -6,6 +6,7 @@
 #include <map>
 #include <numeric>
 #include <set>
+#include <utility>
 
 #include "base/check.h"
 #include "reference/types/token_rows.h"
@@ -52,50 +53,6 @@ bool is_interleaved(const Placement& plan, const PlacedGroup& group) {
              return std::ranges::find(group.layer_names, name) != group.layer_names.end();
            });
   });
-}
-
-// The pages of a tensor's layers, in kernel blocks of `kernel_block_size`.
-Result<CachePage> first_page(const PlacedTensor& tensor, CacheLayout order, std::int64_t num_blocks,
-                             std::int64_t kernel_block_size) {
-  const KVCacheSpec& spec = tensor.spec;
-  const std::int64_t ratio = spec.block_size / kernel_block_size;
-  if (rows_of(spec, kernel_block_size) == 0)
-    return fail(
-        fmt::format("kernel blocks of {} tokens do not hold one KV entry of {} tokens; use a "
-                    "backend with larger kernel blocks",
-                    kernel_block_size, text_of(spec.tokens_per_state)));
-  std::int64_t block_stride = tensor.block_stride;
-  if (ratio > 1) {
-    if (block_stride != unpadded_page_bytes(spec))
-      return fail(
-          fmt::format("blocks of {} tokens do not lie as dense pages (block stride {}, page "
-                      "{} bytes), so they cannot be split into kernel blocks of {} tokens; "
-                      "use --block-size {} or an order with layers outermost",
-                      spec.block_size, block_stride, unpadded_page_bytes(spec), kernel_block_size,
-                      kernel_block_size));
-    block_stride /= ratio;
-  }
-  LS_ASSIGN_OR_RETURN(
-      const OrderStrides strides,
-      order_strides(spec, num_blocks, static_cast<std::int64_t>(tensor.layers.size()), order,
-                    kernel_block_size, tensor.layer_stride, block_stride));
-  const CachePage page{num_blocks * ratio,  num_heads(spec), rows_of(spec, kernel_block_size),
-                       content_bytes(spec), tensor.offset,   strides.block,
-                       strides.head,        strides.row};
-  const std::int64_t end =
-      span_of(page).second + (std::ssize(tensor.layers) - 1) * tensor.layer_stride;
-  if (ratio > 1 && end > tensor.size_bytes)
-    return fail(
-        fmt::format("heads of kernel blocks of {} tokens keep the stride of whole blocks: byte {} "
-                    "of an allocation of {}; use an order with layers outermost",
-                    kernel_block_size, end, tensor.size_bytes));
-  const std::int64_t item = is_attention(spec.kind) ? itemsize_bytes(spec.dtype) : 1;
-  for (const std::int64_t bytes : {page.content_bytes, page.offset, page.block_stride,
-                                   page.head_stride, page.row_stride, tensor.layer_stride})
-    if (bytes % item != 0)
-      return fail(fmt::format("{} bytes are no whole {} elements; rows cannot be viewed", bytes,
-                              name_of(spec.dtype)));
-  return page;
 }
 
 // The page in the kernel blocks of a backend that wants smaller ones.
@@ -158,6 +115,49 @@ std::pair<std::int64_t, std::int64_t> span_of(const CachePage& page) {
   return {page.offset, page.offset + (page.blocks - 1) * page.block_stride +
                            (page.heads - 1) * page.head_stride + (page.rows - 1) * page.row_stride +
                            page.content_bytes};
+}
+
+Result<CachePage> first_page(const PlacedTensor& tensor, CacheLayout order, std::int64_t num_blocks,
+                             std::int64_t kernel_block_size) {
+  const KVCacheSpec& spec = tensor.spec;
+  const std::int64_t ratio = spec.block_size / kernel_block_size;
+  if (rows_of(spec, kernel_block_size) == 0)
+    return fail(
+        fmt::format("kernel blocks of {} tokens do not hold one KV entry of {} tokens; use a "
+                    "backend with larger kernel blocks",
+                    kernel_block_size, text_of(spec.tokens_per_state)));
+  std::int64_t block_stride = tensor.block_stride;
+  if (ratio > 1) {
+    if (block_stride != unpadded_page_bytes(spec))
+      return fail(
+          fmt::format("blocks of {} tokens do not lie as dense pages (block stride {}, page "
+                      "{} bytes), so they cannot be split into kernel blocks of {} tokens; "
+                      "use --block-size {} or an order with layers outermost",
+                      spec.block_size, block_stride, unpadded_page_bytes(spec), kernel_block_size,
+                      kernel_block_size));
+    block_stride /= ratio;
+  }
+  LS_ASSIGN_OR_RETURN(
+      const OrderStrides strides,
+      order_strides(spec, num_blocks, static_cast<std::int64_t>(tensor.layers.size()), order,
+                    kernel_block_size, tensor.layer_stride, block_stride));
+  const CachePage page{num_blocks * ratio,  num_heads(spec), rows_of(spec, kernel_block_size),
+                       content_bytes(spec), tensor.offset,   strides.block,
+                       strides.head,        strides.row};
+  const std::int64_t end =
+      span_of(page).second + (std::ssize(tensor.layers) - 1) * tensor.layer_stride;
+  if (ratio > 1 && end > tensor.size_bytes)
+    return fail(
+        fmt::format("heads of kernel blocks of {} tokens keep the stride of whole blocks: byte {} "
+                    "of an allocation of {}; use an order with layers outermost",
+                    kernel_block_size, end, tensor.size_bytes));
+  const std::int64_t item = is_attention(spec.kind) ? itemsize_bytes(spec.dtype) : 1;
+  for (const std::int64_t bytes : {page.content_bytes, page.offset, page.block_stride,
+                                   page.head_stride, page.row_stride, tensor.layer_stride})
+    if (bytes % item != 0)
+      return fail(fmt::format("{} bytes are no whole {} elements; rows cannot be viewed", bytes,
+                              name_of(spec.dtype)));
+  return page;
 }
 
 TensorView view_of(const CachePage& page, DType dtype) {
@@ -365,6 +365,52 @@ std::vector<LostBytes> lost_in_copies(const WorkerPages& pages, bool by_layer_in
       lost.push_back({own.bytes, own.of, 1, layer.name});
   }
   return lost;
+}
+
+std::vector<OffloadRegion> simple_offload_regions(const Placement& plan) {
+  std::vector<OffloadRegion> regions;
+  std::set<std::int64_t> seen;
+  for (const PlacedTensor& tensor : plan.tensors) {
+    if (tensor.host_resident || !has_layer_views(tensor.spec.kind)) continue;
+    const std::int64_t blocks_bytes = plan.num_blocks * tensor.block_stride;
+    const bool by_layer = tensor.layer_stride >= blocks_bytes;
+    const auto num_layers = std::ssize(tensor.layers);
+    const std::int64_t begin = by_layer ? tensor.offset : 0;
+    const std::int64_t bytes = by_layer ? num_layers * tensor.layer_stride : blocks_bytes;
+    LS_CHECK(bytes % blocks_bytes == 0, "{} bytes are no regions of {}", bytes, blocks_bytes);
+    for (std::int64_t i = 0; i < bytes / blocks_bytes; ++i) {
+      const std::int64_t address = begin + i * blocks_bytes;
+      if (!seen.insert(address).second) continue;
+      const std::int64_t layer = by_layer ? i * blocks_bytes / tensor.layer_stride : 0;
+      regions.push_back({tensor.layers[static_cast<std::size_t>(layer)], address,
+                         tensor.block_stride, tensor.block_stride});
+    }
+  }
+  return regions;
+}
+
+bool is_offloaded(const PlacedGroup& group) {
+  return !group.host_resident && group.enable_kv_transfer && group.is_prefix_cacheable() &&
+         has_layer_views(group.spec.kind);
+}
+
+std::vector<OffloadRegion> offloading_regions(const Placement& plan, const WorkerPages& pages) {
+  std::vector<OffloadRegion> regions;
+  std::set<std::pair<std::int64_t, std::int64_t>> seen;  // address and stride
+  for (std::size_t g = 0; g < plan.groups.size(); ++g) {
+    if (!is_offloaded(plan.groups[g])) continue;
+    for (const std::string& name : plan.groups[g].layer_names) {
+      const auto layer = std::ranges::find(pages.layers, name, &LayerPage::name);
+      LS_CHECK(layer != pages.layers.end(), "{} has no page", name);
+      const std::int64_t bytes = page_bytes(layer->spec);
+      const std::int64_t apart = layer->page.block_stride * (layer->page.blocks / pages.num_blocks);
+      const std::int64_t stride = is_attention(layer->spec.kind) ? apart : bytes;
+      if (stride != bytes) return {{name, 0, stride, stride}};
+      if (seen.insert({layer->page.offset, stride}).second)
+        regions.push_back({name, layer->page.offset, stride, bytes});
+    }
+  }
+  return regions;
 }
 
 }  // namespace lockstep

@@ -61,6 +61,12 @@ struct WorkerPages {
   std::vector<std::size_t> in_backend_order;  // group by group, layers of equal backend and spec
 };
 
+// The page of the tensor's first layer, in kernel blocks of `kernel_block_size` tokens. Those of
+// further layers are layer_stride apart. An Error: blocks that cannot be split, or rows that are
+// not whole elements.
+Result<CachePage> first_page(const PlacedTensor& tensor, CacheLayout order, std::int64_t num_blocks,
+                             std::int64_t kernel_block_size);
+
 // An Error: the engine core takes the plan and the worker does not.
 Result<WorkerPages> worker_pages(const Placement& plan, const std::vector<PlacementLayer>& layers,
                                  const PlacementOptions& options);
@@ -77,5 +83,29 @@ struct LostBytes {
 // `by_layer_index`: views in the order of layer numbers, as in model runner V1; otherwise tensor by
 // tensor. The engine copies the first of several views at one address.
 std::vector<LostBytes> lost_in_copies(const WorkerPages& pages, bool by_layer_index);
+
+// What connectors that keep blocks in host memory address in an overlaid allocation. Block ids have
+// no group there: a block is moved as all regions of its id, so these must hold the union of the
+// views at each address. Sources: vllm/v1/simple_kv_offload/worker.py (register_kv_caches),
+// vllm/distributed/kv_transfer/kv_connector/v1/offloading/worker.py (the same).
+//
+// 1. Byte c of block b lies at address + b * block_stride + c.
+// Not here: transfers by canonical pages, which translate rows of one rank for another.
+
+struct OffloadRegion {
+  std::string first;  // layer that it is registered for
+  std::int64_t address = 0, block_stride = 0, bytes = 0;
+  bool operator==(const OffloadRegion&) const = default;
+};
+
+// SimpleCPUOffloadConnector: by the geometry of tensors. With layers outermost a region for every
+// layer, in order LHBNC for every head slot of one; else the whole block.
+std::vector<OffloadRegion> simple_offload_regions(const Placement& plan);
+
+// OffloadingConnector, of the groups that are found by prefix: a page of each layer, or, as soon as
+// blocks of a layer are not one page apart, a region as long as that stride from byte 0.
+std::vector<OffloadRegion> offloading_regions(const Placement& plan, const WorkerPages& pages);
+// Whether that connector moves blocks of the group.
+bool is_offloaded(const PlacedGroup& group);
 
 }  // namespace lockstep

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "reference/plan/context_share.h"
+#include "reference/plan/rank_plan.h"
 #include "reference/profiles/engine_profile.h"
 #include "reference/types/token_rows.h"
 

@@ -3,14 +3,187 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 #include <numeric>
 
 #include "base/check.h"
 #include "reference/plan/grouping.h"
+#include "reference/plan/page_groups.h"
 #include "reference/plan/page_size.h"
-#include "reference/plan/request_need.h"
+#include "reference/profiles/engine_profile.h"
 
 namespace lockstep {
+namespace {
+
+std::map<std::int64_t, std::int64_t> layers_by_page_size(const KVCacheGroupSpec& group) {
+  std::map<std::int64_t, std::int64_t> layers;
+  for (std::size_t i = 0; i < group.layer_names.size(); ++i)
+    ++layers[page_size_bytes(group.layer_spec(i))];
+  return layers;
+}
+
+std::int64_t max_state_blocks(const KVCacheSpec& spec, const PlanOptions& options) {
+  switch (options.mamba_cache_mode) {
+    case MambaCacheMode::all:
+      return cdiv(options.max_model_len, spec.block_size) + spec.num_speculative_blocks;
+    case MambaCacheMode::align:
+      return 2 + spec.num_speculative_blocks + spec.num_prefill_checkpoint_blocks;
+    case MambaCacheMode::none:
+      break;
+  }
+  return 1 + spec.num_speculative_blocks;
+}
+
+}  // namespace
+
+std::int64_t max_blocks_per_request(const KVCacheSpec& spec, const PlanOptions& options) {
+  const std::int64_t length = options.max_model_len;
+  switch (traits_of(spec.kind).keeps) {
+    case Keeps::pages:
+      if (is_hot_pages(spec.kind)) return spec.blocks_per_request;
+      [[fallthrough]];
+    case Keeps::every_token:
+      return cdiv(is_dealt_out(spec) ? cdiv(length, options.dcp * options.pcp) : length,
+                  spec.block_size);
+    case Keeps::window:
+      // The window before a chunk, and the chunk; one block more, since the window may start inside
+      // one.
+      return cdiv(std::min(spec.sliding_window - 1 + spec.extra_retained_tokens +
+                               options.max_num_batched_tokens,
+                           length),
+                  spec.block_size) +
+             1;
+    case Keeps::chunk:
+      return cdiv(std::min(spec.attention_chunk_size + options.max_num_batched_tokens, length),
+                  spec.block_size);
+    case Keeps::states:
+      return max_state_blocks(spec, options);
+    case Keeps::encoder_rows:
+      return cdiv(options.max_num_encoder_input_tokens != 0 ? options.max_num_encoder_input_tokens
+                                                            : options.max_num_batched_tokens,
+                  spec.block_size);
+    case Keeps::ring:
+      return 1;
+    case Keeps::nothing:
+      break;
+  }
+  return 0;
+}
+
+std::int64_t max_blocks_per_request(const KVCacheGroupSpec& group, const PlanOptions& options) {
+  std::int64_t blocks = 0;
+  for (std::size_t i = 0; i < std::max<std::size_t>(group.layer_specs.size(), 1); ++i)
+    blocks = std::max(blocks, max_blocks_per_request(group.layer_spec(i), options));
+  return blocks;
+}
+
+PlanOptions plan_options_of(const EngineConfig& engine) {
+  PlanOptions options;
+  options.max_model_len = engine.max_model_len;
+  options.max_num_batched_tokens = engine.max_num_batched_tokens;
+  options.mamba_cache_mode = engine.mamba_cache_mode;
+  options.num_spec = engine.num_spec_tokens;
+  options.dcp = engine.dcp;
+  options.max_num_encoder_input_tokens = max_encoder_rows(engine);
+  // Ranks of prefill context parallelism share out the tokens in 0.22.1 only.
+  const EngineProfile* profile = find_engine_profile(engine.engine);
+  if (profile == nullptr || profile->shards_by_pcp) options.pcp = engine.pcp;
+  return options;
+}
+
+std::int64_t planned_blocks_of_request(const EngineConfig& engine,
+                                       std::span<const KVCacheGroupSpec> groups) {
+  PlanOptions options = plan_options_of(engine);
+  if (engine.async_scheduling) options.max_num_batched_tokens *= 2;
+  std::int64_t blocks = 0;
+  for (const KVCacheGroupSpec& group : groups)
+    if (!is_page_source(group)) blocks += max_blocks_per_request(group, options);
+  return blocks + num_sink_blocks(groups);
+}
+
+std::int64_t num_sink_blocks(std::span<const KVCacheGroupSpec> groups) {
+  std::int64_t blocks = 0;
+  for (const KVCacheGroupSpec& group : groups)
+    blocks += group.spec.sink_len / std::max<std::int64_t>(group.spec.block_size, 1);
+  return blocks;
+}
+
+bool grows_with_length(const KVCacheSpec& spec) {
+  return is_full_attention(spec.kind) ||
+         (is_state_kind(spec.kind) && spec.mamba_cache_mode == MambaCacheMode::all);
+}
+
+bool all_uniform_type(std::span<const KVCacheGroupSpec> groups) {
+  // A pipeline stage may hold no layer of a group; such a group says nothing.
+  const auto says_nothing = [](const KVCacheGroupSpec& g) { return g.layer_names.empty(); };
+  return std::ranges::any_of(groups, &KVCacheGroupSpec::is_uniform_type) &&
+         std::ranges::all_of(groups, [&](const KVCacheGroupSpec& g) {
+           return says_nothing(g) || g.is_uniform_type();
+         });
+}
+
+std::vector<std::int64_t> page_sizes(const KVCacheGroupSpec& group) {
+  std::vector<std::int64_t> sizes;
+  for (const auto& [page, layers] : layers_by_page_size(group)) sizes.push_back(page);
+  return sizes;
+}
+
+std::int64_t num_layer_tuples(const KVCacheGroupSpec& group) {
+  std::int64_t most = 0;
+  for (const auto& [page, layers] : layers_by_page_size(group)) most = std::max(most, layers);
+  return most;
+}
+
+std::int64_t tensors_per_pool(std::span<const KVCacheGroupSpec> groups) {
+  std::int64_t tensors = 0;
+  for (const KVCacheGroupSpec& group : groups) {
+    const auto layers = static_cast<std::int64_t>(group.layer_names.size());
+    tensors = std::max(tensors, group.is_uniform_type() ? num_layer_tuples(group)
+                                                        : cdiv(layers, group.layers_per_page));
+  }
+  return tensors;
+}
+
+std::int64_t pool_bytes_per_block(std::span<const KVCacheGroupSpec> groups) {
+  LS_CHECK(!groups.empty());
+  if (!all_uniform_type(groups))
+    return pool_page_size_bytes(groups.front()) * tensors_per_pool(groups);
+  if (groups.size() == 1) return page_size_bytes(groups.front());
+  std::int64_t tuple_bytes = 0;
+  for (std::int64_t page : page_sizes(groups.front())) tuple_bytes += page;
+  return tuple_bytes * tensors_per_pool(groups);
+}
+
+std::int64_t request_bytes(std::span<const KVCacheGroupSpec> groups, const PlanOptions& options) {
+  if (groups.empty()) return 0;
+  if (groups.size() == 1 && groups.front().is_uniform_type()) {
+    std::int64_t bytes = 0;
+    for (const KVCacheSpec& spec : groups.front().layer_specs)
+      bytes += saturating_product(max_blocks_per_request(spec, options), page_size_bytes(spec));
+    return bytes;
+  }
+  std::int64_t blocks = 0;
+  for (const KVCacheGroupSpec& group : groups) blocks += max_blocks_per_request(group, options);
+  return saturating_product(blocks, pool_bytes_per_block(groups));
+}
+
+std::int64_t largest_model_len(std::span<const KVCacheGroupSpec> groups, PlanOptions options,
+                               std::int64_t memory_bytes) {
+  std::int64_t fits = 0;
+  std::int64_t low = 1;
+  std::int64_t high = options.max_model_len;
+  while (low <= high) {
+    options.max_model_len = low + (high - low) / 2;
+    if (request_bytes(groups, options) <= memory_bytes) {
+      fits = options.max_model_len;
+      low = fits + 1;
+    } else {
+      high = options.max_model_len - 1;
+    }
+  }
+  return fits;
+}
+
 namespace {
 
 GroupCapacity group_capacity(const KVCacheGroupSpec& group, const KVCacheConfig& config,

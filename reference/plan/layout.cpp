@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "base/check.h"
-#include "reference/plan/kernel_blocks.h"
 #include "reference/plan/page_size.h"
 
 namespace lockstep {

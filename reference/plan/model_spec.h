@@ -8,12 +8,14 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "base/result.h"
+#include "reference/types/engine_config.h"
 #include "reference/types/plan_options.h"
 
 namespace lockstep {
@@ -58,7 +60,7 @@ struct LayerKind {
   std::optional<DType> conv_dtype;  // absent: the model's
   std::optional<DType> ssm_dtype;   // absent: the model's
   // Tokens between the places where a prefill can export a state from inside a chunk; 0: nowhere;
-  // absent: as the release's layer of that family can (serving_defaults.h).
+  // absent: as the release's layer of that family can.
   std::optional<std::int64_t> prefill_checkpoint_alignment;
   bool is_draft = false;  // of the drafter (MTP, EAGLE): there with PlanOptions::has_drafter alone
   std::int64_t index_topk = 0;  // sparse attention: rows that it reads, as its indexer chooses
@@ -94,5 +96,38 @@ Result<void> take_checkpoint_format(const ModelSpec& model, PlanOptions& options
 // A cache of hidden states in addition to the model's own, for the extraction of `num_layers`
 // layers' states.
 NamedSpec hidden_state_layer(std::int64_t num_layers, std::int64_t hidden_size, DType dtype);
+
+// Defaults of a release's server for options that are not set (`vllm serve MODEL`).
+//
+// 1. The options that the model supports: asynchronous scheduling, reservation, retention, where
+//    states are kept, and whether a prefill exports one from inside a chunk. The sizes of a batch
+//    follow the GPU, and are not here.
+// 2. Kernels are those of a Hopper GPU; elsewhere a release may serve without checkpoints.
+// 3. A profile with its own policies is served as its release is.
+// Read in vllm/config/{scheduler,cache,vllm}.py, vllm/model_executor/models/config.py and
+// get_kv_cache_spec() of the layers, of every release from 0.20.2 to 0.33.0.
+
+struct ServingDefaults {
+  bool async_scheduling = true;
+  bool scheduler_reserve_full_isl = true;
+  std::int32_t prefix_cache_retention_interval = kDenseRetention;
+};
+
+// `engine` says the release and the drafts.
+ServingDefaults serving_defaults(const EngineConfig& engine);
+
+// Where the states of `model` are kept for prefix hits; none: without prefix caching or states.
+MambaCacheMode served_cache_mode(const EngineConfig& engine, const ModelSpec& model);
+
+// Tokens of a block of states in a plan of these layers.
+using StateBlock = std::function<Result<std::int64_t>(const LayerSpecs&)>;
+
+// Puts into the specs of states what their mixers export from inside a prefill: as the release
+// does, or as the model file says. Gated delta nets export on the grid of their own blocks, which
+// `state_block` computes; without it, aligned_sizes(). REQUIRES: options.mamba_cache_mode is the
+// layers'. Refused: what state_block refuses.
+Result<void> take_served_checkpoints(std::string_view release, const ModelSpec& model,
+                                     const PlanOptions& options, LayerSpecs& layers,
+                                     const StateBlock& state_block = {});
 
 }  // namespace lockstep

@@ -9,9 +9,10 @@
 #include <utility>
 
 #include "base/check.h"
+#include "reference/plan/capacity.h"
 #include "reference/plan/page_size.h"
 #include "reference/plan/planner.h"
-#include "reference/plan/request_need.h"
+#include "reference/profiles/engine_profile.h"
 
 namespace lockstep {
 namespace {
@@ -261,6 +262,29 @@ KVCacheConfig whole_plan(const KVCacheConfig& rank, const LayerSpecs& layers,
   PlanOptions options;
   options.num_gpu_blocks_override = rank.num_blocks;
   return kv_cache_config(std::move(groups), 0, options);
+}
+
+bool keeps(const ContextRank& at, std::int64_t position) {
+  return position / at.interleave % at.num_ranks == at.rank;
+}
+
+ContextRank rank_in(const ContextRank& at, const KVCacheSpec& spec) {
+  return is_dealt_out(spec) ? at : ContextRank{};
+}
+
+std::int64_t num_kept(const ContextRank& at, std::int64_t position) {
+  LS_CHECK(position >= 0 && at.rank < at.num_ranks, "position {} on rank {} of {}", position,
+           at.rank, at.num_ranks);
+  const std::int64_t round = std::int64_t{at.interleave} * at.num_ranks;
+  const std::int64_t into_own = position % round - std::int64_t{at.rank} * at.interleave;
+  return position / round * at.interleave + std::clamp<std::int64_t>(into_own, 0, at.interleave);
+}
+
+std::int32_t num_context_ranks(const EngineConfig& config, const KVCacheSpec& spec) {
+  const EngineProfile* profile = find_engine_profile(config.engine);
+  if (profile == nullptr) return 1;
+  if (profile->shards_by_pcp) return config.dcp * config.pcp;
+  return is_dealt_out(spec) ? config.dcp : 1;
 }
 
 }  // namespace lockstep

@@ -8,7 +8,7 @@
 #include "base/check.h"
 #include "reference/profiles/releases.h"
 #include "reference/types/engine_config.h"
-#include "reference/types/hisparse.h"
+#include "reference/types/host_pages.h"
 
 namespace lockstep {
 namespace {
@@ -183,7 +183,7 @@ namespace {
 void add_special_rows(const KVCacheGroupSpec& group, RunTraits& traits) {
   const KVCacheSpec& spec = group.spec;
   const bool cacheable = is_prefix_cacheable(spec);
-  if (is_hisparse(spec) || (cacheable && !has_compressed_rows(group))) return;
+  if (keeps_pages(spec) || (cacheable && !has_compressed_rows(group))) return;
   traits.add(special_rows);
   traits.add_if(
       is_ring(spec) ? spec.dcp_sharded : !cacheable || spec.model_version == "deepseek_v4",
@@ -211,9 +211,9 @@ void add_kind(const KVCacheGroupSpec& group, RunTraits& traits) {
   const bool is_replicated =
       !spec.dcp_sharded && !spec.bounded_replay && (is_sliding_window(spec.kind) || is_ring(spec));
   traits.add_if(!has_tokens && !has_states && !is_replicated, undivided_tokens);
-  traits.add_if(belongs_to_hisparse(group), hisparse);
+  traits.add_if(belongs_to_pages(group), hisparse);
   traits.add_if(
-      !group.role.empty() && group.role != kHiSparseSource && group.role != kHiSparseIndexer,
+      !group.role.empty() && group.role != kPageSourceRole && group.role != kPageIndexerRole,
       unknown_role);
 }
 

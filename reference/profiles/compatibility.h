@@ -8,7 +8,7 @@
 // (3) Rows of decisions apply where the model decides, rows of memory where a backend runs.
 //
 // Not here: limits of single values (limits.h), sizes that must divide each other (block_sizes.h),
-// the shape of a plan (hisparse_plan.h, rank_plan.h).
+// the shape of a plan (page_groups.h, rank_plan.h).
 #pragma once
 
 #include <cstdint>

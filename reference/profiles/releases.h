@@ -9,7 +9,7 @@
 
 #include "base/result.h"
 #include "reference/profiles/engine_profile.h"
-#include "reference/types/drafter.h"
+#include "reference/types/engine_config.h"
 
 namespace lockstep {
 

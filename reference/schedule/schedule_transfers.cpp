@@ -94,11 +94,11 @@ bool Scheduler::Impl::leaves_room(RequestId id) {
   return true;
 }
 
-// Notifies the connector that the request has its blocks. HiSparse pages are read after they were
+// Notifies the connector that the request has its blocks. Host pages are read after they were
 // freed, so a load waits for the steps in flight.
 void Scheduler::Impl::tell_connector(RequestId id) {
   Request& request = at(id);
-  if (step.hit.loads_async && remote->defers_frees && cache.hisparse() != nullptr &&
+  if (step.hit.loads_async && remote->defers_frees && cache.host_pages() != nullptr &&
       remote->steps_decided > remote->steps_over) {
     request.last_step = remote->steps_decided;
     remote->late_loads.push_back({id, remote->steps_decided, step.hit.num_external_tokens});
@@ -107,8 +107,8 @@ void Scheduler::Impl::tell_connector(RequestId id) {
   remote->connector.update_state_after_alloc(id, request.groups[0].blocks,
                                              step.hit.num_external_tokens);
   const bool loads_within = !step.hit.loads_async && step.hit.num_external_tokens > 0;
-  if (loads_within && cache.hisparse() != nullptr && profile.restores_loads_within_a_step)
-    cache.hisparse()->finish_import(request, false);
+  if (loads_within && cache.host_pages() != nullptr && profile.restores_loads_within_a_step)
+    cache.host_pages()->finish_import(request, false);
 }
 
 // Whether no step in flight writes the request's blocks.
@@ -119,7 +119,7 @@ bool Scheduler::Impl::may_be_freed(const Request& request) const {
 // Whether preempting it would bring blocks now.
 bool Scheduler::Impl::may_preempt(RequestId victim) {
   if (remote == nullptr || !profile.waits_for_frees) return true;
-  if (cache.hisparse() != nullptr && cache.hisparse()->has_pending_reclamation()) return false;
+  if (cache.host_pages() != nullptr && cache.host_pages()->has_pending_reclamation()) return false;
   return !(remote->traits.waits_for_sends && remote->is_sending()) && may_be_freed(at(victim));
 }
 
@@ -156,7 +156,7 @@ void Scheduler::Impl::step_is_over() {
   while (!remote->freed_late.empty() && remote->freed_late.front().step <= remote->steps_over) {
     const RemoteCaches::FreedLate& freed = remote->freed_late.front();
     cache.pool().free_blocks(freed.blocks);
-    if (!freed.host_blocks.empty()) cache.hisparse()->host_pool().free_blocks(freed.host_blocks);
+    if (!freed.host_blocks.empty()) cache.host_pages()->host_pool().free_blocks(freed.host_blocks);
     remote->freed_late.pop_front();
   }
   while (!remote->late_loads.empty() && remote->late_loads.front().step <= remote->steps_over) {
@@ -279,7 +279,7 @@ void Scheduler::Impl::release(RequestId id) {
 }
 
 void Scheduler::Impl::take_transfers(const KVConnectorOutput& report) {
-  if (cache.hisparse() != nullptr) take_page_transfers(report);
+  if (cache.host_pages() != nullptr) take_page_transfers(report);
   for (const RequestId id : report.finished_recving) {
     if (at(id).status == RequestStatus::waiting_for_remote_kvs)
       remote->received.insert(id);
@@ -290,12 +290,12 @@ void Scheduler::Impl::take_transfers(const KVConnectorOutput& report) {
 }
 
 void Scheduler::Impl::take_page_transfers(const KVConnectorOutput& report) {
-  HiSparseCoordinator& hisparse = *cache.hisparse();
+  HostPageCoordinator& pages = *cache.host_pages();
   for (const RequestId id : report.finished_recving)
-    hisparse.finish_import(
+    pages.finish_import(
         at(id), std::ranges::find(report.failed_recving, id) != report.failed_recving.end());
   if (report.enqueued.empty() && report.completed.empty()) return;
-  hisparse.take_transfers(report.enqueued, report.completed, [&](std::vector<std::string> names) {
+  pages.take_transfers(report.enqueued, report.completed, [&](std::vector<std::string> names) {
     remote->connector.order_published_requests(names);
     return names;
   });
@@ -303,12 +303,12 @@ void Scheduler::Impl::take_page_transfers(const KVConnectorOutput& report) {
 
 // The step's pages between the host and the device, once it is decided.
 void Scheduler::Impl::plan_page_transfers() {
-  if (cache.hisparse() == nullptr) return;
-  std::vector<HiSparseCoordinator::Row> rows;
+  if (cache.host_pages() == nullptr) return;
+  std::vector<HostPageCoordinator::Row> rows;
   for (const ScheduledRequest& row : output.scheduled)
     rows.push_back({row.id, &at(row.id), row.computed, row.num_tokens});
-  output.hisparse = cache.hisparse()->plan_step(rows);
-  remote->connector.start_pages(output.hisparse);
+  output.host_pages = cache.host_pages()->plan_step(rows);
+  remote->connector.start_pages(output.host_pages);
 }
 
 // Cuts each of `candidates` back to before its first invalid block; returns those that have one. A

@@ -10,7 +10,7 @@
 //
 // Invariants
 // (1) Every live request is in exactly one queue: waiting, skipped (with a connector), or running.
-// (2) Only running requests hold blocks. With a connector, remote_caches.h lists the others, and
+// (2) Only running requests hold blocks. With a connector, scheduler_parts.h lists the others, and
 //     freed_late() the blocks that wait for an in-flight step.
 // (3) The same calls with the same arguments give the same decisions: no clock, no randomness, no
 //     pointer order.
@@ -24,8 +24,8 @@
 #include <vector>
 
 #include "base/result.h"
+#include "reference/cache/block_pool.h"
 #include "reference/cache/cache_events.h"
-#include "reference/cache/prefix_cache.h"
 #include "reference/schedule/decision_source.h"
 #include "reference/types/engine_config.h"
 #include "reference/types/kv_cache_spec.h"
@@ -96,9 +96,9 @@ class Scheduler final : public DecisionSource {
   // that several requests freed is listed once per request.
   std::vector<BlockId> freed_late() const;
   std::int64_t num_free_blocks() const override;
-  // Of HiSparse's host pool; 0: there is none.
+  // Of the host pool; 0: there is none.
   std::int64_t num_free_host_blocks() const;
-  // True if the next step sends HiSparse pages to the workers; pages of that step, and all in
+  // True if the next step sends host pages to the workers; pages of that step, and all in
   // flight.
   bool has_pages_to_send() const;
   bool has_pages_under_way() const;

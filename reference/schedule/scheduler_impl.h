@@ -1,6 +1,6 @@
 // The scheduler's state, and its parts by file: schedule_step.cpp decides a step,
-// schedule_update.cpp takes a step's output in, schedule_transfers.cpp what a KV connector says,
-// scheduler.cpp is what others see.
+// schedule_transfers.cpp processes the reports of a KV connector, scheduler.cpp the output of a
+// step; scheduler.cpp also has the public interface.
 #pragma once
 
 #include <algorithm>
@@ -17,11 +17,8 @@
 #include "reference/cache/kv_cache_coordinator.h"
 #include "reference/cache/request.h"
 #include "reference/profiles/engine_profile.h"
-#include "reference/schedule/encoder_inputs.h"
-#include "reference/schedule/remote_caches.h"
-#include "reference/schedule/request_queue.h"
 #include "reference/schedule/scheduler.h"
-#include "reference/schedule/state_chunks.h"
+#include "reference/schedule/scheduler_parts.h"
 
 namespace lockstep {
 

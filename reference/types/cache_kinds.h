@@ -25,7 +25,7 @@ enum class CacheKind : std::uint8_t {
   encoder_only,
   mamba,  // Mamba1/2 and linear attention (GatedDeltaNet, KDA): states, not tokens
   // Device pages of rows that live in a host pool, and a request's device copy of the rows that it
-  // reads most (reference/types/hisparse.h).
+  // reads most (reference/types/host_pages.h).
   hisparse_resident,
   hisparse_hot,
 };
@@ -139,19 +139,19 @@ constexpr bool is_cross_attention(CacheKind kind) {
   return traits_of(kind).keeps == Keeps::encoder_rows;
 }
 constexpr bool is_state_kind(CacheKind kind) { return traits_of(kind).keeps == Keeps::states; }
-constexpr bool is_hisparse(CacheKind kind) { return traits_of(kind).keeps == Keeps::pages; }
+constexpr bool keeps_pages(CacheKind kind) { return traits_of(kind).keeps == Keeps::pages; }
 constexpr bool uses_slot_mapping(CacheKind kind) { return traits_of(kind).uses_slot_mapping; }
 constexpr bool is_hot_pages(CacheKind kind) {
-  return is_hisparse(kind) && !uses_slot_mapping(kind);
+  return keeps_pages(kind) && !uses_slot_mapping(kind);
 }
 constexpr bool is_resident_pages(CacheKind kind) {
-  return is_hisparse(kind) && uses_slot_mapping(kind);
+  return keeps_pages(kind) && uses_slot_mapping(kind);
 }
 constexpr bool keeps_nothing(CacheKind kind) { return traits_of(kind).keeps == Keeps::nothing; }
 
 // In which rows.
 constexpr bool is_attention(CacheKind kind) { return traits_of(kind).rows != RowShape::none; }
-constexpr bool has_layer_views(CacheKind kind) { return !is_hisparse(kind); }
+constexpr bool has_layer_views(CacheKind kind) { return !keeps_pages(kind); }
 constexpr bool is_mla(CacheKind kind) {  // MLAAttentionSpec and what derives from it
   return is_full_attention(kind) && traits_of(kind).rows == RowShape::single;
 }

@@ -10,6 +10,61 @@
 
 namespace lockstep {
 
+// One rank of context, tensor and pipeline parallelism: plain numbers. What a rank keeps of tokens
+// (reference/plan/rank_plan.h) and of the model's cache (reference/plan/rank_plan.h) is worked
+// out by the reference and by a backend, each for itself.
+
+// A request's tokens are sharded over the ranks in runs of `interleave`.
+struct ContextRank {
+  std::int32_t num_ranks = 1;
+  std::int32_t rank = 0;
+  std::int32_t interleave = 1;  // tokens; divides the block size (cp_kv_cache_interleave_size)
+  bool operator==(const ContextRank&) const = default;
+};
+
+struct ParallelRank {
+  std::int32_t tp_size = 1;  // tensor_parallel_size: ranks that share the heads of a layer
+  std::int32_t tp_rank = 0;
+  std::int32_t pp_size = 1;  // pipeline_parallel_size: stages that share the layers
+  std::int32_t pp_rank = 0;
+  // decode_context_parallel_size: tensor parallel ranks that shard tokens among each other and
+  // answer for the same query heads. REQUIRES: it divides tp_size.
+  std::int32_t dcp_size = 1;
+
+  // Whether the rank holds every head of every layer.
+  bool is_whole() const { return tp_size == 1 && pp_size == 1; }
+  bool operator==(const ParallelRank&) const = default;
+};
+
+// How a drafter with a cache of its own runs behind the model's layers: plain words for the model
+// and for backends, rule (24) of sim/protocol/backend.h.
+//
+// Of a request's step, L is the last position that stands: the tokens behind it were drafts and
+// have been rejected. The token at L + 1 was just sampled, or is the next one of the prompt.
+
+// What a drafter's row at position p is made of.
+enum class DraftShape : std::uint8_t {
+  none,        // there is no drafter, or its rows are not followed
+  one_by_one,  // EAGLE, MTP of one module: tokens up to p + 1. A pass over the step's tokens, then
+               // one for each further draft, at L + 1, L + 2 and so on
+  standalone,  // a draft model: tokens up to p. The same passes, each a position further
+  modules,     // MTP of several modules: of module m tokens up to p + 1 + m. A pass of each module
+               // over the step's tokens, and over those before whose rows rejected drafts went into
+};
+
+// vLLM's model runner that runs the draft model: V1 (vllm/v1/spec_decode/llm_base_proposer.py) or
+// V2 (vllm/v1/worker/gpu/spec_decode). They differ after chunks of a prompt, after rejected drafts
+// and near max_model_len.
+enum class DraftRunner : std::uint8_t { unknown, first, second };
+
+struct DrafterConfig {
+  DraftShape shape = DraftShape::none;
+  DraftRunner runner = DraftRunner::unknown;
+  std::int32_t num_drafts = 0;     // that it proposes in a step, and runs as many passes for
+  std::int32_t max_model_len = 0;  // tokens: drafts behind it take the last one's place
+  bool operator==(const DrafterConfig&) const = default;
+};
+
 enum class SchedulingPolicy : std::uint8_t { fcfs, priority };
 // none: no drafts. ngram: drafts need no slots. draft_model: lookahead slots. eagle (and MTP):
 // lookahead slots, and a hit leaves the drafter the token after it (EngineProfile::eagle_hits).
@@ -57,9 +112,9 @@ struct EngineConfig {
   // holds. 0: max_num_batched_tokens.
   std::int32_t encoder_compute_budget = 0;
   std::int32_t encoder_cache_size = 0;
-  // Blocks of HiSparse's host pool, its null block included; 0: there is none. No option of vLLM:
+  // Blocks of the host pool, its null block included; 0: there is none. No option of vLLM:
   // it works them out of the pool's size.
-  std::int64_t hisparse_host_num_blocks = 0;
+  std::int64_t host_pool_num_blocks = 0;
   bool operator==(const EngineConfig&) const = default;
 };
 

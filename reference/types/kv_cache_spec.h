@@ -136,8 +136,8 @@ struct KVCacheSpec {
   // True if decode context parallelism shards its tokens; false: replicated on every rank. Ignored
   // for states, which every rank keeps.
   bool dcp_sharded = true;
-  // Of hisparse_resident and hisparse_hot: bytes of a page; and blocks of a request's hot region.
-  std::int64_t hisparse_page_bytes = 0;
+  // Of device copies of host pages: bytes of a page; and blocks of a request's hot region.
+  std::int64_t page_copy_bytes = 0;
   std::int64_t blocks_per_request = 0;
   PlanFacts plan{};
   bool operator==(const KVCacheSpec&) const = default;
@@ -154,8 +154,8 @@ constexpr bool is_cross_attention(const KVCacheSpec& spec) { return is_cross_att
 constexpr bool reads_beside_tokens(const KVCacheSpec& spec) {
   return is_cross_attention(spec) || spec.sink_len > 0 || spec.rswa_window > 0;
 }
-// Whether it is one of HiSparse's device groups, whose prefixes the host's group has.
-constexpr bool is_hisparse(const KVCacheSpec& spec) { return is_hisparse(spec.kind); }
+// Whether it is a group of device copies of host pages, whose prefixes the host's group has.
+constexpr bool keeps_pages(const KVCacheSpec& spec) { return keeps_pages(spec.kind); }
 // Whether the blocks of its group are found by later requests.
 constexpr bool is_prefix_cacheable(const KVCacheSpec& spec) {
   return traits_of(spec.kind).is_prefix_cacheable && !spec.bounded_replay;
@@ -187,7 +187,7 @@ struct KVCacheGroupSpec {
   // Attention packing: this many layers of the group lie side by side in one page of one tensor.
   std::int64_t layers_per_page = 1;
   bool is_eagle_group = false;              // has a drafter's layers
-  Residence residence = Residence::device;  // host: its rows are copied to HiSparse's other groups
+  Residence residence = Residence::device;  // host: other groups hold copies of its rows
   std::string role{};                       // vLLM's KVCacheGroupRole; empty: the default
 
   bool is_uniform_type() const { return !layer_specs.empty(); }

@@ -21,7 +21,7 @@
 #include <vector>
 
 #include "base/ids.h"
-#include "reference/types/hisparse.h"
+#include "reference/types/host_pages.h"
 
 namespace lockstep {
 
@@ -63,8 +63,8 @@ class KVConnector {
   // are to be loaded into.
   virtual void update_state_after_alloc(RequestId, std::span<const BlockId> /*blocks*/,
                                         std::int32_t /*num_external_tokens*/) {}
-  // What the step that has just been decided tells the workers of HiSparse's pages.
-  virtual void start_pages(const HiSparseCommand&) {}
+  // What the step that has just been decided tells the workers of host pages.
+  virtual void start_pages(const HostPageCommand&) {}
   // The request has finished. True: its blocks are kept until finished_sending.
   virtual bool request_finished(RequestId request, std::string_view name) = 0;
   // Requests that one report fails are ended in the order of a Python set, an accident of hashed
@@ -81,7 +81,7 @@ struct KVConnectorOutput {
   std::vector<BlockId> invalid_block_ids{};  // tokens to be loaded there did not arrive
   // Received requests of which nothing arrived, as an engine of several groups reports it.
   std::vector<RequestId> failed_recving{};
-  // Page transfers of HiSparse.
+  // Transfers of host pages.
   std::vector<TransferCount> enqueued{};
   std::vector<TransferCount> completed{};
 

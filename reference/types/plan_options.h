@@ -11,7 +11,7 @@
 
 namespace lockstep {
 
-// A layer and what it keeps. spec.block_size == 0: the engine chooses it (alignment.h).
+// A layer and what it keeps. spec.block_size == 0: the engine chooses it (planner.h).
 struct NamedSpec {
   std::string name;
   KVCacheSpec spec;
@@ -48,9 +48,9 @@ struct PlanOptions {
   std::optional<std::int64_t> num_gpu_blocks_override;
   std::optional<std::int64_t> max_num_seqs;  // absent: not checked against the pool
   bool disable_hybrid_kv_cache_manager = false;
-  // HiSparse: bytes of its host pool, and rows of a request's hot region in each layer. 0: none.
-  std::int64_t hisparse_host_bytes = 0;
-  std::optional<std::int64_t> hisparse_device_buffer;  // absent: as the engine chooses
+  // Bytes of the pool of host pages, and rows of a request's hot region in each layer. 0: none.
+  std::int64_t host_pool_bytes = 0;
+  std::optional<std::int64_t> device_buffer_rows;  // absent: as the engine chooses
 };
 
 }  // namespace lockstep

@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "base/ids.h"
-#include "reference/types/hisparse.h"
+#include "reference/types/host_pages.h"
 #include "reference/types/kv_connector.h"
-#include "reference/types/token_run.h"
+#include "reference/types/token_rows.h"
 
 namespace lockstep {
 
@@ -183,7 +183,7 @@ struct SchedulerOutput {
   std::vector<std::string> free_encoder;
   std::optional<std::int32_t> encoder_slots;
   std::int64_t total_num_scheduled_tokens = 0;
-  HiSparseCommand hisparse{};
+  HostPageCommand host_pages{};
 
   // Blocks handed to scheduled request `i` for group `g`.
   std::span<const BlockId> blocks(std::size_t i, std::int32_t g) const {

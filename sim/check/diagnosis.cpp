@@ -6,7 +6,7 @@
 
 #include "base/check.h"
 #include "base/number_text.h"
-#include "reference/memory/row_pieces.h"
+#include "reference/memory/page_image.h"
 #include "reference/types/token_rows.h"
 #include "sim/check/whose_content.h"
 #include "sim/step/draft_planner.h"

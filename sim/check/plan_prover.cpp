@@ -6,7 +6,7 @@
 #include <optional>
 
 #include "base/check.h"
-#include "reference/placement/offload_regions.h"
+#include "reference/placement/worker_pages.h"
 #include "reference/plan/layout.h"
 #include "reference/types/view_types.h"
 

@@ -1,17 +1,131 @@
 #include "sim/conform/conform.h"
 
+#include <fmt/core.h>
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <mutex>
 #include <new>
+#include <utility>
 
+#include "base/check.h"
 #include "base/parallel.h"
 #include "base/stop_signal.h"
-#include "sim/conform/conform_run.h"
+#include "sim/connectors/recorded_connector.h"
 #include "sim/recording/recording_workload.h"
+#include "traces/formats/engine_options.h"
 
 namespace lockstep {
+
+bool ConformObserver::decided(const StepView& view) {
+  for (const RecordedEvent& event : workload_.current().before)
+    has_keys_ |= event.kind == RecordedEvent::Kind::add && !event.request.keys.empty();
+  transcript_.decided(workload_.current(), view, connector_);
+  note_rows(view);
+  return agrees() && output_fits();
+}
+
+bool ConformObserver::inputs_known() {
+  transcript_.take_inputs(workload_.current());
+  return output_fits();
+}
+
+bool ConformObserver::finished(const StepView& view) {
+  transcript_.finished(view, connector_);
+  unfinished_ = unfinished_of(view);
+  return agrees();
+}
+
+bool ConformObserver::agrees() {
+  const RecordedStep& recorded = workload_.current();
+  if (transcript_.step() == recorded) return true;
+  const FieldDifference found =
+      first_difference(recording_step_line(recorded), recording_step_line(transcript_.step()));
+  return parts(found.what, found.recorded, found.model);
+}
+
+bool ConformObserver::parts(std::string what, std::string recorded, std::string model) {
+  mismatch_ = {.file = "",
+               .step = workload_.current().step,
+               .what = std::move(what),
+               .recorded = std::move(recorded),
+               .model = std::move(model)};
+  return false;
+}
+
+void ConformObserver::note_rows(const StepView& view) {
+  rows_.clear();
+  for (std::size_t i = 0; i < view.decision.scheduled.size(); ++i)
+    rows_.push_back(
+        {std::string(view.name(view.decision.scheduled[i].id)), view.model().num_sampled_max(i)});
+}
+
+// Whether a model can have returned what is recorded, for the decision in which both agree.
+bool ConformObserver::output_fits() {
+  const RecordedStep& recorded = workload_.current();
+  for (const Row& row : rows_) {
+    if (!list_fits("sampled", recorded.sampled, row.name, row.num_sampled_max)) return false;
+    if (recorded.drafts && !list_fits("drafts", *recorded.drafts, row.name, num_spec_tokens_))
+      return false;
+  }
+  return true;
+}
+
+bool ConformObserver::list_fits(std::string_view key, const std::vector<RecordedTokens>& lists,
+                                std::string_view name, std::int64_t num_tokens_max) {
+  const auto list = std::ranges::find(lists, name, &RecordedTokens::id);
+  if (list == lists.end() || std::ssize(list->tokens) <= num_tokens_max) return true;
+  return parts(fmt::format("{}.{}", key, name), fmt::format("[{}]", fmt::join(list->tokens, ",")),
+               fmt::format("at most {} of them", num_tokens_max));
+}
+
+ConformRun::ConformRun(const RecordingHeader& header, RecordingWorkload& recorded)
+    : workload_(recorded),
+      observer_(recorded, header,
+                recorded.connector() == nullptr ? nullptr : &log_.emplace(*recorded.connector())) {}
+
+Result<std::unique_ptr<ConformRun>> ConformRun::open(const RecordingHeader& header,
+                                                     std::unique_ptr<RecordingWorkload> recorded) {
+  std::unique_ptr<ConformRun> run(new ConformRun(header, *recorded));
+  ConnectorLog* const log = run->log_ ? &*run->log_ : nullptr;
+  LockstepConfig config;
+  config.engine = header.options.config;
+  config.backend.plan.num_blocks = header.num_blocks;
+  config.backend.plan.groups = header.groups;
+  config.connector.load_failure_policy = kv_transfer(header, log).kv_load_failure_policy;
+  SessionParts parts;
+  parts.clients = std::move(recorded);
+  parts.attach = [&](std::int32_t, Workload*) {
+    return Onlooker{.connector = log, .observer = &run->observer_};
+  };
+  LS_ASSIGN_OR_RETURN(run->session_, Session::open(config, std::move(parts)));
+  return run;
+}
+
+namespace {
+
+ConformMismatch header_mismatch(std::string what, std::int64_t recorded, std::int64_t model) {
+  return {.file = "",
+          .step = -1,
+          .what = std::move(what),
+          .recorded = fmt::format("{}", recorded),
+          .model = fmt::format("{}", model)};
+}
+
+}  // namespace
+
+std::optional<ConformMismatch> ConformRun::compare_header(const RecordingHeader& header) const {
+  const Scheduler& scheduler = session_->scheduler();
+  if (header.scheduler_block_size != scheduler.scheduler_block_size())
+    return header_mismatch("scheduler_block_size", header.scheduler_block_size,
+                           scheduler.scheduler_block_size());
+  // Without prefix caching only a connector's own store reads hashes; the model has none.
+  if (header.options.config.enable_prefix_caching &&
+      header.hash_block_size != scheduler.hash_block_size())
+    return header_mismatch("hash_block_size", header.hash_block_size, scheduler.hash_block_size());
+  return std::nullopt;
+}
+
 namespace {
 
 // Unfinished requests, as the end line lists them.
@@ -129,6 +243,66 @@ ConformSummary conform_recordings(std::vector<std::string> paths, const ConformO
     summary.files.push_back(std::move(*file));
   }
   return summary;
+}
+
+LiveConform::LiveConform(std::string judged_as, std::unique_ptr<ConformRun> model,
+                         GrowingRecording& recording)
+    : judged_as_(std::move(judged_as)), model_(std::move(model)), recording_(recording) {}
+LiveConform::~LiveConform() = default;
+
+Result<std::unique_ptr<LiveConform>> LiveConform::open(const RecordingHeader& header) {
+  auto recording = make_growing_recording(header.connector);
+  GrowingRecording& growing = *recording;
+  LS_ASSIGN_OR_RETURN(auto model, ConformRun::open(header, std::move(recording)));
+  std::unique_ptr<LiveConform> live(
+      new LiveConform(header.options.config.engine, std::move(model), growing));
+  LS_ASSIGN_OR_RETURN(live->run_, live->model_->session().start());
+  if (const auto found = live->model_->compare_header(header)) live->take(*found);
+  return live;
+}
+
+bool LiveConform::settle(const Result<bool>& went_on) {
+  if (!went_on) {
+    error_ = went_on.error();
+  } else if (!*went_on) {
+    const auto& found = model_->observer().mismatch();
+    LS_CHECK(found.has_value(), "the model's run ended by itself");
+    take(*found);
+  }
+  return goes_on();
+}
+
+bool LiveConform::decided(const RecordedStep& step) {
+  if (is_over_) return true;
+  if (!goes_on()) return false;
+  recording_.show(step);
+  const auto turn = run_->take_turn({});
+  LS_CHECK(turn && *turn == Turn::step, "a recording that grows has a step to take");
+  return settle(run_->decide());
+}
+
+bool LiveConform::finished(const RecordedStep& step) {
+  if (is_over_) return true;
+  if (!goes_on()) return false;
+  recording_.show(step);
+  is_over_ = !model_->observer().inputs_known();
+  return is_over_ || settle(run_->execute({}));
+}
+
+void LiveConform::take(const ConformMismatch& found) {
+  mismatch_ = {.check = "conform." + found.what.substr(0, found.what.find_first_of("[.")),
+               .step = found.step,
+               .what = fmt::format("{}: the engine has {}, the model of {} {}", found.what,
+                                   found.recorded, judged_as_, found.model)};
+}
+
+Result<void> ConformingRun::open(const LockstepConfig& config, const DecisionSource& decisions) {
+  RecordingHeader header = recording_header(config.engine, config.backend.plan.groups,
+                                            config.backend.plan.num_blocks, decisions);
+  if (recorder_.connector() != nullptr)
+    connect_engine(header, config.connector.load_failure_policy, recorder_.connector()->traits());
+  LS_ASSIGN_OR_RETURN(live_, LiveConform::open(header));
+  return {};
 }
 
 }  // namespace lockstep

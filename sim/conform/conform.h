@@ -14,9 +14,14 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/result.h"
+#include "sim/recording/recorded_terms.h"
+#include "sim/recording/recording_workload.h"
+#include "sim/recording/run_recorder.h"
+#include "sim/session/session.h"
 #include "traces/formats/recording.h"
 
 namespace lockstep {
@@ -27,6 +32,82 @@ struct ConformMismatch {
   std::string what;        // "scheduled[2].blocks[0]", "free_blocks", ...
   std::string recorded;    // JSON text
   std::string model;
+};
+
+// The model on the inputs of a recording, read or being made: compares every step with the recorded
+// one.
+//
+// Invariants
+// (1) The first difference ends the run; nothing is compared after it.
+// (2) The model receives only inputs of the recording, never a recorded decision.
+
+class ConformObserver final : public StepObserver {
+ public:
+  // `connector` is null in a recording without one.
+  ConformObserver(const RecordingWorkload& workload, const RecordingHeader& header,
+                  ConnectorLog* connector)
+      : workload_(workload),
+        connector_(connector),
+        num_spec_tokens_(header.options.config.num_spec_tokens),
+        transcript_(header) {}
+
+  // The model's sampled tokens belong to the recorded decision: a different decision ends the run
+  // before its output arrives.
+  bool decided(const StepView& view) override;
+  bool finished(const StepView& view) override;
+  // The recording has grown by what was sampled and reported. False: no model can have returned it
+  // for the decision, and a run that continues with it ends in an Error.
+  bool inputs_known();
+
+  const std::optional<ConformMismatch>& mismatch() const { return mismatch_; }
+  // A request so far had an adapter, images or embeddings.
+  bool has_keys() const { return has_keys_; }
+  // Unfinished requests after the last step, sorted.
+  const std::vector<std::string>& unfinished() const { return unfinished_; }
+
+ private:
+  bool agrees();
+  bool parts(std::string what, std::string recorded, std::string model);
+  void note_rows(const StepView& view);
+  bool output_fits();
+  bool list_fits(std::string_view key, const std::vector<RecordedTokens>& lists,
+                 std::string_view name, std::int64_t num_tokens_max);
+
+  const RecordingWorkload& workload_;
+  ConnectorLog* connector_;
+  std::int64_t num_spec_tokens_;
+  StepTranscript transcript_;
+  struct Row {
+    std::string name;
+    std::int64_t num_sampled_max = 0;
+  };
+  std::vector<Row> rows_;  // of the decision
+  std::vector<std::string> unfinished_;
+  std::optional<ConformMismatch> mismatch_;
+  bool has_keys_ = false;
+};
+
+// The session and its comparing observer.
+class ConformRun {
+ public:
+  // By the profile that `header` names. Errors: none of that name, or what the model refuses.
+  static Result<std::unique_ptr<ConformRun>> open(const RecordingHeader& header,
+                                                  std::unique_ptr<RecordingWorkload> recorded);
+  ConformRun(const ConformRun&) = delete;
+
+  Session& session() { return *session_; }
+  const RecordingWorkload& workload() const { return workload_; }
+  ConformObserver& observer() { return observer_; }
+  // The block sizes that the model derives, against those of the header.
+  std::optional<ConformMismatch> compare_header(const RecordingHeader& header) const;
+
+ private:
+  ConformRun(const RecordingHeader& header, RecordingWorkload& recorded);
+
+  std::optional<ConnectorLog> log_;
+  const RecordingWorkload& workload_;
+  ConformObserver observer_;
+  std::unique_ptr<Session> session_;
 };
 
 struct ConformFile {
@@ -63,5 +144,79 @@ struct ConformOptions {
   std::function<void(const std::string& file)> done{};
 };
 ConformSummary conform_recordings(std::vector<std::string> paths, const ConformOptions& options);
+
+// A run of another engine, compared with the model as it runs: the model receives that engine's
+// inputs and must decide the same, in every field, in the same step.
+//
+// Invariants
+// (1) A decision is compared before its output; the output's effects when the engine has processed
+//     it.
+// (2) After the first difference, or an error of the model, nothing is compared. Nor is a step
+//     where both decide equally and the output exceeds what a model can return: the audit judges
+//     that decision.
+//
+// Compared as above. Not here: an end line; its content is in the steps.
+
+struct LockstepConfig;
+class GrowingRecording;
+class LockstepRun;
+
+class LiveConform {
+ public:
+  // By the profile that `header` names. Errors: what the model does not run.
+  static Result<std::unique_ptr<LiveConform>> open(const RecordingHeader& header);
+  ~LiveConform();
+  LiveConform(const LiveConform&) = delete;
+
+  // A decided step, and the same step when it has completed. False: they differ, or the model
+  // cannot continue.
+  bool decided(const RecordedStep& step);
+  bool finished(const RecordedStep& step);
+
+  // The first; absent: none so far.
+  const std::optional<CheckFailure>& mismatch() const { return mismatch_; }
+  const std::optional<Error>& error() const { return error_; }
+
+ private:
+  LiveConform(std::string judged_as, std::unique_ptr<ConformRun> model,
+              GrowingRecording& recording);
+  bool goes_on() const { return !mismatch_ && !error_; }
+  bool settle(const Result<bool>& went_on);
+  void take(const ConformMismatch& found);
+
+  const std::string judged_as_;
+  std::unique_ptr<ConformRun> model_;
+  GrowingRecording& recording_;  // the model's workload
+  std::unique_ptr<LockstepRun> run_;
+  std::optional<CheckFailure> mismatch_;
+  std::optional<Error> error_;
+  bool is_over_ = false;  // (2), without a difference
+};
+
+// For a run that has no recorder: stands between the loop and its workload, looks on, and ends the
+// run at the first difference.
+class ConformingRun final : public StepObserver {
+ public:
+  explicit ConformingRun(Workload& workload)
+      : recorder_(workload, [this](const RecordedStep& step) { agreed_ = live_->finished(step); }) {
+  }
+  // Before the first step. `config`: of the run. Errors: as LiveConform::open().
+  Result<void> open(const LockstepConfig& config, const DecisionSource& decisions);
+  Workload& workload() { return recorder_; }
+  bool decided(const StepView& view) override {
+    recorder_.decided(view);
+    return live_->decided(recorder_.step());
+  }
+  bool finished(const StepView& view) override {
+    recorder_.finished(view);
+    return agreed_;
+  }
+  const LiveConform& live() const { return *live_; }
+
+ private:
+  RunRecorder recorder_;
+  std::unique_ptr<LiveConform> live_;
+  bool agreed_ = true;
+};
 
 }  // namespace lockstep

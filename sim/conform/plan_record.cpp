@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <charconv>
 
-#include "reference/cache/embeds_digest.h"
+#include "reference/cache/block_hash.h"
 #include "reference/placement/worker_pages.h"
 #include "reference/plan/capacity.h"
 #include "reference/plan/layout.h"
@@ -358,7 +358,7 @@ json spec_record(const KVCacheSpec& spec) {
     if (value != std::remove_cvref_t<decltype(value)>{}) record[key] = value;
   };
   if (!has_layer_views(spec.kind)) {
-    record[kHotPageKey] = spec.hisparse_page_bytes;
+    record[kHotPageKey] = spec.page_copy_bytes;
     record["dcp_sharded"] = spec.dcp_sharded;
     if (is_hot_pages(spec.kind)) record["blocks_per_request"] = spec.blocks_per_request;
     return record;
@@ -435,12 +435,12 @@ static json overlaid_plan_record(const OverlaidPlanInputs& recording, const json
   if (memory.refused_stage == "specs") return record;
   const json specs = specs_record(recording, memory.layers);
   record["specs"] = specs;
-  // Only model runner V2 marks a draft model's cache as replicated, and only V2 has HiSparse.
+  // Only model runner V2 marks a draft model's cache as replicated, and only V2 has host pages.
   const bool is_replicated = std::ranges::any_of(memory.layers, [](const PlacementLayer& layer) {
     return layer.spec && layer.spec->plan.is_draft.value && is_attention(layer.spec->kind) &&
            !layer.spec->dcp_sharded;
   });
-  if (!options.hisparse)
+  if (!options.host_pages)
     record["specs_of_first_runner"] = is_replicated ? "dcp_sharded differs" : "same";
   if (memory.supported.empty()) return record;
   record["layout"] = layout_record(memory, options);

@@ -5,7 +5,7 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 
-#include "reference/placement/memory_plan.h"
+#include "reference/placement/placement.h"
 #include "reference/types/view_types.h"
 #include "traces/formats/plan_recording.h"
 

@@ -7,19 +7,19 @@
 #include <utility>
 
 #include "base/check.h"
-#include "reference/plan/hisparse_plan.h"
-#include "reference/types/token_run.h"
-#include "sim/connectors/hisparse_connector.h"
+#include "reference/plan/page_groups.h"
+#include "reference/types/token_rows.h"
+#include "sim/connectors/offload_connector.h"
 
 namespace lockstep {
 namespace {
 
-// A connector and what it moves: peers, a host tier, or HiSparse's pages.
+// A connector and what it moves: peers, a host tier, or host pages.
 struct Part {
   std::unique_ptr<SimulatedConnector> workers = nullptr;
   std::unique_ptr<PeerTransfers> peers = nullptr;
   std::unique_ptr<OffloadConnector> tier = nullptr;
-  std::unique_ptr<HiSparseConnector> pages = nullptr;
+  std::unique_ptr<PageWorkers> pages = nullptr;
   std::int64_t num_host_blocks = 0;
 
   TransferPart pointers() const {
@@ -126,16 +126,16 @@ SimulatedConnectorOptions peers_of(const ConnectorConfig& connector, const Engin
 
 Part make_part(ConnectorKind kind, const ConnectorConfig& connector, const EngineConfig& engine,
                const KVCacheConfig& plan, std::int32_t num_ranks, std::uint64_t seed) {
-  if (kind == ConnectorKind::hisparse) {
+  if (kind == ConnectorKind::page_workers) {
     Part pages;
-    pages.pages = std::make_unique<HiSparseConnector>(
-        HiSparseWorkerOptions{.seed = seed, .delay_steps_max = connector.delay_steps_max});
+    pages.pages = std::make_unique<PageWorkers>(
+        PageWorkerOptions{.seed = seed, .delay_steps_max = connector.delay_steps_max});
     return pages;
   }
   if (kind != ConnectorKind::host)
     return peer_part(peers_of(connector, engine, plan, num_ranks, seed),
                      class_of(kind).supports_hybrid_groups, num_host_blocks(kind, connector, plan),
-                     plan.groups, engine.hisparse_host_num_blocks);
+                     plan.groups, engine.host_pool_num_blocks);
   Part part{.num_host_blocks = connector.num_host_blocks};
   part.tier = std::make_unique<OffloadConnector>(
       OffloadOptions{.seed = seed,
@@ -170,7 +170,7 @@ std::string part_text(ConnectorKind kind, const ConnectorConfig& connector) {
     return fmt::format("a host tier of {} block{}, transfers up to {} step{} late",
                        connector.num_host_blocks, connector.num_host_blocks == 1 ? "" : "s",
                        connector.delay_steps_max, connector.delay_steps_max == 1 ? "" : "s");
-  if (kind == ConnectorKind::hisparse)
+  if (kind == ConnectorKind::page_workers)
     return fmt::format("HiSparse's workers, whose copies are done up to {} step{} late",
                        connector.delay_steps_max, connector.delay_steps_max == 1 ? "" : "s");
   return kind == ConnectorKind::peers ? "peers that know prefixes of some prompts"
@@ -205,9 +205,9 @@ std::unique_ptr<Workload> connect(std::unique_ptr<Workload> inner, const Connect
 }
 
 ConnectorClass class_of(ConnectorKind kind) {
-  return {.name = kind == ConnectorKind::host       ? "OffloadingConnector"
-                  : kind == ConnectorKind::hisparse ? "HiSparseConnector"
-                                                    : std::string(name_of(kind)),
+  return {.name = kind == ConnectorKind::host           ? "OffloadingConnector"
+                  : kind == ConnectorKind::page_workers ? "PageWorkers"
+                                                        : std::string(name_of(kind)),
           .supports_hybrid_groups = kind != ConnectorKind::one_group_peers};
 }
 
@@ -243,8 +243,8 @@ RunTraits connector_traits(const ConnectorConfig& config) {
   traits.add_if(config.has(ConnectorKind::one_group_peers) &&
                     config.setup_defect != MultiConnectorDefect::hma_any,
                 one_group_peers);
-  traits.add_if(config.has(ConnectorKind::hisparse), hisparse_workers);
-  traits.add_if(num(ConnectorKind::hisparse) != 1 || num_peers > 1 ||
+  traits.add_if(config.has(ConnectorKind::page_workers), hisparse_workers);
+  traits.add_if(num(ConnectorKind::page_workers) != 1 || num_peers > 1 ||
                     std::ssize(config.parts) > 1 + num_peers,
                 other_parts);
   traits.add_if(config.load_failed_percent.value_or(0) > 0, failing_loads);
@@ -255,21 +255,21 @@ Result<void> check_connector(const ConnectorConfig& connector, const KVCacheConf
   if (connector.parts.size() > kConnectorPartsMax)
     return fail(fmt::format("connector: {} parts; expected {} at most", connector.parts.size(),
                             kConnectorPartsMax));
-  if (!connector.parts.empty() && has_hisparse(plan.groups))
-    LS_RETURN_IF_ERROR(check_hisparse_groups(plan.groups));
+  if (!connector.parts.empty() && has_host_pages(plan.groups))
+    LS_RETURN_IF_ERROR(check_page_groups(plan.groups));
   return check_defects(connector, plan);
 }
 
 std::int64_t num_host_blocks(ConnectorKind kind, const ConnectorConfig& connector,
                              const KVCacheConfig& plan) {
-  if (kind == ConnectorKind::hisparse) return 0;
+  if (kind == ConnectorKind::page_workers) return 0;
   return kind == ConnectorKind::host ? connector.num_host_blocks : plan.num_blocks;
 }
 
 // A connector that is not of this configuration, a recorded one, has unknown peers.
 std::int64_t num_host_blocks(const ConnectorConfig& connector, const EngineConfig& engine,
                              const KVCacheConfig& plan) {
-  std::int64_t sum = engine.hisparse_host_num_blocks;
+  std::int64_t sum = engine.host_pool_num_blocks;
   if (connector.parts.empty()) return sum + plan.num_blocks;
   for (const ConnectorKind kind : connector.parts) sum += num_host_blocks(kind, connector, plan);
   return sum;

@@ -38,14 +38,14 @@ Result<bool> hybrid_groups_of(const ConnectorConfig& connector, std::optional<bo
 
 // What the table of compatibility.h reads of it.
 RunTraits connector_traits(const ConnectorConfig& config);
-// Refused: too many parts, HiSparse's groups of another shape, a defect that changes nothing.
+// Refused: too many parts, groups of host pages of another shape, a defect that changes nothing.
 Result<void> check_connector(const ConnectorConfig& connector, const KVCacheConfig& plan);
 
 // Host blocks that a backend needs for what a workload with this connector moves. Peers bring and
 // take blocks under their own numbers.
 std::int64_t num_host_blocks(ConnectorKind kind, const ConnectorConfig& connector,
                              const KVCacheConfig& plan);
-// All of them, behind those of HiSparse's host pool.
+// All of them, behind those of the host pool.
 std::int64_t num_host_blocks(const ConnectorConfig& connector, const EngineConfig& engine,
                              const KVCacheConfig& plan);
 

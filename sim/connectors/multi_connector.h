@@ -70,7 +70,7 @@ class MultiConnector final : public KVConnector {
   ExternalHit get_num_new_matched_tokens(const ExternalQuery& query) override;
   void update_state_after_alloc(RequestId request, std::span<const BlockId> blocks,
                                 std::int32_t num_external_tokens) override;
-  void start_pages(const HiSparseCommand& command) override {
+  void start_pages(const HostPageCommand& command) override {
     for (KVConnector* part : parts_) part->start_pages(command);
   }
   bool request_finished(RequestId request, std::string_view name) override;
@@ -126,7 +126,7 @@ class MultiTransfers final : public WorkerConnector, public TransferPlanner {
                                 std::int32_t num_external_tokens) override {
     connector_.update_state_after_alloc(request, blocks, num_external_tokens);
   }
-  void start_pages(const HiSparseCommand& command) override { connector_.start_pages(command); }
+  void start_pages(const HostPageCommand& command) override { connector_.start_pages(command); }
   bool request_finished(RequestId request, std::string_view name) override {
     return connector_.request_finished(request, name);
   }

@@ -131,8 +131,8 @@ PeerTransfers::PeerTransfers(KVConnector& connector, bool takes_several_groups,
       num_pool_blocks_(num_pool_blocks) {
   for (std::size_t g = 0; g < groups.size(); ++g) {
     const auto group = static_cast<std::int32_t>(g);
-    if (groups[g].role == kHiSparseSource) source_group_ = group;
-    if (is_hisparse(groups[g].spec)) device_pages_.insert(group);
+    if (groups[g].role == kPageSourceRole) source_group_ = group;
+    if (keeps_pages(groups[g].spec)) device_pages_.insert(group);
   }
 }
 

@@ -109,10 +109,10 @@ std::vector<BlockTransfer> blocks_of(const DecidedStep& step, RequestId request,
 //     which it holds its blocks.
 // (3) Peers that take one KV cache group move blocks of the first group.
 // (4) A block's position in the host tier equals its id, so the tier is as large as the pool.
-//     HiSparse's host pool precedes them; loads into its blocks are stored there.
-// (5) Of HiSparse's groups, peers fill host blocks of the source, which are `brought` under their
-//     own ids and loaded by no step; peers do not see its device pages. What they take from the
-//     host pool is not tracked.
+//     The host pool precedes them; loads into its blocks are stored there.
+// (5) In groups of host pages, peers fill host blocks of the source, which are `brought` under
+//     their own ids and loaded by no step; peers do not see its device pages. What they take from
+//     the host pool is not tracked.
 class PeerTransfers final : public KVConnector, public TransferPlanner {
  public:
   // `connector` outlives this.
@@ -149,9 +149,9 @@ class PeerTransfers final : public KVConnector, public TransferPlanner {
   HostBlockId host_of(const BlockTransfer& block) const;
 
   const bool takes_several_groups_;
-  const std::int64_t num_pool_blocks_;   // of HiSparse's host pool
-  std::int32_t source_group_ = -1;       // of HiSparse
-  std::set<std::int32_t> device_pages_;  // groups of HiSparse's
+  const std::int64_t num_pool_blocks_;   // of the host pool
+  std::int32_t source_group_ = -1;       // of host pages
+  std::set<std::int32_t> device_pages_;  // groups of host pages
   std::map<RequestId, Load> asked_;      // the last question of each
   std::vector<Load> begun_;              // since the last plan
   std::map<RequestId, std::vector<BlockTransfer>> loading_;

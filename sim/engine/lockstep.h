@@ -19,9 +19,7 @@
 
 #include "base/result.h"
 #include "base/stopwatch.h"
-#include "sim/engine/connector_step.h"
 #include "sim/engine/live_requests.h"
-#include "sim/engine/run_config.h"
 #include "sim/engine/run_memory.h"
 #include "sim/engine/step_observer.h"
 #include "sim/engine/wait_graph.h"

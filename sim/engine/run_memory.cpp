@@ -11,7 +11,7 @@
 #include "reference/memory/attention_oracle.h"
 #include "reference/plan/page_size.h"
 #include "sim/check/comparer.h"
-#include "sim/protocol/engine_worker.h"
+#include "sim/protocol/backend.h"
 #include "sim/step/backend_config.h"
 #include "sim/step/draft_planner.h"
 #include "sim/step/model_step.h"
@@ -53,7 +53,8 @@ class RankRun final {
         transfer_step_(model_, worker_, backend_, config_.backend.parallel.tp_rank),
         planner_(config_.backend, model_, worker_, config_.budget.probe_rows,
                  backend.answers_queries() ? config_.budget.query_rows : 0,
-                 !backend.attends_to_ranges() || config_.backend.numbers == Numbers::real),
+                 !backend.attends_to_ranges() || config_.backend.numbers == Numbers::real,
+                 backend.query_dtype()),
         comparer_(config_.backend, model_, worker_, backend_, config_.budget.untouched_pages,
                   summary_) {}
 

@@ -15,11 +15,11 @@
 #include "base/result.h"
 #include "reference/memory/memory_model.h"
 #include "reference/types/scheduler_types.h"
-#include "sim/engine/run_config.h"
+#include "sim/engine/step_observer.h"
 #include "sim/protocol/backend.h"
 #include "sim/step/transfer_step.h"
 #include "sim/step/worker.h"
-#include "sim/verdict/checked.h"
+#include "sim/verdict/divergence.h"
 #include "sim/verdict/run_summary.h"
 
 namespace lockstep {

@@ -9,10 +9,23 @@
 #include <vector>
 
 #include "reference/schedule/scheduler.h"
+#include "reference/types/engine_config.h"
 #include "reference/types/scheduler_types.h"
+#include "sim/protocol/backend.h"
 #include "sim/verdict/run_summary.h"
+#include "traces/formats/run_spec.h"
 
 namespace lockstep {
+
+// The configuration of one engine's loop.
+
+struct RunConfig {
+  EngineConfig engine;
+  BackendConfig backend;  // its plan says groups and pool, also where the decisions run alone
+  CheckBudget budget;
+  std::string drafter_not_followed{};  // why; empty: it is, or there is none
+  std::int64_t steps_max = 0;          // stop after this many steps; 0: no limit
+};
 
 struct StaleOutputOfStep {
   StaleOutput output;

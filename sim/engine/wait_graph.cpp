@@ -9,8 +9,8 @@
 #include <utility>
 
 #include "base/check.h"
-#include "reference/plan/context_share.h"
 #include "reference/plan/page_size.h"
+#include "reference/plan/rank_plan.h"
 
 namespace lockstep {
 namespace {
@@ -82,10 +82,10 @@ std::vector<PoolOfGroups> pools_of(const DecisionSource& decisions, const Engine
                                    const KVCacheConfig& plan) {
   std::vector<PoolOfGroups> pools;
   const bool has_host = !plan.groups.empty() && decisions.model() != nullptr &&
-                        plan.groups.front().role == kHiSparseSource;
+                        plan.groups.front().role == kPageSourceRole;
   if (has_host)
     pools.push_back({0, 1, decisions.model()->num_free_host_blocks(),
-                     engine.hisparse_host_num_blocks - 1, " on the host"});
+                     engine.host_pool_num_blocks - 1, " on the host"});
   pools.push_back(
       {has_host ? 1u : 0u, plan.groups.size(), decisions.num_free_blocks(), plan.num_blocks - 1});
   return pools;

@@ -25,7 +25,7 @@
 #include "reference/schedule/scheduler.h"
 #include "reference/types/engine_config.h"
 #include "reference/types/kv_cache_spec.h"
-#include "sim/engine/run_config.h"
+#include "sim/engine/step_observer.h"
 #include "sim/verdict/run_summary.h"
 
 namespace lockstep {
@@ -74,7 +74,7 @@ class HoldingWatch {
   std::map<RequestId, std::int64_t> since_;
 };
 
-// For each pool one: HiSparse's host, where there is one, and the device.
+// For each pool one: the host, where there is one, and the device.
 // REQUIRES: no request runs.
 std::vector<Standstill> standstills_of(const Scheduler& scheduler, const EngineConfig& engine,
                                        const KVCacheConfig& plan, const HoldingWatch& watch);

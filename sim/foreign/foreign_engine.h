@@ -11,6 +11,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -19,9 +20,10 @@
 #include <string_view>
 #include <vector>
 
-#include "base/line_process.h"
+#include "base/child_process.h"
 #include "base/result.h"
 #include "reference/schedule/decision_source.h"
+#include "traces/formats/recording.h"
 #include "traces/formats/scheduler_protocol.h"
 
 namespace lockstep {
@@ -95,5 +97,19 @@ class ForeignEngines : public std::enable_shared_from_this<ForeignEngines> {
   std::mutex mutex_;
   std::vector<std::unique_ptr<ForeignEngine>> idle_;
 };
+
+// The decisions of another engine, asked for step by step (docs/protocols.md).
+//
+// (1) Where the engine cannot be asked for something (EngineHello::features), the case is refused.
+
+// What an engine has to be able to do for a configuration and its groups, and cannot; empty: it can
+// do it all.
+std::string missing_feature(const EngineHello& hello, const RecordingHeader& header);
+
+// Each engine of a session by one of these. `tables_every`: steps from one showing of all block
+// tables to the next. Errors of the factory: what the engine lacks or refuses, an engine that does
+// not start.
+DecisionsFactory decisions_of(std::shared_ptr<ForeignEngines> engines,
+                              std::int64_t tables_every = 1);
 
 }  // namespace lockstep

@@ -1,5 +1,5 @@
 // Decisions that arrive step by step in a recording's terms: of an engine in its own process
-// (foreign_scheduler.h), or of a recording (sim/recording/recorded_decisions.h).
+// (foreign_engine.h), or of a recording (sim/recording/recording_workload.h).
 //
 // Invariants
 // (1) A decision is passed on unchanged; the audit judges it. Only a name that no request has, or

@@ -1,12 +1,15 @@
 #include "sim/hidden_states/hidden_states.h"
 
+#include <fmt/core.h>
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cctype>
+#include <limits>
 
 #include "base/check.h"
 #include "base/number_text.h"
+#include "base/stopwatch.h"
 #include "reference/memory/page_image.h"
 #include "traces/formats/safetensors.h"
 
@@ -167,6 +170,283 @@ Divergence HiddenStateExtraction::difference(const RowExtraction& extraction, Re
       "differs from byte {} on",
       request.name, token, layer.index, layer.name, found.slot, found.block, wrong);
   return found;
+}
+
+std::int64_t Disk::end_ns(std::int64_t now_ns) {
+  LS_CHECK(now_ns >= now_ns_, "asked at {} ns, after {} ns", now_ns, now_ns_);
+  now_ns_ = now_ns;
+  return now_ns + random_.between(options_.delay_ns_min, options_.delay_ns_max);
+}
+
+DiskTicket Disk::write(std::int64_t now_ns, const std::string& path,
+                       std::vector<std::uint8_t> bytes) {
+  File& file = files_[path];
+  LS_CHECK(file.end_ns <= now_ns, "{} is still being written", path);
+  ++counts_.writes;
+  const bool is_done = !random_.chance(options_.fail_percent);
+  std::size_t num_bytes = bytes.size();
+  if (!is_done) {
+    ++counts_.writes_failed;
+    const bool is_torn = num_bytes > 1 && random_.chance(options_.torn_percent);
+    counts_.writes_torn += is_torn ? 1 : 0;
+    num_bytes = is_torn ? static_cast<std::size_t>(random_.between(1, std::ssize(bytes) - 1)) : 0;
+  }
+  file = {.bytes = std::move(bytes), .begin_ns = now_ns, .end_ns = end_ns(now_ns)};
+  const DiskTicket ticket{num_tickets_++};
+  under_way_.emplace(file.end_ns, UnderWay{ticket, is_done, path, {}, num_bytes});
+  return ticket;
+}
+
+DiskTicket Disk::rename(std::int64_t now_ns, const std::string& from, const std::string& to) {
+  ++counts_.renames;
+  const bool is_done = !random_.chance(options_.fail_percent);
+  counts_.renames_failed += is_done ? 0 : 1;
+  const DiskTicket ticket{num_tickets_++};
+  under_way_.emplace(end_ns(now_ns), UnderWay{ticket, is_done, from, to, 0});
+  return ticket;
+}
+
+void Disk::remove(const std::string& path) {
+  LS_CHECK(std::ranges::none_of(under_way_,
+                                [&](const auto& entry) { return entry.second.path == path; }),
+           "{} is removed while something is done with it", path);
+  LS_CHECK(files_.erase(path) == 1, "{} is removed and is not there", path);
+}
+
+std::optional<DiskCompletion> Disk::complete(std::int64_t now_ns) {
+  LS_CHECK(now_ns >= now_ns_, "asked at {} ns, after {} ns", now_ns, now_ns_);
+  now_ns_ = now_ns;
+  if (under_way_.empty() || under_way_.begin()->first > now_ns) return std::nullopt;
+  const UnderWay over = std::move(under_way_.begin()->second);
+  under_way_.erase(under_way_.begin());
+  if (over.renamed_to.empty()) {
+    files_.at(over.path).bytes.resize(over.num_bytes);
+  } else if (over.is_done) {
+    auto file = files_.extract(over.path);
+    LS_CHECK(!file.empty(), "{} is renamed and is not there", over.path);
+    files_[over.renamed_to] = std::move(file.mapped());
+  }
+  return DiskCompletion{over.ticket, over.is_done};
+}
+
+std::optional<std::int64_t> Disk::next_due_ns() const {
+  if (under_way_.empty()) return std::nullopt;
+  return under_way_.begin()->first;
+}
+
+std::optional<std::vector<std::uint8_t>> Disk::read(std::int64_t now_ns,
+                                                    const std::string& path) const {
+  const auto found = files_.find(path);
+  if (found == files_.end()) return std::nullopt;
+  const File& file = found->second;
+  if (now_ns >= file.end_ns) return file.bytes;
+  const std::int64_t there =
+      std::ssize(file.bytes) * (now_ns - file.begin_ns) / (file.end_ns - file.begin_ns);
+  return std::vector<std::uint8_t>(file.bytes.begin(), file.bytes.begin() + there);
+}
+
+std::vector<std::string> Disk::paths() const {
+  std::vector<std::string> paths;
+  for (const auto& [path, file] : files_) paths.push_back(path);
+  return paths;
+}
+
+void WholeFiles::put(std::int64_t now_ns, const std::string& name,
+                     std::vector<std::uint8_t> bytes) {
+  LS_CHECK(std::ranges::none_of(under_way_,
+                                [&](const auto& entry) { return entry.second.name == name; }),
+           "{} is put while it is being put", name);
+  write(now_ns, {.name = name, .aside = {}, .bytes = std::move(bytes)});
+}
+
+// Aside, under a name that was never used.
+void WholeFiles::write(std::int64_t now_ns, Put put) {
+  put.aside = writes_in_place_ ? put.name : fmt::format("{}{}{}", put.name, kAside, num_asides_++);
+  put.is_written = false;
+  ++put.tries;
+  const DiskTicket ticket = disk_.write(now_ns, put.aside, put.bytes);
+  under_way_.emplace(ticket, std::move(put));
+}
+
+std::vector<WholeFiles::Outcome> WholeFiles::take_outcomes(std::int64_t now_ns) {
+  std::vector<Outcome> outcomes;
+  while (const auto completion = disk_.complete(now_ns)) {
+    auto node = under_way_.extract(completion->ticket);
+    LS_CHECK(!node.empty(), "ticket {} is another's",
+             static_cast<std::uint64_t>(completion->ticket));
+    Put put = std::move(node.mapped());
+    if (completion->is_done && (put.is_written || writes_in_place_)) {
+      outcomes.push_back({put.name, true});
+      continue;
+    }
+    if (completion->is_done) {
+      put.is_written = true;
+      const DiskTicket ticket = disk_.rename(now_ns, put.aside, put.name);
+      under_way_.emplace(ticket, std::move(put));
+      continue;
+    }
+    disk_.remove(put.aside);
+    if (put.tries >= tries_max_) {
+      outcomes.push_back({put.name, false});
+      continue;
+    }
+    ++num_retries_;
+    write(now_ns, std::move(put));
+  }
+  return outcomes;
+}
+
+namespace {
+
+constexpr std::int64_t kLookEveryNs = 50'000;
+constexpr std::int32_t kDiskFailsPercent = 10;
+constexpr std::size_t kFileBytesShown = 16;
+
+}  // namespace
+
+std::optional<HiddenStateDefect> hidden_state_defect_from_name(std::string_view name) {
+  if (name == name_of(HiddenStateDefect::save_race)) return HiddenStateDefect::save_race;
+  return std::nullopt;
+}
+
+std::string_view name_of(HiddenStateDefect defect) {
+  return defect == HiddenStateDefect::save_race ? "hidden-save-race" : "";
+}
+
+// A failed operation is repeated until it succeeds: every file appears in the end.
+WatchedFiles::WatchedFiles(std::uint64_t seed, HiddenStateDefect defect)
+    : disk_({.seed = seed, .fail_percent = kDiskFailsPercent}),
+      files_(disk_, std::numeric_limits<std::int32_t>::max(),
+             defect == HiddenStateDefect::save_race) {}
+
+void WatchedFiles::save(std::int64_t now_ns, std::int64_t step, const HiddenStates& states) {
+  LS_CHECK(now_ns >= now_ns_, "saved at {} ns, after {} ns", now_ns, now_ns_);
+  now_ns_ = now_ns;
+  const std::string name = names_.next(states.request);
+  const auto [expected, is_first] =
+      expected_.emplace(name, Expected{states.request, step, hidden_state_file(states)});
+  LS_CHECK(is_first, "{} is saved twice", name);
+  files_.put(now_ns, name, expected->second.bytes);
+}
+
+Checked WatchedFiles::look(std::int64_t now_ns) {
+  while (!expected_.empty() && now_ns_ < now_ns) {
+    now_ns_ = std::min(now_ns, now_ns_ + kLookEveryNs);
+    LS_RETURN_UNLESS_FINE(look_for_all());
+  }
+  now_ns_ = std::max(now_ns_, now_ns);
+  return {};
+}
+
+Checked WatchedFiles::finish() {
+  while (!expected_.empty()) {
+    LS_CHECK(disk_.next_due_ns().has_value(), "{} is neither written nor seen",
+             expected_.begin()->first);
+    now_ns_ += kLookEveryNs;
+    LS_RETURN_UNLESS_FINE(look_for_all());
+  }
+  return {};
+}
+
+Checked WatchedFiles::look_for_all() {
+  for (const WholeFiles::Outcome& outcome : files_.take_outcomes(now_ns_))
+    LS_CHECK(outcome.is_done, "{} was given up", outcome.name);
+  for (auto file = expected_.begin(); file != expected_.end();) {
+    const auto seen = disk_.read(now_ns_, file->first);
+    if (!seen) {
+      ++file;
+      continue;
+    }
+    if (*seen != file->second.bytes) return difference(file->first, file->second, *seen);
+    ++num_seen_;
+    disk_.remove(file->first);
+    file = expected_.erase(file);
+  }
+  return {};
+}
+
+Divergence WatchedFiles::difference(const std::string& name, const Expected& expected,
+                                    std::span<const std::uint8_t> seen) {
+  const auto tensors = read_safetensors(seen);
+  const auto wrong =
+      std::ranges::mismatch(std::span<const std::uint8_t>(expected.bytes), seen).in1 -
+      std::span<const std::uint8_t>(expected.bytes).begin();
+  Divergence found;
+  found.phase = Phase::hidden_file;
+  found.step = expected.step;
+  found.request = expected.request;
+  found.part = "hidden";
+  found.byte = wrong;
+  found.expected =
+      hex_bytes(std::span<const std::uint8_t>(expected.bytes).subspan(wrong), kFileBytesShown);
+  found.found = hex_bytes(seen.subspan(wrong), kFileBytesShown);
+  found.doing = fmt::format("a trainer looks for {}", name);
+  found.message = fmt::format("{} with the hidden states of {} can be seen with {} of {} bytes: {}",
+                              name, expected.request, seen.size(), expected.bytes.size(),
+                              tensors ? "a file of other rows" : tensors.error().message);
+  return found;
+}
+
+void HiddenStateCheck::begin(const BackendConfig& config, std::span<const RankMemory> ranks,
+                             RunSummary& summary) {
+  config_ = config;
+  summary_ = &summary;
+  for (const RankMemory& rank : ranks)
+    ranks_.push_back({rank, HiddenStateExtraction(rank.model, rank.worker), {}});
+}
+
+Checked HiddenStateCheck::output_taken(std::span<const StoppedRequest> stopped,
+                                       std::int64_t now_ns) {
+  for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
+    Checked compared = extract(ranks_[rank], stopped);
+    if (compared) continue;
+    if (compared.has_diverged() && ranks_.size() > 1)
+      set_rank(config_, static_cast<std::int32_t>(rank), compared.divergence());
+    return compared;
+  }
+  LS_RETURN_UNLESS_FINE(files_.look(now_ns));
+  return ranks_.size() == 1 ? keep(ranks_.front(), now_ns) : Checked();
+}
+
+Checked HiddenStateCheck::extract(Rank& rank, std::span<const StoppedRequest> stopped) {
+  rank.extraction.begin(rank.memory.program.step);
+  for (const StoppedRequest& request : stopped) rank.extraction.add(request.id);
+  if (rank.extraction.program().extractions.empty()) return {};
+  Stopwatch watch;
+  LS_RETURN_IF_ERROR(rank.memory.backend.execute(rank.extraction.program(), rank.readback));
+  summary_->seconds.execute += watch.lap();
+  auto compared = rank.extraction.compare(rank.readback);
+  summary_->seconds.compare += watch.lap();
+  return compared;
+}
+
+// One rank's rows, which are whole.
+Checked HiddenStateCheck::keep(Rank& rank, std::int64_t now_ns) {
+  if (rank.extraction.program().extractions.empty()) return {};
+  const std::vector<HiddenStates> extracted = rank.extraction.states(rank.readback);
+  for (const HiddenStates& states : extracted)
+    files_.save(now_ns, rank.memory.program.step, states);
+  if (!sink_ || extracted.empty()) return {};
+  LS_RETURN_IF_ERROR(sink_(extracted));
+  return {};
+}
+
+Checked HiddenStateCheck::finish(bool agreed) {
+  for (const Rank& rank : ranks_) summary_->rows_extracted += rank.extraction.rows_compared();
+  if (!agreed) return {};
+  LS_RETURN_UNLESS_FINE(files_.finish());
+  summary_->hidden_files_seen += files_.num_seen();
+  if (ranks_.size() > 1 && summary_->rows_extracted > 0)
+    summary_->not_checked.push_back(
+        "files of hidden states: every rank reads its own part out of the cache, and none is "
+        "whole");
+  return {};
+}
+
+std::vector<std::string> HiddenStateCheck::not_checked() const {
+  const std::int64_t without_a_row = ranks_.front().extraction.requests_without_a_row();
+  if (without_a_row == 0) return {};
+  return {fmt::format("hidden states of {} requests that ended while preempted", without_a_row)};
 }
 
 }  // namespace lockstep

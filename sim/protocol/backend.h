@@ -6,7 +6,7 @@
 // The protocol, which both sides implement independently:
 //
 // (1) Words. K/V rows are made of 64-bit little-endian words; a row whose size is not a multiple of
-//     8 bytes is truncated. mix(x) is splitmix64 (reference/types/token_run.h says which).
+//     8 bytes is truncated. mix(x) is splitmix64 (reference/types/token_rows.h says which).
 //       coordinate(layer, part, head) = mix((layer << 32) | (part << 16) | head)
 //       row_key = mix(content ^ coordinate)
 //       word(i) = shape(mix(row_key + (i + 1) * 0x9E3779B97F4A7C15))
@@ -16,7 +16,7 @@
 //     shape() keeps sign and mantissa and sets the exponent, so that every element is a number in
 //     +-[0.5, 1): and-mask / or-mask per element: bf16 0x807F/0x3F00, fp16 0x83FF/0x3800,
 //     fp32 0x807FFFFF/0x3F000000, fp8_e4m3 0x87/0x30, fp8_e5m2 0x83/0x38; int8 and uint8 keep all
-//     bits. Q elements are always fp32.
+//     bits. Q elements are of the backend's query_dtype().
 // (2) States (mamba). State tensor s of a layer holds words too, element by element from its first
 //     byte:
 //       word_n(i) = word_{n-1}(i) * 0xD1342543DE82EF95
@@ -201,15 +201,15 @@
 
 #include "base/ids.h"
 #include "base/result.h"
-#include "reference/types/drafter.h"
+#include "reference/types/engine_config.h"
 #include "reference/types/kv_cache_spec.h"
-#include "reference/types/ranks.h"
+#include "reference/types/scheduler_types.h"
 #include "reference/types/view_types.h"
 #include "sim/protocol/step_program.h"
 
 namespace lockstep {
 
-class EngineWorker;  // sim/protocol/engine_worker.h
+class EngineWorker;  // sim/protocol/backend.h
 
 struct BackendConfig {
   KVCacheConfig plan;  // of the whole model
@@ -354,10 +354,38 @@ class Backend {
   virtual bool answers_queries() const { return true; }
   // False: a query reads every position that the layer's kind lets it see.
   virtual bool attends_to_ranges() const { return true; }
+  // Of the elements of queries. Narrower than fp32: weights and outputs are rounded to it too.
+  virtual DType query_dtype() const { return DType::fp32; }
   // Not null: the worker of an engine, which receives what the engine sends to its worker.
   virtual EngineWorker* engine_worker() { return nullptr; }
   // What this backend cannot check, one line each.
   virtual std::vector<std::string> not_checked() const { return {}; }
+};
+
+// What an engine sends to its worker in addition to a step's program: for backends that are a real
+// engine's worker and derive the program's content themselves.
+//
+// Invariants
+// (1) begin() is called first and once. A request is added before a decision names it.
+// (2) decided() precedes the execute() of its step; what the step sampled follows it.
+
+class EngineWorker {
+ public:
+  virtual ~EngineWorker() = default;
+  // Errors: options that the engine's worker does not take.
+  virtual Result<void> begin(const EngineConfig& engine) = 0;
+  // False: its memory is not laid out as the plan says, and no page of it can be looked at. The
+  // next execute() reports where.
+  virtual bool views_hold() const = 0;
+  virtual void add_request(RequestId id, const RequestSpec& spec) = 0;
+  // Valid during the step.
+  virtual void decided(const SchedulerOutput& decision) = 0;
+  virtual void sampled(RequestId id, std::span<const std::int32_t> tokens) = 0;
+  // Lockstep's own code in the worker's process raised, and execute() returned its error; else
+  // null.
+  virtual const EngineFailure* harness_failure() const = 0;
+  // The engine has dropped what was sampled behind the request's first `num_tokens` tokens.
+  virtual void dropped(RequestId id, std::int64_t num_tokens) = 0;
 };
 
 }  // namespace lockstep

@@ -1,16 +1,186 @@
 #include "sim/ranks/data_parallel.h"
 
 #include <fmt/core.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
 #include <memory>
 #include <optional>
+#include <utility>
 
 #include "base/check.h"
+#include "base/names.h"
 #include "base/stopwatch.h"
 #include "reference/profiles/engine_profile.h"
+#include "sim/step/backend_config.h"
 
 namespace lockstep {
+namespace {
+
+std::string text_of(const Collective& call) {
+  return fmt::format("{} of [{}] ({})", name_of(call.kind), fmt::join(call.shape, ", "), call.what);
+}
+
+// What no rank of any group would take.
+std::optional<std::string> why_impossible(const Collective& call, std::size_t rank) {
+  if (call.kind == CollectiveKind::reduce_scatter && call.shape.front() % call.cut_over != 0)
+    return fmt::format("{} cannot be divided among {} ranks: {} % {} is {}", text_of(call),
+                       call.cut_over, call.shape.front(), call.cut_over,
+                       call.shape.front() % call.cut_over);
+  if (call.kind == CollectiveKind::all_gather &&
+      (rank >= call.shape.size() || call.shape[rank] != call.own))
+    return fmt::format("{}: the rank brings {}", text_of(call), call.own);
+  return std::nullopt;
+}
+
+bool meets(const Collective& one, const Collective& other) {
+  if (one.is_own && other.is_own) return one.kind == other.kind;
+  return one.kind == other.kind && one.is_own == other.is_own && one.shape == other.shape;
+}
+
+constexpr auto kKinds = std::to_array<Named<CollectiveKind>>({
+    {CollectiveKind::all_reduce, "all_reduce"},
+    {CollectiveKind::all_gather, "all_gather"},
+    {CollectiveKind::reduce_scatter, "reduce_scatter"},
+});
+
+}  // namespace
+
+std::string_view name_of(CollectiveKind kind) { return name_in(kKinds, kind); }
+
+std::optional<UnmetCollective> first_unmet(std::span<const std::vector<Collective>> calls) {
+  std::size_t longest = 0;
+  for (const auto& of_rank : calls) longest = std::max(longest, of_rank.size());
+  for (std::size_t i = 0; i < longest; ++i) {
+    // The first rank that makes an i-th call at all waits in it for the others.
+    const auto waiting = std::ranges::find_if(
+        calls, [&](const std::vector<Collective>& of_rank) { return i < of_rank.size(); });
+    const auto waits = static_cast<std::int32_t>(waiting - calls.begin());
+    const Collective& call = (*waiting)[i];
+    for (std::size_t rank = 0; rank < calls.size(); ++rank) {
+      const auto number = static_cast<std::int32_t>(rank);
+      if (i >= calls[rank].size())
+        return UnmetCollective{
+            .hangs = true,
+            .rank = number,
+            .other = waits,
+            .call = static_cast<std::int64_t>(i),
+            .what = fmt::format("rank {} waits in call {}, {}, and rank {} makes "
+                                "none",
+                                waits, i, text_of(call), number)};
+      const Collective& own = calls[rank][i];
+      if (!meets(own, call))
+        return UnmetCollective{.rank = number,
+                               .other = waits,
+                               .call = static_cast<std::int64_t>(i),
+                               .what = fmt::format("call {} of rank {} is {}, and rank {} makes {}",
+                                                   i, waits, text_of(call), number, text_of(own))};
+      if (auto why = why_impossible(own, rank))
+        return UnmetCollective{.rank = number,
+                               .other = number,
+                               .call = static_cast<std::int64_t>(i),
+                               .what = fmt::format("call {} of rank {}, {}", i, number, *why)};
+    }
+  }
+  return std::nullopt;
+}
+
+namespace {
+
+constexpr auto kDataParallelDefects = std::to_array<Named<DataParallelDefect>>({
+    {DataParallelDefect::dp_sync_shape, "dp-sync-shape"},
+    {DataParallelDefect::sp_padding, "sp-padding"},
+    {DataParallelDefect::dp_idle_skips, "dp-idle-skips"},
+    {DataParallelDefect::dp_graph_alone, "dp-graph-alone"},
+});
+constexpr auto kAllDefects = values_in(kDataParallelDefects);
+
+}  // namespace
+
+std::string_view name_of(DataParallelDefect defect) {
+  return name_in(kDataParallelDefects, defect, "");
+}
+
+std::optional<DataParallelDefect> data_parallel_defect_from_name(std::string_view name) {
+  return value_in(kDataParallelDefects, name);
+}
+
+std::span<const DataParallelDefect> data_parallel_defects() { return kAllDefects; }
+
+DataParallelRank::DataParallelRank(const DataParallelOptions& options, std::int32_t rank,
+                                   const RankSizes& sizes)
+    : options_(options), rank_(rank), sizes_(sizes) {}
+
+std::int64_t DataParallelRank::graph_size(std::int64_t tokens) const {
+  if (sizes_.max_capture_size == 0) return 0;
+  const std::int64_t size =
+      captured_batch(tokens, sizes_.max_capture_size, sizes_.max_tokens_per_step);
+  return size % sizes_.tp_size == 0 ? size : 0;
+}
+
+std::int64_t DataParallelRank::own_tokens(std::int64_t scheduled) const {
+  const bool idle = scheduled == 0;
+  if (idle && options_.defect == DataParallelDefect::sp_padding) return 1;
+  const std::int64_t tokens = idle ? 1 : scheduled;
+  const std::int64_t padded = (tokens + sizes_.tp_size - 1) / sizes_.tp_size * sizes_.tp_size;
+  const std::int64_t size = graph_size(padded);
+  return size > 0 ? size : padded;
+}
+
+AgreedBatch DataParallelRank::agreed_batch(std::span<const std::int64_t> own_tokens) const {
+  LS_CHECK(std::ssize(own_tokens) == options_.dp_size, "{} ranks", own_tokens.size());
+  const bool pads = pads_to_largest(own_tokens);
+  const std::int64_t own = own_tokens[rank_];
+  const std::int64_t tokens = pads ? std::ranges::max(own_tokens) : own;
+  return {.num_tokens = static_cast<std::int32_t>(tokens),
+          .is_eager = sizes_.max_capture_size > 0 && !pads && !replays_alone(own_tokens)};
+}
+
+// Planted: it does not ask what the others have.
+bool DataParallelRank::replays_alone(std::span<const std::int64_t> own_tokens) const {
+  return options_.defect == DataParallelDefect::dp_graph_alone && sizes_.max_capture_size > 0 &&
+         !pads_to_largest(own_tokens) && has_graph(own_tokens[rank_]);
+}
+
+bool DataParallelRank::pads_to_largest(std::span<const std::int64_t> own_tokens) const {
+  if (options_.enforce_eager) return false;
+  if (sizes_.max_capture_size == 0) return true;
+  return std::ranges::all_of(own_tokens, [this](std::int64_t tokens) { return has_graph(tokens); });
+}
+
+std::vector<Collective> DataParallelRank::calls(std::int64_t scheduled,
+                                                std::span<const std::int64_t> own_tokens,
+                                                bool votes) const {
+  const bool idle = scheduled == 0;
+  if (idle && options_.defect == DataParallelDefect::dp_idle_skips) return {};
+  const bool other_tensor = idle && options_.defect == DataParallelDefect::dp_sync_shape;
+  std::vector<Collective> calls;
+  calls.push_back({.kind = CollectiveKind::all_reduce,
+                   .what = "what each rank is about to run",
+                   .shape = {other_tensor ? 2 : sizes_.sync_rows, options_.dp_size}});
+  const std::int64_t tokens = agreed_batch(own_tokens).num_tokens;
+  std::vector<std::int64_t> of_all(own_tokens.begin(), own_tokens.end());
+  // The calls of a graph are those of the ranks that it was captured with: all ran its size.
+  if (pads_to_largest(own_tokens) || replays_alone(own_tokens)) std::ranges::fill(of_all, tokens);
+  for (std::int64_t layer = 0; layer < sizes_.num_layers; ++layer) {
+    calls.push_back({.kind = CollectiveKind::all_gather,
+                     .what = "tokens to the experts",
+                     .shape = of_all,
+                     .own = tokens});
+    calls.push_back({.kind = CollectiveKind::reduce_scatter,
+                     .what = "rows of a layer, sequence parallel",
+                     .shape = {tokens},
+                     .cut_over = sizes_.tp_size,
+                     .is_own = true});
+  }
+  if (votes)
+    calls.push_back(
+        {.kind = CollectiveKind::all_reduce, .what = "ranks with requests left", .shape = {1}});
+  return calls;
+}
+
 namespace {
 
 struct Engine {

@@ -10,9 +10,9 @@
 //     ranks.
 // (3) The ranks share one clock: a step takes as long as that of the rank with the most tokens, or
 //     with the latest output.
-// (4) The calls of each rank in a step (dp_step.h) are matched (collectives.h) before it runs. The
-//     first mismatch ends the run: a mismatch is a divergence, a rank that the others wait for is a
-//     liveness failure. Both name the rank.
+// (4) The calls of each rank in a step are matched before it runs. The first mismatch ends
+//     the run: as a divergence, or as a liveness failure if the others wait for a rank. Both name
+//     the rank.
 // (5) Same configuration, workload and seed: same run. Its state hash covers all ranks'.
 // (6) Faults of one rank, and transfers of its connector, keep the run from ending, as with one
 //     engine.
@@ -25,6 +25,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <set>
 #include <span>
 #include <string>
@@ -36,9 +37,113 @@
 #include "sim/engine/lockstep.h"
 #include "sim/engine/workload.h"
 #include "sim/protocol/backend.h"
-#include "sim/ranks/dp_step.h"
+#include "sim/protocol/step_program.h"
 
 namespace lockstep {
+
+// What a data parallel rank does for the other ranks in one step: how many tokens it runs, and
+// which collectives it calls, in order. Written as the rank's own worker decides it, from its own
+// tokens and from what the ranks exchange.
+//
+// Invariants
+// (1) An idle rank runs one token of no request: the others' experts need it.
+// (2) Token counts are padded for sequence parallelism (to a multiple of tp) before the exchange,
+//     and afterwards to the largest of all where graphs run (not enforce_eager).
+// (3) With captured graphs a rank first pads to the size of the graph that takes its tokens, if tp
+//     divides it. If a rank has no graph, none is padded to the largest and none replays a graph: a
+//     graph's collectives belong to ranks that all run its size.
+// (4) Every 32nd step of a wave the ranks exchange whether any has requests left; if none has, they
+//     pause.
+//
+// Rules: vllm/v1/worker/dp_utils.py, vllm/forward_context.py (DPMetadata), vllm/v1/engine/core.py
+// (DPEngineCoreProc). An independent check below decides whether the calls match.
+
+// The collectives of ranks, and whether they match. Every rank of a group enters a collective with
+// the same kind and shape, in the same order. A rank that calls a different one, or none, leaves
+// the others with wrong data or a deadlock.
+//
+// Invariants
+// (1) Calls are plain values; what a rank runs in a step decides why it makes them.
+// (2) The first mismatching call is reported, with both ranks. Calls after it are not judged.
+//
+// Not checked: what the collectives carry.
+
+enum class CollectiveKind : std::uint8_t { all_reduce, all_gather, reduce_scatter };
+std::string_view name_of(CollectiveKind kind);
+
+struct Collective {
+  CollectiveKind kind = CollectiveKind::all_reduce;
+  std::string what;                 // "tokens of the step", for a person
+  std::vector<std::int64_t> shape;  // of one rank's part; all_gather: what each rank brings
+  std::int64_t own = 0;             // all_gather: what this rank brings; 0: not said
+  std::int64_t cut_over = 1;        // reduce_scatter: ranks that shape[0] is divided among
+  bool is_own = false;  // of the rank's own group (its tensor parallel ranks): only there it meets
+  bool operator==(const Collective&) const = default;
+};
+
+// Why a step's calls do not meet.
+struct UnmetCollective {
+  bool hangs = false;  // a rank calls nothing where another waits; otherwise they mismatch
+  std::int32_t rank = 0;
+  std::int32_t other = 0;  // the rank that it does not meet; itself: no rank would take the call
+  std::int64_t call = 0;   // counted from 0
+  std::string what;        // one line
+};
+
+// calls[r]: those of rank r in one step, in order.
+std::optional<UnmetCollective> first_unmet(std::span<const std::vector<Collective>> calls);
+
+// Planted in what a rank decides.
+enum class DataParallelDefect : std::uint8_t {
+  none,
+  dp_sync_shape,   // an idle rank tells the others its tokens in a tensor of another shape
+  sp_padding,      // an idle rank's tokens are not padded to a multiple of tp
+  dp_idle_skips,   // an idle rank sits the step out
+  dp_graph_alone,  // a rank with a graph replays it although another rank has none
+};
+std::string_view name_of(DataParallelDefect defect);
+std::optional<DataParallelDefect> data_parallel_defect_from_name(std::string_view name);
+std::span<const DataParallelDefect> data_parallel_defects();
+
+struct DataParallelOptions {
+  std::int32_t dp_size = 1;    // data_parallel_size
+  bool enforce_eager = false;  // no graphs: nothing is padded to the largest rank
+  DataParallelDefect defect = DataParallelDefect::none;
+};
+
+inline constexpr std::int64_t kStepsBetweenVotes = 32;
+
+struct RankSizes {
+  std::int32_t tp_size = 1;
+  std::int64_t sync_rows = 0;  // numbers that a rank tells the others (EngineProfile::dp_sync_rows)
+  std::int64_t num_layers = 0;
+  std::int64_t max_capture_size = 0;  // tokens; 0: no graphs are captured
+  std::int64_t max_tokens_per_step = 0;
+};
+
+class DataParallelRank {
+ public:
+  DataParallelRank(const DataParallelOptions& options, std::int32_t rank, const RankSizes& sizes);
+
+  // Before the exchange: the tokens that it would run by itself.
+  std::int64_t own_tokens(std::int64_t scheduled) const;
+  // What it runs after it has heard own_tokens() of all.
+  AgreedBatch agreed_batch(std::span<const std::int64_t> own_tokens) const;
+  // Its calls in a step of a wave; `votes`: the step exchanges whether any rank is unfinished.
+  std::vector<Collective> calls(std::int64_t scheduled, std::span<const std::int64_t> own_tokens,
+                                bool votes) const;
+
+ private:
+  // Size of the graph that takes `tokens`; 0: none.
+  std::int64_t graph_size(std::int64_t tokens) const;
+  bool has_graph(std::int64_t own_tokens) const { return graph_size(own_tokens) == own_tokens; }
+  bool replays_alone(std::span<const std::int64_t> own_tokens) const;
+  bool pads_to_largest(std::span<const std::int64_t> own_tokens) const;
+
+  const DataParallelOptions options_;
+  const std::int32_t rank_;
+  const RankSizes sizes_;
+};
 
 class DealtWorkload;
 

@@ -6,7 +6,6 @@
 
 #include "base/check.h"
 #include "reference/memory/page_image.h"
-#include "reference/memory/row_pieces.h"
 #include "reference/plan/layout.h"
 #include "reference/plan/page_size.h"
 

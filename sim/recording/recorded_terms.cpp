@@ -39,11 +39,11 @@ std::vector<std::string> sorted_names_of(const StepView& view, std::span<const R
 }
 
 void write_pages_of(const StepView& view, RecordedPages& pages) {
-  const HiSparseCommand& command = view.decision.hisparse;
+  const HostPageCommand& command = view.decision.host_pages;
   pages.transfers = command.transfers;
   pages.all_resident = command.all_resident;
   pages.free_host_blocks = command.num_free_host_blocks;
-  for (const HiSparseRow& row : command.rows) {
+  for (const HostPageRow& row : command.rows) {
     const std::string name(view.name(row.id));
     if (!row.mirrors.empty()) pages.mirrors.emplace_back(name, row.mirrors);
     if (!row.residency.pages.empty()) pages.residency.emplace_back(name, row.residency);
@@ -114,7 +114,7 @@ void write_decision(const StepView& view, RecordedStep& step) {
   step.running = names_of(view, view.decisions.running());
   step.waiting = names_of(view, view.decisions.waiting());
   step.free_blocks = view.decisions.num_free_blocks();
-  if (decision.hisparse.is_told) write_pages_of(view, step.pages.emplace());
+  if (decision.host_pages.is_told) write_pages_of(view, step.pages.emplace());
 }
 
 RecordedTable table_of(const StepView& view, RequestId id) {

@@ -62,7 +62,7 @@ class ConnectorLog final : public KVConnector {
                                 std::int32_t num_external_tokens) override {
     inner_.update_state_after_alloc(request, blocks, num_external_tokens);
   }
-  void start_pages(const HiSparseCommand& command) override { inner_.start_pages(command); }
+  void start_pages(const HostPageCommand& command) override { inner_.start_pages(command); }
   bool request_finished(RequestId request, std::string_view name) override;
   void order_failed_requests(std::vector<RequestId>& requests) override {
     inner_.order_failed_requests(requests);

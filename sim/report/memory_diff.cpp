@@ -9,7 +9,7 @@
 #include "reference/memory/model_placement.h"
 #include "reference/plan/capacity.h"
 #include "reference/plan/planner.h"
-#include "reference/plan/serving_defaults.h"
+#include "reference/plan/model_spec.h"
 #include "reference/profiles/releases.h"
 
 namespace lockstep {

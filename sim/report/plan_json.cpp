@@ -2,7 +2,7 @@
 #include <fmt/format.h>
 
 #include "base/json_writer.h"
-#include "reference/placement/offload_regions.h"
+#include "reference/placement/worker_pages.h"
 #include "sim/report/plan_report.h"
 #include "traces/formats/spec_json.h"
 

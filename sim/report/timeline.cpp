@@ -1,8 +1,13 @@
 #include "sim/report/timeline.h"
 
 #include <fmt/core.h>
+#include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdint>
+#include <iterator>
+#include <string_view>
+#include <vector>
 
 namespace lockstep {
 namespace {
@@ -211,6 +216,224 @@ Timeline TimelineRecorder::take() {
     timeline_.notes.push_back(fmt::format("the map shows the first {} of {} blocks",
                                           limits_.blocks_max, timeline_.num_blocks));
   return std::move(timeline_);
+}
+
+namespace {
+
+// A message of protocol buffers: fields by number, varints and bytes.
+class Message {
+ public:
+  Message& number(std::uint32_t field, std::uint64_t value) {
+    varint(field << 3);
+    varint(value);
+    return *this;
+  }
+  Message& bytes(std::uint32_t field, std::string_view value) {
+    varint(field << 3 | 2);
+    varint(value.size());
+    text_ += value;
+    return *this;
+  }
+  Message& message(std::uint32_t field, const Message& value) { return bytes(field, value.text_); }
+  const std::string& text() const { return text_; }
+
+ private:
+  void varint(std::uint64_t value) {
+    for (; value >= 0x80; value >>= 7) text_ += static_cast<char>(value | 0x80);
+    text_ += static_cast<char>(value);
+  }
+
+  std::string text_;
+};
+
+// Fields by their numbers in Perfetto's .proto files.
+namespace trace {
+constexpr std::uint32_t kPacket = 1;
+}
+namespace packet {
+constexpr std::uint32_t kTimestamp = 8, kSequenceId = 10, kTrackEvent = 11, kTrackDescriptor = 60;
+}
+namespace track {
+constexpr std::uint32_t kUuid = 1, kName = 2, kParent = 5, kCounter = 8, kOrdering = 11, kRank = 12;
+constexpr std::uint64_t kExplicit = 3;
+}  // namespace track
+namespace event {
+constexpr std::uint32_t kAnnotation = 4, kType = 9, kTrack = 11, kName = 23, kCounterValue = 30;
+constexpr std::uint64_t kBegin = 1, kEnd = 2, kInstant = 3, kCounter = 4;
+}  // namespace event
+namespace annotation {
+constexpr std::uint32_t kInt = 4, kText = 6, kName = 10;
+}
+
+constexpr std::uint64_t kRoot = 1, kSteps = 2, kRequests = 3, kFirstCounter = 16, kFirstLane = 1024;
+
+struct CounterTrack {
+  std::string_view name;
+  std::int32_t TimelineStep::*value;
+};
+constexpr CounterTrack kCounters[] = {{"blocks used", &TimelineStep::used_blocks},
+                                      {"blocks cached", &TimelineStep::cached_blocks},
+                                      {"blocks free", &TimelineStep::free_blocks},
+                                      {"requests running", &TimelineStep::running},
+                                      {"requests waiting", &TimelineStep::waiting},
+                                      {"tokens scheduled", &TimelineStep::scheduled_tokens},
+                                      {"tokens hit", &TimelineStep::hit_tokens},
+                                      {"preemptions", &TimelineStep::preempted},
+                                      {"hashes stored", &TimelineStep::stored},
+                                      {"hashes evicted", &TimelineStep::evicted}};
+
+std::string_view name_of(LaneSpan::Kind kind) {
+  switch (kind) {
+    case LaneSpan::Kind::waiting:
+      return "waiting";
+    case LaneSpan::Kind::prefill:
+      return "prefill";
+    case LaneSpan::Kind::decode:
+      return "decode";
+    case LaneSpan::Kind::preempted:
+      return "preempted";
+  }
+  return "";
+}
+
+// When a step begins, in nanoseconds.
+class StepClock {
+ public:
+  StepClock(const RunSummary& summary, const Timeline& timeline)
+      : steps_(timeline.steps), end_ns_(summary.simulated_ns) {
+    for (std::size_t i = 1; i < steps_.size(); ++i)
+      is_even_ |= steps_[i].time_ns <= steps_[i - 1].time_ns;
+    if (!steps_.empty()) is_even_ |= end_ns_ <= steps_.back().time_ns;
+  }
+
+  // Every step takes the same time: the run's own clock does not advance in between.
+  bool is_even() const { return is_even_; }
+  std::uint64_t at(std::int64_t step) const {
+    if (is_even_ || steps_.empty())
+      return static_cast<std::uint64_t>(std::max<std::int64_t>(step, 0)) * 1'000;
+    auto entry = std::ranges::upper_bound(steps_, step, {}, &TimelineStep::step);
+    if (entry != steps_.begin()) --entry;
+    const std::int64_t next =
+        std::next(entry) == steps_.end() ? end_ns_ : std::next(entry)->time_ns;
+    const std::int64_t inside = std::clamp<std::int64_t>(step - entry->step, 0, entry->num_steps);
+    return static_cast<std::uint64_t>(entry->time_ns +
+                                      (next - entry->time_ns) * inside / entry->num_steps);
+  }
+
+ private:
+  const std::vector<TimelineStep>& steps_;
+  const std::int64_t end_ns_;
+  bool is_even_ = false;
+};
+
+class TraceWriter {
+ public:
+  void describe(std::uint64_t uuid, std::string_view name, std::uint64_t parent,
+                std::uint64_t rank = 0, bool orders = false, bool is_counter = false) {
+    Message descriptor;
+    descriptor.number(track::kUuid, uuid).bytes(track::kName, name);
+    if (parent != 0) descriptor.number(track::kParent, parent);
+    if (is_counter) descriptor.message(track::kCounter, Message());
+    if (orders) descriptor.number(track::kOrdering, track::kExplicit);
+    descriptor.number(track::kRank, rank);
+    add(Message().message(packet::kTrackDescriptor, descriptor));
+  }
+  void count(std::uint64_t uuid, std::uint64_t time_ns, std::int64_t value) {
+    at(time_ns, Message()
+                    .number(event::kType, event::kCounter)
+                    .number(event::kTrack, uuid)
+                    .number(event::kCounterValue, static_cast<std::uint64_t>(value)));
+  }
+  // `details`: annotations of the event.
+  void begin(std::uint64_t uuid, std::uint64_t time_ns, std::string_view name,
+             const std::vector<Message>& details = {}, std::uint64_t type = event::kBegin) {
+    Message slice;
+    slice.number(event::kType, type).number(event::kTrack, uuid).bytes(event::kName, name);
+    for (const Message& detail : details) slice.message(event::kAnnotation, detail);
+    at(time_ns, slice);
+  }
+  void end(std::uint64_t uuid, std::uint64_t time_ns) {
+    at(time_ns, Message().number(event::kType, event::kEnd).number(event::kTrack, uuid));
+  }
+  std::string take() { return std::move(text_); }
+
+ private:
+  void at(std::uint64_t time_ns, const Message& track_event) {
+    add(Message().number(packet::kTimestamp, time_ns).message(packet::kTrackEvent, track_event));
+  }
+  void add(Message one) {
+    one.number(packet::kSequenceId, 1);
+    text_ += Message().message(trace::kPacket, one).text();
+  }
+
+  std::string text_;
+};
+
+Message detail(std::string_view name, std::int64_t value) {
+  return Message()
+      .bytes(annotation::kName, name)
+      .number(annotation::kInt, static_cast<std::uint64_t>(value));
+}
+Message detail(std::string_view name, std::string_view value) {
+  return Message().bytes(annotation::kName, name).bytes(annotation::kText, value);
+}
+
+void write_steps(const Timeline& timeline, const StepClock& clock, TraceWriter& out) {
+  out.describe(kSteps, clock.is_even() ? "steps, a microsecond each" : "steps", kRoot, 1);
+  for (const TimelineStep& step : timeline.steps) {
+    const std::int64_t last = step.step + step.num_steps - 1;
+    const std::string name = step.num_steps == 1 ? fmt::format("step {}", step.step)
+                                                 : fmt::format("steps {}-{}", step.step, last);
+    out.begin(kSteps, clock.at(step.step), name,
+              {detail("requests", std::int64_t{step.scheduled_requests}),
+               detail("tokens", std::int64_t{step.scheduled_tokens})});
+    out.end(kSteps, clock.at(last + 1));
+  }
+}
+
+void write_counters(const Timeline& timeline, const StepClock& clock, TraceWriter& out) {
+  for (std::size_t i = 0; i < std::size(kCounters); ++i) {
+    const std::uint64_t uuid = kFirstCounter + i;
+    out.describe(uuid, kCounters[i].name, kRoot, 2 + i, false, true);
+    for (const TimelineStep& step : timeline.steps)
+      out.count(uuid, clock.at(step.step), step.*kCounters[i].value);
+  }
+}
+
+void write_lane(const Lane& lane, std::uint64_t uuid, const StepClock& clock, TraceWriter& out) {
+  for (const LaneSpan& span : lane.spans) {
+    std::vector<Message> details;
+    if (span.kind == LaneSpan::Kind::prefill)
+      details = {detail("prompt tokens", lane.prompt_tokens),
+                 detail("tokens hit", lane.cached_tokens)};
+    out.begin(uuid, clock.at(span.first_step), name_of(span.kind), details);
+    out.end(uuid, clock.at(span.last_step + 1));
+  }
+  if (!lane.ended.empty() && !lane.spans.empty())
+    out.begin(uuid, clock.at(lane.spans.back().last_step + 1), "ended: " + lane.ended,
+              {detail("output tokens", lane.output_tokens)}, event::kInstant);
+}
+
+}  // namespace
+
+std::string perfetto_trace(const std::string& title, const RunSummary& summary,
+                           const Timeline& timeline) {
+  const StepClock clock(summary, timeline);
+  TraceWriter out;
+  out.describe(kRoot, "lockstep " + title, 0, 0, true);
+  write_steps(timeline, clock, out);
+  write_counters(timeline, clock, out);
+  std::string requests = "requests";
+  for (const std::string& note : timeline.notes) requests += "; " + note;
+  out.describe(kRequests, requests, kRoot, 2 + std::size(kCounters), true);
+  for (std::size_t i = 0; i < timeline.lanes.size(); ++i) {
+    out.describe(kFirstLane + i, timeline.lanes[i].name, kRequests, i);
+    write_lane(timeline.lanes[i], kFirstLane + i, clock, out);
+  }
+  if (summary.divergence)
+    out.begin(kSteps, clock.at(summary.divergence->step), "divergence",
+              {detail("what", std::string_view(summary.divergence->message))}, event::kInstant);
+  return out.take();
 }
 
 }  // namespace lockstep

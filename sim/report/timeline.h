@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "base/ids.h"
-#include "sim/engine/run_config.h"
 #include "sim/engine/step_observer.h"
+#include "sim/verdict/run_summary.h"
 
 namespace lockstep {
 
@@ -111,5 +111,20 @@ class TimelineRecorder final : public StepObserver {
   std::int64_t change_stride_ = 1;  // steps between two looks at the pool
   std::int64_t undrawn_lanes_ = 0;
 };
+
+// A run as a trace for Perfetto (ui.perfetto.dev, trace_processor): one track per request with its
+// phases, one for the steps, and counters of the pool, the queues and the prefix cache.
+//
+// Invariants
+// (1) Perfetto's own format: a Trace of TracePackets (protos/perfetto/trace/trace.proto), tracks by
+//     TrackDescriptor, slices and counters by TrackEvent.
+// (2) Time is the run's virtual clock. Where two steps share an instant, a step takes one
+//     microsecond.
+//
+// It shows the content of a Timeline; a track's name lists what the Timeline left out.
+
+// The bytes of the trace. `title`: what was run.
+std::string perfetto_trace(const std::string& title, const RunSummary& summary,
+                           const Timeline& timeline);
 
 }  // namespace lockstep

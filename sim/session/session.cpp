@@ -6,15 +6,14 @@
 #include <utility>
 
 #include "base/check.h"
-#include "reference/defects/planted_parts.h"
+#include "reference/defects/scheduler_defect.h"
 #include "reference/memory/model_placement.h"
 #include "reference/memory/placed_layout.h"
-#include "reference/plan/kernel_blocks.h"
+#include "reference/plan/page_size.h"
 #include "reference/plan/rank_plan.h"
 #include "reference/profiles/engine_profile.h"
 #include "reference/profiles/releases.h"
 #include "sim/connectors/recorded_connector.h"
-#include "sim/recording/recorded_decisions.h"
 #include "sim/recording/recording_workload.h"
 #include "sim/step/draft_planner.h"
 

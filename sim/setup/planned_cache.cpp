@@ -8,12 +8,11 @@
 #include "base/number_text.h"
 #include "reference/memory/model_placement.h"
 #include "reference/memory/placed_layout.h"
+#include "reference/plan/capacity.h"
 #include "reference/plan/model_spec.h"
 #include "reference/plan/page_size.h"
 #include "reference/plan/planner.h"
 #include "reference/plan/rank_plan.h"
-#include "reference/plan/request_need.h"
-#include "reference/plan/serving_defaults.h"
 #include "reference/profiles/engine_profile.h"
 #include "reference/profiles/releases.h"
 #include "sim/step/backend_config.h"
@@ -176,19 +175,18 @@ Result<std::optional<KVCacheConfig>> plan_overlaid(RunSpec& run, const CacheWish
   };
   const std::string order(name_of(run.layout));
   const AttentionBackend backend = only_reader(layers).value_or(run.attention_backend);
-  options.num_gpu_blocks_override = kAnyNumber;
-  LS_ASSIGN_OR_RETURN(ModelPlacement placed, place_model(layers, model.dtype, options, order));
+  options.num_gpu_blocks_override = wishes.num_blocks.value_or(kAnyNumber);
+  LS_ASSIGN_OR_RETURN(const ModelPlacement placed,
+                      place_model(layers, model.dtype, options, order));
+  Placement placement = placed.stages.workers.front();
   std::vector<std::string> told;
-  if (wishes.num_blocks) {
-    options.num_gpu_blocks_override = *wishes.num_blocks;
-  } else {
+  if (!wishes.num_blocks) {
     LS_ASSIGN_OR_RETURN(const std::int64_t blocks,
-                        blocks_per_request(placed.stages.groups, placed.options));
-    options.num_gpu_blocks_override =
-        one_and_a_half(blocks, told) + sink_blocks(placed.stages.groups);
+                        blocks_per_request(placement.groups, placed.options));
+    const std::int64_t num_blocks = one_and_a_half(blocks, told) + sink_blocks(placement.groups);
+    LS_ASSIGN_OR_RETURN(
+        placement, place_blocks(placement.groups, placement.order, num_blocks, placed.options));
   }
-  LS_ASSIGN_OR_RETURN(placed, place_model(layers, model.dtype, options, order));
-  const Placement& placement = placed.stages.workers.front();
   LS_ASSIGN_OR_RETURN(const HashSizes sizes, hash_sizes(placement, placed.options));
   auto plan = replay_plan(placement, layers);
   if (!plan) return unless_asked(plan.error());
@@ -197,13 +195,13 @@ Result<std::optional<KVCacheConfig>> plan_overlaid(RunSpec& run, const CacheWish
         fmt::format("--layout {}: pages of different sizes are adjacent in a block, and "
                     "ranks are not cut out of such a plan; choose LBNHC",
                     order));
-  const bool has_pages = options.hisparse_host_bytes > 0;
+  const bool has_pages = options.host_pool_bytes > 0;
   if (!has_pages) {
     LS_ASSIGN_OR_RETURN(plan, of_whole_model(*plan, model, layers, options));
   }
   plan->draft_modules = draft_modules_of(layers, model.mtp_modules);
   const CacheLayout layout = placement.order;
-  if (placement.host) run.engine.hisparse_host_num_blocks = placement.host->num_blocks;
+  if (placement.host) run.engine.host_pool_num_blocks = placement.host->num_blocks;
   const auto in_memory = placed_layout(*plan, backend, layout);
   if (!in_memory && !has_pages) return unless_asked(in_memory.error());
   run.layout = layout;
@@ -278,10 +276,10 @@ Result<KVCacheConfig> plan_model(RunSpec& run, const CacheWishes& wishes,
   options.disable_hybrid_kv_cache_manager = !wishes.hybrid_groups;
   if (wishes.says_block_size) options.block_size = engine.block_size;
   options.max_num_encoder_input_tokens = max_encoder_rows(engine);
-  options.hisparse_host_bytes = std::int64_t{run.recipe.hisparse_host_gib} << 30;
+  options.host_pool_bytes = std::int64_t{run.recipe.hisparse_host_gib} << 30;
   if (run.recipe.hisparse_device_buffer > 0)
-    options.hisparse_device_buffer = run.recipe.hisparse_device_buffer;
-  if (options.hisparse_host_bytes > 0 && !is_planned_overlaid(run))
+    options.device_buffer_rows = run.recipe.hisparse_device_buffer;
+  if (options.host_pool_bytes > 0 && !is_planned_overlaid(run))
     return fail(
         fmt::format("--hisparse-host-gib: {} with this backend has no HiSparse; it is of "
                     "releases whose groups overlay one allocation",
@@ -347,7 +345,8 @@ Result<bool> hybrid_groups_of(const GivenRun& given, const RunSpec& run) {
   const bool has_host = run.connector.has(ConnectorKind::host);
   if (given.has("host_blocks") && !has_host)
     return fail("--host-blocks is of a host tier: --connector host");
-  if (given.has("transfer_delay_steps") && !has_host && !run.connector.has(ConnectorKind::hisparse))
+  if (given.has("transfer_delay_steps") && !has_host &&
+      !run.connector.has(ConnectorKind::page_workers))
     return fail("--transfer-delay is of a host tier or of HiSparse's: --connector host, hisparse");
   ConnectorConfig connector;
   static_cast<ConnectorSpec&>(connector) = run.connector;

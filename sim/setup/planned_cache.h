@@ -29,7 +29,7 @@ struct CacheWishes {
   std::optional<std::int64_t> num_blocks;
   bool says_block_size = false;  // the engine's is not the default, but asked for
   bool hybrid_groups = true;     // false: all layers of a model share one group
-  // States as the release serves them (serving_defaults.h), except options that were set: the mode
+  // States as the release serves them (model_spec.h), except options that were set: the mode
   // by the engine, no checkpoints by the recipe. Otherwise in mode align, without checkpoints.
   bool as_served = false;
   bool says_cache_mode = false;

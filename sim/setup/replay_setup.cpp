@@ -8,14 +8,13 @@
 
 #include "base/number_text.h"
 #include "reference/plan/limits.h"
-#include "reference/plan/serving_defaults.h"
+#include "reference/plan/model_spec.h"
 #include "sim/connectors/recorded_connector.h"
-#include "sim/recording/recorded_decisions.h"
 #include "sim/recording/recording_workload.h"
 #include "sim/session/session.h"
 #include "sim/setup/planned_cache.h"
 #include "sim/step/backend_config.h"
-#include "traces/formats/engine_file.h"
+#include "traces/formats/engine_options.h"
 
 namespace lockstep {
 namespace {

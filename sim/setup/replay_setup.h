@@ -28,7 +28,7 @@ struct ReplayRequest {
   bool draws = false;  // LockstepConfig::draw
   bool saves = false;
   bool other_engine = false;  // decides, not the model
-  bool as_served = false;     // a trace's run takes the release's defaults (serving_defaults.h)
+  bool as_served = false;     // a trace's run takes the release's defaults (model_spec.h)
 };
 
 // A file, read once: one of the pointers is set.

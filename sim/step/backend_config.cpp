@@ -8,9 +8,7 @@
 #include "base/check.h"
 #include "reference/memory/placed_layout.h"
 #include "reference/plan/block_sizes.h"
-#include "reference/plan/context_share.h"
-#include "reference/plan/hisparse_plan.h"
-#include "reference/plan/kernel_blocks.h"
+#include "reference/plan/page_groups.h"
 #include "reference/plan/page_size.h"
 #include "reference/plan/rank_plan.h"
 #include "reference/types/token_rows.h"
@@ -28,7 +26,7 @@ BackendConfig make_backend_config(const EngineConfig& engine, KVCacheConfig plan
         std::max(config.context.num_ranks, num_context_ranks(engine, group.spec));
   if (config.context.num_ranks > 1) config.parallel.dcp_size = engine.dcp;
   const bool fp32_states = has_fp32_states(plan);
-  const auto with_rows = with_hisparse_rows(plan);
+  const auto with_rows = with_page_rows(plan);
   const KVCacheConfig& rows = with_rows ? *with_rows : plan;
   for (std::size_t g = 0; g < plan.groups.size(); ++g) {
     const KVCacheSpec& spec = plan.groups[g].spec;

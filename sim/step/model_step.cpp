@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "base/check.h"
-#include "reference/plan/context_share.h"
+#include "reference/plan/rank_plan.h"
 #include "sim/step/program_builder.h"
 
 namespace lockstep {

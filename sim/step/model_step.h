@@ -13,7 +13,7 @@
 #include "reference/memory/memory_model.h"
 #include "sim/protocol/backend.h"
 #include "sim/step/worker.h"
-#include "sim/verdict/checked.h"
+#include "sim/verdict/divergence.h"
 
 namespace lockstep {
 

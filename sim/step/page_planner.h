@@ -1,4 +1,4 @@
-// HiSparse's part of a step: rule (25) of sim/protocol/backend.h. Writes what the scheduler sends
+// The host pages of a step: rule (25) of sim/protocol/backend.h. Writes what the scheduler sends
 // to workers into the step's program, chooses the reads in place of an indexer, and applies both to
 // the memory model.
 //
@@ -12,17 +12,51 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <span>
 #include <vector>
 
-#include "reference/memory/hot_regions.h"
 #include "reference/memory/memory_model.h"
 #include "reference/types/scheduler_types.h"
 #include "sim/protocol/step_program.h"
 #include "sim/step/worker.h"
-#include "sim/verdict/checked.h"
+#include "sim/verdict/divergence.h"
 
 namespace lockstep {
+
+// The rows that a hot region of host pages holds: rule (25) of sim/protocol/backend.h. A region's
+// slots are in the order of their last use, at first by number.
+//
+// Invariants
+// (1) A read position that is in the region is used in its slot.
+// (2) Every other position takes the first slot of the order that the read does not use.
+// (3) Afterwards the used slots follow all others, in the order of the read.
+//
+// A function of the reads only: an indexer chooses which rows are read.
+
+class HotRegions {
+ public:
+  struct Swap {
+    std::int32_t position = 0;  // that is brought in
+    std::int32_t slot = 0;      // where it lies from now on
+    bool operator==(const Swap&) const = default;
+  };
+
+  // The region of a row of the batch is empty again.
+  void clear(std::int32_t row) { regions_.erase(row); }
+  // REQUIRES: positions are distinct, and no more than num_slots, which stays the same while the
+  // region is not cleared.
+  std::vector<Swap> read(std::int32_t row, std::int64_t num_slots,
+                         std::span<const std::int32_t> positions);
+
+ private:
+  struct Region {
+    std::vector<std::int32_t> order;             // slots, least recently used first
+    std::vector<std::int32_t> positions;         // by slot; -1: none
+    std::map<std::int32_t, std::int32_t> slots;  // by position
+  };
+  std::map<std::int32_t, Region> regions_;  // by row
+};
 
 class PagePlanner {
  public:
@@ -36,8 +70,8 @@ class PagePlanner {
   Checked apply(const StepProgram& program, std::span<const RequestId> requests);
 
  private:
-  Checked add_residency(const HiSparseRow& row, WorkerRequest& request, StepProgram& program);
-  Checked add_mirrors(const HiSparseRow& row, const WorkerRequest& request, StepProgram& program);
+  Checked add_residency(const HostPageRow& row, WorkerRequest& request, StepProgram& program);
+  Checked add_mirrors(const HostPageRow& row, const WorkerRequest& request, StepProgram& program);
   Checked add_hot_reads(const RowSlice& slice, const WorkerRequest& request, StepProgram& program);
   // Positions below `end` that only the host has.
   std::vector<std::int32_t> away(const WorkerRequest& request, std::int64_t end) const;

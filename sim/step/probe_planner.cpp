@@ -4,7 +4,7 @@
 
 #include "base/check.h"
 #include "reference/memory/attention_oracle.h"
-#include "reference/plan/context_share.h"
+#include "reference/plan/rank_plan.h"
 #include "reference/types/token_rows.h"
 #include "sim/step/draft_planner.h"
 #include "sim/step/model_step.h"
@@ -28,13 +28,15 @@ std::int64_t end_of_read(const RowSlice& slice, const WorkerRequest& request,
 }  // namespace
 
 ProbePlanner::ProbePlanner(const BackendConfig& config, const MemoryModel& model, Worker& worker,
-                           std::int64_t probe_rows, std::int64_t query_rows, bool whole_queries)
+                           std::int64_t probe_rows, std::int64_t query_rows, bool whole_queries,
+                           DType query_dtype)
     : config_(config),
       model_(model),
       worker_(worker),
       probe_rows_(probe_rows),
       query_rows_(query_rows),
-      whole_queries_(whole_queries) {}
+      whole_queries_(whole_queries),
+      query_dtype_(query_dtype) {}
 
 std::int64_t ProbePlanner::rows_of(const ModelLayer& layer, std::int64_t positions) const {
   return positions * layer.layout.num_kv * layer.layout.num_kv_heads;
@@ -192,11 +194,12 @@ void ProbePlanner::add_queries(StepProgram& program, std::span<const RequestId> 
                                .content = query,
                                .gap_first = static_cast<std::int32_t>(reach.gap_first),
                                .gap_last = static_cast<std::int32_t>(reach.gap_last)});
-    queries_.push_back(
-        {.request = requests[at.index],
-         .output = attention_output(layer, contents_, query, layer.share.queries_per_kv),
-         .tolerance = (real ? real_attention_tolerance : attention_tolerance)(
-             layer.head_size, std::ssize(contents_))});
+    queries_.push_back({.request = requests[at.index],
+                        .output = attention_output(layer, contents_, query,
+                                                   layer.share.queries_per_kv, query_dtype_),
+                        .tolerance = (real ? real_attention_tolerance : attention_tolerance)(
+                                         layer.head_size, std::ssize(contents_)) +
+                                     rounding_tolerance(query_dtype_)});
     budget -= rows_of(layer, std::ssize(contents_));
   }
 }

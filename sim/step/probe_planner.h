@@ -34,8 +34,10 @@ struct QueryExpectation {
 class ProbePlanner {
  public:
   // whole_queries: a query reads all that its layer's kind lets it see, beyond the budget too.
+  // query_dtype: Backend::query_dtype().
   ProbePlanner(const BackendConfig& config, const MemoryModel& model, Worker& worker,
-               std::int64_t probe_rows, std::int64_t query_rows, bool whole_queries);
+               std::int64_t probe_rows, std::int64_t query_rows, bool whole_queries,
+               DType query_dtype);
 
   // Appends probes and queries to a built program; rows that is_void(index) says are not read.
   void plan(StepProgram& program, std::span<const RequestId> requests,
@@ -73,6 +75,7 @@ class ProbePlanner {
   const std::int64_t probe_rows_;
   const std::int64_t query_rows_;
   const bool whole_queries_;
+  const DType query_dtype_;
   std::vector<Candidate> candidates_;
   std::vector<ProbeExpectation> probes_;
   std::vector<QueryExpectation> queries_;

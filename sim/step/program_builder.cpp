@@ -7,9 +7,9 @@
 
 #include "base/check.h"
 #include "reference/plan/block_sizes.h"
-#include "reference/plan/context_share.h"
-#include "reference/plan/hisparse_plan.h"
+#include "reference/plan/page_groups.h"
 #include "reference/plan/page_size.h"
+#include "reference/plan/rank_plan.h"
 #include "reference/profiles/engine_profile.h"
 #include "sim/step/backend_config.h"
 #include "sim/step/model_step.h"
@@ -176,7 +176,7 @@ void ProgramBuilder::begin_loads(const StepTransfers& transfers, StepProgram& pr
 // Restores a page that was loaded on the host to the device, possibly before its request is
 // admitted.
 void ProgramBuilder::restore_pages(const SchedulerOutput& decision, StepProgram& program) {
-  for (const PageTransfer& transfer : decision.hisparse.transfers) {
+  for (const PageTransfer& transfer : decision.host_pages.transfers) {
     if (!transfer.restores) continue;
     auto block = transfer.resident.begin();
     for (std::int32_t g = 0; g < model_.num_groups(); ++g) {

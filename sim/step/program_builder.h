@@ -22,7 +22,7 @@
 #include "sim/protocol/backend.h"
 #include "sim/step/transfer_step.h"
 #include "sim/step/worker.h"
-#include "sim/verdict/checked.h"
+#include "sim/verdict/divergence.h"
 
 namespace lockstep {
 

@@ -23,7 +23,7 @@
 #include "reference/types/scheduler_types.h"
 #include "sim/protocol/backend.h"
 #include "sim/step/worker.h"
-#include "sim/verdict/checked.h"
+#include "sim/verdict/divergence.h"
 
 namespace lockstep {
 

@@ -13,7 +13,7 @@
 #include "base/check.h"
 #include "reference/memory/content.h"
 #include "reference/plan/layout.h"
-#include "sim/protocol/engine_worker.h"
+#include "sim/protocol/backend.h"
 #include "sim/worker/facts_taker.h"
 #include "sim/worker/page_map.h"
 #include "sim/worker/shared_bytes.h"

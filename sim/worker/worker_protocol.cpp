@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
-#include "base/byte_source.h"
 #include "base/json_writer.h"
+#include "base/line_reader.h"
 #include "traces/formats/engine_options.h"
 #include "traces/formats/lines_json.h"
 #include "traces/formats/safetensors.h"

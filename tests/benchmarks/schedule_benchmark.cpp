@@ -12,7 +12,7 @@
 #include "sim/session/session.h"
 #include "traces/importers/foreign_traces.h"
 #include "traces/importers/open_trace.h"
-#include "traces/models/data_dir.h"
+#include "traces/models/model_file.h"
 
 namespace lockstep {
 namespace {

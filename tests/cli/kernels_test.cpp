@@ -57,6 +57,18 @@ TEST(Kernels, OfLatentRowsAgreeAndWhatTheClassLacksIsListed) {
       << other.out;
 }
 
+// The executor's attention answers in the place of the class: model and backend make the same
+// queries of 16 bits.
+TEST(Kernels, MayTakeQueriesOfSixteenBits) {
+  for (const char* name : {"QueriesOfBf16", "QueriesOfFp16"}) {
+    const std::string path = temporary_path("queries.json");
+    const Outcome found = replay_kernels(plain(name), {"--json", path});
+    EXPECT_EQ(found.status, 0) << name << found.out << found.err;
+    EXPECT_GT(nlohmann::json::parse(read_text(path)).at("outputs_checked").get<std::int64_t>(),
+              1000);
+  }
+}
+
 TEST(Kernels, ThatAreWrongAreFoundInThePage) {
   const std::pair<const char*, const char*> kDefects[] = {
       {"SwapsParts", ", page_written"}, {"HalvesBlocks", ", page_"},
@@ -123,6 +135,7 @@ INSTANTIATE_TEST_SUITE_P(
                     Refusal{"TakesTwo",
                             "write(self, key, value) does not take write(layer, key, value, "
                             "kv_cache, slot_mapping)"},
+                    Refusal{"QueriesOfInt8", "query_dtype 'int8' is none of"},
                     Refusal{"OfNoFramework", "framework 'jax' is none of torch, numpy, plain"}),
     [](const auto& refusal) { return std::string(refusal.param.name); });
 

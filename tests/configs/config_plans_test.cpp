@@ -15,9 +15,8 @@
 #include <sstream>
 
 #include "reference/memory/model_placement.h"
-#include "reference/plan/serving_defaults.h"
+#include "reference/plan/model_spec.h"
 #include "traces/configs/config_reader.h"
-#include "traces/models/data_dir.h"
 #include "traces/models/model_file.h"
 
 namespace lockstep {

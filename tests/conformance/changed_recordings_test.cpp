@@ -11,7 +11,7 @@
 
 #include "sim/conform/conform.h"
 #include "tests/support/temporary_folder.h"
-#include "traces/models/data_dir.h"
+#include "traces/models/model_file.h"
 
 namespace lockstep {
 namespace {

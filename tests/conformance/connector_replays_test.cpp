@@ -11,7 +11,7 @@
 #include "sim/recording/recording_workload.h"
 #include "sim/session/session.h"
 #include "tests/conformance/recording_files.h"
-#include "traces/models/data_dir.h"
+#include "traces/models/model_file.h"
 
 namespace lockstep {
 namespace {

@@ -16,7 +16,6 @@
 #include "reference/plan/planner.h"
 #include "sim/check/plan_prover.h"
 #include "tests/support/temporary_folder.h"
-#include "traces/models/data_dir.h"
 #include "traces/models/model_file.h"
 
 namespace lockstep {
@@ -147,7 +146,7 @@ TEST(Layouts, AChangeInOneResultIsFoundThere) {
 }
 
 PlanProof prove(const KVCacheConfig& pool, AttentionBackend backend, CacheLayout layout,
-                  LayoutRule rule) {
+                LayoutRule rule) {
   const auto oracle = pool_layout(pool, backend, layout, rule);
   const auto views = cuda::derive_views(pool, {backend, layout, rule});
   PlanProof proof;
@@ -194,7 +193,7 @@ TEST(Layouts, TheRuleOf0221LetsWindowsReachHiddenStatesOfAnotherBlock) {
     if (std::ranges::any_of(groups, has_states)) continue;
     ++broken;
     const PlanProof proof = prove(with_num_blocks(planned.plan, 2), AttentionBackend::flash_attn,
-                                    CacheLayout::NHD, LayoutRule::vllm_0_22_1);
+                                  CacheLayout::NHD, LayoutRule::vllm_0_22_1);
     ASSERT_FALSE(proof.holds()) << planned.model;
     EXPECT_NE(proof.findings.front().text.find("share bytes"), std::string::npos)
         << proof.findings.front().text;

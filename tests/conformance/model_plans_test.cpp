@@ -12,7 +12,6 @@
 
 #include "reference/memory/model_placement.h"
 #include "traces/formats/plan_recording.h"
-#include "traces/models/data_dir.h"
 #include "traces/models/model_file.h"
 
 namespace lockstep {

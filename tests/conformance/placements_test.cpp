@@ -9,7 +9,7 @@
 #include "sim/check/plan_prover.h"
 #include "sim/conform/conform_layouts.h"
 #include "tests/support/temporary_folder.h"
-#include "traces/models/data_dir.h"
+#include "traces/models/model_file.h"
 
 namespace lockstep {
 namespace {

@@ -8,8 +8,7 @@
 #include "reference/plan/layout.h"
 #include "reference/plan/model_spec.h"
 #include "reference/plan/planner.h"
-#include "reference/plan/request_need.h"
-#include "reference/types/token_run.h"
+#include "reference/types/token_rows.h"
 #include "sim/check/plan_prover.h"
 
 namespace lockstep {

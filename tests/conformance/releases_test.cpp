@@ -13,7 +13,7 @@
 #include "reference/profiles/releases.h"
 #include "sim/conform/conform.h"
 #include "tests/conformance/recording_files.h"
-#include "traces/models/data_dir.h"
+#include "traces/models/model_file.h"
 
 namespace lockstep {
 namespace {

@@ -3,7 +3,7 @@
 // is planted.
 #include <gtest/gtest.h>
 
-#include "base/sparse_bytes.h"
+#include "tests/conformance/sparse_bytes.h"
 #include "cuda_backend/defects/planted_views.h"
 #include "reference/plan/capacity.h"
 #include "reference/plan/layout.h"

@@ -6,7 +6,7 @@
 #include <set>
 
 #include "base/seeded_random.h"
-#include "reference/memory/hot_regions.h"
+#include "sim/step/page_planner.h"
 #include "tests/cuda_backend/kernel_device.h"
 
 namespace lockstep::cuda::kernel_pages_tests {

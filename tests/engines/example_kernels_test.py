@@ -26,8 +26,9 @@ VLLM_TRITON = "docs/examples/vllm_kernels.py:VllmTriton"
 class Example(unittest.TestCase):
     def lockstep(self, *arguments: str, expect: int = 0) -> str:
         path = [one for one in (VLLM, os.environ.get("PYTHONPATH")) if one]
+        python = os.environ.get("LOCKSTEP_PYTHON", sys.executable)
         done = subprocess.run(
-            [LOCKSTEP, *arguments, "--engine-python", sys.executable],
+            [LOCKSTEP, *arguments, "--engine-python", python],
             cwd=ROOT, env=os.environ | {"PYTHONPATH": os.pathsep.join(path)},
             capture_output=True, text=True,
         )  # fmt: skip
@@ -67,6 +68,11 @@ class TorchTest(Example):
             said = self.replay(SDPA, "--numbers", "real", "--dtype", dtype)
             self.assertNotRegex(said, "attend[^,]*: .*executor's own kernel")
             self.assertRegex(said, r"\d,\d+ +attention outputs|\d{3,} +attention outputs")
+
+    def test_attention_in_bf16_agrees_within_its_rounding(self) -> None:
+        said = self.replay("tests/engines/wrong_kernels.py:InBf16")
+        self.assertIn("Verdict: agreed", said)
+        self.find("wrong_kernels.py:ForgetsTheNewestInBf16", "attention_output")
 
     def test_a_wrong_scale_is_found_in_the_page(self) -> None:
         self.find("wrong_kernels.py:IgnoresTheScale", "page_written", "--numbers", "real",

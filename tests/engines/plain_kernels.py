@@ -94,3 +94,15 @@ class OfNoFramework(Sound):
 
 class HasNone:
     framework = "plain"
+
+
+class QueriesOfBf16(Sound):
+    query_dtype = "bf16"
+
+
+class QueriesOfFp16(Sound):
+    query_dtype = "fp16"
+
+
+class QueriesOfInt8(Sound):
+    query_dtype = "int8"

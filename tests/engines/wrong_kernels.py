@@ -55,3 +55,13 @@ class MovesBlocks(Sdpa):
 class ZeroesNothing(MovesBlocks):
     def zero_blocks(self, group, pages, block_ids):
         pass
+
+
+class InBf16(Sdpa):
+    """Sound: queries, weights and outputs of bf16, as serving kernels have them."""
+
+    query_dtype = "bf16"
+
+
+class ForgetsTheNewestInBf16(ForgetsTheNewest):
+    query_dtype = "bf16"

@@ -9,7 +9,6 @@
 #include "cli/mutant_bench.h"
 #include "properties/judge/failure.h"
 #include "properties/shrink/case_parts.h"
-#include "properties/shrink/case_size.h"
 #include "traces/formats/engine_options.h"
 #include "traces/formats/run_fields.h"
 

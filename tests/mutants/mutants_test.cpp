@@ -10,14 +10,14 @@
 #include "cli/mutant_bench.h"
 #include "cuda_backend/defects/backend_mutants.h"
 #include "cuda_backend/defects/planted_views.h"
-#include "properties/mutants/mutant_catalogue.h"
+#include "properties/mutants/mutant_search.h"
 #include "reference/defects/scheduler_defect.h"
 #include "reference/profiles/releases.h"
 #include "reference/types/view_types.h"
 #include "sim/connectors/offload_connector.h"
-#include "sim/hidden_states/watched_files.h"
+#include "sim/hidden_states/hidden_states.h"
 #include "sim/pair/transfer_protocol.h"
-#include "sim/ranks/dp_step.h"
+#include "sim/ranks/data_parallel.h"
 
 namespace lockstep {
 namespace {

@@ -9,7 +9,6 @@
 #include "properties/fuzz/fuzz.h"
 #include "properties/judge/known_findings.h"
 #include "properties/shrink/case_parts.h"
-#include "properties/shrink/case_size.h"
 #include "properties/shrink/shrinker.h"
 #include "reference/profiles/policies.h"
 #include "reference/profiles/releases.h"

@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "reference/defects/planted_parts.h"
+#include "reference/defects/scheduler_defect.h"
 #include "tests/properties/naive_cache.h"
 #include "tests/properties/planted_defects.h"
 

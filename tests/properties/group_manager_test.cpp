@@ -16,7 +16,7 @@
 #include "base/child_process.h"
 #include "properties/generate/choices.h"
 #include "reference/cache/block_pool.h"
-#include "reference/defects/planted_parts.h"
+#include "reference/defects/scheduler_defect.h"
 #include "tests/properties/naive_cache.h"
 
 namespace lockstep {

@@ -1,7 +1,7 @@
 // HiSparse's pages in generated workloads: every row that attention reads is where the decisions
 // put it, with small pools, hits, loads, preemptions and disconnecting clients; and a coordinator
 // with one wrong step is caught by the named check.
-#include "properties/invariants/hisparse_pages.h"
+#include "properties/invariants/host_pages.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -12,9 +12,9 @@
 #include <memory>
 
 #include "base/seeded_random.h"
-#include "reference/defects/planted_parts.h"
+#include "reference/defects/scheduler_defect.h"
 #include "reference/schedule/scheduler_impl.h"
-#include "sim/conform/conform_run.h"
+#include "sim/conform/conform.h"
 
 namespace lockstep::hisparse_pages_tests {
 namespace {
@@ -50,10 +50,10 @@ Drawn draw(SeededRandom& random) {
     drawn.engine.max_num_batched_tokens = 32;
   }
   const std::int64_t pages = drawn.engine.max_model_len / kBlockSize + 2;
-  drawn.engine.hisparse_host_num_blocks = 2 + pages * random.between(1, 4);
+  drawn.engine.host_pool_num_blocks = 2 + pages * random.between(1, 4);
   drawn.groups = {group_of(CacheKind::mla, "source"), group_of(CacheKind::mla, "indexer")};
-  drawn.groups[0].role = kHiSparseSource;
-  drawn.groups[1].role = kHiSparseIndexer;
+  drawn.groups[0].role = kPageSourceRole;
+  drawn.groups[1].role = kPageIndexerRole;
   const std::int64_t num_resident = random.between(1, 2);
   for (std::int64_t i = 0; i < num_resident; ++i)
     drawn.groups.push_back(group_of(CacheKind::hisparse_resident, fmt::format("resident{}", i)));
@@ -80,7 +80,7 @@ class Peers final : public KVConnector {
   void update_state_after_alloc(RequestId id, std::span<const BlockId>,
                                 std::int32_t num_external) override {
     if (num_external == 0) return;
-    HiSparsePages::Load load = asked_[id];
+    HostPages::Load load = asked_[id];
     load.last = load.first + num_external;
     loading_.push_back({id, load, static_cast<int>(random_.below(4))});
   }
@@ -88,7 +88,7 @@ class Peers final : public KVConnector {
 
   struct Loading {
     RequestId id{};
-    HiSparsePages::Load load;
+    HostPages::Load load;
     int steps = 0;
   };
   // Loads that complete with this step.
@@ -105,7 +105,7 @@ class Peers final : public KVConnector {
  private:
   SeededRandom& random_;
   bool has_any_;
-  std::map<RequestId, HiSparsePages::Load> asked_;
+  std::map<RequestId, HostPages::Load> asked_;
   std::vector<Loading> loading_;
 };
 
@@ -137,7 +137,7 @@ class DrawnRun {
     }
     while (!live_.empty()) leave(0);
     for (int step = 0; step < 12 && !pages_.violation(); ++step) one_step();
-    if (!pages_.violation()) pages_.end(*scheduler_, drawn_.engine.hisparse_host_num_blocks);
+    if (!pages_.violation()) pages_.end(*scheduler_, drawn_.engine.host_pool_num_blocks);
     totals.rows_read += pages_.rows_read();
     totals.rows_read_from_host += pages_.rows_read_from_host();
     totals.finished += num_finished_;
@@ -188,7 +188,7 @@ class DrawnRun {
   // What the workers and peers have done by the end of the step.
   KVConnectorOutput work(const SchedulerOutput& decision) {
     KVConnectorOutput report;
-    std::vector<HiSparsePages::Load> loads;
+    std::vector<HostPages::Load> loads;
     std::vector<RequestId> loading;
     for (const Peers::Loading& load : peers_.arrive()) {
       report.finished_recving.push_back(load.id);
@@ -202,7 +202,7 @@ class DrawnRun {
     for (const std::int64_t id : started_) report.enqueued.push_back({id, 1});
     for (const std::int64_t id : std::exchange(started_, {}))
       moving_.push_back({id, static_cast<int>(random_.below(delay_ + 1))});
-    for (const PageTransfer& transfer : decision.hisparse.transfers) {
+    for (const PageTransfer& transfer : decision.host_pages.transfers) {
       if (!transfer.restores) {
         started_.push_back(transfer.id);
         continue;
@@ -244,7 +244,7 @@ class DrawnRun {
   SeededRandom random_;
   Drawn drawn_;
   Peers peers_;
-  HiSparsePages pages_;
+  HostPages pages_;
   std::optional<Scheduler> scheduler_;
   std::vector<RequestId> live_;
   std::deque<Decided> in_flight_;
@@ -253,7 +253,7 @@ class DrawnRun {
   int num_added_ = 0, num_finished_ = 0, delay_ = 0;
 };
 
-TEST(HiSparsePages, EveryRowThatIsReadIsWhereTheDecisionsSay) {
+TEST(HostPages, EveryRowThatIsReadIsWhereTheDecisionsSay) {
   Totals totals;
   for (std::uint64_t seed = 0; seed < 150; ++seed) {
     const auto violation = DrawnRun(seed, nullptr).to_its_end(totals);
@@ -276,11 +276,11 @@ class RecordedPagesRun final : public StepObserver {
 
   bool decided(const StepView& view) override {
     const RecordedStep& step = workload_.current();
-    std::vector<HiSparsePages::Load> within;
+    std::vector<HostPages::Load> within;
     if (step.connector)
       for (const RecordedConnectorAnswer& answer : *step.connector) {
-        const HiSparsePages::Load load = {answer.id, answer.local,
-                                          answer.local + answer.external.value_or(0)};
+        const HostPages::Load load = {answer.id, answer.local,
+                                      answer.local + answer.external.value_or(0)};
         answers_[answer.id] = load;
         if (load.last == load.first || answer.async) continue;
         for (const ScheduledRequest& row : view.decision.scheduled)
@@ -291,14 +291,14 @@ class RecordedPagesRun final : public StepObserver {
     if (step.worker) report(*step.worker, view);
     return !pages_.violation();
   }
-  const HiSparsePages& pages() const { return pages_; }
+  const HostPages& pages() const { return pages_; }
 
  private:
   void report(const RecordedWorker& worker, const StepView& view) {
     KVConnectorOutput report;
     report.enqueued = worker.enqueued;
     report.completed = worker.completed;
-    std::vector<HiSparsePages::Load> loads;
+    std::vector<HostPages::Load> loads;
     std::vector<RequestId> loading;
     for (const SkippedRequest& request : view.decisions.skipped()) loading.push_back(request.id);
     for (const HeldRequest& request : view.decisions.held()) loading.push_back(request.id);
@@ -308,13 +308,13 @@ class RecordedPagesRun final : public StepObserver {
     pages_.reported(report, view.model(), loading, loads);
   }
 
-  HiSparsePages pages_;
+  HostPages pages_;
   const RecordingWorkload& workload_;
   const bool follows_loads_within_;
-  std::map<std::string, HiSparsePages::Load> answers_;
+  std::map<std::string, HostPages::Load> answers_;
 };
 
-HiSparsePages pages_of(const std::string& path, bool follows_loads_within = false) {
+HostPages pages_of(const std::string& path, bool follows_loads_within = false) {
   auto reader = RecordingReader::open(path);
   EXPECT_TRUE(reader) << reader.error().message;
   const RecordingHeader header = reader->header();
@@ -326,14 +326,14 @@ HiSparsePages pages_of(const std::string& path, bool follows_loads_within = fals
   return pages.pages();
 }
 
-TEST(HiSparsePages, WhatTheEngineItselfDecidedReadsTheRightRows) {
+TEST(HostPages, WhatTheEngineItselfDecidedReadsTheRightRows) {
   const std::filesystem::path folder =
       std::filesystem::path(LOCKSTEP_SOURCE_DIR) / "tests/conformance/hisparse";
   std::int64_t rows_read = 0, from_host = 0;
   for (const auto& file : std::filesystem::recursive_directory_iterator(folder)) {
     if (!file.is_regular_file() || file.path().string().find("async_drafts") != std::string::npos)
       continue;
-    const HiSparsePages pages = pages_of(file.path().string());
+    const HostPages pages = pages_of(file.path().string());
     const auto& violation = pages.violation();
     EXPECT_FALSE(violation) << file.path() << ", step " << violation->step << ", "
                             << violation->name << ", " << violation->request << ": "
@@ -346,7 +346,7 @@ TEST(HiSparsePages, WhatTheEngineItselfDecidedReadsTheRightRows) {
 }
 
 // Finding 46.
-TEST(HiSparsePages, TheLastPageOfALoadWithinAStepIsReadAndNothingIsThere) {
+TEST(HostPages, TheLastPageOfALoadWithinAStepIsReadAndNothingIsThere) {
   const auto violation =
       pages_of(std::string(LOCKSTEP_SOURCE_DIR) +
                    "/tests/regressions/vllm_0_33_0_load_within_a_step_is_not_restored.jsonl",
@@ -368,7 +368,7 @@ std::map<std::string, int> caught(SchedulerDefect defect) {
   return names;
 }
 
-TEST(HiSparsePages, ALoadThatFillsNothingAndSaysItDidIsFoundByWhoLoaded) {
+TEST(HostPages, ALoadThatFillsNothingAndSaysItDidIsFoundByWhoLoaded) {
   std::map<std::string, int> names;
   Totals totals;
   for (std::uint64_t seed = 0; seed < 20; ++seed)
@@ -376,30 +376,30 @@ TEST(HiSparsePages, ALoadThatFillsNothingAndSaysItDidIsFoundByWhoLoaded) {
       ++names[std::string(violation->name)];
   EXPECT_GT(names["hit_row"], 0);
 }
-TEST(HiSparsePages, BlocksAreHeldWhileATransferIsUnderWayAndNoLonger) {
+TEST(HostPages, BlocksAreHeldWhileATransferIsUnderWayAndNoLonger) {
   EXPECT_GT(caught(SchedulerDefect::page_copy_unheld)["page_under_way"], 0);
   EXPECT_GT(caught(SchedulerDefect::page_host_held_twice)["page_leak"], 0);
 }
-TEST(HiSparsePages, APageThatWorkersDoNotKnowOfIsWritten) {
+TEST(HostPages, APageThatWorkersDoNotKnowOfIsWritten) {
   EXPECT_GT(caught(SchedulerDefect::page_last_untold)["written_page"], 0);
 }
-TEST(HiSparsePages, ALostPageThatNobodyIsToldOfIsReadFromAnotherRequest) {
+TEST(HostPages, ALostPageThatNobodyIsToldOfIsReadFromAnotherRequest) {
   EXPECT_GT(caught(SchedulerDefect::page_loss_forgotten)["read_page"], 0);
   EXPECT_GT(caught(SchedulerDefect::page_loss_untold)["read_page"], 0);
 }
-TEST(HiSparsePages, ACopyInABlockThatWasHandedOutIsAdopted) {
+TEST(HostPages, ACopyInABlockThatWasHandedOutIsAdopted) {
   EXPECT_GT(caught(SchedulerDefect::page_copy_stale)["read_page"], 0);
 }
-TEST(HiSparsePages, ATailThatIsNotRestoredIsReadFromAnEmptyPage) {
+TEST(HostPages, ATailThatIsNotRestoredIsReadFromAnEmptyPage) {
   EXPECT_GT(caught(SchedulerDefect::page_restore_dropped)["read_page"], 0);
 }
-TEST(HiSparsePages, RowsThatAreNotMirroredAreMissedWhenThePagePassesForClean) {
+TEST(HostPages, RowsThatAreNotMirroredAreMissedWhenThePagePassesForClean) {
   EXPECT_GT(caught(SchedulerDefect::page_mirror_short)["clean_page"], 0);
 }
-TEST(HiSparsePages, WhoReadsFromTheHostHasAHotRegion) {
+TEST(HostPages, WhoReadsFromTheHostHasAHotRegion) {
   EXPECT_GT(caught(SchedulerDefect::page_without_hot_region)["hot_region"], 0);
 }
-TEST(HiSparsePages, AStepThatReadsFromTheHostSaysSo) {
+TEST(HostPages, AStepThatReadsFromTheHostSaysSo) {
   EXPECT_GT(caught(SchedulerDefect::page_all_resident)["all_resident"], 0);
 }
 

@@ -9,7 +9,7 @@
 #include "cuda_backend/simt_backend.h"
 #include "properties/fuzz/fuzz.h"
 #include "properties/judge/known_findings.h"
-#include "reference/plan/hisparse_plan.h"
+#include "reference/plan/page_groups.h"
 #include "sim/conform/conform.h"
 
 namespace lockstep {
@@ -40,8 +40,8 @@ TEST(HiSparseRuns, AreInTheShapeThatTheEngineGivesItsGroups) {
   std::set<std::size_t> num_groups;
   for (std::uint64_t seed = 0; seed < 100; ++seed) {
     const SavedCase saved = generate_case(seed, with_pages());
-    ASSERT_TRUE(has_hisparse(saved.cache.groups)) << seed;
-    EXPECT_TRUE(check_hisparse_groups(saved.cache.groups)) << seed;
+    ASSERT_TRUE(has_host_pages(saved.cache.groups)) << seed;
+    EXPECT_TRUE(check_page_groups(saved.cache.groups)) << seed;
     num_groups.insert(saved.cache.groups.size());
   }
   EXPECT_EQ(num_groups, (std::set<std::size_t>{4, 6}));
@@ -96,7 +96,7 @@ TEST(HiSparseRuns, ThatStumbleOverTheEngineItselfAreToldByTheFinding) {
   for (std::uint64_t seed = 0; told[45] == 0 && seed < 20000; ++seed) {
     SavedCase saved = generate_case(
         seed, with_pages({Feature::connector_peers, Feature::bursts, Feature::same_instant}));
-    saved.engine.hisparse_host_num_blocks =
+    saved.engine.host_pool_num_blocks =
         2 + (saved.engine.max_model_len + saved.engine.block_size - 1) / saved.engine.block_size;
     const Outcome outcome = judge(saved);
     if (outcome.kind != OutcomeKind::stuck) continue;

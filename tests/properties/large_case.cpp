@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 
 #include "base/check.h"
-#include "reference/types/token_run.h"
+#include "reference/types/token_rows.h"
 #include "sim/recording/run_recorder.h"
 #include "sim/session/session.h"
 

@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "reference/defects/planted_parts.h"
+#include "reference/defects/scheduler_defect.h"
 #include "reference/schedule/scheduler.h"
 #include "tests/properties/planted_defects.h"
 

@@ -9,8 +9,6 @@
 #include <string>
 
 #include "properties/shrink/case_parts.h"
-#include "properties/shrink/case_size.h"
-#include "properties/shrink/shrink_trial.h"
 #include "tests/properties/large_case.h"
 
 namespace lockstep {

@@ -5,7 +5,6 @@
 #include <gtest/gtest.h>
 
 #include "reference/plan/planner.h"
-#include "reference/plan/request_need.h"
 
 namespace lockstep {
 namespace {

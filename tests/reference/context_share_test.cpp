@@ -1,5 +1,5 @@
 // The ranks of context parallelism divide a request's tokens among them.
-#include "reference/plan/context_share.h"
+#include "reference/plan/rank_plan.h"
 
 #include <gtest/gtest.h>
 

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "reference/schedule/encoder_inputs.h"
 #include "reference/schedule/scheduler.h"
+#include "reference/schedule/scheduler_parts.h"
 
 namespace lockstep::encoders_and_sinks {
 namespace {

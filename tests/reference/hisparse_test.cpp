@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "reference/schedule/scheduler.h"
-#include "reference/types/hisparse.h"
+#include "reference/types/host_pages.h"
 #include "tests/reference/engine.h"
 
 namespace lockstep {
@@ -33,8 +33,8 @@ std::vector<KVCacheGroupSpec> four_groups() {
   std::vector<KVCacheGroupSpec> groups = {
       group_of(CacheKind::mla, "source"), group_of(CacheKind::mla, "indexer"),
       group_of(CacheKind::hisparse_resident, "resident"), group_of(CacheKind::hisparse_hot, "hot")};
-  groups[0].role = kHiSparseSource;
-  groups[1].role = kHiSparseIndexer;
+  groups[0].role = kPageSourceRole;
+  groups[1].role = kPageIndexerRole;
   return groups;
 }
 
@@ -44,7 +44,7 @@ EngineConfig engine_config() {
   config.max_num_batched_tokens = 16;
   config.max_model_len = 64;
   config.block_size = kBlockSize;
-  config.hisparse_host_num_blocks = 40;
+  config.host_pool_num_blocks = 40;
   return config;
 }
 
@@ -79,9 +79,9 @@ class HiSparse : public testing::Test {
     return *id;
   }
   // A step whose transfers the workers complete with its output, if they are to.
-  HiSparseCommand step(bool completes = true, std::vector<RequestId> received = {}) {
+  HostPageCommand step(bool completes = true, std::vector<RequestId> received = {}) {
     const SchedulerOutput& decided = scheduler_->schedule();
-    HiSparseCommand command = decided.hisparse;
+    HostPageCommand command = decided.host_pages;
     ModelOutput output;
     output.kv_connector_output.finished_recving = std::move(received);
     for (std::size_t row = 0; row < decided.scheduled.size(); ++row) {
@@ -103,7 +103,7 @@ class HiSparse : public testing::Test {
 TEST_F(HiSparse, FullPagesGoToTheHostAndTheirRowsAreMirrored) {
   open(60);
   add("r0", 1, 10);
-  const HiSparseCommand first = step();
+  const HostPageCommand first = step();
   ASSERT_EQ(first.transfers.size(), 2u);  // the third page is not full
   EXPECT_FALSE(first.transfers[0].restores);
   ASSERT_EQ(first.rows.size(), 1u);
@@ -112,7 +112,7 @@ TEST_F(HiSparse, FullPagesGoToTheHostAndTheirRowsAreMirrored) {
   EXPECT_EQ(first.rows[0].residency.pages, (std::vector<std::int32_t>{0, 1, 2}));
   EXPECT_TRUE(first.all_resident);
   EXPECT_EQ(first.num_free_host_blocks, 36);
-  const HiSparseCommand second = step();
+  const HostPageCommand second = step();
   EXPECT_TRUE(second.transfers.empty());
   EXPECT_TRUE(second.rows[0].residency.pages.empty());
 }
@@ -124,13 +124,13 @@ TEST_F(HiSparse, APageThatIsHandedOutIsReadFromTheHostFromThenOn) {
   // It fills the window that admission reserved, so it has asked for a hot region.
   step();
   EXPECT_EQ(scheduler_->block_table(first, 3).size(), 2u);
-  const HiSparseCommand unpinned = step();
+  const HostPageCommand unpinned = step();
   EXPECT_TRUE(unpinned.all_resident);
   add("r1", 2, 16);
   bool is_lost = false;
   for (int i = 0; i < 4 && !is_lost; ++i) {
-    const HiSparseCommand command = step();
-    for (const HiSparseRow& row : command.rows)
+    const HostPageCommand command = step();
+    for (const HostPageRow& row : command.rows)
       for (std::size_t page = 0; page < row.residency.pages.size(); ++page)
         is_lost |= row.id == first && row.residency.blocks[0][page] == kNullBlock;
     EXPECT_EQ(command.all_resident, !is_lost);
@@ -157,7 +157,7 @@ TEST_F(HiSparse, ALoadedPageIsRestoredWithoutPrefixCaching) {
 TEST_F(HiSparse, APageUnderWayKeepsItsBlocksWhenItsRequestLeaves) {
   open(60);
   const RequestId id = add("r0", 1, 8);
-  const HiSparseCommand command = step(false);
+  const HostPageCommand command = step(false);
   scheduler_->abort_request(id);
   step(false);
   for (const PageTransfer& transfer : command.transfers)
@@ -177,7 +177,7 @@ TEST(HiSparseRefusals, WhatIsNotModelledIsNamed) {
   EXPECT_EQ(refusal_of(groups, engine_config()), "");
   EXPECT_NE(refusal_of(groups, engine_config(), false).find("KV connector"), std::string::npos);
   EngineConfig config = engine_config();
-  config.hisparse_host_num_blocks = 17;
+  config.host_pool_num_blocks = 17;
   EXPECT_EQ(refusal_of(groups, config),
             "hisparse_host_num_blocks: 17; one request of max_model_len needs 18");
   config = engine_config();

@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include "reference/memory/memory_plan.h"
-#include "reference/plan/kernel_blocks.h"
 #include "reference/plan/page_size.h"
 #include "reference/plan/planner.h"
 

@@ -14,7 +14,7 @@
 
 #include "reference/memory/attention_oracle.h"
 #include "reference/memory/page_image.h"
-#include "reference/memory/prefix_content.h"
+#include "sim/step/worker.h"
 
 namespace lockstep {
 namespace {

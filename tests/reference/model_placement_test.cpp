@@ -8,7 +8,7 @@
 #include <string>
 
 #include "reference/memory/placed_layout.h"
-#include "reference/plan/hisparse_plan.h"
+#include "reference/plan/page_groups.h"
 
 namespace lockstep {
 namespace {
@@ -203,7 +203,7 @@ LayerSpecs sparse_layers(int count) {
 // The figures are those of vLLM 0.33.0 (a recording of layouts: host_pool_gib 64, 40 GiB).
 TEST(ModelPlacement, HiSparseIsPlannedFromAModelsLayersAsTheReleasePlansIt) {
   PlanOptions options;
-  options.hisparse_host_bytes = std::int64_t{64} << 30;
+  options.host_pool_bytes = std::int64_t{64} << 30;
   const LayerSpecs layers = sparse_layers(61);
   const auto placed = place(layers, options, "");
   ASSERT_TRUE(placed) << placed.error().message;
@@ -215,11 +215,11 @@ TEST(ModelPlacement, HiSparseIsPlannedFromAModelsLayersAsTheReleasePlansIt) {
   EXPECT_EQ(capacity->tokens, 1549627);
   const auto plan = replay_plan(placement, layers);
   ASSERT_TRUE(plan) << plan.error().message;
-  const auto checked = check_hisparse_groups(plan->groups);
+  const auto checked = check_page_groups(plan->groups);
   EXPECT_TRUE(checked) << checked.error().message;
   EXPECT_EQ(plan->groups.back().spec.blocks_per_request, 64);
-  EXPECT_EQ(plan->groups.back().spec.hisparse_page_bytes, 41984);
-  options.hisparse_device_buffer = 4160;
+  EXPECT_EQ(plan->groups.back().spec.page_copy_bytes, 41984);
+  options.device_buffer_rows = 4160;
   const auto larger = place(layers, options, "");
   ASSERT_TRUE(larger) << larger.error().message;
   EXPECT_EQ(larger->stages.workers.front().groups.back().spec.blocks_per_request, 65);
@@ -227,7 +227,7 @@ TEST(ModelPlacement, HiSparseIsPlannedFromAModelsLayersAsTheReleasePlansIt) {
 
 TEST(ModelPlacement, HiSparseIsForModelsThatSayHowManyRowsTheyChoose) {
   PlanOptions options;
-  options.hisparse_host_bytes = std::int64_t{64} << 30;
+  options.host_pool_bytes = std::int64_t{64} << 30;
   LayerSpecs layers = sparse_layers(2);
   for (NamedSpec& layer : layers) layer.index_topk = 0;
   const auto placed = place(layers, options, "");

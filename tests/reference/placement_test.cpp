@@ -7,8 +7,6 @@
 #include <set>
 
 #include "reference/placement/cache_groups.h"
-#include "reference/placement/layer_specs.h"
-#include "reference/placement/memory_plan.h"
 #include "reference/placement/worker_pages.h"
 
 namespace lockstep {
@@ -170,11 +168,6 @@ TEST(CacheGroups, WindowsOfUnlikePagesInUnlikeNumbersCannotBeSplit) {
   }
   EXPECT_TRUE(cache_groups(beside_full({2, 1}), CacheLayout::BLHNC, placement_options()));
   EXPECT_TRUE(cache_groups(beside_full({1, 2, 2}), CacheLayout::BLHNC, placement_options()));
-}
-
-TEST(CacheGroups, TheApproximateGcdWastesLeastAndPrefersTheLarger) {
-  EXPECT_EQ(approximate_gcd({11, 10, 21}, 10), 11);
-  EXPECT_EQ(approximate_gcd({4, 8}, 0), 4);
 }
 
 TEST(CacheGroups, RowsOfMLABesidePagesThatTheyDoNotDivideAreRefused) {

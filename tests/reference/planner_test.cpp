@@ -8,7 +8,6 @@
 #include "reference/plan/grouping.h"
 #include "reference/plan/model_spec.h"
 #include "reference/plan/page_size.h"
-#include "reference/plan/request_need.h"
 
 namespace lockstep {
 namespace {

@@ -1,5 +1,5 @@
 // Where a prefill exports a state from inside its last chunk, and the effect.
-#include "reference/cache/prefill_checkpoint.h"
+#include "reference/cache/group_manager.h"
 
 #include <gtest/gtest.h>
 

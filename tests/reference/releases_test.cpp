@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include "reference/cache/group_manager.h"
-#include "reference/cache/prefill_checkpoint.h"
 #include "reference/plan/block_sizes.h"
 #include "tests/reference/engine.h"
 

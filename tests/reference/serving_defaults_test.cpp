@@ -1,5 +1,5 @@
 // Defaults of a server of each release for options that are not set.
-#include "reference/plan/serving_defaults.h"
+#include "reference/plan/model_spec.h"
 
 #include <gtest/gtest.h>
 

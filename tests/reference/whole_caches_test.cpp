@@ -4,7 +4,7 @@
 
 #include "reference/memory/model_placement.h"
 #include "reference/plan/block_sizes.h"
-#include "reference/plan/request_need.h"
+#include "reference/plan/capacity.h"
 #include "tests/reference/engine.h"
 
 namespace lockstep {

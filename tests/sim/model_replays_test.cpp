@@ -8,7 +8,7 @@
 #include <string>
 
 #include "cuda_backend/simt_backend.h"
-#include "reference/types/hisparse.h"
+#include "reference/types/host_pages.h"
 #include "sim/setup/replay_setup.h"
 #include "tests/support/temporary_folder.h"
 
@@ -210,11 +210,11 @@ TEST(ModelReplays, OfSparseAttentionWithAHostPoolHaveHiSparsesGroups) {
   auto prepared = prepare({"hisparse_host_gib", "hisparse_device_buffer"});
   ASSERT_TRUE(prepared) << prepared.error().message;
   const KVCacheConfig& plan = prepared->run.cache;
-  EXPECT_EQ(plan.groups.front().role, kHiSparseSource);
+  EXPECT_EQ(plan.groups.front().role, kPageSourceRole);
   EXPECT_EQ(plan.groups.back().spec.blocks_per_request, 65);
-  EXPECT_EQ(prepared->run.engine.hisparse_host_num_blocks, (1 << 30) / (3 * 64 * 656));
+  EXPECT_EQ(prepared->run.engine.host_pool_num_blocks, (1 << 30) / (3 * 64 * 656));
   const std::int64_t num_host_blocks = 3 * (prepared->config.engine.max_model_len / 64 + 2);
-  prepared->config.engine.hisparse_host_num_blocks = num_host_blocks;
+  prepared->config.engine.host_pool_num_blocks = num_host_blocks;
   prepared->config.backend.num_host_blocks = num_host_blocks;
   prepared->parts.backend = make_simt_backend;
   auto session = Session::open(prepared->config, std::move(prepared->parts));

@@ -2,7 +2,7 @@
 
 #include <fmt/core.h>
 
-#include "reference/types/token_run.h"
+#include "reference/types/token_rows.h"
 
 namespace lockstep {
 

@@ -239,7 +239,7 @@ Findings check_terms(const SourceFile& file) {
 Findings check_release_names(const SourceFile& file) {
   if (!is_code(file.path) || (!in_a_library(file.path) && folder_of(file.path) != "cli") ||
       file.path.starts_with("reference/profiles/") ||
-      file.path == "reference/plan/serving_defaults.cpp" ||  // since when what is the default
+      file.path == "reference/plan/model_spec.cpp" ||  // since when what is the default
       file.path == "reference/types/engine_config.h")        // the default
     return {};
   Findings findings;

@@ -7,10 +7,9 @@
 
 #include "tests/traces/text_files.h"
 #include "traces/exporters/export_trace.h"
-#include "traces/exporters/prefix_ids.h"
 #include "traces/formats/prompt_json.h"
 #include "traces/importers/open_trace.h"
-#include "traces/models/data_dir.h"
+#include "traces/models/model_file.h"
 
 namespace lockstep {
 namespace {

@@ -5,13 +5,13 @@
 #include <string>
 #include <vector>
 
-#include "reference/types/token_run.h"
+#include "reference/types/token_rows.h"
 #include "tests/traces/sample_generator.h"
 #include "tests/traces/text_files.h"
 #include "traces/formats/saved_case.h"
 #include "traces/formats/step_hashes.h"
 #include "traces/importers/open_trace.h"
-#include "traces/models/data_dir.h"
+#include "traces/models/model_file.h"
 
 namespace lockstep {
 namespace {

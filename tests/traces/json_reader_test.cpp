@@ -8,7 +8,7 @@
 
 #include "base/json_writer.h"
 #include "base/number_text.h"
-#include "reference/types/token_run.h"
+#include "reference/types/token_rows.h"
 
 namespace lockstep {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "tests/traces/text_files.h"
 #include "traces/importers/foreign_traces.h"
-#include "traces/models/data_dir.h"
+#include "traces/models/model_file.h"
 
 namespace lockstep {
 namespace {

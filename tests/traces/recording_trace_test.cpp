@@ -1,5 +1,5 @@
 // A recording's requests as a trace: arrivals by step, outputs as long as recorded.
-#include "traces/formats/recording_trace.h"
+#include "traces/formats/recording_parts.h"
 
 #include <gtest/gtest.h>
 

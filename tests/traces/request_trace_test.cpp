@@ -11,7 +11,7 @@
 #include "traces/formats/engine_options.h"
 #include "traces/formats/prompt_json.h"
 #include "traces/importers/open_trace.h"
-#include "traces/models/data_dir.h"
+#include "traces/models/model_file.h"
 
 namespace lockstep {
 namespace {

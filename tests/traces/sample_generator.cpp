@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 
 #include "base/check.h"
-#include "reference/types/token_run.h"
+#include "reference/types/token_rows.h"
 #include "traces/formats/engine_options.h"
 
 namespace lockstep {

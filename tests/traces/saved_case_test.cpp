@@ -9,7 +9,7 @@
 #include "base/output_file.h"
 #include "tests/traces/sample_generator.h"
 #include "tests/traces/text_files.h"
-#include "traces/models/data_dir.h"
+#include "traces/models/model_file.h"
 
 namespace lockstep {
 namespace {
@@ -28,13 +28,13 @@ KVCacheSpec spec_of(CacheKind kind) {
          sink_len, rswa_window, extra_retained_tokens, bounded_replay, states, mamba_cache_mode,
          num_speculative_blocks, num_prefill_checkpoint_blocks, prefill_checkpoint_alignment,
          page_size_padded, head_size_v, kv_quant_mode, keys_alone, cache_dtype_str, model_version,
-         tokens_per_state, alignment, block_stride_alignment, dcp_sharded, hisparse_page_bytes,
+         tokens_per_state, alignment, block_stride_alignment, dcp_sharded, page_copy_bytes,
          blocks_per_request, plan] = spec;
   kind_ = kind;
   plan = {};  // no case has it
   block_size = 48;
   if (kind == CacheKind::hisparse_resident || kind == CacheKind::hisparse_hot)
-    hisparse_page_bytes = 4608;
+    page_copy_bytes = 4608;
   if (kind == CacheKind::hisparse_hot) blocks_per_request = 5;
   if (kind == CacheKind::mamba) {
     states = {{{3, 8192}, DType::bf16}, {{32, 128, 128}, DType::fp32}};
@@ -42,7 +42,7 @@ KVCacheSpec spec_of(CacheKind kind) {
     num_speculative_blocks = 2;
     num_prefill_checkpoint_blocks = 1;
     prefill_checkpoint_alignment = 64;
-  } else if (!is_hisparse(spec)) {
+  } else if (!keeps_pages(spec)) {
     num_kv_heads = 3;
     head_size = 96;
     dtype = DType::fp8_e5m2;

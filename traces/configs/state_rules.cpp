@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "traces/configs/layer_rules.h"
+#include "traces/configs/config_reading.h"
 
 namespace lockstep {
 namespace {

@@ -1,6 +1,6 @@
 // A request trace in the terms of other tools, so that its requests can be sent to a live server.
 //
-// 1. Exported are arrivals, lengths, and what prompts share (prefix_ids.h). Requests of different
+// 1. Exported are arrivals, lengths, and what prompts share (SharedPrefixes). Requests of different
 //    salts share no id. What a model answers is its own.
 // 2. Everything that a format has no word for is refused at once, by name, or left out and counted.
 #pragma once
@@ -16,6 +16,35 @@
 #include "traces/formats/request_trace.h"
 
 namespace lockstep {
+
+// Hash ids for prompts of any kind: which blocks of which prompts have the same content after the
+// same prefix.
+//
+// Invariants
+// (1) Two prompts have as many leading ids in common as whole blocks, and a partial last block only
+//     if the prompts are equal. So ids state exactly what is shared when the block divides every
+//     length that two different prompts share. Prompts of different salts share nothing.
+// (2) Ids count from 0 in order of appearance.
+
+// What prompts have in common.
+struct SharedPrefixes {
+  // Tokens that every length that two unequal prompts share is a multiple of; 0: nothing is shared.
+  std::int64_t unit = 0;
+  // Two requests that share a length that is not a multiple of the requested block.
+  struct Between {
+    std::string first, second;
+    std::int64_t tokens = 0;
+  };
+  std::vector<Between> pairs;  // each length of neighbours in the order of content
+};
+SharedPrefixes shared_prefixes(const std::vector<const TraceRequest*>& requests);
+
+// The largest power of two, up to `block_max`, in which ids lose nothing.
+std::int32_t block_that_tells_all(const SharedPrefixes& shared, std::int32_t block_max);
+
+// Per request its ids, one per `block_tokens`; the last covers what is left.
+std::vector<std::vector<std::uint64_t>> prefix_ids(const std::vector<const TraceRequest*>& requests,
+                                                   std::int32_t block_tokens);
 
 enum class ExportAs : std::uint8_t {
   mooncake,     // ms; ids of up to 512 tokens

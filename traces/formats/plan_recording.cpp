@@ -71,7 +71,7 @@ KVCacheSpec read_cache_spec(JsonValue value) {
   for (const char* derived : {"page_size_bytes", "hnc", "stride_alignment_bytes"})
     object.optional(derived);
   if (!has_layer_views(spec.kind)) {
-    spec.hisparse_page_bytes = object.required(kHotPageKey).integer(1, kPoolBytesMax);
+    spec.page_copy_bytes = object.required(kHotPageKey).integer(1, kPoolBytesMax);
     may_set(object, "blocks_per_request", spec.blocks_per_request);
     object.finish();
     return spec;
@@ -165,9 +165,9 @@ void read_options(JsonValue value, std::string& model, OverlaidPlanInputs& plan)
   options.connector = text_in(object, "connector").value_or("");
   if (JsonValue hisparse = object.optional("hisparse"); hisparse && !hisparse.is_null()) {
     JsonObject sizes = hisparse.object();
-    options.hisparse.emplace();
-    options.hisparse->host_pool_gib = sizes.required("host_pool_gib").binary64();
-    options.hisparse->device_buffer_size = size_in(sizes, "device_buffer_size", 1);
+    options.host_pages.emplace();
+    options.host_pages->host_pool_gib = sizes.required("host_pool_gib").binary64();
+    options.host_pages->device_buffer_size = size_in(sizes, "device_buffer_size", 1);
     sizes.finish();
   }
   if (JsonValue skipped = object.optional("skip_layers"); skipped && !skipped.is_null())

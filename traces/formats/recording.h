@@ -179,7 +179,7 @@ struct RecordedWorker {
   std::vector<std::string> failed{};         // of those received: nothing of them arrived
   std::vector<std::int64_t> jobs{};          // transfers that ended, by number
   std::vector<std::int64_t> store_events{};  // likewise
-  std::vector<TransferCount> enqueued{};     // page transfers of HiSparse
+  std::vector<TransferCount> enqueued{};     // transfers of host pages
   std::vector<TransferCount> completed{};
   bool operator==(const RecordedWorker&) const = default;
 };
@@ -266,7 +266,7 @@ struct RecordedExtraKey {
   bool operator==(const RecordedExtraKey&) const = default;
 };
 
-// What HiSparse's workers receive in a step (reference/types/hisparse.h), by request, in scheduling
+// What page workers receive in a step (reference/types/host_pages.h), by request, in scheduling
 // order; empty entries are left out.
 struct RecordedPages {
   std::vector<PageTransfer> transfers{};

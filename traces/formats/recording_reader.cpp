@@ -42,10 +42,10 @@ BlocksPerGroup read_blocks_per_group(JsonValue value, const RecordingHeader& hea
   groups.reserve(header.groups.size());
   for (JsonValue group : value.array()) {
     const std::size_t g = groups.size();
-    const bool is_host = header.options.config.hisparse_host_num_blocks > 0 &&
-                         g < header.groups.size() && header.groups[g].role == kHiSparseSource;
+    const bool is_host = header.options.config.host_pool_num_blocks > 0 &&
+                         g < header.groups.size() && header.groups[g].role == kPageSourceRole;
     groups.push_back(read_blocks(
-        group, is_host ? header.options.config.hisparse_host_num_blocks : header.num_blocks));
+        group, is_host ? header.options.config.host_pool_num_blocks : header.num_blocks));
   }
   if (groups.size() != header.groups.size()) {
     value.refuse(fmt::format("one list of blocks for each of the {} groups", header.groups.size()));
@@ -404,7 +404,7 @@ RecordingHeader read_recording_header(JsonValue value) {
   header.groups = read_kv_cache_groups(object.required("groups"));
   header.num_blocks = object.required("num_blocks").integer(1, kBlocksMax);
   if (auto blocks = object.optional("hisparse_host_num_blocks"))
-    header.options.config.hisparse_host_num_blocks = blocks.integer(1, kBlocksMax);
+    header.options.config.host_pool_num_blocks = blocks.integer(1, kBlocksMax);
   if (auto connector = object.optional("connector"))
     header.connector = read_connector_config(connector);
   constexpr JsonWord<HashAlgorithm> kAlgorithms[] = {{"sha256_cbor", HashAlgorithm::sha256_cbor},

@@ -361,8 +361,8 @@ void write_engine_keys(JsonWriter& out, const RecordingHeader& header) {
   write_engine_options(out.key("config"), header.options);
   write_kv_cache_groups(out.key("groups"), header.groups);
   out.integer("num_blocks", header.num_blocks);
-  if (header.options.config.hisparse_host_num_blocks != 0)
-    out.integer("hisparse_host_num_blocks", header.options.config.hisparse_host_num_blocks);
+  if (header.options.config.host_pool_num_blocks != 0)
+    out.integer("hisparse_host_num_blocks", header.options.config.host_pool_num_blocks);
   if (header.connector) write_connector_config(out.key("connector"), *header.connector);
 }
 

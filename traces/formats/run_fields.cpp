@@ -313,7 +313,7 @@ constexpr RunField kFields[] = {
          .shrinks = Shrinks::lowered,
          .lowest = 1}),
 
-    setting_row<&RunSpec::engine, &EngineConfig::hisparse_host_num_blocks>(
+    setting_row<&RunSpec::engine, &EngineConfig::host_pool_num_blocks>(
         {.name = "hisparse_host_num_blocks",
          .at_most = INT32_MAX,
          .said_by = kByRecordings,

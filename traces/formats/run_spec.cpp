@@ -12,7 +12,7 @@ constexpr std::array kKinds = std::to_array<std::pair<ConnectorKind, std::string
     {ConnectorKind::peers, "peers"},
     {ConnectorKind::host, "host"},
     {ConnectorKind::one_group_peers, "one-group-peers"},
-    {ConnectorKind::hisparse, "hisparse"},
+    {ConnectorKind::page_workers, "hisparse"},
 });
 
 std::optional<ConnectorKind> kind_from_name(std::string_view name) {

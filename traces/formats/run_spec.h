@@ -60,7 +60,7 @@ enum class ConnectorKind : std::uint8_t {
   // Peers that take one KV cache group, as the connectors of vLLM without SupportsHMA do; of
   // several they move the first.
   one_group_peers = 3,
-  hisparse = 4,  // workers that copy pages between a host pool and the device: hisparse_connector.h
+  page_workers = 4,  // that copy pages between a host pool and the device
 };
 std::string_view name_of(ConnectorKind kind);
 

@@ -154,8 +154,8 @@ KVCacheSpec read_kv_cache_spec(JsonValue value) {
         object.required("mamba_cache_mode"), mamba_cache_mode_from_name, "none, align or all");
     spec.num_speculative_blocks = object.required("num_speculative_blocks").integer(0, kBlocksMax);
     read_checkpoints(object, spec);
-  } else if (is_hisparse(spec)) {
-    spec.hisparse_page_bytes = object.required(kHotPageKey).integer(1, kSizeMax);
+  } else if (keeps_pages(spec)) {
+    spec.page_copy_bytes = object.required(kHotPageKey).integer(1, kSizeMax);
     if (is_hot_pages(spec.kind))
       spec.blocks_per_request = object.required("blocks_per_request").integer(1, kBlocksMax);
   } else {
@@ -194,8 +194,8 @@ void write_kv_cache_spec(JsonWriter& out, const KVCacheSpec& spec) {
     for (const StateTensorSpec& state : spec.states) out.string(name_of(state.dtype));
     out.end_array().string("mamba_cache_mode", name_of(spec.mamba_cache_mode));
     out.integer("num_speculative_blocks", spec.num_speculative_blocks);
-  } else if (is_hisparse(spec)) {
-    out.integer(kHotPageKey, spec.hisparse_page_bytes);
+  } else if (keeps_pages(spec)) {
+    out.integer(kHotPageKey, spec.page_copy_bytes);
     if (is_hot_pages(spec.kind)) out.integer("blocks_per_request", spec.blocks_per_request);
   } else {
     out.integer("num_kv_heads", spec.num_kv_heads).integer("head_size", spec.head_size);

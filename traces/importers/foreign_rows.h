@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -119,5 +120,12 @@ class IdTable {
   };
   std::unordered_map<std::pair<std::uint64_t, std::uint64_t>, std::uint64_t, Hash> ids_;
 };
+
+// Cells of a CSV line: no quotes, which none of the traces here has.
+
+std::vector<std::string_view> split_cells(std::string_view line);
+
+// The digits of `text` as a number from min to max.
+std::optional<std::int64_t> digits_of(std::string_view text, std::int64_t min, std::int64_t max);
 
 }  // namespace lockstep

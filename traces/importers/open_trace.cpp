@@ -12,7 +12,7 @@
 #include "base/json_reader.h"
 #include "base/line_reader.h"
 #include "traces/formats/step_hashes.h"
-#include "traces/importers/csv_cells.h"
+#include "traces/importers/foreign_rows.h"
 #include "traces/importers/foreign_traces.h"
 
 namespace lockstep {

@@ -2,6 +2,8 @@
 // catalogue of them that comes with the project; and a Hugging Face config.json read as one.
 #pragma once
 
+#include <filesystem>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -10,6 +12,19 @@
 #include "reference/plan/model_spec.h"
 
 namespace lockstep {
+
+// Where optional data lies: recordings and traces too large for the project.
+
+// $LOCKSTEP_DATA when set (and a folder), otherwise the folder `shared` next to the project's
+// source, otherwise ../shared seen from the current folder; absent when there is none.
+std::optional<std::filesystem::path> find_data_dir();
+
+// Where find_data_dir() looked, for the sentence that says why something was skipped.
+std::string data_dir_hint();
+
+// The project's own samples: traces/samples in the source folder this was built from, or ./traces/
+// samples of the current folder; absent when there is neither.
+std::optional<std::filesystem::path> find_samples_dir();
 
 // A model file or a config.json, told apart by the key `model_file`.
 Result<ModelSpec> read_model_file(const std::string& path);

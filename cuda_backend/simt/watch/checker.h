@@ -20,7 +20,6 @@
 #include "cuda_backend/simt/cta_scheduler.h"
 #include "cuda_backend/simt/report.h"
 #include "cuda_backend/simt/shared_memory.h"
-#include "cuda_backend/simt/watch/happens_before.h"
 #include "cuda_backend/simt/watch/launch_log.h"
 #include "cuda_backend/simt/watch/shadow.h"
 

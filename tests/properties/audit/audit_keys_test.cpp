@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "properties/audit/prompt_content.h"
+#include "properties/audit/audit_requests.h"
 #include "tests/properties/audit/audited.h"
 
 namespace lockstep {

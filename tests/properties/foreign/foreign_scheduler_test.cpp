@@ -1,6 +1,6 @@
 // Decisions through a pipe: the model's own are the same as in the process, in every field of a
 // recording; a small engine's are audited, and each way of failing is reported.
-#include "sim/foreign/foreign_scheduler.h"
+#include "sim/foreign/foreign_engine.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>

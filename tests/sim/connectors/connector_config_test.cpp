@@ -86,7 +86,7 @@ TEST(ConnectorConfig, EveryPartHasHostBlocksOfItsOwn) {
   EXPECT_EQ(num_host_blocks(config, engine, one_group()), 8);
   config.parts = {host, peers, host};
   EXPECT_EQ(num_host_blocks(config, engine, one_group()), 68);
-  engine.hisparse_host_num_blocks = 5;  // a pool of their own
+  engine.host_pool_num_blocks = 5;  // a pool of their own
   EXPECT_EQ(num_host_blocks(config, engine, one_group()), 73);
 }
 

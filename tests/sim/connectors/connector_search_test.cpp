@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "properties/audit/audit.h"
-#include "reference/types/token_run.h"
+#include "reference/types/token_rows.h"
 #include "sim/connectors/connect.h"
 #include "sim/recording/run_recorder.h"
 #include "sim/session/session.h"

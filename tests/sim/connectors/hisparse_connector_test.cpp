@@ -1,19 +1,19 @@
 // HiSparse's workers as a connector: what they start when, and what they report.
-#include "sim/connectors/hisparse_connector.h"
+#include "sim/connectors/offload_connector.h"
 
 #include <gtest/gtest.h>
 
 #include <map>
 #include <set>
 
-#include "reference/plan/hisparse_plan.h"
+#include "reference/plan/page_groups.h"
 #include "sim/connectors/connect.h"
 
 namespace lockstep {
 namespace {
 
-HiSparseCommand told(std::vector<PageTransfer> transfers) {
-  HiSparseCommand command;
+HostPageCommand told(std::vector<PageTransfer> transfers) {
+  HostPageCommand command;
   command.is_told = true;
   command.transfers = std::move(transfers);
   return command;
@@ -22,8 +22,8 @@ PageTransfer copy_of(std::int64_t id, bool restores) {
   return {.id = id, .host = BlockId{1}, .resident = {BlockId{2}}, .restores = restores};
 }
 
-TEST(HiSparseConnector, RestoresStartInTheirStepAndOtherCopiesInTheNextOne) {
-  HiSparseConnector workers({.seed = 1, .delay_steps_max = 0});
+TEST(PageWorkers, RestoresStartInTheirStepAndOtherCopiesInTheNextOne) {
+  PageWorkers workers({.seed = 1, .delay_steps_max = 0});
   EXPECT_FALSE(workers.is_busy());
   workers.start_pages(told({copy_of(7, false), copy_of(8, true)}));
   EXPECT_TRUE(workers.is_busy());
@@ -40,11 +40,11 @@ TEST(HiSparseConnector, RestoresStartInTheirStepAndOtherCopiesInTheNextOne) {
   EXPECT_FALSE(workers.is_busy());
 }
 
-TEST(HiSparseConnector, EveryWorkerReportsItsEndOfACopyWithinTheDelay) {
+TEST(PageWorkers, EveryWorkerReportsItsEndOfACopyWithinTheDelay) {
   std::set<std::int32_t> workers_seen;
   bool any_late = false, any_apart = false;
   for (std::uint64_t seed = 0; seed < 40; ++seed) {
-    HiSparseConnector workers({.seed = seed, .delay_steps_max = 3});
+    PageWorkers workers({.seed = seed, .delay_steps_max = 3});
     workers.start_pages(told({copy_of(5, true)}));
     KVConnectorOutput report = workers.report();
     ASSERT_EQ(report.enqueued.size(), 1u);
@@ -76,8 +76,8 @@ KVCacheGroupSpec group_of(CacheKind kind, std::vector<std::string> layers, std::
   KVCacheSpec& spec = group.spec;
   spec.kind = kind;
   spec.block_size = 4;
-  if (is_hisparse(spec)) {
-    spec.hisparse_page_bytes = 64;
+  if (keeps_pages(spec)) {
+    spec.page_copy_bytes = 64;
     spec.blocks_per_request = kind == CacheKind::hisparse_hot ? 2 : 0;
   } else {
     spec.num_kv_heads = 1;
@@ -91,8 +91,8 @@ KVCacheConfig cut_in_two() {
   using enum CacheKind;
   KVCacheConfig plan;
   plan.num_blocks = 60;
-  plan.groups = {group_of(mla, {"0", "1", "2"}, kHiSparseSource),
-                 group_of(mla, {"i"}, kHiSparseIndexer),
+  plan.groups = {group_of(mla, {"0", "1", "2"}, kPageSourceRole),
+                 group_of(mla, {"i"}, kPageIndexerRole),
                  group_of(hisparse_resident, {"0.hisparse_resident", "1.hisparse_resident"}),
                  group_of(hisparse_resident, {"2.hisparse_resident"}),
                  group_of(hisparse_hot, {"0.hisparse_hot", "1.hisparse_hot"}),
@@ -101,11 +101,11 @@ KVCacheConfig cut_in_two() {
 }
 
 TEST(HiSparsePlan, HasEveryLayerOfTheSourceOnceInEachKindOfPages) {
-  EXPECT_TRUE(check_hisparse_groups(cut_in_two().groups));
+  EXPECT_TRUE(check_page_groups(cut_in_two().groups));
   const auto refused = [](auto change) {
     KVCacheConfig plan = cut_in_two();
     change(plan.groups);
-    const auto checked = check_hisparse_groups(plan.groups);
+    const auto checked = check_page_groups(plan.groups);
     return checked ? std::string() : checked.error().message;
   };
   using Groups = std::vector<KVCacheGroupSpec>;
@@ -119,7 +119,7 @@ TEST(HiSparsePlan, HasEveryLayerOfTheSourceOnceInEachKindOfPages) {
             "source's order");
   EXPECT_EQ(refused([](Groups& groups) { groups.erase(groups.begin() + 3); }),
             "groups: 2 has no hisparse_resident among the groups from 2 on");
-  EXPECT_EQ(refused([](Groups& groups) { groups[4].spec.hisparse_page_bytes = 128; }),
+  EXPECT_EQ(refused([](Groups& groups) { groups[4].spec.page_copy_bytes = 128; }),
             "groups: group 4: blocks of 4 tokens in pages of 128 bytes; the source has 4 tokens in "
             "64 bytes");
   EXPECT_EQ(refused([](Groups& groups) {
@@ -143,17 +143,17 @@ TEST(HiSparsePlan, DemandsItsWorkersAndTheyDemandIt) {
   };
   using enum ConnectorKind;
   const KVCacheConfig plan = cut_in_two();
-  EXPECT_EQ(said_of({hisparse}, plan), "");
-  EXPECT_EQ(said_of({peers, hisparse}, plan), "");
+  EXPECT_EQ(said_of({page_workers}, plan), "");
+  EXPECT_EQ(said_of({peers, page_workers}, plan), "");
   EXPECT_EQ(said_of({peers}, plan),
             "HiSparse (hisparse_source) with other parts of a connector: use --connector hisparse, "
             "or hisparse and peers");
-  EXPECT_EQ(said_of({hisparse, host}, plan), said_of({peers}, plan));
+  EXPECT_EQ(said_of({page_workers, host}, plan), said_of({peers}, plan));
   KVCacheConfig plain;
   plain.num_blocks = 10;
   plain.groups = {group_of(CacheKind::mla, {"0"})};
   EXPECT_EQ(
-      said_of({hisparse}, plain),
+      said_of({page_workers}, plain),
       "HiSparse's workers (--connector hisparse) without HiSparse (hisparse_source): the cache "
       "has no pages for them; leave hisparse out of --connector");
 }

@@ -1,6 +1,6 @@
 // A disk that fails and shows files while they are written, and files on it that are seen whole or
 // not at all.
-#include "sim/hidden_states/disk.h"
+#include "sim/hidden_states/hidden_states.h"
 
 #include <gtest/gtest.h>
 #include <rapidcheck.h>

@@ -1,6 +1,6 @@
 // Files of hidden states as a trainer sees them: whole from the first moment on, on a disk that
 // takes its time and fails, or a finding.
-#include "sim/hidden_states/watched_files.h"
+#include "sim/hidden_states/hidden_states.h"
 
 #include <gtest/gtest.h>
 

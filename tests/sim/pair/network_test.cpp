@@ -1,13 +1,12 @@
 // The network loses, repeats, delays, damages and swallows what its options say, and nothing else;
 // whatever it does, its counts add up and a second run does the same.
-#include "sim/pair/network.h"
+#include "sim/pair/transfer_protocol.h"
 
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
 
 #include <algorithm>
 
-#include "sim/pair/transfer_protocol.h"
 #include "tests/sim/pair/pairs.h"
 
 namespace lockstep {

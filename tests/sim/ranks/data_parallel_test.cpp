@@ -9,8 +9,6 @@
 
 #include "cuda_backend/simt_backend.h"
 #include "sim/engine/faults.h"
-#include "sim/ranks/collectives.h"
-#include "sim/ranks/dp_step.h"
 #include "sim/recording/run_recorder.h"
 #include "tests/sim/world.h"
 

@@ -1,0 +1,141 @@
+// Fingerprints of whole pages, padding included: rule (3) of sim/protocol/backend.h. A sum over
+// words keyed by their position: any launch shape gives the same 128 bits, and every swap, shift or
+// stray byte changes them.
+#pragma once
+
+#include "cuda_backend/kernels/words.cuh"
+
+namespace lockstep::cuda {
+
+namespace SIMT_VARIANT {
+
+inline constexpr int kPagesAtATime = 4;  // of a CTA: their words share keys, their loads overlap
+
+// What a word's position makes of it.
+struct WordKeys {
+  std::uint64_t k, m;
+  __device__ __forceinline__ explicit WordKeys(std::uint64_t index)
+      : k(mix(2 * index)), m(mix(2 * index + 1)) {}
+};
+
+struct FingerprintSum {
+  std::uint64_t a = 0, b = 0;
+
+  __device__ __forceinline__ void add(std::uint64_t word, const WordKeys& keys) {
+    const std::uint32_t low = std::uint32_t(word), high = std::uint32_t(word >> 32);
+    a += std::uint64_t(low + std::uint32_t(keys.k)) * (high + std::uint32_t(keys.k >> 32)) + word;
+    b += std::uint64_t(low + std::uint32_t(keys.m)) * (high + std::uint32_t(keys.m >> 32)) +
+         (word << 32 | word >> 32);
+  }
+  __device__ __forceinline__ void add_to(unsigned long long* sum) const {
+    add_to_sum(sum, a);
+    add_to_sum(sum + 1, b);
+  }
+};
+
+// Grid: x is kPagesAtATime pages, y shares their words. A last CTA repeats its first page in the
+// place of those that it lacks.
+[[maybe_unused]] static __global__ void page_fingerprint_kernel(FingerprintParams p) {
+  const std::int32_t first_page = std::int32_t(blockIdx.x) * kPagesAtATime;
+  const std::int32_t left = p.num_items - first_page;
+  const std::int32_t num_pages = left < kPagesAtATime ? left : kPagesAtATime;
+  const std::int64_t first = std::int64_t(blockIdx.y) * blockDim.x + threadIdx.x;
+  const std::int64_t step = std::int64_t(gridDim.y) * blockDim.x;
+  const simt::vec16* pages[kPagesAtATime];
+  std::int64_t shared = 0;  // vectors that every page has
+  SIMT_UNROLL
+  for (int n = 0; n < kPagesAtATime; ++n) {
+    const FingerprintItem item = p.items[first_page + (n < num_pages ? n : 0)];
+    const BlockRegion page = p.tensors[item.tensor];
+    pages[n] = reinterpret_cast<const simt::vec16*>(page.base + item.block * page.block_stride);
+    const std::int64_t vectors = page.unit_bytes == 16 ? page.size_bytes / 16 : 0;
+    shared = n == 0 || vectors < shared ? vectors : shared;
+  }
+  FingerprintSum sums[kPagesAtATime];
+  for (std::int64_t i = first; i < shared; i += step) {
+    simt::vec16 vectors[kPagesAtATime];
+    SIMT_UNROLL
+    for (int n = 0; n < kPagesAtATime; ++n) vectors[n] = simt::load_any(pages[n] + i);
+    const WordKeys low(2 * std::uint64_t(i)), high(2 * std::uint64_t(i) + 1);
+    SIMT_UNROLL
+    for (int n = 0; n < kPagesAtATime; ++n) {
+      sums[n].add(low_word(vectors[n]), low);
+      sums[n].add(high_word(vectors[n]), high);
+    }
+  }
+  SIMT_UNROLL
+  for (int n = 0; n < kPagesAtATime; ++n)
+    if (n < num_pages) sums[n].add_to(p.sums + 2 * std::int64_t(first_page + n));
+  // The words that are left, of longer pages and of narrow units.
+  for (std::int32_t n = first_page; n < first_page + num_pages; ++n) {
+    const FingerprintItem item = p.items[n];
+    const BlockRegion page = p.tensors[item.tensor];
+    if (16 * shared == page.size_bytes) continue;
+    const std::byte* at = page.base + item.block * page.block_stride;
+    FingerprintSum rest;
+    for (std::int64_t word = 2 * shared + first; 8 * word < page.size_bytes; word += step) {
+      const std::int64_t bytes = page.size_bytes - 8 * word;
+      rest.add(load_any_word(at + 8 * word, std::int32_t(bytes < 8 ? bytes : 8), page.unit_bytes),
+               WordKeys(std::uint64_t(word)));
+    }
+    rest.add_to(p.sums + 2 * std::int64_t(n));
+  }
+}
+
+}  // namespace SIMT_VARIANT
+
+// What attention would read, as an exact number: rule (4) of sim/protocol/backend.h. Every K and V
+// row of the probed positions is read through the block table, and one changed bit anywhere changes
+// the digest.
+
+namespace SIMT_VARIANT {
+
+__device__ __forceinline__ std::uint64_t digest_word(std::uint64_t word, std::uint64_t index) {
+  return mix(word ^ (index + 1) * kGolden);
+}
+
+__device__ __forceinline__ std::uint64_t row_digest(const std::byte* row, const RowCache& cache) {
+  std::uint64_t sum = 0;
+  if (cache.unit_bytes == 16) {
+    const auto* vectors = reinterpret_cast<const simt::vec16*>(row);
+    for (std::int32_t i = 0; i < cache.row_bytes / 16; ++i) {
+      const simt::vec16 vector = vectors[i];
+      sum += digest_word(low_word(vector), 2 * i) + digest_word(high_word(vector), 2 * i + 1);
+    }
+    return sum;
+  }
+  for (std::int32_t i = 0; 8 * i < cache.row_bytes; ++i) {
+    const std::int32_t left = cache.row_bytes - 8 * i;
+    sum += digest_word(load_word(row + 8 * i, left < 8 ? left : 8, cache.unit_bytes), i);
+  }
+  return sum;
+}
+
+// Both rows of every head at one position.
+__device__ __forceinline__ std::uint64_t position_digest(const RowCache& cache, std::int32_t row,
+                                                         std::uint32_t position) {
+  const std::byte* key = key_of_position(cache, row, position);
+  std::uint64_t sum = 0;
+  for (std::int32_t head = 0; head < cache.num_kv_heads; ++head, key += cache.head_stride) {
+    const std::uint64_t place = std::uint64_t(position) << 16 | std::uint64_t(head);
+    sum += mix(row_digest(key, cache) ^ mix(place));
+    if (cache.num_parts == 2)
+      sum += mix(row_digest(key + cache.part_stride, cache) ^ mix(place | 1 << 15));
+  }
+  return sum;
+}
+
+// Grid: one CTA for each piece of a probe; its threads share the piece's positions.
+[[maybe_unused]] static __global__ void attention_digest_kernel(DigestParams p) {
+  const DigestPiece piece = p.pieces[blockIdx.x];
+  if (piece.row < 0) return;
+  const RowCache cache = p.layers[piece.layer_index];
+  std::uint64_t sum = 0;
+  for (std::int32_t i = piece.first + std::int32_t(threadIdx.x); i < piece.last; i += blockDim.x)
+    sum += position_digest(cache, piece.row, std::uint32_t(i));
+  add_to_sum(p.digests + piece.probe, sum);
+}
+
+}  // namespace SIMT_VARIANT
+
+}  // namespace lockstep::cuda

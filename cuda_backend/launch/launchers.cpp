@@ -1,0 +1,530 @@
+// Launchers for block tables, slots and rows: inputs from content ids, rows into the cache and out.
+#include "cuda_backend/launch/launchers.h"
+#include "cuda_backend/kernels/block_moves.cuh"
+#include "cuda_backend/kernels/block_tables.cuh"
+#include "cuda_backend/kernels/cache_write.cuh"
+#include "cuda_backend/kernels/causal_conv1d.cuh"
+#include "cuda_backend/kernels/digests.cuh"
+#include "cuda_backend/kernels/gated_delta.cuh"
+#include "cuda_backend/kernels/packed_rows.cuh"
+#include "cuda_backend/kernels/selective_state.cuh"
+#include "cuda_backend/kernels/sparse_rows.cuh"
+#include "cuda_backend/kernels/split_attention.cuh"
+#include "cuda_backend/launch/recurrence_grids.h"
+
+namespace lockstep::cuda {
+
+namespace SIMT_VARIANT {
+namespace {
+
+std::int32_t widest_unit(std::int32_t bytes) {
+  const std::int32_t lowest_bit = bytes & -bytes;
+  return std::min(lowest_bit, 16);
+}
+
+template <class Unit>
+int gather_rows(const LaunchPlace& place, const GatherRowsParams& params) {
+  const RowCache& cache = params.cache;
+  const auto units_per_row =
+      static_cast<std::uint32_t>(cache.row_bytes / std::int32_t(sizeof(Unit)));
+  const std::int64_t items = std::int64_t{params.num_tokens} * cache.num_kv_heads * units_per_row;
+  if (items >= kMaxFlatItems) return too_large();
+  return status_of(simt::launch(flat_grid(place, "gather_rows", items), gather_rows_kernel<Unit>,
+                                params, make_divisor(units_per_row),
+                                make_divisor(cache.num_kv_heads)));
+}
+
+// Parts of one shape.
+template <class Unit>
+int move_rows(const LaunchPlace& place, const WritePartsParams& params) {
+  const PartLayout& part = params.parts[0].to;
+  const auto units_per_row =
+      static_cast<std::uint32_t>(row_bytes_of(part) / std::int64_t(sizeof(Unit)));
+  const std::int64_t items = std::int64_t{params.num_rows} * part.num_heads * units_per_row;
+  if (items >= kMaxFlatItems) return too_large();
+  return status_of(simt::launch(flat_grid(place, "write_rows", items), move_rows_kernel<Unit>,
+                                params, make_divisor(units_per_row),
+                                make_divisor(static_cast<std::uint32_t>(part.num_heads))));
+}
+
+// with_unit() of words.cuh for the host: nvcc allows no function that calls lambdas of both sides.
+template <class F>
+int for_unit(std::int64_t unit_bytes, const F& f) {
+  switch (unit_bytes) {
+    case 16:
+      return f(simt::vec16{});
+    case 8:
+      return f(std::uint64_t{});
+    case 4:
+      return f(std::uint32_t{});
+    case 2:
+      return f(std::uint16_t{});
+    default:
+      return f(std::uint8_t{});
+  }
+}
+
+}  // namespace
+
+int launch_fill_rows(const LaunchPlace& place, const FillRowsParams& params) {
+  if (params.num_rows == 0) return nothing_to_do();
+  const bool vectors = params.row_bytes % 16 == 0;
+  const std::int64_t items_per_row = divide_up(params.row_bytes, vectors ? 16 : 8);
+  const std::int64_t items = std::int64_t{params.num_rows} * params.num_kv_heads * items_per_row;
+  if (items >= kMaxFlatItems) return too_large();
+  auto* kernel = vectors ? fill_rows_kernel<true> : fill_rows_kernel<false>;
+  return status_of(simt::launch(flat_grid(place, "fill_rows", items), kernel, params,
+                                make_divisor(static_cast<std::uint32_t>(items_per_row)),
+                                make_divisor(params.num_kv_heads), widest_unit(params.row_bytes)));
+}
+
+int launch_gather_rows(const LaunchPlace& place, const GatherRowsParams& params) {
+  if (params.num_tokens == 0) return nothing_to_do();
+  return for_unit(params.cache.unit_bytes,
+                  [&](auto unit) { return gather_rows<decltype(unit)>(place, params); });
+}
+
+// Launchers of cache writes. One launch writes parts that need the same kernel: parts that are
+// moved in one shape, parts with one scale, parts with a scale per token and head, packed parts.
+namespace {
+
+enum class Writing : std::uint8_t {
+  moves,
+  elements,
+  rows,
+  int4_rows,
+  fp4_groups,
+  latent_fp8_rows,
+  latent_fp8_areas,
+  latent_fp4_rows
+};
+Writing writing_of(const PartLayout& part) {
+  switch (part.scaling) {
+    case Scaling::none:
+      return part.piece_elements >= part.head_size ? Writing::moves : Writing::elements;
+    case Scaling::per_tensor:
+      return Writing::elements;
+    case Scaling::per_token_head:
+      return Writing::rows;
+    case Scaling::int4_rows:
+      return Writing::int4_rows;
+    case Scaling::fp4_groups:
+      return Writing::fp4_groups;
+    case Scaling::latent_fp8_rows:
+      return Writing::latent_fp8_rows;
+    case Scaling::latent_fp8_areas:
+      return Writing::latent_fp8_areas;
+    default:
+      return Writing::latent_fp4_rows;
+  }
+}
+
+// What one launch does for a part. V of the x-split layout goes element by element, its K does not.
+struct WriteShape {
+  Writing writing = Writing::moves;
+  std::int64_t unit_bytes = 0;  // moves: widest access that both sides allow
+  bool eights = false;          // others: eight elements at a time
+  std::int64_t row_bytes = 0;   // moves
+  std::int32_t num_heads = 0;   // moves
+  bool operator==(const WriteShape&) const = default;
+};
+WriteShape shape_of(const PartWrite& part) {
+  const PartLayout& to = part.to;
+  WriteShape shape{.writing = writing_of(to)};
+  if (shape.writing != Writing::moves) {
+    shape.eights = in_eights(to) && aligned_to(bytes_of_eight(part.source_dtype), part.source,
+                                               part.source_row_stride, part.source_head_stride);
+    return shape;
+  }
+  shape.row_bytes = row_bytes_of(to);
+  shape.num_heads = to.num_heads;
+  shape.unit_bytes = 16;
+  while (
+      !aligned_to(shape.unit_bytes, to.base, to.block_stride, to.token_stride, to.head_stride,
+                  shape.row_bytes) ||
+      !aligned_to(shape.unit_bytes, part.source, part.source_row_stride, part.source_head_stride))
+    shape.unit_bytes /= 2;
+  return shape;
+}
+
+// A grid over (source row, head, item) along x and parts along y. A row has
+// head_size / item_elements items. Sets `by` to the divisors of an item's number; false: too large.
+bool grid_of_items(simt::LaunchConfig& config, PartDivisors& by, const LaunchPlace& place,
+                   const char* name, const WritePartsParams& params, std::int32_t item_elements) {
+  std::int64_t items = 0;
+  for (std::int32_t i = 0; i < params.num_parts; ++i) {
+    const PartLayout& part = params.parts[i].to;
+    const std::int32_t of_row = part.head_size / item_elements;
+    by.items_per_row[i] = make_divisor(static_cast<std::uint32_t>(of_row));
+    by.heads[i] = make_divisor(static_cast<std::uint32_t>(part.num_heads));
+    items = std::max<std::int64_t>(items, std::int64_t{params.num_rows} * part.num_heads * of_row);
+  }
+  if (items >= kMaxFlatItems) return false;
+  config = flat_grid(place, name, items);
+  config.grid.y = static_cast<std::uint32_t>(params.num_parts);
+  return true;
+}
+
+template <int kItem>
+int write_each_element(const LaunchPlace& place, const WritePartsParams& params) {
+  simt::LaunchConfig config;
+  PartDivisors by;
+  if (!grid_of_items(config, by, place, "write_parts", params, kItem)) return too_large();
+  return status_of(simt::launch(config, write_parts_kernel<kItem>, params, by));
+}
+
+// Bytes of the accesses that the data of every group of 16 elements allows.
+std::int32_t unit_of_groups(const WritePartsParams& params) {
+  std::int32_t unit = 8;
+  for (std::int32_t i = 0; i < params.num_parts; ++i) {
+    const PartLayout& to = params.parts[i].to;
+    while (!aligned_to(unit, to.base, to.block_stride, to.token_stride, to.head_stride, 0))
+      unit /= 2;
+  }
+  return unit;
+}
+
+template <int kItem>
+int write_groups(const LaunchPlace& place, const WritePartsParams& params) {
+  simt::LaunchConfig config;
+  PartDivisors by;
+  if (!grid_of_items(config, by, place, "write_groups", params, kGroupElements)) return too_large();
+  return status_of(
+      simt::launch(config, write_groups_kernel<kItem>, params, by, unit_of_groups(params)));
+}
+
+// One warp for each source row, head and part.
+bool grid_of_rows(simt::LaunchConfig& config, const WritePartsParams& params) {
+  std::int32_t heads = 0;
+  for (std::int32_t i = 0; i < params.num_parts; ++i)
+    heads = std::max(heads, params.parts[i].to.num_heads);
+  if (!fits_grid(params.num_rows, heads)) return false;
+  config.grid = dim3(static_cast<std::uint32_t>(params.num_rows), static_cast<std::uint32_t>(heads),
+                     static_cast<std::uint32_t>(params.num_parts));
+  config.block.x = 32;
+  return true;
+}
+
+// True if every part's source is bf16: their numbers are loaded as vectors where they are aligned.
+bool is_of_bf16(const WritePartsParams& params) {
+  for (std::int32_t i = 0; i < params.num_parts; ++i)
+    if (params.parts[i].source_dtype != DType::bf16) return false;
+  return true;
+}
+
+int write_int4_rows(const LaunchPlace& place, const WritePartsParams& params, bool eights) {
+  auto config = config_of(place, "write_int4_rows");
+  if (!grid_of_rows(config, params)) return too_large();
+  return status_of(simt::launch(config,
+                                eights && is_of_bf16(params) ? write_int4_rows_kernel<8, true>
+                                                             : write_int4_rows_kernel<2, false>,
+                                params));
+}
+
+template <Scaling kScaling>
+int write_latent_rows(const LaunchPlace& place, const WritePartsParams& params, bool eights) {
+  auto config = config_of(place, "write_latent_rows");
+  if (!fits_grid(params.num_rows, params.num_parts)) return too_large();
+  config.grid = dim3(static_cast<std::uint32_t>(params.num_rows),
+                     static_cast<std::uint32_t>(params.num_parts));
+  config.block.x = 32;
+  return status_of(simt::launch(config,
+                                eights && is_of_bf16(params)
+                                    ? write_latent_rows_kernel<kScaling, true>
+                                    : write_latent_rows_kernel<kScaling, false>,
+                                params));
+}
+
+template <int kItem>
+int quantise_rows(const LaunchPlace& place, const WritePartsParams& params) {
+  auto config = config_of(place, "quantise_rows");
+  if (!grid_of_rows(config, params)) return too_large();
+  return status_of(simt::launch(config, quantise_rows_kernel<kItem>, params));
+}
+
+int write_parts_of(const LaunchPlace& place, const WritePartsParams& parts,
+                   const WriteShape& shape) {
+  switch (shape.writing) {
+    case Writing::moves:
+      return for_unit(shape.unit_bytes,
+                      [&](auto unit) { return move_rows<decltype(unit)>(place, parts); });
+    case Writing::elements:
+      return shape.eights ? write_each_element<8>(place, parts)
+                          : write_each_element<1>(place, parts);
+    case Writing::rows:
+      return shape.eights ? quantise_rows<8>(place, parts) : quantise_rows<1>(place, parts);
+    case Writing::int4_rows:
+      return write_int4_rows(place, parts, shape.eights);
+    case Writing::fp4_groups:
+      return shape.eights ? write_groups<8>(place, parts) : write_groups<1>(place, parts);
+    case Writing::latent_fp8_rows:
+      return write_latent_rows<Scaling::latent_fp8_rows>(place, parts, shape.eights);
+    case Writing::latent_fp8_areas:
+      return write_latent_rows<Scaling::latent_fp8_areas>(place, parts, shape.eights);
+    case Writing::latent_fp4_rows:
+      return write_latent_rows<Scaling::latent_fp4_rows>(place, parts, shape.eights);
+  }
+  return nothing_to_do();
+}
+
+}  // namespace
+
+int launch_write_parts(const LaunchPlace& place, const WritePartsParams& params) {
+  if (params.num_rows == 0) return nothing_to_do();
+  std::uint32_t written = 0;  // bit i: part i
+  for (std::int32_t first = 0; first < params.num_parts; ++first) {
+    if ((written >> first & 1) != 0) continue;
+    const WriteShape shape = shape_of(params.parts[first]);
+    WritePartsParams parts = params;
+    parts.num_parts = 0;
+    for (std::int32_t i = first; i < params.num_parts; ++i) {
+      if (shape_of(params.parts[i]) != shape) continue;
+      parts.parts[parts.num_parts++] = params.parts[i];
+      written |= 1u << i;
+    }
+    const int status = write_parts_of(place, parts, shape);
+    if (status != nothing_to_do()) return status;
+  }
+  return nothing_to_do();
+}
+
+// Block tables and slot mappings.
+
+int launch_clear_rows(const LaunchPlace& place, const TableClearParams& params) {
+  const std::int64_t items = std::int64_t{params.num_rows} * params.num_groups;
+  if (items == 0) return nothing_to_do();
+  return status_of(simt::launch(flat_grid(place, "clear_rows", items), clear_rows_kernel, params));
+}
+
+int launch_append_entries(const LaunchPlace& place, const TableAppendParams& params) {
+  if (params.num_appends == 0) return nothing_to_do();
+  auto config = config_of(place, "append_entries");
+  config.grid.x = static_cast<std::uint32_t>(params.num_appends);
+  config.block.x = std::min<std::uint32_t>(place.cta_threads, 32);
+  return status_of(simt::launch(config, append_entries_kernel, params));
+}
+
+int launch_edit_entries(const LaunchPlace& place, const TableEditParams& params) {
+  if (params.num_edits == 0) return nothing_to_do();
+  const auto config = flat_grid(place, "edit_entries", params.num_edits);
+  return status_of(simt::launch(config, edit_entries_kernel, params));
+}
+
+int launch_slot_mapping(const LaunchPlace& place, const SlotMappingParams& params) {
+  if (params.num_padded_tokens == 0) return nothing_to_do();
+  auto config = flat_grid(place, "slot_mapping", params.num_padded_tokens);
+  config.grid.y = static_cast<std::uint32_t>(params.num_groups);
+  return status_of(simt::launch(config, slot_mapping_kernel, params));
+}
+
+int launch_draft_slots(const LaunchPlace& place, const DraftSlotsParams& params) {
+  if (params.num_tokens == 0) return nothing_to_do();
+  const auto config = flat_grid(place, "draft_slots", params.num_tokens);
+  return status_of(simt::launch(config, draft_slots_kernel, params));
+}
+
+// Rows of host pages.
+
+int launch_mirror_rows(const LaunchPlace& place, const MirrorRowsParams& params) {
+  if (params.num_tokens == 0 || params.num_layers == 0) return nothing_to_do();
+  if (!fits_grid(params.num_tokens, params.num_layers)) return too_large();
+  auto config =
+      job_grid(place, "mirror_rows", params.num_tokens, divide_up(params.max_row_bytes, 8));
+  config.grid.y = static_cast<std::uint32_t>(params.num_layers);
+  return status_of(simt::launch(config, mirror_rows_kernel, params));
+}
+
+int launch_clear_regions(const LaunchPlace& place, const ClearRegionsParams& params) {
+  const std::int64_t items = std::int64_t{params.num_rows} * params.num_slots;
+  if (items == 0) return nothing_to_do();
+  if (items >= kMaxFlatItems) return too_large();
+  const auto config = flat_grid(place, "clear_regions", items);
+  return status_of(simt::launch(config, clear_regions_kernel, params));
+}
+
+int launch_hot_reads(const LaunchPlace& place, const HotReadParams& params) {
+  if (params.num_reads == 0) return nothing_to_do();
+  auto config = config_of(place, "hot_reads");
+  config.grid.x = static_cast<std::uint32_t>(params.num_reads);
+  config.block.x = std::min<std::uint32_t>(place.cta_threads, 32);
+  return status_of(simt::launch(config, hot_reads_kernel, params));
+}
+
+int launch_swap_rows(const LaunchPlace& place, const SwapRowsParams& params) {
+  if (params.num_swaps == 0 || params.num_layers == 0) return nothing_to_do();
+  if (!fits_grid(params.num_swaps, params.num_layers)) return too_large();
+  auto config = job_grid(place, "swap_rows", params.num_swaps, divide_up(params.max_row_bytes, 8));
+  config.grid.y = static_cast<std::uint32_t>(params.num_layers);
+  return status_of(simt::launch(config, swap_rows_kernel, params));
+}
+
+}  // namespace SIMT_VARIANT
+
+// Launchers for reads of the cache through block tables: digests and softmax attention.
+
+namespace SIMT_VARIANT {
+
+int launch_attention_digest(const LaunchPlace& place, const DigestParams& params) {
+  if (params.num_pieces == 0) return nothing_to_do();
+  auto config = config_of(place, "attention_digest");
+  config.grid.x = static_cast<std::uint32_t>(params.num_pieces);
+  const std::int64_t threads = std::clamp<std::int64_t>(
+      params.max_positions / place.items_per_reducer, 1, place.cta_threads);
+  config.block.x =
+      place.whole_warps ? in_whole_warps(threads) : static_cast<std::uint32_t>(threads);
+  return status_of(simt::launch(config, attention_digest_kernel, params));
+}
+
+// The splits, then, where a query may have several, the kernel that joins them.
+int launch_split_attention(const LaunchPlace& place, const SplitAttentionParams& params) {
+  if (params.num_tokens == 0) return nothing_to_do();
+  if (!fits_grid(params.num_tokens, params.num_query_heads) || params.num_splits > kMaxGridYZ ||
+      params.key.head_size > kMaxHeadSize || params.value.head_size > kMaxHeadSize)
+    return too_large();
+  auto config = config_of(place, "split_attention");
+  config.grid = dim3(static_cast<std::uint32_t>(params.num_tokens),
+                     static_cast<std::uint32_t>(params.num_query_heads),
+                     static_cast<std::uint32_t>(std::max(params.num_splits, 1)));
+  config.block.x = 32;
+  const bool eights = in_eights(params.key) && in_eights(params.value);
+  const int status = status_of(
+      simt::launch(config, eights ? split_attention_kernel<8> : split_attention_kernel<1>, params));
+  if (status != nothing_to_do() || params.num_splits <= 1) return status;
+  config.name = "attention_combine";
+  config.grid.z = 1;
+  config.block.x = static_cast<std::uint32_t>(
+      std::clamp<std::int64_t>(divide_up(params.value.head_size, place.items_per_thread), 1, 128));
+  return status_of(simt::launch(config, attention_combine_kernel, params));
+}
+
+}  // namespace SIMT_VARIANT
+
+// Launchers for whole blocks and pages: zero, copy, poison, fingerprint, states, moves.
+
+namespace SIMT_VARIANT {
+namespace {
+
+// Bytes of a region that one CTA takes before a second one shares it.
+constexpr std::int64_t kBytesPerCta = 64 * 1024;
+constexpr std::int64_t kMoveBytesPerCta = 32 * 1024;
+
+// x: jobs, y: regions, z: shares of a region, whose items are 16 bytes each.
+simt::LaunchConfig region_grid(const LaunchPlace& place, const char* name, std::int64_t jobs,
+                               std::int64_t regions, std::int64_t max_region_bytes) {
+  auto config = job_grid(place, name, jobs, divide_up(max_region_bytes, 16));
+  config.grid.y = static_cast<std::uint32_t>(regions);
+  config.grid.z = shares_of_region(max_region_bytes, kBytesPerCta);
+  return config;
+}
+
+template <class Params>
+int launch_over_regions(const LaunchPlace& place, const char* name, void (*kernel)(Params),
+                        const Params& params, std::int32_t num_regions) {
+  if (params.num_items == 0 || num_regions == 0) return nothing_to_do();
+  if (!fits_grid(params.num_items, num_regions)) return too_large();
+  const auto config =
+      region_grid(place, name, params.num_items, num_regions, params.max_region_bytes);
+  return status_of(simt::launch(config, kernel, params));
+}
+
+}  // namespace
+
+int launch_zero_blocks(const LaunchPlace& place, const ZeroBlocksParams& params) {
+  return launch_over_regions(place, "zero_blocks", zero_blocks_kernel, params, params.max_regions);
+}
+
+int launch_copy_blocks(const LaunchPlace& place, const CopyBlocksParams& params) {
+  return launch_over_regions(place, "copy_blocks", copy_blocks_kernel, params, params.max_regions);
+}
+
+int launch_poison_blocks(const LaunchPlace& place, const PoisonBlocksParams& params) {
+  return launch_over_regions(place, "poison_blocks", poison_blocks_kernel, params,
+                             params.num_regions);
+}
+
+int launch_fingerprint_pages(const LaunchPlace& place, const FingerprintParams& params) {
+  if (params.num_items == 0) return nothing_to_do();
+  auto config = config_of(place, "fingerprint_pages");
+  const std::int64_t reducers = std::max<std::int64_t>(
+      1, divide_up(params.max_page_bytes * kPagesAtATime, 16 * place.items_per_reducer));
+  const std::int64_t threads = std::min<std::int64_t>(reducers, place.cta_threads);
+  config.grid.x = static_cast<std::uint32_t>(divide_up(params.num_items, kPagesAtATime));
+  config.grid.y = shares_of_region(reducers, threads);
+  config.block.x =
+      place.whole_warps ? in_whole_warps(threads) : static_cast<std::uint32_t>(threads);
+  return status_of(simt::launch(config, page_fingerprint_kernel, params));
+}
+
+int launch_update_states(const LaunchPlace& place, const StateUpdateParams& params) {
+  if (params.num_items == 0 || params.max_states == 0) return nothing_to_do();
+  if (!fits_grid(params.num_items, params.max_states)) return too_large();
+  auto config =
+      job_grid(place, "update_states", params.num_items, divide_up(params.max_state_bytes, 8));
+  config.grid.y = static_cast<std::uint32_t>(params.max_states);
+  config.grid.z = shares_of_region(params.max_state_bytes, kBytesPerCta);
+  return status_of(simt::launch(config, state_update_kernel, params));
+}
+
+int launch_move_bytes(const LaunchPlace& place, const MoveBytesParams& params) {
+  if (params.num_moves == 0 || params.max_size_bytes == 0) return nothing_to_do();
+  auto config = job_grid(place, "move_bytes", params.num_moves, params.max_size_bytes / 8);
+  config.block.x = std::min<std::uint32_t>(config.block.x, kMoveThreads);
+  config.grid.y = shares_of_region(params.max_size_bytes, kMoveBytesPerCta);
+  return status_of(simt::launch(config, move_bytes_kernel, params));
+}
+
+}  // namespace SIMT_VARIANT
+
+// Launchers for kernels with a state per request: convolutions and recurrences.
+
+namespace SIMT_VARIANT {
+namespace {
+
+template <int kWidth>
+int convolve(const LaunchPlace& place, const ConvParams& params) {
+  const std::int64_t per_thread = std::max<std::int64_t>(
+      1, place.items_per_thread / (std::int64_t{kWidth} * std::max(params.max_tokens, 1)));
+  auto config = config_of(place, "causal_conv1d");
+  const std::int64_t threads = divide_up(params.num_channels, per_thread);
+  config.block.x = static_cast<std::uint32_t>(std::min<std::int64_t>(threads, place.cta_threads));
+  config.grid.x = static_cast<std::uint32_t>(params.num_items);
+  config.grid.y = static_cast<std::uint32_t>(
+      std::min<std::int64_t>(divide_up(threads, config.block.x), kMaxGridYZ));
+  return status_of(simt::launch(config, causal_conv1d_kernel<kWidth>, params));
+}
+
+}  // namespace
+
+int launch_causal_conv1d(const LaunchPlace& place, const ConvParams& params) {
+  if (params.num_items == 0 || params.num_channels == 0) return nothing_to_do();
+  switch (params.width) {
+    case 2:
+      return convolve<2>(place, params);
+    case 3:
+      return convolve<3>(place, params);
+    case 4:
+      return convolve<4>(place, params);
+    default:
+      return too_large();
+  }
+}
+
+int launch_selective_state(const LaunchPlace& place, const SelectiveStateParams& params) {
+  return recur(rows_grid, place, "selective_state", selective_state_kernel, params);
+}
+
+int launch_selective_chunks(const LaunchPlace& place, const SelectiveStateParams& params) {
+  return recur(pieces_grid, place, "selective_chunks", selective_chunks_kernel, params);
+}
+
+int launch_gated_delta(const LaunchPlace& place, const GatedDeltaParams& params) {
+  return recur(rows_grid, place, "gated_delta", gated_delta_kernel, params);
+}
+
+int launch_delta_chunks(const LaunchPlace& place, const GatedDeltaParams& params) {
+  return recur(pieces_grid, place, "delta_chunks", delta_chunks_kernel, params);
+}
+
+}  // namespace SIMT_VARIANT
+
+}  // namespace lockstep::cuda

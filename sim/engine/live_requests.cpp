@@ -1,0 +1,97 @@
+#include "sim/engine/live_requests.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "reference/plan/rank_plan.h"
+
+namespace lockstep {
+namespace {
+
+Result<void> check(const KVConnectorOutput& report, const DecisionSource& decisions,
+                   const KVCacheConfig& plan) {
+  const std::vector<HeldRequest> held = decisions.held();
+  const std::vector<SkippedRequest> skipped = decisions.skipped();
+  const auto is_held = [&](RequestId id) {
+    return std::ranges::find(held, id, &HeldRequest::id) != held.end();
+  };
+  std::set<RequestId> over;
+  for (const auto* const ids : {&report.finished_recving, &report.finished_sending})
+    for (const RequestId id : *ids)
+      if (!over.insert(id).second) return fail("received, sent: a request that is named twice");
+  for (const RequestId id : report.finished_recving) {
+    const auto waits = std::ranges::find(skipped, id, &SkippedRequest::id);
+    if (is_held(id) || (waits != skipped.end() && waits->is_loading)) continue;
+    return fail("received: a request that waits for no load");
+  }
+  for (const RequestId id : report.finished_sending)
+    if (!is_held(id)) return fail("sent: a request whose blocks are not held");
+  if (!report.invalid_block_ids.empty() && plan.groups.size() != 1)
+    return fail(
+        fmt::format("invalid_blocks: expected one KV cache group, found {}; vLLM assigns "
+                    "blocks of several groups to no load",
+                    plan.groups.size()));
+  for (const BlockId block : report.invalid_block_ids)
+    if (index_of(block) < 0 || index_of(block) >= plan.num_blocks)
+      return fail(fmt::format("invalid_blocks: block {} is not in the pool of {}", index_of(block),
+                              plan.num_blocks));
+  return {};
+}
+
+}  // namespace
+
+Result<KVConnectorOutput> connector_report(Workload& workload, const DecisionSource& decisions,
+                                           const KVCacheConfig& plan) {
+  KVConnectorOutput report;
+  if (workload.connector() == nullptr) return report;
+  LS_RETURN_IF_ERROR(workload.connector_report(report));
+  if (report.empty()) return report;
+  if (auto sound = check(report, decisions, plan); !sound)
+    return fail(
+        fmt::format("step {}: worker.{}", workload.records_consumed() - 1, sound.error().message));
+  return report;
+}
+
+ConnectorStep::ConnectorStep(const RunConfig& config, const DecisionSource& decisions,
+                             Workload& workload)
+    : config_(config), decisions_(decisions), workload_(workload) {
+  for (const KVCacheGroupSpec& group : config.backend.plan.groups)
+    block_tokens_.push_back(group.spec.block_size *
+                            rank_in(config.backend.context, group.spec).num_ranks);
+}
+
+Result<void> ConnectorStep::take_report(std::int64_t step, bool has_memory) {
+  LS_ASSIGN_OR_RETURN(auto report, connector_report(workload_, decisions_, config_.backend.plan));
+  // The engine continues past a lost block before it is notified of the loss (docs/findings.md,
+  // 15): what its worker then reads belongs to no request.
+  if (has_memory && config_.engine.async_scheduling && !report.invalid_block_ids.empty())
+    return fail(
+        fmt::format("step {}: blocks that a load did not fill, with asynchronous scheduling: on a "
+                    "backend this is not modelled; run only the decisions (--backend none), "
+                    "without such loads (--load-failures 0), or a trace with --no-async-scheduling",
+                    step));
+  report_ = std::move(report);
+  return {};
+}
+
+void ConnectorStep::plan(const SchedulerOutput& decision, RunSummary& summary) {
+  if (workload_.transfers() == nullptr || decisions_.model() == nullptr) return;
+  transfers_.clear();
+  for (const HeldRequest& held : decisions_.held()) transfers_.held.push_back(held.id);
+  transfers_.lost = report_.invalid_block_ids;
+  workload_.transfers()->plan({.decision = decision,
+                               .scheduler = *decisions_.model(),
+                               .report = report_,
+                               .block_tokens = block_tokens_},
+                              transfers_);
+  summary.blocks_loaded += std::ssize(transfers_.loads);
+  summary.blocks_stored += std::ssize(transfers_.stores);
+  summary.blocks_lost += std::ssize(transfers_.lost);
+  summary.host_evictions = transfers_.num_evicted;
+  summary.frees_delayed = transfers_.num_frees_delayed;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,272 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <vector>
+
+#include "base/json_reader.h"
+#include "base/line_reader.h"
+#include "base/number_text.h"
+#include "traces/formats/prompt_json.h"
+#include "traces/importers/foreign_rows.h"
+#include "traces/importers/foreign_traces.h"
+
+namespace lockstep {
+namespace {
+
+constexpr std::array<std::string_view, 3> kColumns = {"TIMESTAMP", "ContextTokens",
+                                                      "GeneratedTokens"};
+enum Column : std::size_t { kTimestamp, kContextTokens, kGeneratedTokens };
+
+constexpr bool is_leap(std::int64_t year) {
+  return year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
+}
+
+constexpr std::int64_t days_in(std::int64_t year, std::int64_t month) {
+  constexpr std::array<std::int64_t, 12> kDays = {31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31};
+  return kDays[month - 1] + (month == 2 && is_leap(year) ? 1 : 0);
+}
+
+// Takes "Z" or "+HH:MM" or "-HH:MM" off the end of a time: minutes that its clock is ahead of UTC.
+std::optional<std::int64_t> take_offset_minutes(std::string_view& time) {
+  if (time.ends_with('Z')) {
+    time.remove_suffix(1);
+    return 0;
+  }
+  const std::size_t sign = time.find_first_of("+-");
+  if (sign == time.npos) return 0;
+  const std::string_view offset = time.substr(sign + 1);
+  if (offset.size() != 5 || offset[2] != ':') return std::nullopt;
+  const auto hours = digits_of(offset.substr(0, 2), 0, 14);
+  const auto minutes = digits_of(offset.substr(3), 0, 59);
+  if (!hours || !minutes) return std::nullopt;
+  const std::int64_t ahead = *hours * 60 + *minutes;
+  const bool behind = time[sign] == '-';
+  time = time.substr(0, sign);
+  return behind ? -ahead : ahead;
+}
+
+class AzureReader final : public ImportReader {
+ public:
+  AzureReader(LineReader&& lines, const ImportOptions& options)
+      : ImportReader(std::move(lines), options, "azure") {}
+
+  Result<void> read_header() {
+    std::string_view line;
+    LS_RETURN_IF_ERROR(lines_.next(line));
+    const auto names = split_cells(line);
+    num_cells_ = names.size();
+    lines_.expect_header(line);
+    notes_.assumed.emplace_back("no ids in this format: no two prompts share a prefix");
+    for (std::size_t column = 0; column < kColumns.size(); ++column) {
+      const auto found = std::find(names.begin(), names.end(), kColumns[column]);
+      if (found == names.end())
+        return refuse("header", line, fmt::format("a column {}", kColumns[column]));
+      places_[column] = static_cast<std::size_t>(found - names.begin());
+    }
+    for (const std::string_view name : names) {
+      if (std::ranges::find(kColumns, name) != kColumns.end()) continue;
+      if (carries_input(name) || std::ranges::count(names, name) > 1)
+        return refuse("header", line,
+                      "TIMESTAMP, ContextTokens, GeneratedTokens, and columns that "
+                      "carry no length, time or id");
+      ++notes_.skipped[std::string(name)];
+    }
+    for (const std::string_view column : kColumns)
+      if (std::ranges::count(names, column) > 1)
+        return refuse("header", column, "each column once");
+    return {};
+  }
+
+ private:
+  tl::unexpected<Error> refuse(std::string_view field, std::string_view found,
+                               std::string_view expected) const {
+    return fail(fmt::format("{}:{}: field `{}`: found \"{}\"; expected {}", lines_.path(),
+                            lines_.number(), field, printable_excerpt(found), expected));
+  }
+
+  Result<ImportedRow> read_row(std::string_view line) override {
+    const auto cells = split_cells(line);
+    if (cells.size() != num_cells_) return refuse("row", line, fmt::format("{} cells", num_cells_));
+    const auto cell = [&](Column column) { return cells[places_[column]]; };
+    const auto time = utc_ns_of(cell(kTimestamp));
+    if (!time)
+      return refuse(kColumns[kTimestamp], cell(kTimestamp),
+                    "a time like 2023-11-16 18:17:03.9799600");
+    if (ordinal_ == 0) first_ns_ = last_ns_ = *time;
+    if (*time < last_ns_)
+      return refuse(kColumns[kTimestamp], cell(kTimestamp),
+                    "a time not before that of the row above");
+    last_ns_ = *time;
+    const auto context = digits_of(cell(kContextTokens), 1, kPromptTokensMax);
+    if (!context) {
+      return refuse(kColumns[kContextTokens], cell(kContextTokens),
+                    fmt::format("an integer from 1 to {}", kPromptTokensMax));
+    }
+    const std::int64_t least = options_.zero_output == ZeroOutput::refuse ? 1 : 0;
+    const auto generated = digits_of(cell(kGeneratedTokens), least, kPromptTokensMax);
+    if (!generated) {
+      return refuse(kColumns[kGeneratedTokens], cell(kGeneratedTokens),
+                    fmt::format("an integer from {} to {}", least, kPromptTokensMax));
+    }
+    return ImportedRow{.t_ns = *time - first_ns_,
+                       .prompt = private_prompt(*context, ordinal_),
+                       .output_length = static_cast<std::int32_t>(*generated)};
+  }
+
+  std::array<std::size_t, kColumns.size()> places_ = {};  // of kColumns in a row
+  std::size_t num_cells_ = 0;
+  std::int64_t first_ns_ = 0;
+  std::int64_t last_ns_ = 0;
+};
+
+}  // namespace
+
+std::optional<std::int64_t> utc_ns_of(std::string_view timestamp) {
+  // "YYYY-MM-DD" and one of " T" and "HH:MM:SS"
+  constexpr std::size_t kWholeSeconds = 19;
+  if (timestamp.size() < kWholeSeconds || timestamp[4] != '-' || timestamp[7] != '-' ||
+      (timestamp[10] != ' ' && timestamp[10] != 'T') || timestamp[13] != ':' ||
+      timestamp[16] != ':') {
+    return std::nullopt;
+  }
+  const auto year = digits_of(timestamp.substr(0, 4), 1970, 2199);
+  const auto month = digits_of(timestamp.substr(5, 2), 1, 12);
+  const auto hour = digits_of(timestamp.substr(11, 2), 0, 23);
+  const auto minute = digits_of(timestamp.substr(14, 2), 0, 59);
+  std::string_view rest = timestamp.substr(17);
+  const auto ahead_minutes = take_offset_minutes(rest);
+  if (!year || !month || !hour || !minute || !ahead_minutes || rest.size() < 2) return std::nullopt;
+  if (!digits_of(rest.substr(0, 2), 0, 59) || (rest.size() > 2 && rest[2] != '.'))
+    return std::nullopt;
+  const auto day = digits_of(timestamp.substr(8, 2), 1, days_in(*year, *month));
+  const auto second_ns = scaled_decimal_of(rest, 9);
+  if (!day || !second_ns) return std::nullopt;
+
+  std::int64_t days = *day - 1;
+  for (std::int64_t y = 1970; y < *year; ++y) days += is_leap(y) ? 366 : 365;
+  for (std::int64_t m = 1; m < *month; ++m) days += days_in(*year, m);
+  const std::int64_t minutes = (days * 24 + *hour) * 60 + *minute - *ahead_minutes;
+  return minutes * 60'000'000'000 + *second_ns;
+}
+
+bool is_azure_header(std::string_view line) {
+  const auto names = split_cells(line);
+  return std::all_of(kColumns.begin(), kColumns.end(), [&](std::string_view column) {
+    return std::find(names.begin(), names.end(), column) != names.end();
+  });
+}
+
+Result<std::unique_ptr<TraceReader>> open_azure(const std::string& path,
+                                                const ImportOptions& options) {
+  LS_ASSIGN_OR_RETURN(auto lines, LineReader::open(path, options.shards));
+  auto reader = std::make_unique<AzureReader>(std::move(lines), options);
+  LS_RETURN_IF_ERROR(reader->read_header());
+  return reader;
+}
+
+namespace {
+
+constexpr std::array<std::string_view, 8> kBurstColumns = {
+    "Timestamp", "Request tokens", "Response tokens", "Total tokens",
+    "Model",     "Log Type",       "Session ID",      "Elapsed time"};
+enum BurstColumn : std::size_t { kBurstTime, kRequest, kResponse, kTotal };
+constexpr std::size_t kBurstRequired = 3;  // the first of them
+
+class BurstGptReader final : public ImportReader {
+ public:
+  BurstGptReader(LineReader&& lines, const ImportOptions& options)
+      : ImportReader(std::move(lines), options, "burstgpt") {}
+
+  Result<void> read_header() {
+    std::string_view line;
+    LS_RETURN_IF_ERROR(lines_.next(line));
+    const auto names = split_cells(line);
+    num_cells_ = names.size();
+    lines_.expect_header(line);
+    notes_.assumed.emplace_back("no ids in this format: no two prompts share a prefix");
+    for (std::size_t place = 0; place < names.size(); ++place) {
+      const auto* const column = std::ranges::find(kBurstColumns, names[place]);
+      if (column == kBurstColumns.end() && !carries_input(names[place])) {
+        ++notes_.skipped[std::string(names[place])];
+        continue;
+      }
+      if (column == kBurstColumns.end())
+        return refuse("header", names[place],
+                      fmt::format("one of {}", fmt::join(kBurstColumns, ", ")));
+      std::size_t& found = places_[static_cast<std::size_t>(column - kBurstColumns.begin())];
+      if (found != kNowhere) return refuse("header", names[place], "each column once");
+      found = place;
+    }
+    for (std::size_t column = 0; column < kBurstRequired; ++column)
+      if (places_[column] == kNowhere)
+        return refuse("header", line, fmt::format("a column {}", kBurstColumns[column]));
+    return {};
+  }
+
+ private:
+  tl::unexpected<Error> refuse(std::string_view field, std::string_view found,
+                               std::string_view expected) const {
+    return fail(fmt::format("{}:{}: field `{}`: found \"{}\"; expected {}", lines_.path(),
+                            lines_.number(), field, printable_excerpt(found), expected));
+  }
+
+  Result<std::int64_t> tokens(const std::vector<std::string_view>& cells, BurstColumn column,
+                              std::int64_t least) const {
+    const std::string_view cell = cells[places_[column]];
+    if (const auto found = digits_of(cell, least, kPromptTokensMax)) return *found;
+    return refuse(kBurstColumns[column], cell,
+                  fmt::format("an integer from {} to {}", least, kPromptTokensMax));
+  }
+
+  Result<ImportedRow> read_row(std::string_view line) override {
+    const auto cells = split_cells(line);
+    if (cells.size() != num_cells_) return refuse("row", line, fmt::format("{} cells", num_cells_));
+    const std::string_view time = cells[places_[kBurstTime]];
+    const auto t_ns = scaled_decimal_of(time, 9);
+    if (!t_ns || *t_ns < last_ns_)
+      return refuse(kBurstColumns[kBurstTime], time,
+                    "seconds, not before those of the row above, and not below 0");
+    last_ns_ = *t_ns;
+    const std::int64_t least = options_.zero_output == ZeroOutput::refuse ? 1 : 0;
+    LS_ASSIGN_OR_RETURN(const std::int64_t request, tokens(cells, kRequest, 1));
+    LS_ASSIGN_OR_RETURN(const std::int64_t response, tokens(cells, kResponse, least));
+    if (places_[kTotal] != kNowhere) {
+      LS_ASSIGN_OR_RETURN(const std::int64_t total, tokens(cells, kTotal, 1));
+      if (total != request + response)
+        return refuse(kBurstColumns[kTotal], cells[places_[kTotal]],
+                      fmt::format("{}, request and response", request + response));
+    }
+    return ImportedRow{.t_ns = *t_ns,
+                       .prompt = private_prompt(request, ordinal_),
+                       .output_length = static_cast<std::int32_t>(response)};
+  }
+
+  static constexpr std::size_t kNowhere = static_cast<std::size_t>(-1);
+  std::array<std::size_t, kBurstColumns.size()> places_ = [] {
+    std::array<std::size_t, kBurstColumns.size()> places;
+    places.fill(kNowhere);
+    return places;
+  }();
+  std::size_t num_cells_ = 0;
+  std::int64_t last_ns_ = 0;
+};
+
+}  // namespace
+
+bool is_burstgpt_header(std::string_view line) {
+  const auto names = split_cells(line);
+  return std::all_of(
+      kBurstColumns.begin(), kBurstColumns.begin() + kBurstRequired,
+      [&](std::string_view column) { return std::ranges::find(names, column) != names.end(); });
+}
+
+Result<std::unique_ptr<TraceReader>> open_burstgpt(const std::string& path,
+                                                   const ImportOptions& options) {
+  LS_ASSIGN_OR_RETURN(auto lines, LineReader::open(path, options.shards));
+  auto reader = std::make_unique<BurstGptReader>(std::move(lines), options);
+  LS_RETURN_IF_ERROR(reader->read_header());
+  return reader;
+}
+
+}  // namespace lockstep
