@@ -130,6 +130,8 @@ void fit_generator(const EngineHello& hello, GeneratorOptions& generator) {
   for (const DType dtype :
        {DType::bf16, DType::fp16, DType::fp32, DType::fp8_e4m3, DType::fp8_e5m2})
     if (takes(hello, fmt::format("dtype:{}", name_of(dtype)))) worker.dtypes.push_back(dtype);
+  for (const std::int64_t size : {320, 512, 576})
+    if (takes(hello, fmt::format("latent:{}", size))) worker.latent_sizes.push_back(size);
   generator.check = "fast";
   generator.device_modes = false;
 }

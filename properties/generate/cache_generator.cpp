@@ -51,6 +51,10 @@ KVCacheSpec draw_rows(Draw& draw, const EngineConfig& engine, CacheKind kind,
     scale_rows(choices, engine_profile(engine.engine).release->page_format == PageFormat::overlaid,
                spec);
   if (is_full_of_latents(kind)) spec.num_kv_heads = 1;
+  if (draw.options.worker && is_full_of_latents(kind)) {
+    const std::vector<std::int64_t>& sizes = draw.options.worker->latent_sizes;
+    if (!sizes.empty()) spec.head_size = sizes[choices.below(std::ssize(sizes))];
+  }
   if (is_sliding_window(kind)) spec.sliding_window = choices.between(1, 3 * block_size);
   if (is_chunked(kind)) spec.attention_chunk_size = block_size * choices.between(1, 3);
   return spec;
@@ -94,6 +98,19 @@ MambaCacheMode draw_mamba_mode(Draw& draw, const EngineConfig& engine) {
   if (!engine_profile(engine.engine).caches_states_in_mode_all || engine.num_spec_tokens > 0)
     return MambaCacheMode::align;
   return draw.choices.one_of({MambaCacheMode::align, MambaCacheMode::align, MambaCacheMode::all});
+}
+
+// How many blocks of attention a block of states spans. For an engine's own worker, whose columns of
+// states five public reports are about; hits then end inside the blocks of states. With the model's
+// decisions and without drafts only: others publish states under longer prefixes (findings, 17).
+std::int64_t draw_state_blocks(Draw& draw, EngineConfig& engine) {
+  if (!draw.options.worker || draw.options.any_release_connects || engine.num_spec_tokens > 0 ||
+      !draw.has(Feature::different_block_sizes) || engine.mamba_cache_mode != MambaCacheMode::align)
+    return 1;
+  const std::int64_t spanned = draw.choices.one_of<std::int64_t>({2, 4, 1});
+  if (spanned > 1 && engine_profile(engine.engine).hits_parts_of_blocks)
+    engine.prefix_match_unit = engine.block_size;
+  return spanned;
 }
 
 // A tensor of its own for every layer of the one group there is.
@@ -181,6 +198,7 @@ std::vector<KVCacheGroupSpec> draw_groups(Draw& draw, EngineConfig& engine) {
   // The states of a step's drafts pass one boundary of blocks at most.
   if (has_states) base = std::max<std::int64_t>(base, engine.num_spec_tokens + 1);
   engine.block_size = static_cast<std::int32_t>(base);
+  const std::int64_t of_states = base * draw_state_blocks(draw, engine);
   std::vector<KVCacheGroupSpec> groups;
   for (const CacheKind kind : kinds) {
     const bool other = !groups.empty() && draw.has(Feature::different_block_sizes);
@@ -191,7 +209,7 @@ std::vector<KVCacheGroupSpec> draw_groups(Draw& draw, EngineConfig& engine) {
     if (!is_state_kind(kind))
       group.spec = draw_rows(draw, engine, kind, block_size);
     else  // the worker keeps one place a request for all states: their specs are equal
-      group.spec = like != groups.end() ? like->spec : draw_states(draw, engine, base);
+      group.spec = like != groups.end() ? like->spec : draw_states(draw, engine, of_states);
     const std::int64_t layers = is_hidden_state(kind) ? 1 : choices.between(1, 2);
     for (std::int64_t i = 0; i < layers; ++i)
       group.layer_names.push_back(fmt::format("g{}.{}", groups.size(), i));
@@ -230,6 +248,8 @@ void draw_pool(Draw& draw, std::vector<KVCacheGroupSpec> groups, SavedCase& save
   std::int64_t spare = 0;
   if (!draw.has(Feature::two_block_pool))
     spare = draw.has(Feature::tight_pool) ? choices.below(need + 1) : need * choices.between(1, 4);
+  if (saved.engine.prefix_match_unit != 0)  // findings, 18: the pool is planned without them
+    spare += 2 * std::ssize(saved.cache.groups) + 1;
   saved.cache.num_blocks = 1 + need + spare;
   for (KVCacheTensor& tensor : saved.cache.tensors) tensor.size_bytes *= saved.cache.num_blocks;
   saved.kernel_block_sizes = kernel_blocks_of(saved);

@@ -145,18 +145,23 @@ void draw_states_as_served(Draw& draw, SavedCase& saved) {
       engine.mamba_cache_mode != MambaCacheMode::align)
     return;
   std::vector<KVCacheGroupSpec>& groups = saved.cache.groups;
+  // An engine's own worker exports no states with drafts or in blocks of several of attention's:
+  // docs/real_worker.md.
+  const bool exports =
+      draw.has(Feature::prefill_checkpoints) &&
+      (!draw.options.worker || (engine.num_spec_tokens == 0 && engine.prefix_match_unit == 0));
   std::int64_t num_states = 0;
   const std::int64_t alignment = draw.choices.one_of<std::int64_t>({1, 1, 16, 4});
   for (KVCacheGroupSpec& group : groups) {
     if (!is_state_kind(group.spec.kind)) continue;
     ++num_states;
-    if (!draw.has(Feature::prefill_checkpoints)) continue;
+    if (!exports) continue;
     group.spec.num_prefill_checkpoint_blocks = 1;
     group.spec.prefill_checkpoint_alignment = alignment;
   }
   if (num_states == 0) return;
-  std::int64_t spare = draw.has(Feature::prefill_checkpoints) ? num_states : 0;
-  if (draw.has(Feature::hits_inside_blocks) && groups.size() > 1) {
+  std::int64_t spare = exports ? num_states : 0;
+  if (draw.has(Feature::hits_inside_blocks) && groups.size() > 1 && engine.prefix_match_unit == 0) {
     engine.prefix_match_unit = engine.block_size / (engine.block_size % 2 == 0 ? 2 : 1);
     spare += 2 * num_states + 1;  // findings, 18: the pool is planned without them
   }

@@ -166,7 +166,17 @@ constexpr std::array kLast = {
 
 }  // namespace
 
-SavedCase generate_case(ChoiceSource& choices, const GeneratorOptions& options) {
+// What bugs of real workers needed together: half of a worker's cases have one of these.
+constexpr FeatureSet kRare[] = {
+    {},
+    {},
+    {Feature::full_attention, Feature::states, Feature::several_groups, Feature::prefix_caching,
+     Feature::shared_prefixes, Feature::different_block_sizes},
+    {Feature::tight_pool, Feature::bursts, Feature::no_full_isl_reserve, Feature::long_prompts}};
+
+SavedCase generate_case(ChoiceSource& choices, const GeneratorOptions& asked) {
+  GeneratorOptions options = asked;
+  if (options.worker) options.always.add(kRare[choices.below(std::ssize(kRare))]);
   SavedCase saved;
   saved.name = "generated";
   saved.backend = options.backend;
@@ -182,6 +192,12 @@ SavedCase generate_case(ChoiceSource& choices, const GeneratorOptions& options) 
   draw_features(choices, options, Feature::several_groups, static_cast<std::size_t>(kFirstOfRanks),
                 features);
   settle_kinds(features);
+  if (options.worker && features.has(Feature::mla)) {  // no model has both
+    constexpr FeatureSet kOthers = {Feature::full_attention, Feature::sliding_window,
+                                    Feature::chunked_local};
+    features.remove(choices.chance(50) ? kOthers : FeatureSet{Feature::mla});
+    settle_kinds(features);
+  }
   bool accepted = false;
   for (int attempt = 0; attempt < kAttempts && !accepted; ++attempt)
     accepted = draw_configuration(choices, options, features, saved);

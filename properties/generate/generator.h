@@ -152,9 +152,10 @@ struct GeneratorOptions {
   // `backend` is an engine's own worker. It takes blocks of every size, one order of pages and no
   // cuts into kernel blocks.
   struct Worker {
-    std::vector<DType> dtypes = {};  // of attention; empty: all
-    bool one_dtype = false;          // ... and all layers have the same
-    bool drafts_in_flight = false;   // drafts with asynchronous scheduling
+    std::vector<DType> dtypes = {};               // of attention; empty: all
+    std::vector<std::int64_t> latent_sizes = {};  // elements of a row of MLA; empty: all
+    bool one_dtype = false;                       // ... and all layers have the same
+    bool drafts_in_flight = false;                // drafts with asynchronous scheduling
   };
   std::string engine = {};       // a profile's name; empty: any
   FeatureSet always = {};        // switched on in every case

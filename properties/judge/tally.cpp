@@ -38,7 +38,7 @@ std::vector<std::string_view> Tally::missing() const {
     const bool can_be_seen = seen_with == SeenWith::backend       ? any_backend
                              : seen_with == SeenWith::device_mode ? any_device_mode
                              : seen_with == SeenWith::no_backend  ? !any_backend
-                                                                  : true;
+                                                                  : seen_with != SeenWith::worker;
     if (counts_[i] == 0 && can_be_seen) names.push_back(name);
   }
   return names;
@@ -384,7 +384,11 @@ void TallyCounter::count_scheduled(const RecordedStep& step) {
     request.first_computed = scheduled.computed;
     request.num_computed_tokens = scheduled.computed + scheduled.tokens;
     request.num_steps = scheduled.is_new ? 1 : request.num_steps + 1;
-    if (scheduled.is_new && scheduled.resumed) tally_.count(Reached::resume);
+    if (scheduled.is_new && scheduled.resumed) {
+      tally_.count(Reached::resume);
+      for (const KVCacheGroupSpec& group : saved_.cache.groups)
+        if (is_state_kind(group.spec.kind)) tally_.count(Reached::resumed_states);
+    }
     if (scheduled.is_new && !was_loaded) count_hit(step, scheduled);
     for (const KVCacheGroupSpec& group : saved_.cache.groups)
       if (is_ring(group.spec) && request.num_computed_tokens > group.spec.block_size)

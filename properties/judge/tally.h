@@ -69,6 +69,7 @@ namespace lockstep {
   X(context_parallel, anything)          \
   X(whole_cache, anything)               \
   X(several_rows, anything)              \
+  X(larger_states, worker)               \
   X(with_backend, backend)               \
   X(with_faults, anything)               \
   X(tensor_parallel, backend)            \
@@ -101,6 +102,7 @@ namespace lockstep {
   X(hit_compressed_rows, anything)       \
   X(hit_whole_cache, anything)           \
   X(hit_several_rows, anything)          \
+  X(hit_larger_states, worker)           \
   X(replayed_window, anything)           \
   X(ring_gone_round, anything)           \
   X(encoder_computed, anything)          \
@@ -114,6 +116,7 @@ namespace lockstep {
   X(preempted_before_others, anything)   \
   X(resume, anything)                    \
   X(resume_with_hit, anything)           \
+  X(resumed_states, worker)              \
   X(accepted_draft, anything)            \
   X(rejected_draft, anything)            \
   X(placeholder_draft, anything)         \
@@ -180,6 +183,7 @@ enum class SeenWith : std::uint8_t {
   device_mode,  // with a backend, in a run that draws captured graphs and real numbers
   connector,    // a KV connector
   no_backend,   // a load that fails with a step in flight: no backend supports that
+  worker,       // an engine's own worker, in runs too short to see every class
 };
 
 enum class Reached : std::uint8_t {
@@ -216,6 +220,12 @@ inline constexpr FurtherClass kFurtherClasses[] = {
        return has_several_rows(spec.tokens_per_state);
      },
      [](const EngineProfile& profile) { return overlays_groups(*profile.release); }},
+    {Reached::larger_states, Reached::hit_larger_states,
+     [](const EngineConfig& engine, const KVCacheSpec& spec) {
+       return is_state_kind(spec.kind) && spec.mamba_cache_mode == MambaCacheMode::align &&
+              spec.block_size > engine.block_size;
+     },
+     [](const EngineProfile&) { return false; }},
 };
 
 constexpr std::string_view name_of(Reached reached) {

@@ -131,11 +131,19 @@ def _check_kernels(arguments: argparse.Namespace) -> None:
 
     worker_device.take_the_place_of_cuda("v2")
     logging.disable(logging.WARNING)  # vLLM warns of slow kernels
-    from lockstep_engines.kernels import attention, check, copies, recurrences, rows, tables
+    from lockstep_engines.kernels import (
+        attention,
+        check,
+        copies,
+        offload,
+        recurrences,
+        rows,
+        tables,
+    )
     from lockstep_engines.vllm.engine import VERSION
     from lockstep_recorder.releases import version_key
 
-    modules = (rows, tables, copies, attention, recurrences)
+    modules = (rows, tables, copies, offload, attention, recurrences)
     checks = [one for module in modules for one in module.CHECKS]
     if arguments.only is not None:
         checks = [one for one in checks if arguments.only in one.name]

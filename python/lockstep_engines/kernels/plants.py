@@ -7,6 +7,7 @@ from lockstep_engines.worker.plant import plant_of
 
 _OPS = "vllm.v1.attention.ops"
 _HELPERS = f"{_OPS}.triton_attention_helpers"
+_OFFLOAD = "vllm.v1.kv_offload.cpu.gpu_worker"
 _MAMBA = "vllm.model_executor.layers.mamba.ops"
 _FLA = "vllm.third_party.flash_linear_attention.ops"
 _COPIES = "vllm.v1.worker.mamba_utils"
@@ -223,6 +224,34 @@ PLANTS_OF_KERNELS = (
         "words = tl.load(sizes + job) // 8",
         "words = tl.load(sizes + job) // 8 - 1",
     ),
+    plant_of(
+        "both",
+        "chunk-from-its-first-block",
+        "kernels",
+        "A transfer that begins inside a chunk of the host begins at its first block.",
+        _OFFLOAD,
+        "    output[:] = flat[skip_count : skip_count + num_sub_blocks]",
+        "    output[:] = flat[:num_sub_blocks]",
+    ),
+    plant_of(
+        "both",
+        "chunk-of-another-first-block",
+        "kernels",
+        "Where a transfer begins in a chunk is counted from the first group's blocks.",
+        _OFFLOAD,
+        "            dst_logical_blocks_to_skip = block_idx % self.dst_blocks_per_chunk\n",
+        "            dst_logical_blocks_to_skip = block_indices[0] % self.dst_blocks_per_chunk\n",
+    ),
+    plant_of(
+        "both",
+        "pages-of-first-layer-offloaded",
+        "kernels",
+        "All layers of a group transfer as many bytes as the first.",
+        _OFFLOAD,
+        "            all_sizes[op_idx:end_idx] = data_ref.page_size_bytes\n",
+        "            all_sizes[op_idx:end_idx] = "
+        "self.layer_refs_per_group[g_idx][0].page_size_bytes\n",
+    ),
 )
 
 FINDERS = {
@@ -249,4 +278,7 @@ FINDERS = {
     "block-of-next-token": "blocks of states",
     "new-state-not-cleared": "gather and scatter of states",
     "last-word-not-offloaded": "offload: pages between memories",
+    "chunk-from-its-first-block": "offload: chunks of several blocks",
+    "chunk-of-another-first-block": "offload: chunks of several blocks",
+    "pages-of-first-layer-offloaded": "offload: chunks of several blocks",
 }

@@ -83,7 +83,8 @@ class Worker:
         drafts = self._is_v2 or importlib.util.find_spec("numba")
         types = [f"dtype:{name}" for name in worker_case.DTYPES]
         drafted = ["drafts", "drafts_in_flight"] if drafts else []
-        return ["async_scheduling", *drafted, *types]
+        latents = [f"latent:{size}" for size in worker_case.latent_sizes()]
+        return ["async_scheduling", *drafted, *types, *latents]
 
     # A case.
 
@@ -98,7 +99,7 @@ class Worker:
         layers = worker_case.plan_layers(groups, self._options.states)
         worker_model.Plan.layers = layers
         selector._cached_get_attn_backend.cache_clear()
-        type(current_platform).attention_backend = worker_case.backend_of(layers)
+        type(current_platform).attention_backends = worker_case.backends_of(layers)
         with scratch.folder() as folder:
             worker_case.describe_model(worker_case.model_config(layers), folder)
             vllm_config = configuration.make_config(case, folder, self._is_v2)

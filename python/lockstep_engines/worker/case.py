@@ -49,6 +49,11 @@ class SmallBlocksMlaBackend(triton_mla.TritonMLABackend):
     supports_block_size = SmallBlocksBackend.supports_block_size
 
 
+def latent_sizes() -> list[int]:
+    """Elements of a row of MLA that vLLM's backends take."""
+    return mla_attention.MLACommonBackend.get_supported_head_sizes()
+
+
 def specs_of(group: dict[str, Any]) -> list[dict[str, Any]]:
     return group.get("layer_specs") or [group["spec"]] * len(group["layers"])
 
@@ -61,7 +66,7 @@ def refuse(case: dict[str, Any], is_v2: bool) -> None:
             _refuse_spec(spec)
     kinds = {spec["type"] for group in case["groups"] for spec in specs_of(group)}
     if "mla" in kinds and kinds & {"full", "sliding_window", "chunked_local"}:
-        raise Refused("MLA with attention of other kinds: one backend of attention is driven")
+        raise Refused("MLA with attention of other kinds: vLLM has no model with both")
     for option in ("dcp", "pcp"):
         if config.get(option, 1) != 1:
             raise Refused(f"{option} {config[option]}: ranks of a worker are not driven")
@@ -79,15 +84,12 @@ def _refuse_spec(spec: dict[str, Any]) -> None:
     for dtype in spec.get("dtypes") or [spec["dtype"]]:
         if dtype not in DTYPES:
             raise Refused(f"caches of {dtype}: the worker is driven with {[*DTYPES]}")
-    sizes_of_mla = mla_attention.MLACommonBackend.get_supported_head_sizes()
-    if spec["type"] == "mla" and spec["head_size"] not in sizes_of_mla:
-        raise Refused(f"MLA with heads of {spec['head_size']}: vLLM takes {sizes_of_mla}")
+    if spec["type"] == "mla" and spec["head_size"] not in latent_sizes():
+        raise Refused(f"MLA with heads of {spec['head_size']}: vLLM takes {latent_sizes()}")
     if spec["type"] != "mamba":
         return
     if spec.get("mamba_cache_mode", "none") not in ("none", "align"):
         raise Refused(f"states in cache mode {spec['mamba_cache_mode']}: none and align are driven")
-    if spec.get("num_prefill_checkpoint_blocks"):
-        raise Refused("states that prefills export: their checkpoints are not driven")
     sizes = [
         math.prod(shape) * worker_layers.TORCH_DTYPES[dtype].itemsize
         for shape, dtype in zip(spec["shapes"], spec["dtypes"], strict=True)
@@ -97,11 +99,12 @@ def _refuse_spec(spec: dict[str, Any]) -> None:
 
 
 def model_config(layers: list[Layer]) -> dict[str, Any]:
-    """What vLLM reads of a model before it makes one: of the first layer with rows, or of a model
-    that has states alone, anything."""
+    """What vLLM reads of a model before it makes one: of MLA, else of the first layer with rows, or
+    of a model that has states alone, anything."""
     rows = [layer.spec for layer in layers if layer.spec["type"] not in ("mamba", "hidden_state")]
     any_row = {"num_kv_heads": 1, "head_size": 16, "dtype": "bf16"}
-    first: dict[str, Any] = rows[0] if rows else any_row
+    mla = [spec for spec in rows if spec["type"] == "mla"]
+    first: dict[str, Any] = (mla or rows or [any_row])[0]
     keeps_states = any(layer.state_type for layer in layers)
     head_dim = first["head_size"] + first["head_size"] % 2  # nothing here rotates, but it must fit
     config = {
@@ -142,8 +145,12 @@ def describe_model(config: dict[str, Any], folder: str) -> None:
 
 
 def state_type_of(spec: dict[str, Any], chosen: str) -> str:
-    """Of a spec that keeps states; `chosen`: by the option of the worker."""
-    return chosen or ("short_conv" if len(spec["shapes"]) == 1 else "mamba2")
+    """Of a spec that keeps states; `chosen`: by the option of the worker. Short convolutions export
+    no states in prefills."""
+    exports = bool(spec.get("num_prefill_checkpoint_blocks"))
+    if chosen == "short_conv" and exports:
+        raise Refused("states that prefills export: short convolutions of vLLM export none")
+    return chosen or ("short_conv" if len(spec["shapes"]) == 1 and not exports else "mamba2")
 
 
 def plan_layers(groups: list[dict[str, Any]], chosen: str) -> list[Layer]:
@@ -155,11 +162,12 @@ def plan_layers(groups: list[dict[str, Any]], chosen: str) -> list[Layer]:
     return layers
 
 
-def backend_of(layers: list[Layer]) -> str:
-    """Triton's; of blocks that its kernels do not take, with that limit lifted."""
+def backends_of(layers: list[Layer]) -> tuple[str, str]:
+    """Of attention and of MLA: Triton's; of blocks that its kernels do not take, with that limit
+    lifted."""
     rows = [layer.spec for layer in layers if not layer.state_type]
-    is_mla = any(spec["type"] == "mla" for spec in rows)
-    backend: Any = triton_mla.TritonMLABackend if is_mla else triton_attn.TritonAttentionBackend
+    backends: tuple[Any, Any] = (triton_attn.TritonAttentionBackend, triton_mla.TritonMLABackend)
     if any(spec["block_size"] % 16 for spec in rows):
-        backend = SmallBlocksMlaBackend if is_mla else SmallBlocksBackend
-    return f"{backend.__module__}.{backend.__qualname__}"
+        backends = (SmallBlocksBackend, SmallBlocksMlaBackend)
+    first, second = (f"{backend.__module__}.{backend.__qualname__}" for backend in backends)
+    return first, second

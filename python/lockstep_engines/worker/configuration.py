@@ -54,6 +54,7 @@ def make_config(case: dict[str, Any], folder: str, is_v2: bool) -> Any:
         made = arguments.create_engine_config()
         for spec in states:
             _set_states(spec, made.cache_config)
+        _set_hashes(config, made)
         return made
     except Exception as error:
         lines = [line.strip() for line in str(error).splitlines()] or [type(error).__name__]
@@ -78,6 +79,20 @@ def _set_states(spec: dict[str, Any], cache_config: Any) -> None:
         raise Refused(f"states in cache mode {asked}: vLLM's configuration makes it {mode}")
     cache_config.mamba_block_size = spec["block_size"]
     cache_config.mamba_page_size_padded = spec.get("page_size_padded")
+
+
+def _set_hashes(config: dict[str, Any], made: Any) -> None:
+    """Sets what a prefill's export follows from: the unit of hashes, and whether the speculator of
+    the case, in whose place any other runs, drops the last block."""
+    if config.get("prefix_match_unit"):
+        made.cache_config.prefix_match_unit = config["prefix_match_unit"]
+    drafts = made.speculative_config
+    if drafts is None:
+        return
+    drops = config.get("spec_method") == "eagle"
+    object.__setattr__(drafts, "use_eagle_block_drop", lambda: drops)
+    if hasattr(drafts, "disable_lookahead_block_hashes"):
+        drafts.disable_lookahead_block_hashes = config.get("num_hash_lookahead_tokens", -1) == 0
 
 
 def make_groups(case: dict[str, Any], state_type: str) -> list[Any]:

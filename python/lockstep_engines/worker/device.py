@@ -105,8 +105,8 @@ def _make_platform(torch: Any) -> Any:
         dist_backend = "gloo"
         simple_compile_backend = "eager"
         supported_quantization: list[str] = []
-        # Of the current case.
-        attention_backend = "vllm.v1.attention.backends.triton_attn.TritonAttentionBackend"
+        # Of the current case: attention, and MLA.
+        attention_backends = ("vllm.v1.attention.backends.triton_attn.TritonAttentionBackend", "")
 
         worker_class = "vllm.v1.worker.gpu_worker.Worker"
         supported_dtypes = [torch.bfloat16, torch.float16, torch.float32]
@@ -169,8 +169,9 @@ def _make_platform(torch: Any) -> Any:
         def check_runner_kv_caches_multi_layer(cls) -> None: ...
 
         @classmethod
-        def get_attn_backend_cls(cls, selected: Any, *_: Any, **__: Any) -> str:
-            return cls.attention_backend if selected is None else selected.get_path()
+        def get_attn_backend_cls(cls, selected: Any, attn_selector_config: Any, **_: Any) -> str:
+            own = cls.attention_backends[bool(attn_selector_config.use_mla)]
+            return own if selected is None else selected.get_path()
 
         @classmethod
         def check_and_update_config(cls, vllm_config: Any) -> None:

@@ -294,8 +294,31 @@ def _rows_of(starts: torch.Tensor) -> Iterator[tuple[int, int, int]]:
             yield row, bounds[row], bounds[row + 1]
 
 
-def _last(count: int, block: int) -> list[int | None]:
-    return [None] * (count - 1) + [block]
+def _last(count: int, block: int, exported: tuple[int, int] | None = None) -> list[int | None]:
+    """The state after the last token is kept, and the one that a prefill exports on its way."""
+    targets: list[int | None] = [None] * (count - 1) + [block]
+    if exported:
+        offset, target = exported
+        if not 0 < offset < count:
+            raise EngineFault(f"a prefill of {count} tokens exports its state after {offset}")
+        targets[offset - 1] = target
+    return targets
+
+
+def exported_of(checkpoint: Any, row: int) -> tuple[int, int] | None:
+    """Of a row of a layer's checkpoints: after how many tokens, and to which block."""
+    if checkpoint is None:
+        return None
+    offset, block = int(checkpoint.checkpoint_offsets[row]), int(checkpoint.state_indices[row])
+    return (offset, block) if offset > 0 and block != _NULL_BLOCK else None
+
+
+def checkpoint_of(metadata: Any) -> tuple[Any, int]:
+    """The states that prefills of a step export, and the row of the first prefill among them:
+    Mamba2 has rows of prefills only, other layers of all requests without drafts."""
+    if hasattr(metadata, "checkpoint_meta"):
+        return metadata.checkpoint_meta, 0
+    return getattr(metadata, "checkpoint", None), metadata.num_decodes
 
 
 def _source(blocks: list[int], accepted: int) -> int:
@@ -323,10 +346,12 @@ def _chains_of_mamba(metadata: Any) -> Iterator[Chain]:
     if metadata.num_prefills > 0:
         blocks = metadata.state_indices_tensor_p.flatten().tolist()
         continues = metadata.has_initial_states_p.tolist()
+        checkpoint, first_row = checkpoint_of(metadata)
         for row, first, end in _rows_of(metadata.query_start_loc_p[: metadata.num_prefills + 1]):
             tokens = range(metadata.num_decode_tokens + first, metadata.num_decode_tokens + end)
             source = blocks[row] if continues[row] else None
-            yield Chain(tokens, source, _last(end - first, blocks[row]))
+            exported = exported_of(checkpoint, first_row + row)
+            yield Chain(tokens, source, _last(end - first, blocks[row], exported))
 
 
 def _chains_of_gdn(metadata: Any) -> Iterator[Chain]:
@@ -353,7 +378,8 @@ def _chains_of_gdn(metadata: Any) -> Iterator[Chain]:
         if has_drafts:
             tokens = metadata.non_spec_token_indx[first:end].tolist()
         source = blocks[row] if continues[row] else None
-        yield Chain(tokens, source, _last(end - first, blocks[row]))
+        exported = exported_of(getattr(metadata, "checkpoint", None), row)
+        yield Chain(tokens, source, _last(end - first, blocks[row], exported))
 
 
 class _StateModule(nn.Module, MambaBase):

@@ -60,7 +60,19 @@ def plan(worker: Any, vllm_config: Any, groups: list[Any], num_blocks: int) -> A
     made = get_kv_cache_config_from_groups(vllm_config, groups, 1 << 40)
     if made.num_blocks != num_blocks:
         raise Refused(f"vLLM plans {made.num_blocks} blocks instead of {num_blocks}")
+    specs = [spec for group in groups for spec in _specs_in(group)]
+    if any(getattr(spec, "num_prefill_checkpoint_blocks", 0) for spec in specs):
+        _set_hash_sizes(vllm_config, made)
     return made
+
+
+def _set_hash_sizes(vllm_config: Any, made: Any) -> None:
+    """As vLLM's engine core sets them: prefills export states where hits can begin."""
+    sizes = kv_cache_utils.resolve_kv_cache_block_sizes(made, vllm_config)
+    made.hash_block_size = sizes[1]
+    made.cache_hit_alignment_tokens = kv_cache_utils.resolve_cache_hit_alignment_tokens(
+        made, vllm_config, *sizes
+    )
 
 
 def _specs_in(group: Any) -> list[Any]:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from lockstep_engines.worker.expected import Row
-from lockstep_engines.worker.layers import ModelLayer
+from lockstep_engines.worker.layers import ModelLayer, checkpoint_of
 
 PAD_SLOT_ID = -1
 NULL_BLOCK_ID = 0
@@ -45,7 +45,8 @@ class _Group:
         for row in rows:
             self.starts.append(self.starts[-1] + row.num_tokens)
         self.lengths = [row.end for row in rows]
-        self.nulls = nulls and spec["type"] == "sliding_window"
+        # vLLM's tables treat a window of one token as full attention.
+        self.nulls = nulls and spec.get("sliding_window", 1) > 1
 
     def table(self, row: Row) -> list[int]:
         """Runner V2 replaces blocks that no token of the step can see by the null block."""
@@ -333,10 +334,16 @@ def _of_gated_delta(group: _Group, made: Any) -> Iterator[str]:
 def _chunks_differ(made: Any, prefills: list[Row]) -> Iterator[str]:
     """Mamba2 scans a prefill in pieces that end where positions are multiples of its chunk."""
     ends, rows, last = [0], [], []
+    checkpoint, first_row = checkpoint_of(made)
     for i, row in enumerate(prefills):
+        exported = int(checkpoint.checkpoint_offsets[first_row + i]) if checkpoint else 0
+        cut = row.first + exported if exported else row.end
         position = row.first
         while position < row.end:
+            # A prefill that exports its state ends a piece there.
             end = min(row.end, (position // made.chunk_size + 1) * made.chunk_size)
+            if position < cut:
+                end = min(end, cut)
             ends.append(ends[-1] + end - position)
             rows.append(i)
             position = end

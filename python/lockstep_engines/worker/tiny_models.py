@@ -70,7 +70,7 @@ class _Engine:
 
     def __init__(self, model: TinyModel, is_v2: bool, reset_at: int = -1, **options: Any) -> None:
         type(current_platform).worker_class = f"{__name__}.{ModelWorker.__name__}"
-        type(current_platform).attention_backend = worker_case.TRITON_BACKEND
+        type(current_platform).attention_backends = (worker_case.TRITON_BACKEND, "")
         with scratch.folder() as folder:
             worker_case.describe_model(model.config, folder)
             arguments = EngineArgs(
