@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "tests/cli/command.h"
-#include "traces/models/data_dir.h"
+#include "traces/models/model_file.h"
 
 namespace lockstep::tests {
 namespace {

@@ -19,7 +19,9 @@ SimulatedCuda::SimulatedCuda(const SimulatedCudaOptions& asked)
       options(asked),
       random_(asked.seed + 1) {
   LS_CHECK(the_current == nullptr, "two simulated CUDA runtimes at once");
-  simt::ExecutorOptions executor{.mode = simt::Mode::fast, .seed = asked.seed};
+  simt::ExecutorOptions executor;
+  executor.mode = simt::Mode::fast;
+  executor.seed = asked.seed;
   executor.arena_bytes =
       executor.least_arena_bytes;  // it runs kernels and holds none of the memory
   auto made = simt::Executor::create(executor);
