@@ -100,9 +100,10 @@ MambaCacheMode draw_mamba_mode(Draw& draw, const EngineConfig& engine) {
   return draw.choices.one_of({MambaCacheMode::align, MambaCacheMode::align, MambaCacheMode::all});
 }
 
-// How many blocks of attention a block of states spans. For an engine's own worker, whose columns of
-// states five public reports are about; hits then end inside the blocks of states. With the model's
-// decisions and without drafts only: others publish states under longer prefixes (findings, 17).
+// How many blocks of attention a block of states spans, for an engine's own worker: five public
+// reports are about its columns of states. Hits then end inside the blocks of states. With the
+// model's decisions and without drafts only: others publish states under longer prefixes
+// (findings, 17).
 std::int64_t draw_state_blocks(Draw& draw, EngineConfig& engine) {
   if (!draw.options.worker || draw.options.any_release_connects || engine.num_spec_tokens > 0 ||
       !draw.has(Feature::different_block_sizes) || engine.mamba_cache_mode != MambaCacheMode::align)
