@@ -120,8 +120,8 @@ std::optional<ConformMismatch> ConformRun::compare_header(const RecordingHeader&
     return header_mismatch("scheduler_block_size", header.scheduler_block_size,
                            scheduler.scheduler_block_size());
   // Without prefix caching only a connector's own store reads hashes; the model has none.
-  if (header.options.config.enable_prefix_caching &&
-      header.hash_block_size != scheduler.hash_block_size())
+  const bool has_hashes = header.options.config.enable_prefix_caching || !header.connector;
+  if (has_hashes && header.hash_block_size != scheduler.hash_block_size())
     return header_mismatch("hash_block_size", header.hash_block_size, scheduler.hash_block_size());
   return std::nullopt;
 }
