@@ -288,7 +288,7 @@ class CommandTest(unittest.TestCase):
         both = ("--decisions", self.engine, "--backend", self.engine)
         out = self.lockstep("fuzz", *both, "--runs", "6")
         self.assertRegex(out, r"cache +vllm-.*runner v1")
-        self.assertRegex(out, r"[4-6] agreed, \d refused, 0 of known findings, 0 failed")
+        self.assertRegex(out, r"[4-6] agreed, \d refused, \d of known findings, 0 failed")
 
     def test_what_it_did_is_audited_without_it(self) -> None:
         with tempfile.TemporaryDirectory() as facts:
