@@ -63,8 +63,8 @@ std::vector<std::string> words_of(const std::string& command) {
   return all;
 }
 
-// They need an engine, torch, a compiled plugin, or recordings of the reader's own. Tests of engines
-// and tests/cli/plugin_test.cpp run them.
+// They need an engine, torch, a compiled plugin, or recordings of the reader's own. Tests of
+// engines and tests/cli/plugin_test.cpp run them.
 bool needs_more(const Transcript& transcript) {
   for (const char* part :
        {"lockstep_engines", "bug.so", "torch_kernels", "audit recordings", "explain found"})
