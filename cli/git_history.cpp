@@ -106,12 +106,11 @@ TemporaryExports::~TemporaryExports() {
 
 Result<std::string> TemporaryExports::put(const std::string& repository, const Commit& commit) {
   const std::string folder = path("commit");
-  LS_ASSIGN_OR_RETURN(const auto git_folder,
-                      lines_of(git(repository, "rev-parse --absolute-git-dir")));
   const std::string in_folder = fmt::format(
-      "mkdir -p {0} && cd {0} && export GIT_INDEX_FILE={1} && "
-      "here() {{ git --git-dir={2} --work-tree=. \"$@\"; }} && ",
-      shell_word(folder), shell_word(path("index")), shell_word(git_folder.front()));
+      "of=$({2}) && mkdir -p {0} && cd {0} && export GIT_INDEX_FILE={1} && "
+      "here() {{ git --git-dir=\"$of\" --work-tree=. \"$@\"; }} && ",
+      shell_word(folder), shell_word(path("index")),
+      git(repository, "rev-parse --absolute-git-dir"));
   // Python takes a compiled module for current by the second and the size of its source: the files
   // that differ get a second of their own.
   const std::string changed = exported_.empty()

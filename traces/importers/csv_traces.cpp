@@ -46,18 +46,52 @@ std::optional<std::int64_t> take_offset_minutes(std::string_view& time) {
   return behind ? -ahead : ahead;
 }
 
-class AzureReader final : public ImportReader {
+// A table whose first line names its columns, a request in each line, in order of time.
+class TableReader : public ImportReader {
  public:
-  AzureReader(LineReader&& lines, const ImportOptions& options)
-      : ImportReader(std::move(lines), options, "azure") {}
+  using ImportReader::ImportReader;
 
-  Result<void> read_header() {
-    std::string_view line;
+ protected:
+  // The names of the columns, from the first line.
+  Result<std::vector<std::string_view>> read_names(std::string_view& line) {
     LS_RETURN_IF_ERROR(lines_.next(line));
-    const auto names = split_cells(line);
+    auto names = split_cells(line);
     num_cells_ = names.size();
     lines_.expect_header(line);
     notes_.assumed.emplace_back("no ids in this format: no two prompts share a prefix");
+    return names;
+  }
+  Result<std::vector<std::string_view>> cells_of(std::string_view line) const {
+    auto cells = split_cells(line);
+    if (cells.size() != num_cells_) return refuse("row", line, fmt::format("{} cells", num_cells_));
+    return cells;
+  }
+  tl::unexpected<Error> refuse(std::string_view field, std::string_view found,
+                               std::string_view expected) const {
+    return fail(fmt::format("{}:{}: field `{}`: found \"{}\"; expected {}", lines_.path(),
+                            lines_.number(), field, printable_excerpt(found), expected));
+  }
+
+  Result<std::int64_t> tokens_of(std::string_view field, std::string_view cell,
+                                 std::int64_t least) const {
+    if (const auto found = digits_of(cell, least, kPromptTokensMax)) return *found;
+    return refuse(field, cell, fmt::format("an integer from {} to {}", least, kPromptTokensMax));
+  }
+
+  std::int64_t last_ns_ = 0;
+
+ private:
+  std::size_t num_cells_ = 0;
+};
+
+class AzureReader final : public TableReader {
+ public:
+  AzureReader(LineReader&& lines, const ImportOptions& options)
+      : TableReader(std::move(lines), options, "azure") {}
+
+  Result<void> read_header() {
+    std::string_view line;
+    LS_ASSIGN_OR_RETURN(const auto names, read_names(line));
     for (std::size_t column = 0; column < kColumns.size(); ++column) {
       const auto found = std::find(names.begin(), names.end(), kColumns[column]);
       if (found == names.end())
@@ -79,15 +113,8 @@ class AzureReader final : public ImportReader {
   }
 
  private:
-  tl::unexpected<Error> refuse(std::string_view field, std::string_view found,
-                               std::string_view expected) const {
-    return fail(fmt::format("{}:{}: field `{}`: found \"{}\"; expected {}", lines_.path(),
-                            lines_.number(), field, printable_excerpt(found), expected));
-  }
-
   Result<ImportedRow> read_row(std::string_view line) override {
-    const auto cells = split_cells(line);
-    if (cells.size() != num_cells_) return refuse("row", line, fmt::format("{} cells", num_cells_));
+    LS_ASSIGN_OR_RETURN(const auto cells, cells_of(line));
     const auto cell = [&](Column column) { return cells[places_[column]]; };
     const auto time = utc_ns_of(cell(kTimestamp));
     if (!time)
@@ -98,26 +125,18 @@ class AzureReader final : public ImportReader {
       return refuse(kColumns[kTimestamp], cell(kTimestamp),
                     "a time not before that of the row above");
     last_ns_ = *time;
-    const auto context = digits_of(cell(kContextTokens), 1, kPromptTokensMax);
-    if (!context) {
-      return refuse(kColumns[kContextTokens], cell(kContextTokens),
-                    fmt::format("an integer from 1 to {}", kPromptTokensMax));
-    }
+    LS_ASSIGN_OR_RETURN(const std::int64_t context,
+                        tokens_of(kColumns[kContextTokens], cell(kContextTokens), 1));
     const std::int64_t least = options_.zero_output == ZeroOutput::refuse ? 1 : 0;
-    const auto generated = digits_of(cell(kGeneratedTokens), least, kPromptTokensMax);
-    if (!generated) {
-      return refuse(kColumns[kGeneratedTokens], cell(kGeneratedTokens),
-                    fmt::format("an integer from {} to {}", least, kPromptTokensMax));
-    }
+    LS_ASSIGN_OR_RETURN(const std::int64_t generated,
+                        tokens_of(kColumns[kGeneratedTokens], cell(kGeneratedTokens), least));
     return ImportedRow{.t_ns = *time - first_ns_,
-                       .prompt = private_prompt(*context, ordinal_),
-                       .output_length = static_cast<std::int32_t>(*generated)};
+                       .prompt = private_prompt(context, ordinal_),
+                       .output_length = static_cast<std::int32_t>(generated)};
   }
 
   std::array<std::size_t, kColumns.size()> places_ = {};  // of kColumns in a row
-  std::size_t num_cells_ = 0;
   std::int64_t first_ns_ = 0;
-  std::int64_t last_ns_ = 0;
 };
 
 }  // namespace
@@ -173,18 +192,14 @@ constexpr std::array<std::string_view, 8> kBurstColumns = {
 enum BurstColumn : std::size_t { kBurstTime, kRequest, kResponse, kTotal };
 constexpr std::size_t kBurstRequired = 3;  // the first of them
 
-class BurstGptReader final : public ImportReader {
+class BurstGptReader final : public TableReader {
  public:
   BurstGptReader(LineReader&& lines, const ImportOptions& options)
-      : ImportReader(std::move(lines), options, "burstgpt") {}
+      : TableReader(std::move(lines), options, "burstgpt") {}
 
   Result<void> read_header() {
     std::string_view line;
-    LS_RETURN_IF_ERROR(lines_.next(line));
-    const auto names = split_cells(line);
-    num_cells_ = names.size();
-    lines_.expect_header(line);
-    notes_.assumed.emplace_back("no ids in this format: no two prompts share a prefix");
+    LS_ASSIGN_OR_RETURN(const auto names, read_names(line));
     for (std::size_t place = 0; place < names.size(); ++place) {
       const auto* const column = std::ranges::find(kBurstColumns, names[place]);
       if (column == kBurstColumns.end() && !carries_input(names[place])) {
@@ -205,23 +220,13 @@ class BurstGptReader final : public ImportReader {
   }
 
  private:
-  tl::unexpected<Error> refuse(std::string_view field, std::string_view found,
-                               std::string_view expected) const {
-    return fail(fmt::format("{}:{}: field `{}`: found \"{}\"; expected {}", lines_.path(),
-                            lines_.number(), field, printable_excerpt(found), expected));
-  }
-
   Result<std::int64_t> tokens(const std::vector<std::string_view>& cells, BurstColumn column,
                               std::int64_t least) const {
-    const std::string_view cell = cells[places_[column]];
-    if (const auto found = digits_of(cell, least, kPromptTokensMax)) return *found;
-    return refuse(kBurstColumns[column], cell,
-                  fmt::format("an integer from {} to {}", least, kPromptTokensMax));
+    return tokens_of(kBurstColumns[column], cells[places_[column]], least);
   }
 
   Result<ImportedRow> read_row(std::string_view line) override {
-    const auto cells = split_cells(line);
-    if (cells.size() != num_cells_) return refuse("row", line, fmt::format("{} cells", num_cells_));
+    LS_ASSIGN_OR_RETURN(const auto cells, cells_of(line));
     const std::string_view time = cells[places_[kBurstTime]];
     const auto t_ns = scaled_decimal_of(time, 9);
     if (!t_ns || *t_ns < last_ns_)
@@ -248,8 +253,6 @@ class BurstGptReader final : public ImportReader {
     places.fill(kNowhere);
     return places;
   }();
-  std::size_t num_cells_ = 0;
-  std::int64_t last_ns_ = 0;
 };
 
 }  // namespace
