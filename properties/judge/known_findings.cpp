@@ -356,6 +356,7 @@ constexpr KnownFinding kWorkerFindings[] = {
     {28, "a padded hidden state goes to the last block", nullptr, {}, nullptr},
     {48, "a step without drafts continues from an earlier state", nullptr, {}, nullptr},
     {49, "a prompt of one token continues a recycled state", nullptr, {}, nullptr},
+    {50, "MLA reads rejected drafts as context", nullptr, {}, nullptr},
 };
 
 bool gets_past(const Outcome& failure, const Outcome& without) {
