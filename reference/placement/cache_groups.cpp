@@ -177,7 +177,7 @@ Result<void> add_hidden_groups(const LayerSpecs& hidden, std::vector<KVCacheGrou
 }
 
 Result<std::vector<KVCacheGroupSpec>> group_layers(LayerSpecs& specs, CacheLayout order,
-                                              const PlacementOptions& options) {
+                                                   const PlacementOptions& options) {
   if (options.disable_hybrid) LS_RETURN_IF_ERROR(promote_all(specs));
   if (specs.empty()) return std::vector<KVCacheGroupSpec>{};
   if (options.host_pages && any_type(specs, is_mla)) return host_page_groups(specs, order, options);
@@ -194,8 +194,7 @@ Result<std::vector<KVCacheGroupSpec>> group_layers(LayerSpecs& specs, CacheLayou
   }
   if (is_block_outermost(order) && pages.size() > 1) {
     LS_ASSIGN_OR_RETURN(std::vector<KVCacheGroupSpec> groups, packed_groups(others));
-    for (const NamedSpec& layer : hidden)
-      groups.push_back(one_spec_group({layer}, layer.spec));
+    for (const NamedSpec& layer : hidden) groups.push_back(one_spec_group({layer}, layer.spec));
     return groups;
   }
   bool is_final = false;
@@ -323,7 +322,7 @@ Result<std::vector<KVCacheGroupSpec>> packed_groups(const LayerSpecs& specs) {
 }
 
 Result<std::vector<KVCacheGroupSpec>> cache_groups(LayerSpecs specs, CacheLayout order,
-                                              const PlacementOptions& options) {
+                                                   const PlacementOptions& options) {
   for (NamedSpec& layer : specs)
     if (is_sliding_window(layer.spec.kind))
       layer.spec.extra_retained_tokens = options.mtp_modules > 1 ? options.drafted_tokens() - 1 : 0;
@@ -341,7 +340,7 @@ Result<std::vector<KVCacheGroupSpec>> cache_groups(LayerSpecs specs, CacheLayout
 namespace {
 
 KVCacheGroupSpec device_group(const LayerSpecs& layers, std::string_view suffix, CacheKind type,
-                         std::int64_t blocks_per_request) {
+                              std::int64_t blocks_per_request) {
   KVCacheGroupSpec group;
   for (const NamedSpec& layer : layers)
     group.layer_names.push_back(layer.name + std::string(suffix));
@@ -356,7 +355,7 @@ KVCacheGroupSpec device_group(const LayerSpecs& layers, std::string_view suffix,
 }  // namespace
 
 Result<std::vector<KVCacheGroupSpec>> host_page_groups(const LayerSpecs& specs, CacheLayout order,
-                                                  const PlacementOptions& options) {
+                                                       const PlacementOptions& options) {
   LayerSpecs sources, indexers, others;
   for (const NamedSpec& layer : specs) {
     if (!has_layer_views(layer.spec.kind)) continue;  // laid out again
@@ -369,8 +368,7 @@ Result<std::vector<KVCacheGroupSpec>> host_page_groups(const LayerSpecs& specs, 
     return fail("HiSparse needs sparse MLA layers and their indexers");
   const std::int64_t block = sources[0].spec.block_size;
   std::int64_t top_k = 0, indexer_bytes = 0;
-  for (const NamedSpec& layer : sources)
-    top_k = std::max(top_k, layer.spec.plan.topk_buffer_width);
+  for (const NamedSpec& layer : sources) top_k = std::max(top_k, layer.spec.plan.topk_buffer_width);
   for (const NamedSpec& layer : indexers) indexer_bytes += page_bytes(layer.spec);
   const std::int64_t queries = 1 + options.drafted_tokens();
   const std::int64_t rows = options.host_pages->device_buffer_size.value_or((queries + 1) * top_k);

@@ -12,7 +12,7 @@ namespace lockstep {
 // The groups of the whole model; windows have got their extra_retained_tokens and groups with a
 // drafter's layers are marked. An Error: the layers cannot be brought together.
 Result<std::vector<KVCacheGroupSpec>> cache_groups(LayerSpecs specs, CacheLayout order,
-                                              const PlacementOptions& options);
+                                                   const PlacementOptions& options);
 
 // An Error: the layer's block holds no KV entry. The engine divides by the page where it compares
 // pages, so it refuses such a layer while grouping, or while planning at the latest.
@@ -26,6 +26,6 @@ Result<std::vector<KVCacheGroupSpec>> packed_groups(const LayerSpecs& specs);
 // The host group of sparse MLA pages, the indexers, and the resident and hot groups of the device
 // (vllm/v1/hisparse/layout.py). Requires MLA layers.
 Result<std::vector<KVCacheGroupSpec>> host_page_groups(const LayerSpecs& specs, CacheLayout order,
-                                                  const PlacementOptions& options);
+                                                       const PlacementOptions& options);
 
 }  // namespace lockstep

@@ -312,8 +312,7 @@ Result<std::vector<CacheLayout>> supported_orders(
 }
 
 Result<ChosenOrder> choose_order(const std::vector<CacheLayout>& supported, bool declared,
-                                 const LayerSpecs& specs,
-                                 const std::optional<std::string>& asked,
+                                 const LayerSpecs& specs, const std::optional<std::string>& asked,
                                  std::optional<CacheLayout> connector) {
   std::set<std::tuple<std::int64_t, std::int64_t, std::int64_t>> shapes;
   std::set<std::int64_t> pages;

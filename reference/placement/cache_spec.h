@@ -101,8 +101,7 @@ struct ChosenOrder {
 // list.
 // An Error: the user's layout is not a candidate, or there is none.
 Result<ChosenOrder> choose_order(const std::vector<CacheLayout>& supported, bool declared,
-                                 const LayerSpecs& specs,
-                                 const std::optional<std::string>& asked,
+                                 const LayerSpecs& specs, const std::optional<std::string>& asked,
                                  std::optional<CacheLayout> connector);
 
 // What each attention backend of the engine asks of a cache: kernel block sizes, orders, whether it

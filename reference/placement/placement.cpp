@@ -146,7 +146,7 @@ Result<void> check_memory(const std::vector<KVCacheGroupSpec>& groups, std::int6
 
 // The groups with one worker's layers.
 std::vector<KVCacheGroupSpec> projected(const std::vector<KVCacheGroupSpec>& groups,
-                                   const WorkerShare& worker) {
+                                        const WorkerShare& worker) {
   const std::set<std::string> own(worker.layer_names.begin(), worker.layer_names.end());
   std::vector<KVCacheGroupSpec> result = groups;
   for (KVCacheGroupSpec& group : result) {
@@ -168,7 +168,8 @@ std::vector<KVCacheGroupSpec> projected(const std::vector<KVCacheGroupSpec>& gro
   return result;
 }
 
-std::int64_t tp_replicas(const std::vector<KVCacheGroupSpec>& groups, const PlacementOptions& options) {
+std::int64_t tp_replicas(const std::vector<KVCacheGroupSpec>& groups,
+                         const PlacementOptions& options) {
   std::int64_t replicas = options.tp;
   bool has_specs = false;
   for (const KVCacheGroupSpec& group : groups) {

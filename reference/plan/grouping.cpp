@@ -301,9 +301,7 @@ Result<std::vector<KVCacheGroupSpec>> kv_cache_groups(const LayerSpecs& all_laye
 
 namespace {
 
-PageBuckets by_page_size(const LayerSpecs& layers) {
-  return by_page_size(layers, page_size_bytes);
-}
+PageBuckets by_page_size(const LayerSpecs& layers) { return by_page_size(layers, page_size_bytes); }
 
 // Layers of the commonest page size: how many tuples the layers make.
 std::int64_t num_layer_tuples(const LayerSpecs& layers) {

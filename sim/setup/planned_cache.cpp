@@ -70,7 +70,8 @@ std::int64_t tight_pool(const std::vector<KVCacheGroupSpec>& groups, const Engin
 
 std::int64_t sink_blocks(const std::vector<KVCacheGroupSpec>& groups) {
   std::int64_t blocks = 0;
-  for (const KVCacheGroupSpec& group : groups) blocks += group.spec.sink_len / group.spec.block_size;
+  for (const KVCacheGroupSpec& group : groups)
+    blocks += group.spec.sink_len / group.spec.block_size;
   return blocks;
 }
 

@@ -38,7 +38,7 @@ inline Block host_block_of(const RecordingHeader& header) {
 }
 
 // A list of blocks for each group.
-struct GroupBlocks {
+struct BlockLists {
   const RecordingHeader& header;
   void read(JsonValue value, BlocksPerGroup& groups) const {
     groups.reserve(header.groups.size());
@@ -101,7 +101,7 @@ inline constexpr form::Each<form::Between> kRowNumbers{kCount};
 inline constexpr JsonWord<bool> kTransferWays[] = {{"spill", false}, {"restore", true}};
 
 // [number, host block, [blocks], way]
-struct Transfer {
+struct TransferEntry {
   const RecordingHeader& header;
   void read(JsonValue value, PageTransfer& transfer) const {
     if (!has_size(value, 4, "[number, host block, [blocks], \"spill\" or \"restore\"]")) return;
@@ -119,7 +119,7 @@ struct Transfer {
 };
 
 // [[first rows], first host row, rows]
-struct Mirror {
+struct MirrorEntry {
   static void read(JsonValue value, RowMirror& mirror) {
     if (!has_size(value, 3, "[[first rows], first host row, rows]")) return;
     const JsonArray parts = value.array();
@@ -134,7 +134,7 @@ struct Mirror {
 };
 
 // [[pages], [[blocks], ...]]
-struct Residency {
+struct ResidencyEntry {
   const RecordingHeader& header;
   void read(JsonValue value, ResidencyUpdate& update) const {
     if (!has_size(value, 2, "[[pages], [[blocks], ...]]")) return;
@@ -163,7 +163,7 @@ void fields(Io& io, FieldsOf<Io, RecordedScheduled>& row, const RecordingHeader&
   io.optional("new", row.is_new);
   io.optional("resumed", row.resumed);
   io.required("computed", row.computed, kTokens);
-  io.nullable("blocks", row.blocks, GroupBlocks{header});
+  io.nullable("blocks", row.blocks, BlockLists{header});
   io.optional("spec", row.spec, kDrafts);
   io.optional("encode", row.encode, TokenIds{});
 }
@@ -210,10 +210,10 @@ void fields(Io& io, FieldsOf<Io, RecordedPartReport>& report) {
 
 template <class Io>
 void fields(Io& io, FieldsOf<Io, RecordedPages>& pages, const RecordingHeader& header) {
-  io.required("transfers", pages.transfers, form::Each{Transfer{header}});
-  io.required("mirrors", pages.mirrors, form::ById<form::Each<Mirror>>{});
+  io.required("transfers", pages.transfers, form::Each{TransferEntry{header}});
+  io.required("mirrors", pages.mirrors, form::ById<form::Each<MirrorEntry>>{});
   io.required("all_resident", pages.all_resident);
-  io.required("residency", pages.residency, form::ById<Residency>{{header}});
+  io.required("residency", pages.residency, form::ById<ResidencyEntry>{{header}});
   io.required("free_host_blocks", pages.free_host_blocks,
               form::Between{0, header.options.config.host_pool_num_blocks});
 }

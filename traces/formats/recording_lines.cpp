@@ -207,7 +207,7 @@ void state_fields(Io& io, FieldsOf<Io, RecordedStep>& step, const RecordingHeade
 
 template <class Io>
 void table_fields(Io& io, FieldsOf<Io, RecordedStep>& step, const RecordingHeader& header) {
-  const form::ById<GroupBlocks> tables{{header}};
+  const form::ById<BlockLists> tables{{header}};
   io.optional("tables", step.tables, tables);
   io.optional("loading", step.loading, tables);
 }

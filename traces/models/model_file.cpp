@@ -13,7 +13,6 @@
 #include "reference/plan/limits.h"
 #include "reference/plan/page_size.h"
 #include "traces/configs/config_reader.h"
-#include "traces/formats/spec_json.h"
 
 namespace lockstep {
 namespace {
@@ -71,6 +70,15 @@ constexpr std::size_t kModelBytesMax = std::size_t{4} << 20;
 constexpr form::Named<DType> kDType{dtype_from_name, "an element type (bf16, fp32, fp8, ...)"};
 constexpr form::Between kHeads{1, kHeadsMax}, kStateDim{1, kStateDimMax}, kTokens{1, kTokensMax};
 
+struct PerState {
+  static void read(JsonValue value, TokensPerState& tokens) {
+    const auto read = tokens_per_state_from_json(value.text());
+    if (!read) value.refuse(kTokensPerStateExpected);
+    tokens = read.value_or(TokensPerState{});
+  }
+  static void write(JsonWriter& out, const TokensPerState& tokens) { out.raw(json_of(tokens)); }
+};
+
 // The figures that each family needs; a key of another family is refused as unknown.
 template <class Io>
 void state_fields(Io& io, FieldsOf<Io, LayerKind>& kind) {
@@ -104,9 +112,6 @@ void state_fields(Io& io, FieldsOf<Io, LayerKind>& kind) {
 
 template <class Io>
 void row_fields(Io& io, FieldsOf<Io, LayerKind>& kind) {
-  constexpr form::Code kPerState{read_tokens_per_state, [](JsonWriter& out, TokensPerState tokens) {
-                                   out.raw(json_of(tokens));
-                                 }};
   constexpr form::Between kBytes{1, kBlockSizeMax};
   auto& spec = kind.spec;
   if constexpr (Io::kReads) {
@@ -129,7 +134,7 @@ void row_fields(Io& io, FieldsOf<Io, LayerKind>& kind) {
     if constexpr (Io::kReads) settle_full_attention(spec);
   }
   io.optional("block_size", spec.block_size, kBytes);
-  io.unless(TokensPerState{}, "compress_ratio", spec.tokens_per_state, kPerState);
+  io.unless(TokensPerState{}, "compress_ratio", spec.tokens_per_state, PerState{});
   io.optional("alignment", spec.alignment, kBytes);
   io.optional("is_draft", kind.is_draft);
   io.unless(true, "dcp_sharded", spec.dcp_sharded);
