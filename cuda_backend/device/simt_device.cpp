@@ -42,7 +42,7 @@ class SimtDevice final : public Device {
     // is for speed.
     place_.cta_threads = 128;
     place_.items_per_thread = mode == CheckMode::fast ? 8 : 1;
-    place_.items_per_reducer = mode == CheckMode::fast ? 256 : 32;
+    place_.items_per_reducer = mode == CheckMode::fast ? 1 << 20 : 32;
   }
 
   std::string_view name() const override { return "simt"; }

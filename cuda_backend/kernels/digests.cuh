@@ -5,6 +5,14 @@
 
 #include "cuda_backend/kernels/words.cuh"
 
+// The plain build for the CPU sums eight words at a time, where one thread has all words.
+#if !SIMT_ON_GPU && !SIMT_IS_CHECKED
+#include "base/wide_words.h"
+#define KERNELS_HAVE_WIDE_WORDS LS_HAVE_WIDE_WORDS
+#else
+#define KERNELS_HAVE_WIDE_WORDS 0
+#endif
+
 namespace lockstep::cuda {
 
 namespace SIMT_VARIANT {
@@ -33,6 +41,35 @@ struct FingerprintSum {
   }
 };
 
+#if KERNELS_HAVE_WIDE_WORDS
+LS_WIDE_WORDS inline WideWords mix8(WideWords x) {
+  x += kGolden;
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
+  return x ^ (x >> 31);
+}
+
+// Adds words [0, 8 * eights) of kPagesAtATime pages: one thread of the CPU in place of many.
+[[maybe_unused]] LS_WIDE_WORDS static void add_eights(
+    FingerprintSum (&sums)[kPagesAtATime], const simt::vec16* const (&pages)[kPagesAtATime],
+    std::int64_t eights) {
+  WideWords a[kPagesAtATime] = {}, b[kPagesAtATime] = {};
+  WideWords index{0, 1, 2, 3, 4, 5, 6, 7};
+  for (std::int64_t i = 0; i < eights; ++i, index += 8) {
+    const WideWords k = mix8(2 * index), m = mix8(2 * index + 1);
+    for (int n = 0; n < kPagesAtATime; ++n) {
+      const WideWords words = load_wide(pages[n] + 4 * i);
+      a[n] += product_of_halves(add_halves(words, k)) + words;
+      b[n] += product_of_halves(add_halves(words, m)) + (words << 32 | words >> 32);
+    }
+  }
+  for (int n = 0; n < kPagesAtATime; ++n) {
+    sums[n].a += sum_of(a[n]);
+    sums[n].b += sum_of(b[n]);
+  }
+}
+#endif
+
 // Grid: x is kPagesAtATime pages, y shares their words. A last CTA repeats its first page in the
 // place of those that it lacks.
 [[maybe_unused]] static __global__ void page_fingerprint_kernel(FingerprintParams p) {
@@ -52,7 +89,14 @@ struct FingerprintSum {
     shared = n == 0 || vectors < shared ? vectors : shared;
   }
   FingerprintSum sums[kPagesAtATime];
-  for (std::int64_t i = first; i < shared; i += step) {
+  std::int64_t begin = first;
+#if KERNELS_HAVE_WIDE_WORDS
+  if (step == 1 && has_wide_words()) {
+    begin = shared / 4 * 4;
+    add_eights(sums, pages, begin / 4);
+  }
+#endif
+  for (std::int64_t i = begin; i < shared; i += step) {
     simt::vec16 vectors[kPagesAtATime];
     SIMT_UNROLL
     for (int n = 0; n < kPagesAtATime; ++n) vectors[n] = simt::load_any(pages[n] + i);
@@ -94,11 +138,30 @@ __device__ __forceinline__ std::uint64_t digest_word(std::uint64_t word, std::ui
   return mix(word ^ (index + 1) * kGolden);
 }
 
+#if KERNELS_HAVE_WIDE_WORDS
+// Words [0, 8 * eights) of a row.
+[[maybe_unused]] LS_WIDE_WORDS static std::uint64_t digest_eights(const std::byte* row,
+                                                                  std::int32_t eights) {
+  constexpr WideWords kFirst{1, 2, 3, 4, 5, 6, 7, 8};
+  WideWords sum{}, place = kFirst * kGolden;
+  for (std::int32_t i = 0; i < eights; ++i, place += 8 * kGolden)
+    sum += mix8(load_wide(row + 64 * i) ^ place);
+  return sum_of(sum);
+}
+#endif
+
 __device__ __forceinline__ std::uint64_t row_digest(const std::byte* row, const RowCache& cache) {
   std::uint64_t sum = 0;
   if (cache.unit_bytes == 16) {
     const auto* vectors = reinterpret_cast<const simt::vec16*>(row);
-    for (std::int32_t i = 0; i < cache.row_bytes / 16; ++i) {
+    std::int32_t i = 0;
+#if KERNELS_HAVE_WIDE_WORDS
+    if (cache.row_bytes >= 64 && has_wide_words()) {
+      sum = digest_eights(row, cache.row_bytes / 64);
+      i = cache.row_bytes / 64 * 4;
+    }
+#endif
+    for (; i < cache.row_bytes / 16; ++i) {
       const simt::vec16 vector = vectors[i];
       sum += digest_word(low_word(vector), 2 * i) + digest_word(high_word(vector), 2 * i + 1);
     }

@@ -101,9 +101,9 @@ MambaCacheMode draw_mamba_mode(Draw& draw, const EngineConfig& engine) {
 }
 
 // How many blocks of attention a block of states spans, for an engine's own worker: five public
-// reports are about its columns of states. Hits then end inside the blocks of states. With the
-// model's decisions and without drafts only: others publish states under longer prefixes
-// (findings, 17).
+// reports are about its columns of states. Hits then end inside the blocks of states. Only with the
+// model's decisions and without drafts: vLLM's scheduler ends chunks at multiples of the smallest
+// block of all groups, and its planner makes no block of states longer than that one.
 std::int64_t draw_state_blocks(Draw& draw, EngineConfig& engine) {
   if (!draw.options.worker || draw.options.any_release_connects || engine.num_spec_tokens > 0 ||
       !draw.has(Feature::different_block_sizes) || engine.mamba_cache_mode != MambaCacheMode::align)

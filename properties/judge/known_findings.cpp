@@ -355,6 +355,8 @@ constexpr KnownFinding kWorkerFindings[] = {
     {27, "padded rows are cleared by the first group's table", nullptr, {}, nullptr},
     {28, "a padded hidden state goes to the last block", nullptr, {}, nullptr},
     {48, "a step without drafts continues from an earlier state", nullptr, {}, nullptr},
+    {49, "a prompt of one token continues a recycled state", nullptr, {}, nullptr},
+    {50, "MLA reads rejected drafts as context", nullptr, {}, nullptr},
 };
 
 bool gets_past(const Outcome& failure, const Outcome& without) {

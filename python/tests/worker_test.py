@@ -355,9 +355,15 @@ class CommandTest(unittest.TestCase):
 
     def test_defects_of_a_release_are_named_by_their_cause(self) -> None:
         has_them = "0.22" in (self.folder or "")
-        for name, finding in (("short_convolution_drafts", 26), ("step_without_drafts", 48)):
+        for name, finding, states in (
+            ("short_convolution_drafts", 26, "short_conv"),
+            ("step_without_drafts", 48, "mamba2"),
+            ("prompt_of_one_token", 49, "gdn"),
+            ("rejected_drafts_as_context", 50, ""),
+        ):
             file = str(Path(__file__).with_name(f"{name}.jsonl"))
-            out = self.lockstep("worker", self.engine, file, status=int(has_them))
+            words = ("--states", states) if states else ()
+            out = self.lockstep("worker", self.engine, file, *words, status=int(has_them))
             self.assertEqual(f"finding {finding}: " in out, has_them, out)
 
     def test_two_blocks_are_taken_for_keys_and_values(self) -> None:

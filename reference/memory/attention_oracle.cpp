@@ -1,11 +1,14 @@
 #include "reference/memory/attention_oracle.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
-#include <numeric>
+#include <cstring>
+#include <span>
 
 #include "base/check.h"
+#include "reference/memory/row_words.h"
 
 namespace lockstep {
 namespace {
@@ -20,22 +23,21 @@ double shaped_number(std::uint64_t bits) {
                                mantissa << (52 - kMantissaBits));
 }
 
-// Whole words first: a fixed number of elements is decoded without a loop.
-template <int kExponentBits, int kMantissaBits>
-void decode_words(std::uint64_t key, WordShape shape, std::span<double> row) {
-  constexpr int bits = 1 + kExponentBits + kMantissaBits;
-  constexpr std::size_t per_word = 64 / bits;
-  const std::size_t num_whole = row.size() / per_word;
-  double* out = row.data();
-  for (std::size_t i = 0; i < num_whole; ++i, out += per_word) {
-    const std::uint64_t word = row_word(key, i, shape);
-    for (std::size_t j = 0; j < per_word; ++j)
-      out[j] = shaped_number<kExponentBits, kMantissaBits>(word >> (j * bits));
+// Element: an unsigned integer of the element's size.
+template <class Element, int kExponentBits, int kMantissaBits>
+void decode_words(std::uint64_t key, const WordShape& shape, std::span<double> row) {
+  static_assert(8 * sizeof(Element) == 1 + kExponentBits + kMantissaBits);
+  constexpr std::size_t kPerWord = 8 / sizeof(Element);
+  std::array<std::uint64_t, kWordsAtOnce> words;
+  std::array<Element, kWordsAtOnce * kPerWord> elements;
+  for (std::size_t first = 0; first < row.size(); first += elements.size()) {
+    const std::size_t count = std::min(elements.size(), row.size() - first);
+    fill_row_words(key, first / kPerWord, shape,
+                   std::span(words).first((count + kPerWord - 1) / kPerWord));
+    std::memcpy(elements.data(), words.data(), count * sizeof(Element));
+    for (std::size_t i = 0; i < count; ++i)
+      row[first + i] = shaped_number<kExponentBits, kMantissaBits>(elements[i]);
   }
-  if (num_whole * per_word == row.size()) return;
-  std::uint64_t word = row_word(key, num_whole, shape);
-  for (double* const end = row.data() + row.size(); out < end; ++out, word >>= bits)
-    *out = shaped_number<kExponentBits, kMantissaBits>(word);
 }
 
 // A whole row, word by word.
@@ -43,15 +45,15 @@ void decode_row(std::uint64_t key, DType dtype, std::span<double> row) {
   const WordShape shape = word_shape(dtype);
   switch (dtype) {
     case DType::bf16:
-      return decode_words<8, 7>(key, shape, row);
+      return decode_words<std::uint16_t, 8, 7>(key, shape, row);
     case DType::fp16:
-      return decode_words<5, 10>(key, shape, row);
+      return decode_words<std::uint16_t, 5, 10>(key, shape, row);
     case DType::fp32:
-      return decode_words<8, 23>(key, shape, row);
+      return decode_words<std::uint32_t, 8, 23>(key, shape, row);
     case DType::fp8_e4m3:
-      return decode_words<4, 3>(key, shape, row);
+      return decode_words<std::uint8_t, 4, 3>(key, shape, row);
     case DType::fp8_e5m2:
-      return decode_words<5, 2>(key, shape, row);
+      return decode_words<std::uint8_t, 5, 2>(key, shape, row);
     default:
       LS_CHECK(false, "dtype {} holds no fractions", name_of(dtype));
   }
@@ -72,6 +74,17 @@ void decode_row(std::uint64_t key, const ModelLayer& layer, std::span<double> ro
     if (by_group && i % 16 == 0) stored = &numbers_of_group(key, i / 16, layer.words);
     row[i] = stored->worth[bf16_index(row_word(key, i / 4, bf16) >> 16 * (i % 4))];
   }
+}
+
+// Dot products of one row with kRowsAtOnce consecutive rows, each a sum in order. Together they
+// hide the latency of an addition.
+constexpr std::size_t kRowsAtOnce = 8;
+using Dots = std::array<double, kRowsAtOnce>;
+Dots dots_with(const double* query, const double* rows, std::size_t size) {
+  Dots sums{};
+  for (std::size_t i = 0; i < size; ++i)
+    for (std::size_t r = 0; r < kRowsAtOnce; ++r) sums[r] += query[i] * rows[r * size + i];
+  return sums;
 }
 
 }  // namespace
@@ -95,31 +108,47 @@ std::vector<double> attention_output(const ModelLayer& layer, std::span<const Co
   LS_CHECK(has_attention_oracle(layer) && !contents.empty(), "layer {}", layer.name);
   const LayerLayout& at = layer.layout;
   const auto d = static_cast<std::size_t>(layer.head_size);
-  std::vector<double> output;
-  std::vector<double> q(d), row(d), mean(d), weights(contents.size());
-  for (std::int64_t head = 0; head < at.num_kv_heads * queries_per_kv; ++head) {
-    const std::int64_t kv_head = head / queries_per_kv;
-    decode_row(
-        row_key(query, coordinate(layer.share.layer, kPartQ, layer.share.first_query_head + head)),
-        query_dtype, q);
-    const std::uint64_t k_coord = layer.coords[kv_head];
-    for (std::size_t p = 0; p < contents.size(); ++p) {
-      decode_row(row_key(contents[p], k_coord), layer, row);
-      weights[p] = std::inner_product(q.begin(), q.end(), row.begin(), 0.0) /
-                   std::sqrt(static_cast<double>(d));
+  const std::size_t count = contents.size(), heads = static_cast<std::size_t>(queries_per_kv);
+  std::vector<double> output(static_cast<std::size_t>(at.num_kv_heads) * heads * d);
+  std::vector<double> queries(heads * d), rows(kRowsAtOnce * d), weights(heads * count);
+  for (std::int64_t kv_head = 0; kv_head < at.num_kv_heads; ++kv_head) {
+    const std::span<double> means =
+        std::span(output).subspan(static_cast<std::size_t>(kv_head) * heads * d, heads * d);
+    for (std::size_t h = 0; h < heads; ++h) {
+      const std::int64_t head = kv_head * queries_per_kv + static_cast<std::int64_t>(h);
+      const std::uint64_t q_coord =
+          coordinate(layer.share.layer, kPartQ, layer.share.first_query_head + head);
+      decode_row(row_key(query, q_coord), query_dtype, std::span(queries).subspan(h * d, d));
     }
-    const double top = *std::ranges::max_element(weights);
-    double total = 0;
-    for (double& weight : weights) total += weight = std::exp(weight - top);
+    for (std::size_t p = 0; p < count; p += kRowsAtOnce) {
+      const std::size_t n = std::min(kRowsAtOnce, count - p);
+      for (std::size_t r = 0; r < n; ++r)
+        decode_row(row_key(contents[p + r], layer.coords[kv_head]), layer,
+                   std::span(rows).subspan(r * d, d));
+      for (std::size_t h = 0; h < heads; ++h) {
+        const Dots dots = dots_with(queries.data() + h * d, rows.data(), d);
+        for (std::size_t r = 0; r < n; ++r)
+          weights[h * count + p + r] = dots[r] / std::sqrt(static_cast<double>(d));
+      }
+    }
+    for (std::size_t h = 0; h < heads; ++h) {
+      const auto of_head = std::span(weights).subspan(h * count, count);
+      const double top = *std::ranges::max_element(of_head);
+      double total = 0;
+      for (double& weight : of_head) total += weight = std::exp(weight - top);
+      for (double& weight : of_head) weight /= total;
+    }
     const std::int64_t v_part = at.num_kv == 2 ? kPartV : kPartK;
     const std::uint64_t v_coord = layer.coords[v_part * at.num_kv_heads + kv_head];
-    std::ranges::fill(mean, 0.0);
-    for (std::size_t p = 0; p < contents.size(); ++p) {
+    for (std::size_t p = 0; p < count; ++p) {
+      const auto row = std::span(rows).first(d);
       decode_row(row_key(contents[p], v_coord), layer, row);
-      const double share = weights[p] / total;
-      for (std::size_t i = 0; i < d; ++i) mean[i] += share * row[i];
+      for (std::size_t h = 0; h < heads; ++h) {
+        const double share = weights[h * count + p];
+        double* mean = means.data() + h * d;
+        for (std::size_t i = 0; i < d; ++i) mean[i] += share * row[i];
+      }
     }
-    output.insert(output.end(), mean.begin(), mean.end());
   }
   return output;
 }

@@ -3,11 +3,14 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <array>
+#include <span>
 #include <utility>
 
 #include "base/check.h"
 #include "reference/memory/page_image.h"
 #include "reference/memory/placed_layout.h"
+#include "reference/memory/row_words.h"
 #include "reference/plan/page_groups.h"
 #include "reference/plan/page_size.h"
 
@@ -348,18 +351,19 @@ void MemoryModel::write_row(const ModelLayer& layer, const BlockContent& block, 
       const std::uint64_t poison = poison_key(block.base, index, page);
       const auto first = static_cast<std::uint64_t>((offset - page * tensor.page_size_bytes) / 8);
       const auto words = static_cast<std::uint64_t>(layer.row_size_bytes / 8);
-      PageSum gone, added;
-      for (std::uint64_t i = 0; i < words; ++i) {
-        const std::uint64_t before = old.writer != kNobody ? row_word(old_key, i, old_shape)
-                                     : block.zeroed        ? 0
-                                                           : poison_word(poison, first + i);
-        const WordKeys keys = word_keys_[first + i];
-        gone += page_term(before, keys);
-        added += page_term(row_word(new_key, i, new_shape), keys);
-      }
       PageSum& sum = tensor.sums[page];
-      sum += added;
-      sum -= gone;
+      std::array<std::uint64_t, kWordsAtOnce> buffer;
+      for (std::uint64_t i = 0; i < words; i += kWordsAtOnce) {
+        const auto piece = std::span(buffer).first(std::min(kWordsAtOnce, words - i));
+        if (old.writer != kNobody)
+          fill_row_words(old_key, i, old_shape, piece);
+        else
+          for (std::size_t n = 0; n < piece.size(); ++n)
+            piece[n] = block.zeroed ? 0 : poison_word(poison, first + i + n);
+        sum -= sum_of_terms(piece, &word_keys_[first + i]);
+        fill_row_words(new_key, i, new_shape, piece);
+        sum += sum_of_terms(piece, &word_keys_[first + i]);
+      }
     }
   }
 }

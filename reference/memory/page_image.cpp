@@ -8,14 +8,22 @@
 
 #include "base/check.h"
 #include "reference/memory/memory_model.h"
+#include "reference/memory/row_words.h"
 #include "reference/plan/page_size.h"
 
 namespace lockstep {
 
 PageSum page_sum(std::span<const std::uint8_t> image) {
   PageSum sum;
-  const std::size_t words = (image.size() + 7) / 8;
-  for (std::size_t i = 0; i < words; ++i) sum += page_term(load_word(image, i), word_keys(i));
+  std::array<std::uint64_t, kWordsAtOnce> words;
+  for (std::size_t first = 0; 8 * first < image.size(); first += kWordsAtOnce) {
+    const auto piece =
+        image.subspan(8 * first, std::min(8 * kWordsAtOnce, image.size() - 8 * first));
+    const std::size_t count = (piece.size() + 7) / 8;
+    words[count - 1] = 0;  // a last word that is cut short
+    std::memcpy(words.data(), piece.data(), piece.size());
+    sum += sum_of_terms(std::span(words).first(count), first);
+  }
   return sum;
 }
 
@@ -23,8 +31,12 @@ void draw_row(ContentId content, std::uint64_t coord, WordShape shape,
               std::span<std::uint8_t> row) {
   const std::uint64_t key = row_key(content, coord);
   shape = shape_of_row(key, shape);
-  const std::size_t words = (row.size() + 7) / 8;
-  for (std::size_t i = 0; i < words; ++i) store_word(row, i, row_word(key, i, shape));
+  std::array<std::uint64_t, kWordsAtOnce> words;
+  for (std::size_t first = 0; 8 * first < row.size(); first += kWordsAtOnce) {
+    const auto piece = row.subspan(8 * first, std::min(8 * kWordsAtOnce, row.size() - 8 * first));
+    fill_row_words(key, first, shape, std::span(words).first((piece.size() + 7) / 8));
+    std::memcpy(piece.data(), words.data(), piece.size());
+  }
 }
 
 void draw_row(const ModelLayer& layer, ContentId content, std::size_t coord,
@@ -86,12 +98,20 @@ void MemoryModel::fill_base(ModelPage page, std::int64_t region_in_page,
   const std::int64_t size = tensor.page_size_bytes / tensor.regions_per_page;
   const std::uint64_t key = poison_key(content.base, page.tensor, page.index);
   const std::int64_t begin = region_in_page * size;
-  for (std::int64_t byte = begin; byte < begin + size;) {
-    const std::uint64_t word = poison_word(key, static_cast<std::uint64_t>(byte / 8));
-    std::int64_t in_word = byte % 8;
-    for (; in_word < 8 && byte < begin + size; ++in_word, ++byte)
-      image[byte] = static_cast<std::uint8_t>(word >> (8 * in_word));
-  }
+  const auto whole_words = [&](std::int64_t word, std::int64_t count) {
+    for (std::int64_t i = 0; i < count; ++i)
+      store_word(image, word + i, poison_word(key, static_cast<std::uint64_t>(word + i)));
+  };
+  const auto bytes = [&](std::int64_t byte, std::int64_t end) {
+    for (; byte < end; ++byte)
+      image[byte] = static_cast<std::uint8_t>(
+          poison_word(key, static_cast<std::uint64_t>(byte / 8)) >> (8 * (byte % 8)));
+  };
+  const std::int64_t end = begin + size, first = (begin + 7) / 8, last = end / 8;
+  if (first >= last) return bytes(begin, end);
+  bytes(begin, 8 * first);
+  whole_words(first, last - first);
+  bytes(8 * last, end);
 }
 
 void MemoryModel::draw_layer(ModelPage page, const ModelLayer& layer, BlockId id,

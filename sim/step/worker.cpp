@@ -1,8 +1,11 @@
 #include "sim/step/worker.h"
 
 #include <algorithm>
+#include <array>
+#include <span>
 
 #include "base/check.h"
+#include "reference/memory/row_words.h"
 #include "reference/plan/rank_plan.h"
 #include "reference/types/token_rows.h"
 
@@ -21,18 +24,20 @@ void PrefixContent::truncate(std::int64_t size) {
 
 std::uint64_t token_digest(const ModelLayer& layer, ContentId content, std::int64_t position) {
   const LayerLayout& at = layer.layout;
-  const std::int64_t words = num_words(layer.row_size_bytes);
+  const auto words = static_cast<std::size_t>(num_words(layer.row_size_bytes));
+  std::array<std::uint64_t, kWordsAtOnce> buffer;
   std::uint64_t sum = 0;
   for (std::int64_t kv = 0; kv < at.num_kv; ++kv) {
     for (std::int64_t head = 0; head < at.num_kv_heads; ++head) {
       const std::uint64_t key = row_key(content, layer.coords[kv * at.num_kv_heads + head]);
       const WordShape shape = shape_of_row(key, layer.words);
       std::uint64_t row = 0;
-      for (std::int64_t i = 0; i < words; ++i) {
-        const auto index = static_cast<std::uint64_t>(i);
-        const std::uint64_t word =
-            first_bytes(row_word(key, index, shape), layer.row_size_bytes - 8 * i);
-        row += row_digest_term(word, index);
+      for (std::size_t i = 0; i < words; i += kWordsAtOnce) {
+        const auto piece = std::span(buffer).first(std::min(kWordsAtOnce, words - i));
+        fill_row_words(key, i, shape, piece);
+        const auto last = static_cast<std::int64_t>(i + piece.size() - 1);
+        piece.back() = first_bytes(piece.back(), layer.row_size_bytes - 8 * last);
+        row += sum_of_digest_terms(piece, i);
       }
       sum += placed_digest(row, position, kv, head);
     }

@@ -1,14 +1,17 @@
 #!/usr/bin/env bash
-# tests/gpu/check_on_gpu.sh [DIR]   every check that needs a GPU, in one go (docs/kernels.md)
-# Builds with CUDA, runs the tests of single kernels on the GPU, compares replays and generated cases
-# with the CPU executor by their hashes, runs compute-sanitizer if it is in PATH, times the kernels.
-# DIR (build/gpu by default) receives the results. LOCKSTEP_VLLM_PYTHON names an interpreter with
-# vLLM, whose operators are then timed too.
+# tests/gpu/check_on_gpu.sh [DIR [PART...]]   the checks that need a GPU (docs/kernels.md)
+# Parts, all by default: `kernels` tests single kernels, `replays` and `fuzz` compare the GPU with
+# the CPU executor by state hashes, `sanitizer` runs compute-sanitizer, `bandwidth` times the
+# kernels. DIR (build/gpu by default) receives the results.
+# LOCKSTEP_BUILD names a finished build, for a machine that cannot build: nothing is compiled.
+# LOCKSTEP_VLLM_PYTHON names an interpreter with vLLM, whose operators are then timed too.
 # Exit status: 0 all checks passed, 1 a check failed, 2 the checks cannot run here.
 set -euo pipefail
 root=$(dirname "$(dirname "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")")")
 out=${1:-$root/build/gpu}
-build=$root/build/cuda
+shift || true
+parts=" ${*:-kernels replays fuzz sanitizer bandwidth} "
+build=${LOCKSTEP_BUILD:-$root/build/cuda}
 trace=$root/traces/samples/shared_prefixes.jsonl
 status=0
 
@@ -16,81 +19,95 @@ cannot() {
     printf 'check_on_gpu: %s\n' "$1" >&2
     exit 2
 }
+asked() { [[ $parts == *" $1 "* ]]; }
+for part in $parts; do
+    case $part in
+    kernels | replays | fuzz | sanitizer | bandwidth) ;;
+    *) cannot "unknown part '$part'; the parts are kernels, replays, fuzz, sanitizer, bandwidth" ;;
+    esac
+done
 [ -e /dev/nvidiactl ] || cannot "no GPU (/dev/nvidiactl)"
-sanitizer=1
-command -v compute-sanitizer >/dev/null || {
-    sanitizer=0
-    printf 'skipped compute-sanitizer: not in PATH\n'
-}
 mkdir -p "$out"
 cd "$root"
-cmake --preset cuda >"$out/configure.log" || cannot "cmake failed: $out/configure.log"
-cmake --build "$build" --target lockstep cuda_backend_tests lockstep_gpu_benchmarks \
-    >"$out/build.log" ||
-    cannot "the build failed: $out/build.log"
+if [ -z "${LOCKSTEP_BUILD:-}" ]; then
+    cmake --preset cuda >"$out/configure.log" || cannot "cmake failed: $out/configure.log"
+    cmake --build "$build" --target lockstep cuda_backend_tests lockstep_gpu_benchmarks \
+        >"$out/build.log" ||
+        cannot "the build failed: $out/build.log"
+fi
+
+verdict() { # RC NAME FILE
+    if [ "$1" = 0 ]; then
+        printf 'ok      %s\n' "$2"
+    else
+        printf 'FAILED  %s: %s\n' "$2" "$3"
+        status=1
+    fi
+}
 
 # The state hash, a string or a list, on one line.
 hash_of() { tr -d ' \n' <"$1" | grep -o '"state_hash":\("[0-9a-f]*"\|\[[^]]*\]\)'; }
 
-# One command on GPU and CPU: both must agree with the model, and have the same hashes.
+# One command on GPU and CPU at once: both must agree with the model, and have the same hashes.
 both() { # NAME COMMAND OPTION...
-    local name=$1 side
+    local name=$1 side simt rc=0
     shift
-    for side in cuda simt; do
-        "$build/lockstep" "$@" --backend "$side" --json "$out/$name.$side.json" \
-            >"$out/$name.$side.txt" 2>&1 || {
-            printf 'FAILED  %s on %s: %s\n' "$name" "$side" "$out/$name.$side.txt"
-            status=1
-            return
-        }
-    done
-    if [ -n "$(hash_of "$out/$name.cuda.json")" ] &&
-        [ "$(hash_of "$out/$name.cuda.json")" = "$(hash_of "$out/$name.simt.json")" ]; then
-        printf 'ok      %s: equal hashes\n' "$name"
-    else
-        printf 'FAILED  %s: the hashes of GPU and CPU differ\n' "$name"
-        status=1
-    fi
+    side() { "$build/lockstep" "$@" --backend "$side" --json "$out/$name.$side.json" \
+        >"$out/$name.$side.txt" 2>&1; }
+    side=simt
+    side "$@" &
+    simt=$!
+    side=cuda
+    side "$@" || rc=$?
+    verdict "$rc" "$name on the GPU" "$out/$name.cuda.txt"
+    wait "$simt" || {
+        verdict 1 "$name on the CPU" "$out/$name.simt.txt"
+        return
+    }
+    [ "$rc" = 0 ] || return 0
+    [ -n "$(hash_of "$out/$name.cuda.json")" ] &&
+        [ "$(hash_of "$out/$name.cuda.json")" = "$(hash_of "$out/$name.simt.json")" ] || rc=1
+    verdict "$rc" "$name, equal hashes" "$out/$name.cuda.json"
 }
 
 kernel_tests() { # NAME TIMEOUT_S [COMMAND...]: ctest under the command
-    local name=$1 timeout_s=$2
+    local name=$1 timeout_s=$2 rc=0
     shift 2
-    if "$@" ctest --test-dir "$build" -L device --no-tests=error --output-on-failure \
-        --timeout "$timeout_s" \
-        >"$out/kernels.$name.txt" 2>&1 && ! grep -q '(Skipped)' "$out/kernels.$name.txt"; then
-        printf 'ok      tests of single kernels, %s\n' "$name"
-    else
-        printf 'FAILED  tests of single kernels, %s: %s\n' "$name" "$out/kernels.$name.txt"
-        status=1
-    fi
+    "$@" ctest --test-dir "$build" -L device --no-tests=error --output-on-failure \
+        --timeout "$timeout_s" >"$out/kernels.$name.txt" 2>&1 || rc=$?
+    ! grep -q '(Skipped)' "$out/kernels.$name.txt" || rc=1
+    verdict "$rc" "tests of single kernels, $name" "$out/kernels.$name.txt"
 }
 
 sanitized() { # TOOL OPTION...
-    local tool=$1
+    local tool=$1 rc=0
     shift
-    if timeout 3600 compute-sanitizer --tool "$tool" --error-exitcode 3 "$build/lockstep" replay "$trace" \
-        --backend cuda --limit 20 "$@" >"$out/$tool.txt" 2>&1; then
-        printf 'ok      compute-sanitizer %s\n' "$tool"
-    else
-        printf 'FAILED  compute-sanitizer %s: %s\n' "$tool" "$out/$tool.txt"
-        status=1
-    fi
+    timeout 3600 compute-sanitizer --tool "$tool" --error-exitcode 3 "$build/lockstep" replay \
+        "$trace" --backend cuda --limit 20 "$@" >"$out/$tool.txt" 2>&1 || rc=$?
+    verdict "$rc" "compute-sanitizer $tool" "$out/$tool.txt"
 }
 
-kernel_tests plain 1500
-while read -r name options; do
-    # shellcheck disable=SC2086
-    both "$name" replay "$trace" $options
-done < <(grep -v '^#' tests/gpu/replays.txt)
-both fuzz fuzz --seed 0 --runs 200 --check fast
-if [ "$sanitizer" = 1 ]; then
-    kernel_tests memcheck 14400 compute-sanitizer --target-processes all --error-exitcode 3
-    for tool in memcheck racecheck synccheck initcheck; do sanitized "$tool" --numbers real; done
+if asked kernels; then kernel_tests plain 1500; fi
+if asked replays; then
+    while read -r name options; do
+        # shellcheck disable=SC2086
+        both "$name" replay "$trace" $options
+    done < <(grep -v '^#' tests/gpu/replays.txt)
 fi
-"$build/lockstep_gpu_benchmarks" --benchmark_repetitions=5 --benchmark_report_aggregates_only \
-    --benchmark_out="$out/bandwidth.json" | tee "$out/bandwidth.txt"
-"${LOCKSTEP_VLLM_PYTHON:-python3}" tests/gpu/vllm_operators.py --ours "$out/bandwidth.json" \
-    --json "$out/vllm.json" >"$out/vllm.txt" 2>&1 && cat "$out/vllm.txt" ||
-    printf 'skipped vLLM (%s)\n' "$(tail -n 1 "$out/vllm.txt")"
+if asked fuzz; then both fuzz fuzz --seed 0 --runs 200 --check fast; fi
+if asked sanitizer; then
+    if command -v compute-sanitizer >/dev/null; then
+        for tool in memcheck racecheck synccheck initcheck; do sanitized "$tool" --numbers real; done
+        kernel_tests memcheck 14400 compute-sanitizer --target-processes all --error-exitcode 3
+    else
+        printf 'skipped compute-sanitizer: not in PATH\n'
+    fi
+fi
+if asked bandwidth; then
+    "$build/lockstep_gpu_benchmarks" --benchmark_repetitions=5 --benchmark_report_aggregates_only \
+        --benchmark_out="$out/bandwidth.json" | tee "$out/bandwidth.txt"
+    "${LOCKSTEP_VLLM_PYTHON:-python3}" tests/gpu/vllm_operators.py --ours "$out/bandwidth.json" \
+        --json "$out/vllm.json" >"$out/vllm.txt" 2>&1 && cat "$out/vllm.txt" ||
+        printf 'skipped vLLM (%s)\n' "$(tail -n 1 "$out/vllm.txt")"
+fi
 exit "$status"

@@ -53,7 +53,7 @@ class Facts:
     def _known_defects(self, batch: Batch, drafts: dict[str, list[int]]) -> list[str]:
         """Findings that this step shows, by their cause: a slot -1 of a padded hidden state, which
         is the last one of the last block; runner V1 passes no counts of accepted drafts in the
-        metadata of a layer with recurrent states."""
+        metadata of a layer with recurrent states; a gated delta layer decodes a first token."""
         if version_key(VERSION) < (0, 25) and batch.slot_mappings:
             for kind in self._model.kinds:
                 name, is_hidden = kind.layer.name, kind.layer.spec["type"] == "hidden_state"
@@ -65,6 +65,14 @@ class Facts:
         accepted = self._runner.num_accepted_tokens.np
         for kind in self._model.kinds:
             layer, metadata = kind.layer, batch.metadata.get(kind.layer.name)
+            if layer.state_type == "gdn" and metadata is not None:
+                for i, name in enumerate(batch.names[: metadata.num_decodes]):
+                    if self._model.step.first[name] == 0:
+                        block = int(metadata.non_spec_state_indices_tensor[i])
+                        return [
+                            f"finding 49: {layer.name} continues the state of block {block}, and "
+                            f"nothing of {name} is computed yet"
+                        ]
             if not layer.spec.get("num_speculative_blocks") or metadata is None:
                 continue
             if metadata.num_accepted_tokens is not None:

@@ -154,7 +154,9 @@ class MetadataCheck:
     @staticmethod
     def _first(of: str, differences: Iterator[str]) -> list[str]:
         first = next(differences, None)
-        return [] if first is None else [f"metadata of {of}: {first}"]
+        if first is None:
+            return []
+        return [first if first.startswith("finding ") else f"metadata of {of}: {first}"]
 
     def _of_builder(self, group: _Group, common: Any) -> Iterator[str]:
         names, count = group.names, len(group.rows)
@@ -282,13 +284,18 @@ def _of_mla(group: _Group, kind: Any, made: Any) -> Iterator[str]:
     starts = [start - group.starts[made.num_decodes] for start in group.starts[made.num_decodes :]]
     found = made.prefill.query_start_loc.tolist()
     yield from difference("prefill.query_start_loc", found, starts, names)
-    yield from _context_differs(group, made.prefill.chunked_context, prefills)
+    layer, context = kind.layer.name, made.prefill.chunked_context
+    yield from _context_differs(layer, group, context, prefills)
     slots = group.padded(group.slots(), len(made.slot_mapping), PAD_SLOT_ID)
     yield from difference("slot_mapping", made.slot_mapping.tolist(), slots)
 
 
-def _context_differs(group: _Group, context: Any, prefills: list[Row]) -> Iterator[str]:
-    """The tokens that prefills read out of the cache."""
+def _context_differs(
+    layer: str, group: _Group, context: Any, prefills: list[Row]
+) -> Iterator[str]:
+    """The tokens that prefills read out of the cache. Rows that verify drafts count as prefills
+    where the kernel takes one token per row; the host's count of their context includes rejected
+    drafts in flight."""
     if context is None:
         if any(row.first for row in prefills):
             yield "prefills have no context; expected some"
@@ -299,6 +306,10 @@ def _context_differs(group: _Group, context: Any, prefills: list[Row]) -> Iterat
         found = list(context.context_lens_list)
     else:  # chunks by requests: what all chunks have of each
         found = context.seq_lens.sum(dim=0).tolist()
+    for row, length in zip(prefills, found, strict=False):
+        if row.first < length == row.request.counted:
+            name = row.request.name
+            yield f"finding 50: {layer} reads {length} tokens of {name} as context, of {row.first}"
     yield from difference("prefill context lengths", found, lengths, names)
 
 

@@ -1,0 +1,128 @@
+#include "reference/memory/row_words.h"
+
+#include "base/wide_words.h"
+
+namespace lockstep {
+namespace {
+
+// Words of a plain shape are one mix() each.
+bool is_plain(const WordShape& shape) {
+  return !shape.is_int4 && shape.by_group == nullptr && shape.stored == nullptr;
+}
+
+#if LS_HAVE_WIDE_WORDS
+using Wide = WideWords;
+
+LS_WIDE_WORDS inline Wide count_from(std::uint64_t first) {
+  return first + Wide{0, 1, 2, 3, 4, 5, 6, 7};
+}
+LS_WIDE_WORDS inline Wide mix(Wide x) {
+  x += kWordStep;
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
+  return x ^ (x >> 31);
+}
+
+struct WideSum {
+  Wide a{}, b{};
+};
+LS_WIDE_WORDS inline void add_terms(WideSum& sum, Wide words, Wide k, Wide m) {
+  sum.a += product_of_halves(add_halves(words, k)) + words;
+  sum.b += product_of_halves(add_halves(words, m)) + (words << 32 | words >> 32);
+}
+
+// Each returns the number of words that it did.
+LS_WIDE_WORDS std::size_t fill_wide(std::uint64_t key, std::uint64_t first, const WordShape& shape,
+                                    std::span<std::uint64_t> out) {
+  Wide at = key + count_from(first + 1) * kWordStep;
+  std::size_t i = 0;
+  for (; i + kWideWords <= out.size(); i += kWideWords, at += kWideWords * kWordStep)
+    store_wide(out.data() + i, (mix(at) & shape.keep) | shape.set);
+  return i;
+}
+
+LS_WIDE_WORDS std::size_t sum_wide(std::span<const std::uint64_t> words, const WordKeys* keys,
+                                   PageSum& out) {
+  static_assert(sizeof(WordKeys) == 2 * sizeof(std::uint64_t));
+  constexpr Wide kEven{0, 2, 4, 6, 8, 10, 12, 14}, kOdd{1, 3, 5, 7, 9, 11, 13, 15};
+  WideSum sum;
+  std::size_t i = 0;
+  for (; i + kWideWords <= words.size(); i += kWideWords) {
+    const Wide low = load_wide(keys + i), high = load_wide(keys + i + kWideWords / 2);
+    add_terms(sum, load_wide(words.data() + i), pick_wide(low, kEven, high),
+              pick_wide(low, kOdd, high));
+  }
+  out = {sum_of(sum.a), sum_of(sum.b)};
+  return i;
+}
+
+LS_WIDE_WORDS std::size_t sum_wide(std::span<const std::uint64_t> words, std::uint64_t first,
+                                   PageSum& out) {
+  WideSum sum;
+  std::size_t i = 0;
+  for (; i + kWideWords <= words.size(); i += kWideWords) {
+    const Wide twice = 2 * count_from(first + i);
+    add_terms(sum, load_wide(words.data() + i), mix(twice), mix(twice + 1));
+  }
+  out = {sum_of(sum.a), sum_of(sum.b)};
+  return i;
+}
+
+LS_WIDE_WORDS std::size_t digest_wide(std::span<const std::uint64_t> words, std::uint64_t first,
+                                      std::uint64_t& out) {
+  Wide sum{};
+  Wide at = count_from(first + 1) * kWordStep;
+  std::size_t i = 0;
+  for (; i + kWideWords <= words.size(); i += kWideWords, at += kWideWords * kWordStep)
+    sum += mix(load_wide(words.data() + i) ^ at);
+  out = sum_of(sum);
+  return i;
+}
+#endif
+
+}  // namespace
+
+void fill_row_words(std::uint64_t key, std::uint64_t first, const WordShape& shape,
+                    std::span<std::uint64_t> out) {
+  std::size_t i = 0;
+  if (is_plain(shape)) {
+#if LS_HAVE_WIDE_WORDS
+    if (has_wide_words()) i = fill_wide(key, first, shape, out);
+#endif
+    for (; i < out.size(); ++i) out[i] = shape(mix(key + (first + i + 1) * kWordStep));
+    return;
+  }
+  for (; i < out.size(); ++i) out[i] = row_word(key, first + i, shape);
+}
+
+PageSum sum_of_terms(std::span<const std::uint64_t> words, const WordKeys* keys) {
+  PageSum sum;
+  std::size_t i = 0;
+#if LS_HAVE_WIDE_WORDS
+  if (has_wide_words()) i = sum_wide(words, keys, sum);
+#endif
+  for (; i < words.size(); ++i) sum += page_term(words[i], keys[i]);
+  return sum;
+}
+
+PageSum sum_of_terms(std::span<const std::uint64_t> words, std::uint64_t first) {
+  PageSum sum;
+  std::size_t i = 0;
+#if LS_HAVE_WIDE_WORDS
+  if (has_wide_words()) i = sum_wide(words, first, sum);
+#endif
+  for (; i < words.size(); ++i) sum += page_term(words[i], word_keys(first + i));
+  return sum;
+}
+
+std::uint64_t sum_of_digest_terms(std::span<const std::uint64_t> words, std::uint64_t first) {
+  std::uint64_t sum = 0;
+  std::size_t i = 0;
+#if LS_HAVE_WIDE_WORDS
+  if (has_wide_words()) i = digest_wide(words, first, sum);
+#endif
+  for (; i < words.size(); ++i) sum += row_digest_term(words[i], first + i);
+  return sum;
+}
+
+}  // namespace lockstep
