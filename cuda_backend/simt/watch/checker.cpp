@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstring>
 #include <vector>
 
@@ -58,6 +59,7 @@ void Checker::begin_launch(const Options& options, const void* args, std::size_t
   random_ = random;
   statistics_ = statistics;
   releases_.begin_launch();
+  regions_ = {};
 }
 
 void Checker::begin_cta() {
@@ -72,60 +74,80 @@ Viewer Checker::viewer() const {
 
 // ---------------------------------------------------------------- places
 
-Checker::Place Checker::locate(const Access& access, bool aligned) {
+// Counts the access and may run other threads first. Never between a verdict and its access.
+[[gnu::always_inline]] inline void Checker::begin_access() {
+  ++statistics_->accesses;
+  if (++scheduler_.current()->accesses > options_.max_accesses_per_thread) [[unlikely]]
+    stop_runaway();
+  if (options_.preempt_one_in != 0 && random_->below(options_.preempt_one_in) == 0)
+    scheduler_.preempt();
+}
+
+void Checker::stop_runaway() {
+  const Worker* me = scheduler_.current();
+  if (reports_.admit(ReportKind::runaway, 0)) {
+    Report report;
+    report.kind = ReportKind::runaway;
+    report.by = launches_.party_of(me->stamp);
+    report.thread_index = me->thread_index;
+    report.detail = fmt::format("after {} accesses", options_.max_accesses_per_thread);
+    reports_.add(std::move(report));
+  }
+  scheduler_.abandon();
+}
+
+[[gnu::always_inline]] inline Checker::Place Checker::locate(const Access& access, bool aligned) {
+  if (scheduler_.current()->fiber.owns(access.address)) return {};
   const bool misaligned = aligned && (access.address & (access.bytes - 1)) != 0;
-  if (arena_.contains(access.address)) [[likely]] {
+  const Region& region = region_of(access);
+  if (!region.holds(access) || misaligned) [[unlikely]]
+    return locate_slowly(access, misaligned);
+  const Place place{region.shadow, access.address - region.shadow_begin};
+  begin_access();  // may run threads that replace the region
+  return place;
+}
+
+Checker::Place Checker::locate_slowly(const Access& access, bool misaligned) {
+  if (arena_.contains(access.address)) {
     begin_access();
     const Allocation* allocation = arena_.find(access.address);
-    if (allocation == nullptr || !allocation->holds(access.address, access.bytes)) [[unlikely]]
+    if (allocation == nullptr || !allocation->holds(access.address, access.bytes))
       reject(ReportKind::out_of_bounds, access);
-    if (!allocation->live) [[unlikely]]
-      reject(ReportKind::use_after_free, access);
-    if (misaligned) [[unlikely]]
-      reject(ReportKind::misaligned, access);
-    if (options_.declared != nullptr &&
-        !options_.declared->allows(access.address, access.bytes, access.kind != AccessKind::read))
+    if (!allocation->live) reject(ReportKind::use_after_free, access);
+    if (misaligned) reject(ReportKind::misaligned, access);
+    Region region{allocation->begin, allocation->begin + allocation->size_bytes, &device_shadow_,
+                  arena_.memory().begin()};
+    if (options_.declared != nullptr) {
+      const auto [begin, end] =
+          options_.declared->range_of(access.address, access.kind != AccessKind::read);
+      region.begin = std::max(region.begin, begin);
+      region.end = std::min(region.end, end);
+    }
+    if (region.holds(access))
+      region_of(access) = region;
+    else
       add(ReportKind::undeclared_access, access, 0, {});
-    return {&device_shadow_, access.address - arena_.memory().begin()};
+    return {&device_shadow_, access.address - region.shadow_begin};
   }
   if (shared_.contains(access.address)) {
     begin_access();
-    if (shared_.find(access.address, access.bytes) == nullptr) [[unlikely]]
-      reject(ReportKind::out_of_bounds, access);
-    if (misaligned) [[unlikely]]
-      reject(ReportKind::misaligned, access);
+    const SharedMemory::Variable* variable = shared_.find(access.address, access.bytes);
+    if (variable == nullptr) reject(ReportKind::out_of_bounds, access);
+    if (misaligned) reject(ReportKind::misaligned, access);
+    region_of(access) = {variable->begin, variable->begin + variable->size_bytes, &shared_shadow_,
+                         shared_.range().begin()};
     return {&shared_shadow_, shared_.offset_of(access.address)};
   }
   return locate_elsewhere(access);
 }
 
 Checker::Place Checker::locate_elsewhere(const Access& access) {
-  if (scheduler_.current()->fiber.owns(access.address)) return {};
   if (access.kind == AccessKind::read) {
     if (access.address - args_begin_ < args_bytes_) return {};
     if (is_thread_index(access.address)) return {};
     if (image_.contains(access.address, access.bytes)) return {};
   }
   reject(ReportKind::wild_access, access);
-}
-
-// Counts the access and may run other threads first. Never between a verdict and its access.
-void Checker::begin_access() {
-  ++statistics_->accesses;
-  Worker* me = scheduler_.current();
-  if (++me->accesses > options_.max_accesses_per_thread) [[unlikely]] {
-    if (reports_.admit(ReportKind::runaway, 0)) {
-      Report report;
-      report.kind = ReportKind::runaway;
-      report.by = launches_.party_of(me->stamp);
-      report.thread_index = me->thread_index;
-      report.detail = fmt::format("after {} accesses", options_.max_accesses_per_thread);
-      reports_.add(std::move(report));
-    }
-    scheduler_.abandon();
-  }
-  if (options_.preempt_one_in != 0 && random_->below(options_.preempt_one_in) == 0)
-    scheduler_.preempt();
 }
 
 bool Checker::may_be_undefined(const Place& place) const {
@@ -139,6 +161,9 @@ void Checker::access(std::uintptr_t address, std::size_t bytes, AccessKind kind,
   const Access access{address, bytes, kind, pc};
   const Place place = locate(access, aligned);
   if (place.shadow == nullptr) return;
+  if (kind == AccessKind::read &&
+      place.shadow->read_alone(place.offset, bytes, scheduler_.current()->stamp))
+    return;
   const Viewer me = viewer();
   if (kind == AccessKind::atomic) {
     const Stamp before = place.shadow->writer(place.offset);
@@ -159,6 +184,7 @@ void Checker::load_any(std::uintptr_t address, std::size_t bytes, std::uintptr_t
   const Access access{address, bytes, AccessKind::read, pc};
   const Place place = locate(access, true);
   if (place.shadow == nullptr) return;
+  if (place.shadow->read_alone(place.offset, bytes, scheduler_.current()->stamp)) return;
   judge(place.shadow->read(place.offset, bytes, viewer(), true), access);
 }
 

@@ -11,6 +11,7 @@
 // Not checked: accesses of host code, when no simulated thread runs.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -89,10 +90,27 @@ class Checker {
     AccessKind kind;
     std::uintptr_t pc;
   };
+  // The device memory or shared variable that an instruction used last in this launch, as far as
+  // it may use it.
+  struct Region {
+    std::uintptr_t begin = 0;
+    std::uintptr_t end = 0;
+    Shadow* shadow = nullptr;
+    std::uintptr_t shadow_begin = 0;  // address of the shadow's first granule
+    bool holds(const Access& access) const {
+      return access.address >= begin && access.address <= end &&
+             access.bytes <= end - access.address;
+    }
+  };
 
+  Region& region_of(const Access& access) {
+    return regions_[access.kind == AccessKind::read][access.pc / 4 % kRegions];
+  }
   Place locate(const Access& access, bool aligned);
+  Place locate_slowly(const Access& access, bool misaligned);
   Place locate_elsewhere(const Access& access);
   void begin_access();
+  [[noreturn]] void stop_runaway();
   bool may_be_undefined(const Place& place) const;
   void judge(const Verdict& verdict, const Access& access);
   Viewer viewer() const;
@@ -112,6 +130,9 @@ class Checker {
   Shadow shared_shadow_;
   VirtualRange shared_cells_;
   VirtualRange shared_origins_;
+
+  static constexpr std::size_t kRegions = 64;
+  std::array<std::array<Region, kRegions>, 2> regions_;  // by kind and instruction
 
   Options options_;
   Random* random_ = nullptr;

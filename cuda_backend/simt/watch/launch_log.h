@@ -34,15 +34,15 @@ class DeclaredRanges {
     merge(reads_);
     merge(writes_);
   }
-  bool allows(std::uintptr_t address, std::size_t bytes, bool to_write) const {
+  using Range = std::pair<std::uintptr_t, std::uintptr_t>;  // begin, end
+  // The last declared range that begins at the address or before; empty if none does.
+  Range range_of(std::uintptr_t address, bool to_write) const {
     const std::vector<Range>& ranges = to_write ? writes_ : reads_;
     const auto after = std::upper_bound(ranges.begin(), ranges.end(), Range{address, UINTPTR_MAX});
-    return after != ranges.begin() && address + bytes <= std::prev(after)->second;
+    return after == ranges.begin() ? Range{} : *std::prev(after);
   }
 
  private:
-  using Range = std::pair<std::uintptr_t, std::uintptr_t>;  // begin, end
-
   static void merge(std::vector<Range>& ranges) {
     std::sort(ranges.begin(), ranges.end());
     std::size_t kept = 0;

@@ -131,11 +131,18 @@ Verdict Shadow::visit(std::size_t offset, std::size_t bytes, bool writes, Visit 
 
 Verdict Shadow::read(std::size_t offset, std::size_t bytes, const Viewer& me,
                      bool may_be_undefined) {
+  if (Cell* cell = exact_cell(offset, bytes)) return read_cell(*cell, me, may_be_undefined);
+  // Read by the same thread, whole, and nothing was written since.
+  if (offset % kGranuleBytes + bytes <= kGranuleBytes &&
+      cells_[offset / kGranuleBytes].written != kSplit &&
+      cells_[offset / kGranuleBytes].read == me.stamp)
+    return {};
   return visit(offset, bytes, false,
                [&](Cell& cell) { return read_cell(cell, me, may_be_undefined); });
 }
 
 Verdict Shadow::write(std::size_t offset, std::size_t bytes, const Viewer& me, Stamp flags) {
+  if (Cell* cell = exact_cell(offset, bytes)) return write_cell(*cell, me, flags);
   return visit(offset, bytes, true, [&](Cell& cell) { return write_cell(cell, me, flags); });
 }
 

@@ -18,6 +18,7 @@
 #include <memory>
 #include <optional>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "cuda_backend/simt/cta_scheduler.h"
@@ -134,7 +135,7 @@ class CellPool {
     unsigned log2_width;  // of what one cell stands for, in bytes: 0, 1 or 2
   };
 
-  // Cells of unspecified content.
+  // Cells of unspecified content. The name is the address of the first, plus log2_width.
   std::uint64_t take(unsigned log2_width) {
     Width& pool = widths_[log2_width];
     if (!pool.free.empty()) {
@@ -142,25 +143,29 @@ class CellPool {
       pool.free.pop_back();
       return name;
     }
-    if (pool.used % kChunkRuns == 0)
-      pool.chunks.push_back(std::make_unique<Cell[]>(kChunkRuns * (16u >> log2_width)));
-    return (pool.used++ << 2) | log2_width;
+    const std::size_t cells = 16u >> log2_width;
+    if (pool.unused == 0) {
+      pool.chunks.push_back(std::make_unique<Cell[]>(kChunkRuns * cells));
+      pool.next = pool.chunks.back().get();
+      pool.unused = kChunkRuns;
+    }
+    --pool.unused;
+    return reinterpret_cast<std::uint64_t>(std::exchange(pool.next, pool.next + cells)) |
+           log2_width;
   }
   void give_back(std::uint64_t name) { widths_[name & 3].free.push_back(name); }
-  Run run(std::uint64_t name) const {
-    const unsigned log2_width = name & 3;
-    const std::uint64_t index = name >> 2;
-    return {widths_[log2_width].chunks[index / kChunkRuns].get() +
-                index % kChunkRuns * (16u >> log2_width),
-            log2_width};
+  static Run run(std::uint64_t name) {
+    return {reinterpret_cast<Cell*>(name & ~std::uint64_t{3}), static_cast<unsigned>(name & 3)};
   }
 
  private:
+  static_assert(alignof(Cell) >= 4);
   static constexpr std::size_t kChunkRuns = 4096;
   struct Width {
     std::vector<std::unique_ptr<Cell[]>> chunks;
     std::vector<std::uint64_t> free;
-    std::uint64_t used = 0;
+    Cell* next = nullptr;    // run of the last chunk that was never taken
+    std::size_t unused = 0;  // runs from there on
   };
   std::array<Width, 3> widths_;
 };
@@ -189,6 +194,19 @@ class Shadow {
   Verdict read(std::size_t offset, std::size_t bytes, const Viewer& me, bool may_be_undefined);
   Verdict write(std::size_t offset, std::size_t bytes, const Viewer& me, Stamp flags);
 
+  // The most frequent reads: of one cell that an earlier launch wrote and that no other thread of
+  // this launch has read. False: nothing happens, and read() decides.
+  bool read_alone(std::size_t offset, std::size_t bytes, Stamp me) {
+    Cell* cell = exact_cell(offset, bytes);
+    if (cell == nullptr) return false;
+    if (cell->read == me) return true;
+    if (is_undefined(cell->written) || same_launch(cell->written, me) ||
+        same_launch(cell->read, me))
+      return false;
+    cell->read = me;
+    return true;
+  }
+
   // Without checks: the host, in stream order.
   void mark_written(std::size_t offset, std::size_t bytes, Stamp stamp);
   void clear(std::size_t offset, std::size_t bytes);
@@ -208,6 +226,15 @@ class Shadow {
  private:
   static constexpr Stamp kSplit = ~Stamp{0};  // in `written`: `read` names a run of cells
 
+  // The one cell that stands for all of the bytes and no others; null: none does.
+  Cell* exact_cell(std::size_t offset, std::size_t bytes) {
+    Cell& granule = cells_[offset / kGranuleBytes];
+    const std::size_t first = offset % kGranuleBytes;
+    if (granule.written != kSplit) return bytes == kGranuleBytes && first == 0 ? &granule : nullptr;
+    const CellPool::Run run = CellPool::run(granule.read);
+    const bool is_exact = bytes == std::size_t{1} << run.log2_width && first % bytes == 0;
+    return is_exact ? run.cells + (first >> run.log2_width) : nullptr;
+  }
   template <class Visit>
   Verdict visit(std::size_t offset, std::size_t bytes, bool writes, Visit visit_cell);
   template <class Visit>
