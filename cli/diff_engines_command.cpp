@@ -23,7 +23,8 @@
 #include "sim/setup/replay_setup.h"
 #include "sim/verdict/run_summary.h"
 #include "traces/formats/engine_options.h"
-#include "traces/formats/recording_parts.h"
+#include "traces/formats/recording.h"
+#include "traces/formats/request_trace.h"
 #include "traces/importers/open_trace.h"
 #include "traces/models/model_file.h"
 

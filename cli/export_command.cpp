@@ -16,7 +16,8 @@
 #include "cli/options/replay_options.h"
 #include "cli/output/terminal.h"
 #include "traces/exporters/export_trace.h"
-#include "traces/formats/recording_parts.h"
+#include "traces/formats/recording.h"
+#include "traces/formats/request_trace.h"
 #include "traces/formats/saved_case.h"
 #include "traces/importers/open_trace.h"
 

@@ -12,7 +12,8 @@
 #include "reference/plan/layout.h"
 #include "reference/plan/page_size.h"
 #include "sim/session/session.h"
-#include "traces/formats/recording_parts.h"
+#include "traces/formats/recording.h"
+#include "traces/formats/request_trace.h"
 
 namespace lockstep {
 namespace {

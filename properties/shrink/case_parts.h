@@ -86,7 +86,7 @@ BrokenRules broken_rules(const SavedCase& saved);
 Result<SavedCase> case_of(std::string name, Recording recording, Decides decide = Decides::model);
 
 // The requests of a recorded case on a clock on which a step takes as long as a recorded one.
-// Errors: as trace_of() of traces/formats/recording_parts.h. REQUIRES: it has a recording.
+// Errors: as trace_of() of traces/formats/recording.h. REQUIRES: it has a recording.
 Result<SavedCase> on_a_clock(const SavedCase& saved);
 
 // How large a saved case is, as numbers to show and as an order to shrink by.

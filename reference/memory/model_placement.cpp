@@ -10,6 +10,7 @@
 #include "reference/memory/placed_layout.h"
 #include "reference/placement/cache_spec.h"
 #include "reference/placement/placement.h"
+#include "reference/plan/grouping.h"
 #include "reference/plan/model_spec.h"
 #include "reference/plan/page_groups.h"
 #include "reference/plan/page_size.h"
@@ -270,7 +271,7 @@ Result<KVCacheConfig> replay_plan(const Placement& placement, const LayerSpecs& 
   };
   KVCacheConfig plan;
   plan.num_blocks = placement.num_blocks;
-  for (const PlacedGroup& placed : placement.groups) {
+  for (const KVCacheGroupSpec& placed : placement.groups) {
     KVCacheGroupSpec& group = plan.groups.emplace_back();
     group.layer_names = placed.layer_names;
     group.is_eagle_group = placed.is_eagle_group;
@@ -283,15 +284,15 @@ Result<KVCacheConfig> replay_plan(const Placement& placement, const LayerSpecs& 
       spec.blocks_per_request = placed.spec.blocks_per_request;
       continue;
     }
-    for (const std::string& name : placed.layer_names) {
-      LS_ASSIGN_OR_RETURN(auto spec, own(name, placed.layer_spec(name)));
+    for (std::size_t i = 0; i < placed.layer_names.size(); ++i) {
+      LS_ASSIGN_OR_RETURN(auto spec, own(placed.layer_names[i], placed.layer_spec(i)));
       group.layer_specs.push_back(std::move(spec));
     }
     LS_CHECK(!group.layer_specs.empty(), "a group without layers");
     group.spec = group.layer_specs.front();
     const bool is_alike = std::ranges::all_of(
         group.layer_specs, [&](const KVCacheSpec& spec) { return spec == group.spec; });
-    if (!placed.is_uniform || is_alike) group.layer_specs.clear();
+    if (!placed.is_uniform_type() || is_alike) group.layer_specs.clear();
   }
   return plan;
 }
@@ -300,10 +301,7 @@ std::map<std::string, std::int64_t> mapped_kernel_blocks(const KVCacheConfig& pl
                                                          AttentionBackend chosen) {
   std::map<std::string, std::int64_t> mapped;
   if (chosen == AttentionBackend::any_size) return mapped;
-  LayerSpecs layers;
-  for (const KVCacheGroupSpec& group : plan.groups)
-    for (std::size_t i = 0; i < group.layer_names.size(); ++i)
-      layers.push_back({group.layer_names[i], group.layer_spec(i)});
+  const LayerSpecs layers = layers_of(plan.groups);
   const RingsOf rings = rings_of(layers);
   for (const NamedSpec& layer : layers) {
     if (!shares_rows(layer.spec.tokens_per_state) || !is_full_of_latents(layer.spec.kind)) continue;
@@ -317,11 +315,7 @@ std::map<std::string, std::int64_t> mapped_kernel_blocks(const KVCacheConfig& pl
 }
 
 bool has_unlike_pages(const KVCacheConfig& plan) {
-  std::set<std::int64_t> pages;
-  for (const KVCacheGroupSpec& group : plan.groups)
-    for (std::size_t i = 0; i < group.layer_names.size(); ++i)
-      pages.insert(page_size_bytes(group.layer_spec(i)));
-  return pages.size() > 1;
+  return by_page_size(layers_of(plan.groups), page_size_bytes).size() > 1;
 }
 
 }  // namespace lockstep

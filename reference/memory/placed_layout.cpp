@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "reference/placement/worker_pages.h"
+#include "reference/plan/grouping.h"
 #include "reference/plan/page_groups.h"
 #include "reference/plan/page_size.h"
 
@@ -38,8 +39,8 @@ Result<KVCacheSpec> with_page_shape(const std::string& name, KVCacheSpec spec) {
   return spec;
 }
 
-Result<std::vector<PlacedGroup>> placed_groups(const KVCacheConfig& plan) {
-  std::vector<PlacedGroup> groups;
+Result<std::vector<KVCacheGroupSpec>> placed_groups(const KVCacheConfig& plan) {
+  std::vector<KVCacheGroupSpec> groups;
   for (const KVCacheGroupSpec& group : plan.groups) {
     if (!is_on_device(group)) continue;
     if (group.layers_per_page > 1)
@@ -47,14 +48,13 @@ Result<std::vector<PlacedGroup>> placed_groups(const KVCacheConfig& plan) {
           fmt::format("{} layers of a group share a page; releases with these orders "
                       "have no such packing",
                       group.layers_per_page));
-    PlacedGroup& placed = groups.emplace_back();
+    KVCacheGroupSpec& placed = groups.emplace_back();
     placed.layer_names = group.layer_names;
-    placed.is_uniform = group.is_uniform_type() && !group.layer_names.empty();
     const std::string name = group.layer_names.empty() ? "a group" : group.layer_names.front();
     LS_ASSIGN_OR_RETURN(placed.spec, with_page_shape(name, group.spec));
-    for (std::size_t i = 0; placed.is_uniform && i < group.layer_names.size(); ++i) {
-      LS_ASSIGN_OR_RETURN(auto spec, with_page_shape(group.layer_names[i], group.layer_spec(i)));
-      placed.by_layer.emplace_back(group.layer_names[i], std::move(spec));
+    for (std::size_t i = 0; group.is_uniform_type() && i < group.layer_names.size(); ++i) {
+      LS_ASSIGN_OR_RETURN(placed.layer_specs.emplace_back(),
+                          with_page_shape(group.layer_names[i], group.layer_spec(i)));
     }
   }
   return groups;
@@ -257,17 +257,13 @@ std::optional<AttentionBackend> only_reader(const LayerSpecs& layers) {
 Result<CacheLayout> placed_order(const KVCacheConfig& given, CacheLayout asked) {
   LS_ASSIGN_OR_RETURN(const KVCacheConfig plan, with_page_rows(given));
   LS_ASSIGN_OR_RETURN(const auto groups, placed_groups(plan));
-  NamedCacheSpecs specs;
-  for (const PlacedGroup& group : groups)
-    for (const std::string& name : group.layer_names)
-      specs.emplace_back(name, group.layer_spec(name));
   LS_ASSIGN_OR_RETURN(const auto supported, supported_orders({}));
   std::optional<std::string> option;
   if (asked != CacheLayout::NHD) option = std::string(name_of(asked));
   std::optional<CacheLayout> wish;  // of the connector of host pages
   if (has_host_pages(plan.groups)) wish = CacheLayout::BLHNC;
   LS_ASSIGN_OR_RETURN(const ChosenOrder chosen,
-                      choose_order(supported, false, specs, option, wish));
+                      choose_order(supported, false, layers_of(groups), option, wish));
   return chosen.order;
 }
 

@@ -8,32 +8,20 @@
 #include <set>
 #include <tuple>
 
+#include "reference/plan/grouping.h"
 #include "reference/types/token_rows.h"
 
 namespace lockstep {
 namespace {
 
-// The fields of AttentionSpec that two specs must share to be merged.
-bool same_rows(const KVCacheSpec& a, const KVCacheSpec& b) {
-  return a.block_size == b.block_size && a.dcp_sharded == b.dcp_sharded &&
-         a.block_stride_alignment == b.block_stride_alignment &&
-         a.plan.stride_kernel_tokens == b.plan.stride_kernel_tokens &&
-         a.plan.max_tp_shards == b.plan.max_tp_shards && a.num_kv_heads == b.num_kv_heads &&
-         a.head_size == b.head_size && a.dtype == b.dtype && a.head_size_v == b.head_size_v &&
-         a.kv_quant_mode == b.kv_quant_mode && a.page_size_padded == b.page_size_padded &&
-         a.plan.num_head_slots == b.plan.num_head_slots &&
-         a.plan.state_content_bytes == b.plan.state_content_bytes &&
-         a.tokens_per_state == b.tokens_per_state;
-}
-
 template <class Field>
-bool all_equal(const std::vector<KVCacheSpec>& specs, Field field) {
-  return std::ranges::all_of(specs,
-                             [&](const KVCacheSpec& s) { return field(s) == field(specs[0]); });
+bool all_equal(const LayerSpecs& layers, Field field) {
+  return std::ranges::all_of(
+      layers, [&](const NamedSpec& s) { return field(s.spec) == field(layers[0].spec); });
 }
 
-bool any_says(const std::vector<KVCacheSpec>& specs, bool PlanFacts::*fact) {
-  return std::ranges::any_of(specs, [&](const KVCacheSpec& spec) { return spec.plan.*fact; });
+bool any_says(const LayerSpecs& layers, bool PlanFacts::*fact) {
+  return std::ranges::any_of(layers, [&](const NamedSpec& s) { return s.spec.plan.*fact; });
 }
 
 // The rows of `spec` and nothing else of its class.
@@ -57,72 +45,83 @@ KVCacheSpec rows_alone(const KVCacheSpec& spec) {
   return merged;
 }
 
-Merged merge_mla(const std::vector<KVCacheSpec>& specs) {
+// The fields of AttentionSpec that two specs must share to be merged.
+bool same_rows(const KVCacheSpec& a, const KVCacheSpec& b) {
+  KVCacheSpec rows = rows_alone(b);
+  rows.kind = a.kind;
+  return rows_alone(a) == rows;
+}
+
+Merged merge_mla(const LayerSpecs& layers) {
+  const KVCacheSpec& first = layers[0].spec;
   const auto identity = [](const KVCacheSpec& s) {
     return std::tuple(s.cache_dtype_str, s.plan.topk_buffer_width, s.tokens_per_state,
                       s.model_version, s.plan.is_indexer, s.plan.is_index_group_leader);
   };
-  for (const KVCacheSpec& spec : specs)
-    if (!is_mla(spec.kind) || !same_rows(spec, specs[0])) return {};
-  if (!all_equal(specs, identity)) return {};
-  KVCacheSpec merged = rows_alone(specs[0]);
-  merged.cache_dtype_str = specs[0].cache_dtype_str;
-  merged.plan.topk_buffer_width = specs[0].plan.topk_buffer_width;
-  merged.model_version = specs[0].model_version;
-  merged.plan.is_indexer = specs[0].plan.is_indexer;
-  merged.plan.is_index_group_leader = specs[0].plan.is_index_group_leader;
+  for (const NamedSpec& layer : layers)
+    if (!is_mla(layer.spec.kind) || !same_rows(layer.spec, first)) return {};
+  if (!all_equal(layers, identity)) return {};
+  KVCacheSpec merged = rows_alone(first);
+  merged.cache_dtype_str = first.cache_dtype_str;
+  merged.plan.topk_buffer_width = first.plan.topk_buffer_width;
+  merged.model_version = first.model_version;
+  merged.plan.is_indexer = first.plan.is_indexer;
+  merged.plan.is_index_group_leader = first.plan.is_index_group_leader;
   merged.plan.non_causal_multi_token_decode =
-      any_says(specs, &PlanFacts::non_causal_multi_token_decode);
+      any_says(layers, &PlanFacts::non_causal_multi_token_decode);
   merged.head_size_v = 0;
   return {merged, {}};
 }
 
-Merged merge_mla_windows(const std::vector<KVCacheSpec>& specs) {
+Merged merge_mla_windows(const LayerSpecs& layers) {
+  const KVCacheSpec& first = layers[0].spec;
   const auto identity = [](const KVCacheSpec& s) {
     return std::tuple(s.kind, s.cache_dtype_str, s.tokens_per_state, s.model_version,
                       s.sliding_window, s.extra_retained_tokens, s.bounded_replay,
                       s.block_stride_alignment, s.plan.stride_kernel_tokens, s.dcp_sharded,
                       s.plan.max_tp_shards);
   };
-  if (!all_equal(specs, identity)) return {};
-  KVCacheSpec merged = rows_alone(specs[0]);
+  if (!all_equal(layers, identity)) return {};
+  KVCacheSpec merged = rows_alone(first);
   merged.kv_quant_mode = KVQuantMode::none;
-  merged.sliding_window = specs[0].sliding_window;
-  merged.extra_retained_tokens = specs[0].extra_retained_tokens;
-  merged.cache_dtype_str = specs[0].cache_dtype_str;
-  merged.model_version = specs[0].model_version;
-  merged.bounded_replay = specs[0].bounded_replay;
+  merged.sliding_window = first.sliding_window;
+  merged.extra_retained_tokens = first.extra_retained_tokens;
+  merged.cache_dtype_str = first.cache_dtype_str;
+  merged.model_version = first.model_version;
+  merged.bounded_replay = first.bounded_replay;
   merged.head_size_v = 0;
   return {merged, {}};
 }
 
-Merged merge_full(const std::vector<KVCacheSpec>& specs) {
-  const CacheKind kind = specs[0].kind;
+Merged merge_full(const LayerSpecs& layers) {
+  const KVCacheSpec& first = layers[0].spec;
+  const CacheKind kind = first.kind;
   std::set<std::int64_t> windows, chunks;
-  for (const KVCacheSpec& spec : specs) {
+  for (const NamedSpec& layer : layers) {
+    const KVCacheSpec& spec = layer.spec;
     if (!is_full_attention(spec.kind)) return {};
-    if (kind == CacheKind::rswa && (spec.kind != kind || spec.rswa_window != specs[0].rswa_window))
+    if (kind == CacheKind::rswa && (spec.kind != kind || spec.rswa_window != first.rswa_window))
       return {};
     if (spec.sliding_window != 0) windows.insert(spec.sliding_window);
     if (spec.attention_chunk_size != 0) chunks.insert(spec.attention_chunk_size);
   }
-  for (const KVCacheSpec& spec : specs)
-    if (is_mla(spec.kind)) return {};
+  for (const NamedSpec& layer : layers)
+    if (is_mla(layer.spec.kind)) return {};
   if (windows.size() > 1 || chunks.size() > 1)
     return {{},
             "layers of full attention with different windows: one group must have one window size; "
             "keep the hybrid manager"};
-  for (const KVCacheSpec& spec : specs)
-    if (!same_rows(spec, specs[0]) ||
-        (kind == CacheKind::sink_full && !is_one_row(spec.tokens_per_state)))
+  for (const NamedSpec& layer : layers)
+    if (!same_rows(layer.spec, first) ||
+        (kind == CacheKind::sink_full && !is_one_row(layer.spec.tokens_per_state)))
       return {};
   if (!windows.empty() && !chunks.empty()) return {};
-  KVCacheSpec merged = rows_alone(specs[0]);
+  KVCacheSpec merged = rows_alone(first);
   if (!windows.empty()) merged.sliding_window = *windows.begin();
   if (!chunks.empty()) merged.attention_chunk_size = *chunks.begin();
-  merged.rswa_window = specs[0].rswa_window;
-  merged.sink_len = specs[0].sink_len;
-  merged.plan.non_causal = any_says(specs, &PlanFacts::non_causal);
+  merged.rswa_window = first.rswa_window;
+  merged.sink_len = first.sink_len;
+  merged.plan.non_causal = any_says(layers, &PlanFacts::non_causal);
   return {merged, {}};
 }
 
@@ -180,38 +179,13 @@ KVCacheSpec with_block_size(KVCacheSpec spec, std::int64_t block_size) {
   return spec;
 }
 
-Merged merge_specs(const std::vector<KVCacheSpec>& specs) {
-  const CacheKind kind = specs[0].kind;
-  if (is_mla(kind)) return merge_mla(specs);
-  if (is_full_attention(kind)) return merge_full(specs);
-  if (is_mla_window(kind)) return merge_mla_windows(specs);
-  for (const KVCacheSpec& spec : specs)
-    if (!(spec == specs[0])) return {};
-  return {specs[0], {}};
-}
-
-bool is_uniform_type(const KVCacheSpec& first, const KVCacheSpec& other) {
-  if (first.block_size != other.block_size || first.dcp_sharded != other.dcp_sharded) return false;
-  if (traits_of(first.kind).keeps != traits_of(other.kind).keeps) return false;
-  // Windows of MLA rows are windows to the plain class, but not the other way round.
-  if (is_mla_window(first.kind) && other.kind != first.kind) return false;
-  switch (traits_of(first.kind).keeps) {
-    case Keeps::window:
-      return first.sliding_window == other.sliding_window &&
-             (!is_mla_window(first.kind) || first.bounded_replay == other.bounded_replay);
-    case Keeps::chunk:
-      return first.attention_chunk_size == other.attention_chunk_size;
-    case Keeps::states:
-      return first.num_speculative_blocks == other.num_speculative_blocks &&
-             first.num_prefill_checkpoint_blocks == other.num_prefill_checkpoint_blocks &&
-             first.prefill_checkpoint_alignment == other.prefill_checkpoint_alignment &&
-             page_bytes(first) == page_bytes(other) &&
-             first.plan.tp_replicated == other.plan.tp_replicated;
-    case Keeps::pages:
-      return first.kind == other.kind;
-    default:
-      return true;
-  }
+Merged merge_specs(const LayerSpecs& layers) {
+  const KVCacheSpec& first = layers[0].spec;
+  if (is_mla(first.kind)) return merge_mla(layers);
+  if (is_full_attention(first.kind)) return merge_full(layers);
+  if (is_mla_window(first.kind)) return merge_mla_windows(layers);
+  if (by_equal_spec(layers).size() > 1) return {};
+  return {first, {}};
 }
 
 Result<std::int64_t> blocks_per_request(const KVCacheSpec& spec, const RequestBounds& bounds) {
@@ -338,13 +312,13 @@ Result<std::vector<CacheLayout>> supported_orders(
 }
 
 Result<ChosenOrder> choose_order(const std::vector<CacheLayout>& supported, bool declared,
-                                 const NamedCacheSpecs& specs,
-                                 const std::optional<std::string>& asked,
+                                 const LayerSpecs& specs, const std::optional<std::string>& asked,
                                  std::optional<CacheLayout> connector) {
   std::set<std::tuple<std::int64_t, std::int64_t, std::int64_t>> shapes;
   std::set<std::int64_t> pages;
   std::set<bool> sharding;
-  for (const auto& [name, spec] : specs) {
+  for (const NamedSpec& layer : specs) {
+    const KVCacheSpec& spec = layer.spec;
     if (!has_layer_views(spec.kind)) continue;
     shapes.insert({num_heads(spec), rows_of(spec, spec.block_size), page_bytes(spec)});
     pages.insert(page_bytes(spec));

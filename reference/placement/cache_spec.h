@@ -17,13 +17,10 @@
 
 #include "base/result.h"
 #include "reference/plan/page_size.h"
-#include "reference/types/kv_cache_spec.h"
+#include "reference/types/plan_options.h"
 #include "reference/types/view_types.h"
 
 namespace lockstep {
-
-using NamedCacheSpec = std::pair<std::string, KVCacheSpec>;
-using NamedCacheSpecs = std::vector<NamedCacheSpec>;  // in layer order
 
 std::int64_t num_heads(const KVCacheSpec& spec);                         // H
 std::int64_t rows_of(const KVCacheSpec& spec, std::int64_t block_size);  // N of such a block
@@ -43,16 +40,13 @@ KVCacheSpec with_block_size(KVCacheSpec spec, std::int64_t block_size);
 // Pads the page to `alignment`, as the constructor of an MLA spec does.
 void apply_alignment(KVCacheSpec& spec);
 
-// One spec for all of `specs`, by the rules of the first one's class. Merging drops fields that
+// One spec for all layers, by the rules of the first one's class. Merging drops fields that
 // vLLM's merge drops (`alignment`; of MLA windows also the quantization).
 struct Merged {
   std::optional<KVCacheSpec> spec;  // absent: they cannot share one
   std::string refused;              // a mix that stops the engine instead of making more groups
 };
-Merged merge_specs(const std::vector<KVCacheSpec>& specs);
-
-// Whether layers of both need the same token slots (kv_cache_interface.py: is_uniform_type).
-bool is_uniform_type(const KVCacheSpec& first, const KVCacheSpec& other);
+Merged merge_specs(const LayerSpecs& layers);
 
 // What a request of the longest length is bounded by.
 struct RequestBounds {
@@ -107,8 +101,7 @@ struct ChosenOrder {
 // list.
 // An Error: the user's layout is not a candidate, or there is none.
 Result<ChosenOrder> choose_order(const std::vector<CacheLayout>& supported, bool declared,
-                                 const NamedCacheSpecs& specs,
-                                 const std::optional<std::string>& asked,
+                                 const LayerSpecs& specs, const std::optional<std::string>& asked,
                                  std::optional<CacheLayout> connector);
 
 // What each attention backend of the engine asks of a cache: kernel block sizes, orders, whether it

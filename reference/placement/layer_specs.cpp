@@ -502,17 +502,17 @@ Result<std::vector<PlacementLayer>> layers_with_specs(const std::vector<Placemen
   }
   if (!options.host_pages) return layers;
   LS_ASSIGN_OR_RETURN(const std::int64_t block, common_kernel_block(alignment.block_size, sizes));
-  NamedCacheSpecs named;
+  LayerSpecs named;
   for (PlacementLayer& layer : layers) {
     if (!layer.spec || !has_layer_views(layer.spec->kind)) continue;
     if (is_mla(layer.spec->kind)) layer.spec = with_block_size(*layer.spec, block);
-    named.emplace_back(layer.name, *layer.spec);
+    named.push_back({layer.name, *layer.spec});
   }
-  LS_ASSIGN_OR_RETURN(const std::vector<PlacedGroup> groups,
+  LS_ASSIGN_OR_RETURN(const std::vector<KVCacheGroupSpec> groups,
                       host_page_groups(named, CacheLayout::BLHNC, options));
   for (PlacementLayer& layer : layers)
     if (layer.spec && !has_layer_views(layer.spec->kind))
-      for (const PlacedGroup& group : groups)
+      for (const KVCacheGroupSpec& group : groups)
         if (std::ranges::find(group.layer_names, layer.name) != group.layer_names.end())
           layer.spec = group.spec;
   return layers;

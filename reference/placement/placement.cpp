@@ -18,11 +18,11 @@ std::int64_t layer_block_stride(const KVCacheSpec& spec) {
   return round_up(page_bytes(spec), stride_alignment_bytes(spec));
 }
 
-Result<void> check_order(const std::vector<PlacedGroup>& groups, CacheLayout order) {
+Result<void> check_order(const std::vector<KVCacheGroupSpec>& groups, CacheLayout order) {
   std::set<std::int64_t> pages;
-  for (const PlacedGroup& group : groups)
-    for (const std::string& name : group.layer_names)
-      pages.insert(page_bytes(group.layer_spec(name)));
+  for (const KVCacheGroupSpec& group : groups)
+    for (std::size_t i = 0; i < group.layer_names.size(); ++i)
+      pages.insert(page_bytes(group.layer_spec(i)));
   if (pages.size() <= 1) return {};
   if (is_block_compact(order) && (groups.size() == 1 || is_block_outermost(order))) return {};
   return fail(
@@ -34,24 +34,22 @@ Result<void> check_order(const std::vector<PlacedGroup>& groups, CacheLayout ord
 // The layers of a group by spec, in order of appearance. Layers that the group keeps a spec for are
 // taken even where the worker has none of the group's layers: the engine plans them too.
 std::vector<std::pair<KVCacheSpec, std::vector<std::string>>> layers_by_spec(
-    const PlacedGroup& group) {
+    const KVCacheGroupSpec& group) {
   std::vector<std::pair<KVCacheSpec, std::vector<std::string>>> parts;
-  const auto add = [&](const KVCacheSpec& spec, const std::string& name) {
+  for (std::size_t i = 0; i < group.planned_layers().size(); ++i) {
+    const KVCacheSpec& spec = group.layer_spec(i);
     auto at = std::ranges::find_if(parts, [&](const auto& part) { return part.first == spec; });
     if (at == parts.end()) at = parts.insert(parts.end(), {spec, {}});
-    at->second.push_back(name);
-  };
-  for (const auto& [name, spec] : group.by_layer) add(spec, name);
-  if (!group.is_uniform)
-    for (const std::string& name : group.layer_names) add(group.spec, name);
+    at->second.push_back(group.planned_layers()[i]);
+  }
   return parts;
 }
 
 // Tensors of groups that share one allocation.
-Result<void> place_tensors(const std::vector<PlacedGroup>& groups, CacheLayout order,
+Result<void> place_tensors(const std::vector<KVCacheGroupSpec>& groups, CacheLayout order,
                            std::int64_t num_blocks, bool on_host, Placement& plan) {
   const std::int64_t block_bytes = bytes_per_block(groups, order);
-  for (const PlacedGroup& group : groups) {
+  for (const KVCacheGroupSpec& group : groups) {
     std::int64_t offset = 0;
     for (auto& [spec, layers] : layers_by_spec(group)) {
       const auto count = static_cast<std::int64_t>(layers.size());
@@ -79,9 +77,9 @@ Result<void> place_tensors(const std::vector<PlacedGroup>& groups, CacheLayout o
   return {};
 }
 
-Result<HostPool> host_pool_of(const PlacedGroup& group, const PlacementOptions& options) {
+Result<HostPool> host_pool_of(const KVCacheGroupSpec& group, const PlacementOptions& options) {
   HostPool pool;
-  for (const auto& [name, spec] : group.by_layer) pool.block_stride += page_bytes(spec);
+  for (const KVCacheSpec& spec : group.layer_specs) pool.block_stride += page_bytes(spec);
   const auto budget =
       static_cast<std::int64_t>(options.host_pages->host_pool_gib * static_cast<double>(1LL << 30));
   pool.num_blocks = budget / pool.block_stride;
@@ -95,36 +93,36 @@ Result<HostPool> host_pool_of(const PlacedGroup& group, const PlacementOptions& 
   return pool;
 }
 
-Result<std::int64_t> group_blocks(const PlacedGroup& group, const RequestBounds& bounds) {
-  if (!group.is_uniform) return blocks_per_request(group.spec, bounds);
+Result<std::int64_t> group_blocks(const KVCacheGroupSpec& group, const RequestBounds& bounds) {
+  if (!group.is_uniform_type()) return blocks_per_request(group.spec, bounds);
   std::int64_t most = 0;
-  for (const auto& [name, spec] : group.by_layer) {
+  for (const KVCacheSpec& spec : group.layer_specs) {
     LS_ASSIGN_OR_RETURN(const std::int64_t blocks, blocks_per_request(spec, bounds));
     most = std::max(most, blocks);
   }
   return most;
 }
 
-Result<std::int64_t> device_blocks(const std::vector<PlacedGroup>& groups,
+Result<std::int64_t> device_blocks(const std::vector<KVCacheGroupSpec>& groups,
                                    const RequestBounds& bounds) {
   std::int64_t blocks = 0;
-  for (const PlacedGroup& group : groups) {
-    if (group.host_resident) continue;
+  for (const KVCacheGroupSpec& group : groups) {
+    if (is_on_host(group)) continue;
     LS_ASSIGN_OR_RETURN(const std::int64_t own, group_blocks(group, bounds));
     blocks += own;
   }
   return blocks;
 }
 
-std::vector<PlacedGroup> device_groups(const std::vector<PlacedGroup>& groups) {
-  std::vector<PlacedGroup> device;
+std::vector<KVCacheGroupSpec> device_groups(const std::vector<KVCacheGroupSpec>& groups) {
+  std::vector<KVCacheGroupSpec> device;
   std::ranges::copy_if(groups, std::back_inserter(device),
-                       [](const PlacedGroup& group) { return !group.host_resident; });
+                       [](const KVCacheGroupSpec& group) { return !is_on_host(group); });
   return device;
 }
 
 // A request of the longest length and the null block fit.
-Result<void> check_memory(const std::vector<PlacedGroup>& groups, std::int64_t block_bytes,
+Result<void> check_memory(const std::vector<KVCacheGroupSpec>& groups, std::int64_t block_bytes,
                           std::int64_t memory_bytes, const PlacementOptions& options) {
   RequestBounds bounds = bounds_of(options);
   const std::int64_t usable = memory_bytes - block_bytes;
@@ -147,23 +145,34 @@ Result<void> check_memory(const std::vector<PlacedGroup>& groups, std::int64_t b
 }
 
 // The groups with one worker's layers.
-std::vector<PlacedGroup> projected(const std::vector<PlacedGroup>& groups,
-                                   const WorkerShare& worker) {
+std::vector<KVCacheGroupSpec> projected(const std::vector<KVCacheGroupSpec>& groups,
+                                        const WorkerShare& worker) {
   const std::set<std::string> own(worker.layer_names.begin(), worker.layer_names.end());
-  std::vector<PlacedGroup> result = groups;
-  for (PlacedGroup& group : result) {
-    std::erase_if(group.layer_names, [&](const std::string& name) { return !own.contains(name); });
-    if (group.layer_names.empty() || !group.is_uniform) continue;
-    std::erase_if(group.by_layer, [&](const NamedCacheSpec& s) { return !own.contains(s.first); });
-    group.spec = group.by_layer[0].second;
+  std::vector<KVCacheGroupSpec> result = groups;
+  for (KVCacheGroupSpec& group : result) {
+    const KVCacheGroupSpec whole = group;
+    group.layer_names.clear();
+    group.layer_specs.clear();
+    for (std::size_t i = 0; i < whole.layer_names.size(); ++i) {
+      if (!own.contains(whole.layer_names[i])) continue;
+      group.layer_names.push_back(whole.layer_names[i]);
+      if (whole.is_uniform_type()) group.layer_specs.push_back(whole.layer_specs[i]);
+    }
+    if (!group.layer_specs.empty()) {
+      group.spec = group.layer_specs[0];
+    } else if (whole.is_uniform_type()) {
+      group.layer_specs = whole.layer_specs;
+      group.foreign_layers = whole.layer_names;
+    }
   }
   return result;
 }
 
-std::int64_t tp_replicas(const std::vector<PlacedGroup>& groups, const PlacementOptions& options) {
+std::int64_t tp_replicas(const std::vector<KVCacheGroupSpec>& groups,
+                         const PlacementOptions& options) {
   std::int64_t replicas = options.tp;
   bool has_specs = false;
-  for (const PlacedGroup& group : groups) {
+  for (const KVCacheGroupSpec& group : groups) {
     const auto add = [&](const KVCacheSpec& spec) {
       has_specs = true;
       const bool is_split = !is_attention(spec.kind) || spec.plan.max_tp_shards == 0 ||
@@ -171,28 +180,13 @@ std::int64_t tp_replicas(const std::vector<PlacedGroup>& groups, const Placement
       replicas = std::gcd(
           replicas, is_split ? 1 : std::max<std::int64_t>(1, options.tp / spec.plan.max_tp_shards));
     };
-    if (group.is_uniform)
-      for (const auto& [name, spec] : group.by_layer) add(spec);
-    else
-      add(group.spec);
+    for (const KVCacheSpec& spec : group.layer_specs) add(spec);
+    if (!group.is_uniform_type()) add(group.spec);
   }
   return has_specs ? replicas : 1;
 }
 
 }  // namespace
-
-const KVCacheSpec& PlacedGroup::layer_spec(const std::string& name) const {
-  if (!is_uniform) return spec;
-  const auto at = std::ranges::find(by_layer, name, &NamedCacheSpec::first);
-  LS_CHECK(at != by_layer.end(), "no layer {} in this group", name);
-  return at->second;
-}
-
-bool PlacedGroup::is_prefix_cacheable() const {
-  if (!is_uniform) return is_cacheable_by_class(spec);
-  return std::ranges::all_of(
-      by_layer, [](const NamedCacheSpec& s) { return is_cacheable_by_class(s.second); });
-}
 
 RequestBounds bounds_of(const PlacementOptions& options) {
   return {options.max_model_len, options.pp * options.max_num_batched_tokens,
@@ -200,13 +194,13 @@ RequestBounds bounds_of(const PlacementOptions& options) {
           options.mamba_cache_mode == MambaCacheMode::align};
 }
 
-std::int64_t bytes_per_block(const std::vector<PlacedGroup>& groups, CacheLayout order) {
+std::int64_t bytes_per_block(const std::vector<KVCacheGroupSpec>& groups, CacheLayout order) {
   std::int64_t widest = 0, alignment = 1;
-  for (const PlacedGroup& group : groups) {
+  for (const KVCacheGroupSpec& group : groups) {
     std::int64_t bytes = 0;
     if (is_hot_pages(group.spec.kind)) alignment = std::lcm(alignment, page_bytes(group.spec));
-    for (const std::string& name : group.layer_names) {
-      const KVCacheSpec& spec = group.layer_spec(name);
+    for (std::size_t i = 0; i < group.layer_names.size(); ++i) {
+      const KVCacheSpec& spec = group.layer_spec(i);
       bytes += is_block_outermost(order) ? page_bytes(spec) : layer_block_stride(spec);
       if (is_block_outermost(order)) alignment = std::lcm(alignment, stride_alignment_bytes(spec));
     }
@@ -215,7 +209,7 @@ std::int64_t bytes_per_block(const std::vector<PlacedGroup>& groups, CacheLayout
   return round_up(widest, alignment);
 }
 
-Result<Placement> place_blocks(const std::vector<PlacedGroup>& groups, CacheLayout order,
+Result<Placement> place_blocks(const std::vector<KVCacheGroupSpec>& groups, CacheLayout order,
                                std::int64_t num_blocks, const PlacementOptions& options) {
   Placement plan;
   plan.order = order;
@@ -223,10 +217,10 @@ Result<Placement> place_blocks(const std::vector<PlacedGroup>& groups, CacheLayo
   plan.kv_tp_replicas = tp_replicas(groups, options);
   plan.num_blocks = groups.empty() ? 1 : num_blocks;
   if (groups.empty()) return plan;
-  const std::vector<PlacedGroup> device = device_groups(groups);
+  const std::vector<KVCacheGroupSpec> device = device_groups(groups);
   if (options.host_pages) {
-    for (const PlacedGroup& group : groups) {
-      if (!group.host_resident) continue;
+    for (const KVCacheGroupSpec& group : groups) {
+      if (!is_on_host(group)) continue;
       LS_ASSIGN_OR_RETURN(plan.host, host_pool_of(group, options));
       LS_RETURN_IF_ERROR(
           place_tensors({group}, CacheLayout::LBNHC, plan.host->num_blocks, true, plan));
@@ -237,11 +231,11 @@ Result<Placement> place_blocks(const std::vector<PlacedGroup>& groups, CacheLayo
   return plan;
 }
 
-Result<std::vector<Placement>> place_workers(const std::vector<PlacedGroup>& groups,
+Result<std::vector<Placement>> place_workers(const std::vector<KVCacheGroupSpec>& groups,
                                              CacheLayout order,
                                              const std::vector<WorkerShare>& workers,
                                              const PlacementOptions& options) {
-  std::vector<std::vector<PlacedGroup>> shares;
+  std::vector<std::vector<KVCacheGroupSpec>> shares;
   std::vector<std::int64_t> blocks;
   for (const WorkerShare& worker : workers) {
     shares.push_back(groups.empty() ? groups : projected(groups, worker));
@@ -269,7 +263,7 @@ Result<std::vector<Placement>> place_workers(const std::vector<PlacedGroup>& gro
   return plans;
 }
 
-Result<std::int64_t> blocks_per_request(const std::vector<PlacedGroup>& groups,
+Result<std::int64_t> blocks_per_request(const std::vector<KVCacheGroupSpec>& groups,
                                         const PlacementOptions& options) {
   return device_blocks(groups, bounds_of(options));
 }
@@ -277,10 +271,10 @@ Result<std::int64_t> blocks_per_request(const std::vector<PlacedGroup>& groups,
 Result<PlacementCapacity> capacity_of(const Placement& plan, const PlacementOptions& options) {
   const RequestBounds bounds = bounds_of(options);
   std::int64_t device = 0, host = 0;
-  for (const PlacedGroup& group : plan.groups) {
+  for (const KVCacheGroupSpec& group : plan.groups) {
     // The scheduler's view of a group: its first layer.
     LS_ASSIGN_OR_RETURN(const std::int64_t blocks, blocks_per_request(group.spec, bounds));
-    (group.host_resident ? host : device) += blocks;
+    (is_on_host(group) ? host : device) += blocks;
   }
   PlacementCapacity capacity;
   capacity.max_concurrency = static_cast<double>(plan.num_blocks) / static_cast<double>(device);
@@ -297,9 +291,9 @@ bool needs_zeroing(const Placement& plan) {
   // The scheduler decides it, and sees only a group's first layer.
   std::set<std::pair<DType, KVQuantMode>> precisions;
   bool has_states = false;
-  for (const PlacedGroup& group : plan.groups) {
+  for (const KVCacheGroupSpec& group : plan.groups) {
     has_states |= is_state_kind(group.spec.kind);
-    if (is_attention(group.spec.kind) && !group.host_resident)
+    if (is_attention(group.spec.kind) && !is_on_host(group))
       precisions.insert({group.spec.dtype, group.spec.kv_quant_mode});
   }
   return has_states || precisions.size() > 1;
@@ -307,14 +301,14 @@ bool needs_zeroing(const Placement& plan) {
 
 Result<HashSizes> hash_sizes(const Placement& plan, const PlacementOptions& options) {
   HashSizes sizes;
-  const auto span_of = [&](const PlacedGroup& group) {
+  const auto span_of = [&](const KVCacheGroupSpec& group) {
     return group.spec.block_size * (group.spec.dcp_sharded ? options.dcp : 1);
   };
   std::vector<std::int64_t> spans, cacheable;
   std::int64_t smallest = 0, smallest_cacheable = 0;
   const auto lower = [](std::int64_t a, std::int64_t b) { return a == 0 ? b : std::min(a, b); };
   sizes.scheduler = 1;
-  for (const PlacedGroup& group : plan.groups) {
+  for (const KVCacheGroupSpec& group : plan.groups) {
     spans.push_back(span_of(group));
     sizes.scheduler = std::lcm(sizes.scheduler, spans.back());
     smallest = lower(smallest, group.spec.block_size);
@@ -336,11 +330,11 @@ Result<HashSizes> hash_sizes(const Placement& plan, const PlacementOptions& opti
     return sizes;
   }
   sizes.hash = sizes.hit_alignment = sizes.scheduler;
-  const auto has_states = [](const PlacedGroup& group, bool aligned) {
+  const auto has_states = [](const KVCacheGroupSpec& group, bool aligned) {
     return is_state_kind(group.spec.kind) &&
            (group.spec.mamba_cache_mode == MambaCacheMode::align) == aligned;
   };
-  if (!hashes || std::ranges::any_of(plan.groups, [&](const PlacedGroup& group) {
+  if (!hashes || std::ranges::any_of(plan.groups, [&](const KVCacheGroupSpec& group) {
         return has_states(group, false);
       }))
     return sizes;
@@ -352,12 +346,12 @@ Result<HashSizes> hash_sizes(const Placement& plan, const PlacementOptions& opti
     if (span % sizes.hash != 0)
       return fail(fmt::format("prefix_match_unit {} does not divide a group's block of {} tokens",
                               sizes.hash, span));
-  const bool is_fine = std::ranges::any_of(plan.groups, [&](const PlacedGroup& group) {
+  const bool is_fine = std::ranges::any_of(plan.groups, [&](const KVCacheGroupSpec& group) {
     return has_states(group, true) && (options.dcp == 1 ? group.spec.block_size > sizes.hash
                                                         : group.spec.block_size >= sizes.hash);
   });
   const std::int64_t unit = is_fine ? sizes.hash : sizes.scheduler;
-  for (const PlacedGroup& group : plan.groups) {
+  for (const KVCacheGroupSpec& group : plan.groups) {
     const auto check = [&](const KVCacheSpec& spec) {
       return !is_cacheable_by_class(spec) || !is_attention(spec.kind) ||
              fills_rows(spec.tokens_per_state, unit);
@@ -366,7 +360,7 @@ Result<HashSizes> hash_sizes(const Placement& plan, const PlacementOptions& opti
       return fail(fmt::format("prefix_match_unit {}: hits must end at whole rows of {} tokens",
                               sizes.hash, text_of(group.spec.tokens_per_state)));
   }
-  const auto looks_up_fine = [&](const PlacedGroup& group) {
+  const auto looks_up_fine = [&](const KVCacheGroupSpec& group) {
     return !is_cacheable_by_class(group.spec) || span_of(group) == sizes.hash ||
            is_full_attention(group.spec.kind) || is_state_kind(group.spec.kind);
   };
@@ -397,10 +391,10 @@ Result<void> run_stages(const std::vector<PlacementLayer>& layers, bool is_bare,
   plan.refused_stage = "layout";
   std::vector<std::vector<CacheLayout>> declared;
   std::set<std::string> seen;
-  NamedCacheSpecs specs;
+  LayerSpecs specs;
   bool is_declared = false;
   for (const PlacementLayer& layer : plan.layers) {
-    if (layer.spec) specs.emplace_back(layer.name, *layer.spec);
+    if (layer.spec) specs.push_back({layer.name, *layer.spec});
     const CacheBackend* backend = find_cache_backend(layer.backend);
     if (backend == nullptr || !seen.insert(layer.backend).second) continue;
     declared.push_back(declared_orders(*backend, options.device));
@@ -412,9 +406,10 @@ Result<void> run_stages(const std::vector<PlacementLayer>& layers, bool is_bare,
   plan.refused_stage = "groups";
   LS_ASSIGN_OR_RETURN(plan.groups, cache_groups(specs, plan.order->order, options));
   plan.refused_stage = "plan";
-  for (const PlacedGroup& group : plan.groups)
-    for (const std::string& name : group.layer_names) {
-      const KVCacheSpec& spec = group.layer_spec(name);
+  for (const KVCacheGroupSpec& group : plan.groups)
+    for (std::size_t i = 0; i < group.layer_names.size(); ++i) {
+      const std::string& name = group.layer_names[i];
+      const KVCacheSpec& spec = group.layer_spec(i);
       LS_RETURN_IF_ERROR(check_page(name, spec));
       if (stride_alignment_bytes(spec) == 0)
         return fail(

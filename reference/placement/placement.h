@@ -61,23 +61,6 @@ struct PlacementLayer {
   bool is_unquantized = false;        // keeps the model's element type whatever kv_dtype says
 };
 
-// Layers that share a block table. A group of one spec has it in `specs` for every layer that it
-// stands for; a group of uniform type keeps each layer's own. A pipeline stage may have none of a
-// group's layers; then `spec_names` still has those that the engine keeps in the plan.
-struct PlacedGroup {
-  std::vector<std::string> layer_names;
-  bool is_uniform = false;
-  KVCacheSpec spec;                      // of the group; of its first layer when uniform
-  std::vector<NamedCacheSpec> by_layer;  // uniform: a spec a layer
-  bool is_eagle_group = false;
-  bool host_resident = false;
-  bool enable_kv_transfer = true;
-  std::string_view role;  // empty: the default
-
-  const KVCacheSpec& layer_spec(const std::string& name) const;
-  bool is_prefix_cacheable() const;
-};
-
 struct PlacedTensor {
   std::int64_t size_bytes = 0;  // of the whole allocation
   std::vector<std::string> layers;
@@ -96,7 +79,7 @@ struct HostPool {
 struct Placement {
   std::int64_t num_blocks = 0;
   CacheLayout order = CacheLayout::LBNHC;
-  std::vector<PlacedGroup> groups;
+  std::vector<KVCacheGroupSpec> groups;
   std::vector<PlacedTensor> tensors;
   std::optional<HostPool> host;
   std::int64_t kv_tp_replicas = 1;
@@ -105,10 +88,10 @@ struct Placement {
 RequestBounds bounds_of(const PlacementOptions& options);
 
 // Bytes that one block of the pool takes.
-std::int64_t bytes_per_block(const std::vector<PlacedGroup>& groups, CacheLayout order);
+std::int64_t bytes_per_block(const std::vector<KVCacheGroupSpec>& groups, CacheLayout order);
 
 // A worker's plan of `num_blocks`. An Error: the layout cannot express the pages.
-Result<Placement> place_blocks(const std::vector<PlacedGroup>& groups, CacheLayout order,
+Result<Placement> place_blocks(const std::vector<KVCacheGroupSpec>& groups, CacheLayout order,
                                std::int64_t num_blocks, const PlacementOptions& options);
 
 struct WorkerShare {
@@ -117,13 +100,13 @@ struct WorkerShare {
 };
 // The plans of all workers; the smallest pool rules. An Error: a request of the longest length does
 // not fit, or place_blocks.
-Result<std::vector<Placement>> place_workers(const std::vector<PlacedGroup>& groups,
+Result<std::vector<Placement>> place_workers(const std::vector<KVCacheGroupSpec>& groups,
                                              CacheLayout order,
                                              const std::vector<WorkerShare>& workers,
                                              const PlacementOptions& options);
 
 // Blocks of the device's pool that one request of the longest length takes.
-Result<std::int64_t> blocks_per_request(const std::vector<PlacedGroup>& groups,
+Result<std::int64_t> blocks_per_request(const std::vector<KVCacheGroupSpec>& groups,
                                         const PlacementOptions& options);
 
 struct PlacementCapacity {
@@ -191,7 +174,7 @@ struct PlacementStages {
   std::vector<PlacementLayer> layers;  // with the specs that the planner gets
   std::vector<CacheLayout> supported;
   std::optional<ChosenOrder> order;
-  std::vector<PlacedGroup> groups;
+  std::vector<KVCacheGroupSpec> groups;
   std::vector<Placement> workers;  // empty: refused
   std::string_view refused_stage;  // options, specs, layout, groups, plan; empty: planned
   Error refused;

@@ -30,13 +30,14 @@ struct BackendGroup {
   std::int64_t kernel_block_size = 0;
 };
 
-std::vector<BackendGroup> backend_groups(const PlacedGroup& group,
+std::vector<BackendGroup> backend_groups(const KVCacheGroupSpec& group,
                                          const std::vector<PlacementLayer>& layers) {
   std::vector<BackendGroup> parts;
   if (!has_layer_views(group.spec.kind)) return parts;
-  for (const std::string& name : group.layer_names) {
+  for (std::size_t i = 0; i < group.layer_names.size(); ++i) {
+    const std::string& name = group.layer_names[i];
     const CacheBackend& backend = backend_of(layers, name);
-    const KVCacheSpec& spec = group.layer_spec(name);
+    const KVCacheSpec& spec = group.layer_spec(i);
     auto at = std::ranges::find_if(parts, [&](const BackendGroup& part) {
       return part.backend == &backend && part.spec == spec;
     });
@@ -46,7 +47,7 @@ std::vector<BackendGroup> backend_groups(const PlacedGroup& group,
   return parts;
 }
 
-bool is_interleaved(const Placement& plan, const PlacedGroup& group) {
+bool is_interleaved(const Placement& plan, const KVCacheGroupSpec& group) {
   return std::ranges::any_of(plan.tensors, [&](const PlacedTensor& tensor) {
     return tensor.block_stride > tensor.layer_stride &&
            std::ranges::any_of(tensor.layers, [&](const std::string& name) {
@@ -210,7 +211,7 @@ Result<WorkerPages> worker_pages(const Placement& plan, const std::vector<Placem
           fmt::format("{} does not serve prefill context parallelism; use pcp 1", backend->name));
   }
   std::vector<std::vector<BackendGroup>> parts;
-  for (const PlacedGroup& group : plan.groups) {
+  for (const KVCacheGroupSpec& group : plan.groups) {
     parts.push_back(backend_groups(group, layers));
     std::int64_t size = group.spec.block_size;
     if (keeps_nothing(group.spec.kind)) continue;
@@ -231,7 +232,7 @@ Result<WorkerPages> worker_pages(const Placement& plan, const std::vector<Placem
   std::map<std::string, std::size_t> place;
   for (const PlacedTensor& tensor : plan.tensors) {
     (tensor.host_resident ? pages.host_bytes : pages.device_bytes) = tensor.size_bytes;
-    const auto group = std::ranges::find_if(plan.groups, [&](const PlacedGroup& g) {
+    const auto group = std::ranges::find_if(plan.groups, [&](const KVCacheGroupSpec& g) {
       return std::ranges::find(g.layer_names, tensor.layers[0]) != g.layer_names.end();
     });
     if (group == plan.groups.end())
@@ -389,9 +390,10 @@ std::vector<OffloadRegion> simple_offload_regions(const Placement& plan) {
   return regions;
 }
 
-bool is_offloaded(const PlacedGroup& group) {
-  return !group.host_resident && group.enable_kv_transfer && group.is_prefix_cacheable() &&
-         has_layer_views(group.spec.kind);
+bool is_offloaded(const KVCacheGroupSpec& group) {
+  if (is_on_host(group) || !has_layer_views(group.spec.kind)) return false;
+  return group.is_uniform_type() ? std::ranges::all_of(group.layer_specs, is_cacheable_by_class)
+                                 : is_cacheable_by_class(group.spec);
 }
 
 std::vector<OffloadRegion> offloading_regions(const Placement& plan, const WorkerPages& pages) {

@@ -106,6 +106,6 @@ std::vector<OffloadRegion> simple_offload_regions(const Placement& plan);
 // blocks of a layer are not one page apart, a region as long as that stride from byte 0.
 std::vector<OffloadRegion> offloading_regions(const Placement& plan, const WorkerPages& pages);
 // Whether that connector moves blocks of the group.
-bool is_offloaded(const PlacedGroup& group);
+bool is_offloaded(const KVCacheGroupSpec& group);
 
 }  // namespace lockstep

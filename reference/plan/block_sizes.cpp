@@ -213,13 +213,18 @@ Result<void> check_prefix_caching(const EngineConfig& config, const EngineProfil
 
 }  // namespace
 
+Result<BlockSizes> planned_block_sizes(const EngineConfig& config,
+                                       std::span<const KVCacheGroupSpec> groups) {
+  const EngineProfile& profile = engine_profile(config.engine);
+  return groups.size() == 1 ? single_group_sizes(config, profile, groups[0].spec)
+                            : hybrid_sizes(config, profile, groups);
+}
+
 Result<BlockSizes> resolve_block_sizes(const EngineConfig& config,
                                        std::span<const KVCacheGroupSpec> groups) {
   if (groups.empty()) return fail("groups: none given; expected at least one KV cache group");
   const EngineProfile& profile = engine_profile(config.engine);
-  Result<BlockSizes> sizes = groups.size() == 1
-                                 ? single_group_sizes(config, profile, groups[0].spec)
-                                 : hybrid_sizes(config, profile, groups);
+  Result<BlockSizes> sizes = planned_block_sizes(config, groups);
   if (!sizes) return sizes;
   LS_RETURN_IF_ERROR(check_retention(config, profile, groups, *sizes));
   if (!config.enable_prefix_caching) return sizes;

@@ -29,6 +29,10 @@ struct BlockSizes {
 Result<BlockSizes> resolve_block_sizes(const EngineConfig& config,
                                        std::span<const KVCacheGroupSpec> groups);
 
+// The same sizes of groups that are only planned, not served: refused is what has no such sizes.
+Result<BlockSizes> planned_block_sizes(const EngineConfig& config,
+                                       std::span<const KVCacheGroupSpec> groups);
+
 // hash_lookahead_of() of the engine's profile. REQUIRES: as above.
 std::int32_t num_hash_lookahead_tokens_of(const EngineConfig& config);
 

@@ -109,20 +109,6 @@ Result<LayerSpecs> without_hybrid_manager(LayerSpecs layers) {
   return layers;
 }
 
-// Layers of equal spec, in order of first appearance.
-std::vector<LayerSpecs> by_equal_spec(const LayerSpecs& layers) {
-  std::vector<LayerSpecs> kinds;
-  for (const NamedSpec& layer : layers) {
-    const auto kind = std::ranges::find_if(
-        kinds, [&](const LayerSpecs& k) { return k.front().spec == layer.spec; });
-    if (kind == kinds.end())
-      kinds.push_back({layer});
-    else
-      kind->push_back(layer);
-  }
-  return kinds;
-}
-
 std::vector<KVCacheGroupSpec> deal_out(const std::vector<LayerSpecs>& kinds,
                                        const PlanOptions& options) {
   std::vector<std::int64_t> units;
@@ -190,25 +176,78 @@ std::int64_t layers_per_group(std::span<const std::int64_t> layers_of_kind) {
   return 2 * most < 3 * least ? most : least;
 }
 
-bool is_uniform_type(const LayerSpecs& layers) {
-  const KVCacheSpec& first = layers.front().spec;
-  const auto same_slots = [&](const KVCacheSpec& spec) {
-    if (spec.block_size != first.block_size) return false;
-    if (traits_of(spec.kind).keeps != traits_of(first.kind).keeps) return false;
-    // Windows of MLA rows are windows to the plain class, but not the other way round.
-    if (is_mla_window(first.kind) && spec.kind != first.kind) return false;
-    switch (traits_of(first.kind).keeps) {
-      case Keeps::window:
-        return spec.sliding_window == first.sliding_window;
-      case Keeps::chunk:
-        return spec.attention_chunk_size == first.attention_chunk_size;
-      case Keeps::states:
-        return spec.num_speculative_blocks == first.num_speculative_blocks;
-      default:
-        return true;
-    }
+PageBuckets by_page_size(const LayerSpecs& layers,
+                         std::int64_t (*page_of)(const KVCacheSpec& spec)) {
+  PageBuckets buckets;
+  for (const NamedSpec& layer : layers) {
+    const std::int64_t page = page_of(layer.spec);
+    auto bucket = std::ranges::find(buckets, page, &PageBuckets::value_type::first);
+    if (bucket == buckets.end()) bucket = buckets.insert(buckets.end(), {page, {}});
+    bucket->second.push_back(layer);
+  }
+  return buckets;
+}
+
+KVCacheGroupSpec one_spec_group(const LayerSpecs& layers, KVCacheSpec spec) {
+  KVCacheGroupSpec group;
+  for (const NamedSpec& layer : layers) group.layer_names.push_back(layer.name);
+  group.spec = std::move(spec);
+  return group;
+}
+
+LayerSpecs layers_of(std::span<const KVCacheGroupSpec> groups) {
+  LayerSpecs layers;
+  for (const KVCacheGroupSpec& group : groups)
+    for (std::size_t i = 0; i < group.layer_names.size(); ++i)
+      layers.push_back({group.layer_names[i], group.layer_spec(i)});
+  return layers;
+}
+
+std::vector<LayerSpecs> by_equal_spec(const LayerSpecs& layers) {
+  std::vector<LayerSpecs> kinds;
+  for (const NamedSpec& layer : layers) {
+    const auto kind = std::ranges::find_if(
+        kinds, [&](const LayerSpecs& k) { return k.front().spec == layer.spec; });
+    if (kind == kinds.end())
+      kinds.push_back({layer});
+    else
+      kind->push_back(layer);
+  }
+  return kinds;
+}
+
+bool need_same_slots(const KVCacheSpec& first, const KVCacheSpec& other, bool is_overlaid) {
+  const auto page = [](const KVCacheSpec& spec) {
+    return spec.page_size_padded.value_or(unpadded_page_size_bytes(spec));
   };
-  return std::ranges::all_of(layers, [&](const NamedSpec& l) { return same_slots(l.spec); });
+  if (other.block_size != first.block_size) return false;
+  if (is_overlaid && other.dcp_sharded != first.dcp_sharded) return false;
+  if (traits_of(other.kind).keeps != traits_of(first.kind).keeps) return false;
+  // Windows of MLA rows are windows to the plain class, but not the other way round.
+  if (is_mla_window(first.kind) && other.kind != first.kind) return false;
+  switch (traits_of(first.kind).keeps) {
+    case Keeps::window:
+      return other.sliding_window == first.sliding_window &&
+             (!is_mla_window(first.kind) || other.bounded_replay == first.bounded_replay);
+    case Keeps::chunk:
+      return other.attention_chunk_size == first.attention_chunk_size;
+    case Keeps::states:
+      if (other.num_speculative_blocks != first.num_speculative_blocks) return false;
+      return !is_overlaid ||
+             (other.num_prefill_checkpoint_blocks == first.num_prefill_checkpoint_blocks &&
+              other.prefill_checkpoint_alignment == first.prefill_checkpoint_alignment &&
+              page(other) == page(first) && other.plan.tp_replicated == first.plan.tp_replicated);
+    case Keeps::pages:
+      return other.kind == first.kind;
+    default:
+      return true;
+  }
+}
+
+bool is_uniform_type(const LayerSpecs& layers, bool is_overlaid) {
+  return std::ranges::all_of(layers, [&](const NamedSpec& layer) {
+    return need_same_slots(layers.front().spec, layer.spec, is_overlaid);
+  });
 }
 
 Result<LayerSpecs> with_equal_pages(LayerSpecs layers) {
@@ -250,12 +289,7 @@ Result<std::vector<KVCacheGroupSpec>> kv_cache_groups(const LayerSpecs& all_laye
     layers = std::move(converted);
   }
   LS_ASSIGN_OR_RETURN(const auto one, merged_spec(layers));
-  if (one.has_value()) {
-    KVCacheGroupSpec group;
-    for (const NamedSpec& layer : layers) group.layer_names.push_back(layer.name);
-    group.spec = *one;
-    return std::vector{std::move(group)};
-  }
+  if (one.has_value()) return std::vector{one_spec_group(layers, *one)};
   if (is_uniform_type(layers)) return std::vector{uniform_type_group(layers)};
   if (has_mla_windows(layers)) return mla_window_groups(layers);
   return equal_page_groups(layers, options);
@@ -267,19 +301,7 @@ Result<std::vector<KVCacheGroupSpec>> kv_cache_groups(const LayerSpecs& all_laye
 
 namespace {
 
-// Layers of each page size, sizes in order of first appearance.
-using PageBuckets = std::vector<std::pair<std::int64_t, LayerSpecs>>;
-
-PageBuckets by_page_size(const LayerSpecs& layers) {
-  PageBuckets buckets;
-  for (const NamedSpec& layer : layers) {
-    const std::int64_t page = page_size_bytes(layer.spec);
-    auto bucket = std::ranges::find(buckets, page, &PageBuckets::value_type::first);
-    if (bucket == buckets.end()) bucket = buckets.insert(buckets.end(), {page, {}});
-    bucket->second.push_back(layer);
-  }
-  return buckets;
-}
+PageBuckets by_page_size(const LayerSpecs& layers) { return by_page_size(layers, page_size_bytes); }
 
 // Layers of the commonest page size: how many tuples the layers make.
 std::int64_t num_layer_tuples(const LayerSpecs& layers) {

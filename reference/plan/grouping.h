@@ -12,6 +12,7 @@
 
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "base/result.h"
@@ -23,11 +24,24 @@ namespace lockstep {
 Result<std::vector<KVCacheGroupSpec>> kv_cache_groups(const LayerSpecs& layers,
                                                       const PlanOptions& options);
 
-// Whether all layers need the same token slots, and so can share one group with pages of their own.
-bool is_uniform_type(const LayerSpecs& layers);
+// Whether both layers need the same token slots, and all layers, so that they can share one group
+// with pages of their own. `is_overlaid`: by the rules of 0.33.0, which compares the pages of
+// states, too (kv_cache_interface.py: is_uniform_type).
+bool need_same_slots(const KVCacheSpec& first, const KVCacheSpec& other, bool is_overlaid);
+bool is_uniform_type(const LayerSpecs& layers, bool is_overlaid = false);
 
 // One group of all these layers, each with a page of its own. REQUIRES: is_uniform_type(layers).
 KVCacheGroupSpec uniform_type_group(const LayerSpecs& layers);
+// One group of all these layers, which share a spec.
+KVCacheGroupSpec one_spec_group(const LayerSpecs& layers, KVCacheSpec spec);
+// The layers of the groups, group by group.
+LayerSpecs layers_of(std::span<const KVCacheGroupSpec> groups);
+// Layers of equal spec, in order of first appearance.
+std::vector<LayerSpecs> by_equal_spec(const LayerSpecs& layers);
+// Layers of each page size, sizes in order of first appearance.
+using PageBuckets = std::vector<std::pair<std::int64_t, LayerSpecs>>;
+PageBuckets by_page_size(const LayerSpecs& layers,
+                         std::int64_t (*page_of)(const KVCacheSpec& spec));
 
 // Layers per group when kinds have these many: the smallest, unless the largest is under 1.5 times
 // it.

@@ -189,14 +189,23 @@ struct KVCacheGroupSpec {
   bool is_eagle_group = false;              // has a drafter's layers
   Residence residence = Residence::device;  // host: other groups hold copies of its rows
   std::string role{};                       // vLLM's KVCacheGroupRole; empty: the default
+  // Layers that `layer_specs` has in place of the group's own, which are all in other pipeline
+  // stages: the engine plans tensors for them in this stage, too.
+  std::vector<std::string> foreign_layers = {};
 
   bool is_uniform_type() const { return !layer_specs.empty(); }
   const KVCacheSpec& layer_spec(std::size_t layer) const {
     return layer_specs.empty() ? spec : layer_specs[layer];
   }
+  const std::vector<std::string>& planned_layers() const {
+    return layer_names.empty() ? foreign_layers : layer_names;
+  }
   bool operator==(const KVCacheGroupSpec&) const = default;
 };
 
+constexpr bool is_on_host(const KVCacheGroupSpec& group) {
+  return group.residence == Residence::host;
+}
 // Whether its rows take blocks of the device.
 constexpr bool is_on_device(const KVCacheGroupSpec& group) {
   return group.residence == Residence::device &&

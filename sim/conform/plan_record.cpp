@@ -27,19 +27,19 @@ json spec_at(const KVCacheSpec& spec, const json& specs) {
   return own;
 }
 
-json group_record(const PlacedGroup& group, const json& specs) {
+json group_record(const KVCacheGroupSpec& group, const json& specs) {
   json record = {{"layers", group.layer_names}};
-  if (!group.is_uniform) {
+  if (!group.is_uniform_type()) {
     record["spec"] = spec_at(group.spec, specs);
   } else {
     json parts = json::array();
     std::int64_t bytes = 0;
-    for (const auto& [name, spec] : group.by_layer) {
-      json at = spec_at(spec, specs);
-      bytes += page_bytes(spec);
+    for (std::size_t i = 0; i < group.layer_specs.size(); ++i) {
+      json at = spec_at(group.layer_specs[i], specs);
+      bytes += page_bytes(group.layer_specs[i]);
       if (parts.empty() || parts.back()["spec"] != at)
         parts.push_back({{"spec", std::move(at)}, {"layers", json::array()}});
-      parts.back()["layers"].push_back(name);
+      parts.back()["layers"].push_back(group.planned_layers()[i]);
     }
     record["spec"] = {{"type", "uniform_type"},
                       {"block_size", group.spec.block_size},
@@ -48,8 +48,8 @@ json group_record(const PlacedGroup& group, const json& specs) {
     record["spec"]["dcp_sharded"] = group.spec.dcp_sharded;
   }
   if (group.is_eagle_group) record["is_eagle_group"] = true;
-  if (group.host_resident) record["host_resident"] = true;
-  if (!group.enable_kv_transfer) record["enable_kv_transfer"] = false;
+  if (is_on_host(group)) record["host_resident"] = true;
+  if (keeps_pages(group.spec)) record["enable_kv_transfer"] = false;
   if (!group.role.empty()) record["role"] = group.role;
   return record;
 }
@@ -69,7 +69,7 @@ json plan_record(const Placement& plan, const json& specs) {
                  {"groups", json::array()},
                  {"tensors", json::array()},
                  {"kv_tp_replicas", plan.kv_tp_replicas}};
-  for (const PlacedGroup& group : plan.groups)
+  for (const KVCacheGroupSpec& group : plan.groups)
     record["groups"].push_back(group_record(group, specs));
   for (const PlacedTensor& tensor : plan.tensors)
     record["tensors"].push_back(tensor_record(tensor, true));
@@ -230,7 +230,7 @@ json layout_record(const PlacementStages& plan, const PlacementOptions& options)
 // A tensor of layers that the worker does not have.
 bool has_foreign_tensor(const Placement& plan) {
   return std::ranges::any_of(plan.tensors, [&](const PlacedTensor& tensor) {
-    return std::ranges::none_of(plan.groups, [&](const PlacedGroup& group) {
+    return std::ranges::none_of(plan.groups, [&](const KVCacheGroupSpec& group) {
       return std::ranges::find(group.layer_names, tensor.layers[0]) != group.layer_names.end();
     });
   });

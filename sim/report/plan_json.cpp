@@ -155,9 +155,9 @@ void write_page(JsonWriter& out, std::string_view name, const CachePage& page) {
 
 void write_groups(JsonWriter& out, const Placement& plan) {
   out.key("groups").begin_array();
-  for (const PlacedGroup& group : plan.groups) {
+  for (const KVCacheGroupSpec& group : plan.groups) {
     out.begin_object().key("layers").strings(group.layer_names);
-    out.boolean("is_uniform", group.is_uniform);
+    out.boolean("is_uniform", group.is_uniform_type());
     write_placed_spec(out, group.spec);
     out.end_object();
   }

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/number_text.h"
+#include "reference/plan/grouping.h"
 #include "reference/plan/page_size.h"
 #include "reference/profiles/releases.h"
 #include "reference/types/token_rows.h"
@@ -188,17 +189,12 @@ std::int64_t kernel_size_of(const WorkerPages& pages, const std::string& layer) 
   return tokens_in(at->spec.tokens_per_state, at->page.rows);
 }
 
-void append_group(const PlacedGroup& group, std::size_t g, const WorkerPages& pages,
+void append_group(const KVCacheGroupSpec& group, std::size_t g, const WorkerPages& pages,
                   std::string& out) {
-  std::vector<const KVCacheSpec*> shown;
-  for (const std::string& name : group.layer_names) {
-    const KVCacheSpec& spec = group.layer_spec(name);
-    if (std::ranges::any_of(shown, [&](const KVCacheSpec* one) { return *one == spec; })) continue;
-    shown.push_back(&spec);
-    const auto layers = std::ranges::count_if(group.layer_names, [&](const std::string& other) {
-      return group.layer_spec(other) == spec;
-    });
-    append_row(fmt::format("{}", g), fmt::format("{}", layers),
+  for (const LayerSpecs& alike : by_equal_spec(layers_of({&group, 1}))) {
+    const std::string& name = alike.front().name;
+    const KVCacheSpec& spec = alike.front().spec;
+    append_row(fmt::format("{}", g), fmt::format("{}", alike.size()),
                keeps_text(spec, planned_name_of(spec.kind)), with_commas(spec.block_size),
                is_state_kind(spec.kind) ? "-" : with_commas(kernel_size_of(pages, name)),
                with_commas(page_bytes(spec)),
@@ -256,7 +252,7 @@ Result<WorkerReport> worker_report(const Placement& plan, const ModelPlacement& 
   worker.block_bytes = bytes_per_block(plan.groups, plan.order);
   worker.max_concurrency = capacity.max_concurrency;
   worker.capacity_tokens = capacity.tokens;
-  for (const PlacedGroup& group : plan.groups)
+  for (const KVCacheGroupSpec& group : plan.groups)
     worker.groups.push_back({fmt::format("{}, {} tokens per block",
                                          planned_name_of(group.spec.kind), group.spec.block_size),
                              group.layer_names});
@@ -276,7 +272,7 @@ Result<WorkerReport> worker_report(const Placement& plan, const ModelPlacement& 
 // Prefix hits are multiples of it; 0: nothing is hit (Capacity::hit_step_tokens).
 std::int64_t hit_step_tokens(const ModelPlacement& placed) {
   const Placement& plan = placed.stages.workers.front();
-  const auto keeps_no_state = [](const PlacedGroup& group) {
+  const auto keeps_no_state = [](const KVCacheGroupSpec& group) {
     return is_state_kind(group.spec.kind) && group.spec.mamba_cache_mode == MambaCacheMode::none;
   };
   if (std::ranges::any_of(plan.groups, keeps_no_state)) return 0;

@@ -68,9 +68,10 @@ std::int64_t tight_pool(const std::vector<KVCacheGroupSpec>& groups, const Engin
   return one_and_a_half(blocks, chosen);
 }
 
-std::int64_t sink_blocks(const std::vector<PlacedGroup>& groups) {
+std::int64_t sink_blocks(const std::vector<KVCacheGroupSpec>& groups) {
   std::int64_t blocks = 0;
-  for (const PlacedGroup& group : groups) blocks += group.spec.sink_len / group.spec.block_size;
+  for (const KVCacheGroupSpec& group : groups)
+    blocks += group.spec.sink_len / group.spec.block_size;
   return blocks;
 }
 

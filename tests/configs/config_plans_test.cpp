@@ -204,10 +204,10 @@ std::optional<std::string> planned_text(const Recorded& one, const Json& recorde
   std::vector<std::string> layers, groups;
   for (const PlacementLayer& layer : placed->stages.layers) layers.push_back(text_of(*layer.spec));
   const Placement& plan = placed->stages.workers.front();
-  for (const PlacedGroup& group : plan.groups) {
+  for (const KVCacheGroupSpec& group : plan.groups) {
     std::vector<std::string> of_group;
-    for (const std::string& layer : group.layer_names)
-      of_group.push_back(text_of(group.layer_spec(layer)));
+    for (std::size_t i = 0; i < group.layer_names.size(); ++i)
+      of_group.push_back(text_of(group.layer_spec(i)));
     groups.push_back("(" + counted(of_group, false) + ")");
   }
   return plan_text(one.architecture, layers, groups, placed->stages.alignment->block_size,

@@ -168,7 +168,7 @@ std::string text_of(const ModelPlacement& placed) {
   const Placement& plan = placed.stages.workers.front();
   std::string text =
       std::string(name_of(plan.order)) + " " + std::to_string(plan.num_blocks) + " blocks";
-  for (const PlacedGroup& group : plan.groups)
+  for (const KVCacheGroupSpec& group : plan.groups)
     text += ", " + std::to_string(group.layer_names.size()) + " of " +
             std::to_string(group.spec.block_size) + " tokens" +
             (group.is_eagle_group ? " (drafter)" : "");

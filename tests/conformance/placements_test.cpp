@@ -165,7 +165,7 @@ TEST(OverlaidPlans, Finding34AHeadOfOneLayerIsKept) {
   spec.num_kv_heads = 2;
   spec.head_size = spec.head_size_v = 64;
   spec.dcp_sharded = false;
-  std::vector<PlacedGroup> groups(1);
+  std::vector<KVCacheGroupSpec> groups(1);
   groups[0].layer_names = {"a"};
   groups[0].spec = spec;
   const std::vector<PlacementLayer> layers = {{.name = "a", .spec = spec, .backend = "flash_attn"}};

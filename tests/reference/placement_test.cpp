@@ -25,10 +25,10 @@ KVCacheSpec cache_rows(CacheKind type, std::int64_t block_size, std::int64_t hea
   return spec;
 }
 
-NamedCacheSpecs cache_layers(const std::vector<KVCacheSpec>& specs) {
-  NamedCacheSpecs named;
+LayerSpecs cache_layers(const std::vector<KVCacheSpec>& specs) {
+  LayerSpecs named;
   for (const KVCacheSpec& spec : specs)
-    named.emplace_back("layers." + std::to_string(named.size()) + ".attn", spec);
+    named.push_back({"layers." + std::to_string(named.size()) + ".attn", spec});
   return named;
 }
 
@@ -73,13 +73,13 @@ TEST(CacheSpecs, APaddedPageThatNeedsNoPaddingInASmallerBlockKeepsTheOldOne) {
 TEST(CacheSpecs, MergingRowsOfMLADropsAlignmentAndUnlikeClassesDoNotMerge) {
   KVCacheSpec latent = cache_rows(CacheKind::mla, 64, 1, 576);
   latent.alignment = 512;
-  const Merged merged = merge_specs({latent, latent});
+  const Merged merged = merge_specs(cache_layers({latent, latent}));
   ASSERT_TRUE(merged.spec);
   EXPECT_EQ(merged.spec->alignment, 0);
   const KVCacheSpec full = cache_rows(CacheKind::full_attention, 64, 1, 576),
                     sink = cache_rows(CacheKind::sink_full, 64, 1, 576);
-  EXPECT_FALSE(merge_specs({full, latent}).spec);
-  EXPECT_EQ(merge_specs({full, sink}).spec->kind, CacheKind::full_attention);
+  EXPECT_FALSE(merge_specs(cache_layers({full, latent})).spec);
+  EXPECT_EQ(merge_specs(cache_layers({full, sink})).spec->kind, CacheKind::full_attention);
 }
 
 TEST(CacheOrders, EveryOrderNestsItsDimensionsAsItsNameSays) {
@@ -243,9 +243,10 @@ TEST(LayerSpecs, BackendsPackRowsInTheirOwnWays) {
       32 * 1152);
 }
 
-std::vector<PlacementLayer> on_backend(const NamedCacheSpecs& specs, const std::string& backend) {
+std::vector<PlacementLayer> on_backend(const LayerSpecs& specs, const std::string& backend) {
   std::vector<PlacementLayer> layers;
-  for (const auto& [name, spec] : specs) layers.push_back({name, spec, backend, false});
+  for (const NamedSpec& layer : specs)
+    layers.push_back({layer.name, layer.spec, backend, false});
   return layers;
 }
 

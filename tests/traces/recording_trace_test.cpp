@@ -1,5 +1,6 @@
 // A recording's requests as a trace: arrivals by step, outputs as long as recorded.
-#include "traces/formats/recording_parts.h"
+#include "traces/formats/recording.h"
+#include "traces/formats/request_trace.h"
 
 #include <gtest/gtest.h>
 

@@ -16,11 +16,6 @@
 
 namespace lockstep {
 
-std::string read_name(JsonValue value);
-// Below `num_blocks`.
-std::vector<BlockId> read_blocks(JsonValue value, std::int64_t num_blocks);
-void write_blocks(JsonWriter& out, const std::vector<BlockId>& blocks);
-
 RecordingHeader read_recording_header(JsonValue value);
 // The step that must have the number `expected_step`.
 RecordedStep read_recorded_step(JsonValue value, const RecordingHeader& header,
@@ -32,19 +27,12 @@ void read_state_keys(JsonObject& object, const RecordingHeader& header, Recorded
 void read_table_keys(JsonObject& object, const RecordingHeader& header, RecordedStep& step);
 void read_stopped_key(JsonObject& object, RecordedStep& step);
 void read_cache_keys(JsonObject& object, RecordedStep& step);
-RecordedCacheEvent read_cache_event(JsonValue value, const RecordingHeader& header);
-std::vector<RecordedEncoderEntry> read_encoder_cache(JsonValue value);
-std::vector<RecordedGrammar> read_grammar(JsonValue value);
-RecordedPages read_pages(JsonValue value, const RecordingHeader& header);
-std::vector<TransferCount> read_transfer_counts(JsonValue value);
 // The same, written; `before` to `copies`, and the state with tables and `during`.
 void write_decision_keys(JsonWriter& out, const RecordedStep& step);
 void write_state_keys(JsonWriter& out, const RecordedStep& step);
 void write_stopped_key(JsonWriter& out, const RecordedStep& step);
 void write_cache_keys(JsonWriter& out, const RecordedStep& step);
 void write_recorded_event(JsonWriter& out, const RecordedEvent& event);
-void write_pages(JsonWriter& out, const RecordedPages& pages);
-void write_transfer_counts(JsonWriter& out, const std::vector<TransferCount>& counts);
 void write_worker(JsonWriter& out, const RecordedWorker& worker);
 void write_tokens_by_request(JsonWriter& out, const std::vector<RecordedTokens>& rows);
 // `config` to `connector` of a header.

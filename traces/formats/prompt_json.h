@@ -6,8 +6,7 @@
 #include <cstdint>
 #include <optional>
 
-#include "base/json_reader.h"
-#include "base/json_writer.h"
+#include "base/json_fields.h"
 #include "traces/formats/request_trace.h"
 
 namespace lockstep {
@@ -34,6 +33,16 @@ void write_prompt_of(JsonWriter& out, const RequestSpec& request);
 
 // Tokens given one by one, each from 0 (or `min`) to kTokenIdMax.
 std::vector<std::int32_t> read_token_ids(JsonValue value, std::int64_t min = 0);
+// The same as a form.
+struct TokenIds {
+  std::int64_t min = 0;
+  void read(JsonValue value, std::vector<std::int32_t>& tokens) const {
+    tokens = read_token_ids(value, min);
+  }
+  static void write(JsonWriter& out, const std::vector<std::int32_t>& tokens) {
+    out.integers(tokens);
+  }
+};
 
 // The prompt of request number `ordinal` of a trace with the convention `ids`.
 Prompt read_prompt(JsonValue value, const std::optional<HashIdConvention>& ids,

@@ -27,6 +27,8 @@
 
 namespace lockstep {
 
+struct Trace;  // request_trace.h
+
 // Options that limit request inputs other than tokens; absent: not given.
 struct InputOptions {
   std::optional<std::int32_t> max_loras{};  // adapters in a step
@@ -384,6 +386,13 @@ class RecordingReader {
 };
 
 Result<Recording> read_recording(const std::string& path);
+
+// The requests as a trace, for another engine, which samples at other steps than the recorded one.
+// What came before step k arrives at k * step_ns: on a clock on which every step takes step_ns that
+// is before step k again, as long as no engine idles longer. A request's output is as long as the
+// recorded one; one that did not end gets all its max_tokens. Errors: a recording with a KV
+// connector.
+Result<Trace> trace_of(const Recording& recording, std::int64_t step_ns);
 
 // Steps from a file, or from memory.
 class RecordedSteps {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/json_fields.h"
 #include "base/line_reader.h"
 #include "base/output_file.h"
 #include "traces/formats/engine_options.h"
@@ -13,70 +14,76 @@
 namespace lockstep {
 namespace {
 
-constexpr std::int64_t kTimeMax = std::numeric_limits<std::int64_t>::max();
+constexpr std::int64_t kTimeMax = std::numeric_limits<std::int64_t>::max(), kNoArrival = 0;
 
-HashIdConvention read_convention(JsonValue value) {
-  JsonObject object = value.object();
-  HashIdConvention ids;
-  ids.block_tokens = object.required("block").integer<std::int32_t>(1);
-  constexpr JsonWord<IdTail> kTails[] = {{"ceil", IdTail::ceil}, {"floor", IdTail::floor}};
-  ids.tail = object.required("tail").word<IdTail>(kTails);
-  object.finish();
-  return ids;
+constexpr form::Between kTime{0, kTimeMax}, kPositive{1, INT64_MAX};
+
+}  // namespace
+
+template <class Io>
+void fields(Io& io, FieldsOf<Io, HashIdConvention>& ids) {
+  static constexpr JsonWord<IdTail> kTails[] = {{"ceil", IdTail::ceil}, {"floor", IdTail::floor}};
+  io.required("block", ids.block_tokens, kPositive);
+  io.required("tail", ids.tail, form::Word<IdTail>{kTails});
 }
 
-TraceSource read_source(JsonValue value) {
-  JsonObject object = value.object();
-  TraceSource source;
-  source.kind = object.required("kind").nonempty_string();
-  source.name = object.required("name").string();
-  if (auto seed = object.optional("seed")) source.seed = seed.uint64();
-  object.finish();
-  return source;
+template <class Io>
+void fields(Io& io, FieldsOf<Io, TraceSource>& source) {
+  io.required("kind", source.kind);
+  io.required("name", source.name, form::AnyText{});
+  io.optional("seed", source.seed, form::Unsigned{});
 }
 
-EngineHints read_hints(JsonValue value) {
-  JsonObject object = value.object();
-  EngineHints hints;
-  if (auto config = object.optional("config")) hints.options = read_engine_options(config);
-  if (auto blocks = object.optional("num_blocks")) hints.num_blocks = blocks.integer(1, kBlocksMax);
-  object.finish();
-  return hints;
-}
-
-OutputPlan read_output(JsonValue value) {
-  JsonObject object = value.object();
-  OutputPlan output;
-  if (auto tokens = object.optional("tokens")) {
-    output.tokens = read_token_ids(tokens);
-    if (output.tokens.empty()) tokens.refuse("at least one token");
-    output.length = static_cast<std::int32_t>(output.tokens.size());
-  } else {
-    output.length = object.required("length").integer<std::int32_t>(1);
-    if (auto fill = object.optional("fill")) {
-      output.fill = fill.integer<std::int32_t>(0, kTokenIdMax);
-    }
+template <class Io>
+void fields(Io& io, FieldsOf<Io, EngineHints>& hints) {
+  if constexpr (Io::kReads) {
+    if (auto config = io.object.optional("config")) hints.options = read_engine_options(config);
+  } else if (!hints.options.given.empty()) {
+    write_engine_options(io.out.key("config"), hints.options);
   }
-  object.finish();
-  return output;
+  io.optional("num_blocks", hints.num_blocks, form::Between{1, kBlocksMax});
+}
+
+template <class Io>
+void fields(Io& io, FieldsOf<Io, TraceHeader>& header) {
+  io.constant("lockstep_trace", kTraceVersion);
+  if constexpr (Io::kReads) {
+    JsonValue time = io.object.required("time");
+    if (time.string() != "ns") time.refuse("\"ns\", the only unit of time here");
+  } else {
+    io.out.string("time", "ns");
+  }
+  io.required("source", header.source);
+  io.optional("ids", header.ids);
+  io.optional("engine", header.engine);
+  io.optional("is_encoder_decoder", header.is_encoder_decoder);
+}
+
+template <class Io>
+void fields(Io& io, FieldsOf<Io, OutputPlan>& output) {
+  io.optional("tokens", output.tokens, TokenIds{});
+  if constexpr (Io::kReads)
+    if (auto tokens = io.object.optional("tokens")) {
+      if (output.tokens.empty()) tokens.refuse("at least one token");
+      output.length = static_cast<std::int32_t>(output.tokens.size());
+      return;
+    }
+  if (!output.tokens.empty()) return;
+  io.required("length", output.length, kPositive);
+  io.optional("fill", output.fill, form::Between{0, kTokenIdMax});
 }
 
 // The client disconnects at a time, not before its arrival, or after a number of output tokens.
-AbortPlan read_abort(JsonValue value, const TraceRequest& request) {
-  JsonObject object = value.object();
-  AbortPlan abort;
-  if (object.has("t") == object.has("after_tokens")) {
-    object.refuse_because("expected one of \"t\" and \"after_tokens\"");
-  }
-  if (auto t = object.optional("t")) {
-    abort.t_ns = t.integer(request.after.empty() ? request.spec.arrival_ns : 0, kTimeMax);
-  }
-  if (auto tokens = object.optional("after_tokens")) {
-    abort.after_tokens = tokens.integer<std::int32_t>(1);
-  }
-  object.finish();
-  return abort;
+template <class Io>
+void fields(Io& io, FieldsOf<Io, AbortPlan>& abort, const std::int64_t& arrival_ns) {
+  if constexpr (Io::kReads)
+    if (io.object.has("t") == io.object.has("after_tokens"))
+      io.object.refuse_because("expected one of \"t\" and \"after_tokens\"");
+  io.optional("t", abort.t_ns, form::Between{arrival_ns, kTimeMax});
+  io.optional("after_tokens", abort.after_tokens, kPositive);
 }
+
+namespace {
 
 bool ends_request(const RequestSpec& spec, std::int32_t token) {
   const auto& stops = spec.stop_token_ids;
@@ -118,86 +125,82 @@ void check_end(JsonValue output_value, const TraceRequest& request) {
   }
 }
 
+// Prompts depend on the trace and on the request's place in it.
+struct RequestContext {
+  const TraceHeader& header;
+  std::uint64_t ordinal = 0;
+};
+
 // When the request arrives: at `t`, or `delay` after the requests in `after` have left.
-void read_arrival(JsonObject& object, TraceRequest& request) {
-  if (auto after = object.optional("after")) {
-    request.after = read_names(after);
-    if (request.after.empty()) after.refuse("at least one request");
-    request.delay_ns = object.required("delay").integer(0, kTimeMax);
-    if (object.has("t"))
-      object.refuse_because("found both \"t\" and \"after\"; expected one of them");
-  } else {
-    request.spec.arrival_ns = object.required("t").integer(0, kTimeMax);
-  }
-}
-
-TraceRequest read_request(JsonValue value, const TraceHeader& header, std::uint64_t ordinal) {
-  JsonObject object = value.object();
-  TraceRequest request;
-  request.spec.name = object.required("id").nonempty_string();
-  read_arrival(object, request);
-  request.spec.prompt = read_prompt(object.required("prompt"), header.ids, ordinal);
-  JsonValue output = object.required("output");
-  request.output = read_output(output);
-  request.spec.max_tokens = request.output.length;
-  if (auto max = object.optional("max_tokens")) {
-    request.spec.max_tokens = max.integer<std::int32_t>(1);
-  }
-  if (auto eos = object.optional("eos")) {
-    request.spec.eos_token = eos.integer<std::int32_t>(0, kTokenIdMax);
-  }
-  if (auto stop = object.optional("stop_token_ids")) {
-    request.spec.stop_token_ids = read_token_ids(stop);
-    if (request.spec.stop_token_ids.empty()) stop.refuse("at least one token, or no such key");
-  }
-  read_rare_request_keys(object, request.spec, {.has_items_beside = header.is_encoder_decoder});
-  check_end(output, request);
-  if (auto abort = object.optional("abort")) request.abort = read_abort(abort, request);
-  if (auto priority = object.optional("priority")) {
-    request.spec.priority = priority.integer<std::int32_t>();
-  }
-  if (auto salt = object.optional("salt")) request.spec.cache_salt = salt.nonempty_string();
-  object.finish();
-  return request;
-}
-
-TraceControl read_control(JsonValue value) {
-  JsonObject object = value.object();
-  TraceControl control;
-  constexpr JsonWord<TraceControl::Kind> kKinds[] = {
-      {"reset_prefix_cache", TraceControl::Kind::reset_prefix_cache}};
-  control.kind = object.required("control").word<TraceControl::Kind>(kKinds);
-  control.t_ns = object.required("t").integer(0, kTimeMax);
-  if (auto running = object.optional("running")) control.preempts_running = running.boolean();
-  object.finish();
-  return control;
+template <class Io>
+void arrival_fields(Io& io, FieldsOf<Io, TraceRequest>& request) {
+  io.optional("after", request.after);
+  if constexpr (Io::kReads)
+    if (auto after = io.object.optional("after")) {
+      if (request.after.empty()) after.refuse("at least one request");
+      if (io.object.has("t"))
+        io.object.refuse_because("found both \"t\" and \"after\"; expected one of them");
+    }
+  if (request.after.empty())
+    io.required("t", request.spec.arrival_ns, kTime);
+  else
+    io.required("delay", request.delay_ns, kTime);
 }
 
 }  // namespace
 
+template <class Io>
+void fields(Io& io, FieldsOf<Io, TraceRequest>& request, const RequestContext& at) {
+  auto& spec = request.spec;
+  io.required("id", spec.name);
+  arrival_fields(io, request);
+  if constexpr (Io::kReads)
+    spec.prompt = read_prompt(io.object.required("prompt"), at.header.ids, at.ordinal);
+  else
+    write_prompt(io.out.key("prompt"), spec.prompt, at.header.ids, at.ordinal);
+  io.required("output", request.output);
+  if constexpr (Io::kReads) spec.max_tokens = request.output.length;
+  io.unless(request.output.length, "max_tokens", spec.max_tokens, kPositive);
+  io.optional("eos", spec.eos_token, form::Between{0, kTokenIdMax});
+  io.optional("stop_token_ids", spec.stop_token_ids, TokenIds{});
+  if constexpr (Io::kReads) {
+    if (auto stop = io.object.optional("stop_token_ids"); stop && spec.stop_token_ids.empty())
+      stop.refuse("at least one token, or no such key");
+    read_rare_request_keys(io.object, spec, {.has_items_beside = at.header.is_encoder_decoder});
+    check_end(io.object.required("output"), request);
+  }
+  io.optional("abort", request.abort,
+              form::With{request.after.empty() ? spec.arrival_ns : kNoArrival});
+  io.optional("priority", spec.priority, form::Between{INT32_MIN, INT32_MAX});
+  io.optional("salt", spec.cache_salt);
+  if constexpr (!Io::kReads) write_rare_request_keys(io.out, spec);
+}
+
+template <class Io>
+void fields(Io& io, FieldsOf<Io, TraceControl>& control) {
+  static constexpr JsonWord<TraceControl::Kind> kKinds[] = {
+      {"reset_prefix_cache", TraceControl::Kind::reset_prefix_cache}};
+  io.required("control", control.kind, form::Word<TraceControl::Kind>{kKinds});
+  io.required("t", control.t_ns, kTime);
+  io.optional("running", control.preempts_running);
+}
+
 TraceHeader read_trace_header(JsonValue value) {
-  JsonObject object = value.object();
   TraceHeader header;
-  object.required("lockstep_trace").integer(kTraceVersion, kTraceVersion);
-  JsonValue time = object.required("time");
-  if (time.string() != "ns") time.refuse("\"ns\", the only unit of time here");
-  header.source = read_source(object.required("source"));
-  if (auto ids = object.optional("ids")) header.ids = read_convention(ids);
-  if (auto engine = object.optional("engine")) header.engine = read_hints(engine);
-  if (auto beside = object.optional("is_encoder_decoder"))
-    header.is_encoder_decoder = beside.boolean();
-  object.finish();
+  read_fields(value, header);
   return header;
 }
 
 TraceRecord TraceRecordReader::read(JsonValue value) {
   JsonObject object = value.object();
   if (object.has("control")) {
-    const TraceControl control = read_control(value);
+    TraceControl control;
+    read_fields(value, control);
     check_time(object, control.t_ns);
     return control;
   }
-  TraceRequest request = read_request(value, header_, ordinal_);
+  TraceRequest request;
+  read_fields(value, request, RequestContext{header_, ordinal_});
   ++ordinal_;
   if (request.after.empty()) check_time(object, request.spec.arrival_ns);
   if (!request.after.empty()) {
@@ -310,83 +313,19 @@ Result<Trace> read_all(TraceReader& reader) {
   }
 }
 
-namespace {
-
-void write_hints(JsonWriter& out, const EngineHints& hints) {
-  out.begin_object();
-  if (!hints.options.given.empty()) write_engine_options(out.key("config"), hints.options);
-  if (hints.num_blocks) out.integer("num_blocks", *hints.num_blocks);
-  out.end_object();
-}
-
-void write_output(JsonWriter& out, const OutputPlan& output) {
-  out.begin_object();
-  if (!output.tokens.empty()) {
-    out.key("tokens").integers(output.tokens);
-  } else {
-    out.integer("length", output.length);
-    if (output.fill) out.integer("fill", *output.fill);
-  }
-  out.end_object();
-}
-
-void write_request(JsonWriter& out, const TraceHeader& header, const TraceRequest& request,
-                   std::uint64_t ordinal) {
-  const RequestSpec& spec = request.spec;
-  out.begin_object().string("id", spec.name);
-  if (request.after.empty()) {
-    out.integer("t", spec.arrival_ns);
-  } else {
-    out.key("after").strings(request.after).integer("delay", request.delay_ns);
-  }
-  write_prompt(out.key("prompt"), spec.prompt, header.ids, ordinal);
-  write_output(out.key("output"), request.output);
-  if (spec.max_tokens != request.output.length) out.integer("max_tokens", spec.max_tokens);
-  if (spec.eos_token) out.integer("eos", *spec.eos_token);
-  if (!spec.stop_token_ids.empty()) out.key("stop_token_ids").integers(spec.stop_token_ids);
-  if (request.abort) {
-    out.key("abort").begin_object();
-    if (request.abort->t_ns) out.integer("t", *request.abort->t_ns);
-    if (request.abort->after_tokens) out.integer("after_tokens", *request.abort->after_tokens);
-    out.end_object();
-  }
-  if (spec.priority != 0) out.integer("priority", spec.priority);
-  if (!spec.cache_salt.empty()) out.string("salt", spec.cache_salt);
-  write_rare_request_keys(out, spec);
-  out.end_object();
-}
-
-}  // namespace
-
 std::string trace_header_line(const TraceHeader& header) {
   JsonWriter out;
-  out.begin_object().integer("lockstep_trace", kTraceVersion).string("time", "ns");
-  out.key("source").begin_object().string("kind", header.source.kind);
-  out.string("name", header.source.name);
-  if (header.source.seed) out.key("seed").uint64(*header.source.seed);
-  out.end_object();
-  if (header.ids) {
-    out.key("ids").begin_object().integer("block", header.ids->block_tokens);
-    out.string("tail", header.ids->tail == IdTail::ceil ? "ceil" : "floor").end_object();
-  }
-  if (header.engine) write_hints(out.key("engine"), *header.engine);
-  if (header.is_encoder_decoder) out.boolean("is_encoder_decoder", true);
-  out.end_object();
+  write_fields(out, header);
   return out.take_line();
 }
 
 std::string trace_record_line(const TraceHeader& header, const TraceRecord& record,
                               std::uint64_t ordinal) {
   JsonWriter out;
-  if (const auto* request = std::get_if<TraceRequest>(&record)) {
-    write_request(out, header, *request, ordinal);
-  } else {
-    out.begin_object().string("control", "reset_prefix_cache");
-    const auto& control = std::get<TraceControl>(record);
-    out.integer("t", control.t_ns);
-    if (control.preempts_running) out.boolean("running", true);
-    out.end_object();
-  }
+  if (const auto* request = std::get_if<TraceRequest>(&record))
+    write_fields(out, *request, RequestContext{header, ordinal});
+  else
+    write_fields(out, std::get<TraceControl>(record));
   return out.take_line();
 }
 

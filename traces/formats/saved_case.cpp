@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "base/json_reader.h"
+#include "base/json_fields.h"
 #include "base/line_reader.h"
 #include "base/output_file.h"
 #include "traces/formats/engine_options.h"
@@ -16,42 +16,7 @@ namespace lockstep {
 namespace {
 
 constexpr std::int64_t kCaseVersion = 1;
-using NamedNumbers = std::vector<std::pair<std::string, std::int64_t>>;
-
-NamedNumbers read_named_numbers(JsonValue value) {
-  NamedNumbers numbers;
-  for (auto& [name, number] : value.object().entries()) {
-    numbers.emplace_back(name, number.integer());
-  }
-  return numbers;
-}
-
-void write_named_numbers(JsonWriter& out, const NamedNumbers& numbers) {
-  out.begin_object();
-  for (const auto& [name, number] : numbers) out.integer(name, number);
-  out.end_object();
-}
-
-Fault read_fault(JsonValue value) {
-  JsonObject object = value.object();
-  Fault fault;
-  fault.kind = object.required("kind").nonempty_string();
-  fault.step = object.required("step").integer(0);
-  fault.arguments = read_named_numbers(object.required("arguments"));
-  object.finish();
-  return fault;
-}
-
-ExpectedVerdict read_verdict(JsonValue value) {
-  JsonObject object = value.object();
-  ExpectedVerdict verdict;
-  verdict.kind = object.required("kind").nonempty_string();
-  if (auto step = object.optional("step")) verdict.step = step.integer(0);
-  if (auto check = object.optional("check")) verdict.check = check.nonempty_string();
-  if (auto request = object.optional("request")) verdict.request = request.nonempty_string();
-  object.finish();
-  return verdict;
-}
+constexpr form::Between kAnyNumber{INT64_MIN, INT64_MAX}, kStep{0, INT64_MAX};
 
 // Settings of the run by name; those that are left out have their defaults.
 void read_settings(JsonValue value, RunSpec& run) {
@@ -66,61 +31,73 @@ void read_settings(JsonValue value, RunSpec& run) {
   }
 }
 
-// The first line. `has_recording`: whether a recording follows the trace.
-SavedCase read_header(JsonValue value, bool& has_recording) {
-  JsonObject object = value.object();
-  SavedCase saved;
-  object.required("lockstep_case").integer(kCaseVersion, kCaseVersion);
-  saved.name = object.required("name").string();
-  saved.engine = read_engine_options(object.required("engine")).config;
-  saved.cache = read_kv_cache_config(object.required("cache"));
-  for (const RunField& field : run_fields())
-    if (field.saved_in == SavedIn::header) field.read(field, object.required(field.name), saved);
-  if (saved.kernel_block_sizes.size() != saved.cache.groups.size())
-    object.required("kernel_block_sizes")
-        .refuse(fmt::format("one size for each of the {} groups", saved.cache.groups.size()));
-  read_settings(object.required("settings"), saved);
-  for (JsonValue fault : object.required("faults").array()) {
-    saved.faults.push_back(read_fault(fault));
-  }
-  if (auto expected = object.optional("expected")) saved.expected = read_verdict(expected);
-  if (auto engine = object.optional("decided_by")) saved.decided_by = read_recorded_engine(engine);
-  if (auto worker = object.optional("worked_by")) saved.worked_by = read_worked_by(worker);
-  has_recording = object.required("recorded").boolean();
-  object.finish();
-  return saved;
-}
-
-std::string header_line(const SavedCase& saved) {
-  JsonWriter out;
-  out.begin_object().integer("lockstep_case", kCaseVersion).string("name", saved.name);
-  write_engine_options(out.key("engine"), all_engine_options(saved.engine));
-  write_kv_cache_config(out.key("cache"), saved.cache);
-  for (const RunField& field : run_fields())
-    if (field.saved_in == SavedIn::header) field.write(out.key(field.name), saved);
-  out.key("settings").begin_object();
+void write_settings(JsonWriter& out, const SavedCase& saved) {
+  out.begin_object();
   for (const RunField& field : run_fields())
     if (field.saved_in == SavedIn::settings && !field.is_default(saved))
       field.write(out.key(field.name), saved);
-  out.end_object().key("faults").begin_array();
-  for (const Fault& fault : saved.faults) {
-    out.begin_object().string("kind", fault.kind).integer("step", fault.step);
-    write_named_numbers(out.key("arguments"), fault.arguments);
-    out.end_object();
-  }
-  out.end_array();
-  if (saved.expected) {
-    out.key("expected").begin_object().string("kind", saved.expected->kind);
-    if (saved.expected->step) out.integer("step", *saved.expected->step);
-    if (!saved.expected->check.empty()) out.string("check", saved.expected->check);
-    if (!saved.expected->request.empty()) out.string("request", saved.expected->request);
-    out.end_object();
-  }
-  if (saved.decided_by) write_recorded_engine(out.key("decided_by"), *saved.decided_by);
-  if (saved.worked_by) write_worked_by(out.key("worked_by"), *saved.worked_by);
-  out.boolean("recorded", saved.recording.has_value()).end_object();
-  return out.take_line();
+  out.end_object();
 }
+
+template <class Io>
+void run_fields_of_header(Io& io, FieldsOf<Io, SavedCase>& saved) {
+  for (const RunField& field : run_fields()) {
+    if (field.saved_in != SavedIn::header) continue;
+    if constexpr (Io::kReads)
+      field.read(field, io.object.required(field.name), saved);
+    else
+      field.write(io.out.key(field.name), saved);
+  }
+}
+
+}  // namespace
+
+template <class Io>
+void fields(Io& io, FieldsOf<Io, Fault>& fault) {
+  io.required("kind", fault.kind);
+  io.required("step", fault.step, kStep);
+  io.required("arguments", fault.arguments, form::ById{kAnyNumber});
+}
+
+template <class Io>
+void fields(Io& io, FieldsOf<Io, ExpectedVerdict>& verdict) {
+  io.required("kind", verdict.kind);
+  io.optional("step", verdict.step, kStep);
+  io.optional("check", verdict.check);
+  io.optional("request", verdict.request);
+}
+
+// The first line. A recording follows the trace where `recorded` is true.
+template <class Io>
+void fields(Io& io, FieldsOf<Io, SavedCase>& saved) {
+  io.constant("lockstep_case", kCaseVersion);
+  io.required("name", saved.name, form::AnyText{});
+  if constexpr (Io::kReads)
+    saved.engine = read_engine_options(io.object.required("engine")).config;
+  else
+    write_engine_options(io.out.key("engine"), all_engine_options(saved.engine));
+  io.required("cache", saved.cache, form::Code{read_kv_cache_config, write_kv_cache_config});
+  run_fields_of_header(io, saved);
+  if constexpr (Io::kReads) {
+    if (saved.kernel_block_sizes.size() != saved.cache.groups.size())
+      io.object.required("kernel_block_sizes")
+          .refuse(fmt::format("one size for each of the {} groups", saved.cache.groups.size()));
+    read_settings(io.object.required("settings"), saved);
+  } else {
+    write_settings(io.out.key("settings"), saved);
+  }
+  io.required("faults", saved.faults);
+  io.optional("expected", saved.expected);
+  io.optional("decided_by", saved.decided_by,
+              form::Code{read_recorded_engine, write_recorded_engine});
+  io.optional("worked_by", saved.worked_by, form::Code{read_worked_by, write_worked_by});
+  bool is_recorded = saved.recording.has_value();
+  io.required("recorded", is_recorded);
+  if constexpr (Io::kReads)
+    if (is_recorded) saved.recording.emplace();
+}
+
+namespace {
 
 // Reads the lines of a case one after the other; the JSON reader keeps the first error.
 class CaseReader {
@@ -128,11 +105,10 @@ class CaseReader {
   explicit CaseReader(LineReader&& lines) : lines_(std::move(lines)), json_(lines_.path()) {}
 
   Result<SavedCase> read() {
-    bool has_recording = false;
     SavedCase saved;
-    if (next("the case's configuration")) saved = read_header(json_.root(), has_recording);
+    if (next("the case's configuration")) read_fields(json_.root(), saved);
     read_trace(saved.trace);
-    if (has_recording) read_recording(saved.recording.emplace());
+    if (saved.recording) read_recording(*saved.recording);
     std::string_view line;
     if (const auto behind = json_.ok() ? lines_.next(line) : Result<bool>(false); !behind) {
       return tl::unexpected(behind.error());
@@ -205,7 +181,9 @@ Result<SavedCase> saved_case_from_text(std::string name, std::string text) {
 }
 
 std::string saved_case_to_text(const SavedCase& saved) {
-  std::string text = header_line(saved) + trace_to_text(saved.trace);
+  JsonWriter header;
+  write_fields(header, saved);
+  std::string text = header.take_line() + trace_to_text(saved.trace);
   if (saved.recording) {
     text += recording_header_line(saved.recording->header);
     for (const RecordedStep& step : saved.recording->steps) text += recording_step_line(step);
@@ -234,14 +212,14 @@ bool is_date(std::string_view text) {
 
 KnownFailure read_known(JsonValue value) {
   JsonObject object = value.object();
+  FieldReader io(object);
   KnownFailure known;
-  known.id = object.required("id").nonempty_string();
-  known.check = object.required("check").nonempty_string();
-  if (auto text = object.optional("text")) known.text = text.nonempty_string();
-  if (auto until = object.optional("until")) {
-    known.until = until.nonempty_string();
-    if (!is_date(known.until)) until.refuse("a day, as in \"2027-01-31\"");
-  }
+  io.required("id", known.id);
+  io.required("check", known.check);
+  io.optional("text", known.text);
+  io.optional("until", known.until);
+  if (auto until = object.optional("until"); until && !is_date(known.until))
+    until.refuse("a day, as in \"2027-01-31\"");
   object.finish();
   return known;
 }

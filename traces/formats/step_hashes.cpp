@@ -6,9 +6,7 @@
 #include <limits>
 
 #include "base/check.h"
-#include "base/json_reader.h"
-#include "base/json_writer.h"
-#include "traces/formats/lines_json.h"
+#include "base/json_fields.h"
 
 namespace lockstep {
 namespace {
@@ -22,78 +20,57 @@ bool is_hash(std::string_view text) {
          });
 }
 
-std::string read_hash(JsonValue value) {
-  const std::string_view text = value.string();
-  if (!is_hash(text)) value.refuse("32 hexadecimal digits");
-  return std::string(text);
-}
-
-HashedPage read_page(JsonValue value) {
-  const JsonArray entry = value.array();
-  if (entry.size() != 4) {
-    value.refuse("[rank, tensor, block, fingerprint]");
-    return {};
+struct Hash {
+  static void read(JsonValue value, std::string& hash) {
+    hash = value.string();
+    if (!is_hash(hash)) value.refuse("32 hexadecimal digits");
   }
-  HashedPage page;
-  page.rank = entry[0].integer<std::int32_t>(0);
-  page.tensor = entry[1].integer<std::int32_t>(0);
-  page.block = entry[2].integer<std::int32_t>(0);
-  page.fingerprint = read_hash(entry[3]);
-  return page;
-}
+  static void write(JsonWriter& out, const std::string& hash) { out.string(hash); }
+};
 
-StepHashes read_step(JsonObject& object, const StepHashesHeader& header, std::int64_t number) {
-  StepHashes step;
-  step.step = object.required("step").integer(number, number);
-  step.hash = read_hash(object.required("hash"));
-  step.decision = read_hash(object.required("decision"));
-  for (auto& [request, groups] : object.required("tables").object().entries()) {
-    HashedTable& table = step.tables.emplace_back();
-    table.request = request;
-    for (JsonValue group : groups.array()) table.groups.push_back(read_hash(group));
+// [rank, tensor, block, fingerprint]
+struct PageEntry {
+  static void read(JsonValue value, HashedPage& page) {
+    const JsonArray entry = value.array();
+    if (entry.size() != 4) return value.refuse("[rank, tensor, block, fingerprint]");
+    page.rank = entry[0].integer<std::int32_t>(0);
+    page.tensor = entry[1].integer<std::int32_t>(0);
+    page.block = entry[2].integer<std::int32_t>(0);
+    Hash::read(entry[3], page.fingerprint);
   }
-  if (header.has_pages)
-    for (JsonValue page : object.required("pages").array()) step.pages.push_back(read_page(page));
-  if (auto ended = object.optional("ended"))
-    for (JsonValue request : ended.array()) step.ended.push_back(read_name(request));
-  object.finish();
-  return step;
-}
-
-StepHashesEnd read_end(JsonObject& object, std::int64_t steps) {
-  StepHashesEnd end;
-  if (JsonValue value = object.required("end"); !value.boolean()) value.refuse("true");
-  end.steps = object.required("steps").integer(steps, steps);
-  end.verdict = object.required("verdict").nonempty_string();
-  if (auto check = object.optional("check")) end.check = check.nonempty_string();
-  object.finish();
-  return end;
-}
-
-std::string header_line(const StepHashesHeader& header) {
-  JsonWriter out;
-  out.begin_object()
-      .integer("lockstep_hashes", 1)
-      .string("engine", header.engine)
-      .string("backend", header.backend)
-      .boolean("has_pages", header.has_pages)
-      .end_object();
-  return out.take_line();
-}
-
-void write_pages(JsonWriter& out, const std::vector<HashedPage>& pages) {
-  out.begin_array();
-  for (const HashedPage& page : pages)
-    out.begin_array()
-        .integer(page.rank)
-        .integer(page.tensor)
-        .integer(page.block)
-        .string(page.fingerprint)
-        .end_array();
-  out.end_array();
-}
+  static void write(JsonWriter& out, const HashedPage& page) {
+    out.begin_array().integer(page.rank).integer(page.tensor).integer(page.block);
+    out.string(page.fingerprint).end_array();
+  }
+};
 
 }  // namespace
+
+template <class Io>
+void fields(Io& io, FieldsOf<Io, StepHashesHeader>& header) {
+  io.constant("lockstep_hashes", 1);
+  io.required("engine", header.engine);
+  io.required("backend", header.backend);
+  io.required("has_pages", header.has_pages);
+}
+
+template <class Io>
+void fields(Io& io, FieldsOf<Io, StepHashes>& step, const bool& has_pages) {
+  io.required("step", step.step, form::Between{step.step, step.step});
+  io.required("hash", step.hash, Hash{});
+  io.required("decision", step.decision, Hash{});
+  io.required("tables", step.tables, form::ById<form::Each<Hash>>{});
+  if (has_pages) io.required("pages", step.pages, form::Each<PageEntry>{});
+  io.optional("ended", step.ended);
+}
+
+template <class Io>
+void fields(Io& io, FieldsOf<Io, StepHashesEnd>& end) {
+  io.mark("end");
+  io.required("steps", end.steps, form::Between{end.steps, end.steps});
+  io.required("verdict", end.verdict);
+  io.optional("check", end.check);
+}
 
 bool StepHashesReader::is_header(std::string_view line) {
   return line.starts_with("{\"lockstep_hashes\":");
@@ -105,14 +82,8 @@ Result<StepHashesReader> StepHashesReader::open(const std::string& path) {
   std::string_view line;
   LS_RETURN_IF_ERROR(reader.lines_.next(line));
   JsonReader json(path);
-  if (json.parse(line, reader.lines_.number(), reader.lines_.is_cut_off())) {
-    JsonObject object = json.root().object();
-    object.required("lockstep_hashes").integer(1, 1);
-    reader.header_.engine = object.required("engine").nonempty_string();
-    reader.header_.backend = object.required("backend").nonempty_string();
-    reader.header_.has_pages = object.required("has_pages").boolean();
-    object.finish();
-  }
+  if (json.parse(line, reader.lines_.number(), reader.lines_.is_cut_off()))
+    read_fields(json.root(), reader.header_);
   if (!json.ok()) return json.failure();
   return reader;
 }
@@ -129,12 +100,13 @@ Result<bool> StepHashesReader::next(StepHashes& step) {
   JsonReader json(lines_.path());
   bool is_step = false;
   if (json.parse(line, lines_.number(), lines_.is_cut_off())) {
-    JsonObject object = json.root().object();
-    is_step = !object.has("end");
+    is_step = !json.root().object().has("end");
+    step = StepHashes();
+    step.step = end_.steps = steps_;
     if (is_step)
-      step = read_step(object, header_, steps_);
+      read_fields(json.root(), step, header_.has_pages);
     else
-      end_ = read_end(object, steps_);
+      read_fields(json.root(), end_);
   }
   if (!json.ok()) return json.failure();
   steps_ += is_step ? 1 : 0;
@@ -156,7 +128,9 @@ Result<StepHashesWriter> StepHashesWriter::create(const std::string& path,
                                                   const StepHashesHeader& header) {
   LS_ASSIGN_OR_RETURN(auto file, OutputFile::create(path));
   StepHashesWriter writer(std::move(file), header.has_pages);
-  writer.buffer_ = header_line(header);
+  JsonWriter out;
+  write_fields(out, header);
+  writer.buffer_ = out.take_line();
   return writer;
 }
 
@@ -166,14 +140,8 @@ Result<void> StepHashesWriter::write(const StepHashes& step) {
            step.decision);
   ++steps_;
   JsonWriter out;
-  out.begin_object().integer("step", step.step);
-  out.string("hash", step.hash).string("decision", step.decision);
-  out.key("tables").begin_object();
-  for (const HashedTable& table : step.tables) out.key(table.request).strings(table.groups);
-  out.end_object();
-  if (has_pages_) write_pages(out.key("pages"), step.pages);
-  if (!step.ended.empty()) out.key("ended").strings(step.ended);
-  buffer_ += out.end_object().take_line();
+  write_fields(out, step, has_pages_);
+  buffer_ += out.take_line();
   if (buffer_.size() < kBufferBytes) return {};
   const auto written = file_.write(buffer_);
   buffer_.clear();
@@ -183,10 +151,8 @@ Result<void> StepHashesWriter::write(const StepHashes& step) {
 Result<void> StepHashesWriter::close(const StepHashesEnd& end) {
   LS_CHECK(end.steps == steps_, "{} steps written, {} at the end", steps_, end.steps);
   JsonWriter out;
-  out.begin_object().boolean("end", true).integer("steps", end.steps);
-  out.string("verdict", end.verdict);
-  if (!end.check.empty()) out.string("check", end.check);
-  buffer_ += out.end_object().take_line();
+  write_fields(out, end);
+  buffer_ += out.take_line();
   LS_RETURN_IF_ERROR(file_.write(buffer_));
   return file_.commit();
 }

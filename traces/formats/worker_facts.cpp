@@ -6,11 +6,8 @@
 #include <set>
 #include <string_view>
 
-#include "base/json_reader.h"
-#include "base/json_writer.h"
-#include "reference/plan/limits.h"
 #include "traces/formats/engine_options.h"
-#include "traces/formats/recording.h"
+#include "traces/formats/recording_fields.h"
 
 namespace lockstep {
 namespace {
@@ -55,155 +52,155 @@ void write_number_runs(JsonWriter& out, const std::vector<T>& numbers) {
   out.end_array();
 }
 
-std::vector<BlockId> read_block_list(JsonValue value, const RecordingHeader& header) {
-  std::vector<BlockId> blocks;
-  for (JsonValue block : value.array())
-    blocks.push_back(BlockId{block.integer<std::int32_t>(0, header.num_blocks - 1)});
-  return blocks;
-}
-
-std::vector<FactRow> read_rows(JsonValue value) {
-  std::vector<FactRow> rows;
-  std::set<std::string, std::less<>> names;
-  for (JsonValue entry : value.array()) {
-    JsonArray pair = entry.array();
-    if (pair.size() != 2) {
-      entry.refuse("[request, tokens]");
-      return rows;
-    }
-    FactRow& row = rows.emplace_back();
-    bool is_name = true;
-    for (JsonValue part : pair) {
-      if (is_name)
-        row.id = part.nonempty_string();
-      else
-        row.tokens = part.integer<std::int32_t>(1, kTokensMax);
-      is_name = false;
-    }
-    if (!names.insert(row.id).second) entry.refuse("each request once");
-  }
-  return rows;
-}
-
-GroupFacts read_group_facts(JsonValue value, const RecordingHeader& header, std::size_t group,
-                            std::size_t num_rows, std::int64_t num_tokens) {
-  JsonObject object = value.object();
-  GroupFacts facts;
-  JsonValue tables = object.required("tables");
-  for (JsonValue table : tables.array()) {
-    std::vector<BlockId>& blocks = facts.tables.emplace_back();
-    for (JsonValue block : table.array()) blocks.push_back(BlockId{block.integer<std::int32_t>(0)});
-  }
-  if (facts.tables.size() != num_rows)
-    tables.refuse(fmt::format("one table for each of the {} rows", num_rows));
-  const bool has_slots = !is_state_kind(header.groups[group].spec.kind);
-  if (auto slots = object.optional("slots")) {
-    facts.slots = read_number_runs<Slot>(slots, PAD_SLOT_ID, kSlotsMax, num_tokens);
-  } else if (has_slots && num_tokens > 0) {
-    object.refuse_because("found no \"slots\"; expected the slots of all tokens");
-  }
-  object.finish();
-  return facts;
-}
-
-ChangedPage read_changed_page(JsonValue value, const RecordingHeader& header) {
-  JsonObject object = value.object();
-  ChangedPage page;
-  page.tensor = object.required("tensor").integer<std::int32_t>(0, 1 << 20);
-  page.block = BlockId{object.required("block").integer<std::int32_t>(0, header.num_blocks - 1)};
-  JsonValue digest = object.required("digest");
-  page.digest = digest.string();
-  if (page.digest.size() != kDigestDigits ||
-      page.digest.find_first_not_of("0123456789abcdef") != std::string::npos)
-    digest.refuse(fmt::format("{} hexadecimal digits", kDigestDigits));
-  std::int64_t most = 0;
-  for (const KVCacheGroupSpec& group : header.groups) most = std::max(most, group.spec.block_size);
-  if (auto slots = object.optional("slots")) {
-    std::int32_t before = -1;
-    for (JsonValue slot : slots.array()) {
-      page.slots.push_back(slot.integer<std::int32_t>(before + 1, most - 1));
-      before = page.slots.back();
+// [[request, tokens], ...], each request once.
+struct Rows {
+  static constexpr form::Pair<form::Plain, form::Between> kRow{
+      "[request, tokens]", {}, {1, kTokensMax}};
+  static void read(JsonValue value, std::vector<FactRow>& rows) {
+    std::set<std::string, std::less<>> names;
+    for (JsonValue entry : value.array()) {
+      kRow.read(entry, rows.emplace_back());
+      if (!names.insert(rows.back().id).second) return entry.refuse("each request once");
     }
   }
-  if (auto beside = object.optional("beside")) page.beside = beside.boolean();
-  object.finish();
-  return page;
+  static void write(JsonWriter& out, const std::vector<FactRow>& rows) {
+    form::Each{kRow}.write(out, rows);
+  }
+};
+
+struct Runs {
+  std::int64_t least = 0, most = 0, num = 0;
+  template <class T>
+  void read(JsonValue value, std::vector<T>& numbers) const {
+    numbers = read_number_runs<T>(value, least, most, num);
+  }
+  template <class T>
+  static void write(JsonWriter& out, const std::vector<T>& numbers) {
+    write_number_runs(out, numbers);
+  }
+};
+
+// What limits the facts of a group.
+struct GroupContext {
+  const RecordingHeader& header;
+  std::size_t group = 0, num_rows = 0;
+  std::int64_t num_tokens = 0;
+};
+
+struct Digest {
+  static void read(JsonValue value, std::string& digest) {
+    digest = value.string();
+    if (digest.size() != kDigestDigits ||
+        digest.find_first_not_of("0123456789abcdef") != std::string::npos)
+      value.refuse(fmt::format("{} hexadecimal digits", kDigestDigits));
+  }
+  static void write(JsonWriter& out, const std::string& digest) { out.string(digest); }
+};
+
+// Slots of a block, ascending.
+struct BlockSlots {
+  const RecordingHeader& header;
+  void read(JsonValue value, std::vector<std::int32_t>& slots) const {
+    std::int64_t most = 0;
+    for (const KVCacheGroupSpec& group : header.groups)
+      most = std::max(most, group.spec.block_size);
+    for (JsonValue slot : value.array())
+      slots.push_back(slot.integer<std::int32_t>(slots.empty() ? 0 : slots.back() + 1, most - 1));
+  }
+  static void write(JsonWriter& out, const std::vector<std::int32_t>& slots) {
+    out.integers(slots);
+  }
+};
+
+std::int64_t num_tokens_of(const WorkerStepFacts& facts) {
+  std::int64_t tokens = 0;
+  for (const FactRow& row : facts.rows) tokens += row.tokens;
+  return tokens;
 }
+
+// Facts of each group, none where no request ran.
+struct Groups {
+  const RecordingHeader& header;
+  std::size_t num_rows = 0;
+  std::int64_t num_tokens = 0;
+  void read(JsonValue value, std::vector<GroupFacts>& groups) const {
+    const JsonArray each = value.array();
+    if (each.size() != (num_rows == 0 ? 0 : header.groups.size()))
+      return value.refuse(
+          fmt::format("facts of each of the {} groups, or none where no request "
+                      "ran",
+                      header.groups.size()));
+    for (JsonValue group : each) {
+      const GroupContext context{header, groups.size(), num_rows, num_tokens};
+      read_fields(group, groups.emplace_back(), context);
+    }
+  }
+  void write(JsonWriter& out, const std::vector<GroupFacts>& groups) const {
+    const GroupContext context{header};
+    form::Each{form::With{context}}.write(out, groups);
+  }
+};
 
 }  // namespace
 
+template <class Io>
+void fields(Io& io, FieldsOf<Io, GroupFacts>& facts, const GroupContext& at) {
+  io.required("tables", facts.tables, form::Each<form::Each<Block>>{{{INT64_C(1) << 31}}});
+  io.optional("slots", facts.slots, Runs{PAD_SLOT_ID, kSlotsMax, at.num_tokens});
+  if constexpr (Io::kReads) {
+    if (facts.tables.size() != at.num_rows)
+      io.object.required("tables").refuse(
+          fmt::format("one table for each of the {} rows", at.num_rows));
+    if (!io.object.has("slots") && at.num_tokens > 0 &&
+        !is_state_kind(at.header.groups[at.group].spec.kind))
+      io.object.refuse_because("found no \"slots\"; expected the slots of all tokens");
+  }
+}
+
+template <class Io>
+void fields(Io& io, FieldsOf<Io, ChangedPage>& page, const RecordingHeader& header) {
+  io.required("tensor", page.tensor, form::Between{0, 1 << 20});
+  io.required("block", page.block, Block{header.num_blocks});
+  io.required("digest", page.digest, Digest{});
+  io.optional("slots", page.slots, BlockSlots{header});
+  io.optional("beside", page.beside);
+}
+
+template <class Io>
+void fields(Io& io, FieldsOf<Io, WorkerStepFacts>& facts, const RecordingHeader& header) {
+  io.required("rows", facts.rows, Rows{});
+  const std::int64_t num_tokens = num_tokens_of(facts);
+  io.required("positions", facts.positions, Runs{0, kTokensMax, num_tokens});
+  io.required("groups", facts.groups, Groups{header, facts.rows.size(), num_tokens});
+  io.optional("zeroed", facts.zeroed, blocks_of(header));
+  io.optional("changed", facts.changed, form::Each{form::With{header}});
+}
+
+template <class Io>
+void fields(Io& io, FieldsOf<Io, WorkedBy>& worked) {
+  io.required("engine", worked.engine, form::Code{read_recorded_engine, write_recorded_engine});
+  io.optional("runner", worked.runner);
+  io.optional("states", worked.states);
+  io.optional("plant", worked.plant);
+}
+
 WorkerStepFacts read_worker_step_facts(JsonValue value, const RecordingHeader& header) {
-  JsonObject object = value.object();
   WorkerStepFacts facts;
-  facts.rows = read_rows(object.required("rows"));
-  std::int64_t num_tokens = 0;
-  for (const FactRow& row : facts.rows) num_tokens += row.tokens;
-  facts.positions =
-      read_number_runs<std::int64_t>(object.required("positions"), 0, kTokensMax, num_tokens);
-  JsonValue groups = object.required("groups");
-  JsonArray each = groups.array();
-  if (each.size() != (facts.rows.empty() ? 0 : header.groups.size()))
-    groups.refuse(fmt::format("facts of each of the {} groups, or none where no request ran",
-                              header.groups.size()));
-  else
-    for (JsonValue group : each)
-      facts.groups.push_back(
-          read_group_facts(group, header, facts.groups.size(), facts.rows.size(), num_tokens));
-  if (auto zeroed = object.optional("zeroed")) facts.zeroed = read_block_list(zeroed, header);
-  if (auto changed = object.optional("changed"))
-    for (JsonValue page : changed.array()) facts.changed.push_back(read_changed_page(page, header));
-  object.finish();
+  read_fields(value, facts, header);
   return facts;
 }
 
 void write_worker_step_facts(JsonWriter& out, const WorkerStepFacts& facts) {
-  out.begin_object().key("rows").begin_array();
-  for (const FactRow& row : facts.rows)
-    out.begin_array().string(row.id).integer(row.tokens).end_array();
-  out.end_array();
-  write_number_runs(out.key("positions"), facts.positions);
-  out.key("groups").begin_array();
-  for (const GroupFacts& group : facts.groups) {
-    out.begin_object().key("tables").begin_array();
-    for (const std::vector<BlockId>& table : group.tables) out.integers(table);
-    out.end_array();
-    if (!group.slots.empty()) write_number_runs(out.key("slots"), group.slots);
-    out.end_object();
-  }
-  out.end_array();
-  if (!facts.zeroed.empty()) out.key("zeroed").integers(facts.zeroed);
-  if (!facts.changed.empty()) {
-    out.key("changed").begin_array();
-    for (const ChangedPage& page : facts.changed) {
-      out.begin_object().integer("tensor", page.tensor).integer("block", index_of(page.block));
-      out.string("digest", page.digest);
-      if (!page.slots.empty()) out.key("slots").integers(page.slots);
-      if (page.beside) out.boolean("beside", true);
-      out.end_object();
-    }
-    out.end_array();
-  }
-  out.end_object();
+  write_fields(out, facts, any_header());
 }
 
 WorkedBy read_worked_by(JsonValue value) {
-  JsonObject object = value.object();
   WorkedBy worked;
-  worked.engine = read_recorded_engine(object.required("engine"));
-  if (auto runner = object.optional("runner")) worked.runner = runner.nonempty_string();
-  if (auto states = object.optional("states")) worked.states = states.nonempty_string();
-  if (auto plant = object.optional("plant")) worked.plant = plant.nonempty_string();
-  object.finish();
+  read_fields(value, worked);
   return worked;
 }
 
-void write_worked_by(JsonWriter& out, const WorkedBy& worked) {
-  write_recorded_engine(out.begin_object().key("engine"), worked.engine);
-  if (!worked.runner.empty()) out.string("runner", worked.runner);
-  if (!worked.states.empty()) out.string("states", worked.states);
-  if (!worked.plant.empty()) out.string("plant", worked.plant);
-  out.end_object();
-}
+void write_worked_by(JsonWriter& out, const WorkedBy& worked) { write_fields(out, worked); }
 
 std::string WorkedBy::text() const {
   return fmt::format("{}{}{}{}{}{}{}", engine.text(), runner.empty() ? "" : ", runner ", runner,

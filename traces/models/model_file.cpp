@@ -8,8 +8,7 @@
 #include <system_error>
 
 #include "base/data_root.h"
-#include "base/json_reader.h"
-#include "base/json_writer.h"
+#include "base/json_fields.h"
 #include "base/line_reader.h"
 #include "reference/plan/limits.h"
 #include "reference/plan/page_size.h"
@@ -68,108 +67,116 @@ constexpr std::int64_t kTokensMax = std::int64_t{1} << 31;
 constexpr std::int64_t kLayersMax = 100'000;
 constexpr std::size_t kModelBytesMax = std::size_t{4} << 20;
 
-void read_figure(JsonObject& object, std::string_view key, std::int64_t max, std::int64_t& figure) {
-  if (JsonValue value = object.optional(key)) figure = value.integer(1, max);
-}
+constexpr form::Named<DType> kDType{dtype_from_name, "an element type (bf16, fp32, fp8, ...)"};
+constexpr form::Between kHeads{1, kHeadsMax}, kStateDim{1, kStateDimMax}, kTokens{1, kTokensMax};
 
-void read_dtype(JsonObject& object, std::string_view key, std::optional<DType>& dtype) {
-  if (JsonValue value = object.optional(key))
-    dtype = read_word<DType>(value, dtype_from_name, "an element type (bf16, fp32, fp8, ...)");
-}
+struct PerState {
+  static void read(JsonValue value, TokensPerState& tokens) {
+    const auto read = tokens_per_state_from_json(value.text());
+    if (!read) value.refuse(kTokensPerStateExpected);
+    tokens = read.value_or(TokensPerState{});
+  }
+  static void write(JsonWriter& out, const TokensPerState& tokens) { out.raw(json_of(tokens)); }
+};
 
 // The figures that each family needs; a key of another family is refused as unknown.
-void read_states(JsonObject& object, LayerKind& kind) {
-  StateFigures& figures = kind.states;
-  figures.family = read_word<StateFamily>(
-      object.required("states"), state_family_from_name,
-      "gated_delta_net, kda, mamba2, mamba1, linear_attention or short_conv");
-  const auto need = [&](std::string_view key, std::int64_t max, std::int64_t& figure) {
-    figure = object.required(key).integer(1, max);
-  };
+template <class Io>
+void state_fields(Io& io, FieldsOf<Io, LayerKind>& kind) {
+  auto& figures = kind.states;
+  io.required("states", figures.family,
+              form::Named<StateFamily>{
+                  state_family_from_name,
+                  "gated_delta_net, kda, mamba2, mamba1, linear_attention or short_conv"});
   const StateFamily family = figures.family;
   const bool delta = family == StateFamily::gated_delta_net || family == StateFamily::kda;
   const bool mamba = family == StateFamily::mamba1 || family == StateFamily::mamba2;
-  if (family != StateFamily::mamba1 && family != StateFamily::short_conv) {
-    need("num_heads", kHeadsMax, figures.num_heads);
-    need("head_dim", kStateDimMax, figures.head_dim);
-  }
-  if (delta) {
-    need("num_k_heads", kHeadsMax, figures.num_k_heads);
-    need("head_k_dim", kStateDimMax, figures.head_k_dim);
-  }
-  if (mamba || family == StateFamily::short_conv)
-    need("intermediate_size", kChannelsMax, figures.intermediate_size);
-  if (mamba) need("state_size", kStateDimMax, figures.state_size);
-  if (family == StateFamily::mamba2) need("n_groups", kHeadsMax, figures.n_groups);
-  if (family != StateFamily::linear_attention)
-    need("conv_kernel", kStateDimMax, figures.conv_kernel);
-  read_dtype(object, "conv_dtype", kind.conv_dtype);
-  read_dtype(object, "ssm_dtype", kind.ssm_dtype);
-  if (JsonValue tokens = object.optional("prefill_checkpoint_alignment"))
-    kind.prefill_checkpoint_alignment = tokens.integer(0, kBlockSizeMax);
-}
-
-void read_rows(JsonObject& object, LayerKind& kind) {
-  KVCacheSpec& spec = kind.spec;
-  spec.num_kv_heads = 1;
-  JsonValue heads = is_full_of_latents(spec.kind) ? object.optional("num_kv_heads")
-                                                  : object.required("num_kv_heads");
-  if (heads) spec.num_kv_heads = heads.integer(1, kHeadsMax);
-  spec.head_size = object.required("head_size").integer(1, kHeadSizeMax);
-  read_figure(object, "head_size_v", kHeadSizeMax, spec.head_size_v);
-  const auto extent = [&](bool is_needed, const char* key, std::int64_t& tokens) {
-    JsonValue value = is_needed ? object.required(key) : object.optional(key);
-    if (value) tokens = value.integer(1, kTokensMax);
+  const bool convolves = family == StateFamily::short_conv;
+  const auto figure = [&](bool has, std::string_view key, auto& member, const form::Between& in) {
+    if (Io::kReads && !has) return;
+    io.required_if(true, key, member, in);
   };
-  extent(is_sliding_window(spec.kind), "sliding_window", spec.sliding_window);
-  extent(is_chunked(spec.kind), "attention_chunk_size", spec.attention_chunk_size);
-  if (is_full_of_pairs(spec.kind)) {
-    read_figure(object, "sink_len", kTokensMax, spec.sink_len);
-    read_figure(object, "rswa_window", kTokensMax, spec.rswa_window);
-    settle_full_attention(spec);
-  }
-  spec.block_size = 0;
-  read_figure(object, "block_size", kBlockSizeMax, spec.block_size);
-  if (JsonValue value = object.optional("compress_ratio")) {
-    const auto read = tokens_per_state_from_json(value.text());
-    if (!read) value.refuse(kTokensPerStateExpected);
-    spec.tokens_per_state = read.value_or(TokensPerState{});
-  }
-  read_figure(object, "alignment", kBlockSizeMax, spec.alignment);
-  if (JsonValue value = object.optional("is_draft")) kind.is_draft = value.boolean();
-  if (JsonValue value = object.optional("dcp_sharded")) spec.dcp_sharded = value.boolean();
-  read_figure(object, "index_topk", kTokensMax, kind.index_topk);
-  if (JsonValue value = object.optional("backend")) kind.backend = value.nonempty_string();
-  if (JsonValue value = object.optional("mla_rows"); value && value.boolean()) {
-    spec.keys_alone = is_ring(spec.kind);
-    if (is_sliding_window(spec.kind)) spec.kind = CacheKind::sliding_window_mla;
-  }
-  if (JsonValue value = object.optional("bounded_replay")) spec.bounded_replay = value.boolean();
-  if (JsonValue value = object.optional("cache_dtype_str")) spec.cache_dtype_str = value.string();
-  if (JsonValue value = object.optional("model_version")) spec.model_version = value.string();
-  std::optional<DType> dtype;
-  read_dtype(object, "dtype", dtype);
-  kind.has_own_dtype = dtype.has_value();
-  spec.dtype = dtype.value_or(DType::bf16);
-  if (spec.block_size != 0 && !fills_rows(spec.tokens_per_state, spec.block_size))
-    object.refuse_because(fmt::format("a block of {} tokens does not hold whole rows of {} tokens",
-                                      spec.block_size, text_of(spec.tokens_per_state)));
+  figure(family != StateFamily::mamba1 && !convolves, "num_heads", figures.num_heads, kHeads);
+  figure(family != StateFamily::mamba1 && !convolves, "head_dim", figures.head_dim, kStateDim);
+  figure(delta, "num_k_heads", figures.num_k_heads, kHeads);
+  figure(delta, "head_k_dim", figures.head_k_dim, kStateDim);
+  figure(mamba || convolves, "intermediate_size", figures.intermediate_size,
+         form::Between{1, kChannelsMax});
+  figure(mamba, "state_size", figures.state_size, kStateDim);
+  figure(family == StateFamily::mamba2, "n_groups", figures.n_groups, kHeads);
+  figure(family != StateFamily::linear_attention, "conv_kernel", figures.conv_kernel, kStateDim);
+  io.optional("conv_dtype", kind.conv_dtype, kDType);
+  io.optional("ssm_dtype", kind.ssm_dtype, kDType);
+  io.optional("prefill_checkpoint_alignment", kind.prefill_checkpoint_alignment,
+              form::Between{0, kBlockSizeMax});
 }
 
-LayerKind read_kind(const JsonEntry& entry) {
-  LayerKind kind;
-  kind.name = entry.key;
-  JsonValue value = entry.value;
-  JsonObject object = value.object();
-  kind.spec.kind = read_word<CacheKind>(object.required("kind"), cache_kind_from_name,
-                                        "a kind of cache (full, mla, sliding_window, ...)");
-  if (is_state_kind(kind.spec.kind))
-    read_states(object, kind);
-  else
-    read_rows(object, kind);
-  object.finish();
-  return kind;
+template <class Io>
+void row_fields(Io& io, FieldsOf<Io, LayerKind>& kind) {
+  constexpr form::Between kBytes{1, kBlockSizeMax};
+  auto& spec = kind.spec;
+  if constexpr (Io::kReads) {
+    spec.num_kv_heads = 1;
+    spec.block_size = 0;
+    if (is_full_of_latents(spec.kind))
+      io.optional("num_kv_heads", spec.num_kv_heads, kHeads);
+    else
+      io.required("num_kv_heads", spec.num_kv_heads, kHeads);
+  } else {
+    io.out.integer("num_kv_heads", spec.num_kv_heads);
+  }
+  io.required("head_size", spec.head_size, form::Between{1, kHeadSizeMax});
+  io.optional("head_size_v", spec.head_size_v, form::Between{1, kHeadSizeMax});
+  io.required_if(is_sliding_window(spec.kind), "sliding_window", spec.sliding_window, kTokens);
+  io.required_if(is_chunked(spec.kind), "attention_chunk_size", spec.attention_chunk_size, kTokens);
+  if (!Io::kReads || is_full_of_pairs(spec.kind)) {
+    io.optional("sink_len", spec.sink_len, kTokens);
+    io.optional("rswa_window", spec.rswa_window, kTokens);
+    if constexpr (Io::kReads) settle_full_attention(spec);
+  }
+  io.optional("block_size", spec.block_size, kBytes);
+  io.unless(TokensPerState{}, "compress_ratio", spec.tokens_per_state, PerState{});
+  io.optional("alignment", spec.alignment, kBytes);
+  io.optional("is_draft", kind.is_draft);
+  io.unless(true, "dcp_sharded", spec.dcp_sharded);
+  io.optional("index_topk", kind.index_topk, kTokens);
+  io.optional("backend", kind.backend);
+  bool has_mla_rows = spec.keys_alone || is_mla_window(spec.kind);
+  io.optional("mla_rows", has_mla_rows);
+  if constexpr (Io::kReads)
+    if (has_mla_rows) {
+      spec.keys_alone = is_ring(spec.kind);
+      if (is_sliding_window(spec.kind)) spec.kind = CacheKind::sliding_window_mla;
+    }
+  io.optional("bounded_replay", spec.bounded_replay);
+  io.optional("cache_dtype_str", spec.cache_dtype_str, form::AnyText{});
+  io.optional("model_version", spec.model_version, form::AnyText{});
+  std::optional<DType> dtype;
+  if (kind.has_own_dtype) dtype = spec.dtype;
+  io.optional("dtype", dtype, kDType);
+  if constexpr (Io::kReads) {
+    kind.has_own_dtype = dtype.has_value();
+    spec.dtype = dtype.value_or(DType::bf16);
+    if (spec.block_size != 0 && !fills_rows(spec.tokens_per_state, spec.block_size))
+      io.object.refuse_because(
+          fmt::format("a block of {} tokens does not hold whole rows of {} tokens", spec.block_size,
+                      text_of(spec.tokens_per_state)));
+  }
 }
+
+}  // namespace
+
+template <class Io>
+void fields(Io& io, FieldsOf<Io, LayerKind>& kind) {
+  io.required("kind", kind.spec.kind,
+              form::Named<CacheKind>{cache_kind_from_name,
+                                     "a kind of cache (full, mla, sliding_window, ...)"});
+  if (is_state_kind(kind.spec.kind))
+    state_fields(io, kind);
+  else
+    row_fields(io, kind);
+}
+
+namespace {
 
 void add_layer(ModelSpec& model, std::int64_t index, JsonValue name) {
   const auto kind = std::ranges::find(model.kinds, name.string(), &LayerKind::name);
@@ -199,69 +206,31 @@ void read_layers(JsonValue value, ModelSpec& model, std::int64_t& next) {
   }
 }
 
+template <class Io>
+void size_fields(Io& io, FieldsOf<Io, ModelSpec>& model) {
+  io.defaulted("dtype", model.dtype, kDType);
+  io.defaulted("max_model_len", model.max_model_len, kTokens);
+  io.defaulted("mamba_chunk_size", model.mamba_chunk_size, form::Between{1, kBlockSizeMax});
+  io.unless(std::int64_t{1}, "mtp_modules", model.mtp_modules, form::Between{1, kSpecTokensMax});
+  io.optional("kv_cache_dtype", model.kv_cache_dtype, form::AnyText{});
+}
+
 ModelSpec read_model(JsonValue root) {
   ModelSpec model;
   JsonObject object = root.object();
   object.required("model_file").integer(1, 1);
   model.name = object.required("name").nonempty_string();
-  std::optional<DType> dtype;
-  read_dtype(object, "dtype", dtype);
-  model.dtype = dtype.value_or(DType::bf16);
-  read_figure(object, "max_model_len", kTokensMax, model.max_model_len);
-  read_figure(object, "mamba_chunk_size", kBlockSizeMax, model.mamba_chunk_size);
-  read_figure(object, "mtp_modules", kSpecTokensMax, model.mtp_modules);
-  if (JsonValue value = object.optional("kv_cache_dtype")) model.kv_cache_dtype = value.string();
-  for (const JsonEntry& entry : object.required("layer_kinds").object().entries())
-    model.kinds.push_back(read_kind(entry));
+  FieldReader io(object);
+  size_fields(io, model);
+  for (const JsonEntry& entry : object.required("layer_kinds").object().entries()) {
+    LayerKind& kind = model.kinds.emplace_back();
+    kind.name = entry.key;
+    read_fields(entry.value, kind);
+  }
   std::int64_t next = 0;
   read_layers(object.required("layers"), model, next);
   object.finish();
   return model;
-}
-
-void write_kind(JsonWriter& out, const LayerKind& kind) {
-  const auto figure = [&](std::string_view key, std::int64_t value) {
-    if (value != 0) out.integer(key, value);
-  };
-  out.key(kind.name).begin_object().string("kind", name_of(kind.spec.kind));
-  if (is_state_kind(kind.spec.kind)) {
-    const StateFigures& figures = kind.states;
-    out.string("states", name_of(figures.family));
-    figure("num_heads", figures.num_heads);
-    figure("head_dim", figures.head_dim);
-    figure("num_k_heads", figures.num_k_heads);
-    figure("head_k_dim", figures.head_k_dim);
-    figure("intermediate_size", figures.intermediate_size);
-    figure("state_size", figures.state_size);
-    figure("n_groups", figures.n_groups);
-    figure("conv_kernel", figures.conv_kernel);
-    if (kind.conv_dtype) out.string("conv_dtype", name_of(*kind.conv_dtype));
-    if (kind.ssm_dtype) out.string("ssm_dtype", name_of(*kind.ssm_dtype));
-    if (kind.prefill_checkpoint_alignment)
-      out.integer("prefill_checkpoint_alignment", *kind.prefill_checkpoint_alignment);
-  } else {
-    const KVCacheSpec& spec = kind.spec;
-    out.integer("num_kv_heads", spec.num_kv_heads).integer("head_size", spec.head_size);
-    figure("head_size_v", spec.head_size_v);
-    figure("sliding_window", spec.sliding_window);
-    figure("attention_chunk_size", spec.attention_chunk_size);
-    figure("sink_len", spec.sink_len);
-    figure("rswa_window", spec.rswa_window);
-    figure("block_size", spec.block_size);
-    if (!is_one_row(spec.tokens_per_state))
-      out.key("compress_ratio").raw(json_of(spec.tokens_per_state));
-    figure("alignment", spec.alignment);
-    if (kind.is_draft) out.boolean("is_draft", true);
-    if (!spec.dcp_sharded) out.boolean("dcp_sharded", false);
-    figure("index_topk", kind.index_topk);
-    if (!kind.backend.empty()) out.string("backend", kind.backend);
-    if (spec.keys_alone || is_mla_window(spec.kind)) out.boolean("mla_rows", true);
-    if (spec.bounded_replay) out.boolean("bounded_replay", true);
-    if (!spec.cache_dtype_str.empty()) out.string("cache_dtype_str", spec.cache_dtype_str);
-    if (!spec.model_version.empty()) out.string("model_version", spec.model_version);
-    if (kind.has_own_dtype) out.string("dtype", name_of(spec.dtype));
-  }
-  out.end_object();
 }
 
 std::filesystem::path catalogue() {
@@ -325,12 +294,10 @@ Result<ModelSpec> find_model(const std::string& name_or_path) {
 std::string model_to_json(const ModelSpec& model) {
   JsonWriter out;
   out.begin_object().integer("model_file", 1).string("name", model.name);
-  out.string("dtype", name_of(model.dtype)).integer("max_model_len", model.max_model_len);
-  out.integer("mamba_chunk_size", model.mamba_chunk_size);
-  if (model.mtp_modules > 1) out.integer("mtp_modules", model.mtp_modules);
-  if (!model.kv_cache_dtype.empty()) out.string("kv_cache_dtype", model.kv_cache_dtype);
+  FieldWriter io(out);
+  size_fields(io, model);
   out.key("layer_kinds").begin_object();
-  for (const LayerKind& kind : model.kinds) write_kind(out, kind);
+  for (const LayerKind& kind : model.kinds) write_fields(out.key(kind.name), kind);
   out.end_object().key("layers").begin_array();
   std::int64_t index = 0;  // layers that keep nothing are written as empty
   for (std::size_t i = 0; i < model.layers.size(); ++index) {
