@@ -30,8 +30,8 @@ std::int64_t least_holders(const BackendConfig& config, const KVCacheSpec& spec)
   return std::max<std::int64_t>(1, tp / (has_single_rows(spec) ? 1 : spec.num_kv_heads));
 }
 
-std::string as_key(std::span<const std::uint8_t> bytes) {
-  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+void append(std::string& key, std::span<const std::uint8_t> bytes) {
+  key.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
 }
 
 }  // namespace
@@ -146,7 +146,7 @@ Checked RankUnion::check_block(BlockId block) {
     number += static_cast<std::int32_t>(config_.plan.groups[before].layer_names.size());
   std::vector<Pages> pages(ranks_.size());
   for (std::size_t i = 0; i < group.layer_names.size(); ++i, ++number) {
-    std::multimap<std::string, std::size_t> by_bytes;
+    RowsByBytes by_bytes;
     Rows rows = rows_of(block, g, i, number, by_bytes);
     for (std::size_t r = 0; r < ranks_.size(); ++r) {
       const ModelLayer* layer = layer_named(ranks_[r].model, group.layer_names[i]);
@@ -169,14 +169,14 @@ std::int64_t RankUnion::row_size_bytes(std::size_t group, std::size_t layer) con
 }
 
 RankUnion::Rows RankUnion::rows_of(BlockId block, std::size_t group, std::size_t layer,
-                                   std::int32_t number,
-                                   std::multimap<std::string, std::size_t>& by_bytes) const {
+                                   std::int32_t number, RowsByBytes& by_bytes) const {
   const KVCacheSpec& spec = config_.plan.groups[group].layer_spec(layer);
   const std::vector<UnshardedCache::Token>& tokens = whole_->tokens(block);
   const WordShape shape = row_words(config_.numbers, spec, number);
   const LatentFormat latent = latent_format(config_.numbers, spec);
   std::vector<std::uint8_t> bytes(static_cast<std::size_t>(row_size_bytes(group, layer)));
   Rows rows;
+  std::string key;
   for (std::int64_t offset = 0; offset < std::ssize(tokens); ++offset) {
     const UnshardedCache::Token& token = tokens[offset];
     if (token.position < 0) continue;
@@ -190,20 +190,24 @@ RankUnion::Rows RankUnion::rows_of(BlockId block, std::size_t group, std::size_t
             draw_latent_row(row_key(content, coord), latent, bytes);
           else
             draw_row(content, coord, shape, bytes);
-          by_bytes.emplace(as_key(bytes), rows.size());
-          rows.push_back({.offset = offset, .part = part, .head = head});
+          key.clear();
+          append(key, bytes);
+          const auto [like, end] = by_bytes.equal_range(key);
+          const bool is_unique = like == end;
+          if (!is_unique) rows[like->second].is_unique = false;  // of more, each is already
+          by_bytes.emplace(key, rows.size());
+          rows.push_back({.offset = offset, .part = part, .head = head, .is_unique = is_unique});
         }
   }
-  for (const auto& [key, row] : by_bytes) rows[row].is_unique = by_bytes.count(key) == 1;
   return rows;
 }
 
 Result<void> RankUnion::count_holders(const RankMemory& rank, const ModelLayer& layer,
-                                      BlockId block, Pages& pages,
-                                      const std::multimap<std::string, std::size_t>& by_bytes,
+                                      BlockId block, Pages& pages, const RowsByBytes& by_bytes,
                                       Rows& rows) const {
   const LayerLayout& at = layer.layout;
   std::vector<bool> seen(rows.size());
+  std::string key;
   for (std::int64_t kv = 0; kv < at.num_kv; ++kv)
     for (std::int64_t slot = 0; slot < at.block_size; ++slot)
       for (std::int64_t head = 0; head < at.num_kv_heads; ++head) {
@@ -212,18 +216,18 @@ Result<void> RankUnion::count_holders(const RankMemory& rank, const ModelLayer& 
         const RowPieces pieces = row_pieces(layer, block, kv, slot, head);  // of one page
         const ModelPage page{tensor,
                              static_cast<std::int32_t>(pieces.begin()->offset / page_size_bytes)};
-        auto [entry, is_first] = pages.try_emplace(page);
+        const auto [entry, is_first] = pages.try_emplace(page);
         if (is_first) {
           LS_ASSIGN_OR_RETURN(entry->second,
                               rank.backend.read_page({.tensor = page.tensor,
                                                       .block = static_cast<BlockId>(page.index)}));
         }
-        std::vector<std::uint8_t> bytes;
-        for (const RowPiece& piece : pieces) {
-          const auto from = entry->second.begin() + piece.offset % page_size_bytes;
-          bytes.insert(bytes.end(), from, from + piece.size_bytes);
-        }
-        const auto [first, last] = by_bytes.equal_range(as_key(bytes));
+        key.clear();
+        for (const RowPiece& piece : pieces)
+          append(
+              key,
+              std::span(entry->second).subspan(piece.offset % page_size_bytes, piece.size_bytes));
+        const auto [first, last] = by_bytes.equal_range(key);
         for (auto row = first; row != last; ++row) seen[row->second] = true;
       }
   for (std::size_t i = 0; i < rows.size(); ++i) rows[i].holders += seen[i] ? 1 : 0;

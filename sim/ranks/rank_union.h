@@ -18,6 +18,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "base/ids.h"
@@ -84,6 +85,7 @@ class RankUnion final : public MemoryCheck {
     bool is_unique = true;  // no other row has its bytes
   };
   using Rows = std::vector<Row>;
+  using RowsByBytes = std::unordered_multimap<std::string, std::size_t>;  // looked up only
   // Of a rank's pages that hold bytes of the block: read once.
   using Pages = std::map<ModelPage, std::vector<std::uint8_t>>;
 
@@ -92,10 +94,9 @@ class RankUnion final : public MemoryCheck {
   Checked check_block(BlockId block);
   std::int64_t row_size_bytes(std::size_t group, std::size_t layer) const;
   Rows rows_of(BlockId block, std::size_t group, std::size_t layer, std::int32_t number,
-               std::multimap<std::string, std::size_t>& by_bytes) const;
+               RowsByBytes& by_bytes) const;
   Result<void> count_holders(const RankMemory& rank, const ModelLayer& layer, BlockId block,
-                             Pages& pages, const std::multimap<std::string, std::size_t>& by_bytes,
-                             Rows& rows) const;
+                             Pages& pages, const RowsByBytes& by_bytes, Rows& rows) const;
   Checked check_even(BlockId block, std::size_t group, std::size_t layer, const Rows& rows) const;
 
   BackendConfig config_;  // of the whole model
