@@ -4,6 +4,7 @@
 #include <array>
 
 #include "base/check.h"
+#include "reference/types/host_pages.h"
 
 namespace lockstep {
 namespace {
@@ -12,7 +13,7 @@ constexpr std::array kKinds = std::to_array<std::pair<ConnectorKind, std::string
     {ConnectorKind::peers, "peers"},
     {ConnectorKind::host, "host"},
     {ConnectorKind::one_group_peers, "one-group-peers"},
-    {ConnectorKind::page_workers, "hisparse"},
+    {ConnectorKind::page_workers, kHostPagesWord},
 });
 
 std::optional<ConnectorKind> kind_from_name(std::string_view name) {
