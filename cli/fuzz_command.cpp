@@ -248,6 +248,7 @@ Result<FuzzOptions> options_of(const FuzzCommandOptions& options, FailingCaseOpt
           "decides");
     if (engine.empty()) engine = profile_of(*engines);
     fuzzing.generator.never = features_to_avoid(engines->hello());
+    limit_caches(engines->hello(), fuzzing.generator);
     fuzzing.generator.any_release_connects = !options.decisions.conforms;
     fuzzing.decisions = decisions_of(engines);
     fuzzing.decided_by = engines->hello().engine.text();

@@ -135,6 +135,7 @@ Result<std::int64_t> hold_all(const RelationsOptions& options, const Deciding& d
   generator.never = unrelated_features();
   if (deciding.engines != nullptr) {
     generator.never.add(features_to_avoid(deciding.engines->hello()));
+    limit_caches(deciding.engines->hello(), generator);
     // What a connector moves is planned by the model alone.
     generator.never.add({Feature::connector_peers, Feature::host_tier});
   }

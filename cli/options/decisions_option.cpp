@@ -171,8 +171,15 @@ AuditScope scope_of(const ForeignEngines& engines) {
 
 namespace {
 
+constexpr std::string_view kLacks = "lacks:";
+constexpr std::string_view kStateMode = "mamba_cache_mode:";
+
+// What `hello` does not claim, or names as missing.
 FeatureSet not_claimed(const EngineHello& hello, bool kinds_alone) {
   FeatureSet avoid;
+  for (std::size_t i = 0; i < kNumFeatures; ++i)
+    if (hello.can(fmt::format("{}{}", kLacks, kFeatures[i].name)))
+      avoid.add(static_cast<Feature>(i));
   for (const ClaimedFeature& feature : kClaimedFeatures) {
     const auto covers = [&](const std::string& word) { return feature.covers(word); };
     if ((feature.is_kind || !kinds_alone) && std::ranges::none_of(hello.features, covers))
@@ -184,6 +191,22 @@ FeatureSet not_claimed(const EngineHello& hello, bool kinds_alone) {
 }  // namespace
 
 FeatureSet layers_to_avoid(const EngineHello& hello) { return not_claimed(hello, true); }
+
+void limit_caches(const EngineHello& hello, GeneratorOptions& generator) {
+  generator.one_pool_per_kind |= hello.can("one_pool_per_kind");
+  if (std::ranges::none_of(hello.features,
+                           [](const std::string& word) { return word.starts_with(kStateMode); }))
+    return;
+  std::vector<MambaCacheMode> modes;
+  for (const MambaCacheMode mode :
+       {MambaCacheMode::none, MambaCacheMode::align, MambaCacheMode::all}) {
+    const bool is_left =
+        generator.state_modes.empty() ||
+        std::ranges::find(generator.state_modes, mode) != generator.state_modes.end();
+    if (is_left && hello.can(fmt::format("{}{}", kStateMode, name_of(mode)))) modes.push_back(mode);
+  }
+  generator.state_modes = std::move(modes);
+}
 
 FeatureSet features_to_avoid(const EngineHello& hello) {
   FeatureSet avoid{Feature::faults,

@@ -58,5 +58,7 @@ AuditScope scope_of(const ForeignEngines& engines);
 FeatureSet features_to_avoid(const EngineHello& hello);
 // Kinds of layers that it does not take.
 FeatureSet layers_to_avoid(const EngineHello& hello);
+// Restricts the generated caches to those that the engine, or the worker below it, takes.
+void limit_caches(const EngineHello& hello, GeneratorOptions& generator);
 
 }  // namespace lockstep

@@ -114,6 +114,7 @@ void fit_generator(const EngineHello& hello, GeneratorOptions& generator) {
                        Feature::several_connectors, Feature::async_connectors,
                        Feature::whole_caches, Feature::captured_graphs, Feature::real_numbers});
   generator.never.add(layers_to_avoid(hello));
+  limit_caches(hello, generator);
   constexpr std::pair<std::string_view, FeatureSet> kNeeds[] = {
       {"uniform_type", {Feature::uniform_type}},
       {"packed_pages", {Feature::packed_pages}},

@@ -22,9 +22,11 @@ constexpr int kCasesPerFeature = 3;
 constexpr std::uint64_t kSeedsPerFeature = 40;
 
 // Words of requests, replies and configurations that are never generated.
-constexpr std::array<std::string_view, 7> kOtherWords = {
+constexpr std::array<std::string_view, 8> kOtherWords = {
     "no_prefix_caching", "min_tokens",  "repetition_detection", "skip_reading_prefix_cache",
-    "reset_running",     "pause_state", "sliding_window_mla"};
+    "reset_running",     "pause_state", "sliding_window_mla",   "one_pool_per_kind"};
+// Words that restrict the generated cases; a name follows.
+constexpr std::array<std::string_view, 2> kLimits = {"lacks:", "mamba_cache_mode:"};
 
 void read_nothing(JsonObject&) {}
 
@@ -339,7 +341,10 @@ void check_words(const EngineHello& hello, Checks& checks) {
     const bool is_known = std::ranges::any_of(
         kClaimedFeatures, [&](const ClaimedFeature& feature) { return feature.covers(word); });
     const auto kind = cache_kind_from_name(word);
-    if (!is_known && !kind && std::ranges::find(kOtherWords, word) == kOtherWords.end())
+    const bool is_limit = std::ranges::any_of(
+        kLimits, [&](std::string_view limit) { return word.starts_with(limit); });
+    if (!is_known && !kind && !is_limit &&
+        std::ranges::find(kOtherWords, word) == kOtherWords.end())
       what += fmt::format("{}`{}`", what.empty() ? "" : ", ", word);
   }
   if (!what.empty()) what = "the protocol does not have " + what;

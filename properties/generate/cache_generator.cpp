@@ -55,7 +55,9 @@ KVCacheSpec draw_rows(Draw& draw, const EngineConfig& engine, CacheKind kind,
     const std::vector<std::int64_t>& sizes = draw.options.worker->latent_sizes;
     if (!sizes.empty()) spec.head_size = sizes[choices.below(std::ssize(sizes))];
   }
-  if (is_sliding_window(kind)) spec.sliding_window = choices.between(1, 3 * block_size);
+  // SGLang's window excludes the token that attends.
+  const std::int64_t least_window = draw.options.one_pool_per_kind ? 2 : 1;
+  if (is_sliding_window(kind)) spec.sliding_window = choices.between(least_window, 3 * block_size);
   if (is_chunked(kind)) spec.attention_chunk_size = block_size * choices.between(1, 3);
   return spec;
 }
@@ -74,8 +76,21 @@ KVCacheSpec draw_states(Draw& draw, const EngineConfig& engine, std::int64_t blo
   return spec;
 }
 
+std::vector<CacheKind> draw_pools(const Draw& draw) {
+  using enum CacheKind;
+  const bool is_mla = draw.has(Feature::mla) && !draw.has(Feature::full_attention);
+  std::vector<CacheKind> kinds{is_mla ? mla : full_attention};
+  if (!draw.has(Feature::several_groups)) return kinds;
+  if (draw.has(Feature::states))
+    kinds.push_back(mamba);
+  else if (draw.has(Feature::sliding_window))
+    kinds.push_back(sliding_window);
+  return kinds;
+}
+
 std::vector<CacheKind> draw_kinds(Draw& draw) {
   using enum CacheKind;
+  if (draw.options.one_pool_per_kind) return draw_pools(draw);
   const std::pair<Feature, CacheKind> all[] = {{Feature::full_attention, full_attention},
                                                {Feature::mla, mla},
                                                {Feature::sliding_window, sliding_window},
@@ -95,7 +110,13 @@ std::vector<CacheKind> draw_kinds(Draw& draw) {
 
 MambaCacheMode draw_mamba_mode(Draw& draw, const EngineConfig& engine) {
   if (!engine.enable_prefix_caching) return MambaCacheMode::none;
-  if (!engine_profile(engine.engine).caches_states_in_mode_all || engine.num_spec_tokens > 0)
+  const std::vector<MambaCacheMode>& modes = draw.options.state_modes;
+  const auto takes = [&](MambaCacheMode mode) {
+    return modes.empty() || std::ranges::find(modes, mode) != modes.end();
+  };
+  if (!takes(MambaCacheMode::align)) return MambaCacheMode::none;
+  if (!engine_profile(engine.engine).caches_states_in_mode_all || engine.num_spec_tokens > 0 ||
+      !takes(MambaCacheMode::all))
     return MambaCacheMode::align;
   return draw.choices.one_of({MambaCacheMode::align, MambaCacheMode::align, MambaCacheMode::all});
 }
@@ -196,13 +217,18 @@ std::vector<KVCacheGroupSpec> draw_groups(Draw& draw, EngineConfig& engine) {
   std::int64_t base = engine.block_size;
   if (draw.has(Feature::kernel_blocks) && draw.runs_kernels() && !draw.has(Feature::two_block_pool))
     base *= choices.one_of({3, 2, 5});
+  if (draw.options.one_pool_per_kind && has_states) {
+    base = 1;
+    engine.async_scheduling = false;
+  }
   // The states of a step's drafts pass one boundary of blocks at most.
   if (has_states) base = std::max<std::int64_t>(base, engine.num_spec_tokens + 1);
   engine.block_size = static_cast<std::int32_t>(base);
   const std::int64_t of_states = base * draw_state_blocks(draw, engine);
   std::vector<KVCacheGroupSpec> groups;
   for (const CacheKind kind : kinds) {
-    const bool other = !groups.empty() && draw.has(Feature::different_block_sizes);
+    const bool other = !groups.empty() && draw.has(Feature::different_block_sizes) &&
+                       !draw.options.one_pool_per_kind;
     const std::int64_t block_size = other ? base * choices.one_of({1, 2, 1, 4}) : base;
     const auto like = std::ranges::find(
         groups, kind, [](const KVCacheGroupSpec& group) { return group.spec.kind; });
@@ -237,7 +263,9 @@ void draw_pool(Draw& draw, std::vector<KVCacheGroupSpec> groups, SavedCase& save
   saved.attention_backend = choices.one_of(
       {AttentionBackend::triton_attn, AttentionBackend::flash_attn, AttentionBackend::flashinfer});
   saved.layout = choices.one_of({CacheLayout::NHD, CacheLayout::HND});
-  const std::int64_t need = planned_blocks_of_request(saved.engine, groups);
+  std::int64_t need = planned_blocks_of_request(saved.engine, groups);
+  // The pool is divided: a request fits into each part, and each request has room for four states.
+  if (draw.options.one_pool_per_kind) need = 2 * need + 8 * saved.engine.max_num_seqs;
   const bool packed = groups.front().layers_per_page > 1;
   // With HND the heads of a packed layer are separate, which the backend does not address.
   if (packed) saved.layout = CacheLayout::NHD;

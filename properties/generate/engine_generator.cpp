@@ -71,6 +71,7 @@ void fit_engine(Draw& draw, const std::vector<KVCacheGroupSpec>& groups, EngineC
   }
   engine.enable_chunked_prefill =
       !draw.has(Feature::no_chunked_prefill) || draw.as_served(Feature::no_chunked_prefill);
+  if (draw.options.one_pool_per_kind) least = std::max(least, scheduler_block);
   if (!engine.enable_chunked_prefill)
     least = std::max<std::int64_t>(least, engine.max_model_len + engine.max_num_seqs);
   engine.max_num_batched_tokens = static_cast<std::int32_t>(least + choices.one_of({0, 3, 16, 64}));

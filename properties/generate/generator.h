@@ -168,6 +168,10 @@ struct GeneratorOptions {
   std::optional<Worker> worker = {};
   // Another engine decides: also with a connector, whether its release is modelled with one or not.
   bool any_release_connects = false;
+  std::vector<MambaCacheMode> state_modes = {};  // of states with a prefix cache; empty: all
+  // Each kind of group has its own pool: full attention or MLA, with at most one group of windows
+  // and one of states, in blocks of one size, which is one token with states.
+  bool one_pool_per_kind = false;
 };
 
 SavedCase generate_case(ChoiceSource& choices, const GeneratorOptions& options = {});

@@ -154,6 +154,7 @@ void raise_priorities(Draw& draw, SavedCase& saved) {
       request->spec.prompt.append(
           {TokenRun::Kind::seeded, 99, 0, static_cast<std::uint32_t>(room)});
   }
+  if (draw.options.never.has(Feature::long_prefill_threshold)) return;
   std::int64_t block = 1;
   for (const KVCacheGroupSpec& group : saved.cache.groups)
     block = std::max(block, group.spec.block_size);
@@ -164,7 +165,10 @@ void raise_priorities(Draw& draw, SavedCase& saved) {
 void make_equals(Draw& draw, SavedCase& saved) {
   EngineConfig& engine = saved.engine;
   const GeneratorOptions& wanted = draw.options;
-  if (wanted.never.has(Feature::same_instant) || wanted.always.has(Feature::prefix_caching)) return;
+  if (wanted.never.has(Feature::same_instant) ||
+      wanted.never.has(Feature::long_prefill_threshold) ||
+      wanted.always.has(Feature::prefix_caching))
+    return;
   const bool is_plain = std::ranges::all_of(saved.cache.groups, [](const KVCacheGroupSpec& group) {
     return is_prefix_cacheable(group.spec) && !is_state_kind(group.spec.kind);
   });

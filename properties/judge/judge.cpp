@@ -59,8 +59,11 @@ class Bench final : public StepObserver {
     if (followed_ != nullptr)
       auditor_ =
           std::make_unique<Auditor>(followed_->header, AuditScope::whole_recording, options_.rules);
-    else if (why_not_audited(header).empty())
-      auditor_ = std::make_unique<Auditor>(header, options_.scope, options_.rules);
+    else if (why_not_audited(header).empty()) {
+      RecordingHeader audited = header;
+      if (!decisions.has_profile()) audited.engine = {.name = "other", .version = "1"};
+      auditor_ = std::make_unique<Auditor>(audited, options_.scope, options_.rules);
+    }
     if (!options_.conforms || decisions.model() != nullptr) return {};
     LS_ASSIGN_OR_RETURN(live_, LiveConform::open(header));
     take_mismatch();

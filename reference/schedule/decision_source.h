@@ -70,6 +70,8 @@ class DecisionSource {
   virtual const EngineFailure* failure() const { return nullptr; }
   // The model's scheduler, where it is the one that decides; else null.
   virtual const Scheduler* model() const { return nullptr; }
+  // False: the deciding engine has no release profile (SGLang), whatever the configuration names.
+  virtual bool has_profile() const { return true; }
 };
 
 // Makes the decision source of an engine. Errors: an unsupported configuration.

@@ -301,6 +301,7 @@ Result<std::unique_ptr<DecisionSource>> open_decisions(ForeignEngines& engines,
   LS_ASSIGN_OR_RETURN(auto engine, engines.take());
   auto reporter = std::make_unique<EngineReporter>(std::move(engine), header, tables_every);
   LS_ASSIGN_OR_RETURN(header, reporter->open());
+  if (engines.hello().engine.name != "vllm") header.engine = engines.hello().engine;
   EngineReporter& connected = *reporter;
   auto decisions = std::make_unique<ReportedDecisions>(std::move(reporter), std::move(header),
                                                        transfer.connector);

@@ -90,6 +90,7 @@ class ReportedDecisions : public DecisionSource, public ConnectorQueries {
   std::int64_t scheduler_block_size() const override { return header_.scheduler_block_size; }
   std::int64_t hash_block_size() const override { return header_.hash_block_size; }
   const EngineFailure* failure() const override { return reporter_->failure(); }
+  bool has_profile() const override { return header_.engine.name == "vllm"; }
 
   std::optional<ExternalHit> matched_tokens(const std::string& name,
                                             std::int32_t num_local_tokens) override;

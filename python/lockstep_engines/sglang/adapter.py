@@ -556,6 +556,8 @@ class SglangAdapter:
         features = ["full", "mla", "sliding_window", "mamba", "async_scheduling", "priority"]
         features += ["no_chunked_prefill"]
         features += ["no_prefix_caching", "cache_salt", "reset_prefix_cache"]
+        features += ["one_pool_per_kind", "mamba_cache_mode:none"]
+        features += ["lacks:long_prefill_threshold", "lacks:sparse_retention"]
         engine = {"name": "sglang", "version": sglang_engine.VERSION}
         return {"engine": engine, "features": features}
 

@@ -196,6 +196,7 @@ class _Config:
             enable_priority_scheduling=options.by_priority,
             schedule_low_priority_values_first=options.by_priority,
             disable_radix_cache=not options.enable_prefix_caching,
+            **({"retraction_policy": "priority"} if options.by_priority else {}),
         )
         arguments._mamba_cache_chunk_size = max(64, options.page_size)
         runtime_context.publish(

@@ -32,6 +32,7 @@ from lockstep_engines.worker import padding as worker_padding
 from lockstep_engines.worker import speculator as worker_speculator
 from lockstep_engines.worker.facts import Facts, clears_moved_rows, nulls_windows
 from lockstep_engines.worker.steps import Steps
+from lockstep_recorder.releases import version_key
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,12 +77,23 @@ class Worker:
         runner = "v2" if self._is_v2 else "v1"
         return {
             "engine": {"name": "vllm", "version": VERSION},
-            "features": [*worker_layers.KINDS, *self._features(), f"runner:{runner}"],
+            "features": [*self._kinds(), *self._features(), f"runner:{runner}"],
         }
+
+    def _kinds(self) -> list[str]:
+        """The configuration of 0.22.1 refuses states on runner V2."""
+        refuses = self._is_v2 and not self._options.lifts_refusals
+        if refuses and version_key(VERSION) < (0, 23):
+            return [kind for kind in worker_layers.KINDS if kind != "mamba"]
+        return worker_layers.KINDS
 
     def _features(self) -> list[str]:
         drafts = self._is_v2 or importlib.util.find_spec("numba")
         types = [f"dtype:{name}" for name in worker_case.DTYPES]
+        modes = worker_case.state_modes(self._options.states)
+        types += [f"mamba_cache_mode:{mode}" for mode in modes]
+        if self._options.states == "short_conv":
+            types.append("lacks:prefill_checkpoints")
         drafted = ["drafts", "drafts_in_flight"] if drafts else []
         latents = [f"latent:{size}" for size in worker_case.latent_sizes()]
         return ["async_scheduling", *drafted, *types, *latents]

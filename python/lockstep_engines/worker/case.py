@@ -88,8 +88,8 @@ def _refuse_spec(spec: dict[str, Any]) -> None:
         raise Refused(f"MLA with heads of {spec['head_size']}: vLLM takes {latent_sizes()}")
     if spec["type"] != "mamba":
         return
-    if spec.get("mamba_cache_mode", "none") not in ("none", "align"):
-        raise Refused(f"states in cache mode {spec['mamba_cache_mode']}: none and align are driven")
+    if spec.get("mamba_cache_mode") == "all" and spec["num_speculative_blocks"]:
+        raise Refused("states of drafts in cache mode all are not driven")
     sizes = [
         math.prod(shape) * worker_layers.TORCH_DTYPES[dtype].itemsize
         for shape, dtype in zip(spec["shapes"], spec["dtypes"], strict=True)
@@ -144,10 +144,19 @@ def describe_model(config: dict[str, Any], folder: str) -> None:
         json.dump(config, file)
 
 
+def state_modes(chosen: str) -> list[str]:
+    """Cache modes of states that the worker is driven with; `chosen`: see state_type_of()."""
+    return ["none", "align", "all"] if chosen in ("", "mamba2") else ["none", "align"]
+
+
 def state_type_of(spec: dict[str, Any], chosen: str) -> str:
     """Of a spec that keeps states; `chosen`: by the option of the worker. Short convolutions export
     no states in prefills."""
     exports = bool(spec.get("num_prefill_checkpoint_blocks"))
+    if spec.get("mamba_cache_mode") == "all":
+        if chosen not in ("", "mamba2"):
+            raise Refused(f"states in cache mode all: vLLM has none of {chosen}, only mamba2")
+        return "mamba2"
     if chosen == "short_conv" and exports:
         raise Refused("states that prefills export: short convolutions of vLLM export none")
     return chosen or ("short_conv" if len(spec["shapes"]) == 1 and not exports else "mamba2")

@@ -75,10 +75,13 @@ class Facts:
                         ]
             if not layer.spec.get("num_speculative_blocks") or metadata is None:
                 continue
-            if metadata.num_accepted_tokens is not None:
+            has_counts = metadata.num_accepted_tokens is not None
+            if has_counts and layer.state_type != "gdn":
                 continue
             is_short = layer.state_type == "short_conv"
             for i, name in enumerate(batch.names):
+                if has_counts and drafts.get(name):
+                    continue  # gated delta passes counts of the rows that verify drafts only
                 if accepted[i] > 1 or is_short and drafts.get(name):
                     number = 26 if is_short else 48
                     return [

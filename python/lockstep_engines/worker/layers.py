@@ -354,6 +354,31 @@ def _chains_of_mamba(metadata: Any) -> Iterator[Chain]:
             yield Chain(tokens, source, _last(end - first, blocks[row], exported))
 
 
+def _chains_in_all_blocks(metadata: Any, block_size: int) -> Iterator[Chain]:
+    """Mode `all`, without drafts: a block keeps the state after its last token, and the last block
+    of a row the state after the row's last token."""
+    last_computed = metadata.block_idx_last_computed_token.tolist()
+    last_scheduled = metadata.block_idx_last_scheduled_token.tolist()
+    for row in range(metadata.num_decodes):
+        blocks = metadata.state_indices_tensor_d[row].tolist()
+        yield Chain([row], blocks[last_computed[row]], [blocks[last_scheduled[row]]])
+    if metadata.num_prefills == 0:
+        return
+    continues = metadata.has_initial_states_p.tolist()
+    for row, first, end in _rows_of(metadata.query_start_loc_p[: metadata.num_prefills + 1]):
+        blocks = metadata.state_indices_tensor_p[row].tolist()
+        last = last_scheduled[metadata.num_decodes + row]
+        targets = _last(end - first, blocks[last])
+        for column in range(int(metadata.block_idx_first_scheduled_token_p[row]), last):
+            end_of_block = (column + 1) * block_size - int(metadata.num_computed_tokens_p[row])
+            if not 0 < end_of_block <= len(targets):
+                raise EngineFault(f"a row of {len(targets)} tokens fills block {column}")
+            targets[end_of_block - 1] = blocks[column]
+        source = blocks[last_computed[metadata.num_decodes + row]] if continues[row] else None
+        tokens = range(metadata.num_decode_tokens + first, metadata.num_decode_tokens + end)
+        yield Chain(tokens, source, targets)
+
+
 def _chains_of_gdn(metadata: Any) -> Iterator[Chain]:
     """Rows with drafts, which keep a state for each token, and the others."""
     source: int | None
@@ -415,8 +440,7 @@ class StateLayer(ModelLayer):
         faults: list[str] = []
         if metadata is None:  # an idle rank's batch
             return faults
-        chains = _chains_of_gdn if self.layer.state_type == "gdn" else _chains_of_mamba
-        for chain in chains(metadata):
+        for chain in self._chains(metadata):
             if self._is_padding(contents, chain):
                 continue  # as vLLM's kernels skip it
             if chain.source == _NULL_BLOCK or _NULL_BLOCK in chain.targets:
@@ -429,6 +453,14 @@ class StateLayer(ModelLayer):
             for s, state in enumerate(self.states()):
                 self._advance(s, state, contents, chain)
         return faults
+
+    def _chains(self, metadata: Any) -> Iterator[Chain]:
+        spec = self.layer.spec
+        if self.layer.state_type == "gdn":
+            return _chains_of_gdn(metadata)
+        if spec.get("mamba_cache_mode") == "all":
+            return _chains_in_all_blocks(metadata, spec["block_size"])
+        return _chains_of_mamba(metadata)
 
     def _check(self, contents: numpy.ndarray, chain: Chain) -> None:
         num_blocks = len(self.states()[0])

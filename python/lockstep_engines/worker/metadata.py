@@ -290,9 +290,7 @@ def _of_mla(group: _Group, kind: Any, made: Any) -> Iterator[str]:
     yield from difference("slot_mapping", made.slot_mapping.tolist(), slots)
 
 
-def _context_differs(
-    layer: str, group: _Group, context: Any, prefills: list[Row]
-) -> Iterator[str]:
+def _context_differs(layer: str, group: _Group, context: Any, prefills: list[Row]) -> Iterator[str]:
     """The tokens that prefills read out of the cache. Rows that verify drafts count as prefills
     where the kernel takes one token per row; the host's count of their context includes rejected
     drafts in flight."""
