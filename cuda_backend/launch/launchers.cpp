@@ -1,6 +1,5 @@
 // Launchers for block tables, slots and rows: inputs from content ids, rows into the cache and out.
 #include "cuda_backend/launch/launchers.h"
-
 #include "cuda_backend/kernels/block_moves.cuh"
 #include "cuda_backend/kernels/block_tables.cuh"
 #include "cuda_backend/kernels/cache_write.cuh"
@@ -11,7 +10,6 @@
 #include "cuda_backend/kernels/selective_state.cuh"
 #include "cuda_backend/kernels/sparse_rows.cuh"
 #include "cuda_backend/kernels/split_attention.cuh"
-#include "cuda_backend/launch/kernel_table.h"
 #include "cuda_backend/launch/recurrence_grids.h"
 
 namespace lockstep::cuda {
@@ -526,15 +524,6 @@ int launch_gated_delta(const LaunchPlace& place, const GatedDeltaParams& params)
 int launch_delta_chunks(const LaunchPlace& place, const GatedDeltaParams& params) {
   return recur(pieces_grid, place, "delta_chunks", delta_chunks_kernel, params);
 }
-
-namespace {
-const char* error_text(int error) { return simt::error_string(static_cast<simt::error_t>(error)); }
-}  // namespace
-
-#define LOCKSTEP_LAUNCHER(name, Params) launch_##name,
-extern const KernelTable kernel_table = {LOCKSTEP_PROTOCOL_KERNELS(LOCKSTEP_LAUNCHER) error_text};
-extern const EngineKernels engine_kernels = {LOCKSTEP_ENGINE_KERNELS(LOCKSTEP_LAUNCHER)};
-#undef LOCKSTEP_LAUNCHER
 
 }  // namespace SIMT_VARIANT
 
