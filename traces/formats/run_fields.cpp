@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "base/check.h"
-
 #include "reference/types/host_pages.h"
 #include "traces/formats/run_field_rows.h"
 #include "traces/formats/run_spec.h"
