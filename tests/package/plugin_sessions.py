@@ -371,8 +371,8 @@ def test_a_scheduler_that_never_ends_fails_its_test_with_liveness(stand_in, pyte
         "    output = scheduler.schedule()\n",
         "    output = scheduler.schedule()\n"
         "    while cls.never_ends:\n        scheduler.schedule()\n",
-    ).replace("bug = False", "bug = False\n    never_ends = True", 1)
-     .replace("def test_plain():\n", "def test_plain():\n    Mine.never_ends = False\n"))  # fmt: skip
+    ).replace("bug = False", "bug = False\n    never_ends = True", 1).replace(
+        "def test_plain():\n", "def test_plain():\n    Mine.never_ends = False\n"))  # fmt: skip
     result = pytester.runpytest_subprocess("-p", "lockstep_pytest.plugin", timeout=120)
     result.assert_outcomes(passed=1, failed=1)
     result.stdout.fnmatch_lines(["liveness: requests wait forever: in 1024 steps none of a, b *"])
