@@ -102,6 +102,27 @@ __device__ __forceinline__ void copy_units(std::byte* to, const std::byte* from,
 // 3. A checkpoint receives the word after checkpoint_tokens of the tokens.
 inline constexpr std::uint32_t kPartState = 16;
 
+inline constexpr std::uint64_t kStateStep = 0xD1342543DE82EF95ull;
+
+#if KERNELS_HAVE_WIDE_WORDS
+// Eight words of a state from word `i` on.
+[[maybe_unused]] LS_WIDE_WORDS static void update_eight(const StateUpdateItem& item,
+                                                        const std::uint64_t* contents,
+                                                        std::uint64_t place, std::int64_t i,
+                                                        const std::byte* from,
+                                                        std::byte* checkpoint, std::byte* to) {
+  WideWords words{};
+  if (item.source != 0) words = load_wide(from + 8 * i);
+  const WideWords key = (std::uint64_t(i) + WideWords{0, 1, 2, 3, 4, 5, 6, 7}) ^ place;
+  for (std::int32_t n = 0; n < item.num_tokens; ++n) {
+    words = words * kStateStep + mix8(key ^ contents[n]);
+    if (item.checkpoint != 0 && n + 1 == item.checkpoint_tokens)
+      store_wide(checkpoint + 8 * i, words);
+  }
+  store_wide(to + 8 * i, words);
+}
+#endif
+
 // Grid: x is the update, y the state tensor of its group, z shares the words.
 [[maybe_unused]] static __global__ void state_update_kernel(StateUpdateParams p) {
   const StateUpdateItem item = p.items[blockIdx.x];
@@ -113,14 +134,22 @@ inline constexpr std::uint32_t kPartState = 16;
   std::byte* to = state.base + item.target * state.page_stride;
   std::byte* checkpoint = state.base + item.checkpoint * state.page_stride;
   const std::uint64_t place = coordinate(state.layer, kPartState + state.state, state.first_head);
-  for (std::int64_t i = first_in_region(); 8 * i < state.size_bytes; i += step_in_region()) {
+  std::int64_t done = 0;  // words
+#if KERNELS_HAVE_WIDE_WORDS
+  if (state.unit_bytes >= 8 && has_wide_words()) {
+    done = state.size_bytes / 64 * 8;
+    for (std::int64_t i = 8 * first_in_region(); i < done; i += 8 * step_in_region())
+      update_eight(item, p.contents + item.first_token, place, i, from, checkpoint, to);
+  }
+#endif
+  for (std::int64_t i = done + first_in_region(); 8 * i < state.size_bytes; i += step_in_region()) {
     const std::int64_t left = state.size_bytes - 8 * i;
     const std::int32_t bytes = left < 8 ? std::int32_t(left) : 8;
     std::uint64_t word = 0;
     if (item.source != 0) word = load_word(from + 8 * i, bytes, state.unit_bytes);
     for (std::int32_t n = 0; n < item.num_tokens; ++n) {
       const std::uint64_t content = p.contents[item.first_token + n];
-      word = word * 0xD1342543DE82EF95ull + mix(content ^ place ^ std::uint64_t(i));
+      word = word * kStateStep + mix(content ^ place ^ std::uint64_t(i));
       if (item.checkpoint != 0 && n + 1 == item.checkpoint_tokens)
         store_word(checkpoint + 8 * i, word, bytes, state.unit_bytes);
     }

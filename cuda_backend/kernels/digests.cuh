@@ -5,14 +5,6 @@
 
 #include "cuda_backend/kernels/words.cuh"
 
-// The plain build for the CPU sums eight words at a time, where one thread has all words.
-#if !SIMT_ON_GPU && !SIMT_IS_CHECKED
-#include "base/wide_words.h"
-#define KERNELS_HAVE_WIDE_WORDS LS_HAVE_WIDE_WORDS
-#else
-#define KERNELS_HAVE_WIDE_WORDS 0
-#endif
-
 namespace lockstep::cuda {
 
 namespace SIMT_VARIANT {
@@ -42,13 +34,6 @@ struct FingerprintSum {
 };
 
 #if KERNELS_HAVE_WIDE_WORDS
-LS_WIDE_WORDS inline WideWords mix8(WideWords x) {
-  x += kGolden;
-  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
-  x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
-  return x ^ (x >> 31);
-}
-
 // Adds words [0, 8 * eights) of kPagesAtATime pages: one thread of the CPU in place of many.
 [[maybe_unused]] LS_WIDE_WORDS static void add_eights(
     FingerprintSum (&sums)[kPagesAtATime], const simt::vec16* const (&pages)[kPagesAtATime],

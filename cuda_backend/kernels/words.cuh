@@ -5,6 +5,14 @@
 #include "cuda_backend/kernels/params.h"
 #include "cuda_backend/simt/simt.h"
 
+// The plain build for the CPU takes eight words at a time.
+#if !SIMT_ON_GPU && !SIMT_IS_CHECKED
+#include "base/wide_words.h"
+#define KERNELS_HAVE_WIDE_WORDS LS_HAVE_WIDE_WORDS
+#else
+#define KERNELS_HAVE_WIDE_WORDS 0
+#endif
+
 namespace lockstep::cuda {
 namespace SIMT_VARIANT {
 
@@ -17,6 +25,15 @@ __device__ __forceinline__ std::uint64_t mix(std::uint64_t x) {
   x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
   return x ^ (x >> 31);
 }
+
+#if KERNELS_HAVE_WIDE_WORDS
+LS_WIDE_WORDS inline WideWords mix8(WideWords x) {
+  x += kGolden;
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
+  return x ^ (x >> 31);
+}
+#endif
 
 __device__ __forceinline__ std::uint64_t coordinate(std::int32_t layer, std::uint32_t part,
                                                     std::uint32_t head) {

@@ -372,8 +372,9 @@ PageSum MemoryModel::fingerprint(ModelPage page) {
   Tensor& tensor = tensors_[page.tensor];
   const auto index = static_cast<std::size_t>(page.index);
   if (!tensor.known[index]) {
-    const std::vector<std::uint8_t> image = page_image(page);
-    tensor.sums[index] = page_sum(image);
+    image_.resize(static_cast<std::size_t>(tensor.page_size_bytes));
+    draw_page(page, image_);
+    tensor.sums[index] = page_sum(image_);
     tensor.known[index] = 1;
   }
   return tensor.sums[index];

@@ -327,6 +327,8 @@ class MemoryModel {
                    std::span<const std::uint8_t> loaded, std::span<std::uint8_t> image) const;
 
   std::int64_t region_block(const Tensor& tensor, std::int64_t region) const;
+  // Writes every byte of the page. REQUIRES: image has its size.
+  void draw_page(ModelPage page, std::span<std::uint8_t> image) const;
   void fill_base(ModelPage page, std::int64_t region_in_page, const BlockContent& content,
                  std::span<std::uint8_t> image) const;
   void draw_layer(ModelPage page, const ModelLayer& layer, BlockId block,
@@ -349,6 +351,7 @@ class MemoryModel {
   std::vector<ModelPage> written_;
   bool written_sorted_ = true;
   std::vector<WordKeys> word_keys_;  // of the longest page
+  std::vector<std::uint8_t> image_;  // of the page that fingerprint() draws
   IdVector<HostBlockId, HostContent> host_blocks_;
   std::vector<HostBlockId> written_hosts_;
   std::int64_t host_block_bytes_ = 0;

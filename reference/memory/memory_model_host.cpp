@@ -9,6 +9,7 @@
 #include "base/check.h"
 #include "reference/memory/memory_model.h"
 #include "reference/memory/page_image.h"
+#include "reference/memory/row_words.h"
 
 namespace lockstep {
 namespace {
@@ -422,13 +423,11 @@ void MemoryModel::advance_words(std::int32_t group, std::span<const ContentId> c
   for (const ModelLayer& layer : layers_of(group)) {
     for (std::size_t s = 0; s < layer.layout.states.size(); ++s) {
       const StateLayout& state = layer.layout.states[s];
-      std::uint64_t* at = words.data() + layer.state_first_word[s];
-      const std::int64_t count = num_words(state.num_elements * state.itemsize_bytes);
+      const auto of_state = std::span(words).subspan(
+          layer.state_first_word[s], num_words(state.num_elements * state.itemsize_bytes));
       const std::uint64_t coord =
           coordinate(layer.share.layer, kPartState + static_cast<int>(s), layer.share.first_head);
-      for (const ContentId content : contents)
-        for (std::int64_t i = 0; i < count; ++i)
-          at[i] = next_state_word(at[i], content ^ coord, static_cast<std::uint64_t>(i));
+      advance_state_words(contents, coord, of_state);
     }
   }
 }

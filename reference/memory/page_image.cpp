@@ -72,8 +72,15 @@ BlockId MemoryModel::block_at(ModelPage page, std::int64_t byte) const {
 }
 
 std::vector<std::uint8_t> MemoryModel::page_image(ModelPage page) const {
+  std::vector<std::uint8_t> image(static_cast<std::size_t>(page_size_bytes(page.tensor)));
+  draw_page(page, image);
+  return image;
+}
+
+void MemoryModel::draw_page(ModelPage page, std::span<std::uint8_t> image) const {
   const Tensor& tensor = tensors_[page.tensor];
-  std::vector<std::uint8_t> image(static_cast<std::size_t>(tensor.page_size_bytes));
+  LS_CHECK(tensor.page_size_bytes % tensor.regions_per_page == 0, "{} regions in {} bytes",
+           tensor.regions_per_page, tensor.page_size_bytes);
   for (std::int64_t r = 0; r < tensor.regions_per_page; ++r) {
     const std::int64_t region = page.index * tensor.regions_per_page + r;
     const auto id = static_cast<BlockId>(region_block(tensor, region));
@@ -89,7 +96,6 @@ std::vector<std::uint8_t> MemoryModel::page_image(ModelPage page) const {
         draw_layer(page, layer, id, content, image);
     }
   }
-  return image;
 }
 
 void MemoryModel::fill_base(ModelPage page, std::int64_t region_in_page,
@@ -99,8 +105,11 @@ void MemoryModel::fill_base(ModelPage page, std::int64_t region_in_page,
   const std::uint64_t key = poison_key(content.base, page.tensor, page.index);
   const std::int64_t begin = region_in_page * size;
   const auto whole_words = [&](std::int64_t word, std::int64_t count) {
-    for (std::int64_t i = 0; i < count; ++i)
-      store_word(image, word + i, poison_word(key, static_cast<std::uint64_t>(word + i)));
+    std::uint8_t* at = image.data() + 8 * word;
+    for (std::int64_t i = 0; i < count; ++i) {
+      const std::uint64_t now = poison_word(key, static_cast<std::uint64_t>(word + i));
+      std::memcpy(at + 8 * i, &now, sizeof(now));
+    }
   };
   const auto bytes = [&](std::int64_t byte, std::int64_t end) {
     for (; byte < end; ++byte)
@@ -161,9 +170,8 @@ void MemoryModel::draw_state(const ModelLayer& layer, const BlockContent& conten
     }
     LS_CHECK(content.state.words != nullptr, "a state of {} is generated before it is settled",
              layer.name);
-    const std::uint64_t* words = content.state.words->data() + layer.state_first_word[s];
-    for (std::int64_t i = 0; i < num_words(size); ++i)
-      store_word(bytes, static_cast<std::size_t>(i), words[i]);
+    std::memcpy(bytes.data(), content.state.words->data() + layer.state_first_word[s],
+                bytes.size());
   }
 }
 

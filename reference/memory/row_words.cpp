@@ -78,6 +78,18 @@ LS_WIDE_WORDS std::size_t digest_wide(std::span<const std::uint64_t> words, std:
   out = sum_of(sum);
   return i;
 }
+
+LS_WIDE_WORDS std::size_t advance_wide(std::span<const ContentId> contents, std::uint64_t coord,
+                                       std::span<std::uint64_t> words) {
+  std::size_t i = 0;
+  for (; i + kWideWords <= words.size(); i += kWideWords) {
+    Wide word = load_wide(words.data() + i);
+    const Wide place = count_from(i) ^ coord;
+    for (const ContentId content : contents) word = word * kStateStep + mix(place ^ content);
+    store_wide(words.data() + i, word);
+  }
+  return i;
+}
 #endif
 
 }  // namespace
@@ -123,6 +135,17 @@ std::uint64_t sum_of_digest_terms(std::span<const std::uint64_t> words, std::uin
 #endif
   for (; i < words.size(); ++i) sum += row_digest_term(words[i], first + i);
   return sum;
+}
+
+void advance_state_words(std::span<const ContentId> contents, std::uint64_t coord,
+                         std::span<std::uint64_t> words) {
+  std::size_t done = 0;
+#if LS_HAVE_WIDE_WORDS
+  if (has_wide_words()) done = advance_wide(contents, coord, words);
+#endif
+  for (const ContentId content : contents)
+    for (std::size_t i = done; i < words.size(); ++i)
+      words[i] = next_state_word(words[i], content ^ coord, i);
 }
 
 }  // namespace lockstep

@@ -24,4 +24,8 @@ PageSum sum_of_terms(std::span<const std::uint64_t> words, std::uint64_t first);
 // Sums the digest terms of words [first, first + words.size()) of a row.
 std::uint64_t sum_of_digest_terms(std::span<const std::uint64_t> words, std::uint64_t first);
 
+// Advances the words of a state tensor by tokens, in order; `coord` as in next_state_word().
+void advance_state_words(std::span<const ContentId> contents, std::uint64_t coord,
+                         std::span<std::uint64_t> words);
+
 }  // namespace lockstep
