@@ -68,6 +68,8 @@ ByteSource::~ByteSource() {
   if (gzip_ != nullptr) ::gzclose(gzip_);
 }
 
+// A chunk, appended. False: the end. A gzip file that ends inside its data is an error, not an end:
+// the missing records would pass unnoticed.
 Result<bool> ByteSource::read_more(std::string& buffer) {
   const std::size_t size = buffer.size();
   buffer.resize(size + kChunkBytes);
@@ -137,6 +139,7 @@ Result<void> LineReader::fill() {
   return {};
 }
 
+// Files follow one another as one: a header that the caller keeps must open each of them.
 Result<bool> LineReader::next(std::string_view& line) {
   LS_ASSIGN_OR_RETURN(const bool found, next_of_file(line));
   if (found || more_.empty()) return found;
@@ -154,6 +157,8 @@ Result<bool> LineReader::next(std::string_view& line) {
 
 Result<bool> LineReader::next_of_file(std::string_view& line) {
   ++number_;
+  // Each byte is searched once, however many chunks a line has; a line without an end stops at the
+  // limit, not at the end of memory.
   std::size_t searched = 0;
   std::size_t end = buffer_.find('\n', begin_);
   while (end == std::string::npos && !at_end_of_file_) {

@@ -21,7 +21,6 @@
 #include "cli/replay_summary.h"
 #include "cli/worker_facts.h"
 #include "reference/profiles/engine_profile.h"
-#include "sim/report/report.h"
 #include "sim/report/step_hasher.h"
 #include "sim/report/timeline.h"
 #include "sim/step/backend_config.h"
@@ -453,6 +452,27 @@ void add_not_checked(const ReplayOptions& options, const OpenReplay& prepared,
                         shell_word(options.file)));
 }
 
+// The files, the configuration, and which engine decides and works.
+void print_head(const ReplayOptions& options, const FailingCaseOptions& judging,
+                const OpenReplay& prepared) {
+  std::string files = options.file;
+  for (const std::string& shard : options.shards) files += ", " + shard;
+  fmt::print("{} ({})\n{}\n", files, name_of(prepared.format), configuration_text(prepared));
+  fmt::print(
+      "{}{}",
+      decider_text(prepared.decided_by, prepared.config.engine.engine, judging.engines.get()),
+      worker_text(prepared.worked_by, prepared.run.backend, worker_of(judging)));
+  std::fflush(stdout);
+}
+
+int exit_code(const OpenReplay& prepared, const RunSummary& summary, const std::string& missed) {
+  const int verdict = exit_code_of(summary.verdict);
+  if (verdict == kExitAgreed && prepared.expected && prepared.expected->fails() &&
+      !stop_requested())
+    return kExitNotReproduced;
+  return verdict == kExitAgreed && !missed.empty() ? kExitDisagreed : verdict;
+}
+
 Result<int> replay(ReplayOptions& options, CommandReport& out) {
   watch_stop_signals();
   LS_RETURN_IF_ERROR(take_engine_model(options.run.spec.recipe.model, options.from));
@@ -484,14 +504,7 @@ Result<int> replay(ReplayOptions& options, CommandReport& out) {
     const bool has_backend = !prepared.session->engines().front().ranks.empty();
     LS_RETURN_IF_ERROR(folder->check(prepared.config, has_backend));
   }
-  std::string files = options.file;
-  for (const std::string& shard : options.shards) files += ", " + shard;
-  fmt::print("{} ({})\n{}\n", files, name_of(prepared.format), configuration_text(prepared));
-  fmt::print(
-      "{}{}",
-      decider_text(prepared.decided_by, prepared.config.engine.engine, judging.engines.get()),
-      worker_text(prepared.worked_by, prepared.run.backend, worker_of(judging)));
-  std::fflush(stdout);
+  print_head(options, judging, prepared);
 
   if (prepared.recording && prepared.run.decide == Decides::recording) {
     others.audit = std::make_unique<RecordingAudit>(prepared.recording);
@@ -523,11 +536,7 @@ Result<int> replay(ReplayOptions& options, CommandReport& out) {
   if (!stop_requested()) fmt::print("{}", reproduction_text(prepared.expected, failure));
   LS_ASSIGN_OR_RETURN(const std::string again, leave_case(options, prepared, report, judging, out));
   out.add(item_of(options, summary, others, missed, again));
-  const int verdict = exit_code_of(summary.verdict);
-  if (verdict == kExitAgreed && prepared.expected && prepared.expected->fails() &&
-      !stop_requested())
-    return kExitNotReproduced;
-  return verdict == kExitAgreed && !missed.empty() ? kExitDisagreed : verdict;
+  return exit_code(prepared, summary, missed);
 }
 
 }  // namespace

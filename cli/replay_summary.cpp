@@ -198,7 +198,8 @@ std::string unfilled_text(const OpenReplay& prepared) {
   return longest < step ? unfilled_block_text(step, longest, "the longest prompt") : std::string();
 }
 
-std::string summary_text(const RunSummary& s, const OpenReplay& prepared) {
+// What a backend was compared in.
+static std::string checked_text(const RunSummary& s) {
   std::string text;
   const auto row = [&text](std::string_view name, std::string figure, std::string_view more = {}) {
     text += row_text(name, figure, more);
@@ -206,6 +207,32 @@ std::string summary_text(const RunSummary& s, const OpenReplay& prepared) {
   const auto count_row = [&](std::int64_t RunCounts::*count) {
     const auto counter = std::ranges::find(kRunCounters, count, &RunCounter::count);
     row("", with_commas(s.*count), counter->text);
+  };
+  row("checked", with_commas(s.pages_checked), pages_text(s));
+  for (const auto count : {&RunCounts::table_entries_checked, &RunCounts::slots_checked,
+                           &RunCounts::rows_read, &RunCounts::outputs_checked})
+    count_row(count);
+  if (s.state_numbers_checked > 0)
+    row("", with_commas(s.state_numbers_checked),
+        fmt::format("numbers of states; {} that came out of them",
+                    with_commas(s.state_outputs_checked)));
+  if (s.host_blocks_checked > 0)
+    row("", with_commas(s.host_blocks_checked),
+        fmt::format("host blocks ({})", size_text(s.host_bytes_checked)));
+  if (s.rows_extracted > 0)
+    row("", with_commas(s.rows_extracted),
+        fmt::format("hidden states of finished requests, in {} that a trainer saw whole",
+                    counted(s.hidden_files_seen, "file")));
+  if (s.union_rows_checked > 0) count_row(&RunCounts::union_rows_checked);
+  if (s.draft_rows_read > 0) count_row(&RunCounts::draft_rows_read);
+  if (s.stale_draft_rows > 0) count_row(&RunCounts::stale_draft_rows);
+  return text;
+}
+
+std::string summary_text(const RunSummary& s, const OpenReplay& prepared) {
+  std::string text;
+  const auto row = [&text](std::string_view name, std::string figure, std::string_view more = {}) {
+    text += row_text(name, figure, more);
   };
   row("requests", with_commas(s.requests),
       fmt::format("{} finished, {} aborted, {} refused", with_commas(s.finished_requests),
@@ -235,26 +262,7 @@ std::string summary_text(const RunSummary& s, const OpenReplay& prepared) {
     row("", with_commas(s.frees_delayed),
         fmt::format("frees delayed; {} of host blocks", counted(s.host_evictions, "eviction")));
   }
-  if (s.backend != "none") {
-    row("checked", with_commas(s.pages_checked), pages_text(s));
-    for (const auto count : {&RunCounts::table_entries_checked, &RunCounts::slots_checked,
-                             &RunCounts::rows_read, &RunCounts::outputs_checked})
-      count_row(count);
-    if (s.state_numbers_checked > 0)
-      row("", with_commas(s.state_numbers_checked),
-          fmt::format("numbers of states; {} that came out of them",
-                      with_commas(s.state_outputs_checked)));
-    if (s.host_blocks_checked > 0)
-      row("", with_commas(s.host_blocks_checked),
-          fmt::format("host blocks ({})", size_text(s.host_bytes_checked)));
-    if (s.rows_extracted > 0)
-      row("", with_commas(s.rows_extracted),
-          fmt::format("hidden states of finished requests, in {} that a trainer saw whole",
-                      counted(s.hidden_files_seen, "file")));
-    if (s.union_rows_checked > 0) count_row(&RunCounts::union_rows_checked);
-    if (s.draft_rows_read > 0) count_row(&RunCounts::draft_rows_read);
-    if (s.stale_draft_rows > 0) count_row(&RunCounts::stale_draft_rows);
-  }
+  if (s.backend != "none") text += checked_text(s);
   if (s.graphs.captured > 0)
     row("graphs", with_commas(s.graphs.captured),
         fmt::format("captured; {} replayed in their stead{}", with_commas(s.graphs.replayed),

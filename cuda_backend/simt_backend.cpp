@@ -7,7 +7,6 @@
 #include "cuda_backend/backend/cuda_backend.h"
 #include "cuda_backend/defects/backend_mutants.h"
 #include "cuda_backend/device/simt_device.h"
-#include "cuda_backend/device/user_kernels_device.h"
 #include "cuda_backend/streams/stream_device.h"
 
 namespace lockstep {

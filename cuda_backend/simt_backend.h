@@ -15,7 +15,7 @@ namespace lockstep {
 // Errors: an unknown mutant; a plan that layer_caches.h cannot address.
 Result<std::unique_ptr<Backend>> make_simt_backend(const BackendConfig& config);
 
-// The same with a user's kernels (cuda_backend/device/user_kernels_device.h) on a shared arena.
+// The same with a user's kernels (cuda_backend/device/simt_device.h) on a shared arena.
 // Errors: a check mode other than fast, a planted defect, several streams, captured graphs.
 Result<std::unique_ptr<Backend>> make_user_kernels_backend(const BackendConfig& config,
                                                            std::shared_ptr<UserKernels> kernels);

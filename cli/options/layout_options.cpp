@@ -70,10 +70,10 @@ void add_layout_options(CLI::App& command, LayoutArguments& a) {
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 20));
   command.add_flag("--disable-hybrid-kv-cache-manager", a.disable_hybrid_kv_cache_manager,
                    "windows and chunks keep all their blocks");
-  CLI::Option* const host = command.add_option("--hisparse-host", a.hisparse_host,
+  CLI::Option* const host = command.add_option("--hisparse-host", a.host_pool,
                                                "HiSparse with a host pool of that size: 64GiB");
   command
-      .add_option("--hisparse-device-buffer", a.hisparse_device_buffer,
+      .add_option("--hisparse-device-buffer", a.device_buffer,
                   "rows of a request's hot region in each layer")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{32768}))
       ->needs(host);
@@ -164,10 +164,10 @@ Result<PlanOptions> plan_options(const LayoutArguments& a, const ModelSpec& mode
                                      "--backend", a.backend, attention_backend_from_name,
                                      "flash_attn, flashinfer, triton_attn, triton_mla, flashmla"));
   LS_ASSIGN_OR_RETURN(o.memory_bytes, parse_size(a.memory));
-  if (a.hisparse_host.empty()) return o;
+  if (a.host_pool.empty()) return o;
   if (!placed) return fail("--hisparse-host: of releases whose groups overlay one allocation");
-  LS_ASSIGN_OR_RETURN(o.host_pool_bytes, parse_size(a.hisparse_host));
-  o.device_buffer_rows = a.hisparse_device_buffer;
+  LS_ASSIGN_OR_RETURN(o.host_pool_bytes, parse_size(a.host_pool));
+  o.device_buffer_rows = a.device_buffer;
   return o;
 }
 

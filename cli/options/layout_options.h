@@ -40,8 +40,8 @@ struct LayoutArguments {
   std::optional<std::int64_t> num_blocks;
   std::optional<std::int64_t> max_num_seqs;
   bool disable_hybrid_kv_cache_manager = false;
-  std::string hisparse_host;  // size of HiSparse's host pool; empty: none
-  std::optional<std::int64_t> hisparse_device_buffer;
+  std::string host_pool;  // size of the pool of host pages; empty: none
+  std::optional<std::int64_t> device_buffer;
   std::int64_t hidden_state_layers = 0;
   std::int64_t hidden_size = 4096;
 };

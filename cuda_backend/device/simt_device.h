@@ -8,6 +8,7 @@
 #include "base/result.h"
 #include "cuda_backend/device/device.h"
 #include "sim/protocol/backend.h"
+#include "sim/protocol/user_kernels.h"
 
 namespace lockstep::cuda {
 
@@ -16,5 +17,20 @@ namespace lockstep::cuda {
 Result<std::unique_ptr<Device>> make_simt_device(CheckMode mode, std::uint64_t seed,
                                                  std::int64_t pool_size_bytes,
                                                  const std::string& shared_file = {});
+
+// A device whose cache writes, attention, zeroing and copies of blocks are a user's kernels
+// (sim/protocol/user_kernels.h). All other work stays with the inner device: tables, slots, inputs,
+// poison, the host tier, states, digests, fingerprints.
+//
+// Invariants:
+// 1. A launch that the user's class takes has no items left for the inner device's kernel.
+// 2. A launch that the class lacks, or that no argument of its functions can describe, runs on the
+//    inner device, and not_checked() names it.
+// 3. After the first failed call no other call is made; take_reports() reports the failure.
+// REQUIRES: the inner device runs launches at once and shares its memory; it is in front of all
+// others.
+
+std::unique_ptr<Device> make_user_kernels_device(std::unique_ptr<Device> device,
+                                                 std::shared_ptr<UserKernels> kernels);
 
 }  // namespace lockstep::cuda

@@ -1,4 +1,4 @@
-#include "cuda_backend/device/user_kernels_device.h"
+#include "cuda_backend/device/simt_device.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

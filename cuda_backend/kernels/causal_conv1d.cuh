@@ -1,9 +1,10 @@
 // Causal convolution of each channel over its last `width` inputs, for chunks, single tokens and
 // speculative tokens, with the inputs that later steps need kept in a state (ConvItem).
 //
-// 1. One thread does all of a channel: it takes the old inputs into registers before it writes any
-//    of the state, and writes the state when it has read all. So a state that is shifted within its
-//    own block has nothing to race with (vLLM issue 50729).
+// 1. One thread does all of a channel's state: it takes the old inputs into registers before it
+//    writes any of the state, and writes the state when it has read all. So a state that is shifted
+//    within its own block has nothing to race with (vLLM issue 50729). Tokens further on read their
+//    history from the inputs, and no state.
 // 2. Source block 0 is the zero state; target block 0 keeps no state, nor does checkpoint 0.
 // 3. Tolerance: an output is a chain of `width` fmaf on the bias: (width + 1) u sum|w x| before the
 //    activation, whose slope is at most 1.1 and which adds 12 u of its size, then one rounding to
@@ -58,21 +59,30 @@ __device__ __forceinline__ void keep_inputs(const ConvParams& p, const ConvItem&
   }
 }
 
-// Grid: x is the item, y shares the channels.
+inline constexpr std::int32_t kConvTokens = 64;  // of a segment
+
+// Grid: x is the item, y shares the channels, z is the segment of kConvTokens tokens.
 template <int kWidth>
 __global__ void causal_conv1d_kernel(ConvParams p) {
   const ConvItem item = p.items[blockIdx.x];
-  if (item.num_tokens == 0) return;
+  const std::int32_t begin = blockIdx.z * kConvTokens, end = begin + kConvTokens;
+  if (begin >= item.num_tokens) return;
+  const std::int64_t last = item.first_token + (end < item.num_tokens ? end : item.num_tokens);
   for (std::int64_t channel = std::int64_t(blockIdx.y) * blockDim.x + threadIdx.x;
        channel < p.num_channels; channel += std::int64_t(gridDim.y) * blockDim.x) {
     ConvHistory<kWidth> history{}, old;
-    if (item.source != 0)
+    if (begin > 0) {  // a segment has more tokens than the width
+      for (std::int32_t i = 1; i < kWidth; ++i)
+        history.push(
+            load_number(conv_input(p, item.first_token + begin - kWidth + i, channel), p.dtype));
+    } else if (item.source != 0) {
       for (std::int32_t i = 0; i + 1 < kWidth; ++i)
         history.push(load_number(conv_state(p, item.source, channel, item.offset + i), p.dtype));
+    }
     old = history;
     const float* weights = p.weights + channel * kWidth;
     const float bias = p.bias == nullptr ? 0.0f : p.bias[channel];
-    for (std::int64_t t = item.first_token; t < item.first_token + item.num_tokens; ++t) {
+    for (std::int64_t t = item.first_token + begin; t < last; ++t) {
       history.push(load_number(conv_input(p, t, channel), p.dtype));
       float sum = bias;
       SIMT_UNROLL
@@ -80,6 +90,7 @@ __global__ void causal_conv1d_kernel(ConvParams p) {
       store_number(p.outputs + t * p.output_token_stride + channel * element_bytes(p.dtype),
                    p.silu ? silu(sum) : sum, p.dtype);
     }
+    if (begin > 0) continue;
     keep_inputs<kWidth>(p, item, channel, old, item.checkpoint, item.checkpoint_tokens,
                         item.checkpoint_tokens + kWidth - 1);
     keep_inputs<kWidth>(p, item, channel, old, item.target, item.keep_from,

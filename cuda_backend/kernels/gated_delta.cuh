@@ -1,5 +1,5 @@
 // The gated delta rule (Qwen3-Next's linear attention), for chunks, single tokens and speculative
-// tokens: each warp carries one row of a head's state over the tokens of a request.
+// tokens: each warp carries rows of a head's state over the tokens of a request.
 //
 // Tolerance, in units of u = 2^-24, of the length of the row's error. What a token reads back
 // (h k) feeds into the state again, but |k| <= 1 and beta <= 1 keep that map from growing anything,
@@ -14,38 +14,48 @@
 namespace lockstep::cuda {
 namespace SIMT_VARIANT {
 
-// 1 / |vector|, with the 1e-6 that vLLM adds to the squares.
-__device__ __forceinline__ float reciprocal_length(const float* vector, std::int32_t columns) {
-  float sum = 0.0f;
-  for_own_columns(
-      columns, [&](int, std::int32_t column) { sum = fmaf(vector[column], vector[column], sum); });
-  return 1.0f / sqrtf(simt::warp_sum(sum) + 1e-6f);
+// 1 / |vector| of two vectors, with the 1e-6 that vLLM adds to the squares.
+template <int kPerLane>
+__device__ __forceinline__ void reciprocal_lengths(float (&lengths)[2], const float* a,
+                                                   const float* b, std::int32_t columns) {
+  lengths[0] = lengths[1] = 0.0f;
+  for_own_columns<kPerLane>(columns, [&](int, std::int32_t column) {
+    lengths[0] = fmaf(a[column], a[column], lengths[0]);
+    lengths[1] = fmaf(b[column], b[column], lengths[1]);
+  });
+  simt::warp_sum_each(lengths);
+  SIMT_UNROLL
+  for (float& length : lengths) length = 1.0f / sqrtf(length + 1e-6f);
 }
 
-// Grid: x is the item, y the head, z shares the rows.
-[[maybe_unused]] static __global__ void gated_delta_kernel(GatedDeltaParams p) {
+// Grid: x is the item, y the head, z shares the rows, kRowsOfWarp to a warp.
+template <int kPerLane>
+__global__ void gated_delta_kernel(GatedDeltaParams p) {
   const RecurrentItem item = p.items[blockIdx.x];
-  const std::int32_t head = blockIdx.y, columns = p.states.columns;
+  WarpRows<kPerLane> rows(p.states, item.source);
+  if (rows.count == 0) return;
+  const std::int32_t head = rows.head, columns = p.states.columns;
   const std::int32_t key_head = head / (p.states.num_heads / p.num_key_heads);
-  for (std::int32_t row = first_state_row(); row < p.states.rows; row += state_row_step()) {
-    StateRow state = load_state_row(p.states, item.source, head, row);
-    for (std::int32_t n = 0; n < item.num_tokens; ++n) {
-      const std::int64_t token = item.first_token + n, at = token * p.states.num_heads + head;
-      const float* k = p.k + (token * p.num_key_heads + key_head) * columns;
-      const float* q = p.q + (token * p.num_key_heads + key_head) * columns;
-      const float k_factor = p.normalise ? reciprocal_length(k, columns) : 1.0f;
-      const float q_factor = p.normalise ? reciprocal_length(q, columns) : 1.0f;
-      const float decay = exp_nonpositive(p.g[at]);
-      for (float& value : state.values) value *= decay;
-      const float read_back = dot_with_row(state, k, columns) * k_factor;
-      const float change = (p.v[at * p.states.rows + row] - read_back) * p.beta[at];
-      for_own_columns(columns, [&](int i, std::int32_t column) {
-        state.values[i] = fmaf(change, k[column] * k_factor, state.values[i]);
-      });
-      const float o = dot_with_row(state, q, columns) * (q_factor * p.scale);
-      if (threadIdx.x % 32 == 0) p.o[at * p.states.rows + row] = o;
-      store_state_row(p.states, state_target(p.state_targets, item, n), head, row, state);
-    }
+  for (std::int32_t n = 0; n < item.num_tokens; ++n) {
+    const std::int64_t token = item.first_token + n, of_head = token * p.states.num_heads + head;
+    const std::int64_t at = of_head * p.states.rows + rows.first;
+    const float* k = p.k + (token * p.num_key_heads + key_head) * columns;
+    const float* q = p.q + (token * p.num_key_heads + key_head) * columns;
+    float factors[2] = {1.0f, 1.0f};  // of k and q
+    if (p.normalise) reciprocal_lengths<kPerLane>(factors, k, q, columns);
+    rows.decay(exp_nonpositive(p.g[of_head]));
+    float changes[kRowsOfWarp], outputs[kRowsOfWarp];
+    rows.multiply(changes, k, columns);
+    simt::warp_sum_each(changes);
+    SIMT_UNROLL
+    for (int i = 0; i < kRowsOfWarp; ++i)
+      changes[i] =
+          i < rows.count ? (p.v[at + i] - changes[i] * factors[0]) * p.beta[of_head] : 0.0f;
+    rows.add(changes, k, factors[0], columns);
+    rows.multiply(outputs, q, columns);
+    simt::warp_sum_each(outputs);
+    rows.by_lane([&](int i, std::int32_t) { p.o[at + i] = outputs[i] * (factors[1] * p.scale); });
+    rows.store(p.states, state_target(p.state_targets, item, n));
   }
 }
 
@@ -67,14 +77,8 @@ struct DeltaShared {
   float* decayed;   // [kPieceTokens]: the sum of g up to the token
   float* read;      // [kPieceTokens, kPieceTokens]: of token s's change, as token t reads it back
   float* shown;     // [kPieceTokens, kPieceTokens]: the same in token t's output
+  RowTile k, q;
 };
-
-__device__ __forceinline__ float dot_in_order(const float* a, const float* b,
-                                              std::int32_t columns) {
-  float sum = 0.0f;
-  for (std::int32_t column = 0; column < columns; ++column) sum = fmaf(a[column], b[column], sum);
-  return sum;
-}
 
 struct DeltaPiece {
   const float* k;  // of the first token; rows of num_key_heads * columns
@@ -95,12 +99,6 @@ __device__ __forceinline__ DeltaPiece piece_at(const GatedDeltaParams& p, std::i
 __device__ __forceinline__ void prepare_delta(const GatedDeltaParams& p, const DeltaShared& shared,
                                               const DeltaPiece& piece) {
   const std::int32_t columns = p.states.columns, count = piece.count;
-  for (std::int32_t t = threadIdx.x; t < count; t += blockDim.x) {
-    const float *k = piece.k + t * piece.stride, *q = piece.q + t * piece.stride;
-    shared.k_factor[t] = p.normalise ? 1.0f / sqrtf(dot_in_order(k, k, columns) + 1e-6f) : 1.0f;
-    shared.q_factor[t] =
-        p.normalise ? p.scale / sqrtf(dot_in_order(q, q, columns) + 1e-6f) : p.scale;
-  }
   if (threadIdx.x == 0) {
     float sum = 0.0f;
     for (std::int32_t t = 0; t < count; ++t) {
@@ -108,97 +106,140 @@ __device__ __forceinline__ void prepare_delta(const GatedDeltaParams& p, const D
       shared.decayed[t] = sum;
     }
   }
+  for (std::int32_t column = 0; column < columns; column += kTileColumns) {
+    shared.k.load(piece.k, piece.stride, count, column, columns);
+    shared.q.load(piece.q, piece.stride, count, column, columns);
+    __syncthreads();
+    const std::int32_t left = columns - column;
+    for (std::int32_t i = threadIdx.x; i < count * count; i += blockDim.x) {
+      const std::int32_t t = i / count, s = i - t * count;
+      if (s > t) continue;
+      float& read = shared.read[t * kPieceTokens + s];
+      float& shown = shared.shown[t * kPieceTokens + s];
+      read = shared.k.product(column == 0 ? 0.0f : read, t, shared.k, s, left);
+      shown = shared.q.product(column == 0 ? 0.0f : shown, t, shared.k, s, left);
+    }
+    for (std::int32_t t = threadIdx.x; t < count; t += blockDim.x)
+      shared.q_factor[t] =
+          shared.q.product(column == 0 ? 0.0f : shared.q_factor[t], t, shared.q, t, left);
+    __syncthreads();
+  }
+  for (std::int32_t t = threadIdx.x; t < count; t += blockDim.x) {
+    const float k_square = shared.read[t * kPieceTokens + t], q_square = shared.q_factor[t];
+    shared.k_factor[t] = p.normalise ? 1.0f / sqrtf(k_square + 1e-6f) : 1.0f;
+    shared.q_factor[t] = p.normalise ? p.scale / sqrtf(q_square + 1e-6f) : p.scale;
+  }
   __syncthreads();
   for (std::int32_t i = threadIdx.x; i < count * count; i += blockDim.x) {
     const std::int32_t t = i / count, s = i - t * count;
     if (s > t) continue;
-    const float* k = piece.k + s * piece.stride;
     const float decay = exp_nonpositive(shared.decayed[t] - shared.decayed[s]) * shared.k_factor[s];
-    const float key = dot_in_order(piece.k + t * piece.stride, k, columns) * shared.k_factor[t];
-    const float query = dot_in_order(piece.q + t * piece.stride, k, columns) * shared.q_factor[t];
-    shared.read[t * kPieceTokens + s] = key * decay;
-    shared.shown[t * kPieceTokens + s] = query * decay;
+    float& read = shared.read[t * kPieceTokens + s];
+    float& shown = shared.shown[t * kPieceTokens + s];
+    read = read * shared.k_factor[t] * decay;
+    shown = shown * shared.q_factor[t] * decay;
   }
   __syncthreads();
 }
 
-// The row's element of v at token `threadIdx.x % 32` of the piece.
-__device__ __forceinline__ float own_value(const GatedDeltaParams& p, const DeltaPiece& piece,
-                                           std::int32_t row) {
+// The rows' elements of v at token `threadIdx.x % 32` of the piece.
+template <int kPerLane>
+__device__ __forceinline__ void own_values(float (&v)[kRowsOfWarp], const GatedDeltaParams& p,
+                                           const DeltaPiece& piece,
+                                           const WarpRows<kPerLane>& rows) {
   const std::int32_t lane = threadIdx.x % 32;
   const std::int64_t at = (piece.first + lane) * p.states.num_heads + piece.head;
-  return lane < piece.count ? p.v[at * p.states.rows + row] : 0.0f;
+  SIMT_UNROLL
+  for (int i = 0; i < kRowsOfWarp; ++i)
+    v[i] = lane < piece.count && i < rows.count ? p.v[at * p.states.rows + rows.first + i] : 0.0f;
 }
 
-// Computes the row's changes, outputs and state. Lane n stands for token n and has its `v`.
-__device__ __forceinline__ void advance_delta_row(const GatedDeltaParams& p,
-                                                  const DeltaShared& shared,
-                                                  const DeltaPiece& piece, StateRow& state,
-                                                  std::int32_t row, float v) {
+// Computes the rows' changes, outputs and state. Lane n stands for token n and has its `v`.
+template <int kPerLane>
+__device__ __forceinline__ void advance_delta_rows(const GatedDeltaParams& p,
+                                                   const DeltaShared& shared,
+                                                   const DeltaPiece& piece,
+                                                   WarpRows<kPerLane>& rows,
+                                                   const float (&v)[kRowsOfWarp]) {
   const std::int32_t lane = threadIdx.x % 32, columns = p.states.columns;
   const std::int64_t at = (piece.first + lane) * p.states.num_heads + piece.head;
   const float beta = lane < piece.count ? p.beta[at] : 0.0f;
-  const auto product = [&](const float* vector) {
-    float sum = 0.0f;
-    for_own_columns(columns, [&](int i, std::int32_t column) {
-      sum = fmaf(state.values[i], vector[column], sum);
-    });
-    return sum;
-  };
-  float change = 0.0f;
+  float changes[kRowsOfWarp] = {}, sums[kRowsOfWarp];
   for (std::int32_t t = 0; t < piece.count; ++t) {
-    float part = product(piece.k + t * piece.stride) *
-                 (exp_nonpositive(shared.decayed[t]) * shared.k_factor[t]);
-    if (lane < t) part = fmaf(shared.read[t * kPieceTokens + lane], change, part);
-    const float read_back = simt::warp_sum(part);
-    if (lane == t) change = (v - read_back) * beta;
+    const float factor = exp_nonpositive(shared.decayed[t]) * shared.k_factor[t];
+    const float weight = lane < t ? shared.read[t * kPieceTokens + lane] : 0.0f;
+    rows.multiply(sums, piece.k + t * piece.stride, columns);
+    SIMT_UNROLL
+    for (int i = 0; i < kRowsOfWarp; ++i) {
+      sums[i] *= factor;
+      if (lane < t) sums[i] = fmaf(weight, changes[i], sums[i]);
+    }
+    simt::warp_sum_each(sums);
+    SIMT_UNROLL
+    for (int i = 0; i < kRowsOfWarp; ++i)
+      if (lane == t) changes[i] = (v[i] - sums[i]) * beta;
   }
   for (std::int32_t t = 0; t < piece.count; ++t) {
-    float part = product(piece.q + t * piece.stride) *
-                 (exp_nonpositive(shared.decayed[t]) * shared.q_factor[t]);
-    if (lane <= t) part = fmaf(shared.shown[t * kPieceTokens + lane], change, part);
-    const float o = simt::warp_sum(part);
-    if (lane == t) p.o[at * p.states.rows + row] = o;
+    const float factor = exp_nonpositive(shared.decayed[t]) * shared.q_factor[t];
+    const float weight = lane <= t ? shared.shown[t * kPieceTokens + lane] : 0.0f;
+    rows.multiply(sums, piece.q + t * piece.stride, columns);
+    SIMT_UNROLL
+    for (int i = 0; i < kRowsOfWarp; ++i) {
+      sums[i] *= factor;
+      if (lane <= t) sums[i] = fmaf(weight, changes[i], sums[i]);
+    }
+    simt::warp_sum_each(sums);
+    if (lane != t) continue;
+    SIMT_UNROLL
+    for (int i = 0; i < kRowsOfWarp; ++i)
+      if (i < rows.count) p.o[at * p.states.rows + rows.first + i] = sums[i];
   }
-  const float total = shared.decayed[piece.count - 1], decay = exp_nonpositive(total);
-  for (float& value : state.values) value *= decay;
+  const float total = shared.decayed[piece.count - 1];
+  rows.decay(exp_nonpositive(total));
   for (std::int32_t s = 0; s < piece.count; ++s) {
-    const float added = exp_nonpositive(total - shared.decayed[s]) * shared.k_factor[s] *
-                        __shfl_sync(0xffffffffu, change, s);
-    const float* k = piece.k + s * piece.stride;
-    for_own_columns(columns, [&](int i, std::int32_t column) {
-      state.values[i] = fmaf(added, k[column], state.values[i]);
-    });
+    const float weight = exp_nonpositive(total - shared.decayed[s]) * shared.k_factor[s];
+    float added[kRowsOfWarp];
+    SIMT_UNROLL
+    for (int i = 0; i < kRowsOfWarp; ++i) added[i] = changes[i];
+    simt::warp_copy_each(added, s);
+    SIMT_UNROLL
+    for (float& one : added) one = weight * one;
+    rows.add(added, piece.k + s * piece.stride, 1.0f, columns);
   }
 }
 
-// Calls advance(shared, piece, state, row) for each row of each prepared piece of the CTA's item.
-// Grid: x is the item, y the head, z shares the rows, kRowsOfWarp to a warp.
-template <class Advance>
-__device__ __forceinline__ void for_each_delta_row(const GatedDeltaParams& p,
-                                                   const Advance& advance) {
+// Calls advance(shared, piece, rows) for the rows of each warp and each prepared piece of the CTA's
+// item. Grid: as gated_delta_kernel.
+template <int kPerLane, class Advance>
+__device__ __forceinline__ void for_each_delta_piece(const GatedDeltaParams& p,
+                                                     const Advance& advance) {
   SIMT_SHARED_ARRAY(float, k_factor, kPieceTokens);
   SIMT_SHARED_ARRAY(float, q_factor, kPieceTokens);
   SIMT_SHARED_ARRAY(float, decayed, kPieceTokens);
   SIMT_SHARED_ARRAY(float, read, kPieceTokens* kPieceTokens);
   SIMT_SHARED_ARRAY(float, shown, kPieceTokens* kPieceTokens);
-  const DeltaShared shared{k_factor, q_factor, decayed, read, shown};
+  SIMT_SHARED_ARRAY(float, k_tile, kPieceTokens* kTileStride);
+  SIMT_SHARED_ARRAY(float, q_tile, kPieceTokens* kTileStride);
+  const DeltaShared shared{k_factor, q_factor, decayed, read, shown, {k_tile}, {q_tile}};
   const std::int32_t head = blockIdx.y;
-  for_each_piece(
+  for_each_piece<kPerLane>(
       p.states, p.items[blockIdx.x], p.state_targets,
       [&](std::int32_t first, std::int32_t count) {
         prepare_delta(p, shared, piece_at(p, first, count, head));
       },
-      [&](StateRow& state, std::int32_t row, std::int32_t first, std::int32_t count) {
-        advance(shared, piece_at(p, first, count, head), state, row);
+      [&](WarpRows<kPerLane>& rows, std::int32_t first, std::int32_t count) {
+        advance(shared, piece_at(p, first, count, head), rows);
       });
 }
 
-[[maybe_unused]] static __global__ void delta_chunks_kernel(GatedDeltaParams p) {
-  for_each_delta_row(p, [&](const DeltaShared& shared, const DeltaPiece& piece, StateRow& state,
-                            std::int32_t row) {
-    advance_delta_row(p, shared, piece, state, row, own_value(p, piece, row));
-  });
+template <int kPerLane>
+__global__ void delta_chunks_kernel(GatedDeltaParams p) {
+  for_each_delta_piece<kPerLane>(
+      p, [&](const DeltaShared& shared, const DeltaPiece& piece, WarpRows<kPerLane>& rows) {
+        float v[kRowsOfWarp];
+        own_values(v, p, piece, rows);
+        advance_delta_rows(p, shared, piece, rows, v);
+      });
 }
 
 }  // namespace SIMT_VARIANT

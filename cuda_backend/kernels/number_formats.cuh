@@ -1,13 +1,13 @@
 // Numbers in a cache: where an element of a row lies, its bit pattern read and rounded by the
 // definition of each format, and the exponential that attention weighs rows with. In integer
 // arithmetic or from fmaf alone, so that a CPU and a GPU agree in every bit (with contraction off
-// on both).
+// on both). A GPU rounds by its own instructions, which have the same rules.
 //
 // 1. fp16, bf16, e4m3 and e5m2 round to nearest, ties to even, subnormals included.
 // 2. e4m3 and e5m2 saturate to their largest finite number; fp16 and bf16 overflow to infinity.
 // 3. int8 rounds as vLLM's per-token-head cache write does: half away from zero, by an fp32 sum
 //    with 0.5 that is then cut off, between -128 and 127.
-// 4. NaN stays NaN; int8 makes 0 of it.
+// 4. NaN becomes the NaN whose magnitude is all ones, without a sign; int8 makes 0 of it.
 #pragma once
 
 #include "cuda_backend/kernels/engine_params.h"
@@ -91,7 +91,7 @@ __device__ __forceinline__ std::uint32_t round_to(float value) {
   constexpr std::uint32_t kLargest = kInfinities ? kInfinity - 1 : kAllOnes - 1;
   const std::uint32_t bits = __float_as_uint(value), magnitude = bits & 0x7FFFFFFFu;
   const std::uint32_t sign = (bits >> 31) << (kExponentBits + kMantissaBits);
-  if (magnitude > 0x7F800000u) return sign | kAllOnes;
+  if (magnitude > 0x7F800000u) return kAllOnes;
   std::uint32_t rounded;
   if (magnitude < std::uint32_t(127 - kBias + 1) << 23) {
     // Below the smallest normal number: a whole number of the smallest subnormals. bf16 has fp32's
@@ -110,18 +110,57 @@ __device__ __forceinline__ std::uint32_t round_to(float value) {
   return sign | rounded;
 }
 
+#if SIMT_ON_GPU && defined(__CUDA_ARCH__)
+__device__ __forceinline__ std::uint32_t to_bf16(float value) {
+  std::uint16_t bits;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+  return bits;
+}
+__device__ __forceinline__ std::uint32_t to_fp16(float value) {
+  std::uint16_t bits;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+  return bits;
+}
+#else
+__device__ __forceinline__ std::uint32_t to_bf16(float value) {
+  return round_to<8, 7, true, false>(value);
+}
+__device__ __forceinline__ std::uint32_t to_fp16(float value) {
+  return round_to<5, 10, true, false>(value);
+}
+#endif
+#if SIMT_ON_GPU && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+__device__ __forceinline__ std::uint32_t to_e4m3(float value) {
+  std::uint16_t bits;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(bits) : "f"(0.0f), "f"(value));
+  return bits;
+}
+__device__ __forceinline__ std::uint32_t to_e5m2(float value) {
+  std::uint16_t bits;
+  asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(bits) : "f"(0.0f), "f"(value));
+  return bits;
+}
+#else
+__device__ __forceinline__ std::uint32_t to_e4m3(float value) {
+  return round_to<4, 3, false, true>(value);
+}
+__device__ __forceinline__ std::uint32_t to_e5m2(float value) {
+  return round_to<5, 2, true, true>(value);
+}
+#endif
+
 __device__ __forceinline__ std::uint32_t encode(float value, DType dtype) {
   switch (dtype) {
     case DType::fp32:
       return __float_as_uint(value);
     case DType::bf16:
-      return round_to<8, 7, true, false>(value);
+      return to_bf16(value);
     case DType::fp16:
-      return round_to<5, 10, true, false>(value);
+      return to_fp16(value);
     case DType::fp8_e4m3:
-      return round_to<4, 3, false, true>(value);
+      return to_e4m3(value);
     case DType::fp8_e5m2:
-      return round_to<5, 2, true, true>(value);
+      return to_e5m2(value);
     default: {
       const float away = value >= 0.0f ? value + 0.5f : value - 0.5f;
       const float kept = away > 127.0f ? 127.0f : away < -128.0f ? -128.0f : away;
@@ -151,6 +190,16 @@ __device__ __forceinline__ std::uint32_t encode_e2m1(float value) {
 __device__ __forceinline__ float decode_e2m1(std::uint32_t bits) {
   const float scaled = __uint_as_float((bits & 8) << 28 | (bits & 7) << 22);
   return scaled * __uint_as_float(253u << 23);
+}
+
+// A format that a kernel is compiled for, or any: that of its parameters.
+inline constexpr int kAny = -1;
+template <int kFormat>
+__device__ __forceinline__ constexpr DType format_of([[maybe_unused]] DType dtype) {
+  if constexpr (kFormat == kAny)
+    return dtype;
+  else
+    return DType(kFormat);
 }
 
 // kItem (8 or 1) contiguous elements of `bytes` each. Eight of them are aligned to their size or to

@@ -50,37 +50,50 @@ __device__ __forceinline__ std::byte* scale_of_tile(const PartLayout& part, std:
   return part.scales + block * part.scale_block_stride + offset * part.scale_token_stride + at;
 }
 
+// Bytes of the widest access, up to 8, that an address allows.
+__device__ __forceinline__ std::int32_t unit_at(const std::byte* address) {
+  const auto low = std::int32_t(reinterpret_cast<std::uintptr_t>(address) & 7);
+  return low == 0 ? 8 : low & -low;
+}
+
 __device__ __forceinline__ float power_no_less(float x) {
   return __uint_as_float((__float_as_uint(x) + 0x7FFFFFu) & 0xFF800000u);
 }
 
-// A tile of fp8, of which a lane has the elements from `first` on.
+// Elements of fp8, 16 for a lane, of a tile for a few lanes. Lanes past the last tile have none.
 template <Scaling kScaling, bool kBf16>
-__device__ __forceinline__ void write_fp8_tile(const PartWrite& part, const SlotPlace& place,
-                                               const std::byte* source, std::byte* row,
-                                               std::int32_t tile) {
-  constexpr int kTile = latent_tiles(kScaling).tile, kEach = kTile / 32;
-  const std::int32_t first = tile * kTile + std::int32_t(threadIdx.x) * kEach;
-  float values[kEach], largest = 0.0f;
-  load_numbers<kEach, kBf16>(values, source, first, part.source_dtype);
+__device__ __forceinline__ void write_fp8_tiles(const PartWrite& part, const SlotPlace& place,
+                                                const std::byte* source, std::byte* row) {
+  constexpr LatentTiles kTiles = latent_tiles(kScaling);
+  constexpr int kEach = 16, kLanes = kTiles.tile / kEach;
+  const std::int32_t lane = threadIdx.x, first = lane * kEach;
+  const bool has_some = first < kTiles.elements;
+  float values[kEach] = {}, largest = 0.0f;
+  if (has_some) load_numbers<kEach, kBf16>(values, source, first, part.source_dtype);
   SIMT_UNROLL
   for (int i = 0; i < kEach; ++i) largest = fmaxf(largest, fabsf(values[i]));
-  largest = simt::warp_max(largest);
+  largest = simt::warp_max<float, kLanes>(largest);
+  if (!has_some) return;
   constexpr bool kExponents = kScaling == Scaling::latent_fp8_areas;
   const float scale = power_no_less(kExponents ? fmaxf(largest, 1e-4f) / 448.0f
                                                : fmaxf(largest * (1.0f / 448.0f), 1e-4f));
-  if (threadIdx.x == 0) {
-    std::byte* scale_at = scale_of_tile(part.to, place.block, place.offset, tile);
+  if (lane % kLanes == 0) {
+    std::byte* scale_at = scale_of_tile(part.to, place.block, place.offset, lane / kLanes);
     if constexpr (kExponents)
       *scale_at = std::byte(__float_as_uint(scale) >> 23);
     else
       store_number(scale_at, scale, DType::fp32);
   }
   const float inverse = 1.0f / scale;  // exact: a power of two
-  std::uint32_t word = 0;
+  const std::int32_t unit = unit_at(row);
   SIMT_UNROLL
-  for (int i = 0; i < kEach; ++i) word |= encode(values[i] * inverse, DType::fp8_e4m3) << (8 * i);
-  store_word(row + first, word, kEach, kEach);
+  for (int half = 0; half < kEach; half += 8) {
+    std::uint64_t word = 0;
+    SIMT_UNROLL
+    for (int i = 0; i < 8; ++i)
+      word |= std::uint64_t(encode(values[half + i] * inverse, DType::fp8_e4m3)) << (8 * i);
+    store_word(row + first + half, word, 8, unit);
+  }
 }
 
 template <bool kBf16>
@@ -97,11 +110,11 @@ __device__ __forceinline__ void write_fp4_tile(const PartWrite& part, const Slot
   std::uint64_t word = 0;
   SIMT_UNROLL
   for (int i = 0; i < 16; ++i) word |= std::uint64_t(encode_e2m1(values[i] * inverse)) << (4 * i);
-  store_word(row + 8 * tile, word, 8, reinterpret_cast<std::uintptr_t>(row) % 8 == 0 ? 8 : 1);
+  store_word(row + 8 * tile, word, 8, unit_at(row));
 }
 
-// Grid: x is the source row, y the part. A CTA is one warp. The warp takes a tile of fp8 at a time,
-// a lane a tile of fp4; then the lanes take the rope.
+// Grid: x is the source row, y the part. A CTA is one warp. A few lanes share a tile of fp8, a lane
+// has a tile of fp4; then the lanes take the rope.
 template <Scaling kScaling, bool kBf16>
 __global__ void write_latent_rows_kernel(WritePartsParams p) {
   const PartWrite& part = p.parts[blockIdx.y];
@@ -116,8 +129,7 @@ __global__ void write_latent_rows_kernel(WritePartsParams p) {
   if constexpr (kScaling == Scaling::latent_fp4_rows) {
     write_fp4_tile<kBf16>(part, place, source, row, std::int32_t(threadIdx.x));
   } else {
-    for (std::int32_t tile = 0; tile < kCount; ++tile)
-      write_fp8_tile<kScaling, kBf16>(part, place, source, row, tile);
+    write_fp8_tiles<kScaling, kBf16>(part, place, source, row);
     if (kScaling == Scaling::latent_fp8_areas && threadIdx.x == 0)
       *scale_of_tile(part.to, place.block, place.offset, kCount) = std::byte(0);
   }
@@ -182,12 +194,13 @@ __device__ __forceinline__ void load_group(float (&values)[kGroupElements], cons
 }
 
 // Grid: x flat over (source row, head, group), y is the part. items_per_row counts groups.
-template <int kItem>
+template <int kItem, int kFrom>
 __global__ void write_groups_kernel(WritePartsParams p, PartDivisors by, std::int32_t unit) {
   const PartWrite& part = p.parts[blockIdx.y];
-  const Divisor groups = by.items_per_row[blockIdx.y], heads = by.heads[blockIdx.y];
+  const Divisor groups = of_part(by.items_per_row), heads = of_part(by.heads);
   const std::uint32_t count = p.num_rows * heads.value * groups.value;
   const float inverse_of_layer = 1.0f / *part.to.layer_scale;
+  const DType from = format_of<kFrom>(part.source_dtype);
   for (std::uint32_t i = first_item(); i < count; i += item_stride()) {
     const std::uint32_t row = divide(i, groups), source = divide(row, heads);
     const std::uint32_t head = row - source * heads.value;
@@ -199,8 +212,8 @@ __global__ void write_groups_kernel(WritePartsParams p, PartDivisors by, std::in
     load_group<kItem>(values,
                       part.source + source * part.source_row_stride +
                           head * part.source_head_stride +
-                          std::int64_t(group) * kGroupElements * element_bytes(part.source_dtype),
-                      part.source_dtype);
+                          std::int64_t(group) * kGroupElements * element_bytes(from),
+                      from);
     float largest = 0.0f;
     SIMT_UNROLL
     for (int e = 0; e < kGroupElements; ++e) largest = fmaxf(largest, fabsf(values[e]));
@@ -224,21 +237,17 @@ __device__ __forceinline__ std::int32_t to_int4(float value) {
   return away > 15.0f ? 15 : away >= 1.0f ? std::int32_t(away) : 0;
 }
 
-// Grid: x is the source row, y the head, z the part. A CTA is one warp, which scales and writes one
-// row. Lanes take kItem elements (8 or 2) at a time.
-template <int kItem, bool kBf16>
-__global__ void write_int4_rows_kernel(WritePartsParams p) {
-  const PartWrite& part = p.parts[blockIdx.z];
-  const std::uint32_t source_row = blockIdx.x;
-  const std::int32_t head = blockIdx.y;
-  const Slot slot = slot_of_row(p.token_rows, p.slots, source_row);
-  if (head >= part.to.num_heads || slot < 0) return;
-  const SlotPlace place = place_of_slot(slot, part.to.block_size);
+// Grid: as quantise_rows_kernel. Lanes take kItem elements (8 or 2) at a time.
+template <int kLanes, int kItem, bool kBf16>
+__global__ void write_int4_rows_kernel(WritePartsParams p, PartDivisors by) {
+  const PartWrite& part = p.parts[blockIdx.y];
+  const SharedRow<kLanes> shared(p, of_part(by.heads));
+  const std::int32_t size = shared.slot < 0 ? 0 : part.to.head_size;
   const std::byte* source =
-      part.source + source_row * part.source_row_stride + head * part.source_head_stride;
-  const std::int32_t step = 32 * kItem, first = std::int32_t(threadIdx.x) * kItem;
-  float values[kItem], lowest = INFINITY, highest = -INFINITY;
-  for (std::int32_t at = first; at < part.to.head_size; at += step) {
+      part.source + shared.source * part.source_row_stride + shared.head * part.source_head_stride;
+  const std::int32_t step = kLanes * kItem, first = shared.lane * kItem;
+  float values[kItem] = {}, lowest = INFINITY, highest = -INFINITY;
+  for (std::int32_t at = first; at < size; at += step) {
     load_numbers<kItem, kBf16>(values, source, at, part.source_dtype);
     SIMT_UNROLL
     for (int i = 0; i < kItem; ++i) {
@@ -246,17 +255,19 @@ __global__ void write_int4_rows_kernel(WritePartsParams p) {
       highest = fmaxf(highest, values[i]);
     }
   }
-  lowest = -simt::warp_max(-lowest);
-  highest = simt::warp_max(highest);
+  lowest = -simt::warp_max<float, kLanes>(-lowest);
+  highest = simt::warp_max<float, kLanes>(highest);
+  if (shared.slot < 0) return;
+  const SlotPlace place = place_of_slot(shared.slot, part.to.block_size);
   const float scale = fmaxf((highest - lowest) / 15.0f, 1e-6f);
   const std::int32_t zero = to_int4(-lowest / scale);
-  if (threadIdx.x == 0)
-    *part_scale(part.to, place.block, place.offset, head) =
+  if (shared.lane == 0)
+    *part_scale(part.to, place.block, place.offset, shared.head) =
         __uint_as_float((__float_as_uint(scale) & ~15u) | std::uint32_t(zero));
-  std::byte* row = part_row(part.to, place.block, place.offset, head);
+  std::byte* row = part_row(part.to, place.block, place.offset, shared.head);
   const float inverse = 1.0f / scale;
-  for (std::int32_t at = first; at < part.to.head_size; at += step) {
-    load_numbers<kItem, kBf16>(values, source, at, part.source_dtype);
+  for (std::int32_t at = first; at < size; at += step) {
+    if (size > step) load_numbers<kItem, kBf16>(values, source, at, part.source_dtype);
     std::uint32_t word = 0;
     SIMT_UNROLL
     for (int i = 0; i < kItem; ++i)

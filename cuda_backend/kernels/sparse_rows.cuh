@@ -3,8 +3,8 @@
 //
 // 1. A slot is looked up by position and valid only if it holds that host row. So clearing `held`
 //    empties a region.
-// 2. One CTA works on one request's region. Its threads share the positions; one thread assigns
-//    slots, in order.
+// 2. One warp works on one request's region. The k-th position that is not held takes the k-th
+//    slot, in the order of use, that the read does not use.
 #pragma once
 
 #include "cuda_backend/kernels/words.cuh"
@@ -56,41 +56,126 @@ __device__ __forceinline__ void copy_row(std::byte* to, const std::byte* from,
   }
 }
 
-// Grid: one CTA for each read.
+inline constexpr std::int32_t kLaneEntries = 4, kWarpEntries = 32 * kLaneEntries;
+
+// How many of the warp's flags are set, in the order of entries (entry n * 32 + lane is flag n of a
+// lane), and before each of the lane's own.
+__device__ __forceinline__ std::int32_t count_flags(std::int32_t (&before)[kLaneEntries],
+                                                    const bool (&flags)[kLaneEntries]) {
+  std::int32_t count = 0;
+  SIMT_UNROLL
+  for (int n = 0; n < kLaneEntries; ++n) {
+    const unsigned set = __ballot_sync(0xffffffffu, flags[n]);
+    before[n] = count + __popc(set & ((1u << threadIdx.x) - 1));
+    count += __popc(set);
+  }
+  return count;
+}
+
+struct HotRegion {
+  std::int32_t *held, *used, *order, *places;
+};
+
+// Looks the positions up, marks the slots of those that are held as used, and counts the others.
+__device__ __forceinline__ std::int32_t find_held(const HotReadParams& p, const HotReadItem& read,
+                                                  const HotRegion& region, std::int32_t number) {
+  std::int32_t missed = 0;
+  for (std::int32_t first = 0; first < read.num_positions; first += kWarpEntries) {
+    bool is_missed[kLaneEntries] = {};
+    SIMT_UNROLL
+    for (int n = 0; n < kLaneEntries; ++n) {
+      const std::int32_t i = first + 32 * n + std::int32_t(threadIdx.x);
+      if (i >= read.num_positions) continue;
+      const std::int32_t position = p.positions[read.first + i];
+      const auto host_row = std::int32_t(host_row_of(p.away[0], read.row, position));
+      const std::int32_t slot = region.places[position];
+      is_missed[n] = slot < 0 || region.held[slot] != host_row;
+      if (!is_missed[n]) region.used[slot] = number;
+      p.swaps[read.first + i] = {read.row, is_missed[n] ? host_row : -1, -1};
+    }
+    std::int32_t before[kLaneEntries];
+    missed += count_flags(before, is_missed);
+  }
+  return missed;
+}
+
+// Leaves the first `missed` slots that the read does not use in its swaps, by their number, and the
+// others at the front of `order`; returns how many these are. A slot moves to the front or stays.
+__device__ __forceinline__ std::int32_t take_slots(const HotReadParams& p, const HotReadItem& read,
+                                                   const HotRegion& region, std::int32_t number,
+                                                   std::int32_t missed) {
+  const std::int32_t num_slots = p.away[0].num_slots;
+  std::int32_t found = 0;
+  for (std::int32_t first = 0; first < num_slots; first += kWarpEntries) {
+    std::int32_t slots[kLaneEntries] = {}, before[kLaneEntries];
+    bool is_free[kLaneEntries] = {};
+    SIMT_UNROLL
+    for (int n = 0; n < kLaneEntries; ++n) {
+      const std::int32_t i = first + 32 * n + std::int32_t(threadIdx.x);
+      if (i >= num_slots) continue;
+      slots[n] = region.order[i];
+      is_free[n] = region.used[slots[n]] != number;
+    }
+    const std::int32_t count = count_flags(before, is_free);
+    __syncwarp();
+    SIMT_UNROLL
+    for (int n = 0; n < kLaneEntries; ++n) {
+      const std::int32_t at = found + before[n];
+      if (!is_free[n]) continue;
+      if (at < missed)
+        p.swaps[read.first + at].slot = slots[n];
+      else
+        region.order[at - missed] = slots[n];
+    }
+    found += count;
+  }
+  return found - missed;
+}
+
+// Grid: one CTA of one warp for each read.
 [[maybe_unused]] static __global__ void hot_reads_kernel(HotReadParams p) {
   const HotReadItem read = p.reads[blockIdx.x];
   const AwayRows& rows = p.away[0];
   const std::int32_t number = p.read_number + std::int32_t(blockIdx.x);
-  const std::int64_t region = std::int64_t(read.row) * rows.num_slots;
-  std::int32_t* held = p.held + region;
-  std::int32_t* used = p.used + region;
-  std::int32_t* order = p.order + region;
-  std::int32_t* places = p.places + std::int64_t(read.row) * rows.num_positions;
-  for (std::int32_t i = threadIdx.x; i < read.num_positions; i += blockDim.x) {
-    const std::int32_t position = p.positions[read.first + i];
-    const auto host_row = std::int32_t(host_row_of(rows, read.row, position));
-    const std::int32_t slot = places[position];
-    const bool is_held = slot >= 0 && held[slot] == host_row;
-    if (is_held) used[slot] = number;
-    p.swaps[read.first + i] = {read.row, is_held ? -1 : host_row, is_held ? slot : -1};
+  const std::int64_t at = std::int64_t(read.row) * rows.num_slots;
+  const HotRegion region{p.held + at, p.used + at, p.order + at,
+                         p.places + std::int64_t(read.row) * rows.num_positions};
+  std::int32_t left = find_held(p, read, region, number);
+  __syncwarp();
+  const std::int32_t kept = take_slots(p, read, region, number, left);
+  __syncwarp();
+  // From the last position on: the slot of the k-th one missed lies in swap k, which comes later.
+  const std::int32_t last = (read.num_positions - 1) / kWarpEntries * kWarpEntries;
+  for (std::int32_t first = last; first >= 0 && read.num_positions > 0; first -= kWarpEntries) {
+    bool is_missed[kLaneEntries] = {};
+    std::int32_t before[kLaneEntries], slots[kLaneEntries] = {};
+    SIMT_UNROLL
+    for (int n = 0; n < kLaneEntries; ++n) {
+      const std::int32_t i = first + 32 * n + std::int32_t(threadIdx.x);
+      is_missed[n] = i < read.num_positions && p.swaps[read.first + i].host_row >= 0;
+    }
+    left -= count_flags(before, is_missed);
+    SIMT_UNROLL
+    for (int n = 0; n < kLaneEntries; ++n) {
+      const std::int32_t i = first + 32 * n + std::int32_t(threadIdx.x);
+      if (i < read.num_positions)
+        slots[n] = is_missed[n] ? p.swaps[read.first + left + before[n]].slot
+                                : region.places[p.positions[read.first + i]];
+    }
+    __syncwarp();
+    SIMT_UNROLL
+    for (int n = 0; n < kLaneEntries; ++n) {
+      const std::int32_t i = first + 32 * n + std::int32_t(threadIdx.x);
+      if (i >= read.num_positions) continue;
+      HotSwap& swap = p.swaps[read.first + i];
+      swap.slot = slots[n];
+      if (kept + i < rows.num_slots) region.order[kept + i] = slots[n];
+      if (!is_missed[n]) continue;
+      region.used[slots[n]] = number;
+      region.held[slots[n]] = swap.host_row;
+      region.places[p.positions[read.first + i]] = slots[n];
+    }
   }
-  __syncthreads();
-  if (threadIdx.x != 0) return;
-  std::int32_t next = 0;
-  for (std::int32_t i = 0; i < read.num_positions; ++i) {
-    HotSwap& swap = p.swaps[read.first + i];
-    if (swap.host_row < 0) continue;
-    while (used[order[next]] == number) ++next;
-    swap.slot = order[next++];
-    used[swap.slot] = number;
-    held[swap.slot] = swap.host_row;
-    places[p.positions[read.first + i]] = swap.slot;
-  }
-  std::int32_t kept = 0;
-  for (std::int32_t i = 0; i < rows.num_slots; ++i)
-    if (used[order[i]] != number) order[kept++] = order[i];
-  for (std::int32_t i = 0; i < read.num_positions && kept < rows.num_slots; ++i)
-    order[kept++] = p.swaps[read.first + i].slot;
 }
 
 // Grid: x is the swap, y the layer; threads share the row.

@@ -1,6 +1,7 @@
 // Softmax attention over a paged cache, split along the context: each CTA covers a run of keys for
-// one query and one query head and leaves a partial softmax, which the kernel below it joins.
-// It serves decoding requests and prefill chunks, with any layout, dtype and scaling of PartLayout.
+// one query and a few query heads of one KV head, and leaves a partial softmax for each, which the
+// kernel below it joins. So a row is loaded once for these heads. It serves decoding requests and
+// prefill chunks, with any layout, dtype and scaling of PartLayout.
 //
 // 1. A query at position p sees [first, p]. A window keeps the last `window` of them, a local chunk
 //    the positions of p's chunk. A query that is not causal sees its whole request. Explicit ranges
@@ -25,10 +26,20 @@ namespace lockstep::cuda {
 namespace SIMT_VARIANT {
 
 inline constexpr std::int32_t kMaxHeadSize = 1024;
-// Elements of V that one lane adds up, and the floats from one lane's to the next lane's.
-inline constexpr std::int32_t kLaneElements = kMaxHeadSize / 32, kLaneStride = kLaneElements + 1;
 // Keys between two rendezvous of the warp; each lane scores two of them.
 inline constexpr std::int32_t kTileKeys = 64;
+
+// What a kernel is compiled for: elements loaded at once, the loads of a row of V that one lane
+// adds up, the format of the rows (kAny: that of the parameters, packed ones too), and query heads.
+template <int kElements, int kLoads, int kRowFormat, int kQueryHeads>
+struct AttentionShape {
+  static constexpr int kItem = kElements, kItems = kLoads, kFormat = kRowFormat;
+  static constexpr int kHeads = kQueryHeads;
+  static constexpr int kLaneElements = kItem * kItems, kLaneStride = kLaneElements + 1;
+  static constexpr int kValueSize = 32 * kLaneElements;  // at most
+  // Of a key at most: in MLA the latent and its rope.
+  static constexpr int kKeySize = kValueSize == 512 ? 640 : kValueSize;
+};
 
 __device__ __forceinline__ KeyRange visible_keys(const SplitAttentionParams& p, std::int64_t token,
                                                  std::int32_t row) {
@@ -87,205 +98,268 @@ __device__ __forceinline__ PackedRow packed_row(const PartLayout& part, const Ro
   return row;
 }
 
-// q . k in element order, before the scale of a row or a layer.
-template <int kItem>
-__device__ __forceinline__ float dot_with_key(const float* query, const PartLayout& part,
-                                              const RowPlace& place, std::int32_t head) {
-  std::byte* row = row_at(part, place, head);
-  const std::int32_t bytes = element_bytes(part.dtype);
-  float score = 0.0f;
-  if (part.scaling >= kFirstPacked) {
-    const PackedRow packed = packed_row(part, place, head);
-    for (std::int32_t at = 0; at < part.head_size; at += kItem) {
-      float values[kItem];
-      load_packed<kItem>(values, part, row, packed, at);
-      SIMT_UNROLL
-      for (int i = 0; i < kItem; ++i) score = fmaf(query[at + i], values[i], score);
-    }
-    return score;
-  }
-  for (std::int32_t at = 0; at < part.head_size; at += kItem) {
-    std::uint32_t bits[kItem];
-    load_bits<kItem>(bits, part_element(part, row, at), bytes);
-    SIMT_UNROLL
-    for (int i = 0; i < kItem; ++i) score = fmaf(query[at + i], decode(bits[i], part.dtype), score);
-  }
-  return score;
+// Elements [first, first + kItem) of a row, before the scale of the row or the layer.
+template <class Shape>
+__device__ __forceinline__ void load_values(float (&values)[Shape::kItem], const PartLayout& part,
+                                            std::byte* row, const PackedRow& packed,
+                                            std::int32_t first) {
+  constexpr int kItem = Shape::kItem;
+  if (Shape::kFormat == kAny && part.scaling >= kFirstPacked)
+    return load_packed<kItem>(values, part, row, packed, first);
+  const DType dtype = format_of<Shape::kFormat>(part.dtype);
+  std::uint32_t bits[kItem];
+  load_bits<kItem>(bits, part_element(part, row, first), element_bytes(dtype));
+  SIMT_UNROLL
+  for (int i = 0; i < kItem; ++i) values[i] = decode(bits[i], dtype);
+}
+template <class Shape>
+__device__ __forceinline__ PackedRow packed_of(const PartLayout& part, const RowPlace& place,
+                                               std::int32_t head) {
+  if (Shape::kFormat != kAny || part.scaling < kFirstPacked) return {};
+  return packed_row(part, place, head);
 }
 
-// What the warp keeps while it walks over its keys: a softmax, and of the weighted values the items
-// that this lane owns. Lanes share a row of V, several rows at a time where rows are short.
-template <int kItem>
+// What the warp keeps while it walks over its keys: for each head a softmax, and of the weighted
+// values the items that this lane owns. Lanes share a row of V, several rows at a time where rows
+// are short.
+template <class Shape>
 struct SplitState {
-  static constexpr int kItems = kLaneElements / kItem;
-  float maximum = -INFINITY;
-  float sum = 0.0f;  // of this lane's keys
-  float weighted[kItems * kItem] = {};
+  float maximum[Shape::kHeads];
+  float sum[Shape::kHeads] = {};  // of this lane's keys
+  float weighted[Shape::kHeads][Shape::kLaneElements] = {};
   std::int32_t lanes_per_row = 1, row = 0, item = 0;
 
-  __device__ __forceinline__ void share(std::int32_t items) {
+  __device__ __forceinline__ explicit SplitState(std::int32_t items) {
+    for (float& one : maximum) one = -INFINITY;
     while (lanes_per_row < items && lanes_per_row < 32) lanes_per_row *= 2;
     row = std::int32_t(threadIdx.x) / lanes_per_row;
     item = std::int32_t(threadIdx.x) % lanes_per_row;
   }
 };
 
-// The CTA's shared memory: the query, and weights and places of a tile of keys. Tiles use the
+// The CTA's shared memory: the queries, and weights and places of a tile of keys. Tiles use the
 // halves of both arrays in turn, so one __syncwarp per tile orders them.
+template <class Shape>
 struct SplitShared {
-  float* query;      // [kMaxHeadSize]
-  float* weights;    // [kTileKeys], a half
+  float* queries;    // [kKeySize, kHeads]
+  float* weights;    // [kTileKeys, kHeads], a half
   RowPlace* places;  // [kTileKeys], a half
-  float* parts;      // [32, kLaneStride]: at the end, each lane's weighted values
+  float* parts;      // [32, kLaneStride]: at the end, each lane's weighted values of a head
 };
 
-// Scores the tile [first, last) of at most kTileKeys keys and weighs them.
-template <int kItem>
-__device__ __forceinline__ void weigh_keys(SplitState<kItem>& state, const SplitShared& shared,
-                                           const SplitAttentionParams& p, const KeyRange& keys,
-                                           std::int32_t row, std::int32_t kv_head,
-                                           std::int32_t first, std::int32_t last) {
-  constexpr int kLaneKeys = kTileKeys / 32;
-  const std::int32_t lane = threadIdx.x;
-  float scores[kLaneKeys], value_scales[kLaneKeys], best = -INFINITY;
-  SIMT_UNROLL
-  for (int n = 0; n < kLaneKeys; ++n) {
-    const std::int32_t at = lane + 32 * n, key = first + at;
-    scores[n] = -INFINITY;
-    value_scales[n] = 1.0f;
-    if (key >= last) continue;
-    const RowPlace place = place_of_key(p, row, key < keys.gap_first ? key : key + keys.gap);
-    shared.places[at] = place;
-    const float dot = dot_with_key<kItem>(shared.query, p.key, place, kv_head);
-    scores[n] = dot * scale_of_row(p.key, place, kv_head) * p.scale;
-    value_scales[n] = scale_of_row(p.value, place, kv_head);
-    best = best < scores[n] ? scores[n] : best;
+// What a CTA works on.
+struct SplitJob {
+  KeyRange keys;
+  std::int32_t row, kv_head, first_head, num_heads;  // query heads
+  std::int32_t first, last;                          // keys of the split
+};
+
+// q . k for every key of the lane and every head, in element order.
+template <class Shape, int kLaneKeys>
+__device__ __forceinline__ void score_keys(float (&scores)[kLaneKeys][Shape::kHeads],
+                                           const float* queries, const PartLayout& part,
+                                           std::byte* const (&rows)[kLaneKeys],
+                                           const PackedRow (&packed)[kLaneKeys]) {
+  constexpr int kHeads = Shape::kHeads, kItem = Shape::kItem;
+  for (std::int32_t at = 0; at < part.head_size; at += kItem) {
+    SIMT_UNROLL
+    for (int n = 0; n < kLaneKeys; ++n) {
+      if (rows[n] == nullptr) continue;
+      float values[kItem];
+      load_values<Shape>(values, part, rows[n], packed[n], at);
+      SIMT_UNROLL
+      for (int i = 0; i < kItem; ++i) {
+        SIMT_UNROLL
+        for (int head = 0; head < kHeads; ++head)
+          scores[n][head] = fmaf(queries[(at + i) * kHeads + head], values[i], scores[n][head]);
+      }
+    }
   }
-  const float highest = simt::warp_max(best);
-  const float maximum = state.maximum < highest ? highest : state.maximum;
-  const float kept = state.maximum > -INFINITY ? exp_nonpositive(state.maximum - maximum) : 0.0f;
-  float sum = 0.0f;
-  SIMT_UNROLL
-  for (int n = 0; n < kLaneKeys; ++n) {
-    const bool seen = first + lane + 32 * n < last;
-    const float weight = seen ? exp_nonpositive(scores[n] - maximum) : 0.0f;
-    shared.weights[lane + 32 * n] = weight * value_scales[n];
-    sum += weight;
-  }
-  state.sum = fmaf(state.sum, kept, sum);
-  state.maximum = maximum;
-  for (float& weighted : state.weighted) weighted *= kept;
 }
 
-template <int kItem>
-__device__ __forceinline__ void add_values(SplitState<kItem>& state, const SplitShared& shared,
-                                           const PartLayout& part, std::int32_t kv_head,
-                                           std::int32_t keys) {
-  const std::int32_t bytes = element_bytes(part.dtype);
+// Scores the tile of at most kTileKeys keys from `first` on and weighs them.
+template <class Shape>
+__device__ __forceinline__ void weigh_keys(SplitState<Shape>& state,
+                                           const SplitShared<Shape>& shared,
+                                           const SplitAttentionParams& p, const SplitJob& job,
+                                           std::int32_t first) {
+  constexpr int kLaneKeys = kTileKeys / 32, kHeads = Shape::kHeads;
+  float scores[kLaneKeys][kHeads] = {}, key_scales[kLaneKeys] = {}, value_scales[kLaneKeys] = {};
+  std::byte* rows[kLaneKeys] = {};
+  PackedRow packed[kLaneKeys] = {};
+  SIMT_UNROLL
+  for (int n = 0; n < kLaneKeys; ++n) {
+    const std::int32_t at = threadIdx.x + 32 * n, key = first + at;
+    if (key >= job.last) continue;
+    const RowPlace place =
+        place_of_key(p, job.row, key < job.keys.gap_first ? key : key + job.keys.gap);
+    shared.places[at] = place;
+    rows[n] = row_at(p.key, place, job.kv_head);
+    packed[n] = packed_of<Shape>(p.key, place, job.kv_head);
+    key_scales[n] = scale_of_row(p.key, place, job.kv_head);
+    value_scales[n] = scale_of_row(p.value, place, job.kv_head);
+  }
+  score_keys<Shape>(scores, shared.queries, p.key, rows, packed);
+  float highest[kHeads];
+  SIMT_UNROLL
+  for (int head = 0; head < kHeads; ++head) {
+    highest[head] = -INFINITY;
+    SIMT_UNROLL
+    for (int n = 0; n < kLaneKeys; ++n) {
+      if (rows[n] == nullptr) continue;
+      scores[n][head] = scores[n][head] * key_scales[n] * p.scale;
+      highest[head] = highest[head] < scores[n][head] ? scores[n][head] : highest[head];
+    }
+  }
+  simt::warp_max_each(highest);
+  SIMT_UNROLL
+  for (int head = 0; head < kHeads; ++head) {
+    const float before = state.maximum[head];
+    const float maximum = before < highest[head] ? highest[head] : before;
+    const float kept = before > -INFINITY ? exp_nonpositive(before - maximum) : 0.0f;
+    float sum = 0.0f;
+    SIMT_UNROLL
+    for (int n = 0; n < kLaneKeys; ++n) {
+      const bool seen = rows[n] != nullptr;
+      const float weight = seen ? exp_nonpositive(scores[n][head] - maximum) : 0.0f;
+      shared.weights[(threadIdx.x + 32 * n) * kHeads + head] =
+          seen ? weight * value_scales[n] : 0.0f;
+      sum += weight;
+    }
+    state.sum[head] = fmaf(state.sum[head], kept, sum);
+    state.maximum[head] = maximum;
+    for (float& weighted : state.weighted[head]) weighted *= kept;
+  }
+}
+
+template <class Shape>
+__device__ __forceinline__ void add_values(SplitState<Shape>& state,
+                                           const SplitShared<Shape>& shared, const PartLayout& part,
+                                           std::int32_t kv_head, std::int32_t keys) {
+  constexpr int kItem = Shape::kItem, kHeads = Shape::kHeads;
   for (std::int32_t key = state.row; key < keys; key += 32 / state.lanes_per_row) {
     const RowPlace place = shared.places[key];
     std::byte* row = row_at(part, place, kv_head);
-    const float weight = shared.weights[key];
-    const bool is_in_halves = part.scaling >= kFirstPacked;
-    PackedRow packed{};
-    if (is_in_halves) packed = packed_row(part, place, kv_head);
+    const PackedRow packed = packed_of<Shape>(part, place, kv_head);
+    float weights[kHeads];
     SIMT_UNROLL
-    for (int n = 0; n < SplitState<kItem>::kItems; ++n) {
+    for (int head = 0; head < kHeads; ++head) weights[head] = shared.weights[key * kHeads + head];
+    SIMT_UNROLL
+    for (int n = 0; n < Shape::kItems; ++n) {
       const std::int32_t at = (state.item + n * state.lanes_per_row) * kItem;
       if (at >= part.head_size) continue;
-      if (is_in_halves) {
-        float values[kItem];
-        load_packed<kItem>(values, part, row, packed, at);
-        SIMT_UNROLL
-        for (int i = 0; i < kItem; ++i)
-          state.weighted[n * kItem + i] = fmaf(weight, values[i], state.weighted[n * kItem + i]);
-        continue;
-      }
-      std::uint32_t bits[kItem];
-      load_bits<kItem>(bits, part_element(part, row, at), bytes);
+      float values[kItem];
+      load_values<Shape>(values, part, row, packed, at);
       SIMT_UNROLL
-      for (int i = 0; i < kItem; ++i) {
-        float& sum = state.weighted[n * kItem + i];
-        sum = fmaf(weight, decode(bits[i], part.dtype), sum);
+      for (int head = 0; head < kHeads; ++head) {
+        SIMT_UNROLL
+        for (int i = 0; i < kItem; ++i) {
+          float& sum = state.weighted[head][n * kItem + i];
+          sum = fmaf(weights[head], values[i], sum);
+        }
       }
     }
   }
 }
 
 // Adds up the lanes' weighted values, in the order of the rows that they belong to, times `factor`.
-template <int kItem>
-__device__ __forceinline__ void write_values(const SplitState<kItem>& state,
-                                             const SplitShared& shared, float* out,
+template <class Shape>
+__device__ __forceinline__ void write_values(const SplitState<Shape>& state,
+                                             const SplitShared<Shape>& shared, int head, float* out,
                                              std::int32_t head_size, float factor) {
+  constexpr int kItem = Shape::kItem;
   const std::int32_t lanes = state.lanes_per_row;
   SIMT_UNROLL
-  for (int i = 0; i < kLaneElements; ++i)
+  for (int i = 0; i < Shape::kLaneElements; ++i)
     if ((state.item + i / kItem * lanes) * kItem < head_size)
-      shared.parts[threadIdx.x * kLaneStride + i] = state.weighted[i];
+      shared.parts[threadIdx.x * Shape::kLaneStride + i] = state.weighted[head][i];
   __syncwarp();
   for (std::int32_t at = threadIdx.x; at < head_size; at += 32) {
     const std::int32_t item = at / kItem;
     const float* part =
-        shared.parts + item % lanes * kLaneStride + item / lanes * kItem + at % kItem;
+        shared.parts + item % lanes * Shape::kLaneStride + item / lanes * kItem + at % kItem;
     float sum = part[0];
-    for (std::int32_t row = 1; row < 32 / lanes; ++row) sum += part[row * lanes * kLaneStride];
+    for (std::int32_t row = 1; row < 32 / lanes; ++row)
+      sum += part[row * lanes * Shape::kLaneStride];
     out[at] = sum * factor;
   }
 }
 
-// Grid: x is the token, y the query head, z the split. CTAs of one warp. The only split of a query
-// writes its output, zeros where it has no keys; of several, each writes a partial.
-template <int kItem>
-__global__ void split_attention_kernel(SplitAttentionParams p) {
-  SIMT_SHARED_ARRAY(float, query, kMaxHeadSize);
-  SIMT_SHARED_ARRAY(float, weights, 2 * kTileKeys);
-  SIMT_SHARED_ARRAY(RowPlace, places, 2 * kTileKeys);
-  SIMT_SHARED_ARRAY(float, parts, 32 * kLaneStride);
-  SplitShared shared{query, weights, places, parts};
-  const std::int64_t token = blockIdx.x;
-  const std::int32_t query_head = blockIdx.y, split = blockIdx.z;
-  const std::int32_t row = p.token_rows[token];
-  if (row < 0) return;
-  const KeyRange keys = visible_keys(p, token, row);
-  const std::int32_t num_splits = splits_of(keys, p.split_keys);
-  if (split > 0 && split >= num_splits) return;
+// The queries of the CTA's heads, in fp32; zeros for heads that it does not have.
+template <class Shape>
+__device__ __forceinline__ void load_queries(const SplitShared<Shape>& shared,
+                                             const SplitAttentionParams& p, const SplitJob& job,
+                                             std::int64_t token) {
+  const std::int32_t bytes = element_bytes(p.query_dtype), size = p.key.head_size;
+  const std::byte* rows =
+      p.queries + (token * p.num_query_heads + job.first_head) * std::int64_t(size) * bytes;
+  for (std::int32_t at = threadIdx.x; at < size * Shape::kHeads; at += 32) {
+    const std::int32_t head = at / size, element = at - head * size;
+    shared.queries[element * Shape::kHeads + head] =
+        head < job.num_heads ? load_number(rows + std::int64_t(at) * bytes, p.query_dtype) : 0.0f;
+  }
+}
 
-  const std::int32_t query_bytes = element_bytes(p.query_dtype);
-  const std::byte* query_row = p.queries + (token * p.num_query_heads + query_head) *
-                                               std::int64_t(p.key.head_size) * query_bytes;
-  for (std::int32_t at = threadIdx.x; at < p.key.head_size; at += 32)
-    shared.query[at] = load_number(query_row + std::int64_t(at) * query_bytes, p.query_dtype);
+// Grid: x is the token, y the KV head and kHeads of its query heads, z the split. CTAs of one warp.
+// The only split of a query writes its output, zeros where it has no keys; of several, each writes
+// a partial.
+template <class Shape>
+__global__ void split_attention_kernel(SplitAttentionParams p) {
+  constexpr int kHeads = Shape::kHeads;
+  SIMT_SHARED_ARRAY(float, queries, Shape::kKeySize* kHeads);
+  SIMT_SHARED_ARRAY(float, weights, 2 * kTileKeys * kHeads);
+  SIMT_SHARED_ARRAY(RowPlace, places, 2 * kTileKeys);
+  SIMT_SHARED_ARRAY(float, parts, 32 * Shape::kLaneStride);
+  SplitShared<Shape> shared{queries, weights, places, parts};
+  const std::int64_t token = blockIdx.x;
+  const std::int32_t split = blockIdx.z, queries_per_kv = p.num_query_heads / p.key.num_heads;
+  const std::int32_t ctas_per_kv = (queries_per_kv + kHeads - 1) / kHeads;
+  SplitJob job;
+  job.row = p.token_rows[token];
+  if (job.row < 0) return;
+  job.keys = visible_keys(p, token, job.row);
+  const std::int32_t num_splits = splits_of(job.keys, p.split_keys);
+  if (split > 0 && split >= num_splits) return;
+  job.kv_head = blockIdx.y / ctas_per_kv;
+  const std::int32_t first_of_kv = (blockIdx.y - job.kv_head * ctas_per_kv) * kHeads;
+  job.first_head = job.kv_head * queries_per_kv + first_of_kv;
+  job.num_heads = queries_per_kv - first_of_kv < kHeads ? queries_per_kv - first_of_kv : kHeads;
+  load_queries(shared, p, job, token);
   __syncwarp();
 
-  const std::int32_t kv_head = query_head / (p.num_query_heads / p.key.num_heads);
-  const std::int32_t first = keys.first + split * p.split_keys;
-  const std::int32_t end = first + p.split_keys;
-  const std::int32_t last = end < keys.last ? end : keys.last;
-  SplitState<kItem> state;
-  state.share((p.value.head_size + kItem - 1) / kItem);
-  for (std::int32_t tile = first; tile < last; tile += kTileKeys) {
-    weigh_keys<kItem>(state, shared, p, keys, row, kv_head, tile, last);
+  job.first = job.keys.first + split * p.split_keys;
+  const std::int32_t end = job.first + p.split_keys;
+  job.last = end < job.keys.last ? end : job.keys.last;
+  SplitState<Shape> state((p.value.head_size + Shape::kItem - 1) / Shape::kItem);
+  for (std::int32_t tile = job.first; tile < job.last; tile += kTileKeys) {
+    weigh_keys(state, shared, p, job, tile);
     __syncwarp();
-    add_values<kItem>(state, shared, p.value, kv_head,
-                      last - tile < kTileKeys ? last - tile : kTileKeys);
-    const std::int32_t half =
-        (tile - first) / kTileKeys % 2 == 0 ? kTileKeys : 0;  // of the next tile
-    shared.weights = weights + half;
-    shared.places = places + half;
+    add_values(state, shared, p.value, job.kv_head,
+               job.last - tile < kTileKeys ? job.last - tile : kTileKeys);
+    const bool odd = (tile - job.first) / kTileKeys % 2 == 0;  // the next tile
+    shared.weights = weights + (odd ? kTileKeys * kHeads : 0);
+    shared.places = places + (odd ? kTileKeys : 0);
   }
-  const float sum = simt::warp_sum(state.sum);
-  if (num_splits <= 1) {
-    float* output = p.outputs + (token * p.num_query_heads + query_head) * p.value.head_size;
-    write_values<kItem>(state, shared, output, p.value.head_size,
-                        num_splits == 0 ? 0.0f : 1.0f / sum);
-    return;
+  simt::warp_sum_each(state.sum);
+  SIMT_UNROLL
+  for (int head = 0; head < kHeads; ++head) {
+    if (head >= job.num_heads) break;
+    const std::int32_t query_head = job.first_head + head;
+    const float sum = state.sum[head];
+    float* out = p.outputs + (token * p.num_query_heads + query_head) * p.value.head_size;
+    float factor = num_splits == 0 ? 0.0f : 1.0f / sum;
+    if (num_splits > 1) {
+      float* partial = partial_of(p, token, query_head, split);
+      if (threadIdx.x == 0) {
+        partial[0] = state.maximum[head];
+        partial[1] = sum;
+      }
+      out = partial + 2;
+      factor = 1.0f;
+    }
+    if (head > 0) __syncwarp();
+    write_values(state, shared, head, out, p.value.head_size, factor);
   }
-  float* partial = partial_of(p, token, query_head, split);
-  if (threadIdx.x == 0) {
-    partial[0] = state.maximum;
-    partial[1] = sum;
-  }
-  write_values<kItem>(state, shared, partial + 2, p.value.head_size, 1.0f);
 }
 
 // Joins the partial softmaxes of the splits: each was taken relative to its own maximum,

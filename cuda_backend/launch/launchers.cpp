@@ -88,52 +88,28 @@ int launch_gather_rows(const LaunchPlace& place, const GatherRowsParams& params)
 // moved in one shape, parts with one scale, parts with a scale per token and head, packed parts.
 namespace {
 
-enum class Writing : std::uint8_t {
-  moves,
-  elements,
-  rows,
-  int4_rows,
-  fp4_groups,
-  latent_fp8_rows,
-  latent_fp8_areas,
-  latent_fp4_rows
-};
-Writing writing_of(const PartLayout& part) {
-  switch (part.scaling) {
-    case Scaling::none:
-      return part.piece_elements >= part.head_size ? Writing::moves : Writing::elements;
-    case Scaling::per_tensor:
-      return Writing::elements;
-    case Scaling::per_token_head:
-      return Writing::rows;
-    case Scaling::int4_rows:
-      return Writing::int4_rows;
-    case Scaling::fp4_groups:
-      return Writing::fp4_groups;
-    case Scaling::latent_fp8_rows:
-      return Writing::latent_fp8_rows;
-    case Scaling::latent_fp8_areas:
-      return Writing::latent_fp8_areas;
-    default:
-      return Writing::latent_fp4_rows;
-  }
-}
-
-// What one launch does for a part. V of the x-split layout goes element by element, its K does not.
+// What one launch does for a part.
 struct WriteShape {
-  Writing writing = Writing::moves;
+  Scaling scaling = Scaling::none;
+  bool in_pieces = false;       // rows of the x-split layout
   std::int64_t unit_bytes = 0;  // moves: widest access that both sides allow
   bool eights = false;          // others: eight elements at a time
+  bool short_rows = false;      // others: of at most 128 elements
   std::int64_t row_bytes = 0;   // moves
   std::int32_t num_heads = 0;   // moves
   bool operator==(const WriteShape&) const = default;
 };
 WriteShape shape_of(const PartWrite& part) {
   const PartLayout& to = part.to;
-  WriteShape shape{.writing = writing_of(to)};
-  if (shape.writing != Writing::moves) {
-    shape.eights = in_eights(to) && aligned_to(bytes_of_eight(part.source_dtype), part.source,
-                                               part.source_row_stride, part.source_head_stride);
+  WriteShape shape{
+      .scaling = to.scaling,
+      .in_pieces = to.scaling < Scaling::per_token_head && to.piece_elements < to.head_size};
+  if (shape.in_pieces || to.scaling != Scaling::none) {
+    // Eight elements of a row in pieces of one are loaded at once, whatever their addresses.
+    shape.eights = (in_eights(to) || (to.piece_elements == 1 && to.head_size % 8 == 0)) &&
+                   aligned_to(bytes_of_eight(part.source_dtype), part.source,
+                              part.source_row_stride, part.source_head_stride);
+    shape.short_rows = to.head_size <= 128;
     return shape;
   }
   shape.row_bytes = row_bytes_of(to);
@@ -147,17 +123,31 @@ WriteShape shape_of(const PartWrite& part) {
   return shape;
 }
 
-// A grid over (source row, head, item) along x and parts along y. A row has
-// head_size / item_elements items. Sets `by` to the divisors of an item's number; false: too large.
+// True if every part's numbers are bf16 (and are stored as `to`).
+bool are_from_bf16(const WritePartsParams& params) {
+  for (std::int32_t i = 0; i < params.num_parts; ++i)
+    if (params.parts[i].source_dtype != DType::bf16) return false;
+  return true;
+}
+bool are_from_bf16_to(const WritePartsParams& params, DType to) {
+  for (std::int32_t i = 0; i < params.num_parts; ++i)
+    if (params.parts[i].to.dtype != to) return false;
+  return are_from_bf16(params);
+}
+
+// A grid over (`rows` source rows, head, item) along x and parts along y. A row has
+// head_size / item_elements items, or items_per_row. Sets `by` to the divisors of an item's
+// number; false: too large.
 bool grid_of_items(simt::LaunchConfig& config, PartDivisors& by, const LaunchPlace& place,
-                   const char* name, const WritePartsParams& params, std::int32_t item_elements) {
+                   const char* name, const WritePartsParams& params, std::int64_t rows,
+                   std::int32_t item_elements, std::int32_t items_per_row = 0) {
   std::int64_t items = 0;
   for (std::int32_t i = 0; i < params.num_parts; ++i) {
     const PartLayout& part = params.parts[i].to;
-    const std::int32_t of_row = part.head_size / item_elements;
+    const std::int32_t of_row = items_per_row > 0 ? items_per_row : part.head_size / item_elements;
     by.items_per_row[i] = make_divisor(static_cast<std::uint32_t>(of_row));
     by.heads[i] = make_divisor(static_cast<std::uint32_t>(part.num_heads));
-    items = std::max<std::int64_t>(items, std::int64_t{params.num_rows} * part.num_heads * of_row);
+    items = std::max<std::int64_t>(items, rows * part.num_heads * of_row);
   }
   if (items >= kMaxFlatItems) return false;
   config = flat_grid(place, name, items);
@@ -165,12 +155,22 @@ bool grid_of_items(simt::LaunchConfig& config, PartDivisors& by, const LaunchPla
   return true;
 }
 
-template <int kItem>
+template <int kItem, bool kAcross>
 int write_each_element(const LaunchPlace& place, const WritePartsParams& params) {
   simt::LaunchConfig config;
   PartDivisors by;
-  if (!grid_of_items(config, by, place, "write_parts", params, kItem)) return too_large();
-  return status_of(simt::launch(config, write_parts_kernel<kItem>, params, by));
+  const std::int64_t rows =
+      kAcross ? divide_up(params.num_rows, kTokensAcross) * kTokensAcross : params.num_rows;
+  if (!grid_of_items(config, by, place, "write_parts", params, rows, kItem)) return too_large();
+  constexpr int kBf16 = int(DType::bf16), kE4m3 = int(DType::fp8_e4m3);
+  auto* kernel = write_parts_kernel<kItem, kAny, kAny, kAcross>;
+  if constexpr (kItem == 8) {
+    if (are_from_bf16_to(params, DType::fp8_e4m3))
+      kernel = write_parts_kernel<kItem, kBf16, kE4m3, kAcross>;
+    if (kAcross && are_from_bf16_to(params, DType::bf16))
+      kernel = write_parts_kernel<kItem, kBf16, kBf16, kAcross>;
+  }
+  return status_of(simt::launch(config, kernel, params, by));
 }
 
 // Bytes of the accesses that the data of every group of 16 elements allows.
@@ -188,37 +188,37 @@ template <int kItem>
 int write_groups(const LaunchPlace& place, const WritePartsParams& params) {
   simt::LaunchConfig config;
   PartDivisors by;
-  if (!grid_of_items(config, by, place, "write_groups", params, kGroupElements)) return too_large();
-  return status_of(
-      simt::launch(config, write_groups_kernel<kItem>, params, by, unit_of_groups(params)));
+  if (!grid_of_items(config, by, place, "write_groups", params, params.num_rows, kGroupElements))
+    return too_large();
+  auto* kernel = write_groups_kernel<kItem, kAny>;
+  if constexpr (kItem == 8)
+    if (are_from_bf16(params)) kernel = write_groups_kernel<kItem, int(DType::bf16)>;
+  return status_of(simt::launch(config, kernel, params, by, unit_of_groups(params)));
 }
 
-// One warp for each source row, head and part.
-bool grid_of_rows(simt::LaunchConfig& config, const WritePartsParams& params) {
-  std::int32_t heads = 0;
-  for (std::int32_t i = 0; i < params.num_parts; ++i)
-    heads = std::max(heads, params.parts[i].to.num_heads);
-  if (!fits_grid(params.num_rows, heads)) return false;
-  config.grid = dim3(static_cast<std::uint32_t>(params.num_rows), static_cast<std::uint32_t>(heads),
-                     static_cast<std::uint32_t>(params.num_parts));
-  config.block.x = 32;
+// A grid of whole warps whose lanes share rows, kLanes a row.
+bool grid_of_rows(simt::LaunchConfig& config, PartDivisors& by, const LaunchPlace& place,
+                  const char* name, const WritePartsParams& params, std::int32_t lanes) {
+  LaunchPlace one_each = place;
+  one_each.items_per_thread = 1;
+  one_each.cta_threads = place.whole_warps ? std::max(place.cta_threads / 32 * 32, 32u) : 32;
+  if (!grid_of_items(config, by, one_each, name, params, params.num_rows, 1, lanes)) return false;
+  config.block.x = in_whole_warps(config.block.x);
   return true;
 }
 
-// True if every part's source is bf16: their numbers are loaded as vectors where they are aligned.
-bool is_of_bf16(const WritePartsParams& params) {
-  for (std::int32_t i = 0; i < params.num_parts; ++i)
-    if (params.parts[i].source_dtype != DType::bf16) return false;
-  return true;
-}
-
-int write_int4_rows(const LaunchPlace& place, const WritePartsParams& params, bool eights) {
-  auto config = config_of(place, "write_int4_rows");
-  if (!grid_of_rows(config, params)) return too_large();
-  return status_of(simt::launch(config,
-                                eights && is_of_bf16(params) ? write_int4_rows_kernel<8, true>
-                                                             : write_int4_rows_kernel<2, false>,
-                                params));
+int write_int4_rows(const LaunchPlace& place, const WritePartsParams& params,
+                    const WriteShape& shape) {
+  simt::LaunchConfig config;
+  PartDivisors by;
+  const bool eights = shape.eights && are_from_bf16(params);
+  const bool halves = eights && shape.short_rows;
+  if (!grid_of_rows(config, by, place, "write_int4_rows", params, halves ? 16 : 32))
+    return too_large();
+  auto* kernel = halves   ? write_int4_rows_kernel<16, 8, true>
+                 : eights ? write_int4_rows_kernel<32, 8, true>
+                          : write_int4_rows_kernel<32, 2, false>;
+  return status_of(simt::launch(config, kernel, params, by));
 }
 
 template <Scaling kScaling>
@@ -229,39 +229,55 @@ int write_latent_rows(const LaunchPlace& place, const WritePartsParams& params, 
                      static_cast<std::uint32_t>(params.num_parts));
   config.block.x = 32;
   return status_of(simt::launch(config,
-                                eights && is_of_bf16(params)
+                                eights && are_from_bf16(params)
                                     ? write_latent_rows_kernel<kScaling, true>
                                     : write_latent_rows_kernel<kScaling, false>,
                                 params));
 }
 
-template <int kItem>
-int quantise_rows(const LaunchPlace& place, const WritePartsParams& params) {
-  auto config = config_of(place, "quantise_rows");
-  if (!grid_of_rows(config, params)) return too_large();
-  return status_of(simt::launch(config, quantise_rows_kernel<kItem>, params));
+int quantise_rows(const LaunchPlace& place, const WritePartsParams& params,
+                  const WriteShape& shape) {
+  simt::LaunchConfig config;
+  PartDivisors by;
+  constexpr int kBf16 = int(DType::bf16);
+  const bool halves = shape.eights && shape.short_rows;
+  if (!grid_of_rows(config, by, place, "quantise_rows", params, halves ? 16 : 32))
+    return too_large();
+  auto* kernel = halves         ? quantise_rows_kernel<16, 8, kAny, kAny>
+                 : shape.eights ? quantise_rows_kernel<32, 8, kAny, kAny>
+                                : quantise_rows_kernel<32, 1, kAny, kAny>;
+  if (halves && are_from_bf16_to(params, DType::int8))
+    kernel = quantise_rows_kernel<16, 8, kBf16, int(DType::int8)>;
+  if (halves && are_from_bf16_to(params, DType::fp8_e4m3))
+    kernel = quantise_rows_kernel<16, 8, kBf16, int(DType::fp8_e4m3)>;
+  return status_of(simt::launch(config, kernel, params, by));
 }
 
 int write_parts_of(const LaunchPlace& place, const WritePartsParams& parts,
                    const WriteShape& shape) {
-  switch (shape.writing) {
-    case Writing::moves:
-      return for_unit(shape.unit_bytes,
-                      [&](auto unit) { return move_rows<decltype(unit)>(place, parts); });
-    case Writing::elements:
-      return shape.eights ? write_each_element<8>(place, parts)
-                          : write_each_element<1>(place, parts);
-    case Writing::rows:
-      return shape.eights ? quantise_rows<8>(place, parts) : quantise_rows<1>(place, parts);
-    case Writing::int4_rows:
-      return write_int4_rows(place, parts, shape.eights);
-    case Writing::fp4_groups:
+  switch (shape.scaling) {
+    case Scaling::none:
+      if (!shape.in_pieces)
+        return for_unit(shape.unit_bytes,
+                        [&](auto unit) { return move_rows<decltype(unit)>(place, parts); });
+      [[fallthrough]];
+    case Scaling::per_tensor:
+      if (shape.in_pieces)
+        return shape.eights ? write_each_element<8, true>(place, parts)
+                            : write_each_element<1, true>(place, parts);
+      return shape.eights ? write_each_element<8, false>(place, parts)
+                          : write_each_element<1, false>(place, parts);
+    case Scaling::per_token_head:
+      return quantise_rows(place, parts, shape);
+    case Scaling::int4_rows:
+      return write_int4_rows(place, parts, shape);
+    case Scaling::fp4_groups:
       return shape.eights ? write_groups<8>(place, parts) : write_groups<1>(place, parts);
-    case Writing::latent_fp8_rows:
+    case Scaling::latent_fp8_rows:
       return write_latent_rows<Scaling::latent_fp8_rows>(place, parts, shape.eights);
-    case Writing::latent_fp8_areas:
+    case Scaling::latent_fp8_areas:
       return write_latent_rows<Scaling::latent_fp8_areas>(place, parts, shape.eights);
-    case Writing::latent_fp4_rows:
+    case Scaling::latent_fp4_rows:
       return write_latent_rows<Scaling::latent_fp4_rows>(place, parts, shape.eights);
   }
   return nothing_to_do();
@@ -346,7 +362,7 @@ int launch_hot_reads(const LaunchPlace& place, const HotReadParams& params) {
   if (params.num_reads == 0) return nothing_to_do();
   auto config = config_of(place, "hot_reads");
   config.grid.x = static_cast<std::uint32_t>(params.num_reads);
-  config.block.x = std::min<std::uint32_t>(place.cta_threads, 32);
+  config.block.x = 32;
   return status_of(simt::launch(config, hot_reads_kernel, params));
 }
 
@@ -375,23 +391,51 @@ int launch_attention_digest(const LaunchPlace& place, const DigestParams& params
   return status_of(simt::launch(config, attention_digest_kernel, params));
 }
 
+namespace {
+
+template <class Shape>
+int split_attention(const LaunchPlace& place, const SplitAttentionParams& params) {
+  const std::int64_t queries_per_kv = params.num_query_heads / params.key.num_heads;
+  auto config = config_of(place, "split_attention");
+  config.grid = dim3(
+      static_cast<std::uint32_t>(params.num_tokens),
+      static_cast<std::uint32_t>(params.key.num_heads * divide_up(queries_per_kv, Shape::kHeads)),
+      static_cast<std::uint32_t>(std::max(params.num_splits, 1)));
+  config.block.x = 32;
+  return status_of(simt::launch(config, split_attention_kernel<Shape>, params));
+}
+
+int split_attention_of(const LaunchPlace& place, const SplitAttentionParams& params) {
+  const PartLayout &key = params.key, &value = params.value;
+  if (!in_eights(key) || !in_eights(value))
+    return split_attention<AttentionShape<1, 32, kAny, 1>>(place, params);
+  const bool plain = key.scaling < kFirstPacked && key.dtype == value.dtype;
+  const bool is_bf16 = plain && key.dtype == DType::bf16;
+  using Short = AttentionShape<8, 1, int(DType::bf16), 4>;
+  using ShortE4m3 = AttentionShape<8, 1, int(DType::fp8_e4m3), 4>;
+  using Latent = AttentionShape<8, 2, int(DType::bf16), 4>;
+  if (key.head_size <= Short::kKeySize && value.head_size <= Short::kValueSize) {
+    if (is_bf16) return split_attention<Short>(place, params);
+    if (plain && key.dtype == DType::fp8_e4m3) return split_attention<ShortE4m3>(place, params);
+  }
+  if (is_bf16 && key.head_size <= Latent::kKeySize && value.head_size <= Latent::kValueSize)
+    return split_attention<Latent>(place, params);
+  return split_attention<AttentionShape<8, 4, kAny, 1>>(place, params);
+}
+
+}  // namespace
+
 // The splits, then, where a query may have several, the kernel that joins them.
 int launch_split_attention(const LaunchPlace& place, const SplitAttentionParams& params) {
   if (params.num_tokens == 0) return nothing_to_do();
   if (!fits_grid(params.num_tokens, params.num_query_heads) || params.num_splits > kMaxGridYZ ||
       params.key.head_size > kMaxHeadSize || params.value.head_size > kMaxHeadSize)
     return too_large();
-  auto config = config_of(place, "split_attention");
-  config.grid = dim3(static_cast<std::uint32_t>(params.num_tokens),
-                     static_cast<std::uint32_t>(params.num_query_heads),
-                     static_cast<std::uint32_t>(std::max(params.num_splits, 1)));
-  config.block.x = 32;
-  const bool eights = in_eights(params.key) && in_eights(params.value);
-  const int status = status_of(
-      simt::launch(config, eights ? split_attention_kernel<8> : split_attention_kernel<1>, params));
+  const int status = split_attention_of(place, params);
   if (status != nothing_to_do() || params.num_splits <= 1) return status;
-  config.name = "attention_combine";
-  config.grid.z = 1;
+  auto config = config_of(place, "attention_combine");
+  config.grid = dim3(static_cast<std::uint32_t>(params.num_tokens),
+                     static_cast<std::uint32_t>(params.num_query_heads));
   config.block.x = static_cast<std::uint32_t>(
       std::clamp<std::int64_t>(divide_up(params.value.head_size, place.items_per_thread), 1, 128));
   return status_of(simt::launch(config, attention_combine_kernel, params));
@@ -490,6 +534,9 @@ int convolve(const LaunchPlace& place, const ConvParams& params) {
   config.grid.x = static_cast<std::uint32_t>(params.num_items);
   config.grid.y = static_cast<std::uint32_t>(
       std::min<std::int64_t>(divide_up(threads, config.block.x), kMaxGridYZ));
+  const std::int64_t segments = divide_up(std::max(params.max_tokens, 1), kConvTokens);
+  if (segments > kMaxGridYZ) return too_large();
+  config.grid.z = static_cast<std::uint32_t>(segments);
   return status_of(simt::launch(config, causal_conv1d_kernel<kWidth>, params));
 }
 
@@ -510,19 +557,21 @@ int launch_causal_conv1d(const LaunchPlace& place, const ConvParams& params) {
 }
 
 int launch_selective_state(const LaunchPlace& place, const SelectiveStateParams& params) {
-  return recur(rows_grid, place, "selective_state", selective_state_kernel, params);
+  return recur(place, "selective_state", selective_state_kernel<4>, selective_state_kernel<8>,
+               params);
 }
 
 int launch_selective_chunks(const LaunchPlace& place, const SelectiveStateParams& params) {
-  return recur(pieces_grid, place, "selective_chunks", selective_chunks_kernel, params);
+  return recur(place, "selective_chunks", selective_chunks_kernel<4>, selective_chunks_kernel<8>,
+               params);
 }
 
 int launch_gated_delta(const LaunchPlace& place, const GatedDeltaParams& params) {
-  return recur(rows_grid, place, "gated_delta", gated_delta_kernel, params);
+  return recur(place, "gated_delta", gated_delta_kernel<4>, gated_delta_kernel<8>, params);
 }
 
 int launch_delta_chunks(const LaunchPlace& place, const GatedDeltaParams& params) {
-  return recur(pieces_grid, place, "delta_chunks", delta_chunks_kernel, params);
+  return recur(place, "delta_chunks", delta_chunks_kernel<4>, delta_chunks_kernel<8>, params);
 }
 
 }  // namespace SIMT_VARIANT

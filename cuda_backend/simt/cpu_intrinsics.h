@@ -1,7 +1,8 @@
 // CUDA's barriers, warp intrinsics, atomics and fences for g++. Include simt.h, not this file.
 //
-// A warp operation is a rendezvous of the lanes in its mask, one switch per lane. simt::warp_sum
-// and simt::warp_max are one rendezvous instead of five shuffles, with bit-identical results.
+// A warp operation is a rendezvous of the lanes in its mask, one switch per lane. simt::warp_sum,
+// simt::warp_max and their forms for several values are one rendezvous instead of five shuffles for
+// each value, with bit-identical results.
 //
 // One simulated thread runs at a time, so a plain read-modify-write is atomic, and relaxed. In the
 // checked variant the checker runs first, and the update itself is not instrumented.
@@ -67,6 +68,7 @@ __forceinline__ void __threadfence() {
 #endif
 }
 
+__forceinline__ int __popc(unsigned v) { return std::popcount(v); }
 __forceinline__ unsigned __float_as_uint(float v) { return __builtin_bit_cast(unsigned, v); }
 __forceinline__ float __uint_as_float(unsigned v) { return __builtin_bit_cast(float, v); }
 
@@ -141,12 +143,12 @@ inline int __all_sync(unsigned mask, int predicate) { return __ballot_sync(mask,
 namespace simt {
 inline namespace SIMT_VARIANT {
 
-// The butterfly lane ^ 16, 8, 4, 2, 1 over all lanes at once.
-template <class T, class Operation>
+// The butterfly lane ^ kLanes / 2, .., 2, 1 over all lanes at once.
+template <class T, class Operation, int kLanes = 32>
 SIMT_NO_HOOKS void combine_butterfly(std::uint64_t (&lanes)[32]) {
   T values[32];
   for (int i = 0; i < 32; ++i) values[i] = simt_from_bits<T>(lanes[i]);
-  for (int offset = 16; offset > 0; offset >>= 1) {
+  for (int offset = kLanes / 2; offset > 0; offset >>= 1) {
     T next[32];
     for (int i = 0; i < 32; ++i) next[i] = Operation::apply(values[i], values[i ^ offset]);
     for (int i = 0; i < 32; ++i) values[i] = next[i];
@@ -165,13 +167,53 @@ struct Max {
     return a < b ? b : a;
   }
 };
+// Several values of each lane in one rendezvous: lanes bring the addresses of theirs.
+template <class T, class Operation, int kCount>
+SIMT_NO_HOOKS void combine_arrays(std::uint64_t (&lanes)[32]) {
+  for (int k = 0; k < kCount; ++k) {
+    std::uint64_t values[32];
+    for (int i = 0; i < 32; ++i) values[i] = simt_to_bits(reinterpret_cast<T*>(lanes[i])[k]);
+    combine_butterfly<T, Operation>(values);
+    for (int i = 0; i < 32; ++i) reinterpret_cast<T*>(lanes[i])[k] = simt_from_bits<T>(values[i]);
+  }
+}
 template <class T>
 inline T warp_sum(T value) {
   return simt_from_bits<T>(runtime::combine(simt_to_bits(value), combine_butterfly<T, Sum>));
 }
-template <class T>
+template <class T, int kCount>
+inline void warp_sum_each(T (&values)[kCount]) {
+  runtime::combine(reinterpret_cast<std::uint64_t>(&values[0]), combine_arrays<T, Sum, kCount>);
+}
+template <class T, int kCount>
+inline void warp_max_each(T (&values)[kCount]) {
+  runtime::combine(reinterpret_cast<std::uint64_t>(&values[0]), combine_arrays<T, Max, kCount>);
+}
+template <class T, int kCount>
+struct FromLane {
+  T values[kCount];
+  std::int32_t lane;
+};
+template <class T, int kCount>
+SIMT_NO_HOOKS void copy_from_lane(std::uint64_t (&lanes)[32]) {
+  using Values = FromLane<T, kCount>;
+  const std::int32_t lane = reinterpret_cast<Values*>(lanes[0])->lane;
+  const Values source = *reinterpret_cast<Values*>(lanes[lane]);
+  for (const std::uint64_t one : lanes) *reinterpret_cast<Values*>(one) = source;
+}
+template <class T, int kCount>
+inline void warp_copy_each(T (&values)[kCount], std::int32_t lane) {
+  FromLane<T, kCount> own;
+  for (int i = 0; i < kCount; ++i) own.values[i] = values[i];
+  own.lane = lane;
+  runtime::combine(reinterpret_cast<std::uint64_t>(&own), copy_from_lane<T, kCount>);
+  for (int i = 0; i < kCount; ++i) values[i] = own.values[i];
+}
+template <class T, int kLanes = 32>
 inline T warp_max(T value) {
-  return simt_from_bits<T>(runtime::combine(simt_to_bits(value), combine_butterfly<T, Max>));
+  if constexpr (kLanes == 1) return value;
+  return simt_from_bits<T>(
+      runtime::combine(simt_to_bits(value), combine_butterfly<T, Max, kLanes>));
 }
 
 }  // namespace SIMT_VARIANT

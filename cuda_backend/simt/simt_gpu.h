@@ -102,8 +102,8 @@ __device__ __forceinline__ void async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kGroupsInFlight) : "memory");
 }
 
-// Whole-warp reductions: every lane of a full warp calls, every lane gets the same bits. The tree
-// is the butterfly lane ^ 16, 8, 4, 2, 1, on the CPU as well.
+// Reductions: every lane of a full warp calls, and all kLanes lanes of a segment get the same bits.
+// The tree is the butterfly lane ^ kLanes / 2, .., 2, 1, on the CPU as well.
 template <class T>
 __device__ __forceinline__ T warp_sum(T value) {
   SIMT_UNROLL
@@ -111,14 +111,33 @@ __device__ __forceinline__ T warp_sum(T value) {
     value = value + __shfl_xor_sync(0xffffffffu, value, offset);
   return value;
 }
-template <class T>
+template <class T, int kLanes = 32>
 __device__ __forceinline__ T warp_max(T value) {
   SIMT_UNROLL
-  for (int offset = 16; offset > 0; offset >>= 1) {
+  for (int offset = kLanes / 2; offset > 0; offset >>= 1) {
     const T other = __shfl_xor_sync(0xffffffffu, value, offset);
     value = value < other ? other : value;
   }
   return value;
+}
+
+// The same for several values of each lane.
+template <class T, int kCount>
+__device__ __forceinline__ void warp_sum_each(T (&values)[kCount]) {
+  SIMT_UNROLL
+  for (int i = 0; i < kCount; ++i) values[i] = warp_sum(values[i]);
+}
+template <class T, int kCount>
+__device__ __forceinline__ void warp_max_each(T (&values)[kCount]) {
+  SIMT_UNROLL
+  for (int i = 0; i < kCount; ++i) values[i] = warp_max(values[i]);
+}
+
+// The values of one lane in all of them.
+template <class T, int kCount>
+__device__ __forceinline__ void warp_copy_each(T (&values)[kCount], std::int32_t lane) {
+  SIMT_UNROLL
+  for (int i = 0; i < kCount; ++i) values[i] = __shfl_sync(0xffffffffu, values[i], lane);
 }
 
 }  // namespace simt_cuda

@@ -36,7 +36,7 @@ Result<std::unique_ptr<SparsePages>> SparsePages::create(Device& device,
                                                          const BlockTables& tables,
                                                          const HostTier* tier) {
   if (source_group(config.plan.groups) < 0) return std::unique_ptr<SparsePages>();
-  if (tier == nullptr) return fail("HiSparse without a host pool: num_host_blocks is 0");
+  if (tier == nullptr) return fail("host pages without a host pool: num_host_blocks is 0");
   std::unique_ptr<SparsePages> pages(new SparsePages(device, config, layers, tables, *tier));
   LS_RETURN_IF_ERROR(pages->start());
   return pages;
@@ -60,7 +60,7 @@ Result<void> SparsePages::start() {
     }
     const RegionRange regions = layers_.regions_of_group[g];
     if (is_resident_pages(group) && regions.end - regions.begin != std::ssize(group.layer_names))
-      return fail(fmt::format("HiSparse: pages of group {} are not contiguous", g));
+      return fail(fmt::format("host pages: pages of group {} are not contiguous", g));
     if (group.role != kHotRole) continue;
     const auto slots =
         static_cast<std::int32_t>(group.spec.blocks_per_request * group.spec.block_size);
@@ -117,10 +117,10 @@ Result<AwayRows> SparsePages::away_rows(const Layer& layer) const {
     if (rows->num_parts != 1 || rows->num_kv_heads != 1 || rows->token_stride != rows->row_bytes ||
         rows->row_bytes != resident.row_bytes ||
         rows->block_size.value != resident.block_size.value)
-      return fail(
-          fmt::format("HiSparse: rows of layers {} and {} are not contiguous with the same stride "
-                      "in blocks of {} rows",
-                      layer.resident, layer.hot, resident.block_size.value));
+      return fail(fmt::format(
+          "host pages: rows of layers {} and {} are not contiguous with the same stride "
+          "in blocks of {} rows",
+          layer.resident, layer.hot, resident.block_size.value));
   AwayRows away;
   away.host = host.base;
   away.host_block_stride = host.block_stride;

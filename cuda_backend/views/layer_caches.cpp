@@ -59,7 +59,7 @@ Result<KVCacheConfig> bind_sparse_groups(KVCacheConfig plan) {
     bound += group.layer_names.size();
   }
   if (num_resident != source.layer_names.size() || num_hot != num_resident)
-    return fail(fmt::format("HiSparse: {} resident and {} hot layers for {} of the source",
+    return fail(fmt::format("host pages: {} resident and {} hot layers for {} of the source",
                             num_resident, num_hot, source.layer_names.size()));
   source.residence = Residence::host;
   source.layer_specs.clear();

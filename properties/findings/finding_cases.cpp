@@ -9,7 +9,7 @@
 #include "properties/shrink/case_parts.h"
 #include "reference/plan/capacity.h"
 #include "reference/profiles/engine_profile.h"
-#include "sim/recording/given_inputs.h"
+#include "sim/recording/recording_workload.h"
 #include "traces/formats/recording.h"
 
 namespace lockstep {

@@ -6,7 +6,7 @@
 
 #include "base/check.h"
 #include "properties/generate/generator_parts.h"
-#include "reference/memory/placed_layout.h"
+#include "reference/memory/model_placement.h"
 #include "reference/plan/block_sizes.h"
 #include "reference/plan/layout.h"
 #include "reference/plan/page_size.h"
@@ -159,7 +159,7 @@ struct LastCache {
 constexpr std::array kLast = {
     LastCache{Feature::cross_attention, draw_encoders_and_sinks},
     LastCache{Feature::drafter_cache, draw_drafter_cache},
-    LastCache{Feature::hisparse, draw_hisparse},
+    LastCache{kHostPages, draw_host_pages},
     LastCache{Feature::whole_caches, draw_whole_caches},
     LastCache{Feature::several_rows, draw_several_rows},
 };
@@ -174,6 +174,63 @@ constexpr FeatureSet kRare[] = {
      Feature::shared_prefixes, Feature::different_block_sizes},
     {Feature::tight_pool, Feature::bursts, Feature::no_full_isl_reserve, Feature::long_prompts}};
 
+namespace {
+
+// The features from `first` up to `end`.
+void draw_features(Draw& draw, Feature first, Feature end) {
+  draw_features(draw.choices, draw.options, first, static_cast<std::size_t>(end), draw.features);
+}
+
+// Changes the case, unless nothing accepts it then.
+void try_change(Draw& draw, void (*change)(Draw& draw, SavedCase& saved), SavedCase& saved) {
+  SavedCase changed = saved;
+  change(draw, changed);
+  if (is_accepted(changed)) saved = std::move(changed);
+}
+
+// Ranks, modes of the backend and connectors come last: a case that has none of them is the same
+// with and without these lines.
+void draw_ranks_and_modes(Draw& draw, SavedCase& saved) {
+  draw_features(draw, Feature::tensor_parallel, Feature::captured_graphs);
+  try_change(draw, draw_ranks, saved);
+  if (!draw.options.device_modes || !draw.runs_kernels()) return;
+  draw_features(draw, Feature::captured_graphs, Feature::connector_peers);
+  try_change(draw, draw_device_modes, saved);
+}
+
+void draw_connectors(Draw& draw, SavedCase& saved) {
+  draw_features(draw, Feature::connector_peers, Feature::several_connectors);
+  draw_connector(draw, saved);
+  draw_features(draw, Feature::several_connectors, Feature::prefill_checkpoints);
+  draw_further_connectors(draw, saved);
+  draw_features(draw, Feature::prefill_checkpoints, Feature::async_connectors);
+  try_change(draw, draw_states_as_served, saved);
+  draw_order(draw, saved);
+  draw_features(draw, Feature::async_connectors, Feature::short_drafts);
+  draw_async_connector(draw, saved);
+  draw_hashes(draw, saved);
+}
+
+void draw_caches(Draw& draw, SavedCase& saved) {
+  draw_features(draw, Feature::short_drafts, Feature::bounded_replay);
+  draw_short_drafts(draw, saved);
+  if (draw.has(Feature::rising_priorities)) raise_priorities(draw, saved);
+  draw_features(draw, Feature::bounded_replay, Feature::equal_requests);
+  draw_further_caches(draw, saved);
+  draw_features(draw, Feature::equal_requests, Feature::mapped_tables);
+  if (draw.has(Feature::equal_requests)) try_change(draw, make_equals, saved);
+  draw_features(draw, Feature::mapped_tables, kLast.front().first);
+  if (draw.has(Feature::mapped_tables)) map_tables(saved);
+  for (std::size_t i = 0; i < kLast.size(); ++i) {
+    const std::size_t end =
+        i + 1 < kLast.size() ? static_cast<std::size_t>(kLast[i + 1].first) : kNumFeatures;
+    draw_features(draw.choices, draw.options, kLast[i].first, end, draw.features);
+    kLast[i].draw_cache(draw, saved);
+  }
+}
+
+}  // namespace
+
 SavedCase generate_case(ChoiceSource& choices, const GeneratorOptions& asked) {
   GeneratorOptions options = asked;
   if (options.worker) options.always.add(kRare[choices.below(std::ssize(kRare))]);
@@ -187,7 +244,6 @@ SavedCase generate_case(ChoiceSource& choices, const GeneratorOptions& asked) {
     run_field("check").set_text(saved, options.check);
   saved.seed = static_cast<std::uint64_t>(choices.below(1 << 16));
   constexpr auto kFirstOfRanks = Feature::tensor_parallel;
-  constexpr auto kFirstOfConnectors = Feature::connector_peers;
   FeatureSet features;
   draw_features(choices, options, Feature::several_groups, static_cast<std::size_t>(kFirstOfRanks),
                 features);
@@ -209,65 +265,9 @@ SavedCase generate_case(ChoiceSource& choices, const GeneratorOptions& asked) {
   Draw draw{choices, options, features};
   draw_traffic(draw, saved);
   draw_fault_plan(draw, saved);
-  // Ranks, modes of the backend and connectors come last: a case that has none of them is the same
-  // with and without these lines.
-  constexpr auto kFirstOfDevice = Feature::captured_graphs;
-  draw_features(choices, options, kFirstOfRanks, static_cast<std::size_t>(kFirstOfDevice),
-                draw.features);
-  SavedCase with_ranks = saved;
-  draw_ranks(draw, with_ranks);
-  if (is_accepted(with_ranks)) saved = std::move(with_ranks);
-  if (options.device_modes && draw.runs_kernels()) {
-    draw_features(choices, options, kFirstOfDevice, static_cast<std::size_t>(kFirstOfConnectors),
-                  draw.features);
-    SavedCase with_modes = saved;
-    draw_device_modes(draw, with_modes);
-    if (is_accepted(with_modes)) saved = std::move(with_modes);
-  }
-  constexpr auto kFirstOfFurther = Feature::several_connectors;
-  draw_features(choices, options, kFirstOfConnectors, static_cast<std::size_t>(kFirstOfFurther),
-                draw.features);
-  draw_connector(draw, saved);
-  constexpr auto kFirstAsServed = Feature::prefill_checkpoints;
-  draw_features(choices, options, kFirstOfFurther, static_cast<std::size_t>(kFirstAsServed),
-                draw.features);
-  draw_further_connectors(draw, saved);
-  constexpr auto kFirstOfLast = Feature::async_connectors;
-  draw_features(choices, options, kFirstAsServed, static_cast<std::size_t>(kFirstOfLast),
-                draw.features);
-  SavedCase as_served = saved;
-  draw_states_as_served(draw, as_served);
-  if (is_accepted(as_served)) saved = std::move(as_served);
-  draw_order(draw, saved);
-  constexpr auto kShortDrafts = Feature::short_drafts;
-  constexpr auto kFirstOfCaches = Feature::bounded_replay;
-  draw_features(choices, options, kFirstOfLast, static_cast<std::size_t>(kShortDrafts),
-                draw.features);
-  draw_async_connector(draw, saved);
-  draw_hashes(draw, saved);
-  draw_features(choices, options, kShortDrafts, static_cast<std::size_t>(kFirstOfCaches),
-                draw.features);
-  draw_short_drafts(draw, saved);
-  if (draw.has(Feature::rising_priorities)) raise_priorities(draw, saved);
-  constexpr auto kEqualRequests = Feature::equal_requests;
-  draw_features(choices, options, kFirstOfCaches, static_cast<std::size_t>(kEqualRequests),
-                draw.features);
-  draw_further_caches(draw, saved);
-  constexpr auto kMappedTables = Feature::mapped_tables;
-  draw_features(choices, options, kEqualRequests, static_cast<std::size_t>(kMappedTables),
-                draw.features);
-  SavedCase of_equals = saved;
-  if (draw.has(kEqualRequests)) make_equals(draw, of_equals);
-  if (is_accepted(of_equals)) saved = std::move(of_equals);
-  draw_features(choices, options, kMappedTables, static_cast<std::size_t>(kLast.front().first),
-                draw.features);
-  if (draw.has(kMappedTables)) map_tables(saved);
-  for (std::size_t i = 0; i < kLast.size(); ++i) {
-    const std::size_t end =
-        i + 1 < kLast.size() ? static_cast<std::size_t>(kLast[i + 1].first) : kNumFeatures;
-    draw_features(choices, options, kLast[i].first, end, draw.features);
-    kLast[i].draw_cache(draw, saved);
-  }
+  draw_ranks_and_modes(draw, saved);
+  draw_connectors(draw, saved);
+  draw_caches(draw, saved);
   return saved;
 }
 

@@ -111,6 +111,7 @@ enum class Feature : std::uint8_t {
   LOCKSTEP_FEATURES(LOCKSTEP_FEATURE_NAME)
 #undef LOCKSTEP_FEATURE_NAME
 };
+inline constexpr Feature kHostPages = Feature::hisparse;  // with the workers of their pages
 struct FeatureInfo {
   std::string_view name;
   std::int64_t percent;  // of the cases have it

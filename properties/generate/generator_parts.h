@@ -1,6 +1,6 @@
 // The parts of the generator by file: cache_generator.cpp makes groups and their pool;
 // engine_generator.cpp the options of the engine, its ranks, the backend's work and KV connectors;
-// hisparse_generator.cpp HiSparse's groups; traffic_generator.cpp arrivals, aborts and faults.
+// host pages by a generator of their own; traffic_generator.cpp arrivals, aborts and faults.
 #pragma once
 
 #include "properties/generate/generator.h"
@@ -57,8 +57,8 @@ void map_tables(SavedCase& saved);
 void draw_encoders_and_sinks(Draw& draw, SavedCase& saved);
 // Adds layers of a draft model to those of a group, if the engine drafts with one.
 void draw_drafter_cache(Draw& draw, SavedCase& saved);
-// HiSparse's groups in place of the cache, the workers of their pages, and peers.
-void draw_hisparse(Draw& draw, SavedCase& saved);
+// Groups of host pages in place of the cache, the workers of their pages, and peers.
+void draw_host_pages(Draw& draw, SavedCase& saved);
 // Ranks of a context, of which each keeps some of the caches whole: windows, rings, others, or, of
 // one group, a second one as it is.
 void draw_whole_caches(Draw& draw, SavedCase& saved);

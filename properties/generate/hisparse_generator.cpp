@@ -84,7 +84,7 @@ void without_encoder(Trace& trace) {
 
 }  // namespace
 
-void draw_hisparse(Draw& draw, SavedCase& saved) {
+void draw_host_pages(Draw& draw, SavedCase& saved) {
   if (!draw.has(Feature::hisparse) || draw.options.worker || draw.options.any_release_connects)
     return;
   // A required feature is about the generated cache, so that cache stays.

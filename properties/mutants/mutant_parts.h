@@ -69,6 +69,7 @@ std::vector<Mutant> row_mutants();
 std::vector<Mutant> state_copy_mutants();
 std::vector<Mutant> state_update_mutants();
 std::vector<Mutant> further_cache_mutants();
+std::vector<Mutant> rows_per_token_mutants();
 std::vector<Mutant> encoder_and_sink_mutants();
 std::vector<Mutant> rank_mutants();
 // mutants_of_plans.cpp
@@ -83,6 +84,8 @@ std::vector<Mutant> view_mutants();
 // mutants_of_launches.cpp
 std::vector<Mutant> graph_mutants();
 std::vector<Mutant> number_mutants();
+std::vector<Mutant> state_number_mutants();
 std::vector<Mutant> table_mutants();
+std::vector<Mutant> slot_mutants();
 
 }  // namespace lockstep

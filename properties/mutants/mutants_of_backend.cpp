@@ -217,11 +217,9 @@ std::vector<Mutant> state_update_mutants() {
   };
 }
 
-// Recomputed windows, rings, compressed rows, several rows per token.
+// Recomputed windows and rings.
 std::vector<Mutant> further_cache_mutants() {
   const FeatureSet with_rings{full_attention, long_prompts, rings};
-  const FeatureSet with_compressed_rows{mla, long_prompts, compressed_rows};
-  const FeatureSet with_several_rows{full_attention, several_rows};
   return {
       {.id = "replay-overwrites-hit",
        .source = "vllm models/deepseek_v41/nvidia/model_state.py",
@@ -262,6 +260,14 @@ std::vector<Mutant> further_cache_mutants() {
        .exposed_by = "a request longer than half a ring",
        .caught_by = {kDigest},
        .bias = on_executor(with_rings, {two_block_pool})},
+  };
+}
+
+// Compressed rows, and several rows per token.
+std::vector<Mutant> rows_per_token_mutants() {
+  const FeatureSet with_several_rows{full_attention, several_rows};
+  const FeatureSet with_compressed_rows{mla, long_prompts, compressed_rows};
+  return {
       {.id = "compressed-other-ratio",
        .source = "vllm v1/attention/backends/mla/compressor_utils.py",
        .mechanism = "rows are written by the ratio of a layer that compresses twice as much",

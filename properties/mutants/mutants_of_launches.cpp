@@ -131,6 +131,11 @@ std::vector<Mutant> number_mutants() {
        .caught_by = {kWritten, kMemory},
        .bias = on_executor({full_attention}, {states, hidden_state, several_groups, scaled_rows}),
        .reshape = with_fp4_numbers},
+  };
+}
+
+std::vector<Mutant> state_number_mutants() {
+  return {
       {.id = "conv-offset-ignored",
        .mechanism = "a convolution reads the inputs before a step's tokens as if no draft of the "
                     "previous step had been accepted",
@@ -192,6 +197,11 @@ std::vector<Mutant> table_mutants() {
        .exposed_by = "a row that is left and taken in one step",
        .caught_by = {kTable},
        .bias = on_executor({full_attention, bursts}, {states})},
+  };
+}
+
+std::vector<Mutant> slot_mutants() {
+  return {
       {.id = "slot-wrong-block-size",
        .source = "vllm 51031, 46301, 51328",
        .mechanism = "slots are computed with the block size of another group, or of the kernel",

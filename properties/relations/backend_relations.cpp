@@ -178,7 +178,7 @@ Result<void> ReadingBackend::fingerprint_all() {
 
 std::string why_not_read(const SavedCase& saved) {
   if (saved.backend == "none") return "the case runs without a backend";
-  if (has_host_pages(saved.cache.groups)) return "rows of HiSparse's groups lie in two pools";
+  if (has_host_pages(saved.cache.groups)) return "rows of host pages lie in two pools";
   const LockstepConfig config = config_of(saved);
   if (may_lose_blocks(saved)) return "rows after a block that a load did not fill are also read";
   if (!config.backend.parallel.is_whole() || config.data_parallel.dp_size > 1)

@@ -284,7 +284,7 @@ bool ReadingModel::finished(const StepView& view) {
 
 std::string why_not_answered(const SavedCase& saved) {
   if (saved.recording) return "a recording says itself what was sampled";
-  if (has_host_pages(saved.cache.groups)) return "rows of HiSparse's groups lie in two pools";
+  if (has_host_pages(saved.cache.groups)) return "rows of host pages lie in two pools";
   if (saved.engine.async_scheduling && saved.engine.num_spec_tokens > 0)
     return "drafts in flight are not in the decisions";
   if (std::ranges::any_of(saved.cache.groups, [](const KVCacheGroupSpec& group) {

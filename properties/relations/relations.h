@@ -47,7 +47,7 @@ std::span<const Relation> place_relations();
 constexpr FeatureSet unrelated_features() {
   FeatureSet features = kRankFeatures;
   features.add({Feature::priority_policy, Feature::faults, Feature::bounded_replay, Feature::sinks,
-                Feature::hisparse});
+                kHostPages});
   return features;
 }
 

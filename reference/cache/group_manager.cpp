@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "base/check.h"
-#include "reference/cache/manager_of.h"
+#include "reference/cache/group_managers.h"
 #include "reference/plan/rank_plan.h"
 
 namespace lockstep {

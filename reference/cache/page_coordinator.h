@@ -1,5 +1,5 @@
 // Pages of sparse attention between a host pool and the device. Device pages are a write-back cache
-// of host pages. Source of the rules: vllm/v1/hisparse/coordinator.py.
+// of host pages. Source of the rules: reference/types/host_pages.h.
 //
 // Invariants
 // (1) A page is dirty (only the device has it), clean (the host copy is complete), or unpinned:
@@ -25,8 +25,8 @@
 #include <utility>
 #include <vector>
 
-#include "reference/cache/attention_managers.h"
 #include "reference/cache/block_pool.h"
+#include "reference/cache/group_managers.h"
 #include "reference/types/host_pages.h"
 
 namespace lockstep {

@@ -3,8 +3,8 @@
 #include <utility>
 #include <vector>
 
+#include "reference/cache/group_managers.h"
 #include "reference/cache/kv_cache_coordinator.h"
-#include "reference/cache/manager_of.h"
 #include "reference/cache/page_coordinator.h"
 #include "reference/defects/scheduler_defect.h"
 

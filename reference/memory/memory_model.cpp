@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "base/check.h"
+#include "reference/memory/model_placement.h"
 #include "reference/memory/page_image.h"
-#include "reference/memory/placed_layout.h"
 #include "reference/memory/row_words.h"
 #include "reference/plan/page_groups.h"
 #include "reference/plan/page_size.h"

@@ -7,13 +7,13 @@
 #include <utility>
 
 #include "base/check.h"
-#include "reference/memory/placed_layout.h"
 #include "reference/placement/cache_spec.h"
 #include "reference/placement/placement.h"
 #include "reference/plan/grouping.h"
 #include "reference/plan/model_spec.h"
 #include "reference/plan/page_groups.h"
 #include "reference/plan/page_size.h"
+#include "reference/plan/rank_plan.h"
 
 namespace lockstep {
 namespace {
@@ -128,17 +128,8 @@ PlacementOptions placement_options(const PlanOptions& given, const LayerSpecs& l
   return options;
 }
 
-// The number of the model's layer that a cache belongs to: 3 of "layers.3.attn"; -1: none.
-std::int64_t layer_number(const std::string& name) {
-  for (std::size_t begin = 0; begin < name.size();) {
-    const std::size_t end = std::min(name.find('.', begin), name.size());
-    const std::string part = name.substr(begin, end - begin);
-    if (!part.empty() && part.find_first_not_of("0123456789") == std::string::npos)
-      return std::strtoll(part.c_str(), nullptr, 10);
-    begin = end + 1;
-  }
-  return -1;
-}
+// -1: of no layer.
+std::int64_t number_of(const std::string& name) { return layer_number(name).value_or(-1); }
 
 // Runs of the model's layers that are nearly equally long; what does not divide goes to the stages
 // before the last (vllm/distributed/utils.py, get_pp_indices). Layers without a number come last,
@@ -146,20 +137,16 @@ std::int64_t layer_number(const std::string& name) {
 Result<std::vector<WorkerShare>> stages_of(const LayerSpecs& layers, const PlanOptions& options) {
   std::int64_t count = 0;
   for (const NamedSpec& layer : layers)
-    if (!layer.is_draft) count = std::max(count, layer_number(layer.name) + 1);
+    if (!layer.is_draft) count = std::max(count, number_of(layer.name) + 1);
   if (options.pp > 1 && count < options.pp)
     return fail(fmt::format("--pp {}: the model has {} layers with a cache; use at most that",
                             options.pp, count));
-  const std::int64_t length = count / options.pp, rest = count % options.pp;
-  const auto begin_of = [&](std::int64_t stage) {
-    return stage * length + std::clamp<std::int64_t>(stage - (options.pp - 1 - rest), 0, rest);
-  };
   std::vector<WorkerShare> stages(static_cast<std::size_t>(options.pp),
                                   {.layer_names = {}, .memory_bytes = options.memory_bytes});
   for (const NamedSpec& layer : layers) {
-    const std::int64_t number = layer.is_draft ? -1 : layer_number(layer.name);
+    const std::int64_t number = layer.is_draft ? -1 : number_of(layer.name);
     std::int64_t stage = options.pp - 1;
-    while (number >= 0 && stage > 0 && number < begin_of(stage)) --stage;
+    while (number >= 0 && stage > 0 && number < stage_begin(count, options.pp, stage)) --stage;
     std::vector<std::string>& names = stages[static_cast<std::size_t>(stage)].layer_names;
     names.push_back(layer.name);
     if (options.host_pool_bytes == 0 || layer.index_topk == 0) continue;
@@ -175,12 +162,12 @@ void mark_sparse(const LayerSpecs& layers, std::vector<PlacementLayer>& facts) {
   for (std::size_t i = 0; i < layers.size(); ++i) {
     KVCacheSpec& spec = *facts[i].spec;
     spec.plan.is_indexer = facts[i].backend.starts_with("indexer");
-    if (spec.plan.is_indexer) indexed.insert(layer_number(layers[i].name));
+    if (spec.plan.is_indexer) indexed.insert(number_of(layers[i].name));
   }
   for (std::size_t i = 0; i < layers.size(); ++i) {
     if (layers[i].index_topk == 0) continue;
     facts[i].spec->plan.topk_buffer_width = layers[i].index_topk;
-    facts[i].spec->plan.is_index_group_leader = indexed.contains(layer_number(layers[i].name));
+    facts[i].spec->plan.is_index_group_leader = indexed.contains(number_of(layers[i].name));
   }
 }
 
@@ -225,7 +212,7 @@ Result<ModelPlacement> place_model(const LayerSpecs& layers, DType model_dtype,
   }
   if (options.host_pool_bytes > 0) {
     if (std::ranges::all_of(layers, [](const NamedSpec& layer) { return layer.index_topk == 0; }))
-      return fail("HiSparse: no layer of the model says index_topk, the rows that it chooses");
+      return fail("host pages: no layer of the model says index_topk, the rows that it chooses");
     mark_sparse(layers, facts);
   }
   LS_ASSIGN_OR_RETURN(const auto stages, stages_of(layers, options));

@@ -1,4 +1,4 @@
-#include "reference/memory/placed_layout.h"
+#include "reference/memory/model_placement.h"
 
 #include <fmt/core.h>
 
@@ -78,7 +78,7 @@ class Placer {
 
   Result<PoolLayout> place() {
     if (has_host_pages(plan_.groups) && !is_block_outermost(order_))
-      return fail("HiSparse's resident pages and hot regions lie in orders with blocks outermost");
+      return fail("resident pages and hot regions lie in orders with blocks outermost");
     LS_ASSIGN_OR_RETURN(const auto groups, placed_groups(plan_));
     LS_ASSIGN_OR_RETURN(const Placement placement,
                         place_blocks(groups, order_, plan_.num_blocks, PlacementOptions{}));

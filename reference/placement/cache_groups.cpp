@@ -1,4 +1,4 @@
-#include "reference/placement/cache_groups.h"
+#include "reference/placement/placement.h"
 
 #include <fmt/format.h>
 
@@ -339,12 +339,12 @@ Result<std::vector<KVCacheGroupSpec>> cache_groups(LayerSpecs specs, CacheLayout
 
 namespace {
 
-KVCacheGroupSpec device_group(const LayerSpecs& layers, std::string_view suffix, CacheKind type,
+KVCacheGroupSpec device_group(const LayerSpecs& layers, const PageKind& pages,
                               std::int64_t blocks_per_request) {
   KVCacheGroupSpec group;
   for (const NamedSpec& layer : layers)
-    group.layer_names.push_back(layer.name + std::string(suffix));
-  group.spec.kind = type;
+    group.layer_names.push_back(layer.name + std::string(pages.suffix));
+  group.spec.kind = pages.kind;
   group.spec.block_size = layers[0].spec.block_size;
   group.spec.page_copy_bytes = page_bytes(layers[0].spec);
   group.spec.blocks_per_request = blocks_per_request;
@@ -365,7 +365,7 @@ Result<std::vector<KVCacheGroupSpec>> host_page_groups(const LayerSpecs& specs, 
       (layer.spec.plan.is_indexer ? indexers : sources).push_back(layer);
   }
   if (sources.empty() || indexers.empty())
-    return fail("HiSparse needs sparse MLA layers and their indexers");
+    return fail("host pages need sparse MLA layers and their indexers");
   const std::int64_t block = sources[0].spec.block_size;
   std::int64_t top_k = 0, indexer_bytes = 0;
   for (const NamedSpec& layer : sources) top_k = std::max(top_k, layer.spec.plan.topk_buffer_width);
@@ -373,7 +373,7 @@ Result<std::vector<KVCacheGroupSpec>> host_page_groups(const LayerSpecs& specs, 
   const std::int64_t queries = 1 + options.drafted_tokens();
   const std::int64_t rows = options.host_pages->device_buffer_size.value_or((queries + 1) * top_k);
   if (rows < queries * top_k || rows > 32768)
-    return fail(fmt::format("HiSparse: a device buffer of {} rows; {} to 32768 serve this model",
+    return fail(fmt::format("host pages: a device buffer of {} rows; {} to 32768 serve this model",
                             rows, queries * top_k));
   std::vector<KVCacheGroupSpec> groups(2), resident, hot;
   groups[0] = uniform_type_group(sources);
@@ -384,8 +384,8 @@ Result<std::vector<KVCacheGroupSpec>> host_page_groups(const LayerSpecs& specs, 
   LayerSpecs current;
   std::int64_t current_bytes = 0;
   const auto close = [&] {
-    resident.push_back(device_group(current, kResidentSuffix, CacheKind::hisparse_resident, 0));
-    hot.push_back(device_group(current, kHotSuffix, CacheKind::hisparse_hot, cdiv(rows, block)));
+    resident.push_back(device_group(current, kResidentPages, 0));
+    hot.push_back(device_group(current, kHotPages, cdiv(rows, block)));
     current.clear();
     current_bytes = 0;
   };

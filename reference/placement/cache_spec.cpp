@@ -188,41 +188,6 @@ Merged merge_specs(const LayerSpecs& layers) {
   return {first, {}};
 }
 
-Result<std::int64_t> blocks_per_request(const KVCacheSpec& spec, const RequestBounds& bounds) {
-  const std::int64_t len = bounds.max_model_len;
-  const std::int64_t in_flight = bounds.max_in_flight_tokens;
-  switch (traits_of(spec.kind).keeps) {
-    case Keeps::every_token:
-      return cdiv(spec.dcp_sharded ? cdiv(len, bounds.dcp) : len, spec.block_size);
-    case Keeps::window:
-      if (spec.dcp_sharded && bounds.dcp > 1)
-        return fail(
-            fmt::format("windows of {} tokens cannot be shared out over dcp {}; serve this "
-                        "model with dcp 1",
-                        spec.sliding_window, bounds.dcp));
-      return cdiv(std::min(std::max<std::int64_t>(spec.sliding_window, 1) - 1 +
-                               spec.extra_retained_tokens + in_flight,
-                           len),
-                  spec.block_size) +
-             1;
-    case Keeps::chunk:
-      return cdiv(std::min(spec.attention_chunk_size + in_flight, len), spec.block_size);
-    case Keeps::ring:
-      return 1;
-    case Keeps::encoder_rows:
-      return cdiv(bounds.max_encoder_tokens, spec.block_size);
-    case Keeps::states:
-      return spec.num_speculative_blocks +
-             (bounds.states_aligned ? 2 + spec.num_prefill_checkpoint_blocks : 1);
-    case Keeps::pages:
-      return is_hot_pages(spec.kind) ? spec.blocks_per_request
-                                     : cdiv(std::min(in_flight, len), spec.block_size);
-    case Keeps::nothing:
-      break;
-  }
-  return 0;
-}
-
 namespace {
 
 // In the engine's order.

@@ -48,17 +48,6 @@ struct Merged {
 };
 Merged merge_specs(const LayerSpecs& layers);
 
-// What a request of the longest length is bounded by.
-struct RequestBounds {
-  std::int64_t max_model_len = 0;
-  std::int64_t max_in_flight_tokens = 0;  // scheduled and not yet settled
-  std::int64_t max_encoder_tokens = 0;
-  std::int64_t dcp = 1;
-  bool states_aligned = false;  // the engine's mamba_cache_mode is align
-};
-// Blocks that it takes of this cache. An Error: windows whose positions DCP shards.
-Result<std::int64_t> blocks_per_request(const KVCacheSpec& spec, const RequestBounds& bounds);
-
 // The six layouts of [L, B, H, N, C] in memory, outermost first, and the one stride function for
 // all of them (vllm/v1/kv_cache_layout.py, compute_layout_strides).
 //

@@ -7,7 +7,6 @@
 #include <set>
 
 #include "base/check.h"
-#include "reference/placement/cache_groups.h"
 
 namespace lockstep {
 namespace {

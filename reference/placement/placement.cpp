@@ -7,8 +7,9 @@
 #include <set>
 
 #include "base/check.h"
-#include "reference/placement/cache_groups.h"
-#include "reference/types/token_rows.h"
+#include "reference/plan/capacity.h"
+#include "reference/plan/grouping.h"
+#include "reference/plan/limits.h"
 
 namespace lockstep {
 namespace {
@@ -93,23 +94,29 @@ Result<HostPool> host_pool_of(const KVCacheGroupSpec& group, const PlacementOpti
   return pool;
 }
 
-Result<std::int64_t> group_blocks(const KVCacheGroupSpec& group, const RequestBounds& bounds) {
-  if (!group.is_uniform_type()) return blocks_per_request(group.spec, bounds);
-  std::int64_t most = 0;
-  for (const KVCacheSpec& spec : group.layer_specs) {
-    LS_ASSIGN_OR_RETURN(const std::int64_t blocks, blocks_per_request(spec, bounds));
-    most = std::max(most, blocks);
-  }
-  return most;
+// Blocks that a request takes of a cache. An Error: windows whose positions DCP shards.
+Result<std::int64_t> blocks_of(const KVCacheSpec& spec, const PlanOptions& request) {
+  if (is_sliding_window(spec.kind) && spec.dcp_sharded && request.dcp > 1)
+    return fail(
+        fmt::format("windows of {} tokens cannot be shared out over dcp {}; serve this model with "
+                    "dcp 1",
+                    spec.sliding_window, request.dcp));
+  if (is_resident_pages(spec.kind))
+    return cdiv(std::min(request.max_num_batched_tokens, request.max_model_len), spec.block_size);
+  return max_blocks_per_request(spec, request);
 }
 
 Result<std::int64_t> device_blocks(const std::vector<KVCacheGroupSpec>& groups,
-                                   const RequestBounds& bounds) {
+                                   const PlanOptions& request) {
   std::int64_t blocks = 0;
   for (const KVCacheGroupSpec& group : groups) {
     if (is_on_host(group)) continue;
-    LS_ASSIGN_OR_RETURN(const std::int64_t own, group_blocks(group, bounds));
-    blocks += own;
+    std::int64_t most = 0;
+    for (std::size_t i = 0; i < std::max<std::size_t>(group.layer_specs.size(), 1); ++i) {
+      LS_ASSIGN_OR_RETURN(const std::int64_t own, blocks_of(group.layer_spec(i), request));
+      most = std::max(most, own);
+    }
+    blocks += most;
   }
   return blocks;
 }
@@ -124,18 +131,15 @@ std::vector<KVCacheGroupSpec> device_groups(const std::vector<KVCacheGroupSpec>&
 // A request of the longest length and the null block fit.
 Result<void> check_memory(const std::vector<KVCacheGroupSpec>& groups, std::int64_t block_bytes,
                           std::int64_t memory_bytes, const PlacementOptions& options) {
-  RequestBounds bounds = bounds_of(options);
+  PlanOptions request = request_options(options);
   const std::int64_t usable = memory_bytes - block_bytes;
-  LS_ASSIGN_OR_RETURN(const std::int64_t blocks, device_blocks(groups, bounds));
+  LS_ASSIGN_OR_RETURN(const std::int64_t blocks, device_blocks(groups, request));
   if (usable > 0 && blocks * block_bytes <= usable) return {};
-  std::int64_t fits = 0, left = 1, right = options.max_model_len;
-  while (left <= right) {
-    bounds.max_model_len = (left + right) / 2;
-    LS_ASSIGN_OR_RETURN(const std::int64_t fewer, device_blocks(groups, bounds));
-    const bool is_enough = fewer * block_bytes <= usable;
-    if (is_enough) fits = bounds.max_model_len;
-    (is_enough ? left : right) = bounds.max_model_len + (is_enough ? 1 : -1);
-  }
+  const std::int64_t fits = longest_that_fits(options.max_model_len, [&](std::int64_t length) {
+    request.max_model_len = length;
+    const auto fewer = device_blocks(groups, request);
+    return fewer && *fewer * block_bytes <= usable;
+  });
   return fail(
       fmt::format("one request of {} tokens needs {} blocks of {} bytes and the null block,"
                   " more than {} bytes hold; {}",
@@ -148,22 +152,13 @@ Result<void> check_memory(const std::vector<KVCacheGroupSpec>& groups, std::int6
 std::vector<KVCacheGroupSpec> projected(const std::vector<KVCacheGroupSpec>& groups,
                                         const WorkerShare& worker) {
   const std::set<std::string> own(worker.layer_names.begin(), worker.layer_names.end());
-  std::vector<KVCacheGroupSpec> result = groups;
-  for (KVCacheGroupSpec& group : result) {
-    const KVCacheGroupSpec whole = group;
-    group.layer_names.clear();
-    group.layer_specs.clear();
-    for (std::size_t i = 0; i < whole.layer_names.size(); ++i) {
-      if (!own.contains(whole.layer_names[i])) continue;
-      group.layer_names.push_back(whole.layer_names[i]);
-      if (whole.is_uniform_type()) group.layer_specs.push_back(whole.layer_specs[i]);
-    }
-    if (!group.layer_specs.empty()) {
-      group.spec = group.layer_specs[0];
-    } else if (whole.is_uniform_type()) {
-      group.layer_specs = whole.layer_specs;
-      group.foreign_layers = whole.layer_names;
-    }
+  std::vector<KVCacheGroupSpec> result;
+  for (const KVCacheGroupSpec& whole : groups) {
+    KVCacheGroupSpec& group = result.emplace_back(
+        with_layers(whole, [&](const std::string& name) { return own.contains(name); }));
+    if (!whole.is_uniform_type() || !group.layer_specs.empty()) continue;
+    group.layer_specs = whole.layer_specs;
+    group.foreign_layers = whole.layer_names;
   }
   return result;
 }
@@ -188,10 +183,14 @@ std::int64_t tp_replicas(const std::vector<KVCacheGroupSpec>& groups,
 
 }  // namespace
 
-RequestBounds bounds_of(const PlacementOptions& options) {
-  return {options.max_model_len, options.pp * options.max_num_batched_tokens,
-          options.max_num_batched_tokens, options.dcp,
-          options.mamba_cache_mode == MambaCacheMode::align};
+PlanOptions request_options(const PlacementOptions& options) {
+  PlanOptions request;
+  request.max_model_len = options.max_model_len;
+  request.max_num_batched_tokens = options.pp * options.max_num_batched_tokens;
+  request.max_num_encoder_input_tokens = options.max_num_batched_tokens;
+  request.dcp = options.dcp;
+  request.mamba_cache_mode = options.mamba_cache_mode;
+  return request;
 }
 
 std::int64_t bytes_per_block(const std::vector<KVCacheGroupSpec>& groups, CacheLayout order) {
@@ -265,15 +264,15 @@ Result<std::vector<Placement>> place_workers(const std::vector<KVCacheGroupSpec>
 
 Result<std::int64_t> blocks_per_request(const std::vector<KVCacheGroupSpec>& groups,
                                         const PlacementOptions& options) {
-  return device_blocks(groups, bounds_of(options));
+  return device_blocks(groups, request_options(options));
 }
 
 Result<PlacementCapacity> capacity_of(const Placement& plan, const PlacementOptions& options) {
-  const RequestBounds bounds = bounds_of(options);
+  const PlanOptions request = request_options(options);
   std::int64_t device = 0, host = 0;
   for (const KVCacheGroupSpec& group : plan.groups) {
     // The scheduler's view of a group: its first layer.
-    LS_ASSIGN_OR_RETURN(const std::int64_t blocks, blocks_per_request(group.spec, bounds));
+    LS_ASSIGN_OR_RETURN(const std::int64_t blocks, blocks_of(group.spec, request));
     (is_on_host(group) ? host : device) += blocks;
   }
   PlacementCapacity capacity;
@@ -299,73 +298,38 @@ bool needs_zeroing(const Placement& plan) {
   return has_states || precisions.size() > 1;
 }
 
-Result<HashSizes> hash_sizes(const Placement& plan, const PlacementOptions& options) {
-  HashSizes sizes;
-  const auto span_of = [&](const KVCacheGroupSpec& group) {
-    return group.spec.block_size * (group.spec.dcp_sharded ? options.dcp : 1);
-  };
-  std::vector<std::int64_t> spans, cacheable;
-  std::int64_t smallest = 0, smallest_cacheable = 0;
+std::int64_t cache_config_block(const Placement& plan) {
+  std::int64_t smallest = 0, cacheable = 0;
   const auto lower = [](std::int64_t a, std::int64_t b) { return a == 0 ? b : std::min(a, b); };
-  sizes.scheduler = 1;
   for (const KVCacheGroupSpec& group : plan.groups) {
-    spans.push_back(span_of(group));
-    sizes.scheduler = std::lcm(sizes.scheduler, spans.back());
     smallest = lower(smallest, group.spec.block_size);
-    if (!is_cacheable_by_class(group.spec)) continue;
-    cacheable.push_back(spans.back());
-    smallest_cacheable = lower(smallest_cacheable, group.spec.block_size);
+    if (is_cacheable_by_class(group.spec)) cacheable = lower(cacheable, group.spec.block_size);
   }
-  sizes.cache_config = smallest_cacheable != 0 ? smallest_cacheable : smallest;
-  const bool hashes = options.prefix_caching || !options.connector.empty() || options.host_pages;
-  if (plan.groups.size() <= 1) {
-    const bool is_sharded = plan.groups.empty() || plan.groups[0].spec.dcp_sharded;
-    sizes.scheduler = sizes.cache_config * (is_sharded ? options.dcp : 1);
-    if (hashes && options.prefix_match_unit.value_or(sizes.scheduler) != sizes.scheduler)
-      return fail(
-          fmt::format("prefix_match_unit {}: with one group hits end at blocks of {} "
-                      "tokens; leave it out",
-                      *options.prefix_match_unit, sizes.scheduler));
-    sizes.hash = sizes.hit_alignment = sizes.scheduler;
-    return sizes;
-  }
-  sizes.hash = sizes.hit_alignment = sizes.scheduler;
-  const auto has_states = [](const KVCacheGroupSpec& group, bool aligned) {
-    return is_state_kind(group.spec.kind) &&
-           (group.spec.mamba_cache_mode == MambaCacheMode::align) == aligned;
-  };
-  if (!hashes || std::ranges::any_of(plan.groups, [&](const KVCacheGroupSpec& group) {
-        return has_states(group, false);
-      }))
-    return sizes;
-  if (cacheable.empty()) cacheable = spans;
-  std::int64_t common = 0;
-  for (const std::int64_t span : cacheable) common = std::gcd(common, span);
-  sizes.hash = options.prefix_match_unit.value_or(common);
-  for (const std::int64_t span : cacheable)
-    if (span % sizes.hash != 0)
-      return fail(fmt::format("prefix_match_unit {} does not divide a group's block of {} tokens",
-                              sizes.hash, span));
-  const bool is_fine = std::ranges::any_of(plan.groups, [&](const KVCacheGroupSpec& group) {
-    return has_states(group, true) && (options.dcp == 1 ? group.spec.block_size > sizes.hash
-                                                        : group.spec.block_size >= sizes.hash);
-  });
-  const std::int64_t unit = is_fine ? sizes.hash : sizes.scheduler;
-  for (const KVCacheGroupSpec& group : plan.groups) {
-    const auto check = [&](const KVCacheSpec& spec) {
-      return !is_cacheable_by_class(spec) || !is_attention(spec.kind) ||
-             fills_rows(spec.tokens_per_state, unit);
-    };
-    if (!check(group.spec))
-      return fail(fmt::format("prefix_match_unit {}: hits must end at whole rows of {} tokens",
-                              sizes.hash, text_of(group.spec.tokens_per_state)));
-  }
-  const auto looks_up_fine = [&](const KVCacheGroupSpec& group) {
-    return !is_cacheable_by_class(group.spec) || span_of(group) == sizes.hash ||
-           is_full_attention(group.spec.kind) || is_state_kind(group.spec.kind);
-  };
-  if (options.prefix_caching && is_fine && std::ranges::all_of(plan.groups, looks_up_fine))
-    sizes.hit_alignment = sizes.hash;
+  return cacheable != 0 ? cacheable : smallest;
+}
+
+Result<BlockSizes> hash_sizes(const Placement& plan, const PlacementOptions& options) {
+  std::int64_t common = 1;
+  for (const KVCacheGroupSpec& group : plan.groups)
+    common = std::lcm(common, group.spec.block_size);
+  if (options.dcp > kContextRanksMax || common > kTokensMax / options.dcp)
+    return fail(fmt::format("blocks of {} tokens on {} ranks; expected at most {} tokens in all",
+                            common, options.dcp, kTokensMax));
+  EngineConfig config;
+  config.block_size = static_cast<std::int32_t>(cache_config_block(plan));
+  config.dcp = static_cast<std::int32_t>(options.dcp);
+  config.enable_prefix_caching =
+      options.prefix_caching || !options.connector.empty() || options.host_pages;
+  config.prefix_match_unit = static_cast<std::int32_t>(options.prefix_match_unit.value_or(0));
+  // States that are kept at no block boundary are not found: hits, if any, are whole common blocks.
+  if (plan.groups.size() > 1)
+    config.enable_prefix_caching &=
+        std::ranges::none_of(plan.groups, [](const KVCacheGroupSpec& group) {
+          return is_state_kind(group.spec.kind) &&
+                 group.spec.mamba_cache_mode != MambaCacheMode::align;
+        });
+  LS_ASSIGN_OR_RETURN(BlockSizes sizes, planned_block_sizes(config, plan.groups));
+  sizes.hits_parts_of_blocks &= options.prefix_caching;
   return sizes;
 }
 

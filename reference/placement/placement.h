@@ -2,7 +2,7 @@
 // 0, and the page of layer l, block b of a tensor lies at offset + l * layer_stride + b *
 // block_stride. That is sound because a block belongs to one group at a time.
 //
-// Stages, in the engine's order: order (cache_spec.h), groups (cache_groups.h), bytes per block,
+// Stages, in the engine's order: order (cache_spec.h), groups (cache_groups.cpp), bytes per block,
 // tensors, admission, workers, capacity. Source: vllm/v1/core/kv_cache_planning.py.
 #pragma once
 
@@ -15,6 +15,7 @@
 
 #include "base/result.h"
 #include "reference/placement/cache_spec.h"
+#include "reference/plan/block_sizes.h"
 
 namespace lockstep {
 
@@ -85,7 +86,8 @@ struct Placement {
   std::int64_t kv_tp_replicas = 1;
 };
 
-RequestBounds bounds_of(const PlacementOptions& options);
+// What a request of the longest length is bounded by: the tokens in flight of all stages.
+PlanOptions request_options(const PlacementOptions& options);
 
 // Bytes that one block of the pool takes.
 std::int64_t bytes_per_block(const std::vector<KVCacheGroupSpec>& groups, CacheLayout order);
@@ -119,13 +121,11 @@ Result<PlacementCapacity> capacity_of(const Placement& plan, const PlacementOpti
 // must not be read as another's.
 bool needs_zeroing(const Placement& plan);
 
-// Tokens: the smallest block that is found by prefix, the scheduler's block, one hash, and what
-// hits are multiples of (vllm/v1/core/kv_cache_utils.py: resolve_kv_cache_block_sizes).
-struct HashSizes {
-  std::int64_t cache_config = 0, scheduler = 0, hash = 0, hit_alignment = 0;
-};
-// An Error: a prefix_match_unit that the blocks cannot be cut into.
-Result<HashSizes> hash_sizes(const Placement& plan, const PlacementOptions& options);
+// Tokens of the smallest block that later requests find: the engine's block_size.
+std::int64_t cache_config_block(const Placement& plan);
+// Tokens of the scheduler's block and of a hash, and what hits are multiples of. An Error: a
+// prefix_match_unit that the blocks cannot be cut into.
+Result<BlockSizes> hash_sizes(const Placement& plan, const PlacementOptions& options);
 
 // From the facts of a layer to the spec that the planner receives: the platform's block sizes, then
 // each backend's packing of rows, quantization and strides.
@@ -189,5 +189,27 @@ std::optional<CacheLayout> order_wish(const std::vector<PlacementLayer>& layers,
 PlacementStages plan_stages(const std::vector<PlacementLayer>& layers, bool is_bare,
                             const std::vector<WorkerShare>& workers,
                             const PlacementOptions& options);
+
+// Which layers share a block table: the rules of vllm/v1/core/kv_cache_planning.py
+// (get_kv_cache_groups), the first one that applies.
+
+// The groups of the whole model; windows have got their extra_retained_tokens and groups with a
+// drafter's layers are marked. An Error: the layers cannot be brought together.
+Result<std::vector<KVCacheGroupSpec>> cache_groups(LayerSpecs specs, CacheLayout order,
+                                                   const PlacementOptions& options);
+
+// An Error: the layer's block holds no KV entry. The engine divides by the page where it compares
+// pages, so it refuses such a layer while grouping, or while planning at the latest.
+Result<void> check_page(const std::string& name, const KVCacheSpec& spec);
+
+// Packing (_get_packed_kv_cache_groups): different pages next to each other in one block. Requires
+// a block-outer layout and more than one page size.
+// An Error: windows or states of different pages that must be split and have different counts.
+Result<std::vector<KVCacheGroupSpec>> packed_groups(const LayerSpecs& specs);
+
+// The host group of sparse MLA pages, the indexers, and the resident and hot groups of the device
+// (reference/types/host_pages.h). Requires MLA layers.
+Result<std::vector<KVCacheGroupSpec>> host_page_groups(const LayerSpecs& specs, CacheLayout order,
+                                                       const PlacementOptions& options);
 
 }  // namespace lockstep

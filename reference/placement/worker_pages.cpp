@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "reference/plan/rank_plan.h"
 #include "reference/types/token_rows.h"
 
 namespace lockstep {
@@ -103,11 +104,6 @@ std::vector<Run> runs_of_block(const CachePage& page, std::int64_t num_blocks) {
     runs = std::move(all);
   }
   return runs;
-}
-
-std::int64_t layer_number(const std::string& name) {
-  const std::size_t at = name.find_first_of("0123456789");
-  return at == std::string::npos ? 0 : std::strtoll(name.c_str() + at, nullptr, 10);
 }
 
 }  // namespace
@@ -314,8 +310,8 @@ std::vector<LostBytes> lost_in_copies(const WorkerPages& pages, bool by_layer_in
   std::vector<std::size_t> order(pages.layers.size());
   std::iota(order.begin(), order.end(), 0);
   if (by_layer_index)
-    std::ranges::stable_sort(order, {},
-                             [&](std::size_t i) { return layer_number(pages.layers[i].name); });
+    std::ranges::stable_sort(
+        order, {}, [&](std::size_t i) { return layer_number(pages.layers[i].name).value_or(0); });
   // A copy into block 2.
   const auto copied_to = [&](const CachePage& page) {
     return page.offset + 2 * page.block_stride * (page.blocks / pages.num_blocks);

@@ -169,19 +169,10 @@ std::int64_t request_bytes(std::span<const KVCacheGroupSpec> groups, const PlanO
 
 std::int64_t largest_model_len(std::span<const KVCacheGroupSpec> groups, PlanOptions options,
                                std::int64_t memory_bytes) {
-  std::int64_t fits = 0;
-  std::int64_t low = 1;
-  std::int64_t high = options.max_model_len;
-  while (low <= high) {
-    options.max_model_len = low + (high - low) / 2;
-    if (request_bytes(groups, options) <= memory_bytes) {
-      fits = options.max_model_len;
-      low = fits + 1;
-    } else {
-      high = options.max_model_len - 1;
-    }
-  }
-  return fits;
+  return longest_that_fits(options.max_model_len, [&](std::int64_t length) {
+    options.max_model_len = length;
+    return request_bytes(groups, options) <= memory_bytes;
+  });
 }
 
 namespace {

@@ -42,6 +42,19 @@ std::int64_t pool_bytes_per_block(std::span<const KVCacheGroupSpec> groups);
 // Tensors that a pool of these groups has; for groups of uniform type, tuples of tensors.
 std::int64_t tensors_per_pool(std::span<const KVCacheGroupSpec> groups);
 
+// The longest length up to `longest` that fits, where every shorter one fits, too; 0: none.
+template <class Fits>
+std::int64_t longest_that_fits(std::int64_t longest, const Fits& fits) {
+  std::int64_t fit = 0;
+  for (std::int64_t low = 1; low <= longest;) {
+    const std::int64_t length = low + (longest - low) / 2;
+    if (fits(length))
+      low = (fit = length) + 1;
+    else
+      longest = length - 1;
+  }
+  return fit;
+}
 // The largest max_model_len, at most the one in options, whose request fits; 0 when not even one
 // token does.
 std::int64_t largest_model_len(std::span<const KVCacheGroupSpec> groups, PlanOptions options,

@@ -195,6 +195,20 @@ KVCacheGroupSpec one_spec_group(const LayerSpecs& layers, KVCacheSpec spec) {
   return group;
 }
 
+KVCacheGroupSpec with_layers(const KVCacheGroupSpec& whole,
+                             const std::function<bool(const std::string& name)>& holds) {
+  KVCacheGroupSpec own = whole;
+  own.layer_names.clear();
+  own.layer_specs.clear();
+  for (std::size_t i = 0; i < whole.layer_names.size(); ++i) {
+    if (!holds(whole.layer_names[i])) continue;
+    own.layer_names.push_back(whole.layer_names[i]);
+    if (whole.is_uniform_type()) own.layer_specs.push_back(whole.layer_specs[i]);
+  }
+  if (!own.layer_specs.empty()) own.spec = own.layer_specs.front();
+  return own;
+}
+
 LayerSpecs layers_of(std::span<const KVCacheGroupSpec> groups) {
   LayerSpecs layers;
   for (const KVCacheGroupSpec& group : groups)

@@ -11,6 +11,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -34,6 +35,9 @@ bool is_uniform_type(const LayerSpecs& layers, bool is_overlaid = false);
 KVCacheGroupSpec uniform_type_group(const LayerSpecs& layers);
 // One group of all these layers, which share a spec.
 KVCacheGroupSpec one_spec_group(const LayerSpecs& layers, KVCacheSpec spec);
+// The group with those of its layers that `holds` names; it may come out empty.
+KVCacheGroupSpec with_layers(const KVCacheGroupSpec& whole,
+                             const std::function<bool(const std::string& name)>& holds);
 // The layers of the groups, group by group.
 LayerSpecs layers_of(std::span<const KVCacheGroupSpec> groups);
 // Layers of equal spec, in order of first appearance.

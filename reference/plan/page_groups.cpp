@@ -23,7 +23,8 @@ std::int64_t own_page_bytes(KVCacheSpec spec) {
 
 // The groups of one kind from `first` on, which partition the source's layers. Returns their end.
 Result<std::size_t> check_pages(std::span<const KVCacheGroupSpec> groups, std::size_t first,
-                                CacheKind kind, std::string_view suffix) {
+                                const PageKind& pages) {
+  const auto [kind, suffix] = pages;
   const KVCacheGroupSpec& source = groups[0];
   std::size_t layer = 0, g = first;
   for (; g < groups.size() && groups[g].spec.kind == kind; ++g) {
@@ -90,10 +91,8 @@ Result<void> check_page_groups(std::span<const KVCacheGroupSpec> groups) {
       groups[1].spec.block_size != groups[0].spec.block_size)
     return refuse(
         1, fmt::format("role {} and mla, of blocks as long as the source's", kPageIndexerRole));
-  LS_ASSIGN_OR_RETURN(const std::size_t first_hot,
-                      check_pages(groups, 2, CacheKind::hisparse_resident, kResidentSuffix));
-  LS_ASSIGN_OR_RETURN(const std::size_t end,
-                      check_pages(groups, first_hot, CacheKind::hisparse_hot, kHotSuffix));
+  LS_ASSIGN_OR_RETURN(const std::size_t first_hot, check_pages(groups, 2, kResidentPages));
+  LS_ASSIGN_OR_RETURN(const std::size_t end, check_pages(groups, first_hot, kHotPages));
   const std::size_t num_resident = first_hot - 2;
   if (end - first_hot != num_resident)
     return refuse(end, fmt::format("as many hot groups as resident ones, {}", num_resident));

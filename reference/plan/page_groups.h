@@ -23,6 +23,12 @@ namespace lockstep {
 
 inline constexpr std::string_view kResidentSuffix = ".hisparse_resident";
 inline constexpr std::string_view kHotSuffix = ".hisparse_hot";
+struct PageKind {
+  CacheKind kind;
+  std::string_view suffix;  // of its layers' names
+};
+inline constexpr PageKind kResidentPages{CacheKind::hisparse_resident, kResidentSuffix};
+inline constexpr PageKind kHotPages{CacheKind::hisparse_hot, kHotSuffix};
 
 // Whether blocks of the group are those of the host pool.
 inline bool is_page_source(const KVCacheGroupSpec& group) { return group.role == kPageSourceRole; }

@@ -11,6 +11,7 @@
 #include "reference/plan/capacity.h"
 #include "reference/plan/grouping.h"
 #include "reference/plan/page_size.h"
+#include "reference/plan/rank_plan.h"
 #include "reference/types/token_rows.h"
 
 namespace lockstep {
@@ -196,22 +197,13 @@ Result<LayerSpecs> merged_layers(const std::vector<LayerSpecs>& workers) {
   return merged;
 }
 
-// The groups of the whole model with only the layers of one worker in them; a group may come out
-// empty.
+// The groups of the whole model with only the layers of one worker in them.
 Groups projected_groups(const Groups& groups, const LayerSpecs& worker) {
   Groups projected;
-  for (const KVCacheGroupSpec& group : groups) {
-    KVCacheGroupSpec& own = projected.emplace_back(group);
-    own.layer_names.clear();
-    own.layer_specs.clear();
-    for (std::size_t i = 0; i < group.layer_names.size(); ++i) {
-      if (std::ranges::find(worker, group.layer_names[i], &NamedSpec::name) == worker.end())
-        continue;
-      own.layer_names.push_back(group.layer_names[i]);
-      if (group.is_uniform_type()) own.layer_specs.push_back(group.layer_specs[i]);
-    }
-    if (!own.layer_specs.empty()) own.spec = own.layer_specs.front();
-  }
+  for (const KVCacheGroupSpec& group : groups)
+    projected.push_back(with_layers(group, [&](const std::string& name) {
+      return std::ranges::find(worker, name, &NamedSpec::name) != worker.end();
+    }));
   return projected;
 }
 
@@ -362,22 +354,19 @@ KVCacheConfig kv_cache_config(Groups groups, std::int64_t memory_bytes,
 
 std::vector<LayerSpecs> pipeline_stages(const LayerSpecs& layers, std::int64_t pp) {
   LS_CHECK(pp >= 1, "pp {}", pp);
-  const auto count = static_cast<std::int64_t>(layers.size());
+  const auto begin_of = [&](std::int64_t stage) {
+    return layers.begin() + stage_begin(std::ssize(layers), pp, stage);
+  };
   std::vector<LayerSpecs> stages;
-  auto next = layers.begin();
-  for (std::int64_t stage = 0; stage < pp; ++stage) {
-    // The stages before the last take the remainder, the latest first.
-    const bool longer = stage < pp - 1 && stage >= pp - 1 - count % pp;
-    const std::int64_t length = count / pp + (longer ? 1 : 0);
-    stages.emplace_back(next, next + length);
-    next += length;
-  }
+  for (std::int64_t stage = 0; stage < pp; ++stage)
+    stages.emplace_back(begin_of(stage), begin_of(stage + 1));
   return stages;
 }
 
 Result<TensorPlan> plan_memory(const std::vector<LayerSpecs>& workers,
                                const std::vector<std::int64_t>& memory_bytes,
-                               const PlanOptions& options) {
+                               const PlanOptions& given, const PoolSize& pool_size) {
+  PlanOptions options = given;
   LS_CHECK(workers.size() == memory_bytes.size() && !workers.empty(), "{} workers, {} memories",
            workers.size(), memory_bytes.size());
   TensorPlan plan;
@@ -391,6 +380,7 @@ Result<TensorPlan> plan_memory(const std::vector<LayerSpecs>& workers,
   LS_RETURN_IF_ERROR(check_sizes(plan.layers));
   LS_ASSIGN_OR_RETURN(auto groups, kv_cache_groups(plan.layers, options));
   LS_RETURN_IF_ERROR(check_context_parallel(groups, options));
+  if (pool_size) options.num_gpu_blocks_override = pool_size(groups);
 
   std::int64_t num_blocks = std::numeric_limits<std::int64_t>::max();
   for (std::size_t w = 0; w < workers.size(); ++w) {
@@ -418,10 +408,11 @@ Result<TensorPlan> plan_memory(const std::vector<LayerSpecs>& workers,
   return plan;
 }
 
-Result<TensorPlan> plan_memory(const LayerSpecs& layers, const PlanOptions& options) {
+Result<TensorPlan> plan_memory(const LayerSpecs& layers, const PlanOptions& options,
+                               const PoolSize& pool_size) {
   const std::vector<LayerSpecs> workers = pipeline_stages(layers, options.pp);
   return plan_memory(workers, std::vector<std::int64_t>(workers.size(), options.memory_bytes),
-                     options);
+                     options, pool_size);
 }
 
 }  // namespace lockstep

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -55,11 +56,15 @@ struct TensorPlan {
   std::vector<std::string> warnings;   // the plan works as the engine's, with a disadvantage
 };
 
+// The number of blocks for these groups, in place of the options'.
+using PoolSize = std::function<std::int64_t(const std::vector<KVCacheGroupSpec>& groups)>;
+
 // Aligns, then plans. Each worker's layers are given apart; a model on one device is one worker.
 Result<TensorPlan> plan_memory(const std::vector<LayerSpecs>& workers,
                                const std::vector<std::int64_t>& memory_bytes,
-                               const PlanOptions& options);
-Result<TensorPlan> plan_memory(const LayerSpecs& layers, const PlanOptions& options);
+                               const PlanOptions& options, const PoolSize& pool_size = {});
+Result<TensorPlan> plan_memory(const LayerSpecs& layers, const PlanOptions& options,
+                               const PoolSize& pool_size = {});
 
 // The plan of one worker whose groups are known. Requires room for at least one block.
 KVCacheConfig kv_cache_config(std::vector<KVCacheGroupSpec> groups, std::int64_t memory_bytes,

@@ -49,18 +49,6 @@ Result<void> cut_heads(const std::string& layer, std::int64_t tp, KVCacheSpec& s
   return {};
 }
 
-// The number in a layer's name that says which layer of the model it belongs to: "layers.3.attn".
-std::optional<std::int64_t> number_in(std::string_view name) {
-  for (std::size_t begin = 0; begin < name.size();) {
-    const std::size_t end = std::min(name.find('.', begin), name.size());
-    std::int64_t number = 0;
-    const auto read = std::from_chars(name.data() + begin, name.data() + end, number);
-    if (read.ec == std::errc() && read.ptr == name.data() + end && number >= 0) return number;
-    begin = end + 1;
-  }
-  return std::nullopt;
-}
-
 // The numbers [first, last) of a stage.
 struct Stage {
   std::int64_t first = 0;
@@ -71,7 +59,7 @@ Result<Stage> stage_of(const KVCacheConfig& whole, const ParallelRank& rank) {
   std::int64_t count = 0;
   for (const KVCacheGroupSpec& group : whole.groups)
     for (const std::string& name : group.layer_names) {
-      const auto number = number_in(name);
+      const auto number = layer_number(name);
       if (!number)
         return fail(
             fmt::format("{}: a layer without a number in its name belongs to no stage of "
@@ -82,14 +70,8 @@ Result<Stage> stage_of(const KVCacheConfig& whole, const ParallelRank& rank) {
   if (count < rank.pp_size)
     return fail(fmt::format("pipeline_parallel_size {}: the model has {} layers; use at most that",
                             rank.pp_size, count));
-  const std::int64_t length = count / rank.pp_size;
-  const std::int64_t rest = count % rank.pp_size;
-  // Of the stages before the last one, the latest `rest` have one layer more.
-  const std::int64_t first_longer = rank.pp_size - 1 - rest;
-  const auto begin_of = [&](std::int64_t stage) {
-    return stage * length + std::clamp<std::int64_t>(stage - first_longer, 0, rest);
-  };
-  return Stage{begin_of(rank.pp_rank), begin_of(rank.pp_rank + 1)};
+  return Stage{stage_begin(count, rank.pp_size, rank.pp_rank),
+               stage_begin(count, rank.pp_size, rank.pp_rank + 1)};
 }
 
 // The heads of a layer of the rank, of KV and of queries.
@@ -196,7 +178,7 @@ class Cutter {
       if (auto cut = cut_spec(name, spec); !cut) return cut;
       LS_ASSIGN_OR_RETURN(auto share,
                           share_of(name, whole.layer_spec(i), spec, rank_, queries_per_kv_));
-      if (stage_ && !holds(*number_in(name))) continue;
+      if (stage_ && !holds(*layer_number(name))) continue;
       share.layer = number_;
       cut_.layers.push_back(share);
       own.layer_names.push_back(name);
@@ -230,6 +212,23 @@ class Cutter {
 };
 
 }  // namespace
+
+std::optional<std::int64_t> layer_number(std::string_view name) {
+  for (std::size_t begin = 0; begin < name.size();) {
+    const std::size_t end = std::min(name.find('.', begin), name.size());
+    std::int64_t number = 0;
+    const auto read = std::from_chars(name.data() + begin, name.data() + end, number);
+    if (read.ec == std::errc() && read.ptr == name.data() + end && number >= 0) return number;
+    begin = end + 1;
+  }
+  return std::nullopt;
+}
+
+std::int64_t stage_begin(std::int64_t count, std::int64_t pp, std::int64_t stage) {
+  // Of the stages before the last one, the latest `rest` have one layer more.
+  const std::int64_t rest = count % pp;
+  return stage * (count / pp) + std::clamp<std::int64_t>(stage - (pp - 1 - rest), 0, rest);
+}
 
 Result<RankPlan> rank_plan(const KVCacheConfig& whole, const ParallelRank& rank,
                            std::int64_t queries_per_kv) {

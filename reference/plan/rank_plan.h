@@ -19,6 +19,8 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
+#include <string_view>
 #include <vector>
 
 #include "base/result.h"
@@ -51,6 +53,12 @@ Result<RankPlan> rank_plan(const KVCacheConfig& whole, const ParallelRank& rank,
 // the planner has made for tensor parallel ranks (block sizes of hybrids depend on the cut).
 // `layers`: those of the whole model. REQUIRES: the plan holds every layer (one stage).
 KVCacheConfig whole_plan(const KVCacheConfig& rank, const LayerSpecs& layers, std::int32_t tp_size);
+
+// The number in a layer's name that tells which layer of the model it belongs to: 3 of
+// "layers.3.attn"; absent: none.
+std::optional<std::int64_t> layer_number(std::string_view name);
+// The first of `count` layers that is in that stage of `pp`: rule 3.
+std::int64_t stage_begin(std::int64_t count, std::int64_t pp, std::int64_t stage);
 
 // Which of a request's tokens a rank of context parallelism keeps, and where
 // (vllm/v1/worker/block_table.py, compute_slot_mapping).

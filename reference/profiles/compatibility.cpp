@@ -79,7 +79,7 @@ constexpr std::array kRows = {
     row("rings", decisions, engine, {rings}, kHasNone, lacks<&Profile::has_rings>),
     row("roles", decisions, not_modelled, {unknown_role},
         "their decisions are not modelled; leave them out"),
-    row("hisparse", decisions, engine, {hisparse}, kHasNone, lacks<&Profile::has_hisparse>),
+    row("hisparse", decisions, engine, {hisparse}, kHasNone, lacks<&Profile::has_host_pages>),
     row("hisparse-states", decisions, not_modelled, {hisparse, states}, kPages),
     row("hisparse-context", decisions, not_modelled, {hisparse, context_ranks}, kOneRank),
     row("hisparse-hashes", decisions, not_modelled, {hisparse, engine_hashes},

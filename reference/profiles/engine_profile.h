@@ -215,7 +215,7 @@ struct EngineProfile {
   bool has_replicated_caches;   // dcp_sharded false: replicated on every context parallel rank
   bool has_draft_modules;       // num_prefill_lookahead_tokens above 1, extra_retained_tokens
   bool has_prefix_match_unit;
-  bool has_hisparse;
+  bool has_host_pages;
 
   // Scheduler (v1/core/sched/scheduler.py).
   StateChunks state_chunks;
@@ -299,7 +299,7 @@ struct EngineProfile {
   bool keeps_window_of_last_token;  // of a prompt that is loaded whole: it is computed here
   // requests that return to a lost block and lack the window before it
   bool restarts_behind_windows;
-  bool restores_loads_within_a_step;  // the last page of HiSparse's that such a load fills
+  bool restores_loads_within_a_step;  // the last host page that such a load fills
   // What data parallel ranks tell one another before a step, in numbers (v1/worker/dp_utils.py).
   std::int64_t dp_sync_rows;
 };

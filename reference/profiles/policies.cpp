@@ -208,6 +208,11 @@ std::vector<Policy> of_prefix_cache() {
                 "state blocks; with decode context parallelism prompts are cut once less.",
                 "states in mode align of longer blocks than hashes, with windows or decode context "
                 "parallelism"),
+  };
+}
+
+std::vector<Policy> of_kept_prefixes() {
+  return {
       LS_POLICY(prompt_ends, kCache,
                 {PromptEnds::at_length, {{"vllm-0.32.0", PromptEnds::before_last_token}}},
                 "A prompt of whole blocks that is sent again hits all but its last block.",
@@ -272,8 +277,9 @@ std::vector<Policy> of_caches() {
                 "num_prefill_lookahead_tokens above 1"),
       LS_POLICY(has_prefix_match_unit, kCaches, {false, {{"vllm-0.33.0", true}}},
                 "Block hashes can cover fewer tokens than a block.", "prefix_match_unit"),
-      LS_POLICY(has_hisparse, kCaches, {false, {{"vllm-0.33.0", true}}},
-                "Rows of sparse attention are stored in host memory.", "HiSparse groups"),
+      row<&EngineProfile::has_host_pages>("has_hisparse", kCaches, {false, {{"vllm-0.33.0", true}}},
+                                          "Rows of sparse attention are stored in host memory.",
+                                          "HiSparse groups"),
   };
 }
 
@@ -423,8 +429,9 @@ std::vector<Policy> repairs() {
 
 std::vector<Policy> make_policies() {
   std::vector<Policy> all;
-  for (auto* const chapter : {&of_blocks, &of_prefix_cache, &of_context_parallelism, &of_caches,
-                              &of_scheduler, &of_connectors, &repairs})
+  for (auto* const chapter :
+       {&of_blocks, &of_prefix_cache, &of_kept_prefixes, &of_context_parallelism, &of_caches,
+        &of_scheduler, &of_connectors, &repairs})
     std::ranges::copy(chapter(), std::back_inserter(all));
   return all;
 }

@@ -95,12 +95,12 @@ Result<void> check_host_pages(const EngineConfig& config,
                               group.spec.block_size, source.spec.block_size));
   }
   if (!has_pages)
-    return fail(fmt::format("groups: a group of role {} without groups of hisparse_resident",
-                            kPageSourceRole));
+    return fail(fmt::format("groups: a group of role {} without groups of {}", kPageSourceRole,
+                            kResidentRole));
   const std::int64_t least =
       ceil_div(config.max_model_len, static_cast<std::int32_t>(source.spec.block_size)) + 2;
   if (config.host_pool_num_blocks < least)
-    return fail(fmt::format("hisparse_host_num_blocks: {}; one request of max_model_len needs {}",
+    return fail(fmt::format("{}: {}; one request of max_model_len needs {}", kHostBlocksKey,
                             config.host_pool_num_blocks, least));
   return {};
 }

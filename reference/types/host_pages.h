@@ -1,6 +1,7 @@
 // Messages between HiSparse's scheduler and its workers in a step. Pages of sparse attention are
 // stored in a host pool, and temporarily on the device; a page is a block of both. Names are vLLM's
-// (vllm/v1/hisparse/types.py). Plain types.
+// (vllm/v1/hisparse/types.py); the rules follow vllm/v1/hisparse/coordinator.py and layout.py, the
+// workers vllm/distributed/kv_transfer/kv_connector/v1/hisparse. Plain types.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +11,10 @@
 #include "reference/types/kv_cache_spec.h"
 
 namespace lockstep {
+
+// The feature in keys, options and names of connectors, and the key of its pool.
+inline constexpr const char* kHostPagesWord = "hisparse";
+inline constexpr const char* kHostBlocksKey = "hisparse_host_num_blocks";
 
 // Roles of KV cache groups: rows that live in the host pool, and the keys that choose among them.
 inline constexpr const char* kPageSourceRole = "hisparse_source";

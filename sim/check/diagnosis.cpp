@@ -8,7 +8,6 @@
 #include "base/number_text.h"
 #include "reference/memory/page_image.h"
 #include "reference/types/token_rows.h"
-#include "sim/check/whose_content.h"
 #include "sim/step/draft_planner.h"
 #include "sim/step/model_step.h"
 

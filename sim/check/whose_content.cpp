@@ -1,4 +1,4 @@
-#include "sim/check/whose_content.h"
+#include "sim/check/diagnosis.h"
 
 #include <fmt/core.h>
 

@@ -1,4 +1,4 @@
-#include "sim/conform/plan_record.h"
+#include "sim/conform/conform_layouts.h"
 
 #include <fmt/format.h>
 
@@ -74,7 +74,7 @@ json plan_record(const Placement& plan, const json& specs) {
   for (const PlacedTensor& tensor : plan.tensors)
     record["tensors"].push_back(tensor_record(tensor, true));
   if (plan.host) {
-    record["hisparse_host_num_blocks"] = plan.host->num_blocks;
+    record[kHostBlocksKey] = plan.host->num_blocks;
     record["hisparse_host_block_stride"] = plan.host->block_stride;
     record["hisparse_shared_host_pool"] = plan.host->is_shared;
   }
@@ -461,10 +461,10 @@ static json overlaid_plan_record(const OverlaidPlanInputs& recording, const json
   record["capacity"] = {{"max_concurrency", capacity->max_concurrency},
                         {"tokens", capacity->tokens}};
   if (const auto sizes = hash_sizes(plan, options))
-    record["block_sizes"] = {{"cache_config", sizes->cache_config},
-                             {"scheduler", sizes->scheduler},
-                             {"hash", sizes->hash},
-                             {"hit_alignment", sizes->hit_alignment}};
+    record["block_sizes"] = {{"cache_config", cache_config_block(plan)},
+                             {"scheduler", sizes->scheduler_block_size},
+                             {"hash", sizes->hash_block_size},
+                             {"hit_alignment", sizes->cache_hit_alignment_tokens()}};
   else
     record["block_sizes"] = {{"refused", sizes.error().message}};
   PoolMaker maker{recording, plan, memory.layers};

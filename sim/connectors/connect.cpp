@@ -171,7 +171,7 @@ std::string part_text(ConnectorKind kind, const ConnectorConfig& connector) {
                        connector.num_host_blocks, connector.num_host_blocks == 1 ? "" : "s",
                        connector.delay_steps_max, connector.delay_steps_max == 1 ? "" : "s");
   if (kind == ConnectorKind::page_workers)
-    return fmt::format("HiSparse's workers, whose copies are done up to {} step{} late",
+    return fmt::format("workers of host pages, whose copies are done up to {} step{} late",
                        connector.delay_steps_max, connector.delay_steps_max == 1 ? "" : "s");
   return kind == ConnectorKind::peers ? "peers that know prefixes of some prompts"
                                       : "peers that know prefixes and take one KV cache group";

@@ -96,6 +96,8 @@ KVConnectorTraits MultiConnector::traits() const {
 }
 
 ExternalHit MultiConnector::get_num_new_matched_tokens(const ExternalQuery& query) {
+  // Every part is queried, even after one has a hit: its own state follows the queries. The first
+  // hit in the order of the parts is loaded.
   ExternalHit chosen;
   for (std::size_t i = 0; i < parts_.size(); ++i) {
     const ExternalHit hit = parts_[i]->get_num_new_matched_tokens(query);
@@ -114,6 +116,7 @@ void MultiConnector::update_state_after_alloc(RequestId request, std::span<const
     LS_CHECK(loads_from != loads_from_.end(), "request {} loads unasked", index_of(request));
     (loads_from->second.is_async ? loading_ : loads_in_step_).insert(request);
   }
+  // The parts that load nothing receive no blocks: they must not write into them.
   for (std::size_t i = 0; i < parts_.size(); ++i) {
     if (loads_from != loads_from_.end() && loads_from->second.part == i)
       parts_[i]->update_state_after_alloc(request, blocks, num_external_tokens);
@@ -123,6 +126,7 @@ void MultiConnector::update_state_after_alloc(RequestId request, std::span<const
 }
 
 bool MultiConnector::request_finished(RequestId request, std::string_view name) {
+  // The blocks stay until the last part that sends them has reported.
   std::int32_t num_sends = 0;
   for (KVConnector* part : parts_) num_sends += part->request_finished(request, name) ? 1 : 0;
   if (num_sends > 1) sends_to_come_[request] = num_sends - 1;
@@ -135,6 +139,7 @@ KVConnectorOutput MultiConnector::merge(std::span<const KVConnectorOutput> repor
   LS_CHECK(reports.size() == parts_.size(), "{} reports of {} parts", reports.size(),
            parts_.size());
   KVConnectorOutput merged;
+  // Loads within the step are complete when its reports arrive.
   std::vector<RequestId> over(loads_in_step_.begin(), loads_in_step_.end());
   loads_in_step_.clear();
   for (const KVConnectorOutput& report : reports) {
@@ -195,6 +200,7 @@ bool MultiTransfers::is_busy() const {
 void MultiTransfers::plan(const DecidedStep& step, StepTransfers& transfers) {
   LS_CHECK(reports_.size() == parts_.size(), "{} reports of {} parts", reports_.size(),
            parts_.size());
+  // Parts number their host blocks from 0; the tier of the run has them back to back.
   std::int64_t first_host = 0;
   for (std::size_t i = 0; i < parts_.size(); ++i) {
     StepTransfers own;

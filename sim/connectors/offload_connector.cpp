@@ -338,7 +338,7 @@ void OffloadConnector::carry_out_stores(const DecidedStep& step, StepTransfers& 
 
 PageWorkers::PageWorkers(const PageWorkerOptions& options)
     : delay_steps_max_(options.delay_steps_max),
-      random_(options.seed, "hisparse"),
+      random_(options.seed, kHostPagesWord),
       num_workers_(static_cast<std::int32_t>(random_.between(1, 2))) {}
 
 void PageWorkers::start_pages(const HostPageCommand& command) {

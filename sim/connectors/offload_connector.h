@@ -177,7 +177,7 @@ class OffloadConnector final : public WorkerConnector, public TransferPlanner {
 
 // Page workers as a KV connector: they copy pages between the host pool and the device as
 // each step requires, and report when a copy starts and completes. After vLLM's PageWorkers
-// (vllm/distributed/kv_transfer/kv_connector/v1/hisparse/).
+// (reference/types/host_pages.h).
 //
 // Invariants
 // (1) It has no prefixes and keeps no finished request's blocks. The scheduler itself holds what

@@ -73,6 +73,7 @@ void HiddenStateExtraction::add(RequestId id) {
     ++requests_without_a_row_;
     return;
   }
+  // The last token was sampled and never ran: it has no hidden state.
   const auto num_tokens = static_cast<std::int32_t>(request.num_known) - 1;
   for (const std::int32_t layer : layers_) {
     program_.extractions.push_back({.row = request.row, .layer = layer, .num_tokens = num_tokens});
@@ -80,6 +81,7 @@ void HiddenStateExtraction::add(RequestId id) {
   }
 }
 
+// The backend returns the rows of all extractions back to back, in their order: `at` walks them.
 Checked HiddenStateExtraction::compare(const StepReadback& readback) {
   if (!readback.reports.empty()) {
     Divergence found;
@@ -183,6 +185,7 @@ DiskTicket Disk::write(std::int64_t now_ns, const std::string& path,
   File& file = files_[path];
   LS_CHECK(file.end_ns <= now_ns, "{} is still being written", path);
   ++counts_.writes;
+  // A failed write may leave a part of the file, as a full disk or a crash does.
   const bool is_done = !random_.chance(options_.fail_percent);
   std::size_t num_bytes = bytes.size();
   if (!is_done) {
@@ -239,6 +242,7 @@ std::optional<std::vector<std::uint8_t>> Disk::read(std::int64_t now_ns,
   const auto found = files_.find(path);
   if (found == files_.end()) return std::nullopt;
   const File& file = found->second;
+  // While the write is in flight a reader sees a prefix that grows with time.
   if (now_ns >= file.end_ns) return file.bytes;
   const std::int64_t there =
       std::ssize(file.bytes) * (now_ns - file.begin_ns) / (file.end_ns - file.begin_ns);
@@ -285,6 +289,7 @@ std::vector<WholeFiles::Outcome> WholeFiles::take_outcomes(std::int64_t now_ns) 
       under_way_.emplace(ticket, std::move(put));
       continue;
     }
+    // A torn file is never renamed: the name shows a whole file or nothing.
     disk_.remove(put.aside);
     if (put.tries >= tries_max_) {
       outcomes.push_back({put.name, false});

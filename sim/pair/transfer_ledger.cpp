@@ -67,6 +67,7 @@ Result<HoldsContents> page_payloads(const BackendConfig& config) {
   };
 }
 
+// Only the first finding counts: what follows is often its consequence.
 void TransferLedger::found(std::string check, std::string what) {
   if (!finding_) finding_ = {std::move(check), std::move(what)};
 }
@@ -134,6 +135,8 @@ void TransferLedger::given_back(TransferId transfer, std::int64_t now_ns) {
   if (sending == sendings_.end() || !sending->second.is_held)
     return found("transfer.freed_twice",
                  fmt::format("the blocks of {} are freed, and are not held", name_of(transfer)));
+  // Before the load is complete only the end of the lease may free the blocks: the decode engine
+  // may be gone.
   if (!sending->second.is_done && now_ns < sending->second.since_ns + lease_ns_)
     found("transfer.freed_early",
           fmt::format("the blocks of {} are freed while the decode engine may still read them",
@@ -179,6 +182,7 @@ void TransferLedger::load_over(TransferId transfer, std::span<const BlockId> inv
   if (load == loadings_.end())
     return found("transfer.over_twice",
                  fmt::format("the load of {} completes, and none is open", name_of(transfer)));
+  // A block may be missing if the report names it invalid, or if no request reads it.
   for (const auto& [place, block] : load->second.missing) {
     if (request_has_left || std::ranges::find(invalid, block) != invalid.end()) continue;
     found("transfer.incomplete",

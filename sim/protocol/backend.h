@@ -167,7 +167,8 @@
 //       modules: pass m, for m below num_drafts, belongs to module m and writes positions
 //         [first_position, first_position + num_tokens).
 //     A position past the row's block table has no slot: nothing is written.
-// (25) HiSparse. Rows of the layers of a group of role hisparse_source are in the host tier (12):
+// (25) Host pages. Rows of the layers of a page source (reference/types/host_pages.h) are in the
+//     host tier (12):
 //     the group's block h is host block h, which holds the pages of all resident groups in
 //     sequence. The group has no device memory. Resident and hot layers have rows like its own,
 //     with the content of rule (1) as resident layers. In addition to its block table, a row has

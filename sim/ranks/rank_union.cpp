@@ -51,6 +51,8 @@ const std::vector<UnshardedCache::Token>& UnshardedCache::tokens(BlockId block) 
   return blocks_[block].tokens;
 }
 
+// Follows one rank's program, and needs no other: all ranks have the same tables and tokens. Blocks
+// whose content is unknown (loaded, zeroed, poisoned) are forgotten and not checked.
 void UnshardedCache::apply(const StepProgram& program) {
   step_ = program.step;
   for (const std::int32_t row : program.clear_rows)
@@ -114,6 +116,7 @@ Checked RankUnion::finish(bool agreed) {
   return checked;
 }
 
+// One block per step in rotation: the cost does not grow with the pool.
 Checked RankUnion::check_next() {
   for (std::int64_t tried = 0; tried < whole_->num_blocks(); ++tried) {
     next_ = (next_ + 1) % whole_->num_blocks();
@@ -138,6 +141,9 @@ Checked RankUnion::check_all() {
   return {};
 }
 
+// Derives the rows of the unsharded cache, then counts the ranks whose memory holds each of them.
+// Rows are found by their bytes, wherever a rank keeps them: the check shares no address with the
+// ranks.
 Checked RankUnion::check_block(BlockId block) {
   const auto g = static_cast<std::size_t>(whole_->group_of(block));
   const KVCacheGroupSpec& group = config_.plan.groups[g];
@@ -194,6 +200,7 @@ RankUnion::Rows RankUnion::rows_of(BlockId block, std::size_t group, std::size_t
           rows.push_back({.offset = offset, .part = part, .head = head});
         }
   }
+  // Equal rows (equal tokens in one block) cannot be told apart by their bytes.
   for (const auto& [key, row] : by_bytes) rows[row].is_unique = by_bytes.count(key) == 1;
   return rows;
 }
@@ -230,6 +237,8 @@ Result<void> RankUnion::count_holders(const RankMemory& rank, const ModelLayer& 
   return {};
 }
 
+// Every row is on some rank, and on as many ranks as any other row of its layer: a rank that keeps
+// too few or too many heads or tokens breaks the evenness.
 Checked RankUnion::check_even(BlockId block, std::size_t group, std::size_t layer,
                               const Rows& rows) const {
   std::int64_t most = least_holders(config_, config_.plan.groups[group].layer_spec(layer));

@@ -1,4 +1,3 @@
-#include "sim/recording/given_inputs.h"
 
 #include <algorithm>
 #include <map>

@@ -8,8 +8,8 @@
 #include "base/number_text.h"
 #include "reference/memory/model_placement.h"
 #include "reference/plan/capacity.h"
-#include "reference/plan/planner.h"
 #include "reference/plan/model_spec.h"
+#include "reference/plan/planner.h"
 #include "reference/profiles/releases.h"
 
 namespace lockstep {
@@ -38,9 +38,8 @@ Result<void> plan_overlaid(const LayerSpecs& layers, DType dtype, const PlanOpti
   LS_ASSIGN_OR_RETURN(const ModelPlacement placed, place_model(layers, dtype, options, ""));
   const Placement& first = placed.stages.workers.front();
   if (first.groups.empty()) return fail("keeps no cache");
-  LS_ASSIGN_OR_RETURN(const HashSizes sizes, hash_sizes(first, placed.options));
   memory.order = name_of(first.order);
-  memory.block_size = sizes.cache_config;
+  memory.block_size = cache_config_block(first);
   memory.groups = std::ssize(first.groups);
   memory.num_blocks = first.num_blocks;
   for (const Placement& worker : placed.stages.workers) {

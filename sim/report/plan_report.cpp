@@ -277,7 +277,7 @@ std::int64_t hit_step_tokens(const ModelPlacement& placed) {
   };
   if (std::ranges::any_of(plan.groups, keeps_no_state)) return 0;
   const auto sizes = hash_sizes(plan, placed.options);
-  return sizes ? sizes->hit_alignment : 0;
+  return sizes ? sizes->cache_hit_alignment_tokens() : 0;
 }
 
 Result<void> plan_overlaid(const ModelSpec& model, const PlanOptions& options,

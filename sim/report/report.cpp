@@ -1,4 +1,4 @@
-#include "sim/report/report.h"
+#include "sim/report/timeline.h"
 
 #include <nlohmann/json.hpp>
 

@@ -8,7 +8,6 @@
 #include "base/check.h"
 #include "reference/defects/scheduler_defect.h"
 #include "reference/memory/model_placement.h"
-#include "reference/memory/placed_layout.h"
 #include "reference/plan/page_size.h"
 #include "reference/plan/rank_plan.h"
 #include "reference/profiles/engine_profile.h"

@@ -7,7 +7,6 @@
 
 #include "base/number_text.h"
 #include "reference/memory/model_placement.h"
-#include "reference/memory/placed_layout.h"
 #include "reference/plan/capacity.h"
 #include "reference/plan/model_spec.h"
 #include "reference/plan/page_size.h"
@@ -68,13 +67,6 @@ std::int64_t tight_pool(const std::vector<KVCacheGroupSpec>& groups, const Engin
   return one_and_a_half(blocks, chosen);
 }
 
-std::int64_t sink_blocks(const std::vector<KVCacheGroupSpec>& groups) {
-  std::int64_t blocks = 0;
-  for (const KVCacheGroupSpec& group : groups)
-    blocks += group.spec.sink_len / group.spec.block_size;
-  return blocks;
-}
-
 // Tokens between the places of states that prefills export; 0: none.
 std::int64_t checkpoint_alignment(const LayerSpecs& layers) {
   std::int64_t every = 0;
@@ -128,13 +120,10 @@ Result<KVCacheConfig> of_whole_model(const KVCacheConfig& rank, const ModelSpec&
 Result<KVCacheConfig> plan_tensors(RunSpec& run, const CacheWishes& wishes, const ModelSpec& model,
                                    const LayerSpecs& layers, PlanOptions options,
                                    std::vector<std::string>& chosen) {
-  // Groups and block sizes do not depend on how many blocks there are.
-  options.num_gpu_blocks_override = kAnyNumber;
-  LS_ASSIGN_OR_RETURN(TensorPlan plan, plan_memory(layers, options));
-  options.num_gpu_blocks_override =
-      wishes.num_blocks ? *wishes.num_blocks
-                        : tight_pool(plan.workers.front().groups, run.engine, chosen);
-  LS_ASSIGN_OR_RETURN(plan, plan_memory(layers, options));
+  const auto pool_size = [&](const std::vector<KVCacheGroupSpec>& groups) {
+    return wishes.num_blocks ? *wishes.num_blocks : tight_pool(groups, run.engine, chosen);
+  };
+  LS_ASSIGN_OR_RETURN(const TensorPlan plan, plan_memory(layers, options, pool_size));
   run.engine.block_size = static_cast<std::int32_t>(plan.aligned.block_size);
   run.engine.mamba_block_size =
       static_cast<std::int32_t>(plan.aligned.mamba_block_size.value_or(0));
@@ -184,11 +173,11 @@ Result<std::optional<KVCacheConfig>> plan_overlaid(RunSpec& run, const CacheWish
   if (!wishes.num_blocks) {
     LS_ASSIGN_OR_RETURN(const std::int64_t blocks,
                         blocks_per_request(placement.groups, placed.options));
-    const std::int64_t num_blocks = one_and_a_half(blocks, told) + sink_blocks(placement.groups);
+    const std::int64_t num_blocks =
+        one_and_a_half(blocks, told) + num_sink_blocks(placement.groups);
     LS_ASSIGN_OR_RETURN(
         placement, place_blocks(placement.groups, placement.order, num_blocks, placed.options));
   }
-  LS_ASSIGN_OR_RETURN(const HashSizes sizes, hash_sizes(placement, placed.options));
   auto plan = replay_plan(placement, layers);
   if (!plan) return unless_asked(plan.error());
   if (run.tensor_parallel_size * run.pipeline_parallel_size > 1 && has_unlike_pages(*plan))
@@ -207,7 +196,7 @@ Result<std::optional<KVCacheConfig>> plan_overlaid(RunSpec& run, const CacheWish
   if (!in_memory && !has_pages) return unless_asked(in_memory.error());
   run.layout = layout;
   run.attention_backend = backend;
-  run.engine.block_size = static_cast<std::int32_t>(sizes.cache_config);
+  run.engine.block_size = static_cast<std::int32_t>(cache_config_block(placement));
   const bool is_aligned = options.mamba_cache_mode == MambaCacheMode::align && is_hybrid(layers);
   run.engine.mamba_block_size =
       is_aligned ? static_cast<std::int32_t>(placed.stages.alignment->mamba_block_size) : 0;

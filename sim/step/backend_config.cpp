@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "base/check.h"
-#include "reference/memory/placed_layout.h"
+#include "reference/memory/model_placement.h"
 #include "reference/plan/block_sizes.h"
 #include "reference/plan/page_groups.h"
 #include "reference/plan/page_size.h"

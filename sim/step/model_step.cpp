@@ -81,6 +81,8 @@ Checked ModelStep::apply(const StepProgram& program, std::span<const RequestId> 
                          StepExpectation& expected) {
   LS_CHECK(program.rows.size() == requests.size(), "{} rows, {} requests", program.rows.size(),
            requests.size());
+  // The order of rule (9): blocks change owners before tokens are written, and stores copy rows
+  // that this step wrote.
   model_.begin_step(program.step);
   if (const auto wrong = model_.write_sinks())
     return decision_finding(program.step, "", -1, *wrong);
@@ -106,6 +108,8 @@ Checked ModelStep::apply(const StepProgram& program, std::span<const RequestId> 
   return {};
 }
 
+// A finding here is the scheduler's: it copies what is not there, or allocates a block that is in
+// use. The memory model refuses it before a backend executes it.
 Checked ModelStep::apply_blocks(const StepProgram& program) {
   for (const BlockCopy& copy : program.settled)
     if (auto wrong = model_.copy_state(copy.group, copy.source, copy.target, copy.conv_source,
@@ -137,6 +141,8 @@ Checked ModelStep::write_tokens(const StepProgram& program, const RowSlice& slic
   const WorkerRequest& request = worker_.at(id);
   const KVCacheSpec& spec = plan_.groups[group].spec;
   const std::int64_t end = std::int64_t{slice.first_position} + slice.num_tokens;
+  // Of a chunk longer than a ring only the last tokens have a row. Tokens that are computed again
+  // for a window keep the rows that the hit found: other requests read them.
   const std::int64_t first =
       is_ring(spec) ? std::max<std::int64_t>(slice.first_position, end - spec.block_size)
       : is_prefix_cacheable(spec) && slice.replay_start > 0
@@ -189,6 +195,8 @@ Checked ModelStep::write_token(const StepProgram& program, const WorkerRequest& 
   if (block == kNullBlock)
     return finding(fmt::format("token {} would be written to the null block", position));
   if (model_.is_source_group(group)) return {};  // where it is mirrored to
+  // The same content may be written twice (a resumed request, a shared block); other content of
+  // another request means that two requests own the slot.
   const BlockContent& content = model_.block(block);
   if (content.group != -1 && content.group != group)
     return finding(fmt::format("block {} is written for group {} while it belongs to group {}",
@@ -213,6 +221,7 @@ StateBefore ModelStep::state_before(const StateUpdate& update) const {
 Checked ModelStep::advance_states(const StepProgram& program, std::span<const RequestId> requests,
                                   StepExpectation& expected) {
   expected.states_before.clear();
+  // Updates and rows are both in batch order: one pass over each.
   std::size_t row = 0;
   for (const StateUpdate& update : program.state_updates) {
     while (program.rows[row].row != update.row) ++row;
@@ -240,6 +249,7 @@ Checked check_hit(const MemoryModel& model, const Worker& worker, const WorkerRe
     const std::vector<SlotContent>& slots = model.host_block(HostBlockId{index_of(block)}).slots;
     return offset < std::ssize(slots) && slots[offset].writer != kNobody ? &slots[offset] : nullptr;
   };
+  // Only what the next token attends to must be there: a window's older blocks may be lost.
   for (std::int32_t g = 0; g < model.num_groups(); ++g) {
     const KVCacheSpec& spec = plan.groups[g].spec;
     if (model.is_state_group(g) || !is_prefix_cacheable(spec)) continue;

@@ -22,6 +22,7 @@ std::vector<HotRegions::Swap> HotRegions::read(std::int32_t row, std::int64_t nu
     std::iota(region.order.begin(), region.order.end(), 0);
     region.positions.assign(static_cast<std::size_t>(num_slots), -1);
   }
+  // Slots that this read uses are not victims, whatever their age: mark them before any swap.
   std::vector<bool> is_used(region.order.size());
   for (const std::int32_t position : positions)
     if (const auto at = region.slots.find(position); at != region.slots.end())
@@ -41,6 +42,7 @@ std::vector<HotRegions::Swap> HotRegions::read(std::int32_t row, std::int64_t nu
     }
     used.push_back(at->second);
   }
+  // The used slots become the youngest, in the order of the read.
   for (const std::int32_t slot : used) is_used[static_cast<std::size_t>(slot)] = true;
   std::erase_if(region.order,
                 [&](std::int32_t slot) { return is_used[static_cast<std::size_t>(slot)]; });
@@ -69,6 +71,7 @@ Checked PagePlanner::plan(const SchedulerOutput& decision, std::span<const Reque
   if (source_ < 0) return {};
   LS_CHECK(program.rows.size() == requests.size(), "{} rows of {} requests", program.rows.size(),
            requests.size());
+  // Reads depend on the residency that this step leaves.
   for (std::size_t i = 0; i < requests.size(); ++i) {
     WorkerRequest& request = worker_.at(requests[i]);
     request.residency.resize(resident_.size());
@@ -104,6 +107,7 @@ Checked PagePlanner::add_residency(const HostPageRow& row, WorkerRequest& reques
   return {};
 }
 
+// A span of rows keeps its place within the page: the host page is a copy of the device page.
 Checked PagePlanner::add_mirrors(const HostPageRow& row, const WorkerRequest& request,
                                  StepProgram& program) {
   const std::int64_t size = model_.block_size(source_);
@@ -124,6 +128,7 @@ Checked PagePlanner::add_mirrors(const HostPageRow& row, const WorkerRequest& re
   return {};
 }
 
+// Positions before `end` that only the host has.
 std::vector<std::int32_t> PagePlanner::away(const WorkerRequest& request, std::int64_t end) const {
   const auto size = static_cast<std::int32_t>(model_.block_size(source_));
   const std::vector<BlockId>& pages = request.residency.front();
@@ -146,6 +151,7 @@ std::int64_t PagePlanner::num_hot_slots(const WorkerRequest& request) const {
 Checked PagePlanner::add_hot_reads(const RowSlice& slice, const WorkerRequest& request,
                                    StepProgram& program) {
   const std::int64_t end = std::int64_t{slice.first_position} + slice.num_tokens;
+  // Only decodes read through a hot region.
   if (slice.first_position == 0 || slice.num_tokens > 1 + num_spec_tokens_) return {};
   const std::vector<std::int32_t> positions = away(request, end);
   const std::int64_t num_slots = num_hot_slots(request);
@@ -158,6 +164,8 @@ Checked PagePlanner::add_hot_reads(const RowSlice& slice, const WorkerRequest& r
       std::min<std::int64_t>(std::max<std::int64_t>(num_slots / 2, 1), std::ssize(positions));
   HotRead read{.row = request.row,
                .first = static_cast<std::int32_t>(program.hot_positions.size())};
+  // In place of an indexer, contents choose: every other row by a token that changes each eighth
+  // step, the rest by the last token. Both sides derive the same rows.
   const ContentId stays = request.prefix.content((end - 1) / kReadsStay * kReadsStay);
   const ContentId goes = request.prefix.content(end - 1);
   for (std::int64_t i = 0; i < most; ++i) {
@@ -187,6 +195,8 @@ Checked PagePlanner::apply(const StepProgram& program, std::span<const RequestId
   return {};
 }
 
+// Mirrors the rows that this step wrote, in runs: a mirrored span may hold older rows, which the
+// host has already.
 Checked PagePlanner::mirror(const StepProgram& program, const HostMirror& mirror) {
   const std::int64_t end = std::int64_t{mirror.first_row} + mirror.num_rows;
   LS_CHECK(mirror.first_row >= 0 && end <= model_.block_size(source_),
@@ -218,6 +228,8 @@ Checked PagePlanner::swap_in(const StepProgram& program, const HotRead& read,
     const HostContent& host = model_.host_block(HostBlockId{index_of(from)});
     const auto offset = static_cast<std::size_t>(swap.position % size);
     const SlotContent* row = offset < host.slots.size() ? &host.slots[offset] : nullptr;
+    // The host's row must be the request's own: a page that was spilled too late, or over another
+    // page, shows here first.
     if (row == nullptr || row->writer == kNobody ||
         row->content != request.prefix.content(swap.position)) {
       const std::string there =

@@ -19,6 +19,22 @@ Checked ProgramBuilder::add_state_updates(const ScheduledRequest& scheduled, con
   return {};
 }
 
+// The chunk's update, and one per draft, each from the previous state into the next block.
+static void add_updates(StateUpdate update, const std::vector<BlockId>& table, std::int64_t base,
+                        std::int32_t num_drafts, StepProgram& program) {
+  program.state_updates.push_back(update);
+  update.is_draft = true;
+  update.num_drafts = 0;
+  for (std::int32_t draft = 0; draft < num_drafts; ++draft) {
+    update.source = update.target;
+    update.target = table[base + draft + 1];
+    update.first_position += update.num_tokens;
+    update.first_token += update.num_tokens;
+    update.num_tokens = 1;
+    program.state_updates.push_back(update);
+  }
+}
+
 // Modes none and align keep a running state in one entry of the table, with a block per draft
 // behind it: the state after draft j goes into the j-th of them. In mode align the entry moves on
 // with the table, and the state is copied to where it moves.
@@ -89,17 +105,7 @@ Checked ProgramBuilder::advance_state(std::int32_t group, const ScheduledRequest
                      .conv_offset = conv_offset,
                      .num_drafts = scheduled.num_spec};
   LS_RETURN_UNLESS_FINE(export_checkpoint(request, base, program, update));
-  program.state_updates.push_back(update);
-  update.is_draft = true;
-  update.num_drafts = 0;
-  for (std::int32_t draft = 0; draft < scheduled.num_spec; ++draft) {
-    update.source = update.target;
-    update.target = table[base + draft + 1];
-    update.first_position += update.num_tokens;
-    update.first_token += update.num_tokens;
-    update.num_tokens = 1;
-    program.state_updates.push_back(update);
-  }
+  add_updates(update, table, base, scheduled.num_spec, program);
   return {};
 }
 

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "base/check.h"
+#include "base/seeded_random.h"
 
 namespace lockstep::cuda {
 namespace {
@@ -13,7 +14,11 @@ constexpr std::int32_t kBlockSize = 16;
 class Builder {
  public:
   Builder(Device& device, const EngineKernels& kernels, const WorkloadSizes& sizes)
-      : device_(device), kernels_(kernels), sizes_(sizes) {}
+      : device_(device), kernels_(kernels), sizes_(sizes), random_(1 << 20) {
+    SeededRandom random(1);
+    for (std::uint16_t& number : random_)
+      number = static_cast<std::uint16_t>(random.below(2) << 15 | (0x3B80 + random.below(0x400)));
+  }
 
   std::vector<Workload> take() {
     LS_CHECK(device_.finish().has_value(), "workloads do not fit the device");
@@ -26,7 +31,10 @@ class Builder {
     write("write_bf16_x_split", x_split());
     write("write_e4m3_per_tensor", pair(DType::fp8_e4m3, Scaling::per_tensor, 0));
     write("write_int8_per_token_head", pair(DType::int8, Scaling::per_token_head, 16));
+    write("write_int4_per_token_head", packed(Scaling::int4_rows));
+    write("write_nvfp4", packed(Scaling::fp4_groups));
     write("write_bf16_mla", mla());
+    write("write_latent_fp8_rows", latent());
   }
 
   void attention() {
@@ -50,6 +58,7 @@ class Builder {
     move("move_states", 1 << 20, sizes_.decode_requests, 4 << 20);
     move("shift_states_in_place", 24 << 10, sizes_.decode_requests, 4096);
     swap("swap_padded_pages", page, page - 512, sizes_.decode_requests * 4);
+    read_hot_rows("read_hot_rows", sizes_.context_tokens, sizes_.context_tokens / 4);
   }
 
  private:
@@ -65,6 +74,17 @@ class Builder {
     const std::int64_t size = count * static_cast<std::int64_t>(sizeof(T));
     auto* memory = device_.allocate(size, name);
     device_.zero(memory, size);
+    return reinterpret_cast<T*>(memory);
+  }
+  // Random bf16 numbers of both signs, from 2^-8 to 2, over and over. Read as fp32 they have the
+  // same size.
+  template <class T>
+  T* numbers(std::int64_t count, const char* name) {
+    const std::int64_t size = count * static_cast<std::int64_t>(sizeof(T));
+    auto* memory = device_.allocate(size, name);
+    const std::int64_t piece = static_cast<std::int64_t>(random_.size()) * 2;
+    for (std::int64_t at = 0; at < size; at += piece)
+      device_.upload(memory + at, random_.data(), std::min(piece, size - at));
     return reinterpret_cast<T*>(memory);
   }
   template <class T>
@@ -107,7 +127,7 @@ class Builder {
     made.key.head_stride = hnd ? kBlockSize * row : row;
     made.row_bytes = 2 * 8 * row;
     made.page_bytes = made.key.block_stride = made.row_bytes * kBlockSize;
-    auto* memory = zeros<std::byte>(made.page_bytes * num_blocks(), "cache");
+    auto* memory = numbers<std::byte>(made.page_bytes * num_blocks(), "cache");
     made.key.base = memory;
     if (scaling == Scaling::per_token_head) {
       made.key.scales = memory + 128 * itemsize_bytes(dtype);
@@ -131,11 +151,39 @@ class Builder {
     made.value.piece_stride = 2 * kBlockSize;
     return made;
   }
+  // K and V of 8 heads of 128 in four bits: 64 bytes, and a scale of 4 or 8 of one.
+  Pair packed(Scaling scaling) {
+    Pair made{part(DType::uint8, scaling, 8, 128), {}, 0, 0};
+    const bool groups = scaling == Scaling::fp4_groups;
+    const std::int64_t row = 64 + (groups ? 8 : 16);
+    made.key.token_stride = made.key.scale_token_stride = 8 * row;
+    made.key.head_stride = made.key.scale_head_stride = row;
+    made.row_bytes = 2 * 8 * row;
+    made.page_bytes = made.key.block_stride = made.row_bytes * kBlockSize;
+    made.key.scale_block_stride = made.page_bytes;
+    made.key.base = zeros<std::byte>(made.page_bytes * num_blocks(), "cache");
+    made.key.scales = made.key.base + 64;
+    if (groups) made.key.layer_scale = put(std::vector<float>{0.01f}, "layer scale");
+    made.value = made.key;
+    made.value.base += made.page_bytes / 2;
+    made.value.scales += made.page_bytes / 2;
+    return made;
+  }
+  // DeepSeek V3.2's rows of 656 bytes.
+  Pair latent() {
+    Pair made{part(DType::uint8, Scaling::latent_fp8_rows, 1, 576), {}, 0, 656, 1};
+    made.key.token_stride = made.key.head_stride = made.key.scale_token_stride = 656;
+    made.page_bytes = made.key.block_stride = made.key.scale_block_stride = 656 * kBlockSize;
+    made.key.base = zeros<std::byte>(made.page_bytes * num_blocks(), "cache");
+    made.key.scales = made.key.base + 512;
+    made.value = made.key;
+    return made;
+  }
   Pair mla() {
     Pair made{part(DType::bf16, Scaling::none, 1, 576), {}, 0, 1152, 1};
     made.key.token_stride = made.key.head_stride = 1152;
     made.page_bytes = made.key.block_stride = 1152 * kBlockSize;
-    made.key.base = zeros<std::byte>(made.page_bytes * num_blocks(), "cache");
+    made.key.base = numbers<std::byte>(made.page_bytes * num_blocks(), "cache");
     made.value = made.key;
     made.value.head_size = made.value.piece_elements = 512;
     return made;
@@ -146,13 +194,15 @@ class Builder {
     const std::int64_t row =
         std::int64_t{cache.key.num_heads} * cache.key.head_size * 2;  // of the bf16 source
     WritePartsParams params{};
-    params.parts[0] = {cache.key, zeros<std::byte>(row * tokens, "key"), row,
+    params.parts[0] = {cache.key, numbers<std::byte>(row * tokens, "key"), row,
                        cache.key.head_size * 2, DType::bf16};
     params.parts[1] = params.parts[0];
     params.parts[1].to = cache.value;
-    if (cache.num_parts == 2) params.parts[1].source = zeros<std::byte>(row * tokens, "value");
-    std::vector<Slot> slots = scattered(std::int64_t{num_blocks()} * kBlockSize);
-    slots.resize(static_cast<std::size_t>(tokens));
+    if (cache.num_parts == 2) params.parts[1].source = numbers<std::byte>(row * tokens, "value");
+    std::vector<Slot> slots;  // of whole blocks, anywhere
+    for (const std::int64_t block : scattered(num_blocks()))
+      for (std::int32_t i = 0; i < kBlockSize && std::ssize(slots) < tokens; ++i)
+        slots.push_back(block * kBlockSize + i);
     params.slots = put(slots, "slots");
     params.num_parts = cache.num_parts;
     params.num_rows = tokens;
@@ -188,7 +238,7 @@ class Builder {
     p.token_rows = put(rows, "rows");
     p.positions = put(positions, "positions");
     const std::int64_t query_rows = std::int64_t{p.num_tokens} * p.num_query_heads;
-    p.queries = zeros<std::byte>(query_rows * p.key.head_size * 2, "queries");
+    p.queries = numbers<std::byte>(query_rows * p.key.head_size * 2, "queries");
     p.outputs = zeros<float>(query_rows * p.value.head_size, "outputs");
     p.partials = zeros<float>(query_rows * p.num_splits * (2 + p.value.head_size), "partials");
     std::int64_t keys = 0;
@@ -203,11 +253,11 @@ class Builder {
     p.page_stride = std::int64_t{channels} * 3 * 2;
     p.channel_stride = 2;
     p.position_stride = channels * 2;
-    p.states = zeros<std::byte>(p.page_stride * (requests + 1), "conv states");
+    p.states = numbers<std::byte>(p.page_stride * (requests + 1), "conv states");
     p.input_token_stride = p.output_token_stride = channels * 2;
-    p.inputs = zeros<std::byte>(std::int64_t{total} * channels * 2, "inputs");
+    p.inputs = numbers<std::byte>(std::int64_t{total} * channels * 2, "inputs");
     p.outputs = zeros<std::byte>(std::int64_t{total} * channels * 2, "outputs");
-    p.weights = zeros<float>(channels * 4, "weights");
+    p.weights = numbers<float>(channels * 4, "weights");
     std::vector<ConvItem> items;
     for (std::int32_t i = 0; i < requests; ++i)
       items.push_back({i + 1, i + 1, i * tokens, tokens, 0, tokens});
@@ -232,7 +282,7 @@ class Builder {
   StateWork state_work(std::int32_t requests, std::int32_t tokens, std::int32_t rows) {
     StateWork work;
     const std::int64_t page = std::int64_t{sizes_.state_heads} * rows * 128 * 4;
-    work.states = {zeros<std::byte>(page * (requests + 1), "ssm states"),
+    work.states = {numbers<std::byte>(page * (requests + 1), "ssm states"),
                    page,
                    DType::fp32,
                    sizes_.state_heads,
@@ -258,13 +308,13 @@ class Builder {
     const SelectiveStateParams p{work.states,
                                  work.items,
                                  work.targets,
-                                 zeros<float>(n * heads * 64, "x"),
+                                 numbers<float>(n * heads * 64, "x"),
                                  zeros<float>(n * heads, "dt"),
-                                 zeros<float>(n * 128, "B"),
-                                 zeros<float>(n * 128, "C"),
-                                 zeros<float>(n * heads * 64, "z"),
-                                 zeros<float>(heads, "A"),
-                                 zeros<float>(heads, "D"),
+                                 numbers<float>(n * 128, "B"),
+                                 numbers<float>(n * 128, "C"),
+                                 numbers<float>(n * heads * 64, "z"),
+                                 put(std::vector<float>(heads, -1.0f), "A"),
+                                 numbers<float>(heads, "D"),
                                  zeros<float>(heads, "dt_bias"),
                                  zeros<float>(n * heads * 64, "y"),
                                  requests,
@@ -279,11 +329,11 @@ class Builder {
     const GatedDeltaParams p{work.states,
                              work.items,
                              work.targets,
-                             zeros<float>(n * heads * 128, "q"),
-                             zeros<float>(n * heads * 128, "k"),
-                             zeros<float>(n * heads * 128, "v"),
-                             zeros<float>(n * heads, "g"),
-                             zeros<float>(n * heads, "beta"),
+                             numbers<float>(n * heads * 128, "q"),
+                             numbers<float>(n * heads * 128, "k"),
+                             numbers<float>(n * heads * 128, "v"),
+                             put(std::vector<float>(n * heads, -0.1f), "g"),
+                             put(std::vector<float>(n * heads, 0.5f), "beta"),
                              zeros<float>(n * heads * 128, "o"),
                              0.1f,
                              true,
@@ -294,7 +344,7 @@ class Builder {
 
   void move(const char* name, std::int64_t size, std::int32_t count, std::int64_t apart) {
     const std::int64_t each = size + apart;
-    auto* memory = zeros<std::byte>(each * count, "states");
+    auto* memory = numbers<std::byte>(each * count, "states");
     std::vector<ByteMove> moves;
     for (std::int64_t i = 0; i < count; ++i)
       moves.push_back({memory + i * each, memory + i * each + apart, size});
@@ -303,7 +353,7 @@ class Builder {
   }
 
   void swap(const char* name, std::int64_t page, std::int64_t payload, std::int32_t count) {
-    auto* pages = zeros<std::byte>(page * count, "pages");
+    auto* pages = numbers<std::byte>(page * count, "pages");
     auto* packed = zeros<std::byte>(payload * count, "packed");
     std::vector<BlockCopyItem> items;
     for (std::int64_t block : scattered(count))
@@ -315,9 +365,52 @@ class Builder {
                          put(items, "items"), count, 1, payload});
   }
 
+  // HiSparse: each request reads `chosen` rows of its context in a run. Its region has room for
+  // twice as many and holds half of them, from the run before.
+  void read_hot_rows(const char* name, std::int32_t context, std::int32_t chosen) {
+    const std::int32_t requests = sizes_.decode_requests, blocks = context / kBlockSize;
+    const std::int32_t slots = 2 * chosen, steps = 2 * context / chosen;
+    const std::int64_t all = std::int64_t{requests} * slots;
+    std::vector<std::int32_t> table, positions, order;
+    std::vector<HotReadItem> reads;
+    for (std::int32_t i = 0; i < requests; ++i) {
+      reads.push_back({i, 0, chosen});
+      for (std::int32_t at = 0; at < blocks; ++at) table.push_back(i * blocks + at);
+      for (std::int32_t at = 0; at < slots; ++at) order.push_back(at);
+    }
+    for (std::int32_t at = 0; at < steps * chosen; ++at)
+      positions.push_back((at / chosen * (chosen / 2) + at % chosen) % context);
+    HotReadParams p{};
+    AwayRows rows;
+    rows.num_slots = slots;
+    rows.num_positions = context;
+    rows.block_size = make_divisor(kBlockSize);
+    rows.host_table = put(table, "host table");
+    rows.host_width = blocks;
+    rows.held = p.held = put(std::vector<std::int32_t>(all, -1), "held");
+    rows.places = p.places = put(std::vector<std::int32_t>(requests * context, -1), "places");
+    p.order = put(order, "order");
+    p.used = zeros<std::int32_t>(all, "used");
+    p.swaps = zeros<HotSwap>(std::int64_t{requests} * chosen, "swaps");
+    p.reads = put(reads, "reads");
+    p.positions = put(positions, "positions");
+    p.away = put(std::vector<AwayRows>{rows}, "away");
+    p.num_reads = requests;
+    const std::int64_t read = std::int64_t{requests} * chosen;
+    workloads_.push_back({name, all * 12 + read * 16, read,
+                          [p, steps, chosen, run = 0,
+                           launch = device_.kernels().hot_reads](const LaunchPlace& place) mutable {
+                            HotReadParams now = p;
+                            now.positions += run % steps * chosen;
+                            now.read_number = 1 + run++ * p.num_reads;
+                            return launch(place, now);
+                          }});
+  }
+
   Device& device_;
   const EngineKernels& kernels_;
   WorkloadSizes sizes_;
+  std::vector<std::uint16_t> random_;
   std::vector<Workload> workloads_;
 };
 

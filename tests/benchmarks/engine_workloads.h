@@ -30,7 +30,7 @@ struct WorkloadSizes {
 inline constexpr WorkloadSizes kCpuSizes{64, 2, 128, 2};
 inline constexpr WorkloadSizes kGpuSizes{8192, 256, 4096, 64};
 
-// Memory is taken from the device and stays there; all inputs are zero but slots, tables, scales.
+// Memory is taken from the device and stays there. Rows, states and queries are random numbers.
 std::vector<Workload> engine_workloads(Device& device, const EngineKernels& kernels,
                                        const WorkloadSizes& sizes);
 // Those of them that write caches.

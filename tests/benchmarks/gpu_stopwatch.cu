@@ -4,11 +4,13 @@
 
 namespace lockstep::cuda {
 
-float gpu_milliseconds(void* stream, const std::function<void()>& work) {
+float gpu_milliseconds(void* stream, void* scratch, std::int64_t cold,
+                       const std::function<void()>& work) {
   const auto on = static_cast<cudaStream_t>(stream);
   cudaEvent_t begin = nullptr, end = nullptr;
   float milliseconds = -1.0f;
   if (cudaEventCreate(&begin) == cudaSuccess && cudaEventCreate(&end) == cudaSuccess) {
+    cudaMemsetAsync(scratch, 1, static_cast<std::size_t>(cold), on);
     cudaEventRecord(begin, on);
     work();
     cudaEventRecord(end, on);

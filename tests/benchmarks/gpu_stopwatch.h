@@ -8,8 +8,10 @@
 namespace lockstep::cuda {
 
 // Milliseconds between two events around `work`, which launches on the stream; below zero when the
-// device failed.
-float gpu_milliseconds(void* stream, const std::function<void()>& work);
+// device failed. Before the first event the `cold` bytes at `scratch` are overwritten: with more of
+// them than the GPU's L2 holds, `work` finds none of its data there.
+float gpu_milliseconds(void* stream, void* scratch, std::int64_t cold,
+                       const std::function<void()>& work);
 
 // What is left of the device's memory; 0 when it does not say.
 std::int64_t free_memory_bytes();

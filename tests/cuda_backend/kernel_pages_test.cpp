@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <numeric>
 #include <set>
 
 #include "base/seeded_random.h"
@@ -127,6 +128,52 @@ TEST(KernelPages, ReadsUseTheSlotsOfTheReference) {
     EXPECT_GT(swaps, 80);
     pages.device.expect_no_reports();
   }
+}
+
+// More rows and slots than a warp looks at at once.
+TEST(KernelPages, ReadsOfManyRowsUseTheSlotsOfTheReference) {
+  constexpr int kManySlots = 700, kManyPositions = 2000;
+  KernelDevice device;
+  Ids numbers(kManyPositions);
+  std::iota(numbers.begin(), numbers.end(), 0);
+  AwayRows rows;
+  rows.host_table = device.put(numbers, "host table");
+  rows.host_width = kManyPositions / kBlockSize;
+  rows.num_slots = kManySlots;
+  rows.num_positions = kManyPositions;
+  rows.block_size = make_divisor(kBlockSize);
+  std::int32_t* held = device.put(Ids(kManySlots, -1), "held");
+  std::int32_t* places = device.put(Ids(kManyPositions, -1), "places");
+  std::int32_t* order = device.put(Ids(numbers.begin(), numbers.begin() + kManySlots), "order");
+  std::int32_t* used = device.put(Ids(kManySlots, 0), "used");
+  rows.held = held;
+  rows.places = places;
+  const AwayRows* away = device.put(std::vector<AwayRows>{rows}, "away");
+  HotRegions reference;
+  SeededRandom random(11);
+  std::int64_t hits = 0, brought = 0;
+  for (int read = 1; read <= 12; ++read) {
+    const auto count = static_cast<std::int32_t>(1 + random.below(kManySlots));
+    Ids positions = numbers;
+    for (std::int32_t i = 0; i < count; ++i)
+      std::swap(positions[i], positions[i + random.below(kManyPositions - i)]);
+    positions.resize(count);
+    HotSwap* swaps = device.room<HotSwap>(count, "swaps");
+    device->launch(device.kernels().hot_reads,
+                   HotReadParams{device.put(std::vector<HotReadItem>{{0, 0, count}}, "reads"),
+                                 device.put(positions, "positions"), away, held, places, order,
+                                 used, swaps, 1, read});
+    std::vector<HotRegions::Swap> found;
+    const std::vector<HotSwap> all = device.get(swaps, count);
+    for (std::int32_t i = 0; i < count; ++i)
+      if (all[i].host_row >= 0) found.push_back({positions[i], all[i].slot});
+    EXPECT_EQ(found, reference.read(0, kManySlots, positions)) << "read " << read;
+    brought += std::ssize(found);
+    hits += count - std::ssize(found);
+  }
+  EXPECT_GT(hits, 200);
+  EXPECT_GT(brought, 1000);
+  device.expect_no_reports();
 }
 
 TEST(KernelPages, OnlyRowsThatAStepWritesAreCopiedToTheHost) {

@@ -106,6 +106,10 @@ fi
 if asked bandwidth; then
     "$build/lockstep_gpu_benchmarks" --benchmark_repetitions=5 --benchmark_report_aggregates_only \
         --benchmark_out="$out/bandwidth.json" | tee "$out/bandwidth.txt"
+    rc=0
+    python3 tests/gpu/bandwidth_gate.py "$out/bandwidth.json" >"$out/bandwidth_gate.txt" 2>&1 ||
+        rc=$?
+    verdict "$rc" "bandwidth, $(tail -n 1 "$out/bandwidth_gate.txt")" "$out/bandwidth_gate.txt"
     "${LOCKSTEP_VLLM_PYTHON:-python3}" tests/gpu/vllm_operators.py --ours "$out/bandwidth.json" \
         --json "$out/vllm.json" >"$out/vllm.txt" 2>&1 && cat "$out/vllm.txt" ||
         printf 'skipped vLLM (%s)\n' "$(tail -n 1 "$out/vllm.txt")"

@@ -4,7 +4,7 @@
 
 #include <utility>
 
-#include "reference/memory/placed_layout.h"
+#include "reference/memory/model_placement.h"
 #include "reference/plan/page_size.h"
 #include "sim/step/backend_config.h"
 #include "tests/properties/busy_case.h"

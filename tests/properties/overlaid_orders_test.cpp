@@ -14,7 +14,6 @@
 #include "properties/generate/generator.h"
 #include "properties/judge/judge.h"
 #include "reference/memory/model_placement.h"
-#include "reference/memory/placed_layout.h"
 #include "sim/check/plan_prover.h"
 #include "sim/session/session.h"
 #include "sim/step/backend_config.h"

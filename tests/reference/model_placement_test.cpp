@@ -7,7 +7,6 @@
 
 #include <string>
 
-#include "reference/memory/placed_layout.h"
 #include "reference/plan/page_groups.h"
 
 namespace lockstep {
@@ -233,7 +232,7 @@ TEST(ModelPlacement, HiSparseIsForModelsThatSayHowManyRowsTheyChoose) {
   const auto placed = place(layers, options, "");
   ASSERT_FALSE(placed);
   EXPECT_EQ(placed.error().message,
-            "HiSparse: no layer of the model says index_topk, the rows that it chooses");
+            "host pages: no layer of the model says index_topk, the rows that it chooses");
 }
 
 }  // namespace

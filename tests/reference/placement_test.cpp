@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <set>
 
-#include "reference/placement/cache_groups.h"
 #include "reference/placement/worker_pages.h"
 
 namespace lockstep {
@@ -245,8 +244,7 @@ TEST(LayerSpecs, BackendsPackRowsInTheirOwnWays) {
 
 std::vector<PlacementLayer> on_backend(const LayerSpecs& specs, const std::string& backend) {
   std::vector<PlacementLayer> layers;
-  for (const NamedSpec& layer : specs)
-    layers.push_back({layer.name, layer.spec, backend, false});
+  for (const NamedSpec& layer : specs) layers.push_back({layer.name, layer.spec, backend, false});
   return layers;
 }
 
@@ -390,8 +388,8 @@ TEST(HashSizes, AUnitOfPrefixesMustDivideEveryBlock) {
                     CacheLayout::LBNHC, placement_options());
   auto options = placement_options();
   const auto plan = *place_blocks(groups, CacheLayout::LBNHC, 10, options);
-  EXPECT_EQ(hash_sizes(plan, options)->scheduler, 32);
-  EXPECT_EQ(hash_sizes(plan, options)->hash, 16);
+  EXPECT_EQ(hash_sizes(plan, options)->scheduler_block_size, 32);
+  EXPECT_EQ(hash_sizes(plan, options)->hash_block_size, 16);
   options.prefix_match_unit = 24;
   EXPECT_FALSE(hash_sizes(plan, options));
 }

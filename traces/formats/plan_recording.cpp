@@ -5,6 +5,7 @@
 
 #include "base/json_reader.h"
 #include "base/line_reader.h"
+#include "reference/types/host_pages.h"
 #include "traces/formats/spec_json.h"
 
 namespace lockstep {
@@ -51,47 +52,22 @@ std::optional<std::string> text_in(JsonObject& object, std::string_view key) {
   return std::string(value.string());
 }
 
-KVCacheSpec read_cache_spec(JsonValue value) {
-  KVCacheSpec spec;
-  JsonObject object = value.object();
-  JsonValue type = object.required("type");
-  if (const auto known = cache_kind_from_planned_name(type.string()))
-    spec.kind = *known;
-  else
-    type.refuse("a kind of cache");
-  spec.block_size = object.required("block_size").integer(1, kBlockTokensMax);
-  spec.page_size_padded = size_in(object, "page_size_padded");
-  spec.dcp_sharded = is_attention(spec.kind);
-  may_set_flag(object, "dcp_sharded", spec.dcp_sharded);
-  may_set_flag(object, "is_draft", spec.plan.is_draft.value);
-  may_set_flag(object, "non_causal", spec.plan.non_causal);
-  may_set_flag(object, "non_causal_multi_token_decode", spec.plan.non_causal_multi_token_decode);
-  may_set_flag(object, "tp_replicated", spec.plan.tp_replicated);
-  // What follows from the rest.
-  for (const char* derived : {"page_size_bytes", "hnc", "stride_alignment_bytes"})
-    object.optional(derived);
-  if (!has_layer_views(spec.kind)) {
-    spec.page_copy_bytes = object.required(kHotPageKey).integer(1, kPoolBytesMax);
-    may_set(object, "blocks_per_request", spec.blocks_per_request);
-    object.finish();
-    return spec;
+void read_states(JsonObject& object, KVCacheSpec& spec) {
+  for (JsonValue shape : object.required("shapes").array()) {
+    StateTensorSpec& state = spec.states.emplace_back();
+    for (JsonValue size : shape.array()) state.dims.push_back(size.integer(1, kHeadSizeMax));
   }
-  if (is_state_kind(spec.kind)) {
-    for (JsonValue shape : object.required("shapes").array()) {
-      StateTensorSpec& state = spec.states.emplace_back();
-      for (JsonValue size : shape.array()) state.dims.push_back(size.integer(1, kHeadSizeMax));
-    }
-    std::size_t i = 0;
-    for (JsonValue dtype : object.required("dtypes").array())
-      if (i < spec.states.size()) spec.states[i++].dtype = dtype.word<DType>(kTorchWords);
-    spec.plan.mamba_type = object.required("mamba_type").string();
-    spec.mamba_cache_mode = object.required("mamba_cache_mode").word<MambaCacheMode>(kModeWords);
-    may_set(object, "num_speculative_blocks", spec.num_speculative_blocks);
-    may_set(object, "num_prefill_checkpoint_blocks", spec.num_prefill_checkpoint_blocks);
-    may_set(object, "prefill_checkpoint_alignment", spec.prefill_checkpoint_alignment, 1);
-    object.finish();
-    return spec;
-  }
+  std::size_t i = 0;
+  for (JsonValue dtype : object.required("dtypes").array())
+    if (i < spec.states.size()) spec.states[i++].dtype = dtype.word<DType>(kTorchWords);
+  spec.plan.mamba_type = object.required("mamba_type").string();
+  spec.mamba_cache_mode = object.required("mamba_cache_mode").word<MambaCacheMode>(kModeWords);
+  may_set(object, "num_speculative_blocks", spec.num_speculative_blocks);
+  may_set(object, "num_prefill_checkpoint_blocks", spec.num_prefill_checkpoint_blocks);
+  may_set(object, "prefill_checkpoint_alignment", spec.prefill_checkpoint_alignment, 1);
+}
+
+void read_rows(JsonObject& object, KVCacheSpec& spec) {
   spec.num_kv_heads = object.required("num_kv_heads").integer(1, kHeadsMax);
   spec.head_size = object.required("head_size").integer(1, kHeadSizeMax);
   spec.head_size_v = object.required("head_size_v").integer(0, kHeadSizeMax);
@@ -127,6 +103,37 @@ KVCacheSpec read_cache_spec(JsonValue value) {
   spec.plan.is_indexer = text_in(object, "cache_role") == "indexer";
   may_set_flag(object, "is_index_group_leader", spec.plan.is_index_group_leader);
   may_set_flag(object, "bounded_replay", spec.bounded_replay);
+}
+
+KVCacheSpec read_cache_spec(JsonValue value) {
+  KVCacheSpec spec;
+  JsonObject object = value.object();
+  JsonValue type = object.required("type");
+  if (const auto known = cache_kind_from_planned_name(type.string()))
+    spec.kind = *known;
+  else
+    type.refuse("a kind of cache");
+  spec.block_size = object.required("block_size").integer(1, kBlockTokensMax);
+  spec.page_size_padded = size_in(object, "page_size_padded");
+  spec.dcp_sharded = is_attention(spec.kind);
+  may_set_flag(object, "dcp_sharded", spec.dcp_sharded);
+  may_set_flag(object, "is_draft", spec.plan.is_draft.value);
+  may_set_flag(object, "non_causal", spec.plan.non_causal);
+  may_set_flag(object, "non_causal_multi_token_decode", spec.plan.non_causal_multi_token_decode);
+  may_set_flag(object, "tp_replicated", spec.plan.tp_replicated);
+  // What follows from the rest.
+  for (const char* derived : {"page_size_bytes", "hnc", "stride_alignment_bytes"})
+    object.optional(derived);
+  if (!has_layer_views(spec.kind)) {
+    spec.page_copy_bytes = object.required(kHotPageKey).integer(1, kPoolBytesMax);
+    may_set(object, "blocks_per_request", spec.blocks_per_request);
+    object.finish();
+    return spec;
+  }
+  if (is_state_kind(spec.kind))
+    read_states(object, spec);
+  else
+    read_rows(object, spec);
   object.finish();
   return spec;
 }
@@ -163,8 +170,8 @@ void read_options(JsonValue value, std::string& model, OverlaidPlanInputs& plan)
   options.spec_method = text_in(object, "spec_method").value_or("");
   options.order = text_in(object, "layout");
   options.connector = text_in(object, "connector").value_or("");
-  if (JsonValue hisparse = object.optional("hisparse"); hisparse && !hisparse.is_null()) {
-    JsonObject sizes = hisparse.object();
+  if (JsonValue pages = object.optional(kHostPagesWord); pages && !pages.is_null()) {
+    JsonObject sizes = pages.object();
     options.host_pages.emplace();
     options.host_pages->host_pool_gib = sizes.required("host_pool_gib").binary64();
     options.host_pages->device_buffer_size = size_in(sizes, "device_buffer_size", 1);

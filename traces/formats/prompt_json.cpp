@@ -159,20 +159,6 @@ void swap_tokens(Prompt& prompt, const PromptEmbeds& embeds, std::int32_t from, 
   }
 }
 
-RepetitionDetection read_repetition_detection(JsonValue value) {
-  JsonObject object = value.object();
-  RepetitionDetection detection;
-  const auto read = [&](const char* key, std::int32_t& field) {
-    if (auto tokens = object.optional(key))
-      field = tokens.integer<std::int32_t>(0, kPromptTokensMax);
-  };
-  read("max_pattern_size", detection.max_pattern_size);
-  read("min_pattern_size", detection.min_pattern_size);
-  read("min_count", detection.min_count);
-  object.finish();
-  return detection;
-}
-
 }  // namespace
 
 // {"token":t,"n":n}
@@ -329,57 +315,32 @@ Prompt private_prompt(std::int64_t length, std::uint64_t ordinal) {
 
 namespace {
 
-Adapter read_adapter(JsonValue value) {
-  JsonObject object = value.object();
-  Adapter adapter;
-  adapter.name = object.required("name").nonempty_string();
-  adapter.id = object.required("id").integer(0);
-  adapter.path = object.required("path").string();
-  object.finish();
-  return adapter;
-}
-
 // [[first, count], ...]: tokens of an item, ascending; the last run may reach beyond its end.
-std::vector<TokenSpan> read_spans(JsonValue value, std::int32_t size) {
-  std::vector<TokenSpan> spans;
-  std::int32_t end = 0;
-  for (JsonValue element : value.array()) {
-    const JsonArray pair = element.array();
-    if (pair.size() != 2) element.refuse("[first, count]");
-    if (pair.size() != 2) break;
-    TokenSpan span;
-    span.first = pair[0].integer<std::int32_t>(end, std::max(end, size - 1));
-    span.count = pair[1].integer<std::int32_t>(1, std::max(1, size));
-    end = span.first + span.count;
-    spans.push_back(span);
-  }
-  if (spans.empty()) value.refuse("at least one run, or no such key");
-  return spans;
-}
-
-PromptEmbeds read_embeds(JsonValue value) {
-  JsonObject object = value.object();
-  PromptEmbeds embeds;
-  if (auto digests = object.optional("digests")) {
-    embeds.digest_tokens = object.required("digest_tokens").integer<std::int32_t>(1, kSeedMax / 4);
-    for (JsonValue digest : digests.array()) {
-      const std::string text(digest.nonempty_string());
-      if (text.size() % 2 != 0 || text.find_first_not_of("0123456789abcdef") != std::string::npos)
-        digest.refuse("a digest, hexadecimal");
-      embeds.digests.push_back(text);
+struct Spans {
+  std::int32_t size = 0;
+  void read(JsonValue value, std::vector<TokenSpan>& spans) const {
+    std::int32_t end = 0;
+    for (JsonValue element : value.array()) {
+      const form::Pair<form::Between, form::Between> span{
+          "[first, count]", {end, std::max(end, size - 1)}, {1, std::max(1, size)}};
+      span.read(element, spans.emplace_back());
+      end = spans.back().first + spans.back().count;
     }
-    if (embeds.digests.empty()) digests.refuse("at least one digest");
-  } else {
-    const Prompt rows = read_segments(object.required("rows"));
-    embeds.rows = rows.runs;
-    embeds.width = object.required("width").integer<std::int32_t>(1, 1 << 20);
-    if (std::ranges::any_of(rows.runs,
-                            [](const TokenRun& run) { return run.kind != TokenRun::Kind::seeded; }))
-      value.refuse_because("found rows that have no seed; expected [seed, n]");
+    if (spans.empty()) value.refuse("at least one run, or no such key");
   }
-  object.finish();
-  return embeds;
-}
+  static void write(JsonWriter& out, const std::vector<TokenSpan>& spans) {
+    form::Each<form::Pair<form::Between, form::Between>>{}.write(out, spans);
+  }
+};
+
+struct EmbedDigest {
+  static void read(JsonValue value, std::string& digest) {
+    digest = value.nonempty_string();
+    if (digest.size() % 2 != 0 || digest.find_first_not_of("0123456789abcdef") != std::string::npos)
+      value.refuse("a digest, hexadecimal");
+  }
+  static void write(JsonWriter& out, const std::string& digest) { out.string(digest); }
+};
 
 std::int64_t num_rows(const PromptEmbeds& embeds) {
   std::int64_t rows = 0;
@@ -421,66 +382,84 @@ void place_embeds(JsonValue value, const Prompt& prompt, PromptEmbeds& embeds) {
                     num_rows(embeds), num_places, kEmbeddedToken));
 }
 
-void write_adapter(JsonWriter& out, const Adapter& adapter) {
-  if (adapter.name.empty()) return;
-  out.key("lora").begin_object().string("name", adapter.name);
-  out.integer("id", adapter.id).string("path", adapter.path).end_object();
-}
-
-void write_embeds(JsonWriter& out, const PromptEmbeds& embeds) {
-  if (embeds.empty()) return;
-  out.key("embeds").begin_object();
-  if (embeds.digests.empty()) {
-    Prompt rows;
-    rows.runs = embeds.rows;
-    write_segments(out.key("rows"), rows);
-    out.integer("width", embeds.width);
-  } else {
-    out.integer("digest_tokens", embeds.digest_tokens).key("digests").strings(embeds.digests);
-  }
-  out.end_object();
-}
+// Where the next item of a prompt may be. `room`: tokens of the prompt; -1: items have places of
+// their own.
+struct ItemPlace {
+  std::int32_t end = 0;
+  std::int64_t room = -1;
+};
 
 }  // namespace
 
+template <class Io>
+void fields(Io& io, FieldsOf<Io, Adapter>& adapter) {
+  io.required("name", adapter.name);
+  io.required("id", adapter.id, form::Between{0, INT64_MAX});
+  io.required("path", adapter.path, form::AnyText{});
+}
+
+template <class Io>
+void fields(Io& io, FieldsOf<Io, RepetitionDetection>& detection) {
+  constexpr form::Between kTokens{0, kPromptTokensMax};
+  io.defaulted("max_pattern_size", detection.max_pattern_size, kTokens);
+  io.defaulted("min_pattern_size", detection.min_pattern_size, kTokens);
+  io.defaulted("min_count", detection.min_count, kTokens);
+}
+
+template <class Io>
+void fields(Io& io, FieldsOf<Io, PromptItem>& item, const ItemPlace& at) {
+  const bool is_beside = at.room < 0;
+  const std::int64_t room = is_beside ? kPromptTokensMax : at.room;
+  const std::int64_t last = std::max<std::int64_t>(at.end, room - 1);
+  io.required("id", item.identifier);
+  io.required("kind", item.kind);
+  io.required("at", item.first, is_beside ? form::Between{0, 0} : form::Between{at.end, last});
+  io.required("n", item.count, form::Between{1, std::max<std::int64_t>(1, room - item.first)});
+  io.optional("embed", item.embeds, Spans{item.count});
+}
+
+template <class Io>
+void fields(Io& io, FieldsOf<Io, PromptEmbeds>& embeds) {
+  const form::Between tokens{1, kSeedMax / 4};
+  bool has_digests = !embeds.digests.empty();
+  if constexpr (Io::kReads) has_digests = io.object.has("digests");
+  if (has_digests) {
+    io.required("digest_tokens", embeds.digest_tokens, tokens);
+    io.required("digests", embeds.digests, form::Each<EmbedDigest>{});
+    if constexpr (Io::kReads)
+      if (embeds.digests.empty()) io.object.required("digests").refuse("at least one digest");
+    return;
+  }
+  Prompt rows;
+  if constexpr (!Io::kReads) rows.runs = embeds.rows;
+  io.required("rows", rows, form::Code{read_segments, write_segments});
+  io.required("width", embeds.width, form::Between{1, 1 << 20});
+  if constexpr (Io::kReads) embeds.rows = rows.runs;
+}
+
+static PromptEmbeds read_embeds(JsonValue value) {
+  PromptEmbeds embeds;
+  read_fields(value, embeds);
+  if (std::ranges::any_of(embeds.rows,
+                          [](const TokenRun& run) { return run.kind != TokenRun::Kind::seeded; }))
+    value.refuse_because("found rows that have no seed; expected [seed, n]");
+  return embeds;
+}
+
 std::vector<PromptItem> read_prompt_items(JsonValue value, std::int64_t prompt_size) {
   std::vector<PromptItem> items;
-  std::int32_t end = 0;
+  ItemPlace at{.end = 0, .room = prompt_size};
   for (JsonValue element : value.array()) {
-    JsonObject object = element.object();
-    PromptItem item;
-    item.identifier = object.required("id").nonempty_string();
-    item.kind = object.required("kind").nonempty_string();
-    const bool is_beside = prompt_size < 0;
-    const std::int64_t room = is_beside ? kPromptTokensMax : prompt_size;
-    item.first = object.required("at").integer<std::int32_t>(
-        is_beside ? 0 : end, is_beside ? 0 : std::max<std::int64_t>(end, room - 1));
-    item.count =
-        object.required("n").integer<std::int32_t>(1, std::max<std::int64_t>(1, room - item.first));
-    if (auto spans = object.optional("embed")) item.embeds = read_spans(spans, item.count);
-    object.finish();
-    end = item.first + item.count;
-    items.push_back(std::move(item));
+    read_fields(element, items.emplace_back(), at);
+    at.end = items.back().first + items.back().count;
   }
   if (items.empty()) value.refuse("at least one item, or no such key");
   return items;
 }
 
 void write_prompt_items(JsonWriter& out, const std::vector<PromptItem>& items) {
-  if (items.empty()) return;
-  out.key("mm").begin_array();
-  for (const PromptItem& item : items) {
-    out.begin_object().string("id", item.identifier).string("kind", item.kind);
-    out.integer("at", item.first).integer("n", item.count);
-    if (!item.embeds.empty()) {
-      out.key("embed").begin_array();
-      for (const TokenSpan& span : item.embeds)
-        out.begin_array().integer(span.first).integer(span.count).end_array();
-      out.end_array();
-    }
-    out.end_object();
-  }
-  out.end_array();
+  const ItemPlace anywhere;
+  if (!items.empty()) form::Each{form::With{anywhere}}.write(out.key("mm"), items);
 }
 
 bool read_embeds_alone(JsonObject& object, RequestSpec& request) {
@@ -498,7 +477,7 @@ bool read_embeds_alone(JsonObject& object, RequestSpec& request) {
 
 static void read_hash_keys(JsonObject& object, KeysForm form, RequestSpec& request) {
   RequestKeys& keys = request.keys;
-  if (auto lora = object.optional("lora")) keys.lora = read_adapter(lora);
+  if (auto lora = object.optional("lora")) read_fields(lora, keys.lora);
   if (auto items = object.optional("mm"))
     keys.mm = read_prompt_items(items, form.has_items_beside ? -1 : request.prompt.size());
   if (auto embeds = object.optional("embeds")) {
@@ -508,29 +487,25 @@ static void read_hash_keys(JsonObject& object, KeysForm form, RequestSpec& reque
   }
 }
 
+template <class Io>
+static void rare_fields(Io& io, FieldsOf<Io, RequestSpec>& request) {
+  io.optional("min_tokens", request.min_tokens, form::Between{0, kPromptTokensMax});
+  io.unless(RepetitionDetection{}, "repetition_detection", request.repetition_detection);
+  io.optional("skip_reading_prefix_cache", request.skip_reading_prefix_cache);
+}
+
 void read_rare_request_keys(JsonObject& object, RequestSpec& request, KeysForm form) {
   read_hash_keys(object, form, request);
-  if (auto tokens = object.optional("min_tokens"))
-    request.min_tokens = tokens.integer<std::int32_t>(0, kPromptTokensMax);
-  if (auto detection = object.optional("repetition_detection"))
-    request.repetition_detection = read_repetition_detection(detection);
-  if (auto skips = object.optional("skip_reading_prefix_cache"))
-    request.skip_reading_prefix_cache = skips.boolean();
+  FieldReader io(object);
+  rare_fields(io, request);
 }
 
 void write_rare_request_keys(JsonWriter& out, const RequestSpec& request) {
-  write_adapter(out, request.keys.lora);
+  if (!request.keys.lora.name.empty()) write_fields(out.key("lora"), request.keys.lora);
   write_prompt_items(out, request.keys.mm);
-  write_embeds(out, request.keys.embeds);
-  if (request.min_tokens != 0) out.integer("min_tokens", request.min_tokens);
-  const RepetitionDetection& repetition = request.repetition_detection;
-  if (repetition != RepetitionDetection{}) {
-    out.key("repetition_detection").begin_object();
-    out.integer("max_pattern_size", repetition.max_pattern_size);
-    out.integer("min_pattern_size", repetition.min_pattern_size);
-    out.integer("min_count", repetition.min_count).end_object();
-  }
-  if (request.skip_reading_prefix_cache) out.boolean("skip_reading_prefix_cache", true);
+  if (!request.keys.embeds.empty()) write_fields(out.key("embeds"), request.keys.embeds);
+  FieldWriter io(out);
+  rare_fields(io, request);
 }
 
 }  // namespace lockstep

@@ -303,7 +303,7 @@ void engine_fields(Io& io, FieldsOf<Io, RecordingHeader>& header) {
   if constexpr (Io::kReads) header.options.config.engine = header.engine.profile();
   io.required("groups", header.groups, kGroups);
   io.required("num_blocks", header.num_blocks, form::Between{1, kBlocksMax});
-  io.optional("hisparse_host_num_blocks", header.options.config.host_pool_num_blocks,
+  io.optional(kHostBlocksKey, header.options.config.host_pool_num_blocks,
               form::Between{1, kBlocksMax});
   io.optional("connector", header.connector);
 }
@@ -316,7 +316,7 @@ void fields(Io& io, FieldsOf<Io, RecordedStep>& step, const RecordingHeader& hea
   io.optional("before", step.before, Events{header});
   io.optional("connector", step.connector);
   decision_fields(io, step, header);
-  io.optional("hisparse", step.pages, form::With{header});
+  io.optional(kHostPagesWord, step.pages, form::With{header});
   state_fields(io, step, header);
   held_draft_fields(io, step, header);
   table_fields(io, step, header);

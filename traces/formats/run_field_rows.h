@@ -13,9 +13,6 @@
 
 namespace lockstep::run_rows {
 
-constexpr std::string_view kPartsExpected =
-    "peers, host, one-group-peers or hisparse, or up to 4 of them joined by +";
-
 // The words of an enum, in the order of its values.
 template <class E>
 constexpr int kWordsOf = 0;

@@ -8,8 +8,9 @@
 #include <utility>
 
 #include "base/check.h"
-
+#include "reference/types/host_pages.h"
 #include "traces/formats/run_field_rows.h"
+#include "traces/formats/run_spec.h"
 
 namespace lockstep {
 namespace {
@@ -26,54 +27,48 @@ constexpr std::string_view kConnector = "KV connector (vllm-0.22.1)";
 constexpr std::string_view kRanks = "Ranks";
 constexpr std::string_view kRun = "Run";
 
+// A row of the command line. Numbers are at least `at_least`, and at most `at_most`.
+constexpr RunField option(std::string_view name, std::string_view group, std::string_view flag,
+                          std::string_view help, std::uint8_t said_by, std::int64_t at_least = 0,
+                          std::int64_t at_most = INT32_MAX) {
+  return {.name = name,
+          .group = group,
+          .flag = flag,
+          .help = help,
+          .at_least = at_least,
+          .at_most = at_most,
+          .said_by = said_by};
+}
+constexpr RunField shrunk(RunField field, Shrinks how, std::int64_t lowest = 0) {
+  field.shrinks = how;
+  field.lowest = lowest;
+  return field;
+}
+constexpr RunField one_of(std::span<const std::string_view> choices, RunField field) {
+  field.choices = choices;
+  return field;
+}
+
 constexpr RunField kFields[] = {
     // The cache that is planned where the input brings none.
-    row<&RunSpec::recipe, &RunRecipe::model>(
-        {.name = "model",
-         .group = kCache,
-         .flag = "--model",
-         .help = "all layers of a model of the catalogue, a model file or a config.json",
-         .said_by = kByRecordings}),
-    row<&RunSpec::recipe, &RunRecipe::layers>({.name = "layers",
-                                               .group = kCache,
-                                               .flag = "--layers",
-                                               .help = "layers (2)",
-                                               .at_least = 1,
-                                               .at_most = 256,
-                                               .said_by = kByModels}),
-    row<&RunSpec::recipe, &RunRecipe::kv_heads>({.name = "kv_heads",
-                                                 .group = kCache,
-                                                 .flag = "--kv-heads",
-                                                 .help = "KV heads of a layer (2)",
-                                                 .at_least = 1,
-                                                 .at_most = 256,
-                                                 .said_by = kByModels}),
-    row<&RunSpec::recipe, &RunRecipe::head_size>({.name = "head_size",
-                                                  .group = kCache,
-                                                  .flag = "--head-size",
-                                                  .help = "elements of a head (64)",
-                                                  .at_least = 1,
-                                                  .at_most = 4096,
-                                                  .said_by = kByModels}),
-    setting_row<&RunSpec::queries_per_kv>({.name = "queries_per_kv",
-                                           .group = kCache,
-                                           .flag = "--queries-per-kv",
-                                           .help = "query heads of a KV head (1)",
-                                           .at_least = 1,
-                                           .at_most = 64,
-                                           .said_by = kBySavedCase}),
-    row<&RunSpec::recipe, &RunRecipe::dtype>({.name = "dtype",
-                                              .group = kCache,
-                                              .flag = "--dtype",
-                                              .help = "elements of the cache (bf16)",
-                                              .choices = kDtypeChoices,
-                                              .said_by = kByRecordings}),
-    row<&RunSpec::recipe, &RunRecipe::attention>({.name = "attention",
-                                                  .group = kCache,
-                                                  .flag = "--attention",
-                                                  .help = "kind of the layers (full)",
-                                                  .choices = kAttentionChoices,
-                                                  .said_by = kByModels}),
+    row<&RunSpec::recipe, &RunRecipe::model>(option(
+        "model", kCache, "--model",
+        "all layers of a model of the catalogue, a model file or a config.json", kByRecordings)),
+    row<&RunSpec::recipe, &RunRecipe::layers>(
+        option("layers", kCache, "--layers", "layers (2)", kByModels, 1, 256)),
+    row<&RunSpec::recipe, &RunRecipe::kv_heads>(
+        option("kv_heads", kCache, "--kv-heads", "KV heads of a layer (2)", kByModels, 1, 256)),
+    row<&RunSpec::recipe, &RunRecipe::head_size>(
+        option("head_size", kCache, "--head-size", "elements of a head (64)", kByModels, 1, 4096)),
+    setting_row<&RunSpec::queries_per_kv>(option("queries_per_kv", kCache, "--queries-per-kv",
+                                                 "query heads of a KV head (1)", kBySavedCase, 1,
+                                                 64)),
+    row<&RunSpec::recipe, &RunRecipe::dtype>(
+        one_of(kDtypeChoices,
+               option("dtype", kCache, "--dtype", "elements of the cache (bf16)", kByRecordings))),
+    row<&RunSpec::recipe, &RunRecipe::attention>(
+        one_of(kAttentionChoices,
+               option("attention", kCache, "--attention", "kind of the layers (full)", kByModels))),
     row<&RunSpec::layout>({.name = "layout",
                            .group = kCache,
                            .flag = "--layout",
@@ -93,60 +88,37 @@ constexpr RunField kFields[] = {
         {.name = "kernel_block_sizes", .saved_in = SavedIn::header, .shrinks = Shrinks::never}),
     row<&RunSpec::layout_rule>({.name = "layout_rule", .saved_in = SavedIn::header}),
     row<&RunSpec::cache, &KVCacheConfig::num_blocks>(
-        {.name = "num_blocks",
-         .group = kCache,
-         .flag = "--num-blocks",
-         .help = "blocks of the pool, the null block included (the trace's hint; else one and a "
-                 "half times the longest request)",
-         .at_least = 2,
-         .said_by = kByRecordings}),
-    engine_row<&EngineConfig::block_size>({.name = "block_size",
-                                           .group = kCache,
-                                           .flag = "--block-size",
-                                           .help = "tokens of a block (16)",
-                                           .at_least = 1,
-                                           .at_most = kTokenOptionMax,
-                                           .said_by = kByRecordings,
-                                           .shrinks = Shrinks::size}),
+        option("num_blocks", kCache, "--num-blocks",
+               "blocks of the pool, the null block included (the trace's hint; else one and a "
+               "half times the longest request)",
+               kByRecordings, 2)),
+    engine_row<&EngineConfig::block_size>(
+        shrunk(option("block_size", kCache, "--block-size", "tokens of a block (16)", kByRecordings,
+                      1, kTokenOptionMax),
+               Shrinks::size)),
     engine_row<&EngineConfig::mamba_block_size>(
         {.name = "mamba_block_size", .shrinks = Shrinks::size}),
     setting_row<&RunSpec::block_order>({.name = "block_order"}),
 
     // The engine.
-    engine_row<&EngineConfig::engine>({.name = "engine",
-                                       .group = kEngine,
-                                       .flag = "--engine",
-                                       .help = "profile to decide like ({})",
-                                       .said_by = kByRecordings,
-                                       .shrinks = Shrinks::never}),
-    engine_row<&EngineConfig::policy>({.name = "policy",
-                                       .group = kEngine,
-                                       .flag = "--policy",
-                                       .help = "scheduling policy (fcfs)",
-                                       .said_by = kByRecordings}),
-    engine_row<&EngineConfig::max_num_seqs>({.name = "max_num_seqs",
-                                             .group = kEngine,
-                                             .flag = "--max-num-seqs",
-                                             .help = "running requests (256)",
-                                             .at_least = 1,
-                                             .at_most = kTokenOptionMax,
-                                             .said_by = kByRecordings,
-                                             .shrinks = Shrinks::limit}),
-    engine_row<&EngineConfig::max_num_batched_tokens>({.name = "max_num_batched_tokens",
-                                                       .group = kEngine,
-                                                       .flag = "--max-num-batched-tokens",
-                                                       .help = "tokens of one step (8192)",
-                                                       .at_least = 1,
-                                                       .said_by = kByRecordings,
-                                                       .shrinks = Shrinks::limit}),
+    engine_row<&EngineConfig::engine>(
+        shrunk(option("engine", kEngine, "--engine", "profile to decide like ({})", kByRecordings),
+               Shrinks::never)),
+    engine_row<&EngineConfig::policy>(
+        option("policy", kEngine, "--policy", "scheduling policy (fcfs)", kByRecordings)),
+    engine_row<&EngineConfig::max_num_seqs>(
+        shrunk(option("max_num_seqs", kEngine, "--max-num-seqs", "running requests (256)",
+                      kByRecordings, 1, kTokenOptionMax),
+               Shrinks::limit)),
+    engine_row<&EngineConfig::max_num_batched_tokens>(
+        shrunk(option("max_num_batched_tokens", kEngine, "--max-num-batched-tokens",
+                      "tokens of one step (8192)", kByRecordings, 1),
+               Shrinks::limit)),
     engine_row<&EngineConfig::max_model_len>(
-        {.name = "max_model_len",
-         .group = kEngine,
-         .flag = "--max-model-len",
-         .help = "prompt and output of a request at most (the longest of the trace)",
-         .at_least = 1,
-         .said_by = kByRecordings,
-         .shrinks = Shrinks::limit}),
+        shrunk(option("max_model_len", kEngine, "--max-model-len",
+                      "prompt and output of a request at most (the longest of the trace)",
+                      kByRecordings, 1),
+               Shrinks::limit)),
     engine_row<&EngineConfig::long_prefill_token_threshold>(
         {.name = "long_prefill_token_threshold",
          .group = kEngine,
@@ -188,30 +160,22 @@ constexpr RunField kFields[] = {
          .said_by = kByRecordings,
          .phrase = ", no full-length reservation"}),
     engine_row<&EngineConfig::hash_algorithm>(
-        {.name = "hash_algorithm",
-         .group = kEngine,
-         .flag = "--hash-algorithm",
-         .help = "of block hashes: the model's own, or one of the engine's (content; with "
-                 "--cache-events sha256_cbor)",
-         .said_by = kByRecordings}),
-    engine_row<&EngineConfig::mamba_cache_mode>(
-        {.name = "mamba_cache_mode",
-         .group = kEngine,
-         .flag = "--mamba-cache-mode",
-         .help = "of a --model with states: none, align or all (as the release serves)",
-         .said_by = kByRecordings}),
+        option("hash_algorithm", kEngine, "--hash-algorithm",
+               "of block hashes: the model's own, or one of the engine's (content; with "
+               "--cache-events sha256_cbor)",
+               kByRecordings)),
+    engine_row<&EngineConfig::mamba_cache_mode>(option(
+        "mamba_cache_mode", kEngine, "--mamba-cache-mode",
+        "of a --model with states: none, align or all (as the release serves)", kByRecordings)),
     engine_row<&EngineConfig::num_spec_tokens>(
         {.name = "num_spec_tokens", .phrase = ", {} drafts"}),
     engine_row<&EngineConfig::spec_method>({.name = "spec_method"}),
     engine_row<&EngineConfig::num_hash_lookahead_tokens>({.name = "num_hash_lookahead_tokens"}),
     engine_row<&EngineConfig::prefix_cache_retention_interval>(
-        {.name = "prefix_cache_retention_interval",
-         .group = kEngine,
-         .flag = "--prefix-cache-retention-interval",
-         .help = "tokens between the states and windows that stay findable; 0: only where a prompt "
-                 "or a shared prefix ends; -1: all of them (as the release serves)",
-         .at_least = kDenseRetention,
-         .said_by = kByRecordings}),
+        option("prefix_cache_retention_interval", kEngine, "--prefix-cache-retention-interval",
+               "tokens between the states and windows that stay findable; 0: only where a prompt "
+               "or a shared prefix ends; -1: all of them (as the release serves)",
+               kByRecordings, kDenseRetention)),
     row<&RunSpec::recipe, &RunRecipe::prefill_checkpoints>(
         {.name = "prefill_checkpoints",
          .group = kEngine,
@@ -223,36 +187,22 @@ constexpr RunField kFields[] = {
         {.name = "num_prefill_lookahead_tokens"}),
     engine_row<&EngineConfig::prefix_match_unit>({.name = "prefix_match_unit"}),
     row<&RunSpec::recipe, &RunRecipe::hisparse_host_gib>(
-        {.name = "hisparse_host_gib",
-         .group = kCache,
-         .flag = "--hisparse-host-gib",
-         .help =
-             "HiSparse: a --model's sparse attention keeps its rows in a host pool of this many "
-             "GiB (--connector hisparse)",
-         .at_least = 1,
-         .at_most = 1 << 20,
-         .said_by = kByRecordings}),
+        option("hisparse_host_gib", kCache, "--hisparse-host-gib",
+               "HiSparse: a --model's sparse attention keeps its rows in a host pool of this many "
+               "GiB (--connector hisparse)",
+               kByRecordings, 1, 1 << 20)),
     row<&RunSpec::recipe, &RunRecipe::hisparse_device_buffer>(
-        {.name = "hisparse_device_buffer",
-         .group = kCache,
-         .flag = "--hisparse-device-buffer",
-         .help = "rows of a request's hot region in each layer (as the engine chooses)",
-         .at_least = 1,
-         .at_most = 32768,
-         .said_by = kByRecordings}),
+        option("hisparse_device_buffer", kCache, "--hisparse-device-buffer",
+               "rows of a request's hot region in each layer (as the engine chooses)",
+               kByRecordings, 1, 32768)),
     engine_row<&EngineConfig::encoder_compute_budget>(
-        {.name = "encoder_compute_budget",
-         .group = kEngine,
-         .flag = "--encoder-compute-budget",
-         .help = "rows that an encoder computes in one step, with cross attention "
-                 "(max_num_batched_tokens)",
-         .said_by = kByRecordings}),
+        option("encoder_compute_budget", kEngine, "--encoder-compute-budget",
+               "rows that an encoder computes in one step, with cross attention "
+               "(max_num_batched_tokens)",
+               kByRecordings)),
     engine_row<&EngineConfig::encoder_cache_size>(
-        {.name = "encoder_cache_size",
-         .group = kEngine,
-         .flag = "--encoder-cache-size",
-         .help = "rows that its cache counts (max_num_batched_tokens)",
-         .said_by = kByRecordings}),
+        option("encoder_cache_size", kEngine, "--encoder-cache-size",
+               "rows that its cache counts (max_num_batched_tokens)", kByRecordings)),
 
     // KV connectors.
     setting_row<&RunSpec::connector, &ConnectorSpec::parts>(
@@ -285,33 +235,20 @@ constexpr RunField kFields[] = {
          .help = "of requests whose load fails (recompute)",
          .said_by = kByRecordings}),
     setting_row<&RunSpec::connector, &ConnectorSpec::num_host_blocks>(
-        {.name = "host_blocks",
-         .group = kConnector,
-         .flag = "--host-blocks",
-         .help = "of each host tier (as many as the pool has)",
-         .at_least = 1,
-         .said_by = kByRecordings,
-         .shrinks = Shrinks::lowered,
-         .lowest = 1}),
-    setting_row<&RunSpec::connector, &ConnectorSpec::load_failed_percent>(
-        {.name = "load_failed_percent",
-         .group = kConnector,
-         .flag = "--load-failures",
-         .help = "percent of the loads that fail (10 of those from peers, none from a host tier)",
-         .at_most = 100,
-         .said_by = kByRecordings,
-         .shrinks = Shrinks::lowered,
-         .lowest = 1}),
+        shrunk(option("host_blocks", kConnector, "--host-blocks",
+                      "of each host tier (as many as the pool has)", kByRecordings, 1),
+               Shrinks::lowered, 1)),
+    setting_row<&RunSpec::connector, &ConnectorSpec::load_failed_percent>(shrunk(
+        option("load_failed_percent", kConnector, "--load-failures",
+               "percent of the loads that fail (10 of those from peers, none from a host tier)",
+               kByRecordings, 0, 100),
+        Shrinks::lowered, 1)),
     setting_row<&RunSpec::connector, &ConnectorSpec::delay_steps_max>(
-        {.name = "transfer_delay_steps",
-         .group = kConnector,
-         .flag = "--transfer-delay",
-         .help = "steps that a load or store of the host tier, or a copy of HiSparse's pages, "
-                 "takes at most (3)",
-         .at_most = 1000,
-         .said_by = kByRecordings,
-         .shrinks = Shrinks::lowered,
-         .lowest = 1}),
+        shrunk(option("transfer_delay_steps", kConnector, "--transfer-delay",
+                      "steps that a load or store of the host tier, or a copy of HiSparse's pages, "
+                      "takes at most (3)",
+                      kByRecordings, 0, 1000),
+               Shrinks::lowered, 1)),
 
     setting_row<&RunSpec::engine, &EngineConfig::host_pool_num_blocks>(
         {.name = "hisparse_host_num_blocks",
@@ -322,63 +259,32 @@ constexpr RunField kFields[] = {
 
     // Ranks.
     setting_row<&RunSpec::tensor_parallel_size>(
-        {.name = "tensor_parallel_size",
-         .group = kRanks,
-         .flag = "--tensor-parallel-size",
-         .help = "ranks that share the heads of a layer (1)",
-         .at_least = 1,
-         .at_most = kRanksMax,
-         .said_by = kBySavedCase,
-         .shrinks = Shrinks::lowered,
-         .lowest = 2}),
-    setting_row<&RunSpec::pipeline_parallel_size>({.name = "pipeline_parallel_size",
-                                                   .group = kRanks,
-                                                   .flag = "--pipeline-parallel-size",
-                                                   .help = "stages that share the layers (1)",
-                                                   .at_least = 1,
-                                                   .at_most = kRanksMax,
-                                                   .said_by = kBySavedCase,
-                                                   .shrinks = Shrinks::lowered,
-                                                   .lowest = 2}),
+        shrunk(option("tensor_parallel_size", kRanks, "--tensor-parallel-size",
+                      "ranks that share the heads of a layer (1)", kBySavedCase, 1, kRanksMax),
+               Shrinks::lowered, 2)),
+    setting_row<&RunSpec::pipeline_parallel_size>(
+        shrunk(option("pipeline_parallel_size", kRanks, "--pipeline-parallel-size",
+                      "stages that share the layers (1)", kBySavedCase, 1, kRanksMax),
+               Shrinks::lowered, 2)),
     setting_row<&RunSpec::data_parallel_size>(
-        {.name = "data_parallel_size",
-         .group = kRanks,
-         .flag = "--data-parallel-size",
-         .help = "engines that share the requests and meet in every step (1)",
-         .at_least = 1,
-         .at_most = kRanksMax,
-         .said_by = kByRecordings,
-         .shrinks = Shrinks::lowered,
-         .lowest = 2}),
+        shrunk(option("data_parallel_size", kRanks, "--data-parallel-size",
+                      "engines that share the requests and meet in every step (1)", kByRecordings,
+                      1, kRanksMax),
+               Shrinks::lowered, 2)),
     engine_row<&EngineConfig::dcp>(
-        {.name = "dcp",
-         .group = kRanks,
-         .flag = "--decode-context-parallel-size",
-         .help = "tensor parallel ranks that shard tokens among each other (1)",
-         .at_least = 1,
-         .at_most = kRanksMax,
-         .said_by = kByRecordings}),
-    engine_row<&EngineConfig::pcp>({.name = "pcp",
-                                    .group = kRanks,
-                                    .flag = "--prefill-context-parallel-size",
-                                    .help = "further ranks that shard tokens (1)",
-                                    .at_least = 1,
-                                    .at_most = kRanksMax,
-                                    .said_by = kByRecordings}),
+        option("dcp", kRanks, "--decode-context-parallel-size",
+               "tensor parallel ranks that shard tokens among each other (1)", kByRecordings, 1,
+               kRanksMax)),
+    engine_row<&EngineConfig::pcp>(option("pcp", kRanks, "--prefill-context-parallel-size",
+                                          "further ranks that shard tokens (1)", kByRecordings, 1,
+                                          kRanksMax)),
     setting_row<&RunSpec::cp_kv_cache_interleave_size>(
-        {.name = "cp_kv_cache_interleave_size",
-         .group = kRanks,
-         .flag = "--cp-kv-cache-interleave-size",
-         .help = "tokens in a row that go to one rank of context parallelism (1)",
-         .at_least = 1,
-         .at_most = kTokenOptionMax,
-         .said_by = kBySavedCase}),
+        option("cp_kv_cache_interleave_size", kRanks, "--cp-kv-cache-interleave-size",
+               "tokens in a row that go to one rank of context parallelism (1)", kBySavedCase, 1,
+               kTokenOptionMax)),
     setting_row<&RunSpec::enforce_eager>(
-        {.name = "enforce_eager",
-         .group = kRanks,
-         .flag = "--enforce-eager",
-         .help = "data parallel ranks run no graphs: none is padded to the largest",
-         .said_by = kByRecordings}),
+        option("enforce_eager", kRanks, "--enforce-eager",
+               "data parallel ranks run no graphs: none is padded to the largest", kByRecordings)),
 
     // The run.
     row<&RunSpec::backend>(
@@ -397,28 +303,19 @@ constexpr RunField kFields[] = {
                                   "hunt: preempt threads too",
                           .saved_in = SavedIn::header}),
     setting_row<&RunSpec::num_streams>(
-        {.name = "num_streams",
-         .group = kRun,
-         .flag = "--streams",
-         .help = "streams that a step's operations are spread over, with events in between (1)",
-         .at_least = 1,
-         .at_most = 64,
-         .said_by = kBySavedCase}),
+        option("num_streams", kRun, "--streams",
+               "streams that a step's operations are spread over, with events in between (1)",
+               kBySavedCase, 1, 64)),
     setting_row<&RunSpec::delay_streams>(
-        {.name = "delay_streams",
-         .group = kRun,
-         .flag = "--delay-streams",
-         .help = "on the CPU: run every operation as late as events allow, in an order from the "
-                 "seed (--check hunt does so too)",
-         .said_by = kBySavedCase}),
+        option("delay_streams", kRun, "--delay-streams",
+               "on the CPU: run every operation as late as events allow, in an order from the "
+               "seed (--check hunt does so too)",
+               kBySavedCase)),
     setting_row<&RunSpec::max_cudagraph_capture_size>(
-        {.name = "max_cudagraph_capture_size",
-         .group = kRun,
-         .flag = "--graphs",
-         .help = "capture a graph for each of vLLM's batch sizes up to N tokens, replay it and "
-                 "pad to it",
-         .at_least = 1,
-         .said_by = kBySavedCase}),
+        option("max_cudagraph_capture_size", kRun, "--graphs",
+               "capture a graph for each of vLLM's batch sizes up to N tokens, replay it and "
+               "pad to it",
+               kBySavedCase, 1)),
     setting_row<&RunSpec::numbers>(
         {.name = "numbers",
          .old_name = "real_numbers",
@@ -428,12 +325,10 @@ constexpr RunField kFields[] = {
                  "quantise and attend to (words)",
          .said_by = kBySavedCase}),
     setting_row<&RunSpec::decide>(
-        {.name = "decide",
-         .group = kRun,
-         .flag = "--decide",
-         .help = "decisions on the inputs of a recording: recording (its own, unchanged) or model "
-                 "(recording)",
-         .said_by = kBySavedCase}),
+        option("decide", kRun, "--decide",
+               "decisions on the inputs of a recording: recording (its own, unchanged) or model "
+               "(recording)",
+               kBySavedCase)),
     row<&RunSpec::mutants>({.name = "mutants",
                             .group = kRun,
                             .flag = "--mutant",
@@ -456,40 +351,21 @@ constexpr RunField kFields[] = {
          .value_name = "LIST|SEED",
          .said_by = kByRecordings}),
     row<&RunSpec::recipe, &RunRecipe::limit_requests>(
-        {.name = "limit_requests",
-         .group = kRun,
-         .flag = "--limit",
-         .help = "only the first N requests; 0: all (0)",
-         .at_most = INT64_MAX,
-         .said_by = kByRecordings}),
+        option("limit_requests", kRun, "--limit", "only the first N requests; 0: all (0)",
+               kByRecordings, 0, INT64_MAX)),
     setting_row<&RunSpec::step_time, &StepTimeModel::base_ns>(
-        {.name = "step_base_ns",
-         .group = kRun,
-         .flag = "--step-base-ns",
-         .help = "virtual time of a step (10000000)",
-         .at_most = kNanosecondsMax,
-         .said_by = kByRecordings}),
+        option("step_base_ns", kRun, "--step-base-ns", "virtual time of a step (10000000)",
+               kByRecordings, 0, kNanosecondsMax)),
     setting_row<&RunSpec::step_time, &StepTimeModel::per_token_ns>(
-        {.name = "step_token_ns",
-         .group = kRun,
-         .flag = "--step-per-token-ns",
-         .help = "... and of each of its tokens (20000)",
-         .at_most = kNanosecondsMax,
-         .said_by = kByRecordings}),
+        option("step_token_ns", kRun, "--step-per-token-ns",
+               "... and of each of its tokens (20000)", kByRecordings, 0, kNanosecondsMax)),
     setting_row<&RunSpec::draft_acceptance_percent>(
-        {.name = "draft_acceptance_percent",
-         .group = kRun,
-         .flag = "--draft-acceptance",
-         .help = "of 100 drafts, how many are accepted ({})",
-         .at_most = 100,
-         .said_by = kByRecordings}),
+        option("draft_acceptance_percent", kRun, "--draft-acceptance",
+               "of 100 drafts, how many are accepted ({})", kByRecordings, 0, 100)),
     setting_row<&RunSpec::short_drafts_percent>(
-        {.name = "short_drafts_percent",
-         .group = kRun,
-         .flag = "--short-drafts",
-         .help = "of 100 times, how often a drafter proposes fewer drafts than it may ({})",
-         .at_most = 100,
-         .said_by = kByRecordings}),
+        option("short_drafts_percent", kRun, "--short-drafts",
+               "of 100 times, how often a drafter proposes fewer drafts than it may ({})",
+               kByRecordings, 0, 100)),
     setting_row<&RunSpec::budget, &CheckBudget::probe_rows>({.name = "probe_rows"}),
     setting_row<&RunSpec::budget, &CheckBudget::query_rows>({.name = "query_rows"}),
     setting_row<&RunSpec::budget, &CheckBudget::untouched_pages>({.name = "untouched_pages"}),
@@ -558,6 +434,73 @@ std::string GivenRun::first_said_by(SaidBy input) const {
     return std::string(is_reset ? field.no_flag : field.flag);
   }
   return {};
+}
+
+namespace {
+
+constexpr std::array kKinds = std::to_array<std::pair<ConnectorKind, std::string_view>>({
+    {ConnectorKind::peers, "peers"},
+    {ConnectorKind::host, "host"},
+    {ConnectorKind::one_group_peers, "one-group-peers"},
+    {ConnectorKind::page_workers, kHostPagesWord},
+});
+
+std::optional<ConnectorKind> kind_from_name(std::string_view name) {
+  for (const auto& [kind, known] : kKinds)
+    if (known == name) return kind;
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::string_view name_of(ConnectorKind kind) {
+  for (const auto& [known, name] : kKinds)
+    if (known == kind) return name;
+  LS_CHECK(false, "connector kind {}", static_cast<int>(kind));
+}
+
+bool ConnectorSpec::has(ConnectorKind kind) const {
+  return std::ranges::find(parts, kind) != parts.end();
+}
+
+std::optional<std::vector<ConnectorKind>> connector_parts_from_text(std::string_view text) {
+  std::vector<ConnectorKind> parts;
+  for (;;) {
+    const std::size_t end = std::min(text.find('+'), text.size());
+    const auto kind = kind_from_name(text.substr(0, end));
+    if (!kind || parts.size() == kConnectorPartsMax) return std::nullopt;
+    parts.push_back(*kind);
+    if (end == text.size()) return parts;
+    text.remove_prefix(end + 1);
+  }
+}
+
+std::string connector_parts_text(const std::vector<ConnectorKind>& parts) {
+  std::string text;
+  for (const ConnectorKind kind : parts) text.append(text.empty() ? "" : "+").append(name_of(kind));
+  return text.empty() ? "none" : text;
+}
+
+namespace {
+
+constexpr auto kQuantised = std::to_array<ElementType>({
+    {DType::int8, KVQuantMode::int8_per_token_head},
+    {DType::fp8_e4m3, KVQuantMode::fp8_per_token_head},
+    {DType::uint8, KVQuantMode::nvfp4},
+    {DType::uint8, KVQuantMode::int4_per_token_head},
+});
+
+}  // namespace
+
+std::optional<ElementType> element_type_from_name(std::string_view name) {
+  for (const ElementType& type : kQuantised)
+    if (name == name_of(type.mode)) return type;
+  if (const auto dtype = dtype_from_name(name)) return ElementType{*dtype, KVQuantMode::none};
+  return std::nullopt;
+}
+
+std::string_view name_of(const ElementType& type) {
+  return type.mode == KVQuantMode::none ? name_of(type.dtype) : name_of(type.mode);
 }
 
 }  // namespace lockstep

@@ -26,6 +26,9 @@
 
 namespace lockstep {
 
+inline constexpr std::string_view kPartsExpected =
+    "peers, host, one-group-peers or hisparse, or up to 4 of them joined by +";
+
 // What the elements of a K/V cache are called on the command line: a dtype, or how the cache is
 // quantised where that says more than one.
 struct ElementType {

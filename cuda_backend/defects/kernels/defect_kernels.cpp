@@ -100,36 +100,45 @@ __global__ void combine_unscaled_kernel(SplitAttentionParams p) {
 }
 
 // Grid: as selective_chunks_kernel. Adds what the carried state's decay took from each output.
+template <int kPerLane>
 __global__ void selective_undecayed_kernel(SelectiveStateParams p) {
-  for_each_selective_row(p, [&](const PieceShared& shared, StateRow& state, std::int32_t first,
-                                std::int32_t count, std::int32_t head, std::int32_t group,
-                                std::int32_t row) {
-    const StateRow carried = state;
-    advance_row(p, shared, state, first, count, head, group, row);
-    for (std::int32_t t = 0; t < count; ++t) {
-      const std::int64_t token = first + t, at = token * p.states.num_heads + head;
-      const float* C = p.C + (token * p.num_groups + group) * p.states.columns;
-      const float lost =
-          dot_with_row(carried, C, p.states.columns) * (1.0f - exp_nonpositive(shared.decayed[t]));
-      const std::int64_t output = at * p.states.rows + row;
-      if (std::int32_t(threadIdx.x % 32) == t)
-        p.y[output] += p.z == nullptr ? lost : lost * silu(p.z[output]);
-    }
-  });
+  for_each_selective_piece<kPerLane>(
+      p, [&](const PieceShared& shared, WarpRows<kPerLane>& rows, std::int32_t first,
+             std::int32_t count, std::int32_t group) {
+        const WarpRows<kPerLane> carried = rows;
+        advance_rows(p, shared, rows, first, count, group);
+        for (std::int32_t t = 0; t < count; ++t) {
+          const std::int64_t token = first + t, at = token * p.states.num_heads + rows.head;
+          const float* C = p.C + (token * p.num_groups + group) * p.states.columns;
+          float lost[kRowsOfWarp];
+          carried.multiply(lost, C, p.states.columns);
+          simt::warp_sum_each(lost);
+          if (std::int32_t(threadIdx.x % 32) != t) continue;
+          for (int i = 0; i < rows.count; ++i) {
+            const std::int64_t output = at * p.states.rows + rows.first + i;
+            const float one = lost[i] * (1.0f - exp_nonpositive(shared.decayed[t]));
+            p.y[output] += p.z == nullptr ? one : one * silu(p.z[output]);
+          }
+        }
+      });
 }
 
 // Grid: as delta_chunks_kernel. Tokens read the carried state back as if it had not decayed.
+template <int kPerLane>
 __global__ void delta_undecayed_kernel(GatedDeltaParams p) {
-  for_each_delta_row(p, [&](const DeltaShared& shared, const DeltaPiece& piece, StateRow& state,
-                            std::int32_t row) {
-    float v = own_value(p, piece, row);
-    for (std::int32_t t = 0; t < piece.count; ++t) {
-      const float carried = dot_with_row(state, piece.k + t * piece.stride, p.states.columns);
-      if (std::int32_t(threadIdx.x % 32) == t)
-        v -= (1.0f - exp_nonpositive(shared.decayed[t])) * shared.k_factor[t] * carried;
-    }
-    advance_delta_row(p, shared, piece, state, row, v);
-  });
+  for_each_delta_piece<kPerLane>(
+      p, [&](const DeltaShared& shared, const DeltaPiece& piece, WarpRows<kPerLane>& rows) {
+        float v[kRowsOfWarp], carried[kRowsOfWarp];
+        own_values(v, p, piece, rows);
+        for (std::int32_t t = 0; t < piece.count; ++t) {
+          rows.multiply(carried, piece.k + t * piece.stride, p.states.columns);
+          simt::warp_sum_each(carried);
+          if (std::int32_t(threadIdx.x % 32) != t) continue;
+          for (int i = 0; i < kRowsOfWarp; ++i)
+            v[i] -= (1.0f - exp_nonpositive(shared.decayed[t])) * shared.k_factor[t] * carried[i];
+        }
+        advance_delta_rows(p, shared, piece, rows, v);
+      });
 }
 
 // Grid: x is the read; one thread.
@@ -205,10 +214,11 @@ int combine_unscaled(const LaunchPlace& place, const SplitAttentionParams& param
               32, combine_unscaled_kernel, params);
 }
 int selective_undecayed(const LaunchPlace& place, const SelectiveStateParams& params) {
-  return recur(pieces_grid, place, "selective_chunks", selective_undecayed_kernel, params);
+  return recur(place, "selective_chunks", selective_undecayed_kernel<4>,
+               selective_undecayed_kernel<8>, params);
 }
 int delta_undecayed(const LaunchPlace& place, const GatedDeltaParams& params) {
-  return recur(pieces_grid, place, "delta_chunks", delta_undecayed_kernel, params);
+  return recur(place, "delta_chunks", delta_undecayed_kernel<4>, delta_undecayed_kernel<8>, params);
 }
 int evict_used(const LaunchPlace& place, const HotReadParams& params) {
   return then(launch_hot_reads(place, params), place, "hot_reads",

@@ -51,7 +51,7 @@ std::vector<ConvShape> shapes() {
   };
 }
 
-constexpr int kBlocks = 9, kTokens = 24;
+constexpr int kBlocks = 9, kTokens = 140;  // more than two segments of the kernel
 
 struct Conv {
   explicit Conv(const ConvShape& of = GENERATE(from_range(shapes()))) : shape(of) {

@@ -7,7 +7,7 @@
 
 #include "cuda_backend/simt_backend.h"
 #include "reference/memory/memory_model.h"
-#include "reference/memory/placed_layout.h"
+#include "reference/memory/model_placement.h"
 #include "reference/types/token_rows.h"
 #include "tests/sim/world.h"
 

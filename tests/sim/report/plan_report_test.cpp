@@ -154,8 +154,8 @@ void expect_sound_runs(const Placement& plan, const MemoryPlan& memory) {
       end = run.end;
       drawn += run.end - run.begin;
     }
-    for (const std::string& name : plan.groups[g].layer_names)
-      kept += unpadded_page_bytes(plan.groups[g].layer_spec(name));
+    for (std::size_t i = 0; i < plan.groups[g].layer_names.size(); ++i)
+      kept += unpadded_page_bytes(plan.groups[g].layer_spec(i));
     EXPECT_LE(end, bytes);
     EXPECT_EQ(drawn, kept) << "group " << g << " in " << name_of(plan.order);
   }

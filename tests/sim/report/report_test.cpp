@@ -1,6 +1,6 @@
 // The page is whole, needs nothing from outside, and cannot be broken by what is in the data; what
 // it draws is what happened.
-#include "sim/report/report.h"
+#include "sim/report/timeline.h"
 
 #include <gtest/gtest.h>
 
