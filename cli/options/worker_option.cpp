@@ -25,17 +25,15 @@ void declare_worker(CLI::App& command, WorkerOptions& options) {
   command
       .add_option("--plant", options.plant,
                   "of --backend vllm: a defect to plant in the worker; `python -m lockstep_engines "
-                  "vllm --worker --plants` lists them (that of a saved case; none: leave it out)")
+                  "vllm --worker --plants` lists them")
       ->type_name("NAME");
 }
 
 WorkerOptions with_case(WorkerOptions options, const std::optional<WorkedBy>& worked_by) {
-  const bool leaves_out = options.plant == "none";
-  if (leaves_out) options.plant.clear();
   if (!worked_by) return options;
   if (options.runner.empty()) options.runner = worked_by->runner;
   if (options.states.empty()) options.states = worked_by->states;
-  if (options.plant.empty() && !leaves_out) options.plant = worked_by->plant;
+  if (options.plant.empty()) options.plant = worked_by->plant;
   return options;
 }
 

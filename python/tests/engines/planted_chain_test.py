@@ -143,7 +143,12 @@ def of_worker(name: str, folder: Path) -> tuple[str, ...]:
         names(run("explain", found.smallest), found.check, 1),
         names(run("shrink", found.smallest, "-o", folder / "s.case.jsonl"), found.check, 1),
     ]
-    mended = run("replay", found.case, "--plant", "none")
+    first, *rest = found.case.read_text().splitlines()
+    case = json.loads(first)
+    del case["worked_by"]["plant"]
+    unplanted = folder / "unplanted.case.jsonl"
+    unplanted.write_text("\n".join([json.dumps(case), *rest]) + "\n")
+    mended = run("replay", unplanted)
     audit = run("audit", found.recording)
     rules = re.findall(r"^audit\.(worker_\w+)", audit.stdout, re.MULTILINE)
     told = f"`{rules[0]}`" if rules else f"{audit.returncode}"
