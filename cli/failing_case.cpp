@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <utility>
 
 #include "base/stop_signal.h"
@@ -150,6 +151,22 @@ std::string halves_text(const SavedCase& saved, const FailingCaseOptions& option
          worker_text(saved.worked_by, saved.backend, worker_of(options));
 }
 
+// The end of a recording whose engine failed within its last step.
+RecordingEnd end_within_step(const Recording& recording) {
+  RecordingEnd end;
+  end.steps = std::ssize(recording.steps);
+  std::set<std::string> live;
+  for (const RecordedStep& step : recording.steps) {
+    for (const RecordedEvent& event : step.before) {
+      if (event.kind == RecordedEvent::Kind::add) live.insert(event.request.name);
+      if (event.kind == RecordedEvent::Kind::abort) live.erase(event.name);
+    }
+    for (const RecordedStopped& stopped : step.stopped) live.erase(stopped.id);
+  }
+  end.unfinished = {live.begin(), live.end()};
+  return end;
+}
+
 Result<bool> write_recording(const std::string& path, const SavedCase& saved,
                              const FailingCaseOptions& options) {
   Recording recording;
@@ -160,6 +177,8 @@ Result<bool> write_recording(const std::string& path, const SavedCase& saved,
   judging.recording = &recording;
   const Outcome outcome = judge(saved, judging);
   if (recording.steps.empty()) return false;
+  if (recording.end.steps != std::ssize(recording.steps))
+    recording.end = end_within_step(recording);
   if (outcome.kind == OutcomeKind::stuck || outcome.check.starts_with("engine.")) {
     recording.end.failed_check = outcome.check;
     recording.end.failed_what = outcome.what;

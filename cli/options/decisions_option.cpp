@@ -197,15 +197,11 @@ void limit_caches(const EngineHello& hello, GeneratorOptions& generator) {
   if (std::ranges::none_of(hello.features,
                            [](const std::string& word) { return word.starts_with(kStateMode); }))
     return;
-  std::vector<MambaCacheMode> modes;
-  for (const MambaCacheMode mode :
-       {MambaCacheMode::none, MambaCacheMode::align, MambaCacheMode::all}) {
-    const bool is_left =
-        generator.state_modes.empty() ||
-        std::ranges::find(generator.state_modes, mode) != generator.state_modes.end();
-    if (is_left && hello.can(fmt::format("{}{}", kStateMode, name_of(mode)))) modes.push_back(mode);
-  }
-  generator.state_modes = std::move(modes);
+  std::vector<MambaCacheMode>& modes = generator.state_modes;
+  if (modes.empty()) modes = {MambaCacheMode::none, MambaCacheMode::align, MambaCacheMode::all};
+  std::erase_if(modes, [&](MambaCacheMode mode) {
+    return !hello.can(fmt::format("{}{}", kStateMode, name_of(mode)));
+  });
 }
 
 FeatureSet features_to_avoid(const EngineHello& hello) {

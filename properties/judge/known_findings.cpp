@@ -357,6 +357,7 @@ constexpr KnownFinding kWorkerFindings[] = {
     {48, "a step without drafts continues from an earlier state", nullptr, {}, nullptr},
     {49, "a prompt of one token continues a recycled state", nullptr, {}, nullptr},
     {50, "MLA reads rejected drafts as context", nullptr, {}, nullptr},
+    {51, "a table of states has no room for the blocks of drafts", nullptr, {}, nullptr},
 };
 
 bool gets_past(const Outcome& failure, const Outcome& without) {
@@ -468,11 +469,11 @@ const KnownFinding* known_finding_of_engine(const SavedCase& saved, const Outcom
     if (could_be(own.finding, saved, outcome) && gets_past(outcome, model) &&
         model.tally[own.reached] > 0 && outcome.what.find(own.text) != std::string::npos)
       return &own.finding;
-  // Another release may need a step more or less to get there.
+  // Another release may need a step more or less to get there, and a deadlock has no step.
   const bool is_own = modelled.engine.engine == saved.engine.engine;
   const bool is_stuck = outcome.kind == OutcomeKind::stuck;
   const bool is_there =
-      is_own ? model.step == outcome.step : is_stuck || model.request == outcome.request;
+      is_stuck || (is_own ? model.step == outcome.step : model.request == outcome.request);
   const bool is_same =
       model.kind == outcome.kind && is_there && (is_stuck || model.check == outcome.check);
   const KnownFinding* finding = is_same ? known_finding(modelled, model) : nullptr;
@@ -488,6 +489,16 @@ const KnownFinding* named_by_worker(const Outcome& outcome) {
     if (may_name && outcome.what.find(fmt::format(": finding {}: ", finding.number)) < 24)
       return &finding;
   return nullptr;
+}
+
+// A worker's page shows what the engine's decisions, followed by the audit, break in that step
+// or before.
+const KnownFinding* known_finding_of_decisions(const SavedCase& saved, const Outcome& outcome,
+                                               const JudgeOptions& judged_by) {
+  if (outcome.kind != OutcomeKind::divergence || !judged_by.backend) return nullptr;
+  const Outcome decided = judge(saved, {.decisions = judged_by.decisions});
+  const bool is_cause = decided.failed() && decided.step <= outcome.step;
+  return is_cause ? known_finding_of_engine(saved, decided) : nullptr;
 }
 
 // A page of the engine's worker shows a decision's defect in the step that writes it; the audit, in
@@ -514,6 +525,8 @@ const KnownFinding* known_finding(const SavedCase& saved, const Outcome& outcome
   const KnownFinding* finding = judged_by.decisions
                                     ? known_finding_of_engine(saved, outcome)
                                     : known_finding(saved, outcome, judged_by.backend);
+  if (finding == nullptr && judged_by.decisions)
+    finding = known_finding_of_decisions(saved, outcome, judged_by);
   return finding != nullptr ? finding : known_finding_of_page(saved, outcome, judged_by);
 }
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,27 @@ class _NoRecorder:
 
     def __getattr__(self, name: str) -> Any:
         return lambda *args, **kwargs: {}
+
+
+class Progress:
+    """Finds a scheduler whose requests wait, or are preempted, forever: in STEPS decisions none of
+    its requests gets further than it has been, and none ends. Loads of a connector take time."""
+
+    STEPS = 1024  # as many as `lockstep` waits for
+
+    def __init__(self) -> None:
+        self._reached: dict[str, int] = {}
+        self._steps = 0
+
+    def is_stuck(self, requests: dict[str, Any]) -> bool:
+        """After a decision; `requests`: the scheduler's own, by name."""
+        reached = {name: max(request.num_computed_tokens, self._reached.get(name, 0))
+                   for name, request in requests.items()}  # fmt: skip
+        loads = any(request.status.name == "WAITING_FOR_REMOTE_KVS"
+                    for request in requests.values())  # fmt: skip
+        moved = not requests or loads or reached != self._reached
+        self._reached, self._steps = reached, 0 if moved else self._steps + 1
+        return self._steps >= self.STEPS
 
 
 class Watch:
@@ -96,6 +117,17 @@ class Watch:
             elif not self._is_known(test, failure):
                 raise items.LockstepFailed(failure)
 
+    def fail_stuck(self, names: Iterable[str]) -> None:
+        """Raises LockstepFailed in the test that drives a scheduler without progress."""
+        __tracebackhide__ = True
+        recording = self.recordings()[-1]
+        line = (
+            f"liveness: requests wait forever: in {Progress.STEPS} steps none of "
+            f"{', '.join(sorted(names))} gets further or ends"
+        )
+        again = command.line_to_repeat("audit", recording)
+        raise items.LockstepFailed(items.Failure("liveness", line, again))
+
     def forget(self) -> None:
         """Nothing stays of a test that has not run to its end."""
         for recording in self.recordings():
@@ -116,9 +148,17 @@ def _recorded_class(cls: type, watch: Watch) -> type:
 
     class OfTest(Recorded):
         recorder: Any = _NoRecorder()  # of objects that were made without a constructor
+        progress: Progress | None = None
 
         def start_recorder(self, hash_block_size: int) -> Any:
+            self.progress = Progress()
             return watch.record(self, hash_block_size)
+
+        def schedule(self, *args: Any, **kwargs: Any) -> Any:
+            output = super().schedule(*args, **kwargs)
+            if self.progress is not None and self.progress.is_stuck(self.requests):
+                watch.fail_stuck(self.requests)
+            return output
 
     made = type(cls.__name__, (OfTest, cls), {"__module__": cls.__module__})
     return end_on_others(Recorded)(made)

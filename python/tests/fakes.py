@@ -183,6 +183,7 @@ def request(name: str, **changes: Any) -> Any:
         skip_reading_prefix_cache=False,
         block_hashes=[],
         num_computed_tokens=0,
+        status=SimpleNamespace(name="WAITING"),
         num_preemptions=0,
         num_output_tokens=0,
         spec_token_ids=[],

@@ -360,6 +360,7 @@ class CommandTest(unittest.TestCase):
             ("step_without_drafts", 48, "mamba2"),
             ("prompt_of_one_token", 49, "gdn"),
             ("rejected_drafts_as_context", 50, ""),
+            ("table_without_blocks_of_drafts", 51, "mamba2"),
         ):
             file = str(Path(__file__).with_name(f"{name}.jsonl"))
             words = ("--states", states) if states else ()

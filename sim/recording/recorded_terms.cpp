@@ -89,7 +89,9 @@ std::vector<std::string> unfinished_of(const StepView& view) {
   names.insert(names.end(), waiting.begin(), waiting.end());
   for (const SkippedRequest& request : view.decisions.skipped())
     names.emplace_back(view.name(request.id));
-  std::ranges::sort(names);
+  std::ranges::sort(names);  // another engine's waiting requests include those that it skipped
+  const auto repeated = std::ranges::unique(names);
+  names.erase(repeated.begin(), repeated.end());
   return names;
 }
 

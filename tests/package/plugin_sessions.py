@@ -364,6 +364,22 @@ def test_a_test_that_fails_by_itself_keeps_its_recording(stand_in, pytester) -> 
     assert list(pytester.path.glob(".lockstep/*/scheduler0.jsonl"))
 
 
+def test_a_scheduler_that_never_ends_fails_its_test_with_liveness(stand_in, pytester) -> None:
+    stand_in(False)
+    test = next(pytester.path.glob("test_*.py"))
+    test.write_text(test.read_text().replace(
+        "    output = scheduler.schedule()\n",
+        "    output = scheduler.schedule()\n"
+        "    while cls.never_ends:\n        scheduler.schedule()\n",
+    ).replace("bug = False", "bug = False\n    never_ends = True", 1).replace(
+        "def test_plain():\n", "def test_plain():\n    Mine.never_ends = False\n"))  # fmt: skip
+    result = pytester.runpytest_subprocess("-p", "lockstep_pytest.plugin", timeout=120)
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["liveness: requests wait forever: in 1024 steps none of a, b *"])
+    result.stdout.fnmatch_lines(["Again: lockstep audit .lockstep/*/scheduler0.jsonl"])
+    assert list(pytester.path.glob(".lockstep/*/scheduler0.jsonl"))
+
+
 def test_every_test_is_watched_where_that_is_asked_for(stand_in) -> None:
     stand_in(True, "--lockstep-record").assert_outcomes(failed=1, xfailed=1)
 

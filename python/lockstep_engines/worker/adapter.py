@@ -19,7 +19,7 @@ from vllm.platforms import current_platform
 from vllm.v1.attention import selector
 
 from lockstep_engines import scratch
-from lockstep_engines.protocol import Refused
+from lockstep_engines.protocol import EngineFault, Refused
 from lockstep_engines.vllm.engine import VERSION
 from lockstep_engines.worker import batch as worker_batch
 from lockstep_engines.worker import case as worker_case
@@ -251,6 +251,9 @@ class Worker:
                 result = self._worker.execute_model(output)
             except Exception as error:
                 self._facts.name_exception(error)
+                for fault in getattr(self._batch, "faults", ()):  # its cause, seen before
+                    if fault.startswith("finding "):
+                        raise EngineFault(fault) from error
                 raise
         self._is_due = result is None
         facts = self._facts.of_step(self._steps.drafts, self._faults)

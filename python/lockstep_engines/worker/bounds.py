@@ -1,6 +1,6 @@
 """Every access of an interpreted kernel, checked against the memory of the kernel's arguments: the
-storages of its arguments and, behind tables of addresses, those of any tensor that is alive. On a
-GPU a stray access reads or overwrites what is there, without a report.
+storages of its arguments and the tensors that its addresses and tables of addresses point into. On
+a GPU a stray access reads or overwrites what is there, without a report.
 
 An access through the address of one argument that ends in another's memory is not seen.
 """
@@ -31,6 +31,7 @@ class Region:
 
 
 _launched: list[Region] = []  # of the kernel that runs
+_integers: list[Any] = []  # its arguments that may hold addresses
 _kernel = ""
 _others: list[Region] = []  # memory of tensors that were alive when it was looked up
 
@@ -45,10 +46,15 @@ def begin(kernel: str, arguments: dict[str, Any]) -> None:
     global _kernel
     _kernel = kernel
     _launched.clear()
+    _integers.clear()
     for name, value in arguments.items():
         for one in value if isinstance(value, tuple) else (value,):
             if isinstance(one, torch.Tensor) and one.untyped_storage().nbytes():
                 _launched.append(_region_of(name, one))
+                if one.dtype in (torch.int64, torch.uint64):
+                    _integers.append(one)
+            elif isinstance(one, int):
+                _integers.append(one)
 
 
 def check(verb: str, addresses: numpy.ndarray, mask: numpy.ndarray, size: int) -> None:
@@ -61,11 +67,12 @@ def check(verb: str, addresses: numpy.ndarray, mask: numpy.ndarray, size: int) -
     for region in _launched:
         if region.first <= first and end <= region.end:
             return
-    missed = _outside(_outside(addresses, size, _launched), size, _others)
-    if len(missed) == 0:
-        return
-    _others[:] = _alive()
-    missed = _outside(missed, size, _others)
+    missed = _outside(addresses, size, _launched)
+    if len(missed):
+        missed = _outside(missed, size, _pointed_into(_others))
+    if len(missed):
+        _others[:] = _alive()
+        missed = _outside(missed, size, _pointed_into(_others))
     if len(missed):
         raise OutOfBounds(f"{_kernel} {verb} {size} bytes {_place_of(int(missed[0]), size)}")
 
@@ -77,6 +84,17 @@ def _outside(addresses: numpy.ndarray, size: int, regions: list[Region]) -> nump
             last = numpy.uint64(region.end - size)
             inside |= (addresses >= numpy.uint64(region.first)) & (addresses <= last)
     return addresses[~inside]
+
+
+def _pointed_into(regions: list[Region]) -> list[Region]:
+    """Those that an address among the kernel's arguments points into."""
+    values = [numpy.asarray(one).reshape(-1).astype(numpy.int64) for one in _integers]
+    addresses = numpy.concatenate([*values, numpy.zeros(1, numpy.int64)])
+    return [
+        region
+        for region in regions
+        if ((addresses >= region.first) & (addresses < region.end)).any()
+    ]
 
 
 def _alive() -> list[Region]:
