@@ -374,12 +374,13 @@ class Builder {
     std::vector<std::int32_t> table, positions, order;
     std::vector<HotReadItem> reads;
     for (std::int32_t i = 0; i < requests; ++i) {
-      reads.push_back({i, 0, chosen});
+      reads.push_back({i, i * chosen, chosen});
       for (std::int32_t at = 0; at < blocks; ++at) table.push_back(i * blocks + at);
       for (std::int32_t at = 0; at < slots; ++at) order.push_back(at);
     }
-    for (std::int32_t at = 0; at < steps * chosen; ++at)
-      positions.push_back((at / chosen * (chosen / 2) + at % chosen) % context);
+    for (std::int32_t step = 0; step < steps; ++step)
+      for (std::int32_t at = 0; at < requests * chosen; ++at)
+        positions.push_back((step * (chosen / 2) + at % chosen) % context);
     HotReadParams p{};
     AwayRows rows;
     rows.num_slots = slots;
@@ -401,7 +402,7 @@ class Builder {
                           [p, steps, chosen, run = 0,
                            launch = device_.kernels().hot_reads](const LaunchPlace& place) mutable {
                             HotReadParams now = p;
-                            now.positions += run % steps * chosen;
+                            now.positions += run % steps * (p.num_reads * chosen);
                             now.read_number = 1 + run++ * p.num_reads;
                             return launch(place, now);
                           }});
