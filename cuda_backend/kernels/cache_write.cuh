@@ -72,10 +72,6 @@ __global__ void gather_rows_kernel(GatherRowsParams p, Divisor units_per_row,
   }
 }
 
-}  // namespace SIMT_VARIANT
-
-namespace SIMT_VARIANT {
-
 // Rounds elements of one format to another, value / scale or, where a row has its own, value times
 // its inverse.
 template <int kItem>

@@ -54,7 +54,7 @@ __global__ void gated_delta_kernel(GatedDeltaParams p) {
     rows.add(changes, k, factors[0], columns);
     rows.multiply(outputs, q, columns);
     simt::warp_sum_each(outputs);
-    rows.by_lane([&](int i, std::int32_t) { p.o[at + i] = outputs[i] * (factors[1] * p.scale); });
+    rows.by_lane([&](int i) { p.o[at + i] = outputs[i] * (factors[1] * p.scale); });
     rows.store(p.states, state_target(p.state_targets, item, n));
   }
 }

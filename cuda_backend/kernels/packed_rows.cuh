@@ -160,10 +160,6 @@ __device__ __forceinline__ float latent_element(const PartLayout& part, const st
   return load_number(row + at, DType::fp8_e4m3) * scale;
 }
 
-}  // namespace SIMT_VARIANT
-
-namespace SIMT_VARIANT {
-
 inline constexpr std::int32_t kGroupElements = 16;  // that share a scale of fp4_groups
 
 // The e4m3 scale of a group of a token and head.

@@ -39,7 +39,7 @@ __global__ void selective_state_kernel(SelectiveStateParams p) {
     });
     rows.multiply(y, C, columns);
     simt::warp_sum_each(y);
-    rows.by_lane([&](int i, std::int32_t) {
+    rows.by_lane([&](int i) {
       const float all = fmaf(p.D[head], x[i], y[i]);
       p.y[at + i] = p.z == nullptr ? all : all * silu(p.z[at + i]);
     });

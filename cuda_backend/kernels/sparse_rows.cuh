@@ -58,8 +58,12 @@ __device__ __forceinline__ void copy_row(std::byte* to, const std::byte* from,
 
 inline constexpr std::int32_t kLaneEntries = 4, kWarpEntries = 32 * kLaneEntries;
 
-// How many of the warp's flags are set, in the order of entries (entry n * 32 + lane is flag n of a
-// lane), and before each of the lane's own.
+// The lane's entry n of kWarpEntries from `first` on.
+__device__ __forceinline__ std::int32_t own_entry(std::int32_t first, int n) {
+  return first + 32 * n + std::int32_t(threadIdx.x);
+}
+
+// How many of the warp's flags are set, and before each of the lane's own, in the order of entries.
 __device__ __forceinline__ std::int32_t count_flags(std::int32_t (&before)[kLaneEntries],
                                                     const bool (&flags)[kLaneEntries]) {
   std::int32_t count = 0;
@@ -84,7 +88,7 @@ __device__ __forceinline__ std::int32_t find_held(const HotReadParams& p, const 
     bool is_missed[kLaneEntries] = {};
     SIMT_UNROLL
     for (int n = 0; n < kLaneEntries; ++n) {
-      const std::int32_t i = first + 32 * n + std::int32_t(threadIdx.x);
+      const std::int32_t i = own_entry(first, n);
       if (i >= read.num_positions) continue;
       const std::int32_t position = p.positions[read.first + i];
       const auto host_row = std::int32_t(host_row_of(p.away[0], read.row, position));
@@ -111,7 +115,7 @@ __device__ __forceinline__ std::int32_t take_slots(const HotReadParams& p, const
     bool is_free[kLaneEntries] = {};
     SIMT_UNROLL
     for (int n = 0; n < kLaneEntries; ++n) {
-      const std::int32_t i = first + 32 * n + std::int32_t(threadIdx.x);
+      const std::int32_t i = own_entry(first, n);
       if (i >= num_slots) continue;
       slots[n] = region.order[i];
       is_free[n] = region.used[slots[n]] != number;
@@ -151,13 +155,13 @@ __device__ __forceinline__ std::int32_t take_slots(const HotReadParams& p, const
     std::int32_t before[kLaneEntries], slots[kLaneEntries] = {};
     SIMT_UNROLL
     for (int n = 0; n < kLaneEntries; ++n) {
-      const std::int32_t i = first + 32 * n + std::int32_t(threadIdx.x);
+      const std::int32_t i = own_entry(first, n);
       is_missed[n] = i < read.num_positions && p.swaps[read.first + i].host_row >= 0;
     }
     left -= count_flags(before, is_missed);
     SIMT_UNROLL
     for (int n = 0; n < kLaneEntries; ++n) {
-      const std::int32_t i = first + 32 * n + std::int32_t(threadIdx.x);
+      const std::int32_t i = own_entry(first, n);
       if (i < read.num_positions)
         slots[n] = is_missed[n] ? p.swaps[read.first + left + before[n]].slot
                                 : region.places[p.positions[read.first + i]];
@@ -165,7 +169,7 @@ __device__ __forceinline__ std::int32_t take_slots(const HotReadParams& p, const
     __syncwarp();
     SIMT_UNROLL
     for (int n = 0; n < kLaneEntries; ++n) {
-      const std::int32_t i = first + 32 * n + std::int32_t(threadIdx.x);
+      const std::int32_t i = own_entry(first, n);
       if (i >= read.num_positions) continue;
       HotSwap& swap = p.swaps[read.first + i];
       swap.slot = slots[n];

@@ -135,12 +135,12 @@ struct WarpRows {
     SIMT_UNROLL
     for (int i = 0; i < kRowsOfWarp; ++i) products[i] = own_product(rows[i], vector, columns);
   }
-  // Calls `each(i, row)` for the rows, one of them in each of the first lanes.
+  // Calls `each(i)` for the rows, one of them in each of the first lanes.
   template <class Each>
   __device__ __forceinline__ void by_lane(const Each& each) const {
     SIMT_UNROLL
     for (int i = 0; i < kRowsOfWarp; ++i)
-      if (i < count && std::int32_t(threadIdx.x % 32) == i) each(i, first + i);
+      if (i < count && std::int32_t(threadIdx.x % 32) == i) each(i);
   }
 };
 

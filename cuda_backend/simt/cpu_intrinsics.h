@@ -203,15 +203,13 @@ SIMT_NO_HOOKS void copy_from_lane(std::uint64_t (&lanes)[32]) {
 }
 template <class T, int kCount>
 inline void warp_copy_each(T (&values)[kCount], std::int32_t lane) {
-  FromLane<T, kCount> own;
+  FromLane<T, kCount> own{{}, lane};
   for (int i = 0; i < kCount; ++i) own.values[i] = values[i];
-  own.lane = lane;
   runtime::combine(reinterpret_cast<std::uint64_t>(&own), copy_from_lane<T, kCount>);
   for (int i = 0; i < kCount; ++i) values[i] = own.values[i];
 }
 template <class T, int kLanes = 32>
 inline T warp_max(T value) {
-  if constexpr (kLanes == 1) return value;
   return simt_from_bits<T>(
       runtime::combine(simt_to_bits(value), combine_butterfly<T, Max, kLanes>));
 }

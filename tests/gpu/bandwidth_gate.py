@@ -9,6 +9,7 @@ import fnmatch
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 LIMITS = Path(__file__).with_name("bandwidth_limits.txt")
 
@@ -18,15 +19,20 @@ def stop(why: str) -> None:
     sys.exit(2)
 
 
+def rows_of(path: Path) -> dict[str, dict[str, Any]]:
+    """The rows of a file that --benchmark_out wrote, by their names: medians where there are."""
+    return {
+        (row.get("run_name") or row["name"]).removesuffix("/manual_time"): row
+        for row in json.loads(path.read_text())["benchmarks"]
+        if row.get("aggregate_name", "median") == "median"
+    }
+
+
 def shares(path: str) -> dict[str, float]:
-    """Each row's share of the copy: the median of its repetitions, or its only run."""
+    """Each row's share of the copy."""
     try:
-        rows = json.loads(Path(path).read_text())["benchmarks"]
-        return {
-            row["run_name"].removesuffix("/manual_time"): row["of_copy"]
-            for row in rows
-            if row.get("aggregate_name", "median") == "median" and "of_copy" in row
-        }
+        rows = rows_of(Path(path))
+        return {name: row["of_copy"] for name, row in rows.items() if "of_copy" in row}
     except (OSError, ValueError, KeyError, TypeError) as error:
         stop(f"{path}: wants the file of --benchmark_out ({error!r})")
 

@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from bandwidth_gate import rows_of
+
 BLOCK_SIZE, HEADS, HEAD_SIZE = 16, 8, 128  # those of tests/benchmarks/engine_workloads.cpp
 LATENT, ROPE = 512, 64
 SIZES = {"": 8192, "_of_1_GiB": 1 << 18, "_of_1": 64, "_of_16": 1024}  # tokens of one write
@@ -85,16 +87,6 @@ def microseconds(torch: Any, call: Callable[[], Any]) -> float:
     return statistics.median(times[3:])
 
 
-def times_of(path: Path) -> dict[str, float]:
-    """Microseconds by the names of a file that --benchmark_out wrote: medians where there are."""
-    found = {}
-    for row in json.loads(path.read_text())["benchmarks"]:
-        if row.get("aggregate_name", "median") == "median":
-            name = row.get("run_name", row["name"]).removesuffix("/manual_time")
-            found[name] = row["real_time"]
-    return found
-
-
 def cannot(why: str) -> SystemExit:
     print(f"vllm_operators: {why}", file=sys.stderr)
     return SystemExit(2)
@@ -119,7 +111,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the rows there")
     arguments = parser.parse_args()
     try:
-        ours = times_of(arguments.ours) if arguments.ours else {}
+        rows_of_ours = rows_of(arguments.ours) if arguments.ours else {}
+        ours = {name: row["real_time"] for name, row in rows_of_ours.items()}
     except (OSError, ValueError, KeyError) as error:
         raise cannot(f"{arguments.ours}: {error!r}; wants the file of --benchmark_out") from error
     torch, ops, version = loaded()
