@@ -1,6 +1,7 @@
 #include "sim/worker/worker_backend.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <bit>
@@ -27,6 +28,13 @@ std::uint64_t word_at(std::span<const std::uint8_t> bytes, std::size_t index) {
   std::uint64_t word = 0;
   std::memcpy(&word, bytes.data() + 8 * index, std::min<std::size_t>(8, bytes.size() - 8 * index));
   return word;
+}
+
+// True if a group has kernel blocks smaller than its blocks.
+bool splits_blocks(const BackendConfig& config) {
+  for (std::size_t g = 0; g < config.plan.groups.size(); ++g)
+    if (config.kernel_block_sizes[g] != config.plan.groups[g].spec.block_size) return true;
+  return false;
 }
 
 class WorkerBackend final : public Backend, private EngineWorker {
@@ -158,7 +166,9 @@ Result<void> WorkerBackend::begin(const EngineConfig& engine) {
   LS_ASSIGN_OR_RETURN(shared_, SharedBytes::create());
   const RecordingHeader header =
       header_of_engine(engine, config_.plan.groups, config_.plan.num_blocks);
-  engine_->ask(worker_open_message(header, shared_->path()),
+  const auto sizes =
+      splits_blocks(config_) ? config_.kernel_block_sizes : std::vector<std::int64_t>();
+  engine_->ask(worker_open_message(header, shared_->path(), sizes),
                [&](JsonObject& reply) { opened_ = read_worker_opened(reply); });
   if (const EngineFailure* failure = engine_->failure()) {
     failure_ = *failure;
@@ -170,6 +180,9 @@ Result<void> WorkerBackend::begin(const EngineConfig& engine) {
   if (opened_.layers.size() != layers_.size())
     return fail(fmt::format("the worker has {} layers, the plan {}", opened_.layers.size(),
                             layers_.size()));
+  for (WorkerLayer& layer : opened_.layers)
+    for (WorkerView& view : layer.parts)
+      view.kernel_blocks = std::max<std::int64_t>(1, view.blocks / config_.plan.num_blocks);
   copies_whole_ = std::ranges::any_of(opened_.layers, [&](const WorkerLayer& layer) {
     return layer.page_stride * config_.plan.num_blocks == opened_.bytes;
   });
@@ -573,6 +586,20 @@ Result<std::unique_ptr<Backend>> make_worker_backend(std::shared_ptr<ForeignEngi
     return refuse(fmt::format("mutant {} is not its own; plant a defect in the worker with --plant",
                               config.mutant));
   if (config.num_host_blocks > 0) return refuse("a host tier is not driven");
+  for (std::size_t g = 0; g < config.plan.groups.size(); ++g) {
+    const KVCacheSpec& spec = config.plan.groups[g].spec;
+    const std::int64_t size = config.kernel_block_sizes[g];
+    if (size == spec.block_size) continue;
+    if (spec.block_size % size != 0 || is_state_kind(spec.kind) || spec.page_size_padded)
+      return refuse(
+          fmt::format("group {}: kernel blocks of {} tokens in blocks of {}; only blocks "
+                      "of attention without padding are split",
+                      g, size, spec.block_size));
+  }
+  if (splits_blocks(config) && std::ranges::find(engines->hello().features, "kernel_blocks") ==
+                                   engines->hello().features.end())
+    return refuse(fmt::format("kernel blocks of {} tokens: the worker splits no blocks",
+                              fmt::join(config.kernel_block_sizes, ", ")));
   for (const KVCacheGroupSpec& group : config.plan.groups)
     if (!is_prefix_cacheable(group.spec) || !has_row_per_token(group) ||
         reads_beside_tokens(group.spec))
