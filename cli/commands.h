@@ -30,6 +30,6 @@ void add_mutants_command(CLI::App& app, int& exit_code);
 void add_relations_command(CLI::App& app, int& exit_code);
 void add_findings_command(CLI::App& app, int& exit_code);
 void add_check_adapter_command(CLI::App& app, int& exit_code);
-void add_watch_command(CLI::App& app, int& exit_code);
+void add_python_commands(CLI::App& app, int& exit_code);
 
 }  // namespace lockstep

@@ -11,7 +11,6 @@
 #include <cstring>
 #include <ctime>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <vector>
@@ -20,7 +19,6 @@
 #include "base/stopwatch.h"
 #include "cli/commands.h"
 #include "cli/failing_case.h"
-#include "cli/fuzz_ranks.h"
 #include "cli/options/kernels_option.h"
 #include "cli/options/output_option.h"
 #include "cli/output/reports.h"
@@ -336,32 +334,6 @@ Result<FuzzPart> run(const FuzzCommandOptions& options, const FuzzOptions& fuzzi
   return part;
 }
 
-// Every rank a shard; rank 0 has the whole, the others nothing.
-Result<std::optional<FuzzPart>> run_spread(const FuzzCommandOptions& options, FuzzOptions fuzzing,
-                                           const FuzzRanks& ranks) {
-  using Json = nlohmann::json;
-  fuzzing.shard = ranks.rank();
-  fuzzing.shards = ranks.count();
-  const Result<FuzzPart> mine = run(options, fuzzing, {});
-  const Json said =
-      mine ? Json{{"report", fuzz_report_to_json(mine->report)}, {"saved", mine->saved}}
-           : Json{{"error", mine.error().message}};
-  std::vector<FuzzReport> reports;
-  FuzzPart whole;
-  for (const std::string& text :
-       ranks.gather(said.dump(-1, ' ', false, Json::error_handler_t::replace))) {
-    const Json part = Json::parse(text);
-    if (part.contains("error")) return fail(part["error"].get<std::string>());
-    LS_ASSIGN_OR_RETURN(
-        auto report, fuzz_report_from_text("a rank's report", part["report"].get<std::string>()));
-    reports.push_back(std::move(report));
-    whole.saved += part["saved"].get<std::string>();
-  }
-  if (ranks.rank() != 0) return std::optional<FuzzPart>();
-  LS_ASSIGN_OR_RETURN(whole.report, merge_fuzz_reports(reports));
-  return whole;
-}
-
 Result<FuzzReport> merge(const std::vector<std::string>& paths) {
   std::vector<FuzzReport> parts;
   for (const std::string& path : paths) {
@@ -372,27 +344,18 @@ Result<FuzzReport> merge(const std::vector<std::string>& paths) {
   return merge_fuzz_reports(parts);
 }
 
-Result<std::optional<FuzzPart>> run_or_merge(const FuzzCommandOptions& options,
-                                             const FuzzRanks& ranks, const std::string& again) {
+Result<FuzzPart> run_or_merge(const FuzzCommandOptions& options, const std::string& again) {
+  if (!options.merge.empty()) {
+    LS_ASSIGN_OR_RETURN(auto merged, merge(options.merge));
+    return FuzzPart{.report = std::move(merged), .saved = {}};
+  }
   FailingCaseOptions judging;
   judging.decisions = options.decisions;
   judging.worker = options.worker;
   LS_RETURN_IF_ERROR(start_engines(judging));
   LS_ASSIGN_OR_RETURN(auto fuzzing, options_of(options, judging));
   fuzzing.again = again;
-  if (ranks.count() > 1) {
-    if (judging.engines != nullptr || judging.workers != nullptr)
-      return fail("--decisions or a worker under mpirun: one process drives an engine");
-    if (options.saves_findings)
-      return fail("--save-findings under mpirun: each rank would have a first case of its own");
-    if (options.seconds || options.failures_max || fuzzing.shards > 1 || !options.merge.empty())
-      return fail(
-          "--seconds, --failures, --shard and --merge under mpirun: the ranks share out --runs");
-    return run_spread(options, fuzzing, ranks);
-  }
-  if (options.merge.empty()) return run(options, fuzzing, judging);
-  LS_ASSIGN_OR_RETURN(auto merged, merge(options.merge));
-  return FuzzPart{.report = std::move(merged), .saved = {}};
+  return run(options, fuzzing, judging);
 }
 
 // One for each failure, each known finding, and all cases that agreed together.
@@ -421,26 +384,19 @@ void add_items(const FuzzReport& report, CommandReport& out) {
 }
 
 Result<int> fuzz_main(const FuzzCommandOptions& options, CommandReport& out) {
-  const FuzzRanks ranks;
   Stopwatch clock;
   watch_stop_signals();
   const std::string again = out.again(
       {.without = {"--seed", "--runs", "--seconds", "--failures", "--jobs", "--shard", "--merge",
                    "--known", "--save-findings", "--no-shrink", "--shrink-seconds"}});
-  const auto part = run_or_merge(options, ranks, again);
-  // Failures of all ranks, or of one, are reported once.
-  if (ranks.rank() != 0) {
-    out.be_silent();
-    return part ? kExitAgreed : kExitRefused;
-  }
-  LS_RETURN_IF_ERROR(part);
-  const FuzzReport& report = (*part)->report;
+  LS_ASSIGN_OR_RETURN(const FuzzPart part, run_or_merge(options, again));
+  const FuzzReport& report = part.report;
+  if (out.wants_json()) out.set_json(fuzz_report_to_json(report));
   if (report.cases > 0 && report.refused == report.cases)
     return fail(fmt::format("every case is refused: {}", report.first_refusal));
   fmt::print("{}", fuzz_summary_text(report, options.merge.empty() ? clock.lap() : 0,
                                      options.shows_coverage));
-  if (!(*part)->saved.empty()) fmt::print("\nSaved:\n{}", (*part)->saved);
-  if (out.wants_json()) out.set_json(fuzz_report_to_json(report));
+  if (!part.saved.empty()) fmt::print("\nSaved:\n{}", part.saved);
   add_items(report, out);
   return fuzz_exit_code(report);
 }
@@ -493,7 +449,7 @@ void add_options(CLI::App& command, FuzzCommandOptions& options) {
   command.add_option("--shard", options.shard, "I/N: only every N-th case, from the I-th on");
   declare_reports(command, options.reports, "the report as JSON");
   command.add_option("--merge", options.merge,
-                     "reports of all shards of a run, instead of running");
+                     "merge the reports of all shards or of consecutive seeds, and run nothing");
 }
 
 }  // namespace

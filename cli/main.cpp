@@ -97,7 +97,7 @@ int main(int argc, char** argv) {
   lockstep::add_worker_command(app, exit_code);
   lockstep::add_findings_command(app, exit_code);
   lockstep::add_check_adapter_command(app, exit_code);
-  lockstep::add_watch_command(app, exit_code);
+  lockstep::add_python_commands(app, exit_code);
 
   if (argc > 1 && argv[1][0] != '-') {
     std::vector<std::string> known;

@@ -79,7 +79,6 @@ int run_reported(const CLI::App& command, const ReportOptions& options,
   CommandReport report(command);
   report.wants_json_ = !options.json_path.empty();
   const Result<int> ended = run_printing(report, run);
-  if (report.is_silent_) return exit_status(ended);
   const std::string& name = command.get_name();
   if (!ended)
     report.add({.name = fmt::format("lockstep {}", name),

@@ -64,8 +64,6 @@ class CommandReport {
   bool wants_json() const { return wants_json_; }
   void set_json(std::string text) { json_ = std::move(text); }
   void add(ReportedItem item) { items_.push_back(std::move(item)); }
-  // One of several processes that another one speaks for: it leaves nothing.
-  void be_silent() { is_silent_ = true; }
 
   std::span<const ReportedItem> items() const { return items_; }
   // The command line that repeats this one, changed so.
@@ -83,7 +81,6 @@ class CommandReport {
   std::vector<ReportedItem> items_;
   std::string json_;
   bool wants_json_ = false;
-  bool is_silent_ = false;
 };
 
 // Runs a command, writes the files that the options name, and returns the exit status.

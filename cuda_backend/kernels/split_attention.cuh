@@ -28,6 +28,11 @@ namespace SIMT_VARIANT {
 inline constexpr std::int32_t kMaxHeadSize = 1024;
 // Keys between two rendezvous of the warp; each lane scores two of them.
 inline constexpr std::int32_t kTileKeys = 64;
+// A thread runs kLanes lanes, so it has every kLaneStep-th key of a tile, key n of lane l at place
+// n * kLanes + l, and scores kScoredKeys of them together: the chains of a CPU's thread overlap.
+inline constexpr int kLanes = simt::kLanesPerThread, kLaneStep = 32 / kLanes;
+inline constexpr int kThreadKeys = kTileKeys / kLaneStep;
+inline constexpr int kScoredKeys = kLanes == 1 ? kThreadKeys : 8;
 
 // What a kernel is compiled for: elements loaded at once, the loads of a row of V that one lane
 // adds up, the format of the rows (kAny: that of the parameters, packed ones too), and query heads.
@@ -120,25 +125,32 @@ __device__ __forceinline__ PackedRow packed_of(const PartLayout& part, const Row
 }
 
 // What the warp keeps while it walks over its keys: for each head a softmax, and of the weighted
-// values the items that this lane owns. Lanes share a row of V, several rows at a time where rows
+// values the items that each lane owns. Lanes share a row of V, several rows at a time where rows
 // are short.
 template <class Shape>
 struct SplitState {
-  float maximum[Shape::kHeads];
-  float sum[Shape::kHeads] = {};  // of this lane's keys
-  float weighted[Shape::kHeads][Shape::kLaneElements] = {};
-  std::int32_t lanes_per_row = 1, row = 0, item = 0;
+  float maximum[kLanes][Shape::kHeads];   // one for all, unless a score is NaN
+  float sum[kLanes][Shape::kHeads] = {};  // of a lane's keys
+  float weighted[kLanes][Shape::kHeads][Shape::kLaneElements] = {};
+  std::int32_t log2_lanes_per_row = 0;
 
   __device__ __forceinline__ explicit SplitState(std::int32_t items) {
-    for (float& one : maximum) one = -INFINITY;
-    while (lanes_per_row < items && lanes_per_row < 32) lanes_per_row *= 2;
-    row = std::int32_t(threadIdx.x) / lanes_per_row;
-    item = std::int32_t(threadIdx.x) % lanes_per_row;
+    for (auto& lane : maximum)
+      for (float& one : lane) one = -INFINITY;
+    while (1 << log2_lanes_per_row < items && log2_lanes_per_row < 5) ++log2_lanes_per_row;
+  }
+  __device__ __forceinline__ std::int32_t lanes_per_row() const { return 1 << log2_lanes_per_row; }
+  __device__ __forceinline__ std::int32_t rows() const { return 32 >> log2_lanes_per_row; }
+  __device__ __forceinline__ std::int32_t row_of(int lane) const {
+    return (std::int32_t(threadIdx.x) + lane) >> log2_lanes_per_row;
+  }
+  __device__ __forceinline__ std::int32_t item_of(int lane) const {
+    return (std::int32_t(threadIdx.x) + lane) & (lanes_per_row() - 1);
   }
 };
 
 // The CTA's shared memory: the queries, and weights and places of a tile of keys. Tiles use the
-// halves of both arrays in turn, so one __syncwarp per tile orders them.
+// halves of both arrays in turn, so one sync_lanes() per tile orders them.
 template <class Shape>
 struct SplitShared {
   float* queries;    // [kKeySize, kHeads]
@@ -154,16 +166,16 @@ struct SplitJob {
   std::int32_t first, last;                          // keys of the split
 };
 
-// q . k for every key of the lane and every head, in element order.
-template <class Shape, int kLaneKeys>
-__device__ __forceinline__ void score_keys(float (&scores)[kLaneKeys][Shape::kHeads],
-                                           const float* queries, const PartLayout& part,
-                                           std::byte* const (&rows)[kLaneKeys],
-                                           const PackedRow (&packed)[kLaneKeys]) {
+// q . k for kScoredKeys keys and every head, in element order. A key without a row has no score.
+template <class Shape>
+__device__ __forceinline__ void score_keys(float (*scores)[Shape::kHeads], const float* queries,
+                                           const PartLayout& part,
+                                           std::byte* const (&rows)[kScoredKeys],
+                                           const PackedRow (&packed)[kScoredKeys]) {
   constexpr int kHeads = Shape::kHeads, kItem = Shape::kItem;
   for (std::int32_t at = 0; at < part.head_size; at += kItem) {
     SIMT_UNROLL
-    for (int n = 0; n < kLaneKeys; ++n) {
+    for (int n = 0; n < kScoredKeys; ++n) {
       if (rows[n] == nullptr) continue;
       float values[kItem];
       load_values<Shape>(values, part, rows[n], packed[n], at);
@@ -177,19 +189,18 @@ __device__ __forceinline__ void score_keys(float (&scores)[kLaneKeys][Shape::kHe
   }
 }
 
-// Scores the tile of at most kTileKeys keys from `first` on and weighs them.
+// The scores of a thread's keys from place `base` on, with the scales of their values.
 template <class Shape>
-__device__ __forceinline__ void weigh_keys(SplitState<Shape>& state,
-                                           const SplitShared<Shape>& shared,
-                                           const SplitAttentionParams& p, const SplitJob& job,
-                                           std::int32_t first) {
-  constexpr int kLaneKeys = kTileKeys / 32, kHeads = Shape::kHeads;
-  float scores[kLaneKeys][kHeads] = {}, key_scales[kLaneKeys] = {}, value_scales[kLaneKeys] = {};
-  std::byte* rows[kLaneKeys] = {};
-  PackedRow packed[kLaneKeys] = {};
+__device__ __forceinline__ void score_places(float (*scores)[Shape::kHeads], float* value_scales,
+                                             const SplitShared<Shape>& shared,
+                                             const SplitAttentionParams& p, const SplitJob& job,
+                                             std::int32_t first, int base) {
+  float key_scales[kScoredKeys] = {};
+  std::byte* rows[kScoredKeys] = {};
+  PackedRow packed[kScoredKeys] = {};
   SIMT_UNROLL
-  for (int n = 0; n < kLaneKeys; ++n) {
-    const std::int32_t at = threadIdx.x + 32 * n, key = first + at;
+  for (int n = 0; n < kScoredKeys; ++n) {
+    const std::int32_t at = threadIdx.x + kLaneStep * (base + n), key = first + at;
     if (key >= job.last) continue;
     const RowPlace place =
         place_of_key(p, job.row, key < job.keys.gap_first ? key : key + job.keys.gap);
@@ -200,45 +211,73 @@ __device__ __forceinline__ void weigh_keys(SplitState<Shape>& state,
     value_scales[n] = scale_of_row(p.value, place, job.kv_head);
   }
   score_keys<Shape>(scores, shared.queries, p.key, rows, packed);
-  float highest[kHeads];
   SIMT_UNROLL
-  for (int head = 0; head < kHeads; ++head) {
-    highest[head] = -INFINITY;
+  for (int n = 0; n < kScoredKeys; ++n) {
     SIMT_UNROLL
-    for (int n = 0; n < kLaneKeys; ++n) {
-      if (rows[n] == nullptr) continue;
+    for (int head = 0; head < Shape::kHeads; ++head)
       scores[n][head] = scores[n][head] * key_scales[n] * p.scale;
-      highest[head] = highest[head] < scores[n][head] ? scores[n][head] : highest[head];
+  }
+}
+
+// Scores the tile of at most kTileKeys keys from `first` on and weighs them.
+template <class Shape>
+__device__ __forceinline__ void weigh_keys(SplitState<Shape>& state,
+                                           const SplitShared<Shape>& shared,
+                                           const SplitAttentionParams& p, const SplitJob& job,
+                                           std::int32_t first) {
+  constexpr int kHeads = Shape::kHeads;
+  float scores[kThreadKeys][kHeads] = {}, value_scales[kThreadKeys] = {};
+  for (int base = 0; base < kThreadKeys; base += kScoredKeys)
+    score_places<Shape>(scores + base, value_scales + base, shared, p, job, first, base);
+  const auto is_seen = [&](int n) {
+    return first + std::int32_t(threadIdx.x) + kLaneStep * n < job.last;
+  };
+  float highest[kLanes][kHeads];
+  for (auto& lane : highest)
+    for (float& one : lane) one = -INFINITY;
+  SIMT_UNROLL
+  for (int n = 0; n < kThreadKeys; ++n) {
+    if (!is_seen(n)) continue;
+    SIMT_UNROLL
+    for (int head = 0; head < kHeads; ++head) {
+      float& most = highest[n % kLanes][head];
+      most = most < scores[n][head] ? scores[n][head] : most;
     }
   }
   simt::warp_max_each(highest);
   SIMT_UNROLL
   for (int head = 0; head < kHeads; ++head) {
-    const float before = state.maximum[head];
-    const float maximum = before < highest[head] ? highest[head] : before;
-    const float kept = before > -INFINITY ? exp_nonpositive(before - maximum) : 0.0f;
-    float sum = 0.0f;
-    SIMT_UNROLL
-    for (int n = 0; n < kLaneKeys; ++n) {
-      const bool seen = rows[n] != nullptr;
-      const float weight = seen ? exp_nonpositive(scores[n][head] - maximum) : 0.0f;
-      shared.weights[(threadIdx.x + 32 * n) * kHeads + head] =
-          seen ? weight * value_scales[n] : 0.0f;
-      sum += weight;
+    float kept = 0.0f, kept_from = 0.0f, kept_to = 0.0f;
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const float before = state.maximum[lane][head];
+      const float maximum = before < highest[lane][head] ? highest[lane][head] : before;
+      if (lane == 0 || before != kept_from || maximum != kept_to)
+        kept = before > -INFINITY ? exp_nonpositive(before - maximum) : 0.0f;
+      kept_from = before;
+      kept_to = maximum;
+      float sum = 0.0f;
+      SIMT_UNROLL
+      for (int n = lane; n < kThreadKeys; n += kLanes) {
+        const float weight = is_seen(n) ? exp_nonpositive(scores[n][head] - maximum) : 0.0f;
+        shared.weights[(threadIdx.x + kLaneStep * n) * kHeads + head] =
+            is_seen(n) ? weight * value_scales[n] : 0.0f;
+        sum += weight;
+      }
+      state.sum[lane][head] = fmaf(state.sum[lane][head], kept, sum);
+      state.maximum[lane][head] = maximum;
+      for (float& weighted : state.weighted[lane][head]) weighted *= kept;
     }
-    state.sum[head] = fmaf(state.sum[head], kept, sum);
-    state.maximum[head] = maximum;
-    for (float& weighted : state.weighted[head]) weighted *= kept;
   }
 }
 
 template <class Shape>
 __device__ __forceinline__ void add_values(SplitState<Shape>& state,
                                            const SplitShared<Shape>& shared, const PartLayout& part,
-                                           std::int32_t kv_head, std::int32_t keys) {
+                                           std::int32_t kv_head, std::int32_t keys, int lane) {
   constexpr int kItem = Shape::kItem, kHeads = Shape::kHeads;
-  for (std::int32_t key = state.row; key < keys; key += 32 / state.lanes_per_row) {
-    const RowPlace place = shared.places[key];
+  const std::int32_t item = state.item_of(lane);
+  for (std::int32_t key = state.row_of(lane); key < keys; key += state.rows()) {
+    const RowPlace& place = shared.places[key];
     std::byte* row = row_at(part, place, kv_head);
     const PackedRow packed = packed_of<Shape>(part, place, kv_head);
     float weights[kHeads];
@@ -246,7 +285,7 @@ __device__ __forceinline__ void add_values(SplitState<Shape>& state,
     for (int head = 0; head < kHeads; ++head) weights[head] = shared.weights[key * kHeads + head];
     SIMT_UNROLL
     for (int n = 0; n < Shape::kItems; ++n) {
-      const std::int32_t at = (state.item + n * state.lanes_per_row) * kItem;
+      const std::int32_t at = (item + n * state.lanes_per_row()) * kItem;
       if (at >= part.head_size) continue;
       float values[kItem];
       load_values<Shape>(values, part, row, packed, at);
@@ -254,7 +293,7 @@ __device__ __forceinline__ void add_values(SplitState<Shape>& state,
       for (int head = 0; head < kHeads; ++head) {
         SIMT_UNROLL
         for (int i = 0; i < kItem; ++i) {
-          float& sum = state.weighted[head][n * kItem + i];
+          float& sum = state.weighted[lane][head][n * kItem + i];
           sum = fmaf(weights[head], values[i], sum);
         }
       }
@@ -268,18 +307,20 @@ __device__ __forceinline__ void write_values(const SplitState<Shape>& state,
                                              const SplitShared<Shape>& shared, int head, float* out,
                                              std::int32_t head_size, float factor) {
   constexpr int kItem = Shape::kItem;
-  const std::int32_t lanes = state.lanes_per_row;
-  SIMT_UNROLL
-  for (int i = 0; i < Shape::kLaneElements; ++i)
-    if ((state.item + i / kItem * lanes) * kItem < head_size)
-      shared.parts[threadIdx.x * Shape::kLaneStride + i] = state.weighted[head][i];
-  __syncwarp();
-  for (std::int32_t at = threadIdx.x; at < head_size; at += 32) {
+  const std::int32_t lanes = state.lanes_per_row();
+  for (int lane = 0; lane < kLanes; ++lane) {
+    SIMT_UNROLL
+    for (int i = 0; i < Shape::kLaneElements; ++i)
+      if ((state.item_of(lane) + i / kItem * lanes) * kItem < head_size)
+        shared.parts[(threadIdx.x + lane) * Shape::kLaneStride + i] = state.weighted[lane][head][i];
+  }
+  simt::sync_lanes();
+  for (std::int32_t at = threadIdx.x; at < head_size; at += kLaneStep) {
     const std::int32_t item = at / kItem;
     const float* part =
         shared.parts + item % lanes * Shape::kLaneStride + item / lanes * kItem + at % kItem;
     float sum = part[0];
-    for (std::int32_t row = 1; row < 32 / lanes; ++row)
+    for (std::int32_t row = 1; row < state.rows(); ++row)
       sum += part[row * lanes * Shape::kLaneStride];
     out[at] = sum * factor;
   }
@@ -293,7 +334,7 @@ __device__ __forceinline__ void load_queries(const SplitShared<Shape>& shared,
   const std::int32_t bytes = element_bytes(p.query_dtype), size = p.key.head_size;
   const std::byte* rows =
       p.queries + (token * p.num_query_heads + job.first_head) * std::int64_t(size) * bytes;
-  for (std::int32_t at = threadIdx.x; at < size * Shape::kHeads; at += 32) {
+  for (std::int32_t at = threadIdx.x; at < size * Shape::kHeads; at += kLaneStep) {
     const std::int32_t head = at / size, element = at - head * size;
     shared.queries[element * Shape::kHeads + head] =
         head < job.num_heads ? load_number(rows + std::int64_t(at) * bytes, p.query_dtype) : 0.0f;
@@ -325,7 +366,7 @@ __global__ void split_attention_kernel(SplitAttentionParams p) {
   job.first_head = job.kv_head * queries_per_kv + first_of_kv;
   job.num_heads = queries_per_kv - first_of_kv < kHeads ? queries_per_kv - first_of_kv : kHeads;
   load_queries(shared, p, job, token);
-  __syncwarp();
+  simt::sync_lanes();
 
   job.first = job.keys.first + split * p.split_keys;
   const std::int32_t end = job.first + p.split_keys;
@@ -333,9 +374,10 @@ __global__ void split_attention_kernel(SplitAttentionParams p) {
   SplitState<Shape> state((p.value.head_size + Shape::kItem - 1) / Shape::kItem);
   for (std::int32_t tile = job.first; tile < job.last; tile += kTileKeys) {
     weigh_keys(state, shared, p, job, tile);
-    __syncwarp();
-    add_values(state, shared, p.value, job.kv_head,
-               job.last - tile < kTileKeys ? job.last - tile : kTileKeys);
+    simt::sync_lanes();
+    for (int lane = 0; lane < kLanes; ++lane)
+      add_values(state, shared, p.value, job.kv_head,
+                 job.last - tile < kTileKeys ? job.last - tile : kTileKeys, lane);
     const bool odd = (tile - job.first) / kTileKeys % 2 == 0;  // the next tile
     shared.weights = weights + (odd ? kTileKeys * kHeads : 0);
     shared.places = places + (odd ? kTileKeys : 0);
@@ -345,19 +387,19 @@ __global__ void split_attention_kernel(SplitAttentionParams p) {
   for (int head = 0; head < kHeads; ++head) {
     if (head >= job.num_heads) break;
     const std::int32_t query_head = job.first_head + head;
-    const float sum = state.sum[head];
+    const float sum = state.sum[0][head];
     float* out = p.outputs + (token * p.num_query_heads + query_head) * p.value.head_size;
     float factor = num_splits == 0 ? 0.0f : 1.0f / sum;
     if (num_splits > 1) {
       float* partial = partial_of(p, token, query_head, split);
       if (threadIdx.x == 0) {
-        partial[0] = state.maximum[head];
+        partial[0] = state.maximum[0][head];
         partial[1] = sum;
       }
       out = partial + 2;
       factor = 1.0f;
     }
-    if (head > 0) __syncwarp();
+    if (head > 0) simt::sync_lanes();
     write_values(state, shared, head, out, p.value.head_size, factor);
   }
 }

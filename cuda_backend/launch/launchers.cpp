@@ -401,7 +401,7 @@ int split_attention(const LaunchPlace& place, const SplitAttentionParams& params
       static_cast<std::uint32_t>(params.num_tokens),
       static_cast<std::uint32_t>(params.key.num_heads * divide_up(queries_per_kv, Shape::kHeads)),
       static_cast<std::uint32_t>(std::max(params.num_splits, 1)));
-  config.block.x = 32;
+  config.block.x = 32 / simt::kLanesPerThread;
   return status_of(simt::launch(config, split_attention_kernel<Shape>, params));
 }
 

@@ -189,6 +189,36 @@ template <class T, int kCount>
 inline void warp_max_each(T (&values)[kCount]) {
   runtime::combine(reinterpret_cast<std::uint64_t>(&values[0]), combine_arrays<T, Max, kCount>);
 }
+
+// A kernel of one warp per CTA may let a thread run several lanes: it keeps kLanesPerThread values
+// where a lane has one, and runs its lanes one after the other between warp operations. In the fast
+// variant one thread is the whole warp, and nothing switches.
+#if SIMT_IS_CHECKED
+inline constexpr int kLanesPerThread = 1;
+__forceinline__ void sync_lanes() { __syncwarp(); }
+#else
+inline constexpr int kLanesPerThread = 32;
+__forceinline__ void sync_lanes() {}
+#endif
+template <class Operation, class T, int kCount>
+inline void combine_each(T (&lanes)[kLanesPerThread][kCount]) {
+  if constexpr (kLanesPerThread == 1) {
+    runtime::combine(reinterpret_cast<std::uint64_t>(&lanes[0][0]),
+                     combine_arrays<T, Operation, kCount>);
+  } else {
+    std::uint64_t addresses[32];
+    for (int i = 0; i < 32; ++i) addresses[i] = reinterpret_cast<std::uint64_t>(&lanes[i][0]);
+    combine_arrays<T, Operation, kCount>(addresses);
+  }
+}
+template <class T, int kCount>
+inline void warp_sum_each(T (&lanes)[kLanesPerThread][kCount]) {
+  combine_each<Sum>(lanes);
+}
+template <class T, int kCount>
+inline void warp_max_each(T (&lanes)[kLanesPerThread][kCount]) {
+  combine_each<Max>(lanes);
+}
 template <class T, int kCount>
 struct FromLane {
   T values[kCount];

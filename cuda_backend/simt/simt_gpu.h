@@ -102,6 +102,10 @@ __device__ __forceinline__ void async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kGroupsInFlight) : "memory");
 }
 
+// Lanes that a thread runs (cpu_intrinsics.h).
+inline constexpr int kLanesPerThread = 1;
+__device__ __forceinline__ void sync_lanes() { __syncwarp(); }
+
 // Reductions: every lane of a full warp calls, and all kLanes lanes of a segment get the same bits.
 // The tree is the butterfly lane ^ kLanes / 2, .., 2, 1, on the CPU as well.
 template <class T>
@@ -131,6 +135,14 @@ template <class T, int kCount>
 __device__ __forceinline__ void warp_max_each(T (&values)[kCount]) {
   SIMT_UNROLL
   for (int i = 0; i < kCount; ++i) values[i] = warp_max(values[i]);
+}
+template <class T, int kCount>
+__device__ __forceinline__ void warp_sum_each(T (&lanes)[kLanesPerThread][kCount]) {
+  warp_sum_each(lanes[0]);
+}
+template <class T, int kCount>
+__device__ __forceinline__ void warp_max_each(T (&lanes)[kLanesPerThread][kCount]) {
+  warp_max_each(lanes[0]);
 }
 
 // The values of one lane in all of them.

@@ -194,10 +194,45 @@ FuzzReport fuzz(const FuzzOptions& options, const FuzzCallbacks& callbacks) {
   return FuzzSession(options, callbacks).run();
 }
 
+namespace {
+
+// Checks that reports in the order of their seeds and shards leave out no case and repeat none.
+Result<void> check_complete(std::span<const FuzzReport* const> sorted) {
+  for (std::size_t i = 0; i < sorted.size();) {
+    const FuzzReport& run = *sorted[i];
+    const auto shard_text = [&](std::int64_t shard) {
+      return run.shards == 1 ? fmt::format("the run from seed {}", run.first_seed)
+                             : fmt::format("shard {}/{}", shard, run.shards);
+    };
+    if (i > 0 && run.first_seed == sorted[i - 1]->first_seed)
+      return fail(fmt::format("{} is there twice", shard_text(run.shard)));
+    if (i > 0 && run.first_seed != sorted[i - 1]->first_seed + sorted[i - 1]->runs)
+      return fail(
+          fmt::format("a run ends before seed {}, and the next starts with {}; seeds must "
+                      "be consecutive",
+                      sorted[i - 1]->first_seed + sorted[i - 1]->runs, run.first_seed));
+    for (std::int64_t shard = 0; shard < run.shards; ++shard, ++i) {
+      if (i == sorted.size() || sorted[i]->first_seed != run.first_seed || sorted[i]->shard > shard)
+        return fail(fmt::format("{} is missing", shard_text(shard)));
+      if (sorted[i]->shard < shard)
+        return fail(fmt::format("{} is there twice", shard_text(sorted[i]->shard)));
+      if (sorted[i]->runs != run.runs || sorted[i]->shards != run.shards)
+        return fail("the reports are of different runs: numbers of cases and shards differ");
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
 Result<FuzzReport> merge_fuzz_reports(std::span<const FuzzReport> parts) {
   if (parts.empty()) return fail("no reports to merge");
-  const FuzzReport& first = parts.front();
-  std::vector<bool> seen(first.shards);
+  std::vector<const FuzzReport*> sorted;
+  for (const FuzzReport& part : parts) sorted.push_back(&part);
+  std::ranges::sort(
+      sorted, {}, [](const FuzzReport* part) { return std::pair(part->first_seed, part->shard); });
+  LS_RETURN_IF_ERROR(check_complete(sorted));
+  const FuzzReport& first = *sorted.front();
   FuzzReport whole;
   whole.engine = first.engine;
   whole.decided_by = first.decided_by;
@@ -206,21 +241,15 @@ Result<FuzzReport> merge_fuzz_reports(std::span<const FuzzReport> parts) {
   whole.mutant = first.mutant;
   whole.again = first.again;
   whole.first_seed = first.first_seed;
-  whole.runs = first.runs;
-  for (const FuzzReport& part : parts) {
+  for (const FuzzReport* const sorted_part : sorted) {
+    const FuzzReport& part = *sorted_part;
     if (part.engine != whole.engine || part.worked_by != whole.worked_by ||
-        part.backend != whole.backend || part.mutant != whole.mutant ||
-        part.first_seed != whole.first_seed || part.runs != whole.runs ||
-        part.shards != std::ssize(seen))
-      return fail(
-          "the reports are of different runs: engine, backend, mutant, seeds and number "
-          "of shards must be equal");
+        part.backend != whole.backend || part.mutant != whole.mutant)
+      return fail("the reports are of different runs: engine, backend and mutant must be equal");
     if (part.interrupted)
       return fail(fmt::format("shard {}/{} was interrupted after {} cases; run it again",
                               part.shard, part.shards, part.cases));
-    if (seen[part.shard])
-      return fail(fmt::format("shard {}/{} is there twice", part.shard, part.shards));
-    seen[part.shard] = true;
+    if (part.shard == 0) whole.runs += part.runs;
     for (const auto& [name, count] : kFuzzCounts) whole.*count += part.*count;
     whole.tally += part.tally;
     for (const auto& [name, of_part] : part.known) whole.known[name].add(of_part);
@@ -234,8 +263,6 @@ Result<FuzzReport> merge_fuzz_reports(std::span<const FuzzReport> parts) {
       whole.first_refusal = part.first_refusal;
     }
   }
-  if (const auto missing = std::ranges::find(seen, false); missing != seen.end())
-    return fail(fmt::format("shard {}/{} is missing", missing - seen.begin(), seen.size()));
   std::ranges::sort(whole.failures, {}, &FuzzFailure::seed);
   return whole;
 }
@@ -379,29 +406,16 @@ std::string fuzz_report_to_json(const FuzzReport& report) {
   return out.take_line();
 }
 
-namespace {
-
-Result<FuzzReport> report_of(const std::string& name, std::string_view line, std::int64_t number,
-                             bool is_cut_off) {
-  JsonReader json(name);
-  FuzzReport report;
-  if (json.parse(line, number, is_cut_off)) report = read_report(json.root());
-  if (!json.ok()) return json.failure();
-  return report;
-}
-
-}  // namespace
-
-Result<FuzzReport> fuzz_report_from_text(const std::string& name, std::string_view line) {
-  return report_of(name, line.substr(0, line.find('\n')), 1, false);
-}
-
 Result<FuzzReport> read_fuzz_report(const std::string& path) {
   LS_ASSIGN_OR_RETURN(auto lines, LineReader::open(path));
   std::string_view line;
   LS_ASSIGN_OR_RETURN(const auto got, lines.next(line));
   if (!got) return fail(fmt::format("{}: empty; expected the report of a fuzz run", path));
-  return report_of(path, line, lines.number(), lines.is_cut_off());
+  JsonReader json(path);
+  FuzzReport report;
+  if (json.parse(line, lines.number(), lines.is_cut_off())) report = read_report(json.root());
+  if (!json.ok()) return json.failure();
+  return report;
 }
 
 }  // namespace lockstep

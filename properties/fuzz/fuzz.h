@@ -2,7 +2,8 @@
 // many others it runs.
 //
 // (1) The same options give the same report, byte for byte: times are not in it.
-// (2) Reports of all shards of a run merge into the report of the whole run, byte for byte.
+// (2) Reports of all shards of a run, and of runs of consecutive seeds, merge into the report of
+//     the whole run, byte for byte.
 // (3) A failure that docs/findings.md tells of, or the user, is counted there; every other one is
 //     listed.
 #pragma once
@@ -128,12 +129,10 @@ struct FuzzCallbacks {
 // ended early must not be merged.
 FuzzReport fuzz(const FuzzOptions& options, const FuzzCallbacks& callbacks = {});
 
-// Refused: reports of different runs, a shard twice, a shard missing, a run that was interrupted.
+// Refused: reports of different runs, a shard or seed twice or missing, an interrupted run.
 Result<FuzzReport> merge_fuzz_reports(std::span<const FuzzReport> parts);
 
 std::string fuzz_report_to_json(const FuzzReport& report);  // one line
 Result<FuzzReport> read_fuzz_report(const std::string& path);
-// The same line from memory; `name` stands for the path in the message.
-Result<FuzzReport> fuzz_report_from_text(const std::string& name, std::string_view line);
 
 }  // namespace lockstep

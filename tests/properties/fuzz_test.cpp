@@ -129,6 +129,24 @@ TEST(Fuzz, TheReportDoesNotDependOnJobsAndShardsMergeIntoIt) {
   EXPECT_EQ(fuzz_report_to_json(*merged), fuzz_report_to_json(whole));
 }
 
+TEST(Fuzz, RunsOfConsecutiveSeedsMergeIntoTheWhole) {
+  FuzzOptions options = fuzzing("none", 200);
+  const FuzzReport whole = fuzz(options);
+  std::vector<FuzzReport> parts;
+  for (const std::int64_t runs : {90, 30, 80}) {
+    options.runs = runs;
+    parts.push_back(fuzz(options));
+    options.first_seed += runs;
+  }
+  std::swap(parts[0], parts[2]);
+  const auto merged = merge_fuzz_reports(parts);
+  ASSERT_TRUE(merged) << merged.error().message;
+  EXPECT_EQ(fuzz_report_to_json(*merged), fuzz_report_to_json(whole));
+  parts.erase(parts.begin() + 1);
+  EXPECT_EQ(merge_fuzz_reports(parts).error().message,
+            "a run ends before seed 91, and the next starts with 121; seeds must be consecutive");
+}
+
 TEST(Fuzz, ReportsThatDoNotBelongTogetherAreRefused) {
   FuzzOptions options = fuzzing("none", 10);
   options.shards = 2;
@@ -143,7 +161,15 @@ TEST(Fuzz, ReportsThatDoNotBelongTogetherAreRefused) {
   EXPECT_EQ(error({}), "no reports to merge");
   EXPECT_EQ(error({first}), "shard 1/2 is missing");
   EXPECT_EQ(error({first, first}), "shard 0/2 is there twice");
-  second.first_seed = 7;
+  EXPECT_EQ(error({first, second, second}), "shard 1/2 is there twice");
+  second.runs = 9;
+  EXPECT_NE(error({first, second}).find("different runs"), std::string::npos);
+  second = first;
+  second.first_seed = 11;
+  EXPECT_EQ(error({first, second}), "shard 1/2 is missing");
+  second.first_seed = 1;
+  second.shard = 1;
+  second.mutant = "drop-slot";
   EXPECT_NE(error({first, second}).find("different runs"), std::string::npos);
 }
 
