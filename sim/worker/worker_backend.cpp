@@ -1,7 +1,6 @@
 #include "sim/worker/worker_backend.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <bit>
@@ -28,13 +27,6 @@ std::uint64_t word_at(std::span<const std::uint8_t> bytes, std::size_t index) {
   std::uint64_t word = 0;
   std::memcpy(&word, bytes.data() + 8 * index, std::min<std::size_t>(8, bytes.size() - 8 * index));
   return word;
-}
-
-// True if a group has kernel blocks smaller than its blocks.
-bool splits_blocks(const BackendConfig& config) {
-  for (std::size_t g = 0; g < config.plan.groups.size(); ++g)
-    if (config.kernel_block_sizes[g] != config.plan.groups[g].spec.block_size) return true;
-  return false;
 }
 
 class WorkerBackend final : public Backend, private EngineWorker {
@@ -166,8 +158,10 @@ Result<void> WorkerBackend::begin(const EngineConfig& engine) {
   LS_ASSIGN_OR_RETURN(shared_, SharedBytes::create());
   const RecordingHeader header =
       header_of_engine(engine, config_.plan.groups, config_.plan.num_blocks);
-  const auto sizes =
-      splits_blocks(config_) ? config_.kernel_block_sizes : std::vector<std::int64_t>();
+  std::vector<std::int64_t> sizes;  // of kernel blocks, where they differ from blocks
+  for (std::size_t g = 0; g < config_.plan.groups.size(); ++g)
+    if (config_.kernel_block_sizes[g] != config_.plan.groups[g].spec.block_size)
+      sizes = config_.kernel_block_sizes;
   engine_->ask(worker_open_message(header, shared_->path(), sizes),
                [&](JsonObject& reply) { opened_ = read_worker_opened(reply); });
   if (const EngineFailure* failure = engine_->failure()) {
@@ -586,20 +580,6 @@ Result<std::unique_ptr<Backend>> make_worker_backend(std::shared_ptr<ForeignEngi
     return refuse(fmt::format("mutant {} is not its own; plant a defect in the worker with --plant",
                               config.mutant));
   if (config.num_host_blocks > 0) return refuse("a host tier is not driven");
-  for (std::size_t g = 0; g < config.plan.groups.size(); ++g) {
-    const KVCacheSpec& spec = config.plan.groups[g].spec;
-    const std::int64_t size = config.kernel_block_sizes[g];
-    if (size == spec.block_size) continue;
-    if (spec.block_size % size != 0 || is_state_kind(spec.kind) || spec.page_size_padded)
-      return refuse(
-          fmt::format("group {}: kernel blocks of {} tokens in blocks of {}; only blocks "
-                      "of attention without padding are split",
-                      g, size, spec.block_size));
-  }
-  if (splits_blocks(config) && std::ranges::find(engines->hello().features, "kernel_blocks") ==
-                                   engines->hello().features.end())
-    return refuse(fmt::format("kernel blocks of {} tokens: the worker splits no blocks",
-                              fmt::join(config.kernel_block_sizes, ", ")));
   for (const KVCacheGroupSpec& group : config.plan.groups)
     if (!is_prefix_cacheable(group.spec) || !has_row_per_token(group) ||
         reads_beside_tokens(group.spec))

@@ -192,10 +192,17 @@ def plan_layers(groups: list[dict[str, Any]], chosen: str) -> list[Layer]:
 def kernel_block_sizes(case: dict[str, Any], largest: int) -> list[int]:
     """Of each group: as the case says, else as vLLM selects them for a backend that takes the
     largest common size up to `largest` (0: no limit) and the blocks that cannot be split."""
-    if "kernel_block_sizes" in case:
-        return case["kernel_block_sizes"]
     specs = [group["spec"] for group in case["groups"]]
     blocks = [spec["block_size"] for spec in specs]
+    if "kernel_block_sizes" in case:
+        sizes: list[int] = case["kernel_block_sizes"]
+        for spec, block, size in zip(specs, blocks, sizes, strict=True):
+            if block % size or (block != size and not _can_be_split(spec)):
+                raise Refused(
+                    f"kernel blocks of {size} tokens in blocks of {block}: vLLM splits blocks of "
+                    "attention in pages without padding"
+                )
+        return sizes
     common = math.gcd(*(spec["block_size"] for spec in specs if _can_be_split(spec)))
     if not largest or not common:
         return blocks
