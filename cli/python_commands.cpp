@@ -1,4 +1,4 @@
-// Commands that Python runs: lockstep watch. They pass all their words on.
+// Commands that Python runs: lockstep watch, lockstep campaign. They pass all their words on.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -12,7 +12,7 @@
 
 #include "base/data_root.h"
 #include "cli/commands.h"
-#include "cli/output/again.h"
+#include "cli/options/decisions_option.h"
 #include "cli/output/terminal.h"
 
 namespace lockstep {
@@ -24,8 +24,7 @@ namespace fs = std::filesystem;
 // fails.
 Result<int> become(const std::string& shell_words, const CLI::App& command) {
   std::vector<std::string> words = {"sh", "-c", "exec env " + shell_words + " \"$@\"", "lockstep"};
-  const std::vector<std::string> remaining = command.remaining();
-  words.insert(words.end(), remaining.begin(), remaining.end());
+  for (const std::string& word : command.remaining()) words.push_back(word);
   std::vector<char*> arguments;
   for (std::string& word : words) arguments.push_back(word.data());
   arguments.push_back(nullptr);
@@ -37,14 +36,18 @@ Result<int> become(const std::string& shell_words, const CLI::App& command) {
 
 Result<int> watch(const CLI::App& command) {
   const fs::path script = data_root() / "python" / "watch.py";
-  std::error_code error;
-  if (!fs::exists(script, error))
+  if (!fs::exists(script))
     return fail("watch records with python/tests: run it in a clone of Lockstep, as `./run watch`");
   return become("python3 " + shell_word(script.string()), command);
 }
 
-void add_python_command(CLI::App& app, int& exit_code, Result<int> (*run)(const CLI::App&),
-                        const std::string& name, const std::string& help) {
+Result<int> campaign(const CLI::App& command) {
+  LS_ASSIGN_OR_RETURN(const std::string python, adapter_python("campaign", "with Python"));
+  return become(python + " -m lockstep_campaign", command);
+}
+
+void add_one(CLI::App& app, int& exit_code, Result<int> (*run)(const CLI::App&),
+             const std::string& name, const std::string& help) {
   CLI::App* command = app.add_subcommand(name, help);
   command->prefix_command();
   command->set_help_flag();
@@ -54,8 +57,10 @@ void add_python_command(CLI::App& app, int& exit_code, Result<int> (*run)(const 
 }  // namespace
 
 void add_python_commands(CLI::App& app, int& exit_code) {
-  add_python_command(app, exit_code, watch, "watch",
-                     "Write one page about a new release of vLLM: what changed, and what to do");
+  add_one(app, exit_code, watch, "watch",
+          "Write one page about a new release of vLLM: what changed, and what to do");
+  add_one(app, exit_code, campaign, "campaign",
+          "Spread a fuzz run over processes or a Ray cluster, into one report and page");
 }
 
 }  // namespace lockstep

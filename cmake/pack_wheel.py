@@ -54,6 +54,15 @@ def entry_points() -> str:
     return "\n".join(f"[{group}]\n" + lines.replace('"', "") for group, lines in tables)
 
 
+def extras() -> str:
+    text = (ROOT / "pyproject.toml").read_text()
+    section = text.split("[project.optional-dependencies]\n")[1].split("\n\n")[0]
+    return "".join(
+        f'Provides-Extra: {name}\nRequires-Dist: {needed}; extra == "{name}"\n'
+        for name, needed in re.findall(r'^(\w+) = \["(.+)"\]$', section, re.MULTILINE)
+    )
+
+
 def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split("."))
 
@@ -133,7 +142,7 @@ def metadata(of: dict[str, str]) -> str:
         f"Metadata-Version: 2.4\nName: {of['name']}\nVersion: {of['version']}\n"
         f"License-Expression: {of['license']}\nLicense-File: LICENSE\n"
         f"Summary: {of['description']}\nRequires-Python: {of['requires-python']}\n"
-        'Provides-Extra: pytest\nRequires-Dist: pytest>=7; extra == "pytest"\n'
+        f"{extras()}"
         "Description-Content-Type: text/markdown\n\n"
     )
     return head + (ROOT / of["readme"]).read_text()

@@ -197,26 +197,23 @@ FuzzReport fuzz(const FuzzOptions& options, const FuzzCallbacks& callbacks) {
 namespace {
 
 // Checks that reports in the order of their seeds and shards leave out no case and repeat none.
-Result<void> check_complete(std::span<const FuzzReport* const> sorted) {
+Result<void> check_complete(std::span<const FuzzReport> sorted) {
   for (std::size_t i = 0; i < sorted.size();) {
-    const FuzzReport& run = *sorted[i];
+    const FuzzReport& run = sorted[i];
     const auto shard_text = [&](std::int64_t shard) {
-      return run.shards == 1 ? fmt::format("the run from seed {}", run.first_seed)
-                             : fmt::format("shard {}/{}", shard, run.shards);
+      return fmt::format("shard {}/{} from seed {}", shard, run.shards, run.first_seed);
     };
-    if (i > 0 && run.first_seed == sorted[i - 1]->first_seed)
+    if (i > 0 && run.first_seed == sorted[i - 1].first_seed)
       return fail(fmt::format("{} is there twice", shard_text(run.shard)));
-    if (i > 0 && run.first_seed != sorted[i - 1]->first_seed + sorted[i - 1]->runs)
-      return fail(
-          fmt::format("a run ends before seed {}, and the next starts with {}; seeds must "
-                      "be consecutive",
-                      sorted[i - 1]->first_seed + sorted[i - 1]->runs, run.first_seed));
+    if (i > 0 && run.first_seed != sorted[i - 1].first_seed + sorted[i - 1].runs)
+      return fail(fmt::format("the seeds between those of two reports are missing, before {}",
+                              run.first_seed));
     for (std::int64_t shard = 0; shard < run.shards; ++shard, ++i) {
-      if (i == sorted.size() || sorted[i]->first_seed != run.first_seed || sorted[i]->shard > shard)
+      if (i == sorted.size() || sorted[i].first_seed != run.first_seed || sorted[i].shard > shard)
         return fail(fmt::format("{} is missing", shard_text(shard)));
-      if (sorted[i]->shard < shard)
-        return fail(fmt::format("{} is there twice", shard_text(sorted[i]->shard)));
-      if (sorted[i]->runs != run.runs || sorted[i]->shards != run.shards)
+      if (sorted[i].shard < shard)
+        return fail(fmt::format("{} is there twice", shard_text(sorted[i].shard)));
+      if (sorted[i].runs != run.runs || sorted[i].shards != run.shards)
         return fail("the reports are of different runs: numbers of cases and shards differ");
     }
   }
@@ -227,12 +224,11 @@ Result<void> check_complete(std::span<const FuzzReport* const> sorted) {
 
 Result<FuzzReport> merge_fuzz_reports(std::span<const FuzzReport> parts) {
   if (parts.empty()) return fail("no reports to merge");
-  std::vector<const FuzzReport*> sorted;
-  for (const FuzzReport& part : parts) sorted.push_back(&part);
-  std::ranges::sort(
-      sorted, {}, [](const FuzzReport* part) { return std::pair(part->first_seed, part->shard); });
+  std::vector<FuzzReport> sorted(parts.begin(), parts.end());
+  std::ranges::sort(sorted, {},
+                    [](const FuzzReport& part) { return std::pair(part.first_seed, part.shard); });
   LS_RETURN_IF_ERROR(check_complete(sorted));
-  const FuzzReport& first = *sorted.front();
+  const FuzzReport& first = sorted.front();
   FuzzReport whole;
   whole.engine = first.engine;
   whole.decided_by = first.decided_by;
@@ -241,8 +237,7 @@ Result<FuzzReport> merge_fuzz_reports(std::span<const FuzzReport> parts) {
   whole.mutant = first.mutant;
   whole.again = first.again;
   whole.first_seed = first.first_seed;
-  for (const FuzzReport* const sorted_part : sorted) {
-    const FuzzReport& part = *sorted_part;
+  for (const FuzzReport& part : sorted) {
     if (part.engine != whole.engine || part.worked_by != whole.worked_by ||
         part.backend != whole.backend || part.mutant != whole.mutant)
       return fail("the reports are of different runs: engine, backend and mutant must be equal");

@@ -1,0 +1,1 @@
+"""Campaigns: fuzz runs spread over processes or a Ray cluster (`lockstep campaign`)."""
