@@ -38,18 +38,41 @@ def _parser() -> argparse.ArgumentParser:
         "lockstep campaign", description=__doc__, allow_abbrev=False,
         usage="lockstep campaign [OPTION...] [fuzz [OPTION...]]",
         formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
-    parser.add_argument("--budget", type=_duration, metavar="TIME",
-                        help="run new seeds for 90s, 10m, 2h; the date is the first seed")
-    parser.add_argument("--ray", nargs="?", const="", metavar="ADDRESS",
-                        help="run on Ray: auto, HOST:PORT, ray://...; alone: start Ray here")
-    parser.add_argument("--workers", type=int, default=os.cpu_count(), metavar="N",
-                        help="processes without --ray (number of cores)")
-    parser.add_argument("--shard-cases", type=int, metavar="N",
-                        help="cases per shard (as many as take 10 seconds)")
-    parser.add_argument("--canary", metavar="WORDS",
-                        help="options that plant a defect, which must be found; '': none")
-    parser.add_argument("--out", type=Path, default=Path(".lockstep/campaign"), metavar="DIR",
-                        help="folder of the report and what was found (.lockstep/campaign)")
+    parser.add_argument(
+        "--budget",
+        type=_duration,
+        metavar="TIME",
+        help="run new seeds for 90s, 10m, 2h; the date is the first seed",
+    )
+    parser.add_argument(
+        "--ray",
+        nargs="?",
+        const="",
+        metavar="ADDRESS",
+        help="run on Ray: auto, HOST:PORT, ray://...; alone: start Ray here",
+    )
+    parser.add_argument(
+        "--workers",
+        type=int,
+        default=os.cpu_count(),
+        metavar="N",
+        help="processes without --ray (number of cores)",
+    )
+    parser.add_argument(
+        "--shard-cases", type=int, metavar="N", help="cases per shard (as many as take 10 seconds)"
+    )
+    parser.add_argument(
+        "--canary",
+        metavar="WORDS",
+        help="options that plant a defect, which must be found; '': none",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path(".lockstep/campaign"),
+        metavar="DIR",
+        help="folder of the report and what was found (.lockstep/campaign)",
+    )
     return parser
 
 
