@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <mutex>
-#include <thread>
-#include <vector>
 
 #include "base/check.h"
 
@@ -26,6 +24,31 @@ void for_each_in_parallel(std::int64_t count, int jobs,
   std::vector<std::jthread> others;
   for (std::int64_t j = 1; j < std::min<std::int64_t>(jobs, count); ++j) others.emplace_back(run);
   run();
+}
+
+ThreadTeam::ThreadTeam(int size) : turn_(size) {
+  LS_CHECK(size >= 1, "{} threads", size);
+  for (int member = 1; member < size; ++member)
+    others_.emplace_back([this, member] {
+      for (turn_.arrive_and_wait(); work_ != nullptr; turn_.arrive_and_wait()) {
+        (*work_)(member);
+        turn_.arrive_and_wait();
+      }
+    });
+}
+
+ThreadTeam::~ThreadTeam() {
+  LS_CHECK(work_ == nullptr, "a team ends while it works");
+  turn_.arrive_and_wait();
+}
+
+void ThreadTeam::run(const std::function<void(int member)>& work) {
+  LS_CHECK(work_ == nullptr, "a team of {} threads works already", size());
+  work_ = &work;
+  turn_.arrive_and_wait();
+  work(0);
+  turn_.arrive_and_wait();
+  work_ = nullptr;
 }
 
 }  // namespace lockstep

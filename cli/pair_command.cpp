@@ -418,7 +418,7 @@ Result<int> pair(const PairCommandOptions& given, CommandReport& out) {
   }());
   fmt::print("{}\n{}", pair_text(report, watch.lap()), pair_verdict_text(report));
   if (out.wants_json()) out.set_json(pair_json(given.replay.file, prepared.options, report));
-  out.add(item_of(given.replay.file, report, out.again()));
+  out.add(item_of(given.replay.file, report, out.again({.without = {"--jobs"}})));
   return exit_code_of(report.verdict);
 }
 

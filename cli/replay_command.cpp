@@ -223,7 +223,7 @@ Failure failure_of(const RunSummary& summary) {
 
 // The run without what it writes.
 std::string again_of(const CommandReport& out) {
-  return out.again({.without = {"--shrink", "--shrink-seconds"}});
+  return out.again({.without = {"--shrink", "--shrink-seconds", "--jobs"}});
 }
 
 // A page for each engine, and a trace.

@@ -26,7 +26,8 @@ std::int64_t pool_size_bytes_of(const BackendConfig& config) {
 Result<std::unique_ptr<Backend>> make_simt_backend(const BackendConfig& config) {
   LS_ASSIGN_OR_RETURN(auto seams, cuda::planted_seams(config));
   LS_ASSIGN_OR_RETURN(
-      auto device, cuda::make_simt_device(config.check, config.seed, pool_size_bytes_of(config)));
+      auto device, cuda::make_simt_device(config.check, config.seed, pool_size_bytes_of(config), {},
+                                          config.num_threads));
   const bool delays = config.delay_streams || config.check == CheckMode::hunt;
   if (config.num_streams > 1 && delays)
     device = cuda::make_stream_queues(std::move(device), config.seed);
@@ -47,7 +48,7 @@ Result<std::unique_ptr<Backend>> make_user_kernels_backend(const BackendConfig& 
         "--streams, --graphs: kernels of a Python class run one by one; leave these options out");
   LS_ASSIGN_OR_RETURN(auto device,
                       cuda::make_simt_device(config.check, config.seed, pool_size_bytes_of(config),
-                                             kernels->memory()));
+                                             kernels->memory(), config.num_threads));
   return cuda::make_backend(
       std::move(device), config,
       {.device = [kernels = std::move(kernels)](std::unique_ptr<cuda::Device> inner,

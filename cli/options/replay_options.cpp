@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <charconv>
 #include <filesystem>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -159,6 +160,7 @@ ReplayRequest request_of(const ReplayOptions& options) {
           .run = options.run,
           .import = std::move(import),
           .tells_cache_events = !options.cache_events_path.empty(),
+          .num_threads = options.jobs,
           .draws = !options.report_path.empty() || !options.perfetto_path.empty(),
           .saves = !options.save_dir.empty()};
 }
@@ -197,6 +199,13 @@ void declare_replay_options(CLI::App& command, ReplayOptions& o) {
   declare_worker(command, o.worker);
   declare_kernels(command,
                   [&o](const std::string& backend) { o.run.set_text("backend", backend); });
+  o.jobs = static_cast<std::int32_t>(std::max(1u, std::thread::hardware_concurrency()));
+  command
+      .add_option("--jobs", o.jobs,
+                  "threads of a replay with pages; the result does not depend on it")
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str()
+      ->group("Run");
   const std::string group = "Output";
   declare_output(command, "--report", o.report_path, "HTML page that draws the run")->group(group);
   declare_output(command, "--perfetto", o.perfetto_path,

@@ -33,7 +33,8 @@ struct ReplayOptions {
   std::string report_path, perfetto_path, save_dir, cache_events_path, hidden_states_dir,
       facts_path, hashes_path;
   ReportOptions reports;
-  bool shrink = false;  // also saves the shrunk case
+  std::int32_t jobs = 1;  // threads
+  bool shrink = false;    // also saves the shrunk case
   double shrink_seconds = 0;
   DecisionsOptions decisions;
   WorkerOptions worker;

@@ -119,6 +119,7 @@ void fit_generator(const EngineHello& hello, GeneratorOptions& generator) {
       {"uniform_type", {Feature::uniform_type}},
       {"packed_pages", {Feature::packed_pages}},
       {"padded_pages", {Feature::padded_pages}},
+      {"kernel_blocks", {Feature::kernel_blocks}},
       {"async_scheduling", {Feature::async_scheduling}},
       {"drafts", {Feature::drafts}},
       {"dtype:fp8", {Feature::scaled_rows}},

@@ -154,8 +154,9 @@ class SimtDevice final : public Device {
 
 Result<std::unique_ptr<Device>> make_simt_device(CheckMode mode, std::uint64_t seed,
                                                  std::int64_t pool_size_bytes,
-                                                 const std::string& shared_file) {
+                                                 const std::string& shared_file, int num_threads) {
   simt::ExecutorOptions options;
+  options.num_threads = num_threads;
   options.shared_file = shared_file;
   options.mode = kModes[static_cast<std::size_t>(mode)].mode;
   options.seed = seed;

@@ -13,10 +13,12 @@
 namespace lockstep::cuda {
 
 // pool_size_bytes: bytes of the cache. The arena has room for twice as much. shared_file: a file in
-// memory that the arena maps and that another process may map; empty: private memory.
+// memory that the arena maps and that another process may map; empty: private memory. num_threads:
+// BackendConfig::num_threads.
 Result<std::unique_ptr<Device>> make_simt_device(CheckMode mode, std::uint64_t seed,
                                                  std::int64_t pool_size_bytes,
-                                                 const std::string& shared_file = {});
+                                                 const std::string& shared_file = {},
+                                                 int num_threads = 1);
 
 // A device whose cache writes, attention, zeroing and copies of blocks are a user's kernels
 // (sim/protocol/user_kernels.h). All other work stays with the inner device: tables, slots, inputs,

@@ -4,10 +4,12 @@
 // simt::warp_max and their forms for several values are one rendezvous instead of five shuffles for
 // each value, with bit-identical results.
 //
-// One simulated thread runs at a time, so a plain read-modify-write is atomic, and relaxed. In the
-// checked variant the checker runs first, and the update itself is not instrumented.
+// In the checked variant one simulated thread runs at a time, so a plain read-modify-write is
+// atomic; the checker runs first, and the update itself is not instrumented. In the fast variant
+// other CTAs may run in other OS threads.
 #pragma once
 
+#include <atomic>
 #include <bit>
 
 inline namespace SIMT_VARIANT {
@@ -17,11 +19,17 @@ __forceinline__ T simt_atomic_update(T* address, Update update) {
   static_assert(sizeof(T) == 4 || sizeof(T) == 8);
 #if SIMT_IS_CHECKED
   ::simt::runtime::before_atomic(address, sizeof(T));
-#endif
   const T old = ::simt::load_unhooked(address);
   const T value = update(old);
   ::simt::copy_value_unhooked(address, &value);
   return old;
+#else
+  const std::atomic_ref<T> shared(*address);
+  T old = shared.load(std::memory_order_relaxed);
+  while (!shared.compare_exchange_weak(old, update(old))) {
+  }
+  return old;
+#endif
 }
 
 #define SIMT_DEFINE_ATOMIC(name, T, expression)                                                  \
@@ -65,6 +73,8 @@ inline int atomicCAS(int* address, int compare, int desired) {
 __forceinline__ void __threadfence() {
 #if SIMT_IS_CHECKED
   ::simt::runtime::thread_fence();
+#else
+  std::atomic_thread_fence(std::memory_order_seq_cst);
 #endif
 }
 

@@ -24,7 +24,8 @@ std::string count_of(std::int64_t count, std::string_view noun) {
 }
 
 // "two layers of sliding window 20, blocks of 8 tokens, 2 heads of 16 bf16"
-std::string group_text(const KVCacheGroupSpec& group) {
+std::string group_text(const SavedCase& saved, std::size_t g) {
+  const KVCacheGroupSpec& group = saved.cache.groups[g];
   const KVCacheSpec& spec = group.spec;
   std::string text =
       fmt::format("{} of {}", count_of(std::ssize(group.layer_names), "layer"), name_of(spec.kind));
@@ -32,6 +33,8 @@ std::string group_text(const KVCacheGroupSpec& group) {
   if (spec.attention_chunk_size > 0) text += fmt::format(" ({} tokens)", spec.attention_chunk_size);
   if (is_state_kind(spec.kind)) text += fmt::format(" in mode {}", name_of(spec.mamba_cache_mode));
   text += fmt::format(", blocks of {}", count_of(spec.block_size, "token"));
+  if (g < saved.kernel_block_sizes.size() && saved.kernel_block_sizes[g] < spec.block_size)
+    text += fmt::format(" in kernel blocks of {}", saved.kernel_block_sizes[g]);
   if (!is_state_kind(spec.kind))
     text += fmt::format(", {} of {} {}", count_of(spec.num_kv_heads, "head"), spec.head_size,
                         name_of(spec.dtype));
@@ -54,7 +57,7 @@ std::string head_text(const SavedCase& saved) {
                                 engine.engine, count_of(engine.max_num_batched_tokens, "token"),
                                 count_of(engine.max_num_seqs, "request")));
   for (std::size_t g = 0; g < saved.cache.groups.size(); ++g)
-    text += wrapped(fmt::format("  group {}  ", g), group_text(saved.cache.groups[g]));
+    text += wrapped(fmt::format("  group {}  ", g), group_text(saved, g));
   if (has_connector(saved))
     text += wrapped("  with     ", connector_text(config_of(saved).connector));
   if (!saved.mutants.empty())

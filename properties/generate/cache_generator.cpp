@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <set>
 
 #include "properties/generate/generator_parts.h"
 #include "reference/plan/capacity.h"
@@ -392,6 +393,31 @@ void draw_further_caches(Draw& draw, SavedCase& saved) {
           group.spec.tokens_per_state = {ratio};
       return count_kind(groups, is_full_of_latents) > 0;
     });
+}
+
+void split_blocks(Draw& draw, SavedCase& saved) {
+  if (!draw.options.worker || !draw.has(Feature::kernel_blocks)) return;
+  std::int64_t common = 0;  // of the blocks that can be split: in pages without padding
+  std::set<std::int64_t> taken;
+  for (const KVCacheGroupSpec& group : saved.cache.groups) {
+    if (is_state_kind(group.spec.kind) || is_hidden_state(group.spec.kind)) continue;
+    if (group.spec.page_size_padded)
+      taken.insert(group.spec.block_size);
+    else
+      common = std::gcd(common, group.spec.block_size);
+  }
+  std::vector<std::int64_t> sizes;
+  for (std::int64_t size = 1; size < common; ++size)
+    if (common % size == 0) sizes.push_back(size);
+  if (sizes.empty()) return;
+  taken.insert(sizes[static_cast<std::size_t>(draw.choices.below(std::ssize(sizes)))]);
+  for (std::size_t g = 0; g < saved.cache.groups.size(); ++g) {
+    const KVCacheSpec& spec = saved.cache.groups[g].spec;
+    if (is_state_kind(spec.kind) || is_hidden_state(spec.kind)) continue;
+    saved.kernel_block_sizes[g] =
+        *std::ranges::find_if(taken.rbegin(), taken.rend(),
+                              [&](std::int64_t size) { return spec.block_size % size == 0; });
+  }
 }
 
 void map_tables(SavedCase& saved) {

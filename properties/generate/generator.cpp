@@ -227,6 +227,7 @@ void draw_caches(Draw& draw, SavedCase& saved) {
     draw_features(draw.choices, draw.options, kLast[i].first, end, draw.features);
     kLast[i].draw_cache(draw, saved);
   }
+  split_blocks(draw, saved);
 }
 
 }  // namespace

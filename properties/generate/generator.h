@@ -150,8 +150,7 @@ inline constexpr FeatureSet kBesideTokens = {Feature::cross_attention, Feature::
 
 // What a search wants of its cases. An open question is left to the choices.
 struct GeneratorOptions {
-  // `backend` is an engine's own worker. It takes blocks of every size, one order of pages and no
-  // cuts into kernel blocks.
+  // `backend` is an engine's own worker. It takes blocks of every size and one order of pages.
   struct Worker {
     std::vector<DType> dtypes = {};               // of attention; empty: all
     std::vector<std::int64_t> latent_sizes = {};  // elements of a row of MLA; empty: all

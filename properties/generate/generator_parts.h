@@ -53,6 +53,9 @@ void draw_further_caches(Draw& draw, SavedCase& saved);
 // Indexers with a ring have kernels of 64 tokens (reference/placement/): lengthens every block by
 // the factor that makes two kernel blocks of an indexer's block.
 void map_tables(SavedCase& saved);
+// For a worker that splits blocks: kernel blocks of one size, as vLLM selects them for a backend of
+// attention that takes few sizes.
+void split_blocks(Draw& draw, SavedCase& saved);
 // Likewise an encoder's rows, sinks or a reference window.
 void draw_encoders_and_sinks(Draw& draw, SavedCase& saved);
 // Adds layers of a draft model to those of a group, if the engine drafts with one.

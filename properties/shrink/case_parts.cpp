@@ -433,7 +433,8 @@ std::int64_t block_tokens(const SavedCase& saved) {
   std::int64_t sum = saved.engine.block_size + saved.engine.mamba_block_size;
   for (const KVCacheGroupSpec& group : saved.cache.groups)
     sum += group.spec.block_size + group.spec.sliding_window + group.spec.attention_chunk_size;
-  for (const std::int64_t size : saved.kernel_block_sizes) sum += size;
+  for (std::size_t g = 0; g < saved.cache.groups.size(); ++g)
+    sum += saved.cache.groups[g].spec.block_size / saved.kernel_block_sizes[g];
   return sum;
 }
 

@@ -335,6 +335,10 @@ void shrink_group(ShrinkTrial& trial, std::size_t group) {
 }  // namespace
 
 void shrink_plan(ShrinkTrial& trial) {
+  trial.attempt_with([](SavedCase& saved) {  // whole blocks
+    for (std::size_t g = 0; g < saved.cache.groups.size(); ++g)
+      saved.kernel_block_sizes[g] = saved.cache.groups[g].spec.block_size;
+  });
   remove_layers(trial);
   attempt_plan(trial, [](SavedCase&) {});
   for (std::size_t g = 0; g < trial.best().cache.groups.size(); ++g) shrink_group(trial, g);

@@ -48,6 +48,8 @@ def _parse() -> argparse.Namespace:
     add("--idle", action="store_true", help=idle)
     warm_up = "of the worker: profile and warm up before the first step, as a server"
     add("--warm-up", action="store_true", help=warm_up)
+    kernel_blocks = "of the worker: largest block that attention takes; larger blocks are split"
+    add("--kernel-blocks", type=int, default=0, metavar="TOKENS", help=kernel_blocks)
     lift = "of the worker: run what vLLM's configuration refuses for its runner V2"
     add("--lift-refusals", action="store_true", help=lift)
     add("--plant", metavar="NAME", action="append", help="plant a defect in the engine; repeatable")
@@ -195,6 +197,7 @@ def _serve_worker(arguments: argparse.Namespace, source: Any, sink: Any) -> None
         arguments.runner,
         arguments.states,
         arguments.pad,
+        arguments.kernel_blocks,
         arguments.idle,
         arguments.warm_up,
         arguments.lift_refusals,

@@ -213,7 +213,7 @@ SCHEDULER = Language(
 WORKER = Language(
     "worker_protocol",
     1,
-    (("config", "groups", "num_blocks", "memory"), _SEED),
+    (("config", "groups", "num_blocks", "memory"), (*_SEED, "kernel_block_sizes")),
     {
         "sample": _Message((), (), lambda w, m: {"sampled": w.sample(m["sample"])}),
         "execute": _Message(

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/parallel.h"
 #include "base/stopwatch.h"
 #include "reference/memory/attention_oracle.h"
 #include "reference/plan/page_size.h"
@@ -56,7 +57,8 @@ class RankRun final {
                  !backend.attends_to_ranges() || config_.backend.numbers == Numbers::real,
                  backend.query_dtype()),
         comparer_(config_.backend, model_, worker_, backend_, config_.budget.untouched_pages,
-                  summary_) {}
+                  summary_),
+        team_(config.backend.num_threads > 1 ? std::make_unique<ThreadTeam>(2) : nullptr) {}
 
   Result<void> begin() {
     return engine_worker_ == nullptr ? Result<void>() : engine_worker_->begin(config_.engine);
@@ -86,6 +88,7 @@ class RankRun final {
 
  private:
   void say_what_was_not_checked(bool agreed, std::span<MemoryCheck* const> checks);
+  void expect();
   Checked check_hits(const SchedulerOutput& decision);
 
   const RunConfig config_;
@@ -104,6 +107,7 @@ class RankRun final {
   StepProgram program_;
   StepExpectation expected_;
   StepReadback readback_;
+  const std::unique_ptr<ThreadTeam> team_;  // null: one thread executes and expects in turn
 };
 
 Checked RankRun::run_step(const SchedulerOutput& decision, const ModelOutput& output,
@@ -130,9 +134,16 @@ Checked RankRun::run_step(const SchedulerOutput& decision, const ModelOutput& ou
   LS_RETURN_UNLESS_FINE(check_hits(decision));
   LS_RETURN_UNLESS_FINE(drafts_.apply(program_, requests));
   planner_.plan(program_, requests, [&](std::size_t i) { return builder_.is_void(i); });
+  if (team_ == nullptr) expect();
   summary_.seconds.program += watch.lap();
   if (engine_worker_ != nullptr) engine_worker_->decided(decision);
-  if (const auto ran = backend_.execute(program_, readback_); !ran) {
+  Result<void> ran;
+  const auto execute = [&] { ran = backend_.execute(program_, readback_); };
+  if (team_ == nullptr)
+    execute();
+  else
+    team_->run([&](int member) { member == 0 ? execute() : expect(); });
+  if (!ran) {
     if (engine_worker_ != nullptr)
       if (const EngineFailure* failure = engine_worker_->harness_failure())
         summary_.engine_failure = *failure;
@@ -142,6 +153,13 @@ Checked RankRun::run_step(const SchedulerOutput& decision, const ModelOutput& ou
   auto compared = comparer_.check_step(program_, requests, expected_, planner_, readback_, chain);
   summary_.seconds.compare += watch.lap();
   return compared;
+}
+
+// What the step should show, as far as it takes time. Real states are exact after their check.
+void RankRun::expect() {
+  planner_.expect();
+  if (model_.has_real_states()) return;
+  for (const ModelPage& page : model_.written_pages()) model_.fingerprint(page);
 }
 
 Checked RankRun::check_hits(const SchedulerOutput& decision) {

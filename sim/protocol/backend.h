@@ -230,6 +230,9 @@ struct BackendConfig {
   ParallelRank parallel;            // ... and by heads and layers
   CheckMode check = CheckMode::fast;
   std::uint64_t seed = 0;
+  // OS threads of the run: of a backend on the CPU, in mode fast, and of expectations. Results do
+  // not depend on it.
+  std::int32_t num_threads = 1;
   // Streams that a step's operations are spread over; each is ordered after those that it depends
   // on, and after no other.
   std::int32_t num_streams = 1;

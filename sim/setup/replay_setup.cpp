@@ -380,6 +380,7 @@ Result<PreparedReplay> resolve_replay(ReplayRequest request, const ReplayInput& 
   LockstepConfig& config = prepared.config;
   LS_RETURN_IF_ERROR(check_cache_events(request, config.engine));
   config.draw = request.draws;
+  config.backend.num_threads = request.num_threads;
   const bool is_connected =
       !config.connector.parts.empty() || prepared.parts.clients->connector() != nullptr;
   config.backend.num_host_blocks =

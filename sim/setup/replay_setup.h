@@ -25,7 +25,8 @@ struct ReplayRequest {
   ImportOptions import{};
   std::int64_t staging_blocks = 0;  // of a buffer that another engine's blocks go through
   bool tells_cache_events = false;
-  bool draws = false;  // LockstepConfig::draw
+  std::int32_t num_threads = 1;  // BackendConfig::num_threads
+  bool draws = false;            // LockstepConfig::draw
   bool saves = false;
   bool other_engine = false;  // decides, not the model
   bool as_served = false;     // a trace's run takes the release's defaults (model_spec.h)

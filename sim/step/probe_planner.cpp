@@ -1,6 +1,7 @@
 #include "sim/step/probe_planner.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/check.h"
 #include "reference/memory/attention_oracle.h"
@@ -170,7 +171,6 @@ void ProbePlanner::add_queries(StepProgram& program, std::span<const RequestId> 
     const WorkerRequest& request = worker_.at(requests[at.index]);
     const Reach reach = reach_in(spec_of(layer), request, slice, false, true);
     const std::int64_t affordable = std::max<std::int64_t>(1, budget / rows_of(layer, 1));
-    const bool real = config_.numbers == Numbers::real;
     const std::int64_t first =
         whole_queries_
             ? reach.lowest
@@ -178,15 +178,15 @@ void ProbePlanner::add_queries(StepProgram& program, std::span<const RequestId> 
     const ContentId query =
         request.prefix.content(std::int64_t{slice.first_position} + slice.num_tokens - 1);
     const PrefixContent& keys = contents_in(spec_of(layer), request);
-    contents_.clear();
+    std::vector<ContentId> contents;
     for (std::int64_t p = first; p < reach.last; ++p) {
       if (!keeps(worker_.context(layer.group), p) || (p >= reach.gap_first && p < reach.gap_last))
         continue;
       const RowRange rows = rows_of_token(layer.tokens_per_state, p);
       for (std::int64_t row = rows.first; row < rows.last; ++row)
-        contents_.push_back(row_content(layer.tokens_per_state, keys.content_in(layer, p), row));
+        contents.push_back(row_content(layer.tokens_per_state, keys.content_in(layer, p), row));
     }
-    if (contents_.empty()) continue;
+    if (contents.empty()) continue;
     program.queries.push_back({.row = slice.row,
                                .layer = at.layer,
                                .first = static_cast<std::int32_t>(first),
@@ -194,13 +194,23 @@ void ProbePlanner::add_queries(StepProgram& program, std::span<const RequestId> 
                                .content = query,
                                .gap_first = static_cast<std::int32_t>(reach.gap_first),
                                .gap_last = static_cast<std::int32_t>(reach.gap_last)});
+    budget -= rows_of(layer, std::ssize(contents));
     queries_.push_back({.request = requests[at.index],
-                        .output = attention_output(layer, contents_, query,
-                                                   layer.share.queries_per_kv, query_dtype_),
-                        .tolerance = (real ? real_attention_tolerance : attention_tolerance)(
-                                         layer.head_size, std::ssize(contents_)) +
-                                     rounding_tolerance(query_dtype_)});
-    budget -= rows_of(layer, std::ssize(contents_));
+                        .layer = at.layer,
+                        .query = query,
+                        .contents = std::move(contents)});
+  }
+}
+
+void ProbePlanner::expect() {
+  const auto tolerance_of =
+      config_.numbers == Numbers::real ? real_attention_tolerance : attention_tolerance;
+  for (QueryExpectation& query : queries_) {
+    const ModelLayer& layer = model_.layers()[query.layer];
+    query.output = attention_output(layer, query.contents, query.query, layer.share.queries_per_kv,
+                                    query_dtype_);
+    query.tolerance = tolerance_of(layer.head_size, std::ssize(query.contents)) +
+                      rounding_tolerance(query_dtype_);
   }
 }
 

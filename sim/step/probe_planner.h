@@ -27,7 +27,10 @@ struct ProbeExpectation {
 };
 struct QueryExpectation {
   RequestId request{};
-  std::vector<double> output;
+  std::int32_t layer = 0;
+  ContentId query = 0;
+  std::vector<ContentId> contents;  // that it reads
+  std::vector<double> output{};
   double tolerance = 0;
 };
 
@@ -42,8 +45,11 @@ class ProbePlanner {
   // Appends probes and queries to a built program; rows that is_void(index) says are not read.
   void plan(StepProgram& program, std::span<const RequestId> requests,
             const std::function<bool(std::size_t)>& is_void);
+  // Makes what the planned queries should show. A thread may do so while a backend executes them.
+  void expect();
 
   std::span<const ProbeExpectation> probes() const { return probes_; }
+  // REQUIRES: expect() since the last plan().
   std::span<const QueryExpectation> queries() const { return queries_; }
   std::int64_t rows_read() const { return rows_read_; }          // since the start
   std::int64_t rows_left_out() const { return rows_left_out_; }  // that could have been read
@@ -79,7 +85,6 @@ class ProbePlanner {
   std::vector<Candidate> candidates_;
   std::vector<ProbeExpectation> probes_;
   std::vector<QueryExpectation> queries_;
-  std::vector<ContentId> contents_;  // that a query reads
   std::int64_t budget_ = 0;
   std::size_t turn_ = 0;  // rotates over candidates from step to step
   std::int64_t query_turn_ = 0;

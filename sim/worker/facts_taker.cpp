@@ -22,9 +22,11 @@ std::span<const std::uint8_t> row_of(std::span<const std::uint8_t> memory, const
 // Whether `holds` of every row of a slot.
 template <class Holds>
 bool of_slot(const WorkerLayer& layer, std::int64_t slot, const Holds& holds) {
-  for (std::size_t part = 0; part < layer.parts.size(); ++part)
-    for (std::int64_t head = 0; head < layer.parts[part].heads; ++head)
-      if (slot < layer.parts[part].tokens && !holds(part, slot, head)) return false;
+  for (std::size_t part = 0; part < layer.parts.size(); ++part) {
+    const WorkerView& view = layer.parts[part];
+    for (std::int64_t head = 0; head < view.heads; ++head)
+      if (slot < view.tokens * view.kernel_blocks && !holds(part, slot, head)) return false;
+  }
   return true;
 }
 

@@ -15,15 +15,20 @@ namespace {
 
 constexpr std::size_t kFindingsMax = 8;
 
-// Where the model says that a row of block 0 lies, behind the first byte of its page in the
-// worker's order.
-std::int64_t expected_offset(const LayerLayout& model, std::string_view order, std::int64_t part,
-                             std::int64_t slot, std::int64_t head) {
-  if (order.empty()) return byte_offset(model, BlockId{0}, part, slot, head, 0);
+// Offset of a row of block 0 in its page, in the worker's order and in kernel blocks of `tokens`.
+// Each kernel block has the order of a whole block.
+std::int64_t expected_offset(const LayerLayout& model, std::string_view order, std::int64_t tokens,
+                             std::int64_t part, std::int64_t slot, std::int64_t head) {
+  if (order.empty() && tokens == model.block_size)
+    return byte_offset(model, BlockId{0}, part, slot, head, 0);
   const std::int64_t row = model.head_size * model.element_size_bytes;
+  const std::int64_t plane = tokens * model.num_kv_heads;  // rows of K or V in a kernel block
+  const std::int64_t first = slot / tokens * plane * model.num_kv;
+  const std::int64_t token = slot % tokens;
   const std::int64_t place =
-      order.ends_with("HNC") ? head * model.block_size + slot : slot * model.num_kv_heads + head;
-  return (place * model.num_kv + part) * row;
+      order.ends_with("HNC") ? head * tokens + token : token * model.num_kv_heads + head;
+  if (order.empty()) return (first + part * plane + place) * row;
+  return (first + place * model.num_kv + part) * row;
 }
 
 constexpr std::array<std::string_view, 4> kOrders = {"LBNHC", "LBHNC", "BLNHC", "BLHNC"};
@@ -33,7 +38,8 @@ constexpr std::array<std::string_view, 4> kOrders = {"LBNHC", "LBHNC", "BLNHC", 
 std::int64_t PageMap::row_offset(const WorkerLayer& layer, BlockId block, std::int64_t part,
                                  std::int64_t slot, std::int64_t head) {
   const WorkerView& view = layer.parts[part];
-  return view.offset + index_of(block) * view.block_stride + slot * view.token_stride +
+  const std::int64_t kernel_block = index_of(block) * view.kernel_blocks + slot / view.tokens;
+  return view.offset + kernel_block * view.block_stride + slot % view.tokens * view.token_stride +
          head * view.head_stride;
 }
 
@@ -96,27 +102,27 @@ Result<void> PageMap::add_layer(const LayerLayout& model, const WorkerLayer& lay
   const std::int64_t row_bytes = model.head_size * model.element_size_bytes;
   for (std::int64_t part = 0; part < model.num_kv; ++part) {
     const WorkerView& view = layer.parts[part];
-    if (view.tokens != model.block_size && view.tokens > 0 && view.tokens < model.block_size)
-      return fail(fmt::format("{}: the worker splits blocks of {} tokens into kernel blocks of {}",
-                              layer.name, model.block_size, view.tokens));
-    if (view.blocks != model.num_blocks || view.tokens != model.block_size ||
-        view.heads != model.num_kv_heads || view.row_bytes != row_bytes) {
+    if (view.blocks != model.num_blocks * view.kernel_blocks ||
+        view.tokens * view.kernel_blocks != model.block_size || view.heads != model.num_kv_heads ||
+        view.row_bytes != row_bytes) {
       find(layer,
            fmt::format("part {} is [{}, {}, {}] rows of {} bytes; expected [{}, {}, {}] of {}",
-                       part, view.blocks, view.tokens, view.heads, view.row_bytes, model.num_blocks,
-                       model.block_size, model.num_kv_heads, row_bytes));
+                       part, view.blocks, view.tokens, view.heads, view.row_bytes,
+                       model.num_blocks * view.kernel_blocks, model.block_size / view.kernel_blocks,
+                       model.num_kv_heads, row_bytes));
       return {};
     }
-    if (view.block_stride != layer.page_stride) {
-      find(layer, fmt::format("part {}: from block to block are {} bytes; its page has {}", part,
-                              view.block_stride, layer.page_stride));
+    if (view.block_stride * view.kernel_blocks != layer.page_stride) {
+      find(layer, fmt::format("part {}: from block to block are {} bytes; {} of them in a page of "
+                              "{}",
+                              part, view.block_stride, view.kernel_blocks, layer.page_stride));
       return {};
     }
     for (std::int64_t slot = 0; slot < model.block_size; ++slot)
       for (std::int64_t head = 0; head < model.num_kv_heads; ++head) {
         const std::int64_t found =
             row_offset(layer, BlockId{0}, part, slot, head) - layer.page_offset;
-        const std::int64_t wanted = expected_offset(model, order, part, slot, head);
+        const std::int64_t wanted = expected_offset(model, order, view.tokens, part, slot, head);
         if (found != wanted) {
           find(layer,
                fmt::format("part {}, slot {}, head {} lies at byte {} of a page; expected {}", part,

@@ -4,6 +4,7 @@
 // (1) A page of the model is a page of the worker: as many bytes, block by block, tensor by tensor.
 //     Within it, the bytes may have another order, which may differ from group to group; a block
 //     has the order of the group that it was last allocated to.
+//     A view in kernel blocks divides each block into as many, back to back in its page.
 // (2) Every byte of a page has one position: rows where the views put them, and the bytes of no row
 //     in address order. States are as in the model, in every layout.
 // (3) Views that leave their block's page, overlap, or differ from the model's are findings; there
@@ -30,6 +31,8 @@ struct WorkerView {
   std::int64_t offset = 0;
   std::int64_t blocks = 0, tokens = 0, heads = 0, row_bytes = 0;
   std::int64_t block_stride = 0, token_stride = 0, head_stride = 0;
+  // Per block of the pool; `blocks` and `tokens` are of kernel blocks.
+  std::int64_t kernel_blocks = 1;
 };
 
 // A state tensor of a layer: the elements of a block lie in one piece. In bytes.
@@ -49,8 +52,8 @@ struct WorkerLayer {
 
 class PageMap {
  public:
-  // `layers`: in the plan's order. `order`: empty: of 0.22.1. Errors: kernel blocks smaller than
-  // blocks, pages of different sizes, an unknown layout.
+  // `layers`: in the plan's order. `order`: empty: of 0.22.1. Errors: pages of different sizes, an
+  // unknown layout.
   static Result<PageMap> create(const KVCacheConfig& plan, const PoolLayout& layout,
                                 std::span<const WorkerLayer> layers, std::string_view order,
                                 std::int64_t memory_bytes);

@@ -158,7 +158,11 @@ Result<void> WorkerBackend::begin(const EngineConfig& engine) {
   LS_ASSIGN_OR_RETURN(shared_, SharedBytes::create());
   const RecordingHeader header =
       header_of_engine(engine, config_.plan.groups, config_.plan.num_blocks);
-  engine_->ask(worker_open_message(header, shared_->path()),
+  std::vector<std::int64_t> sizes;  // of kernel blocks, where they differ from blocks
+  for (std::size_t g = 0; g < config_.plan.groups.size(); ++g)
+    if (config_.kernel_block_sizes[g] != config_.plan.groups[g].spec.block_size)
+      sizes = config_.kernel_block_sizes;
+  engine_->ask(worker_open_message(header, shared_->path(), sizes),
                [&](JsonObject& reply) { opened_ = read_worker_opened(reply); });
   if (const EngineFailure* failure = engine_->failure()) {
     failure_ = *failure;
@@ -170,6 +174,9 @@ Result<void> WorkerBackend::begin(const EngineConfig& engine) {
   if (opened_.layers.size() != layers_.size())
     return fail(fmt::format("the worker has {} layers, the plan {}", opened_.layers.size(),
                             layers_.size()));
+  for (WorkerLayer& layer : opened_.layers)
+    for (WorkerView& view : layer.parts)
+      view.kernel_blocks = std::max<std::int64_t>(1, view.blocks / config_.plan.num_blocks);
   copies_whole_ = std::ranges::any_of(opened_.layers, [&](const WorkerLayer& layer) {
     return layer.page_stride * config_.plan.num_blocks == opened_.bytes;
   });

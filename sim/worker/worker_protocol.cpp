@@ -118,10 +118,12 @@ std::string worker_hello_message() {
   return hello_message_of("worker_protocol", kWorkerProtocolVersion);
 }
 
-std::string worker_open_message(const RecordingHeader& header, std::string_view memory) {
+std::string worker_open_message(const RecordingHeader& header, std::string_view memory,
+                                std::span<const std::int64_t> kernel_block_sizes) {
   JsonWriter out;
   out.begin_object().key("open").begin_object();
   write_engine_keys(out, header);
+  if (!kernel_block_sizes.empty()) out.key("kernel_block_sizes").integers(kernel_block_sizes);
   out.string("memory", memory).end_object().end_object();
   return out.take_line();
 }

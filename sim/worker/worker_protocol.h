@@ -23,8 +23,9 @@ inline constexpr std::int64_t kWorkerProtocolVersion = 1;
 // Messages, each with its newline. `protocol`: "worker_protocol" and the like.
 std::string hello_message_of(std::string_view protocol, std::int64_t version);
 std::string worker_hello_message();
-// `memory`: the path of what both map.
-std::string worker_open_message(const RecordingHeader& header, std::string_view memory);
+// `memory`: the path of what both map. `kernel_block_sizes`: by group; empty: blocks are not split.
+std::string worker_open_message(const RecordingHeader& header, std::string_view memory,
+                                std::span<const std::int64_t> kernel_block_sizes);
 
 // A row of a step: what the engine tells its worker of it, and the contents of its tokens.
 struct WorkerRow {

@@ -66,5 +66,24 @@ TEST(ForEachInParallel, EndsWithTheFirstNoAndLeavesNoGap) {
   }
 }
 
+TEST(ThreadTeam, EveryMemberWorksInEveryRunAndMember0IsTheCaller) {
+  for (const int size : {1, 2, 5}) {
+    ThreadTeam team(size);
+    EXPECT_EQ(team.size(), size);
+    std::vector<std::thread::id> first(static_cast<std::size_t>(size));
+    team.run(
+        [&](int member) { first[static_cast<std::size_t>(member)] = std::this_thread::get_id(); });
+    EXPECT_EQ(first[0], std::this_thread::get_id());
+    EXPECT_EQ(std::set(first.begin(), first.end()).size(), first.size());
+    for (int i = 0; i < 100; ++i) {
+      std::vector<std::thread::id> again(first.size());
+      team.run([&](int member) {
+        again[static_cast<std::size_t>(member)] = std::this_thread::get_id();
+      });
+      EXPECT_EQ(again, first);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace lockstep

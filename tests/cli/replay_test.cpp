@@ -49,6 +49,18 @@ TEST(Replay, TwiceGivesTheSameResultApartFromTimes) {
   EXPECT_EQ(without_times(replay_json(arguments)), without_times(replay_json(arguments)));
 }
 
+TEST(Replay, GivesTheSameResultWithAnyNumberOfThreads) {
+  const auto result = [](std::vector<std::string> what, int status, const char* jobs) {
+    what.insert(what.end(), {kSample, "--backend", "simt", "--limit", "60", "--jobs", jobs});
+    return without_times(replay_json(what, status));
+  };
+  for (const char* jobs : {"2", "5"}) {
+    EXPECT_EQ(result({"--numbers", "real"}, 0, jobs), result({"--numbers", "real"}, 0, "1"));
+    EXPECT_EQ(result({"--mutant", "wrong-stride"}, 1, jobs),
+              result({"--mutant", "wrong-stride"}, 1, "1"));
+  }
+}
+
 TEST(Replay, OfATraceThatHintsDraftsAcceptsAsManyAsAsked) {
   std::string text = read_text(kSample);
   const std::string hint = "\"block_size\":16";

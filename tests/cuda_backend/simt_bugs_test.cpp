@@ -278,7 +278,7 @@ TEST(SimtMeeting, ABarrierThatOthersNeverReachEndsTheCtaInEveryMode) {
         mode == Mode::fast ? simt_fast::bug_kernels : simt_checked::bug_kernels;
     TestDevice device(mode);
     float* data = device.undefined<float>(1000, "data");
-    ASSERT_EQ(kernels.barrier_never_met(device.stream(), data), simt::success);
+    ASSERT_EQ(kernels.barrier_never_met(device.stream(), data, 1), simt::success);
     const simt::Report report = device.take_only(ReportKind::barrier_divergence);
     EXPECT_NE(report.detail.find("7 wait at __syncthreads, 25 at warp operations, 0 have exited"),
               std::string::npos)
@@ -299,7 +299,7 @@ TEST(SimtMeeting, TheStacksOfThreadsInADeadlockAreReused) {
   float* data = device.undefined<float>(32, "data");
   const std::size_t before = address_space_bytes();
   for (int i = 0; i < 200; ++i)
-    ASSERT_EQ(bug_kernels.barrier_never_met(device.stream(), data), simt::success);
+    ASSERT_EQ(bug_kernels.barrier_never_met(device.stream(), data, 1), simt::success);
   EXPECT_LT(address_space_bytes() - before, std::size_t{64} << 20)
       << "200 * 32 stacks would be 400 MiB";
 }

@@ -11,8 +11,8 @@
 
 #include "cuda_backend/simt/random.h"
 #include "tests/cuda_backend/simt_kernels/bugs.h"
-#include "tests/cuda_backend/simt_kernels/synchronisation.h"
 #include "tests/cuda_backend/simt_kernels/scale.h"
+#include "tests/cuda_backend/simt_kernels/synchronisation.h"
 #include "tests/cuda_backend/simt_test_device.h"
 
 namespace lockstep {
@@ -217,6 +217,41 @@ TEST(SimtDeterminism, TheSameSeedGivesTheSameResultsReportsAndStatistics) {
 TEST(SimtDeterminism, OtherSeedsGiveOtherInterleavings) {
   EXPECT_NE(run_racy_kernels(Mode::hunt, 1).counters, run_racy_kernels(Mode::hunt, 2).counters);
   EXPECT_NE(run_racy_kernels(Mode::check, 1).reports, run_racy_kernels(Mode::check, 2).reports);
+}
+
+// Three launches of many CTAs: atomics, plain rows, and CTAs that are given up.
+Trace run_in_threads(int num_threads) {
+  TestDevice device(Mode::fast, 1, std::size_t{1} << 30, num_threads);
+  const BugKernels& kernels = simt_fast::bug_kernels;
+  Trace trace;
+  const auto note = [&] { trace.statistics.push_back(device.executor().last_launch()); };
+  int* counter = device.uploaded<int>({0}, "counter");
+  EXPECT_EQ(kernels.count_up(device.stream(), counter, true, 500), simt::success);
+  note();
+  trace.counters.push_back(device.read(counter, 1)[0]);
+  std::vector<std::int64_t> slots(300);
+  std::iota(slots.rbegin(), slots.rend(), 0);
+  float* cache = device.uploaded(std::vector<float>(300 * 48, 0.0f), "cache");
+  EXPECT_EQ(kernels.write_rows(device.stream(), device.uploaded(slots, "slots"), cache, 300, 48),
+            simt::success);
+  note();
+  const auto rows = device.read(cache, 300 * 48);
+  trace.counters.push_back(static_cast<int>(std::ranges::count(rows, 1.0f)));
+  float* data = device.undefined<float>(100 * 32, "data");
+  EXPECT_EQ(kernels.barrier_never_met(device.stream(), data, 100), simt::success);
+  note();
+  for (const simt::Report& report : device.take_reports())
+    trace.reports.push_back(simt::to_string(report));
+  return trace;
+}
+
+TEST(SimtDeterminism, ResultsReportsAndStatisticsDoNotDependOnTheNumberOfThreads) {
+  const Trace one = run_in_threads(1);
+  EXPECT_EQ(one.counters, (std::vector<int>{500 * 64, 300 * 48}));
+  EXPECT_EQ(one.statistics.back().reports_total(), 34u) << "every third of 100 CTAs";
+  EXPECT_FALSE(one.reports.empty());
+  for (const int num_threads : {2, 5})
+    for (int i = 0; i < 5; ++i) EXPECT_EQ(run_in_threads(num_threads), one) << num_threads;
 }
 
 // ---- statistics

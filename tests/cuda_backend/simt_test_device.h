@@ -19,11 +19,12 @@ namespace lockstep {
 class TestDevice {
  public:
   explicit TestDevice(simt::Mode mode, std::uint64_t seed = 1,
-                      std::size_t arena_bytes = std::size_t{1} << 30) {
+                      std::size_t arena_bytes = std::size_t{1} << 30, int num_threads = 1) {
     simt::ExecutorOptions options;
     options.mode = mode;
     options.seed = seed;
     options.arena_bytes = arena_bytes;
+    options.num_threads = num_threads;
     options.max_accesses_per_thread = 1'000'000;
     auto created = simt::Executor::create(options);
     LS_CHECK(created.has_value(), "{}", created.error().message);

@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
+#include <iterator>
 #include <numeric>
 #include <utility>
 
@@ -16,7 +18,7 @@ __thread uint3 simt_current_grid_dim;
 
 namespace simt {
 namespace runtime {
-__thread Executor::Impl* running = nullptr;
+__thread CtaRunner* running = nullptr;
 __thread Checker* running_checker = nullptr;
 }  // namespace runtime
 
@@ -26,13 +28,16 @@ constexpr unsigned kMaxThreadsPerCta = 1024;
 // Half of the tags are left for CTAs that synchronise more than a thousand times (Stamp).
 constexpr std::uint64_t kMaxCheckedCtas = (kMaxTag + 1) / 2;
 constexpr std::uint64_t kMaxCtas = 0xffffffffu;
+// CTAs of a launch that a team shares, and parts that each member takes of them.
+constexpr std::uint32_t kLeastSharedCtas = 32;
+constexpr std::int64_t kPartsPerMember = 8;
 
 // Marks what runs on this OS thread, for the time of a launch.
 class Running {
  public:
-  Running(Executor::Impl* impl, Checker* checker) {
+  Running(CtaRunner* runner, Checker* checker) {
     LS_CHECK(runtime::running == nullptr, "a kernel cannot launch a kernel");
-    runtime::running = impl;
+    runtime::running = runner;
     runtime::running_checker = checker;
   }
   ~Running() {
@@ -41,16 +46,27 @@ class Running {
   }
 };
 
+std::size_t capacity_of(const LaunchConfig& config) {
+  return config.large_shared ? SharedMemory::kLargeCapacityBytes : SharedMemory::kCapacityBytes;
+}
+
+void run_cta(CtaRunner& runner, const LaunchConfig& config, std::uint32_t cta) {
+  simt_current_block_idx = {cta % config.grid.x, cta / config.grid.x % config.grid.y,
+                            cta / config.grid.x / config.grid.y};
+  runner.scheduler.run_cta(cta);
+}
+
 }  // namespace
 
 Executor::Impl::Impl(const ExecutorOptions& options_, Arena arena_)
     : options(options_),
       arena(std::move(arena_)),
       random(options_.seed),
-      scheduler(*this),
-      checker(options_.mode == Mode::fast
-                  ? nullptr
-                  : std::make_unique<Checker>(arena, shared, scheduler, launches, reports)) {}
+      main(*this),
+      checker(
+          options_.mode == Mode::fast
+              ? nullptr
+              : std::make_unique<Checker>(arena, main.shared, main.scheduler, launches, reports)) {}
 
 // ---------------------------------------------------------------- launches
 
@@ -64,11 +80,10 @@ error_t Executor::Impl::launch(const LaunchConfig& config, runtime::Variant vari
   if (config.grid.y > 65535 || config.grid.z > 65535 || config.block.z > 64)
     return invalid_configuration;  // as on a GPU
   if (ctas > (checked ? kMaxCheckedCtas : kMaxCtas)) return invalid_configuration;
-  const std::size_t shared_bytes =
-      config.large_shared ? SharedMemory::kLargeCapacityBytes : SharedMemory::kCapacityBytes;
-  if (config.smem > shared_bytes) return invalid_configuration;
+  if (config.smem > capacity_of(config)) return invalid_configuration;
   if (checked && checker == nullptr) return invalid_configuration;
 
+  LS_CHECK(main.found.empty(), "{} reports of an earlier launch", main.found.size());
   make_room_in_log();
   const std::uint32_t number =
       launches.begin_launch(config.name, {config.grid.x, config.grid.y, config.grid.z});
@@ -82,21 +97,28 @@ error_t Executor::Impl::launch(const LaunchConfig& config, runtime::Variant vari
   statistics.definedness_known = definedness_known;
   random = Random(options.seed * 0x9e3779b97f4a7c15ull + statistics.launch);
 
-  simt_current_block_dim = {config.block.x, config.block.y, config.block.z};
-  simt_current_grid_dim = {config.grid.x, config.grid.y, config.grid.z};
-  shared.begin_launch(config.smem, shared_bytes);
   reports.begin_launch(&statistics);
   const bool hunt = checked && options.mode == Mode::hunt;
   const auto cta_count = static_cast<std::uint32_t>(ctas);
-  scheduler.begin_launch(
-      {run_thread, args, simt_current_block_dim, number, cta_count, checked, checked, hunt},
-      &random, &statistics);
+  const CtaScheduler::Launch described{
+      .run_thread = run_thread,
+      .args = args,
+      .block_dim = {config.block.x, config.block.y, config.block.z},
+      .number = number,
+      .cta_count = cta_count,
+      .stamps = checked,
+      .shuffle = checked,
+      .hunt = hunt};
+  begin(main, config, described, &statistics);
   if (checked)
     checker->begin_launch({hunt ? options.preempt_one_in : 0, options.max_accesses_per_thread,
                            definedness_known, declared},
                           args, args_bytes, &random, &statistics);
-  const Running mark(this, checked ? checker.get() : nullptr);
-  run_ctas(config, cta_count, checked);
+  if (checked)
+    run_checked(config, cta_count);
+  else
+    run_ctas(config, described);
+  add_found();
   add_to_totals();
   return success;
 }
@@ -112,41 +134,83 @@ void Executor::Impl::add_to_totals() {
   sum.barriers += statistics.barriers;
 }
 
-void Executor::Impl::run_ctas(const LaunchConfig& config, std::uint32_t cta_count, bool checked) {
-  // Checked: a seeded walk i -> i * step + start through all CTAs, step and count without a common
-  // factor.
-  std::uint64_t step = 1;
-  std::uint64_t start = 0;
-  if (checked && cta_count > 1) {
-    start = random.below(cta_count);
+void Executor::Impl::begin(CtaRunner& runner, const LaunchConfig& config,
+                           const CtaScheduler::Launch& launch, LaunchStatistics* counts) {
+  simt_current_block_dim = launch.block_dim;
+  simt_current_grid_dim = {config.grid.x, config.grid.y, config.grid.z};
+  runner.shared.begin_launch(config.smem, capacity_of(config));
+  runner.scheduler.begin_launch(launch, &random, counts);
+}
+
+void Executor::Impl::run_ctas(const LaunchConfig& config, const CtaScheduler::Launch& launch) {
+  const auto run = [&](CtaRunner& runner, std::int64_t first, std::int64_t last) {
+    const Running mark(&runner, nullptr);
+    for (std::int64_t cta = first; cta < last; ++cta)
+      run_cta(runner, config, static_cast<std::uint32_t>(cta));
+  };
+  if (options.num_threads == 1 || launch.cta_count < kLeastSharedCtas)
+    return run(main, 0, launch.cta_count);
+  if (team == nullptr) {
+    team = std::make_unique<lockstep::ThreadTeam>(options.num_threads);
+    while (std::ssize(others) + 1 < team->size())
+      others.push_back(std::make_unique<CtaRunner>(*this));
+  }
+  const std::int64_t parts = team->size() * kPartsPerMember;
+  const std::int64_t part = (launch.cta_count + parts - 1) / parts;
+  std::atomic<std::int64_t> next = 0;
+  team->run([&](int member) {
+    CtaRunner& runner = member == 0 ? main : *others[static_cast<std::size_t>(member - 1)];
+    runner.counts = {};
+    if (member > 0) begin(runner, config, launch, &runner.counts);
+    for (std::int64_t first = next.fetch_add(part); first < launch.cta_count;
+         first = next.fetch_add(part))
+      run(runner, first, std::min<std::int64_t>(first + part, launch.cta_count));
+  });
+  for (const auto& other : others) {
+    statistics.barriers += other->counts.barriers;
+    statistics.warp_meetings += other->counts.warp_meetings;
+    statistics.switches += other->counts.switches;
+    statistics.abandoned_threads += other->counts.abandoned_threads;
+    std::ranges::move(std::exchange(other->found, {}), std::back_inserter(main.found));
+  }
+}
+
+// A seeded walk i -> i * step + start through all CTAs, step and count without a common factor.
+void Executor::Impl::run_checked(const LaunchConfig& config, std::uint32_t cta_count) {
+  const Running mark(&main, checker.get());
+  std::uint64_t step = 1, linear = 0;
+  if (cta_count > 1) {
+    linear = random.below(cta_count);
     step = 1 + random.below(cta_count - 1);
     while (std::gcd(step, std::uint64_t{cta_count}) != 1) ++step;
   }
-  std::uint64_t linear = start;
   for (std::uint32_t i = 0; i < cta_count; ++i) {
-    const auto cta = static_cast<std::uint32_t>(linear);
-    simt_current_block_idx = {cta % config.grid.x, cta / config.grid.x % config.grid.y,
-                              cta / config.grid.x / config.grid.y};
-    if (checked) checker->begin_cta();
-    scheduler.run_cta(cta);
+    checker->begin_cta();
+    run_cta(main, config, static_cast<std::uint32_t>(linear));
     linear = (linear + step) % cta_count;
   }
 }
 
-void Executor::Impl::on_divergence(ReportKind kind, const Worker* by, std::string detail) {
-  if (!reports.admit(kind, 0)) return;
+void CtaRunner::on_divergence(ReportKind kind, const Worker* by, std::string detail) {
   Report report;
   report.kind = kind;
   report.detail = std::move(detail);
-  report.by =
-      launches.party_of(launch_number, scheduler.cta_linear(), by == nullptr ? 0 : by->thread,
-                        by == nullptr ? scheduler.base_epoch() : by->epoch);
+  report.by = impl_.launches.party_of(impl_.launch_number, scheduler.cta_linear(),
+                                      by == nullptr ? 0 : by->thread,
+                                      by == nullptr ? scheduler.base_epoch() : by->epoch);
   if (by != nullptr) report.thread_index = by->thread_index;
-  reports.add(std::move(report));
+  found.emplace_back(scheduler.cta_linear(), std::move(report));
+  if (runtime::running_checker != nullptr) impl_.add_found();
 }
 
-void Executor::Impl::on_tag(std::uint32_t tag, std::uint32_t cta_linear) {
-  launches.keep_tag(launch_number, tag, cta_linear);
+void CtaRunner::on_tag(std::uint32_t tag, std::uint32_t cta_linear) {
+  impl_.launches.keep_tag(impl_.launch_number, tag, cta_linear);
+}
+
+void Executor::Impl::add_found() {
+  std::ranges::stable_sort(main.found, {}, &std::pair<std::uint32_t, Report>::first);
+  for (auto& [cta, report] : std::exchange(main.found, {}))
+    if (reports.admit(report.kind, 0)) reports.add(std::move(report));
 }
 
 // ---------------------------------------------------------------- host copies
@@ -226,7 +290,7 @@ lockstep::Result<std::unique_ptr<Executor>> Executor::create(const ExecutorOptio
   LS_ASSIGN_OR_RETURN(auto arena, Arena::reserve(options.arena_bytes, options.least_arena_bytes,
                                                  options.mode != Mode::fast, options.shared_file));
   auto impl = std::make_unique<Impl>(options, std::move(arena));
-  if (!impl->shared.usable() || (impl->checker && !impl->checker->usable()))
+  if (!impl->main.shared.usable() || (impl->checker && !impl->checker->usable()))
     return lockstep::fail("simulated device: no address space for shared memory");
   return std::unique_ptr<Executor>(new Executor(std::move(impl)));
 }

@@ -4,7 +4,8 @@
 //  1. Launches and copies happen at once, in call order: one stream.
 //  2. Results, reports and statistics depend only on the options, the seed and the calls. Launch n
 //     takes its choices from (seed, n), so an unread report does not affect the next launch.
-//  3. One OS thread at a time uses an executor. Several executors may exist.
+//  3. One OS thread at a time uses an executor. Several executors may exist. In the fast variant,
+//     CTAs of a large launch may run in several threads; results and reports do not depend on that.
 //  4. A launch of the fast variant writes nothing to the shadow. Afterwards undefined reads are not
 //     reported, and the statistics of every checked launch show it (definedness_known).
 //  5. A launch has at most 48 KiB of shared memory without opt-in, and 227 KiB with it.
@@ -40,6 +41,7 @@ struct ExecutorOptions {
   std::size_t arena_bytes = std::size_t{64} << 30;        // address space wanted
   std::size_t least_arena_bytes = std::size_t{64} << 20;  // less than this is an error
   std::string shared_file;                                // that the arena maps; empty: none
+  int num_threads = 1;                                    // that run CTAs of the fast variant
   std::uint64_t max_accesses_per_thread = std::uint64_t{1}
                                           << 28;  // more is a runaway; checked only
 };

@@ -30,7 +30,12 @@ from lockstep_engines.worker import layers as worker_layers
 from lockstep_engines.worker import model as worker_model
 from lockstep_engines.worker import padding as worker_padding
 from lockstep_engines.worker import speculator as worker_speculator
-from lockstep_engines.worker.facts import Facts, clears_moved_rows, nulls_windows
+from lockstep_engines.worker.facts import (
+    Facts,
+    clears_moved_rows,
+    kernel_block_sizes,
+    nulls_windows,
+)
 from lockstep_engines.worker.steps import Steps
 from lockstep_recorder.releases import version_key
 
@@ -39,13 +44,15 @@ from lockstep_recorder.releases import version_key
 class Options:
     """`states`: which of worker_layers.STATE_TYPES layers with recurrent states become; empty:
     short convolutions for those with one state, else Mamba2. `pads`: batches are padded as for
-    captured graphs. `idles`: an idle rank's batch runs before each step. `warms_up`: the worker
-    profiles and warms up before the first step. `lifts_refusals`: vLLM's configuration no longer
-    refuses what its runner V2 does not support."""
+    captured graphs. `kernel_blocks`: largest block that attention takes, where the case does not
+    say; 0: blocks are not split. `idles`: an idle rank's batch runs before each step. `warms_up`:
+    the worker profiles and warms up before the first step. `lifts_refusals`: vLLM's configuration
+    no longer refuses what its runner V2 does not support."""
 
     runner: str = "v1"
     states: str = ""
     pads: bool = False
+    kernel_blocks: int = 0
     idles: bool = False
     warms_up: bool = False
     lifts_refusals: bool = False
@@ -96,7 +103,7 @@ class Worker:
             types.append("lacks:prefill_checkpoints")
         drafted = ["drafts", "drafts_in_flight"] if drafts else []
         latents = [f"latent:{size}" for size in worker_case.latent_sizes()]
-        return ["async_scheduling", *drafted, *types, *latents]
+        return ["async_scheduling", "kernel_blocks", *drafted, *types, *latents]
 
     # A case.
 
@@ -111,7 +118,8 @@ class Worker:
         layers = worker_case.plan_layers(groups, self._options.states)
         worker_model.Plan.layers = layers
         selector._cached_get_attn_backend.cache_clear()
-        type(current_platform).attention_backends = worker_case.backends_of(layers)
+        sizes = worker_case.kernel_block_sizes(case, self._options.kernel_blocks)
+        type(current_platform).attention_backends = worker_case.backends_of(layers, sizes)
         with scratch.folder() as folder:
             worker_case.describe_model(worker_case.model_config(layers), folder)
             vllm_config = configuration.make_config(case, folder, self._is_v2)
@@ -119,11 +127,12 @@ class Worker:
         self._runner = self._worker.model_runner
         self._model = self._runner.model
         self._steps = Steps(len(groups), self._is_v2, self._has_drafts_in_flight)
-        self._facts = Facts(self._runner, self._model, groups, self._is_v2)
+        parts = self._parts(groups, sizes)
+        self._facts = Facts(self._runner, self._model, groups, parts, self._is_v2)
         self._is_due = False  # the previous step's tokens are not sampled yet
         self._faults: list[str] = []
         self._watch_batch()
-        self._watch_metadata(groups)
+        self._watch_metadata(groups, parts)
         self._is_warm = not self._options.warms_up
         if self._options.pads:
             worker_padding.pad(self._runner, self._is_v2, lambda: self._model.is_idle)
@@ -171,13 +180,21 @@ class Worker:
             shared.check_used_up()
         return kv_config, shared
 
-    def _watch_metadata(self, groups: list[dict[str, Any]]) -> None:
+    def _parts(self, groups: list[dict[str, Any]], sizes: list[int]) -> list[int]:
+        """Kernel blocks per block, by group. Raises Refused where vLLM selects other sizes."""
+        selected = kernel_block_sizes(self._runner)
+        if selected != sizes:
+            raise Refused(f"kernel blocks of {sizes} tokens: vLLM selects {selected}")
+        blocks = [group["spec"]["block_size"] for group in groups]
+        return [block // size for block, size in zip(blocks, sizes, strict=True)]
+
+    def _watch_metadata(self, groups: list[dict[str, Any]], parts: list[int]) -> None:
         """Has what attention receives, and the persistent batch, compared in every step."""
         for kind in self._model.kinds:
             kind.written_parts = kind.parts()
         nulls, in_flight = nulls_windows(self._is_v2), self._has_drafts_in_flight
         self._metadata = metadata.MetadataCheck(
-            self._runner, self._model.kinds, groups, nulls, in_flight
+            self._runner, self._model.kinds, groups, parts, nulls, in_flight
         )
         if self._is_v2:
             self._batch = worker_batch.SecondBatch(self._runner, clears_moved_rows())

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy
 
-from lockstep_engines.worker.expected import Expected, Request, Row
+from lockstep_engines.worker.expected import Expected, Request, Row, in_kernel_blocks
+from lockstep_engines.worker.facts import kept_parts
 from lockstep_engines.worker.metadata import difference
 from lockstep_engines.worker.steps import frequency_penalty
 
@@ -30,7 +31,7 @@ class TableShadow:
         self._g, self._table, self._clears_moved_rows = g, table, clears_moved_rows
         self._faults = faults
         self.rows: list[list[int]] = [[] for _ in table.num_blocks_per_row]
-        self._parts = getattr(table, "blocks_per_kv_block", 1)  # kernel blocks per block
+        self._parts = kept_parts(table)
         self._is_nested = False
         for name in ("append_row", "add_row", "clear_row", "move_row", "swap_row"):
             setattr(table, name, self._watched(name, getattr(table, name), getattr(self, name)))
@@ -53,8 +54,7 @@ class TableShadow:
         return watched
 
     def append_row(self, block_ids: Any, row: int) -> tuple[int, ...]:
-        for block in block_ids:
-            self.rows[row] += range(int(block) * self._parts, (int(block) + 1) * self._parts)
+        self.rows[row] += in_kernel_blocks([int(block) for block in block_ids], self._parts)
         return (row,)
 
     def add_row(self, block_ids: Any, row: int) -> tuple[int, ...]:
@@ -185,8 +185,8 @@ class FirstBatch:
         where = f"row {i} ({request.name})"
         for g, table in enumerate(request.tables):
             own = batch.block_table[g]
-            count, parts = int(own.num_blocks_per_row[i]), getattr(own, "blocks_per_kv_block", 1)
-            blocks = [block * parts + p for block in table for p in range(parts)]
+            count = int(own.num_blocks_per_row[i])
+            blocks = in_kernel_blocks(table, kept_parts(own))
             if count != len(blocks):
                 yield f"{where} has {count} blocks in group {g}; expected {len(blocks)}"
             found = own.block_table.np[i, :count].tolist()
@@ -251,10 +251,11 @@ class SecondBatch:
                     yield f"{where} has {what} of {found} tokens; expected {wanted}"
             for g, table in enumerate(request.tables):
                 count = int(tables.num_blocks.np[g, row])
-                if count != len(table):
-                    yield f"{where} has {count} blocks in group {g}; expected {len(table)}"
-                entries = tables.block_tables[g].gpu[row, : len(table)].tolist()
-                yield from difference(f"{where}, table of group {g}", entries, table)
+                blocks = in_kernel_blocks(table, kept_parts(tables, g))
+                if count != len(blocks):
+                    yield f"{where} has {count} blocks in group {g}; expected {len(blocks)}"
+                entries = tables.block_tables[g].gpu[row, : len(blocks)].tolist()
+                yield from difference(f"{where}, table of group {g}", entries, blocks)
             if name in expected.rows:
                 found = int(states.num_computed_tokens.gpu[row])
                 wanted = expected.rows[name].first

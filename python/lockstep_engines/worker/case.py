@@ -7,7 +7,7 @@ import importlib.util
 import json
 import math
 import os
-from typing import Any
+from typing import Any, ClassVar
 
 from vllm.model_executor.layers.attention import mla_attention
 from vllm.v1.attention.backends import triton_attn
@@ -19,6 +19,7 @@ from lockstep_engines.worker.layers import Layer
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 VOCABULARY = 512  # of the model
+_READ_BY_ATTENTION = ("full", "sliding_window", "chunked_local", "mla")
 TRITON_BACKEND = "vllm.v1.attention.backends.triton_attn.TritonAttentionBackend"
 
 
@@ -47,6 +48,23 @@ class SmallBlocksMlaBackend(triton_mla.TritonMLABackend):
 
     get_supported_kernel_block_sizes = SmallBlocksBackend.get_supported_kernel_block_sizes
     supports_block_size = SmallBlocksBackend.supports_block_size
+
+
+class SplitBlocksBackend(SmallBlocksBackend):
+    """Takes blocks of `sizes` only, as the compiled backends do: vLLM splits every other block into
+    kernel blocks of the largest of them that divides it."""
+
+    sizes: ClassVar[list[int]] = []
+
+    @staticmethod
+    def get_supported_kernel_block_sizes(*_: Any) -> list[Any]:
+        return SplitBlocksBackend.sizes
+
+
+class SplitBlocksMlaBackend(SmallBlocksMlaBackend):
+    """The same of MLA."""
+
+    get_supported_kernel_block_sizes = SplitBlocksBackend.get_supported_kernel_block_sizes
 
 
 def latent_sizes() -> list[int]:
@@ -171,12 +189,48 @@ def plan_layers(groups: list[dict[str, Any]], chosen: str) -> list[Layer]:
     return layers
 
 
-def backends_of(layers: list[Layer]) -> tuple[str, str]:
+def kernel_block_sizes(case: dict[str, Any], largest: int) -> list[int]:
+    """Of each group: as the case says, else as vLLM selects them for a backend that takes the
+    largest common size up to `largest` (0: no limit) and the blocks that cannot be split."""
+    specs = [group["spec"] for group in case["groups"]]
+    blocks = [spec["block_size"] for spec in specs]
+    if "kernel_block_sizes" in case:
+        sizes: list[int] = case["kernel_block_sizes"]
+        for spec, block, size in zip(specs, blocks, sizes, strict=True):
+            if block % size or (block != size and not _can_be_split(spec)):
+                raise Refused(
+                    f"kernel blocks of {size} tokens in blocks of {block}: vLLM splits blocks of "
+                    "attention in pages without padding"
+                )
+        return sizes
+    common = math.gcd(*(spec["block_size"] for spec in specs if _can_be_split(spec)))
+    if not largest or not common:
+        return blocks
+    taken = {max(size for size in range(1, largest + 1) if common % size == 0)}
+    rows = [spec for spec in specs if spec["type"] in _READ_BY_ATTENTION]
+    taken |= {spec["block_size"] for spec in rows if not _can_be_split(spec)}
+    return [
+        max(size for size in taken if spec["block_size"] % size == 0)
+        if _can_be_split(spec)
+        else spec["block_size"]
+        for spec in specs
+    ]
+
+
+def _can_be_split(spec: dict[str, Any]) -> bool:
+    """True for attention in pages without padding."""
+    return spec["type"] in _READ_BY_ATTENTION and spec.get("page_size_padded") is None
+
+
+def backends_of(layers: list[Layer], kernel_sizes: list[int]) -> tuple[str, str]:
     """Of attention and of MLA: Triton's; of blocks that its kernels do not take, with that limit
-    lifted."""
-    rows = [layer.spec for layer in layers if not layer.state_type]
+    lifted; where blocks are split (`kernel_sizes`: by group), one that takes these sizes only."""
+    rows = [layer for layer in layers if layer.spec["type"] in _READ_BY_ATTENTION]
     backends: tuple[Any, Any] = (triton_attn.TritonAttentionBackend, triton_mla.TritonMLABackend)
-    if any(spec["block_size"] % 16 for spec in rows):
+    if any(kernel_sizes[layer.group] != layer.spec["block_size"] for layer in rows):
+        backends = (SplitBlocksBackend, SplitBlocksMlaBackend)
+        SplitBlocksBackend.sizes = sorted({kernel_sizes[layer.group] for layer in rows})
+    elif any(layer.spec["block_size"] % 16 for layer in rows):
         backends = (SmallBlocksBackend, SmallBlocksMlaBackend)
     first, second = (f"{backend.__module__}.{backend.__qualname__}" for backend in backends)
     return first, second

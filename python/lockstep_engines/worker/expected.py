@@ -42,6 +42,16 @@ class Row:
         return self.first + self.num_tokens
 
 
+def in_kernel_blocks(blocks: list[int], parts: int) -> list[int]:
+    """The kernel blocks of `blocks`, each of which has `parts` of them."""
+    return [block * parts + part for block in blocks for part in range(parts)]
+
+
+def in_blocks(kernel_blocks: list[int], parts: int) -> list[int]:
+    """The block of every first kernel block; the others are compared where they are read."""
+    return [kernel_block // parts for kernel_block in kernel_blocks[::parts]]
+
+
 class Expected:
     def __init__(self) -> None:
         self.requests: dict[str, Request] = {}

@@ -6,6 +6,7 @@ from typing import Any
 
 from lockstep_engines.protocol import EngineFault
 from lockstep_engines.vllm.engine import VERSION
+from lockstep_engines.worker.expected import in_blocks
 from lockstep_engines.worker.model import Batch, ContentModel
 from lockstep_recorder.releases import version_key
 
@@ -21,13 +22,39 @@ def nulls_windows(is_v2: bool) -> bool:
     return is_v2 and clears_moved_rows()
 
 
+def kept_parts(tables: Any, g: int = 0) -> int:
+    """Kernel blocks per block in the tables that a runner keeps: a table of V1, or group `g` of
+    V2's. 0.33.0 keeps blocks, and splits them for each builder of metadata."""
+    parts = getattr(tables, "blocks_per_kv_block", 1)
+    return parts[g] if isinstance(parts, list) else parts
+
+
+def kernel_block_sizes(runner: Any) -> list[int]:
+    """Of each group, as vLLM has selected them."""
+    for holder, name in (
+        (runner, "_kernel_block_sizes"),
+        (runner, "kernel_block_sizes"),
+        (getattr(runner, "block_tables", None), "kernel_block_sizes"),
+    ):
+        if (sizes := getattr(holder, name, None)) is not None:
+            return list(sizes)
+    raise RuntimeError("the runner has no kernel block sizes")
+
+
 class Facts:
-    """The facts of a case's steps; `groups`: the case's."""
+    """The facts of a case's steps; `groups`: the case's; `parts`: kernel blocks per block, by
+    group. Tables are reported in blocks."""
 
     def __init__(
-        self, runner: Any, model: ContentModel, groups: list[dict[str, Any]], is_v2: bool
+        self,
+        runner: Any,
+        model: ContentModel,
+        groups: list[dict[str, Any]],
+        parts: list[int],
+        is_v2: bool,
     ) -> None:
         self._runner, self._model, self._groups, self._is_v2 = runner, model, groups, is_v2
+        self._parts = parts
 
     def of_step(self, drafts: dict[str, list[int]], faults: list[str]) -> dict[str, Any]:
         """The reply `executed`."""
@@ -103,30 +130,32 @@ class Facts:
         slots = batch.slot_mappings[name] if batch.slot_mappings else metadata.slot_mapping
         facts = {"tables": tables, "slots": slots[: len(batch.positions)].tolist()}
         if kind not in ("chunked_local", "hidden_state"):  # cut into chunks; not attended to
-            reads = self._reads(metadata, tables)
+            reads = self._reads(metadata, tables, self._parts[g])
             if any(mine != row[: len(mine)] for mine, row in zip(reads, tables, strict=True)):
                 facts["reads"] = reads
         return facts
 
     @staticmethod
-    def _reads(metadata: Any, tables: list[list[int]]) -> list[list[int]]:
+    def _reads(metadata: Any, tables: list[list[int]], parts: int) -> list[list[int]]:
         """The table rows that attention receives, each as long as the request's own."""
         if hasattr(metadata, "block_table"):
             given = metadata.block_table[: len(tables)].tolist()
         else:  # MLA has decodes and prefills apart
-            parts = (metadata.decode, metadata.prefill)
-            given = [row for part in parts if part for row in part.block_table.tolist()]
+            of = (metadata.decode, metadata.prefill)
+            given = [row for part in of if part for row in part.block_table.tolist()]
         given = given[: len(tables)]  # padding follows
-        return [mine[: len(row)] for mine, row in zip(given, tables, strict=True)]
+        return [in_blocks(mine, parts)[: len(row)] for mine, row in zip(given, tables, strict=True)]
 
     def _row_of_table(self, g: int, name: str) -> list[int]:
-        """A request's table as the runner keeps it, in kernel blocks."""
+        """A request's table."""
         if not self._is_v2:
             table = self._runner.input_batch.block_table[g]
             index = self._runner.input_batch.req_id_to_index[name]
             count = int(table.num_blocks_per_row[index])
-            return table.block_table.np[index, :count].tolist()
+            kept = table.block_table.np[index, :count].tolist()
+            return in_blocks(kept, kept_parts(table))
         tables = self._runner.block_tables
         index = self._runner.req_states.req_id_to_index[name]
         count = int(tables.num_blocks.np[g, index])
-        return tables.block_tables[g].gpu[index, :count].tolist()
+        kept = tables.block_tables[g].gpu[index, :count].tolist()
+        return in_blocks(kept, kept_parts(tables, g))

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from lockstep_engines.worker.expected import Row
+from lockstep_engines.worker.expected import Row, in_kernel_blocks
 from lockstep_engines.worker.layers import ModelLayer, checkpoint_of
 
 PAD_SLOT_ID = -1
@@ -35,10 +35,12 @@ def difference(
 
 
 class _Group:
-    """What the rows of a step mean in one group."""
+    """What the rows of a step mean in one group, whose blocks have `parts` kernel blocks each."""
 
-    def __init__(self, index: int, spec: dict[str, Any], rows: list[Row], nulls: bool) -> None:
-        self.index, self.spec, self.rows = index, spec, rows
+    def __init__(
+        self, index: int, spec: dict[str, Any], rows: list[Row], nulls: bool, parts: int
+    ) -> None:
+        self.index, self.spec, self.rows, self.parts = index, spec, rows, parts
         self.block_size = spec["block_size"]
         self.names = [row.request.name for row in rows]
         self.starts = [0]
@@ -49,12 +51,13 @@ class _Group:
         self.nulls = nulls and spec.get("sliding_window", 1) > 1
 
     def table(self, row: Row) -> list[int]:
-        """Runner V2 replaces blocks that no token of the step can see by the null block."""
+        """In kernel blocks. Runner V2 replaces blocks that no token of the step can see by the null
+        block."""
         table = row.request.tables[self.index]
-        if not self.nulls:
-            return table
-        seen = max(0, row.first - self.spec["sliding_window"] + 1) // self.block_size
-        return [NULL_BLOCK_ID] * min(seen, len(table)) + table[seen:]
+        if self.nulls:
+            seen = max(0, row.first - self.spec["sliding_window"] + 1) // self.block_size
+            table = [NULL_BLOCK_ID] * min(seen, len(table)) + table[seen:]
+        return in_kernel_blocks(table, self.parts)
 
     def slots(self) -> list[int]:
         slots = []
@@ -68,7 +71,7 @@ class _Group:
         return values + [padding] * (size - len(values))
 
     def tables_differ(self, what: str, found: torch.Tensor, rows: list[Row]) -> Iterator[str]:
-        """Rows of `found`, and null blocks in all that follow."""
+        """Rows of `found`, and parts of the null block in all that follow."""
         given = found.tolist()
         if len(given) < len(rows):
             yield f"{what} has {len(given)} rows; expected {len(rows)}"
@@ -80,8 +83,8 @@ class _Group:
                 yield from difference(where, given[i], table)
                 return
         for i in range(len(rows), len(given)):
-            if any(given[i]):
-                entry = next(e for e, block in enumerate(given[i]) if block)
+            entry = next((e for e, block in enumerate(given[i]) if block // self.parts), None)
+            if entry is not None:
                 yield f"{what}, row {i} (padding), entry {entry} is {given[i][entry]}; expected 0"
                 return
 
@@ -97,10 +100,11 @@ class MetadataCheck:
         runner: Any,
         kinds: list[ModelLayer],
         groups: list[dict[str, Any]],
+        parts: list[int],
         nulls_windows: bool,
         has_drafts_in_flight: bool,
     ) -> None:
-        self._groups, self._kinds = groups, kinds
+        self._groups, self._kinds, self._parts = groups, kinds, parts
         self._nulls, self._in_flight = nulls_windows, has_drafts_in_flight
         self._common: list[tuple[int, Any]] = []
         for g, attn_groups in enumerate(runner.attn_groups):
@@ -126,7 +130,7 @@ class MetadataCheck:
     def agrees(self, rows: list[Row], facts: list[dict[str, Any]]) -> bool:
         """True if the tables and slots that the worker reports are those of the decision."""
         for g, found in enumerate(facts):
-            group = _Group(g, self._groups[g]["spec"], rows, False)
+            group = _Group(g, self._groups[g]["spec"], rows, False, 1)
             if found["slots"] and found["slots"] != group.slots():
                 return False
             if found["tables"] != [row.request.tables[g] for row in rows]:
@@ -139,11 +143,12 @@ class MetadataCheck:
             return []
         found: list[str] = []
         for g, common in self._common:
-            group = _Group(g, self._groups[g]["spec"], rows, self._nulls)
+            group = _Group(g, self._groups[g]["spec"], rows, self._nulls, self._parts[g])
             found += self._first(f"group {g}", self._of_builder(group, common))
         for kind in self._kinds:
             spec, made = kind.layer.spec, metadata.get(kind.layer.name)
-            group = _Group(kind.layer.group, spec, rows, self._nulls)
+            g = kind.layer.group
+            group = _Group(g, spec, rows, self._nulls, self._parts[g])
             check = _CHECKS.get(spec["type"])
             if made is None:
                 found.append(f"metadata: {kind.layer.name} receives none")
@@ -237,19 +242,21 @@ def _views_differ(group: _Group, kind: Any, call: dict[str, Any]) -> Iterator[st
 
 def _of_chunks(group: _Group, kind: Any, made: Any) -> Iterator[str]:
     """Chunked attention: each row is cut where a chunk ends, and each piece sees its chunk only."""
-    call, chunk, size = kind.attended, group.spec["attention_chunk_size"], group.block_size
+    call, chunk = kind.attended, group.spec["attention_chunk_size"]
+    size = group.block_size // group.parts
     if call is None:
         yield "attention is not called"
         return
     names: list[str] = []
     starts, lengths, tables = [0], [], []
     for row in group.rows:
+        table = in_kernel_blocks(row.request.tables[group.index], group.parts)
         for first in range(row.first - row.first % chunk, row.end, chunk):
             end = min(first + chunk, row.end)
             names.append(row.request.name)
             starts.append(starts[-1] + end - max(first, row.first))
             lengths.append(end - first)
-            tables.append(row.request.tables[group.index][first // size : -(-end // size)])
+            tables.append(table[first // size : -(-end // size)])
     count = len(names)
     found = call["cu_seqlens_q"].tolist()
     yield from difference("cu_seqlens_q", found[: count + 1], starts, names)

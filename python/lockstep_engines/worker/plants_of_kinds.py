@@ -1,9 +1,10 @@
-"""Defects to plant in vLLM's worker (worker/plants.py) for what is not plain attention: MLA,
-states, hidden states, and drafts of runner V2."""
+"""Defects to plant in vLLM's worker (worker/plants.py) for what is not plain attention in whole
+blocks: MLA, states, hidden states, drafts of runner V2, and kernel blocks."""
 
 from __future__ import annotations
 
-from lockstep_engines.worker.plant import plant_of
+from lockstep_engines.plants import Edit
+from lockstep_engines.worker.plant import WorkerPlant, plant_of
 
 _MLA = "vllm.model_executor.layers.attention.mla_attention"
 _BACKEND = "vllm.v1.attention.backend"
@@ -14,6 +15,10 @@ _HIDDEN = "vllm.model_executor.models.extract_hidden_states"
 _RUNNER_V1 = "vllm.v1.worker.gpu_model_runner"
 _RUNNER_V2 = "vllm.v1.worker.gpu.model_runner"
 _BATCH_V2 = "vllm.v1.worker.gpu.input_batch"
+_TABLE_V1 = "vllm.v1.worker.block_table"
+_TABLE_V2 = "vllm.v1.worker.gpu.block_table"
+_UTILS = "vllm.v1.worker.utils"
+_SPECS = "vllm.v1.kv_cache_interface"
 _ZERO_V1 = (
     "        if scheduler_output.new_block_ids_to_zero:\n"
     "            self._zero_block_ids(scheduler_output.new_block_ids_to_zero)\n"
@@ -26,6 +31,7 @@ _END_OF_PAGE = (
     "kv_cache.storage_offset() + kv_cache.stride(0) - 1)"
     "[slot_mapping // kv_cache.shape[2]] = 1\n"
 )
+_SLOTS_BY_OTHER_BLOCKS = "Slots follow from blocks of another size than those of the table."
 
 PLANTS_OF_KINDS = (
     plant_of(
@@ -210,5 +216,130 @@ PLANTS_OF_KINDS = (
         "    computed_delta = query_len\n",
         "    num_computed += query_len - num_rejected\n",
         "    num_computed += query_len\n",
+    ),
+    WorkerPlant(
+        "split-table-not-expanded",
+        "kernel blocks",
+        "Attention takes ids of blocks for ids of the kernel blocks that they are split into.",
+        (
+            (
+                Edit(
+                    _UTILS,
+                    "        if self.kernel_block_size is None:\n"
+                    "            return common_attn_metadata\n",
+                    "        if True:\n            return common_attn_metadata\n",
+                ),
+            ),
+            (
+                Edit(
+                    _TABLE_V1,
+                    "        if self.use_hybrid_blocks:\n            block_ids",
+                    "        if False:\n            block_ids",
+                ),
+                Edit(_TABLE_V2, "            if bpk > 1:\n", "            if False:\n"),
+            ),
+        ),
+    ),
+    WorkerPlant(
+        "split-blocks-overlap",
+        "kernel blocks",
+        "The kernel blocks of a block begin at its own id, in the middle of those before it.",
+        (
+            (Edit(_UTILS, "alpha=self.kernel_block_stride or blocks_per_kv_block", "alpha=1"),),
+            (
+                Edit(
+                    _TABLE_V1,
+                    "kv_manager_block_ids.reshape(-1, 1) * blocks_per_kv_block",
+                    "kv_manager_block_ids.reshape(-1, 1)",
+                ),
+                Edit(_TABLE_V2, "[b * bpk + k for b in", "[b + k for b in"),
+            ),
+        ),
+    ),
+    WorkerPlant(
+        "slots-by-other-blocks",
+        "kernel blocks",
+        _SLOTS_BY_OTHER_BLOCKS,
+        (
+            (
+                Edit(
+                    _RUNNER_V1,
+                    "            block_sizes.append(block_size)\n            if kv_cache_spec_kind",
+                    "            block_sizes.append(self._kernel_block_sizes[len(block_sizes)])\n"
+                    "            if kv_cache_spec_kind",
+                ),
+            ),
+            (
+                Edit(
+                    _TABLE_V1,
+                    "            self.block_size = kernel_block_size\n",
+                    "            self.block_size = block_size\n",
+                ),
+            ),
+        ),
+        "v1",
+    ),
+    WorkerPlant(
+        "second-slots-by-other-blocks",
+        "kernel blocks",
+        _SLOTS_BY_OTHER_BLOCKS,
+        (
+            (
+                Edit(
+                    _RUNNER_V2,
+                    "            block_sizes=block_sizes,\n"
+                    "            max_num_reqs=self.max_num_reqs,\n"
+                    "            max_num_batched_tokens=self.max_num_tokens,\n"
+                    "            max_num_blocks_per_group=max_num_blocks_per_group,\n"
+                    "            device=self.device,\n"
+                    "            slot_mapping_enabled",
+                    "            block_sizes=self.kernel_block_sizes,\n"
+                    "            max_num_reqs=self.max_num_reqs,\n"
+                    "            max_num_batched_tokens=self.max_num_tokens,\n"
+                    "            max_num_blocks_per_group=max_num_blocks_per_group,\n"
+                    "            device=self.device,\n"
+                    "            slot_mapping_enabled",
+                ),
+            ),
+            (
+                Edit(
+                    _TABLE_V2,
+                    "            self.kernel_block_sizes, dtype=torch.int32, device=self.device\n",
+                    "            self.block_sizes, dtype=torch.int32, device=self.device\n",
+                ),
+            ),
+        ),
+        "v2",
+    ),
+    WorkerPlant(
+        "split-views-of-too-few-blocks",
+        "kernel blocks",
+        "Views of the cache have as many kernel blocks as the pool has blocks (vllm#38081).",
+        (
+            (Edit(_SPECS, "        num_blocks * blocks_per_page,\n", "        num_blocks,\n"),),
+            (
+                Edit(
+                    _RUNNER_V1,
+                    "kernel_num_blocks = num_blocks * num_blocks_per_kv_block",
+                    "kernel_num_blocks = num_blocks",
+                ),
+                Edit(
+                    "vllm.v1.worker.gpu.attn_utils",
+                    "num_blocks *= kv_cache_spec.block_size // kernel_block_size",
+                    "num_blocks *= 1",
+                ),
+            ),
+        ),
+    ),
+    plant_of(
+        "both",
+        "split-block-zeroed-in-part",
+        "kernel blocks",
+        "Of a new block only the first kernel block is zeroed.",
+        _UTILS,
+        "for virtual_index in range(ratio):",
+        "for virtual_index in range(1):",
+        "cur_page_el = kernel_block_el * ratio",
+        "cur_page_el = kernel_block_el",
     ),
 )

@@ -47,6 +47,8 @@ IN_WORKER = {  # by runner
     "gather-stops-early": "v2",
     "second-state-in-attention-blocks": "v2",
     "rejected-drafts-computed": "v2",
+    "slots-by-other-blocks": "v1",
+    "split-table-not-expanded": "v2",
 }
 RUNS, SHRINK_SECONDS = "600", "20"
 

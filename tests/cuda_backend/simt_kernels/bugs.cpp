@@ -146,8 +146,8 @@ __global__ void barrier_in_branch_kernel(float* data) {
   }
 }
 __global__ void barrier_never_met_kernel(float* data) {
-  if (threadIdx.x < 7) __syncthreads();
-  data[threadIdx.x] = simt::warp_sum(1.0f);
+  if (blockIdx.x % 3 == 0 && threadIdx.x < 7) __syncthreads();
+  data[blockIdx.x * 32 + threadIdx.x] = simt::warp_sum(1.0f);
 }
 __global__ void shuffle_with_exited_lanes_kernel(int* data, int source) {
   if (threadIdx.x >= 16) return;
@@ -297,8 +297,9 @@ const BugKernels bug_kernels = {
           return simt::launch(ctas(s, 1, 32, "barrier_in_branch"), barrier_in_branch_kernel, data);
         },
     .barrier_never_met =
-        [](stream_t s, float* data) {
-          return simt::launch(ctas(s, 1, 32, "barrier_never_met"), barrier_never_met_kernel, data);
+        [](stream_t s, float* data, int count) {
+          return simt::launch(ctas(s, count, 32, "barrier_never_met"), barrier_never_met_kernel,
+                              data);
         },
     .shuffle_with_exited_lanes =
         [](stream_t s, int* data, int source) {

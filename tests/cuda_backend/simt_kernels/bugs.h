@@ -44,7 +44,8 @@ struct BugKernels {
 
   // Synchronisation.
   error_t (*barrier_in_branch)(stream_t, float* data);  // two barriers that face each other
-  error_t (*barrier_never_met)(stream_t, float* data);  // some wait at a barrier, some at a shuffle
+  // In every third CTA some wait at a barrier, some at a shuffle. 32 floats a CTA.
+  error_t (*barrier_never_met)(stream_t, float* data, int ctas);
   // Lanes 16 to 31 exit; the others shuffle from a lane, or sum.
   error_t (*shuffle_with_exited_lanes)(stream_t, int* data, int source);
   error_t (*sum_with_exited_lanes)(stream_t, int* data);

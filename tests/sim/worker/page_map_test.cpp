@@ -116,6 +116,57 @@ TEST(PageMap, FindsRowsByHeadsAndBlocksBeforeLayers) {
   }
 }
 
+// Blocks of four tokens in kernel blocks of two: each of them has the order of a whole block.
+WorkerLayer split_layer(bool side_by_side, bool by_heads) {
+  WorkerLayer layer = layer_in(side_by_side);
+  layer.page_stride = kPadded - 32;
+  for (std::int64_t part = 0; part < 2; ++part) {
+    WorkerView& view = layer.parts[part];
+    view.kernel_blocks = 2;
+    view.blocks *= 2;
+    view.tokens /= 2;
+    view.block_stride = layer.page_stride / 2;
+    if (!side_by_side) view.offset = part * 2 * kHeads * kRow;
+    if (by_heads) view.token_stride = 2 * kRow;
+    if (by_heads) view.head_stride = 2 * 2 * kRow;
+  }
+  return layer;
+}
+
+TEST(PageMap, FindsEveryRowOfKernelBlocks) {
+  KVCacheConfig plan = plan_of_one_layer();
+  plan.groups.front().spec.page_size_padded.reset();
+  constexpr std::int64_t kPage = kPadded - 32;
+  plan.tensors.front().size_bytes = kBlocks * kPage;
+  const auto layout = pool_layout(plan, AttentionBackend::any_size, CacheLayout::NHD);
+  ASSERT_TRUE(layout) << layout.error().message;
+  for (const std::string_view order : {"", "LBNHC", "LBHNC"}) {
+    const WorkerLayer layer = split_layer(!order.empty(), order.ends_with("HNC"));
+    const auto map_of_layer = [&](const WorkerLayer& made) {
+      return PageMap::create(plan, *layout, std::span(&made, 1), order, kBlocks * kPage);
+    };
+    const auto map = map_of_layer(layer);
+    ASSERT_TRUE(map) << map.error().message;
+    ASSERT_TRUE(map->findings().empty()) << order << ": " << map->findings().front();
+    std::vector<std::uint8_t> page(kPage), memory(kBlocks * kPage), back(kPage);
+    std::iota(page.begin(), page.end(), std::uint8_t{1});
+    map->scatter(memory, 0, BlockId{2}, 0, page);
+    // V of head 1 of slot 3: in the second kernel block.
+    const std::int64_t in_page = ((1 * kTokens + 3) * kHeads + 1) * kRow;
+    const std::int64_t at = PageMap::row_offset(layer, BlockId{2}, 1, 3, 1);
+    EXPECT_EQ(at, 2 * kPage + kPage / 2 + kPage / 2 - kRow) << order;  // the last row of the page
+    EXPECT_EQ(memory[at], page[in_page]) << order;
+    map->gather(memory, 0, BlockId{2}, 0, back);
+    EXPECT_EQ(back, page) << order;
+    WorkerLayer whole = layer;  // kernel blocks as far apart as blocks
+    for (WorkerView& view : whole.parts) view.block_stride *= 2;
+    EXPECT_FALSE(map_of_layer(whole)->findings().empty()) << order;
+    WorkerLayer fewer = layer;
+    for (WorkerView& view : fewer.parts) view.blocks /= 2;
+    EXPECT_FALSE(map_of_layer(fewer)->findings().empty()) << order;
+  }
+}
+
 TEST(PageMap, FindsViewsThatAreNotTheModels) {
   WorkerLayer swapped = layer_in(false);
   std::swap(swapped.parts[0], swapped.parts[1]);
@@ -134,9 +185,6 @@ TEST(PageMap, FindsViewsThatAreNotTheModels) {
 }
 
 TEST(PageMap, RefusesWhatItCannotLayOut) {
-  WorkerLayer split = layer_in(false);
-  for (WorkerView& part : split.parts) part.tokens = 2;
-  EXPECT_FALSE(map_of(split, ""));
   WorkerLayer larger = layer_in(false);
   larger.page_stride = 2 * kPadded;
   EXPECT_FALSE(map_of(larger, ""));
