@@ -126,8 +126,8 @@ class Invariants {
   bool has_pages_;                                    // of host pages
   std::map<RequestId, std::int64_t> loads_from_;  // loads in flight: tokens before them, found here
   std::map<RequestId, std::int64_t> replayed_to_;  // behind what of its hit it computes again
-  std::vector<RequestId> holding_;                 // requests with blocks, after the decision ...
-  std::vector<Held> held_;                         // ... and after the one before
+  std::vector<RequestId> holding_;                 // requests with blocks, after this decision
+  std::vector<Held> held_;                         // after the previous decision
   std::map<RequestId, std::int64_t> computed_;     // their tokens, after it
   std::vector<BlockId> queue_, queue_before_;      // the free queue now, and as last remembered
   // What blocks are cached as, likewise.
