@@ -164,7 +164,7 @@ def pack(build: Path, out: Path) -> Path:
         partial = path.with_suffix(f".partial-{os.getpid()}")
         wheel = Wheel(partial, f"{stem}.dist-info")
         for package in packages():
-            for source in sorted(package.rglob("*.py")):
+            for source in sorted([*package.rglob("*.py"), *package.rglob("*.html")]):
                 wheel.add(source.relative_to(package.parent).as_posix(), source.read_bytes())
         for file in sorted(path for path in staged.rglob("*") if path.is_file()):
             relative = file.relative_to(staged)

@@ -4,26 +4,34 @@
     lockstep campaign --ray auto fuzz --runs 900000         on a Ray cluster
 
 The options after `fuzz` are those of `lockstep fuzz`. The report is that of one process, byte for
-byte. Exit status: that of fuzz; 1 also if the canary, a planted defect, is not found.
+byte. DIR holds report.json, report.txt, page.html, history.json and found/; the next campaign first
+replays what failed in it. Exit status: that of fuzz; 1 also if a case of an earlier campaign still
+fails, or if the canary, a planted defect, is not found.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import json
 import os
 import re
+import shlex
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import NoReturn
 
-from lockstep_campaign.campaign import Campaign, say
+from lockstep_campaign.campaign import Campaign, Ended, say
 from lockstep_campaign.executors import Executor, Local, OnRay, Run
-from lockstep_campaign.fuzz_run import REPORT, FuzzRun, Refused
-from lockstep_campaign.tasks import Program, digest_of, run_task
+from lockstep_campaign.figures import figures_of, page, prometheus
+from lockstep_campaign.fuzz_run import REPORT, FuzzRun, Refused, classes_reached
+from lockstep_campaign.history import History, Night
+from lockstep_campaign.tasks import Done, Program, digest_of, run_task
 
 
 def _duration(text: str) -> float:
@@ -38,41 +46,20 @@ def _parser() -> argparse.ArgumentParser:
         "lockstep campaign", description=__doc__, allow_abbrev=False,
         usage="lockstep campaign [OPTION...] [fuzz [OPTION...]]",
         formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
-    parser.add_argument(
-        "--budget",
-        type=_duration,
-        metavar="TIME",
-        help="run new seeds for 90s, 10m, 2h; the date is the first seed",
-    )
-    parser.add_argument(
-        "--ray",
-        nargs="?",
-        const="",
-        metavar="ADDRESS",
-        help="run on Ray: auto, HOST:PORT, ray://...; alone: start Ray here",
-    )
-    parser.add_argument(
-        "--workers",
-        type=int,
-        default=os.cpu_count(),
-        metavar="N",
-        help="processes without --ray (number of cores)",
-    )
-    parser.add_argument(
-        "--shard-cases", type=int, metavar="N", help="cases per shard (as many as take 10 seconds)"
-    )
-    parser.add_argument(
-        "--canary",
-        metavar="WORDS",
-        help="options that plant a defect, which must be found; '': none",
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=Path(".lockstep/campaign"),
-        metavar="DIR",
-        help="folder of the report and what was found (.lockstep/campaign)",
-    )
+    parser.add_argument("--budget", type=_duration, metavar="TIME",
+                        help="run new seeds for 90s, 10m, 2h; the date is the first seed")
+    parser.add_argument("--ray", nargs="?", const="", metavar="ADDRESS",
+                        help="run on Ray: auto, HOST:PORT, ray://...; alone: start Ray here")
+    parser.add_argument("--workers", type=int, default=os.cpu_count(), metavar="N",
+                        help="processes without --ray (number of cores)")
+    parser.add_argument("--shard-cases", type=int, metavar="N",
+                        help="cases per shard (as many as take 10 seconds)")
+    parser.add_argument("--canary", metavar="WORDS",
+                        help="options that plant a defect, which must be found; '': none")
+    parser.add_argument("--out", type=Path, default=Path(".lockstep/campaign"), metavar="DIR",
+                        help="folder of the report and what was found (.lockstep/campaign)")
+    parser.add_argument("--metrics", type=Path, metavar="FILE",
+                        help="the figures of the page as text for Prometheus")
     return parser
 
 
@@ -113,34 +100,87 @@ def _stop_at_signals(campaign: Campaign, stopped: list[int]) -> None:
         signal.signal(number, stop)
 
 
+def _commit_of(program: str) -> str:
+    """The commit of the clone that built the command; else the start of its hash."""
+    command = ["git", "-C", str(Path(program).parent), "describe", "--always", "--dirty"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    return done.stdout.strip() if done.returncode == 0 else f"build {digest_of(program)[:12]}"
+
+
+def _write_report(done: Done, out: Path, json_path: str | None) -> None:
+    (out / "report.txt").write_text(done.out)
+    (out / REPORT).write_bytes(done.files[REPORT])
+    if json_path == "-":
+        sys.stdout.write((out / REPORT).read_text())
+        sys.stderr.write(done.out)
+        return
+    if json_path:
+        shutil.copyfile(out / REPORT, json_path)
+    sys.stdout.write(done.out)
+    sys.stdout.flush()
+    sys.stderr.write(done.err)
+
+
+def _verdict(status: int, ended: Ended, canary: str) -> int:
+    """The exit status, with what the report does not say."""
+    still = [name for name, fails in ended.still_fail.items() if fails]
+    if still:
+        say(f"Verdict: FAILED. {len(still)} of {len(ended.still_fail)} cases of earlier campaigns "
+            f"still fail: {', '.join(still[:5])}")  # fmt: skip
+    if ended.canary == "missed":
+        say(f"Verdict: FAILED. the canary is not found: all cases with {canary} agree")
+    if ended.given_up:
+        say(f"Verdict: FAILED. {ended.given_up}")
+        return 2
+    return status or int(bool(still) or ended.canary == "missed")
+
+
 def run(words: list[str]) -> int:
     at = words.index("fuzz") if "fuzz" in words else len(words)
     arguments = _parser().parse_args(words[:at])
     fuzz_run = FuzzRun(words[at + 1 :], arguments.budget, arguments.shard_cases)
-    program_run = functools.partial(run_task, _program())
+    program = _program()
+    run_here = functools.partial(run_task, program)
     out: Path = arguments.out
     out.mkdir(parents=True, exist_ok=True)
+    history, commit = History.read(out), _commit_of(program.path)
+    canary = fuzz_run.canary() if arguments.canary is None else shlex.split(arguments.canary)
     stopped: list[int] = []
-    executor = _executor(arguments, program_run)
+    began = time.time()
+    executor = _executor(arguments, run_here)
     with tempfile.TemporaryDirectory(prefix="lockstep-campaign-") as folder:
         campaign = Campaign(fuzz_run, executor, Path(folder))
+        ended = campaign.ended
         _stop_at_signals(campaign, stopped)
-        canary = fuzz_run.canary() if arguments.canary is None else arguments.canary.split()
+        for case in history.failing(out):
+            campaign.replay(case)
         if canary:
             campaign.plant_canary(canary)
         campaign.work()
-        done = fuzz_run.merge(campaign.ended.parts, program_run)
+        if not (parts := campaign.parts()):
+            raise Refused(ended.given_up or "stopped before the first shard ended")
+        done = fuzz_run.merge(parts, run_here)
+        _write_report(done, out, fuzz_run.json_path)
+        report = json.loads(done.files[REPORT])
+        history.take_replays(ended.still_fail, commit)
+        history.take_report(report, commit)
+        if not stopped:
+            campaign.shrink(history.unsaved(), out / "found")
         executor.close()
-    (out / "report.txt").write_text(done.out)
-    (out / REPORT).write_bytes(done.files[REPORT])
-    if fuzz_run.json_path and fuzz_run.json_path != "-":
-        shutil.copyfile(out / REPORT, fuzz_run.json_path)
-    sys.stdout.write((out / REPORT).read_text() if fuzz_run.json_path == "-" else done.out)
-    sys.stderr.write(done.out if fuzz_run.json_path == "-" else done.err)
-    if campaign.ended.canary == "missed":
-        say(f"Verdict: FAILED. the canary is not found: all cases with {' '.join(canary)} agree")
-        return done.status or 1
-    return 128 + stopped[0] if stopped else done.status
+    history.take_saved(out)
+    night = Night(began, round(ended.seconds, 1), commit, report["cases"], report["steps"],
+                  classes_reached(report["tally"]), len(report["failures"]), ended.canary)
+    history.nights.append(night)
+    history.write(out)
+    command = shlex.join(["lockstep", "campaign", *words])
+    figures = figures_of(report, ended, history, night, shlex.join(canary), command)
+    (out / "page.html").write_text(page(figures))
+    if arguments.metrics:
+        partial = arguments.metrics.with_suffix(".partial")
+        partial.write_text(prometheus(figures))
+        partial.rename(arguments.metrics)
+    say(f"Page: {out / 'page.html'}")
+    return 128 + stopped[0] if stopped else _verdict(done.status, ended, shlex.join(canary))
 
 
 def main() -> NoReturn:

@@ -1,12 +1,13 @@
 """A campaign: what failed before, a canary, then shards of new seeds until the end.
 
-A task whose worker dies runs again on another. The report covers the seeds of all shards, which
-are consecutive: a shard that no worker finishes ends the campaign.
+A task whose worker dies runs again on another. A task that no worker finishes ends the campaign,
+and the report covers the consecutive seeds before it.
 """
 
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import time
 from collections import deque
@@ -20,6 +21,7 @@ from lockstep_campaign.fuzz_run import REPORT, FuzzRun, Refused, classes_reached
 from lockstep_campaign.tasks import Done, Task
 
 _TRIES = 5
+_TRIES_OF_A_CRASH = 2
 _PROGRESS_SECONDS = 10.0
 _SHRUNK = 20  # buckets
 CANARY = "canary"
@@ -41,11 +43,11 @@ class Point:
 class Ended:
     """What the workers did."""
 
-    parts: list[Path] = field(default_factory=list)
     points: list[Point] = field(default_factory=list)
     canary: str = "none"  # "found", "missed", "none"
     still_fail: dict[str, bool] = field(default_factory=dict)  # by case
     lost: list[str] = field(default_factory=list)  # why tasks ran again
+    given_up: str = ""  # the task that no worker finished, and why
     workers: set[str] = field(default_factory=set)
     seconds: float = 0
 
@@ -62,6 +64,7 @@ class Campaign:
         self._handlers: dict[str, Callable[[Done], None]] = {}
         self._tally: dict[str, int] = {}
         self._buckets: dict[str, int] = {}
+        self._parts: dict[int, tuple[int, Path]] = {}  # cases and report, by first seed
         self._started = self._said = time.monotonic()
         self._totals = [0, 0, 0]  # cases, steps, failures
         self.ended = Ended()
@@ -107,7 +110,7 @@ class Campaign:
                 self._handlers.pop(ended.task.name)(ended)
             else:
                 self._again(ended)
-        self.ended.seconds = time.monotonic() - self._started
+        self.ended.seconds = self.ended.seconds or time.monotonic() - self._started
 
     def _next_task(self) -> Task | None:
         if self._queue:
@@ -121,9 +124,13 @@ class Campaign:
         why = ended.why if isinstance(ended, Lost) else (
             f"ended by signal {-ended.status}: {_last_line(ended.err)}")  # fmt: skip
         task = ended.task
+        # SIGKILL is the machine's; any other signal is the program's own, and comes again.
+        is_own = isinstance(ended, Done) and ended.status != -signal.SIGKILL
         tries = self._tries[task.name] = self._tries.get(task.name, 0) + 1
-        if tries == _TRIES:
-            raise Refused(f"{task.name} failed {tries} times; the last time: {why}")
+        if tries == (_TRIES_OF_A_CRASH if is_own else _TRIES):
+            self.ended.given_up = f"{task.name}, given up after {tries} tries: {why}"
+            self.stops = True
+            return
         say(f"{task.name} runs again: {why}")
         self.ended.lost.append(f"{task.name}: {why}")
         self._queue.appendleft(task)
@@ -134,7 +141,7 @@ class Campaign:
         report: dict[str, Any] = json.loads(done.files[REPORT])
         path = self._folder / f"{report['first_seed']}.json"
         path.write_bytes(done.files[REPORT])
-        self.ended.parts.append(path)
+        self._parts[report["first_seed"]] = report["cases"], path
         self._run.took(report["cases"], done.seconds)
         for name, count in report["tally"].items():
             self._tally[name] = self._tally.get(name, 0) + count
@@ -161,6 +168,16 @@ class Campaign:
                 say(f"new bucket: {one['check']}: {one['what']}\n"
                     f"  {report.get('again', '')} --seed {one['seed']}")  # fmt: skip
             self._buckets[name] = self._buckets.get(name, 0) + bucket["cases"]
+
+    def parts(self) -> list[Path]:
+        """The reports of consecutive seeds, from the first on."""
+        found = []
+        seed = self._run.first_seed
+        while seed in self._parts:
+            cases, path = self._parts[seed]
+            found.append(path)
+            seed += cases
+        return found
 
     def shrink(self, seeds: list[int], found: Path) -> None:
         """Saves and shrinks the cases of these seeds, into `found`."""

@@ -94,7 +94,8 @@ class OnRay:
             done: Done = self._ray.get(ready[0])
             return done
         except self._ray.exceptions.RayError as error:
-            return Lost(task, str(error).strip().splitlines()[-1])
+            cause = getattr(error, "cause", None) or error  # of a task's own exception
+            return Lost(task, str(cause).strip().splitlines()[0].partition(". ")[0])
 
     def close(self) -> None:
         self._ray.shutdown()

@@ -22,9 +22,7 @@ _FIRST_CASES = 50
 _CASES_MAX = 100_000
 _MERGED_AT_ONCE = 500
 _SEEDS_PER_DAY = 10**8
-_SHRINK_SECONDS = "60"
-_REFUSED = ("--shard", "--merge", "--seconds", "--failures", "--jobs", "--save", "--save-findings",
-            "--no-shrink", "--shrink-seconds")  # fmt: skip
+_REFUSED = ("--shard", "--merge", "--seconds", "--failures", "--jobs", "--save", "--save-findings")
 # What `replay` needs of them to judge a saved case.
 _JUDGES = ("--decisions", "--decisions-timeout", "--backend", "--runner", "--engine-python",
            "--kernels", "--check")  # fmt: skip
@@ -71,13 +69,17 @@ class FuzzRun:
         for output in ("--junit", "--annotations", "--summary"):
             parser.add_argument(output)
         parser.add_argument("--coverage", action="store_true")
+        parser.add_argument("--no-shrink", action="store_true")
+        parser.add_argument("--shrink-seconds", default="60")
         own, self.words = parser.parse_known_args(words)
         if (budget is None) == (own.runs is None):
             raise Refused("give either --budget TIME or --runs N after fuzz")
         for name in options_of(self.words):
             if name in _REFUSED:
-                raise Refused(f"{name} does not suit a campaign, which shards, saves and shrinks")
+                raise Refused(f"{name} does not suit a campaign, which shards and saves")
         self.json_path: str | None = own.json
+        self._shrinking = ["--no-shrink"] if own.no_shrink else [
+            "--shrink-seconds", own.shrink_seconds]  # fmt: skip
         self.of_report = ["--coverage"] if own.coverage else []
         for output in ("junit", "annotations", "summary"):
             if getattr(own, output):
@@ -115,7 +117,7 @@ class FuzzRun:
     def shrinking(self, seed: int) -> Task:
         """The case of a seed, saved and shrunk."""
         return self.task(f"shrinking seed {seed}", "--seed", str(seed), "--save", FOLDER,
-                         "--shrink-seconds", _SHRINK_SECONDS)  # fmt: skip
+                         *self._shrinking)  # fmt: skip
 
     def replay(self, case: Path) -> Task:
         judges = without(self.words, [w for w in options_of(self.words) if w not in _JUDGES])

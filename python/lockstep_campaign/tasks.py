@@ -15,6 +15,7 @@ import signal
 import socket
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,7 +23,6 @@ from pathlib import Path
 
 FOLDER = "{folder}"  # in words: the folder of the task
 _PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None)
 
 
 class CannotRun(Exception):
@@ -55,17 +55,8 @@ class Program:
     environ: Mapping[str, str]
 
 
-@functools.lru_cache
-def _digest(path: str, _changed_ns: int) -> str:
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
-
-
 def digest_of(path: str) -> str:
-    return _digest(path, os.stat(path).st_mtime_ns)
-
-
-def _die_with_parent() -> None:
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
 def _path_of(program: Program) -> str:
@@ -82,6 +73,7 @@ def _path_of(program: Program) -> str:
 def run_task(program: Program, task: Task) -> Done:
     started = time.monotonic()
     path = _path_of(program)
+    dies_with_worker = functools.partial(ctypes.CDLL(None).prctl, _PR_SET_PDEATHSIG, signal.SIGKILL)
     with tempfile.TemporaryDirectory(prefix="lockstep-task-") as name:
         folder = Path(name)
         for file, content in task.files.items():
@@ -96,13 +88,13 @@ def run_task(program: Program, task: Task) -> Done:
             text=True,
             errors="replace",
             start_new_session=True,  # a terminal's SIGINT stops the campaign, not a task
-            preexec_fn=_die_with_parent,
+            preexec_fn=dies_with_worker,
         )
         left = {
             file.relative_to(folder).as_posix(): file.read_bytes()
             for file in sorted(folder.rglob("*"))
             if file.is_file() and file.relative_to(folder).as_posix() not in task.files
         }
-    worker = f"{socket.gethostname()}:{os.getpid()}"
+    worker = f"{socket.gethostname()}:{threading.get_native_id()}"
     seconds = time.monotonic() - started
     return Done(task, worker, done.returncode, done.stdout, done.stderr, left, seconds)

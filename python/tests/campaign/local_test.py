@@ -1,6 +1,9 @@
 """`lockstep campaign` over processes of this machine; over Ray: ray_test.py."""
 
+import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -9,26 +12,15 @@ import time
 import unittest
 from pathlib import Path
 
-PYTHON = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(PYTHON))
+ROOT = Path(__file__).resolve().parents[3]
+sys.path[:0] = [str(ROOT / "python"), str(ROOT / "python" / "tests" / "campaign")]
+
+from processes import processes
+
+from lockstep_campaign import campaign, executors, fuzz_run, tasks
 
 LOCKSTEP = os.environ.get("LOCKSTEP", "")
 SKIPPED = 77
-
-
-def children_of(parent: int) -> list[tuple[int, str]]:
-    """Its processes, and theirs, with their command lines."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            fields = (folder / "stat").read_text().rpartition(")")[2].split()
-            words = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-        except OSError:
-            continue
-        if int(fields[1]) == parent:
-            found.append((int(folder.name), words))
-            found += children_of(int(folder.name))
-    return found
 
 
 def lockstep(*words: str | Path) -> subprocess.CompletedProcess[str]:
@@ -62,8 +54,8 @@ class Campaign(unittest.TestCase):
         process = self.start("--workers", "2", "--shard-cases", "400", "--canary", "", *runs)
         killed = ""
         while process.poll() is None and not killed:
-            for pid, words in children_of(process.pid):
-                if "--seed 403 --runs 400" in words and "campaign" not in words:
+            for pid, (parent, words) in processes().items():
+                if "--seed 403 --runs 400" in words and parent == process.pid:
                     os.kill(pid, signal.SIGKILL)
                     killed = words
             time.sleep(0.005)
@@ -91,6 +83,100 @@ class Campaign(unittest.TestCase):
         status, _, err = self.campaign("--canary", "--mutant no-such-defect", *runs)
         self.assertEqual(status, 2)
         self.assertIn("no-such-defect", err)
+
+    def bucket(self) -> dict[str, object]:
+        buckets: list[dict[str, object]] = json.loads(
+            (self.out / "history.json").read_text())["buckets"]  # fmt: skip
+        self.assertEqual(len(buckets), 1)
+        return buckets[0]
+
+    def test_a_bucket_is_replayed_first_until_its_case_no_longer_fails(self) -> None:
+        failing = ("fuzz", "--backend", "none", "--runs", "1", "--seed", "20")
+        status, _, err = self.campaign(*failing, "--mutant", "hash-stale", "--no-shrink")
+        self.assertEqual(status, 1, err)
+        case = self.out / str(self.bucket()["case"])
+        self.assertEqual(case.name, "seed-20.case.jsonl")
+        agrees = ("fuzz", "--backend", "none", "--runs", "30")
+        status, out, err = self.campaign(*agrees)
+        self.assertEqual((status, self.bucket()["state"]), (1, "fails"), err)
+        self.assertIn("Verdict: agreed.", out)
+        self.assertIn(f"1 of 1 cases of earlier campaigns still fail: {case.name}", err)
+        case.write_text(case.read_text().replace('["hash-stale"]', "[]"))
+        status, _, err = self.campaign(*agrees)
+        self.assertEqual((status, self.bucket()["state"]), (0, "gone"), err)
+        self.assertEqual(self.bucket()["cases"], 1)
+
+    def test_the_page_and_the_metrics_have_the_figures_of_the_report(self) -> None:
+        metrics = self.folder / "metrics.prom"
+        words = ("fuzz", "--backend", "none", "--runs", "40", "--mutant", "hash-stale")
+        status, _, err = self.campaign("--metrics", str(metrics), *words, "--no-shrink")
+        self.assertEqual(status, 1, err)
+        report = json.loads((self.out / "report.json").read_text())
+        page = (self.out / "page.html").read_text()
+        data = json.loads(page.split('id="data">')[1].split("</script>")[0])
+        self.assertEqual(data["cases"], 40)
+        self.assertEqual(data["failures"], len(report["failures"]))
+        self.assertEqual([one["cases"] for one in data["buckets"]],
+                         [one["cases"] for one in report["buckets"]])  # fmt: skip
+        self.assertEqual(data["points"][-1]["steps"], report["steps"])
+        samples = dict(line.rsplit(" ", 1) for line in metrics.read_text().splitlines()
+                       if not line.startswith("#"))  # fmt: skip
+        for name in samples:
+            self.assertRegex(name, r'^lockstep_campaign_\w+(\{\w+=".*"\})?$')
+        self.assertEqual(samples["lockstep_campaign_cases"], "40")
+        self.assertEqual(samples["lockstep_campaign_steps"], str(report["steps"]))
+        fails = sum(name.startswith("lockstep_campaign_bucket_fails{") for name in samples)
+        self.assertEqual(fails, len(report["buckets"]))
+
+    def test_the_nightly_workflow_runs_a_campaign_that_exists(self) -> None:
+        text = (ROOT / ".github" / "workflows" / "nightly.yml").read_text()
+        (line,) = re.findall(r"\./run (campaign .*(?:\n {10}.*)*)", text)
+        line = line.replace("build/campaign", str(self.out)).replace('"$BUDGET"', "1s")
+        line = line.replace('"$GITHUB_STEP_SUMMARY"', str(self.folder / "summary.md"))
+        line = line.replace("${{ matrix.backend }}", "none")
+        done = lockstep(*shlex.split(line))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertTrue((self.out / "page.html").exists())
+        self.assertIn("agreed", (self.folder / "summary.md").read_text())
+
+    def test_a_shard_that_always_crashes_ends_the_campaign_before_its_seeds(self) -> None:
+        class Crashes:
+            """One worker; the shard from seed 11 on ends by SIGABRT, others are lost twice."""
+
+            def __init__(self) -> None:
+                self.running: list[tasks.Task] = []
+                self.started: list[str] = []
+
+            def size(self) -> int:
+                return 1
+
+            def start(self, task: tasks.Task) -> None:
+                self.running.append(task)
+                self.started.append(task.name)
+
+            def wait(self, seconds: float) -> tasks.Done | executors.Lost | None:
+                task = self.running.pop()
+                seed = int(task.words[task.words.index("--seed") + 1])
+                if seed == 11:
+                    return tasks.Done(task, "w", -signal.SIGABRT, "", "stopped", {}, 1)
+                if self.started.count(task.name) < 3:
+                    return executors.Lost(task, "the machine left")
+                report = {"first_seed": seed, "cases": 5, "steps": 9, "tally": {}, "failures": [],
+                          "buckets": []}  # fmt: skip
+                files = {"report.json": json.dumps(report).encode()}
+                return tasks.Done(task, "w", 0, "", "", files, 1)
+
+            def close(self) -> None: ...
+
+        executor = Crashes()
+        run = fuzz_run.FuzzRun(["--runs", "20"], None, 5)
+        spread = campaign.Campaign(run, executor, self.folder)
+        spread.work()
+        self.assertEqual([path.name for path in spread.parts()], ["1.json", "6.json"])
+        self.assertEqual(len(spread.ended.lost), 5)
+        why = "seeds 11 to 15, given up after 2 tries: ended by signal 6: stopped"
+        self.assertEqual(spread.ended.given_up, why)
+        self.assertNotIn("seeds 16 to 20", executor.started)
 
     def test_a_budget_ends_a_campaign_of_new_seeds(self) -> None:
         status, out, err = self.campaign("--budget", "1s", "fuzz", "--backend", "none")
