@@ -45,18 +45,25 @@ bool OutputLedger::check_end(const std::string& name) {
 
 void OutputLedger::check_queues(const RecordedStep& step) const {
   if (!lists_all_queues_) return;
-  std::set<std::string_view> queued(step.running.begin(), step.running.end());
+  std::vector<std::string_view> running(step.running.begin(), step.running.end());
+  std::ranges::sort(running);
+  std::vector<std::string_view> queued = running;
+  const auto is_in = [](const std::vector<std::string_view>& names, std::string_view name) {
+    return std::ranges::binary_search(names, name);
+  };
   const auto add = [&](const std::string& name, const char* queue) {
-    if (!queued.insert(name).second)
+    const auto place = std::ranges::lower_bound(queued, name);
+    if (place != queued.end() && *place == name)
       report(AuditRule::queues, name, fmt::format("is in the {} queue and in another one", queue));
+    else
+      queued.insert(place, name);
   };
   for (const std::string& name : step.waiting) add(name, "waiting");
   if (step.skipped)
     for (const RecordedSkipped& skipped : *step.skipped) add(skipped.id, "skipped");
   for (const std::string& name : step.inputs.holding) add(name, "holding");
-  const std::set<std::string_view> running(step.running.begin(), step.running.end());
   for (const RecordedScheduled& row : step.scheduled)
-    if (queued.contains(row.id) && !running.contains(row.id))
+    if (is_in(queued, row.id) && !is_in(running, row.id))
       report(AuditRule::queues, row.id,
              "is scheduled, and is in another queue than the running one", "scheduled");
   for (const auto& [name, request] : requests_) {
@@ -67,12 +74,12 @@ void OutputLedger::check_queues(const RecordedStep& step) const {
                "has ended, and the worker is not notified: it keeps its row", "ended");
       continue;
     }
-    if (request.running && queued.contains(name) && !running.contains(name))
+    if (request.running && is_in(queued, name) && !is_in(running, name))
       report(AuditRule::queues, name,
              "waits, and the worker is not notified that it was preempted: it keeps its row and "
              "blocks",
              "waits");
-    if (queued.contains(name)) continue;
+    if (is_in(queued, name)) continue;
     report(AuditRule::queues, name,
            fmt::format("has {} of its {} tokens computed and is in no queue: nothing runs it again",
                        request.computed, request.tokens.size()));

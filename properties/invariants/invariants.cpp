@@ -33,8 +33,10 @@ Invariants::Invariants(const EngineConfig& engine, const KVCacheConfig& plan)
       holders_(plan.num_blocks),
       writers_(plan.num_blocks),
       has_pages_(has_host_pages(plan.groups)),
-      cached_(plan.num_blocks) {
-  for (std::int32_t block = 1; block < plan.num_blocks; ++block) queue_.push_back(BlockId{block});
+      cached_(plan.num_blocks),
+      cached_before_(plan.num_blocks) {
+  for (std::int32_t block = 1; block < plan.num_blocks; ++block)
+    queue_before_.push_back(BlockId{block});
 }
 
 void Invariants::fail(std::string_view name, std::string request, std::string what) {
@@ -63,7 +65,7 @@ void Invariants::count_holders(const StepView& view) {
     for (std::int64_t i = 0; i < spec.sink_len / spec.block_size; ++i)  // its sinks' alone
       holders_[static_cast<BlockId>(1 + i)] = {.count = 1, .group = g};
   }
-  for (const RequestId id : holding(view)) {
+  for (const RequestId id : holding_) {
     for (std::int32_t g = 0; g < std::ssize(plan_.groups); ++g) {
       if (is_left_out(g)) continue;
       for (const BlockId block : view.model().block_table(id, g)) {
@@ -82,16 +84,15 @@ void Invariants::count_holders(const StepView& view) {
 void Invariants::check_pool(const StepView& view) {
   const Scheduler& engine = view.model();
   std::vector<bool> is_free(holders_.size());
-  const std::vector<BlockId> queue = engine.free_queue();
-  for (const BlockId block : queue) {
+  for (const BlockId block : queue_) {
     if (block == kNullBlock) return fail("null_block", {}, "the null block is in the free queue");
     if (is_free[index_of(block)])
       return fail("conservation", {}, fmt::format("block {} is free twice", index_of(block)));
     is_free[index_of(block)] = true;
   }
-  if (std::ssize(queue) != engine.num_free_blocks())
+  if (std::ssize(queue_) != engine.num_free_blocks())
     return fail("conservation", {},
-                fmt::format("{} blocks are in the free queue, which says it has {}", queue.size(),
+                fmt::format("{} blocks are in the free queue, which says it has {}", queue_.size(),
                             engine.num_free_blocks()));
   std::vector<std::int32_t> late(holders_.size());  // holders that a step in flight stands for
   for (const BlockId block : engine.freed_late()) ++late[index_of(block)];
@@ -115,7 +116,7 @@ void Invariants::check_cache(const StepView& view) {
   if (std::ranges::find(view.decision.zero, kNullBlock) != view.decision.zero.end())
     return fail("null_block", {}, "the null block is to be zeroed");
   for (std::int32_t block = 1; block < plan_.num_blocks; ++block) {
-    const auto content = engine.cached_as(BlockId{block});
+    const auto& content = cached_[BlockId{block}];
     if (!content) continue;
     const BlockId found = engine.find_cached(*content);
     if (found == kNullBlock || !engine.is_cached_as(found, *content))
@@ -262,10 +263,10 @@ void Invariants::check_encoder_blocks(const ScheduledRequest& scheduled, const s
 // before.
 bool Invariants::was_computed(const StepView& view, std::int32_t group, BlockId block) const {
   for (const RequestId id : view.decision.preempted) {
-    const auto held = tables_.find(id);
+    const Held* held = find_held(id);
     const auto computed = computed_.find(id);
-    if (held == tables_.end() || computed == computed_.end()) continue;
-    const auto& table = held->second[group];
+    if (held == nullptr || computed == computed_.end()) continue;
+    const auto& table = held->tables[static_cast<std::size_t>(group)];
     const auto entry = std::ranges::find(table, block);
     const std::int64_t end = (entry - table.begin() + 1) * block_size(group);
     if (entry != table.end() && end <= computed->second) return true;
@@ -276,14 +277,14 @@ bool Invariants::was_computed(const StepView& view, std::int32_t group, BlockId 
 // Content that has become findable with this decision is content that this step computes.
 void Invariants::check_published(const StepView& view) {
   for (std::int32_t block = 1; block < plan_.num_blocks; ++block) {
-    const auto content = view.model().cached_as(BlockId{block});
-    if (!content || content == cached_[BlockId{block}]) continue;
+    const auto& content = cached_[BlockId{block}];
+    if (!content || content == cached_before_[BlockId{block}]) continue;
     const std::int32_t group = content->group;
     bool computed = was_computed(view, content->group, BlockId{block}) ||
                     was_loaded(view, content->group, BlockId{block});
     const std::int64_t part_end = view.model().num_cached_tokens(BlockId{block});
     for (const KVCacheBlockCopy& copy : view.decision.copies)
-      computed |= copy.to == BlockId{block} && content == cached_[copy.from];
+      computed |= copy.to == BlockId{block} && content == cached_before_[copy.from];
     for (const ScheduledRequest& scheduled : view.decision.scheduled) {
       const auto table = view.model().block_table(scheduled.id, content->group);
       const auto entry = std::ranges::find(table, BlockId{block});
@@ -311,9 +312,10 @@ void Invariants::check_queue_front(const StepView& view) {
       return copy.from == block || copy.to == block;
     });
   };
-  const auto first_to_stay = std::ranges::find_if(
-      queue_, [&](BlockId block) { return view.model().ref_cnt(block) == 0 && !is_copied(block); });
-  const std::span<const BlockId> staying(first_to_stay, queue_.end());
+  const auto first_to_stay = std::ranges::find_if(queue_before_, [&](BlockId block) {
+    return view.model().ref_cnt(block) == 0 && !is_copied(block);
+  });
+  const std::span<const BlockId> staying(first_to_stay, queue_before_.end());
   for (std::size_t i = 0; i < decision.scheduled.size(); ++i) {
     const ScheduledRequest& scheduled = decision.scheduled[i];
     for (std::int32_t g = 0; g < std::ssize(plan_.groups); ++g) {
@@ -367,25 +369,27 @@ bool Invariants::puts_unhashed_first(CacheKind kind) const {
 void Invariants::check_free_order(const StepView& view) {
   if (has_connector_) return check_free_order_beside_transfers(view);
   const auto running = view.decisions.running();
-  for (const auto& [id, tables] : tables_) {
+  for (const Held& held : held_) {
     const bool ended =
-        std::ranges::find(view.stopped, id, &StoppedRequest::id) != view.stopped.end();
-    if (!ended && std::ranges::find(running, id) == running.end()) return;  // aborted meanwhile
+        std::ranges::find(view.stopped, held.id, &StoppedRequest::id) != view.stopped.end();
+    if (!ended && std::ranges::find(running, held.id) == running.end())
+      return;  // aborted meanwhile
   }
-  const std::vector<BlockId> actual = view.model().free_queue();
+  const std::vector<BlockId>& actual = queue_;
   // Where the ends of prompts are registered too, a block may have a hash that is not shown: it
   // counts as hashed if it has been put behind.
-  const auto behind = queue_.empty() ? actual.begin() : std::ranges::find(actual, queue_.back());
+  const auto behind =
+      queue_before_.empty() ? actual.begin() : std::ranges::find(actual, queue_before_.back());
   const auto is_hashed = [&](BlockId block) {
     return view.model().is_cached(block) ||
            (profile_.caches_prompt_tails && std::find(behind, actual.end(), block) != actual.end());
   };
-  std::vector<BlockId> expected = queue_;
+  std::vector<BlockId> expected = queue_before_;
   for (const StoppedRequest& stopped : view.stopped) {
-    const auto held = tables_.find(stopped.id);
-    if (held == tables_.end()) continue;
-    for (std::size_t g = 0; g < held->second.size(); ++g) {
-      const std::vector<BlockId>& table = held->second[g];
+    const Held* held = find_held(stopped.id);
+    if (held == nullptr) continue;
+    for (std::size_t g = 0; g < held->tables.size(); ++g) {
+      const std::vector<BlockId>& table = held->tables[g];
       const bool unhashed_first = puts_unhashed_first(plan_.groups[g].spec.kind);
       std::int64_t front = 0;
       for (auto block = table.rbegin(); block != table.rend(); ++block) {
@@ -396,7 +400,7 @@ void Invariants::check_free_order(const StepView& view) {
       }
     }
   }
-  const bool tails_unknown = profile_.caches_prompt_tails && queue_.empty();
+  const bool tails_unknown = profile_.caches_prompt_tails && queue_before_.empty();
   if (actual == expected || tails_unknown) return;
   const auto [at, place] = std::ranges::mismatch(actual, expected);
   fail("free_order", {},
@@ -406,10 +410,20 @@ void Invariants::check_free_order(const StepView& view) {
            place == expected.end() ? "nothing" : fmt::format("block {}", index_of(*place))));
 }
 
-void Invariants::remember(const StepView& view) {
+void Invariants::look(const StepView& view) {
   queue_ = view.model().free_queue();
   for (std::int32_t block = 1; block < plan_.num_blocks; ++block)
     cached_[BlockId{block}] = view.model().cached_as(BlockId{block});
+}
+
+void Invariants::remember() {
+  queue_before_.swap(queue_);
+  std::swap(cached_before_, cached_);
+}
+
+const Invariants::Held* Invariants::find_held(RequestId id) const {
+  const auto held = std::ranges::find(held_, id, &Held::id);
+  return held == held_.end() ? nullptr : &*held;
 }
 
 void Invariants::decided(const StepView& view, std::span<const RecordedConnectorAnswer> answers) {
@@ -418,6 +432,8 @@ void Invariants::decided(const StepView& view, std::span<const RecordedConnector
   answers_ = answers;
   has_connector_ |= !answers.empty();
   scheduler_block_size_ = view.model().scheduler_block_size();
+  look(view);
+  holding_ = holding(view);
   count_holders(view);
   check_pool(view);
   check_cache(view);
@@ -429,23 +445,27 @@ void Invariants::decided(const StepView& view, std::span<const RecordedConnector
   if (engine_.enable_prefix_caching) check_published(view);
   check_queue_front(view);
   check_planned(view);
-  remember(view);
-  tables_.clear();
-  for (const RequestId id : holding(view))
+  remember();
+  held_.resize(holding_.size());
+  for (std::size_t i = 0; i < holding_.size(); ++i) {
+    held_[i].id = holding_[i];
+    held_[i].tables.resize(plan_.groups.size());
     for (std::int32_t g = 0; g < std::ssize(plan_.groups); ++g) {
-      const auto table = view.model().block_table(id, g);
-      tables_[id].emplace_back(table.begin(), table.end());
+      const auto table = view.model().block_table(holding_[i], g);
+      held_[i].tables[static_cast<std::size_t>(g)].assign(table.begin(), table.end());
     }
+  }
 }
 
 void Invariants::finished(const StepView& view) {
   if (violation_) return;
+  look(view);
   check_free_order(view);
   // Drafts in flight are counted, and not known to stand.
   computed_.clear();
   for (const RequestId id : view.decisions.running())
     computed_[id] = std::min(view.model().num_computed_tokens(id), view.decisions.num_tokens(id));
-  remember(view);
+  remember();
 }
 
 void Invariants::end(const Scheduler& decisions) {
@@ -489,7 +509,7 @@ void Invariants::check_planned(const StepView& view) {
     if (profile_.hits_parts_of_blocks && is_state_kind(group.spec.kind) &&
         group.spec.block_size > view.model().hash_block_size())
       ++most;
-    for (const RequestId id : holding(view)) {
+    for (const RequestId id : holding_) {
       const auto table = view.model().block_table(id, g);
       const auto held = std::ssize(table) - std::ranges::count(table, kNullBlock);
       if (held > most)

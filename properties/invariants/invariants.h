@@ -71,6 +71,11 @@ class Invariants {
   const std::optional<Violation>& violation() const { return violation_; }
 
  private:
+  // A request with blocks, after the decision.
+  struct Held {
+    RequestId id{};
+    std::vector<std::vector<BlockId>> tables;  // by group
+  };
   // What the tables say about a block.
   struct Holders {
     std::int32_t count = 0;  // table entries that name it
@@ -81,6 +86,8 @@ class Invariants {
   std::int64_t block_size(std::int64_t group) const;
   bool is_left_out(std::int64_t group) const;
   std::vector<RequestId> holding(const StepView& view) const;
+  const Held* find_held(RequestId id) const;
+  void look(const StepView& view);
   bool is_asked(const StepView& view, RequestId id) const;
   std::int64_t num_found_here(const StepView& view, const ScheduledRequest& scheduled) const;
   std::int64_t num_hit(std::size_t group, std::int64_t found) const;
@@ -104,7 +111,7 @@ class Invariants {
   void check_free_order(const StepView& view);
   bool puts_unhashed_first(CacheKind kind) const;
   void check_free_order_beside_transfers(const StepView& view);
-  void remember(const StepView& view);
+  void remember();
 
   const EngineConfig& engine_;
   const KVCacheConfig& plan_;
@@ -119,10 +126,12 @@ class Invariants {
   bool has_pages_;                                    // of host pages
   std::map<RequestId, std::int64_t> loads_from_;  // loads in flight: tokens before them, found here
   std::map<RequestId, std::int64_t> replayed_to_;  // behind what of its hit it computes again
-  std::map<RequestId, std::vector<std::vector<BlockId>>> tables_;  // of holders, after the decision
-  std::map<RequestId, std::int64_t> computed_;                     // their tokens, after it
-  std::vector<BlockId> queue_;                                     // as last seen
-  IdVector<BlockId, std::optional<CachedBlock>> cached_;           // as last seen
+  std::vector<RequestId> holding_;                 // requests with blocks, after this decision
+  std::vector<Held> held_;                         // after the previous decision
+  std::map<RequestId, std::int64_t> computed_;     // their tokens, after it
+  std::vector<BlockId> queue_, queue_before_;      // the free queue now, and as last remembered
+  // What blocks are cached as, likewise.
+  IdVector<BlockId, std::optional<CachedBlock>> cached_, cached_before_;
   std::optional<Violation> violation_;
 };
 

@@ -97,23 +97,23 @@ bool Invariants::was_loaded(const StepView& view, std::int32_t group, BlockId bl
 // behind those that were free, and of what one table alone has the tail goes before the head; a
 // window's head may have gone before.
 void Invariants::check_free_order_beside_transfers(const StepView& view) {
-  const std::vector<BlockId> actual = view.model().free_queue();
+  const std::vector<BlockId>& actual = queue_;
   if (profile_.freed_blocks == FreedBlocks::append) {
-    const auto [at, place] = std::ranges::mismatch(actual, queue_);
-    if (place != queue_.end())
+    const auto [at, place] = std::ranges::mismatch(actual, queue_before_);
+    if (place != queue_before_.end())
       return fail("free_order", {},
                   fmt::format("block {} was free before, and its place {} in the free queue is "
                               "another's now",
-                              index_of(*place), place - queue_.begin()));
+                              index_of(*place), place - queue_before_.begin()));
   }
   const std::vector<RequestId> holders = holding(view);
-  for (const auto& [id, tables] : tables_) {
-    if (std::ranges::find(holders, id) != holders.end()) continue;
-    for (std::size_t g = 0; g < tables.size(); ++g) {
+  for (const Held& held : held_) {
+    if (std::ranges::find(holders, held.id) != holders.end()) continue;
+    for (std::size_t g = 0; g < held.tables.size(); ++g) {
       if (!sees_everything(plan_.groups[g].spec) || is_left_out(static_cast<std::int64_t>(g)))
         continue;
       std::int64_t head = std::ssize(actual);
-      for (const BlockId block : tables[g]) {
+      for (const BlockId block : held.tables[g]) {
         const std::int64_t place = place_in(actual, block);
         const bool is_shared = holders_[block].count != 1;
         if (is_shared || place == std::ssize(actual)) continue;

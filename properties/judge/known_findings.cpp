@@ -358,6 +358,7 @@ constexpr KnownFinding kWorkerFindings[] = {
     {49, "a prompt of one token continues a recycled state", nullptr, {}, nullptr},
     {50, "MLA reads rejected drafts as context", nullptr, {}, nullptr},
     {51, "a table of states has no room for the blocks of drafts", nullptr, {}, nullptr},
+    {52, "accepted drafts of a row that moved are looked up twice", nullptr, {}, nullptr},
 };
 
 bool gets_past(const Outcome& failure, const Outcome& without) {

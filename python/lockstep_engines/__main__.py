@@ -50,6 +50,8 @@ def _parse() -> argparse.Namespace:
     add("--warm-up", action="store_true", help=warm_up)
     kernel_blocks = "of the worker: largest block that attention takes; larger blocks are split"
     add("--kernel-blocks", type=int, default=0, metavar="TOKENS", help=kernel_blocks)
+    apart = "of the worker: K of all blocks before V in a tensor, as FlashAttention of 0.22.1"
+    add("--pairs-apart", action="store_true", help=apart)
     lift = "of the worker: run what vLLM's configuration refuses for its runner V2"
     add("--lift-refusals", action="store_true", help=lift)
     add("--plant", metavar="NAME", action="append", help="plant a defect in the engine; repeatable")
@@ -198,6 +200,7 @@ def _serve_worker(arguments: argparse.Namespace, source: Any, sink: Any) -> None
         arguments.states,
         arguments.pad,
         arguments.kernel_blocks,
+        arguments.pairs_apart,
         arguments.idle,
         arguments.warm_up,
         arguments.lift_refusals,

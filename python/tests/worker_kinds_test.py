@@ -185,6 +185,19 @@ class KindsTest(unittest.TestCase):
                 self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
                 self.assertNotIn("refused, ", done.stdout)
 
+    def test_the_unchanged_worker_agrees_with_k_and_v_apart(self) -> None:
+        """As FlashAttention of 0.22.1 has them, in kernel blocks of 4 tokens too."""
+        if self.is_newest:
+            self.skipTest("of 0.22.1")
+        files = [str(self.recording(f)) for f in ("full_attention", "full_and_chunked_local")]
+        for runner in ("v1", "v2"):
+            for split in ("0", "4"):
+                with self.subTest(runner=runner, split=split):
+                    to = self.in_kernel_blocks(runner, split) + " --pairs-apart"
+                    done = self.run_command(["worker", to, *files], runner)
+                    self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+                    self.assertNotIn("refused, ", done.stdout)
+
     def test_each_is_found_by_its_check(self) -> None:
         plants = (*PLANTS_OF_KINDS, *PLANTS_OF_BATCHES)
         self.assertEqual(FOUND.keys(), {plant.name for plant in plants})
@@ -249,10 +262,10 @@ class KindsTest(unittest.TestCase):
             self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
             self.assertIn(check, done.stdout)
 
-    def in_kernel_blocks(self, runner: str) -> str:
+    def in_kernel_blocks(self, runner: str, largest: str = "4") -> str:
         """The worker, whose attention takes blocks of 4 tokens."""
         command = [sys.executable, "-m", "lockstep_engines", "vllm", self.folder, "--worker"]
-        return "worker:" + shlex.join([*command, "--runner", runner, "--kernel-blocks", "4"])
+        return "worker:" + shlex.join([*command, "--runner", runner, "--kernel-blocks", largest])
 
     @staticmethod
     def run_command(arguments: list[str], runner: str) -> subprocess.CompletedProcess[str]:

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <iterator>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -65,6 +66,7 @@ RecordedScheduled scheduled_of(const StepView& view, std::size_t index, std::siz
   const auto items = decision.encode.begin() + static_cast<std::ptrdiff_t>(first_item);
   scheduled.encode.assign(items, items + row.num_encoded);
   BlocksPerGroup blocks;
+  blocks.reserve(static_cast<std::size_t>(decision.num_groups));
   bool any = row.is_new || row.is_resumed;
   for (std::int32_t g = 0; g < decision.num_groups; ++g) {
     const auto handed = decision.blocks(index, g);
@@ -79,16 +81,17 @@ RecordedScheduled scheduled_of(const StepView& view, std::size_t index, std::siz
 
 std::vector<std::string> names_of(const StepView& view, std::span<const RequestId> ids) {
   std::vector<std::string> names;
+  names.reserve(ids.size());
   for (const RequestId id : ids) names.emplace_back(view.name(id));
   return names;
 }
 
 std::vector<std::string> unfinished_of(const StepView& view) {
-  std::vector<std::string> names = names_of(view, view.decisions.running());
-  const std::vector<std::string> waiting = names_of(view, view.decisions.waiting());
-  names.insert(names.end(), waiting.begin(), waiting.end());
-  for (const SkippedRequest& request : view.decisions.skipped())
-    names.emplace_back(view.name(request.id));
+  const auto running = view.decisions.running();
+  std::vector<RequestId> ids(running.begin(), running.end());
+  std::ranges::copy(view.decisions.waiting(), std::back_inserter(ids));
+  for (const SkippedRequest& request : view.decisions.skipped()) ids.push_back(request.id);
+  std::vector<std::string> names = names_of(view, ids);
   std::ranges::sort(names);  // another engine's waiting requests include those that it skipped
   const auto repeated = std::ranges::unique(names);
   names.erase(repeated.begin(), repeated.end());
@@ -99,6 +102,7 @@ void write_decision(const StepView& view, RecordedStep& step) {
   const SchedulerOutput& decision = view.decision;
   step.step = decision.step;
   std::size_t first_spec = 0, first_item = 0;
+  step.scheduled.reserve(decision.scheduled.size());
   for (std::size_t i = 0; i < decision.scheduled.size(); ++i) {
     step.scheduled.push_back(scheduled_of(view, i, first_spec, first_item));
     first_spec += static_cast<std::size_t>(decision.scheduled[i].num_spec);
@@ -122,6 +126,7 @@ void write_decision(const StepView& view, RecordedStep& step) {
 RecordedTable table_of(const StepView& view, RequestId id) {
   RecordedTable table;
   table.id = view.decisions.name(id);
+  table.blocks.reserve(static_cast<std::size_t>(view.decision.num_groups));
   for (std::int32_t g = 0; g < view.decision.num_groups; ++g) {
     const auto blocks = view.decisions.block_table(id, g);
     table.blocks.emplace_back(blocks.begin(), blocks.end());

@@ -31,6 +31,13 @@ std::int64_t expected_offset(const LayerLayout& model, std::string_view order, s
   return (first + place * model.num_kv + part) * row;
 }
 
+// True if the views have K of all blocks before V of all blocks.
+bool keeps_pairs_apart(const LayerLayout& model, const WorkerLayer& layer, std::string_view order) {
+  if (!order.empty() || model.num_kv != 2 || layer.parts.empty()) return false;
+  const WorkerView& keys = layer.parts.front();
+  return 2 * keys.block_stride * keys.kernel_blocks == layer.page_stride;
+}
+
 constexpr std::array<std::string_view, 4> kOrders = {"LBNHC", "LBHNC", "BLNHC", "BLHNC"};
 
 }  // namespace
@@ -92,56 +99,62 @@ Result<void> PageMap::add_layer(const LayerLayout& model, const WorkerLayer& lay
                             "byte {}",
                             layer.page_offset, tensor.offset)),
            Result<void>();
+  const bool is_first = tensor.offset < 0;
   tensor.offset = layer.page_offset;
+  const bool is_apart = keeps_pairs_apart(model, layer, order);
+  const std::int64_t half = is_apart ? tensor.page_bytes / 2 : 0;
+  if (!is_first && is_apart != (tensor.from_k_to_v > 0))
+    return find(layer, "K and V of its blocks are apart, and not those of its tensor's layers"),
+           Result<void>();
+  tensor.from_k_to_v = half * model.num_blocks;
   if (layer.page_offset < 0 ||
       layer.page_offset + (model.num_blocks - 1) * tensor.stride + tensor.page_bytes > memory_bytes)
     return find(layer, "its pages leave the worker's memory"), Result<void>();
   Order& made = tensor.order[group];
   made.used.resize(tensor.page_bytes);
   if (model.num_kv == 0 || !layer.states.empty()) return add_states(model, layer, tensor, made);
-  const std::int64_t row_bytes = model.head_size * model.element_size_bytes;
-  for (std::int64_t part = 0; part < model.num_kv; ++part) {
-    const WorkerView& view = layer.parts[part];
-    if (view.blocks != model.num_blocks * view.kernel_blocks ||
-        view.tokens * view.kernel_blocks != model.block_size || view.heads != model.num_kv_heads ||
-        view.row_bytes != row_bytes) {
-      find(layer,
-           fmt::format("part {} is [{}, {}, {}] rows of {} bytes; expected [{}, {}, {}] of {}",
-                       part, view.blocks, view.tokens, view.heads, view.row_bytes,
-                       model.num_blocks * view.kernel_blocks, model.block_size / view.kernel_blocks,
-                       model.num_kv_heads, row_bytes));
-      return {};
-    }
-    if (view.block_stride * view.kernel_blocks != layer.page_stride) {
-      find(layer, fmt::format("part {}: from block to block are {} bytes; {} of them in a page of "
-                              "{}",
-                              part, view.block_stride, view.kernel_blocks, layer.page_stride));
-      return {};
-    }
-    for (std::int64_t slot = 0; slot < model.block_size; ++slot)
-      for (std::int64_t head = 0; head < model.num_kv_heads; ++head) {
-        const std::int64_t found =
-            row_offset(layer, BlockId{0}, part, slot, head) - layer.page_offset;
-        const std::int64_t wanted = expected_offset(model, order, view.tokens, part, slot, head);
-        if (found != wanted) {
-          find(layer,
-               fmt::format("part {}, slot {}, head {} lies at byte {} of a page; expected {}", part,
-                           slot, head, found, wanted));
-          return {};
-        }
-        if (found < 0 || found + row_bytes > tensor.page_bytes) {
-          find(layer, fmt::format("part {}, slot {}, head {} leaves its page, byte {} of {}", part,
-                                  slot, head, found, tensor.page_bytes));
-          return {};
-        }
-        const std::int64_t in_page = byte_offset(model, BlockId{0}, part, slot, head, 0);
-        LS_CHECK(in_page >= 0 && in_page + row_bytes <= tensor.page_bytes, "byte {} of {}", in_page,
-                 tensor.page_bytes);
-        made.segments.push_back({.in_page = in_page, .in_memory = found, .size = row_bytes});
-        std::fill_n(made.used.begin() + in_page, row_bytes, true);
-      }
-  }
+  for (std::int64_t part = 0; part < model.num_kv; ++part)
+    add_rows(model, layer, part, order, tensor, made);
   return {};
+}
+
+void PageMap::add_rows(const LayerLayout& model, const WorkerLayer& layer, std::int64_t part,
+                       std::string_view order, const Tensor& tensor, Order& made) {
+  const WorkerView& view = layer.parts[part];
+  const std::int64_t row_bytes = model.head_size * model.element_size_bytes;
+  const std::int64_t half = tensor.from_k_to_v > 0 ? tensor.page_bytes / 2 : 0;
+  if (view.blocks != model.num_blocks * view.kernel_blocks ||
+      view.tokens * view.kernel_blocks != model.block_size || view.heads != model.num_kv_heads ||
+      view.row_bytes != row_bytes)
+    return find(layer,
+                fmt::format("part {} is [{}, {}, {}] rows of {} bytes; expected [{}, {}, {}] of {}",
+                            part, view.blocks, view.tokens, view.heads, view.row_bytes,
+                            model.num_blocks * view.kernel_blocks,
+                            model.block_size / view.kernel_blocks, model.num_kv_heads, row_bytes));
+  if (view.block_stride * view.kernel_blocks != layer.page_stride - half)
+    return find(layer, fmt::format("part {}: from block to block are {} bytes; {} of them in a "
+                                   "page of {}",
+                                   part, view.block_stride, view.kernel_blocks, layer.page_stride));
+  for (std::int64_t slot = 0; slot < model.block_size; ++slot)
+    for (std::int64_t head = 0; head < model.num_kv_heads; ++head) {
+      const std::int64_t found = row_offset(layer, BlockId{0}, part, slot, head) -
+                                 layer.page_offset - part * (tensor.from_k_to_v - half);
+      const std::int64_t wanted =
+          half > 0 ? part * half + (slot * model.num_kv_heads + head) * row_bytes
+                   : expected_offset(model, order, view.tokens, part, slot, head);
+      if (found != wanted)
+        return find(layer, fmt::format("part {}, slot {}, head {} lies at byte {} of a page; "
+                                       "expected {}",
+                                       part, slot, head, found, wanted));
+      if (found < 0 || found + row_bytes > tensor.page_bytes)
+        return find(layer, fmt::format("part {}, slot {}, head {} leaves its page, byte {} of {}",
+                                       part, slot, head, found, tensor.page_bytes));
+      const std::int64_t in_page = byte_offset(model, BlockId{0}, part, slot, head, 0);
+      LS_CHECK(in_page >= 0 && in_page + row_bytes <= tensor.page_bytes, "byte {} of {}", in_page,
+               tensor.page_bytes);
+      made.segments.push_back({.in_page = in_page, .in_memory = found, .size = row_bytes});
+      std::fill_n(made.used.begin() + in_page, row_bytes, true);
+    }
 }
 
 Result<void> PageMap::add_states(const LayerLayout& model, const WorkerLayer& layer,
@@ -222,28 +235,39 @@ const std::vector<bool>& PageMap::used_bytes(std::int32_t tensor, std::int32_t g
   return tensors_[tensor].order[group].used;
 }
 
+template <class Copy>
+void PageMap::each_run(const Tensor& tensor, BlockId block, std::int32_t group,
+                       const Copy& copy) const {
+  const std::int64_t half = tensor.from_k_to_v > 0 ? tensor.page_bytes / 2 : tensor.page_bytes;
+  const std::int64_t step = tensor.from_k_to_v > 0 ? half : tensor.stride;
+  const std::int64_t first = tensor.offset + index_of(block) * step;
+  const std::vector<Segment> whole = {{.in_page = 0, .in_memory = 0, .size = tensor.page_bytes}};
+  const bool is_plain = group < 0 || tensor.order[group].segments.empty();
+  for (const Segment& segment : is_plain ? whole : tensor.order[group].segments)
+    for (std::int64_t done = 0; done < segment.size;) {
+      const std::int64_t at = segment.in_memory + done;
+      const std::int64_t size = std::min(segment.size - done, at < half ? half - at : segment.size);
+      copy(segment.in_page + done, first + (at < half ? at : at - half + tensor.from_k_to_v), size);
+      done += size;
+    }
+}
+
 void PageMap::gather(std::span<const std::uint8_t> memory, std::int32_t tensor, BlockId block,
                      std::int32_t group, std::span<std::uint8_t> page) const {
   const Tensor& from = tensors_[tensor];
   LS_CHECK(std::ssize(page) == from.page_bytes, "{} bytes of {}", page.size(), from.page_bytes);
-  const std::uint8_t* first = memory.data() + from.offset + index_of(block) * from.stride;
-  if (group < 0 || from.order[group].segments.empty())
-    std::memcpy(page.data(), first, page.size());
-  else
-    for (const Segment& segment : from.order[group].segments)
-      std::memcpy(page.data() + segment.in_page, first + segment.in_memory, segment.size);
+  each_run(from, block, group, [&](std::int64_t in_page, std::int64_t at, std::int64_t size) {
+    std::memcpy(page.data() + in_page, memory.data() + at, size);
+  });
 }
 
 void PageMap::scatter(std::span<std::uint8_t> memory, std::int32_t tensor, BlockId block,
                       std::int32_t group, std::span<const std::uint8_t> page) const {
   const Tensor& to = tensors_[tensor];
   LS_CHECK(std::ssize(page) == to.page_bytes, "{} bytes of {}", page.size(), to.page_bytes);
-  std::uint8_t* first = memory.data() + to.offset + index_of(block) * to.stride;
-  if (group < 0 || to.order[group].segments.empty())
-    std::memcpy(first, page.data(), page.size());
-  else
-    for (const Segment& segment : to.order[group].segments)
-      std::memcpy(first + segment.in_memory, page.data() + segment.in_page, segment.size);
+  each_run(to, block, group, [&](std::int64_t in_page, std::int64_t at, std::int64_t size) {
+    std::memcpy(memory.data() + at, page.data() + in_page, size);
+  });
 }
 
 }  // namespace lockstep

@@ -4,7 +4,8 @@
 // (1) A page of the model is a page of the worker: as many bytes, block by block, tensor by tensor.
 //     Within it, the bytes may have another order, which may differ from group to group; a block
 //     has the order of the group that it was last allocated to.
-//     A view in kernel blocks divides each block into as many, back to back in its page.
+//     A view in kernel blocks divides each block into as many, back to back in its page. In 0.22.1
+//     a tensor may have K of all blocks before V of all blocks: a page is two halves.
 // (2) Every byte of a page has one position: rows where the views put them, and the bytes of no row
 //     in address order. States are as in the model, in every layout.
 // (3) Views that leave their block's page, overlap, or differ from the model's are findings; there
@@ -81,7 +82,7 @@ class PageMap {
 
  private:
   struct Segment {
-    // in_memory: relative to the page's first byte
+    // in_memory: relative to the page's first byte, of which V's half follows K's
     std::int64_t in_page = 0, in_memory = 0, size = 0;
   };
   struct Order {
@@ -90,16 +91,22 @@ class PageMap {
   };
   struct Tensor {
     std::int64_t page_bytes = 0;
-    std::int64_t stride = 0;   // from page to page
-    std::int64_t offset = -1;  // of block 0; -1: no layer lies in it
-    std::vector<Order> order;  // by group; without segments: as the model has it
+    std::int64_t stride = 0;       // from page to page
+    std::int64_t offset = -1;      // of block 0; -1: no layer lies in it
+    std::int64_t from_k_to_v = 0;  // bytes from K of a block to V of it; 0: both in one page
+    std::vector<Order> order;      // by group; without segments: as the model has it
     std::vector<bool> used_by_any;
   };
 
   Result<void> add_layer(const LayerLayout& model, const WorkerLayer& layer, std::size_t group,
                          std::string_view order, std::int64_t memory_bytes);
+  void add_rows(const LayerLayout& model, const WorkerLayer& layer, std::int64_t part,
+                std::string_view order, const Tensor& tensor, Order& made);
   Result<void> add_states(const LayerLayout& model, const WorkerLayer& layer, const Tensor& tensor,
                           Order& made);
+  // Calls copy(byte in the page, byte in memory, bytes) for each run of the block's bytes.
+  template <class Copy>
+  void each_run(const Tensor& tensor, BlockId block, std::int32_t group, const Copy& copy) const;
   void find(const WorkerLayer& layer, std::string_view what);
   void complete(Tensor& tensor, std::size_t group);
 

@@ -45,14 +45,16 @@ class Options:
     """`states`: which of worker_layers.STATE_TYPES layers with recurrent states become; empty:
     short convolutions for those with one state, else Mamba2. `pads`: batches are padded as for
     captured graphs. `kernel_blocks`: largest block that attention takes, where the case does not
-    say; 0: blocks are not split. `idles`: an idle rank's batch runs before each step. `warms_up`:
-    the worker profiles and warms up before the first step. `lifts_refusals`: vLLM's configuration
-    no longer refuses what its runner V2 does not support."""
+    say; 0: blocks are not split. `pairs_apart`: tensors have K of all blocks before V. `idles`: an
+    idle rank's batch runs before each step. `warms_up`: the worker profiles and warms up before the
+    first step. `lifts_refusals`: vLLM's configuration no longer refuses what its runner V2 does not
+    support."""
 
     runner: str = "v1"
     states: str = ""
     pads: bool = False
     kernel_blocks: int = 0
+    pairs_apart: bool = False
     idles: bool = False
     warms_up: bool = False
     lifts_refusals: bool = False
@@ -71,6 +73,7 @@ class Worker:
         self._facts: Any = None
         self._batch: Any = None
         self._metadata: Any = None
+        self._accepted: worker_batch.AcceptedCounts | None = None
         self._hidden_states: worker_hidden_states.HiddenStates | None = None
         scratch.remove_abandoned()
         worker_host.patch_vllm()
@@ -119,7 +122,11 @@ class Worker:
         worker_model.Plan.layers = layers
         selector._cached_get_attn_backend.cache_clear()
         sizes = worker_case.kernel_block_sizes(case, self._options.kernel_blocks)
-        type(current_platform).attention_backends = worker_case.backends_of(layers, sizes)
+        apart = self._options.pairs_apart
+        if apart and (why := worker_case.refuse_apart(layers)):
+            raise Refused(why)
+        backends = worker_case.backends_of(layers, sizes, apart)
+        type(current_platform).attention_backends = backends
         with scratch.folder() as folder:
             worker_case.describe_model(worker_case.model_config(layers), folder)
             vllm_config = configuration.make_config(case, folder, self._is_v2)
@@ -130,6 +137,13 @@ class Worker:
         parts = self._parts(groups, sizes)
         self._facts = Facts(self._runner, self._model, groups, parts, self._is_v2)
         self._is_due = False  # the previous step's tokens are not sampled yet
+        keeps_drafts = any(
+            spec.get("num_speculative_blocks") and spec.get("mamba_cache_mode") == "align"
+            for group in groups
+            for spec in worker_case.specs_of(group)
+        )
+        in_flight = keeps_drafts and not self._is_v2 and self._has_drafts_in_flight
+        self._accepted = worker_batch.AcceptedCounts(self._runner) if in_flight else None
         self._faults: list[str] = []
         self._watch_batch()
         self._watch_metadata(groups, parts)
@@ -148,7 +162,7 @@ class Worker:
             self._hidden_states.close()
         self._hidden_states = None
         self._worker = self._runner = self._model = self._facts = None
-        self._batch = self._metadata = None
+        self._batch = self._metadata = self._accepted = None
 
     def _replace_speculator(self, config: dict[str, Any]) -> None:
         self._has_drafts_in_flight = configuration.has_drafts_in_flight(config)
@@ -273,6 +287,8 @@ class Worker:
                         raise EngineFault(fault) from error
                 raise
         self._is_due = result is None
+        if self._accepted:
+            self._faults += self._accepted.faults[:1]
         facts = self._facts.of_step(self._steps.drafts, self._faults)
         facts["faults"] += self._compare(facts)
         return facts
@@ -315,6 +331,8 @@ class Worker:
             self._model.give_answers()
             result = self._worker.sample_tokens(None)
         self._faults += self._batch.while_sampling()
+        if self._accepted:
+            self._accepted.after_sampling()
         if hasattr(result, "get_output"):
             result = result.get_output()
         self._model.answers = self._model.logits = None

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy
+from vllm.v1.worker import mamba_utils
 
 from lockstep_engines.worker.expected import Expected, Request, Row, in_kernel_blocks
 from lockstep_engines.worker.facts import kept_parts
@@ -214,6 +215,43 @@ class FirstBatch:
             if found[at] != -1 or at < request.num_prompt:
                 yield f"{where}, token {at} is {found[at]}; expected {known[at]}"
                 return
+
+
+class AcceptedCounts:
+    """The accepted drafts of each request, as runner V1 counts them after sampling and as it looks
+    them up for the states of the next step. With asynchronous scheduling it looks them up by the
+    rows of the step that sampled; where the counts are on the host before rows move, they have
+    moved already (finding 52)."""
+
+    def __init__(self, runner: Any) -> None:
+        self._batch: Callable[[], Any] = lambda: runner.input_batch
+        self._sampled: dict[str, int] = {}
+        self.faults: list[str] = []
+        preprocess = mamba_utils.preprocess_mamba
+        preprocess = getattr(preprocess, "of_vllm", preprocess)
+
+        def watched(*args: Any, **options: Any) -> Any:
+            self._look_up()
+            return preprocess(*args, **options)
+
+        watched.of_vllm = preprocess  # type: ignore[attr-defined]
+        mamba_utils.preprocess_mamba = watched
+
+    def after_sampling(self) -> None:
+        self._sampled = self._counts()
+
+    def _counts(self) -> dict[str, int]:
+        batch = self._batch()
+        return {name: int(batch.num_accepted_tokens_cpu[i]) for i, name in enumerate(batch.req_ids)}
+
+    def _look_up(self) -> None:
+        self.faults = []
+        for name, found in self._counts().items():
+            if found != self._sampled.get(name, found):
+                self.faults.append(
+                    f"finding 52: {name} continues from the state after {found} accepted tokens; "
+                    f"{self._sampled[name]} were accepted before its row moved"
+                )
 
 
 class SecondBatch:

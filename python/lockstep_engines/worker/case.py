@@ -67,6 +67,35 @@ class SplitBlocksMlaBackend(SmallBlocksMlaBackend):
     get_supported_kernel_block_sizes = SplitBlocksBackend.get_supported_kernel_block_sizes
 
 
+class PairsApartImpl(triton_attn.TritonAttentionImpl):
+    """Triton attention on a cache that begins with K of all blocks."""
+
+    def do_kv_cache_update(
+        self, layer: Any, key: Any, value: Any, kv_cache: Any, *more: Any
+    ) -> Any:
+        return super().do_kv_cache_update(layer, key, value, kv_cache.transpose(0, 1), *more)
+
+    def forward(
+        self, layer: Any, query: Any, key: Any, value: Any, kv_cache: Any, *more: Any, **named: Any
+    ) -> Any:
+        return super().forward(layer, query, key, value, kv_cache.transpose(0, 1), *more, **named)
+
+
+class PairsApartBackend(SplitBlocksBackend):
+    """Of releases that ask a backend for the shape of its cache: K of all blocks before V of all,
+    as FlashAttention's. Hybrid models have both in a page, whatever the backend."""
+
+    @staticmethod
+    def get_impl_cls() -> Any:
+        return PairsApartImpl
+
+    @staticmethod
+    def get_kv_cache_shape(
+        num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, *_: Any, **__: Any
+    ) -> tuple[int, ...]:
+        return (2, num_blocks, block_size, num_kv_heads, head_size)
+
+
 def latent_sizes() -> list[int]:
     """Elements of a row of MLA that vLLM's backends take."""
     return mla_attention.MLACommonBackend.get_supported_head_sizes()
@@ -222,13 +251,25 @@ def _can_be_split(spec: dict[str, Any]) -> bool:
     return spec["type"] in _READ_BY_ATTENTION and spec.get("page_size_padded") is None
 
 
-def backends_of(layers: list[Layer], kernel_sizes: list[int]) -> tuple[str, str]:
+def refuse_apart(layers: list[Layer]) -> str:
+    """Why tensors with K and V apart are refused; empty: they are taken."""
+    if not hasattr(triton_attn.TritonAttentionBackend, "get_kv_cache_shape"):
+        return "tensors with K and V apart: backends of this release have no shape of their own"
+    rows = [layer.spec for layer in layers if layer.spec["type"] in _READ_BY_ATTENTION]
+    if not all(_can_be_split(spec) for spec in rows):
+        return "tensors with K and V apart in padded pages: vLLM strides K and V by a page"
+    return ""
+
+
+def backends_of(layers: list[Layer], kernel_sizes: list[int], pairs_apart: bool) -> tuple[str, str]:
     """Of attention and of MLA: Triton's; of blocks that its kernels do not take, with that limit
     lifted; where blocks are split (`kernel_sizes`: by group), one that takes these sizes only."""
     rows = [layer for layer in layers if layer.spec["type"] in _READ_BY_ATTENTION]
     backends: tuple[Any, Any] = (triton_attn.TritonAttentionBackend, triton_mla.TritonMLABackend)
-    if any(kernel_sizes[layer.group] != layer.spec["block_size"] for layer in rows):
-        backends = (SplitBlocksBackend, SplitBlocksMlaBackend)
+    splits = any(kernel_sizes[layer.group] != layer.spec["block_size"] for layer in rows)
+    if splits or pairs_apart:
+        of_pairs = PairsApartBackend if pairs_apart else SplitBlocksBackend
+        backends = (of_pairs, SplitBlocksMlaBackend)
         SplitBlocksBackend.sizes = sorted({kernel_sizes[layer.group] for layer in rows})
     elif any(layer.spec["block_size"] % 16 for layer in rows):
         backends = (SmallBlocksBackend, SmallBlocksMlaBackend)

@@ -167,6 +167,48 @@ TEST(PageMap, FindsEveryRowOfKernelBlocks) {
   }
 }
 
+TEST(PageMap, FindsRowsWhereKOfAllBlocksIsBeforeV) {
+  KVCacheConfig plan = plan_of_one_layer();
+  plan.groups.front().spec.page_size_padded.reset();
+  constexpr std::int64_t kPage = kPadded - 32, kHalf = kPage / 2;
+  plan.tensors.front().size_bytes = kBlocks * kPage;
+  const auto layout = pool_layout(plan, AttentionBackend::any_size, CacheLayout::NHD);
+  ASSERT_TRUE(layout) << layout.error().message;
+  for (const std::int64_t parts : {1, 2}) {  // kernel blocks per block
+    WorkerLayer layer = layer_in(false);
+    layer.page_stride = kPage;
+    for (std::int64_t part = 0; part < 2; ++part) {
+      WorkerView& view = layer.parts[part];
+      view.offset = part * kBlocks * kHalf;
+      view.kernel_blocks = parts;
+      view.blocks *= parts;
+      view.tokens /= parts;
+      view.block_stride = kHalf / parts;
+    }
+    const auto map_of_layer = [&](const WorkerLayer& made) {
+      return PageMap::create(plan, *layout, std::span(&made, 1), "", kBlocks * kPage);
+    };
+    const auto map = map_of_layer(layer);
+    ASSERT_TRUE(map) << map.error().message;
+    ASSERT_TRUE(map->findings().empty()) << map->findings().front();
+    std::vector<std::uint8_t> page(kPage), memory(kBlocks * kPage), back(kPage);
+    std::iota(page.begin(), page.end(), std::uint8_t{1});
+    for (const std::int32_t group : {-1, 0}) {  // allocated to none, to the layer's
+      std::ranges::fill(memory, std::uint8_t{0});
+      map->scatter(memory, 0, BlockId{2}, group, page);
+      EXPECT_TRUE(std::equal(page.begin(), page.begin() + kHalf, memory.begin() + 2 * kHalf));
+      EXPECT_TRUE(
+          std::equal(page.begin() + kHalf, page.end(), memory.begin() + (kBlocks + 2) * kHalf));
+      EXPECT_EQ(memory[3 * kHalf], 0);
+      map->gather(memory, 0, BlockId{2}, group, back);
+      EXPECT_EQ(back, page);
+    }
+    WorkerLayer early = layer;  // V of the last block ends where the memory does
+    early.parts[1].offset -= kHalf;
+    EXPECT_FALSE(map_of_layer(early)->findings().empty());
+  }
+}
+
 TEST(PageMap, FindsViewsThatAreNotTheModels) {
   WorkerLayer swapped = layer_in(false);
   std::swap(swapped.parts[0], swapped.parts[1]);
