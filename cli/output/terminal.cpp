@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <filesystem>
 #include <system_error>
@@ -63,6 +64,7 @@ namespace {
 constexpr std::int64_t kBarWidth = 24;
 constexpr auto kBetweenDraws = std::chrono::milliseconds(80);
 constexpr std::string_view kClearLine = "\r\x1b[K";
+constexpr auto kLeastToTell = std::chrono::seconds(1);
 
 }  // namespace
 
@@ -70,7 +72,8 @@ Progress::Progress(std::string what, std::int64_t total)
     : what_(std::move(what)),
       total_(total),
       shown_(isatty(STDERR_FILENO) == 1),
-      next_draw_(Clock::now() + 3 * kBetweenDraws) {}
+      begin_(Clock::now()),
+      next_draw_(begin_ + 3 * kBetweenDraws) {}
 
 Progress::~Progress() {
   if (shown_) fmt::print(stderr, "{}", kClearLine);
@@ -85,8 +88,18 @@ void Progress::at(std::int64_t done, std::string_view note) {
     bar = fmt::format(" [{:#<{}}{:.<{}}]", "", full, "", kBarWidth - full);
   }
   const std::string of = total_ > 0 ? " of " + with_commas(total_) : "";
-  fmt::print(stderr, "{}{}{} {}{} {}", kClearLine, what_, bar, with_commas(done), of, note);
+  fmt::print(stderr, "{}{}{} {}{}{}{}{}", kClearLine, what_, bar, with_commas(done), of,
+             note.empty() ? "" : " ", note, left_text(done));
   std::fflush(stderr);
+}
+
+std::string Progress::left_text(std::int64_t done) const {
+  const std::chrono::duration<double> so_far = Clock::now() - begin_;
+  if (so_far < kLeastToTell || done <= 0 || done >= total_) return {};
+  const double left =
+      so_far.count() * static_cast<double>(total_ - done) / static_cast<double>(done);
+  return fmt::format(", about {} left",
+                     left < 60 ? fmt::format("{:.0f} s", std::ceil(left)) : duration_text(left));
 }
 
 }  // namespace lockstep

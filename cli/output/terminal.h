@@ -14,10 +14,10 @@
 namespace lockstep {
 
 // What every command's exit status means.
-inline constexpr int kExitAgreed = 0;     // everything that was compared is equal
-inline constexpr int kExitDisagreed = 1;  // a divergence, a violation, a mismatch
-inline constexpr int kExitRefused = 2;    // an input or an option is wrong, or a device failed
-inline constexpr int kExitStuck = 3;      // requests wait forever
+inline constexpr int kExitAgreed = 0;         // everything that was compared is equal
+inline constexpr int kExitDisagreed = 1;      // a divergence, a violation, a mismatch
+inline constexpr int kExitRefused = 2;        // an input or an option is wrong, or a device failed
+inline constexpr int kExitStuck = 3;          // requests wait forever
 inline constexpr int kExitNotReproduced = 4;  // a saved failure does not fail here
 
 std::string duration_text(double seconds);                        // "850 ms", "12.3 s", "2 min 5 s"
@@ -38,7 +38,8 @@ int refuse(std::string_view message);
 // Of a command that has ended, or refuses.
 int exit_status(const Result<int>& ended);
 
-// A line on a terminal that says how far long work has come.
+// A line on a terminal that says how far long work has come, and after a second how long the rest
+// takes at that rate.
 //
 // Invariants
 // (1) In a pipe or a file nothing is written: shown() is false for the object's whole life.
@@ -57,10 +58,12 @@ class Progress {
  private:
   using Clock = std::chrono::steady_clock;
 
+  std::string left_text(std::int64_t done) const;  // ", about 2 min 5 s left"; empty: not known
+
   std::string what_;
   std::int64_t total_;
   bool shown_;
-  Clock::time_point next_draw_;
+  Clock::time_point begin_, next_draw_;
 };
 
 }  // namespace lockstep

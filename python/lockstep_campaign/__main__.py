@@ -2,6 +2,7 @@
 
     lockstep campaign --budget 10m fuzz --backend none      new seeds, on all cores
     lockstep campaign --ray auto fuzz --runs 900000         on a Ray cluster
+    lockstep campaign audit PATH... [OPTION...]             conform and mutants too: the merged JSON
 
 The options after `fuzz` are those of `lockstep fuzz`. The report is that of one process, byte for
 byte. DIR holds report.json, report.txt, page.html, history.json and found/; the next campaign first
@@ -26,11 +27,13 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
-from lockstep_campaign.campaign import Campaign, Ended, say
+from lockstep_campaign.campaign import Campaign, Found
 from lockstep_campaign.executors import Executor, Local, OnRay, Run
 from lockstep_campaign.figures import figures_of, page, prometheus
-from lockstep_campaign.fuzz_run import REPORT, FuzzRun, Refused, classes_reached
+from lockstep_campaign.fuzz_run import REPORT, FuzzRun, classes_reached
 from lockstep_campaign.history import History, Night
+from lockstep_campaign.list_run import COMMANDS, ListRun
+from lockstep_campaign.loop import Ended, Loop, Refused, say
 from lockstep_campaign.tasks import Done, Program, digest_of, run_task
 
 
@@ -44,7 +47,8 @@ def _duration(text: str) -> float:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "lockstep campaign", description=__doc__, allow_abbrev=False,
-        usage="lockstep campaign [OPTION...] [fuzz [OPTION...]]",
+        usage="lockstep campaign [OPTION...] [fuzz [OPTION...]]\n"
+        "       lockstep campaign [OPTION...] audit|conform|mutants [PATH or NAME...] [OPTION...]",
         formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     parser.add_argument("--budget", type=_duration, metavar="TIME",
                         help="run new seeds for 90s, 10m, 2h; the date is the first seed")
@@ -86,15 +90,15 @@ def _executor(arguments: argparse.Namespace, run: Run) -> Executor:
         raise Refused(f"--ray {arguments.ray}: {error}") from None
 
 
-def _stop_at_signals(campaign: Campaign, stopped: list[int]) -> None:
-    """The first signal ends the campaign after the shards that run, the second at once."""
+def _stop_at_signals(loop: Loop, stopped: list[int]) -> None:
+    """The first signal ends the campaign after the tasks that run, the second at once."""
 
     def stop(number: int, _: object) -> None:
         if stopped:
             os._exit(128 + number)
         stopped.append(number)
-        campaign.stops = True
-        say("stopping after the shards that run; the next signal stops at once")
+        loop.stops = True
+        say("stopping after the tasks that run; the next signal stops at once")
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
@@ -121,23 +125,43 @@ def _write_report(done: Done, out: Path, json_path: str | None) -> None:
     sys.stderr.write(done.err)
 
 
-def _verdict(status: int, ended: Ended, canary: str) -> int:
+def _verdict(status: int, ended: Ended, found: Found, canary: str) -> int:
     """The exit status, with what the report does not say."""
-    still = [name for name, fails in ended.still_fail.items() if fails]
+    still = [name for name, fails in found.still_fail.items() if fails]
     if still:
-        say(f"Verdict: FAILED. {len(still)} of {len(ended.still_fail)} cases of earlier campaigns "
+        say(f"Verdict: FAILED. {len(still)} of {len(found.still_fail)} cases of earlier campaigns "
             f"still fail: {', '.join(still[:5])}")  # fmt: skip
-    if ended.canary == "missed":
+    if found.canary == "missed":
         say(f"Verdict: FAILED. the canary is not found: all cases with {canary} agree")
     if ended.given_up:
         say(f"Verdict: FAILED. {ended.given_up}")
         return 2
-    return status or int(bool(still) or ended.canary == "missed")
+    return status or int(bool(still) or found.canary == "missed")
+
+
+def _run_list(arguments: argparse.Namespace, words: list[str]) -> int:
+    """audit, conform, mutants: the JSON of one process, and no text."""
+    run_here = functools.partial(run_task, _program())
+    executor = _executor(arguments, run_here)
+    loop = ListRun(executor, words, run_here)
+    stopped: list[int] = []
+    _stop_at_signals(loop, stopped)
+    loop.work()
+    executor.close()
+    if stopped or loop.ended.given_up:
+        raise Refused(loop.ended.given_up or "stopped before all parts ended")
+    if loop.json_path in (None, "-"):
+        sys.stdout.write(loop.report())
+    else:
+        Path(str(loop.json_path)).write_text(loop.report())
+    return loop.status()
 
 
 def run(words: list[str]) -> int:
-    at = words.index("fuzz") if "fuzz" in words else len(words)
+    at = next((i for i, word in enumerate(words) if word in ("fuzz", *COMMANDS)), len(words))
     arguments = _parser().parse_args(words[:at])
+    if words[at:] and words[at] != "fuzz":
+        return _run_list(arguments, words[at:])
     fuzz_run = FuzzRun(words[at + 1 :], arguments.budget, arguments.shard_cases)
     program = _program()
     run_here = functools.partial(run_task, program)
@@ -150,7 +174,7 @@ def run(words: list[str]) -> int:
     executor = _executor(arguments, run_here)
     with tempfile.TemporaryDirectory(prefix="lockstep-campaign-") as folder:
         campaign = Campaign(fuzz_run, executor, Path(folder))
-        ended = campaign.ended
+        ended, found = campaign.ended, campaign.found
         _stop_at_signals(campaign, stopped)
         for case in history.failing(out):
             campaign.replay(case)
@@ -162,25 +186,25 @@ def run(words: list[str]) -> int:
         done = fuzz_run.merge(parts, run_here)
         _write_report(done, out, fuzz_run.json_path)
         report = json.loads(done.files[REPORT])
-        history.take_replays(ended.still_fail, commit)
+        history.take_replays(found.still_fail, commit)
         history.take_report(report, commit)
         if not stopped:
             campaign.shrink(history.unsaved(), out / "found")
         executor.close()
     history.take_saved(out)
     night = Night(began, round(ended.seconds, 1), commit, report["cases"], report["steps"],
-                  classes_reached(report["tally"]), len(report["failures"]), ended.canary)
+                  classes_reached(report["tally"]), len(report["failures"]), found.canary)
     history.nights.append(night)
     history.write(out)
     command = shlex.join(["lockstep", "campaign", *words])
-    figures = figures_of(report, ended, history, night, shlex.join(canary), command)
+    figures = figures_of(report, ended, found, history, night, shlex.join(canary), command)
     (out / "page.html").write_text(page(figures))
     if arguments.metrics:
         partial = arguments.metrics.with_suffix(".partial")
         partial.write_text(prometheus(figures))
         partial.rename(arguments.metrics)
     say(f"Page: {out / 'page.html'}")
-    return 128 + stopped[0] if stopped else _verdict(done.status, ended, shlex.join(canary))
+    return 128 + stopped[0] if stopped else _verdict(done.status, ended, found, shlex.join(canary))
 
 
 def main() -> NoReturn:

@@ -8,15 +8,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from lockstep_campaign.campaign import Ended
+from lockstep_campaign.campaign import Found
 from lockstep_campaign.history import History, Night
+from lockstep_campaign.loop import Ended
 
 Figures = dict[str, Any]
 _PREFIX = "lockstep_campaign_"
 
 
-def figures_of(report: Mapping[str, Any], ended: Ended, history: History, night: Night,
-               canary: str, command: str) -> Figures:  # fmt: skip
+def figures_of(report: Mapping[str, Any], ended: Ended, found: Found, history: History,
+               night: Night, canary: str, command: str) -> Figures:  # fmt: skip
     minutes = max(night.seconds, 0.001) / 60
     cases_now = {one["bucket"]: one["cases"] for one in report["buckets"]}
     decided_by = report.get("decided_by") or f"the model, {report['engine'] or 'all profiles'}"
@@ -40,9 +41,9 @@ def figures_of(report: Mapping[str, Any], ended: Ended, history: History, night:
         "never_reached": [name for name, count in report["tally"].items() if not count],
         "workers": len(ended.workers),
         "lost": ended.lost,
-        "canary": {"words": canary, "result": ended.canary},
+        "canary": {"words": canary, "result": found.canary},
         "known": {name: one["cases"] for name, one in report["known"].items()},
-        "points": [asdict(point) for point in ended.points],
+        "points": [asdict(point) for point in found.points],
         "buckets": [asdict(one) | {"seed": str(one.seed), "cases_now": cases_now.get(one.name, 0)}
                     for one in history.buckets.values()],
         "nights": [asdict(one) for one in history.nights],

@@ -9,11 +9,14 @@ from __future__ import annotations
 import argparse
 import datetime
 import math
+import shlex
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from lockstep_campaign.loop import Refused
 from lockstep_campaign.tasks import FOLDER, Done, Task
 
 REPORT = "report.json"
@@ -23,13 +26,10 @@ _CASES_MAX = 100_000
 _MERGED_AT_ONCE = 500
 _SEEDS_PER_DAY = 10**8
 _REFUSED = ("--shard", "--merge", "--seconds", "--failures", "--jobs", "--save", "--save-findings")
+_PLANT = "preempted-is-lost"  # in vLLM's scheduler; six seconds, the engine's start included
 # What `replay` needs of them to judge a saved case.
 _JUDGES = ("--decisions", "--decisions-timeout", "--backend", "--runner", "--engine-python",
            "--kernels", "--check")  # fmt: skip
-
-
-class Refused(Exception):
-    """The campaign cannot run; the text says why and what to do."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -145,7 +145,11 @@ class FuzzRun:
         if backend.partition(":")[0] == "vllm":
             return ["--plant", "slot-off-by-one"]
         if "--decisions" in value:
-            return []
+            engine, _, folder = value["--decisions"].partition(":")
+            python = value.get("--engine-python", sys.executable)
+            adapter = [python, "-m", "lockstep_engines", engine, folder, "--plant", _PLANT]
+            planted = shlex.join(word for word in adapter if word)
+            return ["--decisions", planted] if engine == "vllm" else []
         return ["--mutant", "hash-stale" if backend == "none" else "drop-slot"]
 
 

@@ -34,6 +34,7 @@ class Task:
     name: str
     words: tuple[str, ...]  # after `lockstep`
     files: Mapping[str, bytes] = field(default_factory=dict)  # in the folder before the start
+    in_folder: bool = False  # relative paths in words start there
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ def run_task(program: Program, task: Task) -> Done:
             (folder / file).write_bytes(content)
         done = subprocess.run(
             [path, *(word.replace(FOLDER, name) for word in task.words)],
-            cwd=program.folder if os.path.isdir(program.folder) else name,
+            cwd=name if task.in_folder or not os.path.isdir(program.folder) else program.folder,
             env=os.environ | program.environ,
             stdin=subprocess.DEVNULL,
             capture_output=True,

@@ -1,6 +1,8 @@
 // `lockstep fuzz` from the outside: one line gives one run again, and shards are the whole.
 #include <gtest/gtest.h>
 
+#include <regex>
+
 #include "tests/cli/command.h"
 
 namespace lockstep::tests {
@@ -98,6 +100,16 @@ TEST(Fuzz, RefusesWhatCannotBe) {
   refused({"--merge", "no-such-file"}, "no-such-file");
   refused({"--no-shrink"}, "--save");
   refused({"--save", "cases", "--shrink-seconds", "-1"}, "--shrink-seconds");
+}
+
+TEST(Fuzz, OnATerminalSaysHowLongTheRestTakes) {
+  const Outcome outcome = run_program(
+      "/usr/bin/script",
+      {"-qec", "timeout -s INT 3 " LOCKSTEP_COMMAND " fuzz --backend none --runs 2000000",
+       "/dev/null"});
+  EXPECT_TRUE(
+      std::regex_search(outcome.out, std::regex(R"(of 2,000,000 .*about \d+ min \d+ s left)")))
+      << outcome.out.substr(0, 2000);
 }
 
 }  // namespace

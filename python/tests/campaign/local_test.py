@@ -24,7 +24,8 @@ SKIPPED = 77
 
 
 def lockstep(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([LOCKSTEP, *map(str, words)], capture_output=True, text=True)
+    command = [LOCKSTEP, *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
 
 
 def without_time(text: str) -> str:
@@ -40,7 +41,8 @@ class Campaign(unittest.TestCase):
 
     def start(self, *words: str) -> "subprocess.Popen[str]":
         command = [LOCKSTEP, "campaign", "--out", str(self.out), *words]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        pipe = subprocess.PIPE
+        return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=ROOT)
 
     def campaign(self, *words: str) -> tuple[int, str, str]:
         process = self.start(*words)
@@ -177,6 +179,24 @@ class Campaign(unittest.TestCase):
         why = "seeds 11 to 15, given up after 2 tries: ended by signal 6: stopped"
         self.assertEqual(spread.ended.given_up, why)
         self.assertNotIn("seeds 16 to 20", executor.started)
+
+    def test_recordings_and_defects_are_judged_in_parts(self) -> None:
+        whole, parts = self.folder / "whole.json", self.folder / "parts.json"
+        for words in (("audit", "traces/samples/recordings"),
+                      ("conform", "traces/samples/recordings"),
+                      ("audit", "tests/regressions", "--policy", "off")):  # fmt: skip
+            one = lockstep(*words, "--json", whole)
+            status, out, err = self.campaign("--workers", "3", *words, "--json", str(parts))
+            self.assertEqual((status, out), (one.returncode, ""), err)
+            self.assertEqual(parts.read_text(), whole.read_text())
+        status, out, err = self.campaign("mutants", "hash-stale", "drop-slot", "--shrink", "1")
+        self.assertEqual(status, 0, err)
+        report = json.loads(out)
+        self.assertEqual([one["id"] for one in report["mutants"]], ["hash-stale", "drop-slot"])
+        self.assertEqual((report["caught"], report["of"]), (2, 2))
+        status, _, err = self.campaign("audit", "/tmp")
+        self.assertEqual(status, 2)
+        self.assertIn("expected a path below this folder", err)
 
     def test_a_budget_ends_a_campaign_of_new_seeds(self) -> None:
         status, out, err = self.campaign("--budget", "1s", "fuzz", "--backend", "none")

@@ -1,0 +1,153 @@
+"""Parts of a list as tasks: recordings for `audit` and `conform`, defects for `mutants`.
+
+A part's files lie in the folder of its task under their own names, so that the merged JSON is that
+of one process. Recordings may be in any store that fsspec reads (s3://..., gs://...).
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lockstep_campaign.executors import Executor
+from lockstep_campaign.fuzz_run import REPORT
+from lockstep_campaign.loop import Loop, Refused, last_line
+from lockstep_campaign.tasks import FOLDER, Done, Task
+
+COMMANDS = ("audit", "conform", "mutants")
+_PARTS_PER_WORKER = 4
+_ITEMS_MAX = 200
+_NO_RECORDING = "no recording there"  # a part of a folder may hold none
+_COUNTED = ("not_checked", "not_looked_at")  # lines with counts, or the same in every part
+
+
+@dataclass(frozen=True)
+class _Item:
+    name: str  # as the command reads it
+    read: Callable[[], bytes] | None = None  # absent: not a file
+
+
+def _files_of(word: str) -> tuple[str, list[_Item]]:
+    """A path as tasks read it, and its files, in the order of the commands."""
+    if "://" in word:
+        try:
+            import fsspec
+        except ImportError:
+            raise Refused(f"{word}: reading it needs fsspec; run `pip install fsspec` and the "
+                          "package of its store") from None  # fmt: skip
+        store, root = fsspec.core.url_to_fs(word)
+        above = len(root.rpartition("/")[0]) + 1
+        return root[above:], [_Item(name[above:], functools.partial(store.cat_file, name))
+                              for name in sorted(store.find(root))]  # fmt: skip
+    path = Path(word)
+    if path.is_absolute() or ".." in path.parts or not path.exists():
+        raise Refused(f"{word}: expected a path below this folder, or a URL")
+    files = [path] if path.is_file() else sorted(one for one in path.rglob("*") if one.is_file())
+    return word, [_Item(str(file), file.read_bytes) for file in files]
+
+
+class ListRun(Loop):
+    def __init__(self, executor: Executor, words: Sequence[str],
+                 run_here: Callable[[Task], Done]) -> None:  # fmt: skip
+        super().__init__(executor)
+        self._command, *rest = words
+        at = next((i for i, word in enumerate(rest) if word.startswith("--")), len(rest))
+        self._paths, self._options = rest[:at], rest[at:]
+        if "--json" in self._options:
+            at = self._options.index("--json")
+            self.json_path: str | None = self._options[at + 1]
+            del self._options[at : at + 2]
+        else:
+            self.json_path = None
+        if self._command == "mutants":
+            listed = ("mutants", *self._paths, "--list", "--json", f"{FOLDER}/{REPORT}")
+            done = run_here(Task("the list", listed))
+            items = [_Item(one["id"]) for one in _report_of(done)["mutants"]]
+        elif not self._paths:
+            raise Refused(f"{self._command}: give paths of recordings first")
+        else:
+            found = [_files_of(word) for word in self._paths]
+            self._paths = [path for path, _ in found]
+            items = list({item.name: item for _, of_path in found for item in of_path}.values())
+        size = math.ceil(len(items) / (_PARTS_PER_WORKER * executor.size()))
+        size = max(1, min(size, _ITEMS_MAX))
+        self._parts = [items[at : at + size] for at in range(0, len(items), size)]
+        self._next = 0
+        self._reports: dict[int, dict[str, Any]] = {}
+        self.statuses = {0}
+
+    def more(self) -> Task | None:
+        if self._next == len(self._parts):
+            return None
+        number, self._next = self._next, self._next + 1
+        part = self._parts[number]
+        files = {item.name: item.read() for item in part if item.read is not None}
+        # A part may hold no file of some paths.
+        named = [path for path in self._paths
+                 if any(name == path or name.startswith(f"{path.rstrip('/')}/") for name in files)
+                 ] if files else [item.name for item in part]  # fmt: skip
+        words = (self._command, *named, *self._options, "--json", f"{FOLDER}/{REPORT}")
+        task = Task(f"{self._command}, part {number + 1} of {len(self._parts)}", words, files,
+                    in_folder=bool(files))  # fmt: skip
+
+        def take(done: Done) -> None:
+            if REPORT not in done.files and _NO_RECORDING in done.err:
+                return
+            self.statuses.add(done.status)
+            self._reports[number] = _report_of(done)
+
+        self.handlers[task.name] = take
+        return task
+
+    def report(self) -> str:
+        if not self._reports:
+            raise Refused(f"{', '.join(self._paths)}: {_NO_RECORDING}")
+        whole = merged([report for _, report in sorted(self._reports.items())])
+        return json.dumps(whole, indent=2, ensure_ascii=False) + "\n"
+
+    def status(self) -> int:
+        return next(status for status in (2, 1, 3, *self.statuses) if status in self.statuses)
+
+
+def _report_of(done: Done) -> dict[str, Any]:
+    if REPORT not in done.files:
+        raise Refused(f"{done.task.name}: {last_line(done.err)}")
+    report: dict[str, Any] = json.loads(done.files[REPORT])
+    return report
+
+
+def merged(parts: list[Any], key: str = "") -> Any:
+    """Adds counts, joins lists in the order of the parts; shares follow from their counts."""
+    parts = [part for part in parts if part is not None]
+    if not parts:
+        return None
+    if isinstance(parts[0], dict):
+        keys = dict.fromkeys(name for part in parts for name in part)
+        whole = {name: merged([part.get(name) for part in parts], name) for name in keys}
+        if "share_percent" in whole:
+            pool = whole["in_pool"]
+            whole["share_percent"] = 100.0 * whole["hit"] / pool if pool else 100.0
+        return whole
+    if isinstance(parts[0], list):
+        joined = [item for part in parts for item in part]
+        return _counted_lines(joined) if key in _COUNTED else joined
+    if isinstance(parts[0], (bool, str)):
+        return max(parts)
+    return sum(parts)
+
+
+def _counted_lines(lines: Iterable[str]) -> list[str]:
+    """Lines without repetitions; "12 files ..." and "1 file ..." become "13 files ..."."""
+    counts: dict[tuple[str, str], int] = {}  # by noun and rest
+    for line in lines:
+        found = re.match(r"(\d+) (\w+?)s?( .*)", line)
+        name = (found[2], found[3]) if found else ("", line)
+        counts[name] = counts.get(name, 0) + (int(found[1]) if found else 0)
+    return [f"{count} {noun}{'s' if count > 1 else ''}{rest}" if noun else rest
+            for (noun, rest), count in counts.items()]  # fmt: skip
