@@ -211,6 +211,7 @@ class Campaign(unittest.TestCase):
             (("--budget", "soon"), "as in 10m"),
             (("fuzz", "--runs", "3", "--shard", "0/2"), "--shard does not suit a campaign"),
             (("fuzz", "--runs", "3", "--backend", "no-such"), "no-such"),
+            (("fuzz", "--runs", "3", "--known", "no-such-file"), "no-such-file"),
         ):
             status, _, err = self.campaign(*words)
             self.assertEqual(status, 2, err)
