@@ -250,15 +250,20 @@ DescribedBlocks EventLedger::describe(const RecordedCacheEvent& event, const Rec
     for (const RecordedExtraKey& key : keys)
       tells_keys_ |= key.place || key.value == event.lora_name;
   bool is_certain = true;
+  std::optional<Candidate> behind;  // has these tokens, and has not computed them
   for (const auto& [name, request] : requests_) {
     // A waiting request has no block; one that this step preempts had some.
     if (!request.keeps_blocks() && request.preempted_in != step_number()) continue;
     for (const std::int32_t first : firsts_of(event, request))
       if (const Candidate of{&request, first};
-          has_tokens_at(event, of) && difference(event, of).what.empty())
-        return blocks_of(event, of, false);
+          has_tokens_at(event, of) && difference(event, of).what.empty()) {
+        if (first + std::ssize(event.token_ids) <= std::max(request.computed, request.scheduled_to))
+          return blocks_of(event, of, false);
+        if (!behind) behind = of;
+      }
     is_certain &= !request.is_unpredictable && !request.is_adrift && request.void_step < 0;
   }
+  if (behind) return blocks_of(event, *behind, false);
   // The index reports a parent that it does not have.
   const auto parent = event.parent ? index_.prefix_of(*event.parent) : std::nullopt;
   if (!is_certain || (event.parent && (!parent || parent->end < 0))) return {};

@@ -149,11 +149,22 @@ def _install(python: Path, requirements: list[str], wanted: str) -> None:
     _pip(python, "install", "--quiet", *chosen, *_BY_OTHERS, wanted=wanted)
 
 
+def _checks(engine: str, sources: Path) -> list[str]:
+    """What an interpreter runs if the engine is set up."""
+    paths = [str(sources), str(Path(__file__).resolve().parents[1])]
+    return [f"import sys; sys.path[:0] = {paths!r}; {check}" for check in _CHECKS[engine]]
+
+
 def _check(python: Path, engine: str, sources: Path) -> None:
-    package = Path(__file__).resolve().parents[1]
-    for check in _CHECKS[engine]:
-        code = f"import sys; sys.path[:0] = [{str(sources)!r}, {str(package)!r}]; {check}"
+    for code in _checks(engine, sources):
         _run(python, "-c", code)
+
+
+def _is_set_up(python: Path, engine: str, sources: Path) -> bool:
+    return sources.exists() and all(
+        subprocess.run([python, "-c", code], capture_output=True).returncode == 0
+        for code in _checks(engine, sources)
+    )
 
 
 def _add_release(python: Path, engine: str, release: str, sources: Path) -> None:
@@ -177,7 +188,9 @@ def set_up(engine: str, release: str, folder: Path) -> None:
     if sources.exists() and not _requirements_of(sources, engine):
         _fail(f"found {sources}, which this script did not make; name another folder")
     python = _make_environment(folder.absolute() / "venv")
-    if sources.exists():
+    if _is_set_up(python, engine, sources):
+        pass  # nothing to download: no package index is needed
+    elif sources.exists():
         _install(python, _requirements_of(sources, engine), f"{engine} {release}")
         _check(python, engine, sources)
     else:

@@ -135,7 +135,8 @@ class WheelTest(unittest.TestCase):
         self.assertIn("invalid choice: 'other'", refused)
 
     def test_an_engine_is_set_up_once_and_completed_later(self) -> None:
-        """With a pip that has one release of vLLM and notes what it is asked for."""
+        """With a pip that has one release of vLLM and notes what it is asked for: a release that
+        imports is left alone, so no package index is needed."""
         folder = self.folder / "engines with a space"
         python = folder / "venv" / "bin" / "python"
         python.parent.mkdir(parents=True)
@@ -148,22 +149,26 @@ class WheelTest(unittest.TestCase):
                 "Name: vllm\nRequires-Dist: torch==9.9\nRequires-Dist: numpy\n"
                 "Requires-Dist: ray; extra == 'ray'\nRequires-Dist: cupy\n",
             )
-        log = self.folder / "pip.log"
+        log, lacks = self.folder / "pip.log", self.folder / "lacks a package"
         python.write_text(
             "#!/bin/sh\n"
             f'echo "$@" >> "{log}"\n'
             f'case "$*" in *"pip download"*) cp "{release}" "$8" ;; *"import torch"*) exit 1 ;; '
-            "esac\n"
+            f'*"pip install"*) rm -f "{lacks}" ;; '
+            f'*"import lockstep_engines"*) [ ! -e "{lacks}" ] || exit 1 ;; esac\n'
         )
         python.chmod(0o755)
-        for downloads in (1, 0):
+        for downloads, is_complete in ((1, False), (0, True), (0, False)):
             log.write_text("")
+            if not is_complete:
+                lacks.touch()
             said = self.in_environment("lockstep-set-up-engine", "vllm", "0.33.0", folder)
             ready = f"ready: lockstep fuzz --decisions 'vllm:{folder}/vllm-0.33.0' "
             self.assertIn(f"{ready}--engine-python '{python}'", said)
             asked = log.read_text()
             self.assertEqual(asked.count("pip download"), downloads, asked)
-            self.assertRegex(asked, r"pip install --quiet torch==9\.9 numpy uvloop triton")
+            install = r"pip install --quiet torch==9\.9 numpy uvloop triton"
+            self.assertEqual(len(re.findall(install, asked)), 0 if is_complete else 1, asked)
             self.assertIn("import lockstep_engines.vllm.adapter", asked)
         self.assertTrue((folder / "vllm-0.33.0/vllm/__init__.py").is_file())
         self.assertFalse((folder / "vllm-0.33.0/vllm/_C.so").exists())
