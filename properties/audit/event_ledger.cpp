@@ -387,7 +387,8 @@ EventLedger::Difference EventLedger::difference_in_block(const RecordedCacheEven
     return {fmt::format("the event says that group {} has tokens [{}, {}), {} has no block there",
                         g, token, token + event.block_size, request.name),
             "group", token};
-  if (!setup_.has_connector && index_.is_stored(g, block))
+  // Where hashes look ahead, an event does not tell blocks of equal tokens apart.
+  if (!setup_.has_connector && setup_.hash_lookahead == 0 && index_.is_stored(g, block))
     return {fmt::format("the event says that {} of group {} is stored, and it was stored before",
                         block_text(request, g, token), g),
             "group", token};

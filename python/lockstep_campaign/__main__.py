@@ -34,7 +34,7 @@ from lockstep_campaign.fuzz_run import REPORT, FuzzRun, classes_reached
 from lockstep_campaign.history import History, Night
 from lockstep_campaign.list_run import COMMANDS, ListRun
 from lockstep_campaign.loop import Ended, Loop, Refused, say
-from lockstep_campaign.tasks import Done, Program, digest_of, run_task
+from lockstep_campaign.tasks import CannotRun, Done, Program, digest_of, run_task
 
 
 def _duration(text: str) -> float:
@@ -210,7 +210,7 @@ def run(words: list[str]) -> int:
 def main() -> NoReturn:
     try:
         sys.exit(run(sys.argv[1:]))
-    except Refused as refused:
+    except (Refused, CannotRun, OSError) as refused:
         say(f"lockstep: campaign: {refused}")
         sys.exit(2)
 

@@ -98,8 +98,8 @@ class Campaign(Loop):
         if now - self._said >= _PROGRESS_SECONDS:
             self._said = now
             rate = cases / (now - self.started)
-            say(f"{cases:,} cases, {rate:,.0f} per second, {failures:,} failures in "
-                f"{len(self._buckets)} buckets, {self.executor.size()} workers")  # fmt: skip
+            say(f"{cases:,} cases, {rate:,.0f} per second, workers: {self.executor.size()}, "
+                f"failures: {failures:,}, buckets: {len(self._buckets)}")  # fmt: skip
 
     def _say_buckets(self, report: dict[str, Any]) -> None:
         by_seed = {one["seed"]: one for one in report["failures"]}

@@ -66,6 +66,7 @@ class FuzzRun:
         parser.add_argument("--runs", type=int)
         parser.add_argument("--json")
         parser.add_argument("--known", type=Path)
+        parser.add_argument("--corpus", type=Path)
         for output in ("--junit", "--annotations", "--summary"):
             parser.add_argument(output)
         parser.add_argument("--coverage", action="store_true")
@@ -84,10 +85,15 @@ class FuzzRun:
         for output in ("junit", "annotations", "summary"):
             if getattr(own, output):
                 self.of_report += [f"--{output}", getattr(own, output)]
-        self.files: Mapping[str, bytes] = {}
-        if own.known:
-            self.files = {own.known.name: own.known.read_bytes()}
-            self.words += ["--known", f"{FOLDER}/{own.known.name}"]
+        self.files: dict[str, bytes] = {}
+        for option, path in (("--known", own.known), ("--corpus", own.corpus)):
+            if path is None:
+                continue
+            self.words += [option, f"{FOLDER}/{path.name}"]
+            if option == "--known" or path.exists():
+                self.files[path.name] = path.read_bytes()
+        # Shards begin with the corpus of earlier campaigns; the report holds what they add.
+        self.of_report += ["--corpus", str(own.corpus.absolute())] if own.corpus else []
         default = 1 if budget is None else seed_of_today()
         self.first_seed = self.next_seed = default if own.seed is None else own.seed
         self._end_seed = math.inf if own.runs is None else self.first_seed + own.runs

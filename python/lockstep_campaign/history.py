@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lockstep_campaign.loop import Refused
+
 _VERSION = 1
 _CAMPAIGNS_KEPT = 60
 
@@ -59,7 +61,7 @@ class History:
             return History()
         stored = json.loads(path.read_text())
         if stored.get("lockstep_campaign") != _VERSION:
-            raise ValueError(f"{path}: not of this release; move it away")
+            raise Refused(f"{path}: not of this release; move it away")
         buckets = [Bucket(**one) for one in stored["buckets"]]
         return History({one.name: one for one in buckets}, [Night(**n) for n in stored["nights"]])
 

@@ -111,6 +111,14 @@ class WheelTest(unittest.TestCase):
         self.assertRegex(said, r"0\.1\.0 .*lockstep_pytest\.plugin")
         self.assertIn("lockstep_live.plugin:register", said)
 
+    def test_a_campaign_runs_and_draws_its_page(self) -> None:
+        out = self.folder / "campaign"
+        words = ("lockstep", "campaign", "--out", out, "fuzz", "--backend", "none", "--runs", "9")
+        self.assertIn("Verdict: agreed.", self.in_environment(*words))
+        self.assertIn("</html>", (out / "page.html").read_text())
+        said = self.in_environment("lockstep", "campaign", "--ray", "fuzz", "--runs", "9", expect=2)
+        self.assertIn("has no Ray; run `", said)
+
     def test_engines_are_driven_by_the_interpreter_of_the_environment(self) -> None:
         words = ("lockstep", "fuzz", "--runs", "1", "--decisions", "vllm")
         said = self.in_environment(*words, expect=2)

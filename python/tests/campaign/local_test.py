@@ -198,6 +198,18 @@ class Campaign(unittest.TestCase):
         self.assertEqual(status, 2)
         self.assertIn("expected a path below this folder", err)
 
+    def test_shards_get_the_corpus_and_the_report_writes_it(self) -> None:
+        corpus = self.folder / "corpus.jsonl"
+        for content in (None, b"a case"):
+            if content:
+                corpus.write_bytes(content)
+            run = fuzz_run.FuzzRun(["--corpus", str(corpus), "--runs", "3"], None, None)
+            shard = run.next_shard()
+            assert shard is not None
+            self.assertEqual(shard.words[1:3], ("--corpus", f"{tasks.FOLDER}/corpus.jsonl"))
+            self.assertEqual(shard.files, {"corpus.jsonl": content} if content else {})
+            self.assertEqual(run.of_report, ["--corpus", str(corpus)])
+
     def test_a_budget_ends_a_campaign_of_new_seeds(self) -> None:
         status, out, err = self.campaign("--budget", "1s", "fuzz", "--backend", "none")
         self.assertEqual(status, 0, err)
@@ -211,6 +223,7 @@ class Campaign(unittest.TestCase):
             (("--budget", "soon"), "as in 10m"),
             (("fuzz", "--runs", "3", "--shard", "0/2"), "--shard does not suit a campaign"),
             (("fuzz", "--runs", "3", "--backend", "no-such"), "no-such"),
+            (("fuzz", "--runs", "3", "--known", "no-such-file"), "no-such-file"),
         ):
             status, _, err = self.campaign(*words)
             self.assertEqual(status, 2, err)
