@@ -162,6 +162,8 @@ class Worker:
             self._hidden_states.close()
         self._hidden_states = None
         self._worker = self._runner = self._model = self._facts = None
+        if self._accepted:
+            self._accepted.stop()
         self._batch = self._metadata = self._accepted = None
 
     def _replace_speculator(self, config: dict[str, Any]) -> None:

@@ -224,24 +224,25 @@ class AcceptedCounts:
     moved already (finding 52)."""
 
     def __init__(self, runner: Any) -> None:
-        self._batch: Callable[[], Any] = lambda: runner.input_batch
+        self._runner = runner
         self._sampled: dict[str, int] = {}
         self.faults: list[str] = []
-        preprocess = mamba_utils.preprocess_mamba
-        preprocess = getattr(preprocess, "of_vllm", preprocess)
+        self._preprocess = preprocess = mamba_utils.preprocess_mamba
 
         def watched(*args: Any, **options: Any) -> Any:
             self._look_up()
             return preprocess(*args, **options)
 
-        watched.of_vllm = preprocess  # type: ignore[attr-defined]
         mamba_utils.preprocess_mamba = watched
+
+    def stop(self) -> None:
+        mamba_utils.preprocess_mamba = self._preprocess
 
     def after_sampling(self) -> None:
         self._sampled = self._counts()
 
     def _counts(self) -> dict[str, int]:
-        batch = self._batch()
+        batch = self._runner.input_batch
         return {name: int(batch.num_accepted_tokens_cpu[i]) for i, name in enumerate(batch.req_ids)}
 
     def _look_up(self) -> None:
