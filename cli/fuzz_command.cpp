@@ -10,6 +10,7 @@
 #include <csignal>
 #include <cstring>
 #include <ctime>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
@@ -25,6 +26,7 @@
 #include "cli/output/terminal.h"
 #include "cuda_backend/gpu_backend.h"
 #include "cuda_backend/simt_backend.h"
+#include "properties/fuzz/corpus.h"
 #include "properties/fuzz/fuzz.h"
 #include "sim/step/backend_config.h"
 #include "traces/formats/engine_options.h"
@@ -51,6 +53,8 @@ struct FuzzCommandOptions {
   bool saves_findings = false;
   bool shrinks = true;
   bool shows_coverage = false;
+  bool guided = false;
+  std::string corpus_path;
   double shrink_seconds = 60;
   std::string shard;  // "i/n"
   ReportOptions reports;
@@ -123,6 +127,8 @@ std::string fuzz_summary_text(const FuzzReport& report, double seconds, bool sho
                    fmt::format("{} agreed, {} refused, {} of known findings, {} failed",
                                with_commas(report.agreed), report.refused, num_known(report),
                                report.failures.size()));
+  if (report.guided)
+    text += row_text("corpus", counted(std::ssize(report.corpus), "case"), "reach all of it");
   text += row_text("steps", with_commas(report.steps));
   text += row_text("checked", size_text(report.bytes_checked), "of pages");
   if (seconds > 0) text += row_text("time", duration_text(seconds), rate_text(report, seconds));
@@ -226,6 +232,21 @@ Result<void> put_on_worker(FailingCaseOptions& judging, FuzzOptions& fuzzing) {
   return {};
 }
 
+// A guided run may have a corpus to make.
+Result<void> begin_with_corpus(const FuzzCommandOptions& options, FuzzOptions& fuzzing) {
+  const std::string& path = options.corpus_path;
+  if (options.guided) LS_RETURN_IF_ERROR(check_output(path));
+  if (!options.guided || std::filesystem::exists(path)) {
+    LS_ASSIGN_OR_RETURN(fuzzing.corpus, read_corpus(path));
+  }
+  if (options.guided) return {};
+  if (options.runs || options.seconds || options.seed)
+    return fail("--corpus runs its own cases; add --guided for --runs, --seconds or --seed");
+  if (fuzzing.corpus.empty()) return fail(fmt::format("--corpus {}: it holds no case", path));
+  fuzzing.runs = std::ssize(fuzzing.corpus);
+  return {};
+}
+
 Result<FuzzOptions> options_of(const FuzzCommandOptions& options, FailingCaseOptions& judging) {
   const std::shared_ptr<ForeignEngines>& engines = judging.engines;
   std::string engine;
@@ -238,6 +259,8 @@ Result<FuzzOptions> options_of(const FuzzCommandOptions& options, FailingCaseOpt
   if (options.runs) fuzzing.runs = *options.runs;
   fuzzing.jobs = options.jobs;
   fuzzing.mutant = options.mutant;
+  fuzzing.guided = options.guided;
+  if (!options.corpus_path.empty()) LS_RETURN_IF_ERROR(begin_with_corpus(options, fuzzing));
   const std::string backend = options.backend.value_or(engines == nullptr ? "simt" : "none");
   if (engines != nullptr) {
     if (!options.mutant.empty())
@@ -347,6 +370,8 @@ Result<FuzzReport> merge(const std::vector<std::string>& paths) {
 Result<FuzzPart> run_or_merge(const FuzzCommandOptions& options, const std::string& again) {
   if (!options.merge.empty()) {
     LS_ASSIGN_OR_RETURN(auto merged, merge(options.merge));
+    if (!options.corpus_path.empty() && !merged.guided)
+      return fail("--corpus with --merge: the reports are of runs without a corpus");
     return FuzzPart{.report = std::move(merged), .saved = {}};
   }
   FailingCaseOptions judging;
@@ -355,6 +380,7 @@ Result<FuzzPart> run_or_merge(const FuzzCommandOptions& options, const std::stri
   LS_RETURN_IF_ERROR(start_engines(judging));
   LS_ASSIGN_OR_RETURN(auto fuzzing, options_of(options, judging));
   fuzzing.again = again;
+  fuzzing.again_repeats = !options.corpus_path.empty();
   return run(options, fuzzing, judging);
 }
 
@@ -386,9 +412,13 @@ void add_items(const FuzzReport& report, CommandReport& out) {
 Result<int> fuzz_main(const FuzzCommandOptions& options, CommandReport& out) {
   Stopwatch clock;
   watch_stop_signals();
-  const std::string again = out.again(
-      {.without = {"--seed", "--runs", "--seconds", "--failures", "--jobs", "--shard", "--merge",
-                   "--known", "--save-findings", "--no-shrink", "--shrink-seconds"}});
+  std::vector<std::string> without = {
+      "--seed",  "--runs",  "--seconds",       "--failures",  "--jobs",
+      "--merge", "--known", "--save-findings", "--no-shrink", "--shrink-seconds"};
+  // A shard of a guided run is a run of its own. The cases of its failures are in its corpus.
+  if (!options.guided) without.emplace_back("--shard");
+  if (!options.corpus_path.empty()) without.insert(without.end(), {"--guided", "--shard"});
+  const std::string again = out.again({.without = without});
   LS_ASSIGN_OR_RETURN(const FuzzPart part, run_or_merge(options, again));
   const FuzzReport& report = part.report;
   if (out.wants_json()) out.set_json(fuzz_report_to_json(report));
@@ -396,6 +426,8 @@ Result<int> fuzz_main(const FuzzCommandOptions& options, CommandReport& out) {
     return fail(fmt::format("every case is refused: {}", report.first_refusal));
   fmt::print("{}", fuzz_summary_text(report, options.merge.empty() ? clock.lap() : 0,
                                      options.shows_coverage));
+  if ((options.guided || !options.merge.empty()) && !options.corpus_path.empty())
+    LS_RETURN_IF_ERROR(write_output(options.corpus_path, corpus_to_text(report.corpus)));
   if (!part.saved.empty()) fmt::print("\nSaved:\n{}", part.saved);
   add_items(report, out);
   return fuzz_exit_code(report);
@@ -444,6 +476,12 @@ void add_options(CLI::App& command, FuzzCommandOptions& options) {
       ->check(CLI::PositiveNumber)
       ->needs(save)
       ->capture_default_str();
+  command.add_flag("--guided", options.guided,
+                   "change cases that reached something first, in longer traffic");
+  command
+      .add_option("--corpus", options.corpus_path,
+                  "FILE of cases to judge first; with --guided or --merge, the new corpus")
+      ->type_name("FILE");
   command.add_flag("--coverage", options.shows_coverage,
                    "print how often each class was generated and reached");
   command.add_option("--shard", options.shard, "I/N: only every N-th case, from the I-th on");

@@ -11,6 +11,7 @@
 #include "base/json_writer.h"
 #include "base/line_reader.h"
 #include "base/parallel.h"
+#include "properties/fuzz/corpus.h"
 #include "properties/judge/failure.h"
 #include "properties/judge/known_findings.h"
 #include "reference/memory/content.h"
@@ -22,21 +23,39 @@ namespace {
 // backend and about 13 times with one.
 constexpr std::int64_t kCasesToSeeAll = 10'000;
 
+// Cases of a guided run that see one state of the corpus.
+constexpr std::int64_t kBatch = 32;
+
 // What remains of a judged case.
 struct Judged {
   Outcome outcome;
   std::string known;  // the id of the known failure; empty: a new failure
   std::uint64_t seed = 0;
+  SavedCase saved{};      // of a failure
+  JudgedGenes reached{};  // of a guided run
 };
 
-Judged judge_seed(const FuzzOptions& options, std::uint64_t seed) {
-  SavedCase saved = generate_case(seed, options.generator);
+// `genes`: null where the seed alone gives the case.
+Judged judge_case(const FuzzOptions& options, std::uint64_t seed, const CaseGenes* genes) {
+  std::vector<DrawnChoice> drawn;
+  SavedCase saved;
+  if (genes == nullptr) {
+    saved = generate_case(seed, options.generator);
+  } else {
+    GeneratorOptions longer = options.generator;
+    longer.requests_max = kRequestsOfCorpus;
+    saved = generate_case(*genes, longer, &drawn);
+  }
+  saved.name = fmt::format("seed-{}", seed);
   if (!options.mutant.empty()) saved.mutants = {options.mutant};
   JudgeOptions judging;
   judging.backend = options.backend;
   judging.decisions = options.decisions;
   judging.conforms = options.conforms;
+  MarkCollector marks(saved);
+  if (genes != nullptr) judging.marks = &marks;
   Judged judged{.outcome = judge(saved, judging), .known = {}, .seed = seed};
+  judging.marks = nullptr;
   const KnownFinding* const finding = known_finding(saved, judged.outcome, judging);
   const auto of_user = std::ranges::find_if(options.known, [&](const KnownFailure& known) {
     return judged.outcome.failed() && known.check == judged.outcome.check &&
@@ -48,6 +67,18 @@ Judged judge_seed(const FuzzOptions& options, std::uint64_t seed) {
   } else if (of_user != options.known.end()) {
     judged.known = of_user->id;
   }
+  const Outcome& outcome = judged.outcome;
+  if (genes != nullptr) {
+    const std::string failure = !outcome.failed() ? std::string()
+                                : judged.known.empty()
+                                    ? bucket_of(outcome.check, outcome.request, outcome.what)
+                                    : judged.known;
+    judged.reached = {.genes = *genes,
+                      .drawn = std::move(drawn),
+                      .marks = marks.finish(outcome.tally, failure),
+                      .failed = outcome.kind != OutcomeKind::agreed};
+  }
+  if (outcome.failed()) judged.saved = std::move(saved);
   return judged;
 }
 
@@ -100,38 +131,79 @@ class FuzzSession {
     report_.backend = options_.generator.backend;
     report_.mutant = options_.mutant;
     report_.again = options_.again;
+    report_.guided = options_.has_corpus();
+    report_.repeats = options_.again_repeats;
     report_.first_seed = options_.first_seed;
     report_.runs = options_.runs;
     report_.shard = options_.shard;
     report_.shards = options_.shards;
     const std::int64_t others = options_.shards - 1 - options_.shard;
     const std::int64_t cases = (options_.runs + others) / options_.shards;
-    for_each_in_parallel(
-        cases, options_.jobs, [this](std::int64_t index) { judge_case(index); }, callbacks_.go_on);
+    if (options_.guided)
+      run_guided(cases);
+    else
+      run_cases(0, cases);
     LS_CHECK(waiting_.empty(), "{} cases are judged and not counted", waiting_.size());
+    if (options_.has_corpus()) report_.corpus = corpus_.minimal();
     if (report_.shards == 1) report_.runs = report_.cases;
     return std::move(report_);
   }
 
  private:
-  void judge_case(std::int64_t index) {
+  // Cases `first` to `end` - 1 of this shard.
+  void run_cases(std::int64_t first, std::int64_t end) {
+    for_each_in_parallel(
+        end - first, options_.jobs, [&](std::int64_t index) { run_case(first + index); },
+        callbacks_.go_on);
+  }
+
+  // A shard reads the cases of the others too, and counts its own.
+  void read_others() {
+    const auto size = std::min(std::ssize(options_.corpus), options_.runs);
+    for (std::int64_t place = 0; place < size; ++place) {
+      if (place % options_.shards == options_.shard) continue;
+      const auto seed = options_.first_seed + static_cast<std::uint64_t>(place);
+      const CaseGenes& genes = options_.corpus[static_cast<std::size_t>(place)];
+      corpus_.add(std::move(judge_case(options_, seed, &genes).reached));
+    }
+  }
+
+  // In batches, each of which changes cases of those before it: no number of jobs shows.
+  void run_guided(std::int64_t cases) {
+    read_others();
+    while (taken_ < cases) {
+      const std::int64_t first = taken_;
+      const std::int64_t end = std::min(cases, first + kBatch);
+      corpus_.settle();
+      run_cases(first, end);
+      if (taken_ < end) break;
+    }
+  }
+
+  void run_case(std::int64_t index) {
     const auto place = static_cast<std::uint64_t>(options_.shard + index * options_.shards);
     const std::uint64_t seed = options_.first_seed + place;
     if (callbacks_.starting) callbacks_.starting(seed);
-    take(index, judge_seed(options_, seed));
+    std::optional<CaseGenes> genes;
+    if (place < options_.corpus.size())
+      genes = options_.corpus[place];
+    else if (options_.guided)
+      genes = corpus_.next(seed);
+    take(index, judge_case(options_, seed, genes ? &*genes : nullptr));
   }
 
   void take(std::int64_t index, Judged judged) {
     const std::lock_guard lock(mutex_);
     waiting_.emplace(index, std::move(judged));
     while (!waiting_.empty() && waiting_.begin()->first == taken_) {
-      const Judged& first = waiting_.begin()->second;
+      Judged& first = waiting_.begin()->second;
       const auto failures = report_.failures.size();
       add_case(first, report_);
       if (report_.failures.size() > failures)
         hand_out(first, callbacks_.failed);
       else if (first.outcome.finding > 0 && report_.known[first.known].cases == 1)
         hand_out(first, callbacks_.found);
+      if (options_.has_corpus()) corpus_.add(std::move(first.reached));
       waiting_.erase(waiting_.begin());
       ++taken_;
     }
@@ -140,16 +212,14 @@ class FuzzSession {
 
   void hand_out(const Judged& judged,
                 const std::function<void(const SavedCase&, const Outcome&)>& take) const {
-    if (!take) return;
-    SavedCase saved = generate_case(judged.seed, options_.generator);
-    if (!options_.mutant.empty()) saved.mutants = {options_.mutant};
-    take(saved, judged.outcome);
+    if (take) take(judged.saved, judged.outcome);
   }
 
   const FuzzOptions& options_;
   const FuzzCallbacks& callbacks_;
   std::mutex mutex_;
   FuzzReport report_;
+  Corpus corpus_;
   std::int64_t taken_ = 0;
   std::map<std::int64_t, Judged> waiting_;  // judged before one with a smaller seed
 };
@@ -170,7 +240,10 @@ std::vector<std::string> FuzzReport::not_checked() const {
 }
 
 std::string FuzzReport::again_with(std::uint64_t seed) const {
-  return again.empty() ? "" : fmt::format("{} --seed {}", again, seed);
+  if (again.empty() || repeats) return again;
+  if (guided)  // the run up to the case
+    return fmt::format("{} --seed {} --runs {}", again, first_seed, seed - first_seed + 1);
+  return fmt::format("{} --seed {}", again, seed);
 }
 
 std::vector<FuzzBucket> FuzzReport::buckets() const {
@@ -236,11 +309,14 @@ Result<FuzzReport> merge_fuzz_reports(std::span<const FuzzReport> parts) {
   whole.backend = first.backend;
   whole.mutant = first.mutant;
   whole.again = first.again;
+  whole.guided = first.guided;
+  whole.repeats = first.repeats;
   whole.first_seed = first.first_seed;
   for (const FuzzReport& part : sorted) {
     if (part.engine != whole.engine || part.worked_by != whole.worked_by ||
-        part.backend != whole.backend || part.mutant != whole.mutant)
+        part.backend != whole.backend || part.mutant != whole.mutant || part.guided != whole.guided)
       return fail("the reports are of different runs: engine, backend and mutant must be equal");
+    whole.corpus = merged_corpora(whole.corpus, part.corpus);
     if (part.interrupted)
       return fail(fmt::format("shard {}/{} was interrupted after {} cases; run it again",
                               part.shard, part.shards, part.cases));
@@ -368,6 +444,16 @@ FuzzReport read_report(JsonValue value) {
   if (auto refusals = object.optional("refusals")) read_known(refusals, report.refusals);
   for (JsonValue failure : object.required("failures").array())
     report.failures.push_back(read_failure(failure));
+  if (auto guided = object.optional("guided")) report.guided = guided.boolean();
+  if (auto repeats = object.optional("repeats")) report.repeats = repeats.boolean();
+  if (auto corpus = object.optional("corpus"))
+    for (JsonValue text : corpus.array()) {
+      auto genes = genes_from_text("corpus", text.string(), 1);
+      if (!genes)
+        text.refuse_because(genes.error().message);
+      else
+        report.corpus.push_back(std::move(*genes));
+    }
   for (const char* follows : {"buckets", "not_checked"}) object.optional(follows);
   object.finish();
   return report;
@@ -384,6 +470,7 @@ std::string fuzz_report_to_json(const FuzzReport& report) {
   out.string("backend", report.backend);
   out.string("mutant", report.mutant).key("first_seed").uint64(report.first_seed);
   if (!report.again.empty()) out.string("again", report.again);
+  if (report.guided) out.boolean("guided", true).boolean("repeats", report.repeats);
   out.integer("runs", report.runs).integer("shards", report.shards);
   out.integer("shard", report.shard);
   write_counts(out, report);
@@ -397,7 +484,13 @@ std::string fuzz_report_to_json(const FuzzReport& report) {
     out.key("first_seed").uint64(bucket.first->seed);
     out.key("smallest_seed").uint64(bucket.smallest->seed).end_object();
   }
-  out.end_array().key("not_checked").strings(report.not_checked()).end_object();
+  out.end_array();
+  if (report.guided) {
+    out.key("corpus").begin_array();
+    for (const CaseGenes& genes : report.corpus) out.string(genes_to_text(genes));
+    out.end_array();
+  }
+  out.key("not_checked").strings(report.not_checked()).end_object();
   return out.take_line();
 }
 

@@ -19,6 +19,7 @@
 
 #include "base/result.h"
 #include "properties/generate/generator.h"
+#include "properties/generate/genes.h"
 #include "properties/judge/judge.h"
 #include "properties/judge/tally.h"
 #include "traces/formats/saved_case.h"
@@ -34,6 +35,7 @@ struct FuzzOptions {
   std::string decided_by = {};      // its name; empty: the model
   std::string worked_by = {};       // whose worker `backend` is; empty: no engine's
   std::string again = {};           // the command that repeats a case, less its --seed
+  bool again_repeats = false;       // with a corpus: it repeats all failures as it is
   bool conforms = false;            // JudgeOptions::conforms
   std::vector<KnownFailure> known;  // to the user, besides the findings
   std::uint64_t first_seed = 1;
@@ -41,7 +43,18 @@ struct FuzzOptions {
   std::int64_t shard = 0;  // of `shards`: the seeds at places shard, shard + shards, ...
   std::int64_t shards = 1;
   int jobs = 1;
+  // The first cases of the run; of a shard every N-th, but the shard is guided by all of them.
+  std::vector<CaseGenes> corpus{};
+  // The cases after them: most are new, the others change cases that reached something
+  // first (properties/fuzz/corpus.h). False: seeds.
+  bool guided = false;
+
+  bool has_corpus() const { return guided || !corpus.empty(); }
 };
+
+// Most requests of a case with genes, in place of GeneratorOptions::requests_max: longer traffic
+// reaches more, and costs more per case.
+inline constexpr std::int64_t kRequestsOfCorpus = 40;
 
 struct FuzzFailure {
   std::uint64_t seed = 0;
@@ -80,6 +93,8 @@ struct FuzzReport {
   std::string backend;
   std::string mutant;
   std::string again;         // as in FuzzOptions; empty in reports of older releases
+  bool guided = false;       // the cases of a corpus, or a guided run: no seed alone gives a case
+  bool repeats = false;      // ... `again` repeats all failures
   bool interrupted = false;  // by a signal: read from a file, and not written
   std::uint64_t first_seed = 1;
   std::int64_t runs = 0;  // of the whole run, all shards together
@@ -97,6 +112,7 @@ struct FuzzReport {
   std::map<std::string, KnownCases> refusals;  // by reason, without its numbers
   std::vector<FuzzFailure> failures;           // by seed
   StateHash state_hash;                        // of all cases, whatever their order
+  std::vector<CaseGenes> corpus{};             // the minimal one of a guided run
   bool operator==(const FuzzReport&) const = default;
 
   // Classes that this number of cases should have reached; empty for shards and narrowed runs.

@@ -433,6 +433,8 @@ void map_tables(SavedCase& saved) {
     KVCacheSpec& spec = group.spec;
     if (is_ring(spec)) continue;
     spec.block_size *= longer;
+    // Chunks stay whole blocks: vLLM plans no block more for one that begins inside a block.
+    spec.attention_chunk_size = cdiv(spec.attention_chunk_size, spec.block_size) * spec.block_size;
     if (shares_rows(spec.tokens_per_state) && spec.block_size < kKernelBlock)
       return;  // shorter than the first
     if (shares_rows(spec.tokens_per_state))

@@ -4,6 +4,8 @@
 // Invariants
 // (1) An exhausted source answers 0 forever: every generator makes 0 the plainest choice, so that a
 //     short input is a small case.
+// (2) A generator enters a part of the case before it draws for it. Sources with one stream ignore
+//     that; a source with a stream per part changes one part and keeps the others (genes.h).
 #pragma once
 
 #include <cstddef>
@@ -16,9 +18,28 @@
 
 namespace lockstep {
 
+enum class CasePart : std::uint8_t {
+  head,
+  features,  // position: the feature
+  engine,    // index: the attempt, here and in the next two
+  groups,
+  pool,
+  traffic,
+  request,  // index: of the trace
+  faults,
+  fault,  // index: of the plan
+  ranks,
+  connector,
+  caches,
+};
+inline constexpr std::int64_t kNumCaseParts = static_cast<std::int64_t>(CasePart::caches) + 1;
+
 class ChoiceSource {
  public:
   virtual ~ChoiceSource() = default;
+
+  // The choices that follow are of this part, after the earlier ones of that part.
+  virtual void enter(CasePart, std::int64_t /*index*/ = 0) {}
 
   // A number of [0, n). REQUIRES: n >= 1.
   std::int64_t below(std::int64_t n) {

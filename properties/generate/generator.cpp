@@ -23,6 +23,7 @@ constexpr int kAttempts = 8;
 // Those of `first` up to `end`, added to `features`.
 void draw_features(ChoiceSource& choices, const GeneratorOptions& options, Feature first,
                    std::size_t end, FeatureSet& features) {
+  choices.enter(CasePart::features);
   for (auto i = static_cast<std::size_t>(first); i < end; ++i) {
     const auto feature = static_cast<Feature>(i);
     const bool drawn = choices.chance(kFeatures[i].percent);
@@ -102,12 +103,16 @@ namespace {
 
 // A cache, an engine and a pool; false: the engine or the layout refuses them.
 bool draw_configuration(ChoiceSource& choices, const GeneratorOptions& options,
-                        const FeatureSet& features, SavedCase& saved) {
+                        const FeatureSet& features, int attempt, SavedCase& saved) {
   Draw draw{choices, options, features};
   saved.engine = {};
+  choices.enter(CasePart::engine, attempt);
   draw_engine(draw, saved.engine);
+  choices.enter(CasePart::groups, attempt);
   std::vector<KVCacheGroupSpec> groups = draw_groups(draw, saved.engine);
+  choices.enter(CasePart::engine, attempt);
   fit_engine(draw, groups, saved.engine);
+  choices.enter(CasePart::pool, attempt);
   draw_pool(draw, std::move(groups), saved);
   return is_accepted(saved);
 }
@@ -176,9 +181,10 @@ constexpr FeatureSet kRare[] = {
 
 namespace {
 
-// The features from `first` up to `end`.
-void draw_features(Draw& draw, Feature first, Feature end) {
+// The features from `first` up to `end`; the choices that follow are of `part`.
+void draw_features(Draw& draw, Feature first, Feature end, CasePart part) {
   draw_features(draw.choices, draw.options, first, static_cast<std::size_t>(end), draw.features);
+  draw.choices.enter(part);
 }
 
 // Changes the case, unless nothing accepts it then.
@@ -191,40 +197,42 @@ void try_change(Draw& draw, void (*change)(Draw& draw, SavedCase& saved), SavedC
 // Ranks, modes of the backend and connectors come last: a case that has none of them is the same
 // with and without these lines.
 void draw_ranks_and_modes(Draw& draw, SavedCase& saved) {
-  draw_features(draw, Feature::tensor_parallel, Feature::captured_graphs);
+  draw_features(draw, Feature::tensor_parallel, Feature::captured_graphs, CasePart::ranks);
   try_change(draw, draw_ranks, saved);
   if (!draw.options.device_modes || !draw.runs_kernels()) return;
-  draw_features(draw, Feature::captured_graphs, Feature::connector_peers);
+  draw_features(draw, Feature::captured_graphs, Feature::connector_peers, CasePart::ranks);
   try_change(draw, draw_device_modes, saved);
 }
 
 void draw_connectors(Draw& draw, SavedCase& saved) {
-  draw_features(draw, Feature::connector_peers, Feature::several_connectors);
+  draw_features(draw, Feature::connector_peers, Feature::several_connectors, CasePart::connector);
   draw_connector(draw, saved);
-  draw_features(draw, Feature::several_connectors, Feature::prefill_checkpoints);
+  draw_features(draw, Feature::several_connectors, Feature::prefill_checkpoints,
+                CasePart::connector);
   draw_further_connectors(draw, saved);
-  draw_features(draw, Feature::prefill_checkpoints, Feature::async_connectors);
+  draw_features(draw, Feature::prefill_checkpoints, Feature::async_connectors, CasePart::connector);
   try_change(draw, draw_states_as_served, saved);
   draw_order(draw, saved);
-  draw_features(draw, Feature::async_connectors, Feature::short_drafts);
+  draw_features(draw, Feature::async_connectors, Feature::short_drafts, CasePart::connector);
   draw_async_connector(draw, saved);
   draw_hashes(draw, saved);
 }
 
 void draw_caches(Draw& draw, SavedCase& saved) {
-  draw_features(draw, Feature::short_drafts, Feature::bounded_replay);
+  draw_features(draw, Feature::short_drafts, Feature::bounded_replay, CasePart::caches);
   draw_short_drafts(draw, saved);
   if (draw.has(Feature::rising_priorities)) raise_priorities(draw, saved);
-  draw_features(draw, Feature::bounded_replay, Feature::equal_requests);
+  draw_features(draw, Feature::bounded_replay, Feature::equal_requests, CasePart::caches);
   draw_further_caches(draw, saved);
-  draw_features(draw, Feature::equal_requests, Feature::mapped_tables);
+  draw_features(draw, Feature::equal_requests, Feature::mapped_tables, CasePart::caches);
   if (draw.has(Feature::equal_requests)) try_change(draw, make_equals, saved);
-  draw_features(draw, Feature::mapped_tables, kLast.front().first);
+  draw_features(draw, Feature::mapped_tables, kLast.front().first, CasePart::caches);
   if (draw.has(Feature::mapped_tables)) map_tables(saved);
   for (std::size_t i = 0; i < kLast.size(); ++i) {
     const std::size_t end =
         i + 1 < kLast.size() ? static_cast<std::size_t>(kLast[i + 1].first) : kNumFeatures;
     draw_features(draw.choices, draw.options, kLast[i].first, end, draw.features);
+    draw.choices.enter(CasePart::caches);
     kLast[i].draw_cache(draw, saved);
   }
   split_blocks(draw, saved);
@@ -257,10 +265,10 @@ SavedCase generate_case(ChoiceSource& choices, const GeneratorOptions& asked) {
   }
   bool accepted = false;
   for (int attempt = 0; attempt < kAttempts && !accepted; ++attempt)
-    accepted = draw_configuration(choices, options, features, saved);
+    accepted = draw_configuration(choices, options, features, attempt, saved);
   if (!accepted) {
     features = {Feature::full_attention, Feature::prefix_caching};
-    accepted = draw_configuration(choices, options, features, saved);
+    accepted = draw_configuration(choices, options, features, kAttempts, saved);
     LS_CHECK(accepted, "full attention alone is refused");
   }
   Draw draw{choices, options, features};

@@ -136,8 +136,12 @@ void Traffic::add(std::int64_t index) {
 void draw_traffic(Draw& draw, SavedCase& saved) {
   saved.trace.header.source = {.kind = "generated", .name = "lockstep fuzz", .seed = {}};
   Traffic traffic(draw, saved);
+  draw.choices.enter(CasePart::traffic);
   const std::int64_t count = draw.choices.between(1, draw.options.requests_max);
-  for (std::int64_t i = 0; i < count; ++i) traffic.add(i);
+  for (std::int64_t i = 0; i < count; ++i) {
+    draw.choices.enter(CasePart::request, i);
+    traffic.add(i);
+  }
 }
 
 void raise_priorities(Draw& draw, SavedCase& saved) {
@@ -223,8 +227,12 @@ PlannedFault draw_fault(ChoiceSource& choices, const FaultRoom& room) {
 
 FaultPlan draw_faults(ChoiceSource& choices, const FaultRoom& room) {
   std::vector<PlannedFault> faults;
+  choices.enter(CasePart::faults);
   const std::int64_t count = choices.between(1, room.faults_max);
-  for (std::int64_t i = 0; i < count; ++i) faults.push_back(draw_fault(choices, room));
+  for (std::int64_t i = 0; i < count; ++i) {
+    choices.enter(CasePart::fault, i);
+    faults.push_back(draw_fault(choices, room));
+  }
   return FaultPlan(std::move(faults));
 }
 

@@ -133,11 +133,18 @@ class Bench final : public StepObserver {
   }
 
   void take(const RecordedStep& step) {
-    tally_.step(step);
+    count(step);
     if (live_ != nullptr && !live_->finished(step)) return take_mismatch();
     if (auditor_ == nullptr || followed_ != nullptr) return;
     auditor_->step(step);
     take_findings();
+  }
+
+  void count(const RecordedStep& step) {
+    if (options_.marks == nullptr) return tally_.step(step);
+    const Tally before = outcome_.tally;
+    tally_.step(step);
+    options_.marks->step(step, before, outcome_.tally);
   }
 
   void take_mismatch() {

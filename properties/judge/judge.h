@@ -19,6 +19,7 @@
 
 #include "base/result.h"
 #include "properties/audit/audit.h"
+#include "properties/judge/marks.h"
 #include "properties/judge/tally.h"
 #include "sim/session/session.h"
 #include "sim/verdict/run_summary.h"
@@ -76,6 +77,7 @@ struct JudgeOptions {
   // Where another engine decides: every field of every step against what the model decides under
   // the profile of the case (sim/conform/conform.h).
   bool conforms = false;
+  MarkCollector* marks = nullptr;  // receives what the case reaches, for a guided search
   bool invariants = true;  // false: of the decisions, the audit alone
   AuditScope scope =
       AuditScope::running_engine;  // of a recording that is followed: the whole of it

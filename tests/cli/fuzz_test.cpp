@@ -40,6 +40,46 @@ TEST(Fuzz, ShardsMergeIntoTheWhole) {
   EXPECT_EQ(report_of(merge, "merged.json"), whole);
 }
 
+TEST(Fuzz, AGuidedRunWritesACorpusThatRepeatsItsFailures) {
+  const std::string corpus = temporary_path("corpus.jsonl");
+  const Arguments planted = {"fuzz",       "--backend", "none", "--mutant",
+                             "hash-stale", "--corpus",  corpus};
+  Arguments search = planted;
+  search.insert(search.end(), {"--guided", "--runs", "60"});
+  const Outcome found = run_lockstep(search);
+  EXPECT_EQ(found.status, 1) << found.err;
+  const std::string again = "lockstep fuzz --backend none --mutant hash-stale --corpus " + corpus;
+  EXPECT_NE(found.out.find(again + "\n"), std::string::npos) << found.out;
+  const std::string written = read_text(corpus);
+  EXPECT_GT(written.size(), 1'000u);
+  EXPECT_EQ(run_lockstep(planted).status, 1);
+  EXPECT_EQ(read_text(corpus), written) << "a run without --guided writes no corpus";
+  Arguments with_runs = planted;
+  with_runs.insert(with_runs.end(), {"--runs", "5"});
+  EXPECT_NE(run_lockstep(with_runs).err.find("--corpus runs its own cases; add --guided"),
+            std::string::npos);
+  const std::string blind = temporary_path("blind.json");
+  run_lockstep({"fuzz", "--backend", "none", "--runs", "5", "--json", blind});
+  const Outcome merged = run_lockstep({"fuzz", "--merge", blind, "--corpus", corpus});
+  EXPECT_NE(merged.err.find("the reports are of runs without a corpus"), std::string::npos);
+  EXPECT_EQ(read_text(corpus), written);
+  const Outcome absent = run_lockstep({"fuzz", "--corpus", corpus + ".absent"});
+  EXPECT_EQ(absent.status, 2) << absent.out;
+}
+
+TEST(Fuzz, AFailureOfAGuidedRunNamesTheRunThatRepeatsIt) {
+  const Outcome found = run_lockstep(
+      {"fuzz", "--backend", "none", "--mutant", "hash-stale", "--guided", "--runs", "60"});
+  EXPECT_EQ(found.status, 1) << found.err;
+  const std::size_t at = found.out.find("--mutant hash-stale --guided --seed 1 --runs ");
+  ASSERT_NE(at, std::string::npos) << found.out;
+  const std::string runs = found.out.substr(at + 45, found.out.find('\n', at) - at - 45);
+  const Outcome again = run_lockstep({"fuzz", "--backend", "none", "--mutant", "hash-stale",
+                                      "--guided", "--seed", "1", "--runs", runs});
+  EXPECT_EQ(again.status, 1);
+  EXPECT_NE(again.out.find("seed " + runs + ","), std::string::npos) << again.out;
+}
+
 TEST(Fuzz, OnAGpuThereIsOneModeAndWithoutAGpuItSaysWhy) {
   const Outcome mode = run_lockstep({"fuzz", "--backend", "cuda", "--check", "hunt"});
   EXPECT_EQ(mode.status, 2);
@@ -108,7 +148,7 @@ TEST(Fuzz, OnATerminalSaysHowLongTheRestTakes) {
       {"-qec", "timeout -s INT 3 " LOCKSTEP_COMMAND " fuzz --backend none --runs 2000000",
        "/dev/null"});
   EXPECT_TRUE(
-      std::regex_search(outcome.out, std::regex(R"(of 2,000,000 .*about \d+ min \d+ s left)")))
+      std::regex_search(outcome.out, std::regex(R"(of 2,000,000.*, about \d+ min \d+ s left)")))
       << outcome.out.substr(0, 2000);
 }
 
