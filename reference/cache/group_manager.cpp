@@ -192,16 +192,19 @@ void GroupManager::cache_full_blocks(Request& request, std::int32_t num_full) {
            held.blocks.size());
   for (std::int32_t i = first; i < num_full; ++i) {
     if (i + kAhead < num_full) pool_.cache().prefetch(key_at(i + kAhead), group_);
-    const BlockId block = held.blocks[i];
-    if (block == kNullBlock) continue;
-    if (publishes_sparsely_ && !is_reachable(request, i)) continue;
-    pool_.cache_block(block, key_at(i), group_, (i + 1) * block_size_);
+    if (!is_published(request, i)) continue;
+    pool_.cache_block(held.blocks[i], key_at(i), group_, (i + 1) * block_size_);
   }
   held.num_cached_blocks = num_full;
   if (pool_.events() != nullptr) announce_stored(request, first, num_full);
 }
 
-// Reports the newly cached blocks [first, num_full) to the event log.
+bool GroupManager::is_published(const Request& request, std::int32_t i) const {
+  return of(request).blocks[i] != kNullBlock && (!publishes_sparsely_ || is_reachable(request, i));
+}
+
+// Reports the newly cached blocks [first, num_full) to the event log. A block that is left out may
+// be cached as a part all the same.
 void GroupManager::announce_stored(const Request& request, std::int32_t first,
                                    std::int32_t num_full) {
   const std::vector<ExternalBlockHash>& hashes = request.hashes.external();
@@ -222,12 +225,11 @@ void GroupManager::announce_stored(const Request& request, std::int32_t first,
   request.tokens.copy(std::int64_t{first} * block_size_, std::ssize(event.token_ids),
                       event.token_ids.data());
   for (std::int32_t i = first; i < num_full; ++i) {
-    const BlockId block = of(request).blocks[i];
-    if (block == kNullBlock || !pool_.is_cached(block)) continue;
+    if (!is_published(request, i)) continue;
     event.block_hashes.push_back(hash_of(i));
     const bool salted = i == 0 && !request.cache_salt.empty();
     event.extra_keys.push_back(salted ? std::optional(request.cache_salt) : std::nullopt);
-    pool_.events()->names(block, group_, event.block_hashes.back());
+    pool_.events()->names(of(request).blocks[i], group_, event.block_hashes.back());
   }
   pool_.events()->stored(std::move(event));
 }

@@ -200,6 +200,7 @@ class GroupManager {
   // Whether full block `index` is worth publishing: a hit that some later request may have needs
   // it.
   virtual bool is_reachable(const Request&, std::int32_t) const { return true; }
+  bool is_published(const Request& request, std::int32_t i) const;  // once it is full
   static constexpr std::int32_t kNever = std::numeric_limits<std::int32_t>::max();
   void cache_full_blocks(Request& request, std::int32_t num_full);
   void announce_stored(const Request& request, std::int32_t first, std::int32_t num_full);

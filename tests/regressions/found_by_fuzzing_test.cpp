@@ -273,10 +273,13 @@ TEST(FoundByFuzzing, AWorkerNamesItsFindings) {
 // False reports of the audit, seeds 176, 3493, 2026112600076367 and 2026112600135322 of 0.33.0: a
 // load stores a block again under its hash; a hit that windows compute again has slots for drafts
 // at its end; of two requests with one prompt, one stores its last block while the other still
-// computes its own; blocks of equal tokens have hashes that cover the next token.
+// computes its own; blocks of equal tokens have hashes that cover the next token. The last one was
+// a fault of the model, seed 990000070284: it announced a block that no hit reaches, and that was
+// cached as a part.
 TEST(FoundByFuzzing, TheAuditPassesWhatItOnceReported) {
-  for (const std::string name : {"events_of_loaded_blocks", "replayed_window_with_drafts",
-                                 "two_ends_of_equal_prompts", "equal_tokens_before_other_ends"}) {
+  for (const std::string name :
+       {"events_of_loaded_blocks", "replayed_window_with_drafts", "two_ends_of_equal_prompts",
+        "equal_tokens_before_other_ends", "part_of_a_block_left_out"}) {
     const auto saved =
         read_saved_case(LOCKSTEP_SOURCE_DIR "/tests/regressions/" + name + ".case.jsonl");
     ASSERT_TRUE(saved) << saved.error().message;
