@@ -216,8 +216,9 @@ SavedCase with_room_for_all_on_the_host(const SavedCase& saved) {
   return larger;
 }
 
-constexpr std::string_view kWrongHit[] = {"audit.attention_read", "audit.state_read",
-                                          "audit.token_write", "invariant.one_writer", "decide"};
+constexpr std::string_view kWrongHit[] = {"audit.attention_read",  "audit.state_read",
+                                          "audit.token_write",     "invariant.one_writer",
+                                          "invariant.queue_front", "decide"};
 constexpr std::string_view kSharedBeyondHit[] = {"audit.handed_out",
                                                  "audit.attention_read",
                                                  "audit.state_read",

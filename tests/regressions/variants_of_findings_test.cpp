@@ -33,6 +33,12 @@ TEST(VariantsOfFindings, WithEagleALongerStateHitLeavesNullBlocksToAShorterOne) 
   expect_known("state_hit_leaves_null_blocks", "audit.token_write", 1, {});
 }
 
+// Seed 90018723. The hit ends with 0 tokens, and the blocks that the group of states found stay in
+// the table: they are not from the front of the free queue.
+TEST(VariantsOfFindings, WithEagleAHitOfNoTokensKeepsTheStatesThatItFound) {
+  expect_known("states_of_a_hit_of_no_tokens", "invariant.queue_front", 1, {});
+}
+
 // Seed 929018. Both requests have loaded everything; the slots of their drafts do not fit together.
 TEST(VariantsOfFindings, TwoLoadedRequestsWaitForTheSlotsOfTheirDrafts) {
   expect_known("loads_without_room_for_drafts", "liveness.partial_load", 8);
