@@ -120,9 +120,9 @@ Result<ChildAnswer> run_in_child(const std::function<std::string()>& work,
   Pipe answer_pipe;
   Pipe words_pipe;
   if (!answer_pipe.is_open() || !words_pipe.is_open())
-    return fail(fmt::format("no pipe to a child process: {}", std::strerror(errno)));
+    return fail("no pipe to a child process: {}", std::strerror(errno));
   const pid_t child = ::fork();
-  if (child < 0) return fail(fmt::format("no child process: {}", std::strerror(errno)));
+  if (child < 0) return fail("no child process: {}", std::strerror(errno));
   if (child == 0) work_in_child(work, answer_pipe, words_pipe);
   answer_pipe.close_end(1);
   words_pipe.close_end(1);
@@ -175,7 +175,7 @@ Result<std::unique_ptr<LineProcess>> LineProcess::start(const std::string& comma
   if (!open_pipe(in) || !open_pipe(out) || !open_pipe(words)) {
     const std::string why = std::strerror(errno);
     close_all();
-    return fail(fmt::format("no pipe to `{}`: {}", command, why));
+    return fail("no pipe to `{}`: {}", command, why);
   }
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
@@ -200,7 +200,7 @@ Result<std::unique_ptr<LineProcess>> LineProcess::start(const std::string& comma
   posix_spawnattr_destroy(&attributes);
   if (error != 0) {
     close_all();
-    return fail(fmt::format("`{}` does not start: {}", command, std::strerror(error)));
+    return fail("`{}` does not start: {}", command, std::strerror(error));
   }
   std::unique_ptr<LineProcess> started(new LineProcess);
   started->owner_ = ::getpid();

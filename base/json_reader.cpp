@@ -6,8 +6,6 @@
 #include <algorithm>
 #include <charconv>
 #include <numeric>
-#include <optional>
-#include <utility>
 
 #include "base/json_writer.h"
 #include "base/number_text.h"
@@ -345,9 +343,9 @@ void JsonReader::refuse_or_skip(std::uint32_t node) {
     return;
   }
   fail_at(node,
-          fmt::format("found a key that this format does not have; expected {}, or one that "
-                      "starts with x_",
-                      meant == absent_.end() ? "a known key" : fmt::format("\"{}\"", *meant)));
+          fmt::format(
+              "found a key that this format does not have; expected {}, or one that starts with x_",
+              meant == absent_.end() ? "a known key" : fmt::format("\"{}\"", *meant)));
 }
 
 std::vector<JsonEntry> JsonObject::entries() {

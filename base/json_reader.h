@@ -26,6 +26,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/names.h"
 #include "base/result.h"
 
 namespace lockstep {
@@ -40,6 +41,13 @@ class JsonObject;
 // A word of a format and what it means.
 template <class T>
 using JsonWord = std::pair<std::string_view, T>;
+// The words of an enum (base/names.h).
+template <class E>
+inline constexpr auto kJsonWords = [] {
+  std::array<JsonWord<E>, kWords<E>.size()> words;
+  for (std::size_t i = 0; i < words.size(); ++i) words[i] = {kWords<E>[i], static_cast<E>(i)};
+  return words;
+}();
 
 // A value of the document that its reader holds; dies with the next parse(). A default-constructed
 // one stands for a key that is not there.

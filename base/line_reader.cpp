@@ -9,7 +9,6 @@
 
 #include <cerrno>
 #include <cstring>
-#include <string_view>
 #include <utility>
 
 #include "base/json_reader.h"
@@ -41,14 +40,13 @@ Result<ByteSource> ByteSource::open(const std::string& path) {
   ByteSource source;
   source.path_ = path;
   source.fd_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (source.fd_ < 0)
-    return fail(fmt::format("{}: cannot be opened: {}", path, std::strerror(errno)));
+  if (source.fd_ < 0) return fail("{}: cannot be opened: {}", path, std::strerror(errno));
   struct stat status {};
   if (::fstat(source.fd_, &status) == 0 && S_ISDIR(status.st_mode))
-    return fail(fmt::format("{}: found a folder; expected a file", path));
+    return fail("{}: found a folder; expected a file", path);
   if (S_ISREG(status.st_mode) && starts_as_gzip(source.fd_)) {
     source.gzip_ = ::gzdopen(source.fd_, "rb");
-    if (source.gzip_ == nullptr) return fail(fmt::format("{}: no memory to unpack it", path));
+    if (source.gzip_ == nullptr) return fail("{}: no memory to unpack it", path);
     source.fd_ = -1;
   }
   return source;
@@ -80,10 +78,9 @@ Result<bool> ByteSource::read_more(std::string& buffer) {
   int error = Z_OK;
   if (gzip_ != nullptr) ::gzerror(gzip_, &error);
   if (error == Z_BUF_ERROR)
-    return fail(fmt::format("{}: the gzip data ends early; expected a whole file", path_));
-  if (error != Z_OK && error != Z_ERRNO)
-    return fail(fmt::format("{}: the gzip data is damaged", path_));
-  if (got < 0) return fail(fmt::format("{}: cannot be read: {}", path_, std::strerror(errno)));
+    return fail("{}: the gzip data ends early; expected a whole file", path_);
+  if (error != Z_OK && error != Z_ERRNO) return fail("{}: the gzip data is damaged", path_);
+  if (got < 0) return fail("{}: cannot be read: {}", path_, std::strerror(errno));
   return false;
 }
 
@@ -106,9 +103,9 @@ Result<LineReader> LineReader::of_text(std::string name, std::string text) {
 }
 
 Result<void> LineReader::check_start() const {
-  if (buffer_.empty()) return fail(fmt::format("{}: found an empty file; expected records", path_));
+  if (buffer_.empty()) return fail("{}: found an empty file; expected records", path_);
   if (buffer_.starts_with("\xef\xbb\xbf"))
-    return fail(fmt::format("{}:1: found a byte-order mark; expected UTF-8 without one", path_));
+    return fail("{}:1: found a byte-order mark; expected UTF-8 without one", path_);
   return {};
 }
 
@@ -128,7 +125,7 @@ LineReader& LineReader::operator=(LineReader&& other) noexcept {
 }
 
 tl::unexpected<Error> LineReader::refuse(std::string_view reason) const {
-  return fail(fmt::format("{}:{}: {}", path_, number_, reason));
+  return fail("{}:{}: {}", path_, number_, reason);
 }
 
 Result<void> LineReader::fill() {
@@ -188,10 +185,9 @@ Result<std::string> read_text_file(const std::string& path, std::size_t bytes_ma
   for (bool more = true; more && text.size() <= bytes_max;) {
     LS_ASSIGN_OR_RETURN(more, source.read_more(text));
   }
-  if (text.empty()) return fail(fmt::format("{}: found an empty file; expected text", path));
+  if (text.empty()) return fail("{}: found an empty file; expected text", path);
   if (text.size() > bytes_max) {
-    return fail(
-        fmt::format("{0}: found more than {1} bytes; expected at most {1}", path, bytes_max));
+    return fail("{0}: found more than {1} bytes; expected at most {1}", path, bytes_max);
   }
   return text;
 }

@@ -1,12 +1,18 @@
-// The names of an enum's values, in one table for both directions; and sets of its values.
+// The words of an enum's values in files, options and reports, and sets of its values.
+//
+// 1. A word is the enumerator as the source spells it. Renaming one changes files that users have.
+// 2. An enum with other words has a table (EnumNames) and its own name_of().
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
 #include <optional>
 #include <string_view>
+#include <type_traits>
+#include <utility>
 
 namespace lockstep {
 
@@ -41,6 +47,72 @@ constexpr std::array<E, N> values_in(const EnumNames<E, N>& table) {
   for (std::size_t i = 0; i < N; ++i) values[i] = table[i].value;
   return values;
 }
+
+// Between the parts of an enum's words: '-' in ids of defects.
+template <class E>
+inline constexpr char kWordJoint = '_';
+
+namespace names {
+
+// "... [with auto value = lockstep::DType::bf16]"; "(lockstep::DType)7" is no enumerator.
+template <auto value>
+constexpr auto spelled() {
+  std::string_view text = __PRETTY_FUNCTION__;
+  text.remove_suffix(1);
+  return text.substr(text.rfind(':') + 1);
+}
+
+template <auto value>
+inline constexpr auto kLetters = [] {
+  std::array<char, spelled<value>().size()> letters{};
+  std::ranges::replace_copy(spelled<value>(), letters.begin(), '_', kWordJoint<decltype(value)>);
+  return letters;
+}();
+
+template <class E, std::size_t from = 0>
+constexpr std::size_t count() {
+  if constexpr (spelled<static_cast<E>(from)>().find(')') != std::string_view::npos)
+    return from;
+  else
+    return count<E, from + 1>();
+}
+
+}  // namespace names
+
+// The words of an enum whose values count from 0, in order.
+template <class E>
+inline constexpr auto kWords = []<std::size_t... i>(std::index_sequence<i...>) {
+  return std::array{std::string_view(names::kLetters<static_cast<E>(i)>.data(),
+                                     names::kLetters<static_cast<E>(i)>.size())...};
+}
+(std::make_index_sequence<names::count<E>()>());
+
+template <class E>
+requires std::is_enum_v<E>
+constexpr std::string_view name_of(E value) {
+  const auto index = static_cast<std::size_t>(value);
+  return index < kWords<E>.size() ? kWords<E>[index] : "?";
+}
+
+template <class E>
+constexpr std::optional<E> from_name(std::string_view name) {
+  const auto found = std::ranges::find(kWords<E>, name);
+  if (found == kWords<E>.end()) return std::nullopt;
+  return static_cast<E>(found - kWords<E>.begin());
+}
+
+// Of enums that begin with `none`: a defect by its id, and all of them. `none` has no id.
+template <class E>
+constexpr std::optional<E> defect_from_name(std::string_view name) {
+  const std::optional<E> found = from_name<E>(name);
+  return found == E::none ? std::nullopt : found;
+}
+template <class E>
+inline constexpr auto kAllDefects = [] {
+  std::array<E, kWords<E>.size() - 1> all{};
+  for (std::size_t i = 0; i < all.size(); ++i) all[i] = static_cast<E>(i + 1);
+  return all;
+}();
 
 // A set of values of an enum: 128 at most, from 0.
 template <class E>

@@ -23,7 +23,7 @@ constexpr int kLinksMax = 40;  // as Linux follows them
 int standard_output = STDOUT_FILENO;  // what "-" writes to
 
 tl::unexpected<Error> refuse(const std::string& path, std::string_view what) {
-  return fail(fmt::format("{}: cannot be {}: {}", path, what, std::strerror(errno)));
+  return fail("{}: cannot be {}: {}", path, what, std::strerror(errno));
 }
 
 std::string folder_of(const std::string& path) {
@@ -179,10 +179,9 @@ Result<void> check_output(const std::string& path) {
   const std::string target = target_of(path);
   std::error_code error;
   if (target.ends_with('/') || fs::is_directory(target, error))
-    return fail(fmt::format("{}: is a folder; give the name of a file", path));
+    return fail("{}: is a folder; give the name of a file", path);
   const std::string folder = folder_of(target);
-  if (!fs::is_directory(folder, error))
-    return fail(fmt::format("{}: there is no folder {}", path, folder));
+  if (!fs::is_directory(folder, error)) return fail("{}: there is no folder {}", path, folder);
   // A file that exists is rewritten in place where its folder takes no other.
   const std::string& written = fs::exists(target, error) ? target : folder;
   return ::access(written.c_str(), W_OK) == 0 ? Result<void>() : refuse(path, "written");
@@ -192,9 +191,14 @@ Result<void> check_output_folder(const std::string& path) {
   std::error_code error;
   fs::path there = fs::absolute(path, error);
   while (!fs::exists(there, error) && there.has_relative_path()) there = there.parent_path();
-  if (!fs::is_directory(there, error))
-    return fail(fmt::format("{}: {} is not a folder", path, there.string()));
+  if (!fs::is_directory(there, error)) return fail("{}: {} is not a folder", path, there.string());
   return ::access(there.c_str(), W_OK) == 0 ? Result<void>() : refuse(path, "written");
+}
+
+Result<void> make_output_folder(const std::string& path) {
+  std::error_code error;
+  fs::create_directories(path, error);
+  return error ? Result<void>(fail("{}: {}", path, error.message())) : Result<void>();
 }
 
 void keep_standard_output_for_files() {

@@ -52,6 +52,7 @@ Result<void> append_output(const std::string& path, std::string_view bytes);
 Result<void> check_output(const std::string& path);
 // The same for a folder of outputs, which may still have to be made.
 Result<void> check_output_folder(const std::string& path);
+Result<void> make_output_folder(const std::string& path);
 
 // Keeps standard output for the outputs named "-"; what the program prints goes to standard error
 // from here on. The second call has no effect.

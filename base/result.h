@@ -2,9 +2,10 @@
 // do. LS_RETURN_IF_ERROR and LS_ASSIGN_OR_RETURN forward a failure.
 #pragma once
 
-#include <tl/expected.hpp>
+#include <fmt/core.h>
 
 #include <string>
+#include <tl/expected.hpp>
 #include <utility>
 
 namespace lockstep {
@@ -19,9 +20,13 @@ using Result = tl::expected<T, Error>;
 inline tl::unexpected<Error> fail(std::string message) {
   return tl::unexpected<Error>(Error{std::move(message)});
 }
+template <class First, class... More>
+tl::unexpected<Error> fail(fmt::format_string<First, More...> format, First&& first,
+                           More&&... more) {
+  return fail(fmt::format(format, std::forward<First>(first), std::forward<More>(more)...));
+}
 
 // One of many files that could not be judged, and why; the others were.
-
 struct RefusedFile {
   std::string file;
   std::string reason;  // a message that names file and line

@@ -249,12 +249,12 @@ Result<int> audit(const AuditOptions& options, CommandReport& report) {
         "\nToo little is hit: {:.1f} % of what was there; --min-hit-share {} asks for more.\n",
         hit_share(totals.hits), options.min_hit_share);
   if (hits_too_little)
-    report.add({.name = "prefix hits",
-                .kind = ItemKind::failed,
-                .check = "audit.hit_share",
-                .line = fmt::format("{:.1f} % of what was there is hit; --min-hit-share {} asks "
-                                    "for more",
-                                    hit_share(totals.hits), options.min_hit_share)});
+    report.add(
+        {.name = "prefix hits",
+         .kind = ItemKind::failed,
+         .check = "audit.hit_share",
+         .line = fmt::format("{:.1f} % of what was there is hit; --min-hit-share {} asks for more",
+                             hit_share(totals.hits), options.min_hit_share)});
   return judged_exit_code(totals.refused, std::ssize(totals.files),
                           hits_too_little || !totals.findings.empty());
 }
@@ -268,8 +268,7 @@ void add_audit_command(CLI::App& app, int& exit_code) {
   command->footer(
       "A file that cannot be judged is refused with its reason, and the others are judged.\n"
       "Exit status: 0 all are clean; 1 something was found, or too little hit; 2 some were "
-      "refused, whatever was "
-      "found.");
+      "refused, whatever was found.");
   command
       ->add_option(
           "PATH", options->paths,
@@ -286,10 +285,7 @@ void add_audit_command(CLI::App& app, int& exit_code) {
       ->check(CLI::IsMember({"on", "off"}))
       ->capture_default_str();
   declare_reports(*command, options->reports, "the result as JSON");
-  command->callback([options, command, &exit_code] {
-    exit_code = run_reported(*command, options->reports,
-                             [&](CommandReport& report) { return audit(*options, report); });
-  });
+  run_when_chosen(*command, options, exit_code, audit);
 }
 
 }  // namespace lockstep

@@ -88,7 +88,7 @@ Result<std::vector<std::string>> lines_of(const std::string& command) {
   for (std::string_view line;
        (end = process->receive(line, kGitLimit)) == LineProcess::End::answered;)
     lines.emplace_back(line);
-  if (end == LineProcess::End::timed_out) return fail(fmt::format("`{}` hangs", command));
+  if (end == LineProcess::End::timed_out) return fail("`{}` hangs", command);
   const std::string how = process->how_it_ended();
   if (how == "exit status 0") return lines;
   const std::string words = last_line(process->last_words());
@@ -109,7 +109,7 @@ Result<std::vector<Commit>> log_of(const std::string& repository, const std::str
   for (const std::string& line : lines) {
     const std::size_t first = line.find(' ');
     const std::size_t second = line.find(' ', first + 1);
-    if (second == std::string::npos) return fail(fmt::format("git log printed {}", line));
+    if (second == std::string::npos) return fail("git log printed {}", line);
     commits.push_back({.hash = line.substr(0, first),
                        .abbreviation = line.substr(first + 1, second - first - 1),
                        .subject = line.substr(second + 1)});
@@ -123,21 +123,19 @@ Result<std::vector<Commit>> commits_between(const std::string& repository, const
     const std::string commit = shell_word(end + "^{commit}");
     if (auto known = lines_of(git(repository, "rev-parse --verify --end-of-options " + commit));
         !known)
-      return fail(
-          fmt::format("{}: {} names no commit: {}", repository, end, known.error().message));
+      return fail("{}: {} names no commit: {}", repository, end, known.error().message);
   }
   const std::string from = shell_word(good + "^{commit}");
   const std::string to = shell_word(bad + "^{commit}");
   if (!lines_of(git(repository,
                     fmt::format("merge-base --is-ancestor --end-of-options {} {}", from, to))))
-    return fail(fmt::format("{}: {} is not an ancestor of {}", repository, good, bad));
+    return fail("{}: {} is not an ancestor of {}", repository, good, bad);
   LS_ASSIGN_OR_RETURN(auto commits, log_of(repository, "-1 --end-of-options " + from));
   LS_ASSIGN_OR_RETURN(
       auto later,
       log_of(repository, fmt::format("--first-parent --reverse --end-of-options {}",
                                      shell_word(good + "^{commit}.." + bad + "^{commit}"))));
-  if (later.empty())
-    return fail(fmt::format("{}: {} and {} are the same commit", repository, good, bad));
+  if (later.empty()) return fail("{}: {} and {} are the same commit", repository, good, bad);
   commits.insert(commits.end(), later.begin(), later.end());
   return commits;
 }
@@ -147,7 +145,7 @@ Result<std::unique_ptr<TemporaryExports>> TemporaryExports::create() {
   std::error_code error;
   std::string folder = (fs::temp_directory_path(error) / "lockstep-bisect.XXXXXX").string();
   if (error || ::mkdtemp(folder.data()) == nullptr)
-    return fail(fmt::format("{}: cannot make a temporary folder; set TMPDIR", folder));
+    return fail("{}: cannot make a temporary folder; set TMPDIR", folder);
   exports->folder_ = std::move(folder);
   // An engine may still write as it ends: the second attempt removes that too.
   const std::string remove = "rm -rf -- " + shell_word(exports->folder_);
@@ -166,8 +164,8 @@ TemporaryExports::~TemporaryExports() {
 Result<std::string> TemporaryExports::put(const std::string& repository, const Commit& commit) {
   const std::string folder = path("commit");
   const std::string in_folder = fmt::format(
-      "of=$({2}) && mkdir -p {0} && cd {0} && export GIT_INDEX_FILE={1} && "
-      "here() {{ git --git-dir=\"$of\" --work-tree=. \"$@\"; }} && ",
+      "of=$({2}) && mkdir -p {0} && cd {0} && export GIT_INDEX_FILE={1} && here() {{ git "
+      "--git-dir=\"$of\" --work-tree=. \"$@\"; }} && ",
       shell_word(folder), shell_word(path("index")),
       git(repository, "rev-parse --absolute-git-dir"));
   // Python takes a compiled module for current by the second and the size of its source: the files
@@ -259,8 +257,8 @@ Result<void> search(Bisection& found, const JudgeAt& judge) {
     judge_at(found, end, judge, progress);
     const Candidate& candidate = found.candidates[end];
     if (!candidate.failure)
-      return fail(fmt::format("{} cannot be judged: {}; choose another end of the range",
-                              candidate.name, candidate.skipped));
+      return fail("{} cannot be judged: {}; choose another end of the range", candidate.name,
+                  candidate.skipped);
   }
   if (!found.changes()) return {};
   for (auto next = next_of(found); next && !stop_requested(); next = next_of(found)) {
@@ -400,7 +398,7 @@ void print_policies(const std::vector<PolicyVerdict>& policies, std::string_view
 Result<int> bisect_releases(BisectOptions& options, const SavedCase& saved, CommandReport& report) {
   LS_ASSIGN_OR_RETURN(const auto releases, releases_in(options.where.front()));
   if (releases.size() < 2)
-    return fail(fmt::format("{}: a range has two releases or more", options.where.front()));
+    return fail("{}: a range has two releases or more", options.where.front());
   const JudgeEngine judge_engine = [&](const std::string& engine) {
     SavedCase of_engine = saved;
     of_engine.engine.engine = engine;
@@ -451,7 +449,7 @@ Result<GitRange> git_range_of(const BisectOptions& options) {
     range.bad = revisions.substr(dots + 2);
   }
   if (range.good.empty() || range.bad.empty() || range.bad.starts_with('.'))
-    return fail(fmt::format("{}: expected GOOD..BAD, two commits", revisions));
+    return fail("{}: expected GOOD..BAD, two commits", revisions);
   for (const std::string_view adapter : {"vllm", "sglang"}) {
     if (range.engine != adapter && !range.engine.starts_with(std::string(adapter) + ":")) continue;
     const std::string folder = range.engine.substr(adapter.size());
@@ -460,11 +458,10 @@ Result<GitRange> git_range_of(const BisectOptions& options) {
   }
   if (range.engine.find(kFolder) == std::string::npos)
     return fail(
-        fmt::format("{}: expected vllm:REPO, sglang:REPO, or a command with {} for the "
-                    "folder of a commit",
-                    range.engine, kFolder));
+        "{}: expected vllm:REPO, sglang:REPO, or a command with {} for the folder of a commit",
+        range.engine, kFolder);
   if (range.repository.empty())
-    return fail(fmt::format("{}: name its git repository with --repo", range.engine));
+    return fail("{}: name its git repository with --repo", range.engine);
   return range;
 }
 
@@ -540,12 +537,9 @@ void add_bisect_command(CLI::App& app, int& exit_code) {
       ->type_name("DIR");
   declare_backend(*command, options->judging);
   declare_engine_python(*command);
-  declare_decisions_timeout(*command, options->judging.decisions);
+  declare_decisions_timeout(*command, options->judging.decisions.timeout_s);
   declare_reports(*command, options->reports, "what changes, where, and both verdicts as JSON");
-  command->callback([options, command, &exit_code] {
-    exit_code = run_reported(*command, options->reports,
-                             [&](CommandReport& report) { return bisect(*options, report); });
-  });
+  run_when_chosen(*command, options, exit_code, bisect);
 }
 
 }  // namespace lockstep

@@ -115,7 +115,7 @@ Result<void> compare_model(const std::string& name, const CapacityCommand& comma
       for (std::int64_t pack : command.packs) {
         a.kv_dtype = dtype;
         a.mamba_cache_mode = mode;
-        a.attn_pack = pack;
+        a.plan.attn_pack = pack;
         LS_ASSIGN_OR_RETURN(const auto options, plan_options(a, model));
         const std::string head =
             fmt::format("{:<26}{:<8}{:<6}{:>5}", model.name, dtype.substr(0, 7), mode, pack);
@@ -148,9 +148,9 @@ Result<int> capacity(CapacityCommand command) {
   fmt::print(
       "\ntokens: of one block. capacity: num_blocks / blocks a request * max_model_len. older: "
       "num_blocks // all\ngroups * smallest block size, which state groups and windows divide "
-      "wrongly. empty: tensors and places of\npacks where a group has no layer. padding and "
-      "empty: of the blocks of one longest request.\nresend: what a second request with the "
-      "same prompt of {} tokens hits.\n",
+      "wrongly. empty: tensors and places of\npacks where a group has no layer. padding and empty: "
+      "of the blocks of one longest request.\nresend: what a second request with the same prompt "
+      "of {} tokens hits.\n",
       with_commas(command.prompt_tokens));
   for (const std::string& warning : comparison.warnings) fmt::print("warning: {}\n", warning);
   if (!command.json_path.empty())

@@ -92,17 +92,9 @@ void add_check_adapter_command(CLI::App& app, int& exit_code) {
       ->add_option("ENGINE", options->decisions.decisions,
                    "a command that speaks the protocol, vllm[:DIR] or sglang[:DIR]")
       ->required();
-  command
-      ->add_option("--decisions-timeout", options->decisions.timeout_s,
-                   "seconds that a reply may take; beyond them the engine hangs")
-      ->check(CLI::Range(1, 86'400).description(""))
-      ->type_name("S")
-      ->capture_default_str();
+  declare_decisions_timeout(*command, options->decisions.timeout_s);
   declare_reports(*command, options->reports, "the checks as JSON");
-  command->callback([options, command, &exit_code] {
-    exit_code = run_reported(*command, options->reports,
-                             [&](CommandReport& report) { return run_checks(*options, report); });
-  });
+  run_when_chosen(*command, options, exit_code, run_checks);
 }
 
 }  // namespace lockstep

@@ -308,10 +308,7 @@ void add_conform_command(CLI::App& app, int& exit_code) {
   command->add_option("--jobs", options->jobs, "files at a time")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
-  command->callback([options, command, &exit_code] {
-    exit_code = run_reported(*command, options->reports,
-                             [&](CommandReport& report) { return conform(*options, report); });
-  });
+  run_when_chosen(*command, options, exit_code, conform);
 }
 
 }  // namespace lockstep

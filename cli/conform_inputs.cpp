@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 
 #include "cli/output/terminal.h"
 #include "traces/importers/open_trace.h"
@@ -44,7 +43,7 @@ Result<void> add_folder(const std::string& folder, ConformInputs& inputs) {
     const Result<FileFormat> format = detect_format(path);
     if (!format || !add(path, *format, inputs)) ++inputs.others;
   }
-  if (error) return fail(fmt::format("{}: {}", folder, error.message()));
+  if (error) return fail("{}: {}", folder, error.message());
   return {};
 }
 
@@ -68,7 +67,7 @@ Result<ConformInputs> find_conform_inputs(const std::vector<std::string>& paths)
   sort_and_unite(inputs.schedules);
   sort_and_unite(inputs.layouts);
   if (inputs.schedules.empty() && inputs.layouts.empty() && inputs.refused.empty()) {
-    return fail(fmt::format("{}: no recording there", paths.front()));
+    return fail("{}: no recording there", paths.front());
   }
   return inputs;
 }

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "base/data_root.h"
+#include "base/output_file.h"
 #include "base/stopwatch.h"
 #include "cli/commands.h"
 #include "cli/failing_case.h"
@@ -85,9 +86,7 @@ Result<int> demo(const DemoOptions& options, CommandReport& out) {
   const SavedCase& smallest = shrunk.result.smallest;
   fmt::print("{}", to_text(smallest, explain(smallest, backend_factory("simt"))));
   if (!options.save_dir.empty()) {
-    std::error_code error;
-    std::filesystem::create_directories(options.save_dir, error);
-    if (error) return fail(fmt::format("{}: {}", options.save_dir, error.message()));
+    LS_RETURN_IF_ERROR(make_output_folder(options.save_dir));
     const auto path = std::filesystem::path(options.save_dir) / "demo.min.case.jsonl";
     LS_RETURN_IF_ERROR(write_saved_case(path.string(), smallest));
     fmt::print("\nSaved: {}\n", path.string());
@@ -107,10 +106,7 @@ void add_demo_command(CLI::App& app, int& exit_code) {
   CLI::App* command = app.add_subcommand(
       "demo", "Show it in seconds: a trace agrees, a planted defect is found, shrunk, explained");
   declare_output_folder(*command, "--save", options->save_dir, "folder for the smallest case");
-  command->callback([options, command, &exit_code] {
-    exit_code = run_reported(*command, options->reports,
-                             [&](CommandReport& report) { return demo(*options, report); });
-  });
+  run_when_chosen(*command, options, exit_code, demo);
 }
 
 }  // namespace lockstep

@@ -117,7 +117,7 @@ Result<Prepared> requests_of_recording(const ReplayOptions& options, const Recor
                                        LockstepConfig config) {
   constexpr std::int64_t kStepNs = 1'000'000;
   Result<Trace> trace = trace_of(recording, kStepNs);
-  if (!trace) return fail(fmt::format("{}: {}", options.file, trace.error().message));
+  if (!trace) return fail("{}: {}", options.file, trace.error().message);
   TraceWorkloadOptions workload;
   workload.step_time = {.base_ns = kStepNs, .per_token_ns = 0};
   workload.num_spec_tokens = config.engine.num_spec_tokens;
@@ -132,8 +132,7 @@ Result<Prepared> prepare(ReplayOptions options) {
   options.run.set_text("backend", "none");
   LS_ASSIGN_OR_RETURN(auto replay, prepare_replay(request_of(options)));
   if (replay.format == FileFormat::saved_case)
-    return fail(
-        fmt::format("{}: a saved case is one run; `lockstep replay` takes it", options.file));
+    return fail("{}: a saved case is one run; `lockstep replay` takes it", options.file);
   if (replay.recording != nullptr)
     return requests_of_recording(options, *replay.recording, std::move(replay.config));
   return Prepared{
@@ -200,8 +199,7 @@ Result<void> check_options(const ReplayOptions& options) {
                                                        {options.run.has("mutants"), "--mutant"},
                                                        {!options.save_dir.empty(), "--save"}};
   for (const auto& [given, name] : useless)
-    if (given)
-      return fail(fmt::format("{}: diff-engines compares decisions only; leave it out", name));
+    if (given) return fail("{}: diff-engines compares decisions only; leave it out", name);
   return {};
 }
 
@@ -389,10 +387,8 @@ void add_diff_engines_command(CLI::App& app, int& exit_code) {
       ->add_option("--memory", options->memory,
                    "for the cache of --model, per worker: 40GiB, 512MiB, bytes")
       ->capture_default_str();
-  command->callback([options, command, &exit_code] {
-    exit_code = run_reported(*command, options->replay.reports,
-                             [&](CommandReport& report) { return diff(*options, report); });
-  });
+  run_when_chosen(*command, options->replay.reports, exit_code,
+                  [options](CommandReport& report) { return diff(*options, report); });
 }
 
 }  // namespace lockstep

@@ -27,7 +27,7 @@ std::string crash_text(const Failure& failure) {
   return fmt::format("The case ends in a {}: {}\n{}\n", failure.kind, failure.check, failure.what);
 }
 
-Result<int> explain(ExplainOptions& options, CommandReport& report) {
+Result<int> explain_case(ExplainOptions& options, CommandReport& report) {
   LS_RETURN_IF_ERROR(start_engines(options.judging));
   LS_ASSIGN_OR_RETURN(const auto saved, load_case(options.file, options.judging));
   LS_RETURN_IF_ERROR(start_workers(saved, options.judging));
@@ -63,10 +63,7 @@ void add_explain_command(CLI::App& app, int& exit_code) {
       ->capture_default_str();
   declare_judging(*command, options->judging);
   declare_reports(*command, options->reports, "the explanation as JSON");
-  command->callback([options, command, &exit_code] {
-    exit_code = run_reported(*command, options->reports,
-                             [&](CommandReport& report) { return explain(*options, report); });
-  });
+  run_when_chosen(*command, options, exit_code, explain_case);
 }
 
 }  // namespace lockstep

@@ -1,11 +1,11 @@
 #include "cli/failing_case.h"
+#include "base/output_file.h"
 
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <filesystem>
-#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <utility>
@@ -50,7 +50,7 @@ Result<SavedCase> read_recorded_case(const std::string& path, const FailingCaseO
   const bool follows = options.decide != "model" && options.engines == nullptr;
   if (follows) {
     if (const std::string why_not = why_not_audited(recording.header); !why_not.empty())
-      return fail(fmt::format("{}: {}; give --decide model", path, why_not));
+      return fail("{}: {}; give --decide model", path, why_not);
     recording.header.options.config.engine = profile_for_memory(recording.header);
   }
   return case_of(std::filesystem::path(path).stem().string(), std::move(recording),
@@ -62,7 +62,7 @@ Result<SavedCase> read_recorded_case(const std::string& path, const FailingCaseO
 AuditedRules rules_for(const SavedCase& saved) {
   constexpr std::string_view kAudit = "audit.";
   if (!saved.expected || !saved.expected->check.starts_with(kAudit)) return AuditedRules::all;
-  const auto rule = audit_rule_from_name(saved.expected->check.substr(kAudit.size()));
+  const auto rule = from_name<AuditRule>(saved.expected->check.substr(kAudit.size()));
   const bool is_memory = rule && group_of(*rule) == RuleGroup::memory;
   return saved.decide == Decides::recording && is_memory ? AuditedRules::memory : AuditedRules::all;
 }
@@ -100,10 +100,9 @@ void declare_backend(CLI::App& command, FailingCaseOptions& options) {
 void declare_judging(CLI::App& command, FailingCaseOptions& options) {
   declare_backend(command, options);
   command
-      .add_option(
-          "--decide", options.decide,
-          "decisions on the inputs of a recording: recording (its own, unchanged; the default) "
-          "or model")
+      .add_option("--decide", options.decide,
+                  "decisions on the inputs of a recording: recording (its own, unchanged; the "
+                  "default) or model")
       ->check(CLI::IsMember({"recording", "model"}));
   declare_decisions(command, options.decisions);
   declare_conform(command, options.decisions);
@@ -195,19 +194,19 @@ Result<bool> write_recording(const std::string& path, const SavedCase& saved,
 Result<SavedCase> load_case(const std::string& path, const FailingCaseOptions& options) {
   LS_ASSIGN_OR_RETURN(auto format, detect_format(path));
   if (format != FileFormat::saved_case && format != FileFormat::recording)
-    return fail(fmt::format(
+    return fail(
         "{}: found a {}; expected a saved case or a recording. `lockstep replay {} --save DIR` "
         "makes a case of what fails",
-        path, name_of(format), shell_word(path)));
+        path, name_of(format), shell_word(path));
   if (format == FileFormat::saved_case && !options.decide.empty())
-    return fail(fmt::format("{}: a saved case says everything itself; leave --decide out", path));
+    return fail("{}: a saved case says everything itself; leave --decide out", path);
   Result<SavedCase> saved =
       format == FileFormat::saved_case ? read_saved_case(path) : read_recorded_case(path, options);
   if (!saved) return saved;
   LS_RETURN_IF_ERROR(check_profile(path, saved->engine.engine));
   if (auto sound = check_limits(saved->engine, saved->cache.groups, saved->cache.num_blocks);
       !sound)
-    return fail(fmt::format("{}:1: {}", path, sound.error().message));
+    return fail("{}:1: {}", path, sound.error().message);
   if (options.backend != "auto") saved->backend = options.backend;
   if (is_user_kernels(saved->backend)) saved->check = CheckMode::fast;
   if (is_engine_worker(saved->backend))
@@ -252,8 +251,7 @@ BackendFactory backend_factory(const std::string& backend, const FailingCaseOpti
 
 Result<Failure> failure_of(const SavedCase& saved, const FailingCaseOptions& options) {
   Result<Failure> failure = judging_with(saved, options)(saved);
-  if (failure && failure->kind == "refused")
-    return fail(fmt::format("{}: {}", saved.name, failure->what));
+  if (failure && failure->kind == "refused") return fail("{}: {}", saved.name, failure->what);
   return failure;
 }
 
@@ -282,9 +280,8 @@ Result<ShrunkCase> shrink_case(const SavedCase& saved, const Failure& failure,
   auto result = shrink(saved, in_time, shrinking);
   if (!result)
     return fail(
-        fmt::format("{}: failed once ({}) and not again; it depends on something that the "
-                    "case does not hold",
-                    saved.name, failure.check));
+        "{}: failed once ({}) and not again; it depends on something that the case does not hold",
+        saved.name, failure.check);
   result->is_minimal &= !out_of_time();
   result->smallest.expected = first.expected;
   LS_ASSIGN_OR_RETURN(Failure smallest, failure_of(result->smallest, options));
@@ -430,9 +427,7 @@ Result<void> FuzzCases::keep_finding(const SavedCase& found, const Outcome& outc
 
 Result<void> FuzzCases::keep_as(const std::string& name, const SavedCase& found,
                                 const Outcome& outcome) {
-  std::error_code error;
-  std::filesystem::create_directories(folder_, error);
-  if (error) return fail(fmt::format("{}: {}", folder_, error.message()));
+  LS_RETURN_IF_ERROR(make_output_folder(folder_));
   SavedCase saved = found;
   saved.decided_by = decider_of(judging_);
   saved.worked_by = worker_of(judging_);
@@ -478,7 +473,7 @@ Result<void> FuzzCases::finish(double shrink_seconds) {
     if (!is_shrunk(kept)) continue;
     LS_ASSIGN_OR_RETURN(const auto failure, failure_of(kept.saved, judging_));
     if (!failure.failed())
-      return fail(fmt::format("{}: failed once ({}) and not a second time", kept.path, kept.check));
+      return fail("{}: failed once ({}) and not a second time", kept.path, kept.check);
     LS_ASSIGN_OR_RETURN(const auto shrunk, shrink_case(kept.saved, failure, judging_));
     const std::string path = path_of_smallest(kept.path);
     const SavedCase& smallest = shrunk.result.smallest;

@@ -2,10 +2,8 @@
 // backend that it asks for, its failure, and the smaller case.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "base/result.h"

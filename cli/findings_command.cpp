@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <filesystem>
 #include <iterator>
-#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -14,6 +13,7 @@
 #include "base/data_root.h"
 #include "base/json_reader.h"
 #include "base/line_reader.h"
+#include "base/output_file.h"
 #include "cli/commands.h"
 #include "cli/options/decisions_option.h"
 #include "cli/options/output_option.h"
@@ -55,8 +55,8 @@ Result<std::vector<const FindingCases*>> chosen_findings(const std::vector<int>&
   for (const int number : numbers)
     if (std::ranges::none_of(finding_cases(),
                              [&](const FindingCases& finding) { return finding.number == number; }))
-      return fail(fmt::format("there is no finding {}; docs/findings.md has 1 to {}", number,
-                              finding_cases().back().number));
+      return fail("there is no finding {}; docs/findings.md has 1 to {}", number,
+                  finding_cases().back().number);
   return chosen;
 }
 
@@ -64,9 +64,7 @@ Result<std::vector<const FindingCases*>> chosen_findings(const std::vector<int>&
 Result<void> save_trial(const std::string& folder, const RecordedEngine& engine,
                         const FindingCases& finding, const FindingTrial& trial) {
   if (folder.empty() || trial.recording.steps.empty()) return {};
-  std::error_code error;
-  std::filesystem::create_directories(folder, error);
-  if (error) return fail(fmt::format("{}: {}", folder, error.message()));
+  LS_RETURN_IF_ERROR(make_output_folder(folder));
   RecordingHeader header = trial.recording.header;
   header.engine = engine;
   header.family = fmt::format("finding-{}", finding.number);
@@ -279,7 +277,7 @@ Result<void> merge_table(const std::string& path, Table& table) {
       column.engine = cell.required("engine").nonempty_string();
       FindingTrial trial;
       JsonValue verdict = cell.required("verdict");
-      const auto known_verdict = finding_verdict_from_name(verdict.string());
+      const auto known_verdict = from_name<FindingVerdict>(verdict.string());
       if (!known_verdict) verdict.refuse("absent, shows, stops, other or unbuilt");
       trial.verdict = known_verdict.value_or(FindingVerdict::absent);
       trial.file = cell.required("case").string();
@@ -339,9 +337,8 @@ Result<int> run_findings(const FindingsOptions& options, CommandReport& report) 
   }
   if (!std::filesystem::is_directory(options.folder))
     return fail(
-        fmt::format("--cases {}: there is no such folder; the cases are in "
-                    "tests/regressions of the sources",
-                    options.folder));
+        "--cases {}: there is no such folder; the cases are in tests/regressions of the sources",
+        options.folder);
   LS_ASSIGN_OR_RETURN(const auto table, table_of(options));
   fmt::print("{}", options.as_markdown ? markdown_of(table) : text_of(table) + reasons_text(table));
   if (report.wants_json()) report.set_json(json_of(table));
@@ -363,16 +360,11 @@ void add_findings_command(CLI::App& app, int& exit_code) {
   command->add_option("N", options->numbers, "findings; without any, all of them");
   command
       ->add_option("--engine", options->engines,
-                   "vllm[:DIR], sglang[:DIR], or a command that speaks "
-                   "docs/protocols.md; several: a table. Without it the cases are listed")
+                   "vllm[:DIR], sglang[:DIR], or a command that speaks docs/protocols.md; several: "
+                   "a table. Without it the cases are listed")
       ->type_name("ENGINE");
   declare_engine_python(*command);
-  command
-      ->add_option("--decisions-timeout", options->timeout_s,
-                   "seconds that a reply may take; beyond them the engine hangs")
-      ->check(CLI::Range(1, 86'400).description(""))
-      ->type_name("S")
-      ->capture_default_str();
+  declare_decisions_timeout(*command, options->timeout_s);
   command->add_option("--cases", options->folder, "the folder of the cases")->capture_default_str();
   command->add_flag("--markdown", options->as_markdown,
                     "the table as docs/reference/findings_by_release.md has it");
@@ -384,10 +376,7 @@ void add_findings_command(CLI::App& app, int& exit_code) {
                    "tables that were written as JSON, side by side, instead of running")
       ->excludes("--engine")
       ->excludes("N");
-  command->callback([options, command, &exit_code] {
-    exit_code = run_reported(*command, options->reports,
-                             [&](CommandReport& report) { return run_findings(*options, report); });
-  });
+  run_when_chosen(*command, options, exit_code, run_findings);
 }
 
 }  // namespace lockstep

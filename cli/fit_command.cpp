@@ -148,7 +148,7 @@ Result<int> run_fit(const FitCommandOptions& options, CommandReport& report) {
   for (const std::string& name : options.left_out) {
     const Release* release = find_release(name);
     if (release == nullptr)
-      return fail(fmt::format("--leave-out {}: expected one of {}", name, release_names()));
+      return fail("--leave-out {}: expected one of {}", name, release_names());
     fitting.left_out.push_back(release);
   }
   if (fitting.left_out.size() >= releases().size()) return fail("--leave-out: no release is left");
@@ -205,10 +205,7 @@ void add_fit_command(CLI::App& app, int& exit_code) {
   command->add_option("--jobs", options->jobs, "recordings at a time")
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
-  command->callback([options, command, &exit_code] {
-    exit_code = run_reported(*command, options->reports,
-                             [&](CommandReport& report) { return run_fit(*options, report); });
-  });
+  run_when_chosen(*command, options, exit_code, run_fit);
 }
 
 }  // namespace lockstep

@@ -497,10 +497,7 @@ void add_fuzz_command(CLI::App& app, int& exit_code) {
   CLI::App* command =
       app.add_subcommand("fuzz", "Judge generated cases: caches, engines and traffic out of seeds");
   add_options(*command, *options);
-  command->callback([options, command, &exit_code] {
-    exit_code = run_reported(*command, options->reports,
-                             [&](CommandReport& report) { return fuzz_main(*options, report); });
-  });
+  run_when_chosen(*command, options, exit_code, fuzz_main);
 }
 
 }  // namespace lockstep

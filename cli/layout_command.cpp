@@ -92,7 +92,7 @@ void add_layout_command(CLI::App& app, int& exit_code) {
   declare_from(*sub, command->from);
   sub->add_option("--kv-dtype", a.kv_dtype, "auto (as the checkpoint asks), bf16, fp8, nvfp4, ...");
   sub->add_option("--mamba-cache-mode", a.mamba_cache_mode, "none, align or all");
-  sub->add_option("--attn-pack", a.attn_pack, "attention layers that share one page")
+  sub->add_option("--attn-pack", a.plan.attn_pack, "attention layers that share one page")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{4096}));
   add_layout_options(*sub, a);
   sub->add_flag("--map", command->map, "draw a page to scale");

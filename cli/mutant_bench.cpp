@@ -30,7 +30,7 @@ Result<PlanFigures> planted_figures(const KVCacheConfig& plan, const PlanOptions
                                    .context_ranks = options.dcp * options.pcp,
                                    .max_num_seqs = options.max_num_seqs.value_or(1)};
   const auto planted =
-      defect.empty() ? cuda::CapacityDefect::none : *cuda::capacity_defect_from_name(defect);
+      defect.empty() ? cuda::CapacityDefect::none : *defect_from_name<cuda::CapacityDefect>(defect);
   LS_ASSIGN_OR_RETURN(const auto capacity, cuda::planted_capacity(plan, limits, planted));
   return PlanFigures{.capacity_tokens = capacity.capacity_tokens,
                      .slot_buffer_rows = capacity.slot_buffer_rows,

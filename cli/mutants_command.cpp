@@ -128,17 +128,14 @@ std::string mutants_json(const std::vector<MutantReport>& reports) {
 // `decided_by`: absent: the model.
 Result<void> save_cases(const std::string& dir, const std::vector<MutantReport>& reports,
                         const std::optional<RecordedEngine>& decided_by) {
-  namespace fs = std::filesystem;
-  std::error_code error;
-  fs::create_directories(dir, error);
-  if (error) return fail(fmt::format("{}: {}", dir, error.message()));
+  LS_RETURN_IF_ERROR(make_output_folder(dir));
   for (const MutantReport& report : reports) {
     if (!report.smallest) continue;
     SavedCase saved = *report.smallest;
     saved.name = report.mutant->id;
     saved.decided_by = decided_by;
     saved.expected = expected_of(report.failure);
-    const auto path = fs::path(dir) / fmt::format("{}.case.jsonl", report.mutant->id);
+    const auto path = std::filesystem::path(dir) / fmt::format("{}.case.jsonl", report.mutant->id);
     LS_RETURN_IF_ERROR(write_saved_case(path.string(), saved));
   }
   return {};
@@ -161,7 +158,7 @@ Result<std::vector<const Mutant*>> chosen(const std::vector<std::string>& ids) {
   for (const std::string& id : ids) {
     const Mutant* mutant = find_mutant(id);
     if (mutant == nullptr)
-      return fail(fmt::format("there is no mutant {}; `lockstep mutants --list` lists them", id));
+      return fail("there is no mutant {}; `lockstep mutants --list` lists them", id);
     mutants.push_back(mutant);
   }
   if (ids.empty())
@@ -207,7 +204,7 @@ Result<void> put_below(MutantsOptions& options, MutantBench& bench,
   for (const Mutant* mutant : mutants)
     if (const std::string why = why_not_below(*bench.decider, *mutant);
         !why.empty() && !options.ids.empty())
-      return fail(fmt::format("mutant {} with --decisions: {}", mutant->id, why));
+      return fail("mutant {} with --decisions: {}", mutant->id, why);
   const auto left_out = std::erase_if(mutants, [&](const Mutant* mutant) {
     return !why_not_below(*bench.decider, *mutant).empty();
   });
@@ -243,13 +240,12 @@ Result<int> mutants(MutantsOptions options, CommandReport& report) {
     return kExitAgreed;
   }
   if (!options.layout.empty()) {
-    options.search.layout = cache_layout_from_name(options.layout);
+    options.search.layout = from_name<CacheLayout>(options.layout);
     if (!options.search.layout || !is_overlaid(*options.search.layout))
-      return fail(fmt::format("--layout: '{}' is none of the six orders ({})", options.layout,
-                              fmt::join(kOverlaidLayouts | std::views::transform([](CacheLayout o) {
-                                          return name_of(o);
-                                        }),
-                                        ", ")));
+      return fail("--layout: '{}' is none of the six orders ({})", options.layout,
+                  fmt::join(kOverlaidLayouts |
+                                std::views::transform([](CacheLayout o) { return name_of(o); }),
+                            ", "));
   }
   MutantBench bench = mutant_bench();
   if (!options.decisions.decisions.empty()) LS_RETURN_IF_ERROR(put_below(options, bench, selected));
@@ -287,10 +283,7 @@ void add_mutants_command(CLI::App& app, int& exit_code) {
       ->add_option("--shrink", options->search.shrink_evaluations_max,
                    "evaluations that shrinking a case may take; 0: leave it as found")
       ->check(CLI::NonNegativeNumber);
-  command->callback([options, command, &exit_code] {
-    exit_code = run_reported(*command, options->reports,
-                             [&](CommandReport& report) { return mutants(*options, report); });
-  });
+  run_when_chosen(*command, options, exit_code, mutants);
 }
 
 }  // namespace lockstep

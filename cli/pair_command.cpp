@@ -1,6 +1,6 @@
 // lockstep pair TRACE
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
@@ -16,7 +16,6 @@
 #include "cli/options/replay_options.h"
 #include "cli/output/reports.h"
 #include "cli/output/terminal.h"
-#include "reference/profiles/engine_profile.h"
 #include "reference/profiles/releases.h"
 #include "sim/pair/engine_pair.h"
 #include "sim/pair/transfer_protocol.h"
@@ -86,12 +85,6 @@ nlohmann::ordered_json transfers_json(const TransferCounts& c) {
           {"leases_expired", c.leases_expired}};
 }
 
-std::string_view name_of(PairVerdict verdict) {
-  return verdict == PairVerdict::kept     ? "kept"
-         : verdict == PairVerdict::broken ? "broken"
-                                          : "liveness";
-}
-
 std::string pair_configuration_text(const PairOptions& o) {
   const NetworkOptions& n = o.network;
   std::string text =
@@ -134,9 +127,9 @@ std::string pair_text(const PairReport& r, double seconds) {
       fmt::format("{} failed, {} blocks lost for good", with_commas(t.loads_failed),
                   with_commas(t.blocks_lost)));
   row("blocks", with_commas(t.blocks_received),
-      fmt::format("received and compared; {} reads said again, {} copies and {} stale messages "
-                  "dropped",
-                  with_commas(t.reads_again), with_commas(t.duplicates), with_commas(t.stale)));
+      fmt::format(
+          "received and compared; {} reads said again, {} copies and {} stale messages dropped",
+          with_commas(t.reads_again), with_commas(t.duplicates), with_commas(t.stale)));
   if (r.decode.backend != "none")
     row("pages", with_commas(r.prefill.pages_checked + r.decode.pages_checked),
         fmt::format("of both engines compared ({}), and {} host blocks",
@@ -312,7 +305,7 @@ Result<void> check_options(const ReplayOptions& options) {
       {!options.hidden_states_dir.empty(), "--hidden-states"},
   };
   for (const auto& [is_given, name] : useless)
-    if (is_given) return fail(fmt::format("{} means nothing with two engines; leave it out", name));
+    if (is_given) return fail("{} means nothing with two engines; leave it out", name);
   return {};
 }
 
@@ -328,7 +321,7 @@ struct PreparedPair {
 // A defect of the transfer is planted here; any other is the replay's.
 void plant(GivenRun& run, TransferDefect& defect) {
   if (!run.has("mutants")) return;
-  const auto planted = transfer_defect_from_name(run.spec.mutants.front());
+  const auto planted = defect_from_name<TransferDefect>(run.spec.mutants.front());
   if (!planted) return;
   defect = *planted;
   run.forget("mutants");
@@ -352,13 +345,13 @@ Result<PreparedPair> prepare(const PairCommandOptions& given) {
   plant(run, options.defect);
   if (run.has("mutants") && run.spec.backend == "none")
     return fail(
-        fmt::format("--mutant {}: no defect of the transfer between two engines, and those of a "
-                    "backend need --backend; `lockstep mutants --list` lists them",
-                    run.spec.mutants.front()));
+        "--mutant {}: no defect of the transfer between two engines, and those of a backend need "
+        "--backend; `lockstep mutants --list` lists them",
+        run.spec.mutants.front());
   LS_ASSIGN_OR_RETURN(const ReplayInput input, read_input(replay));
   if (input.trace == nullptr)
-    return fail(fmt::format("{}: {} is what one engine did; give a trace of requests", replay.file,
-                            name_of(input.format)));
+    return fail("{}: {} is what one engine did; give a trace of requests", replay.file,
+                name_of(input.format));
   LS_ASSIGN_OR_RETURN(auto decode, resolve_replay(replay, input));
   LS_ASSIGN_OR_RETURN(prepared.decode,
                       open_backends(decode.config.backend, replay_backend(decode.run.backend)));
@@ -430,10 +423,8 @@ void add_pair_command(CLI::App& app, int& exit_code) {
   CLI::App* command = app.add_subcommand(
       "pair", "Run a trace through a prefill and a decode engine with a lossy network in between");
   declare_pair_options(*command, *options);
-  command->callback([options, command, &exit_code] {
-    exit_code = run_reported(*command, options->replay.reports,
-                             [&](CommandReport& report) { return pair(*options, report); });
-  });
+  run_when_chosen(*command, options->replay.reports, exit_code,
+                  [options](CommandReport& report) { return pair(*options, report); });
 }
 
 }  // namespace lockstep

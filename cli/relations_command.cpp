@@ -65,8 +65,7 @@ Result<std::vector<Held>> chosen_relations(const std::vector<std::string>& names
     const auto found =
         std::ranges::find(all, name, [](const Held& held) { return held.relation.name; });
     if (found == all.end())
-      return fail(
-          fmt::format("there is no relation '{}'; `lockstep relations --list` lists them", name));
+      return fail("there is no relation '{}'; `lockstep relations --list` lists them", name);
     some.push_back(*found);
   }
   return some;
@@ -149,8 +148,7 @@ Result<std::int64_t> hold_all(const RelationsOptions& options, const Deciding& d
       ++held.applied;
       for (const auto hold : {hold_answers, hold_on_devices})
         if (auto done = hold(saved, seed, deciding, held); !done)
-          return fail(
-              fmt::format("seed {}, {}: {}", seed, held.relation.name, done.error().message));
+          return fail("seed {}, {}: {}", seed, held.relation.name, done.error().message);
     }
     progress.at(run + 1, saved.name);
   }
@@ -235,8 +233,8 @@ Result<int> run_relations(RelationsOptions options, CommandReport& report) {
         all, [](const Held& held) { return !held.is_of_answers || held.relation.of_connectors; });
   if (all.empty())
     return fail(
-        "--decisions: of the relations that are named none holds without the model; what "
-        "is left of them is of places on a device or of connectors");
+        "--decisions: of the relations that are named none holds without the model; what is left "
+        "of them is of places on a device or of connectors");
   LS_ASSIGN_OR_RETURN(const std::int64_t cases, hold_all(options, {engines}, all));
   fmt::print("{}", text_of(all));
   const auto broken =
@@ -264,11 +262,7 @@ void add_relations_command(CLI::App& app, int& exit_code) {
       ->check(CLI::IsMember({"simt", "none"}));
   declare_decisions(*command, options->decisions);
   declare_reports(*command, options->reports, "the result as JSON");
-  command->callback([options, command, &exit_code] {
-    exit_code = run_reported(*command, options->reports, [&](CommandReport& report) {
-      return run_relations(*options, report);
-    });
-  });
+  run_when_chosen(*command, options, exit_code, run_relations);
 }
 
 }  // namespace lockstep

@@ -319,7 +319,7 @@ Result<void> leave_smallest(const std::string& path, const FailingCaseOptions& j
                             const std::string& explanation) {
   LS_ASSIGN_OR_RETURN(const auto saved, load_case(path, judging));
   LS_ASSIGN_OR_RETURN(const auto failure, failure_of(saved, judging));
-  if (!failure.failed()) return fail(fmt::format("{}: does not fail a second time", path));
+  if (!failure.failed()) return fail("{}: does not fail a second time", path);
   LS_ASSIGN_OR_RETURN(const auto shrunk, shrink_case(saved, failure, judging));
   const std::string smallest = path_of_smallest(path);
   LS_RETURN_IF_ERROR(write_saved_case(smallest, shrunk.result.smallest));
@@ -341,9 +341,7 @@ Result<std::string> leave_case(const ReplayOptions& options, const OpenReplay& p
   SavedCase saved = case_of(request_of(options), prepared, report);
   saved.decided_by = decider_of(judging);
   saved.worked_by = worker_of(judging);
-  std::error_code error;
-  std::filesystem::create_directories(options.save_dir, error);
-  if (error) return fail(fmt::format("{}: {}", options.save_dir, error.message()));
+  LS_RETURN_IF_ERROR(make_output_folder(options.save_dir));
   const std::string path =
       (std::filesystem::path(options.save_dir) / (saved.name + ".case.jsonl")).string();
   LS_RETURN_IF_ERROR(write_saved_case(path, saved));
@@ -359,13 +357,12 @@ Result<std::string> leave_case(const ReplayOptions& options, const OpenReplay& p
 Result<void> check_facts_wanted(const ReplayOptions& options, const PreparedReplay& prepared) {
   if (options.facts_path.empty()) return {};
   if (prepared.format != FileFormat::recording)
-    return fail(fmt::format("--save-facts: {} is a {}; facts are written into a recording",
-                            options.file, name_of(prepared.format)));
+    return fail("--save-facts: {} is a {}; facts are written into a recording", options.file,
+                name_of(prepared.format));
   if (is_engine_worker(prepared.run.backend)) return {};
   return fail(
-      fmt::format("--save-facts: --backend {} is no engine's own worker; expected "
-                  "vllm[:DIR] or worker:COMMAND",
-                  prepared.run.backend));
+      "--save-facts: --backend {} is no engine's own worker; expected vllm[:DIR] or worker:COMMAND",
+      prepared.run.backend);
 }
 
 struct JudgedCase {
@@ -548,10 +545,7 @@ void add_replay_command(CLI::App& app, int& exit_code) {
   declare_replay_options(*command, *options);
   declare_from(*command, options->from);
   command->get_option("--from")->needs("--model")->group("Cache");
-  command->callback([options, command, &exit_code] {
-    exit_code = run_reported(*command, options->reports,
-                             [&](CommandReport& report) { return replay(*options, report); });
-  });
+  run_when_chosen(*command, options, exit_code, replay);
 }
 
 }  // namespace lockstep

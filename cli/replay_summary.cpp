@@ -40,9 +40,9 @@ Result<void> HiddenStateFolder::check(const LockstepConfig& config, bool has_bac
     return fail(
         "--hidden-states with several ranks: each would hold a part; give them to a run of one");
   if (!std::filesystem::is_directory(path_))
-    return fail(fmt::format("--hidden-states {}: there is no such folder", path_));
+    return fail("--hidden-states {}: there is no such folder", path_);
   const auto probe = OutputFile::create(std::filesystem::path(path_) / "probe");
-  if (!probe) return fail(fmt::format("--hidden-states: {}", probe.error().message));
+  if (!probe) return fail("--hidden-states: {}", probe.error().message);
   return {};
 }
 

@@ -128,10 +128,7 @@ void add_same_command(CLI::App& app, int& exit_code) {
   command->add_option("A", options->left, "recording or step hashes")->required();
   command->add_option("B", options->right, "the same of another run")->required();
   declare_reports(*command, options->reports, "the result as JSON");
-  command->callback([options, command, &exit_code] {
-    exit_code = run_reported(*command, options->reports,
-                             [&](CommandReport& report) { return compare(*options, report); });
-  });
+  run_when_chosen(*command, options, exit_code, compare);
 }
 
 }  // namespace lockstep

@@ -62,8 +62,8 @@ Result<int> shrink_file(ShrinkCommandOptions& options, CommandReport& report) {
   if (const auto& recording = saved.recording;
       saved.decide == Decides::recording && recording && !recording->end.failed_check.empty())
     fmt::print(
-        "The recording ends in a failure of its engine: smaller cases need the engine, "
-        "--decisions ENGINE.\n");
+        "The recording ends in a failure of its engine: smaller cases need the engine, --decisions "
+        "ENGINE.\n");
   if (options.judging.engines != nullptr || options.judging.workers != nullptr) {
     const std::string recording = path_of_recording(path);
     LS_ASSIGN_OR_RETURN(const bool written,
@@ -95,10 +95,7 @@ void add_shrink_command(CLI::App& app, int& exit_code) {
       ->type_name("N")
       ->capture_default_str();
   declare_reports(*command, options->reports, "the result as JSON");
-  command->callback([options, command, &exit_code] {
-    exit_code = run_reported(*command, options->reports,
-                             [&](CommandReport& report) { return shrink_file(*options, report); });
-  });
+  run_when_chosen(*command, options, exit_code, shrink_file);
 }
 
 }  // namespace lockstep

@@ -139,8 +139,7 @@ nlohmann::ordered_json family_json(const std::string& name, const Family& family
 
 Result<int> run_worker(const WorkerCommandOptions& options) {
   if (!is_engine_worker(options.engine))
-    return fail(
-        fmt::format("ENGINE {}: expected vllm, vllm:DIR or worker:COMMAND", options.engine));
+    return fail("ENGINE {}: expected vllm, vllm:DIR or worker:COMMAND", options.engine);
   LS_ASSIGN_OR_RETURN(const ConformInputs inputs, find_conform_inputs(options.paths));
   LS_ASSIGN_OR_RETURN(const auto engines, open_workers(options.engine, options.worker));
   fmt::print("{}\n  {:<36}{:>6}{:>8}{:>9}{:>8}{:>9}{:>9}\n",
@@ -187,8 +186,7 @@ void add_worker_command(CLI::App& app, int& exit_code) {
   command
       ->add_option(
           "--save-facts", options->facts_dir,
-          "write each recording there with what the worker did, FOLDER-FILE, for `lockstep "
-          "audit`")
+          "write each recording there with what the worker did, FOLDER-FILE, for `lockstep audit`")
       ->check(CLI::ExistingDirectory.description(""))
       ->type_name("DIR");
   command->callback([options, &exit_code] { exit_code = exit_status(run_worker(*options)); });

@@ -12,7 +12,6 @@
 #include "base/data_root.h"
 #include "cli/output/again.h"
 #include "properties/generate/claimed_features.h"
-#include "reference/profiles/engine_profile.h"
 
 namespace lockstep {
 namespace {
@@ -73,16 +72,16 @@ Result<std::string> adapter_python(std::string_view option, std::string_view nam
       variable("LOCKSTEP_PYTHONPATH", (data_root() / "python").string().c_str());
   if (!fs::is_directory(fs::path(path) / "lockstep_engines"))
     return fail(
-        fmt::format("{} {}: the adapters are not in {}; set LOCKSTEP_PYTHONPATH to "
-                    "the folder that holds lockstep_engines",
-                    option, named, path));
+        "{} {}: the adapters are not in {}; set LOCKSTEP_PYTHONPATH to the folder that holds "
+        "lockstep_engines",
+        option, named, path);
   const Interpreter python = interpreter_for_engines();
   std::error_code error;
   if (python.program.find('/') != std::string::npos && !fs::exists(python.program, error))
     return fail(
-        fmt::format("{} {}: {} names {}, which does not exist; give the interpreter of an "
-                    "environment with --engine-python",
-                    option, named, python.named_by, python.program));
+        "{} {}: {} names {}, which does not exist; give the interpreter of an environment with "
+        "--engine-python",
+        option, named, python.named_by, python.program);
   return fmt::format("PYTHONPATH={}${{PYTHONPATH:+:$PYTHONPATH}} {}", shell_word(path),
                      shell_word(python.program));
 }
@@ -94,36 +93,31 @@ Result<std::string> adapter_command(std::string_view option, const std::string& 
   std::string command = fmt::format("{} -m lockstep_engines {}", python, engine);
   if (colon == std::string::npos) return command;
   const std::string folder = named.substr(colon + 1);
-  if (!fs::is_directory(folder))
-    return fail(fmt::format("{} {}: there is no folder {}", option, named, folder));
+  if (!fs::is_directory(folder)) return fail("{} {}: there is no folder {}", option, named, folder);
   return command + " " + shell_word(fs::absolute(folder).string());
 }
 
 void declare_engine_python(CLI::App& command) {
   if (command.get_option_no_throw("--engine-python") != nullptr) return;
   command
-      .add_option(
-          "--engine-python", engine_python(),
-          "interpreter for vllm[:DIR], sglang[:DIR] and --kernels (that of the active virtual "
-          "environment or of the wheel, else of LOCKSTEP_PYTHON)")
+      .add_option("--engine-python", engine_python(),
+                  "interpreter for vllm[:DIR], sglang[:DIR] and --kernels (that of the active "
+                  "virtual environment or of the wheel, else of LOCKSTEP_PYTHON)")
       ->type_name("FILE");
 }
 
 void declare_decisions(CLI::App& command, DecisionsOptions& options) {
   declare_engine_python(command);
   command
-      .add_option(
-          "--decisions", options.decisions,
-          "the scheduler in place of the model: vllm[:DIR], sglang[:DIR], or a command that "
-          "speaks docs/protocols.md")
+      .add_option("--decisions", options.decisions,
+                  "the scheduler in place of the model: vllm[:DIR], sglang[:DIR], or a command "
+                  "that speaks docs/protocols.md")
       ->type_name("ENGINE");
-  declare_decisions_timeout(command, options);
+  declare_decisions_timeout(command, options.timeout_s);
 }
 
-void declare_decisions_timeout(CLI::App& command, DecisionsOptions& options) {
-  command
-      .add_option("--decisions-timeout", options.timeout_s,
-                  "reply timeout of the engine in seconds")
+void declare_decisions_timeout(CLI::App& command, std::int64_t& timeout_s) {
+  command.add_option("--decisions-timeout", timeout_s, "reply timeout of the engine in seconds")
       ->check(CLI::Range(1, 86'400).description(""))
       ->type_name("S")
       ->capture_default_str();

@@ -27,7 +27,7 @@ struct DecisionsOptions {
 
 // --engine-python, once for each command that may start an adapter of this project.
 void declare_engine_python(CLI::App& command);
-void declare_decisions_timeout(CLI::App& command, DecisionsOptions& options);
+void declare_decisions_timeout(CLI::App& command, std::int64_t& timeout_s);
 // --decisions, --decisions-timeout and --engine-python.
 void declare_decisions(CLI::App& command, DecisionsOptions& options);
 

@@ -25,19 +25,19 @@ void declare_from(CLI::App& command, std::string& from) {
   declare_engine_python(command);
   command
       .add_option("--from", from,
-                  "engine that builds the layers of a config.json: vllm or vllm:DIR "
-                  "(none: the reader of config.json)")
+                  "engine that builds the layers of a config.json: vllm or vllm:DIR (none: the "
+                  "reader of config.json)")
       ->type_name("ENGINE");
 }
 
 Result<std::string> engine_model(const std::string& config, const std::string& from) {
   namespace fs = std::filesystem;
   if (from != "vllm" && !from.starts_with("vllm:"))
-    return fail(fmt::format("--from {}: expected vllm or vllm:DIR", from));
+    return fail("--from {}: expected vllm or vllm:DIR", from);
   const fs::path folder =
       fs::is_directory(config) ? fs::path(config) : fs::absolute(config).parent_path();
   if (!fs::is_regular_file(folder / "config.json"))
-    return fail(fmt::format("{}: expected a config.json or its folder", config));
+    return fail("{}: expected a config.json or its folder", config);
   LS_ASSIGN_OR_RETURN(const std::string adapter, adapter_command("--from", from));
   LS_ASSIGN_OR_RETURN(const auto engine,
                       LineProcess::start(fmt::format("{} --layers {}", adapter,
@@ -45,18 +45,16 @@ Result<std::string> engine_model(const std::string& config, const std::string& f
   std::string_view line;
   const auto end = engine->receive(line, kTimeLimit);
   if (end == LineProcess::End::timed_out)
-    return fail(fmt::format("{}: {} did not build the model in {} minutes", config, from,
-                            kTimeLimit.count()));
+    return fail("{}: {} did not build the model in {} minutes", config, from, kTimeLimit.count());
   if (end == LineProcess::End::ended) {
     const std::string how = engine->how_it_ended();
     const std::string words = engine->last_words();
-    if (how == kEngineNotReady) return fail(fmt::format("--from: {}", last_line(words)));
-    return fail(fmt::format("{}: {} does not start ({}): {}", config, from, how, last_line(words)));
+    if (how == kEngineNotReady) return fail("--from: {}", last_line(words));
+    return fail("{}: {} does not start ({}): {}", config, from, how, last_line(words));
   }
   const auto reply = nlohmann::json::parse(line, nullptr, false);
-  if (!reply.is_object()) return fail(fmt::format("{}: {} answered no JSON object", config, from));
-  if (reply.contains("refused"))
-    return fail(fmt::format("{}: {}", config, reply["refused"].get<std::string>()));
+  if (!reply.is_object()) return fail("{}: {} answered no JSON object", config, from);
+  if (reply.contains("refused")) return fail("{}: {}", config, reply["refused"].get<std::string>());
   std::string text = std::string(line) + "\n";
   if (auto model = model_from_text(text, config); !model) return tl::unexpected(model.error());
   return text;

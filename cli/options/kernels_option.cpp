@@ -45,8 +45,8 @@ void declare_kernels(CLI::App& command, std::function<void(const std::string& ba
               if (backend == "cuda")
                 throw CLI::ValidationError(
                     "--kernels with --backend cuda",
-                    "a GPU's pages are not shared with Python yet (CUDA IPC); leave --backend "
-                    "cuda out to run the class on the CPU");
+                    "a GPU's pages are not shared with Python yet (CUDA IPC); leave --backend cuda "
+                    "out to run the class on the CPU");
               if (backend != "auto" && backend != "simt")
                 throw CLI::ValidationError(fmt::format("--kernels with --backend {}", backend),
                                            "the class runs on the pages of --backend simt");

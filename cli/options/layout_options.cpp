@@ -23,7 +23,7 @@ template <class T>
 Result<T> parse_word(std::string_view option, std::string_view text,
                      std::optional<T> (*from_name)(std::string_view), std::string_view expected) {
   if (const auto value = from_name(text)) return *value;
-  return fail(fmt::format("{}: '{}' is not one of {}", option, text, expected));
+  return fail("{}: '{}' is not one of {}", option, text, expected);
 }
 
 Result<void> set_kv_dtype(std::string_view text, PlanOptions& options) {
@@ -41,10 +41,10 @@ Result<void> set_kv_dtype(std::string_view text, PlanOptions& options) {
 void add_layout_options(CLI::App& command, LayoutArguments& a) {
   const auto ranks = CLI::Range(std::int64_t{1}, kRanksMax);
   const auto tokens = CLI::Range(std::int64_t{1}, kTokensMax);
-  command.add_option("--tp", a.tp, "tensor parallel ranks")->check(ranks);
-  command.add_option("--pp", a.pp, "pipeline stages")->check(ranks);
-  command.add_option("--dcp", a.dcp, "decode context parallel ranks")->check(ranks);
-  command.add_option("--pcp", a.pcp, "prefill context parallel ranks")->check(ranks);
+  command.add_option("--tp", a.plan.tp, "tensor parallel ranks")->check(ranks);
+  command.add_option("--pp", a.plan.pp, "pipeline stages")->check(ranks);
+  command.add_option("--dcp", a.plan.dcp, "decode context parallel ranks")->check(ranks);
+  command.add_option("--pcp", a.plan.pcp, "prefill context parallel ranks")->check(ranks);
   command.add_option("--ssm-dtype", a.ssm_dtype, "dtype of recurrent states (the model's)");
   command.add_option("--backend", a.backend,
                      "flash_attn, flashinfer, triton_attn, triton_mla, flashmla");
@@ -53,27 +53,33 @@ void add_layout_options(CLI::App& command, LayoutArguments& a) {
       "--layout", a.layout,
       "one of six orders (NHD: as the engine chooses); before vllm-0.33.0 NHD or HND");
   command.add_option("--memory", a.memory, "for the cache, per worker: 40GiB, 512MiB, bytes");
-  command.add_option("--num-blocks", a.num_blocks, "blocks, whatever the memory")->check(tokens);
-  command.add_option("--num-spec", a.num_spec, "speculative tokens")
+  command.add_option("--num-blocks", a.plan.num_gpu_blocks_override, "blocks, whatever the memory")
+      ->check(tokens);
+  command.add_option("--num-spec", a.plan.num_spec, "speculative tokens")
       ->check(CLI::Range(std::int64_t{0}, std::int64_t{64}));
-  command.add_option("--max-model-len", a.max_model_len, "tokens (the model's, at most 32,768)")
+  command
+      .add_option("--max-model-len", a.plan.max_model_len, "tokens (the model's, at most 32,768)")
       ->check(tokens);
   command
-      .add_option("--max-num-batched-tokens", a.max_num_batched_tokens, "tokens of a step at most")
+      .add_option("--max-num-batched-tokens", a.plan.max_num_batched_tokens,
+                  "tokens of a step at most")
       ->check(tokens);
   command
-      .add_option("--max-num-seqs", a.max_num_seqs, "running requests, checked against the states")
+      .add_option("--max-num-seqs", a.plan.max_num_seqs,
+                  "running requests, checked against the states")
       ->check(tokens);
-  command.add_option("--block-size", a.block_size, "tokens (16, or what the states need)")
+  command.add_option("--block-size", a.plan.block_size, "tokens (16, or what the states need)")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 20));
-  command.add_option("--mamba-block-size", a.mamba_block_size, "mode all: tokens of a state chunk")
+  command
+      .add_option("--mamba-block-size", a.plan.mamba_block_size,
+                  "mode all: tokens of a state chunk")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 20));
-  command.add_flag("--disable-hybrid-kv-cache-manager", a.disable_hybrid_kv_cache_manager,
+  command.add_flag("--disable-hybrid-kv-cache-manager", a.plan.disable_hybrid_kv_cache_manager,
                    "windows and chunks keep all their blocks");
   CLI::Option* const host = command.add_option("--hisparse-host", a.host_pool,
                                                "HiSparse with a host pool of that size: 64GiB");
   command
-      .add_option("--hisparse-device-buffer", a.device_buffer,
+      .add_option("--hisparse-device-buffer", a.plan.device_buffer_rows,
                   "rows of a request's hot region in each layer")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{32768}))
       ->needs(host);
@@ -87,8 +93,7 @@ void add_layout_options(CLI::App& command, LayoutArguments& a) {
 
 Result<bool> is_placed(const LayoutArguments& a) {
   const Release* release = find_release(a.engine);
-  if (release == nullptr)
-    return fail(fmt::format("--engine: '{}' is not one of {}", a.engine, release_names()));
+  if (release == nullptr) return fail("--engine: '{}' is not one of {}", a.engine, release_names());
   return overlays_groups(*release);
 }
 
@@ -126,31 +131,17 @@ Result<std::int64_t> parse_size(std::string_view text) {
   const auto known = std::ranges::find(kUnits, unit, &std::pair<std::string_view, int>::first);
   const double bytes = known == kUnits.end() ? -1 : std::ldexp(number, known->second);
   if (status != std::errc{} || !(bytes >= 0) || bytes > std::ldexp(1, 50))
-    return fail(fmt::format(
-        "--memory: '{}' is not a size; write 40GiB, 512MiB or a number of bytes", text));
+    return fail("--memory: '{}' is not a size; write 40GiB, 512MiB or a number of bytes", text);
   return static_cast<std::int64_t>(bytes);
 }
 
 Result<PlanOptions> plan_options(const LayoutArguments& a, const ModelSpec& model) {
-  PlanOptions o;
-  o.tp = a.tp;
-  o.pp = a.pp;
-  o.dcp = a.dcp;
-  o.pcp = a.pcp;
-  o.attn_pack = a.attn_pack;
-  o.num_spec = a.num_spec;
+  PlanOptions o = a.plan;
   LS_ASSIGN_OR_RETURN(const bool placed, is_placed(a));
-  o.has_drafter = placed && a.num_spec > 0;
-  o.max_model_len =
-      a.max_model_len > 0 ? a.max_model_len : std::min<std::int64_t>(model.max_model_len, 32768);
-  o.max_num_batched_tokens = a.max_num_batched_tokens;
-  o.block_size = a.block_size;
-  o.mamba_block_size = a.mamba_block_size;
+  o.has_drafter = placed && o.num_spec > 0;
+  if (o.max_model_len == 0) o.max_model_len = std::min<std::int64_t>(model.max_model_len, 32768);
   o.mamba_chunk_size = model.mamba_chunk_size;
   o.mtp_modules = model.mtp_modules;
-  o.num_gpu_blocks_override = a.num_blocks;
-  o.max_num_seqs = a.max_num_seqs;
-  o.disable_hybrid_kv_cache_manager = a.disable_hybrid_kv_cache_manager;
   LS_RETURN_IF_ERROR(a.kv_dtype == "auto" ? take_checkpoint_format(model, o)
                                           : set_kv_dtype(a.kv_dtype, o));
   if (!a.ssm_dtype.empty()) {
@@ -159,15 +150,14 @@ Result<PlanOptions> plan_options(const LayoutArguments& a, const ModelSpec& mode
   }
   LS_ASSIGN_OR_RETURN(o.mamba_cache_mode,
                       parse_word<MambaCacheMode>("--mamba-cache-mode", a.mamba_cache_mode,
-                                                 mamba_cache_mode_from_name, "none, align, all"));
+                                                 from_name<MambaCacheMode>, "none, align, all"));
   LS_ASSIGN_OR_RETURN(o.backend, parse_word<AttentionBackend>(
-                                     "--backend", a.backend, attention_backend_from_name,
+                                     "--backend", a.backend, from_name<AttentionBackend>,
                                      "flash_attn, flashinfer, triton_attn, triton_mla, flashmla"));
   LS_ASSIGN_OR_RETURN(o.memory_bytes, parse_size(a.memory));
   if (a.host_pool.empty()) return o;
   if (!placed) return fail("--hisparse-host: of releases whose groups overlay one allocation");
   LS_ASSIGN_OR_RETURN(o.host_pool_bytes, parse_size(a.host_pool));
-  o.device_buffer_rows = a.device_buffer;
   return o;
 }
 

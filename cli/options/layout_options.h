@@ -20,28 +20,16 @@ namespace lockstep {
 
 // As typed; plan_options() gives them their meaning.
 struct LayoutArguments {
-  std::string kv_dtype = "auto";  // as the model or its checkpoint has it
+  // Options that need none: ranks, sizes, counts.
+  PlanOptions plan{.max_model_len = 0};  // 0: the model's, at most 32,768
+  std::string kv_dtype = "auto";         // as the model or its checkpoint has it
   std::string ssm_dtype;
   std::string mamba_cache_mode = "none";
   std::string backend = "flash_attn";
   std::string layout = "NHD";
   std::string engine = EngineConfig{}.engine;  // whose planner
   std::string memory = "40GiB";
-  std::int64_t tp = 1;
-  std::int64_t pp = 1;
-  std::int64_t dcp = 1;
-  std::int64_t pcp = 1;
-  std::int64_t attn_pack = 1;
-  std::int64_t num_spec = 0;
-  std::int64_t max_model_len = 0;  // 0: the model's, at most 32,768
-  std::int64_t max_num_batched_tokens = 8192;
-  std::optional<std::int64_t> block_size;
-  std::optional<std::int64_t> mamba_block_size;
-  std::optional<std::int64_t> num_blocks;
-  std::optional<std::int64_t> max_num_seqs;
-  bool disable_hybrid_kv_cache_manager = false;
   std::string host_pool;  // size of the pool of host pages; empty: none
-  std::optional<std::int64_t> device_buffer;
   std::int64_t hidden_state_layers = 0;
   std::int64_t hidden_size = 4096;
 };

@@ -10,7 +10,6 @@
 #include <filesystem>
 #include <thread>
 #include <utility>
-#include <vector>
 
 #include "base/data_root.h"
 #include "cuda_backend/gpu_backend.h"
@@ -133,7 +132,7 @@ Result<void> plan_faults(PreparedReplay& prepared) {
     return {};
   }
   const Result<FaultPlan> plan = fault_plan_from_text(given);
-  if (!plan) return fail(fmt::format("--faults: {}", plan.error().message));
+  if (!plan) return fail("--faults: {}", plan.error().message);
   run.faults = faults_of(*plan);
   return {};
 }
@@ -175,8 +174,8 @@ void declare_import(CLI::App& command, ImportOptions& options) {
             options = *given;
           },
           "of another tool's trace: block=N (tokens of an id), time=ms|s, turns=whole|added, "
-          "zero=one|skip|refuse (outputs of no tokens), arrival=closed (all at once), torn=skip "
-          "(a last row that breaks off)")
+          "zero=one|skip|refuse (outputs of no tokens), arrival=closed (all at once), torn=skip (a "
+          "last row that breaks off)")
       ->type_name("LIST");
 }
 
@@ -222,10 +221,9 @@ void declare_replay_options(CLI::App& command, ReplayOptions& o) {
   declare_output(command, "--hashes", o.hashes_path,
                  "hashes of each step, for `lockstep same` (docs/formats.md)")
       ->group(group);
-  declare_output(
-      command, "--save-facts", o.facts_path,
-      "of a recording on an engine\'s own worker: the recording with what the worker did, "
-      "for `lockstep audit` (docs/formats.md)")
+  declare_output(command, "--save-facts", o.facts_path,
+                 "of a recording on an engine\'s own worker: the recording with what the worker "
+                 "did, for `lockstep audit` (docs/formats.md)")
       ->group(group);
   CLI::Option* save =
       declare_output_folder(command, "--save", o.save_dir, "folder for the case of a divergence")
@@ -282,8 +280,8 @@ Result<OpenReplay> open_replay(ReplayRequest request,
     };
   auto session = Session::open(replay.config, std::move(replay.parts));
   if (!session)
-    return fail(fmt::format("{}{}", replay.run.faults.empty() ? "" : request.file + ": ",
-                            session.error().message));
+    return fail("{}{}", replay.run.faults.empty() ? "" : request.file + ": ",
+                session.error().message);
   replay.session = std::move(*session);
   for (std::size_t i = 0; i < replay.hits.size(); ++i)
     replay.hits[i]->open(replay.config, *replay.session->engines()[i].decisions);

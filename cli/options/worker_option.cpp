@@ -15,8 +15,8 @@ void declare_worker(CLI::App& command, WorkerOptions& options) {
   declare_engine_python(command);
   command
       .add_option("--runner", options.runner,
-                  "of --backend vllm: model runner V1 or V2 of its worker (v1, v2) "
-                  "(v2); by default that of a saved case, else v1")
+                  "of --backend vllm: model runner V1 or V2 of its worker (v1, v2) (v2); by "
+                  "default that of a saved case, else v1")
       ->check(CLI::IsMember({"v1", "v2"}));
   command
       .add_option("--states", options.states,

@@ -95,6 +95,13 @@ int run_reported(const CLI::App& command, const ReportOptions& options,
   return interrupted != 0 ? interrupted : status;
 }
 
+void run_when_chosen(CLI::App& command, const ReportOptions& reports, int& exit_code,
+                     std::function<Result<int>(CommandReport&)> run) {
+  command.callback([&command, &reports, &exit_code, run = std::move(run)] {
+    exit_code = run_reported(command, reports, run);
+  });
+}
+
 // The formats.
 
 namespace {

@@ -12,6 +12,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -86,6 +87,16 @@ class CommandReport {
 // Runs a command, writes the files that the options name, and returns the exit status.
 int run_reported(const CLI::App& command, const ReportOptions& options,
                  const std::function<Result<int>(CommandReport&)>& run);
+
+// Runs `run` so when `command` is chosen; its status in `exit_code`.
+void run_when_chosen(CLI::App& command, const ReportOptions& reports, int& exit_code,
+                     std::function<Result<int>(CommandReport&)> run);
+template <class Options, class Run>
+void run_when_chosen(CLI::App& command, const std::shared_ptr<Options>& options, int& exit_code,
+                     Run run) {
+  run_when_chosen(command, options->reports, exit_code,
+                  [options, run](CommandReport& report) { return run(*options, report); });
+}
 
 // "page_written step 3 request r1: SENTENCE", without what is not known (-1, empty).
 std::string stable_line(std::string_view check, std::int64_t step, std::string_view request,

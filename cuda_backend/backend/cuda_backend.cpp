@@ -1,7 +1,5 @@
 #include "cuda_backend/backend/cuda_backend.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <utility>
 #include <vector>
@@ -18,7 +16,6 @@
 #include "cuda_backend/streams/stream_device.h"
 #include "cuda_backend/views/layer_caches.h"
 #include "cuda_backend/views/overlaid_views.h"
-#include "cuda_backend/views/rank_share.h"
 
 namespace lockstep::cuda {
 namespace {
@@ -226,13 +223,12 @@ Result<std::unique_ptr<Backend>> make_backend(std::unique_ptr<Device> device, Ba
   std::vector<std::int32_t> row_widths = config.max_blocks_per_row;
   if (seams.config) seams.config(config);
   if (config.num_streams < 1 || config.num_streams > kMaxStreams)
-    return fail(
-        fmt::format("num_streams: {} is not from 1 to {}", config.num_streams, kMaxStreams));
+    return fail("num_streams: {} is not from 1 to {}", config.num_streams, kMaxStreams);
   if (config.num_streams > 1)
     device = make_stream_device(std::move(device),
                                 {.num_streams = config.num_streams, .edit_graph = seams.graph});
   if (config.max_cudagraph_capture_size < 0)
-    return fail(fmt::format("max_cudagraph_capture_size: {}", config.max_cudagraph_capture_size));
+    return fail("max_cudagraph_capture_size: {}", config.max_cudagraph_capture_size);
   Device& base = *device;
   if (config.max_cudagraph_capture_size > 0)
     device = make_graph_device(

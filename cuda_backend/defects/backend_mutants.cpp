@@ -60,8 +60,8 @@ Result<cuda::Seams> cuda::planted_seams(const BackendConfig& config) {
   const std::vector<PlantedDefect> all = planted_defects();
   const auto entry = std::ranges::find(all, config.mutant, &PlantedDefect::id);
   if (entry == all.end())
-    return fail(fmt::format("mutant: '{}' is not planted in this backend; known: {}", config.mutant,
-                            fmt::join(backend_defect_names(), ", ")));
+    return fail("mutant: '{}' is not planted in this backend; known: {}", config.mutant,
+                fmt::join(backend_defect_names(), ", "));
   if (std::string why = missing(*entry, config); !why.empty()) return fail(std::move(why));
   return entry->make(config);
 }

@@ -2,7 +2,6 @@
 
 #include <map>
 #include <utility>
-#include <vector>
 
 #include "base/check.h"
 #include "cuda_backend/device/forwarding_device.h"

@@ -8,7 +8,6 @@
 
 #include "base/check.h"
 #include "cuda_backend/views/overlaid_views.h"
-#include "cuda_backend/views/views.h"
 
 namespace lockstep::cuda {
 
@@ -72,7 +71,7 @@ class PlantedDeriver final : public ViewDeriver {
     const std::string& name = group.layer_names[layer];
     const bool states = is_state_kind(group.spec.kind);
     if (states && has(ViewDefect::state_spec_unhandled))
-      return fail(fmt::format("{}: caches of kind mamba are not reshaped", name));
+      return fail("{}: caches of kind mamba are not reshaped", name);
     if (states || !has(ViewDefect::layout_equal_page)) return ViewDeriver::layer_views(g, layer);
     const TensorPlace at = placement(group, layer);
     const auto [spec, size] = first_of_tensor(at.tensor);
@@ -137,8 +136,8 @@ class PlantedDeriver final : public ViewDeriver {
       }
       if (view.shape[0] != 2) return;
       if (view.shape[1] == 2 && has(ViewDefect::ambiguous_refused))
-        result = fail(fmt::format("{}: the layout of a cache of shape [{}] is ambiguous",
-                                  group.layer_names.front(), fmt::join(view.shape, ", ")));
+        result = fail("{}: the layout of a cache of shape [{}] is ambiguous",
+                      group.layer_names.front(), fmt::join(view.shape, ", "));
       else
         lay_pair_in_page(view);
     });
@@ -202,10 +201,6 @@ std::int64_t shared_out_tokens(const KVCacheConfig& plan, bool count_states) {
   return groups == 0 ? 0 : plan.num_blocks / groups * smallest;
 }
 
-constexpr std::string_view kCapacityNames[] = {  // in the order of CapacityDefect
-    "none",      "capacity-all-groups", "capacity-sliding", "routed-buffer", "state-blocks-capped",
-    "cp-memory", "hit-rate-pack"};
-
 }  // namespace
 
 std::string_view name_of(ViewDefect defect) {
@@ -225,8 +220,8 @@ Result<PoolViews> planted_views(const KVCacheConfig& plan, const ViewOptions& op
   const bool overlaid = is_overlaid(options.layout);
   for (const auto& [one, name] : kNames)
     if (has(defect, one) && !has(kOfBoth, one) && has(kOfOverlaid, one) != overlaid)
-      return fail(fmt::format("mutant: {} is not in views of layout {}", name,
-                              lockstep::name_of(options.layout)));
+      return fail("mutant: {} is not in views of layout {}", name,
+                  lockstep::name_of(options.layout));
   if (overlaid) return PlantedOverlay(plan, options, defect).derive();
   return PlantedDeriver(plan, options, defect).derive();
 }
@@ -238,16 +233,6 @@ std::int64_t planted_byte_offset(const TensorView& view, std::span<const std::in
   for (std::size_t i = 0; i < index.size(); ++i)
     offset += static_cast<std::uint32_t>(index[i]) * static_cast<std::uint32_t>(view.stride[i]);
   return std::int64_t{static_cast<std::int32_t>(offset)} * itemsize_bytes(view.dtype);
-}
-
-std::string_view name_of(CapacityDefect defect) {
-  return kCapacityNames[static_cast<std::size_t>(defect)];
-}
-
-std::optional<CapacityDefect> capacity_defect_from_name(std::string_view name) {
-  const auto* found = std::find(std::begin(kCapacityNames) + 1, std::end(kCapacityNames), name);
-  if (found == std::end(kCapacityNames)) return std::nullopt;
-  return static_cast<CapacityDefect>(found - std::begin(kCapacityNames));
 }
 
 Result<EngineCapacity> planted_capacity(const KVCacheConfig& plan, const RequestLimits& told,
@@ -352,8 +337,8 @@ Result<EngineCapacity> engine_capacity(const KVCacheConfig& plan, const RequestL
   capacity.hit_step_tokens = hit_step(plan, limits);
   capacity.max_num_seqs = limits.max_num_seqs;
   if (states && limits.max_num_seqs > plan.num_blocks)
-    return fail(fmt::format("{} requests at once need a state block each and there are {}",
-                            limits.max_num_seqs, plan.num_blocks));
+    return fail("{} requests at once need a state block each and there are {}", limits.max_num_seqs,
+                plan.num_blocks);
   return capacity;
 }
 

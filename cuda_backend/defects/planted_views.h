@@ -7,6 +7,7 @@
 #include <span>
 #include <string_view>
 
+#include "base/names.h"
 #include "base/result.h"
 #include "cuda_backend/views/views.h"
 
@@ -90,8 +91,13 @@ enum class CapacityDefect : std::uint8_t {
   cp_memory,            // 39949 review: ranks that share a context left out of the estimate
   hit_rate_pack,        // 35703: a pack's page treated as a longer block, which hits must fill
 };
-std::string_view name_of(CapacityDefect defect);
-std::optional<CapacityDefect> capacity_defect_from_name(std::string_view name);
+
+}  // namespace lockstep::cuda
+
+template <>
+inline constexpr char lockstep::kWordJoint<lockstep::cuda::CapacityDefect> = '-';
+
+namespace lockstep::cuda {
 
 // As engine_capacity() of an engine with the defect.
 Result<EngineCapacity> planted_capacity(const KVCacheConfig& plan, const RequestLimits& limits,

@@ -30,15 +30,13 @@ class PluginBackend final : public Backend {
 
   Result<void> start() {
     if (plan_->c_plan().num_states > 0 && plugin_.write_state == nullptr)
-      return fail(
-          fmt::format("{}: the plan has states, and the plugin has no read_state and "
-                      "write_state",
-                      path_));
+      return fail("{}: the plan has states, and the plugin has no read_state and write_state",
+                  path_);
     char error[kErrorBytes] = {};
     backend_ = plugin_.create(&plan_->c_plan(), error, sizeof error);
     if (backend_ == nullptr)
-      return fail(fmt::format("{}: refuses this plan: {}", path_,
-                              error[0] != 0 ? error : "(it does not say why)"));
+      return fail("{}: refuses this plan: {}", path_,
+                  error[0] != 0 ? error : "(it does not say why)");
     const auto num_tensors = static_cast<std::int32_t>(config_.plan.tensors.size());
     for (std::int32_t tensor = 0; tensor < num_tensors; ++tensor)
       for (std::int64_t block = 0; block < config_.plan.num_blocks; ++block)
@@ -365,8 +363,7 @@ Result<std::unique_ptr<Backend>> make_plugin_backend(const std::string& path,
                                                      const BackendConfig& config) {
   if (config.check != CheckMode::fast)
     return fail("check: a plugin runs in mode fast; modes check and hunt are the SIMT executor's");
-  if (!config.mutant.empty())
-    return fail(fmt::format("mutant: '{}' is not planted in a plugin", config.mutant));
+  if (!config.mutant.empty()) return fail("mutant: '{}' is not planted in a plugin", config.mutant);
   if (config.num_streams != 1 || config.delay_streams)
     return fail("num_streams: a plugin has one stream; use 1");
   if (config.max_cudagraph_capture_size != 0)
@@ -386,9 +383,8 @@ Result<std::unique_ptr<Backend>> make_plugin_backend(const std::string& path,
   LS_ASSIGN_OR_RETURN(auto library, PluginLibrary::open(path));
   if (is_overlaid(config.layout))
     return fail(
-        fmt::format("{}: --layout {}: a plugin is given tensors of its own for each layer, "
-                    "in NHD or HND",
-                    path, name_of(config.layout)));
+        "{}: --layout {}: a plugin is given tensors of its own for each layer, in NHD or HND", path,
+        name_of(config.layout));
   LS_ASSIGN_OR_RETURN(auto share, share_of_rank(config));
   BackendConfig own = config;
   own.plan = std::move(share.plan);

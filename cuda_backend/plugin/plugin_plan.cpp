@@ -1,7 +1,6 @@
 #include "cuda_backend/plugin/plugin_plan.h"
 
 #include <dlfcn.h>
-#include <fmt/format.h>
 
 #include <filesystem>
 #include <utility>
@@ -42,36 +41,32 @@ Result<std::unique_ptr<PluginLibrary>> PluginLibrary::open(const std::string& pa
   std::error_code error;
   if (!std::filesystem::is_regular_file(path, error))
     return fail(
-        fmt::format("{}: there is no such file; --backend takes auto, cuda, simt, none or "
-                    "the path of a plugin",
-                    path));
+        "{}: there is no such file; --backend takes auto, cuda, simt, none or the path of a plugin",
+        path);
   // A name without a slash would be looked for where the system's libraries are.
   const std::string absolute = std::filesystem::absolute(path).string();
   void* handle = dlopen(absolute.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (handle == nullptr) return fail(fmt::format("{}: cannot be loaded: {}", path, dlerror()));
+  if (handle == nullptr) return fail("{}: cannot be loaded: {}", path, dlerror());
   std::unique_ptr<PluginLibrary> library(new PluginLibrary(handle));
   using Open = const lockstep_plugin* (*)();
   const auto entry = reinterpret_cast<Open>(dlsym(handle, "lockstep_plugin_open"));
   if (entry == nullptr)
-    return fail(
-        fmt::format("{}: exports no lockstep_plugin_open; see cuda_backend/plugin/plugin.h", path));
+    return fail("{}: exports no lockstep_plugin_open; see cuda_backend/plugin/plugin.h", path);
   library->plugin_ = entry();
-  if (library->plugin_ == nullptr)
-    return fail(fmt::format("{}: lockstep_plugin_open returned null", path));
+  if (library->plugin_ == nullptr) return fail("{}: lockstep_plugin_open returned null", path);
   const lockstep_plugin& plugin = *library->plugin_;
   if (plugin.version != LOCKSTEP_PLUGIN_VERSION)
     return fail(
-        fmt::format("{}: speaks version {} of the plugin interface, this is version {}; "
-                    "compile it with this cuda_backend/plugin/plugin.h",
-                    path, plugin.version, LOCKSTEP_PLUGIN_VERSION));
+        "{}: speaks version {} of the plugin interface, this is version {}; compile it with this "
+        "cuda_backend/plugin/plugin.h",
+        path, plugin.version, LOCKSTEP_PLUGIN_VERSION);
   if (plugin.struct_bytes != sizeof(lockstep_plugin))
     return fail(
-        fmt::format("{}: its lockstep_plugin has {} bytes, here it has {}; set struct_bytes "
-                    "to sizeof(lockstep_plugin)",
-                    path, plugin.struct_bytes, sizeof(lockstep_plugin)));
+        "{}: its lockstep_plugin has {} bytes, here it has {}; set struct_bytes to "
+        "sizeof(lockstep_plugin)",
+        path, plugin.struct_bytes, sizeof(lockstep_plugin));
   if (const std::string missing = missing_function(plugin); !missing.empty())
-    return fail(
-        fmt::format("{}: the plugin has no function {}, which is not optional", path, missing));
+    return fail("{}: the plugin has no function {}, which is not optional", path, missing);
   return library;
 }
 

@@ -5,7 +5,6 @@
 
 #include "base/check.h"
 #include "cuda_backend/device/protocol.h"
-#include "cuda_backend/views/layer_caches.h"
 
 namespace lockstep::cuda {
 namespace {

@@ -6,7 +6,6 @@
 
 #include "base/check.h"
 #include "cuda_backend/device/protocol.h"
-#include "cuda_backend/step/block_tables.h"
 
 namespace lockstep::cuda {
 

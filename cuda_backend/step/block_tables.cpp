@@ -1,12 +1,8 @@
 #include "cuda_backend/step/block_tables.h"
 
 #include <fmt/format.h>
-#include <algorithm>
 #include <limits>
 #include <utility>
-
-#include "base/check.h"
-#include "cuda_backend/views/layer_caches.h"
 
 namespace lockstep::cuda {
 

@@ -171,8 +171,7 @@ std::optional<std::string> RowParts::why_not(const BackendConfig& config,
   for (const KVCacheGroupSpec& group : config.plan.groups)
     if (group.spec.bounded_replay || is_ring(group.spec.kind) || has_compressed_rows(group))
       return "numbers: rings, compressed rows and windows that are computed again have no kernel "
-             "of "
-             "an engine here; replay them with --numbers words";
+             "of an engine here; replay them with --numbers words";
     else if (reads_beside_tokens(group.spec))
       return "numbers: cross attention, sinks and reference windows have no kernel of an engine "
              "here; replay them with --numbers words";

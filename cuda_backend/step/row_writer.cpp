@@ -1,11 +1,8 @@
 #include "cuda_backend/step/row_writer.h"
 
-#include <algorithm>
 #include <numeric>
 #include <utility>
 
-#include "base/check.h"
-#include "cuda_backend/step/block_tables.h"
 #include "reference/types/token_rows.h"
 
 namespace lockstep::cuda {

@@ -4,9 +4,6 @@
 
 #include <algorithm>
 
-#include "base/check.h"
-#include "cuda_backend/views/layer_caches.h"
-
 namespace lockstep::cuda {
 
 SparsePages::SparsePages(Device& device, const BackendConfig& config, const LayerCaches& layers,
@@ -60,12 +57,12 @@ Result<void> SparsePages::start() {
     }
     const RegionRange regions = layers_.regions_of_group[g];
     if (is_resident_pages(group) && regions.end - regions.begin != std::ssize(group.layer_names))
-      return fail(fmt::format("host pages: pages of group {} are not contiguous", g));
+      return fail("host pages: pages of group {} are not contiguous", g);
     if (group.role != kHotRole) continue;
     const auto slots =
         static_cast<std::int32_t>(group.spec.blocks_per_request * group.spec.block_size);
     if (num_slots_ != 0 && num_slots_ != slots)
-      return fail(fmt::format("hot regions of {} and {} rows", num_slots_, slots));
+      return fail("hot regions of {} and {} rows", num_slots_, slots);
     num_slots_ = slots;
   }
   LS_CHECK(hot.size() == sparse_.size(), "{} hot and {} resident layers", hot.size(),
@@ -117,10 +114,10 @@ Result<AwayRows> SparsePages::away_rows(const Layer& layer) const {
     if (rows->num_parts != 1 || rows->num_kv_heads != 1 || rows->token_stride != rows->row_bytes ||
         rows->row_bytes != resident.row_bytes ||
         rows->block_size.value != resident.block_size.value)
-      return fail(fmt::format(
-          "host pages: rows of layers {} and {} are not contiguous with the same stride "
-          "in blocks of {} rows",
-          layer.resident, layer.hot, resident.block_size.value));
+      return fail(
+          "host pages: rows of layers {} and {} are not contiguous with the same stride in blocks "
+          "of {} rows",
+          layer.resident, layer.hot, resident.block_size.value);
   AwayRows away;
   away.host = host.base;
   away.host_block_stride = host.block_stride;

@@ -12,7 +12,6 @@
 #include "base/check.h"
 #include "cuda_backend/device/forwarding_device.h"
 #include "cuda_backend/simt/random.h"
-#include "cuda_backend/streams/step_graph.h"
 #include "cuda_backend/streams/stream_order.h"
 
 namespace lockstep::cuda {

@@ -3,9 +3,6 @@
 #include <algorithm>
 #include <boost/graph/transitive_closure.hpp>
 #include <tuple>
-#include <utility>
-
-#include "base/check.h"
 
 namespace lockstep::cuda {
 namespace {

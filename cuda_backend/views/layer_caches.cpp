@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "base/check.h"
-#include "cuda_backend/views/views.h"
 
 namespace lockstep::cuda {
 
@@ -21,20 +20,17 @@ Result<void> bind_group(const KVCacheGroupSpec& source, std::size_t first,
   group.role = is_hot ? kHotRole : kResidentRole;
   for (std::size_t i = 0; i < group.layer_names.size(); ++i) {
     if (first + i >= source.layer_names.size())
-      return fail(fmt::format("{}: the source has {} layers", group.layer_names[i],
-                              source.layer_names.size()));
+      return fail("{}: the source has {} layers", group.layer_names[i], source.layer_names.size());
     KVCacheSpec rows = source.layer_spec(first + i);
     rows.page_size_padded.reset();
     rows.blocks_per_request = region.blocks_per_request;
     if (const std::int64_t bytes = dense_page_bytes(rows, AttentionBackend::any_size);
         bytes != region.page_copy_bytes || rows.block_size != region.block_size)
-      return fail(fmt::format("{}: pages of {} bytes for {} tokens, and its rows take {}",
-                              group.layer_names[i], region.page_copy_bytes, region.block_size,
-                              bytes));
+      return fail("{}: pages of {} bytes for {} tokens, and its rows take {}", group.layer_names[i],
+                  region.page_copy_bytes, region.block_size, bytes);
     if (i == 0) group.spec = rows;
     if (!(rows == group.spec))
-      return fail(fmt::format("{}: rows unlike those of {}", group.layer_names[i],
-                              group.layer_names.front()));
+      return fail("{}: rows unlike those of {}", group.layer_names[i], group.layer_names.front());
   }
   return {};
 }
@@ -59,8 +55,8 @@ Result<KVCacheConfig> bind_sparse_groups(KVCacheConfig plan) {
     bound += group.layer_names.size();
   }
   if (num_resident != source.layer_names.size() || num_hot != num_resident)
-    return fail(fmt::format("host pages: {} resident and {} hot layers for {} of the source",
-                            num_resident, num_hot, source.layer_names.size()));
+    return fail("host pages: {} resident and {} hot layers for {} of the source", num_resident,
+                num_hot, source.layer_names.size());
   source.residence = Residence::host;
   source.layer_specs.clear();
   return plan;
@@ -114,8 +110,8 @@ class Builder {
                                  : config_.kernel_block_sizes[g]);
     }
     if (std::ranges::equal(views.kernel_block_sizes, told)) return {};
-    return fail(fmt::format("kernel_block_sizes: [{}], where the views of this plan have [{}]",
-                            fmt::join(told, ", "), fmt::join(views.kernel_block_sizes, ", ")));
+    return fail("kernel_block_sizes: [{}], where the views of this plan have [{}]",
+                fmt::join(told, ", "), fmt::join(views.kernel_block_sizes, ", "));
   }
 
   std::int64_t page_bytes(std::size_t tensor) const {
@@ -196,7 +192,7 @@ class Builder {
       caches_.last_tensor_of_layer.back() =
           static_cast<std::int32_t>(tensor_at(tensor, rows.base - origin(tensor) + last_row));
       if (auto added = add_row_regions(rows, own, tensor); !added)
-        return fail(fmt::format("{}: {}", group.layer_names[i], added.error().message));
+        return fail("{}: {}", group.layer_names[i], added.error().message);
     }
     states.end = static_cast<std::int32_t>(caches_.states.size());
     regions.end = static_cast<std::int32_t>(caches_.regions.size());
@@ -253,8 +249,7 @@ class Builder {
     const std::int64_t span = (tokens - 1) * cache.token_stride +
                               (cache.num_kv_heads - 1) * cache.head_stride + cache.row_bytes;
     if (span != dense)
-      return fail(
-          fmt::format("the rows of a kernel block take {} bytes spread over {}", dense, span));
+      return fail("the rows of a kernel block take {} bytes spread over {}", dense, span);
     std::vector<Extent> runs;
     for (std::int64_t block = 0; block < split; ++block)
       for (std::int64_t part = 0; part < cache.num_parts; ++part) {

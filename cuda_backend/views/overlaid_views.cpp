@@ -1,7 +1,5 @@
 #include "cuda_backend/views/overlaid_views.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <numeric>
 #include <utility>
@@ -124,8 +122,8 @@ Result<OverlaidDeriver::Pages> OverlaidDeriver::pages(std::size_t g, std::size_t
            .is_padded = page != dense};
   const bool heads_apart = is_any_of(options_.layout, {CacheLayout::LHBNC, CacheLayout::BHLNC});
   if (at.is_padded && heads_apart && at.heads > 1)
-    return fail(fmt::format("{}: a page of {} bytes cannot be padded to {} in order {}",
-                            group.layer_names[layer], dense, page, name_of(options_.layout)));
+    return fail("{}: a page of {} bytes cannot be padded to {} in order {}",
+                group.layer_names[layer], dense, page, name_of(options_.layout));
   // The layer's place in its group, and the number of layers with the same spec.
   std::int64_t alike = 0, place = 0;
   for (const std::size_t i : order_of_layers(group)) {
@@ -151,9 +149,9 @@ Result<OverlaidDeriver::Pages> OverlaidDeriver::pages(std::size_t g, std::size_t
   if (splits == 1) return at;
   if (at.block_stride != dense)
     return fail(
-        fmt::format("{}: a block of {} bytes every {} is not dense, and cannot be cut into "
-                    "{} kernel blocks; use an order with layers outermost, LBNHC",
-                    group.layer_names[layer], dense, at.block_stride, splits));
+        "{}: a block of {} bytes every {} is not dense, and cannot be cut into {} kernel blocks; "
+        "use an order with layers outermost, LBNHC",
+        group.layer_names[layer], dense, at.block_stride, splits);
   at.block_stride /= splits;
   if (heads_apart) at.head_stride = run;
   return at;
@@ -162,8 +160,7 @@ Result<OverlaidDeriver::Pages> OverlaidDeriver::pages(std::size_t g, std::size_t
 Result<LayerViews> OverlaidDeriver::layer_views(std::size_t g, std::size_t layer) const {
   const KVCacheGroupSpec& group = plan_.groups[g];
   if (group.layers_per_page > 1)
-    return fail(
-        fmt::format("{}: {} layers in a page", group.layer_names[layer], group.layers_per_page));
+    return fail("{}: {} layers in a page", group.layer_names[layer], group.layers_per_page);
   const KVCacheSpec& spec = group.layer_spec(layer);
   const bool is_state = is_state_kind(spec.kind);
   const std::string& name = group.layer_names[layer];
@@ -185,9 +182,9 @@ Result<LayerViews> OverlaidDeriver::mapped_views(LayerViews whole, const KVCache
   const std::int64_t bytes = rows * at.row_stride;
   if (at.heads != 1 || rows == 0 || at.rows % rows != 0 || at.block_stride % bytes != 0)
     return fail(
-        fmt::format("{}: a block every {} bytes cannot be cut into kernel blocks of {} tokens, {} "
-                    "bytes each; use --block-size {}",
-                    name, at.block_stride, tokens, bytes, tokens));
+        "{}: a block every {} bytes cannot be cut into kernel blocks of {} tokens, {} bytes each; "
+        "use --block-size {}",
+        name, at.block_stride, tokens, bytes, tokens);
   whole.kernel_block_size = rows;
   whole.blocks_per_kv_block = at.rows / rows;
   whole.kernel_block_stride = kernel_blocks_apart(at, bytes);
@@ -205,12 +202,12 @@ Result<LayerViews> OverlaidDeriver::row_views(const KVCacheSpec& spec, const Pag
   for (const std::int64_t bytes :
        {at.first_byte, at.block_stride, at.head_stride, at.row_stride, at.content})
     if (bytes % item != 0)
-      return fail(fmt::format("{}: {} bytes of the cache are no whole {} elements", name, bytes,
-                              name_of(spec.dtype)));
+      return fail("{}: {} bytes of the cache are no whole {} elements", name, bytes,
+                  name_of(spec.dtype));
   const BlockShape shape = block_shape(spec, options_.backend, splits);
   if (shape.parts == 2 && spec.head_size_v != 0 && spec.head_size_v != spec.head_size)
-    return fail(fmt::format("{}: rows of {} and {} elements have no common shape", name,
-                            spec.head_size, spec.head_size_v));
+    return fail("{}: rows of {} and {} elements have no common shape", name, spec.head_size,
+                spec.head_size_v);
   const std::int64_t heads = has_scales_by_block(spec) ? at.heads / shape.parts : at.heads;
   const std::int64_t to_value = has_scales_by_block(spec) ? heads * at.head_stride : shape.row;
   LayerViews views;
@@ -242,8 +239,8 @@ Result<LayerViews> OverlaidDeriver::views_of_states(const KVCacheSpec& spec, con
     const std::int64_t item = itemsize_bytes(state.dtype);
     const std::int64_t byte = at.first_byte + offset;
     if (byte % item != 0 || at.block_stride % item != 0)
-      return fail(fmt::format("{}: a state at byte {}, every {} bytes, cannot be viewed as {}",
-                              name, byte, at.block_stride, name_of(state.dtype)));
+      return fail("{}: a state at byte {}, every {} bytes, cannot be viewed as {}", name, byte,
+                  at.block_stride, name_of(state.dtype));
     TensorView& view = views.tensors.emplace_back();
     view.dtype = state.dtype;
     view.shape = {plan_.num_blocks};

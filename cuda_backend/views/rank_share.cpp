@@ -1,7 +1,5 @@
 #include "cuda_backend/views/rank_share.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cctype>
 #include <set>
@@ -66,8 +64,7 @@ class RankCutter {
       for (const std::string& name : group.layer_names) layers.insert(model_layer(name));
     if (layers.contains(-1)) return fail("layers without a number have no pipeline stage");
     const std::int64_t count = layers.empty() ? 0 : *layers.rbegin() + 1;
-    if (count < at_.pp_size)
-      return fail(fmt::format("{} layers for {} pipeline stages", count, at_.pp_size));
+    if (count < at_.pp_size) return fail("{} layers for {} pipeline stages", count, at_.pp_size);
     std::vector<std::int64_t> lengths(at_.pp_size, count / at_.pp_size);
     for (std::int64_t i = 0; i < count % at_.pp_size; ++i) ++lengths[at_.pp_size - 2 - i];
     for (std::int32_t stage = 0; stage < at_.pp_rank; ++stage) first_layer_ += lengths[stage];
@@ -104,16 +101,14 @@ class RankCutter {
     if (keeps_pairs(spec)) {
       const std::int64_t per_rank = std::max<std::int64_t>(1, spec.num_kv_heads / tp);
       if (per_rank * tp % spec.num_kv_heads != 0 || (per_rank > 1 && spec.num_kv_heads % tp != 0))
-        return fail(
-            fmt::format("{} KV heads over {} tensor parallel ranks", spec.num_kv_heads, tp));
+        return fail("{} KV heads over {} tensor parallel ranks", spec.num_kv_heads, tp);
       spec.num_kv_heads = per_rank;
     }
     for (StateTensorSpec& state : spec.states) {
       const bool heads_in_front = state.dims.size() > 2 ||
                                   (&state == &spec.states.back() && &state != &spec.states.front());
       std::int64_t& cut = heads_in_front ? state.dims.front() : state.dims.back();
-      if (cut % tp != 0)
-        return fail(fmt::format("{} of a state over {} tensor parallel ranks", cut, tp));
+      if (cut % tp != 0) return fail("{} of a state over {} tensor parallel ranks", cut, tp);
       cut /= tp;
     }
     return spec;

@@ -1,7 +1,5 @@
 #include "cuda_backend/views/views.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <functional>
 #include <numeric>
@@ -256,8 +254,8 @@ Result<void> ViewDeriver::choose_kernel_sizes() {
     }
     const std::int64_t size = kernel_size(group);
     if (size == 0)
-      return fail(fmt::format("group {}: no kernel takes a block of {} tokens, nor a part of it", g,
-                              group.spec.block_size));
+      return fail("group {}: no kernel takes a block of {} tokens, nor a part of it", g,
+                  group.spec.block_size);
     kernel_size_of_group_.push_back(size);
     pool_.kernel_block_sizes.push_back(size);
   }
@@ -301,12 +299,11 @@ Result<LayerViews> ViewDeriver::token_views(const KVCacheSpec& spec, std::int64_
   const AttentionBackend backend = *backend_of(spec, options_.backend);
   const DimRoles roles = dim_roles(backend);
   if (roles.kv >= 0 && spec.head_size_v != 0 && spec.head_size_v != spec.head_size)
-    return fail(fmt::format("{}: rows of {} and {} elements have no common shape", name,
-                            spec.head_size, spec.head_size_v));
+    return fail("{}: rows of {} and {} elements have no common shape", name, spec.head_size,
+                spec.head_size_v);
   const std::int64_t page = page_bytes(spec, options_.backend);
   if (page % itemsize_bytes(spec.dtype) != 0)
-    return fail(fmt::format("{}: a page of {} bytes cannot be viewed as {}", name, page,
-                            name_of(spec.dtype)));
+    return fail("{}: a page of {} bytes cannot be viewed as {}", name, page, name_of(spec.dtype));
   const std::int64_t splits = spec.block_size / kernel_size;
   const std::int64_t tokens = stored_rows(spec, spec.block_size) / splits;
 
@@ -325,10 +322,8 @@ Result<LayerViews> ViewDeriver::token_views(const KVCacheSpec& spec, std::int64_
   views.head_dim = roles.head;
   if (page != dense_page_bytes(spec, options_.backend)) {
     if (splits > 1)
-      return fail(
-          fmt::format("{}: a padded page of {} bytes cannot be cut into {} kernel blocks "
-                      "by one stride",
-                      name, page, splits));
+      return fail("{}: a padded page of {} bytes cannot be cut into {} kernel blocks by one stride",
+                  name, page, splits);
     if (roles.kv == 0) lay_pair_in_page(view);
     view.stride[roles.block] = page / itemsize_bytes(spec.dtype);
   }
@@ -350,8 +345,8 @@ Result<LayerViews> ViewDeriver::state_views(const KVCacheSpec& spec,
   for (const StateTensorSpec& state : spec.states) {
     const std::int64_t itemsize = itemsize_bytes(state.dtype);
     if (offset_bytes % itemsize != 0 || page_bytes(spec, options_.backend) % itemsize != 0)
-      return fail(fmt::format("{}: a state at byte {} of a page of {} bytes cannot be viewed as {}",
-                              name, offset_bytes, page, name_of(state.dtype)));
+      return fail("{}: a state at byte {} of a page of {} bytes cannot be viewed as {}", name,
+                  offset_bytes, page, name_of(state.dtype));
     TensorView& view = views.tensors.emplace_back();
     view.dtype = state.dtype;
     view.shape = {plan_.num_blocks};

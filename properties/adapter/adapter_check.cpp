@@ -5,14 +5,12 @@
 #include <algorithm>
 #include <array>
 #include <map>
-#include <optional>
 #include <utility>
 
 #include "base/child_process.h"
 #include "properties/generate/claimed_features.h"
 #include "properties/judge/judge.h"
 #include "properties/judge/known_findings.h"
-#include "sim/foreign/foreign_engine.h"
 #include "traces/formats/engine_options.h"
 
 namespace lockstep {
@@ -179,10 +177,9 @@ class Dialogue {
     std::string refused;
     std::string what = first_of({opened(), added("long", 4 * kPrompt, 2, &refused)});
     if (what.empty())
-      what =
-          unless(!refused.empty(), fmt::format("a prompt of {} tokens was taken; max_model_len "
-                                               "is {}",
-                                               4 * kPrompt, header_.options.config.max_model_len));
+      what = unless(!refused.empty(),
+                    fmt::format("a prompt of {} tokens was taken; max_model_len is {}", 4 * kPrompt,
+                                header_.options.config.max_model_len));
     checks_.add("`add` refuses a prompt that max_model_len has no room for", what);
     checks_.add("a refused request does not exist, and the case continues",
                 first_of({added("a", kPrompt, 1), scheduled(),

@@ -12,27 +12,6 @@
 
 namespace lockstep {
 
-static constexpr std::string_view kRuleNames[] = {
-    "attention_read", "state_read",     "handed_out",    "token_write",    "scheduled_tokens",
-    "conservation",   "common_prefix",  "transfer",      "standstill",     "draft_read",
-    "zeroing",        "sampled",        "queues",        "planned_blocks", "draft_slots",
-    "cache_events",   "hits",           "drafts",        "stale_output",   "victim",
-    "inputs",         "computed_again", "excess_blocks", "limits",         "worker_batch",
-    "worker_table",   "worker_slot",    "worker_page",   "worker_zeroing", "recording",
-};
-
-std::string_view name_of(AuditRule rule) {
-  const auto index = static_cast<std::size_t>(rule);
-  LS_CHECK(index < std::size(kRuleNames), "audit rule {}", index);
-  return kRuleNames[index];
-}
-
-std::optional<AuditRule> audit_rule_from_name(std::string_view name) {
-  const auto found = std::ranges::find(kRuleNames, name);
-  if (found == std::end(kRuleNames)) return std::nullopt;
-  return static_cast<AuditRule>(found - std::begin(kRuleNames));
-}
-
 RuleGroup group_of(AuditRule rule) {
   const bool is_policy = rule == AuditRule::hits || rule == AuditRule::victim ||
                          rule == AuditRule::standstill || rule == AuditRule::limits;

@@ -62,8 +62,6 @@ enum class AuditRule : std::uint8_t {
   worker_zeroing,    // the worker zeroes the blocks of the step and no others
   recording,         // the decisions are complete: no block outside the pool, no group missing
 };
-std::string_view name_of(AuditRule rule);
-std::optional<AuditRule> audit_rule_from_name(std::string_view name);
 
 // Rules about memory: what is read, written, held and delivered. Rules about policy, which a team
 // may change on purpose: which requests run, and how many (hits, victim, standstill, limits).
@@ -161,9 +159,9 @@ struct AuditFile {
   std::int64_t steps = 0;
   std::int64_t reads_checked = 0;
   HitTotals hits;
-  std::string skipped;       // why it was not audited
+  std::string skipped;        // why it was not audited
   bool has_sessions = false;  // which no run follows
-  std::string cut_off{};     // as cut_off_text()
+  std::string cut_off{};      // as cut_off_text()
   std::vector<AuditFinding> findings;
 };
 

@@ -4,7 +4,6 @@
 #include <nlohmann/json.hpp>
 #include <span>
 #include <string_view>
-#include <utility>
 
 #include "base/check.h"
 #include "properties/judge/known_findings.h"

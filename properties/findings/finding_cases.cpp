@@ -1,7 +1,6 @@
 #include "properties/findings/finding_cases.h"
 
 #include <algorithm>
-#include <array>
 #include <filesystem>
 #include <memory>
 #include <utility>
@@ -10,7 +9,6 @@
 #include "reference/plan/capacity.h"
 #include "reference/profiles/engine_profile.h"
 #include "sim/recording/recording_workload.h"
-#include "traces/formats/recording.h"
 
 namespace lockstep {
 namespace {
@@ -173,19 +171,6 @@ int weight_of(FindingVerdict verdict) {
 }  // namespace
 
 std::span<const FindingCases> finding_cases() { return kFindings; }
-
-std::string_view name_of(FindingVerdict verdict) {
-  constexpr std::array<std::string_view, 5> kNames = {"absent", "shows", "stops", "other",
-                                                      "unbuilt"};
-  return kNames.at(static_cast<std::size_t>(verdict));
-}
-
-std::optional<FindingVerdict> finding_verdict_from_name(std::string_view name) {
-  using enum FindingVerdict;
-  for (const FindingVerdict verdict : {absent, shows, stops, other, unbuilt})
-    if (name_of(verdict) == name) return verdict;
-  return std::nullopt;
-}
 
 Result<FindingTrial> try_finding(const FindingCases& finding, const FindingTrialOptions& options) {
   FindingTrial told;

@@ -12,7 +12,6 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -41,8 +40,6 @@ enum class FindingVerdict : std::uint8_t {
   other,    // fails by a check that is not this finding's
   unbuilt,  // the engine cannot be asked for it
 };
-std::string_view name_of(FindingVerdict verdict);
-std::optional<FindingVerdict> finding_verdict_from_name(std::string_view name);
 
 struct FindingTrial {
   FindingVerdict verdict = FindingVerdict::absent;

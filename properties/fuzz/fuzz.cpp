@@ -300,6 +300,10 @@ Result<FuzzReport> merge_fuzz_reports(std::span<const FuzzReport> parts) {
   std::vector<FuzzReport> sorted(parts.begin(), parts.end());
   std::ranges::sort(sorted, {},
                     [](const FuzzReport& part) { return std::pair(part.first_seed, part.shard); });
+  for (const FuzzReport& part : sorted)
+    if (part.interrupted)
+      return fail(fmt::format("shard {}/{} was interrupted after {} cases; run it again",
+                              part.shard, part.shards, part.cases));
   LS_RETURN_IF_ERROR(check_complete(sorted));
   const FuzzReport& first = sorted.front();
   FuzzReport whole;
@@ -317,9 +321,6 @@ Result<FuzzReport> merge_fuzz_reports(std::span<const FuzzReport> parts) {
         part.backend != whole.backend || part.mutant != whole.mutant || part.guided != whole.guided)
       return fail("the reports are of different runs: engine, backend and mutant must be equal");
     whole.corpus = merged_corpora(whole.corpus, part.corpus);
-    if (part.interrupted)
-      return fail(fmt::format("shard {}/{} was interrupted after {} cases; run it again",
-                              part.shard, part.shards, part.cases));
     if (part.shard == 0) whole.runs += part.runs;
     for (const auto& [name, count] : kFuzzCounts) whole.*count += part.*count;
     whole.tally += part.tally;

@@ -342,8 +342,7 @@ void Invariants::check_new_blocks(const StepView& view, RequestId id,
   for (const BlockId block : blocks)
     if (std::ranges::find(staying, block) != staying.end())
       return fail("queue_front", std::string(view.model().name(id)),
-                  fmt::format("block {} is allocated, and block {} has been free for "
-                              "longer",
+                  fmt::format("block {} is allocated, and block {} has been free for longer",
                               index_of(block), index_of(staying.front())));
 }
 
@@ -513,10 +512,10 @@ void Invariants::check_planned(const StepView& view) {
       const auto table = view.model().block_table(id, g);
       const auto held = std::ssize(table) - std::ranges::count(table, kNullBlock);
       if (held > most)
-        return fail("planned_blocks", std::string(view.model().name(id)),
-                    fmt::format("{} blocks of group {} are held, and the pool is planned for {} a "
-                                "request",
-                                held, g, most));
+        return fail(
+            "planned_blocks", std::string(view.model().name(id)),
+            fmt::format("{} blocks of group {} are held, and the pool is planned for {} a request",
+                        held, g, most));
     }
   }
 }

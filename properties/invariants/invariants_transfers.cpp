@@ -70,8 +70,7 @@ void Invariants::check_load(const StepView& view, RequestId id, std::int64_t num
       if (block == kNullBlock) continue;
       if (holders_[block].count != 1 || writers_[block]++ > 0)
         return fail("one_writer", std::string(view.model().name(id)),
-                    fmt::format("a load writes block {} of group {}, which is in {} table "
-                                "entries",
+                    fmt::format("a load writes block {} of group {}, which is in {} table entries",
                                 index_of(block), g, holders_[block].count));
     }
   }

@@ -133,8 +133,8 @@ constexpr std::array kReasons = std::to_array<Reason>({
      "A draft is verified after the tokens that it was proposed for, and dropped with them; "
      "otherwise the sampler accepts a token that was not proposed there."},
     {"audit.stale_output",
-     "A step's output counts only for a request that still has what the step computed: otherwise "
-     "a client receives a token that is sampled again, or loses one."},
+     "A step's output counts only for a request that still has what the step computed: otherwise a "
+     "client receives a token that is sampled again, or loses one."},
     {"audit.inputs",
      "A request's inputs limit when it runs: its adapter fits into the step, its image's rows "
      "exist before attention reads them, its grammar is compiled."},

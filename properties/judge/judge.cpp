@@ -3,20 +3,16 @@
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <array>
 #include <deque>
 #include <utility>
 
 #include "base/check.h"
-#include "properties/audit/audit.h"
 #include "properties/invariants/host_pages.h"
 #include "properties/invariants/invariants.h"
 #include "properties/judge/forwarding_backend.h"
-#include "properties/judge/tally.h"
 #include "reference/plan/page_size.h"
 #include "sim/conform/conform.h"
 #include "sim/recording/run_recorder.h"
-#include "sim/session/session.h"
 #include "sim/step/program_builder.h"
 #include "traces/formats/engine_options.h"
 
@@ -217,9 +213,8 @@ BackendFactory watched_backends(const SavedCase& saved, const LockstepConfig& co
   return [=, &options, &watched](const BackendConfig& own) -> Result<std::unique_ptr<Backend>> {
     if (!runs && own.mutant.empty()) return std::unique_ptr<Backend>();
     if (!runs)
-      return fail(
-          fmt::format("mutant {} is planted in a backend, and the case runs without one: {}",
-                      own.mutant, sound ? "none was given" : sound.error().message));
+      return fail("mutant {} is planted in a backend, and the case runs without one: {}",
+                  own.mutant, sound ? "none was given" : sound.error().message);
     auto backend = options.backend(own);
     if (!backend) return backend;
     auto watching = std::make_unique<WatchedBackend>(std::move(*backend));
@@ -293,12 +288,6 @@ void count_faults(const FaultyWorkload* workload, Tally& tally) {
 }
 
 }  // namespace
-
-std::string_view name_of(OutcomeKind kind) {
-  constexpr std::array<std::string_view, 6> kNames = {"agreed", "divergence", "violation",
-                                                      "stuck",  "refused",    "harness"};
-  return kNames.at(static_cast<std::size_t>(kind));
-}
 
 namespace {
 

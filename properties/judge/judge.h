@@ -14,10 +14,8 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <string_view>
 #include <vector>
 
-#include "base/result.h"
 #include "properties/audit/audit.h"
 #include "properties/judge/marks.h"
 #include "properties/judge/tally.h"
@@ -30,7 +28,6 @@ namespace lockstep {
 
 // harness: Lockstep's own code in an engine's process raised, so the engine is not judged.
 enum class OutcomeKind : std::uint8_t { agreed, divergence, violation, stuck, refused, harness };
-std::string_view name_of(OutcomeKind kind);
 
 struct Outcome {
   OutcomeKind kind = OutcomeKind::agreed;

@@ -14,7 +14,6 @@
 #include <string>
 #include <vector>
 
-#include "base/result.h"
 #include "properties/audit/audit.h"
 #include "sim/conform/conform.h"
 #include "sim/engine/step_observer.h"

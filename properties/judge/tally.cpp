@@ -1,16 +1,12 @@
 #include "properties/judge/tally.h"
 
 #include <algorithm>
-#include <array>
 #include <set>
 #include <utility>
 
 #include "properties/generate/generator.h"
 #include "properties/shrink/case_parts.h"
 #include "reference/plan/page_size.h"
-#include "reference/profiles/engine_profile.h"
-#include "reference/profiles/releases.h"
-#include "sim/connectors/connect.h"
 
 namespace lockstep {
 

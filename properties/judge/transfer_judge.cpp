@@ -11,7 +11,6 @@
 #include "reference/plan/layout.h"
 #include "reference/plan/model_spec.h"
 #include "reference/plan/planner.h"
-#include "reference/profiles/engine_profile.h"
 #include "reference/profiles/releases.h"
 #include "sim/check/plan_prover.h"
 #include "sim/session/session.h"
@@ -127,7 +126,7 @@ TransferOutcome judge_holds(const TransferCase& transfer, std::string_view defec
 
 TransferOutcome judge_connectors(const MultiConnectorConfig& config, std::string_view defect) {
   const MultiConnectorDefect planted =
-      multi_connector_defect_from_name(defect).value_or(MultiConnectorDefect::none);
+      defect_from_name<MultiConnectorDefect>(defect).value_or(MultiConnectorDefect::none);
   const Result<MultiConnectorSetup> setup = set_up_connectors(config, planted);
   if (!setup) return {"connector.start", setup.error().message};
   for (const ConnectorClass& part : setup->connectors)
@@ -162,7 +161,7 @@ TransferOutcome judge_transfer(const TransferCase& transfer, std::string_view de
   if (transfer.subject == TransferSubject::connectors)
     return judge_connectors(transfer.connectors, defect);
   if (transfer.subject == TransferSubject::holds) return judge_holds(transfer, defect);
-  const auto planted = transfer_defect_from_name(defect);
+  const auto planted = defect_from_name<TransferDefect>(defect);
   LS_CHECK(planted || defect.empty(), "there is no defect {} of transfers", defect);
   return judge_pair(transfer, planted.value_or(TransferDefect::none), backend);
 }
@@ -339,8 +338,8 @@ PlanOutcome judge_figures(const PlanCase& plan, const PlanSuspect& suspect,
   if (figures->hit_step_tokens != capacity.hit_step_tokens)
     return found(
         "capacity.hit_step",
-        fmt::format("hits have a granularity of {} tokens where blocks allow {}: of a prompt of "
-                    "{} tokens that is sent again, {} are found",
+        fmt::format("hits have a granularity of {} tokens where blocks allow {}: of a prompt of {} "
+                    "tokens that is sent again, {} are found",
                     figures->hit_step_tokens, capacity.hit_step_tokens, plan.options.max_model_len,
                     resend_hit_tokens(capacity.hit_step_tokens, plan.options.max_model_len)));
   return {};

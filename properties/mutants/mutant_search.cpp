@@ -4,12 +4,9 @@
 
 #include <algorithm>
 #include <sstream>
-#include <string>
-#include <string_view>
 #include <utility>
 
 #include "base/stop_signal.h"
-#include "properties/judge/transfer_judge.h"
 #include "properties/mutants/mutant_parts.h"
 #include "properties/shrink/shrinker.h"
 #include "reference/profiles/engine_profile.h"

@@ -143,9 +143,8 @@ std::vector<Mutant> state_copy_mutants() {
                            {two_block_pool, drafts, sliding_window, chunked_local, hidden_state})},
       {.id = "copy-first-view",
        .source = "vllm 55112",
-       .mechanism =
-           "of several views at one address the shortest is copied: the tail of an attention "
-           "block stays behind that of a state",
+       .mechanism = "of several views at one address the shortest is copied: the tail of an "
+                    "attention block stays behind that of a state",
        .exposed_by = "a hit inside a block, states and layers outermost",
        .caught_by = {kWritten},
        .bias = on_executor(kPartsOfBlocks,
@@ -230,8 +229,8 @@ std::vector<Mutant> further_cache_mutants() {
        .bias = on_executor(kReplays, kCachedWindows)},
       {.id = "replay-window-kept",
        .source = "vllm models/deepseek_v41/nvidia/model_state.py",
-       .mechanism = "tokens that are computed again have no slots in their window either, which "
-                    "stays empty",
+       .mechanism =
+           "tokens that are computed again have no slots in their window either, which stays empty",
        .exposed_by = "a hit longer than a window that is computed again",
        .caught_by = {kSlots},
        .bias = on_executor(kReplays, kCachedWindows)},
@@ -250,8 +249,7 @@ std::vector<Mutant> further_cache_mutants() {
       {.id = "ring-not-clipped",
        .source = "vllm models/deepseek_v41/common/ops/fused_compress_quant_cache.py",
        .mechanism =
-           "of a chunk longer than a ring all tokens are written, several to a row, in any "
-           "order",
+           "of a chunk longer than a ring all tokens are written, several to a row, in any order",
        .exposed_by = "a chunk longer than a ring",
        .caught_by = {kSlots},
        .bias = on_executor(with_rings, {two_block_pool})},
@@ -282,8 +280,8 @@ std::vector<Mutant> rows_per_token_mutants() {
        .bias = on_executor(with_compressed_rows, {two_block_pool})},
       {.id = "rows-counted-as-tokens",
        .source = "vllm model_executor/models/whisper_causal.py, num_actual_tokens",
-       .mechanism = "of a cache with several rows per token, a step writes as many rows as it has "
-                    "tokens",
+       .mechanism =
+           "of a cache with several rows per token, a step writes as many rows as it has tokens",
        .exposed_by = "any step, with several rows per token",
        .caught_by = {kWritten},
        .bias = on_executor(with_several_rows, {two_block_pool})},
@@ -296,9 +294,8 @@ std::vector<Mutant> rows_per_token_mutants() {
        .bias = on_executor(with_several_rows, {two_block_pool, pipeline_parallel})},
       {.id = "mapped-dense",
        .source = "vllm v1/worker/utils.py, map_to_kernel_block_table",
-       .mechanism =
-           "the table of rows whose kernels take parts of a block counts those parts as if "
-           "no other layer's page lay between two blocks",
+       .mechanism = "the table of rows whose kernels take parts of a block counts those parts as "
+                    "if no other layer's page lay between two blocks",
        .exposed_by = "compressed rows of several layers, blocks outermost",
        .caught_by = {kWritten, kMemory},
        .bias = on_executor({mla, rings, compressed_rows, mapped_tables}, {two_block_pool}),
@@ -315,8 +312,8 @@ std::vector<Mutant> encoder_and_sink_mutants() {
   return {
       {.id = "cross-slots-of-another",
        .source = "vllm model_executor/layers/attention/cross_attention.py",
-       .mechanism = "what an encoder computes is written through the table of the batch's first "
-                    "request",
+       .mechanism =
+           "what an encoder computes is written through the table of the batch's first request",
        .exposed_by = "a request that is admitted after another",
        .caught_by = {kSlots, kMemory},
        .bias = on_executor(encoder, apart)},
@@ -358,16 +355,16 @@ std::vector<Mutant> encoder_and_sink_mutants() {
 std::vector<Mutant> rank_mutants() {
   return {
       {.id = "tp-head-offset",
-       .mechanism = "a rank's first KV head is its own number instead of its number times its "
-                    "heads",
+       .mechanism =
+           "a rank's first KV head is its own number instead of its number times its heads",
        .exposed_by = "two KV heads or more on a tensor parallel rank",
        .caught_by = {kWritten},
        .bias = on_executor({full_attention, tensor_parallel},
                            {replicated_heads, packed_pages, states})},
       {.id = "tp-heads-not-replicated",
        .source = "vllm config/model.py, get_num_kv_heads",
-       .mechanism = "KV heads are numbered consecutively over ranks where they should be "
-                    "replicated",
+       .mechanism =
+           "KV heads are numbered consecutively over ranks where they should be replicated",
        .exposed_by = "more tensor parallel ranks than KV heads",
        .caught_by = {kWritten},
        .bias = on_executor({full_attention, tensor_parallel, replicated_heads},
@@ -405,9 +402,8 @@ std::vector<Mutant> rank_mutants() {
        .bias = on_executor({full_attention, data_parallel})},
       {.id = "dp-graph-alone",
        .source = "vllm v1/worker/dp_utils.py, _post_process_cudagraph_mode",
-       .mechanism =
-           "a rank replays its graph, with the collectives of equal ranks, while another has no "
-           "graph for its tokens",
+       .mechanism = "a rank replays its graph, with the collectives of equal ranks, while another "
+                    "has no graph for its tokens",
        .exposed_by = "a data parallel rank with more tokens than the largest graph takes",
        .caught_by = {"collective"},
        .bias = on_executor({full_attention, data_parallel}),

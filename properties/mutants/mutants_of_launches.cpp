@@ -72,8 +72,8 @@ std::vector<Mutant> graph_mutants() {
        .bias = on_executor({full_attention}, {states, two_block_pool}),
        .reshape = with_graphs},
       {.id = "graph-stale-pointer",
-       .mechanism = "a buffer grows after a graph was captured, and the graph keeps reading the "
-                    "old one",
+       .mechanism =
+           "a buffer grows after a graph was captured, and the graph keeps reading the old one",
        .exposed_by = "a captured batch, a larger one, and one of the first size again",
        .caught_by = {kSlots, kWritten, kDigest, kOutput, kMemory},
        .bias = on_executor({full_attention, long_prompts}, {states, two_block_pool}),
@@ -117,8 +117,8 @@ std::vector<Mutant> number_mutants() {
        .reshape = with_row_scales},
       {.id = "scales-swizzled",
        .source = "vllm csrc/nvfp4_kv_cache_kernels.cu, forks for sm_120",
-       .mechanism = "nvfp4: V's scales are swizzled as kernels of sm_100 read them, and read as "
-                    "they are",
+       .mechanism =
+           "nvfp4: V's scales are swizzled as kernels of sm_100 read them, and read as they are",
        .exposed_by = "real numbers, nvfp4 in heads of 64 elements and blocks of 4 tokens",
        .caught_by = {kWritten},
        .bias = on_executor({full_attention}, {states, hidden_state, several_groups, scaled_rows}),
@@ -160,8 +160,8 @@ std::vector<Mutant> state_number_mutants() {
                            {two_block_pool, drafts}),
        .reshape = with_real_numbers},
       {.id = "chunk-carry-undecayed",
-       .mechanism = "the state before a piece of a chunk enters the piece's outputs without its "
-                    "decay",
+       .mechanism =
+           "the state before a piece of a chunk enters the piece's outputs without its decay",
        .exposed_by = "real numbers, recurrent states, a chunk behind another or of over 32 tokens",
        .caught_by = {kWritten, kStateOutput},
        .bias = on_executor({states, drafts, long_prompts}, {two_block_pool}),
@@ -179,15 +179,15 @@ std::vector<Mutant> table_mutants() {
        .bias = on_executor({full_attention, long_prompts}, {states, two_block_pool})},
       {.id = "table-width",
        .source = "vllm-ascend 11466, vllm 41233",
-       .mechanism = "rows are too narrow for the blocks of drafts' states and spill into the next "
-                    "row",
+       .mechanism =
+           "rows are too narrow for the blocks of drafts' states and spill into the next row",
        .exposed_by = "a request as long as its row, with states and drafts",
        .caught_by = {kTable, kMemory},
        .bias = on_executor({states, drafts}, {two_block_pool})},
       {.id = "table-async-upload",
        .source = "TensorRT-LLM 15546",
-       .mechanism = "a staging buffer is reused before its copy has run: tables get another "
-                    "step's block ids",
+       .mechanism = "a staging buffer is reused before its copy has run: tables get another step's "
+                    "block ids",
        .exposed_by = "the second step that appends blocks",
        .caught_by = {kTable},
        .bias = on_executor({full_attention}, {states, two_block_pool})},
@@ -219,8 +219,8 @@ std::vector<Mutant> slot_mutants() {
                            {two_block_pool})},
       {.id = "slot-pad-rows",
        .source = "vllm 13418",
-       .mechanism = "padded rows of a captured graph reach the cache write with slot 0 instead of "
-                    "PAD",
+       .mechanism =
+           "padded rows of a captured graph reach the cache write with slot 0 instead of PAD",
        .exposed_by = "a padded batch",
        .caught_by = {kSlots},
        .bias = on_executor({full_attention}, {states})},

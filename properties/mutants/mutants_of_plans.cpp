@@ -47,8 +47,8 @@ std::vector<Mutant> address_mutants() {
        .plan = {.states = true}},
       {.id = "kernel-block-num-blocks",
        .source = "vllm 38081",
-       .mechanism = "num_blocks is not multiplied by the kernel blocks in a block: the view is "
-                    "too short for the last of them",
+       .mechanism = "num_blocks is not multiplied by the kernel blocks in a block: the view is too "
+                    "short for the last of them",
        .exposed_by = "kernel blocks shorter than the manager's",
        .caught_by = {"layout.bytes"},
        .plan = {.states = true, .split_blocks = true}},
@@ -121,8 +121,8 @@ std::vector<Mutant> view_mutants() {
        .reshape = flash},
       {.id = "layout-equal-page",
        .source = "vllm 41657",
-       .mechanism = "all layers of a tensor are shaped like its first one: equal bytes, different "
-                    "blocks",
+       .mechanism =
+           "all layers of a tensor are shaped like its first one: equal bytes, different blocks",
        .exposed_by = "equal pages with different block sizes",
        .caught_by = {kWritten, kMemory, kDigest},
        .bias =
@@ -130,9 +130,8 @@ std::vector<Mutant> view_mutants() {
                           {two_block_pool, mla, chunked_local, states})},
       {.id = "layout-two-heads",
        .source = "LMCache 4467",
-       .mechanism =
-           "the K/V dimension is distinguished from the heads by its size: [.., 2, heads] or [.., "
-           "heads, 2]",
+       .mechanism = "the K/V dimension is distinguished from the heads by its size: [.., 2, heads] "
+                    "or [.., heads, 2]",
        .exposed_by = "two KV heads",
        .caught_by = {kWritten, kMemory},
        .bias = on_older_pages({full_attention}, {states, mla, sliding_window, chunked_local})},
@@ -151,9 +150,8 @@ std::vector<Mutant> view_mutants() {
        .bias = on_executor({full_attention}, {packed_pages})},
       {.id = "order-head-stride",
        .source = "LMCache 4463, dynamo 14416",
-       .mechanism =
-           "heads of an overlaid cache are as far apart as if K and V were separate: half a "
-           "content short",
+       .mechanism = "heads of an overlaid cache are as far apart as if K and V were separate: half "
+                    "a content short",
        .exposed_by = "two KV heads, in any of the six orders",
        .caught_by = {kWritten, kDigest},
        .bias = on_executor({full_attention},
@@ -206,8 +204,8 @@ std::vector<Mutant> page_decision_mutants() {
        .caught_by = {"invariant.written_page"},
        .bias = pages},
       {.id = "page-loss-untold",
-       .mechanism = "workers receive new pages, and not those that were lost since: they "
-                    "read a block that now belongs to another request",
+       .mechanism = "workers receive new pages, and not those that were lost since: they read a "
+                    "block that now belongs to another request",
        .exposed_by = "HiSparse, and a full pool",
        .caught_by = {kRead},
        .bias = pages},
@@ -217,8 +215,8 @@ std::vector<Mutant> page_decision_mutants() {
        .caught_by = {kRead},
        .bias = pages},
       {.id = "page-copy-stale",
-       .mechanism = "a reallocated block still counts as the copy of a published page, "
-                    "and a hit takes it over",
+       .mechanism = "a reallocated block still counts as the copy of a published page, and a hit "
+                    "takes it over",
        .exposed_by = "HiSparse, and a hit on a page whose block was reallocated",
        .caught_by = {kRead},
        .bias = pages},
@@ -321,24 +319,21 @@ std::vector<Mutant> share_mutants() {
        .bias = with_whole_caches()},
       {.id = "dealt-out-whole",
        .source = kSource,
-       .mechanism =
-           "every rank writes all tokens of a sharded cache, as if replicated: also where its "
-           "table has no entries for them",
+       .mechanism = "every rank writes all tokens of a sharded cache, as if replicated: also where "
+                    "its table has no entries for them",
        .exposed_by = "a replicated cache and a sharded one",
        .caught_by = {kSlots, kMemory},
        .bias = with_whole_caches()},
       {.id = "whole-block-of-all",
        .source = kSource,
-       .mechanism =
-           "slots of a replicated cache are computed with the tokens that all ranks have in a "
-           "block of a sharded one",
+       .mechanism = "slots of a replicated cache are computed with the tokens that all ranks have "
+                    "in a block of a sharded one",
        .exposed_by = "a replicated cache and a sharded one",
        .caught_by = {kSlots},
        .bias = with_whole_caches()},
       {.id = "whole-read-in-part",
        .source = "vllm 0.33.0, v1/worker/gpu/spec_decode/speculator.py (dcp_local_seq_lens)",
-       .mechanism = "attention over a replicated cache receives the length of "
-                    "the rank's share",
+       .mechanism = "attention over a replicated cache receives the length of the rank's share",
        .exposed_by = "a replicated cache and a sharded one",
        .caught_by = {kDigest},
        .bias = with_whole_caches()},
@@ -351,8 +346,8 @@ std::vector<Mutant> share_decision_mutants() {
   return {
       {.id = "whole-blocks-shared",
        .source = "vllm 0.33.0, v1/core/single_type_kv_cache_manager.py (dcp_world_size)",
-       .mechanism = "blocks of a replicated cache are counted as if the ranks shared "
-                    "its tokens: requests get a part of what they need",
+       .mechanism = "blocks of a replicated cache are counted as if the ranks shared its tokens: "
+                    "requests get a part of what they need",
        .exposed_by = "a replicated cache and a sharded one",
        .caught_by = {"invariant.table_covers"},
        .bias = bias},
@@ -395,8 +390,7 @@ std::vector<Mutant> drafter_mutants() {
   return {
       {.id = "draft-token-unshifted",
        .mechanism =
-           "the drafter's first pass is given the tokens at its positions, not those behind "
-           "them",
+           "the drafter's first pass is given the tokens at its positions, not those behind them",
        .exposed_by = "EAGLE's or MTP's drafts",
        .caught_by = {kWritten},
        .bias = with_drafter()},

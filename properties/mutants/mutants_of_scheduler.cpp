@@ -33,8 +33,8 @@ std::vector<Mutant> hash_mutants() {
   return {
       {.id = "hash-extra-keys",
        .source = "vllm 44701, 30931, 36708",
-       .mechanism = "the cache salt is left out of the block hash, so requests that must not "
-                    "share find each other's blocks",
+       .mechanism = "the cache salt is left out of the block hash, so requests that must not share "
+                    "find each other's blocks",
        .exposed_by = "equal prompts with different salts",
        .caught_by = {"audit.attention_read", "audit.state_read"},
        .bias = decisions({salts, shared_prefixes})},
@@ -50,9 +50,8 @@ std::vector<Mutant> hash_mutants() {
        .reshape = share_context},
       {.id = "hash-next-token",
        .source = "vLLM 0.33.0 design",
-       .mechanism =
-           "a block's hash leaves out the token behind it, which EAGLE's drafter has read, "
-           "and no block of a hit is dropped for it",
+       .mechanism = "a block's hash leaves out the token behind it, which EAGLE's drafter has "
+                    "read, and no block of a hit is dropped for it",
        .exposed_by = "EAGLE's drafts and prompts that differ right after a block",
        .caught_by = {"audit.draft_read"},
        .bias = decisions({full_attention, drafts, shared_prefixes}),
@@ -87,9 +86,8 @@ std::vector<Mutant> hit_mutants() {
                          {two_block_pool})},
       {.id = "hit-one-group-truncated",
        .source = "vllm-ascend 14810",
-       .mechanism =
-           "only the first group's hit is cut to the common length; the others keep blocks "
-           "beyond it",
+       .mechanism = "only the first group's hit is cut to the common length; the others keep "
+                    "blocks beyond it",
        .exposed_by = "two groups of full attention and one that shortens the hit",
        .caught_by = {"invariant.one_writer", "invariant.queue_front", "audit.handed_out",
                      "audit.token_write"},
@@ -97,8 +95,8 @@ std::vector<Mutant> hit_mutants() {
                          {two_block_pool})},
       {.id = "hit-longest-group",
        .source = "TensorRT-LLM 10875",
-       .mechanism = "the hit is as long as the longest group's, not as the one common to all "
-                    "groups",
+       .mechanism =
+           "the hit is as long as the longest group's, not as the one common to all groups",
        .exposed_by = "a group that has kept less of the prefix than another",
        .caught_by = {"invariant.table_covers", "invariant.hit", "audit.attention_read",
                      "audit.state_read"},
@@ -106,8 +104,8 @@ std::vector<Mutant> hit_mutants() {
            decisions({several_groups, full_attention, states, shared_prefixes}, {two_block_pool})},
       {.id = "hit-whole-prompt",
        .source = "vLLM V1 design",
-       .mechanism = "a hit may cover the last token too, which leaves nothing to compute logits "
-                    "from",
+       .mechanism =
+           "a hit may cover the last token too, which leaves nothing to compute logits from",
        .exposed_by = "a resend of a prompt of whole blocks",
        .caught_by = {"liveness", "invariant.hit"},
        .bias = decisions({full_attention, shared_prefixes}, {drafts})},
@@ -154,8 +152,8 @@ std::vector<Mutant> free_mutants() {
        .caught_by = {"invariant.free_order"},
        .bias = decisions({full_attention, long_prompts})},
       {.id = "free-by-id",
-       .mechanism = "a request's blocks are freed in the order of their ids, as into a sorted "
-                    "free list: which is evicted first depends on numbers",
+       .mechanism = "a request's blocks are freed in the order of their ids, as into a sorted free "
+                    "list: which is evicted first depends on numbers",
        .exposed_by = "a request that ends with blocks in no rising order of ids",
        .caught_by = {"invariant.free_order"},
        .bias = decisions({full_attention, long_prompts, tight_pool})},
@@ -202,8 +200,8 @@ std::vector<Mutant> state_mutants() {
                          {two_block_pool, drafts})},
       {.id = "state-spec-blocks",
        .source = "vllm 41233",
-       .mechanism = "the blocks for the states of drafts are not counted, so these states have no "
-                    "place",
+       .mechanism =
+           "the blocks for the states of drafts are not counted, so these states have no place",
        .exposed_by = "drafts in a model with states",
        .caught_by = {"audit.state_read", "invariant.table_covers"},
        .bias = decisions({states, drafts}, {async_scheduling, two_block_pool})},
@@ -242,8 +240,8 @@ std::vector<Mutant> schedule_mutants() {
                          {async_scheduling, two_block_pool})},
       {.id = "stale-output-taken",
        .source = "vLLM 0.33.0 design",
-       .mechanism = "output that was in flight when a reset sent its request back is still "
-                    "processed",
+       .mechanism =
+           "output that was in flight when a reset sent its request back is still processed",
        .exposed_by = "a reset that preempts running requests, with a step in flight",
        .caught_by = {"audit.stale_output"},
        .bias = decisions({resets, async_scheduling, bursts}, {drafts}),
@@ -258,8 +256,8 @@ std::vector<Mutant> schedule_mutants() {
                          {two_block_pool})},
       {.id = "common-prefix-overcount",
        .mechanism = "blocks that two requests share count as common to the whole batch",
-       .exposed_by = "three running requests, two of which share a prefix (0.22.1: cascade "
-                     "attention)",
+       .exposed_by =
+           "three running requests, two of which share a prefix (0.22.1: cascade attention)",
        .caught_by = {"audit.common_prefix"},
        .bias = decisions_with(&EngineProfile::reports_common_prefix_blocks,
                               {full_attention, shared_prefixes, bursts}, {two_block_pool})},
@@ -281,8 +279,8 @@ std::vector<Mutant> fault_mutants() {
        .caught_by = {"crash"},
        .bias = decisions({faults, full_attention})},
       {.id = "abort-in-flight-kept",
-       .mechanism = "the blocks of a request aborted with a step in flight wait for an output "
-                    "that never reaches it",
+       .mechanism = "the blocks of a request aborted with a step in flight wait for an output that "
+                    "never reaches it",
        .exposed_by = "an abort between a decision and its output",
        .caught_by = {"invariant.conservation", "invariant.ref_cnt", "invariant.leak",
                      "audit.conservation"},
@@ -378,8 +376,8 @@ std::vector<Mutant> protocol_mutants() {
        .exposed_by = "blocks lost for good",
        .caught_by = {"transfer.incomplete"}},
       {.id = "completion-stale",
-       .mechanism = "the release of an earlier attempt counts as one of the current attempt: "
-                    "its blocks are free before they are read",
+       .mechanism = "the release of an earlier attempt counts as one of the current attempt: its "
+                    "blocks are free before they are read",
        .exposed_by = "a failed load, prefilled again, and a release that comes late",
        .caught_by = {"transfer.freed_early"},
        .transfer = {.fails_requests = true}},
@@ -461,8 +459,8 @@ std::vector<Mutant> host_tier_mutants() {
        .reshape = with_host_tier},
       {.id = "transfer-failed-marked-ok",
        .source = "dynamo 15079",
-       .mechanism = "a failed load from the host tier is not reported: its blocks count as "
-                    "computed",
+       .mechanism =
+           "a failed load from the host tier is not reported: its blocks count as computed",
        .exposed_by = "a host tier, and loads that fail",
        .caught_by = {"decide", "transfer"},
        .bias = one_group(beside_host_tier({})),

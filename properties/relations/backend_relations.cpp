@@ -16,7 +16,6 @@
 #include "reference/types/token_rows.h"
 #include "sim/session/session.h"
 #include "sim/step/model_step.h"
-#include "sim/step/program_builder.h"
 
 namespace lockstep {
 namespace {
@@ -280,9 +279,9 @@ void compare_reads(const BackendReading& one, const BackendReading& other, Backe
     ++check.compared;
     if (!agree(place, outputs, same->second) && !check.breach)
       check.breach = breach_at(
-          place, fmt::format("attention to {} comes to something else in the other run, or on its "
-                             "ranks",
-                             name_of(place)));
+          place,
+          fmt::format("attention to {} comes to something else in the other run, or on its ranks",
+                      name_of(place)));
   }
 }
 

@@ -1,7 +1,6 @@
 #include "properties/relations/reading_model.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "base/check.h"
 #include "reference/memory/content.h"
@@ -307,7 +306,7 @@ Result<Answers> answers_of(const SavedCase& saved, const DecisionsFactory& decis
                       open_undisturbed(saved, config_of(saved), {}, attach, decisions));
   LS_ASSIGN_OR_RETURN(const auto report, session->run());
   if (const auto& failure = report.summary.engine_failure)
-    return fail(fmt::format("the engine failed ({}): {}", failure->kind, failure->what));
+    return fail("the engine failed ({}): {}", failure->kind, failure->what);
   Answers answers = model->answers();
   answers.steps = report.summary.steps;
   answers.verdict = report.summary.verdict;

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <array>
 
-#include "properties/shrink/case_parts.h"
 #include "reference/plan/page_size.h"
 #include "reference/profiles/engine_profile.h"
 #include "sim/recording/run_recorder.h"

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <set>
 #include <utility>
 
@@ -12,7 +11,6 @@
 #include "reference/plan/layout.h"
 #include "reference/plan/page_size.h"
 #include "sim/session/session.h"
-#include "traces/formats/recording.h"
 #include "traces/formats/request_trace.h"
 
 namespace lockstep {

@@ -1,11 +1,7 @@
 #include "properties/shrink/shrinker.h"
 
 #include <algorithm>
-#include <functional>
-#include <utility>
 #include <vector>
-
-#include "properties/shrink/case_parts.h"
 
 namespace lockstep {
 

@@ -9,7 +9,6 @@
 //     decide the same, unless one of them collides.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <optional>
 #include <span>

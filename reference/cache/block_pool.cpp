@@ -4,8 +4,6 @@
 #include <bit>
 #include <utility>
 
-#include "base/check.h"
-
 namespace lockstep {
 namespace {
 

@@ -1,6 +1,5 @@
 #include "reference/cache/group_manager.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "base/check.h"
@@ -204,7 +203,7 @@ bool GroupManager::is_published(const Request& request, std::int32_t i) const {
 }
 
 // Reports the newly cached blocks [first, num_full) to the event log. A block that is left out may
-// be cached as a part all the same.
+// still be cached as a part.
 void GroupManager::announce_stored(const Request& request, std::int32_t first,
                                    std::int32_t num_full) {
   const std::vector<ExternalBlockHash>& hashes = request.hashes.external();

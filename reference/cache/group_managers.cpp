@@ -1,10 +1,7 @@
 #include "reference/cache/group_managers.h"
 
 #include <algorithm>
-#include <array>
 #include <utility>
-
-#include "base/check.h"
 
 namespace lockstep {
 namespace {

@@ -1,7 +1,6 @@
 #include "reference/cache/page_coordinator.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "base/check.h"
 

@@ -10,11 +10,10 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <span>
-#include <string_view>
 #include <vector>
 
+#include "base/names.h"
 #include "reference/schedule/scheduler_impl.h"
 
 namespace lockstep {
@@ -77,12 +76,8 @@ enum class SchedulerDefect : std::uint8_t {
   // Caches that are replicated over context parallel ranks.
   whole_blocks_shared,
 };
-
-// All of them but `none`, in the order above.
-std::span<const SchedulerDefect> scheduler_defects();
-// "hash-extra-keys", ...; "none".
-std::string_view name_of(SchedulerDefect defect);
-std::optional<SchedulerDefect> scheduler_defect_from_name(std::string_view name);
+template <>
+inline constexpr char kWordJoint<SchedulerDefect> = '-';
 
 // Schedulers and caches with a defect: each part is the usual one with one step done wrong.
 //

@@ -5,7 +5,6 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
-#include <span>
 
 #include "base/check.h"
 #include "reference/memory/row_words.h"

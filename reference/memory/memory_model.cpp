@@ -4,8 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <span>
-#include <utility>
 
 #include "base/check.h"
 #include "reference/memory/model_placement.h"
@@ -60,7 +58,7 @@ Result<MemoryModel> MemoryModel::create(const KVCacheConfig& given, AttentionBac
   LS_ASSIGN_OR_RETURN(const KVCacheConfig plan, with_page_rows(given));
   for (const KVCacheGroupSpec& group : plan.groups)
     if (const auto reason = why_not_modelled(group))
-      return fail(fmt::format("memory model: {}; replay it with `--backend none`", *reason));
+      return fail("memory model: {}; replay it with `--backend none`", *reason);
   LS_ASSIGN_OR_RETURN(auto pool, layout_of(plan, backend, layout, rule));
   MemoryModel model;
   model.num_blocks_ = plan.num_blocks;
@@ -123,10 +121,10 @@ Result<void> MemoryModel::add_layers(const KVCacheConfig& plan, const PoolLayout
       if (auto added = add_states(spec.layer_spec(i), layer, group); !added) return added;
       Tensor& tensor = tensors_[layer.layout.tensor_index];
       if (!tensor.layers.empty() && is_split(layers_[tensor.layers.front()]) != is_split(layer))
-        return fail(fmt::format(
+        return fail(
             "memory model: {} and {} share a tensor, but one keeps K and V apart and the other in "
             "its page, so a block of one reaches into pages of the other",
-            layers_[tensor.layers.front()].name, layer.name));
+            layers_[tensor.layers.front()].name, layer.name);
       if (is_split(layer)) tensor.regions_per_page = 2;
       const std::int32_t last = last_tensor_of(layer.layout);
       for (std::int32_t t = layer.layout.tensor_index; t <= last; ++t)

@@ -75,10 +75,10 @@ Result<void> MemoryModel::add_host_blocks(std::int64_t count) {
     host_block_bytes_ = std::max(host_block_bytes_, group.host_bytes);
   }
   if (host_block_bytes_ > 0 && count > kHostBytesMax / host_block_bytes_)
-    return fail(fmt::format(
+    return fail(
         "memory model: {} host blocks of {} bytes, and it keeps each byte of them; expected {} GiB "
         "at most: give a smaller host pool, or run only the decisions (--backend none)",
-        count, host_block_bytes_, kHostBytesMax >> 30));
+        count, host_block_bytes_, kHostBytesMax >> 30);
   for (std::int64_t block = 0; block < count; ++block) {
     std::vector<std::uint8_t> bytes(static_cast<std::size_t>(host_block_bytes_));
     const std::uint64_t key = poison_key(Unwritten::fresh, kTierAsTensor, block);
@@ -353,7 +353,7 @@ Result<void> MemoryModel::add_states(const KVCacheSpec& spec, ModelLayer& layer,
     group.state_words += num_words(state.num_elements * state.itemsize_bytes);
     if (numbers_ == Numbers::words) continue;
     auto of = state_numbers(spec, s, layer.share);
-    if (!of) return fail(fmt::format("numbers: {}: {}", layer.name, of.error().message));
+    if (!of) return fail("numbers: {}: {}", layer.name, of.error().message);
     layer.state_numbers.push_back(*of);
   }
   return {};

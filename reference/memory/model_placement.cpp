@@ -8,9 +8,7 @@
 
 #include "base/check.h"
 #include "reference/placement/cache_spec.h"
-#include "reference/placement/placement.h"
 #include "reference/plan/grouping.h"
-#include "reference/plan/model_spec.h"
 #include "reference/plan/page_groups.h"
 #include "reference/plan/page_size.h"
 #include "reference/plan/rank_plan.h"
@@ -64,8 +62,8 @@ std::string backend_for(const NamedSpec& layer, AttentionBackend chosen, RingsOf
 Result<PlacementLayer> facts_of(const NamedSpec& named, AttentionBackend chosen, RingsOf rings) {
   const KVCacheSpec& given = named.spec;
   if (keeps_nothing(given.kind) || keeps_pages(given.kind))
-    return fail(fmt::format("{}: layers of kind {} are planned only from recordings", named.name,
-                            name_of(given.kind)));
+    return fail("{}: layers of kind {} are planned only from recordings", named.name,
+                name_of(given.kind));
   PlacementLayer layer{.name = named.name, .spec = given, .backend = named.backend};
   if (layer.backend.empty()) layer.backend = backend_for(named, chosen, rings);
   layer.fixed_block_size = given.block_size;
@@ -101,30 +99,14 @@ std::string format_name(const PlanOptions& options, const LayerSpecs& layers) {
 
 PlacementOptions placement_options(const PlanOptions& given, const LayerSpecs& layers,
                                    DType model_dtype, const std::string& order) {
-  PlacementOptions options;
-  options.tp = given.tp;
-  options.dcp = options.draft_dcp = given.dcp;
-  options.pcp = given.pcp;
-  options.pp = given.pp;
-  options.kv_dtype = format_name(given, layers);
+  PlacementOptions options{given};
+  options.draft_dcp = given.dcp;
+  options.format = format_name(given, layers);
   options.model_dtype = model_dtype;
   options.device = DeviceFamily::sm90;
-  options.memory_bytes = given.memory_bytes;
-  options.max_model_len = given.max_model_len;
-  options.max_num_batched_tokens = given.max_num_batched_tokens;
-  options.block_size = given.block_size;
-  options.num_gpu_blocks_override = given.num_gpu_blocks_override;
-  options.disable_hybrid = given.disable_hybrid_kv_cache_manager;
-  options.mamba_cache_mode = given.mamba_cache_mode;
   options.prefix_caching = given.mamba_cache_mode != MambaCacheMode::none;
-  options.num_spec = given.num_spec;
   if (given.num_spec > 0) options.spec_method = "mtp";
-  options.mtp_modules = given.mtp_modules;
   if (!order.empty() && order != "NHD") options.order = order;
-  if (given.host_pool_bytes > 0)
-    options.host_pages = {.host_pool_gib = static_cast<double>(given.host_pool_bytes) /
-                                           static_cast<double>(std::int64_t{1} << 30),
-                          .device_buffer_size = given.device_buffer_rows};
   return options;
 }
 
@@ -139,8 +121,8 @@ Result<std::vector<WorkerShare>> stages_of(const LayerSpecs& layers, const PlanO
   for (const NamedSpec& layer : layers)
     if (!layer.is_draft) count = std::max(count, number_of(layer.name) + 1);
   if (options.pp > 1 && count < options.pp)
-    return fail(fmt::format("--pp {}: the model has {} layers with a cache; use at most that",
-                            options.pp, count));
+    return fail("--pp {}: the model has {} layers with a cache; use at most that", options.pp,
+                count);
   std::vector<WorkerShare> stages(static_cast<std::size_t>(options.pp),
                                   {.layer_names = {}, .memory_bytes = options.memory_bytes});
   for (const NamedSpec& layer : layers) {
@@ -199,9 +181,9 @@ Result<ModelPlacement> place_model(const LayerSpecs& layers, DType model_dtype,
                                    const PlanOptions& options, const std::string& order) {
   if (options.attn_pack > 1)
     return fail(
-        fmt::format("--attn-pack {}: a release whose groups overlay one allocation has no "
-                    "such packing; one before vllm-0.33.0 has it (--engine)",
-                    options.attn_pack));
+        "--attn-pack {}: a release whose groups overlay one allocation has no such packing; one "
+        "before vllm-0.33.0 has it (--engine)",
+        options.attn_pack);
   ModelPlacement model;
   model.options = placement_options(options, layers, model_dtype, order);
   std::vector<PlacementLayer> facts;
@@ -218,14 +200,13 @@ Result<ModelPlacement> place_model(const LayerSpecs& layers, DType model_dtype,
   LS_ASSIGN_OR_RETURN(const auto stages, stages_of(layers, options));
   model.stages = plan_stages(facts, false, stages, model.options);
   if (model.stages.workers.empty())
-    return fail(fmt::format("refused by the engine core ({}): {}", model.stages.refused_stage,
-                            model.stages.refused.message));
+    return fail("refused by the engine core ({}): {}", model.stages.refused_stage,
+                model.stages.refused.message);
   for (std::size_t w = 0; w < model.stages.workers.size(); ++w) {
     auto pages = worker_pages(model.stages.workers[w], model.stages.layers, model.options);
     if (!pages)
-      return fail(fmt::format("the engine core takes this plan and the worker {}dies of it: {}",
-                              options.pp > 1 ? fmt::format("of stage {} ", w) : "",
-                              pages.error().message));
+      return fail("the engine core takes this plan and the worker {}dies of it: {}",
+                  options.pp > 1 ? fmt::format("of stage {} ", w) : "", pages.error().message);
     model.pages.push_back(std::move(*pages));
   }
   return model;
@@ -251,9 +232,9 @@ Result<KVCacheConfig> replay_plan(const Placement& placement, const LayerSpecs& 
     KVCacheSpec result = planned(layer->spec, spec);
     if (page_size_bytes(result) != page_bytes(spec))
       return fail(
-          fmt::format("{}: rows of {} would take pages of {} bytes, and the release lays pages of "
-                      "{}; it has no such format of the cache",
-                      name, name_of(result.dtype), page_size_bytes(result), page_bytes(spec)));
+          "{}: rows of {} would take pages of {} bytes, and the release lays pages of {}; it has "
+          "no such format of the cache",
+          name, name_of(result.dtype), page_size_bytes(result), page_bytes(spec));
     return result;
   };
   KVCacheConfig plan;

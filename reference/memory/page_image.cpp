@@ -3,11 +3,9 @@
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <array>
 #include <vector>
 
 #include "base/check.h"
-#include "reference/memory/memory_model.h"
 #include "reference/memory/row_words.h"
 #include "reference/plan/page_size.h"
 
@@ -237,8 +235,8 @@ std::optional<std::string> why_no_areas(const ModelLayer& layer) {
           : next_head == row && at.token_stride_bytes == 2 * at.num_kv_heads * row;
   if (is_dense && at.kv_stride_bytes == at.num_kv_heads * next_head) return std::nullopt;
   return fmt::format(
-      "{}: its scales lie in areas of a block that is dense in its layer, which it is not in "
-      "this order; choose LBNHC, LBHNC, BLNHC or BLHNC",
+      "{}: its scales lie in areas of a block that is dense in its layer, which it is not in this "
+      "order; choose LBNHC, LBHNC, BLNHC or BLHNC",
       layer.name);
 }
 

@@ -11,7 +11,6 @@
 
 #include "reference/memory/content.h"
 #include "reference/memory/memory_model.h"
-#include "reference/memory/numbers.h"
 
 namespace lockstep {
 

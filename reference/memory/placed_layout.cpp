@@ -1,7 +1,5 @@
 #include "reference/memory/model_placement.h"
 
-#include <fmt/core.h>
-
 #include <algorithm>
 #include <map>
 #include <utility>
@@ -25,12 +23,12 @@ bool has_slots_of_values(const KVCacheSpec& spec) {
 // The spec with the shape of its page.
 Result<KVCacheSpec> with_page_shape(const std::string& name, KVCacheSpec spec) {
   if (keeps_nothing(spec.kind) || keeps_pages(spec.kind))
-    return fail(fmt::format("{}: a cache of kind {}", name, name_of(spec.kind)));
+    return fail("{}: a cache of kind {}", name, name_of(spec.kind));
   spec.dcp_sharded = is_dealt_out(spec);
   if (is_state_kind(spec.kind)) return spec;
   if (keeps_pairs(spec) && head_size_v(spec) != spec.head_size)
-    return fail(fmt::format("{}: K and V in rows of {} and {} elements", name, spec.head_size,
-                            head_size_v(spec)));
+    return fail("{}: K and V in rows of {} and {} elements", name, spec.head_size,
+                head_size_v(spec));
   const std::int64_t parts = has_single_rows(spec) || has_slots_of_values(spec) ? 1 : 2;
   spec.plan.num_head_slots = has_slots_of_values(spec) ? 2 * spec.num_kv_heads : spec.num_kv_heads;
   spec.plan.state_content_bytes = parts * row_bytes(spec);
@@ -45,9 +43,8 @@ Result<std::vector<KVCacheGroupSpec>> placed_groups(const KVCacheConfig& plan) {
     if (!is_on_device(group)) continue;
     if (group.layers_per_page > 1)
       return fail(
-          fmt::format("{} layers of a group share a page; releases with these orders "
-                      "have no such packing",
-                      group.layers_per_page));
+          "{} layers of a group share a page; releases with these orders have no such packing",
+          group.layers_per_page);
     KVCacheGroupSpec& placed = groups.emplace_back();
     placed.layer_names = group.layer_names;
     const std::string name = group.layer_names.empty() ? "a group" : group.layer_names.front();
@@ -109,7 +106,7 @@ class Placer {
     LS_CHECK(tensor != placement.tensors.end(), "{} has no tensor", name);
     const auto page = first_page(*tensor, order_, plan_.num_blocks,
                                  is_state_kind(spec.kind) ? spec.block_size : kernel);
-    if (!page) return fail(fmt::format("{}: {}", name, page.error().message));
+    if (!page) return fail("{}: {}", name, page.error().message);
     LayerInAllocation layer;
     LayerLayout& at = layer.layout;
     const std::int64_t place = std::ranges::find(tensor->layers, name) - tensor->layers.begin();
@@ -137,8 +134,8 @@ class Placer {
     for (const StateTensorSpec& state : spec.states) {
       for (const std::int64_t bytes : {at.block_stride_bytes, offset})
         if (bytes % itemsize_bytes(state.dtype) != 0)
-          return fail(fmt::format("{}: byte {} of the cache is no whole {} element", name, bytes,
-                                  name_of(state.dtype)));
+          return fail("{}: byte {} of the cache is no whole {} element", name, bytes,
+                      name_of(state.dtype));
       at.states.push_back({offset, num_elements(state), itemsize_bytes(state.dtype)});
       offset += size_bytes(state);
     }
@@ -180,9 +177,9 @@ class Placer {
     for (const auto& [begin, page] : pages) {
       if (begin != end)
         return fail(
-            fmt::format("pages of several groups cross at byte {} of the cache; choose an "
-                        "order with blocks outermost, BLNHC",
-                        begin));
+            "pages of several groups cross at byte {} of the cache; choose an order with blocks "
+            "outermost, BLNHC",
+            begin);
       pool.tensor_size_bytes.push_back(page * plan_.num_blocks);
       end = begin + pool.tensor_size_bytes.back();
     }
@@ -219,7 +216,7 @@ Result<PoolLayout> placed_layout(const KVCacheConfig& plan, AttentionBackend cho
   LS_CHECK(is_overlaid(order), "{} is no order of the cache", name_of(order));
   LS_ASSIGN_OR_RETURN(const KVCacheConfig rows, with_page_rows(plan));
   auto placed = Placer(rows, chosen, order).place();
-  if (!placed) return fail(fmt::format("layout {}: {}", name_of(order), placed.error().message));
+  if (!placed) return fail("layout {}: {}", name_of(order), placed.error().message);
   return placed;
 }
 

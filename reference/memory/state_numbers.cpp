@@ -1,7 +1,5 @@
 #include "reference/memory/state_numbers.h"
 
-#include <fmt/core.h>
-
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -102,8 +100,8 @@ Result<StateNumbers> state_numbers(const KVCacheSpec& spec, std::size_t state,
                   .part = kPartInputs + kPartsOfState * static_cast<std::int64_t>(state),
                   .place = share.first_head};
   if (tensor.dtype != DType::fp32 && tensor.dtype != DType::bf16 && tensor.dtype != DType::fp16)
-    return fail(fmt::format("state {} holds {}; real numbers are kept in fp32, bf16 or fp16", state,
-                            name_of(tensor.dtype)));
+    return fail("state {} holds {}; real numbers are kept in fp32, bf16 or fp16", state,
+                name_of(tensor.dtype));
   const std::vector<std::int64_t>& dims = tensor.dims;
   const std::int64_t width = dims.front() + 1 - spec.num_speculative_blocks;
   if (dims.size() == 2 && width >= 2 && width <= 4) {
@@ -117,9 +115,8 @@ Result<StateNumbers> state_numbers(const KVCacheSpec& spec, std::size_t state,
   if (dims.size() >= 2) of.rows = dims[dims.size() - 2];
   for (std::size_t d = 0; d + 2 < dims.size(); ++d) of.heads *= dims[d];
   if (of.columns > kColumnsMax)
-    return fail(
-        fmt::format("state {} has rows of {} numbers; the kernels of recurrences take {} at most",
-                    state, of.columns, kColumnsMax));
+    return fail("state {} has rows of {} numbers; the kernels of recurrences take {} at most",
+                state, of.columns, kColumnsMax);
   return of;
 }
 

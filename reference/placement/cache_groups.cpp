@@ -1,9 +1,6 @@
 #include "reference/placement/placement.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
-#include <map>
 #include <numeric>
 #include <set>
 
@@ -37,9 +34,9 @@ Result<LayerSpecs> promoted(const LayerSpecs& specs) {
       if (!is_windowed(spec.kind)) continue;
       if (is_mla_window(spec.kind))
         return fail(
-            fmt::format("layer {}: windows of MLA rows cannot be kept as full attention; "
-                        "enable the hybrid manager",
-                        layer.name));
+            "layer {}: windows of MLA rows cannot be kept as full attention; enable the hybrid "
+            "manager",
+            layer.name);
       const std::int64_t block = full_blocks.size() == 1 ? *full_blocks.begin() : spec.block_size;
       if (spec.page_size_padded)
         spec.page_size_padded =
@@ -52,8 +49,8 @@ Result<LayerSpecs> promoted(const LayerSpecs& specs) {
   LS_ASSIGN_OR_RETURN(const bool done, is_settled(result));
   if (!done)
     return fail(
-        "without the hybrid manager all layers must take one type of cache, and these "
-        "cannot; enable it");
+        "without the hybrid manager all layers must take one type of cache, and these cannot; "
+        "enable it");
   return result;
 }
 
@@ -93,14 +90,12 @@ Result<LayerSpecs> equal_pages(LayerSpecs specs, bool& is_final) {
       apply_alignment(spec);  // its own alignment wins
     } else {
       return fail(
-          fmt::format("layer {}: its page of {} bytes does not divide the largest page of "
-                      "{} bytes, and rows of MLA cannot be padded; use an order with "
-                      "blocks outermost",
-                      layer.name, own, page));
+          "layer {}: its page of {} bytes does not divide the largest page of {} bytes, and rows "
+          "of MLA cannot be padded; use an order with blocks outermost",
+          layer.name, own, page);
     }
     is_final = page_bytes(spec) != page || unpadded_page_bytes(spec) > page;
-    if (is_final)
-      return fail(fmt::format("layer {}: its page cannot be made {} bytes", layer.name, page));
+    if (is_final) return fail("layer {}: its page cannot be made {} bytes", layer.name, page);
   }
   return specs;
 }
@@ -178,9 +173,10 @@ Result<void> add_hidden_groups(const LayerSpecs& hidden, std::vector<KVCacheGrou
 
 Result<std::vector<KVCacheGroupSpec>> group_layers(LayerSpecs& specs, CacheLayout order,
                                                    const PlacementOptions& options) {
-  if (options.disable_hybrid) LS_RETURN_IF_ERROR(promote_all(specs));
+  if (options.disable_hybrid_kv_cache_manager) LS_RETURN_IF_ERROR(promote_all(specs));
   if (specs.empty()) return std::vector<KVCacheGroupSpec>{};
-  if (options.host_pages && any_type(specs, is_mla)) return host_page_groups(specs, order, options);
+  if (options.has_host_pages() && any_type(specs, is_mla))
+    return host_page_groups(specs, order, options);
   const Merged merged = merge_specs(specs);
   if (!merged.refused.empty()) return fail(merged.refused);
   if (merged.spec) return std::vector{one_spec_group(specs, *merged.spec)};
@@ -214,9 +210,8 @@ Result<std::vector<KVCacheGroupSpec>> group_layers(LayerSpecs& specs, CacheLayou
 Result<void> check_page(const std::string& name, const KVCacheSpec& spec) {
   if (page_bytes(spec) != 0) return {};
   return fail(
-      fmt::format("layer {}: blocks of {} tokens do not hold one KV entry; choose a larger "
-                  "--block-size",
-                  name, spec.block_size));
+      "layer {}: blocks of {} tokens do not hold one KV entry; choose a larger --block-size", name,
+      spec.block_size);
 }
 
 namespace {
@@ -272,9 +267,9 @@ Result<void> split_bucket(const Bucket& bucket, std::int64_t count,
   }
   if (!bucket.is_pattern)
     return fail(
-        fmt::format("{} layers like {} have pages of different sizes in different numbers and "
-                    "cannot be split into {} groups; use an order with layers outermost",
-                    bucket.layers.size(), bucket.layers[0].name, count));
+        "{} layers like {} have pages of different sizes in different numbers and cannot be split "
+        "into {} groups; use an order with layers outermost",
+        bucket.layers.size(), bucket.layers[0].name, count);
   for (std::int64_t g = 0; g < count; ++g) {
     LayerSpecs layers;
     for (auto r = static_cast<std::size_t>(g); r < bucket.repeats;
@@ -371,10 +366,10 @@ Result<std::vector<KVCacheGroupSpec>> host_page_groups(const LayerSpecs& specs, 
   for (const NamedSpec& layer : sources) top_k = std::max(top_k, layer.spec.plan.topk_buffer_width);
   for (const NamedSpec& layer : indexers) indexer_bytes += page_bytes(layer.spec);
   const std::int64_t queries = 1 + options.drafted_tokens();
-  const std::int64_t rows = options.host_pages->device_buffer_size.value_or((queries + 1) * top_k);
+  const std::int64_t rows = options.device_buffer_rows.value_or((queries + 1) * top_k);
   if (rows < queries * top_k || rows > 32768)
-    return fail(fmt::format("host pages: a device buffer of {} rows; {} to 32768 serve this model",
-                            rows, queries * top_k));
+    return fail("host pages: a device buffer of {} rows; {} to 32768 serve this model", rows,
+                queries * top_k);
   std::vector<KVCacheGroupSpec> groups(2), resident, hot;
   groups[0] = uniform_type_group(sources);
   groups[0].residence = Residence::host;
@@ -404,7 +399,7 @@ Result<std::vector<KVCacheGroupSpec>> host_page_groups(const LayerSpecs& specs, 
   for (auto& group : hot) groups.push_back(std::move(group));
   if (!others.empty()) {
     PlacementOptions plain = options;
-    plain.host_pages.reset();
+    plain.host_pool_bytes = 0;
     LS_ASSIGN_OR_RETURN(std::vector<KVCacheGroupSpec> regular, cache_groups(others, order, plain));
     for (auto& group : regular) groups.push_back(std::move(group));
   }

@@ -207,7 +207,7 @@ std::string list_of(const std::vector<CacheLayout>& orders) {
 }  // namespace
 
 std::optional<CacheLayout> overlaid_layout_from_name(std::string_view name) {
-  const auto layout = cache_layout_from_name(name);
+  const auto layout = from_name<CacheLayout>(name);
   if (layout == CacheLayout::NHD) return CacheLayout::LBNHC;
   if (layout == CacheLayout::HND) return CacheLayout::LBHNC;
   return layout;
@@ -228,15 +228,15 @@ Result<OrderStrides> order_strides(const KVCacheSpec& spec, std::int64_t num_blo
   if (padded != 0) {
     if (tokens != spec.block_size)
       return fail(
-          "a padded page cannot be split into kernel blocks; use blocks that every kernel "
-          "takes whole");
+          "a padded page cannot be split into kernel blocks; use blocks that every kernel takes "
+          "whole");
     std::int64_t outside = 1;
     for (std::size_t i = 0; i <= grid_end; ++i) outside *= sizes[kDimensions.find(nest[i])];
     if (outside != num_layers * num_blocks)
       return fail(
-          fmt::format("order {} cannot pad pages: their heads or rows lie outside layers "
-                      "and blocks; use a block-compact order",
-                      nest));
+          "order {} cannot pad pages: their heads or rows lie outside layers and blocks; use a "
+          "block-compact order",
+          nest);
   }
   std::int64_t strides[5] = {};
   std::int64_t stride = 1;
@@ -245,8 +245,8 @@ Result<OrderStrides> order_strides(const KVCacheSpec& spec, std::int64_t num_blo
     if (padded != 0 && i == grid_end) {
       stride = std::max(stride, padded);
       if (stride % padded != 0)
-        return fail(fmt::format("a stride of {} bytes is no multiple of padded pages of {} bytes",
-                                stride, padded));
+        return fail("a stride of {} bytes is no multiple of padded pages of {} bytes", stride,
+                    padded);
     }
     strides[dimension] = fixed[dimension] != 0 ? fixed[dimension] : stride;
     stride = strides[dimension] * sizes[dimension];
@@ -294,24 +294,22 @@ Result<ChosenOrder> choose_order(const std::vector<CacheLayout>& supported, bool
     std::erase_if(orders, [](CacheLayout order) { return !is_block_compact(order); });
   if (orders.empty())
     return fail(
-        "pages that differ in heads, rows or bytes need a block-compact order, and no backend "
-        "of this model takes one");
+        "pages that differ in heads, rows or bytes need a block-compact order, and no backend of "
+        "this model takes one");
   if (sharding.size() > 1 && pages.size() > 1)
     std::erase_if(orders, [](CacheLayout order) { return !is_block_outermost(order); });
   if (orders.empty())
     return fail(
-        "caches that DCP shards and replicated ones of other page sizes need an order "
-        "with blocks outermost, and no backend of this model takes one");
+        "caches that DCP shards and replicated ones of other page sizes need an order with blocks "
+        "outermost, and no backend of this model takes one");
   const auto is_candidate = [&](CacheLayout order) {
     return std::ranges::find(orders, order) != orders.end();
   };
   if (asked) {
     const auto order = overlaid_layout_from_name(*asked);
     if (!order || !is_candidate(*order))
-      return fail(
-          fmt::format("the order {} does not suit this model and its backends; one of {} "
-                      "does",
-                      *asked, list_of(orders)));
+      return fail("the order {} does not suit this model and its backends; one of {} does", *asked,
+                  list_of(orders));
     return ChosenOrder{*order, "option"};
   }
   if (connector && is_candidate(*connector)) return ChosenOrder{*connector, "connector"};
@@ -422,9 +420,9 @@ Result<std::int64_t> common_kernel_block(std::int64_t block_size,
   for (const std::int64_t size : candidates)
     if (all_take(size)) return size;
   return fail(
-      fmt::format("no kernel block size divides blocks of {} tokens and suits every "
-                  "backend of the group; choose another --block-size",
-                  block_size));
+      "no kernel block size divides blocks of {} tokens and suits every backend of the group; "
+      "choose another --block-size",
+      block_size);
 }
 
 }  // namespace lockstep

@@ -6,13 +6,10 @@
 // check; fields that a type does not have keep their default. State layers are [B, 1, 1, C].
 #pragma once
 
-#include <array>
 #include <cstdint>
-#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "base/result.h"

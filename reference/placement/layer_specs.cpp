@@ -1,7 +1,5 @@
 #include "reference/placement/placement.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <numeric>
 #include <set>
@@ -161,12 +159,12 @@ void align_to_states(const std::vector<PlacementLayer>& layers, const KVCacheSpe
     if (layer.spec && is_state_kind(layer.spec->kind))
       state_bytes = std::max(state_bytes, content_bytes(*layer.spec));
   if (state_bytes == 0) return;
-  const CacheFormat format = cache_format(options.kv_dtype, options.model_dtype);
+  const CacheFormat format = cache_format(options.format, options.model_dtype);
   const bool has_mla = is_mla(heads.kind);
   std::int64_t bytes = token_bytes(*backends[0].backend, options.device, heads, format);
   if (has_mla) {
     bytes = heads.head_size * itemsize_bytes(format.dtype);
-  } else if (options.kv_dtype.starts_with("turboquant_")) {
+  } else if (options.format.starts_with("turboquant_")) {
     bytes = heads.num_kv_heads * turboquant_bytes(format.mode, heads.head_size);
     if (!options.skip_layers.empty())
       bytes = std::lcm(
@@ -192,14 +190,13 @@ Result<void> align_to_skipped(const KVCacheSpec& heads, const TokenBackend& firs
                               const PlacementOptions& options, BlockAlignment& alignment) {
   const CacheBackend& backend = *first.backend;
   const std::int64_t primary = token_bytes(backend, options.device, heads,
-                                           cache_format(options.kv_dtype, options.model_dtype));
+                                           cache_format(options.format, options.model_dtype));
   const std::int64_t skipped =
       token_bytes(backend, options.device, heads, {options.model_dtype, KVQuantMode::none});
   if (skipped < primary)
     return fail(
-        fmt::format("layers left unquantized take {} bytes per token, fewer than the {} of "
-                    "quantized ones",
-                    skipped, primary));
+        "layers left unquantized take {} bytes per token, fewer than the {} of quantized ones",
+        skipped, primary);
   if (skipped == primary) return {};
   const std::int64_t kernel = first.sizes.smallest();
   const std::int64_t unit = std::max(kernel, alignment.block_size);
@@ -240,7 +237,7 @@ struct SpecMaker {
   // V4.1 on sm100 keeps shorter records.
   bool has_short_records() const { return is_v41 && options.device == DeviceFamily::sm100; }
   bool has_packed_rows() const {
-    return options.kv_dtype == "fp8_ds_mla" || options.kv_dtype == "nvfp4_ds_mla";
+    return options.format == "fp8_ds_mla" || options.format == "nvfp4_ds_mla";
   }
   std::int64_t page_alignment() const {
     return has_packed_rows() && !has_short_records() ? 576 : 512;
@@ -249,19 +246,19 @@ struct SpecMaker {
   void latent(KVCacheSpec& spec, const CacheFormat& format) const {
     spec.dtype = format.dtype;
     spec.kv_quant_mode = format.mode;
-    spec.cache_dtype_str = options.kv_dtype;
+    spec.cache_dtype_str = options.format;
     spec.plan.max_tp_shards = 1;
-    if (options.kv_dtype == "fp8_ds_mla") spec.plan.state_content_bytes = 656;
-    if (options.kv_dtype == "nvfp4_ds_mla") spec.plan.state_content_bytes = 352;
+    if (options.format == "fp8_ds_mla") spec.plan.state_content_bytes = 656;
+    if (options.format == "nvfp4_ds_mla") spec.plan.state_content_bytes = 352;
   }
 
   void v4_rows(KVCacheSpec& spec, const CacheFormat& format, bool is_window) const {
     spec.dtype = format.dtype;
     spec.kv_quant_mode = format.mode;
-    spec.cache_dtype_str = options.kv_dtype;
+    spec.cache_dtype_str = options.format;
     spec.model_version = "deepseek_v4";
     spec.alignment = page_alignment();
-    const std::int64_t record = options.kv_dtype == "nvfp4_ds_mla" ? 288 : 528;
+    const std::int64_t record = options.format == "nvfp4_ds_mla" ? 288 : 528;
     if (is_window || !is_v41) spec.plan.max_tp_shards = 1;
     if (is_window) spec.block_size = is_v41 ? 32 : 64;
     if (!has_packed_rows()) return;
@@ -307,7 +304,7 @@ struct SpecMaker {
     }
     const CacheFormat format = layer.is_unquantized
                                    ? CacheFormat{options.model_dtype, KVQuantMode::none}
-                                   : cache_format(options.kv_dtype, options.model_dtype);
+                                   : cache_format(options.format, options.model_dtype);
     spec.block_size = alignment.block_size;
     if (spec.plan.is_draft.value && options.dcp > 1 && options.draft_dcp == 1)
       spec.dcp_sharded = false;
@@ -367,17 +364,17 @@ Result<void> check_format(const PlacementLayer& layer, const BlockAlignment& ali
   const KVCacheSpec& spec = *layer.spec;
   if (layer.backend == "kpool_tail" && alignment.block_size % spec.block_size != 0)
     return fail(
-        fmt::format("layer {}: blocks of {} tokens are no multiple of its ring of {}; choose "
-                    "another --block-size",
-                    layer.name, alignment.block_size, spec.block_size));
+        "layer {}: blocks of {} tokens are no multiple of its ring of {}; choose another "
+        "--block-size",
+        layer.name, alignment.block_size, spec.block_size);
   const auto slot = [](std::int64_t elements) { return elements / 2 + elements / 16; };
   if (layer.backend != "flashinfer" || spec.kv_quant_mode != KVQuantMode::nvfp4 ||
       slot(spec.head_size) == slot(spec.head_size_v))
     return {};
   return fail(
-      fmt::format("layer {}: nvfp4 keeps K and V in slots of equal size, and their heads have {} "
-                  "and {} elements; choose another --kv-dtype",
-                  layer.name, spec.head_size, spec.head_size_v));
+      "layer {}: nvfp4 keeps K and V in slots of equal size, and their heads have {} and {} "
+      "elements; choose another --kv-dtype",
+      layer.name, spec.head_size, spec.head_size_v);
 }
 
 }  // namespace
@@ -392,7 +389,7 @@ CacheFormat cache_format(std::string_view kv_dtype, DType model_dtype) {
   if (kv_dtype == "nvfp4_ds_mla") return {DType::uint8, KVQuantMode::nvfp4_ds_mla};
   if (kv_dtype.starts_with("nvfp4")) return {DType::uint8, KVQuantMode::nvfp4};
   if (kv_dtype.starts_with("turboquant_"))
-    return {DType::uint8, kv_quant_mode_from_name(kv_dtype).value_or(KVQuantMode::none)};
+    return {DType::uint8, from_name<KVQuantMode>(kv_dtype).value_or(KVQuantMode::none)};
   return {DType::uint8, KVQuantMode::fp8_per_tensor};
 }
 
@@ -475,9 +472,9 @@ Result<BlockAlignment> align_blocks(const std::vector<PlacementLayer>& facts,
   for (const TokenBackend& backend : backends)
     if (!supports_block(backend, alignment.block_size))
       return fail(
-          fmt::format("blocks must hold {} tokens to cover the states, and {} does not take "
-                      "them; choose another --block-size",
-                      alignment.block_size, backend.backend->name));
+          "blocks must hold {} tokens to cover the states, and {} does not take them; choose "
+          "another --block-size",
+          alignment.block_size, backend.backend->name);
   return alignment;
 }
 
@@ -499,7 +496,7 @@ Result<std::vector<PlacementLayer>> layers_with_specs(const std::vector<Placemen
     if (is_mla(layer.spec->kind))
       sizes.push_back(kernel_sizes(backend_named(layer.backend), options.device, *layer.spec));
   }
-  if (!options.host_pages) return layers;
+  if (!options.has_host_pages()) return layers;
   LS_ASSIGN_OR_RETURN(const std::int64_t block, common_kernel_block(alignment.block_size, sizes));
   LayerSpecs named;
   for (PlacementLayer& layer : layers) {

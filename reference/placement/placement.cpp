@@ -27,9 +27,8 @@ Result<void> check_order(const std::vector<KVCacheGroupSpec>& groups, CacheLayou
   if (pages.size() <= 1) return {};
   if (is_block_compact(order) && (groups.size() == 1 || is_block_outermost(order))) return {};
   return fail(
-      fmt::format("order {} cannot hold pages of {} and {} bytes; choose an order with "
-                  "blocks outermost, BLHNC",
-                  name_of(order), *pages.begin(), *pages.rbegin()));
+      "order {} cannot hold pages of {} and {} bytes; choose an order with blocks outermost, BLHNC",
+      name_of(order), *pages.begin(), *pages.rbegin());
 }
 
 // The layers of a group by spec, in order of appearance. Layers that the group keeps a spec for are
@@ -61,7 +60,7 @@ Result<void> place_tensors(const std::vector<KVCacheGroupSpec>& groups, CacheLay
       if (has_layer_views(spec.kind)) {
         if (block_stride == 0 && layer_block_stride(spec) != page) {
           if (!is_block_compact(order))
-            return fail(fmt::format("order {} cannot pad pages; choose LBNHC", name_of(order)));
+            return fail("order {} cannot pad pages; choose LBNHC", name_of(order));
           block_stride = layer_block_stride(spec);
         }
         LS_ASSIGN_OR_RETURN(const OrderStrides strides,
@@ -81,16 +80,13 @@ Result<void> place_tensors(const std::vector<KVCacheGroupSpec>& groups, CacheLay
 Result<HostPool> host_pool_of(const KVCacheGroupSpec& group, const PlacementOptions& options) {
   HostPool pool;
   for (const KVCacheSpec& spec : group.layer_specs) pool.block_stride += page_bytes(spec);
-  const auto budget =
-      static_cast<std::int64_t>(options.host_pages->host_pool_gib * static_cast<double>(1LL << 30));
-  pool.num_blocks = budget / pool.block_stride;
+  pool.num_blocks = options.host_pool_bytes / pool.block_stride;
   const std::int64_t block = group.spec.block_size;
   const std::int64_t needed = (options.max_model_len + block - 1) / block + 2;
   if (pool.num_blocks < needed)
     return fail(
-        fmt::format("the host pool holds {} blocks and a request of {} tokens needs {}; "
-                    "raise host_pool_gib",
-                    pool.num_blocks, options.max_model_len, needed));
+        "the host pool holds {} blocks and a request of {} tokens needs {}; raise host_pool_gib",
+        pool.num_blocks, options.max_model_len, needed);
   return pool;
 }
 
@@ -98,9 +94,8 @@ Result<HostPool> host_pool_of(const KVCacheGroupSpec& group, const PlacementOpti
 Result<std::int64_t> blocks_of(const KVCacheSpec& spec, const PlanOptions& request) {
   if (is_sliding_window(spec.kind) && spec.dcp_sharded && request.dcp > 1)
     return fail(
-        fmt::format("windows of {} tokens cannot be shared out over dcp {}; serve this model with "
-                    "dcp 1",
-                    spec.sliding_window, request.dcp));
+        "windows of {} tokens cannot be shared out over dcp {}; serve this model with dcp 1",
+        spec.sliding_window, request.dcp);
   if (is_resident_pages(spec.kind))
     return cdiv(std::min(request.max_num_batched_tokens, request.max_model_len), spec.block_size);
   return max_blocks_per_request(spec, request);
@@ -141,11 +136,11 @@ Result<void> check_memory(const std::vector<KVCacheGroupSpec>& groups, std::int6
     return fewer && *fewer * block_bytes <= usable;
   });
   return fail(
-      fmt::format("one request of {} tokens needs {} blocks of {} bytes and the null block,"
-                  " more than {} bytes hold; {}",
-                  options.max_model_len, blocks, block_bytes, memory_bytes,
-                  fits > 0 ? fmt::format("max_model_len {} would fit", fits)
-                           : "no length fits: give the cache more memory"));
+      "one request of {} tokens needs {} blocks of {} bytes and the null block, more than {} bytes "
+      "hold; {}",
+      options.max_model_len, blocks, block_bytes, memory_bytes,
+      fits > 0 ? fmt::format("max_model_len {} would fit", fits)
+               : "no length fits: give the cache more memory");
 }
 
 // The groups with one worker's layers.
@@ -184,12 +179,10 @@ std::int64_t tp_replicas(const std::vector<KVCacheGroupSpec>& groups,
 }  // namespace
 
 PlanOptions request_options(const PlacementOptions& options) {
-  PlanOptions request;
-  request.max_model_len = options.max_model_len;
-  request.max_num_batched_tokens = options.pp * options.max_num_batched_tokens;
+  PlanOptions request = options;
+  request.max_num_batched_tokens *= options.pp;
   request.max_num_encoder_input_tokens = options.max_num_batched_tokens;
-  request.dcp = options.dcp;
-  request.mamba_cache_mode = options.mamba_cache_mode;
+  request.pcp = 1;
   return request;
 }
 
@@ -217,7 +210,7 @@ Result<Placement> place_blocks(const std::vector<KVCacheGroupSpec>& groups, Cach
   plan.num_blocks = groups.empty() ? 1 : num_blocks;
   if (groups.empty()) return plan;
   const std::vector<KVCacheGroupSpec> device = device_groups(groups);
-  if (options.host_pages) {
+  if (options.has_host_pages()) {
     for (const KVCacheGroupSpec& group : groups) {
       if (!is_on_host(group)) continue;
       LS_ASSIGN_OR_RETURN(plan.host, host_pool_of(group, options));
@@ -243,7 +236,8 @@ Result<std::vector<Placement>> place_workers(const std::vector<KVCacheGroupSpec>
       continue;
     }
     // The order is checked before memory: a pool of one block is planned first.
-    if (!options.host_pages) LS_RETURN_IF_ERROR(place_blocks(shares.back(), order, 1, options));
+    if (!options.has_host_pages())
+      LS_RETURN_IF_ERROR(place_blocks(shares.back(), order, 1, options));
     const std::int64_t block_bytes = bytes_per_block(device_groups(shares.back()), order);
     if (block_bytes == 0)
       return fail("a block of this worker's layers has no bytes; give it layers with rows");
@@ -313,13 +307,13 @@ Result<BlockSizes> hash_sizes(const Placement& plan, const PlacementOptions& opt
   for (const KVCacheGroupSpec& group : plan.groups)
     common = std::lcm(common, group.spec.block_size);
   if (options.dcp > kContextRanksMax || common > kTokensMax / options.dcp)
-    return fail(fmt::format("blocks of {} tokens on {} ranks; expected at most {} tokens in all",
-                            common, options.dcp, kTokensMax));
+    return fail("blocks of {} tokens on {} ranks; expected at most {} tokens in all", common,
+                options.dcp, kTokensMax);
   EngineConfig config;
   config.block_size = static_cast<std::int32_t>(cache_config_block(plan));
   config.dcp = static_cast<std::int32_t>(options.dcp);
   config.enable_prefix_caching =
-      options.prefix_caching || !options.connector.empty() || options.host_pages;
+      options.prefix_caching || !options.connector.empty() || options.has_host_pages();
   config.prefix_match_unit = static_cast<std::int32_t>(options.prefix_match_unit.value_or(0));
   // States that are kept at no block boundary are not found: hits, if any, are whole common blocks.
   if (plan.groups.size() > 1)
@@ -346,7 +340,7 @@ Result<void> run_stages(const std::vector<PlacementLayer>& layers, bool is_bare,
   plan.layers = layers;
   for (const PlacementLayer& layer : layers)
     if (!layer.backend.empty() && find_cache_backend(layer.backend) == nullptr)
-      return fail(fmt::format("layer {}: no backend {} is known", layer.name, layer.backend));
+      return fail("layer {}: no backend {} is known", layer.name, layer.backend);
   plan.alignment = {options.block_size.value_or(16), options.max_model_len, {}, {}};
   if (!is_bare) {
     LS_ASSIGN_OR_RETURN(plan.alignment, align_blocks(layers, options));
@@ -377,9 +371,9 @@ Result<void> run_stages(const std::vector<PlacementLayer>& layers, bool is_bare,
       LS_RETURN_IF_ERROR(check_page(name, spec));
       if (stride_alignment_bytes(spec) == 0)
         return fail(
-            fmt::format("layer {}: kernel blocks of up to {} tokens do not hold one KV entry of "
-                        "{} tokens; choose another --block-size",
-                        name, spec.plan.stride_kernel_tokens, text_of(spec.tokens_per_state)));
+            "layer {}: kernel blocks of up to {} tokens do not hold one KV entry of {} tokens; "
+            "choose another --block-size",
+            name, spec.plan.stride_kernel_tokens, text_of(spec.tokens_per_state));
     }
   LS_ASSIGN_OR_RETURN(plan.workers,
                       place_workers(plan.groups, plan.order->order, workers, options));
@@ -391,7 +385,7 @@ Result<void> run_stages(const std::vector<PlacementLayer>& layers, bool is_bare,
 
 std::optional<CacheLayout> order_wish(const std::vector<PlacementLayer>& layers,
                                       const PlacementOptions& options) {
-  if (options.host_pages) return CacheLayout::BLHNC;
+  if (options.has_host_pages()) return CacheLayout::BLHNC;
   if (options.connector == "OffloadingConnector") return CacheLayout::LBHNC;
   const bool has_mla = std::ranges::any_of(layers, [](const PlacementLayer& layer) {
     return layer.spec && is_full_of_latents(layer.spec->kind);

@@ -10,7 +10,6 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "base/result.h"
@@ -19,37 +18,23 @@
 
 namespace lockstep {
 
-struct HostPageOptions {
-  double host_pool_gib = 0;
-  std::optional<std::int64_t> device_buffer_size;  // rows
-};
-
-struct PlacementOptions {
-  std::int64_t tp = 1, dcp = 1, pcp = 1, pp = 1;
+// PlanOptions::kv_dtype and kv_quant_mode are not read here: `format` names both.
+struct PlacementOptions : PlanOptions {
   // Of the draft model's own parallel configuration: one that runs at 1 under a sharded target
   // keeps all its tokens on every rank (DFlash without MLA); EAGLE's and MTP's run as the target
   // (v1/worker/gpu/model_runner.py, get_kv_cache_spec).
   std::int64_t draft_dcp = 1;
-  std::string kv_dtype = "auto";  // as the engine names formats of caches
+  std::string format = "auto";  // of the cache, as the engine names formats
   DType model_dtype = DType::bf16;
   DeviceFamily device = DeviceFamily::none;
-  std::int64_t memory_bytes = 0;  // of one worker
-  std::int64_t max_model_len = 0;
-  std::int64_t max_num_batched_tokens = 8192;
-  std::optional<std::int64_t> block_size;  // the user's
   std::optional<std::int64_t> prefix_match_unit;
-  std::optional<std::int64_t> num_gpu_blocks_override;
   bool prefix_caching = true;
-  bool disable_hybrid = false;
-  MambaCacheMode mamba_cache_mode = MambaCacheMode::none;
-  std::int64_t num_spec = 0;
-  std::int64_t mtp_modules = 1;
   std::string spec_method;
   std::optional<std::string> order;  // the user's
   std::string connector;
-  std::optional<HostPageOptions> host_pages;
   std::vector<std::string> skip_layers;  // asked to be left unquantized
 
+  bool has_host_pages() const { return host_pool_bytes > 0; }
   // Tokens that are drafted a step; without a method nothing is.
   std::int64_t drafted_tokens() const { return spec_method.empty() ? 0 : num_spec; }
 };

@@ -1,12 +1,9 @@
 #include "reference/placement/worker_pages.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <map>
 #include <numeric>
 #include <set>
-#include <utility>
 
 #include "base/check.h"
 #include "reference/plan/rank_plan.h"
@@ -66,11 +63,10 @@ Result<CachePage> mapped_page(const LayerPage& layer, const BackendGroup& part,
   if (!shares_rows(part.spec.tokens_per_state) || page.heads != 1 || rows == 0 ||
       page.block_stride % (rows * page.row_stride) != 0)
     return fail(
-        fmt::format("layer {}: {} needs kernel blocks of {} tokens, and packed blocks of {} "
-                    "tokens cannot be split; use --block-size {} or an order with layers "
-                    "outermost",
-                    layer.name, part.backend->name, part.kernel_block_size, part.spec.block_size,
-                    part.kernel_block_size));
+        "layer {}: {} needs kernel blocks of {} tokens, and packed blocks of {} tokens cannot be "
+        "split; use --block-size {} or an order with layers outermost",
+        layer.name, part.backend->name, part.kernel_block_size, part.spec.block_size,
+        part.kernel_block_size);
   const std::int64_t stride = rows * page.row_stride;
   kernel_block_stride = page.block_stride / stride;
   page.blocks = (page.blocks - 1) * kernel_block_stride + page.rows / rows;
@@ -120,18 +116,18 @@ Result<CachePage> first_page(const PlacedTensor& tensor, CacheLayout order, std:
   const std::int64_t ratio = spec.block_size / kernel_block_size;
   if (rows_of(spec, kernel_block_size) == 0)
     return fail(
-        fmt::format("kernel blocks of {} tokens do not hold one KV entry of {} tokens; use a "
-                    "backend with larger kernel blocks",
-                    kernel_block_size, text_of(spec.tokens_per_state)));
+        "kernel blocks of {} tokens do not hold one KV entry of {} tokens; use a backend with "
+        "larger kernel blocks",
+        kernel_block_size, text_of(spec.tokens_per_state));
   std::int64_t block_stride = tensor.block_stride;
   if (ratio > 1) {
     if (block_stride != unpadded_page_bytes(spec))
       return fail(
-          fmt::format("blocks of {} tokens do not lie as dense pages (block stride {}, page "
-                      "{} bytes), so they cannot be split into kernel blocks of {} tokens; "
-                      "use --block-size {} or an order with layers outermost",
-                      spec.block_size, block_stride, unpadded_page_bytes(spec), kernel_block_size,
-                      kernel_block_size));
+          "blocks of {} tokens do not lie as dense pages (block stride {}, page {} bytes), so they "
+          "cannot be split into kernel blocks of {} tokens; use --block-size {} or an order with "
+          "layers outermost",
+          spec.block_size, block_stride, unpadded_page_bytes(spec), kernel_block_size,
+          kernel_block_size);
     block_stride /= ratio;
   }
   LS_ASSIGN_OR_RETURN(
@@ -145,15 +141,15 @@ Result<CachePage> first_page(const PlacedTensor& tensor, CacheLayout order, std:
       span_of(page).second + (std::ssize(tensor.layers) - 1) * tensor.layer_stride;
   if (ratio > 1 && end > tensor.size_bytes)
     return fail(
-        fmt::format("heads of kernel blocks of {} tokens keep the stride of whole blocks: byte {} "
-                    "of an allocation of {}; use an order with layers outermost",
-                    kernel_block_size, end, tensor.size_bytes));
+        "heads of kernel blocks of {} tokens keep the stride of whole blocks: byte {} of an "
+        "allocation of {}; use an order with layers outermost",
+        kernel_block_size, end, tensor.size_bytes);
   const std::int64_t item = is_attention(spec.kind) ? itemsize_bytes(spec.dtype) : 1;
   for (const std::int64_t bytes : {page.content_bytes, page.offset, page.block_stride,
                                    page.head_stride, page.row_stride, tensor.layer_stride})
     if (bytes % item != 0)
-      return fail(fmt::format("{} bytes are no whole {} elements; rows cannot be viewed", bytes,
-                              name_of(spec.dtype)));
+      return fail("{} bytes are no whole {} elements; rows cannot be viewed", bytes,
+                  name_of(spec.dtype));
   return page;
 }
 
@@ -203,8 +199,7 @@ Result<WorkerPages> worker_pages(const Placement& plan, const std::vector<Placem
   for (const PlacementLayer& layer : layers) {
     const CacheBackend* backend = find_cache_backend(layer.backend);
     if (options.pcp > 1 && backend != nullptr && !backend->serves_pcp)
-      return fail(
-          fmt::format("{} does not serve prefill context parallelism; use pcp 1", backend->name));
+      return fail("{} does not serve prefill context parallelism; use pcp 1", backend->name);
   }
   std::vector<std::vector<BackendGroup>> parts;
   for (const KVCacheGroupSpec& group : plan.groups) {
@@ -232,8 +227,8 @@ Result<WorkerPages> worker_pages(const Placement& plan, const std::vector<Placem
       return std::ranges::find(g.layer_names, tensor.layers[0]) != g.layer_names.end();
     });
     if (group == plan.groups.end())
-      return fail(fmt::format("the plan has a tensor for layer {}, which this worker does not have",
-                              tensor.layers[0]));
+      return fail("the plan has a tensor for layer {}, which this worker does not have",
+                  tensor.layers[0]);
     if (!has_layer_views(tensor.spec.kind)) continue;
     const auto g = static_cast<std::size_t>(group - plan.groups.begin());
     const std::int64_t blocks = tensor.host_resident ? plan.host->num_blocks : plan.num_blocks;
@@ -280,17 +275,15 @@ Result<std::vector<ZeroSegment>> zero_segments(const WorkerPages& pages) {
                                (page.heads / outer_heads - 1) * page.head_stride +
                                (page.rows / outer_rows - 1) * page.row_stride;
     if (!words(page.block_stride) || !words(bytes) || !words(page.offset))
-      return fail(
-          fmt::format("layer {}: rows are no whole words of 4 bytes, and zeroing writes "
-                      "words",
-                      layer.name));
+      return fail("layer {}: rows are no whole words of 4 bytes, and zeroing writes words",
+                  layer.name);
     for (std::int64_t h = 0; h < outer_heads; ++h)
       for (std::int64_t n = 0; n < outer_rows; ++n)
         for (std::int64_t k = 0; k < ratio; ++k) {
           const std::int64_t address =
               page.offset + h * page.head_stride + n * page.row_stride + k * page.block_stride;
           const ZeroSegment segment{address, page.block_stride * ratio, bytes};
-          if (!words(address)) return fail(fmt::format("layer {}: byte {} ", layer.name, address));
+          if (!words(address)) return fail("layer {}: byte {} ", layer.name, address);
           const auto [known, is_new] = seen.insert({address, segments.size()});
           if (is_new) {
             segments.push_back(segment);
@@ -298,8 +291,7 @@ Result<std::vector<ZeroSegment>> zero_segments(const WorkerPages& pages) {
           }
           ZeroSegment& widest = segments[known->second];
           if (widest.block_stride != segment.block_stride)
-            return fail(fmt::format("layer {}: two strides between blocks at byte {}", layer.name,
-                                    address));
+            return fail("layer {}: two strides between blocks at byte {}", layer.name, address);
           widest.bytes = std::max(widest.bytes, bytes);
         }
   }

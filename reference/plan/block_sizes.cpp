@@ -25,13 +25,13 @@ Result<BlockSizes> single_group_sizes(const EngineConfig& config, const EnginePr
   const auto own = static_cast<std::int32_t>(spec.block_size) * num_ranks;
   if (config.enable_prefix_caching && own != size)
     return fail(
-        fmt::format("block_size: the group has blocks of {} tokens and the configuration of {}; "
-                    "with prefix caching they must be equal",
-                    own, size));
+        "block_size: the group has blocks of {} tokens and the configuration of {}; with prefix "
+        "caching they must be equal",
+        own, size);
   if (config.enable_prefix_caching && config.prefix_match_unit != 0 &&
       config.prefix_match_unit != size)
-    return fail(fmt::format("prefix_match_unit: {}; of a single group expected its block size {}",
-                            config.prefix_match_unit, size));
+    return fail("prefix_match_unit: {}; of a single group expected its block size {}",
+                config.prefix_match_unit, size);
   return BlockSizes{size, size};
 }
 
@@ -67,10 +67,10 @@ Result<void> check_windows(const EngineConfig& config, const EngineProfile& prof
   if (!sizes.hits_parts_of_blocks) return {};
   for (const KVCacheGroupSpec& group : groups)
     if (!can_hit_parts(config, group.spec, sizes.hash_block_size))
-      return fail(fmt::format(
+      return fail(
           "groups: {} has blocks of {} tokens, and hits may end at every {}: {} cannot look that "
           "up",
-          name_of(group.spec.kind), group.spec.block_size, sizes.hash_block_size, profile.name));
+          name_of(group.spec.kind), group.spec.block_size, sizes.hash_block_size, profile.name);
   return {};
 }
 
@@ -81,9 +81,8 @@ Result<void> check_compressed_rows(std::span<const KVCacheGroupSpec> groups, Blo
       const KVCacheSpec& spec = group.layer_spec(i);
       if (is_prefix_cacheable(spec) &&
           !fills_rows(spec.tokens_per_state, sizes.cache_hit_alignment_tokens()))
-        return fail(fmt::format("tokens_per_state: {}; hits end at multiples of {} tokens",
-                                text_of(spec.tokens_per_state),
-                                sizes.cache_hit_alignment_tokens()));
+        return fail("tokens_per_state: {}; hits end at multiples of {} tokens",
+                    text_of(spec.tokens_per_state), sizes.cache_hit_alignment_tokens());
     }
   return {};
 }
@@ -93,9 +92,8 @@ Result<BlockSizes> hybrid_sizes(const EngineConfig& config, const EngineProfile&
   const bool parallel = config.dcp != 1 || (profile.shards_by_pcp && config.pcp != 1);
   if (parallel && !profile.context_parallel_hybrids)
     return fail(
-        fmt::format("dcp, pcp: {} and {} with {} KV cache groups; context parallelism needs a "
-                    "single group",
-                    config.dcp, config.pcp, groups.size()));
+        "dcp, pcp: {} and {} with {} KV cache groups; context parallelism needs a single group",
+        config.dcp, config.pcp, groups.size());
   std::int64_t lcm = 1;
   std::int64_t gcd = 0;
   std::int64_t gcd_of_all = 0;
@@ -123,9 +121,9 @@ Result<BlockSizes> hybrid_sizes(const EngineConfig& config, const EngineProfile&
     if (is_prefix_cacheable(group.spec) &&
         num_tokens_in_block(config, group.spec) % sizes.hash_block_size != 0)
       return fail(
-          fmt::format("groups: a block of {} tokens is no multiple of the hash block of {}; turn "
-                      "prefix caching off or make the block sizes equal",
-                      group.spec.block_size, sizes.hash_block_size));
+          "groups: a block of {} tokens is no multiple of the hash block of {}; turn prefix "
+          "caching off or make the block sizes equal",
+          group.spec.block_size, sizes.hash_block_size);
   sizes.hits_parts_of_blocks = profile.hits_parts_of_blocks &&
                                has_partial_hits(config, profile, groups, sizes.hash_block_size);
   LS_RETURN_IF_ERROR(check_windows(config, profile, groups, sizes));
@@ -138,15 +136,14 @@ Result<void> check_retention(const EngineConfig& config, const EngineProfile& pr
   const std::int32_t interval = config.prefix_cache_retention_interval;
   if (interval == kDenseRetention) return {};
   if (!profile.retains_sparsely)
-    return fail(fmt::format("prefix_cache_retention_interval: {}; {} keeps every state and window",
-                            interval, profile.name));
+    return fail("prefix_cache_retention_interval: {}; {} keeps every state and window", interval,
+                profile.name);
   const bool any_sparse = std::ranges::any_of(groups, [](const KVCacheGroupSpec& group) {
     return is_state_kind(group.spec.kind) || is_sliding_window(group.spec.kind);
   });
   if (interval < 0 || interval % sizes.scheduler_block_size != 0)
-    return fail(
-        fmt::format("prefix_cache_retention_interval: {}; expected a multiple of the block size {}",
-                    interval, sizes.scheduler_block_size));
+    return fail("prefix_cache_retention_interval: {}; expected a multiple of the block size {}",
+                interval, sizes.scheduler_block_size);
   if (interval > 0 && !any_sparse)
     return fail("prefix_cache_retention_interval: no group keeps states or windows; expected 0");
   return {};
@@ -159,10 +156,10 @@ Result<void> check_hash_lookahead(const EngineConfig& config, const EngineProfil
   const std::int32_t own = hash_lookahead_of(unstated, profile);
   const std::int32_t stated = hash_lookahead_of(config, profile);
   if (stated == own || stated == 0) return {};
-  return fail(fmt::format(
+  return fail(
       "num_hash_lookahead_tokens: {}; expected {}: {}", config.num_hash_lookahead_tokens, own,
       own == 0 ? fmt::format("{} hashes these blocks without the tokens after them", profile.name)
-               : "as many as num_prefill_lookahead_tokens, or none"));
+               : "as many as num_prefill_lookahead_tokens, or none");
 }
 
 Result<void> check_prefix_caching(const EngineConfig& config, const EngineProfile& profile,
@@ -177,37 +174,34 @@ Result<void> check_prefix_caching(const EngineConfig& config, const EngineProfil
       groups, [&](const KVCacheGroupSpec& group) { return group.spec == groups[0].spec; });
   if (groups.size() > 1 && one_spec && !profile.hybrids_of_one_spec)
     return fail(
-        fmt::format("groups: {} of one spec; {} caches prefixes of several groups only when their "
-                    "specs differ",
-                    groups.size(), profile.name));
+        "groups: {} of one spec; {} caches prefixes of several groups only when their specs differ",
+        groups.size(), profile.name);
   for (const KVCacheGroupSpec& group : groups) {
     const KVCacheSpec& spec = group.spec;
     if (is_state_kind(spec.kind) && spec.mamba_cache_mode != MambaCacheMode::align &&
         !profile.caches_states_in_mode_all)
-      return fail(fmt::format(
-          "mamba_cache_mode: {} with prefix caching; {} caches states in mode align only",
-          name_of(spec.mamba_cache_mode), profile.name));
+      return fail("mamba_cache_mode: {} with prefix caching; {} caches states in mode align only",
+                  name_of(spec.mamba_cache_mode), profile.name);
     const bool windowed = is_windowed(spec.kind);
     if ((windowed || is_ring(spec)) && config.dcp > 1 && spec.dcp_sharded)
-      return fail(
-          fmt::format("dcp: {} with a {} group; context parallelism cannot divide windows or rings",
-                      config.dcp, name_of(spec.kind)));
+      return fail("dcp: {} with a {} group; context parallelism cannot divide windows or rings",
+                  config.dcp, name_of(spec.kind));
     if (is_chunked(spec.kind) && config.spec_method == SpecMethod::eagle &&
         hash_lookahead_of(config, profile) == 0)
       return fail(
-          fmt::format("spec_method: eagle with a chunked_local group; {} cannot drop the last "
-                      "block of its hits",
-                      profile.name));
+          "spec_method: eagle with a chunked_local group; {} cannot drop the last block of its "
+          "hits",
+          profile.name);
     if (is_chunked(spec.kind) && spec.block_size != sizes.cache_hit_alignment_tokens())
-      return fail(fmt::format(
-          "groups: chunked_local has blocks of {} tokens; with prefix caching expected {} "
-          "in every group",
-          spec.block_size, sizes.cache_hit_alignment_tokens()));
+      return fail(
+          "groups: chunked_local has blocks of {} tokens; with prefix caching expected {} in every "
+          "group",
+          spec.block_size, sizes.cache_hit_alignment_tokens());
   }
   if (sizes.scheduler_block_size < config.num_prefill_lookahead_tokens &&
       config.spec_method == SpecMethod::eagle)
-    return fail(fmt::format("num_prefill_lookahead_tokens: {}; expected at most the block size {}",
-                            config.num_prefill_lookahead_tokens, sizes.scheduler_block_size));
+    return fail("num_prefill_lookahead_tokens: {}; expected at most the block size {}",
+                config.num_prefill_lookahead_tokens, sizes.scheduler_block_size);
   return {};
 }
 

@@ -237,10 +237,10 @@ void add_formulas(const PlanOptions& options, Capacity& c) {
   if (held != c.blocks_per_request)
     c.formulas.push_back(
         {"blocks held",
-         fmt::format("a request holds {} blocks of the pool, so that {:.2f} "
-                     "fit; the engine reports {:.2f}",
-                     sum, static_cast<double>(c.num_blocks) / static_cast<double>(held),
-                     c.max_concurrency)});
+         fmt::format(
+             "a request holds {} blocks of the pool, so that {:.2f} fit; the engine reports {:.2f}",
+             sum, static_cast<double>(c.num_blocks) / static_cast<double>(held),
+             c.max_concurrency)});
 }
 
 std::int64_t tokens_of_groups(const KVCacheConfig& config, const PlanOptions& options,

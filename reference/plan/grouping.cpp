@@ -1,11 +1,6 @@
 #include "reference/plan/grouping.h"
 
-#include <fmt/core.h>
-
 #include <algorithm>
-#include <map>
-#include <numeric>
-#include <utility>
 
 #include "base/check.h"
 #include "reference/plan/page_size.h"
@@ -26,8 +21,8 @@ Result<std::int64_t> merged_window(const LayerSpecs& layers, std::int64_t KVCach
     const std::int64_t value = layer.spec.*window;
     if (value == 0 || value == merged) continue;
     if (merged != 0)
-      return fail(fmt::format("{}: a window of {} tokens in one group with a window of {}",
-                              layer.name, value, merged));
+      return fail("{}: a window of {} tokens in one group with a window of {}", layer.name, value,
+                  merged);
     merged = value;
   }
   return merged;
@@ -104,8 +99,8 @@ Result<LayerSpecs> without_hybrid_manager(LayerSpecs layers) {
   LS_ASSIGN_OR_RETURN(const auto converted, merged_spec(layers));
   if (!converted.has_value() && !is_uniform_type(layers))
     return fail(
-        "the hybrid KV cache manager is switched off and the layers cannot be turned into "
-        "one kind of cache; switch it on");
+        "the hybrid KV cache manager is switched off and the layers cannot be turned into one kind "
+        "of cache; switch it on");
   return layers;
 }
 
@@ -147,9 +142,9 @@ Result<std::vector<KVCacheGroupSpec>> equal_page_groups(const LayerSpecs& layers
         spec.num_kv_heads * spec.head_size * itemsize_bytes(spec.dtype);
     if (bytes_per_token > common_page)
       return fail(
-          fmt::format("{}: one token takes {} bytes and the common page has {}; extract "
-                      "fewer layers at a time, or use longer blocks",
-                      layer.name, bytes_per_token, common_page));
+          "{}: one token takes {} bytes and the common page has {}; extract fewer layers at a "
+          "time, or use longer blocks",
+          layer.name, bytes_per_token, common_page);
     KVCacheGroupSpec& group = groups.emplace_back();
     group.layer_names = {layer.name};
     group.spec = spec;
@@ -272,16 +267,15 @@ Result<LayerSpecs> with_equal_pages(LayerSpecs layers) {
     if (page == largest) continue;
     if (is_state_kind(layer.spec.kind) || layer.spec.page_size_padded)
       return fail(
-          fmt::format("{}: its page of {} bytes cannot grow to {} bytes by holding more "
-                      "tokens; pad it to that",
-                      layer.name, page, largest));
+          "{}: its page of {} bytes cannot grow to {} bytes by holding more tokens; pad it to that",
+          layer.name, page, largest);
     if (largest % page != 0) {
       std::int64_t ratio = largest / page;
       while (largest % ratio != 0) --ratio;
       return fail(
-          fmt::format("{}: its page of {} bytes does not divide the largest page, {} bytes; "
-                      "the next page that does has {} bytes",
-                      layer.name, page, largest, largest / ratio));
+          "{}: its page of {} bytes does not divide the largest page, {} bytes; the next page that "
+          "does has {} bytes",
+          layer.name, page, largest, largest / ratio);
     }
     layer.spec.block_size *= largest / page;
   }
@@ -336,9 +330,9 @@ Result<LayerSpecs> padded_to_pages(LayerSpecs windows, const PageBuckets& full) 
     }
     if (next == 0)
       return fail(
-          fmt::format("{}: its page of {} bytes is larger than any of the full layers, at "
-                      "most {} bytes; use a smaller block size",
-                      layer.name, page, largest));
+          "{}: its page of {} bytes is larger than any of the full layers, at most {} bytes; use a "
+          "smaller block size",
+          layer.name, page, largest);
     if (page < next) layer.spec.page_size_padded = next;
   }
   return windows;
@@ -351,10 +345,8 @@ Result<std::vector<KVCacheGroupSpec>> deal_tuples(const LayerSpecs& windows,
   const std::size_t tuples = buckets.front().second.size();
   for (const auto& [page, bucket] : buckets)
     if (bucket.size() != tuples)
-      return fail(
-          fmt::format("window layers of {} bytes a page are {}, others {}; a tuple takes one "
-                      "of each",
-                      page, bucket.size(), tuples));
+      return fail("window layers of {} bytes a page are {}, others {}; a tuple takes one of each",
+                  page, bucket.size(), tuples);
   const auto num_groups =
       static_cast<std::size_t>(cdiv(static_cast<std::int64_t>(tuples), tuples_per_group));
   std::vector<KVCacheGroupSpec> groups;
@@ -396,8 +388,8 @@ Result<std::vector<KVCacheGroupSpec>> mla_window_groups(const LayerSpecs& layers
   for (const NamedSpec& layer : layers) {
     if (!is_mla_window(layer.spec.kind)) {
       if (!has_single_rows(layer.spec))
-        return fail(fmt::format("{}: a {} layer cannot be grouped with MLA windows", layer.name,
-                                name_of(layer.spec.kind)));
+        return fail("{}: a {} layer cannot be grouped with MLA windows", layer.name,
+                    name_of(layer.spec.kind));
       full.push_back(layer);
       continue;
     }
@@ -452,14 +444,11 @@ Result<bool> check_packable(const LayerSpecs& layers, std::int64_t attn_pack) {
       count([&](const KVCacheSpec& spec) { return layers_per_page(spec, attn_pack) > 1; });
   if (count([](const KVCacheSpec& spec) { return is_state_kind(spec.kind); }) == 0)
     return fail(
-        fmt::format("attn_pack {}: only a model with state layers has pages large enough to "
-                    "pack; use 1",
-                    attn_pack));
+        "attn_pack {}: only a model with state layers has pages large enough to pack; use 1",
+        attn_pack);
   if (packed < attn_pack)
-    return fail(
-        fmt::format("attn_pack {}: the model has {} attention layers to pack; use at most "
-                    "{}",
-                    attn_pack, packed, std::max<std::int64_t>(packed, 1)));
+    return fail("attn_pack {}: the model has {} attention layers to pack; use at most {}",
+                attn_pack, packed, std::max<std::int64_t>(packed, 1));
   return true;
 }
 
@@ -472,9 +461,9 @@ Result<LayerSpecs> with_packed_pages(const LayerSpecs& layers, std::int64_t attn
   for (const NamedSpec& layer : layers)
     if (page_of(layer.spec) != pool_page)
       return fail(
-          fmt::format("{}: a page of {} bytes where {} packed attention layers make {}; "
-                      "block sizes must be aligned with packing counted in",
-                      layer.name, page_of(layer.spec), attn_pack, pool_page));
+          "{}: a page of {} bytes where {} packed attention layers make {}; block sizes must be "
+          "aligned with packing counted in",
+          layer.name, page_of(layer.spec), attn_pack, pool_page);
   return layers;
 }
 

@@ -1,7 +1,5 @@
 #include "reference/plan/layout.h"
 
-#include <fmt/core.h>
-
 #include <algorithm>
 #include <map>
 #include <string_view>
@@ -45,10 +43,8 @@ bool pairs_lie_in_page(const KVCacheConfig& config, AttentionBackend chosen, Lay
 Result<void> check_aligned(const std::string& name, std::int64_t bytes, DType dtype,
                            std::string_view what) {
   if (bytes % itemsize_bytes(dtype) == 0) return {};
-  return fail(
-      fmt::format("{}: {} of {} bytes is no whole number of {} elements; the next that is "
-                  "has {}",
-                  name, what, bytes, name_of(dtype), round_up(bytes, itemsize_bytes(dtype))));
+  return fail("{}: {} of {} bytes is no whole number of {} elements; the next that is has {}", name,
+              what, bytes, name_of(dtype), round_up(bytes, itemsize_bytes(dtype)));
 }
 
 Result<void> set_state_strides(const std::string& name, const KVCacheSpec& spec,
@@ -132,9 +128,8 @@ Result<LayerLayout> layer_layout(const KVCacheConfig& config, const KVCacheGroup
   layer.page_size_bytes = page_size_bytes(spec) * group.layers_per_page;
   layer.real_page_size_bytes = unpadded_page_size_bytes(spec);
   if (layer.tensor_size_bytes != layer.page_size_bytes * config.num_blocks)
-    return fail(fmt::format("{}: a tensor of {} bytes for {} blocks of {}",
-                            group.layer_names[index], layer.tensor_size_bytes, config.num_blocks,
-                            layer.page_size_bytes));
+    return fail("{}: a tensor of {} bytes for {} blocks of {}", group.layer_names[index],
+                layer.tensor_size_bytes, config.num_blocks, layer.page_size_bytes);
   layer.block_size = storage_block_size(spec);
   if (is_state_kind(spec.kind)) {
     LS_RETURN_IF_ERROR(set_state_strides(group.layer_names[index], spec, layer));
@@ -146,9 +141,8 @@ Result<LayerLayout> layer_layout(const KVCacheConfig& config, const KVCacheGroup
     return tl::unexpected(aligned.error());
   layer.num_kv = has_single_rows(spec) ? 1 : 2;
   if (layer.num_kv == 2 && head_size_v(spec) != spec.head_size)
-    return fail(fmt::format("{}: {} keeps K and V in rows of one length, not {} and {} elements",
-                            group.layer_names[index], name_of(chosen), spec.head_size,
-                            head_size_v(spec)));
+    return fail("{}: {} keeps K and V in rows of one length, not {} and {} elements",
+                group.layer_names[index], name_of(chosen), spec.head_size, head_size_v(spec));
   layer.num_kv_heads = spec.num_kv_heads;
   layer.head_size = row_elements(spec);
   layer.element_size_bytes = itemsize_bytes(spec.dtype);
@@ -246,9 +240,9 @@ Result<LayerViews> views_of(const LayerLayout& layer, const KVCacheSpec& spec,
   if (layer.block_stride_bytes != layer.kernel_block_stride_bytes * layer.blocks_per_kv_block &&
       layer.blocks_per_kv_block > 1)
     return fail(
-        fmt::format("a padded page of {} bytes cannot be cut into {} kernel blocks by one "
-                    "stride; use a block size that the kernel takes whole",
-                    layer.page_size_bytes, layer.blocks_per_kv_block));
+        "a padded page of {} bytes cannot be cut into {} kernel blocks by one stride; use a block "
+        "size that the kernel takes whole",
+        layer.page_size_bytes, layer.blocks_per_kv_block);
   const std::int64_t kernel_block_stride =
       layer.blocks_per_kv_block > 1 ? layer.kernel_block_stride_bytes : layer.block_stride_bytes;
   LayerViews views;
@@ -288,8 +282,7 @@ Result<PoolViews> pool_views(const KVCacheConfig& config, AttentionBackend chose
     pool.groups.emplace_back();
     for (std::size_t i = 0; i < layout.groups[g].size(); ++i) {
       auto views = views_of(layout.groups[g][i], config.groups[g].layer_spec(i), chosen);
-      if (!views)
-        return fail(fmt::format("{}: {}", config.groups[g].layer_names[i], views.error().message));
+      if (!views) return fail("{}: {}", config.groups[g].layer_names[i], views.error().message);
       pool.groups.back().push_back(std::move(*views));
     }
   }

@@ -21,8 +21,8 @@ struct Count {
 Result<void> check(std::span<const Count> counts, std::string_view prefix) {
   for (const Count& count : counts)
     if (count.value < count.min || count.value > count.max)
-      return fail(fmt::format("{}{}: {}; expected {} to {}", prefix, count.name, count.value,
-                              count.min, count.max));
+      return fail("{}{}: {}; expected {} to {}", prefix, count.name, count.value, count.min,
+                  count.max);
   return {};
 }
 
@@ -70,12 +70,12 @@ Result<void> check_spec(const KVCacheSpec& spec, std::int64_t num_ranks) {
   };
   if (auto sound = check(counts, fmt::format("groups: {}: ", kind)); !sound) return sound;
   if (spec.sink_len % spec.block_size != 0)
-    return fail(fmt::format("sink_len {}: use whole blocks of {}", spec.sink_len, spec.block_size));
+    return fail("sink_len {}: use whole blocks of {}", spec.sink_len, spec.block_size);
   if (!page_fits(spec))
-    return fail(fmt::format("groups: {}: a page of more than {} bytes", kind, kPageBytesMax));
+    return fail("groups: {}: a page of more than {} bytes", kind, kPageBytesMax);
   if (spec.page_size_padded && *spec.page_size_padded < unpadded_page_size_bytes(spec))
-    return fail(fmt::format("groups: {}: page_size_padded: {}; its rows take {} bytes", kind,
-                            *spec.page_size_padded, unpadded_page_size_bytes(spec)));
+    return fail("groups: {}: page_size_padded: {}; its rows take {} bytes", kind,
+                *spec.page_size_padded, unpadded_page_size_bytes(spec));
   return {};
 }
 
@@ -100,9 +100,8 @@ Result<void> check_limits(const EngineConfig& config) {
   };
   if (auto sound = check(counts, ""); !sound) return sound;
   if (std::int64_t{config.block_size} * config.dcp * config.pcp > kTokensMax)
-    return fail(
-        fmt::format("block_size: {} with dcp {} and pcp {}; expected a product of at most {}",
-                    config.block_size, config.dcp, config.pcp, kTokensMax));
+    return fail("block_size: {} with dcp {} and pcp {}; expected a product of at most {}",
+                config.block_size, config.dcp, config.pcp, kTokensMax);
   return {};
 }
 
@@ -110,7 +109,7 @@ Result<void> check_limits(const EngineConfig& config, std::span<const KVCacheGro
                           std::int64_t num_blocks) {
   if (auto sound = check_limits(config); !sound) return sound;
   if (num_blocks > kPoolBlocksMax)
-    return fail(fmt::format("num_blocks: {}; expected at most {}", num_blocks, kPoolBlocksMax));
+    return fail("num_blocks: {}; expected at most {}", num_blocks, kPoolBlocksMax);
   const std::int64_t num_ranks = std::int64_t{config.dcp} * config.pcp;
   std::int64_t lcm = 1;
   for (const KVCacheGroupSpec& group : groups) {
@@ -119,10 +118,8 @@ Result<void> check_limits(const EngineConfig& config, std::span<const KVCacheGro
       if (auto sound = check_spec(spec, num_ranks); !sound) return sound;
     lcm = std::lcm(lcm, group.spec.block_size * num_ranks);
     if (lcm > kTokensMax)
-      return fail(
-          fmt::format("groups: block sizes whose least common multiple is {}; expected at "
-                      "most {}",
-                      lcm, kTokensMax));
+      return fail("groups: block sizes whose least common multiple is {}; expected at most {}", lcm,
+                  kTokensMax);
   }
   return {};
 }

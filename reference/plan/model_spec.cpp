@@ -3,9 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <array>
 #include <iterator>
-#include <numeric>
 #include <utility>
 
 #include "reference/plan/page_size.h"
@@ -13,15 +11,6 @@
 
 namespace lockstep {
 namespace {
-
-constexpr std::array kFamilies = std::to_array<std::pair<StateFamily, std::string_view>>({
-    {StateFamily::gated_delta_net, "gated_delta_net"},
-    {StateFamily::kda, "kda"},
-    {StateFamily::mamba2, "mamba2"},
-    {StateFamily::mamba1, "mamba1"},
-    {StateFamily::linear_attention, "linear_attention"},
-    {StateFamily::short_conv, "short_conv"},
-});
 
 // The sizes that `count` divides into and that tp could be, nearest to tp first.
 std::int64_t nearest_divisor(std::int64_t count, std::int64_t tp) {
@@ -47,8 +36,7 @@ class Cut {
     if (tp_ <= heads) return evenly(heads, "KV heads");
     if (tp_ % heads != 0 && refusal_.empty())
       refusal_ = fmt::format(
-          "{}: {} KV heads cannot be replicated evenly over tp {}; the nearest tp "
-          "that works is {}",
+          "{}: {} KV heads cannot be replicated evenly over tp {}; the nearest tp that works is {}",
           layer_, heads, tp_, tp_ / heads * heads);
     return 1;
   }
@@ -100,18 +88,6 @@ std::vector<StateTensorSpec> state_tensors(const StateFigures& f, const PlanOpti
 
 }  // namespace
 
-std::string_view name_of(StateFamily family) {
-  for (const auto& [value, name] : kFamilies)
-    if (value == family) return name;
-  return "?";
-}
-
-std::optional<StateFamily> state_family_from_name(std::string_view name) {
-  for (const auto& [value, known] : kFamilies)
-    if (known == name) return value;
-  return std::nullopt;
-}
-
 std::int64_t num_draft_layers(const ModelSpec& model) {
   return std::ranges::count_if(model.layers, [&](const ModelSpec::Layer& layer) {
     return model.kinds[layer.kind].is_draft;
@@ -159,9 +135,8 @@ Result<void> take_checkpoint_format(const ModelSpec& model, PlanOptions& options
     options.kv_dtype = DType::uint8;
     options.kv_quant_mode = KVQuantMode::nvfp4;
   } else {
-    return fail(fmt::format("kv_cache_dtype '{}' is not fp8 or nvfp4; name the format with "
-                            "--kv-dtype",
-                            model.kv_cache_dtype));
+    return fail("kv_cache_dtype '{}' is not fp8 or nvfp4; name the format with --kv-dtype",
+                model.kv_cache_dtype);
   }
   return {};
 }

@@ -33,9 +33,6 @@ enum class StateFamily : std::uint8_t {
   linear_attention,  // one [heads, dim, dim]
   short_conv,        // one conv [kernel - 1, channels]
 };
-std::string_view name_of(StateFamily family);
-std::optional<StateFamily> state_family_from_name(std::string_view name);
-
 // Figures of the whole model; those that a family does not use stay 0.
 struct StateFigures {
   StateFamily family = StateFamily::gated_delta_net;

@@ -3,8 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <string>
-#include <vector>
 
 #include "reference/plan/page_size.h"
 
@@ -12,7 +10,7 @@ namespace lockstep {
 namespace {
 
 Result<void> refuse(std::size_t group, std::string_view expected) {
-  return fail(fmt::format("groups: group {} next to HiSparse's: expected {}", group, expected));
+  return fail("groups: group {} next to HiSparse's: expected {}", group, expected);
 }
 
 // Of the page only, whatever is next to it in a block.
@@ -33,21 +31,21 @@ Result<std::size_t> check_pages(std::span<const KVCacheGroupSpec> groups, std::s
       const std::string expected =
           layer < source.layer_names.size() ? source.layer_names[layer] + std::string(suffix) : "";
       if (name != expected)
-        return fail(fmt::format("groups: layer {} of group {}: expected {}", name, g,
-                                expected.empty() ? "no more layers than the source has"
-                                                 : expected + ", by the source's order"));
+        return fail("groups: layer {} of group {}: expected {}", name, g,
+                    expected.empty() ? "no more layers than the source has"
+                                     : expected + ", by the source's order");
       const std::int64_t bytes = own_page_bytes(source.layer_spec(layer));
       if (spec.block_size != source.spec.block_size || spec.page_copy_bytes != bytes)
-        return fail(fmt::format(
+        return fail(
             "groups: group {}: blocks of {} tokens in pages of {} bytes; the source has {} tokens "
             "in {} bytes",
-            g, spec.block_size, spec.page_copy_bytes, source.spec.block_size, bytes));
+            g, spec.block_size, spec.page_copy_bytes, source.spec.block_size, bytes);
       ++layer;
     }
   }
   if (layer == source.layer_names.size()) return g;
-  return fail(fmt::format("groups: {} has no {} among the groups from {} on",
-                          source.layer_names[layer], name_of(kind), first));
+  return fail("groups: {} has no {} among the groups from {} on", source.layer_names[layer],
+              name_of(kind), first);
 }
 
 // Rows of that layer of the source, in pages of their own.

@@ -1,7 +1,5 @@
 #include "reference/plan/page_size.h"
 
-#include <fmt/core.h>
-
 #include <algorithm>
 #include <functional>
 #include <numeric>
@@ -192,10 +190,9 @@ Result<std::int64_t> kernel_block_size(const KVCacheGroupSpec& group, AttentionB
   std::int64_t step = 1;
   for (const SupportedBlockSizes& sizes : backends) step = std::max(step, sizes.smallest());
   return fail(
-      fmt::format("group {}: no kernel of {} takes a block of {} tokens or a part of it; the "
-                  "nearest block size "
-                  "that works is {}",
-                  group_index, name_of(chosen), block_size, round_up(block_size, step)));
+      "group {}: no kernel of {} takes a block of {} tokens or a part of it; the nearest block "
+      "size that works is {}",
+      group_index, name_of(chosen), block_size, round_up(block_size, step));
 }
 
 Result<std::vector<std::int64_t>> kernel_block_sizes(const KVCacheConfig& config,

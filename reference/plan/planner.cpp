@@ -45,10 +45,10 @@ Result<HybridSizes> hybrid_sizes(const LayerSpecs& layers) {
     one_token.page_size_padded.reset();
     const std::int64_t bytes = unpadded_page_size_bytes(one_token);
     if (sizes.bytes_per_token != 0 && sizes.bytes_per_token != bytes)
-      return fail(fmt::format(
+      return fail(
           "{}: one token takes {} bytes here and {} in the attention layers before it; a hybrid "
           "needs one size for all of them",
-          layer.name, bytes, sizes.bytes_per_token));
+          layer.name, bytes, sizes.bytes_per_token);
     sizes.bytes_per_token = bytes;
   }
   if (all_export) sizes.checkpoint_alignment = exports_every;
@@ -85,10 +85,9 @@ Result<AlignedSizes> aligned_sizes(const LayerSpecs& layers, const PlanOptions& 
                                                                       : supported.smallest();
   if (options.block_size) {
     if (*options.block_size % supported.smallest() != 0)
-      return fail(
-          fmt::format("block_size {}: {} takes multiples of {}; the nearest that works is {}",
-                      *options.block_size, name_of(backend), supported.smallest(),
-                      round_up(*options.block_size, supported.smallest())));
+      return fail("block_size {}: {} takes multiples of {}; the nearest that works is {}",
+                  *options.block_size, name_of(backend), supported.smallest(),
+                  round_up(*options.block_size, supported.smallest()));
     aligned.block_size = *options.block_size;
   }
   if (!hybrid || sizes.state_page_bytes == 0) return aligned;
@@ -161,21 +160,19 @@ std::int64_t saturating_page_bytes(const KVCacheSpec& spec) {
 Result<void> check_sizes(const LayerSpecs& layers) {
   for (const NamedSpec& layer : layers) {
     if (is_ring(layer.spec) || layer.spec.bounded_replay)
-      return fail(fmt::format("{}: a release without overlaid memory has no {}", layer.name,
-                              is_ring(layer.spec) ? "rings" : "windows that are computed again"));
+      return fail("{}: a release without overlaid memory has no {}", layer.name,
+                  is_ring(layer.spec) ? "rings" : "windows that are computed again");
     const std::int64_t bytes = saturating_page_bytes(layer.spec);
     if (!fills_rows(layer.spec.tokens_per_state, layer.spec.block_size))
-      return fail(fmt::format("{}: a block of {} tokens does not hold whole rows of {} tokens",
-                              layer.name, layer.spec.block_size,
-                              text_of(layer.spec.tokens_per_state)));
+      return fail("{}: a block of {} tokens does not hold whole rows of {} tokens", layer.name,
+                  layer.spec.block_size, text_of(layer.spec.tokens_per_state));
     if (bytes > kPageBytesMax || layer.spec.page_size_padded.value_or(0) > kPageBytesMax)
-      return fail(fmt::format("{}: a page of more than {} is not for this machine or any other",
-                              layer.name, gib_text(kPageBytesMax)));
+      return fail("{}: a page of more than {} is not for this machine or any other", layer.name,
+                  gib_text(kPageBytesMax));
     if (layer.spec.page_size_padded &&
         unpadded_page_size_bytes(layer.spec) > *layer.spec.page_size_padded)
-      return fail(fmt::format("{}: its content of {} bytes is larger than its page of {}",
-                              layer.name, unpadded_page_size_bytes(layer.spec),
-                              *layer.spec.page_size_padded));
+      return fail("{}: its content of {} bytes is larger than its page of {}", layer.name,
+                  unpadded_page_size_bytes(layer.spec), *layer.spec.page_size_padded);
   }
   return {};
 }
@@ -191,7 +188,7 @@ Result<LayerSpecs> merged_layers(const std::vector<LayerSpecs>& workers) {
       if (added)
         merged.push_back(layer);
       else if (*entry->second != layer.spec)
-        return fail(fmt::format("{}: two workers keep different caches for it", layer.name));
+        return fail("{}: two workers keep different caches for it", layer.name);
     }
   }
   return merged;
@@ -210,11 +207,11 @@ Groups projected_groups(const Groups& groups, const LayerSpecs& worker) {
 Result<void> check_memory(const Groups& groups, std::int64_t memory_bytes,
                           const PlanOptions& options) {
   if (memory_bytes <= 0)
-    return fail(fmt::format("no memory for the cache: {} bytes; one block takes {} bytes",
-                            memory_bytes, pool_bytes_per_block(groups)));
+    return fail("no memory for the cache: {} bytes; one block takes {} bytes", memory_bytes,
+                pool_bytes_per_block(groups));
   if (memory_bytes < pool_bytes_per_block(groups))
-    return fail(fmt::format("the cache has {} bytes and one block takes {}: room for no block",
-                            memory_bytes, pool_bytes_per_block(groups)));
+    return fail("the cache has {} bytes and one block takes {}: room for no block", memory_bytes,
+                pool_bytes_per_block(groups));
   const std::int64_t needed = request_bytes(groups, options);
   if (needed <= memory_bytes) return {};
   const std::int64_t longest = largest_model_len(groups, options, memory_bytes);
@@ -222,10 +219,8 @@ Result<void> check_memory(const Groups& groups, std::int64_t memory_bytes,
       longest > 0 ? fmt::format("a max_model_len of at most {} does, or {} of memory", longest,
                                 gib_text(needed))
                   : fmt::format("not even one token does; {} of memory would", gib_text(needed));
-  return fail(
-      fmt::format("one request of max_model_len {} needs {} and the cache has {}: it does not "
-                  "fit; {}",
-                  options.max_model_len, gib_text(needed), gib_text(memory_bytes), remedy));
+  return fail("one request of max_model_len {} needs {} and the cache has {}: it does not fit; {}",
+              options.max_model_len, gib_text(needed), gib_text(memory_bytes), remedy);
 }
 
 Result<void> check_states(const Groups& groups, std::int64_t num_blocks,
@@ -234,9 +229,9 @@ Result<void> check_states(const Groups& groups, std::int64_t num_blocks,
       std::ranges::any_of(groups, [](const auto& g) { return is_state_kind(g.spec.kind); });
   if (!states || !options.max_num_seqs || *options.max_num_seqs <= num_blocks) return {};
   return fail(
-      fmt::format("max_num_seqs {}: each running request needs a state block and the pool has "
-                  "{}; use at most {}, or more memory",
-                  *options.max_num_seqs, num_blocks, num_blocks));
+      "max_num_seqs {}: each running request needs a state block and the pool has {}; use at most "
+      "{}, or more memory",
+      *options.max_num_seqs, num_blocks, num_blocks);
 }
 
 std::vector<KVCacheTensor> uniform_type_tensors(const Groups& groups, std::int64_t num_blocks) {
@@ -290,10 +285,10 @@ void add_warnings(const LayerSpecs& layers, const Groups& groups, const PlanOpti
       own.block_size = group.spec.block_size;
       own.page_size_padded.reset();
       if (unpadded_page_size_bytes(own) > page)
-        warnings.push_back(fmt::format(
-            "{}: {} tokens take {} bytes and its page has {}: it was merged with layers of shorter "
-            "rows",
-            layer->name, own.block_size, unpadded_page_size_bytes(own), page));
+        warnings.push_back(
+            fmt::format("{}: {} tokens take {} bytes and its page has {}: it was merged with "
+                        "layers of shorter rows",
+                        layer->name, own.block_size, unpadded_page_size_bytes(own), page));
     }
   }
   for (const KVCacheGroupSpec& group : groups) {
@@ -301,16 +296,16 @@ void add_warnings(const LayerSpecs& layers, const Groups& groups, const PlanOpti
         group.spec.block_size <= options.max_num_batched_tokens)
       continue;
     warnings.push_back(
-        fmt::format("mode align: a block has {} tokens and a step at most {}: no state "
-                    "reaches a block boundary in one step",
+        fmt::format("mode align: a block has {} tokens and a step at most {}: no state reaches a "
+                    "block boundary in one step",
                     group.spec.block_size, options.max_num_batched_tokens));
     break;
   }
   if (request_blocks > num_blocks - 1)
-    warnings.push_back(fmt::format(
-        "one request of max_model_len takes {} blocks and {} are left without the null block: a "
-        "request that long never runs",
-        request_blocks, num_blocks - 1));
+    warnings.push_back(
+        fmt::format("one request of max_model_len takes {} blocks and {} are left without the null "
+                    "block: a request that long never runs",
+                    request_blocks, num_blocks - 1));
   if (options.max_num_seqs && state_blocks * *options.max_num_seqs > num_blocks - 1)
     warnings.push_back(
         fmt::format("max_num_seqs {} takes {} blocks for states alone; {} requests have room for "
@@ -324,14 +319,11 @@ Result<void> check_context_parallel(const Groups& groups, const PlanOptions& opt
   for (const KVCacheGroupSpec& group : groups)
     if (is_sliding_window(group.spec.kind))
       return fail(
-          fmt::format("dcp {} and pcp {}: sliding-window layers cannot be split over ranks; "
-                      "use 1 and 1",
-                      options.dcp, options.pcp));
+          "dcp {} and pcp {}: sliding-window layers cannot be split over ranks; use 1 and 1",
+          options.dcp, options.pcp);
   if (groups.size() > 1)
-    return fail(
-        fmt::format("dcp {} and pcp {}: a model with {} groups cannot be split over ranks; "
-                    "use 1 and 1",
-                    options.dcp, options.pcp, groups.size()));
+    return fail("dcp {} and pcp {}: a model with {} groups cannot be split over ranks; use 1 and 1",
+                options.dcp, options.pcp, groups.size());
   return {};
 }
 

@@ -1,10 +1,7 @@
 #include "reference/plan/rank_plan.h"
 
-#include <fmt/core.h>
-
 #include <algorithm>
 #include <charconv>
-#include <optional>
 #include <string>
 #include <utility>
 
@@ -30,9 +27,9 @@ Result<void> cut_states(const std::string& layer, std::int64_t tp,
     std::int64_t& count = states[s].dims[cut_dimension(states, s)];
     if (count % tp != 0)
       return fail(
-          fmt::format("{}: {} channels or heads of state {} cannot be cut over "
-                      "tensor_parallel_size {}; use a divisor of it",
-                      layer, count, s, tp));
+          "{}: {} channels or heads of state {} cannot be cut over tensor_parallel_size {}; use a "
+          "divisor of it",
+          layer, count, s, tp);
     count /= tp;
   }
   return {};
@@ -42,9 +39,9 @@ Result<void> cut_heads(const std::string& layer, std::int64_t tp, KVCacheSpec& s
   const std::int64_t heads = spec.num_kv_heads;
   if (tp > heads ? tp % heads != 0 : heads % tp != 0)
     return fail(
-        fmt::format("{}: {} KV heads can neither be cut nor be replicated evenly over "
-                    "tensor_parallel_size {}; use a divisor or a multiple of them",
-                    layer, heads, tp));
+        "{}: {} KV heads can neither be cut nor be replicated evenly over tensor_parallel_size {}; "
+        "use a divisor or a multiple of them",
+        layer, heads, tp);
   spec.num_kv_heads = std::max<std::int64_t>(1, heads / tp);
   return {};
 }
@@ -62,14 +59,14 @@ Result<Stage> stage_of(const KVCacheConfig& whole, const ParallelRank& rank) {
       const auto number = layer_number(name);
       if (!number)
         return fail(
-            fmt::format("{}: a layer without a number in its name belongs to no stage of "
-                        "pipeline_parallel_size {}",
-                        name, rank.pp_size));
+            "{}: a layer without a number in its name belongs to no stage of "
+            "pipeline_parallel_size {}",
+            name, rank.pp_size);
       count = std::max(count, *number + 1);
     }
   if (count < rank.pp_size)
-    return fail(fmt::format("pipeline_parallel_size {}: the model has {} layers; use at most that",
-                            rank.pp_size, count));
+    return fail("pipeline_parallel_size {}: the model has {} layers; use at most that",
+                rank.pp_size, count);
   return Stage{stage_begin(count, rank.pp_size, rank.pp_rank),
                stage_begin(count, rank.pp_size, rank.pp_rank + 1)};
 }
@@ -93,16 +90,16 @@ Result<LayerShare> share_of(const std::string& name, const KVCacheSpec& whole,
   // Ranks that keep all tokens attend by themselves.
   const std::int32_t dcp_size = is_dealt_out(whole) ? rank.dcp_size : 1;
   if (copies % dcp_size != 0)
-    return fail(fmt::format(
+    return fail(
         "{}: decode_context_parallel_size {} shards the tokens over ranks that hold the same KV "
         "heads, and {} do; use a divisor of it",
-        name, dcp_size, copies));
+        name, dcp_size, copies);
   const std::int64_t query_heads = whole.num_kv_heads * queries_per_kv;
   if (query_heads % rank.tp_size != 0)
     return fail(
-        fmt::format("{}: {} query heads ({} a KV head) cannot be cut over tensor_parallel_size {}; "
-                    "give more queries per KV head, or a divisor of them",
-                    name, query_heads, queries_per_kv, rank.tp_size));
+        "{}: {} query heads ({} a KV head) cannot be cut over tensor_parallel_size {}; give more "
+        "queries per KV head, or a divisor of them",
+        name, query_heads, queries_per_kv, rank.tp_size);
   const std::int64_t of_rank = query_heads / rank.tp_size;
   share.queries_per_kv = static_cast<std::int32_t>(of_rank * dcp_size / own.num_kv_heads);
   share.first_query_head = static_cast<std::int32_t>(rank.tp_rank / dcp_size * dcp_size * of_rank);
@@ -130,10 +127,10 @@ Result<void> equalize_pages(const KVCacheConfig& whole, std::vector<KVCacheGroup
   for (const KVCacheGroupSpec& group : groups)
     if (group.layers_per_page > 1 && own_page(group) != page)
       return fail(
-          fmt::format("{}: {} layers share a page of {} bytes, and a rank's pages have {}; packed "
-                      "layers must stay the largest",
-                      group.layer_names.empty() ? "a group" : group.layer_names.front(),
-                      group.layers_per_page, own_page(group), page));
+          "{}: {} layers share a page of {} bytes, and a rank's pages have {}; packed layers must "
+          "stay the largest",
+          group.layer_names.empty() ? "a group" : group.layer_names.front(), group.layers_per_page,
+          own_page(group), page);
   pad_to(page, groups);
   return {};
 }
@@ -154,8 +151,8 @@ class Cutter {
       return std::move(cut_);
     }
     if (cut_.layers.empty())
-      return fail(fmt::format("pipeline_parallel_size {}: stage {} has no layer with a cache",
-                              rank_.pp_size, rank_.pp_rank));
+      return fail("pipeline_parallel_size {}: stage {} has no layer with a cache", rank_.pp_size,
+                  rank_.pp_rank);
     if (!all_uniform_type(groups_)) LS_RETURN_IF_ERROR(equalize_pages(whole_, groups_));
     PlanOptions options;
     options.num_gpu_blocks_override = whole_.num_blocks;

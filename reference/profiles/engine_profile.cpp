@@ -31,11 +31,10 @@ std::string words_of(const Policy& policy) {
 
 Result<void> set_policy(EngineProfile& profile, std::string_view name, std::string_view word) {
   const Policy* policy = find_policy(name);
-  if (policy == nullptr)
-    return fail(fmt::format("there is no policy {}; `lockstep engines` lists them", name));
+  if (policy == nullptr) return fail("there is no policy {}; `lockstep engines` lists them", name);
   const auto value = std::ranges::find(policy->values, word, &PolicyValue::word);
   if (value == policy->values.end())
-    return fail(fmt::format("{}={}: expected {}", name, word, words_of(*policy)));
+    return fail("{}={}: expected {}", name, word, words_of(*policy));
   policy->set(profile, value->value);
   return {};
 }
@@ -52,9 +51,9 @@ Result<void> repair(EngineProfile& profile, std::string_view which) {
   };
   if (std::ranges::none_of(finding_policies(), is_meant))
     return fail(
-        fmt::format("without={}: expected `all`, or the number of a finding of docs/findings.md "
-                    "that a policy repairs",
-                    which));
+        "without={}: expected `all`, or the number of a finding of docs/findings.md that a policy "
+        "repairs",
+        which);
   for (bool goes_on = true; goes_on;) {
     goes_on = false;
     for (const FindingPolicies& finding : finding_policies()) {
@@ -88,15 +87,15 @@ Result<EngineProfile> made_of(std::string_view description) {
   const std::string_view name = take_word(rest, ',');
   const EngineProfile* release = find_plain(name);
   if (release == nullptr)
-    return fail(fmt::format("{} has no profile; known: {}",
-                            name.empty() ? "an engine without a name" : name, release_names()));
+    return fail("{} has no profile; known: {}", name.empty() ? "an engine without a name" : name,
+                release_names());
   EngineProfile profile = *release;
   while (!rest.empty()) {
     std::string_view word = take_word(rest, ',');
     const std::string_view policy = take_word(word, '=');
     const auto done =
         policy == "without" ? repair(profile, word) : set_policy(profile, policy, word);
-    if (!done) return fail(fmt::format("{}: {}", description, done.error().message));
+    if (!done) return fail("{}: {}", description, done.error().message);
   }
   profile.name = canonical_name(profile, *release);
   return profile;

@@ -15,67 +15,28 @@ namespace {
 
 constexpr std::array kNoYes = std::to_array<PolicyValue>({{"no", 0}, {"yes", 1}});
 
-template <class T>
-constexpr PolicyValue named(std::string_view word, T value) {
-  return {word, static_cast<std::int64_t>(value)};
-}
-
-constexpr std::array kFreedBlocks{
-    named("append", FreedBlocks::append),
-    named("unhashed_behind_windows_first", FreedBlocks::unhashed_behind_windows_first),
-    named("unhashed_first", FreedBlocks::unhashed_first),
-    named("unhashed_first_if_caching", FreedBlocks::unhashed_first_if_caching)};
-constexpr std::array kEagleHits{named("drop_last_block", EagleHits::drop_last_block),
-                                named("lookahead_hash", EagleHits::lookahead_hash)};
-constexpr std::array kRetireBasis{named("scheduled", RetireBasis::scheduled),
-                                  named("processed", RetireBasis::processed)};
-constexpr std::array kZeroedBlocks{
-    named("full_attention", ZeroedBlocks::full_attention),
-    named("full_and_latent_attention", ZeroedBlocks::full_and_latent_attention),
-    named("every_full_attention", ZeroedBlocks::every_full_attention),
-    named("attention", ZeroedBlocks::attention)};
-constexpr std::array kStateChunks{
-    named("whole_blocks", StateChunks::whole_blocks),
-    named("whole_blocks_and_shared_prefixes", StateChunks::whole_blocks_and_shared_prefixes),
-    named("block_boundary_before_last_state", StateChunks::block_boundary_before_last_state),
-    named("block_boundary", StateChunks::block_boundary)};
-constexpr std::array kPromptEnds{named("at_length", PromptEnds::at_length),
-                                 named("before_last_token", PromptEnds::before_last_token)};
-constexpr std::array kPadding{
-    named("never", PadsNewDecodes::never),
-    named("beside_running_or_waits", PadsNewDecodes::beside_running_or_waits),
-    named("beside_running", PadsNewDecodes::beside_running),
-    named("beside_running_or_after_hit", PadsNewDecodes::beside_running_or_after_hit)};
-constexpr std::array kInFlight{named("placeholders", InFlightAccounting::placeholders),
-                               named("tokens", InFlightAccounting::tokens)};
-constexpr std::array kDraftSlots{named("of_max_num_seqs", DraftSlots::of_max_num_seqs),
-                                 named("of_scheduled_requests", DraftSlots::of_scheduled_requests)};
-constexpr std::array kLoadsLeaveRoom{named("no", LoadsLeaveRoom::no),
-                                     named("yes", LoadsLeaveRoom::to_those_under_way),
-                                     named("to_all", LoadsLeaveRoom::to_all)};
-constexpr std::array kDraftRoom{named("none", DraftRoom::none),
-                                named("own_blocks", DraftRoom::own_blocks),
-                                named("behind_the_tokens", DraftRoom::behind_the_tokens)};
-constexpr std::array kStateHashing{named("of_equal_blocks", StateHashing::of_equal_blocks),
-                                   named("of_aligned_mode", StateHashing::of_aligned_mode)};
+constexpr std::array kLoadsLeaveRoom =
+    std::to_array<PolicyValue>({{"no", 0}, {"yes", 1}, {"to_all", 2}});
 constexpr std::array kSyncRows = std::to_array<PolicyValue>({{"4", 4}, {"7", 7}});
+
+template <class E>
+constexpr auto kValues = [] {
+  std::array<PolicyValue, kWords<E>.size()> values{};
+  for (std::size_t i = 0; i < values.size(); ++i)
+    values[i] = {kWords<E>[i], static_cast<std::int64_t>(i)};
+  return values;
+}();
 
 template <class T>
 std::span<const PolicyValue> values_of() {
-  if constexpr (std::is_same_v<T, bool>) return kNoYes;
-  if constexpr (std::is_same_v<T, FreedBlocks>) return kFreedBlocks;
-  if constexpr (std::is_same_v<T, EagleHits>) return kEagleHits;
-  if constexpr (std::is_same_v<T, RetireBasis>) return kRetireBasis;
-  if constexpr (std::is_same_v<T, ZeroedBlocks>) return kZeroedBlocks;
-  if constexpr (std::is_same_v<T, StateChunks>) return kStateChunks;
-  if constexpr (std::is_same_v<T, PromptEnds>) return kPromptEnds;
-  if constexpr (std::is_same_v<T, PadsNewDecodes>) return kPadding;
-  if constexpr (std::is_same_v<T, InFlightAccounting>) return kInFlight;
-  if constexpr (std::is_same_v<T, DraftSlots>) return kDraftSlots;
-  if constexpr (std::is_same_v<T, StateHashing>) return kStateHashing;
-  if constexpr (std::is_same_v<T, LoadsLeaveRoom>) return kLoadsLeaveRoom;
-  if constexpr (std::is_same_v<T, DraftRoom>) return kDraftRoom;
-  if constexpr (std::is_same_v<T, std::int64_t>) return kSyncRows;
+  if constexpr (std::is_same_v<T, bool>)
+    return kNoYes;
+  else if constexpr (std::is_same_v<T, LoadsLeaveRoom>)
+    return kLoadsLeaveRoom;
+  else if constexpr (std::is_enum_v<T>)
+    return kValues<T>;
+  else
+    return kSyncRows;
 }
 
 // What the first release has, and what later ones changed it to.
@@ -350,13 +311,12 @@ std::vector<Policy> of_scheduler() {
 std::vector<Policy> of_connectors() {
   return {
       LS_POLICY(defers_frees, kConnector, {false, {{"vllm-0.24.0", true}}},
-                "With a step in flight, blocks of an ended request are freed one step "
-                "later.",
+                "With a step in flight, blocks of an ended request are freed one step later.",
                 "clients that disconnect, with a connector and asynchronous scheduling"),
-      LS_POLICY(holders_come_first, kConnector, {false, {{"vllm-0.31.0", true}}},
-                "Requests that have loaded their blocks no longer wait after those that do not "
-                "fit.",
-                "asynchronous loads in a small pool"),
+      LS_POLICY(
+          holders_come_first, kConnector, {false, {{"vllm-0.31.0", true}}},
+          "Requests that have loaded their blocks no longer wait after those that do not fit.",
+          "asynchronous loads in a small pool"),
       LS_POLICY(loads_leave_room, kConnector,
                 {LoadsLeaveRoom::no, {{"vllm-0.23.0", LoadsLeaveRoom::to_those_under_way}}},
                 "A load starts only if all requests in flight can still finish.",

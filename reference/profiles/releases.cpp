@@ -16,8 +16,7 @@ namespace {
 constexpr std::array kNotModelled22 = std::to_array<std::string_view>({
     "KV connectors with state layers; the connectors themselves",
     "encoder inputs among a prompt's tokens; encoder-decoder models and sinks in other releases "
-    "than "
-    "0.22.1 and 0.33.0; pooling, diffusion",
+    "than 0.22.1 and 0.33.0; pooling, diffusion",
     "LoRA, images and prompt embeddings in block hashes",
     "structured output, streaming sessions, pipeline parallelism",
     "parallel drafting, DFlash; only some groups marked as EAGLE's",
@@ -28,8 +27,7 @@ constexpr std::array kNotModelled33 = std::to_array<std::string_view>({
     "KV connectors with rings, bounded replay and checkpoints of states; the connectors "
     "themselves; HiSparse host pages",
     "encoder inputs among a prompt's tokens; encoder-decoder models and sinks in other releases "
-    "than "
-    "0.22.1 and 0.33.0; pooling, diffusion",
+    "than 0.22.1 and 0.33.0; pooling, diffusion",
     "LoRA, images and prompt embeddings in block hashes",
     "structured output, streaming sessions, pipeline and data parallelism",
     "pages with rings, bounded replay and rows for several tokens: decisions only",
@@ -113,8 +111,7 @@ Result<std::span<const Release>> releases_in(std::string_view range) {
   const Release* last =
       dots == std::string_view::npos ? nullptr : find_release(range.substr(dots + 2));
   if (first == nullptr || last == nullptr || first > last)
-    return fail(
-        fmt::format("{}: expected two of these, the older first: {}", range, release_names()));
+    return fail("{}: expected two of these, the older first: {}", range, release_names());
   return std::span(first, last + 1);
 }
 
@@ -179,8 +176,7 @@ namespace {
 
 constexpr std::array kModelled = std::to_array<std::string_view>({
     "full attention, MLA, sliding window, chunked local attention, states (Mamba, linear "
-    "attention), "
-    "hidden states, and hybrids of them with one or several block sizes",
+    "attention), hidden states, and hybrids of them with one or several block sizes",
     "prefix caching with cache salts; block hashes bit for bit (sha256_cbor, xxhash_cbor)",
     "chunked prefill, long-prefill threshold, full-length reservation, preemption by recomputation",
     "fcfs and priority scheduling, synchronous and with one step in flight",

@@ -1,7 +1,6 @@
 // The releases of vLLM that have a profile.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <span>
 #include <string>

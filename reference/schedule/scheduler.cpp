@@ -1,7 +1,5 @@
 #include "reference/schedule/scheduler.h"
 
-#include <fmt/core.h>
-
 #include <algorithm>
 #include <iterator>
 #include <utility>
@@ -84,24 +82,23 @@ Result<void> check_host_pages(const EngineConfig& config,
   const auto num_sources = std::ranges::count(groups, kPageSourceRole, &KVCacheGroupSpec::role);
   const KVCacheGroupSpec& source = groups.front();
   if (num_sources != 1 || source.role != kPageSourceRole)
-    return fail(fmt::format("groups: expected one group of role {}, before all others; {} found",
-                            kPageSourceRole, num_sources));
+    return fail("groups: expected one group of role {}, before all others; {} found",
+                kPageSourceRole, num_sources);
   bool has_pages = false;
   for (const KVCacheGroupSpec& group : groups) {
     if (!is_resident_pages(group.spec.kind)) continue;
     has_pages = true;
     if (group.spec.block_size != source.spec.block_size)
-      return fail(fmt::format("groups: resident pages of {} tokens; host pages have {}",
-                              group.spec.block_size, source.spec.block_size));
+      return fail("groups: resident pages of {} tokens; host pages have {}", group.spec.block_size,
+                  source.spec.block_size);
   }
   if (!has_pages)
-    return fail(fmt::format("groups: a group of role {} without groups of {}", kPageSourceRole,
-                            kResidentRole));
+    return fail("groups: a group of role {} without groups of {}", kPageSourceRole, kResidentRole);
   const std::int64_t least =
       ceil_div(config.max_model_len, static_cast<std::int32_t>(source.spec.block_size)) + 2;
   if (config.host_pool_num_blocks < least)
-    return fail(fmt::format("{}: {}; one request of max_model_len needs {}", kHostBlocksKey,
-                            config.host_pool_num_blocks, least));
+    return fail("{}: {}; one request of max_model_len needs {}", kHostBlocksKey,
+                config.host_pool_num_blocks, least);
   return {};
 }
 
@@ -117,8 +114,7 @@ Result<Scheduler> Scheduler::create(const EngineConfig& config,
                                     std::int64_t num_blocks, const KVTransfer& transfer,
                                     const SchedulerParts* parts) {
   if (num_blocks < 2)
-    return fail(fmt::format("num_blocks: {}; the null block takes one, so expected at least 2",
-                            num_blocks));
+    return fail("num_blocks: {}; the null block takes one, so expected at least 2", num_blocks);
   if (config.max_num_seqs < 1 || config.max_num_batched_tokens < 1 || config.max_model_len < 1)
     return fail("max_num_seqs, max_num_batched_tokens and max_model_len must be at least 1");
   if (const auto profile = parse_engine(config.engine); !profile)
@@ -149,11 +145,11 @@ void Scheduler::order_free_blocks(std::span<const BlockId> order) {
 Result<RequestId> Scheduler::add_request(RequestSpec request) {
   const std::int64_t size = request.prompt.size();
   if (size < 1 || size > impl_->config.max_model_len)
-    return fail(fmt::format("request {}: a prompt of {} tokens; expected 1 to max_model_len = {}",
-                            request.name, size, impl_->config.max_model_len));
+    return fail("request {}: a prompt of {} tokens; expected 1 to max_model_len = {}", request.name,
+                size, impl_->config.max_model_len);
   if (request.max_tokens < 1)
-    return fail(fmt::format("request {}: max_tokens = {}; expected at least 1", request.name,
-                            request.max_tokens));
+    return fail("request {}: max_tokens = {}; expected at least 1", request.name,
+                request.max_tokens);
   return impl_->insert(std::move(request));
 }
 

@@ -1,7 +1,5 @@
 #include "reference/schedule/scheduler_parts.h"
 
-#include <algorithm>
-
 #include "base/check.h"
 
 namespace lockstep {

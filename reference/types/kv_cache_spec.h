@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/names.h"
 #include "reference/types/cache_kinds.h"
 
 namespace lockstep {
@@ -258,11 +259,7 @@ std::int32_t draft_module_of(const KVCacheConfig& plan, const std::string& layer
 
 // The words that recordings and model files use: "bf16", ...
 std::string_view name_of(DType dtype);
-std::string_view name_of(MambaCacheMode mode);
-std::string_view name_of(KVQuantMode mode);
 std::optional<DType> dtype_from_name(std::string_view name);
-std::optional<MambaCacheMode> mamba_cache_mode_from_name(std::string_view name);
-std::optional<KVQuantMode> kv_quant_mode_from_name(std::string_view name);
 // Upper case, as the engine names its modes in plans.
 std::string planned_name_of(KVQuantMode mode);
 std::optional<KVQuantMode> kv_quant_mode_from_planned_name(std::string_view name);

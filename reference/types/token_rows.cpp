@@ -1,7 +1,5 @@
 #include "reference/types/token_rows.h"
 
-#include <algorithm>
-
 #include "base/check.h"
 
 namespace lockstep {

@@ -5,9 +5,6 @@
 
 #include <array>
 #include <cstdint>
-#include <optional>
-#include <string>
-#include <string_view>
 #include <vector>
 
 #include "reference/types/kv_cache_spec.h"
@@ -43,10 +40,6 @@ enum class AttentionBackend : std::uint8_t {
   cache_only,
   any_size,
 };
-std::string_view name_of(AttentionBackend backend);
-std::string_view name_of(CacheLayout layout);
-std::optional<AttentionBackend> attention_backend_from_name(std::string_view name);
-std::optional<CacheLayout> cache_layout_from_name(std::string_view name);
 
 // Where K and V of one block lie when a backend's own shape puts the pair first, (2, num_blocks,
 // ...). vllm_0_22_1: together in the page only when attention and state layers are in one model.

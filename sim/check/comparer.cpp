@@ -1,7 +1,5 @@
 #include "sim/check/comparer.h"
 
-#include <fmt/core.h>
-
 #include <algorithm>
 #include <cmath>
 #include <utility>
@@ -38,8 +36,8 @@ Checked StateChecker::check(const StepProgram& program, const StepExpectation& e
         output += static_cast<std::size_t>(of.num_outputs());
   }
   if (readback.state_outputs.size() != output)
-    return fail(fmt::format("the backend read back {} outputs of states; expected {}",
-                            readback.state_outputs.size(), output));
+    return fail("the backend read back {} outputs of states; expected {}",
+                readback.state_outputs.size(), output);
   for (std::size_t first = 0; first < updates_.size();) {
     std::size_t last = first + 1;
     const auto goes_on = [&](const StateUpdate& next) {
@@ -183,10 +181,10 @@ Result<void> check_sizes(const StepProgram& program, const StepReadback& readbac
                      readback.slot_mappings.size() == num_groups &&
                      readback.digests.size() == program.probes.size();
   if (!sound)
-    return fail(fmt::format(
+    return fail(
         "the backend read back {} tables, {} slot mappings and {} digests; expected {}, {} and {}",
         readback.tables.size(), readback.slot_mappings.size(), readback.digests.size(), num_groups,
-        num_groups, program.probes.size()));
+        num_groups, program.probes.size());
   return {};
 }
 

@@ -306,8 +306,7 @@ Divergence Diagnosis::output(const AttentionQuery& query, RequestId id, std::siz
   set_doing(found);
   found.message = fmt::format(
       "attention of {}'s token {} over tokens [{}, {}) in layer {} ({}), query head {}, element "
-      "{}: "
-      "should be {} and is {} (tolerance {:.3g})",
+      "{}: should be {} and is {} (tolerance {:.3g})",
       request.name, query.last - 1, query.first, query.last, query.layer, found.layer_name,
       found.head, static_cast<std::int64_t>(element) % layer.head_size, found.expected, found.found,
       tolerance);

@@ -12,7 +12,6 @@
 #include "base/parallel.h"
 #include "base/stop_signal.h"
 #include "sim/connectors/recorded_connector.h"
-#include "sim/recording/recording_workload.h"
 #include "traces/formats/engine_options.h"
 
 namespace lockstep {
@@ -144,14 +143,14 @@ Result<ConformFile> conform_workload(const std::string& path, RecordingHeader he
                                      std::unique_ptr<RecordingWorkload> recorded,
                                      const std::string& engine) {
   if (const std::string what = unfollowed_input(header); !what.empty())
-    return fail(fmt::format("{}:1: {}", path, what));
+    return fail("{}:1: {}", path, what);
   if (!engine.empty()) header.options.config.engine = engine;
   ConformFile file{.file = path,
                    .engine = header.engine.text(),
                    .judged_as = header.options.config.engine,
                    .mismatch = {}};
   const auto opened = ConformRun::open(header, std::move(recorded));
-  if (!opened) return fail(fmt::format("{}:1: {}", path, opened.error().message));
+  if (!opened) return fail("{}:1: {}", path, opened.error().message);
   ConformRun& judged = **opened;
   const RecordingWorkload& workload = judged.workload();
   const ConformObserver& observer = judged.observer();
@@ -181,8 +180,7 @@ Result<ConformFile> conform_workload(const std::string& path, RecordingHeader he
     if (observer.has_keys())
       file.mismatch->what +=
           " (limits of adapters and encoder budgets are not followed, and a request has an "
-          "adapter, "
-          "images or embeddings)";
+          "adapter, images or embeddings)";
   }
   return file;
 }
@@ -193,7 +191,7 @@ Result<ConformFile> within_memory(const std::string& path, Conform conform) {
   try {
     return conform();
   } catch (const std::bad_alloc&) {
-    return fail(fmt::format("{}: takes more memory than there is", path));
+    return fail("{}: takes more memory than there is", path);
   }
 }
 

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <map>
 #include <memory>
 #include <ranges>
 #include <utility>
@@ -339,9 +338,9 @@ Result<Fit> fit_policies(const std::vector<std::string>& paths, const FitOptions
     const RecordedEngine& engine = recordings.back().recording->header.engine;
     if (engine != first)
       return fail(
-          fmt::format("{}:1: engine: a recording of {}, and {} is one of {}; fit takes the "
-                      "recordings of one engine",
-                      path, engine.text(), paths.front(), first.text()));
+          "{}:1: engine: a recording of {}, and {} is one of {}; fit takes the recordings of one "
+          "engine",
+          path, engine.text(), paths.front(), first.text());
   }
   if (recordings.empty()) return fail("there is no recording to fit");
   return Search(std::move(recordings), options).run();

@@ -308,7 +308,7 @@ struct PoolKey {
 std::optional<PoolKey> pool_key(const std::string& key) {
   constexpr std::int64_t kPoolMax = 1 << 16;  // whose tensors fit in 63 bits
   const std::size_t slash = key.find('/');
-  const auto layout = cache_layout_from_name(key.substr(0, slash));
+  const auto layout = from_name<CacheLayout>(key.substr(0, slash));
   if (!layout || slash == std::string::npos) return std::nullopt;
   std::int64_t blocks = 0;
   const char* const end = key.data() + key.size();
@@ -440,7 +440,7 @@ static json overlaid_plan_record(const OverlaidPlanInputs& recording, const json
     return layer.spec && layer.spec->plan.is_draft.value && is_attention(layer.spec->kind) &&
            !layer.spec->dcp_sharded;
   });
-  if (!options.host_pages)
+  if (!options.has_host_pages())
     record["specs_of_first_runner"] = is_replicated ? "dcp_sharded differs" : "same";
   if (memory.supported.empty()) return record;
   record["layout"] = layout_record(memory, options);

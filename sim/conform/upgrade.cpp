@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstdlib>
 #include <utility>
-#include <vector>
 
 #include "base/markup.h"
 #include "base/number_text.h"
@@ -119,7 +118,7 @@ Result<RunSummary> run(const LockstepConfig& config, const MakeWorkload& make_wo
   parts.clients = std::move(*workload);
   parts.attach = [&](std::int32_t, Workload*) { return Onlooker{.observer = &observer}; };
   const auto session = Session::open(config, std::move(parts));
-  if (!session) return fail(fmt::format("{}: {}", config.engine.engine, session.error().message));
+  if (!session) return fail("{}: {}", config.engine.engine, session.error().message);
   Result<RunReport> report = (*session)->run();
   if (!report) return tl::unexpected(report.error());
   return std::move(report->summary);
@@ -139,12 +138,6 @@ void compare(const std::vector<StepDigest>& left, const std::vector<StepDigest>&
 }
 
 }  // namespace
-
-std::string_view name_of(DecisionField field) {
-  static constexpr std::array<std::string_view, kNumDecisionFields> kNames{
-      "requests", "hits", "blocks", "preempted", "zeroed", "stored", "evicted"};
-  return kNames[static_cast<std::size_t>(field)];
-}
 
 std::optional<std::int64_t> EngineDiff::first_step() const {
   std::optional<std::int64_t> first;
@@ -276,7 +269,7 @@ Result<std::vector<UpgradeStage>> upgrade_costs(LockstepConfig config,
     stages.push_back(std::move(stage));
   }
   if (before == engines.size() && !stages.empty())
-    return fail(fmt::format("{}: {}", stages.front().engine, stages.front().refused));
+    return fail("{}: {}", stages.front().engine, stages.front().refused);
   return stages;
 }
 

@@ -35,7 +35,6 @@ enum class DecisionField : std::uint8_t {
   evicted,    // block hashes removed from it
 };
 inline constexpr std::size_t kNumDecisionFields = 7;
-std::string_view name_of(DecisionField field);
 
 struct EngineSide {
   std::string engine;

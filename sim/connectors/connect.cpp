@@ -9,7 +9,6 @@
 #include "base/check.h"
 #include "reference/plan/page_groups.h"
 #include "reference/types/token_rows.h"
-#include "sim/connectors/offload_connector.h"
 
 namespace lockstep {
 namespace {
@@ -151,18 +150,17 @@ Part make_part(ConnectorKind kind, const ConnectorConfig& connector, const Engin
 // One that says what it lacks.
 Result<void> check_defects(const ConnectorConfig& connector, const KVCacheConfig& plan) {
   if (connector.defect != ConnectorDefect::none && !connector.has(ConnectorKind::host))
-    return fail(fmt::format("mutant: {} is planted in a host tier; add --connector host",
-                            name_of(connector.defect)));
+    return fail("mutant: {} is planted in a host tier; add --connector host",
+                name_of(connector.defect));
   if (connector.setup_defect == MultiConnectorDefect::none) return {};
   const bool shows = connector.setup_defect == MultiConnectorDefect::hma_any &&
                      connector.has(ConnectorKind::one_group_peers) && plan.groups.size() > 1;
   if (shows) return {};
-  return fail(fmt::format(
-      "mutant: {} changes nothing here; it is planted in how an engine starts that has {}",
-      name_of(connector.setup_defect),
-      connector.setup_defect == MultiConnectorDefect::hma_any
-          ? "several KV cache groups (--model) and --connector one-group-peers+host"
-          : "--connector host alone"));
+  return fail("mutant: {} changes nothing here; it is planted in how an engine starts that has {}",
+              name_of(connector.setup_defect),
+              connector.setup_defect == MultiConnectorDefect::hma_any
+                  ? "several KV cache groups (--model) and --connector one-group-peers+host"
+                  : "--connector host alone");
 }
 
 std::string part_text(ConnectorKind kind, const ConnectorConfig& connector) {
@@ -253,8 +251,8 @@ RunTraits connector_traits(const ConnectorConfig& config) {
 
 Result<void> check_connector(const ConnectorConfig& connector, const KVCacheConfig& plan) {
   if (connector.parts.size() > kConnectorPartsMax)
-    return fail(fmt::format("connector: {} parts; expected {} at most", connector.parts.size(),
-                            kConnectorPartsMax));
+    return fail("connector: {} parts; expected {} at most", connector.parts.size(),
+                kConnectorPartsMax);
   if (!connector.parts.empty() && has_host_pages(plan.groups))
     LS_RETURN_IF_ERROR(check_page_groups(plan.groups));
   return check_defects(connector, plan);

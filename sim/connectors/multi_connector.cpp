@@ -1,12 +1,9 @@
 #include "sim/connectors/multi_connector.h"
 
-#include <fmt/core.h>
-
 #include <algorithm>
 #include <array>
 
 #include "base/check.h"
-#include "base/names.h"
 
 namespace lockstep {
 namespace {
@@ -15,11 +12,6 @@ const ConnectorClass& offloading_connector() {
   static const ConnectorClass offloading{"OffloadingConnector", true};
   return offloading;
 }
-
-constexpr auto kDefects = std::to_array<Named<MultiConnectorDefect>>({
-    {MultiConnectorDefect::hma_any, "hma-any"},
-    {MultiConnectorDefect::hma_before_config, "hma-before-config"},
-});
 
 // One that is known, and supports several groups if all of `connectors` do.
 Result<bool> all_support_hybrid_groups(const std::vector<ConnectorClass>& connectors,
@@ -31,12 +23,6 @@ Result<bool> all_support_hybrid_groups(const std::vector<ConnectorClass>& connec
 }
 
 }  // namespace
-
-std::optional<MultiConnectorDefect> multi_connector_defect_from_name(std::string_view name) {
-  return value_in(kDefects, name);
-}
-
-std::string_view name_of(MultiConnectorDefect defect) { return name_in(kDefects, defect, ""); }
 
 std::span<const ConnectorClass> connector_classes() {
   static const std::array classes = std::to_array<ConnectorClass>({
@@ -71,10 +57,10 @@ Result<MultiConnectorSetup> set_up_connectors(const MultiConnectorConfig& config
   LS_ASSIGN_OR_RETURN(const auto supported, all_support_hybrid_groups(setup.connectors, defect));
   if (defect == MultiConnectorDefect::hma_before_config) put_offloading();
   if (config.hybrid_groups == true && !supported)
-    return fail(fmt::format(
+    return fail(
         "several KV cache groups were asked for, and not every connector supports them ({} does "
         "not); leave the choice to the engine",
-        std::ranges::find(setup.connectors, false, &ConnectorClass::supports_hybrid_groups)->name));
+        std::ranges::find(setup.connectors, false, &ConnectorClass::supports_hybrid_groups)->name);
   setup.hybrid_groups = config.hybrid_groups.value_or(supported);
   return setup;
 }

@@ -24,6 +24,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/names.h"
 #include "base/result.h"
 #include "reference/types/kv_connector.h"
 #include "sim/connectors/worker_connector.h"
@@ -33,8 +34,8 @@ namespace lockstep {
 
 // Defects that can be planted here; docs/reference/mutants.md describes them.
 enum class MultiConnectorDefect : std::uint8_t { none, hma_any, hma_before_config };
-std::optional<MultiConnectorDefect> multi_connector_defect_from_name(std::string_view name);
-std::string_view name_of(MultiConnectorDefect defect);  // none: empty
+template <>
+inline constexpr char kWordJoint<MultiConnectorDefect> = '-';
 
 struct ConnectorClass {
   std::string name;

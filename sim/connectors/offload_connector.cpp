@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "base/check.h"
-#include "base/names.h"
 #include "sim/step/model_step.h"
 
 namespace lockstep {
@@ -91,20 +90,9 @@ void HostBlockPool::drop(HostBlockId host) {
 
 namespace {
 
-constexpr auto kConnectorDefects = std::to_array<Named<ConnectorDefect>>({
-    {ConnectorDefect::transfer_failed_marked_ok, "transfer-failed-marked-ok"},
-    {ConnectorDefect::free_send_in_flight, "free-send-in-flight"},
-});
-
 bool sees_everything(const KVCacheSpec& spec) { return !is_windowed(spec.kind); }
 
 }  // namespace
-
-std::optional<ConnectorDefect> connector_defect_from_name(std::string_view name) {
-  return value_in(kConnectorDefects, name);
-}
-
-std::string_view name_of(ConnectorDefect defect) { return name_in(kConnectorDefects, defect, ""); }
 
 OffloadConnector::OffloadConnector(const OffloadOptions& options, const KVCacheConfig& plan,
                                    std::int32_t num_ranks)

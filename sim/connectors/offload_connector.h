@@ -28,6 +28,7 @@
 #include <vector>
 
 #include "base/ids.h"
+#include "base/names.h"
 #include "base/seeded_random.h"
 #include "reference/cache/block_hash.h"
 #include "reference/types/kv_cache_spec.h"
@@ -90,8 +91,8 @@ enum class ConnectorDefect : std::uint8_t {
   transfer_failed_marked_ok,  // a load that failed is not reported invalid
   free_send_in_flight,        // a finished request's blocks are free while stores of them wait
 };
-std::optional<ConnectorDefect> connector_defect_from_name(std::string_view name);
-std::string_view name_of(ConnectorDefect defect);  // none: empty
+template <>
+inline constexpr char kWordJoint<ConnectorDefect> = '-';
 
 struct OffloadOptions {
   std::uint64_t seed = 0;

@@ -138,10 +138,9 @@ ExternalHit RecordedConnector::get_num_new_matched_tokens(const ExternalQuery& q
   const bool loads = answer->async && *answer->external > 0;
   const std::int32_t limit = query.num_tokens - query.num_local_tokens - (loads ? 0 : 1);
   if (*answer->external > limit) {
-    error_ =
-        Error{fmt::format("step {}: connector: {} external tokens of request {}; expected at "
-                          "most {}",
-                          step_.step, *answer->external, name, limit)};
+    error_ = Error{
+        fmt::format("step {}: connector: {} external tokens of request {}; expected at most {}",
+                    step_.step, *answer->external, name, limit)};
     return {.num_tokens = std::nullopt};
   }
   if (loads) begins(name, query.request);
@@ -164,8 +163,8 @@ void RecordedConnector::order_failed_requests(std::vector<RequestId>& requests) 
 Result<RequestId> RecordedConnector::take(std::string_view key, const std::string& name) {
   const auto request = moving_.find(name);
   if (request != moving_.end()) return request->second.request;
-  return fail(fmt::format("step {}: worker.{}: nothing of request {} is being transferred",
-                          step_.step, key, name));
+  return fail("step {}: worker.{}: nothing of request {} is being transferred", step_.step, key,
+              name);
 }
 
 void RecordedConnector::begins(const std::string& name, RequestId request) {

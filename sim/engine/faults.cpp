@@ -46,18 +46,18 @@ Result<FaultKind> kind_of(std::string_view name) {
   std::string known;
   for (const KindInfo& each : kKinds)
     known += fmt::format("{}{}", known.empty() ? "" : ", ", each.name);
-  return fail(fmt::format("no fault is called {}; expected one of {}", name, known));
+  return fail("no fault is called {}; expected one of {}", name, known);
 }
 
 // Every number in its range; `what` names the fault in the message.
 Result<PlannedFault> checked(const PlannedFault& fault, std::string_view what) {
   if (fault.step < 0 || fault.step > kStepMax)
-    return fail(fmt::format("{}: step {}; expected 0 to {}", what, fault.step, kStepMax));
+    return fail("{}: step {}; expected 0 to {}", what, fault.step, kStepMax);
   if (fault.steps < 1 || fault.steps > kStepsMax)
-    return fail(fmt::format("{}: {} steps; expected 1 to {}", what, fault.steps, kStepsMax));
+    return fail("{}: {} steps; expected 1 to {}", what, fault.steps, kStepsMax);
   if (fault.number < 0)
-    return fail(fmt::format("{}: {} is negative; expected {} of 0 or more", what, fault.number,
-                            info_of(fault.kind).number));
+    return fail("{}: {} is negative; expected {} of 0 or more", what, fault.number,
+                info_of(fault.kind).number);
   return fault;
 }
 
@@ -73,12 +73,12 @@ Result<PlannedFault> planned(const Fault& fault) {
       planned.number = value;
       has_number = true;
     } else {
-      return fail(fmt::format("fault {} takes no argument {}", fault.kind, name));
+      return fail("fault {} takes no argument {}", fault.kind, name);
     }
   }
   if (!has_number)
-    return fail(fmt::format("fault {} in step {}: expected an argument {}", fault.kind, fault.step,
-                            info.number));
+    return fail("fault {} in step {}: expected an argument {}", fault.kind, fault.step,
+                info.number);
   return checked(planned, fmt::format("fault {}", fault.kind));
 }
 
@@ -90,7 +90,7 @@ Result<std::optional<std::int64_t>> take_number(std::string_view& text, char mar
   const char* const end = text.data() + text.size();
   const auto [behind, error] = std::from_chars(text.data() + at + 1, end, value);
   if (error != std::errc() || behind != end)
-    return fail(fmt::format("{}: expected a number behind {}", text, mark));
+    return fail("{}: expected a number behind {}", text, mark);
   text = text.substr(0, at);
   return value;
 }
@@ -103,15 +103,14 @@ Result<PlannedFault> planned(std::string_view text) {
     LS_ASSIGN_OR_RETURN(parts[i], take_number(rest, ":+@"[i]));
   }
   if (!parts[2])
-    return fail(
-        fmt::format("{}: expected KIND@STEP[+STEPS][:NUMBER], such as abort_decode@12", text));
+    return fail("{}: expected KIND@STEP[+STEPS][:NUMBER], such as abort_decode@12", text);
   fault.kind = rest;
   fault.step = *parts[2];
   if (parts[1]) fault.arguments.emplace_back("steps", *parts[1]);
   LS_ASSIGN_OR_RETURN(const auto kind, kind_of(rest));
   if (parts[0]) {
     const std::string_view name = info_of(kind).number;
-    if (name.empty()) return fail(fmt::format("{}: {} takes no number", text, rest));
+    if (name.empty()) return fail("{}: {} takes no number", text, rest);
     fault.arguments.emplace_back(name, *parts[0]);
   }
   return planned(fault);

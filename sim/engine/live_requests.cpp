@@ -1,10 +1,6 @@
 #include "sim/engine/live_requests.h"
 
-#include <fmt/core.h>
-
-#include <algorithm>
 #include <set>
-#include <utility>
 
 #include "reference/plan/rank_plan.h"
 
@@ -31,13 +27,13 @@ Result<void> check(const KVConnectorOutput& report, const DecisionSource& decisi
     if (!is_held(id)) return fail("sent: a request whose blocks are not held");
   if (!report.invalid_block_ids.empty() && plan.groups.size() != 1)
     return fail(
-        fmt::format("invalid_blocks: expected one KV cache group, found {}; vLLM assigns "
-                    "blocks of several groups to no load",
-                    plan.groups.size()));
+        "invalid_blocks: expected one KV cache group, found {}; vLLM assigns blocks of several "
+        "groups to no load",
+        plan.groups.size());
   for (const BlockId block : report.invalid_block_ids)
     if (index_of(block) < 0 || index_of(block) >= plan.num_blocks)
-      return fail(fmt::format("invalid_blocks: block {} is not in the pool of {}", index_of(block),
-                              plan.num_blocks));
+      return fail("invalid_blocks: block {} is not in the pool of {}", index_of(block),
+                  plan.num_blocks);
   return {};
 }
 
@@ -50,8 +46,7 @@ Result<KVConnectorOutput> connector_report(Workload& workload, const DecisionSou
   LS_RETURN_IF_ERROR(workload.connector_report(report));
   if (report.empty()) return report;
   if (auto sound = check(report, decisions, plan); !sound)
-    return fail(
-        fmt::format("step {}: worker.{}", workload.records_consumed() - 1, sound.error().message));
+    return fail("step {}: worker.{}", workload.records_consumed() - 1, sound.error().message);
   return report;
 }
 
@@ -69,10 +64,10 @@ Result<void> ConnectorStep::take_report(std::int64_t step, bool has_memory) {
   // 15): what its worker then reads belongs to no request.
   if (has_memory && config_.engine.async_scheduling && !report.invalid_block_ids.empty())
     return fail(
-        fmt::format("step {}: blocks that a load did not fill, with asynchronous scheduling: on a "
-                    "backend this is not modelled; run only the decisions (--backend none), "
-                    "without such loads (--load-failures 0), or a trace with --no-async-scheduling",
-                    step));
+        "step {}: blocks that a load did not fill, with asynchronous scheduling: on a backend this "
+        "is not modelled; run only the decisions (--backend none), without such loads "
+        "(--load-failures 0), or a trace with --no-async-scheduling",
+        step);
   report_ = std::move(report);
   return {};
 }

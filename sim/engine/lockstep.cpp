@@ -300,7 +300,7 @@ Result<void> LockstepRun::add_request(WorkloadEvent& event) {
                            .num_prompt_tokens = prompt,
                            .num_output_tokens = 0,
                            .live = true}))
-    return fail(fmt::format("two live requests are called {}", name));
+    return fail("two live requests are called {}", name);
   chain_.add(name);
   observer_.arrived({.id = *id, .name = name, .num_prompt_tokens = prompt, .step = summary_.steps});
   if (memory_ != nullptr) memory_->add_request(*id, spec);
@@ -426,9 +426,9 @@ Result<void> LockstepRun::check_transfers_end_once(const SchedulerOutput& decisi
        {&KVConnectorOutput::finished_recving, &KVConnectorOutput::finished_sending})
     for (const RequestId id : connector_.report().*transfers)
       if (const auto step = outputs_.step_that_ends(transfers, id))
-        return fail(fmt::format(
+        return fail(
             "step {}: worker: a transfer of request {} completes, and completed already in step {}",
-            decision.step, decisions_.name(id), *step));
+            decision.step, decisions_.name(id), *step);
   return {};
 }
 
@@ -442,9 +442,8 @@ Result<void> LockstepRun::check_output(const Scheduler& model, const SchedulerOu
     const auto check = [&](std::string_view key, std::int64_t found,
                            std::int64_t most) -> Result<void> {
       if (found <= most) return {};
-      return fail(fmt::format("step {}: {}: {} tokens of request {}; expected at most {}",
-                              decision.step, key, found,
-                              requests_.at(decision.scheduled[i].id).name, most));
+      return fail("step {}: {}: {} tokens of request {}; expected at most {}", decision.step, key,
+                  found, requests_.at(decision.scheduled[i].id).name, most);
     };
     LS_RETURN_IF_ERROR(check("sampled", size(output.token_ends, i), model.num_sampled_max(i)));
     if (!output.draft_ends.empty())

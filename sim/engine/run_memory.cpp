@@ -12,7 +12,6 @@
 #include "reference/memory/attention_oracle.h"
 #include "reference/plan/page_size.h"
 #include "sim/check/comparer.h"
-#include "sim/protocol/backend.h"
 #include "sim/step/backend_config.h"
 #include "sim/step/draft_planner.h"
 #include "sim/step/model_step.h"

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "base/names.h"
-
 namespace lockstep {
 
 bool ObserverList::decided(const StepView& view) {
@@ -22,23 +20,6 @@ void ObserverList::arrived(const Arrival& arrival) {
 
 void ObserverList::left(RequestId request, FinishReason reason) {
   for (StepObserver* observer : observers_) observer->left(request, reason);
-}
-
-namespace {
-
-constexpr auto kReasons = std::to_array<Named<FinishReason>>({
-    {FinishReason::stop, "stop"},
-    {FinishReason::length, "length"},
-    {FinishReason::abort, "abort"},
-    {FinishReason::repetition, "repetition"},
-    {FinishReason::error, "error"},
-});
-
-}  // namespace
-
-std::string_view name_of(FinishReason reason) { return name_in(kReasons, reason); }
-std::optional<FinishReason> finish_reason_from_name(std::string_view name) {
-  return value_in(kReasons, name);
 }
 
 }  // namespace lockstep

@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -86,7 +85,5 @@ class ObserverList final : public StepObserver {
 };
 
 // "stop", "length", "abort", "error"
-std::string_view name_of(FinishReason reason);
-std::optional<FinishReason> finish_reason_from_name(std::string_view name);
 
 }  // namespace lockstep

@@ -14,7 +14,6 @@
 #include <string_view>
 #include <vector>
 
-#include "base/ids.h"
 #include "base/result.h"
 #include "reference/schedule/scheduler.h"
 #include "reference/types/kv_connector.h"

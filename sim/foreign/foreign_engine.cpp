@@ -3,9 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <string_view>
 #include <utility>
-#include <vector>
 
 #include "base/check.h"
 #include "sim/foreign/reported_decisions.h"
@@ -30,7 +28,7 @@ Result<void> ForeignEngine::launch() {
   if (said) return {};
   const EngineFailure failure = std::exchange(failure_, std::nullopt).value();
   if (failure.what.find(fmt::format("({})", kEngineNotReady)) != std::string::npos)
-    return fail(fmt::format("{}: {}", options_.option, last_line(failure.trace)));
+    return fail("{}: {}", options_.option, last_line(failure.trace));
   std::string message = fmt::format("{} `{}`: {}", options_.option, options_.command, failure.what);
   if (!failure.trace.empty()) message += "\n" + failure.trace;
   return fail(std::move(message));
@@ -178,9 +176,7 @@ std::string missing_feature(const EngineHello& hello, const RecordingHeader& hea
     features.emplace_back(name_of(group.spec.kind));
   need(config.async_scheduling, "async_scheduling");
   need(config.policy == SchedulingPolicy::priority, "priority");
-  need(config.num_spec_tokens > 0,
-       fmt::format("spec:{}",
-                   run_rows::kWordsOf<SpecMethod>[static_cast<std::size_t>(config.spec_method)]));
+  need(config.num_spec_tokens > 0, fmt::format("spec:{}", name_of(config.spec_method)));
   need(config.dcp > 1, "dcp");
   need(config.pcp > 1, "pcp");
   need(config.dcp > 1 && std::ranges::any_of(
@@ -207,8 +203,7 @@ class EngineReporter final : public StepReporter {
   Result<RecordingHeader> open() {
     std::string refused;
     ask(open_message(header_), [&](JsonObject& reply) { refused = read_opened(reply, header_); });
-    if (!refused.empty())
-      return lockstep::fail(fmt::format("{}: {}", engine_->hello().engine.text(), refused));
+    if (!refused.empty()) return lockstep::fail("{}: {}", engine_->hello().engine.text(), refused);
     return header_;
   }
   // With a KV connector: `connector` answers its queries.

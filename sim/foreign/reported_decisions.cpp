@@ -337,7 +337,7 @@ std::span<const StoppedRequest> ReportedDecisions::update_from_output(const Mode
   for (const auto& [name, num_tokens] : counts.num_tokens)
     for (const RequestId id : ids_of("num_tokens", {name})) at(id).num_tokens = num_tokens;
   for (const RecordedStopped& row : step_.stopped) {
-    const auto reason = finish_reason_from_name(row.reason);
+    const auto reason = from_name<FinishReason>(row.reason);
     const auto live = live_.find(row.id);
     // SGLang runs an aborted request for one more step and reports its end with that output.
     if (live == live_.end() && reason == FinishReason::abort && left_.contains(row.id)) continue;

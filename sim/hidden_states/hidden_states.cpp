@@ -103,8 +103,8 @@ Checked HiddenStateExtraction::compare(const StepReadback& readback) {
         draw_row(prefix.content(token), layer.coords[head], layer.words,
                  std::span(expected).subspan(head * row_bytes, row_bytes));
       if (at + expected.size() > readback.extracted.size())
-        return fail(fmt::format("the backend extracted {} bytes of hidden states, too few",
-                                readback.extracted.size()));
+        return fail("the backend extracted {} bytes of hidden states, too few",
+                    readback.extracted.size());
       const auto found = std::span(readback.extracted).subspan(at, expected.size());
       at += expected.size();
       if (!std::ranges::equal(expected, found))
@@ -112,8 +112,8 @@ Checked HiddenStateExtraction::compare(const StepReadback& readback) {
     }
   }
   if (at != readback.extracted.size())
-    return fail(fmt::format("the backend extracted {} bytes of hidden states, {} were asked for",
-                            readback.extracted.size(), at));
+    return fail("the backend extracted {} bytes of hidden states, {} were asked for",
+                readback.extracted.size(), at);
   return {};
 }
 
@@ -309,20 +309,11 @@ constexpr std::size_t kFileBytesShown = 16;
 
 }  // namespace
 
-std::optional<HiddenStateDefect> hidden_state_defect_from_name(std::string_view name) {
-  if (name == name_of(HiddenStateDefect::save_race)) return HiddenStateDefect::save_race;
-  return std::nullopt;
-}
-
-std::string_view name_of(HiddenStateDefect defect) {
-  return defect == HiddenStateDefect::save_race ? "hidden-save-race" : "";
-}
-
 // A failed operation is repeated until it succeeds: every file appears in the end.
 WatchedFiles::WatchedFiles(std::uint64_t seed, HiddenStateDefect defect)
     : disk_({.seed = seed, .fail_percent = kDiskFailsPercent}),
       files_(disk_, std::numeric_limits<std::int32_t>::max(),
-             defect == HiddenStateDefect::save_race) {}
+             defect == HiddenStateDefect::hidden_save_race) {}
 
 void WatchedFiles::save(std::int64_t now_ns, std::int64_t step, const HiddenStates& states) {
   LS_CHECK(now_ns >= now_ns_, "saved at {} ns, after {} ns", now_ns, now_ns_);

@@ -21,6 +21,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/names.h"
 #include "base/result.h"
 #include "base/seeded_random.h"
 #include "reference/memory/content.h"
@@ -239,10 +240,10 @@ class WholeFiles {
 // them.
 enum class HiddenStateDefect : std::uint8_t {
   none,
-  save_race,  // a file is written under the name that it is looked for
+  hidden_save_race,  // a file is written under the name that it is looked for
 };
-std::optional<HiddenStateDefect> hidden_state_defect_from_name(std::string_view name);
-std::string_view name_of(HiddenStateDefect defect);  // none: empty
+template <>
+inline constexpr char kWordJoint<HiddenStateDefect> = '-';
 
 class WatchedFiles {
  public:

@@ -6,9 +6,6 @@
 #include <memory>
 #include <utility>
 
-#include "sim/pair/paired_engine.h"
-#include "sim/pair/transfer_receiver.h"
-
 namespace lockstep {
 namespace {
 
@@ -204,7 +201,7 @@ Result<void> Pair::start() {
                          std::string_view who,
                          std::unique_ptr<PairedEngine>& engine) -> Result<void> {
     auto created = PairedEngine::create(config, parts, options_.step_time, *this);
-    if (!created) return fail(fmt::format("{} engine: {}", who, created.error().message));
+    if (!created) return fail("{} engine: {}", who, created.error().message);
     engine = std::move(*created);
     return {};
   };

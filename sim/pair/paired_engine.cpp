@@ -27,13 +27,12 @@ Result<void> check_pages(const PairOptions& options) {
            num_ranks(options.decode.backend));
   if (!lay_out_alike(options.prefill.backend, options.decode.backend))
     return fail(
-        "disaggregated prefill: both engines must use one block layout; what is sent are "
-        "the bytes of a block, layer after layer");
+        "disaggregated prefill: both engines must use one block layout; what is sent are the bytes "
+        "of a block, layer after layer");
   for (const LockstepConfig* config : {&options.prefill, &options.decode})
     if (config->backend.num_host_blocks < options.staging_blocks)
-      return fail(fmt::format(
-          "prefill and decode apart: a host tier of {} blocks for a staging buffer of {}",
-          config->backend.num_host_blocks, options.staging_blocks));
+      return fail("prefill and decode apart: a host tier of {} blocks for a staging buffer of {}",
+                  config->backend.num_host_blocks, options.staging_blocks);
   return {};
 }
 
@@ -47,8 +46,8 @@ Result<void> check_pair(const PairOptions& options) {
     return fail("prefill and decode apart: both engines must have the same groups and block sizes");
   if (options.offer_percent < 100 && !can_compute_lost_blocks(groups))
     return fail(
-        "prefill and decode apart: parts of prompts can be offered to one group that keeps "
-        "all blocks; leave the offers whole");
+        "prefill and decode apart: parts of prompts can be offered to one group that keeps all "
+        "blocks; leave the offers whole");
   for (const LockstepConfig* config : {&options.prefill, &options.decode}) {
     if (num_ranks(config->backend) != config->backend.parallel.tp_size ||
         config->backend.context.num_ranks > 1 || config->data_parallel.dp_size > 1)

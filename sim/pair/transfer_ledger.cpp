@@ -121,13 +121,14 @@ void TransferLedger::read(TransferId transfer, BlockPlace place,
                           std::span<const std::uint8_t> bytes) {
   const auto sending = sendings_.find(transfer);
   if (sending == sendings_.end() || !sending->second.is_held)
-    return found("transfer.read_free", fmt::format("block {} of group {} of {} is read, and it is "
-                                                   "not held for that",
-                                                   place.index, place.group, name_of(transfer)));
+    return found("transfer.read_free",
+                 fmt::format("block {} of group {} of {} is read, and it is not held for that",
+                             place.index, place.group, name_of(transfer)));
   if (!holds_contents_(place.group, contents(transfer, place), bytes))
-    found("transfer.read_content", fmt::format("block {} of group {} of {} does not hold what was "
-                                               "computed for it when it is read",
-                                               place.index, place.group, name_of(transfer)));
+    found("transfer.read_content",
+          fmt::format(
+              "block {} of group {} of {} does not hold what was computed for it when it is read",
+              place.index, place.group, name_of(transfer)));
 }
 
 void TransferLedger::given_back(TransferId transfer, std::int64_t now_ns) {

@@ -1,10 +1,8 @@
 #include "sim/pair/transfer_protocol.h"
 
 #include <algorithm>
-#include <array>
 
 #include "base/check.h"
-#include "base/names.h"
 #include "reference/memory/content.h"
 
 namespace lockstep {
@@ -159,30 +157,6 @@ std::optional<TransferMessage> decode(std::span<const std::uint8_t> bytes) {
   message.kind = static_cast<TransferMessage::Kind>(kind);
   message.bytes.assign(body.begin(), body.end());
   return message;
-}
-
-namespace {
-
-constexpr auto kTransferDefects = std::to_array<Named<TransferDefect>>({
-    {TransferDefect::send_freed_early, "send-freed-early"},
-    {TransferDefect::delivery_twice, "delivery-twice"},
-    {TransferDefect::failed_marked_ok, "recv-failed-marked-ok"},
-    {TransferDefect::completion_stale, "completion-stale"},
-    {TransferDefect::stage_read_early, "stage-read-early"},
-    {TransferDefect::load_before_arrival, "load-before-arrival"},
-});
-constexpr auto kDefects = values_in(kTransferDefects);
-
-}  // namespace
-
-std::span<const TransferDefect> transfer_defects() { return kDefects; }
-
-std::string_view name_of(TransferDefect defect) {
-  return name_in(kTransferDefects, defect, "none");
-}
-
-std::optional<TransferDefect> transfer_defect_from_name(std::string_view name) {
-  return value_in(kTransferDefects, name);
 }
 
 }  // namespace lockstep

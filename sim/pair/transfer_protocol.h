@@ -8,11 +8,11 @@
 #include <map>
 #include <optional>
 #include <span>
-#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "base/ids.h"
+#include "base/names.h"
 #include "base/result.h"
 #include "base/seeded_random.h"
 #include "sim/engine/workload.h"
@@ -160,15 +160,13 @@ enum class TransferDefect : std::uint8_t {
   none,
   send_freed_early,
   delivery_twice,
-  failed_marked_ok,
+  recv_failed_marked_ok,
   completion_stale,
   stage_read_early,
   load_before_arrival,
 };
-// "send-freed-early", ...
-std::string_view name_of(TransferDefect defect);
-std::optional<TransferDefect> transfer_defect_from_name(std::string_view name);
-std::span<const TransferDefect> transfer_defects();  // all but `none`
+template <>
+inline constexpr char kWordJoint<TransferDefect> = '-';
 
 struct TransferCounts {
   std::int64_t reads = 0;

@@ -199,7 +199,7 @@ void TransferReceiver::close(Loads::iterator load, bool has_failed) {
   ++link_.counts.loads_failed;
   link_.counts.blocks_lost += std::ssize(over.missing);
   given_up_[over.request] = transfer;
-  if (link_.defect == TransferDefect::failed_marked_ok) {
+  if (link_.defect == TransferDefect::recv_failed_marked_ok) {
     stage(over, {});
   } else if (can_compute_lost_blocks(groups_)) {
     std::vector<BlockId> invalid;

@@ -5,13 +5,9 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <array>
 #include <memory>
-#include <optional>
-#include <utility>
 
 #include "base/check.h"
-#include "base/names.h"
 #include "base/stopwatch.h"
 #include "reference/profiles/engine_profile.h"
 #include "sim/step/backend_config.h"
@@ -40,15 +36,7 @@ bool meets(const Collective& one, const Collective& other) {
   return one.kind == other.kind && one.is_own == other.is_own && one.shape == other.shape;
 }
 
-constexpr auto kKinds = std::to_array<Named<CollectiveKind>>({
-    {CollectiveKind::all_reduce, "all_reduce"},
-    {CollectiveKind::all_gather, "all_gather"},
-    {CollectiveKind::reduce_scatter, "reduce_scatter"},
-});
-
 }  // namespace
-
-std::string_view name_of(CollectiveKind kind) { return name_in(kKinds, kind); }
 
 std::optional<UnmetCollective> first_unmet(std::span<const std::vector<Collective>> calls) {
   std::size_t longest = 0;
@@ -67,9 +55,8 @@ std::optional<UnmetCollective> first_unmet(std::span<const std::vector<Collectiv
             .rank = number,
             .other = waits,
             .call = static_cast<std::int64_t>(i),
-            .what = fmt::format("rank {} waits in call {}, {}, and rank {} makes "
-                                "none",
-                                waits, i, text_of(call), number)};
+            .what = fmt::format("rank {} waits in call {}, {}, and rank {} makes none", waits, i,
+                                text_of(call), number)};
       const Collective& own = calls[rank][i];
       if (!meets(own, call))
         return UnmetCollective{.rank = number,
@@ -86,28 +73,6 @@ std::optional<UnmetCollective> first_unmet(std::span<const std::vector<Collectiv
   }
   return std::nullopt;
 }
-
-namespace {
-
-constexpr auto kDataParallelDefects = std::to_array<Named<DataParallelDefect>>({
-    {DataParallelDefect::dp_sync_shape, "dp-sync-shape"},
-    {DataParallelDefect::sp_padding, "sp-padding"},
-    {DataParallelDefect::dp_idle_skips, "dp-idle-skips"},
-    {DataParallelDefect::dp_graph_alone, "dp-graph-alone"},
-});
-constexpr auto kAllDefects = values_in(kDataParallelDefects);
-
-}  // namespace
-
-std::string_view name_of(DataParallelDefect defect) {
-  return name_in(kDataParallelDefects, defect, "");
-}
-
-std::optional<DataParallelDefect> data_parallel_defect_from_name(std::string_view name) {
-  return value_in(kDataParallelDefects, name);
-}
-
-std::span<const DataParallelDefect> data_parallel_defects() { return kAllDefects; }
 
 DataParallelRank::DataParallelRank(const DataParallelOptions& options, std::int32_t rank,
                                    const RankSizes& sizes)

@@ -33,6 +33,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/names.h"
 #include "base/result.h"
 #include "sim/engine/lockstep.h"
 #include "sim/engine/workload.h"
@@ -69,7 +70,6 @@ namespace lockstep {
 // Not checked: what the collectives carry.
 
 enum class CollectiveKind : std::uint8_t { all_reduce, all_gather, reduce_scatter };
-std::string_view name_of(CollectiveKind kind);
 
 struct Collective {
   CollectiveKind kind = CollectiveKind::all_reduce;
@@ -101,9 +101,8 @@ enum class DataParallelDefect : std::uint8_t {
   dp_idle_skips,   // an idle rank sits the step out
   dp_graph_alone,  // a rank with a graph replays it although another rank has none
 };
-std::string_view name_of(DataParallelDefect defect);
-std::optional<DataParallelDefect> data_parallel_defect_from_name(std::string_view name);
-std::span<const DataParallelDefect> data_parallel_defects();
+template <>
+inline constexpr char kWordJoint<DataParallelDefect> = '-';
 
 struct DataParallelOptions {
   std::int32_t dp_size = 1;    // data_parallel_size

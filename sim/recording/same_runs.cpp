@@ -18,15 +18,6 @@ namespace {
 
 using OrderedJson = nlohmann::ordered_json;
 
-constexpr auto kParts = std::to_array<Named<RunPart>>({
-    {RunPart::decision, "decision"},
-    {RunPart::table, "table"},
-    {RunPart::page, "page"},
-    {RunPart::output, "output"},
-    {RunPart::input, "input"},
-    {RunPart::end, "end"},
-});
-
 bool is_one_of(std::string_view text, std::initializer_list<std::string_view> words) {
   return std::ranges::find(words, text) != words.end();
 }
@@ -444,8 +435,6 @@ Result<Compared> format_of(const std::string& path) {
 }
 
 }  // namespace
-
-std::string_view name_of(RunPart part) { return name_in(kParts, part); }
 
 Result<SameRuns> compare_runs(const std::string& left, const std::string& right) {
   LS_ASSIGN_OR_RETURN(const Compared a, format_of(left));

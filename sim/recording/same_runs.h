@@ -20,7 +20,6 @@
 namespace lockstep {
 
 enum class RunPart : std::uint8_t { decision, table, page, output, input, end };
-std::string_view name_of(RunPart part);
 
 struct RunDifference {
   std::int64_t step = 0;

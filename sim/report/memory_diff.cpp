@@ -3,12 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <utility>
 
 #include "base/number_text.h"
 #include "reference/memory/model_placement.h"
 #include "reference/plan/capacity.h"
-#include "reference/plan/model_spec.h"
 #include "reference/plan/planner.h"
 #include "reference/profiles/releases.h"
 
@@ -68,7 +66,7 @@ Result<std::vector<ReleaseMemory>> memory_of_releases(const ModelSpec& model,
   std::vector<ReleaseMemory> releases;
   for (const std::string& name : engines) {
     const EngineProfile* profile = find_engine_profile(name);
-    if (profile == nullptr) return fail(fmt::format("{}: no engine has this name", name));
+    if (profile == nullptr) return fail("{}: no engine has this name", name);
     ReleaseMemory& memory = releases.emplace_back();
     memory.engine = name;
     engine.engine = name;

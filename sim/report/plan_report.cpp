@@ -115,12 +115,8 @@ void append_capacity(const TensorDetails& details, std::size_t w, std::string& o
     out += fmt::format("    {:<22} {}\n", formula.figure, formula.formula);
 }
 
-std::string options_text(const TensorDetails& details) {
-  const PlanOptions& o = details.options;
-  return fmt::format(
-      "tp {} pp {} dcp {} pcp {}, K/V {}, states in mode {}, {} drafts", o.tp, o.pp, o.dcp, o.pcp,
-      o.kv_quant_mode == KVQuantMode::none ? name_of(o.kv_dtype) : name_of(o.kv_quant_mode),
-      name_of(o.mamba_cache_mode), o.num_spec);
+std::string_view format_of(const PlanOptions& o) {
+  return o.kv_quant_mode == KVQuantMode::none ? name_of(o.kv_dtype) : name_of(o.kv_quant_mode);
 }
 
 std::string order_text(const TensorDetails& details) {
@@ -158,10 +154,9 @@ Result<WorkerReport> worker_report(const KVCacheConfig& config, const TensorDeta
 
 Result<void> plan_tensors(const ModelSpec& model, const PlanOptions& options,
                           const std::string& layout, const LayerSpecs& extra, PlanReport& report) {
-  const auto known = cache_layout_from_name(layout);
+  const auto known = from_name<CacheLayout>(layout);
   if (!known || is_overlaid(*known))
-    return fail(fmt::format("--layout: '{}' is not NHD or HND; --engine vllm-0.33.0 has six orders",
-                            layout));
+    return fail("--layout: '{}' is not NHD or HND; --engine vllm-0.33.0 has six orders", layout);
   TensorDetails details;
   details.options = options;
   details.layout = *known;
@@ -229,11 +224,7 @@ void append_details(const ModelPlacement& placed, std::size_t w, std::string& ou
 
 void append_capacity(const ModelPlacement&, std::size_t, std::string& out) { out += "\n"; }
 
-std::string options_text(const ModelPlacement& placed) {
-  const PlacementOptions& o = placed.options;
-  return fmt::format("tp {} pp {} dcp {} pcp {}, K/V {}, states in mode {}, {} drafts", o.tp, o.pp,
-                     o.dcp, o.pcp, o.kv_dtype, name_of(o.mamba_cache_mode), o.num_spec);
-}
+std::string_view format_of(const PlacementOptions& o) { return o.format; }
 
 std::string order_text(const ModelPlacement& placed) {
   const ChosenOrder& order = *placed.stages.order;
@@ -283,9 +274,9 @@ std::int64_t hit_step_tokens(const ModelPlacement& placed) {
 Result<void> plan_overlaid(const ModelSpec& model, const PlanOptions& options,
                            const std::string& layout, const LayerSpecs& extra, PlanReport& report) {
   auto placed = place_served_model(model, options, report.engine, layout, extra);
-  if (!placed) return fail(fmt::format("{}: {}", model.name, placed.error().message));
+  if (!placed) return fail("{}: {}", model.name, placed.error().message);
   for (const Placement& worker : placed->stages.workers) {
-    if (worker.groups.empty()) return fail(fmt::format("{} keeps no cache", model.name));
+    if (worker.groups.empty()) return fail("{} keeps no cache", model.name);
     LS_ASSIGN_OR_RETURN(report.workers.emplace_back(), worker_report(worker, *placed));
   }
   const BlockAlignment& alignment = *placed->stages.alignment;
@@ -297,6 +288,12 @@ Result<void> plan_overlaid(const ModelSpec& model, const PlanOptions& options,
 }
 
 // ---- Both.
+
+template <class Options>
+std::string options_text(const Options& o) {
+  return fmt::format("tp {} pp {} dcp {} pcp {}, K/V {}, states in mode {}, {} drafts", o.tp, o.pp,
+                     o.dcp, o.pcp, format_of(o), name_of(o.mamba_cache_mode), o.num_spec);
+}
 
 void append_proof(const PlanReport& report, const PlanProof& proof, std::string& out) {
   if (proof.holds())
@@ -351,7 +348,7 @@ Result<PlanReport> make_plan_report(const ModelSpec& model, const PlanOptions& o
 std::string plan_table(const PlanReport& report) {
   std::string out = fmt::format(
       "{}: {}, {}\n  block size {}", report.model, report.engine,
-      std::visit([](const auto& details) { return options_text(details); }, report.details),
+      std::visit([](const auto& details) { return options_text(details.options); }, report.details),
       with_commas(report.aligned.block_size));
   if (report.aligned.mamba_page_size_padded)
     out += fmt::format(", state pages padded to {} bytes",

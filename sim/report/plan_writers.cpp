@@ -201,8 +201,8 @@ void append_svg_row(const Filling& filling, const std::string& stage, std::int64
     const std::string owner =
         run.layer < 0 ? "" : " of " + filling.layers[static_cast<std::size_t>(run.layer)]->name;
     out += fmt::format(
-        "<rect x=\"{:.3f}\" y=\"{}\" width=\"{:.3f}\" height=\"30\" fill=\"{}\"><title>"
-        "{}{}: bytes {} to {}</title></rect>\n",
+        "<rect x=\"{:.3f}\" y=\"{}\" width=\"{:.3f}\" height=\"30\" fill=\"{}\"><title>{}{}: bytes "
+        "{} to {}</title></rect>\n",
         static_cast<double>(kSvgLeft) + static_cast<double>(run.begin) * scale, top,
         static_cast<double>(run.end - run.begin) * scale, colour(run),
         escaped_for_markup(kind_text(run)), escaped_for_markup(owner), run.begin, run.end);
@@ -402,14 +402,15 @@ void write_options(JsonWriter& out, const PlacementOptions& options) {
   out.key("options").begin_object();
   out.integer("tp", options.tp).integer("pp", options.pp);
   out.integer("dcp", options.dcp).integer("pcp", options.pcp);
-  out.string("kv_dtype", options.kv_dtype);
+  out.string("kv_dtype", options.format);
   out.string("mamba_cache_mode", name_of(options.mamba_cache_mode));
   out.integer("num_spec", options.num_spec).integer("max_model_len", options.max_model_len);
   out.integer("max_num_batched_tokens", options.max_num_batched_tokens);
   out.integer("memory_bytes", options.memory_bytes);
   out.key("block_size").integer_or_null(options.block_size);
   out.key("num_gpu_blocks_override").integer_or_null(options.num_gpu_blocks_override);
-  out.boolean("disable_hybrid_kv_cache_manager", options.disable_hybrid).end_object();
+  out.boolean("disable_hybrid_kv_cache_manager", options.disable_hybrid_kv_cache_manager)
+      .end_object();
 }
 
 void write_placed_spec(JsonWriter& out, const KVCacheSpec& spec) {

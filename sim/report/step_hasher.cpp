@@ -1,7 +1,5 @@
 #include "sim/report/step_hasher.h"
 
-#include <algorithm>
-
 #include "base/check.h"
 #include "sim/protocol/backend.h"
 

@@ -4,10 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstdint>
 #include <iterator>
-#include <string_view>
-#include <vector>
 
 namespace lockstep {
 namespace {
@@ -281,20 +278,6 @@ constexpr CounterTrack kCounters[] = {{"blocks used", &TimelineStep::used_blocks
                                       {"preemptions", &TimelineStep::preempted},
                                       {"hashes stored", &TimelineStep::stored},
                                       {"hashes evicted", &TimelineStep::evicted}};
-
-std::string_view name_of(LaneSpan::Kind kind) {
-  switch (kind) {
-    case LaneSpan::Kind::waiting:
-      return "waiting";
-    case LaneSpan::Kind::prefill:
-      return "prefill";
-    case LaneSpan::Kind::decode:
-      return "decode";
-    case LaneSpan::Kind::preempted:
-      return "preempted";
-  }
-  return "";
-}
 
 // When a step begins, in nanoseconds.
 class StepClock {

@@ -1,12 +1,9 @@
 #include "sim/session/session.h"
 
-#include <fmt/core.h>
-
 #include <algorithm>
 #include <utility>
 
 #include "base/check.h"
-#include "reference/defects/scheduler_defect.h"
 #include "reference/memory/model_placement.h"
 #include "reference/plan/page_size.h"
 #include "reference/plan/rank_plan.h"
@@ -33,10 +30,10 @@ Result<void> check_engines(const LockstepConfig& config) {
   constexpr std::int32_t kEnginesMax = 64;
   const std::int32_t dp_size = config.data_parallel.dp_size;
   if (dp_size < 1 || dp_size > kEnginesMax)
-    return fail(fmt::format("data_parallel_size {}: expected 1 to {}", dp_size, kEnginesMax));
+    return fail("data_parallel_size {}: expected 1 to {}", dp_size, kEnginesMax);
   if (config.data_parallel.defect != DataParallelDefect::none && dp_size == 1)
-    return fail(fmt::format("mutant: {} is planted in data parallel ranks, and there is one engine",
-                            name_of(config.data_parallel.defect)));
+    return fail("mutant: {} is planted in data parallel ranks, and there is one engine",
+                name_of(config.data_parallel.defect));
   if (config.data_parallel.defect == DataParallelDefect::dp_graph_alone &&
       config.backend.max_cudagraph_capture_size == 0)
     return fail("mutant: dp-graph-alone is of captured graphs, and none are captured");
@@ -179,15 +176,15 @@ namespace {
 // data parallel ranks, hidden state files. Every other name goes to the backend, which refuses
 // unknown ones.
 void plant(LockstepConfig& config, const std::string& mutant) {
-  if (const auto defect = scheduler_defect_from_name(mutant))
+  if (const auto defect = defect_from_name<SchedulerDefect>(mutant))
     config.scheduler_defect = *defect;
-  else if (const auto planted = connector_defect_from_name(mutant))
+  else if (const auto planted = defect_from_name<ConnectorDefect>(mutant))
     config.connector.defect = *planted;
-  else if (const auto of_start = multi_connector_defect_from_name(mutant))
+  else if (const auto of_start = defect_from_name<MultiConnectorDefect>(mutant))
     config.connector.setup_defect = *of_start;
-  else if (const auto of_ranks = data_parallel_defect_from_name(mutant))
+  else if (const auto of_ranks = defect_from_name<DataParallelDefect>(mutant))
     config.data_parallel.defect = *of_ranks;
-  else if (const auto of_files = hidden_state_defect_from_name(mutant))
+  else if (const auto of_files = defect_from_name<HiddenStateDefect>(mutant))
     config.hidden_state_defect = *of_files;
   else
     config.backend.mutant = mutant;

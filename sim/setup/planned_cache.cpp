@@ -39,9 +39,9 @@ KVCacheGroupSpec group_of(const RunSpec& run) {
 Result<void> check_scales(const std::string& dtype, const KVCacheSpec& spec) {
   if (element_type_from_name(dtype)->mode == KVQuantMode::none || !has_single_rows(spec)) return {};
   return fail(
-      fmt::format("--dtype: {} has a scale for each K and each V row, and mla keeps one row for "
-                  "both; choose int8 or fp8_e4m3",
-                  dtype));
+      "--dtype: {} has a scale for each K and each V row, and mla keeps one row for both; choose "
+      "int8 or fp8_e4m3",
+      dtype);
 }
 
 constexpr std::int64_t kAnyNumber = std::int64_t{1} << 30;
@@ -182,9 +182,9 @@ Result<std::optional<KVCacheConfig>> plan_overlaid(RunSpec& run, const CacheWish
   if (!plan) return unless_asked(plan.error());
   if (run.tensor_parallel_size * run.pipeline_parallel_size > 1 && has_unlike_pages(*plan))
     return fail(
-        fmt::format("--layout {}: pages of different sizes are adjacent in a block, and "
-                    "ranks are not cut out of such a plan; choose LBNHC",
-                    order));
+        "--layout {}: pages of different sizes are adjacent in a block, and ranks are not cut out "
+        "of such a plan; choose LBNHC",
+        order);
   const bool has_pages = options.host_pool_bytes > 0;
   if (!has_pages) {
     LS_ASSIGN_OR_RETURN(plan, of_whole_model(*plan, model, layers, options));
@@ -236,7 +236,7 @@ Result<KVCacheConfig> plan_model(RunSpec& run, const CacheWishes& wishes,
   EngineConfig& engine = run.engine;
   LS_ASSIGN_OR_RETURN(const auto model, find_model(run.recipe.model));
   if (model.layers.empty())
-    return fail(fmt::format("--model {}: an encoder; its layers keep no cache", model.name));
+    return fail("--model {}: an encoder; its layers keep no cache", model.name);
   for (const std::string& assumption : model.assumptions)
     chosen.push_back("assumed from the config.json: " + assumption);
   if (!model.kv_cache_dtype.empty())
@@ -271,9 +271,9 @@ Result<KVCacheConfig> plan_model(RunSpec& run, const CacheWishes& wishes,
     options.device_buffer_rows = run.recipe.hisparse_device_buffer;
   if (options.host_pool_bytes > 0 && !is_planned_overlaid(run))
     return fail(
-        fmt::format("--hisparse-host-gib: {} with this backend has no HiSparse; it is of "
-                    "releases whose groups overlay one allocation",
-                    engine.engine));
+        "--hisparse-host-gib: {} with this backend has no HiSparse; it is of releases whose groups "
+        "overlay one allocation",
+        engine.engine);
   LS_ASSIGN_OR_RETURN(LayerSpecs layers, layer_specs(model, options));
   serve_kinds(layers, engine, chosen);
   for (const NamedSpec& layer : layers)
@@ -317,8 +317,7 @@ Result<void> check_alone(const GivenRun& given) {
     return fail("--transfer-delay needs --connector host, or hisparse");
   for (const char* name : {"load_failed_percent", "kv_load_failure_policy"})
     if (given.has(name))
-      return fail(fmt::format("{} needs a connector whose loads may fail: --connector",
-                              run_field(name).flag));
+      return fail("{} needs a connector whose loads may fail: --connector", run_field(name).flag);
   return {};
 }
 
@@ -341,12 +340,12 @@ Result<bool> hybrid_groups_of(const GivenRun& given, const RunSpec& run) {
   ConnectorConfig connector;
   static_cast<ConnectorSpec&>(connector) = run.connector;
   if (!run.mutants.empty())
-    if (const auto defect = multi_connector_defect_from_name(run.mutants.front()))
+    if (const auto defect = defect_from_name<MultiConnectorDefect>(run.mutants.front()))
       connector.setup_defect = *defect;
   const Result<bool> hybrid = hybrid_groups_of(connector, wants);
   if (!hybrid)
-    return fail(fmt::format("--connector {}: {}", connector_parts_text(run.connector.parts),
-                            hybrid.error().message));
+    return fail("--connector {}: {}", connector_parts_text(run.connector.parts),
+                hybrid.error().message);
   return hybrid;
 }
 

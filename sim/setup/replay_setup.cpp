@@ -11,8 +11,6 @@
 #include "reference/plan/model_spec.h"
 #include "sim/connectors/recorded_connector.h"
 #include "sim/recording/recording_workload.h"
-#include "sim/session/session.h"
-#include "sim/setup/planned_cache.h"
 #include "sim/step/backend_config.h"
 #include "traces/formats/engine_options.h"
 
@@ -78,19 +76,19 @@ void take_trace(std::shared_ptr<const Trace> trace, PreparedReplay& prepared) {
 Result<void> check_engine(const EngineConfig& engine) {
   if (engine.max_num_batched_tokens < engine.max_num_seqs) {
     return fail(
-        fmt::format("--max-num-batched-tokens {} is less than --max-num-seqs {}: a step could not "
-                    "give every running request its one token",
-                    engine.max_num_batched_tokens, engine.max_num_seqs));
+        "--max-num-batched-tokens {} is less than --max-num-seqs {}: a step could not give every "
+        "running request its one token",
+        engine.max_num_batched_tokens, engine.max_num_seqs);
   }
   if (!engine.enable_chunked_prefill && engine.max_num_batched_tokens < engine.max_model_len) {
-    return fail(fmt::format(
+    return fail(
         "--no-chunked-prefill with --max-num-batched-tokens {} below --max-model-len {}: the "
         "longest prompts would never fit into a step",
-        engine.max_num_batched_tokens, engine.max_model_len));
+        engine.max_num_batched_tokens, engine.max_model_len);
   }
   if (engine.long_prefill_token_threshold > engine.max_model_len) {
-    return fail(fmt::format("--long-prefill-token-threshold {} is more than --max-model-len {}",
-                            engine.long_prefill_token_threshold, engine.max_model_len));
+    return fail("--long-prefill-token-threshold {} is more than --max-model-len {}",
+                engine.long_prefill_token_threshold, engine.max_model_len);
   }
   return {};
 }
@@ -171,13 +169,12 @@ Result<void> resolve_trace(const ReplayRequest& request, const ReplayInput& inpu
   const GivenRun& given = request.run;
   RunSpec& run = prepared.run;
   if (const std::string flag = given.first_said_by(kByModel); given.has("model") && !flag.empty())
-    return fail(fmt::format("--model {} says its layers itself; leave {} out",
-                            given.spec.recipe.model, flag));
+    return fail("--model {} says its layers itself; leave {} out", given.spec.recipe.model, flag);
   for (const char* name : {"mamba_cache_mode", "prefill_checkpoints"}) {
     const RunField& field = run_field(name);
     if (given.has(name) && !given.has("model"))
-      return fail(fmt::format("{} is of states, which a --model may have",
-                              field.flag.empty() ? field.no_flag : field.flag));
+      return fail("{} is of states, which a --model may have",
+                  field.flag.empty() ? field.no_flag : field.flag);
   }
   if (given.has("hisparse_host_gib") && !given.has("model"))
     return fail("--hisparse-host-gib is of a --model with sparse attention");
@@ -216,8 +213,8 @@ Result<void> resolve_benchmark(const ReplayRequest& request, const ReplayInput& 
                                PreparedReplay& prepared) {
   const std::string flag = request.run.first_said_by(kByRecording);
   if (!flag.empty())
-    return fail(fmt::format("{}: the benchmark says its configuration itself; leave {} out",
-                            request.file, flag));
+    return fail("{}: the benchmark says its configuration itself; leave {} out", request.file,
+                flag);
   const BenchmarkFile& benchmark = *input.benchmark;
   prepared.totals = benchmark.totals;
   request.run.apply_to(prepared.run);
@@ -267,11 +264,11 @@ Result<void> resolve_recording(const ReplayRequest& request, const ReplayInput& 
                                PreparedReplay& prepared) {
   const std::string flag = request.run.first_said_by(kByRecording);
   if (!flag.empty())
-    return fail(fmt::format("{}: the recording says its configuration itself; leave {} out",
-                            request.file, flag));
+    return fail("{}: the recording says its configuration itself; leave {} out", request.file,
+                flag);
   const RecordingHeader& header = input.recording->header;
   if (auto sound = check_limits(header.options.config, header.groups, header.num_blocks); !sound)
-    return fail(fmt::format("{}:1: {}", request.file, sound.error().message));
+    return fail("{}:1: {}", request.file, sound.error().message);
   request.run.apply_to(prepared.run);
   prepared.run.engine = header.options.config;
   if (std::string profile = profile_for_memory(header); profile != prepared.run.engine.engine) {
@@ -284,10 +281,9 @@ Result<void> resolve_recording(const ReplayRequest& request, const ReplayInput& 
   if (!plan && prepared.run.backend == "none")
     plan = unplaced_plan(header.groups, header.num_blocks);
   if (!plan)
-    return fail(
-        fmt::format("{}:1: {}; --backend none needs no plan", request.file, plan.error().message));
+    return fail("{}:1: {}; --backend none needs no plan", request.file, plan.error().message);
   if (Result<void> done = finish(request, std::move(plan), prepared); !done)
-    return fail(fmt::format("{}:1: {}", request.file, done.error().message));
+    return fail("{}:1: {}", request.file, done.error().message);
   LS_RETURN_IF_ERROR(take_decider(request, header, prepared));
   prepared.recording = input.recording;
   prepared.cut_off = cut_off_text(input.recording->end);
@@ -303,8 +299,7 @@ Result<void> resolve_saved_case(const ReplayRequest& request, const ReplayInput&
   std::string flag = request.run.first_said_by(kBySavedCase);
   if (flag.empty() && request.saves) flag = "--save";
   if (!flag.empty())
-    return fail(
-        fmt::format("{}: a saved case says everything itself; leave {} out", request.file, flag));
+    return fail("{}: a saved case says everything itself; leave {} out", request.file, flag);
   SavedCase saved = *input.saved;
   LS_RETURN_IF_ERROR(check_profile(request.file, saved.engine.engine));
   if (request.other_engine) saved.decide = Decides::model;
@@ -318,7 +313,7 @@ Result<void> resolve_saved_case(const ReplayRequest& request, const ReplayInput&
   prepared.run = saved;
   prepared.config = config_of(saved);
   if (saved.recording && prepared.config.data_parallel.dp_size > 1)
-    return fail(fmt::format("{}: data_parallel_size: a recording is one engine's", request.file));
+    return fail("{}: data_parallel_size: a recording is one engine's", request.file);
   prepared.cut_off = cut_off_text(saved);
   prepared.expected = saved.expected;
   prepared.decided_by = saved.decided_by;
@@ -356,8 +351,8 @@ Result<ReplayInput> read_input(const ReplayRequest& request) {
   ReplayInput input;
   LS_ASSIGN_OR_RETURN(input.format, detect_format(request.file));
   if (!request.import.shards.empty() && input.format < FileFormat::mooncake)
-    return fail(fmt::format("{}: a {} is one file; several are shards of one trace of another tool",
-                            request.file, name_of(input.format)));
+    return fail("{}: a {} is one file; several are shards of one trace of another tool",
+                request.file, name_of(input.format));
   LS_RETURN_IF_ERROR(parse(request, input));
   return input;
 }

@@ -1,7 +1,5 @@
 #include "sim/step/backend_config.h"
 
-#include <fmt/core.h>
-
 #include <algorithm>
 #include <utility>
 
@@ -87,15 +85,15 @@ Result<void> check_shares(const BackendConfig& config, const KVCacheGroupSpec& g
   const std::int32_t interleave = config.context.interleave;
   const bool is_shared = config.context.num_ranks > 1 && is_dealt_out(group.spec);
   if (interleave < 1 || (is_shared && group.spec.block_size % interleave != 0))
-    return fail(fmt::format("cp_kv_cache_interleave_size {}: it must divide the block size {}",
-                            interleave, group.spec.block_size));
+    return fail("cp_kv_cache_interleave_size {}: it must divide the block size {}", interleave,
+                group.spec.block_size);
   for (std::size_t i = 0; is_shared && i < std::max<std::size_t>(group.layer_specs.size(), 1); ++i)
     if (const TokensPerState& tokens = group.layer_spec(i).tokens_per_state;
         !fills_rows(tokens, interleave))
       return fail(
-          fmt::format("cp_kv_cache_interleave_size {}: a row of {} tokens is on one rank, and it "
-                      "must be a multiple of them",
-                      interleave, text_of(tokens)));
+          "cp_kv_cache_interleave_size {}: a row of {} tokens is on one rank, and it must be a "
+          "multiple of them",
+          interleave, text_of(tokens));
   return {};
 }
 
@@ -121,14 +119,14 @@ Result<void> check_ranks(const BackendConfig& config) {
   for (const auto& [name, degree] :
        {std::pair{"tensor_parallel_size", of.tp_size}, {"pipeline_parallel_size", of.pp_size}})
     if (degree < 1 || degree > kDegreeMax)
-      return fail(fmt::format("{} {}: expected 1 to {}", name, degree, kDegreeMax));
+      return fail("{} {}: expected 1 to {}", name, degree, kDegreeMax);
   for (const KVCacheGroupSpec& group : config.plan.groups)
     LS_RETURN_IF_ERROR(check_shares(config, group));
   if (of.tp_size > 1 && of.tp_size % of.dcp_size != 0)
     return fail(
-        fmt::format("decode_context_parallel_size {}: it shards tokens over the ranks "
-                    "of tensor_parallel_size {} and must divide it",
-                    of.dcp_size, of.tp_size));
+        "decode_context_parallel_size {}: it shards tokens over the ranks of tensor_parallel_size "
+        "{} and must divide it",
+        of.dcp_size, of.tp_size);
   for (std::int32_t rank = 0; rank < num_ranks(config); ++rank)
     LS_RETURN_IF_ERROR(
         rank_plan(config.plan, config_of_rank(config, rank).parallel, config.queries_per_kv));
@@ -179,8 +177,7 @@ Result<KVCacheConfig> plan_for_groups(std::vector<KVCacheGroupSpec> groups,
     for (std::size_t i = 0; i < group.layer_names.size(); ++i)
       page = std::max(page, page_size_bytes(group.layer_spec(i)));
     if (group.layers_per_page != 1)
-      return fail(fmt::format("a group of {} layers a page: its plan must be given",
-                              group.layers_per_page));
+      return fail("a group of {} layers a page: its plan must be given", group.layers_per_page);
     places = std::max(places, group.layer_names.size());
   }
   const auto pad = [&](KVCacheSpec& spec) {

@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "reference/memory/memory_model.h"
-#include "sim/protocol/backend.h"
 #include "sim/step/worker.h"
 #include "sim/verdict/divergence.h"
 

@@ -8,7 +8,6 @@
 #include "reference/plan/rank_plan.h"
 #include "reference/types/token_rows.h"
 #include "sim/step/draft_planner.h"
-#include "sim/step/model_step.h"
 
 namespace lockstep {
 namespace {

@@ -7,10 +7,8 @@
 
 #include "base/check.h"
 #include "reference/plan/block_sizes.h"
-#include "reference/plan/page_groups.h"
 #include "reference/plan/page_size.h"
 #include "reference/plan/rank_plan.h"
-#include "reference/profiles/engine_profile.h"
 #include "sim/step/backend_config.h"
 #include "sim/step/model_step.h"
 

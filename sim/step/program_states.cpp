@@ -5,7 +5,6 @@
 #include <algorithm>
 
 #include "base/check.h"
-#include "reference/plan/block_sizes.h"
 #include "sim/step/program_builder.h"
 
 namespace lockstep {
@@ -134,11 +133,10 @@ Checked ProgramBuilder::export_checkpoint(const WorkerRequest& request, std::int
   const BlockId block = request.tables[update.group][base - 1];
   if (block == kNullBlock) return {};
   if (block == update.target)
-    return decision_finding(
-        program.step, request.name, update.group,
-        fmt::format("the state after {} tokens is exported into block {}, where the step leaves "
-                    "the state after {}",
-                    position, index_of(block), last));
+    return decision_finding(program.step, request.name, update.group,
+                            fmt::format("the state after {} tokens is exported into block {}, "
+                                        "where the step leaves the state after {}",
+                                        position, index_of(block), last));
   StateUpdate exported = update;
   exported.target = block;
   exported.num_tokens = static_cast<std::int32_t>(position - first);

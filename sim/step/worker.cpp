@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <span>
 
 #include "base/check.h"
 #include "reference/memory/row_words.h"

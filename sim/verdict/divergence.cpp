@@ -3,34 +3,12 @@
 #include <fmt/core.h>
 #include <nlohmann/json.hpp>
 
-#include <utility>
-
 #include "base/check.h"
 #include "base/names.h"
 #include "base/number_text.h"
 
 namespace lockstep {
 namespace {
-
-constexpr auto kPhaseNames = std::to_array<Named<Phase>>({
-    {Phase::decide, "decide"},
-    {Phase::transfer, "transfer"},
-    {Phase::reuse, "reuse"},
-    {Phase::memory_check, "memory_check"},
-    {Phase::block_table, "block_table"},
-    {Phase::slot_mapping, "slot_mapping"},
-    {Phase::page_written, "page_written"},
-    {Phase::host_block, "host_block"},
-    {Phase::attention_digest, "attention_digest"},
-    {Phase::attention_output, "attention_output"},
-    {Phase::state_output, "state_output"},
-    {Phase::extraction, "extraction"},
-    {Phase::hidden_file, "hidden_file"},
-    {Phase::page_untouched, "page_untouched"},
-    {Phase::page_final, "page_final"},
-    {Phase::collective, "collective"},
-    {Phase::ranks_together, "ranks_together"},
-});
 
 void add_line(std::string& text, std::string_view label, const std::string& value) {
   if (!value.empty()) text += fmt::format("  {:<9} {}\n", label, value);
@@ -73,8 +51,6 @@ std::string place_of(const Divergence& found) {
 }
 
 }  // namespace
-
-std::string_view name_of(Phase phase) { return name_in(kPhaseNames, phase); }
 
 std::string to_text(const Divergence& found) {
   std::string text = fmt::format("divergence in step {}, {}\n", found.step, name_of(found.phase));

@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -37,7 +36,6 @@ enum class Phase : std::uint8_t {
   collective,      // data parallel ranks that call what does not meet
   ranks_together,  // a row of the whole model that the ranks do not hold as often as its like
 };
-std::string_view name_of(Phase phase);
 
 // A run of bytes of a page and what belongs there, for drawing.
 struct PageSpan {
@@ -122,7 +120,6 @@ class [[nodiscard]] Checked {
 };
 
 }  // namespace lockstep
-
 
 // LS_RETURN_UNLESS_FINE(check(x)): returns the divergence or the error of a Checked, or continues.
 #define LS_RETURN_UNLESS_FINE(...)                                 \

@@ -32,21 +32,7 @@ constexpr Field<PhaseSeconds, double> kPhases[] = {{"schedule_s", &PhaseSeconds:
                                                    {"compare_s", &PhaseSeconds::compare},
                                                    {"wall_s", &PhaseSeconds::wall}};
 
-constexpr auto kVerdicts = std::to_array<Named<Verdict>>({
-    {Verdict::agreed, "agreed"},
-    {Verdict::divergence, "divergence"},
-    {Verdict::liveness, "liveness"},
-    {Verdict::engine_failure, "engine_failure"},
-    {Verdict::harness, "harness"},
-    {Verdict::mismatch, "mismatch"},
-    {Verdict::parted, "parted"},
-    {Verdict::audit, "audit"},
-    {Verdict::violation, "violation"},
-});
-
 }  // namespace
-
-std::string_view name_of(Verdict verdict) { return name_in(kVerdicts, verdict); }
 
 std::string to_hex(StateHash hash) { return fmt::format("{:016x}{:016x}", hash.high, hash.low); }
 

@@ -32,7 +32,6 @@ enum class Verdict : std::uint8_t {
   violation,       // of a saved case: another check of the judge fails, see there too
   harness,         // Lockstep's own code in an engine's process raised: no verdict on the engine
 };
-std::string_view name_of(Verdict verdict);
 
 // 128 bits, printed as 32 hexadecimal digits.
 struct StateHash {

@@ -191,7 +191,7 @@ std::optional<std::string> planned_text(const Recorded& one, const Json& recorde
   options.max_num_batched_tokens = recorded.at("max_num_batched_tokens");
   options.mamba_chunk_size = model->mamba_chunk_size;
   options.mamba_cache_mode =
-      *mamba_cache_mode_from_name(std::string(recorded.at("mamba_cache_mode")));
+      *from_name<MambaCacheMode>(std::string(recorded.at("mamba_cache_mode")));
   if (const auto format = take_checkpoint_format(*model, options); !format) {
     reason = format.error().message;
     return std::nullopt;

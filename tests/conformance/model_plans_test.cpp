@@ -123,7 +123,7 @@ std::optional<PlanOptions> options_of(const PlanRecording& recording, const Plan
   if (dtype != (has_own_rows ? "fp8_ds_mla" : "auto") && dtype != "fp8") return std::nullopt;
   if (dtype == "fp8") options.kv_dtype = DType::fp8_e4m3;
   const std::string backend = asked.at("backend");
-  if (const auto name = attention_backend_from_name(backend))
+  if (const auto name = from_name<AttentionBackend>(backend))
     options.backend = *name;
   else if (!has_own_rows || backend != (is_v4 || is_v41 ? "v4_flashmla" : "flashmla_sparse"))
     return std::nullopt;
@@ -141,7 +141,7 @@ std::optional<PlanOptions> options_of(const PlanRecording& recording, const Plan
   options.memory_bytes = given.memory_bytes;
   options.block_size = given.block_size;
   options.num_gpu_blocks_override = given.num_gpu_blocks_override;
-  options.disable_hybrid_kv_cache_manager = given.disable_hybrid;
+  options.disable_hybrid_kv_cache_manager = given.disable_hybrid_kv_cache_manager;
   return options;
 }
 

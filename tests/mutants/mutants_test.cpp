@@ -109,19 +109,21 @@ TEST(Catalogue, ListsEverySwitchOnceAndNoOtherName) {
   std::set<std::string_view> switches = {"kernel-block-num-blocks", "pack-num-blocks",
                                          "state-spec-unhandled",
                                          "ambiguous-refused"};  // views alone
-  for (const SchedulerDefect defect : scheduler_defects()) switches.insert(name_of(defect));
+  for (const SchedulerDefect defect : kAllDefects<SchedulerDefect>)
+    switches.insert(name_of(defect));
   for (const std::string_view name : backend_defect_names()) switches.insert(name);
-  for (const DataParallelDefect defect : data_parallel_defects()) switches.insert(name_of(defect));
+  for (const DataParallelDefect defect : kAllDefects<DataParallelDefect>)
+    switches.insert(name_of(defect));
   for (const auto defect :
        {cuda::CapacityDefect::capacity_all_groups, cuda::CapacityDefect::capacity_sliding,
         cuda::CapacityDefect::routed_buffer, cuda::CapacityDefect::state_blocks_capped,
         cuda::CapacityDefect::cp_memory, cuda::CapacityDefect::hit_rate_pack})
-    switches.insert(cuda::name_of(defect));
+    switches.insert(lockstep::name_of(defect));
   for (const ConnectorDefect defect :
        {ConnectorDefect::transfer_failed_marked_ok, ConnectorDefect::free_send_in_flight})
     switches.insert(name_of(defect));
-  for (const TransferDefect defect : transfer_defects()) switches.insert(name_of(defect));
-  switches.insert(name_of(HiddenStateDefect::save_race));
+  for (const TransferDefect defect : kAllDefects<TransferDefect>) switches.insert(name_of(defect));
+  switches.insert(name_of(HiddenStateDefect::hidden_save_race));
   // Two among connectors, and two that vllm-0.22.1 has of itself.
   switches.insert({"hma-any", "hma-before-config", "hold-head-of-line", "hold-partial-deadlock"});
   // No program edits a table (mutants_markdown says why); tests/cuda_backend/mutants_test.cpp

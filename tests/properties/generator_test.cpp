@@ -93,7 +93,8 @@ TEST(Generator, CasesOfAWorkerKeepToWhatItTakes) {
   GeneratorOptions options;
   options.backend = "worker:mine";
   options.check = "fast";
-  options.never = {Feature::states, Feature::mla, Feature::hidden_state, Feature::scaled_rows};
+  options.never = {Feature::states, Feature::mla, Feature::hidden_state, Feature::scaled_rows,
+                   Feature::kernel_blocks};
   options.worker.emplace();
   options.worker->dtypes = {DType::fp16, DType::bf16};
   options.worker->one_dtype = true;

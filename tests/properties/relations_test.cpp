@@ -119,7 +119,7 @@ std::string broken_under(SchedulerDefect defect, std::uint64_t seed) {
 // relation, or it could not fail.
 TEST(Relations, EachBreaksUnderDefectsOfTheScheduler) {
   std::map<std::string, std::set<std::string>> defects_of;
-  for (const SchedulerDefect defect : scheduler_defects())
+  for (const SchedulerDefect defect : kAllDefects<SchedulerDefect>)
     for (std::uint64_t seed = 1; seed <= kDefectSeeds; ++seed) {
       std::istringstream broken(broken_under(defect, seed));
       for (std::string relation; std::getline(broken, relation);)

@@ -68,7 +68,7 @@ TEST(ModelPlacement, StatesInFp32DoNotSplitTheBlocksOfFlashAttention) {
     ASSERT_TRUE(kernels);
     for (std::size_t g = 0; g < plan->groups.size(); ++g)
       EXPECT_EQ((*kernels)[g], 272) << "group " << g;
-    EXPECT_TRUE(placed_layout(*plan, AttentionBackend::flash_attn, *cache_layout_from_name(order)));
+    EXPECT_TRUE(placed_layout(*plan, AttentionBackend::flash_attn, *from_name<CacheLayout>(order)));
   }
 }
 

@@ -252,7 +252,7 @@ TEST(LayerSpecs, Nvfp4NeedsKAndVOfEqualSize) {
   PlacementLayer layer{"layers.0.attn", cache_rows(CacheKind::full_attention, 1, 2, 128),
                        "flashinfer"};
   PlacementOptions options = placement_options();
-  options.kv_dtype = "nvfp4";
+  options.format = "nvfp4";
   const BlockAlignment alignment{16, 4096, {}, {}};
   EXPECT_TRUE(layers_with_specs({layer}, alignment, options));
   layer.spec->head_size_v = 64;

@@ -55,9 +55,9 @@ void decoder_layers(ConfigReading& reading, const DecoderTraits& traits) {
     if (at < types.size()) {
       const std::string& type = types[at];
       if (type != "full_attention" && type != "sliding_attention")
-        return refuse_layers(reading, fmt::format("layer_types: '{}' of layer {} is unknown for "
-                                                  "architecture {}",
-                                                  type, i, reading.architecture));
+        return refuse_layers(
+            reading, fmt::format("layer_types: '{}' of layer {} is unknown for architecture {}",
+                                 type, i, reading.architecture));
       if (traits.reads_types && type == "sliding_attention") {
         tokens = at < windows.size() ? windows[at] : reading.window();
         if (tokens > 0) tokens += traits.window_extra;
@@ -244,9 +244,11 @@ void encoder_decoder_layers(ConfigReading& reading) {
 void encoder_layers(ConfigReading&) {}
 
 void unread_layers(ConfigReading& reading) {
-  refuse_layers(reading, fmt::format("architectures: {} keeps caches that its config.json does not "
-                                     "determine for this reader",
-                                     reading.architecture));
+  refuse_layers(
+      reading,
+      fmt::format(
+          "architectures: {} keeps caches that its config.json does not determine for this reader",
+          reading.architecture));
 }
 
 namespace {
@@ -410,9 +412,9 @@ void compressed_layers(ConfigReading& reading) {
       return refuse_layers(reading, fmt::format("compress_ratios has no entry for layer {}", i));
     const std::int64_t ratio = ratios[at];
     if (ratio != 0 && ratio != 4 && ratio != 128)
-      return refuse_layers(reading, fmt::format("compress_ratios: {} of layer {} is neither 0, 4 "
-                                                "nor 128",
-                                                ratio, i));
+      return refuse_layers(
+          reading,
+          fmt::format("compress_ratios: {} of layer {} is neither 0, 4 nor 128", ratio, i));
     if (ratio == 4) {
       reading.add(i, indexer);
       reading.add(i, window("indexer_state", 4 * index_size, 8, 4, DType::fp32));

@@ -143,17 +143,15 @@ bool leaves_cache_alone(std::string_view key) {
       "linear_attn_norm_group_size linear_lower_bound linear_allow_neg_eigval linear_silu "
       "mamba_norm_before_gate mamba_rms_norm mamba_use_mlp max_latent_size mla_scale_kv_lora "
       "mla_scale_q_lora norm_head num_attention_heads_per_layer num_dense_layers num_mtp_layers "
-      "num_nextn_predict_layers num_sliding_attention_heads parallel_attn q_lora_rank "
-      "num_layers prefix_dense_sliding_window_pattern qk_head_dim query_pre_attn_scalar "
-      "seconds_per_chunk "
+      "num_nextn_predict_layers num_sliding_attention_heads parallel_attn q_lora_rank num_layers "
+      "prefix_dense_sliding_window_pattern qk_head_dim query_pre_attn_scalar seconds_per_chunk "
       "swa_num_attention_heads use_conv_bias use_mamba_kernels use_shared_mlp_adapter adapter_rank "
-      "attention_head_dim cla_share_factor "
-      "number_of_conv_states time_step_rank mamba_dt_rank laurel_rank ple_conv_kernel_size "
-      "sliding_window_size attn_implementation _attn_implementation head_dtype rotary_dim "
-      "num_query_groups key_value_head_ratio use_qk_norm_per_head lm_head no_rope_layer_interval "
-      "num_decoder_layers num_encoder_layers num_key_value_groups chunk_size_feed_forward "
-      "router_num_layers logits_to_keep use_shared_attention_adapter shared_head "
-      "num_ln_in_parallel_attn mamba_inner_layernorms ";
+      "attention_head_dim cla_share_factor number_of_conv_states time_step_rank mamba_dt_rank "
+      "laurel_rank ple_conv_kernel_size sliding_window_size attn_implementation "
+      "_attn_implementation head_dtype rotary_dim num_query_groups key_value_head_ratio "
+      "use_qk_norm_per_head lm_head no_rope_layer_interval num_decoder_layers num_encoder_layers "
+      "num_key_value_groups chunk_size_feed_forward router_num_layers logits_to_keep "
+      "use_shared_attention_adapter shared_head num_ln_in_parallel_attn mamba_inner_layernorms ";
   return std::ranges::any_of(kBegins,
                              [&](std::string_view begin) { return key.starts_with(begin); }) ||
          std::ranges::any_of(kEnds, [&](std::string_view end) { return key.ends_with(end); }) ||
@@ -168,10 +166,10 @@ void refuse_unread(ConfigPart& part, bool is_outer) {
     if (is_outer ? std::ranges::any_of(
                        kOuter, [&](std::string_view begin) { return key.starts_with(begin); })
                  : could_shape(key) && !leaves_cache_alone(key))
-      part.refuse(fmt::format(
-          "key `{}` could shape the cache, and the rule for model_type '{}' does not read it; "
-          "write a model file with `lockstep model CONFIG --from vllm:DIR`",
-          key, part.type()));
+      part.refuse(
+          fmt::format("key `{}` could shape the cache, and the rule for model_type '{}' does not "
+                      "read it; write a model file with `lockstep model CONFIG --from vllm:DIR`",
+                      key, part.type()));
 }
 
 // The object at keys joined by points.
@@ -217,10 +215,9 @@ DType served_dtype(ConfigReading& reading, bool is_pooling) {
       type != "gemma2" && type != "gemma3" && type != "gemma3_text" && type != "glm4";
   const DType preferred = is_pooling && takes_fp16 ? DType::fp16 : DType::bf16;
   if (!dtype)
-    reading.assume(
-        fmt::format("no dtype: served in {}, as a float32 model is; the engine would "
-                    "look into the weights",
-                    name_of(preferred)));
+    reading.assume(fmt::format(
+        "no dtype: served in {}, as a float32 model is; the engine would look into the weights",
+        name_of(preferred)));
   if (!dtype || *dtype == DType::fp32) return preferred;
   return *dtype == DType::fp16 && !takes_fp16 ? DType::bf16 : *dtype;
 }
@@ -292,8 +289,8 @@ void read_layers(ConfigReading& reading, const std::string& name) {
                          fmt::format("architectures: '{}' is unknown to this reader", name));
   } else {
     reading.assume(
-        fmt::format("architecture '{}' has no rule of its own: read as a decoder whose "
-                    "layer_types name its windows",
+        fmt::format("architecture '{}' has no rule of its own: read as a decoder whose layer_types "
+                    "name its windows",
                     name.empty() ? "(none)" : name));
     decoder_layers(reading, {});
   }

@@ -276,10 +276,10 @@ std::int64_t ConfigReading::window() {
   const ConfigClass* known = text.config_class();
   if (known == nullptr && tokens > 0 && text.has("use_sliding_window") &&
       !text.flag("use_sliding_window"))
-    text.refuse(fmt::format(
-        "use_sliding_window: whether model_type '{}' ignores its window then is up to a "
-        "class outside vLLM; remove one of the two keys",
-        text.type()));
+    text.refuse(
+        fmt::format("use_sliding_window: whether model_type '{}' ignores its window then is up to "
+                    "a class outside vLLM; remove one of the two keys",
+                    text.type()));
   const bool has_switch = known != nullptr && known->defaults.contains("use_sliding_window");
   return has_switch && !text.flag("use_sliding_window") ? 0 : tokens;
 }

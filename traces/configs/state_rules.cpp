@@ -20,9 +20,9 @@ void mixed_layers(ConfigReading& reading, const LayerKind& attention, const Laye
     else if (type == "linear_attention" || type == "conv")
       reading.add(i, states);
     else
-      return refuse_layers(reading, fmt::format("layer_types: '{}' of layer {} is unknown for "
-                                                "architecture {}",
-                                                type, i, reading.architecture));
+      return refuse_layers(
+          reading, fmt::format("layer_types: '{}' of layer {} is unknown for architecture {}", type,
+                               i, reading.architecture));
   }
 }
 
@@ -130,8 +130,8 @@ void bailing_layers(ConfigReading& reading) {
   text.number("head_dim");
   if (text.number("head_dim", rope) != rope)
     reading.assume(
-        fmt::format("states of {} elements per head, as the configuration class sets "
-                    "head_dim to qk_rope_head_dim",
+        fmt::format("states of {} elements per head, as the configuration class sets head_dim to "
+                    "qk_rope_head_dim",
                     rope));
   for (const char* key : {"qk_nope_head_dim", "v_head_dim", "num_key_value_heads"})
     text.number(key);

@@ -6,7 +6,6 @@
 #include <array>
 #include <map>
 #include <numeric>
-#include <string_view>
 #include <utility>
 
 #include "base/check.h"
@@ -216,7 +215,7 @@ class Exporter {
 
   Result<ExportedTrace> run(const Trace& trace) {
     take_requests(trace);
-    if (arrivals_.empty()) return fail(fmt::format("{}: there are no requests to export", file_));
+    if (arrivals_.empty()) return fail("{}: there are no requests to export", file_);
     std::vector<const TraceRequest*> requests;
     for (const Arrival& arrival : arrivals_) requests.push_back(arrival.request);
     choose_block(shared_prefixes(requests));
@@ -290,11 +289,11 @@ class Exporter {
     std::int64_t count = 0;
     for (const SharedPrefixes::Between& pair : shared.pairs)
       if (pair.tokens % exported_.block_tokens != 0 && count++ == 0)
-        obstacles_.push_back({.first = fmt::format("requests {} and {}", pair.first, pair.second),
-                              .what = fmt::format("{} of a shared prefix in ids of {}, as --block "
-                                                  "{} does",
-                                                  counted(pair.tokens, "token"),
-                                                  exported_.block_tokens, tells_all)});
+        obstacles_.push_back(
+            {.first = fmt::format("requests {} and {}", pair.first, pair.second),
+             .what =
+                 fmt::format("{} of a shared prefix in ids of {}, as --block {} does",
+                             counted(pair.tokens, "token"), exported_.block_tokens, tells_all)});
     if (count > 1) obstacles_.back().count = count;
   }
 

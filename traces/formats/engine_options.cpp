@@ -249,7 +249,7 @@ Result<const EngineProfile*> read_engine_file(const std::string& path) {
   object.finish();
   if (!reader.ok()) return reader.failure();
   auto profile = parse_engine(description);
-  if (!profile) return fail(fmt::format("{}: base: {}", path, profile.error().message));
+  if (!profile) return fail("{}: base: {}", path, profile.error().message);
   return profile;
 }
 
@@ -264,7 +264,7 @@ std::string engine_file_text(const EngineProfile& profile) {
 
 Result<std::string> engine_named(std::string_view where, const std::string& text) {
   const auto profile = text.ends_with(".json") ? read_engine_file(text) : parse_engine(text);
-  if (!profile) return fail(fmt::format("{}: {}", where, profile.error().message));
+  if (!profile) return fail("{}: {}", where, profile.error().message);
   return (*profile)->name;
 }
 

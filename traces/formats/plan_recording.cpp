@@ -23,10 +23,6 @@ constexpr auto kTorchWords = std::to_array<JsonWord<DType>>({
     {"int8", DType::int8},
     {"uint8", DType::uint8},
 });
-constexpr auto kModeWords =
-    std::to_array<JsonWord<MambaCacheMode>>({{"none", MambaCacheMode::none},
-                                             {"align", MambaCacheMode::align},
-                                             {"all", MambaCacheMode::all}});
 constexpr auto kDeviceWords = std::to_array<JsonWord<DeviceFamily>>(
     {{"sm90", DeviceFamily::sm90}, {"sm100", DeviceFamily::sm100}});
 
@@ -61,7 +57,8 @@ void read_states(JsonObject& object, KVCacheSpec& spec) {
   for (JsonValue dtype : object.required("dtypes").array())
     if (i < spec.states.size()) spec.states[i++].dtype = dtype.word<DType>(kTorchWords);
   spec.plan.mamba_type = object.required("mamba_type").string();
-  spec.mamba_cache_mode = object.required("mamba_cache_mode").word<MambaCacheMode>(kModeWords);
+  spec.mamba_cache_mode =
+      object.required("mamba_cache_mode").word<MambaCacheMode>(kJsonWords<MambaCacheMode>);
   may_set(object, "num_speculative_blocks", spec.num_speculative_blocks);
   may_set(object, "num_prefill_checkpoint_blocks", spec.num_prefill_checkpoint_blocks);
   may_set(object, "prefill_checkpoint_alignment", spec.prefill_checkpoint_alignment, 1);
@@ -147,7 +144,7 @@ void read_options(JsonValue value, std::string& model, OverlaidPlanInputs& plan)
   may_set(object, "dcp", options.dcp, 1);
   may_set(object, "pcp", options.pcp, 1);
   may_set(object, "pp", options.pp, 1);
-  options.kv_dtype = text_in(object, "kv_dtype").value_or("auto");
+  options.format = text_in(object, "kv_dtype").value_or("auto");
   if (JsonValue dtype = object.optional("model_dtype"); dtype && !dtype.is_null()) {
     if (const auto known = dtype_from_name(dtype.string()))
       options.model_dtype = *known;
@@ -162,9 +159,9 @@ void read_options(JsonValue value, std::string& model, OverlaidPlanInputs& plan)
   options.prefix_match_unit = size_in(object, "prefix_match_unit", 1);
   options.num_gpu_blocks_override = size_in(object, "num_gpu_blocks_override", 1);
   may_set_flag(object, "prefix_caching", options.prefix_caching);
-  may_set_flag(object, "disable_hybrid", options.disable_hybrid);
+  may_set_flag(object, "disable_hybrid", options.disable_hybrid_kv_cache_manager);
   if (JsonValue mode = object.optional("mamba_cache_mode"))
-    options.mamba_cache_mode = mode.word<MambaCacheMode>(kModeWords);
+    options.mamba_cache_mode = mode.word<MambaCacheMode>(kJsonWords<MambaCacheMode>);
   may_set(object, "num_spec", options.num_spec);
   may_set(object, "mtp_modules", options.mtp_modules, 1);
   options.spec_method = text_in(object, "spec_method").value_or("");
@@ -172,9 +169,11 @@ void read_options(JsonValue value, std::string& model, OverlaidPlanInputs& plan)
   options.connector = text_in(object, "connector").value_or("");
   if (JsonValue pages = object.optional(kHostPagesWord); pages && !pages.is_null()) {
     JsonObject sizes = pages.object();
-    options.host_pages.emplace();
-    options.host_pages->host_pool_gib = sizes.required("host_pool_gib").binary64();
-    options.host_pages->device_buffer_size = size_in(sizes, "device_buffer_size", 1);
+    const double bytes =
+        sizes.required("host_pool_gib").binary64() * static_cast<double>(1LL << 30);
+    options.host_pool_bytes =
+        static_cast<std::int64_t>(std::clamp(bytes, 1.0, static_cast<double>(kPoolBytesMax)));
+    options.device_buffer_rows = size_in(sizes, "device_buffer_size", 1);
     sizes.finish();
   }
   if (JsonValue skipped = object.optional("skip_layers"); skipped && !skipped.is_null())
@@ -233,9 +232,9 @@ TensorPlanInputs read_tensor_inputs(JsonObject& line) {
       read_word<DType>(line.required("ssm_dtype"), dtype_from_name, "an element type");
   options.num_spec = line.required("num_spec").integer(0, kBlocksMax);
   options.mamba_cache_mode = read_word<MambaCacheMode>(line.required("mamba_cache_mode"),
-                                                       mamba_cache_mode_from_name, "a cache mode");
+                                                       from_name<MambaCacheMode>, "a cache mode");
   options.backend = read_word<AttentionBackend>(line.required("backend"),
-                                                attention_backend_from_name, "a backend");
+                                                from_name<AttentionBackend>, "a backend");
   options.memory_bytes = line.required("memory_bytes").integer(0, kPoolBytesMax);
   options.max_model_len = line.required("max_model_len").integer(1, kBlocksMax);
   options.default_block_size = line.required("default_block_size").integer(1, kBlocksMax);

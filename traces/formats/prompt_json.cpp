@@ -377,8 +377,7 @@ void place_embeds(JsonValue value, const Prompt& prompt, PromptEmbeds& embeds) {
   }
   if (num_places != num_rows(embeds))
     value.refuse_because(
-        fmt::format("found {} rows; expected {}, as many as the prompt has of "
-                    "token {}",
+        fmt::format("found {} rows; expected {}, as many as the prompt has of token {}",
                     num_rows(embeds), num_places, kEmbeddedToken));
 }
 

@@ -22,9 +22,8 @@ constexpr form::Between kTime{0, kTimeMax}, kPositive{1, INT64_MAX};
 
 template <class Io>
 void fields(Io& io, FieldsOf<Io, HashIdConvention>& ids) {
-  static constexpr JsonWord<IdTail> kTails[] = {{"ceil", IdTail::ceil}, {"floor", IdTail::floor}};
   io.required("block", ids.block_tokens, kPositive);
-  io.required("tail", ids.tail, form::Word<IdTail>{kTails});
+  io.required("tail", ids.tail, form::Word<IdTail>{kJsonWords<IdTail>});
 }
 
 template <class Io>
@@ -110,17 +109,16 @@ void check_end(JsonValue output_value, const TraceRequest& request) {
     for (std::int32_t i = std::max(spec.min_tokens - 1, 0);
          i < (output.fill && spec.min_tokens == 0 ? std::min(last, 1) : last); ++i) {
       if (!ends_request(spec, token_at(i))) continue;
-      output_value.refuse_because(fmt::format(
-          "found {}, a token that ends the request, at output token {} of {}; expected it "
-          "at the end only",
-          token_at(i), i, output.length));
+      output_value.refuse_because(
+          fmt::format("found {}, a token that ends the request, at output token {} of {}; expected "
+                      "it at the end only",
+                      token_at(i), i, output.length));
     }
   }
   if (output.length < spec.max_tokens && !ended && !repeats) {
     output_value.refuse_because(
         fmt::format("found {0} output tokens and nothing that ends the request there; expected "
-                    "max_tokens {0} or "
-                    "an eos token at the end",
+                    "max_tokens {0} or an eos token at the end",
                     output.length));
   }
 }

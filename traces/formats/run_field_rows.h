@@ -2,9 +2,7 @@
 // its type. For traces/formats/run_fields.cpp alone.
 #pragma once
 
-#include <fmt/format.h>
 #include <algorithm>
-#include <array>
 #include <type_traits>
 #include <utility>
 
@@ -12,36 +10,6 @@
 #include "traces/formats/run_fields.h"
 
 namespace lockstep::run_rows {
-
-// The words of an enum, in the order of its values.
-template <class E>
-constexpr int kWordsOf = 0;
-template <>
-constexpr std::array<std::string_view, 2> kWordsOf<SchedulingPolicy> = {"fcfs", "priority"};
-template <>
-constexpr std::array<std::string_view, 3> kWordsOf<MambaCacheMode> = {"none", "align", "all"};
-template <>
-constexpr std::array<std::string_view, 4> kWordsOf<SpecMethod> = {"none", "ngram", "draft_model",
-                                                                  "eagle"};
-template <>
-constexpr std::array<std::string_view, 3> kWordsOf<HashAlgorithm> = {"content", "sha256_cbor",
-                                                                     "xxhash_cbor"};
-template <>
-constexpr std::array<std::string_view, 8> kWordsOf<CacheLayout> = {
-    "NHD", "HND", "LBNHC", "LBHNC", "LHBNC", "BLNHC", "BLHNC", "BHLNC"};
-template <>
-constexpr std::array<std::string_view, 7> kWordsOf<AttentionBackend> = {
-    "flash_attn", "flashinfer", "triton_attn", "triton_mla", "flashmla", "cache_only", "any_size"};
-template <>
-constexpr std::array<std::string_view, 2> kWordsOf<LayoutRule> = {"isolated", "vllm_0_22_1"};
-template <>
-constexpr std::array<std::string_view, 3> kWordsOf<CheckMode> = {"fast", "check", "hunt"};
-template <>
-constexpr std::array<std::string_view, 2> kWordsOf<Decides> = {"model", "recording"};
-template <>
-constexpr std::array<std::string_view, 2> kWordsOf<Numbers> = {"words", "real"};
-template <>
-constexpr std::array<std::string_view, 2> kWordsOf<KVLoadFailurePolicy> = {"recompute", "fail"};
 
 constexpr std::string_view kAttentionChoices[] = {"full", "mla"};
 constexpr std::string_view kDtypeChoices[] = {"bf16",
@@ -93,9 +61,9 @@ constexpr FieldKind kind_of() {
 template <class T>
 bool set_text(T& member, std::string_view text) {
   if constexpr (std::is_enum_v<T>) {
-    const auto found = std::ranges::find(kWordsOf<T>, text);
-    if (found == kWordsOf<T>.end()) return false;
-    member = static_cast<T>(found - kWordsOf<T>.begin());
+    const auto found = from_name<T>(text);
+    if (!found) return false;
+    member = *found;
   } else if constexpr (std::is_same_v<T, Parts>) {
     auto parts = text == "none" ? Parts{} : connector_parts_from_text(text);
     if (!parts) return false;
@@ -114,7 +82,7 @@ T read_old_number(JsonValue value) {
   if constexpr (std::is_same_v<T, bool>) {
     return value.integer(0, 1) != 0;
   } else if constexpr (std::is_enum_v<T>) {
-    return static_cast<T>(value.integer(0, std::ssize(kWordsOf<T>) - 1));
+    return static_cast<T>(value.integer(0, std::ssize(kWords<T>) - 1));
   } else {
     Parts parts;
     for (std::int64_t left = value.integer(0); left != 0; left /= 10) {
@@ -126,13 +94,6 @@ T read_old_number(JsonValue value) {
     }
     return parts;
   }
-}
-
-template <class T>
-T read_words(JsonValue value) {
-  std::array<JsonWord<T>, kWordsOf<T>.size()> words;
-  for (std::size_t i = 0; i < words.size(); ++i) words[i] = {kWordsOf<T>[i], static_cast<T>(i)};
-  return value.word<T>(words);
 }
 
 template <class T>
@@ -155,7 +116,7 @@ void read_member(const RunField& field, JsonValue value, T& member, const T& as_
     const auto percent = value.integer<std::int32_t>(-1);  // -1, of older cases: absent
     member = percent < 0 ? Percent() : Percent(percent);
   } else if constexpr (std::is_enum_v<T>) {
-    member = read_words<T>(value);
+    member = value.word<T>(kJsonWords<T>);
   } else if constexpr (std::is_same_v<T, std::string>) {
     member = value.nonempty_string();
   } else if constexpr (std::is_same_v<T, Parts>) {
@@ -180,7 +141,7 @@ void write_member(JsonWriter& out, const T& member) {
   else if constexpr (std::is_same_v<T, Percent>)
     member ? out.integer(*member) : out.null();
   else if constexpr (std::is_enum_v<T>)
-    out.string(kWordsOf<T>[static_cast<std::size_t>(member)]);
+    out.string(name_of(member));
   else if constexpr (std::is_same_v<T, std::string>)
     out.string(member);
   else if constexpr (std::is_same_v<T, Parts>)
@@ -215,8 +176,8 @@ constexpr RunField row(RunField field) {
   if constexpr (std::is_same_v<T, std::uint64_t>)
     field.set_uint64 = [](RunSpec& run, std::uint64_t number) { at<path...>(run) = number; };
   if constexpr (std::is_enum_v<T>) {
-    field.words = kWordsOf<T>;
-    if (field.choices.empty()) field.choices = kWordsOf<T>;
+    field.words = kWords<T>;
+    if (field.choices.empty()) field.choices = kWords<T>;
   }
   if constexpr (kind_of<T>() == FieldKind::word ||
                 (kind_of<T>() == FieldKind::text && !std::is_same_v<T, Sizes>))

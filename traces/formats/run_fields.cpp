@@ -1,16 +1,12 @@
 #include "traces/formats/run_fields.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <array>
-#include <type_traits>
 #include <utility>
 
 #include "base/check.h"
 #include "reference/types/host_pages.h"
 #include "traces/formats/run_field_rows.h"
-#include "traces/formats/run_spec.h"
 
 namespace lockstep {
 namespace {
@@ -72,9 +68,8 @@ constexpr RunField kFields[] = {
     row<&RunSpec::layout>({.name = "layout",
                            .group = kCache,
                            .flag = "--layout",
-                           .help =
-                               "order of tokens and heads in a page, or of the whole cache where "
-                               "the engine has six (NHD: as the engine chooses)",
+                           .help = "order of tokens and heads in a page, or of the whole cache "
+                                   "where the engine has six (NHD: as the engine chooses)",
                            .said_by = kBySavedCase,
                            .saved_in = SavedIn::header}),
     row<&RunSpec::attention_backend>({.name = "attention_backend",
@@ -89,8 +84,8 @@ constexpr RunField kFields[] = {
     row<&RunSpec::layout_rule>({.name = "layout_rule", .saved_in = SavedIn::header}),
     row<&RunSpec::cache, &KVCacheConfig::num_blocks>(
         option("num_blocks", kCache, "--num-blocks",
-               "blocks of the pool, the null block included (the trace's hint; else one and a "
-               "half times the longest request)",
+               "blocks of the pool, the null block included (the trace's hint; else one and a half "
+               "times the longest request)",
                kByRecordings, 2)),
     engine_row<&EngineConfig::block_size>(
         shrunk(option("block_size", kCache, "--block-size", "tokens of a block (16)", kByRecordings,
@@ -144,8 +139,7 @@ constexpr RunField kFields[] = {
         {.name = "async_scheduling",
          .group = kEngine,
          .flag = "--async-scheduling",
-         .help = "decide a step before the previous output is known (as the release "
-                 "serves)",
+         .help = "decide a step before the previous output is known (as the release serves)",
          .no_flag = "--no-async-scheduling",
          .no_help = "decide a step after the previous output is known",
          .said_by = kByRecordings,
@@ -195,11 +189,10 @@ constexpr RunField kFields[] = {
         option("hisparse_device_buffer", kCache, "--hisparse-device-buffer",
                "rows of a request's hot region in each layer (as the engine chooses)",
                kByRecordings, 1, 32768)),
-    engine_row<&EngineConfig::encoder_compute_budget>(
-        option("encoder_compute_budget", kEngine, "--encoder-compute-budget",
-               "rows that an encoder computes in one step, with cross attention "
-               "(max_num_batched_tokens)",
-               kByRecordings)),
+    engine_row<&EngineConfig::encoder_compute_budget>(option(
+        "encoder_compute_budget", kEngine, "--encoder-compute-budget",
+        "rows that an encoder computes in one step, with cross attention (max_num_batched_tokens)",
+        kByRecordings)),
     engine_row<&EngineConfig::encoder_cache_size>(
         option("encoder_cache_size", kEngine, "--encoder-cache-size",
                "rows that its cache counts (max_num_batched_tokens)", kByRecordings)),
@@ -292,30 +285,30 @@ constexpr RunField kFields[] = {
          .group = kRun,
          .flag = "--backend",
          .help = "auto, cuda (a GPU), simt (the same kernels on the CPU), none (the model alone), "
-                 "your plugin: FILE.so (docs/check_your_kernels.md), or vllm[:DIR], vLLM's "
-                 "own worker (docs/real_worker.md)",
+                 "your plugin: FILE.so (docs/check_your_kernels.md), or vllm[:DIR], vLLM's own "
+                 "worker (docs/real_worker.md)",
          .default_text = "auto",
          .saved_in = SavedIn::header}),
-    row<&RunSpec::check>({.name = "check",
-                          .group = kRun,
-                          .flag = "--check",
-                          .help = "fast; check: watch every access of every simulated thread; "
-                                  "hunt: preempt threads too",
-                          .saved_in = SavedIn::header}),
+    row<&RunSpec::check>(
+        {.name = "check",
+         .group = kRun,
+         .flag = "--check",
+         .help =
+             "fast; check: watch every access of every simulated thread; hunt: preempt threads too",
+         .saved_in = SavedIn::header}),
     setting_row<&RunSpec::num_streams>(
         option("num_streams", kRun, "--streams",
                "streams that a step's operations are spread over, with events in between (1)",
                kBySavedCase, 1, 64)),
     setting_row<&RunSpec::delay_streams>(
         option("delay_streams", kRun, "--delay-streams",
-               "on the CPU: run every operation as late as events allow, in an order from the "
-               "seed (--check hunt does so too)",
+               "on the CPU: run every operation as late as events allow, in an order from the seed "
+               "(--check hunt does so too)",
                kBySavedCase)),
-    setting_row<&RunSpec::max_cudagraph_capture_size>(
-        option("max_cudagraph_capture_size", kRun, "--graphs",
-               "capture a graph for each of vLLM's batch sizes up to N tokens, replay it and "
-               "pad to it",
-               kBySavedCase, 1)),
+    setting_row<&RunSpec::max_cudagraph_capture_size>(option(
+        "max_cudagraph_capture_size", kRun, "--graphs",
+        "capture a graph for each of vLLM's batch sizes up to N tokens, replay it and pad to it",
+        kBySavedCase, 1)),
     setting_row<&RunSpec::numbers>(
         {.name = "numbers",
          .old_name = "real_numbers",
@@ -324,11 +317,10 @@ constexpr RunField kFields[] = {
          .help = "what rows hold: words that are moved; real numbers, which an engine's kernels "
                  "quantise and attend to (words)",
          .said_by = kBySavedCase}),
-    setting_row<&RunSpec::decide>(
-        option("decide", kRun, "--decide",
-               "decisions on the inputs of a recording: recording (its own, unchanged) or model "
-               "(recording)",
-               kBySavedCase)),
+    setting_row<&RunSpec::decide>(option("decide", kRun, "--decide",
+                                         "decisions on the inputs of a recording: recording (its "
+                                         "own, unchanged) or model (recording)",
+                                         kBySavedCase)),
     row<&RunSpec::mutants>({.name = "mutants",
                             .group = kRun,
                             .flag = "--mutant",

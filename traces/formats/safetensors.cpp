@@ -1,7 +1,5 @@
 #include "traces/formats/safetensors.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -55,21 +53,21 @@ Result<SafeTensor> read_tensor(const std::string& name, const Json& entry,
                                std::span<const std::uint8_t> data) {
   if (!entry.is_object() || !entry.contains("dtype") || !entry["dtype"].is_string() ||
       !entry.contains("shape") || !entry.contains("data_offsets"))
-    return fail(fmt::format("tensor {}: expected dtype, shape and data_offsets", name));
+    return fail("tensor {}: expected dtype, shape and data_offsets", name);
   const auto shape = integers_of(entry["shape"]);
   const auto offsets = integers_of(entry["data_offsets"]);
   if (!shape || !offsets || offsets->size() != 2)
-    return fail(fmt::format("tensor {}: shape and data_offsets are lists of counts", name));
+    return fail("tensor {}: shape and data_offsets are lists of counts", name);
   SafeTensor tensor{.name = name, .dtype = entry["dtype"].get<std::string>(), .shape = *shape};
   const auto item = item_bytes(tensor.dtype);
   const auto count = num_elements(tensor.shape);
-  if (!item || !count) return fail(fmt::format("tensor {}: of {}", name, tensor.dtype));
+  if (!item || !count) return fail("tensor {}: of {}", name, tensor.dtype);
   const std::int64_t begin = offsets->front(), end = offsets->back();
   if (end - begin != *count * *item)
-    return fail(fmt::format("tensor {}: {} bytes for {} elements of {}", name, end - begin, *count,
-                            tensor.dtype));
+    return fail("tensor {}: {} bytes for {} elements of {}", name, end - begin, *count,
+                tensor.dtype);
   if (end > std::ssize(data))
-    return fail(fmt::format("tensor {} ends at byte {}, and there are {}", name, end, data.size()));
+    return fail("tensor {} ends at byte {}, and there are {}", name, end, data.size());
   tensor.bytes =
       data.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(end - begin));
   return tensor;
@@ -124,12 +122,12 @@ std::vector<std::uint8_t> safetensors_file(std::span<const SafeTensor> tensors) 
 
 Result<std::vector<SafeTensor>> read_safetensors(std::span<const std::uint8_t> file) {
   if (file.size() < kLengthBytes)
-    return fail(fmt::format("{} bytes: no safetensors file is so short", file.size()));
+    return fail("{} bytes: no safetensors file is so short", file.size());
   std::uint64_t length = 0;
   for (std::size_t i = 0; i < kLengthBytes; ++i) length |= std::uint64_t{file[i]} << (8 * i);
   const auto behind = file.subspan(kLengthBytes);
   if (length > behind.size())
-    return fail(fmt::format("a header of {} bytes, of which {} are there", length, behind.size()));
+    return fail("a header of {} bytes, of which {} are there", length, behind.size());
   const auto text = behind.first(static_cast<std::size_t>(length));
   const Json header = Json::parse(text.begin(), text.end(), nullptr, false);
   if (!header.is_object()) return fail("the header is not one JSON object");
@@ -148,12 +146,10 @@ Result<std::vector<SafeTensor>> read_safetensors(std::span<const std::uint8_t> f
   for (const SafeTensor& tensor : tensors) {
     const auto begin = static_cast<std::size_t>(tensor.bytes.data() - data.data());
     if (begin != end)
-      return fail(
-          fmt::format("tensor {} begins at byte {} of the data, not {}", tensor.name, begin, end));
+      return fail("tensor {} begins at byte {} of the data, not {}", tensor.name, begin, end);
     end = begin + tensor.bytes.size();
   }
-  if (end != data.size())
-    return fail(fmt::format("{} bytes behind the last tensor", data.size() - end));
+  if (end != data.size()) return fail("{} bytes behind the last tensor", data.size() - end);
   return tensors;
 }
 

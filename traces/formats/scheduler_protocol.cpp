@@ -2,7 +2,6 @@
 
 #include "base/json_writer.h"
 #include "reference/plan/limits.h"
-#include "traces/formats/engine_options.h"
 #include "traces/formats/lines_json.h"
 #include "traces/formats/spec_json.h"
 

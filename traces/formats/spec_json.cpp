@@ -25,11 +25,11 @@ void read_kind(JsonValue value, KVCacheSpec& spec) {
     spec.kind = CacheKind::sliding_window_mla;
     return;
   }
-  spec.kind = read_word<CacheKind>(value, cache_kind_from_name,
-                                   "a kind of cache (full, mla, sliding_window, "
-                                   "sliding_window_mla, chunked_local, mamba, hidden_state, "
-                                   "cross_attention, encoder_only, circular_buffer, "
-                                   "hisparse_resident, hisparse_hot)");
+  spec.kind =
+      read_word<CacheKind>(value, cache_kind_from_name,
+                           "a kind of cache (full, mla, sliding_window, sliding_window_mla, "
+                           "chunked_local, mamba, hidden_state, cross_attention, encoder_only, "
+                           "circular_buffer, hisparse_resident, hisparse_hot)");
 }
 
 // Older files have it: of a window, where a kind of its own is written now, and of a ring.
@@ -63,7 +63,7 @@ void state_fields(Io& io, FieldsOf<Io, KVCacheSpec>& spec) {
     io.out.end_array();
   }
   io.required("mamba_cache_mode", spec.mamba_cache_mode,
-              form::Named<MambaCacheMode>{mamba_cache_mode_from_name, "none, align or all"});
+              form::Named<MambaCacheMode>{from_name<MambaCacheMode>, "none, align or all"});
   io.required("num_speculative_blocks", spec.num_speculative_blocks, form::Between{0, kBlocksMax});
 }
 
@@ -91,7 +91,7 @@ void rare_fields(Io& io, FieldsOf<Io, KVCacheSpec>& spec) {
   io.optional("page_size_padded", spec.page_size_padded, kSize);
   head_size_v_field(io, spec);
   io.unless(KVQuantMode::none, "kv_quant_mode", spec.kv_quant_mode,
-            form::Named<KVQuantMode>{kv_quant_mode_from_name, "a quantization"});
+            form::Named<KVQuantMode>{from_name<KVQuantMode>, "a quantization"});
   if constexpr (Io::kReads)
     if (is_planned_only(spec.kv_quant_mode))
       io.object.required("kv_quant_mode").refuse("a quantization");

@@ -1,9 +1,6 @@
 #include "traces/formats/step_hashes.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
-#include <limits>
 
 #include "base/check.h"
 #include "base/json_fields.h"
@@ -94,9 +91,8 @@ Result<bool> StepHashesReader::next(StepHashes& step) {
   LS_ASSIGN_OR_RETURN(const bool has_line, lines_.next(line));
   if (!has_line)
     return fail(
-        fmt::format("{}:{}: the file ends without its end line; write it again with "
-                    "`lockstep replay --hashes`",
-                    lines_.path(), lines_.number() + 1));
+        "{}:{}: the file ends without its end line; write it again with `lockstep replay --hashes`",
+        lines_.path(), lines_.number() + 1);
   JsonReader json(lines_.path());
   bool is_step = false;
   if (json.parse(line, lines_.number(), lines_.is_cut_off())) {
@@ -114,8 +110,7 @@ Result<bool> StepHashesReader::next(StepHashes& step) {
   has_ended_ = true;
   LS_ASSIGN_OR_RETURN(const bool has_more, lines_.next(line));
   if (has_more)
-    return fail(
-        fmt::format("{}:{}: a line after the end line; remove it", lines_.path(), lines_.number()));
+    return fail("{}:{}: a line after the end line; remove it", lines_.path(), lines_.number());
   return false;
 }
 

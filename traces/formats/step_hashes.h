@@ -13,7 +13,6 @@
 #include <string_view>
 #include <vector>
 
-#include "base/ids.h"
 #include "base/line_reader.h"
 #include "base/output_file.h"
 #include "base/result.h"

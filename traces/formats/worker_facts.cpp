@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <set>
-#include <string_view>
 
 #include "traces/formats/engine_options.h"
 #include "traces/formats/recording_fields.h"
@@ -126,10 +125,8 @@ struct Groups {
   void read(JsonValue value, std::vector<GroupFacts>& groups) const {
     const JsonArray each = value.array();
     if (each.size() != (num_rows == 0 ? 0 : header.groups.size()))
-      return value.refuse(
-          fmt::format("facts of each of the {} groups, or none where no request "
-                      "ran",
-                      header.groups.size()));
+      return value.refuse(fmt::format(
+          "facts of each of the {} groups, or none where no request ran", header.groups.size()));
     for (JsonValue group : each) {
       const GroupContext context{header, groups.size(), num_rows, num_tokens};
       read_fields(group, groups.emplace_back(), context);

@@ -68,8 +68,8 @@ class TableReader : public ImportReader {
   }
   tl::unexpected<Error> refuse(std::string_view field, std::string_view found,
                                std::string_view expected) const {
-    return fail(fmt::format("{}:{}: field `{}`: found \"{}\"; expected {}", lines_.path(),
-                            lines_.number(), field, printable_excerpt(found), expected));
+    return fail("{}:{}: field `{}`: found \"{}\"; expected {}", lines_.path(), lines_.number(),
+                field, printable_excerpt(found), expected);
   }
 
   Result<std::int64_t> tokens_of(std::string_view field, std::string_view cell,
@@ -102,8 +102,8 @@ class AzureReader final : public TableReader {
       if (std::ranges::find(kColumns, name) != kColumns.end()) continue;
       if (carries_input(name) || std::ranges::count(names, name) > 1)
         return refuse("header", line,
-                      "TIMESTAMP, ContextTokens, GeneratedTokens, and columns that "
-                      "carry no length, time or id");
+                      "TIMESTAMP, ContextTokens, GeneratedTokens, and columns that carry no "
+                      "length, time or id");
       ++notes_.skipped[std::string(name)];
     }
     for (const std::string_view column : kColumns)

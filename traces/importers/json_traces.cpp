@@ -63,9 +63,8 @@ struct BailianChats {
         // Chats that follow each other in a cycle have no turns; in_order() names them.
         if (turns[parent] < turns[i] || requests[parent].t_ns >= requests[i].t_ns) continue;
         return fail(
-            fmt::format("{}:{}: field `turn`: found {}; expected more than {}, the turn of "
-                        "its parent_chat_id",
-                        path, requests[i].line, turns[i], turns[parent]));
+            "{}:{}: field `turn`: found {}; expected more than {}, the turn of its parent_chat_id",
+            path, requests[i].line, turns[i], turns[parent]);
       }
     }
     return {};
@@ -315,8 +314,8 @@ class WekaReader {
     id_ = object.required("id").nonempty_string();
     if (!conversations_.insert(id_).second)
       object.required("id").refuse(
-          "a conversation that is not in the file yet: editions with and "
-          "without sub-agents have the same ids, and do not mix");
+          "a conversation that is not in the file yet: editions with and without sub-agents have "
+          "the same ids, and do not mix");
     object.optional("models");
     read_block_size(object);
     read_scope(object);

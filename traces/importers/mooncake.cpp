@@ -47,8 +47,8 @@ void refuse_text(JsonObject& object) {
   for (const char* key : {"text_input", "messages", "payload"})
     if (JsonValue text = object.optional(key))
       text.refuse_because(
-          "found text; expected input_length and hash_ids: how many tokens a text "
-          "has only its model's tokenizer knows");
+          "found text; expected input_length and hash_ids: how many tokens a text has only its "
+          "model's tokenizer knows");
 }
 
 // What AIPerf adds to the body of a request, as far as an engine's scheduler sees it.
@@ -189,8 +189,8 @@ class LinkedRows {
         if (!row.delay_ns && row.t_ns) linked.request.delay_ns = *row.t_ns - before_ns;
         if (linked.request.delay_ns < 0)
           value.refuse_because(
-              "found a turn before that of its session above; expected a later "
-              "timestamp, or a delay");
+              "found a turn before that of its session above; expected a later timestamp, or a "
+              "delay");
         linked.t_ns = std::max(linked.t_ns, before_ns);
       }
       if (dialect_.turns_are_added) add_to(session, linked, value);
@@ -213,10 +213,8 @@ class LinkedRows {
       const auto found = place_of_.find(wait.for_whom);
       LinkedRequest& who = requests_[wait.who];
       if (found == place_of_.end())
-        return fail(
-            fmt::format("{}:{}: field `wait_for`: found \"{}\"; expected the request_id of "
-                        "a row",
-                        path, who.line, printable_excerpt(wait.for_whom)));
+        return fail("{}:{}: field `wait_for`: found \"{}\"; expected the request_id of a row", path,
+                    who.line, printable_excerpt(wait.for_whom));
       if (std::ranges::find(who.waits_for, found->second) == who.waits_for.end())
         who.waits_for.push_back(found->second);
     }
@@ -241,8 +239,7 @@ class LinkedRows {
       OutputPlan& answer = before.request.output;
       if (answer.length > kAnswerTokensMax) {
         value.refuse_because(
-            fmt::format("found an answer of {} tokens before this turn; expected "
-                        "at most {}",
+            fmt::format("found an answer of {} tokens before this turn; expected at most {}",
                         answer.length, kAnswerTokensMax));
         return;
       }
@@ -355,8 +352,8 @@ Result<std::unique_ptr<TraceReader>> open_linked(const std::string& path, const 
   if (rows.has_guessed_delays())
     notes.assumed.emplace_back("a turn without a delay waits as long as its timestamp is later");
   if (num_sessions && rows.num_sessions() != *num_sessions)
-    return fail(fmt::format("{}: found {} sessions; expected {}, as its manifest states", path,
-                            rows.num_sessions(), *num_sessions));
+    return fail("{}: found {} sessions; expected {}, as its manifest states", path,
+                rows.num_sessions(), *num_sessions);
   LS_ASSIGN_OR_RETURN(auto requests, rows.take(path));
   return in_order(path, header_of(dialect.kind, path, dialect.ids), std::move(requests), options,
                   std::move(notes));
@@ -392,7 +389,7 @@ Result<std::unique_ptr<TraceReader>> open_aiperf_manifest(const std::string& pat
   const std::string rows =
       path.substr(0, path.size() - file_name_of(path).size()) + std::string(kAiperfRows);
   if (const auto there = LineReader::open(rows); !there)
-    return fail(fmt::format("{}: the rows of this manifest: {}", path, there.error().message));
+    return fail("{}: the rows of this manifest: {}", path, there.error().message);
   return open_linked(rows, dialect, options, num_sessions);
 }
 

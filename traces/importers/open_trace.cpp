@@ -7,7 +7,6 @@
 #include <initializer_list>
 #include <limits>
 #include <utility>
-#include <vector>
 
 #include "base/json_reader.h"
 #include "base/line_reader.h"
@@ -88,15 +87,13 @@ const KnownFormat& known(FileFormat format) {
 
 tl::unexpected<Error> unknown_format(const std::string& path, std::string_view line) {
   if (StepHashesReader::is_header(line))
-    return fail(
-        fmt::format("{}: step hashes of a run; `lockstep same` compares two of them", path));
+    return fail("{}: step hashes of a run; `lockstep same` compares two of them", path);
   std::string formats;
   for (const KnownFormat& format : kFormats) {
     formats += fmt::format("{}{} ({})", formats.empty() ? "" : ", ", format.name, format.sign);
   }
-  return fail(
-      fmt::format("{}:1: found \"{}\", the first line of no known format; expected one of: {}",
-                  path, printable_excerpt(line), formats));
+  return fail("{}:1: found \"{}\", the first line of no known format; expected one of: {}", path,
+              printable_excerpt(line), formats);
 }
 
 const KnownFormat* format_of(const Beginning& file) {
@@ -117,8 +114,7 @@ Result<const KnownFormat*> format_of_document(const std::string& path, std::stri
 
 Result<std::int64_t> number_of(std::string_view name, std::string_view text) {
   const auto number = digits_of(text, 1, std::numeric_limits<std::int32_t>::max());
-  if (!number)
-    return fail(fmt::format("{}: found \"{}\"; expected a number of tokens", name, text));
+  if (!number) return fail("{}: found \"{}\"; expected a number of tokens", name, text);
   return *number;
 }
 
@@ -130,7 +126,7 @@ Result<T> word_of(std::string_view name, std::string_view text,
     if (word == text) return meaning;
     known_words += fmt::format("{}{}", known_words.empty() ? "" : ", ", word);
   }
-  return fail(fmt::format("{}: found \"{}\"; expected one of {}", name, text, known_words));
+  return fail("{}: found \"{}\"; expected one of {}", name, text, known_words);
 }
 
 Result<void> set_option(std::string_view name, std::string_view value, ImportOptions& options) {
@@ -157,8 +153,7 @@ Result<void> set_option(std::string_view name, std::string_view value, ImportOpt
     LS_ASSIGN_OR_RETURN(options.skips_torn,
                         word_of<bool>(name, value, {{"refuse", false}, {"skip", true}}));
   } else {
-    return fail(
-        fmt::format("found \"{}\"; expected block, time, turns, zero, arrival or torn", name));
+    return fail("found \"{}\"; expected block, time, turns, zero, arrival or torn", name);
   }
   return {};
 }
@@ -174,9 +169,8 @@ Result<ImportOptions> import_options_from_text(std::string_view text) {
     const std::size_t equals = part.find('=');
     const std::string_view name = part.substr(0, equals);
     if (equals == part.npos)
-      return fail(fmt::format("found \"{}\"; expected NAME=VALUE, as in block=16,time=s", part));
-    if (std::ranges::find(seen, name) != seen.end())
-      return fail(fmt::format("found {} twice", name));
+      return fail("found \"{}\"; expected NAME=VALUE, as in block=16,time=s", part);
+    if (std::ranges::find(seen, name) != seen.end()) return fail("found {} twice", name);
     seen.push_back(name);
     LS_RETURN_IF_ERROR(set_option(name, part.substr(equals + 1), options));
   }
@@ -215,13 +209,12 @@ Result<std::unique_ptr<TraceReader>> open_trace(const std::string& path, FileFor
     LS_ASSIGN_OR_RETURN(const FileFormat other, detect_format(shard));
     if (format < FileFormat::mooncake || format == FileFormat::aiperf_manifest || other != format)
       return fail(
-          fmt::format("{}: found a {} after a {}; several files are shards of one trace of "
-                      "another tool",
-                      shard, name_of(other), name_of(format)));
+          "{}: found a {} after a {}; several files are shards of one trace of another tool", shard,
+          name_of(other), name_of(format));
   }
   if (const Open open = known(format).open) return open(path, options);
-  return fail(fmt::format("{}:1: found {} {}; expected requests and their arrivals", path,
-                          format == FileFormat::recording ? "an" : "a", name_of(format)));
+  return fail("{}:1: found {} {}; expected requests and their arrivals", path,
+              format == FileFormat::recording ? "an" : "a", name_of(format));
 }
 
 }  // namespace lockstep

@@ -60,8 +60,7 @@ Result<void> check_no_circle(const std::string& path, const std::vector<LinkedRe
     const bool waits_for_itself =
         std::ranges::find(requests[i].waits_for, i) != requests[i].waits_for.end();
     if (members[static_cast<std::size_t>(component[i])] == 1 && !waits_for_itself) continue;
-    return fail(
-        fmt::format("{}:{}: {}", path, requests[i].line, circle_text(requests, component, i)));
+    return fail("{}:{}: {}", path, requests[i].line, circle_text(requests, component, i));
   }
   return {};
 }
@@ -71,7 +70,7 @@ Result<void> check_each(const std::string& path, const std::vector<LinkedRequest
   std::unordered_set<std::string_view> names;
   for (const LinkedRequest& request : requests) {
     const auto refuse = [&](std::string_view why) {
-      return fail(fmt::format("{}:{}: request {} {}", path, request.line, name_of(request), why));
+      return fail("{}:{}: request {} {}", path, request.line, name_of(request), why);
     };
     if (!names.insert(name_of(request)).second) return refuse("has a name that is there already");
     if (request.has_no_output && options.zero_output == ZeroOutput::refuse)

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <filesystem>
 #include <system_error>
 
 #include "base/data_root.h"
@@ -85,7 +84,7 @@ void state_fields(Io& io, FieldsOf<Io, LayerKind>& kind) {
   auto& figures = kind.states;
   io.required("states", figures.family,
               form::Named<StateFamily>{
-                  state_family_from_name,
+                  from_name<StateFamily>,
                   "gated_delta_net, kda, mamba2, mamba1, linear_attention or short_conv"});
   const StateFamily family = figures.family;
   const bool delta = family == StateFamily::gated_delta_net || family == StateFamily::kda;
@@ -245,8 +244,7 @@ Result<ModelSpec> model_from_text(std::string_view text, const std::string& file
   if (!reader.parse(text)) return reader.failure();
   ModelSpec model = read_model(reader.root());
   if (!reader.ok()) return reader.failure();
-  if (model.layers.empty())
-    return fail(fmt::format("{}: field `layers`: no layer with a cache", file));
+  if (model.layers.empty()) return fail("{}: field `layers`: no layer with a cache", file);
   return model;
 }
 
@@ -287,8 +285,8 @@ Result<ModelSpec> find_model(const std::string& name_or_path) {
     return read_model_file((catalogue() / (name_or_path + ".json")).string());
   std::error_code status;
   if (std::filesystem::exists(name_or_path, status)) return read_model_file(name_or_path);
-  return fail(fmt::format("model '{}': neither a file nor in the catalogue: {}", name_or_path,
-                          fmt::join(names, ", ")));
+  return fail("model '{}': neither a file nor in the catalogue: {}", name_or_path,
+              fmt::join(names, ", "));
 }
 
 std::string model_to_json(const ModelSpec& model) {

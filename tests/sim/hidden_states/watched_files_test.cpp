@@ -37,7 +37,7 @@ TEST(WatchedFiles, EveryFileIsSeenOnceAndWholeWhateverTheDiskDoes) {
 }
 
 TEST(WatchedFiles, AFileWrittenUnderItsOwnNameIsSeenWithAPartOfItsBytes) {
-  WatchedFiles files(3, HiddenStateDefect::save_race);
+  WatchedFiles files(3, HiddenStateDefect::hidden_save_race);
   files.save(0, 5, states_of("r17", 40));
   const auto found = files.look(5'000'000);
   ASSERT_TRUE(found.has_diverged());
@@ -84,7 +84,7 @@ TEST(WatchedFiles, InARunEveryFinishedRequestLeavesAFileThatATrainerSeesWhole) {
 }
 
 TEST(WatchedFiles, InARunAFileThatShowsTooEarlyEndsIt) {
-  const RunSummary summary = run_with(HiddenStateDefect::save_race);
+  const RunSummary summary = run_with(HiddenStateDefect::hidden_save_race);
   ASSERT_TRUE(summary.divergence);
   EXPECT_EQ(summary.divergence->phase, Phase::hidden_file);
   EXPECT_EQ(name_of(summary.divergence->phase), "hidden_file");
