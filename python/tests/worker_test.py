@@ -219,7 +219,7 @@ class WorkerTest(unittest.TestCase):
             opened = worker.send({"open": case | {"memory": memory.name}})["opened"]
             self.assertEqual(opened["bytes"], 9 * 8192)
             left = set(os.listdir(tempfile.gettempdir())) - before
-            self.assertFalse([name for name in left if name.startswith("lockstep_")], left)
+            self.assertFalse([name for name in left if name.startswith("lockstep_scratch_")], left)
             first = {
                 "id": "a",
                 "tokens": 20,
