@@ -99,7 +99,8 @@ std::string format_name(const PlanOptions& options, const LayerSpecs& layers) {
 
 PlacementOptions placement_options(const PlanOptions& given, const LayerSpecs& layers,
                                    DType model_dtype, const std::string& order) {
-  PlacementOptions options{given};
+  PlacementOptions options;
+  static_cast<PlanOptions&>(options) = given;
   options.draft_dcp = given.dcp;
   options.format = format_name(given, layers);
   options.model_dtype = model_dtype;
