@@ -16,9 +16,6 @@ Mark mark_of(MarkKind kind, std::uint64_t a, std::uint64_t b = 0, std::uint64_t 
 
 constexpr auto kFirstEvent = static_cast<std::size_t>(Reached::step);
 
-// Whether every step has it.
-bool is_plain(Reached reached) { return reached == Reached::step; }
-
 void sort_out(auto& values) {
   std::ranges::sort(values);
   values.erase(std::unique(values.begin(), values.end()), values.end());
@@ -90,11 +87,9 @@ void MarkCollector::follow_requests(const RecordedStep& step) {
 
 void MarkCollector::step(const RecordedStep& step, const Tally& before, const Tally& after) {
   std::vector<std::uint8_t> classes;
-  for (std::size_t i = kFirstEvent; i < kNumReached; ++i) {
-    const auto reached = static_cast<Reached>(i);
-    if (!is_plain(reached) && before[reached] != after[reached])
+  for (std::size_t i = kFirstEvent + 1; i < kNumReached; ++i)  // every step has the first
+    if (before[static_cast<Reached>(i)] != after[static_cast<Reached>(i)])
       classes.push_back(static_cast<std::uint8_t>(i));
-  }
   for (const std::uint8_t a : classes) {
     for (const std::uint8_t b : classes)
       if (a < b) marks_.push_back(mark_of(MarkKind::same_step, a, b));

@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "base/parallel.h"
-
 #include "cuda_backend/simt/arena.h"
 #include "cuda_backend/simt/cta_scheduler.h"
 #include "cuda_backend/simt/executor/executor.h"
