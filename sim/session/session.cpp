@@ -213,7 +213,7 @@ void keep_records(Trace& trace, std::int64_t count) {
 
 namespace {
 
-// A user's own kernels or worker: it is given tensors of its own for each layer.
+// A user's own kernels or worker.
 bool is_foreign(const std::string& backend) {
   return is_plugin(backend) || is_engine_worker(backend);
 }
@@ -244,9 +244,7 @@ void take_kernel_blocks(const RunSpec& run, BackendConfig& backend) {
 // for or that the engine would take. What cannot be placed so stays as 0.22.1 plans it where no
 // order is asked for, and is refused by memory model and backend where one is.
 void place_cache(const RunSpec& run, BackendConfig& backend) {
-  const EngineProfile* profile = find_engine_profile(run.engine.engine);
-  if (profile == nullptr || !overlays_groups(*profile->release)) return;
-  if (is_foreign(run.backend)) return;
+  if (!overlays_memory(run)) return;
   const auto order = placed_order(run.cache, run.layout);
   if (!order) return;
   const auto placed = placed_layout(run.cache, run.attention_backend, *order);
@@ -268,6 +266,11 @@ void follow_drafter(bool has_connector, bool is_foreign, LockstepConfig& config)
 }
 
 }  // namespace
+
+bool overlays_memory(const RunSpec& run) {
+  const EngineProfile* profile = find_engine_profile(run.engine.engine);
+  return profile != nullptr && overlays_groups(*profile->release) && !is_foreign(run.backend);
+}
 
 LockstepConfig config_of(const RunSpec& run) {
   LockstepConfig config;
