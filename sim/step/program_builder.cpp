@@ -161,14 +161,14 @@ void ProgramBuilder::forget(RequestId id) {
   for (LoadedFor* marks : {&loaded_for_, &restored_for_})
     for (std::optional<RequestId>& mark : *marks)
       if (mark == id) mark.reset();
-  std::erase_if(host_block_loads_, [&](const auto& load) { return load.second == id; });
+  std::erase_if(host_loads_, [&](const auto& load) { return load.second == id; });
 }
 
 void ProgramBuilder::begin_loads(const StepTransfers& transfers, StepProgram& program) {
   for (const BlockTransfer& load : transfers.begun) {
     worker_.know(load.request);
     if (model_.is_source_group(load.group)) {
-      host_block_loads_.insert_or_assign(load.block, load.request);
+      host_loads_.insert_or_assign(load.block, load.request);
       continue;
     }
     hand_out(load.group, load.block, program);
@@ -181,14 +181,14 @@ void ProgramBuilder::begin_loads(const StepTransfers& transfers, StepProgram& pr
 void ProgramBuilder::restore_pages(const SchedulerOutput& decision, StepProgram& program) {
   for (const PageTransfer& transfer : decision.host_pages.transfers) {
     if (!transfer.restores) continue;
-    const auto load = host_block_loads_.find(transfer.host);
+    const auto load = host_loads_.find(transfer.host);
     auto block = transfer.resident.begin();
     for (std::int32_t g = 0; g < model_.num_groups(); ++g) {
       if (!model_.is_resident_group(g)) continue;
       LS_CHECK(block != transfer.resident.end(), "a restored page without a block in group {}", g);
       hand_out(g, *block, program);
       restored_for_[*block] =
-          load == host_block_loads_.end() ? std::nullopt : std::optional(load->second);
+          load == host_loads_.end() ? std::nullopt : std::optional(load->second);
       program.loads.push_back(
           {.group = g, .block = *block++, .host = HostBlockId{index_of(transfer.host)}});
     }

@@ -99,10 +99,10 @@ class ProgramBuilder {
   // By block: the request that loads into it and has not run since. None: no load.
   using LoadedFor = IdVector<BlockId, std::optional<RequestId>>;
   LoadedFor loaded_for_;
-  LoadedFor restored_for_;                           // a page of its load, from the host
-  std::map<BlockId, RequestId> host_block_loads_{};  // of the host's pool: who loads into it
-  std::vector<RequestId> held_;                      // have left, and keep their blocks
-  std::vector<bool> void_rows_;                      // of the last program
+  LoadedFor restored_for_;                     // a page of its load, from the host
+  std::map<BlockId, RequestId> host_loads_{};  // likewise, by block of the host pool
+  std::vector<RequestId> held_;                // have left, and keep their blocks
+  std::vector<bool> void_rows_;                // of the last program
   std::int64_t ignored_zeros_ = 0;
 };
 

@@ -56,7 +56,7 @@ TEST(ConnectorCasesFound, ALateReportSendsBackTheRequestThatHasTheBlockNow) {
 }
 
 // Seeds 2137 and 4110. A request is aborted while it loads, and its last page is restored to the
-// device all the same. The next request takes that block, which counted as restored for it.
+// device anyway. The next request takes that block, which counted as restored for it.
 TEST(ConnectorCasesFound, APageRestoredForAnAbortedRequestIsNobodysHit) {
   expect_agreed("page_restored_for_an_aborted_request", Reached::abort_loading);
 }
