@@ -130,6 +130,7 @@ void MemoryModel::draw_layer(ModelPage page, const ModelLayer& layer, BlockId id
   };
   std::vector<std::uint8_t> drawn(static_cast<std::size_t>(layer.row_size_bytes));
   for (std::int64_t kv = 0; kv < layer.num_kv; ++kv) {
+    // All rows of K, or of V, are in one page unless heads have tensors of their own.
     if (!layer.is_spread() && !is_here(layer.memory.row_begin(id, kv, 0, 0))) continue;
     for (std::int64_t slot = 0; slot < layer.rows_per_block; ++slot) {
       const SlotContent* row =

@@ -137,7 +137,8 @@ class Placer {
     return parts;
   }
 
-  // A tensor begins wherever a region does.
+  // A tensor begins wherever a region does. Backends allocate and report by tensor, and no engine
+  // has such tensors: they must cover the allocation without a gap, or an order is refused.
   Result<void> cut_into_tensors() {
     std::map<std::int64_t, std::int64_t> pages;  // bytes of a page of the tensor that begins there
     for (const LayerMemory& layer : plan_.layers)
@@ -173,7 +174,8 @@ class Placer {
   MemoryPlan plan_;
 };
 
-// The strides of the plan's order in closed form.
+// The strides of the plan's order in closed form. The worker's page has strides too, by
+// order_strides(): the prover compares the two derivations, so neither may use the other.
 PartRows rows_of(CacheLayout order, const PlacedTensor& tensor, std::int64_t index,
                  const CachePage& page, std::int64_t num_blocks) {
   const std::int64_t splits = page.blocks / num_blocks;

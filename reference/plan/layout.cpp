@@ -58,6 +58,7 @@ Result<void> set_states(const std::string& name, const KVCacheSpec& spec, std::i
   return {};
 }
 
+// What all layers of a plan share.
 struct Pool {
   const KVCacheConfig& config;
   AttentionBackend chosen;
