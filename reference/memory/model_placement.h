@@ -87,8 +87,8 @@ Result<CacheLayout> placed_order(const KVCacheConfig& plan, CacheLayout asked);
 // The plan with its allocation described in the tensors of rule 2.
 KVCacheConfig with_placed_tensors(KVCacheConfig plan, const MemoryPlan& placed);
 
-// The same of a placement and its worker's pages, in one tensor: addresses by the closed form of the
-// order, sizes of pages by the worker. Rows of K and V are one part.
+// The same of a placement and its worker's pages, in one tensor: addresses by the closed form of
+// the order, sizes of pages by the worker. Rows of K and V are one part.
 MemoryPlan memory_plan(const Placement& plan, const WorkerPages& pages);
 
 // Either layout: placed_layout(), or pool_layout() of a plan with one tensor per layer of a group.

@@ -1,5 +1,5 @@
-// The memory of a plan with one tensor per layer of a group (releases before 0.33.0), in closed form:
-// the oracle that views, kernels and the memory model are compared with.
+// The memory of a plan with one tensor per layer of a group (releases before 0.33.0), in closed
+// form: the oracle that views, kernels and the memory model are compared with.
 //
 // A block owns one page of each tensor, or two half pages where K and V are apart. Padding and the
 // room of absent pack members belong to the block and are never addressed.

@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "reference/placement/worker_pages.h"
+#include "reference/plan/memory_plan.h"
 #include "reference/types/view_types.h"
 
 namespace lockstep {

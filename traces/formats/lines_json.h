@@ -20,8 +20,8 @@ RecordingHeader read_recording_header(JsonValue value);
 // The step that must have the number `expected_step`.
 RecordedStep read_recorded_step(JsonValue value, const RecordingHeader& header,
                                 std::int64_t expected_step);
-// Its parts, appended to `step`: the decision, from `scheduled` to `copies`, with tables; the queues,
-// the pool and the prefix cache; what the output ended.
+// Its parts, appended to `step`: the decision, from `scheduled` to `copies`, with tables; the
+// queues, the pool and the prefix cache; what the output ended.
 void read_decision_keys(JsonObject& object, const RecordingHeader& header, RecordedStep& step);
 void read_state_keys(JsonObject& object, const RecordingHeader& header, RecordedStep& step);
 void read_stopped_key(JsonObject& object, RecordedStep& step);
