@@ -112,8 +112,8 @@ class UserKernelsDevice final : public ForwardingDevice {
   }
 
  private:
-  // True if the user's kernels have the function. Otherwise the executor's kernel runs, and not_checked()
-  // lists it.
+  // False: the user's kernels lack the function, or it cannot be called. The executor's kernel runs
+  // then, and not_checked() lists the function.
   bool takes(std::string_view function, std::string_view why_not) {
     if (why_not.empty() && kernels_->has(function)) return true;
     if (why_not.empty())

@@ -76,8 +76,8 @@ typedef struct lockstep_call {
   lockstep_tensor ssm_state;
   lockstep_list initial_indices, has_initial_state, cache_indices;  // [num_seqs]
 
-  // zero_blocks, copy_blocks: what each layer of the group uses in a block, uint8 [num_blocks, bytes].
-  // Block ids are those of the manager.
+  // zero_blocks, copy_blocks: what each layer of the group uses in a block,
+  // uint8 [num_blocks, bytes]. Block ids are those of the manager.
   const lockstep_tensor* pages;
   int32_t num_pages;
   lockstep_list block_ids, sources, targets;

@@ -6,7 +6,7 @@
 // (2) Only positions that the layer's kind may attend to are read: a window, a chunk, or
 //     everything.
 // (3) What the budget leaves out is counted.
-// (4) Queries of a chunk are the last tokens of its step, in order, and those of a layer are adjacent.
+// (4) Queries of a chunk are the last tokens of its step, in order; those of a layer are adjacent.
 #pragma once
 
 #include <cstdint>

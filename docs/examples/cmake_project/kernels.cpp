@@ -1,5 +1,5 @@
-// Your kernel with the helper of <lockstep/plain_plugin.h>, the example of plain loops: how rows of K
-// and V come into the pages. On a GPU it would be a launch.
+// Your kernel, which writes rows of K and V to the pages, with the rest of the plain loops of
+// <lockstep/plain_plugin.h>. On a GPU it would be a launch.
 #define PLAIN_PLUGIN_AS_BASE
 #include <lockstep/plain_plugin.h>
 
@@ -7,7 +7,7 @@ namespace {
 
 int my_write(void*, const lockstep_call* call) {
   const lockstep_tensor& cache = call->kv_cache;  // [2, blocks, block size, heads, head size]
-#ifdef MY_BUG  // the last head is forgotten
+#ifdef MY_BUG                                     // the last head is forgotten
   const int64_t num_heads = cache.shape[3] - 1;
 #else
   const int64_t num_heads = cache.shape[3];
