@@ -25,6 +25,7 @@ TEST(Plugin, OfPlainLoopsAgreesWithTheModelInEveryLayoutAndDtype) {
        {std::vector<std::string>{},
         {"--block-size", "96", "--attention-backend", "flashinfer", "--layout", "HND"},
         {"--engine", "vllm-0.22.1", "--dtype", "fp32"},
+        {"--numbers", "real"},
         {"--dtype", "fp8_e4m3"}}) {
     std::vector<std::string> own = cache, simt = cache;
     own.insert(own.end(), {"--json", path});

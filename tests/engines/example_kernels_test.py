@@ -22,6 +22,7 @@ TRACE = "shared_prefixes.jsonl"
 SDPA = "docs/examples/torch_kernels.py:Sdpa"
 FLASHINFER = "docs/examples/flashinfer_kernels.py:FlashInfer"
 STATES = "docs/examples/state_kernels.py:States"
+SMALL_STATES = ("--model", "tests/engines/small_states.json", "--num-blocks", "200")
 VLLM_TRITON = "docs/examples/vllm_kernels.py:VllmTriton"
 
 
@@ -108,8 +109,7 @@ class TorchTest(Example):
                   "int8_per_token_head", *few)  # fmt: skip
 
     def test_recurrent_states_agree_and_lost_ones_are_found(self) -> None:
-        few = ("--model", "tests/engines/small_states.json", "--num-blocks", "200", "--limit", "4",
-               "--numbers", "real")  # fmt: skip
+        few = (*SMALL_STATES, "--limit", "4", "--numbers", "real")
         for mode in ((), ("--engine", "vllm-0.22.1", "--mamba-cache-mode", "all")):
             said = self.replay(STATES, *few, *mode)
             self.assertNotRegex(said, "(conv|ssm|delta)[^:]*: ")
@@ -118,7 +118,7 @@ class TorchTest(Example):
         self.find("wrong_kernels.py:StartsFromZeros", "page_written", *few)
 
     def test_blocks_are_zeroed_and_copied_by_the_class(self) -> None:
-        states = ("--model", "qwen3.5-0.8b", "--num-blocks", "24", "--limit", "2")
+        states = (*SMALL_STATES, "--limit", "2")
         said = self.replay("tests/engines/wrong_kernels.py:MovesBlocks", *states)
         self.assertNotRegex(said, "zero_blocks[^:]*: the class has no such function")
         self.find("wrong_kernels.py:ZeroesNothing", "page_written", *states)
