@@ -292,8 +292,8 @@ void PolicyLedger::begin(const RecordedEvent& event) {
 }
 
 // With a connector, a request may have to start over for another reason. A request that is still
-// running has not been preempted: SGLang has replaced its table. It also does so for a request whose
-// end the step reports.
+// running has not been preempted: SGLang has replaced its table. It also does so for a request that
+// ends in the step.
 void PolicyLedger::check_victims(const RecordedStep& step) const {
   if (setup_.config.policy != SchedulingPolicy::priority || setup_.has_connector) return;
   for (const std::string& name : step.preempted) {
