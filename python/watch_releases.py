@@ -23,8 +23,9 @@ def first_difference(one: Any, other: Any, path: str = "") -> str:
     """Where two JSON values part, and both values there; empty: they are equal."""
     if isinstance(one, dict) and isinstance(other, dict):
         steps = [(f".{key}", one.get(key), other.get(key)) for key in [*one, *other]]
-    elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
-        steps = [(f"[{i}]", *both) for i, both in enumerate(zip(one, other, strict=True))]
+    elif isinstance(one, list) and isinstance(other, list):
+        steps = [(f"[{i}]", *both) for i, both in enumerate(zip(one, other, strict=False))]
+        steps.append((" has entries", len(one), len(other)))
     else:
         return "" if one == other else f"{path.lstrip('.')}: {_short(one)}, here {_short(other)}"
     found = (first_difference(first, second, path + step) for step, first, second in steps)
