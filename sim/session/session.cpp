@@ -213,11 +213,6 @@ void keep_records(Trace& trace, std::int64_t count) {
 
 namespace {
 
-// A user's own kernels or worker.
-bool is_foreign(const std::string& backend) {
-  return is_plugin(backend) || is_engine_worker(backend);
-}
-
 bool ranks_are_placed(const BackendConfig& backend, CacheLayout order) {
   for (std::int32_t rank = 0; rank < num_ranks(backend); ++rank) {
     const auto plan =
@@ -269,7 +264,7 @@ void follow_drafter(bool has_connector, bool is_foreign, LockstepConfig& config)
 
 bool overlays_memory(const RunSpec& run) {
   const EngineProfile* profile = find_engine_profile(run.engine.engine);
-  return profile != nullptr && overlays_groups(*profile->release) && !is_foreign(run.backend);
+  return profile != nullptr && overlays_groups(*profile->release) && !is_engine_worker(run.backend);
 }
 
 LockstepConfig config_of(const RunSpec& run) {
@@ -299,7 +294,7 @@ LockstepConfig config_of(const RunSpec& run) {
     config.engine = beside_connector(config.engine);
     backend.num_host_blocks = num_host_blocks(config.connector, run.engine, run.cache);
   }
-  follow_drafter(!run.connector.parts.empty(), is_foreign(run.backend), config);
+  follow_drafter(!run.connector.parts.empty(), is_engine_worker(run.backend), config);
   if (!run.mutants.empty()) plant(config, run.mutants.front());
   return config;
 }
