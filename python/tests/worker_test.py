@@ -370,13 +370,6 @@ class CommandTest(unittest.TestCase):
             out = self.lockstep("worker", self.engine, file, *words, status=int(shows))
             self.assertEqual(f"finding {finding}: " in out, shows, out)
 
-    def test_a_step_may_zero_a_block_of_a_request_that_it_preempts(self) -> None:
-        if "0.22" not in (self.folder or ""):
-            self.skipTest("decided by 0.22.1")
-        file = str(Path(__file__).with_name("zeroed_block_of_a_victim.jsonl"))
-        out = self.lockstep("worker", self.engine, file, "--states", "short_conv")
-        self.assertRegex(out, r"tests +1 +1 +0 +0")
-
     def test_two_blocks_are_taken_for_keys_and_values(self) -> None:
         if "0.22" not in (self.folder or ""):
             self.skipTest("of 0.21.0 to 0.22.1")

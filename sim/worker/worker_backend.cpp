@@ -97,7 +97,7 @@ class WorkerBackend final : public Backend, private EngineWorker {
   void hand_out(BlockId block, std::int32_t group);
   void prepare_memory(const StepProgram& program);
   void overwrite(BlockId block, const BlockId* source);
-  void put_back_beyond(const StepProgram& program);
+  void put_back_beyond();
   bool is_whole(const WorkerFacts& facts) const;
   void take_facts(const StepProgram& program, const WorkerFacts& facts, StepReadback& readback);
   void take_row(const RowSlice& slice, std::size_t row, const WorkerFacts& facts, std::size_t at,
@@ -286,19 +286,16 @@ void WorkerBackend::overwrite(BlockId block, const BlockId* source) {
 }
 
 // The worker zeroes and copies a block for all groups at once, the model for the block's own group.
-// In bytes beyond it, zeros or the source's bytes become what was there before; other bytes stay. A
-// zeroed block that the program leaves out is free: the step has preempted its request.
-void WorkerBackend::put_back_beyond(const StepProgram& program) {
+// In bytes beyond it, zeros or the source's bytes become what was there before; other bytes stay.
+void WorkerBackend::put_back_beyond() {
   std::vector<std::uint8_t> page;
   for (const Overwritten& before : overwritten_)
     for (std::int32_t t = 0; t < map_.num_tensors(); ++t) {
       const std::int32_t group = group_of_block_[index_of(before.block)];
-      const bool has_owner =
-          before.is_copy || std::ranges::count(program.zero, before.block, &GroupBlock::block) > 0;
       const std::vector<bool>& of_any = map_.used_bytes_of_any(t);
       read({.tensor = t, .block = before.block}, page);
       for (std::size_t i = 0; i < page.size(); ++i) {
-        const bool is_own = has_owner && group >= 0 && map_.used_bytes(t, group)[i];
+        const bool is_own = group >= 0 && map_.used_bytes(t, group)[i];
         const bool is_reached =
             of_any[i] || (before.is_copy ? copies_whole_ : opened_.order.empty());
         if (is_own || !is_reached) continue;
@@ -350,7 +347,7 @@ Result<void> WorkerBackend::execute(const StepProgram& program, StepReadback& re
   step_.sampled.clear();
   LS_ASSIGN_OR_RETURN(const bool failed, fails(readback));
   if (failed) return {};
-  put_back_beyond(program);
+  put_back_beyond();
   take_facts(program, facts, readback);
   if (facts_taker_ && is_whole(facts))
     facts_(step_.step, facts_taker_->after(memory(), facts, step_));
