@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/failed_check.h"
 #include "reference/profiles/releases.h"
 #include "sim/step/backend_config.h"
 
@@ -82,7 +83,27 @@ void LockstepRun::set_stuck() {
   set_liveness_verdict(config_, decisions_, name_of_, holding_, summary_);
 }
 
+// A check of this program that fails in a step is the failure of the engine that decided it.
+Result<bool> LockstepRun::checked(const std::function<Result<bool>()>& part) {
+  const ChecksThrow throwing;
+  try {
+    return part();
+  } catch (const FailedCheck& failed) {
+    summary_.verdict = Verdict::engine_failure;
+    summary_.engine_failure = {.kind = "check", .what = failed.what()};
+    return false;
+  }
+}
+
 Result<bool> LockstepRun::decide() {
+  return checked([this] { return decide_step(); });
+}
+
+Result<bool> LockstepRun::execute(const AgreedBatch& agreed) {
+  return checked([&] { return execute_step(agreed); });
+}
+
+Result<bool> LockstepRun::decide_step() {
   before_.resets.clear();
   LS_RETURN_IF_ERROR(apply_events());
   watch_.lap();
@@ -96,7 +117,7 @@ Result<bool> LockstepRun::decide() {
   return observe(&StepObserver::decided, {}, -1);
 }
 
-Result<bool> LockstepRun::execute(const AgreedBatch& agreed) {
+Result<bool> LockstepRun::execute_step(const AgreedBatch& agreed) {
   const SchedulerOutput& decision = *decision_;
   LS_RETURN_IF_ERROR(connector_.take_report(decision.step, memory_ != nullptr));
   LS_RETURN_IF_ERROR(check_transfers_end_once(decision));
