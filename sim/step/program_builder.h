@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -101,6 +102,9 @@ class ProgramBuilder {
   // 1: a page was restored in this block for a request to be admitted.
   IdVector<BlockId, std::uint8_t> restored_;
   std::vector<RequestId> held_;  // have left, and keep their blocks
+  // Names of requests that the current decision reports finished. A new request of that name is
+  // the next chunk of a session, in its blocks; the last block may hold some of its rows.
+  std::set<std::string> left_;
   std::vector<bool> void_rows_;  // of the last program
   std::int64_t ignored_zeros_ = 0;
 };
