@@ -435,9 +435,12 @@ void take_verdicts(const ReplayOptions& options, const OpenReplay& prepared, Oth
         summary.violation->check.starts_with("audit.") ? Verdict::audit : Verdict::violation;
 }
 
-// Of a recording: what its run leaves to other commands.
+// Layers without pages, and of a recording what its run leaves to other commands.
 void add_not_checked(const ReplayOptions& options, const OpenReplay& prepared,
                      const OtherVerdicts& others, RunSummary& summary) {
+  if (const std::int32_t kept = prepared.run.recipe.layers_per_group; kept > 0)
+    summary.not_checked.push_back(fmt::format(
+        "pages of the layers that --layers-per-group {} leaves out of each group", kept));
   if (others.audit == nullptr) return;
   if (!others.audit->not_audited().empty())
     summary.not_checked.push_back("the audit: " + others.audit->not_audited());

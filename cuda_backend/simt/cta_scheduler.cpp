@@ -18,6 +18,9 @@ namespace {
 // The scheduler whose worker is about to run for the first time.
 thread_local CtaScheduler* starting = nullptr;
 
+// Of the preemptions where CTAs take turns: how many make room for another CTA.
+constexpr std::uint32_t kMakeRoomOneIn = 32;
+
 }  // namespace
 
 void CtaScheduler::begin_launch(const Launch& launch, Random* random,
@@ -28,7 +31,6 @@ void CtaScheduler::begin_launch(const Launch& launch, Random* random,
   launch_ = launch;
   random_ = random;
   statistics_ = statistics;
-  next_extra_tag_ = launch.cta_count;
   thread_count_ = launch.block_dim.x * launch.block_dim.y * launch.block_dim.z;
   order_.resize(thread_count_);
   for (unsigned i = 0; i < thread_count_; ++i) order_[i] = i;
@@ -36,9 +38,10 @@ void CtaScheduler::begin_launch(const Launch& launch, Random* random,
   warps_.resize((thread_count_ + 31) / 32);
 }
 
-void CtaScheduler::run_cta(std::uint32_t linear) {
+void CtaScheduler::begin_cta(std::uint32_t linear) {
+  LS_CHECK(paused_ == nullptr, "CTA {} begins while CTA {} is paused", linear, cta_linear_);
   cta_linear_ = tag_ = linear;
-  first_extra_tag_ = next_extra_tag_;
+  further_tags_.clear();
   base_epoch_ = max_epoch_ = 0;
   started_ = finished_ = 0;
   given_up_ = false;
@@ -54,13 +57,16 @@ void CtaScheduler::run_cta(std::uint32_t linear) {
     }
   }
   if (launch_.shuffle) random_->shuffle(order_);
+}
 
-  starting = this;
-  Worker* first = next_worker();
-  LS_CHECK(first != nullptr, "no memory for the stack of one simulated thread");
-  continue_with(nullptr, first);
+bool CtaScheduler::resume() {
+  Worker* next = paused_ != nullptr ? std::exchange(paused_, nullptr) : next_worker();
+  LS_CHECK(next != nullptr, "no memory for the stack of one simulated thread");
+  continue_with(nullptr, next);
   current_ = nullptr;
+  if (paused_ != nullptr) return false;
   if (given_up_) forget_stacks();  // of threads that still wait
+  return true;
 }
 
 void CtaScheduler::forget_stacks() {
@@ -151,7 +157,7 @@ Worker* CtaScheduler::next_worker() {
   return worker;
 }
 
-// from is null, or to is null, for the stack that called run_cta.
+// from is null, or to is null, for the stack that called resume.
 void CtaScheduler::continue_with(Worker* from, Worker* to) {
   ++statistics_->switches;
   current_ = to;
@@ -159,6 +165,7 @@ void CtaScheduler::continue_with(Worker* from, Worker* to) {
     simt_current_thread_idx = to->thread_index;
     if (to->restart) {
       to->restart = false;
+      starting = this;
       to->fiber.restart(&CtaScheduler::worker_entry);
     }
   }
@@ -191,6 +198,11 @@ std::string CtaScheduler::census() const {
 }
 
 void CtaScheduler::preempt() {
+  if (launch_.takes_turns && random_->below(kMakeRoomOneIn) == 0) {
+    ++statistics_->preemptions;
+    paused_ = current_;
+    return continue_with(current_, nullptr);
+  }
   if (ready_.empty() && started_ >= thread_count_) return;
   ++statistics_->preemptions;
   ready_.push_back(current_);
@@ -220,10 +232,8 @@ std::uint32_t CtaScheduler::next_epoch() {
 // Restarts the epochs under another tag. Stamps with an earlier tag of this CTA count as ordered.
 // That is exact after a barrier; after a __syncwarp it may hide a race between two warps.
 void CtaScheduler::open_tag() {
-  LS_CHECK(next_extra_tag_ <= kMaxTag, "a launch with more than {} synchronisations",
-           std::uint64_t{kMaxTag} << kEpochBits);
-  tag_ = next_extra_tag_++;
-  listener_.on_tag(tag_, cta_linear_);
+  tag_ = listener_.open_tag(cta_linear_);
+  further_tags_.push_back(tag_);
   base_epoch_ = max_epoch_ = 0;
   for (const auto& worker : workers_) {
     worker->epoch = 0;
@@ -237,7 +247,7 @@ std::vector<std::uint32_t> CtaScheduler::tags_before(std::uint32_t tag) const {
   std::vector<std::uint32_t> tags;
   if (tag == cta_linear_) return tags;
   tags.push_back(cta_linear_);
-  for (std::uint32_t earlier = first_extra_tag_; earlier < tag; ++earlier) tags.push_back(earlier);
+  tags.insert(tags.end(), further_tags_.begin(), std::ranges::find(further_tags_, tag));
   return tags;
 }
 

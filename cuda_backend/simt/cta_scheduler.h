@@ -9,10 +9,13 @@
 //     the scheduler abandons the CTA with a barrier_divergence report and forgets its stacks.
 //  4. Epochs order accesses within a CTA. Everything before epoch base_epoch() happened before what
 //     runs now; within a warp, so did everything of an epoch smaller than one's own.
-//  5. Every worker is in exactly one place: current_, idle_, ready_, or a waiting list.
+//  5. Every worker is in exactly one place: current_, paused_, idle_, ready_, or a waiting list.
+//  6. Schedulers of CTAs that share the executor take turns: resume() returns when its CTA has ended
+//     or makes room for another. Nothing of a CTA changes while it is paused.
 // Memory is not part of this class. Shuffles exchange values and order nothing.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -69,8 +72,8 @@ class SchedulerListener {
  public:
   // by: the thread that caused it; null: the whole CTA.
   virtual void on_divergence(ReportKind kind, const Worker* by, std::string detail) = 0;
-  // The CTA has a further tag (stamp.h, rule 2).
-  virtual void on_tag(std::uint32_t tag, std::uint32_t cta_linear) = 0;
+  // A further tag for the CTA (stamp.h, rule 2).
+  virtual std::uint32_t open_tag(std::uint32_t cta_linear) = 0;
 
  protected:
   ~SchedulerListener() = default;
@@ -82,23 +85,25 @@ class CtaScheduler {
     void (*run_thread)(const void*) = nullptr;
     const void* args = nullptr;
     uint3 block_dim{};
-    std::uint32_t number = 0;     // for stamps
-    std::uint32_t cta_count = 0;  // tags below it are linear indices
-    bool stamps = false;          // keep epochs and stamps: accesses are checked
-    bool shuffle = false;         // seeded order instead of the fixed one
-    bool hunt = false;            // run other threads when one ends
+    std::uint32_t number = 0;  // for stamps
+    bool stamps = false;       // keep epochs and stamps: accesses are checked
+    bool shuffle = false;      // seeded order instead of the fixed one
+    bool hunt = false;         // run other threads when one ends
+    bool takes_turns = false;  // a preemption may make room for another CTA
   };
 
   explicit CtaScheduler(SchedulerListener& listener) : listener_(listener) {}
 
   void begin_launch(const Launch& launch, Random* random, LaunchStatistics* statistics);
-  void run_cta(std::uint32_t linear);
+  void begin_cta(std::uint32_t linear);
+  // Runs the CTA until it ends (true) or makes room for another one.
+  bool resume();
 
   Worker* current() { return current_; }
   std::uint32_t cta_linear() const { return cta_linear_; }
   std::uint32_t base_epoch() const { return base_epoch_; }
   bool tag_is_of_this_cta(std::uint32_t tag) const {
-    return tag == cta_linear_ || tag >= first_extra_tag_;
+    return tag == cta_linear_ || std::ranges::find(further_tags_, tag) != further_tags_.end();
   }
   // The tags that this CTA had before the given one of its tags.
   std::vector<std::uint32_t> tags_before(std::uint32_t tag) const;
@@ -181,11 +186,11 @@ class CtaScheduler {
   std::vector<Worker*> idle_;
   std::vector<Worker*> ready_;
   Worker* current_ = nullptr;
+  Worker* paused_ = nullptr;  // that ran when the CTA made room for another
 
   std::uint32_t cta_linear_ = 0;
   std::uint32_t tag_ = 0;
-  std::uint32_t first_extra_tag_ = 0;
-  std::uint32_t next_extra_tag_ = 0;
+  std::vector<std::uint32_t> further_tags_;  // of this CTA, in the order of its epochs
   std::uint32_t base_epoch_ = 0;
   std::uint32_t max_epoch_ = 0;
   unsigned thread_count_ = 0;

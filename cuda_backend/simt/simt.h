@@ -45,7 +45,8 @@
 //  4. memcpy and memset are for registers. The checked variant checks them anyway: to device memory
 //     memcpy is a copy_value, from device memory into a local it is a load.
 //  5. A kernel defines no objects with destructors: a faulting thread is abandoned, not unwound.
-//  6. No spin-waiting on another CTA: on the CPU the CTAs of a launch run one after the other.
+//  6. No spin-waiting on another CTA: outside of mode hunt, the CPU runs the CTAs of a launch one
+//     after the other.
 #pragma once
 
 #include <cmath>

@@ -363,6 +363,14 @@ bool lay_out_again(const SavedCase& saved, std::vector<KVCacheGroupSpec> groups,
   return is_accepted(next);
 }
 
+// Tokens of the blocks that kernels of compressed rows take, and by which longer blocks are cut.
+constexpr std::int64_t kKernelBlock = 64;
+
+static void align_to_kernel_blocks(KVCacheSpec& spec) {
+  if (shares_rows(spec.tokens_per_state) && spec.block_size >= kKernelBlock)
+    spec.block_stride_alignment = unpadded_page_size_bytes(spec) / (spec.block_size / kKernelBlock);
+}
+
 // Nothing stands against further caches in general.
 static bool takes_further_caches(const Draw& draw, const SavedCase& saved) {
   const bool one_rank = saved.tensor_parallel_size * saved.pipeline_parallel_size == 1 &&
@@ -389,8 +397,10 @@ void draw_further_caches(Draw& draw, SavedCase& saved) {
   if (draw.has(Feature::compressed_rows))
     with([&](auto& groups) {
       for (KVCacheGroupSpec& group : groups)
-        if (is_full_of_latents(group.spec.kind) && group.spec.block_size % ratio == 0)
+        if (is_full_of_latents(group.spec.kind) && group.spec.block_size % ratio == 0) {
           group.spec.tokens_per_state = {ratio};
+          align_to_kernel_blocks(group.spec);
+        }
       return count_kind(groups, is_full_of_latents) > 0;
     });
 }
@@ -421,7 +431,6 @@ void split_blocks(Draw& draw, SavedCase& saved) {
 }
 
 void map_tables(SavedCase& saved) {
-  constexpr std::int64_t kKernelBlock = 64;
   std::vector<KVCacheGroupSpec> groups = saved.cache.groups;
   const auto compressed = std::ranges::find_if(groups, [](const KVCacheGroupSpec& group) {
     return shares_rows(group.spec.tokens_per_state);
@@ -437,9 +446,7 @@ void map_tables(SavedCase& saved) {
     spec.attention_chunk_size = cdiv(spec.attention_chunk_size, spec.block_size) * spec.block_size;
     if (shares_rows(spec.tokens_per_state) && spec.block_size < kKernelBlock)
       return;  // shorter than the first
-    if (shares_rows(spec.tokens_per_state))
-      spec.block_stride_alignment =
-          unpadded_page_size_bytes(spec) / (spec.block_size / kKernelBlock);
+    align_to_kernel_blocks(spec);
   }
   SavedCase in_long_blocks = saved, next;
   in_long_blocks.engine.block_size *= static_cast<std::int32_t>(longer);

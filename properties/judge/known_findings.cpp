@@ -322,10 +322,6 @@ bool pads_new_decodes(const SavedCase& saved) {
          saved.engine.num_spec_tokens > 0;
 }
 
-bool loads_beside_full_groups(const SavedCase& saved) {
-  return has_connector(saved) && second_full_group_is_not_cut(saved);
-}
-
 // Defects in which the model does not follow the engine: it continues where the engine stops or
 // miscounts. `text`: part of the engine's message; `reached`: what the model reaches in the case,
 // and passes.
@@ -335,7 +331,8 @@ struct EngineFinding {
   Reached reached;
 };
 constexpr std::string_view kStops[] = {"engine.exception"};
-constexpr std::string_view kMiscounts[] = {"engine.exception", "audit.conservation"};
+constexpr std::string_view kMiscounts[] = {"engine.exception", "audit.conservation",
+                                           "conform.free_blocks"};
 constexpr EngineFinding kEngineFindings[] = {
     {{10, "a step with fewer drafts stops the engine", steps_may_end_sooner, kStops},
      "num_required_blocks",
@@ -344,7 +341,7 @@ constexpr EngineFinding kEngineFindings[] = {
      "num_new_tokens == 1 + self.num_spec_tokens",
      Reached::step},
     {{23, "a load shorter than another group's hit makes the pool miscount",
-      loads_beside_full_groups, kMiscounts},
+      second_full_group_is_not_cut, kMiscounts},
      "",
      Reached::external_hit},
 };

@@ -238,8 +238,10 @@ void Scheduler::Impl::begin_step() {
 
   step.budget = pause_state == PauseState::paused_all ? 0 : token_budget;
   step.input_budget = config.max_num_batched_tokens;
-  // A request that runs alone delays no other.
-  const bool binds = !profile.long_prefill_only_in_company || running.size() + waiting.size() > 1;
+  // A request delays no other if it is the only one, counting those that load.
+  const std::size_t loading = remote == nullptr ? 0 : remote->passed_over().size();
+  const bool binds =
+      !profile.long_prefill_only_in_company || running.size() + waiting.size() + loading > 1;
   step.long_prefill_threshold = binds ? config.long_prefill_token_threshold : 0;
   step.continues_prefill = false;
   cache.begin_step();

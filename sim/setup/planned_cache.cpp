@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "base/number_text.h"
@@ -116,6 +117,39 @@ Result<KVCacheConfig> of_whole_model(const KVCacheConfig& rank, const ModelSpec&
   return whole_plan(rank, whole, tp_size);
 }
 
+// Of each group the first layers of each spec, as many as run.recipe says. A drafter's stay: its
+// passes need all of them.
+void keep_layers(const RunSpec& run, KVCacheConfig& plan, std::vector<std::string>& chosen) {
+  const std::int64_t count = run.recipe.layers_per_group;
+  if (count == 0) return;
+  std::set<std::string> kept;
+  std::size_t all = 0;
+  for (const auto& module : plan.draft_modules) kept.insert(module.begin(), module.end());
+  for (KVCacheGroupSpec& group : plan.groups) {
+    all += group.layer_names.size();
+    std::vector<std::string> names;
+    std::vector<KVCacheSpec> specs;
+    for (std::size_t i = 0; i < group.layer_names.size(); ++i) {
+      const bool is_first = group.is_uniform_type()
+                                ? std::ranges::count(specs, group.layer_specs[i]) < count
+                                : std::ssize(names) < count * group.layers_per_page;
+      if (!is_first && !kept.contains(group.layer_names[i])) continue;
+      names.push_back(group.layer_names[i]);
+      if (group.is_uniform_type()) specs.push_back(group.layer_specs[i]);
+    }
+    kept.insert(names.begin(), names.end());
+    group.layer_names = std::move(names);
+    group.layer_specs = std::move(specs);
+  }
+  for (KVCacheTensor& tensor : plan.tensors)
+    std::erase_if(tensor.shared_by,
+                  [&](const std::string& layer) { return !kept.contains(layer); });
+  std::erase_if(plan.tensors, [](const KVCacheTensor& tensor) { return tensor.shared_by.empty(); });
+  chosen.push_back(
+      fmt::format("{} of {} layers have pages: {} of each group and spec",
+                  kept.size(), all, count));
+}
+
 // As releases before the overlaid memory plan: a tensor for each place in a group.
 Result<KVCacheConfig> plan_tensors(RunSpec& run, const CacheWishes& wishes, const ModelSpec& model,
                                    const LayerSpecs& layers, PlanOptions options,
@@ -127,7 +161,9 @@ Result<KVCacheConfig> plan_tensors(RunSpec& run, const CacheWishes& wishes, cons
   run.engine.block_size = static_cast<std::int32_t>(plan.aligned.block_size);
   run.engine.mamba_block_size =
       static_cast<std::int32_t>(plan.aligned.mamba_block_size.value_or(0));
-  return of_whole_model(plan.workers.front(), model, layers, options);
+  LS_ASSIGN_OR_RETURN(auto whole, of_whole_model(plan.workers.front(), model, layers, options));
+  keep_layers(run, whole, chosen);
+  return whole;
 }
 
 // Whether the release overlays its groups, and this run's memory can be laid out so.
@@ -190,6 +226,7 @@ Result<std::optional<KVCacheConfig>> plan_overlaid(RunSpec& run, const CacheWish
     LS_ASSIGN_OR_RETURN(plan, of_whole_model(*plan, model, layers, options));
   }
   plan->draft_modules = draft_modules_of(layers, model.mtp_modules);
+  keep_layers(run, *plan, chosen);
   const CacheLayout layout = placement.order;
   if (placement.host) run.engine.host_pool_num_blocks = placement.host->num_blocks;
   const auto in_memory = placed_layout(*plan, backend, layout);

@@ -176,6 +176,10 @@ Result<void> resolve_trace(const ReplayRequest& request, const ReplayInput& inpu
       return fail("{} is of states, which a --model may have",
                   field.flag.empty() ? field.no_flag : field.flag);
   }
+  if (given.has("layers_per_group") && !given.has("model"))
+    return fail("--layers-per-group is of a --model; equal layers are --layers");
+  if (given.has("layers_per_group") && given.has("hisparse_host_gib"))
+    return fail("--layers-per-group: HiSparse's groups need all of their layers; leave it out");
   if (given.has("hisparse_host_gib") && !given.has("model"))
     return fail("--hisparse-host-gib is of a --model with sparse attention");
   if (given.has("hisparse_device_buffer") && !given.has("hisparse_host_gib"))

@@ -76,7 +76,7 @@ ProgramBuilder::ProgramBuilder(const EngineConfig& engine, const BackendConfig& 
       group_of_block_(static_cast<std::size_t>(model.num_blocks()), -1),
       to_be_zeroed_(static_cast<std::size_t>(model.num_blocks())),
       loaded_for_(static_cast<std::size_t>(model.num_blocks())),
-      restored_(static_cast<std::size_t>(model.num_blocks())) {}
+      restored_for_(static_cast<std::size_t>(model.num_blocks())) {}
 
 ProgramBuilder::HitEnds ProgramBuilder::hit_ends_of(const EngineConfig& engine,
                                                     const KVCacheConfig& plan) {
@@ -160,30 +160,37 @@ void ProgramBuilder::release(std::span<const HeldRequest> held) {
 // Its id may be another's from now on, and what it began to load belongs to no request.
 void ProgramBuilder::forget(RequestId id) {
   worker_.forget(id);
-  for (std::optional<RequestId>& mark : loaded_for_)
-    if (mark == id) mark.reset();
+  for (LoadedFor* marks : {&loaded_for_, &restored_for_})
+    for (std::optional<RequestId>& mark : *marks)
+      if (mark == id) mark.reset();
+  std::erase_if(host_loads_, [&](const auto& load) { return load.second == id; });
 }
 
 void ProgramBuilder::begin_loads(const StepTransfers& transfers, StepProgram& program) {
   for (const BlockTransfer& load : transfers.begun) {
     worker_.know(load.request);
-    if (model_.is_source_group(load.group)) continue;  // it is on the host
+    if (model_.is_source_group(load.group)) {
+      host_loads_.insert_or_assign(load.block, load.request);
+      continue;
+    }
     hand_out(load.group, load.block, program);
     loaded_for_[load.block] = load.request;
   }
 }
 
 // Restores a page that was loaded on the host to the device, possibly before its request is
-// admitted.
+// admitted, and possibly when its request has already been aborted.
 void ProgramBuilder::restore_pages(const SchedulerOutput& decision, StepProgram& program) {
   for (const PageTransfer& transfer : decision.host_pages.transfers) {
     if (!transfer.restores) continue;
+    const auto load = host_loads_.find(transfer.host);
     auto block = transfer.resident.begin();
     for (std::int32_t g = 0; g < model_.num_groups(); ++g) {
       if (!model_.is_resident_group(g)) continue;
       LS_CHECK(block != transfer.resident.end(), "a restored page without a block in group {}", g);
       hand_out(g, *block, program);
-      restored_[*block] = 1;
+      restored_for_[*block] =
+          load == host_loads_.end() ? std::nullopt : std::optional(load->second);
       program.loads.push_back(
           {.group = g, .block = *block++, .host = HostBlockId{index_of(transfer.host)}});
     }
@@ -277,11 +284,11 @@ void ProgramBuilder::append_blocks(const SchedulerOutput& decision, std::size_t 
   }
 }
 
-// The page that ends its computed tokens. Marks of a request that ended before its admission do not
-// count.
+// The page that ends its computed tokens.
 bool ProgramBuilder::was_restored(const ScheduledRequest& scheduled, BlockId block,
                                   std::size_t page) {
-  if (std::exchange(restored_[block], 0) == 0 || scheduled.computed == 0) return false;
+  if (std::exchange(restored_for_[block], std::nullopt) != scheduled.id || scheduled.computed == 0)
+    return false;
   const std::int64_t size = spec_of(model_.source_group()).block_size;
   return std::cmp_equal(page, (scheduled.computed - 1) / size) ||
          std::cmp_equal(page, scheduled.computed / size);

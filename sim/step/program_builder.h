@@ -98,10 +98,11 @@ class ProgramBuilder {
   std::map<BlockId, RequestId> hit_;  // in this step, by which request
   std::vector<BlockCopy> settled_;    // for the next program
   // By block: the request that loads into it and has not run since. None: no load.
-  IdVector<BlockId, std::optional<RequestId>> loaded_for_;
-  // 1: a page was restored in this block for a request to be admitted.
-  IdVector<BlockId, std::uint8_t> restored_;
-  std::vector<RequestId> held_;  // have left, and keep their blocks
+  using LoadedFor = IdVector<BlockId, std::optional<RequestId>>;
+  LoadedFor loaded_for_;
+  LoadedFor restored_for_;                     // a page of its load, from the host
+  std::map<BlockId, RequestId> host_loads_{};  // likewise, by block of the host pool
+  std::vector<RequestId> held_;                // have left, and keep their blocks
   // Names of requests that the current decision reports finished. A new request of that name is
   // the next chunk of a session, in its blocks; the last block may hold some of its rows.
   std::set<std::string> left_;

@@ -63,6 +63,45 @@ TEST(SimtOrder, HuntShowsWhatALostUpdateDoes) {
   device.expect_clean();
 }
 
+// What one CTA at a time cannot run: in mode hunt three of them take turns.
+TEST(SimtOrder, CtasThatWaitForEachOtherRunInHuntAsFarAsTheyAreResident) {
+  for (std::uint64_t seed = 1; seed <= 10; ++seed) {
+    TestDevice device(Mode::hunt, seed);
+    unsigned* turn = device.uploaded<unsigned>({0}, "turn");
+    int* sums = device.undefined<int>(3, "sums");
+    ASSERT_EQ(bug_kernels.relay(device.stream(), turn, sums, 3, true), simt::success);
+    device.expect_clean();
+    EXPECT_EQ(device.read(sums, 3), (std::vector<int>{1, 2, 3}));
+    turn = device.uploaded<unsigned>({0}, "turn");
+    ASSERT_EQ(bug_kernels.relay(device.stream(), turn, sums, 3, false), simt::success);
+    device.take_only(ReportKind::race);
+
+    unsigned* arrived = device.uploaded<unsigned>({0}, "arrived");
+    int* passed = device.uploaded<int>({0}, "passed");
+    ASSERT_EQ(bug_kernels.grid_barrier(device.stream(), arrived, passed, 3), simt::success);
+    device.expect_clean();
+    EXPECT_EQ(device.read(passed, 1)[0], 3);
+  }
+  TestDevice device(Mode::hunt);
+  unsigned* arrived = device.uploaded<unsigned>({0}, "arrived");
+  int* passed = device.uploaded<int>({0}, "passed");
+  ASSERT_EQ(bug_kernels.grid_barrier(device.stream(), arrived, passed, 5), simt::success);
+  device.take_only(ReportKind::runaway);
+  EXPECT_LT(device.read(passed, 1)[0], 5);
+}
+
+TEST(SimtOrder, HuntShowsAnUpdateThatAnotherCtaLoses) {
+  std::size_t lost = 0;
+  for (std::uint64_t seed = 1; seed <= 20; ++seed) {
+    TestDevice device(Mode::hunt, seed);
+    int* counter = device.uploaded<int>({0}, "counter");
+    ASSERT_EQ(bug_kernels.count_up_alone(device.stream(), counter, 64), simt::success);
+    lost += device.read(counter, 1)[0] < 64;
+    device.take_only(ReportKind::race);
+  }
+  EXPECT_EQ(lost, 20u);
+}
+
 TEST(SimtOrder, TwoCtasThatWriteOneRowRace) {
   TestDevice device(Mode::check);
   const auto* slots = device.uploaded<std::int64_t>({3, 9, -1, 5, 9, 0}, "slot_mapping");

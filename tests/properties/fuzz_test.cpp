@@ -106,6 +106,14 @@ TEST(FuzzSlow, TenThousandCasesWithKernelsSeeEveryClass) {
   for (const std::string_view name : report.missing_classes()) ADD_FAILURE() << name << ": never";
 }
 
+// Compressed rows in blocks of 192 tokens, which their kernels cut into blocks of 64.
+TEST(Fuzz, NoCaseHasPagesThatAreCutInsideARow) {
+  FuzzOptions options = fuzzing("simt", 1);
+  options.first_seed = 6139;
+  options.generator.device_modes = true;
+  expect_agreement(fuzz(options));
+}
+
 TEST(Fuzz, AClassThatStaysEmptyIsNamed) {
   FuzzOptions options = fuzzing("none", 10'000);
   options.generator.never = {Feature::resets};

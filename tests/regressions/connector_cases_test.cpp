@@ -55,5 +55,11 @@ TEST(ConnectorCasesFound, ALateReportSendsBackTheRequestThatHasTheBlockNow) {
   EXPECT_GE(outcome.tally[Reached::lost_blocks], 1);
 }
 
+// Seeds 2137 and 4110. A request is aborted while it loads, and its last page is restored to the
+// device anyway. The next request takes that block, which counted as restored for it.
+TEST(ConnectorCasesFound, APageRestoredForAnAbortedRequestIsNobodysHit) {
+  expect_agreed("page_restored_for_an_aborted_request", Reached::abort_loading);
+}
+
 }  // namespace
 }  // namespace lockstep

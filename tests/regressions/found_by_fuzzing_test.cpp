@@ -6,6 +6,7 @@
 #include "properties/audit/audit.h"
 #include "properties/judge/judge.h"
 #include "properties/judge/known_findings.h"
+#include "sim/conform/conform.h"
 #include "traces/formats/saved_case.h"
 
 namespace lockstep {
@@ -245,6 +246,31 @@ TEST(FoundByFuzzing, VllmCountsBlocksFreeThatAShorterLoadDidNotTake) {
   const KnownFinding* of_model = known_finding(*saved, judge(*saved));
   ASSERT_NE(of_model, nullptr);
   EXPECT_EQ(of_model->number, 2);
+}
+
+// Seed 2219 of 0.22.1 with --conform: the model counts the blocks that exist.
+TEST(FoundByFuzzing, ACountThatAShorterLoadMakesWrongIsThatFindingWithConformToo) {
+  const auto saved = read_saved_case(
+      LOCKSTEP_SOURCE_DIR "/tests/regressions/load_ends_before_a_hit_of_hidden_states.case.jsonl");
+  ASSERT_TRUE(saved) << saved.error().message;
+  Outcome outcome;
+  outcome.kind = OutcomeKind::violation;
+  outcome.check = "conform.free_blocks";
+  outcome.step = 1;
+  const KnownFinding* known = known_finding_of_engine(*saved, outcome);
+  ASSERT_NE(known, nullptr);
+  EXPECT_EQ(known->number, 23);
+  outcome.check = "conform.scheduled";
+  EXPECT_EQ(known_finding_of_engine(*saved, outcome), nullptr);
+}
+
+// Seed 1080 of 0.33.0 with --conform: long_prefill_token_threshold binds a request that is alone
+// in the queues while another one loads.
+TEST(FoundByFuzzing, ARequestThatLoadsIsCompanyOfALongPrefill) {
+  const auto conformed = conform_recording(
+      LOCKSTEP_SOURCE_DIR "/tests/regressions/vllm_0_33_0_threshold_counts_loads.jsonl");
+  ASSERT_TRUE(conformed) << conformed.error().message;
+  EXPECT_FALSE(conformed->mismatch) << conformed->mismatch->what;
 }
 
 // Findings 26, 27, 28 and 48 to 52 are defects of a worker, whose host names them by their cause.

@@ -229,5 +229,51 @@ TEST(ModelReplays, OfSparseAttentionWithAHostPoolHaveHiSparsesGroups) {
   EXPECT_EQ(alone.error().message, "--hisparse-device-buffer needs --hisparse-host-gib");
 }
 
+// Of each group and spec one layer has pages: blocks, kinds of pages and decisions are the model's.
+TEST(ModelReplays, OfFewerLayersPerGroupDecideTheSame) {
+  const tests::TemporaryFolder folder;
+  ModelJson pairs = ModelJson::array();
+  for (int i = 0; i < 3; ++i) pairs.push_back({"attn", "indexer"});
+  struct Run {
+    std::vector<std::size_t> layers;  // by group
+    std::int64_t num_blocks = 0;
+    std::int64_t cached_tokens = 0;
+    std::string decisions, ending;
+  };
+  const auto run = [&](const std::string& engine, const std::string& backend, int layers) {
+    ReplayRequest request{.file = trace_of(folder, ModelJson::object()), .run = {}};
+    request.run.set_text("model", model_with(folder, "deepseek-v3.2", pairs));
+    request.run.set_text("engine", engine);
+    request.run.spec.backend = backend;
+    request.run.add(run_field("backend"));
+    request.run.spec.recipe.layers_per_group = layers;
+    if (layers > 0) request.run.add(run_field("layers_per_group"));
+    auto prepared = prepare_replay(std::move(request));
+    EXPECT_TRUE(prepared) << prepared.error().message;
+    Run result;
+    result.num_blocks = prepared->run.cache.num_blocks;
+    for (const KVCacheGroupSpec& group : prepared->run.cache.groups)
+      result.layers.push_back(group.layer_names.size());
+    if (backend != "none") prepared->parts.backend = make_simt_backend;
+    auto session = Session::open(prepared->config, std::move(prepared->parts));
+    EXPECT_TRUE(session) << session.error().message;
+    const auto report = (*session)->run();
+    EXPECT_TRUE(report) << report.error().message;
+    result.cached_tokens = report->summary.cached_tokens;
+    result.decisions = to_hex(report->summary.state_hash);
+    result.ending = name_of(report->summary.verdict);
+    return result;
+  };
+  for (const std::string engine : {"vllm-0.22.1", "vllm-0.33.0"}) {
+    const Run whole = run(engine, "none", 0), part = run(engine, "none", 1);
+    EXPECT_EQ(whole.layers, std::vector<std::size_t>{6}) << engine;
+    EXPECT_EQ(part.layers, std::vector<std::size_t>{2}) << engine;
+    EXPECT_EQ(part.num_blocks, whole.num_blocks) << engine;
+    EXPECT_EQ(part.decisions, whole.decisions) << engine;
+    EXPECT_GT(part.cached_tokens, 0) << engine;
+    EXPECT_EQ(run(engine, "simt", 1).ending, "agreed") << engine;
+  }
+}
+
 }  // namespace
 }  // namespace lockstep

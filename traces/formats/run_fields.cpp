@@ -180,6 +180,11 @@ constexpr RunField kFields[] = {
     engine_row<&EngineConfig::num_prefill_lookahead_tokens>(
         {.name = "num_prefill_lookahead_tokens"}),
     engine_row<&EngineConfig::prefix_match_unit>({.name = "prefix_match_unit"}),
+    row<&RunSpec::recipe, &RunRecipe::layers_per_group>(option(
+        "layers_per_group", kCache, "--layers-per-group",
+        "of a --model: the first N layers of each group have pages; decisions, blocks and the "
+        "kinds of pages stay (all)",
+        kByRecordings, 1, 1024)),
     row<&RunSpec::recipe, &RunRecipe::hisparse_host_gib>(
         option("hisparse_host_gib", kCache, "--hisparse-host-gib",
                "HiSparse: a --model's sparse attention keeps its rows in a host pool of this many "

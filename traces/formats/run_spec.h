@@ -97,6 +97,7 @@ struct Fault {
 struct RunRecipe {
   std::string model;  // of the catalogue, or a file; empty: equal layers
   std::int32_t layers = 2;
+  std::int32_t layers_per_group = 0;  // of a model: the first ones of each group; 0: all
   std::int32_t kv_heads = 0;  // 0: 2, or of mla 1
   std::int32_t head_size = 64;
   std::string dtype = "bf16";      // also "fp8_per_token_head" and the like

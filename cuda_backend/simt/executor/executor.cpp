@@ -7,6 +7,7 @@
 #include <cstring>
 #include <iterator>
 #include <numeric>
+#include <span>
 #include <utility>
 
 #include "base/check.h"
@@ -31,6 +32,9 @@ constexpr std::uint64_t kMaxCtas = 0xffffffffu;
 // CTAs of a launch that a team shares, and parts that each member takes of them.
 constexpr std::uint32_t kLeastSharedCtas = 32;
 constexpr std::int64_t kPartsPerMember = 8;
+// CTAs that take turns in mode hunt. A CTA that waits for one beyond them waits forever, as on a
+// GPU that has no room for both.
+constexpr std::uint32_t kResidentCtas = 3;
 
 // Marks what runs on this OS thread, for the time of a launch.
 class Running {
@@ -50,10 +54,11 @@ std::size_t capacity_of(const LaunchConfig& config) {
   return config.large_shared ? SharedMemory::kLargeCapacityBytes : SharedMemory::kCapacityBytes;
 }
 
-void run_cta(CtaRunner& runner, const LaunchConfig& config, std::uint32_t cta) {
+bool resume_cta(CtaRunner& runner, const LaunchConfig& config) {
+  const std::uint32_t cta = runner.scheduler.cta_linear();
   simt_current_block_idx = {cta % config.grid.x, cta / config.grid.x % config.grid.y,
                             cta / config.grid.x / config.grid.y};
-  runner.scheduler.run_cta(cta);
+  return runner.scheduler.resume();
 }
 
 }  // namespace
@@ -63,10 +68,14 @@ Executor::Impl::Impl(const ExecutorOptions& options_, Arena arena_)
       arena(std::move(arena_)),
       random(options_.seed),
       main(*this),
-      checker(
-          options_.mode == Mode::fast
-              ? nullptr
-              : std::make_unique<Checker>(arena, main.shared, main.scheduler, launches, reports)) {}
+      checker(options_.mode == Mode::fast ? nullptr
+                                          : std::make_unique<Checker>(arena, launches, reports)) {}
+
+CtaRunner::CtaRunner(Executor::Impl& impl)
+    : scheduler(*this),
+      watched(impl.options.mode == Mode::fast ? nullptr
+                                              : std::make_unique<WatchedCta>(shared, scheduler)),
+      impl_(impl) {}
 
 // ---------------------------------------------------------------- launches
 
@@ -100,25 +109,26 @@ error_t Executor::Impl::launch(const LaunchConfig& config, runtime::Variant vari
   reports.begin_launch(&statistics);
   const bool hunt = checked && options.mode == Mode::hunt;
   const auto cta_count = static_cast<std::uint32_t>(ctas);
+  next_tag = cta_count;
   const CtaScheduler::Launch described{
       .run_thread = run_thread,
       .args = args,
       .block_dim = {config.block.x, config.block.y, config.block.z},
       .number = number,
-      .cta_count = cta_count,
       .stamps = checked,
       .shuffle = checked,
-      .hunt = hunt};
+      .hunt = hunt,
+      .takes_turns = hunt && cta_count > 1};
   begin(main, config, described, &statistics);
   if (checked)
     checker->begin_launch({hunt ? options.preempt_one_in : 0, options.max_accesses_per_thread,
                            definedness_known, declared},
                           args, args_bytes, &random, &statistics);
   if (checked)
-    run_checked(config, cta_count);
+    run_checked(config, described, cta_count);
   else
-    run_ctas(config, described);
-  add_found();
+    run_ctas(config, described, cta_count);
+  add_found(main);
   add_to_totals();
   return success;
 }
@@ -142,29 +152,36 @@ void Executor::Impl::begin(CtaRunner& runner, const LaunchConfig& config,
   runner.scheduler.begin_launch(launch, &random, counts);
 }
 
-void Executor::Impl::run_ctas(const LaunchConfig& config, const CtaScheduler::Launch& launch) {
+std::vector<CtaRunner*> Executor::Impl::runners(std::size_t count) {
+  while (others.size() + 1 < count) others.push_back(std::make_unique<CtaRunner>(*this));
+  std::vector<CtaRunner*> all = {&main};
+  for (std::size_t i = 0; all.size() < count && others[i]->usable(); ++i)
+    all.push_back(others[i].get());
+  return all;
+}
+
+void Executor::Impl::run_ctas(const LaunchConfig& config, const CtaScheduler::Launch& launch,
+                              std::uint32_t cta_count) {
   const auto run = [&](CtaRunner& runner, std::int64_t first, std::int64_t last) {
     const Running mark(&runner, nullptr);
-    for (std::int64_t cta = first; cta < last; ++cta)
-      run_cta(runner, config, static_cast<std::uint32_t>(cta));
+    for (std::int64_t cta = first; cta < last; ++cta) {
+      runner.scheduler.begin_cta(static_cast<std::uint32_t>(cta));
+      resume_cta(runner, config);
+    }
   };
-  if (options.num_threads == 1 || launch.cta_count < kLeastSharedCtas)
-    return run(main, 0, launch.cta_count);
-  if (team == nullptr) {
-    team = std::make_unique<lockstep::ThreadTeam>(options.num_threads);
-    while (std::ssize(others) + 1 < team->size())
-      others.push_back(std::make_unique<CtaRunner>(*this));
-  }
+  if (options.num_threads == 1 || cta_count < kLeastSharedCtas) return run(main, 0, cta_count);
+  if (team == nullptr) team = std::make_unique<lockstep::ThreadTeam>(options.num_threads);
+  const std::vector<CtaRunner*> members = runners(static_cast<std::size_t>(team->size()));
   const std::int64_t parts = team->size() * kPartsPerMember;
-  const std::int64_t part = (launch.cta_count + parts - 1) / parts;
+  const std::int64_t part = (cta_count + parts - 1) / parts;
   std::atomic<std::int64_t> next = 0;
   team->run([&](int member) {
-    CtaRunner& runner = member == 0 ? main : *others[static_cast<std::size_t>(member - 1)];
+    if (member >= std::ssize(members)) return;
+    CtaRunner& runner = *members[static_cast<std::size_t>(member)];
     runner.counts = {};
     if (member > 0) begin(runner, config, launch, &runner.counts);
-    for (std::int64_t first = next.fetch_add(part); first < launch.cta_count;
-         first = next.fetch_add(part))
-      run(runner, first, std::min<std::int64_t>(first + part, launch.cta_count));
+    for (std::int64_t first = next.fetch_add(part); first < cta_count; first = next.fetch_add(part))
+      run(runner, first, std::min<std::int64_t>(first + part, cta_count));
   });
   for (const auto& other : others) {
     statistics.barriers += other->counts.barriers;
@@ -176,18 +193,32 @@ void Executor::Impl::run_ctas(const LaunchConfig& config, const CtaScheduler::La
 }
 
 // A seeded walk i -> i * step + start through all CTAs, step and count without a common factor.
-void Executor::Impl::run_checked(const LaunchConfig& config, std::uint32_t cta_count) {
-  const Running mark(&main, checker.get());
+void Executor::Impl::run_checked(const LaunchConfig& config, const CtaScheduler::Launch& launch,
+                                 std::uint32_t cta_count) {
   std::uint64_t step = 1, linear = 0;
   if (cta_count > 1) {
     linear = random.below(cta_count);
     step = 1 + random.below(cta_count - 1);
     while (std::gcd(step, std::uint64_t{cta_count}) != 1) ++step;
   }
-  for (std::uint32_t i = 0; i < cta_count; ++i) {
-    checker->begin_cta();
-    run_cta(main, config, static_cast<std::uint32_t>(linear));
-    linear = (linear + step) % cta_count;
+  std::vector<CtaRunner*> idle =
+      runners(launch.takes_turns ? std::min(cta_count, kResidentCtas) : 1);
+  for (CtaRunner* runner : std::span(idle).subspan(1)) begin(*runner, config, launch, &statistics);
+  std::vector<CtaRunner*> resident;
+  for (std::uint32_t begun = 0; begun < cta_count || !resident.empty();) {
+    for (; begun < cta_count && !idle.empty(); ++begun, linear = (linear + step) % cta_count) {
+      Checker::begin_cta(*idle.back()->watched);
+      idle.back()->scheduler.begin_cta(static_cast<std::uint32_t>(linear));
+      resident.push_back(idle.back());
+      idle.pop_back();
+    }
+    const auto count = static_cast<std::uint32_t>(resident.size());
+    const auto chosen = resident.begin() + (count == 1 ? 0 : random.below(count));
+    checker->enter(*(*chosen)->watched);
+    const Running mark(*chosen, checker.get());
+    if (!resume_cta(**chosen, config)) continue;
+    idle.push_back(*chosen);
+    resident.erase(chosen);
   }
 }
 
@@ -200,16 +231,19 @@ void CtaRunner::on_divergence(ReportKind kind, const Worker* by, std::string det
                                       by == nullptr ? scheduler.base_epoch() : by->epoch);
   if (by != nullptr) report.thread_index = by->thread_index;
   found.emplace_back(scheduler.cta_linear(), std::move(report));
-  if (runtime::running_checker != nullptr) impl_.add_found();
+  if (runtime::running_checker != nullptr) impl_.add_found(*this);
 }
 
-void CtaRunner::on_tag(std::uint32_t tag, std::uint32_t cta_linear) {
-  impl_.launches.keep_tag(impl_.launch_number, tag, cta_linear);
+std::uint32_t CtaRunner::open_tag(std::uint32_t cta_linear) {
+  LS_CHECK(impl_.next_tag <= kMaxTag, "a launch with more than {} synchronisations",
+           std::uint64_t{kMaxTag} << kEpochBits);
+  impl_.launches.keep_tag(impl_.launch_number, impl_.next_tag, cta_linear);
+  return impl_.next_tag++;
 }
 
-void Executor::Impl::add_found() {
-  std::ranges::stable_sort(main.found, {}, &std::pair<std::uint32_t, Report>::first);
-  for (auto& [cta, report] : std::exchange(main.found, {}))
+void Executor::Impl::add_found(CtaRunner& runner) {
+  std::ranges::stable_sort(runner.found, {}, &std::pair<std::uint32_t, Report>::first);
+  for (auto& [cta, report] : std::exchange(runner.found, {}))
     if (reports.admit(report.kind, 0)) reports.add(std::move(report));
 }
 
@@ -290,7 +324,7 @@ lockstep::Result<std::unique_ptr<Executor>> Executor::create(const ExecutorOptio
   LS_ASSIGN_OR_RETURN(auto arena, Arena::reserve(options.arena_bytes, options.least_arena_bytes,
                                                  options.mode != Mode::fast, options.shared_file));
   auto impl = std::make_unique<Impl>(options, std::move(arena));
-  if (!impl->main.shared.usable() || (impl->checker && !impl->checker->usable()))
+  if (!impl->main.usable())
     return lockstep::fail("simulated device: no address space for shared memory");
   return std::unique_ptr<Executor>(new Executor(std::move(impl)));
 }

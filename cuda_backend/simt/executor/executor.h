@@ -10,9 +10,10 @@
 //     reported, and the statistics of every checked launch show it (definedness_known).
 //  5. A launch has at most 48 KiB of shared memory without opt-in, and 227 KiB with it.
 //
-// Not simulated: time, more than one stream, concurrent CTAs (a CTA that spins on another one is a
-// runaway if checked, and hangs the fast variant), cooperative groups, clusters, textures, constant
-// memory, printf.
+// Not simulated: time, more than one stream, launches that overlap, cooperative groups, clusters,
+// textures, constant memory, printf. CTAs of a launch run one after another, in mode hunt three at a
+// time, in turns. A CTA that spins on one that does not run is a runaway if checked, and hangs the
+// fast variant.
 #pragma once
 
 #include <cstddef>
@@ -31,7 +32,8 @@ namespace simt {
 
 // fast: no shadow; only the fast variant can be launched.
 // check: shadow; threads change at synchronisations only.
-// hunt: check, and every access may be a preemption, so that races show their effect.
+// hunt: check, and every access may be a preemption, by a thread of the same CTA or of another one,
+// so that races show their effect.
 enum class Mode : std::uint8_t { fast, check, hunt };
 
 struct ExecutorOptions {

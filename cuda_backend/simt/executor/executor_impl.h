@@ -1,9 +1,10 @@
 // The parts of an executor and what they share. Only the sources of this folder include it.
 //
 // Invariants
-// 1. A runner belongs to one OS thread: `main` to the one that launches, others[i] to member i + 1
-//    of the team.
-// 2. A launch with a checker runs on `main` alone.
+// 1. In a launch without a checker a runner belongs to one OS thread: `main` to the one that
+//    launches, others[i] to member i + 1 of the team.
+// 2. In a launch with a checker every runner belongs to the thread that launches. Each has at most
+//    one CTA, which runs or is paused.
 // 3. Between launches no runner holds a report.
 #pragma once
 
@@ -25,17 +26,19 @@
 
 namespace simt {
 
-// What one OS thread needs to run CTAs.
+// What a CTA needs to run.
 class CtaRunner final : public SchedulerListener {
  public:
-  explicit CtaRunner(Executor::Impl& impl) : scheduler(*this), impl_(impl) {}
+  explicit CtaRunner(Executor::Impl& impl);
 
   void on_divergence(ReportKind kind, const Worker* by, std::string detail) override;
-  void on_tag(std::uint32_t tag, std::uint32_t cta_linear) override;
+  std::uint32_t open_tag(std::uint32_t cta_linear) override;
+  bool usable() const { return shared.usable() && (watched == nullptr || watched->usable()); }
 
   SharedMemory shared;
   CtaScheduler scheduler;
-  LaunchStatistics counts;  // of this runner alone
+  std::unique_ptr<WatchedCta> watched;  // null in fast mode
+  LaunchStatistics counts;              // of this runner alone
   // Of launches without a checker, each with its CTA: several runners meet them in any order.
   std::vector<std::pair<std::uint32_t, Report>> found;
 
@@ -53,10 +56,14 @@ class Executor::Impl {
   void begin(CtaRunner& runner, const LaunchConfig& config, const CtaScheduler::Launch& launch,
              LaunchStatistics* counts);
   // Every CTA: in one thread, or in the team's where the launch is large ...
-  void run_ctas(const LaunchConfig& config, const CtaScheduler::Launch& launch);
-  // ... or watched by the checker, in seeded order.
-  void run_checked(const LaunchConfig& config, std::uint32_t cta_count);
-  void add_found();
+  void run_ctas(const LaunchConfig& config, const CtaScheduler::Launch& launch,
+                std::uint32_t cta_count);
+  // ... or watched by the checker, in seeded order: one after another, or several that take turns.
+  void run_checked(const LaunchConfig& config, const CtaScheduler::Launch& launch,
+                   std::uint32_t cta_count);
+  // Runners for `count` CTAs at once, `main` first; fewer where the system gives no memory.
+  std::vector<CtaRunner*> runners(std::size_t count);
+  void add_found(CtaRunner& runner);
   void add_to_totals();
 
   // The allocation that holds all of the range, live; or null.
@@ -77,11 +84,12 @@ class Executor::Impl {
   std::map<std::string, KernelTotals, std::less<>> totals;  // by kernel
   const DeclaredRanges* declared = nullptr;
   CtaRunner main;
-  std::vector<std::unique_ptr<CtaRunner>> others;  // of the team's members from 1 on
+  std::vector<std::unique_ptr<CtaRunner>> others;  // made when a launch first needs them
   std::unique_ptr<lockstep::ThreadTeam> team;      // null until a launch is large enough
   std::unique_ptr<Checker> checker;                // null in fast mode
   bool definedness_known = true;
   std::uint32_t launch_number = 0;  // of the launch that runs, in stamps
+  std::uint32_t next_tag = 0;       // of the launch that runs: below are its CTAs' linear indices
 };
 
 namespace runtime {

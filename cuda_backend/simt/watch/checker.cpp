@@ -35,21 +35,21 @@ namespace {
 constexpr std::uintptr_t kNullBytes = 1 << 20;  // an address below it is an offset from null
 }
 
-Checker::Checker(Arena& arena, SharedMemory& shared, CtaScheduler& scheduler, LaunchLog& launches,
-                 ReportLog& reports)
+WatchedCta::WatchedCta(SharedMemory& shared_, CtaScheduler& scheduler_)
+    : shared(shared_),
+      scheduler(scheduler_),
+      cells(VirtualRange::reserve(SharedMemory::kRangeBytes)),
+      origins(VirtualRange::reserve(SharedMemory::kRangeBytes)),
+      shadow(reinterpret_cast<Cell*>(cells.base()), reinterpret_cast<Origin*>(origins.base())) {
+  static_assert(sizeof(Cell) == kGranuleBytes && sizeof(Origin) == kGranuleBytes);
+}
+
+Checker::Checker(Arena& arena, LaunchLog& launches, ReportLog& reports)
     : arena_(arena),
-      shared_(shared),
-      scheduler_(scheduler),
       launches_(launches),
       reports_(reports),
       device_shadow_(reinterpret_cast<Cell*>(arena.shadow().base()),
-                     reinterpret_cast<Origin*>(arena.origins().base())),
-      shared_cells_(VirtualRange::reserve(SharedMemory::kRangeBytes)),
-      shared_origins_(VirtualRange::reserve(SharedMemory::kRangeBytes)) {
-  static_assert(sizeof(Cell) == kGranuleBytes && sizeof(Origin) == kGranuleBytes);
-  shared_shadow_ = Shadow(reinterpret_cast<Cell*>(shared_cells_.base()),
-                          reinterpret_cast<Origin*>(shared_origins_.base()));
-}
+                     reinterpret_cast<Origin*>(arena.origins().base())) {}
 
 void Checker::begin_launch(const Options& options, const void* args, std::size_t args_bytes,
                            Random* random, LaunchStatistics* statistics) {
@@ -62,14 +62,14 @@ void Checker::begin_launch(const Options& options, const void* args, std::size_t
   regions_ = {};
 }
 
-void Checker::begin_cta() {
-  shared_.poison();
-  shared_shadow_.clear(0, shared_.used_extent_bytes());
+void Checker::begin_cta(WatchedCta& cta) {
+  cta.shared.poison();
+  cta.shadow.clear(0, cta.shared.used_extent_bytes());
 }
 
 Viewer Checker::viewer() const {
-  const Worker* me = scheduler_.current();
-  return {me->stamp, scheduler_.base_epoch(), me, &scheduler_, &releases_};
+  const Worker* me = scheduler_->current();
+  return {me->stamp, scheduler_->base_epoch(), me, scheduler_, &releases_};
 }
 
 // ---------------------------------------------------------------- places
@@ -77,14 +77,14 @@ Viewer Checker::viewer() const {
 // Counts the access and may run other threads first. Never between a verdict and its access.
 [[gnu::always_inline]] inline void Checker::begin_access() {
   ++statistics_->accesses;
-  if (++scheduler_.current()->accesses > options_.max_accesses_per_thread) [[unlikely]]
+  if (++scheduler_->current()->accesses > options_.max_accesses_per_thread) [[unlikely]]
     stop_runaway();
   if (options_.preempt_one_in != 0 && random_->below(options_.preempt_one_in) == 0)
-    scheduler_.preempt();
+    scheduler_->preempt();
 }
 
 void Checker::stop_runaway() {
-  const Worker* me = scheduler_.current();
+  const Worker* me = scheduler_->current();
   if (reports_.admit(ReportKind::runaway, 0)) {
     Report report;
     report.kind = ReportKind::runaway;
@@ -93,11 +93,11 @@ void Checker::stop_runaway() {
     report.detail = fmt::format("after {} accesses", options_.max_accesses_per_thread);
     reports_.add(std::move(report));
   }
-  scheduler_.abandon();
+  scheduler_->abandon();
 }
 
 [[gnu::always_inline]] inline Checker::Place Checker::locate(const Access& access, bool aligned) {
-  if (scheduler_.current()->fiber.owns(access.address)) return {};
+  if (scheduler_->current()->fiber.owns(access.address)) return {};
   const bool misaligned = aligned && (access.address & (access.bytes - 1)) != 0;
   const Region& region = region_of(access);
   if (!region.holds(access) || misaligned) [[unlikely]]
@@ -129,14 +129,14 @@ Checker::Place Checker::locate_slowly(const Access& access, bool misaligned) {
       add(ReportKind::undeclared_access, access, 0, {});
     return {&device_shadow_, access.address - region.shadow_begin};
   }
-  if (shared_.contains(access.address)) {
+  if (cta_->shared.contains(access.address)) {
     begin_access();
-    const SharedMemory::Variable* variable = shared_.find(access.address, access.bytes);
+    const SharedMemory::Variable* variable = cta_->shared.find(access.address, access.bytes);
     if (variable == nullptr) reject(ReportKind::out_of_bounds, access);
     if (misaligned) reject(ReportKind::misaligned, access);
-    region_of(access) = {variable->begin, variable->begin + variable->size_bytes, &shared_shadow_,
-                         shared_.range().begin()};
-    return {&shared_shadow_, shared_.offset_of(access.address)};
+    region_of(access) = {variable->begin, variable->begin + variable->size_bytes, &cta_->shadow,
+                         cta_->shared.range().begin()};
+    return {&cta_->shadow, cta_->shared.offset_of(access.address)};
   }
   return locate_elsewhere(access);
 }
@@ -162,7 +162,7 @@ void Checker::access(std::uintptr_t address, std::size_t bytes, AccessKind kind,
   const Place place = locate(access, aligned);
   if (place.shadow == nullptr) return;
   if (kind == AccessKind::read &&
-      place.shadow->read_alone(place.offset, bytes, scheduler_.current()->stamp))
+      place.shadow->read_alone(place.offset, bytes, scheduler_->current()->stamp))
     return;
   const Viewer me = viewer();
   if (kind == AccessKind::atomic) {
@@ -170,7 +170,7 @@ void Checker::access(std::uintptr_t address, std::size_t bytes, AccessKind kind,
     if (!may_be_undefined(place) && is_undefined(before))
       judge({Verdict::Kind::undefined, before}, access);
     // Its own release or acquire comes first, because it may order the read.
-    releases_.on_atomic(*scheduler_.current(), scheduler_, address);
+    releases_.on_atomic(*scheduler_->current(), *scheduler_, address);
   }
   const Verdict verdict =
       kind == AccessKind::read
@@ -184,17 +184,17 @@ void Checker::load_any(std::uintptr_t address, std::size_t bytes, std::uintptr_t
   const Access access{address, bytes, AccessKind::read, pc};
   const Place place = locate(access, true);
   if (place.shadow == nullptr) return;
-  if (place.shadow->read_alone(place.offset, bytes, scheduler_.current()->stamp)) return;
+  if (place.shadow->read_alone(place.offset, bytes, scheduler_->current()->stamp)) return;
   judge(place.shadow->read(place.offset, bytes, viewer(), true), access);
 }
 
 void Checker::misaligned(std::uintptr_t address, std::size_t alignment, AccessKind kind,
                          std::string detail, std::uintptr_t pc) {
   add(ReportKind::misaligned, {address, alignment, kind, pc}, 0, std::move(detail));
-  scheduler_.abandon();
+  scheduler_->abandon();
 }
 
-void Checker::fence() { releases_.on_fence(*scheduler_.current(), scheduler_.base_epoch()); }
+void Checker::fence() { releases_.on_fence(*scheduler_->current(), scheduler_->base_epoch()); }
 
 // ---------------------------------------------------------------- copies
 
@@ -221,14 +221,14 @@ void Checker::async_copy(std::uintptr_t dst, std::uintptr_t src, std::uintptr_t 
   if (from.shadow != nullptr) judge(from.shadow->read(from.offset, 16, viewer(), true), read);
   // The destination is undefined until the wait: no thread may read it.
   if (to.shadow != nullptr) judge(to.shadow->write(to.offset, 16, viewer(), kUndefined), write);
-  Worker* me = scheduler_.current();
+  Worker* me = scheduler_->current();
   me->copies_in_flight.push_back({dst, src, pc, me->copy_group});
 }
 
-void Checker::async_commit() { ++scheduler_.current()->copy_group; }
+void Checker::async_commit() { ++scheduler_->current()->copy_group; }
 
 void Checker::async_wait(std::uint64_t groups_in_flight) {
-  Worker* me = scheduler_.current();
+  Worker* me = scheduler_->current();
   std::vector<AsyncCopy> arriving;
   std::erase_if(me->copies_in_flight, [&](const AsyncCopy& copy) {
     if (copy.group + groups_in_flight >= me->copy_group) return false;
@@ -262,12 +262,12 @@ void Checker::judge(const Verdict& verdict, const Access& access) {
 
 void Checker::reject(ReportKind kind, const Access& access) {
   add(kind, access, 0, {});
-  scheduler_.abandon();
+  scheduler_->abandon();
 }
 
 void Checker::add(ReportKind kind, const Access& access, Stamp other, std::string detail,
                   bool other_reads) {
-  const Worker* me = scheduler_.current();
+  const Worker* me = scheduler_->current();
   if (!reports_.admit(kind, access.pc)) return;
   Report report;
   report.kind = kind;
@@ -292,8 +292,8 @@ void Checker::name_place(Report& report, std::uintptr_t address) const {
     report.byte_offset = static_cast<std::int64_t>(address - allocation->begin);
     report.detail +=
         fmt::format("{}of {} bytes", report.detail.empty() ? "" : "; ", allocation->size_bytes);
-  } else if (shared_.contains(address)) {
-    const SharedMemory::Variable* variable = shared_.nearest(address);
+  } else if (cta_->shared.contains(address)) {
+    const SharedMemory::Variable* variable = cta_->shared.nearest(address);
     if (variable == nullptr) return;
     report.allocation = fmt::format("__shared__ {}", variable->name);
     report.allocation_bytes = variable->size_bytes;

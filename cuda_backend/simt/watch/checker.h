@@ -43,6 +43,18 @@ class Image {
   std::vector<Segment> segments_;
 };
 
+// A CTA that the executor runs: its threads, its shared memory, and the state of that memory.
+struct WatchedCta {
+  WatchedCta(SharedMemory& shared_, CtaScheduler& scheduler_);
+  bool usable() const { return cells && origins; }
+
+  SharedMemory& shared;
+  CtaScheduler& scheduler;
+  VirtualRange cells;
+  VirtualRange origins;
+  Shadow shadow;
+};
+
 class Checker {
  public:
   struct Options {
@@ -52,12 +64,16 @@ class Checker {
     const DeclaredRanges* declared = nullptr;  // null: any device memory may be touched
   };
 
-  Checker(Arena& arena, SharedMemory& shared, CtaScheduler& scheduler, LaunchLog& launches,
-          ReportLog& reports);
+  Checker(Arena& arena, LaunchLog& launches, ReportLog& reports);
 
   void begin_launch(const Options& options, const void* args, std::size_t args_bytes,
                     Random* random, LaunchStatistics* statistics);
-  void begin_cta();
+  static void begin_cta(WatchedCta& cta);
+  // The accesses from here on are this CTA's.
+  void enter(WatchedCta& cta) {
+    cta_ = &cta;
+    scheduler_ = &cta.scheduler;
+  }
 
   // bytes is what the instruction moves; aligned: it must lie at a multiple of that.
   void access(std::uintptr_t address, std::size_t bytes, AccessKind kind, bool aligned,
@@ -74,7 +90,6 @@ class Checker {
   void async_commit();
   void async_wait(std::uint64_t groups_in_flight);
 
-  bool usable() const { return shared_cells_ && shared_origins_; }
   Shadow& device_shadow() { return device_shadow_; }
   const Shadow& device_shadow() const { return device_shadow_; }
 
@@ -120,16 +135,13 @@ class Checker {
   void name_place(Report& report, std::uintptr_t address) const;
 
   Arena& arena_;
-  SharedMemory& shared_;
-  CtaScheduler& scheduler_;
+  WatchedCta* cta_ = nullptr;
+  CtaScheduler* scheduler_ = nullptr;  // cta_'s: every access asks it
   LaunchLog& launches_;
   ReportLog& reports_;
   Image image_;
   ReleaseClock releases_;
   Shadow device_shadow_;
-  Shadow shared_shadow_;
-  VirtualRange shared_cells_;
-  VirtualRange shared_origins_;
 
   static constexpr std::size_t kRegions = 64;
   std::array<std::array<Region, kRegions>, 2> regions_;  // by kind and instruction

@@ -34,6 +34,7 @@ _launched: list[Region] = []  # of the kernel that runs
 _integers: list[Any] = []  # its arguments that may hold addresses
 _kernel = ""
 _others: list[Region] = []  # memory of tensors that were alive when it was looked up
+_pointed: list[Region] | None = None  # those of _others that _integers point into
 
 
 def _region_of(name: str, tensor: torch.Tensor) -> Region:
@@ -43,8 +44,8 @@ def _region_of(name: str, tensor: torch.Tensor) -> Region:
 
 def begin(kernel: str, arguments: dict[str, Any]) -> None:
     """A launch, with its arguments by name."""
-    global _kernel
-    _kernel = kernel
+    global _kernel, _pointed
+    _kernel, _pointed = kernel, None
     _launched.clear()
     _integers.clear()
     for name, value in arguments.items():
@@ -63,16 +64,20 @@ def check(verb: str, addresses: numpy.ndarray, mask: numpy.ndarray, size: int) -
         addresses = numpy.broadcast_to(addresses, mask.shape)[mask != 0]  # integers, too
     if addresses.size == 0:
         return
+    global _pointed
     first, end = int(addresses.min()), int(addresses.max()) + size
     for region in _launched:
         if region.first <= first and end <= region.end:
             return
     missed = _outside(addresses, size, _launched)
     if len(missed):
-        missed = _outside(missed, size, _pointed_into(_others))
+        if _pointed is None:
+            _pointed = _pointed_into(_others)
+        missed = _outside(missed, size, _pointed)
     if len(missed):
         _others[:] = _alive()
-        missed = _outside(missed, size, _pointed_into(_others))
+        _pointed = _pointed_into(_others)
+        missed = _outside(missed, size, _pointed)
     if len(missed):
         raise OutOfBounds(f"{_kernel} {verb} {size} bytes {_place_of(int(missed[0]), size)}")
 
@@ -89,12 +94,10 @@ def _outside(addresses: numpy.ndarray, size: int, regions: list[Region]) -> nump
 def _pointed_into(regions: list[Region]) -> list[Region]:
     """Those that an address among the kernel's arguments points into."""
     values = [numpy.asarray(one).reshape(-1).astype(numpy.int64) for one in _integers]
-    addresses = numpy.concatenate([*values, numpy.zeros(1, numpy.int64)])
-    return [
-        region
-        for region in regions
-        if ((addresses >= region.first) & (addresses < region.end)).any()
-    ]
+    addresses = numpy.sort(numpy.concatenate([*values, numpy.zeros(1, numpy.int64)]))
+    firsts = numpy.searchsorted(addresses, [region.first for region in regions])
+    ends = numpy.searchsorted(addresses, [region.end for region in regions])
+    return [regions[index] for index in numpy.flatnonzero(firsts < ends)]
 
 
 def _alive() -> list[Region]:

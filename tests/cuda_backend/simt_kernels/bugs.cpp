@@ -210,6 +210,20 @@ __global__ void spin_kernel(const int* flag, int* out) {
   }
   *out = 1;
 }
+// Each CTA waits for its turn, and adds to what the one before it has left.
+__global__ void relay_kernel(unsigned* turn, int* sums, bool fence) {
+  while (atomicAdd(turn, 0u) != blockIdx.x) {
+  }
+  sums[blockIdx.x] = blockIdx.x == 0 ? 1 : sums[blockIdx.x - 1] + 1;
+  if (fence) __threadfence();
+  atomicAdd(turn, 1u);
+}
+__global__ void grid_barrier_kernel(unsigned* arrived, int* passed) {
+  atomicAdd(arrived, 1u);
+  while (atomicAdd(arrived, 0u) < gridDim.x) {
+  }
+  atomicAdd(passed, 1);
+}
 
 }  // namespace
 
@@ -254,6 +268,10 @@ const BugKernels bug_kernels = {
     .count_up =
         [](stream_t s, int* counter, bool atomic, int count) {
           return simt::launch(ctas(s, count, 64, "count_up"), count_up_kernel, counter, atomic);
+        },
+    .count_up_alone =
+        [](stream_t s, int* counter, int count) {
+          return simt::launch(ctas(s, count, 1, "count_up_alone"), count_up_kernel, counter, false);
         },
     .write_rows =
         [](stream_t s, const std::int64_t* slots, float* cache, int rows, int width) {
@@ -345,6 +363,15 @@ const BugKernels bug_kernels = {
         },
     .spin = [](stream_t s, const int* flag,
                int* out) { return simt::launch(ctas(s, 1, 1, "spin"), spin_kernel, flag, out); },
+    .relay =
+        [](stream_t s, unsigned* turn, int* sums, int count, bool fence) {
+          return simt::launch(ctas(s, count, 1, "relay"), relay_kernel, turn, sums, fence);
+        },
+    .grid_barrier =
+        [](stream_t s, unsigned* arrived, int* passed, int count) {
+          return simt::launch(ctas(s, count, 1, "grid_barrier"), grid_barrier_kernel, arrived,
+                              passed);
+        },
 };
 
 }  // namespace SIMT_VARIANT

@@ -28,6 +28,7 @@ struct BugKernels {
   // Order between threads.
   error_t (*sum)(stream_t, const float* in, float* out, int count, bool with_barrier);
   error_t (*count_up)(stream_t, int* counter, bool atomic, int ctas);
+  error_t (*count_up_alone)(stream_t, int* counter, int ctas);  // one thread each, not atomic
   error_t (*write_rows)(stream_t, const std::int64_t* slots, float* cache, int rows, int width);
   error_t (*shift_left)(stream_t, std::uint16_t* state, int inner, int width, int by, bool ordered);
   error_t (*last_cta_sums)(stream_t, float* parts, unsigned* done, float* out, int ctas,
@@ -65,6 +66,10 @@ struct BugKernels {
   // Addresses.
   error_t (*read_through)(stream_t, const float* const* pointer, float* out);
   error_t (*spin)(stream_t, const int* flag, int* out);
+
+  // CTAs that wait for each other.
+  error_t (*relay)(stream_t, unsigned* turn, int* sums, int ctas, bool fence);
+  error_t (*grid_barrier)(stream_t, unsigned* arrived, int* passed, int ctas);
 };
 SIMT_DECLARE_IN_VARIANTS(extern const BugKernels bug_kernels;)
 
