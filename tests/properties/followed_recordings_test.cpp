@@ -1,5 +1,5 @@
 // Runs that are written down and followed on a backend: transfers, host pages and sessions are
-// executed as recorded, and every page compares equal. A load that is missing is found by the pages.
+// executed as recorded, and every page compares equal. The pages show a load that is missing.
 #include <gtest/gtest.h>
 
 #include <optional>
