@@ -16,7 +16,6 @@
 #include "cli/output/terminal.h"
 #include "cli/worker_facts.h"
 #include "cuda_backend/gpu_backend.h"
-#include "cuda_backend/plugin/plugin_backend.h"
 #include "cuda_backend/simt_backend.h"
 #include "properties/judge/known_findings.h"
 #include "properties/shrink/case_parts.h"
@@ -226,7 +225,7 @@ CLI::Validator backend_among(std::vector<std::string> names) {
       fmt::format("{}, FILE.so, vllm[:DIR] or worker:COMMAND", fmt::join(names, ", "));
   return CLI::Validator(
       [names = std::move(names), all](std::string& name) {
-        const bool is_one = is_plugin(name) || is_engine_worker(name) || is_user_kernels(name) ||
+        const bool is_one = is_engine_worker(name) || is_user_kernels(name) ||
                             std::ranges::find(names, name) != names.end();
         return is_one ? std::string() : fmt::format("{}: expected {}", name, all);
       },
@@ -239,8 +238,6 @@ BackendFactory backend_factory(const std::string& backend, const WorkerOptions& 
   if (backend == "none") return {};
   if (backend == "cuda")
     return [](const BackendConfig& config) { return make_gpu_backend(config); };
-  if (is_plugin(backend))
-    return [backend](const BackendConfig& config) { return make_plugin_backend(backend, config); };
   return [](const BackendConfig& config) { return make_simt_backend(config); };
 }
 

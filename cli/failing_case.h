@@ -64,7 +64,7 @@ Result<SavedCase> load_case(const std::string& path, const FailingCaseOptions& o
 // `saved`: load_case() of the file.
 Result<std::optional<RecordingCheck>> check_if_recorded(const std::string& path,
                                                         const SavedCase& saved);
-// Takes `names`, whatever is_plugin(), and an engine's own worker.
+// Takes `names`, whatever is_user_kernels(), and an engine's own worker.
 CLI::Validator backend_among(std::vector<std::string> names);
 // The backend of whatever configuration comes; absent for "none". `worker`: of an engine's own.
 BackendFactory backend_factory(const std::string& backend, const WorkerOptions& worker = {});

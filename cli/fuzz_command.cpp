@@ -292,13 +292,6 @@ Result<FuzzOptions> options_of(const FuzzCommandOptions& options, FailingCaseOpt
     fuzzing.generator.device_modes = false;
     fuzzing.backend = backend_factory(backend);
   }
-  if (is_plugin(backend)) {
-    fuzzing.generator.check = "fast";
-    fuzzing.generator.never.add(kNotOfPlugins);
-    fuzzing.generator.never.add(kBesideTokens);
-    fuzzing.generator.device_modes = false;
-    fuzzing.backend = backend_factory(backend);
-  }
   if (is_engine_worker(backend)) LS_RETURN_IF_ERROR(put_on_worker(judging, fuzzing));
   if (!options.known_path.empty()) {
     LS_ASSIGN_OR_RETURN(fuzzing.known, known_today(options.known_path));

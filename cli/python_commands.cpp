@@ -58,7 +58,7 @@ void add_one(CLI::App& app, int& exit_code, Result<int> (*run)(const CLI::App&),
 
 void add_python_commands(CLI::App& app, int& exit_code) {
   add_one(app, exit_code, watch, "watch",
-          "Write one page about a new release of vLLM: what changed, and what to do");
+          "Write one page about a new release of vLLM or SGLang: what changed, and what to do");
   add_one(app, exit_code, campaign, "campaign",
           "Spread a fuzz run over processes or a Ray cluster, into one report and page");
 }

@@ -7,6 +7,8 @@
 #include "cuda_backend/backend/cuda_backend.h"
 #include "cuda_backend/defects/backend_mutants.h"
 #include "cuda_backend/device/simt_device.h"
+#include "cuda_backend/gpu/gpu_device.h"
+#include "cuda_backend/gpu_backend.h"
 #include "cuda_backend/streams/stream_device.h"
 
 namespace lockstep {
@@ -19,6 +21,18 @@ std::int64_t pool_size_bytes_of(const BackendConfig& config) {
   if (config.plan.num_blocks > 0)
     pool_size_bytes += pool_size_bytes / config.plan.num_blocks * config.num_host_blocks;
   return pool_size_bytes;
+}
+
+Result<std::unique_ptr<cuda::Device>> device_of(const UserKernels& kernels,
+                                                const BackendConfig& config) {
+  if (!kernels.on_gpu())
+    return cuda::make_simt_device(config.check, config.seed, pool_size_bytes_of(config),
+                                  kernels.memory(), config.num_threads);
+  std::string why;
+  if (!gpu_available(&why)) return fail("{}: its kernels run on a GPU; {}", kernels.name(), why);
+#if LOCKSTEP_HAVE_CUDA
+  return cuda::make_gpu_device();
+#endif
 }
 
 }  // namespace
@@ -37,18 +51,15 @@ Result<std::unique_ptr<Backend>> make_simt_backend(const BackendConfig& config) 
 Result<std::unique_ptr<Backend>> make_user_kernels_backend(const BackendConfig& config,
                                                            std::shared_ptr<UserKernels> kernels) {
   if (config.check != CheckMode::fast)
-    return fail("--check: kernels of a Python class run in mode fast; use --check fast");
+    return fail("--check: your own kernels run in mode fast; use --check fast");
   if (!config.mutant.empty())
     return fail(
         fmt::format("--mutant {}: this defect is planted in Lockstep's own kernels; leave "
                     "--kernels out",
                     config.mutant));
   if (config.num_streams > 1 || config.max_cudagraph_capture_size > 0)
-    return fail(
-        "--streams, --graphs: kernels of a Python class run one by one; leave these options out");
-  LS_ASSIGN_OR_RETURN(auto device,
-                      cuda::make_simt_device(config.check, config.seed, pool_size_bytes_of(config),
-                                             kernels->memory(), config.num_threads));
+    return fail("--streams, --graphs: your own kernels run one by one; leave these options out");
+  LS_ASSIGN_OR_RETURN(auto device, device_of(*kernels, config));
   return cuda::make_backend(
       std::move(device), config,
       {.device = [kernels = std::move(kernels)](std::unique_ptr<cuda::Device> inner,

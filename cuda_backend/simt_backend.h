@@ -15,8 +15,8 @@ namespace lockstep {
 // Errors: an unknown mutant; a plan that layer_caches.h cannot address.
 Result<std::unique_ptr<Backend>> make_simt_backend(const BackendConfig& config);
 
-// The same with a user's kernels (cuda_backend/device/simt_device.h) on a shared arena.
-// Errors: a check mode other than fast, a planted defect, several streams, captured graphs.
+// The same with a user's kernels (cuda_backend/device/simt_device.h), on a shared arena or a GPU.
+// Errors: a check mode other than fast, a planted defect, several streams, captured graphs; no GPU.
 Result<std::unique_ptr<Backend>> make_user_kernels_backend(const BackendConfig& config,
                                                            std::shared_ptr<UserKernels> kernels);
 

@@ -6,7 +6,8 @@ which findings are gone or have come (`findings`), what the audit finds in the r
 which options and fields Lockstep does not know, and whether generated cases agree (`fuzz`).
 
 A profile of the release, and of every later one, is left out: the page is the same before it is
-added and after.
+added and after. An engine without profiles (SGLang) is compared with its previous release
+(watch_releases.py).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import Any
 PYTHON = Path(__file__).resolve().parent
 sys.path.insert(0, str(PYTHON))
 
+import watch_releases  # noqa: E402
 from lockstep_engines import set_up  # noqa: E402
 
 LOCKSTEP = os.environ.get("LOCKSTEP", "lockstep")
@@ -52,7 +54,7 @@ class Watched:
     runs: int
     sources: Path = field(init=False)
     python: Path = field(init=False)
-    last: str = ""  # the release it is compared with; empty: there is none
+    last: str = ""  # the release it is compared with
 
     def __post_init__(self) -> None:
         engines = set_up.default_folder()
@@ -83,13 +85,15 @@ class Watched:
             "VLLM_CONFIGURE_LOGGING": "0",
         }
 
-    def script(self, name: str, *words: str | Path) -> subprocess.CompletedProcess[str]:
-        """A script of python/tests in the release's environment."""
+    def script(
+        self, name: str, *words: str | Path, release: str = ""
+    ) -> subprocess.CompletedProcess[str]:
+        """A script of python/tests in the environment of a release, by default the watched one."""
         command = [str(self.python), str(PYTHON / "tests" / name), *map(str, words)]
         print("+", *command, flush=True)
         environ = self.environ() | {
             "LOCKSTEP_RECORD_AS_NEAREST": "1",
-            "PYTHONPATH": f"{PYTHON}:{self.sources}",
+            "PYTHONPATH": f"{PYTHON}:{self.sources_of(release or self.release)}",
         }
         return subprocess.run(command, env=environ, capture_output=True, text=True)
 
@@ -106,14 +110,28 @@ def _profiles(watched: Watched) -> tuple[list[str], list[str]]:
     return [n for n in own if _number(n) < limit], [n for n in own if _number(n) >= limit]
 
 
+def _previous(engine: str, release: str) -> str:
+    """The newest release of the package index before this one; empty: it names none."""
+    command = [sys.executable, "-m", "pip", "index", "versions", engine]
+    said = subprocess.run(command, capture_output=True, text=True).stdout
+    listed = re.search(r"^Available versions: (.*)$", said, re.M)
+    names = listed[1].split(", ") if listed else []
+    return max((n for n in names if _number(n) < _number(release)), key=_number, default="")
+
+
 def record(watched: Watched) -> Section:
+    """With SGLang, of both releases."""
     refused, counts, total = [], [], 0
-    for name, script, options in _RECORDERS:
+    runs = [(*run, watched.release) for run in _RECORDERS]
+    if watched.engine == "sglang":
+        runs = [(r, "sglang_workloads.py", (), r) for r in (watched.last, watched.release)]
+    for name, script, options, release in runs:
         out = watched.folder / "recordings" / name
         shutil.rmtree(out, ignore_errors=True)
         words = ("--seeds", f"0:{watched.seeds}", "--keep-going", *options)
-        done = watched.script(script, out, *words)
-        refused += [f"- {line}" for line in done.stdout.splitlines() if "not recorded" in line]
+        done = watched.script(script, out, *words, release=release)
+        lines = done.stdout.splitlines()
+        refused += [f"- {name}: {line}" for line in lines if "not recorded" in line]
         if done.returncode:
             last = (done.stderr.strip().splitlines() or ["no reason"])[-1]
             refused.append(f"- {name}: not recorded: {last}")
@@ -144,8 +162,36 @@ def decisions(watched: Watched, later: list[str]) -> Section:
     return Section("Decisions", words, _block(shown), todo)
 
 
+def compared_decisions(watched: Watched) -> Section:
+    folders = [watched.folder / "recordings" / r for r in (watched.last, watched.release)]
+    words, lines = watch_releases.decisions(*folders)
+    todo = "read the source of the first difference of each family" if lines else ""
+    return Section("Decisions", words, "\n".join(lines), todo)
+
+
+def compared_tests(watched: Watched) -> Section:
+    """What sglang_test.py, with the findings of docs/engines.md, says of both releases."""
+    failed = [
+        watch_releases.failed_tests(watched.script("sglang_test.py", release=release).stderr)
+        for release in (watched.last, watched.release)
+    ]
+    lines = [f"- {name}: fails here" for name in sorted(failed[1] - failed[0])]
+    lines += [f"- {name}: failed, passes here" for name in sorted(failed[0] - failed[1])]
+    lines += [f"- {name}: fails in both" for name in sorted(failed[0] & failed[1])]
+    words = f"{len(failed[1])} tests of the adapter and its findings fail, {len(failed[0])} before"
+    todo = "a test that fails: a finding that is gone, or an adapter to correct"
+    return Section("Tests and findings", words, "\n".join(lines), todo if failed[1] else "")
+
+
+def compared_options(watched: Watched) -> Section:
+    folders = [watched.sources_of(release) for release in (watched.last, watched.release)]
+    words, lines, is_new = watch_releases.options(*folders)
+    todo = "read what each new one does, and set it in lockstep_engines/sglang" if is_new else ""
+    return Section("Options read", words, "\n".join(lines), todo)
+
+
 def findings(watched: Watched) -> Section:
-    engines = [f"vllm:{watched.sources_of(r)}" for r in (watched.last, watched.release) if r]
+    engines = [f"vllm:{watched.sources_of(r)}" for r in (watched.last, watched.release)]
     _, _, found = watched.lockstep("findings", *(w for e in engines for w in ("--engine", e)))
     gone, come, shown = [], [], 0
     for one in found["findings"]:
@@ -161,7 +207,10 @@ def findings(watched: Watched) -> Section:
 
 
 def audit(watched: Watched) -> Section:
-    _, _, found = watched.lockstep("audit", watched.folder / "recordings")
+    recordings = watched.folder / "recordings"
+    if watched.engine == "sglang":
+        recordings /= watched.release
+    _, _, found = watched.lockstep("audit", recordings)
     lines = [f"- {one.get('line') or one.get('what')}" for one in found["findings"][:20]]
     words = f"{found['clean']} of {found['files']} recordings clean"
     todo = "compare with docs/findings.md: what is not there is new" if lines else ""
@@ -187,11 +236,15 @@ def unknown(watched: Watched) -> Section:
 
 def gauge(watched: Watched) -> Section:
     """The unmodified release under generated cases: what fails is a finding or a false alarm."""
-    engine = f"vllm:{watched.sources}"
+    engine = f"{watched.engine}:{watched.sources}"
     rows, shown, not_driven, failed = [], [], [], 0
     runs = [("scheduler", ["--decisions", engine])]
-    runs += [(f"worker {runner}", ["--backend", engine, "--decisions", engine, "--runner", runner])
-             for runner in ("v1", "v2")]  # fmt: skip
+    if watched.engine == "vllm":
+        worker = ["--backend", engine, "--decisions", engine, "--runner"]
+        runs += [(f"worker {runner}", [*worker, runner]) for runner in ("v1", "v2")]
+    else:  # no profile knows its findings: what is new is what the previous release does not show
+        last = f"{watched.engine}:{watched.sources_of(watched.last)}"
+        runs.insert(0, (f"scheduler of {watched.last}", ["--decisions", last]))
     for name, options in runs:
         _, text, found = watched.lockstep(
             "fuzz", *options, "--runs", str(watched.runs), "--no-shrink",
@@ -204,7 +257,7 @@ def gauge(watched: Watched) -> Section:
             not_driven.append(name)
             continue
         known = cases - agreed - refused - bad
-        failed += bad
+        failed += bad if name != f"scheduler of {watched.last}" else 0
         rows.append(f"| {name} | {cases} | {agreed} | {refused} | {known} | {bad} |")
         if bad:
             shown.append(_block("\n".join(text.splitlines()[:12])))
@@ -226,7 +279,7 @@ def _block(text: str) -> str:
 
 
 def page(watched: Watched, sections: list[Section]) -> str:
-    lines = [f"# {watched.engine} {watched.release}, compared with {watched.last or 'nothing'}", "",
+    lines = [f"# {watched.engine} {watched.release}, compared with {watched.last}", "",
              "| | |", "|---|---|"]  # fmt: skip
     lines += [f"| {one.title} | {one.words} |" for one in sections]
     todo = [f"- {one.title}: {one.todo}" for one in sections if one.todo]
@@ -239,26 +292,41 @@ def page(watched: Watched, sections: list[Section]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="lockstep watch", description=__doc__.split("\n\n")[0])
-    parser.add_argument("release", metavar="vllm==RELEASE")
+    parser.add_argument("release", metavar="ENGINE==RELEASE", help="of vllm or sglang")
     parser.add_argument("--out", type=Path, help="folder of the page and recordings")
     parser.add_argument("--seeds", type=int, default=20, help="scenarios of each family (20)")
     parser.add_argument("--runs", type=int, default=300, help="generated cases of each kind (300)")
+    earlier_one = "the newest earlier one (with a profile, if the engine has any)"
+    parser.add_argument("--compared-with", metavar="RELEASE", default="", help=earlier_one)
     parser.add_argument("--json", type=Path, help="the result as JSON")
     arguments = parser.parse_args()
-    engine, equals, release = arguments.release.partition("==")
-    if engine != "vllm" or not equals or not re.fullmatch(r"\d+(\.\w+)+", release):
-        parser.error(f"found {arguments.release}; expected vllm==RELEASE, as in vllm==0.33.0")
+    wanted = re.fullmatch(r"(vllm|sglang)==(\d+(?:\.\w+)+)", arguments.release)
+    if not wanted:
+        parser.error(f"found {arguments.release}; expected ENGINE==RELEASE, as in vllm==0.33.0 or "
+                     "sglang==0.5.23")  # fmt: skip
+    engine, release = wanted.groups()
     folder = (arguments.out or Path(f"{engine}-{release}")).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     watched = Watched(engine, release, folder, arguments.seeds, arguments.runs)
-    earlier, later = _profiles(watched)
-    if not earlier:
+    has_profiles = engine == "vllm"
+    earlier, later = _profiles(watched) if has_profiles else ([], [])
+    watched.last = arguments.compared_with
+    if has_profiles and not earlier:
         parser.error(f"no release before {release} has a profile")
-    watched.last = earlier[-1].partition("-")[2]
+    if not watched.last:
+        watched.last = earlier[-1].partition("-")[2] if earlier else _previous(engine, release)
+    if not watched.last:
+        parser.error(f"no package index names a release of {engine} before {release}; name one "
+                     "with --compared-with")  # fmt: skip
     for one in (release, watched.last):
         set_up.set_up(engine, one, set_up.default_folder())
-    sections = [record(watched), decisions(watched, later), findings(watched), audit(watched),
-                unknown(watched), gauge(watched)]  # fmt: skip
+    sections = [record(watched)]
+    if has_profiles:
+        sections += [decisions(watched, later), findings(watched), audit(watched), unknown(watched)]
+    else:
+        sections += [compared_decisions(watched), compared_tests(watched), audit(watched),
+                     compared_options(watched)]  # fmt: skip
+    sections.append(gauge(watched))
     (folder / "page.md").write_text(page(watched, sections))
     if arguments.json:
         arguments.json.write_text(json.dumps(

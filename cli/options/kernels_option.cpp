@@ -10,6 +10,7 @@
 
 #include "cli/options/decisions_option.h"
 #include "cli/output/again.h"
+#include "cuda_backend/plugin/plugin_kernels.h"
 #include "cuda_backend/simt_backend.h"
 #include "cuda_backend/views/rank_share.h"
 #include "sim/worker/kernel_process.h"
@@ -51,17 +52,21 @@ void declare_kernels(CLI::App& command, std::function<void(const std::string& ba
                 throw CLI::ValidationError(fmt::format("--kernels with --backend {}", backend),
                                            "the class runs on the pages of --backend simt");
             }
-            take(std::string(kPrefix) + named);
+            take(is_plugin(named) && named.ends_with(".so") ? named : std::string(kPrefix) + named);
           },
-          "your cache writes and attention as a Python class, module:Class or file.py:Class, on "
-          "the pages of simt (docs/check_your_kernels.md)")
+          "your cache writes and attention: a Python class (module:Class, file.py:Class) or a "
+          "library (FILE.so), on Lockstep's pages (docs/check_your_kernels.md)")
       ->type_name("CLASS");
 }
 
 BackendFactory kernels_factory(const std::string& backend) {
   return [backend](const BackendConfig& config) -> Result<std::unique_ptr<Backend>> {
-    LS_ASSIGN_OR_RETURN(const auto processes, processes_of(backend));
     LS_ASSIGN_OR_RETURN(const auto share, cuda::share_of_rank(config));
+    if (is_plugin(backend)) {
+      LS_ASSIGN_OR_RETURN(auto plugin, open_plugin(backend, share.plan));
+      return make_user_kernels_backend(config, std::move(plugin));
+    }
+    LS_ASSIGN_OR_RETURN(const auto processes, processes_of(backend));
     LS_ASSIGN_OR_RETURN(auto kernels, open_user_kernels(processes, share.plan));
     return make_user_kernels_backend(config, std::move(kernels));
   };

@@ -13,7 +13,6 @@
 
 #include "base/data_root.h"
 #include "cuda_backend/gpu_backend.h"
-#include "cuda_backend/plugin/plugin_backend.h"
 #include "cuda_backend/simt_backend.h"
 #include "properties/generate/generator.h"
 #include "reference/plan/capacity.h"
@@ -104,7 +103,10 @@ Result<std::unique_ptr<Backend>> make_backend(std::string_view name, const Backe
     return std::unique_ptr<Backend>();
   }
   if (name != "auto" && name != "cuda" && name != "simt")
-    return make_plugin_backend(std::string(name), config);
+    return fail(
+        "--backend {}: expected auto, cuda, simt, none, your kernels (FILE.so), vllm[:DIR] "
+        "or worker:COMMAND",
+        name);
   if (config.delay_streams && config.num_streams < 2)
     return fail("--delay-streams moves operations of different streams; give --streams 2 or more");
   const bool on_cpu = config.check != CheckMode::fast || config.delay_streams;

@@ -146,7 +146,7 @@ class Device {
   virtual std::vector<KernelStatistics> kernel_statistics() const { return {}; }
   // The memory that offsets of shared tensors count from; null: the device shares none.
   virtual const std::byte* memory_begin() const { return nullptr; }
-  // False: attention reads all that a layer's kind lets a position see, not a part of it.
+  // As Backend::attends_to_ranges().
   virtual bool attends_to_ranges() const { return true; }
   virtual DType query_dtype() const { return DType::fp32; }  // as Backend::query_dtype()
   // As Backend::not_checked().

@@ -20,17 +20,17 @@ Result<std::unique_ptr<Device>> make_simt_device(CheckMode mode, std::uint64_t s
                                                  const std::string& shared_file = {},
                                                  int num_threads = 1);
 
-// A device whose cache writes, attention, zeroing and copies of blocks are a user's kernels
-// (sim/protocol/user_kernels.h). All other work stays with the inner device: tables, slots, inputs,
-// poison, the host tier, states, digests, fingerprints.
+// A device whose cache writes, attention, slots, recurrent states, zeroing and copies of blocks are
+// a user's kernels (sim/protocol/user_kernels.h). All other work stays with the inner device:
+// tables, inputs, poison, the host tier, digests, fingerprints.
 //
 // Invariants:
-// 1. A launch that the user's class takes has no items left for the inner device's kernel.
-// 2. A launch that the class lacks, or that no argument of its functions can describe, runs on the
+// 1. A launch that the user's kernels take has no items left for the inner device's kernel.
+// 2. A launch that they lack, or that no argument of their functions can describe, runs on the
 //    inner device, and not_checked() names it.
 // 3. After the first failed call no other call is made; take_reports() reports the failure.
-// REQUIRES: the inner device runs launches at once and shares its memory; it is in front of all
-// others.
+// REQUIRES: one stream, without captured graphs; the device is in front of all others. Kernels of
+// another process: the inner device runs launches at once and shares its memory.
 
 std::unique_ptr<Device> make_user_kernels_device(std::unique_ptr<Device> device,
                                                  std::shared_ptr<UserKernels> kernels);

@@ -29,12 +29,24 @@ bool is_implied(const KeyRange& keys, const SplitAttentionParams& params) {
   return keys.gap == 0 && keys.first == first;
 }
 
-bool changes_states(const LaunchParams& params) {
-  return std::holds_alternative<StateUpdateParams*>(params) ||
-         std::holds_alternative<ConvParams*>(params) ||
-         std::holds_alternative<SelectiveStateParams*>(params) ||
-         std::holds_alternative<GatedDeltaParams*>(params);
+// Why rows of this part are no tensor of elements; empty: they are.
+std::string_view why_no_view(const PartLayout& part) {
+  if (part.scaling == Scaling::latent_fp8_areas || part.swizzled_scales)
+    return "the scales of a row are in another area of its block";
+  return {};
 }
+// Elements of a row as a tensor has them.
+std::int64_t row_width(const PartLayout& part) {
+  if (part.scaling == Scaling::latent_fp8_rows) return 656;
+  if (part.scaling == Scaling::latent_fp4_rows) return 352;
+  return part.scaling >= kFirstPacked ? part.head_size / 2 : part.head_size;
+}
+
+// A request's tokens up to a stored state. The pieces of one request have rounds 0, 1, ...; each
+// starts from the state that the previous one stored.
+struct StatePiece {
+  std::int32_t round, source, target, first_token, num_tokens;
+};
 
 // Bytes of a region in blocks of the cache. Blocks of the host tier have no such view.
 const std::byte* base_in_cache(const BlockRegion& region) { return region.base; }
@@ -47,22 +59,32 @@ std::int64_t stride_of(const CopyRegion& region) { return region.source_stride; 
 class UserKernelsDevice final : public ForwardingDevice {
  public:
   UserKernelsDevice(std::unique_ptr<Device> device, std::shared_ptr<UserKernels> kernels)
-      : ForwardingDevice(std::move(device)), kernels_(std::move(kernels)) {
-    LS_CHECK(inner().memory_begin() != nullptr, "{} shares no memory", inner().name());
+      : ForwardingDevice(std::move(device)),
+        kernels_(std::move(kernels)),
+        in_process_(kernels_->memory().empty()),
+        lists_(inner(), "lists of the user's kernels"),
+        table_(inner(), "block table of the user's kernels") {
+    LS_CHECK(in_process_ || inner().memory_begin() != nullptr, "{} shares no memory",
+             inner().name());
     edit_launches([this](LaunchParams params, Operation&) {
       if (has_failed_) return;
       if (auto** write = std::get_if<WritePartsParams*>(&params)) take_write(**write);
       if (auto** attend = std::get_if<SplitAttentionParams*>(&params)) take_attention(**attend);
       if (auto** zero = std::get_if<ZeroBlocksParams*>(&params)) take_blocks("zero_blocks", **zero);
       if (auto** copy = std::get_if<CopyBlocksParams*>(&params)) take_blocks("copy_blocks", **copy);
-      if (changes_states(params)) takes("states", {});
+      if (auto** slots = std::get_if<SlotMappingParams*>(&params)) take_slots(**slots);
+      if (auto** conv = std::get_if<ConvParams*>(&params)) take_convolution(**conv);
+      if (auto** ssm = std::get_if<SelectiveStateParams*>(&params)) take_selective(**ssm);
+      if (auto** delta = std::get_if<GatedDeltaParams*>(&params)) take_delta(**delta);
+      if (std::holds_alternative<StateUpdateParams*>(params))
+        not_taken_.insert(
+            "recurrent states: states of words; conv, ssm and delta run with --numbers real");
     });
   }
 
   std::string_view name() const override { return kernels_->name(); }
   std::string description() const override {
-    return fmt::format("cache writes and attention of the class, all else on the {}",
-                       inner().description());
+    return fmt::format("your kernels, all else on the {}", inner().description());
   }
   bool attends_to_ranges() const override {
     return !kernels_->has("attend") && !kernels_->has("attend_latent");
@@ -76,10 +98,10 @@ class UserKernelsDevice final : public ForwardingDevice {
     std::vector<std::string> sentences{not_taken_.begin(), not_taken_.end()};
     if (!lacking_.empty())
       sentences.push_back(
-          fmt::format("{}: the class has no such function; the executor's own kernels ran",
+          fmt::format("{}: your kernels have no such function; the executor's own kernels ran",
                       fmt::join(lacking_, ", ")));
     sentences.emplace_back(
-        "single accesses, races and stream order of the class's kernels: they run outside of the "
+        "single accesses, races and stream order of your kernels: they run outside of the "
         "executor, one call at a time");
     return sentences;
   }
@@ -90,8 +112,8 @@ class UserKernelsDevice final : public ForwardingDevice {
   }
 
  private:
-  // True if the class has the function. Otherwise the executor's kernel runs, and not_checked()
-  // lists it.
+  // False: the user's kernels lack the function, or it cannot be called. The executor's kernel runs
+  // then, and not_checked() lists the function.
   bool takes(std::string_view function, std::string_view why_not) {
     if (why_not.empty() && kernels_->has(function)) return true;
     if (why_not.empty())
@@ -104,35 +126,63 @@ class UserKernelsDevice final : public ForwardingDevice {
   KernelTensor tensor(std::string name, const void* address, std::string_view dtype,
                       std::vector<std::int64_t> shape, std::vector<std::int64_t> strides) {
     return {.name = std::move(name),
-            .offset = static_cast<const std::byte*>(address) - inner().memory_begin(),
+            .address = static_cast<const std::byte*>(address),
             .dtype = dtype,
             .shape = std::move(shape),
             .strides = std::move(strides)};
+  }
+  // Contiguous numbers; first dimension 0: one entry per token.
+  KernelTensor floats(std::string name, const void* address, std::vector<std::int64_t> shape) {
+    std::vector<std::int64_t> strides(shape.size(), sizeof(float));
+    for (std::size_t i = shape.size() - 1; i > 0; --i) strides[i - 1] = strides[i] * shape[i];
+    return tensor(std::move(name), address, name_of(DType::fp32), std::move(shape),
+                  std::move(strides));
   }
   // [2, num_blocks, block_size, num_heads, head_size]; [num_blocks, block_size, head_size] of rows
   // of one part.
   KernelTensor cache(const PartLayout& key, const PartLayout* value) {
     const std::int64_t blocks = key.num_blocks, tokens = key.block_size.value;
-    const std::int64_t itemsize = itemsize_bytes(key.dtype);
+    const std::int64_t width = row_width(key), itemsize = itemsize_bytes(key.dtype);
     if (value == nullptr)
-      return tensor("kv_cache", key.base, name_of(key.dtype), {blocks, tokens, key.head_size},
+      return tensor("kv_cache", key.base, name_of(key.dtype), {blocks, tokens, width},
                     {key.block_stride, key.token_stride, itemsize});
     return tensor(
-        "kv_cache", key.base, name_of(key.dtype), {2, blocks, tokens, key.num_heads, key.head_size},
+        "kv_cache", key.base, name_of(key.dtype), {2, blocks, tokens, key.num_heads, width},
         {value->base - key.base, key.block_stride, key.token_stride, key.head_stride, itemsize});
   }
-  void add_scale(const PartLayout& part, KernelCall& call) {
-    if (part.scaling == Scaling::per_tensor)
-      call.tensors.push_back(tensor("scale", part.scales, name_of(DType::fp32), {1}, {4}));
+  void add_scales(const PartLayout& key, const PartLayout& value, KernelCall& call) {
+    const void* scale = key.scaling == Scaling::per_tensor ? key.scales : nullptr;
+    if (key.scaling == Scaling::fp4_groups) scale = key.layer_scale;
+    if (scale != nullptr) call.tensors.push_back(floats("scale", scale, {1}));
+    add_scale_cache("k_scale_cache", key, call);
+    add_scale_cache("v_scale_cache", value, call);
+  }
+  // [num_blocks, block_size, num_heads], or a scale per 16 elements.
+  void add_scale_cache(const char* name, const PartLayout& part, KernelCall& call) {
+    const bool by_group = part.scaling == Scaling::fp4_groups;
+    if (!by_group && part.scaling != Scaling::per_token_head && part.scaling != Scaling::int4_rows)
+      return;
+    std::vector<std::int64_t> shape{part.num_blocks, part.block_size.value, part.num_heads};
+    std::vector<std::int64_t> strides{part.scale_block_stride, part.scale_token_stride,
+                                      part.scale_head_stride};
+    if (by_group) {
+      shape.push_back(part.head_size / 16);
+      strides.push_back(1);
+    }
+    call.tensors.push_back(tensor(name, part.scales,
+                                  name_of(by_group ? DType::fp8_e4m3 : DType::fp32),
+                                  std::move(shape), std::move(strides)));
   }
 
   void take_write(WritePartsParams& params) {
     const PartLayout& key = params.parts[0].to;
     const bool is_latent = params.num_parts == 1;
     if (params.num_rows == 0) return;
-    std::string_view why_not;
+    std::string_view why_not = why_no_view(key);
     if (!is_one_row_per_token(params.token_rows)) why_not = "rows are not one per token";
-    if (key.scaling > Scaling::per_tensor) why_not = "rows with their own scales";
+    if (kernels_->has("begin_step") &&
+        std::ranges::find(described_, params.slots) == described_.end())
+      why_not = "tokens of a draft model's pass, which no begin_step describes";
     const std::string_view function = is_latent ? "write_latent" : "write";
     if (!takes(function, why_not)) return;
     KernelCall call{.function = function, .layer = key.layer};
@@ -146,7 +196,7 @@ class UserKernelsDevice final : public ForwardingDevice {
     call.tensors.push_back(cache(key, is_latent ? nullptr : &params.parts[1].to));
     call.tensors.push_back(
         tensor("slot_mapping", params.slots, "int64", {params.num_rows}, {sizeof(Slot)}));
-    add_scale(key, call);
+    add_scales(key, params.parts[params.num_parts - 1].to, call);
     make(call);
     params.num_rows = 0;
   }
@@ -156,16 +206,14 @@ class UserKernelsDevice final : public ForwardingDevice {
     const bool is_latent = key.base == params.value.base;
     const auto count = static_cast<std::size_t>(params.num_tokens);
     if (count == 0) return;
-    std::vector<std::int32_t> rows(count), seq_lens(count), query_start_loc(count + 1);
-    std::string_view why_not;
-    if (key.scaling > Scaling::per_tensor) why_not = "rows with their own scales";
+    std::vector<std::int32_t> rows(count), seq_lens(count), query_start_loc;
+    std::string_view why_not = why_no_view(key);
     if (!read_ranges(params, rows, seq_lens))
       why_not = "rows outside of one block table, or a range that no window describes";
     const std::string_view function = is_latent ? "attend_latent" : "attend";
     if (!takes(function, why_not)) return;
-    for (std::size_t i = 0; i <= count; ++i) query_start_loc[i] = static_cast<std::int32_t>(i);
-    const std::int64_t table_rows = *std::ranges::max_element(rows) + 1;
-    KernelCall call{.function = function, .layer = key.layer};
+    join_chunks(rows, seq_lens, query_start_loc);
+    KernelCall call{.function = function, .layer = key.layer, .scale = params.scale};
     const auto add_rows = [&](const char* name, const void* address, DType dtype,
                               std::int64_t head_size) {
       const std::int64_t heads = params.num_query_heads, itemsize = itemsize_bytes(dtype);
@@ -176,9 +224,8 @@ class UserKernelsDevice final : public ForwardingDevice {
     add_rows("query", params.queries, params.query_dtype, key.head_size);
     add_rows("output", params.outputs, DType::fp32, params.value.head_size);
     call.tensors.push_back(cache(key, is_latent ? nullptr : &params.value));
-    call.tensors.push_back(tensor("block_table", params.block_table, "int32",
-                                  {table_rows, params.table_width}, {4 * params.table_width, 4}));
-    add_scale(key, call);
+    call.tensors.push_back(block_table(params, rows));
+    add_scales(key, params.value, call);
     call.integers = {{"rows", std::move(rows)},
                      {"seq_lens", std::move(seq_lens)},
                      {"query_start_loc", std::move(query_start_loc)}};
@@ -186,11 +233,186 @@ class UserKernelsDevice final : public ForwardingDevice {
     params.num_tokens = 0;
   }
 
+  // One call per block table and function. The class's slots replace those of the inner device.
+  void take_slots(SlotMappingParams& params) {
+    const bool begins = kernels_->has("begin_step"), maps = kernels_->has("map_slots");
+    described_.clear();
+    if ((!begins && !maps) || params.num_tokens == 0) return;
+    std::vector<GroupTable> tables(static_cast<std::size_t>(params.num_groups));
+    std::vector<std::int32_t> rows(static_cast<std::size_t>(params.num_tokens));
+    fetch(tables, params.groups);
+    fetch(rows, params.token_rows);
+    if (!finish_inner()) return;
+    const bool is_plain =
+        params.context_ranks == 1 && params.reach == nullptr && !params.of_encoders &&
+        std::ranges::none_of(tables, [](const GroupTable& t) { return t.is_encoder || t.is_hot; });
+    if (!is_plain) {
+      not_taken_.insert(
+          "begin_step, map_slots: slots that no block table gives; the executor's own kernel ran");
+      return;
+    }
+    const std::int64_t num_rows = *std::ranges::max_element(rows) + 1;
+    for (std::int32_t t = 0; t < params.num_groups; ++t) {
+      const GroupTable& table = tables[t];
+      const std::int64_t width = std::int64_t{table.width} * table.blocks_per_kv_block;
+      KernelCall call{.function = "begin_step", .layer = -1, .group = t};
+      call.tensors = {
+          tensor("positions", params.positions, "int32", {params.num_tokens}, {4}),
+          tensor("batch_indices", params.token_rows, "int32", {params.num_tokens}, {4}),
+          tensor("block_table", table.kernel_entries, "int32", {num_rows, width}, {4 * width, 4})};
+      call.integers.push_back({"block_size", {table.slot_block_size}});
+      if (begins) make(call);
+      described_.push_back(params.slots + t * params.slots_stride);
+      call.function = "map_slots";
+      call.tensors.push_back(tensor("slot_mapping", params.slots + t * params.slots_stride, "int64",
+                                    {params.num_padded_tokens}, {sizeof(Slot)}));
+      if (maps) make(call);
+    }
+    if (maps) params.num_tokens = params.num_padded_tokens = 0;
+  }
+
+  void take_convolution(ConvParams& params) {
+    if (params.num_items == 0 || !takes("conv", {})) return;
+    std::vector<ConvItem> items(static_cast<std::size_t>(params.num_items));
+    fetch(items, params.items);
+    if (!finish_inner()) return;
+    std::vector<StatePiece> pieces;
+    for (const ConvItem& item : items) {
+      if (item.num_tokens == 0) continue;
+      if (item.offset != 0 || item.keep_from != item.num_tokens)
+        return void(takes("conv", "inputs that are kept for drafts"));
+      const bool is_cut = item.checkpoint != 0;
+      const std::int32_t cut = is_cut ? item.checkpoint_tokens : 0;
+      if (is_cut) pieces.push_back({0, item.source, item.checkpoint, item.first_token, cut});
+      pieces.push_back({is_cut ? 1 : 0, is_cut ? item.checkpoint : item.source, item.target,
+                        item.first_token + cut, item.num_tokens - cut});
+    }
+    const std::int64_t size = itemsize_bytes(params.dtype), channels = params.num_channels;
+    KernelCall call{.function = "conv", .layer = params.layer};
+    const auto add = [&](const char* name, const void* address, std::vector<std::int64_t> shape,
+                         std::vector<std::int64_t> strides) {
+      call.tensors.push_back(
+          tensor(name, address, name_of(params.dtype), std::move(shape), std::move(strides)));
+    };
+    add("x", params.inputs, {0, channels}, {params.input_token_stride, size});
+    add("output", params.outputs, {0, channels}, {params.output_token_stride, size});
+    add("conv_state", params.states, {params.num_blocks, channels, params.width - 1},
+        {params.page_stride, params.channel_stride, params.position_stride});
+    call.tensors.push_back(floats("weight", params.weights, {channels, params.width}));
+    make_over_tokens(call, pieces);
+    params.num_items = 0;
+  }
+
+  void take_selective(SelectiveStateParams& params) {
+    std::vector<StatePiece> pieces;
+    if (!cut_at_targets("ssm", params, pieces)) return;
+    const RecurrentStates& states = params.states;
+    const std::int64_t heads = states.num_heads, columns = states.columns;
+    KernelCall call{.function = "ssm", .layer = states.layer};
+    call.tensors = {floats("x", params.x, {0, heads, states.rows}),
+                    floats("dt", params.dt, {0, heads}),
+                    floats("A", params.A, {heads}),
+                    floats("B", params.B, {0, params.num_groups, columns}),
+                    floats("C", params.C, {0, params.num_groups, columns}),
+                    floats("D", params.D, {heads}),
+                    floats("dt_bias", params.dt_bias, {heads}),
+                    floats("output", params.y, {0, heads, states.rows}),
+                    ssm_state(states)};
+    make_over_tokens(call, pieces);
+    params.num_items = 0;
+  }
+
+  void take_delta(GatedDeltaParams& params) {
+    std::vector<StatePiece> pieces;
+    if (!cut_at_targets("delta", params, pieces)) return;
+    const RecurrentStates& states = params.states;
+    const std::int64_t heads = states.num_heads, columns = states.columns;
+    KernelCall call{.function = "delta", .layer = states.layer, .scale = params.scale};
+    call.tensors = {floats("q", params.q, {0, params.num_key_heads, columns}),
+                    floats("k", params.k, {0, params.num_key_heads, columns}),
+                    floats("v", params.v, {0, heads, states.rows}),
+                    floats("g", params.g, {0, heads}),
+                    floats("beta", params.beta, {0, heads}),
+                    floats("output", params.o, {0, heads, states.rows}),
+                    ssm_state(states)};
+    make_over_tokens(call, pieces);
+    params.num_items = 0;
+  }
+
+  KernelTensor ssm_state(const RecurrentStates& states) {
+    const std::int64_t size = itemsize_bytes(states.dtype), row = size * states.columns;
+    return tensor("ssm_state", states.base, name_of(states.dtype),
+                  {states.num_blocks, states.num_heads, states.rows, states.columns},
+                  {states.page_stride, row * states.rows, row, size});
+  }
+
+  // False: the inner device's kernel runs.
+  template <class Params>
+  bool cut_at_targets(std::string_view function, const Params& params,
+                      std::vector<StatePiece>& pieces) {
+    if (params.num_items == 0 || !takes(function, {})) return false;
+    std::vector<RecurrentItem> items(static_cast<std::size_t>(params.num_items));
+    fetch(items, params.items);
+    if (!finish_inner()) return false;
+    std::int32_t end = 0;
+    for (const RecurrentItem& item : items) end = std::max(end, item.first_token + item.num_tokens);
+    std::vector<std::int32_t> targets(static_cast<std::size_t>(end));
+    fetch(targets, params.state_targets);
+    if (!finish_inner()) return false;
+    for (const RecurrentItem& item : items) {
+      StatePiece piece{0, item.source, 0, item.first_token, 0};
+      for (std::int32_t i = 0; i < item.num_tokens; ++i) {
+        ++piece.num_tokens;
+        piece.target = targets[item.first_token + i];
+        if (piece.target == 0) continue;
+        pieces.push_back(piece);
+        piece = {piece.round + 1, piece.target, 0, item.first_token + i + 1, 0};
+      }
+      if (piece.num_tokens > 0) return takes(function, "tokens after the last stored state");
+      if (piece.round > 1 && params.states.dtype != DType::fp32)
+        return takes(function, "states narrower than fp32 that are stored inside a chunk");
+    }
+    return true;
+  }
+
+  // One call per round and run of adjacent tokens.
+  void make_over_tokens(const KernelCall& all, std::vector<StatePiece>& pieces) {
+    std::ranges::sort(pieces, {}, [](const StatePiece& piece) {
+      return std::pair(piece.round, piece.first_token);
+    });
+    for (std::size_t first = 0, next = 0; first < pieces.size(); first = next) {
+      std::vector<std::int32_t> starts, initial, has_initial, targets;
+      const std::int32_t begin = pieces[first].first_token;
+      std::int32_t end = begin;
+      for (; next < pieces.size() && pieces[next].round == pieces[first].round &&
+             pieces[next].first_token == end;
+           ++next) {
+        starts.push_back(end - begin);
+        initial.push_back(pieces[next].source);
+        has_initial.push_back(pieces[next].source != 0 ? 1 : 0);
+        targets.push_back(pieces[next].target);
+        end += pieces[next].num_tokens;
+      }
+      starts.push_back(end - begin);
+      KernelCall call = all;
+      for (KernelTensor& tensor : call.tensors) {
+        if (tensor.shape.front() != 0) continue;
+        tensor.address += begin * tensor.strides.front();
+        tensor.shape.front() = end - begin;
+      }
+      call.integers = {{"query_start_loc", std::move(starts)},
+                       {"initial_indices", std::move(initial)},
+                       {"has_initial_state", std::move(has_initial)},
+                       {"cache_indices", std::move(targets)}};
+      make(call);
+    }
+  }
+
   // One call per group of a launch over whole blocks. The regions of a group are the bytes that its
   // layers use in a block.
   template <class Params>
   void take_blocks(std::string_view function, Params& params) {
-    if (params.num_items == 0) return;
+    if (params.num_items == 0 || !takes(function, {})) return;
     std::vector<std::remove_cvref_t<decltype(*params.items)>> items(
         static_cast<std::size_t>(params.num_items));
     fetch(items, params.items);
@@ -202,14 +424,13 @@ class UserKernelsDevice final : public ForwardingDevice {
         return void(takes(function, "blocks of the host tier"));
       add_item(item, call->second);
     }
-    if (!takes(function, {})) return;
     for (auto& [group, call] : calls) {
       call.function = function;
       call.layer = -1;
-      call.integers.push_back({"group", {group}});
+      call.group = group;
       std::int32_t last = 0;
-      for (const auto& [name, blocks] : call.integers)
-        if (name != "group") last = std::max(last, *std::ranges::max_element(blocks));
+      for (const KernelIntegers& blocks : call.integers)
+        last = std::max(last, *std::ranges::max_element(blocks.values));
       for (KernelTensor& pages : call.tensors) pages.shape[0] = last + 1;
       make(call);
     }
@@ -217,12 +438,12 @@ class UserKernelsDevice final : public ForwardingDevice {
   }
   static void add_item(const GroupBlockItem& item, KernelCall& call) {
     if (call.integers.empty()) call.integers = {{"block_ids", {}}};
-    call.integers[0].second.push_back(item.block);
+    call.integers[0].values.push_back(item.block);
   }
   static void add_item(const BlockCopyItem& item, KernelCall& call) {
     if (call.integers.empty()) call.integers = {{"sources", {}}, {"targets", {}}};
-    call.integers[0].second.push_back(item.source);
-    call.integers[1].second.push_back(item.target);
+    call.integers[0].values.push_back(item.source);
+    call.integers[1].values.push_back(item.target);
   }
   // Adds the group's regions, each [num_blocks, bytes]. False: one is not in the cache.
   template <class Params>
@@ -263,7 +484,8 @@ class UserKernelsDevice final : public ForwardingDevice {
     std::vector<RowCache> layer(1);
     fetch(ranges, params.ranges);
     fetch(layer, params.rows);
-    if (!finish_inner() || layer[0].is_ring || layer[0].sink_blocks > 0 || layer[0].away != nullptr)
+    if (!finish_inner() || layer[0].is_ring || layer[0].sink_blocks > 0 ||
+        layer[0].away != nullptr || !is_one_row_per_token(layer[0].token_rows))
       return false;
     for (std::size_t i = 0; i < count; ++i) {
       if (!is_implied(ranges[i], params)) return false;
@@ -272,7 +494,44 @@ class UserKernelsDevice final : public ForwardingDevice {
     return true;
   }
 
-  void make(const KernelCall& call) {
+  // In this process a row per sequence; another process picks the rows itself.
+  KernelTensor block_table(const SplitAttentionParams& params, std::span<const std::int32_t> rows) {
+    const std::int64_t width = params.table_width;
+    std::int64_t count = *std::ranges::max_element(rows) + 1;
+    const std::int32_t* table = params.block_table;
+    if (in_process_) {
+      count = std::ssize(rows);
+      std::vector<std::int32_t> entries(rows.size() * static_cast<std::size_t>(width));
+      for (std::int64_t i = 0; i < count; ++i)
+        inner().download(entries.data() + i * width, table + rows[i] * width, 4 * width);
+      if (finish_inner()) table = table_.upload(entries);
+    }
+    return tensor("block_table", table, "int32", {count, width}, {4 * width, 4});
+  }
+
+  // From queries to sequences: tokens of one row with consecutive lengths are one sequence, whose
+  // length is that of its last token.
+  static void join_chunks(std::vector<std::int32_t>& rows, std::vector<std::int32_t>& seq_lens,
+                          std::vector<std::int32_t>& query_start_loc) {
+    std::size_t count = 0;
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+      const bool continues =
+          i > 0 && rows[i] == rows[count - 1] && seq_lens[i] == seq_lens[count - 1] + 1;
+      if (!continues) query_start_loc.push_back(static_cast<std::int32_t>(i));
+      count += continues ? 0 : 1;
+      rows[count - 1] = rows[i];
+      seq_lens[count - 1] = seq_lens[i];
+    }
+    query_start_loc.push_back(static_cast<std::int32_t>(rows.size()));
+    rows.resize(count);
+    seq_lens.resize(count);
+  }
+
+  void make(KernelCall& call) {
+    if (has_failed_) return;
+    call.memory = inner().memory_begin();
+    call.stream = inner().place().stream;
+    if (in_process_) upload_lists(call);
     auto failure = kernels_->call(call);
     if (!failure) return;
     has_failed_ = true;
@@ -287,9 +546,21 @@ class UserKernelsDevice final : public ForwardingDevice {
                         .sanitizer_words = {}});
   }
 
+  void upload_lists(KernelCall& call) {
+    std::vector<std::int32_t> all;
+    for (const KernelIntegers& list : call.integers)
+      std::ranges::copy(list.values, std::back_inserter(all));
+    const std::int32_t* at = lists_.upload(all);
+    for (KernelIntegers& list : call.integers)
+      list.on_device = std::exchange(at, at + list.values.size());
+  }
+
   std::shared_ptr<UserKernels> kernels_;
+  const bool in_process_;  // pointers of this process; else offsets in shared memory
+  DeviceArray<std::int32_t> lists_, table_;
   std::set<std::string> not_taken_, lacking_;
   std::vector<DeviceReport> reports_;
+  std::vector<const Slot*> described_;  // slots of the last begin_step, by table
   bool has_failed_ = false;
 };
 

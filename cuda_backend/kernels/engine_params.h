@@ -147,7 +147,8 @@ struct ConvParams {
   DType dtype;  // of states, inputs and outputs
   bool silu;
   std::int32_t num_items, num_channels, width;
-  std::int32_t max_tokens;  // of any item
+  std::int32_t max_tokens;                 // of any item
+  std::int32_t layer = 0, num_blocks = 0;  // as in PartLayout
 };
 
 // One request's part in a recurrence. After token i of the step, the state is stored in block
@@ -163,6 +164,7 @@ struct RecurrentStates {
   std::int32_t num_heads = 0;
   std::int32_t rows = 0;     // head_dim of Mamba2, head_v_dim of a delta rule
   std::int32_t columns = 0;  // d_state, head_k_dim; at most 256
+  std::int32_t layer = 0, num_blocks = 0;  // as in PartLayout
 };
 // Mamba2: h = h * exp(A dt) + dt x B^T, y = h C + D x, gated by silu(z).
 struct SelectiveStateParams {

@@ -429,7 +429,9 @@ void RealStates::convolve(const RealState& state, std::size_t index, const Shape
                    .num_items = static_cast<std::int32_t>(count),
                    .num_channels = state.num_channels,
                    .width = state.width,
-                   .max_tokens = shape.tokens},
+                   .max_tokens = shape.tokens,
+                   .layer = state.layer,
+                   .num_blocks = static_cast<std::int32_t>(config_.plan.num_blocks)},
         [&](Operation& operation) { describe_states(state, operation.named("causal_conv1d")); });
   };
   if (shape.captured) return launch(0, shape.items);
@@ -446,7 +448,9 @@ void RealStates::recur(const RealState& state, std::size_t index, const Shape& s
                                .dtype = state.dtype,
                                .num_heads = state.heads,
                                .rows = state.rows,
-                               .columns = state.columns};
+                               .columns = state.columns,
+                               .layer = state.layer,
+                               .num_blocks = static_cast<std::int32_t>(config_.plan.num_blocks)};
   const float* constants = constants_.data() + constants_at_[index];
   const std::int32_t* targets = targets_.data() + std::int64_t{state.group} * shape.tokens;
   const auto input = [&](int j) { return inputs_.data() + input_at(state, j, shape.tokens); };
@@ -520,7 +524,10 @@ std::vector<RealState> real_states_of(const LayerCaches& layers) {
   std::vector<RealState> states;
   for (std::size_t i = 0; i < layers.states.size(); ++i) {
     const StateShape& shape = layers.state_shapes[i];
-    RealState state{.cache = layers.states[i], .dtype = shape.dtype, .group = shape.group};
+    RealState state{.cache = layers.states[i],
+                    .dtype = shape.dtype,
+                    .group = shape.group,
+                    .layer = shape.layer};
     state.first_part = kPartInputs + kPartsOfState * static_cast<std::uint32_t>(state.cache.state);
     const auto dim = [&](std::size_t from_the_end) {
       return from_the_end > shape.dims.size()

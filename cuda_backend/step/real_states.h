@@ -37,8 +37,8 @@ struct RealState {
   StateCache cache;
   StateKernel kernel = StateKernel::causal_conv1d;
   DType dtype = DType::fp32;
-  std::int32_t group = 0;
-  std::uint32_t first_part = 0;  // of its inputs
+  std::int32_t group = 0, layer = 0;  // of the rank's plan
+  std::uint32_t first_part = 0;       // of its inputs
   // Convolutions: rows of inputs, [num_inputs, num_channels].
   std::int32_t width = 0, num_inputs = 0, num_channels = 0;
   // Recurrences: [heads, rows, columns].

@@ -171,7 +171,7 @@ class Builder {
       caches_.last_tensor_of_layer.back() = static_cast<std::int32_t>(tensor);
       if (views.kernel_block_size == 0) {
         add_states(views, tensor, layer);
-        add_state_shapes(group.layer_spec(i), static_cast<std::int32_t>(g));
+        add_state_shapes(group.layer_spec(i), static_cast<std::int32_t>(g), layer);
         continue;
       }
       const bool is_mapped = views.kernel_block_stride != 0;
@@ -327,12 +327,13 @@ class Builder {
     }
   }
 
-  void add_state_shapes(const KVCacheSpec& spec, std::int32_t group) {
+  void add_state_shapes(const KVCacheSpec& spec, std::int32_t group, std::int32_t layer) {
     for (const StateTensorSpec& state : spec.states)
       caches_.state_shapes.push_back(
           {.dims = state.dims,
            .dtype = state.dtype,
            .group = group,
+           .layer = layer,
            .num_drafts = static_cast<std::int32_t>(spec.num_speculative_blocks)});
   }
 

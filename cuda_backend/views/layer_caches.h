@@ -50,6 +50,7 @@ struct StateShape {
   std::vector<std::int64_t> dims;
   DType dtype = DType::fp32;
   std::int32_t group = 0;
+  std::int32_t layer = 0;       // in the rank's plan
   std::int32_t num_drafts = 0;  // that a convolution keeps inputs for
 };
 

@@ -1,44 +1,23 @@
-// A plugin around published kernels: K and V are written by FlashInfer's
-// AppendPagedKVCache, compiled from the headers of its Python package. Everything else is the loops
-// of plain_plugin.cpp. docs/check_your_kernels.md says how it is built:
+// A plugin around published kernels: K and V are written by FlashInfer's AppendPagedKVCache,
+// compiled from the headers of its Python package. docs/check_your_kernels.md says how it is built:
 //   a C++ compiler   the kernel's threads run one after the other (cuda_on_host.h); no GPU needed
-//   nvcc -x cu       the launcher of the package runs on a GPU, in managed memory
+//   nvcc -x cu       the launcher of the package runs on a GPU
 //
-// FlashInfer finds a token's page by request and position; it gets the block tables as one array
-// of page ids with an end for every row, and the strides of the plan.
+// FlashInfer finds a token's page by request and position: a block table is its array of page ids,
+// and every row of the table ends where the next one begins.
 #ifdef __CUDACC__
 #include <cuda_runtime.h>
-
-#include <new>
-
-template <class T>
-struct managed_memory {
-  using value_type = T;
-  managed_memory() = default;
-  template <class U>
-  managed_memory(const managed_memory<U>&) {}
-  T* allocate(size_t count) {
-    void* memory = nullptr;
-    if (cudaMallocManaged(&memory, count * sizeof(T)) != cudaSuccess) throw std::bad_alloc();
-    return static_cast<T*>(memory);
-  }
-  void deallocate(T* memory, size_t) { cudaFree(memory); }
-  template <class U>
-  bool operator==(const managed_memory<U>&) const {
-    return true;
-  }
-};
-#define PLAIN_PLUGIN_ALLOCATOR managed_memory
 #else
 #include "docs/examples/cuda_on_host.h"
 #endif
 
-#define PLAIN_PLUGIN_AS_BASE
 #include <cstdio>
 #include <flashinfer/page.cuh>
+#include <map>
 #include <string>
+#include <string_view>
 
-#include "docs/examples/plain_plugin.cpp"
+#include "cuda_backend/plugin/plugin.h"
 
 #ifndef FLASHINFER_PLUGIN_BUG
 #define FLASHINFER_PLUGIN_BUG 0  // 1: pages are treated as dense
@@ -46,138 +25,125 @@ struct managed_memory {
 
 namespace {
 
-using page_ids = std::vector<int32_t, PLAIN_PLUGIN_ALLOCATOR<int32_t>>;
-
-struct flashinfer_backend : lockstep_backend {
-  page_ids positions, rows;            // of the tokens of the last map_slots()
-  page_ids indices, indptr, last_len;  // kernel block ids of all rows of a group, row by row
-  tensor_bytes keys, values;           // where the kernel can address them
+struct run {
+  std::map<int32_t, lockstep_call> steps;  // of each group: the last begin_step()
+  std::map<int64_t, int32_t*> row_ends;    // by width of a table, where the kernel can address them
   std::string error;
 };
+run* own(void* self) { return static_cast<run*>(self); }
 
-flashinfer_backend* own(lockstep_backend* b) { return static_cast<flashinfer_backend*>(b); }
-
-lockstep_backend* create_flashinfer(const lockstep_plan* plan, char* error, size_t error_bytes) {
-  for (int32_t l = 0; l < plan->num_layers; ++l) {
-    const lockstep_layer& layer = plan->layers[l];
-    const int32_t d = layer.head_size;
-    if (layer.num_parts == 2 && (d == 64 || d == 128 || d == 256 || d == 512)) continue;
+void* open_run(const lockstep_layer* layers, int32_t num_layers, char* error, size_t error_bytes) {
+  for (int32_t l = 0; l < num_layers; ++l) {
+    const int32_t d = layers[l].head_size;
+    if (d == 64 || d == 128 || d == 256 || d == 512) continue;
     std::snprintf(error, error_bytes,
-                  "FlashInfer appends K and V with heads of 64, 128, 256 or 512; %s has %d parts "
-                  "of %d elements",
-                  layer.name, layer.num_parts, d);
+                  "FlashInfer appends heads of 64, 128, 256 or 512; %s has heads of %d elements",
+                  layers[l].name, d);
     return nullptr;
   }
-  lockstep_backend* plain = create(plan, error, error_bytes);
-  auto* b = new flashinfer_backend{std::move(*plain), {}, {}, {}, {}, {}, {}, {}, {}};
-  destroy(plain);
-  return b;
+  return new run;
 }
 
-void destroy_flashinfer(lockstep_backend* b) { delete own(b); }
-
-const char* why_append_failed(lockstep_backend* b) { return own(b)->error.c_str(); }
-
-int map_slots_and_keep_tokens(lockstep_backend* b, const int32_t* positions, const int32_t* rows,
-                              int32_t num_tokens, int32_t num_padded_tokens, int64_t* slots) {
-  own(b)->positions.assign(positions, positions + num_tokens);
-  own(b)->rows.assign(rows, rows + num_tokens);
-  return map_slots(b, positions, rows, num_tokens, num_padded_tokens, slots);
-}
-
-void flatten_tables(flashinfer_backend* b, int32_t group_index) {
-  const lockstep_group& group = b->plan->groups[group_index];
-  b->indices.clear();
-  b->indptr.assign(1, 0);
-  for (const std::vector<int32_t>& table : b->tables[group_index]) {
-    for (const int32_t block : table)
-      for (int32_t i = 0; i < group.blocks_per_kv_block; ++i)
-        b->indices.push_back(block * group.blocks_per_kv_block + i);
-    b->indptr.push_back(static_cast<int32_t>(b->indices.size()));
-  }
-  b->last_len.assign(b->tables[group_index].size(), group.kernel_block_size);
-}
-
-// The rows of a layer as FlashInfer describes a cache; strides count elements.
-template <class Element>
-flashinfer::paged_kv_t<Element, int32_t> cache_of(flashinfer_backend* b,
-                                                  const lockstep_layer& layer) {
-  const int64_t size = sizeof(Element);
-  const int64_t dense = int64_t{b->plan->groups[layer.group].kernel_block_size} *
-                        layer.num_kv_heads * layer.head_size;
-  const int64_t strides[] = {FLASHINFER_PLUGIN_BUG ? dense : layer.block_stride / size,
-                             layer.token_stride / size, layer.head_stride / size};
-  unsigned char* keys = b->tensors[layer.tensor].data() + layer.offset;
-  return {static_cast<uint32_t>(layer.num_kv_heads),
-          static_cast<uint32_t>(b->plan->groups[layer.group].kernel_block_size),
-          static_cast<uint32_t>(layer.head_size),
-          static_cast<uint32_t>(b->last_len.size()),
-          flashinfer::QKVLayout::kNHD,
-          reinterpret_cast<Element*>(keys),
-          reinterpret_cast<Element*>(keys + layer.part_stride),
-          strides,
-          b->indices.data(),
-          b->indptr.data(),
-          b->last_len.data()};
-}
-
-template <class Element>
-cudaError_t append(flashinfer_backend* b, const lockstep_layer& layer, uint32_t num_tokens) {
-  const auto cache = cache_of<Element>(b, layer);
-  auto* keys = reinterpret_cast<Element*>(b->keys.data());
-  auto* values = reinterpret_cast<Element*>(b->values.data());
-  const size_t stride_h = layer.head_size, stride_n = stride_h * layer.num_kv_heads;
+// row_ends[i] = i * width
+int32_t* row_ends(run* self, const lockstep_tensor& table) {
+  constexpr int32_t kRows = 1 << 16;
+  int32_t*& ends = self->row_ends[table.shape[1]];
+  if (ends != nullptr) return ends;
 #ifdef __CUDACC__
-  const cudaError_t launched =
-      flashinfer::AppendPagedKVCache(cache, keys, values, b->rows.data(), b->positions.data(),
-                                     num_tokens, stride_n, stride_h, stride_n, stride_h);
-  return launched != cudaSuccess ? launched : cudaDeviceSynchronize();
+  if (cudaMallocManaged(&ends, kRows * sizeof(int32_t)) != cudaSuccess) return nullptr;
+#else
+  ends = new int32_t[kRows];
+#endif
+  for (int32_t row = 0; row < kRows; ++row) ends[row] = row * static_cast<int32_t>(table.shape[1]);
+  return ends;
+}
+
+void close_run(void* self) {
+  for (const auto& [width, ends] : own(self)->row_ends) {
+#ifdef __CUDACC__
+    cudaFree(ends);
+#else
+    delete[] ends;
+#endif
+  }
+  delete own(self);
+}
+
+const char* why_append_failed(void* self) { return own(self)->error.c_str(); }
+
+int begin_step(void* self, const lockstep_call* call) {
+  own(self)->steps[call->group] = *call;
+  return 0;
+}
+
+template <class Element>
+cudaError_t append(run* self, const lockstep_call* call) {
+  const lockstep_call& step = self->steps[call->layer->group];
+  const lockstep_tensor &cache = call->kv_cache, &table = step.block_table;
+  const int64_t size = sizeof(Element), head_size = cache.shape[4];
+  const int64_t dense = cache.shape[2] * cache.shape[3] * head_size;
+  const int64_t strides[] = {FLASHINFER_PLUGIN_BUG ? dense : cache.strides[1] / size,
+                             cache.strides[2] / size, cache.strides[3] / size};
+  auto* keys = static_cast<Element*>(cache.data);
+  int32_t* ends = row_ends(self, table);
+  const flashinfer::paged_kv_t<Element, int32_t> pages{static_cast<uint32_t>(cache.shape[3]),
+                                                       static_cast<uint32_t>(cache.shape[2]),
+                                                       static_cast<uint32_t>(head_size),
+                                                       static_cast<uint32_t>(table.shape[0]),
+                                                       flashinfer::QKVLayout::kNHD,
+                                                       keys,
+                                                       keys + cache.strides[0] / size,
+                                                       strides,
+                                                       static_cast<int32_t*>(table.data),
+                                                       ends,
+                                                       ends};
+  const auto num_tokens = static_cast<uint32_t>(step.positions.shape[0]);
+  auto* key = static_cast<Element*>(call->key.data);
+  auto* value = static_cast<Element*>(call->value.data);
+  auto* rows = static_cast<int32_t*>(step.batch_indices.data);
+  auto* positions = static_cast<int32_t*>(step.positions.data);
+  const auto stride_n = static_cast<size_t>(call->key.strides[0] / size);
+  const auto stride_h = static_cast<size_t>(call->key.strides[1] / size);
+#ifdef __CUDACC__
+  return flashinfer::AppendPagedKVCache(pages, key, value, rows, positions, num_tokens, stride_n,
+                                        stride_h, stride_n, stride_h,
+                                        static_cast<cudaStream_t>(call->stream));
 #else
   constexpr uint32_t kCtas = 3;  // each takes every third token, as on a GPU of three SMs
-  DISPATCH_HEAD_DIM(layer.head_size, HEAD_DIM, {
+  DISPATCH_HEAD_DIM(head_size, HEAD_DIM, {
     constexpr uint32_t vec_size = std::max(16 / sizeof(Element), HEAD_DIM / 32);
-    run_grid(kCtas, dim3(HEAD_DIM / vec_size, layer.num_kv_heads), [&] {
+    run_grid(kCtas, dim3(HEAD_DIM / vec_size, static_cast<uint32_t>(cache.shape[3])), [&] {
       flashinfer::AppendPagedKVCacheKernel<HEAD_DIM, vec_size, Element, int32_t>(
-          cache, keys, values, b->rows.data(), b->positions.data(), num_tokens, stride_n, stride_h,
-          stride_n, stride_h);
+          pages, key, value, rows, positions, num_tokens, stride_n, stride_h, stride_n, stride_h);
     });
   });
   return cudaSuccess;
 #endif
 }
 
-int append_rows(lockstep_backend* plain, int32_t layer_index, const void* keys, const void* values,
-                int32_t num_tokens) {
-  flashinfer_backend* b = own(plain);
-  const lockstep_layer& layer = b->plan->layers[layer_index];
-  const size_t size = size_t(num_tokens) * layer.num_kv_heads * layer.row_bytes;
-  const auto bytes = [&](const void* rows) { return static_cast<const unsigned char*>(rows); };
-  b->keys.assign(bytes(keys), bytes(keys) + size);
-  b->values.assign(bytes(values), bytes(values) + size);
-  flatten_tables(b, layer.group);
-  cudaError_t status = cudaSuccess;
-  switch (layer.row_bytes / layer.head_size) {
-    case 4:
-      status = append<float>(b, layer, num_tokens);
-      break;
-    case 2:
-      status = append<nv_bfloat16>(b, layer, num_tokens);
-      break;
-    default:
-      status = append<__nv_fp8_e4m3>(b, layer, num_tokens);
-  }
-  if (status != cudaSuccess) b->error = "AppendPagedKVCache: CUDA error " + std::to_string(status);
-  return status == cudaSuccess ? 0 : 1;
+int write(void* self, const lockstep_call* call) {
+  const std::string_view dtype = call->key.dtype;
+  const cudaError_t status = dtype == "fp32"   ? append<float>(own(self), call)
+                             : dtype == "bf16" ? append<nv_bfloat16>(own(self), call)
+                             : dtype == "fp16" ? append<half>(own(self), call)
+                                               : append<__nv_fp8_e4m3>(own(self), call);
+  own(self)->error = "AppendPagedKVCache: CUDA error " + std::to_string(status);
+  return status;
 }
 
 lockstep_plugin with_append() {
-  lockstep_plugin plugin = kPlugin;
+  lockstep_plugin plugin{};
+  plugin.version = LOCKSTEP_PLUGIN_VERSION;
+  plugin.struct_bytes = sizeof plugin;
   plugin.name = "FlashInfer's AppendPagedKVCache";
-  plugin.create = create_flashinfer;
-  plugin.destroy = destroy_flashinfer;
+#ifdef __CUDACC__
+  plugin.on_gpu = 1;
+#endif
+  plugin.open = open_run;
+  plugin.close = close_run;
   plugin.error_text = why_append_failed;
-  plugin.map_slots = map_slots_and_keep_tokens;
-  plugin.write_rows = append_rows;
+  plugin.begin_step = begin_step;
+  plugin.write = write;
   return plugin;
 }
 

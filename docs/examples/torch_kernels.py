@@ -15,13 +15,16 @@ class Sdpa:
             cache[slots // block_size, slots % block_size] = rows[is_token]
 
     def attend(self, layer, query, kv_cache, block_table, seq_lens, query_start_loc):
-        outputs = []
+        output = torch.empty_like(query)
         for i, length in enumerate(seq_lens.tolist()):
-            q = query[query_start_loc[i] : query_start_loc[i + 1]]  # the last token's
-            first = layer.first_position(length)  # of its window or chunk
+            begin, end = query_start_loc[i : i + 2].tolist()
+            seen = torch.arange(length - (end - begin), length)[:, None] + 1  # tokens up to each
+            first = layer.first_position(seen)  # of its window or chunk
+            position = torch.arange(int(first[0]), length)
+            mask = (position >= first) & (position < seen)
             blocks = block_table[i, : -(-length // kv_cache.shape[2])]
-            rows = kv_cache[:, blocks].flatten(1, 2)[:, first:length].float() * layer.k_scale
-            q, k, v = (one.transpose(0, 1) for one in (q, *rows.to(q.dtype)))
-            output = scaled_dot_product_attention(q, k, v, scale=layer.scale, enable_gqa=True)
-            outputs.append(output.transpose(0, 1))
-        return torch.cat(outputs)
+            rows = kv_cache[:, blocks].flatten(1, 2)[:, position].float() * layer.k_scale
+            q, k, v = (one.transpose(0, 1) for one in (query[begin:end], *rows.to(query.dtype)))
+            out = scaled_dot_product_attention(q, k, v, mask, scale=layer.scale, enable_gqa=True)
+            output[begin:end] = out.transpose(0, 1)
+        return output

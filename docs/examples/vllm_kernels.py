@@ -18,7 +18,8 @@ class VllmTriton:
 
     def attend(self, layer, query, kv_cache, block_table, seq_lens, query_start_loc):
         output, longest = torch.empty_like(query), int(seq_lens.max())
-        queries, contexts = (query_start_loc, 1), (seq_lens, longest)
+        longest_chunk = int(query_start_loc.diff().max())
+        queries, contexts = (query_start_loc, longest_chunk), (seq_lens, longest)
         window = (layer.sliding_window - 1, 0) if layer.sliding_window else (-1, -1)
         how = (layer.scale, True, window, block_table, 0, None, layer.k_scale, layer.v_scale)
         unified_attention(query, *kv_cache, output, *queries, *contexts, *how)

@@ -133,15 +133,6 @@ inline constexpr FeatureSet kRankFeatures = {Feature::context_parallel, Feature:
                                              Feature::pipeline_parallel, Feature::data_parallel,
                                              Feature::whole_caches};
 
-// Never generated for plugins (cuda_backend/plugin/plugin_backend.h): several devices, host memory,
-// connectors, rows other than one per token.
-inline constexpr FeatureSet kNotOfPlugins = {
-    Feature::context_parallel, Feature::tensor_parallel,    Feature::pipeline_parallel,
-    Feature::data_parallel,    Feature::connector_peers,    Feature::host_tier,
-    Feature::failing_loads,    Feature::load_failure_fails, Feature::several_connectors,
-    Feature::whole_caches,     Feature::bounded_replay,     Feature::rings,
-    Feature::compressed_rows};
-
 // Never generated for other engines: rows of something other than a request's tokens, rows of some
 // tokens only, in two pools, or several per token.
 inline constexpr FeatureSet kBesideTokens = {Feature::cross_attention, Feature::sinks,

@@ -228,7 +228,11 @@ KERNELS = Language(
     "kernel_protocol",
     1,
     (("memory", "layers"), ()),
-    {"run": _Message(("layer", "tensors", "integers"), (), lambda k, m: k.run(m))},
+    {
+        "run": _Message(
+            ("layer", "group", "scale", "tensors", "integers"), (), lambda k, m: k.run(m)
+        )
+    },
 )
 
 

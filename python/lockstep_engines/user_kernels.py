@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import math
 import mmap
 import os
 import sys
@@ -24,11 +25,18 @@ _QUERY_DTYPES = ("fp32", "bf16", "fp16")
 # Functions of a class, with the names of their arguments.
 _WRITE = ("layer", "key", "value", "kv_cache", "slot_mapping")
 _ATTEND = ("layer", "query", "kv_cache", "block_table", "seq_lens", "query_start_loc")
+_SLOTS = ("group", "positions", "batch_indices", "block_table", "block_size")
+_SEQUENCES = ("query_start_loc", "initial_indices", "has_initial_state", "cache_indices")
 _FUNCTIONS = {
     "write": _WRITE,
     "write_latent": tuple(name for name in _WRITE if name != "value"),
     "attend": _ATTEND,
     "attend_latent": _ATTEND,
+    "begin_step": _SLOTS,
+    "map_slots": (*_SLOTS, "slot_mapping"),
+    "conv": ("layer", "x", "conv_state", "weight", *_SEQUENCES),
+    "ssm": ("layer", "x", "dt", "A", "B", "C", "D", "dt_bias", "ssm_state", *_SEQUENCES),
+    "delta": ("layer", "q", "k", "v", "g", "beta", "ssm_state", *_SEQUENCES),
     "zero_blocks": ("group", "pages", "block_ids"),
     "copy_blocks": ("group", "pages", "sources", "targets"),
 }
@@ -40,18 +48,23 @@ class Layer:
 
     name: str
     kind: str
+    group: int
     sliding_window: int
     attention_chunk_size: int
     index: int
-    scale: float = 0.0  # of scores; of attend alone
+    scale: float = 0.0  # of scores, of the delta rule's outputs
     k_scale: Any = None  # of the stored elements; one tensor, 1.0 of a cache that is not quantised
     v_scale: Any = None
+    kv_layout: str = "NHD"  # "HND": a head's tokens of a block are adjacent
+    k_scale_cache: Any = None  # of rows with their own scales
+    v_scale_cache: Any = None
 
-    def first_position(self, seq_len: int) -> int:
-        """The first position that the last of seq_len tokens attends to."""
+    def first_position(self, seq_len: Any) -> Any:
+        """The first position that the last of seq_len tokens attends to; of a tensor, for each."""
         if self.attention_chunk_size:
             return (seq_len - 1) // self.attention_chunk_size * self.attention_chunk_size
-        return max(0, seq_len - self.sliding_window) if self.sliding_window else 0
+        window = self.sliding_window
+        return (seq_len - window) * (seq_len > window) if window else 0 * seq_len
 
 
 class _Torch:
@@ -92,6 +105,9 @@ class _Torch:
     def integers(self, values: list[int]) -> Any:
         return self.module.tensor(values, dtype=self.module.int32)
 
+    def flags(self, values: list[int]) -> Any:
+        return self.module.tensor(values, dtype=self.module.bool)
+
     def one(self) -> Any:
         return self.module.ones(1)
 
@@ -121,6 +137,9 @@ class _Numpy:
 
     def integers(self, values: list[int]) -> Any:
         return self.module.array(values, "i4")
+
+    def flags(self, values: list[int]) -> Any:
+        return self.module.array(values, bool)
 
     def one(self) -> Any:
         return self.module.ones(1, "f4")
@@ -154,6 +173,9 @@ class _Plain:
     def integers(self, values: list[int]) -> Any:
         return values
 
+    def flags(self, values: list[int]) -> Any:
+        return [bool(value) for value in values]
+
     def one(self) -> Any:
         return None
 
@@ -181,7 +203,6 @@ class Server:
             _refuse(f"{named}: framework {framework!r} is none of {', '.join(_FRAMEWORKS)}")
         self._arrays: Any = _FRAMEWORKS[framework]()
         self._memory: mmap.mmap | None = None
-        self._views: dict[tuple[int, str], Any] = {}  # caches, by layer
 
     def hello(self) -> Object:
         engine = {"name": self._named, "version": self._arrays.name}
@@ -194,7 +215,6 @@ class Server:
         return {}
 
     def close(self) -> None:
-        self._views.clear()
         self._object = self._memory = None
 
     def _map(self) -> mmap.mmap:
@@ -213,35 +233,44 @@ class Server:
             name: self._arrays.integers(values) for name, values in message["integers"].items()
         }
         if message["layer"] < 0:
-            views["group"] = message["integers"]["group"][0]
+            views["group"] = message["group"]
         else:
             views["layer"] = layer = self._layers[message["layer"]]
+            layer.scale = message["scale"]
             layer.k_scale = layer.v_scale = views.get("scale", self._arrays.one())
-        if function.startswith("attend"):
-            layer.scale = tensors["query"]["shape"][-1] ** -0.5
-            if not isinstance(self._arrays, _Plain):
-                views["block_table"] = views["block_table"][message["integers"]["rows"]]
+            strides = tensors.get("kv_cache", {}).get("strides", ())
+            layer.kv_layout = "HND" if len(strides) == 5 and strides[3] > strides[2] else "NHD"
+            layer.k_scale_cache = views.get("k_scale_cache")
+            layer.v_scale_cache = views.get("v_scale_cache")
+        if "block_size" in message["integers"]:
+            (views["block_size"],) = message["integers"]["block_size"]
+        if "has_initial_state" in views:
+            views["has_initial_state"] = self._arrays.flags(
+                message["integers"]["has_initial_state"]
+            )
+        if "rows" in views and not isinstance(self._arrays, _Plain):
+            views["block_table"] = views["block_table"][message["integers"]["rows"]]
         try:
             result = getattr(self._object, function)(*(views[a] for a in _FUNCTIONS[function]))
         except Exception as error:
             frames = error.__traceback__ and error.__traceback__.tb_next  # those of the class
             trace = "".join(traceback.format_exception(type(error), error, frames))
             return {"fault": f"{type(error).__name__}: {error}", "trace": trace}
-        if function.startswith("attend"):
+        if "output" in views:
             if fault := self._wrong(views["output"], result):
                 return {"fault": fault}
             views["output"][...] = result.reshape(views["output"].shape)
         return {}
 
     def _wrong(self, output: Any, result: Any) -> str:
-        """Why the result of attention cannot become Lockstep's output; empty: it can."""
+        """Why the result of a function cannot become Lockstep's output; empty: it can."""
         if isinstance(self._arrays, _Plain):
-            return "plain views have no attention; leave attend out"
+            return "plain views have no results; leave attend, conv, ssm and delta out"
         shape = list(output.shape)
         expected = f"expected floats of shape {shape}"
         if not self._arrays.is_array(result):
             return f"it returned {type(result).__name__}; {expected}"
-        is_shaped = list(result.shape) in (shape, [shape[0], shape[1] * shape[2]])
+        is_shaped = list(result.shape) in (shape, [shape[0], math.prod(shape[1:])])
         if is_shaped and self._arrays.is_float(result):
             return ""
         dtype = str(result.dtype).removeprefix("torch.")

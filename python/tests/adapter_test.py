@@ -157,6 +157,7 @@ class AdapterTest(unittest.TestCase):
             ({"config": {"watermark": 0.1}}, "option watermark"),
             ({"config": {"max_num_batched_tokens": 2, "max_num_seqs": 4}}, "max_num_seqs"),
             ({"connector": {"colour": 1}}, "connector colour = 1"),
+            ({"num_blocks": 0}, "`assert num_gpu_blocks is not None and num_gpu_blocks > 0`"),
             ({"groups": [group | {"role": "encoder"}]}, "group role = encoder"),
             ({"groups": [group | {"spec": group["spec"] | {"type": "rope"}}]}, "kind rope"),
             ({"groups": [group | {"spec": group["spec"] | {"colour": 1}}]}, "colour = 1"),

@@ -60,7 +60,7 @@ def parser_of(documentation: str, families: Iterable[str]) -> argparse.ArgumentP
     parser.add_argument("--seeds", default="0:4", help="FIRST:LAST, LAST not included")
     parser.add_argument("--families", nargs="*", default=families)
     parser.add_argument("--requests", type=int, default=24)
-    keeps_going = "leave out families that the release refuses, one line each"
+    keeps_going = "leave out what the release refuses, one line per family"
     parser.add_argument("--keep-going", action="store_true", help=keeps_going)
     return parser
 
@@ -71,17 +71,24 @@ def record_families(arguments: argparse.Namespace, record_one: Callable[..., int
     for family in arguments.families:
         folder = arguments.out / family
         folder.mkdir(parents=True, exist_ok=True)
-        try:
-            turns = sum(
-                record_one(family, seed, folder / f"{seed:04}.jsonl") for seed in range(first, last)
-            )
-        except Exception as error:
-            if not arguments.keep_going:
-                raise
+        turns, reasons = 0, []
+        for seed in range(first, last):
+            path = folder / f"{seed:04}.jsonl"
+            try:
+                turns += record_one(family, seed, path)
+            except Exception as error:
+                if not arguments.keep_going:
+                    raise
+                path.unlink(missing_ok=True)
+                reasons.append(f"seed {seed}: {' '.join(str(error).split())[:200]}")
+        recorded = last - first - len(reasons)
+        if reasons:
+            count = f"{len(reasons)} of " if recorded else ""
+            print(f"{family}: {count}{last - first} not recorded: {reasons[0]}", flush=True)
+        if recorded:
+            print(f"{family}: {recorded} recordings, {turns} turns", flush=True)
+        else:
             shutil.rmtree(folder)
-            print(f"{family}: not recorded: {' '.join(str(error).split())[:200]}", flush=True)
-            continue
-        print(f"{family}: {last - first} recordings, {turns} turns", flush=True)
 
 
 def main() -> None:

@@ -31,35 +31,11 @@ import sglang_workloads
 import torch
 from sglang.srt.mem_cache import unified_radix_cache
 from sglang.srt.mem_cache.allocator import paged, token
-from sglang_workloads import FAMILIES, Clients, Line, Served
-
-from lockstep_engines import protocol
-from lockstep_engines.sglang.adapter import SglangAdapter
+from sglang_workloads import FAMILIES, Clients, Line, Served, sender, serve, write
 
 LOCKSTEP = os.environ.get("LOCKSTEP")
+ENGINE = sglang_workloads.engine()
 SEEDS = range(int(os.environ.get("LOCKSTEP_SGLANG_SEEDS", "2")))
-ENGINE = {"name": "sglang", "version": sglang_engine.VERSION}
-
-
-def _sender() -> Callable[[Line], Line]:
-    """Messages as lines to an adapter in this process; an exception of SGLang stays one."""
-    session = protocol.Session(protocol.SCHEDULER, SglangAdapter())
-    return lambda message: protocol.decode(
-        protocol.encode(session.reply_to(protocol.encode(message)))
-    )
-
-
-def _served(family: str, seed: int) -> Served:
-    head = sglang_workloads.header(family, seed)
-    served = Served(_sender(), head, Clients(head, seed), ENGINE)
-    assert served.refused is None, f"{family} {seed}: {served.refused}"
-    served.run()
-    return served
-
-
-def _write(folder: Path, name: str, lines: list[Line]) -> None:
-    text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
-    (folder / f"{name}.jsonl").write_text(text)
 
 
 def _audit(folder: Path, statuses: tuple[int, ...] = (0, 1)) -> list[Line]:
@@ -116,7 +92,7 @@ class _Script:
 
 
 def _scripted(head: Line, *requests: tuple[str, int, int]) -> list[Line]:
-    return Served(_sender(), head, _Script(*requests), ENGINE).run(steps_max=60)
+    return Served(sender(), head, _Script(*requests), ENGINE).run(steps_max=60)
 
 
 class Workloads(unittest.TestCase):
@@ -125,7 +101,7 @@ class Workloads(unittest.TestCase):
         retracted = replaced = hits = 0
         for family in FAMILIES:
             for seed in SEEDS:
-                served = _served(family, seed)
+                served = serve(family, seed)
                 self.assertEqual(served.lines[-1]["unfinished"], [], f"{family} {seed}")
                 retracted += served.num_retracted
                 replaced += served.num_replaced
@@ -138,12 +114,15 @@ class Workloads(unittest.TestCase):
         with tempfile.TemporaryDirectory() as name:
             for family in FAMILIES:
                 for seed in SEEDS:
-                    _write(Path(name), f"{family}-{seed}", _served(family, seed).lines)
+                    write(
+                        Path(name, f"{family}-{seed}.jsonl"),
+                        serve(family, seed).lines,
+                    )
             self.assertEqual(_audit(Path(name)), [])
 
     def test_two_runs_of_one_seed_decide_the_same(self) -> None:
         for family in ("paged", "window_paged", "states"):
-            self.assertEqual(_served(family, 3).lines, _served(family, 3).lines, family)
+            self.assertEqual(serve(family, 3).lines, serve(family, 3).lines, family)
 
 
 class Findings(unittest.TestCase):
@@ -167,9 +146,9 @@ class Findings(unittest.TestCase):
     def test_the_audit_tells_of_both(self) -> None:
         with tempfile.TemporaryDirectory() as name:
             head = _two_windows_header(17, chunked=True, chunk=16)
-            _write(Path(name), "cached", _scripted(head, ("a", 8, 1), ("b", 17, 1)))
+            write(Path(name, "cached.jsonl"), _scripted(head, ("a", 8, 1), ("b", 17, 1)))
             head = _two_windows_header(20, chunked=False, chunk=40)
-            _write(Path(name), "whole", _scripted(head, ("a", 21, 1)))
+            write(Path(name, "whole.jsonl"), _scripted(head, ("a", 21, 1)))
             rules = [finding["rule"] for finding in _audit(Path(name))]
             self.assertEqual(rules, ["standstill", "standstill"])
 
@@ -284,11 +263,11 @@ class Planted(unittest.TestCase):
                     for seed in range(3):
                         try:
                             with defect():
-                                lines = _served(family, seed).lines
+                                lines = serve(family, seed).lines
                         except (AssertionError, RuntimeError, ValueError):
                             crashed += 1
                             continue
-                        _write(Path(name), f"{family}-{seed}", lines)
+                        write(Path(name, f"{family}-{seed}.jsonl"), lines)
                 # More free blocks than there are is what no recording says.
                 rules = {finding["rule"] for finding in _audit(Path(name), (0, 1, 2))}
                 self.assertTrue(rules & expected, f"{what}: {rules}, {crashed} runs crashed")
@@ -296,7 +275,7 @@ class Planted(unittest.TestCase):
 
 class Refusals(unittest.TestCase):
     def test_what_sglang_would_not_serve_as_it_is_is_refused(self) -> None:
-        send = _sender()
+        send = sender()
         head = sglang_workloads.header("paged", 1)
         self.assertIn("opened", send({"open": head | {"seed": 0}}))
         length = head["config"]["max_model_len"]
@@ -308,7 +287,7 @@ class Refusals(unittest.TestCase):
         self.assertIn("min_tokens", send(short | {"add": "c", "min_tokens": 2})["refused"])
 
     def test_cases_that_it_has_no_like_of_are_refused(self) -> None:
-        send = _sender()
+        send = sender()
         head = sglang_workloads.header("paged", 1)
         for option, value in (("dcp", 2), ("spec_method", "eagle"), ("prefix_match_unit", 4)):
             config = head["config"] | {option: value}
@@ -321,7 +300,7 @@ class Refusals(unittest.TestCase):
         self.assertIn("refused", send({"open": head | {"groups": groups, "seed": 0}}))
 
     def test_an_abort_ends_no_request_whose_name_begins_alike(self) -> None:
-        send = _sender()
+        send = sender()
         send({"open": sglang_workloads.header("paged", 1) | {"seed": 0}})
         for name in ("r1", "r10"):
             send({"add": name, "prompt": [[1, 4]], "max_tokens": 1, "arrival": 0.0})
@@ -338,7 +317,7 @@ class Process(unittest.TestCase):
         head = sglang_workloads.header("paged", 2)
         lines = Served(adapter.send, head, Clients(head, 2), ENGINE).run()
         self.assertEqual(adapter.close(), 0)
-        self.assertEqual(lines, _served("paged", 2).lines)
+        self.assertEqual(lines, serve("paged", 2).lines)
 
     def test_it_speaks_the_protocol_as_its_page_says(self) -> None:
         from adapter_client import failing_checks

@@ -1,9 +1,22 @@
-"""Small workloads from a seed, and an adapter that serves them: what SGLang's tests record."""
+"""Small workloads from a seed, and an adapter that serves them: what SGLang's tests record.
+
+    python sglang_workloads.py OUT_FOLDER [--seeds FIRST:LAST] [--families NAME ...] [--requests N]
+
+Writes OUT_FOLDER/FAMILY/SEED.jsonl, for `lockstep audit`.
+"""
 
 from __future__ import annotations
 
+import functools
+import json
 import random
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+import record_scenarios
+
+from lockstep_engines import protocol
 
 Line = dict[str, Any]
 EOS = 50001
@@ -261,3 +274,51 @@ class Served:
         unfinished = sorted(self._clients.live)
         self.lines.append({"end": True, "steps": num_steps, "unfinished": unfinished})
         return self.lines
+
+
+def engine() -> Line:
+    from lockstep_engines.sglang import engine as sglang_engine
+
+    return {"name": "sglang", "version": sglang_engine.VERSION}
+
+
+def sender() -> Callable[[Line], Line]:
+    """Messages as lines to an adapter in this process; an exception of SGLang stays one."""
+    from lockstep_engines.sglang.adapter import SglangAdapter
+
+    session = protocol.Session(protocol.SCHEDULER, SglangAdapter())
+    return lambda message: protocol.decode(
+        protocol.encode(session.reply_to(protocol.encode(message)))
+    )
+
+
+def serve(family: str, seed: int, requests: int = 14) -> Served:
+    head = header(family, seed)
+    served = Served(sender(), head, Clients(head, seed, requests), engine())
+    if served.refused is not None:
+        raise RuntimeError(f"{family} {seed}: {served.refused}")
+    served.run()
+    return served
+
+
+def write(path: Path, lines: list[Line]) -> None:
+    path.write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines))
+
+
+def record(family: str, seed: int, path: Path, requests: int) -> int:
+    """Records one workload to `path`. Returns its steps."""
+    lines = serve(family, seed, requests).lines
+    write(path, lines)
+    return len(lines) - 2
+
+
+def main() -> None:
+    parser = record_scenarios.parser_of(__doc__, FAMILIES)
+    parser.set_defaults(requests=14)
+    arguments = parser.parse_args()
+    record_one = functools.partial(record, requests=arguments.requests)
+    record_scenarios.record_families(arguments, record_one)
+
+
+if __name__ == "__main__":
+    main()

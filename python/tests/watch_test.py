@@ -63,11 +63,16 @@ class Watch(unittest.TestCase):
         self.asked.append(tuple(map(str, words)))
         return self.answers[str(words[0])]
 
-    def script(self, watched: watch.Watched, name: str, *words: Any) -> Any:
+    def script(self, watched: watch.Watched, name: str, *words: Any, release: str = "") -> Any:
         done = subprocess.CompletedProcess([name], 0, "", "")
         if name in watch._TABLES:
             done.returncode = 1
             done.stderr = "FAIL: test_options (x)\nAssertionError: ['new_option'] != []\n"
+        elif name == "sglang_test.py":
+            done.stderr = "FAIL: test_both (x)\n"
+            done.stderr += "ERROR: test_here (x)\n" if release == "0.5.23" else ""
+        elif name == "sglang_workloads.py":
+            self.record_two_steps(words[0] / "paged", 5 if release == "0.5.22" else 6)
         elif self.recorded:
             words[0].mkdir(parents=True)
             (words[0] / "0000.jsonl").touch()
@@ -75,6 +80,14 @@ class Watch(unittest.TestCase):
         else:
             done.returncode, done.stderr = 1, "ModuleNotFoundError: no vllm\n"
         return done
+
+    def record_two_steps(self, folder: Path, tokens: int) -> None:
+        folder.mkdir(parents=True)
+        row = {"id": "r0", "tokens": tokens}
+        lines: list[Any] = [{"engine": tokens, "num_blocks": 4}]
+        lines += [{"step": 0, "scheduled": []}, {"step": 1, "scheduled": [row]}]
+        (folder / "0000.jsonl").write_text("\n".join(map(json.dumps, lines)))
+        (folder / "0001.jsonl").write_text(json.dumps({"engine": tokens}))
 
     def run_watch(self, *words: str) -> tuple[int, str, str]:
         out, err = io.StringIO(), io.StringIO()
@@ -94,7 +107,7 @@ class Watch(unittest.TestCase):
         return lambda watched, *words: self.lockstep(watched, *words)
 
     def script_of(self) -> Any:
-        return lambda watched, *words: self.script(watched, *words)
+        return lambda watched, *words, **more: self.script(watched, *words, **more)
 
     def test_the_page_has_what_changed_and_what_to_do(self) -> None:
         path = self.folder / "page.json"
@@ -108,7 +121,7 @@ class Watch(unittest.TestCase):
             "2 show, 1 gone, 1 new",
             "- 7: gone (shows to absent)",
             "- 9: new (absent to shows)",
-            "- lora: not recorded: no adapter",
+            "- scenarios: lora: not recorded: no adapter",
             "['new_option'] != []",
             "| worker v2 | 40 | 30 | 8 | 2 | 0 |",
             "- Decisions: add the release",
@@ -137,11 +150,47 @@ class Watch(unittest.TestCase):
         self.assertIn("nothing could be recorded", err)
         self.assertIn("no vllm", err)
 
+    def test_an_engine_without_profiles_is_compared_with_its_previous_release(self) -> None:
+        reads = "def f(server_args, envs):\n    return server_args.page_size, get_memory().pools"
+        for release, more in (("0.5.22", ", envs.OLD"), ("0.5.23", ", envs.NEW")):
+            file = self.folder / f"sglang-{release}" / "sglang/srt/managers/scheduler.py"
+            file.parent.mkdir(parents=True)
+            file.write_text(reads + more)
+        with (
+            mock.patch.dict("os.environ", {"LOCKSTEP_ENGINES": str(self.folder)}),
+            mock.patch.object(watch, "_previous", lambda engine, release: "0.5.22"),
+        ):
+            status, _, err = self.run_watch("sglang==0.5.23")
+        self.assertEqual(status, 1, err)
+        page = (self.folder / "page.md").read_text()
+        for part in (
+            "# sglang 0.5.23, compared with 0.5.22",
+            "1 of 2 recordings the same in every step",
+            "- paged: 1 of 2 differ; first paged/0000.jsonl, step 1, scheduled[0].tokens: 5, "
+            "here 6",
+            "- test_here: fails here",
+            "- test_both: fails in both",
+            "- new: envs.NEW (managers/scheduler.py)",
+            "- gone: envs.OLD (managers/scheduler.py)",
+            "| scheduler of 0.5.22 | 40 | 30 | 8 | 2 | 0 |",
+            "| scheduler | 40 | 30 | 8 | 2 | 0 |",
+        ):
+            self.assertIn(part, page)
+        audited = next(words for words in self.asked if words[0] == "audit")
+        self.assertTrue(audited[1].endswith("recordings/0.5.23"), audited)
+        self.assertNotIn("fit", [words[0] for words in self.asked])
+
+    def test_without_a_package_index_the_release_to_compare_with_is_named(self) -> None:
+        with mock.patch.object(watch, "_previous", lambda engine, release: ""):
+            status, _, err = self.run_watch("sglang==0.5.23")
+        self.assertEqual(status, 2)
+        self.assertIn("name one with --compared-with", err)
+
     def test_words_that_are_no_release_are_refused(self) -> None:
-        for word in ("vllm", "sglang==0.5.23", "vllm==new", "vllm==0.20.0"):
+        for word in ("vllm", "tgi==0.5.23", "vllm==new", "vllm==0.20.0"):
             status, _, err = self.run_watch(word)
             self.assertEqual(status, 2, word)
-            self.assertTrue("expected vllm==" in err or "no release before" in err, err)
+            self.assertTrue("expected ENGINE==" in err or "no release before" in err, err)
 
 
 if __name__ == "__main__":

@@ -34,6 +34,19 @@ std::string converted_formats(const BackendConfig& config) {
   return fmt::format("{}", fmt::join(formats, ", "));
 }
 
+// Chunks have the square of their tokens as rows, and a class's calls take longer than the model.
+constexpr std::int64_t kBudgetsOfChunks = 4;
+
+QueryPlan query_plan_of(const RunConfig& config, const Backend& backend) {
+  const bool chunks = !backend.attends_to_ranges();
+  return {.rows = backend.answers_queries()
+                      ? config.budget.query_rows * (chunks ? kBudgetsOfChunks : 1)
+                      : 0,
+          .whole = chunks || config.backend.numbers == Numbers::real,
+          .chunks = chunks,
+          .dtype = backend.query_dtype()};
+}
+
 }  // namespace
 
 // One rank.
@@ -52,9 +65,7 @@ class RankRun final {
         drafts_(config_.engine, config_.backend, model_, worker_, summary_),
         transfer_step_(model_, worker_, backend_, config_.backend.parallel.tp_rank),
         planner_(config_.backend, model_, worker_, config_.budget.probe_rows,
-                 backend.answers_queries() ? config_.budget.query_rows : 0,
-                 !backend.attends_to_ranges() || config_.backend.numbers == Numbers::real,
-                 backend.query_dtype()),
+                 query_plan_of(config, backend)),
         comparer_(config_.backend, model_, worker_, backend_, config_.budget.untouched_pages,
                   summary_),
         team_(config.backend.num_threads > 1 ? std::make_unique<ThreadTeam>(2) : nullptr) {}
@@ -200,6 +211,12 @@ void RankRun::say_what_was_not_checked(bool agreed, std::span<MemoryCheck* const
                     "budget is {} a step",
                     planner_.rows_read(), planner_.rows_read() + planner_.rows_left_out(),
                     config_.budget.probe_rows));
+  if (planner_.tokens_left_out() > 0)
+    not_checked.push_back(
+        fmt::format("attention outputs are those of {} of {} query tokens, each counted per layer; "
+                    "the budget is {} rows a step",
+                    planner_.tokens_asked(), planner_.tokens_asked() + planner_.tokens_left_out(),
+                    query_plan_of(config_, backend_).rows));
   for (const MemoryCheck* check : checks)
     for (std::string& sentence : check->not_checked()) not_checked.push_back(std::move(sentence));
   if (builder_.ignored_zeros() > 0)

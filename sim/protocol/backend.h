@@ -355,7 +355,8 @@ class Backend {
   virtual GraphStatistics graph_statistics() const { return {}; }
   // False: programs must have no queries.
   virtual bool answers_queries() const { return true; }
-  // False: a query reads every position that the layer's kind lets it see.
+  // False: attention takes the tokens of a request's step together, as kernels for prefill chunks
+  // do, and a query reads every position that the layer's kind lets it see.
   virtual bool attends_to_ranges() const { return true; }
   // Of the elements of queries. Narrower than fp32: weights and outputs are rounded to it too.
   virtual DType query_dtype() const { return DType::fp32; }

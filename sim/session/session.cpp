@@ -213,11 +213,6 @@ void keep_records(Trace& trace, std::int64_t count) {
 
 namespace {
 
-// A user's own kernels or worker: it is given tensors of its own for each layer.
-bool is_foreign(const std::string& backend) {
-  return is_plugin(backend) || is_engine_worker(backend);
-}
-
 bool ranks_are_placed(const BackendConfig& backend, CacheLayout order) {
   for (std::int32_t rank = 0; rank < num_ranks(backend); ++rank) {
     const auto plan =
@@ -246,7 +241,7 @@ void take_kernel_blocks(const RunSpec& run, BackendConfig& backend) {
 void place_cache(const RunSpec& run, BackendConfig& backend) {
   const EngineProfile* profile = find_engine_profile(run.engine.engine);
   if (profile == nullptr || !overlays_groups(*profile->release)) return;
-  if (is_foreign(run.backend)) return;
+  if (is_engine_worker(run.backend)) return;
   const auto order = placed_order(run.cache, run.layout);
   if (!order) return;
   const auto placed = placed_layout(run.cache, run.attention_backend, *order);
@@ -296,7 +291,7 @@ LockstepConfig config_of(const RunSpec& run) {
     config.engine = beside_connector(config.engine);
     backend.num_host_blocks = num_host_blocks(config.connector, run.engine, run.cache);
   }
-  follow_drafter(!run.connector.parts.empty(), is_foreign(run.backend), config);
+  follow_drafter(!run.connector.parts.empty(), is_engine_worker(run.backend), config);
   if (!run.mutants.empty()) plant(config, run.mutants.front());
   return config;
 }

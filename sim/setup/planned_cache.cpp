@@ -170,7 +170,7 @@ Result<KVCacheConfig> plan_tensors(RunSpec& run, const CacheWishes& wishes, cons
 bool is_planned_overlaid(const RunSpec& run) {
   const EngineProfile* profile = find_engine_profile(run.engine.engine);
   if (profile == nullptr || !overlays_groups(*profile->release)) return false;
-  return !is_plugin(run.backend) && !is_engine_worker(run.backend);
+  return !is_engine_worker(run.backend);
 }
 
 // The drafter's layers by its modules, each of which has a layer of the model's numbers.

@@ -139,11 +139,13 @@ AttentionBackend attention_backend_for(const KVCacheConfig& plan) {
 }
 
 bool is_plugin(std::string_view backend) {
-  return !is_user_kernels(backend) && !is_engine_worker(backend) &&
+  return !backend.starts_with("kernels:") && !is_engine_worker(backend) &&
          (backend.find('/') != backend.npos || backend.ends_with(".so"));
 }
 
-bool is_user_kernels(std::string_view backend) { return backend.starts_with("kernels:"); }
+bool is_user_kernels(std::string_view backend) {
+  return backend.starts_with("kernels:") || is_plugin(backend);
+}
 
 bool is_engine_worker(std::string_view backend) {
   return backend == "vllm" || backend.starts_with("vllm:") || backend.starts_with("worker:");

@@ -40,10 +40,10 @@ Result<RankModel> rank_model(const BackendConfig& config, std::int32_t rank);
 
 // flash_attn where it takes the plan's blocks; any_size for smaller ones, as in some recordings.
 AttentionBackend attention_backend_for(const KVCacheConfig& plan);
-// A backend's name that is a file: "./kernels.so".
+// A backend's name that is a library of kernels: "./kernels.so".
 bool is_plugin(std::string_view backend);
-// "kernels:module:Class", a Python class in place of the CUDA backend's cache writes and attention;
-// a module with a path ("kernels:my/kernels.py:Class") is not a plugin.
+// A plugin, or a Python class ("kernels:my/kernels.py:Class"), in place of the CUDA backend's cache
+// writes and attention.
 bool is_user_kernels(std::string_view backend);
 // Names of backends that are an engine's own worker: "vllm", "vllm:DIR", "worker:COMMAND". It
 // shapes its caches as vLLM's Triton backend does.

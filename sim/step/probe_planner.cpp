@@ -28,15 +28,12 @@ std::int64_t end_of_read(const RowSlice& slice, const WorkerRequest& request,
 }  // namespace
 
 ProbePlanner::ProbePlanner(const BackendConfig& config, const MemoryModel& model, Worker& worker,
-                           std::int64_t probe_rows, std::int64_t query_rows, bool whole_queries,
-                           DType query_dtype)
+                           std::int64_t probe_rows, const QueryPlan& queries)
     : config_(config),
       model_(model),
       worker_(worker),
       probe_rows_(probe_rows),
-      query_rows_(query_rows),
-      whole_queries_(whole_queries),
-      query_dtype_(query_dtype) {}
+      query_plan_(queries) {}
 
 std::int64_t ProbePlanner::rows_of(const ModelLayer& layer, std::int64_t positions) const {
   return positions * layer.layout.num_kv * layer.layout.num_kv_heads;
@@ -77,7 +74,10 @@ void ProbePlanner::plan(StepProgram& program, std::span<const RequestId> request
   if (candidates_.empty()) return;
   probe_written(program, requests);
   probe_before(program, requests);
-  add_queries(program, requests);
+  if (query_plan_.chunks)
+    add_chunks(program, requests);
+  else
+    add_queries(program, requests);
 }
 
 // Probes the two sides of a gap separately.
@@ -157,48 +157,93 @@ void ProbePlanner::probe_before(StepProgram& program, std::span<const RequestId>
   }
 }
 
+bool ProbePlanner::is_queried(const ModelLayer& layer) const {
+  return layer.lane == 0 && has_attention_oracle(layer) && layer.head_size <= kQueryElementsMax;
+}
+
+Reach ProbePlanner::reach_of_query(const RowSlice& slice, RequestId id, const ModelLayer& layer,
+                                   std::int32_t token) const {
+  RowSlice to_token = slice;
+  to_token.num_tokens = token + 1;
+  return reach_in(spec_of(layer), worker_.at(id), to_token, false, true);
+}
+
 // Queries by the last token of each request in turn, as far as the budget goes.
 void ProbePlanner::add_queries(StepProgram& program, std::span<const RequestId> requests) {
   const auto count = static_cast<std::int64_t>(candidates_.size());
-  std::int64_t budget = query_rows_;
+  std::int64_t budget = query_plan_.rows;
   for (std::int64_t tried = 0; tried < count && budget > 0; ++tried, ++query_turn_) {
     const Candidate& at = candidates_[query_turn_ % count];
-    const ModelLayer& layer = model_.layers()[at.layer];
-    if (layer.lane > 0 || !has_attention_oracle(layer) || layer.head_size > kQueryElementsMax)
-      continue;
-    const RowSlice& slice = program.rows[at.index];
-    const WorkerRequest& request = worker_.at(requests[at.index]);
-    const Reach reach = reach_in(spec_of(layer), request, slice, false, true);
-    const std::int64_t affordable = std::max<std::int64_t>(1, budget / rows_of(layer, 1));
-    const std::int64_t first =
-        whole_queries_
-            ? reach.lowest
-            : std::max(reach.lowest, reach.last - tokens_in(layer.tokens_per_state, affordable));
-    const ContentId query =
-        request.prefix.content(std::int64_t{slice.first_position} + slice.num_tokens - 1);
-    const PrefixContent& keys = contents_in(spec_of(layer), request);
-    std::vector<ContentId> contents;
-    for (std::int64_t p = first; p < reach.last; ++p) {
-      if (!keeps(worker_.context(layer.group), p) || (p >= reach.gap_first && p < reach.gap_last))
-        continue;
-      const RowRange rows = rows_of_token(layer.tokens_per_state, p);
-      for (std::int64_t row = rows.first; row < rows.last; ++row)
-        contents.push_back(row_content(layer.tokens_per_state, keys.content_in(layer, p), row));
-    }
-    if (contents.empty()) continue;
-    program.queries.push_back({.row = slice.row,
-                               .layer = at.layer,
-                               .first = static_cast<std::int32_t>(first),
-                               .last = static_cast<std::int32_t>(reach.last),
-                               .content = query,
-                               .gap_first = static_cast<std::int32_t>(reach.gap_first),
-                               .gap_last = static_cast<std::int32_t>(reach.gap_last)});
-    budget -= rows_of(layer, std::ssize(contents));
-    queries_.push_back({.request = requests[at.index],
-                        .layer = at.layer,
-                        .query = query,
-                        .contents = std::move(contents)});
+    if (is_queried(model_.layers()[at.layer]))
+      budget -=
+          add_query(program, requests[at.index], at, program.rows[at.index].num_tokens - 1, budget);
   }
+}
+
+// Queries by all tokens of each request's step, layer by layer in turn. The last token of each
+// request comes first; the tokens before it share the rest of the budget equally.
+void ProbePlanner::add_chunks(StepProgram& program, std::span<const RequestId> requests) {
+  std::ranges::stable_sort(candidates_, {}, &Candidate::layer);
+  const auto num_layers = std::ssize(model_.layers());
+  std::int64_t budget = query_plan_.rows;
+  const std::int64_t turn = query_turn_;
+  for (std::int64_t tried = 0; tried < num_layers; ++tried) {
+    const ModelLayer& layer = model_.layers()[(turn + tried) % num_layers];
+    if (!is_queried(layer)) continue;
+    const auto own = std::ranges::equal_range(candidates_, layer.index, {}, &Candidate::layer);
+    const bool is_affordable = budget > 0;
+    if (is_affordable) query_turn_ = turn + tried + 1;
+    std::int64_t left = std::ssize(own);
+    for (const Candidate& at : own) {
+      const RowSlice& slice = program.rows[at.index];
+      const std::int64_t share = std::max<std::int64_t>(budget, 0) / left--;
+      std::int32_t first = slice.num_tokens;
+      for (std::int64_t rows = 0; is_affordable && first > 0; --first) {
+        const Reach reach = reach_of_query(slice, requests[at.index], layer, first - 1);
+        rows += rows_of(layer, reach.last - reach.lowest);
+        if (first < slice.num_tokens && rows > share) break;
+      }
+      for (std::int32_t token = first; token < slice.num_tokens; ++token)
+        budget -= add_query(program, requests[at.index], at, token, budget);
+      tokens_asked_ += slice.num_tokens - first;
+      tokens_left_out_ += first;
+    }
+  }
+}
+
+std::int64_t ProbePlanner::add_query(StepProgram& program, RequestId id, const Candidate& at,
+                                     std::int32_t token, std::int64_t budget) {
+  const ModelLayer& layer = model_.layers()[at.layer];
+  const RowSlice& slice = program.rows[at.index];
+  const WorkerRequest& request = worker_.at(id);
+  const Reach reach = reach_of_query(slice, id, layer, token);
+  const std::int64_t affordable = std::max<std::int64_t>(1, budget / rows_of(layer, 1));
+  const std::int64_t first =
+      query_plan_.whole
+          ? reach.lowest
+          : std::max(reach.lowest, reach.last - tokens_in(layer.tokens_per_state, affordable));
+  const ContentId query = request.prefix.content(std::int64_t{slice.first_position} + token);
+  const PrefixContent& keys = contents_in(spec_of(layer), request);
+  std::vector<ContentId> contents;
+  for (std::int64_t p = first; p < reach.last; ++p) {
+    if (!keeps(worker_.context(layer.group), p) || (p >= reach.gap_first && p < reach.gap_last))
+      continue;
+    const RowRange rows = rows_of_token(layer.tokens_per_state, p);
+    for (std::int64_t row = rows.first; row < rows.last; ++row)
+      contents.push_back(row_content(layer.tokens_per_state, keys.content_in(layer, p), row));
+  }
+  if (contents.empty()) return 0;
+  program.queries.push_back({.row = slice.row,
+                             .layer = at.layer,
+                             .first = static_cast<std::int32_t>(first),
+                             .last = static_cast<std::int32_t>(reach.last),
+                             .content = query,
+                             .gap_first = static_cast<std::int32_t>(reach.gap_first),
+                             .gap_last = static_cast<std::int32_t>(reach.gap_last)});
+  const std::int64_t rows_read = rows_of(layer, std::ssize(contents));
+  queries_.push_back(
+      {.request = id, .layer = at.layer, .query = query, .contents = std::move(contents)});
+  return rows_read;
 }
 
 void ProbePlanner::expect() {
@@ -207,9 +252,9 @@ void ProbePlanner::expect() {
   for (QueryExpectation& query : queries_) {
     const ModelLayer& layer = model_.layers()[query.layer];
     query.output = attention_output(layer, query.contents, query.query, layer.share.queries_per_kv,
-                                    query_dtype_);
+                                    query_plan_.dtype);
     query.tolerance = tolerance_of(layer.head_size, std::ssize(query.contents)) +
-                      rounding_tolerance(query_dtype_);
+                      rounding_tolerance(query_plan_.dtype);
   }
 }
 

@@ -6,6 +6,7 @@
 // (2) Only positions that the layer's kind may attend to are read: a window, a chunk, or
 //     everything.
 // (3) What the budget leaves out is counted.
+// (4) Queries of a chunk are the last tokens of its step, in order; those of a layer are adjacent.
 #pragma once
 
 #include <cstdint>
@@ -34,13 +35,18 @@ struct QueryExpectation {
   double tolerance = 0;
 };
 
+// The queries of a step.
+struct QueryPlan {
+  std::int64_t rows = 0;  // budget of cache rows per step, counted once per query
+  bool whole = false;     // a query reads all that its layer's kind lets it see, budget or not
+  bool chunks = false;    // all tokens of a step, layer by layer in turn; else each request's last
+  DType dtype = DType::fp32;  // Backend::query_dtype()
+};
+
 class ProbePlanner {
  public:
-  // whole_queries: a query reads all that its layer's kind lets it see, beyond the budget too.
-  // query_dtype: Backend::query_dtype().
   ProbePlanner(const BackendConfig& config, const MemoryModel& model, Worker& worker,
-               std::int64_t probe_rows, std::int64_t query_rows, bool whole_queries,
-               DType query_dtype);
+               std::int64_t probe_rows, const QueryPlan& queries);
 
   // Appends probes and queries to a built program; rows that is_void(index) says are not read.
   void plan(StepProgram& program, std::span<const RequestId> requests,
@@ -53,6 +59,9 @@ class ProbePlanner {
   std::span<const QueryExpectation> queries() const { return queries_; }
   std::int64_t rows_read() const { return rows_read_; }          // since the start
   std::int64_t rows_left_out() const { return rows_left_out_; }  // that could have been read
+  // Query tokens of all layers, of chunks; those that the budget left out.
+  std::int64_t tokens_asked() const { return tokens_asked_; }
+  std::int64_t tokens_left_out() const { return tokens_left_out_; }
 
  private:
   // A row of the program in a layer, with the positions that may be read.
@@ -74,14 +83,19 @@ class ProbePlanner {
   void probe_written(StepProgram& program, std::span<const RequestId> requests);
   void probe_before(StepProgram& program, std::span<const RequestId> requests);
   void add_queries(StepProgram& program, std::span<const RequestId> requests);
+  void add_chunks(StepProgram& program, std::span<const RequestId> requests);
+  // Adds the query of one token of the slice. Returns the rows that it reads, 0 without a query.
+  std::int64_t add_query(StepProgram& program, RequestId id, const Candidate& at,
+                         std::int32_t token, std::int64_t budget);
+  bool is_queried(const ModelLayer& layer) const;
+  Reach reach_of_query(const RowSlice& slice, RequestId id, const ModelLayer& layer,
+                       std::int32_t token) const;
 
   const BackendConfig& config_;
   const MemoryModel& model_;
   Worker& worker_;
   const std::int64_t probe_rows_;
-  const std::int64_t query_rows_;
-  const bool whole_queries_;
-  const DType query_dtype_;
+  const QueryPlan query_plan_;
   std::vector<Candidate> candidates_;
   std::vector<ProbeExpectation> probes_;
   std::vector<QueryExpectation> queries_;
@@ -90,6 +104,8 @@ class ProbePlanner {
   std::int64_t query_turn_ = 0;
   std::int64_t rows_read_ = 0;
   std::int64_t rows_left_out_ = 0;
+  std::int64_t tokens_asked_ = 0;
+  std::int64_t tokens_left_out_ = 0;
 };
 
 }  // namespace lockstep

@@ -18,10 +18,11 @@ std::string open_message(const KVCacheConfig& plan, const std::string& memory) {
   JsonWriter out;
   out.begin_object().key("open").begin_object().string("memory", memory);
   out.key("layers").begin_array();
-  for (const KVCacheGroupSpec& group : plan.groups)
-    for (std::size_t i = 0; i < group.layer_names.size(); ++i) {
-      const KVCacheSpec& spec = group.layer_spec(i);
-      out.begin_object().string("name", group.layer_names[i]).string("kind", name_of(spec.kind));
+  for (std::size_t g = 0; g < plan.groups.size(); ++g)
+    for (std::size_t i = 0; i < plan.groups[g].layer_names.size(); ++i) {
+      const KVCacheSpec& spec = plan.groups[g].layer_spec(i);
+      out.begin_object().string("name", plan.groups[g].layer_names[i]);
+      out.string("kind", name_of(spec.kind)).integer("group", static_cast<std::int64_t>(g));
       out.integer("sliding_window", is_sliding_window(spec.kind) ? spec.sliding_window : 0);
       out.integer("attention_chunk_size", is_chunked(spec.kind) ? spec.attention_chunk_size : 0);
       out.end_object();
@@ -33,14 +34,15 @@ std::string open_message(const KVCacheConfig& plan, const std::string& memory) {
 std::string call_message(const KernelCall& call) {
   JsonWriter out;
   out.begin_object().string("run", call.function).integer("layer", call.layer);
+  out.integer("group", call.group).key("scale").raw(fmt::format("{}", call.scale));
   out.key("tensors").begin_object();
   for (const KernelTensor& tensor : call.tensors) {
-    out.key(tensor.name).begin_object().integer("offset", tensor.offset);
+    out.key(tensor.name).begin_object().integer("offset", tensor.address - call.memory);
     out.string("dtype", tensor.dtype);
     out.key("shape").integers(tensor.shape).key("strides").integers(tensor.strides).end_object();
   }
   out.end_object().key("integers").begin_object();
-  for (const auto& [name, values] : call.integers) out.key(name).integers(values);
+  for (const KernelIntegers& list : call.integers) out.key(list.name).integers(list.values);
   out.end_object().end_object();
   return out.take_line();
 }

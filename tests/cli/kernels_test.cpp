@@ -36,8 +36,7 @@ TEST(Kernels, OfAPythonClassAgreeInEveryLayoutAndHaveTheStateHashOfTheExecutor) 
     simt.insert(simt.end(), {"--json", other});
     const Outcome found = replay_kernels(plain("Sound"), own);
     ASSERT_EQ(found.status, 0) << found.err << found.out;
-    EXPECT_NE(found.out.find("attend: the class has no such function"), std::string::npos)
-        << found.out;
+    EXPECT_NE(found.out.find("your kernels have no such function"), std::string::npos) << found.out;
     ASSERT_EQ(run_lockstep(simt).status, 0);
     const auto json = nlohmann::json::parse(read_text(path));
     EXPECT_GT(json.at("pages_checked").get<std::int64_t>(), 500);
@@ -49,10 +48,10 @@ TEST(Kernels, OfLatentRowsAgreeAndWhatTheClassLacksIsListed) {
   const std::vector<std::string> latent = {"--attention", "mla", "--kv-heads", "1"};
   const Outcome found = replay_kernels(plain("Latent"), latent);
   EXPECT_EQ(found.status, 0) << found.err << found.out;
-  EXPECT_EQ(found.out.find("write_latent: the class"), std::string::npos) << found.out;
+  EXPECT_EQ(found.out.find("write_latent: your kernels"), std::string::npos) << found.out;
   const Outcome other = replay_kernels(plain("Sound"), latent);
   EXPECT_EQ(other.status, 0) << other.err << other.out;
-  EXPECT_NE(other.out.find("write_latent: the class has no such function; the executor's own"),
+  EXPECT_NE(other.out.find("write_latent: your kernels have no such function; the executor's own"),
             std::string::npos)
       << other.out;
 }
@@ -69,11 +68,22 @@ TEST(Kernels, MayTakeQueriesOfSixteenBits) {
   }
 }
 
+TEST(Kernels, MayMapSlotsByTheBlockTableOfTheirStep) {
+  const std::vector<std::string> split = {"--block-size", "96", "--attention-backend",
+                                          "flashinfer"};
+  const Outcome found = replay_kernels(plain("MapsSlots"), split);
+  EXPECT_EQ(found.status, 0) << found.out << found.err;
+  EXPECT_EQ(found.out.find("map_slots"), std::string::npos) << found.out;
+  const Outcome wrong = replay_kernels(plain("MapsSlotsOfSixteen"), split);
+  EXPECT_EQ(wrong.status, 1) << wrong.out << wrong.err;
+  EXPECT_NE(wrong.out.find(", slot_mapping"), std::string::npos) << wrong.out;
+}
+
 TEST(Kernels, ThatAreWrongAreFoundInThePage) {
   const std::pair<const char*, const char*> kDefects[] = {
       {"SwapsParts", ", page_written"}, {"HalvesBlocks", ", page_"},
       {"WritesBeyond", ", page_"},      {"Raises", "ValueError: no kernel for layers.1"},
-      {"Dies", "exit status 3"},        {"Attends", "plain views have no attention"},
+      {"Dies", "exit status 3"},        {"Attends", "plain views have no results"},
   };
   for (const auto& [name, check] : kDefects) {
     const Outcome found = replay_kernels(plain(name));
@@ -143,8 +153,8 @@ TEST(Kernels, AreRefusedOnOtherBackendsAndDevicesInOneSentence) {
   const std::pair<std::vector<std::string>, const char*> kRefusals[] = {
       {{"--backend", "cuda"}, "a GPU's pages are not shared with Python yet (CUDA IPC)"},
       {{"--backend", "none"}, "runs on the pages of --backend simt"},
-      {{"--check", "check"}, "--check: kernels of a Python class run in mode fast"},
-      {{"--streams", "2"}, "--streams, --graphs: kernels of a Python class run one by one"},
+      {{"--check", "check"}, "--check: your own kernels run in mode fast"},
+      {{"--streams", "2"}, "--streams, --graphs: your own kernels run one by one"},
       {{"--mutant", "slot-wrong-block-size"}, "planted in Lockstep's own kernels"}};
   for (const auto& [options, says] : kRefusals) {
     const Outcome found = replay_kernels(plain("Sound"), options);

@@ -15,25 +15,47 @@ std::string plugin_path(const std::string& name) {
 }
 
 Outcome replay_with(const std::string& plugin, std::vector<std::string> more = {}) {
-  more.insert(more.begin(), {"replay", kSample, "--limit", "40", "--backend", plugin_path(plugin)});
+  more.insert(more.begin(), {"replay", kSample, "--limit", "8", "--backend", plugin_path(plugin)});
   return run_lockstep(more);
 }
 
-TEST(Plugin, OfPlainLoopsAgreesWithTheModelAndSaysWhatItDoesNotAnswer) {
-  const std::string path = temporary_path("result.json");
+TEST(Plugin, OfPlainLoopsAgreesWithTheModelInEveryLayoutAndDtype) {
+  const std::string path = temporary_path("result.json"), other = temporary_path("simt.json");
   for (const std::vector<std::string>& cache :
-       {std::vector<std::string>{"--json", path},
+       {std::vector<std::string>{},
         {"--block-size", "96", "--attention-backend", "flashinfer", "--layout", "HND"},
-        {"--attention", "mla", "--kv-heads", "1"}}) {
-    const Outcome outcome = replay_with("plain_plugin", cache);
+        {"--engine", "vllm-0.22.1", "--dtype", "fp32"},
+        {"--numbers", "real"},
+        {"--dtype", "fp8_e4m3"}}) {
+    std::vector<std::string> own = cache, simt = cache;
+    own.insert(own.end(), {"--json", path});
+    const Outcome outcome = replay_with("plain_plugin", own);
     EXPECT_EQ(outcome.status, 0) << outcome.err << outcome.out;
-    EXPECT_NE(outcome.out.find("plugin plain loops"), std::string::npos) << outcome.out;
-    EXPECT_NE(outcome.out.find("the plugin has no function attend"), std::string::npos);
+    EXPECT_NE(outcome.out.find("plain_plugin.so: your kernels, all else on"), std::string::npos)
+        << outcome.out;
+    EXPECT_EQ(outcome.out.find("no such function"), std::string::npos) << outcome.out;
+    simt.insert(simt.begin(), {"replay", kSample, "--limit", "8", "--backend", "simt"});
+    simt.insert(simt.end(), {"--json", other});
+    ASSERT_EQ(run_lockstep(simt).status, 0);
+    const auto json = nlohmann::json::parse(read_text(path));
+    EXPECT_GT(json.at("pages_checked").get<std::int64_t>(), 500);
+    EXPECT_GT(json.at("outputs_checked").get<std::int64_t>(), 1000);
+    EXPECT_EQ(json.at("state_hash"), nlohmann::json::parse(read_text(other)).at("state_hash"));
   }
-  const auto json = nlohmann::json::parse(read_text(path));
-  EXPECT_GT(json.at("pages_checked").get<std::int64_t>(), 1000);
-  EXPECT_GT(json.at("rows_read").get<std::int64_t>(), 1000);
-  EXPECT_EQ(json.at("outputs_checked"), 0);
+}
+
+TEST(Plugin, LeavesWhatItHasNoFunctionForToTheExecutor) {
+  const Outcome latent = replay_with("plain_plugin", {"--attention", "mla", "--kv-heads", "1"});
+  EXPECT_EQ(latent.status, 0) << latent.err << latent.out;
+  EXPECT_NE(latent.out.find("attend_latent, write_latent: your kernels have no such function"),
+            std::string::npos)
+      << latent.out;
+}
+
+TEST(Plugin, IsFuzzed) {
+  const Outcome sound = run_lockstep(
+      {"fuzz", "--runs", "8", "--seed", "3", "--backend", plugin_path("plain_plugin")});
+  EXPECT_EQ(sound.status, 0) << sound.out << sound.err;
 }
 
 TEST(Plugin, WithSlotsOfTheWrongBlockSizeDivergesAtASlotAndTheCaseReproducesIt) {
@@ -42,14 +64,14 @@ TEST(Plugin, WithSlotsOfTheWrongBlockSizeDivergesAtASlotAndTheCaseReproducesIt) 
                                           "flashinfer",   "--save", folder};
   const Outcome outcome = replay_with("plain_plugin_bug", split);
   ASSERT_EQ(outcome.status, 1) << outcome.err << outcome.out;
-  EXPECT_NE(outcome.out.find("slot"), std::string::npos) << outcome.out;
+  EXPECT_NE(outcome.out.find(", slot_mapping"), std::string::npos) << outcome.out;
   const std::size_t saved = outcome.out.find("Saved: ") + 7;
   const std::string file = outcome.out.substr(saved, outcome.out.find('\n', saved) - saved);
   const Outcome again = run_lockstep({"replay", file});
   EXPECT_EQ(again.status, 1) << again.err;
   EXPECT_NE(again.out.find("The case is reproduced."), std::string::npos) << again.out;
-  // Where blocks are not split for the kernel the bug is none.
-  EXPECT_EQ(replay_with("plain_plugin_bug").status, 0);
+  // In a cache of blocks of 16 tokens the bug is none.
+  EXPECT_EQ(replay_with("plain_plugin_bug", {"--block-size", "16"}).status, 0);
 }
 
 struct Fault {
@@ -70,14 +92,11 @@ INSTANTIATE_TEST_SUITE_P(
     Each, FaultyPlugin,
     testing::Values(Fault{"not_there", "there is no such file"},
                     Fault{"faulty_no_entry", "exports no lockstep_plugin_open"},
-                    Fault{"faulty_old_version", "speaks version 0"},
+                    Fault{"faulty_old_version", "speaks version 1 of the plugin interface"},
                     Fault{"faulty_other_size", "set struct_bytes"},
-                    Fault{"faulty_no_write_rows", "no function write_rows"},
-                    Fault{"faulty_half_of_states", "no function write_state"},
-                    Fault{"faulty_no_copy_of_states", "no function copy_blocks"},
-                    Fault{"faulty_refuses_plan", "refuses this plan: only 1 layers fit"},
-                    Fault{"faulty_fails_later", "map_slots failed: the slots are on holiday"},
-                    Fault{"faulty_fails_silently", "map_slots failed: (it does not say why)"}),
+                    Fault{"faulty_no_function", "the plugin has no function; give it write"},
+                    Fault{"faulty_wrong_queries", "query_dtype 'int8' is not bf16, fp16 or fp32"},
+                    Fault{"faulty_refuses_layers", "refuses these layers: only 1 of"}),
     [](const auto& fault) { return std::string(fault.param.plugin); });
 
 TEST(Plugin, ThatIsNoSharedLibraryIsRefused) {
@@ -86,17 +105,28 @@ TEST(Plugin, ThatIsNoSharedLibraryIsRefused) {
   EXPECT_NE(outcome.err.find("cannot be loaded"), std::string::npos) << outcome.err;
 }
 
-TEST(Plugin, WithoutStatesIsRefusedForAModelThatHasThem) {
-  const Outcome outcome = replay_with("plain_plugin", {"--model", "qwen3.5-0.8b", "--num-blocks",
-                                                       "24", "--no-prefill-checkpoints"});
-  EXPECT_EQ(outcome.status, 2);
-  EXPECT_NE(outcome.err.find("read_state"), std::string::npos) << outcome.err;
+TEST(Plugin, ThatFailsInARunIsAFindingWithItsReason) {
+  for (const auto& [plugin, says] :
+       {std::pair{"faulty_fails_later", "write of layer 0: it returned 7: the rows are on holiday"},
+        std::pair{"faulty_fails_silently", "it returned 7: (it does not say why)"}}) {
+    const Outcome outcome = replay_with(plugin);
+    EXPECT_EQ(outcome.status, 1) << outcome.out;
+    EXPECT_NE(outcome.out.find(", memory_check"), std::string::npos) << outcome.out;
+    EXPECT_NE(outcome.out.find(says), std::string::npos) << outcome.out;
+  }
+}
+
+TEST(Plugin, MayBeNamedByKernels) {
+  const Outcome named =
+      run_lockstep({"replay", kSample, "--limit", "4", "--kernels", plugin_path("plain_plugin")});
+  EXPECT_EQ(named.status, 0) << named.err << named.out;
 }
 
 TEST(Plugin, IsNotWatchedAccessByAccess) {
   const Outcome outcome = replay_with("plain_plugin", {"--check", "hunt"});
   EXPECT_EQ(outcome.status, 2);
-  EXPECT_NE(outcome.err.find("plugin"), std::string::npos) << outcome.err;
+  EXPECT_NE(outcome.err.find("your own kernels run in mode fast"), std::string::npos)
+      << outcome.err;
 }
 
 // Kernels that a package publishes as headers, which are compiled as they are.
@@ -110,14 +140,14 @@ TEST(Plugin, OfFlashInfersAppendAgreesAndAWrongStrideIsFoundInThePage) {
         {"--dtype", "fp32", "--attention-backend", "flashinfer"}}) {
     const Outcome outcome = replay_with("flashinfer_plugin", cache);
     EXPECT_EQ(outcome.status, 0) << outcome.err << outcome.out;
-    EXPECT_NE(outcome.out.find("FlashInfer's AppendPagedKVCache"), std::string::npos);
+    EXPECT_EQ(outcome.out.find("write: your kernels have"), std::string::npos) << outcome.out;
   }
   const Outcome bug = replay_with("flashinfer_plugin_bug", {"--attention-backend", "flashinfer"});
   EXPECT_EQ(bug.status, 1) << bug.err;
   EXPECT_NE(bug.out.find("page_written"), std::string::npos) << bug.out;
   EXPECT_NE(bug.out.find("slot 16"), std::string::npos) << bug.out;
   // Where K and V of a block are not adjacent, pages are dense.
-  EXPECT_EQ(replay_with("flashinfer_plugin_bug").status, 0);
+  EXPECT_EQ(replay_with("flashinfer_plugin_bug", {"--engine", "vllm-0.22.1"}).status, 0);
   const Outcome narrow = replay_with("flashinfer_plugin", {"--head-size", "20"});
   EXPECT_EQ(narrow.status, 2) << narrow.out;
   EXPECT_NE(narrow.err.find("heads of 64, 128, 256 or 512"), std::string::npos) << narrow.err;
@@ -136,7 +166,7 @@ TEST(Guide, ShowsTheCodeOfTheExample) {
     EXPECT_NE(example.find(block), std::string::npos) << "not in the example:\n" << block;
     ++blocks;
   }
-  EXPECT_GE(blocks, 5);
+  EXPECT_GE(blocks, 2);
 }
 
 }  // namespace

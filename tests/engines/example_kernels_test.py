@@ -20,6 +20,9 @@ SKIPPED = 77
 VLLM = os.environ.get("LOCKSTEP_VLLM", "").split(os.pathsep)[0]
 TRACE = "shared_prefixes.jsonl"
 SDPA = "docs/examples/torch_kernels.py:Sdpa"
+FLASHINFER = "docs/examples/flashinfer_kernels.py:FlashInfer"
+STATES = "docs/examples/state_kernels.py:States"
+SMALL_STATES = ("--model", "tests/engines/small_states.json", "--num-blocks", "200")
 VLLM_TRITON = "docs/examples/vllm_kernels.py:VllmTriton"
 
 
@@ -37,9 +40,7 @@ class Example(unittest.TestCase):
 
     def replay(self, kernels: str, *options: str, expect: int = 0) -> str:
         limit = () if "--limit" in options else ("--limit", "8")
-        return self.lockstep(
-            "replay", TRACE, "--kernels", kernels, *limit, *options, expect=expect
-        )
+        return self.lockstep("replay", TRACE, "--kernels", kernels, *limit, *options, expect=expect)
 
     def find(self, name: str, check: str, *options: str) -> str:
         """The outputs of the replay that finds the defect, and of the smallest case explained."""
@@ -82,16 +83,42 @@ class TorchTest(Example):
         self.find("wrong_kernels.py:WritesPadding", "page_untouched")
         self.find("wrong_kernels.py:CopiesTheCache", "page_written")
 
-    def test_the_transcript_in_the_guide_is_the_output(self) -> None:
-        said = self.find("wrong_kernels.py:ForgetsTheNewest", "attention_output")
-        shown = self.guide().partition("wrong_kernels.py:ForgetsTheNewest\n")[2]
-        lines = [line for line in shown.partition("```")[0].splitlines() if line[:1] != "$"]
-        self.assertEqual(len(lines), 8)
-        for line in lines:
-            self.assertIn(f"{line}\n", said)
+    def test_the_transcripts_in_the_guide_are_the_output(self) -> None:
+        for name in ("SeesTheWholeChunk", "FullPagesAreEmpty"):
+            said = self.find(f"wrong_kernels.py:{name}", "attention_output")
+            shown = self.guide().partition(f"wrong_kernels.py:{name}\n")[2]
+            lines = [line for line in shown.partition("```")[0].splitlines() if line[:1] != "$"]
+            self.assertEqual(len(lines), 8)
+            for line in lines:
+                self.assertIn(f"{line}\n", said)
+
+    def test_pages_of_one_list_agree_in_each_layout(self) -> None:
+        for layout in ((), ("--layout", "HND"), ("--block-size", "96")):
+            said = self.replay(FLASHINFER, "--attention-backend", "flashinfer", *layout)
+            self.assertNotRegex(said, "(write|attend)[^_]*: .*no such function")
+        said = self.lockstep("fuzz", "--seed", "300", "--runs", "6", "--kernels", FLASHINFER)
+        self.assertIn("6 of 6 cases", said)
+
+    def test_rows_with_their_own_scales_agree_and_another_heads_are_found(self) -> None:
+        kernels = "tests/engines/quantised_kernels.py:RowScales"
+        few = ("--numbers", "real", "--limit", "3", "--layers", "2")
+        for dtype in ("int8_per_token_head", "fp8_per_token_head", "int4_per_token_head", "nvfp4"):
+            said = self.replay(kernels, "--dtype", dtype, *few)
+            self.assertNotRegex(said, "executor's own kernel")
+        self.find("quantised_kernels.py:ScalesOfTheFirstHead", "page_written", "--dtype",
+                  "int8_per_token_head", *few)  # fmt: skip
+
+    def test_recurrent_states_agree_and_lost_ones_are_found(self) -> None:
+        few = (*SMALL_STATES, "--limit", "4", "--numbers", "real")
+        for mode in ((), ("--engine", "vllm-0.22.1", "--mamba-cache-mode", "all")):
+            said = self.replay(STATES, *few, *mode)
+            self.assertNotRegex(said, "(conv|ssm|delta)[^:]*: ")
+            self.assertRegex(said, r"\d{3} +numbers of states; [1-9]")
+        self.find("wrong_kernels.py:KeepsTheChunkAlone", "page_written", *few)
+        self.find("wrong_kernels.py:StartsFromZeros", "page_written", *few)
 
     def test_blocks_are_zeroed_and_copied_by_the_class(self) -> None:
-        states = ("--model", "qwen3.5-0.8b", "--num-blocks", "24", "--limit", "2")
+        states = (*SMALL_STATES, "--limit", "2")
         said = self.replay("tests/engines/wrong_kernels.py:MovesBlocks", *states)
         self.assertNotRegex(said, "zero_blocks[^:]*: the class has no such function")
         self.find("wrong_kernels.py:ZeroesNothing", "page_written", *states)
@@ -113,7 +140,7 @@ class GuideTest(Example):
     def test_the_guide_shows_the_code_and_its_number_of_lines(self) -> None:
         (block,) = re.findall(r"```python\n(.*?)```", self.guide(), re.DOTALL)
         self.assertIn(block, (ROOT / "docs/examples/torch_kernels.py").read_text())
-        for name in ("torch_kernels.py", "vllm_kernels.py"):
+        for name in ("torch_kernels.py", "vllm_kernels.py", "flashinfer_kernels.py"):
             code = (ROOT / "docs/examples" / name).read_text().split('"""')[2]
             lines = sum(bool(line.strip()) for line in code.splitlines())
             self.assertIn(f"(examples/{name}), {lines} lines of code", self.guide())

@@ -47,6 +47,30 @@ class Latent:
                 _write(kv_cache, divmod(slot, kv_cache.shape[1]), _read(key, (token, 0)))
 
 
+def _integer(view, *index):
+    at = view.offset + sum(i * s for i, s in zip(index, view.strides, strict=True))
+    return int.from_bytes(view.memory[at : at + view.strides[-1]], "little")
+
+
+class MapsSlots(Sound):
+    def begin_step(self, group, positions, batch_indices, block_table, block_size):
+        count = range(positions.shape[0])
+        self.tokens = [(_integer(batch_indices, i), _integer(positions, i)) for i in count]
+
+    def map_slots(self, group, positions, batch_indices, block_table, block_size, slot_mapping):
+        slots = [-1] * slot_mapping.shape[0]
+        for i, (row, position) in enumerate(self.tokens):
+            block = _integer(block_table, row, position // block_size)
+            slots[i] = block * block_size + position % block_size
+        packed = struct.pack(f"<{len(slots)}q", *slots)
+        slot_mapping.memory[slot_mapping.offset : slot_mapping.offset + len(packed)] = packed
+
+
+class MapsSlotsOfSixteen(MapsSlots):
+    def map_slots(self, group, positions, batch_indices, block_table, block_size, slot_mapping):
+        super().map_slots(group, positions, batch_indices, block_table, 16, slot_mapping)
+
+
 class SwapsParts(Sound):
     def write_token(self, kv_cache, part, slot, rows, token):
         super().write_token(kv_cache, 1 - part, slot, rows, token)

@@ -7,6 +7,9 @@ from pathlib import Path
 EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
 sys.path.insert(0, str(EXAMPLES))
 
+import torch  # noqa: E402
+from flashinfer_kernels import FlashInfer  # noqa: E402
+from state_kernels import States  # noqa: E402
 from torch_kernels import Sdpa  # noqa: E402
 
 
@@ -16,6 +19,43 @@ class ForgetsTheNewest(Sdpa):
     def attend(self, layer, query, kv_cache, block_table, seq_lens, query_start_loc):
         known = (seq_lens - 1).clamp(min=1)
         return super().attend(layer, query, kv_cache, block_table, known, query_start_loc)
+
+
+class SeesTheWholeChunk(Sdpa):
+    """Queries of a prefill chunk attend to the tokens after them."""
+
+    def attend(self, layer, query, kv_cache, block_table, seq_lens, query_start_loc):
+        each = torch.arange(len(query) + 1, dtype=torch.int32)
+        of_query = torch.bucketize(each[:-1], query_start_loc, right=True) - 1
+        tables, lengths = block_table[of_query], seq_lens[of_query]
+        return super().attend(layer, query, kv_cache, tables, lengths, each)
+
+
+class FullPagesAreEmpty(FlashInfer):
+    """A last page that is full has 0 tokens."""
+
+    def pages(self, block_table, seq_lens, page_size):
+        kv_indptr, kv_indices, _ = super().pages(block_table, seq_lens, page_size)
+        return kv_indptr, kv_indices, seq_lens % page_size
+
+
+class KeepsTheChunkAlone(States):
+    """Inputs before a chunk that is shorter than the convolution are lost."""
+
+    def conv(self, layer, x, conv_state, weight, *sequences):
+        output = super().conv(layer, x, conv_state, weight, *sequences)
+        starts, _, _, cache_indices = sequences
+        for tokens, cache in zip(starts.diff().tolist(), cache_indices.tolist(), strict=True):
+            conv_state[cache, :, : max(0, conv_state.shape[2] - tokens)] = 0
+        return output
+
+
+class StartsFromZeros(States):
+    """The state of a prefix hit, or of the previous step, is not read."""
+
+    def delta(self, layer, q, k, v, g, beta, ssm_state, starts, initial, has_initial, cache):
+        none = torch.zeros_like(has_initial)
+        return super().delta(layer, q, k, v, g, beta, ssm_state, starts, initial, none, cache)
 
 
 class WritesPadding(Sdpa):

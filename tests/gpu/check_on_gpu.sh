@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # tests/gpu/check_on_gpu.sh [DIR [PART...]]   the checks that need a GPU (docs/kernels.md)
 # Parts, all by default: `kernels` tests single kernels, `replays` and `fuzz` compare the GPU with
-# the CPU executor by state hashes, `sanitizer` runs compute-sanitizer, `bandwidth` times the
-# kernels. DIR (build/gpu by default) receives the results.
+# the CPU executor by state hashes, `plugin` runs FlashInfer's kernel on Lockstep's pages,
+# `sanitizer` runs compute-sanitizer, `bandwidth` times the kernels. DIR (build/gpu by default) receives the results.
 # LOCKSTEP_BUILD names a finished build, for a machine that cannot build: nothing is compiled.
 # LOCKSTEP_VLLM_PYTHON names an interpreter with vLLM, whose operators are then timed too.
 # Exit status: 0 all checks passed, 1 a check failed, 2 the checks cannot run here.
@@ -10,7 +10,7 @@ set -euo pipefail
 root=$(dirname "$(dirname "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")")")
 out=${1:-$root/build/gpu}
 shift || true
-parts=" ${*:-kernels replays fuzz sanitizer bandwidth} "
+parts=" ${*:-kernels replays fuzz plugin sanitizer bandwidth} "
 build=${LOCKSTEP_BUILD:-$root/build/cuda}
 trace=$root/traces/samples/shared_prefixes.jsonl
 status=0
@@ -22,8 +22,8 @@ cannot() {
 asked() { [[ $parts == *" $1 "* ]]; }
 for part in $parts; do
     case $part in
-    kernels | replays | fuzz | sanitizer | bandwidth) ;;
-    *) cannot "unknown part '$part'; the parts are kernels, replays, fuzz, sanitizer, bandwidth" ;;
+    kernels | replays | fuzz | plugin | sanitizer | bandwidth) ;;
+    *) cannot "part '$part' is none of kernels, replays, fuzz, plugin, sanitizer, bandwidth" ;;
     esac
 done
 [ -e /dev/nvidiactl ] || cannot "no GPU (/dev/nvidiactl)"
@@ -95,6 +95,15 @@ if asked replays; then
     done < <(grep -v '^#' tests/gpu/replays.txt)
 fi
 if asked fuzz; then both fuzz fuzz --seed 0 --runs 200 --check fast; fi
+plugin=$build/plugins/flashinfer_plugin_gpu.so
+if asked plugin && [ -f "$plugin" ]; then
+    rc=0
+    "$build/lockstep" replay "$trace" --backend "$plugin" --limit 40 --block-size 96 \
+        --attention-backend flashinfer >"$out/plugin.txt" 2>&1 || rc=$?
+    verdict "$rc" "FlashInfer's kernel on Lockstep's pages" "$out/plugin.txt"
+elif asked plugin; then
+    printf 'skipped plugin: %s is not built (it needs FlashInfer)\n' "$plugin"
+fi
 if asked sanitizer; then
     if command -v compute-sanitizer >/dev/null; then
         for tool in memcheck racecheck synccheck initcheck; do sanitized "$tool" --numbers real; done

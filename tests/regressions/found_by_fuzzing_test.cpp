@@ -248,6 +248,15 @@ TEST(FoundByFuzzing, VllmCountsBlocksFreeThatAShorterLoadDidNotTake) {
   EXPECT_EQ(of_model->number, 2);
 }
 
+// Seed 3910 of SGLang 0.5.23: the tree replaces the table of a request that runs and is not in the
+// step, which the recording lists as preempted.
+TEST(FoundByFuzzing, ARequestWhoseTableIsReplacedIsNoVictim) {
+  const auto audited = audit_recording(
+      LOCKSTEP_SOURCE_DIR "/tests/regressions/sglang_0_5_23_table_of_an_unscheduled_request.jsonl");
+  ASSERT_TRUE(audited) << audited.error().message;
+  EXPECT_TRUE(audited->findings.empty()) << audited->findings.front().what;
+}
+
 // Seed 2219 of 0.22.1 with --conform: the model counts the blocks that exist.
 TEST(FoundByFuzzing, ACountThatAShorterLoadMakesWrongIsThatFindingWithConformToo) {
   const auto saved = read_saved_case(

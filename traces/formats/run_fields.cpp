@@ -290,7 +290,7 @@ constexpr RunField kFields[] = {
          .group = kRun,
          .flag = "--backend",
          .help = "auto, cuda (a GPU), simt (the same kernels on the CPU), none (the model alone), "
-                 "your plugin: FILE.so (docs/check_your_kernels.md), or vllm[:DIR], vLLM's own "
+                 "your kernels: FILE.so (docs/check_your_kernels.md), or vllm[:DIR], vLLM's own "
                  "worker (docs/real_worker.md)",
          .default_text = "auto",
          .saved_in = SavedIn::header}),

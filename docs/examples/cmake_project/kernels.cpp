@@ -1,35 +1,34 @@
-// Your kernel in place of one of the plain loops of <lockstep/plain_plugin.h>, which do the
-// rest: how rows of K and V come into the pages. On a GPU it would be a launch.
+// Your kernel, which writes rows of K and V to the pages, with the rest of the plain loops of
+// <lockstep/plain_plugin.h>. On a GPU it would be a launch.
 #define PLAIN_PLUGIN_AS_BASE
 #include <lockstep/plain_plugin.h>
 
 namespace {
 
-int my_write_rows(lockstep_backend* b, int32_t layer_index, const void* keys, const void* values,
-                  int32_t num_tokens) {
-  const lockstep_layer& layer = b->plan->layers[layer_index];
-#ifdef MY_BUG  // the last head is forgotten
-  const int32_t num_heads = layer.num_kv_heads - 1;
+int my_write(void*, const lockstep_call* call) {
+  const lockstep_tensor& cache = call->kv_cache;  // [2, blocks, block size, heads, head size]
+#ifdef MY_BUG                                     // the last head is forgotten
+  const int64_t num_heads = cache.shape[3] - 1;
 #else
-  const int32_t num_heads = layer.num_kv_heads;
+  const int64_t num_heads = cache.shape[3];
 #endif
-  const int64_t token_bytes = int64_t{layer.num_kv_heads} * layer.row_bytes;
-  for (int32_t i = 0; i < num_tokens; ++i)
-    for (int32_t head = 0; head < num_heads; ++head)
-      for (int32_t part = 0; part < layer.num_parts; ++part) {
-        const void* rows = part == 0 ? keys : values;
-        std::memcpy(
-            row_at(b, layer, b->slots[layer.group][i], part, head),
-            static_cast<const unsigned char*>(rows) + i * token_bytes + head * layer.row_bytes,
-            layer.row_bytes);
-      }
+  for (int64_t token = 0; token < call->key.shape[0]; ++token) {
+    const int64_t slot = integer_at<int64_t>(call->slot_mapping, {token});
+    if (slot < 0) continue;  // padding
+    const int64_t block = slot / cache.shape[2], offset = slot % cache.shape[2];
+    for (int64_t head = 0; head < num_heads; ++head) {
+      const int64_t row_bytes = cache.shape[4] * cache.strides[4];
+      std::memcpy(at(cache, {0, block, offset, head}), at(call->key, {token, head}), row_bytes);
+      std::memcpy(at(cache, {1, block, offset, head}), at(call->value, {token, head}), row_bytes);
+    }
+  }
   return 0;
 }
 
 const lockstep_plugin kMine = [] {
   lockstep_plugin plugin = kPlugin;
   plugin.name = "my kernels";
-  plugin.write_rows = my_write_rows;
+  plugin.write = my_write;
   return plugin;
 }();
 

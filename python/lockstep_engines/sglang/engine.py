@@ -383,6 +383,9 @@ class Engine:
         s.draft_worker = s.lora_drainer = s.min_free_slots_delayer = None
         s.disaggregation_mode = DisaggregationMode.NULL
         s.tp_worker = s.model_worker = self.worker
+        s.ipc_channels = SimpleNamespace(
+            send_to_tokenizer=SimpleNamespace(send_output=self._output_sent)
+        )
         s.device = _DEVICE
         s.schedule_stream = s.forward_stream = torch.cpu.current_stream()
         s._war_barrier_enabled = False
@@ -434,9 +437,6 @@ class Engine:
         s.dp_attn_adapter = _Ignored(
             maybe_prepare_mlp_sync_batch=lambda batch, need_sync=False: batch,
             maybe_convert_decode_to_extend=lambda batch: batch,
-        )
-        s.ipc_channels = SimpleNamespace(
-            send_to_tokenizer=SimpleNamespace(send_output=self._output_sent)
         )
         s.output_streamer = _Ignored()
         s.init_pool_stats_observer()

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import gc
 import inspect
+import traceback
 from collections import deque
+from pathlib import Path
 from typing import Any
 
 from lockstep_engines.prompts import expand
@@ -71,6 +73,12 @@ def _features() -> list[str]:
     if hasattr(Scheduler, "set_pause_state"):
         found.append("pause_state")
     return found
+
+
+def _reason(error: BaseException) -> str:
+    """Its message; without one, the statement that raised it."""
+    raised = traceback.extract_tb(error.__traceback__)[-1]
+    return str(error) or f"`{raised.line}` ({Path(raised.filename).name}, line {raised.lineno})"
 
 
 def _refuse_others(what: str, found: Object, known: frozenset[str]) -> None:
@@ -265,7 +273,7 @@ class VllmAdapter:
         try:
             self._case = _Case(case, client)
         except _REFUSALS as error:
-            raise Refused(f"{type(error).__name__}: {error}") from None
+            raise Refused(f"{type(error).__name__}: {_reason(error)}") from None
         return {
             "scheduler_block_size": self._case.scheduler.block_size,
             "hash_block_size": self._case.engine.hash_block_size,

@@ -3,6 +3,7 @@ place of every layer in them."""
 
 from __future__ import annotations
 
+import importlib.util
 import mmap
 from typing import Any
 
@@ -47,6 +48,9 @@ class SharedMemory(TorchFunctionMode):
 
 def plan(worker: Any, vllm_config: Any, groups: list[Any], num_blocks: int) -> Any:
     """vLLM's KVCacheConfig for these groups. Raises Refused where it plans other blocks."""
+    planning: Any = kv_cache_utils
+    if importlib.util.find_spec("vllm.v1.core.kv_cache_planning"):  # since 0.33.0
+        planning = importlib.import_module("vllm.v1.core.kv_cache_planning")
     cache_config = vllm_config.cache_config
     cache_config.num_gpu_blocks_override = num_blocks
     if hasattr(cache_config, "get_resolved_kv_cache_layout"):
@@ -54,10 +58,7 @@ def plan(worker: Any, vllm_config: Any, groups: list[Any], num_blocks: int) -> A
 
         specs = [spec for group in groups for spec in _specs_in(group)]
         resolve_kv_cache_layout(vllm_config, [worker.get_supported_kv_cache_layouts()], specs)
-        from vllm.v1.core.kv_cache_planning import get_kv_cache_config_from_groups
-    else:
-        get_kv_cache_config_from_groups = kv_cache_utils.get_kv_cache_config_from_groups
-    made = get_kv_cache_config_from_groups(vllm_config, groups, 1 << 40)
+    made = planning.get_kv_cache_config_from_groups(vllm_config, groups, 1 << 40)
     if made.num_blocks != num_blocks:
         raise Refused(f"vLLM plans {made.num_blocks} blocks instead of {num_blocks}")
     specs = [spec for group in groups for spec in _specs_in(group)]

@@ -117,7 +117,7 @@ class GaugeTest(unittest.TestCase):
         done = self.run_command(COMMAND, "audit", *map(str, paths), "--json", str(report))
         found = json.loads(report.read_text())
         named = {
-            (one["file"], (Path(one["file"]).stem, one["rule"]) in IN_SCENARIOS)
+            (one["file"], (Path(one["file"]).parent.name, one["rule"]) in IN_SCENARIOS)
             for one in found["findings"]
         }
         failures = {file for file, is_known in named if not is_known}
@@ -130,18 +130,11 @@ class GaugeTest(unittest.TestCase):
 
     def recorded(self) -> list[Path]:
         """Fresh recordings of each family of scenarios."""
-        code = ("import record_scenarios as made, sys; from pathlib import Path\n"
-                "from lockstep_engines.vllm import engine\n"
-                "for family in made.families_of(engine.VERSION):\n"
-                "    made.record(family, 2, Path(sys.argv[1]) / f'{family}.jsonl')")  # fmt: skip
-        if not self.is_vllm:
-            code = ("import sglang_test as made, sys; from pathlib import Path\n"
-                    "for family in made.FAMILIES:\n"
-                    "    lines = made._served(family, 7).lines\n"
-                    "    made._write(Path(sys.argv[1]), family, lines)")  # fmt: skip
-        done = self.run_command(sys.executable, "-c", code, str(self.folder))
+        script, seeds = ("record_scenarios", "2:3") if self.is_vllm else ("sglang_workloads", "7:8")
+        words = (f"{script}.py", str(self.folder), "--seeds", seeds)
+        done = self.run_command(sys.executable, *words)
         self.assertEqual(done.returncode, 0, done.stderr[-2000:])
-        return sorted(self.folder.glob("*.jsonl"))
+        return sorted(self.folder.glob("*/*.jsonl"))
 
     def test_checking_it_live(self) -> None:
         if not self.is_vllm:

@@ -1,0 +1,21 @@
+// A user's kernels in a shared library: plugin.h behind UserKernels.
+//
+// 1. The library exports the entry, has this version, and has a function.
+// 2. Functions take pointers of this process, or of the first GPU (on_gpu).
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "base/result.h"
+#include "reference/types/kv_cache_spec.h"
+#include "sim/protocol/user_kernels.h"
+
+namespace lockstep {
+
+// `path`: the library. `plan`: of the rank. Errors, each starting with the path: no such file; not
+// a shared library; no lockstep_plugin_open; another version; no function; what its open() refuses.
+Result<std::shared_ptr<UserKernels>> open_plugin(const std::string& path,
+                                                 const KVCacheConfig& plan);
+
+}  // namespace lockstep
