@@ -13,7 +13,6 @@
 #include "reference/plan/page_size.h"
 #include "sim/conform/conform.h"
 #include "sim/recording/run_recorder.h"
-#include "sim/step/program_builder.h"
 #include "traces/formats/engine_options.h"
 
 namespace lockstep {
