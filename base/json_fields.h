@@ -354,4 +354,12 @@ void write_fields(JsonWriter& out, const T& row, const Context&... context) {
   out.end_object();
 }
 
+// The row as a line of a file.
+template <class T, class... Context>
+std::string line_of_fields(const T& row, const Context&... context) {
+  JsonWriter out;
+  write_fields(out, row, context...);
+  return out.take_line();
+}
+
 }  // namespace lockstep

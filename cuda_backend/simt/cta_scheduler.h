@@ -10,8 +10,8 @@
 //  4. Epochs order accesses within a CTA. Everything before epoch base_epoch() happened before what
 //     runs now; within a warp, so did everything of an epoch smaller than one's own.
 //  5. Every worker is in exactly one place: current_, paused_, idle_, ready_, or a waiting list.
-//  6. Schedulers of CTAs that share the executor take turns: resume() returns when its CTA has ended
-//     or makes room for another. Nothing of a CTA changes while it is paused.
+//  6. Schedulers of CTAs that share the executor take turns: resume() returns when its CTA has
+//     ended or makes room for another. Nothing of a CTA changes while it is paused.
 // Memory is not part of this class. Shuffles exchange values and order nothing.
 #pragma once
 

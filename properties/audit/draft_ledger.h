@@ -15,7 +15,6 @@
 
 #include <cstdint>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "properties/audit/token_ledger.h"

@@ -1,7 +1,6 @@
 #include "properties/fuzz/corpus.h"
 
 #include <algorithm>
-#include <functional>
 #include <queue>
 #include <tuple>
 #include <utility>

@@ -8,7 +8,6 @@
 //     that; a source with a stream per part changes one part and keeps the others (genes.h).
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <initializer_list>
 #include <span>

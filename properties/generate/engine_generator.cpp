@@ -1,14 +1,13 @@
 // Options of the engine. Combinations that the engine refuses at start are never generated.
 #include <algorithm>
-#include <ranges>
 
 #include "base/check.h"
 #include "properties/generate/generator_parts.h"
 #include "properties/shrink/case_parts.h"
 #include "reference/plan/block_sizes.h"
 #include "reference/plan/capacity.h"
-#include "reference/plan/page_size.h"
 #include "reference/plan/model_spec.h"
+#include "reference/plan/page_size.h"
 #include "reference/profiles/engine_profile.h"
 #include "reference/profiles/releases.h"
 #include "sim/connectors/connect.h"

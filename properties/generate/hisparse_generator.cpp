@@ -2,15 +2,11 @@
 // host pool and the device.
 #include <fmt/core.h>
 
-#include <algorithm>
-
 #include "properties/generate/generator_parts.h"
 #include "reference/plan/capacity.h"
 #include "reference/plan/page_groups.h"
 #include "reference/plan/page_size.h"
-#include "reference/profiles/engine_profile.h"
 #include "reference/profiles/policies.h"
-#include "reference/profiles/releases.h"
 #include "sim/step/backend_config.h"
 
 namespace lockstep {

@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "properties/generate/generator_parts.h"
-#include "reference/profiles/engine_profile.h"
 
 namespace lockstep {
 namespace {

@@ -356,6 +356,7 @@ constexpr KnownFinding kWorkerFindings[] = {
     {50, "MLA reads rejected drafts as context", nullptr, {}, nullptr},
     {51, "a table of states has no room for the blocks of drafts", nullptr, {}, nullptr},
     {52, "accepted drafts of a row that moved are looked up twice", nullptr, {}, nullptr},
+    {53, "a request that a step leaves out forgets its accepted drafts", nullptr, {}, nullptr},
 };
 
 bool gets_past(const Outcome& failure, const Outcome& without) {
@@ -470,10 +471,9 @@ const KnownFinding* known_finding_of_engine(const SavedCase& saved, const Outcom
   // Another release may need a step more or less to get there, and a deadlock has no step.
   const bool is_own = modelled.engine.engine == saved.engine.engine;
   const bool is_stuck = outcome.kind == OutcomeKind::stuck;
-  const bool is_there =
-      is_stuck || (is_own ? model.step == outcome.step : model.request == outcome.request);
+  const bool is_there = is_own ? model.step == outcome.step : model.request == outcome.request;
   const bool is_same =
-      model.kind == outcome.kind && is_there && (is_stuck || model.check == outcome.check);
+      model.kind == outcome.kind && (is_stuck || (is_there && model.check == outcome.check));
   const KnownFinding* finding = is_same ? known_finding(modelled, model) : nullptr;
   return finding != nullptr && is_of_release(*finding, profile_of(saved)) ? finding : nullptr;
 }

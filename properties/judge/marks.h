@@ -9,7 +9,6 @@
 // (2) Nothing of a run without a guided search computes them.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <map>
 #include <string>

@@ -300,7 +300,7 @@ PlanOutcome judge_views(const PlanCase& plan, const PlanSuspect& suspect, std::s
   if (pool->num_blocks > kBlocksProved)
     options.blocks = {BlockId{0}, BlockId{static_cast<std::int32_t>(pool->num_blocks - 1)}};
   const PlanProof proof = prove_views(
-      *pool, *layout, *views,
+      *layout, *views,
       [&](const TensorView& view, std::span<const std::int64_t> index) {
         return suspect.byte_offset(view, index, defect);
       },

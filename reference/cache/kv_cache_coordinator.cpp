@@ -1,7 +1,6 @@
 #include "reference/cache/kv_cache_coordinator.h"
 
 #include <algorithm>
-#include <functional>
 #include <limits>
 #include <utility>
 

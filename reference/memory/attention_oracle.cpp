@@ -95,7 +95,7 @@ double row_element(std::uint64_t key, std::int64_t i, DType dtype) {
 }
 
 bool has_attention_oracle(const ModelLayer& layer) {
-  return layer.layout.num_kv > 0 && !is_hidden_state(layer.layout.kind) &&
+  return layer.num_kv > 0 && !is_hidden_state(layer.kind) &&
          (layer.latent != LatentFormat::none || layer.words.stored != nullptr ||
           layer.words.by_largest != nullptr || layer.words.by_group != nullptr ||
           layer.words.is_int4 || (layer.dtype != DType::int8 && layer.dtype != DType::uint8));
@@ -105,12 +105,11 @@ std::vector<double> attention_output(const ModelLayer& layer, std::span<const Co
                                      ContentId query, std::int32_t queries_per_kv,
                                      DType query_dtype) {
   LS_CHECK(has_attention_oracle(layer) && !contents.empty(), "layer {}", layer.name);
-  const LayerLayout& at = layer.layout;
   const auto d = static_cast<std::size_t>(layer.head_size);
   const std::size_t count = contents.size(), heads = static_cast<std::size_t>(queries_per_kv);
-  std::vector<double> output(static_cast<std::size_t>(at.num_kv_heads) * heads * d);
+  std::vector<double> output(static_cast<std::size_t>(layer.num_kv_heads) * heads * d);
   std::vector<double> queries(heads * d), rows(kRowsAtOnce * d), weights(heads * count);
-  for (std::int64_t kv_head = 0; kv_head < at.num_kv_heads; ++kv_head) {
+  for (std::int64_t kv_head = 0; kv_head < layer.num_kv_heads; ++kv_head) {
     const std::span<double> means =
         std::span(output).subspan(static_cast<std::size_t>(kv_head) * heads * d, heads * d);
     for (std::size_t h = 0; h < heads; ++h) {
@@ -137,8 +136,8 @@ std::vector<double> attention_output(const ModelLayer& layer, std::span<const Co
       for (double& weight : of_head) total += weight = std::exp(weight - top);
       for (double& weight : of_head) weight /= total;
     }
-    const std::int64_t v_part = at.num_kv == 2 ? kPartV : kPartK;
-    const std::uint64_t v_coord = layer.coords[v_part * at.num_kv_heads + kv_head];
+    const std::int64_t v_part = layer.num_kv == 2 ? kPartV : kPartK;
+    const std::uint64_t v_coord = layer.coords[v_part * layer.num_kv_heads + kv_head];
     for (std::size_t p = 0; p < count; ++p) {
       const auto row = std::span(rows).first(d);
       decode_row(row_key(contents[p], v_coord), layer, row);

@@ -27,26 +27,33 @@ std::optional<std::string> why_not_modelled(const KVCacheGroupSpec& group) {
 }
 
 ModelLayer make_layer(std::int32_t index, std::int32_t group, const std::string& name,
-                      const KVCacheSpec& spec, const LayerLayout& layout, const LayerShare& share) {
+                      const KVCacheSpec& spec, LayerMemory memory, const LayerShare& share) {
   ModelLayer layer;
   layer.share = share;
   layer.index = index;
   layer.group = group;
   layer.name = name;
   layer.dtype = spec.dtype;
-  layer.layout = layout;
-  layer.row_size_bytes = layout.head_size * layout.element_size_bytes;
+  layer.kind = spec.kind;
+  if (memory.keeps_rows()) {
+    layer.num_kv = memory.num_kv();
+    layer.num_kv_heads = memory.parts.front().heads;
+    layer.rows_per_block = memory.rows_per_block();
+    layer.row_size_bytes = memory.parts.front().row_bytes;
+  }
+  layer.memory = std::move(memory);
   layer.is_dealt_out = is_dealt_out(spec);
   layer.tokens_per_state = spec.tokens_per_state;
   layer.num_sinks = spec.sink_len;
-  for (std::int64_t kv = 0; kv < layout.num_kv; ++kv)
-    for (std::int64_t head = 0; head < layout.num_kv_heads; ++head)
+  for (std::int64_t kv = 0; kv < layer.num_kv; ++kv)
+    for (std::int64_t head = 0; head < layer.num_kv_heads; ++head)
       layer.coords.push_back(coordinate(share.layer, kv, share.first_head + head));
   return layer;
 }
 
+// K and V apart in one tensor.
 bool is_split(const ModelLayer& layer) {
-  return layer.layout.pair_order == PairOrder::kv_outermost;
+  return layer.memory.regions.size() > 1 && !layer.is_spread();
 }
 
 }  // namespace
@@ -59,30 +66,34 @@ Result<MemoryModel> MemoryModel::create(const KVCacheConfig& given, AttentionBac
   for (const KVCacheGroupSpec& group : plan.groups)
     if (const auto reason = why_not_modelled(group))
       return fail("memory model: {}; replay it with `--backend none`", *reason);
-  LS_ASSIGN_OR_RETURN(auto pool, layout_of(plan, backend, layout, rule));
+  LS_ASSIGN_OR_RETURN(const MemoryPlan memory, layout_of(plan, backend, layout, rule));
   MemoryModel model;
   model.num_blocks_ = plan.num_blocks;
   model.num_lanes_ = 1 + static_cast<std::int32_t>(plan.draft_modules.size());
   model.numbers_ = numbers;
   model.writers_.resize(1);
   model.blocks_.resize(plan.num_blocks);
-  for (const std::int64_t size_bytes : pool.tensor_size_bytes) {
+  std::int64_t begin = 0;
+  for (const std::int64_t size_bytes : memory.tensor_size_bytes) {
     LS_CHECK(size_bytes % plan.num_blocks == 0, "tensor of {} bytes, {} blocks", size_bytes,
              plan.num_blocks);
     Tensor& tensor = model.tensors_.emplace_back();
+    tensor.begin = begin;
+    begin += size_bytes;
     tensor.page_size_bytes = size_bytes / plan.num_blocks;
     tensor.sums.resize(plan.num_blocks);
     tensor.known.resize(plan.num_blocks);
     tensor.written_in.resize(plan.num_blocks);
   }
-  LS_RETURN_IF_ERROR(model.add_layers(plan, pool, shares));
+  LS_RETURN_IF_ERROR(model.add_layers(plan, memory, shares));
   model.set_alignment();
   LS_RETURN_IF_ERROR(model.add_host_blocks(num_host_blocks));
   return model;
 }
 
-Result<void> MemoryModel::add_layers(const KVCacheConfig& plan, const PoolLayout& pool,
+Result<void> MemoryModel::add_layers(const KVCacheConfig& plan, const MemoryPlan& memory,
                                      std::span<const LayerShare> shares) {
+  auto next = memory.layers.begin();
   for (std::size_t g = 0; g < plan.groups.size(); ++g) {
     const KVCacheGroupSpec& spec = plan.groups[g];
     Group& group = groups_.emplace_back();
@@ -103,14 +114,16 @@ Result<void> MemoryModel::add_layers(const KVCacheConfig& plan, const PoolLayout
       LayerShare share = shares.empty() ? LayerShare{.layer = index} : shares[layers_.size()];
       if (group.is_hot) share = resident_share(spec.layer_names[i]);
       layers_.push_back(make_layer(index, static_cast<std::int32_t>(g), spec.layer_names[i],
-                                   spec.layer_spec(i), pool.groups[g][i], share));
+                                   spec.layer_spec(i),
+                                   is_page_source(spec) ? LayerMemory{} : *next++, share));
       ModelLayer& layer = layers_.back();
       if (is_page_source(spec)) continue;  // its rows are those of resident layers
       layer.lane = 1 + draft_module_of(plan, layer.name);
       layer.words = row_words(numbers_, spec.layer_spec(i), layer.share.layer);
       const bool by_rows = layer.words.by_largest != nullptr, by_groups = layer.words.by_group;
-      layer.head_size = by_rows || by_groups || layer.words.is_int4 ? spec.layer_spec(i).head_size
-                                                                    : layer.layout.head_size;
+      layer.head_size = by_rows || by_groups || layer.words.is_int4
+                            ? spec.layer_spec(i).head_size
+                            : row_elements(spec.layer_spec(i));
       layer.latent = latent_format(numbers_, spec.layer_spec(i));
       const bool is_latent = layer.latent != LatentFormat::none;
       if (is_latent) layer.head_size = latent_elements(layer.latent);
@@ -119,15 +132,14 @@ Result<void> MemoryModel::add_layers(const KVCacheConfig& plan, const PoolLayout
         if (const auto reason = why_no_areas(layer)) return fail(*reason);
       }
       if (auto added = add_states(spec.layer_spec(i), layer, group); !added) return added;
-      Tensor& tensor = tensors_[layer.layout.tensor_index];
+      Tensor& tensor = tensors_[layer.memory.tensor];
       if (!tensor.layers.empty() && is_split(layers_[tensor.layers.front()]) != is_split(layer))
         return fail(
             "memory model: {} and {} share a tensor, but one keeps K and V apart and the other in "
             "its page, so a block of one reaches into pages of the other",
             layers_[tensor.layers.front()].name, layer.name);
       if (is_split(layer)) tensor.regions_per_page = 2;
-      const std::int32_t last = last_tensor_of(layer.layout);
-      for (std::int32_t t = layer.layout.tensor_index; t <= last; ++t)
+      for (std::int32_t t = layer.memory.tensor; t <= layer.memory.last_tensor; ++t)
         tensors_[t].layers.push_back(index);
     }
   }
@@ -151,13 +163,12 @@ void MemoryModel::set_alignment() {
     words = std::max(words, num_words(tensor.page_size_bytes));
     for (const std::int32_t index : tensor.layers) {
       ModelLayer& layer = layers_[index];
-      const LayerLayout& at = layer.layout;
-      const auto strides = {tensor.page_size_bytes,       layer.row_size_bytes,
-                            at.base_offset_bytes,         at.block_stride_bytes,
-                            at.kernel_block_stride_bytes, at.kv_stride_bytes,
-                            at.token_stride_bytes,        at.head_stride_bytes};
-      layer.words_aligned = layer.data_bytes == 0 &&
-                            std::ranges::all_of(strides, [](auto bytes) { return bytes % 8 == 0; });
+      layer.words_aligned = layer.data_bytes == 0 && tensor.page_size_bytes % 8 == 0;
+      for (const PartRows& part : layer.memory.parts)
+        for (const std::int64_t bytes :
+             {part.offset - layer.memory.begin, part.block_stride, part.kernel_block_stride,
+              part.head_stride, part.row_stride, part.row_bytes})
+          layer.words_aligned &= bytes % 8 == 0;
     }
   }
   for (std::int64_t i = 0; i < words; ++i)
@@ -327,27 +338,25 @@ std::optional<std::string> MemoryModel::write_sinks() {
 
 void MemoryModel::write_row(const ModelLayer& layer, const BlockContent& block, BlockId id,
                             std::int64_t row, const SlotContent& old, ContentId now) {
-  const LayerLayout& at = layer.layout;
   const ContentId old_content = row_content(layer.tokens_per_state, old.content, row);
   const ContentId new_content = row_content(layer.tokens_per_state, now, row);
-  for (std::int64_t kv = 0; kv < at.num_kv; ++kv) {
-    for (std::int64_t head = 0; head < at.num_kv_heads; ++head) {
-      const std::int32_t index = tensor_of(at, kv, head);
+  for (std::int64_t kv = 0; kv < layer.num_kv; ++kv) {
+    for (std::int64_t head = 0; head < layer.num_kv_heads; ++head) {
+      const PagedByte at = place_of(layer, layer.memory.row_begin(id, kv, row, head));
+      const auto [index, page] = at.page;
       Tensor& tensor = tensors_[index];
-      const std::int64_t offset = byte_offset(at, id, kv, row, head, 0);
-      const std::int64_t page = offset / tensor.page_size_bytes;  // all of a block's pieces
-      touch(index, page);
+      touch(index, page);  // all of a block's pieces
       // A row that shares words with another, and bytes that came from the host, have no term of
       // their own in the sum: the next fingerprint() sums the whole page.
       if (!layer.words_aligned || block.loaded != nullptr) tensor.known[page] = 0;
       if (!tensor.known[page]) continue;
-      const std::uint64_t coord = layer.coords[kv * at.num_kv_heads + head];
+      const std::uint64_t coord = layer.coords[kv * layer.num_kv_heads + head];
       const std::uint64_t old_key = row_key(old_content, coord);
       const std::uint64_t new_key = row_key(new_content, coord);
       const WordShape old_shape = shape_of_row(old_key, layer.words);
       const WordShape new_shape = shape_of_row(new_key, layer.words);
       const std::uint64_t poison = poison_key(block.base, index, page);
-      const auto first = static_cast<std::uint64_t>((offset - page * tensor.page_size_bytes) / 8);
+      const auto first = static_cast<std::uint64_t>(at.byte / 8);
       const auto words = static_cast<std::uint64_t>(layer.row_size_bytes / 8);
       PageSum& sum = tensor.sums[page];
       std::array<std::uint64_t, kWordsAtOnce> buffer;

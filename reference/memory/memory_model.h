@@ -33,7 +33,7 @@
 #include "reference/memory/content.h"
 #include "reference/memory/numbers.h"
 #include "reference/memory/state_numbers.h"
-#include "reference/plan/layout.h"
+#include "reference/plan/memory_plan.h"
 #include "reference/plan/rank_plan.h"
 #include "reference/types/kv_cache_spec.h"
 #include "reference/types/token_rows.h"
@@ -116,7 +116,11 @@ struct ModelLayer {
   WordShape words;                           // of rows
   LatentFormat latent = LatentFormat::none;  // of rows of numbers in a layout of bytes
   std::int64_t head_size = 0;  // elements of a row that attention reads; a scale may follow them
-  LayerLayout layout;
+  CacheKind kind{};
+  LayerMemory memory;       // without parts: its rows are those of resident layers
+  std::int64_t num_kv = 0;  // rows of a token: 2 (K, V), 1 (MLA, hidden states), 0 (states)
+  std::int64_t num_kv_heads = 0;
+  std::int64_t rows_per_block = 0;
   LayerShare share;  // position of the layer and its heads in the whole model
   std::int64_t row_size_bytes = 0;
   // Bytes of elements in a row with a separate scale area, or in a row generated as a whole; 0: its
@@ -129,6 +133,15 @@ struct ModelLayer {
   std::vector<std::uint64_t> coords;           // [num_kv][num_kv_heads]
   std::vector<std::int64_t> state_first_word;  // of each state tensor in StateContent::words
   std::vector<StateNumbers> state_numbers;     // of each; empty: states are words
+
+  std::size_t num_states() const { return num_kv == 0 ? memory.parts.size() : 0; }
+  // In its page.
+  std::int64_t state_offset(std::size_t state) const {
+    return memory.parts[state].offset - memory.begin;
+  }
+  std::int64_t state_bytes(std::size_t state) const { return bytes_of(memory.parts[state]); }
+  std::int64_t block_stride() const { return memory.parts.front().block_stride; }
+  bool is_spread() const { return memory.last_tensor != memory.tensor; }
 };
 
 // The bytes of one of a layer's states within the words of its group.
@@ -139,7 +152,7 @@ std::span<std::uint8_t> bytes_of_state(std::vector<std::uint64_t>& words, const 
 
 class MemoryModel {
  public:
-  // Refused: plans that pool_layout() refuses, caches that keep nothing (encoder_only), or that
+  // Refused: plans that layout_of() refuses, caches that keep nothing (encoder_only), or that
   // have no whole number of rows in a block, and two groups with sinks. `shares`: of the layers,
   // where the plan is a rank's (see rank_plan.h); none: the plan is the whole model's.
   static Result<MemoryModel> create(const KVCacheConfig& given, AttentionBackend backend,
@@ -215,6 +228,23 @@ class MemoryModel {
   PageSum fingerprint(ModelPage page);
   std::vector<std::uint8_t> page_image(ModelPage page) const;
   ByteOwner owner_of(ModelPage page, std::int64_t byte) const;
+  // The page that a layer's byte of the plan lies in, and its byte there.
+  struct PagedByte {
+    ModelPage page;
+    std::int64_t byte = 0;
+  };
+  PagedByte place_of(const ModelLayer& layer, std::int64_t address) const {
+    const std::int64_t size = tensors_[layer.memory.tensor].page_size_bytes;
+    const std::int64_t in_tensors = address - layer.memory.begin;
+    std::int64_t page = in_tensors / size;
+    PagedByte at{{layer.memory.tensor, 0}, in_tensors - page * size};
+    if (layer.is_spread()) {  // over equally large tensors
+      at.page.tensor += static_cast<std::int32_t>(page / num_blocks_);
+      page %= num_blocks_;
+    }
+    at.page.index = static_cast<std::int32_t>(page);
+    return at;
+  }
   // The block that holds the page's byte (another than the page's index where K and V are apart).
   BlockId block_at(ModelPage page, std::int64_t byte) const;
 
@@ -257,6 +287,7 @@ class MemoryModel {
  private:
   // Where K and V of a tensor are kept apart a page is two regions of two blocks, otherwise one.
   struct Tensor {
+    std::int64_t begin = 0;  // byte of the plan
     std::int64_t page_size_bytes = 0;
     std::int64_t regions_per_page = 1;
     std::vector<std::int32_t> layers;       // that lie in it
@@ -266,9 +297,8 @@ class MemoryModel {
   };
   // Bytes of a block of a group that lie in one piece, for block 0 and in a host block.
   struct HostRun {
-    std::int32_t layer = 0;   // of the group
-    std::int32_t tensor = 0;  // of the plan
-    ByteExtent in_tensor;
+    std::int32_t layer = 0;           // of the group
+    std::int64_t begin = 0, end = 0;  // bytes of the plan
     std::int64_t offset = 0;
   };
   struct Group {
@@ -294,7 +324,7 @@ class MemoryModel {
   };
 
   MemoryModel() = default;
-  Result<void> add_layers(const KVCacheConfig& plan, const PoolLayout& pool,
+  Result<void> add_layers(const KVCacheConfig& plan, const MemoryPlan& memory,
                           std::span<const LayerShare> shares);
   LayerShare resident_share(const std::string& hot_layer) const;
   Result<void> add_states(const KVCacheSpec& spec, ModelLayer& layer, Group& group) const;
@@ -326,6 +356,9 @@ class MemoryModel {
   void draw_loaded(ModelPage page, const ModelLayer& layer, BlockId block,
                    std::span<const std::uint8_t> loaded, std::span<std::uint8_t> image) const;
 
+  std::int64_t begin_of(ModelPage page) const {
+    return tensors_[page.tensor].begin + page.index * tensors_[page.tensor].page_size_bytes;
+  }
   std::int64_t region_block(const Tensor& tensor, std::int64_t region) const;
   // Writes every byte of the page. REQUIRES: image has its size.
   void draw_page(ModelPage page, std::span<std::uint8_t> image) const;

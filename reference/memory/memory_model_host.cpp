@@ -23,27 +23,23 @@ constexpr std::int64_t kHostBytesMax = std::int64_t{4} << 30;
 void MemoryModel::add_host_runs(Group& group) {
   for (std::int32_t i = 0; i < group.num_layers; ++i) {
     const ModelLayer& layer = layers_[group.first_layer + i];
-    const LayerLayout& at = layer.layout;
     std::vector<HostRun> parts;
-    const auto add = [&](std::int32_t tensor, std::int64_t begin, std::int64_t size_bytes) {
-      parts.push_back({.layer = i, .tensor = tensor, .in_tensor = {begin, begin + size_bytes}});
+    const auto add = [&](std::int64_t begin, std::int64_t size_bytes) {
+      parts.push_back({.layer = i, .begin = begin, .end = begin + size_bytes});
     };
-    for (const StateLayout& state : at.states)
-      add(at.tensor_index, state.offset_bytes, state.num_elements * state.itemsize_bytes);
-    for (std::int64_t kv = 0; kv < at.num_kv; ++kv)
-      for (std::int64_t slot = 0; slot < at.block_size; ++slot)
-        for (std::int64_t head = 0; head < at.num_kv_heads; ++head)
+    for (std::size_t s = 0; s < layer.num_states(); ++s)
+      add(layer.memory.parts[s].offset, layer.state_bytes(s));
+    for (std::int64_t kv = 0; kv < layer.num_kv; ++kv)
+      for (std::int64_t slot = 0; slot < layer.rows_per_block; ++slot)
+        for (std::int64_t head = 0; head < layer.num_kv_heads; ++head)
           for (const RowPiece& piece : row_pieces(layer, kNullBlock, kv, slot, head))
-            add(tensor_of(at, kv, head), piece.offset, piece.size_bytes);
-    std::ranges::sort(parts, {}, [](const HostRun& part) {
-      return std::pair(part.tensor, part.in_tensor.begin);
-    });
+            add(piece.offset, piece.size_bytes);
+    std::ranges::sort(parts, {}, &HostRun::begin);
     for (HostRun& part : parts) {
-      const std::int64_t size_bytes = part.in_tensor.end - part.in_tensor.begin;
+      const std::int64_t size_bytes = part.end - part.begin;
       HostRun* last = group.host_runs.empty() ? nullptr : &group.host_runs.back();
-      if (last != nullptr && last->layer == i && last->tensor == part.tensor &&
-          last->in_tensor.end == part.in_tensor.begin) {
-        last->in_tensor.end = part.in_tensor.end;
+      if (last != nullptr && last->layer == i && last->end == part.begin) {
+        last->end = part.end;
       } else {
         part.offset = group.host_bytes;
         group.host_runs.push_back(part);
@@ -115,13 +111,11 @@ std::int32_t MemoryModel::host_layer_at(std::int32_t group, std::int64_t byte) c
 // Everything that the group's layers use in the block was written.
 void MemoryModel::touch_layers(std::int32_t group, BlockId id) {
   for (const ModelLayer& layer : layers_of(group))
-    for (const ByteExtent& extent : block_extents(layer.layout, id)) {
-      const std::int64_t page = extent.begin / page_size_bytes(layer.layout.tensor_index);
-      const std::int32_t last = last_tensor_of(layer.layout);
-      for (std::int32_t tensor = layer.layout.tensor_index; tensor <= last; ++tensor) {
-        tensors_[tensor].known[page] = 0;
-        touch(tensor, page);
-      }
+    for (const BlockRegion& region : layer.memory.regions) {
+      const std::int64_t begin = region.begin + index_of(id) * region.block_stride;
+      const auto [tensor, page] = place_of(layer, begin).page;
+      tensors_[tensor].known[page] = 0;
+      touch(tensor, page);
     }
 }
 
@@ -146,14 +140,12 @@ std::vector<std::uint8_t> MemoryModel::block_bytes(std::int32_t group, BlockId b
   ModelPage drawn{-1, -1};
   std::vector<std::uint8_t> image;
   for (const HostRun& run : of.host_runs) {
-    const LayerLayout& at = layers_[of.first_layer + run.layer].layout;
-    const std::int64_t page_bytes = page_size_bytes(run.tensor);
-    const std::int64_t begin = run.in_tensor.begin + index_of(block) * at.block_stride_bytes;
-    const ModelPage page{run.tensor, static_cast<std::int32_t>(begin / page_bytes)};
-    if (page != drawn) image = page_image(page);
-    drawn = page;
-    const auto first = image.begin() + (begin - page.index * page_bytes);
-    bytes.insert(bytes.end(), first, first + (run.in_tensor.end - run.in_tensor.begin));
+    const ModelLayer& layer = layers_[of.first_layer + run.layer];
+    const PagedByte at = place_of(layer, run.begin + index_of(block) * layer.block_stride());
+    if (at.page != drawn) image = page_image(at.page);
+    drawn = at.page;
+    const auto first = image.begin() + at.byte;
+    bytes.insert(bytes.end(), first, first + (run.end - run.begin));
   }
   return bytes;
 }
@@ -295,20 +287,19 @@ void MemoryModel::draw_rows(const Group& group, const HostRun& run,
                             std::span<const ContentId> contents, std::span<std::uint8_t> bytes,
                             std::int64_t first_row) const {
   const ModelLayer& layer = layers_[group.first_layer + run.layer];
-  const LayerLayout& at = layer.layout;
   std::vector<std::uint8_t> drawn(static_cast<std::size_t>(layer.row_size_bytes));
-  for (std::int64_t kv = 0; kv < at.num_kv; ++kv)
+  for (std::int64_t kv = 0; kv < layer.num_kv; ++kv)
     for (std::int64_t i = 0; token_of_row(layer.tokens_per_state, i) < std::ssize(contents); ++i)
-      for (std::int64_t head = 0; head < at.num_kv_heads; ++head) {
+      for (std::int64_t head = 0; head < layer.num_kv_heads; ++head) {
         const std::int64_t row = first_row + i;
         const ContentId content = row_content(
             layer.tokens_per_state, contents[token_of_row(layer.tokens_per_state, i)], row);
-        if (tensor_of(at, kv, head) != run.tensor) continue;
-        draw_row(layer, content, static_cast<std::size_t>(kv * at.num_kv_heads + head), drawn);
+        const auto coord = static_cast<std::size_t>(kv * layer.num_kv_heads + head);
         for (const RowPiece& piece : row_pieces(layer, kNullBlock, kv, row, head)) {
-          if (piece.offset < run.in_tensor.begin || piece.offset >= run.in_tensor.end) continue;
+          if (piece.offset < run.begin || piece.offset >= run.end) continue;
+          draw_row(layer, content, coord, drawn);
           std::ranges::copy_n(drawn.begin() + piece.in_row, piece.size_bytes,
-                              bytes.begin() + run.offset + piece.offset - run.in_tensor.begin);
+                              bytes.begin() + run.offset + piece.offset - run.begin);
         }
       }
 }
@@ -318,13 +309,11 @@ void MemoryModel::draw_loaded(ModelPage page, const ModelLayer& layer, BlockId b
                               std::span<const std::uint8_t> loaded,
                               std::span<std::uint8_t> image) const {
   const Group& group = groups_[layer.group];
-  const std::int64_t page_begin = page.index * page_size_bytes(page.tensor);
   for (const HostRun& run : group.host_runs) {
-    if (group.first_layer + run.layer != layer.index || run.tensor != page.tensor) continue;
-    const std::int64_t begin =
-        run.in_tensor.begin + index_of(block) * layer.layout.block_stride_bytes - page_begin;
+    if (group.first_layer + run.layer != layer.index) continue;
+    const std::int64_t begin = run.begin + index_of(block) * layer.block_stride() - begin_of(page);
     if (begin < 0 || begin >= std::ssize(image)) continue;
-    const auto size = static_cast<std::size_t>(run.in_tensor.end - run.in_tensor.begin);
+    const auto size = static_cast<std::size_t>(run.end - run.begin);
     std::ranges::copy(loaded.subspan(run.offset, size), image.begin() + begin);
   }
 }
@@ -333,10 +322,9 @@ void MemoryModel::draw_loaded(ModelPage page, const ModelLayer& layer, BlockId b
 
 std::span<const std::uint8_t> bytes_of_state(const std::vector<std::uint64_t>& words,
                                              const ModelLayer& layer, std::size_t state) {
-  const StateLayout& at = layer.layout.states[state];
   const auto* first =
       reinterpret_cast<const std::uint8_t*>(words.data() + layer.state_first_word[state]);
-  return {first, static_cast<std::size_t>(at.num_elements * at.itemsize_bytes)};
+  return {first, static_cast<std::size_t>(layer.state_bytes(state))};
 }
 
 std::span<std::uint8_t> bytes_of_state(std::vector<std::uint64_t>& words, const ModelLayer& layer,
@@ -347,10 +335,9 @@ std::span<std::uint8_t> bytes_of_state(std::vector<std::uint64_t>& words, const 
 
 Result<void> MemoryModel::add_states(const KVCacheSpec& spec, ModelLayer& layer,
                                      Group& group) const {
-  for (std::size_t s = 0; s < layer.layout.states.size(); ++s) {
-    const StateLayout& state = layer.layout.states[s];
+  for (std::size_t s = 0; s < layer.num_states(); ++s) {
     layer.state_first_word.push_back(group.state_words);
-    group.state_words += num_words(state.num_elements * state.itemsize_bytes);
+    group.state_words += num_words(layer.state_bytes(s));
     if (numbers_ == Numbers::words) continue;
     auto of = state_numbers(spec, s, layer.share);
     if (!of) return fail("numbers: {}: {}", layer.name, of.error().message);
@@ -399,12 +386,11 @@ std::vector<std::uint64_t> MemoryModel::state_words(std::int32_t group, BlockId 
   std::int32_t drawn = -1;  // layers may share a page
   std::vector<std::uint8_t> image;
   for (const ModelLayer& layer : layers_of(group)) {
-    if (layer.layout.tensor_index != drawn)
-      image = page_image({layer.layout.tensor_index, index_of(id)});
-    drawn = layer.layout.tensor_index;
-    for (std::size_t s = 0; s < layer.layout.states.size(); ++s) {
+    if (layer.memory.tensor != drawn) image = page_image({layer.memory.tensor, index_of(id)});
+    drawn = layer.memory.tensor;
+    for (std::size_t s = 0; s < layer.num_states(); ++s) {
       const auto bytes = bytes_of_state(words, layer, s);
-      std::memcpy(bytes.data(), image.data() + layer.layout.states[s].offset_bytes, bytes.size());
+      std::memcpy(bytes.data(), image.data() + layer.state_offset(s), bytes.size());
     }
   }
   return words;
@@ -421,10 +407,9 @@ void MemoryModel::settle_state(std::int32_t group, BlockId id, StateWords words)
 void MemoryModel::advance_words(std::int32_t group, std::span<const ContentId> contents,
                                 std::vector<std::uint64_t>& words) const {
   for (const ModelLayer& layer : layers_of(group)) {
-    for (std::size_t s = 0; s < layer.layout.states.size(); ++s) {
-      const StateLayout& state = layer.layout.states[s];
-      const auto of_state = std::span(words).subspan(
-          layer.state_first_word[s], num_words(state.num_elements * state.itemsize_bytes));
+    for (std::size_t s = 0; s < layer.num_states(); ++s) {
+      const auto of_state =
+          std::span(words).subspan(layer.state_first_word[s], num_words(layer.state_bytes(s)));
       const std::uint64_t coord =
           coordinate(layer.share.layer, kPartState + static_cast<int>(s), layer.share.first_head);
       advance_state_words(contents, coord, of_state);
@@ -479,7 +464,7 @@ void MemoryModel::set_state(std::int32_t group, BlockId id, StateContent state) 
   block.group = group;
   block.state = std::move(state);
   for (const ModelLayer& layer : layers_of(group)) {
-    const std::int32_t tensor = layer.layout.tensor_index;
+    const std::int32_t tensor = layer.memory.tensor;
     tensors_[tensor].known[index_of(id)] = 0;
     touch(tensor, index_of(id));
   }

@@ -55,8 +55,8 @@ std::map<std::string, std::int64_t> mapped_kernel_blocks(const KVCacheConfig& pl
 // True if pages of different sizes are next to each other in a block.
 bool has_unlike_pages(const KVCacheConfig& plan);
 
-// Positions of elements when all groups overlay one allocation (reference/placement/): the closed
-// form of layout.h for the six layouts of [layers, blocks, heads, tokens, content].
+// The memory when all groups overlay one allocation (reference/placement/), in one of the six
+// layouts of [layers, blocks, heads, tokens, content].
 //
 // 1. The groups, block sizes and padded pages are those of the plan. Kernel blocks equal blocks
 //    where every kernel of the group takes them, otherwise the largest listed size; states in fp32
@@ -77,7 +77,7 @@ std::optional<AttentionBackend> only_reader(const LayerSpecs& layers);
 // Refused: what an engine with these orders refuses in its core or its worker, and plans that it
 // could not make (several layers packed in one page).
 // REQUIRES: is_overlaid(order).
-Result<PoolLayout> placed_layout(const KVCacheConfig& plan, AttentionBackend chosen,
+Result<MemoryPlan> placed_layout(const KVCacheConfig& plan, AttentionBackend chosen,
                                  CacheLayout order);
 
 // The engine's layout: `asked` is NHD if the user sets none, and the engine then chooses; HND is
@@ -85,10 +85,14 @@ Result<PoolLayout> placed_layout(const KVCacheConfig& plan, AttentionBackend cho
 Result<CacheLayout> placed_order(const KVCacheConfig& plan, CacheLayout asked);
 
 // The plan with its allocation described in the tensors of rule 2.
-KVCacheConfig with_placed_tensors(KVCacheConfig plan, const PoolLayout& placed);
+KVCacheConfig with_placed_tensors(KVCacheConfig plan, const MemoryPlan& placed);
+
+// The same of a placement and its worker's pages, in one tensor: addresses by the closed form of
+// the order, sizes of pages by the worker. Rows of K and V are one part.
+MemoryPlan memory_plan(const Placement& plan, const WorkerPages& pages);
 
 // Either layout: placed_layout(), or pool_layout() of a plan with one tensor per layer of a group.
-Result<PoolLayout> layout_of(const KVCacheConfig& plan, AttentionBackend chosen, CacheLayout layout,
+Result<MemoryPlan> layout_of(const KVCacheConfig& plan, AttentionBackend chosen, CacheLayout layout,
                              LayoutRule rule);
 
 // The plan with the tensors of its layout, which only an allocation has to work out.

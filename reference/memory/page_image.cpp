@@ -124,25 +124,27 @@ void MemoryModel::fill_base(ModelPage page, std::int64_t region_in_page,
 void MemoryModel::draw_layer(ModelPage page, const ModelLayer& layer, BlockId id,
                              const BlockContent& content, std::span<std::uint8_t> image) const {
   if (content.slots.empty() && !content.zeroed) return;
-  const LayerLayout& at = layer.layout;
-  const std::int64_t page_begin = page.index * page_size_bytes(page.tensor);
+  const std::int64_t page_begin = begin_of(page);
+  const auto is_here = [&](std::int64_t address) {
+    return address >= page_begin && address < page_begin + std::ssize(image);
+  };
   std::vector<std::uint8_t> drawn(static_cast<std::size_t>(layer.row_size_bytes));
-  for (std::int64_t kv = 0; kv < at.num_kv; ++kv) {
-    const std::int64_t first = byte_offset(at, id, kv, 0, 0, 0) - page_begin;
-    if (first < 0 || first >= static_cast<std::int64_t>(image.size())) continue;
-    for (std::int64_t slot = 0; slot < at.block_size; ++slot) {  // of rows
+  for (std::int64_t kv = 0; kv < layer.num_kv; ++kv) {
+    // All rows of K, or of V, are in one page unless heads have tensors of their own.
+    if (!layer.is_spread() && !is_here(layer.memory.row_begin(id, kv, 0, 0))) continue;
+    for (std::int64_t slot = 0; slot < layer.rows_per_block; ++slot) {
       const SlotContent* row =
           slot_content(layer.group, id, token_of_row(layer.tokens_per_state, slot), layer.lane);
       if (row == nullptr && !content.zeroed) continue;
       const ContentId of_row =
           row == nullptr ? 0 : row_content(layer.tokens_per_state, row->content, slot);
-      for (std::int64_t head = 0; head < at.num_kv_heads; ++head) {
-        if (tensor_of(at, kv, head) != page.tensor) continue;
+      for (std::int64_t head = 0; head < layer.num_kv_heads; ++head) {
+        if (layer.is_spread() && !is_here(layer.memory.row_begin(id, kv, slot, head))) continue;
         const RowPieces pieces = row_pieces(layer, id, kv, slot, head);
         const auto bytes_of = [&](const RowPiece& piece) {
           return image.subspan(piece.offset - page_begin, piece.size_bytes);
         };
-        const auto coord = static_cast<std::size_t>(kv * at.num_kv_heads + head);
+        const auto coord = static_cast<std::size_t>(kv * layer.num_kv_heads + head);
         if (row != nullptr && layer.data_bytes == 0) {
           draw_row(layer, of_row, coord, bytes_of(*pieces.begin()));
           continue;
@@ -158,10 +160,8 @@ void MemoryModel::draw_layer(ModelPage page, const ModelLayer& layer, BlockId id
 
 void MemoryModel::draw_state(const ModelLayer& layer, const BlockContent& content,
                              std::span<std::uint8_t> image) const {
-  for (std::size_t s = 0; s < layer.layout.states.size(); ++s) {
-    const StateLayout& state = layer.layout.states[s];
-    const std::int64_t size = state.num_elements * state.itemsize_bytes;
-    const auto bytes = image.subspan(state.offset_bytes, size);
+  for (std::size_t s = 0; s < layer.num_states(); ++s) {
+    const auto bytes = image.subspan(layer.state_offset(s), layer.state_bytes(s));
     if (content.state.writer == kNobody) {
       if (content.zeroed) std::memset(bytes.data(), 0, bytes.size());
       continue;
@@ -179,25 +179,22 @@ ByteOwner MemoryModel::owner_of(ModelPage page, std::int64_t byte) const {
            tensor.page_size_bytes);
   ByteOwner owner{.block = block_at(page, byte)};
   owner.group = block(owner.block).group;
-  const std::int64_t target = page.index * tensor.page_size_bytes + byte;
+  const std::int64_t target = begin_of(page) + byte;
   for (const std::int32_t index : tensor.layers) {
     const ModelLayer& layer = layers_[index];
-    const LayerLayout& at = layer.layout;
     if (layer.group != owner.group) continue;
-    for (std::size_t s = 0; s < at.states.size(); ++s) {
-      const std::int64_t in_state = byte - at.states[s].offset_bytes;
-      if (in_state < 0 || in_state >= at.states[s].num_elements * at.states[s].itemsize_bytes)
-        continue;
+    for (std::size_t s = 0; s < layer.num_states(); ++s) {
+      const std::int64_t in_state = byte - layer.state_offset(s);
+      if (in_state < 0 || in_state >= layer.state_bytes(s)) continue;
       owner.what = ByteOwner::What::state;
       owner.layer = index;
       owner.part = kPartState + static_cast<std::int64_t>(s);
       owner.byte_in_row = in_state;
       return owner;
     }
-    for (std::int64_t kv = 0; kv < at.num_kv; ++kv)
-      for (std::int64_t slot = 0; slot < at.block_size; ++slot)
-        for (std::int64_t head = 0; head < at.num_kv_heads; ++head) {
-          if (tensor_of(at, kv, head) != page.tensor) continue;
+    for (std::int64_t kv = 0; kv < layer.num_kv; ++kv)
+      for (std::int64_t slot = 0; slot < layer.rows_per_block; ++slot)
+        for (std::int64_t head = 0; head < layer.num_kv_heads; ++head)
           for (const RowPiece& piece : row_pieces(layer, owner.block, kv, slot, head)) {
             const std::int64_t in_piece = target - piece.offset;
             if (in_piece < 0 || in_piece >= piece.size_bytes) continue;
@@ -209,7 +206,6 @@ ByteOwner MemoryModel::owner_of(ModelPage page, std::int64_t byte) const {
             owner.byte_in_row = piece.in_row + in_piece;
             return owner;
           }
-        }
   }
   return owner;
 }
@@ -218,22 +214,21 @@ namespace {
 
 // Whether the tokens of a head follow each other.
 bool has_heads_outside(const ModelLayer& layer) {
-  return layer.layout.token_stride_bytes == layer.row_size_bytes;
+  return layer.memory.parts.front().row_stride == layer.row_size_bytes;
 }
 
 }  // namespace
 
 std::optional<std::string> why_no_areas(const ModelLayer& layer) {
-  const LayerLayout& at = layer.layout;
+  const PartRows& at = layer.memory.parts.front();
   const std::int64_t row = layer.row_size_bytes;
-  if (at.num_kv == 1 && at.num_kv_heads == 1 && has_heads_outside(layer)) return std::nullopt;
-  const std::int64_t next_head =
-      at.num_kv_heads > 1 ? at.head_stride_bytes : at.kv_stride_bytes;  // V's heads follow K's
-  const bool is_dense =
-      has_heads_outside(layer)
-          ? next_head == at.kernel_block_size * row
-          : next_head == row && at.token_stride_bytes == 2 * at.num_kv_heads * row;
-  if (is_dense && at.kv_stride_bytes == at.num_kv_heads * next_head) return std::nullopt;
+  if (layer.num_kv == 1 && at.heads == 1 && has_heads_outside(layer)) return std::nullopt;
+  const std::int64_t from_k_to_v = layer.memory.parts.back().offset - at.offset;
+  const std::int64_t next_head = at.heads > 1 ? at.head_stride : from_k_to_v;  // V follows K
+  const bool is_dense = has_heads_outside(layer)
+                            ? next_head == at.rows * row
+                            : next_head == row && at.row_stride == 2 * at.heads * row;
+  if (is_dense && from_k_to_v == at.heads * next_head) return std::nullopt;
   return fmt::format(
       "{}: its scales lie in areas of a block that is dense in its layer, which it is not in this "
       "order; choose LBNHC, LBHNC, BLNHC or BLHNC",
@@ -242,15 +237,16 @@ std::optional<std::string> why_no_areas(const ModelLayer& layer) {
 
 RowPieces row_pieces(const ModelLayer& layer, BlockId block, std::int64_t kv, std::int64_t slot,
                      std::int64_t head) {
-  const LayerLayout& at = layer.layout;
   const std::int64_t row = layer.row_size_bytes;
-  if (layer.data_bytes == 0) return RowPieces({byte_offset(at, block, kv, slot, head, 0), 0, row});
-  const std::int64_t tokens = at.kernel_block_size, in_kernel_block = slot % tokens;
-  const std::int64_t rows = tokens * at.num_kv_heads;  // of K, and of V
-  const std::int64_t before = has_heads_outside(layer) ? head * tokens + in_kernel_block
-                                                       : in_kernel_block * at.num_kv_heads + head;
+  if (layer.data_bytes == 0)
+    return RowPieces({layer.memory.row_begin(block, kv, slot, head), 0, row});
+  const std::int64_t tokens = layer.memory.parts.front().rows, in_kernel_block = slot % tokens;
+  const std::int64_t rows = tokens * layer.num_kv_heads;  // of K, and of V
+  const std::int64_t before = has_heads_outside(layer)
+                                  ? head * tokens + in_kernel_block
+                                  : in_kernel_block * layer.num_kv_heads + head;
   const std::int64_t area =
-      byte_offset(at, block, 0, slot - in_kernel_block, 0, 0) + kv * rows * row;
+      layer.memory.row_begin(block, 0, slot - in_kernel_block, 0) + kv * rows * row;
   const std::int64_t data = layer.data_bytes, scales = row - data;
   return RowPieces({area + before * data, 0, data},
                    {area + rows * data + before * scales, data, scales});

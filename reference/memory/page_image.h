@@ -55,7 +55,7 @@ WordShape row_words(Numbers numbers, const KVCacheSpec& spec, std::int64_t layer
 // (2) Areas hold whole tokens of all heads or whole heads of all tokens, as rows of the tensor do.
 
 struct RowPiece {
-  std::int64_t offset = 0;  // in the row's tensor
+  std::int64_t offset = 0;  // byte of the plan
   std::int64_t in_row = 0;  // byte of the row that it begins with
   std::int64_t size_bytes = 0;
 };

@@ -1,6 +1,7 @@
 #include "reference/memory/model_placement.h"
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <utility>
 
@@ -57,49 +58,33 @@ Result<std::vector<KVCacheGroupSpec>> placed_groups(const KVCacheConfig& plan) {
   return groups;
 }
 
-// Byte offsets in the allocation, and the page of each tensor that begins there.
-using TensorPages = std::map<std::int64_t, std::int64_t>;
-
-struct LayerInAllocation {
-  LayerLayout layout;      // without tensors, offsets as in the allocation
-  std::int64_t begin = 0;  // of the first tensor
-  std::int64_t slots = 0;  // head slots
-  std::int64_t apart = 0;  // bytes between tensors of head slots; 0: all in one
-  std::int64_t page = 0;   // of each tensor
-};
-
 class Placer {
  public:
   Placer(const KVCacheConfig& plan, AttentionBackend chosen, CacheLayout order)
-      : plan_(plan), chosen_(chosen), order_(order) {}
+      : config_(plan), chosen_(chosen), order_(order) {}
 
-  Result<PoolLayout> place() {
-    if (has_host_pages(plan_.groups) && !is_block_outermost(order_))
+  Result<MemoryPlan> place() {
+    if (has_host_pages(config_.groups) && !is_block_outermost(order_))
       return fail("resident pages and hot regions lie in orders with blocks outermost");
-    LS_ASSIGN_OR_RETURN(const auto groups, placed_groups(plan_));
+    LS_ASSIGN_OR_RETURN(const auto groups, placed_groups(config_));
     LS_ASSIGN_OR_RETURN(const Placement placement,
-                        place_blocks(groups, order_, plan_.num_blocks, PlacementOptions{}));
-    LS_ASSIGN_OR_RETURN(const auto kernels, placed_kernel_sizes(plan_, chosen_));
-    std::vector<std::vector<LayerInAllocation>> layers(plan_.groups.size());
-    for (std::size_t g = 0; g < plan_.groups.size(); ++g) {
-      const KVCacheGroupSpec& group = plan_.groups[g];
-      for (std::size_t i = 0; i < group.layer_names.size(); ++i) {
-        if (!is_on_device(group)) {
-          layers[g].emplace_back();
-          continue;
-        }
-        LS_ASSIGN_OR_RETURN(auto layer, layer_at(placement, group, i, kernels[g]));
-        layers[g].push_back(std::move(layer));
-      }
-    }
-    return in_tensors(layers);
+                        place_blocks(groups, order_, config_.num_blocks, PlacementOptions{}));
+    LS_ASSIGN_OR_RETURN(const auto kernels, placed_kernel_sizes(config_, chosen_));
+    plan_.num_blocks = config_.num_blocks;
+    plan_.layers_per_page.assign(config_.groups.size(), 1);
+    for (std::size_t g = 0; g < config_.groups.size(); ++g)
+      for (std::size_t i = 0;
+           is_on_device(config_.groups[g]) && i < config_.groups[g].layer_names.size(); ++i)
+        LS_RETURN_IF_ERROR(add_layer(placement, g, i, kernels[g]));
+    LS_RETURN_IF_ERROR(cut_into_tensors());
+    return std::move(plan_);
   }
 
  private:
-  Result<LayerInAllocation> layer_at(const Placement& placement, const KVCacheGroupSpec& group,
-                                     std::size_t index, std::int64_t kernel) {
-    const std::string& name = group.layer_names[index];
-    const KVCacheSpec& spec = group.layer_spec(index);
+  Result<void> add_layer(const Placement& placement, std::size_t g, std::size_t index,
+                         std::int64_t kernel) {
+    const std::string& name = config_.groups[g].layer_names[index];
+    const KVCacheSpec& spec = config_.groups[g].layer_spec(index);
     const auto tensor = std::ranges::find_if(placement.tensors, [&](const PlacedTensor& one) {
       return std::ranges::find(one.layers, name) != one.layers.end();
     });
@@ -107,72 +92,61 @@ class Placer {
     const auto page = first_page(*tensor, order_, plan_.num_blocks,
                                  is_state_kind(spec.kind) ? spec.block_size : kernel);
     if (!page) return fail("{}: {}", name, page.error().message);
-    LayerInAllocation layer;
-    LayerLayout& at = layer.layout;
     const std::int64_t place = std::ranges::find(tensor->layers, name) - tensor->layers.begin();
     const std::int64_t begin = tensor->offset + place * tensor->layer_stride;
-    at.kind = spec.kind;
-    at.num_blocks = plan_.num_blocks;
-    at.real_page_size_bytes = unpadded_page_size_bytes(spec);
-    at.block_size = storage_block_size(spec);
-    at.block_stride_bytes = tensor->block_stride;
-    layer.slots = page->heads;
+    LayerMemory& layer = plan_.layers.emplace_back();
+    layer.name = name;
+    layer.group = g;
+    layer.layer = index;
     layer.begin = is_block_outermost(order_) ? 0 : begin;
-    layer.page = tensor->block_stride;
-    at.base_offset_bytes = begin - layer.begin;
-    if (order_ == CacheLayout::LHBNC) layer.apart = page->head_stride;
-    if (is_state_kind(spec.kind))
-      LS_RETURN_IF_ERROR(place_states(name, spec, at));
-    else
-      place_rows(spec, *page, layer);
-    return layer;
-  }
-
-  static Result<void> place_states(const std::string& name, const KVCacheSpec& spec,
-                                   LayerLayout& at) {
-    std::int64_t offset = at.base_offset_bytes;
-    for (const StateTensorSpec& state : spec.states) {
-      for (const std::int64_t bytes : {at.block_stride_bytes, offset})
-        if (bytes % itemsize_bytes(state.dtype) != 0)
-          return fail("{}: byte {} of the cache is no whole {} element", name, bytes,
-                      name_of(state.dtype));
-      at.states.push_back({offset, num_elements(state), itemsize_bytes(state.dtype)});
-      offset += size_bytes(state);
+    const std::int64_t tensors = order_ == CacheLayout::LHBNC ? page->heads : 1;
+    for (std::int64_t t = 0; t < tensors; ++t)
+      layer.regions.push_back(
+          {layer.begin + t * page->head_stride, tensor->block_stride, tensor->block_stride});
+    if (!is_state_kind(spec.kind)) {
+      layer.parts = row_parts(spec, *page, begin, tensor->block_stride);
+      return {};
     }
+    layer.parts = state_parts(spec, begin, tensor->block_stride);
+    for (const PartRows& state : layer.parts)
+      for (const std::int64_t bytes : {state.block_stride, state.offset - layer.begin}) {
+        const DType dtype = spec.states[static_cast<std::size_t>(state.part)].dtype;
+        if (bytes % itemsize_bytes(dtype) != 0)
+          return fail("{}: byte {} of the cache is no whole {} element", name, bytes,
+                      name_of(dtype));
+      }
     return {};
   }
 
-  static void place_rows(const KVCacheSpec& spec, const CachePage& page, LayerInAllocation& layer) {
-    LayerLayout& at = layer.layout;
-    at.num_kv = has_single_rows(spec) ? 1 : 2;
-    at.num_kv_heads = spec.num_kv_heads;
-    at.head_size = row_elements(spec);
-    at.element_size_bytes = itemsize_bytes(spec.dtype);
-    at.blocks_per_kv_block = page.blocks / at.num_blocks;
-    at.kernel_block_size = page.rows;
-    at.kernel_block_stride_bytes = page.block_stride;
-    at.token_stride_bytes = page.row_stride;
-    at.head_stride_bytes = layer.apart != 0 ? 0 : page.head_stride;
-    if (at.num_kv == 2)
-      at.kv_stride_bytes =
-          has_slots_of_values(spec) ? spec.num_kv_heads * at.head_stride_bytes : row_bytes(spec);
+  std::vector<PartRows> row_parts(const KVCacheSpec& spec, const CachePage& page,
+                                  std::int64_t begin, std::int64_t block_stride) const {
+    PartRows rows{.kind = has_single_rows(spec) ? PartKind::row : PartKind::k, .offset = begin};
+    rows.block_stride = block_stride;
+    rows.kernel_block_stride = page.block_stride;
+    rows.head_stride = page.head_stride;
+    rows.row_stride = page.row_stride;
+    rows.row_bytes = row_bytes(spec);
+    rows.kernel_blocks = page.blocks / plan_.num_blocks;
+    rows.heads = spec.num_kv_heads;
+    rows.rows = page.rows;
+    std::vector<PartRows> parts{rows};
+    if (has_single_rows(spec)) return parts;
+    rows.kind = PartKind::v;
+    rows.offset += has_slots_of_values(spec) ? rows.heads * rows.head_stride : rows.row_bytes;
+    parts.push_back(rows);
+    return parts;
   }
 
-  Result<PoolLayout> in_tensors(std::vector<std::vector<LayerInAllocation>>& layers) const {
-    TensorPages pages;
-    const auto add = [&](std::int64_t begin, std::int64_t page) {
-      return pages.emplace(begin, page).first->second == page;
-    };
-    for (const auto& group : layers)
-      for (const LayerInAllocation& layer : group)
-        for (std::int64_t slot = 0; layer.page > 0 && slot < (layer.apart != 0 ? layer.slots : 1);
-             ++slot)
-          if (!add(layer.begin + slot * layer.apart, layer.page))
-            return fail(
-                "pages of several lengths begin at one byte; choose an order with blocks "
-                "outermost, BLNHC");
-    PoolLayout pool;
-    pool.num_blocks = plan_.num_blocks;
+  // A tensor begins wherever a region does. Backends allocate and report by tensor, and no engine
+  // has such tensors: they must cover the allocation without a gap, or an order is refused.
+  Result<void> cut_into_tensors() {
+    std::map<std::int64_t, std::int64_t> pages;  // bytes of a page of the tensor that begins there
+    for (const LayerMemory& layer : plan_.layers)
+      for (const BlockRegion& region : layer.regions)
+        if (pages.emplace(region.begin, region.bytes).first->second != region.bytes)
+          return fail(
+              "pages of several lengths begin at one byte; choose an order with blocks outermost, "
+              "BLNHC");
     std::int64_t end = 0;
     for (const auto& [begin, page] : pages) {
       if (begin != end)
@@ -180,38 +154,91 @@ class Placer {
             "pages of several groups cross at byte {} of the cache; choose an order with blocks "
             "outermost, BLNHC",
             begin);
-      pool.tensor_size_bytes.push_back(page * plan_.num_blocks);
-      end = begin + pool.tensor_size_bytes.back();
+      plan_.tensor_size_bytes.push_back(page * plan_.num_blocks);
+      end = begin + plan_.tensor_size_bytes.back();
     }
-    for (auto& group : layers) {
-      std::vector<LayerLayout>& placed = pool.groups.emplace_back();
-      for (LayerInAllocation& layer : group) placed.push_back(in_tensor(layer, pages));
+    const auto tensor_at = [&](std::int64_t begin) {
+      return static_cast<std::int32_t>(std::distance(pages.begin(), pages.find(begin)));
+    };
+    for (LayerMemory& layer : plan_.layers) {
+      layer.tensor = tensor_at(layer.begin);
+      layer.last_tensor = tensor_at(layer.regions.back().begin);
+      layer.end = layer.regions.back().begin + layer.regions.back().bytes * plan_.num_blocks;
     }
-    return pool;
+    return {};
   }
 
-  static LayerLayout in_tensor(const LayerInAllocation& layer, const TensorPages& pages) {
-    LayerLayout at = layer.layout;
-    if (layer.page == 0) return at;
-    const auto tensor = pages.find(layer.begin);
-    at.tensor_index = static_cast<std::int32_t>(std::distance(pages.begin(), tensor));
-    at.page_size_bytes = layer.page;
-    at.tensor_size_bytes = layer.page * at.num_blocks;
-    if (layer.apart == 0) return at;
-    at.head_tensor_step = 1;
-    if (at.num_kv == 2 && layer.slots == 2 * at.num_kv_heads)
-      at.kv_tensor_step = static_cast<std::int32_t>(at.num_kv_heads);
-    return at;
-  }
-
-  const KVCacheConfig& plan_;
+  const KVCacheConfig& config_;
   const AttentionBackend chosen_;
   const CacheLayout order_;
+  MemoryPlan plan_;
 };
+
+// The strides of the plan's order in closed form. The worker's page has strides too, by
+// order_strides(): the prover compares the two derivations, so neither may use the other.
+PartRows rows_of(CacheLayout order, const PlacedTensor& tensor, std::int64_t index,
+                 const CachePage& page, std::int64_t num_blocks) {
+  const std::int64_t splits = page.blocks / num_blocks;
+  const std::int64_t row = page.content_bytes, head = page.rows * row;
+  PartRows part{.offset = tensor.offset + index * tensor.layer_stride,
+                .block_stride = tensor.block_stride / splits * splits,
+                .kernel_block_stride = tensor.block_stride / splits,
+                .head_stride = head,
+                .row_stride = row,
+                .row_bytes = row,
+                .kernel_blocks = splits,
+                .heads = page.heads,
+                .rows = page.rows};
+  switch (order) {
+    case CacheLayout::LBNHC:
+    case CacheLayout::BLNHC:
+      part.head_stride = row;
+      part.row_stride = page.heads * row;
+      break;
+    case CacheLayout::LBHNC:
+    case CacheLayout::BLHNC:
+      break;
+    case CacheLayout::LHBNC:
+      part.head_stride = page.blocks * head;
+      break;
+    case CacheLayout::BHLNC:
+      part.head_stride = std::ssize(tensor.layers) * head;
+      break;
+    case CacheLayout::NHD:
+    case CacheLayout::HND:
+      LS_CHECK(false, "{} is no order of an allocation", name_of(order));
+  }
+  return part;
+}
+
+std::vector<PartRows> parts_of(const PartRows& page, const KVCacheSpec& spec) {
+  if (!is_state_kind(spec.kind)) return {page};
+  std::vector<PartRows> parts;
+  PartRows part = page;
+  part.kind = PartKind::state;
+  for (const StateTensorSpec& state : spec.states) {
+    part.row_bytes = size_bytes(state);
+    parts.push_back(part);
+    part.offset += part.row_bytes;
+    ++part.part;
+  }
+  return parts;
+}
+
+std::vector<BlockRegion> regions_of(const Placement& plan, const PlacedTensor& tensor,
+                                    const PartRows& page) {
+  if (is_block_outermost(plan.order)) return {{0, tensor.block_stride, tensor.block_stride}};
+  const std::int64_t bytes = tensor.layer_stride / plan.num_blocks;
+  if (plan.order != CacheLayout::LHBNC) return {{page.offset, bytes, page.block_stride}};
+  std::vector<BlockRegion> regions;
+  for (std::int64_t h = 0; h < page.heads; ++h)
+    regions.push_back({page.offset + h * page.head_stride, bytes / page.heads, page.block_stride});
+  return regions;
+}
 
 }  // namespace
 
-Result<PoolLayout> placed_layout(const KVCacheConfig& plan, AttentionBackend chosen,
+Result<MemoryPlan> placed_layout(const KVCacheConfig& plan, AttentionBackend chosen,
                                  CacheLayout order) {
   LS_CHECK(is_overlaid(order), "{} is no order of the cache", name_of(order));
   LS_ASSIGN_OR_RETURN(const KVCacheConfig rows, with_page_rows(plan));
@@ -264,21 +291,17 @@ Result<CacheLayout> placed_order(const KVCacheConfig& given, CacheLayout asked) 
   return chosen.order;
 }
 
-KVCacheConfig with_placed_tensors(KVCacheConfig plan, const PoolLayout& placed) {
+KVCacheConfig with_placed_tensors(KVCacheConfig plan, const MemoryPlan& placed) {
   plan.tensors.clear();
   for (const std::int64_t size_bytes : placed.tensor_size_bytes)
     plan.tensors.push_back({.size_bytes = size_bytes, .shared_by = {}});
-  for (std::size_t g = 0; g < placed.groups.size(); ++g)
-    for (std::size_t i = 0; i < placed.groups[g].size(); ++i) {
-      const LayerLayout& layer = placed.groups[g][i];
-      if (layer.page_size_bytes == 0) continue;  // keeps nothing
-      for (std::int32_t t = layer.tensor_index; t <= last_tensor_of(layer); ++t)
-        plan.tensors[t].shared_by.push_back(plan.groups[g].layer_names[i]);
-    }
+  for (const LayerMemory& layer : placed.layers)
+    for (std::int32_t t = layer.tensor; t <= layer.last_tensor; ++t)
+      plan.tensors[t].shared_by.push_back(layer.name);
   return plan;
 }
 
-Result<PoolLayout> layout_of(const KVCacheConfig& plan, AttentionBackend chosen, CacheLayout layout,
+Result<MemoryPlan> layout_of(const KVCacheConfig& plan, AttentionBackend chosen, CacheLayout layout,
                              LayoutRule rule) {
   return is_overlaid(layout) ? placed_layout(plan, chosen, layout)
                              : pool_layout(plan, chosen, layout, rule);
@@ -287,8 +310,35 @@ Result<PoolLayout> layout_of(const KVCacheConfig& plan, AttentionBackend chosen,
 Result<KVCacheConfig> with_own_tensors(KVCacheConfig plan, AttentionBackend chosen,
                                        CacheLayout layout) {
   if (!is_overlaid(layout)) return plan;
-  LS_ASSIGN_OR_RETURN(const PoolLayout placed, placed_layout(plan, chosen, layout));
+  LS_ASSIGN_OR_RETURN(const MemoryPlan placed, placed_layout(plan, chosen, layout));
   return with_placed_tensors(std::move(plan), placed);
+}
+
+MemoryPlan memory_plan(const Placement& placed, const WorkerPages& pages) {
+  MemoryPlan plan;
+  plan.num_blocks = pages.num_blocks;
+  plan.tensor_size_bytes = {pages.device_bytes};
+  plan.layers_per_page.assign(placed.groups.size(), 1);
+  std::size_t index = 0;
+  for (const PlacedTensor& tensor : placed.tensors) {
+    if (!has_layer_views(tensor.spec.kind)) continue;
+    for (std::size_t l = 0; l < tensor.layers.size(); ++l, ++index) {
+      if (tensor.host_resident) continue;
+      const LayerPage& layer = pages.layers[index];
+      LS_CHECK(layer.name == tensor.layers[l], "{} has the page of {}", tensor.layers[l],
+               layer.name);
+      const PartRows page =
+          rows_of(placed.order, tensor, static_cast<std::int64_t>(l), layer.page, pages.num_blocks);
+      LayerMemory& at = plan.layers.emplace_back();
+      at.name = layer.name;
+      at.group = layer.group;
+      at.layer = index;
+      at.end = pages.device_bytes;
+      at.parts = parts_of(page, layer.spec);
+      at.regions = regions_of(placed, tensor, page);
+    }
+  }
+  return plan;
 }
 
 }  // namespace lockstep

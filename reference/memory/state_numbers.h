@@ -15,7 +15,7 @@
 //     is off by |q| times the error, and by its own sum over columns.
 //     A convolution of width w: (w + 1) u sum |w x|, its activation's slope 1.1 and own error 24 u.
 //     Any number stored or returned in a format other than fp32 is rounded again.
-// Not here: the position of a state (layout.h), its block (memory_model.h).
+// Not here: the position of a state (memory_plan.h), its block (memory_model.h).
 #pragma once
 
 #include <cstdint>

@@ -367,15 +367,6 @@ const std::vector<CacheBackend>& cache_backends() {
 
 }  // namespace
 
-bool KernelSizes::takes(std::int64_t block_size) const {
-  return std::ranges::find(listed, block_size) != listed.end() ||
-         (multiple_of != 0 && block_size % multiple_of == 0);
-}
-
-std::int64_t KernelSizes::smallest() const {
-  return multiple_of != 0 ? multiple_of : *std::ranges::min_element(listed);
-}
-
 const CacheBackend* find_cache_backend(std::string_view name) {
   const auto at = std::ranges::find(cache_backends(), name, &CacheBackend::name);
   return at == cache_backends().end() ? nullptr : &*at;
@@ -405,24 +396,6 @@ std::vector<CacheLayout> declared_orders(const CacheBackend& backend, DeviceFami
 
 bool is_state_backend(const CacheBackend& backend) {
   return backend.binding == PageBinding::states;
-}
-
-Result<std::int64_t> common_kernel_block(std::int64_t block_size,
-                                         const std::vector<KernelSizes>& sizes) {
-  const auto all_take = [&](std::int64_t size) {
-    return std::ranges::all_of(sizes, [&](const KernelSizes& s) { return s.takes(size); });
-  };
-  if (all_take(block_size)) return block_size;
-  std::set<std::int64_t, std::greater<>> candidates;
-  for (const KernelSizes& s : sizes)
-    for (const std::int64_t size : s.listed)
-      if (block_size % size == 0) candidates.insert(size);
-  for (const std::int64_t size : candidates)
-    if (all_take(size)) return size;
-  return fail(
-      "no kernel block size divides blocks of {} tokens and suits every backend of the group; "
-      "choose another --block-size",
-      block_size);
 }
 
 }  // namespace lockstep

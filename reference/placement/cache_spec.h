@@ -98,14 +98,6 @@ Result<ChosenOrder> choose_order(const std::vector<CacheLayout>& supported, bool
 // The GPU family that backends depend on.
 enum class DeviceFamily : std::uint8_t { none, sm90, sm100 };
 
-// Block sizes that a kernel takes: the listed ones, or every multiple of one.
-struct KernelSizes {
-  std::vector<std::int64_t> listed;
-  std::int64_t multiple_of = 0;  // 0: only the listed ones
-  bool takes(std::int64_t block_size) const;
-  std::int64_t smallest() const;
-};
-
 // What a layer makes of its page [B, H, N, C].
 enum class PageBinding : std::uint8_t {
   as_is,
@@ -129,10 +121,5 @@ const CacheBackend* find_cache_backend(std::string_view name);
 KernelSizes kernel_sizes(const CacheBackend& backend, DeviceFamily device, const KVCacheSpec& spec);
 std::vector<CacheLayout> declared_orders(const CacheBackend& backend, DeviceFamily device);
 bool is_state_backend(const CacheBackend& backend);
-
-// The block itself if all take it, else the largest listed size that divides it and that all take
-// (vllm/v1/worker/utils.py: select_common_block_size). An Error: there is none.
-Result<std::int64_t> common_kernel_block(std::int64_t block_size,
-                                         const std::vector<KernelSizes>& sizes);
 
 }  // namespace lockstep

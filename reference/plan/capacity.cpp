@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <map>
 #include <numeric>
 
 #include "base/check.h"
@@ -14,13 +13,6 @@
 
 namespace lockstep {
 namespace {
-
-std::map<std::int64_t, std::int64_t> layers_by_page_size(const KVCacheGroupSpec& group) {
-  std::map<std::int64_t, std::int64_t> layers;
-  for (std::size_t i = 0; i < group.layer_names.size(); ++i)
-    ++layers[page_size_bytes(group.layer_spec(i))];
-  return layers;
-}
 
 std::int64_t max_state_blocks(const KVCacheSpec& spec, const PlanOptions& options) {
   switch (options.mamba_cache_mode) {
@@ -124,21 +116,17 @@ bool all_uniform_type(std::span<const KVCacheGroupSpec> groups) {
 
 std::vector<std::int64_t> page_sizes(const KVCacheGroupSpec& group) {
   std::vector<std::int64_t> sizes;
-  for (const auto& [page, layers] : layers_by_page_size(group)) sizes.push_back(page);
+  for (const auto& [page, layers] : by_page_size(layers_of({&group, 1}), page_size_bytes))
+    sizes.push_back(page);
+  std::ranges::sort(sizes);
   return sizes;
-}
-
-std::int64_t num_layer_tuples(const KVCacheGroupSpec& group) {
-  std::int64_t most = 0;
-  for (const auto& [page, layers] : layers_by_page_size(group)) most = std::max(most, layers);
-  return most;
 }
 
 std::int64_t tensors_per_pool(std::span<const KVCacheGroupSpec> groups) {
   std::int64_t tensors = 0;
   for (const KVCacheGroupSpec& group : groups) {
     const auto layers = static_cast<std::int64_t>(group.layer_names.size());
-    tensors = std::max(tensors, group.is_uniform_type() ? num_layer_tuples(group)
+    tensors = std::max(tensors, group.is_uniform_type() ? num_layer_tuples(layers_of({&group, 1}))
                                                         : cdiv(layers, group.layers_per_page));
   }
   return tensors;

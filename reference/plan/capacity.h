@@ -65,8 +65,6 @@ bool all_uniform_type(std::span<const KVCacheGroupSpec> groups);
 
 // The page sizes that the layers of a group of uniform type have, ascending, each once.
 std::vector<std::int64_t> page_sizes(const KVCacheGroupSpec& group);
-// Layers of its commonest page size.
-std::int64_t num_layer_tuples(const KVCacheGroupSpec& group);
 
 // What a plan can hold: tokens, requests, bytes per token, waste; each figure with its formula, and
 // the older formulas where they were wrong.

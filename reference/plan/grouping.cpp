@@ -183,6 +183,13 @@ PageBuckets by_page_size(const LayerSpecs& layers,
   return buckets;
 }
 
+std::int64_t num_layer_tuples(const LayerSpecs& layers) {
+  std::int64_t most = 0;
+  for (const auto& [page, bucket] : by_page_size(layers, page_size_bytes))
+    most = std::max<std::int64_t>(most, std::ssize(bucket));
+  return most;
+}
+
 KVCacheGroupSpec one_spec_group(const LayerSpecs& layers, KVCacheSpec spec) {
   KVCacheGroupSpec group;
   for (const NamedSpec& layer : layers) group.layer_names.push_back(layer.name);
@@ -310,13 +317,6 @@ Result<std::vector<KVCacheGroupSpec>> kv_cache_groups(const LayerSpecs& all_laye
 namespace {
 
 PageBuckets by_page_size(const LayerSpecs& layers) { return by_page_size(layers, page_size_bytes); }
-
-// Layers of the commonest page size: how many tuples the layers make.
-std::int64_t num_layer_tuples(const LayerSpecs& layers) {
-  std::size_t most = 0;
-  for (const auto& [page, bucket] : by_page_size(layers)) most = std::max(most, bucket.size());
-  return static_cast<std::int64_t>(most);
-}
 
 // The window layers padded to the next larger page of the full layers.
 Result<LayerSpecs> padded_to_pages(LayerSpecs windows, const PageBuckets& full) {

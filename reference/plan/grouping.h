@@ -46,6 +46,8 @@ std::vector<LayerSpecs> by_equal_spec(const LayerSpecs& layers);
 using PageBuckets = std::vector<std::pair<std::int64_t, LayerSpecs>>;
 PageBuckets by_page_size(const LayerSpecs& layers,
                          std::int64_t (*page_of)(const KVCacheSpec& spec));
+// Layers of the commonest page size: how many tuples the layers make.
+std::int64_t num_layer_tuples(const LayerSpecs& layers);
 
 // Layers per group when kinds have these many: the smallest, unless the largest is under 1.5 times
 // it.

@@ -47,54 +47,64 @@ Result<void> check_aligned(const std::string& name, std::int64_t bytes, DType dt
               what, bytes, name_of(dtype), round_up(bytes, itemsize_bytes(dtype)));
 }
 
-Result<void> set_state_strides(const std::string& name, const KVCacheSpec& spec,
-                               LayerLayout& layer) {
-  layer.block_stride_bytes = layer.page_size_bytes;
-  std::int64_t offset = 0;
-  for (const StateTensorSpec& state : spec.states) {
-    for (const auto& [bytes, what] : {std::pair{layer.page_size_bytes, "a page"},
-                                      std::pair{offset, "an offset in the state page"}})
-      if (auto aligned = check_aligned(name, bytes, state.dtype, what); !aligned) return aligned;
-    layer.states.push_back({offset, num_elements(state), itemsize_bytes(state.dtype)});
-    offset += size_bytes(state);
-  }
+Result<void> set_states(const std::string& name, const KVCacheSpec& spec, std::int64_t page,
+                        LayerMemory& layer) {
+  layer.parts = state_parts(spec, layer.begin, page);
+  for (std::size_t s = 0; s < spec.states.size(); ++s)
+    for (const auto& [bytes, what] :
+         {std::pair{page, "a page"},
+          std::pair{layer.parts[s].offset - layer.begin, "an offset in the state page"}})
+      LS_RETURN_IF_ERROR(check_aligned(name, bytes, spec.states[s].dtype, what));
   return {};
 }
+
+// What all layers of a plan share.
+struct Pool {
+  const KVCacheConfig& config;
+  AttentionBackend chosen;
+  CacheLayout layout;
+  bool in_page;
+  std::vector<std::int64_t> begins;  // of tensors
+};
 
 // The order of dimensions inside one kernel block, outermost first, is
 //   NHD  layer of the pack, kv, token, head, dim                 (every backend)
 //   HND  head, layer, kv, token, dim                             (FlashAttention, packed)
 //        kv, head, layer, token, dim                             (FlashInfer, Triton, packed)
 //        kv, head, token, dim                                    (every backend, not packed)
-void set_row_strides(AttentionBackend backend, CacheLayout cache_layout, std::int64_t pack,
-                     std::int64_t place, LayerLayout& layer) {
-  const std::int64_t row = layer.head_size * layer.element_size_bytes;
-  const std::int64_t plane = layer.kernel_block_size * layer.num_kv_heads * row;  // K or V
-  layer.kernel_block_stride_bytes = pack * layer.num_kv * plane;
-  layer.kv_stride_bytes = plane;
-  if (cache_layout == CacheLayout::NHD || layer.num_kv == 1) {
-    layer.token_stride_bytes = layer.num_kv_heads * row;
-    layer.head_stride_bytes = row;
-    layer.base_offset_bytes = place * layer.num_kv * plane;
+void set_rows(const Pool& pool, AttentionBackend backend, std::int64_t pack, std::int64_t place,
+              bool is_apart, PartRows rows, LayerMemory& layer) {
+  const bool is_pair = rows.kind == PartKind::k;
+  const std::int64_t num_kv = is_pair ? 2 : 1, row = rows.row_bytes;
+  const std::int64_t plane = rows.rows * rows.heads * row;  // K or V
+  std::int64_t from_k_to_v = plane;
+  rows.offset = layer.begin;
+  rows.block_stride = layer.page_bytes();
+  rows.kernel_block_stride = pack * num_kv * plane;
+  if (pool.layout == CacheLayout::NHD || !is_pair) {
+    rows.row_stride = rows.heads * row;
+    rows.head_stride = row;
+    rows.offset += place * num_kv * plane;
   } else {
-    const std::int64_t run = layer.kernel_block_size * row;  // the tokens of one head
-    layer.token_stride_bytes = row;
-    if (pack > 1 && backend == AttentionBackend::flash_attn) {
-      layer.head_stride_bytes = pack * layer.num_kv * run;
-      layer.kv_stride_bytes = run;
-      layer.base_offset_bytes = place * layer.num_kv * run;
-    } else {
-      layer.head_stride_bytes = pack * run;
-      layer.kv_stride_bytes = pack * plane;
-      layer.base_offset_bytes = place * run;
-    }
+    const std::int64_t run = rows.rows * row;  // the tokens of one head
+    const bool is_by_head = pack > 1 && backend == AttentionBackend::flash_attn;
+    rows.row_stride = row;
+    rows.head_stride = is_by_head ? pack * num_kv * run : pack * run;
+    from_k_to_v = is_by_head ? run : pack * plane;
+    rows.offset += place * (is_by_head ? num_kv * run : run);
   }
-  layer.block_stride_bytes = layer.page_size_bytes;
-  if (layer.pair_order == PairOrder::kv_outermost) {
-    layer.kernel_block_stride_bytes = plane;
-    layer.block_stride_bytes = plane * layer.blocks_per_kv_block;
-    layer.kv_stride_bytes = layer.num_blocks * layer.block_stride_bytes;
+  if (is_apart) {
+    rows.kernel_block_stride = plane;
+    rows.block_stride = plane * rows.kernel_blocks;
+    from_k_to_v = pool.config.num_blocks * rows.block_stride;
+    layer.regions = {{layer.begin, rows.block_stride, rows.block_stride},
+                     {layer.begin + from_k_to_v, rows.block_stride, rows.block_stride}};
   }
+  layer.parts = {rows};
+  if (!is_pair) return;
+  rows.kind = PartKind::v;
+  rows.offset += from_k_to_v;
+  layer.parts.push_back(rows);
 }
 
 struct LayerPlace {
@@ -116,41 +126,37 @@ std::map<std::string_view, LayerPlace> layer_places(const KVCacheConfig& config)
   return places;
 }
 
-Result<LayerLayout> layer_layout(const KVCacheConfig& config, const KVCacheGroupSpec& group,
-                                 std::size_t index, LayerPlace place, AttentionBackend chosen,
-                                 CacheLayout cache_layout, bool in_page, std::int64_t kernel_size) {
+Result<LayerMemory> layer_memory(const Pool& pool, std::size_t g, std::size_t index,
+                                 LayerPlace place, std::int64_t kernel_size) {
+  const KVCacheConfig& config = pool.config;
+  const KVCacheGroupSpec& group = config.groups[g];
   const KVCacheSpec& spec = group.layer_spec(index);
-  LayerLayout layer;
-  layer.tensor_index = place.tensor_index;
-  layer.tensor_size_bytes = config.tensors[place.tensor_index].size_bytes;
-  layer.kind = spec.kind;
-  layer.num_blocks = config.num_blocks;
-  layer.page_size_bytes = page_size_bytes(spec) * group.layers_per_page;
-  layer.real_page_size_bytes = unpadded_page_size_bytes(spec);
-  if (layer.tensor_size_bytes != layer.page_size_bytes * config.num_blocks)
-    return fail("{}: a tensor of {} bytes for {} blocks of {}", group.layer_names[index],
-                layer.tensor_size_bytes, config.num_blocks, layer.page_size_bytes);
-  layer.block_size = storage_block_size(spec);
+  const std::string& name = group.layer_names[index];
+  const std::int64_t tensor_bytes = config.tensors[place.tensor_index].size_bytes;
+  const std::int64_t page = page_size_bytes(spec) * group.layers_per_page;
+  if (tensor_bytes != page * config.num_blocks)
+    return fail("{}: a tensor of {} bytes for {} blocks of {}", name, tensor_bytes,
+                config.num_blocks, page);
+  LayerMemory layer{.name = name, .group = g, .layer = index};
+  layer.tensor = layer.last_tensor = place.tensor_index;
+  layer.begin = pool.begins[place.tensor_index];
+  layer.end = layer.begin + tensor_bytes;
+  layer.regions = {{layer.begin, page, page}};
   if (is_state_kind(spec.kind)) {
-    LS_RETURN_IF_ERROR(set_state_strides(group.layer_names[index], spec, layer));
+    LS_RETURN_IF_ERROR(set_states(name, spec, page, layer));
     return layer;
   }
-  if (auto aligned =
-          check_aligned(group.layer_names[index], layer.page_size_bytes, spec.dtype, "a page");
-      !aligned)
-    return tl::unexpected(aligned.error());
-  layer.num_kv = has_single_rows(spec) ? 1 : 2;
-  if (layer.num_kv == 2 && head_size_v(spec) != spec.head_size)
-    return fail("{}: {} keeps K and V in rows of one length, not {} and {} elements",
-                group.layer_names[index], name_of(chosen), spec.head_size, head_size_v(spec));
-  layer.num_kv_heads = spec.num_kv_heads;
-  layer.head_size = row_elements(spec);
-  layer.element_size_bytes = itemsize_bytes(spec.dtype);
-  layer.blocks_per_kv_block = spec.block_size / kernel_size;
-  layer.kernel_block_size = layer.block_size / layer.blocks_per_kv_block;
-  if (keeps_pair_outermost(spec, chosen) && !in_page) layer.pair_order = PairOrder::kv_outermost;
-  set_row_strides(*layer_backend(spec, chosen), cache_layout, group.layers_per_page,
-                  place.place_in_page, layer);
+  LS_RETURN_IF_ERROR(check_aligned(name, page, spec.dtype, "a page"));
+  if (!has_single_rows(spec) && head_size_v(spec) != spec.head_size)
+    return fail("{}: {} keeps K and V in rows of one length, not {} and {} elements", name,
+                name_of(pool.chosen), spec.head_size, head_size_v(spec));
+  PartRows rows{.kind = has_single_rows(spec) ? PartKind::row : PartKind::k};
+  rows.row_bytes = row_elements(spec) * itemsize_bytes(spec.dtype);
+  rows.kernel_blocks = spec.block_size / kernel_size;
+  rows.heads = spec.num_kv_heads;
+  rows.rows = storage_block_size(spec) / rows.kernel_blocks;
+  set_rows(pool, *layer_backend(spec, pool.chosen), group.layers_per_page, place.place_in_page,
+           keeps_pair_outermost(spec, pool.chosen) && !pool.in_page, rows, layer);
   return layer;
 }
 
@@ -166,36 +172,27 @@ std::int64_t row_elements(const KVCacheSpec& spec) {
   return spec.head_size;
 }
 
-std::vector<ByteExtent> block_extents(const LayerLayout& layer, BlockId block) {
-  const std::int64_t begin = index_of(block) * layer.block_stride_bytes;
-  if (layer.pair_order == PairOrder::in_page) return {{begin, begin + layer.page_size_bytes}};
-  return {
-      {begin, begin + layer.block_stride_bytes},
-      {begin + layer.kv_stride_bytes, begin + layer.kv_stride_bytes + layer.block_stride_bytes}};
-}
-
-Result<PoolLayout> pool_layout(const KVCacheConfig& config, AttentionBackend chosen,
+Result<MemoryPlan> pool_layout(const KVCacheConfig& config, AttentionBackend chosen,
                                CacheLayout cache_layout, LayoutRule rule) {
-  PoolLayout pool;
-  pool.num_blocks = config.num_blocks;
+  MemoryPlan plan;
+  plan.num_blocks = config.num_blocks;
   for (const KVCacheTensor& tensor : config.tensors)
-    pool.tensor_size_bytes.push_back(tensor.size_bytes);
-  const bool in_page = pairs_lie_in_page(config, chosen, rule);
+    plan.tensor_size_bytes.push_back(tensor.size_bytes);
+  const Pool pool{config, chosen, cache_layout, pairs_lie_in_page(config, chosen, rule),
+                  tensor_begins(plan.tensor_size_bytes)};
   const bool fp32_states = has_fp32_states(config);
   const auto places = layer_places(config);
   for (std::size_t g = 0; g < config.groups.size(); ++g) {
     const KVCacheGroupSpec& group = config.groups[g];
-    std::vector<LayerLayout>& layers = pool.groups.emplace_back();
+    plan.layers_per_page.push_back(group.layers_per_page);
     if (!is_on_device(group)) continue;
     LS_ASSIGN_OR_RETURN(const auto kernel_size, kernel_block_size(group, chosen, fp32_states, g));
     for (std::size_t i = 0; i < group.layer_names.size(); ++i) {
-      LS_ASSIGN_OR_RETURN(auto layer,
-                          layer_layout(config, group, i, places.at(group.layer_names[i]), chosen,
-                                       cache_layout, in_page, kernel_size));
-      layers.push_back(std::move(layer));
+      LS_ASSIGN_OR_RETURN(plan.layers.emplace_back(),
+                          layer_memory(pool, g, i, places.at(group.layer_names[i]), kernel_size));
     }
   }
-  return pool;
+  return plan;
 }
 
 KVCacheConfig with_num_blocks(const KVCacheConfig& config, std::int64_t num_blocks) {
@@ -213,15 +210,16 @@ KVCacheConfig with_num_blocks(const KVCacheConfig& config, std::int64_t num_bloc
 
 namespace {
 
-LayerViews state_views(const LayerLayout& layer, const KVCacheSpec& spec) {
+LayerViews state_views(const LayerMemory& layer, const KVCacheSpec& spec, std::int64_t num_blocks) {
   LayerViews views;
   for (std::size_t s = 0; s < spec.states.size(); ++s) {
     const StateTensorSpec& state = spec.states[s];
+    const std::int64_t item = itemsize_bytes(state.dtype);
     TensorView& view = views.tensors.emplace_back();
     view.dtype = state.dtype;
-    view.storage_offset = layer.states[s].offset_bytes / layer.states[s].itemsize_bytes;
-    view.shape = {layer.num_blocks};
-    view.stride = {layer.page_size_bytes / layer.states[s].itemsize_bytes};
+    view.storage_offset = (layer.parts[s].offset - layer.begin) / item;
+    view.shape = {num_blocks};
+    view.stride = {layer.page_bytes() / item};
     std::int64_t stride = num_elements(state);
     for (std::int64_t dim : state.dims) {
       stride /= dim;
@@ -232,59 +230,63 @@ LayerViews state_views(const LayerLayout& layer, const KVCacheSpec& spec) {
   return views;
 }
 
-}  // namespace
-
-Result<LayerViews> views_of(const LayerLayout& layer, const KVCacheSpec& spec,
-                            AttentionBackend chosen) {
-  if (is_state_kind(spec.kind)) return state_views(layer, spec);
-  if (layer.block_stride_bytes != layer.kernel_block_stride_bytes * layer.blocks_per_kv_block &&
-      layer.blocks_per_kv_block > 1)
+// `backend`: the layer's own (layer_backend); it says only in which order dimensions are named.
+Result<LayerViews> row_views(const LayerMemory& layer, const KVCacheSpec& spec,
+                             AttentionBackend backend, std::int64_t num_blocks) {
+  const PartRows& rows = layer.parts.front();
+  const bool is_pair = layer.parts.size() == 2;
+  if (rows.kernel_blocks > 1 && rows.block_stride != rows.kernel_block_stride * rows.kernel_blocks)
     return fail(
         "a padded page of {} bytes cannot be cut into {} kernel blocks by one stride; use a block "
         "size that the kernel takes whole",
-        layer.page_size_bytes, layer.blocks_per_kv_block);
-  const std::int64_t kernel_block_stride =
-      layer.blocks_per_kv_block > 1 ? layer.kernel_block_stride_bytes : layer.block_stride_bytes;
+        layer.page_bytes(), rows.kernel_blocks);
   LayerViews views;
-  views.kernel_block_size = layer.kernel_block_size;
-  views.blocks_per_kv_block = layer.blocks_per_kv_block;
+  views.kernel_block_size = rows.rows;
+  views.blocks_per_kv_block = rows.kernel_blocks;
+  const std::int64_t item = itemsize_bytes(spec.dtype);
   TensorView& view = views.tensors.emplace_back();
   view.dtype = spec.dtype;
-  view.storage_offset = layer.base_offset_bytes / layer.element_size_bytes;
+  view.storage_offset = (rows.offset - layer.begin) / item;
   const auto add = [&](std::int32_t& role, std::int64_t size, std::int64_t stride_bytes) {
     role = static_cast<std::int32_t>(view.shape.size());
     view.shape.push_back(size);
-    view.stride.push_back(stride_bytes / layer.element_size_bytes);
+    view.stride.push_back(stride_bytes / item);
   };
   const auto add_blocks = [&] {
-    add(views.block_dim, layer.num_blocks * layer.blocks_per_kv_block, kernel_block_stride);
+    add(views.block_dim, num_blocks * rows.kernel_blocks,
+        rows.kernel_blocks > 1 ? rows.kernel_block_stride : rows.block_stride);
   };
-  const AttentionBackend backend = *layer_backend(spec, chosen);
   if (backend != AttentionBackend::flash_attn) add_blocks();
-  if (layer.num_kv == 2) add(views.kv_dim, 2, layer.kv_stride_bytes);
+  if (is_pair) add(views.kv_dim, 2, layer.parts.back().offset - rows.offset);
   if (backend == AttentionBackend::flash_attn) add_blocks();
-  add(views.token_dim, layer.kernel_block_size, layer.token_stride_bytes);
-  if (layer.num_kv == 2 || backend == AttentionBackend::cache_only)
-    add(views.head_dim, layer.num_kv_heads, layer.head_stride_bytes);
+  add(views.token_dim, rows.rows, rows.row_stride);
+  if (is_pair || backend == AttentionBackend::cache_only)
+    add(views.head_dim, rows.heads, rows.head_stride);
   std::int32_t row = 0;
-  add(row, layer.head_size, layer.element_size_bytes);
+  add(row, rows.row_bytes / item, item);
   return views;
 }
 
+}  // namespace
+
 Result<PoolViews> pool_views(const KVCacheConfig& config, AttentionBackend chosen,
                              CacheLayout cache_layout, LayoutRule rule) {
-  LS_ASSIGN_OR_RETURN(auto layout, pool_layout(config, chosen, cache_layout, rule));
+  LS_ASSIGN_OR_RETURN(const MemoryPlan plan, pool_layout(config, chosen, cache_layout, rule));
   LS_ASSIGN_OR_RETURN(auto sizes, kernel_block_sizes(config, chosen));
   PoolViews pool;
-  pool.tensor_size_bytes = layout.tensor_size_bytes;
+  pool.tensor_size_bytes = plan.tensor_size_bytes;
   pool.kernel_block_sizes = std::move(sizes);
-  for (std::size_t g = 0; g < config.groups.size(); ++g) {
-    pool.groups.emplace_back();
-    for (std::size_t i = 0; i < layout.groups[g].size(); ++i) {
-      auto views = views_of(layout.groups[g][i], config.groups[g].layer_spec(i), chosen);
-      if (!views) return fail("{}: {}", config.groups[g].layer_names[i], views.error().message);
-      pool.groups.back().push_back(std::move(*views));
+  pool.groups.resize(config.groups.size());
+  for (const LayerMemory& layer : plan.layers) {
+    const KVCacheSpec& spec = config.groups[layer.group].layer_spec(layer.layer);
+    LayerViews& views = pool.groups[layer.group].emplace_back();
+    if (!layer.keeps_rows()) {
+      views = state_views(layer, spec, plan.num_blocks);
+      continue;
     }
+    auto rows = row_views(layer, spec, *layer_backend(spec, chosen), plan.num_blocks);
+    if (!rows) return fail("{}: {}", layer.name, rows.error().message);
+    views = std::move(*rows);
   }
   return pool;
 }

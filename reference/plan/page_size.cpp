@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <functional>
 #include <numeric>
+#include <set>
 
 #include "base/check.h"
 
@@ -120,9 +121,31 @@ bool addresses_whole_blocks(const KVCacheSpec& spec) {
 
 }  // namespace
 
-bool SupportedBlockSizes::contains(std::int64_t block_size) const {
-  if (multiple_of > 0) return block_size % multiple_of == 0;
-  return std::ranges::find(exact, block_size) != exact.end();
+bool KernelSizes::takes(std::int64_t block_size) const {
+  return std::ranges::find(listed, block_size) != listed.end() ||
+         (multiple_of != 0 && block_size % multiple_of == 0);
+}
+
+std::int64_t KernelSizes::smallest() const {
+  return multiple_of != 0 ? multiple_of : *std::ranges::min_element(listed);
+}
+
+Result<std::int64_t> common_kernel_block(std::int64_t block_size,
+                                         const std::vector<KernelSizes>& sizes) {
+  const auto all_take = [&](std::int64_t size) {
+    return std::ranges::all_of(sizes, [&](const KernelSizes& s) { return s.takes(size); });
+  };
+  if (all_take(block_size)) return block_size;
+  std::set<std::int64_t, std::greater<>> candidates;
+  for (const KernelSizes& s : sizes)
+    for (const std::int64_t size : s.listed)
+      if (block_size % size == 0) candidates.insert(size);
+  for (const std::int64_t size : candidates)
+    if (all_take(size)) return size;
+  return fail(
+      "no kernel block size divides blocks of {} tokens and suits every backend of the group; "
+      "choose another --block-size",
+      block_size);
 }
 
 std::optional<AttentionBackend> layer_backend(const KVCacheSpec& spec, AttentionBackend chosen) {
@@ -135,23 +158,23 @@ std::optional<AttentionBackend> layer_backend(const KVCacheSpec& spec, Attention
   return is_attention ? chosen : AttentionBackend::triton_attn;
 }
 
-SupportedBlockSizes supported_block_sizes(AttentionBackend backend, bool fp32_states) {
+KernelSizes kernel_sizes(AttentionBackend backend, bool fp32_states) {
   switch (backend) {
     case AttentionBackend::flash_attn:
-      if (fp32_states) return {.exact = {16, 32, 64}, .multiple_of = 0};
-      return {.exact = {}, .multiple_of = 16};
+      if (fp32_states) return {{16, 32, 64}};
+      return {{}, 16};
     case AttentionBackend::flashinfer:
-      return {.exact = {16, 32, 64}, .multiple_of = 0};
+      return {{16, 32, 64}};
     case AttentionBackend::triton_attn:
     case AttentionBackend::triton_mla:
-      return {.exact = {}, .multiple_of = 16};
+      return {{}, 16};
     case AttentionBackend::flashmla:
-      return {.exact = {64}, .multiple_of = 0};
+      return {{64}};
     case AttentionBackend::cache_only:
     case AttentionBackend::any_size:
       break;
   }
-  return {.exact = {}, .multiple_of = 1};
+  return {{}, 1};
 }
 
 bool has_fp32_states(const KVCacheConfig& config) {
@@ -171,24 +194,12 @@ Result<std::int64_t> kernel_block_size(const KVCacheGroupSpec& group, AttentionB
   for (std::size_t layer = 0; layer < group.layer_names.size(); ++layer)
     if (addresses_whole_blocks(group.layer_spec(layer))) return block_size;
 
-  std::vector<SupportedBlockSizes> backends;
-  std::vector<std::int64_t> candidates{block_size};
-  for (std::size_t layer = 0; layer < group.layer_names.size(); ++layer) {
-    const auto backend = layer_backend(group.layer_spec(layer), chosen);
-    backends.push_back(supported_block_sizes(*backend, fp32_states));
-    const auto& exact = backends.back().exact;
-    candidates.insert(candidates.end(), exact.begin(), exact.end());
-  }
-  // The block size itself where every backend takes it, else the largest listed size that divides
-  // it.
-  std::sort(candidates.begin() + 1, candidates.end(), std::greater<>());
-  for (std::int64_t size : candidates) {
-    if (block_size % size != 0) continue;
-    if (std::ranges::all_of(backends, [&](const auto& sizes) { return sizes.contains(size); }))
-      return size;
-  }
+  std::vector<KernelSizes> kernels;
+  for (std::size_t layer = 0; layer < group.layer_names.size(); ++layer)
+    kernels.push_back(kernel_sizes(*layer_backend(group.layer_spec(layer), chosen), fp32_states));
+  if (const auto size = common_kernel_block(block_size, kernels)) return size;
   std::int64_t step = 1;
-  for (const SupportedBlockSizes& sizes : backends) step = std::max(step, sizes.smallest());
+  for (const KernelSizes& sizes : kernels) step = std::max(step, sizes.smallest());
   return fail(
       "group {}: no kernel of {} takes a block of {} tokens or a part of it; the nearest block "
       "size that works is {}",

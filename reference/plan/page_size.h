@@ -57,14 +57,17 @@ KVCacheSpec with_alignment_padding(KVCacheSpec spec);
 // 3. All layers of a group share one kernel block size, since they share one block table.
 // Rules: vllm/v1/worker/utils.py (select_common_block_size) and the backends' supported sizes.
 
-// Either the listed sizes (ascending), or every multiple of `multiple_of`.
-struct SupportedBlockSizes {
-  std::vector<std::int64_t> exact;
-  std::int64_t multiple_of = 0;
-
-  bool contains(std::int64_t block_size) const;
-  std::int64_t smallest() const { return exact.empty() ? multiple_of : exact.front(); }
+// Block sizes that a kernel takes: the listed ones, or every multiple of one.
+struct KernelSizes {
+  std::vector<std::int64_t> listed = {};
+  std::int64_t multiple_of = 0;  // 0: only the listed ones
+  bool takes(std::int64_t block_size) const;
+  std::int64_t smallest() const;
 };
+// The block itself if all take it, else the largest listed size that divides it and that all take
+// (vllm/v1/worker/utils.py: select_common_block_size). An Error: there is none.
+Result<std::int64_t> common_kernel_block(std::int64_t block_size,
+                                         const std::vector<KernelSizes>& sizes);
 
 // The backend that reads a layer's cache in a model run with `chosen` for its attention layers;
 // absent for states, which no attention kernel reads.
@@ -73,7 +76,7 @@ std::optional<AttentionBackend> layer_backend(const KVCacheSpec& spec, Attention
 // `fp32_states`: the model is a hybrid whose states are kept in fp32; FlashAttention then takes
 // only 16, 32 and 64 (Dao-AILab/flash-attention issue 1974: NaN in recycled bytes spreads
 // otherwise).
-SupportedBlockSizes supported_block_sizes(AttentionBackend backend, bool fp32_states);
+KernelSizes kernel_sizes(AttentionBackend backend, bool fp32_states);
 bool has_fp32_states(const KVCacheConfig& config);
 
 // Per group: the kernel block size. A state group is not split: its own block size stands.

@@ -78,11 +78,11 @@ Result<AlignedSizes> aligned_sizes(const LayerSpecs& layers, const PlanOptions& 
   const AttentionBackend backend = attention == layers.end()
                                        ? options.backend
                                        : *layer_backend(attention->spec, options.backend);
-  const SupportedBlockSizes supported = supported_block_sizes(backend, sizes.fp32_states);
+  const KernelSizes supported = kernel_sizes(backend, sizes.fp32_states);
 
   AlignedSizes aligned;
-  aligned.block_size = supported.contains(options.default_block_size) ? options.default_block_size
-                                                                      : supported.smallest();
+  aligned.block_size = supported.takes(options.default_block_size) ? options.default_block_size
+                                                                   : supported.smallest();
   if (options.block_size) {
     if (*options.block_size % supported.smallest() != 0)
       return fail("block_size {}: {} takes multiples of {}; the nearest that works is {}",
@@ -177,21 +177,17 @@ Result<void> check_sizes(const LayerSpecs& layers) {
   return {};
 }
 
-// Layers of every worker, in order; a layer that two workers hold (tensor parallel ranks) counts
-// once.
-Result<LayerSpecs> merged_layers(const std::vector<LayerSpecs>& workers) {
-  LayerSpecs merged;
-  std::map<std::string_view, const KVCacheSpec*> seen;
-  for (const LayerSpecs& worker : workers) {
-    for (const NamedSpec& layer : worker) {
-      const auto [entry, added] = seen.try_emplace(layer.name, &layer.spec);
-      if (added)
-        merged.push_back(layer);
-      else if (*entry->second != layer.spec)
-        return fail("{}: two workers keep different caches for it", layer.name);
-    }
-  }
-  return merged;
+// The layers cut into `pp` runs of nearly equal length; what does not divide goes to the stages
+// before the last one (vllm/distributed/utils.py, get_pp_indices).
+std::vector<LayerSpecs> pipeline_stages(const LayerSpecs& layers, std::int64_t pp) {
+  LS_CHECK(pp >= 1, "pp {}", pp);
+  const auto begin_of = [&](std::int64_t stage) {
+    return layers.begin() + stage_begin(std::ssize(layers), pp, stage);
+  };
+  std::vector<LayerSpecs> stages;
+  for (std::int64_t stage = 0; stage < pp; ++stage)
+    stages.emplace_back(begin_of(stage), begin_of(stage + 1));
+  return stages;
 }
 
 // The groups of the whole model with only the layers of one worker in them.
@@ -344,42 +340,25 @@ KVCacheConfig kv_cache_config(Groups groups, std::int64_t memory_bytes,
   return config;
 }
 
-std::vector<LayerSpecs> pipeline_stages(const LayerSpecs& layers, std::int64_t pp) {
-  LS_CHECK(pp >= 1, "pp {}", pp);
-  const auto begin_of = [&](std::int64_t stage) {
-    return layers.begin() + stage_begin(std::ssize(layers), pp, stage);
-  };
-  std::vector<LayerSpecs> stages;
-  for (std::int64_t stage = 0; stage < pp; ++stage)
-    stages.emplace_back(begin_of(stage), begin_of(stage + 1));
-  return stages;
-}
-
-Result<TensorPlan> plan_memory(const std::vector<LayerSpecs>& workers,
-                               const std::vector<std::int64_t>& memory_bytes,
-                               const PlanOptions& given, const PoolSize& pool_size) {
-  PlanOptions options = given;
-  LS_CHECK(workers.size() == memory_bytes.size() && !workers.empty(), "{} workers, {} memories",
-           workers.size(), memory_bytes.size());
+Result<TensorPlan> plan_memory(LayerSpecs layers, PlanOptions options, const PoolSize& pool_size) {
   TensorPlan plan;
-  LS_ASSIGN_OR_RETURN(auto merged, merged_layers(workers));
+  const std::vector<LayerSpecs> stages = pipeline_stages(layers, options.pp);
   // Releases with this planner shard the tokens of every layer.
-  for (NamedSpec& layer : merged) layer.spec.dcp_sharded = true;
-  LS_RETURN_IF_ERROR(check_sizes(merged));
-  LS_ASSIGN_OR_RETURN(auto aligned, aligned_sizes(merged, options));
-  plan.aligned = aligned;
-  plan.layers = with_aligned_sizes(std::move(merged), aligned, options);
+  for (NamedSpec& layer : layers) layer.spec.dcp_sharded = true;
+  LS_RETURN_IF_ERROR(check_sizes(layers));
+  LS_ASSIGN_OR_RETURN(plan.aligned, aligned_sizes(layers, options));
+  plan.layers = with_aligned_sizes(std::move(layers), plan.aligned, options);
   LS_RETURN_IF_ERROR(check_sizes(plan.layers));
   LS_ASSIGN_OR_RETURN(auto groups, kv_cache_groups(plan.layers, options));
   LS_RETURN_IF_ERROR(check_context_parallel(groups, options));
   if (pool_size) options.num_gpu_blocks_override = pool_size(groups);
 
   std::int64_t num_blocks = std::numeric_limits<std::int64_t>::max();
-  for (std::size_t w = 0; w < workers.size(); ++w) {
-    Groups own = projected_groups(groups, workers[w]);
+  for (const LayerSpecs& stage : stages) {
+    Groups own = projected_groups(groups, stage);
     const bool empty =
         std::ranges::all_of(own, [](const auto& group) { return group.layer_names.empty(); });
-    std::int64_t memory = memory_bytes[w];
+    std::int64_t memory = options.memory_bytes;
     if (!empty) {
       if (options.num_gpu_blocks_override)
         memory = saturating_product(*options.num_gpu_blocks_override, pool_bytes_per_block(own));
@@ -398,13 +377,6 @@ Result<TensorPlan> plan_memory(const std::vector<LayerSpecs>& workers,
   LS_RETURN_IF_ERROR(check_states(groups, num_blocks, options));
   add_warnings(plan.layers, groups, options, num_blocks, plan.warnings);
   return plan;
-}
-
-Result<TensorPlan> plan_memory(const LayerSpecs& layers, const PlanOptions& options,
-                               const PoolSize& pool_size) {
-  const std::vector<LayerSpecs> workers = pipeline_stages(layers, options.pp);
-  return plan_memory(workers, std::vector<std::int64_t>(workers.size(), options.memory_bytes),
-                     options, pool_size);
 }
 
 }  // namespace lockstep

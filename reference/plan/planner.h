@@ -59,19 +59,12 @@ struct TensorPlan {
 // The number of blocks for these groups, in place of the options'.
 using PoolSize = std::function<std::int64_t(const std::vector<KVCacheGroupSpec>& groups)>;
 
-// Aligns, then plans. Each worker's layers are given apart; a model on one device is one worker.
-Result<TensorPlan> plan_memory(const std::vector<LayerSpecs>& workers,
-                               const std::vector<std::int64_t>& memory_bytes,
-                               const PlanOptions& options, const PoolSize& pool_size = {});
-Result<TensorPlan> plan_memory(const LayerSpecs& layers, const PlanOptions& options,
+// Aligns, then plans: a worker for each pipeline stage.
+Result<TensorPlan> plan_memory(LayerSpecs layers, PlanOptions options,
                                const PoolSize& pool_size = {});
 
 // The plan of one worker whose groups are known. Requires room for at least one block.
 KVCacheConfig kv_cache_config(std::vector<KVCacheGroupSpec> groups, std::int64_t memory_bytes,
                               const PlanOptions& options);
-
-// The layers cut into `pp` runs of nearly equal length; what does not divide goes to the stages
-// before the last one (vllm/distributed/utils.py, get_pp_indices).
-std::vector<LayerSpecs> pipeline_stages(const LayerSpecs& layers, std::int64_t pp);
 
 }  // namespace lockstep

@@ -11,8 +11,7 @@ namespace {
 
 std::span<const std::uint8_t> bytes_in_page(std::span<const std::uint8_t> page,
                                             const ModelLayer& layer, std::size_t state) {
-  const StateLayout& at = layer.layout.states[state];
-  return page.subspan(at.offset_bytes, at.num_elements * at.itemsize_bytes);
+  return page.subspan(layer.state_offset(state), layer.state_bytes(state));
 }
 
 }  // namespace
@@ -59,9 +58,8 @@ Checked StateChecker::check_chain(Chain chain) {
   for (const ModelLayer& layer : model_.layers_of(group)) {
     std::vector<std::vector<std::uint8_t>> pages;
     for (const Update& update : chain) {
-      LS_ASSIGN_OR_RETURN(
-          pages.emplace_back(),
-          backend_.read_page({.tensor = layer.layout.tensor_index, .block = update.of->target}));
+      LS_ASSIGN_OR_RETURN(pages.emplace_back(), backend_.read_page({.tensor = layer.memory.tensor,
+                                                                    .block = update.of->target}));
     }
     for (std::size_t state = 0; state < layer.state_numbers.size(); ++state) {
       const StateNumbers& of = layer.state_numbers[state];
@@ -116,7 +114,7 @@ Checked StateChecker::check_inputs(Chain chain, const ModelLayer& layer, std::si
                               number_at(should.data() + element * item, of.dtype),
                               number_at(is.data() + element * item, of.dtype), 0);
     }
-    counts_.state_numbers_checked += layer.layout.states[state].num_elements;
+    counts_.state_numbers_checked += layer.state_bytes(state) / itemsize_bytes(of.dtype);
     const auto first =
         static_cast<std::size_t>(update.of->first_token - chain[head].of->first_token);
     const auto contents = chain[head].contents.first(first + num_tokens);
@@ -143,14 +141,14 @@ Checked StateChecker::check_recurrence(Chain chain, const ModelLayer& layer, std
       recurrence.advance(content);
     recurrence.end_piece();
     const auto is = bytes_in_page(pages[i], layer, state);
-    for (std::int64_t e = 0; e < layer.layout.states[state].num_elements; ++e) {
+    for (std::int64_t e = 0; e < layer.state_bytes(state) / item; ++e) {
       const double found = number_at(is.data() + e * item, of.dtype);
       if (std::abs(found - recurrence.value(e)) <= recurrence.bound(e)) continue;
       return diagnosis_.state(*update.of, layer, state, e, recurrence.value(e), found,
                               recurrence.bound(e));
     }
     std::ranges::copy(is, bytes_of_state(update.words, layer, state).begin());
-    counts_.state_numbers_checked += layer.layout.states[state].num_elements;
+    counts_.state_numbers_checked += layer.state_bytes(state) / itemsize_bytes(of.dtype);
     LS_RETURN_UNLESS_FINE(check_outputs(update, layer, state, recurrence.outputs(), output));
   }
   return {};

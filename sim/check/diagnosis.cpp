@@ -59,7 +59,7 @@ void Diagnosis::set_layer(Divergence& found, std::int32_t layer) const {
   found.layer = layer;
   found.layer_name = of.name;
   found.group = of.group;
-  found.tensor = of.layout.tensor_index;
+  found.tensor = of.memory.tensor;
 }
 
 // What the step did for the request that the divergence is about, when it did anything.
@@ -274,12 +274,11 @@ Result<Divergence> Diagnosis::digest(const AttentionProbe& probe, RequestId id,
   set_slot(found, request, part.first);
   const ModelLayer& layer = model_.layers()[probe.layer];
   const std::int64_t offset = found.slot % model_.block_size(found.group);
-  const std::int64_t at = byte_offset(layer.layout, static_cast<BlockId>(found.block), 0,
-                                      rows_in(layer.tokens_per_state, offset), 0, 0);
-  const ModelPage page{found.tensor,
-                       static_cast<std::int32_t>(at / model_.page_size_bytes(found.tensor))};
-  found.byte = at % model_.page_size_bytes(found.tensor);
-  set_journal(found, page, found.byte);
+  const auto at =
+      model_.place_of(layer, layer.memory.row_begin(static_cast<BlockId>(found.block), 0,
+                                                    rows_in(layer.tokens_per_state, offset), 0));
+  found.byte = at.byte;
+  set_journal(found, at.page, at.byte);
   if (const SlotContent* slot =
           model_.slot_content(found.group, static_cast<BlockId>(found.block), offset, layer.lane))
     found.owner = fmt::format("{}'s token {} of step {}, as the model knows",
@@ -350,8 +349,8 @@ std::vector<PageSpan> page_spans(const MemoryModel& model, ModelPage page) {
         span.what = fmt::format("slot {}: {} of head {}, layer {} ({})", owner.slot_offset,
                                 part_name(layer, owner.part), owner.head, owner.layer, whose);
       } else {
-        const StateLayout& state = layer.layout.states[owner.part - kPartState];
-        span.size_bytes = state.num_elements * state.itemsize_bytes - owner.byte_in_row;
+        const auto state = static_cast<std::size_t>(owner.part - kPartState);
+        span.size_bytes = layer.state_bytes(state) - owner.byte_in_row;
         if (block.state.writer != kNobody)
           whose = fmt::format("{} after {} tokens", model.writer_name(block.state.writer),
                               block.state.num_tokens);
@@ -448,9 +447,9 @@ Divergence Diagnosis::state(const StateUpdate& update, const ModelLayer& layer, 
                             std::int64_t element, double expected, double found_value,
                             double tolerance) const {
   Divergence found = about_state(Phase::page_written, update, layer, state);
-  const StateLayout& at = layer.layout.states[state];
-  found.byte = at.offset_bytes + element * at.itemsize_bytes;
-  set_journal(found, {layer.layout.tensor_index, found.block}, found.byte);
+  found.byte =
+      layer.state_offset(state) + element * itemsize_bytes(layer.state_numbers[state].dtype);
+  set_journal(found, {layer.memory.tensor, found.block}, found.byte);
   found.expected = fmt::format("{:.9g}", expected);
   found.found = fmt::format("{:.9g}", found_value);
   found.message = fmt::format(

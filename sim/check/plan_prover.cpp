@@ -7,7 +7,7 @@
 
 #include "base/check.h"
 #include "reference/placement/worker_pages.h"
-#include "reference/plan/layout.h"
+#include "reference/plan/memory_plan.h"
 #include "reference/types/view_types.h"
 
 namespace lockstep {
@@ -41,8 +41,7 @@ class Prover {
     const auto& wanted = options.tensors;
     std::vector<Extent> regions;
     for (const LayerMemory& layer : plan.layers) {
-      const auto tensor = static_cast<std::int32_t>(layer.tensor);
-      if (!wanted.empty() && std::ranges::find(wanted, tensor) == wanted.end()) continue;
+      if (!wanted.empty() && std::ranges::find(wanted, layer.tensor) == wanted.end()) continue;
       collect_rows(layer, check);
       for (const BlockRegion& region : layer.regions)
         for (const std::int64_t b : blocks_) {
@@ -186,10 +185,8 @@ class Prover {
 // Rows through a view, element by element where they are not dense.
 class ViewCheck {
  public:
-  ViewCheck(const PoolViews& views, const ViewOffset& offset) : views_(views), offset_(offset) {
-    for (const std::int64_t size : views.tensor_size_bytes)
-      begins_.push_back(begins_.back() + size);
-  }
+  ViewCheck(const PoolViews& views, const ViewOffset& offset)
+      : views_(views), offset_(offset), begins_(tensor_begins(views.tensor_size_bytes)) {}
 
   std::optional<std::string> operator()(const LayerMemory& layer, const PartRows& part,
                                         const RowIndex& at, std::int64_t begin) const {
@@ -238,7 +235,7 @@ class ViewCheck {
 
   const PoolViews& views_;
   const ViewOffset& offset_;
-  std::vector<std::int64_t> begins_{0};
+  const std::vector<std::int64_t> begins_;
 };
 
 void check_zeroing(const WorkerPages& pages, Prover& prover) {
@@ -290,12 +287,11 @@ void check_regions(std::string_view rule, const std::vector<OffloadRegion>& regi
 
 }  // namespace
 
-PlanProof prove_views(const KVCacheConfig& config, const PoolLayout& layout, const PoolViews& views,
-                      const ViewOffset& offset, const ProofOptions& options) {
-  LS_CHECK(views.groups.size() == layout.groups.size() &&
-               views.tensor_size_bytes.size() == layout.tensor_size_bytes.size(),
-           "{} groups of views, {} of layouts", views.groups.size(), layout.groups.size());
-  const MemoryPlan plan = memory_plan(config, layout);
+PlanProof prove_views(const MemoryPlan& plan, const PoolViews& views, const ViewOffset& offset,
+                      const ProofOptions& options) {
+  LS_CHECK(views.groups.size() == plan.layers_per_page.size() &&
+               views.tensor_size_bytes.size() == plan.tensor_size_bytes.size(),
+           "{} groups of views, {} of layouts", views.groups.size(), plan.layers_per_page.size());
   return std::move(Prover(plan, ViewCheck(views, offset), options).proof());
 }
 

@@ -20,7 +20,8 @@
 #include <string>
 #include <vector>
 
-#include "reference/memory/memory_plan.h"
+#include "base/ids.h"
+#include "reference/memory/model_placement.h"
 
 namespace lockstep {
 
@@ -49,8 +50,8 @@ using ViewOffset =
     std::function<std::int64_t(const TensorView& view, std::span<const std::int64_t> index)>;
 
 // Requires views of the same plan: one entry per layer.
-PlanProof prove_views(const KVCacheConfig& config, const PoolLayout& layout, const PoolViews& views,
-                      const ViewOffset& offset, const ProofOptions& options = {});
+PlanProof prove_views(const MemoryPlan& plan, const PoolViews& views, const ViewOffset& offset,
+                      const ProofOptions& options = {});
 
 // Rules 2 to 4, without a second derivation.
 PlanProof prove_rows(const MemoryPlan& plan);

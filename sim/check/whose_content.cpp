@@ -38,7 +38,7 @@ std::size_t count_matches(std::span<const std::uint64_t> words, std::span<const 
 Match best_row(const MemoryModel& model, std::span<const std::uint64_t> words, bool shifted) {
   Match best;
   for (const ModelLayer& layer : model.layers()) {
-    if (layer.layout.num_kv == 0) continue;
+    if (layer.num_kv == 0) continue;
     std::vector<std::uint8_t> bytes(static_cast<std::size_t>(layer.row_size_bytes));
     std::vector<std::uint64_t> row(static_cast<std::size_t>(num_words(layer.row_size_bytes)));
     for (std::int32_t b = 0; b < model.num_blocks(); ++b) {
@@ -65,7 +65,7 @@ Match best_row(const MemoryModel& model, std::span<const std::uint64_t> words, b
 
 std::string describe(const MemoryModel& model, const Match& match) {
   const ModelLayer& layer = *match.layer;
-  const std::int64_t heads = layer.layout.num_kv_heads;
+  const std::int64_t heads = layer.num_kv_heads;
   const auto coord = static_cast<std::int64_t>(match.coord);
   std::string text =
       fmt::format("{} of head {} of layer {} of {}'s token {}, which lies in slot {} of block {}",
@@ -107,8 +107,8 @@ std::string state_name(const MemoryModel& model, std::uint64_t word) {
 
 std::string part_name(const ModelLayer& layer, std::int64_t part) {
   if (part >= kPartState) return fmt::format("state {}", part - kPartState);
-  if (is_hidden_state(layer.layout.kind)) return "hidden state";
-  if (layer.layout.num_kv == 1) return "latent row";
+  if (is_hidden_state(layer.kind)) return "hidden state";
+  if (layer.num_kv == 1) return "latent row";
   return part == kPartK ? "K" : "V";
 }
 

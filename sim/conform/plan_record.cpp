@@ -351,64 +351,12 @@ json tensor_plan_record(const TensorPlanInputs& inputs, const json& recorded) {
 }  // namespace
 
 json spec_record(const KVCacheSpec& spec) {
-  json record = {{"type", planned_name_of(spec.kind)},
-                 {"block_size", spec.block_size},
-                 {"page_size_bytes", page_bytes(spec)}};
-  const auto may_say = [&](const char* key, const auto& value) {
-    if (value != std::remove_cvref_t<decltype(value)>{}) record[key] = value;
-  };
-  if (!has_layer_views(spec.kind)) {
-    record[kHotPageKey] = spec.page_copy_bytes;
-    record["dcp_sharded"] = spec.dcp_sharded;
-    if (is_hot_pages(spec.kind)) record["blocks_per_request"] = spec.blocks_per_request;
-    return record;
-  }
+  json record = json::parse(planned_spec_json(spec));
+  record["page_size_bytes"] = page_bytes(spec);
+  if (!has_layer_views(spec.kind)) return record;
   record["hnc"] = {num_heads(spec), rows_of(spec, spec.block_size), content_bytes(spec)};
-  if (spec.page_size_padded) record["page_size_padded"] = *spec.page_size_padded;
   if (const std::int64_t bytes = stride_alignment_bytes(spec); bytes != 1)
     record["stride_alignment_bytes"] = bytes;
-  if (spec.plan.is_draft.value) record["is_draft"] = true;
-  if (spec.plan.non_causal) record["non_causal"] = true;
-  if (spec.plan.non_causal_multi_token_decode) record["non_causal_multi_token_decode"] = true;
-  if (spec.plan.tp_replicated) record["tp_replicated"] = true;
-  if (is_state_kind(spec.kind)) {
-    add_states(spec.states, record);
-    record["mamba_type"] = spec.plan.mamba_type;
-    record["mamba_cache_mode"] = name_of(spec.mamba_cache_mode);
-    record["num_speculative_blocks"] = spec.num_speculative_blocks;
-    if (spec.num_prefill_checkpoint_blocks != 0)
-      record["num_prefill_checkpoint_blocks"] = spec.num_prefill_checkpoint_blocks;
-    may_say("prefill_checkpoint_alignment", spec.prefill_checkpoint_alignment);
-    return record;
-  }
-  record["num_kv_heads"] = spec.num_kv_heads;
-  record["head_size"] = spec.head_size;
-  record["head_size_v"] = spec.head_size_v;
-  record["dtype"] = torch_name_of(spec.dtype);
-  if (spec.kv_quant_mode != KVQuantMode::none)
-    record["kv_quant_mode"] = planned_name_of(spec.kv_quant_mode);
-  may_say("num_head_slots", spec.plan.num_head_slots);
-  may_say("state_content_bytes", spec.plan.state_content_bytes);
-  if (!is_one_row(spec.tokens_per_state))
-    record["tokens_per_state"] = json::parse(json_of(spec.tokens_per_state));
-  if (!spec.dcp_sharded) record["dcp_sharded"] = false;
-  may_say("max_tp_shards", spec.plan.max_tp_shards);
-  if (spec.block_stride_alignment != 1)
-    record["block_stride_alignment"] = spec.block_stride_alignment;
-  else if (spec.plan.stride_kernel_tokens != 0)
-    record["block_stride_alignment"] = {{"multiple_of", spec.plan.stride_kernel_tokens}};
-  may_say("sliding_window", spec.sliding_window);
-  if (spec.extra_retained_tokens != 0) record["extra_retained_tokens"] = spec.extra_retained_tokens;
-  may_say("attention_chunk_size", spec.attention_chunk_size);
-  may_say("rswa_window", spec.rswa_window);
-  may_say("sink_len", spec.sink_len);
-  may_say("cache_dtype_str", spec.cache_dtype_str);
-  may_say("topk_buffer_width", spec.plan.topk_buffer_width);
-  may_say("alignment", spec.alignment);
-  may_say("model_version", spec.model_version);
-  if (spec.plan.is_indexer) record["cache_role"] = "indexer";
-  if (spec.plan.is_index_group_leader) record["is_index_group_leader"] = true;
-  if (spec.bounded_replay) record["bounded_replay"] = true;
   return record;
 }
 

@@ -225,9 +225,9 @@ void RankRun::say_what_was_not_checked(bool agreed, std::span<MemoryCheck* const
                     builder_.ignored_zeros()));
   for (std::string& sentence : backend_.not_checked()) not_checked.push_back(std::move(sentence));
   for (const ModelLayer& layer : model_.layers())
-    if (layer.layout.num_kv > 0 && !has_attention_oracle(layer))
+    if (layer.num_kv > 0 && !has_attention_oracle(layer))
       not_checked.push_back(fmt::format("attention outputs of layer {}: {}", layer.name,
-                                        is_hidden_state(layer.layout.kind)
+                                        is_hidden_state(layer.kind)
                                             ? "hidden states are not attended to"
                                             : "its elements are not numbers within +-1"));
   if (const std::string formats = converted_formats(config_.backend); !formats.empty())

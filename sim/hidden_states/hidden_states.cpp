@@ -57,7 +57,7 @@ constexpr std::size_t kBytesShown = 16;
 HiddenStateExtraction::HiddenStateExtraction(const MemoryModel& model, Worker& worker)
     : model_(model), worker_(worker) {
   for (const ModelLayer& layer : model.layers())
-    if (is_hidden_state(layer.layout.kind)) layers_.push_back(layer.index);
+    if (is_hidden_state(layer.kind)) layers_.push_back(layer.index);
 }
 
 void HiddenStateExtraction::begin(std::int64_t step) {
@@ -97,7 +97,7 @@ Checked HiddenStateExtraction::compare(const StepReadback& readback) {
     const ModelLayer& layer = model_.layers()[extraction.layer];
     const PrefixContent& prefix = worker_.at(requests_[i]).prefix;
     const auto row_bytes = static_cast<std::size_t>(layer.row_size_bytes);
-    expected.resize(row_bytes * static_cast<std::size_t>(layer.layout.num_kv_heads));
+    expected.resize(row_bytes * static_cast<std::size_t>(layer.num_kv_heads));
     for (std::int64_t token = 0; token < extraction.num_tokens; ++token, ++rows_compared_) {
       for (std::size_t head = 0; head < expected.size() / row_bytes; ++head)
         draw_row(prefix.content(token), layer.coords[head], layer.words,
@@ -130,7 +130,7 @@ std::vector<HiddenStates> HiddenStateExtraction::states(const StepReadback& read
       for (std::int64_t token = 0; token < extraction.num_tokens; ++token)
         states.contents.push_back(request.prefix.content(token));
     }
-    const std::int64_t num_heads = layer.layout.num_kv_heads;
+    const std::int64_t num_heads = layer.num_kv_heads;
     const auto end = at + extraction.num_tokens * num_heads * layer.row_size_bytes;
     all.back().layers.push_back({.layer = layer.name,
                                  .dtype = layer.dtype,

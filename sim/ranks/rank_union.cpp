@@ -212,17 +212,13 @@ RankUnion::Rows RankUnion::rows_of(BlockId block, std::size_t group, std::size_t
 Result<void> RankUnion::count_holders(const RankMemory& rank, const ModelLayer& layer,
                                       BlockId block, Pages& pages, const RowsByBytes& by_bytes,
                                       Rows& rows) const {
-  const LayerLayout& at = layer.layout;
   std::vector<bool> seen(rows.size());
   std::string key;
-  for (std::int64_t kv = 0; kv < at.num_kv; ++kv)
-    for (std::int64_t slot = 0; slot < at.block_size; ++slot)
-      for (std::int64_t head = 0; head < at.num_kv_heads; ++head) {
-        const std::int32_t tensor = tensor_of(at, kv, head);
-        const std::int64_t page_size_bytes = rank.model.page_size_bytes(tensor);
+  for (std::int64_t kv = 0; kv < layer.num_kv; ++kv)
+    for (std::int64_t slot = 0; slot < layer.rows_per_block; ++slot)
+      for (std::int64_t head = 0; head < layer.num_kv_heads; ++head) {
         const RowPieces pieces = row_pieces(layer, block, kv, slot, head);  // of one page
-        const ModelPage page{tensor,
-                             static_cast<std::int32_t>(pieces.begin()->offset / page_size_bytes)};
+        const ModelPage page = rank.model.place_of(layer, pieces.begin()->offset).page;
         const auto [entry, is_first] = pages.try_emplace(page);
         if (is_first) {
           LS_ASSIGN_OR_RETURN(entry->second,
@@ -231,9 +227,9 @@ Result<void> RankUnion::count_holders(const RankMemory& rank, const ModelLayer& 
         }
         key.clear();
         for (const RowPiece& piece : pieces)
-          append(
-              key,
-              std::span(entry->second).subspan(piece.offset % page_size_bytes, piece.size_bytes));
+          append(key,
+                 std::span(entry->second)
+                     .subspan(rank.model.place_of(layer, piece.offset).byte, piece.size_bytes));
         const auto [first, last] = by_bytes.equal_range(key);
         for (auto row = first; row != last; ++row) seen[row->second] = true;
       }

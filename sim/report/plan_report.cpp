@@ -145,9 +145,7 @@ Result<WorkerReport> worker_report(const KVCacheConfig& config, const TensorDeta
   for (const KVCacheTensor& tensor : config.tensors)
     worker.tensors.push_back({fmt::format("{} bytes", tensor.size_bytes), tensor.shared_by});
   const KVCacheConfig small = with_num_blocks(config, kBlocksProved);
-  LS_ASSIGN_OR_RETURN(const PoolLayout pool,
-                      pool_layout(small, details.options.backend, details.layout));
-  worker.memory = memory_plan(small, pool);
+  LS_ASSIGN_OR_RETURN(worker.memory, pool_layout(small, details.options.backend, details.layout));
   worker.proof = prove_rows(worker.memory);
   return worker;
 }

@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "base/result.h"
-#include "reference/memory/memory_plan.h"
 #include "reference/memory/model_placement.h"
 #include "reference/plan/capacity.h"
 #include "reference/plan/model_spec.h"
@@ -41,7 +40,7 @@ struct TensorDetails {
   PlanOptions options;
   CacheLayout layout = CacheLayout::NHD;
   TensorPlan plan;
-  std::vector<PoolLayout> pools;
+  std::vector<MemoryPlan> pools;
   std::vector<PoolViews> views;
   std::vector<Capacity> capacity;
 };

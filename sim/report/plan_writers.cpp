@@ -312,24 +312,29 @@ void write_options(JsonWriter& out, const TensorDetails& details) {
   out.end_object();
 }
 
-void write_layout(JsonWriter& out, const LayerLayout& layer) {
-  out.begin_object().integer("tensor", layer.tensor_index);
-  out.integer("page_size_bytes", layer.page_size_bytes);
-  out.integer("real_page_size_bytes", layer.real_page_size_bytes);
-  out.integer("block_stride_bytes", layer.block_stride_bytes);
-  if (layer.num_kv == 0) {
+void write_layout(JsonWriter& out, const LayerMemory& layer) {
+  const PartRows& first = layer.parts.front();
+  std::int64_t real_bytes = 0;
+  for (const PartRows& part : layer.parts) real_bytes += bytes_of(part);
+  out.begin_object().integer("tensor", layer.tensor);
+  out.integer("page_size_bytes", layer.page_bytes());
+  out.integer("real_page_size_bytes", real_bytes);
+  out.integer("block_stride_bytes", first.block_stride);
+  if (!layer.keeps_rows()) {
     out.key("state_offsets_bytes").begin_array();
-    for (const StateLayout& state : layer.states) out.integer(state.offset_bytes);
+    for (const PartRows& state : layer.parts) out.integer(state.offset - layer.begin);
     out.end_array();
   } else {
-    out.string("pair_order", layer.pair_order == PairOrder::in_page ? "in_page" : "kv_outermost");
-    out.integer("base_offset_bytes", layer.base_offset_bytes);
-    out.integer("kernel_block_size", layer.kernel_block_size);
-    out.integer("blocks_per_kv_block", layer.blocks_per_kv_block);
-    out.integer("kernel_block_stride_bytes", layer.kernel_block_stride_bytes);
-    out.integer("kv_stride_bytes", layer.kv_stride_bytes);
-    out.integer("token_stride_bytes", layer.token_stride_bytes);
-    out.integer("head_stride_bytes", layer.head_stride_bytes);
+    const std::int64_t plane = first.rows * first.heads * first.row_bytes;
+    out.string("pair_order", layer.regions.size() == 1 ? "in_page" : "kv_outermost");
+    out.integer("base_offset_bytes", first.offset - layer.begin);
+    out.integer("kernel_block_size", first.rows);
+    out.integer("blocks_per_kv_block", first.kernel_blocks);
+    out.integer("kernel_block_stride_bytes", first.kernel_block_stride);
+    out.integer("kv_stride_bytes",
+                layer.parts.size() == 1 ? plane : layer.parts.back().offset - first.offset);
+    out.integer("token_stride_bytes", first.row_stride);
+    out.integer("head_stride_bytes", first.head_stride);
   }
   out.end_object();
 }
@@ -342,17 +347,16 @@ void write_view(JsonWriter& out, const TensorView& view) {
 
 // Layers by name: where they lie, and how a kernel sees them.
 void write_layers(JsonWriter& out, const TensorDetails& details, std::size_t w) {
-  const KVCacheConfig& config = details.plan.workers[w];
   out.key("layers").begin_object();
-  for (std::size_t g = 0; g < config.groups.size(); ++g)
-    for (std::size_t i = 0; i < details.pools[w].groups[g].size(); ++i) {
-      out.key(config.groups[g].layer_names[i]).begin_object();
-      out.integer("group", static_cast<std::int64_t>(g)).key("layout");
-      write_layout(out, details.pools[w].groups[g][i]);
-      out.key("views").begin_array();
-      for (const TensorView& view : details.views[w].groups[g][i].tensors) write_view(out, view);
-      out.end_array().end_object();
-    }
+  for (const LayerMemory& layer : details.pools[w].layers) {
+    out.key(layer.name).begin_object();
+    out.integer("group", static_cast<std::int64_t>(layer.group)).key("layout");
+    write_layout(out, layer);
+    out.key("views").begin_array();
+    for (const TensorView& view : details.views[w].groups[layer.group][layer.layer].tensors)
+      write_view(out, view);
+    out.end_array().end_object();
+  }
   out.end_object();
 }
 

@@ -239,9 +239,7 @@ void take_kernel_blocks(const RunSpec& run, BackendConfig& backend) {
 // for or that the engine would take. What cannot be placed so stays as 0.22.1 plans it where no
 // order is asked for, and is refused by memory model and backend where one is.
 void place_cache(const RunSpec& run, BackendConfig& backend) {
-  const EngineProfile* profile = find_engine_profile(run.engine.engine);
-  if (profile == nullptr || !overlays_groups(*profile->release)) return;
-  if (is_engine_worker(run.backend)) return;
+  if (!overlays_memory(run)) return;
   const auto order = placed_order(run.cache, run.layout);
   if (!order) return;
   const auto placed = placed_layout(run.cache, run.attention_backend, *order);
@@ -263,6 +261,11 @@ void follow_drafter(bool has_connector, bool is_foreign, LockstepConfig& config)
 }
 
 }  // namespace
+
+bool overlays_memory(const RunSpec& run) {
+  const EngineProfile* profile = find_engine_profile(run.engine.engine);
+  return profile != nullptr && overlays_groups(*profile->release) && !is_engine_worker(run.backend);
+}
 
 LockstepConfig config_of(const RunSpec& run) {
   LockstepConfig config;
@@ -298,7 +301,7 @@ LockstepConfig config_of(const RunSpec& run) {
 
 LockstepConfig config_of(const SavedCase& saved) {
   LockstepConfig config = config_of(static_cast<const RunSpec&>(saved));
-  if (saved.recording && saved.recording->header.connector && !follows_recording(saved)) {
+  if (saved.recording && saved.recording->header.connector) {
     config.engine = beside_connector(config.engine);
     config.connector.load_failure_policy =
         kv_transfer(saved.recording->header, nullptr).kv_load_failure_policy;

@@ -139,6 +139,9 @@ SavedCase case_of(std::string name, const RunSpec& run, const RunSummary& summar
 // The header and the first `count` records: those that a run had consumed when it ended.
 void keep_records(Trace& trace, std::int64_t count);
 
+// Whether the release overlays its groups, and this run's memory can be laid out so: an engine's
+// own worker lays out its own.
+bool overlays_memory(const RunSpec& run);
 // A mutant that is none of the engine's belongs to the backend, which refuses unknown names when it
 // is created.
 LockstepConfig config_of(const RunSpec& run);

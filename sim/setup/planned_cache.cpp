@@ -15,6 +15,7 @@
 #include "reference/plan/rank_plan.h"
 #include "reference/profiles/engine_profile.h"
 #include "reference/profiles/releases.h"
+#include "sim/session/session.h"
 #include "sim/step/backend_config.h"
 #include "traces/models/model_file.h"
 
@@ -166,13 +167,6 @@ Result<KVCacheConfig> plan_tensors(RunSpec& run, const CacheWishes& wishes, cons
   return whole;
 }
 
-// Whether the release overlays its groups, and this run's memory can be laid out so.
-bool is_planned_overlaid(const RunSpec& run) {
-  const EngineProfile* profile = find_engine_profile(run.engine.engine);
-  if (profile == nullptr || !overlays_groups(*profile->release)) return false;
-  return !is_engine_worker(run.backend);
-}
-
 // The drafter's layers by its modules, each of which has a layer of the model's numbers.
 std::vector<std::vector<std::string>> draft_modules_of(const LayerSpecs& layers,
                                                        std::int64_t mtp_modules) {
@@ -291,7 +285,7 @@ Result<KVCacheConfig> plan_model(RunSpec& run, const CacheWishes& wishes,
   options.dcp = engine.dcp;
   options.pcp = engine.pcp;
   options.num_spec = engine.num_spec_tokens;
-  options.has_drafter = engine.spec_method == SpecMethod::eagle && is_planned_overlaid(run);
+  options.has_drafter = engine.spec_method == SpecMethod::eagle && overlays_memory(run);
   options.mtp_modules = model.mtp_modules;
   // Of several modules each reads a token further ahead than the one before it.
   if (options.has_drafter &&
@@ -306,7 +300,7 @@ Result<KVCacheConfig> plan_model(RunSpec& run, const CacheWishes& wishes,
   options.host_pool_bytes = std::int64_t{run.recipe.hisparse_host_gib} << 30;
   if (run.recipe.hisparse_device_buffer > 0)
     options.device_buffer_rows = run.recipe.hisparse_device_buffer;
-  if (options.host_pool_bytes > 0 && !is_planned_overlaid(run))
+  if (options.host_pool_bytes > 0 && !overlays_memory(run))
     return fail(
         "--hisparse-host-gib: {} with this backend has no HiSparse; it is of releases whose groups "
         "overlay one allocation",
@@ -321,7 +315,7 @@ Result<KVCacheConfig> plan_model(RunSpec& run, const CacheWishes& wishes,
   if (!wishes.hybrid_groups)
     chosen.push_back("one KV cache group for all layers, as without the hybrid KV cache manager");
   engine.mamba_cache_mode = options.mamba_cache_mode;
-  if (is_planned_overlaid(run)) {
+  if (overlays_memory(run)) {
     LS_ASSIGN_OR_RETURN(auto plan, plan_overlaid(run, wishes, model, layers, options, chosen));
     if (plan) return std::move(*plan);
   }

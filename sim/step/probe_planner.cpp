@@ -36,7 +36,7 @@ ProbePlanner::ProbePlanner(const BackendConfig& config, const MemoryModel& model
       query_plan_(queries) {}
 
 std::int64_t ProbePlanner::rows_of(const ModelLayer& layer, std::int64_t positions) const {
-  return positions * layer.layout.num_kv * layer.layout.num_kv_heads;
+  return positions * layer.num_kv * layer.num_kv_heads;
 }
 
 std::int64_t ProbePlanner::rows_kept(const ModelLayer& layer, std::int64_t first,
@@ -62,7 +62,7 @@ void ProbePlanner::plan(StepProgram& program, std::span<const RequestId> request
     const bool is_encoded = std::ranges::find(program.encoder_slices, program.rows[i].row,
                                               &EncoderSlice::row) != program.encoder_slices.end();
     for (const ModelLayer& layer : model_.layers()) {
-      if (layer.layout.num_kv == 0 || model_.is_hot_group(layer.group)) continue;
+      if (layer.num_kv == 0 || model_.is_hot_group(layer.group)) continue;
       Reach reach = reach_in(spec_of(layer), request, program.rows[i], is_encoded);
       if (layer.lane > 0) reach.last = end_of_read(program.rows[i], request, layer);
       if (reach.lowest >= reach.last) continue;  // no encoder has rows for it, nor its drafter

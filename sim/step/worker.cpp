@@ -22,13 +22,12 @@ void PrefixContent::truncate(std::int64_t size) {
 }
 
 std::uint64_t token_digest(const ModelLayer& layer, ContentId content, std::int64_t position) {
-  const LayerLayout& at = layer.layout;
   const auto words = static_cast<std::size_t>(num_words(layer.row_size_bytes));
   std::array<std::uint64_t, kWordsAtOnce> buffer;
   std::uint64_t sum = 0;
-  for (std::int64_t kv = 0; kv < at.num_kv; ++kv) {
-    for (std::int64_t head = 0; head < at.num_kv_heads; ++head) {
-      const std::uint64_t key = row_key(content, layer.coords[kv * at.num_kv_heads + head]);
+  for (std::int64_t kv = 0; kv < layer.num_kv; ++kv) {
+    for (std::int64_t head = 0; head < layer.num_kv_heads; ++head) {
+      const std::uint64_t key = row_key(content, layer.coords[kv * layer.num_kv_heads + head]);
       const WordShape shape = shape_of_row(key, layer.words);
       std::uint64_t row = 0;
       for (std::size_t i = 0; i < words; i += kWordsAtOnce) {

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "reference/memory/page_image.h"
 
@@ -74,14 +75,12 @@ void FactsTaker::take_page(std::span<const std::uint8_t> memory, std::int32_t te
   const std::vector<bool>& used = map_.used_bytes(tensor, group);
   for (std::size_t i = 0; i < size && !changed.beside; ++i)
     changed.beside = page_[i] != page_before_[i] && !used[i];
-  std::size_t first = 0;
-  for (std::int32_t g = 0; g < group; ++g) first += layout_.groups[g].size();
-  const std::vector<LayerLayout>& layers = layout_.groups[group];
   const std::int64_t slots = plan_.groups[group].spec.block_size;
   for (std::int64_t slot = 0; slot < slots; ++slot)
-    for (std::size_t l = 0; l < layers.size(); ++l) {
-      if (layers[l].tensor_index != tensor) continue;
-      const WorkerLayer& layer = views_[first + l];
+    for (std::size_t l = 0; l < layout_.layers.size(); ++l) {
+      const LayerMemory& model = layout_.layers[l];
+      if (std::cmp_not_equal(model.group, group) || model.tensor != tensor) continue;
+      const WorkerLayer& layer = views_[l];
       const bool same =
           of_slot(layer, slot, [&](std::size_t part, std::int64_t at, std::int64_t head) {
             return std::ranges::equal(row_of(memory, layer, block, part, at, head),
@@ -99,16 +98,15 @@ bool FactsTaker::is_zeroed(std::span<const std::uint8_t> memory, BlockId block,
   const std::int32_t group = group_of_block_[index_of(block)];
   const auto is_zero = [](std::uint8_t byte) { return byte == 0; };
   if (group < 0) return true;  // no rows that could be read
-  std::size_t first = 0;
-  for (std::int32_t g = 0; g < group; ++g) first += layout_.groups[g].size();
   const std::int64_t slots = plan_.groups[group].spec.block_size;
   for (std::int64_t slot = 0; slot < slots; ++slot) {
     const Slot of_pool = static_cast<Slot>(index_of(block)) * slots + slot;
     const bool is_written =
         !facts.groups.empty() &&
         std::ranges::find(facts.groups[group].slots, of_pool) != facts.groups[group].slots.end();
-    for (std::size_t l = 0; l < layout_.groups[group].size() && !is_written; ++l) {
-      const WorkerLayer& layer = views_[first + l];
+    for (std::size_t l = 0; l < layout_.layers.size() && !is_written; ++l) {
+      if (std::cmp_not_equal(layout_.layers[l].group, group)) continue;
+      const WorkerLayer& layer = views_[l];
       if (!of_slot(layer, slot, [&](std::size_t part, std::int64_t at, std::int64_t head) {
             return std::ranges::all_of(row_of(memory, layer, block, part, at, head), is_zero);
           }))

@@ -21,7 +21,7 @@ namespace lockstep {
 class FactsTaker {
  public:
   // All must outlive it.
-  FactsTaker(const KVCacheConfig& plan, const PoolLayout& layout,
+  FactsTaker(const KVCacheConfig& plan, const MemoryPlan& layout,
              const std::vector<WorkerLayer>& views, const PageMap& map,
              const std::vector<std::int32_t>& group_of_block)
       : plan_(plan), layout_(layout), views_(views), map_(map), group_of_block_(group_of_block) {}
@@ -40,8 +40,8 @@ class FactsTaker {
                  const WorkerStepFacts& facts) const;
 
   const KVCacheConfig& plan_;
-  const PoolLayout& layout_;
-  const std::vector<WorkerLayer>& views_;  // by group, then by place in it
+  const MemoryPlan& layout_;
+  const std::vector<WorkerLayer>& views_;  // in the order of the layout's layers
   const PageMap& map_;
   const std::vector<std::int32_t>& group_of_block_;
   std::vector<std::uint8_t> before_;

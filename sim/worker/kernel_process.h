@@ -11,7 +11,6 @@
 
 #include "base/result.h"
 #include "sim/foreign/foreign_engine.h"
-#include "sim/protocol/backend.h"
 #include "sim/protocol/user_kernels.h"
 
 namespace lockstep {

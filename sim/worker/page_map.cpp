@@ -15,25 +15,29 @@ namespace {
 
 constexpr std::size_t kFindingsMax = 8;
 
+// Offset of a row of block 0 in its page of the model.
+std::int64_t in_page(const LayerMemory& model, std::int64_t part, std::int64_t slot,
+                     std::int64_t head) {
+  return model.row_begin(BlockId{0}, part, slot, head) - model.begin;
+}
+
 // Offset of a row of block 0 in its page, in the worker's order and in kernel blocks of `tokens`.
 // Each kernel block has the order of a whole block.
-std::int64_t expected_offset(const LayerLayout& model, std::string_view order, std::int64_t tokens,
+std::int64_t expected_offset(const LayerMemory& model, std::string_view order, std::int64_t tokens,
                              std::int64_t part, std::int64_t slot, std::int64_t head) {
-  if (order.empty() && tokens == model.block_size)
-    return byte_offset(model, BlockId{0}, part, slot, head, 0);
-  const std::int64_t row = model.head_size * model.element_size_bytes;
-  const std::int64_t plane = tokens * model.num_kv_heads;  // rows of K or V in a kernel block
-  const std::int64_t first = slot / tokens * plane * model.num_kv;
+  if (order.empty() && tokens == model.rows_per_block()) return in_page(model, part, slot, head);
+  const auto& [row, heads] = std::pair(model.parts.front().row_bytes, model.parts.front().heads);
+  const std::int64_t plane = tokens * heads;  // rows of K or V in a kernel block
+  const std::int64_t first = slot / tokens * plane * model.num_kv();
   const std::int64_t token = slot % tokens;
-  const std::int64_t place =
-      order.ends_with("HNC") ? head * tokens + token : token * model.num_kv_heads + head;
+  const std::int64_t place = order.ends_with("HNC") ? head * tokens + token : token * heads + head;
   if (order.empty()) return (first + part * plane + place) * row;
-  return (first + place * model.num_kv + part) * row;
+  return (first + place * model.num_kv() + part) * row;
 }
 
 // True if the views have K of all blocks before V of all blocks.
-bool keeps_pairs_apart(const LayerLayout& model, const WorkerLayer& layer, std::string_view order) {
-  if (!order.empty() || model.num_kv != 2 || layer.parts.empty()) return false;
+bool keeps_pairs_apart(const LayerMemory& model, const WorkerLayer& layer, std::string_view order) {
+  if (!order.empty() || model.num_kv() != 2 || layer.parts.empty()) return false;
   const WorkerView& keys = layer.parts.front();
   return 2 * keys.block_stride * keys.kernel_blocks == layer.page_stride;
 }
@@ -50,13 +54,14 @@ std::int64_t PageMap::row_offset(const WorkerLayer& layer, BlockId block, std::i
          head * view.head_stride;
 }
 
-Result<PageMap> PageMap::create(const KVCacheConfig& plan, const PoolLayout& layout,
+Result<PageMap> PageMap::create(const KVCacheConfig& plan, const MemoryPlan& layout,
                                 std::span<const WorkerLayer> layers, std::string_view order,
                                 std::int64_t memory_bytes) {
   if (!order.empty() && std::ranges::find(kOrders, order) == kOrders.end())
     return fail(fmt::format("the worker orders its pages as {}; known are {} and 0.22.1's", order,
                             fmt::join(kOrders, ", ")));
   PageMap map;
+  map.num_blocks_ = plan.num_blocks;
   std::int64_t block_bytes = 0;  // of all tensors
   for (const KVCacheTensor& tensor : plan.tensors)
     block_bytes += tensor.size_bytes / plan.num_blocks;
@@ -68,31 +73,29 @@ Result<PageMap> PageMap::create(const KVCacheConfig& plan, const PoolLayout& lay
          .order = std::vector<Order>(plan.groups.size()),
          .used_by_any = {}});
   std::size_t next = 0;
-  for (std::size_t g = 0; g < layout.groups.size(); ++g)
-    for (const LayerLayout& model : layout.groups[g]) {
-      LS_CHECK(next < layers.size(), "{} layers of the worker", layers.size());
-      LS_RETURN_IF_ERROR(map.add_layer(model, layers[next++], g, order, memory_bytes));
-    }
+  for (const LayerMemory& model : layout.layers) {
+    LS_CHECK(next < layers.size(), "{} layers of the worker", layers.size());
+    LS_RETURN_IF_ERROR(map.add_layer(model, layers[next++], order, memory_bytes));
+  }
   for (Tensor& tensor : map.tensors_)
     for (std::size_t g = 0; g < plan.groups.size(); ++g) map.complete(tensor, g);
   return map;
 }
 
-Result<void> PageMap::add_layer(const LayerLayout& model, const WorkerLayer& layer,
-                                std::size_t group, std::string_view order,
-                                std::int64_t memory_bytes) {
-  Tensor& tensor = tensors_[model.tensor_index];
-  if (model.pair_order != PairOrder::in_page)
+Result<void> PageMap::add_layer(const LayerMemory& model, const WorkerLayer& layer,
+                                std::string_view order, std::int64_t memory_bytes) {
+  Tensor& tensor = tensors_[model.tensor];
+  if (model.regions.size() > 1)
     return fail(
         fmt::format("{}: K and V of a block are not adjacent in the model; the worker is compared "
                     "with --attention-backend triton_attn",
                     layer.name));
-  if (layer.page_stride != tensor.stride || model.page_size_bytes != tensor.page_bytes)
+  if (layer.page_stride != tensor.stride || model.page_bytes() != tensor.page_bytes)
     return fail(fmt::format("{}: from page to page are {} bytes in the worker, {} in the model",
                             layer.name, layer.page_stride, tensor.stride));
-  if (std::ssize(layer.parts) != model.num_kv)
+  if (std::ssize(layer.parts) != model.num_kv())
     return fail(fmt::format("{}: the worker writes {} rows a token, the model {}", layer.name,
-                            layer.parts.size(), model.num_kv));
+                            layer.parts.size(), model.num_kv()));
   if (tensor.offset >= 0 && tensor.offset != layer.page_offset)
     return find(layer,
                 fmt::format("its pages begin at byte {}, those of another layer of its tensor at "
@@ -106,41 +109,42 @@ Result<void> PageMap::add_layer(const LayerLayout& model, const WorkerLayer& lay
   if (!is_first && is_apart != (tensor.from_k_to_v > 0))
     return find(layer, "K and V of its blocks are apart, and not those of its tensor's layers"),
            Result<void>();
-  tensor.from_k_to_v = half * model.num_blocks;
+  tensor.from_k_to_v = half * num_blocks_;
   if (layer.page_offset < 0 ||
-      layer.page_offset + (model.num_blocks - 1) * tensor.stride + tensor.page_bytes > memory_bytes)
+      layer.page_offset + (num_blocks_ - 1) * tensor.stride + tensor.page_bytes > memory_bytes)
     return find(layer, "its pages leave the worker's memory"), Result<void>();
-  Order& made = tensor.order[group];
+  Order& made = tensor.order[model.group];
   made.used.resize(tensor.page_bytes);
-  if (model.num_kv == 0 || !layer.states.empty()) return add_states(model, layer, tensor, made);
-  for (std::int64_t part = 0; part < model.num_kv; ++part)
+  if (model.num_kv() == 0 || !layer.states.empty()) return add_states(model, layer, tensor, made);
+  for (std::int64_t part = 0; part < model.num_kv(); ++part)
     add_rows(model, layer, part, order, tensor, made);
   return {};
 }
 
-void PageMap::add_rows(const LayerLayout& model, const WorkerLayer& layer, std::int64_t part,
+void PageMap::add_rows(const LayerMemory& model, const WorkerLayer& layer, std::int64_t part,
                        std::string_view order, const Tensor& tensor, Order& made) {
   const WorkerView& view = layer.parts[part];
-  const std::int64_t row_bytes = model.head_size * model.element_size_bytes;
+  const PartRows& rows = model.parts.front();
+  const std::int64_t row_bytes = rows.row_bytes, rows_per_block = model.rows_per_block();
   const std::int64_t half = tensor.from_k_to_v > 0 ? tensor.page_bytes / 2 : 0;
-  if (view.blocks != model.num_blocks * view.kernel_blocks ||
-      view.tokens * view.kernel_blocks != model.block_size || view.heads != model.num_kv_heads ||
+  if (view.blocks != num_blocks_ * view.kernel_blocks ||
+      view.tokens * view.kernel_blocks != rows_per_block || view.heads != rows.heads ||
       view.row_bytes != row_bytes)
     return find(layer,
                 fmt::format("part {} is [{}, {}, {}] rows of {} bytes; expected [{}, {}, {}] of {}",
                             part, view.blocks, view.tokens, view.heads, view.row_bytes,
-                            model.num_blocks * view.kernel_blocks,
-                            model.block_size / view.kernel_blocks, model.num_kv_heads, row_bytes));
+                            num_blocks_ * view.kernel_blocks, rows_per_block / view.kernel_blocks,
+                            rows.heads, row_bytes));
   if (view.block_stride * view.kernel_blocks != layer.page_stride - half)
     return find(layer, fmt::format("part {}: from block to block are {} bytes; {} of them in a "
                                    "page of {}",
                                    part, view.block_stride, view.kernel_blocks, layer.page_stride));
-  for (std::int64_t slot = 0; slot < model.block_size; ++slot)
-    for (std::int64_t head = 0; head < model.num_kv_heads; ++head) {
+  for (std::int64_t slot = 0; slot < rows_per_block; ++slot)
+    for (std::int64_t head = 0; head < rows.heads; ++head) {
       const std::int64_t found = row_offset(layer, BlockId{0}, part, slot, head) -
                                  layer.page_offset - part * (tensor.from_k_to_v - half);
       const std::int64_t wanted =
-          half > 0 ? part * half + (slot * model.num_kv_heads + head) * row_bytes
+          half > 0 ? part * half + (slot * rows.heads + head) * row_bytes
                    : expected_offset(model, order, view.tokens, part, slot, head);
       if (found != wanted)
         return find(layer, fmt::format("part {}, slot {}, head {} lies at byte {} of a page; "
@@ -149,27 +153,28 @@ void PageMap::add_rows(const LayerLayout& model, const WorkerLayer& layer, std::
       if (found < 0 || found + row_bytes > tensor.page_bytes)
         return find(layer, fmt::format("part {}, slot {}, head {} leaves its page, byte {} of {}",
                                        part, slot, head, found, tensor.page_bytes));
-      const std::int64_t in_page = byte_offset(model, BlockId{0}, part, slot, head, 0);
-      LS_CHECK(in_page >= 0 && in_page + row_bytes <= tensor.page_bytes, "byte {} of {}", in_page,
+      const std::int64_t own = in_page(model, part, slot, head);
+      LS_CHECK(own >= 0 && own + row_bytes <= tensor.page_bytes, "byte {} of {}", own,
                tensor.page_bytes);
-      made.segments.push_back({.in_page = in_page, .in_memory = found, .size = row_bytes});
-      std::fill_n(made.used.begin() + in_page, row_bytes, true);
+      made.segments.push_back({.in_page = own, .in_memory = found, .size = row_bytes});
+      std::fill_n(made.used.begin() + own, row_bytes, true);
     }
 }
 
-Result<void> PageMap::add_states(const LayerLayout& model, const WorkerLayer& layer,
+Result<void> PageMap::add_states(const LayerMemory& model, const WorkerLayer& layer,
                                  const Tensor& tensor, Order& made) {
-  if (layer.states.size() != model.states.size())
+  const std::size_t num_states = model.keeps_rows() ? 0 : model.parts.size();
+  if (layer.states.size() != num_states)
     return fail(fmt::format("{}: the worker keeps {} states, the model {}", layer.name,
-                            layer.states.size(), model.states.size()));
+                            layer.states.size(), num_states));
   for (std::size_t s = 0; s < layer.states.size(); ++s) {
     const WorkerState& found = layer.states[s];
-    const std::int64_t bytes = model.states[s].num_elements * model.states[s].itemsize_bytes;
+    const std::int64_t bytes = bytes_of(model.parts[s]);
     const std::int64_t in_page = found.offset - layer.page_offset;
-    const std::int64_t wanted = state_byte_offset(model, BlockId{0}, s, 0);
-    if (found.blocks != model.num_blocks || found.bytes != bytes)
+    const std::int64_t wanted = model.parts[s].offset - model.begin;
+    if (found.blocks != num_blocks_ || found.bytes != bytes)
       find(layer, fmt::format("state {} is {} blocks of {} bytes; expected {} of {}", s,
-                              found.blocks, found.bytes, model.num_blocks, bytes));
+                              found.blocks, found.bytes, num_blocks_, bytes));
     else if (found.block_stride != layer.page_stride)
       find(layer, fmt::format("state {}: from block to block are {} bytes; its page has {}", s,
                               found.block_stride, layer.page_stride));

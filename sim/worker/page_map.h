@@ -23,7 +23,7 @@
 
 #include "base/ids.h"
 #include "base/result.h"
-#include "reference/plan/layout.h"
+#include "reference/plan/memory_plan.h"
 
 namespace lockstep {
 
@@ -55,7 +55,7 @@ class PageMap {
  public:
   // `layers`: in the plan's order. `order`: empty: of 0.22.1. Errors: pages of different sizes, an
   // unknown layout.
-  static Result<PageMap> create(const KVCacheConfig& plan, const PoolLayout& layout,
+  static Result<PageMap> create(const KVCacheConfig& plan, const MemoryPlan& layout,
                                 std::span<const WorkerLayer> layers, std::string_view order,
                                 std::int64_t memory_bytes);
 
@@ -98,11 +98,11 @@ class PageMap {
     std::vector<bool> used_by_any;
   };
 
-  Result<void> add_layer(const LayerLayout& model, const WorkerLayer& layer, std::size_t group,
-                         std::string_view order, std::int64_t memory_bytes);
-  void add_rows(const LayerLayout& model, const WorkerLayer& layer, std::int64_t part,
+  Result<void> add_layer(const LayerMemory& model, const WorkerLayer& layer, std::string_view order,
+                         std::int64_t memory_bytes);
+  void add_rows(const LayerMemory& model, const WorkerLayer& layer, std::int64_t part,
                 std::string_view order, const Tensor& tensor, Order& made);
-  Result<void> add_states(const LayerLayout& model, const WorkerLayer& layer, const Tensor& tensor,
+  Result<void> add_states(const LayerMemory& model, const WorkerLayer& layer, const Tensor& tensor,
                           Order& made);
   // Calls copy(byte in the page, byte in memory, bytes) for each run of the block's bytes.
   template <class Copy>
@@ -110,6 +110,7 @@ class PageMap {
   void find(const WorkerLayer& layer, std::string_view what);
   void complete(Tensor& tensor, std::size_t group);
 
+  std::int64_t num_blocks_ = 0;
   std::vector<Tensor> tensors_;
   std::vector<std::string> findings_;
 };

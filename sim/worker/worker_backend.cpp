@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 #include <map>
 #include <optional>
@@ -134,7 +133,7 @@ class WorkerBackend final : public Backend, private EngineWorker {
   ForeignEngines::Lease engine_;
   std::optional<EngineFailure> failure_;  // of the case, also over its plan when it was opened
   std::unique_ptr<SharedBytes> shared_;
-  PoolLayout layout_;
+  MemoryPlan layout_;
   WorkerOpened opened_;
   PageMap map_;
   std::vector<std::int32_t> group_of_block_;
@@ -478,20 +477,20 @@ void WorkerBackend::take_row(const RowSlice& slice, std::size_t row, const Worke
 
 std::uint64_t WorkerBackend::digest(const AttentionProbe& probe,
                                     std::span<const std::int32_t> table) const {
-  const auto [g, l] = layers_[probe.layer];
-  const LayerLayout& model = layout_.groups[g][l];
+  const LayerMemory& model = layout_.layers[static_cast<std::size_t>(probe.layer)];
+  const std::int64_t rows = model.rows_per_block();
   const WorkerLayer& layer = opened_.layers[static_cast<std::size_t>(probe.layer)];
   const auto row_bytes = static_cast<std::size_t>(layer.parts.front().row_bytes);
   std::uint64_t sum = 0;
   for (std::int64_t position = probe.first; position < probe.last; ++position) {
-    const std::int64_t entry = position / model.block_size;
+    const std::int64_t entry = position / rows;
     if (entry >= std::ssize(table)) continue;
     const std::int32_t block = table[static_cast<std::size_t>(entry)];
     if (block < 0 || block >= config_.plan.num_blocks) continue;
-    for (std::int64_t part = 0; part < model.num_kv; ++part)
-      for (std::int64_t head = 0; head < model.num_kv_heads; ++head) {
+    for (std::int64_t part = 0; part < model.num_kv(); ++part)
+      for (std::int64_t head = 0; head < model.parts.front().heads; ++head) {
         const std::int64_t at =
-            PageMap::row_offset(layer, BlockId{block}, part, position % model.block_size, head);
+            PageMap::row_offset(layer, BlockId{block}, part, position % rows, head);
         const auto row = memory().subspan(static_cast<std::size_t>(at), row_bytes);
         std::uint64_t digest = 0;
         for (std::size_t i = 0; 8 * i < row.size(); ++i)

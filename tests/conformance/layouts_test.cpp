@@ -157,7 +157,7 @@ PlanProof prove(const KVCacheConfig& pool, AttentionBackend backend, CacheLayout
   const auto offset = [](const TensorView& view, std::span<const std::int64_t> index) {
     return cuda::view_byte_offset(view, index);
   };
-  return prove_views(pool, *oracle, *views, offset, {.blocks = {}, .tensors = {0}});
+  return prove_views(*oracle, *views, offset, {.blocks = {}, .tensors = {0}});
 }
 
 // One plan of each model, mode and backend; `all`: every plan.

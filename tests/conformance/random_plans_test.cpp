@@ -118,8 +118,8 @@ void try_seed(std::uint64_t seed, Outcome& outcome) {
     return;
   }
   EXPECT_TRUE(closed->groups == views->groups) << "seed " << seed;
-  const PlanProof proof = prove_views(
-      pool, *oracle, *views, [](const TensorView& view, std::span<const std::int64_t> index) {
+  const PlanProof proof =
+      prove_views(*oracle, *views, [](const TensorView& view, std::span<const std::int64_t> index) {
         return cuda::view_byte_offset(view, index);
       });
   EXPECT_TRUE(proof.holds()) << "seed " << seed << ": " << proof.findings.front().text;

@@ -3,12 +3,12 @@
 // is planted.
 #include <gtest/gtest.h>
 
-#include "tests/conformance/sparse_bytes.h"
 #include "cuda_backend/defects/planted_views.h"
 #include "reference/plan/capacity.h"
 #include "reference/plan/layout.h"
 #include "reference/plan/planner.h"
 #include "sim/check/plan_prover.h"
+#include "tests/conformance/sparse_bytes.h"
 #include "traces/models/model_file.h"
 
 namespace lockstep {
@@ -83,7 +83,7 @@ PlanProof prove(const Exposure& exposure, ViewDefect defect, ProofOptions option
     return refused;
   }
   return prove_views(
-      pool, *layout, *views,
+      *layout, *views,
       [&](const TensorView& view, std::span<const std::int64_t> index) {
         return cuda::planted_byte_offset(view, index, defect);
       },

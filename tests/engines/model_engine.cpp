@@ -323,7 +323,6 @@ class Engine {
   void answer_with_state(RecordedStep step, bool is_decision) {
     if (!is_decision) step.loading.reset();
     write_state_keys(out_, step);
-    write_cache_keys(out_, step);
     answer(out_.end_object());
   }
 

@@ -41,6 +41,19 @@ TEST(OverlaidOrders, EveryKindOfCacheIsReplayedInEveryOrderThatItTakes) {
     }
 }
 
+TEST(OverlaidOrders, ThePlanThatReplaysRunOnIsProvedInEveryOrder) {
+  for (const CacheKindCase& kind : cache_kinds())
+    for (const CacheLayout order : kind.orders) {
+      const BackendConfig backend = config_of(case_in(kind, order)).backend;
+      const auto plan = placed_layout(backend.plan, backend.attention_backend, order);
+      ASSERT_TRUE(plan) << kind.name << ": " << plan.error().message;
+      const PlanProof proof = prove_rows(*plan);
+      EXPECT_TRUE(proof.holds()) << kind.name << " in " << name_of(order) << ": "
+                                 << proof.findings.front().text;
+      EXPECT_GT(proof.rows, 0) << kind.name;
+    }
+}
+
 TEST(OverlaidOrders, TheSameRequestsAreDecidedAlikeInAllOrdersAndInOlderMemory) {
   const CacheKindCase kind = cache_kinds().front();
   std::set<std::int64_t> steps;
@@ -106,10 +119,10 @@ TEST(OverlaidOrders, RowsInPartsOfAPackedBlockAreViewedAsTheEngineBindsThem) {
   EXPECT_EQ(bound.tensors[0].stride, (std::vector<std::int64_t>{8448, 16896, 132, 1}));
   EXPECT_EQ(bound.tensors[0].storage_offset, 589'824);
   const auto layout = placed_layout(plan, backend, BLHNC);
-  const auto proof = prove_views(plan, *layout, *views,
-                                 [](const TensorView& view, std::span<const std::int64_t> index) {
-                                   return cuda::view_byte_offset(view, index);
-                                 });
+  const auto proof =
+      prove_views(*layout, *views, [](const TensorView& view, std::span<const std::int64_t> index) {
+        return cuda::view_byte_offset(view, index);
+      });
   EXPECT_TRUE(proof.holds()) << proof.findings.front().text;
 }
 

@@ -3,7 +3,6 @@
 
 #include <gtest/gtest.h>
 
-#include "reference/memory/memory_plan.h"
 #include "reference/plan/page_size.h"
 #include "reference/plan/planner.h"
 
@@ -37,7 +36,7 @@ KVCacheConfig plan(const LayerSpecs& layers, std::int64_t num_blocks, std::int64
   return with_num_blocks(planned->workers.front(), num_blocks);
 }
 
-PoolLayout layout(const KVCacheConfig& config, CacheLayout order = CacheLayout::NHD,
+MemoryPlan layout(const KVCacheConfig& config, CacheLayout order = CacheLayout::NHD,
                   AttentionBackend backend = AttentionBackend::flash_attn) {
   const auto pool = pool_layout(config, backend, order);
   EXPECT_TRUE(pool) << pool.error().message;
@@ -46,61 +45,62 @@ PoolLayout layout(const KVCacheConfig& config, CacheLayout order = CacheLayout::
 
 TEST(Layout, AttentionAloneKeepsAllKBeforeAllV) {
   const KVCacheConfig config = plan({{"a", full_spec(2, 8)}}, 3);
-  const PoolLayout pool = layout(config);
-  const LayerLayout& layer = pool.groups[0][0];
+  const MemoryPlan pool = layout(config);
+  const LayerMemory& layer = pool.layers[0];
   const std::int64_t half = 16 * 2 * 8 * 2;
-  EXPECT_EQ(layer.pair_order, PairOrder::kv_outermost);
-  EXPECT_EQ(byte_offset(layer, BlockId{2}, 1, 5, 1, 3), 3 * half + 2 * half + 5 * 32 + 16 + 6);
-  EXPECT_EQ(block_extents(layer, BlockId{1}),
-            (std::vector<ByteExtent>{{half, 2 * half}, {4 * half, 5 * half}}));
+  EXPECT_EQ(layer.row_begin(BlockId{2}, 1, 5, 1), 3 * half + 2 * half + 5 * 32 + 16);
+  EXPECT_EQ(layer.regions, (std::vector<BlockRegion>{{0, half, half}, {3 * half, half, half}}));
 }
 
 TEST(Layout, BesideStatesKAndVLieInThePageKernelBlockByKernelBlock) {
   const KVCacheConfig config = plan({{"s", states()}, {"a", full_spec(2, 16)}}, 3);
-  const PoolLayout pool = layout(config);
-  const LayerLayout& layer = pool.groups[1][0];
+  const MemoryPlan pool = layout(config);
+  const LayerMemory& layer = pool.layers[1];
   ASSERT_EQ(config.groups[1].spec.block_size, 80);
-  EXPECT_EQ(layer.kernel_block_size, 16);
-  EXPECT_EQ(layer.blocks_per_kv_block, 5);
+  EXPECT_EQ(layer.parts[0].rows, 16);
+  EXPECT_EQ(layer.parts[0].kernel_blocks, 5);
   const std::int64_t half = 16 * 2 * 16 * 2;
   // Slot 37 is token 5 of kernel block 2.
-  EXPECT_EQ(byte_offset(layer, BlockId{1}, 1, 37, 0, 0),
+  EXPECT_EQ(layer.row_begin(BlockId{1}, 1, 37, 0),
             10 * half + 2 * 2 * half + half + 5 * 2 * 16 * 2);
 }
 
 TEST(Layout, HNDKeepsTheTokensOfAHeadTogether) {
   const KVCacheConfig config = plan({{"a", full_spec(4, 8)}}, 2);
-  const PoolLayout pool = layout(config, CacheLayout::HND, AttentionBackend::flashinfer);
-  const LayerLayout& layer = pool.groups[0][0];
-  EXPECT_EQ(layer.token_stride_bytes, 8 * 2);
-  EXPECT_EQ(layer.head_stride_bytes, 16 * 8 * 2);
-  EXPECT_EQ(layer.pair_order, PairOrder::in_page);
+  const MemoryPlan pool = layout(config, CacheLayout::HND, AttentionBackend::flashinfer);
+  const LayerMemory& layer = pool.layers[0];
+  EXPECT_EQ(layer.parts[0].row_stride, 8 * 2);
+  EXPECT_EQ(layer.parts[0].head_stride, 16 * 8 * 2);
+  EXPECT_EQ(layer.regions.size(), 1u);
 }
 
 TEST(Layout, ASecondStateStartsWhereTheFirstEndsWhateverItsDtype) {
-  const PoolLayout pool = layout(plan({{"s", states()}, {"a", full_spec(2, 16)}}, 3));
-  const LayerLayout& layer = pool.groups[0][0];
-  EXPECT_EQ(state_byte_offset(layer, BlockId{2}, 1, 7),
-            2 * layer.page_size_bytes + 3 * 20 * 2 + 7 * 4);
-  EXPECT_GT(layer.page_size_bytes, layer.real_page_size_bytes);
+  const MemoryPlan pool = layout(plan({{"s", states()}, {"a", full_spec(2, 16)}}, 3));
+  const LayerMemory& layer = pool.layers[0];
+  // Element 8 begins the second row of 8.
+  EXPECT_EQ(byte_of(layer.parts[1], {.block = 2, .row = 1}),
+            2 * layer.page_bytes() + 3 * 20 * 2 + 8 * 4);
+  EXPECT_GT(layer.page_bytes(), bytes_of(layer.parts[0]) + bytes_of(layer.parts[1]));
 }
 
 TEST(Layout, LayersOfAPackTakeTheirPlaces) {
   LayerSpecs layers{{"s", states()}, {"t", states()}};
   for (int i = 0; i < 3; ++i) layers.push_back({"a" + std::to_string(i), full_spec(2, 16)});
   const KVCacheConfig config = plan(layers, 4, 2);
-  const PoolLayout nhd = layout(config);
-  const PoolLayout hnd = layout(config, CacheLayout::HND);
-  const auto& attention = nhd.groups.back();
-  ASSERT_EQ(attention.size(), 3u);
-  const std::int64_t plane = attention[0].kernel_block_size * 2 * 16 * 2;
-  EXPECT_EQ(attention[0].tensor_index, attention[1].tensor_index);
-  EXPECT_NE(attention[0].tensor_index, attention[2].tensor_index);
-  EXPECT_EQ(attention[1].base_offset_bytes, 2 * plane);
-  EXPECT_EQ(attention[1].kernel_block_stride_bytes, 2 * 2 * plane);
+  const MemoryPlan nhd = layout(config);
+  const MemoryPlan hnd = layout(config, CacheLayout::HND);
+  ASSERT_EQ(config.groups.back().layer_names.size(), 3u);
+  const auto attention = std::span(nhd.layers).last(3);
+  const PartRows& second = attention[1].parts[0];
+  const std::int64_t plane = second.rows * 2 * 16 * 2;
+  EXPECT_EQ(attention[0].tensor, attention[1].tensor);
+  EXPECT_NE(attention[0].tensor, attention[2].tensor);
+  EXPECT_EQ(second.offset - attention[1].begin, 2 * plane);
+  EXPECT_EQ(second.kernel_block_stride, 2 * 2 * plane);
   // FlashAttention's HND with layers: heads, then layers, then K and V.
-  EXPECT_EQ(hnd.groups.back()[1].base_offset_bytes, 2 * plane / 2);
-  EXPECT_EQ(hnd.groups.back()[1].head_stride_bytes, 2 * 2 * plane / 2);
+  const LayerMemory& by_head = hnd.layers[hnd.layers.size() - 2];
+  EXPECT_EQ(by_head.parts[0].offset - by_head.begin, 2 * plane / 2);
+  EXPECT_EQ(by_head.parts[0].head_stride, 2 * 2 * plane / 2);
 }
 
 TEST(Layout, TheKernelBlockIsTheLargestThatDividesTheBlock) {
@@ -164,8 +164,7 @@ TEST_P(Pages, TheRunsOfABlockCoverItOnce) {
   LayerSpecs layers{{"s", states()}};
   for (int i = 0; i < 3; ++i) layers.push_back({"a" + std::to_string(i), full_spec(2, 16)});
   const KVCacheConfig config = plan(layers, 3, pack, backend);
-  const PoolLayout pool = layout(config, order, backend);
-  const MemoryPlan memory = memory_plan(config, pool);
+  const MemoryPlan memory = layout(config, order, backend);
   for (std::size_t g = 0; g < config.groups.size(); ++g)
     for (std::size_t t = 0; t < config.tensors.size(); ++t) {
       const auto runs = block_runs(memory, g, t);
@@ -178,11 +177,10 @@ TEST_P(Pages, TheRunsOfABlockCoverItOnce) {
         reached = run.end;
       }
       if (runs.empty()) continue;
-      EXPECT_EQ(reached, pool.tensor_size_bytes[t] / 3);
+      EXPECT_EQ(reached, memory.tensor_size_bytes[t] / 3);
       std::int64_t expected = 0;
-      for (const LayerLayout& layer : pool.groups[g])
-        if (layer.tensor_index == static_cast<std::int32_t>(t))
-          expected += layer.real_page_size_bytes;
+      for (const LayerMemory* layer : layers_in(memory, g, t))
+        expected += unpadded_page_size_bytes(config.groups[g].layer_spec(layer->layer));
       EXPECT_EQ(used, expected);
     }
 }

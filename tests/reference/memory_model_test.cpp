@@ -288,17 +288,15 @@ TEST(MemoryModel, ACopiedBlockHasAllBytesAndTheRowsThatCount) {
     EXPECT_EQ(model->slot_content(0, target, 6), nullptr);
     // Also past the rows that count.
     for (const ModelLayer& layer : model->layers_of(0)) {
-      const LayerLayout& at = layer.layout;
-      const std::int64_t page = model->page_size_bytes(at.tensor_index);
-      for (std::int64_t kv = 0; kv < at.num_kv; ++kv)
-        for (std::int64_t row = 0; row < at.block_size; ++row)
-          for (std::int64_t head = 0; head < at.num_kv_heads; ++head)
+      for (std::int64_t kv = 0; kv < layer.num_kv; ++kv)
+        for (std::int64_t row = 0; row < layer.rows_per_block; ++row)
+          for (std::int64_t head = 0; head < layer.num_kv_heads; ++head)
             for (std::int64_t byte = 0; byte < layer.row_size_bytes; ++byte) {
-              const std::int64_t from = byte_offset(at, source, kv, row, head, 0) + byte;
-              const std::int64_t to = byte_offset(at, target, kv, row, head, 0) + byte;
+              const std::int64_t from = layer.memory.row_begin(source, kv, row, head) + byte;
+              const std::int64_t to = layer.memory.row_begin(target, kv, row, head) + byte;
               const auto is = [&](std::int64_t offset) {
-                const ModelPage where{at.tensor_index, static_cast<std::int32_t>(offset / page)};
-                return model->page_image(where)[static_cast<std::size_t>(offset % page)];
+                const auto at = model->place_of(layer, offset);
+                return model->page_image(at.page)[static_cast<std::size_t>(at.byte)];
               };
               if (byte != 0 && byte + 1 != layer.row_size_bytes) continue;
               ASSERT_EQ(is(to), is(from)) << setting.title << " row " << row;

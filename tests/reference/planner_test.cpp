@@ -237,10 +237,12 @@ TEST(Workers, TheSmallestPoolRulesAndTensorsShrinkInProportion) {
       {{"a", full_attention(2, 64)}, {"b", full_attention(2, 64)}, {"c", full_attention(2, 64)}});
   PlanOptions options;
   options.max_model_len = 64;
-  const std::vector<LayerSpecs> stages = pipeline_stages(layers, 2);
-  ASSERT_EQ(stages[0].size(), 2u);  // the stage before the last takes the remainder
-  const auto plan = plan_memory(stages, {10 << 20, 10 << 20}, options);
+  options.pp = 2;
+  options.memory_bytes = 10 << 20;
+  const auto plan = plan_memory(layers, options);
   ASSERT_TRUE(plan) << plan.error().message;
+  // The stage before the last takes the remainder.
+  EXPECT_EQ(plan->workers[0].groups[0].layer_names.size(), 2u);
   const std::int64_t page = 2 * 16 * 2 * 64 * 2;
   EXPECT_EQ(plan->workers[0].num_blocks, (10 << 20) / page / 2);
   EXPECT_EQ(plan->workers[1].num_blocks, plan->workers[0].num_blocks);

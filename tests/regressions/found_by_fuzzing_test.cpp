@@ -282,7 +282,7 @@ TEST(FoundByFuzzing, ARequestThatLoadsIsCompanyOfALongPrefill) {
   EXPECT_FALSE(conformed->mismatch) << conformed->mismatch->what;
 }
 
-// Findings 26, 27, 28 and 48 to 52 are defects of a worker, whose host names them by their cause.
+// Findings 26, 27, 28 and 48 to 53 are defects of a worker, whose host names them by their cause.
 TEST(FoundByFuzzing, AWorkerNamesItsFindings) {
   const auto saved =
       read_saved_case(LOCKSTEP_SOURCE_DIR "/tests/regressions/events_of_loaded_blocks.case.jsonl");
@@ -302,6 +302,7 @@ TEST(FoundByFuzzing, AWorkerNamesItsFindings) {
   EXPECT_EQ(number_of("input: finding 50: layers.0 reads 4 tokens of r0 as context, of 3"), 50);
   EXPECT_EQ(number_of("input: finding 51: batch: after append_row, row 0"), 51);
   EXPECT_EQ(number_of("input: finding 52: r3 continues from the state after 1 accepted"), 52);
+  EXPECT_EQ(number_of("input: finding 53: r3 continues from the state after 1 accepted"), 53);
   EXPECT_EQ(number_of("input: row r0 feeds the model token 7; finding 28: "), 0);
 }
 

@@ -39,7 +39,7 @@ PlanProof prove(AttentionBackend backend, LayoutRule rule) {
   const auto views = pool_views(plan, backend, CacheLayout::NHD, rule);
   EXPECT_TRUE(layout && views);
   return prove_views(
-      plan, *layout, *views, [](const TensorView& view, std::span<const std::int64_t> index) {
+      *layout, *views, [](const TensorView& view, std::span<const std::int64_t> index) {
         return (view.storage_offset + std::inner_product(index.begin(), index.end(),
                                                          view.stride.begin(), std::int64_t{0})) *
                itemsize_bytes(view.dtype);

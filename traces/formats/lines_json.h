@@ -20,18 +20,15 @@ RecordingHeader read_recording_header(JsonValue value);
 // The step that must have the number `expected_step`.
 RecordedStep read_recorded_step(JsonValue value, const RecordingHeader& header,
                                 std::int64_t expected_step);
-// Its parts, appended to `step`: the decision, from `scheduled` to `copies`; the queues and the
-// pool; tables; what the output ended; `held` and the prefix cache.
+// Its parts, appended to `step`: the decision, from `scheduled` to `copies`, with tables; the
+// queues, the pool and the prefix cache; what the output ended.
 void read_decision_keys(JsonObject& object, const RecordingHeader& header, RecordedStep& step);
 void read_state_keys(JsonObject& object, const RecordingHeader& header, RecordedStep& step);
-void read_table_keys(JsonObject& object, const RecordingHeader& header, RecordedStep& step);
 void read_stopped_key(JsonObject& object, RecordedStep& step);
-void read_cache_keys(JsonObject& object, RecordedStep& step);
-// The same, written; `before` to `copies`, and the state with tables and `during`.
+// The same, written; the state with tables.
 void write_decision_keys(JsonWriter& out, const RecordedStep& step);
 void write_state_keys(JsonWriter& out, const RecordedStep& step);
 void write_stopped_key(JsonWriter& out, const RecordedStep& step);
-void write_cache_keys(JsonWriter& out, const RecordedStep& step);
 void write_recorded_event(JsonWriter& out, const RecordedEvent& event);
 void write_worker(JsonWriter& out, const RecordedWorker& worker);
 void write_tokens_by_request(JsonWriter& out, const std::vector<RecordedTokens>& rows);

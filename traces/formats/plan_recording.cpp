@@ -3,9 +3,10 @@
 #include <algorithm>
 #include <array>
 
-#include "base/json_reader.h"
+#include "base/json_fields.h"
 #include "base/line_reader.h"
 #include "reference/types/host_pages.h"
+#include "reference/types/token_rows.h"
 #include "traces/formats/spec_json.h"
 
 namespace lockstep {
@@ -26,154 +27,184 @@ constexpr auto kTorchWords = std::to_array<JsonWord<DType>>({
 constexpr auto kDeviceWords = std::to_array<JsonWord<DeviceFamily>>(
     {{"sm90", DeviceFamily::sm90}, {"sm100", DeviceFamily::sm100}});
 
-std::optional<std::int64_t> size_in(JsonObject& object, std::string_view key,
-                                    std::int64_t min = 0) {
-  JsonValue value = object.optional(key);
-  if (!value || value.is_null()) return std::nullopt;
-  return value.integer(min, kPoolBytesMax);
+// Of a plan; null is as good as no key.
+template <class Form>
+constexpr form::OrNull<Form> or_null(Form as) {
+  return {as};
+}
+constexpr auto kPlanSize = or_null(form::Between{0, kPoolBytesMax});
+constexpr auto kPlanCount = or_null(form::Between{1, kPoolBytesMax});
+constexpr auto kPlanText = or_null(form::AnyText{});
+constexpr form::Word<DType> kTorchType{kTorchWords};
+constexpr form::Word<MambaCacheMode> kCacheMode{kJsonWords<MambaCacheMode>};
+
+// An option that may be null or absent.
+void may_set(FieldReader& io, std::string_view key, std::optional<std::int64_t>& size,
+             std::int64_t min = 0) {
+  if (JsonValue value = io.object.optional(key); value && !value.is_null())
+    size = value.integer(min, kPoolBytesMax);
 }
 
-template <class T>
-void may_set(JsonObject& object, std::string_view key, T& field, std::int64_t min = 0) {
-  if (const auto value = size_in(object, key, min)) field = *value;
-}
-
-void may_set_flag(JsonObject& object, std::string_view key, bool& field) {
-  if (JsonValue value = object.optional(key)) field = value.boolean();
-}
-
-std::optional<std::string> text_in(JsonObject& object, std::string_view key) {
-  JsonValue value = object.optional(key);
-  if (!value || value.is_null()) return std::nullopt;
-  return std::string(value.string());
-}
-
-void read_states(JsonObject& object, KVCacheSpec& spec) {
-  for (JsonValue shape : object.required("shapes").array()) {
-    StateTensorSpec& state = spec.states.emplace_back();
-    for (JsonValue size : shape.array()) state.dims.push_back(size.integer(1, kHeadSizeMax));
+template <class Io>
+void planned_states(Io& io, FieldsOf<Io, KVCacheSpec>& spec) {
+  if constexpr (Io::kReads) {
+    for (JsonValue shape : io.object.required("shapes").array())
+      form::Each{form::Between{1, kHeadSizeMax}}.read(shape, spec.states.emplace_back().dims);
+    std::size_t i = 0;
+    for (JsonValue dtype : io.object.required("dtypes").array())
+      if (i < spec.states.size()) kTorchType.read(dtype, spec.states[i++].dtype);
+  } else {
+    io.out.key("shapes").begin_array();
+    for (const StateTensorSpec& state : spec.states) io.out.integers(state.dims);
+    io.out.end_array().key("dtypes").begin_array();
+    for (const StateTensorSpec& state : spec.states) kTorchType.write(io.out, state.dtype);
+    io.out.end_array();
   }
-  std::size_t i = 0;
-  for (JsonValue dtype : object.required("dtypes").array())
-    if (i < spec.states.size()) spec.states[i++].dtype = dtype.word<DType>(kTorchWords);
-  spec.plan.mamba_type = object.required("mamba_type").string();
-  spec.mamba_cache_mode =
-      object.required("mamba_cache_mode").word<MambaCacheMode>(kJsonWords<MambaCacheMode>);
-  may_set(object, "num_speculative_blocks", spec.num_speculative_blocks);
-  may_set(object, "num_prefill_checkpoint_blocks", spec.num_prefill_checkpoint_blocks);
-  may_set(object, "prefill_checkpoint_alignment", spec.prefill_checkpoint_alignment, 1);
+  io.required("mamba_type", spec.plan.mamba_type, form::AnyText{});
+  io.required("mamba_cache_mode", spec.mamba_cache_mode, kCacheMode);
+  io.defaulted("num_speculative_blocks", spec.num_speculative_blocks, kPlanSize);
+  io.optional("num_prefill_checkpoint_blocks", spec.num_prefill_checkpoint_blocks, kPlanSize);
+  io.optional("prefill_checkpoint_alignment", spec.prefill_checkpoint_alignment, kPlanCount);
 }
 
-void read_rows(JsonObject& object, KVCacheSpec& spec) {
-  spec.num_kv_heads = object.required("num_kv_heads").integer(1, kHeadsMax);
-  spec.head_size = object.required("head_size").integer(1, kHeadSizeMax);
-  spec.head_size_v = object.required("head_size_v").integer(0, kHeadSizeMax);
-  spec.dtype = object.required("dtype").word<DType>(kTorchWords);
-  if (JsonValue mode = object.optional("kv_quant_mode")) {
-    if (const auto known = kv_quant_mode_from_planned_name(mode.string()))
-      spec.kv_quant_mode = *known;
-    else
-      mode.refuse("a quantization mode");
-  }
-  if (JsonValue slots = object.optional("num_head_slots"); slots && !slots.is_null())
-    spec.plan.num_head_slots = slots.integer<std::int64_t>(1, kHeadsMax);
-  may_set(object, "state_content_bytes", spec.plan.state_content_bytes, 1);
-  if (JsonValue tokens = object.optional("tokens_per_state"))
-    spec.tokens_per_state = read_tokens_per_state(tokens);
-  may_set(object, "max_tp_shards", spec.plan.max_tp_shards, 1);
-  if (JsonValue alignment = object.optional("block_stride_alignment")) {
-    if (alignment.is_object())
+// A number of bytes, or {"multiple_of": tokens}.
+template <class Io>
+void stride_field(Io& io, FieldsOf<Io, KVCacheSpec>& spec) {
+  constexpr std::string_view kKey = "block_stride_alignment";
+  if constexpr (Io::kReads) {
+    JsonValue value = io.object.optional(kKey);
+    if (value && value.is_object())
       spec.plan.stride_kernel_tokens =
-          alignment.object().required("multiple_of").integer(1, kBlocksMax);
-    else
-      spec.block_stride_alignment = alignment.integer(1, kPoolBytesMax);
+          value.object().required("multiple_of").integer(1, kBlocksMax);
+    else if (value)
+      spec.block_stride_alignment = value.integer(1, kPoolBytesMax);
+  } else if (spec.block_stride_alignment != 1) {
+    io.out.integer(kKey, spec.block_stride_alignment);
+  } else if (spec.plan.stride_kernel_tokens != 0) {
+    io.out.key(kKey).begin_object().integer("multiple_of", spec.plan.stride_kernel_tokens);
+    io.out.end_object();
   }
-  may_set(object, "sliding_window", spec.sliding_window, 1);
-  may_set(object, "extra_retained_tokens", spec.extra_retained_tokens);
-  may_set(object, "attention_chunk_size", spec.attention_chunk_size, 1);
-  may_set(object, "rswa_window", spec.rswa_window, 1);
-  may_set(object, "sink_len", spec.sink_len);
-  spec.cache_dtype_str = text_in(object, "cache_dtype_str").value_or("");
-  may_set(object, "topk_buffer_width", spec.plan.topk_buffer_width, 1);
-  may_set(object, "alignment", spec.alignment, 1);
-  spec.model_version = text_in(object, "model_version").value_or("");
-  spec.plan.is_indexer = text_in(object, "cache_role") == "indexer";
-  may_set_flag(object, "is_index_group_leader", spec.plan.is_index_group_leader);
-  may_set_flag(object, "bounded_replay", spec.bounded_replay);
 }
 
-KVCacheSpec read_cache_spec(JsonValue value) {
+template <class Io>
+void planned_rows(Io& io, FieldsOf<Io, KVCacheSpec>& spec) {
+  constexpr form::Code kMode{
+      [](JsonValue value) {
+        return read_word<KVQuantMode>(value, kv_quant_mode_from_planned_name,
+                                      "a quantization mode");
+      },
+      [](JsonWriter& out, KVQuantMode mode) { out.string(planned_name_of(mode)); }};
+  constexpr form::Code kPerState{read_tokens_per_state, [](JsonWriter& out, TokensPerState tokens) {
+                                   out.raw(json_of(tokens));
+                                 }};
+  io.required("num_kv_heads", spec.num_kv_heads, form::Between{1, kHeadsMax});
+  io.required("head_size", spec.head_size, form::Between{1, kHeadSizeMax});
+  io.required("head_size_v", spec.head_size_v, form::Between{0, kHeadSizeMax});
+  io.required("dtype", spec.dtype, kTorchType);
+  io.unless(KVQuantMode::none, "kv_quant_mode", spec.kv_quant_mode, kMode);
+  io.optional("num_head_slots", spec.plan.num_head_slots, or_null(form::Between{1, kHeadsMax}));
+  io.optional("state_content_bytes", spec.plan.state_content_bytes, kPlanCount);
+  io.unless(TokensPerState{}, "tokens_per_state", spec.tokens_per_state, kPerState);
+  io.optional("max_tp_shards", spec.plan.max_tp_shards, kPlanCount);
+  stride_field(io, spec);
+  io.optional("sliding_window", spec.sliding_window, kPlanCount);
+  io.optional("extra_retained_tokens", spec.extra_retained_tokens, kPlanSize);
+  io.optional("attention_chunk_size", spec.attention_chunk_size, kPlanCount);
+  io.optional("rswa_window", spec.rswa_window, kPlanCount);
+  io.optional("sink_len", spec.sink_len, kPlanSize);
+  io.optional("cache_dtype_str", spec.cache_dtype_str, kPlanText);
+  io.optional("topk_buffer_width", spec.plan.topk_buffer_width, kPlanCount);
+  io.optional("alignment", spec.alignment, kPlanCount);
+  io.optional("model_version", spec.model_version, kPlanText);
+  std::string role = spec.plan.is_indexer ? "indexer" : "";
+  io.optional("cache_role", role, kPlanText);
+  if constexpr (Io::kReads) spec.plan.is_indexer = role == "indexer";
+  io.optional("is_index_group_leader", spec.plan.is_index_group_leader);
+  io.optional("bounded_replay", spec.bounded_replay);
+}
+
+template <class Io>
+void planned_fields(Io& io, FieldsOf<Io, KVCacheSpec>& spec) {
+  constexpr form::Code kKind{
+      [](JsonValue value) {
+        return read_word<CacheKind>(value, cache_kind_from_planned_name, "a kind of cache");
+      },
+      [](JsonWriter& out, CacheKind kind) { out.string(planned_name_of(kind)); }};
+  io.required("type", spec.kind, kKind);
+  io.required("block_size", spec.block_size, form::Between{1, kBlockTokensMax});
+  if constexpr (Io::kReads) {
+    may_set(io, "page_size_padded", spec.page_size_padded);
+    spec.dcp_sharded = is_attention(spec.kind);
+  } else {
+    io.optional("page_size_padded", spec.page_size_padded, kPlanSize);
+  }
+  if (!has_layer_views(spec.kind))
+    io.defaulted("dcp_sharded", spec.dcp_sharded);
+  else if (Io::kReads || !is_state_kind(spec.kind))
+    io.unless(true, "dcp_sharded", spec.dcp_sharded);
+  io.optional("is_draft", spec.plan.is_draft.value);
+  io.optional("non_causal", spec.plan.non_causal);
+  io.optional("non_causal_multi_token_decode", spec.plan.non_causal_multi_token_decode);
+  io.optional("tp_replicated", spec.plan.tp_replicated);
+  if (!has_layer_views(spec.kind)) {
+    io.required(kHotPageKey, spec.page_copy_bytes, form::Between{1, kPoolBytesMax});
+    if (Io::kReads || is_hot_pages(spec.kind))
+      io.defaulted("blocks_per_request", spec.blocks_per_request, kPlanSize);
+  } else if (is_state_kind(spec.kind)) {
+    planned_states(io, spec);
+  } else {
+    planned_rows(io, spec);
+  }
+}
+
+KVCacheSpec read_planned_spec(JsonValue value) {
   KVCacheSpec spec;
   JsonObject object = value.object();
-  JsonValue type = object.required("type");
-  if (const auto known = cache_kind_from_planned_name(type.string()))
-    spec.kind = *known;
-  else
-    type.refuse("a kind of cache");
-  spec.block_size = object.required("block_size").integer(1, kBlockTokensMax);
-  spec.page_size_padded = size_in(object, "page_size_padded");
-  spec.dcp_sharded = is_attention(spec.kind);
-  may_set_flag(object, "dcp_sharded", spec.dcp_sharded);
-  may_set_flag(object, "is_draft", spec.plan.is_draft.value);
-  may_set_flag(object, "non_causal", spec.plan.non_causal);
-  may_set_flag(object, "non_causal_multi_token_decode", spec.plan.non_causal_multi_token_decode);
-  may_set_flag(object, "tp_replicated", spec.plan.tp_replicated);
+  FieldReader io(object);
+  planned_fields(io, spec);
   // What follows from the rest.
   for (const char* derived : {"page_size_bytes", "hnc", "stride_alignment_bytes"})
     object.optional(derived);
-  if (!has_layer_views(spec.kind)) {
-    spec.page_copy_bytes = object.required(kHotPageKey).integer(1, kPoolBytesMax);
-    may_set(object, "blocks_per_request", spec.blocks_per_request);
-    object.finish();
-    return spec;
-  }
-  if (is_state_kind(spec.kind))
-    read_states(object, spec);
-  else
-    read_rows(object, spec);
   object.finish();
   return spec;
 }
 
 void read_options(JsonValue value, std::string& model, OverlaidPlanInputs& plan) {
   JsonObject object = value.object();
+  FieldReader io(object);
   PlacementOptions& options = plan.options;
   model = object.required("model").nonempty_string();
   plan.backend = object.required("backend").string();
-  may_set(object, "tp", options.tp, 1);
-  may_set(object, "dcp", options.dcp, 1);
-  may_set(object, "pcp", options.pcp, 1);
-  may_set(object, "pp", options.pp, 1);
-  options.format = text_in(object, "kv_dtype").value_or("auto");
-  if (JsonValue dtype = object.optional("model_dtype"); dtype && !dtype.is_null()) {
-    if (const auto known = dtype_from_name(dtype.string()))
-      options.model_dtype = *known;
-    else
-      dtype.refuse("an element type");
-  }
-  if (JsonValue device = object.optional("device"); device && !device.is_null())
-    options.device = device.word<DeviceFamily>(kDeviceWords);
+  io.optional("tp", options.tp, kPlanCount);
+  io.optional("dcp", options.dcp, kPlanCount);
+  io.optional("pcp", options.pcp, kPlanCount);
+  io.optional("pp", options.pp, kPlanCount);
+  io.optional("kv_dtype", options.format, kPlanText);
+  io.optional("model_dtype", options.model_dtype,
+              or_null(form::Named<DType>{dtype_from_name, "an element type"}));
+  io.optional("device", options.device, or_null(form::Word<DeviceFamily>{kDeviceWords}));
   options.memory_bytes = object.required("memory_bytes").integer(0, kPoolBytesMax);
   options.max_model_len = object.required("max_model_len").integer(1, kBlocksMax);
-  options.block_size = size_in(object, "block_size", 1);
-  options.prefix_match_unit = size_in(object, "prefix_match_unit", 1);
-  options.num_gpu_blocks_override = size_in(object, "num_gpu_blocks_override", 1);
-  may_set_flag(object, "prefix_caching", options.prefix_caching);
-  may_set_flag(object, "disable_hybrid", options.disable_hybrid_kv_cache_manager);
-  if (JsonValue mode = object.optional("mamba_cache_mode"))
-    options.mamba_cache_mode = mode.word<MambaCacheMode>(kJsonWords<MambaCacheMode>);
-  may_set(object, "num_spec", options.num_spec);
-  may_set(object, "mtp_modules", options.mtp_modules, 1);
-  options.spec_method = text_in(object, "spec_method").value_or("");
-  options.order = text_in(object, "layout");
-  options.connector = text_in(object, "connector").value_or("");
+  may_set(io, "block_size", options.block_size, 1);
+  may_set(io, "prefix_match_unit", options.prefix_match_unit, 1);
+  may_set(io, "num_gpu_blocks_override", options.num_gpu_blocks_override, 1);
+  io.optional("prefix_caching", options.prefix_caching);
+  io.optional("disable_hybrid", options.disable_hybrid_kv_cache_manager);
+  io.optional("mamba_cache_mode", options.mamba_cache_mode, kCacheMode);
+  io.optional("num_spec", options.num_spec, kPlanSize);
+  io.optional("mtp_modules", options.mtp_modules, kPlanCount);
+  io.optional("spec_method", options.spec_method, kPlanText);
+  if (JsonValue order = object.optional("layout"); order && !order.is_null())
+    options.order = order.string();
+  io.optional("connector", options.connector, kPlanText);
   if (JsonValue pages = object.optional(kHostPagesWord); pages && !pages.is_null()) {
     JsonObject sizes = pages.object();
     const double bytes =
         sizes.required("host_pool_gib").binary64() * static_cast<double>(1LL << 30);
     options.host_pool_bytes =
         static_cast<std::int64_t>(std::clamp(bytes, 1.0, static_cast<double>(kPoolBytesMax)));
-    options.device_buffer_rows = size_in(sizes, "device_buffer_size", 1);
+    FieldReader of_pages(sizes);
+    may_set(of_pages, "device_buffer_size", options.device_buffer_rows, 1);
     sizes.finish();
   }
   if (JsonValue skipped = object.optional("skip_layers"); skipped && !skipped.is_null())
@@ -224,6 +255,7 @@ void read_workers(JsonValue value, OverlaidPlanInputs& plan) {
 
 TensorPlanInputs read_tensor_inputs(JsonObject& line) {
   TensorPlanInputs inputs;
+  FieldReader io(line);
   PlanOptions& options = inputs.options;
   options.tp = line.required("tp").integer(1, kBlocksMax);
   options.kv_dtype =
@@ -239,13 +271,13 @@ TensorPlanInputs read_tensor_inputs(JsonObject& line) {
   options.max_model_len = line.required("max_model_len").integer(1, kBlocksMax);
   options.default_block_size = line.required("default_block_size").integer(1, kBlocksMax);
   // Options that a recording may leave at their defaults.
-  may_set(line, "mamba_chunk_size", options.mamba_chunk_size);
-  may_set(line, "max_num_batched_tokens", options.max_num_batched_tokens);
-  may_set(line, "dcp", options.dcp);
-  may_set(line, "pcp", options.pcp);
-  options.block_size = size_in(line, "block_size");
-  options.mamba_block_size = size_in(line, "mamba_block_size");
-  options.num_gpu_blocks_override = size_in(line, "num_gpu_blocks_override");
+  io.optional("mamba_chunk_size", options.mamba_chunk_size, kPlanSize);
+  io.optional("max_num_batched_tokens", options.max_num_batched_tokens, kPlanSize);
+  io.optional("dcp", options.dcp, kPlanSize);
+  io.optional("pcp", options.pcp, kPlanSize);
+  may_set(io, "block_size", options.block_size);
+  may_set(io, "mamba_block_size", options.mamba_block_size);
+  may_set(io, "num_gpu_blocks_override", options.num_gpu_blocks_override);
   for (const JsonEntry& entry : line.required("layers").object().entries())
     inputs.layers.push_back({std::string(entry.key), read_kv_cache_spec(entry.value)});
   return inputs;
@@ -255,7 +287,7 @@ OverlaidPlanInputs read_overlaid_inputs(JsonObject& line, std::string& model) {
   OverlaidPlanInputs plan;
   read_options(line.required("options"), model, plan);
   if (JsonValue specs = line.optional("specs"))
-    for (JsonValue spec : specs.array()) plan.specs.push_back(read_cache_spec(spec));
+    for (JsonValue spec : specs.array()) plan.specs.push_back(read_planned_spec(spec));
   if (JsonValue layers = line.optional("layers"))
     for (JsonValue layer : layers.array()) read_layer(layer, plan);
   if (JsonValue shared = line.optional("shared"))
@@ -302,6 +334,14 @@ Result<std::vector<PlanRecording>> read_plan_recordings(const std::string& path)
     plans.back().line = lines.number();
     plans.back().json = text;
   }
+}
+
+std::string planned_spec_json(const KVCacheSpec& spec) {
+  JsonWriter out;
+  out.begin_object();
+  FieldWriter io(out);
+  planned_fields(io, spec);
+  return out.end_object().take_line();
 }
 
 std::string_view torch_name_of(DType dtype) {

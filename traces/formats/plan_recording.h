@@ -38,6 +38,9 @@ struct PlanRecording {
 // "FILE:LINE: ..." where a line does not hold the inputs of a plan.
 Result<std::vector<PlanRecording>> read_plan_recordings(const std::string& path);
 
+// A spec as a plan has it, without what follows from the rest (sizes in bytes).
+std::string planned_spec_json(const KVCacheSpec& spec);
+
 // The engine's key for the bytes of a page of hot rows.
 inline constexpr const char* kHotPageKey =
     "page_"

@@ -437,26 +437,18 @@ void write_recorded_event(JsonWriter& out, const RecordedEvent& event) {
 void read_decision_keys(JsonObject& object, const RecordingHeader& header, RecordedStep& step) {
   FieldReader io(object);
   decision_fields(io, step, header);
+  table_fields(io, step, header);
 }
 
 void read_state_keys(JsonObject& object, const RecordingHeader& header, RecordedStep& step) {
   FieldReader io(object);
   state_fields(io, step, header);
-}
-
-void read_table_keys(JsonObject& object, const RecordingHeader& header, RecordedStep& step) {
-  FieldReader io(object);
-  table_fields(io, step, header);
+  cache_fields(io, step);
 }
 
 void read_stopped_key(JsonObject& object, RecordedStep& step) {
   FieldReader io(object);
   io.optional("stopped", step.stopped, kPairs);
-}
-
-void read_cache_keys(JsonObject& object, RecordedStep& step) {
-  FieldReader io(object);
-  cache_fields(io, step);
 }
 
 void write_decision_keys(JsonWriter& out, const RecordedStep& step) {
@@ -468,16 +460,12 @@ void write_state_keys(JsonWriter& out, const RecordedStep& step) {
   FieldWriter io(out);
   state_fields(io, step, any_header());
   table_fields(io, step, any_header());
+  cache_fields(io, step);
 }
 
 void write_stopped_key(JsonWriter& out, const RecordedStep& step) {
   FieldWriter io(out);
   io.optional("stopped", step.stopped, kPairs);
-}
-
-void write_cache_keys(JsonWriter& out, const RecordedStep& step) {
-  FieldWriter io(out);
-  cache_fields(io, step);
 }
 
 void write_worker(JsonWriter& out, const RecordedWorker& worker) {
@@ -515,22 +503,12 @@ RecordingEnd read_recording_end(JsonValue value, const RecordingHeader& header,
   return end;
 }
 
-std::string recording_header_line(const RecordingHeader& header) {
-  JsonWriter out;
-  write_fields(out, header);
-  return out.take_line();
-}
-
+std::string recording_header_line(const RecordingHeader& header) { return line_of_fields(header); }
 std::string recording_step_line(const RecordedStep& step) {
-  JsonWriter out;
-  write_fields(out, step, any_header());
-  return out.take_line();
+  return line_of_fields(step, any_header());
 }
-
 std::string recording_end_line(const RecordingEnd& end) {
-  JsonWriter out;
-  write_fields(out, end, any_header());
-  return out.take_line();
+  return line_of_fields(end, any_header());
 }
 
 }  // namespace lockstep

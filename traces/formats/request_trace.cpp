@@ -311,20 +311,13 @@ Result<Trace> read_all(TraceReader& reader) {
   }
 }
 
-std::string trace_header_line(const TraceHeader& header) {
-  JsonWriter out;
-  write_fields(out, header);
-  return out.take_line();
-}
+std::string trace_header_line(const TraceHeader& header) { return line_of_fields(header); }
 
 std::string trace_record_line(const TraceHeader& header, const TraceRecord& record,
                               std::uint64_t ordinal) {
-  JsonWriter out;
   if (const auto* request = std::get_if<TraceRequest>(&record))
-    write_fields(out, *request, RequestContext{header, ordinal});
-  else
-    write_fields(out, std::get<TraceControl>(record));
-  return out.take_line();
+    return line_of_fields(*request, RequestContext{header, ordinal});
+  return line_of_fields(std::get<TraceControl>(record));
 }
 
 std::string trace_end_line(std::uint64_t num_records) {

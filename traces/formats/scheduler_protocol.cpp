@@ -22,7 +22,6 @@ std::string read_id(JsonObject& object) {
 void read_state(JsonObject& object, const RecordingHeader& header, RecordedStep& step) {
   step.skipped.reset();
   read_state_keys(object, header, step);
-  read_cache_keys(object, step);
 }
 
 }  // namespace
@@ -137,7 +136,6 @@ std::string read_opened(JsonObject& object, RecordingHeader& header) {
 void read_decision(JsonObject& object, const RecordingHeader& header, RecordedStep& step) {
   read_decision_keys(object, header, step);
   read_state(object, header, step);
-  read_table_keys(object, header, step);
 }
 
 EngineOutcome read_outcome(JsonObject& object, const RecordingHeader& header, RecordedStep& step) {

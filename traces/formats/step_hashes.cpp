@@ -123,9 +123,7 @@ Result<StepHashesWriter> StepHashesWriter::create(const std::string& path,
                                                   const StepHashesHeader& header) {
   LS_ASSIGN_OR_RETURN(auto file, OutputFile::create(path));
   StepHashesWriter writer(std::move(file), header.has_pages);
-  JsonWriter out;
-  write_fields(out, header);
-  writer.buffer_ = out.take_line();
+  writer.buffer_ = line_of_fields(header);
   return writer;
 }
 
@@ -134,9 +132,7 @@ Result<void> StepHashesWriter::write(const StepHashes& step) {
   LS_CHECK(is_hash(step.hash) && is_hash(step.decision), "hash {}, decision {}", step.hash,
            step.decision);
   ++steps_;
-  JsonWriter out;
-  write_fields(out, step, has_pages_);
-  buffer_ += out.take_line();
+  buffer_ += line_of_fields(step, has_pages_);
   if (buffer_.size() < kBufferBytes) return {};
   const auto written = file_.write(buffer_);
   buffer_.clear();
@@ -145,9 +141,7 @@ Result<void> StepHashesWriter::write(const StepHashes& step) {
 
 Result<void> StepHashesWriter::close(const StepHashesEnd& end) {
   LS_CHECK(end.steps == steps_, "{} steps written, {} at the end", steps_, end.steps);
-  JsonWriter out;
-  write_fields(out, end);
-  buffer_ += out.take_line();
+  buffer_ += line_of_fields(end);
   LS_RETURN_IF_ERROR(file_.write(buffer_));
   return file_.commit();
 }

@@ -11,9 +11,9 @@
 //  5. A launch has at most 48 KiB of shared memory without opt-in, and 227 KiB with it.
 //
 // Not simulated: time, more than one stream, launches that overlap, cooperative groups, clusters,
-// textures, constant memory, printf. CTAs of a launch run one after another, in mode hunt three at a
-// time, in turns. A CTA that spins on one that does not run is a runaway if checked, and hangs the
-// fast variant.
+// textures, constant memory, printf. CTAs of a launch run one after another, in mode hunt three at
+// a time, in turns. A CTA that spins on one that does not run is a runaway if checked, and hangs
+// the fast variant.
 #pragma once
 
 #include <cstddef>

@@ -221,17 +221,19 @@ class AcceptedCounts:
     """The accepted drafts of each request, as runner V1 counts them after sampling and as it looks
     them up for the states of the next step. With asynchronous scheduling it looks them up by the
     rows of the step that sampled; where the counts are on the host before rows move, they have
-    moved already (finding 52)."""
+    moved already (finding 52). A running request that a step leaves out loses its row, and its
+    count with it (finding 53)."""
 
     def __init__(self, runner: Any) -> None:
         self._runner = runner
         self._sampled: dict[str, int] = {}
+        self._last_rows: set[str] = set()  # requests of the step that sampled last
         self.faults: list[str] = []
         self._preprocess = preprocess = mamba_utils.preprocess_mamba
 
-        def watched(*args: Any, **options: Any) -> Any:
-            self._look_up()
-            return preprocess(*args, **options)
+        def watched(scheduled: Any, *args: Any, **options: Any) -> Any:
+            self._look_up(scheduled)
+            return preprocess(scheduled, *args, **options)
 
         mamba_utils.preprocess_mamba = watched
 
@@ -239,19 +241,27 @@ class AcceptedCounts:
         mamba_utils.preprocess_mamba = self._preprocess
 
     def after_sampling(self) -> None:
-        self._sampled = self._counts()
+        counts = self._counts()
+        self._sampled |= counts
+        self._last_rows = set(counts)
 
     def _counts(self) -> dict[str, int]:
         batch = self._runner.input_batch
         return {name: int(batch.num_accepted_tokens_cpu[i]) for i, name in enumerate(batch.req_ids)}
 
-    def _look_up(self) -> None:
+    def _look_up(self, scheduled: Any) -> None:
+        ended = scheduled.finished_req_ids | scheduled.scheduled_cached_reqs.resumed_req_ids
+        for name in ended | {request.req_id for request in scheduled.scheduled_new_reqs}:
+            self._sampled.pop(name, None)
         self.faults = []
         for name, found in self._counts().items():
-            if found != self._sampled.get(name, found):
+            accepted = self._sampled.get(name, found)
+            if found != accepted:
+                kept = name in self._last_rows
                 self.faults.append(
-                    f"finding 52: {name} continues from the state after {found} accepted tokens; "
-                    f"{self._sampled[name]} were accepted before its row moved"
+                    f"finding {52 if kept else 53}: {name} continues from the state after {found} "
+                    f"accepted tokens; {accepted} were accepted before "
+                    f"{'its row moved' if kept else 'a step left it out'}"
                 )
 
 

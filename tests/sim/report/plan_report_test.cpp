@@ -117,7 +117,7 @@ TEST(PlanReport, TheJsonHoldsThePlanTheLayoutsAndTheCapacity) {
             tensors_of(report).capacity[0].max_concurrency);
   JsonObject layer = worker.required("layers").object().required("layers.2.attn").object();
   EXPECT_EQ(layer.required("layout").object().required("token_stride_bytes").integer(),
-            tensors_of(report).pools[0].groups.back()[0].token_stride_bytes);
+            tensors_of(report).pools[0].layers.back().parts[0].row_stride);
   EXPECT_TRUE(reader.ok()) << reader.error().message;
 }
 

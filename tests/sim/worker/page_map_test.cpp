@@ -5,6 +5,8 @@
 
 #include <numeric>
 
+#include "reference/plan/layout.h"
+
 namespace lockstep {
 namespace {
 
