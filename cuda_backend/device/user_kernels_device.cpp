@@ -100,6 +100,9 @@ class UserKernelsDevice final : public ForwardingDevice {
       sentences.push_back(
           fmt::format("{}: your kernels have no such function; the executor's own kernels ran",
                       fmt::join(lacking_, ", ")));
+    if (kernels_->has("conv") || kernels_->has("ssm") || kernels_->has("delta"))
+      sentences.emplace_back(
+          "copies of recurrent states to other blocks: the executor's own kernel");
     sentences.emplace_back(
         "single accesses, races and stream order of your kernels: they run outside of the "
         "executor, one call at a time");

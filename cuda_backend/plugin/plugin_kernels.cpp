@@ -73,11 +73,9 @@ class PluginKernels final : public UserKernels {
  public:
   explicit PluginKernels(std::string path) : path_(std::move(path)) {}
   ~PluginKernels() override {
-    if (is_open_ && plugin_->close != nullptr) plugin_->close(self_);
+    if (self_ != nullptr && plugin_->close != nullptr) plugin_->close(self_);
     if (handle_ != nullptr) dlclose(handle_);
   }
-  PluginKernels(const PluginKernels&) = delete;
-  PluginKernels& operator=(const PluginKernels&) = delete;
 
   Result<void> load() {
     std::error_code error;
@@ -138,7 +136,6 @@ class PluginKernels final : public UserKernels {
     if (self_ == nullptr)
       return fail("{}: refuses these layers: {}", path_,
                   error[0] != 0 ? error : "(it does not say why)");
-    is_open_ = true;
     return {};
   }
 
@@ -198,7 +195,6 @@ class PluginKernels final : public UserKernels {
   void* handle_ = nullptr;
   const lockstep_plugin* plugin_ = nullptr;
   void* self_ = nullptr;
-  bool is_open_ = false;
   std::vector<std::unique_ptr<std::string>> names_;
   std::vector<lockstep_layer> layers_;
 };

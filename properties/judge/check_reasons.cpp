@@ -61,6 +61,9 @@ constexpr std::array kReasons = std::to_array<Reason>({
      "does not exist, or a launch that it refuses."},
     {"engine.exception",
      "An engine that serves must not raise: every request that it holds goes down with it."},
+    {"engine.check",
+     "A scheduler must not contradict its own state: a block that it frees has a holder, and a "
+     "request that it retires is live."},
     {"engine.crash",
      "An engine that serves must not end: every request that it holds goes down with it."},
     {"engine.hang", "A step must be decided: until then no request is served."},

@@ -52,13 +52,13 @@ class Bench final : public StepObserver {
     if (recorder_.connector() != nullptr)
       connect_engine(header, config.connector.load_failure_policy, recorder_.connector()->traits());
     if (recording_ != nullptr) recording_->header = header;
-    if (followed_ != nullptr)
-      auditor_ =
-          std::make_unique<Auditor>(followed_->header, AuditScope::whole_recording, options_.rules);
-    else if (why_not_audited(header).empty()) {
-      RecordingHeader audited = header;
-      if (!decisions.has_profile()) audited.engine = {.name = "other", .version = "1"};
-      auditor_ = std::make_unique<Auditor>(audited, options_.scope, options_.rules);
+    RecordingHeader audited = followed_ != nullptr ? followed_->header : header;
+    if (why_not_audited(audited).empty()) {
+      if (followed_ == nullptr && !decisions.has_profile())
+        audited.engine = {.name = "other", .version = "1"};
+      auditor_ = std::make_unique<Auditor>(
+          audited, followed_ != nullptr ? AuditScope::whole_recording : options_.scope,
+          options_.rules);
     }
     if (!options_.conforms || decisions.model() != nullptr) return {};
     LS_ASSIGN_OR_RETURN(live_, LiveConform::open(header));
@@ -199,8 +199,7 @@ using Watched = std::vector<const WatchedBackend*>;
 RunTraits traits_of(const SavedCase& saved, const JudgeOptions& options) {
   RunTraits traits;
   const bool follows = follows_recording(saved, options.decisions);
-  traits.add_if(saved.recording && saved.recording->header.connector && !follows,
-                RunTrait::connector);
+  traits.add_if(saved.recording && saved.recording->header.connector, RunTrait::connector);
   traits.add_if(options.decisions || follows, RunTrait::other_engine);
   return traits;
 }

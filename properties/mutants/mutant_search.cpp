@@ -116,7 +116,7 @@ lockstep replay cases/table-width.case.jsonl
 
 "Found by" lists the checks that may see it first: phases of the comparison with the model
 (`page_written`, ...), rules of the audit, invariants of the scheduler, liveness, or proofs of a
-memory plan. `crash` is a check inside the scheduler that stops the program.
+memory plan. `engine.check` is a check inside the scheduler.
 
 This page is written by `lockstep mutants --markdown docs/reference/mutants.md`.
 )";
@@ -361,8 +361,7 @@ MutantReport search_transfers(const Mutant& mutant, const MutantBench& bench,
 }  // namespace
 
 bool MutantReport::as_expected() const {
-  const std::string check = failure.kind == "crash" ? "crash" : failure.check;
-  return caught && std::ranges::find(mutant->caught_by, check) != mutant->caught_by.end();
+  return caught && std::ranges::find(mutant->caught_by, failure.check) != mutant->caught_by.end();
 }
 
 std::string why_not_below(const MutantDecider& decider, const Mutant& mutant) {

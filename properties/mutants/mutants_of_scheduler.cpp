@@ -141,7 +141,7 @@ std::vector<Mutant> free_mutants() {
        .source = "vllm 42571, 3347",
        .mechanism = "a block that requests share is in one batch of frees twice",
        .exposed_by = "a request that ends while another shares its prefix",
-       .caught_by = {"crash", "invariant.ref_cnt", "invariant.conservation",
+       .caught_by = {"engine.check", "invariant.ref_cnt", "invariant.conservation",
                      "invariant.free_order"},
        .bias = decisions({shared_prefixes, bursts})},
       {.id = "free-forward-order",
@@ -276,7 +276,7 @@ std::vector<Mutant> fault_mutants() {
       {.id = "abort-twice",
        .mechanism = "an abort of a request that has just left retires it a second time",
        .exposed_by = "a client that gives up while the last token is on its way",
-       .caught_by = {"crash"},
+       .caught_by = {"engine.check"},
        .bias = decisions({faults, full_attention})},
       {.id = "abort-in-flight-kept",
        .mechanism = "the blocks of a request aborted with a step in flight wait for an output that "

@@ -246,7 +246,7 @@ void ReadingModel::plan(const DecidedStep& step, StepTransfers& transfers) {
     std::vector<std::uint64_t>& rows = host_rows_[block.host];
     rows.assign(size, 0);
     UndisturbedRequest& alone =
-        requests_.at(std::string(step.scheduler.name(block.request)))->alone;
+        requests_.at(std::string(step.decisions.name(block.request)))->alone;
     const std::int64_t last = std::min(block.num_tokens, (block.entry + 1) * size);
     for (std::int64_t p = block.entry * size; p < last; ++p) rows[p % size] = alone.row(group, p);
   }

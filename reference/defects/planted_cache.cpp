@@ -336,7 +336,8 @@ struct PlantedScheduler final : Scheduler::Impl {
     if (is(SchedulerDefect::state_wrong_boundary)) splits_at_state_blocks = false;
     // The hash of one rank's tokens for a block of all ranks' tokens.
     if (is(SchedulerDefect::hash_cp_granularity))
-      hash_rule.hash_block_size /= config.dcp * config.pcp;
+      hash_rule.hash_block_size =
+          std::max(1, hash_rule.hash_block_size / (config.dcp * config.pcp));
     if (is(SchedulerDefect::hash_next_token)) hash_rule.num_lookahead_tokens = 0;
   }
 

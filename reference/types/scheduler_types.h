@@ -213,10 +213,10 @@ struct StaleOutput {
   std::int32_t num_taken = 0;  // tokens of it that the request was given
 };
 
-// How another engine ended in the middle of a run.
+// How an engine ended in the middle of a run.
 struct EngineFailure {
-  // "exception", "crash", "hang", "reply": docs/protocols.md. "harness": Lockstep's own code in the
-  // engine's process raised, and the engine is not judged.
+  // "exception", "crash", "hang", "reply": docs/protocols.md. "check": a check inside the model.
+  // "harness": Lockstep's own code in the engine's process raised; the engine is not judged.
   std::string kind;
   std::string what;        // one line
   std::string trace = {};  // output of the code that raised; may be empty

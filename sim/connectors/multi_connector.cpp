@@ -192,7 +192,7 @@ void MultiTransfers::plan(const DecidedStep& step, StepTransfers& transfers) {
     StepTransfers own;
     own.lost = transfers.lost;
     parts_[i].transfers->plan({.decision = step.decision,
-                               .scheduler = step.scheduler,
+                               .decisions = step.decisions,
                                .report = reports_[i],
                                .block_tokens = step.block_tokens},
                               own);

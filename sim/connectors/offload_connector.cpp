@@ -270,7 +270,7 @@ void OffloadConnector::carry_out(const Load& load, StepTransfers& transfers) {
 
 void OffloadConnector::take_full_blocks(const DecidedStep& step,
                                         const ScheduledRequest& scheduled) {
-  const std::int64_t known = step.scheduler.num_tokens(scheduled.id);
+  const std::int64_t known = step.decisions.num_tokens(scheduled.id);
   const std::int64_t tokens =
       std::min<std::int64_t>(known, std::int64_t{scheduled.computed} + scheduled.num_tokens);
   for (std::size_t g = 0; g < specs_.size(); ++g)
@@ -282,12 +282,12 @@ void OffloadConnector::take_full_blocks(const DecidedStep& step,
 // False: the tier has no room; those that are left are looked at in the next step.
 bool OffloadConnector::take_full_blocks_of(const DecidedStep& step, RequestId request,
                                            std::int32_t group, std::int64_t end) {
-  const std::span<const BlockId> table = step.scheduler.block_table(request, group);
+  const std::span<const BlockId> table = step.decisions.block_table(request, group);
   std::int64_t& entry = num_seen_.at(request)[group];
   if (entry >= end) return true;
-  const std::span<const BlockKey> keys = step.scheduler.block_keys(request);
+  const std::span<const BlockKey> keys = step.decisions.model()->block_keys(request);
   const Question what{.keys = {keys.begin(), keys.end()},
-                      .hash_block_size = step.scheduler.hash_block_size()};
+                      .hash_block_size = step.decisions.hash_block_size()};
   for (; entry < end; ++entry) {
     const BlockId block = table[entry];
     if (block == kNullBlock) continue;
@@ -309,7 +309,7 @@ bool OffloadConnector::take_full_blocks_of(const DecidedStep& step, RequestId re
 
 void OffloadConnector::carry_out_stores(const DecidedStep& step, StepTransfers& transfers) {
   const auto has_it = [&](const BlockTransfer& block) {
-    const std::span<const BlockId> table = step.scheduler.block_table(block.request, block.group);
+    const std::span<const BlockId> table = step.decisions.block_table(block.request, block.group);
     return block.entry < std::ssize(table) && table[block.entry] == block.block;
   };
   std::erase_if(stores_, [&](const Store& store) {

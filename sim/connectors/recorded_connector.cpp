@@ -224,4 +224,61 @@ Result<void> RecordedConnector::take_report(KVConnectorOutput& report) {
   return {};
 }
 
+namespace {
+
+// The request that loads, or is sent, under that name; a later one may share it.
+std::optional<RequestId> moving(const DecidedStep& step, std::string_view name, bool is_loading) {
+  for (const HeldRequest& held : step.decisions.held())
+    if (held.is_loading == is_loading && step.decisions.name(held.id) == name) return held.id;
+  if (!is_loading) return std::nullopt;
+  for (const SkippedRequest& skipped : step.decisions.skipped())
+    if (skipped.is_loading && step.decisions.name(skipped.id) == name) return skipped.id;
+  return std::nullopt;
+}
+
+// The request that has been given blocks for its load; absent: no block was free.
+std::optional<RequestId> loading_into(const DecidedStep& step,
+                                      const RecordedConnectorAnswer& answer) {
+  if (answer.external.value_or(0) <= 0) return std::nullopt;
+  if (answer.async) {
+    for (const SkippedRequest& skipped : step.decisions.skipped())
+      if (skipped.is_loading && step.decisions.name(skipped.id) == answer.id) return skipped.id;
+    return std::nullopt;
+  }
+  for (const ScheduledRequest& scheduled : step.decision.scheduled)
+    if ((scheduled.is_new || scheduled.is_resumed) &&
+        step.decisions.name(scheduled.id) == answer.id)
+      return scheduled.id;
+  return std::nullopt;
+}
+
+}  // namespace
+
+void FollowedTransfers::plan(const DecidedStep& step, StepTransfers& transfers) {
+  for (const RecordedConnectorAnswer& answer :
+       step_.connector.value_or(std::vector<RecordedConnectorAnswer>()))
+    if (const auto request = loading_into(step, answer))
+      peers_.begin({*request, answer.local, answer.local + *answer.external, answer.async});
+  KVConnectorOutput report;
+  const auto take = [&](const std::vector<std::string>& names, bool is_loading,
+                        std::vector<RequestId>& requests) {
+    for (const std::string& name : names)
+      if (const auto request = moving(step, name, is_loading)) requests.push_back(*request);
+  };
+  if (const auto& worker = step_.worker) {
+    take(worker->received, true, report.finished_recving);
+    take(worker->sent, false, report.finished_sending);
+    take(worker->failed, true, report.failed_recving);
+    report.invalid_block_ids = worker->invalid_blocks;
+  }
+  transfers.lost = report.invalid_block_ids;
+  peers_.plan({.decision = step.decision,
+               .decisions = step.decisions,
+               .report = report,
+               .block_tokens = step.block_tokens},
+              transfers);
+  transfers.num_frees_delayed = num_frees_delayed_;
+  num_frees_delayed_ += std::ssize(step_.held);
+}
+
 }  // namespace lockstep

@@ -16,6 +16,8 @@
 
 #include "base/result.h"
 #include "reference/types/kv_connector.h"
+#include "sim/connectors/simulated_connector.h"
+#include "sim/engine/workload.h"
 #include "traces/formats/recording.h"
 
 namespace lockstep {
@@ -77,6 +79,24 @@ class RecordedConnector final : public KVConnector {
   std::int64_t num_begun_ = 0;
   std::map<RequestId, std::string> names_;  // of the same, and of those asked about
   std::optional<Error> error_;
+};
+
+// The transfers of a recording whose decisions are followed: peers send the rows that its requests
+// would have computed, in the steps that the recording names (PeerTransfers).
+//
+// (1) A load begins in the step that gives its request blocks after the recorded answer.
+// (2) It completes, fails or loses blocks as the recorded report says, and so does a send.
+class FollowedTransfers final : public TransferPlanner {
+ public:
+  // `step`: the recorded step that the loop is in. Both outlive this.
+  FollowedTransfers(const RecordedStep& step, PeerTransfers& peers) : step_(step), peers_(peers) {}
+
+  void plan(const DecidedStep& step, StepTransfers& transfers) override;
+
+ private:
+  const RecordedStep& step_;
+  PeerTransfers& peers_;
+  std::int64_t num_frees_delayed_ = 0;
 };
 
 }  // namespace lockstep

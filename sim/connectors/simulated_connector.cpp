@@ -108,7 +108,7 @@ std::vector<BlockTransfer> blocks_of(const DecidedStep& step, RequestId request,
   for (std::size_t g = 0; g < step.block_tokens.size(); ++g) {
     const auto group = static_cast<std::int32_t>(g);
     const std::int64_t tokens = step.block_tokens[g];
-    const std::span<const BlockId> table = step.scheduler.block_table(request, group);
+    const std::span<const BlockId> table = step.decisions.block_table(request, group);
     const std::int64_t end =
         std::min<std::int64_t>(std::ssize(table), (last + tokens - 1) / tokens);
     for (std::int64_t entry = first / tokens; entry < end; ++entry) {
@@ -133,6 +133,7 @@ PeerTransfers::PeerTransfers(KVConnector& connector, bool takes_several_groups,
     const auto group = static_cast<std::int32_t>(g);
     if (groups[g].role == kPageSourceRole) source_group_ = group;
     if (keeps_pages(groups[g].spec)) device_pages_.insert(group);
+    windows_.push_back({groups[g].spec.sliding_window, groups[g].spec.attention_chunk_size});
   }
 }
 
@@ -159,6 +160,9 @@ bool PeerTransfers::request_finished(RequestId request, std::string_view name) {
 }
 
 void PeerTransfers::plan(const DecidedStep& step, StepTransfers& transfers) {
+  if (step.decisions.model() == nullptr)
+    for (const ScheduledRequest& scheduled : step.decision.scheduled)
+      scheduled_to_[scheduled.id] = scheduled.computed + scheduled.num_tokens;
   lost_.insert(step.report.invalid_block_ids.begin(), step.report.invalid_block_ids.end());
   for (const Load& load : std::exchange(begun_, {})) {
     const auto blocks = moved(blocks_of(step, load.request, load.first, load.last));
@@ -197,13 +201,31 @@ void PeerTransfers::carry_out(const std::vector<BlockTransfer>& blocks, StepTran
   }
 }
 
+// Drafts may count as computed if a client disconnected while the step was in flight.
+std::int64_t PeerTransfers::num_computed(const DecidedStep& step, RequestId request) const {
+  const std::int64_t known = step.decisions.num_tokens(request);
+  if (const Scheduler* const model = step.decisions.model())
+    return std::min(model->num_computed_tokens(request), known);
+  const auto scheduled = scheduled_to_.find(request);
+  return scheduled == scheduled_to_.end() ? 0 : std::min(scheduled->second, known - 1);
+}
+
+// True if the next token reads nothing of the block: another engine's table may still name it.
+bool PeerTransfers::is_left(const BlockTransfer& block, std::int64_t block_tokens) const {
+  const auto group = static_cast<std::size_t>(block.group);
+  if (group >= windows_.size()) return false;
+  const auto [window, chunk] = windows_[group];
+  const std::int64_t begin = window > 0  ? block.num_tokens - window + 1
+                             : chunk > 0 ? block.num_tokens / chunk * chunk
+                                         : 0;
+  return (block.entry + 1) * block_tokens <= begin;
+}
+
 // Two requests that share a block may be sent at once; it is stored for one of them.
 void PeerTransfers::send(const DecidedStep& step, RequestId request, StepTransfers& transfers) {
-  // Drafts may count as computed if a client disconnected while the step was in flight.
-  const std::int64_t known =
-      std::min(step.scheduler.num_computed_tokens(request), step.scheduler.num_tokens(request));
+  const std::int64_t known = num_computed(step, request);
   for (BlockTransfer block : moved(blocks_of(step, request, 0, known))) {
-    if (block.group == source_group_) continue;
+    if (block.group == source_group_ || is_left(block, step.block_tokens[block.group])) continue;
     if (std::ranges::count(transfers.stores, block.block, &BlockTransfer::block) > 0) continue;
     block.host = host_of(block);
     transfers.stores.push_back(block);

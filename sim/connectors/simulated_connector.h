@@ -132,17 +132,21 @@ class PeerTransfers final : public KVConnector, public TransferPlanner {
     connector_.order_published_requests(names);
   }
 
-  void plan(const DecidedStep& step, StepTransfers& transfers) override;
-
- private:
   struct Load {
     RequestId request{};
     std::int64_t first = 0, last = 0;  // tokens
     bool is_async = false;
   };
+  // A load that begins with the next plan.
+  void begin(const Load& load) { begun_.push_back(load); }
+  void plan(const DecidedStep& step, StepTransfers& transfers) override;
+
+ private:
   std::vector<BlockTransfer> moved(std::vector<BlockTransfer> blocks) const;
   void carry_out(const std::vector<BlockTransfer>& blocks, StepTransfers& transfers);
   void send(const DecidedStep& step, RequestId request, StepTransfers& transfers);
+  std::int64_t num_computed(const DecidedStep& step, RequestId request) const;
+  bool is_left(const BlockTransfer& block, std::int64_t block_tokens) const;
 
   KVConnector& connector_;
   // The block's place in the host tier.
@@ -152,8 +156,13 @@ class PeerTransfers final : public KVConnector, public TransferPlanner {
   const std::int64_t num_pool_blocks_;   // of the host pool
   std::int32_t source_group_ = -1;       // of host pages
   std::set<std::int32_t> device_pages_;  // groups of host pages
-  std::map<RequestId, Load> asked_;      // the last question of each
-  std::vector<Load> begun_;              // since the last plan
+  struct Window {
+    std::int64_t size = 0, chunk = 0;  // tokens; 0: none
+  };
+  std::vector<Window> windows_;                     // per group
+  std::map<RequestId, std::int64_t> scheduled_to_;  // token; where another engine decides
+  std::map<RequestId, Load> asked_;                 // the last question of each
+  std::vector<Load> begun_;                         // since the last plan
   std::map<RequestId, std::vector<BlockTransfer>> loading_;
   std::set<BlockId> lost_;  // of loads in flight
   std::int64_t num_frees_delayed_ = 0;

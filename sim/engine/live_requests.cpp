@@ -58,35 +58,37 @@ ConnectorStep::ConnectorStep(const RunConfig& config, const DecisionSource& deci
                             rank_in(config.backend.context, group.spec).num_ranks);
 }
 
-Result<void> ConnectorStep::take_report(std::int64_t step, bool has_memory) {
-  LS_ASSIGN_OR_RETURN(auto report, connector_report(workload_, decisions_, config_.backend.plan));
-  // The engine continues past a lost block before it is notified of the loss (docs/findings.md,
-  // 15): what its worker then reads belongs to no request.
-  if (has_memory && config_.engine.async_scheduling && !report.invalid_block_ids.empty())
-    return fail(
-        "step {}: blocks that a load did not fill, with asynchronous scheduling: on a backend this "
-        "is not modelled; run only the decisions (--backend none), without such loads "
-        "(--load-failures 0), or a trace with --no-async-scheduling",
-        step);
-  report_ = std::move(report);
+Result<void> ConnectorStep::take_report() {
+  LS_ASSIGN_OR_RETURN(report_, connector_report(workload_, decisions_, config_.backend.plan));
   return {};
 }
 
-void ConnectorStep::plan(const SchedulerOutput& decision, RunSummary& summary) {
-  if (workload_.transfers() == nullptr || decisions_.model() == nullptr) return;
+Result<void> ConnectorStep::plan(const SchedulerOutput& decision, bool has_memory,
+                                 RunSummary& summary) {
+  if (workload_.transfers() == nullptr) return {};
+  if (decisions_.model() == nullptr && !has_memory) return {};
   transfers_.clear();
   for (const HeldRequest& held : decisions_.held()) transfers_.held.push_back(held.id);
   transfers_.lost = report_.invalid_block_ids;
   workload_.transfers()->plan({.decision = decision,
-                               .scheduler = *decisions_.model(),
+                               .decisions = decisions_,
                                .report = report_,
                                .block_tokens = block_tokens_},
                               transfers_);
+  // The engine continues past a lost block before it is notified of the loss (docs/findings.md,
+  // 15): what its worker then reads belongs to no request.
+  if (has_memory && config_.engine.async_scheduling && !transfers_.lost.empty())
+    return fail(
+        "step {}: blocks that a load did not fill, with asynchronous scheduling: on a backend this "
+        "is not modelled; run only the decisions (--backend none), without such loads "
+        "(--load-failures 0), or a trace with --no-async-scheduling",
+        decision.step);
   summary.blocks_loaded += std::ssize(transfers_.loads);
   summary.blocks_stored += std::ssize(transfers_.stores);
   summary.blocks_lost += std::ssize(transfers_.lost);
   summary.host_evictions = transfers_.num_evicted;
   summary.frees_delayed = transfers_.num_frees_delayed;
+  return {};
 }
 
 }  // namespace lockstep

@@ -182,10 +182,11 @@ class ConnectorStep {
   ConnectorStep(const RunConfig& config, const DecisionSource& decisions, Workload& workload);
 
   bool is_there() const { return workload_.connector() != nullptr; }
-  // With the step just decided. `has_memory`: some reports are not modelled on a backend.
-  Result<void> take_report(std::int64_t step, bool has_memory);
-  // What the step loads and stores, and the counts of it.
-  void plan(const SchedulerOutput& decision, RunSummary& summary);
+  // With the step just decided.
+  Result<void> take_report();
+  // What the step loads and stores, and the counts of it. `has_memory`: some losses are not
+  // modelled on a backend.
+  Result<void> plan(const SchedulerOutput& decision, bool has_memory, RunSummary& summary);
   const StepTransfers& transfers() const { return transfers_; }
   // The report that arrives with the step's output.
   KVConnectorOutput& report() { return report_; }

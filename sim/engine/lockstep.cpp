@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/failed_check.h"
 #include "reference/profiles/releases.h"
 #include "sim/step/backend_config.h"
 
@@ -82,7 +83,27 @@ void LockstepRun::set_stuck() {
   set_liveness_verdict(config_, decisions_, name_of_, holding_, summary_);
 }
 
+// A check of this program that fails in a step is the failure of the engine that decided it.
+Result<bool> LockstepRun::checked(const std::function<Result<bool>()>& part) {
+  const ChecksThrow throwing;
+  try {
+    return part();
+  } catch (const FailedCheck& failed) {
+    summary_.verdict = Verdict::engine_failure;
+    summary_.engine_failure = {.kind = "check", .what = failed.what()};
+    return false;
+  }
+}
+
 Result<bool> LockstepRun::decide() {
+  return checked([this] { return decide_step(); });
+}
+
+Result<bool> LockstepRun::execute(const AgreedBatch& agreed) {
+  return checked([&] { return execute_step(agreed); });
+}
+
+Result<bool> LockstepRun::decide_step() {
   before_.resets.clear();
   LS_RETURN_IF_ERROR(apply_events());
   watch_.lap();
@@ -96,9 +117,9 @@ Result<bool> LockstepRun::decide() {
   return observe(&StepObserver::decided, {}, -1);
 }
 
-Result<bool> LockstepRun::execute(const AgreedBatch& agreed) {
+Result<bool> LockstepRun::execute_step(const AgreedBatch& agreed) {
   const SchedulerOutput& decision = *decision_;
-  LS_RETURN_IF_ERROR(connector_.take_report(decision.step, memory_ != nullptr));
+  LS_RETURN_IF_ERROR(connector_.take_report());
   LS_RETURN_IF_ERROR(check_transfers_end_once(decision));
   if (memory_ != nullptr && goes_on_with_unknown_tokens(decision)) {
     summary_.not_checked.push_back(
@@ -107,7 +128,7 @@ Result<bool> LockstepRun::execute(const AgreedBatch& agreed) {
                     decision.step));
     return false;
   }
-  connector_.plan(decision, summary_);
+  LS_RETURN_IF_ERROR(connector_.plan(decision, memory_ != nullptr, summary_));
   LS_RETURN_IF_ERROR(sample(decision));
   if (memory_ != nullptr)
     if (auto ran = memory_->run_step(as_the_worker_counts(decision),
@@ -322,7 +343,10 @@ void LockstepRun::count_decision(const SchedulerOutput& decision) {
   ++summary_.steps;
   summary_.request_steps += std::ssize(decision.scheduled);
   summary_.scheduled_tokens += decision.total_num_scheduled_tokens;
-  summary_.preemptions += std::ssize(decision.preempted);
+  for (const RequestId id : decision.preempted) {
+    const RequestId* const live = requests_.find(requests_.at(id).name);
+    summary_.preemptions += live != nullptr && *live == id ? 1 : 0;  // not of one that has left
+  }
   for (const ScheduledRequest& scheduled : decision.scheduled) {
     if (!scheduled.is_new || scheduled.is_resumed) continue;
     summary_.prompt_tokens += requests_.at(scheduled.id).num_prompt_tokens;

@@ -75,6 +75,10 @@ class LockstepRun {
   LockstepRun(const RunConfig& config, const RunParts& parts);
   Result<void> open(const RunParts& parts);
 
+  Result<bool> checked(const std::function<Result<bool>()>& part);
+  Result<bool> decide_step();
+  Result<bool> execute_step(const AgreedBatch& agreed);
+
   // Requests.
   Result<void> apply_events();
   Result<void> add_request(WorkloadEvent& event);

@@ -66,7 +66,7 @@ struct SampledRow {
 // The step just decided, and what arrives with its output.
 struct DecidedStep {
   const SchedulerOutput& decision;
-  const Scheduler& scheduler;
+  const DecisionSource& decisions;
   const KVConnectorOutput& report;             // of the planner's own workers
   std::span<const std::int64_t> block_tokens;  // per group, that an entry of a table stands for
 };
@@ -75,7 +75,7 @@ struct DecidedStep {
 class TransferPlanner {
  public:
   virtual ~TransferPlanner() = default;
-  // Appends to `transfers`, all but `held` and `lost`, which are there.
+  // Appends to `transfers`; `held` and the report's `lost` blocks are there.
   virtual void plan(const DecidedStep& step, StepTransfers& transfers) = 0;
 };
 

@@ -240,6 +240,25 @@ void ReportedDecisions::take_decision() {
   if (!step_.inputs.encoder_slots.empty())
     output_.encoder_slots = step_.inputs.encoder_slots.front();
   output_.loads_within = step_.transfers.loads_within;
+  take_pages();
+}
+
+void ReportedDecisions::take_pages() {
+  if (!step_.pages) return;
+  HostPageCommand& command = output_.host_pages;
+  command = {.is_told = true,
+             .transfers = step_.pages->transfers,
+             .all_resident = step_.pages->all_resident,
+             .num_free_host_blocks = step_.pages->free_host_blocks};
+  const auto of = [](const auto& lists, const std::string& name) {
+    for (const auto& [request, list] : lists)
+      if (request == name) return list;
+    return decltype(lists.front().second){};
+  };
+  for (const ScheduledRequest& scheduled : output_.scheduled)
+    command.rows.push_back({.id = scheduled.id,
+                            .mirrors = of(step_.pages->mirrors, at(scheduled.id).name),
+                            .residency = of(step_.pages->residency, at(scheduled.id).name)});
 }
 
 void ReportedDecisions::take_tables() {
@@ -282,6 +301,9 @@ const SchedulerOutput& ReportedDecisions::schedule() {
   output_.step = num_steps_++;
   if (!reporter_->decide(output_.step, step_)) return output_;
   take_finished();
+  for (const RecordedConnectorAnswer& answer :
+       step_.connector.value_or(std::vector<RecordedConnectorAnswer>()))
+    if (const RequestId* id = find(answer.id)) at(*id).has_received = false;  // it may load again
   take_decision();
   take_state();
   take_tables();

@@ -129,6 +129,7 @@ class ReportedDecisions : public DecisionSource, public ConnectorQueries {
   void take_state();
   void take_decision();
   bool take_row(const RecordedScheduled& row);
+  void take_pages();
   void take_tables();
   void take_transfers();
   void take_finished();

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <deque>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -11,6 +13,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "reference/profiles/engine_profile.h"
 #include "sim/connectors/recorded_connector.h"
 #include "sim/connectors/simulated_connector.h"
 #include "sim/foreign/reported_decisions.h"
@@ -54,14 +57,141 @@ WorkloadEvent workload_event_of(const RecordedEvent& recorded) {
 
 namespace {
 
+// Sessions as requests, for a run that follows recorded decisions: each chunk of input is its own
+// request, which has the tokens that the session keeps and continues in its blocks. The request of
+// the previous chunk is finished in the step that schedules the next one.
+class SessionSplitter {
+ public:
+  explicit SessionSplitter(const RecordingHeader& header) {
+    const EngineProfile* const profile = find_engine_profile(header.engine.profile());
+    keeps_computed_ = profile != nullptr && profile->sessions_keep_computed;
+  }
+
+  void split(RecordedStep& step) {
+    for (auto* const events : {&step.before, &step.during})
+      std::erase_if(*events, [&](RecordedEvent& event) { return take(event); });
+    for (const RecordedScheduled& row : step.scheduled)
+      if (const auto found = sessions_.find(row.id); found != sessions_.end()) {
+        Session& session = found->second;
+        if (row.is_new && session.has_stopped && !session.chunks.empty()) begin(session, step);
+        session.scheduled_to = row.computed + row.tokens;
+        const auto output = std::ranges::find(step.sampled, row.id, &RecordedTokens::id);
+        if (output != step.sampled.end())
+          session.tokens.insert(session.tokens.end(), output->tokens.begin(), output->tokens.end());
+      }
+    for (const std::string& name : std::exchange(stopped_, {}))
+      if (std::ranges::find(step.finished, name) == step.finished.end())
+        step.preempted.push_back(name);
+    for (const RecordedStopped& stopped : step.stopped)
+      if (const auto found = sessions_.find(stopped.id); found != sessions_.end()) {
+        stop(found->second);
+        stopped_.push_back(stopped.id);
+      }
+  }
+
+ private:
+  struct Session {
+    RequestSpec spec;  // of the current chunk
+    std::vector<std::int32_t> tokens;
+    std::int64_t num_prompt = 0;
+    std::int64_t scheduled_to = 0;  // token
+    std::int32_t first_max_tokens = 0;
+    std::deque<RequestSpec> chunks{};
+    bool has_stopped = false;
+  };
+
+  // True for an event that no request has.
+  bool take(RecordedEvent& event) {
+    if (event.kind == RecordedEvent::Kind::add && event.is_session) {
+      event.is_session = false;
+      std::vector<std::int32_t> tokens = event.request.prompt.materialize();
+      const std::int64_t num_prompt = std::ssize(tokens);
+      sessions_[event.request.name] = {.spec = event.request,
+                                       .tokens = std::move(tokens),
+                                       .num_prompt = num_prompt,
+                                       .first_max_tokens = event.request.max_tokens};
+    } else if (event.kind == RecordedEvent::Kind::chunk) {
+      if (const auto found = sessions_.find(event.name); found != sessions_.end())
+        found->second.chunks.push_back(event.request);
+    }
+    return event.kind == RecordedEvent::Kind::chunk || event.kind == RecordedEvent::Kind::close;
+  }
+
+  // What follows the token that ends the chunk is dropped.
+  void stop(Session& session) const {
+    const RequestSpec& spec = session.spec;
+    std::int64_t end = std::min(std::ssize(session.tokens), session.num_prompt + spec.max_tokens);
+    for (std::int64_t i = session.num_prompt; i < end; ++i) {
+      const std::int32_t token = session.tokens[static_cast<std::size_t>(i)];
+      const bool ends = token == spec.eos_token ||
+                        std::ranges::find(spec.stop_token_ids, token) != spec.stop_token_ids.end();
+      if (ends && i + 1 - session.num_prompt >= spec.min_tokens) end = i + 1;
+    }
+    session.tokens.resize(static_cast<std::size_t>(end));
+    session.has_stopped = true;
+  }
+
+  // The next chunk takes the place of the last sampled token, which is not computed.
+  void begin(Session& session, RecordedStep& step) const {
+    const RequestSpec chunk = std::move(session.chunks.front());
+    session.chunks.pop_front();
+    auto kept = std::ssize(session.tokens);
+    if (kept > session.num_prompt)
+      kept = keeps_computed_ ? std::min(kept, session.scheduled_to) : kept - 1;
+    session.tokens.resize(static_cast<std::size_t>(kept));
+    RequestSpec& spec = session.spec;
+    for (PromptItem item : chunk.keys.mm) {
+      item.first += static_cast<std::int32_t>(kept);
+      spec.keys.mm.push_back(std::move(item));
+    }
+    const std::vector<std::int32_t> added = chunk.prompt.materialize();
+    session.tokens.insert(session.tokens.end(), added.begin(), added.end());
+    session.num_prompt = std::ssize(session.tokens);
+    spec.prompt = {.runs = {{.kind = TokenRun::Kind::literal,
+                             .count = static_cast<std::uint32_t>(session.num_prompt)}},
+                   .tokens = session.tokens};
+    spec.max_tokens = keeps_computed_ ? session.first_max_tokens : chunk.max_tokens;
+    spec.eos_token = chunk.eos_token;
+    session.has_stopped = false;
+    step.finished.push_back(spec.name);
+    RecordedEvent& event = step.before.emplace_back();
+    event.request = spec;
+  }
+
+  bool keeps_computed_ = false;
+  std::map<std::string, Session, std::less<>> sessions_;
+  std::vector<std::string> stopped_;  // in the last step: they leave the batch in the next one
+};
+
+std::shared_ptr<const Recording> without_sessions(std::shared_ptr<const Recording> recording) {
+  const auto has_sessions = [](const RecordedStep& step) {
+    return std::ranges::any_of(step.before, &RecordedEvent::is_session) ||
+           std::ranges::any_of(step.during, &RecordedEvent::is_session);
+  };
+  if (std::ranges::none_of(recording->steps, has_sessions) ||
+      recording->header.options.config.async_scheduling)
+    return recording;
+  auto split = std::make_shared<Recording>(*recording);
+  SessionSplitter splitter(recording->header);
+  for (RecordedStep& step : split->steps) splitter.split(step);
+  return split;
+}
+
 class RecordedWorkload final : public GrowingRecording {
  public:
+  // `followed`: of the recording whose decisions are followed; null: the model's are.
   RecordedWorkload(RecordedSteps source, const std::optional<RecordedConnectorConfig>& connector,
-                   Decides decide)
-      : source_(std::move(source)), decide_(decide) {
+                   const RecordingHeader* followed = nullptr)
+      : source_(std::move(source)),
+        decide_(followed == nullptr ? Decides::model : Decides::recording) {
     if (!connector) return;
     connector_.emplace(*connector, step_);
-    if (decide == Decides::model) peers_.emplace(*connector_);
+    if (followed == nullptr)
+      peers_.emplace(*connector_);
+    else
+      peers_.emplace(*connector_, true, followed->groups,
+                     followed->options.config.host_pool_num_blocks);
+    followed_.emplace(step_, *peers_);
   }
 
   Result<Turn> next_turn(const LoopState&, std::vector<WorkloadEvent>& events) override {
@@ -91,13 +221,14 @@ class RecordedWorkload final : public GrowingRecording {
 
   // Recorded decisions send it no query and hold its reports: with one, outputs of empty steps
   // arrive.
-  KVConnector* connector() override {
-    if (peers_) return &*peers_;
-    return connector_ ? &*connector_ : nullptr;
+  KVConnector* connector() override { return peers_ ? &*peers_ : nullptr; }
+  TransferPlanner* transfers() override {
+    if (!peers_) return nullptr;
+    return decide_ == Decides::model ? static_cast<TransferPlanner*>(&*peers_) : &*followed_;
   }
-  TransferPlanner* transfers() override { return peers_ ? &*peers_ : nullptr; }
   Result<void> connector_report(KVConnectorOutput& report) override {
-    return peers_ ? connector_->take_report(report) : Result<void>{};
+    const bool asks = connector_ && decide_ == Decides::model;
+    return asks ? connector_->take_report(report) : Result<void>{};
   }
 
   void while_running(std::vector<WorkloadEvent>& events) override {
@@ -169,6 +300,7 @@ class RecordedWorkload final : public GrowingRecording {
   RecordedStep step_;
   std::optional<RecordedConnector> connector_;
   std::optional<PeerTransfers> peers_;
+  std::optional<FollowedTransfers> followed_;  // of recorded decisions
   std::int64_t steps_ = 0;
   std::vector<bool> is_empty_;  // by step: it scheduled nothing
 };
@@ -177,20 +309,21 @@ class RecordedWorkload final : public GrowingRecording {
 
 std::unique_ptr<RecordingWorkload> make_recording_workload(RecordingReader reader) {
   const auto connector = reader.header().connector;
-  return std::make_unique<RecordedWorkload>(RecordedSteps(std::move(reader)), connector,
-                                            Decides::model);
+  return std::make_unique<RecordedWorkload>(RecordedSteps(std::move(reader)), connector);
 }
 
 std::unique_ptr<RecordingWorkload> make_recording_workload(
     std::shared_ptr<const Recording> recording, std::string path, Decides decide) {
-  const auto connector = recording->header.connector;
-  return std::make_unique<RecordedWorkload>(RecordedSteps(std::move(recording), std::move(path)),
-                                            connector, decide);
+  if (decide == Decides::recording) recording = without_sessions(std::move(recording));
+  const RecordingHeader& header = recording->header;
+  return std::make_unique<RecordedWorkload>(RecordedSteps(recording, std::move(path)),
+                                            header.connector,
+                                            decide == Decides::model ? nullptr : &header);
 }
 
 std::unique_ptr<GrowingRecording> make_growing_recording(
     const std::optional<RecordedConnectorConfig>& connector) {
-  return std::make_unique<RecordedWorkload>(RecordedSteps(), connector, Decides::model);
+  return std::make_unique<RecordedWorkload>(RecordedSteps(), connector);
 }
 
 namespace {
@@ -204,7 +337,7 @@ std::string unfollowed_event(const RecordedEvent& event, Decides decide) {
     return decide == Decides::model
                ? not_followed("resumable", "a request is a session whose input comes in chunks,")
                : "resumable: a request is a session whose input comes in chunks, and a run does "
-                 "not follow that; `lockstep audit` does";
+                 "not follow what steps in flight write after its end; `lockstep audit` does";
   if (decide == Decides::recording) return {};
   if (event.needs_grammar)
     return not_followed("structured", "a request waits for its grammar, which cuts its drafts,");
@@ -259,7 +392,8 @@ class RecordingReporter final : public StepReporter {
                                .num_tokens = request.prompt.size(),
                                .max_tokens = request.max_tokens,
                                .min_tokens = request.min_tokens,
-                               .stop_tokens = request.stop_token_ids};
+                               .stop_tokens = request.stop_token_ids,
+                               .reset_after = current_ == nullptr ? -1 : current_->step};
     if (request.eos_token) requests_[request.name].stop_tokens.push_back(*request.eos_token);
     return {};
   }
@@ -329,7 +463,8 @@ class RecordingReporter final : public StepReporter {
     std::int32_t max_tokens = 0;
     std::int32_t min_tokens = 0;
     std::vector<std::int32_t> stop_tokens;
-    std::int64_t reset_after = -1;  // the last step before a reset preempted it
+    // The last step whose output is not the request's: before it arrived, or a reset preempted it.
+    std::int64_t reset_after = -1;
   };
 
   // Tokens of an output that its request takes; of one that ends, up to the token that ends it.
@@ -368,7 +503,7 @@ class RecordingReporter final : public StepReporter {
 }  // namespace
 
 DecisionsFactory recorded_decisions(std::shared_ptr<const Recording> recording) {
-  return [recording = std::move(recording)](
+  return [recording = without_sessions(std::move(recording))](
              const EngineToDecide&) -> Result<std::unique_ptr<DecisionSource>> {
     return std::make_unique<ReportedDecisions>(std::make_unique<RecordingReporter>(recording),
                                                recording->header, nullptr);

@@ -24,8 +24,7 @@ class RecordingWorkload : public Workload {
 };
 std::unique_ptr<RecordingWorkload> make_recording_workload(RecordingReader reader);
 // `path`: of the file that it was read from, for messages.
-// `decide`: recorded decisions hold what the KV connector answered and reported, so nothing is
-// transferred.
+// `decide`: recorded decisions hold what the KV connector answered and reported.
 std::unique_ptr<RecordingWorkload> make_recording_workload(
     std::shared_ptr<const Recording> recording, std::string path = {},
     Decides decide = Decides::model);

@@ -301,7 +301,7 @@ LockstepConfig config_of(const RunSpec& run) {
 
 LockstepConfig config_of(const SavedCase& saved) {
   LockstepConfig config = config_of(static_cast<const RunSpec&>(saved));
-  if (saved.recording && saved.recording->header.connector && !follows_recording(saved)) {
+  if (saved.recording && saved.recording->header.connector) {
     config.engine = beside_connector(config.engine);
     config.connector.load_failure_policy =
         kv_transfer(saved.recording->header, nullptr).kv_load_failure_policy;

@@ -231,9 +231,6 @@ Result<void> resolve_benchmark(const ReplayRequest& request, const ReplayInput& 
 
 // Why the decisions of a recording cannot be followed in this run; empty: they can.
 std::string why_not_followed(const RecordingHeader& header, const PreparedReplay& prepared) {
-  const auto has_role = [](const KVCacheGroupSpec& group) { return !group.role.empty(); };
-  if (std::ranges::any_of(header.groups, has_role))
-    return "pages of a group with a role are not followed";
   RunTraits traits = {RunTrait::other_engine};
   traits.add_if(header.connector.has_value(), RunTrait::connector);
   traits.add_if(prepared.run.backend != "none", RunTrait::backend);

@@ -133,8 +133,10 @@ Checked ProgramBuilder::build(const SchedulerOutput& decision, const StepTransfe
 // Removes finished requests from the batch. A connector may keep their blocks.
 void ProgramBuilder::leave(const SchedulerOutput& decision, const StepTransfers& transfers,
                            StepProgram& program) {
+  left_.clear();
   for (const RequestId id : decision.finished) {
     if (!worker_.is_known(id)) continue;
+    left_.insert(worker_.at(id).name);
     if (const std::int32_t row = worker_.leave_row(id); row >= 0) program.clear_rows.push_back(row);
     if (std::ranges::find(transfers.held, id) == transfers.held.end())
       forget(id);
@@ -246,10 +248,12 @@ void ProgramBuilder::append_blocks(const SchedulerOutput& decision, std::size_t 
     // A hit found known content. All later blocks are allocated to be filled.
     const std::int64_t tokens_in_block =
         spec_of(g).block_size * rank_in(config_.context, spec_of(g)).num_ranks;
+    const bool continues = scheduled.is_new && left_.contains(request.name);
     const bool can_hit = is_prefix_cacheable(spec_of(g)) || model_.is_resident_group(g);
+    const std::int64_t to_end = continues ? tokens_in_block - 1 : num_replayed_;
     const std::size_t hit =
-        whole_table && scheduled.computed > 0 && can_hit
-            ? static_cast<std::size_t>((scheduled.computed + num_replayed_) / tokens_in_block)
+        whole_table && scheduled.computed > 0 && (can_hit || continues)
+            ? static_cast<std::size_t>((scheduled.computed + to_end) / tokens_in_block)
             : 0;
     // Drafts' state blocks move to the end of their own table and keep what they hold. (Any other
     // entry may be stale: retired long since, and another request's in the meantime.)

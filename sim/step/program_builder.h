@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -102,7 +103,10 @@ class ProgramBuilder {
   LoadedFor restored_for_;                     // a page of its load, from the host
   std::map<BlockId, RequestId> host_loads_{};  // likewise, by block of the host pool
   std::vector<RequestId> held_;                // have left, and keep their blocks
-  std::vector<bool> void_rows_;                // of the last program
+  // Names of requests that the current decision reports finished. A new request of that name is
+  // the next chunk of a session, in its blocks; the last block may hold some of its rows.
+  std::set<std::string> left_;
+  std::vector<bool> void_rows_;  // of the last program
   std::int64_t ignored_zeros_ = 0;
 };
 

@@ -25,7 +25,7 @@ enum class Verdict : std::uint8_t {
   agreed,          // every step compared equal
   divergence,      // see RunSummary::divergence
   liveness,        // requests wait, nothing runs and nothing will arrive
-  engine_failure,  // another engine decides, and has failed
+  engine_failure,  // the engine that decides has failed
   mismatch,        // ... and decides differently from the model it is compared with
   parted,          // of a recording: the run did not fail, and its decisions are not the recorded
   audit,           // the audit of the decisions has findings, see RunSummary::violation

@@ -34,6 +34,8 @@ TEST(Plugin, OfPlainLoopsAgreesWithTheModelInEveryLayoutAndDtype) {
     EXPECT_NE(outcome.out.find("plain_plugin.so: your kernels, all else on"), std::string::npos)
         << outcome.out;
     EXPECT_EQ(outcome.out.find("no such function"), std::string::npos) << outcome.out;
+    EXPECT_NE(outcome.out.find("query tokens, each counted per layer"), std::string::npos)
+        << outcome.out;
     simt.insert(simt.begin(), {"replay", kSample, "--limit", "8", "--backend", "simt"});
     simt.insert(simt.end(), {"--json", other});
     ASSERT_EQ(run_lockstep(simt).status, 0);

@@ -130,7 +130,7 @@ TEST(Replay, OfADeadlockWithAConnectorIsStuckAndNamesTheCircle) {
 
 TEST(Replay, OfAConnectorEndsInTheSameCircleOnABackend) {
   const Json alone = replay_json({kDeadlock, "--decide", "model", "--backend", "none"}, 3);
-  const Json simt = replay_json({kDeadlock, "--backend", "simt"}, 3);
+  const Json simt = replay_json({kDeadlock, "--decide", "model", "--backend", "simt"}, 3);
   EXPECT_EQ(alone.at("wait_cycle"), simt.at("wait_cycle"));
   EXPECT_EQ(alone.at("steps"), simt.at("steps"));
   EXPECT_GT(simt.at("pages_checked"), 0);

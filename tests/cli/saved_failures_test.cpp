@@ -29,6 +29,7 @@ const std::vector<Planted> kPlanted = {
      {"--mutant", "state-wrong-boundary", "--backend", "none", "--engine", "vllm-0.33.0"},
      "audit.state_read"},
     {"invariant", {"--mutant", "hash-stale"}, "invariant."},
+    {"check", {"--mutant", "abort-twice", "--backend", "none"}, "engine.check"},
     {"liveness", {"--mutant", "admission-uncapped"}, "liveness", 3},
     {"decisions",
      {"--decisions", kPaged + " --bug lost"},
@@ -111,7 +112,7 @@ TEST_P(SavedFailures, AreNotReproducedWithoutTheirCause) {
   }
 }
 
-// One of each kind: a divergence, a violation after which the model stops the program, a deadlock
+// One of each kind: a divergence, a failed check of the model and a violation before one, a deadlock
 // of the queue and of ranks, a collective without a backend.
 TEST(SavedMutants, AreReproducedByEveryCommand) {
   const std::string folder = fresh_path("saved_mutants");
