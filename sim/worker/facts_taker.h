@@ -11,7 +11,6 @@
 #include <span>
 #include <vector>
 
-#include "reference/plan/layout.h"
 #include "sim/worker/page_map.h"
 #include "sim/worker/worker_protocol.h"
 #include "traces/formats/worker_facts.h"
