@@ -112,8 +112,8 @@ TEST_P(SavedFailures, AreNotReproducedWithoutTheirCause) {
   }
 }
 
-// One of each kind: a divergence, a failed check of the model and a violation before one, a deadlock
-// of the queue and of ranks, a collective without a backend.
+// One of each kind: a divergence, a failed check of the model and a violation before one, a
+// deadlock of the queue and of ranks, a collective without a backend.
 TEST(SavedMutants, AreReproducedByEveryCommand) {
   const std::string folder = fresh_path("saved_mutants");
   const std::vector<std::string> mutants = {"drop-slot", "free-twice", "hit-whole-prompt",
