@@ -85,7 +85,7 @@ class RecipesTest(support.InFolder):
         replay = next(c for c in recipe("GitHub") if c.startswith("lockstep replay"))
         said = self.shell(replay, expect=1)
         self.assertRegex(said, r"\n::error file=.*shared_prefixes\.jsonl,title=lockstep replay%3A ")
-        self.assertIn("::page_written step 0 request r0: page 0 of tensor 0", said)
+        self.assertIn("::page_written step 0 request r0: page 1 of tensor 0", said)
 
     def test_of_buildkite(self) -> None:
         self.run_recipe("Buildkite", 4)
