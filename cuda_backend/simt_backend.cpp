@@ -25,14 +25,14 @@ std::int64_t pool_size_bytes_of(const BackendConfig& config) {
 
 Result<std::unique_ptr<cuda::Device>> device_of(const UserKernels& kernels,
                                                 const BackendConfig& config) {
-  if (!kernels.on_gpu())
-    return cuda::make_simt_device(config.check, config.seed, pool_size_bytes_of(config),
-                                  kernels.memory(), config.num_threads);
   std::string why;
-  if (!gpu_available(&why)) return fail("{}: its kernels run on a GPU; {}", kernels.name(), why);
+  if (kernels.on_gpu() && !gpu_available(&why))
+    return fail("{}: its kernels run on a GPU; {}", kernels.name(), why);
 #if LOCKSTEP_HAVE_CUDA
-  return cuda::make_gpu_device();
+  if (kernels.on_gpu()) return cuda::make_gpu_device();
 #endif
+  return cuda::make_simt_device(config.check, config.seed, pool_size_bytes_of(config),
+                                kernels.memory(), config.num_threads);
 }
 
 }  // namespace

@@ -146,9 +146,8 @@ void keep_layers(const RunSpec& run, KVCacheConfig& plan, std::vector<std::strin
     std::erase_if(tensor.shared_by,
                   [&](const std::string& layer) { return !kept.contains(layer); });
   std::erase_if(plan.tensors, [](const KVCacheTensor& tensor) { return tensor.shared_by.empty(); });
-  chosen.push_back(
-      fmt::format("{} of {} layers have pages: {} of each group and spec",
-                  kept.size(), all, count));
+  chosen.push_back(fmt::format("{} of {} layers have pages: {} of each group and spec", kept.size(),
+                               all, count));
 }
 
 // As releases before the overlaid memory plan: a tensor for each place in a group.
