@@ -313,12 +313,10 @@ std::unique_ptr<RecordingWorkload> make_recording_workload(RecordingReader reade
 }
 
 std::unique_ptr<RecordingWorkload> make_recording_workload(
-    std::shared_ptr<const Recording> recording, std::string path, Decides decide) {
-  if (decide == Decides::recording) recording = without_sessions(std::move(recording));
-  const RecordingHeader& header = recording->header;
-  return std::make_unique<RecordedWorkload>(RecordedSteps(recording, std::move(path)),
-                                            header.connector,
-                                            decide == Decides::model ? nullptr : &header);
+    std::shared_ptr<const Recording> recording, std::string path) {
+  const auto connector = recording->header.connector;
+  return std::make_unique<RecordedWorkload>(RecordedSteps(std::move(recording), std::move(path)),
+                                            connector);
 }
 
 std::unique_ptr<GrowingRecording> make_growing_recording(
@@ -502,12 +500,17 @@ class RecordingReporter final : public StepReporter {
 
 }  // namespace
 
-DecisionsFactory recorded_decisions(std::shared_ptr<const Recording> recording) {
-  return [recording = without_sessions(std::move(recording))](
-             const EngineToDecide&) -> Result<std::unique_ptr<DecisionSource>> {
-    return std::make_unique<ReportedDecisions>(std::make_unique<RecordingReporter>(recording),
-                                               recording->header, nullptr);
-  };
+FollowedRecording follow_recording(std::shared_ptr<const Recording> recording, std::string path) {
+  recording = without_sessions(std::move(recording));
+  const RecordingHeader& header = recording->header;
+  auto clients = std::make_unique<RecordedWorkload>(RecordedSteps(recording, std::move(path)),
+                                                    header.connector, &header);
+  return {.clients = std::move(clients),
+          .decisions = [recording = std::move(recording)](
+                           const EngineToDecide&) -> Result<std::unique_ptr<DecisionSource>> {
+            return std::make_unique<ReportedDecisions>(
+                std::make_unique<RecordingReporter>(recording), recording->header, nullptr);
+          }};
 }
 
 }  // namespace lockstep

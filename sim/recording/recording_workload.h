@@ -24,10 +24,8 @@ class RecordingWorkload : public Workload {
 };
 std::unique_ptr<RecordingWorkload> make_recording_workload(RecordingReader reader);
 // `path`: of the file that it was read from, for messages.
-// `decide`: recorded decisions hold what the KV connector answered and reported.
 std::unique_ptr<RecordingWorkload> make_recording_workload(
-    std::shared_ptr<const Recording> recording, std::string path = {},
-    Decides decide = Decides::model);
+    std::shared_ptr<const Recording> recording, std::string path = {});
 
 // A recording that is being made: it is shown step by step what is known of it so far.
 class GrowingRecording : public RecordingWorkload {
@@ -56,7 +54,12 @@ std::string unfollowed_input(const RecordedStep& step, Decides decide);
 
 // A decision that names an unknown request, or a step that is not there, is an EngineFailure of
 // kind "recording".
-DecisionsFactory recorded_decisions(std::shared_ptr<const Recording> recording);
+struct FollowedRecording {
+  std::unique_ptr<RecordingWorkload> clients;  // holds what the KV connector answered and reported
+  DecisionsFactory decisions;
+};
+FollowedRecording follow_recording(std::shared_ptr<const Recording> recording,
+                                   std::string path = {});
 
 // The inputs of a recording, for an engine that may decide differently from the recorded one: what
 // clients did before each step, what was sampled, what the KV connector answered and reported.

@@ -343,9 +343,9 @@ std::unique_ptr<Workload> workload_of(const SavedCase& saved) {
 SessionParts parts_of(const SavedCase& saved, DecisionsFactory decisions) {
   SessionParts parts;
   if (follows_recording(saved, decisions)) {
-    const auto recording = std::make_shared<const Recording>(*saved.recording);
-    parts.clients = make_recording_workload(recording, {}, Decides::recording);
-    parts.decisions = recorded_decisions(recording);
+    auto followed = follow_recording(std::make_shared<const Recording>(*saved.recording));
+    parts.clients = std::move(followed.clients);
+    parts.decisions = std::move(followed.decisions);
   } else {
     parts.clients = workload_of(saved);
     parts.decisions = std::move(decisions);

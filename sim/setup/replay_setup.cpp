@@ -288,10 +288,13 @@ Result<void> resolve_recording(const ReplayRequest& request, const ReplayInput& 
   LS_RETURN_IF_ERROR(take_decider(request, header, prepared));
   prepared.recording = input.recording;
   prepared.cut_off = cut_off_text(input.recording->end);
-  prepared.parts.clients =
-      make_recording_workload(input.recording, request.file, prepared.run.decide);
-  if (prepared.run.decide == Decides::recording)
-    prepared.parts.decisions = recorded_decisions(input.recording);
+  if (prepared.run.decide == Decides::model) {
+    prepared.parts.clients = make_recording_workload(input.recording, request.file);
+    return {};
+  }
+  auto followed = follow_recording(input.recording, request.file);
+  prepared.parts.clients = std::move(followed.clients);
+  prepared.parts.decisions = std::move(followed.decisions);
   return {};
 }
 
