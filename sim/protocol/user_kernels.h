@@ -19,7 +19,7 @@
 
 namespace lockstep {
 
-// What the kernels are told of a layer before a run. Zeros: no window, no chunk.
+// A layer as the kernels see it before a run. Zeros: no window, no chunk.
 struct KernelLayer {
   std::string name;
   std::string_view kind;
