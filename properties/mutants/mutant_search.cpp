@@ -336,11 +336,11 @@ MutantReport search_seeds(const Mutant& mutant, const MutantSearchOptions& optio
 
 MutantReport search_plans(const Mutant& mutant, const PlanSuspect& suspect,
                           const MutantSearchOptions& options) {
-  const auto judge_plan = mutant.site == MutantSite::views ? judge_views : judge_figures;
   return search_seeds(
       mutant, options, [&](ChoiceSource& choices) { return generate_plan(choices, mutant.plan); },
       [&](const PlanCase& plan, std::string_view defect) {
-        return judge_plan(plan, suspect, defect);
+        return mutant.site == MutantSite::views ? judge_views(plan, suspect, defect)
+                                                : judge_figures(plan, defect);
       },
       [](const PlanCase& plan, const std::string&) { return describe(plan); });
 }
