@@ -288,7 +288,7 @@ Result<FuzzOptions> options_of(const FuzzCommandOptions& options, FailingCaseOpt
   }
   if (is_user_kernels(backend)) {
     fuzzing.generator.check = "fast";
-    fuzzing.generator.device_modes = false;
+    fuzzing.generator.never.add(Feature::captured_graphs);
     fuzzing.backend = backend_factory(backend);
   }
   if (is_engine_worker(backend)) LS_RETURN_IF_ERROR(put_on_worker(judging, fuzzing));

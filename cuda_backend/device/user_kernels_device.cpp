@@ -1,7 +1,6 @@
 #include "cuda_backend/device/simt_device.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <iterator>
@@ -16,10 +15,6 @@
 
 namespace lockstep::cuda {
 namespace {
-
-bool is_one_row_per_token(const TokenRows& rows) {
-  return rows.tokens_per_row.value == 1 && rows.rows_per_token.value == 1;
-}
 
 // Whether the position range follows from the position, the window and the chunk.
 bool is_implied(const KeyRange& keys, const SplitAttentionParams& params) {
@@ -78,7 +73,7 @@ class UserKernelsDevice final : public ForwardingDevice {
       if (auto** delta = std::get_if<GatedDeltaParams*>(&params)) take_delta(**delta);
       if (std::holds_alternative<StateUpdateParams*>(params))
         not_taken_.insert(
-            "recurrent states: states of words; conv, ssm and delta run with --numbers real");
+            "conv, ssm, delta by the executor's own kernel: states of words (--numbers words)");
     });
   }
 
@@ -96,13 +91,10 @@ class UserKernelsDevice final : public ForwardingDevice {
   }
   std::vector<std::string> not_checked() const override {
     std::vector<std::string> sentences{not_taken_.begin(), not_taken_.end()};
-    if (!lacking_.empty())
-      sentences.push_back(
-          fmt::format("{}: your kernels have no such function; the executor's own kernels ran",
-                      fmt::join(lacking_, ", ")));
+    if (num_calls_ == 0) sentences.emplace_back("your kernels: none of their functions was called");
     if (kernels_->has("conv") || kernels_->has("ssm") || kernels_->has("delta"))
       sentences.emplace_back(
-          "copies of recurrent states to other blocks: the executor's own kernel");
+          "copies of recurrent states to other blocks by the executor's own kernel");
     sentences.emplace_back(
         "single accesses, races and stream order of your kernels: they run outside of the "
         "executor, one call at a time");
@@ -115,14 +107,13 @@ class UserKernelsDevice final : public ForwardingDevice {
   }
 
  private:
-  // False: the user's kernels lack the function, or it cannot be called. The executor's kernel runs
-  // then, and not_checked() lists the function.
-  bool takes(std::string_view function, std::string_view why_not) {
-    if (why_not.empty() && kernels_->has(function)) return true;
-    if (why_not.empty())
-      lacking_.emplace(function);
-    else
-      not_taken_.insert(fmt::format("{}: {}; the executor's own kernel ran", function, why_not));
+  // False: the user's kernels lack the function, decline the layer (-1: a group), or cannot be
+  // called. The executor's kernel runs then, and not_checked() lists the function.
+  bool takes(std::string_view function, std::int32_t layer, std::string_view why_not = {}) {
+    if (why_not.empty() && layer >= 0) why_not = kernels_->layer(layer).declined;
+    if (!kernels_->has(function)) why_not = "your kernels have no such function";
+    if (why_not.empty()) return true;
+    not_taken_.insert(fmt::format("{} by the executor's own kernel: {}", function, why_not));
     return false;
   }
 
@@ -182,12 +173,11 @@ class UserKernelsDevice final : public ForwardingDevice {
     const bool is_latent = params.num_parts == 1;
     if (params.num_rows == 0) return;
     std::string_view why_not = why_no_view(key);
-    if (!is_one_row_per_token(params.token_rows)) why_not = "rows are not one per token";
     if (kernels_->has("begin_step") &&
         std::ranges::find(described_, params.slots) == described_.end())
       why_not = "tokens of a draft model's pass, which no begin_step describes";
     const std::string_view function = is_latent ? "write_latent" : "write";
-    if (!takes(function, why_not)) return;
+    if (!takes(function, key.layer, why_not)) return;
     KernelCall call{.function = function, .layer = key.layer};
     for (std::int32_t i = 0; i < params.num_parts; ++i) {
       const PartWrite& part = params.parts[i];
@@ -214,7 +204,7 @@ class UserKernelsDevice final : public ForwardingDevice {
     if (!read_ranges(params, rows, seq_lens))
       why_not = "rows outside of one block table, or a range that no window describes";
     const std::string_view function = is_latent ? "attend_latent" : "attend";
-    if (!takes(function, why_not)) return;
+    if (!takes(function, key.layer, why_not)) return;
     join_chunks(rows, seq_lens, query_start_loc);
     KernelCall call{.function = function, .layer = key.layer, .scale = params.scale};
     const auto add_rows = [&](const char* name, const void* address, DType dtype,
@@ -251,7 +241,7 @@ class UserKernelsDevice final : public ForwardingDevice {
         std::ranges::none_of(tables, [](const GroupTable& t) { return t.is_encoder || t.is_hot; });
     if (!is_plain) {
       not_taken_.insert(
-          "begin_step, map_slots: slots that no block table gives; the executor's own kernel ran");
+          "begin_step, map_slots by the executor's own kernel: slots that no block table gives");
       return;
     }
     const std::int64_t num_rows = *std::ranges::max_element(rows) + 1;
@@ -275,7 +265,7 @@ class UserKernelsDevice final : public ForwardingDevice {
   }
 
   void take_convolution(ConvParams& params) {
-    if (params.num_items == 0 || !takes("conv", {})) return;
+    if (params.num_items == 0 || !takes("conv", params.layer)) return;
     std::vector<ConvItem> items(static_cast<std::size_t>(params.num_items));
     fetch(items, params.items);
     if (!finish_inner()) return;
@@ -283,7 +273,7 @@ class UserKernelsDevice final : public ForwardingDevice {
     for (const ConvItem& item : items) {
       if (item.num_tokens == 0) continue;
       if (item.offset != 0 || item.keep_from != item.num_tokens)
-        return void(takes("conv", "inputs that are kept for drafts"));
+        return void(takes("conv", params.layer, "inputs that are kept for drafts"));
       const bool is_cut = item.checkpoint != 0;
       const std::int32_t cut = is_cut ? item.checkpoint_tokens : 0;
       if (is_cut) pieces.push_back({0, item.source, item.checkpoint, item.first_token, cut});
@@ -353,7 +343,8 @@ class UserKernelsDevice final : public ForwardingDevice {
   template <class Params>
   bool cut_at_targets(std::string_view function, const Params& params,
                       std::vector<StatePiece>& pieces) {
-    if (params.num_items == 0 || !takes(function, {})) return false;
+    const std::int32_t layer = params.states.layer;
+    if (params.num_items == 0 || !takes(function, layer)) return false;
     std::vector<RecurrentItem> items(static_cast<std::size_t>(params.num_items));
     fetch(items, params.items);
     if (!finish_inner()) return false;
@@ -371,9 +362,9 @@ class UserKernelsDevice final : public ForwardingDevice {
         pieces.push_back(piece);
         piece = {piece.round + 1, piece.target, 0, item.first_token + i + 1, 0};
       }
-      if (piece.num_tokens > 0) return takes(function, "tokens after the last stored state");
+      if (piece.num_tokens > 0) return takes(function, layer, "tokens after the last stored state");
       if (piece.round > 1 && params.states.dtype != DType::fp32)
-        return takes(function, "states narrower than fp32 that are stored inside a chunk");
+        return takes(function, layer, "states narrower than fp32 that are stored inside a chunk");
     }
     return true;
   }
@@ -415,7 +406,7 @@ class UserKernelsDevice final : public ForwardingDevice {
   // layers use in a block.
   template <class Params>
   void take_blocks(std::string_view function, Params& params) {
-    if (params.num_items == 0 || !takes(function, {})) return;
+    if (params.num_items == 0 || !takes(function, -1)) return;
     std::vector<std::remove_cvref_t<decltype(*params.items)>> items(
         static_cast<std::size_t>(params.num_items));
     fetch(items, params.items);
@@ -424,7 +415,7 @@ class UserKernelsDevice final : public ForwardingDevice {
     for (const auto& item : items) {
       const auto [call, is_new] = calls.try_emplace(item.group);
       if (is_new && !add_pages(params, item.group, call->second))
-        return void(takes(function, "blocks of the host tier"));
+        return void(takes(function, -1, "blocks of the host tier"));
       add_item(item, call->second);
     }
     for (auto& [group, call] : calls) {
@@ -487,8 +478,7 @@ class UserKernelsDevice final : public ForwardingDevice {
     std::vector<RowCache> layer(1);
     fetch(ranges, params.ranges);
     fetch(layer, params.rows);
-    if (!finish_inner() || layer[0].is_ring || layer[0].sink_blocks > 0 ||
-        layer[0].away != nullptr || !is_one_row_per_token(layer[0].token_rows))
+    if (!finish_inner() || layer[0].is_ring || layer[0].sink_blocks > 0 || layer[0].away != nullptr)
       return false;
     for (std::size_t i = 0; i < count; ++i) {
       if (!is_implied(ranges[i], params)) return false;
@@ -535,6 +525,7 @@ class UserKernelsDevice final : public ForwardingDevice {
     call.memory = inner().memory_begin();
     call.stream = inner().place().stream;
     if (in_process_) upload_lists(call);
+    ++num_calls_;
     auto failure = kernels_->call(call);
     if (!failure) return;
     has_failed_ = true;
@@ -561,9 +552,10 @@ class UserKernelsDevice final : public ForwardingDevice {
   std::shared_ptr<UserKernels> kernels_;
   const bool in_process_;  // pointers of this process; else offsets in shared memory
   DeviceArray<std::int32_t> lists_, table_;
-  std::set<std::string> not_taken_, lacking_;
+  std::set<std::string> not_taken_;
   std::vector<DeviceReport> reports_;
   std::vector<const Slot*> described_;  // slots of the last begin_step, by table
+  std::int64_t num_calls_ = 0;
   bool has_failed_ = false;
 };
 
