@@ -11,8 +11,8 @@
 
 #include "cli/options/decisions_option.h"
 #include "cli/output/again.h"
+#include "cuda_backend/backends.h"
 #include "cuda_backend/plugin/plugin_kernels.h"
-#include "cuda_backend/simt_backend.h"
 #include "cuda_backend/views/rank_share.h"
 #include "sim/worker/kernel_process.h"
 
