@@ -23,8 +23,7 @@
 #include "cli/options/output_option.h"
 #include "cli/output/reports.h"
 #include "cli/output/terminal.h"
-#include "cuda_backend/gpu_backend.h"
-#include "cuda_backend/simt_backend.h"
+#include "cuda_backend/backends.h"
 #include "properties/fuzz/corpus.h"
 #include "properties/fuzz/fuzz.h"
 #include "sim/step/backend_config.h"
@@ -288,7 +287,7 @@ Result<FuzzOptions> options_of(const FuzzCommandOptions& options, FailingCaseOpt
   }
   if (is_user_kernels(backend)) {
     fuzzing.generator.check = "fast";
-    fuzzing.generator.device_modes = false;
+    fuzzing.generator.never.add(Feature::captured_graphs);
     fuzzing.backend = backend_factory(backend);
   }
   if (is_engine_worker(backend)) LS_RETURN_IF_ERROR(put_on_worker(judging, fuzzing));

@@ -11,7 +11,7 @@
 #include "cli/options/decisions_option.h"
 #include "cli/output/reports.h"
 #include "cli/output/terminal.h"
-#include "cuda_backend/simt_backend.h"
+#include "cuda_backend/backends.h"
 #include "properties/generate/generator.h"
 #include "properties/judge/known_findings.h"
 #include "properties/relations/backend_relations.h"

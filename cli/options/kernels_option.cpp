@@ -7,11 +7,12 @@
 #include <memory>
 #include <mutex>
 #include <utility>
+#include <vector>
 
 #include "cli/options/decisions_option.h"
 #include "cli/output/again.h"
+#include "cuda_backend/backends.h"
 #include "cuda_backend/plugin/plugin_kernels.h"
-#include "cuda_backend/simt_backend.h"
 #include "cuda_backend/views/rank_share.h"
 #include "sim/worker/kernel_process.h"
 
@@ -62,12 +63,13 @@ void declare_kernels(CLI::App& command, std::function<void(const std::string& ba
 BackendFactory kernels_factory(const std::string& backend) {
   return [backend](const BackendConfig& config) -> Result<std::unique_ptr<Backend>> {
     LS_ASSIGN_OR_RETURN(const auto share, cuda::share_of_rank(config));
+    std::vector<KernelLayer> layers = kernel_layers(share.plan, config.numbers);
     if (is_plugin(backend)) {
-      LS_ASSIGN_OR_RETURN(auto plugin, open_plugin(backend, share.plan));
+      LS_ASSIGN_OR_RETURN(auto plugin, open_plugin(backend, std::move(layers)));
       return make_user_kernels_backend(config, std::move(plugin));
     }
     LS_ASSIGN_OR_RETURN(const auto processes, processes_of(backend));
-    LS_ASSIGN_OR_RETURN(auto kernels, open_user_kernels(processes, share.plan));
+    LS_ASSIGN_OR_RETURN(auto kernels, open_user_kernels(processes, std::move(layers)));
     return make_user_kernels_backend(config, std::move(kernels));
   };
 }

@@ -12,8 +12,7 @@
 #include <utility>
 
 #include "base/data_root.h"
-#include "cuda_backend/gpu_backend.h"
-#include "cuda_backend/simt_backend.h"
+#include "cuda_backend/backends.h"
 #include "properties/generate/generator.h"
 #include "reference/plan/capacity.h"
 #include "sim/step/backend_config.h"

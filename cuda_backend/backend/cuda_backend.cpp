@@ -30,9 +30,7 @@ class CudaBackend final : public Backend {
       : device_(std::move(device)),
         config_(std::move(config)),
         row_widths_(std::move(row_widths)),
-        seams_(std::move(seams)),
-        contents_(*device_, "content ids"),
-        encoder_contents_(*device_, "content ids of encoders") {}
+        seams_(std::move(seams)) {}
 
   Result<void> start() {
     LS_ASSIGN_OR_RETURN(auto share, share_of_rank(config_));
@@ -181,10 +179,10 @@ class CudaBackend final : public Backend {
   }
   // Padded tokens have a content too: their rows are made and go nowhere.
   void upload_contents(const StepProgram& program) {
-    host_contents_ = program.contents;
+    contents_.host = program.contents;
     const auto count = static_cast<std::int32_t>(program.contents.size());
-    host_contents_.resize(std::max(count, step_batch(*device_, program)));
-    contents_.upload(host_contents_);
+    contents_.host.resize(std::max(count, step_batch(*device_, program)));
+    contents_.upload();
   }
   void take_reports(std::vector<MemoryReport>& reports) {
     reports.clear();
@@ -209,10 +207,9 @@ class CudaBackend final : public Backend {
   std::unique_ptr<AttentionReader> reader_;
   std::unique_ptr<AttentionQueries> queries_;
   std::unique_ptr<RowExtractor> extractor_;
-  DeviceArray<std::uint64_t> contents_;
-  DeviceArray<std::uint64_t> encoder_contents_;
+  StagedItems<std::uint64_t> contents_{*device_, "content ids"};
+  DeviceArray<std::uint64_t> encoder_contents_{*device_, "content ids of encoders"};
   bool has_sinks_ = false;  // they are written
-  std::vector<std::uint64_t> host_contents_;
   std::vector<DeviceReport> found_;
 };
 

@@ -15,8 +15,7 @@ using cuda::PlantedDefect;
 std::vector<PlantedDefect> planted_defects() {
   std::vector<PlantedDefect> all;
   for (const auto& part :
-       {cuda::defects_of_programs(), cuda::defects_of_drafters(), cuda::defects_of_pages(),
-        cuda::defects_of_launches(), cuda::defects_of_plans(), cuda::defects_of_shares()})
+       {cuda::defects_of_programs(), cuda::defects_of_launches(), cuda::defects_of_plans()})
     all.insert(all.end(), part.begin(), part.end());
   return all;
 }

@@ -85,15 +85,11 @@ struct Operation {
   }
 };
 
-// A finding of the device's memory checker. `allocation` is the name from allocate(); empty: the
-// address is in no allocation.
-struct DeviceReport {
-  std::string kind;
-  std::string kernel;
-  std::string message;
+// A finding of the device's memory checker, without its page. `allocation` is the name from
+// allocate(); empty: the address is in no allocation.
+struct DeviceReport : MemoryReport {
   std::string allocation;
   std::int64_t byte_offset = 0;
-  std::string sanitizer_words;  // as in MemoryReport
 };
 
 struct DeviceWriter {

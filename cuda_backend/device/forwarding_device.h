@@ -7,8 +7,10 @@
 // 2. Both devices have the same launch place.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "cuda_backend/device/device.h"
 
@@ -86,6 +88,39 @@ class ForwardingDevice : public Device {
 
  private:
   std::unique_ptr<Device> inner_;
+};
+
+// A device that keeps operations instead of running them: keep(operation, start) in call order.
+// `start` runs the operation on the inner device; an upload's bytes are kept with it.
+class DeferringDevice : public ForwardingDevice {
+ public:
+  using ForwardingDevice::ForwardingDevice;
+
+  void upload(void* target, const void* source, std::int64_t size_bytes) override {
+    if (failed() || size_bytes == 0) return;
+    const auto* bytes = static_cast<const std::byte*>(source);
+    keep(Operation{}.named("upload").write(range_of(target, size_bytes)),
+         [this, target, kept = std::vector<std::byte>(bytes, bytes + size_bytes)] {
+           inner().upload(target, kept.data(), static_cast<std::int64_t>(kept.size()));
+         });
+  }
+  void download(void* target, const void* source, std::int64_t size_bytes) override {
+    if (failed() || size_bytes == 0) return;
+    keep(Operation{}.named("download").read(range_of(source, size_bytes)),
+         [=, this] { inner().download(target, source, size_bytes); });
+  }
+  void zero(void* target, std::int64_t size_bytes) override {
+    if (failed() || size_bytes == 0) return;
+    keep(Operation{}.named("memset").write(range_of(target, size_bytes)),
+         [=, this] { inner().zero(target, size_bytes); });
+  }
+  void run(const Operation& operation, const Launch& launch) override {
+    if (failed()) return;
+    keep(operation, [this, operation, launch] { inner().run(operation, launch); });
+  }
+
+ private:
+  virtual void keep(Operation operation, std::function<void()> start) = 0;
 };
 
 }  // namespace lockstep::cuda

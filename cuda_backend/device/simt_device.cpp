@@ -10,13 +10,8 @@
 namespace lockstep::cuda {
 namespace {
 
-struct ModeOf {
-  simt::Mode mode;
-  std::string_view name;
-};
-// In the order of CheckMode.
-constexpr ModeOf kModes[] = {
-    {simt::Mode::fast, "fast"}, {simt::Mode::check, "check"}, {simt::Mode::hunt, "hunt"}};
+// Of CheckMode's word.
+simt::Mode mode_of(CheckMode mode) { return *from_name<simt::Mode>(name_of(mode)); }
 
 std::string thread_text(const simt::Party& party) {
   if (party.is_host) return "host";
@@ -47,7 +42,7 @@ class SimtDevice final : public Device {
 
   std::string_view name() const override { return "simt"; }
   std::string description() const override {
-    return fmt::format("CPU executor, {} mode", kModes[static_cast<std::size_t>(mode_)].name);
+    return fmt::format("CPU executor, {} mode", name_of(mode_));
   }
   const KernelTable& kernels() const override {
     return mode_ == CheckMode::fast ? simt_fast::kernel_table : simt_checked::kernel_table;
@@ -98,8 +93,8 @@ class SimtDevice final : public Device {
   const std::byte* memory_begin() const override { return executor_->arena_begin(); }
   std::vector<KernelStatistics> kernel_statistics() const override {
     std::vector<KernelStatistics> statistics;
-    for (const simt::KernelTotals& sum : executor_->kernel_totals())
-      statistics.push_back({.kernel = sum.kernel,
+    for (const auto& [kernel, sum] : executor_->kernel_totals())
+      statistics.push_back({.kernel = kernel,
                             .launches = static_cast<std::int64_t>(sum.launches),
                             .ctas = static_cast<std::int64_t>(sum.ctas),
                             .threads = static_cast<std::int64_t>(sum.threads),
@@ -121,9 +116,15 @@ class SimtDevice final : public Device {
 
   void take_reports(std::vector<DeviceReport>& reports) override {
     if (executor_->reports().empty()) return;
-    for (const simt::Report& report : executor_->take_reports())
-      reports.push_back({simt::name_of(report.kind), report.by.kernel, simt::to_string(report),
-                         report.allocation, report.byte_offset, simt::in_sanitizer_words(report)});
+    for (const simt::Report& found : executor_->take_reports()) {
+      DeviceReport& report = reports.emplace_back();
+      report.kind = simt::name_of(found.kind);
+      report.kernel = found.by.kernel;
+      report.message = simt::to_string(found);
+      report.sanitizer_words = simt::in_sanitizer_words(found);
+      report.allocation = found.allocation;
+      report.byte_offset = found.byte_offset;
+    }
   }
 
   std::optional<DeviceWriter> who_wrote(const std::byte* address) override {
@@ -158,7 +159,7 @@ Result<std::unique_ptr<Device>> make_simt_device(CheckMode mode, std::uint64_t s
   simt::ExecutorOptions options;
   options.num_threads = num_threads;
   options.shared_file = shared_file;
-  options.mode = kModes[static_cast<std::size_t>(mode)].mode;
+  options.mode = mode_of(mode);
   options.seed = seed;
   options.arena_bytes += 2 * pool_size_bytes;
   return simt::Executor::create(options).map([&](std::unique_ptr<simt::Executor> executor) {

@@ -1,7 +1,6 @@
 #include "cuda_backend/device/simt_device.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <iterator>
@@ -16,10 +15,6 @@
 
 namespace lockstep::cuda {
 namespace {
-
-bool is_one_row_per_token(const TokenRows& rows) {
-  return rows.tokens_per_row.value == 1 && rows.rows_per_token.value == 1;
-}
 
 // Whether the position range follows from the position, the window and the chunk.
 bool is_implied(const KeyRange& keys, const SplitAttentionParams& params) {
@@ -67,18 +62,7 @@ class UserKernelsDevice final : public ForwardingDevice {
     LS_CHECK(in_process_ || inner().memory_begin() != nullptr, "{} shares no memory",
              inner().name());
     edit_launches([this](LaunchParams params, Operation&) {
-      if (has_failed_) return;
-      if (auto** write = std::get_if<WritePartsParams*>(&params)) take_write(**write);
-      if (auto** attend = std::get_if<SplitAttentionParams*>(&params)) take_attention(**attend);
-      if (auto** zero = std::get_if<ZeroBlocksParams*>(&params)) take_blocks("zero_blocks", **zero);
-      if (auto** copy = std::get_if<CopyBlocksParams*>(&params)) take_blocks("copy_blocks", **copy);
-      if (auto** slots = std::get_if<SlotMappingParams*>(&params)) take_slots(**slots);
-      if (auto** conv = std::get_if<ConvParams*>(&params)) take_convolution(**conv);
-      if (auto** ssm = std::get_if<SelectiveStateParams*>(&params)) take_selective(**ssm);
-      if (auto** delta = std::get_if<GatedDeltaParams*>(&params)) take_delta(**delta);
-      if (std::holds_alternative<StateUpdateParams*>(params))
-        not_taken_.insert(
-            "recurrent states: states of words; conv, ssm and delta run with --numbers real");
+      if (!has_failed_) std::visit([this](auto* launch) { take(*launch); }, params);
     });
   }
 
@@ -96,13 +80,10 @@ class UserKernelsDevice final : public ForwardingDevice {
   }
   std::vector<std::string> not_checked() const override {
     std::vector<std::string> sentences{not_taken_.begin(), not_taken_.end()};
-    if (!lacking_.empty())
-      sentences.push_back(
-          fmt::format("{}: your kernels have no such function; the executor's own kernels ran",
-                      fmt::join(lacking_, ", ")));
+    if (num_calls_ == 0) sentences.emplace_back("your kernels: none of their functions was called");
     if (kernels_->has("conv") || kernels_->has("ssm") || kernels_->has("delta"))
       sentences.emplace_back(
-          "copies of recurrent states to other blocks: the executor's own kernel");
+          "copies of recurrent states to other blocks by the executor's own kernel");
     sentences.emplace_back(
         "single accesses, races and stream order of your kernels: they run outside of the "
         "executor, one call at a time");
@@ -115,24 +96,30 @@ class UserKernelsDevice final : public ForwardingDevice {
   }
 
  private:
-  // False: the user's kernels lack the function, or it cannot be called. The executor's kernel runs
-  // then, and not_checked() lists the function.
-  bool takes(std::string_view function, std::string_view why_not) {
-    if (why_not.empty() && kernels_->has(function)) return true;
-    if (why_not.empty())
-      lacking_.emplace(function);
-    else
-      not_taken_.insert(fmt::format("{}: {}; the executor's own kernel ran", function, why_not));
+  // False: the user's kernels lack the function, decline the layer (-1: a group), or cannot be
+  // called. The executor's kernel runs then, and not_checked() lists the function.
+  bool takes(std::string_view function, std::int32_t layer, std::string_view why_not = {}) {
+    if (why_not.empty() && layer >= 0) why_not = kernels_->layer(layer).declined;
+    if (!kernels_->has(function)) why_not = "your kernels have no such function";
+    if (why_not.empty()) return true;
+    not_taken_.insert(fmt::format("{} by the executor's own kernel: {}", function, why_not));
     return false;
   }
 
+  // Launches that no function of the user's kernels can take.
+  template <class Params>
+  void take(Params&) {
+    if constexpr (std::is_same_v<Params, StateUpdateParams>)
+      not_taken_.insert(
+          "conv, ssm, delta by the executor's own kernel: states of words (--numbers words)");
+  }
+  void take(ZeroBlocksParams& params) { take_blocks("zero_blocks", params); }
+  void take(CopyBlocksParams& params) { take_blocks("copy_blocks", params); }
+
   KernelTensor tensor(std::string name, const void* address, std::string_view dtype,
                       std::vector<std::int64_t> shape, std::vector<std::int64_t> strides) {
-    return {.name = std::move(name),
-            .address = static_cast<const std::byte*>(address),
-            .dtype = dtype,
-            .shape = std::move(shape),
-            .strides = std::move(strides)};
+    return {std::move(name), static_cast<const std::byte*>(address), dtype, std::move(shape),
+            std::move(strides)};
   }
   // Contiguous numbers; first dimension 0: one entry per token.
   KernelTensor floats(std::string name, const void* address, std::vector<std::int64_t> shape) {
@@ -177,17 +164,16 @@ class UserKernelsDevice final : public ForwardingDevice {
                                   std::move(shape), std::move(strides)));
   }
 
-  void take_write(WritePartsParams& params) {
+  void take(WritePartsParams& params) {
     const PartLayout& key = params.parts[0].to;
     const bool is_latent = params.num_parts == 1;
     if (params.num_rows == 0) return;
     std::string_view why_not = why_no_view(key);
-    if (!is_one_row_per_token(params.token_rows)) why_not = "rows are not one per token";
     if (kernels_->has("begin_step") &&
         std::ranges::find(described_, params.slots) == described_.end())
       why_not = "tokens of a draft model's pass, which no begin_step describes";
     const std::string_view function = is_latent ? "write_latent" : "write";
-    if (!takes(function, why_not)) return;
+    if (!takes(function, key.layer, why_not)) return;
     KernelCall call{.function = function, .layer = key.layer};
     for (std::int32_t i = 0; i < params.num_parts; ++i) {
       const PartWrite& part = params.parts[i];
@@ -204,7 +190,7 @@ class UserKernelsDevice final : public ForwardingDevice {
     params.num_rows = 0;
   }
 
-  void take_attention(SplitAttentionParams& params) {
+  void take(SplitAttentionParams& params) {
     const PartLayout& key = params.key;
     const bool is_latent = key.base == params.value.base;
     const auto count = static_cast<std::size_t>(params.num_tokens);
@@ -214,7 +200,7 @@ class UserKernelsDevice final : public ForwardingDevice {
     if (!read_ranges(params, rows, seq_lens))
       why_not = "rows outside of one block table, or a range that no window describes";
     const std::string_view function = is_latent ? "attend_latent" : "attend";
-    if (!takes(function, why_not)) return;
+    if (!takes(function, key.layer, why_not)) return;
     join_chunks(rows, seq_lens, query_start_loc);
     KernelCall call{.function = function, .layer = key.layer, .scale = params.scale};
     const auto add_rows = [&](const char* name, const void* address, DType dtype,
@@ -237,21 +223,19 @@ class UserKernelsDevice final : public ForwardingDevice {
   }
 
   // One call per block table and function. The class's slots replace those of the inner device.
-  void take_slots(SlotMappingParams& params) {
+  void take(SlotMappingParams& params) {
     const bool begins = kernels_->has("begin_step"), maps = kernels_->has("map_slots");
     described_.clear();
     if ((!begins && !maps) || params.num_tokens == 0) return;
     std::vector<GroupTable> tables(static_cast<std::size_t>(params.num_groups));
     std::vector<std::int32_t> rows(static_cast<std::size_t>(params.num_tokens));
-    fetch(tables, params.groups);
-    fetch(rows, params.token_rows);
-    if (!finish_inner()) return;
+    if (!fetch(tables, params.groups, rows, params.token_rows)) return;
     const bool is_plain =
         params.context_ranks == 1 && params.reach == nullptr && !params.of_encoders &&
         std::ranges::none_of(tables, [](const GroupTable& t) { return t.is_encoder || t.is_hot; });
     if (!is_plain) {
       not_taken_.insert(
-          "begin_step, map_slots: slots that no block table gives; the executor's own kernel ran");
+          "begin_step, map_slots by the executor's own kernel: slots that no block table gives");
       return;
     }
     const std::int64_t num_rows = *std::ranges::max_element(rows) + 1;
@@ -274,16 +258,15 @@ class UserKernelsDevice final : public ForwardingDevice {
     if (maps) params.num_tokens = params.num_padded_tokens = 0;
   }
 
-  void take_convolution(ConvParams& params) {
-    if (params.num_items == 0 || !takes("conv", {})) return;
+  void take(ConvParams& params) {
+    if (params.num_items == 0 || !takes("conv", params.layer)) return;
     std::vector<ConvItem> items(static_cast<std::size_t>(params.num_items));
-    fetch(items, params.items);
-    if (!finish_inner()) return;
+    if (!fetch(items, params.items)) return;
     std::vector<StatePiece> pieces;
     for (const ConvItem& item : items) {
       if (item.num_tokens == 0) continue;
       if (item.offset != 0 || item.keep_from != item.num_tokens)
-        return void(takes("conv", "inputs that are kept for drafts"));
+        return void(takes("conv", params.layer, "inputs that are kept for drafts"));
       const bool is_cut = item.checkpoint != 0;
       const std::int32_t cut = is_cut ? item.checkpoint_tokens : 0;
       if (is_cut) pieces.push_back({0, item.source, item.checkpoint, item.first_token, cut});
@@ -306,62 +289,61 @@ class UserKernelsDevice final : public ForwardingDevice {
     params.num_items = 0;
   }
 
-  void take_selective(SelectiveStateParams& params) {
-    std::vector<StatePiece> pieces;
-    if (!cut_at_targets("ssm", params, pieces)) return;
+  void take(SelectiveStateParams& params) {
     const RecurrentStates& states = params.states;
     const std::int64_t heads = states.num_heads, columns = states.columns;
-    KernelCall call{.function = "ssm", .layer = states.layer};
-    call.tensors = {floats("x", params.x, {0, heads, states.rows}),
-                    floats("dt", params.dt, {0, heads}),
-                    floats("A", params.A, {heads}),
-                    floats("B", params.B, {0, params.num_groups, columns}),
-                    floats("C", params.C, {0, params.num_groups, columns}),
-                    floats("D", params.D, {heads}),
-                    floats("dt_bias", params.dt_bias, {heads}),
-                    floats("output", params.y, {0, heads, states.rows}),
-                    ssm_state(states)};
-    make_over_tokens(call, pieces);
-    params.num_items = 0;
+    take_recurrence(
+        params,
+        {.function = "ssm",
+         .layer = states.layer,
+         .tensors = {floats("x", params.x, {0, heads, states.rows}),
+                     floats("dt", params.dt, {0, heads}), floats("A", params.A, {heads}),
+                     floats("B", params.B, {0, params.num_groups, columns}),
+                     floats("C", params.C, {0, params.num_groups, columns}),
+                     floats("D", params.D, {heads}), floats("dt_bias", params.dt_bias, {heads}),
+                     floats("output", params.y, {0, heads, states.rows})}});
   }
-
-  void take_delta(GatedDeltaParams& params) {
-    std::vector<StatePiece> pieces;
-    if (!cut_at_targets("delta", params, pieces)) return;
+  void take(GatedDeltaParams& params) {
     const RecurrentStates& states = params.states;
     const std::int64_t heads = states.num_heads, columns = states.columns;
-    KernelCall call{.function = "delta", .layer = states.layer, .scale = params.scale};
-    call.tensors = {floats("q", params.q, {0, params.num_key_heads, columns}),
-                    floats("k", params.k, {0, params.num_key_heads, columns}),
-                    floats("v", params.v, {0, heads, states.rows}),
-                    floats("g", params.g, {0, heads}),
-                    floats("beta", params.beta, {0, heads}),
-                    floats("output", params.o, {0, heads, states.rows}),
-                    ssm_state(states)};
-    make_over_tokens(call, pieces);
-    params.num_items = 0;
+    take_recurrence(params, {.function = "delta",
+                             .layer = states.layer,
+                             .tensors = {floats("q", params.q, {0, params.num_key_heads, columns}),
+                                         floats("k", params.k, {0, params.num_key_heads, columns}),
+                                         floats("v", params.v, {0, heads, states.rows}),
+                                         floats("g", params.g, {0, heads}),
+                                         floats("beta", params.beta, {0, heads}),
+                                         floats("output", params.o, {0, heads, states.rows})},
+                             .scale = params.scale});
   }
 
-  KernelTensor ssm_state(const RecurrentStates& states) {
+  // The call's tensors, then the states.
+  template <class Params>
+  void take_recurrence(Params& params, KernelCall call) {
+    std::vector<StatePiece> pieces;
+    if (!cut_at_targets(call.function, params, pieces)) return;
+    const RecurrentStates& states = params.states;
     const std::int64_t size = itemsize_bytes(states.dtype), row = size * states.columns;
-    return tensor("ssm_state", states.base, name_of(states.dtype),
-                  {states.num_blocks, states.num_heads, states.rows, states.columns},
-                  {states.page_stride, row * states.rows, row, size});
+    call.tensors.push_back(
+        tensor("ssm_state", states.base, name_of(states.dtype),
+               {states.num_blocks, states.num_heads, states.rows, states.columns},
+               {states.page_stride, row * states.rows, row, size}));
+    make_over_tokens(call, pieces);
+    params.num_items = 0;
   }
 
   // False: the inner device's kernel runs.
   template <class Params>
   bool cut_at_targets(std::string_view function, const Params& params,
                       std::vector<StatePiece>& pieces) {
-    if (params.num_items == 0 || !takes(function, {})) return false;
+    const std::int32_t layer = params.states.layer;
+    if (params.num_items == 0 || !takes(function, layer)) return false;
     std::vector<RecurrentItem> items(static_cast<std::size_t>(params.num_items));
-    fetch(items, params.items);
-    if (!finish_inner()) return false;
+    if (!fetch(items, params.items)) return false;
     std::int32_t end = 0;
     for (const RecurrentItem& item : items) end = std::max(end, item.first_token + item.num_tokens);
     std::vector<std::int32_t> targets(static_cast<std::size_t>(end));
-    fetch(targets, params.state_targets);
-    if (!finish_inner()) return false;
+    if (!fetch(targets, params.state_targets)) return false;
     for (const RecurrentItem& item : items) {
       StatePiece piece{0, item.source, 0, item.first_token, 0};
       for (std::int32_t i = 0; i < item.num_tokens; ++i) {
@@ -371,9 +353,9 @@ class UserKernelsDevice final : public ForwardingDevice {
         pieces.push_back(piece);
         piece = {piece.round + 1, piece.target, 0, item.first_token + i + 1, 0};
       }
-      if (piece.num_tokens > 0) return takes(function, "tokens after the last stored state");
+      if (piece.num_tokens > 0) return takes(function, layer, "tokens after the last stored state");
       if (piece.round > 1 && params.states.dtype != DType::fp32)
-        return takes(function, "states narrower than fp32 that are stored inside a chunk");
+        return takes(function, layer, "states narrower than fp32 that are stored inside a chunk");
     }
     return true;
   }
@@ -415,16 +397,15 @@ class UserKernelsDevice final : public ForwardingDevice {
   // layers use in a block.
   template <class Params>
   void take_blocks(std::string_view function, Params& params) {
-    if (params.num_items == 0 || !takes(function, {})) return;
+    if (params.num_items == 0 || !takes(function, -1)) return;
     std::vector<std::remove_cvref_t<decltype(*params.items)>> items(
         static_cast<std::size_t>(params.num_items));
-    fetch(items, params.items);
-    if (!finish_inner()) return;
+    if (!fetch(items, params.items)) return;
     std::map<std::int32_t, KernelCall> calls;  // by group
     for (const auto& item : items) {
       const auto [call, is_new] = calls.try_emplace(item.group);
       if (is_new && !add_pages(params, item.group, call->second))
-        return void(takes(function, "blocks of the host tier"));
+        return void(takes(function, -1, "blocks of the host tier"));
       add_item(item, call->second);
     }
     for (auto& [group, call] : calls) {
@@ -452,12 +433,10 @@ class UserKernelsDevice final : public ForwardingDevice {
   template <class Params>
   bool add_pages(const Params& params, std::int32_t group, KernelCall& call) {
     std::vector<RegionRange> range(1);
-    fetch(range, params.groups + group);
-    if (!finish_inner()) return false;
+    if (!fetch(range, params.groups + group)) return false;
     std::vector<std::remove_cvref_t<decltype(*params.regions)>> regions(
         static_cast<std::size_t>(range[0].end - range[0].begin));
-    fetch(regions, params.regions + range[0].begin);
-    if (!finish_inner()) return false;
+    if (!fetch(regions, params.regions + range[0].begin)) return false;
     for (std::size_t i = 0; i < regions.size(); ++i) {
       if (base_in_cache(regions[i]) == nullptr) return false;
       call.tensors.push_back(tensor(fmt::format("pages{}", i), base_in_cache(regions[i]), "uint8",
@@ -466,31 +445,29 @@ class UserKernelsDevice final : public ForwardingDevice {
     return true;
   }
 
-  // Starts the download of as many items as `to` has.
-  template <class T>
-  void fetch(std::vector<T>& to, const T* from) {
+  // Downloads as many items as each vector has: fetch(to, from, ...). False: the device failed.
+  bool fetch() { return finish_inner().has_value(); }
+  template <class T, class... More>
+  bool fetch(std::vector<T>& to, const T* from, More&&... more) {
     inner().download(to.data(), from, static_cast<std::int64_t>(to.size() * sizeof(T)));
+    return fetch(std::forward<More>(more)...);
   }
 
   // The block table's row and the length of each query's context. False: some query reads what no
   // causal attention over its block table reads.
   bool read_ranges(const SplitAttentionParams& params, std::vector<std::int32_t>& rows,
                    std::vector<std::int32_t>& seq_lens) {
-    const std::size_t count = rows.size();
-    fetch(rows, params.token_rows);
     if (params.ranges == nullptr) {
-      fetch(seq_lens, params.positions);
+      if (!fetch(rows, params.token_rows, seq_lens, params.positions)) return false;
       for (std::int32_t& length : seq_lens) ++length;
-      return finish_inner().has_value();
+      return true;
     }
-    std::vector<KeyRange> ranges(count);
+    std::vector<KeyRange> ranges(rows.size());
     std::vector<RowCache> layer(1);
-    fetch(ranges, params.ranges);
-    fetch(layer, params.rows);
-    if (!finish_inner() || layer[0].is_ring || layer[0].sink_blocks > 0 ||
-        layer[0].away != nullptr || !is_one_row_per_token(layer[0].token_rows))
+    if (!fetch(rows, params.token_rows, ranges, params.ranges, layer, params.rows) ||
+        layer[0].is_ring || layer[0].sink_blocks > 0 || layer[0].away != nullptr)
       return false;
-    for (std::size_t i = 0; i < count; ++i) {
+    for (std::size_t i = 0; i < rows.size(); ++i) {
       if (!is_implied(ranges[i], params)) return false;
       seq_lens[i] = ranges[i].last;
     }
@@ -535,18 +512,17 @@ class UserKernelsDevice final : public ForwardingDevice {
     call.memory = inner().memory_begin();
     call.stream = inner().place().stream;
     if (in_process_) upload_lists(call);
+    ++num_calls_;
     auto failure = kernels_->call(call);
     if (!failure) return;
     has_failed_ = true;
     const std::string where = call.layer < 0 ? "" : fmt::format(" of layer {}", call.layer);
     std::string what = fmt::format("{}{}: {}", call.function, where, failure->what);
     if (failure->kind == "harness") return fail_with(std::move(what));
-    reports_.push_back({.kind = failure->kind,
-                        .kernel = std::string(call.function),
-                        .message = fmt::format("{}: {}", failure->kind, what),
-                        .allocation = {},
-                        .byte_offset = 0,
-                        .sanitizer_words = {}});
+    DeviceReport& report = reports_.emplace_back();
+    report.kind = failure->kind;
+    report.kernel = call.function;
+    report.message = fmt::format("{}: {}", failure->kind, what);
   }
 
   void upload_lists(KernelCall& call) {
@@ -561,9 +537,10 @@ class UserKernelsDevice final : public ForwardingDevice {
   std::shared_ptr<UserKernels> kernels_;
   const bool in_process_;  // pointers of this process; else offsets in shared memory
   DeviceArray<std::int32_t> lists_, table_;
-  std::set<std::string> not_taken_, lacking_;
+  std::set<std::string> not_taken_;
   std::vector<DeviceReport> reports_;
   std::vector<const Slot*> described_;  // slots of the last begin_step, by table
+  std::int64_t num_calls_ = 0;
   bool has_failed_ = false;
 };
 

@@ -14,7 +14,7 @@ namespace {
 // a wait.
 constexpr std::int64_t kStagingBytes = std::int64_t{16} << 20;
 
-// The oldest compute capability that this build has code for, times ten; at least 8.0 (cp.async).
+// The oldest compute capability that this build has code for, times ten; at least 8.0 (bf16).
 #ifdef __CUDA_ARCH_LIST__
 constexpr int kOldestCapability = std::max(80, std::min({__CUDA_ARCH_LIST__}) / 10);
 #else

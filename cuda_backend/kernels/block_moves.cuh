@@ -12,7 +12,6 @@
 #include "cuda_backend/kernels/words.cuh"
 
 namespace lockstep::cuda {
-
 namespace SIMT_VARIANT {
 
 // The threads of all CTAs along z share a region, unit by unit.
@@ -45,13 +44,8 @@ template <class Unit>
 __device__ __forceinline__ void copy_units(std::byte* to, const std::byte* from,
                                            std::int64_t size_bytes) {
   const std::int64_t count = size_bytes / std::int64_t(sizeof(Unit));
-  for (std::int64_t i = first_in_region(); i < count; i += step_in_region()) {
-    if constexpr (sizeof(Unit) == 16) {
-      simt::copy16(to + 16 * i, from + 16 * i);
-    } else {
-      simt::copy_value(reinterpret_cast<Unit*>(to) + i, reinterpret_cast<const Unit*>(from) + i);
-    }
-  }
+  for (std::int64_t i = first_in_region(); i < count; i += step_in_region())
+    simt::copy_value(reinterpret_cast<Unit*>(to) + i, reinterpret_cast<const Unit*>(from) + i);
 }
 
 // Grid: x is the copy, y the region of its group, z shares the region.
@@ -157,8 +151,6 @@ inline constexpr std::uint64_t kStateStep = 0xD1342543DE82EF95ull;
   }
 }
 
-}  // namespace SIMT_VARIANT
-
 // Moves bytes of any alignment: states between blocks (mode `align`), and a convolution's state
 // within its own block.
 //
@@ -167,8 +159,6 @@ inline constexpr std::uint64_t kStateStep = 0xD1342543DE82EF95ull;
 //    (issue 50729), early writes race with late reads.
 // 2. Accesses are as wide as both ends allow: 16 bytes if both have the same offset from 16, then
 //    8, 4, 2, 1. Head and tail are moved byte by byte. 3. Undefined bytes stay undefined.
-
-namespace SIMT_VARIANT {
 
 // Items 0 .. count-1 of a move: first the head's bytes, then units, then the tail's bytes.
 struct MoveShape {
@@ -246,5 +236,4 @@ __device__ __forceinline__ void move_in_order(const ByteMove& move, const MoveSh
 }
 
 }  // namespace SIMT_VARIANT
-
 }  // namespace lockstep::cuda

@@ -9,7 +9,6 @@
 #include "cuda_backend/kernels/words.cuh"
 
 namespace lockstep::cuda {
-
 namespace SIMT_VARIANT {
 
 __device__ __forceinline__ void set_entry(const GroupTable& table, std::int32_t row,
@@ -92,23 +91,18 @@ __device__ __forceinline__ bool is_left_out(const SlotMappingParams& p, const Gr
       slots[token] = ring * table.slot_block_size + position % table.slot_block_size;
       continue;
     }
-    if (table.is_whole) {
-      const std::int32_t index = position / table.slot_block_size;
-      const Slot block = table.kernel_entries[p.token_rows[token] * width + index];
-      slots[token] = block * table.slot_block_size + position % table.slot_block_size;
-      continue;
-    }
-    const std::int64_t tokens_in_block = std::int64_t(table.slot_block_size) * p.context_ranks;
+    const std::int32_t ranks = table.is_whole ? 1 : p.context_ranks;
+    const std::int64_t tokens_in_block = std::int64_t(table.slot_block_size) * ranks;
     const std::int64_t offset = position % tokens_in_block;
     const std::int64_t run = offset / p.interleave;
-    if (run % p.context_ranks != p.context_rank) {
+    if (!table.is_whole && run % ranks != p.context_rank) {
       slots[token] = p.pad_slot;
       continue;
     }
     const std::int64_t index = position / tokens_in_block;
     const Slot block = table.kernel_entries[p.token_rows[token] * width + index];
-    slots[token] = block * table.slot_block_size + run / p.context_ranks * p.interleave +
-                   offset % p.interleave;
+    slots[token] =
+        block * table.slot_block_size + run / ranks * p.interleave + offset % p.interleave;
   }
 }
 
@@ -141,12 +135,8 @@ __device__ __forceinline__ bool is_left_out(const SlotMappingParams& p, const Gr
   }
 }
 
-}  // namespace SIMT_VARIANT
-
 // The inputs of a layer, made from content ids by rule (1) of sim/protocol/backend.h. They replace
 // the model's projections: a contiguous row per source row and head.
-
-namespace SIMT_VARIANT {
 
 // Grid: flat over (source row, head, item); a thread makes its item of K and of V.
 // kVectors: rows are multiples of 16 bytes, an item is 16 bytes. Otherwise an item is one word; the
@@ -179,5 +169,4 @@ __global__ void fill_rows_kernel(FillRowsParams p, Divisor items_per_row, Diviso
 }
 
 }  // namespace SIMT_VARIANT
-
 }  // namespace lockstep::cuda

@@ -193,5 +193,4 @@ __global__ void quantise_rows_kernel(WritePartsParams p, PartDivisors by) {
 }
 
 }  // namespace SIMT_VARIANT
-
 }  // namespace lockstep::cuda

@@ -6,7 +6,6 @@
 #include "cuda_backend/kernels/words.cuh"
 
 namespace lockstep::cuda {
-
 namespace SIMT_VARIANT {
 
 inline constexpr int kPagesAtATime = 4;  // of a CTA: their words share keys, their loads overlap
@@ -104,20 +103,16 @@ struct FingerprintSum {
     FingerprintSum rest;
     for (std::int64_t word = 2 * shared + first; 8 * word < page.size_bytes; word += step) {
       const std::int64_t bytes = page.size_bytes - 8 * word;
-      rest.add(load_any_word(at + 8 * word, std::int32_t(bytes < 8 ? bytes : 8), page.unit_bytes),
+      rest.add(load_word<true>(at + 8 * word, std::int32_t(bytes < 8 ? bytes : 8), page.unit_bytes),
                WordKeys(std::uint64_t(word)));
     }
     rest.add_to(p.sums + 2 * std::int64_t(n));
   }
 }
 
-}  // namespace SIMT_VARIANT
-
 // What attention would read, as an exact number: rule (4) of sim/protocol/backend.h. Every K and V
 // row of the probed positions is read through the block table, and one changed bit anywhere changes
 // the digest.
-
-namespace SIMT_VARIANT {
 
 __device__ __forceinline__ std::uint64_t digest_word(std::uint64_t word, std::uint64_t index) {
   return mix(word ^ (index + 1) * kGolden);
@@ -185,5 +180,4 @@ __device__ __forceinline__ std::uint64_t position_digest(const RowCache& cache, 
 }
 
 }  // namespace SIMT_VARIANT
-
 }  // namespace lockstep::cuda

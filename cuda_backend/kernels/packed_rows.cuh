@@ -309,5 +309,4 @@ __device__ __forceinline__ void load_packed(float (&values)[kItem], const PartLa
 }
 
 }  // namespace SIMT_VARIANT
-
 }  // namespace lockstep::cuda

@@ -97,31 +97,25 @@ __device__ __forceinline__ std::uint32_t first_item() {
 }
 __device__ __forceinline__ std::uint32_t item_stride() { return gridDim.x * blockDim.x; }
 
+template <class T, bool kAnyBytes>
+__device__ __forceinline__ std::uint64_t load_piece(const std::byte* p) {
+  if constexpr (kAnyBytes)
+    return simt::load_any(reinterpret_cast<const T*>(p));
+  else
+    return *reinterpret_cast<const T*>(p);
+}
 // The low `bytes` (1 to 8) bytes of a word at p, in accesses of `unit` bytes; p and bytes are
-// multiples of the unit (or the unit is 16, p a multiple of 8 and bytes 8).
+// multiples of the unit (or the unit is 16, p a multiple of 8 and bytes 8). kAnyBytes: they may be
+// undefined, for fingerprints.
+template <bool kAnyBytes = false>
 __device__ __forceinline__ std::uint64_t load_word(const std::byte* p, std::int32_t bytes,
                                                    std::int32_t unit) {
-  if (unit >= 8) return *reinterpret_cast<const std::uint64_t*>(p);
+  if (unit >= 8) return load_piece<std::uint64_t, kAnyBytes>(p);
   std::uint64_t word = 0;
   for (std::int32_t at = 0; at < bytes; at += unit) {
-    const std::uint64_t piece = unit == 4   ? *reinterpret_cast<const std::uint32_t*>(p + at)
-                                : unit == 2 ? *reinterpret_cast<const std::uint16_t*>(p + at)
-                                            : *reinterpret_cast<const std::uint8_t*>(p + at);
-    word |= piece << (8 * at);
-  }
-  return word;
-}
-
-// The same for memory that may be undefined, for fingerprints.
-__device__ __forceinline__ std::uint64_t load_any_word(const std::byte* p, std::int32_t bytes,
-                                                       std::int32_t unit) {
-  if (unit >= 8) return simt::load_any(reinterpret_cast<const std::uint64_t*>(p));
-  std::uint64_t word = 0;
-  for (std::int32_t at = 0; at < bytes; at += unit) {
-    const std::uint64_t piece =
-        unit == 4   ? simt::load_any(reinterpret_cast<const std::uint32_t*>(p + at))
-        : unit == 2 ? simt::load_any(reinterpret_cast<const std::uint16_t*>(p + at))
-                    : simt::load_any(reinterpret_cast<const std::uint8_t*>(p + at));
+    const std::uint64_t piece = unit == 4   ? load_piece<std::uint32_t, kAnyBytes>(p + at)
+                                : unit == 2 ? load_piece<std::uint16_t, kAnyBytes>(p + at)
+                                            : load_piece<std::uint8_t, kAnyBytes>(p + at);
     word |= piece << (8 * at);
   }
   return word;

@@ -13,7 +13,6 @@
 #include "cuda_backend/launch/recurrence_grids.h"
 
 namespace lockstep::cuda {
-
 namespace SIMT_VARIANT {
 namespace {
 
@@ -225,8 +224,7 @@ template <Scaling kScaling>
 int write_latent_rows(const LaunchPlace& place, const WritePartsParams& params, bool eights) {
   auto config = config_of(place, "write_latent_rows");
   if (!fits_grid(params.num_rows, params.num_parts)) return too_large();
-  config.grid = dim3(static_cast<std::uint32_t>(params.num_rows),
-                     static_cast<std::uint32_t>(params.num_parts));
+  config.grid = grid_of(params.num_rows, params.num_parts);
   config.block.x = 32;
   return status_of(simt::launch(config,
                                 eights && are_from_bf16(params)
@@ -304,12 +302,68 @@ int launch_write_parts(const LaunchPlace& place, const WritePartsParams& params)
   return nothing_to_do();
 }
 
-// Block tables and slot mappings.
+// Block tables, slot mappings and rows of host pages.
+
+namespace {
+
+// A grid over items along x and `rows` of them along y.
+template <class Params>
+int over_items(const LaunchPlace& place, const char* name, void (*kernel)(Params),
+               const Params& params, std::int64_t items, std::int32_t rows = 1) {
+  if (items == 0) return nothing_to_do();
+  if (items >= kMaxFlatItems) return too_large();
+  auto config = flat_grid(place, name, items);
+  config.grid.y = static_cast<std::uint32_t>(rows);
+  return status_of(simt::launch(config, kernel, params));
+}
+
+// A CTA for each job along x in each of `rows` along y, `shares` of them along z; its threads share
+// the job's `items`.
+template <class Params>
+int over_jobs(const LaunchPlace& place, const char* name, void (*kernel)(Params),
+              const Params& params, std::int64_t jobs, std::int32_t rows, std::int64_t items,
+              std::uint32_t shares = 1) {
+  if (jobs == 0 || rows == 0) return nothing_to_do();
+  if (!fits_grid(jobs, rows)) return too_large();
+  auto config = job_grid(place, name, jobs, items);
+  config.grid.y = static_cast<std::uint32_t>(rows);
+  config.grid.z = shares;
+  return status_of(simt::launch(config, kernel, params));
+}
+
+}  // namespace
 
 int launch_clear_rows(const LaunchPlace& place, const TableClearParams& params) {
-  const std::int64_t items = std::int64_t{params.num_rows} * params.num_groups;
-  if (items == 0) return nothing_to_do();
-  return status_of(simt::launch(flat_grid(place, "clear_rows", items), clear_rows_kernel, params));
+  return over_items(place, "clear_rows", clear_rows_kernel, params,
+                    std::int64_t{params.num_rows} * params.num_groups);
+}
+
+int launch_edit_entries(const LaunchPlace& place, const TableEditParams& params) {
+  return over_items(place, "edit_entries", edit_entries_kernel, params, params.num_edits);
+}
+
+int launch_slot_mapping(const LaunchPlace& place, const SlotMappingParams& params) {
+  return over_items(place, "slot_mapping", slot_mapping_kernel, params, params.num_padded_tokens,
+                    params.num_groups);
+}
+
+int launch_draft_slots(const LaunchPlace& place, const DraftSlotsParams& params) {
+  return over_items(place, "draft_slots", draft_slots_kernel, params, params.num_tokens);
+}
+
+int launch_clear_regions(const LaunchPlace& place, const ClearRegionsParams& params) {
+  return over_items(place, "clear_regions", clear_regions_kernel, params,
+                    std::int64_t{params.num_rows} * params.num_slots);
+}
+
+int launch_mirror_rows(const LaunchPlace& place, const MirrorRowsParams& params) {
+  return over_jobs(place, "mirror_rows", mirror_rows_kernel, params, params.num_tokens,
+                   params.num_layers, divide_up(params.max_row_bytes, 8));
+}
+
+int launch_swap_rows(const LaunchPlace& place, const SwapRowsParams& params) {
+  return over_jobs(place, "swap_rows", swap_rows_kernel, params, params.num_swaps,
+                   params.num_layers, divide_up(params.max_row_bytes, 8));
 }
 
 int launch_append_entries(const LaunchPlace& place, const TableAppendParams& params) {
@@ -320,44 +374,6 @@ int launch_append_entries(const LaunchPlace& place, const TableAppendParams& par
   return status_of(simt::launch(config, append_entries_kernel, params));
 }
 
-int launch_edit_entries(const LaunchPlace& place, const TableEditParams& params) {
-  if (params.num_edits == 0) return nothing_to_do();
-  const auto config = flat_grid(place, "edit_entries", params.num_edits);
-  return status_of(simt::launch(config, edit_entries_kernel, params));
-}
-
-int launch_slot_mapping(const LaunchPlace& place, const SlotMappingParams& params) {
-  if (params.num_padded_tokens == 0) return nothing_to_do();
-  auto config = flat_grid(place, "slot_mapping", params.num_padded_tokens);
-  config.grid.y = static_cast<std::uint32_t>(params.num_groups);
-  return status_of(simt::launch(config, slot_mapping_kernel, params));
-}
-
-int launch_draft_slots(const LaunchPlace& place, const DraftSlotsParams& params) {
-  if (params.num_tokens == 0) return nothing_to_do();
-  const auto config = flat_grid(place, "draft_slots", params.num_tokens);
-  return status_of(simt::launch(config, draft_slots_kernel, params));
-}
-
-// Rows of host pages.
-
-int launch_mirror_rows(const LaunchPlace& place, const MirrorRowsParams& params) {
-  if (params.num_tokens == 0 || params.num_layers == 0) return nothing_to_do();
-  if (!fits_grid(params.num_tokens, params.num_layers)) return too_large();
-  auto config =
-      job_grid(place, "mirror_rows", params.num_tokens, divide_up(params.max_row_bytes, 8));
-  config.grid.y = static_cast<std::uint32_t>(params.num_layers);
-  return status_of(simt::launch(config, mirror_rows_kernel, params));
-}
-
-int launch_clear_regions(const LaunchPlace& place, const ClearRegionsParams& params) {
-  const std::int64_t items = std::int64_t{params.num_rows} * params.num_slots;
-  if (items == 0) return nothing_to_do();
-  if (items >= kMaxFlatItems) return too_large();
-  const auto config = flat_grid(place, "clear_regions", items);
-  return status_of(simt::launch(config, clear_regions_kernel, params));
-}
-
 int launch_hot_reads(const LaunchPlace& place, const HotReadParams& params) {
   if (params.num_reads == 0) return nothing_to_do();
   auto config = config_of(place, "hot_reads");
@@ -366,19 +382,7 @@ int launch_hot_reads(const LaunchPlace& place, const HotReadParams& params) {
   return status_of(simt::launch(config, hot_reads_kernel, params));
 }
 
-int launch_swap_rows(const LaunchPlace& place, const SwapRowsParams& params) {
-  if (params.num_swaps == 0 || params.num_layers == 0) return nothing_to_do();
-  if (!fits_grid(params.num_swaps, params.num_layers)) return too_large();
-  auto config = job_grid(place, "swap_rows", params.num_swaps, divide_up(params.max_row_bytes, 8));
-  config.grid.y = static_cast<std::uint32_t>(params.num_layers);
-  return status_of(simt::launch(config, swap_rows_kernel, params));
-}
-
-}  // namespace SIMT_VARIANT
-
 // Launchers for reads of the cache through block tables: digests and softmax attention.
-
-namespace SIMT_VARIANT {
 
 int launch_attention_digest(const LaunchPlace& place, const DigestParams& params) {
   if (params.num_pieces == 0) return nothing_to_do();
@@ -397,10 +401,9 @@ template <class Shape>
 int split_attention(const LaunchPlace& place, const SplitAttentionParams& params) {
   const std::int64_t queries_per_kv = params.num_query_heads / params.key.num_heads;
   auto config = config_of(place, "split_attention");
-  config.grid = dim3(
-      static_cast<std::uint32_t>(params.num_tokens),
-      static_cast<std::uint32_t>(params.key.num_heads * divide_up(queries_per_kv, Shape::kHeads)),
-      static_cast<std::uint32_t>(std::max(params.num_splits, 1)));
+  config.grid =
+      grid_of(params.num_tokens, params.key.num_heads * divide_up(queries_per_kv, Shape::kHeads),
+              std::max(params.num_splits, 1));
   config.block.x = 32 / simt::kLanesPerThread;
   return status_of(simt::launch(config, split_attention_kernel<Shape>, params));
 }
@@ -434,56 +437,40 @@ int launch_split_attention(const LaunchPlace& place, const SplitAttentionParams&
   const int status = split_attention_of(place, params);
   if (status != nothing_to_do() || params.num_splits <= 1) return status;
   auto config = config_of(place, "attention_combine");
-  config.grid = dim3(static_cast<std::uint32_t>(params.num_tokens),
-                     static_cast<std::uint32_t>(params.num_query_heads));
+  config.grid = grid_of(params.num_tokens, params.num_query_heads);
   config.block.x = static_cast<std::uint32_t>(
       std::clamp<std::int64_t>(divide_up(params.value.head_size, place.items_per_thread), 1, 128));
   return status_of(simt::launch(config, attention_combine_kernel, params));
 }
 
-}  // namespace SIMT_VARIANT
-
 // Launchers for whole blocks and pages: zero, copy, poison, fingerprint, states, moves.
-
-namespace SIMT_VARIANT {
 namespace {
 
 // Bytes of a region that one CTA takes before a second one shares it.
 constexpr std::int64_t kBytesPerCta = 64 * 1024;
 constexpr std::int64_t kMoveBytesPerCta = 32 * 1024;
 
-// x: jobs, y: regions, z: shares of a region, whose items are 16 bytes each.
-simt::LaunchConfig region_grid(const LaunchPlace& place, const char* name, std::int64_t jobs,
-                               std::int64_t regions, std::int64_t max_region_bytes) {
-  auto config = job_grid(place, name, jobs, divide_up(max_region_bytes, 16));
-  config.grid.y = static_cast<std::uint32_t>(regions);
-  config.grid.z = shares_of_region(max_region_bytes, kBytesPerCta);
-  return config;
-}
-
+// x: items, y: regions, z: shares of a region, whose items are 16 bytes each.
 template <class Params>
-int launch_over_regions(const LaunchPlace& place, const char* name, void (*kernel)(Params),
-                        const Params& params, std::int32_t num_regions) {
-  if (params.num_items == 0 || num_regions == 0) return nothing_to_do();
-  if (!fits_grid(params.num_items, num_regions)) return too_large();
-  const auto config =
-      region_grid(place, name, params.num_items, num_regions, params.max_region_bytes);
-  return status_of(simt::launch(config, kernel, params));
+int over_regions(const LaunchPlace& place, const char* name, void (*kernel)(Params),
+                 const Params& params, std::int32_t num_regions) {
+  return over_jobs(place, name, kernel, params, params.num_items, num_regions,
+                   divide_up(params.max_region_bytes, 16),
+                   shares_of_region(params.max_region_bytes, kBytesPerCta));
 }
 
 }  // namespace
 
 int launch_zero_blocks(const LaunchPlace& place, const ZeroBlocksParams& params) {
-  return launch_over_regions(place, "zero_blocks", zero_blocks_kernel, params, params.max_regions);
+  return over_regions(place, "zero_blocks", zero_blocks_kernel, params, params.max_regions);
 }
 
 int launch_copy_blocks(const LaunchPlace& place, const CopyBlocksParams& params) {
-  return launch_over_regions(place, "copy_blocks", copy_blocks_kernel, params, params.max_regions);
+  return over_regions(place, "copy_blocks", copy_blocks_kernel, params, params.max_regions);
 }
 
 int launch_poison_blocks(const LaunchPlace& place, const PoisonBlocksParams& params) {
-  return launch_over_regions(place, "poison_blocks", poison_blocks_kernel, params,
-                             params.num_regions);
+  return over_regions(place, "poison_blocks", poison_blocks_kernel, params, params.num_regions);
 }
 
 int launch_fingerprint_pages(const LaunchPlace& place, const FingerprintParams& params) {
@@ -500,13 +487,9 @@ int launch_fingerprint_pages(const LaunchPlace& place, const FingerprintParams& 
 }
 
 int launch_update_states(const LaunchPlace& place, const StateUpdateParams& params) {
-  if (params.num_items == 0 || params.max_states == 0) return nothing_to_do();
-  if (!fits_grid(params.num_items, params.max_states)) return too_large();
-  auto config =
-      job_grid(place, "update_states", params.num_items, divide_up(params.max_state_bytes, 8));
-  config.grid.y = static_cast<std::uint32_t>(params.max_states);
-  config.grid.z = shares_of_region(params.max_state_bytes, kBytesPerCta);
-  return status_of(simt::launch(config, state_update_kernel, params));
+  return over_jobs(place, "update_states", state_update_kernel, params, params.num_items,
+                   params.max_states, divide_up(params.max_state_bytes, 8),
+                   shares_of_region(params.max_state_bytes, kBytesPerCta));
 }
 
 int launch_move_bytes(const LaunchPlace& place, const MoveBytesParams& params) {
@@ -517,11 +500,7 @@ int launch_move_bytes(const LaunchPlace& place, const MoveBytesParams& params) {
   return status_of(simt::launch(config, move_bytes_kernel, params));
 }
 
-}  // namespace SIMT_VARIANT
-
 // Launchers for kernels with a state per request: convolutions and recurrences.
-
-namespace SIMT_VARIANT {
 namespace {
 
 template <int kWidth>
@@ -531,12 +510,10 @@ int convolve(const LaunchPlace& place, const ConvParams& params) {
   auto config = config_of(place, "causal_conv1d");
   const std::int64_t threads = divide_up(params.num_channels, per_thread);
   config.block.x = static_cast<std::uint32_t>(std::min<std::int64_t>(threads, place.cta_threads));
-  config.grid.x = static_cast<std::uint32_t>(params.num_items);
-  config.grid.y = static_cast<std::uint32_t>(
-      std::min<std::int64_t>(divide_up(threads, config.block.x), kMaxGridYZ));
   const std::int64_t segments = divide_up(std::max(params.max_tokens, 1), kConvTokens);
   if (segments > kMaxGridYZ) return too_large();
-  config.grid.z = static_cast<std::uint32_t>(segments);
+  config.grid =
+      grid_of(params.num_items, std::min(divide_up(threads, config.block.x), kMaxGridYZ), segments);
   return status_of(simt::launch(config, causal_conv1d_kernel<kWidth>, params));
 }
 
@@ -575,5 +552,4 @@ int launch_delta_chunks(const LaunchPlace& place, const GatedDeltaParams& params
 }
 
 }  // namespace SIMT_VARIANT
-
 }  // namespace lockstep::cuda

@@ -19,6 +19,10 @@ inline constexpr std::int64_t kMaxFlatItems = std::int64_t{1} << 31;
 
 inline std::int64_t divide_up(std::int64_t n, std::int64_t by) { return (n + by - 1) / by; }
 
+inline dim3 grid_of(std::int64_t x, std::int64_t y = 1, std::int64_t z = 1) {
+  return dim3(static_cast<unsigned>(x), static_cast<unsigned>(y), static_cast<unsigned>(z));
+}
+
 inline simt::LaunchConfig config_of(const LaunchPlace& place, const char* name) {
   simt::LaunchConfig config;
   config.stream = static_cast<simt::stream_t>(place.stream);

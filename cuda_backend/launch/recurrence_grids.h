@@ -23,9 +23,7 @@ int recur(const LaunchPlace& place, const char* name, void (*narrow)(Params), vo
       itemsize_bytes(states.dtype) < 2 || divide_up(all_warps, warps) > kMaxGridYZ)
     return too_large();
   auto config = config_of(place, name);
-  config.grid = dim3(static_cast<std::uint32_t>(params.num_items),
-                     static_cast<std::uint32_t>(states.num_heads),
-                     static_cast<std::uint32_t>(divide_up(all_warps, warps)));
+  config.grid = grid_of(params.num_items, states.num_heads, divide_up(all_warps, warps));
   config.block.x = static_cast<std::uint32_t>(32 * warps);
   return status_of(simt::launch(config, states.columns <= 128 ? narrow : wide, params));
 }

@@ -29,6 +29,7 @@ typedef struct lockstep_layer {
   int32_t sliding_window;        // tokens, the query's own included; 0: none
   int32_t attention_chunk_size;  // tokens of a local chunk; 0: none
   int32_t num_kv_heads, head_size;
+  const char* kv_quant_mode;  // of write: "none", "fp8_per_tensor", "nvfp4", ...
 } lockstep_layer;
 
 typedef struct lockstep_tensor {
@@ -97,6 +98,9 @@ typedef struct lockstep_plugin {
   void* (*open)(const lockstep_layer* layers, int32_t num_layers, char* error, size_t error_bytes);
   void (*close)(void* self);
   const char* (*error_text)(void* self);  // why the last call failed
+
+  // Optional: why this layer is left to Lockstep's own kernels; null: the functions take it.
+  const char* (*declines)(void* self, const lockstep_layer* layer);
 
   lockstep_function write, write_latent;
   lockstep_function attend, attend_latent;

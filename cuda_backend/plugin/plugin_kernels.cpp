@@ -71,7 +71,8 @@ Member named(const Named<Member> (&all)[kCount], std::string_view name) {
 
 class PluginKernels final : public UserKernels {
  public:
-  explicit PluginKernels(std::string path) : path_(std::move(path)) {}
+  PluginKernels(std::string path, std::vector<KernelLayer> layers)
+      : UserKernels(std::move(layers)), path_(std::move(path)) {}
   ~PluginKernels() override {
     if (self_ != nullptr && plugin_->close != nullptr) plugin_->close(self_);
     if (handle_ != nullptr) dlclose(handle_);
@@ -111,31 +112,28 @@ class PluginKernels final : public UserKernels {
     return fail("{}: query_dtype '{}' is not bf16, fp16 or fp32", path_, query_dtype());
   }
 
-  Result<void> open(const KVCacheConfig& plan) {
-    for (std::size_t g = 0; g < plan.groups.size(); ++g)
-      for (std::size_t i = 0; i < plan.groups[g].layer_names.size(); ++i) {
-        const KVCacheSpec& spec = plan.groups[g].layer_spec(i);
-        names_.push_back(std::make_unique<std::string>(plan.groups[g].layer_names[i]));
-        names_.push_back(std::make_unique<std::string>(name_of(spec.kind)));
-        layers_.push_back(
-            {.name = names_[names_.size() - 2]->c_str(),
-             .kind = names_.back()->c_str(),
-             .index = static_cast<std::int32_t>(layers_.size()),
-             .group = static_cast<std::int32_t>(g),
-             .sliding_window =
-                 is_sliding_window(spec.kind) ? static_cast<std::int32_t>(spec.sliding_window) : 0,
-             .attention_chunk_size =
-                 is_chunked(spec.kind) ? static_cast<std::int32_t>(spec.attention_chunk_size) : 0,
-             .num_kv_heads = static_cast<std::int32_t>(spec.num_kv_heads),
-             .head_size = static_cast<std::int32_t>(spec.head_size)});
-      }
-    if (plugin_->open == nullptr) return {};
+  Result<void> open() {
+    for (const KernelLayer& layer : layers_)
+      given_.push_back(
+          {.name = layer.name.c_str(),
+           .kind = layer.kind.data(),  // a word of a table, with its end
+           .index = layer.index,
+           .group = layer.group,
+           .sliding_window = static_cast<std::int32_t>(layer.sliding_window),
+           .attention_chunk_size = static_cast<std::int32_t>(layer.attention_chunk_size),
+           .num_kv_heads = static_cast<std::int32_t>(layer.num_kv_heads),
+           .head_size = static_cast<std::int32_t>(layer.head_size),
+           .kv_quant_mode = layer.kv_quant_mode.c_str()});
     char error[1024] = {};
-    self_ = plugin_->open(layers_.data(), static_cast<std::int32_t>(layers_.size()), error,
-                          sizeof error);
-    if (self_ == nullptr)
-      return fail("{}: refuses these layers: {}", path_,
-                  error[0] != 0 ? error : "(it does not say why)");
+    if (plugin_->open != nullptr) {
+      self_ = plugin_->open(given_.data(), static_cast<std::int32_t>(given_.size()), error,
+                            sizeof error);
+      if (self_ == nullptr)
+        return fail("{}: refuses these layers: {}", path_,
+                    error[0] != 0 ? error : "(it does not say why)");
+    }
+    for (std::size_t i = 0; plugin_->declines != nullptr && i < given_.size(); ++i)
+      if (const char* why = plugin_->declines(self_, &given_[i]); why != nullptr) decline(i, why);
     return {};
   }
 
@@ -150,7 +148,7 @@ class PluginKernels final : public UserKernels {
 
   std::optional<KernelFailure> call(const KernelCall& call) override {
     lockstep_call given{};
-    given.layer = call.layer < 0 ? nullptr : &layers_.at(static_cast<std::size_t>(call.layer));
+    given.layer = call.layer < 0 ? nullptr : &given_.at(static_cast<std::size_t>(call.layer));
     given.group = call.group;
     given.scale = call.scale;
     given.stream = call.stream;
@@ -195,17 +193,16 @@ class PluginKernels final : public UserKernels {
   void* handle_ = nullptr;
   const lockstep_plugin* plugin_ = nullptr;
   void* self_ = nullptr;
-  std::vector<std::unique_ptr<std::string>> names_;
-  std::vector<lockstep_layer> layers_;
+  std::vector<lockstep_layer> given_;  // layers_ in C
 };
 
 }  // namespace
 
 Result<std::shared_ptr<UserKernels>> open_plugin(const std::string& path,
-                                                 const KVCacheConfig& plan) {
-  auto kernels = std::make_shared<PluginKernels>(path);
+                                                 std::vector<KernelLayer> layers) {
+  auto kernels = std::make_shared<PluginKernels>(path, std::move(layers));
   LS_RETURN_IF_ERROR(kernels->load());
-  LS_RETURN_IF_ERROR(kernels->open(plan));
+  LS_RETURN_IF_ERROR(kernels->open());
   return std::shared_ptr<UserKernels>(std::move(kernels));
 }
 

@@ -6,16 +6,16 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "base/result.h"
-#include "reference/types/kv_cache_spec.h"
 #include "sim/protocol/user_kernels.h"
 
 namespace lockstep {
 
-// `path`: the library. `plan`: of the rank. Errors, each starting with the path: no such file; not
-// a shared library; no lockstep_plugin_open; another version; no function; what its open() refuses.
+// `path`: the library. `layers`: of the rank. Errors, each starting with the path: no such file; no
+// shared library; no lockstep_plugin_open; another version; no function; what its open() refuses.
 Result<std::shared_ptr<UserKernels>> open_plugin(const std::string& path,
-                                                 const KVCacheConfig& plan);
+                                                 std::vector<KernelLayer> layers);
 
 }  // namespace lockstep

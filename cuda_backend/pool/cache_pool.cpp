@@ -34,23 +34,7 @@ std::int64_t largest(std::span<const Part> parts) {
 }  // namespace
 
 CachePool::CachePool(Device& device, const BackendConfig& config)
-    : device_(device),
-      config_(config),
-      waves_(config.plan.num_blocks),
-      regions_(device, "block regions"),
-      poison_regions_(device, "poison regions"),
-      pages_(device, "page regions"),
-      copy_regions_(device, "copy regions"),
-      regions_of_group_(device, "regions of groups"),
-      states_of_group_(device, "states of groups"),
-      states_(device, "state caches"),
-      device_page_sizes_(device, "page sizes"),
-      poison_(device, "blocks to poison"),
-      zeros_(device, "blocks to zero"),
-      copies_(device, "blocks to copy"),
-      updates_(device, "state updates"),
-      fingerprints_(device, "pages to fingerprint"),
-      sums_(device, "fingerprints") {}
+    : device_(device), config_(config), waves_(config.plan.num_blocks) {}
 
 CachePool::~CachePool() {
   for (const Buffer& buffer : buffers_)
@@ -190,20 +174,6 @@ void CachePool::zero(std::span<const GroupBlock> blocks) {
   });
 }
 
-void CachePool::copy(std::span<const BlockCopy> copies) {
-  copies_.host.clear();
-  for (const BlockCopy& item : copies)
-    copies_.host.push_back({item.group, index_of(item.source), index_of(item.target)});
-  launch_copies();
-}
-
-void CachePool::copy(std::span<const PartCopy> parts) {
-  copies_.host.clear();
-  for (const PartCopy& item : parts)
-    copies_.host.push_back({item.group, index_of(item.source), index_of(item.target)});
-  launch_copies();
-}
-
 void CachePool::launch_copies() {
   if (copies_.host.empty()) return;
   const BlockCopyItem* items = copies_.upload();
@@ -295,33 +265,38 @@ Result<void> CachePool::fingerprint_pages(std::span<const PageId> pages,
   LS_CHECK(pages.size() == fingerprints.size(), "{} pages, {} fingerprints", pages.size(),
            fingerprints.size());
   if (pages.empty()) return device_.finish();
-  fingerprints_.host.clear();
+  fingerprints_.items().clear();
   for (const PageId& page : pages) {
-    LS_CHECK(page.tensor >= 0 && std::cmp_less(page.tensor, tensors_.size()), "tensor {}",
-             page.tensor);
-    LS_CHECK(index_of(page.block) >= 0 && index_of(page.block) < config_.plan.num_blocks,
-             "block {}", index_of(page.block));
-    fingerprints_.host.push_back({page.tensor, index_of(page.block)});
+    address(page, 0);  // checks it
+    fingerprints_.items().push_back({page.tensor, index_of(page.block)});
   }
-  const auto num_sums = static_cast<std::int64_t>(2 * pages.size());
-  sums_.reserve(num_sums);
-  device_.zero(sums_.data(), num_sums * 8);
+  return fingerprints_.run(layers_.pages, pages_, fingerprints);
+}
+
+Result<void> PageFingerprints::run(std::span<const BlockRegion> pages,
+                                   const DeviceArray<BlockRegion>& on_device,
+                                   std::span<Fingerprint> fingerprints) {
+  LS_CHECK(fingerprints.size() == items_.host.size(), "{} fingerprints of {} pages",
+           fingerprints.size(), items_.host.size());
+  sums_.host.resize(2 * fingerprints.size());
+  const auto sum_bytes = static_cast<std::int64_t>(sizeof(std::uint64_t) * sums_.host.size());
+  sums_.reserve(std::ssize(sums_.host));
+  device_.zero(sums_.data(), sum_bytes);
   device_.launch(
       device_.kernels().fingerprint_pages,
-      FingerprintParams{.tensors = pages_.data(),
-                        .items = fingerprints_.upload(),
+      FingerprintParams{.tensors = on_device.data(),
+                        .items = items_.upload(),
                         .sums = sums_.data(),
-                        .num_items = static_cast<std::int32_t>(pages.size()),
-                        .max_page_bytes = largest<BlockRegion>(layers_.pages)},
+                        .num_items = static_cast<std::int32_t>(items_.host.size()),
+                        .max_page_bytes = largest<BlockRegion>(pages)},
       [&](Operation& operation) {
-        operation.named("fingerprint_pages").read_all(pages_, fingerprints_).write_all(sums_);
-        for (const FingerprintItem& item : fingerprints_.host)
-          operation.read(range_in_block(layers_.pages[item.tensor], item.block));
+        operation.named("fingerprint_pages").read_all(on_device, items_).write_all(sums_);
+        for (const FingerprintItem& item : items_.host)
+          operation.read(range_in_block(pages[item.tensor], item.block));
       });
-  sums_.host.resize(2 * pages.size());
-  device_.download(sums_.host.data(), sums_.data(), num_sums * 8);
+  device_.download(sums_.host.data(), sums_.data(), sum_bytes);
   LS_RETURN_IF_ERROR(device_.finish());
-  for (std::size_t i = 0; i < pages.size(); ++i)
+  for (std::size_t i = 0; i < fingerprints.size(); ++i)
     fingerprints[i] = {sums_.host[2 * i], sums_.host[2 * i + 1]};
   return {};
 }
@@ -386,11 +361,7 @@ Result<std::vector<std::uint8_t>> CachePool::read_page(PageId page) {
 }
 
 MemoryReport CachePool::locate(DeviceReport report) const {
-  MemoryReport located;
-  located.kind = std::move(report.kind);
-  located.kernel = std::move(report.kernel);
-  located.message = std::move(report.message);
-  located.sanitizer_words = std::move(report.sanitizer_words);
+  MemoryReport located = static_cast<MemoryReport&&>(report);
   const auto buffer = std::ranges::find(buffers_, report.allocation, &Buffer::name);
   if (buffer == buffers_.end()) return located;
   std::int64_t offset = report.byte_offset - guard_bytes_;

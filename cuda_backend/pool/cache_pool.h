@@ -18,6 +18,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cuda_backend/device/device.h"
@@ -26,6 +27,24 @@
 #include "sim/protocol/backend.h"
 
 namespace lockstep::cuda {
+
+// Fingerprints of pages: one launch over items(), each {tensor, block}.
+class PageFingerprints {
+ public:
+  PageFingerprints(Device& device, std::string items, std::string sums)
+      : device_(device), items_(device, std::move(items)), sums_(device, std::move(sums)) {}
+
+  std::vector<FingerprintItem>& items() { return items_.host; }
+  // `pages`: of each tensor, `on_device` the same there. Calls finish().
+  // REQUIRES: one fingerprint per item.
+  Result<void> run(std::span<const BlockRegion> pages, const DeviceArray<BlockRegion>& on_device,
+                   std::span<Fingerprint> fingerprints);
+
+ private:
+  Device& device_;
+  StagedItems<FingerprintItem> items_;
+  StagedItems<unsigned long long> sums_;  // [num_items, 2]
+};
 
 class CachePool {
  public:
@@ -42,8 +61,14 @@ class CachePool {
   void poison_all(Poison kind);
   void poison(std::span<const PoisonBlock> blocks);
   void zero(std::span<const GroupBlock> blocks);
-  void copy(std::span<const BlockCopy> copies);
-  void copy(std::span<const PartCopy> parts);
+  // Copies: of BlockCopy or PartCopy.
+  template <class Copies>
+  void copy(const Copies& copies) {
+    copies_.host.clear();
+    for (const auto& one : copies)
+      copies_.host.push_back({one.group, index_of(one.source), index_of(one.target)});
+    launch_copies();
+  }
   // Advances states. Updates that depend on each other run in order.
   void update_states(std::span<const StateUpdate> updates,
                      const DeviceArray<std::uint64_t>& contents);
@@ -102,17 +127,19 @@ class CachePool {
   std::int32_t max_regions_ = 0, max_states_ = 0;  // of any group
   std::int64_t max_region_bytes_ = 0, max_state_bytes_ = 0;
 
-  DeviceArray<BlockRegion> regions_, poison_regions_, pages_;
-  DeviceArray<CopyRegion> copy_regions_;  // of regions_, onto themselves
-  DeviceArray<RegionRange> regions_of_group_, states_of_group_;
-  DeviceArray<StateCache> states_;
-  DeviceArray<std::int64_t> device_page_sizes_;
-  StagedItems<PoisonItem> poison_;
-  StagedItems<GroupBlockItem> zeros_;
-  StagedItems<BlockCopyItem> copies_;
-  StagedItems<StateUpdateItem> updates_;
-  StagedItems<FingerprintItem> fingerprints_;
-  StagedItems<unsigned long long> sums_;
+  DeviceArray<BlockRegion> regions_{device_, "block regions"};
+  DeviceArray<BlockRegion> poison_regions_{device_, "poison regions"};
+  DeviceArray<BlockRegion> pages_{device_, "page regions"};
+  DeviceArray<CopyRegion> copy_regions_{device_, "copy regions"};  // of regions_, onto themselves
+  DeviceArray<RegionRange> regions_of_group_{device_, "regions of groups"};
+  DeviceArray<RegionRange> states_of_group_{device_, "states of groups"};
+  DeviceArray<StateCache> states_{device_, "state caches"};
+  DeviceArray<std::int64_t> device_page_sizes_{device_, "page sizes"};
+  StagedItems<PoisonItem> poison_{device_, "blocks to poison"};
+  StagedItems<GroupBlockItem> zeros_{device_, "blocks to zero"};
+  StagedItems<BlockCopyItem> copies_{device_, "blocks to copy"};
+  StagedItems<StateUpdateItem> updates_{device_, "state updates"};
+  PageFingerprints fingerprints_{device_, "pages to fingerprint", "fingerprints"};
   std::vector<std::byte> guards_, found_guards_;  // all zones, as they should be and as they are
 };
 

@@ -31,11 +31,7 @@ HostTier::HostTier(Device& device, const BackendConfig& config, const LayerCache
       layers_(layers),
       num_blocks_(config.num_host_blocks),
       loads_(device, "load_blocks", false),
-      stores_(device, "store_blocks", true),
-      regions_of_group_(device, "regions of groups in the host tier"),
-      pages_(device, "host tier as a region"),
-      fingerprint_items_(device, "host blocks to fingerprint"),
-      sums_(device, "fingerprints of host blocks") {}
+      stores_(device, "store_blocks", true) {}
 
 HostTier::~HostTier() {
   if (memory_ != nullptr) device_.release_host(memory_);
@@ -87,13 +83,13 @@ Result<void> HostTier::allocate() {
   upload_regions(loads_);
   upload_regions(stores_);
   regions_of_group_.upload(layers_.regions_of_group);
-  const BlockRegion whole{.base = memory_,
-                          .block_stride = block_bytes_,
-                          .size_bytes = block_bytes_,
-                          .tensor_offset = 0,
-                          .tensor = 0,
-                          .unit_bytes = unit_of({.unit_bytes = 16}, 0, block_bytes_)};
-  pages_.upload(std::span(&whole, 1));
+  pages_.host = {{.base = memory_,
+                  .block_stride = block_bytes_,
+                  .size_bytes = block_bytes_,
+                  .tensor_offset = 0,
+                  .tensor = 0,
+                  .unit_bytes = unit_of({.unit_bytes = 16}, 0, block_bytes_)}};
+  pages_.upload();
   return device_.finish();
 }
 
@@ -122,19 +118,19 @@ void HostTier::store(std::span<const HostTransfer> transfers) { move(stores_, tr
 
 void HostTier::move(Direction& direction, std::span<const HostTransfer> transfers) {
   if (transfers.empty()) return;
-  direction.host_items.clear();
+  direction.items.host.clear();
   for (const HostTransfer& item : transfers) {
     const std::int32_t block = index_of(item.block), host = index_of(item.host);
     LS_CHECK(host >= 0 && host < num_blocks_, "host block {} of {}", host, num_blocks_);
     LS_CHECK(item.group >= 0 && std::cmp_less(item.group, group_bytes_.size()), "group {} of {}",
              item.group, group_bytes_.size());
-    direction.host_items.push_back(direction.to_host ? BlockCopyItem{item.group, block, host}
+    direction.items.host.push_back(direction.to_host ? BlockCopyItem{item.group, block, host}
                                                      : BlockCopyItem{item.group, host, block});
   }
   device_.launch(device_.kernels().copy_blocks,
                  CopyBlocksParams{.regions = direction.regions.data(),
                                   .groups = regions_of_group_.data(),
-                                  .items = direction.items.upload(direction.host_items),
+                                  .items = direction.items.upload(),
                                   .num_items = static_cast<std::int32_t>(transfers.size()),
                                   .max_regions = max_regions_,
                                   .max_region_bytes = max_region_bytes_},
@@ -143,7 +139,7 @@ void HostTier::move(Direction& direction, std::span<const HostTransfer> transfer
 
 void HostTier::describe(const Direction& direction, Operation& operation) const {
   operation.named(direction.name).read_all(direction.regions, direction.items, regions_of_group_);
-  for (const BlockCopyItem& item : direction.host_items) {
+  for (const BlockCopyItem& item : direction.items.host) {
     const RegionRange regions = layers_.regions_of_group[item.group];
     if (regions.begin == regions.end) continue;
     const std::int32_t host = direction.to_host ? item.target : item.source;
@@ -168,27 +164,12 @@ Result<void> HostTier::fingerprint(std::span<const HostBlockId> hosts,
   LS_CHECK(hosts.size() == fingerprints.size(), "{} host blocks, {} fingerprints", hosts.size(),
            fingerprints.size());
   if (hosts.empty()) return device_.finish();
-  std::vector<FingerprintItem> items;
-  for (const HostBlockId host : hosts) items.push_back({0, index_of(host)});
-  const auto num_sums = static_cast<std::int64_t>(2 * hosts.size());
-  sums_.reserve(num_sums);
-  device_.zero(sums_.data(), num_sums * 8);
-  device_.launch(
-      device_.kernels().fingerprint_pages,
-      FingerprintParams{.tensors = pages_.data(),
-                        .items = fingerprint_items_.upload(items),
-                        .sums = sums_.data(),
-                        .num_items = static_cast<std::int32_t>(items.size()),
-                        .max_page_bytes = block_bytes_},
-      [&](Operation& operation) {
-        operation.named("fingerprint_pages").read_all(pages_, fingerprint_items_).write_all(sums_);
-        for (const HostBlockId host : hosts) operation.read(range_of(at(host), block_bytes_));
-      });
-  std::vector<unsigned long long> sums(2 * hosts.size());
-  device_.download(sums.data(), sums_.data(), num_sums * 8);
-  LS_RETURN_IF_ERROR(device_.finish());
-  for (std::size_t i = 0; i < hosts.size(); ++i) fingerprints[i] = {sums[2 * i], sums[2 * i + 1]};
-  return {};
+  fingerprints_.items().clear();
+  for (const HostBlockId host : hosts) {
+    at(host);  // checks it
+    fingerprints_.items().push_back({0, index_of(host)});
+  }
+  return fingerprints_.run(pages_.host, pages_, fingerprints);
 }
 
 Result<std::vector<std::uint8_t>> HostTier::read(std::int32_t group, HostBlockId host) {

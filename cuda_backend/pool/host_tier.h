@@ -19,6 +19,7 @@
 
 #include "cuda_backend/device/device.h"
 #include "cuda_backend/kernels/engine_params.h"
+#include "cuda_backend/pool/cache_pool.h"
 #include "cuda_backend/views/layer_caches.h"
 #include "sim/protocol/backend.h"
 
@@ -59,8 +60,7 @@ class HostTier {
     const char* name;
     bool to_host;
     DeviceArray<CopyRegion> regions;
-    DeviceArray<BlockCopyItem> items;
-    std::vector<BlockCopyItem> host_items;
+    StagedItems<BlockCopyItem> items;
   };
 
   HostTier(Device& device, const BackendConfig& config, const LayerCaches& layers);
@@ -82,10 +82,10 @@ class HostTier {
   std::vector<std::int64_t> group_bytes_;  // of a block of each group
   std::byte* memory_ = nullptr;
   Direction loads_, stores_;
-  DeviceArray<RegionRange> regions_of_group_;
-  DeviceArray<BlockRegion> pages_;  // one: the tier, for fingerprints
-  DeviceArray<FingerprintItem> fingerprint_items_;
-  DeviceArray<unsigned long long> sums_;
+  DeviceArray<RegionRange> regions_of_group_{device_, "regions of groups in the host tier"};
+  StagedItems<BlockRegion> pages_{device_, "host tier as a region"};  // one
+  PageFingerprints fingerprints_{device_, "host blocks to fingerprint",
+                                 "fingerprints of host blocks"};
 };
 
 }  // namespace lockstep::cuda

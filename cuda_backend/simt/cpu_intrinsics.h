@@ -40,10 +40,8 @@ __forceinline__ T simt_atomic_update(T* address, Update update) {
   SIMT_DEFINE_ATOMIC(atomicAdd, T, old + operand)                                              \
   SIMT_DEFINE_ATOMIC(atomicMax, T, old < operand ? operand : old)                              \
   SIMT_DEFINE_ATOMIC(atomicMin, T, operand < old ? operand : old)                              \
-  SIMT_DEFINE_ATOMIC(atomicAnd, T, old& operand)                                               \
   SIMT_DEFINE_ATOMIC(atomicOr, T, old | operand)                                               \
   SIMT_DEFINE_ATOMIC(atomicXor, T, old ^ operand)                                              \
-  SIMT_DEFINE_ATOMIC(atomicExch, T, ((void)old, operand))                                      \
   inline T atomicCAS(T* address, T compare, T desired) {                                       \
     return simt_atomic_update(address, [=](T old) { return old == compare ? desired : old; }); \
   }
@@ -52,19 +50,7 @@ __forceinline__ T simt_atomic_update(T* address, Update update) {
 SIMT_DEFINE_INTEGER_ATOMICS(unsigned)
 SIMT_DEFINE_INTEGER_ATOMICS(unsigned long long)
 SIMT_DEFINE_ATOMIC(atomicAdd, float, old + operand)
-SIMT_DEFINE_ATOMIC(atomicAdd, double, old + operand)
-SIMT_DEFINE_ATOMIC(atomicExch, float, ((void)old, operand))
 SIMT_DEFINE_ATOMIC(atomicAdd, int, static_cast<unsigned>(old) + static_cast<unsigned>(operand))
-SIMT_DEFINE_ATOMIC(atomicMax, int, old < operand ? operand : old)
-SIMT_DEFINE_ATOMIC(atomicMin, int, operand < old ? operand : old)
-SIMT_DEFINE_ATOMIC(atomicExch, int, ((void)old, operand))
-SIMT_DEFINE_ATOMIC(atomicOr, int, old | operand)
-SIMT_DEFINE_ATOMIC(atomicAnd, int, old& operand)
-SIMT_DEFINE_ATOMIC(atomicMax, long long, old < operand ? operand : old)
-SIMT_DEFINE_ATOMIC(atomicMin, long long, operand < old ? operand : old)
-inline int atomicCAS(int* address, int compare, int desired) {
-  return simt_atomic_update(address, [=](int old) { return old == compare ? desired : old; });
-}
 #undef SIMT_DEFINE_INTEGER_ATOMICS
 #undef SIMT_DEFINE_ATOMIC
 
@@ -82,22 +68,10 @@ __forceinline__ int __popc(unsigned v) { return std::popcount(v); }
 __forceinline__ unsigned __float_as_uint(float v) { return __builtin_bit_cast(unsigned, v); }
 __forceinline__ float __uint_as_float(unsigned v) { return __builtin_bit_cast(float, v); }
 
-#define SIMT_PLACE_PARAMETERS const char *file = __builtin_FILE(), int line = __builtin_LINE()
-
-__forceinline__ void __syncthreads(SIMT_PLACE_PARAMETERS) {
-  ::simt::runtime::sync_threads(::simt::runtime::BarrierKind::plain, 0, {file, line});
+__forceinline__ void __syncthreads(const char* file = __builtin_FILE(),
+                                   int line = __builtin_LINE()) {
+  ::simt::runtime::sync_threads({file, line});
 }
-__forceinline__ int __syncthreads_or(int predicate, SIMT_PLACE_PARAMETERS) {
-  return ::simt::runtime::sync_threads(::simt::runtime::BarrierKind::any, predicate, {file, line});
-}
-__forceinline__ int __syncthreads_and(int predicate, SIMT_PLACE_PARAMETERS) {
-  return ::simt::runtime::sync_threads(::simt::runtime::BarrierKind::all, predicate, {file, line});
-}
-__forceinline__ int __syncthreads_count(int predicate, SIMT_PLACE_PARAMETERS) {
-  return ::simt::runtime::sync_threads(::simt::runtime::BarrierKind::count, predicate,
-                                       {file, line});
-}
-#undef SIMT_PLACE_PARAMETERS
 
 __forceinline__ void __syncwarp(unsigned mask = 0xffffffffu) { ::simt::runtime::sync_warp(mask); }
 

@@ -1,4 +1,5 @@
-// CUDA's built-in types and error values for g++: the same names, sizes and alignments as nvcc's.
+// The built-in types and error values of CUDA that kernels use, for g++: with nvcc's names, sizes
+// and alignments.
 #pragma once
 
 #include <cstddef>
@@ -7,23 +8,8 @@
 struct uint3 {
   unsigned x, y, z;
 };
-struct alignas(8) int2 {
-  int x, y;
-};
-struct alignas(16) int4 {
-  int x, y, z, w;
-};
-struct alignas(8) uint2 {
-  unsigned x, y;
-};
-struct alignas(16) uint4 {
-  unsigned x, y, z, w;
-};
 struct alignas(8) float2 {
   float x, y;
-};
-struct alignas(16) float4 {
-  float x, y, z, w;
 };
 struct dim3 {
   unsigned x, y, z;

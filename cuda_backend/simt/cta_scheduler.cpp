@@ -10,7 +10,6 @@ __thread uint3 simt_current_thread_idx;
 
 namespace simt {
 
-using runtime::BarrierKind;
 using runtime::SourcePlace;
 
 namespace {
@@ -47,7 +46,7 @@ void CtaScheduler::begin_cta(std::uint32_t linear) {
   given_up_ = false;
   ready_.clear();
   barrier_.waiting.clear();
-  barrier_.arrived = barrier_.true_count = 0;
+  barrier_.arrived = 0;
   barrier_.acquired = 0;
   for (Warp& warp : warps_) {
     warp.exited = 0;
@@ -108,8 +107,6 @@ void CtaScheduler::begin_thread(Worker& worker, unsigned thread) {
   if (!launch_.stamps) return;
   worker.epoch = base_epoch_;
   worker.accesses = worker.acquired = worker.fence_stamp = 0;
-  worker.copies_in_flight.clear();
-  worker.copy_group = 0;
   restamp(worker);
 }
 
@@ -253,18 +250,16 @@ std::vector<std::uint32_t> CtaScheduler::tags_before(std::uint32_t tag) const {
 
 // ---------------------------------------------------------------- barriers
 
-int CtaScheduler::sync_threads(BarrierKind kind, int predicate, SourcePlace place) {
+void CtaScheduler::sync_threads(SourcePlace place) {
   Worker* me = current_;
   if (barrier_.arrived == 0) {
-    barrier_.kind = kind;
     barrier_.place = place;
-  } else if (barrier_.kind != kind || barrier_.place.line != place.line) {
+  } else if (barrier_.place.line != place.line) {
     listener_.on_divergence(ReportKind::barrier_divergence, me,
                             fmt::format("at {}:{}, while others wait at {}:{}", place.file,
                                         place.line, barrier_.place.file, barrier_.place.line));
   }
   ++barrier_.arrived;
-  barrier_.true_count += predicate != 0;
   barrier_.acquired = std::max(barrier_.acquired, me->acquired);
   if (barrier_.arrived == thread_count_ - finished_) {
     release_barrier();
@@ -281,38 +276,19 @@ int CtaScheduler::sync_threads(BarrierKind kind, int predicate, SourcePlace plac
     me->acquired = std::max(me->acquired, barrier_.result_acquired);
     restamp(*me);
   }
-  return barrier_.result;
 }
 
 void CtaScheduler::release_barrier() {
   ++statistics_->barriers;
-  switch (barrier_.kind) {
-    case BarrierKind::plain:
-      barrier_.result = 0;
-      break;
-    case BarrierKind::any:
-      barrier_.result = barrier_.true_count != 0;
-      break;
-    case BarrierKind::all:
-      barrier_.result = barrier_.true_count == barrier_.arrived;
-      break;
-    case BarrierKind::count:
-      barrier_.result = static_cast<int>(barrier_.true_count);
-      break;
-  }
   barrier_.result_acquired = barrier_.acquired;
-  barrier_.arrived = barrier_.true_count = 0;
+  barrier_.arrived = 0;
   ready_.insert(ready_.end(), barrier_.waiting.begin(), barrier_.waiting.end());
   barrier_.waiting.clear();
   if (launch_.stamps) base_epoch_ = next_epoch();
 }
 
-}  // namespace simt
-
 // The warp operations of the scheduler. CUDA's rule: all lanes of the mask that have not exited
 // make the same call with the same mask. A shuffle may read only lanes that take part.
-
-namespace simt {
 
 using runtime::ShuffleKind;
 using runtime::WarpOperation;

@@ -43,14 +43,6 @@ inline bool is_thread_index(std::uintptr_t address) {
   return false;
 }
 
-// A 16-byte copy that has been issued and not waited for.
-struct AsyncCopy {
-  std::uintptr_t dst;
-  std::uintptr_t src;
-  std::uintptr_t pc;
-  std::uint64_t group;
-};
-
 // A simulated thread while a worker runs it.
 struct Worker {
   Fiber fiber;
@@ -63,8 +55,6 @@ struct Worker {
   std::uint64_t acquired = 0;  // ReleaseClock
   Stamp fence_stamp = 0;       // at the last __threadfence; 0: none
   std::uint32_t fence_base_epoch = 0;
-  std::vector<AsyncCopy> copies_in_flight;
-  std::uint64_t copy_group = 0;  // that the next copy belongs to
 };
 
 // Events of the scheduler.
@@ -109,7 +99,7 @@ class CtaScheduler {
   std::vector<std::uint32_t> tags_before(std::uint32_t tag) const;
 
   // For the running thread.
-  int sync_threads(runtime::BarrierKind kind, int predicate, runtime::SourcePlace place);
+  void sync_threads(runtime::SourcePlace place);
   void sync_warp(unsigned mask);
   unsigned ballot(unsigned mask, bool predicate);
   std::uint64_t shuffle(unsigned mask, std::uint64_t bits, runtime::ShuffleKind kind, int operand,
@@ -144,12 +134,9 @@ class CtaScheduler {
   struct Barrier {
     std::vector<Worker*> waiting;
     unsigned arrived = 0;
-    runtime::BarrierKind kind{};
     runtime::SourcePlace place{};
-    unsigned true_count = 0;
     std::uint64_t acquired = 0;
-    int result = 0;  // of the last release
-    std::uint64_t result_acquired = 0;
+    std::uint64_t result_acquired = 0;  // of the last release
   };
 
   static void worker_entry();

@@ -33,8 +33,7 @@ struct SourcePlace {
   int line;
 };
 
-enum class BarrierKind : std::uint8_t { plain, any, all, count };
-int sync_threads(BarrierKind kind, int predicate, SourcePlace place);
+void sync_threads(SourcePlace place);
 
 enum class WarpOperation : std::uint8_t { sync, shuffle, ballot, combine };
 void sync_warp(unsigned mask);
@@ -52,10 +51,7 @@ std::uint64_t combine(std::uint64_t bits, Combine combine);
 void before_atomic(const void* address, std::size_t bytes);
 void thread_fence();
 void check_load_any(const void* address, std::size_t bytes);
-void check_copy(void* dst, const void* src,
-                std::size_t bytes);                        // before the copy; carries the shadow
-void check_async_copy(void* shared_dst, const void* src);  // 16 bytes, deferred to the wait
-void async_commit();
-void async_wait(int groups_in_flight);
+// Before the copy; carries the shadow.
+void check_copy(void* dst, const void* src, std::size_t bytes);
 
 }  // namespace simt::runtime

@@ -5,7 +5,10 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 #include <vector>
+
+#include "base/seeded_random.h"
 
 namespace simt {
 
@@ -14,11 +17,8 @@ class Random {
   explicit Random(std::uint64_t seed) : state_(seed) {}
 
   std::uint32_t next() {
-    state_ += 0x9e3779b97f4a7c15ull;
-    std::uint64_t z = state_;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
-    return static_cast<std::uint32_t>((z ^ (z >> 31)) >> 16);
+    return static_cast<std::uint32_t>(
+        lockstep::splitmix64(std::exchange(state_, state_ + 0x9e3779b97f4a7c15ull)) >> 16);
   }
   // Uniform enough in [0, bound), bound > 0.
   std::uint32_t below(std::uint32_t bound) {

@@ -8,19 +8,6 @@
 
 namespace simt {
 
-const char* name_of(ReportKind kind) {
-  constexpr std::array<const char*, kReportKinds> kNames = {
-      "out of bounds",      "use after free", "wild access",       "misaligned",
-      "uninitialised read", "race",           "undeclared access", "barrier divergence",
-      "warp divergence",    "runaway",        "executor limit"};
-  return kNames[static_cast<std::size_t>(kind)];
-}
-
-const char* name_of(AccessKind kind) {
-  constexpr std::array kNames = {"read", "write", "atomic"};
-  return kNames[static_cast<std::size_t>(kind)];
-}
-
 const char* error_string(error_t error) {
   constexpr std::array kTexts = {"success", "invalid value", "invalid launch configuration",
                                  "out of memory"};

@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/names.h"
 #include "cuda_backend/simt/cpu_types.h"
 
 namespace simt {
@@ -39,11 +40,15 @@ enum class ReportKind : std::uint8_t {
   runaway,             // a thread made more accesses than the option allows
   executor_limit       // the executor cannot simulate this: see detail
 };
-inline constexpr std::size_t kReportKinds = 11;
-const char* name_of(ReportKind kind);
-
 enum class AccessKind : std::uint8_t { read, write, atomic };
-const char* name_of(AccessKind kind);
+
+}  // namespace simt
+template <>
+inline constexpr char lockstep::kWordJoint<simt::ReportKind> = ' ';
+namespace simt {
+
+using lockstep::name_of;
+inline constexpr std::size_t kReportKinds = lockstep::kWords<ReportKind>.size();
 
 // One end of a conflict, or the author of a byte.
 struct Party {
@@ -98,7 +103,6 @@ struct LaunchStatistics {
 
 // All launches of one kernel together.
 struct KernelTotals {
-  std::string kernel;
   std::uint64_t launches = 0;
   std::uint64_t ctas = 0;
   std::uint64_t threads = 0;

@@ -4,40 +4,17 @@
 // deterministic scheduler (executor.h), and the memory of the device is a sparse arena (arena.h).
 //
 // The pattern. A kernel file holds __global__ functions and their launchers, all of it inside
-// namespace SIMT_VARIANT:
-//
-//   // scale.cpp (or .cu)
-//   #include "scale.h"
-//   namespace lockstep::SIMT_VARIANT {
-//   __global__ void scale_kernel(float* data, float factor, std::int64_t count) {
-//     const std::int64_t i = std::int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
-//     if (i < count) data[i] *= factor;
-//   }
-//   simt::error_t launch_scale(simt::stream_t stream, float* data, float factor, std::int64_t n) {
-//     const auto ctas = static_cast<unsigned>((n + 127) / 128);
-//     const simt::LaunchConfig config{dim3(ctas), dim3(128), 0, stream, "scale"};
-//     return simt::launch(config, scale_kernel, data, factor, n);
-//   }
-//   const ScaleKernels scale_kernels = {launch_scale};
-//   }
-//
-//   // scale.h: one table of launchers, declared once per variant; it includes simt.h
-//   struct ScaleKernels { simt::error_t (*scale)(simt::stream_t, float*, float, std::int64_t); };
-//   SIMT_DECLARE_IN_VARIANTS(extern const ScaleKernels scale_kernels;)
-//
-//   # CMakeLists.txt: two objects from each file, both in one library (cmake/lockstep_simt.cmake)
-//   lockstep_simt_kernels(scale_kernels scale.cpp)
+// namespace SIMT_VARIANT, and a table of the launchers. A header declares the table once per
+// variant (SIMT_DECLARE_IN_VARIANTS). lockstep_simt_kernels (cmake/lockstep_simt.cmake) makes two
+// objects from each file. tests/cuda_backend/simt_pattern_test.cpp is an example, complete.
 //
 // Host code picks `simt_fast::scale_kernels` or `simt_checked::scale_kernels` at run time and calls
 // launchers through the table. The checked objects are compiled with -fsanitize=thread, whose hooks
 // are ours (tsan_hooks.cpp): every load and store of the unmodified kernel is checked. The variant
 // namespace keeps the linker from merging the two compilations of one template.
-// tests/cuda_backend/simt_pattern_test.cpp is this example, complete.
 //
 // Rules for kernel files
-//  1. Shared memory is SIMT_SHARED_ARRAY(T, name, N) or SIMT_DYNAMIC_SHARED(T, name). No kernel of
-//     cuda_backend/kernels has dynamic shared memory or async_copy16 yet. Attention with two-stage
-//     copies needs both.
+//  1. Shared memory is SIMT_SHARED_ARRAY(T, name, N) or SIMT_DYNAMIC_SHARED(T, name).
 //  2. Launch with simt::launch; kernel parameters are trivially copyable and never references.
 //  3. Move 16 bytes as simt::vec16. Copy memory that may be undefined with simt::copy16 or
 //     copy_value, read it with load_any: any other load of undefined memory is reported.
@@ -56,7 +33,6 @@
 
 #if defined(__CUDACC__)
 #define SIMT_ON_GPU 1
-#define SIMT_PLATFORM simt_cuda
 #ifndef SIMT_VARIANT
 #define SIMT_VARIANT simt_cuda
 #endif
@@ -67,7 +43,6 @@
 #include "cuda_backend/simt/simt_gpu.h"
 #else
 #define SIMT_ON_GPU 0
-#define SIMT_PLATFORM simt_cpu
 #ifndef SIMT_VARIANT
 #define SIMT_VARIANT simt_host  // host code that includes this header for its types
 #endif

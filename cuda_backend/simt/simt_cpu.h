@@ -48,7 +48,6 @@ extern __thread const uint3 threadIdx asm("simt_thread_idx");
 extern __thread const uint3 blockIdx asm("simt_block_idx");
 extern __thread const uint3 blockDim asm("simt_block_dim");
 extern __thread const uint3 gridDim asm("simt_grid_dim");
-inline constexpr int warpSize = 32;
 
 #if SIMT_IS_CHECKED
 // With -fno-builtin-memcpy and so on every call in the source goes to the checker (tsan_hooks.cpp).
@@ -89,9 +88,6 @@ __forceinline__ vec16 make_vec16(std::uint32_t a, std::uint32_t b, std::uint32_t
 __forceinline__ std::uint32_t word(vec16 v, int i) { return v[i]; }
 
 // Moves that carry definedness: copying undefined bytes is legal, and the copy is undefined.
-SIMT_NO_HOOKS inline void copy16_unhooked(void* dst, const void* src) {
-  *static_cast<vec16*>(dst) = *static_cast<const vec16*>(src);
-}
 template <class T>
 SIMT_NO_HOOKS void copy_value_unhooked(T* dst, const T* src) {
   *dst = *src;
@@ -99,14 +95,6 @@ SIMT_NO_HOOKS void copy_value_unhooked(T* dst, const T* src) {
 template <class T>
 SIMT_NO_HOOKS T load_unhooked(const T* src) {
   return *src;
-}
-__forceinline__ void copy16(void* dst, const void* src) {
-#if SIMT_IS_CHECKED
-  runtime::check_copy(dst, src, 16);
-  copy16_unhooked(dst, src);
-#else
-  *static_cast<vec16*>(dst) = *static_cast<const vec16*>(src);
-#endif
 }
 // One element of 1, 2, 4, 8 or 16 bytes.
 template <class T>
@@ -119,6 +107,9 @@ __forceinline__ void copy_value(T* dst, const T* src) {
   *dst = *src;
 #endif
 }
+__forceinline__ void copy16(void* dst, const void* src) {
+  copy_value(static_cast<vec16*>(dst), static_cast<const vec16*>(src));
+}
 // A load of bytes that may be undefined, for fingerprints and poison checks.
 template <class T>
 __forceinline__ T load_any(const T* src) {
@@ -127,27 +118,6 @@ __forceinline__ T load_any(const T* src) {
   return load_unhooked(src);
 #else
   return *src;
-#endif
-}
-
-// cp.async. The checked variant defers each copy to the wait that covers it, in seeded order; until
-// then the destination is undefined. The fast variant copies at once.
-__forceinline__ void async_copy16(void* shared_dst, const void* src) {
-#if SIMT_IS_CHECKED
-  runtime::check_async_copy(shared_dst, src);
-#else
-  copy16(shared_dst, src);
-#endif
-}
-__forceinline__ void async_commit() {
-#if SIMT_IS_CHECKED
-  runtime::async_commit();
-#endif
-}
-template <int kGroupsInFlight>
-__forceinline__ void async_wait() {
-#if SIMT_IS_CHECKED
-  runtime::async_wait(kGroupsInFlight);
 #endif
 }
 

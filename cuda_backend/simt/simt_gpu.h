@@ -1,7 +1,7 @@
 // simt.h for nvcc: the vocabulary of simt:: spelled in CUDA. Include simt.h, not this file.
 //
-// Requires C++20 and sm_80 (cp.async). No function here adds an instruction to what the CUDA
-// spelling would give.
+// Requires C++20 and sm_80 (conversions to bf16). No function here adds an instruction to what the
+// CUDA spelling would give.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -88,18 +88,6 @@ __device__ __forceinline__ void copy_value(T* dst, const T* src) {
 template <class T>
 __device__ __forceinline__ T load_any(const T* src) {
   return *src;
-}
-
-__device__ __forceinline__ void async_copy16(void* shared_dst, const void* src) {
-  const auto address = static_cast<unsigned>(__cvta_generic_to_shared(shared_dst));
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(src) : "memory");
-}
-__device__ __forceinline__ void async_commit() {
-  asm volatile("cp.async.commit_group;" ::: "memory");
-}
-template <int kGroupsInFlight>
-__device__ __forceinline__ void async_wait() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kGroupsInFlight) : "memory");
 }
 
 // Lanes that a thread runs (cpu_intrinsics.h).

@@ -17,24 +17,19 @@ constexpr std::int32_t kPieceRows = 4096;
 // What pads a batch.
 constexpr DigestPiece kNoPiece{.probe = 0, .row = -1, .layer_index = 0, .first = 0, .last = 0};
 
+constexpr std::uint32_t kPartQuery = 2;
+
 }  // namespace
 
 AttentionReader::AttentionReader(Device& device, const LayerCaches& layers,
                                  const BlockTables& tables, const SparsePages* sparse)
-    : device_(device),
-      caches_(layers),
-      tables_(tables),
-      sparse_(sparse),
-      layers_(layers.rows),
-      device_layers_(device, "layer caches"),
-      pieces_(device, "probe pieces"),
-      digests_(device, "digests") {
+    : device_(device), caches_(layers), tables_(tables), sparse_(sparse), layers_(layers.rows) {
   for (std::size_t layer = 0; layer < layers_.size(); ++layer) {
     layers_[layer].table = tables.kernel_table(layers.table_of_layer[layer]);
     layers_[layer].table_width = tables.kernel_table_width(layers.table_of_layer[layer]);
     if (sparse != nullptr && sparse->is_resident(layer)) {
-      layers_[layer].table = sparse->residency(layer);
-      layers_[layer].table_width = sparse->residency_width(layer);
+      layers_[layer].table = sparse->residency(layer).entries;
+      layers_[layer].table_width = sparse->residency(layer).width;
       layers_[layer].away = sparse->away_of_layer(layer);
     }
   }
@@ -48,7 +43,7 @@ std::int32_t AttentionReader::rows_before(std::int32_t layer, std::int32_t posit
 
 void AttentionReader::launch(const StepProgram& program) {
   if (program.probes.empty()) return;
-  host_pieces_.clear();
+  pieces_.host.clear();
   std::int32_t max_positions = 0;
   for (std::size_t i = 0; i < program.probes.size(); ++i) {
     const AttentionProbe& probe = program.probes[i];
@@ -58,18 +53,18 @@ void AttentionReader::launch(const StepProgram& program) {
     const std::int32_t end = rows_before(probe.layer, probe.last);
     for (std::int32_t first = rows_before(probe.layer, probe.first); first < end; first += step) {
       const std::int32_t last = std::min(end, first + step);
-      host_pieces_.push_back({static_cast<std::int32_t>(i), probe.row, probe.layer, first, last});
+      pieces_.host.push_back({static_cast<std::int32_t>(i), probe.row, probe.layer, first, last});
       max_positions = std::max(max_positions, last - first);
     }
   }
   const auto num_probes = static_cast<std::int64_t>(program.probes.size());
   digests_.reserve(num_probes);
   device_.zero(digests_.data(), 8 * num_probes);
-  const auto count = static_cast<std::int32_t>(host_pieces_.size());
+  const auto count = static_cast<std::int32_t>(pieces_.host.size());
   const std::int32_t size = device_.padded_batch(count);
   if (device_.captures(size)) max_positions = kPieceRows;  // the shape of every batch
-  host_pieces_.resize(std::max(count, size), kNoPiece);
-  pieces_.upload(host_pieces_);
+  pieces_.host.resize(std::max(count, size), kNoPiece);
+  pieces_.upload();
   device_.run_captured("probes", size, [&] {
     device_.launch(
         device_.kernels().attention_digest,
@@ -114,13 +109,6 @@ void AttentionReader::read_back(const StepProgram& program, StepReadback& readba
                    8 * static_cast<std::int64_t>(program.probes.size()));
 }
 
-namespace {
-
-constexpr std::int32_t kSplitKeys = 32;
-constexpr std::uint32_t kPartQuery = 2;
-
-}  // namespace
-
 AttentionQueries::AttentionQueries(Device& device, const BackendConfig& config,
                                    const LayerCaches& layers, const RowParts& parts,
                                    const BlockTables& tables, const AttentionReader& reader)
@@ -129,13 +117,7 @@ AttentionQueries::AttentionQueries(Device& device, const BackendConfig& config,
       layers_(layers),
       parts_(parts),
       tables_(tables),
-      reader_(reader),
-      positions_(device, "positions of queries"),
-      token_rows_(device, "rows of queries"),
-      ranges_(device, "ranges of queries"),
-      queries_(device, "query rows"),
-      outputs_(device, "attention outputs"),
-      partials_(device, "partial attention") {
+      reader_(reader) {
   for (const KVCacheGroupSpec& group : config.plan.groups)
     for (std::size_t i = 0; i < group.layer_names.size(); ++i)
       specs_.push_back(&group.layer_spec(i));
@@ -143,22 +125,18 @@ AttentionQueries::AttentionQueries(Device& device, const BackendConfig& config,
            layers_.rows.size());
 }
 
-std::int32_t AttentionQueries::split_keys(const Batch& batch) const {
-  return is_real_ ? kSplitKeys : std::max(batch.longest, 1);
-}
-
 void AttentionQueries::launch(const StepProgram& program) {
   batches_.clear();
   num_outputs_ = 0;
   if (program.queries.empty()) return;
   gather(program);
-  token_rows_.upload(host_token_rows_);
-  queries_.upload(host_queries_);
+  token_rows_.upload();
+  queries_.upload();
   outputs_.reserve(num_outputs_);
   if (is_real_) {
-    positions_.upload(host_positions_);
+    positions_.upload();
   } else {
-    ranges_.upload(host_ranges_);
+    ranges_.upload();
   }
   std::int64_t num_partials = 0;
   for (const Batch& batch : batches_) {
@@ -173,20 +151,20 @@ void AttentionQueries::launch(const StepProgram& program) {
 
 // Gathers the step's queries layer by layer, in the order of the layers' first queries.
 void AttentionQueries::gather(const StepProgram& program) {
-  host_positions_.clear();
-  host_ranges_.clear();
-  host_token_rows_.clear();
-  host_queries_.clear();
+  positions_.host.clear();
+  ranges_.host.clear();
+  token_rows_.host.clear();
+  queries_.host.clear();
   output_of_query_.assign(program.queries.size(), -1);
   for (std::size_t first = 0; first < program.queries.size(); ++first) {
     if (output_of_query_[first] >= 0) continue;
     const std::int32_t layer = program.queries[first].layer;
     LS_CHECK(layers_.rows[layer].row_bytes > 0, "layer {} keeps no rows", layer);
     batches_.push_back({.layer = layer,
-                        .first = static_cast<std::int32_t>(host_token_rows_.size()),
+                        .first = static_cast<std::int32_t>(token_rows_.host.size()),
                         .count = 0,
                         .longest = 0,
-                        .query_begin = std::ssize(host_queries_),
+                        .query_begin = std::ssize(queries_.host),
                         .output_begin = num_outputs_});
     for (std::size_t i = first; i < program.queries.size(); ++i) {
       if (program.queries[i].layer != layer) continue;
@@ -210,17 +188,17 @@ void AttentionQueries::add_query(const AttentionQuery& query) {
                       .gap_first = gap_first,
                       .gap = gap};
   batch.longest = std::max(batch.longest, keys.last - keys.first);
-  host_positions_.push_back(keys.last - 1);
-  host_ranges_.push_back(keys);
-  host_token_rows_.push_back(query.row);
+  positions_.host.push_back(keys.last - 1);
+  ranges_.host.push_back(keys);
+  token_rows_.host.push_back(query.row);
   const DType dtype = device_.query_dtype();
   const auto bytes =
       static_cast<std::size_t>(itemsize_bytes(dtype) * parts_.head_size(query.layer));
   for (std::int32_t head = 0; head < query_heads(query.layer); ++head) {
-    host_queries_.resize(host_queries_.size() + bytes);
+    queries_.host.resize(queries_.host.size() + bytes);
     fill_row(query.content, rows.layer, kPartQuery,
              static_cast<std::uint32_t>(rows.first_query_head + head), dtype,
-             std::span(host_queries_).last(bytes));
+             std::span(queries_.host).last(bytes));
   }
   num_outputs_ += std::int64_t{query_heads(query.layer)} * parts_.head_size(query.layer);
 }

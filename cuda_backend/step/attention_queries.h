@@ -59,11 +59,9 @@ class AttentionReader {
   const BlockTables& tables_;
   const SparsePages* const sparse_;  // null: no host pages
   std::vector<RowCache> layers_;     // with their tables
-  DeviceArray<RowCache> device_layers_;
-  DeviceArray<DigestPiece> pieces_;
-  DeviceArray<unsigned long long> digests_;
-  // Host staging, kept from step to step.
-  std::vector<DigestPiece> host_pieces_;
+  DeviceArray<RowCache> device_layers_{device_, "layer caches"};
+  StagedItems<DigestPiece> pieces_{device_, "probe pieces"};
+  DeviceArray<unsigned long long> digests_{device_, "digests"};
 };
 
 class AttentionQueries {
@@ -85,7 +83,9 @@ class AttentionQueries {
   std::int32_t query_heads(std::int32_t layer) const {
     return layers_.rows[layer].num_kv_heads * layers_.rows[layer].queries_per_kv;
   }
-  std::int32_t split_keys(const Batch& batch) const;
+  std::int32_t split_keys(const Batch& batch) const {
+    return is_real_ ? 32 : std::max(batch.longest, 1);
+  }
   void gather(const StepProgram& program);
   void add_query(const AttentionQuery& query);
   void attend(const StepProgram& program, const Batch& batch);
@@ -97,16 +97,15 @@ class AttentionQueries {
   const BlockTables& tables_;
   const AttentionReader& reader_;
   std::vector<const KVCacheSpec*> specs_;  // of each layer
-  DeviceArray<std::int32_t> positions_, token_rows_;
-  DeviceArray<KeyRange> ranges_;  // words
-  DeviceArray<std::byte> queries_;
-  DeviceArray<float> outputs_, partials_;
+  StagedItems<std::int32_t> positions_{device_, "positions of queries"};
+  StagedItems<std::int32_t> token_rows_{device_, "rows of queries"};
+  StagedItems<KeyRange> ranges_{device_, "ranges of queries"};  // words
+  StagedItems<std::byte> queries_{device_, "query rows"};
+  DeviceArray<float> outputs_{device_, "attention outputs"};
+  DeviceArray<float> partials_{device_, "partial attention"};
   // Of the step.
   std::vector<Batch> batches_;
   std::vector<std::int64_t> output_of_query_;  // floats, in the program's order
-  std::vector<std::int32_t> host_positions_, host_token_rows_;
-  std::vector<KeyRange> host_ranges_;
-  std::vector<std::byte> host_queries_;
   std::int64_t num_outputs_ = 0;
 };
 

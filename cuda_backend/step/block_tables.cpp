@@ -68,14 +68,6 @@ BlockTables::BlockTables(Device& device, const BackendConfig& config,
       num_rows_(config.num_rows),
       num_groups_(static_cast<std::int32_t>(config.plan.groups.size())),
       context_(config.context),
-      lengths_(device, "block table lengths"),
-      device_tables_(device, "block table descriptors"),
-      clear_rows_(device, "rows to clear"),
-      appends_(device, "table appends"),
-      block_ids_(device, "appended block ids"),
-      edits_(device, "table edits"),
-      num_live_tokens_(device, "number of tokens"),
-      reach_(device, "reach of rows"),
       tokens_(device, "tokens"),
       encoders_(device, "encoder rows") {
   const std::size_t num_groups = config.plan.groups.size();
@@ -138,19 +130,6 @@ void BlockTables::add_table(const BackendConfig& config, const MappedTable& of) 
   table.lengths = lengths_.data() + static_cast<std::int64_t>(number) * num_rows_;
 }
 
-const std::int32_t* BlockTables::kernel_table(std::int32_t table) const {
-  return at(table).table.kernel_entries;
-}
-std::int64_t BlockTables::kernel_table_width(std::int32_t table) const {
-  const GroupTable& one = at(table).table;
-  return std::int64_t{one.width} * one.blocks_per_kv_block;
-}
-
-MemoryRange BlockTables::table_range(std::int32_t table) const {
-  const Table& one = at(table);
-  return one.kernel_entries ? one.kernel_entries->range() : one.entries->range();
-}
-
 void BlockTables::write_tables(Operation& operation) const {
   for (const Table& table : tables_) {
     operation.write_all(*table.entries);
@@ -179,15 +158,15 @@ void BlockTables::apply(const StepProgram& program) {
   if (device_.wants_operations()) mirror_.apply(program);
   clear_rows(program);
   append(program);
-  host_edits_.clear();
+  edits_.host.clear();
   for (const TableEdit& edit : program.table_edits)
     for_tables_of(edit.group, [&](std::int32_t table) {
-      host_edits_.push_back({edit.row, table, edit.index, index_of(edit.block)});
+      edits_.host.push_back({edit.row, table, edit.index, index_of(edit.block)});
     });
   device_.launch(device_.kernels().edit_entries,
                  TableEditParams{.groups = device_tables_.data(),
-                                 .edits = edits_.upload(host_edits_),
-                                 .num_edits = static_cast<std::int32_t>(host_edits_.size())},
+                                 .edits = edits_.upload(),
+                                 .num_edits = static_cast<std::int32_t>(edits_.host.size())},
                  [&](Operation& operation) {
                    operation.named("edit_entries").read_all(device_tables_, edits_);
                    write_tables(operation);
@@ -195,12 +174,12 @@ void BlockTables::apply(const StepProgram& program) {
 }
 
 void BlockTables::append(const StepProgram& program) {
-  host_appends_.clear();
+  appends_.host.clear();
   for (const TableUpdate& update : program.table_updates) {
     LS_CHECK(update.row >= 0 && update.row < num_rows_, "row {} of {}", update.row, num_rows_);
     LS_CHECK(update.group >= 0 && update.group < num_groups_, "group {}", update.group);
     for_tables_of(update.group, [&](std::int32_t table) {
-      host_appends_.push_back({update.row, table, update.first, update.begin, update.count});
+      appends_.host.push_back({update.row, table, update.first, update.begin, update.count});
     });
   }
   const std::span<const std::int32_t> ids(
@@ -208,9 +187,9 @@ void BlockTables::append(const StepProgram& program) {
       program.table_block_ids.size());
   device_.launch(device_.kernels().append_entries,
                  TableAppendParams{.groups = device_tables_.data(),
-                                   .appends = appends_.upload(host_appends_),
+                                   .appends = appends_.upload(),
                                    .block_ids = block_ids_.upload(ids),
-                                   .num_appends = static_cast<std::int32_t>(host_appends_.size())},
+                                   .num_appends = static_cast<std::int32_t>(appends_.host.size())},
                  [&](Operation& operation) {
                    operation.named("append_entries")
                        .read_all(device_tables_, appends_, block_ids_, lengths_)
@@ -267,13 +246,13 @@ void BlockTables::map_slots(const StepProgram& program) {
 
 const RowReach* BlockTables::upload_reach(const StepProgram& program) {
   if (!needs_reach_) return nullptr;
-  host_reach_.assign(num_rows_, {});
+  reach_.host.assign(num_rows_, {});
   for (const RowSlice& slice : program.rows) {
     LS_CHECK(slice.row >= 0 && slice.row < num_rows_, "row {} of {}", slice.row, num_rows_);
-    host_reach_[slice.row] = {.end = slice.first_position + slice.num_tokens,
+    reach_.host[slice.row] = {.end = slice.first_position + slice.num_tokens,
                               .replay_start = slice.replay_start};
   }
-  return reach_.upload(host_reach_);
+  return reach_.upload();
 }
 
 void BlockTables::map_tokens(std::span<const std::int32_t> positions,

@@ -105,7 +105,10 @@ class BlockTables {
     const std::int64_t count = is_encoder(table) ? encoders_.stride : tokens_.stride;
     return range_of(slots(table), count * std::int64_t{sizeof(Slot)});
   }
-  MemoryRange table_range(std::int32_t table) const;
+  MemoryRange table_range(std::int32_t table) const {
+    const Table& one = at(table);
+    return one.kernel_entries ? one.kernel_entries->range() : one.entries->range();
+  }
   // All tables in device memory, and the memory that a lookup reads.
   const GroupTable* tables() const { return device_tables_.data(); }
   std::int32_t num_tables() const { return static_cast<std::int32_t>(tables_.size()); }
@@ -114,8 +117,12 @@ class BlockTables {
   const TableMirror& mirror() const { return mirror_; }
 
   // Kernel block ids, [num_rows, kernel_table_width(table)].
-  const std::int32_t* kernel_table(std::int32_t table) const;
-  std::int64_t kernel_table_width(std::int32_t table) const;
+  const std::int32_t* kernel_table(std::int32_t table) const {
+    return at(table).table.kernel_entries;
+  }
+  std::int64_t kernel_table_width(std::int32_t table) const {
+    return std::int64_t{at(table).table.width} * at(table).table.blocks_per_kv_block;
+  }
 
   // Tables of the scheduled rows and slot mappings, as the device holds them. Calls finish().
   Result<void> read_back(const StepProgram& program, StepReadback& readback);
@@ -166,20 +173,17 @@ class BlockTables {
   bool needs_reach_ = false;
   std::int32_t num_replayed_tokens_ = 0;
   std::vector<Table> tables_;
-  DeviceArray<std::int32_t> lengths_;  // [num_tables, num_rows]
-  DeviceArray<GroupTable> device_tables_;
-  DeviceArray<std::int32_t> clear_rows_;
-  DeviceArray<TableAppend> appends_;
-  DeviceArray<std::int32_t> block_ids_;
-  DeviceArray<TableEntry> edits_;
-  DeviceArray<std::int32_t> num_live_tokens_;
-  DeviceArray<RowReach> reach_;  // [num_rows_]
+  DeviceArray<std::int32_t> lengths_{device_, "block table lengths"};  // [num_tables, num_rows]
+  DeviceArray<GroupTable> device_tables_{device_, "block table descriptors"};
+  DeviceArray<std::int32_t> clear_rows_{device_, "rows to clear"};
+  StagedItems<TableAppend> appends_{device_, "table appends"};
+  DeviceArray<std::int32_t> block_ids_{device_, "appended block ids"};
+  StagedItems<TableEntry> edits_{device_, "table edits"};
+  DeviceArray<std::int32_t> num_live_tokens_{device_, "number of tokens"};
+  StagedItems<RowReach> reach_{device_, "reach of rows"};  // [num_rows_]
   Mapping tokens_, encoders_;
   // Host staging, kept from step to step.
-  std::vector<TableAppend> host_appends_;
-  std::vector<TableEntry> host_edits_;
   std::vector<std::int32_t> host_positions_, host_token_rows_, host_lengths_;
-  std::vector<RowReach> host_reach_;
 };
 
 }  // namespace lockstep::cuda

@@ -32,6 +32,21 @@ float decoded(const std::byte* element, DType dtype) {
   return std::ldexp(std::bit_cast<float>(sign | rest << 13), 112);
 }
 
+// Masks of fp32 inputs below zero, and of inputs between 0.5 and 1: rule (15).
+constexpr std::uint64_t kBothHalves = 0x0000000100000001ull;
+constexpr ShapeMasks kDecayMasks{0x007FFFFF * kBothHalves, 0xBE000000 * kBothHalves};
+constexpr ShapeMasks kShareMasks{0x007FFFFF * kBothHalves, 0x3F000000 * kBothHalves};
+
+constexpr std::int64_t kAlignedFloats = 64;
+std::int64_t aligned(std::int64_t floats) {
+  return (floats + kAlignedFloats - 1) / kAlignedFloats * kAlignedFloats;
+}
+
+constexpr int kInputsOfRecurrence = 5;
+
+constexpr std::int32_t kMaxStateColumns = 256;  // of state_rows.cuh
+constexpr std::uint32_t kPartInputs = 64, kPartsOfState = 8;
+
 }  // namespace
 
 RealStates::RealStates(Device& device, const BackendConfig& config, const LayerCaches& layers)
@@ -40,17 +55,7 @@ RealStates::RealStates(Device& device, const BackendConfig& config, const LayerC
       waves_(config.plan.num_blocks),
       read_(config.plan.num_blocks),
       written_(config.plan.num_blocks),
-      states_(real_states_of(layers)),
-      constants_(device, "constants of states"),
-      inputs_(device, "inputs of states"),
-      outputs_(device, "outputs of states"),
-      gathered_(device, "gathered outputs of states"),
-      convolutions_(device, "convolutions"),
-      steps_(device, "recurrences of tokens"),
-      chunks_(device, "recurrences of chunks"),
-      targets_(device, "targets of states"),
-      moves_(device, "moves of outputs"),
-      copies_(device, "moves of states") {
+      states_(real_states_of(layers)) {
   std::vector<float> constants;
   for (const RealState& state : states_) {
     constants_at_.push_back(constants.size());
@@ -260,22 +265,6 @@ void RealStates::read_back(const StepProgram& program, StepReadback& readback) c
 }
 
 // The launches of a wave of state updates: buffers, inputs, kernels and gathered outputs.
-
-namespace {
-
-// Masks of fp32 inputs below zero, and of inputs between 0.5 and 1: rule (15).
-constexpr std::uint64_t kBothHalves = 0x0000000100000001ull;
-constexpr ShapeMasks kDecayMasks{0x007FFFFF * kBothHalves, 0xBE000000 * kBothHalves};
-constexpr ShapeMasks kShareMasks{0x007FFFFF * kBothHalves, 0x3F000000 * kBothHalves};
-
-constexpr std::int64_t kAlignedFloats = 64;
-std::int64_t aligned(std::int64_t floats) {
-  return (floats + kAlignedFloats - 1) / kAlignedFloats * kAlignedFloats;
-}
-
-constexpr int kInputsOfRecurrence = 5;
-
-}  // namespace
 
 // Inputs in order: x, B, C, dt; or q, k, v, g, beta.
 std::int64_t RealStates::input_at(const RealState& state, int j, std::int64_t tokens) const {
@@ -512,13 +501,6 @@ void RealStates::gather_outputs(const RealState& state, std::size_t index, const
         operation.named("move_bytes").read_all(moves_, outputs_).write_all(gathered_);
       });
 }
-
-namespace {
-
-constexpr std::int32_t kMaxStateColumns = 256;  // of state_rows.cuh
-constexpr std::uint32_t kPartInputs = 64, kPartsOfState = 8;
-
-}  // namespace
 
 std::vector<RealState> real_states_of(const LayerCaches& layers) {
   std::vector<RealState> states;

@@ -118,15 +118,17 @@ class RealStates {
   BlockWaves waves_;
   BlockMarks read_, written_;  // of the wave in progress
   std::vector<RealState> states_;
-  std::vector<std::size_t> constants_at_;  // of each state
-  DeviceArray<float> constants_;           // weights; or A, D and dt_bias
-  DeviceArray<float> inputs_;
-  DeviceArray<std::byte> outputs_, gathered_;
-  DeviceArray<ConvItem> convolutions_;         // [num_groups, items]
-  DeviceArray<RecurrentItem> steps_, chunks_;  // likewise
-  DeviceArray<std::int32_t> targets_;          // [num_groups, tokens]
-  DeviceArray<ByteMove> moves_;                // [num_states, items]
-  DeviceArray<ByteMove> copies_;
+  std::vector<std::size_t> constants_at_;                         // of each state
+  DeviceArray<float> constants_{device_, "constants of states"};  // weights; or A, D and dt_bias
+  DeviceArray<float> inputs_{device_, "inputs of states"};
+  DeviceArray<std::byte> outputs_{device_, "outputs of states"};
+  DeviceArray<std::byte> gathered_{device_, "gathered outputs of states"};
+  DeviceArray<ConvItem> convolutions_{device_, "convolutions"};  // [num_groups, items]
+  DeviceArray<RecurrentItem> steps_{device_, "recurrences of tokens"};
+  DeviceArray<RecurrentItem> chunks_{device_, "recurrences of chunks"};  // likewise
+  DeviceArray<std::int32_t> targets_{device_, "targets of states"};      // [num_groups, tokens]
+  DeviceArray<ByteMove> moves_{device_, "moves of outputs"};             // [num_states, items]
+  DeviceArray<ByteMove> copies_{device_, "moves of states"};
   // Of the wave.
   std::vector<GroupWork> work_;
   // Of the step: the gathered outputs of each wave, and the place of each output in them.

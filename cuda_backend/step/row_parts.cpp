@@ -12,16 +12,8 @@ constexpr std::int32_t kScaleBytes = sizeof(float);
 
 // The scale of a layer's 8-bit cache: rule (13).
 float scale_of_layer(std::int32_t layer) {
-  switch (layer % 4) {
-    case 0:
-      return 0.0081f;
-    case 1:
-      return 0.0085f;
-    case 2:
-      return 0.0089f;
-    default:
-      return 0.0093f;
-  }
+  constexpr float kScales[] = {0.0081f, 0.0085f, 0.0089f, 0.0093f};
+  return kScales[layer % 4];
 }
 
 bool is_scaled(DType dtype) {

@@ -13,9 +13,7 @@ RowWriter::RowWriter(Device& device, const LayerCaches& layers, const RowParts& 
       layers_(layers),
       parts_(parts),
       encoder_inputs_(device),
-      sink_inputs_(device),
-      sink_contents_(device, "contents of sinks"),
-      sink_slots_(device, "slots of sinks") {
+      sink_inputs_(device) {
   for (int stream = 0; stream < device.num_streams(); ++stream) inputs_.emplace_back(device);
   LS_CHECK(!inputs_.empty(), "{} streams", device.num_streams());
   for (std::size_t layer = 0; layer < layers.rows.size(); ++layer)
@@ -120,7 +118,7 @@ void RowWriter::write_sinks(const KVCacheConfig& plan) {
 }
 
 RowExtractor::RowExtractor(Device& device, const LayerCaches& layers, BlockTables& tables)
-    : device_(device), layers_(layers), tables_(tables), gathered_(device, "extracted rows") {}
+    : device_(device), layers_(layers), tables_(tables) {}
 
 Result<void> RowExtractor::run(const StepProgram& program, StepReadback& readback) {
   std::int64_t total = 0;
@@ -175,20 +173,16 @@ DraftPasses::DraftPasses(Device& device, const BackendConfig& config, const Laye
       drafter_(config.drafter),
       layers_(layers),
       tables_(tables),
-      writer_(writer),
-      positions_(device, "draft positions"),
-      rows_(device, "draft rows"),
-      contents_(device, "draft content ids"),
-      slots_(device, "draft slots") {}
+      writer_(writer) {}
 
 void DraftPasses::run(const StepProgram& program) {
   if (program.draft_rows.empty()) return;
   const bool is_by_module = drafter_.shape == DraftShape::modules;
-  host_positions_.clear();
-  host_rows_.clear();
-  host_contents_.clear();
+  positions_.host.clear();
+  rows_.host.clear();
+  contents_.host.clear();
   for (const DraftRow& row : program.draft_rows) add_first_pass(row);
-  const auto num_first = static_cast<std::int32_t>(host_positions_.size());
+  const auto num_first = static_cast<std::int32_t>(positions_.host.size());
   const auto num_requests = static_cast<std::int32_t>(program.draft_rows.size());
   for (std::int32_t pass = 0; pass < drafter_.num_drafts; ++pass)
     for (const DraftRow& row : program.draft_rows) {
@@ -200,19 +194,19 @@ void DraftPasses::run(const StepProgram& program) {
                                                  program.draft_contents.size()),
                "pass {}: contents from {} of {}", pass, begin, program.draft_contents.size());
       const auto from = program.draft_contents.begin() + begin;
-      host_contents_.insert(host_contents_.end(), from, from + (is_long ? row.num_tokens : 1));
+      contents_.host.insert(contents_.host.end(), from, from + (is_long ? row.num_tokens : 1));
     }
-  LS_CHECK(std::ssize(host_contents_) ==
+  LS_CHECK(std::ssize(contents_.host) ==
                num_first * std::int64_t{is_by_module ? drafter_.num_drafts : 1} +
                    (is_by_module ? 0 : std::int64_t{drafter_.num_drafts - 1} * num_requests),
-           "{} contents of {} passes", host_contents_.size(), drafter_.num_drafts);
-  contents_.upload(host_contents_);
+           "{} contents of {} passes", contents_.host.size(), drafter_.num_drafts);
+  contents_.upload();
   const std::int32_t num_tokens = std::max(num_first, num_requests);
   writer_.reserve_inputs(num_tokens);
   slots_stride_ = std::max<std::int64_t>(slots_stride_, num_tokens);
   slots_.reserve(slots_stride_ * tables_.num_tables());
-  positions_.upload(host_positions_);
-  rows_.upload(host_rows_);
+  positions_.upload();
+  rows_.upload();
   map_slots(num_first, 0);
   write(0, 0, num_first, program);
   if (is_by_module) {
@@ -221,14 +215,14 @@ void DraftPasses::run(const StepProgram& program) {
     return;
   }
   if (drafter_.num_drafts == 1) return;
-  host_positions_.clear();
-  host_rows_.clear();
+  positions_.host.clear();
+  rows_.host.clear();
   for (const DraftRow& row : program.draft_rows) {
-    host_positions_.push_back(row.first_position + row.num_tokens - 1 - row.num_rejected);
-    host_rows_.push_back(row.row);
+    positions_.host.push_back(row.first_position + row.num_tokens - 1 - row.num_rejected);
+    rows_.host.push_back(row.row);
   }
-  positions_.upload(host_positions_);
-  rows_.upload(host_rows_);
+  positions_.upload();
+  rows_.upload();
   for (std::int32_t pass = 1; pass < drafter_.num_drafts; ++pass) {
     map_slots(num_requests, 1);
     write(0, num_first + std::int64_t{pass - 1} * num_requests, num_requests, program);
@@ -237,8 +231,8 @@ void DraftPasses::run(const StepProgram& program) {
 
 void DraftPasses::add_first_pass(const DraftRow& row) {
   for (std::int32_t i = 0; i < row.num_tokens; ++i) {
-    host_positions_.push_back(row.first_position + i);
-    host_rows_.push_back(row.row);
+    positions_.host.push_back(row.first_position + i);
+    rows_.host.push_back(row.row);
   }
 }
 

@@ -81,8 +81,8 @@ class RowWriter {
   std::int64_t max_token_bytes_ = 0;  // of K (or V) of one token in any layer
   std::deque<Inputs> inputs_;         // one entry per stream
   Inputs encoder_inputs_, sink_inputs_;
-  DeviceArray<std::uint64_t> sink_contents_;
-  DeviceArray<Slot> sink_slots_;
+  DeviceArray<std::uint64_t> sink_contents_{device_, "contents of sinks"};
+  DeviceArray<Slot> sink_slots_{device_, "slots of sinks"};
 };
 
 template <class AddWritten>
@@ -146,7 +146,7 @@ class RowExtractor {
   Device& device_;
   const LayerCaches& layers_;
   BlockTables& tables_;
-  DeviceArray<std::byte> gathered_;
+  DeviceArray<std::byte> gathered_{device_, "extracted rows"};
   std::vector<std::int32_t> positions_, token_rows_;
 };
 
@@ -177,13 +177,11 @@ class DraftPasses {
   const LayerCaches& layers_;
   const BlockTables& tables_;
   RowWriter& writer_;
-  DeviceArray<std::int32_t> positions_, rows_;
-  DeviceArray<std::uint64_t> contents_;
-  DeviceArray<Slot> slots_;  // [num_tables, slots_stride_]
+  StagedItems<std::int32_t> positions_{device_, "draft positions"};
+  StagedItems<std::int32_t> rows_{device_, "draft rows"};
+  StagedItems<std::uint64_t> contents_{device_, "draft content ids"};
+  DeviceArray<Slot> slots_{device_, "draft slots"};  // [num_tables, slots_stride_]
   std::int64_t slots_stride_ = 0;
-  // Host staging, kept from step to step.
-  std::vector<std::int32_t> host_positions_, host_rows_;
-  std::vector<std::uint64_t> host_contents_;
 };
 
 }  // namespace lockstep::cuda

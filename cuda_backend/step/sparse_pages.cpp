@@ -8,24 +8,7 @@ namespace lockstep::cuda {
 
 SparsePages::SparsePages(Device& device, const BackendConfig& config, const LayerCaches& layers,
                          const BlockTables& tables, const HostTier& tier)
-    : device_(device),
-      config_(config),
-      layers_(layers),
-      tables_(tables),
-      tier_(tier),
-      device_residency_(device, "residency descriptors"),
-      away_(device, "rows that are not on the device"),
-      held_(device, "rows held by hot regions"),
-      order_(device, "slots of hot regions by last use"),
-      used_(device, "last uses of slots"),
-      places_(device, "slots by position"),
-      edits_(device, "residency edits"),
-      cleared_(device, "hot regions to clear"),
-      positions_(device, "positions read from the host"),
-      mirrors_(device, "rows to mirror"),
-      mirror_layers_(device, "layers to mirror"),
-      reads_(device, "reads of hot regions"),
-      swaps_(device, "rows to swap in") {}
+    : device_(device), config_(config), layers_(layers), tables_(tables), tier_(tier) {}
 
 Result<std::unique_ptr<SparsePages>> SparsePages::create(Device& device,
                                                          const BackendConfig& config,
@@ -40,7 +23,6 @@ Result<std::unique_ptr<SparsePages>> SparsePages::create(Device& device,
 }
 
 Result<void> SparsePages::start() {
-  source_ = source_group(config_.plan.groups);
   place_.assign(layers_.rows.size(), -1);
   std::vector<std::size_t> hot;
   std::size_t layer = 0;
@@ -67,24 +49,24 @@ Result<void> SparsePages::start() {
   }
   LS_CHECK(hot.size() == sparse_.size(), "{} hot and {} resident layers", hot.size(),
            sparse_.size());
-  LS_CHECK(!groups_.empty() && source_ >= 0, "{} groups of resident pages, source {}",
-           groups_.size(), source_);
+  LS_CHECK(!groups_.empty() && source() >= 0, "{} groups of resident pages, source {}",
+           groups_.size(), source());
   for (std::size_t i = 0; i < hot.size(); ++i) sparse_[i].hot = hot[i];
 
   const std::int64_t rows = config_.num_rows;
   for (const std::int32_t group : groups_) {
     auto entries = std::make_unique<DeviceArray<std::int32_t>>(
         device_, fmt::format("residency of group {}", group));
-    GroupTable& table = residency_.emplace_back();
+    GroupTable& table = residency_.host.emplace_back();
     table.width = config_.max_blocks_per_row[group];
     table.entries = table.kernel_entries = entries->reserve(rows * table.width);
     device_.zero(table.entries, rows * table.width * 4);
     entries_.push_back(std::move(entries));
   }
-  device_residency_.upload(residency_);
+  residency_.upload();
   // Each row of the batch has an entry for every position that its table of the source can hold.
-  const std::int64_t positions = std::int64_t{config_.max_blocks_per_row[source_]} *
-                                 config_.plan.groups[source_].spec.block_size;
+  const std::int64_t positions = std::int64_t{config_.max_blocks_per_row[source()]} *
+                                 config_.plan.groups[source()].spec.block_size;
   const std::vector<std::int32_t> nowhere(static_cast<std::size_t>(rows * positions), -1);
   places_.upload(nowhere);
   used_.reserve(rows * num_slots_);
@@ -121,8 +103,8 @@ Result<AwayRows> SparsePages::away_rows(const Layer& layer) const {
   AwayRows away;
   away.host = host.base;
   away.host_block_stride = host.block_stride;
-  away.host_table = tables_.kernel_table(source_);
-  away.host_width = tables_.kernel_table_width(source_);
+  away.host_table = tables_.kernel_table(source());
+  away.host_width = tables_.kernel_table_width(source());
   away.hot = hot.base;
   away.hot_block_stride = hot.block_stride;
   away.hot_table = tables_.kernel_table(hot_group);
@@ -140,14 +122,6 @@ Result<AwayRows> SparsePages::away_rows(const Layer& layer) const {
   return away;
 }
 
-const std::int32_t* SparsePages::residency(std::size_t layer) const {
-  LS_CHECK(is_resident(layer), "layer {} has no resident pages", layer);
-  return residency_[static_cast<std::size_t>(sparse_[place_[layer]].table)].entries;
-}
-std::int64_t SparsePages::residency_width(std::size_t layer) const {
-  return residency_[static_cast<std::size_t>(sparse_[place_[layer]].table)].width;
-}
-
 MemoryRange SparsePages::cache_range() const {
   const BlockRegion& first = layers_.pages.front();
   return range_of(first.base, first.block_stride * config_.plan.num_blocks);
@@ -155,7 +129,7 @@ MemoryRange SparsePages::cache_range() const {
 
 void SparsePages::add_reads(Operation& operation) const {
   operation.read_all(away_, held_, places_).read(cache_range()).read(tier_.range());
-  operation.read(tables_.table_range(source_));
+  operation.read(tables_.table_range(source()));
   for (const auto& entries : entries_) operation.read(entries->range());
   for (const Layer& layer : sparse_)
     operation.read(tables_.table_range(layers_.group_of_layer[layer.hot]));
@@ -184,18 +158,18 @@ void SparsePages::apply(const StepProgram& program) {
         {edit.row, static_cast<std::int32_t>(table), edit.index, index_of(edit.block)});
   }
   device_.launch(device_.kernels().edit_entries,
-                 TableEditParams{.groups = device_residency_.data(),
+                 TableEditParams{.groups = residency_.data(),
                                  .edits = edits_.upload(),
                                  .num_edits = static_cast<std::int32_t>(edits_.host.size())},
                  [&](Operation& operation) {
-                   operation.named("edit_entries").read_all(device_residency_, edits_);
+                   operation.named("edit_entries").read_all(residency_, edits_);
                    for (const auto& entries : entries_) operation.write_all(*entries);
                  });
 }
 
 void SparsePages::mirror(const StepProgram& program) {
   if (program.mirrors.empty()) return;
-  const std::int64_t size = config_.plan.groups[source_].spec.block_size;
+  const std::int64_t size = config_.plan.groups[source()].spec.block_size;
   mirrors_.host.clear();
   mirror_layers_.host.clear();
   std::size_t next = 0;
@@ -263,7 +237,7 @@ void SparsePages::swap_in(const StepProgram& program) {
                  [&](Operation& operation) {
                    operation.named("hot_reads").read_all(reads_, positions_, away_);
                    operation.read_all(held_, places_, order_, used_);
-                   operation.read(tables_.table_range(source_));
+                   operation.read(tables_.table_range(source()));
                    operation.write_all(held_, places_, order_, used_, swaps_);
                  });
   // Numbers are unique over all steps: a slot whose number is the read's own is not replaced.

@@ -42,8 +42,11 @@ class SparsePages {
   void swap_in(const StepProgram& program);
 
   bool is_resident(std::size_t layer) const { return place_[layer] >= 0; }
-  const std::int32_t* residency(std::size_t layer) const;
-  std::int64_t residency_width(std::size_t layer) const;
+  // The layer's table of residency.
+  const GroupTable& residency(std::size_t layer) const {
+    LS_CHECK(is_resident(layer), "layer {} has no resident pages", layer);
+    return residency_.host[static_cast<std::size_t>(sparse_[place_[layer]].table)];
+  }
   const AwayRows* away_of_layer(std::size_t layer) const {
     LS_CHECK(is_resident(layer), "layer {} has no resident pages", layer);
     return away_.data() + place_[layer];
@@ -62,6 +65,7 @@ class SparsePages {
   Result<void> start();
   Result<AwayRows> away_rows(const Layer& layer) const;
   void clear_regions(const std::vector<std::int32_t>& rows);
+  std::int32_t source() const { return source_group(config_.plan.groups); }
   MemoryRange cache_range() const;
 
   Device& device_;
@@ -69,24 +73,25 @@ class SparsePages {
   const LayerCaches& layers_;
   const BlockTables& tables_;
   const HostTier& tier_;
-  std::int32_t source_ = -1;          // group
   std::vector<std::int32_t> groups_;  // resident, by table
   std::vector<Layer> sparse_;         // in the order of the source's layers
   std::vector<std::int32_t> place_;   // of each layer of the plan in sparse_; -1: none
   std::int32_t num_slots_ = 0;
   std::int64_t max_row_bytes_ = 0;
-  std::vector<GroupTable> residency_;
   std::vector<std::unique_ptr<DeviceArray<std::int32_t>>> entries_;  // of residency_
-  DeviceArray<GroupTable> device_residency_;
-  DeviceArray<AwayRows> away_;
-  DeviceArray<std::int32_t> held_, order_, used_;  // [num_rows, num_slots_]
-  DeviceArray<std::int32_t> places_;               // [num_rows, positions]
-  StagedItems<TableEntry> edits_;
-  DeviceArray<std::int32_t> cleared_, positions_;
-  StagedItems<RowMirrorItem> mirrors_;
-  StagedItems<MirrorLayer> mirror_layers_;
-  StagedItems<HotReadItem> reads_;
-  DeviceArray<HotSwap> swaps_;
+  StagedItems<GroupTable> residency_{device_, "residency descriptors"};
+  DeviceArray<AwayRows> away_{device_, "rows that are not on the device"};
+  // [num_rows, num_slots_]
+  DeviceArray<std::int32_t> held_{device_, "rows held by hot regions"},
+      order_{device_, "slots of hot regions by last use"}, used_{device_, "last uses of slots"};
+  DeviceArray<std::int32_t> places_{device_, "slots by position"};  // [num_rows, positions]
+  StagedItems<TableEntry> edits_{device_, "residency edits"};
+  DeviceArray<std::int32_t> cleared_{device_, "hot regions to clear"},
+      positions_{device_, "positions read from the host"};
+  StagedItems<RowMirrorItem> mirrors_{device_, "rows to mirror"};
+  StagedItems<MirrorLayer> mirror_layers_{device_, "layers to mirror"};
+  StagedItems<HotReadItem> reads_{device_, "reads of hot regions"};
+  DeviceArray<HotSwap> swaps_{device_, "rows to swap in"};
   std::int32_t num_reads_ = 0;  // so far
 };
 

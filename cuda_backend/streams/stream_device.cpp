@@ -18,10 +18,10 @@ namespace lockstep::cuda {
 
 namespace {
 
-class StreamDevice final : public ForwardingDevice {
+class StreamDevice final : public DeferringDevice {
  public:
   StreamDevice(std::unique_ptr<Device> device, const StreamOptions& options)
-      : ForwardingDevice(std::move(device)), options_(options) {
+      : DeferringDevice(std::move(device)), options_(options) {
     LS_CHECK(options.num_streams >= 2, "{} streams", options.num_streams);
     inner().open_streams(options.num_streams);
   }
@@ -47,29 +47,6 @@ class StreamDevice final : public ForwardingDevice {
   void release_host(std::byte* memory) override {
     if (memory != nullptr) releases_.push_back({memory, &Device::release_host});
     if (pending_.empty()) release_all();
-  }
-
-  void upload(void* target, const void* source, std::int64_t size_bytes) override {
-    if (failed() || size_bytes == 0) return;
-    const auto* bytes = static_cast<const std::byte*>(source);
-    keep(Operation{}.named("upload").write(range_of(target, size_bytes)),
-         [this, target, kept = std::vector<std::byte>(bytes, bytes + size_bytes)] {
-           inner().upload(target, kept.data(), static_cast<std::int64_t>(kept.size()));
-         });
-  }
-  void download(void* target, const void* source, std::int64_t size_bytes) override {
-    if (failed() || size_bytes == 0) return;
-    keep(Operation{}.named("download").read(range_of(source, size_bytes)),
-         [=, this] { inner().download(target, source, size_bytes); });
-  }
-  void zero(void* target, std::int64_t size_bytes) override {
-    if (failed() || size_bytes == 0) return;
-    keep(Operation{}.named("memset").write(range_of(target, size_bytes)),
-         [=, this] { inner().zero(target, size_bytes); });
-  }
-  void run(const Operation& operation, const Launch& launch) override {
-    if (failed()) return;
-    keep(operation, [this, operation, launch] { inner().run(operation, launch); });
   }
 
   Result<void> finish() override {
@@ -102,7 +79,7 @@ class StreamDevice final : public ForwardingDevice {
       allocations_[range_of(memory, 0).begin] = {range_of(memory, size_bytes), name};
     return memory;
   }
-  void keep(Operation operation, std::function<void()> start) {
+  void keep(Operation operation, std::function<void()> start) override {
     operations_.push_back(std::move(operation));
     pending_.push_back(std::move(start));
   }
@@ -139,12 +116,9 @@ class StreamDevice final : public ForwardingDevice {
 
   void report(const StreamOrder::Unordered& pair) {
     const auto does = [](bool writes) { return writes ? "writes" : "reads"; };
-    DeviceReport report{.kind = "unordered",
-                        .kernel = pair.later,
-                        .message = {},
-                        .allocation = {},
-                        .byte_offset = 0,
-                        .sanitizer_words = {}};
+    DeviceReport report;
+    report.kind = "unordered";
+    report.kernel = pair.later;
     std::string where = "memory";
     if (const auto after = allocations_.upper_bound(pair.range.begin);
         after != allocations_.begin()) {
@@ -177,15 +151,6 @@ class StreamDevice final : public ForwardingDevice {
   std::vector<Release> releases_;
   std::vector<DeviceReport> reports_;
 };
-
-}  // namespace
-
-std::unique_ptr<Device> make_stream_device(std::unique_ptr<Device> device,
-                                           const StreamOptions& options) {
-  return std::make_unique<StreamDevice>(std::move(device), options);
-}
-
-namespace {
 
 class GraphDevice final : public ForwardingDevice {
  public:
@@ -287,34 +252,12 @@ class GraphDevice final : public ForwardingDevice {
   GraphStatistics statistics_;
 };
 
-}  // namespace
-
-std::vector<std::int32_t> cudagraph_capture_sizes(std::int32_t largest, std::int32_t max_tokens) {
-  largest = std::min(largest, max_tokens);
-  std::vector<std::int32_t> sizes;
-  for (std::int32_t size = 1; size <= largest; size += size < 4     ? size
-                                                       : size < 8   ? 4
-                                                       : size < 256 ? 8
-                                                                    : 16)
-    sizes.push_back(size);
-  if (max_tokens == largest && !std::ranges::binary_search(sizes, largest))
-    sizes.push_back(largest);
-  return sizes;
-}
-
-std::unique_ptr<Device> make_graph_device(std::unique_ptr<Device> device,
-                                          std::vector<std::int32_t> sizes) {
-  return std::make_unique<GraphDevice>(std::move(device), std::move(sizes));
-}
-
-namespace {
-
 constexpr std::uint32_t kRanksLast = 8;  // operations, on average, between two changes of ranks
 
-class StreamQueues final : public ForwardingDevice {
+class StreamQueues final : public DeferringDevice {
  public:
   StreamQueues(std::unique_ptr<Device> device, std::uint64_t seed)
-      : ForwardingDevice(std::move(device)), random_(seed), queues_(1) {}
+      : DeferringDevice(std::move(device)), random_(seed), queues_(1) {}
 
   void open_streams(int count) override {
     LS_CHECK(count >= 1 && queues_.size() == 1 && queues_.front().empty(), "{} streams after {}",
@@ -329,29 +272,13 @@ class StreamQueues final : public ForwardingDevice {
   int record_event() override {
     const auto event = static_cast<int>(event_passed_.size());
     event_passed_.push_back(false);
-    enqueue([this, event] { event_passed_[event] = true; });
+    keep({}, [this, event] { event_passed_[event] = true; });
     return event;
   }
   void wait_event(int event) override {
     LS_CHECK(event >= 0 && std::cmp_less(event, event_passed_.size()), "event {} of {}", event,
              event_passed_.size());
     queues_[stream_].push_back({.waits_for = event, .start = [] {}});
-  }
-
-  void upload(void* target, const void* source, std::int64_t size_bytes) override {
-    const auto* bytes = static_cast<const std::byte*>(source);
-    enqueue([this, target, kept = std::vector<std::byte>(bytes, bytes + size_bytes)] {
-      inner().upload(target, kept.data(), static_cast<std::int64_t>(kept.size()));
-    });
-  }
-  void download(void* target, const void* source, std::int64_t size_bytes) override {
-    enqueue([=, this] { inner().download(target, source, size_bytes); });
-  }
-  void zero(void* target, std::int64_t size_bytes) override {
-    enqueue([=, this] { inner().zero(target, size_bytes); });
-  }
-  void run(const Operation& operation, const Launch& launch) override {
-    enqueue([this, operation, launch] { inner().run(operation, launch); });
   }
 
   Result<void> finish() override {
@@ -368,7 +295,7 @@ class StreamQueues final : public ForwardingDevice {
     std::function<void()> start;
   };
 
-  void enqueue(std::function<void()> start) {
+  void keep(Operation, std::function<void()> start) override {
     queues_[stream_].push_back({.start = std::move(start)});
   }
   bool can_continue(const std::deque<Entry>& queue) const {
@@ -400,6 +327,29 @@ class StreamQueues final : public ForwardingDevice {
 };
 
 }  // namespace
+
+std::unique_ptr<Device> make_stream_device(std::unique_ptr<Device> device,
+                                           const StreamOptions& options) {
+  return std::make_unique<StreamDevice>(std::move(device), options);
+}
+
+std::vector<std::int32_t> cudagraph_capture_sizes(std::int32_t largest, std::int32_t max_tokens) {
+  largest = std::min(largest, max_tokens);
+  std::vector<std::int32_t> sizes;
+  for (std::int32_t size = 1; size <= largest; size += size < 4     ? size
+                                                       : size < 8   ? 4
+                                                       : size < 256 ? 8
+                                                                    : 16)
+    sizes.push_back(size);
+  if (max_tokens == largest && !std::ranges::binary_search(sizes, largest))
+    sizes.push_back(largest);
+  return sizes;
+}
+
+std::unique_ptr<Device> make_graph_device(std::unique_ptr<Device> device,
+                                          std::vector<std::int32_t> sizes) {
+  return std::make_unique<GraphDevice>(std::move(device), std::move(sizes));
+}
 
 std::unique_ptr<Device> make_stream_queues(std::unique_ptr<Device> device, std::uint64_t seed) {
   return std::make_unique<StreamQueues>(std::move(device), seed);

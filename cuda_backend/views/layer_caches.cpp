@@ -35,35 +35,6 @@ Result<void> bind_group(const KVCacheGroupSpec& source, std::size_t first,
   return {};
 }
 
-}  // namespace
-
-std::int32_t source_group(std::span<const KVCacheGroupSpec> groups) {
-  for (std::size_t g = 0; g < groups.size(); ++g)
-    if (is_sparse_source(groups[g])) return static_cast<std::int32_t>(g);
-  return -1;
-}
-
-Result<KVCacheConfig> bind_sparse_groups(KVCacheConfig plan) {
-  const std::int32_t at = source_group(plan.groups);
-  if (at < 0) return plan;
-  KVCacheGroupSpec& source = plan.groups[static_cast<std::size_t>(at)];
-  std::size_t num_resident = 0, num_hot = 0;
-  for (KVCacheGroupSpec& group : plan.groups) {
-    if (!keeps_pages(group.spec)) continue;
-    std::size_t& bound = is_hot_pages(group.spec.kind) ? num_hot : num_resident;
-    LS_RETURN_IF_ERROR(bind_group(source, bound, group));
-    bound += group.layer_names.size();
-  }
-  if (num_resident != source.layer_names.size() || num_hot != num_resident)
-    return fail("host pages: {} resident and {} hot layers for {} of the source", num_resident,
-                num_hot, source.layer_names.size());
-  source.residence = Residence::host;
-  source.layer_specs.clear();
-  return plan;
-}
-
-namespace {
-
 // The widest access, up to 16 bytes, that all of these offsets and sizes are multiples of.
 std::int32_t widest_unit(std::initializer_list<std::int64_t> bytes) {
   std::int64_t all = 16;
@@ -375,6 +346,31 @@ class Builder {
 };
 
 }  // namespace
+
+std::int32_t source_group(std::span<const KVCacheGroupSpec> groups) {
+  for (std::size_t g = 0; g < groups.size(); ++g)
+    if (is_sparse_source(groups[g])) return static_cast<std::int32_t>(g);
+  return -1;
+}
+
+Result<KVCacheConfig> bind_sparse_groups(KVCacheConfig plan) {
+  const std::int32_t at = source_group(plan.groups);
+  if (at < 0) return plan;
+  KVCacheGroupSpec& source = plan.groups[static_cast<std::size_t>(at)];
+  std::size_t num_resident = 0, num_hot = 0;
+  for (KVCacheGroupSpec& group : plan.groups) {
+    if (!keeps_pages(group.spec)) continue;
+    std::size_t& bound = is_hot_pages(group.spec.kind) ? num_hot : num_resident;
+    LS_RETURN_IF_ERROR(bind_group(source, bound, group));
+    bound += group.layer_names.size();
+  }
+  if (num_resident != source.layer_names.size() || num_hot != num_resident)
+    return fail("host pages: {} resident and {} hot layers for {} of the source", num_resident,
+                num_hot, source.layer_names.size());
+  source.residence = Residence::host;
+  source.layer_specs.clear();
+  return plan;
+}
 
 ViewOptions view_options(const BackendConfig& config) {
   return {.backend = config.attention_backend,

@@ -87,21 +87,25 @@ std::vector<std::size_t> order_of_layers(const KVCacheGroupSpec& group) {
   return order;
 }
 
+// The group that reaches furthest with layers outermost: all others lie within it.
+const KVCacheGroupSpec& widest_group(const KVCacheConfig& plan, AttentionBackend chosen) {
+  return *std::ranges::max_element(plan.groups, {}, [&](const KVCacheGroupSpec& group) {
+    return span_of_group(group, chosen, false);
+  });
+}
+
 }  // namespace
 
 OverlaidDeriver::OverlaidDeriver(const KVCacheConfig& plan, const ViewOptions& options)
-    : ViewDeriver(plan, options) {
+    : ViewDeriver(plan, options),
+      blocks_outermost_(has_blocks_outermost(options.layout)),
+      heads_inside_(is_any_of(options.layout, {CacheLayout::LBNHC, CacheLayout::BLNHC})) {
   LS_CHECK(is_overlaid(options.layout), "{} is no order of the cache", name_of(options.layout));
 }
 
-bool OverlaidDeriver::heads_inside_tokens() const {
-  return is_any_of(options_.layout, {CacheLayout::LBNHC, CacheLayout::BLNHC});
-}
-bool OverlaidDeriver::blocks_outermost() const { return has_blocks_outermost(options_.layout); }
-
 std::int64_t OverlaidDeriver::layer_stride(const KVCacheSpec& spec, const Pages& at) const {
-  const std::int64_t page = laid_bytes(spec, options_.backend, blocks_outermost());
-  if (!blocks_outermost()) return page * plan_.num_blocks;
+  const std::int64_t page = laid_bytes(spec, options_.backend, blocks_outermost_);
+  if (!blocks_outermost_) return page * plan_.num_blocks;
   return options_.layout == CacheLayout::BHLNC ? page / at.heads : page;
 }
 
@@ -110,7 +114,7 @@ Result<OverlaidDeriver::Pages> OverlaidDeriver::pages(std::size_t g, std::size_t
   const KVCacheGroupSpec& group = plan_.groups[g];
   const KVCacheSpec& spec = group.layer_spec(layer);
   const BlockShape shape = block_shape(spec, options_.backend, splits);
-  const std::int64_t page = laid_bytes(spec, options_.backend, blocks_outermost());
+  const std::int64_t page = laid_bytes(spec, options_.backend, blocks_outermost_);
   const std::int64_t dense = splits * shape.heads * shape.rows * shape.content;
   Pages at{.heads = shape.heads,
            .rows = shape.rows,
@@ -132,15 +136,15 @@ Result<OverlaidDeriver::Pages> OverlaidDeriver::pages(std::size_t g, std::size_t
     if (is_like) {
       ++alike;
     } else if (alike == 0) {
-      at.first_byte += laid_bytes(group.layer_spec(i), options_.backend, blocks_outermost()) *
-                       (blocks_outermost() ? 1 : plan_.num_blocks);
+      at.first_byte += laid_bytes(group.layer_spec(i), options_.backend, blocks_outermost_) *
+                       (blocks_outermost_ ? 1 : plan_.num_blocks);
     }
   }
   const std::int64_t run = shape.rows * shape.content;  // the tokens of one head
-  at.row_stride = heads_inside_tokens() ? shape.heads * shape.content : shape.content;
-  at.head_stride = heads_inside_tokens() ? shape.content : run;
+  at.row_stride = heads_inside_ ? shape.heads * shape.content : shape.content;
+  at.head_stride = heads_inside_ ? shape.content : run;
   at.first_byte += place * layer_stride(spec, at);
-  at.block_stride = blocks_outermost() ? bytes_of_block(plan_, options_.backend) : page;
+  at.block_stride = blocks_outermost_ ? bytes_of_block(plan_, options_.backend) : page;
   if (options_.layout == CacheLayout::LHBNC) {
     at.block_stride = page / shape.heads;
     at.head_stride = at.block_stride * plan_.num_blocks;
@@ -169,7 +173,7 @@ Result<LayerViews> OverlaidDeriver::layer_views(std::size_t g, std::size_t layer
   const std::int64_t splits =
       is_state || is_mapped ? 1 : spec.block_size / kernel_size_of_group_[g];
   LS_ASSIGN_OR_RETURN(const Pages at, pages(g, layer, splits));
-  if (is_state) return views_of_states(spec, at, name);
+  if (is_state) return state_views(spec, at.first_byte, at.block_stride, name);
   LS_ASSIGN_OR_RETURN(auto views, row_views(spec, at, splits, name));
   if (!is_mapped) return views;
   return mapped_views(std::move(views), spec, at, mapped->second, name);
@@ -230,45 +234,10 @@ Result<LayerViews> OverlaidDeriver::row_views(const KVCacheSpec& spec, const Pag
   return views;
 }
 
-Result<LayerViews> OverlaidDeriver::views_of_states(const KVCacheSpec& spec, const Pages& at,
-                                                    const std::string& name) const {
-  LayerViews views;
-  std::int64_t offset = 0;  // in the page
-  std::int64_t item_before = 0;
-  for (const StateTensorSpec& state : spec.states) {
-    const std::int64_t item = itemsize_bytes(state.dtype);
-    const std::int64_t byte = at.first_byte + offset;
-    if (byte % item != 0 || at.block_stride % item != 0)
-      return fail("{}: a state at byte {}, every {} bytes, cannot be viewed as {}", name, byte,
-                  at.block_stride, name_of(state.dtype));
-    TensorView& view = views.tensors.emplace_back();
-    view.dtype = state.dtype;
-    view.shape = {plan_.num_blocks};
-    view.shape.insert(view.shape.end(), state.dims.begin(), state.dims.end());
-    view.stride = dense_strides(view.shape);
-    view.stride.front() = at.block_stride / item;
-    view.storage_offset = byte / item - offset / item + state_offset(offset, item, item_before);
-    offset += numel(state.dims) * item;
-    item_before = item;
-  }
-  return views;
-}
-
 void OverlaidDeriver::allocate() {
   for (const std::int64_t page : overlaid_pages(plan_, options_))
     pool_.tensor_size_bytes.push_back(page * plan_.num_blocks);
 }
-
-namespace {
-
-// The group that reaches furthest with layers outermost: all others lie within it.
-const KVCacheGroupSpec& widest_group(const KVCacheConfig& plan, AttentionBackend chosen) {
-  return *std::ranges::max_element(plan.groups, {}, [&](const KVCacheGroupSpec& group) {
-    return span_of_group(group, chosen, false);
-  });
-}
-
-}  // namespace
 
 std::vector<std::int64_t> overlaid_pages(const KVCacheConfig& plan, const ViewOptions& options) {
   if (has_blocks_outermost(options.layout)) return {bytes_of_block(plan, options.backend)};

@@ -2,6 +2,7 @@
 // heads, tokens, content]. Each backend defines heads and rows, as elsewhere, but K and V of a
 // token and head are one content, and all groups start at byte 0.
 //
+// Invariants:
 // 1. storage_offset counts from the start of the allocation.
 // 2. Blocks are the first dimension of every view, K and V the second, then heads, tokens, a row.
 // 3. The allocation is described as consecutive tensors with a page per block each: one tensor with
@@ -50,15 +51,14 @@ class OverlaidDeriver : public ViewDeriver {
   void allocate() override;
 
  private:
-  bool heads_inside_tokens() const;
-  bool blocks_outermost() const;
   Result<LayerViews> row_views(const KVCacheSpec& spec, const Pages& at, std::int64_t splits,
                                const std::string& name) const;
   // `whole`, which shows manager blocks, in kernel blocks of `tokens`.
   Result<LayerViews> mapped_views(LayerViews whole, const KVCacheSpec& spec, const Pages& at,
                                   std::int64_t tokens, const std::string& name) const;
-  Result<LayerViews> views_of_states(const KVCacheSpec& spec, const Pages& at,
-                                     const std::string& name) const;
+
+  const bool blocks_outermost_;
+  const bool heads_inside_;  // a token's heads are adjacent
 };
 
 }  // namespace lockstep::cuda

@@ -43,6 +43,26 @@ std::int64_t mla_row(const KVCacheSpec& spec) {
   return spec.head_size;
 }
 
+// Kernels of compressed rows, of MLA windows and of rings take the manager's blocks as they are.
+bool takes_whole_blocks(const KVCacheSpec& spec) {
+  return shares_rows(spec.tokens_per_state) || is_mla_window(spec.kind) || is_ring(spec.kind);
+}
+
+// Layer `place` of a view that counts layers in its first dimension.
+void slice_layer(std::int64_t place, TensorView& view) {
+  view.storage_offset += place * view.stride.front();
+  view.shape.erase(view.shape.begin());
+  view.stride.erase(view.stride.begin());
+}
+
+// All K before all V. A padded page was laid out as one when its view was made, and keeps its
+// stride.
+bool keeps_pair_first(const LayerViews& views) {
+  if (views.kv_dim != 0 || views.block_dim != 1) return false;
+  const Dims& stride = views.tensors.front().stride;
+  return stride[0] >= stride[1];
+}
+
 }  // namespace
 
 std::optional<AttentionBackend> backend_of(const KVCacheSpec& spec, AttentionBackend chosen) {
@@ -151,30 +171,6 @@ Dims ordered_strides(const Dims& shape, const Order& order) {
   for (std::size_t i = 0; i < order.size(); ++i) strides[order[i]] = dense[i];
   return strides;
 }
-
-namespace {
-
-// Kernels of compressed rows, of MLA windows and of rings take the manager's blocks as they are.
-bool takes_whole_blocks(const KVCacheSpec& spec) {
-  return shares_rows(spec.tokens_per_state) || is_mla_window(spec.kind) || is_ring(spec.kind);
-}
-
-// Layer `place` of a view that counts layers in its first dimension.
-void slice_layer(std::int64_t place, TensorView& view) {
-  view.storage_offset += place * view.stride.front();
-  view.shape.erase(view.shape.begin());
-  view.stride.erase(view.stride.begin());
-}
-
-// All K before all V. A padded page was laid out as one when its view was made, and keeps its
-// stride.
-bool keeps_pair_first(const LayerViews& views) {
-  if (views.kv_dim != 0 || views.block_dim != 1) return false;
-  const Dims& stride = views.tensors.front().stride;
-  return stride[0] >= stride[1];
-}
-
-}  // namespace
 
 std::int64_t dense_page_bytes(const KVCacheSpec& spec, AttentionBackend chosen) {
   if (is_state_kind(spec.kind)) {
@@ -288,7 +284,7 @@ Result<LayerViews> ViewDeriver::layer_views(std::size_t g, std::size_t layer) co
   const KVCacheGroupSpec& group = plan_.groups[g];
   const KVCacheSpec& spec = group.layer_spec(layer);
   const std::string& name = group.layer_names[layer];
-  if (is_state_kind(group.spec.kind)) return state_views(spec, name);
+  if (is_state_kind(group.spec.kind)) return state_views(spec, 0, state_stride_bytes(spec), name);
   return token_views(spec, kernel_size_of_group_[g], group.layers_per_page, placement(group, layer),
                      name);
 }
@@ -336,26 +332,26 @@ void ViewDeriver::lay_pair_in_page(TensorView& view) {
   view.stride[1] = 2 * half;
 }
 
-Result<LayerViews> ViewDeriver::state_views(const KVCacheSpec& spec,
+Result<LayerViews> ViewDeriver::state_views(const KVCacheSpec& spec, std::int64_t first_byte,
+                                            std::int64_t stride_bytes,
                                             const std::string& name) const {
   LayerViews views;
-  const std::int64_t page = state_stride_bytes(spec);
-  std::int64_t offset_bytes = 0;
-  std::int64_t itemsize_before = 0;
+  std::int64_t offset = 0;  // in the page
+  std::int64_t item_before = 0;
   for (const StateTensorSpec& state : spec.states) {
-    const std::int64_t itemsize = itemsize_bytes(state.dtype);
-    if (offset_bytes % itemsize != 0 || page_bytes(spec, options_.backend) % itemsize != 0)
-      return fail("{}: a state at byte {} of a page of {} bytes cannot be viewed as {}", name,
-                  offset_bytes, page, name_of(state.dtype));
+    const std::int64_t item = itemsize_bytes(state.dtype), byte = first_byte + offset;
+    if (byte % item != 0 || stride_bytes % item != 0)
+      return fail("{}: a state at byte {}, every {} bytes, cannot be viewed as {}", name, byte,
+                  stride_bytes, name_of(state.dtype));
     TensorView& view = views.tensors.emplace_back();
     view.dtype = state.dtype;
     view.shape = {plan_.num_blocks};
     view.shape.insert(view.shape.end(), state.dims.begin(), state.dims.end());
     view.stride = dense_strides(view.shape);
-    view.stride.front() = page / itemsize;
-    view.storage_offset = state_offset(offset_bytes, itemsize, itemsize_before);
-    offset_bytes += numel(state.dims) * itemsize;
-    itemsize_before = itemsize;
+    view.stride.front() = stride_bytes / item;
+    view.storage_offset = byte / item - offset / item + state_offset(offset, item, item_before);
+    offset += numel(state.dims) * item;
+    item_before = item;
   }
   return views;
 }

@@ -144,6 +144,9 @@ class ViewDeriver {
   // After all views are made: re-strides pair-first views where pages are shared.
   virtual Result<void> update_layouts();
 
+  // States whose page begins at first_byte in block 0, and stride_bytes further in every block.
+  Result<LayerViews> state_views(const KVCacheSpec& spec, std::int64_t first_byte,
+                                 std::int64_t stride_bytes, const std::string& name) const;
   // Layer `layer` of a group among the tensors of the plan.
   TensorPlace placement(const KVCacheGroupSpec& group, std::size_t layer) const;
   // The K and the V of a block side by side: [2, num_blocks, ...] with strides (h, 2h, ...).
@@ -163,7 +166,6 @@ class ViewDeriver {
 
  private:
   Result<void> choose_kernel_sizes();
-  Result<LayerViews> state_views(const KVCacheSpec& spec, const std::string& name) const;
   bool pages_are_shared() const;
 
   bool has_states_ = false;

@@ -9,6 +9,9 @@ from paged_kv import BatchPrefillWithPagedKVCacheWrapper, append_paged_kv_cache
 class FlashInfer:
     plans = {}
 
+    def declines(self, layer):
+        return layer.attention_chunk_size > 0 or layer.kv_quant_mode != "none"
+
     def pages(self, block_table, seq_lens, page_size):
         counts = (seq_lens + page_size - 1) // page_size
         kv_indptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)]).int()
@@ -28,8 +31,7 @@ class FlashInfer:
 
     def attend(self, layer, query, kv_cache, block_table, seq_lens, query_start_loc):
         cache = tuple(kv_cache.transpose(2, 3) if layer.kv_layout == "HND" else kv_cache)
-        pages = self.pages(block_table, seq_lens, kv_cache.shape[2])
         how = {"causal": True, "sm_scale": layer.scale, "window_left": layer.sliding_window - 1}
         wrapper = BatchPrefillWithPagedKVCacheWrapper(layer.kv_layout)
-        wrapper.plan(query_start_loc, *pages, **how)
+        wrapper.plan(query_start_loc, *self.pages(block_table, seq_lens, kv_cache.shape[2]), **how)
         return wrapper.run(query, cache)

@@ -121,6 +121,10 @@ cudaError_t append(run* self, const lockstep_call* call) {
 #endif
 }
 
+const char* declines(void*, const lockstep_layer* layer) {
+  return std::string_view(layer->kv_quant_mode) == "none" ? nullptr : "rows to quantise";
+}
+
 int write(void* self, const lockstep_call* call) {
   const std::string_view dtype = call->key.dtype;
   const cudaError_t status = dtype == "fp32"   ? append<float>(own(self), call)
@@ -142,6 +146,7 @@ lockstep_plugin with_append() {
   plugin.open = open_run;
   plugin.close = close_run;
   plugin.error_text = why_append_failed;
+  plugin.declines = declines;
   plugin.begin_step = begin_step;
   plugin.write = write;
   return plugin;

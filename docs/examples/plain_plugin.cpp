@@ -28,6 +28,10 @@ Integer& integer_at(const lockstep_tensor& tensor, std::initializer_list<int64_t
   return *reinterpret_cast<Integer*>(at(tensor, index));
 }
 
+const char* declines(void*, const lockstep_layer* layer) {
+  return std::string_view(layer->kv_quant_mode) == "none" ? nullptr : "rows to quantise";
+}
+
 int write(void*, const lockstep_call* call) {
   const lockstep_tensor& cache = call->kv_cache;
   const lockstep_tensor rows[] = {call->key, call->value};
@@ -124,6 +128,7 @@ const lockstep_plugin kPlugin = [] {
   plugin.version = LOCKSTEP_PLUGIN_VERSION;
   plugin.struct_bytes = sizeof plugin;
   plugin.name = "plain loops";
+  plugin.declines = declines;
   plugin.write = write;
   plugin.attend = attend;
   plugin.map_slots = map_slots;

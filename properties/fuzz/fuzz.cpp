@@ -10,6 +10,7 @@
 #include "base/json_reader.h"
 #include "base/json_writer.h"
 #include "base/line_reader.h"
+#include "base/number_text.h"
 #include "base/parallel.h"
 #include "properties/fuzz/corpus.h"
 #include "properties/judge/failure.h"
@@ -29,6 +30,7 @@ constexpr std::int64_t kBatch = 32;
 // What remains of a judged case.
 struct Judged {
   Outcome outcome;
+  std::vector<std::string> left_out;
   std::string known;  // the id of the known failure; empty: a new failure
   std::uint64_t seed = 0;
   SavedCase saved{};      // of a failure
@@ -54,8 +56,12 @@ Judged judge_case(const FuzzOptions& options, std::uint64_t seed, const CaseGene
   judging.conforms = options.conforms;
   MarkCollector marks(saved);
   if (genes != nullptr) judging.marks = &marks;
-  Judged judged{.outcome = judge(saved, judging), .known = {}, .seed = seed};
+  RunSummary summary;
+  if (is_user_kernels(saved.backend)) judging.summary = &summary;
+  Judged judged{
+      .outcome = judge(saved, judging), .left_out = summary.not_checked, .known = {}, .seed = seed};
   judging.marks = nullptr;
+  judging.summary = nullptr;
   const KnownFinding* const finding = known_finding(saved, judged.outcome, judging);
   const auto of_user = std::ranges::find_if(options.known, [&](const KnownFailure& known) {
     return judged.outcome.failed() && known.check == judged.outcome.check &&
@@ -97,6 +103,9 @@ void add_case(const Judged& judged, FuzzReport& report) {
   add_hash(report.state_hash, judged.seed, outcome.state_hash);
   if (outcome.kind == OutcomeKind::agreed) {
     ++report.agreed;
+    for (const std::string& sentence : judged.left_out)
+      report.left_out[bucket_of("", "", sentence).substr(2)].add(
+          {.cases = 1, .first_seed = judged.seed});
   } else if (outcome.kind == OutcomeKind::refused) {
     const std::size_t reason = outcome.what.rfind(" refuses ");  // npos: all of it
     report.refusals[bucket_of("refused", "", outcome.what.substr(reason + 1))].add(
@@ -236,6 +245,9 @@ std::vector<std::string> FuzzReport::not_checked() const {
   std::vector<std::string> lines;
   if (backend == "none") lines.emplace_back("memory: no backend, decisions only");
   if (refused > 0) lines.push_back(fmt::format("refused cases: {}", refused));
+  for (const auto& [sentence, of] : left_out)
+    lines.push_back(fmt::format("{}: {}, the first of seed {}", sentence, counted(of.cases, "case"),
+                                of.first_seed));
   return lines;
 }
 
@@ -326,6 +338,7 @@ Result<FuzzReport> merge_fuzz_reports(std::span<const FuzzReport> parts) {
     whole.tally += part.tally;
     for (const auto& [name, of_part] : part.known) whole.known[name].add(of_part);
     for (const auto& [reason, of_part] : part.refusals) whole.refusals[reason].add(of_part);
+    for (const auto& [sentence, of_part] : part.left_out) whole.left_out[sentence].add(of_part);
     whole.failures.insert(whole.failures.end(), part.failures.begin(), part.failures.end());
     whole.state_hash.low += part.state_hash.low;
     whole.state_hash.high += part.state_hash.high;
@@ -443,6 +456,7 @@ FuzzReport read_report(JsonValue value) {
   read_counts(object, report);
   read_known(object.required("known"), report.known);
   if (auto refusals = object.optional("refusals")) read_known(refusals, report.refusals);
+  if (auto left_out = object.optional("left_out")) read_known(left_out, report.left_out);
   for (JsonValue failure : object.required("failures").array())
     report.failures.push_back(read_failure(failure));
   if (auto guided = object.optional("guided")) report.guided = guided.boolean();
@@ -477,6 +491,7 @@ std::string fuzz_report_to_json(const FuzzReport& report) {
   write_counts(out, report);
   write_known(out.key("known"), report.known);
   write_known(out.key("refusals"), report.refusals);
+  if (!report.left_out.empty()) write_known(out.key("left_out"), report.left_out);
   out.key("failures").begin_array();
   for (const FuzzFailure& failure : report.failures) write_failure(out, failure);
   out.end_array().key("buckets").begin_array();

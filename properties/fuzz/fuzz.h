@@ -110,9 +110,11 @@ struct FuzzReport {
   Tally tally;
   std::map<std::string, KnownCases> known;     // by finding, or by the user's id
   std::map<std::string, KnownCases> refusals;  // by reason, without its numbers
-  std::vector<FuzzFailure> failures;           // by seed
-  StateHash state_hash;                        // of all cases, whatever their order
-  std::vector<CaseGenes> corpus{};             // the minimal one of a guided run
+  // Of a user's kernels: what cases that agreed left out, by RunSummary's sentences.
+  std::map<std::string, KnownCases> left_out;
+  std::vector<FuzzFailure> failures;  // by seed
+  StateHash state_hash;               // of all cases, whatever their order
+  std::vector<CaseGenes> corpus{};    // the minimal one of a guided run
   bool operator==(const FuzzReport&) const = default;
 
   // Classes that this number of cases should have reached; empty for shards and narrowed runs.

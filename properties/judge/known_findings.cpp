@@ -357,6 +357,7 @@ constexpr KnownFinding kWorkerFindings[] = {
     {51, "a table of states has no room for the blocks of drafts", nullptr, {}, nullptr},
     {52, "accepted drafts of a row that moved are looked up twice", nullptr, {}, nullptr},
     {53, "a request that a step leaves out forgets its accepted drafts", nullptr, {}, nullptr},
+    {54, "tokens of a resumed request are verified as drafts", nullptr, {}, nullptr},
 };
 
 bool gets_past(const Outcome& failure, const Outcome& without) {

@@ -309,14 +309,45 @@ PlanOutcome judge_views(const PlanCase& plan, const PlanSuspect& suspect, std::s
   return found("layout.bytes", proof.findings.front().text);
 }
 
-PlanOutcome judge_figures(const PlanCase& plan, const PlanSuspect& suspect,
-                          std::string_view defect) {
+Result<PlanFigures> planted_figures(const KVCacheConfig& plan, PlanOptions options,
+                                    CapacityDefect defect) {
+  PlanFigures figures{.max_num_seqs = options.max_num_seqs.value_or(1)};
+  if (std::ranges::any_of(plan.groups, [](const auto& g) { return is_state_kind(g.spec.kind); })) {
+    if (defect == CapacityDefect::state_blocks_capped)
+      figures.max_num_seqs = std::min(figures.max_num_seqs, plan.num_blocks);
+    if (figures.max_num_seqs > plan.num_blocks)
+      return fail("{} requests at once need a state block each and there are {}",
+                  figures.max_num_seqs, plan.num_blocks);
+  }
+  if (defect == CapacityDefect::cp_memory) options.dcp = options.pcp = 1;
+  const Capacity capacity = capacity_of(plan, options);
+  figures.capacity_tokens = capacity.capacity_tokens;
+  figures.slot_buffer_rows = capacity.slot_address_space;
+  figures.hit_step_tokens = capacity.hit_step_tokens;
+  KVCacheConfig other = plan;
+  if (defect == CapacityDefect::capacity_sliding)  // groups of states do not divide it
+    std::erase_if(other.groups, [](const KVCacheGroupSpec& group) {
+      return is_state_kind(group.spec.kind) && group.spec.mamba_cache_mode != MambaCacheMode::all;
+    });
+  if (defect == CapacityDefect::capacity_all_groups || defect == CapacityDefect::capacity_sliding)
+    figures.capacity_tokens = other.groups.empty() ? 0 : all_groups_tokens(other, options);
+  if (defect == CapacityDefect::routed_buffer) figures.slot_buffer_rows = figures.capacity_tokens;
+  if (defect == CapacityDefect::hit_rate_pack) {
+    for (KVCacheGroupSpec& group : other.groups) group.spec.block_size *= group.layers_per_page;
+    figures.hit_step_tokens = capacity_of(other, options).hit_step_tokens;
+  }
+  return figures;
+}
+
+PlanOutcome judge_figures(const PlanCase& plan, std::string_view defect) {
   PlanOptions without_limit = plan.options;
   without_limit.max_num_seqs.reset();
   const auto made = plan_memory(plan.layers, without_limit);
   if (!made) return plan_refusal(made.error());
   const KVCacheConfig& pool = made->workers.front();
-  const auto figures = suspect.figures(pool, plan.options, defect);
+  const auto figures =
+      planted_figures(pool, plan.options,
+                      defect.empty() ? CapacityDefect::none : *from_name<CapacityDefect>(defect));
   const bool refuses = !plan_memory(plan.layers, plan.options).has_value();
   if (figures.has_value() == refuses)
     return found("capacity.refusal",

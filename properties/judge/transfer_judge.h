@@ -17,6 +17,7 @@
 #include <string>
 #include <string_view>
 
+#include "base/names.h"
 #include "base/result.h"
 #include "properties/generate/choices.h"
 #include "properties/generate/generator.h"
@@ -72,12 +73,35 @@ PlanCase generate_plan(ChoiceSource& choices, const PlanBias& bias);
 // "2 layers of full_attention, 3 of mamba; flash_attn, NHD, 2 blocks"
 std::string describe(const PlanCase& plan);
 
+// What an engine reports about a plan to its users and its kernels.
 struct PlanFigures {
   std::int64_t capacity_tokens = 0;
-  std::int64_t slot_buffer_rows = 0;
-  std::int64_t max_num_seqs = 0;
-  std::int64_t hit_step_tokens = 0;
+  std::int64_t slot_buffer_rows = 0;  // of a buffer with a row for each slot of any group
+  std::int64_t max_num_seqs = 0;      // that will run
+  std::int64_t hit_step_tokens = 0;   // hits end at its multiples; 0: none ever
 };
+
+// Mistakes of real engines in these figures: wrong limits or a wrong plan as input, wrong figures
+// as output.
+enum class CapacityDefect : std::uint8_t {
+  none,
+  capacity_all_groups,  // vLLM 40384: groups of O(1) cost divide the capacity
+  capacity_sliding,     // 40417: windows and chunks divide it
+  routed_buffer,        // 37118: a slot-indexed buffer sized by the capacity
+  state_blocks_capped,  // 38270: max_num_seqs lowered in silence to what the states allow
+  cp_memory,            // 39949 review: ranks that share a context left out of the estimate
+  hit_rate_pack,        // 35703: a pack's page treated as a longer block, which hits must fill
+};
+
+}  // namespace lockstep
+template <>
+inline constexpr char lockstep::kWordJoint<lockstep::CapacityDefect> = '-';
+namespace lockstep {
+
+// The figures of capacity_of() from an engine with the defect. Refused: more requests than there
+// are state blocks.
+Result<PlanFigures> planted_figures(const KVCacheConfig& plan, PlanOptions options,
+                                    CapacityDefect defect);
 
 // The engine under test, with a defect of that name planted; an empty name: none.
 struct PlanSuspect {
@@ -87,9 +111,6 @@ struct PlanSuspect {
   std::function<std::int64_t(const TensorView& view, std::span<const std::int64_t> index,
                              std::string_view defect)>
       byte_offset;
-  std::function<Result<PlanFigures>(const KVCacheConfig& plan, const PlanOptions& options,
-                                    std::string_view defect)>
-      figures;
 };
 
 struct PlanOutcome {
@@ -100,7 +121,7 @@ struct PlanOutcome {
 };
 
 PlanOutcome judge_views(const PlanCase& plan, const PlanSuspect& suspect, std::string_view defect);
-PlanOutcome judge_figures(const PlanCase& plan, const PlanSuspect& suspect,
-                          std::string_view defect);
+// defect: of CapacityDefect; empty: none.
+PlanOutcome judge_figures(const PlanCase& plan, std::string_view defect);
 
 }  // namespace lockstep

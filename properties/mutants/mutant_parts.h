@@ -2,6 +2,7 @@
 // the cases in which they are looked for.
 #pragma once
 
+#include <span>
 #include <string>
 
 #include "properties/mutants/mutant_search.h"
@@ -19,6 +20,11 @@ inline constexpr auto kHost = "host_block";
 inline constexpr auto kMemory = "memory_check";
 inline constexpr auto kTable = "block_table";
 inline constexpr auto kSlots = "slot_mapping";
+
+// What the cases of encoders, sinks and reference windows do without.
+inline constexpr FeatureSet kApart{
+    Feature::two_block_pool, Feature::states, Feature::sliding_window,
+    Feature::chunked_local,  Feature::mla,    Feature::drafts};
 
 inline std::string newest_release() { return std::string(engine_profiles().back().name); }
 
@@ -51,41 +57,15 @@ inline GeneratorOptions on_older_pages(FeatureSet always, FeatureSet never = {})
   return options;
 }
 
-// mutants_of_scheduler.cpp
-std::vector<Mutant> hash_mutants();
-std::vector<Mutant> hit_mutants();
-std::vector<Mutant> free_mutants();
-std::vector<Mutant> state_mutants();
-std::vector<Mutant> schedule_mutants();
-std::vector<Mutant> fault_mutants();
-std::vector<Mutant> encoder_mutants();
-std::vector<Mutant> protocol_mutants();
-std::vector<Mutant> staging_mutants();
-std::vector<Mutant> holding_mutants();
-std::vector<Mutant> connector_mutants();
-std::vector<Mutant> host_tier_mutants();
-// mutants_of_backend.cpp
-std::vector<Mutant> row_mutants();
-std::vector<Mutant> state_copy_mutants();
-std::vector<Mutant> state_update_mutants();
-std::vector<Mutant> further_cache_mutants();
-std::vector<Mutant> rows_per_token_mutants();
-std::vector<Mutant> encoder_and_sink_mutants();
-std::vector<Mutant> rank_mutants();
-// mutants_of_plans.cpp
-std::vector<Mutant> drafter_mutants();
-std::vector<Mutant> page_decision_mutants();
-std::vector<Mutant> page_row_mutants();
-std::vector<Mutant> share_mutants();
-std::vector<Mutant> share_decision_mutants();
-std::vector<Mutant> address_mutants();
-std::vector<Mutant> figure_mutants();
-std::vector<Mutant> view_mutants();
-// mutants_of_launches.cpp
-std::vector<Mutant> graph_mutants();
-std::vector<Mutant> number_mutants();
-std::vector<Mutant> state_number_mutants();
-std::vector<Mutant> table_mutants();
-std::vector<Mutant> slot_mutants();
+// Rows of the catalogue.
+std::span<const Mutant> mutants_of_decisions();  // mutants_of_scheduler.cpp
+std::span<const Mutant> mutants_of_host_tier();
+std::span<const Mutant> mutants_of_transfers();
+std::span<const Mutant> mutants_of_backend();
+std::span<const Mutant> mutants_of_launches();
+std::span<const Mutant> mutants_of_shares_and_pages();  // mutants_of_plans.cpp, as those below
+std::span<const Mutant> mutants_of_plans_at_work();
+std::span<const Mutant> mutants_of_addresses();
+std::span<const Mutant> mutants_of_figures();
 
 }  // namespace lockstep

@@ -36,41 +36,19 @@ const SiteText& text_of(MutantSite site) { return kSites[static_cast<std::size_t
 
 struct Part {
   MutantSite site;
-  std::vector<Mutant> (*mutants)();
+  std::span<const Mutant> (*mutants)();
 };
+// By site.
 constexpr Part kParts[] = {
-    {MutantSite::scheduler, hash_mutants},
-    {MutantSite::scheduler, hit_mutants},
-    {MutantSite::scheduler, free_mutants},
-    {MutantSite::scheduler, state_mutants},
-    {MutantSite::scheduler, schedule_mutants},
-    {MutantSite::scheduler, fault_mutants},
-    {MutantSite::scheduler, page_decision_mutants},
-    {MutantSite::backend, page_row_mutants},
-    {MutantSite::backend, row_mutants},
-    {MutantSite::backend, table_mutants},
-    {MutantSite::backend, slot_mutants},
-    {MutantSite::backend, state_copy_mutants},
-    {MutantSite::backend, state_update_mutants},
-    {MutantSite::backend, graph_mutants},
-    {MutantSite::backend, further_cache_mutants},
-    {MutantSite::backend, rows_per_token_mutants},
-    {MutantSite::backend, encoder_and_sink_mutants},
-    {MutantSite::scheduler, encoder_mutants},
-    {MutantSite::backend, number_mutants},
-    {MutantSite::backend, state_number_mutants},
-    {MutantSite::backend, view_mutants},
-    {MutantSite::backend, host_tier_mutants},
-    {MutantSite::backend, rank_mutants},
-    {MutantSite::backend, drafter_mutants},
-    {MutantSite::views, address_mutants},
-    {MutantSite::planner, figure_mutants},
-    {MutantSite::transfer, protocol_mutants},
-    {MutantSite::transfer, staging_mutants},
-    {MutantSite::transfer, holding_mutants},
-    {MutantSite::transfer, connector_mutants},
-    {MutantSite::backend, share_mutants},
-    {MutantSite::scheduler, share_decision_mutants},
+    {MutantSite::scheduler, mutants_of_decisions},
+    {MutantSite::scheduler, mutants_of_shares_and_pages},
+    {MutantSite::backend, mutants_of_backend},
+    {MutantSite::backend, mutants_of_launches},
+    {MutantSite::backend, mutants_of_plans_at_work},
+    {MutantSite::backend, mutants_of_host_tier},
+    {MutantSite::views, mutants_of_addresses},
+    {MutantSite::planner, mutants_of_figures},
+    {MutantSite::transfer, mutants_of_transfers},
 };
 
 }  // namespace
@@ -81,10 +59,7 @@ std::span<const Mutant> mutant_catalogue() {
   static const std::vector<Mutant> all = [] {
     std::vector<Mutant> mutants;
     for (const Part& part : kParts)
-      for (Mutant& mutant : part.mutants()) {
-        mutant.site = part.site;
-        mutants.push_back(std::move(mutant));
-      }
+      for (const Mutant& mutant : part.mutants()) mutants.emplace_back(mutant).site = part.site;
     return mutants;
   }();
   return all;
@@ -336,11 +311,11 @@ MutantReport search_seeds(const Mutant& mutant, const MutantSearchOptions& optio
 
 MutantReport search_plans(const Mutant& mutant, const PlanSuspect& suspect,
                           const MutantSearchOptions& options) {
-  const auto judge_plan = mutant.site == MutantSite::views ? judge_views : judge_figures;
   return search_seeds(
       mutant, options, [&](ChoiceSource& choices) { return generate_plan(choices, mutant.plan); },
       [&](const PlanCase& plan, std::string_view defect) {
-        return judge_plan(plan, suspect, defect);
+        return mutant.site == MutantSite::views ? judge_views(plan, suspect, defect)
+                                                : judge_figures(plan, defect);
       },
       [](const PlanCase& plan, const std::string&) { return describe(plan); });
 }

@@ -52,6 +52,9 @@ class Layer:
     sliding_window: int
     attention_chunk_size: int
     index: int
+    num_kv_heads: int
+    head_size: int
+    kv_quant_mode: str  # how write quantises: "none", "fp8_per_tensor", "nvfp4", ...
     scale: float = 0.0  # of scores, of the delta rule's outputs
     k_scale: Any = None  # of the stored elements; one tensor, 1.0 of a cache that is not quantised
     v_scale: Any = None
@@ -210,9 +213,10 @@ class Server:
 
     def open(self, case: Object, _client: Any) -> Object:
         self._path = case["memory"]
-        self._layers = [Layer(**said, index=i) for i, said in enumerate(case["layers"])]
+        self._layers = [Layer(**said) for said in case["layers"]]
         self._object = _call(self._class)
-        return {}
+        declines = getattr(self._object, "declines", lambda layer: "")
+        return {"declined": [_reason(_call(declines, layer)) for layer in self._layers]}
 
     def close(self) -> None:
         self._object = self._memory = None
@@ -275,6 +279,13 @@ class Server:
             return ""
         dtype = str(result.dtype).removeprefix("torch.")
         return f"it returned {dtype} of shape {list(result.shape)}; {expected}"
+
+
+def _reason(said: Any) -> str:
+    """What declines() returned for a layer; empty: the class takes it."""
+    if not isinstance(said, str | bool | None):
+        raise protocol.Refused(f"declines returned {said!r}; expected why, True, or nothing")
+    return said if isinstance(said, str) else "the class declines the layer" if said else ""
 
 
 def _class_of(named: str) -> Any:

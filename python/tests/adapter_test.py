@@ -170,6 +170,16 @@ class AdapterTest(unittest.TestCase):
         reply = self.adapter.send({"open": CASE | {"config": {}}})
         self.assertEqual(reply["opened"], {"scheduler_block_size": 16, "hash_block_size": 16})
 
+    def test_the_engine_core_takes_the_block_size_of_the_only_group(self) -> None:
+        """Seed 7079 of 0.33.0; before 0.23.0 it decides nothing."""
+        group = CASE["groups"][0]
+        smaller = group | {"spec": group["spec"] | {"block_size": 8}}
+        reply = self.opened(config={"enable_prefix_caching": False}, groups=[smaller])
+        size = 16 if self.hello["engine"]["version"] == "0.22.1" else 8
+        self.assertEqual(
+            reply["opened"], {"scheduler_block_size": size, "hash_block_size": size}
+        )
+
     def test_an_exception_is_told_and_the_next_case_is_as_new(self) -> None:
         """Drafts that are rejected at a block's boundary stop vLLM 0.22.1 (docs/findings.md)."""
         recorded = lines_of(REGRESSIONS / "vllm_0_22_1_fewer_drafts.jsonl")

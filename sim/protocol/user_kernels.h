@@ -14,7 +14,50 @@
 #include <utility>
 #include <vector>
 
+#include "reference/types/kv_cache_spec.h"
+#include "reference/types/view_types.h"
+
 namespace lockstep {
+
+// A layer as the kernels see it before a run. Zeros: no window, no chunk.
+struct KernelLayer {
+  std::string name;
+  std::string_view kind;
+  std::string kv_quant_mode;  // of write(); "none": rows are stored as they come
+  std::int32_t index = 0, group = 0;
+  std::int64_t sliding_window = 0, attention_chunk_size = 0;  // tokens
+  std::int64_t num_kv_heads = 0, head_size = 0;
+  std::string declined;  // why the executor's kernels do it; empty: the user's do
+};
+
+inline std::string_view quantises(Numbers numbers, const KVCacheSpec& spec) {
+  if (numbers == Numbers::words || is_state_kind(spec.kind)) return "none";
+  if (!spec.cache_dtype_str.empty()) return spec.cache_dtype_str;  // "fp8_ds_mla"
+  if (spec.kv_quant_mode != KVQuantMode::none) return name_of(spec.kv_quant_mode);
+  if (spec.dtype == DType::int8) return "int8_per_tensor";
+  return itemsize_bytes(spec.dtype) == 1 ? "fp8_per_tensor" : "none";
+}
+
+// The layers of a rank's plan, group by group.
+inline std::vector<KernelLayer> kernel_layers(const KVCacheConfig& plan, Numbers numbers) {
+  std::vector<KernelLayer> layers;
+  for (std::size_t g = 0; g < plan.groups.size(); ++g)
+    for (std::size_t i = 0; i < plan.groups[g].layer_names.size(); ++i) {
+      const KVCacheSpec& spec = plan.groups[g].layer_spec(i);
+      layers.push_back(
+          {.name = plan.groups[g].layer_names[i],
+           .kind = name_of(spec.kind),
+           .kv_quant_mode = std::string(quantises(numbers, spec)),
+           .index = static_cast<std::int32_t>(layers.size()),
+           .group = static_cast<std::int32_t>(g),
+           .sliding_window = is_sliding_window(spec.kind) ? spec.sliding_window : 0,
+           .attention_chunk_size = is_chunked(spec.kind) ? spec.attention_chunk_size : 0,
+           .num_kv_heads = spec.num_kv_heads,
+           .head_size = spec.head_size,
+           .declined = is_one_row(spec.tokens_per_state) ? "" : "rows are not one per token"});
+    }
+  return layers;
+}
 
 // Strides in bytes, one per dimension.
 struct KernelTensor {
@@ -49,13 +92,23 @@ struct KernelFailure {
 
 class UserKernels {
  public:
+  explicit UserKernels(std::vector<KernelLayer> layers) : layers_(std::move(layers)) {}
   virtual ~UserKernels() = default;
   virtual std::string_view name() const = 0;  // "kernels:module:Class"
   virtual bool has(std::string_view function) const = 0;
+  const KernelLayer& layer(std::int32_t number) const {
+    return layers_.at(static_cast<std::size_t>(number));
+  }
   // The file to map, of any size so far; empty: the functions take pointers of this process.
   virtual const std::string& memory() const = 0;
   virtual bool on_gpu() const { return false; }  // pointers are those of the first GPU
   virtual std::optional<KernelFailure> call(const KernelCall& call) = 0;
+
+ protected:
+  void decline(std::size_t layer, std::string_view why) {
+    if (layers_.at(layer).declined.empty()) layers_[layer].declined = why;
+  }
+  std::vector<KernelLayer> layers_;
 };
 
 }  // namespace lockstep

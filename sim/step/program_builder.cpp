@@ -20,35 +20,18 @@ std::int32_t round_up_to(std::int64_t tokens, std::int64_t multiple, std::int64_
       std::max(tokens, std::min((tokens + multiple - 1) / multiple * multiple, max)));
 }
 
+// Keeps the capacity of each list.
 void reset(StepProgram& program, std::int64_t step) {
+  const auto clear = [](auto&... lists) { (lists.clear(), ...); };
+  clear(program.settled, program.clear_rows, program.poison, program.zero, program.loads,
+        program.parts, program.copies, program.table_updates, program.table_block_ids,
+        program.table_edits, program.rows, program.contents, program.encoder_slices,
+        program.encoder_contents, program.residency, program.mirrors, program.hot_reads,
+        program.hot_positions, program.state_updates, program.draft_rows, program.draft_contents,
+        program.stores, program.probes, program.queries, program.extractions);
   program.step = step;
-  program.settled.clear();
-  program.clear_rows.clear();
-  program.poison.clear();
-  program.zero.clear();
-  program.loads.clear();
-  program.parts.clear();
-  program.copies.clear();
-  program.table_updates.clear();
-  program.table_block_ids.clear();
-  program.table_edits.clear();
-  program.rows.clear();
-  program.contents.clear();
   program.num_padded_tokens = 0;
-  program.encoder_slices.clear();
-  program.encoder_contents.clear();
   program.agreed = {};
-  program.residency.clear();
-  program.mirrors.clear();
-  program.hot_reads.clear();
-  program.hot_positions.clear();
-  program.state_updates.clear();
-  program.draft_rows.clear();
-  program.draft_contents.clear();
-  program.stores.clear();
-  program.probes.clear();
-  program.queries.clear();
-  program.extractions.clear();
 }
 
 }  // namespace
@@ -333,8 +316,8 @@ Checked ProgramBuilder::copy_parts(const SchedulerOutput& decision, StepProgram&
 }
 
 // The zero list names blocks of the attention groups. A block whose request was preempted in the
-// same step belongs to no group, so no bytes could be meant. But if it is part of a hit, the
-// request that hit it reads zeros.
+// same step belongs to no group: its content is lost, and a read of it is a finding. If it is part
+// of a hit, the request that hit it reads zeros.
 Checked ProgramBuilder::add_zeros(const SchedulerOutput& decision, StepProgram& program) {
   for (const BlockId block : decision.zero) {
     const std::int32_t group = group_of_block_[block];
@@ -347,6 +330,8 @@ Checked ProgramBuilder::add_zeros(const SchedulerOutput& decision, StepProgram& 
       return decision_finding(
           decision.step, worker_.at(hit->second).name, -1,
           fmt::format("block {} counts as computed, but the step zeroes it", index_of(block)));
+    if (model_.block(block).group != -1)
+      program.poison.push_back({.block = block, .kind = Poison::freed});
   }
   return {};
 }

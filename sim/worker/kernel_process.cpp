@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <span>
 #include <utility>
+#include <vector>
 
 #include "base/json_writer.h"
 #include "sim/worker/shared_bytes.h"
@@ -14,19 +16,19 @@ namespace {
 constexpr std::string_view kProtocol = "kernel_protocol";
 constexpr std::int64_t kVersion = 1;
 
-std::string open_message(const KVCacheConfig& plan, const std::string& memory) {
+std::string open_message(std::span<const KernelLayer> layers, const std::string& memory) {
   JsonWriter out;
   out.begin_object().key("open").begin_object().string("memory", memory);
   out.key("layers").begin_array();
-  for (std::size_t g = 0; g < plan.groups.size(); ++g)
-    for (std::size_t i = 0; i < plan.groups[g].layer_names.size(); ++i) {
-      const KVCacheSpec& spec = plan.groups[g].layer_spec(i);
-      out.begin_object().string("name", plan.groups[g].layer_names[i]);
-      out.string("kind", name_of(spec.kind)).integer("group", static_cast<std::int64_t>(g));
-      out.integer("sliding_window", is_sliding_window(spec.kind) ? spec.sliding_window : 0);
-      out.integer("attention_chunk_size", is_chunked(spec.kind) ? spec.attention_chunk_size : 0);
-      out.end_object();
-    }
+  for (const KernelLayer& layer : layers) {
+    out.begin_object().string("name", layer.name).string("kind", layer.kind);
+    out.integer("index", layer.index).integer("group", layer.group);
+    out.integer("sliding_window", layer.sliding_window);
+    out.integer("attention_chunk_size", layer.attention_chunk_size);
+    out.string("kv_quant_mode", layer.kv_quant_mode);
+    out.integer("num_kv_heads", layer.num_kv_heads).integer("head_size", layer.head_size);
+    out.end_object();
+  }
   out.end_array().end_object().end_object();
   return out.take_line();
 }
@@ -50,19 +52,24 @@ std::string call_message(const KernelCall& call) {
 class KernelProcess final : public UserKernels {
  public:
   KernelProcess(std::shared_ptr<ForeignEngines> processes, ForeignEngines::Lease process,
-                std::unique_ptr<SharedBytes> memory)
-      : processes_(std::move(processes)),
+                std::unique_ptr<SharedBytes> memory, std::vector<KernelLayer> layers)
+      : UserKernels(std::move(layers)),
+        processes_(std::move(processes)),
         process_(std::move(process)),
         memory_(std::move(memory)),
         name_("kernels:" + processes_->hello().engine.name) {}
 
-  Result<void> open(const KVCacheConfig& plan) {
+  Result<void> open() {
     std::string refused;
-    process_->ask(open_message(plan, memory_->path()), [&](JsonObject& reply) {
-      if (JsonValue why = reply.optional("refused"))
+    process_->ask(open_message(layers_, memory_->path()), [&](JsonObject& reply) {
+      if (JsonValue why = reply.optional("refused")) {
         refused = why.nonempty_string();
-      else
-        reply.required("opened").object().finish();
+        return;
+      }
+      JsonObject opened = reply.required("opened").object();
+      JsonArray declined = opened.required("declined").array();
+      for (std::size_t i = 0; JsonValue why : declined) decline(i++, why.string());
+      opened.finish();
     });
     if (const EngineFailure* failed = process_->failure())
       return fail(fmt::format("--kernels: {}", failed->what));
@@ -107,12 +114,12 @@ ForeignEngineOptions kernel_process_options(std::string command) {
 }
 
 Result<std::shared_ptr<UserKernels>> open_user_kernels(std::shared_ptr<ForeignEngines> processes,
-                                                       const KVCacheConfig& plan) {
+                                                       std::vector<KernelLayer> layers) {
   LS_ASSIGN_OR_RETURN(auto process, processes->take());
   LS_ASSIGN_OR_RETURN(auto memory, SharedBytes::create());
-  auto kernels =
-      std::make_shared<KernelProcess>(std::move(processes), std::move(process), std::move(memory));
-  LS_RETURN_IF_ERROR(kernels->open(plan));
+  auto kernels = std::make_shared<KernelProcess>(std::move(processes), std::move(process),
+                                                 std::move(memory), std::move(layers));
+  LS_RETURN_IF_ERROR(kernels->open());
   return std::shared_ptr<UserKernels>(std::move(kernels));
 }
 

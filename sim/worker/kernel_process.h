@@ -18,9 +18,8 @@ namespace lockstep {
 // `command`: starts such a process.
 ForeignEngineOptions kernel_process_options(std::string command);
 
-// Begins a run over the layers of the rank's plan. Errors: the process does not start, or refuses
-// them.
+// Begins a run over these layers. Errors: the process does not start, or refuses them.
 Result<std::shared_ptr<UserKernels>> open_user_kernels(std::shared_ptr<ForeignEngines> processes,
-                                                       const KVCacheConfig& plan);
+                                                       std::vector<KernelLayer> layers);
 
 }  // namespace lockstep

@@ -255,6 +255,10 @@ void WorkerBackend::prepare_memory(const StepProgram& program) {
       hand_out(program.table_block_ids[update.begin + i], update.group);
   for (const PartCopy& part : program.parts) hand_out(part.target, part.group);
   std::vector<std::uint8_t> page;
+  // Zeroed and not to be zeroed in the model: a block of a request that the step has preempted.
+  for (const PoisonBlock& poison : program.poison)
+    if (poison.kind == Poison::freed && std::ranges::count(step_.zero, poison.block) > 0)
+      hand_out(poison.block, -1);
   for (const PoisonBlock& poison : program.poison)
     for (std::int32_t t = 0; t < map_.num_tensors(); ++t) {
       page.resize(static_cast<std::size_t>(map_.page_size_bytes(t)));

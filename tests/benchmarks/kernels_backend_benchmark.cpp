@@ -6,7 +6,7 @@
 #include <numeric>
 
 #include "base/check.h"
-#include "cuda_backend/simt_backend.h"
+#include "cuda_backend/backends.h"
 
 namespace lockstep {
 namespace {

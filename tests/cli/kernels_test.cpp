@@ -48,12 +48,26 @@ TEST(Kernels, OfLatentRowsAgreeAndWhatTheClassLacksIsListed) {
   const std::vector<std::string> latent = {"--attention", "mla", "--kv-heads", "1"};
   const Outcome found = replay_kernels(plain("Latent"), latent);
   EXPECT_EQ(found.status, 0) << found.err << found.out;
-  EXPECT_EQ(found.out.find("write_latent: your kernels"), std::string::npos) << found.out;
+  EXPECT_EQ(found.out.find("write_latent by the executor's"), std::string::npos) << found.out;
   const Outcome other = replay_kernels(plain("Sound"), latent);
   EXPECT_EQ(other.status, 0) << other.err << other.out;
-  EXPECT_NE(other.out.find("write_latent: your kernels have no such function; the executor's own"),
+  EXPECT_NE(other.out.find("write_latent by the executor's own kernel: your kernels have no such"),
             std::string::npos)
       << other.out;
+}
+
+TEST(Kernels, MayDeclineLayersWhichTheReportLists) {
+  const Outcome found = replay_kernels(plain("DeclinesAll"));
+  EXPECT_EQ(found.status, 0) << found.err << found.out;
+  for (const char* line : {"write by the executor's own kernel: the class declines the layer\n",
+                           "your kernels: none of their functions was called\n"})
+    EXPECT_NE(found.out.find(line), std::string::npos) << line << found.out;
+  const Outcome quantised =
+      replay_kernels(plain("Sound"), {"--numbers", "real", "--dtype", "fp8_e4m3"});
+  EXPECT_EQ(quantised.status, 0) << quantised.err << quantised.out;
+  EXPECT_NE(quantised.out.find("write by the executor's own kernel: rows to quantise\n"),
+            std::string::npos)
+      << quantised.out;
 }
 
 // The executor's attention answers in the place of the class: model and backend make the same
@@ -119,6 +133,7 @@ TEST(Kernels, OfAClassAreFuzzed) {
   const Outcome sound =
       run_lockstep({"fuzz", "--runs", "12", "--seed", "1", "--kernels", plain("Sound")});
   EXPECT_EQ(sound.status, 0) << sound.out << sound.err;
+  EXPECT_NE(sound.out.find("your kernels have no such function: "), std::string::npos) << sound.out;
   const Outcome wrong = run_lockstep(
       {"fuzz", "--runs", "6", "--seed", "1", "--failures", "1", "--kernels", plain("SwapsParts")});
   EXPECT_EQ(wrong.status, 1) << wrong.out << wrong.err;
@@ -146,6 +161,8 @@ INSTANTIATE_TEST_SUITE_P(
                             "write(self, key, value) does not take write(layer, key, value, "
                             "kv_cache, slot_mapping)"},
                     Refusal{"QueriesOfInt8", "query_dtype 'int8' is none of"},
+                    Refusal{"DeclinesByNumber",
+                            "declines returned 7; expected why, True, or nothing"},
                     Refusal{"OfNoFramework", "framework 'jax' is none of torch, numpy, plain"}),
     [](const auto& refusal) { return std::string(refusal.param.name); });
 

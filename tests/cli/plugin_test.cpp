@@ -49,15 +49,20 @@ TEST(Plugin, OfPlainLoopsAgreesWithTheModelInEveryLayoutAndDtype) {
 TEST(Plugin, LeavesWhatItHasNoFunctionForToTheExecutor) {
   const Outcome latent = replay_with("plain_plugin", {"--attention", "mla", "--kv-heads", "1"});
   EXPECT_EQ(latent.status, 0) << latent.err << latent.out;
-  EXPECT_NE(latent.out.find("attend_latent, write_latent: your kernels have no such function"),
-            std::string::npos)
-      << latent.out;
+  for (const char* function : {"attend_latent", "write_latent"})
+    EXPECT_NE(latent.out.find(fmt::format("{} by the executor's own kernel", function)),
+              std::string::npos)
+        << latent.out;
 }
 
+// Rows of words and real numbers; quantised layers are declined and listed.
 TEST(Plugin, IsFuzzed) {
   const Outcome sound = run_lockstep(
-      {"fuzz", "--runs", "8", "--seed", "3", "--backend", plugin_path("plain_plugin")});
+      {"fuzz", "--runs", "24", "--seed", "3", "--backend", plugin_path("plain_plugin")});
   EXPECT_EQ(sound.status, 0) << sound.out << sound.err;
+  for (const char* declined : {"write by the executor's own kernel: rows to quantise: ",
+                               "attend by the executor's own kernel: rows to quantise: "})
+    EXPECT_NE(sound.out.find(declined), std::string::npos) << sound.out;
 }
 
 TEST(Plugin, WithSlotsOfTheWrongBlockSizeDivergesAtASlotAndTheCaseReproducesIt) {

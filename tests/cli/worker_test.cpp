@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <fstream>
 
 #include "tests/cli/command.h"
 
@@ -110,6 +111,32 @@ TEST(Worker, MayLeaveTheSourcesPaddingInACopiedBlock) {
   const Outcome other = replay(file, "padding");
   EXPECT_EQ(other.status, 1) << other.out << other.err;
   EXPECT_NE(other.out.find("padding or unused room of block 3"), std::string::npos) << other.out;
+}
+
+// Seed 1240014 of vLLM 0.22.1: step 2 allocates block 3 to r0, preempts r0, and still zeroes the
+// block. Blocks 11 and 12 are r1's.
+TEST(Worker, MayZeroABlockOfARequestThatTheStepPreemptsAndNoneInUse) {
+  const std::string file =
+      LOCKSTEP_SOURCE_DIR "/tests/regressions/vllm_0_22_1_zeroed_block_of_a_victim.jsonl";
+  const Outcome found = replay(file);
+  EXPECT_EQ(found.status, 0) << found.out << found.err;
+  EXPECT_NE(found.out.find("zeroing of 1 blocks"), std::string::npos) << found.out;
+  const std::pair<const char*, const char*> kInUse[] = {
+      {"11",
+       "reads token 0 from slot 0 of block 11, which holds nothing that was written since step 2 "
+       "zeroed the block"},
+      {"12", "the state after 1 tokens is read from block 14, which holds none"}};
+  for (const auto& [block, what] : kInUse) {
+    std::string text = read_text(file);
+    text.replace(text.find("\"zero\":[14,3"), 12, fmt::format("\"zero\":[14,{}", block));
+    const std::string path = temporary_path("zeroed-in-use.jsonl");
+    std::ofstream(path) << text;
+    for (const std::string& backend : {kWorker, std::string("simt")}) {
+      const Outcome wrong = run_lockstep({"replay", path, "--backend", backend});
+      EXPECT_EQ(wrong.status, 1) << wrong.out << wrong.err;
+      EXPECT_NE(wrong.out.find(what), std::string::npos) << wrong.out;
+    }
+  }
 }
 
 TEST(Worker, LeavesCasesThatTheKernelsOfThisProjectRun) {

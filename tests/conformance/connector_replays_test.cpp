@@ -6,7 +6,7 @@
 
 #include <filesystem>
 
-#include "cuda_backend/simt_backend.h"
+#include "cuda_backend/backends.h"
 #include "sim/connectors/recorded_connector.h"
 #include "sim/recording/recording_workload.h"
 #include "sim/session/session.h"

@@ -21,11 +21,9 @@
 namespace lockstep {
 namespace {
 
-using cuda::ViewDefect;
-
 Result<PoolViews> engine_views(const KVCacheConfig& plan, AttentionBackend backend,
-                               CacheLayout layout, ViewDefect defect = ViewDefect::none) {
-  return cuda::planted_views(plan, {backend, layout, LayoutRule::vllm_0_22_1}, defect);
+                               CacheLayout layout, cuda::ViewDefects defects = {}) {
+  return cuda::planted_views(plan, {backend, layout, LayoutRule::vllm_0_22_1}, defects);
 }
 
 void expect_conformance(const std::string& path, std::int64_t plans_min) {

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "cuda_backend/simt_backend.h"
+#include "cuda_backend/backends.h"
 #include "properties/audit/audit.h"
 #include "sim/recording/recording_workload.h"
 #include "sim/session/session.h"

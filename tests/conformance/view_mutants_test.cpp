@@ -4,17 +4,13 @@
 #include <gtest/gtest.h>
 
 #include "cuda_backend/defects/planted_views.h"
-#include "reference/plan/capacity.h"
 #include "reference/plan/layout.h"
 #include "reference/plan/planner.h"
 #include "sim/check/plan_prover.h"
-#include "tests/conformance/sparse_bytes.h"
-#include "traces/models/model_file.h"
 
 namespace lockstep {
 namespace {
 
-using cuda::CapacityDefect;
 using cuda::ViewDefect;
 
 KVCacheSpec pair_spec(std::int64_t heads, std::int64_t head_size, CacheKind kind,
@@ -75,8 +71,8 @@ PlanProof prove(const Exposure& exposure, ViewDefect defect, ProofOptions option
   const KVCacheConfig pool = plan(exposure.layers, plan_options, exposure.num_blocks);
   const auto layout = pool_layout(pool, exposure.backend, exposure.layout);
   EXPECT_TRUE(layout) << layout.error().message;
-  const auto views =
-      cuda::planted_views(pool, {exposure.backend, exposure.layout, LayoutRule::isolated}, defect);
+  const auto views = cuda::planted_views(
+      pool, {exposure.backend, exposure.layout, LayoutRule::isolated}, {defect});
   if (!views) {
     PlanProof refused;
     refused.findings = {{"refused", views.error().message}};
@@ -85,7 +81,7 @@ PlanProof prove(const Exposure& exposure, ViewDefect defect, ProofOptions option
   return prove_views(
       *layout, *views,
       [&](const TensorView& view, std::span<const std::int64_t> index) {
-        return cuda::planted_byte_offset(view, index, defect);
+        return cuda::planted_byte_offset(view, index, {defect});
       },
       options);
 }
@@ -152,12 +148,9 @@ INSTANTIATE_TEST_SUITE_P(All, ViewMutants, testing::ValuesIn(exposures()),
                          [](const auto& one) { return one.param.name; });
 
 TEST(ViewMutants, EveryDefectHasANameThatFindsIt) {
-  for (std::uint32_t bit = 1; bit <= static_cast<std::uint32_t>(ViewDefect::offset_int32);
-       bit <<= 1) {
-    const auto defect = static_cast<ViewDefect>(bit);
-    EXPECT_EQ(cuda::view_defect_from_name(name_of(defect)), defect);
-  }
-  EXPECT_FALSE(cuda::view_defect_from_name("layout-two-block"));
+  for (const ViewDefect defect : kAllDefects<ViewDefect>)
+    EXPECT_EQ(defect_from_name<ViewDefect>(name_of(defect)), defect);
+  EXPECT_FALSE(defect_from_name<ViewDefect>("layout-two-block"));
 }
 
 // A tensor of 6 GB of which the first and the last block are looked at.
@@ -177,91 +170,6 @@ TEST(ViewMutants, Offsets32BitsWideLoseBlocksAbove2GiB) {
   ASSERT_FALSE(mutant.holds());
   const ProofOptions start{.blocks = {BlockId{0}, BlockId{1}}, .tensors = {}};
   EXPECT_TRUE(prove(exposure, ViewDefect::offset_int32, start).holds());
-}
-
-// Qwen3.6-35B-A3B, as in pull request 40384.
-struct Planned {
-  KVCacheConfig plan;
-  PlanOptions options;
-  cuda::RequestLimits limits;
-};
-
-Planned planned_model(const char* name, std::int64_t max_model_len) {
-  Planned planned;
-  planned.options.max_model_len = max_model_len;
-  const auto model = find_model(name);
-  const auto layers = layer_specs(*model, planned.options);
-  planned.plan = plan_memory(*layers, planned.options)->workers.front();
-  planned.limits = {max_model_len, planned.options.max_num_batched_tokens, 1, 8};
-  return planned;
-}
-
-// Tokens of requests of max_model_len that are admitted one after the other until a block is
-// missing.
-std::int64_t tokens_held(const Planned& planned) {
-  const Capacity capacity = capacity_of(planned.plan, planned.options);
-  return planned.plan.num_blocks / capacity.blocks_per_request * planned.options.max_model_len;
-}
-
-TEST(CapacityMutants, TheHealthyFiguresAreTheReferences) {
-  for (const std::string& name : model_names()) {
-    if (name == "deepseek-v4.1-like" || name == "glm-5.3-flash-like")
-      continue;  // of a later release
-    const Planned planned = planned_model(name.c_str(), 4096);
-    const Capacity capacity = capacity_of(planned.plan, planned.options);
-    const auto engine = cuda::engine_capacity(planned.plan, planned.limits);
-    ASSERT_TRUE(engine) << name;
-    EXPECT_EQ(engine->capacity_tokens, capacity.capacity_tokens) << name;
-    EXPECT_EQ(engine->slot_buffer_rows, capacity.slot_address_space) << name;
-  }
-}
-
-TEST(CapacityMutants, AllGroupsReportsAThirdOfWhatThePoolHolds) {
-  const Planned planned = planned_model("qwen3.6-35b-a3b", 131072);
-  const auto engine =
-      cuda::planted_capacity(planned.plan, planned.limits, CapacityDefect::capacity_all_groups);
-  EXPECT_LT(3 * engine->capacity_tokens, tokens_held(planned));
-}
-
-TEST(CapacityMutants, SlidingWindowsThatDivideReportLessThanThePoolHolds) {
-  const Planned planned = planned_model("gpt-oss-20b", 131072);
-  const auto engine =
-      cuda::planted_capacity(planned.plan, planned.limits, CapacityDefect::capacity_sliding);
-  EXPECT_LT(engine->capacity_tokens, tokens_held(planned));
-  EXPECT_EQ(cuda::engine_capacity(planned.plan, planned.limits)->capacity_tokens,
-            capacity_of(planned.plan, planned.options).capacity_tokens);
-}
-
-// A row of eight bytes for every slot, as routed experts keep; the last block's slots are written.
-TEST(CapacityMutants, ABufferOfCapacityRowsIsTooShortForTheLastSlots) {
-  const Planned planned = planned_model("qwen3.6-35b-a3b", 32768);
-  const std::int64_t last_slot =
-      planned.plan.num_blocks * planned.plan.groups.back().spec.block_size - 1;
-  const auto writes_inside = [&](CapacityDefect defect) {
-    const auto engine = cuda::planted_capacity(planned.plan, planned.limits, defect);
-    SparseBytes buffer(engine->slot_buffer_rows * 8);
-    const std::array<std::uint8_t, 8> row{1, 2, 3, 4, 5, 6, 7, 8};
-    if ((last_slot + 1) * 8 > buffer.size_bytes()) return false;
-    buffer.write(last_slot * 8, row);
-    return buffer.holds(last_slot * 8, row);
-  };
-  EXPECT_TRUE(writes_inside(CapacityDefect::none));
-  EXPECT_FALSE(writes_inside(CapacityDefect::routed_buffer));
-}
-
-TEST(CapacityMutants, TooFewStateBlocksAreRefusedByBothAndCappedByTheMutant) {
-  Planned planned = planned_model("qwen3.5-397b-a17b", 32768);
-  planned.limits.max_num_seqs = planned.options.max_num_seqs.emplace(1024);
-  const auto layers = layer_specs(*find_model("qwen3.5-397b-a17b"), planned.options);
-  const auto reference = plan_memory(*layers, planned.options);
-  ASSERT_FALSE(reference);
-  EXPECT_NE(reference.error().message.find("use at most 667"), std::string::npos)
-      << reference.error().message;
-  EXPECT_FALSE(cuda::engine_capacity(planned.plan, planned.limits));
-  const auto mutant =
-      cuda::planted_capacity(planned.plan, planned.limits, CapacityDefect::state_blocks_capped);
-  ASSERT_TRUE(mutant);
-  EXPECT_LT(mutant->max_num_seqs, planned.limits.max_num_seqs);
 }
 
 }  // namespace

@@ -4,8 +4,7 @@
 
 #include <algorithm>
 
-#include "cuda_backend/gpu_backend.h"
-#include "cuda_backend/simt_backend.h"
+#include "cuda_backend/backends.h"
 #include "tests/cuda_backend/toy_engine.h"
 
 namespace lockstep {

@@ -3,8 +3,8 @@
 #include <cstdlib>
 #include <string_view>
 
+#include "cuda_backend/backends.h"
 #include "cuda_backend/device/simt_device.h"
-#include "cuda_backend/gpu_backend.h"
 #if LOCKSTEP_HAVE_CUDA
 #include "cuda_backend/gpu/gpu_device.h"
 #endif

@@ -119,16 +119,13 @@ TEST(SimtArena, HostCopiesStayWithinOneLiveAllocation) {
   TestDevice device(simt::Mode::check);
   simt::Executor& executor = device.executor();
   auto* a = device.uploaded<std::uint8_t>(std::vector<std::uint8_t>(100, 1), "a");
-  auto* b = device.undefined<std::uint8_t>(100, "b");
+  device.undefined<std::uint8_t>(100, "b");
   std::vector<std::uint8_t> host(200, 9);
   EXPECT_EQ(executor.memcpy_h2d(a + 50, host.data(), 51), simt::invalid_value);
   EXPECT_EQ(executor.memcpy_d2h(host.data(), a + 50, 51), simt::invalid_value);
   EXPECT_EQ(executor.memcpy_h2d(host.data() + 100, host.data(), 10), simt::invalid_value);
   EXPECT_EQ(executor.memset(a + 100, 0, 1), simt::invalid_value);
-  EXPECT_EQ(executor.memcpy_d2d(b, a + 1, 100), simt::invalid_value);
-  EXPECT_EQ(executor.memcpy_d2d(a + 1, a, 50), simt::invalid_value) << "overlapping";
-  EXPECT_EQ(executor.memcpy_d2d(b, a, 100), simt::success);
-  EXPECT_EQ(device.read(b, 100), std::vector<std::uint8_t>(100, 1));
+  EXPECT_EQ(device.read(a, 100), std::vector<std::uint8_t>(100, 1));
   EXPECT_EQ(executor.free(a + 1), simt::invalid_value);
   EXPECT_EQ(executor.free(a), simt::success);
   EXPECT_EQ(executor.free(a), simt::invalid_value);

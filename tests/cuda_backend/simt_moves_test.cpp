@@ -1,7 +1,6 @@
 // Copies carry definedness and origin; what has not arrived yet is undefined.
 #include <gtest/gtest.h>
 
-#include <numeric>
 
 #include "tests/cuda_backend/simt_kernels/moves.h"
 #include "tests/cuda_backend/simt_test_device.h"
@@ -70,10 +69,6 @@ TEST(SimtMoves, NarrowCopiesAndMemcpyCarryDefinednessToTheByte) {
   device.expect_clean();
   expect_undefined_from(device, by_memcpy, 37);
   EXPECT_EQ(device.read(by_memcpy, 37), std::vector<std::uint8_t>(37, 7));
-
-  auto* by_host = device.undefined<std::uint8_t>(128, "copy by the host");
-  ASSERT_EQ(device.executor().memcpy_d2d(by_host, page, 128), simt::success);
-  expect_undefined_from(device, by_host, 37);
 }
 
 TEST(SimtMoves, ReadingAnUndefinedCopyIsReportedWithTheCopier) {
@@ -122,7 +117,7 @@ TEST(SimtMoves, WhoWroteNamesTheCopierAndTheAuthor) {
   auto* copy = device.undefined<std::uint8_t>(128, "copy");
   auto* again = device.undefined<std::uint8_t>(128, "again");
   ASSERT_EQ(move_kernels.copy16(device.stream(), copy, page, 8), simt::success);
-  ASSERT_EQ(device.executor().memcpy_d2d(again, copy, 128), simt::success);
+  ASSERT_EQ(move_kernels.copy_by_memcpy(device.stream(), again, copy, 128), simt::success);
 
   const auto direct = device.executor().who_wrote(page + 20);
   ASSERT_TRUE(direct.has_value());
@@ -140,8 +135,7 @@ TEST(SimtMoves, WhoWroteNamesTheCopierAndTheAuthor) {
 
   const auto twice = device.executor().who_wrote(again + 20);
   ASSERT_TRUE(twice.has_value());
-  EXPECT_TRUE(twice->writer.is_host);
-  EXPECT_EQ(twice->writer.kernel, "memcpy_d2d");
+  EXPECT_EQ(twice->writer.kernel, "copy_by_memcpy");
   ASSERT_TRUE(twice->author.has_value());
   EXPECT_EQ(twice->author->kernel, "write_bytes");
 
@@ -153,48 +147,6 @@ TEST(SimtMoves, WhoWroteNamesTheCopierAndTheAuthor) {
   // A write of one's own ends the origin.
   ASSERT_EQ(move_kernels.write_bytes(device.stream(), copy, 16, 16), simt::success);
   EXPECT_FALSE(device.executor().who_wrote(copy + 20)->author.has_value());
-}
-
-TEST(SimtMoves, AsyncCopiesArriveAtTheWaitAndNotBefore) {
-  std::vector<std::uint32_t> numbers(128);
-  std::iota(numbers.begin(), numbers.end(), 0u);
-  for (const Mode mode : {Mode::fast, Mode::check, Mode::hunt}) {
-    const MoveKernels& kernels =
-        mode == Mode::fast ? simt_fast::move_kernels : simt_checked::move_kernels;
-    TestDevice device(mode);
-    const auto* src = device.uploaded(numbers, "src");
-    auto* dst = device.undefined<std::uint32_t>(128, "dst");
-    ASSERT_EQ(kernels.rotate_async(device.stream(), dst, src, true), simt::success);
-    device.expect_clean();
-    const auto rotated = device.read(dst, 128);
-    for (std::size_t i = 0; i < 128; ++i) EXPECT_EQ(rotated[i], (i + 4) % 128) << i;
-  }
-  TestDevice device(Mode::check);
-  const auto* src = device.uploaded(numbers, "src");
-  auto* dst = device.undefined<std::uint32_t>(128, "dst");
-  ASSERT_EQ(move_kernels.rotate_async(device.stream(), dst, src, false), simt::success);
-  const simt::Report report = device.take_only(ReportKind::uninitialised_read);
-  EXPECT_EQ(report.allocation, "__shared__ tile");
-  EXPECT_NE(device.read(dst, 128), numbers);
-}
-
-TEST(SimtMoves, AsyncCopiesOfOneGroupArriveInAnOrderFromTheSeed) {
-  std::vector<std::uint32_t> numbers(8);
-  std::iota(numbers.begin(), numbers.end(), 0u);
-  int last[2] = {};
-  for (std::uint64_t seed = 1; seed <= 20; ++seed) {
-    TestDevice device(Mode::check, seed);
-    const auto* src = device.uploaded(numbers, "src");
-    auto* dst = device.undefined<std::uint32_t>(4, "dst");
-    ASSERT_EQ(move_kernels.two_async_to_one(device.stream(), dst, src), simt::success);
-    device.expect_clean();
-    const auto arrived = device.read(dst, 4);
-    for (std::uint32_t i = 0; i < 4; ++i) EXPECT_EQ(arrived[i], arrived[0] + i) << seed;
-    ASSERT_TRUE(arrived[0] == 0 || arrived[0] == 4) << arrived[0];
-    ++last[arrived[0] / 4];
-  }
-  EXPECT_GT(last[0], 0);
-  EXPECT_GT(last[1], 0);
 }
 
 }  // namespace

@@ -6,7 +6,7 @@
 #include <cmath>
 
 #include "base/check.h"
-#include "cuda_backend/simt_backend.h"
+#include "cuda_backend/backends.h"
 
 namespace lockstep {
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "cuda_backend/backend/cuda_backend.h"
-#include "cuda_backend/simt_backend.h"
+#include "cuda_backend/backends.h"
 #include "properties/generate/generator.h"
 #include "properties/judge/judge.h"
 #include "tests/cuda_backend/toy_engine.h"

@@ -9,7 +9,7 @@
 #include <sstream>
 #include <string>
 
-#include "cuda_backend/simt_backend.h"
+#include "cuda_backend/backends.h"
 #include "properties/generate/generator.h"
 #include "properties/judge/forwarding_backend.h"
 #include "properties/judge/judge.h"

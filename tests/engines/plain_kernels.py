@@ -26,6 +26,9 @@ def _slots(view):
 class Sound:
     framework = "plain"
 
+    def declines(self, layer):
+        return "rows to quantise" if layer.kv_quant_mode != "none" else None
+
     def write(self, layer, key, value, kv_cache, slot_mapping):
         for part, rows in enumerate((key, value)):
             for token, slot in enumerate(_slots(slot_mapping)):
@@ -110,6 +113,16 @@ class TakesTwo:
     framework = "plain"
 
     def write(self, key, value): ...
+
+
+class DeclinesAll(Sound):
+    def declines(self, layer):
+        return True
+
+
+class DeclinesByNumber(Sound):
+    def declines(self, layer):
+        return 7
 
 
 class OfNoFramework(Sound):

@@ -32,6 +32,9 @@ def unpacked(stored):
 class RowScales(Sdpa):
     """Sound."""
 
+    def declines(self, layer):
+        return layer.kv_quant_mode != "nvfp4" and "token_head" not in layer.kv_quant_mode
+
     def write(self, layer, key, value, kv_cache, slot_mapping):
         is_token = slot_mapping >= 0
         slots, size = slot_mapping[is_token], kv_cache.shape[2]

@@ -9,7 +9,6 @@
 
 #include "cli/mutant_bench.h"
 #include "cuda_backend/defects/backend_mutants.h"
-#include "cuda_backend/defects/planted_views.h"
 #include "properties/mutants/mutant_search.h"
 #include "reference/defects/scheduler_defect.h"
 #include "reference/profiles/releases.h"
@@ -114,10 +113,7 @@ TEST(Catalogue, ListsEverySwitchOnceAndNoOtherName) {
   for (const std::string_view name : backend_defect_names()) switches.insert(name);
   for (const DataParallelDefect defect : kAllDefects<DataParallelDefect>)
     switches.insert(name_of(defect));
-  for (const auto defect :
-       {cuda::CapacityDefect::capacity_all_groups, cuda::CapacityDefect::capacity_sliding,
-        cuda::CapacityDefect::routed_buffer, cuda::CapacityDefect::state_blocks_capped,
-        cuda::CapacityDefect::cp_memory, cuda::CapacityDefect::hit_rate_pack})
+  for (const CapacityDefect defect : kAllDefects<CapacityDefect>)
     switches.insert(lockstep::name_of(defect));
   for (const ConnectorDefect defect :
        {ConnectorDefect::transfer_failed_marked_ok, ConnectorDefect::free_send_in_flight})

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <string>
 
-#include "cuda_backend/simt_backend.h"
+#include "cuda_backend/backends.h"
 #include "properties/generate/generator.h"
 #include "properties/shrink/case_parts.h"
 #include "reference/profiles/policies.h"

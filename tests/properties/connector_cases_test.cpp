@@ -5,7 +5,7 @@
 #include <optional>
 #include <set>
 
-#include "cuda_backend/simt_backend.h"
+#include "cuda_backend/backends.h"
 #include "properties/fuzz/fuzz.h"
 #include "properties/judge/known_findings.h"
 #include "properties/shrink/case_parts.h"

@@ -6,7 +6,7 @@
 #include <string>
 #include <utility>
 
-#include "cuda_backend/simt_backend.h"
+#include "cuda_backend/backends.h"
 #include "properties/generate/generator.h"
 #include "properties/judge/judge.h"
 #include "properties/judge/known_findings.h"

@@ -9,7 +9,7 @@
 #include <sstream>
 #include <string>
 
-#include "cuda_backend/simt_backend.h"
+#include "cuda_backend/backends.h"
 #include "properties/explain/explain_text.h"
 #include "properties/judge/known_findings.h"
 #include "properties/shrink/case_parts.h"

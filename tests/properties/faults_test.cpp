@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "cuda_backend/simt_backend.h"
+#include "cuda_backend/backends.h"
 #include "properties/fuzz/fuzz.h"
 #include "properties/judge/known_findings.h"
 #include "sim/engine/faults.h"

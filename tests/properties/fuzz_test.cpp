@@ -10,7 +10,7 @@
 #include <string>
 
 #include "base/output_file.h"
-#include "cuda_backend/simt_backend.h"
+#include "cuda_backend/backends.h"
 #include "properties/judge/known_findings.h"
 #include "tests/support/temporary_folder.h"
 

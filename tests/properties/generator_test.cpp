@@ -5,7 +5,7 @@
 
 #include <fstream>
 
-#include "cuda_backend/simt_backend.h"
+#include "cuda_backend/backends.h"
 #include "properties/generate/generator.h"
 #include "properties/judge/judge.h"
 #include "sim/session/session.h"

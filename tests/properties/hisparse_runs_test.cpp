@@ -6,7 +6,7 @@
 #include <set>
 
 #include "base/output_file.h"
-#include "cuda_backend/simt_backend.h"
+#include "cuda_backend/backends.h"
 #include "properties/fuzz/fuzz.h"
 #include "properties/judge/known_findings.h"
 #include "reference/plan/page_groups.h"

@@ -7,7 +7,7 @@
 
 #include <algorithm>
 
-#include "cuda_backend/simt_backend.h"
+#include "cuda_backend/backends.h"
 #include "properties/generate/generator.h"
 #include "properties/judge/known_findings.h"
 #include "reference/profiles/policies.h"

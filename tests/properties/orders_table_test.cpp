@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "cuda_backend/simt_backend.h"
+#include "cuda_backend/backends.h"
 #include "properties/judge/judge.h"
 #include "tests/properties/cache_kinds.h"
 

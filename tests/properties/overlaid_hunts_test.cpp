@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "cuda_backend/simt_backend.h"
+#include "cuda_backend/backends.h"
 #include "properties/generate/generator.h"
 #include "properties/judge/judge.h"
 #include "tests/properties/cache_kinds.h"

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "cuda_backend/simt_backend.h"
+#include "cuda_backend/backends.h"
 #include "cuda_backend/views/views.h"
 #include "properties/generate/generator.h"
 #include "properties/judge/judge.h"

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <string>
 
-#include "cuda_backend/simt_backend.h"
+#include "cuda_backend/backends.h"
 #include "sim/session/session.h"
 #include "tests/properties/cache_kinds.h"
 

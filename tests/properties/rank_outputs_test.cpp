@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "cuda_backend/simt_backend.h"
+#include "cuda_backend/backends.h"
 #include "properties/generate/generator.h"
 
 namespace lockstep {

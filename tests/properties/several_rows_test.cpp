@@ -6,7 +6,7 @@
 #include <fstream>
 #include <string>
 
-#include "cuda_backend/simt_backend.h"
+#include "cuda_backend/backends.h"
 #include "properties/fuzz/fuzz.h"
 #include "properties/generate/generator.h"
 #include "properties/judge/judge.h"

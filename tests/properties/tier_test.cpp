@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <set>
 
-#include "cuda_backend/simt_backend.h"
+#include "cuda_backend/backends.h"
 #include "properties/fuzz/fuzz.h"
 
 namespace lockstep {

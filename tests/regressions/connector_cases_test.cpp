@@ -2,7 +2,7 @@
 // that showed it.
 #include <gtest/gtest.h>
 
-#include "cuda_backend/simt_backend.h"
+#include "cuda_backend/backends.h"
 #include "properties/judge/judge.h"
 
 namespace lockstep {
@@ -47,8 +47,8 @@ TEST(ConnectorCasesFound, ARowIsVoidIfItReadsWhatWasLost) {
 // Seed 3142. A load fails, the request is aborted, and the next one has the block when the report
 // arrives: it is sent back as well, which counted as tokens computed again without a cause.
 TEST(ConnectorCasesFound, ALateReportSendsBackTheRequestThatHasTheBlockNow) {
-  const auto saved = read_saved_case(
-      LOCKSTEP_SOURCE_DIR "/tests/regressions/late_report_of_a_reused_block.case.jsonl");
+  const auto saved = read_saved_case(LOCKSTEP_SOURCE_DIR
+                                     "/tests/regressions/late_report_of_a_reused_block.case.jsonl");
   ASSERT_TRUE(saved) << saved.error().message;
   const Outcome outcome = judge(*saved);  // no kernel takes blocks of one token
   EXPECT_EQ(outcome.kind, OutcomeKind::agreed) << outcome.what;

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "cuda_backend/simt_backend.h"
+#include "cuda_backend/backends.h"
 #include "sim/session/session.h"
 
 namespace lockstep {

@@ -2,7 +2,7 @@
 // showed it.
 #include <gtest/gtest.h>
 
-#include "cuda_backend/simt_backend.h"
+#include "cuda_backend/backends.h"
 #include "properties/audit/audit.h"
 #include "properties/judge/judge.h"
 #include "properties/judge/known_findings.h"
@@ -282,7 +282,7 @@ TEST(FoundByFuzzing, ARequestThatLoadsIsCompanyOfALongPrefill) {
   EXPECT_FALSE(conformed->mismatch) << conformed->mismatch->what;
 }
 
-// Findings 26, 27, 28 and 48 to 53 are defects of a worker, whose host names them by their cause.
+// Findings 26, 27, 28 and 48 to 54 are defects of a worker, whose host names them by their cause.
 TEST(FoundByFuzzing, AWorkerNamesItsFindings) {
   const auto saved =
       read_saved_case(LOCKSTEP_SOURCE_DIR "/tests/regressions/events_of_loaded_blocks.case.jsonl");
@@ -303,6 +303,7 @@ TEST(FoundByFuzzing, AWorkerNamesItsFindings) {
   EXPECT_EQ(number_of("input: finding 51: batch: after append_row, row 0"), 51);
   EXPECT_EQ(number_of("input: finding 52: r3 continues from the state after 1 accepted"), 52);
   EXPECT_EQ(number_of("input: finding 53: r3 continues from the state after 1 accepted"), 53);
+  EXPECT_EQ(number_of("input: finding 54: layers.0 verifies 2 tokens of r0"), 54);
   EXPECT_EQ(number_of("input: row r0 feeds the model token 7; finding 28: "), 0);
 }
 

@@ -2,7 +2,7 @@
 // is still recognised.
 #include <gtest/gtest.h>
 
-#include "cuda_backend/simt_backend.h"
+#include "cuda_backend/backends.h"
 #include "properties/judge/judge.h"
 #include "properties/judge/known_findings.h"
 

@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "cuda_backend/simt_backend.h"
+#include "cuda_backend/backends.h"
 #include "properties/judge/judge.h"
 #include "properties/judge/known_findings.h"
 #include "properties/shrink/case_parts.h"

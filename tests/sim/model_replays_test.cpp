@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "cuda_backend/simt_backend.h"
+#include "cuda_backend/backends.h"
 #include "reference/types/host_pages.h"
 #include "sim/setup/replay_setup.h"
 #include "tests/support/temporary_folder.h"

@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "cuda_backend/simt_backend.h"
+#include "cuda_backend/backends.h"
 #include "sim/verdict/run_summary.h"
 #include "tests/sim/ranks/simt_ranks.h"
 #include "tests/sim/world.h"

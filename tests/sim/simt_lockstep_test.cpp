@@ -6,7 +6,7 @@
 
 #include <span>
 
-#include "cuda_backend/simt_backend.h"
+#include "cuda_backend/backends.h"
 #include "reference/plan/page_size.h"
 #include "tests/sim/world.h"
 

@@ -211,6 +211,9 @@ def counts() -> dict[str, float]:
         "planning_lines": sum(
             s.text.count("\n") for s in product if PLANNING.search(s.path)
         ),
+        "cuda_backend_lines": sum(  # all lines, comments and blank ones too
+            s.text.count("\n") for s in product if s.path.startswith("cuda_backend/")
+        ),
         "largest_class_members": max(
             _members(b) for s in product for _, _, b in _bodies(s) if _methods(b) >= 10),
         "longest_function_lines": max(_functions(s) for s in product),

@@ -168,11 +168,11 @@ __global__ void swap_by_slot_kernel(SwapRowsParams p) {
   copy_row(hot_row_address(rows, swap.row, swap.slot), host_row_address(rows, swap.slot), rows);
 }
 
-std::uint32_t most_heads(const WritePartsParams& params) {
+std::int32_t most_heads(const WritePartsParams& params) {
   std::int32_t heads = 1;
   for (std::int32_t i = 0; i < params.num_parts; ++i)
     heads = std::max(heads, params.parts[i].to.num_heads);
-  return static_cast<std::uint32_t>(heads);
+  return heads;
 }
 
 // The product's launch, then `kernel` in `grid` CTAs of `threads`, under the name of the product's.
@@ -188,30 +188,26 @@ int then(int status, const LaunchPlace& place, const char* name, dim3 grid, std:
 
 int write_twice(const LaunchPlace& place, const WritePartsParams& params) {
   return then(launch_write_parts(place, params), place, "write_rows",
-              dim3(params.num_rows == 0 ? 0 : 2), 1, write_twice_kernel, params);
+              grid_of(params.num_rows == 0 ? 0 : 2), 1, write_twice_kernel, params);
 }
 int write_in_32_bits(const LaunchPlace& place, const WritePartsParams& params) {
-  return then(nothing_to_do(), place, "write_rows",
-              dim3(static_cast<std::uint32_t>(params.num_rows),
-                   static_cast<std::uint32_t>(params.num_parts)),
-              32, write_in_32_bits_kernel, params);
+  return then(nothing_to_do(), place, "write_rows", grid_of(params.num_rows, params.num_parts), 32,
+              write_in_32_bits_kernel, params);
 }
 int lose_scales(const LaunchPlace& place, const WritePartsParams& params) {
   return then(launch_write_parts(place, params), place, "write_parts",
-              dim3(static_cast<std::uint32_t>(params.num_rows), most_heads(params),
-                   static_cast<std::uint32_t>(params.num_parts)),
-              1, lose_scales_kernel, params);
+              grid_of(params.num_rows, most_heads(params), params.num_parts), 1, lose_scales_kernel,
+              params);
 }
 int update_twice(const LaunchPlace& place, const StateUpdateParams& params) {
   const bool updates = params.num_items > 0 && params.max_states > 0;
-  return then(launch_update_states(place, params), place, "update_states", dim3(updates ? 2 : 0), 1,
-              update_twice_kernel, params);
+  return then(launch_update_states(place, params), place, "update_states", grid_of(updates ? 2 : 0),
+              1, update_twice_kernel, params);
 }
 int combine_unscaled(const LaunchPlace& place, const SplitAttentionParams& params) {
   return then(launch_split_attention(place, params), place, "attention_combine",
-              dim3(static_cast<std::uint32_t>(params.num_tokens),
-                   static_cast<std::uint32_t>(params.num_query_heads)),
-              32, combine_unscaled_kernel, params);
+              grid_of(params.num_tokens, params.num_query_heads), 32, combine_unscaled_kernel,
+              params);
 }
 int selective_undecayed(const LaunchPlace& place, const SelectiveStateParams& params) {
   return recur(place, "selective_chunks", selective_undecayed_kernel<4>,
@@ -221,14 +217,12 @@ int delta_undecayed(const LaunchPlace& place, const GatedDeltaParams& params) {
   return recur(place, "delta_chunks", delta_undecayed_kernel<4>, delta_undecayed_kernel<8>, params);
 }
 int evict_used(const LaunchPlace& place, const HotReadParams& params) {
-  return then(launch_hot_reads(place, params), place, "hot_reads",
-              dim3(static_cast<std::uint32_t>(params.num_reads)), 1, evict_used_kernel, params);
+  return then(launch_hot_reads(place, params), place, "hot_reads", grid_of(params.num_reads), 1,
+              evict_used_kernel, params);
 }
 int swap_by_slot(const LaunchPlace& place, const SwapRowsParams& params) {
-  return then(nothing_to_do(), place, "swap_rows",
-              dim3(static_cast<std::uint32_t>(params.num_swaps),
-                   static_cast<std::uint32_t>(params.num_layers)),
-              32, swap_by_slot_kernel, params);
+  return then(nothing_to_do(), place, "swap_rows", grid_of(params.num_swaps, params.num_layers), 32,
+              swap_by_slot_kernel, params);
 }
 
 }  // namespace

@@ -135,7 +135,6 @@ error_t Executor::Impl::launch(const LaunchConfig& config, runtime::Variant vari
 
 void Executor::Impl::add_to_totals() {
   KernelTotals& sum = totals[statistics.kernel];
-  sum.kernel = statistics.kernel;
   ++sum.launches;
   sum.ctas += statistics.ctas;
   sum.threads += statistics.threads;
@@ -207,7 +206,7 @@ void Executor::Impl::run_checked(const LaunchConfig& config, const CtaScheduler:
   std::vector<CtaRunner*> resident;
   for (std::uint32_t begun = 0; begun < cta_count || !resident.empty();) {
     for (; begun < cta_count && !idle.empty(); ++begun, linear = (linear + step) % cta_count) {
-      Checker::begin_cta(*idle.back()->watched);
+      idle.back()->watched->begin();
       idle.back()->scheduler.begin_cta(static_cast<std::uint32_t>(linear));
       resident.push_back(idle.back());
       idle.pop_back();
@@ -300,24 +299,6 @@ error_t Executor::memset(void* dst, int value, std::size_t size_bytes) {
   return success;
 }
 
-error_t Executor::memcpy_d2d(void* dst, const void* src, std::size_t size_bytes) {
-  if (size_bytes == 0) return success;
-  const auto to = reinterpret_cast<std::uintptr_t>(dst);
-  const auto from = reinterpret_cast<std::uintptr_t>(src);
-  const bool apart = to + size_bytes <= from || from + size_bytes <= to;
-  if (impl_->live_range(dst, size_bytes) == nullptr ||
-      impl_->live_range(src, size_bytes) == nullptr || !apart)
-    return invalid_value;
-  std::memcpy(dst, src, size_bytes);
-  const Stamp stamp = impl_->host_stamp("memcpy_d2d");
-  if (impl_->checker) {
-    Shadow& shadow = impl_->checker->device_shadow();
-    shadow.mark_written(impl_->offset_of(dst), size_bytes, stamp);
-    shadow.carry(impl_->offset_of(dst), size_bytes, stamp, shadow, impl_->offset_of(src));
-  }
-  return success;
-}
-
 // ---------------------------------------------------------------- the rest of the surface
 
 lockstep::Result<std::unique_ptr<Executor>> Executor::create(const ExecutorOptions& options) {
@@ -337,11 +318,7 @@ const std::byte* Executor::arena_begin() const { return impl_->arena.memory().ba
 std::size_t Executor::live_bytes() const { return impl_->arena.live_bytes(); }
 
 void Executor::declare(const DeclaredRanges* ranges) { impl_->declared = ranges; }
-std::vector<KernelTotals> Executor::kernel_totals() const {
-  std::vector<KernelTotals> totals;
-  for (const auto& [name, sum] : impl_->totals) totals.push_back(sum);
-  return totals;
-}
+const Executor::Totals& Executor::kernel_totals() const { return impl_->totals; }
 
 lockstep::Result<std::byte*> Executor::allocate(std::size_t size_bytes, std::string name) {
   return impl_->arena.allocate(size_bytes, std::move(name));
@@ -417,9 +394,7 @@ void* shared_array(SharedSite& site, std::size_t bytes, std::size_t alignment, c
 
 void* dynamic_shared() { return running->shared.dynamic(); }
 
-int sync_threads(BarrierKind kind, int predicate, SourcePlace place) {
-  return running->scheduler.sync_threads(kind, predicate, place);
-}
+void sync_threads(SourcePlace place) { running->scheduler.sync_threads(place); }
 
 void sync_warp(unsigned mask) { running->scheduler.sync_warp(mask); }
 unsigned ballot(unsigned mask, bool predicate) {
@@ -441,13 +416,6 @@ void check_load_any(const void* address, std::size_t bytes) {
 }
 void check_copy(void* dst, const void* src, std::size_t bytes) {
   running_checker->copy(address_of(dst), address_of(src), bytes, true, SIMT_CALLER);
-}
-void check_async_copy(void* shared_dst, const void* src) {
-  running_checker->async_copy(address_of(shared_dst), address_of(src), SIMT_CALLER);
-}
-void async_commit() { running_checker->async_commit(); }
-void async_wait(int groups_in_flight) {
-  running_checker->async_wait(static_cast<std::uint64_t>(groups_in_flight));
 }
 
 #undef SIMT_CALLER

@@ -18,6 +18,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -50,10 +52,9 @@ struct ExecutorOptions {
 
 // The origin of a byte's value.
 struct Authorship {
-  Party writer;  // the last to write it
-  std::optional<Party>
-      author;           // first writer, if `writer` only copied it (simt::copy16, memcpy_d2d)
-  bool defined = true;  // false: writer copied unwritten bytes
+  Party writer;                 // the last to write it
+  std::optional<Party> author;  // first writer, if `writer` only copied it (simt::copy16)
+  bool defined = true;          // false: writer copied unwritten bytes
 };
 
 class Executor {
@@ -80,7 +81,6 @@ class Executor {
   // Device ranges must lie within one live allocation; otherwise invalid_value and nothing happens.
   error_t memcpy_h2d(void* dst, const void* src, std::size_t size_bytes);
   error_t memcpy_d2h(void* dst, const void* src, std::size_t size_bytes) const;
-  error_t memcpy_d2d(void* dst, const void* src, std::size_t size_bytes);  // no overlap
   error_t memset(void* dst, int value, std::size_t size_bytes);
 
   // Nothing in fast mode, and for bytes that are unwritten or in no allocation.
@@ -92,7 +92,8 @@ class Executor {
   const std::vector<Report>& reports() const;
   std::vector<Report> take_reports();
   const LaunchStatistics& last_launch() const;
-  std::vector<KernelTotals> kernel_totals() const;  // by name
+  using Totals = std::map<std::string, KernelTotals, std::less<>>;  // by kernel
+  const Totals& kernel_totals() const;
 
   // Declares the ranges of device memory that later checked launches touch; null: no declaration.
   // REQUIRES: the object outlives the launches.

@@ -81,7 +81,7 @@ class Executor::Impl {
   ReportLog reports;
   Random random;
   LaunchStatistics statistics;
-  std::map<std::string, KernelTotals, std::less<>> totals;  // by kernel
+  Totals totals;
   const DeclaredRanges* declared = nullptr;
   CtaRunner main;
   std::vector<std::unique_ptr<CtaRunner>> others;  // made when a launch first needs them

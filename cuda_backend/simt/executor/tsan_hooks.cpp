@@ -17,7 +17,7 @@ namespace {
 
 using simt::AccessKind;
 
-inline void hook(const void* address, std::size_t bytes, AccessKind kind, bool aligned,
+inline void hook(const volatile void* address, std::size_t bytes, AccessKind kind, bool aligned,
                  const void* pc) {
   simt::Checker* checker = simt::runtime::running_checker;
   if (checker == nullptr) return;
@@ -89,18 +89,7 @@ void* simt_checked_memset(void* dst, int value, std::size_t n) {
 // A read-modify-write is judged as CUDA's atomics are; so is an atomic load, which thereby never
 // races with another atomic and, like a write, does race with a plain read.
 
-namespace {
-
-inline void judge(const volatile void* address, std::size_t bytes, const void* pc) {
-  simt::Checker* checker = simt::runtime::running_checker;
-  if (checker == nullptr) return;
-  checker->access(reinterpret_cast<std::uintptr_t>(address), bytes, simt::AccessKind::atomic, true,
-                  reinterpret_cast<std::uintptr_t>(pc));
-}
-
-}  // namespace
-
-#define SIMT_JUDGE(p) judge(p, sizeof(*(p)), __builtin_return_address(0))
+#define SIMT_JUDGE(p) hook(p, sizeof(*(p)), AccessKind::atomic, true, SIMT_CALLER)
 #define SIMT_DEFINE_FETCH(bits, name)                                                     \
   std::uint##bits##_t __tsan_atomic##bits##_fetch_##name(volatile std::uint##bits##_t* p, \
                                                          std::uint##bits##_t v, int) {    \

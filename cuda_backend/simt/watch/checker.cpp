@@ -5,7 +5,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
 #include <vector>
 
 namespace simt {
@@ -60,11 +59,6 @@ void Checker::begin_launch(const Options& options, const void* args, std::size_t
   statistics_ = statistics;
   releases_.begin_launch();
   regions_ = {};
-}
-
-void Checker::begin_cta(WatchedCta& cta) {
-  cta.shared.poison();
-  cta.shadow.clear(0, cta.shared.used_extent_bytes());
 }
 
 Viewer Checker::viewer() const {
@@ -211,35 +205,6 @@ void Checker::copy(std::uintptr_t dst, std::uintptr_t src, std::size_t bytes, bo
   if (to.shadow != nullptr) judge(to.shadow->write(to.offset, bytes, me, 0), write);
   if (from.shadow != nullptr && to.shadow != nullptr)
     to.shadow->carry(to.offset, bytes, me.stamp, *from.shadow, from.offset);
-}
-
-void Checker::async_copy(std::uintptr_t dst, std::uintptr_t src, std::uintptr_t pc) {
-  const Access read{src, 16, AccessKind::read, pc};
-  const Access write{dst, 16, AccessKind::write, pc};
-  const Place from = locate(read, true);
-  const Place to = locate(write, true);
-  if (from.shadow != nullptr) judge(from.shadow->read(from.offset, 16, viewer(), true), read);
-  // The destination is undefined until the wait: no thread may read it.
-  if (to.shadow != nullptr) judge(to.shadow->write(to.offset, 16, viewer(), kUndefined), write);
-  Worker* me = scheduler_->current();
-  me->copies_in_flight.push_back({dst, src, pc, me->copy_group});
-}
-
-void Checker::async_commit() { ++scheduler_->current()->copy_group; }
-
-void Checker::async_wait(std::uint64_t groups_in_flight) {
-  Worker* me = scheduler_->current();
-  std::vector<AsyncCopy> arriving;
-  std::erase_if(me->copies_in_flight, [&](const AsyncCopy& copy) {
-    if (copy.group + groups_in_flight >= me->copy_group) return false;
-    arriving.push_back(copy);
-    return true;
-  });
-  random_->shuffle(arriving);
-  for (const AsyncCopy& one : arriving) {
-    copy(one.dst, one.src, 16, true, one.pc);
-    std::memcpy(reinterpret_cast<void*>(one.dst), reinterpret_cast<const void*>(one.src), 16);
-  }
 }
 
 // ---------------------------------------------------------------- reports

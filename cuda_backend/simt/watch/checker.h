@@ -47,6 +47,11 @@ class Image {
 struct WatchedCta {
   WatchedCta(SharedMemory& shared_, CtaScheduler& scheduler_);
   bool usable() const { return cells && origins; }
+  // Before a CTA begins: shared memory is undefined again.
+  void begin() {
+    shared.poison();
+    shadow.clear(0, shared.used_extent_bytes());
+  }
 
   SharedMemory& shared;
   CtaScheduler& scheduler;
@@ -68,7 +73,6 @@ class Checker {
 
   void begin_launch(const Options& options, const void* args, std::size_t args_bytes,
                     Random* random, LaunchStatistics* statistics);
-  static void begin_cta(WatchedCta& cta);
   // The accesses from here on are this CTA's.
   void enter(WatchedCta& cta) {
     cta_ = &cta;
@@ -86,9 +90,6 @@ class Checker {
   // Judges both ends of a copy and carries the shadow; the caller then moves the bytes.
   void copy(std::uintptr_t dst, std::uintptr_t src, std::size_t bytes, bool aligned,
             std::uintptr_t pc);
-  void async_copy(std::uintptr_t dst, std::uintptr_t src, std::uintptr_t pc);
-  void async_commit();
-  void async_wait(std::uint64_t groups_in_flight);
 
   Shadow& device_shadow() { return device_shadow_; }
   const Shadow& device_shadow() const { return device_shadow_; }

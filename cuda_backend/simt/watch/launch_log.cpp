@@ -12,15 +12,9 @@ std::uint32_t LaunchLog::name_index(std::string_view name) {
   return last_name_ = it->second;
 }
 
-std::uint32_t LaunchLog::begin_launch(std::string_view kernel, uint3 grid) {
+std::uint32_t LaunchLog::begin(std::string_view name, bool is_host, uint3 grid) {
   LS_CHECK(!full());
-  entries_.push_back({name_index(kernel), false, grid.x, grid.y});
-  return static_cast<std::uint32_t>(entries_.size());
-}
-
-std::uint32_t LaunchLog::begin_host(std::string_view operation) {
-  LS_CHECK(!full());
-  entries_.push_back({name_index(operation), true, 1, 1});
+  entries_.push_back({name_index(name), is_host, grid.x, grid.y});
   return static_cast<std::uint32_t>(entries_.size());
 }
 
@@ -28,7 +22,7 @@ Stamp LaunchLog::begin_again() {
   forgotten_ += entries_.size() - 1;
   entries_.clear();
   extra_tags_.clear();
-  entries_.push_back({name_index("(one of the launches before)"), true, 1, 1});
+  begin_host("(one of the launches before)");
   return make_stamp(1, 0, 0, 0);
 }
 

@@ -62,8 +62,10 @@ class DeclaredRanges {
 class LaunchLog {
  public:
   // Numbers the next launch or host copy, from 1. Requires !full().
-  std::uint32_t begin_launch(std::string_view kernel, uint3 grid);
-  std::uint32_t begin_host(std::string_view operation);
+  std::uint32_t begin_launch(std::string_view kernel, uint3 grid) {
+    return begin(kernel, false, grid);
+  }
+  std::uint32_t begin_host(std::string_view operation) { return begin(operation, true, {1, 1, 1}); }
   bool full() const { return entries_.size() >= kMaxLaunch; }
   // Numbers begin again at 2; 1 stands for everything so far. Returns the stamp of that.
   Stamp begin_again();
@@ -85,6 +87,7 @@ class LaunchLog {
     bool is_host;
     std::uint32_t grid_x, grid_y;
   };
+  std::uint32_t begin(std::string_view name, bool is_host, uint3 grid);
   std::uint32_t name_index(std::string_view name);
 
   std::vector<Entry> entries_;  // number - 1

@@ -287,7 +287,7 @@ def make_config(header: dict[str, Any], connector: str) -> Any:
     # A header that is planned by this configuration has no groups yet.
     sizes = [group["spec"]["block_size"] for group in header.get("groups", ())]
     smallest = min(sizes, default=0)
-    if smallest > cache.block_size and version_key(VERSION) >= (0, 23):
+    if (smallest > cache.block_size or len(sizes) == 1) and version_key(VERSION) >= (0, 23):
         cache.block_size = smallest  # as the engine core does; before 0.23.0 it decides nothing
     cache.num_gpu_blocks = header["num_blocks"]
     if config.get("hash_algorithm", "content") != "content":

@@ -324,6 +324,7 @@ def _of_states(group: _Group, kind: Any, made: Any) -> Iterator[str]:
     if kind.layer.state_type == "gdn":
         yield from _of_gated_delta(group, made)
         return
+    yield from _known_tokens_as_drafts(kind.layer.name, group.rows[: made.num_decodes], made)
     count = made.num_decodes + made.num_prefills
     if count < len(group.rows):
         yield f"num_decodes + num_prefills is {count}; expected {len(group.rows)}"
@@ -339,6 +340,17 @@ def _of_states(group: _Group, kind: Any, made: Any) -> Iterator[str]:
     yield from difference("query_start_loc_p", made.query_start_loc_p.tolist(), starts, names)
     if getattr(made, "cu_chunk_seqlen_p", None) is not None:
         yield from _chunks_differ(made, prefills)
+
+
+def _known_tokens_as_drafts(layer: str, decodes: list[Row], made: Any) -> Iterator[str]:
+    """A decode with drafts keeps a state after each token, of which the next step takes the state
+    after those that were accepted. Nothing is accepted of tokens that are known."""
+    for row in decodes if made.num_accepted_tokens is not None else ():
+        if row.num_tokens > 1 and row.end <= row.num_known:
+            yield (
+                f"finding 54: {layer} verifies {row.num_tokens} tokens of {row.request.name}, "
+                "none of which is a draft"
+            )
 
 
 def _of_gated_delta(group: _Group, made: Any) -> Iterator[str]:

@@ -36,24 +36,6 @@ __global__ void hash_any_kernel(const std::uint32_t* data, unsigned* out, int co
   for (int i = 0; i < count; ++i) hash = hash * 31 + simt::load_any(data + i);
   *out = hash;
 }
-__global__ void rotate_async_kernel(void* dst, const void* src, bool wait) {
-  SIMT_SHARED_ARRAY(simt::vec16, tile, 32);
-  const unsigned i = threadIdx.x;
-  simt::async_copy16(&tile[i], static_cast<const simt::vec16*>(src) + i);
-  simt::async_commit();
-  if (wait) simt::async_wait<0>();
-  __syncthreads();
-  static_cast<simt::vec16*>(dst)[i] = tile[(i + 1) % 32];
-}
-__global__ void two_async_to_one_kernel(void* dst, const void* src) {
-  SIMT_SHARED_ARRAY(simt::vec16, tile, 1);
-  simt::async_copy16(&tile[0], src);
-  simt::async_copy16(&tile[0], static_cast<const simt::vec16*>(src) + 1);
-  simt::async_commit();
-  simt::async_wait<0>();
-  *static_cast<simt::vec16*>(dst) = tile[0];
-}
-
 simt::LaunchConfig warp(stream_t stream, unsigned threads, const char* name) {
   return {dim3(1), dim3(threads), 0, stream, name};
 }
@@ -90,14 +72,6 @@ const MoveKernels move_kernels = {
     .hash_any =
         [](stream_t s, const std::uint32_t* data, unsigned* out, int count) {
           return simt::launch(warp(s, 1, "hash_any"), hash_any_kernel, data, out, count);
-        },
-    .rotate_async =
-        [](stream_t s, void* dst, const void* src, bool wait) {
-          return simt::launch(warp(s, 32, "rotate_async"), rotate_async_kernel, dst, src, wait);
-        },
-    .two_async_to_one =
-        [](stream_t s, void* dst, const void* src) {
-          return simt::launch(warp(s, 1, "two_async_to_one"), two_async_to_one_kernel, dst, src);
         },
 };
 

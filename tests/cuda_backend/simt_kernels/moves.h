@@ -1,4 +1,4 @@
-// Kernels that copy: definedness, origin and asynchronous arrival.
+// Kernels that copy: definedness and origin.
 #pragma once
 
 #include <cstdint>
@@ -18,10 +18,6 @@ struct MoveKernels {
   error_t (*load_by_memcpy)(stream_t, const void* src, unsigned* out);
   error_t (*read_copy_read)(stream_t, int* data, const int* other, int* out);  // by one thread
   error_t (*hash_any)(stream_t, const std::uint32_t* data, unsigned* out, int count);
-  // Rotates 32 vectors by one through shared memory with cp.async; the wait can be left out.
-  error_t (*rotate_async)(stream_t, void* dst, const void* src, bool wait);
-  // One thread, two copies of 16 bytes to one place before the wait: either may be the last.
-  error_t (*two_async_to_one)(stream_t, void* dst, const void* src);
 };
 SIMT_DECLARE_IN_VARIANTS(extern const MoveKernels move_kernels;)
 

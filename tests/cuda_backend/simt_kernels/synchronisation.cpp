@@ -37,10 +37,12 @@ __global__ void half_warps_kernel(int* out) {
 
 __global__ void barriers_kernel(const int* in, BarrierResults* out) {
   const unsigned i = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
+  const unsigned count = blockDim.x * blockDim.y * blockDim.z;
+  SIMT_SHARED_ARRAY(int, tile, 1024);
+  tile[i] = in[i];
+  __syncthreads();
   BarrierResults r{};
-  r.any = __syncthreads_or(in[i] > 0);
-  r.all = __syncthreads_and(in[i] > 0);
-  r.count = __syncthreads_count(in[i] > 0);
+  r.neighbour = tile[(i + 1) % count];
   r.x = threadIdx.x;
   r.y = threadIdx.y;
   r.z = threadIdx.z;

@@ -17,7 +17,7 @@ struct LaneResults {
   int any, all;
 };
 struct BarrierResults {
-  int any, all, count;
+  int neighbour;  // what the next thread left in shared memory before the barrier
   unsigned x, y, z;
 };
 

@@ -4,7 +4,7 @@
 
 #include <optional>
 
-#include "cuda_backend/simt_backend.h"
+#include "cuda_backend/backends.h"
 #include "properties/generate/generator.h"
 #include "properties/judge/judge.h"
 #include "properties/shrink/case_parts.h"

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "cuda_backend/simt_backend.h"
+#include "cuda_backend/backends.h"
 #include "reference/memory/memory_model.h"
 #include "reference/memory/model_placement.h"
 #include "reference/types/token_rows.h"

@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-#include "cuda_backend/simt_backend.h"
+#include "cuda_backend/backends.h"
 #include "sim/connectors/connect.h"
 #include "tests/sim/world.h"
 

@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-#include "cuda_backend/simt_backend.h"
+#include "cuda_backend/backends.h"
 #include "tests/sim/world.h"
 
 namespace lockstep {

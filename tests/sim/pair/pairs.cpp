@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "cuda_backend/simt_backend.h"
+#include "cuda_backend/backends.h"
 
 namespace lockstep {
 

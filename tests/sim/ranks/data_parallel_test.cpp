@@ -7,7 +7,7 @@
 #include <memory>
 #include <set>
 
-#include "cuda_backend/simt_backend.h"
+#include "cuda_backend/backends.h"
 #include "sim/engine/faults.h"
 #include "sim/recording/run_recorder.h"
 #include "tests/sim/world.h"

@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "cuda_backend/simt_backend.h"
+#include "cuda_backend/backends.h"
 #include "reference/plan/rank_plan.h"
 #include "tests/sim/world.h"
 

@@ -2,7 +2,7 @@
 
 #include <numeric>
 
-#include "cuda_backend/simt_backend.h"
+#include "cuda_backend/backends.h"
 
 namespace lockstep {
 

@@ -1,4 +1,4 @@
-#include "cuda_backend/simt_backend.h"
+#include "cuda_backend/backends.h"
 
 #include <fmt/format.h>
 
@@ -8,10 +8,15 @@
 #include "cuda_backend/defects/backend_mutants.h"
 #include "cuda_backend/device/simt_device.h"
 #include "cuda_backend/gpu/gpu_device.h"
-#include "cuda_backend/gpu_backend.h"
 #include "cuda_backend/streams/stream_device.h"
 
 namespace lockstep {
+
+#if !LOCKSTEP_HAVE_CUDA
+std::string cuda::why_no_gpu() { return "no GPU: this build has no CUDA (no nvcc was found)"; }
+Result<std::unique_ptr<cuda::Device>> cuda::make_gpu_device() { return fail(why_no_gpu()); }
+#endif
+
 namespace {
 
 std::int64_t pool_size_bytes_of(const BackendConfig& config) {
@@ -28,9 +33,7 @@ Result<std::unique_ptr<cuda::Device>> device_of(const UserKernels& kernels,
   std::string why;
   if (kernels.on_gpu() && !gpu_available(&why))
     return fail("{}: its kernels run on a GPU; {}", kernels.name(), why);
-#if LOCKSTEP_HAVE_CUDA
   if (kernels.on_gpu()) return cuda::make_gpu_device();
-#endif
   return cuda::make_simt_device(config.check, config.seed, pool_size_bytes_of(config),
                                 kernels.memory(), config.num_threads);
 }
@@ -45,6 +48,25 @@ Result<std::unique_ptr<Backend>> make_simt_backend(const BackendConfig& config) 
   const bool delays = config.delay_streams || config.check == CheckMode::hunt;
   if (config.num_streams > 1 && delays)
     device = cuda::make_stream_queues(std::move(device), config.seed);
+  return cuda::make_backend(std::move(device), config, std::move(seams));
+}
+
+bool gpu_available(std::string* why) {
+  std::string missing = cuda::why_no_gpu();
+  const bool available = missing.empty();
+  if (why != nullptr) *why = std::move(missing);
+  return available;
+}
+
+Result<std::unique_ptr<Backend>> make_gpu_backend(const BackendConfig& config) {
+  if (std::string why; !gpu_available(&why)) return fail(std::move(why));
+  if (config.check != CheckMode::fast)
+    return fail("check: a GPU runs in mode fast; modes check and hunt are the SIMT executor's");
+  if (config.delay_streams)
+    return fail(
+        "delay_streams: a GPU orders its streams itself; only the SIMT executor delays them");
+  LS_ASSIGN_OR_RETURN(auto seams, cuda::planted_seams(config));
+  LS_ASSIGN_OR_RETURN(auto device, cuda::make_gpu_device());
   return cuda::make_backend(std::move(device), config, std::move(seams));
 }
 
