@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "base/check.h"
@@ -328,8 +329,8 @@ void CachePool::download_guards() {
 void CachePool::check_guards(std::vector<MemoryReport>& reports) {
   LS_CHECK(guards_.size() == found_guards_.size(), "{} bytes of guards, {} read back",
            guards_.size(), found_guards_.size());
+  if (std::memcmp(guards_.data(), found_guards_.data(), guards_.size()) == 0) return;
   const auto differs = std::ranges::mismatch(guards_, found_guards_).in1;
-  if (differs == guards_.end()) return;
   const std::int64_t at = differs - guards_.begin();
   const auto zone = static_cast<std::size_t>(at / guard_bytes_);
   const std::int64_t in_zone = at % guard_bytes_;

@@ -64,6 +64,19 @@ struct BlockOwner {
   std::int64_t since = -1;
 };
 
+struct PoolBlock {
+  std::int32_t group = -1;  // -1: never allocated
+  std::int32_t num_slots = 0;
+  std::int64_t zeroed_in = -1;
+  std::int64_t not_loaded_in = -1;
+  std::array<BlockOwner, 2> holders;
+  std::vector<PoolSlot> slots;  // up to the last written one; the others are empty
+  // The last run that was written: (3).
+  std::int32_t first_of_run = 0;
+  std::int32_t end_of_run = 0;
+  PoolState state;
+};
+
 class PoolContents {
  public:
   // Allocates memory only for written blocks: a header may state any pool.
@@ -129,7 +142,6 @@ class PoolContents {
   }
 
   PoolState& state(BlockId block) { return at(block).state; }
-  const PoolState& state(BlockId block) const { return at(block).state; }
 
   // Records that a load did not write the block.
   void set_not_loaded(BlockId block, std::int64_t step) { at(block).not_loaded_in = step; }
@@ -155,18 +167,8 @@ class PoolContents {
   }
 
  private:
-  struct Block {
-    std::int32_t group = -1;  // -1: never allocated
-    std::int32_t num_slots = 0;
-    std::int64_t zeroed_in = -1;
-    std::int64_t not_loaded_in = -1;
-    std::array<BlockOwner, 2> holders;
-    std::vector<PoolSlot> slots;  // up to the last written one; the others are empty
-    // The last run that was written: (3).
-    std::int32_t first_of_run = 0;
-    std::int32_t end_of_run = 0;
-    PoolState state;
-  };
+  using Block = PoolBlock;
+  inline static const Block kNeverAllocated;
   Block& at(BlockId block) {
     LS_CHECK(index_of(block) >= 0 && index_of(block) < num_blocks_, "block {} of {}",
              index_of(block), num_blocks_);
@@ -175,7 +177,6 @@ class PoolContents {
     return blocks_[index_of(block)];
   }
   const Block& at(BlockId block) const {
-    static const Block kNeverAllocated;
     return std::cmp_less(index_of(block), blocks_.size()) ? blocks_[index_of(block)]
                                                           : kNeverAllocated;
   }

@@ -52,6 +52,7 @@ void AuditSteps::step(const RecordedStep& step) {
   blocks_.begin(step);
 
   std::vector<AuditRow> rows;
+  rows.reserve(step.scheduled.size());
   for (const RecordedScheduled& scheduled : step.scheduled)
     if (auto row = make_row(step, scheduled)) rows.push_back(std::move(*row));
   for (const KVCacheBlockCopy& copy : step.copies) core_.pool.copy(copy.from, copy.to);
@@ -255,6 +256,7 @@ void AuditSteps::fill_contents(const RecordedScheduled& scheduled, AuditRow& row
   const auto known = static_cast<std::int32_t>(request.tokens.size());
   const std::span<const std::int32_t> sampled = row.sampled;
   std::uint64_t content = row.content_at(row.first);
+  row.contents.reserve(static_cast<std::size_t>(row.last - row.first));
   for (std::int32_t p = row.first; p < row.last; ++p) {
     const auto draft = static_cast<std::size_t>(p - known);
     // Accepted drafts came back as sampled tokens, whatever drafts the engine had.

@@ -34,6 +34,13 @@ bool shows_all_holders(const RecordingHeader& header, const EngineProfile* profi
                                !header.connector->requires_kv_delivery && !has_states(header));
 }
 
+// Sorts the blocks; each remains once.
+void make_set(std::vector<BlockId>& blocks) {
+  std::ranges::sort(blocks);
+  const auto repeated = std::ranges::unique(blocks);
+  blocks.erase(repeated.begin(), repeated.end());
+}
+
 std::string_view what_needs_it(const AuditRequest& reader) {
   if (reader.transfer == Transfer::loading) return "still loads it";
   return reader.is_sent ? "still sends it" : "still reads it";
@@ -52,7 +59,9 @@ BlockLedger::BlockLedger(AuditCore& core, const RecordingHeader& header)
 
 void BlockLedger::begin(const RecordedStep& step) {
   check_copies(step);
-  zeroed_now_ = fresh_ = {step.zero.begin(), step.zero.end()};
+  zeroed_now_ = step.zero;
+  make_set(zeroed_now_);
+  fresh_ = zeroed_now_;
   for (const BlockId block : step.zero)
     if (index_of(block) > 0 && index_of(block) < pool_.num_blocks())
       pool_.zero(block, step_number());
@@ -113,7 +122,7 @@ bool BlockLedger::extend(const RecordedScheduled& row, AuditRequest& request, st
       const bool moved = is_own || std::ranges::find(movable, block) != movable.end();
       table.push_back(block);
       // A block that this step zeroes was new to its first holder; later rows may have hit it.
-      const bool is_fresh = fresh_.erase(block) > 0;
+      const bool is_fresh = std::erase(fresh_, block) > 0;
       const bool was_there =
           row.is_new && !is_fresh && is_hit(g, index, std::max(hit, last_replayed));
       // A request has a copy of the block that its hit ends in.
@@ -143,7 +152,7 @@ void BlockLedger::allocate(const AuditRequest& request, std::size_t group, std::
   const bool is_own =
       std::cmp_less(first, request.contents.size()) && pool_.belongs_to(block, g) &&
       pool_.read(block, 0).content == request.contents[static_cast<std::size_t>(first)];
-  if (is_zeroed_[group] && !is_own && !zeroed_now_.contains(block))
+  if (is_zeroed_[group] && !is_own && !is_zeroed_now(block))
     report(
         AuditRule::zeroing, request, group, first, block,
         fmt::format("block {} becomes entry {} of the table and is not zeroed: a kernel may read "
@@ -152,7 +161,8 @@ void BlockLedger::allocate(const AuditRequest& request, std::size_t group, std::
   Held& held = held_[request];
   if (is_own) held.reserved_to = std::max(held.reserved_to, first + block_size(group));
   pool_.allocate(block, g, block_size(group), request.index, step_number());
-  in_use_.insert(block);
+  in_use_.push_back(block);
+  if (std::ssize(in_use_) > 2 * pool_.num_blocks()) make_set(in_use_);
   LS_CHECK(pool_.belongs_to(block, g), "block {} of group {}", index_of(block), group);
 }
 
@@ -294,8 +304,8 @@ void BlockLedger::check_shown_tables(const RecordedStep& step) {
 
 // Blocks of requests that do not run: loading, loaded, or to be sent. A finished request has freed
 // the blocks that its window has passed; `counts_drafts`: past its drafts too.
-std::set<BlockId> BlockLedger::kept_by_transfers(bool counts_drafts) const {
-  std::set<BlockId> kept;
+std::vector<BlockId> BlockLedger::kept_by_transfers(bool counts_drafts) const {
+  std::vector<BlockId> kept;
   for (const auto& [name, request] : requests_) {
     if (request.running || !request.keeps_blocks()) continue;
     const std::int32_t end =
@@ -303,19 +313,21 @@ std::set<BlockId> BlockLedger::kept_by_transfers(bool counts_drafts) const {
     for (std::size_t g = 0; g < num_groups(); ++g) {
       const std::size_t first = request.has_left ? first_needed(request, g, end) : 0;
       for (std::size_t i = first; i < request.tables[g].size(); ++i)
-        if (request.tables[g][i] != kNullBlock) kept.insert(request.tables[g][i]);
+        if (request.tables[g][i] != kNullBlock) kept.push_back(request.tables[g][i]);
     }
   }
+  make_set(kept);
   return kept;
 }
 
 // Names the blocks that can be the lost ones.
 void BlockLedger::report_leak(std::string what, std::int64_t num_missing,
-                              const std::set<BlockId>& held) {
+                              const std::vector<BlockId>& held) {
   constexpr std::size_t kReported = 8;
   if (leaks_.size() >= kReported)
     return report(AuditRule::conservation, {}, std::move(what), "more and more");
   Leak leak{findings_.next_number(), step_number(), std::move(what), num_missing, {}};
+  make_set(in_use_);
   if (num_missing > 0)
     std::ranges::set_difference(in_use_, held, std::back_inserter(leak.candidates));
   const auto num_dropped = std::ranges::count_if(leak.candidates, [&](BlockId block) {
@@ -347,6 +359,7 @@ std::string BlockLedger::lost_text(const Leak& leak) const {
 // its window before the accepted drafts are known, and a recording does not show when: the engine's
 // count lies between the two.
 void BlockLedger::check_conservation(const RecordedStep& step) {
+  if (!step.running.empty() && !step.tables) return;
   // The blocks that a waiting session has released before its window are not shown.
   const bool waits =
       std::ranges::any_of(requests_, [](const auto& of) { return of.second.is_between_chunks; });
@@ -355,12 +368,12 @@ void BlockLedger::check_conservation(const RecordedStep& step) {
         return keeps_all_tokens(group.spec);
       }))
     return;
-  const std::set<BlockId> kept = kept_by_transfers(false);
+  const std::vector<BlockId> kept = kept_by_transfers(false);
   const std::int64_t num_sinks = num_sink_blocks(setup_.groups);
-  const auto total_of = [&](const std::set<BlockId>& held) {
+  const auto total_of = [&](const std::vector<BlockId>& held) {
     return std::ssize(held) + step.free_blocks + 1 + num_sinks;
   };
-  const auto adds_up = [&](const std::set<BlockId>& held) {
+  const auto adds_up = [&](const std::vector<BlockId>& held) {
     const std::int64_t excess = total_of(held) - pool_.num_blocks();
     if (excess > 0) return excess <= std::ssize(kept) - std::ssize(kept_by_transfers(true));
     return -excess <= num_copied_;
@@ -380,8 +393,9 @@ void BlockLedger::check_conservation(const RecordedStep& step) {
           pool_.num_blocks() - total_of(kept), kept);
   }
   if (!step.tables) return;
-  std::set<BlockId> held = shown_blocks(*step.tables);
-  held.insert(kept.begin(), kept.end());
+  std::vector<BlockId> held = shown_blocks(*step.tables);
+  held.insert(held.end(), kept.begin(), kept.end());
+  make_set(held);
   const std::int64_t total = total_of(held);
   if (adds_up(held))
     in_use_ = std::move(held);
@@ -392,7 +406,7 @@ void BlockLedger::check_conservation(const RecordedStep& step) {
 }
 
 // All blocks of the tables but the null block; reports a block of two groups.
-std::set<BlockId> BlockLedger::shown_blocks(const std::vector<RecordedTable>& tables) const {
+std::vector<BlockId> BlockLedger::shown_blocks(const std::vector<RecordedTable>& tables) const {
   std::map<BlockId, std::size_t> group_of;
   for (const RecordedTable& table : tables)
     for (std::size_t g = 0; g < table.blocks.size(); ++g)
@@ -405,8 +419,8 @@ std::set<BlockId> BlockLedger::shown_blocks(const std::vector<RecordedTable>& ta
                              index_of(block), at->second, g),
                  fmt::format("two groups, block {}", index_of(block)));
       }
-  std::set<BlockId> blocks;
-  for (const auto& [block, group] : group_of) blocks.insert(blocks.end(), block);
+  std::vector<BlockId> blocks;
+  for (const auto& [block, group] : group_of) blocks.push_back(block);
   return blocks;
 }
 

@@ -76,7 +76,9 @@ class BlockLedger : Ledger {
   }
   // False: a recording leaves out the copy of a block that a hit ends in.
   bool tells_copies() const { return tells_copies_; }
-  bool is_zeroed_now(BlockId block) const { return zeroed_now_.contains(block); }
+  bool is_zeroed_now(BlockId block) const {
+    return std::ranges::binary_search(zeroed_now_, block);
+  }
 
  private:
   struct Held {
@@ -99,9 +101,10 @@ class BlockLedger : Ledger {
   bool is_hit(std::size_t group, std::size_t index, std::int32_t hit) const;
   void check_copies(const RecordedStep& step);
   void check_conservation(const RecordedStep& step);
-  std::set<BlockId> shown_blocks(const std::vector<RecordedTable>& tables) const;
-  std::set<BlockId> kept_by_transfers(bool counts_drafts) const;
-  void report_leak(std::string what, std::int64_t num_missing, const std::set<BlockId>& held);
+  // Sets of blocks, ascending.
+  std::vector<BlockId> shown_blocks(const std::vector<RecordedTable>& tables) const;
+  std::vector<BlockId> kept_by_transfers(bool counts_drafts) const;
+  void report_leak(std::string what, std::int64_t num_missing, const std::vector<BlockId>& held);
   std::string lost_text(const Leak& leak) const;
   void check_common_prefix(const RecordedStep& step);
   void check_planned(const RecordedStep& step);
@@ -113,13 +116,13 @@ class BlockLedger : Ledger {
   bool tells_copies_;
   std::vector<bool> is_zeroed_;  // per group: (2)
   PerRequest<Held> held_;
-  std::set<BlockId> zeroed_now_;  // in the current step
-  std::set<BlockId> fresh_;       // of these, in no table yet
-  std::int64_t num_copied_ = 0;   // ends of copies that may not have run
+  std::vector<BlockId> zeroed_now_;  // in the current step, ascending
+  std::vector<BlockId> fresh_;       // of these, in no table yet
+  std::int64_t num_copied_ = 0;      // ends of copies that may not have run
   std::int64_t num_copied_before_ = 0;
   std::int64_t in_flight_max_ = 0;      // steps without output when another one was decided
   std::int64_t odd_total_ = -1;         // of blocks held and free, when it was last reported
-  std::set<BlockId> in_use_;            // held when the total was last right, or allocated since
+  std::vector<BlockId> in_use_;         // held when the total was last right, or allocated since
   std::set<std::int32_t> starts_over_;  // requests, by index
   std::vector<Leak> leaks_;
 };

@@ -43,30 +43,55 @@ bool OutputLedger::check_end(const std::string& name) {
   return true;
 }
 
-void OutputLedger::check_queues(const RecordedStep& step) const {
-  if (!lists_all_queues_) return;
-  std::vector<std::string_view> running(step.running.begin(), step.running.end());
-  std::ranges::sort(running);
-  std::vector<std::string_view> queued = running;
-  const auto is_in = [](const std::vector<std::string_view>& names, std::string_view name) {
-    return std::ranges::binary_search(names, name);
+namespace {
+
+struct Queued {
+  std::string_view name;
+  std::size_t place = 0;
+  const char* queue = nullptr;  // null: the running one
+};
+
+// By name, and of one name in the order of the queues.
+std::vector<Queued> queued_in(const RecordedStep& step) {
+  std::vector<Queued> queued;
+  queued.reserve(step.running.size() + step.waiting.size());
+  const auto add = [&](std::string_view name, const char* queue) {
+    queued.push_back({name, queued.size(), queue});
   };
-  const auto add = [&](const std::string& name, const char* queue) {
-    const auto place = std::ranges::lower_bound(queued, name);
-    if (place != queued.end() && *place == name)
-      report(AuditRule::queues, name, fmt::format("is in the {} queue and in another one", queue));
-    else
-      queued.insert(place, name);
-  };
+  for (const std::string& name : step.running) add(name, nullptr);
   for (const std::string& name : step.waiting) add(name, "waiting");
   if (step.skipped)
     for (const RecordedSkipped& skipped : *step.skipped) add(skipped.id, "skipped");
   for (const std::string& name : step.inputs.holding) add(name, "holding");
+  std::ranges::sort(queued, [](const Queued& a, const Queued& b) {
+    const int order = a.name.compare(b.name);
+    return order < 0 || (order == 0 && a.place < b.place);
+  });
+  return queued;
+}
+
+}  // namespace
+
+void OutputLedger::check_queues(const RecordedStep& step) const {
+  if (!lists_all_queues_) return;
+  const std::vector<Queued> queued = queued_in(step);
+  std::vector<Queued> repeated;
+  for (std::size_t i = 1; i < queued.size(); ++i)
+    if (queued[i].queue != nullptr && queued[i].name == queued[i - 1].name)
+      repeated.push_back(queued[i]);
+  std::ranges::sort(repeated, {}, &Queued::place);
+  for (const Queued& again : repeated)
+    report(AuditRule::queues, std::string(again.name),
+           fmt::format("is in the {} queue and in another one", again.queue));
   for (const RecordedScheduled& row : step.scheduled)
-    if (is_in(queued, row.id) && !is_in(running, row.id))
+    if (const auto at = std::ranges::lower_bound(queued, row.id, {}, &Queued::name);
+        at != queued.end() && at->name == row.id && at->queue != nullptr)
       report(AuditRule::queues, row.id,
              "is scheduled, and is in another queue than the running one", "scheduled");
+  auto at = queued.begin();
   for (const auto& [name, request] : requests_) {
+    while (at != queued.end() && at->name < name) ++at;
+    const bool is_queued = at != queued.end() && at->name == name;
     if (request.has_left) continue;
     if (request.has_ended) {
       if (checks_ends_)
@@ -74,12 +99,12 @@ void OutputLedger::check_queues(const RecordedStep& step) const {
                "has ended, and the worker is not notified: it keeps its row", "ended");
       continue;
     }
-    if (request.running && is_in(queued, name) && !is_in(running, name))
+    if (request.running && is_queued && at->queue != nullptr)
       report(AuditRule::queues, name,
              "waits, and the worker is not notified that it was preempted: it keeps its row and "
              "blocks",
              "waits");
-    if (is_in(queued, name)) continue;
+    if (is_queued) continue;
     report(AuditRule::queues, name,
            fmt::format("has {} of its {} tokens computed and is in no queue: nothing runs it again",
                        request.computed, request.tokens.size()));

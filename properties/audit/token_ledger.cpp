@@ -45,7 +45,7 @@ void TokenLedger::write(const AuditRow& row, std::size_t group) {
   // With a step in flight, the output may end before the last token.
   const bool is_last_sure = !setup_.config.async_scheduling || row.last <= request.num_prompt;
   const std::int32_t num_sure = row.last - row.num_spec - (is_last_sure ? 0 : 1);
-  for (std::int32_t p = first; p < row.last; ++p) {
+  for (std::int32_t p = first; p < row.last;) {
     const auto index = static_cast<std::size_t>(p / size);
     if (index >= table.size() || table[index] == kNullBlock) {
       report(AuditRule::token_write, request, group, p, kNullBlock,
@@ -59,12 +59,16 @@ void TokenLedger::write(const AuditRow& row, std::size_t group) {
              "a token is written to a block of another group");
       return;
     }
-    const PoolSlot before = pool_.read(block, p % size);
-    const std::uint64_t content = row.contents[static_cast<std::size_t>(p - row.first)];
-    if (before.content != content && before.content != 0 && before.writer != request.index)
-      check_overwritten(row, group, p, before, block);
-    pool_.write(block, p % size, {content, request.index, p}, row.content_at(p));
-    if ((p + 1) % size == 0 && p < num_sure && hits_ != nullptr) hits_->note(group, content, block);
+    const std::int32_t begin = static_cast<std::int32_t>(index) * size;
+    for (const std::int32_t end = std::min(row.last, begin + size); p < end; ++p) {
+      const PoolSlot before = pool_.read(block, p - begin);
+      const std::uint64_t content = row.contents[static_cast<std::size_t>(p - row.first)];
+      if (before.content != content && before.content != 0 && before.writer != request.index)
+        check_overwritten(row, group, p, before, block);
+      pool_.write(block, p - begin, {content, request.index, p}, row.content_at(p));
+      if (p + 1 == begin + size && p < num_sure && hits_ != nullptr)
+        hits_->note(group, content, block);
+    }
   }
   if (hits_ == nullptr) return;
   // Drafts and tokens of previous steps that stand since their output.

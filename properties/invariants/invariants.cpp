@@ -37,6 +37,8 @@ Invariants::Invariants(const EngineConfig& engine, const KVCacheConfig& plan)
       cached_before_(plan.num_blocks) {
   for (std::int32_t block = 1; block < plan.num_blocks; ++block)
     queue_before_.push_back(BlockId{block});
+  for (const KVCacheGroupSpec& group : plan.groups)
+    planned_.push_back(max_blocks_per_request(group, plan_options_of(engine)));
 }
 
 void Invariants::fail(std::string_view name, std::string request, std::string what) {
@@ -83,36 +85,37 @@ void Invariants::count_holders(const StepView& view) {
 
 void Invariants::check_pool(const StepView& view) {
   const Scheduler& engine = view.model();
-  std::vector<bool> is_free(holders_.size());
+  const BlockPool& pool = engine.pool();
+  is_free_.assign(holders_.size(), false);
   for (const BlockId block : queue_) {
     if (block == kNullBlock) return fail("null_block", {}, "the null block is in the free queue");
-    if (is_free[index_of(block)])
+    if (is_free_[index_of(block)])
       return fail("conservation", {}, fmt::format("block {} is free twice", index_of(block)));
-    is_free[index_of(block)] = true;
+    is_free_[index_of(block)] = true;
   }
   if (std::ssize(queue_) != engine.num_free_blocks())
     return fail("conservation", {},
                 fmt::format("{} blocks are in the free queue, which says it has {}", queue_.size(),
                             engine.num_free_blocks()));
-  std::vector<std::int32_t> late(holders_.size());  // holders that a step in flight stands for
-  for (const BlockId block : engine.freed_late()) ++late[index_of(block)];
+  late_.assign(holders_.size(), 0);
+  for (const BlockId block : engine.freed_late()) ++late_[index_of(block)];
   for (std::int32_t block = 1; block < plan_.num_blocks; ++block) {
-    const std::int32_t held = holders_[BlockId{block}].count + late[block];
-    const std::int32_t count = engine.ref_cnt(BlockId{block});
+    const std::int32_t held = holders_[BlockId{block}].count + late_[block];
+    const std::int32_t count = pool.ref_cnt(BlockId{block});
     if (has_pages_ ? count < held : count != held)
       return fail("ref_cnt", {},
                   fmt::format("block {} has a reference count of {} and is in {} table entries",
                               block, count, held));
-    if (is_free[block] != (count == 0))
+    if (is_free_[block] != (count == 0))
       return fail("conservation", {},
                   fmt::format("block {} is in {} table entries and is {}", block, held,
-                              is_free[block] ? "free" : "not free"));
+                              is_free_[block] ? "free" : "not free"));
   }
 }
 
 void Invariants::check_cache(const StepView& view) {
   const Scheduler& engine = view.model();
-  if (engine.cached_as(kNullBlock)) return fail("null_block", {}, "the null block is cached");
+  if (cached_[kNullBlock]) return fail("null_block", {}, "the null block is cached");
   if (std::ranges::find(view.decision.zero, kNullBlock) != view.decision.zero.end())
     return fail("null_block", {}, "the null block is to be zeroed");
   for (std::int32_t block = 1; block < plan_.num_blocks; ++block) {
@@ -411,8 +414,7 @@ void Invariants::check_free_order(const StepView& view) {
 
 void Invariants::look(const StepView& view) {
   queue_ = view.model().free_queue();
-  for (std::int32_t block = 1; block < plan_.num_blocks; ++block)
-    cached_[BlockId{block}] = view.model().cached_as(BlockId{block});
+  view.model().all_cached(cached_);
 }
 
 void Invariants::remember() {
@@ -490,13 +492,12 @@ void Invariants::end(const Scheduler& decisions) {
 // drafts (docs/findings.md, 5 and 6), states without the copy of a part of a block (18): that many
 // blocks are allowed here, and liveness judges the result.
 void Invariants::check_planned(const StepView& view) {
-  const PlanOptions options = plan_options_of(engine_);
   // In addition to the step just decided. Blocks kept by one of them stay until the next one.
   in_flight_max_ = std::max(in_flight_max_, view.model().num_steps_in_flight() - 1);
   for (std::int32_t g = 0; g < std::ssize(plan_.groups); ++g) {
     const KVCacheGroupSpec& group = plan_.groups[g];
     if (is_left_out(g)) continue;
-    std::int64_t most = max_blocks_per_request(group, options);
+    std::int64_t most = planned_[static_cast<std::size_t>(g)];
     if (engine_.async_scheduling)
       most += in_flight_max_ * (is_state_kind(group.spec.kind)
                                     ? 1 + group.spec.num_prefill_checkpoint_blocks

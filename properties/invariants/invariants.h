@@ -130,6 +130,9 @@ class Invariants {
   std::vector<Held> held_;                         // after the previous decision
   std::map<RequestId, std::int64_t> computed_;     // their tokens, after it
   std::vector<BlockId> queue_, queue_before_;      // the free queue now, and as last remembered
+  std::vector<bool> is_free_;                      // by block
+  std::vector<std::int32_t> late_;                 // holders that a step in flight stands for
+  std::vector<std::int64_t> planned_;  // blocks of a group that a request is planned to hold
   // What blocks are cached as, likewise.
   IdVector<BlockId, std::optional<CachedBlock>> cached_, cached_before_;
   std::optional<Violation> violation_;

@@ -159,10 +159,10 @@ class Bench final : public StepObserver {
 
   // False: something has failed.
   bool settle() {
-    for (const auto& violation : {invariants_.violation(), pages_.violation()})
-      if (violation)
-        fail_with(fmt::format("invariant.{}", violation->name), violation->step, violation->request,
-                  violation->what);
+    for (const auto* violation : {&invariants_.violation(), &pages_.violation()})
+      if (const auto& found = *violation)
+        fail_with(fmt::format("invariant.{}", found->name), found->step, found->request,
+                  found->what);
     return !outcome_.failed() && conform_error() == nullptr;
   }
 

@@ -299,6 +299,18 @@ class Refusals(unittest.TestCase):
         groups = [_attention("chunked_local", head["config"]["block_size"])]
         self.assertIn("refused", send({"open": head | {"groups": groups, "seed": 0}}))
 
+    def test_a_request_follows_another_that_filled_the_batch(self) -> None:
+        """0.5.22 decides nothing in the turn in which the batch ends."""
+        head, send = sglang_workloads.header("paged", 1), sender()
+        config = head["config"] | {"max_num_seqs": 1, "async_scheduling": False}
+        send({"open": head | {"config": config, "seed": 0}})
+        for name in "ab":
+            send({"add": name, "prompt": [[1, 4]], "max_tokens": 2, "arrival": 0.0})
+        for step, name in enumerate("aabb"):
+            rows = send({"schedule": step})["scheduled"]
+            self.assertEqual([row["id"] for row in rows], [name], step)
+            send({"update": step, "sampled": {name: [7]}})
+
     def test_an_abort_ends_no_request_whose_name_begins_alike(self) -> None:
         send = sender()
         send({"open": sglang_workloads.header("paged", 1) | {"seed": 0}})

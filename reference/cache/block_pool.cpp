@@ -140,14 +140,6 @@ void PrefixCache::clear() {
   further_.clear();
 }
 
-BlockKey PrefixCache::key_of(BlockId block) const {
-  check_block(block, std::ssize(entries_));  // those of further keys too
-  const Entry& entry = entries_[block];
-  LS_CHECK(entry.group != kNotCached, "block {} is not cached", index_of(block));
-  const auto g = static_cast<std::uint64_t>(entry.group);
-  return {entry.key.low - g * 0x9E3779B97F4A7C15ull, entry.key.high ^ (g * 0xD1342543DE82EF95ull)};
-}
-
 FreeQueue::FreeQueue(std::int64_t num_blocks)
     : ring_(std::bit_ceil(static_cast<std::size_t>(2 * num_blocks)), kNullBlock),
       place_(num_blocks),

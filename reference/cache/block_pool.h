@@ -86,12 +86,19 @@ class PrefixCache {
   }
 
   // Of the first key of a cached block. REQUIRES: contains(block).
-  BlockKey key_of(BlockId block) const;
+  BlockKey key_of(BlockId block) const {
+    const Entry& entry = entries_[block];
+    LS_CHECK(entry.group != kNotCached, "block {} is not cached", index_of(block));
+    const auto g = static_cast<std::uint64_t>(entry.group);
+    return {entry.key.low - g * kOfGroupLow, entry.key.high ^ (g * kOfGroupHigh)};
+  }
   std::int32_t num_tokens_of(BlockId block) const { return entries_[block].num_tokens; }
   std::int32_t group_of(BlockId block) const { return entries_[block].group; }
 
  private:
   static constexpr std::int32_t kNotCached = -1;
+  static constexpr std::uint64_t kOfGroupLow = 0x9E3779B97F4A7C15ull;
+  static constexpr std::uint64_t kOfGroupHigh = 0xD1342543DE82EF95ull;
   struct Entry {   // one a block, half a cache line
     BlockKey key;  // already mixed with the group
     BlockId previous{};
@@ -102,7 +109,7 @@ class PrefixCache {
   std::size_t bucket_of(const BlockKey& mixed_key) const { return mixed_key.low & mask_; }
   static BlockKey mixed(const BlockKey& key, std::int32_t group) {
     const auto g = static_cast<std::uint64_t>(group);
-    return {key.low + g * 0x9E3779B97F4A7C15ull, key.high ^ (g * 0xD1342543DE82EF95ull)};
+    return {key.low + g * kOfGroupLow, key.high ^ (g * kOfGroupHigh)};
   }
   BlockId first_of(const BlockKey& mixed_key, BlockId from) const;
   BlockId block_of(BlockId entry) const {

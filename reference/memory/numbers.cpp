@@ -35,6 +35,14 @@ double worth_of(DType dtype, int pattern) {
   return static_cast<std::int8_t>(pattern);
 }
 
+using Worths = std::array<double, 256>;  // by pattern
+
+Worths worths_of(DType dtype) {
+  Worths worths;
+  for (int pattern = 0; pattern < 256; ++pattern) worths[pattern] = worth_of(dtype, pattern);
+  return worths;
+}
+
 // e2m1 by its list of numbers; bit 3 is the sign.
 double worth_of_e2m1(int pattern) {
   constexpr std::array<double, 8> kMagnitudes{0, 0.5, 1, 1.5, 2, 3, 4, 6};
@@ -54,15 +62,15 @@ int nearest_e2m1(double x) {
 }
 
 // The nearest of all; of two as near the even one, of int8 the one farther from zero.
-int nearest_pattern(DType dtype, double x) {
+int nearest_pattern(DType dtype, const Worths& worths, double x) {
   int best = -1;
   double best_distance = std::numeric_limits<double>::infinity();
   for (int pattern = 0; pattern < 256; ++pattern) {
-    const double distance = std::abs(worth_of(dtype, pattern) - x);
+    const double distance = std::abs(worths[pattern] - x);
     if (std::isnan(distance) || distance > best_distance) continue;
-    const bool wins_a_tie =
-        dtype == DType::int8 ? std::abs(worth_of(dtype, pattern)) > std::abs(worth_of(dtype, best))
-                             : pattern % 2 == 0;
+    const bool wins_a_tie = dtype == DType::int8
+                                ? std::abs(worths[pattern]) > std::abs(worths[best])
+                                : pattern % 2 == 0;
     if (distance == best_distance && !wins_a_tie) continue;
     best = pattern;
     best_distance = distance;
@@ -79,11 +87,13 @@ template <class Scaled>
 StoredNumbers stored_in(DType dtype, float scale, Scaled scaled) {
   StoredNumbers stored;
   stored.scale = scale;
+  const Worths worths = worths_of(dtype);
   for (int i = 0; i < 256; ++i) {
     const float magnitude = magnitude_of(i % kMantissas);
-    const int pattern = nearest_pattern(dtype, scaled(i < kMantissas ? magnitude : -magnitude));
+    const int pattern =
+        nearest_pattern(dtype, worths, scaled(i < kMantissas ? magnitude : -magnitude));
     stored.bytes[i] = static_cast<std::uint8_t>(pattern);
-    stored.worth[i] = worth_of(dtype, pattern) * scale;
+    stored.worth[i] = worths[pattern] * scale;
   }
   return stored;
 }
@@ -124,13 +134,14 @@ void store_e2m1(float inverse, double unit, StoredNumbers& stored) {
 std::vector<StoredNumbers> groups_of(float layer_scale) {
   const float per_unit = 1.0f / layer_scale;
   const float sixth = 1.0f / 6.0f, unit = 1.0f / per_unit;
+  const Worths worths = worths_of(DType::fp8_e4m3);
   std::vector<StoredNumbers> groups;
   for (int mantissa = 0; mantissa < kMantissas; ++mantissa) {
     const float wanted = magnitude_of(mantissa) * sixth;
     StoredNumbers& group = groups.emplace_back();
     group.scale_bits =
-        static_cast<std::uint8_t>(nearest_pattern(DType::fp8_e4m3, per_unit * wanted));
-    const auto in_units = static_cast<float>(worth_of(DType::fp8_e4m3, group.scale_bits));
+        static_cast<std::uint8_t>(nearest_pattern(DType::fp8_e4m3, worths, per_unit * wanted));
+    const auto in_units = static_cast<float>(worths[group.scale_bits]);
     group.scale = in_units * layer_scale;
     store_e2m1(1.0f / (in_units * unit), double{in_units} * layer_scale, group);
   }
@@ -220,11 +231,12 @@ std::vector<StoredNumbers> fp8_tiles(bool divides) {
 
 std::vector<StoredNumbers> fp4_tiles() {
   std::vector<StoredNumbers> tiles;
+  const Worths worths = worths_of(DType::fp8_e4m3);
   for (int mantissa = 0; mantissa < kMantissas; ++mantissa) {
     const float wanted = std::max(magnitude_of(mantissa) * (1.0f / 6.0f), 1.0f / 512.0f);
     StoredNumbers& tile = tiles.emplace_back();
-    tile.scale_bits = static_cast<std::uint8_t>(nearest_pattern(DType::fp8_e4m3, wanted));
-    tile.scale = static_cast<float>(worth_of(DType::fp8_e4m3, tile.scale_bits));
+    tile.scale_bits = static_cast<std::uint8_t>(nearest_pattern(DType::fp8_e4m3, worths, wanted));
+    tile.scale = static_cast<float>(worths[tile.scale_bits]);
     store_e2m1(1.0f / tile.scale, tile.scale, tile);
   }
   return tiles;

@@ -234,6 +234,7 @@ bool Scheduler::has_pages_to_send() const {
 bool Scheduler::has_pages_under_way() const {
   return impl_->cache.host_pages() != nullptr && impl_->cache.host_pages()->has_pending_work();
 }
+const BlockPool& Scheduler::pool() const { return impl_->cache.pool(); }
 bool Scheduler::is_cached(BlockId block) const { return impl_->cache.can_hit(block); }
 std::int32_t Scheduler::ref_cnt(BlockId block) const { return impl_->cache.pool().ref_cnt(block); }
 std::vector<BlockId> Scheduler::free_queue() const { return impl_->cache.pool().free_queue(); }
@@ -241,6 +242,10 @@ std::optional<CachedBlock> Scheduler::cached_as(BlockId block) const {
   if (!is_cached(block)) return std::nullopt;
   const PrefixCache& cache = impl_->cache.pool().cache();
   return CachedBlock{cache.key_of(block), cache.group_of(block)};
+}
+void Scheduler::all_cached(IdVector<BlockId, std::optional<CachedBlock>>& cached) const {
+  for (std::int32_t block = 0; block < std::ssize(cached); ++block)
+    cached[BlockId{block}] = cached_as(BlockId{block});
 }
 bool Scheduler::is_cached_as(BlockId block, const CachedBlock& content) const {
   return is_cached(block) && impl_->cache.pool().cache().has_key(block, content.key, content.group);
@@ -280,6 +285,7 @@ std::int64_t Scheduler::num_tokens(RequestId request) const {
 std::int64_t Scheduler::num_computed_tokens(RequestId request) const {
   return std::as_const(*impl_).at(request).num_computed_tokens;
 }
+std::int32_t Scheduler::num_spec_tokens() const { return impl_->config.num_spec_tokens; }
 std::span<const std::int32_t> Scheduler::drafts(RequestId request) const {
   return std::as_const(*impl_).at(request).spec_tokens;
 }

@@ -102,11 +102,14 @@ class Scheduler final : public DecisionSource {
   // flight.
   bool has_pages_to_send() const;
   bool has_pages_under_way() const;
+  const BlockPool& pool() const;
   bool is_cached(BlockId block) const;  // a prefix hit may find it
   std::int32_t ref_cnt(BlockId block) const;
   std::vector<BlockId> free_queue() const;  // next block to allocate first
   // What a block is cached as, and the block that a lookup of it finds; the null block: none.
   std::optional<CachedBlock> cached_as(BlockId block) const;
+  // The same of every block, into `cached`. REQUIRES: an entry per block of the pool.
+  void all_cached(IdVector<BlockId, std::optional<CachedBlock>>& cached) const;
   // A block has further contents where hits can end inside blocks.
   bool is_cached_as(BlockId block, const CachedBlock& content) const;
   // Of the prefix that ends in a cached block, where hits can end inside blocks; 0: where the
@@ -131,6 +134,7 @@ class Scheduler final : public DecisionSource {
   // Drafts that it keeps for a later step; of a request that the last step scheduled, those that
   // asynchronous scheduling expects.
   std::span<const std::int32_t> drafts(RequestId request) const;
+  std::int32_t num_spec_tokens() const;  // 0: no request has drafts
 
   const Scheduler* model() const override { return this; }
 

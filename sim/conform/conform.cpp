@@ -31,7 +31,7 @@ bool ConformObserver::inputs_known() {
 
 bool ConformObserver::finished(const StepView& view) {
   transcript_.finished(view, connector_);
-  unfinished_ = unfinished_of(view);
+  write_unfinished(view, unfinished_);
   return agrees();
 }
 

@@ -65,15 +65,15 @@ RecordedScheduled scheduled_of(const StepView& view, std::size_t index, std::siz
   scheduled.spec.assign(spec, spec + row.num_spec);
   const auto items = decision.encode.begin() + static_cast<std::ptrdiff_t>(first_item);
   scheduled.encode.assign(items, items + row.num_encoded);
-  BlocksPerGroup blocks;
-  blocks.reserve(static_cast<std::size_t>(decision.num_groups));
   bool any = row.is_new || row.is_resumed;
+  for (std::int32_t g = 0; g < decision.num_groups; ++g) any |= !decision.blocks(index, g).empty();
+  if (!any) return scheduled;
+  BlocksPerGroup& blocks = scheduled.blocks.emplace();
+  blocks.reserve(static_cast<std::size_t>(decision.num_groups));
   for (std::int32_t g = 0; g < decision.num_groups; ++g) {
     const auto handed = decision.blocks(index, g);
-    any |= !handed.empty();
     blocks.emplace_back(handed.begin(), handed.end());
   }
-  if (any) scheduled.blocks = std::move(blocks);
   return scheduled;
 }
 
@@ -86,16 +86,15 @@ std::vector<std::string> names_of(const StepView& view, std::span<const RequestI
   return names;
 }
 
-std::vector<std::string> unfinished_of(const StepView& view) {
-  const auto running = view.decisions.running();
-  std::vector<RequestId> ids(running.begin(), running.end());
-  std::ranges::copy(view.decisions.waiting(), std::back_inserter(ids));
-  for (const SkippedRequest& request : view.decisions.skipped()) ids.push_back(request.id);
-  std::vector<std::string> names = names_of(view, ids);
+void write_unfinished(const StepView& view, std::vector<std::string>& unfinished) {
+  std::vector<std::string_view> names;
+  for (const RequestId id : view.decisions.running()) names.push_back(view.name(id));
+  for (const RequestId id : view.decisions.waiting()) names.push_back(view.name(id));
+  for (const SkippedRequest& request : view.decisions.skipped())
+    names.push_back(view.name(request.id));
   std::ranges::sort(names);  // another engine's waiting requests include those that it skipped
   const auto repeated = std::ranges::unique(names);
-  names.erase(repeated.begin(), repeated.end());
-  return names;
+  unfinished.assign(names.begin(), repeated.begin());
 }
 
 void write_decision(const StepView& view, RecordedStep& step) {
@@ -207,6 +206,7 @@ void write_cache_events(const StepView& view, RecordedStep& step) {
 }
 
 void write_held_drafts(const StepView& view, RecordedStep& step) {
+  if (view.model().num_spec_tokens() == 0) return;
   const auto write = [&](RequestId id) {
     const auto drafts = view.model().drafts(id);
     const bool is_scheduled =

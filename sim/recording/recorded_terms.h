@@ -36,7 +36,7 @@ void write_transfers(const StepView& view, const std::set<std::string>& received
 // What the step's reset_prefix_cache events returned, in order.
 void write_reset_results(const StepView& view, std::vector<RecordedEvent>& events);
 // Live requests, sorted.
-std::vector<std::string> unfinished_of(const StepView& view);
+void write_unfinished(const StepView& view, std::vector<std::string>& unfinished);
 // Requests ended by the step's output, and the result of prefix cache resets.
 void write_outcome(const StepView& view, RecordedStep& step);
 // Drafts of live requests that the step does not schedule. REQUIRES: the model decides.

@@ -1,6 +1,7 @@
 #include "sim/recording/run_recorder.h"
 
 #include <algorithm>
+#include <memory>
 #include <utility>
 
 #include "sim/recording/recorded_terms.h"
@@ -58,7 +59,8 @@ void RunRecorder::take_events(const std::vector<WorkloadEvent>& events,
 Result<Turn> RunRecorder::next_turn(const LoopState& state, std::vector<WorkloadEvent>& events) {
   const std::size_t before = events.size();
   Result<Turn> turn = inner_.next_turn(state, events);
-  step_ = {};
+  std::destroy_at(&step_);
+  std::construct_at(&step_);
   step_.before = std::exchange(late_, {});
   take_events({events.begin() + static_cast<std::ptrdiff_t>(before), events.end()}, step_.before);
   return turn;
@@ -143,7 +145,7 @@ bool RunRecorder::finished(const StepView& view) {
   write_cache_events(view, step_);
   if (view.output_of_step >= 0) step_.output_of_step = view.output_of_step;
   end_.steps = step_.step + 1;
-  end_.unfinished = unfinished_of(view);
+  write_unfinished(view, end_.unfinished);
   sink_(step_);
   return true;
 }

@@ -510,7 +510,16 @@ class Engine:
         self.scheduler.abort_request(AbortReq(rid=rid))
 
     def next_batch(self) -> ScheduleBatch | None:
-        """The first half of the event loop's turn: what it decides."""
+        """The first half of the event loop's turn: what it decides. 0.5.22 notes that a full batch
+        has ended only after it has looked for prefills: that turn is idle, and the next one is
+        not."""
+        was_full = self.scheduler.running_batch.batch_is_full
+        batch = self._turn()
+        if not batch and was_full and not self.scheduler.running_batch.batch_is_full:
+            batch = self._turn()
+        return batch
+
+    def _turn(self) -> ScheduleBatch | None:
         s = self.scheduler
         plan = s.get_next_batch_to_run(running_batch=s.running_batch, last_batch=s.last_batch)
         s.running_batch = plan.running_batch
