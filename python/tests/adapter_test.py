@@ -176,9 +176,7 @@ class AdapterTest(unittest.TestCase):
         smaller = group | {"spec": group["spec"] | {"block_size": 8}}
         reply = self.opened(config={"enable_prefix_caching": False}, groups=[smaller])
         size = 16 if self.hello["engine"]["version"] == "0.22.1" else 8
-        self.assertEqual(
-            reply["opened"], {"scheduler_block_size": size, "hash_block_size": size}
-        )
+        self.assertEqual(reply["opened"], {"scheduler_block_size": size, "hash_block_size": size})
 
     def test_an_exception_is_told_and_the_next_case_is_as_new(self) -> None:
         """Drafts that are rejected at a block's boundary stop vLLM 0.22.1 (docs/findings.md)."""
