@@ -68,10 +68,11 @@ int nearest_pattern(DType dtype, const Worths& worths, double x) {
   for (int pattern = 0; pattern < 256; ++pattern) {
     const double distance = std::abs(worths[pattern] - x);
     if (std::isnan(distance) || distance > best_distance) continue;
-    const bool wins_a_tie = dtype == DType::int8
-                                ? std::abs(worths[pattern]) > std::abs(worths[best])
-                                : pattern % 2 == 0;
-    if (distance == best_distance && !wins_a_tie) continue;
+    const auto wins_a_tie = [&] {
+      return dtype == DType::int8 ? std::abs(worths[pattern]) > std::abs(worths[best])
+                                  : pattern % 2 == 0;
+    };
+    if (distance == best_distance && !wins_a_tie()) continue;
     best = pattern;
     best_distance = distance;
   }
