@@ -135,7 +135,6 @@ void fit_generator(const EngineHello& hello, GeneratorOptions& generator) {
   for (const std::int64_t size : {320, 512, 576})
     if (takes(hello, fmt::format("latent:{}", size))) worker.latent_sizes.push_back(size);
   generator.check = "fast";
-  generator.device_modes = false;
 }
 
 }  // namespace lockstep
