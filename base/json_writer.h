@@ -30,9 +30,6 @@ class JsonWriter {
   JsonWriter& integer_or_null(std::optional<std::int64_t> value) {
     return value ? integer(*value) : null();
   }
-  JsonWriter& string_or_null(std::optional<std::string_view> text) {
-    return text ? string(*text) : null();
-  }
 
   // A key and its value.
   JsonWriter& string(std::string_view name, std::string_view text) {

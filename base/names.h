@@ -41,13 +41,6 @@ constexpr std::optional<E> value_in(const EnumNames<E, N>& table, std::string_vi
   return std::nullopt;
 }
 
-template <class E, std::size_t N>
-constexpr std::array<E, N> values_in(const EnumNames<E, N>& table) {
-  std::array<E, N> values{};
-  for (std::size_t i = 0; i < N; ++i) values[i] = table[i].value;
-  return values;
-}
-
 // Between the parts of an enum's words: '-' in ids of defects.
 template <class E>
 inline constexpr char kWordJoint = '_';

@@ -14,10 +14,15 @@ namespace lockstep {
 
 #if !LOCKSTEP_HAVE_CUDA
 std::string cuda::why_no_gpu() { return "no GPU: this build has no CUDA (no nvcc was found)"; }
-Result<std::unique_ptr<cuda::Device>> cuda::make_gpu_device() { return fail(why_no_gpu()); }
+Result<std::unique_ptr<cuda::Device>> cuda::make_gpu_device(std::int64_t) {
+  return fail(why_no_gpu());
+}
 #endif
 
 namespace {
+
+// Room for the arrays of a step, next to the pool, in memory that is one allocation.
+constexpr std::int64_t kArrayBytes = std::int64_t{1} << 30;
 
 std::int64_t pool_size_bytes_of(const BackendConfig& config) {
   std::int64_t pool_size_bytes = 0;
@@ -33,7 +38,8 @@ Result<std::unique_ptr<cuda::Device>> device_of(const UserKernels& kernels,
   std::string why;
   if (kernels.on_gpu() && !gpu_available(&why))
     return fail("{}: its kernels run on a GPU; {}", kernels.name(), why);
-  if (kernels.on_gpu()) return cuda::make_gpu_device();
+  const std::int64_t shared = kernels.in_process() ? 0 : pool_size_bytes_of(config) + kArrayBytes;
+  if (kernels.on_gpu()) return cuda::make_gpu_device(shared);
   return cuda::make_simt_device(config.check, config.seed, pool_size_bytes_of(config),
                                 kernels.memory(), config.num_threads);
 }
@@ -66,7 +72,7 @@ Result<std::unique_ptr<Backend>> make_gpu_backend(const BackendConfig& config) {
     return fail(
         "delay_streams: a GPU orders its streams itself; only the SIMT executor delays them");
   LS_ASSIGN_OR_RETURN(auto seams, cuda::planted_seams(config));
-  LS_ASSIGN_OR_RETURN(auto device, cuda::make_gpu_device());
+  LS_ASSIGN_OR_RETURN(auto device, cuda::make_gpu_device(0));
   return cuda::make_backend(std::move(device), config, std::move(seams));
 }
 

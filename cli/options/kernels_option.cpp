@@ -19,7 +19,7 @@
 namespace lockstep {
 namespace {
 
-constexpr std::string_view kPrefix = "kernels:";
+bool is_on_gpu(std::string_view backend) { return backend.starts_with("cuda_"); }
 
 Result<std::shared_ptr<ForeignEngines>> processes_of(const std::string& backend) {
   static std::mutex mutex;
@@ -27,11 +27,12 @@ Result<std::shared_ptr<ForeignEngines>> processes_of(const std::string& backend)
   const std::lock_guard lock(mutex);
   std::shared_ptr<ForeignEngines>& processes = started[backend];
   if (processes != nullptr) return processes;
-  const std::string named = backend.substr(kPrefix.size());
+  const std::string named = backend.substr(backend.find(':') + 1);
   LS_ASSIGN_OR_RETURN(const std::string python, adapter_python("--kernels", named));
   LS_ASSIGN_OR_RETURN(processes,
                       ForeignEngines::open(kernel_process_options(fmt::format(
-                          "{} -m lockstep_engines.user_kernels {}", python, shell_word(named)))));
+                          "{} -m lockstep_engines.user_kernels {}{}", python, shell_word(named),
+                          is_on_gpu(backend) ? " --cuda" : ""))));
   return processes;
 }
 
@@ -43,17 +44,19 @@ void declare_kernels(CLI::App& command, std::function<void(const std::string& ba
       .add_option_function<std::string>(
           "--kernels",
           [&command, take = std::move(take)](const std::string& named) {
+            std::string_view prefix = "kernels:";
             for (const std::string& backend : command.get_option("--backend")->results()) {
               if (backend == "cuda")
+                prefix = "cuda_kernels:";
+              else if (backend != "auto" && backend != "simt")
                 throw CLI::ValidationError(
-                    "--kernels with --backend cuda",
-                    "a GPU's pages are not shared with Python yet (CUDA IPC); leave --backend cuda "
-                    "out to run the class on the CPU");
-              if (backend != "auto" && backend != "simt")
-                throw CLI::ValidationError(fmt::format("--kernels with --backend {}", backend),
-                                           "the class runs on the pages of --backend simt");
+                    fmt::format("--kernels with --backend {}", backend),
+                    "the class runs on the pages of --backend simt or --backend cuda");
             }
-            take(is_plugin(named) && named.ends_with(".so") ? named : std::string(kPrefix) + named);
+            if (is_plugin(named) && named.ends_with(".so")) return take(named);
+            if (std::string why; prefix.starts_with("cuda") && !gpu_available(&why))
+              throw CLI::ValidationError("--kernels with --backend cuda", why);
+            take(fmt::format("{}{}", prefix, named));
           },
           "your cache writes and attention: a Python class (module:Class, file.py:Class) or a "
           "library (FILE.so), on Lockstep's pages (docs/check_your_kernels.md)")
@@ -69,7 +72,8 @@ BackendFactory kernels_factory(const std::string& backend) {
       return make_user_kernels_backend(config, std::move(plugin));
     }
     LS_ASSIGN_OR_RETURN(const auto processes, processes_of(backend));
-    LS_ASSIGN_OR_RETURN(auto kernels, open_user_kernels(processes, std::move(layers)));
+    LS_ASSIGN_OR_RETURN(auto kernels,
+                        open_user_kernels(processes, std::move(layers), is_on_gpu(backend)));
     return make_user_kernels_backend(config, std::move(kernels));
   };
 }

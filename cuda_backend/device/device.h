@@ -142,6 +142,8 @@ class Device {
   virtual std::vector<KernelStatistics> kernel_statistics() const { return {}; }
   // The memory that offsets of shared tensors count from; null: the device shares none.
   virtual const std::byte* memory_begin() const { return nullptr; }
+  // By which another process opens the memory of a GPU; empty: it does not.
+  virtual std::string_view memory_handle() const { return {}; }
   // As Backend::attends_to_ranges().
   virtual bool attends_to_ranges() const { return true; }
   virtual DType query_dtype() const { return DType::fp32; }  // as Backend::query_dtype()

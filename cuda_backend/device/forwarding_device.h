@@ -60,6 +60,7 @@ class ForwardingDevice : public Device {
     return inner_->kernel_statistics();
   }
   const std::byte* memory_begin() const override { return inner_->memory_begin(); }
+  std::string_view memory_handle() const override { return inner_->memory_handle(); }
   bool watches_accesses() const override { return inner_->watches_accesses(); }
   int launch_graph(CapturedGraph& graph, const LaunchPlace& place) override {
     return inner_->launch_graph(graph, place);

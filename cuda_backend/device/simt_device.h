@@ -30,7 +30,7 @@ Result<std::unique_ptr<Device>> make_simt_device(CheckMode mode, std::uint64_t s
 //    inner device, and not_checked() names it.
 // 3. After the first failed call no other call is made; take_reports() reports the failure.
 // REQUIRES: one stream, without captured graphs; the device is in front of all others. Kernels of
-// another process: the inner device runs launches at once and shares its memory.
+// another process: the inner device shares its memory. On a GPU a call waits for all earlier work.
 
 std::unique_ptr<Device> make_user_kernels_device(std::unique_ptr<Device> device,
                                                  std::shared_ptr<UserKernels> kernels);

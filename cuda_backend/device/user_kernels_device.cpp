@@ -56,7 +56,7 @@ class UserKernelsDevice final : public ForwardingDevice {
   UserKernelsDevice(std::unique_ptr<Device> device, std::shared_ptr<UserKernels> kernels)
       : ForwardingDevice(std::move(device)),
         kernels_(std::move(kernels)),
-        in_process_(kernels_->memory().empty()),
+        in_process_(kernels_->in_process()),
         lists_(inner(), "lists of the user's kernels"),
         table_(inner(), "block table of the user's kernels") {
     LS_CHECK(in_process_ || inner().memory_begin() != nullptr, "{} shares no memory",
@@ -509,7 +509,9 @@ class UserKernelsDevice final : public ForwardingDevice {
 
   void make(KernelCall& call) {
     if (has_failed_) return;
+    if (!in_process_ && kernels_->on_gpu() && !finish_inner()) return;  // its streams are others
     call.memory = inner().memory_begin();
+    call.memory_handle = inner().memory_handle();
     call.stream = inner().place().stream;
     if (in_process_) upload_lists(call);
     ++num_calls_;

@@ -28,9 +28,10 @@ constexpr int kOldestCapability = 80;
 //    downloads among them.
 // 3. Events [0, num_events_) were recorded since the last finish().
 // 4. After a failure no call starts work. The destructor still releases everything.
+// 5. With shared memory, allocations are its bytes [0, shared_used_), and none is used again.
 class GpuDevice final : public Device {
  public:
-  GpuDevice() {
+  explicit GpuDevice(std::int64_t shared_bytes) : shared_bytes_(shared_bytes) {
     check("cudaGetDeviceProperties", cudaGetDeviceProperties(&properties_, 0));
     open_streams(1);
     check("cudaMallocHost", cudaMallocHost(&staging_, kStagingBytes));
@@ -39,6 +40,7 @@ class GpuDevice final : public Device {
     place_.items_per_thread = 4;
     place_.items_per_reducer = 16;
     place_.whole_warps = true;
+    if (shared_bytes_ > 0) share_memory();
   }
   ~GpuDevice() override {
     // Started work may still use these objects. A failure here has no receiver.
@@ -46,6 +48,7 @@ class GpuDevice final : public Device {
     for (cudaEvent_t event : events_) cudaEventDestroy(event);
     for (cudaStream_t stream : streams_) cudaStreamDestroy(stream);
     if (staging_ != nullptr) cudaFreeHost(staging_);
+    if (shared_ != nullptr) cudaFree(shared_);
   }
 
   std::string_view name() const override { return "cuda"; }
@@ -59,6 +62,7 @@ class GpuDevice final : public Device {
   // The bytes stay undefined, so that compute-sanitizer's initcheck finds reads of them.
   std::byte* allocate(std::int64_t size_bytes, std::string name) override {
     if (failed() || size_bytes == 0) return nullptr;
+    if (shared_bytes_ > 0) return from_shared(size_bytes, name);
     void* memory = nullptr;
     check(name + ": cudaMalloc of " + std::to_string(size_bytes) + " bytes",
           cudaMalloc(&memory, static_cast<std::size_t>(size_bytes)));
@@ -67,10 +71,12 @@ class GpuDevice final : public Device {
   // Started work may still use the memory: cudaFree only "may perform implicit synchronization",
   // and cudaFreeHost promises nothing.
   void release(std::byte* memory) override {
-    if (memory == nullptr) return;
+    if (memory == nullptr || shared_bytes_ > 0) return;
     wait_for_streams();
     check("cudaFree", cudaFree(memory));
   }
+  const std::byte* memory_begin() const override { return shared_; }
+  std::string_view memory_handle() const override { return handle_; }
 
   std::byte* allocate_host(std::int64_t size_bytes, std::string name) override {
     if (failed() || size_bytes == 0) return nullptr;
@@ -161,6 +167,22 @@ class GpuDevice final : public Device {
     std::size_t size_bytes;
   };
 
+  // The handle names whole allocations of cudaMalloc, hence one for everything.
+  void share_memory() {
+    check("cudaMalloc of " + std::to_string(shared_bytes_) + " shared bytes",
+          cudaMalloc(reinterpret_cast<void**>(&shared_), static_cast<std::size_t>(shared_bytes_)));
+    cudaIpcMemHandle_t handle{};
+    if (!failed()) check("cudaIpcGetMemHandle", cudaIpcGetMemHandle(&handle, shared_));
+    for (const char byte : handle.reserved)
+      for (const int shift : {4, 0}) handle_ += "0123456789abcdef"[byte >> shift & 15];
+  }
+  std::byte* from_shared(std::int64_t size_bytes, const std::string& name) {
+    std::byte* memory = shared_ + shared_used_;
+    shared_used_ += (size_bytes + 255) / 256 * 256;
+    if (shared_used_ <= shared_bytes_) return memory;
+    fail_with(name + ": " + std::to_string(shared_bytes_) + " bytes of shared memory are too few");
+    return nullptr;
+  }
   // Ends a started capture in every case. Its objects are owned or destroyed.
   void capture(CapturedGraph& graph, const LaunchPlace& place) {
     const auto stream = static_cast<cudaStream_t>(place.stream);
@@ -211,6 +233,10 @@ class GpuDevice final : public Device {
   }
 
   cudaDeviceProp properties_{};
+  const std::int64_t shared_bytes_;
+  std::int64_t shared_used_ = 0;
+  std::byte* shared_ = nullptr;
+  std::string handle_;  // of shared_: 64 bytes as hexadecimal digits
   std::vector<cudaStream_t> streams_;
   cudaStream_t stream_ = nullptr;    // the one in use
   std::vector<cudaEvent_t> events_;  // kept for later steps
@@ -238,9 +264,9 @@ std::string why_no_gpu() {
          std::to_string(kOldestCapability % 10) + "; set LOCKSTEP_CUDA_ARCHITECTURES";
 }
 
-Result<std::unique_ptr<Device>> make_gpu_device() {
+Result<std::unique_ptr<Device>> make_gpu_device(std::int64_t shared_bytes) {
   if (std::string why = why_no_gpu(); !why.empty()) return fail(std::move(why));
-  std::unique_ptr<Device> device = std::make_unique<GpuDevice>();
+  std::unique_ptr<Device> device = std::make_unique<GpuDevice>(shared_bytes);
   if (auto done = device->finish(); !done) return tl::unexpected(done.error());
   return device;
 }

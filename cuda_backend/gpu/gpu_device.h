@@ -2,6 +2,7 @@
 // pinned memory. Declared without CUDA's headers, so that only this folder needs a toolkit.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -13,6 +14,8 @@ namespace lockstep::cuda {
 // Empty when the first GPU can be used; otherwise what is missing.
 std::string why_no_gpu();
 
-Result<std::unique_ptr<Device>> make_gpu_device();
+// `shared_bytes` of one allocation, from which every other is taken, and which another process can
+// open by memory_handle(). 0: nothing is shared. Errors: the GPU cannot be used, or has less memory.
+Result<std::unique_ptr<Device>> make_gpu_device(std::int64_t shared_bytes);
 
 }  // namespace lockstep::cuda

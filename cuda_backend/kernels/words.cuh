@@ -77,18 +77,11 @@ __device__ __forceinline__ std::uint64_t content_of_row(const TokenRows& rows,
 // Calls `f` with a zero of the type that has `unit_bytes` bytes: 16, 8, 4, 2 or 1.
 template <class F>
 __device__ __forceinline__ void with_unit(std::int32_t unit_bytes, const F& f) {
-  switch (unit_bytes) {
-    case 16:
-      return f(simt::vec16{});
-    case 8:
-      return f(std::uint64_t{});
-    case 4:
-      return f(std::uint32_t{});
-    case 2:
-      return f(std::uint16_t{});
-    default:
-      return f(std::uint8_t{});
-  }
+  if (unit_bytes == 16) return f(simt::vec16{});
+  if (unit_bytes == 8) return f(std::uint64_t{});
+  if (unit_bytes == 4) return f(std::uint32_t{});
+  if (unit_bytes == 2) return f(std::uint16_t{});
+  return f(std::uint8_t{});
 }
 
 // Flat launches: thread t of n handles items t, t + n, t + 2n, ...

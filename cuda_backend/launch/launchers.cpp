@@ -49,18 +49,11 @@ int move_rows(const LaunchPlace& place, const WritePartsParams& params) {
 // with_unit() of words.cuh for the host: nvcc allows no function that calls lambdas of both sides.
 template <class F>
 int for_unit(std::int64_t unit_bytes, const F& f) {
-  switch (unit_bytes) {
-    case 16:
-      return f(simt::vec16{});
-    case 8:
-      return f(std::uint64_t{});
-    case 4:
-      return f(std::uint32_t{});
-    case 2:
-      return f(std::uint16_t{});
-    default:
-      return f(std::uint8_t{});
-  }
+  if (unit_bytes == 16) return f(simt::vec16{});
+  if (unit_bytes == 8) return f(std::uint64_t{});
+  if (unit_bytes == 4) return f(std::uint32_t{});
+  if (unit_bytes == 2) return f(std::uint16_t{});
+  return f(std::uint8_t{});
 }
 
 }  // namespace
@@ -226,11 +219,9 @@ int write_latent_rows(const LaunchPlace& place, const WritePartsParams& params, 
   if (!fits_grid(params.num_rows, params.num_parts)) return too_large();
   config.grid = grid_of(params.num_rows, params.num_parts);
   config.block.x = 32;
-  return status_of(simt::launch(config,
-                                eights && are_from_bf16(params)
-                                    ? write_latent_rows_kernel<kScaling, true>
-                                    : write_latent_rows_kernel<kScaling, false>,
-                                params));
+  auto* kernel = eights && are_from_bf16(params) ? write_latent_rows_kernel<kScaling, true>
+                                                 : write_latent_rows_kernel<kScaling, false>;
+  return status_of(simt::launch(config, kernel, params));
 }
 
 int quantise_rows(const LaunchPlace& place, const WritePartsParams& params,

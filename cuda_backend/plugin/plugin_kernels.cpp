@@ -143,7 +143,6 @@ class PluginKernels final : public UserKernels {
     const auto member = named(kFunctions, function);
     return member != nullptr && plugin_->*member != nullptr;
   }
-  const std::string& memory() const override { return no_file_; }
   bool on_gpu() const override { return plugin_->on_gpu != 0; }
 
   std::optional<KernelFailure> call(const KernelCall& call) override {
@@ -189,7 +188,7 @@ class PluginKernels final : public UserKernels {
     return plugin_->query_dtype == nullptr ? "fp32" : plugin_->query_dtype;
   }
 
-  const std::string path_, no_file_;
+  const std::string path_;
   void* handle_ = nullptr;
   const lockstep_plugin* plugin_ = nullptr;
   void* self_ = nullptr;

@@ -13,10 +13,9 @@ class FlashInfer:
         return layer.attention_chunk_size > 0 or layer.kv_quant_mode != "none"
 
     def pages(self, block_table, seq_lens, page_size):
-        counts = (seq_lens + page_size - 1) // page_size
+        counts, last = (seq_lens + page_size - 1) // page_size, (seq_lens - 1) % page_size + 1
         kv_indptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)]).int()
-        is_used = torch.arange(block_table.shape[1]) < counts[:, None]
-        return kv_indptr, block_table[is_used], (seq_lens - 1) % page_size + 1
+        return kv_indptr, block_table[torch.arange(block_table.shape[1]) < counts[:, None]], last
 
     def begin_step(self, group, positions, batch_indices, block_table, block_size):
         seq_lens = torch.zeros(len(block_table), dtype=torch.int32)

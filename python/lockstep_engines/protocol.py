@@ -230,7 +230,7 @@ KERNELS = Language(
     (("memory", "layers"), ()),
     {
         "run": _Message(
-            ("layer", "group", "scale", "tensors", "integers"), (), lambda k, m: k.run(m)
+            ("layer", "group", "scale", "tensors", "integers"), ("memory",), lambda k, m: k.run(m)
         )
     },
 )

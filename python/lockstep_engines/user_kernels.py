@@ -1,7 +1,8 @@
-"""python -m lockstep_engines.user_kernels module:Class: a user's kernels that work for Lockstep.
+"""python -m lockstep_engines.user_kernels module:Class [--cuda]: a user's kernels for Lockstep.
 
 The class's functions receive tensors that are views of Lockstep's memory, which this process maps:
-no byte is copied. docs/check_your_kernels.md describes the class and its arguments.
+no byte is copied. With --cuda the memory is the first GPU's. docs/check_your_kernels.md describes
+the class and its arguments.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep_engines import missing, protocol
+from lockstep_engines.gpu_memory import SharedMemory
 from lockstep_engines.protocol import EngineFault, Object, passes_on
 
 _QUERY_DTYPES = ("fp32", "bf16", "fp16")
@@ -77,7 +79,7 @@ class _Torch:
         import torch
 
         torch.set_num_threads(1)  # the tensors of a step are small
-        self.module = torch
+        self.module: Any = torch
         self.name = f"torch {torch.__version__}"
         self._dtypes = {
             "bf16": torch.bfloat16,
@@ -91,7 +93,12 @@ class _Torch:
             "int64": torch.int64,
         }
 
-    def view(self, memory: mmap.mmap, tensor: Object) -> Any:
+    def use_gpu(self) -> None:
+        if not self.module.cuda.is_available():
+            _refuse(f"--backend cuda: {self.name} in {sys.executable} finds no GPU")
+        self.module.set_default_device("cuda")  # of what the class makes, too
+
+    def view(self, memory: mmap.mmap | SharedMemory, tensor: Object) -> Any:
         dtype = self._dtypes[tensor["dtype"]]
         size, rest = dtype.itemsize, [stride % dtype.itemsize for stride in tensor["strides"]]
         if any(rest):
@@ -100,9 +107,11 @@ class _Torch:
                 "cannot express; choose head and page sizes that are multiples of the element"
             )
         last = sum((n - 1) * s for n, s in zip(tensor["shape"], tensor["strides"], strict=True))
-        flat = self.module.frombuffer(
-            memory, dtype=dtype, count=last // size + 1, offset=tensor["offset"]
-        )
+        count, offset = last // size + 1, tensor["offset"]
+        if isinstance(memory, SharedMemory):
+            flat = memory.bytes[offset : offset + count * size].view(dtype)
+        else:
+            flat = self.module.frombuffer(memory, dtype=dtype, count=count, offset=offset)
         return flat.as_strided(tensor["shape"], [stride // size for stride in tensor["strides"]])
 
     def integers(self, values: list[int]) -> Any:
@@ -194,8 +203,10 @@ def _call(function: Any, *arguments: Any) -> Any:
 class Server:
     """One class; one run at a time."""
 
-    def __init__(self, named: str) -> None:
-        self._named = named
+    def __init__(self, named: str, on_gpu: bool = False) -> None:
+        self._named, self._on_gpu = named, on_gpu
+        if on_gpu:
+            _Torch().use_gpu()
         self._class = _class_of(named)
         self._functions = _functions_of(named, self._class)
         self._query_dtype = getattr(self._class, "query_dtype", "fp32")
@@ -204,8 +215,11 @@ class Server:
         framework = getattr(self._class, "framework", "torch")
         if framework not in _FRAMEWORKS:
             _refuse(f"{named}: framework {framework!r} is none of {', '.join(_FRAMEWORKS)}")
+        if on_gpu and framework != "torch":
+            _refuse(f"{named}: framework {framework!r} has no tensors on a GPU; leave out "
+                    "--backend cuda")  # fmt: skip
         self._arrays: Any = _FRAMEWORKS[framework]()
-        self._memory: mmap.mmap | None = None
+        self._memory: mmap.mmap | SharedMemory | None = None
 
     def hello(self) -> Object:
         engine = {"name": self._named, "version": self._arrays.name}
@@ -219,19 +233,27 @@ class Server:
         return {"declined": [_reason(_call(declines, layer)) for layer in self._layers]}
 
     def close(self) -> None:
+        if isinstance(self._memory, SharedMemory):
+            self._memory.close()
         self._object = self._memory = None
 
-    def _map(self) -> mmap.mmap:
+    def _map(self, handle: str | None) -> mmap.mmap | SharedMemory:
+        if self._memory is None and handle is not None:
+            self._memory = SharedMemory(handle)
         if self._memory is None:
             with open(self._path, "r+b") as file:
                 self._memory = mmap.mmap(file.fileno(), 0)
         return self._memory
 
+    def _finish(self) -> None:
+        """Waits for the GPU; raises what went wrong there."""
+        if self._on_gpu:
+            self._arrays.module.cuda.synchronize()
+
     def run(self, message: Object) -> Object:
         function, tensors = message["run"], message["tensors"]
-        views: Object = {
-            name: self._arrays.view(self._map(), said) for name, said in tensors.items()
-        }
+        memory = self._map(message.get("memory"))
+        views: Object = {name: self._arrays.view(memory, said) for name, said in tensors.items()}
         views["pages"] = [views[name] for name in tensors if name.startswith("pages")]
         views |= {
             name: self._arrays.integers(values) for name, values in message["integers"].items()
@@ -256,6 +278,7 @@ class Server:
             views["block_table"] = views["block_table"][message["integers"]["rows"]]
         try:
             result = getattr(self._object, function)(*(views[a] for a in _FUNCTIONS[function]))
+            self._finish()
         except Exception as error:
             frames = error.__traceback__ and error.__traceback__.tb_next  # those of the class
             trace = "".join(traceback.format_exception(type(error), error, frames))
@@ -264,6 +287,7 @@ class Server:
             if fault := self._wrong(views["output"], result):
                 return {"fault": fault}
             views["output"][...] = result.reshape(views["output"].shape)
+            self._finish()
         return {}
 
     def _wrong(self, output: Any, result: Any) -> str:
@@ -349,7 +373,7 @@ def _refuse(why: str) -> None:
 def main() -> None:
     source, sink = protocol.own_pipe()
     try:
-        server = Server(sys.argv[1])
+        server = Server(sys.argv[1], on_gpu="--cuda" in sys.argv[2:])
     except ImportError as error:  # torch
         _refuse(
             f"needs {error.name}, which {sys.executable} does not have; name an interpreter with "

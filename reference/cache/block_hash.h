@@ -57,7 +57,6 @@ class TokenSequence {
   std::int64_t prompt_size() const { return prompt_size_; }
   std::int32_t operator[](std::int64_t position) const;
   void append(std::int32_t token) { output_.push_back(token); }
-  void reserve_output(std::size_t count) { output_.reserve(count); }
 
   // tokens[0 .. count) = the tokens from `first` on. REQUIRES: first + count <= size().
   void copy(std::int64_t first, std::int64_t count, std::int32_t* tokens) const;

@@ -252,9 +252,6 @@ class MemoryModel {
   // The slot's content, or null when it was not written since the block's base.
   const SlotContent* slot_content(std::int32_t group, BlockId block, std::int64_t offset,
                                   std::int32_t lane = 0) const;
-  // Of the group: 1, and one for each module of a drafter that the plan has, whether or not a layer
-  // of the group is its own.
-  std::int32_t num_lanes() const { return num_lanes_; }
 
   std::int64_t num_blocks() const { return num_blocks_; }
   std::int32_t num_tensors() const { return static_cast<std::int32_t>(tensors_.size()); }
@@ -370,7 +367,7 @@ class MemoryModel {
                   std::span<std::uint8_t> image) const;
 
   std::int64_t num_blocks_ = 0;
-  std::int32_t num_lanes_ = 1;
+  std::int32_t num_lanes_ = 1;  // and one for each module of a drafter that the plan has
   std::int32_t source_ = -1;  // of the host pages; -1: there is none
   Numbers numbers_ = Numbers::words;
   std::int64_t step_ = 0;

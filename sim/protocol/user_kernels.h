@@ -81,6 +81,7 @@ struct KernelCall {
   std::vector<KernelIntegers> integers = {};
   double scale = 0;                   // of scores, of the delta rule's outputs
   const std::byte* memory = nullptr;  // start of the shared memory
+  std::string_view memory_handle = {};  // by which another process opens that of a GPU
   void* stream = nullptr;             // cudaStream_t; null on a CPU
 };
 
@@ -99,9 +100,10 @@ class UserKernels {
   const KernelLayer& layer(std::int32_t number) const {
     return layers_.at(static_cast<std::size_t>(number));
   }
-  // The file to map, of any size so far; empty: the functions take pointers of this process.
-  virtual const std::string& memory() const = 0;
-  virtual bool on_gpu() const { return false; }  // pointers are those of the first GPU
+  // False: the functions take offsets in memory that another process maps.
+  virtual bool in_process() const { return true; }
+  virtual std::string memory() const { return {}; }  // a file to map, of any size so far
+  virtual bool on_gpu() const { return false; }      // the memory is that of the first GPU
   virtual std::optional<KernelFailure> call(const KernelCall& call) = 0;
 
  protected:

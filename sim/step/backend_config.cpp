@@ -139,12 +139,16 @@ AttentionBackend attention_backend_for(const KVCacheConfig& plan) {
 }
 
 bool is_plugin(std::string_view backend) {
-  return !backend.starts_with("kernels:") && !is_engine_worker(backend) &&
+  return !is_kernel_class(backend) && !is_engine_worker(backend) &&
          (backend.find('/') != backend.npos || backend.ends_with(".so"));
 }
 
+bool is_kernel_class(std::string_view backend) {
+  return backend.starts_with("kernels:") || backend.starts_with("cuda_kernels:");
+}
+
 bool is_user_kernels(std::string_view backend) {
-  return backend.starts_with("kernels:") || is_plugin(backend);
+  return is_kernel_class(backend) || is_plugin(backend);
 }
 
 bool is_engine_worker(std::string_view backend) {

@@ -42,8 +42,9 @@ Result<RankModel> rank_model(const BackendConfig& config, std::int32_t rank);
 AttentionBackend attention_backend_for(const KVCacheConfig& plan);
 // A backend's name that is a library of kernels: "./kernels.so".
 bool is_plugin(std::string_view backend);
-// A plugin, or a Python class ("kernels:my/kernels.py:Class"), in place of the CUDA backend's cache
-// writes and attention.
+// A Python class: "kernels:my/kernels.py:Class"; on a GPU "cuda_kernels:my/kernels.py:Class".
+bool is_kernel_class(std::string_view backend);
+// A plugin or a class, in place of the CUDA backend's cache writes and attention.
 bool is_user_kernels(std::string_view backend);
 // Names of backends that are an engine's own worker: "vllm", "vllm:DIR", "worker:COMMAND". It
 // shapes its caches as vLLM's Triton backend does.

@@ -36,6 +36,7 @@ std::string open_message(std::span<const KernelLayer> layers, const std::string&
 std::string call_message(const KernelCall& call) {
   JsonWriter out;
   out.begin_object().string("run", call.function).integer("layer", call.layer);
+  if (!call.memory_handle.empty()) out.string("memory", call.memory_handle);
   out.integer("group", call.group).key("scale").raw(fmt::format("{}", call.scale));
   out.key("tensors").begin_object();
   for (const KernelTensor& tensor : call.tensors) {
@@ -57,11 +58,14 @@ class KernelProcess final : public UserKernels {
         processes_(std::move(processes)),
         process_(std::move(process)),
         memory_(std::move(memory)),
-        name_("kernels:" + processes_->hello().engine.name) {}
+        name_((on_gpu() ? "cuda_kernels:" : "kernels:") + processes_->hello().engine.name) {}
+  ~KernelProcess() override {  // memory that another process still maps may not be freed
+    if (on_gpu()) process_->ask("{\"close\":true}\n", [](JsonObject&) {});
+  }
 
   Result<void> open() {
     std::string refused;
-    process_->ask(open_message(layers_, memory_->path()), [&](JsonObject& reply) {
+    process_->ask(open_message(layers_, memory()), [&](JsonObject& reply) {
       if (JsonValue why = reply.optional("refused")) {
         refused = why.nonempty_string();
         return;
@@ -78,7 +82,9 @@ class KernelProcess final : public UserKernels {
 
   std::string_view name() const override { return name_; }
   bool has(std::string_view function) const override { return processes_->hello().can(function); }
-  const std::string& memory() const override { return memory_->path(); }
+  bool in_process() const override { return false; }
+  std::string memory() const override { return on_gpu() ? "" : memory_->path(); }
+  bool on_gpu() const override { return memory_ == nullptr; }
   std::optional<KernelFailure> call(const KernelCall& call) override {
     EngineFailure found{.kind = "fault", .what = {}, .trace = {}};
     process_->ask(call_message(call), [&](JsonObject& reply) {
@@ -89,13 +95,14 @@ class KernelProcess final : public UserKernels {
     if (found.what.empty()) return std::nullopt;
     if (found.kind == "fault" && !found.trace.empty()) found.kind = "exception";
     if (!found.trace.empty()) found.what += "\n" + found.trace;
+    if (on_gpu()) process_->fail_reply(found.what);  // ends the process
     return KernelFailure{std::move(found.kind), std::move(found.what)};
   }
 
  private:
   std::shared_ptr<ForeignEngines> processes_;
   ForeignEngines::Lease process_;
-  std::unique_ptr<SharedBytes> memory_;
+  std::unique_ptr<SharedBytes> memory_;  // null: that of a GPU
   std::string name_;
 };
 
@@ -114,9 +121,13 @@ ForeignEngineOptions kernel_process_options(std::string command) {
 }
 
 Result<std::shared_ptr<UserKernels>> open_user_kernels(std::shared_ptr<ForeignEngines> processes,
-                                                       std::vector<KernelLayer> layers) {
+                                                       std::vector<KernelLayer> layers,
+                                                       bool on_gpu) {
   LS_ASSIGN_OR_RETURN(auto process, processes->take());
-  LS_ASSIGN_OR_RETURN(auto memory, SharedBytes::create());
+  std::unique_ptr<SharedBytes> memory;
+  if (!on_gpu) {
+    LS_ASSIGN_OR_RETURN(memory, SharedBytes::create());
+  }
   auto kernels = std::make_shared<KernelProcess>(std::move(processes), std::move(process),
                                                  std::move(memory), std::move(layers));
   LS_RETURN_IF_ERROR(kernels->open());

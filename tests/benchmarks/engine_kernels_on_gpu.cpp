@@ -114,7 +114,7 @@ int time_all(Device& device) {
 
 int main(int argc, char** argv) {
   benchmark::Initialize(&argc, argv);
-  auto device = lockstep::cuda::make_gpu_device();
+  auto device = lockstep::cuda::make_gpu_device(0);
   if (!device) {
     fmt::print(stderr, "lockstep_gpu_benchmarks: {}\n", device.error().message);
     return 2;

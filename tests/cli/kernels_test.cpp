@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "tests/cli/command.h"
@@ -168,7 +169,9 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST(Kernels, AreRefusedOnOtherBackendsAndDevicesInOneSentence) {
   const std::pair<std::vector<std::string>, const char*> kRefusals[] = {
-      {{"--backend", "cuda"}, "a GPU's pages are not shared with Python yet (CUDA IPC)"},
+      {{"--backend", "cuda"},
+       std::filesystem::exists("/dev/nvidiactl") ? "'plain' has no tensors on a GPU"
+                                                 : "--kernels with --backend cuda: no GPU"},
       {{"--backend", "none"}, "runs on the pages of --backend simt"},
       {{"--check", "check"}, "--check: your own kernels run in mode fast"},
       {{"--streams", "2"}, "--streams, --graphs: your own kernels run one by one"},

@@ -39,7 +39,7 @@ Result<std::unique_ptr<Device>> make_kernel_device(CheckMode mode, std::uint64_t
                                                    std::int64_t pool_size_bytes) {
   if (!runs_on_gpu()) return make_simt_device(mode, seed, pool_size_bytes);
 #if LOCKSTEP_HAVE_CUDA
-  return make_gpu_device();
+  return make_gpu_device(0);
 #else
   return fail("no GPU: this build has no CUDA");
 #endif

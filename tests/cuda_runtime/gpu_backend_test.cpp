@@ -3,12 +3,18 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstring>
+#include <memory>
+#include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cuda_backend/backend/cuda_backend.h"
 #include "cuda_backend/backends.h"
+#include "cuda_backend/device/simt_device.h"
+#include "cuda_backend/views/rank_share.h"
 #include "properties/generate/generator.h"
 #include "properties/judge/judge.h"
 #include "tests/cuda_backend/toy_engine.h"
@@ -141,6 +147,115 @@ TEST(SimulatedGpuBackend, CapturedGraphsOfStatesWithoutRowsHaveThem) {
   expect_the_same_chains({Feature::captured_graphs, Feature::states}, 600, 8,
                          {Feature::full_attention, Feature::mla, Feature::sliding_window,
                           Feature::chunked_local, Feature::hidden_state});
+}
+
+// Kernels of another process: what they are given lies in one allocation, everything before a call
+// is done, and pages are those of the executor.
+
+constexpr std::int64_t kSharedBytes = std::int64_t{64} << 20;
+
+// Writes rows as a process would that has opened the handle: at offsets, at once, on no stream.
+class OtherProcess final : public UserKernels {
+ public:
+  OtherProcess(std::vector<KernelLayer> layers, std::int64_t* num_calls)
+      : UserKernels(std::move(layers)), num_calls_(num_calls) {}
+  std::string_view name() const override { return "cuda_kernels:a test's"; }
+  bool has(std::string_view function) const override {
+    return function == "write" || function == "write_latent";
+  }
+  bool in_process() const override { return false; }
+  bool on_gpu() const override { return true; }
+
+  std::optional<KernelFailure> call(const KernelCall& call) override {
+    ++*num_calls_;
+    EXPECT_EQ(call.memory_handle.size(), 128U);
+    EXPECT_FALSE(SimulatedCuda::current().streams.run_one()) << "work before the call is left";
+    const KernelTensor *cache = nullptr, *slots = nullptr;
+    std::vector<const KernelTensor*> rows;
+    for (const KernelTensor& tensor : call.tensors) {
+      EXPECT_GE(tensor.address - call.memory, 0);
+      EXPECT_LT(tensor.address - call.memory, kSharedBytes) << tensor.name;
+      if (tensor.name == "kv_cache") cache = &tensor;
+      if (tensor.name == "slot_mapping") slots = &tensor;
+      if (tensor.name == "key" || tensor.name == "value") rows.push_back(&tensor);
+    }
+    const std::size_t first = cache->shape.size() == 5 ? 1 : 0;  // after K and V
+    const std::int64_t block_size = cache->shape[first + 1], heads = rows[0]->shape[1];
+    for (std::int64_t token = 0; token < slots->shape[0]; ++token) {
+      std::int64_t slot = 0;
+      std::memcpy(&slot, slots->address + token * slots->strides[0], sizeof slot);
+      if (slot < 0) continue;
+      for (std::size_t part = 0; part < rows.size(); ++part)
+        for (std::int64_t head = 0; head < heads; ++head) {
+          const std::byte* to = cache->address + slot / block_size * cache->strides[first] +
+                                slot % block_size * cache->strides[first + 1];
+          if (first == 1)
+            to += static_cast<std::int64_t>(part) * cache->strides[0] + head * cache->strides[3];
+          std::memcpy(const_cast<std::byte*>(to),
+                      rows[part]->address + token * rows[part]->strides[0] +
+                          head * rows[part]->strides[1],
+                      static_cast<std::size_t>(cache->shape.back() * cache->strides.back()));
+        }
+    }
+    return std::nullopt;
+  }
+
+ private:
+  std::int64_t* num_calls_;
+};
+
+Result<std::unique_ptr<Backend>> make_backend_of_process(BackendConfig config,
+                                                         std::int64_t shared_bytes,
+                                                         std::int64_t* num_calls) {
+  config.delay_streams = false;
+  config.num_streams = 1;
+  LS_ASSIGN_OR_RETURN(const auto share, cuda::share_of_rank(config));
+  auto kernels =
+      std::make_shared<OtherProcess>(kernel_layers(share.plan, config.numbers), num_calls);
+  LS_ASSIGN_OR_RETURN(auto device, cuda::make_simulated_gpu_device(shared_bytes));
+  return cuda::make_backend(
+      std::move(device), config,
+      {.device = [kernels](std::unique_ptr<cuda::Device> inner, cuda::Device&) {
+        return cuda::make_user_kernels_device(std::move(inner), kernels);
+      }});
+}
+
+SavedCase case_of_words(std::uint64_t seed) {
+  GeneratorOptions options;
+  options.check = "fast";
+  options.never = {Feature::captured_graphs, Feature::real_numbers};
+  return generate_case(seed, options);
+}
+
+TEST(KernelsOfAProcess, LeaveThePagesOfTheExecutor) {
+  std::int64_t num_calls = 0;
+  for (std::uint64_t seed = 1; seed <= 20; ++seed) {
+    SCOPED_TRACE(seed);
+    const SavedCase saved = case_of_words(seed);
+    SimulatedCuda runtime({.seed = seed});
+    const Judged found = judged(saved, [&](const BackendConfig& config) {
+      return make_backend_of_process(config, kSharedBytes, &num_calls);
+    });
+    const Judged expected = judged(saved, make_simt_backend);
+    EXPECT_EQ(found.outcome, expected.outcome) << found.outcome.what;
+    EXPECT_EQ(found.hashes, expected.hashes);
+    EXPECT_EQ(runtime.live(), LiveObjects());
+  }
+  EXPECT_GT(num_calls, 100);
+}
+
+TEST(KernelsOfAProcess, TheirMemoryIsOneAllocationAndSaysWhenItIsFull) {
+  SimulatedCuda runtime;
+  auto device = cuda::make_simulated_gpu_device(1024);
+  ASSERT_TRUE(device);
+  EXPECT_EQ(runtime.live().device_memory, 1);
+  std::byte* first = (*device)->allocate(1, "first");
+  EXPECT_EQ(first, (*device)->memory_begin());
+  EXPECT_EQ((*device)->allocate(700, "second"), first + 256);
+  EXPECT_EQ((*device)->allocate(100, "third"), nullptr);
+  const auto finished = (*device)->finish();
+  ASSERT_FALSE(finished);
+  EXPECT_EQ(finished.error().message, "third: 1024 bytes of shared memory are too few");
 }
 
 }  // namespace

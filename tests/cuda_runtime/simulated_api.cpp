@@ -104,6 +104,15 @@ cudaError_t cudaFreeHost(void* memory) {
                                                                           : cudaErrorInvalidValue);
 }
 
+// The address, in this process. On a GPU: of the allocation that holds it.
+cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t* handle, void* memory) {
+  if (const auto error = cuda().begin_call("cudaIpcGetMemHandle")) return error;
+  if (cuda().memory.kind_of(memory, 1) != MemoryKind::device) return cudaErrorInvalidValue;
+  *handle = {};
+  std::memcpy(handle->reserved, &memory, sizeof memory);
+  return cudaSuccess;
+}
+
 cudaError_t cudaMemcpyAsync(void* target, const void* source, std::size_t size, cudaMemcpyKind,
                             cudaStream_t stream) {
   if (const auto error = cuda().begin_call("cudaMemcpyAsync")) return error;

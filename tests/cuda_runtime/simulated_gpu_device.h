@@ -2,6 +2,7 @@
 // gpu_device.cpp compiles their source under these names.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -11,6 +12,9 @@
 namespace lockstep::cuda {
 
 std::string why_no_simulated_gpu();
-Result<std::unique_ptr<Device>> make_simulated_gpu_device();
+Result<std::unique_ptr<Device>> make_simulated_gpu_device(std::int64_t shared_bytes);
+inline Result<std::unique_ptr<Device>> make_simulated_gpu_device() {
+  return make_simulated_gpu_device(0);
+}
 
 }  // namespace lockstep::cuda

@@ -151,7 +151,7 @@ class GuideTest(Example):
             code = (ROOT / "docs/examples" / name).read_text().split('"""')[2]
             lines = sum(bool(line.strip()) for line in code.splitlines())
             self.assertIn(f"(examples/{name}), {lines} lines of code", self.guide())
-            self.assertLessEqual(lines, 26)
+            self.assertLessEqual(lines, 25)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,18 @@
 #!/usr/bin/env bash
 # tests/gpu/check_on_gpu.sh [DIR [PART...]]   the checks that need a GPU (docs/kernels.md)
 # Parts, all by default: `kernels` tests single kernels, `replays` and `fuzz` compare the GPU with
-# the CPU executor by state hashes, `plugin` runs FlashInfer's kernel on Lockstep's pages,
-# `sanitizer` runs compute-sanitizer, `bandwidth` times the kernels. DIR (build/gpu by default) receives the results.
+# the CPU executor by state hashes, `plugin` runs FlashInfer's kernel on Lockstep's pages, `class` a
+# Python class in torch, `sanitizer` runs compute-sanitizer, `bandwidth` times the kernels. DIR
+# (build/gpu by default) receives the results.
 # LOCKSTEP_BUILD names a finished build, for a machine that cannot build: nothing is compiled.
-# LOCKSTEP_VLLM_PYTHON names an interpreter with vLLM, whose operators are then timed too.
+# LOCKSTEP_PYTHON (python3 by default) names the interpreter of the class, LOCKSTEP_VLLM_PYTHON one
+# with vLLM, whose operators are then timed too.
 # Exit status: 0 all checks passed, 1 a check failed, 2 the checks cannot run here.
 set -euo pipefail
 root=$(dirname "$(dirname "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")")")
 out=${1:-$root/build/gpu}
 shift || true
-parts=" ${*:-kernels replays fuzz plugin sanitizer bandwidth} "
+parts=" ${*:-kernels replays fuzz plugin class sanitizer bandwidth} "
 build=${LOCKSTEP_BUILD:-$root/build/cuda}
 trace=$root/traces/samples/shared_prefixes.jsonl
 status=0
@@ -22,8 +24,8 @@ cannot() {
 asked() { [[ $parts == *" $1 "* ]]; }
 for part in $parts; do
     case $part in
-    kernels | replays | fuzz | plugin | sanitizer | bandwidth) ;;
-    *) cannot "part '$part' is none of kernels, replays, fuzz, plugin, sanitizer, bandwidth" ;;
+    kernels | replays | fuzz | plugin | class | sanitizer | bandwidth) ;;
+    *) cannot "part '$part' is none of kernels, replays, fuzz, plugin, class, sanitizer, bandwidth" ;;
     esac
 done
 [ -e /dev/nvidiactl ] || cannot "no GPU (/dev/nvidiactl)"
@@ -103,6 +105,19 @@ if asked plugin && [ -f "$plugin" ]; then
     verdict "$rc" "FlashInfer's kernel on Lockstep's pages" "$out/plugin.txt"
 elif asked plugin; then
     printf 'skipped plugin: %s is not built (it needs FlashInfer)\n' "$plugin"
+fi
+python=${LOCKSTEP_PYTHON:-python3}
+if asked class && "$python" -c 'import torch; torch.zeros(1, device="cuda")' 2>"$out/torch.txt"; then
+    for options in "" "--numbers real --dtype fp8_e4m3"; do
+        rc=0
+        # shellcheck disable=SC2086
+        "$build/lockstep" replay "$trace" --backend cuda --limit 40 --engine-python "$python" \
+            --kernels docs/examples/torch_kernels.py:Sdpa $options >"$out/class.txt" 2>&1 || rc=$?
+        verdict "$rc" "a class in torch on Lockstep's pages${options:+, $options}" "$out/class.txt"
+        [ "$rc" = 0 ] || break
+    done
+elif asked class; then
+    printf 'skipped class: %s has no torch with CUDA (%s)\n' "$python" "$out/torch.txt"
 fi
 if asked sanitizer; then
     if command -v compute-sanitizer >/dev/null; then

@@ -8,6 +8,7 @@
 #include "reference/types/token_rows.h"
 #include "tests/traces/sample_generator.h"
 #include "tests/traces/text_files.h"
+#include "traces/formats/plan_recording.h"
 #include "traces/formats/saved_case.h"
 #include "traces/formats/step_hashes.h"
 #include "traces/importers/open_trace.h"
@@ -126,6 +127,13 @@ TEST(HostileFiles, ChangedBytesGiveRecordsOrOnePrintableSentence) {
 
 TEST(HostileFiles, AWholeFileOfStepHashesIsRead) {
   EXPECT_EQ(error_of(write_temporary(text_of_hashes())), "");
+}
+
+TEST(HostileFiles, ARecordedPlanNamesItsEngine) {
+  const std::string path = write_temporary(
+      "{\"layout_recording\":1,\"engine\":{\"name\":7,\"version\":\"0.22.1\"},\"model\":\"m\"}\n");
+  EXPECT_EQ(testing_files::refusal(read_plan_recordings(path), path),
+            "FILE:1: found 7 at engine.name; expected text");
 }
 
 TEST(HostileFiles, RandomBytesAreNoKnownFormat) {

@@ -301,8 +301,8 @@ PlanRecording read_plan(JsonValue root) {
   PlanRecording plan;
   JsonObject line = root.object();
   JsonObject engine = line.required("engine").object();
-  engine.required("name");
-  engine.required("version");
+  engine.required("name").nonempty_string();
+  engine.required("version").nonempty_string();
   if (line.required("layout_recording").integer<std::int64_t>(1, 2) == 2) {
     plan.inputs = read_overlaid_inputs(line, plan.model);
   } else {

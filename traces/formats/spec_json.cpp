@@ -188,8 +188,6 @@ KVCacheSpec read_kv_cache_spec(JsonValue value) {
   return spec;
 }
 
-void write_kv_cache_spec(JsonWriter& out, const KVCacheSpec& spec) { write_fields(out, spec); }
-
 std::vector<std::string> read_names(JsonValue value) {
   std::vector<std::string> names;
   for (JsonValue name : value.array()) names.emplace_back(name.nonempty_string());

@@ -12,7 +12,6 @@ inline constexpr std::int64_t kBlocksMax = (std::int64_t{1} << 31) - 1;
 // {"type":"full","block_size":16,"num_kv_heads":2,...}: what a kind needs must be there, everything
 // else may be. For a model's layers before planning, `block_size` may be left out: 16 then.
 KVCacheSpec read_kv_cache_spec(JsonValue value);
-void write_kv_cache_spec(JsonWriter& out, const KVCacheSpec& spec);
 
 // `tokens_per_state` of a spec: 4.
 TokensPerState read_tokens_per_state(JsonValue value);

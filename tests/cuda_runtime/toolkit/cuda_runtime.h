@@ -34,6 +34,10 @@ inline constexpr unsigned cudaHostAllocMapped = 2;
 enum cudaMemcpyKind : int { cudaMemcpyDefault = 4 };
 enum cudaStreamCaptureMode : int { cudaStreamCaptureModeThreadLocal = 1 };
 
+struct cudaIpcMemHandle_t {
+  char reserved[64];
+};
+
 struct cudaDeviceProp {
   char name[256];
   int major;
@@ -46,6 +50,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device);
 
 cudaError_t cudaMalloc(void** memory, std::size_t size);
 cudaError_t cudaFree(void* memory);
+cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t* handle, void* memory);
 cudaError_t cudaMallocHost(void** memory, std::size_t size);
 cudaError_t cudaHostAlloc(void** memory, std::size_t size, unsigned flags);
 cudaError_t cudaFreeHost(void* memory);
