@@ -329,7 +329,8 @@ void CachePool::download_guards() {
 void CachePool::check_guards(std::vector<MemoryReport>& reports) {
   LS_CHECK(guards_.size() == found_guards_.size(), "{} bytes of guards, {} read back",
            guards_.size(), found_guards_.size());
-  if (std::memcmp(guards_.data(), found_guards_.data(), guards_.size()) == 0) return;
+  if (guards_.empty() || std::memcmp(guards_.data(), found_guards_.data(), guards_.size()) == 0)
+    return;
   const auto differs = std::ranges::mismatch(guards_, found_guards_).in1;
   const std::int64_t at = differs - guards_.begin();
   const auto zone = static_cast<std::size_t>(at / guard_bytes_);
