@@ -121,7 +121,7 @@ class SimtDevice final : public Device {
       report.kind = simt::name_of(found.kind);
       report.kernel = found.by.kernel;
       report.message = simt::to_string(found);
-      report.sanitizer_words = simt::in_sanitizer_words(found);
+      report.sanitizer_words = [found] { return simt::in_sanitizer_words(found); };
       report.allocation = found.allocation;
       report.byte_offset = found.byte_offset;
     }

@@ -6,6 +6,10 @@
 #include <numeric>
 #include <string_view>
 
+#if SIMT_HAVE_LIBBACKTRACE
+#include <backtrace.h>
+#endif
+
 namespace simt {
 
 const char* error_string(error_t error) {
@@ -123,14 +127,6 @@ std::string in_sanitizer_words(const Report& report) {
 std::uint64_t LaunchStatistics::reports_total() const {
   return std::accumulate(reports.begin(), reports.end(), std::uint64_t{0});
 }
-
-}  // namespace simt
-
-#if SIMT_HAVE_LIBBACKTRACE
-#include <backtrace.h>
-#endif
-
-namespace simt {
 
 #if SIMT_HAVE_LIBBACKTRACE
 

@@ -63,9 +63,15 @@ int nearest_e2m1(double x) {
 
 // The nearest of all; of two as near the even one, of int8 the one farther from zero.
 int nearest_pattern(DType dtype, const Worths& worths, double x) {
+  // Worths of one sign rise or fall with their patterns; 0 and 128 are the zeros of floats.
+  const int begin = x < 0 ? 128 : 0;
+  const bool rises = worths[begin] < worths[begin + 1];
+  int end = begin;
+  for (int step = 64; step > 0; step /= 2)
+    if (rises ? worths[end + step - 1] < x : worths[end + step - 1] > x) end += step;
   int best = -1;
   double best_distance = std::numeric_limits<double>::infinity();
-  for (int pattern = 0; pattern < 256; ++pattern) {
+  for (const int pattern : {0, std::max(end - 1, begin), end, 128}) {
     const double distance = std::abs(worths[pattern] - x);
     if (std::isnan(distance) || distance > best_distance) continue;
     const auto wins_a_tie = [&] {
@@ -163,16 +169,9 @@ const StoredNumbers* stored_numbers(Numbers numbers, DType dtype, std::int64_t l
   static const Tables e4m3 = tables_of(DType::fp8_e4m3), e5m2 = tables_of(DType::fp8_e5m2),
                       int8 = tables_of(DType::int8);
   const auto index = static_cast<std::size_t>(layer) % kScales.size();
-  switch (dtype) {
-    case DType::fp8_e4m3:
-      return &e4m3[index];
-    case DType::fp8_e5m2:
-      return &e5m2[index];
-    case DType::int8:
-      return &int8[index];
-    default:
-      return nullptr;
-  }
+  if (dtype == DType::fp8_e4m3) return &e4m3[index];
+  if (dtype == DType::fp8_e5m2) return &e5m2[index];
+  return dtype == DType::int8 ? &int8[index] : nullptr;
 }
 
 const StoredNumbers* numbers_by_largest(Numbers numbers, KVQuantMode mode) {

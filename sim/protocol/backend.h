@@ -269,7 +269,9 @@ struct MemoryReport {
   std::string message;         // one line with launch, cta, thread and the other access
   std::optional<PageId> page;  // where it lies in the cache, if it does
   std::int64_t byte_in_page = 0;
-  std::string sanitizer_words;  // lines, as compute-sanitizer would print them; may be empty
+  // Lines as compute-sanitizer prints them; may be null or return an empty text. Called only to
+  // print: it reads debug information.
+  std::function<std::string()> sanitizer_words;
 };
 
 struct StepReadback {

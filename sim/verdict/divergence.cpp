@@ -61,7 +61,7 @@ std::string to_text(const Divergence& found) {
   add_line(text, "whose", found.owner);
   add_line(text, "writer", found.writer);
   add_line(text, "doing", found.doing);
-  return text + found.sanitizer_words;
+  return found.sanitizer_words ? text + found.sanitizer_words() : text;
 }
 
 nlohmann::ordered_json json_of(const Divergence& found) {
@@ -92,7 +92,8 @@ nlohmann::ordered_json json_of(const Divergence& found) {
   json["writer"] = found.writer;
   json["doing"] = found.doing;
   json["message"] = found.message;
-  if (!found.sanitizer_words.empty()) json["sanitizer_words"] = found.sanitizer_words;
+  if (const auto words = found.sanitizer_words ? found.sanitizer_words() : ""; !words.empty())
+    json["sanitizer_words"] = words;
   if (found.found_page.empty()) return json;
   json["expected_page"] = hex_digits(found.expected_page);
   json["found_page"] = hex_digits(found.found_page);

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <utility>
@@ -71,8 +72,8 @@ struct Divergence {
   std::string writer;   // last writer, from the model's journal and the backend
   std::string doing;    // what the step was doing
   std::string message;  // all of it in one line
-  // Of memory_check: lines in the words of compute-sanitizer; empty where it has none.
-  std::string sanitizer_words;
+  // Of memory_check: MemoryReport::sanitizer_words.
+  std::function<std::string()> sanitizer_words;
 
   // For divergences of pages: the page as it should be and as it is.
   std::vector<std::uint8_t> expected_page;
