@@ -60,14 +60,8 @@ Result<Failure> judge_in_child(const SavedCase& saved, const Judging& judging,
                                std::chrono::milliseconds time_limit) {
   LS_ASSIGN_OR_RETURN(const auto answer,
                       run_in_child([&] { return to_line(judging(saved)); }, time_limit));
-  switch (answer.end) {
-    case ChildAnswer::End::answered:
-      return from_line(answer.text);
-    case ChildAnswer::End::crashed:
-      return crash_of(answer);
-    case ChildAnswer::End::timed_out:
-      break;
-  }
+  if (answer.end == ChildAnswer::End::answered) return from_line(answer.text);
+  if (answer.end == ChildAnswer::End::crashed) return crash_of(answer);
   return Failure{.kind = "hang",
                  .check = "time limit",
                  .request = {},

@@ -1,6 +1,7 @@
 #include "properties/shrink/shrinker.h"
 
 #include <algorithm>
+#include <cstring>
 #include <vector>
 
 namespace lockstep {
@@ -48,12 +49,12 @@ namespace {
 
 // 128 bits of a text: two candidates with equal ones count as the same.
 std::pair<std::uint64_t, std::uint64_t> digest_of(const std::string& text) {
-  std::uint64_t a = kEmptyPrefix;
-  std::uint64_t b = ~kEmptyPrefix;
-  for (const char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    a = mix(a ^ byte);
-    b = mix(b + byte * kWordStep);
+  std::uint64_t a = kEmptyPrefix, b = ~kEmptyPrefix;
+  for (std::size_t at = 0; at < text.size(); at += sizeof(std::uint64_t)) {
+    std::uint64_t word = 0;
+    std::memcpy(&word, text.data() + at, std::min(sizeof(word), text.size() - at));
+    a = mix(a ^ word);
+    b = mix(b + word * kWordStep);
   }
   return {a, b};
 }
@@ -82,23 +83,23 @@ bool ShrinkTrial::attempt(const SavedCase& changed) {
   if (!could_be_smaller(rank_of(changed, 0))) return false;
   if ((broken_rules(changed) & ~broken_rules_) != 0) return false;
   const std::string text = saved_case_to_text(changed);
+  const auto digest = digest_of(text);
+  auto tried = tried_.find(digest);
+  if (tried != tried_.end() && !tried->second) return false;
   // As its file restores it: it has no field that its kind of cache does not use, and runs that
   // continue one another are one.
   auto read = saved_case_from_text(changed.name, text);
   if (!read || !could_be_smaller(rank_of(*read, 0))) return false;
-  SavedCase& candidate = *read;
-  const auto digest = digest_of(text);
-  auto tried = tried_.find(digest);
   if (tried == tried_.end()) {
     if (is_exhausted()) return false;
     ++evaluations_;
-    tried = tried_.emplace(digest, still_fails_(candidate)).first;
+    tried = tried_.emplace(digest, still_fails_(*read)).first;
     if (progress_) progress_(evaluations_, best_);
   }
   if (!tried->second) return false;
-  const CaseRank rank = rank_of(candidate, *tried->second);
+  const CaseRank rank = rank_of(*read, *tried->second);
   if (!(rank < rank_)) return false;
-  best_ = std::move(candidate);
+  best_ = std::move(*read);
   steps_ = *tried->second;
   rank_ = rank;
   ++accepted_;
@@ -250,14 +251,11 @@ void lower_spec(ShrinkTrial& trial, std::size_t group, std::int64_t least,
 
 void remove_layers(ShrinkTrial& trial) {
   for (std::size_t g = trial.best().cache.groups.size(); g-- > 0;) {
-    const auto attempt = [&](const SavedCase& candidate) {
-      SavedCase planned = candidate;
-      return (plan_again(planned) && trial.attempt(planned)) || trial.attempt(candidate);
-    };
-    if (trial.best().cache.groups.size() > 1 && attempt(without_group(trial.best(), g))) continue;
+    const auto drop_group = [&](SavedCase& saved) { saved = without_group(saved, g); };
+    if (trial.best().cache.groups.size() > 1 && attempt_plan(trial, drop_group)) continue;
     for (std::size_t i = trial.best().cache.groups[g].layer_names.size(); i-- > 0;)
       if (trial.best().cache.groups[g].layer_names.size() > 1)
-        attempt(without_layer(trial.best(), g, i));
+        attempt_plan(trial, [&](SavedCase& saved) { saved = without_layer(saved, g, i); });
   }
 }
 

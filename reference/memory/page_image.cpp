@@ -192,8 +192,16 @@ ByteOwner MemoryModel::owner_of(ModelPage page, std::int64_t byte) const {
       owner.byte_in_row = in_state;
       return owner;
     }
-    for (std::int64_t kv = 0; kv < layer.num_kv; ++kv)
-      for (std::int64_t slot = 0; slot < layer.rows_per_block; ++slot)
+    // Every stride is positive: the first and the last row enclose the others.
+    const auto encloses = [&](std::int64_t kv, std::int64_t first_slot, std::int64_t last_slot) {
+      const auto first = layer.memory.row_begin(owner.block, kv, first_slot, 0);
+      const auto last = layer.memory.row_begin(owner.block, kv, last_slot, layer.num_kv_heads - 1);
+      return layer.data_bytes > 0 || (target >= first && target < last + layer.row_size_bytes);
+    };
+    for (std::int64_t kv = 0; kv < layer.num_kv; ++kv) {
+      if (!encloses(kv, 0, layer.rows_per_block - 1)) continue;
+      for (std::int64_t slot = 0; slot < layer.rows_per_block; ++slot) {
+        if (!encloses(kv, slot, slot)) continue;
         for (std::int64_t head = 0; head < layer.num_kv_heads; ++head)
           for (const RowPiece& piece : row_pieces(layer, owner.block, kv, slot, head)) {
             const std::int64_t in_piece = target - piece.offset;
@@ -206,6 +214,8 @@ ByteOwner MemoryModel::owner_of(ModelPage page, std::int64_t byte) const {
             owner.byte_in_row = piece.in_row + in_piece;
             return owner;
           }
+      }
+    }
   }
   return owner;
 }
