@@ -133,7 +133,7 @@ TEST(HostileFiles, ARecordedPlanNamesItsEngine) {
   const std::string path = write_temporary(
       "{\"layout_recording\":1,\"engine\":{\"name\":7,\"version\":\"0.22.1\"},\"model\":\"m\"}\n");
   EXPECT_EQ(testing_files::refusal(read_plan_recordings(path), path),
-            "FILE:1: found 7 at engine.name; expected text");
+            "FILE:1: field `engine.name`: found 7; expected a string");
 }
 
 TEST(HostileFiles, RandomBytesAreNoKnownFormat) {
