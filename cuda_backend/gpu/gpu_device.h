@@ -15,7 +15,7 @@ namespace lockstep::cuda {
 std::string why_no_gpu();
 
 // `shared_bytes` of one allocation, from which every other is taken, and which another process can
-// open by memory_handle(). 0: nothing is shared. Errors: the GPU cannot be used, or has less memory.
+// open by memory_handle(). 0: nothing is shared. Errors: no usable GPU, or too little memory.
 Result<std::unique_ptr<Device>> make_gpu_device(std::int64_t shared_bytes);
 
 }  // namespace lockstep::cuda

@@ -1,8 +1,8 @@
 // A user's Python class as kernels: `python -m lockstep_engines.user_kernels module:Class` in its
 // own process. docs/check_your_kernels.md describes the class.
 //
-// 1. A process serves one run at a time; each run has its own memory. On a GPU the process closes it
-//    before the run's UserKernels end.
+// 1. A process serves one run at a time; each run has its own memory. On a GPU the process closes
+//    it before the run's UserKernels end.
 // 2. A failed call fails the run. The next run continues with the same process after an exception,
 //    and with a new one after a crash or a hang. On a GPU it is a new one in each case: an illegal
 //    access leaves CUDA's context of a process unusable.
