@@ -25,7 +25,7 @@ asked() { [[ $parts == *" $1 "* ]]; }
 for part in $parts; do
     case $part in
     kernels | replays | fuzz | plugin | class | sanitizer | bandwidth) ;;
-    *) cannot "part '$part' is none of kernels, replays, fuzz, plugin, class, sanitizer, bandwidth" ;;
+    *) cannot "part '$part': see the list at the top of this file" ;;
     esac
 done
 [ -e /dev/nvidiactl ] || cannot "no GPU (/dev/nvidiactl)"
@@ -107,7 +107,8 @@ elif asked plugin; then
     printf 'skipped plugin: %s is not built (it needs FlashInfer)\n' "$plugin"
 fi
 python=${LOCKSTEP_PYTHON:-python3}
-if asked class && "$python" -c 'import torch; torch.zeros(1, device="cuda")' 2>"$out/torch.txt"; then
+has_torch() { "$python" -c 'import torch; torch.zeros(1, device="cuda")' 2>"$out/torch.txt"; }
+if asked class && has_torch; then
     for options in "" "--numbers real --dtype fp8_e4m3"; do
         rc=0
         # shellcheck disable=SC2086
