@@ -40,7 +40,7 @@ class GpuDevice final : public Device {
     place_.items_per_thread = 4;
     place_.items_per_reducer = 16;
     place_.whole_warps = true;
-    if (shared_bytes_ > 0) share_memory();
+    if (shared_bytes_ > 0 && !failed()) share_memory();
   }
   ~GpuDevice() override {
     // Started work may still use these objects. A failure here has no receiver.
