@@ -38,10 +38,10 @@ Result<std::unique_ptr<cuda::Device>> device_of(const UserKernels& kernels,
   std::string why;
   if (kernels.on_gpu() && !gpu_available(&why))
     return fail("{}: its kernels run on a GPU; {}", kernels.name(), why);
-  const std::int64_t shared = kernels.in_process() ? 0 : pool_size_bytes_of(config) + kArrayBytes;
-  if (kernels.on_gpu()) return cuda::make_gpu_device(shared);
-  return cuda::make_simt_device(config.check, config.seed, pool_size_bytes_of(config),
-                                kernels.memory(), config.num_threads);
+  const std::int64_t pool = pool_size_bytes_of(config);
+  if (kernels.on_gpu()) return cuda::make_gpu_device(kernels.in_process() ? 0 : pool + kArrayBytes);
+  return cuda::make_simt_device(config.check, config.seed, pool, kernels.memory(),
+                                config.num_threads);
 }
 
 }  // namespace
