@@ -89,6 +89,8 @@ def _plant(names: list[str], defects: Any) -> None:
         sys.exit(f"found no defect {unknown[0]}; --plants lists the defects")
     try:
         plants.plant(*(named[name] for name in names))
+    except plants.ImportedAlready:
+        raise  # this process is too warm (warm.TOO_WARM)
     except plants.PlantError as error:
         sys.exit(str(error))
 

@@ -1,23 +1,31 @@
-"""Planted defects: a few words of a module's source are replaced while it is imported. No file
-changes.
+"""Planted defects: a few words of a module's source are replaced while it is imported, or, where it
+is imported already, the code of its functions. No file changes.
 
 Planted defects measure what a harness finds. This module works for any engine.
 """
 
 from __future__ import annotations
 
+import gc
 import importlib.abc
 import importlib.machinery
+import inspect
 import linecache
 import sys
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any
 
 
 class PlantError(Exception):
     """A defect cannot be planted in this release; the text says where it was to go."""
+
+
+class ImportedAlready(PlantError):
+    """A defect is in what its module does when it is imported, which is done: it takes a process
+    without the module."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +73,7 @@ class _Loader(importlib.machinery.SourceFileLoader):
         self._source = source
 
     def get_code(self, fullname: str) -> CodeType:
-        # Triton reads a kernel's text by the file's name: it is given the changed one.
-        lines = self._source.splitlines(keepends=True)
-        linecache.cache[self.path] = (len(self._source), None, lines, self.path)
+        _show(self._source, self.path)
         return self.source_to_code(self._source.encode(), self.path)
 
 
@@ -84,8 +90,80 @@ class _Finder(importlib.abc.MetaPathFinder):
         return spec
 
 
+def _show(source: str, path: str) -> None:
+    """Triton reads a kernel's text by the file's name: it is given the changed one."""
+    linecache.cache[path] = (len(source), None, source.splitlines(keepends=True), path)
+
+
+def _runs_once(code: CodeType) -> bool:
+    """True for a module and the body of a class."""
+    return not code.co_flags & inspect.CO_OPTIMIZED
+
+
+def _parts(code: CodeType) -> list[CodeType]:
+    return [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+
+
+def _facts(code: CodeType, function: Any = lambda code: code.co_name) -> Any:
+    """What a code object does, wherever its lines are. `function` names the functions in it."""
+    constants = [
+        (_facts if _runs_once(one) else function)(one) if isinstance(one, CodeType) else repr(one)
+        for one in code.co_consts
+    ]
+    return code.co_name, code.co_code, code.co_names, code.co_varnames, constants
+
+
+def _does(code: CodeType) -> Any:
+    return _facts(code, _does)
+
+
+def _pairs(old: CodeType, new: CodeType) -> Iterator[tuple[CodeType, CodeType, bool]]:
+    """Functions and their successors, with those in them. True: it is in a function, which makes
+    it anew."""
+    for before, after in zip(_parts(old), _parts(new), strict=False):
+        if before.co_name == after.co_name:
+            if not _runs_once(before):
+                yield before, after, not _runs_once(old)
+            yield from _pairs(before, after)
+
+
+_functions: dict[str, list[FunctionType]] = defaultdict(list)  # of each file
+
+
+def index_functions() -> None:
+    """Finds the functions of all modules that are imported. A process that forks does it once."""
+    _functions.clear()
+    for one in gc.get_objects():
+        if type(one) is FunctionType:
+            _functions[one.__code__.co_filename].append(one)
+
+
+def _change_functions(name: str, source: str) -> None:
+    """Gives the functions of an imported module the code that its new text has for them. Raises
+    ImportedAlready where that does not make the module of the new text."""
+    path = sys.modules[name].__file__ or ""
+    old = compile(_source_of(name), path, "exec", dont_inherit=True)
+    new = compile(source, path, "exec", dont_inherit=True)
+    if _facts(old) != _facts(new):
+        raise ImportedAlready(f"{name} is imported already; more than a function of it differs")
+    if path not in _functions:
+        index_functions()
+    live: dict[CodeType, list[FunctionType]] = defaultdict(list)
+    for one in _functions[path]:
+        live[one.__code__].append(one)
+    for before, after, is_made_anew in _pairs(old, new):
+        if not live[before] and not is_made_anew and _does(before) != _does(after):
+            raise ImportedAlready(f"{name} is imported already, without {before.co_name}")
+        for function in live[before]:
+            try:
+                function.__code__ = after
+            except ValueError as error:  # another number of free variables
+                raise ImportedAlready(f"{name} is imported already; {error}") from error
+    _show(source, path)
+
+
 def _source_of(module: str) -> str:
-    """The text of a module that is not imported yet, nor are its packages."""
+    """The text of a module. Its packages are not imported for it."""
     path: Sequence[str] | None = None
     spec = None
     for i in range(module.count(".") + 1):
@@ -117,10 +195,11 @@ def sources_with(plant: Plant, planted: dict[str, str] | None = None) -> dict[st
 
 
 def plant(*defects: Plant) -> None:
-    """Has the modules that they touch imported with the defects. To be called before they are."""
+    """Has the modules that they touch imported with the defects, or changes those that are
+    imported. Raises PlantError; after it the process may have a part of the changes."""
     sources: dict[str, str] = {}
     for defect in defects:
         sources |= sources_with(defect, sources)
-    if early := sorted(sources.keys() & sys.modules.keys()):
-        raise PlantError(f"found {', '.join(early)} imported already")
+    for name in sources.keys() & sys.modules.keys():
+        _change_functions(name, sources[name])
     sys.meta_path.insert(0, _Finder(sources))

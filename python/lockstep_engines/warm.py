@@ -35,7 +35,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from lockstep_engines.plants import ImportedAlready
+
 VARIABLE = "LOCKSTEP_WARM_ENGINES"
+TOO_WARM = 75  # exit status of a fork that raised ImportedAlready
 _IDLE_SECONDS = 300
 _START_SECONDS = 20
 _NOT_OF_ENGINES = frozenset(("PWD", "OLDPWD", "SHLVL", "_", VARIABLE))
@@ -231,6 +234,8 @@ def _become(orders: Any, fds: list[int], report: int | None) -> None:
             print(end.code, file=sys.stderr)
         else:
             status = end.code or 0
+    except ImportedAlready:
+        status = TOO_WARM
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import os
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from pathlib import Path
 from adapter_client import PACKAGES
 
 from lockstep_engines import plants
-from lockstep_engines.plants import Edit, Plant, PlantError
+from lockstep_engines.plants import Edit, ImportedAlready, Plant, PlantError
 from lockstep_engines.vllm import plants as vllm_plants
 
 SOURCE = """
@@ -26,6 +27,22 @@ def first():
 def second():
     count = 1
     return count
+
+LIMIT = 5
+
+class Pool:
+    size = 6
+
+    @property
+    def blocks(self):
+        count = 2
+        return sorted(range(count), key=lambda block: -block)
+
+    def counter(self):
+        count = 3
+        return lambda: count
+
+    del counter
 """
 
 
@@ -67,10 +84,32 @@ class PlantsTest(unittest.TestCase):
             with self.subTest(edit=edit), self.assertRaisesRegex(PlantError, why):
                 plants.plant(made_up((edit,)))
 
-    def test_a_module_that_is_imported_already_is_refused(self) -> None:
-        importlib.import_module("made_up_engine")
-        with self.assertRaisesRegex(PlantError, "made_up_engine imported already"):
-            plants.plant(made_up((Edit("made_up_engine", "count = 1", "n", "def first("),)))
+    def test_functions_of_a_module_that_is_imported_already_change(self) -> None:
+        engine = importlib.import_module("made_up_engine")
+        second, pool = engine.second, engine.Pool()
+        with_comment = "count = 2\n    # a line more"
+        edits = (
+            Edit("made_up_engine", "count = 1", with_comment, "def second("),
+            Edit("made_up_engine", "count = 2", "count = 3", "def blocks("),
+        )
+        plants.plant(made_up(edits))
+        self.assertEqual((engine.first(), second(), pool.blocks), (1, 2, [2, 1, 0]))
+        self.assertIn("a line more", inspect.getsource(second))
+        self.assertTrue(inspect.getsource(engine.Pool.blocks.fget).strip().endswith("-block)"))
+
+    def test_what_a_module_has_done_by_then_is_refused(self) -> None:
+        engine = importlib.import_module("made_up_engine")
+        for find, put in (
+            ("LIMIT = 5", "LIMIT = 6"),
+            ("size = 6", "size = 7"),
+            ("def first()", "def first(count=1)"),
+            ("@property", "@staticmethod"),
+            ("count = 3", "count = 4"),  # no such function is left
+            ("key=lambda block: -block", "key=lambda block: -block + LIMIT * 0 + __class__"),
+        ):
+            with self.subTest(find), self.assertRaisesRegex(ImportedAlready, "imported already"):
+                plants.plant(made_up((Edit("made_up_engine", find, put),)))
+        self.assertEqual((engine.first(), engine.Pool().blocks), (1, [1, 0]))
 
 
 class VllmPlantsTest(unittest.TestCase):

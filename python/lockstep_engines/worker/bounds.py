@@ -61,7 +61,7 @@ def begin(kernel: str, arguments: dict[str, Any]) -> None:
 def check(verb: str, addresses: numpy.ndarray, mask: numpy.ndarray, size: int) -> None:
     """Of `size` bytes at each address that is not masked."""
     if not mask.all():
-        addresses = numpy.broadcast_to(addresses, mask.shape)[mask != 0]  # integers, too
+        addresses = addresses[mask != 0]  # integers, too
     if addresses.size == 0:
         return
     global _pointed

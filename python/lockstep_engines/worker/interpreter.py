@@ -1,5 +1,5 @@
-"""Triton's interpreter for vLLM's kernels: repaired where it differs from a compiled launch, and
-watched by worker/bounds.py."""
+"""Triton's interpreter for vLLM's kernels: repaired where it differs from a compiled launch, run
+for all programs at once (worker/programs.py), and watched by worker/bounds.py."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ import math
 import types
 from typing import Any
 
+import numpy
+
 from lockstep_engines.protocol import passes_on
+from lockstep_engines.worker import programs
 
 
 def fix() -> None:
@@ -20,7 +23,9 @@ def fix() -> None:
 
     _fix_launches(worker_bounds)
     _wrap_around()
+    programs.change_interpreter()
     _patch_language_once()
+    programs.change_tensors()
     _remember_facts()
     _watch_accesses(worker_bounds)
     # Nothing to time: the first configuration of a kernel is taken.
@@ -32,7 +37,13 @@ def _fix_launches(bounds: Any) -> None:
     from triton.runtime import interpreter
 
     function = interpreter.InterpretedFunction
-    run, rewrite = function.run, function.rewrite
+    rewrite = function.rewrite
+    signature_of = functools.cache(inspect.signature)
+
+    @functools.cache
+    def constants_of(function: Any) -> Any:
+        executor = interpreter.GridExecutor(function.fn, function.arg_names, ())
+        return executor.constexprs
 
     class LoopIndex(int):
         """Compiled, the index of a loop is a tensor: it has to()."""
@@ -40,29 +51,47 @@ def _fix_launches(bounds: Any) -> None:
         def to(self, dtype: Any, **_: Any) -> Any:
             return interpreter._implicit_cvt(int(self)).to(dtype)
 
+    def indices(*bounds: Any) -> Any:
+        start, end, step = (0, bounds[0], 1) if len(bounds) == 1 else (*bounds, 1)[:3]
+        to_tensor = interpreter.interpreter_semantic.to_tensor
+        tensors = [to_tensor(one, False) for one in (start, end, step)]
+        if any(len(one.handle.data) > 1 for one in tensors):
+            return programs.indices(*tensors)
+        return map(LoopIndex, range(start, end, step))
+
     @passes_on
-    def run_with_grid(
-        self: Any, *args: Any, grid: Any, warmup: bool = False, **options: Any
-    ) -> Any:
+    def run_all(self: Any, *args: Any, grid: Any, warmup: bool = False, **options: Any) -> None:
         """A grid that is a function sees the arguments by name, and what it changes in them is
-        what the kernel gets."""
-        known = inspect.getfullargspec(self.fn).args
-        named = {key: value for key, value in options.items() if key in known}
-        bound = inspect.getcallargs(self.fn, *args, **named)
+        what the kernel gets. All memory is the host's: nothing is copied."""
+        if warmup:
+            return
+        signature = signature_of(self.fn)
+        named = {key: options[key] for key in options.keys() & signature.parameters.keys()}
+        full = signature.bind(*args, **named)
+        full.apply_defaults()
+        bound = full.arguments
         if callable(grid):
             grid = grid(bound)
-            args, options = (), bound
+        for hook in self.pre_run_hooks:
+            hook(**bound)
         bounds.begin(self.fn.__name__, bound)
-        return run(self, *args, grid=tuple(grid), warmup=warmup, **options)
+        for name in bound.keys() - constants_of(self):
+            bound[name] = interpreter._implicit_cvt(bound[name])
+        grid = (*grid, 1, 1)[:3]
+        interpreter.interpreter_builder.set_grid_dim(*grid)
+        try:
+            programs.run(functools.partial(self.rewrite(), **bound), grid)
+        except Exception as error:
+            raise interpreter.InterpreterError(repr(error)) from error
 
     def bind_language(self: Any) -> Any:
         """Builtins of the language that a module has given names of its own are reached too, and
-        loops count in LoopIndex."""
+        loops count in LoopIndex, or in a tensor."""
         if self.fn in self.rewritten_fn:
             return self.rewritten_fn[self.fn]
         made = rewrite(self)
         scope = dict(made.__globals__)
-        scope["range"] = lambda *bounds: map(LoopIndex, range(*bounds))
+        scope["range"] = indices
         for name, value in made.__globals__.items():
             if inspect.isfunction(value) and is_builtin(value):
                 scope[name] = _with_semantic(value, interpreter.interpreter_semantic)
@@ -73,7 +102,7 @@ def _fix_launches(bounds: Any) -> None:
         self.rewritten_fn[self.fn] = bound
         return bound
 
-    function.run, function.rewrite = run_with_grid, bind_language
+    function.run, function.rewrite = run_all, bind_language
 
 
 def _with_semantic(builtin: Any, semantic: Any) -> Any:
@@ -139,40 +168,44 @@ def _remember_facts() -> None:
 
 
 def _watch_accesses(bounds: Any) -> None:
-    """Loads and stores of every form end in the masked ones; atomics have their own."""
+    """Loads and stores of every form end in the masked ones; atomics have their own. Each is made
+    once for each program."""
     from triton.runtime import interpreter
 
-    builder = interpreter.InterpreterBuilder
-    load, store = builder.create_masked_load, builder.create_masked_store
-    swap, change = builder.create_atomic_cas, builder.create_atomic_rmw
+    builder, handle = interpreter.InterpreterBuilder, interpreter.TensorHandle
 
-    def size_of(pointers: Any) -> int:
-        return max(1, pointers.get_element_ty().primitive_bitwidth // 8)
+    def watched(verb: str, create: Any, mask_at: int | None, is_atomic: bool = False) -> Any:
+        @passes_on
+        def made(self: Any, *operands: Any, **options: Any) -> Any:
+            pointers = next(one for one in operands if isinstance(one, handle))
+            element = pointers.get_element_ty()
 
-    @passes_on
-    def create_masked_load(self: Any, pointers: Any, mask: Any, *rest: Any) -> Any:
-        bounds.check("reads", pointers.data, mask.data, size_of(pointers))
-        return load(self, pointers, mask, *rest)
+            def make() -> Any:
+                taken = _for_as_many(handle, operands, programs.count() if is_atomic else 1)
+                addresses = next(one.data for one in taken if isinstance(one, handle))
+                everywhere = numpy.ones(addresses.shape, bool)
+                mask = everywhere if mask_at is None else taken[mask_at].data
+                bounds.check(verb, addresses, mask, max(1, element.primitive_bitwidth // 8))
+                result = create(self, *taken, **options)
+                return None if result is None else result.data
 
-    @passes_on
-    def create_masked_store(self: Any, pointers: Any, value: Any, mask: Any, *rest: Any) -> Any:
-        bounds.check("writes", pointers.data, mask.data, size_of(pointers))
-        return store(self, pointers, value, mask, *rest)
+            data = programs.access(make)
+            return None if data is None else handle(data, element)
 
-    @passes_on
-    def create_atomic_cas(self: Any, pointers: Any, *rest: Any) -> Any:
-        everywhere = pointers.data == pointers.data
-        bounds.check("exchanges", pointers.data, everywhere, size_of(pointers))
-        return swap(self, pointers, *rest)
+        return made
 
-    @passes_on
-    def create_atomic_rmw(
-        self: Any, operation: Any, pointers: Any, value: Any, mask: Any, *rest: Any
-    ) -> Any:
-        bounds.check("changes", pointers.data, mask.data, size_of(pointers))
-        return change(self, operation, pointers, value, mask, *rest)
+    builder.create_masked_load = watched("reads", builder.create_masked_load, 1)
+    builder.create_masked_store = watched("writes", builder.create_masked_store, 2)
+    builder.create_atomic_cas = watched("exchanges", builder.create_atomic_cas, None, True)
+    builder.create_atomic_rmw = watched("changes", builder.create_atomic_rmw, 3, True)
 
-    builder.create_masked_load = create_masked_load
-    builder.create_masked_store = create_masked_store
-    builder.create_atomic_cas = create_atomic_cas
-    builder.create_atomic_rmw = create_atomic_rmw
+
+def _for_as_many(handle: Any, operands: tuple[Any, ...], least: int) -> list[Any]:
+    """The operands, whose tensors have values for as many programs each, one behind the other."""
+    tensors = [one for one in operands if isinstance(one, handle)]
+    ranks = numpy.empty((least, *(1 for _ in tensors[0].data.shape[1:])), bool)
+    data = iter(numpy.broadcast_arrays(*(one.data for one in tensors), ranks))
+    return [
+        handle(numpy.ascontiguousarray(next(data)), one.dtype) if isinstance(one, handle) else one
+        for one in operands
+    ]

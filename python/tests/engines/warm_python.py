@@ -6,17 +6,19 @@ start hundreds of processes, and most of their time is imports.
 
 FOLDER/python passes its command to an image, a server (lockstep_engines/warm.py) that has imported
 what such a command imports, the engine too. The images `packages` and `worker` have imported no
-module of the engine: for commands that plant a defect in one, and for those that no other image
-serves.
+module of the engine: for commands that no other image serves, and for defects that take a module
+that is not imported yet.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import os
 import socket
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ HERE = Path(__file__).resolve().parent
 PACKAGES = HERE.parents[1]
 sys.path.insert(0, str(PACKAGES))
 
-from lockstep_engines import warm
+from lockstep_engines import plants, warm
 
 THIRD_PARTY = "torch transformers numba fastapi openai".split()
 # These import Triton, which a worker needs with its interpreter.
@@ -51,6 +53,9 @@ def _worker(runner: str) -> None:
 
     device.take_the_place_of_cuda(runner)
     _import(["lockstep_engines.worker.adapter"])
+    for name in OF_WORKERS:
+        with contextlib.suppress(ImportError):  # not of each release
+            importlib.import_module(name)
 
 
 IMAGES: dict[str, dict[str, Any]] = {
@@ -67,32 +72,45 @@ IMAGES: dict[str, dict[str, Any]] = {
     },
     "none": {"packages": lambda: None},  # of warm_python_test.py
 }
+# What a worker imports when it starts, and its runners.
+OF_WORKERS = (
+    "compressed_tensors vllm.model_executor.layers.quantization.online.base "
+    "vllm.v1.attention.backends.gdn_attn vllm.v1.attention.backends.short_conv_attn "
+    "vllm.v1.core.kv_cache_planning vllm.v1.executor.abstract vllm.v1.worker.gpu_model_runner "
+    "vllm.v1.worker.gpu.model_states.default vllm.v1.worker.gpu_ubatch_wrapper".split()
+)
 # Tests that import vLLM's scheduler as `lockstep_engines ENGINE` does.
 OF_SCHEDULER = frozenset(
     "vllm_reads vllm_calls vllm vllm_served vllm_connector vllm_hisparse vllm_shares sglang".split()
 )
 
 
-def image_of(arguments: list[str]) -> str:
-    """The image for a command's arguments."""
-    if Path(arguments[0]).stem.removesuffix("_test") in OF_SCHEDULER:
-        return "scheduler"
+def images_of(arguments: list[str]) -> list[str]:
+    """The images for a command's arguments: the next one where a defect takes a colder one."""
+    file, runner = Path(arguments[0]).stem.removesuffix("_test"), "v1"
+    if file in OF_SCHEDULER:
+        return ["scheduler"]
+    if arguments[1:2] == ["serve"]:  # an engine's process of a file of tests
+        return ["scheduler" if file == "live_check" else f"worker-{arguments[2]}", "packages"]
     if arguments[:2] != ["-m", "lockstep_engines"] or {"--plants", "--layers"} & {*arguments}:
-        return "packages"
-    if {"--kernels", "--models"} & {*arguments} or {"--worker", "--plant"} <= {*arguments}:
-        return "worker"
-    if "--worker" in arguments:
-        runner = arguments[arguments.index("--runner") + 1] if "--runner" in arguments else "v1"
-        return f"worker-{runner}"
-    return "packages" if "--plant" in arguments else "scheduler"
+        return ["packages"]
+    if not {"--worker", "--kernels", "--models"} & {*arguments}:
+        return ["scheduler", "packages"]
+    if "--runner" in arguments:
+        runner = arguments[arguments.index("--runner") + 1]
+    return [f"worker-{'v2' if '--kernels' in arguments else runner}", "worker"]
 
 
 def ask(folder: str, arguments: list[str]) -> int:
     """Runs a command in a fork of its image; the exit status. FOLDER/python calls it."""
     os.environ["PYTHONHASHSEED"] = "0"  # as the image's
-    with socket.socket(socket.AF_UNIX) as server:
-        server.connect(f"{folder}/{image_of(arguments)}")
-        status = warm.ask(server, arguments, None)
+    status: int | None = None
+    for image in images_of(arguments):
+        with socket.socket(socket.AF_UNIX) as server:
+            server.connect(f"{folder}/{image}")
+            status = warm.ask(server, arguments, None)
+        if status != warm.TOO_WARM:
+            break
     return 1 if status is None else status
 
 
@@ -110,6 +128,9 @@ def serve(engine: str, directory: str, folder: Path) -> None:
             imports()
             count = len(os.listdir("/proc/self/task"))
             assert count == 1, f"the image {name} has {count} threads"
+            plants.index_functions()
+            for one in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+                one.atexit = False  # torch's: seconds at the end of each fork
             gc.collect()
             gc.freeze()
             image.serve()

@@ -1,0 +1,278 @@
+"""All programs of a launch at once, in Triton's interpreter, which runs one after the other.
+
+A value has one more axis, its first: one entry for each program, or one for all. Where programs
+go different ways (a condition, a loop's bound), each way is run again from the kernel's start, for
+its programs only. What they have read and exchanged by then comes from a journal, and what they
+have written is not written again.
+
+Invariants
+(1) The data of a scalar has the shape (n,), that of a block (n, *shape); n is the number of
+    programs that run, or 1.
+(2) Each program makes each of its accesses once, in its order. Of two programs one may see what
+    the other writes, as on a GPU.
+(3) An operation of the interpreter that this module does not know is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy
+
+# Operations on each element alone.
+_ELEMENTWISE = frozenset(
+    "addptr add and ashr bitcast ceil clampf cos erf exp exp2 fabs fadd fcmpOEQ fcmpOGE fcmpOGT "
+    "fcmpOLE fcmpOLT fcmpONE fcmpUEQ fcmpUGE fcmpUGT fcmpULE fcmpULT fcmpUNE fdiv floor fma fmul "
+    "fneg fp_ext fp_to_fp fp_to_si fp_to_ui fp_trunc frem fsub iabs icmpEQ icmpNE icmpSGE icmpSGT "
+    "icmpSLE icmpSLT icmpUGE icmpUGT icmpULE icmpULT idiv int_cast int_to_ptr log log2 lshr "
+    "maximumf maxnumf maxsi maxui minimumf minnumf minsi minui mul or precise_divf precise_sqrt "
+    "ptr_to_int rsqrt sdiv select shl si_to_fp sin sqrt srem sub udiv ui_to_fp umulhi urem "
+    "xor".split()
+)
+# On the last axes, without memory, or through operations that are changed here.
+_KEPT = frozenset(
+    "assert assume barrier descriptor_load descriptor_store dot get_num_programs load "
+    "make_tensor_descriptor print split store".split()
+)
+_ACCESSES = frozenset("masked_load masked_store atomic_cas atomic_rmw".split())
+_MOST_PROGRAMS = 512  # of a run: they share memory for their values
+
+
+class _Diverged(BaseException):
+    """No Exception: those of a device function become another."""
+
+    def __init__(self, values: numpy.ndarray) -> None:
+        super().__init__()
+        _, first, way = numpy.unique(values, return_index=True, return_inverse=True)
+        self.ways = [numpy.flatnonzero(way == one) for one in numpy.argsort(first)]
+
+
+class _Run:
+    """Programs that have gone the same way so far."""
+
+    def __init__(self, ids: numpy.ndarray, journal: list[Any]) -> None:
+        self.ids = ids  # (3, n)
+        self.journal = journal  # of each access of theirs
+        self.count = 0  # accesses since the kernel's start
+
+    def part(self, programs: numpy.ndarray) -> _Run:
+        journal = [one if one is None or len(one) == 1 else one[programs] for one in self.journal]
+        return _Run(self.ids[:, programs], journal)
+
+
+_run = _Run(numpy.zeros((3, 1), numpy.int32), [])
+
+
+def run(kernel: Callable[[], Any], grid: tuple[int, int, int]) -> None:
+    """Calls the kernel until each program of the grid has ended."""
+    global _run
+    ids = numpy.indices(grid, numpy.int32).reshape(3, -1)
+    starts = range(0, ids.shape[1], _MOST_PROGRAMS)
+    waiting = [_Run(ids[:, start : start + _MOST_PROGRAMS], []) for start in reversed(starts)]
+    while waiting:
+        _run = waiting.pop()
+        try:
+            kernel()
+        except _Diverged as diverged:
+            waiting += [_run.part(way) for way in reversed(diverged.ways)]
+
+
+def count() -> int:
+    """Programs that run."""
+    return int(_run.ids.shape[1])
+
+
+def access(make: Callable[[], Any]) -> Any:
+    """What an access returns (shape (n, ...) or None), made or from the journal."""
+    if _run.count == len(_run.journal):
+        _run.journal.append(make())
+    _run.count += 1
+    return _run.journal[_run.count - 1]
+
+
+def value_of(data: numpy.ndarray) -> Any:
+    """A scalar that is the same for all programs that run from here on."""
+    if data.size > 1 and (data != data[0]).any():
+        raise _Diverged(data)
+    return data[0].item()
+
+
+def indices(start: Any, end: Any, step: Any) -> Iterator[Any]:
+    """Of a loop over range(start, end, step), tensors: programs go different ways by how often it
+    turns, not by where it starts."""
+    first, behind, by = (one.handle.data for one in (start, end, step))
+    widest = max((start, end, step), key=lambda one: one.dtype.primitive_bitwidth)
+    make = type(start.handle)
+    for turn in range(value_of(numpy.maximum(0, -((first - behind) // by)))):
+        data = (first + turn * by).astype(widest.handle.data.dtype)
+        yield type(start)(make(data, widest.dtype), widest.dtype)
+
+
+def change_interpreter() -> None:
+    """Comes before the interpreter's builtins are put into the language."""
+    from triton.runtime import interpreter
+
+    _change_operations(interpreter)
+    _change_descriptors(interpreter)
+    interpreter.ReduceOps, interpreter.ScanOps = _reductions(interpreter)
+
+
+def change_tensors() -> None:
+    """Comes after."""
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    def transposed(self: Any) -> Any:
+        *rest, rows, columns = self.type.shape
+        handle = interpreter.TensorHandle(self.handle.data.swapaxes(-1, -2), self.handle.dtype)
+        return tl.core.tensor(handle, tl.core.block_type(self.dtype, [*rest, columns, rows]))
+
+    def truth(self: Any) -> bool:
+        """Of a block, true, as the interpreter has it."""
+        is_scalar = self.handle.data.size == len(self.handle.data)
+        return not is_scalar or bool(value_of(self.handle.data.reshape(-1)))
+
+    tensor = tl.core.tensor
+    tensor.__index__ = lambda self: int(value_of(self.handle.data.reshape(-1)))
+    tensor.__bool__, tensor.T = truth, property(transposed)
+
+
+def _change_operations(interpreter: Any) -> None:
+    int32 = interpreter.tl.int32
+
+    def made(source: Any, data: numpy.ndarray) -> Any:
+        return interpreter.TensorHandle(data, source.dtype.scalar)
+
+    def get_program_id(self: Any, axis: int) -> Any:
+        return interpreter.TensorHandle(_run.ids[axis], int32)
+
+    def make_range(self: Any, type: Any, start: int, stop: int) -> Any:
+        return interpreter.TensorHandle(numpy.arange(start, stop, dtype=numpy.int32)[None], int32)
+
+    def splat(self: Any, type: Any, arg: Any) -> Any:
+        data = arg.data.reshape(-1, *(1 for _ in type.shape))
+        return broadcast(self, made(arg, data), type.shape)
+
+    def broadcast(self: Any, arg: Any, shape: Any) -> Any:
+        return made(arg, numpy.broadcast_to(arg.data, (len(arg.data), *shape)))
+
+    def reshape(self: Any, arg: Any, shape: Any, allow_reorder: bool) -> Any:
+        return made(arg, arg.data.reshape(len(arg.data), *shape))
+
+    def trans(self: Any, arg: Any, order: Any) -> Any:
+        return made(arg, arg.data.transpose(0, *(axis + 1 for axis in order)))
+
+    def expand_dims(self: Any, arg: Any, axis: int) -> Any:
+        return made(arg, numpy.expand_dims(arg.data, _behind_programs(axis)))
+
+    def gather(self: Any, source: Any, indices: Any, axis: int) -> Any:
+        both = _of_as_many(source.data, indices.data)
+        return made(source, numpy.take_along_axis(*both, axis=_behind_programs(axis)))
+
+    def cat(self: Any, left: Any, right: Any) -> Any:
+        return made(left, numpy.concatenate(_of_as_many(left.data, right.data), axis=1))
+
+    def join(self: Any, left: Any, right: Any) -> Any:
+        return made(left, numpy.stack(_of_as_many(left.data, right.data), axis=-1))
+
+    def unsplat(self: Any, arg: Any) -> Any:
+        return made(arg, arg.data.reshape(-1))
+
+    changed = (get_program_id, make_range, splat, broadcast, reshape, trans, expand_dims, gather,
+               cat, join, unsplat)  # fmt: skip
+    for operation in changed:
+        setattr(interpreter.InterpreterBuilder, f"create_{operation.__name__}", operation)
+    known = {operation.__name__ for operation in changed} | _ELEMENTWISE | _KEPT | _ACCESSES
+    for name in vars(interpreter.InterpreterBuilder):
+        if name.startswith("create_") and name.removeprefix("create_") not in known:
+            setattr(interpreter.InterpreterBuilder, name, _refusal_of(name))
+
+
+def _behind_programs(axis: int) -> int:
+    return axis + (axis >= 0)
+
+
+def _refusal_of(name: str) -> Any:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise NotImplementedError(f"Triton's interpreter: {name} for all programs of a launch")
+
+    return refuse
+
+
+def _of_as_many(*data: numpy.ndarray) -> list[numpy.ndarray]:
+    """The same values, each for as many programs."""
+    most = max(map(len, data))
+    return [numpy.broadcast_to(one, (most, *one.shape[1:])) for one in data]
+
+
+def _change_descriptors(interpreter: Any) -> None:
+    """Their pointers are derived for one program after the other."""
+    materialize = interpreter.TensorDescHandle.materialize_pointers
+
+    def materialize_pointers(self: Any, offsets: Any) -> Any:
+        for one in (self.base, *self.shape, *self.strides, *offsets):
+            value_of(one.data)
+        first = [interpreter.TensorHandle(one.data[:1], one.dtype) for one in offsets]
+        pointers, mask = materialize(self, first)
+        return interpreter.TensorHandle(pointers.data[None], pointers.dtype), mask[None]
+
+    interpreter.TensorDescHandle.materialize_pointers = materialize_pointers
+
+
+def _reductions(interpreter: Any) -> tuple[type, type]:
+    """The interpreter's reductions and scans, along the axis behind that of the programs."""
+    tl = interpreter.tl
+
+    def of_axis(base: Any) -> Any:
+        class OfAxis(base):
+            axis: int | None
+            combine_fn: Any
+            keep_dims: bool
+
+            def apply_impl(self, values: Any) -> Any:
+                if self.axis is None:
+                    values = [self.to_tensor(_flat(one), one.dtype) for one in values]
+                self.axis = _behind_programs(self.axis or 0)
+                return super().apply_impl(tuple(values))
+
+            def to_tensor(self, data: Any, dtype: Any) -> Any:
+                data = data.astype(interpreter._get_np_dtype(dtype), copy=False)
+                type = tl.block_type(dtype, [*data.shape[1:]]) if data.ndim > 1 else dtype
+                return tl.core.tensor(interpreter.TensorHandle(data, dtype.scalar), type)
+
+            def _combined(self, values: Any) -> list[list[numpy.ndarray]]:
+                """The first of the axis, then each combined with all before it."""
+                columns = [numpy.moveaxis(one.handle.data, self.axis, 0) for one in values]
+                combined = [[column[0] for column in columns]]
+                for i in range(1, len(columns[0])):
+                    now = [*combined[-1], *(column[i] for column in columns)]
+                    types = [one.dtype for one in values] * 2
+                    tensors = map(self.to_tensor, now, types)
+                    result = self.combine_fn.fn(*tensors)
+                    parts = result if isinstance(result, tuple) else (result,)
+                    combined.append([part.handle.data for part in parts])
+                return combined
+
+        return OfAxis
+
+    class Reduction(of_axis(interpreter.ReduceOps)):  # type: ignore[misc]
+        def generic_reduce(self, values: Any) -> Any:
+            last = self._combined(values)[-1]
+            if self.keep_dims:
+                last = [numpy.expand_dims(one, self.axis) for one in last]
+            return [self.to_tensor(data, one.dtype) for data, one in zip(last, values, strict=True)]
+
+    class Scan(of_axis(interpreter.ScanOps)):  # type: ignore[misc]
+        def generic_scan(self, values: Any) -> Any:
+            columns = zip(*self._combined(values), strict=True)
+            stacked = [numpy.stack(numpy.broadcast_arrays(*one), self.axis) for one in columns]
+            return [
+                self.to_tensor(data, one.dtype) for data, one in zip(stacked, values, strict=True)
+            ]
+
+    return Reduction, Scan
+
+
+def _flat(tensor: Any) -> numpy.ndarray:
+    return tensor.handle.data.reshape(len(tensor.handle.data), -1)
