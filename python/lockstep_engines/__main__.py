@@ -90,7 +90,7 @@ def _plant(names: list[str], defects: Any) -> None:
     try:
         plants.plant(*(named[name] for name in names))
     except plants.ImportedAlready:
-        raise  # this process is too warm (warm.TOO_WARM)
+        raise  # the client retries with a colder process (warm.TOO_WARM)
     except plants.PlantError as error:
         sys.exit(str(error))
 

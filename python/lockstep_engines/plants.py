@@ -1,5 +1,5 @@
-"""Planted defects: a few words of a module's source are replaced while it is imported, or, where it
-is imported already, the code of its functions. No file changes.
+"""Planted defects: a few words of a module's source are replaced while it is imported. In a module
+that is imported already, the code of its functions is replaced. No file changes.
 
 Planted defects measure what a harness finds. This module works for any engine.
 """
@@ -24,8 +24,8 @@ class PlantError(Exception):
 
 
 class ImportedAlready(PlantError):
-    """A defect is in what its module does when it is imported, which is done: it takes a process
-    without the module."""
+    """A defect changes more than functions of a module that is imported already. It needs a process
+    that has not imported the module."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def _show(source: str, path: str) -> None:
-    """Triton reads a kernel's text by the file's name: it is given the changed one."""
+    """Triton reads the source of a kernel by file name: it gets the changed one."""
     linecache.cache[path] = (len(source), None, source.splitlines(keepends=True), path)
 
 
@@ -105,7 +105,7 @@ def _parts(code: CodeType) -> list[CodeType]:
 
 
 def _facts(code: CodeType, function: Any = lambda code: code.co_name) -> Any:
-    """What a code object does, wherever its lines are. `function` names the functions in it."""
+    """A code object without its line numbers. `function` represents the functions in it."""
     constants = [
         (_facts if _runs_once(one) else function)(one) if isinstance(one, CodeType) else repr(one)
         for one in code.co_consts
@@ -118,8 +118,8 @@ def _does(code: CodeType) -> Any:
 
 
 def _pairs(old: CodeType, new: CodeType) -> Iterator[tuple[CodeType, CodeType, bool]]:
-    """Functions and their successors, with those in them. True: it is in a function, which makes
-    it anew."""
+    """Functions and their replacements, nested ones included. True for a nested one, which its
+    function creates at each call."""
     for before, after in zip(_parts(old), _parts(new), strict=False):
         if before.co_name == after.co_name:
             if not _runs_once(before):
@@ -131,7 +131,7 @@ _functions: dict[str, list[FunctionType]] = defaultdict(list)  # of each file
 
 
 def index_functions() -> None:
-    """Finds the functions of all modules that are imported. A process that forks does it once."""
+    """Indexes the functions of all imported modules. A process does it once before it forks."""
     _functions.clear()
     for one in gc.get_objects():
         if type(one) is FunctionType:
@@ -139,8 +139,8 @@ def index_functions() -> None:
 
 
 def _change_functions(name: str, source: str) -> None:
-    """Gives the functions of an imported module the code that its new text has for them. Raises
-    ImportedAlready where that does not make the module of the new text."""
+    """Gives the functions of an imported module their code from its changed source. Raises
+    ImportedAlready where more than functions differ."""
     path = sys.modules[name].__file__ or ""
     old = compile(_source_of(name), path, "exec", dont_inherit=True)
     new = compile(source, path, "exec", dont_inherit=True)
@@ -151,8 +151,8 @@ def _change_functions(name: str, source: str) -> None:
     live: dict[CodeType, list[FunctionType]] = defaultdict(list)
     for one in _functions[path]:
         live[one.__code__].append(one)
-    for before, after, is_made_anew in _pairs(old, new):
-        if not live[before] and not is_made_anew and _does(before) != _does(after):
+    for before, after, is_nested in _pairs(old, new):
+        if not live[before] and not is_nested and _does(before) != _does(after):
             raise ImportedAlready(f"{name} is imported already, without {before.co_name}")
         for function in live[before]:
             try:
@@ -163,7 +163,7 @@ def _change_functions(name: str, source: str) -> None:
 
 
 def _source_of(module: str) -> str:
-    """The text of a module. Its packages are not imported for it."""
+    """The source of a module, without importing its packages."""
     path: Sequence[str] | None = None
     spec = None
     for i in range(module.count(".") + 1):
@@ -195,8 +195,8 @@ def sources_with(plant: Plant, planted: dict[str, str] | None = None) -> dict[st
 
 
 def plant(*defects: Plant) -> None:
-    """Has the modules that they touch imported with the defects, or changes those that are
-    imported. Raises PlantError; after it the process may have a part of the changes."""
+    """Changes the modules that the defects touch, now or when they are imported. Raises PlantError,
+    after which the process may have some of the changes."""
     sources: dict[str, str] = {}
     for defect in defects:
         sources |= sources_with(defect, sources)

@@ -38,7 +38,7 @@ from typing import Any
 from lockstep_engines.plants import ImportedAlready
 
 VARIABLE = "LOCKSTEP_WARM_ENGINES"
-TOO_WARM = 75  # exit status of a fork that raised ImportedAlready
+TOO_WARM = 75  # exit status of a fork in which ImportedAlready was raised
 _IDLE_SECONDS = 300
 _START_SECONDS = 20
 _NOT_OF_ENGINES = frozenset(("PWD", "OLDPWD", "SHLVL", "_", VARIABLE))

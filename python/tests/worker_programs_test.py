@@ -1,6 +1,6 @@
-"""Kernels for all programs of a launch at once (worker/programs.py) write what Triton's own
-interpreter writes, which runs one program after the other in a process of its own. Without torch
-and Triton, exit status 77 says skipped."""
+"""Kernels that run all programs of a launch at once (worker/programs.py) write what they write in
+Triton's own interpreter, which runs the programs one by one, in a separate process. Exit status 77:
+torch or Triton is missing."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def returns_early(values, out, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def reads_what_it_wrote_before_its_ways_part(values, out, WIDTH: tl.constexpr):
+def reads_what_it_wrote_before_it_diverges(values, out, WIDTH: tl.constexpr):
     i = tl.program_id(0)
     value = tl.load(values + i)
     tl.store(values + i, value + 1)
@@ -54,7 +54,7 @@ def reads_what_it_wrote_before_its_ways_part(values, out, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def loops_from_and_to_its_own(values, out, WIDTH: tl.constexpr):
+def loops_between_its_own_bounds(values, out, WIDTH: tl.constexpr):
     i = tl.program_id(0)
     total = 0
     for at in range(i, i + tl.load(values + i), 2):
@@ -74,7 +74,7 @@ def loops_from_and_to_its_own(values, out, WIDTH: tl.constexpr):
 
 @triton.jit
 def takes_tickets(values, out, WIDTH: tl.constexpr):
-    """Whoever asks first, is first."""
+    """In order of programs, also where only some of them draw one."""
     i = tl.program_id(0)
     if tl.load(values + i) % 2 == 0:
         ticket = tl.atomic_add(out, 1)
@@ -153,7 +153,7 @@ def counts(values, out, WIDTH: tl.constexpr):
     tl.store(out + tl.arange(0, WIDTH), tl.histogram(tl.arange(0, WIDTH), WIDTH))
 
 
-OF_VALUES = (returns_early, reads_what_it_wrote_before_its_ways_part, loops_from_and_to_its_own,
+OF_VALUES = (returns_early, reads_what_it_wrote_before_it_diverges, loops_between_its_own_bounds,
              takes_tickets, of_a_grid_of_three_axes)  # fmt: skip
 OF_TILES = (reduces, scans, moves)
 
@@ -170,21 +170,21 @@ def launch(kernel: Any) -> list[int]:
 class ProgramsTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls) -> None:
-        command = [sys.executable, __file__, "one after the other"]
+        command = [sys.executable, __file__, "one by one"]
         cls.expected = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
         from lockstep_engines.worker import interpreter, programs
 
         interpreter.fix()
         cls.programs = programs
 
-    def test_kernels_write_what_they_write_one_after_the_other(self) -> None:
+    def test_kernels_write_what_they_write_program_by_program(self) -> None:
         for kernel in (*OF_VALUES, *OF_TILES):
-            for most in (512, 3, 1):  # of a run
+            for most in (512, 3, 1):
                 with self.subTest(kernel.__name__, most=most):
                     self.programs._MOST_PROGRAMS = most
                     self.assertEqual(launch(kernel), self.expected[kernel.__name__])
 
-    def test_programs_that_go_one_way_run_once(self) -> None:
+    def test_programs_that_do_not_diverge_run_once(self) -> None:
         self.programs._MOST_PROGRAMS = 512
         counts = []
 
@@ -196,20 +196,20 @@ class ProgramsTest(unittest.TestCase):
             self.programs, _run_access=self.programs.access, access=access, create=True
         ):
             launch(returns_early)
-        # A load of all; of those that are not negative again, with their store; of the others.
+        # The load of all; of the group that stores, with its store; of the group that returns.
         self.assertEqual(counts, [7, 5, 5, 2])
 
     def test_an_access_outside_is_named(self) -> None:
         with self.assertRaisesRegex(Exception, "reads_outside reads 8 bytes 8 bytes past the end"):
             launch(reads_outside)
 
-    def test_an_operation_that_is_not_known_is_refused_by_name(self) -> None:
+    def test_an_unsupported_operation_is_refused_by_name(self) -> None:
         with self.assertRaisesRegex(Exception, "create_histogram for all programs of a launch"):
             launch(counts)
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["one after the other"]:
+    if sys.argv[1:] == ["one by one"]:
         print(json.dumps({one.__name__: launch(one) for one in (*OF_VALUES, *OF_TILES)}))
     else:
         unittest.main()

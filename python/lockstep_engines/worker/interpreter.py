@@ -1,5 +1,5 @@
-"""Triton's interpreter for vLLM's kernels: repaired where it differs from a compiled launch, run
-for all programs at once (worker/programs.py), and watched by worker/bounds.py."""
+"""Triton's interpreter for vLLM's kernels: repaired where it differs from a compiled launch, with
+all programs at once (worker/programs.py), and with every access checked (worker/bounds.py)."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def _fix_launches(bounds: Any) -> None:
 
     @passes_on
     def run_all(self: Any, *args: Any, grid: Any, warmup: bool = False, **options: Any) -> None:
-        """A grid that is a function sees the arguments by name, and what it changes in them is
-        what the kernel gets. All memory is the host's: nothing is copied."""
+        """A grid that is a function receives the arguments by name and may change them. No storage
+        is copied: all of it is on the host."""
         if warmup:
             return
         signature = signature_of(self.fn)
@@ -85,8 +85,8 @@ def _fix_launches(bounds: Any) -> None:
             raise interpreter.InterpreterError(repr(error)) from error
 
     def bind_language(self: Any) -> Any:
-        """Builtins of the language that a module has given names of its own are reached too, and
-        loops count in LoopIndex, or in a tensor."""
+        """Builtins that a module has imported under its own names are patched too, and the index of
+        a loop is a LoopIndex or a tensor."""
         if self.fn in self.rewritten_fn:
             return self.rewritten_fn[self.fn]
         made = rewrite(self)
@@ -168,8 +168,7 @@ def _remember_facts() -> None:
 
 
 def _watch_accesses(bounds: Any) -> None:
-    """Loads and stores of every form end in the masked ones; atomics have their own. Each is made
-    once for each program."""
+    """All loads and stores end in the masked ones; atomics are separate."""
     from triton.runtime import interpreter
 
     builder, handle = interpreter.InterpreterBuilder, interpreter.TensorHandle
@@ -201,7 +200,7 @@ def _watch_accesses(bounds: Any) -> None:
 
 
 def _for_as_many(handle: Any, operands: tuple[Any, ...], least: int) -> list[Any]:
-    """The operands, whose tensors have values for as many programs each, one behind the other."""
+    """The operands, with tensors of the same shape, contiguous, of `least` programs or more."""
     tensors = [one for one in operands if isinstance(one, handle)]
     ranks = numpy.empty((least, *(1 for _ in tensors[0].data.shape[1:])), bool)
     data = iter(numpy.broadcast_arrays(*(one.data for one in tensors), ranks))

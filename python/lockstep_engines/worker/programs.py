@@ -1,16 +1,15 @@
-"""All programs of a launch at once, in Triton's interpreter, which runs one after the other.
+"""Runs all programs of a launch at once in Triton's interpreter, which runs them one by one.
 
-A value has one more axis, its first: one entry for each program, or one for all. Where programs
-go different ways (a condition, a loop's bound), each way is run again from the kernel's start, for
-its programs only. What they have read and exchanged by then comes from a journal, and what they
-have written is not written again.
+Every value has a leading axis of programs. Where programs diverge (a condition, the bound of a
+loop), each group runs the kernel again from its start. Accesses that it has made already are not
+repeated: their results come from a journal.
 
 Invariants
-(1) The data of a scalar has the shape (n,), that of a block (n, *shape); n is the number of
-    programs that run, or 1.
-(2) Each program makes each of its accesses once, in its order. Of two programs one may see what
-    the other writes, as on a GPU.
-(3) An operation of the interpreter that this module does not know is refused by name.
+(1) The data of a scalar has the shape (n,), the data of a block (n, *shape); n is the number of
+    running programs, or 1 for a value that is the same in all of them.
+(2) A program makes each of its accesses once, in program order. Accesses of different programs
+    are not ordered, as on a GPU.
+(3) An operation of the interpreter that this module does not support is refused by name.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from typing import Any
 
 import numpy
 
-# Operations on each element alone.
+# Elementwise.
 _ELEMENTWISE = frozenset(
     "addptr add and ashr bitcast ceil clampf cos erf exp exp2 fabs fadd fcmpOEQ fcmpOGE fcmpOGT "
     "fcmpOLE fcmpOLT fcmpONE fcmpUEQ fcmpUGE fcmpUGT fcmpULE fcmpULT fcmpUNE fdiv floor fma fmul "
@@ -30,30 +29,30 @@ _ELEMENTWISE = frozenset(
     "ptr_to_int rsqrt sdiv select shl si_to_fp sin sqrt srem sub udiv ui_to_fp umulhi urem "
     "xor".split()
 )
-# On the last axes, without memory, or through operations that are changed here.
+# On trailing axes, without values, or built from operations that are replaced here.
 _KEPT = frozenset(
     "assert assume barrier descriptor_load descriptor_store dot get_num_programs load "
     "make_tensor_descriptor print split store".split()
 )
 _ACCESSES = frozenset("masked_load masked_store atomic_cas atomic_rmw".split())
-_MOST_PROGRAMS = 512  # of a run: they share memory for their values
+_MOST_PROGRAMS = 512  # per run, which bounds the memory of its values
 
 
 class _Diverged(BaseException):
-    """No Exception: those of a device function become another."""
+    """Not an Exception, which a device function would wrap."""
 
     def __init__(self, values: numpy.ndarray) -> None:
         super().__init__()
-        _, first, way = numpy.unique(values, return_index=True, return_inverse=True)
-        self.ways = [numpy.flatnonzero(way == one) for one in numpy.argsort(first)]
+        _, first, group = numpy.unique(values, return_index=True, return_inverse=True)
+        self.groups = [numpy.flatnonzero(group == one) for one in numpy.argsort(first)]
 
 
 class _Run:
-    """Programs that have gone the same way so far."""
+    """Programs that have not diverged yet."""
 
     def __init__(self, ids: numpy.ndarray, journal: list[Any]) -> None:
         self.ids = ids  # (3, n)
-        self.journal = journal  # of each access of theirs
+        self.journal = journal  # results of their accesses
         self.count = 0  # accesses since the kernel's start
 
     def part(self, programs: numpy.ndarray) -> _Run:
@@ -65,7 +64,7 @@ _run = _Run(numpy.zeros((3, 1), numpy.int32), [])
 
 
 def run(kernel: Callable[[], Any], grid: tuple[int, int, int]) -> None:
-    """Calls the kernel until each program of the grid has ended."""
+    """Calls the kernel until all programs of the grid have finished."""
     global _run
     ids = numpy.indices(grid, numpy.int32).reshape(3, -1)
     starts = range(0, ids.shape[1], _MOST_PROGRAMS)
@@ -75,16 +74,16 @@ def run(kernel: Callable[[], Any], grid: tuple[int, int, int]) -> None:
         try:
             kernel()
         except _Diverged as diverged:
-            waiting += [_run.part(way) for way in reversed(diverged.ways)]
+            waiting += [_run.part(group) for group in reversed(diverged.groups)]
 
 
 def count() -> int:
-    """Programs that run."""
+    """Of running programs."""
     return int(_run.ids.shape[1])
 
 
 def access(make: Callable[[], Any]) -> Any:
-    """What an access returns (shape (n, ...) or None), made or from the journal."""
+    """The result of an access, of shape (n, ...), or None: made now, or from the journal."""
     if _run.count == len(_run.journal):
         _run.journal.append(make())
     _run.count += 1
@@ -92,25 +91,25 @@ def access(make: Callable[[], Any]) -> Any:
 
 
 def value_of(data: numpy.ndarray) -> Any:
-    """A scalar that is the same for all programs that run from here on."""
+    """The value of a scalar. Programs with different values diverge."""
     if data.size > 1 and (data != data[0]).any():
         raise _Diverged(data)
     return data[0].item()
 
 
 def indices(start: Any, end: Any, step: Any) -> Iterator[Any]:
-    """Of a loop over range(start, end, step), tensors: programs go different ways by how often it
-    turns, not by where it starts."""
-    first, behind, by = (one.handle.data for one in (start, end, step))
+    """The indices of a loop over range(start, end, step), all of them tensors. Programs diverge by
+    the number of iterations, not by the start."""
+    first, last, stride = (one.handle.data for one in (start, end, step))
     widest = max((start, end, step), key=lambda one: one.dtype.primitive_bitwidth)
     make = type(start.handle)
-    for turn in range(value_of(numpy.maximum(0, -((first - behind) // by)))):
-        data = (first + turn * by).astype(widest.handle.data.dtype)
+    for iteration in range(value_of(numpy.maximum(0, -((first - last) // stride)))):
+        data = (first + iteration * stride).astype(widest.handle.data.dtype)
         yield type(start)(make(data, widest.dtype), widest.dtype)
 
 
 def change_interpreter() -> None:
-    """Comes before the interpreter's builtins are put into the language."""
+    """Call it before the interpreter patches the language."""
     from triton.runtime import interpreter
 
     _change_operations(interpreter)
@@ -119,7 +118,7 @@ def change_interpreter() -> None:
 
 
 def change_tensors() -> None:
-    """Comes after."""
+    """Call it afterwards."""
     import triton.language as tl
     from triton.runtime import interpreter
 
@@ -129,7 +128,7 @@ def change_tensors() -> None:
         return tl.core.tensor(handle, tl.core.block_type(self.dtype, [*rest, columns, rows]))
 
     def truth(self: Any) -> bool:
-        """Of a block, true, as the interpreter has it."""
+        """True for a block, as in the interpreter."""
         is_scalar = self.handle.data.size == len(self.handle.data)
         return not is_scalar or bool(value_of(self.handle.data.reshape(-1)))
 
@@ -164,11 +163,11 @@ def _change_operations(interpreter: Any) -> None:
         return made(arg, arg.data.transpose(0, *(axis + 1 for axis in order)))
 
     def expand_dims(self: Any, arg: Any, axis: int) -> Any:
-        return made(arg, numpy.expand_dims(arg.data, _behind_programs(axis)))
+        return made(arg, numpy.expand_dims(arg.data, _past_programs(axis)))
 
     def gather(self: Any, source: Any, indices: Any, axis: int) -> Any:
         both = _of_as_many(source.data, indices.data)
-        return made(source, numpy.take_along_axis(*both, axis=_behind_programs(axis)))
+        return made(source, numpy.take_along_axis(*both, axis=_past_programs(axis)))
 
     def cat(self: Any, left: Any, right: Any) -> Any:
         return made(left, numpy.concatenate(_of_as_many(left.data, right.data), axis=1))
@@ -189,7 +188,7 @@ def _change_operations(interpreter: Any) -> None:
             setattr(interpreter.InterpreterBuilder, name, _refusal_of(name))
 
 
-def _behind_programs(axis: int) -> int:
+def _past_programs(axis: int) -> int:
     return axis + (axis >= 0)
 
 
@@ -201,13 +200,13 @@ def _refusal_of(name: str) -> Any:
 
 
 def _of_as_many(*data: numpy.ndarray) -> list[numpy.ndarray]:
-    """The same values, each for as many programs."""
+    """The values, repeated to the same number of programs."""
     most = max(map(len, data))
     return [numpy.broadcast_to(one, (most, *one.shape[1:])) for one in data]
 
 
 def _change_descriptors(interpreter: Any) -> None:
-    """Their pointers are derived for one program after the other."""
+    """Programs with different offsets diverge."""
     materialize = interpreter.TensorDescHandle.materialize_pointers
 
     def materialize_pointers(self: Any, offsets: Any) -> Any:
@@ -221,7 +220,7 @@ def _change_descriptors(interpreter: Any) -> None:
 
 
 def _reductions(interpreter: Any) -> tuple[type, type]:
-    """The interpreter's reductions and scans, along the axis behind that of the programs."""
+    """The interpreter's reductions and scans, past the axis of programs."""
     tl = interpreter.tl
 
     def of_axis(base: Any) -> Any:
@@ -233,7 +232,7 @@ def _reductions(interpreter: Any) -> tuple[type, type]:
             def apply_impl(self, values: Any) -> Any:
                 if self.axis is None:
                     values = [self.to_tensor(_flat(one), one.dtype) for one in values]
-                self.axis = _behind_programs(self.axis or 0)
+                self.axis = _past_programs(self.axis or 0)
                 return super().apply_impl(tuple(values))
 
             def to_tensor(self, data: Any, dtype: Any) -> Any:
@@ -242,7 +241,7 @@ def _reductions(interpreter: Any) -> tuple[type, type]:
                 return tl.core.tensor(interpreter.TensorHandle(data, dtype.scalar), type)
 
             def _combined(self, values: Any) -> list[list[numpy.ndarray]]:
-                """The first of the axis, then each combined with all before it."""
+                """Running results along the axis."""
                 columns = [numpy.moveaxis(one.handle.data, self.axis, 0) for one in values]
                 combined = [[column[0] for column in columns]]
                 for i in range(1, len(columns[0])):

@@ -5,9 +5,9 @@ start hundreds of processes, and most of their time is imports.
     FOLDER/python -m lockstep_engines vllm DIR ...  # as the interpreter that runs the server
 
 FOLDER/python passes its command to an image, a server (lockstep_engines/warm.py) that has imported
-what such a command imports, the engine too. The images `packages` and `worker` have imported no
-module of the engine: for commands that no other image serves, and for defects that take a module
-that is not imported yet.
+what such a command imports, the engine included. The images `packages` and `worker` have imported
+no module of the engine: they serve all other commands, and defects that need a module that is not
+imported yet.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ IMAGES: dict[str, dict[str, Any]] = {
     },
     "none": {"packages": lambda: None},  # of warm_python_test.py
 }
-# What a worker imports when it starts, and its runners.
+# Imported by a worker when it starts.
 OF_WORKERS = (
     "compressed_tensors vllm.model_executor.layers.quantization.online.base "
     "vllm.v1.attention.backends.gdn_attn vllm.v1.attention.backends.short_conv_attn "
@@ -86,11 +86,11 @@ OF_SCHEDULER = frozenset(
 
 
 def images_of(arguments: list[str]) -> list[str]:
-    """The images for a command's arguments: the next one where a defect takes a colder one."""
+    """The images for a command, in order: the next one if the first is warm.TOO_WARM for it."""
     file, runner = Path(arguments[0]).stem.removesuffix("_test"), "v1"
     if file in OF_SCHEDULER:
         return ["scheduler"]
-    if arguments[1:2] == ["serve"]:  # an engine's process of a file of tests
+    if arguments[1:2] == ["serve"]:  # the engine process of a test file
         return ["scheduler" if file == "live_check" else f"worker-{arguments[2]}", "packages"]
     if arguments[:2] != ["-m", "lockstep_engines"] or {"--plants", "--layers"} & {*arguments}:
         return ["packages"]
@@ -130,7 +130,7 @@ def serve(engine: str, directory: str, folder: Path) -> None:
             assert count == 1, f"the image {name} has {count} threads"
             plants.index_functions()
             for one in list(weakref.finalize._registry):  # type: ignore[attr-defined]
-                one.atexit = False  # torch's: seconds at the end of each fork
+                one.atexit = False  # torch's take 0.2 s at the exit of each fork
             gc.collect()
             gc.freeze()
             image.serve()
