@@ -19,7 +19,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 if not importlib.util.find_spec("torch") or not importlib.util.find_spec("triton"):
     print("SKIPPED: no torch or no triton here")
     sys.exit(SKIPPED)
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 import triton
