@@ -139,28 +139,40 @@ def _patch_language_once() -> None:
 
 
 def _remember_facts() -> None:
-    """The interpreter derives shape and numpy type of each tensor, and the argument names of each
-    kernel at each launch: a third of a step."""
+    """The interpreter derives the type of each block, shape and numpy type of each tensor, and at
+    each launch the argument names of the kernel: half of a step."""
     import triton.language as tl
     from triton.runtime import interpreter
 
-    shapes: dict[tuple[int, ...], tuple[Any, Any]] = {}
+    blocks: dict[Any, Any] = {}
     dtypes: dict[str, Any] = {}
     get_np_dtype = interpreter._get_np_dtype
     find = inspect.getfullargspec
+    make_block = tl.core.block_type.__init__
+
+    def new_block(cls: Any, element: Any, shape: Any) -> Any:
+        dims = tuple([one.value if isinstance(one, tl.constexpr) else one for one in shape])
+        key = cls, type(element), element.name, dims
+        if key not in blocks:
+            blocks[key] = object.__new__(cls)
+            make_block(blocks[key], element, shape)
+        return blocks[key]
 
     def init(self: Any, handle: Any, type: Any) -> None:
         self.handle, self.type, self.dtype = handle, type, type.scalar
-        dims = type.shape if type.is_block() else ()
-        if dims not in shapes:
-            shapes[dims] = (tl.constexpr(math.prod(dims)), tl.tuple([*map(tl.constexpr, dims)]))
-        self.numel, self.shape = shapes[dims]
+        try:
+            self.numel, self.shape = type.lockstep_facts
+        except AttributeError:
+            dims = [*type.shape] if type.is_block() else []
+            facts = tl.constexpr(math.prod(dims)), tl.tuple([*map(tl.constexpr, dims)])
+            self.numel, self.shape = type.lockstep_facts = facts
 
     def dtype_of(dtype: Any) -> Any:
         if dtype.name not in dtypes:
             dtypes[dtype.name] = get_np_dtype(dtype)
         return dtypes[dtype.name]
 
+    tl.core.block_type.__new__, tl.core.block_type.__init__ = new_block, lambda *_: None
     tl.core.tensor.__init__ = init
     interpreter._get_np_dtype = dtype_of
     named = vars(inspect) | {"getfullargspec": functools.cache(find)}
@@ -201,10 +213,13 @@ def _watch_accesses(bounds: Any) -> None:
 
 def _for_as_many(handle: Any, operands: tuple[Any, ...], least: int) -> list[Any]:
     """The operands, with tensors of the same shape, contiguous, of `least` programs or more."""
-    tensors = [one for one in operands if isinstance(one, handle)]
-    ranks = numpy.empty((least, *(1 for _ in tensors[0].data.shape[1:])), bool)
-    data = iter(numpy.broadcast_arrays(*(one.data for one in tensors), ranks))
+    data = [one.data for one in operands if isinstance(one, handle)]
+    first = data[0]
+    if len(first) < least or any(one.shape != first.shape for one in data):
+        ranks = numpy.empty((least, *(1 for _ in first.shape[1:])), bool)
+        data = [*numpy.broadcast_arrays(*data, ranks)]
+    left = iter(data)
     return [
-        handle(numpy.ascontiguousarray(next(data)), one.dtype) if isinstance(one, handle) else one
+        handle(numpy.ascontiguousarray(next(left)), one.dtype) if isinstance(one, handle) else one
         for one in operands
     ]
