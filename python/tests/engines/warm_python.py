@@ -92,6 +92,8 @@ def images_of(arguments: list[str]) -> list[str]:
         return ["scheduler"]
     if arguments[1:2] == ["serve"]:  # the engine process of a test file
         return ["scheduler" if file == "live_check" else f"worker-{arguments[2]}", "packages"]
+    if any("vllm_kernels.py:" in one for one in arguments):  # a class on vLLM's kernels
+        return ["worker-v1"]
     if arguments[:2] != ["-m", "lockstep_engines"] or {"--plants", "--layers"} & {*arguments}:
         return ["packages"]
     if not {"--worker", "--kernels", "--models"} & {*arguments}:
