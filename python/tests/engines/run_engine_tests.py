@@ -108,6 +108,8 @@ def main() -> int:
         print(f"SKIPPED: {folder} has no {name}; `./run engines` sets it up")
         return SKIPPED
     environment = environment_of(python, sources)
+    if not os.access(environment["LOCKSTEP"], os.X_OK):
+        sys.exit(f"$LOCKSTEP names no command: {environment['LOCKSTEP']}")
     failed = []
     with warm_python(python, engine, sources, environment) as warm:
         environment["LOCKSTEP_PYTHON"] = str(warm)
