@@ -140,7 +140,7 @@ def _patch_language_once() -> None:
 
 def _remember_facts() -> None:
     """The interpreter derives the type of each block, shape and numpy type of each tensor, and at
-    each launch the argument names of the kernel: half of a step."""
+    each launch the names and types of its arguments: half of a step."""
     import triton.language as tl
     from triton.runtime import interpreter
 
@@ -174,6 +174,7 @@ def _remember_facts() -> None:
 
     tl.core.block_type.__new__, tl.core.block_type.__init__ = new_block, lambda *_: None
     tl.core.tensor.__init__ = init
+    tl.str_to_ty = functools.cache(tl.str_to_ty)
     interpreter._get_np_dtype = dtype_of
     named = vars(inspect) | {"getfullargspec": functools.cache(find)}
     interpreter.inspect = types.SimpleNamespace(**named)

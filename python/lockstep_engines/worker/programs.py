@@ -32,7 +32,7 @@ _ELEMENTWISE = frozenset(
 # On trailing axes, without values, or built from operations that are replaced here.
 _KEPT = frozenset(
     "assert assume barrier descriptor_load descriptor_store dot get_num_programs load "
-    "make_tensor_descriptor print split store".split()
+    "make_tensor_descriptor split store".split()
 )
 _ACCESSES = frozenset("masked_load masked_store atomic_cas atomic_rmw".split())
 _MOST_PROGRAMS = 512  # per run, which bounds the memory of its values
@@ -178,11 +178,19 @@ def _change_operations(interpreter: Any) -> None:
     def unsplat(self: Any, arg: Any) -> Any:
         return made(arg, arg.data.reshape(-1))
 
+    def print_(self: Any, prefix: str, hexadecimal: bool, values: Any, is_signed: Any) -> None:
+        for i, at in enumerate(_run.ids.T.tolist()):
+            for value in values:
+                data = value.data[i if len(value.data) > 1 else 0].tolist()
+                shown = numpy.vectorize(hex)(data).tolist() if hexadecimal else data
+                print(f"({', '.join(map(str, at))}){prefix}{shown}")
+
     changed = (get_program_id, make_range, splat, broadcast, reshape, trans, expand_dims, gather,
-               cat, join, unsplat)  # fmt: skip
-    for operation in changed:
-        setattr(interpreter.InterpreterBuilder, f"create_{operation.__name__}", operation)
-    known = {operation.__name__ for operation in changed} | _ELEMENTWISE | _KEPT | _ACCESSES
+               cat, join, unsplat, print_)  # fmt: skip
+    names = [operation.__name__.rstrip("_") for operation in changed]
+    for name, operation in zip(names, changed, strict=True):
+        setattr(interpreter.InterpreterBuilder, f"create_{name}", operation)
+    known = {*names} | _ELEMENTWISE | _KEPT | _ACCESSES
     for name in vars(interpreter.InterpreterBuilder):
         if name.startswith("create_") and name.removeprefix("create_") not in known:
             setattr(interpreter.InterpreterBuilder, name, _refusal_of(name))
@@ -206,17 +214,26 @@ def _of_as_many(*data: numpy.ndarray) -> list[numpy.ndarray]:
 
 
 def _change_descriptors(interpreter: Any) -> None:
-    """Programs with different offsets diverge."""
-    materialize = interpreter.TensorDescHandle.materialize_pointers
+    """Programs with different descriptors or offsets diverge."""
+    descriptor = interpreter.TensorDescHandle
+    validate, materialize = descriptor.validate, descriptor.materialize_pointers
 
-    def materialize_pointers(self: Any, offsets: Any) -> Any:
-        for one in (self.base, *self.shape, *self.strides, *offsets):
+    def same(handles: Any) -> list[Any]:
+        for one in handles:
             value_of(one.data)
-        first = [interpreter.TensorHandle(one.data[:1], one.dtype) for one in offsets]
-        pointers, mask = materialize(self, first)
-        return interpreter.TensorHandle(pointers.data[None], pointers.dtype), mask[None]
+        return [interpreter.TensorHandle(one.data[:1], one.dtype) for one in handles]
 
-    interpreter.TensorDescHandle.materialize_pointers = materialize_pointers
+    def validate_same(self: Any) -> None:
+        (self.base,) = same([self.base])
+        self.shape, self.strides = same(self.shape), same(self.strides)
+        validate(self)
+
+    def materialize_same(self: Any, offsets: Any) -> Any:
+        pointers, mask = materialize(self, same(offsets))
+        made = interpreter.TensorHandle
+        return made(pointers.data[None], pointers.dtype), made(mask[None], interpreter.tl.int1)
+
+    descriptor.validate, descriptor.materialize_pointers = validate_same, materialize_same
 
 
 def _reductions(interpreter: Any) -> tuple[type, type]:

@@ -4,7 +4,9 @@ torch or Triton is missing."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import io
 import json
 import os
 import subprocess
@@ -134,6 +136,21 @@ def moves(tiles, out, WIDTH: tl.constexpr):
 
 
 @triton.jit
+def describes(tiles, out, WIDTH: tl.constexpr):
+    i = tl.program_id(0)
+    tile = tl.make_tensor_descriptor(tiles + i * WIDTH, [WIDTH], [1], [4])
+    to = tl.make_tensor_descriptor(out, [7, WIDTH], [WIDTH, 1], [1, 4])
+    to.store([i, 4], tl.reshape(tile.load([i % 2 * 4]), (1, 4)))
+
+
+@triton.jit
+def prints(values, out, WIDTH: tl.constexpr):
+    i = tl.program_id(0)
+    tl.device_print("value", tl.load(values + i))
+    tl.device_print("all", tl.arange(0, 2), hex=True)
+
+
+@triton.jit
 def of_a_grid_of_three_axes(values, out, WIDTH: tl.constexpr):
     x, y, z = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     at = (x * tl.num_programs(1) + y) * tl.num_programs(2) + z
@@ -155,7 +172,7 @@ def counts(values, out, WIDTH: tl.constexpr):
 
 OF_VALUES = (returns_early, reads_what_it_wrote_before_it_diverges, loops_between_its_own_bounds,
              takes_tickets, of_a_grid_of_three_axes)  # fmt: skip
-OF_TILES = (reduces, scans, moves)
+OF_TILES = (reduces, scans, moves, describes)
 
 
 def launch(kernel: Any) -> list[int]:
@@ -198,6 +215,13 @@ class ProgramsTest(unittest.TestCase):
             launch(returns_early)
         # The load of all; of the group that stores, with its store; of the group that returns.
         self.assertEqual(counts, [7, 5, 5, 2])
+
+    def test_values_are_printed_with_their_programs(self) -> None:
+        with contextlib.redirect_stdout(io.StringIO()) as said:
+            launch(prints)
+        lines = said.getvalue().splitlines()
+        self.assertEqual(lines[:2], ["(0, 0, 0) value: 3", "(1, 0, 0) value: -1"])
+        self.assertEqual(lines[7:], [f"({i}, 0, 0) all: ['0x0', '0x1']" for i in range(COUNT)])
 
     def test_an_access_outside_is_named(self) -> None:
         with self.assertRaisesRegex(Exception, "reads_outside reads 8 bytes 8 bytes past the end"):
