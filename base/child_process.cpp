@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <poll.h>
 #include <spawn.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -13,6 +14,7 @@
 #include <csignal>
 #include <cstring>
 #include <fstream>
+#include <mutex>
 #include <optional>
 #include <utility>
 
@@ -26,28 +28,12 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Both ends of a pipe; closed when it goes.
-class Pipe {
- public:
-  Pipe() { open_ = ::pipe(ends_.data()) == 0; }
-  Pipe(const Pipe&) = delete;
-  Pipe& operator=(const Pipe&) = delete;
-  ~Pipe() {
-    close_end(0);
-    close_end(1);
-  }
-  bool is_open() const { return open_; }
-  int read_end() const { return ends_[0]; }
-  int write_end() const { return ends_[1]; }
-  void close_end(std::size_t end) {
-    if (ends_[end] >= 0) ::close(ends_[end]);
-    ends_[end] = -1;
-  }
+constexpr char kEndOfAnswer = '\0';
 
- private:
-  std::array<int, 2> ends_ = {-1, -1};
-  bool open_ = false;
-};
+void close_fd(int& fd) {
+  if (fd >= 0) ::close(fd);
+  fd = -1;
+}
 
 void write_all(int fd, const std::string& text) {
   for (std::size_t at = 0; at < text.size();) {
@@ -56,42 +42,6 @@ void write_all(int fd, const std::string& text) {
     if (wrote <= 0) return;
     at += static_cast<std::size_t>(wrote);
   }
-}
-
-// In the child; does not come back. What the work prints goes where the parent hears it.
-[[noreturn]] void work_in_child(const std::function<std::string()>& work, Pipe& answer,
-                                Pipe& words) {
-  leave_stop_signals_to_parent();
-  ::dup2(words.write_end(), STDOUT_FILENO);
-  ::dup2(words.write_end(), STDERR_FILENO);
-  answer.close_end(0);
-  words.close_end(0);
-  write_all(answer.write_end(), work());
-  ::_exit(0);
-}
-
-// Reads both pipes until the child has closed them. False: it did not within the limit.
-bool listen(pid_t child, int answer_fd, int words_fd, Clock::time_point until,
-            ChildAnswer& answer) {
-  std::array<pollfd, 2> ends = {{{answer_fd, POLLIN, 0}, {words_fd, POLLIN, 0}}};
-  std::array<char, 4096> buffer;
-  while (ends[0].fd >= 0 || ends[1].fd >= 0) {
-    auto left = std::chrono::duration_cast<std::chrono::milliseconds>(until - Clock::now());
-    if (left.count() <= 0) left += time_without_processor(child);
-    if (left.count() <= 0) return false;
-    const int ready = ::poll(ends.data(), ends.size(), static_cast<int>(left.count()));
-    if (ready < 0 && errno != EINTR) return false;
-    if (ready <= 0) continue;
-    for (pollfd& end : ends) {
-      if (end.fd < 0 || end.revents == 0) continue;
-      const ssize_t got = ::read(end.fd, buffer.data(), buffer.size());
-      std::string& text = end.fd == answer_fd ? answer.text : answer.last_words;
-      if (got > 0) text.append(buffer.data(), static_cast<std::size_t>(got));
-      if (got == 0) end.fd = -1;
-    }
-    keep_last_words(answer.last_words);
-  }
-  return true;
 }
 
 }  // namespace
@@ -115,31 +65,101 @@ std::string signal_name(int signal) {
   return name == nullptr ? fmt::format("signal {}", signal) : fmt::format("SIG{}", name);
 }
 
+Result<void> FollowingChild::start() {
+  std::array<int, 2> line{-1, -1}, words{-1, -1};
+  // While another thread forks, its child would inherit the ends that this child alone must hold: a
+  // crash shows in their being closed.
+  static std::mutex one_fork;
+  const std::scoped_lock held(one_fork);
+  const bool open =
+      ::socketpair(AF_UNIX, SOCK_STREAM, 0, line.data()) == 0 && ::pipe(words.data()) == 0;
+  if (open) child_ = ::fork();
+  const std::string why = child_ < 0 ? std::strerror(errno) : "";
+  const std::size_t own = child_ == 0 ? 1 : 0;  // end of each
+  line_fd_ = std::exchange(line[own], -1);
+  words_fd_ = std::exchange(words[own], -1);
+  for (auto* ends : {&line, &words})
+    for (int& fd : *ends) close_fd(fd);
+  if (child_ < 0) end();
+  if (child_ < 0) return fail("no child process: {}", why);
+  if (child_ > 0) return {};
+  // What the work prints goes to the parent.
+  leave_stop_signals_to_parent();
+  ::dup2(words_fd_, STDOUT_FILENO);
+  ::dup2(words_fd_, STDERR_FILENO);
+  close_fd(words_fd_);
+  return {};
+}
+
+// Reads the answer, and what the child prints, until the answer is whole or the child has closed
+// both. False: it did neither within the limit.
+bool FollowingChild::listen(ChildAnswer& answer) const {
+  const auto until = Clock::now() + time_limit_;
+  const auto lost_before = time_without_processor(child_);
+  std::array<pollfd, 2> ends = {{{words_fd_, POLLIN, 0}, {line_fd_, POLLIN, 0}}};
+  std::array<char, 4096> buffer;
+  while (ends[0].fd >= 0 || ends[1].fd >= 0) {
+    auto left = std::chrono::duration_cast<std::chrono::milliseconds>(until - Clock::now());
+    if (left.count() <= 0) left += time_without_processor(child_) - lost_before;
+    if (left.count() <= 0) return false;
+    const int ready = ::poll(ends.data(), ends.size(), static_cast<int>(left.count()));
+    if (ready < 0 && errno != EINTR) return false;
+    if (ready <= 0) continue;
+    for (pollfd& end : ends) {
+      if (end.fd < 0 || end.revents == 0) continue;
+      const ssize_t got = ::read(end.fd, buffer.data(), buffer.size());
+      std::string& text = end.fd == line_fd_ ? answer.text : answer.last_words;
+      if (got > 0) text.append(buffer.data(), static_cast<std::size_t>(got));
+      if (got == 0 || (got < 0 && errno == ECONNRESET)) end.fd = -1;
+    }
+    keep_last_words(answer.last_words);
+    if (answer.text.ends_with(kEndOfAnswer)) return true;
+  }
+  return true;
+}
+
+Result<ChildAnswer> FollowingChild::run(const std::function<std::string()>& work) {
+  if (child_ > 0 && stop_requested()) end();  // the child does not see the signal
+  if (child_ < 0) LS_RETURN_IF_ERROR(start());
+  ChildAnswer answer;
+  char next = 0;
+  if (child_ == 0) {
+    if (::read(line_fd_, &next, 1) != 1) ::_exit(0);
+    answer.text = work();
+    write_all(line_fd_, answer.text + kEndOfAnswer);
+    return answer;
+  }
+  (void)::send(line_fd_, &next, 1, MSG_NOSIGNAL);
+  if (!listen(answer)) {
+    answer.end = ChildAnswer::End::timed_out;
+  } else if (answer.text.ends_with(kEndOfAnswer)) {
+    answer.text.pop_back();
+    return answer;
+  } else {
+    answer.end = ChildAnswer::End::crashed;
+    int status = 0;
+    while (::waitpid(child_, &status, 0) < 0 && errno == EINTR) continue;
+    if (WIFSIGNALED(status)) answer.signal = signal_name(WTERMSIG(status));
+    child_ = -1;
+  }
+  end();
+  return answer;
+}
+
+void FollowingChild::end() {
+  if (child_ == 0) ::_exit(0);
+  if (child_ > 0) {
+    ::kill(child_, SIGKILL);
+    while (::waitpid(child_, nullptr, 0) < 0 && errno == EINTR) continue;
+  }
+  child_ = -1;
+  close_fd(line_fd_);
+  close_fd(words_fd_);
+}
+
 Result<ChildAnswer> run_in_child(const std::function<std::string()>& work,
                                  std::chrono::milliseconds time_limit) {
-  Pipe answer_pipe;
-  Pipe words_pipe;
-  if (!answer_pipe.is_open() || !words_pipe.is_open())
-    return fail("no pipe to a child process: {}", std::strerror(errno));
-  const pid_t child = ::fork();
-  if (child < 0) return fail("no child process: {}", std::strerror(errno));
-  if (child == 0) work_in_child(work, answer_pipe, words_pipe);
-  answer_pipe.close_end(1);
-  words_pipe.close_end(1);
-
-  ChildAnswer answer;
-  const bool ended = listen(child, answer_pipe.read_end(), words_pipe.read_end(),
-                            Clock::now() + time_limit, answer);
-  if (!ended) ::kill(child, SIGKILL);
-  int status = 0;
-  while (::waitpid(child, &status, 0) < 0 && errno == EINTR) continue;
-  if (!ended) {
-    answer.end = ChildAnswer::End::timed_out;
-  } else if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) {
-    answer.end = ChildAnswer::End::crashed;
-    if (WIFSIGNALED(status)) answer.signal = signal_name(WTERMSIG(status));
-  }
-  return answer;
+  return FollowingChild(time_limit).run(work);
 }
 
 namespace {
@@ -150,11 +170,6 @@ constexpr auto kGraceOnEnd = 2000ms;
 
 // Neither end is inherited by other children.
 bool open_pipe(std::array<int, 2>& ends) { return ::pipe2(ends.data(), O_CLOEXEC) == 0; }
-
-void close_fd(int& fd) {
-  if (fd >= 0) ::close(fd);
-  fd = -1;
-}
 
 std::string ended_as(int status) {
   if (WIFEXITED(status)) return fmt::format("exit status {}", WEXITSTATUS(status));

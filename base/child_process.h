@@ -1,9 +1,11 @@
 // Work done in a child process, so that a crash or a hang of it is an answer and not the end.
 //
-// (1) Whatever the child does to its memory, nothing of it is seen here but the text it answers.
-// (2) After the call no child is left.
+// Invariants
+// (1) Whatever the child does to its memory, the caller sees only the text that it answers.
+// (2) After end(), a crash or a hang no child is left.
 //
-// REQUIRES: a caller without other threads that hold locks; the child is a fork of this process.
+// REQUIRES: a caller without other threads that hold locks; the child is a fork of this process. An
+// answer has no NUL.
 #pragma once
 
 #include <sys/types.h>
@@ -36,7 +38,35 @@ std::string signal_name(int signal);  // "SIGABRT"
 // /proc/PID/schedstat). 0: not known. Time limits leave it out: a busy machine makes no hang.
 std::chrono::milliseconds time_without_processor(pid_t child);
 
-// Errors: no process or pipe to be had.
+// One child for many pieces of work. A fork costs more than most generated cases, so the child
+// follows its parent: after its answer run() returns in both processes, and both reach the next
+// run(), where the child works and the parent waits.
+//
+// REQUIRES: between two calls, the caller does what the answers alone decide.
+class FollowingChild {
+ public:
+  explicit FollowingChild(std::chrono::milliseconds time_limit) : time_limit_(time_limit) {}
+  FollowingChild(const FollowingChild&) = delete;
+  ~FollowingChild() { end(); }
+
+  std::chrono::milliseconds time_limit() const { return time_limit_; }
+  // Forks a child if none lives. The time limit is for this piece of work. Errors: no process or
+  // pipe to be had.
+  Result<ChildAnswer> run(const std::function<std::string()>& work);
+  // Returns only in the parent. The next run() forks again.
+  void end();
+
+ private:
+  Result<void> start();
+  bool listen(ChildAnswer& answer) const;
+
+  const std::chrono::milliseconds time_limit_;
+  pid_t child_ = -1;  // -1: none lives, 0: this process is the child
+  int line_fd_ = -1;  // to the other process
+  int words_fd_ = -1;
+};
+
+// The same with a child for this work only.
 Result<ChildAnswer> run_in_child(const std::function<std::string()>& work,
                                  std::chrono::milliseconds time_limit);
 

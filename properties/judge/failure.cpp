@@ -7,8 +7,6 @@
 #include <regex>
 #include <utility>
 
-#include "base/child_process.h"
-
 namespace lockstep {
 namespace {
 
@@ -58,14 +56,19 @@ Failure crash_of(const ChildAnswer& answer) {
 
 Result<Failure> judge_in_child(const SavedCase& saved, const Judging& judging,
                                std::chrono::milliseconds time_limit) {
-  LS_ASSIGN_OR_RETURN(const auto answer,
-                      run_in_child([&] { return to_line(judging(saved)); }, time_limit));
+  FollowingChild child(time_limit);
+  return judge_in_child(saved, judging, child);
+}
+
+Result<Failure> judge_in_child(const SavedCase& saved, const Judging& judging,
+                               FollowingChild& child) {
+  LS_ASSIGN_OR_RETURN(const auto answer, child.run([&] { return to_line(judging(saved)); }));
   if (answer.end == ChildAnswer::End::answered) return from_line(answer.text);
   if (answer.end == ChildAnswer::End::crashed) return crash_of(answer);
   return Failure{.kind = "hang",
                  .check = "time limit",
                  .request = {},
-                 .what = fmt::format("no end after {} ms", time_limit.count())};
+                 .what = fmt::format("no end after {} ms", child.time_limit().count())};
 }
 
 Failure failure_of(const Outcome& outcome) {

@@ -13,6 +13,7 @@
 #include <string>
 #include <string_view>
 
+#include "base/child_process.h"
 #include "base/result.h"
 #include "properties/judge/judge.h"
 #include "properties/shrink/shrinker.h"
@@ -41,6 +42,9 @@ using JudgeCase = std::function<Result<Failure>(const SavedCase&)>;
 
 Result<Failure> judge_in_child(const SavedCase& saved, const Judging& judging,
                                std::chrono::milliseconds time_limit);
+// In a child that judges many; the result is the same in both processes.
+Result<Failure> judge_in_child(const SavedCase& saved, const Judging& judging,
+                               FollowingChild& child);
 
 Failure failure_of(const Outcome& outcome);
 nlohmann::ordered_json json_of(const Failure& failure);

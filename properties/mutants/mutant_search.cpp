@@ -167,11 +167,15 @@ SavedCase without_defect(SavedCase saved) {
 class CaseSearch {
  public:
   CaseSearch(const Mutant& mutant, const MutantBench& bench, const MutantSearchOptions& options)
-      : mutant_(mutant), bench_(bench), options_(options), judging_([&bench](const auto& saved) {
+      : mutant_(mutant),
+        bench_(bench),
+        options_(options),
+        judging_([&bench](const auto& saved) {
           JudgeOptions judged_by{.backend = bench.backend};
           if (bench.decider) judged_by.decisions = bench.decider->decisions;
           return judge(saved, judged_by);
-        }) {}
+        }),
+        child_(options.case_time_limit) {}
 
   MutantReport run() {
     report_.mutant = &mutant_;
@@ -209,15 +213,19 @@ class CaseSearch {
     report_ = std::move(large);
   }
 
-  Result<Failure> judged_by_child(const SavedCase& saved) const {
-    auto failure = judge_in_child(saved, judging_, options_.case_time_limit);
+  // A failing backend may have written anywhere: the next case has a child of its own. The
+  // scheduler's defects are decisions.
+  Result<Failure> judged_by_child(const SavedCase& saved) {
+    auto failure = judge_in_child(saved, judging_, child_);
+    if (bench_.decider || !failure || (mutant_.site == MutantSite::backend && failure->failed()))
+      child_.end();
     const bool is_whole = failure && failure->kind != "crash" && failure->kind != "hang" &&
                           !failure->check.starts_with("engine.");
     if (bench_.decider && !is_whole) bench_.decider->restart();
     return failure;
   }
 
-  Failure judged(const SavedCase& saved) const {
+  Failure judged(const SavedCase& saved) {
     auto failure = judged_by_child(saved);
     if (failure) return std::move(*failure);
     return {.kind = "refused", .check = {}, .request = {}, .what = failure.error().message};
@@ -276,6 +284,7 @@ class CaseSearch {
   const MutantBench& bench_;
   const MutantSearchOptions& options_;
   const Judging judging_;
+  FollowingChild child_;
   MutantReport report_;
 };
 

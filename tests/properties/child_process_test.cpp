@@ -87,6 +87,25 @@ TEST(ChildProcess, AHangEndsAtTheLimit) {
   EXPECT_EQ(answer->end, ChildAnswer::End::timed_out);
 }
 
+// Both processes go through this loop; only the child works.
+TEST(ChildProcess, AFollowingChildKeepsItsMemoryUntilItCrashesOrIsEnded) {
+  int pieces = 0;  // of work, in this process
+  const auto work = [&] {
+    if (++pieces == 3) ::raise(SIGKILL);
+    return std::to_string(pieces);
+  };
+  std::vector<std::string> seen;
+  FollowingChild child(60s);
+  for (int i = 0; i < 6; ++i) {
+    const auto answer = child.run(work);
+    ASSERT_TRUE(answer);
+    seen.push_back(answer->text + answer->signal);
+    if (i == 4) child.end();
+  }
+  EXPECT_EQ(seen, (std::vector<std::string>{"1", "2", "SIGKILL", "1", "2", "1"}));
+  EXPECT_EQ(pieces, 0);
+}
+
 TEST(ChildProcess, NothingThatTheChildDoesIsSeenHereAndNoChildIsLeft) {
   int here = 1;
   const auto answer = run_in_child([&] { return std::to_string(here = 2); }, 60s);
