@@ -67,8 +67,7 @@ std::string signal_name(int signal) {
 
 Result<void> FollowingChild::start() {
   std::array<int, 2> line{-1, -1}, words{-1, -1};
-  // While another thread forks, its child would inherit the ends that this child alone must hold: a
-  // crash shows in their being closed.
+  // A crash closes the ends of the child. No other child may inherit them.
   static std::mutex one_fork;
   const std::scoped_lock held(one_fork);
   const bool open =
