@@ -195,8 +195,9 @@ def sources_with(plant: Plant, planted: dict[str, str] | None = None) -> dict[st
 
 
 def plant(*defects: Plant) -> None:
-    """Changes the modules that the defects touch, now or when they are imported. Raises PlantError,
-    after which the process may have some of the changes."""
+    """Changes the modules that the defects touch, now or when they are imported; what a function
+    did during its module's import stays. Raises PlantError, after which the process may have some
+    of the changes."""
     sources: dict[str, str] = {}
     for defect in defects:
         sources |= sources_with(defect, sources)

@@ -195,8 +195,10 @@ def _watch_accesses(bounds: Any) -> None:
             def make() -> Any:
                 taken = _for_as_many(handle, operands, programs.count() if is_atomic else 1)
                 addresses = next(one.data for one in taken if isinstance(one, handle))
-                everywhere = numpy.ones(addresses.shape, bool)
-                mask = everywhere if mask_at is None else taken[mask_at].data
+                if mask_at is None:
+                    mask = numpy.ones(addresses.shape, bool)
+                else:
+                    mask = taken[mask_at].data
                 bounds.check(verb, addresses, mask, max(1, element.primitive_bitwidth // 8))
                 result = create(self, *taken, **options)
                 return None if result is None else result.data
