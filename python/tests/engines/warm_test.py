@@ -10,7 +10,7 @@ import time
 import unittest
 from pathlib import Path
 
-WARM = Path(__file__).parents[2] / "lockstep_engines" / "warm.py"
+PACKAGE = Path(__file__).parents[2] / "lockstep_engines"
 
 # An engine: it imports a library, and does what its first argument says.
 ENGINE = """
@@ -48,7 +48,8 @@ class WarmEngines(unittest.TestCase):
         (package / "__init__.py").touch()
         (package / "__main__.py").write_text(ENGINE)
         (self.folder / "library.py").write_text(LIBRARY)
-        shutil.copy(WARM, package)
+        for name in ("warm.py", "plants.py"):
+            shutil.copy(PACKAGE / name, package)
         self.log = self.folder / "log"
         self.environ = os.environ | {
             "PYTHONPATH": str(self.folder),
