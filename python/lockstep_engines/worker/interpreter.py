@@ -139,15 +139,14 @@ def _patch_language_once() -> None:
 
 
 def _remember_facts() -> None:
-    """The interpreter derives the type of each block, shape and numpy type of each tensor, and at
-    each launch the names and types of its arguments: half of a step."""
+    """The interpreter derives the type of each block, shape and numpy type of each tensor, and the
+    types of the arguments of each launch: half of a step."""
     import triton.language as tl
     from triton.runtime import interpreter
 
     blocks: dict[Any, Any] = {}
     dtypes: dict[str, Any] = {}
     get_np_dtype = interpreter._get_np_dtype
-    find = inspect.getfullargspec
     make_block = tl.core.block_type.__init__
 
     def new_block(cls: Any, element: Any, shape: Any) -> Any:
@@ -176,8 +175,6 @@ def _remember_facts() -> None:
     tl.core.tensor.__init__ = init
     tl.str_to_ty = functools.cache(tl.str_to_ty)
     interpreter._get_np_dtype = dtype_of
-    named = vars(inspect) | {"getfullargspec": functools.cache(find)}
-    interpreter.inspect = types.SimpleNamespace(**named)
 
 
 def _watch_accesses(bounds: Any) -> None:
