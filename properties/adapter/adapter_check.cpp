@@ -16,18 +16,22 @@
 namespace lockstep {
 namespace {
 
+// Three agreeing cases suffice to show that a feature is wired up. 40 seeds bound the search for
+// them where the engine refuses most cases.
 constexpr int kCasesPerFeature = 3;
 constexpr std::uint64_t kSeedsPerFeature = 40;
 
-// Words of requests, replies and configurations that are never generated.
+// Feature words for requests, replies and configurations that the generator never produces.
 constexpr std::array<std::string_view, 8> kOtherWords = {
     "no_prefix_caching", "min_tokens",  "repetition_detection", "skip_reading_prefix_cache",
     "reset_running",     "pause_state", "sliding_window_mla",   "one_pool_per_kind"};
-// Words that restrict the generated cases; a name follows.
+// Prefixes of words that restrict the generated cases; a class name or mode follows the colon.
 constexpr std::array<std::string_view, 2> kLimits = {"lacks:", "mamba_cache_mode:"};
 
+// Accepts only `{}`: the reply has no keys to read, and the caller refuses keys left unread.
 void read_nothing(JsonObject&) {}
 
+// Collects the checks in order and reports each one as soon as it is known.
 class Checks {
  public:
   explicit Checks(const AdapterCheckOptions& options) : options_(options) {}
@@ -45,7 +49,8 @@ class Checks {
   std::vector<AdapterCheck> checks_;
 };
 
-// The messages themselves, in a case of one group.
+// Sends the messages of the protocol itself, in a case with one group. The helpers return an error
+// text, empty if the exchange went well, so that a check is a chain of them.
 class Dialogue {
  public:
   Dialogue(ForeignEngine& engine, RecordingHeader header, Checks& checks)
@@ -61,17 +66,21 @@ class Dialogue {
   }
 
  private:
-  // Empty: `message` was answered as `read` wants it.
+  // Sends `message` and reads the reply with `read`. Empty: the reply is what `read` accepts.
   std::string answered(const std::string& message,
                        const std::function<void(JsonObject& reply)>& read = read_nothing) {
     engine_.ask(message, read);
     return failure();
   }
+  // Describes the engine's failure in the current case; empty: none.
   std::string failure() const {
     const EngineFailure* failed = engine_.failure();
     return failed == nullptr ? "" : fmt::format("{}: {}", failed->kind, failed->what);
   }
-  // Empty: the reply to `message` was `failed`. The case has ended.
+  // Sends `message`, which the engine must reject. Empty: the reply was `failed`, as the protocol
+  // requires. The case has then ended and only `close` or `open` may follow. Exceptions of the
+  // adapter ("harness") also count: the check asks for a refusal and does not care which side
+  // raises it.
   std::string failed(std::string message) {
     engine_.ask(message + "\n", [](JsonObject& reply) { reply.entries(); });
     const EngineFailure* failure = engine_.failure();
@@ -80,6 +89,8 @@ class Dialogue {
       return fmt::format("{}: {}; expected `failed`", message, failure->what);
     return {};
   }
+  // Opens the case in an engine that may have failed before. `refused` is a failure here: every
+  // engine supports the plain header.
   std::string opened() {
     if (const auto begun = engine_.begin_case(); !begun) return begun.error().message;
     std::string refused;
@@ -88,6 +99,8 @@ class Dialogue {
                                [&](JsonObject& reply) { refused = read_opened(reply, header_); });
     return refused.empty() ? why : "refused: " + refused;
   }
+  // Adds a request of `tokens` generated tokens. With `refused`, the caller expects a possible
+  // refusal and receives its reason; without it, a refusal is a failure.
   std::string added(const std::string& name, std::uint32_t tokens, std::int32_t max_tokens,
                     std::string* refused = nullptr) {
     RequestSpec request;
@@ -100,12 +113,15 @@ class Dialogue {
     if (refused != nullptr) *refused = said;
     return why.empty() && refused == nullptr && !said.empty() ? "refused: " + said : why;
   }
+  // Requests the decision of the current step into decision_. The step number advances in
+  // updated(), so a decision without an output has to advance it itself.
   std::string scheduled(bool tables = false) {
     decision_ = {};
     return answered(schedule_message(step_, tables),
                     [&](JsonObject& reply) { read_decision(reply, header_, decision_); });
   }
-  // One token for each that was scheduled to its end.
+  // Sends the output of the current step, `sampled` by request, and reads the outcome. Advances the
+  // step number even if the reply is wrong, because the engine has then failed anyway.
   std::string updated(const std::map<std::string, std::vector<std::int32_t>>& sampled) {
     RecordedStep step;
     step.step = step_++;
@@ -114,19 +130,23 @@ class Dialogue {
     return answered(update_message(step),
                     [&](JsonObject& reply) { outcome_ = read_outcome(reply, header_, decision_); });
   }
-  // The first of these sentences that says something.
+  // Returns the first non-empty text. All arguments are evaluated before the call: after a failure
+  // the later exchanges only repeat that the engine has failed.
   static std::string first_of(std::initializer_list<std::string> whats) {
     for (const std::string& what : whats)
       if (!what.empty()) return what;
     return {};
   }
   static std::string unless(bool holds, std::string what) { return holds ? "" : std::move(what); }
+  // Returns num_tokens of a request in the last outcome, or -1 if the reply has no row for it.
   std::int64_t tokens_of(std::string_view name) const {
     for (const auto& [other, tokens] : outcome_.num_tokens)
       if (other == name) return tokens;
     return -1;
   }
 
+  // `open` must close an open case, because a harness that lost track of the state has no other way
+  // to recover.
   void opens() {
     checks_.add("`open` begins a case", opened());
     checks_.add("`open` closes whatever was open", opened());
@@ -134,6 +154,9 @@ class Dialogue {
     checks_.add("a case is opened again after `close`", opened());
   }
 
+  // Runs one request of 20 prompt tokens and 2 output tokens to its end. Prompt and pool are chosen
+  // so that the whole prompt fits the first step: 64 tokens per step, 2 of 8 usable blocks. Each
+  // check continues from the previous one, so the first failure repeats in all later ones.
   void serves() {
     checks_.add("`add` is answered with {}", added("a", kPrompt, 2));
     std::string what = scheduled(true);
@@ -166,13 +189,17 @@ class Dialogue {
       what = unless(decision_.finished == std::vector<std::string>{"a"},
                     "`finished` of the next step does not have request a");
     if (what.empty())
+      // The null block is not free, so an empty pool of N blocks has N - 1 free ones.
       what = unless(decision_.free_blocks == header_.num_blocks - 1,
                     fmt::format("{} blocks are free with no request left; expected {}",
                                 decision_.free_blocks, header_.num_blocks - 1));
     checks_.add("the next step says that it has finished, and its blocks are free", what);
+    // The last decision was empty: it has no output, and the step number advances here.
     ++step_;
   }
 
+  // Sends what must be refused: a prompt of 80 tokens where max_model_len is 48, and an unknown
+  // option.
   void refuses() {
     std::string refused;
     std::string what = first_of({opened(), added("long", 4 * kPrompt, 2, &refused)});
@@ -185,6 +212,8 @@ class Dialogue {
                 first_of({added("a", kPrompt, 1), scheduled(),
                           unless(decision_.scheduled.size() == 1, "not one request is scheduled"),
                           updated({{"a", {7}}})}));
+    // The unknown option is spliced into the text, because open_message() writes only known keys.
+    // `refused` and an exception are both acceptable; silently ignoring it is not.
     std::string with_option = open_message(header_);
     const std::string config = "\"config\":{";
     with_option.insert(with_option.find(config) + config.size(), "\"no_such_option\":1,");
@@ -200,6 +229,7 @@ class Dialogue {
                     : first_of({failure(), "the case was opened; expected `refused`"}));
   }
 
+  // Sends malformed messages, and checks that `failed` ends only the case and not the process.
   void goes_on_after_failures() {
     constexpr std::pair<std::string_view, std::string_view> kWrong[] = {
         {"a message that the page does not have is `failed`", R"({"sleep":true})"},
@@ -210,12 +240,15 @@ class Dialogue {
         {"a key that a message lacks is `failed`", R"({"add":"b","prompt":[[1,4]]})"}};
     for (const auto& [name, message] : kWrong)
       checks_.add(std::string(name), first_of({opened(), failed(std::string(message))}));
+    // Keys with the prefix x_ are extensions. Both sides skip them.
     checks_.add(
         "keys that begin with x_ pass",
         first_of({opened(), answered(R"({"add":"b","prompt":[[1,4]],"max_tokens":1,"arrival":0.0,)"
                                      "\"x_colour\":1}\n",
                                      [](JsonObject& reply) { read_refusal(reply); })}));
     std::string what = first_of({opened(), failed(R"({"sleep":true})")});
+    // begin_case() clears the recorded failure on this side only; the engine itself still has the
+    // failed case.
     if (what.empty() && engine_.begin_case()) what = failed(R"({"schedule":0})");
     checks_.add("after `failed` only `close` and `open` may follow", what);
     engine_.begin_case();
@@ -226,10 +259,13 @@ class Dialogue {
                 first_of({opened(), added("a", kPrompt, 1), scheduled(), updated({{"a", {7}}})}));
   }
 
+  // Aborts a running request and checks that its blocks are free in the next step.
   void takes_events() {
     std::string what = first_of({opened(), added("a", kPrompt, 4), scheduled(),
                                  updated({{"a", {7}}}), answered(abort_message("a")), scheduled()});
-    if (what.empty() && !decision_.scheduled.empty())  // the row that it may still have
+    // An engine that had already scheduled the request when the abort arrived may give it one more
+    // row, which needs an output (SGLang does).
+    if (what.empty() && !decision_.scheduled.empty())
       what = first_of({updated({{"a", {7}}}), scheduled()});
     if (what.empty())
       what =
@@ -243,6 +279,8 @@ class Dialogue {
     asks_for_features_of_requests();
   }
 
+  // Resets the prefix cache without and, if claimed, with running requests. With `running`, the
+  // engine preempts them first: they wait again and hold no block, so the reset succeeds.
   void resets() {
     const std::string name = "`reset_prefix_cache` says whether it was emptied, and the state";
     if (!engine_.hello().can("reset_prefix_cache")) return checks_.skip(name, "not claimed");
@@ -265,12 +303,14 @@ class Dialogue {
     checks_.add(with_running, what);
   }
 
+  // Pauses with `paused_new`: waiting requests stay in the queue, running ones continue.
   void pauses() {
     const std::string name = "a paused engine admits no request until it is resumed";
     if (!engine_.hello().can("pause_state")) return checks_.skip(name, "not claimed");
     std::string what = first_of({opened(), added("a", kPrompt, 2),
                                  answered(pause_message(PauseState::paused_new)), scheduled()});
     if (what.empty()) what = unless(decision_.scheduled.empty(), "a request was admitted");
+    // No update follows an empty decision.
     ++step_;
     if (what.empty()) what = first_of({answered(pause_message(PauseState::unpaused)), scheduled()});
     if (what.empty())
@@ -280,7 +320,8 @@ class Dialogue {
                 first_of({opened(), failed(R"({"pause_state":"ASLEEP"})")}));
   }
 
-  // Words that are never generated.
+  // Tries request options that the generator never produces. Only acceptance is checked, not their
+  // effect.
   void asks_for_features_of_requests() {
     constexpr std::pair<std::string_view, std::string_view> kKeys[] = {
         {"min_tokens", R"("min_tokens":1)"},
@@ -306,17 +347,20 @@ class Dialogue {
 
   void closes() { checks_.add("the last case is closed", answered(close_message())); }
 
+  // 20 tokens in blocks of 16: one full block and 4 tokens of a second.
   static constexpr std::uint32_t kPrompt = 20;
 
   ForeignEngine& engine_;
   RecordingHeader header_;
   Checks& checks_;
   std::int64_t step_ = 0;
-  RecordedStep decision_;  // and the state
+  // the last decision, and the state in the same reply
+  RecordedStep decision_;
   EngineOutcome outcome_;
 };
 
-// One group of a kind that the engine has, an engine of few options.
+// Describes the plainest case: one layer of full attention, or of MLA where the engine has only
+// that, 8 usable blocks of 16 tokens, and max_model_len 48.
 RecordingHeader plain_header(const EngineHello& hello) {
   EngineConfig config;
   config.max_num_seqs = 4;
@@ -332,6 +376,8 @@ RecordingHeader plain_header(const EngineHello& hello) {
   return header_of_engine(config, {group}, 9);
 }
 
+// Checks that every claimed word belongs to the protocol: a feature of the generator, a kind of
+// cache, a limit, or one of kOtherWords. A misspelt word would silently disable cases.
 void check_words(const EngineHello& hello, Checks& checks) {
   std::string what;
   for (const std::string& word : hello.features) {
@@ -348,11 +394,14 @@ void check_words(const EngineHello& hello, Checks& checks) {
   checks.add("`hello` claims features by the protocol's words", what);
 }
 
+// What one run of a case produced: its outcome and all decisions as recording lines.
 struct Decided {
   Outcome outcome;
   std::string lines;
 };
 
+// Judges a case with the engine's decisions, audited but without a backend and without invariants.
+// Invariants need the model's scheduler.
 Decided decided(const SavedCase& saved, const std::shared_ptr<ForeignEngines>& engines) {
   Decided decided;
   Recording recording;
@@ -365,7 +414,10 @@ Decided decided(const SavedCase& saved, const std::shared_ptr<ForeignEngines>& e
   return decided;
 }
 
-// A few cases of a feature agree; decided again, they are decided the same way.
+// Checks that generated cases with the feature `of` agree. A known finding of the engine is not a
+// failure of the adapter, but does not count as agreement either. A refused case is skipped: the
+// feature may be supported only in some combinations. Agreeing cases are appended to `all`, to be
+// repeated.
 void check_feature(const AdapterCheckOptions& options, std::string_view word, FeatureSet of,
                    Checks& checks, std::vector<std::pair<SavedCase, Decided>>& all) {
   GeneratorOptions generator;
@@ -397,11 +449,13 @@ void check_feature(const AdapterCheckOptions& options, std::string_view word, Fe
       all.emplace_back(saved, std::move(first));
     }
   }
+  // Without any case that ran, the feature claim is empty. A case with a known finding did run.
   if (what.empty() && agreed == 0 && known == 0)
     what = fmt::format("every case was refused: {}", refusal);
   checks.add(fmt::format("cases of `{}` agree", word), what);
 }
 
+// Decides all cases again and names the first one whose decisions differ from the first time.
 std::string difference(const std::vector<std::pair<SavedCase, Decided>>& all,
                        const std::shared_ptr<ForeignEngines>& engines) {
   for (const auto& [saved, first] : all)
@@ -410,7 +464,9 @@ std::string difference(const std::vector<std::pair<SavedCase, Decided>>& all,
   return {};
 }
 
-// A process of its own: it says hello, its input ends, and it goes without another word.
+// Checks the end of a process: it says hello, its standard input ends, and it must exit with status
+// 0 without printing another line. The check starts its own process, because ForeignEngines never
+// ends an input.
 std::string ends_with_its_input(const ForeignEngineOptions& options) {
   auto process = LineProcess::start(options.command);
   if (!process) return process.error().message;
@@ -435,7 +491,10 @@ Result<std::vector<AdapterCheck>> check_adapter(const AdapterCheckOptions& optio
   Checks checks(options);
   const EngineHello& hello = options.engines->hello();
   checks.add("`hello` is answered with engine and features", {});
+  // ForeignEngines::open() has already exchanged hello, so this check holds whenever the code is
+  // reached.
   check_words(hello, checks);
+  // The lease ends with the block: the generated cases take the same process out of the pool.
   {
     LS_ASSIGN_OR_RETURN(const auto engine, options.engines->take());
     Dialogue(*engine, plain_header(hello), checks).run();
@@ -451,6 +510,7 @@ Result<std::vector<AdapterCheck>> check_adapter(const AdapterCheckOptions& optio
     if (!is_claimed) checks.skip(fmt::format("cases of `{}` agree", feature.word), "not claimed");
   }
   checks.add("a case is decided the same way a second time", difference(all, options.engines));
+  // A second process shows state that survives a case: a seed, a counter, a warm cache.
   options.engines->restart();
   checks.add("... and by another process", difference(all, options.engines));
   checks.add("the process ends with its input, and prints only replies",

@@ -15,6 +15,8 @@
 namespace lockstep {
 namespace {
 
+// Returns the known tokens of all live requests: running, waiting, and those in the connector's
+// queue, which `waiting` of the decisions does not contain.
 std::map<std::string, std::int64_t> known_tokens(const StepView& view) {
   std::map<std::string, std::int64_t> known;
   const auto take = [&](std::span<const RequestId> ids) {
@@ -27,7 +29,9 @@ std::map<std::string, std::int64_t> known_tokens(const StepView& view) {
   return known;
 }
 
-// Requests that load, or have loaded and wait; finished requests that are being sent.
+// Appends the tables of requests that hold blocks and do not run: a request whose load is in flight
+// or complete, and a finished request whose blocks are still being sent. A request without blocks
+// has an empty table in every group, so group 0 suffices as the test.
 void take_waiting_tables(const StepView& view, ExplainedStep& step) {
   const auto take = [&](RequestId id) {
     const RecordedTable& table = step.waiting_tables.emplace_back(table_of(view, id));
@@ -46,7 +50,8 @@ std::vector<BlockState> ExplanationKeeper::pool_of(const StepView& view,
                                                    const ExplainedStep& step) {
   std::vector<BlockState> pool(num_blocks_);
   pool[0].kind = BlockState::Kind::null_block;
-  const Scheduler* const model = view.decisions.model();  // else what is cached is not known
+  const Scheduler* const model = view.decisions.model();  // null: cached blocks are unknown
+  // The null block is skipped: it is never allocated, and every request may have it in a table.
   for (std::int32_t i = 1; i < num_blocks_; ++i)
     if (model != nullptr && model->is_cached(BlockId{i})) pool[i].kind = BlockState::Kind::cached;
   const auto hold = [&](const RecordedTable& table) {
@@ -56,6 +61,7 @@ std::vector<BlockState> ExplanationKeeper::pool_of(const StepView& view,
         if (block == kNullBlock || index >= pool.size()) continue;
         BlockState& state = pool[index];
         state.kind = BlockState::Kind::held;
+        // A request may have a block twice, in two groups of one step's table; it is named once.
         if (state.holders.empty() || state.holders.back() != table.id)
           state.holders.push_back(table.id);
       }
@@ -68,6 +74,7 @@ std::vector<BlockState> ExplanationKeeper::pool_of(const StepView& view,
 bool ExplanationKeeper::decided(const StepView& view) {
   ExplainedStep& step = steps_.emplace_back();
   step.known = known_tokens(view);
+  // A request that arrives and ends between two decisions never appears here.
   for (const auto& [name, tokens] : step.known)
     if (!live_.contains(name)) step.arrived.push_back(name);
   for (const auto& [name, tokens] : live_)
@@ -80,6 +87,8 @@ bool ExplanationKeeper::decided(const StepView& view) {
   return true;
 }
 
+// The output of a step is what the known tokens grow by. Rejected drafts never count as known, so
+// the difference is never negative for a live request.
 bool ExplanationKeeper::finished(const StepView& view) {
   ExplainedStep& step = steps_.back();
   std::map<std::string, std::int64_t> known = known_tokens(view);
@@ -98,6 +107,8 @@ Explanation explain_judged(const SavedCase& saved, JudgeOptions options) {
   Explanation explanation;
   RunSummary summary;
   explanation.dp_size = config_of(saved).data_parallel.dp_size;
+  // The failing rank is not known before a run. dp_rank is -1 where the collectives fail, which no
+  // single rank explains: rank 0 then stands for all.
   if (explanation.dp_size > 1) explanation.dp_rank = std::max(judge(saved, options).dp_rank, 0);
   options.observed_dp_rank = explanation.dp_rank;
   options.observer = &keeper;
@@ -110,6 +121,8 @@ Explanation explain_judged(const SavedCase& saved, JudgeOptions options) {
     explanation.divergence = summary.divergence;
   if (explanation.outcome.kind == OutcomeKind::stuck) explanation.stuck = summary.stuck;
   explanation.steps = keeper.take();
+  // Both observers see each step before a failure can end the run, so their lengths differ only by
+  // a defect in the loop.
   LS_CHECK(recording.steps.size() == explanation.steps.size(), "{} steps recorded, {} shown",
            recording.steps.size(), explanation.steps.size());
   for (std::size_t i = 0; i < recording.steps.size(); ++i)
@@ -119,8 +132,10 @@ Explanation explain_judged(const SavedCase& saved, JudgeOptions options) {
 
 namespace {
 
+// Ordered, so that keys appear in the order of insertion and two records compare as text.
 using Json = nlohmann::ordered_json;
 
+// Writes block tables as numbers: `[num_groups][num_blocks]`.
 Json json_of(const BlocksPerGroup& tables) {
   Json json = Json::array();
   for (const auto& table : tables) {
@@ -131,6 +146,7 @@ Json json_of(const BlocksPerGroup& tables) {
   return json;
 }
 
+// Names the use of a block as the JSON record spells it; docs/formats.md lists the words.
 std::string_view name_of(BlockState::Kind kind) {
   switch (kind) {
     case BlockState::Kind::null_block:
@@ -145,7 +161,9 @@ std::string_view name_of(BlockState::Kind kind) {
   return "free";
 }
 
-// What a KV connector answered and reported.
+// Writes the connector's answers to the scheduler and the reports of its workers. `external` is
+// null while the connector has not decided. REQUIRES: the step has `skipped`, so a connector is
+// there.
 Json transfers_of(const ExplainedStep& step) {
   Json json = {{"answers", Json::array()},   {"skipped", Json::array()},
                {"held", step.recorded.held}, {"received", Json::array()},
@@ -186,6 +204,7 @@ Json json_of(const ExplainedStep& step) {
   if (step.recorded.skipped) json["transfers"] = transfers_of(step);
   json["tables"] = Json::object();
   for (const RecordedTable& table : step.tables) json["tables"][table.id] = json_of(table.blocks);
+  // A request is in one of the two lists only, so no key is written twice.
   for (const RecordedTable& table : step.waiting_tables)
     json["tables"][table.id] = json_of(table.blocks);
   json["pool"] = Json::array();

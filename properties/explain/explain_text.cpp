@@ -23,7 +23,9 @@ std::string count_of(std::int64_t count, std::string_view noun) {
   return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s");
 }
 
-// "two layers of sliding window 20, blocks of 8 tokens, 2 heads of 16 bf16"
+// Describes a group: "2 layers of sliding_window (20 tokens), blocks of 8 tokens, 2 heads of 16
+// bf16, pages of 1024 bytes". Of a group of uniform type, the group's own spec stands for all
+// layers.
 std::string group_text(const SavedCase& saved, std::size_t g) {
   const KVCacheGroupSpec& group = saved.cache.groups[g];
   const KVCacheSpec& spec = group.spec;
@@ -41,12 +43,15 @@ std::string group_text(const SavedCase& saved, std::size_t g) {
   return text + fmt::format(", pages of {} bytes", page_size_bytes(spec));
 }
 
+// Describes a planted fault with its arguments, in the words of a saved case.
 std::string fault_text(const Fault& fault) {
   std::string text = fmt::format("{} from step {} on", fault.kind, fault.step);
   for (const auto& [name, value] : fault.arguments) text += fmt::format(", {} {}", name, value);
   return text;
 }
 
+// Formats the head: sizes, groups, connector, planted defects and faults, and the legend of the
+// cells.
 std::string head_text(const SavedCase& saved) {
   const CaseSize size = size_of(saved);
   const EngineConfig& engine = saved.engine;
@@ -70,7 +75,8 @@ std::string head_text(const SavedCase& saved) {
          "null block.\n";
 }
 
-// What a request asks for, in a few words.
+// Describes what a request asks for. A name that the case does not contain only "arrives": a
+// recording may have requests that were removed from the saved case.
 std::string request_text(const SavedCase& saved, const std::string& name) {
   for (const RequestSpec* request : requests_of(saved)) {
     if (request->name != name) continue;
@@ -87,13 +93,15 @@ std::string tokens_are(std::int64_t count) {
   return count == 1 ? "1 token before is" : fmt::format("{} tokens before are", count);
 }
 
+// Returns the connector's answer about a request in this step. Null: the connector was not queried,
+// or there is none.
 const RecordedConnectorAnswer* answer_about(const RecordedStep& step, const std::string& name) {
   if (!step.connector) return nullptr;
   const auto found = std::ranges::find(*step.connector, name, &RecordedConnectorAnswer::id);
   return found == step.connector->end() ? nullptr : &*found;
 }
 
-// The KV connector's answers to the queries of the step.
+// Describes the connector's answers. An answer of 0 tokens is left out: it is the normal case.
 std::vector<std::string> answers_told(const RecordedStep& step) {
   std::vector<std::string> told;
   if (!step.connector) return told;
@@ -109,13 +117,16 @@ std::vector<std::string> answers_told(const RecordedStep& step) {
   return told;
 }
 
-// Where the tokens before the first one that is scheduled come from: "16 tokens before are a prefix
-// hit". REQUIRES: there are some, and the request begins to run in this step.
+// Describes where the tokens before the first scheduled one come from: "16 tokens before are a
+// prefix hit". Without an answer in this step, a connector may have loaded them earlier. REQUIRES:
+// computed > 0, and the request is scheduled for the first time.
 std::string origin_told(const RecordedStep& step, const RecordedScheduled& scheduled) {
   const RecordedConnectorAnswer* answer = answer_about(step, scheduled.id);
   if (answer == nullptr)
     return tokens_are(scheduled.computed) +
            (step.skipped ? " here, hit or loaded" : " a prefix hit");
+  // The answer's `local` may exceed `computed`: the scheduler shortens a full hit, because at least
+  // one token must be computed.
   const std::int64_t local = std::min(answer->local, scheduled.computed);
   const std::int64_t loaded = scheduled.computed - local;
   if (loaded == 0) return tokens_are(local) + " a prefix hit";
@@ -124,7 +135,8 @@ std::string origin_told(const RecordedStep& step, const RecordedScheduled& sched
                      loaded);
 }
 
-// What moved, or did not, while the step ran.
+// Describes what moved, or failed to, while the step ran. Lost blocks are sorted: workers report
+// them in any order.
 std::vector<std::string> reports_told(const RecordedStep& step) {
   std::vector<std::string> told;
   for (const std::string& name : step.held)
@@ -144,6 +156,9 @@ std::vector<std::string> reports_told(const RecordedStep& step) {
   return told;
 }
 
+// Describes the tokens of one scheduled request. Positions count from 0: computed 16 and 4 tokens
+// are "tokens 16 to 19". Drafts are the last tokens of the range; a prompt chunk is one that ends
+// before the prompt does.
 std::string scheduled_text(const SavedCase& saved, const RecordedStep& step,
                            const RecordedScheduled& scheduled) {
   std::int64_t prompt = 0;
@@ -167,7 +182,9 @@ std::string scheduled_text(const SavedCase& saved, const RecordedStep& step,
   return text + ".";
 }
 
-// The blocks that a step handed to a request in a group.
+// Returns the blocks that the step allocated to a request in a group. A request that is new or
+// resumed reports its whole table, so a prefix hit also counts as allocated. Empty: not scheduled,
+// or the recording has null.
 std::vector<BlockId> handed_out(const ExplainedStep& step, const std::string& name,
                                 std::size_t group) {
   const auto found = std::ranges::find(step.recorded.scheduled, name, &RecordedScheduled::id);
@@ -175,6 +192,8 @@ std::vector<BlockId> handed_out(const ExplainedStep& step, const std::string& na
   return (*found->blocks)[group];
 }
 
+// Draws the tables by group, since blocks of different groups differ in size, and the pool once. A
+// running request that the step does not schedule shows the tokens that it knows.
 std::string tables_text(const SavedCase& saved, const ExplainedStep& step) {
   std::string text;
   for (std::size_t g = 0; g < saved.cache.groups.size(); ++g) {
@@ -183,6 +202,7 @@ std::string tables_text(const SavedCase& saved, const ExplainedStep& step) {
           std::ranges::find(step.recorded.scheduled, table.id, &RecordedScheduled::id);
       const bool runs = scheduled != step.recorded.scheduled.end();
       const auto known = step.known.find(table.id);
+      // After the step the table holds the tokens before it and those of the step.
       const std::int64_t tokens = runs ? std::int64_t{scheduled->computed} + scheduled->tokens
                                   : known == step.known.end() ? 0
                                                               : known->second;
@@ -199,6 +219,8 @@ std::string tables_text(const SavedCase& saved, const ExplainedStep& step) {
   return text;
 }
 
+// Formats one step in the order in which its parts happen: reset, arrivals, aborts, connector
+// answers, preemptions, scheduled requests, queues, tables, reports, output.
 std::string step_text(const SavedCase& saved, const ExplainedStep& step) {
   std::string text = fmt::format("\nStep {}\n", step.recorded.step);
   const auto say = [&](const std::string& sentence) { text += wrapped(kIndent, sentence); };
@@ -228,10 +250,14 @@ std::string step_text(const SavedCase& saved, const ExplainedStep& step) {
   return text;
 }
 
+// Formats a labelled line of the failure; an empty text gives no line, so absent fields need no
+// test.
 std::string line(std::string_view label, const std::string& text) {
   return text.empty() ? "" : wrapped(fmt::format("  {:<10}", label), text);
 }
 
+// Formats the position of a divergence. Fields that are -1 or empty do not apply. The page is drawn
+// where there is one, and the two values otherwise.
 std::string divergence_text(const Divergence& found) {
   std::string where;
   const auto add = [&](std::string_view what, const std::string& value) {
@@ -254,7 +280,8 @@ std::string divergence_text(const Divergence& found) {
   return text + line("writer", found.writer);
 }
 
-// The holders of a block by step: "steps 0 to 11 r0, steps 12 to 24 free, step 25 r7".
+// Describes the last four uses of a block: "steps 0 to 11 r0, steps 12 to 24 free, step 25 r7".
+// Consecutive steps with equal use form one span.
 std::string history_of(const std::vector<ExplainedStep>& steps, std::int32_t block) {
   constexpr std::size_t kSpansShown = 4;
   struct Span {
@@ -263,6 +290,7 @@ std::string history_of(const std::vector<ExplainedStep>& steps, std::int32_t blo
   };
   std::vector<Span> spans;
   for (const ExplainedStep& step : steps) {
+    // Without a pool (empty), or for a block id outside it, the step adds nothing.
     if (static_cast<std::size_t>(block) >= step.pool.size()) continue;
     const BlockState& state = step.pool[static_cast<std::size_t>(block)];
     if (spans.empty() || !(spans.back().state == state))
@@ -285,8 +313,10 @@ std::string history_of(const std::vector<ExplainedStep>& steps, std::int32_t blo
   return fmt::format("{}", fmt::join(parts, ", "));
 }
 
-// The step after which the finding could no longer be avoided: the request was given the block in
-// it, or the block was given to another one. -1: not known.
+// Returns the step since which the finding was inevitable: the later of the step that allocated the
+// block to the request, and the step that allocated it to its present holder. -1: the finding has
+// no block or no holder. The search runs backward from the finding and stops at the first step in
+// which the request does not hold the block.
 std::int64_t inevitable_since(const std::vector<ExplainedStep>& steps,
                               const AuditFinding& finding) {
   if (finding.block < 0 || finding.holder.request.empty()) return -1;
@@ -302,6 +332,8 @@ std::int64_t inevitable_since(const std::vector<ExplainedStep>& steps,
   return std::max(since, finding.holder.since);
 }
 
+// Formats the first finding only. The others follow from it most of the time, and the JSON record
+// has them all.
 std::string findings_text(const Explanation& explanation) {
   if (explanation.findings.empty()) return {};
   const AuditFinding& finding = explanation.findings.front();
@@ -315,12 +347,15 @@ std::string findings_text(const Explanation& explanation) {
   if (finding.entry >= 0) add("entry of its table", fmt::format("{}", finding.entry));
   if (finding.block >= 0) add("block", fmt::format("{}", finding.block));
   std::string text = line("where", where);
+  // Block 0 is the null block; its history says nothing.
   if (finding.block > 0) text += line("the block", history_of(explanation.steps, finding.block));
   if (const std::int64_t since = inevitable_since(explanation.steps, finding); since >= 0)
     text += line("since", fmt::format("step {}: from there on it was inevitable", since));
   return text;
 }
 
+// Formats the end: the failure with its rule, or that the case agrees. A run of a recording may
+// agree while the recorded decisions differ; then the difference is the result.
 std::string failure_text(const Explanation& explanation) {
   const Outcome& outcome = explanation.outcome;
   if (!outcome.failed() && explanation.recorded)
@@ -350,6 +385,7 @@ std::string to_text(const SavedCase& saved, const Explanation& explanation,
         "  {} data parallel ranks share the requests; these are the steps of rank {}.\n",
         explanation.dp_size, explanation.dp_rank);
   std::size_t first = 0;
+  // Only the last steps are shown; the failure is at their end.
   if (options.steps_max > 0 && explanation.steps.size() > options.steps_max) {
     first = explanation.steps.size() - options.steps_max;
     text += fmt::format("\n... {} before are left out\n",
@@ -367,16 +403,23 @@ std::string to_text(const SavedCase& saved, const Explanation& explanation,
 
 namespace {
 
-constexpr char kNoBreak = '\x1f';  // a space at which no line ends
+// printed as a space, but wrapped() does not break there: "[4: 0-3]" stays whole
+constexpr char kNoBreak = '\x1f';
+// A longer table shows its first and last six cells, a larger pool only counts, a longer run of
+// bytes its first twelve, and a page with more spans only the wrong ones.
 constexpr std::size_t kCellsShown = 12;
 constexpr std::size_t kBlocksNamed = 64;
 constexpr std::size_t kBytesShown = 12;
 constexpr std::size_t kRowsShown = 16;
 
+// Formats a closed range: "4" or "4-7".
 std::string range(std::int64_t first, std::int64_t last) {
   return first == last ? fmt::format("{}", first) : fmt::format("{}-{}", first, last);
 }
 
+// Draws one cell. A state block in modes `none` and `align` holds one state and no token range. A
+// block that starts at or after `tokens` is allocated ahead: lookahead, or a chunk not yet
+// computed.
 std::string cell(BlockId block, std::int64_t index, const KVCacheSpec& spec, std::int64_t tokens,
                  bool is_new) {
   const std::string name = block == kNullBlock ? "-" : fmt::format("{}", index_of(block));
@@ -389,17 +432,20 @@ std::string cell(BlockId block, std::int64_t index, const KVCacheSpec& spec, std
   return fmt::format("[{}{}:{}{}]", name, mark, kNoBreak, range(first, last));
 }
 
+// Formats at most kBytesShown bytes of a page in hexadecimal.
 std::string hex_of(const std::vector<std::uint8_t>& page, std::size_t first, std::size_t size) {
   const std::string text = hex_bytes(std::span(page).subspan(first, std::min(size, kBytesShown)));
   return size > kBytesShown ? text + " ..." : text;
 }
 
-// One run of a page, and where in it the first wrong byte is.
+// One span of a page as text, and whether any of its bytes is wrong.
 struct PageRow {
   std::string text;
   bool wrong = false;
 };
 
+// Compares one span. REQUIRES: both pages have the bytes of the span. The bytes shown start at the
+// first wrong one, not at the start of the span.
 PageRow page_row(const Divergence& found, const PageSpan& span) {
   const auto first = static_cast<std::size_t>(span.first_byte);
   const auto size = static_cast<std::size_t>(span.size_bytes);
@@ -449,6 +495,8 @@ std::string table_picture(const std::vector<BlockId>& table, const KVCacheSpec& 
         table[i] != kNullBlock && std::ranges::find(handed_out, table[i]) != handed_out.end();
     cells.push_back(cell(table[i], static_cast<std::int64_t>(i), spec, tokens, is_new));
   }
+  // Keeps the first and last kCellsShown / 2 cells: the start shows shared blocks, the end the
+  // growth.
   if (cells.size() > kCellsShown) {
     const auto middle = static_cast<std::ptrdiff_t>(kCellsShown / 2);
     const std::size_t left_out = cells.size() - kCellsShown;
@@ -463,6 +511,7 @@ std::string pool_picture(const std::vector<BlockState>& pool) {
   std::int64_t held = 0;
   std::int64_t cached = 0;
   std::int64_t free = 0;
+  // Runs of blocks with equal use form one entry. Block 0, the null block, is skipped.
   for (std::size_t i = 1; i < pool.size();) {
     std::size_t end = i + 1;
     while (end < pool.size() && pool[end] == pool[i]) ++end;
@@ -477,6 +526,7 @@ std::string pool_picture(const std::vector<BlockState>& pool) {
     } else {
       free += count;
     }
+    // A name list must not be broken between "r0" and "and".
     std::ranges::replace(what, ' ', kNoBreak);
     text += fmt::format("{}{}:{}{}", i == 1 ? "" : ", ",
                         range(static_cast<std::int64_t>(i), static_cast<std::int64_t>(end) - 1),
@@ -498,6 +548,7 @@ std::string page_picture(const Divergence& found) {
                          right == 1 ? "is" : "are");
     right = 0;
   };
+  // Counted before drawing, so that the last line can report how many wrong spans were not drawn.
   const std::size_t wrong_rows = static_cast<std::size_t>(std::ranges::count_if(
       found.spans, [&](const PageSpan& span) { return page_row(found, span).wrong; }));
   const bool all = found.spans.size() <= kRowsShown;
