@@ -4,9 +4,9 @@
 //
 // Invariants
 // (1) Every check produces one AdapterCheck, in a fixed order. A failing one states what was found
-// and what was expected.
+//     and what was expected.
 // (2) A check of a feature that the engine does not claim is skipped and reported as skipped. It
-// never counts as held.
+//     never counts as held.
 // (3) A failing check does not end the list. Checks that continue its case repeat its text.
 //
 // Not checked: whether the decisions are right in general. `fuzz` does that; here a few cases of

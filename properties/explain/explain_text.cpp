@@ -24,7 +24,7 @@ std::string count_of(std::int64_t count, std::string_view noun) {
 }
 
 // Describes a group: "2 layers of sliding_window (20 tokens), blocks of 8 tokens, 2 heads of 16
-// bf16, pages of 1024 bytes". Of a group of uniform type, the group's own spec stands for all
+// bf16, pages of 1024 bytes". In a group of uniform type the group's own spec stands for all
 // layers.
 std::string group_text(const SavedCase& saved, std::size_t g) {
   const KVCacheGroupSpec& group = saved.cache.groups[g];
@@ -256,8 +256,8 @@ std::string line(std::string_view label, const std::string& text) {
   return text.empty() ? "" : wrapped(fmt::format("  {:<10}", label), text);
 }
 
-// Formats the position of a divergence. Fields that are -1 or empty do not apply. The page is drawn
-// where there is one, and the two values otherwise.
+// Formats the position of a divergence. Fields that are -1 or empty do not apply. A
+// divergence with a page shows the page, any other shows the two values.
 std::string divergence_text(const Divergence& found) {
   std::string where;
   const auto add = [&](std::string_view what, const std::string& value) {
@@ -548,7 +548,7 @@ std::string page_picture(const Divergence& found) {
                          right == 1 ? "is" : "are");
     right = 0;
   };
-  // Counted before drawing, so that the last line can report how many wrong spans were not drawn.
+  // Counted before drawing, so that the last line can report how many wrong spans are missing.
   const std::size_t wrong_rows = static_cast<std::size_t>(std::ranges::count_if(
       found.spans, [&](const PageSpan& span) { return page_row(found, span).wrong; }));
   const bool all = found.spans.size() <= kRowsShown;

@@ -15,6 +15,9 @@ namespace {
 
 using Names = std::string_view;
 
+// Checks by which a finding may show. A finding has several, because the first check that fails
+// depends on the release: the same reuse of a block may first be seen as a write, a read or a
+// second owner.
 constexpr Names kReads[] = {"audit.attention_read", "audit.state_read", "audit.token_write",
                             "audit.handed_out"};
 constexpr Names kShared[] = {"audit.handed_out", "audit.attention_read", "audit.state_read",
@@ -27,6 +30,8 @@ constexpr Names kCut[] = {"audit.scheduled_tokens", "engine.exception"};
 constexpr Names kDropped[] = {"audit.sampled", "audit.scheduled_tokens", "engine.exception"};
 constexpr Names kCounted[] = {"audit.conservation", "engine.exception"};
 
+// Files in the order in which try_finding() runs them. Names with a release are recordings of that
+// release; `.case.jsonl` are saved cases, which carry their clients.
 constexpr Names kFiles1[] = {"vllm_0_22_1_state_hit_longer.jsonl",
                              "eagle_beside_states_alone.case.jsonl",
                              "state_hit_leaves_null_blocks.case.jsonl"};
@@ -103,24 +108,31 @@ constexpr FindingCases kFindings[] = {
      "the rows themselves, which a worker writes into the null block and reads there"},
 };
 
+// Returns true if `check` reports this finding. "liveness" also covers "liveness.head_of_line" and
+// "liveness.partial_load": which one appears depends on which request of the cycle comes first.
 bool is_check_of(const FindingCases& finding, std::string_view check) {
   return std::ranges::any_of(finding.checks, [&](std::string_view own) {
     return own == check || (own == "liveness" && check.starts_with("liveness"));
   });
 }
 
-// A case with what its clients do, if that is not in the case.
+// A case and its clients. `clients` is absent for a saved case, which contains its own.
 struct FindingInputs {
   SavedCase saved;
   std::function<std::unique_ptr<Workload>()> clients;
 };
 
+// Reads a file and adapts it to the profile of the tested engine. Errors: the file cannot be read,
+// or a tensor of the plan is not a whole number of pages.
 Result<FindingInputs> read_case(const FindingCases& finding, const std::string& path,
                                 const std::string& engine) {
   FindingInputs inputs;
   SavedCase& saved = inputs.saved;
   if (path.ends_with(".case.jsonl")) {
     LS_ASSIGN_OR_RETURN(saved, read_saved_case(path));
+    // A recording supplies only its events and samples; the tested engine makes its own decisions.
+    // case_of() refuses a recording with a connector where the model decides, so the connector is
+    // restored afterward.
   } else {
     LS_ASSIGN_OR_RETURN(auto recording, read_recording(path));
     const auto connector = std::exchange(recording.header.connector, std::nullopt);
@@ -133,16 +145,19 @@ Result<FindingInputs> read_case(const FindingCases& finding, const std::string& 
   }
   saved.backend = "none";
   saved.engine.engine = engine;
-  // What a newer release serves by itself: sparse retention, hashes that look ahead.
+  // Newer releases set two options by themselves, which older profiles refuse: sparse retention,
+  // and block hashes that cover tokens after the block.
   const EngineProfile& profile = engine_profile(engine);
   if (profile.eagle_hits == EagleHits::drop_last_block) saved.engine.num_hash_lookahead_tokens = 0;
   if (!profile.retains_sparsely) saved.engine.prefix_cache_retention_interval = kDenseRetention;
+  // Adds the null block. A release that plans the pool correctly gets the larger pool and passes.
   const std::int64_t planned = 1 + planned_blocks_of_request(saved.engine, saved.cache.groups);
   if (finding.is_of_plan && planned > saved.cache.num_blocks && !set_num_blocks(saved, planned))
     return fail(path + ": its pages are broken");
   return inputs;
 }
 
+// Classifies an outcome. A refused case is `unbuilt`: neither evidence for nor against the finding.
 FindingVerdict verdict_of(const FindingCases& finding, const Outcome& outcome) {
   if (outcome.kind == OutcomeKind::refused) return FindingVerdict::unbuilt;
   if (!outcome.failed()) return FindingVerdict::absent;
@@ -150,8 +165,9 @@ FindingVerdict verdict_of(const FindingCases& finding, const Outcome& outcome) {
   return outcome.check.starts_with("engine.") ? FindingVerdict::stops : FindingVerdict::shows;
 }
 
-// What says more about an engine: that it shows the finding; that it fails otherwise; that it
-// decides without harm; that it could not be tried.
+// Ranks the evidence, strongest first: the finding itself, an exception by it, another failure, no
+// harm, not tried. try_finding() keeps the strongest verdict of all files, the first file among
+// equals.
 int weight_of(FindingVerdict verdict) {
   switch (verdict) {
     case FindingVerdict::shows:
@@ -180,6 +196,7 @@ Result<FindingTrial> try_finding(const FindingCases& finding, const FindingTrial
     JudgeOptions judging;
     judging.decisions = options.decisions;
     judging.clients = inputs.clients;
+    // Invariants need the model's scheduler, whose rules another engine need not share.
     judging.invariants = false;
     judging.scope = options.scope;
     Recording recording;
@@ -193,6 +210,7 @@ Result<FindingTrial> try_finding(const FindingCases& finding, const FindingTrial
                        .recording = std::move(recording)};
     if (told.file.empty() || weight_of(trial.verdict) > weight_of(told.verdict))
       told = std::move(trial);
+    // No later file can give a stronger verdict.
     if (told.verdict == FindingVerdict::shows) break;
   }
   return told;

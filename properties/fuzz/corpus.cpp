@@ -12,6 +12,7 @@ namespace lockstep {
 namespace {
 
 constexpr std::int32_t kNewPercent = 80;  // of the cases are new ones
+// Changes of a failing case mostly repeat its failure, which adds no coverage.
 constexpr double kWeightOfFailed = 0.05;
 
 }  // namespace
@@ -22,6 +23,7 @@ void Corpus::add(JudgedGenes judged) {
   for (const Mark mark : judged.marks) {
     ++counts_[mark];
     std::int32_t& owner = owners_[mark];
+    // An owner keeps its mark, unless it failed and the new case did not.
     if (owner != kNone &&
         (judged.failed || !entries_[static_cast<std::size_t>(owner)].judged.failed))
       continue;
@@ -38,6 +40,8 @@ void Corpus::settle() {
   for (std::size_t i = 0; i < entries_.size(); ++i) {
     Entry& entry = entries_[i];
     std::erase_if(entry.owned,
+                  // add() only updates owners_, because finding the previous owner's list entry
+                  // there would cost a search per mark.
                   [&](Mark mark) { return owners_[mark] != static_cast<std::int32_t>(i); });
     if (entry.owned.empty()) continue;
     double weight = 0;
@@ -49,8 +53,10 @@ void Corpus::settle() {
 }
 
 const JudgedGenes& Corpus::pick(SeededRandom& random) const {
+  // 53 random bits make a double in [0, 1) exactly, the same on every platform.
   const double share = static_cast<double>(random.next() >> 11) * 0x1p-53;
   const auto found = std::ranges::upper_bound(weights_, share * weights_.back());
+  // Rounding may give a share equal to the last weight, which upper_bound() does not find.
   const auto place = std::min<std::ptrdiff_t>(found - weights_.begin(), std::ssize(weights_) - 1);
   return entries_[owning_[static_cast<std::size_t>(place)]].judged;
 }
@@ -59,6 +65,7 @@ CaseGenes Corpus::next(std::uint64_t seed) const {
   SeededRandom random(seed);
   const bool is_new = random.chance(kNewPercent) || owning_.empty();
   if (is_new) return {.base = random.next(), .parts = {}};
+  // The second case may equal the first; a cross then changes little.
   const JudgedGenes& first = pick(random);
   const JudgedGenes& second = pick(random);
   return changed_genes({&first.genes, &first.drawn}, {&second.genes, &second.drawn}, random);
@@ -73,11 +80,13 @@ std::vector<CaseGenes> Corpus::minimal() const {
 }
 
 std::vector<const JudgedGenes*> minimal_cover(std::span<const JudgedGenes* const> cases) {
-  // What a case adds only falls: a stale number is an upper bound, and counted again when it leads.
+  // The marks that a case adds only decrease as others are selected. A stale count is thus an upper
+  // bound, and only the leading candidate must be recounted (lazy greedy selection).
   struct Candidate {
     std::int64_t adds = 0;
     std::string text;
     const JudgedGenes* judged = nullptr;
+    // The largest count is on top; among equals the smaller text, so that the order is total.
     bool operator<(const Candidate& other) const {
       return std::tie(adds, other.text) < std::tie(other.adds, text);
     }
@@ -128,6 +137,7 @@ std::vector<CaseGenes> merged_corpora(std::span<const CaseGenes> first,
   for (const auto& corpus : {first, second})
     for (const CaseGenes& genes : corpus) sorted.emplace_back(genes_to_text(genes), &genes);
   std::ranges::sort(sorted);
+  // Sorting by text makes equal genes adjacent.
   std::vector<CaseGenes> merged;
   for (const auto& [text, genes] : sorted)
     if (merged.empty() || !(merged.back() == *genes)) merged.push_back(*genes);

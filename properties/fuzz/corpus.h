@@ -1,12 +1,15 @@
-// The corpus of a guided search: the cases that reached something first.
+// The corpus of a guided search: the cases that reached something first. A guided run generates
+// most cases from fresh seeds and the others by changing cases of the corpus.
 //
 // Invariants
-// (1) The same cases in the same order give the same corpus and the same next cases, whatever the
+// (1) The same cases in the same order give the same corpus and the same next cases, with any
 //     number of threads.
-// (2) Every mark that was reached has one owner, the first case that reached it; a case that agreed
-//     replaces one that failed.
+// (2) Every mark that was reached has one owner: the first case that reached it. An agreeing case
+//     takes the mark from a failing one, never the reverse.
 // (3) minimal() reaches every mark that the corpus reached. It depends on the set of the cases, not
 //     on their order.
+// (4) An entry stays in the corpus after it has lost its last mark. It is then never picked, but
+//     minimal() may still use it.
 #pragma once
 
 #include <cstdint>
@@ -21,52 +24,62 @@
 
 namespace lockstep {
 
-// A case that was judged.
+// A judged case, as much of it as the search uses.
 struct JudgedGenes {
   CaseGenes genes;
+  // the choices that made the case, for changes
   std::vector<DrawnChoice> drawn;
-  std::vector<Mark> marks;  // ascending
+  std::vector<Mark> marks;  // ascending, without duplicates
+  // true if not agreed; refused counts too
   bool failed = false;
 };
 
+// Not thread-safe: add() and settle() require exclusive access, next() may run concurrently.
 class Corpus {
  public:
   Corpus() : counts_(kNumMarks), owners_(kNumMarks, kNone) {}
 
-  // Counts the marks of a case, and keeps it if it owns one. Not between two calls of next() that
-  // are to see the same corpus.
+  // Counts the marks of a case and keeps the case if it becomes the owner of one. Between add() and
+  // settle() next() must not run: its weights are stale.
   void add(JudgedGenes judged);
-  // Weighs the cases for the calls of next() that follow: rare marks weigh more.
+  // Recomputes the weights for next(). A case weighs the sum of 1 / count over its own marks, so
+  // rare marks attract the search. A failing case weighs a twentieth: changes of it tend to fail
+  // the same way.
   void settle();
-  // A new case, or a change of one of the corpus. REQUIRES: settle() after the last add().
+  // Returns fresh genes (80 % of the calls, and always while the corpus is empty), or a change of
+  // one or two cases of the corpus. REQUIRES: settle() after the last add().
   CaseGenes next(std::uint64_t seed) const;
 
-  // The richest cases first.
+  // Returns a minimal cover of all reached marks, the case with the most marks first.
   std::vector<CaseGenes> minimal() const;
 
  private:
   static constexpr std::int32_t kNone = -1;
   struct Entry {
     JudgedGenes judged;
-    std::vector<Mark> owned;  // settle() drops those that another entry has taken
+    std::vector<Mark> owned;  // marks; stale ones are dropped by settle()
   };
+  // Picks an entry with a probability proportional to its weight. REQUIRES: an entry owns a mark.
   const JudgedGenes& pick(SeededRandom& random) const;
 
-  std::vector<std::uint32_t> counts_;  // cases with the mark
-  std::vector<std::int32_t> owners_;   // entries
+  std::vector<std::uint32_t> counts_;  // cases that reached the mark, by mark
+  std::vector<std::int32_t> owners_;   // index of the owning entry, by mark; kNone: unreached
   std::vector<Entry> entries_;
   std::vector<std::size_t> owning_;  // entries that own a mark
-  std::vector<double> weights_;      // of those, cumulated
+  std::vector<double> weights_;      // cumulative weights, parallel to owning_
 };
 
-// Cases that together reach every mark of `cases`, each time the one that adds the most marks. The
-// same for any order of the cases.
+// Selects cases that together reach every mark of `cases`, greedily: each time the one that adds
+// the most marks, the smaller text first among equals. The result does not depend on the order of
+// `cases`. Greedy selection is within a logarithmic factor of the smallest cover.
 std::vector<const JudgedGenes*> minimal_cover(std::span<const JudgedGenes* const> cases);
 
-// A file of genes, one case a line. Errors: as genes_from_text(); a file that cannot be read.
+// Reads a file of genes, one case per line. Errors: as genes_from_text(), and a file that cannot be
+// read.
 Result<std::vector<CaseGenes>> read_corpus(const std::string& path);
+// Formats genes as read_corpus() reads them.
 std::string corpus_to_text(std::span<const CaseGenes> corpus);
-// The cases of both, once each, in the order of their text.
+// Returns the cases of both corpora without duplicates, ordered by their text.
 std::vector<CaseGenes> merged_corpora(std::span<const CaseGenes> first,
                                       std::span<const CaseGenes> second);
 

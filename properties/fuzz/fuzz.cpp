@@ -20,24 +20,26 @@
 namespace lockstep {
 namespace {
 
-// Number of cases that reach every class: the rarest, an abort while preempted, 40 times without a
-// backend and about 13 times with one.
+// Cases after which every class should have been reached. The rarest, an abort while preempted,
+// occurs about 40 times in that many cases without a backend and about 13 times with one.
 constexpr std::int64_t kCasesToSeeAll = 10'000;
 
-// Cases of a guided run that see one state of the corpus.
+// Cases of a guided run that see the same state of the corpus. A smaller batch guides sooner, a
+// larger one keeps more threads busy.
 constexpr std::int64_t kBatch = 32;
 
-// What remains of a judged case.
+// What a judged case leaves for the report.
 struct Judged {
   Outcome outcome;
   std::vector<std::string> left_out;
-  std::string known;  // the id of the known failure; empty: a new failure
+  std::string known;  // id of the known failure; empty: new, or no failure
   std::uint64_t seed = 0;
-  SavedCase saved{};      // of a failure
-  JudgedGenes reached{};  // of a guided run
+  SavedCase saved{};      // only of a failure
+  JudgedGenes reached{};  // only with genes
 };
 
-// `genes`: null where the seed alone gives the case.
+// Generates and judges one case, and identifies a known failure. Thread-safe. `genes`: null if the
+// seed gives the case.
 Judged judge_case(const FuzzOptions& options, std::uint64_t seed, const CaseGenes* genes) {
   std::vector<DrawnChoice> drawn;
   SavedCase saved;
@@ -57,9 +59,11 @@ Judged judge_case(const FuzzOptions& options, std::uint64_t seed, const CaseGene
   MarkCollector marks(saved);
   if (genes != nullptr) judging.marks = &marks;
   RunSummary summary;
+  // Only a user's kernels may leave parts of an agreeing case unchecked.
   if (is_user_kernels(saved.backend)) judging.summary = &summary;
   Judged judged{
       .outcome = judge(saved, judging), .left_out = summary.not_checked, .known = {}, .seed = seed};
+  // Identifying a finding judges the case again, with repairs; those runs must not add marks.
   judging.marks = nullptr;
   judging.summary = nullptr;
   const KnownFinding* const finding = known_finding(saved, judged.outcome, judging);
@@ -67,6 +71,7 @@ Judged judge_case(const FuzzOptions& options, std::uint64_t seed, const CaseGene
     return judged.outcome.failed() && known.check == judged.outcome.check &&
            judged.outcome.what.find(known.text) != std::string::npos;
   });
+  // A finding takes precedence over the user's list: its number is more specific than a text.
   if (finding != nullptr) {
     judged.known = fmt::format("{}. {}", finding->number, finding->title);
     judged.outcome.finding = finding->number;
@@ -75,6 +80,8 @@ Judged judge_case(const FuzzOptions& options, std::uint64_t seed, const CaseGene
   }
   const Outcome& outcome = judged.outcome;
   if (genes != nullptr) {
+    // The failure is a mark too. Failures of one bucket share it, so that a frequent failure does
+    // not fill the corpus.
     const std::string failure = !outcome.failed() ? std::string()
                                 : judged.known.empty()
                                     ? bucket_of(outcome.check, outcome.request, outcome.what)
@@ -88,12 +95,15 @@ Judged judge_case(const FuzzOptions& options, std::uint64_t seed, const CaseGene
   return judged;
 }
 
-// A sum: any order of cases gives the same hash.
+// Adds a case's hash to the sum. The seed is mixed in: two cases that exchange their results change
+// the sum.
 void add_hash(StateHash& sum, std::uint64_t seed, const StateHash& hash) {
   sum.low += mix(hash.low ^ mix(seed));
   sum.high += mix(hash.high ^ mix(~seed));
 }
 
+// Counts a judged case in the report. Must be called in seed order: failures and first refusals
+// keep that order.
 void add_case(const Judged& judged, FuzzReport& report) {
   const Outcome& outcome = judged.outcome;
   ++report.cases;
@@ -104,10 +114,12 @@ void add_case(const Judged& judged, FuzzReport& report) {
   if (outcome.kind == OutcomeKind::agreed) {
     ++report.agreed;
     for (const std::string& sentence : judged.left_out)
+      // bucket_of() starts with the check and ": "; the empty check leaves those two characters.
       report.left_out[bucket_of("", "", sentence).substr(2)].add(
           {.cases = 1, .first_seed = judged.seed});
   } else if (outcome.kind == OutcomeKind::refused) {
-    const std::size_t reason = outcome.what.rfind(" refuses ");  // npos: all of it
+    // npos + 1 is 0: without that word, the whole text is the reason
+    const std::size_t reason = outcome.what.rfind(" refuses ");
     report.refusals[bucket_of("refused", "", outcome.what.substr(reason + 1))].add(
         {.cases = 1, .first_seed = judged.seed});
     if (++report.refused == 1) {
@@ -127,7 +139,11 @@ void add_case(const Judged& judged, FuzzReport& report) {
   }
 }
 
-// Takes the results of judged cases in, in the order of their seeds.
+// One run. Threads judge cases in any order; take() counts them in seed order.
+//
+// Invariants
+// (1) Cases below taken_ are counted; waiting_ holds judged cases above it.
+// (2) With a guided run, corpus_ changes only while no thread generates a case.
 class FuzzSession {
  public:
   FuzzSession(const FuzzOptions& options, const FuzzCallbacks& callbacks)
@@ -146,6 +162,7 @@ class FuzzSession {
     report_.runs = options_.runs;
     report_.shard = options_.shard;
     report_.shards = options_.shards;
+    // Shards below runs % shards judge one case more: with 10 cases and 4 shards, 3, 3, 2 and 2.
     const std::int64_t others = options_.shards - 1 - options_.shard;
     const std::int64_t cases = (options_.runs + others) / options_.shards;
     if (options_.guided)
@@ -154,19 +171,21 @@ class FuzzSession {
       run_cases(0, cases);
     LS_CHECK(waiting_.empty(), "{} cases are judged and not counted", waiting_.size());
     if (options_.has_corpus()) report_.corpus = corpus_.minimal();
+    // Of a shard, `runs` must stay that of the whole run: merging checks it.
     if (report_.shards == 1) report_.runs = report_.cases;
     return std::move(report_);
   }
 
  private:
-  // Cases `first` to `end` - 1 of this shard.
+  // Judges the cases with the indexes [first, end) of this shard.
   void run_cases(std::int64_t first, std::int64_t end) {
     for_each_in_parallel(
         end - first, options_.jobs, [&](std::int64_t index) { run_case(first + index); },
         callbacks_.go_on);
   }
 
-  // A shard reads the cases of the others too, and counts its own.
+  // Adds the corpus cases of the other shards to corpus_ without counting them. Every shard must
+  // start from the same corpus, so each pays for judging all of it.
   void read_others() {
     const auto size = std::min(std::ssize(options_.corpus), options_.runs);
     for (std::int64_t place = 0; place < size; ++place) {
@@ -177,7 +196,8 @@ class FuzzSession {
     }
   }
 
-  // In batches, each of which changes cases of those before it: no number of jobs shows.
+  // Judges in batches. Each batch changes cases of the previous batches only, so the number of
+  // threads does not affect the result.
   void run_guided(std::int64_t cases) {
     read_others();
     while (taken_ < cases) {
@@ -185,10 +205,12 @@ class FuzzSession {
       const std::int64_t end = std::min(cases, first + kBatch);
       corpus_.settle();
       run_cases(first, end);
+      // The caller stopped the run inside the batch.
       if (taken_ < end) break;
     }
   }
 
+  // Judges one case. `index` counts this shard's cases, `place` those of the whole run.
   void run_case(std::int64_t index) {
     const auto place = static_cast<std::uint64_t>(options_.shard + index * options_.shards);
     const std::uint64_t seed = options_.first_seed + place;
@@ -201,6 +223,8 @@ class FuzzSession {
     take(index, judge_case(options_, seed, genes ? &*genes : nullptr));
   }
 
+  // Counts a judged case as soon as all earlier ones are counted. A slow case delays the others, so
+  // waiting_ may hold up to one case per thread, or more while a very slow one runs.
   void take(std::int64_t index, Judged judged) {
     const std::lock_guard lock(mutex_);
     waiting_.emplace(index, std::move(judged));
@@ -208,6 +232,7 @@ class FuzzSession {
       Judged& first = waiting_.begin()->second;
       const auto failures = report_.failures.size();
       add_case(first, report_);
+      // Every new failure is passed on, but only the first case of a known finding.
       if (report_.failures.size() > failures)
         hand_out(first, callbacks_.failed);
       else if (first.outcome.finding > 0 && report_.known[first.known].cases == 1)
@@ -224,6 +249,7 @@ class FuzzSession {
     if (take) take(judged.saved, judged.outcome);
   }
 
+  // Outlive the session: fuzz() holds both.
   const FuzzOptions& options_;
   const FuzzCallbacks& callbacks_;
   std::mutex mutex_;
@@ -253,7 +279,8 @@ std::vector<std::string> FuzzReport::not_checked() const {
 
 std::string FuzzReport::again_with(std::uint64_t seed) const {
   if (again.empty() || repeats) return again;
-  if (guided)  // the run up to the case
+  // A case of a guided run depends on all cases before it.
+  if (guided)
     return fmt::format("{} --seed {} --runs {}", again, first_seed, seed - first_seed + 1);
   return fmt::format("{} --seed {}", again, seed);
 }
@@ -266,6 +293,8 @@ std::vector<FuzzBucket> FuzzReport::buckets() const {
     if (bucket == found.end())
       bucket = found.insert(found.end(), {.name = name, .first = &failure, .smallest = &failure});
     ++bucket->cases;
+    // Strictly fewer steps: among equals the smaller seed stays, because failures are sorted by
+    // seed.
     if (failure.steps < bucket->smallest->steps) bucket->smallest = &failure;
   }
   std::ranges::stable_sort(found, std::greater(), &FuzzBucket::cases);
@@ -281,7 +310,8 @@ FuzzReport fuzz(const FuzzOptions& options, const FuzzCallbacks& callbacks) {
 
 namespace {
 
-// Checks that reports in the order of their seeds and shards leave out no case and repeat none.
+// Checks that the reports, sorted by first seed and shard, are complete: every shard of a run is
+// present once, and each run starts at the seed after the previous run's last one.
 Result<void> check_complete(std::span<const FuzzReport> sorted) {
   for (std::size_t i = 0; i < sorted.size();) {
     const FuzzReport& run = sorted[i];
@@ -290,6 +320,7 @@ Result<void> check_complete(std::span<const FuzzReport> sorted) {
     };
     if (i > 0 && run.first_seed == sorted[i - 1].first_seed)
       return fail(fmt::format("{} is there twice", shard_text(run.shard)));
+    // Merged runs must be consecutive: seeds 1 to 100 and 201 to 300 are not one run.
     if (i > 0 && run.first_seed != sorted[i - 1].first_seed + sorted[i - 1].runs)
       return fail(fmt::format("the seeds between those of two reports are missing, before {}",
                               run.first_seed));
@@ -307,6 +338,8 @@ Result<void> check_complete(std::span<const FuzzReport> sorted) {
 
 }  // namespace
 
+// Later reports are compared with the first one in seed order. Its `again` command is kept: the
+// parts were started by the same command with different seeds.
 Result<FuzzReport> merge_fuzz_reports(std::span<const FuzzReport> parts) {
   if (parts.empty()) return fail("no reports to merge");
   std::vector<FuzzReport> sorted(parts.begin(), parts.end());
@@ -333,6 +366,7 @@ Result<FuzzReport> merge_fuzz_reports(std::span<const FuzzReport> parts) {
         part.backend != whole.backend || part.mutant != whole.mutant || part.guided != whole.guided)
       return fail("the reports are of different runs: engine, backend and mutant must be equal");
     whole.corpus = merged_corpora(whole.corpus, part.corpus);
+    // All shards of a run carry the same `runs`.
     if (part.shard == 0) whole.runs += part.runs;
     for (const auto& [name, count] : kFuzzCounts) whole.*count += part.*count;
     whole.tally += part.tally;
@@ -342,6 +376,8 @@ Result<FuzzReport> merge_fuzz_reports(std::span<const FuzzReport> parts) {
     whole.failures.insert(whole.failures.end(), part.failures.begin(), part.failures.end());
     whole.state_hash.low += part.state_hash.low;
     whole.state_hash.high += part.state_hash.high;
+    // `whole.refused` already includes this part, so equality means that it is the first with a
+    // refusal.
     if (part.refused > 0 &&
         (whole.refused == part.refused || part.first_refused_seed < whole.first_refused_seed)) {
       whole.first_refused_seed = part.first_refused_seed;
@@ -356,13 +392,16 @@ Result<FuzzReport> merge_fuzz_reports(std::span<const FuzzReport> parts) {
 
 namespace {
 
+// Version of the JSON format. A reader refuses other versions.
 constexpr std::int64_t kReportVersion = 2;
 
+// Only failures are listed with a kind; `agreed` and `refused` cases are counts.
 constexpr JsonWord<OutcomeKind> kKinds[] = {{"divergence", OutcomeKind::divergence},
                                             {"violation", OutcomeKind::violation},
                                             {"stuck", OutcomeKind::stuck},
                                             {"harness", OutcomeKind::harness}};
 
+// Writes the counts; the first refusal follows its count.
 void write_counts(JsonWriter& out, const FuzzReport& report) {
   for (const auto& [name, count] : kFuzzCounts) {
     out.integer(name, report.*count);
@@ -380,6 +419,8 @@ void write_counts(JsonWriter& out, const FuzzReport& report) {
   out.end_object();
 }
 
+// Reads what write_counts() wrote. Every class of coverage must be present: a report of a release
+// with other classes is refused rather than merged wrongly.
 void read_counts(JsonObject& object, FuzzReport& report) {
   for (const auto& [name, count] : kFuzzCounts) report.*count = object.required(name).integer(0);
   report.first_refused_seed = object.required("first_refused_seed").uint64();
@@ -408,6 +449,7 @@ void write_known(JsonWriter& out, const std::map<std::string, KnownCases>& known
   out.end_object();
 }
 
+// Reads cases by name. An entry with 0 cases is refused: the writer never has one.
 void read_known(JsonValue value, std::map<std::string, KnownCases>& known) {
   for (auto& [name, entry] : value.object().entries()) {
     JsonObject cases = entry.object();
@@ -433,6 +475,7 @@ FuzzFailure read_failure(JsonValue value) {
   failure.step = object.required("step").integer(-1);
   failure.request = object.required("request").string();
   failure.what = object.required("what").string();
+  // Absent in reports of older releases.
   if (auto steps = object.optional("steps")) failure.steps = steps.integer(0);
   object.finish();
   return failure;
@@ -452,6 +495,7 @@ FuzzReport read_report(JsonValue value) {
   report.first_seed = object.required("first_seed").uint64();
   report.runs = object.required("runs").integer(0);
   report.shards = object.required("shards").integer(1, 1 << 20);
+  // A shard number of the file is below `shards`, as fuzz() requires.
   report.shard = object.required("shard").integer(0, report.shards - 1);
   read_counts(object, report);
   read_known(object.required("known"), report.known);
@@ -462,6 +506,7 @@ FuzzReport read_report(JsonValue value) {
   if (auto guided = object.optional("guided")) report.guided = guided.boolean();
   if (auto repeats = object.optional("repeats")) report.repeats = repeats.boolean();
   if (auto corpus = object.optional("corpus"))
+    // A bad line of genes is reported at its position in the report.
     for (JsonValue text : corpus.array()) {
       auto genes = genes_from_text("corpus", text.string(), 1);
       if (!genes)
@@ -469,6 +514,7 @@ FuzzReport read_report(JsonValue value) {
       else
         report.corpus.push_back(std::move(*genes));
     }
+  // Derived from the rest, and written for people and other programs.
   for (const char* follows : {"buckets", "not_checked"}) object.optional(follows);
   object.finish();
   return report;
