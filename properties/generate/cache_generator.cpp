@@ -1,4 +1,5 @@
-// Caches of every kind and mixture, and the pool that they share.
+// Caches of every kind and mixture, the pool that they share, and the caches that a case receives
+// later because older cases must not change.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -17,10 +18,12 @@
 namespace lockstep {
 namespace {
 
+// At most four groups, and a fifth for hidden states: more only repeat the same combinations.
 constexpr std::size_t kGroupsMax = 4;
 
-// Values of a byte or less, with their scales after the row or elsewhere. int4: where the release
-// plans it.
+// Gives the rows a quantized element type, with scales after the row or elsewhere in the page. int4
+// needs a release that plans it (`has_int4`). nvfp4 packs 16 elements per scale, hence the head
+// size.
 void scale_rows(ChoiceSource& choices, bool has_int4, KVCacheSpec& spec) {
   spec.kv_quant_mode =
       choices.one_of({KVQuantMode::int8_per_token_head, KVQuantMode::fp8_per_token_head,
@@ -34,6 +37,8 @@ void scale_rows(ChoiceSource& choices, bool has_int4, KVCacheSpec& spec) {
   if (is_packed) spec.head_size = 16;
 }
 
+// Generates the spec of an attention-like layer. MLA rows have one head. Worker limits on types and
+// latent sizes apply last; the choices before them are still consumed.
 KVCacheSpec draw_rows(Draw& draw, const EngineConfig& engine, CacheKind kind,
                       std::int64_t block_size) {
   ChoiceSource& choices = draw.choices;
@@ -56,13 +61,17 @@ KVCacheSpec draw_rows(Draw& draw, const EngineConfig& engine, CacheKind kind,
     const std::vector<std::int64_t>& sizes = draw.options.worker->latent_sizes;
     if (!sizes.empty()) spec.head_size = sizes[choices.below(std::ssize(sizes))];
   }
-  // SGLang's window excludes the token that attends.
+  // A window of SGLang excludes the attending token itself, so a window of 1 would attend to
+  // nothing.
   const std::int64_t least_window = draw.options.one_pool_per_kind ? 2 : 1;
   if (is_sliding_window(kind)) spec.sliding_window = choices.between(least_window, 3 * block_size);
+  // A chunk is a whole number of blocks, as in vLLM's plans.
   if (is_chunked(kind)) spec.attention_chunk_size = block_size * choices.between(1, 3);
   return spec;
 }
 
+// Generates the spec of a layer with one or two state tensors: a convolution state and an SSM
+// state, possibly of different types. In mode none, one block holds the state of a whole request.
 KVCacheSpec draw_states(Draw& draw, const EngineConfig& engine, std::int64_t block_size) {
   ChoiceSource& choices = draw.choices;
   KVCacheSpec spec;
@@ -77,6 +86,8 @@ KVCacheSpec draw_states(Draw& draw, const EngineConfig& engine, std::int64_t blo
   return spec;
 }
 
+// Returns the kinds for an engine with one pool per kind (SGLang): full attention or MLA, and at
+// most one of states and windows.
 std::vector<CacheKind> draw_pools(const Draw& draw) {
   using enum CacheKind;
   const bool is_mla = draw.has(Feature::mla) && !draw.has(Feature::full_attention);
@@ -89,6 +100,8 @@ std::vector<CacheKind> draw_pools(const Draw& draw) {
   return kinds;
 }
 
+// Returns the kinds of the groups, at least one. A hidden state comes last and only with other
+// groups: its page must fit the common page.
 std::vector<CacheKind> draw_kinds(Draw& draw) {
   using enum CacheKind;
   if (draw.options.one_pool_per_kind) return draw_pools(draw);
@@ -102,13 +115,16 @@ std::vector<CacheKind> draw_kinds(Draw& draw) {
     if (draw.has(feature)) on.push_back(kind);
   if (!draw.has(Feature::several_groups) || draw.has(Feature::two_block_pool))
     return {on[draw.choices.below(std::ssize(on))]};
-  if (on.size() < kGroupsMax && draw.choices.chance(50))  // a kind twice: other windows, ...
+  // a kind twice: two windows of different size, or two groups of full attention
+  if (on.size() < kGroupsMax && draw.choices.chance(50))
     on.push_back(on[draw.choices.below(std::ssize(on))]);
   while (on.size() > kGroupsMax) on.erase(on.begin() + draw.choices.below(std::ssize(on)));
   if (draw.has(Feature::hidden_state)) on.push_back(hidden_state);
   return on;
 }
 
+// Returns how states are cached. Without prefix caching, vLLM keeps no states for hits, so only
+// `none` remains. Mode all excludes drafts and exists only in older releases.
 MambaCacheMode draw_mamba_mode(Draw& draw, const EngineConfig& engine) {
   if (!engine.enable_prefix_caching) return MambaCacheMode::none;
   const std::vector<MambaCacheMode>& modes = draw.options.state_modes;
@@ -122,10 +138,10 @@ MambaCacheMode draw_mamba_mode(Draw& draw, const EngineConfig& engine) {
   return draw.choices.one_of({MambaCacheMode::align, MambaCacheMode::align, MambaCacheMode::all});
 }
 
-// How many blocks of attention a block of states spans, for an engine's own worker: five public
-// reports are about its columns of states. Hits then end inside the blocks of states. Only with the
-// model's decisions and without drafts: vLLM's scheduler ends chunks at multiples of the smallest
-// block of all groups, and its planner makes no block of states longer than that one.
+// Returns the number of attention blocks that a state block spans, for an engine's own worker. Five
+// public reports concern a worker's columns of states, and hits then end inside the state blocks.
+// Only with the model's decisions and without drafts: vLLM's scheduler ends chunks at multiples of
+// the smallest block, and its planner makes no state block longer than that.
 std::int64_t draw_state_blocks(Draw& draw, EngineConfig& engine) {
   if (!draw.options.worker || draw.options.any_release_connects || engine.num_spec_tokens > 0 ||
       !draw.has(Feature::different_block_sizes) || engine.mamba_cache_mode != MambaCacheMode::align)
@@ -136,7 +152,8 @@ std::int64_t draw_state_blocks(Draw& draw, EngineConfig& engine) {
   return spanned;
 }
 
-// A tensor of its own for every layer of the one group there is.
+// Lays out a group of uniform type: one tensor per layer, since the layers' pages differ. REQUIRES:
+// it is the only group.
 KVCacheConfig lay_out_uniform_type(std::vector<KVCacheGroupSpec> groups) {
   KVCacheConfig plan;
   const KVCacheGroupSpec& group = groups.front();
@@ -146,7 +163,8 @@ KVCacheConfig lay_out_uniform_type(std::vector<KVCacheGroupSpec> groups) {
   return plan;
 }
 
-// Layers that share a block table and differ in their rows. Such a model has no other group.
+// Makes the only group one of uniform type: layers that share a block table and differ in their
+// heads. vLLM forms such a group only if it covers the whole model.
 void draw_uniform_type(Draw& draw, std::vector<KVCacheGroupSpec>& groups) {
   KVCacheGroupSpec& group = groups.front();
   if (!draw.has(Feature::uniform_type) || groups.size() > 1 || group.layers_per_page > 1 ||
@@ -160,7 +178,9 @@ void draw_uniform_type(Draw& draw, std::vector<KVCacheGroupSpec>& groups) {
   }
 }
 
-// Pages of equal size in every group, one tensor a place in the group.
+// Plans pages of one size for all groups: one tensor per index in the group, shared by the layers
+// with that index in every group. `extra_bytes` pads the common page further, so that even the
+// largest has padding.
 KVCacheConfig lay_out(std::vector<KVCacheGroupSpec> groups, std::int64_t extra_bytes) {
   if (groups.front().is_uniform_type()) return lay_out_uniform_type(std::move(groups));
   std::int64_t page = 0;
@@ -174,6 +194,7 @@ KVCacheConfig lay_out(std::vector<KVCacheGroupSpec> groups, std::int64_t extra_b
   KVCacheConfig plan;
   plan.tensors.resize(places);
   for (KVCacheGroupSpec& group : groups) {
+    // A packed group has no padding of its own: its layers fill the page together.
     if (group.layers_per_page == 1 && page_size_bytes(group.spec) != page)
       group.spec.page_size_padded = page;
     for (std::size_t i = 0; i < group.layer_names.size(); ++i)
@@ -185,8 +206,8 @@ KVCacheConfig lay_out(std::vector<KVCacheGroupSpec> groups, std::int64_t extra_b
   return plan;
 }
 
-// Two or three layers a page in the group with the largest pages, when it can be: full attention in
-// pages that no other group fills.
+// Packs two or three layers per page in the first group, if that group can have the largest page.
+// Otherwise its layers stay one per page: no other group may need more than the packed page.
 void draw_packing(Draw& draw, std::vector<KVCacheGroupSpec>& groups) {
   KVCacheGroupSpec& first = groups.front();
   if (!draw.has(Feature::packed_pages) || !is_full_of_pairs(first.spec.kind)) return;
@@ -199,7 +220,8 @@ void draw_packing(Draw& draw, std::vector<KVCacheGroupSpec>& groups) {
     if (pool_page_size_bytes(group) > pool_page_size_bytes(first)) first.layers_per_page = 1;
 }
 
-// What the attention backend makes of the blocks; where it can take none, the layout is refused.
+// Returns the kernel block size of each group, as the attention backend selects it. A backend that
+// supports none of the blocks keeps them unsplit; laying out the plan then refuses the case.
 std::vector<std::int64_t> kernel_blocks_of(const SavedCase& saved) {
   if (saved.backend != "none")
     if (auto sizes = kernel_block_sizes(saved.cache, saved.attention_backend)) return *sizes;
@@ -222,7 +244,8 @@ std::vector<KVCacheGroupSpec> draw_groups(Draw& draw, EngineConfig& engine) {
     base = 1;
     engine.async_scheduling = false;
   }
-  // The states of a step's drafts pass one boundary of blocks at most.
+  // In one step the states of the drafts cross at most one block boundary, so a block holds the
+  // drafts and one more token.
   if (has_states) base = std::max<std::int64_t>(base, engine.num_spec_tokens + 1);
   engine.block_size = static_cast<std::int32_t>(base);
   const std::int64_t of_states = base * draw_state_blocks(draw, engine);
@@ -230,19 +253,21 @@ std::vector<KVCacheGroupSpec> draw_groups(Draw& draw, EngineConfig& engine) {
   for (const CacheKind kind : kinds) {
     const bool other = !groups.empty() && draw.has(Feature::different_block_sizes) &&
                        !draw.options.one_pool_per_kind;
+    // A multiple of the base, as vLLM requires: the scheduler's block is the lcm of all.
     const std::int64_t block_size = other ? base * choices.one_of({1, 2, 1, 4}) : base;
     const auto like = std::ranges::find(
         groups, kind, [](const KVCacheGroupSpec& group) { return group.spec.kind; });
     KVCacheGroupSpec group;
     if (!is_state_kind(kind))
       group.spec = draw_rows(draw, engine, kind, block_size);
-    else  // the worker keeps one place a request for all states: their specs are equal
+    else  // a worker keeps one slot per request for all states, so their specs are equal
       group.spec = like != groups.end() ? like->spec : draw_states(draw, engine, of_states);
     const std::int64_t layers = is_hidden_state(kind) ? 1 : choices.between(1, 2);
     for (std::int64_t i = 0; i < layers; ++i)
       group.layer_names.push_back(fmt::format("g{}.{}", groups.size(), i));
     groups.push_back(std::move(group));
   }
+  // Some workers support only models in which all attention layers have one type.
   if (draw.options.worker && draw.options.worker->one_dtype) {
     const auto first = std::ranges::find_if(
         groups, [](const KVCacheGroupSpec& group) { return !is_state_kind(group.spec.kind); });
@@ -251,7 +276,9 @@ std::vector<KVCacheGroupSpec> draw_groups(Draw& draw, EngineConfig& engine) {
   }
   draw_packing(draw, groups);
   draw_uniform_type(draw, groups);
-  if (draw.options.worker) {  // engines tell layers by the one number in their names
+  // engines identify a layer by the one integer in its name: vLLM 0.33.0,
+  // model_executor/models/utils.py, extract_layer_index()
+  if (draw.options.worker) {
     int number = 0;
     for (KVCacheGroupSpec& group : groups)
       for (std::string& name : group.layer_names) name = fmt::format("layers.{}", number++);
@@ -259,16 +286,19 @@ std::vector<KVCacheGroupSpec> draw_groups(Draw& draw, EngineConfig& engine) {
   return groups;
 }
 
+// Sizes the pool: the null block, the blocks of one request of max_model_len, and a spare. A tight
+// pool has at most as many spare blocks as one request needs, which causes preemptions.
 void draw_pool(Draw& draw, std::vector<KVCacheGroupSpec> groups, SavedCase& saved) {
   ChoiceSource& choices = draw.choices;
   saved.attention_backend = choices.one_of(
       {AttentionBackend::triton_attn, AttentionBackend::flash_attn, AttentionBackend::flashinfer});
   saved.layout = choices.one_of({CacheLayout::NHD, CacheLayout::HND});
   std::int64_t need = planned_blocks_of_request(saved.engine, groups);
-  // The pool is divided: a request fits into each part, and each request has room for four states.
+  // The pool is divided among the kinds. Each part must hold one request, and each request needs up
+  // to four states.
   if (draw.options.one_pool_per_kind) need = 2 * need + 8 * saved.engine.max_num_seqs;
   const bool packed = groups.front().layers_per_page > 1;
-  // With HND the heads of a packed layer are separate, which the backend does not address.
+  // With HND the heads of a packed layer are apart, and the backend cannot address them.
   if (packed) saved.layout = CacheLayout::NHD;
   const std::int64_t extra_bytes =
       draw.has(Feature::padded_pages) && !packed && !groups.front().is_uniform_type()
@@ -278,11 +308,12 @@ void draw_pool(Draw& draw, std::vector<KVCacheGroupSpec> groups, SavedCase& save
   std::int64_t spare = 0;
   if (!draw.has(Feature::two_block_pool))
     spare = draw.has(Feature::tight_pool) ? choices.below(need + 1) : need * choices.between(1, 4);
-  if (saved.engine.prefix_match_unit != 0)  // findings, 18: the pool is planned without them
+  if (saved.engine.prefix_match_unit != 0)  // docs/findings.md, 18: engines plan too few blocks
     spare += 2 * std::ssize(saved.cache.groups) + 1;
   saved.cache.num_blocks = 1 + need + spare;
   for (KVCacheTensor& tensor : saved.cache.tensors) tensor.size_bytes *= saved.cache.num_blocks;
   saved.kernel_block_sizes = kernel_blocks_of(saved);
+  // A worker's layout follows from its own attention backend.
   if (draw.options.worker) {
     saved.attention_backend = worker_attention_backend(saved.cache);
     saved.layout = CacheLayout::NHD;
@@ -294,18 +325,21 @@ void draw_pool(Draw& draw, std::vector<KVCacheGroupSpec> groups, SavedCase& save
 
 namespace {
 
+// Returns true if the group's page cannot be planned again from its spec alone.
 bool has_pages_of_its_own(const KVCacheGroupSpec& group) {
   return group.layers_per_page > 1 || group.is_uniform_type() ||
          group.spec.kv_quant_mode != KVQuantMode::none;
 }
 
+// Counts the groups whose kind satisfies `is`.
 std::int64_t count_kind(std::span<const KVCacheGroupSpec> groups, bool (*is)(CacheKind)) {
   return std::ranges::count_if(groups,
                                [&](const KVCacheGroupSpec& group) { return is(group.spec.kind); });
 }
 
-// Turns all windows into one that is not cached. States, chunks and cached windows cannot be
-// combined with it, and some group must have hits.
+// Turns all windows into one window that is recomputed after a hit and never cached. It cannot be
+// combined with states, chunks or cached windows, and some other group must have hits. False: the
+// groups do not qualify; they may have been changed.
 bool replay_windows(std::vector<KVCacheGroupSpec>& groups) {
   if (count_kind(groups, is_state_kind) > 0) return false;
   std::erase_if(groups, [](const KVCacheGroupSpec& group) { return is_chunked(group.spec.kind); });
@@ -315,8 +349,8 @@ bool replay_windows(std::vector<KVCacheGroupSpec>& groups) {
     return is_sliding_window(group.spec.kind);
   };
   std::int64_t window = std::ranges::find_if(groups, is_window)->spec.sliding_window;
-  // Findings, 25: the window of the token after a hit must not start with a block: earlier blocks
-  // are freed, and the first recomputed token belongs there.
+  // docs/findings.md, 25: the window of the token after a hit must not start at the first token of
+  // a block. Earlier blocks are freed, and the first recomputed token would belong to such a block.
   while (std::ranges::any_of(groups, [&](const KVCacheGroupSpec& group) {
     return is_window(group) && window % group.spec.block_size == 1;
   }))
@@ -332,7 +366,8 @@ bool replay_windows(std::vector<KVCacheGroupSpec>& groups) {
   return true;
 }
 
-// Adds a ring to the groups. It must hold a step's drafts and what is read before them.
+// Adds a ring of one block per request. It must hold the drafts of a step and the tokens that the
+// next step reads before them: vLLM 0.33.0, v1/kv_cache_interface.py, CircularBufferSpec.
 bool add_ring(Draw& draw, const EngineConfig& engine, std::vector<KVCacheGroupSpec>& groups) {
   KVCacheGroupSpec& ring = groups.emplace_back();
   ring.layer_names = {"ring.0"};
@@ -349,6 +384,7 @@ bool add_ring(Draw& draw, const EngineConfig& engine, std::vector<KVCacheGroupSp
 
 bool lay_out_again(const SavedCase& saved, std::vector<KVCacheGroupSpec> groups,
                    const EngineConfig& before, SavedCase& next) {
+  // More blocks only if the new groups need them: a pool never shrinks, so tight pools stay tight.
   const std::int64_t more = planned_blocks_of_request(saved.engine, groups) -
                             planned_blocks_of_request(before, saved.cache.groups);
   for (KVCacheGroupSpec& group : groups) group.spec.page_size_padded.reset();
@@ -363,15 +399,18 @@ bool lay_out_again(const SavedCase& saved, std::vector<KVCacheGroupSpec> groups,
   return is_accepted(next);
 }
 
-// Tokens of the blocks that kernels of compressed rows take, and by which longer blocks are cut.
+// Tokens per block of kernels for compressed rows; longer blocks are split at it.
 constexpr std::int64_t kKernelBlock = 64;
 
+// Aligns the block stride to the page of one kernel block, so that a long block splits without
+// gaps.
 static void align_to_kernel_blocks(KVCacheSpec& spec) {
   if (shares_rows(spec.tokens_per_state) && spec.block_size >= kKernelBlock)
     spec.block_stride_alignment = unpadded_page_size_bytes(spec) / (spec.block_size / kKernelBlock);
 }
 
-// Nothing stands against further caches in general.
+// Returns true if the case can have caches that were added late: one rank, no connector, no worker,
+// no real numbers, and pages that follow from the specs.
 static bool takes_further_caches(const Draw& draw, const SavedCase& saved) {
   const bool one_rank = saved.tensor_parallel_size * saved.pipeline_parallel_size == 1 &&
                         saved.engine.dcp * saved.engine.pcp == 1;
@@ -382,6 +421,7 @@ static bool takes_further_caches(const Draw& draw, const SavedCase& saved) {
 
 void draw_further_caches(Draw& draw, SavedCase& saved) {
   if (!takes_further_caches(draw, saved)) return;
+  // Applies a change to the groups, if the changed groups can be laid out.
   const auto with = [&](auto change) {
     std::vector<KVCacheGroupSpec> groups = saved.cache.groups;
     SavedCase next;
@@ -393,10 +433,12 @@ void draw_further_caches(Draw& draw, SavedCase& saved) {
     with(replay_windows);
   if (draw.has(Feature::rings) && release_takes(saved.engine, {RunTrait::rings}))
     with([&](auto& groups) { return add_ring(draw, saved.engine, groups); });
+  // Chosen even without the feature, so that the choices after it stay the same.
   const std::int64_t ratio = draw.choices.one_of<std::int64_t>({4, 2, 8, 16});
   if (draw.has(Feature::compressed_rows))
     with([&](auto& groups) {
       for (KVCacheGroupSpec& group : groups)
+        // A compressed row covers `ratio` tokens, so a block must be a multiple of it.
         if (is_full_of_latents(group.spec.kind) && group.spec.block_size % ratio == 0) {
           group.spec.tokens_per_state = {ratio};
           align_to_kernel_blocks(group.spec);
@@ -407,7 +449,7 @@ void draw_further_caches(Draw& draw, SavedCase& saved) {
 
 void split_blocks(Draw& draw, SavedCase& saved) {
   if (!draw.options.worker || !draw.has(Feature::kernel_blocks)) return;
-  std::int64_t common = 0;  // of the blocks that can be split: in pages without padding
+  std::int64_t common = 0;  // gcd of the blocks that split: pages without padding
   std::set<std::int64_t> taken;
   for (const KVCacheGroupSpec& group : saved.cache.groups) {
     if (is_state_kind(group.spec.kind) || is_hidden_state(group.spec.kind)) continue;
@@ -421,6 +463,7 @@ void split_blocks(Draw& draw, SavedCase& saved) {
     if (common % size == 0) sizes.push_back(size);
   if (sizes.empty()) return;
   taken.insert(sizes[static_cast<std::size_t>(draw.choices.below(std::ssize(sizes)))]);
+  // Each group takes the largest kernel block that divides its own.
   for (std::size_t g = 0; g < saved.cache.groups.size(); ++g) {
     const KVCacheSpec& spec = saved.cache.groups[g].spec;
     if (is_state_kind(spec.kind) || is_hidden_state(spec.kind)) continue;
@@ -430,6 +473,8 @@ void split_blocks(Draw& draw, SavedCase& saved) {
   }
 }
 
+// The lcm makes the first compressed block a multiple of two kernel blocks: block 32 becomes 128,
+// block 48 becomes 384.
 void map_tables(SavedCase& saved) {
   std::vector<KVCacheGroupSpec> groups = saved.cache.groups;
   const auto compressed = std::ranges::find_if(groups, [](const KVCacheGroupSpec& group) {
@@ -442,8 +487,10 @@ void map_tables(SavedCase& saved) {
     KVCacheSpec& spec = group.spec;
     if (is_ring(spec)) continue;
     spec.block_size *= longer;
-    // Chunks stay whole blocks: vLLM plans no block more for one that begins inside a block.
+    // A chunk stays a whole number of blocks: vLLM plans no additional block for one that starts
+    // inside a block (v1/kv_cache_interface.py, ChunkedLocalAttentionSpec).
     spec.attention_chunk_size = cdiv(spec.attention_chunk_size, spec.block_size) * spec.block_size;
+    // another compressed group has shorter blocks, which still do not reach a kernel block
     if (shares_rows(spec.tokens_per_state) && spec.block_size < kKernelBlock)
       return;  // shorter than the first
     align_to_kernel_blocks(spec);
@@ -456,7 +503,8 @@ void map_tables(SavedCase& saved) {
 
 namespace {
 
-// Every request, or nearly, has one or two items for its encoder.
+// Gives nine of ten requests one or two items for the encoder. The items of a request fit the
+// encoder's budget together, or the request could never be scheduled.
 void add_items(ChoiceSource& choices, SavedCase& saved) {
   saved.trace.header.is_encoder_decoder = true;
   saved.engine.encoder_compute_budget = static_cast<std::int32_t>(choices.between(8, 48));
@@ -475,7 +523,8 @@ void add_items(ChoiceSource& choices, SavedCase& saved) {
   }
 }
 
-// A window after the prompt excludes tokens only if the output is long.
+// Lengthens outputs at random up to max_model_len. A reference window excludes generated tokens
+// only, so short outputs would never exclude any. Outputs with a stop token keep their length.
 void lengthen_outputs(ChoiceSource& choices, SavedCase& saved) {
   for (TraceRecord& record : saved.trace.records) {
     auto* request = std::get_if<TraceRequest>(&record);
@@ -488,12 +537,13 @@ void lengthen_outputs(ChoiceSource& choices, SavedCase& saved) {
   }
 }
 
-// The engine serves them without prefix caching, and schedules prompts with encoder inputs in one
-// step.
+// Adds a group of cross attention and the items that it attends to. vLLM 0.33.0 disables chunked
+// prefill and prefix caching for encoder-decoder models (config/scheduler.py). False: the case has
+// states.
 bool serve_encoder(Draw& draw, std::vector<KVCacheGroupSpec>& groups, SavedCase& saved) {
   if (count_kind(groups, is_state_kind) > 0) return false;
   saved.engine.enable_prefix_caching = saved.engine.enable_chunked_prefill = false;
-  // Drafts may take as many tokens off the budget as there are requests.
+  // Each running request may take its drafts from the budget in the step of a long prompt.
   saved.engine.max_num_batched_tokens = std::max(
       saved.engine.max_num_batched_tokens, saved.engine.max_model_len + saved.engine.max_num_seqs);
   KVCacheGroupSpec& cross = groups.emplace_back(groups.front());
@@ -509,6 +559,8 @@ void draw_encoders_and_sinks(Draw& draw, SavedCase& saved) {
   const EngineProfile& profile = engine_profile(saved.engine.engine);
   if (!takes_further_caches(draw, saved)) return;
   SavedCase changed = saved;
+  // Sinks need a release that starts with them; elsewhere docs/findings.md, 38, prevents it, so the
+  // profile with that defect repaired is used.
   EngineConfig with_sinks = saved.engine;
   if (!profile.starts_with_sinks) with_sinks.engine = profile_without(profile.name, 38);
   std::vector<KVCacheGroupSpec> groups = saved.cache.groups;
@@ -519,6 +571,7 @@ void draw_encoders_and_sinks(Draw& draw, SavedCase& saved) {
   if (draw.has(Feature::cross_attention) &&
       release_takes(saved.engine, {RunTrait::cross_attention})) {
     is_drawn = serve_encoder(draw, groups, changed);
+    // Sinks and reference windows belong to layers of full attention.
   } else if (full == groups.end()) {
     return;
   } else if (draw.has(Feature::sinks) && release_takes(with_sinks, {RunTrait::sinks})) {
@@ -540,8 +593,9 @@ void draw_encoders_and_sinks(Draw& draw, SavedCase& saved) {
     saved = std::move(next);
 }
 
-// As many modules as drafts, or one. Chunks end where several modules know the tokens that they
-// read, and windows keep what is run again.
+// Adds draft-model layers to a group: one module per draft, or one for all. With several modules a
+// chunk must not end within the tokens that the modules read ahead, and windows retain the tokens
+// that are run again: vLLM 0.33.0, config/vllm.py, num_prefill_lookahead_tokens.
 void draw_drafter_cache(Draw& draw, SavedCase& saved) {
   const bool has_slots = num_lookahead_tokens(saved.engine) > 0;
   const DraftRunner runner = engine_profile(saved.engine.engine).release->draft_runner;
@@ -564,6 +618,7 @@ void draw_drafter_cache(Draw& draw, SavedCase& saved) {
   SavedCase with_drafter = saved;
   EngineConfig& engine = with_drafter.engine;
   const bool is_eagle = engine.spec_method == SpecMethod::eagle;
+  // Multi-module drafting is generated for EAGLE without a step in flight only.
   const std::int64_t modules =
       is_eagle && !engine.async_scheduling && draw.choices.chance(50) ? engine.num_spec_tokens : 1;
   std::vector<std::vector<std::string>> names;
@@ -573,6 +628,8 @@ void draw_drafter_cache(Draw& draw, SavedCase& saved) {
   }
   if (modules > 1 && runner == DraftRunner::second) {
     engine.num_prefill_lookahead_tokens = engine.num_spec_tokens;
+    // A chunk must be longer than the tokens that the modules read ahead, or the request would make
+    // no progress.
     if (engine.long_prefill_token_threshold > 0)
       engine.long_prefill_token_threshold =
           std::max(engine.long_prefill_token_threshold, 2 * engine.num_spec_tokens + 1);

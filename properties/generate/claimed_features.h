@@ -1,9 +1,9 @@
-// What an engine or a worker claims to support, word by word, and the generator features of each
-// word. A process that does not claim a word receives none of `of`; `lockstep check-adapter` tries
-// a word with cases that all have `tried_with`.
+// The words with which an engine or a worker claims support, and the generator's features behind
+// each word. Without the word, the generator excludes all features of `of`. `lockstep
+// check-adapter` tries a claimed word with cases that all have `tried_with`.
 //
-// Not here: words of requests and messages that are never generated, and words of workers only
-// (cli/options/worker_option.h).
+// Not included: words for requests and messages that are never generated, and words that only
+// workers have (cli/options/worker_option.h).
 #pragma once
 
 #include <string_view>
@@ -13,11 +13,15 @@
 namespace lockstep {
 
 struct ClaimedFeature {
-  std::string_view word;  // of EngineHello::features; what it begins with, where it ends in ':'
+  std::string_view word;  // as in EngineHello::features; with a final ':' a prefix
+  // Features that need the word, and are excluded without it.
   FeatureSet of;
+  // Features that a case must have to exercise the word: those of `of` that the word is about, with
+  // others that make it visible. Salts, for example, show only where prefixes are shared.
   FeatureSet tried_with;
-  bool is_kind = false;  // a kind of layers, which workers claim too
+  bool is_kind = false;  // true if it is a kind of layer, which workers claim too
 
+  // Returns true if a process that claims `claimed` supports this row.
   constexpr bool covers(std::string_view claimed) const {
     return word.ends_with(':') ? claimed.starts_with(word) : claimed == word;
   }

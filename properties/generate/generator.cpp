@@ -18,9 +18,12 @@
 namespace lockstep {
 namespace {
 
+// Attempts to generate a configuration with the same features. After that many refusals, a plain
+// one is used.
 constexpr int kAttempts = 8;
 
-// Those of `first` up to `end`, added to `features`.
+// Adds the features of [first, end) to `features`. Every feature takes one choice even if the
+// options decide it, so that options do not shift the choices after it.
 void draw_features(ChoiceSource& choices, const GeneratorOptions& options, Feature first,
                    std::size_t end, FeatureSet& features) {
   choices.enter(CasePart::features);
@@ -32,7 +35,8 @@ void draw_features(ChoiceSource& choices, const GeneratorOptions& options, Featu
   }
 }
 
-// A case without any kind of cache has full attention, and a hidden state needs another group.
+// Adds full attention if no kind of cache is enabled. A hidden state does not count: its layer
+// needs another group.
 void settle_kinds(FeatureSet& features) {
   bool any = false;
   for (const Feature kind : {Feature::full_attention, Feature::mla, Feature::sliding_window,
@@ -41,8 +45,8 @@ void settle_kinds(FeatureSet& features) {
   if (!any) features.add(Feature::full_attention);
 }
 
-// Of its connector and what decides it: with a connector that the model does not know, another
-// engine.
+// Returns the traits of the case's connector. If the release is modelled without connectors, the
+// case is meant for another engine that has them.
 RunTraits traits_of(const SavedCase& saved) {
   RunTraits traits;
   if (saved.connector.parts.empty()) return traits;
@@ -52,7 +56,7 @@ RunTraits traits_of(const SavedCase& saved) {
   return traits;
 }
 
-// Whether every rank's plan can be cut out and laid out.
+// Returns true if the plan of every rank can be derived and laid out.
 bool ranks_are_accepted(const SavedCase& saved) {
   const LockstepConfig config = config_of(saved);
   if (!check_setup(config, traits_of(saved))) return false;
@@ -80,7 +84,8 @@ bool release_takes(const EngineConfig& engine, RunTraits traits) {
   return is_supported({&engine_profile(engine.engine), traits});
 }
 
-// The areas of nvfp4 take a block that is dense in its layer.
+// Returns true unless real numbers in nvfp4 lack a dense block. The scale areas of nvfp4 are at
+// offsets within a block of one layer, so the heads of the block must be contiguous with it.
 static bool has_room_for_areas(const SavedCase& saved) {
   const auto has_areas = [](const KVCacheGroupSpec& group) {
     return group.spec.kv_quant_mode == KVQuantMode::nvfp4;
@@ -94,14 +99,16 @@ static bool has_room_for_areas(const SavedCase& saved) {
 bool is_accepted(const SavedCase& saved) {
   if (!has_room_for_areas(saved) || !takes(saved, traits_of(saved))) return false;
   const auto sizes = resolve_block_sizes(saved.engine, saved.cache.groups);
-  // Hits inside blocks are their own feature; block sizes alone do not enable them.
+  // A configuration may permit hits inside blocks by its block sizes alone. They are a feature of
+  // their own, which enlarges the pool (draw_states_as_served()).
   if (!sizes || (sizes->hits_parts_of_blocks && saved.engine.prefix_match_unit == 0)) return false;
   return saved.backend == "none" || ranks_are_accepted(saved);
 }
 
 namespace {
 
-// A cache, an engine and a pool; false: the engine or the layout refuses them.
+// Generates a cache, an engine and a pool. False: the engine or the layout refuses them, and
+// `saved` is to be generated again. `attempt` selects fresh streams of choices.
 bool draw_configuration(ChoiceSource& choices, const GeneratorOptions& options,
                         const FeatureSet& features, int attempt, SavedCase& saved) {
   Draw draw{choices, options, features};
@@ -110,6 +117,7 @@ bool draw_configuration(ChoiceSource& choices, const GeneratorOptions& options,
   draw_engine(draw, saved.engine);
   choices.enter(CasePart::groups, attempt);
   std::vector<KVCacheGroupSpec> groups = draw_groups(draw, saved.engine);
+  // Returns to the engine's stream, which continues after the choices of draw_engine().
   choices.enter(CasePart::engine, attempt);
   fit_engine(draw, groups, saved.engine);
   choices.enter(CasePart::pool, attempt);
@@ -117,7 +125,8 @@ bool draw_configuration(ChoiceSource& choices, const GeneratorOptions& options,
   return is_accepted(saved);
 }
 
-// One of the orders that the engine and this cache take, or the engine's own choice.
+// Selects one of the layouts that the engine and this cache accept; the first is the engine's own
+// choice. Only releases with overlaid groups have several.
 void draw_order(Draw& draw, SavedCase& saved) {
   if (!draw.runs_kernels() || !is_overlaid(config_of(saved).backend.layout)) return;
   std::vector<CacheLayout> orders = {saved.layout};
@@ -129,7 +138,8 @@ void draw_order(Draw& draw, SavedCase& saved) {
   saved.layout = orders[static_cast<std::size_t>(draw.choices.below(std::ssize(orders)))];
 }
 
-// Several rows per token in every group of K and V, as an encoder that pools its tokens has them.
+// Gives every group of K and V several stored rows per token, as an encoder that pools its tokens
+// has them. The number is chosen first: a case without the feature makes the same choices.
 void draw_several_rows(Draw& draw, SavedCase& saved) {
   const TokensPerState drawn{.tokens = 1, .rows = draw.choices.one_of<std::int64_t>({4, 2, 3, 8})};
   if (!draw.has(Feature::several_rows) || draw.options.worker ||
@@ -155,10 +165,11 @@ void draw_several_rows(Draw& draw, SavedCase& saved) {
     saved = std::move(next);
 }
 
-// Caches that are generated last, in this order: a case with none of a row's features is the same
-// with and without the row. A new cache is a row at the end, and so are its features.
+// Caches that are generated last, in this order. A case without a row's features is the same with
+// and without the row. A new cache is a row at the end, and its features are at the end of the
+// table.
 struct LastCache {
-  Feature first;  // of its features, which follow one another
+  Feature first;  // first of its features, which are consecutive
   void (*draw_cache)(Draw& draw, SavedCase& saved);
 };
 constexpr std::array kLast = {
@@ -171,7 +182,8 @@ constexpr std::array kLast = {
 
 }  // namespace
 
-// What bugs of real workers needed together: half of a worker's cases have one of these.
+// Feature sets that bugs of real workers needed together. Two of four entries are empty, so half of
+// a worker's cases have one of the others.
 constexpr FeatureSet kRare[] = {
     {},
     {},
@@ -181,21 +193,22 @@ constexpr FeatureSet kRare[] = {
 
 namespace {
 
-// The features from `first` up to `end`; the choices that follow are of `part`.
+// Draws the features of [first, end) and returns to `part`.
 void draw_features(Draw& draw, Feature first, Feature end, CasePart part) {
   draw_features(draw.choices, draw.options, first, static_cast<std::size_t>(end), draw.features);
   draw.choices.enter(part);
 }
 
-// Changes the case, unless nothing accepts it then.
+// Applies a change if the changed case is still accepted. The choices of the change are consumed
+// either way.
 void try_change(Draw& draw, void (*change)(Draw& draw, SavedCase& saved), SavedCase& saved) {
   SavedCase changed = saved;
   change(draw, changed);
   if (is_accepted(changed)) saved = std::move(changed);
 }
 
-// Ranks, modes of the backend and connectors come last: a case that has none of them is the same
-// with and without these lines.
+// Generates ranks and the backend's modes. Both come after traffic: a case without them is the same
+// with and without this stage.
 void draw_ranks_and_modes(Draw& draw, SavedCase& saved) {
   draw_features(draw, Feature::tensor_parallel, Feature::captured_graphs, CasePart::ranks);
   try_change(draw, draw_ranks, saved);
@@ -204,6 +217,8 @@ void draw_ranks_and_modes(Draw& draw, SavedCase& saved) {
   try_change(draw, draw_device_modes, saved);
 }
 
+// Generates connectors, then what depends on them: states as served, the layout, a step in flight,
+// hashes.
 void draw_connectors(Draw& draw, SavedCase& saved) {
   draw_features(draw, Feature::connector_peers, Feature::several_connectors, CasePart::connector);
   draw_connector(draw, saved);
@@ -218,6 +233,7 @@ void draw_connectors(Draw& draw, SavedCase& saved) {
   draw_hashes(draw, saved);
 }
 
+// Generates everything that was added later, each stage after the features that it reads.
 void draw_caches(Draw& draw, SavedCase& saved) {
   draw_features(draw, Feature::short_drafts, Feature::bounded_replay, CasePart::caches);
   draw_short_drafts(draw, saved);
@@ -227,6 +243,7 @@ void draw_caches(Draw& draw, SavedCase& saved) {
   draw_features(draw, Feature::equal_requests, Feature::mapped_tables, CasePart::caches);
   if (draw.has(Feature::equal_requests)) try_change(draw, make_equals, saved);
   draw_features(draw, Feature::mapped_tables, kLast.front().first, CasePart::caches);
+  // REQUIRES a ring and compressed rows, which draw_further_caches() may have added.
   if (draw.has(Feature::mapped_tables)) map_tables(saved);
   for (std::size_t i = 0; i < kLast.size(); ++i) {
     const std::size_t end =
@@ -242,11 +259,13 @@ void draw_caches(Draw& draw, SavedCase& saved) {
 
 SavedCase generate_case(ChoiceSource& choices, const GeneratorOptions& asked) {
   GeneratorOptions options = asked;
+  // A worker's rare sets are added to `always` before anything else is chosen.
   if (options.worker) options.always.add(kRare[choices.below(std::ssize(kRare))]);
   SavedCase saved;
   saved.name = "generated";
   saved.backend = options.backend;
   using enum CheckMode;
+  // fast in 7 of 10 cases, check in 2, hunt in 1.
   if (options.check.empty())
     saved.check = choices.one_of({fast, fast, fast, fast, fast, fast, fast, check, check, hunt});
   else
@@ -257,7 +276,8 @@ SavedCase generate_case(ChoiceSource& choices, const GeneratorOptions& asked) {
   draw_features(choices, options, Feature::several_groups, static_cast<std::size_t>(kFirstOfRanks),
                 features);
   settle_kinds(features);
-  if (options.worker && features.has(Feature::mla)) {  // no model has both
+  // no such model has both MLA and other attention
+  if (options.worker && features.has(Feature::mla)) {
     constexpr FeatureSet kOthers = {Feature::full_attention, Feature::sliding_window,
                                     Feature::chunked_local};
     features.remove(choices.chance(50) ? kOthers : FeatureSet{Feature::mla});
@@ -266,6 +286,7 @@ SavedCase generate_case(ChoiceSource& choices, const GeneratorOptions& asked) {
   bool accepted = false;
   for (int attempt = 0; attempt < kAttempts && !accepted; ++attempt)
     accepted = draw_configuration(choices, options, features, attempt, saved);
+  // The plain configuration cannot be refused. It keeps its own stream of choices.
   if (!accepted) {
     features = {Feature::full_attention, Feature::prefix_caching};
     accepted = draw_configuration(choices, options, features, kAttempts, saved);

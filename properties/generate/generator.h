@@ -1,16 +1,19 @@
-// Whole cases from choices: a cache, an engine, a pool and traffic, small enough that thousands run
-// per second without a backend.
+// Generates whole cases from choices: a cache, an engine, a pool and traffic, small enough that
+// thousands run per second without a backend.
 //
 // Invariants
-// (1) Same choices and options, same case.
-// (2) What is generated is accepted by a reader, the engine and the memory layout. A refused
-//     configuration is generated again, and after a few attempts a plain one is used.
-// (3) A pool holds at least one request of max_model_len, as the engine requires at start: no
-//     request needs to wait forever.
-// (4) Swarm: every case enables or disables each kind of event and option as a whole, since what is
-//     always slightly present hides what happens without it (Groce et al., Swarm Testing, 2012).
+// (1) The same choices and options give the same case.
+// (2) Readers, the engine and the memory layout accept every generated case. A refused
+//     configuration is generated again; after eight attempts a plain one is used.
+// (3) A pool holds at least one request of max_model_len, as engines require at start. No request
+//     waits forever because of the pool's size alone.
+// (4) Swarm: every case enables or disables each kind of event and option as a whole. An event that
+//     is always slightly present hides what happens without it (Groce et al., Swarm Testing, 2012).
+// (5) Features are chosen in the order of the table, in stages, each after what it depends on. A
+//     new feature goes to the end: cases without it keep their choices.
 //
-// Not generated: cross attention, several groups of uniform type or under context parallelism.
+// Not generated: several groups of uniform type, or a group of uniform type under context
+// parallelism.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +30,8 @@
 
 namespace lockstep {
 
-// X(feature, percent of the cases that have it)
+// X(feature, percent of the cases that have it). A feature is a permission: the case may still lack
+// what it allows, where the rest of the case excludes it.
 #define LOCKSTEP_FEATURES(X)                                                                     \
   /* Caches. */                                                                                  \
   X(several_groups, 60)                                                                          \
@@ -111,10 +115,11 @@ enum class Feature : std::uint8_t {
   LOCKSTEP_FEATURES(LOCKSTEP_FEATURE_NAME)
 #undef LOCKSTEP_FEATURE_NAME
 };
-inline constexpr Feature kHostPages = Feature::hisparse;  // with the workers of their pages
+inline constexpr Feature kHostPages = Feature::hisparse;  // with the workers that copy its pages
+// The name of a feature, as options and reports spell it, and its frequency.
 struct FeatureInfo {
   std::string_view name;
-  std::int64_t percent;  // of the cases have it
+  std::int64_t percent;  // of all cases
 };
 inline constexpr FeatureInfo kFeatures[] = {
 #define LOCKSTEP_FEATURE_ROW(name, percent) {#name, percent},
@@ -126,80 +131,87 @@ constexpr std::string_view name_of(Feature feature) {
   return kFeatures[static_cast<std::size_t>(feature)].name;
 }
 
-using FeatureSet = EnumSet<Feature>;  // of one case: what the swarm may use
+using FeatureSet = EnumSet<Feature>;  // the features of one case
 
-// Those that divide a case among several devices or engines.
+// Features that divide a case among several devices or engines.
 inline constexpr FeatureSet kRankFeatures = {Feature::context_parallel, Feature::tensor_parallel,
                                              Feature::pipeline_parallel, Feature::data_parallel,
                                              Feature::whole_caches};
 
-// Never generated for other engines: rows of something other than a request's tokens, rows of some
-// tokens only, in two pools, or several per token.
+// Features that are never generated for other engines: rows that are not a request's tokens, rows
+// of some tokens only, rows in two pools, or several rows per token.
 inline constexpr FeatureSet kBesideTokens = {Feature::cross_attention, Feature::sinks,
                                              Feature::reference_windows, Feature::hisparse,
                                              Feature::several_rows};
 
-// What a search wants of its cases. An open question is left to the choices.
+// What a search requires of its cases. Everything left open is generated.
 struct GeneratorOptions {
-  // `backend` is an engine's own worker. It takes blocks of every size and one order of pages.
+  // Limits of an engine's own worker, if `backend` is one. It takes blocks of every size and one
+  // layout.
   struct Worker {
-    std::vector<DType> dtypes = {};               // of attention; empty: all
-    std::vector<std::int64_t> latent_sizes = {};  // elements of a row of MLA; empty: all
-    bool one_dtype = false;                       // ... and all layers have the same
-    bool drafts_in_flight = false;                // drafts with asynchronous scheduling
+    std::vector<DType> dtypes = {};               // element types of attention; empty: all
+    std::vector<std::int64_t> latent_sizes = {};  // elements of an MLA row; empty: all
+    bool one_dtype = false;                       // true if all attention layers share one type
+    // true if it takes drafts with asynchronous scheduling
+    bool drafts_in_flight = false;
   };
-  std::string engine = {};       // a profile's name; empty: any
-  FeatureSet always = {};        // switched on in every case
-  FeatureSet never = {};         // switched off; wins over `always`
+  std::string engine = {};       // name of a profile; empty: any modelled release
+  FeatureSet always = {};        // enabled in every case, if the rest permits them
+  FeatureSet never = {};         // disabled; takes precedence over `always`
   std::string backend = "simt";  // SavedCase::backend
-  std::string check = {};  // SavedCase::check; empty: fast, and every few cases a stricter one
+  std::string check = {};        // SavedCase::check; empty: `fast`, in 3 of 10 cases stricter
   std::int64_t requests_max = 10;
-  bool device_modes = false;  // captured graphs and real numbers too
+  bool device_modes = false;  // true: also captured graphs and real numbers
   std::optional<Worker> worker = {};
-  // Another engine decides: also with a connector, whether its release is modelled with one or not.
+  // True if another engine decides: connectors are generated even where its release is modelled
+  // without.
   bool any_release_connects = false;
-  std::vector<MambaCacheMode> state_modes = {};  // of states with a prefix cache; empty: all
-  // Each kind of group has its own pool: full attention or MLA, with at most one group of windows
-  // and one of states, in blocks of one size, which is one token with states.
+  std::vector<MambaCacheMode> state_modes = {};  // modes of states with a prefix cache; empty: all
+  // True if each kind of group has its own pool (SGLang): full attention or MLA, with at most one
+  // group of windows or states. All blocks have one size, which is one token with states.
   bool one_pool_per_kind = false;
 };
 
+// Generates a case. `choices` must be at its start. The name is "generated".
 SavedCase generate_case(ChoiceSource& choices, const GeneratorOptions& options = {});
-// The case of a seed, called "seed-17".
+// Generates the case of a seed, named "seed-17".
 SavedCase generate_case(std::uint64_t seed, const GeneratorOptions& options = {});
 
-// What a search for a defect of memory plans wants of the models that it draws.
+// What a search for a defect of memory plans requires of its models.
 
 struct PlanBias {
-  bool states = false;          // Mamba layers with attention
-  bool split_blocks = false;    // states so large that a block is several kernel blocks
+  bool states = false;          // Mamba layers and attention
+  bool split_blocks = false;    // states so large that a block spans several kernel blocks
   bool hidden_states = false;   // a layer of hidden states
-  bool windows = false;         // sliding windows with full attention
-  bool packed = false;          // several attention layers a page
+  bool windows = false;         // sliding windows and full attention
+  bool packed = false;          // several attention layers per page
   bool ranks = false;           // context parallelism
-  bool aligned_states = false;  // kept for prefix hits: mode align
-  bool many_requests = false;   // more requests at once than a small pool has state blocks
-  std::int64_t num_blocks = 0;  // 0: two to four
+  bool aligned_states = false;  // states kept for prefix hits: mode align
+  bool many_requests = false;   // more concurrent requests than a small pool has state blocks
+  std::int64_t num_blocks = 0;  // blocks of the pool; 0: two to four
 };
 
-// What the cases are like in which a mutant of a transfer is searched for.
+// The cases in which a mutant of a transfer is searched for.
 
 enum class TransferSubject : std::uint8_t { pair, holds, connectors };
 
 struct TransferBias {
   TransferSubject subject = TransferSubject::pair;
-  bool fails_requests = false;  // a load that fails ends its request, which is prefilled again
-  bool tight = false;           // the decode engine's pool holds one long request and a bit
-  bool has_pages = false;       // both engines have backends: real pages are sent
+  bool fails_requests = false;  // a failed load ends its request, which is prefilled again
+  bool tight = false;           // the decode engine's pool holds one long request and little more
+  bool has_pages = false;       // true if both engines have backends, so real pages are sent
 };
 
+// Limits of a fault plan.
 struct FaultRoom {
-  std::int64_t steps = 32;  // faults begin before this one
+  std::int64_t steps = 32;  // every fault begins before this step
   std::int64_t faults_max = 6;
-  std::int64_t blocks_of_request = 1;  // of the largest one: a pool pinched to them holds it alone
+  // blocks of the largest request; a pinched pool holds those, one less, or half
+  std::int64_t blocks_of_request = 1;
 };
-// A few faults, early enough that most of them meet a request. Every kind is generated; the traffic
-// decides which take effect.
+// Generates between one and `faults_max` faults, early enough that most of them meet a request. All
+// kinds except abort_loading are generated; the traffic decides which take effect. REQUIRES:
+// room.steps >= 1, room.faults_max >= 1.
 FaultPlan draw_faults(ChoiceSource& choices, const FaultRoom& room);
 
 }  // namespace lockstep

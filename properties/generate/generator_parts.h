@@ -1,6 +1,10 @@
 // The parts of the generator by file: cache_generator.cpp makes groups and their pool;
-// engine_generator.cpp the options of the engine, its ranks, the backend's work and KV connectors;
-// host pages by a generator of their own; traffic_generator.cpp arrivals, aborts and faults.
+// whole_caches.cpp shards and replicates them; engine_generator.cpp makes the options of the
+// engine, its ranks, the backend's modes and KV connectors; hisparse_generator.cpp makes host
+// pages; traffic_generator.cpp makes arrivals, aborts and faults.
+//
+// A function that cannot apply its feature returns without a change: a feature is a permission and
+// not a promise.
 #pragma once
 
 #include "properties/generate/generator.h"
@@ -8,80 +12,93 @@
 
 namespace lockstep {
 
+// The state of one generation: the choices, what the search requires, and the features of this
+// case.
 struct Draw {
   ChoiceSource& choices;
   const GeneratorOptions& options;
   FeatureSet features;
 
-  // Kernels take blocks of multiples of 16 tokens; decisions without a backend, and a worker
-  // without attention, may have shorter ones.
+  // Returns true if the case runs Lockstep's kernels, whose blocks are multiples of 16 tokens.
+  // Decisions without a backend, and a worker that brings its own attention, may have shorter
+  // blocks.
   bool runs_kernels() const { return options.backend != "none" && !options.worker; }
   bool has(Feature feature) const { return features.has(feature); }
-  // What `feature` would vary is as the release serves it.
+  // Returns true if the option that `feature` varies keeps the release's own default. An option
+  // that the search requires or excludes never does.
   bool as_served(Feature feature) const {
     return has(Feature::served) && !options.always.has(feature) && !options.never.has(feature);
   }
 };
 
-// Lengths and drafts, which the groups depend on.
+// Generates what the groups depend on: release, block size, lengths, drafts.
 void draw_engine(Draw& draw, EngineConfig& engine);
-// Groups, and what of the engine follows from them (block sizes, cache modes).
+// Generates the groups, and sets the engine's options that follow from them: block size, mode of
+// states.
 std::vector<KVCacheGroupSpec> draw_groups(Draw& draw, EngineConfig& engine);
-// Options that must fit the groups.
+// Generates the options that must fit the groups: step budget, thresholds, context parallel ranks.
 void fit_engine(Draw& draw, const std::vector<KVCacheGroupSpec>& groups, EngineConfig& engine);
-// The pool and the plan; attention backend, layout and kernel blocks.
+// Generates the pool and the plan, the attention backend, its layout and its kernel blocks.
 void draw_pool(Draw& draw, std::vector<KVCacheGroupSpec> groups, SavedCase& saved);
-// How many ranks of which kind, as settings; heads and states that they can be cut into.
+// Generates the numbers of ranks, and changes heads and states so that the ranks can share them.
 void draw_ranks(Draw& draw, SavedCase& saved);
-// Captured graphs, and real numbers where the kernels of an engine take the cache, as settings.
+// Generates captured graphs, and real numbers where the kernels support the cache.
 void draw_device_modes(Draw& draw, SavedCase& saved);
-// Peers or a host tier, as settings, where the engine takes a KV connector.
+// Generates peers or a host tier, where the engine takes a KV connector.
 void draw_connector(Draw& draw, SavedCase& saved);
-// Where there is one: more of them, before it or behind.
+// Adds one or two more connectors, at any position, if the case has one.
 void draw_further_connectors(Draw& draw, SavedCase& saved);
-// Checkpoints in prefills and hits inside blocks, where there are states and the engine has them.
+// Generates prefill checkpoints and hits inside blocks, where the engine has them and the case has
+// states.
 void draw_states_as_served(Draw& draw, SavedCase& saved);
-// A step in flight with peers.
+// Generates a connector together with a step in flight.
 void draw_async_connector(Draw& draw, SavedCase& saved);
-// Hashes of the engine's own in place of those of content.
+// Replaces content hashes by the engine's own hash algorithm.
 void draw_hashes(Draw& draw, SavedCase& saved);
-// How often a drafter that searches the text finds no or few drafts.
+// Generates how often an n-gram speculator proposes fewer drafts than it may.
 void draw_short_drafts(Draw& draw, SavedCase& saved);
-// Windows that are computed again, rings and compressed rows, each where nothing that the case has
-// already stands against it.
+// Generates windows that are recomputed after a hit, rings and compressed rows, each where the rest
+// of the case permits it.
 void draw_further_caches(Draw& draw, SavedCase& saved);
-// Indexers with a ring have kernels of 64 tokens (reference/placement/): lengthens every block by
-// the factor that makes two kernel blocks of an indexer's block.
+// Lengthens every block so that an indexer's block spans two kernel blocks of 64 tokens. Indexers
+// with a ring then have mapped block tables (reference/placement/). The case stays unchanged where
+// it has no ring or no compressed rows.
 void map_tables(SavedCase& saved);
-// For a worker that splits blocks: kernel blocks of one size, as vLLM selects them for a backend of
-// attention that takes few sizes.
+// Generates one kernel block size for a worker that splits blocks, as vLLM selects it for an
+// attention backend that takes few sizes.
 void split_blocks(Draw& draw, SavedCase& saved);
-// Likewise an encoder's rows, sinks or a reference window.
+// Generates an encoder's cross attention, sinks or a reference window: at most one of them.
 void draw_encoders_and_sinks(Draw& draw, SavedCase& saved);
-// Adds layers of a draft model to those of a group, if the engine drafts with one.
+// Adds layers of a draft model to a group, if the engine drafts with a model.
 void draw_drafter_cache(Draw& draw, SavedCase& saved);
-// Groups of host pages in place of the cache, the workers of their pages, and peers.
+// Replaces the cache by HiSparse's groups of host pages, with the workers of their pages and, by
+// feature, with peers.
 void draw_host_pages(Draw& draw, SavedCase& saved);
-// Ranks of a context, of which each keeps some of the caches whole: windows, rings, others, or, of
-// one group, a second one as it is.
+// Generates decode context parallelism with replicated caches: windows, rings and states, and other
+// groups by chance. A cache of one group gets a replicated copy of that group.
 void draw_whole_caches(Draw& draw, SavedCase& saved);
-// The case with these groups and more blocks where they need more, in one of the remaining layouts,
-// or the engine's own choice. `before`: the engine that the pool was generated for. False: it is
-// refused.
+// Plans `saved` again with these groups, with more blocks if they need more, in its layout or else
+// in NHD. `before`: the engine for which the pool was generated. False: no layout is accepted, and
+// `next` is unspecified.
 bool lay_out_again(const SavedCase& saved, std::vector<KVCacheGroupSpec> groups,
                    const EngineConfig& before, SavedCase& next);
-// Whether the engine, the layouts and the ranks take the case.
+// Returns true if the engine, the layouts and every rank accept the case. Expensive: it lays out
+// the plan of every rank. Without a backend, only the engine is checked.
 bool is_accepted(const SavedCase& saved);
-// Whether the table of compatibility.h takes the case with `more`; a release, these traits alone.
+// Returns true if the table of compatibility.h accepts the case with `more` traits; release_takes()
+// checks only the release with `traits`.
 bool takes(const SavedCase& saved, RunTraits more);
 bool release_takes(const EngineConfig& engine, RunTraits traits);
+// Generates the requests: arrivals, prompts, outputs, aborts and resets of the prefix cache.
 void draw_traffic(Draw& draw, SavedCase& saved);
-// Under policy `priority`: each request more important than those before it, and the first a long
-// prompt in chunks of some blocks.
+// Makes each request more important than all earlier ones, and the first a long prompt in chunks of
+// a few blocks. Later arrivals then preempt it in mid-prefill. Only with policy `priority`.
 void raise_priorities(Draw& draw, SavedCase& saved);
-// Under policy `priority`, where nothing stands against it: all requests of one priority and
-// arrival, in small chunks and without prefix caching, the first two as long as they may be.
+// Gives all requests one priority and one arrival, in small chunks and without prefix caching, the
+// first two as long as max_model_len permits. Two such requests can preempt each other forever
+// (docs/findings.md, 11). Only with policy `priority`, and where the rest of the case permits it.
 void make_equals(Draw& draw, SavedCase& saved);
+// Generates faults, sized by the blocks of a request.
 void draw_fault_plan(Draw& draw, SavedCase& saved);
 
 }  // namespace lockstep

@@ -13,20 +13,26 @@
 namespace lockstep {
 namespace {
 
+// A gene keeps at most 40 words; beyond that, random ones are dropped.
 constexpr std::size_t kWordsMax = 40;  // of a part
 constexpr std::uint32_t kLastWord = std::numeric_limits<std::uint32_t>::max();
 
+// Derives the seed of a part without a gene. The key is mixed first, because consecutive keys
+// differ in few bits.
 std::uint32_t seed_of_part(const CaseGenes& genes, PartKey key) {
   return static_cast<std::uint32_t>(splitmix64(genes.base ^ splitmix64(key)) >> 32);
 }
 
+// Returns the gene of a part, made explicit if the part had none. Copying it to other genes keeps
+// the part's choices, whatever their base.
 Gene gene_of(const CaseGenes& genes, PartKey key) {
   const auto found = genes.parts.find(key);
   return found != genes.parts.end() ? found->second
                                     : Gene{.seed = seed_of_part(genes, key), .words = {}};
 }
 
-// The word that stands for `value` of [0, range): both ends stay ends in every range.
+// Returns the word that stands for `value` of [0, range). Both ends stay ends in every range; other
+// values map to the middle of their share: value 1 of 4 is 3/8 of 2^32.
 std::uint32_t word_of(std::int64_t value, std::int64_t range) {
   if (value <= 0) return 0;
   if (value >= range - 1) return kLastWord;
@@ -34,6 +40,8 @@ std::uint32_t word_of(std::int64_t value, std::int64_t range) {
                                     static_cast<std::uint64_t>(range));
 }
 
+// Answers from the genes, with one stream per part. A part that is entered again continues where it
+// stopped, so the order in which parts are entered does not matter.
 class GeneChoices final : public ChoiceSource {
  public:
   GeneChoices(const CaseGenes& genes, std::vector<DrawnChoice>* drawn)
@@ -56,12 +64,15 @@ class GeneChoices final : public ChoiceSource {
   }
 
  private:
+  // null: the part has no gene
   struct Stream {
     const Gene* gene = nullptr;  // null: it has none
+    // Position of the next choice. It counts in every stream from 0.
     std::uint32_t seed = 0;
     std::uint16_t position = 0;
   };
 
+  // Scales the word to [0, n): word * n / 2^32, which keeps the word's share of the range.
   std::int64_t draw(std::int64_t n) override {
     const std::uint16_t position = stream_->position++;
     auto word = static_cast<std::uint32_t>(
@@ -85,31 +96,36 @@ class GeneChoices final : public ChoiceSource {
   Stream* stream_ = nullptr;
 };
 
-// How a case changes. The more a change keeps, the more often it is made.
+// Kinds of changes. Small changes are chosen more often, see kChanges: they keep what the parent
+// reached.
 enum class Change : std::uint8_t {
-  words,          // some choices of one part
-  toggles,        // some features
-  part,           // one part, from a new seed
+  words,          // one to three choices of one part
+  toggles,        // one to three features
+  part,           // one part, from a fresh seed
   traffic,        // all requests and faults
-  configuration,  // all but the features and the traffic
+  configuration,  // all parts except features and traffic
+  // Keeps which features are enabled, but none of their details.
   all_but_features,
   cross_traffic,   // the traffic of the second case
-  cross_requests,  // some of its requests
-  cross_part,      // another part of it
-  copy_request,    // a request in another's place
+  cross_requests,  // about half of its requests
+  cross_part,      // one other part of it
+  copy_request,    // one request over another
 };
+// Words make 4 of 16 changes, features and single parts 2 each, the others 1.
 constexpr std::array kChanges = {
     Change::words,         Change::words,          Change::words,         Change::words,
     Change::toggles,       Change::toggles,        Change::part,          Change::part,
     Change::traffic,       Change::traffic,        Change::configuration, Change::all_but_features,
     Change::cross_traffic, Change::cross_requests, Change::cross_part,    Change::copy_request};
 
+// Returns true for parts that a configuration can exchange: requests and faults.
 bool is_traffic(PartKey key) {
   const CasePart part = part_of(key);
   return part == CasePart::traffic || part == CasePart::request || part == CasePart::faults ||
          part == CasePart::fault;
 }
 
+// Makes one change. It works on a copy of the first case's genes; both parents stay as they are.
 class Changer {
  public:
   Changer(const ParentCase& first, const ParentCase& second, SeededRandom& random)
@@ -120,6 +136,8 @@ class Changer {
         random_(random),
         genes_(*first.genes) {}
 
+  // Makes one change in 80 % of the calls and up to three in the others. 30 % of the calls draw a
+  // number of additional changes from 0, 1 and 2.
   CaseGenes run() {
     const auto times = 1 + (random_.chance(30) ? random_.below(3) : 0);
     for (std::int64_t i = 0; i < times; ++i)
@@ -144,6 +162,8 @@ class Changer {
             [](PartKey key) { return !is_traffic(key) && part_of(key) != CasePart::features; });
       case Change::all_but_features:
         return renew_if([](PartKey key) { return part_of(key) != CasePart::features; });
+      // Parts of the second case's traffic that have no gene must also be taken: gene_of() makes
+      // them explicit. The first case's own traffic is dropped before.
       case Change::cross_traffic:
         for (std::int64_t key = 0; key < kNumCaseParts * kPartIndexes; ++key)
           if (is_traffic(static_cast<PartKey>(key))) genes_.parts.erase(static_cast<PartKey>(key));
@@ -165,7 +185,7 @@ class Changer {
     return static_cast<std::size_t>(random_.below(static_cast<std::int64_t>(n)));
   }
 
-  // The parts of its choices, in order.
+  // Returns the parts in which the case made choices, ascending and without duplicates.
   static std::vector<PartKey> keys_of(const ParentCase& parent) {
     std::vector<PartKey> keys;
     for (const DrawnChoice& choice : *parent.drawn) keys.push_back(choice.part);
@@ -174,16 +194,21 @@ class Changer {
     return keys;
   }
 
+  // Returns the gene of a part for writing. A new one keeps the choices of the part, since it gets
+  // the seed that the part already had.
   Gene& own(PartKey key) {
     const auto [gene, is_new] = genes_.parts.try_emplace(key);
     if (is_new) gene->second.seed = seed_of_part(genes_, key);
     return gene->second;
   }
 
+  // Gives the part a fresh seed, and thus new choices everywhere.
   void renew(PartKey key) {
     genes_.parts[key] = {.seed = static_cast<std::uint32_t>(random_.next() >> 32), .words = {}};
   }
 
+  // Gives fresh seeds to the parts that satisfy the predicate, and also to parts that the case
+  // never entered: a new configuration may enter them.
   template <class Predicate>
   void renew_if(Predicate is_renewed) {
     CaseGenes renewed{.base = random_.next(), .parts = {}};
@@ -194,6 +219,7 @@ class Changer {
 
   void take(PartKey key) { genes_.parts[key] = gene_of(*second_.genes, key); }
 
+  // Changes choices of one part only: consequences in other parts follow through their ranges.
   void change_words() {
     const PartKey key = keys_[random_below(keys_.size())];
     std::vector<const DrawnChoice*> of_part;
@@ -203,6 +229,8 @@ class Changer {
       change_word(*of_part[random_below(of_part.size())]);
   }
 
+  // Moves the choice to an end of its range (2 of 8), one step up or down (4 of 8), or anywhere (2
+  // of 8). Most defects are at boundaries or one step from them.
   void change_word(const DrawnChoice& choice) {
     std::int64_t value = random_.below(choice.range);
     switch (random_.below(8)) {
@@ -226,7 +254,8 @@ class Changer {
     own(choice.part).words[choice.position] = word_of(value, choice.range);
   }
 
-  // A feature is a chance of 100: its last value switches it on.
+  // Switches features on or off. A feature is a chance of 100, whose last value is true and whose
+  // first is false.
   void toggle_features() {
     for (std::int64_t i = random_.between(1, 3); i > 0; --i) {
       const std::size_t feature = random_below(kNumFeatures);
@@ -236,6 +265,7 @@ class Changer {
   }
 
   void copy_request() {
+    // Requests that are equal except for their position share prefixes and compete for blocks.
     std::vector<PartKey> requests;
     for (const PartKey key : keys_)
       if (part_of(key) == CasePart::request) requests.push_back(key);
@@ -244,7 +274,8 @@ class Changer {
     genes_.parts[requests[random_below(requests.size())]] = gene_of(genes_, from);
   }
 
-  // Changes of changes add words, and a corpus is to stay small.
+  // Drops random words above the limit. Changes of changes accumulate words, and a corpus has to
+  // stay small.
   void drop_words() {
     for (auto& [key, gene] : genes_.parts)
       while (gene.words.size() > kWordsMax)
@@ -286,6 +317,8 @@ std::string genes_to_text(const CaseGenes& genes) {
 
 namespace {
 
+// Reads the object of genes_to_text(). A part key outside all parts is refused; the loop bounds the
+// number so that long digits do not overflow.
 CaseGenes read_genes(JsonValue value) {
   JsonObject object = value.object();
   CaseGenes genes;

@@ -1,5 +1,6 @@
-// HiSparse's groups, which replace the generated cache: pages of sparse attention's rows between a
-// host pool and the device.
+// HiSparse's groups, which replace the generated cache. The rows of sparse attention are in a host
+// pool, and pages of them are copied to the device: resident pages stay, hot regions are exchanged
+// as the indexer selects.
 #include <fmt/core.h>
 
 #include "properties/generate/generator_parts.h"
@@ -12,6 +13,7 @@
 namespace lockstep {
 namespace {
 
+// Generates one MLA row spec. Source and indexer rows differ in size.
 KVCacheSpec rows_of(ChoiceSource& choices, std::int64_t block_size) {
   KVCacheSpec spec;
   spec.kind = CacheKind::mla;
@@ -22,7 +24,8 @@ KVCacheSpec rows_of(ChoiceSource& choices, std::int64_t block_size) {
   return spec;
 }
 
-// As vLLM lays them out: source, indexer, resident pages, hot regions.
+// Generates the groups in vLLM's order: source, indexer, resident pages, hot regions. The layers of
+// the last two may be split into two groups each.
 std::vector<KVCacheGroupSpec> draw_pages(ChoiceSource& choices, std::int64_t block_size) {
   std::vector<KVCacheGroupSpec> groups(2);
   groups[0] = {.layer_names = {}, .spec = rows_of(choices, block_size)};
@@ -34,13 +37,15 @@ std::vector<KVCacheGroupSpec> draw_pages(ChoiceSource& choices, std::int64_t blo
     groups[0].layer_names.push_back(fmt::format("model.layers.{}.attn", i));
     groups[1].layer_names.push_back(fmt::format("model.layers.{}.indexer.k_cache", i));
   }
-  const std::int64_t first_cut = choices.between(1, layers);  // all of them: one group of pages
+  const std::int64_t first_cut = choices.between(1, layers);  // equal to `layers`: one group
   for (const CacheKind kind : {CacheKind::hisparse_resident, CacheKind::hisparse_hot}) {
     const bool is_hot = is_hot_pages(kind);
     KVCacheGroupSpec pages;
     pages.spec.kind = kind;
     pages.spec.block_size = block_size;
+    // A page copy moves a whole source page; this is its size in bytes.
     pages.spec.page_copy_bytes = page_size_bytes(groups[0].spec);
+    // Hot regions have a fixed number of blocks per request; resident pages grow with it.
     if (is_hot) pages.spec.blocks_per_request = choices.between(1, 3);
     for (std::int64_t i = 0; i < layers; ++i) {
       if (i == first_cut) {
@@ -55,8 +60,9 @@ std::vector<KVCacheGroupSpec> draw_pages(ChoiceSource& choices, std::int64_t blo
   return groups;
 }
 
-// Options that HiSparse's groups exclude: checkpoints and ranks do not apply, only the worker has
-// in-flight drafts, and vLLM does not start without capacity for whole prompts.
+// Returns the engine without the options that HiSparse's groups exclude. Checkpoints and ranks do
+// not apply. Drafts in flight exist only in the worker. vLLM does not start without capacity for
+// whole prompts, hence scheduler_reserve_full_isl.
 EngineConfig engine_beside(const EngineConfig& drawn) {
   EngineConfig engine = drawn;
   engine.dcp = engine.pcp = 1;
@@ -72,6 +78,7 @@ EngineConfig engine_beside(const EngineConfig& drawn) {
   return engine;
 }
 
+// Removes the encoder's items that another feature added: HiSparse has no cross attention.
 void without_encoder(Trace& trace) {
   trace.header.is_encoder_decoder = false;
   for (TraceRecord& record : trace.records)
@@ -83,7 +90,7 @@ void without_encoder(Trace& trace) {
 void draw_host_pages(Draw& draw, SavedCase& saved) {
   if (!draw.has(Feature::hisparse) || draw.options.worker || draw.options.any_release_connects)
     return;
-  // A required feature is about the generated cache, so that cache stays.
+  // Requiring another feature means the generated cache, which must then stay.
   const FeatureSet& wanted = draw.options.always;
   if (!(wanted == FeatureSet()) && !wanted.has(Feature::hisparse)) return;
   if (!release_takes(saved.engine, {RunTrait::hisparse, RunTrait::connector})) return;
@@ -92,6 +99,8 @@ void draw_host_pages(Draw& draw, SavedCase& saved) {
   EngineConfig& engine = next.engine = engine_beside(saved.engine);
   without_encoder(next.trace);
   std::vector<KVCacheGroupSpec> groups = draw_pages(choices, engine.block_size);
+  // vLLM 0.33.0 requires two host blocks more than one request of max_model_len has pages:
+  // v1/hisparse/layout.py, create_hisparse_layout(). The factor makes the host pool tight or wide.
   const std::int64_t pages = cdiv(engine.max_model_len, engine.block_size) + 2;
   engine.host_pool_num_blocks = pages * choices.one_of<std::int64_t>({1, 1, 2, 3, 8});
   const std::int64_t need = planned_blocks_of_request(engine, groups);
@@ -114,11 +123,12 @@ void draw_host_pages(Draw& draw, SavedCase& saved) {
   if (draw.has(Feature::connector_peers)) {
     next.connector.parts.insert(next.connector.parts.begin() + choices.below(2),
                                 ConnectorKind::peers);
-    // Findings, 46: every load within a step shows it.
+    // docs/findings.md, 46: every load within a step shows it, so 9 of 10 cases use the profile in
+    // which it is repaired.
     const std::string without = profile_without(engine.engine, 46);
     if (!choices.chance(10) && !without.empty()) engine.engine = without;
   }
-  // Faults follow the size of the pool.
+  // Faults are generated again, because their size follows the pool.
   draw_fault_plan(draw, next);
   if (draw.has(Feature::faults) && next.connector.has(ConnectorKind::peers) && choices.chance(50))
     next.faults.push_back(

@@ -1,4 +1,5 @@
-// Arrivals, prompts, aborts and faults.
+// Arrivals, prompts, outputs, aborts, resets and faults. Lengths are chosen near block boundaries,
+// and prompts share prefixes: both matter more to a cache than realistic text.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -11,9 +12,10 @@
 namespace lockstep {
 namespace {
 
-constexpr std::int64_t kStepNs = 10'000'000;  // about what a step takes of virtual time
-constexpr std::int32_t kFill = 7;             // the token of outputs that come back in prompts
+constexpr std::int64_t kStepNs = 10'000'000;  // approximate virtual time of a step
+constexpr std::int32_t kFill = 7;             // the token of outputs that return in later prompts
 
+// Appends requests one by one. t_ns_ is the latest arrival and never decreases.
 class Traffic {
  public:
   Traffic(Draw& draw, SavedCase& saved) : draw_(draw), saved_(saved) {}
@@ -28,6 +30,7 @@ class Traffic {
   void draw_output(TraceRequest& request);
   void draw_end(TraceRequest& request);
 
+  // Longest prompt that leaves space for one output token.
   std::int64_t longest() const { return saved_.engine.max_model_len - 1; }
 
   Draw& draw_;
@@ -35,7 +38,8 @@ class Traffic {
   std::int64_t t_ns_ = 0;
 };
 
-// A length that often ends at a block's boundary or next to it.
+// Returns a length in [1, limit] that often is a multiple of the block size or differs from one by
+// 1. Off-by-one defects show only there.
 std::uint32_t Traffic::shared_part(std::int64_t limit) {
   const std::int64_t block = saved_.engine.block_size;
   std::int64_t length = choices().between(1, limit);
@@ -43,6 +47,8 @@ std::uint32_t Traffic::shared_part(std::int64_t limit) {
   return static_cast<std::uint32_t>(std::clamp<std::int64_t>(length, 1, limit));
 }
 
+// Makes a prompt of a shared prefix, an own part, or both. Two seeds of shared text make repeats
+// likely among few requests; 100 + index makes the own part unique.
 Prompt Traffic::new_prompt(std::int64_t index) {
   Prompt prompt;
   const std::int64_t limit = std::max<std::int64_t>(1, longest());
@@ -53,14 +59,18 @@ Prompt Traffic::new_prompt(std::int64_t index) {
     prompt.append({TokenRun::Kind::seeded, seed, 0, length});
   }
   const std::int64_t room = limit - length;
+  // A quarter of the shared prompts end with the shared part: a request whose whole prompt is
+  // cached.
   if (length > 0 && (room == 0 || choices().chance(25))) return prompt;
   const auto own = static_cast<std::uint32_t>(1 + choices().below(std::max<std::int64_t>(room, 1)));
+  // Symbolic runs are hashed in O(1) and never equal seeded ones, even with the same token ids.
   const TokenRun::Kind kind = choices().one_of({TokenRun::Kind::seeded, TokenRun::Kind::symbolic});
   prompt.append({kind, 100 + static_cast<std::uint64_t>(index), 0, own});
   return prompt;
 }
 
-// The whole conversation so far, and a new turn. Requires an output of kFill tokens.
+// Makes the prompt of the next turn: the previous prompt, its output, and one to four new tokens.
+// REQUIRES: the output of `before` consists of kFill tokens.
 Prompt Traffic::continued_prompt(const TraceRequest& before, std::int64_t index) {
   Prompt prompt = before.spec.prompt;
   const auto first = static_cast<std::uint32_t>(prompt.tokens.size());
@@ -72,6 +82,8 @@ Prompt Traffic::continued_prompt(const TraceRequest& before, std::int64_t index)
   return prompt;
 }
 
+// Generates the output length of 1 to 12 tokens. With a stop token, max_tokens exceeds it, so the
+// request stops early by its token and not by its length.
 void Traffic::draw_output(TraceRequest& request) {
   request.output.length = static_cast<std::int32_t>(1 + choices().below(12));
   request.spec.max_tokens = request.output.length;
@@ -83,6 +95,7 @@ void Traffic::draw_output(TraceRequest& request) {
   }
 }
 
+// Generates an abort: after a number of output tokens, or at a time within six steps of arrival.
 void Traffic::draw_end(TraceRequest& request) {
   if (!draw_.has(Feature::aborts) || !choices().chance(35)) return;
   if (choices().chance(40))
@@ -94,10 +107,12 @@ void Traffic::draw_end(TraceRequest& request) {
         AbortPlan{.t_ns = t_ns_ + choices().below(12) * kStepNs / 2, .after_tokens = {}};
 }
 
+// Appends request `index`, and before it possibly a reset of the prefix cache.
 void Traffic::add(std::int64_t index) {
   std::vector<TraceRecord>& records = saved_.trace.records;
   const bool burst = draw_.has(Feature::bursts) && choices().chance(60);
-  // Two samples of one request share its arrival; else the engine's clock tells them apart.
+  // Two samples of one request share its arrival time. Otherwise arrivals differ by at least 1 ns,
+  // so the queue order never depends on a tie.
   const bool same = draw_.has(Feature::same_instant) && choices().chance(40);
   if (!same) t_ns_ += burst ? 1 : 1 + choices().below(6) * kStepNs / 2;
   if (draw_.has(Feature::resets) && choices().chance(15))
@@ -105,13 +120,14 @@ void Traffic::add(std::int64_t index) {
         TraceControl{.kind = TraceControl::Kind::reset_prefix_cache, .t_ns = t_ns_});
   TraceRequest request;
   request.spec.name = fmt::format("r{}", index);
+  // A follow-up needs a complete answer, so an aborted request has no next turn.
   const TraceRequest* before = nullptr;
   if (draw_.has(Feature::sessions) && index > 0 && choices().chance(50))
     before = std::get_if<TraceRequest>(&records.back());
   if (before != nullptr && before->abort) before = nullptr;
   if (before != nullptr) request.spec.prompt = continued_prompt(*before, index);
-  // A prompt of max_model_len leaves no room for an answer: the engine's front end refuses it. A
-  // longer one is refused by the scheduler too, and a few are worth having.
+  // The front end refuses a prompt of exactly max_model_len, because it leaves no token for the
+  // output. A longer one is also refused by the scheduler; a few of those are generated.
   const std::int64_t size = request.spec.prompt.size();
   if (before != nullptr && (size == longest() + 1 || (size > longest() && !choices().chance(10))))
     before = nullptr;
@@ -123,6 +139,7 @@ void Traffic::add(std::int64_t index) {
     request.spec.arrival_ns = 0;
   }
   draw_output(request);
+  // An abort time is relative to a fixed arrival, which a follow-up does not have.
   if (before == nullptr) draw_end(request);
   if (draw_.has(Feature::priorities))
     request.spec.priority = static_cast<std::int32_t>(choices().below(3));
@@ -152,6 +169,7 @@ void raise_priorities(Draw& draw, SavedCase& saved) {
   for (TraceRecord& record : saved.trace.records) {
     auto* request = std::get_if<TraceRequest>(&record);
     if (request == nullptr) continue;
+    // Lower values are more important, so each later request outranks all earlier ones.
     request->spec.priority = --priority;
     const std::int64_t room = engine.max_model_len - 1 - request->spec.prompt.size();
     if (std::exchange(is_first, false) && room > 0)
@@ -166,6 +184,9 @@ void raise_priorities(Draw& draw, SavedCase& saved) {
       std::min<std::int64_t>(draw.choices.between(2, 3) * block, engine.max_model_len));
 }
 
+// vLLM 0.33.0 preempts max() over (priority, arrival_time) of the running requests
+// (v1/core/sched/scheduler.py, schedule()). Among equal requests that is the first of the queue,
+// whose progress is then lost.
 void make_equals(Draw& draw, SavedCase& saved) {
   EngineConfig& engine = saved.engine;
   const GeneratorOptions& wanted = draw.options;
@@ -173,6 +194,8 @@ void make_equals(Draw& draw, SavedCase& saved) {
       wanted.never.has(Feature::long_prefill_threshold) ||
       wanted.always.has(Feature::prefix_caching))
     return;
+  // States and uncached windows are excluded: the case is about two requests that compute all
+  // tokens again.
   const bool is_plain = std::ranges::all_of(saved.cache.groups, [](const KVCacheGroupSpec& group) {
     return is_prefix_cacheable(group.spec) && !is_state_kind(group.spec.kind);
   });
@@ -186,6 +209,7 @@ void make_equals(Draw& draw, SavedCase& saved) {
   engine.long_prefill_token_threshold = static_cast<std::int32_t>(draw.choices.between(1, 3));
   int num_long = 0;
   for (TraceRecord& record : saved.trace.records) {
+    // Times must not decrease; with all arrivals at 0, resets move to 0 as well.
     if (auto* control = std::get_if<TraceControl>(&record)) control->t_ns = 0;
     auto* request = std::get_if<TraceRequest>(&record);
     if (request == nullptr || !request->after.empty()) continue;

@@ -1,3 +1,5 @@
+// Decode context parallelism with sharded and replicated caches in one model: full attention is
+// sharded by tokens over the ranks, windows, rings and states are replicated on each.
 #include <algorithm>
 #include <numeric>
 #include <utility>
@@ -7,17 +9,22 @@
 namespace lockstep {
 namespace {
 
+// Returns true if the group's tokens can be sharded: attention to all of a request's own tokens.
 bool has_tokens_to_deal_out(const KVCacheGroupSpec& group) {
   const CacheKind kind = group.spec.kind;
   return attends_to_all(kind) && !reads_beside_tokens(group.spec);
 }
+// Returns true if every rank must store the whole group. A window that is recomputed after a hit is
+// neither sharded nor replicated here.
 bool stays_whole(const KVCacheGroupSpec& group) {
   const CacheKind kind = group.spec.kind;
   return is_ring(kind) || is_state_kind(kind) ||
          (is_sliding_window(kind) && !group.spec.bounded_replay);
 }
 
-// Runs of tokens that fill whole rows, and of which a block has a whole number; 0: there are none.
+// Returns the interleave: consecutive tokens per rank, a multiple of the tokens of every compressed
+// row and a divisor of every sharded block. vLLM 0.33.0 asserts the latter (config/vllm.py,
+// validate_block_size()). 0: no such number exists.
 std::int32_t draw_interleave(ChoiceSource& choices, const std::vector<KVCacheGroupSpec>& groups) {
   std::int64_t row = 1, block = 0;
   for (const KVCacheGroupSpec& group : groups) {
@@ -25,6 +32,7 @@ std::int32_t draw_interleave(ChoiceSource& choices, const std::vector<KVCacheGro
     row = std::lcm(row, group.spec.tokens_per_state.tokens);
     block = std::gcd(block, group.spec.block_size);
   }
+  // Chosen before the test, so that every case consumes the choice.
   const std::int64_t drawn = row * choices.one_of<std::int64_t>({1, 2, 4});
   if (block % row != 0) return 0;
   return static_cast<std::int32_t>(block % drawn == 0 ? drawn : row);
@@ -51,12 +59,15 @@ void draw_whole_caches(Draw& draw, SavedCase& saved) {
       }))
     return;
   const std::string dealt_out_name = dealt_out->layer_names.front();
+  // One sharded group needs a replicated one for contrast; its copy has the same spec.
   if (groups.size() == 1) {
     KVCacheGroupSpec& whole = groups.emplace_back(groups.front());
     for (std::string& name : whole.layer_names) name = "whole." + name;
     whole.spec.dcp_sharded = false;
     for (KVCacheSpec& spec : whole.layer_specs) spec.dcp_sharded = false;
   }
+  // The first full-attention group always stays sharded, and each other one with a chance of 40
+  // percent.
   for (KVCacheGroupSpec& group : groups) {
     if (group.layer_names.front() == dealt_out_name || is_state_kind(group.spec.kind)) continue;
     if (!stays_whole(group) && choices.chance(40)) continue;
