@@ -1,3 +1,5 @@
+// The reason behind each check: what must hold, and what goes wrong otherwise. reason_of_check()
+// shows it with a failure, to readers new to the checks.
 #include <algorithm>
 #include <array>
 
@@ -6,6 +8,7 @@
 namespace lockstep {
 namespace {
 
+// `check`: as in Outcome::check, without a number or a name of a request.
 struct Reason {
   std::string_view check;
   std::string_view text;
@@ -146,6 +149,7 @@ constexpr std::array kReasons = std::to_array<Reason>({
      "another that pays less."},
     {"audit.worker_batch",
      "A worker must run the scheduled requests, each from its current position."},
+    // All fields of a decision share one reason, whatever the part after "conform.".
     {"audit.worker_table",
      "A worker's block table must name the blocks that it received: attention and writes find "
      "their slots through it."},

@@ -12,6 +12,8 @@ namespace {
 
 using Json = nlohmann::json;
 
+// Formats the parts of an outcome that a Failure has, for the pipe from the child. Bytes that are
+// not UTF-8 are replaced: an engine's message may contain any.
 std::string to_line(const Outcome& outcome) {
   const Json json = {{"kind", name_of(outcome.kind)}, {"check", outcome.check},
                      {"step", outcome.step},          {"steps", outcome.steps},
@@ -20,6 +22,8 @@ std::string to_line(const Outcome& outcome) {
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
+// Reads what to_line() wrote. Only the own child writes it, so malformed text is a bug and may
+// throw.
 Failure from_line(const std::string& line) {
   const Json json = Json::parse(line);
   return {.kind = json["kind"],
@@ -31,7 +35,8 @@ Failure from_line(const std::string& line) {
           .finding = json["finding"]};
 }
 
-// "FILE:LINE" in front of ": check failed", with the folder of the project.
+// Returns "FILE:LINE" before the last ": check failed", with the file's folder only, so that a name
+// does not depend on where the project was built. Empty: no check failed.
 std::string failed_check(const std::string& words) {
   const std::size_t end = words.rfind(": check failed");
   if (end == std::string::npos) return {};
@@ -43,6 +48,7 @@ std::string failed_check(const std::string& words) {
   return folder == std::string::npos ? place : place.substr(folder + 1);
 }
 
+// A child that ended without a signal and without an answer called exit() itself.
 Failure crash_of(const ChildAnswer& answer) {
   Failure failure{
       .kind = "crash", .check = failed_check(answer.last_words), .request = {}, .what = {}};
@@ -83,7 +89,8 @@ Failure failure_of(const Outcome& outcome) {
 
 namespace {
 
-// Words that are `name`, apart from punctuation behind them, become "R".
+// Replaces words that equal `name`, apart from punctuation after them, by "R". Only whole words:
+// request r1 must not change r10.
 std::string with_request_as_r(const std::string& text, std::string_view name) {
   std::string words;
   for (std::size_t begin = 0, end = 0; begin < text.size(); begin = end) {
@@ -98,12 +105,14 @@ std::string with_request_as_r(const std::string& text, std::string_view name) {
 
 }  // namespace
 
+// Steps: keep the first clause; drop remarks in parentheses and the data parallel rank; replace
+// request and numbers; join lists of numbers. Static: a regex is expensive to compile.
 std::string bucket_of(std::string_view check, std::string_view request, std::string_view what) {
   static const std::regex kRemark(R"( ?\([^)]*\)|^data parallel rank \d+: )");
   static const std::regex kNumber(R"(\w*\d\w*)"), kNumbers(R"(N(,? N)+)");
   std::string clause(what.substr(0, what.find_first_of(";\n")));
   if (check.find('.') ==
-      std::string_view::npos)  // a divergence: which rows differ, not what is there
+      std::string_view::npos)  // a divergence: keep which rows differ, not what is stored there
     clause.resize(std::min(clause.find(" of layer"), clause.size()));
   if (!request.empty()) clause = with_request_as_r(clause, request);
   clause = std::regex_replace(std::regex_replace(clause, kRemark, ""), kNumber, "N");
@@ -115,7 +124,8 @@ nlohmann::ordered_json json_of(const Failure& failure) {
           {"request", failure.request}, {"what", failure.what},   {"finding", failure.finding}};
 }
 
-// `kind` is the verdict of a run, where one shows it too.
+// The kind of a run's verdict replaces that of the judge where both exist. "crash" and "hang" have
+// none.
 ExpectedVerdict expected_of(const Failure& failure) {
   ExpectedVerdict expected{
       .kind = failure.kind, .step = {}, .check = failure.check, .request = failure.request};
@@ -143,7 +153,8 @@ StillFails fails_like(const Failure& first, JudgeCase judge_case) {
                      std::move(judge_case)](const SavedCase& saved) -> std::optional<std::int64_t> {
     const auto failure = judge_case(saved);
     if (!failure || !failure->same_as(first)) return std::nullopt;
-    // Recorded decisions are not made again: the same subject fails in the same way.
+    // With recorded decisions the schedule cannot change: the same request must fail with the same
+    // message. Otherwise removing records would keep any failure of the same check.
     if (saved.decide == Decides::recording &&
         (failure->request != first.request ||
          bucket_of(failure->check, failure->request, failure->what) !=

@@ -1,5 +1,9 @@
-// A backend that passes everything on to another: what stands between a run and its backend, to ask
-// for more or to keep what was answered, overrides execute() and nothing else.
+// A backend that passes every call on to another one. Code between a run and its backend derives
+// from it and overrides only the calls that it watches or changes.
+//
+// Invariants
+// (1) Every virtual function of Backend is forwarded. A new one has to be added here, or the
+//     default of the base class hides the inner backend's answer.
 #pragma once
 
 #include <cstdint>
@@ -15,6 +19,7 @@
 
 namespace lockstep {
 
+// REQUIRES: `inner` is not null.
 class ForwardingBackend : public Backend {
  public:
   explicit ForwardingBackend(std::unique_ptr<Backend> inner) : inner_(std::move(inner)) {}
@@ -59,14 +64,15 @@ class ForwardingBackend : public Backend {
   const std::unique_ptr<Backend> inner_;
 };
 
-// A backend that records whether and where it failed: a case that it could not complete is neither
-// refused nor agreed.
+// A backend that records whether a call failed, and in which step. A case whose backend failed is
+// neither refused nor agreed: the judge reports it as `device`.
 class WatchedBackend final : public ForwardingBackend {
  public:
   using ForwardingBackend::ForwardingBackend;
 
   bool has_failed() const { return has_failed_; }
-  std::int64_t last_step() const { return last_step_; }  // -1: none yet
+  // the step of the last execute(); -1: none
+  std::int64_t last_step() const { return last_step_; }
 
   Result<void> execute(const StepProgram& program, StepReadback& readback) override {
     last_step_ = program.step;
@@ -92,6 +98,7 @@ class WatchedBackend final : public ForwardingBackend {
   }
 
  private:
+  // Notes a failure and passes the result on unchanged.
   template <class T>
   Result<T> noted(Result<T> result) {
     has_failed_ |= !result.has_value();

@@ -19,6 +19,7 @@
 namespace lockstep {
 namespace {
 
+// Makes an outcome of an error that no engine caused: a setup that nothing supports.
 Outcome refusal(const Error& error) {
   Outcome outcome;
   outcome.kind = OutcomeKind::refused;
@@ -26,7 +27,14 @@ Outcome refusal(const Error& error) {
   return outcome;
 }
 
-// Everything that looks on while an engine runs. False from a hook ends the run.
+// The observers of one engine's run: recorder, coverage, audit, invariants, comparison with the
+// model, and the caller's own observer. A hook that returns false ends the run.
+//
+// Invariants
+// (1) The first failure stays in outcome_; later ones are ignored.
+// (2) The caller's observer sees every step, the failing one included, and the recording ends with
+//     it.
+// (3) With several engines, all benches share outcome_, and dp_rank_ tells their failures apart.
 class Bench final : public StepObserver {
  public:
   Bench(const SavedCase& saved, std::int32_t dp_rank, Workload& workload,
@@ -43,31 +51,40 @@ class Bench final : public StepObserver {
         tally_(saved, outcome.tally),
         recorder_(workload, [this](const RecordedStep& step) { take(step); }) {}
 
-  // Errors: what the model does not run, with another engine to compare.
+  // Opens the checks that need the deciding engine, which exists only after the session is open.
+  // Errors: conform is requested and the model does not support the configuration.
   Result<void> begin(const SavedCase& saved, const LockstepConfig& config,
                      const DecisionSource& decisions) {
     model_ = options_.invariants ? decisions.model() : nullptr;
     RecordingHeader header =
+        // A connector's traits are in the header: the audit must know, for example, that loads may
+        // fail.
         recording_header(saved.engine, saved.cache.groups, saved.cache.num_blocks, decisions);
     if (recorder_.connector() != nullptr)
       connect_engine(header, config.connector.load_failure_policy, recorder_.connector()->traits());
     if (recording_ != nullptr) recording_->header = header;
     RecordingHeader audited = followed_ != nullptr ? followed_->header : header;
     if (why_not_audited(audited).empty()) {
+      // An engine without a release profile must not be audited by the rules of a release. The name
+      // "other" has no profile.
       if (followed_ == nullptr && !decisions.has_profile())
         audited.engine = {.name = "other", .version = "1"};
       auditor_ = std::make_unique<Auditor>(
           audited, followed_ != nullptr ? AuditScope::whole_recording : options_.scope,
           options_.rules);
     }
+    // The model is not compared with itself.
     if (!options_.conforms || decisions.model() != nullptr) return {};
     LS_ASSIGN_OR_RETURN(live_, LiveConform::open(header));
     take_mismatch();
     return {};
   }
 
+  // The recorder wraps the workload, so that it sees events and samples on their way to the loop.
   Workload& workload() { return recorder_; }
 
+  // Records the decision, then checks it. Recording comes first: the failing step must be in the
+  // recording.
   bool decided(const StepView& view) override {
     recorder_.decided(view);
     if (recording_ != nullptr) recording_->steps.push_back(recorder_.step());
@@ -77,6 +94,8 @@ class Bench final : public StepObserver {
       invariants_.decided(view, answers ? *answers : std::span<const RecordedConnectorAnswer>());
       pages_.decided(view, recorder_.step());
     }
+    // A followed recording is audited by its own step, which has fields that the run does not
+    // repeat. The audit then precedes the execution of the step.
     if (followed_ != nullptr && auditor_ != nullptr) {
       auditor_->step(followed_->steps[static_cast<std::size_t>(view.decision.step)]);
       take_findings();
@@ -85,6 +104,8 @@ class Bench final : public StepObserver {
     return settle() && go_on;
   }
 
+  // Invariants after a failure would report its consequences. The hash is kept in any case, so that
+  // two runs can be compared up to the failing step.
   bool finished(const StepView& view) override {
     if (options_.hashes != nullptr) options_.hashes->push_back(view.state_hash);
     recorder_.finished(view);
@@ -97,7 +118,8 @@ class Bench final : public StepObserver {
     return settle() && go_on;
   }
 
-  // Records what is known of the current step.
+  // Replaces the last recorded step by what is known of it now: output and reports arrive after the
+  // decision.
   void keep_recorded() {
     if (recording_ == nullptr || recording_->steps.empty()) return;
     if (recording_->steps.back().step == recorder_.step().step)
@@ -106,12 +128,14 @@ class Bench final : public StepObserver {
     recording_->end.steps = std::ssize(recording_->steps);
   }
 
-  // Why the model cannot continue; null: it can.
+  // Returns why the model cannot follow the engine any further; null: it can. That is not a finding
+  // about the engine.
   const Error* conform_error() const {
     return live_ != nullptr && live_->error() ? &*live_->error() : nullptr;
   }
 
-  // After the last step of a run in which nothing else failed.
+  // Runs the checks about the end: blocks that stay allocated, requests that never finish. Only
+  // after a run without a failure; after a failure, what is left over proves nothing.
   void end() {
     if (model_ != nullptr) {
       invariants_.end(*model_);
@@ -124,10 +148,13 @@ class Bench final : public StepObserver {
   }
 
  private:
+  // dp_rank < 0: there is one engine, which is always observed.
   static bool is_observed(std::int32_t dp_rank, const JudgeOptions& options) {
     return dp_rank < 0 || dp_rank == options.observed_dp_rank;
   }
 
+  // Receives a completed step from the recorder. Without a followed recording, this is where it is
+  // audited.
   void take(const RecordedStep& step) {
     count(step);
     if (live_ != nullptr && !live_->finished(step)) return take_mismatch();
@@ -136,6 +163,8 @@ class Bench final : public StepObserver {
     take_findings();
   }
 
+  // Marks need the coverage of this step only, so the counts before it are copied. That costs a
+  // guided search about as much as the counting itself.
   void count(const RecordedStep& step) {
     if (options_.marks == nullptr) return tally_.step(step);
     const Tally before = outcome_.tally;
@@ -148,6 +177,7 @@ class Bench final : public StepObserver {
       fail_with(mismatch->check, mismatch->step, {}, mismatch->what);
   }
 
+  // Fails the run with the first finding, and passes all findings of that step to the caller.
   void take_findings() {
     std::vector<AuditFinding> findings = auditor_->take_findings();
     if (options_.findings != nullptr && !findings.empty() && !outcome_.failed())
@@ -157,7 +187,7 @@ class Bench final : public StepObserver {
                 std::move(finding.request), std::move(finding.what));
   }
 
-  // False: something has failed.
+  // Takes the violations of the invariants over. Returns false if the run must end.
   bool settle() {
     for (const auto* violation : {&invariants_.violation(), &pages_.violation()})
       if (const auto& found = *violation)
@@ -166,6 +196,7 @@ class Bench final : public StepObserver {
     return !outcome_.failed() && conform_error() == nullptr;
   }
 
+  // Sets the failure, unless the run has failed before.
   void fail_with(std::string check, std::int64_t step, std::string request, std::string what) {
     if (outcome_.failed()) return;
     outcome_.kind = OutcomeKind::violation;
@@ -180,22 +211,24 @@ class Bench final : public StepObserver {
   const std::int32_t dp_rank_;
   StepObserver* const observer_;
   Recording* const recording_;
-  const Recording* const followed_;  // its decisions are executed; null: none is
+  const Recording* const followed_;  // its decisions are executed; null: none
   Outcome& outcome_;
   Invariants invariants_;
   RunPages pages_;
   const std::int64_t num_host_blocks_;
-  const Scheduler* model_ = nullptr;  // null: invariants are not checked
+  const Scheduler* model_ = nullptr;  // null: no invariants
   TallyCounter tally_;
   RunRecorder recorder_;
   std::unique_ptr<Auditor> auditor_;
   std::unique_ptr<LiveConform> live_;
 };
 
-// The backends of a session's engines, in order: which one failed, if one did.
+// The backends of all ranks of a session's engines, in order of creation. broken_off() finds the
+// failed one.
 using Watched = std::vector<const WatchedBackend*>;
 
-// What decides it, and a connector of its recording.
+// Returns the traits that the case adds to its configuration: a recorded connector, and decisions
+// that are not the model's.
 RunTraits traits_of(const SavedCase& saved, const JudgeOptions& options) {
   RunTraits traits;
   const bool follows = follows_recording(saved, options.decisions);
@@ -204,7 +237,9 @@ RunTraits traits_of(const SavedCase& saved, const JudgeOptions& options) {
   return traits;
 }
 
-// Backends that are watched, where the case runs on any.
+// Returns a factory for watched backends. It returns null where the case runs without a backend,
+// and an error if a mutant is planted in that missing backend: such a case would agree for the
+// wrong reason.
 BackendFactory watched_backends(const SavedCase& saved, const LockstepConfig& config,
                                 const JudgeOptions& options, Watched& watched) {
   const auto sound = supported_with_memory(facts_of(config).with(traits_of(saved, options)));
@@ -222,6 +257,8 @@ BackendFactory watched_backends(const SavedCase& saved, const LockstepConfig& co
   };
 }
 
+// Counts what the case reaches by running on a backend at all. Replicated heads are counted once,
+// whatever the number of groups.
 void count_ranks(const BackendConfig& backend, Tally& tally) {
   tally.count(Reached::with_backend);
   if (backend.parallel.tp_size > 1) tally.count(Reached::tensor_parallel);
@@ -239,6 +276,8 @@ void count_ranks(const BackendConfig& backend, Tally& tally) {
       return tally.count(Reached::replicated_heads);
 }
 
+// Takes counts and verdict of the run over. A violation that a bench found keeps precedence: the
+// run ended because of it.
 void take_verdict(const RunSummary& summary, Outcome& outcome) {
   outcome.steps = summary.steps;
   outcome.bytes_checked = summary.bytes_checked;
@@ -261,10 +300,14 @@ void take_verdict(const RunSummary& summary, Outcome& outcome) {
     const bool is_harness = failure->is_harness();
     outcome.kind = is_harness ? OutcomeKind::harness : OutcomeKind::violation;
     outcome.check = is_harness ? failure->kind : fmt::format("engine.{}", failure->kind);
+    // An exception of the harness has no step of the engine.
     if (!is_harness) outcome.step = summary.steps;
     outcome.what = is_harness ? failure->what + "\n" + failure->trace : failure->what;
   } else if (summary.verdict == Verdict::liveness) {
     outcome.kind = OutcomeKind::stuck;
+    // The check tells two known deadlocks apart. In a cycle whose first request has loaded a part,
+    // that request holds blocks that others need (docs/findings.md, 8); otherwise it only blocks
+    // the queue (7).
     outcome.check = summary.wait_cycle.empty()        ? "liveness"
                     : summary.cycle_head_holds_blocks ? "liveness.partial_load"
                                                       : "liveness.head_of_line";
@@ -278,7 +321,8 @@ void take_verdict(const RunSummary& summary, Outcome& outcome) {
   }
 }
 
-// Those that do not show in the steps as they are recorded.
+// Counts faults that a recorded step does not show: an output that was early or late, an abort of a
+// request that had just ended.
 void count_faults(const FaultyWorkload* workload, Tally& tally) {
   if (workload == nullptr) return;
   tally.count(Reached::early_output, workload->num_effects(FaultKind::early_output));
@@ -290,7 +334,8 @@ void count_faults(const FaultyWorkload* workload, Tally& tally) {
 
 namespace {
 
-// A run that came to no end: its backend failed, or the case was not to be run.
+// Classifies a run that returned an error. A failed backend is a violation `device`, in the step
+// that it executed last. Any other error is a refusal: the case cannot run here.
 Outcome broken_off(const Watched& watched, const Error& error, Outcome outcome) {
   for (const WatchedBackend* rank : watched) {
     if (!rank->has_failed()) continue;
@@ -303,7 +348,7 @@ Outcome broken_off(const Watched& watched, const Error& error, Outcome outcome) 
   return refusal(error);
 }
 
-// With several engines, their collectives are checked, too.
+// Counts what several engines reach together. Their collectives are checked by the session.
 void count_data_parallel(const LockstepConfig& config, const RunSummary& summary, Tally& tally) {
   tally.count(Reached::data_parallel);
   if (!config.connector.parts.empty()) tally.count(Reached::dp_connector);
@@ -311,14 +356,17 @@ void count_data_parallel(const LockstepConfig& config, const RunSummary& summary
   tally.count(Reached::idle_dp_rank, summary.idle_rank_steps);
 }
 
-// Each engine has a bench of its own.
+// Runs the session with one bench per engine and collects the outcome. Order matters: benches begin
+// after the session is open and before it runs, and end only if nothing failed.
 Outcome judge_session(const SavedCase& saved, const LockstepConfig& config,
                       const JudgeOptions& options) {
   const bool is_parallel = config.data_parallel.dp_size > 1;
+  // A recording holds the decisions of one engine, which cannot be shared among ranks.
   if (is_parallel && saved.recording)
     return refusal({"data_parallel_size: a recording is one engine's"});
   Outcome outcome;
   count_case(saved, outcome.tally);
+  // A deque: benches are referenced by the session and must not move.
   std::deque<Bench> benches;
   Watched watched;
   SessionParts parts = parts_of(saved, options.decisions);
@@ -343,12 +391,14 @@ Outcome judge_session(const SavedCase& saved, const LockstepConfig& config,
     if (const Error* error = bench.conform_error()) return not_held(*error);
   if (is_parallel) count_data_parallel(config, report->summary, outcome.tally);
   take_verdict(report->summary, outcome);
+  // After a divergence the loop stops before finished(), so the recorder's last step is saved here.
   if (outcome.kind == OutcomeKind::divergence && (!is_parallel || outcome.dp_rank >= 0))
     benches[is_parallel ? static_cast<std::size_t>(outcome.dp_rank) : 0].keep_recorded();
   for (const SessionEngine& engine : engines) count_faults(engine.faulty, outcome.tally);
   if (options.summary != nullptr) *options.summary = report->summary;
   for (std::size_t i = 0; i < engines.size(); ++i)
     if (outcome.kind == OutcomeKind::agreed) benches[i].end();
+  // Failures of one rank name it, since the same request name may exist on all of them.
   if (is_parallel && outcome.failed() && outcome.dp_rank >= 0)
     outcome.what = fmt::format("data parallel rank {}: {}", outcome.dp_rank, outcome.what);
   return outcome;

@@ -29,6 +29,7 @@ namespace lockstep {
 // harness: Lockstep's own code in an engine's process raised, so the engine is not judged.
 enum class OutcomeKind : std::uint8_t { agreed, divergence, violation, stuck, refused, harness };
 
+// The outcome of a case. Equal cases give equal outcomes, field by field.
 struct Outcome {
   OutcomeKind kind = OutcomeKind::agreed;
   // The check that failed: a phase of sim/verdict/divergence.h ("page_written"), "audit." and a
@@ -39,50 +40,66 @@ struct Outcome {
   // JudgeOptions::conforms "conform." and a field of a recorded step. "harness" of that kind.
   // Empty: agreed or refused.
   std::string check;
+  // step that fails; -1: none, or unknown
   std::int64_t step = -1;
   std::int32_t dp_rank =
       -1;  // the data parallel rank that fails; -1: one engine, or the collectives
+  // request that fails; empty: none
   std::string request;
+  // the error message of the failing check
   std::string what;
   int finding =
       // number in docs/findings.md, of a failure that the judge has identified; 0: not identified
       0;
+  // what the case reached, up to its end or failure
   Tally tally;
+  // of all steps, the failing one included
   StateHash state_hash;
+  // steps that ran
   std::int64_t steps = 0;
+  // bytes of the pages that were compared
   std::int64_t bytes_checked = 0;
 
   bool failed() const { return kind != OutcomeKind::agreed && kind != OutcomeKind::refused; }
+  // Compares what identifies a failure: its position and message may differ between runs of
+  // different cases.
   bool same_failure(const Outcome& other) const {
     return kind == other.kind && check == other.check;
   }
   bool operator==(const Outcome&) const = default;
 };
 
+// What to judge a case with, and what to collect while it runs. The default judges the model's
+// decisions, without a backend.
 struct JudgeOptions {
-  BackendFactory backend = {};      // absent: decisions, audit and invariants alone
-  DecisionsFactory decisions = {};  // absent: the model's; else without invariants
-  std::function<std::unique_ptr<Workload>()> clients = {};  // absent: those of the case
-  StepObserver* observer = nullptr;               // sees every step, the one that fails included
-  std::int32_t observed_dp_rank = 0;              // ... of this engine, where there are several
-  std::vector<StateHash>* hashes = nullptr;       // receives the chain, one hash a step and engine
-  RunSummary* summary = nullptr;                  // receives what the run came to
-  std::vector<AuditFinding>* findings = nullptr;  // receives those of the step that fails
-  // Receives the observed engine's run as a recording tells it; the step in which it ends, as far
-  // as that came.
+  BackendFactory backend = {};                              // absent: decisions only
+  DecisionsFactory decisions = {};                          // absent: the model's
+  std::function<std::unique_ptr<Workload>()> clients = {};  // absent: the case's own
+  StepObserver* observer = nullptr;   // sees every step, the failing one included
+  std::int32_t observed_dp_rank = 0;  // the rank that observer and recording see
+  // receives the chain: one hash per step and engine
+  std::vector<StateHash>* hashes = nullptr;
+  RunSummary* summary = nullptr;                  // receives counts, times and verdict
+  std::vector<AuditFinding>* findings = nullptr;  // receives those of the failing step
+  // Receives the observed engine's run as a recording. Its last step may be incomplete: the run
+  // ended there.
   Recording* recording = nullptr;
-  // Where another engine decides: every field of every step against what the model decides under
-  // the profile of the case (sim/conform/conform.h).
+  // True: if another engine decides, compares every field of every step with the decision of the
+  // model under the profile of the case (sim/conform/conform.h).
   bool conforms = false;
-  MarkCollector* marks = nullptr;  // receives what the case reaches, for a guided search
-  bool invariants = true;  // false: of the decisions, the audit alone
+  MarkCollector* marks = nullptr;  // receives the marks of the case, for a guided search
+  // False: the decisions are checked by the audit only. The invariants read the model's scheduler,
+  // so they never run where another engine decides.
+  bool invariants = true;
   AuditScope scope =
       AuditScope::running_engine;  // of a recording that is followed: the whole of it
   AuditedRules rules = AuditedRules::all;
 };
 
-// The backend runs when options give one, the case's `backend` is not "none", and the program of a
-// step can express the case (it cannot, for example, with drafts and states in mode `all`).
+// Judges the case. The backend runs if the options give one, the case's `backend` is not "none",
+// and the program of a step can express the case. It cannot, for example, with drafts and states in
+// mode `all`; the decisions are then judged without memory. A planted mutant of a backend that does
+// not run is `refused`.
 Outcome judge(const SavedCase& saved, const JudgeOptions& options);
 Outcome judge(const SavedCase& saved, const BackendFactory& backend = {});
 

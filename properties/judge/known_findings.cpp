@@ -19,6 +19,7 @@ const EngineProfile& profile_of(const SavedCase& saved) {
   return engine_profile(saved.engine.engine);
 }
 
+// Counts the groups whose kind satisfies the predicate.
 template <class Predicate>
 auto count_groups(const SavedCase& saved, Predicate predicate) {
   return std::ranges::count_if(saved.cache.groups, [&](const KVCacheGroupSpec& group) {
@@ -26,6 +27,11 @@ auto count_groups(const SavedCase& saved, Predicate predicate) {
   });
 }
 
+// The conditions below are necessary, not sufficient: a case that meets one and fails is judged
+// again with the repair. Too wide a condition costs time, too narrow a one reports a known failure
+// as new.
+//
+// 1: EAGLE drops the last block of an attention hit but not of a state hit.
 bool state_hit_is_longer(const SavedCase& saved) {
   const EngineProfile& profile = profile_of(saved);
   return saved.engine.enable_prefix_caching && saved.engine.spec_method == SpecMethod::eagle &&
@@ -33,11 +39,14 @@ bool state_hit_is_longer(const SavedCase& saved) {
          has_states(saved);
 }
 
+// 2: the common hit is cut for the first full-attention group only.
 bool second_full_group_is_not_cut(const SavedCase& saved) {
   return saved.engine.enable_prefix_caching && !profile_of(saved).cuts_every_full_group &&
          count_groups(saved, is_full_attention) > 1;
 }
 
+// 3: under policy priority the victim of a preemption may already be scheduled in the same step.
+// Its blocks were published when they were allocated and are never computed.
 bool preempts_in_own_step(const SavedCase& saved) {
   return saved.engine.policy == SchedulingPolicy::priority && saved.engine.enable_prefix_caching &&
          !profile_without(saved.engine.engine, 3).empty();
@@ -45,21 +54,26 @@ bool preempts_in_own_step(const SavedCase& saved) {
 
 bool has_windows(const SavedCase& saved) { return count_groups(saved, is_windowed) > 0; }
 
+// 6: drafts need slots in the window, which the plan does not count.
 bool plans_windows_without_lookahead(const SavedCase& saved) {
   return num_lookahead_tokens(saved.engine) > 0 && has_windows(saved);
 }
 
+// 4: windows are retired by the scheduled count, which includes drafts that are rejected later.
 bool frees_windows_by_drafts(const SavedCase& saved) {
   return profile_of(saved).retire_basis == RetireBasis::scheduled &&
          saved.engine.async_scheduling && saved.engine.num_spec_tokens > 0 && has_windows(saved);
 }
 
+// 5: with a step in flight a state is freed one step later, so a long prefill holds one more than
+// planned.
 bool plans_too_few_states(const SavedCase& saved) {
   return profile_of(saved).retire_basis == RetireBasis::processed &&
          saved.engine.async_scheduling && saved.engine.mamba_cache_mode == MambaCacheMode::align &&
          has_states(saved);
 }
 
+// Checkpoints are exported only into blocks that groups have for them.
 bool exports_checkpoints(const SavedCase& saved) {
   return saved.engine.enable_prefix_caching &&
          std::ranges::any_of(saved.cache.groups, [](const KVCacheGroupSpec& group) {
@@ -67,15 +81,20 @@ bool exports_checkpoints(const SavedCase& saved) {
          });
 }
 
+// 16: with sparse retention the scheduler reserves a checkpoint block for the last chunk only. The
+// worker also exports from other chunks, into a block that a draft's block left in its row.
 bool exports_over_running_states(const SavedCase& saved) {
   return exports_checkpoints(saved) && saved.engine.num_spec_tokens > 0 &&
          saved.engine.prefix_cache_retention_interval == 0;
 }
 
+// 17: after a hit inside a block, the state of that block is published although it was never
+// written. 18: such a request needs one state block and one attention block more than planned.
 bool hits_parts_of_states(const SavedCase& saved) {
   return exports_checkpoints(saved) && saved.engine.prefix_match_unit > 0;
 }
 
+// 20: retirement stops at the first null entry, so a state before a gap stays allocated.
 bool keeps_states_before_gaps(const SavedCase& saved) {
   const EngineProfile& profile = profile_of(saved);
   return profile.retire_basis == RetireBasis::processed && !profile.retires_beyond_null_gaps &&
@@ -83,11 +102,13 @@ bool keeps_states_before_gaps(const SavedCase& saved) {
          has_states(saved);
 }
 
+// 21: a decode is padded to 1 + drafts, and then cut to one token without its drafts.
 bool pads_what_is_cut(const SavedCase& saved) {
   return profile_of(saved).pads_new_decodes == PadsNewDecodes::beside_running_or_waits &&
          saved.engine.num_spec_tokens > 0;
 }
 
+// 19: a prompt of one token looks like a decode and is padded with drafts, which enter its state.
 bool pads_prompts_of_one_token(const SavedCase& saved) {
   return profile_of(saved).pads_new_decodes != PadsNewDecodes::never &&
          saved.engine.num_spec_tokens > 0 && has_states(saved) &&
@@ -96,8 +117,9 @@ bool pads_prompts_of_one_token(const SavedCase& saved) {
          });
 }
 
-// A cache helps only where a hit brings back what was computed: not with states that are saved at
-// boundaries alone, for one.
+// 11: two equal requests preempt each other forever. Prefix caching prevents that only where a hit
+// restores what was computed, which states saved at block boundaries do not. So caching is no
+// exclusion here.
 bool has_equals(const SavedCase& saved) {
   if (saved.engine.policy != SchedulingPolicy::priority) return false;
   const auto requests = requests_of(saved);
@@ -109,39 +131,50 @@ bool has_equals(const SavedCase& saved) {
   return false;
 }
 
+// 13: after a load of a whole prompt the last token is computed again. Its window starts one token
+// earlier than the loaded blocks.
 bool loads_into_windows(const SavedCase& saved) {
   return has_connector(saved) && has_windows(saved);
 }
 
+// 14: a request returns to its first lost block, but the window before that block was freed or
+// never loaded. With policy `fail` no request returns.
 bool computes_lost_blocks_of_windows(const SavedCase& saved) {
   return may_lose_blocks(saved) && has_windows(saved) &&
          saved.connector.load_failure_policy == KVLoadFailurePolicy::recompute;
 }
 
+// 15: the step in flight was decided before the loss is known; its output is kept.
 bool loses_blocks_behind_a_step(const SavedCase& saved) {
   return saved.engine.async_scheduling && may_lose_blocks(saved);
 }
 
+// 12: allocating blocks for a load evicts blocks that another group has hit.
 bool loads_beside_hits(const SavedCase& saved) {
   return has_connector(saved) && saved.cache.groups.size() > 1 &&
          saved.engine.enable_prefix_caching;
 }
 
+// 35: a load waits for blocks for drafts that the pool never has. Releases with DraftRoom::none
+// require none.
 bool loads_beside_drafts(const SavedCase& saved) {
   return has_connector(saved) && saved.engine.num_spec_tokens > 0 &&
          profile_of(saved).draft_room != DraftRoom::none;
 }
 
+// 36: a request whose load failed must leave blocks free for in-flight requests, itself included.
 bool loads_again(const SavedCase& saved) {
   return may_lose_blocks(saved) &&
          profile_of(saved).loads_leave_room == LoadsLeaveRoom::to_those_under_way;
 }
 
+// 45 and 46: HiSparse's page workers together with another connector that loads.
 bool loads_into_host_pages(const SavedCase& saved) {
   return saved.connector.has(ConnectorKind::page_workers) && saved.connector.parts.size() > 1;
 }
 
-// An engine that has no profile without the finding stays as it is: it has been repaired already.
+// Returns the case under a profile in which the finding is repaired. Unchanged if the profile has
+// no such variant: its release has already repaired the finding.
 template <int finding>
 SavedCase with_the_rule_repaired(const SavedCase& saved) {
   SavedCase repaired = saved;
@@ -150,18 +183,21 @@ SavedCase with_the_rule_repaired(const SavedCase& saved) {
   return repaired;
 }
 
+// Returns the case with a larger pool and the same plan. More blocks repair findings about plans
+// that are too small.
 SavedCase with_more_blocks(const SavedCase& saved, std::int64_t num_blocks) {
   SavedCase larger = saved;
   LS_CHECK(set_num_blocks(larger, saved.cache.num_blocks + num_blocks), "a plan of broken pages");
   return larger;
 }
 
-// A state more of each kind.
+// Adds one more state block per state group.
 SavedCase with_states_in_flight_planned(const SavedCase& saved) {
   return with_more_blocks(saved, count_groups(saved, is_state_kind));
 }
 
-// The slots of the drafts in each window; they may begin inside a block.
+// Adds the blocks of the draft slots in each window. The slots may start inside a block, hence one
+// more per window: 3 drafts in blocks of 4 need up to 2.
 SavedCase with_lookahead_planned(const SavedCase& saved) {
   std::int64_t num_blocks = 0;
   for (const KVCacheGroupSpec& group : saved.cache.groups)
@@ -170,17 +206,20 @@ SavedCase with_lookahead_planned(const SavedCase& saved) {
   return with_more_blocks(saved, num_blocks);
 }
 
-// What is hit and its copy, of each state, and a block more of attention.
+// Adds a hit block and its copy per state group, and one attention block.
 SavedCase with_partial_hits_planned(const SavedCase& saved) {
   return with_more_blocks(saved, 2 * count_groups(saved, is_state_kind) + 1);
 }
 
+// Returns the case without prefill checkpoints; prefills then end where a state is saved.
 SavedCase with_prefills_cut(const SavedCase& saved) {
   SavedCase cut = saved;
   without_checkpoints(cut);
   return cut;
 }
 
+// Makes prompts of one token two tokens long. Other prompts stay as they are, so the schedule
+// changes as little as possible.
 SavedCase with_prompts_of_two_tokens(const SavedCase& saved) {
   SavedCase longer = saved;
   for (RequestSpec* request : requests_of(longer))
@@ -188,14 +227,16 @@ SavedCase with_prompts_of_two_tokens(const SavedCase& saved) {
   return longer;
 }
 
-// The rule has no other form: what is lost is not known when the step behind it is decided.
+// No rule repairs this one: the loss is not known when the next step is decided. The repaired case
+// has no failing loads at all.
 SavedCase with_no_loads_lost(const SavedCase& saved) {
   SavedCase whole = saved;
   whole.connector.load_failed_percent = 0;
   return whole;
 }
 
-// No two requests arrive in the same instant.
+// Separates equal arrivals by 1 ns, in trace order. REQUIRES: the requests are sorted by arrival,
+// as readers ensure.
 SavedCase with_arrivals_apart(const SavedCase& saved) {
   SavedCase apart = saved;
   std::int64_t last_ns = -1;
@@ -206,7 +247,7 @@ SavedCase with_arrivals_apart(const SavedCase& saved) {
   return apart;
 }
 
-// Enough host blocks that no load waits for another's.
+// Gives the host pool blocks for all requests at once, so no load waits for another.
 SavedCase with_room_for_all_on_the_host(const SavedCase& saved) {
   SavedCase larger = saved;
   const std::int64_t pages =
@@ -215,6 +256,8 @@ SavedCase with_room_for_all_on_the_host(const SavedCase& saved) {
   return larger;
 }
 
+// Checks by which a finding shows. Several findings share a list, since a wrong hit may first be
+// seen as a read, as a write into a shared block, or as a decision that memory cannot execute.
 constexpr std::string_view kWrongHit[] = {"audit.attention_read",  "audit.state_read",
                                           "audit.token_write",     "invariant.one_writer",
                                           "invariant.queue_front", "decide"};
@@ -227,7 +270,7 @@ constexpr std::string_view kSharedBeyondHit[] = {"audit.handed_out",
                                                  "audit.zeroing",
                                                  "decide",
                                                  "reuse"};
-// The audit reports it when a request hits what was published.
+// Published blocks that were not computed: the audit reports them when a request hits them.
 constexpr std::string_view kNotComputed[] = {"invariant.published", "audit.attention_read",
                                              "audit.state_read", "decide"};
 constexpr std::string_view kFreedInFlight[] = {"audit.handed_out", "audit.attention_read",
@@ -237,13 +280,15 @@ constexpr std::string_view kKeptStates[] = {"invariant.planned_blocks", "livenes
 constexpr std::string_view kCutDrafts[] = {"audit.scheduled_tokens"};
 constexpr std::string_view kWrongState[] = {"audit.state_read", "decide"};
 
-// The number of missing blocks is an estimate with windows, so some cycles are not recognised.
+// With windows the number of missing blocks is an estimate, so some cycles are reported as plain
+// "liveness".
 constexpr std::string_view kBehindLarge[] = {"liveness.head_of_line", "liveness.partial_load",
                                              "liveness", "audit.standstill"};
 constexpr std::string_view kHalfLoaded[] = {"liveness.partial_load", "liveness",
                                             "audit.standstill"};
 constexpr std::string_view kEmptyPage[] = {"invariant.read_page", "invariant.clean_page"};
-// A row that is cut back to before a lost block writes it again, also where others count on it.
+// A request that is cut back to before a lost block writes the block again, even if other requests
+// rely on it.
 constexpr std::string_view kLostBlock[] = {"audit.attention_read", "audit.handed_out",
                                            "invariant.one_writer", "decide"};
 constexpr std::string_view kNoWindow[] = {"audit.token_write", "audit.attention_read", "decide"};
@@ -260,7 +305,8 @@ constexpr std::string_view kEvictedHit[] = {"audit.handed_out",
                                             "decide",
                                             "reuse"};
 
-// More blocks help with more than the finding that they are given for: those repairs come last.
+// Tried in this order. More blocks help against more than the finding that they repair, so repairs
+// by blocks come last.
 constexpr KnownFinding kFindings[] = {
     {1, "with EAGLE, a state hit is longer than the attention hit", state_hit_is_longer, kWrongHit,
      with_the_rule_repaired<1>},
@@ -312,19 +358,22 @@ constexpr KnownFinding kFindings[] = {
      with_room_for_all_on_the_host},
 };
 
+// 10: after rejected drafts, a step with fewer drafts may end before a block boundary that the
+// previous step passed. The manager then asserts (vLLM 0.22.1).
 bool steps_may_end_sooner(const SavedCase& saved) {
   return saved.engine.num_spec_tokens > 0 && has_states(saved) &&
          saved.engine.mamba_cache_mode == MambaCacheMode::align;
 }
 
+// 21 in the engine's own words: it asserts instead of continuing with wrong drafts.
 bool pads_new_decodes(const SavedCase& saved) {
   return profile_of(saved).pads_new_decodes != PadsNewDecodes::never &&
          saved.engine.num_spec_tokens > 0;
 }
 
 // Defects in which the model does not follow the engine: it continues where the engine stops or
-// miscounts. `text`: part of the engine's message; `reached`: what the model reaches in the case,
-// and passes.
+// miscounts. `text` is part of the engine's message; empty: any. `reached` is a class that the
+// model must reach in the same case, and pass.
 struct EngineFinding {
   KnownFinding finding;
   std::string_view text;
@@ -346,7 +395,8 @@ constexpr EngineFinding kEngineFindings[] = {
      Reached::external_hit},
 };
 
-// Of an engine's worker. Its host recognises the cause and names the finding.
+// Findings of an engine's worker. Its host recognises the cause and names the finding in its
+// message, so they need neither condition nor repair.
 constexpr KnownFinding kWorkerFindings[] = {
     {26, "a short convolution keeps rejected drafts", nullptr, {}, nullptr},
     {27, "padded rows are cleared by the first group's table", nullptr, {}, nullptr},
@@ -360,21 +410,23 @@ constexpr KnownFinding kWorkerFindings[] = {
     {54, "tokens of a resumed request are verified as drafts", nullptr, {}, nullptr},
 };
 
+// Returns true if the repaired case agrees, or fails only in a later step. A stuck case has no step
+// to compare: it must agree.
 bool gets_past(const Outcome& failure, const Outcome& without) {
   if (without.kind == OutcomeKind::agreed) return true;
   return without.failed() && failure.kind != OutcomeKind::stuck && without.step > failure.step;
 }
 
-// With every finding repaired that a rule repairs.
+// Repairs every finding that a rule repairs, and returns true if the failure is then gone.
 bool is_past_all_rules(const SavedCase& saved, const Outcome& failure,
                        const BackendFactory& backend) {
   return !profile_without(saved.engine.engine, 0).empty() &&
          gets_past(failure, judge(with_the_rule_repaired<0>(saved), backend));
 }
 
-// Whether the case gets past its failure once the finding is repaired; or at least fails otherwise,
-// and that is another finding's doing: past all rules that are repaired it is, or it is recognised
-// itself.
+// Returns true if the finding explains the failure: with its repair the case passes the failing
+// step. A case that still fails, but by another check, is explained if the remaining failure is
+// known: it is gone with all rules repaired, or it is recognised itself.
 bool explains(const KnownFinding& finding, const SavedCase& saved, const Outcome& failure,
               const BackendFactory& backend) {
   const SavedCase repaired = finding.repaired(saved);
@@ -386,6 +438,8 @@ bool explains(const KnownFinding& finding, const SavedCase& saved, const Outcome
          known_finding(repaired, without, backend) != nullptr;
 }
 
+// Returns true if the finding may be the cause: its check failed and its condition holds. Cheap, so
+// it comes before any judging.
 bool could_be(const KnownFinding& finding, const SavedCase& saved, const Outcome& outcome) {
   return std::ranges::find(finding.checks, outcome.check) != finding.checks.end() &&
          finding.can_happen(saved);
@@ -408,6 +462,7 @@ const KnownFinding* finding_of_number(int number) {
 const KnownFinding* known_finding(const SavedCase& saved, const Outcome& outcome,
                                   const BackendFactory& backend) {
   if (!outcome.failed()) return nullptr;
+  // The planted defect must not matter: the same failure in the same step without it.
   if (!saved.mutants.empty()) {
     SavedCase unplanted = saved;
     unplanted.mutants.clear();
@@ -416,6 +471,8 @@ const KnownFinding* known_finding(const SavedCase& saved, const Outcome& outcome
     return is_same ? known_finding(unplanted, without, backend) : nullptr;
   }
   std::optional<Outcome> decided;
+  // The backend's divergence may follow from the decision. judge(saved) runs without a backend and
+  // gives the audit's view of the decisions; a later failure is not the cause.
   if (outcome.kind == OutcomeKind::divergence) {
     decided = judge(saved);
     if (!decided->failed() || decided->step > outcome.step) decided.reset();
@@ -427,14 +484,14 @@ const KnownFinding* known_finding(const SavedCase& saved, const Outcome& outcome
     if (explains(finding, saved, outcome, backend)) return &finding;
     if (first == nullptr) first = &finding;
   }
-  // Each of them alone may be repaired in vain.
+  // Repairing one of two causes does not help; repairing all does. The first possible one is named.
   return first != nullptr && is_past_all_rules(saved, outcome, backend) ? first : nullptr;
 }
 
 namespace {
 
-// The case under the release that is modelled with connectors, where its own release is not,
-// keeping the policies that findings about connectors depend on.
+// Returns the case under the release that is modelled with connectors, if its own release is not.
+// Policies on which findings about connectors depend keep the values of the case's release.
 SavedCase as_modelled(const SavedCase& saved) {
   if (!has_connector(saved) || profile_of(saved).release->models_connectors) return saved;
   std::string engine = connector_profile().name;
@@ -446,11 +503,14 @@ SavedCase as_modelled(const SavedCase& saved) {
       }
   SavedCase modelled = saved;
   modelled.engine.engine = engine;
+  // Options that the modelled release does not have get its own behaviour.
   modelled.engine.num_hash_lookahead_tokens = kEngineHashLookahead;
   modelled.engine.prefix_cache_retention_interval = kDenseRetention;
   return modelled;
 }
 
+// Returns true if the release can have the finding, by its policies. A finding without policies is
+// possible in all.
 bool is_of_release(const KnownFinding& finding, const EngineProfile& profile) {
   return std::ranges::none_of(finding_policies(), [&](const FindingPolicies& policies) {
     return policies.finding == finding.number && !is_possible(profile, policies);
@@ -461,15 +521,18 @@ bool is_of_release(const KnownFinding& finding, const EngineProfile& profile) {
 
 const KnownFinding* known_finding_of_engine(const SavedCase& saved, const Outcome& outcome) {
   if (!outcome.failed()) return nullptr;
-  JudgeOptions options;  // queries that another engine also receives
+  // another engine has no invariants, so the model's failure is compared without them
+  JudgeOptions options;
   options.invariants = false;
   const SavedCase modelled = as_modelled(saved);
   const Outcome model = judge(modelled, options);
+  // First the defects that the model does not follow, because there the model passes.
   for (const EngineFinding& own : kEngineFindings)
     if (could_be(own.finding, saved, outcome) && gets_past(outcome, model) &&
         model.tally[own.reached] > 0 && outcome.what.find(own.text) != std::string::npos)
       return &own.finding;
-  // Another release may need a step more or less to get there, and a deadlock has no step.
+  // A different release may need a step more or less to reach the failure, so the request is
+  // compared instead. A deadlock has no step at all.
   const bool is_own = modelled.engine.engine == saved.engine.engine;
   const bool is_stuck = outcome.kind == OutcomeKind::stuck;
   const bool is_there = is_own ? model.step == outcome.step : model.request == outcome.request;
@@ -481,6 +544,8 @@ const KnownFinding* known_finding_of_engine(const SavedCase& saved, const Outcom
 
 namespace {
 
+// A worker's host names the finding at the start of its message: after "input" or "exception:
+// EngineFault", within 24 characters. Later occurrences belong to quoted text.
 const KnownFinding* named_by_worker(const Outcome& outcome) {
   const bool may_name = outcome.failed() && (outcome.what.starts_with("input: finding ") ||
                                              outcome.what.starts_with("exception: EngineFault: "));
@@ -490,8 +555,8 @@ const KnownFinding* named_by_worker(const Outcome& outcome) {
   return nullptr;
 }
 
-// A worker's page shows what the engine's decisions, followed by the audit, break in that step
-// or before.
+// Looks for the cause of a divergence in the decisions: what the audit finds in that step or
+// before. A worker's page shows the defect when it is written, the audit when it is read.
 const KnownFinding* known_finding_of_decisions(const SavedCase& saved, const Outcome& outcome,
                                                const JudgeOptions& judged_by) {
   if (outcome.kind != OutcomeKind::divergence || !judged_by.backend) return nullptr;
@@ -500,8 +565,8 @@ const KnownFinding* known_finding_of_decisions(const SavedCase& saved, const Out
   return is_cause ? known_finding_of_engine(saved, decided) : nullptr;
 }
 
-// A page of the engine's worker shows a decision's defect in the step that writes it; the audit, in
-// the step that reads it. The engine stays as it is, so a repair of the case must identify it.
+// Looks for the cause of a divergence in the case itself. The engine cannot be repaired here, so
+// only repairs that change the case and not the profile can identify the finding.
 const KnownFinding* known_finding_of_page(const SavedCase& saved, const Outcome& outcome,
                                           const JudgeOptions& judged_by) {
   if (outcome.kind != OutcomeKind::divergence || !judged_by.backend) return nullptr;
@@ -520,6 +585,7 @@ const KnownFinding* known_finding_of_page(const SavedCase& saved, const Outcome&
 
 const KnownFinding* known_finding(const SavedCase& saved, const Outcome& outcome,
                                   const JudgeOptions& judged_by) {
+  // The worker's own word is the most specific.
   if (const KnownFinding* finding = named_by_worker(outcome)) return finding;
   const KnownFinding* finding = judged_by.decisions
                                     ? known_finding_of_engine(saved, outcome)

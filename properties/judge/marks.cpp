@@ -7,20 +7,26 @@
 namespace lockstep {
 namespace {
 
+// Values enter the hash, so reordering changes every mark of a stored comparison.
 enum class MarkKind : std::uint64_t { count, configured, same_step, next_step, request, failure };
 
+// Hashes up to three numbers. REQUIRES: a and b below 2^20, c below 2^20, so that the parts do not
+// overlap.
 Mark mark_of(MarkKind kind, std::uint64_t a, std::uint64_t b = 0, std::uint64_t c = 0) {
   const std::uint64_t low = a + (b << 20) + (c << 40);
   return static_cast<Mark>(splitmix64(low ^ (static_cast<std::uint64_t>(kind) << 60)) % kNumMarks);
 }
 
+// classes before it describe configurations, classes from it on describe events
 constexpr auto kFirstEvent = static_cast<std::size_t>(Reached::step);
 
+// Sorts and removes duplicates.
 void sort_out(auto& values) {
   std::ranges::sort(values);
   values.erase(std::unique(values.begin(), values.end()), values.end());
 }
 
+// States of a request. Values with kScheduled also carry what state_of() packs above bit 4.
 enum State : std::uint32_t {
   kAdded = 1,
   kAborted,
@@ -40,14 +46,17 @@ void MarkCollector::enter(const std::string& name, std::uint32_t state) {
   request.state = state;
 }
 
-// A request after a step: new or resumed, with a hit; in its prompt or after it; at or next to a
-// block's end; with drafts that were accepted, rejected or in flight.
+// Packs the state of a scheduled request: bits 5 to 6 new or resumed, 7 with a hit, 8 to 9 in or
+// past its prompt, 10 to 11 the position in its block (at its end, one past it, one before it,
+// elsewhere), 12 to 14 the fate of its drafts (none, in flight, all rejected, some or all
+// accepted).
 std::uint32_t MarkCollector::state_of(const RecordedStep& step, const RecordedScheduled& scheduled,
                                       const Request& request) const {
   const std::int64_t end = scheduled.computed + scheduled.tokens;
   const std::int64_t in_block = end % block_size_;
   const std::uint32_t entry = !scheduled.is_new ? 0 : scheduled.resumed ? 2 : 1;
   const std::uint32_t hit = scheduled.is_new && scheduled.computed > 0 ? 1 : 0;
+  // 0: still inside its prompt; 1: completes the prompt in this step; 2: decodes.
   const std::uint32_t phase = end < request.num_prompt_tokens                  ? 0
                               : scheduled.computed < request.num_prompt_tokens ? 1
                                                                                : 2;
@@ -57,6 +66,7 @@ std::uint32_t MarkCollector::state_of(const RecordedStep& step, const RecordedSc
                                                             : 3;
   const auto sampled = std::ranges::find(step.sampled, scheduled.id, &RecordedTokens::id);
   const std::int64_t num_drafts = std::ssize(scheduled.spec);
+  // -1: no output of this step yet, or none at all for a prompt chunk.
   const std::int64_t accepted =
       sampled == step.sampled.end() ? -1 : std::ssize(sampled->tokens) - 1;
   const std::uint32_t drafts = num_drafts == 0         ? 0
@@ -67,6 +77,8 @@ std::uint32_t MarkCollector::state_of(const RecordedStep& step, const RecordedSc
   return kScheduled | entry << 5 | hit << 7 | phase << 8 | place << 10 | drafts << 12;
 }
 
+// Follows the requests through one step, in the order in which an engine acts: events, preemptions,
+// schedule, loads, sends, ends.
 void MarkCollector::follow_requests(const RecordedStep& step) {
   for (const RecordedEvent& event : step.before) {
     if (event.kind == RecordedEvent::Kind::add) {
@@ -85,6 +97,8 @@ void MarkCollector::follow_requests(const RecordedStep& step) {
   for (const RecordedStopped& stopped : step.stopped) enter(stopped.id, kStopped);
 }
 
+// Pairs of classes in a step grow with the square of their number, but few classes occur in one
+// step.
 void MarkCollector::step(const RecordedStep& step, const Tally& before, const Tally& after) {
   std::vector<std::uint8_t> classes;
   for (std::size_t i = kFirstEvent + 1; i < kNumReached; ++i)  // every step has the first
@@ -101,6 +115,8 @@ void MarkCollector::step(const RecordedStep& step, const Tally& before, const Ta
 
 std::vector<Mark> MarkCollector::finish(const Tally& tally, std::string_view failure) {
   std::vector<std::uint8_t> configured, events;
+  // A class contributes one mark per magnitude up to its count: a count of 5 gives those of 1, 2
+  // and 4. A case with more occurrences has all marks of a case with fewer.
   for (std::size_t i = 0; i < kNumReached; ++i) {
     const std::int64_t count = tally[static_cast<Reached>(i)];
     if (count == 0) continue;
@@ -114,12 +130,15 @@ std::vector<Mark> MarkCollector::finish(const Tally& tally, std::string_view fai
       if (a < b) marks_.push_back(mark_of(MarkKind::configured, a, b));
     for (const std::uint8_t b : events) marks_.push_back(mark_of(MarkKind::configured, a, b));
   }
+  // A transition is marked once per kind of cache in the case: the same transition exercises
+  // different managers.
   sort_out(edges_);
   for (const std::uint64_t edge : edges_)
     for (auto kind = static_cast<std::size_t>(Reached::full_attention);
          kind <= static_cast<std::size_t>(Reached::reference_window); ++kind)
       if (tally[static_cast<Reached>(kind)] > 0)
         marks_.push_back(mark_of(MarkKind::request, edge & 0xffff, edge >> 16, kind));
+  // Names of failures are long, so they are hashed first; 40 bits of the hash are used.
   if (!failure.empty()) {
     std::uint64_t hash = 0;
     for (const char c : failure) hash = splitmix64(hash ^ static_cast<unsigned char>(c));

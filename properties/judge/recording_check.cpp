@@ -12,15 +12,17 @@
 namespace lockstep {
 namespace {
 
+// A recording with one cause may have hundreds of findings; the first few explain it.
 constexpr std::size_t kFindingsShown = 5;
 constexpr std::size_t kValueChars = 60;
 
+// A mismatch without a step concerns the header or the end line.
 std::string place_of(const ConformMismatch& parts) {
   if (parts.step >= 0) return fmt::format("in step {}", parts.step);
   return parts.what.starts_with("end") ? "at its end line" : "in its header";
 }
 
-// A recorded value can be a whole table.
+// Shortens a recorded value, which may be a whole table.
 std::string shown(const std::string& value) {
   return value.size() <= kValueChars ? value : value.substr(0, kValueChars) + "...";
 }
@@ -32,12 +34,15 @@ std::string audit_summary(const RecordingCheck& check) {
 
 }  // namespace
 
+// The auditor holds for the whole recording: a scope for running engines would skip rules about its
+// end.
 RecordingAudit::RecordingAudit(std::shared_ptr<const Recording> recording)
     : recording_(std::move(recording)), not_audited_(why_not_audited(recording_->header)) {
   if (not_audited_.empty())
     auditor_ = std::make_unique<Auditor>(recording_->header, AuditScope::whole_recording);
 }
 
+// The run ends after a finding, so a second call with findings is a bug of the loop.
 bool RecordingAudit::decided(const StepView& view) {
   if (auditor_ == nullptr) return true;
   LS_CHECK(findings_.empty(), "{} findings, and step {} is decided", findings_.size(),
@@ -65,6 +70,7 @@ Verdict RecordingCheck::verdict() const {
   return parts || !not_compared.empty() ? Verdict::parted : Verdict::agreed;
 }
 
+// The two checks read the recording independently of each other and of any run.
 RecordingCheck check_recording(const std::string& path,
                                std::shared_ptr<const Recording> recording) {
   RecordingCheck check;
@@ -131,6 +137,7 @@ nlohmann::ordered_json json_of(const RecordingCheck& check) {
   return json;
 }
 
+// Full attention in one group without drafts loses hits to evictions only.
 bool HitCounter::applies(const LockstepConfig& config) {
   const std::vector<KVCacheGroupSpec>& groups = config.backend.plan.groups;
   return config.engine.enable_prefix_caching &&
@@ -145,11 +152,13 @@ void HitCounter::open(const LockstepConfig& config, const DecisionSource& decisi
   if (why_not_audited(header).empty()) auditor_.emplace(header, AuditScope::hits_only);
 }
 
+// Findings are dropped: the scope `hits_only` has none worth reporting.
 void HitCounter::take(const RecordedStep& step) {
   auditor_->step(step);
   auditor_->take_findings();
 }
 
+// Nothing in the pool means nothing was lost.
 double hit_share(const HitTotals& hits) {
   if (hits.there == 0) return 100;
   return 100.0 * static_cast<double>(hits.hit) / static_cast<double>(hits.there);

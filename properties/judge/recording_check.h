@@ -1,9 +1,9 @@
-// What a recording itself shows, next to a run of it.
+// What a recording itself shows, in addition to a run of it.
 //
-// A run that follows a recording executes the recorded decisions, and RecordingAudit judges each
-// before it is executed. A run in which the model decides (--decide model) holds for the recorded
-// decisions only as far as both are equal: RecordingCheck names the first step where they are not,
-// and gives the recorded decisions to the audit.
+// A run that follows a recording executes the recorded decisions; RecordingAudit checks each one
+// before it is executed. A run in which the model decides (--decide model) proves something about
+// the recorded decisions only while both are equal. RecordingCheck finds the first step where they
+// differ, and audits the recorded decisions themselves.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -30,12 +30,15 @@ namespace lockstep {
 // (2) After a finding no step is audited.
 class RecordingAudit final : public StepObserver {
  public:
+  // REQUIRES: the run follows this recording, from its first step.
   explicit RecordingAudit(std::shared_ptr<const Recording> recording);
+  // Audits the recorded step. False: it has findings, and the step must not be executed.
   bool decided(const StepView& view) override;
-  // After the last step of a run that did not fail.
+  // Audits the end line. Must be called after the last step of a run that did not fail; without
+  // effect after a finding.
   void end();
   const std::vector<AuditFinding>& findings() const { return findings_; }
-  // Why the audit cannot follow the recording; empty: it can.
+  // Returns why the audit cannot follow the recording; empty: it can.
   const std::string& not_audited() const { return not_audited_; }
 
  private:
@@ -45,57 +48,65 @@ class RecordingAudit final : public StepObserver {
   std::vector<AuditFinding> findings_;
 };
 
-// "audit.RULE", step and request of a finding.
+// Converts a finding to a check failure named "audit.RULE".
 CheckFailure failure_of(const AuditFinding& finding);
 
+// Result of comparing a recording with the model and auditing it. Both parts are independent: a
+// recording may be audited although the model cannot follow it.
 struct RecordingCheck {
   std::optional<ConformMismatch> parts;  // the first difference; absent: none
   std::vector<AuditFinding> findings;
   std::string not_compared;  // why the model cannot follow it; empty: it was compared
   std::string not_audited;   // why the audit cannot follow it; empty: it was audited
 
-  // Of a run that did not fail: `agreed` only if the recording holds the same decisions and the
-  // audit has no findings.
+  // Returns the verdict of a run that did not fail: `agreed` only if the recording has the same
+  // decisions and the audit has no findings. A recording that was not compared counts as `parted`.
   Verdict verdict() const;
 };
 
-// `path`: of the file that it was read from.
+// Compares and audits the recording. `path`: the file that it was read from, for messages. Never
+// fails: what is impossible is stated in not_compared and not_audited.
 RecordingCheck check_recording(const std::string& path, std::shared_ptr<const Recording> recording);
 
-// "the recording parts from the model in step 3; audit: 2 findings"
+// Formats one line: "the recording parts from the model in step 3; audit: 2 findings".
 std::string summary_of(const RecordingCheck& check);
-// The first difference and the findings, a line each; empty: none.
+// Formats the first difference and at most five findings, one line each. Empty: none.
 std::string details_of(const RecordingCheck& check);
-// "In step 3 the recording and the model part here ...": for a narrative of the model's steps.
+// Formats the difference for a record of the model's steps: what follows it is the model's.
 std::string parting_of(const ConformMismatch& parts);
 nlohmann::ordered_json json_of(const RecordingCheck& check);
 
-// Counts what prefix caching finds in a run and why it finds no more, from the run's decisions.
-// Only blocks and tokens are followed: nothing is checked. It costs about 200 ns per prompt token,
-// so it ends after kTokensMax of them.
+// Counts what prefix caching finds in a run, and why it finds no more, from the run's decisions. It
+// follows only blocks and tokens and checks nothing. At about 200 ns per prompt token it ends after
+// kTokensMax of them.
 //
 // Invariants
 // (1) The counter sits between the loop and its workload and changes neither.
 // (2) Its totals cover every completed step up to its end.
+// (3) Before open() it has ended: it counts nothing.
 //
 // Not counted: runs with a KV connector, as in HitTotals.
 
 class HitCounter final : public StepObserver {
  public:
+  // Prompt tokens, after which the counter ends.
   static constexpr std::int64_t kTokensMax = 1'000'000;
 
-  // Whether hits can be lost to more than an eviction: windows, states, several groups, drafts.
+  // Returns true if hits can be lost to more than evictions: by windows, states, several groups or
+  // drafts. Otherwise the counts would say little.
   static bool applies(const LockstepConfig& config);
+  // `workload` must outlive the counter; the loop must use workload() instead.
   explicit HitCounter(Workload& workload)
       : recorder_(workload, [this](const RecordedStep& step) { take(step); }) {}
-  // Before the first step. `config`: of the run.
+  // Must be called before the first step. `config`: of the run. A run that the audit does not
+  // follow is not counted.
   void open(const LockstepConfig& config, const DecisionSource& decisions);
 
   Workload& workload() { return recorder_; }
   bool decided(const StepView& view) override { return has_ended() || recorder_.decided(view); }
   bool finished(const StepView& view) override { return has_ended() || recorder_.finished(view); }
   bool has_ended() const { return !auditor_ || auditor_->hits().tokens > kTokensMax; }
-  // Absent: the audit does not follow such a run.
+  // Null: the audit does not follow such a run.
   const HitTotals* hits() const { return auditor_ ? &auditor_->hits() : nullptr; }
 
  private:
@@ -105,13 +116,13 @@ class HitCounter final : public StepObserver {
   std::optional<Auditor> auditor_;
 };
 
-// Hit tokens of those in the pool, in percent; 100 of nothing.
-// Of all engines together, without those that the audit does not follow; absent: there is none.
+// Hits of all engines together, without engines that the audit does not follow.
 struct CountedHits : HitTotals {
   bool is_whole = true;  // false: HitCounter::kTokensMax ended the count
 };
+// Returns the hit tokens in percent of those that were in the pool; 100 if none was.
 double hit_share(const HitTotals& hits);
-// "7,500 state, 12 last token"; empty: nothing was lost.
+// Formats the tokens that were lost, by reason: "7,500 state, 12 last token". Empty: none.
 std::string losses_text(const HitTotals& hits);
 nlohmann::ordered_json json_of(const HitTotals& hits);
 

@@ -10,6 +10,8 @@
 
 namespace lockstep {
 
+// Backends and device modes are excluded: `connector` classes are what a run with a connector must
+// add.
 std::vector<Reached> classes_of_connectors() {
   std::vector<Reached> classes;
   for (std::size_t i = 0; i < kNumReached; ++i)
@@ -23,6 +25,7 @@ Tally& Tally::operator+=(const Tally& other) {
   return *this;
 }
 
+// A device mode counts as requested if any case had one, because reports do not store the options.
 std::vector<std::string_view> Tally::missing() const {
   const bool any_backend = (*this)[Reached::with_backend] > 0;
   bool any_device_mode = false;
@@ -42,11 +45,14 @@ std::vector<std::string_view> Tally::missing() const {
 
 namespace {
 
-// A kind of cache, and a hit in it.
+// The class of a kind of cache, and that of a hit in it.
 struct KindClasses {
   Reached kind, hit;
 };
 
+// Returns the classes of a spec. Compressed rows, recomputed windows and the modes of states count
+// as kinds of their own: their managers and kernels differ. For rings and reference windows, `hit`
+// is the event that shows their special rule.
 KindClasses classes_of(const KVCacheSpec& spec) {
   using enum CacheKind;
   switch (spec.kind) {
@@ -67,6 +73,7 @@ KindClasses classes_of(const KVCacheSpec& spec) {
     case mamba:
       if (spec.mamba_cache_mode == MambaCacheMode::align)
         return {Reached::mamba_align, Reached::hit_mamba_align};
+      // Mode none has no hits, so its second class is never counted.
       return {
           spec.mamba_cache_mode == MambaCacheMode::none ? Reached::mamba_none : Reached::mamba_all,
           Reached::hit_mamba_all};
@@ -81,6 +88,7 @@ KindClasses classes_of(const KVCacheSpec& spec) {
   }
 }
 
+// Counts each class once per case, whatever the number of groups: hence the set.
 void count_cache(const SavedCase& saved, Tally& tally) {
   std::set<Reached> kinds;
   const auto& groups = saved.cache.groups;
@@ -103,6 +111,7 @@ void count_cache(const SavedCase& saved, Tally& tally) {
   for (const Reached kind : kinds) tally.count(kind);
 }
 
+// Counts the options of the engine. The two releases are those that the generator uses.
 void count_engine(const SavedCase& saved, Tally& tally) {
   const EngineConfig& engine = saved.engine;
   const auto count_if = [&](bool holds, Reached reached) {
@@ -128,6 +137,8 @@ void count_engine(const SavedCase& saved, Tally& tally) {
   count_if(engine.dcp * engine.pcp > 1, Reached::context_parallel);
 }
 
+// Counts the connectors. HiSparse's page workers count as HiSparse and not as a connector of their
+// own.
 void count_connector(const SavedCase& saved, Tally& tally) {
   const std::vector<ConnectorKind>& parts = saved.connector.parts;
   if (parts.empty()) return;
@@ -139,6 +150,7 @@ void count_connector(const SavedCase& saved, Tally& tally) {
     if (saved.engine.async_scheduling) tally.count(Reached::hisparse_async);
     if (saved.engine.num_spec_tokens > 0) tally.count(Reached::hisparse_drafts);
   }
+  // Several peers in one case count several times.
   for (const ConnectorKind kind : parts)
     if (kind != ConnectorKind::page_workers)
       tally.count(kind == ConnectorKind::host ? Reached::host_tier : Reached::connector_peers);
@@ -147,6 +159,8 @@ void count_connector(const SavedCase& saved, Tally& tally) {
   if (saved.cache.groups.size() > 1) tally.count(Reached::connector_hybrid);
 }
 
+// Counts arrivals at equal times and turns of a conversation. Only absolute arrivals are compared:
+// a follow-up's time depends on the run.
 void count_arrivals(const SavedCase& saved, Tally& tally) {
   std::int64_t last_ns = -1;
   for (const TraceRecord& record : saved.trace.records) {
@@ -163,6 +177,7 @@ void count_arrivals(const SavedCase& saved, Tally& tally) {
 
 }  // namespace
 
+// Counts are cheap: they read the case once.
 void count_case(const SavedCase& saved, Tally& tally) {
   if (!saved.faults.empty()) tally.count(Reached::with_faults);
   count_cache(saved, tally);
@@ -171,6 +186,8 @@ void count_case(const SavedCase& saved, Tally& tally) {
   count_arrivals(saved, tally);
 }
 
+// Counts an abort by the state of the request. An abort of an unknown request, which has finished,
+// is not counted here (count_faults() of the judge counts abort_again).
 void TallyCounter::count_abort(const std::string& name) {
   const auto request = requests_.find(name);
   if (request == requests_.end()) return;
@@ -191,6 +208,7 @@ void TallyCounter::count_abort(const std::string& name) {
   requests_.erase(request);
 }
 
+// A request is in its prompt until its computed tokens reach the prompt's length.
 void TallyCounter::count_abort_of_running(const Request& request) {
   tally_.count(Reached::abort_running);
   if (steps_in_flight_ > 0) tally_.count(Reached::abort_with_step_in_flight);
@@ -200,6 +218,7 @@ void TallyCounter::count_abort_of_running(const Request& request) {
     tally_.count(request.num_steps > 1 ? Reached::abort_mid_prefill : Reached::abort_first_chunk);
 }
 
+// Counts events before the step. A reset that a running request prevents counts as refused.
 void TallyCounter::count_events(const RecordedStep& step) {
   for (const RecordedEvent& event : step.before) {
     switch (event.kind) {
@@ -219,14 +238,18 @@ void TallyCounter::count_events(const RecordedStep& step) {
   }
 }
 
-// After blocks that a load did not fill: a running request goes back, and one that waited for its
-// load starts before the loaded tokens.
+// Returns true if the request computes tokens again because a load did not fill its blocks. A
+// running request then returns to an earlier position. A request that waited for its load starts
+// before the loaded tokens; one token less is normal, since the last token of a fully loaded prompt
+// is computed anyway.
 bool TallyCounter::is_computed_again(const RecordedScheduled& scheduled,
                                      const Request& request) const {
   if (!scheduled.is_new) return scheduled.computed <= request.first_computed;
   return scheduled.computed + 1 < request.num_loaded_tokens;
 }
 
+// Counts the connector's answers. A request that is queried again although a load was in flight has
+// lost the whole load.
 void TallyCounter::count_answers(const RecordedStep& step) {
   if (!step.connector) return;
   for (const RecordedConnectorAnswer& answer : *step.connector) {
@@ -238,7 +261,8 @@ void TallyCounter::count_answers(const RecordedStep& step) {
     }
     if (!answer.external) tally_.count(Reached::undetermined_answer);
   }
-  // What was asked for is loaded if there is room.
+  // The answer is used only if the request was scheduled or its load started; otherwise it is
+  // queried again later.
   const auto is_entered = [&](const RecordedConnectorAnswer& answer) {
     return std::ranges::find(step.scheduled, answer.id, &RecordedScheduled::id) !=
            step.scheduled.end();
@@ -252,20 +276,23 @@ void TallyCounter::count_answers(const RecordedStep& step) {
     tally_.count(Reached::external_hit);
     if (answer.local > 0) tally_.count(Reached::partial_external_hit);
     if (!is_loading(answer)) continue;
+    // A load over several steps has its own queue entry; a load within the step does not.
     tally_.count(Reached::longer_load);
     requests_[answer.id].place = Place::loading;
     requests_[answer.id].num_loaded_tokens = answer.local + *answer.external;
   }
 }
 
+// Counts lost blocks, delayed frees, and loaded requests that hold blocks without running.
 void TallyCounter::count_transfers(const RecordedStep& step) {
   if (step.worker) {
     const std::int64_t lost = std::ssize(step.worker->invalid_blocks);
     tally_.count(Reached::lost_blocks, lost);
+    // The step that was decided after the loss is still in flight when the report arrives.
     if (saved_.engine.async_scheduling) tally_.count(Reached::lost_behind_a_step, lost);
   }
   tally_.count(Reached::delayed_free, std::ssize(step.held));
-  // Where releases keep those that hold blocks apart, they are in a queue of their own.
+  // Some releases keep requests that hold blocks in a queue of their own.
   const auto& queue = step.transfers.kv_holding ? step.transfers.kv_holding : step.skipped;
   if (!queue) return;
   for (const RecordedSkipped& skipped : *queue) {
@@ -276,6 +303,8 @@ void TallyCounter::count_transfers(const RecordedStep& step) {
   }
 }
 
+// Counts HiSparse's transfers. A transfer is in flight from its step until as many completions as
+// enqueued parts were reported.
 void TallyCounter::count_pages(const RecordedStep& step) {
   if (!step.pages) return;
   const RecordedPages& pages = *step.pages;
@@ -299,8 +328,9 @@ void TallyCounter::count_pages(const RecordedStep& step) {
     if ((copies_[id] -= count) == 0) copies_.erase(id);
 }
 
-// A page that was on the device and is now only on the host; a page of a hit that is still
-// resident.
+// Counts pages that left the device and remain only on the host, and pages of a hit that are still
+// resident on the device. Both follow from the change of a page's block: from a block to null, or
+// to a block although the page is part of the hit.
 void TallyCounter::count_residency(const RecordedStep& step, const std::string& name,
                                    const ResidencyUpdate& update) {
   Request& request = requests_[name];
@@ -319,8 +349,10 @@ void TallyCounter::count_residency(const RecordedStep& step, const std::string& 
   }
 }
 
-// A hit in every group in which the table begins with blocks of others.
+// Counts a hit in every group whose table starts with blocks of earlier requests. A group without
+// such blocks (its window starts later) was not hit, although the request was.
 void TallyCounter::count_hit(const RecordedStep& step, const RecordedScheduled& scheduled) {
+  // The hit is what the cache had; a connector may have added tokens after it.
   std::int64_t found = scheduled.computed;
   if (step.connector) {
     const auto answer =
@@ -336,6 +368,7 @@ void TallyCounter::count_hit(const RecordedStep& step, const RecordedScheduled& 
     if (spec.bounded_replay) tally_.count(Reached::replayed_window);
     if (!is_prefix_cacheable(spec)) continue;
     const auto& table = (*scheduled.blocks)[g];
+    // Only whole blocks are hits: 20 tokens in blocks of 16 cover one.
     const auto covered = std::min<std::int64_t>(found / spec.block_size, std::ssize(table));
     if (std::any_of(table.begin(), table.begin() + covered,
                     [](BlockId block) { return block != kNullBlock; })) {
@@ -346,8 +379,8 @@ void TallyCounter::count_hit(const RecordedStep& step, const RecordedScheduled& 
   }
 }
 
-// Continuing requests: a draft model that proposes fewer tokens, a step that takes fewer, so that
-// it ends before a position whose drafts were rejected.
+// Counts continuing requests with fewer drafts than before, and among them steps that end before
+// the previous one's end: their drafts were rejected and fewer new ones were proposed.
 void TallyCounter::count_drafts(const RecordedScheduled& scheduled, Request& request) {
   const std::int64_t before = std::exchange(request.num_drafts, std::ssize(scheduled.spec));
   if (scheduled.is_new || before <= request.num_drafts) return;
@@ -356,7 +389,8 @@ void TallyCounter::count_drafts(const RecordedScheduled& scheduled, Request& req
     tally_.count(Reached::step_ends_sooner);
 }
 
-// Requests scheduled before others that continue: a victim may have had its turn in the step.
+// Counts victims that precede a running request: they may already have been scheduled in the step
+// that preempts them (docs/findings.md, 3).
 void TallyCounter::count_victims(const RecordedStep& step) {
   const auto runs_on = [&](const std::string& name) {
     return std::ranges::find(step.running, name) != step.running.end();
@@ -369,10 +403,12 @@ void TallyCounter::count_victims(const RecordedStep& step) {
   running_ = step.running;
 }
 
+// Counts what each scheduled request shows. Its previous state is read before it is updated.
 void TallyCounter::count_scheduled(const RecordedStep& step) {
   if (step.scheduled.size() > 1) tally_.count(Reached::batch_of_several);
   for (const RecordedScheduled& scheduled : step.scheduled) {
     Request& request = requests_[scheduled.id];
+    // Must precede the update of first_computed.
     if (is_computed_again(scheduled, request)) tally_.count(Reached::recomputed_load);
     const bool was_loaded = std::exchange(request.num_loaded_tokens, 0) > 0;
     count_drafts(scheduled, request);
@@ -385,35 +421,42 @@ void TallyCounter::count_scheduled(const RecordedStep& step) {
       for (const KVCacheGroupSpec& group : saved_.cache.groups)
         if (is_state_kind(group.spec.kind)) tally_.count(Reached::resumed_states);
     }
+    // After a load, blocks in the table are the load's own and not hits.
     if (scheduled.is_new && !was_loaded) count_hit(step, scheduled);
     for (const KVCacheGroupSpec& group : saved_.cache.groups)
+      // A ring is overwritten once the request has more tokens than the ring has entries.
       if (is_ring(group.spec) && request.num_computed_tokens > group.spec.block_size)
         tally_.count(Reached::ring_gone_round);
     if (!scheduled.encode.empty())
       tally_.count(scheduled.resumed ? Reached::encoder_computed_again : Reached::encoder_computed);
     for (const KVCacheGroupSpec& group : saved_.cache.groups)
+      // Two blocks more than the window: the gap then spans at least one whole block.
       if (group.spec.rswa_window > 0 && request.num_computed_tokens > request.num_prompt_tokens +
                                                                           group.spec.rswa_window +
                                                                           2 * group.spec.block_size)
         tally_.count(Reached::gap_behind_prompt);
     if ((scheduled.computed + scheduled.tokens) % saved_.engine.block_size != 0)
       tally_.count(Reached::partial_block);
+    // Nulls in the added blocks: the window of this step starts after them.
     if (scheduled.blocks && !scheduled.is_new)
       tally_.count(Reached::retired_block,
                    std::ranges::count(scheduled.blocks->front(), kNullBlock));
     if (std::ranges::find(scheduled.spec, -1) != scheduled.spec.end())
       tally_.count(Reached::placeholder_draft);
     const auto sampled = std::ranges::find(step.sampled, scheduled.id, &RecordedTokens::id);
+    // No output: the step ended inside the prompt.
     if (sampled == step.sampled.end()) {
       tally_.count(Reached::chunked_prefill);
       continue;
     }
+    // The first sampled token is not a draft.
     const auto num_accepted = std::ssize(sampled->tokens) - 1;
     tally_.count(Reached::accepted_draft, num_accepted);
     tally_.count(Reached::rejected_draft, std::ssize(scheduled.spec) - num_accepted);
   }
 }
 
+// A storm preempts several requests at once and leaves at most one.
 void TallyCounter::count_preempted(const RecordedStep& step) {
   tally_.count(Reached::preemption, std::ssize(step.preempted));
   if (step.preempted.size() > 1 && step.running.size() <= 1)
@@ -421,6 +464,7 @@ void TallyCounter::count_preempted(const RecordedStep& step) {
   for (const std::string& name : step.preempted) requests_[name].place = Place::preempted;
 }
 
+// Counts what the output changed. Ended requests are forgotten, so an abort of them is not counted.
 void TallyCounter::count_outcome(const RecordedStep& step) {
   tally_.count(Reached::stored_block, step.stored);
   tally_.count(Reached::eviction, step.evicted);
@@ -437,6 +481,8 @@ void TallyCounter::count_outcome(const RecordedStep& step) {
   }
 }
 
+// Order matters: victims are compared with the previous step's queue, preemptions precede the
+// schedule, and outcomes end requests.
 void TallyCounter::step(const RecordedStep& step) {
   tally_.count(Reached::step);
   if (step.scheduled.empty()) tally_.count(Reached::idle_step);
@@ -448,6 +494,7 @@ void TallyCounter::step(const RecordedStep& step) {
   count_transfers(step);
   count_pages(step);
   count_outcome(step);
+  // Without asynchronous scheduling each step's output is processed before the next step.
   if (!step.scheduled.empty()) ++steps_in_flight_;
   const bool comes_in = step.output_of_step || !saved_.engine.async_scheduling;
   if (comes_in && steps_in_flight_ > 0) --steps_in_flight_;

@@ -1,10 +1,14 @@
 // Coverage of generated cases: what they consist of and what they reached, counted by class. Cases
-// that never see a preemption prove nothing about preemptions: a run of many cases with an empty
-// class fails, whatever the cases' verdicts.
+// that never see a preemption prove nothing about preemptions. A run of many cases with an empty
+// class therefore fails, whatever the cases' verdicts.
 //
 // Invariants
-// (1) A class counts occurrences, or cases where it names a configuration.
-// (2) The counts of parts of a run add up to those of the run.
+// (1) An event class counts occurrences; a configuration class counts cases.
+// (2) The counts of the parts of a run add up to those of the run.
+// (3) Configuration classes come first, and Reached::step is the first event class (marks.cpp
+//     depends on it).
+//
+// Not checked: that a rare class is reached often enough. One occurrence suffices.
 #pragma once
 
 #include <array>
@@ -22,7 +26,8 @@
 
 namespace lockstep {
 
-// X(class, the kind of case that can see it)
+// X(class, the kind of case that can see it). Names appear in reports: renaming one makes older
+// reports unreadable.
 #define LOCKSTEP_REACHED(X)              \
   /* Configurations, once a case. */     \
   X(engine_0_22_1, anything)             \
@@ -176,13 +181,13 @@ namespace lockstep {
   X(dp_graphs, device_mode)              \
   X(page_checked, backend)
 
-// Which cases can see a class.
+// The cases that can see a class. A class that no case of a run can see is not missing.
 enum class SeenWith : std::uint8_t {
   anything,
   backend,
-  device_mode,  // with a backend, in a run that draws captured graphs and real numbers
+  device_mode,  // with a backend, in a run that generates captured graphs and real numbers
   connector,    // a KV connector
-  no_backend,   // a load that fails with a step in flight: no backend supports that
+  no_backend,   // a failing load with a step in flight: unsupported by backends
   worker,       // an engine's own worker, in runs too short to see every class
 };
 
@@ -192,6 +197,7 @@ enum class Reached : std::uint8_t {
 #undef LOCKSTEP_REACHED_NAME
 };
 
+// The name of a class and which cases can see it.
 struct ReachedClass {
   std::string_view name;
   SeenWith seen_with;
@@ -203,11 +209,14 @@ inline constexpr ReachedClass kReachedClasses[] = {
 };
 inline constexpr std::size_t kNumReached = std::size(kReachedClasses);
 
-// Classes of caches whatever their kind, and of hits in them.
+// Classes for properties that caches of several kinds may have, and for hits in such caches.
 struct FurtherClass {
+  // The class of a case with such a cache, and of a hit in it.
   Reached cache, hit;
+  // Returns true if the spec has the property.
   bool (*holds)(const EngineConfig& engine, const KVCacheSpec& spec);
-  bool (*of)(const EngineProfile& profile);  // true if its engine has such caches
+  // true if the release has such caches; else unreachable
+  bool (*of)(const EngineProfile& profile);
 };
 inline constexpr FurtherClass kFurtherClasses[] = {
     {Reached::whole_cache, Reached::hit_whole_cache,
@@ -231,9 +240,10 @@ inline constexpr FurtherClass kFurtherClasses[] = {
 constexpr std::string_view name_of(Reached reached) {
   return kReachedClasses[static_cast<std::size_t>(reached)].name;
 }
-// Those that only cases with a KV connector reach.
+// Returns the classes that only cases with a KV connector reach.
 std::vector<Reached> classes_of_connectors();
 
+// Counts per class. The coverage of several cases is the sum of theirs.
 class Tally {
  public:
   void count(Reached reached, std::int64_t times = 1) {
@@ -245,36 +255,43 @@ class Tally {
   Tally& operator+=(const Tally& other);
   bool operator==(const Tally&) const = default;
 
-  // Classes that many cases should have seen and none did, by name; those that need a backend only
-  // when there was one.
+  // Returns the names of classes that many cases should have reached and none did. Classes that
+  // need a backend or a device mode are included only if some case had one; classes of workers
+  // never.
   std::vector<std::string_view> missing() const;
 
  private:
   std::array<std::int64_t, kNumReached> counts_{};
 };
 
-// Counts what a case is made of.
+// Counts what a case consists of, once per case and before it runs.
 void count_case(const SavedCase& saved, Tally& tally);
 
-// Counts what an engine reaches, from its steps as a recorder writes them.
+// Counts what one engine reaches, from its steps as a recorder writes them. It follows each
+// request's position and progress, because a step does not state, for example, that an aborted
+// request was in mid-prefill.
 class TallyCounter {
  public:
   // Both must outlive the counter.
   TallyCounter(const SavedCase& saved, Tally& tally) : saved_(saved), tally_(tally) {}
 
+  // Counts one complete step. Must be called for every step, in order.
   void step(const RecordedStep& step);
 
  private:
+  // Where a live request is: a loading request has blocks and waits, a preempted one has none.
   enum class Place : std::uint8_t { waiting, loading, running, preempted };
   struct Request {
     Place place = Place::waiting;
+    // 0: its arrival was not seen
     std::int64_t num_prompt_tokens = 0;
-    std::int64_t num_computed_tokens = 0;  // after the last step in which it was scheduled
-    std::int64_t num_steps = 0;            // steps that scheduled it since admission
-    std::int64_t first_computed = 0;       // before that step
-    std::int64_t num_loaded_tokens = 0;    // that a longer load is to bring it up to
-    std::int64_t num_drafts = 0;           // in that step
-    std::vector<BlockId> pages{};          // of HiSparse, where they lie in the first group of them
+    std::int64_t num_computed_tokens = 0;  // tokens after the last step that scheduled it
+    std::int64_t num_steps = 0;            // steps that scheduled it since its admission
+    std::int64_t first_computed = 0;       // computed tokens before the last step that scheduled it
+    std::int64_t num_loaded_tokens = 0;    // tokens after its load in flight; 0: none
+    std::int64_t num_drafts = 0;           // drafts in the last step that scheduled it
+    // HiSparse: its pages' blocks in the first resident group
+    std::vector<BlockId> pages{};
   };
 
   void count_events(const RecordedStep& step);
@@ -295,10 +312,12 @@ class TallyCounter {
 
   const SavedCase& saved_;
   Tally& tally_;
-  std::map<std::string, Request> requests_;  // live ones
+  std::map<std::string, Request> requests_;  // live requests, by name
+  // decided steps whose output has not been processed
   std::int64_t steps_in_flight_ = 0;
-  std::vector<std::string> running_;  // after the previous step
-  // of pages in flight: completions left; 0: unknown yet
+  std::vector<std::string> running_;  // in queue order
+  // Copies of pages in flight: completions that are missing, by transfer; 0: their number is not
+  // known yet.
   std::map<std::int64_t, std::int32_t> copies_;
 };
 
