@@ -18,11 +18,14 @@
 namespace lockstep {
 namespace {
 
+// Small blocks make many transfers of few tokens; 48 tokens are 12 blocks per request.
 constexpr std::int32_t kBlockSize = 4;
 constexpr std::int32_t kPromptMax = 40;
 constexpr std::int32_t kOutputMax = 8;
 constexpr std::int32_t kLongest = kPromptMax + kOutputMax;
 
+// Configures one of the two engines: one group of two layers of full attention, at most 4 requests
+// and 32 tokens per step. connector_profile() is the release that pairs are modelled with.
 LockstepConfig engine_of(std::int64_t num_blocks) {
   LockstepConfig config;
   config.engine.engine = connector_profile().name;
@@ -41,6 +44,9 @@ LockstepConfig engine_of(std::int64_t num_blocks) {
   return config;
 }
 
+// Generates 2 to 14 requests. Their prompts start with one of three token sequences, so that caches
+// on both sides overlap. Arrivals are up to 40 ms apart, half of them simultaneous. A tenth is
+// aborted 30 ms after arrival, when a transfer may be in flight.
 Trace generate_requests(ChoiceSource& choices) {
   Trace trace;
   std::int64_t t_ns = 0;
@@ -62,6 +68,9 @@ Trace generate_requests(ChoiceSource& choices) {
   return trace;
 }
 
+// Generates a network. Every fault has a probability below 25 percent, so that retries mostly
+// succeed and the leases of lost requests still expire. A straggler arrives 100 ms late, after all
+// retries.
 NetworkOptions generate_network(ChoiceSource& choices) {
   const auto percent = [&] { return static_cast<std::int32_t>(choices.below(25)); };
   return {.seed = static_cast<std::uint64_t>(choices.below(1'000'000)),
@@ -74,6 +83,8 @@ NetworkOptions generate_network(ChoiceSource& choices) {
           .slow_percent = percent()};
 }
 
+// Generates up to three connector classes, with or without an offloading backend, which adds one
+// more.
 MultiConnectorConfig generate_connectors(ChoiceSource& choices) {
   MultiConnectorConfig config;
   config.offloads = choices.chance(30);
@@ -83,6 +94,8 @@ MultiConnectorConfig generate_connectors(ChoiceSource& choices) {
   return config;
 }
 
+// Makes the backend of one engine; null without pages. The staging buffer is the backend's host
+// tier.
 Result<std::unique_ptr<Backend>> backend_for(const TransferCase& transfer, LockstepConfig& config,
                                              const BackendFactory& backend) {
   if (!transfer.has_pages) return std::unique_ptr<Backend>();
@@ -91,6 +104,8 @@ Result<std::unique_ptr<Backend>> backend_for(const TransferCase& transfer, Locks
   return backend(config.backend);
 }
 
+// Runs the pair and returns its first finding. An error of the set-up is reported as a failed check
+// "refused", so that a search does not take it for agreement.
 TransferOutcome judge_pair(const TransferCase& transfer, TransferDefect defect,
                            const BackendFactory& backend) {
   PairOptions options = transfer.pair;
@@ -113,7 +128,9 @@ TransferOutcome judge_pair(const TransferCase& transfer, TransferDefect defect,
           stuck.wait_cycle};
 }
 
-// What vllm-0.22.1 itself does once blocks come from elsewhere.
+// Judges the deadlocks that vllm-0.22.1 has once blocks come from elsewhere. With a defect's name
+// the transfers take place; without, the decode engine computes everything. A deadlock of the other
+// kind does not count: the two mutants must be told apart.
 TransferOutcome judge_holds(const TransferCase& transfer, std::string_view defect) {
   TransferCase apart = transfer;
   apart.pair.is_apart = !defect.empty();
@@ -124,6 +141,8 @@ TransferOutcome judge_holds(const TransferCase& transfer, std::string_view defec
   return other_kind ? TransferOutcome{} : outcome;
 }
 
+// Sets up the connectors and checks the rule about hybrid groups. An offloading backend adds its
+// connector last, so a check before that would miss it.
 TransferOutcome judge_connectors(const MultiConnectorConfig& config, std::string_view defect) {
   const MultiConnectorDefect planted =
       defect_from_name<MultiConnectorDefect>(defect).value_or(MultiConnectorDefect::none);
@@ -138,6 +157,9 @@ TransferOutcome judge_connectors(const MultiConnectorConfig& config, std::string
 
 }  // namespace
 
+// A tight decode pool holds one request of 48 tokens (12 blocks) and at most 5 blocks more.
+// offer_percent then lets half of the cases load only a part, which is what two half-loaded
+// requests need to block each other.
 TransferCase generate_transfer(ChoiceSource& choices, const TransferBias& bias) {
   TransferCase transfer{.subject = bias.subject, .pair = {}, .trace = {}, .connectors = {}};
   if (bias.subject == TransferSubject::connectors) {
@@ -147,6 +169,7 @@ TransferCase generate_transfer(ChoiceSource& choices, const TransferBias& bias) 
   transfer.pair.prefill = engine_of(64);
   transfer.pair.decode = engine_of(bias.tight ? 1 + kLongest / kBlockSize + choices.below(6) : 64);
   transfer.pair.network = generate_network(choices);
+  // 5 ms per retry, 3 retries, a lease of 1 s: a straggler exceeds the retries and not the lease.
   transfer.pair.times = {.retry_ns = 5'000'000, .retries_max = 3, .lease_ns = 1'000'000'000};
   transfer.has_pages = bias.has_pages;
   if (bias.has_pages) transfer.pair.staging_blocks = choices.between(1, 8);
@@ -166,6 +189,8 @@ TransferOutcome judge_transfer(const TransferCase& transfer, std::string_view de
   return judge_pair(transfer, planted.value_or(TransferDefect::none), backend);
 }
 
+// Prefixes are tried in ascending order, so the first that fails is the shortest. A monotonic
+// search could skip it: a longer trace need not fail.
 TransferCase shortest_failing(const TransferCase& transfer, std::string_view defect,
                               std::string_view check, const BackendFactory& backend) {
   TransferCase shortest = transfer;
@@ -179,6 +204,7 @@ TransferCase shortest_failing(const TransferCase& transfer, std::string_view def
   return transfer;
 }
 
+// Loss and duplication are shown because most defects of the protocol need one of them.
 std::string describe(const TransferCase& transfer) {
   if (transfer.subject == TransferSubject::connectors) {
     std::string text = transfer.connectors.offloads ? "offloading to the host" : "";
@@ -195,9 +221,10 @@ std::string describe(const TransferCase& transfer) {
 
 namespace {
 
-// Of a pool with more blocks than this, the first and the last are looked at.
+// In larger pools only the first and last block are proved: addresses are linear in the block.
 constexpr std::int64_t kBlocksProved = 64;
 
+// Makes an outcome of a refusal by the model.
 PlanOutcome plan_refusal(const Error& error) {
   PlanOutcome outcome;
   outcome.refused = true;
@@ -205,10 +232,12 @@ PlanOutcome plan_refusal(const Error& error) {
   return outcome;
 }
 
+// Makes an outcome of a failed check.
 PlanOutcome found(std::string check, std::string what) {
   return {.refused = false, .check = std::move(check), .what = std::move(what)};
 }
 
+// Makes the spec of attention layers. A block size of 0 lets the planner choose.
 KVCacheSpec rows(CacheKind kind, std::int64_t heads, std::int64_t head_size,
                  std::int64_t block_size) {
   KVCacheSpec spec;
@@ -219,7 +248,9 @@ KVCacheSpec rows(CacheKind kind, std::int64_t heads, std::int64_t head_size,
   return spec;
 }
 
-// A convolution state in bf16 and a recurrent one in fp32: its size decides how long blocks get.
+// Makes the spec of layers with a convolution state in bf16 and a recurrent state in fp32.
+// `rows_of_eight` sets the size of the recurrent state, and with it the block size of attention:
+// its page must hold the state page.
 KVCacheSpec states_of(std::int64_t rows_of_eight) {
   KVCacheSpec spec;
   spec.kind = CacheKind::mamba;
@@ -228,6 +259,8 @@ KVCacheSpec states_of(std::int64_t rows_of_eight) {
   return spec;
 }
 
+// Generates the layers that the bias requests. There is always full attention, which a hybrid needs
+// and which a pack consists of.
 LayerSpecs draw_layers(ChoiceSource& choices, const PlanBias& bias) {
   LayerSpecs layers;
   const auto add = [&](const KVCacheSpec& spec, std::int64_t count) {
@@ -235,6 +268,8 @@ LayerSpecs draw_layers(ChoiceSource& choices, const PlanBias& bias) {
       layers.push_back({fmt::format("l{}", layers.size()), spec});
   };
   if (bias.states) {
+    // 250 rows of 8 floats (8,000 bytes) exceed a kernel block of attention, so blocks must be
+    // split. 1,200 rows keep that true for a page that several attention layers share.
     const std::int64_t least = bias.packed ? 1200 : bias.split_blocks ? 250 : 20;
     add(states_of(least + choices.below(least / 4)), choices.between(1, 3) + (bias.packed ? 5 : 0));
   }
@@ -249,7 +284,8 @@ LayerSpecs draw_layers(ChoiceSource& choices, const PlanBias& bias) {
   return layers;
 }
 
-// The limits of a plan that this case asks about.
+// Plans the layers, and sets the number of blocks that the case checks. Errors: the model refuses
+// the plan.
 Result<KVCacheConfig> planned(const PlanCase& plan, PlanOptions options) {
   LS_ASSIGN_OR_RETURN(auto made, plan_memory(plan.layers, options));
   return with_num_blocks(made.workers.front(), plan.num_blocks);
@@ -257,6 +293,8 @@ Result<KVCacheConfig> planned(const PlanCase& plan, PlanOptions options) {
 
 }  // namespace
 
+// Choices are made in a fixed order. Unused ones are not made, so the bias is part of what
+// determines a plan.
 PlanCase generate_plan(ChoiceSource& choices, const PlanBias& bias) {
   PlanCase plan;
   plan.layers = draw_layers(choices, bias);
@@ -269,6 +307,8 @@ PlanCase generate_plan(ChoiceSource& choices, const PlanBias& bias) {
   plan.options.max_num_batched_tokens = choices.one_of<std::int64_t>({64, 16});
   if (bias.aligned_states) plan.options.mamba_cache_mode = MambaCacheMode::align;
   if (bias.ranks) plan.options.dcp = choices.between(2, 4);
+  // Kinds that share a pool need more blocks than plain attention, and many_requests must exceed
+  // the state blocks: 401 to 500 requests against at most 400 blocks.
   if (bias.windows || bias.ranks || bias.many_requests || bias.states)
     plan.options.num_gpu_blocks_override = choices.between(100, 400);
   else
@@ -287,6 +327,7 @@ std::string describe(const PlanCase& plan) {
                      name_of(plan.layout), plan.num_blocks);
 }
 
+// The model's own refusal ends the case; a refusal of only the suspect is a failure.
 PlanOutcome judge_views(const PlanCase& plan, const PlanSuspect& suspect, std::string_view defect) {
   const auto pool = planned(plan, plan.options);
   if (!pool) return plan_refusal(pool.error());
@@ -312,6 +353,7 @@ PlanOutcome judge_views(const PlanCase& plan, const PlanSuspect& suspect, std::s
 Result<PlanFigures> planted_figures(const KVCacheConfig& plan, PlanOptions options,
                                     CapacityDefect defect) {
   PlanFigures figures{.max_num_seqs = options.max_num_seqs.value_or(1)};
+  // Each request needs a state block of its own, so more requests than blocks cannot run.
   if (std::ranges::any_of(plan.groups, [](const auto& g) { return is_state_kind(g.spec.kind); })) {
     if (defect == CapacityDefect::state_blocks_capped)
       figures.max_num_seqs = std::min(figures.max_num_seqs, plan.num_blocks);
@@ -319,19 +361,23 @@ Result<PlanFigures> planted_figures(const KVCacheConfig& plan, PlanOptions optio
       return fail("{} requests at once need a state block each and there are {}",
                   figures.max_num_seqs, plan.num_blocks);
   }
+  // Without its ranks the engine counts each one as if it stored all tokens.
   if (defect == CapacityDefect::cp_memory) options.dcp = options.pcp = 1;
   const Capacity capacity = capacity_of(plan, options);
   figures.capacity_tokens = capacity.capacity_tokens;
   figures.slot_buffer_rows = capacity.slot_address_space;
   figures.hit_step_tokens = capacity.hit_step_tokens;
   KVCacheConfig other = plan;
-  if (defect == CapacityDefect::capacity_sliding)  // groups of states do not divide it
+  // groups of states do not divide the capacity in this defect
+  if (defect == CapacityDefect::capacity_sliding)
     std::erase_if(other.groups, [](const KVCacheGroupSpec& group) {
       return is_state_kind(group.spec.kind) && group.spec.mamba_cache_mode != MambaCacheMode::all;
     });
   if (defect == CapacityDefect::capacity_all_groups || defect == CapacityDefect::capacity_sliding)
     figures.capacity_tokens = other.groups.empty() ? 0 : all_groups_tokens(other, options);
   if (defect == CapacityDefect::routed_buffer) figures.slot_buffer_rows = figures.capacity_tokens;
+  // A pack of N layers shares one page; an engine with this defect treats it as a block of N times
+  // the tokens.
   if (defect == CapacityDefect::hit_rate_pack) {
     for (KVCacheGroupSpec& group : other.groups) group.spec.block_size *= group.layers_per_page;
     figures.hit_step_tokens = capacity_of(other, options).hit_step_tokens;
@@ -339,6 +385,8 @@ Result<PlanFigures> planted_figures(const KVCacheConfig& plan, PlanOptions optio
   return figures;
 }
 
+// The plan without the limit must exist, or there are no figures to compare. The plan with the
+// limit tells whether the model refuses.
 PlanOutcome judge_figures(const PlanCase& plan, std::string_view defect) {
   PlanOptions without_limit = plan.options;
   without_limit.max_num_seqs.reset();
