@@ -1,5 +1,9 @@
-// What the files of the catalogue share: its parts, the checks that find many of the defects, and
-// the cases in which they are looked for.
+// What the files of the catalogue share: names of the checks that find many defects, and the base
+// configurations of the cases in which a defect is searched for.
+//
+// A bias names features that the defect needs (`always`) and features that hide or delay it
+// (`never`). Everything else is left to the seeds: a bias that contained the failing case would
+// prove nothing about the search.
 #pragma once
 
 #include <span>
@@ -11,6 +15,7 @@
 
 namespace lockstep {
 
+// Phases of the comparison with the model, as in Outcome::check.
 inline constexpr auto kWritten = "page_written";
 inline constexpr auto kDigest = "attention_digest";
 inline constexpr auto kOutput = "attention_output";
@@ -21,14 +26,17 @@ inline constexpr auto kMemory = "memory_check";
 inline constexpr auto kTable = "block_table";
 inline constexpr auto kSlots = "slot_mapping";
 
-// What the cases of encoders, sinks and reference windows do without.
+// Features that cases of encoders, sinks and reference windows exclude: such caches cannot be
+// combined with most of them, and a refused case costs as much as a judged one.
 inline constexpr FeatureSet kApart{
     Feature::two_block_pool, Feature::states, Feature::sliding_window,
     Feature::chunked_local,  Feature::mla,    Feature::drafts};
 
+// Returns the name of the newest modelled release, whose defects matter most.
 inline std::string newest_release() { return std::string(engine_profiles().back().name); }
 
-// Cases of decisions only: thousands per second.
+// Returns a bias for decisions only, with prefix caching. Thousands of cases per second, so events
+// may be rare.
 inline GeneratorOptions decisions(FeatureSet always, FeatureSet never = {}) {
   always.add(Feature::prefix_caching);
   return {.engine = newest_release(),
@@ -38,7 +46,9 @@ inline GeneratorOptions decisions(FeatureSet always, FeatureSet never = {}) {
           .check = "fast"};
 }
 
-// Cases that run on the CPU executor: dozens a second.
+// Returns a bias for cases on the CPU executor, with at most 6 requests. Dozens of cases per
+// second, so the bias should make the defect likely. `check`: "check" if only a memory checker can
+// see the defect.
 inline GeneratorOptions on_executor(FeatureSet always, FeatureSet never = {},
                                     std::string check = "fast") {
   return {.engine = newest_release(),
@@ -49,7 +59,8 @@ inline GeneratorOptions on_executor(FeatureSet always, FeatureSet never = {},
           .requests_max = 6};
 }
 
-// The same with pages in tensors of their own for each layer, by the newest release with such.
+// As on_executor(), with the newest release that has separate tensors per layer with the K/V
+// dimension first. Views with that dimension exist only there.
 inline GeneratorOptions on_older_pages(FeatureSet always, FeatureSet never = {}) {
   GeneratorOptions options = on_executor(always, never);
   for (const Release& release : releases())
@@ -57,7 +68,7 @@ inline GeneratorOptions on_older_pages(FeatureSet always, FeatureSet never = {})
   return options;
 }
 
-// Rows of the catalogue.
+// Rows of the catalogue, one function per table. mutant_catalogue() assigns the site.
 std::span<const Mutant> mutants_of_decisions();  // mutants_of_scheduler.cpp
 std::span<const Mutant> mutants_of_host_tier();
 std::span<const Mutant> mutants_of_transfers();

@@ -15,6 +15,7 @@
 namespace lockstep {
 namespace {
 
+// A site of the catalogue with the heading and the introduction of its section.
 struct SiteText {
   std::string_view name;
   std::string_view about;
@@ -34,11 +35,12 @@ constexpr SiteText kSites[] = {
 
 const SiteText& text_of(MutantSite site) { return kSites[static_cast<std::size_t>(site)]; }
 
+// A table of the catalogue. A function, because the tables are initialised in other files.
 struct Part {
   MutantSite site;
   std::span<const Mutant> (*mutants)();
 };
-// By site.
+// In the order of the page; tables of one site must be adjacent.
 constexpr Part kParts[] = {
     {MutantSite::scheduler, mutants_of_decisions},
     {MutantSite::scheduler, mutants_of_shares_and_pages},
@@ -55,6 +57,7 @@ constexpr Part kParts[] = {
 
 std::string_view name_of(MutantSite site) { return text_of(site).name; }
 
+// Built on first use and never changed, so that pointers to rows stay valid.
 std::span<const Mutant> mutant_catalogue() {
   static const std::vector<Mutant> all = [] {
     std::vector<Mutant> mutants;
@@ -109,7 +112,7 @@ constexpr std::string_view kTail = R"(
   `state-update-race` is the same mistake where a replay can make it.
 )";
 
-// `text` behind `marker`, indented as far, on lines of at most 100 columns.
+// Formats `text` after `marker`, broken at 100 columns and indented to the end of the marker.
 std::string list_item(const std::string& marker, const std::string& text) {
   constexpr std::size_t kColumns = 100;
   std::string item = marker;
@@ -132,6 +135,7 @@ std::string list_item(const std::string& marker, const std::string& text) {
 
 }  // namespace
 
+// Starts a section at each change of site: the catalogue is ordered by it.
 std::string mutants_markdown() {
   std::string page(kHead);
   const Mutant* before = nullptr;
@@ -152,18 +156,25 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::int64_t kRequestsMax = 3;  // of a case that a person follows
+constexpr std::int64_t kRequestsMax = 3;  // requests of a case that a person can follow
+// failing cases that are tried for a smaller one
 constexpr int kFurtherCases = 20;
 
 double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
+// Returns the same case without its planted defect.
 SavedCase without_defect(SavedCase saved) {
   saved.mutants.clear();
   return saved;
 }
 
+// The search in generated cases, which run in one child after another.
+//
+// Invariants
+// (1) report_ holds the smallest case so far, and the counts of all rounds.
+// (2) A case counts as caught only if it agrees without the defect.
 class CaseSearch {
  public:
   CaseSearch(const Mutant& mutant, const MutantBench& bench, const MutantSearchOptions& options)
@@ -185,7 +196,7 @@ class CaseSearch {
   }
 
  private:
-  // From the next seed on.
+  // Searches from the seed after the last judged one, and shrinks the case that it finds.
   void search() {
     const auto begin = Clock::now();
     while (report_.cases < options_.cases_max && !report_.caught && !stop_requested())
@@ -194,13 +205,15 @@ class CaseSearch {
     if (report_.caught) make_small();
   }
 
+  // Without shrinking, every case is large, and further ones would not help.
   bool is_large() const {
     return report_.caught && options_.shrink_evaluations_max > 0 &&
            report_.size.requests > kRequestsMax;
   }
 
-  // Nothing can be taken from the case, and still it is more than a person follows: another one may
-  // end smaller.
+  // Searches for another failing case, and keeps whichever is smaller. A minimal case may still
+  // have many requests: shrinking only removes, and another seed may reach the defect by a shorter
+  // way.
   void search_smaller() {
     MutantReport large = report_;
     report_.caught = false;
@@ -213,24 +226,29 @@ class CaseSearch {
     report_ = std::move(large);
   }
 
-  // A failing backend may have written anywhere: the next case has a child of its own. The
-  // scheduler's defects are decisions.
+  // Judges the case in the child. After a failure of a backend, whose kernels may have written
+  // anywhere, and with another engine, the next case gets a new child. Defects of the scheduler are
+  // wrong decisions and leave the process intact.
   Result<Failure> judged_by_child(const SavedCase& saved) {
     auto failure = judge_in_child(saved, judging_, child_);
     if (bench_.decider || !failure || (mutant_.site == MutantSite::backend && failure->failed()))
       child_.end();
+    // A child that did not answer, or an engine that failed, has left the engine's process in an
+    // unknown state.
     const bool is_whole = failure && failure->kind != "crash" && failure->kind != "hang" &&
                           !failure->check.starts_with("engine.");
     if (bench_.decider && !is_whole) bench_.decider->restart();
     return failure;
   }
 
+  // Treats a case that cannot be judged as refused: it is neither caught nor flawed.
   Failure judged(const SavedCase& saved) {
     auto failure = judged_by_child(saved);
     if (failure) return std::move(*failure);
     return {.kind = "refused", .check = {}, .request = {}, .what = failure.error().message};
   }
 
+  // Judges the case of one seed, and a failing one again without the defect.
   void try_seed(std::uint64_t seed) {
     SavedCase saved = mutant_case(mutant_, seed, bench_.decider ? &*bench_.decider : nullptr);
     if (options_.layout) {
@@ -255,7 +273,8 @@ class CaseSearch {
     report_.smallest = std::move(saved);
   }
 
-  // Smaller cases count only while the defect alone makes them fail.
+  // Shrinks the caught case. A smaller case counts only if it fails in the same way and agrees
+  // without the defect: otherwise shrinking could end at a different defect.
   void make_small() {
     if (options_.shrink_evaluations_max == 0) return;
     const auto begin = Clock::now();
@@ -275,6 +294,7 @@ class CaseSearch {
       report_.steps = result->steps;
       report_.size = size_of(result->smallest);
       report_.is_minimal = result->is_minimal;
+      // The smallest case may fail in another step, so its failure is read again.
       report_.failure = judged(result->smallest);
     }
     report_.shrink_seconds += seconds_since(begin);
@@ -288,8 +308,9 @@ class CaseSearch {
   MutantReport report_;
 };
 
-// Cases that need no child process: judge(case, defect) returns the outcome, describe(case, check)
-// describes the smallest case that fails with it.
+// Searches in cases that need no child: judge(case, defect) returns the outcome, and describe(case,
+// check) the text of the smallest case that still fails `check`. The defects are in code that only
+// computes.
 template <class Generate, class Judge, class Describe>
 MutantReport search_seeds(const Mutant& mutant, const MutantSearchOptions& options,
                           const Generate& generate, const Judge& judge, const Describe& describe) {
@@ -318,6 +339,7 @@ MutantReport search_seeds(const Mutant& mutant, const MutantSearchOptions& optio
   return report;
 }
 
+// Searches with memory plans. Site views compares addresses, site planner compares figures.
 MutantReport search_plans(const Mutant& mutant, const PlanSuspect& suspect,
                           const MutantSearchOptions& options) {
   return search_seeds(
@@ -327,8 +349,10 @@ MutantReport search_plans(const Mutant& mutant, const PlanSuspect& suspect,
                                                 : judge_figures(plan, defect);
       },
       [](const PlanCase& plan, const std::string&) { return describe(plan); });
+  // A describe() may judge again; its time counts as shrinking.
 }
 
+// Searches with two engines or with connectors.
 MutantReport search_transfers(const Mutant& mutant, const MutantBench& bench,
                               const MutantSearchOptions& options) {
   return search_seeds(
@@ -351,6 +375,8 @@ bool MutantReport::as_expected() const {
 std::string why_not_below(const MutantDecider& decider, const Mutant& mutant) {
   if (mutant.site != MutantSite::backend)
     return fmt::format("it is a defect of the site {}, and another engine decides",
+                       // The decisions of another engine carry no planted defect, so only defects
+                       // below them can be searched for.
                        name_of(mutant.site));
   if (decider.never.has_any_of(mutant.bias.always))
     return "it needs cases of a kind that this engine is not asked for";
@@ -358,12 +384,15 @@ std::string why_not_below(const MutantDecider& decider, const Mutant& mutant) {
     return engine_profile(engine).release->page_format;
   };
   const std::string& engine = mutant.bias.engine;
+  // A bias that names an older release needs that release's page format.
   if (!engine.empty() && engine != newest_release() &&
       format_of(engine) != format_of(decider.engine))
     return fmt::format("it is a defect of pages as they are in {}", engine);
   return {};
 }
 
+// Excludes features that no defect needs by default: ranks, faults and quantized rows slow a search
+// down and make failures harder to read. `always` of the row takes precedence.
 SavedCase mutant_case(const Mutant& mutant, std::uint64_t seed, const MutantDecider* decider) {
   GeneratorOptions bias = mutant.bias;
   if (decider != nullptr) {

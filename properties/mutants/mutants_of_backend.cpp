@@ -1,6 +1,6 @@
-// The catalogue's defects of the backend: rows and states, and ranks (which heads and layers one
-// takes itself for, and how data parallel ranks meet). Tables, launches and views have files of
-// their own.
+// The catalogue's defects of the backend: rows and states at work, and ranks (which heads and
+// layers a rank has, and in which collectives data parallel ranks meet). Tables, launches and views
+// have their own files.
 #include "properties/mutants/mutant_parts.h"
 #include "properties/shrink/case_parts.h"
 
@@ -9,35 +9,45 @@ namespace {
 
 using enum Feature;
 
+// States whose prefill exports a checkpoint. Prompts must span several blocks and be sent again, or
+// no hit reads the exported state.
 constexpr FeatureSet kCheckpoints = {
     full_attention, states,          several_groups, prefix_caching,
     long_prompts,   shared_prefixes, sessions,       prefill_checkpoints};
+// A window that is recomputed after a hit: the hit must be longer than the window.
 constexpr FeatureSet kReplays = {full_attention,  sliding_window, several_groups, prefix_caching,
                                  shared_prefixes, sessions,       long_prompts,   bounded_replay};
+// Features that prevent recomputed windows, or hide them.
 constexpr FeatureSet kCachedWindows = {states, chunked_local, hidden_state, two_block_pool};
+// Hits that end inside a block of states, and turns of a conversation that continue from there.
 constexpr FeatureSet kPartsOfBlocks = {
     full_attention, states,          several_groups, prefix_caching,
     long_prompts,   shared_prefixes, sessions,       hits_inside_blocks};
 
+// In layer-outer layouts each layer is a view of its own at the block's address.
 void with_layers_outermost(SavedCase& saved) { saved.layout = CacheLayout::LBNHC; }
 
+// In block-outer layouts other layers' pages are between two blocks of one layer.
 void with_blocks_outermost(SavedCase& saved) { saved.layout = CacheLayout::BLNHC; }
 
+// With one stream the order of copies and kernels is given.
 void over_four_streams(SavedCase& saved) { saved.num_streams = 4; }
 
-// No graphs, two tensor parallel ranks: an idle rank's single token stays as it is.
+// Sets eager execution and two tensor parallel ranks: without graphs, only sequence parallelism
+// pads the single token of an idle rank.
 void eagerly_over_two(SavedCase& saved) {
   saved.enforce_eager = true;
   saved.tensor_parallel_size = 2;
   saved.queries_per_kv = 2;
 }
 
-// The smallest graphs: a step with more than one chunk of a prompt has none.
+// Sets the smallest graphs, of 4 tokens: a step with more than a few prompt tokens has none.
 void over_small_graphs(SavedCase& saved) {
   saved.enforce_eager = false;
   saved.max_cudagraph_capture_size = 4;
 }
 
+// Feature sets that several rows need.
 constexpr FeatureSet kAttention{full_attention};
 constexpr FeatureSet kHybrid{full_attention, states, several_groups};
 constexpr FeatureSet kWithRings{full_attention, long_prompts, rings};
@@ -47,6 +57,8 @@ constexpr FeatureSet kEncoder{full_attention, cross_attention};
 constexpr FeatureSet kSink{full_attention, sinks};
 constexpr FeatureSet kWindow{full_attention, long_prompts, reference_windows};
 
+// Writes and zeroing, hidden states, states, recomputed windows and rings, compressed rows, encoders
+// and sinks, ranks.
 const Mutant kBackend[] = {
     {.id = "drop-slot",
      .mechanism = "the K/V write leaves out the last scheduled token of every step",
@@ -205,7 +217,7 @@ const Mutant kBackend[] = {
      .exposed_by = "two states of different dtype",
      .caught_by = {kWritten},
      .bias = on_executor(kHybrid, {two_block_pool})},
-    // Recomputed windows and rings.
+    // Recomputed windows and rings. A ring needs a prompt longer than its 8 or 16 entries.
     {.id = "replay-overwrites-hit",
      .source = "vllm models/deepseek_v41/nvidia/model_state.py",
      .mechanism = "tokens that are computed again for a window have slots in the groups that a "
@@ -244,7 +256,7 @@ const Mutant kBackend[] = {
      .exposed_by = "a request longer than half a ring",
      .caught_by = {kDigest},
      .bias = on_executor(kWithRings, {two_block_pool})},
-    // Compressed rows, and several rows per token.
+    // Compressed rows, and several rows per token. Both change how many rows a block has.
     {.id = "compressed-other-ratio",
      .source = "vllm v1/attention/backends/mla/compressor_utils.py",
      .mechanism = "rows are written by the ratio of a layer that compresses twice as much",
@@ -279,7 +291,7 @@ const Mutant kBackend[] = {
      .caught_by = {kWritten, kMemory},
      .bias = on_executor({mla, rings, compressed_rows, mapped_tables}, {two_block_pool}),
      .reshape = with_blocks_outermost},
-    // Encoders' rows, sinks, reference windows.
+    // Rows of encoders, sinks and reference windows.
     {.id = "cross-slots-of-another",
      .source = "vllm model_executor/layers/attention/cross_attention.py",
      .mechanism =
@@ -319,6 +331,7 @@ const Mutant kBackend[] = {
      .exposed_by = "more output than a reference window has tokens",
      .caught_by = {kOutput},
      .bias = on_executor(kWindow, kApart)},
+    // Ranks of one model: which heads and layers each one stores.
     {.id = "tp-head-offset",
      .mechanism = "a rank's first KV head is its own number instead of its number times its heads",
      .exposed_by = "two KV heads or more on a tensor parallel rank",
@@ -337,6 +350,7 @@ const Mutant kBackend[] = {
      .exposed_by = "two pipeline stages",
      .caught_by = {kWritten},
      .bias = on_executor({full_attention, pipeline_parallel, several_groups}, {packed_pages})},
+    // Data parallel ranks: an idle rank runs a batch of padding, so that collectives match.
     {.id = "dp-idle-writes",
      .source = "vllm 13418, in the dummy batch",
      .mechanism = "the tokens of an idle rank's batch have slot 0 where they should have none",

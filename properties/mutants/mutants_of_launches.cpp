@@ -1,5 +1,5 @@
-// The catalogue's defects of how kernels are launched (from captured graphs, and on real numbers),
-// and of block tables and slots.
+// The catalogue's defects of block tables and slots, and of how kernels are launched: from captured
+// graphs, and on real numbers.
 #include "properties/mutants/mutant_parts.h"
 #include "properties/shrink/case_parts.h"
 
@@ -8,9 +8,13 @@ namespace {
 
 using enum Feature;
 
+// Captures graphs up to 64 tokens, which covers most steps of generated cases.
 void with_graphs(SavedCase& saved) { saved.max_cudagraph_capture_size = 64; }
+// Computes attention and states with real numbers. Words (the default) only show which row was
+// read.
 void with_real_numbers(SavedCase& saved) { saved.numbers = Numbers::real; }
-// Elements of one byte in rows twice as long: pages stay as large as they are.
+// Changes all rows to one-byte elements. Twice as many elements per row, from two-byte types, keep
+// the page size, so the plan still holds.
 void with_int8_numbers(SavedCase& saved) {
   with_real_numbers(saved);
   for (std::size_t g = 0; g < saved.cache.groups.size(); ++g)
@@ -21,7 +25,8 @@ void with_int8_numbers(SavedCase& saved) {
     });
 }
 
-// Rows with a scale behind them, as long as they were before.
+// Adds a 4-byte scale to rows, by dropping 4 one-byte elements: the row keeps its size. Rows that
+// are not a multiple of 4 bytes, or too short, stay as they are.
 void with_row_scales(SavedCase& saved) {
   with_real_numbers(saved);
   for (std::size_t g = 0; g < saved.cache.groups.size(); ++g)
@@ -34,7 +39,8 @@ void with_row_scales(SavedCase& saved) {
     });
 }
 
-// Two e2m1 elements a byte, in the memory of the release that has them with linear scales.
+// Changes all rows to nvfp4: two e2m1 elements per byte and 16 elements per scale, with linear
+// scales. The page size changes, so the plan is made again.
 void with_fp4_numbers(SavedCase& saved) {
   with_real_numbers(saved);
   for (std::size_t g = 0; g < saved.cache.groups.size(); ++g)
@@ -48,11 +54,13 @@ void with_fp4_numbers(SavedCase& saved) {
   plan_again(saved);
 }
 
+// Shards tokens in runs of 4 over two ranks; other cases have runs of 1.
 void over_two_context_ranks(SavedCase& saved) {
   saved.engine.dcp = 2;
   saved.cp_kv_cache_interleave_size = 4;
 }
 
+// Tables and slots first, then hidden states' slots, graphs, scales, and real numbers in states.
 const Mutant kLaunches[] = {
     {.id = "stale-table-entry",
      .source = "vllm-tt-plugin 103, vllm 42273",
@@ -132,7 +140,7 @@ const Mutant kLaunches[] = {
      .exposed_by = "hidden states with attention",
      .caught_by = {kSlots, kMemory},
      .bias = on_executor({full_attention, hidden_state, several_groups}, {two_block_pool})},
-    // slot-pad-rows shows in graphs as it does without: tests/cuda_backend/mutants_test.cpp.
+    // slot-pad-rows shows in graphs in the same way: tests/cuda_backend/mutants_test.cpp.
     {.id = "graph-stale-param",
      .mechanism = "a captured launch keeps the token count of its capture instead of reading it "
                   "from memory",
@@ -153,6 +161,7 @@ const Mutant kLaunches[] = {
      .caught_by = {kSlots, kWritten, kDigest, kOutput, kMemory},
      .bias = on_executor({full_attention, long_prompts}, {states, two_block_pool}),
      .reshape = with_graphs},
+    // Real numbers: the defects below read and write the right rows, with wrong values.
     {.id = "combine-unscaled",
      .mechanism = "partial softmaxes of a split context are added without their rescale",
      .exposed_by = "real numbers, and a context longer than a split",

@@ -1,6 +1,6 @@
-// The catalogue's defects of memory plans: views and addresses, proved by bytes or at work, and
-// figures that engines report about a plan. Defects of caches with a plan of their own: HiSparse's
-// pages, caches that are replicated over context parallel ranks, and a draft model's cache.
+// The catalogue's defects of memory plans: views and addresses, proved by bytes or at work, and the
+// figures that engines report about a plan. Also the defects of caches with their own plans:
+// HiSparse's pages, caches replicated over context parallel ranks, and a draft model's cache.
 #include "properties/mutants/mutant_parts.h"
 #include "reference/plan/page_size.h"
 
@@ -9,15 +9,21 @@ namespace {
 
 using enum Feature;
 
+// Selects an attention backend and the kernel blocks that it takes. A backend that takes none of
+// the plan's blocks leaves them as they are.
 void choose(SavedCase& saved, AttentionBackend backend) {
   saved.attention_backend = backend;
   if (const auto sizes = kernel_block_sizes(saved.cache, backend))
     saved.kernel_block_sizes = *sizes;
 }
+// FlashAttention has the K/V dimension first, which some defects confuse with the blocks.
 void flash(SavedCase& saved) { choose(saved, AttentionBackend::flash_attn); }
 
+// Where vLLM decides per group whether tokens are sharded.
 constexpr auto kSource = "vllm 0.33.0, v1/worker/gpu/block_table.py (dcp_sharded)";
 
+// Returns a bias for replicated caches with sharded ones. Excluded kinds are refused with them, or
+// have no row per token.
 GeneratorOptions with_whole_caches(FeatureSet more = {}) {
   FeatureSet always{full_attention, whole_caches, long_prompts};
   always.add(more);
@@ -25,7 +31,8 @@ GeneratorOptions with_whole_caches(FeatureSet more = {}) {
                               sinks, reference_windows, drafter_cache, bounded_replay});
 }
 
-// Drafts by a drafter whose layers have a cache of their own.
+// Returns a bias for a draft model with its own cache: one group, no step in flight, and none of the
+// release's own defaults.
 GeneratorOptions with_drafter(FeatureSet more = {}) {
   FeatureSet always{full_attention, drafts, drafter_cache, prefix_caching};
   always.add(more);
@@ -34,12 +41,14 @@ GeneratorOptions with_drafter(FeatureSet more = {}) {
                connector_peers, host_tier, several_groups, async_scheduling, served});
 }
 
+// Half of the drafts are rejected: passes must continue from accepted and from rejected ones. A
+// step in flight would fix the number of drafts.
 void over_three_passes(SavedCase& saved) {
   saved.engine.async_scheduling = false;
   saved.draft_acceptance_percent = 50;
 }
 
-// Drafts that no step can verify completely are past the last position.
+// Lets requests run to max_model_len, so that drafts reach positions past the last one.
 void up_to_the_last_token(SavedCase& saved) {
   over_three_passes(saved);
   for (TraceRecord& record : saved.trace.records)
@@ -51,21 +60,24 @@ void up_to_the_last_token(SavedCase& saved) {
 
 constexpr auto kRead = "invariant.read_page";
 
+// Adds what HiSparse needs to move pages: long shared prefixes and a pool too small for all.
 FeatureSet with_pages(FeatureSet more) {
   more.add({hisparse, shared_prefixes, tight_pool, long_prompts});
   return more;
 }
+// of_pages() judges the decisions about pages; rows_of_pages() the copies of their rows.
 GeneratorOptions of_pages(FeatureSet more = {}) { return decisions(with_pages(more)); }
 GeneratorOptions rows_of_pages(FeatureSet more = {}) {
   return on_executor(with_pages(more), {two_block_pool, context_parallel});
 }
+// As with_whole_caches(), without a backend.
 GeneratorOptions decided_with_whole_caches() {
   GeneratorOptions bias = with_whole_caches();
   bias.backend = "none";
   return bias;
 }
 
-// What is decided of HiSparse's pages and of replicated caches.
+// Decisions about HiSparse's pages and replicated caches.
 const Mutant kOfPages[] = {
     {.id = "page-host-held-twice",
      .mechanism = "a copy of a page holds its host block twice, and frees it once",
@@ -131,8 +143,9 @@ const Mutant kOfPages[] = {
      .bias = decided_with_whole_caches()},
 };
 
+// Defects of a plan at work: the wrong address shows as a wrong row in a case that runs.
 const Mutant kAtWork[] = {
-    // Their rows, as a backend moves them and looks them up.
+    // HiSparse's rows, as a backend copies them and looks them up.
     {.id = "rows-mirror-short",
      .mechanism = "the last token of a step is not written to the host",
      .exposed_by = "HiSparse",
@@ -169,6 +182,7 @@ const Mutant kAtWork[] = {
      .exposed_by = "HiSparse, and a hit or a full pool",
      .caught_by = {kWritten, kDigest},
      .bias = rows_of_pages()},
+    // Views and layouts. Older pages have K and V in separate halves, hence on_older_pages().
     {.id = "layout-not-updated",
      .source = "vllm 38081",
      .mechanism =
@@ -227,6 +241,7 @@ const Mutant kAtWork[] = {
      .caught_by = {kWritten, kMemory},
      .bias = on_executor({full_attention, packed_pages},
                          {several_groups, mla, sliding_window, chunked_local, states})},
+    // A draft model's cache: which tokens its passes read, and which rows they write.
     {.id = "draft-token-unshifted",
      .mechanism =
          "the drafter's first pass is given the tokens at its positions, not those behind them",
@@ -288,6 +303,7 @@ const Mutant kAtWork[] = {
              if (release.draft_runner == DraftRunner::first) options.engine = release.name;
            return options;
          }()},
+    // Replicated caches with sharded ones: which ranks write and read which rows.
     {.id = "whole-dealt-out",
      .source = kSource,
      .mechanism = "a rank writes only its share of a replicated cache",
@@ -316,6 +332,7 @@ const Mutant kAtWork[] = {
      .bias = with_whole_caches()},
 };
 
+// Views and addresses, proved without running: every element must have its own byte.
 const Mutant kAddresses[] = {
     {.id = "layout-two-blocks",
      .source = "vllm 37236",
@@ -355,6 +372,7 @@ const Mutant kAddresses[] = {
      .exposed_by = "packed attention",
      .caught_by = {"layout.bytes"},
      .plan = {.states = true, .packed = true}},
+    // 3,000,000 blocks exceed 2 GiB in every tensor.
     {.id = "offset-int32",
      .source = "vllm 1486, 1514, 50427",
      .mechanism = "block id times block stride in 32 bits",
@@ -363,6 +381,7 @@ const Mutant kAddresses[] = {
      .plan = {.states = true, .num_blocks = 3'000'000}},
 };
 
+// Figures that engines report about a plan.
 const Mutant kFigures[] = {
     {.id = "capacity-all-groups",
      .source = "vllm 40384",

@@ -1,5 +1,8 @@
-// The catalogue's defects of decisions, which reference/defects/scheduler_defect.h switches on, of
-// a host tier, and between engines.
+// The catalogue's defects of decisions (switched on in reference/defects/scheduler_defect.h), of a
+// host tier, and between engines.
+//
+// two_block_pool is excluded almost everywhere: its single usable block leaves no room for sharing,
+// windows or preemptions.
 #include "properties/mutants/mutant_parts.h"
 #include "properties/shrink/case_parts.h"
 #include "reference/profiles/releases.h"
@@ -9,7 +12,8 @@ namespace {
 
 using enum Feature;
 
-// The same, decided by the newest release with a policy.
+// As decisions(), with the newest release that has a policy. Releases are ordered, so the last
+// match is the newest.
 GeneratorOptions decisions_with(bool EngineProfile::*policy, FeatureSet always, FeatureSet never) {
   GeneratorOptions options = decisions(always, never);
   for (const EngineProfile& release : engine_profiles())
@@ -17,30 +21,37 @@ GeneratorOptions decisions_with(bool EngineProfile::*policy, FeatureSet always, 
   return options;
 }
 
-// Two ranks that share a context. Context parallelism wants one group.
+// Sets two context parallel ranks. The generator combines them with one group only, hence the
+// exclusions of the row.
 void share_context(SavedCase& saved) { saved.engine.dcp = 2; }
 
+// Hashes that cover the next token exist only with EAGLE.
 void draft_with_eagle(SavedCase& saved) { saved.engine.spec_method = SpecMethod::eagle; }
 
-// A reset of the prefix cache that preempts all running requests.
+// Makes every reset of the prefix cache preempt all running requests. The generator's resets do
+// not.
 void preempt_with_resets(SavedCase& saved) {
   for (TraceRecord& record : saved.trace.records)
     if (auto* control = std::get_if<TraceControl>(&record)) control->preempts_running = true;
 }
 
-// Blocks stored in host memory and found there again, in a release modelled with connectors.
+// Adds a host tier of 8 blocks, so small that it also evicts.
 void with_host_tier(SavedCase& saved) {
   saved.connector.parts = {ConnectorKind::host};
   saved.connector.num_host_blocks = 8;
 }
+// 60 percent of the loads fail: some succeed, or no request would ever continue.
 void with_failing_loads(SavedCase& saved) {
   with_host_tier(saved);
   saved.connector.load_failed_percent = 60;
 }
+// A store may take up to 12 steps, longer than many requests run.
 void with_late_stores(SavedCase& saved) {
   with_host_tier(saved);
   saved.connector.delay_steps_max = 12;
 }
+// Returns a bias for cases with a host tier: one release that is modelled with connectors, prefix
+// caching, and a tight pool, so that blocks are evicted and loaded again.
 GeneratorOptions beside_host_tier(FeatureSet always) {
   always.add({full_attention, prefix_caching, shared_prefixes, tight_pool});
   return {.engine = std::string(connector_profile().name),
@@ -50,6 +61,7 @@ GeneratorOptions beside_host_tier(FeatureSet always) {
           .check = "fast"};
 }
 
+// Excludes all other groups. vLLM assigns lost blocks to requests only with one group.
 GeneratorOptions one_group(GeneratorOptions options) {
   options.never.add({several_groups, hidden_state, sliding_window, chunked_local, mla});
   return options;
@@ -57,6 +69,7 @@ GeneratorOptions one_group(GeneratorOptions options) {
 
 constexpr FeatureSet kHybridPrefixes{states, full_attention, several_groups, shared_prefixes};
 
+// Hashes, hits, frees, states, admission, drafts and resumed requests, in this order.
 const Mutant kDecisions[] = {
     {.id = "hash-extra-keys",
      .source = "vllm 44701, 30931, 36708",
@@ -261,7 +274,7 @@ const Mutant kDecisions[] = {
      .caught_by = {"audit.common_prefix"},
      .bias = decisions_with(&EngineProfile::reports_common_prefix_blocks,
                             {full_attention, shared_prefixes, bursts}, {two_block_pool})},
-    // Requests that are refused, or end at a bad moment.
+    // Requests that are refused, or end at an unfavourable moment: these need faults.
     {.id = "refused-hit-kept",
      .mechanism = "a request that hits a prefix but is refused the rest of its blocks keeps its "
                   "references to the hit",
@@ -280,7 +293,8 @@ const Mutant kDecisions[] = {
      .caught_by = {"invariant.conservation", "invariant.ref_cnt", "invariant.leak",
                    "audit.conservation"},
      .bias = decisions({faults, aborts, full_attention})},
-    // Encoders, sinks and reference windows: their rows are compared on pages.
+    // Encoders, sinks and reference windows. Wrong decisions about their rows show only in pages,
+    // so these cases run on the executor.
     {.id = "encoder-skipped-on-resume",
      .mechanism = "a request that resumes after a preemption skips its encoder: its rows were in "
                   "blocks that now belong to others",
@@ -309,6 +323,7 @@ const Mutant kDecisions[] = {
                          kApart)},
 };
 
+// Defects of transfers to and from a host tier, which the memory model follows block by block.
 const Mutant kHostTier[] = {
     {.id = "transfer-wrong-end",
      .source = "dynamo 8419, vllm 43996",
@@ -342,7 +357,8 @@ const Mutant kHostTier[] = {
 };
 
 // Defects between two engines and among connectors. Their switches are in
-// sim/pair/transfer_protocol.h and sim/connectors/; two need none: vllm-0.22.1 has them.
+// sim/pair/transfer_protocol.h and sim/connectors/. The two `hold-` rows need no switch:
+// vllm-0.22.1 itself has them.
 const Mutant kTransfers[] = {
     {.id = "send-freed-early",
      .mechanism = "the prefill engine frees its blocks when it has sent the last of them, not "
@@ -365,7 +381,7 @@ const Mutant kTransfers[] = {
      .exposed_by = "a failed load, prefilled again, and a release that comes late",
      .caught_by = {"transfer.freed_early"},
      .transfer = {.fails_requests = true}},
-    // Content ids alone would not show these: they are about the bytes on their way.
+    // These concern the bytes in flight, which content ids do not show.
     {.id = "stage-read-early",
      .source = "vllm 46278, sglang 36738: the same race",
      .mechanism = "the bytes to send are read from the staging buffer before the step that "
