@@ -57,8 +57,8 @@ constexpr FeatureSet kEncoder{full_attention, cross_attention};
 constexpr FeatureSet kSink{full_attention, sinks};
 constexpr FeatureSet kWindow{full_attention, long_prompts, reference_windows};
 
-// Writes and zeroing, hidden states, states, recomputed windows and rings, compressed rows, encoders
-// and sinks, ranks.
+// Writes and zeroing, hidden states, states, recomputed windows and rings, compressed rows,
+// encoders and sinks, ranks.
 const Mutant kBackend[] = {
     {.id = "drop-slot",
      .mechanism = "the K/V write leaves out the last scheduled token of every step",

@@ -31,8 +31,8 @@ GeneratorOptions with_whole_caches(FeatureSet more = {}) {
                               sinks, reference_windows, drafter_cache, bounded_replay});
 }
 
-// Returns a bias for a draft model with its own cache: one group, no step in flight, and none of the
-// release's own defaults.
+// Returns a bias for a draft model with its own cache: one group, no step in flight, and none of
+// the release's own defaults.
 GeneratorOptions with_drafter(FeatureSet more = {}) {
   FeatureSet always{full_attention, drafts, drafter_cache, prefix_caching};
   always.add(more);

@@ -20,13 +20,15 @@
 namespace lockstep {
 namespace {
 
+// A layer whose rows are read. `spec` points into the plan of the reader's configuration.
 struct RowLayer {
   std::int32_t index = 0;  // in the plan's order, as probes count
   const KVCacheSpec* spec = nullptr;
 };
 
-// What a drafter reads depends on its drafts, which change no answer. Encoders, sinks and gaps have
-// positions of their own.
+// Returns the layers that can be read by position. States have no rows. What a draft model's layers
+// read depends on drafts, which change no answer. Encoders, sinks and gaps have their own
+// positions.
 std::vector<RowLayer> row_layers(const KVCacheConfig& plan, const KVCacheConfig& told) {
   std::vector<RowLayer> layers;
   std::int32_t index = 0;
@@ -38,12 +40,13 @@ std::vector<RowLayer> row_layers(const KVCacheConfig& plan, const KVCacheConfig&
   return layers;
 }
 
-// Requests in the rows of the current step; the ranks' readers share it.
+// The requests in the rows of the current step, in scheduling order. The readers of all ranks share
+// it.
 class Rows final : public StepObserver {
  public:
   struct Row {
     std::string request;
-    std::int32_t num_known = 0;  // of its scheduled tokens, those that are not drafts
+    std::int32_t num_known = 0;  // scheduled tokens that are not drafts
   };
   bool decided(const StepView& view) override {
     rows_.clear();
@@ -58,7 +61,8 @@ class Rows final : public StepObserver {
   std::vector<Row> rows_;
 };
 
-// A backend that is asked for more than the loop asks for, and keeps the answers.
+// A backend that executes additional reads with every step and keeps their results. The loop's own
+// reads and results pass through unchanged.
 class ReadingBackend final : public ForwardingBackend {
  public:
   ReadingBackend(std::unique_ptr<Backend> inner, const BackendConfig& config,
@@ -78,15 +82,18 @@ class ReadingBackend final : public ForwardingBackend {
   void keep(StepReadback& readback);
   Result<void> fingerprint_all();
 
+  // A copy: the reader outlives the configuration that the factory receives.
   const BackendConfig config_;
   const std::vector<RowLayer> layers_;
   const Rows& rows_;
   const bool with_pages_;
   BackendReading& reading_;
   StepProgram program_;
-  std::vector<ReadPlace> probed_, queried_;  // behind those of the loop
+  // places of the additional reads, which follow the loop's own
+  std::vector<ReadPlace> probed_, queried_;
 };
 
+// A program without rows is a query of the loop and no step, so nothing is added.
 Result<void> ReadingBackend::execute(const StepProgram& program, StepReadback& readback) {
   if (program.rows.empty()) return inner_->execute(program, readback);  // a question of the loop's
   program_ = program;
@@ -99,9 +106,12 @@ Result<void> ReadingBackend::execute(const StepProgram& program, StepReadback& r
   return with_pages_ ? fingerprint_all() : Result<void>();
 }
 
+// Adds reads for one row of the step in one layer: a digest per written token and one of everything
+// that the last token attends to; with queries, also the output of attention.
 void ReadingBackend::ask(std::size_t row, const RowLayer& layer) {
   const RowSlice& slice = program_.rows[row];
   const std::int32_t last = slice.first_position + rows_.at(row).num_known;
+  // only drafts: nothing to read
   if (last == slice.first_position) return;
   auto lowest = static_cast<std::int32_t>(first_attended(*layer.spec, last - 1));
   if (layer.spec->bounded_replay) lowest = std::max(lowest, slice.replay_start);
@@ -113,20 +123,24 @@ void ReadingBackend::ask(std::size_t row, const RowLayer& layer) {
         {.row = slice.row, .layer = layer.index, .first = first, .last = end});
     probed_.push_back(place(first, end));
   };
-  if (is_ring(*layer.spec)) {  // what went round is not there
+  // a ring has overwritten tokens more than its length ago
+  if (is_ring(*layer.spec)) {
     const auto end = slice.first_position + slice.num_tokens;
     const auto kept = static_cast<std::int32_t>(end - layer.spec->block_size);
     for (std::int32_t p = std::max(slice.first_position, kept); p < last; ++p) probe(p, p + 1);
     return;
   }
   const ContextRank rank = rank_in(config_.context, *layer.spec);
+  // A rank with a share of the tokens numbers its rows differently, so digests are not comparable.
   if (rank.num_ranks == 1) {
     for (std::int32_t p = slice.first_position; p < last; ++p) probe(p, p + 1);
     probe(lowest, last);
   }
   if (!inner_->answers_queries() || is_hidden_state(layer.spec->kind)) return;
+  // A rank that keeps none of the positions has no output.
   if (num_kept(rank, lowest) == num_kept(rank, last)) return;
   const TokensPerState& per_row = layer.spec->tokens_per_state;
+  // A compressed row that is not complete yet is not read.
   if (rows_in(per_row, lowest) == rows_in(per_row, last)) return;
   const auto token = static_cast<std::size_t>(slice.first_token + rows_.at(row).num_known - 1);
   program_.queries.push_back({.row = slice.row,
@@ -137,7 +151,8 @@ void ReadingBackend::ask(std::size_t row, const RowLayer& layer) {
   queried_.push_back(place(lowest, last));
 }
 
-// Takes the own answers off the end of the readback.
+// Moves the results of the additional reads from the end of the readback into the reading. Outputs
+// come off the end in reverse order, since their sizes differ by layer.
 void ReadingBackend::keep(StepReadback& readback) {
   const std::size_t first_probe = readback.digests.size() - probed_.size();
   for (std::size_t i = 0; i < probed_.size(); ++i) {
@@ -161,6 +176,7 @@ void ReadingBackend::keep(StepReadback& readback) {
   }
 }
 
+// Mixes the fingerprints of all pages in a fixed order, the null block's included.
 Result<void> ReadingBackend::fingerprint_all() {
   std::vector<PageId> pages;
   for (std::size_t t = 0; t < config_.plan.tensors.size(); ++t)
@@ -175,6 +191,8 @@ Result<void> ReadingBackend::fingerprint_all() {
 
 }  // namespace
 
+// Cases with lost blocks are excluded: attention reads rows after a block that was not filled,
+// whose content is undefined until the engine recomputes it.
 std::string why_not_read(const SavedCase& saved) {
   if (saved.backend == "none") return "the case runs without a backend";
   if (has_host_pages(saved.cache.groups)) return "rows of host pages lie in two pools";
@@ -189,6 +207,7 @@ std::string why_not_read(const SavedCase& saved) {
   return sound ? "" : sound.error().message;
 }
 
+// One Rows observer serves the readers of all ranks, because all of them execute the same step.
 Result<BackendReading> read_on_backend(const SavedCase& saved, const BackendFactory& make_backend,
                                        bool with_pages) {
   BackendReading reading;
@@ -218,13 +237,15 @@ Breach breach_at(const ReadPlace& at, std::string what) {
 
 using Outputs = std::span<const float>;
 
+// NaN and infinity never agree.
 bool are_close(Outputs one, Outputs other, double tolerance) {
   return std::ranges::equal(one, other, [&](double a, double b) {
     return std::isfinite(a) && std::abs(a - b) <= tolerance;
   });
 }
 
-// Whether one number of [0, 1] makes `whole` of the two parts.
+// Returns true if `whole` is a weighted mean of the two parts, with one weight in [0, 1]: the
+// weight by least squares, checked within the tolerance.
 bool is_mean_of(Outputs whole, Outputs one, Outputs other, double tolerance) {
   double along = 0, length = 0;
   for (std::size_t i = 0; i < whole.size(); ++i) {
@@ -240,6 +261,9 @@ bool is_mean_of(Outputs whole, Outputs one, Outputs other, double tolerance) {
   return true;
 }
 
+// Compares the outputs of a whole run with those of ranks. Four times the tolerance of one
+// attention allows for the combination of two. An empty result means that a rank keeps no token of
+// the place.
 bool agree(const ReadPlace& at, const ReadOutputs& whole, const ReadOutputs& parts) {
   const double tolerance = 4 * attention_tolerance(whole.head_size, at.last - at.first);
   const std::vector<float>& all = whole.of_ranks.front();
@@ -258,6 +282,7 @@ bool agree(const ReadPlace& at, const ReadOutputs& whole, const ReadOutputs& par
   return true;
 }
 
+// Compares every place that both runs read. The first breach is reported, but counting continues.
 void compare_reads(const BackendReading& one, const BackendReading& other, BackendCheck& check) {
   for (const BackendReading* reading : {&one, &other})
     if (reading->unlike_itself && !check.breach)
@@ -285,6 +310,7 @@ void compare_reads(const BackendReading& one, const BackendReading& other, Backe
   }
 }
 
+// Runs may differ in length; the common steps are compared. The index of a breach is a step.
 void compare_pages(const BackendReading& one, const BackendReading& other, BackendCheck& check) {
   const auto steps = std::min(one.pages.size(), other.pages.size());
   check.pages = static_cast<std::int64_t>(steps);
@@ -299,6 +325,7 @@ void compare_pages(const BackendReading& one, const BackendReading& other, Backe
 
 }  // namespace
 
+// The other case may be refused: some changes need a layout that the backend lacks.
 Result<std::optional<BackendCheck>> check_on_backend(const SavedCase& saved,
                                                      const Relation& relation,
                                                      const BackendFactory& make_backend) {

@@ -12,12 +12,14 @@ namespace lockstep {
 namespace {
 
 constexpr std::int32_t kVocabulary = 40'000;
-constexpr std::int32_t kFirstToken = 60'000;  // above every token that a prompt or an eos may be
+// above all tokens of prompts and stop tokens: no accidental hit
+constexpr std::int32_t kFirstToken = 60'000;
 
-// Attention reads no ring: a compressor does.
+// Returns true if attention reads the group by position. A compressor reads rings.
 bool has_rows(const KVCacheSpec& spec) { return !is_state_kind(spec.kind) && !is_ring(spec.kind); }
 
-// The first position that attention at `position` reads.
+// Returns the first position that attention at `position` reads. A window of w tokens includes the
+// token itself: window 4 at position 9 reads 6 to 9.
 std::int64_t lowest_read(const KVCacheSpec& spec, std::int64_t position) {
   if (is_sliding_window(spec.kind))
     return std::max<std::int64_t>(0, position - spec.sliding_window + 1);
@@ -26,11 +28,13 @@ std::int64_t lowest_read(const KVCacheSpec& spec, std::int64_t position) {
   return 0;
 }
 
+// Mixes a row with its position, so that rows in exchanged positions do not add up to the same sum.
 std::uint64_t attended(std::uint64_t row, std::int64_t position) {
   return mix(row ^ mix(static_cast<std::uint64_t>(position)));
 }
 
-// The row of `token` at `position`; `rows(q)` reads the row at q. Also what attention sums up to.
+// Returns the row of `token` at `position`; `rows(q)` returns the row at q. Sums make the result
+// independent of the order of reading, as in attention.
 template <class Rows>
 std::uint64_t row_of(const KVCacheSpec& spec, std::size_t group, std::int64_t position,
                      std::int32_t token, const Rows& rows) {
@@ -40,12 +44,15 @@ std::uint64_t row_of(const KVCacheSpec& spec, std::size_t group, std::int64_t po
              mix(static_cast<std::uint64_t>(position) << 32 | static_cast<std::uint32_t>(token)));
 }
 
+// Maps a hash to a token. 40,000 values: a wrong row changes the token almost certainly.
 std::int32_t token_of(std::uint64_t hash) {
   return kFirstToken + static_cast<std::int32_t>(hash % kVocabulary);
 }
 
 }  // namespace
 
+// Appends missing rows up to `count` in every group. Invariant: rows_[g] is a prefix of the
+// positions.
 std::int32_t UndisturbedRequest::next_token(std::int64_t count) {
   LS_CHECK(count >= 1 && count <= std::ssize(tokens_), "{} of {} tokens", count, tokens_.size());
   std::uint64_t hash = 0;
@@ -72,19 +79,20 @@ void UndisturbedRequest::truncate(std::int64_t count) {
   for (std::vector<std::uint64_t>& rows : rows_) rows.resize(std::min(rows.size(), size));
 }
 
-// A live request: the worker's view of it.
+// A live request as the worker sees it.
 struct ReadingModel::Request {
   explicit Request(UndisturbedRequest request) : alone(std::move(request)) {}
-  UndisturbedRequest alone;  // over the tokens that were really sampled: what a perfect draft says
+  UndisturbedRequest alone;  // over the sampled tokens; answers what a perfect draft proposes
 };
 
-// A scheduled request of the step, with the tables of that moment.
+// A scheduled request of the current step, with its block tables at the time of the decision.
 struct ReadingModel::Row {
   std::int64_t computed = 0;
   std::int64_t num_tokens = 0;
   std::vector<std::vector<BlockId>> tables;
 };
 
+// A slot per token of all ranks. Groups without rows have none.
 ReadingModel::ReadingModel(Workload& inner, const SavedCase& saved) : inner_(inner), saved_(saved) {
   for (const KVCacheGroupSpec& group : saved.cache.groups) {
     tokens_in_block_.push_back(group.spec.block_size * num_context_ranks(saved.engine, group.spec));
@@ -95,6 +103,7 @@ ReadingModel::ReadingModel(Workload& inner, const SavedCase& saved) : inner_(inn
 }
 ReadingModel::~ReadingModel() = default;
 
+// A new request of the same name replaces the old one, which has ended.
 void ReadingModel::take(const std::vector<WorkloadEvent>& events) {
   for (const WorkloadEvent& event : events)
     if (event.kind == WorkloadEvent::Kind::add)
@@ -108,18 +117,21 @@ Result<Turn> ReadingModel::next_turn(const LoopState& state, std::vector<Workloa
   return turn;
 }
 
+// Requests may also arrive after the decision of a step.
 void ReadingModel::while_running(std::vector<WorkloadEvent>& events) {
   inner_.while_running(events);
   take(events);
 }
 
+// Keeps requests while a connector may still load for them.
 void ReadingModel::request_left(std::string_view name, std::uint64_t ticket) {
   // A load in flight delivers the request's rows even if it has ended.
   if (inner_.connector() == nullptr) requests_.erase(std::string(name));
   inner_.request_left(name, ticket);
 }
 
-// Blocks are copied before the step, whatever their owner; blocks of other groups are never read.
+// Copies a block before the step. The copy is made in every group: a block belongs to one group,
+// and the others never read it.
 void ReadingModel::copy_block(const KVCacheBlockCopy& copy) {
   for (std::size_t g = 0; g < slots_.size(); ++g) {
     if (slots_[g].empty()) continue;
@@ -129,6 +141,7 @@ void ReadingModel::copy_block(const KVCacheBlockCopy& copy) {
   }
 }
 
+// Copies tables, because the scheduler changes them before the output of the step is processed.
 bool ReadingModel::decided(const StepView& view) {
   for (const KVCacheBlockCopy& copy : view.decision.copies) copy_block(copy);
   rows_.clear();
@@ -144,6 +157,8 @@ bool ReadingModel::decided(const StepView& view) {
   return true;
 }
 
+// Returns what the cache holds at a position: 0 past the end of the table, and whatever is stored
+// in the null block for a null entry. A wrong table thus gives a wrong row and no error.
 std::uint64_t ReadingModel::read(const Row& row, std::size_t group, std::int64_t position) const {
   const std::int64_t size = tokens_in_block_[group];
   const auto entry = static_cast<std::size_t>(position / size);
@@ -152,7 +167,8 @@ std::uint64_t ReadingModel::read(const Row& row, std::size_t group, std::int64_t
   return slots_[group][slot];
 }
 
-// Writes the rows of a token in every group; the token that follows it.
+// Writes the rows of a token in every group and returns the token that follows. Writes to null
+// entries and past the table are dropped, as a worker does.
 std::int32_t ReadingModel::compute(const Row& row, std::int64_t position, std::int32_t token) {
   std::uint64_t hash = 0;
   for (std::size_t g = 0; g < slots_.size(); ++g) {
@@ -169,8 +185,8 @@ std::int32_t ReadingModel::compute(const Row& row, std::int64_t position, std::i
   return token_of(hash);
 }
 
-// Samples a row of the step: the token after the last known one, and after drafts as long as they
-// are right.
+// Computes a row of the step and samples: the token after the last known one, and one more after
+// each draft that equals the sampled token.
 void ReadingModel::sample_row(const Row& row, const SampledRow& sampled, Request& request,
                               std::vector<std::int32_t>& tokens) {
   const std::vector<std::int32_t>& known_tokens = request.alone.tokens();
@@ -187,7 +203,9 @@ void ReadingModel::sample_row(const Row& row, const SampledRow& sampled, Request
   }
 }
 
-// Drafts: the tokens that the request would sample alone, or a different token.
+// Proposes drafts: the tokens that the request would sample on its own, or, with the case's
+// probability, a different token. The choice depends on seed, token and position only, so that both
+// runs of a relation accept the same drafts.
 void ReadingModel::propose(const Request& request, std::int64_t num_drafts,
                            ModelOutput& output) const {
   UndisturbedRequest ahead = request.alone;
@@ -203,6 +221,7 @@ void ReadingModel::propose(const Request& request, std::int64_t num_drafts,
   }
 }
 
+// Samples for all rows of the step. Proposals follow only rows that sample, as in an engine.
 Result<void> ReadingModel::sample(std::int64_t step, std::span<const SampledRow> rows,
                                   ModelOutput& output) {
   LS_CHECK(rows.size() == rows_.size(), "{} rows, {} decided", rows.size(), rows_.size());
@@ -220,6 +239,7 @@ Result<void> ReadingModel::sample(std::int64_t step, std::span<const SampledRow>
     output.tokens.insert(output.tokens.end(), tokens.begin(), tokens.end());
     output.token_ends.push_back(static_cast<std::uint32_t>(output.tokens.size()));
     if (saved_.engine.num_spec_tokens == 0) continue;
+    // A short draft plan of the workload (short_drafts_percent) limits the number.
     const std::int64_t num_drafts =
         planned.draft_ends.empty()
             ? saved_.engine.num_spec_tokens
@@ -230,6 +250,7 @@ Result<void> ReadingModel::sample(std::int64_t step, std::span<const SampledRow>
   return {};
 }
 
+// Returns the slots of a block. REQUIRES: the group has rows.
 std::span<std::uint64_t> ReadingModel::rows_of(const BlockTransfer& block) {
   const auto group = static_cast<std::size_t>(block.group);
   const auto size = static_cast<std::size_t>(tokens_in_block_[group]);
@@ -237,7 +258,9 @@ std::span<std::uint64_t> ReadingModel::rows_of(const BlockTransfer& block) {
       .subspan(static_cast<std::size_t>(index_of(block.block)) * size, size);
 }
 
-// Loads come before what the step computes, stores behind it.
+// Adds the transfers of the step. `brought` blocks receive the rows that the request would compute
+// on its own; positions past its tokens stay 0. Loads come before what the step computes, stores
+// after it.
 void ReadingModel::plan(const DecidedStep& step, StepTransfers& transfers) {
   inner_.transfers()->plan(step, transfers);
   for (const BlockTransfer& block : transfers.brought) {
@@ -255,6 +278,7 @@ void ReadingModel::plan(const DecidedStep& step, StepTransfers& transfers) {
   stores_ = transfers.stores;
 }
 
+// Drops tokens that the engine has dropped: those sampled after rows that did not arrive.
 void ReadingModel::drop_void_tokens(const StepView& view, RequestId id) {
   const std::string name(view.name(id));
   const auto request = requests_.find(name);
@@ -267,6 +291,7 @@ void ReadingModel::drop_void_tokens(const StepView& view, RequestId id) {
   tokens.resize(tokens.size() - num_void);
 }
 
+// Stores read the rows after the step has computed them.
 bool ReadingModel::finished(const StepView& view) {
   for (const BlockTransfer& block : std::exchange(stores_, {})) {
     const std::span<const std::uint64_t> rows = rows_of(block);
@@ -281,6 +306,7 @@ bool ReadingModel::finished(const StepView& view) {
   return true;
 }
 
+// Excluded are cases whose rows or samples this model cannot follow.
 std::string why_not_answered(const SavedCase& saved) {
   if (saved.recording) return "a recording says itself what was sampled";
   if (has_host_pages(saved.cache.groups)) return "rows of host pages lie in two pools";
@@ -295,6 +321,7 @@ std::string why_not_answered(const SavedCase& saved) {
   return any ? "" : "no group keeps rows of tokens";
 }
 
+// The model exists only after the session has created the workload, hence the optional.
 Result<Answers> answers_of(const SavedCase& saved, const DecisionsFactory& decisions) {
   LS_CHECK(why_not_answered(saved).empty(), "{}", why_not_answered(saved));
   std::optional<ReadingModel> model;

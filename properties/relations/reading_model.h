@@ -1,24 +1,23 @@
 // A language model in a page: every answer is a hash of all that attention reads from the cache.
-// Only decisions drive its cache, so a scheduler's wrong block changes a token, and what is
-// irrelevant to a request cannot change its tokens.
+// Only decisions drive its cache. A wrong block of the scheduler therefore changes a token, and
+// what is irrelevant to a request cannot change its tokens.
 //
 // Invariants
 // (1) The row of a token depends on the token, its position and every row that attention reads
-//     before it; the next token depends on the rows of all groups. A wrong row has a permanent
+//     before it. The next token depends on the rows of all groups. A wrong row thus has a permanent
 //     effect.
-// (2) A slot keeps its row until another is written there; reallocating a block clears nothing, as
-//     in a real cache.
-// (3) Alone, with its own cache that is never cut, a request is answered as UndisturbedRequest
-//     defines.
+// (2) A slot keeps its row until another one is written there. Reallocating a block clears nothing,
+//     as in a real cache.
+// (3) With its own cache that is never cut, a request is answered as UndisturbedRequest defines.
 // (4) A KV connector loads the rows that it was given to store, or, from peers, the rows that the
-//     request would have computed alone. The engine drops what is sampled after rows that did not
-//     arrive, and so does this model.
-// (5) Context parallel ranks hold their shares of a block next to each other, as one memory.
+//     request would have computed on its own. The engine drops what is sampled after rows that did
+//     not arrive, and so does this model.
+// (5) Context parallel ranks store their shares of a block next to each other, as one memory.
 //
 // A compressed row counts as the rows of its tokens.
 //
-// Left out: groups of states, since the worker moves them (the audit follows them); rings, which
-// attention does not read; drafts in flight, which the recording of decisions does not show.
+// Left out: groups of states, because the worker moves them (the audit follows them); rings, which
+// attention does not read; drafts in flight, which the recorded decisions do not show.
 #pragma once
 
 #include <cstdint>
@@ -36,41 +35,53 @@
 
 namespace lockstep {
 
-// Rows and tokens of one request on its own.
+// Rows and tokens of one request that has a cache of its own. Rows are computed when they are first
+// needed; each costs time linear in the positions that it reads.
 class UndisturbedRequest {
  public:
   UndisturbedRequest(const std::vector<KVCacheGroupSpec>& groups, std::vector<std::int32_t> tokens)
       : groups_(groups), tokens_(std::move(tokens)), rows_(groups.size()) {}
   void append(std::int32_t token) { tokens_.push_back(token); }
-  // The token behind the first `count`. REQUIRES: count >= 1, and no more than there are.
+  // Returns the token after the first `count` tokens. REQUIRES: 1 <= count <= number of tokens.
   std::int32_t next_token(std::int64_t count);
-  // REQUIRES: position below the number of tokens.
+  // Returns the row of a position. REQUIRES: position < number of tokens.
   std::uint64_t row(std::size_t group, std::int64_t position);
+  // Drops all tokens from `count` onward, with their rows. No effect if there are fewer.
   void truncate(std::int64_t count);
   const std::vector<std::int32_t>& tokens() const { return tokens_; }
 
  private:
   const std::vector<KVCacheGroupSpec>& groups_;
   std::vector<std::int32_t> tokens_;
-  std::vector<std::vector<std::uint64_t>> rows_;  // per group, by position
+  // [num_groups][position]; may be shorter than tokens_
+  std::vector<std::vector<std::uint64_t>> rows_;
 };
 
+// The answers of one run.
 struct Answers {
-  std::map<std::string, std::vector<std::int32_t>> tokens;  // of every request that was answered
-  std::map<std::string, std::int64_t> ended_in;             // step, of those that ended by length
+  // Output tokens by request, if it was answered.
+  std::map<std::string, std::vector<std::int32_t>> tokens;
+  // Step in which a request stopped, by request.
+  std::map<std::string, std::int64_t> ended_in;
   std::int64_t steps = 0;
   Verdict verdict = Verdict::agreed;
 };
 
-// Stands between the loop and a workload: events and times are the workload's, the tokens are the
-// model's. As observer it takes the block tables of every step.
+// Wraps a workload: events and times are the workload's, tokens are the model's. As an observer it
+// receives the block tables of every step, and as a transfer planner the blocks that a connector
+// moves.
+//
+// Invariants
+// (1) rows_ holds the tables as they were when the step was decided; later changes do not affect
+//     what the step reads.
+// (2) Loads take effect before the step's own rows, stores after them.
 class ReadingModel final : public Workload, public StepObserver, public TransferPlanner {
  public:
   // `inner` and `saved` must outlive it.
   ReadingModel(Workload& inner, const SavedCase& saved);
   ~ReadingModel() override;
 
-  // Tokens and ends; the rest of it is the run's to say.
+  // Tokens and ends only; answers_of() adds the rest after the run.
   const Answers& answers() const { return answers_; }
 
   Result<Turn> next_turn(const LoopState& state, std::vector<WorkloadEvent>& events) override;
@@ -108,20 +119,23 @@ class ReadingModel final : public Workload, public StepObserver, public Transfer
 
   Workload& inner_;
   const SavedCase& saved_;
-  std::vector<std::int64_t> tokens_in_block_;      // per group, of all ranks together
+  std::vector<std::int64_t> tokens_in_block_;      // per group, all ranks together
   std::vector<std::vector<std::uint64_t>> slots_;  // per group: [num_blocks * tokens_in_block]
+  // by name; with a connector also ended ones
   std::map<std::string, std::unique_ptr<Request>> requests_;
-  std::vector<Row> rows_;  // of the current step, as scheduled
+  std::vector<Row> rows_;  // in scheduling order
+  // rows by block of the host tier
   std::map<HostBlockId, std::vector<std::uint64_t>> host_rows_;
   std::vector<BlockTransfer> stores_;  // of the current step
   Answers answers_;
 };
 
-// Why the model cannot answer for a case; empty: it can.
+// Returns why the model cannot answer the case; empty: it can.
 std::string why_not_answered(const SavedCase& saved);
 
-// `decisions`: of another engine; absent: the model's. Errors: what engine or reader refuse, an
-// engine that fails. REQUIRES: why_not_answered(saved) is empty.
+// Runs the case with the model and returns its answers. `decisions`: another engine's; absent: the
+// model's. Errors: the engine or the reader refuses the case, or the engine fails. REQUIRES:
+// why_not_answered(saved) is empty.
 Result<Answers> answers_of(const SavedCase& saved, const DecisionsFactory& decisions = {});
 
 }  // namespace lockstep

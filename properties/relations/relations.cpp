@@ -13,6 +13,7 @@
 namespace lockstep {
 namespace {
 
+// Doubles the step budget, plus 7 so that chunks do not end at the same boundaries again.
 Changed longer_chunks(const SavedCase& saved) {
   return changed(saved, [](SavedCase& other) {
     other.engine.max_num_batched_tokens = other.engine.max_num_batched_tokens * 2 + 7;
@@ -20,6 +21,8 @@ Changed longer_chunks(const SavedCase& saved) {
   });
 }
 
+// Cuts prompts into chunks of at most three tokens, or, with states, of two tokens more than a
+// block: shorter ones could not reach a block boundary in mode align.
 Changed shorter_chunks(const SavedCase& saved) {
   if (!saved.engine.enable_chunked_prefill) return std::nullopt;
   return changed(saved, [](SavedCase& other) {
@@ -31,6 +34,7 @@ Changed shorter_chunks(const SavedCase& saved) {
   });
 }
 
+// Keeps every second record. The relation compares only the requests that both runs have.
 Changed without_batch_mates(const SavedCase& saved) {
   if (num_records(saved) < 2) return std::nullopt;
   std::vector<bool> keep(num_records(saved));
@@ -38,17 +42,21 @@ Changed without_batch_mates(const SavedCase& saved) {
   return with_records(saved, keep);
 }
 
+// Triples the pool, which removes preemptions and most evictions.
 Changed larger_pool(const SavedCase& saved) {
   return changed(saved,
                  [](SavedCase& other) { set_num_blocks(other, other.cache.num_blocks * 3 + 1); });
 }
 
+// Without prefix caching the mode of states would change too, and a host tier finds blocks by their
+// hashes.
 Changed without_prefix_caching(const SavedCase& saved) {
   // The mode of states would change with it, and a host tier finds blocks by their hashes.
   if (has_states(saved) || saved.connector.has(ConnectorKind::host)) return std::nullopt;
   return changed(saved, [](SavedCase& other) { other.engine.enable_prefix_caching = false; });
 }
 
+// Removes drafts, with the state blocks that groups keep for them and the hash lookahead of EAGLE.
 Changed without_drafts(const SavedCase& saved) {
   return changed(saved, [](SavedCase& other) {
     other.engine.num_spec_tokens = 0;
@@ -59,15 +67,19 @@ Changed without_drafts(const SavedCase& saved) {
   });
 }
 
+// Accepts every draft: as many tokens per step as possible, and no rejected one.
 Changed with_right_drafts(const SavedCase& saved) {
   if (saved.engine.num_spec_tokens == 0) return std::nullopt;
   return changed(saved, [](SavedCase& other) { other.draft_acceptance_percent = 100; });
 }
 
+// Removes the step in flight.
 Changed synchronous(const SavedCase& saved) {
   return changed(saved, [](SavedCase& other) { other.engine.async_scheduling = false; });
 }
 
+// Doubles all blocks. Packed pages and states are excluded: their pages would no longer fit the
+// plan. A retention interval is a multiple of the block and doubles with it.
 Changed longer_blocks(const SavedCase& saved) {
   const bool plain = std::ranges::all_of(saved.cache.groups, [](const KVCacheGroupSpec& group) {
     return !is_state_kind(group.spec.kind) && group.layers_per_page == 1;
@@ -85,14 +97,16 @@ Changed longer_blocks(const SavedCase& saved) {
   });
 }
 
+// Toggles whether a request is admitted only if its whole prompt fits.
 Changed other_admission(const SavedCase& saved) {
   return changed(saved, [](SavedCase& other) {
     other.engine.scheduler_reserve_full_isl = !other.engine.scheduler_reserve_full_isl;
   });
 }
 
-// vLLM shards the tokens of a model with one group, and counts drafts once with it. With several
-// groups every rank replicates all except the first.
+// Shards the tokens over two context parallel ranks. With several groups, all except the first are
+// replicated, which only releases with replicated caches can do. The interleave must be a multiple
+// of a compressed row and divide the block.
 Changed over_ranks(const SavedCase& saved) {
   const auto is_dealt_out = [](const KVCacheGroupSpec& group) {
     return attends_to_all(group.spec.kind);
@@ -120,12 +134,13 @@ Changed over_ranks(const SavedCase& saved) {
   });
 }
 
+// Removes the connector: a prefix is then computed instead of loaded.
 Changed without_connector(const SavedCase& saved) {
   return changed(saved, [](SavedCase& other) { other.connector.parts.clear(); });
 }
 
-// A connector that differs only in positions and times of its transfers. What is lost is computed
-// again, except for finding 15.
+// Changes the size, the delays and the losses of a host tier. Lost blocks are computed again,
+// except with a step in flight (docs/findings.md, 15).
 Changed other_host_tier(const SavedCase& saved) {
   const ConnectorSpec& tier = saved.connector;
   if (!tier.has(ConnectorKind::host)) return std::nullopt;
@@ -137,6 +152,7 @@ Changed other_host_tier(const SavedCase& saved) {
   });
 }
 
+// `says` is a phrase for messages; a row may continue the phrase of the previous row.
 constexpr std::array kRelations = std::to_array<Relation>({
     {"longer chunks", "an answer does not depend on the tokens of a step", longer_chunks},
     {"shorter chunks", "how a prompt is cut is none of its request's business", shorter_chunks},
@@ -160,6 +176,7 @@ constexpr std::array kRelations = std::to_array<Relation>({
 
 std::span<const Relation> relations() { return kRelations; }
 
+// Only tokens up to max_tokens count: a speculative step may sample more, which the engine drops.
 std::optional<Breach> first_breach(const SavedCase& saved, const Answers& one,
                                    const Answers& other) {
   for (const RequestSpec* request : requests_of(saved)) {
@@ -180,6 +197,8 @@ std::optional<Breach> first_breach(const SavedCase& saved, const Answers& one,
   return std::nullopt;
 }
 
+// Both runs use the same decision source; an engine's failure in either is an error and not a
+// breach.
 Result<std::optional<Breach>> check_relation(const SavedCase& saved, const Relation& relation,
                                              const DecisionsFactory& decisions) {
   const Changed other = relation.change(saved);
@@ -196,10 +215,12 @@ Result<std::optional<Breach>> check_relation(const SavedCase& saved, const Relat
 
 namespace {
 
+// Backends that generated cases use; the first one that suits the case is taken.
 constexpr std::array kBackends = {AttentionBackend::flash_attn, AttentionBackend::flashinfer,
                                   AttentionBackend::triton_attn};
 
-// The case under another attention backend; nothing: it takes other blocks than these.
+// Returns the case under another attention backend. Nothing: that backend does not take these
+// blocks, or is already the case's.
 Changed under(const SavedCase& saved, AttentionBackend backend) {
   const auto sizes = kernel_block_sizes(saved.cache, backend);
   if (!sizes || backend == saved.attention_backend) return std::nullopt;
@@ -209,6 +230,8 @@ Changed under(const SavedCase& saved, AttentionBackend backend) {
   return other;
 }
 
+// Selects the layout that differs in the order of heads and tokens, and, for overlaid releases,
+// also in that of layers and blocks. Indexed by CacheLayout.
 Changed other_layout(const SavedCase& saved) {
   return changed(saved, [](SavedCase& other) {
     using enum CacheLayout;
@@ -217,6 +240,7 @@ Changed other_layout(const SavedCase& saved) {
   });
 }
 
+// Selects another backend with the same kernel blocks: only the shape of pages differs.
 Changed other_backend(const SavedCase& saved) {
   for (const AttentionBackend backend : kBackends)
     if (Changed other = under(saved, backend);
@@ -225,6 +249,7 @@ Changed other_backend(const SavedCase& saved) {
   return std::nullopt;
 }
 
+// Selects another backend with different kernel blocks.
 Changed other_kernel_blocks(const SavedCase& saved) {
   for (const AttentionBackend backend : kBackends)
     if (Changed other = under(saved, backend);
@@ -233,10 +258,12 @@ Changed other_kernel_blocks(const SavedCase& saved) {
   return std::nullopt;
 }
 
+// Plans the pages without the padding that the case adds.
 Changed without_padding(const SavedCase& saved) {
   return changed(saved, [](SavedCase& other) { plan_again(other); });
 }
 
+// Gives every packed layer its own page.
 Changed unpacked(const SavedCase& saved) {
   const bool packed = std::ranges::any_of(
       saved.cache.groups, [](const KVCacheGroupSpec& group) { return group.layers_per_page > 1; });
@@ -247,6 +274,7 @@ Changed unpacked(const SavedCase& saved) {
   });
 }
 
+// Runs copies and kernels on four streams with random delays, which the results must not depend on.
 Changed over_streams(const SavedCase& saved) {
   return changed(saved, [](SavedCase& other) {
     other.num_streams = 4;
@@ -254,10 +282,12 @@ Changed over_streams(const SavedCase& saved) {
   });
 }
 
+// Allocates blocks in a shuffled order.
 Changed shuffled_blocks(const SavedCase& saved) {
   return changed(saved, [](SavedCase& other) { other.block_order = 1; });
 }
 
+// Each row names a mutant of the backend that breaks it, which the tests plant.
 constexpr std::array kPlaceRelations = std::to_array<Relation>({
     {"other layout", "whether heads or tokens come first in a block is the device's business",
      other_layout, false, false, "layout-two-heads"},
@@ -281,6 +311,7 @@ std::span<const Relation> place_relations() { return kPlaceRelations; }
 
 namespace {
 
+// Runs a case without a backend and returns its steps as a recorder writes them.
 Result<std::vector<RecordedStep>> decided(const SavedCase& saved) {
   std::vector<RecordedStep> steps;
   std::optional<RunRecorder> recorder;
@@ -293,12 +324,14 @@ Result<std::vector<RecordedStep>> decided(const SavedCase& saved) {
   return steps;
 }
 
-using Names = std::vector<BlockId>;  // [block id of the one run] = of the other
+using Names = std::vector<BlockId>;  // [block id in one run] = id in the other
 
+// Replaces ids by their names in the other run.
 void rename(std::vector<BlockId>& blocks, const Names& names) {
   for (BlockId& block : blocks) block = names[index_of(block)];
 }
 
+// Renames every block in a step. Fields without block ids stay as they are.
 RecordedStep renamed(RecordedStep step, const Names& names) {
   for (RecordedScheduled& scheduled : step.scheduled)
     if (scheduled.blocks)
@@ -316,6 +349,8 @@ RecordedStep renamed(RecordedStep step, const Names& names) {
 
 }  // namespace
 
+// The null block keeps its id, so names start with it. After that, name i is the block at position
+// i of the shuffled free queue; in the first run that is block i.
 Result<std::optional<Breach>> check_shuffled_blocks(const SavedCase& saved) {
   SavedCase other = saved;
   other.block_order = 1;
@@ -324,10 +359,12 @@ Result<std::optional<Breach>> check_shuffled_blocks(const SavedCase& saved) {
   Names names = {kNullBlock};
   const Names order = free_order_of(other);
   names.insert(names.end(), order.begin(), order.end());
+  // A run that is longer than the other differs in its first additional step.
   for (std::size_t i = 0; i < std::max(one.size(), two.size()); ++i) {
     if (i < one.size() && i < two.size()) {
       RecordedStep expected = renamed(one[i], names);
       RecordedStep found = two[i];
+      // The zero list is a set in vllm-0.33.0; its order is sorted away.
       std::ranges::sort(expected.zero);
       std::ranges::sort(found.zero);
       if (expected == found) continue;
