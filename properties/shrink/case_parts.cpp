@@ -18,6 +18,8 @@ namespace {
 
 using Names = std::set<std::string>;
 
+// Returns the trace with the kept records. A request that waited only for removed ones arrives with
+// the latest kept arrival instead; its abort must not precede that.
 Trace trace_with(const Trace& trace, const std::vector<bool>& keep) {
   Trace kept{.header = trace.header, .records = {}};
   Names there;
@@ -44,9 +46,11 @@ Trace trace_with(const Trace& trace, const std::vector<bool>& keep) {
   return kept;
 }
 
+// An abort is part of its request's record.
 bool is_record(const RecordedEvent& event) { return event.kind != RecordedEvent::Kind::abort; }
 
-// Everything in a step about the removed requests, and the events that `drop` selects.
+// Removes the removed requests from the decisions, queues and tables of a step, and the events that
+// `drop` selects. Reports of workers and transfers keep their entries.
 template <class Drop>
 void cut_step(RecordedStep& step, const Names& gone, const Drop& drop) {
   std::erase_if(step.before, drop);
@@ -67,8 +71,9 @@ void cut_step(RecordedStep& step, const Names& gone, const Drop& drop) {
     std::erase_if(*names, is_gone);
 }
 
-// `decide`: recorded decisions that are followed no longer add up to the pool without the blocks of
-// the requests that are gone.
+// Returns the recording with the kept records. If the recorded decisions are followed, the free
+// blocks no longer match: the blocks of removed requests are in use and belong to none. They become
+// unknown (-1), and so do common prefix blocks.
 Recording recording_with(const Recording& recording, const std::vector<bool>& keep,
                          Decides decide) {
   Recording kept = recording;
@@ -79,6 +84,8 @@ Recording recording_with(const Recording& recording, const std::vector<bool>& ke
       step.free_blocks = -1;
       step.common_prefix_blocks.reset();
     }
+    // Events are visited twice, first to decide and then to remove: a request's addition precedes
+    // all other mentions of it.
     std::vector<bool> drops;
     for (const auto* events : {&step.before, &step.during})
       for (const RecordedEvent& event : *events) {
@@ -93,6 +100,7 @@ Recording recording_with(const Recording& recording, const std::vector<bool>& ke
   return kept;
 }
 
+// One body for const and non-const cases.
 template <class Request, class Case>
 std::vector<Request> collect_requests(Case& saved) {
   std::vector<Request> requests;
@@ -110,6 +118,7 @@ std::vector<Request> collect_requests(Case& saved) {
 
 }  // namespace
 
+// Aborts are not records of their own.
 std::size_t num_records(const SavedCase& saved) {
   if (!saved.recording) return saved.trace.records.size();
   std::int64_t count = 0;
@@ -144,6 +153,8 @@ std::vector<TraceRequest*> trace_requests_of(SavedCase& saved) {
   return requests;
 }
 
+// The group's own spec follows its first layer. A module of the draft model without layers
+// disappears.
 SavedCase without_layer(const SavedCase& saved, std::size_t group, std::size_t layer) {
   SavedCase smaller = saved;
   KVCacheGroupSpec& of = smaller.cache.groups[group];
@@ -163,6 +174,7 @@ SavedCase without_layer(const SavedCase& saved, std::size_t group, std::size_t l
   return smaller;
 }
 
+// Literal runs keep their order, so each receives the next position of the new list.
 void drop_unused_tokens(Prompt& prompt) {
   std::vector<std::int32_t> used;
   for (TokenRun& run : prompt.runs) {
@@ -194,13 +206,14 @@ bool has_connector(const SavedCase& saved) { return !saved.connector.parts.empty
 
 bool may_lose_blocks(const SavedCase& saved) {
   const ConnectorSpec& connector = saved.connector;
-  // vLLM assigns lost blocks of several groups to no request: none are reported.
+  // vLLM assigns lost blocks to requests only with one group: with several, none are reported.
   if (saved.cache.groups.size() != 1) return false;
   const bool has_peers =
       connector.has(ConnectorKind::peers) || connector.has(ConnectorKind::one_group_peers);
   return connector.load_failed_percent.value_or(has_peers ? 1 : 0) > 0 && !connector.parts.empty();
 }
 
+// The specs of all layers change in the same way, or the group would no longer be one.
 void change_specs(SavedCase& saved, std::size_t group,
                   const std::function<void(KVCacheSpec&)>& change) {
   KVCacheGroupSpec& of = saved.cache.groups[group];
@@ -215,6 +228,7 @@ void without_checkpoints(SavedCase& saved) {
     });
 }
 
+// Padding of old pages is dropped; the planner adds what the new pages need.
 bool plan_again(SavedCase& saved) {
   std::vector<KVCacheGroupSpec> groups = saved.cache.groups;
   for (KVCacheGroupSpec& group : groups) {
@@ -231,6 +245,7 @@ bool plan_again(SavedCase& saved) {
 bool set_num_blocks(SavedCase& saved, std::int64_t num_blocks) {
   const std::int64_t before = saved.cache.num_blocks;
   if (before < 1 || num_blocks < 1) return false;
+  // A tensor that is not a whole number of pages would change the size of its pages.
   for (const KVCacheTensor& tensor : saved.cache.tensors)
     if (tensor.size_bytes % before != 0) return false;
   saved.cache = with_num_blocks(saved.cache, num_blocks);
@@ -239,26 +254,31 @@ bool set_num_blocks(SavedCase& saved, std::int64_t num_blocks) {
 
 namespace {
 
+// vLLM 0.33.0, config/scheduler.py, verify_max_model_len(), refuses both at start.
 bool step_has_room(const SavedCase& saved) {
   const EngineConfig& engine = saved.engine;
   if (engine.max_num_batched_tokens < engine.max_num_seqs) return false;
   return engine.enable_chunked_prefill || engine.max_num_batched_tokens >= engine.max_model_len;
 }
 
+// Refused by the same function.
 bool long_prefills_are_below(const SavedCase& saved) {
   return saved.engine.long_prefill_token_threshold <= saved.engine.max_model_len;
 }
 
+// Also the null block.
 bool pool_holds_the_longest(const SavedCase& saved) {
   return 1 + planned_blocks_of_request(saved.engine, saved.cache.groups) <= saved.cache.num_blocks;
 }
 
+// A longer request is refused by the front end; its case would fail without deciding anything.
 bool requests_fit(const SavedCase& saved) {
   return std::ranges::all_of(requests_of(saved), [&](const RequestSpec* request) {
     return request->prompt.size() + request->max_tokens <= saved.engine.max_model_len;
   });
 }
 
+// State groups without a block per draft would have no slot for the draft's state.
 bool drafts_have_a_method(const SavedCase& saved) {
   const bool drafts = saved.engine.num_spec_tokens > 0;
   if (drafts != (saved.engine.spec_method != SpecMethod::none)) return false;
@@ -268,6 +288,7 @@ bool drafts_have_a_method(const SavedCase& saved) {
   });
 }
 
+// In mode none one block holds the state of a whole request, so it is as long as max_model_len.
 bool states_have_one_mode(const SavedCase& saved) {
   if (!has_states(saved)) return true;
   const bool saves = saved.engine.mamba_cache_mode != MambaCacheMode::none;
@@ -279,6 +300,7 @@ bool states_have_one_mode(const SavedCase& saved) {
   });
 }
 
+// A step, or the long-prefill threshold, must reach from one block boundary to the next.
 bool aligned_steps_reach_a_block(const SavedCase& saved) {
   if (!has_states(saved) || saved.engine.mamba_cache_mode != MambaCacheMode::align) return true;
   const std::int64_t threshold = saved.engine.long_prefill_token_threshold;
@@ -289,6 +311,7 @@ bool aligned_steps_reach_a_block(const SavedCase& saved) {
          });
 }
 
+// A window of one token reads only itself; its group would never need an earlier block.
 bool windows_are_tokens(const SavedCase& saved) {
   return std::ranges::all_of(saved.cache.groups, [](const KVCacheGroupSpec& group) {
     const bool window = is_sliding_window(group.spec.kind);
@@ -298,6 +321,7 @@ bool windows_are_tokens(const SavedCase& saved) {
   });
 }
 
+// Bit i of BrokenRules is rule i.
 constexpr std::array kRules = {
     step_has_room,        long_prefills_are_below, pool_holds_the_longest,      requests_fit,
     drafts_have_a_method, states_have_one_mode,    aligned_steps_reach_a_block, windows_are_tokens};
@@ -311,6 +335,8 @@ BrokenRules broken_rules(const SavedCase& saved) {
   return broken;
 }
 
+// A plan that the model cannot lay out still serves to follow recorded decisions: pages have no
+// positions then.
 Result<SavedCase> case_of(std::string name, Recording recording, Decides decide) {
   if (recording.header.connector && decide == Decides::model)
     return fail(name + ": a recording of a KV connector, whose loads the model does not decide");
@@ -331,6 +357,8 @@ Result<SavedCase> case_of(std::string name, Recording recording, Decides decide)
   return saved;
 }
 
+// The clock of the new trace is that of the recording, one step per 10 ms, so requests arrive in
+// the same steps as long as no engine idles.
 Result<SavedCase> on_a_clock(const SavedCase& saved) {
   constexpr std::int64_t kStepNs = 10'000'000;
   LS_ASSIGN_OR_RETURN(auto trace, trace_of(*saved.recording, kStepNs));
@@ -343,6 +371,8 @@ Result<SavedCase> on_a_clock(const SavedCase& saved) {
 
 namespace {
 
+// `hunt` counts twice: as an option and by the count here, because `check` is simpler than `hunt`
+// and also not the simplest.
 std::int64_t options_set(const SavedCase& saved) {
   std::int64_t count = saved.check == CheckMode::hunt ? 1 : 0;  // twice: check is simpler
   for (const RunField& field : run_fields())
@@ -350,7 +380,7 @@ std::int64_t options_set(const SavedCase& saved) {
   return count + (saved.trace.header.engine ? 1 : 0);
 }
 
-// Ranks beyond one, of every kind, and what a connector counts.
+// Counts ranks beyond one of every kind, and the numbers of a connector above their lowest.
 std::int64_t ranks_and_transfers(const SavedCase& saved) {
   std::int64_t sum = saved.engine.dcp + saved.engine.pcp - 2;
   for (const RunField& field : run_fields())
@@ -359,7 +389,7 @@ std::int64_t ranks_and_transfers(const SavedCase& saved) {
   return sum + std::ssize(saved.connector.parts);
 }
 
-// Properties of a request beyond its tokens.
+// Counts properties of a request beyond its tokens.
 std::int64_t trimmings(const RequestSpec& spec) {
   std::int64_t count = spec.priority == 0 ? 0 : 1;
   count += spec.eos_token ? 1 : 0;
@@ -372,14 +402,16 @@ std::int64_t trimmings(const TraceRequest& request) {
   return count + (request.output.tokens.empty() ? 0 : 1) + (request.output.fill ? 1 : 0);
 }
 
+// Criteria that concern requests.
 struct Requests {
   std::int64_t runs = 0;
   std::int64_t trimmings = 0;
-  std::int64_t arrivals = 0;  // different ones
-  std::int64_t time = 0;      // the latest arrival or abort
-  std::int64_t untidy = 0;    // names and seeds that are not the first ones there are
+  std::int64_t arrivals = 0;  // number of different arrival times
+  std::int64_t time = 0;      // latest arrival or abort, in ns
+  std::int64_t untidy = 0;    // names and seeds that are not the first ones available
 };
 
+// Recorded requests arrive in steps, so times do not count for them.
 Requests requests_in(const SavedCase& saved) {
   Requests in;
   std::set<std::int64_t> arrivals;
@@ -409,7 +441,7 @@ Requests requests_in(const SavedCase& saved) {
   return in;
 }
 
-// Elements of a token or a state, and tokens of blocks, windows and chunks, over all groups.
+// Sums the sizes of rows and states over all layers: heads, elements, bytes per element, padding.
 std::int64_t elements(const KVCacheConfig& plan) {
   std::int64_t sum = 0;
   for (const KVCacheGroupSpec& group : plan.groups) {
@@ -427,6 +459,7 @@ std::int64_t elements(const KVCacheConfig& plan) {
   return sum;
 }
 
+// Sums the tokens of blocks, windows and chunks, and the kernel blocks per block.
 std::int64_t block_tokens(const SavedCase& saved) {
   std::int64_t sum = saved.engine.block_size + saved.engine.mamba_block_size;
   for (const KVCacheGroupSpec& group : saved.cache.groups)
@@ -436,7 +469,7 @@ std::int64_t block_tokens(const SavedCase& saved) {
   return sum;
 }
 
-// When faults begin, how long they last, and their other numbers.
+// Sums the steps and arguments of all faults.
 std::int64_t fault_numbers(const SavedCase& saved) {
   std::int64_t sum = 0;
   for (const Fault& fault : saved.faults) {
@@ -446,7 +479,8 @@ std::int64_t fault_numbers(const SavedCase& saved) {
   return sum;
 }
 
-// Steps of a recording, and the decisions that it shows in them.
+// Counts the steps of a recording and the decisions recorded in them, at least 1: a case with a
+// recording is always larger than one without.
 std::int64_t recorded_entries(const Recording& recording) {
   std::int64_t count = 1;
   for (const RecordedStep& step : recording.steps)
@@ -462,6 +496,7 @@ bool counts_as_set(const RunField& field) {
          (field.shrinks == Shrinks::reset || field.shrinks == Shrinks::lowered);
 }
 
+// A recording has no planned outputs; max_tokens stands for them.
 CaseSize size_of(const SavedCase& saved) {
   CaseSize size;
   for (const RequestSpec* request : requests_of(saved)) {
@@ -485,6 +520,7 @@ CaseRank rank_of(const SavedCase& saved, std::int64_t steps) {
   const CaseSize size = size_of(saved);
   const Requests requests = requests_in(saved);
   const EngineConfig& engine = saved.engine;
+  // The number of different arrivals weighs more than any time: 2^40 ns is 18 minutes.
   return {
       saved.recording ? recorded_entries(*saved.recording) : 0,
       static_cast<std::int64_t>(num_records(saved)) + std::ssize(saved.faults) +

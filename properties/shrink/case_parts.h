@@ -1,11 +1,13 @@
-// The parts that can be taken out of a saved case, and the case without them: records of the trace
-// or of the recording, groups and layers of the plan. And a recording as a case.
+// The parts that can be removed from a saved case, and the case without them: records of the trace
+// or of the recording, groups and layers of the plan. Also a recording as a case, and the size of a
+// case.
 //
-// (1) What is left is whole: requests name no removed one in `after`, times never decrease, tensors
-//     hold the layers that are there, and the pages of all groups are equally large.
-// (2) The case that is given is not changed.
+// Invariants
+// (1) The remaining case is consistent: no request waits in `after` for a removed one, times never
+//     decrease, tensors hold the layers that exist, and the pages of all groups have equal size.
+// (2) The given case is not changed.
 //
-// Not looked after here: whether the run still fails, and whether an engine takes the options.
+// Not checked: whether the run still fails, and whether an engine accepts the options.
 #pragma once
 
 #include <array>
@@ -22,98 +24,108 @@
 
 namespace lockstep {
 
-// A request or a control; in a recording a request with all its entries.
+// Returns the number of records: requests and controls of a trace; in a recording, all events
+// except aborts, which belong to the addition of their request.
 std::size_t num_records(const SavedCase& saved);
-// keep[i]: record i stays. REQUIRES: one entry a record.
+// Returns the case with the records i for which keep[i]. In a recording, the removed requests also
+// disappear from the decisions of every step. REQUIRES: keep.size() == num_records(saved).
 SavedCase with_records(const SavedCase& saved, const std::vector<bool>& keep);
 
-// The requests of the trace or of the recording, in order; the pointers are into `saved`.
+// Returns the requests of the trace or of the recording, in order. The pointers point into `saved`.
 std::vector<RequestSpec*> requests_of(SavedCase& saved);
 std::vector<const RequestSpec*> requests_of(const SavedCase& saved);
-// The same of a trace alone, with outputs and aborts; empty for a recording.
+// Returns the same for a trace, with outputs and aborts; empty for a recording.
 std::vector<TraceRequest*> trace_requests_of(SavedCase& saved);
 
-// Takes the tokens out of the prompt that no literal run points to, after runs were cut.
+// Removes the tokens of a prompt that no literal run uses, after runs were cut.
 void drop_unused_tokens(Prompt& prompt);
 
+// Returns the case without a group or a layer, and without tensors that become empty. The pages are
+// not planned again. A group may be left without layers. REQUIRES: the indexes exist.
 SavedCase without_group(const SavedCase& saved, std::size_t group);
 SavedCase without_layer(const SavedCase& saved, std::size_t group, std::size_t layer);
 
-// Layers that keep a state instead of keys and values.
+// Returns true if a layer keeps a recurrent state instead of keys and values.
 bool has_states(const SavedCase& saved);
 bool has_connector(const SavedCase& saved);
-// Loads of its connector may leave blocks unfilled.
+// Returns true if loads of the case's connector may leave blocks unfilled. Unless the case states a
+// percentage, only loads from peers fail. With several groups no lost block is reported.
 bool may_lose_blocks(const SavedCase& saved);
 
-// Changes every spec of a group in the same way: the group's own and those of its layers.
+// Applies `change` to every spec of a group: the group's own and those of its layers.
 void change_specs(SavedCase& saved, std::size_t group,
                   const std::function<void(KVCacheSpec&)>& change);
 
-// Prefills are cut where a state is kept.
+// Removes prefill checkpoints, so that prefills end at the boundaries where a state is saved.
 void without_checkpoints(SavedCase& saved);
 
-// Tensors for the groups as they are: pages padded to the largest and not beyond. False: a group
-// packs several layers into a page, or a page is too large to count, and nothing was changed.
+// Plans tensors for the groups as they are, with pages padded to the largest and not beyond. False:
+// a group packs several layers into a page, or a page is too large to count. The case is then
+// unchanged.
 bool plan_again(SavedCase& saved);
-// Another number of blocks in the same plan. False: a tensor is not a whole number of pages, and
-// nothing was changed.
+// Sets another number of blocks in the same plan. False: a tensor is not a whole number of pages,
+// or a number is below 1. The case is then unchanged.
 bool set_num_blocks(SavedCase& saved, std::int64_t num_blocks);
 
-// Configurations that an engine refuses to start with, or that are useless: a shrink that reached
+// Configurations with which an engine refuses to start, or that are useless: a shrink that reached
 // one would end in a failure that no engine can have.
 //
 // Invariants
-// (1) A rule that the first case of a shrink breaks itself does not apply to the others.
+// (1) A rule that the first case of a shrink breaks does not apply to later ones.
 //
 // Not checked: what the reader refuses, and what the planner does with memory.
 //
-// One bit for each rule that the case breaks:
-//   a step has a token for every running request, and without chunks for the longest one
-//   the limit on long prefills is not above max_model_len
-//   the pool holds a request of max_model_len, and no request of the case is longer
-//   drafts have a method and a method has drafts; state groups keep a block for each draft
-//   all state groups have the mode of the engine; prefix caching has a mode that saves states, and
-//   a mode that saves states has prefix caching
-//   with states in mode align a step reaches the next block, and prompts come in chunks
-//   a window and a chunk are tokens; no other kind has them
+// One bit per rule that the case breaks, from the lowest:
+//   0  a step has a token per running request and, without chunks, one per token of max_model_len
+//   1  the threshold of long prefills is not above max_model_len
+//   2  the pool holds a request of max_model_len
+//   3  no request of the case is longer than that
+//   4  drafts have a method and a method has drafts; state groups keep a block per draft
+//   5  state groups have the engine's mode; it saves states exactly with prefix caching
+//   6  in mode align every group's block fits a step, and prompts come in chunks
+//   7  a window has more than one token, a chunk at least one
 using BrokenRules = std::uint32_t;
 BrokenRules broken_rules(const SavedCase& saved);
 
-// A recording as a saved case without a backend: its configuration, and its events and samples step
-// by step. The profile of the recorded engine makes the decisions again, or the recorded ones are
-// followed.
-// Errors: a recording with a KV connector where the model decides, groups without a possible plan.
+// Makes a saved case of a recording, without a backend: its configuration, and its events and
+// samples step by step. The profile of the recorded engine makes the decisions again
+// (Decides::model), or the recorded ones are followed. Errors: a recording with a KV connector
+// where the model decides; groups without a possible plan.
 Result<SavedCase> case_of(std::string name, Recording recording, Decides decide = Decides::model);
 
-// The requests of a recorded case on a clock on which a step takes as long as a recorded one.
-// Errors: as trace_of() of traces/formats/recording.h. REQUIRES: it has a recording.
+// Returns the case with its recorded requests as a trace, on a clock on which every step takes 10
+// ms. Errors: as trace_of() in traces/formats/recording.h. REQUIRES: the case has a recording.
 Result<SavedCase> on_a_clock(const SavedCase& saved);
 
-// How large a saved case is, as numbers to show and as an order to shrink by.
+// The size of a saved case, as numbers to show and as an order to shrink by.
 //
-// (1) Of two cases the smaller rank is the simpler case to read; equal cases have equal ranks.
-// (2) Every rank is a tuple of numbers that are not negative: a search that only goes down ends.
+// Invariants
+// (1) Of two cases the one with the smaller rank is simpler to read. Equal cases have equal ranks.
+// (2) A rank is a tuple of numbers >= 0, so a search that only descends ends.
 
 struct CaseSize {
   std::int64_t requests = 0;
-  std::int64_t tokens = 0;  // of prompts and planned outputs
+  std::int64_t tokens = 0;  // tokens of prompts and planned outputs
+  // groups of the plan
   std::int64_t groups = 0;
   std::int64_t layers = 0;
+  // null block included
   std::int64_t blocks = 0;
-  std::int64_t options = 0;  // that are not the simplest there is
+  std::int64_t options = 0;  // options that do not have their simplest value
   bool operator==(const CaseSize&) const = default;
 };
 CaseSize size_of(const SavedCase& saved);
 
-// The most telling number first: requests, groups, layers, steps up to the failure, tokens, and so
-// on down to the names of requests.
+// The criteria in order of weight: entries of a recording; records, faults and mutants; groups;
+// layers; steps up to the failure; tokens; runs and properties of requests; options; elements;
+// blocks; tokens of blocks and windows; limits and ranks; arrivals; names and numbers.
 using CaseRank = std::array<std::int64_t, 14>;
-// Where `steps` stands.
+// Index of the steps in a rank. They are known only after a run.
 inline constexpr std::size_t kRankOfSteps = 4;
 CaseRank rank_of(const SavedCase& saved, std::int64_t steps);
 
-// An option that counts, in CaseSize::options, while its value is not the simplest. Limits and
-// sizes do not, nor what the engine is called: a failure is one of that engine.
+// Returns true if an option counts in CaseSize::options while it does not have its simplest value.
+// Limits and sizes do not count, nor does the name of the engine: a failure belongs to that engine.
 bool counts_as_set(const RunField& field);
 
 }  // namespace lockstep

@@ -1,3 +1,4 @@
+// The passes over requests, arrivals, records and steps.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -11,6 +12,7 @@
 namespace lockstep {
 namespace {
 
+// Shrinks a prompt: drops runs, replaces literal ones, joins runs, and shortens them.
 void shrink_prompt(ShrinkTrial& trial, std::size_t request) {
   const auto runs = [&](SavedCase& saved) -> std::vector<TokenRun>& {
     return requests_of(saved)[request]->prompt.runs;
@@ -24,14 +26,14 @@ void shrink_prompt(ShrinkTrial& trial, std::size_t request) {
       runs(saved).erase(runs(saved).begin() + static_cast<std::ptrdiff_t>(i));
       drop_unused(saved);
     });
-  // What was written out token by token, by the first source that there is.
+  // Replaces tokens that were written out one by one by a generated source.
   for (std::size_t i = num_runs(); i-- > 0;)
     trial.attempt_with([&](SavedCase& saved) {
       TokenRun& run = runs(saved)[i];
       if (run.kind == TokenRun::Kind::literal) run = {.seed = 1, .count = run.count};
       drop_unused(saved);
     });
-  // Where the tokens are needed, but not their source: they come from the run before.
+  // Joins a run with the previous one: the tokens may be needed, but not their source.
   for (std::size_t i = num_runs(); i-- > 1;)
     trial.attempt_with([&](SavedCase& saved) {
       if (runs(saved)[i - 1].kind == TokenRun::Kind::literal) return;
@@ -48,7 +50,8 @@ void shrink_prompt(ShrinkTrial& trial, std::size_t request) {
         });
 }
 
-// The output ends after `length` tokens because nothing more is asked for.
+// Sets the output length and removes all other reasons to stop, so that max_tokens ends the
+// request.
 void set_output(TraceRequest& request, std::int64_t length) {
   request.output.length = static_cast<std::int32_t>(length);
   if (!request.output.tokens.empty()) request.output.tokens.resize(length);
@@ -57,6 +60,8 @@ void set_output(TraceRequest& request, std::int64_t length) {
   request.spec.stop_token_ids.clear();
 }
 
+// Shrinks an output: first without stop tokens, then shorter, then without literal tokens, abort,
+// and all but one of the requests that it waits for.
 void shrink_output(ShrinkTrial& trial, std::size_t request) {
   const auto at = [&](SavedCase& saved) -> TraceRequest& {
     return *trace_requests_of(saved)[request];
@@ -76,6 +81,7 @@ void shrink_output(ShrinkTrial& trial, std::size_t request) {
     });
 }
 
+// Removes properties that few failures need. In a recording max_tokens can be lowered only here.
 void shrink_trimmings(ShrinkTrial& trial, std::size_t request) {
   const auto at = [&](SavedCase& saved) -> RequestSpec& { return *requests_of(saved)[request]; };
   trial.attempt_with([&](SavedCase& saved) { at(saved).priority = 0; });
@@ -86,7 +92,8 @@ void shrink_trimmings(ShrinkTrial& trial, std::size_t request) {
     trial.lower(1, [&](SavedCase& saved) { return &at(saved).max_tokens; });
 }
 
-// Sources of tokens become 1, 2, 3, ... in the order in which they are first seen.
+// Renumbers the sources of tokens 1, 2, 3, ... in order of appearance. Symbolic runs become seeded
+// ones.
 void tidy_prompts(SavedCase& saved) {
   std::map<std::pair<TokenRun::Kind, std::uint64_t>, std::uint64_t> seeds;
   for (RequestSpec* request : requests_of(saved))
@@ -97,7 +104,7 @@ void tidy_prompts(SavedCase& saved) {
     }
 }
 
-// Requests become r0, r1, ... in the order in which they stand.
+// Renames requests r0, r1, ... in trace order, also where others wait for them.
 void tidy_names(SavedCase& saved) {
   std::map<std::string, std::string> names;
   for (TraceRequest* request : trace_requests_of(saved)) {
@@ -109,6 +116,7 @@ void tidy_names(SavedCase& saved) {
 
 }  // namespace
 
+// The last request first: later requests depend on earlier ones, and rarely the reverse.
 void shrink_requests(ShrinkTrial& trial) {
   for (std::size_t i = requests_of(trial.best()).size(); i-- > 0;) {
     shrink_prompt(trial, i);
@@ -125,14 +133,15 @@ void shrink_requests(ShrinkTrial& trial) {
 
 namespace {
 
-// The time that a record has of its own; null: it waits for others.
+// Returns the record's own time; null: the record waits for other requests.
 std::int64_t* time_of(TraceRecord& record) {
   if (auto* control = std::get_if<TraceControl>(&record)) return &control->t_ns;
   auto& request = std::get<TraceRequest>(record);
   return request.after.empty() ? &request.spec.arrival_ns : nullptr;
 }
 
-// Record `index` and all behind it come `by` earlier, but none before the record in front of it.
+// Moves record `index` and all later ones forward by `by` ns, but none before the record in front
+// of it. Aborts move with their requests.
 void move_up(SavedCase& saved, std::size_t index, std::int64_t by) {
   std::int64_t at_least = 0;
   for (std::size_t i = 0; i < saved.trace.records.size(); ++i) {
@@ -147,7 +156,7 @@ void move_up(SavedCase& saved, std::size_t index, std::int64_t by) {
   }
 }
 
-// Time between record `index` and the one before that has a time.
+// Returns the time between record `index` and the previous record that has a time.
 std::int64_t gap_before(SavedCase& saved, std::size_t index) {
   std::int64_t before = 0;
   for (std::size_t i = 0; i < index; ++i)
@@ -156,7 +165,7 @@ std::int64_t gap_before(SavedCase& saved, std::size_t index) {
   return t_ns == nullptr ? 0 : *t_ns - before;
 }
 
-// Waits for no other request and comes with the record in front of it.
+// Lets a request arrive with the previous record instead of waiting for others.
 void stop_waiting(SavedCase& saved, std::size_t index) {
   std::int64_t before = 0;
   for (std::size_t i = 0; i < index; ++i)
@@ -170,6 +179,7 @@ void stop_waiting(SavedCase& saved, std::size_t index) {
 
 }  // namespace
 
+// First everything at once, then record by record from the last.
 void shrink_arrivals(ShrinkTrial& trial) {
   if (trial.best().recording) return;
   trial.attempt_with([](SavedCase& saved) { move_up(saved, 0, std::int64_t{1} << 62); });
@@ -196,8 +206,8 @@ void shrink_arrivals(ShrinkTrial& trial) {
 
 namespace {
 
-// Delta debugging over removals: chunks of half of all items, then of a quarter, and so on down to
-// single items. `attempt` tries to remove [first, last) of the `size()` items.
+// Removes chunks: all items, then halves, quarters, and so on down to single items. attempt(first,
+// last) tries to remove [first, last) of the size() items; size() shrinks with each success.
 template <class Size, class Attempt>
 void remove_chunks(const Size& size, const Attempt& attempt) {
   for (std::size_t chunk = size(); chunk > 0; chunk /= 2)
@@ -208,8 +218,8 @@ void remove_chunks(const Size& size, const Attempt& attempt) {
     }
 }
 
-// What happened before the dropped steps, and which ends were reported in them, moves to the step
-// behind them.
+// Moves the events and finished requests of dropped steps to the step after them. Without a step
+// after them there is nothing to keep.
 void keep_events(std::vector<RecordedStep>& steps, std::size_t first, std::size_t last) {
   if (last == steps.size()) return;
   std::vector<RecordedEvent> events;
@@ -222,7 +232,8 @@ void keep_events(std::vector<RecordedStep>& steps, std::size_t first, std::size_
   steps[last].finished = std::move(finished);
 }
 
-// Outputs name their steps. The output of a dropped step counts as that of the previous step.
+// Renumbers the steps that outputs name. The output of a dropped step counts as that of the
+// previous step.
 void renumber_outputs(std::vector<RecordedStep>& steps, std::size_t first, std::size_t last) {
   const auto renumber = [&](std::int64_t& step) {
     if (step >= static_cast<std::int64_t>(last))
@@ -240,8 +251,8 @@ void renumber_outputs(std::vector<RecordedStep>& steps, std::size_t first, std::
   }
 }
 
-// A row of a recorded decision depends on the rows before it: of those that are followed, steps go
-// that schedule nothing, and the last ones.
+// Returns true if the steps can be dropped. A followed decision depends on the earlier ones, so
+// only steps that schedule nothing, and the last ones, can go.
 bool may_drop(const SavedCase& saved, std::size_t first, std::size_t last) {
   const auto& steps = saved.recording->steps;
   return saved.decide == Decides::model || last == steps.size() ||
@@ -250,6 +261,7 @@ bool may_drop(const SavedCase& saved, std::size_t first, std::size_t last) {
                      [](const RecordedStep& step) { return step.scheduled.empty(); });
 }
 
+// Writes the end line again: unfinished requests are unknown after a cut.
 void drop_steps(ShrinkTrial& trial, std::size_t first, std::size_t last) {
   if (!may_drop(trial.best(), first, last)) return;
   trial.attempt_with([&](SavedCase& saved) {
@@ -267,7 +279,8 @@ void drop_steps(ShrinkTrial& trial, std::size_t first, std::size_t last) {
   });
 }
 
-// A replay takes events, samples and drafts from a recording and makes the decisions again.
+// Drops recorded decisions: a replay reads events, samples and drafts from a recording and makes
+// the decisions again.
 void drop_decisions(ShrinkTrial& trial) {
   trial.attempt_with([](SavedCase& saved) {
     for (RecordedStep& step : saved.recording->steps) {
@@ -284,6 +297,7 @@ void drop_decisions(ShrinkTrial& trial) {
   });
 }
 
+// Removes the items of a list one by one, from the last.
 template <class Things>
 void remove_each(ShrinkTrial& trial, Things RunSpec::*things) {
   for (std::size_t i = (trial.best().*things).size(); i-- > 0;)
@@ -292,7 +306,8 @@ void remove_each(ShrinkTrial& trial, Things RunSpec::*things) {
     });
 }
 
-// Earlier, shorter, and with smaller numbers. What a fault does not take is refused, and not tried.
+// Lowers the numbers of a fault: earlier, shorter, smaller. A value that the fault refuses is not
+// evaluated.
 void shrink_fault(ShrinkTrial& trial, std::size_t i) {
   trial.lower(0, [i](SavedCase& saved) { return &saved.faults[i].step; });
   for (std::size_t a = 0; a < trial.best().faults[i].arguments.size(); ++a) {
@@ -303,6 +318,8 @@ void shrink_fault(ShrinkTrial& trial, std::size_t i) {
 
 }  // namespace
 
+// Letting the model decide comes first: if the failure does not depend on the recorded decisions,
+// everything else can shrink.
 void shrink_records(ShrinkTrial& trial) {
   if (trial.best().decide == Decides::recording)
     trial.attempt_with([](SavedCase& saved) { saved.decide = Decides::model; });

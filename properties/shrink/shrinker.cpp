@@ -6,7 +6,8 @@
 
 namespace lockstep {
 
-// The end of a recording says why its engine failed; no recorded decision leads there.
+// Returns false if the failure is stated by the end of the recording: then no recorded decision
+// leads to it, and removing records proves nothing.
 static bool depends_on_decisions(const SavedCase& saved) {
   return saved.decide == Decides::model || !saved.recording ||
          saved.recording->end.failed_check.empty();
@@ -14,23 +15,26 @@ static bool depends_on_decisions(const SavedCase& saved) {
 
 std::optional<ShrinkResult> shrink(const SavedCase& first, const StillFails& still_fails,
                                    const ShrinkOptions& options) {
-  // As its file restores it: a field that a file does not keep could not be a cause.
+  // The case is compared and kept as its file restores it: a field that a file does not contain
+  // cannot be the cause of a failure that the file shows.
   auto read = saved_case_from_text(first.name, saved_case_to_text(first));
   if (!read) return std::nullopt;
   SavedCase start = std::move(*read);
-  // `expected` describes the first case; the caller that keeps the result sets it again.
+  // `expected` describes the first case. The caller sets it again for the result.
   start.expected.reset();
   const std::optional<std::int64_t> steps = still_fails(start);
   if (!steps) return std::nullopt;
   ShrinkTrial trial(std::move(start), *steps, still_fails, options.evaluations_max,
                     options.progress);
+  // A round that accepts nothing is the last: every pass has then failed on the same case.
   std::int64_t accepted = -1;
   while (accepted != trial.accepted() && !trial.is_exhausted()) {
     accepted = trial.accepted();
     if (!depends_on_decisions(trial.best())) break;
     shrink_records(trial);
-    // Recorded decisions hold for the recorded prompts, cache and options.
+    // Recorded decisions are valid only for the recorded prompts, cache and options.
     if (trial.best().decide == Decides::recording) continue;
+    // Scale comes first: halving everything saves most of the later single steps.
     shrink_scale(trial);
     shrink_plan(trial);
     shrink_requests(trial);
@@ -40,6 +44,7 @@ std::optional<ShrinkResult> shrink(const SavedCase& first, const StillFails& sti
   return ShrinkResult{.smallest = trial.best(),
                       .steps = trial.steps(),
                       .first_steps = *steps,
+                      // The evaluation of the first case counts.
                       .evaluations = trial.evaluations() + 1,
                       .accepted = trial.accepted(),
                       .is_minimal = !trial.is_exhausted()};
@@ -47,7 +52,8 @@ std::optional<ShrinkResult> shrink(const SavedCase& first, const StillFails& sti
 
 namespace {
 
-// 128 bits of a text: two candidates with equal ones count as the same.
+// Returns 128 bits of a text. Two candidates with equal digests count as the same; a collision
+// would skip one candidate.
 std::pair<std::uint64_t, std::uint64_t> digest_of(const std::string& text) {
   std::uint64_t a = kEmptyPrefix, b = ~kEmptyPrefix;
   for (std::size_t at = 0; at < text.size(); at += sizeof(std::uint64_t)) {
@@ -71,23 +77,26 @@ ShrinkTrial::ShrinkTrial(SavedCase first, std::int64_t steps, StillFails still_f
       evaluations_max_(evaluations_max),
       progress_(std::move(progress)) {}
 
-// Steps are only known after a run: a candidate may only do without one if nothing before them is
-// larger, and, where all before is equal, something behind them is smaller.
+// The steps of a candidate are known only after a run. It is worth one only if it is smaller than
+// the best case under the assumption that it runs as many steps.
 bool ShrinkTrial::could_be_smaller(const CaseRank& candidate) const {
   CaseRank at_best = candidate;
   at_best[kRankOfSteps] = rank_[kRankOfSteps];
   return at_best < rank_;
 }
 
+// Cheap tests come first: rank, rules, known candidates, the file. Only then is the case judged.
 bool ShrinkTrial::attempt(const SavedCase& changed) {
   if (!could_be_smaller(rank_of(changed, 0))) return false;
   if ((broken_rules(changed) & ~broken_rules_) != 0) return false;
   const std::string text = saved_case_to_text(changed);
+  // A candidate that did not fail is dropped. One that failed is compared again, without judging,
+  // because the best case may have changed.
   const auto digest = digest_of(text);
   auto tried = tried_.find(digest);
   if (tried != tried_.end() && !tried->second) return false;
-  // As its file restores it: it has no field that its kind of cache does not use, and runs that
-  // continue one another are one.
+  // As its file restores it: without fields that its kind of cache does not use, and with
+  // consecutive runs of one source joined.
   auto read = saved_case_from_text(changed.name, text);
   if (!read || !could_be_smaller(rank_of(*read, 0))) return false;
   if (tried == tried_.end()) {
@@ -97,6 +106,7 @@ bool ShrinkTrial::attempt(const SavedCase& changed) {
     if (progress_) progress_(evaluations_, best_);
   }
   if (!tried->second) return false;
+  // The real number of steps decides: more steps can make a candidate larger than the best case.
   const CaseRank rank = rank_of(*read, *tried->second);
   if (!(rank < rank_)) return false;
   best_ = std::move(*read);
@@ -106,6 +116,8 @@ bool ShrinkTrial::attempt(const SavedCase& changed) {
   return true;
 }
 
+// Gaps of the whole range, half of it, and so on down to 1: a value that must be exact is reached
+// in a logarithmic number of rounds.
 bool ShrinkTrial::lower_with(std::int64_t least, const std::function<std::int64_t(SavedCase&)>& get,
                              const std::function<void(SavedCase&, std::int64_t)>& set) {
   bool any = false;
@@ -122,7 +134,7 @@ bool ShrinkTrial::lower_with(std::int64_t least, const std::function<std::int64_
 
 namespace {
 
-// Drafts and the blocks that state groups keep for them.
+// Sets the drafts, the method and the state blocks that groups keep for them.
 void set_drafts(SavedCase& saved, std::int64_t count) {
   saved.engine.num_spec_tokens = static_cast<std::int32_t>(count);
   if (count == 0) {
@@ -135,7 +147,7 @@ void set_drafts(SavedCase& saved, std::int64_t count) {
     });
 }
 
-// A mode without prefix caching, in which a block of states holds the longest request.
+// Sets mode none, without prefix caching: in it a state block holds the longest request.
 void without_saved_states(SavedCase& saved) {
   saved.engine.mamba_cache_mode = MambaCacheMode::none;
   saved.engine.enable_prefix_caching = false;
@@ -143,13 +155,16 @@ void without_saved_states(SavedCase& saved) {
     change_specs(saved, g, [](KVCacheSpec& spec) { spec.mamba_cache_mode = MambaCacheMode::none; });
 }
 
+// Sizes are reset here too, although they do not count as options.
 bool is_reset(const RunField& field) {
   return counts_as_set(field) ||
          (field.saved_in != SavedIn::nowhere && field.shrinks == Shrinks::size);
 }
 
-// Options of the engine first, then of the backend, and settings from the last to the first.
+// Resets options: of the engine first, then of the backend, then settings from the last to the
+// first. Later settings depend on earlier ones.
 void reset_options(ShrinkTrial& trial) {
+  // Combined resets come first, because each of their parts alone breaks a rule.
   trial.attempt_with([](SavedCase& saved) { set_drafts(saved, 0); });
   trial.attempt_with(without_saved_states);
   trial.attempt_with(without_checkpoints);
@@ -164,6 +179,7 @@ void reset_options(ShrinkTrial& trial) {
       1, [](SavedCase& saved) { return std::int64_t{saved.engine.num_spec_tokens}; }, set_drafts);
   trial.attempt_with([](SavedCase& saved) { saved.backend = "none"; });
   trial.attempt_with([](SavedCase& saved) { saved.check = CheckMode::fast; });
+  // check is simpler than hunt, if fast does not fail.
   trial.attempt_with([](SavedCase& saved) {
     if (saved.check == CheckMode::hunt) saved.check = CheckMode::check;
   });
@@ -176,7 +192,7 @@ void reset_options(ShrinkTrial& trial) {
   }
 }
 
-// One part less, as often as it goes.
+// Removes the parts of a connector one by one, but never the last: that is an option of its own.
 void drop_connector_parts(ShrinkTrial& trial) {
   for (std::size_t i = trial.best().connector.parts.size(); i-- > 0;)
     trial.attempt_with([&](SavedCase& saved) {
@@ -185,7 +201,7 @@ void drop_connector_parts(ShrinkTrial& trial) {
     });
 }
 
-// Where one rank, or a connector's number by default, does not fail: as few as do.
+// Lowers ranks and a connector's numbers where their defaults do not fail.
 void lower_numbers(ShrinkTrial& trial) {
   for (const RunField& field : run_fields())
     if (field.shrinks == Shrinks::lowered && !field.is_default(trial.best()))
@@ -193,7 +209,8 @@ void lower_numbers(ShrinkTrial& trial) {
           field.lowest, [&](SavedCase& saved) { return field.number(saved); }, field.set_number);
 }
 
-// What the longest request takes: a limit below it would have it refused.
+// Returns the tokens of the longest request: with a lower limit it would be refused, a different
+// outcome.
 std::int64_t longest_request(const SavedCase& saved) {
   std::int64_t longest = 1;
   for (const RequestSpec* request : requests_of(saved))
@@ -217,10 +234,11 @@ void shrink_options(ShrinkTrial& trial) {
 
 namespace {
 
+// A change of a case, in place.
 using Change = std::function<void(SavedCase&)>;
 
-// A change of the plan, with new tensors for it; where that loses the failure, with the tensors as
-// they were.
+// Attempts a change of the plan, with tensors planned for it. If that loses the failure, with the
+// tensors as they were: padding may be part of the failure.
 bool attempt_plan(ShrinkTrial& trial, const Change& change) {
   SavedCase candidate = trial.best();
   change(candidate);
@@ -228,7 +246,7 @@ bool attempt_plan(ShrinkTrial& trial, const Change& change) {
   return (plan_again(planned) && trial.attempt(planned)) || trial.attempt(candidate);
 }
 
-// As ShrinkTrial::lower, for a number in the specs of a group; `set` may change others along.
+// As ShrinkTrial::lower(), for a number in the specs of a group. `set` may change others with it.
 void lower_in_plan(ShrinkTrial& trial, std::int64_t least,
                    const std::function<std::int64_t(const SavedCase&)>& get,
                    const std::function<void(SavedCase&, std::int64_t)>& set) {
@@ -240,6 +258,7 @@ void lower_in_plan(ShrinkTrial& trial, std::int64_t least,
   }
 }
 
+// Lowers one number of all specs of a group.
 void lower_spec(ShrinkTrial& trial, std::size_t group, std::int64_t least,
                 std::int64_t KVCacheSpec::*number) {
   lower_in_plan(
@@ -249,6 +268,8 @@ void lower_spec(ShrinkTrial& trial, std::size_t group, std::int64_t least,
       });
 }
 
+// Removes whole groups first, then single layers, from the last to the first, so that indexes stay
+// valid.
 void remove_layers(ShrinkTrial& trial) {
   for (std::size_t g = trial.best().cache.groups.size(); g-- > 0;) {
     const auto drop_group = [&](SavedCase& saved) { saved = without_group(saved, g); };
@@ -259,8 +280,8 @@ void remove_layers(ShrinkTrial& trial) {
   }
 }
 
-// The block with its kernel block and, of the first group, the engine's own block size. A kernel
-// block goes along as the whole block, or as the largest power of two that divides it.
+// Lowers a block size with its kernel block and, if they are equal, the engine's block sizes. The
+// kernel block stays if it divides the new size; otherwise the block is no longer split.
 void lower_block_size(ShrinkTrial& trial, std::size_t group) {
   const auto get = [&](const SavedCase& saved) {
     return saved.cache.groups[group].spec.block_size;
@@ -276,7 +297,7 @@ void lower_block_size(ShrinkTrial& trial, std::size_t group) {
     if (size % kernel != 0) kernel = size;
   };
   lower_in_plan(trial, 1, get, set);
-  // Blocks of states are as long as the longest request: they go down with it.
+  // A state block in mode none is as long as the longest request, and shrinks with it.
   trial.attempt_with([&](SavedCase& saved) {
     const auto longest = std::min<std::int64_t>(get(saved), saved.engine.max_model_len);
     change_specs(saved, group, [&](KVCacheSpec& spec) { spec.block_size = longest; });
@@ -284,6 +305,7 @@ void lower_block_size(ShrinkTrial& trial, std::size_t group) {
   });
 }
 
+// Removes state tensors, then lowers the dimensions of the remaining ones.
 void shrink_states(ShrinkTrial& trial, std::size_t group) {
   const auto states = [&](SavedCase& saved) -> std::vector<StateTensorSpec>& {
     return saved.cache.groups[group].spec.states;
@@ -303,11 +325,13 @@ void shrink_states(ShrinkTrial& trial, std::size_t group) {
   }
 }
 
-// Rows of a word: shorter ones would be equal, and their content could not be distinguished.
+// Returns the smallest head size to try: rows of 8 bytes. Shorter rows would often be equal, and
+// their content could not be distinguished.
 std::int64_t least_head_size(const KVCacheSpec& spec) {
   return std::min(spec.head_size, 8 / itemsize_bytes(spec.dtype));
 }
 
+// Shrinks a group: packing and separate V sizes first, then rows, windows, states and blocks.
 void shrink_group(ShrinkTrial& trial, std::size_t group) {
   attempt_plan(trial, [&](SavedCase& saved) { saved.cache.groups[group].layers_per_page = 1; });
   attempt_plan(trial, [&](SavedCase& saved) {
@@ -329,13 +353,16 @@ void shrink_group(ShrinkTrial& trial, std::size_t group) {
 }  // namespace
 
 void shrink_plan(ShrinkTrial& trial) {
-  trial.attempt_with([](SavedCase& saved) {  // whole blocks
+  // whole kernel blocks
+  trial.attempt_with([](SavedCase& saved) {
     for (std::size_t g = 0; g < saved.cache.groups.size(); ++g)
       saved.kernel_block_sizes[g] = saved.cache.groups[g].spec.block_size;
   });
   remove_layers(trial);
+  // Plans the tensors again without other changes: drops padding.
   attempt_plan(trial, [](SavedCase&) {});
   for (std::size_t g = 0; g < trial.best().cache.groups.size(); ++g) shrink_group(trial, g);
+  // Two blocks: the null block and one more.
   trial.lower_with(
       2, [](SavedCase& saved) { return saved.cache.num_blocks; },
       [](SavedCase& saved, std::int64_t blocks) { set_num_blocks(saved, blocks); });
@@ -343,13 +370,14 @@ void shrink_plan(ShrinkTrial& trial) {
 
 namespace {
 
+// 0 and 1 stay; 5 becomes 3.
 template <class T>
 T half(T count) {
   return count > 1 ? (count + 1) / 2 : count;
 }
 
-// A failure that needs three blocks needs three blocks of any size: prompts, blocks and limits go
-// down together where each alone would lose it.
+// Halves all counts of tokens. A failure that needs three blocks needs three blocks of any size:
+// prompts, blocks and limits must shrink together where each one alone would lose it.
 void halve(SavedCase& saved) {
   for (std::size_t g = 0; g < saved.cache.groups.size(); ++g) {
     change_specs(saved, g, [](KVCacheSpec& spec) {
@@ -379,6 +407,7 @@ void halve(SavedCase& saved) {
 
 }  // namespace
 
+// Logarithmic: a case with blocks of 16 tokens takes at most four rounds.
 void shrink_scale(ShrinkTrial& trial) {
   for (bool went = true; went;) {
     went = trial.attempt_with([](SavedCase& saved) {
