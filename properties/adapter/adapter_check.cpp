@@ -354,7 +354,7 @@ class Dialogue {
   RecordingHeader header_;
   Checks& checks_;
   std::int64_t step_ = 0;
-  // the last decision, and the state in the same reply
+  // The last decision, and the state in the same reply.
   RecordedStep decision_;
   EngineOutcome outcome_;
 };

@@ -44,8 +44,8 @@ struct BlockState {
 struct ExplainedStep {
   RecordedStep recorded;             // the recorded form; a failing step may lack its output
   std::vector<std::string> arrived;  // live requests of this step that were not live before it
-  // live requests of the previous step that are not live now and were not reported as finished:
-  // their clients disconnected
+  // Live requests of the previous step that are not live now and were not reported as finished:
+  // their clients disconnected.
   std::vector<std::string> gone;
   std::map<std::string, std::int64_t> known;  // prompt and accepted tokens, by live request
   std::vector<RecordedTable> tables;          // of all running requests

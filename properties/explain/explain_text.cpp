@@ -403,7 +403,7 @@ std::string to_text(const SavedCase& saved, const Explanation& explanation,
 
 namespace {
 
-// printed as a space, but wrapped() does not break there: "[4: 0-3]" stays whole
+// Printed as a space, but wrapped() does not break there: "[4: 0-3]" stays whole.
 constexpr char kNoBreak = '\x1f';
 // A longer table shows its first and last six cells, a larger pool only counts, a longer run of
 // bytes its first twelve, and a page with more spans only the wrong ones.

@@ -40,8 +40,6 @@ void Corpus::settle() {
   for (std::size_t i = 0; i < entries_.size(); ++i) {
     Entry& entry = entries_[i];
     std::erase_if(entry.owned,
-                  // add() only updates owners_, because finding the previous owner's list entry
-                  // there would cost a search per mark.
                   [&](Mark mark) { return owners_[mark] != static_cast<std::int32_t>(i); });
     if (entry.owned.empty()) continue;
     double weight = 0;

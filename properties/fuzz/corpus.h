@@ -27,14 +27,14 @@ namespace lockstep {
 // A judged case, as much of it as the search uses.
 struct JudgedGenes {
   CaseGenes genes;
-  // the choices that made the case, for changes
+  // The choices that made the case, for changes.
   std::vector<DrawnChoice> drawn;
   std::vector<Mark> marks;  // ascending, without duplicates
-  // true if not agreed; refused counts too
+  // True if not agreed; refused counts too.
   bool failed = false;
 };
 
-// Not thread-safe: add() and settle() require exclusive access, next() may run concurrently.
+// Not thread-safe: add() and settle() require exclusive access; only calls of next() may overlap.
 class Corpus {
  public:
   Corpus() : counts_(kNumMarks), owners_(kNumMarks, kNone) {}
@@ -77,7 +77,6 @@ std::vector<const JudgedGenes*> minimal_cover(std::span<const JudgedGenes* const
 // Reads a file of genes, one case per line. Errors: as genes_from_text(), and a file that cannot be
 // read.
 Result<std::vector<CaseGenes>> read_corpus(const std::string& path);
-// Formats genes as read_corpus() reads them.
 std::string corpus_to_text(std::span<const CaseGenes> corpus);
 // Returns the cases of both corpora without duplicates, ordered by their text.
 std::vector<CaseGenes> merged_corpora(std::span<const CaseGenes> first,

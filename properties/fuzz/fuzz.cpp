@@ -143,7 +143,6 @@ void add_case(const Judged& judged, FuzzReport& report) {
 //
 // Invariants
 // (1) Cases below taken_ are counted; waiting_ holds judged cases above it.
-// (2) With a guided run, corpus_ changes only while no thread generates a case.
 class FuzzSession {
  public:
   FuzzSession(const FuzzOptions& options, const FuzzCallbacks& callbacks)

@@ -9,8 +9,8 @@
 //     listed as new.
 // (4) cases = agreed + refused + known cases + failures.
 //
-// Not checked: a failure that crashes or hangs the process. The caller runs cases in children for
-// that (properties/judge/failure.h).
+// Not handled: a case that crashes or hangs the process. FuzzCallbacks::starting reports which case
+// a thread judges.
 #pragma once
 
 #include <cstdint>
@@ -48,7 +48,7 @@ struct FuzzOptions {
   std::int64_t runs = 1;   // cases: seeds first_seed .. first_seed + runs - 1
   std::int64_t shard = 0;  // index of this shard; it takes every `shards`-th seed
   std::int64_t shards = 1;
-  // threads; the report does not depend on it
+  // Threads; the report does not depend on it.
   int jobs = 1;
   // The first cases of the run. A shard judges its own share of them, but all of them guide it.
   std::vector<CaseGenes> corpus{};
@@ -110,7 +110,7 @@ struct FuzzReport {
   std::int64_t runs = 0;  // planned cases of the whole run, all shards together
   std::int64_t shard = 0;
   std::int64_t shards = 1;
-  // cases judged by this report's shards
+  // Cases judged by this report's shards.
   std::int64_t cases = 0;
   std::int64_t agreed = 0;
   std::int64_t refused = 0;
@@ -152,7 +152,7 @@ inline constexpr std::pair<std::string_view, std::int64_t FuzzReport::*> kFuzzCo
 
 // Called during the run. All but `starting` and `go_on` are called under a lock, one at a time.
 struct FuzzCallbacks {
-  // called before each case; false: stop; absent: never
+  // Called before each case; false: stop; absent: never.
   std::function<bool()> go_on;
   std::function<void(std::uint64_t seed)> starting;                         // in the judging thread
   std::function<void(std::int64_t cases, std::int64_t failures)> progress;  // after each case

@@ -115,7 +115,7 @@ std::vector<CacheKind> draw_kinds(Draw& draw) {
     if (draw.has(feature)) on.push_back(kind);
   if (!draw.has(Feature::several_groups) || draw.has(Feature::two_block_pool))
     return {on[draw.choices.below(std::ssize(on))]};
-  // a kind twice: two windows of different size, or two groups of full attention
+  // A kind twice: two windows of different size, or two groups of full attention.
   if (on.size() < kGroupsMax && draw.choices.chance(50))
     on.push_back(on[draw.choices.below(std::ssize(on))]);
   while (on.size() > kGroupsMax) on.erase(on.begin() + draw.choices.below(std::ssize(on)));
@@ -276,8 +276,8 @@ std::vector<KVCacheGroupSpec> draw_groups(Draw& draw, EngineConfig& engine) {
   }
   draw_packing(draw, groups);
   draw_uniform_type(draw, groups);
-  // engines identify a layer by the one integer in its name: vLLM 0.33.0,
-  // model_executor/models/utils.py, extract_layer_index()
+  // Engines identify a layer by the one integer in its name: vLLM 0.33.0,
+  // model_executor/models/utils.py, extract_layer_index().
   if (draw.options.worker) {
     int number = 0;
     for (KVCacheGroupSpec& group : groups)
@@ -490,7 +490,7 @@ void map_tables(SavedCase& saved) {
     // A chunk stays a whole number of blocks: vLLM plans no additional block for one that starts
     // inside a block (v1/kv_cache_interface.py, ChunkedLocalAttentionSpec).
     spec.attention_chunk_size = cdiv(spec.attention_chunk_size, spec.block_size) * spec.block_size;
-    // another compressed group has shorter blocks, which still do not reach a kernel block
+    // Another compressed group has shorter blocks, which still do not reach a kernel block.
     if (shares_rows(spec.tokens_per_state) && spec.block_size < kKernelBlock)
       return;  // shorter than the first
     align_to_kernel_blocks(spec);

@@ -86,7 +86,7 @@ void fit_engine(Draw& draw, const std::vector<KVCacheGroupSpec>& groups, EngineC
     least = std::max<std::int64_t>(least, engine.max_model_len + engine.max_num_seqs);
   engine.max_num_batched_tokens = static_cast<std::int32_t>(least + choices.one_of({0, 3, 16, 64}));
   if (draw.has(Feature::long_prefill_threshold)) {
-    // In mode align a chunk below one block can not end at a block boundary, so the threshold is at
+    // In mode align a chunk below one block cannot end at a block boundary, so the threshold is at
     // least one block. vLLM also refuses a threshold above max_model_len (verify_max_model_len()).
     const std::int64_t low = engine.mamba_cache_mode == MambaCacheMode::align ? scheduler_block : 1;
     engine.long_prefill_token_threshold = static_cast<std::int32_t>(
@@ -282,7 +282,7 @@ void draw_further_connectors(Draw& draw, SavedCase& saved) {
       kind = ConnectorKind::host;
     else if (takes_one_group && draw.choices.chance(30))
       kind = ConnectorKind::one_group_peers;
-    // The first host tier brings the size and the delay of all.
+    // All host tiers of a case have the size and the delay of the first one.
     if (kind == ConnectorKind::host && !had_host) draw_host_tier(draw, saved);
     parts.insert(parts.begin() + draw.choices.below(std::ssize(parts) + 1), kind);
   }

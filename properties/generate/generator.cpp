@@ -193,7 +193,7 @@ constexpr FeatureSet kRare[] = {
 
 namespace {
 
-// Draws the features of [first, end) and returns to `part`.
+// Selects among the features of [first, end), then returns to `part`.
 void draw_features(Draw& draw, Feature first, Feature end, CasePart part) {
   draw_features(draw.choices, draw.options, first, static_cast<std::size_t>(end), draw.features);
   draw.choices.enter(part);
@@ -243,7 +243,7 @@ void draw_caches(Draw& draw, SavedCase& saved) {
   draw_features(draw, Feature::equal_requests, Feature::mapped_tables, CasePart::caches);
   if (draw.has(Feature::equal_requests)) try_change(draw, make_equals, saved);
   draw_features(draw, Feature::mapped_tables, kLast.front().first, CasePart::caches);
-  // REQUIRES a ring and compressed rows, which draw_further_caches() may have added.
+  // Needs a ring and compressed rows, which draw_further_caches() may have added.
   if (draw.has(Feature::mapped_tables)) map_tables(saved);
   for (std::size_t i = 0; i < kLast.size(); ++i) {
     const std::size_t end =
@@ -276,7 +276,7 @@ SavedCase generate_case(ChoiceSource& choices, const GeneratorOptions& asked) {
   draw_features(choices, options, Feature::several_groups, static_cast<std::size_t>(kFirstOfRanks),
                 features);
   settle_kinds(features);
-  // no such model has both MLA and other attention
+  // No such model has both MLA and other attention.
   if (options.worker && features.has(Feature::mla)) {
     constexpr FeatureSet kOthers = {Feature::full_attention, Feature::sliding_window,
                                     Feature::chunked_local};

@@ -152,7 +152,7 @@ struct GeneratorOptions {
     std::vector<DType> dtypes = {};               // element types of attention; empty: all
     std::vector<std::int64_t> latent_sizes = {};  // elements of an MLA row; empty: all
     bool one_dtype = false;                       // true if all attention layers share one type
-    // true if it takes drafts with asynchronous scheduling
+    // True if it takes drafts with asynchronous scheduling.
     bool drafts_in_flight = false;
   };
   std::string engine = {};       // name of a profile; empty: any modelled release
@@ -206,7 +206,7 @@ struct TransferBias {
 struct FaultRoom {
   std::int64_t steps = 32;  // every fault begins before this step
   std::int64_t faults_max = 6;
-  // blocks of the largest request; a pinched pool holds those, one less, or half
+  // Blocks of the largest request; a pinched pool holds those, one less, or half.
   std::int64_t blocks_of_request = 1;
 };
 // Generates between one and `faults_max` faults, early enough that most of them meet a request. All

@@ -64,7 +64,7 @@ class GeneChoices final : public ChoiceSource {
   }
 
  private:
-  // null: the part has no gene
+  // Null: the part has no gene.
   struct Stream {
     const Gene* gene = nullptr;  // null: it has none
     // Position of the next choice. It counts in every stream from 0.
@@ -202,7 +202,6 @@ class Changer {
     return gene->second;
   }
 
-  // Gives the part a fresh seed, and thus new choices everywhere.
   void renew(PartKey key) {
     genes_.parts[key] = {.seed = static_cast<std::uint32_t>(random_.next() >> 32), .words = {}};
   }

@@ -24,7 +24,7 @@ namespace lockstep {
 
 // A part of the case and its index, as one number: part * kPartIndexes + index.
 using PartKey = std::uint16_t;
-// indexes per part: requests, faults, attempts
+// Indexes per part: requests, faults, attempts.
 inline constexpr std::int64_t kPartIndexes = 64;
 constexpr PartKey key_of(CasePart part, std::int64_t index = 0) {
   return static_cast<PartKey>(static_cast<std::int64_t>(part) * kPartIndexes + index);

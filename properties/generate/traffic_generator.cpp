@@ -39,7 +39,7 @@ class Traffic {
 };
 
 // Returns a length in [1, limit] that often is a multiple of the block size or differs from one by
-// 1. Off-by-one defects show only there.
+// 1, where off-by-one defects show.
 std::uint32_t Traffic::shared_part(std::int64_t limit) {
   const std::int64_t block = saved_.engine.block_size;
   std::int64_t length = choices().between(1, limit);
@@ -112,7 +112,7 @@ void Traffic::add(std::int64_t index) {
   std::vector<TraceRecord>& records = saved_.trace.records;
   const bool burst = draw_.has(Feature::bursts) && choices().chance(60);
   // Two samples of one request share its arrival time. Otherwise arrivals differ by at least 1 ns,
-  // so the queue order never depends on a tie.
+  // as in an engine's clock.
   const bool same = draw_.has(Feature::same_instant) && choices().chance(40);
   if (!same) t_ns_ += burst ? 1 : 1 + choices().below(6) * kStepNs / 2;
   if (draw_.has(Feature::resets) && choices().chance(15))
@@ -139,7 +139,7 @@ void Traffic::add(std::int64_t index) {
     request.spec.arrival_ns = 0;
   }
   draw_output(request);
-  // An abort time is relative to a fixed arrival, which a follow-up does not have.
+  // An abort has an absolute time, and the arrival of a follow-up is not known yet.
   if (before == nullptr) draw_end(request);
   if (draw_.has(Feature::priorities))
     request.spec.priority = static_cast<std::int32_t>(choices().below(3));
@@ -185,8 +185,7 @@ void raise_priorities(Draw& draw, SavedCase& saved) {
 }
 
 // vLLM 0.33.0 preempts max() over (priority, arrival_time) of the running requests
-// (v1/core/sched/scheduler.py, schedule()). Among equal requests that is the first of the queue,
-// whose progress is then lost.
+// (v1/core/sched/scheduler.py, schedule()). Among equal requests that is the first of the queue.
 void make_equals(Draw& draw, SavedCase& saved) {
   EngineConfig& engine = saved.engine;
   const GeneratorOptions& wanted = draw.options;

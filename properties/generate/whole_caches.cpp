@@ -1,5 +1,5 @@
 // Decode context parallelism with sharded and replicated caches in one model: full attention is
-// sharded by tokens over the ranks, windows, rings and states are replicated on each.
+// sharded over the ranks by tokens; windows, rings and states are replicated.
 #include <algorithm>
 #include <numeric>
 #include <utility>
@@ -14,8 +14,8 @@ bool has_tokens_to_deal_out(const KVCacheGroupSpec& group) {
   const CacheKind kind = group.spec.kind;
   return attends_to_all(kind) && !reads_beside_tokens(group.spec);
 }
-// Returns true if every rank must store the whole group. A window that is recomputed after a hit is
-// neither sharded nor replicated here.
+// Returns true if every rank must store the whole group. A case with a window that is recomputed
+// after a hit is left unchanged.
 bool stays_whole(const KVCacheGroupSpec& group) {
   const CacheKind kind = group.spec.kind;
   return is_ring(kind) || is_state_kind(kind) ||
@@ -59,7 +59,7 @@ void draw_whole_caches(Draw& draw, SavedCase& saved) {
       }))
     return;
   const std::string dealt_out_name = dealt_out->layer_names.front();
-  // One sharded group needs a replicated one for contrast; its copy has the same spec.
+  // The only group is sharded, and a copy of it is replicated.
   if (groups.size() == 1) {
     KVCacheGroupSpec& whole = groups.emplace_back(groups.front());
     for (std::string& name : whole.layer_names) name = "whole." + name;

@@ -71,7 +71,7 @@ class WatchedBackend final : public ForwardingBackend {
   using ForwardingBackend::ForwardingBackend;
 
   bool has_failed() const { return has_failed_; }
-  // the step of the last execute(); -1: none
+  // The step of the last execute(); -1: none.
   std::int64_t last_step() const { return last_step_; }
 
   Result<void> execute(const StepProgram& program, StepReadback& readback) override {

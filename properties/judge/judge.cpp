@@ -163,8 +163,7 @@ class Bench final : public StepObserver {
     take_findings();
   }
 
-  // Marks need the coverage of this step only, so the counts before it are copied. That costs a
-  // guided search about as much as the counting itself.
+  // Marks need the coverage of this step only, so the counts before the step are copied.
   void count(const RecordedStep& step) {
     if (options_.marks == nullptr) return tally_.step(step);
     const Tally before = outcome_.tally;
@@ -187,7 +186,7 @@ class Bench final : public StepObserver {
                 std::move(finding.request), std::move(finding.what));
   }
 
-  // Takes the violations of the invariants over. Returns false if the run must end.
+  // Records a violation of the invariants as the failure. Returns false if the run must end.
   bool settle() {
     for (const auto* violation : {&invariants_.violation(), &pages_.violation()})
       if (const auto& found = *violation)
@@ -276,8 +275,8 @@ void count_ranks(const BackendConfig& backend, Tally& tally) {
       return tally.count(Reached::replicated_heads);
 }
 
-// Takes counts and verdict of the run over. A violation that a bench found keeps precedence: the
-// run ended because of it.
+// Copies counts and verdict from the run's summary. A violation that a bench found takes
+// precedence, because the run ended there.
 void take_verdict(const RunSummary& summary, Outcome& outcome) {
   outcome.steps = summary.steps;
   outcome.bytes_checked = summary.bytes_checked;
@@ -305,9 +304,9 @@ void take_verdict(const RunSummary& summary, Outcome& outcome) {
     outcome.what = is_harness ? failure->what + "\n" + failure->trace : failure->what;
   } else if (summary.verdict == Verdict::liveness) {
     outcome.kind = OutcomeKind::stuck;
-    // The check tells two known deadlocks apart. In a cycle whose first request has loaded a part,
-    // that request holds blocks that others need (docs/findings.md, 8); otherwise it only blocks
-    // the queue (7).
+    // The check distinguishes two known deadlocks. In a cycle whose first request has loaded a
+    // part, that request holds blocks that others need (docs/findings.md, 8). Otherwise it only
+    // blocks the queue (7).
     outcome.check = summary.wait_cycle.empty()        ? "liveness"
                     : summary.cycle_head_holds_blocks ? "liveness.partial_load"
                                                       : "liveness.head_of_line";

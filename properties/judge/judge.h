@@ -40,24 +40,22 @@ struct Outcome {
   // JudgeOptions::conforms "conform." and a field of a recorded step. "harness" of that kind.
   // Empty: agreed or refused.
   std::string check;
-  // step that fails; -1: none, or unknown
+  // Step that fails; -1: none, or unknown.
   std::int64_t step = -1;
   std::int32_t dp_rank =
       -1;  // the data parallel rank that fails; -1: one engine, or the collectives
-  // request that fails; empty: none
+  // Request that fails; empty: none.
   std::string request;
-  // the error message of the failing check
   std::string what;
   int finding =
-      // number in docs/findings.md, of a failure that the judge has identified; 0: not identified
+      // Number in docs/findings.md, of a failure that the judge has identified; 0: not identified.
       0;
-  // what the case reached, up to its end or failure
+  // What the case reached, up to its end or failure.
   Tally tally;
-  // of all steps, the failing one included
+  // Of all steps, the failing one included.
   StateHash state_hash;
-  // steps that ran
   std::int64_t steps = 0;
-  // bytes of the pages that were compared
+  // Bytes of the pages that were compared.
   std::int64_t bytes_checked = 0;
 
   bool failed() const { return kind != OutcomeKind::agreed && kind != OutcomeKind::refused; }
@@ -77,7 +75,7 @@ struct JudgeOptions {
   std::function<std::unique_ptr<Workload>()> clients = {};  // absent: the case's own
   StepObserver* observer = nullptr;   // sees every step, the failing one included
   std::int32_t observed_dp_rank = 0;  // the rank that observer and recording see
-  // receives the chain: one hash per step and engine
+  // Receives the chain: one hash per step and engine.
   std::vector<StateHash>* hashes = nullptr;
   RunSummary* summary = nullptr;                  // receives counts, times and verdict
   std::vector<AuditFinding>* findings = nullptr;  // receives those of the failing step

@@ -235,8 +235,7 @@ SavedCase with_no_loads_lost(const SavedCase& saved) {
   return whole;
 }
 
-// Separates equal arrivals by 1 ns, in trace order. REQUIRES: the requests are sorted by arrival,
-// as readers ensure.
+// Separates equal arrivals by 1 ns, in trace order.
 SavedCase with_arrivals_apart(const SavedCase& saved) {
   SavedCase apart = saved;
   std::int64_t last_ns = -1;
@@ -365,7 +364,7 @@ bool steps_may_end_sooner(const SavedCase& saved) {
          saved.engine.mamba_cache_mode == MambaCacheMode::align;
 }
 
-// 21 in the engine's own words: it asserts instead of continuing with wrong drafts.
+// 21: later releases assert instead of continuing with the wrong drafts.
 bool pads_new_decodes(const SavedCase& saved) {
   return profile_of(saved).pads_new_decodes != PadsNewDecodes::never &&
          saved.engine.num_spec_tokens > 0;
@@ -521,7 +520,7 @@ bool is_of_release(const KnownFinding& finding, const EngineProfile& profile) {
 
 const KnownFinding* known_finding_of_engine(const SavedCase& saved, const Outcome& outcome) {
   if (!outcome.failed()) return nullptr;
-  // another engine has no invariants, so the model's failure is compared without them
+  // Another engine has no invariants, so the model's failure is compared without them.
   JudgeOptions options;
   options.invariants = false;
   const SavedCase modelled = as_modelled(saved);
@@ -585,7 +584,7 @@ const KnownFinding* known_finding_of_page(const SavedCase& saved, const Outcome&
 
 const KnownFinding* known_finding(const SavedCase& saved, const Outcome& outcome,
                                   const JudgeOptions& judged_by) {
-  // The worker's own word is the most specific.
+  // A finding that the worker names itself is the most specific.
   if (const KnownFinding* finding = named_by_worker(outcome)) return finding;
   const KnownFinding* finding = judged_by.decisions
                                     ? known_finding_of_engine(saved, outcome)

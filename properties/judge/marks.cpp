@@ -17,7 +17,7 @@ Mark mark_of(MarkKind kind, std::uint64_t a, std::uint64_t b = 0, std::uint64_t 
   return static_cast<Mark>(splitmix64(low ^ (static_cast<std::uint64_t>(kind) << 60)) % kNumMarks);
 }
 
-// classes before it describe configurations, classes from it on describe events
+// Classes before it describe configurations, classes from it on describe events.
 constexpr auto kFirstEvent = static_cast<std::size_t>(Reached::step);
 
 // Sorts and removes duplicates.

@@ -51,7 +51,6 @@ class MarkCollector {
   std::uint32_t state_of(const RecordedStep& step, const RecordedScheduled& scheduled,
                          const Request& request) const;
 
-  // tokens
   const std::int64_t block_size_;
   std::vector<std::uint8_t> last_classes_;  // event classes of the previous step
   std::map<std::string, Request> requests_;

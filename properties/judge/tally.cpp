@@ -177,7 +177,6 @@ void count_arrivals(const SavedCase& saved, Tally& tally) {
 
 }  // namespace
 
-// Counts are cheap: they read the case once.
 void count_case(const SavedCase& saved, Tally& tally) {
   if (!saved.faults.empty()) tally.count(Reached::with_faults);
   count_cache(saved, tally);

@@ -197,7 +197,6 @@ enum class Reached : std::uint8_t {
 #undef LOCKSTEP_REACHED_NAME
 };
 
-// The name of a class and which cases can see it.
 struct ReachedClass {
   std::string_view name;
   SeenWith seen_with;
@@ -215,7 +214,7 @@ struct FurtherClass {
   Reached cache, hit;
   // Returns true if the spec has the property.
   bool (*holds)(const EngineConfig& engine, const KVCacheSpec& spec);
-  // true if the release has such caches; else unreachable
+  // True if the release has such caches; else unreachable.
   bool (*of)(const EngineProfile& profile);
 };
 inline constexpr FurtherClass kFurtherClasses[] = {
@@ -313,7 +312,7 @@ class TallyCounter {
   const SavedCase& saved_;
   Tally& tally_;
   std::map<std::string, Request> requests_;  // live requests, by name
-  // decided steps whose output has not been processed
+  // Decided steps whose output has not been processed.
   std::int64_t steps_in_flight_ = 0;
   std::vector<std::string> running_;  // in queue order
   // Copies of pages in flight: completions that are missing, by transfer; 0: their number is not

@@ -68,9 +68,8 @@ Trace generate_requests(ChoiceSource& choices) {
   return trace;
 }
 
-// Generates a network. Every fault has a probability below 25 percent, so that retries mostly
-// succeed and the leases of lost requests still expire. A straggler arrives 100 ms late, after all
-// retries.
+// Generates a network. Every fault has a probability below 25 percent, so most transfers still
+// complete. A straggler arrives 100 ms late, after all retries.
 NetworkOptions generate_network(ChoiceSource& choices) {
   const auto percent = [&] { return static_cast<std::int32_t>(choices.below(25)); };
   return {.seed = static_cast<std::uint64_t>(choices.below(1'000'000)),
@@ -105,7 +104,7 @@ Result<std::unique_ptr<Backend>> backend_for(const TransferCase& transfer, Locks
 }
 
 // Runs the pair and returns its first finding. An error of the set-up is reported as a failed check
-// "refused", so that a search does not take it for agreement.
+// "refused", so that a search does not mistake it for agreement.
 TransferOutcome judge_pair(const TransferCase& transfer, TransferDefect defect,
                            const BackendFactory& backend) {
   PairOptions options = transfer.pair;
@@ -189,8 +188,8 @@ TransferOutcome judge_transfer(const TransferCase& transfer, std::string_view de
   return judge_pair(transfer, planted.value_or(TransferDefect::none), backend);
 }
 
-// Prefixes are tried in ascending order, so the first that fails is the shortest. A monotonic
-// search could skip it: a longer trace need not fail.
+// Prefixes are tried in ascending order, so the first that fails is the shortest. A binary search
+// could miss it: a longer trace need not fail.
 TransferCase shortest_failing(const TransferCase& transfer, std::string_view defect,
                               std::string_view check, const BackendFactory& backend) {
   TransferCase shortest = transfer;
@@ -224,7 +223,6 @@ namespace {
 // In larger pools only the first and last block are proved: addresses are linear in the block.
 constexpr std::int64_t kBlocksProved = 64;
 
-// Makes an outcome of a refusal by the model.
 PlanOutcome plan_refusal(const Error& error) {
   PlanOutcome outcome;
   outcome.refused = true;
@@ -232,7 +230,6 @@ PlanOutcome plan_refusal(const Error& error) {
   return outcome;
 }
 
-// Makes an outcome of a failed check.
 PlanOutcome found(std::string check, std::string what) {
   return {.refused = false, .check = std::move(check), .what = std::move(what)};
 }
@@ -268,8 +265,9 @@ LayerSpecs draw_layers(ChoiceSource& choices, const PlanBias& bias) {
       layers.push_back({fmt::format("l{}", layers.size()), spec});
   };
   if (bias.states) {
-    // 250 rows of 8 floats (8,000 bytes) exceed a kernel block of attention, so blocks must be
-    // split. 1,200 rows keep that true for a page that several attention layers share.
+    // 250 rows of 8 floats (8,000 bytes) exceed the smallest kernel block of attention (16 tokens
+    // of 128 bytes), so blocks span several. 1,200 rows keep that true for a page that several
+    // attention layers share.
     const std::int64_t least = bias.packed ? 1200 : bias.split_blocks ? 250 : 20;
     add(states_of(least + choices.below(least / 4)), choices.between(1, 3) + (bias.packed ? 5 : 0));
   }
@@ -368,7 +366,7 @@ Result<PlanFigures> planted_figures(const KVCacheConfig& plan, PlanOptions optio
   figures.slot_buffer_rows = capacity.slot_address_space;
   figures.hit_step_tokens = capacity.hit_step_tokens;
   KVCacheConfig other = plan;
-  // groups of states do not divide the capacity in this defect
+  // Groups of states do not divide the capacity in this defect.
   if (defect == CapacityDefect::capacity_sliding)
     std::erase_if(other.groups, [](const KVCacheGroupSpec& group) {
       return is_state_kind(group.spec.kind) && group.spec.mamba_cache_mode != MambaCacheMode::all;

@@ -38,16 +38,14 @@ namespace lockstep {
 struct TransferCase {
   TransferSubject subject = TransferSubject::pair;
   bool has_pages = false;  // true: both engines have backends, and real pages are sent
-  // both engines, without their backends
+  // Both engines, without their backends.
   PairOptions pair;
   Trace trace;
-  // to be set up; never run
   MultiConnectorConfig connectors;
 };
 
 struct TransferOutcome {
   std::string check;  // the failed check; empty: the case agrees
-  // its message
   std::string what;
   bool failed() const { return !check.empty(); }
 };
@@ -79,7 +77,7 @@ struct PlanCase {
   LayerSpecs layers;
   PlanOptions options;
   CacheLayout layout = CacheLayout::NHD;
-  // blocks of the planned pool, null block included
+  // Blocks of the planned pool, null block included.
   std::int64_t num_blocks = 2;
 };
 // Generates a plan. The same choices and bias give the same plan.
@@ -89,7 +87,7 @@ std::string describe(const PlanCase& plan);
 
 // The figures about a plan that an engine reports to its users and its kernels.
 struct PlanFigures {
-  // tokens that the pool holds at full use
+  // Tokens that the pool holds at full use.
   std::int64_t capacity_tokens = 0;
   std::int64_t slot_buffer_rows = 0;  // rows of a buffer with one row per slot of any group
   std::int64_t max_num_seqs = 0;      // requests that may run at once
@@ -131,7 +129,7 @@ struct PlanSuspect {
 };
 
 struct PlanOutcome {
-  // true: the model refuses the plan, so there is no verdict
+  // True: the model refuses the plan, so there is no verdict.
   bool refused = false;
   std::string check;  // "layout.bytes", "capacity.tokens", ...; empty: agreed
   std::string what = {};

@@ -157,14 +157,13 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::int64_t kRequestsMax = 3;  // requests of a case that a person can follow
-// failing cases that are tried for a smaller one
+// Failing cases that are tried for a smaller one.
 constexpr int kFurtherCases = 20;
 
 double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-// Returns the same case without its planted defect.
 SavedCase without_defect(SavedCase saved) {
   saved.mutants.clear();
   return saved;
@@ -226,9 +225,9 @@ class CaseSearch {
     report_ = std::move(large);
   }
 
-  // Judges the case in the child. After a failure of a backend, whose kernels may have written
-  // anywhere, and with another engine, the next case gets a new child. Defects of the scheduler are
-  // wrong decisions and leave the process intact.
+  // Judges the case in the child. A backend that failed may have written anywhere, so the next case
+  // gets a new child. With another engine every case does. Defects of the scheduler are wrong
+  // decisions and leave the process intact.
   Result<Failure> judged_by_child(const SavedCase& saved) {
     auto failure = judge_in_child(saved, judging_, child_);
     if (bench_.decider || !failure || (mutant_.site == MutantSite::backend && failure->failed()))
@@ -352,7 +351,6 @@ MutantReport search_plans(const Mutant& mutant, const PlanSuspect& suspect,
   // A describe() may judge again; its time counts as shrinking.
 }
 
-// Searches with two engines or with connectors.
 MutantReport search_transfers(const Mutant& mutant, const MutantBench& bench,
                               const MutantSearchOptions& options) {
   return search_seeds(
@@ -375,8 +373,6 @@ bool MutantReport::as_expected() const {
 std::string why_not_below(const MutantDecider& decider, const Mutant& mutant) {
   if (mutant.site != MutantSite::backend)
     return fmt::format("it is a defect of the site {}, and another engine decides",
-                       // The decisions of another engine carry no planted defect, so only defects
-                       // below them can be searched for.
                        name_of(mutant.site));
   if (decider.never.has_any_of(mutant.bias.always))
     return "it needs cases of a kind that this engine is not asked for";

@@ -98,7 +98,7 @@ struct MutantBench {
 };
 
 struct MutantSearchOptions {
-  // limit of the search, flawed and refused cases included
+  // Limit of the search, flawed and refused cases included.
   std::uint64_t first_seed = 1;
   std::int64_t cases_max = 5'000;
   std::int64_t shrink_evaluations_max = 3'000;  // limit per caught case; 0: no shrinking
@@ -118,16 +118,16 @@ struct MutantReport {
   std::int64_t refused = 0;  // of these: refused; `refusal` is the first reason
   std::string refusal = {};
   bool in_an_order = false;  // true if MutantSearchOptions::layout was set
-  // failure of the smallest case
+  // Failure of the smallest case.
   Failure failure = {};
   double seconds = 0;         // time until it was caught, over all rounds
   double shrink_seconds = 0;  // time of shrinking
   // Sites scheduler and backend: the shrunk case, and its steps.
   std::optional<SavedCase> smallest = {};
   CaseSize size = {};
-  // steps of the smallest case, up to its failure
+  // Steps of the smallest case, up to its failure.
   std::int64_t steps = 0;
-  // true if no further shrinking step succeeds
+  // True if no further shrinking step succeeds.
   bool is_minimal = false;
   std::string plan = {};  // sites views, planner, transfer: the case in words
 

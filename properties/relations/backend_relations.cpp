@@ -89,7 +89,7 @@ class ReadingBackend final : public ForwardingBackend {
   const bool with_pages_;
   BackendReading& reading_;
   StepProgram program_;
-  // places of the additional reads, which follow the loop's own
+  // Places of the additional reads, which follow the loop's own.
   std::vector<ReadPlace> probed_, queried_;
 };
 
@@ -111,7 +111,7 @@ Result<void> ReadingBackend::execute(const StepProgram& program, StepReadback& r
 void ReadingBackend::ask(std::size_t row, const RowLayer& layer) {
   const RowSlice& slice = program_.rows[row];
   const std::int32_t last = slice.first_position + rows_.at(row).num_known;
-  // only drafts: nothing to read
+  // Only drafts: nothing to read.
   if (last == slice.first_position) return;
   auto lowest = static_cast<std::int32_t>(first_attended(*layer.spec, last - 1));
   if (layer.spec->bounded_replay) lowest = std::max(lowest, slice.replay_start);
@@ -123,7 +123,7 @@ void ReadingBackend::ask(std::size_t row, const RowLayer& layer) {
         {.row = slice.row, .layer = layer.index, .first = first, .last = end});
     probed_.push_back(place(first, end));
   };
-  // a ring has overwritten tokens more than its length ago
+  // A ring has overwritten tokens more than its length ago.
   if (is_ring(*layer.spec)) {
     const auto end = slice.first_position + slice.num_tokens;
     const auto kept = static_cast<std::int32_t>(end - layer.spec->block_size);

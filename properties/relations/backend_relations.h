@@ -41,7 +41,7 @@ namespace lockstep {
 // nothing.
 struct ReadPlace {
   std::string request;
-  // index in the plan's order
+  // Index in the plan's order.
   std::int32_t layer = 0;
   std::int32_t first = 0;  // positions [first, last)
   std::int32_t last = 0;
@@ -52,7 +52,7 @@ struct ReadPlace {
 struct ReadOutputs {
   std::int64_t head_size = 0;
   std::vector<std::vector<float>> of_ranks;  // [rank][head * head_size]; empty: keeps nothing of it
-  // true: tokens are sharded over the ranks; false: replicated
+  // True: tokens are sharded over the ranks; false: replicated.
   bool is_dealt_out = true;
 };
 
@@ -74,7 +74,6 @@ Result<BackendReading> read_on_backend(const SavedCase& saved, const BackendFact
 // Returns why the case has no steps that can be read; empty: it can be read.
 std::string why_not_read(const SavedCase& saved);
 
-// The result of comparing two readings.
 struct BackendCheck {
   std::string refused;        // why the backend refuses the other case; empty: it does not
   std::int64_t compared = 0;  // places that both runs read; digests and outputs count separately

@@ -12,7 +12,7 @@ namespace lockstep {
 namespace {
 
 constexpr std::int32_t kVocabulary = 40'000;
-// above all tokens of prompts and stop tokens: no accidental hit
+// Above all tokens of prompts and stop tokens: no accidental hit.
 constexpr std::int32_t kFirstToken = 60'000;
 
 // Returns true if attention reads the group by position. A compressor reads rings.
@@ -28,7 +28,7 @@ std::int64_t lowest_read(const KVCacheSpec& spec, std::int64_t position) {
   return 0;
 }
 
-// Mixes a row with its position, so that rows in exchanged positions do not add up to the same sum.
+// Mixes a row with its position, so that exchanged rows change the sum.
 std::uint64_t attended(std::uint64_t row, std::int64_t position) {
   return mix(row ^ mix(static_cast<std::uint64_t>(position)));
 }
@@ -79,7 +79,6 @@ void UndisturbedRequest::truncate(std::int64_t count) {
   for (std::vector<std::uint64_t>& rows : rows_) rows.resize(std::min(rows.size(), size));
 }
 
-// A live request as the worker sees it.
 struct ReadingModel::Request {
   explicit Request(UndisturbedRequest request) : alone(std::move(request)) {}
   UndisturbedRequest alone;  // over the sampled tokens; answers what a perfect draft proposes
@@ -117,7 +116,6 @@ Result<Turn> ReadingModel::next_turn(const LoopState& state, std::vector<Workloa
   return turn;
 }
 
-// Requests may also arrive after the decision of a step.
 void ReadingModel::while_running(std::vector<WorkloadEvent>& events) {
   inner_.while_running(events);
   take(events);

@@ -57,7 +57,6 @@ class UndisturbedRequest {
   std::vector<std::vector<std::uint64_t>> rows_;
 };
 
-// The answers of one run.
 struct Answers {
   // Output tokens by request, if it was answered.
   std::map<std::string, std::vector<std::int32_t>> tokens;
@@ -121,10 +120,10 @@ class ReadingModel final : public Workload, public StepObserver, public Transfer
   const SavedCase& saved_;
   std::vector<std::int64_t> tokens_in_block_;      // per group, all ranks together
   std::vector<std::vector<std::uint64_t>> slots_;  // per group: [num_blocks * tokens_in_block]
-  // by name; with a connector also ended ones
+  // By name; with a connector also ended ones.
   std::map<std::string, std::unique_ptr<Request>> requests_;
   std::vector<Row> rows_;  // in scheduling order
-  // rows by block of the host tier
+  // Rows by block of the host tier.
   std::map<HostBlockId, std::vector<std::uint64_t>> host_rows_;
   std::vector<BlockTransfer> stores_;  // of the current step
   Answers answers_;

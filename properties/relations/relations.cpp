@@ -73,7 +73,6 @@ Changed with_right_drafts(const SavedCase& saved) {
   return changed(saved, [](SavedCase& other) { other.draft_acceptance_percent = 100; });
 }
 
-// Removes the step in flight.
 Changed synchronous(const SavedCase& saved) {
   return changed(saved, [](SavedCase& other) { other.engine.async_scheduling = false; });
 }
@@ -263,7 +262,6 @@ Changed without_padding(const SavedCase& saved) {
   return changed(saved, [](SavedCase& other) { plan_again(other); });
 }
 
-// Gives every packed layer its own page.
 Changed unpacked(const SavedCase& saved) {
   const bool packed = std::ranges::any_of(
       saved.cache.groups, [](const KVCacheGroupSpec& group) { return group.layers_per_page > 1; });
@@ -282,7 +280,6 @@ Changed over_streams(const SavedCase& saved) {
   });
 }
 
-// Allocates blocks in a shuffled order.
 Changed shuffled_blocks(const SavedCase& saved) {
   return changed(saved, [](SavedCase& other) { other.block_order = 1; });
 }
@@ -326,7 +323,6 @@ Result<std::vector<RecordedStep>> decided(const SavedCase& saved) {
 
 using Names = std::vector<BlockId>;  // [block id in one run] = id in the other
 
-// Replaces ids by their names in the other run.
 void rename(std::vector<BlockId>& blocks, const Names& names) {
   for (BlockId& block : blocks) block = names[index_of(block)];
 }

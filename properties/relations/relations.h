@@ -57,7 +57,7 @@ constexpr FeatureSet unrelated_features() {
 
 // The first place where a relation does not hold.
 struct Breach {
-  // empty: of pages or of a step
+  // Empty: of pages or of a step.
   std::string request;
   std::int64_t index = 0;  // first output token, position or step that differs
   std::string what;        // one line

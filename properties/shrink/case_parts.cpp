@@ -100,7 +100,6 @@ Recording recording_with(const Recording& recording, const std::vector<bool>& ke
   return kept;
 }
 
-// One body for const and non-const cases.
 template <class Request, class Case>
 std::vector<Request> collect_requests(Case& saved) {
   std::vector<Request> requests;
@@ -261,12 +260,10 @@ bool step_has_room(const SavedCase& saved) {
   return engine.enable_chunked_prefill || engine.max_num_batched_tokens >= engine.max_model_len;
 }
 
-// Refused by the same function.
 bool long_prefills_are_below(const SavedCase& saved) {
   return saved.engine.long_prefill_token_threshold <= saved.engine.max_model_len;
 }
 
-// Also the null block.
 bool pool_holds_the_longest(const SavedCase& saved) {
   return 1 + planned_blocks_of_request(saved.engine, saved.cache.groups) <= saved.cache.num_blocks;
 }
@@ -402,7 +399,6 @@ std::int64_t trimmings(const TraceRequest& request) {
   return count + (request.output.tokens.empty() ? 0 : 1) + (request.output.fill ? 1 : 0);
 }
 
-// Criteria that concern requests.
 struct Requests {
   std::int64_t runs = 0;
   std::int64_t trimmings = 0;

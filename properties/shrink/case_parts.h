@@ -106,10 +106,9 @@ Result<SavedCase> on_a_clock(const SavedCase& saved);
 struct CaseSize {
   std::int64_t requests = 0;
   std::int64_t tokens = 0;  // tokens of prompts and planned outputs
-  // groups of the plan
   std::int64_t groups = 0;
   std::int64_t layers = 0;
-  // null block included
+  // Null block included.
   std::int64_t blocks = 0;
   std::int64_t options = 0;  // options that do not have their simplest value
   bool operator==(const CaseSize&) const = default;

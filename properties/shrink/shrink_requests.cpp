@@ -140,8 +140,8 @@ std::int64_t* time_of(TraceRecord& record) {
   return request.after.empty() ? &request.spec.arrival_ns : nullptr;
 }
 
-// Moves record `index` and all later ones forward by `by` ns, but none before the record in front
-// of it. Aborts move with their requests.
+// Moves record `index` and all later ones `by` ns earlier, but none before the record in front of
+// it. Aborts move with their requests.
 void move_up(SavedCase& saved, std::size_t index, std::int64_t by) {
   std::int64_t at_least = 0;
   for (std::size_t i = 0; i < saved.trace.records.size(); ++i) {

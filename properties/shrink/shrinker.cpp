@@ -44,7 +44,6 @@ std::optional<ShrinkResult> shrink(const SavedCase& first, const StillFails& sti
   return ShrinkResult{.smallest = trial.best(),
                       .steps = trial.steps(),
                       .first_steps = *steps,
-                      // The evaluation of the first case counts.
                       .evaluations = trial.evaluations() + 1,
                       .accepted = trial.accepted(),
                       .is_minimal = !trial.is_exhausted()};
@@ -162,7 +161,7 @@ bool is_reset(const RunField& field) {
 }
 
 // Resets options: of the engine first, then of the backend, then settings from the last to the
-// first. Later settings depend on earlier ones.
+// first.
 void reset_options(ShrinkTrial& trial) {
   // Combined resets come first, because each of their parts alone breaks a rule.
   trial.attempt_with([](SavedCase& saved) { set_drafts(saved, 0); });
@@ -234,7 +233,6 @@ void shrink_options(ShrinkTrial& trial) {
 
 namespace {
 
-// A change of a case, in place.
 using Change = std::function<void(SavedCase&)>;
 
 // Attempts a change of the plan, with tensors planned for it. If that loses the failure, with the
@@ -258,7 +256,6 @@ void lower_in_plan(ShrinkTrial& trial, std::int64_t least,
   }
 }
 
-// Lowers one number of all specs of a group.
 void lower_spec(ShrinkTrial& trial, std::size_t group, std::int64_t least,
                 std::int64_t KVCacheSpec::*number) {
   lower_in_plan(
@@ -353,7 +350,7 @@ void shrink_group(ShrinkTrial& trial, std::size_t group) {
 }  // namespace
 
 void shrink_plan(ShrinkTrial& trial) {
-  // whole kernel blocks
+  // Whole kernel blocks.
   trial.attempt_with([](SavedCase& saved) {
     for (std::size_t g = 0; g < saved.cache.groups.size(); ++g)
       saved.kernel_block_sizes[g] = saved.cache.groups[g].spec.block_size;

@@ -129,9 +129,9 @@ struct ShrinkResult {
   SavedCase smallest;
   std::int64_t steps = 0;        // steps that it runs, the failing one included
   std::int64_t first_steps = 0;  // steps of the given case
-  // cases that were judged, the given one included
+  // Cases that were judged, the given one included.
   std::int64_t evaluations = 0;
-  // candidates that became the best case
+  // Candidates that became the best case.
   std::int64_t accepted = 0;
   bool is_minimal = false;  // false: the evaluations ran out, or a stop signal arrived
 };
