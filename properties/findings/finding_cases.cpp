@@ -130,10 +130,10 @@ Result<FindingInputs> read_case(const FindingCases& finding, const std::string& 
   SavedCase& saved = inputs.saved;
   if (path.ends_with(".case.jsonl")) {
     LS_ASSIGN_OR_RETURN(saved, read_saved_case(path));
+  } else {
     // A recording supplies only its events and samples; the tested engine makes its own decisions.
     // case_of() refuses a recording with a connector where the model decides, so the connector is
     // restored afterward.
-  } else {
     LS_ASSIGN_OR_RETURN(auto recording, read_recording(path));
     const auto connector = std::exchange(recording.header.connector, std::nullopt);
     LS_ASSIGN_OR_RETURN(saved, case_of(std::filesystem::path(path).stem().string(), recording));

@@ -11,7 +11,7 @@
 namespace lockstep {
 namespace {
 
-constexpr std::int32_t kNewPercent = 80;  // of the cases are new ones
+constexpr std::int32_t kNewPercent = 80;  // cases from fresh seeds, in percent
 // Changes of a failing case mostly repeat its failure, which adds no coverage.
 constexpr double kWeightOfFailed = 0.05;
 

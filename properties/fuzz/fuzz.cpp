@@ -255,14 +255,14 @@ class FuzzSession {
   FuzzReport report_;
   Corpus corpus_;
   std::int64_t taken_ = 0;
-  std::map<std::int64_t, Judged> waiting_;  // judged before one with a smaller seed
+  std::map<std::int64_t, Judged> waiting_;  // judged, with an earlier one pending
 };
 
 }  // namespace
 
 std::vector<std::string_view> FuzzReport::missing_classes() const {
   if (shards != 1 || cases < kCasesToSeeAll || !engine.empty() || !mutant.empty()) return {};
-  if (backend.find('.') != backend.npos) return {};  // a plugin's file: not every class is for it
+  if (backend.find('.') != backend.npos) return {};  // a plugin's file: some classes cannot occur
   return tally.missing();
 }
 

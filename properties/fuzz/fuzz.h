@@ -78,7 +78,7 @@ struct FuzzFailure {
 // Failures with the same bucket name, which probably have one cause. The pointers refer to the
 // report.
 struct FuzzBucket {
-  std::string name;  // bucket_of() them
+  std::string name;  // from bucket_of()
   std::int64_t cases = 0;
   const FuzzFailure* first = nullptr;     // the smallest seed
   const FuzzFailure* smallest = nullptr;  // the fewest steps; among equals the smallest seed

@@ -211,7 +211,7 @@ KVCacheConfig lay_out(std::vector<KVCacheGroupSpec> groups, std::int64_t extra_b
 void draw_packing(Draw& draw, std::vector<KVCacheGroupSpec>& groups) {
   KVCacheGroupSpec& first = groups.front();
   if (!draw.has(Feature::packed_pages) || !is_full_of_pairs(first.spec.kind)) return;
-  // No backend cuts a packed page into kernel blocks.
+  // No backend splits a packed page into kernel blocks.
   if (draw.runs_kernels() && first.spec.block_size != 16) return;
   first.layers_per_page = draw.choices.between(2, 3);
   while (std::ssize(first.layer_names) < first.layers_per_page)
@@ -490,9 +490,8 @@ void map_tables(SavedCase& saved) {
     // A chunk stays a whole number of blocks: vLLM plans no additional block for one that starts
     // inside a block (v1/kv_cache_interface.py, ChunkedLocalAttentionSpec).
     spec.attention_chunk_size = cdiv(spec.attention_chunk_size, spec.block_size) * spec.block_size;
-    // Another compressed group has shorter blocks, which still do not reach a kernel block.
     if (shares_rows(spec.tokens_per_state) && spec.block_size < kKernelBlock)
-      return;  // shorter than the first
+      return;  // another compressed group is still shorter than a kernel block
     align_to_kernel_blocks(spec);
   }
   SavedCase in_long_blocks = saved, next;
@@ -564,6 +563,7 @@ void draw_encoders_and_sinks(Draw& draw, SavedCase& saved) {
   EngineConfig with_sinks = saved.engine;
   if (!profile.starts_with_sinks) with_sinks.engine = profile_without(profile.name, 38);
   std::vector<KVCacheGroupSpec> groups = saved.cache.groups;
+  // Sinks and reference windows belong to layers of full attention.
   const auto full = std::ranges::find_if(
       groups, [](const auto& group) { return is_full_of_pairs(group.spec.kind); });
   const std::int64_t times = draw.choices.between(1, 2);
@@ -571,7 +571,6 @@ void draw_encoders_and_sinks(Draw& draw, SavedCase& saved) {
   if (draw.has(Feature::cross_attention) &&
       release_takes(saved.engine, {RunTrait::cross_attention})) {
     is_drawn = serve_encoder(draw, groups, changed);
-    // Sinks and reference windows belong to layers of full attention.
   } else if (full == groups.end()) {
     return;
   } else if (draw.has(Feature::sinks) && release_takes(with_sinks, {RunTrait::sinks})) {

@@ -93,11 +93,11 @@ void fit_engine(Draw& draw, const std::vector<KVCacheGroupSpec>& groups, EngineC
         std::min<std::int64_t>(low + choices.below(16), engine.max_model_len));
   }
   draw_ranks(draw, groups, engine);
+  // The interval must be a multiple of the scheduler's block. 0 retains only the states and windows
+  // where a prompt or a shared prefix ends (vLLM 0.33.0, config/cache.py).
   if (draw.as_served(Feature::sparse_retention))
     engine.prefix_cache_retention_interval =
         serving_defaults(engine).prefix_cache_retention_interval;
-  // The interval must be a multiple of the scheduler's block. 0 retains only the states and windows
-  // where a prompt or a shared prefix ends (vLLM 0.33.0, config/cache.py).
   else if (engine_profile(engine.engine).retains_sparsely && draw.has(Feature::sparse_retention) &&
            engine.enable_prefix_caching)
     engine.prefix_cache_retention_interval =

@@ -64,12 +64,10 @@ class GeneChoices final : public ChoiceSource {
   }
 
  private:
-  // Null: the part has no gene.
   struct Stream {
-    const Gene* gene = nullptr;  // null: it has none
-    // Position of the next choice. It counts in every stream from 0.
+    const Gene* gene = nullptr;  // null: the part has no gene
     std::uint32_t seed = 0;
-    std::uint16_t position = 0;
+    std::uint16_t position = 0;  // of the next choice
   };
 
   // Scales the word to [0, n): word * n / 2^32, which keeps the word's share of the range.

@@ -149,7 +149,6 @@ constexpr std::array kReasons = std::to_array<Reason>({
      "another that pays less."},
     {"audit.worker_batch",
      "A worker must run the scheduled requests, each from its current position."},
-    // All fields of a decision share one reason, whatever the part after "conform.".
     {"audit.worker_table",
      "A worker's block table must name the blocks that it received: attention and writes find "
      "their slots through it."},
@@ -210,6 +209,7 @@ constexpr std::array kReasons = std::to_array<Reason>({
 }  // namespace
 
 std::string_view reason_of_check(std::string_view check) {
+  // All fields of a decision share one reason, whatever the part after "conform.".
   if (check.starts_with("conform."))
     return "The engine must decide as the model of its release does: where it does not, one of "
            "them is wrong, or the release is another.";

@@ -34,8 +34,8 @@ struct Outcome {
   OutcomeKind kind = OutcomeKind::agreed;
   // The check that failed: a phase of sim/verdict/divergence.h ("page_written"), "audit." and a
   // rule of properties/audit/audit.h, "invariant." and a name of
-  // properties/invariants/invariants.h, or "liveness"; for a cycle of waiting requests
-  // "liveness.head_of_line" or, if the first of them holds blocks, "liveness.partial_load". Of
+  // properties/invariants/invariants.h, or "liveness". A cycle of waiting requests is
+  // "liveness.head_of_line" or, if the first of them holds blocks, "liveness.partial_load". With
   // another engine: "engine.exception", "engine.crash", "engine.hang" or "engine.reply", and with
   // JudgeOptions::conforms "conform." and a field of a recorded step. "harness" of that kind.
   // Empty: agreed or refused.
@@ -90,7 +90,7 @@ struct JudgeOptions {
   // so they never run where another engine decides.
   bool invariants = true;
   AuditScope scope =
-      AuditScope::running_engine;  // of a recording that is followed: the whole of it
+      AuditScope::running_engine;  // a followed recording is always audited in its entirety
   AuditedRules rules = AuditedRules::all;
 };
 

@@ -45,9 +45,9 @@ class MarkCollector {
     // 0: not seen before
     std::uint32_t state = 0;
   };
+  // Moves a request to a state and records the transition. Staying in a state is not a transition.
   void enter(const std::string& name, std::uint32_t state);
   void follow_requests(const RecordedStep& step);
-  // Moves a request to a state and records the transition. Staying in a state is not a transition.
   std::uint32_t state_of(const RecordedStep& step, const RecordedScheduled& scheduled,
                          const Request& request) const;
 

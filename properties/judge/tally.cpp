@@ -253,7 +253,7 @@ void TallyCounter::count_answers(const RecordedStep& step) {
   if (!step.connector) return;
   for (const RecordedConnectorAnswer& answer : *step.connector) {
     Request& request = requests_[answer.id];
-    if (request.num_loaded_tokens > 0) {  // nothing of it came
+    if (request.num_loaded_tokens > 0) {  // the whole load was lost
       tally_.count(Reached::recomputed_load);
       request.num_loaded_tokens = 0;
       request.place = Place::waiting;

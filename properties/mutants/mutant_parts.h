@@ -74,7 +74,7 @@ std::span<const Mutant> mutants_of_host_tier();
 std::span<const Mutant> mutants_of_transfers();
 std::span<const Mutant> mutants_of_backend();
 std::span<const Mutant> mutants_of_launches();
-std::span<const Mutant> mutants_of_shares_and_pages();  // mutants_of_plans.cpp, as those below
+std::span<const Mutant> mutants_of_shares_and_pages();  // this and all below: mutants_of_plans.cpp
 std::span<const Mutant> mutants_of_plans_at_work();
 std::span<const Mutant> mutants_of_addresses();
 std::span<const Mutant> mutants_of_figures();

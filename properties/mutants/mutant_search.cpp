@@ -331,6 +331,7 @@ MutantReport search_seeds(const Mutant& mutant, const MutantSearchOptions& optio
     report.failure = {
         .kind = "violation", .check = outcome.check, .request = {}, .what = outcome.what};
     report.seconds = seconds_since(begin);
+    // describe() may judge again; its time counts as shrinking.
     report.plan = describe(one, outcome.check);
     report.shrink_seconds = seconds_since(begin) - report.seconds;
   }
@@ -348,7 +349,6 @@ MutantReport search_plans(const Mutant& mutant, const PlanSuspect& suspect,
                                                 : judge_figures(plan, defect);
       },
       [](const PlanCase& plan, const std::string&) { return describe(plan); });
-  // A describe() may judge again; its time counts as shrinking.
 }
 
 MutantReport search_transfers(const Mutant& mutant, const MutantBench& bench,
@@ -395,7 +395,6 @@ SavedCase mutant_case(const Mutant& mutant, std::uint64_t seed, const MutantDeci
     bias.engine = decider->engine;
     bias.never.add(decider->never);
   }
-  // Only the features that the defect needs to show.
   bias.never.add(kRankFeatures);
   bias.never.add({Feature::faults, Feature::same_instant, Feature::scaled_rows,
                   Feature::uniform_type, Feature::connector_peers, Feature::host_tier});

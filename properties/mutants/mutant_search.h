@@ -98,8 +98,8 @@ struct MutantBench {
 };
 
 struct MutantSearchOptions {
-  // Limit of the search, flawed and refused cases included.
   std::uint64_t first_seed = 1;
+  // Limit of the search, flawed and refused cases included.
   std::int64_t cases_max = 5'000;
   std::int64_t shrink_evaluations_max = 3'000;  // limit per caught case; 0: no shrinking
   // Limit per case; beyond it the case hangs, which counts as a failure.

@@ -93,9 +93,8 @@ class ReadingBackend final : public ForwardingBackend {
   std::vector<ReadPlace> probed_, queried_;
 };
 
-// A program without rows is a query of the loop and no step, so nothing is added.
 Result<void> ReadingBackend::execute(const StepProgram& program, StepReadback& readback) {
-  if (program.rows.empty()) return inner_->execute(program, readback);  // a question of the loop's
+  if (program.rows.empty()) return inner_->execute(program, readback);  // a query of the loop
   program_ = program;
   probed_.clear();
   queried_.clear();

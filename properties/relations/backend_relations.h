@@ -51,7 +51,7 @@ struct ReadPlace {
 // The results of attention to one place, one per rank.
 struct ReadOutputs {
   std::int64_t head_size = 0;
-  std::vector<std::vector<float>> of_ranks;  // [rank][head * head_size]; empty: keeps nothing of it
+  std::vector<std::vector<float>> of_ranks;  // [rank][head * head_size]; empty: has none of it
   // True: tokens are sharded over the ranks; false: replicated.
   bool is_dealt_out = true;
 };

@@ -121,7 +121,6 @@ void ReadingModel::while_running(std::vector<WorkloadEvent>& events) {
   take(events);
 }
 
-// Keeps requests while a connector may still load for them.
 void ReadingModel::request_left(std::string_view name, std::uint64_t ticket) {
   // A load in flight delivers the request's rows even if it has ended.
   if (inner_.connector() == nullptr) requests_.erase(std::string(name));

@@ -48,8 +48,6 @@ Changed larger_pool(const SavedCase& saved) {
                  [](SavedCase& other) { set_num_blocks(other, other.cache.num_blocks * 3 + 1); });
 }
 
-// Without prefix caching the mode of states would change too, and a host tier finds blocks by their
-// hashes.
 Changed without_prefix_caching(const SavedCase& saved) {
   // The mode of states would change with it, and a host tier finds blocks by their hashes.
   if (has_states(saved) || saved.connector.has(ConnectorKind::host)) return std::nullopt;

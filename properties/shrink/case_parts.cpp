@@ -371,7 +371,7 @@ namespace {
 // `hunt` counts twice: as an option and by the count here, because `check` is simpler than `hunt`
 // and also not the simplest.
 std::int64_t options_set(const SavedCase& saved) {
-  std::int64_t count = saved.check == CheckMode::hunt ? 1 : 0;  // twice: check is simpler
+  std::int64_t count = saved.check == CheckMode::hunt ? 1 : 0;
   for (const RunField& field : run_fields())
     if (counts_as_set(field) && !field.is_equal(saved, simplest_run())) ++count;
   return count + (saved.trace.header.engine ? 1 : 0);
