@@ -28,6 +28,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+// Marks a complete answer. A child that crashes in the middle of its answer leaves text without it.
 constexpr char kEndOfAnswer = '\0';
 
 void close_fd(int& fd) {
@@ -35,6 +36,7 @@ void close_fd(int& fd) {
   fd = -1;
 }
 
+// Writes all of `text`, or stops at the first error. The reader notices the missing rest.
 void write_all(int fd, const std::string& text) {
   for (std::size_t at = 0; at < text.size();) {
     const ssize_t wrote = ::write(fd, text.data() + at, text.size() - at);
@@ -46,11 +48,14 @@ void write_all(int fd, const std::string& text) {
 
 }  // namespace
 
+// Twice the limit, so that erase() runs once per kLastWordsBytes and not once per read.
 void keep_last_words(std::string& words) {
   if (words.size() > 2 * kLastWordsBytes) words.erase(0, words.size() - kLastWordsBytes);
 }
 
 std::chrono::milliseconds time_without_processor(pid_t child) {
+  // Fields of schedstat, in nanoseconds: time on a processor, time in the run queue, number of
+  // slices.
   std::ifstream own(fmt::format("/proc/{}/schedstat", child));
   std::int64_t on_processor_ns = 0, waiting_ns = 0;
   if (!(own >> on_processor_ns >> waiting_ns)) return {};
@@ -67,7 +72,8 @@ std::string signal_name(int signal) {
 
 Result<void> FollowingChild::start() {
   std::array<int, 2> line{-1, -1}, words{-1, -1};
-  // A crash closes the ends of the child. No other child may inherit them.
+  // The parent detects a crash by the closed ends of the child. Another child that inherited them
+  // would keep them open, so forks are serialized until the parent has closed its copies.
   static std::mutex one_fork;
   const std::scoped_lock held(one_fork);
   const bool open =
@@ -82,7 +88,7 @@ Result<void> FollowingChild::start() {
   if (child_ < 0) end();
   if (child_ < 0) return fail("no child process: {}", why);
   if (child_ > 0) return {};
-  // What the work prints goes to the parent.
+  // From here on, in the child: what the work prints goes to the parent.
   leave_stop_signals_to_parent();
   ::dup2(words_fd_, STDOUT_FILENO);
   ::dup2(words_fd_, STDERR_FILENO);
@@ -90,10 +96,11 @@ Result<void> FollowingChild::start() {
   return {};
 }
 
-// Reads the answer, and what the child prints, until the answer is whole or the child has closed
-// both. False: it did neither within the limit.
+// Reads the answer and the child's output until the answer is complete or the child has closed both
+// ends. False: neither happened within the time limit. REQUIRES: called by the parent.
 bool FollowingChild::listen(ChildAnswer& answer) const {
   const auto until = Clock::now() + time_limit_;
+  // Only time lost during this piece of work extends the limit.
   const auto lost_before = time_without_processor(child_);
   std::array<pollfd, 2> ends = {{{words_fd_, POLLIN, 0}, {line_fd_, POLLIN, 0}}};
   std::array<char, 4096> buffer;
@@ -109,6 +116,7 @@ bool FollowingChild::listen(ChildAnswer& answer) const {
       const ssize_t got = ::read(end.fd, buffer.data(), buffer.size());
       std::string& text = end.fd == line_fd_ ? answer.text : answer.last_words;
       if (got > 0) text.append(buffer.data(), static_cast<std::size_t>(got));
+      // A socket whose peer was killed with unread data reports ECONNRESET instead of its end.
       if (got == 0 || (got < 0 && errno == ECONNRESET)) end.fd = -1;
     }
     keep_last_words(answer.last_words);
@@ -128,6 +136,8 @@ Result<ChildAnswer> FollowingChild::run(const std::function<std::string()>& work
     write_all(line_fd_, answer.text + kEndOfAnswer);
     return answer;
   }
+  // The byte starts the child's work. A child that is already gone shows as a closed end in
+  // listen().
   (void)::send(line_fd_, &next, 1, MSG_NOSIGNAL);
   if (!listen(answer)) {
     answer.end = ChildAnswer::End::timed_out;
@@ -135,6 +145,7 @@ Result<ChildAnswer> FollowingChild::run(const std::function<std::string()>& work
     answer.text.pop_back();
     return answer;
   } else {
+    // Both ends are closed without a complete answer: the child is dead or about to be.
     answer.end = ChildAnswer::End::crashed;
     int status = 0;
     while (::waitpid(child_, &status, 0) < 0 && errno == EINTR) continue;
@@ -145,6 +156,8 @@ Result<ChildAnswer> FollowingChild::run(const std::function<std::string()>& work
   return answer;
 }
 
+// _exit() in the child: the parent owns the buffers and temporary files that atexit handlers would
+// flush or remove.
 void FollowingChild::end() {
   if (child_ == 0) ::_exit(0);
   if (child_ > 0) {
@@ -165,11 +178,14 @@ namespace {
 
 using namespace std::chrono_literals;
 
+// Time for an engine to shut down after its input has ended, before it is killed.
 constexpr auto kGraceOnEnd = 2000ms;
 
-// Neither end is inherited by other children.
+// Opens a pipe that no other child inherits: an inherited write end would hide the end of the file.
+// posix_spawn() duplicates the child's own ends, and duplicates are inherited.
 bool open_pipe(std::array<int, 2>& ends) { return ::pipe2(ends.data(), O_CLOEXEC) == 0; }
 
+// `status`: of waitpid(), and final.
 std::string ended_as(int status) {
   if (WIFEXITED(status)) return fmt::format("exit status {}", WEXITSTATUS(status));
   return signal_name(WTERMSIG(status));
@@ -178,7 +194,7 @@ std::string ended_as(int status) {
 }  // namespace
 
 Result<std::unique_ptr<LineProcess>> LineProcess::start(const std::string& command) {
-  // write() reports a child that has ended.
+  // A write to a child that has ended must return EPIPE instead of killing this process.
   static const auto ignored = std::signal(SIGPIPE, SIG_IGN);
   (void)ignored;
   std::array<int, 2> in{-1, -1}, out{-1, -1}, words{-1, -1};
@@ -196,7 +212,8 @@ Result<std::unique_ptr<LineProcess>> LineProcess::start(const std::string& comma
   posix_spawn_file_actions_adddup2(&actions, in[0], STDIN_FILENO);
   posix_spawn_file_actions_adddup2(&actions, out[1], STDOUT_FILENO);
   posix_spawn_file_actions_adddup2(&actions, words[1], STDERR_FILENO);
-  // A group of its own, so that what a shell starts goes with it; SIGPIPE as programs expect it.
+  // A new process group, so that a kill reaches everything that the shell starts. SIGPIPE has its
+  // default action again, as programs expect.
   posix_spawnattr_t attributes;
   posix_spawnattr_init(&attributes);
   sigset_t defaults;
@@ -225,6 +242,7 @@ Result<std::unique_ptr<LineProcess>> LineProcess::start(const std::string& comma
   started->words_fd_ = std::exchange(words[0], -1);
   close_all();
   for (const int fd : {started->to_child_, started->from_child_, started->words_fd_})
+    // All waiting happens in wait_for(), which has a time limit and drains standard error.
     ::fcntl(fd, F_SETFL, O_NONBLOCK);
   return started;
 }
@@ -232,6 +250,8 @@ Result<std::unique_ptr<LineProcess>> LineProcess::start(const std::string& comma
 LineProcess::~LineProcess() {
   close_fd(to_child_);
   if (::getpid() == owner_ && !reaped_) {
+    // Drains standard error while it waits: a child that writes a long report on exit would block
+    // on a full pipe.
     const auto until = Clock::now() + kGraceOnEnd;
     while (::waitpid(child_, &status_, WNOHANG) == 0) {
       if (Clock::now() > until) {
@@ -248,8 +268,10 @@ LineProcess::~LineProcess() {
   close_fd(words_fd_);
 }
 
-// Until `fd` is ready. What the child says on standard error meanwhile is taken, so that it never
-// waits for a full pipe. After a second, time in which the child had no processor does not count.
+// Waits until `fd` is ready; false: the time limit has passed. Meanwhile it reads the child's
+// standard error, so that the child never blocks on a full pipe. After the first second, time in
+// which the child had no processor is added to the limit: reading /proc costs more than most
+// replies take.
 bool LineProcess::wait_for(int fd, short events, Clock::time_point until) {
   std::optional<std::chrono::milliseconds> before;
   for (;;) {
@@ -267,6 +289,8 @@ bool LineProcess::wait_for(int fd, short events, Clock::time_point until) {
   }
 }
 
+// Reads what is there without waiting. The end of the file closes the descriptor; poll() ignores
+// -1.
 void LineProcess::take_words() {
   std::array<char, 4096> chunk;
   for (;;) {
@@ -293,6 +317,7 @@ LineProcess::End LineProcess::send(std::string_view line, std::chrono::milliseco
   return End::answered;
 }
 
+// Consumes the previous line first, which is why it is valid until this call and not longer.
 LineProcess::End LineProcess::receive(std::string_view& line,
                                       std::chrono::milliseconds time_limit) {
   const auto until = Clock::now() + time_limit;
@@ -307,7 +332,7 @@ LineProcess::End LineProcess::receive(std::string_view& line,
       return End::answered;
     }
     looked_at = buffer_.size();
-    // Longer than a line may be: the parser reports it.
+    // Longer than any record: stops buffering. The JSON reader reports the length.
     if (looked_at > kJsonTextBytesMax) {
       line = buffer_;
       given_ = looked_at;
@@ -335,7 +360,7 @@ std::string LineProcess::last_words() {
 }
 
 std::string LineProcess::how_it_ended() {
-  // A fork cannot wait for its parent's child.
+  // Only the parent of a process can wait for it, and a fork is not the parent.
   if (::getpid() != owner_) return "it has ended";
   const auto until = Clock::now() + kGraceOnEnd;
   while (!reaped_ && Clock::now() < until) {

@@ -1,21 +1,26 @@
-// A failed LS_CHECK (check.h) as a result, where a step is judged.
+// Turns a failed LS_CHECK (base/check.h) into an exception, for code that judges a step and must
+// survive a defect in it.
 //
 // Invariants
-// (1) While a ChecksThrow lives, a check that fails in its thread throws a FailedCheck; in every
-//     other thread it stops the program.
-// (2) The catcher only destroys the objects that were checked.
+// (1) While a ChecksThrow lives, a check that fails in its thread throws a FailedCheck. In every
+//     other thread it still stops the program.
+// (2) After the exception, the objects that were checked are in an unknown state: the catcher only
+//     destroys them.
+//
+// Not covered: crashes and hangs. base/child_process.h isolates those.
 #pragma once
 
 #include <stdexcept>
 
 namespace lockstep {
 
-// what(): the message, then the file and line.
+// what(): "MESSAGE (FILE:LINE)", or the condition's source text if the check has no message.
 class FailedCheck : public std::runtime_error {
  public:
   using runtime_error::runtime_error;
 };
 
+// Lives on the stack of the thread that judges. REQUIRES: destroyed in the thread that created it.
 class ChecksThrow {
  public:
   ChecksThrow();
@@ -23,7 +28,7 @@ class ChecksThrow {
   ChecksThrow(const ChecksThrow&) = delete;
 
  private:
-  const bool before_;
+  const bool before_;  // mode of this thread before the constructor
 };
 
 }  // namespace lockstep

@@ -1,4 +1,5 @@
-// One list of fields per struct of a format: JSON is read and written from the same list.
+// Reads and writes the JSON of a struct from one list of its fields, so that a format's reader and
+// writer cannot drift apart.
 //
 //   template <class Io>
 //   void fields(Io& io, FieldsOf<Io, Grammar>& row) {
@@ -7,10 +8,16 @@
 //   }
 //   write_fields(out, row), read_fields(value, row)
 //
+// The list is a template over FieldReader and FieldWriter. A form (form::Between, form::Word) is
+// the third argument: how the member appears as JSON, and which values a reader accepts.
+//
 // Invariants
 // (1) Keys are written in the order of the list, and read in any order.
-// (2) An optional key is written unless its member has the default, which reading leaves there.
-// (3) A form reads what it writes. Its limits refuse what is read, never what is written.
+// (2) An optional key is written unless its member is zero, false or empty; unless() names another
+//     value. Where the key is absent, reading leaves the member unchanged.
+// (3) A form reads back every value within its limits that it writes. Only reading checks limits.
+//
+// Not checked: that the values of a row are within the limits when it is written.
 #pragma once
 
 #include <algorithm>
@@ -28,6 +35,7 @@
 
 namespace lockstep {
 
+// The row that a list of fields receives: const for a writer.
 template <class Io, class T>
 using FieldsOf = std::conditional_t<Io::kReads, T, const T>;
 
@@ -36,9 +44,11 @@ void read_fields(JsonValue value, T& row, const Context&... context);
 template <class T, class... Context>
 void write_fields(JsonWriter& out, const T& row, const Context&... context);
 
-// How a member looks as JSON.
+// Forms: how a member appears as JSON. A form has read(JsonValue, member) and write(JsonWriter,
+// member), and no state except its limits and words.
 namespace form {
 
+// An array with `element` as the form of each entry. Reading appends to the rows that are there.
 template <class Element>
 struct Each {
   Element element{};
@@ -56,7 +66,8 @@ struct Each {
   }
 };
 
-// A flag, a name (a text that is not empty), a struct with a list of fields, or an array of these.
+// The default form: a flag, a name (a string that is not empty), a struct with a list of fields, or
+// an array of these. Numbers have no default form: each needs its limits.
 struct Plain {
   template <class T>
   static void read(JsonValue value, T& member) {
@@ -86,17 +97,21 @@ struct Plain {
   }
 };
 
+// A string that may be empty.
 struct AnyText {
   static void read(JsonValue value, std::string& text) { text = value.string(); }
   static void write(JsonWriter& out, const std::string& text) { out.string(text); }
 };
 
-// JSON of any kind that is kept as text.
+// JSON of any kind, kept as text without spaces, for parts that this program passes on and does not
+// interpret.
 struct Raw {
   static void read(JsonValue value, std::string& json) { json = value.text(); }
   static void write(JsonWriter& out, const std::string& json) { out.raw(json); }
 };
 
+// An integer from min to max, both included. A member of a smaller type lowers the maximum to what
+// that type holds; a minimum below the type's own is the caller's mistake.
 struct Between {
   std::int64_t min = 0, max = 0;
   template <class T>
@@ -106,12 +121,14 @@ struct Between {
   static void write(JsonWriter& out, std::int64_t number) { out.integer(number); }
 };
 
+// An integer over all 64 unsigned bits: seeds, hashes.
 struct Unsigned {
   static void read(JsonValue value, std::uint64_t& number) { number = value.uint64(); }
   static void write(JsonWriter& out, std::uint64_t number) { out.uint64(number); }
 };
 
-// One of some words.
+// One of a fixed set of words. Several words may have the same meaning when read; the first of them
+// is written. REQUIRES: every value of a written member has a word.
 template <class T>
 struct Word {
   std::span<const JsonWord<T>> words;
@@ -123,7 +140,8 @@ struct Word {
   }
 };
 
-// Rows of a name and a member, as an object with the names for keys.
+// An object whose keys are data: rows of a name and a content, in file order. Its keys are never
+// unknown.
 template <class Member = Plain>
 struct ById {
   Member member{};
@@ -145,7 +163,8 @@ struct ById {
   }
 };
 
-// A struct of two members as an array of two; others are refused as not `expected`.
+// A struct of two members as an array of two: [first, second]. `expected` describes both, for the
+// error message of an array of another length.
 template <class First, class Second>
 struct Pair {
   std::string_view expected;
@@ -168,7 +187,8 @@ struct Pair {
   }
 };
 
-// A word that `from_name` knows and name_of() writes.
+// A word of an enum: `from_name` reads it, name_of() writes it. `expected` lists the words for the
+// error message.
 template <class T>
 struct Named {
   std::optional<T> (*from_name)(std::string_view);
@@ -177,7 +197,8 @@ struct Named {
   static void write(JsonWriter& out, const T& member) { out.string(name_of(member)); }
 };
 
-// A value that may also be null, which leaves the member as it is.
+// A value that may also be null. Reading null leaves the member unchanged; writing never produces
+// null, since FieldReader::nullable() covers members that may be absent.
 template <class Form>
 struct OrNull {
   Form form;
@@ -191,7 +212,8 @@ struct OrNull {
   }
 };
 
-// A struct whose list of fields depends on something else.
+// A struct whose list of fields depends on a second object, the context: fields(io, row, context).
+// REQUIRES: the context outlives the form.
 template <class Context>
 struct With {
   const Context& context;
@@ -205,7 +227,8 @@ struct With {
   }
 };
 
-// A form out of two functions.
+// A form made of two functions, read_from(JsonValue) and write_to(JsonWriter&, member), for a
+// member that no other form fits.
 template <class Read, class Write>
 struct Code {
   Read read_from;
@@ -224,45 +247,54 @@ Code(Read, Write) -> Code<Read, Write>;
 
 }  // namespace form
 
+// Runs a list of fields over a parsed object. Every method has its counterpart in FieldWriter, with
+// the same arguments. The first error stays in the JsonReader; the list still runs to its end.
 class FieldReader {
  public:
   static constexpr bool kReads = true;
   explicit FieldReader(JsonObject& from) : object(from) {}
 
+  // A key that must be present.
   template <class T, class Form = form::Plain>
   void required(std::string_view key, T& member, const Form& as = {}) {
     as.read(object.required(key), member);
   }
+  // A key that may be absent; the member then keeps its value.
   template <class T, class Form = form::Plain>
   void optional(std::string_view key, T& member, const Form& as = {}) {
     if (const JsonValue value = object.optional(key)) as.read(value, member);
   }
+  // The same for an optional member, which is set only if the key is present.
   template <class T, class Form = form::Plain>
   void optional(std::string_view key, std::optional<T>& member, const Form& as = {}) {
     if (const JsonValue value = object.optional(key)) as.read(value, member.emplace());
   }
-  // A key that may be missing and is always written.
+  // A key that may be absent when read and is always written: keys that older files of the format
+  // lack.
   template <class T, class Form = form::Plain>
   void defaulted(std::string_view key, T& member, const Form& as = {}) {
     optional(key, member, as);
   }
-  // An optional key whose default is `usual`.
+  // An optional key that is written unless the member equals `usual`. Reading assigns nothing where
+  // the key is absent, so the member must hold `usual` already.
   template <class T, class Form = form::Plain>
   void unless(const T& /*usual*/, std::string_view key, T& member, const Form& as = {}) {
     optional(key, member, as);
   }
-  // A key that must be there in some structs, and is optional in others.
+  // A key that is required in some structs of the format and optional in others. It is written like
+  // an optional one, so the limits of a required member must exclude zero.
   template <class T, class Form = form::Plain>
   void required_if(bool is_required, std::string_view key, T& member, const Form& as = {}) {
     is_required ? required(key, member, as) : optional(key, member, as);
   }
-  // The key is always there; null where the member is absent.
+  // A key that is always present; null if the member is absent.
   template <class T, class Form = form::Plain>
   void nullable(std::string_view key, std::optional<T>& member, const Form& as = {}) {
     const JsonValue value = object.required(key);
     if (value && !value.is_null()) as.read(value, member.emplace());
   }
-  // An object whose fields are members of the same struct; written where it `is_there`.
+  // An object whose fields are members of the same struct: `list` receives this reader or writer.
+  // Written if `is_there`; absent when read: its members keep their values.
   template <class List>
   void nested(std::string_view key, bool /*is_there*/, const List& list) {
     JsonValue value = object.optional(key);
@@ -272,10 +304,11 @@ class FieldReader {
     list(io);
     inner.finish();
   }
-  // A key with one value.
+  // A key with one possible value: a version number.
   void constant(std::string_view key, std::int64_t number) {
     object.required(key).integer(number, number);
   }
+  // A key whose only value is true: it marks the kind of a record.
   void mark(std::string_view key) {
     JsonValue value = object.required(key);
     if (!value.boolean()) value.refuse("true");
@@ -284,6 +317,7 @@ class FieldReader {
   JsonObject& object;
 };
 
+// Writes the same list of fields as an object. Reads no limits: see (3).
 class FieldWriter {
  public:
   static constexpr bool kReads = false;
@@ -293,6 +327,8 @@ class FieldWriter {
   void required(std::string_view key, const T& member, const Form& as = {}) {
     as.write(out.key(key), member);
   }
+  // Numbers are omitted if they are zero, strings and containers if they are empty. A flag's
+  // default is false.
   template <class T, class Form = form::Plain>
   void optional(std::string_view key, const T& member, const Form& as = {}) {
     if constexpr (std::is_arithmetic_v<T>) {
@@ -338,6 +374,7 @@ class FieldWriter {
   JsonWriter& out;
 };
 
+// Reads an object into `row`. Refuses keys that the list does not have (JsonObject::finish()).
 template <class T, class... Context>
 void read_fields(JsonValue value, T& row, const Context&... context) {
   JsonObject object = value.object();
@@ -354,7 +391,7 @@ void write_fields(JsonWriter& out, const T& row, const Context&... context) {
   out.end_object();
 }
 
-// The row as a line of a file.
+// Returns the row as a line of a JSON-lines file, newline included.
 template <class T, class... Context>
 std::string line_of_fields(const T& row, const Context&... context) {
   JsonWriter out;

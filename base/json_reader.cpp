@@ -45,7 +45,8 @@ bool carries_input(std::string_view name) {
 
 namespace {
 
-// At most two letters more, fewer, other or swapped.
+// True if at most two edits turn one word into the other: a letter more, less or different. A swap
+// of two letters counts as two. One row of the edit distance table is kept.
 bool is_misspelled(std::string_view found, std::string_view known) {
   constexpr std::size_t kEdits = 2;
   constexpr std::size_t kShortest = 5;  // shorter keys are close to anything
@@ -88,6 +89,7 @@ void JsonReader::fail_with(const Error& error) {
   error_ = error;
 }
 
+// A document may span several lines: the error names the line of the node, not of the document.
 void JsonReader::fail_at(std::uint32_t node, std::string_view sentence) {
   if (failed_) return;
   // The offset of a number is one past it, after the newline that may end it.
@@ -99,6 +101,7 @@ void JsonReader::fail_at(std::uint32_t node, std::string_view sentence) {
             path.empty() ? std::string(sentence) : fmt::format("field `{}`: {}", path, sentence));
 }
 
+// "a.b[3]": keys and positions from the root, which has no part of its own.
 std::string JsonReader::path_of(std::uint32_t node) const {
   std::string path;
   while (node != 0) {
@@ -214,6 +217,7 @@ std::string_view JsonValue::nonempty_string() {
   return text;
 }
 
+// Compares magnitudes, because -2^63 has one that no int64_t holds.
 std::int64_t JsonValue::integer_between(std::int64_t min, std::int64_t max) {
   if (reader_ == nullptr) return 0;
   const JsonReader::Node& node = reader_->nodes_[index_];
@@ -311,6 +315,7 @@ bool JsonObject::has(std::string_view key) const { return find(key) != 0; }
 
 JsonValue JsonObject::optional(std::string_view key) {
   const std::uint32_t found = find(key);
+  // Known but absent keys are the candidates of which an unknown key may be a misspelling.
   if (found == 0 && reader_ != nullptr && reader_->skipped_ != nullptr)
     reader_->absent_.push_back(key);
   if (found == 0) return {};
@@ -366,7 +371,7 @@ void JsonObject::refuse_because(std::string_view reason) {
 
 namespace {
 
-// Feeds the parser and tells how far it has read, which its events do not.
+// Feeds the parser and stores how far it has read, which its events do not report.
 struct CountingIterator {
   using iterator_category = std::input_iterator_tag;
   using value_type = char;
@@ -505,6 +510,7 @@ class JsonBuilder {
     std::uint32_t last;  // its last child so far
   };
 
+  // Sorts the keys, so that an object with many is checked in O(n log n) time.
   bool keys_are_unique(const Open& object) {
     keys_.clear();
     for (auto i = reader_.nodes_[object.node].first; i != 0; i = reader_.nodes_[i].next)
@@ -542,7 +548,7 @@ bool JsonReader::parse(std::string_view text, std::int64_t line, bool cut_off) {
                                 kJsonTextBytesMax));
     return false;
   }
-  // The parser takes a zero byte for the end of the input, and skips a byte-order mark.
+  // The parser treats a zero byte as the end of the input, and skips a byte-order mark.
   if (const auto zero = text.find('\0'); zero != text.npos) {
     fail_line(line, fmt::format("column {}: found a zero byte; expected JSON text", zero + 1));
     return false;

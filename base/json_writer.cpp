@@ -8,7 +8,9 @@
 namespace lockstep {
 namespace {
 
-// Bytes of the UTF-8 character that `text` starts with; 0 when it starts with none (RFC 3629).
+// Returns the length of the UTF-8 character that `text` starts with, or 0 if the first byte does
+// not start one (RFC 3629). Overlong forms, surrogates and code points above U+10FFFF are not
+// characters: only the second byte tells them apart, and its range depends on the first byte.
 std::size_t utf8_length(std::string_view text) {
   const auto byte = [text](std::size_t i) {
     return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u;
@@ -34,6 +36,8 @@ std::size_t utf8_length(std::string_view text) {
 
 }  // namespace
 
+// Precedes every value. A key clears needs_comma_ itself, since no comma stands between it and its
+// value.
 void JsonWriter::separate() {
   if (needs_comma_) text_.push_back(',');
   needs_comma_ = true;
@@ -83,6 +87,7 @@ JsonWriter& JsonWriter::string(std::string_view text) {
     } else if (static_cast<unsigned char>(c) < 0x20) {
       fmt::format_to(std::back_inserter(text_), "\\u{:04x}", static_cast<unsigned>(c));
     } else if (length == 0) {
+      // One replacement per byte: the characters after a broken one stay readable.
       text_.append("\\ufffd");
     } else {
       text_.append(text.substr(0, length));

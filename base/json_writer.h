@@ -1,7 +1,12 @@
-// Writes JSON text as the formats define it: no spaces, keys in the order of the calls.
+// Writes JSON text as the formats define it: no spaces, keys in the order of the calls, so that
+// equal values give equal bytes.
 //
 // Invariants
 // (1) needs_comma_ is true exactly after a value inside an object or array.
+// (2) Every string that it writes is valid UTF-8, whatever the input.
+//
+// Not checked: that calls are balanced, that a key precedes each value of an object, that keys are
+// unique, and that raw() receives JSON.
 #pragma once
 
 #include <cstdint>
@@ -19,19 +24,20 @@ class JsonWriter {
   JsonWriter& end_array();
   JsonWriter& key(std::string_view name);
 
-  // Bytes that are not UTF-8 become U+FFFD: what is written can always be read.
+  // Replaces each byte that is not UTF-8 by U+FFFD, so that the reader accepts every written
+  // string. Engines report request ids and error messages as arbitrary bytes.
   JsonWriter& string(std::string_view text);
   JsonWriter& integer(std::int64_t value);
   JsonWriter& uint64(std::uint64_t value);
   JsonWriter& boolean(bool value);
   JsonWriter& null();
-  JsonWriter& raw(std::string_view json);  // text that is a JSON value already
+  JsonWriter& raw(std::string_view json);  // a JSON value, written unchanged
 
   JsonWriter& integer_or_null(std::optional<std::int64_t> value) {
     return value ? integer(*value) : null();
   }
 
-  // A key and its value.
+  // The key and its value in one call.
   JsonWriter& string(std::string_view name, std::string_view text) {
     return key(name).string(text);
   }
@@ -52,7 +58,7 @@ class JsonWriter {
     return end_array();
   }
 
-  // The text so far, with a newline; clears the writer.
+  // Returns the text so far with a newline, and clears the writer for the next line.
   std::string take_line();
 
  private:

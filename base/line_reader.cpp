@@ -17,14 +17,18 @@
 namespace lockstep {
 namespace {
 
+// 1 MiB: fewer system calls than small chunks, and still bounded memory.
 constexpr std::size_t kChunkBytes = std::size_t{1} << 20;
 
+// pread(), so that the position stays at the start.
 bool starts_as_gzip(int fd) {
   char magic[2];
   return ::pread(fd, magic, 2, 0) == 2 && std::string_view(magic, 2) == "\x1f\x8b";
 }
 
-// read() of a pipe restarts after a signal; poll() returns.
+// Reads up to one chunk; -1 with errno EINTR after a stop signal. read() of a pipe restarts after a
+// signal, because the handler is installed with SA_RESTART, but poll() returns. The command can
+// therefore be interrupted while a pipe is silent.
 ssize_t read_some(int fd, char* to) {
   pollfd end{.fd = fd, .events = POLLIN, .revents = 0};
   ssize_t got = 0;
@@ -66,8 +70,8 @@ ByteSource::~ByteSource() {
   if (gzip_ != nullptr) ::gzclose(gzip_);
 }
 
-// A chunk, appended. False: the end. A gzip file that ends inside its data is an error, not an end:
-// the missing records would pass unnoticed.
+// A gzip file that ends inside its data is an error and not an end: the missing records would go
+// unnoticed.
 Result<bool> ByteSource::read_more(std::string& buffer) {
   const std::size_t size = buffer.size();
   buffer.resize(size + kChunkBytes);
@@ -79,6 +83,7 @@ Result<bool> ByteSource::read_more(std::string& buffer) {
   if (gzip_ != nullptr) ::gzerror(gzip_, &error);
   if (error == Z_BUF_ERROR)
     return fail("{}: the gzip data ends early; expected a whole file", path_);
+  // Z_ERRNO: zlib passes on a failed read(), which the next line reports with its errno.
   if (error != Z_OK && error != Z_ERRNO) return fail("{}: the gzip data is damaged", path_);
   if (got < 0) return fail("{}: cannot be read: {}", path_, std::strerror(errno));
   return false;
@@ -136,7 +141,8 @@ Result<void> LineReader::fill() {
   return {};
 }
 
-// Files follow one another as one: a header that the caller keeps must open each of them.
+// At the end of a file, replaces this reader by one of the next file. An empty file is refused, so
+// the recursion makes progress.
 Result<bool> LineReader::next(std::string_view& line) {
   LS_ASSIGN_OR_RETURN(const bool found, next_of_file(line));
   if (found || more_.empty()) return found;
@@ -154,8 +160,8 @@ Result<bool> LineReader::next(std::string_view& line) {
 
 Result<bool> LineReader::next_of_file(std::string_view& line) {
   ++number_;
-  // Each byte is searched once, however many chunks a line has; a line without an end stops at the
-  // limit, not at the end of memory.
+  // Searches each byte once, whatever the number of chunks that a line spans: a 16 MiB line costs
+  // linear time. A line without an end stops at the limit, before memory is exhausted.
   std::size_t searched = 0;
   std::size_t end = buffer_.find('\n', begin_);
   while (end == std::string::npos && !at_end_of_file_) {

@@ -1,4 +1,4 @@
-// Text in HTML and SVG.
+// Escapes text for HTML, SVG, XML and Markdown tables.
 #pragma once
 
 #include <string>
@@ -6,7 +6,8 @@
 
 namespace lockstep {
 
-// For an element's text and for an attribute in double quotes.
+// Returns the text with &, <, > and " escaped, for the content of an element and for an attribute
+// in double quotes. Not for an attribute in single quotes. Control characters stay.
 inline std::string escaped_for_markup(std::string_view text) {
   std::string out;
   for (const char c : text) {

@@ -1,4 +1,4 @@
-// Values that are made once per key and live as long as the process.
+// Stores values that are made once per key and never removed, so that callers may keep references.
 //
 // Invariants
 // (1) A value never moves or changes once it is stored; references to it stay valid.
@@ -15,17 +15,18 @@
 
 namespace lockstep {
 
-// From any thread. A value never moves.
+// REQUIRES of Value: movable. Keys are compared by content, so a temporary string may be passed.
 template <class Value>
 class Memo {
  public:
-  // Null: there is none for this key yet.
+  // Returns the value of a key; null if none is stored yet.
   const Value* find(std::string_view key) const {
     const std::shared_lock lock(mutex_);
     const auto found = values_.find(key);
     return found == values_.end() ? nullptr : found->second.get();
   }
-  // The first value that a key was given stays.
+  // Stores a value and returns a reference to it. If the key already has one, for example from
+  // another thread that was faster, that value stays and `value` is dropped.
   const Value& keep(std::string_view key, Value value) {
     const std::unique_lock lock(mutex_);
     auto& kept = values_[std::string(key)];

@@ -1,7 +1,11 @@
-// The words of an enum's values in files, options and reports, and sets of its values.
+// Provides the words for the values of an enum in files, options and reports, and sets of its
+// values.
 //
-// 1. A word is the enumerator as the source spells it. Renaming one changes files that users have.
+// 1. A word is the enumerator's name in the source. Renaming an enumerator changes files that users
+//    have.
 // 2. An enum with other words has a table (EnumNames) and its own name_of().
+// 3. Nothing is registered: the compiler spells the name of a value in __PRETTY_FUNCTION__, and the
+//    words are constants of the program.
 #pragma once
 
 #include <algorithm>
@@ -16,16 +20,17 @@
 
 namespace lockstep {
 
+// A value and its word, for an enum whose words are not its enumerators.
 template <class E>
 struct Named {
   E value;
   std::string_view name;
 };
-// With std::to_array<Named<E>>({{E::a, "a"}, ...}).
+// Written as std::to_array<Named<E>>({{E::a, "a"}, ...}).
 template <class E, std::size_t N>
 using EnumNames = std::array<Named<E>, N>;
 
-// A value that is not in the table: `otherwise`.
+// Returns the word of a value, or `otherwise` for a value that is not in the table. Linear in N.
 template <class E, std::size_t N>
 constexpr std::string_view name_in(const EnumNames<E, N>& table, E value,
                                    std::string_view otherwise = "?") {
@@ -35,19 +40,23 @@ constexpr std::string_view name_in(const EnumNames<E, N>& table, E value,
 }
 
 template <class E, std::size_t N>
+// Returns the value with this word. Absent: no value has it.
 constexpr std::optional<E> value_in(const EnumNames<E, N>& table, std::string_view name) {
   for (const Named<E>& row : table)
     if (row.name == name) return row.value;
   return std::nullopt;
 }
 
-// Between the parts of an enum's words: '-' in ids of defects.
+// Separates the parts of an enum's words. Specialized as '-' for the ids of planted defects: the
+// enumerator drop_slot is "drop-slot" on the command line.
 template <class E>
 inline constexpr char kWordJoint = '_';
 
 namespace names {
 
-// "... [with auto value = lockstep::DType::bf16]"; "(lockstep::DType)7" is no enumerator.
+// Returns the name of a value as the compiler spells it: "bf16" from "... [with auto value =
+// lockstep::DType::bf16]". A number without an enumerator is spelled "(lockstep::DType)7", so the
+// result contains a parenthesis.
 template <auto value>
 constexpr auto spelled() {
   std::string_view text = __PRETTY_FUNCTION__;
@@ -56,12 +65,16 @@ constexpr auto spelled() {
 }
 
 template <auto value>
+// Holds the letters of a word, because __PRETTY_FUNCTION__ has underscores where the word may have
+// another joint.
 inline constexpr auto kLetters = [] {
   std::array<char, spelled<value>().size()> letters{};
   std::ranges::replace_copy(spelled<value>(), letters.begin(), '_', kWordJoint<decltype(value)>);
   return letters;
 }();
 
+// Counts the enumerators from 0 up to the first number without one. REQUIRES: the values have no
+// gap.
 template <class E, std::size_t from = 0>
 constexpr std::size_t count() {
   if constexpr (spelled<static_cast<E>(from)>().find(')') != std::string_view::npos)
@@ -72,7 +85,7 @@ constexpr std::size_t count() {
 
 }  // namespace names
 
-// The words of an enum whose values count from 0, in order.
+// The words of an enum, indexed by value. REQUIRES: its values count from 0 without a gap.
 template <class E>
 inline constexpr auto kWords = []<std::size_t... i>(std::index_sequence<i...>) {
   return std::array{std::string_view(names::kLetters<static_cast<E>(i)>.data(),
@@ -81,6 +94,8 @@ inline constexpr auto kWords = []<std::size_t... i>(std::index_sequence<i...>) {
 (std::make_index_sequence<names::count<E>()>());
 
 template <class E>
+// Returns the word of a value; "?" for a number that is not an enumerator, which a cast may have
+// made.
 requires std::is_enum_v<E>
 constexpr std::string_view name_of(E value) {
   const auto index = static_cast<std::size_t>(value);
@@ -88,26 +103,30 @@ constexpr std::string_view name_of(E value) {
 }
 
 template <class E>
+// Returns the value with this word. Absent: no value has it. Linear in the number of enumerators.
 constexpr std::optional<E> from_name(std::string_view name) {
   const auto found = std::ranges::find(kWords<E>, name);
   if (found == kWords<E>.end()) return std::nullopt;
   return static_cast<E>(found - kWords<E>.begin());
 }
 
-// Of enums that begin with `none`: a defect by its id, and all of them. `none` has no id.
+// For an enum of planted defects, whose first enumerator is `none`: the defect with this id. "none"
+// is not an id, so it is absent.
 template <class E>
 constexpr std::optional<E> defect_from_name(std::string_view name) {
   const std::optional<E> found = from_name<E>(name);
   return found == E::none ? std::nullopt : found;
 }
 template <class E>
+// Every defect of such an enum, without `none`.
 inline constexpr auto kAllDefects = [] {
   std::array<E, kWords<E>.size() - 1> all{};
   for (std::size_t i = 0; i < all.size(); ++i) all[i] = static_cast<E>(i + 1);
   return all;
 }();
 
-// A set of values of an enum: 128 at most, from 0.
+// A set of values of an enum, in 16 bytes: copied and compared like a number. REQUIRES: values from
+// 0 to 127.
 template <class E>
 class EnumSet {
  public:

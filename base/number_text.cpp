@@ -4,6 +4,7 @@ namespace lockstep {
 
 std::string with_commas(std::int64_t value) {
   std::string digits = fmt::format("{}", value);
+  // No comma directly after a minus sign.
   const std::size_t first = value < 0 ? 1 : 0;
   for (std::size_t at = digits.size(); at > first + 3;) {
     at -= 3;
@@ -16,6 +17,8 @@ std::string counted(std::int64_t count, std::string_view noun) {
   return fmt::format("{} {}{}", with_commas(count), noun, count == 1 ? "" : "s");
 }
 
+// Appends the digits of the whole part, then exactly `digits` digits of the fraction, zeros where
+// it has fewer. Every step checks for overflow.
 std::optional<std::int64_t> scaled_decimal_of(std::string_view text, int digits) {
   const bool negative = text.starts_with('-');
   if (negative) text.remove_prefix(1);
@@ -25,7 +28,7 @@ std::optional<std::int64_t> scaled_decimal_of(std::string_view text, int digits)
       point == text.npos ? std::string_view{} : text.substr(point + 1);
   if (whole.empty() || (point != text.npos && fraction.empty())) return std::nullopt;
 
-  std::int64_t value = 0;  // kept negative or zero: its range is the wider one
+  std::int64_t value = 0;  // negative or zero: -2^63 is a value, 2^63 is not
   const auto push_digit = [&value](char c) {
     return c >= '0' && c <= '9' && !__builtin_mul_overflow(value, 10, &value) &&
            !__builtin_sub_overflow(value, c - '0', &value);
@@ -37,6 +40,7 @@ std::optional<std::int64_t> scaled_decimal_of(std::string_view text, int digits)
     if (!push_digit(i < fraction.size() ? fraction[i] : '0')) return std::nullopt;
   }
   for (std::size_t i = static_cast<std::size_t>(digits); i < fraction.size(); ++i) {
+    // Digits beyond the scale: only zeros lose nothing.
     if (fraction[i] != '0') return std::nullopt;
   }
   if (negative) return value;
@@ -46,6 +50,7 @@ std::optional<std::int64_t> scaled_decimal_of(std::string_view text, int digits)
 }
 
 std::string decimal_text_of(std::int64_t scaled, int digits) {
+  // 0 - bits is the magnitude also of -2^63, whose negation overflows in 64 bits with a sign.
   const std::uint64_t bits = static_cast<std::uint64_t>(scaled);
   const std::string text = fmt::format("{:0>{}}", scaled < 0 ? 0 - bits : bits, digits + 1);
   const std::size_t whole = text.size() - static_cast<std::size_t>(digits);

@@ -18,20 +18,23 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int kLinksMax = 40;  // as Linux follows them
+constexpr int kLinksMax = 40;  // links that Linux follows before it reports ELOOP
 
-int standard_output = STDOUT_FILENO;  // what "-" writes to
+int standard_output = STDOUT_FILENO;  // descriptor that "-" writes to
 
 tl::unexpected<Error> refuse(const std::string& path, std::string_view what) {
   return fail("{}: cannot be {}: {}", path, what, std::strerror(errno));
 }
 
+// "." for a file without a folder, so that the result can always be opened.
 std::string folder_of(const std::string& path) {
   const std::string folder = fs::path(path).parent_path().string();
   return folder.empty() ? "." : folder;
 }
 
-// The file behind all links, which need not exist.
+// Returns the path after all symbolic links; the file need not exist. rename(2) onto a link would
+// replace the link instead of its target. A relative link starts at the folder of the link, not of
+// the process.
 std::string target_of(std::string path) {
   std::error_code error;
   for (int links = 0; links < kLinksMax && fs::is_symlink(path, error); ++links) {
@@ -46,7 +49,8 @@ bool same_file(const struct stat& one, const struct stat& other) {
   return one.st_dev == other.st_dev && one.st_ino == other.st_ino;
 }
 
-// The descriptor that already writes `path`; -1: none.
+// Returns the descriptor that already writes `path`; -1: none. Opening such a file again and
+// truncating it would destroy what has been printed.
 int open_already(const std::string& path) {
   if (path == "-") return standard_output;
   struct stat file, open;
@@ -56,11 +60,13 @@ int open_already(const std::string& path) {
   return -1;
 }
 
-// A temporary file with the mode and owner of the file that it replaces; -1 with errno: none.
+// Creates the temporary file with the mode and owner of the file that it replaces. -1 with errno:
+// that is impossible, and no file is left.
 int open_partial(const std::string& partial, const struct stat* replaced) {
   const int fd = ::open(partial.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   if (fd < 0 || replaced == nullptr) return fd;
   struct stat made;
+  // fchown() to one's own id needs no permission, but some file systems refuse every fchown().
   const bool same_owner =
       ::fstat(fd, &made) == 0 && made.st_uid == replaced->st_uid && made.st_gid == replaced->st_gid;
   if ((same_owner || ::fchown(fd, replaced->st_uid, replaced->st_gid) == 0) &&
@@ -73,6 +79,7 @@ int open_partial(const std::string& partial, const struct stat* replaced) {
   return -1;
 }
 
+// write(2) may accept a part of the bytes, or none before a signal.
 Result<void> write_all(int fd, const std::string& path, std::string_view bytes) {
   while (!bytes.empty()) {
     const ssize_t written = ::write(fd, bytes.data(), bytes.size());
@@ -145,12 +152,14 @@ Result<void> OutputFile::write(std::string_view bytes) {
 
 Result<void> OutputFile::commit() {
   LS_CHECK(fd_ >= 0, "{} is closed", path_);
+  // No fsync(): pipes and terminals refuse it.
   if (partial_path_.empty())  // a pipe reports a lost reader here or never
     return ::close(std::exchange(fd_, -1)) == 0 ? Result<void>() : refuse(path_, "written");
   if (::fsync(fd_) != 0) return refuse(path_, "flushed to the disk");
   if (::rename(partial_path_.c_str(), target_.c_str()) != 0) return refuse(path_, "given its name");
   ::close(std::exchange(fd_, -1));
-  // The new name is durable once its folder is; a folder that cannot be opened still has the file.
+  // The new name is durable once the folder is flushed. A folder that cannot be opened is not an
+  // error: the file is complete.
   if (const int folder = ::open(folder_of(target_).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
       folder >= 0) {
     ::fsync(folder);
@@ -165,6 +174,7 @@ Result<void> write_output(const std::string& path, std::string_view bytes) {
   return file.commit();
 }
 
+// Follows links like open(2) does, so it needs no target_of().
 Result<void> append_output(const std::string& path, std::string_view bytes) {
   if (open_already(path) >= 0) return write_output(path, bytes);
   const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
@@ -182,7 +192,8 @@ Result<void> check_output(const std::string& path) {
     return fail("{}: is a folder; give the name of a file", path);
   const std::string folder = folder_of(target);
   if (!fs::is_directory(folder, error)) return fail("{}: there is no folder {}", path, folder);
-  // A file that exists is rewritten in place where its folder takes no other.
+  // An existing file may be rewritten in place, so its own permission is enough; a new file needs
+  // that of its folder.
   const std::string& written = fs::exists(target, error) ? target : folder;
   return ::access(written.c_str(), W_OK) == 0 ? Result<void>() : refuse(path, "written");
 }
@@ -202,6 +213,8 @@ Result<void> make_output_folder(const std::string& path) {
 }
 
 void keep_standard_output_for_files() {
+  // The original standard output becomes a descriptor above 2, and descriptor 1 a copy of standard
+  // error, so that printing code needs no change.
   if (standard_output != STDOUT_FILENO) return;
   std::fflush(stdout);
   standard_output = ::fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
@@ -210,6 +223,7 @@ void keep_standard_output_for_files() {
 }
 
 Result<void> finish_standard_output() {
+  // An earlier failed write has already dropped its bytes; fflush() would not report it again.
   const bool lost = std::ferror(stdout) != 0;
   if (std::fflush(stdout) == 0 && !lost) return {};
   return refuse("standard output", "written");

@@ -1,5 +1,8 @@
-// Result<T>: a value, or the error message that tells a user where something is wrong and what to
-// do. LS_RETURN_IF_ERROR and LS_ASSIGN_OR_RETURN forward a failure.
+// Result<T>: a value, or an error message that states for the user what is wrong, where, and what
+// to do. LS_RETURN_IF_ERROR and LS_ASSIGN_OR_RETURN forward the error.
+//
+// For everything that a user, a file or a device can cause. A programmer error is an LS_CHECK
+// (base/check.h).
 #pragma once
 
 #include <fmt/core.h>
@@ -10,6 +13,7 @@
 
 namespace lockstep {
 
+// Only a message: no code decides by the kind of an error.
 struct Error {
   std::string message;  // "FILE:LINE: FIELD: what is wrong; what was expected", no trailing newline
 };
@@ -17,6 +21,7 @@ struct Error {
 template <class T>
 using Result = tl::expected<T, Error>;
 
+// Makes an error, in a function that returns any Result: return fail("{}: not a file", path).
 inline tl::unexpected<Error> fail(std::string message) {
   return tl::unexpected<Error>(Error{std::move(message)});
 }
@@ -26,10 +31,10 @@ tl::unexpected<Error> fail(fmt::format_string<First, More...> format, First&& fi
   return fail(fmt::format(format, std::forward<First>(first), std::forward<More>(more)...));
 }
 
-// One of many files that could not be judged, and why; the others were.
+// A file that could not be checked, among many. The others were.
 struct RefusedFile {
   std::string file;
-  std::string reason;  // a message that names file and line
+  std::string reason;  // error message, with file and line
 };
 
 }  // namespace lockstep
@@ -41,7 +46,9 @@ struct RefusedFile {
       return ::tl::unexpected(std::move(ls_result).error());     \
   } while (false)
 
-// LS_ASSIGN_OR_RETURN(const auto plan, make_plan(x)): declares the value, or returns the Error.
+// LS_ASSIGN_OR_RETURN(const auto plan, make_plan(x)): declares the value, or returns the Error. The
+// value is moved out of the Result. It expands to several statements, so it needs braces after an
+// `if`.
 #define LS_ASSIGN_OR_RETURN(declaration, ...) \
   LS_ASSIGN_OR_RETURN_AS(LS_NAME(ls_result, __COUNTER__), declaration, __VA_ARGS__)
 #define LS_ASSIGN_OR_RETURN_AS(result, declaration, ...) \

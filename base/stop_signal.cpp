@@ -14,6 +14,7 @@ namespace {
 
 constexpr std::int64_t kSameSignalNs = 200'000'000;
 
+// Lock-free atomics only: the handler may interrupt any code, a holder of a mutex included.
 std::atomic<std::int64_t> first_ns = 0;  // 0: no signal yet
 std::atomic<int> first_signal = 0;
 std::atomic<bool> is_watching = false;
@@ -26,7 +27,7 @@ std::int64_t now_ns() {
   return now.tv_sec * std::int64_t{1'000'000'000} + now.tv_nsec;
 }
 
-// Calls only what POSIX allows in a signal handler.
+// Handles SIGINT and SIGTERM. Calls only functions that POSIX allows in a signal handler.
 void on_signal(int signal) {
   std::int64_t first = 0;
   const std::int64_t now = now_ns();
@@ -40,6 +41,7 @@ void on_signal(int signal) {
   ::_exit(128 + signal);
 }
 
+// Replaces one slot that holds `from`; 0 is a free slot. No effect if no slot holds it.
 void replace_group(pid_t from, pid_t to) {
   for (auto& group : groups) {
     pid_t id = from;
@@ -57,7 +59,8 @@ void watch_stop_signals() {
   is_watching = true;
   for (const int signal : {SIGINT, SIGTERM}) {
     struct sigaction before {};
-    // A shell starts background work with SIGINT ignored.
+    // A shell starts background jobs with SIGINT ignored, and they must survive a Ctrl-C that is
+    // meant for the foreground.
     if (::sigaction(signal, nullptr, &before) == 0 && before.sa_handler != SIG_IGN)
       ::sigaction(signal, &action, nullptr);
   }
@@ -68,6 +71,7 @@ int stop_signal() { return first_signal; }
 
 void leave_stop_signals_to_parent() {
   if (!is_watching) return;
+  // A parent that is killed cannot end its children, and an ignored SIGINT would keep them running.
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   for (const int signal : {SIGINT, SIGTERM}) std::signal(signal, SIG_IGN);
   first_signal = 0;

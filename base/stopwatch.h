@@ -1,7 +1,7 @@
-// Seconds between laps.
+// Measures seconds between laps.
 //
 // Invariants
-// (1) Times are reported only; no decision, hash or comparison uses them.
+// (1) Times are only reported. No decision, hash or comparison uses them.
 #pragma once
 
 #include <chrono>
@@ -11,6 +11,7 @@ namespace lockstep {
 
 class Stopwatch {
  public:
+  // Returns the seconds since the previous lap, or since construction for the first.
   double lap() {
     const auto now = std::chrono::steady_clock::now();
     return std::chrono::duration<double>(now - std::exchange(last_, now)).count();

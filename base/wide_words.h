@@ -1,7 +1,8 @@
-// Eight 64-bit words at a time, for CPUs with AVX-512.
+// Computes on eight 64-bit words at a time, on CPUs with AVX-512.
 //
-// Functions marked LS_WIDE_WORDS are compiled for such a CPU whatever the build's oldest CPU is.
-// Their callers check has_wide_words() and have a path without them. Both compute the same bits.
+// Functions marked LS_WIDE_WORDS are compiled for such a CPU, whatever the oldest CPU that the
+// build supports. Their callers check has_wide_words() and have a scalar path. Both paths compute
+// the same bits: every operation is on integers, without rounding.
 #pragma once
 
 #include <cstddef>
@@ -21,9 +22,11 @@
 namespace lockstep {
 
 #if LS_HAVE_WIDE_WORDS
+// 64 bytes: one AVX-512 register.
 inline constexpr std::size_t kWideWords = 8;
 typedef std::uint64_t WideWords __attribute__((vector_size(64)));
 
+// Loads and stores 64 bytes without an alignment requirement.
 LS_WIDE_WORDS inline WideWords load_wide(const void* from) {
   WideWords words;
   std::memcpy(&words, from, sizeof(words));
@@ -32,27 +35,30 @@ LS_WIDE_WORDS inline WideWords load_wide(const void* from) {
 LS_WIDE_WORDS inline void store_wide(void* to, WideWords words) {
   std::memcpy(to, &words, sizeof(words));
 }
+// Returns the sum of the eight words, modulo 2^64.
 LS_WIDE_WORDS inline std::uint64_t sum_of(WideWords words) {
   std::uint64_t sum = 0;
   for (std::size_t i = 0; i < kWideWords; ++i) sum += words[i];
   return sum;
 }
-// Word i of the 16 words of low and high, for each i of `which`.
+// Returns words i of the 16 words of low and high, for each index i in `which`: 0 to 7 are low, 8
+// to 15 high.
 LS_WIDE_WORDS inline WideWords pick_wide(WideWords low, WideWords which, WideWords high) {
   return (WideWords)_mm512_permutex2var_epi64((__m512i)low, (__m512i)which, (__m512i)high);
 }
-// Sums of the low and of the high halves, without a carry between them.
+// Adds the low and the high 32-bit halves of each word separately, without a carry between them.
 LS_WIDE_WORDS inline WideWords add_halves(WideWords a, WideWords b) {
   typedef std::uint32_t Halves __attribute__((vector_size(64)));
   return (WideWords)((Halves)a + (Halves)b);
 }
-// The low half of each word times its high half.
+// Returns the product of the low and the high 32-bit half of each word, in 64 bits.
 LS_WIDE_WORDS inline WideWords product_of_halves(WideWords words) {
   return (WideWords)_mm512_maskz_mul_epu32(0xff, (__m512i)words, (__m512i)(words >> 32));
 }
 #endif
 
-// True if this CPU runs LS_WIDE_WORDS functions. LOCKSTEP_WIDE_WORDS=0 in the environment: false.
+// True if this CPU runs LS_WIDE_WORDS functions. LOCKSTEP_WIDE_WORDS=0 in the environment turns
+// them off, so that tests cover the scalar path on the same machine.
 inline bool has_wide_words() {
 #if LS_HAVE_WIDE_WORDS
   static const bool has = [] {
