@@ -1,4 +1,12 @@
-// lockstep audit RECORDING...
+// lockstep audit RECORDING...: does what an engine decided damage memory, whichever engine it was?
+//
+// Follows every slot and every recurrent state from the recorded decisions
+// (properties/audit/audit.h) and checks every read. No model decides and no page is written, so it
+// takes recordings of engines without a profile. `lockstep conform` compares the decisions with the
+// model instead.
+//
+// Findings, hits and skipped files of all recordings are added up. A recording that the audit
+// cannot follow is reported as skipped and does not fail the command.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -25,21 +33,24 @@ constexpr std::size_t kFindingsShown = 20;
 struct AuditOptions {
   std::vector<std::string> paths;
   ReportOptions reports;
-  double min_hit_share = 0;  // percent
+  double min_hit_share = 0;  // percent of the tokens in the pool; 0: any share passes
   std::string policy = "on";
+  // "off": only rules about memory, for an engine whose policy differs on purpose.
   AuditedRules rules() const { return policy == "on" ? AuditedRules::all : AuditedRules::memory; }
 };
 
+// The sum over all recordings.
 struct AuditTotals {
-  std::vector<AuditFile> files;      // that were judged, or skipped
-  std::vector<RefusedFile> refused;  // the others
+  std::vector<AuditFile> files;      // audited or skipped
+  std::vector<RefusedFile> refused;  // could not be read
+  // Recordings audited without a finding, and recordings that were not audited.
   std::int64_t clean = 0;
   std::int64_t skipped = 0;
   std::int64_t steps = 0;
   std::int64_t reads = 0;
   HitTotals hits;
   std::vector<AuditFinding> findings;
-  bool told = false;  // each finding when it was found
+  bool told = false;  // the findings are already printed
   AuditedRules rules = AuditedRules::all;
   std::int64_t num_findings(RuleGroup group) const {
     return std::ranges::count(findings, group,
@@ -47,6 +58,7 @@ struct AuditTotals {
   }
 };
 
+// A skipped file may have findings: a stop signal that interrupts its audit also skips it.
 void add(AuditFile file, AuditTotals& totals) {
   totals.steps += file.steps;
   totals.reads += file.reads_checked;
@@ -59,6 +71,9 @@ void add(AuditFile file, AuditTotals& totals) {
   totals.files.push_back(std::move(file));
 }
 
+// Audits every recording in the files and folders. An unreadable file is refused and the others are
+// still audited. A stop signal ends the loop; the totals cover the files before it. Errors: nothing
+// to audit.
 Result<AuditTotals> audit_all(const std::vector<std::string>& paths, AuditedRules rules) {
   LS_ASSIGN_OR_RETURN(auto inputs, find_conform_inputs(paths));
   if (inputs.schedules.empty() && inputs.refused.empty())
@@ -81,7 +96,8 @@ Result<AuditTotals> audit_all(const std::vector<std::string>& paths, AuditedRule
   return totals;
 }
 
-// A recording read from a pipe, with its findings reported line by line.
+// Audits one recording from standard input while it is being written, and prints each finding as
+// soon as a step shows it.
 Result<AuditTotals> audit_stream(AuditedRules rules) {
   AuditTotals totals;
   totals.rules = rules;
@@ -95,7 +111,7 @@ Result<AuditTotals> audit_stream(AuditedRules rules) {
   return totals;
 }
 
-// One line that can be pasted, and then where it is from.
+// Returns the finding's stable line, which can be searched for, and then its file.
 std::string finding_text(const AuditFinding& finding) {
   std::string text = fmt::format("\n{}\n  in {}\n", line_of(finding), finding.file);
   if (finding.count > 1)
@@ -104,6 +120,8 @@ std::string finding_text(const AuditFinding& finding) {
   return text;
 }
 
+// "prefix hits 62.5 %: 5,000 of 8,000 tokens that were in the pool". Empty: no request looked
+// anything up, or a KV connector took part.
 std::string hits_text(const HitTotals& hits) {
   if (hits.lookups == 0) return {};
   std::string text = fmt::format(
@@ -114,6 +132,7 @@ std::string hits_text(const HitTotals& hits) {
   return losses.empty() ? text : text + fmt::format("  not hit: {}\n", losses);
 }
 
+// Only the first skipped file has its reason printed; --json has all.
 std::string not_audited_text(const AuditTotals& totals) {
   for (const AuditFile& file : totals.files)
     if (!file.skipped.empty())
@@ -129,7 +148,7 @@ std::string groups_text(const AuditTotals& totals) {
       totals.rules == AuditedRules::all ? text(RuleGroup::policy) : "not checked (--policy off)");
 }
 
-// As properties/audit/audit.h.
+// Returns what no audit checks, as properties/audit/audit.h lists it, and what this run left out.
 std::vector<std::string> not_checked_of(const AuditTotals& totals) {
   std::vector<std::string> not_checked = {
       "memory: which addresses kernels read and write, and which bytes a connector moves",
@@ -157,6 +176,7 @@ std::string totals_text(const AuditTotals& totals) {
     return text + not_audited_text(totals) + not_checked_text(not_checked_of(totals));
   for (std::size_t i = 0; i < std::min(totals.findings.size(), kFindingsShown); ++i)
     text += finding_text(totals.findings[i]);
+  // `lockstep explain` replays a case, and sessions cannot be replayed.
   const auto explained = std::ranges::find_if(totals.files, [](const AuditFile& file) {
     return !file.findings.empty() && !file.has_sessions;
   });
@@ -171,6 +191,7 @@ std::string totals_text(const AuditTotals& totals) {
   return text + not_checked_text(not_checked_of(totals));
 }
 
+// null: no request has held the block.
 nlohmann::ordered_json holder_json(const BlockHolder& holder) {
   if (holder.request.empty()) return nullptr;
   return {{"request", holder.request}, {"since", holder.since}};
@@ -213,7 +234,8 @@ std::string totals_json(const AuditTotals& totals) {
   return json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
 }
 
-// One for each file.
+// Adds an item per file, audited, skipped or refused. A file with several findings is one item: the
+// first is its line, the others are its details.
 void add_items(const AuditTotals& totals, CommandReport& report) {
   for (const AuditFile& file : totals.files) {
     ReportedItem item{.name = file.file, .file = file.file};
@@ -243,6 +265,7 @@ Result<int> audit(const AuditOptions& options, CommandReport& report) {
   if (!totals.files.empty()) fmt::print("{}", totals_text(totals));
   if (report.wants_json()) report.set_json(totals_json(totals));
   add_items(totals, report);
+  // Without look-ups the share is 100 %: an empty pool does not fail the option.
   const bool hits_too_little = hit_share(totals.hits) < options.min_hit_share;
   if (hits_too_little)
     fmt::print(

@@ -1,4 +1,15 @@
-// lockstep bisect CASE vllm-A..vllm-B; lockstep bisect CASE ENGINE GOOD..BAD
+// lockstep bisect CASE vllm-A..vllm-B: which release changes the verdict of a case, as the model
+// decides? lockstep bisect CASE ENGINE GOOD..BAD: which commit changes it, as the engine itself
+// decides?
+//
+// Between releases the model runs under each profile, and the policies that differ are switched one
+// by one to name the cause. Between commits each candidate's source is exported and its scheduler
+// runs.
+//
+// A binary search, so it takes the verdict to change once. If it changes several times, one of the
+// changes is found, and a third verdict at the end of the range is reported.
+//
+// Not compared: anything after the first failing check of a case.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -36,20 +47,22 @@ namespace {
 // Commits of a git repository, each exported into a temporary folder.
 //
 // Invariants
-// (1) The repository is only read: its index, its work tree and its list of work trees stay.
-// (2) The temporary folder is removed when the process ends, even by SIGKILL: a process in its own
-//     session waits for that end.
+// (1) The repository is only read: its index, its work tree and its list of work trees do not
+//     change.
+// (2) The temporary folder is removed when the process ends, even by SIGKILL. A process in its own
+//     session waits for that end and removes it.
+// (3) One folder holds one commit at a time, so the engine's path is the same for all of them.
 //
 // Not exported: submodules.
 
 struct Commit {
-  std::string hash;  // all of its digits
+  std::string hash;  // all digits
   std::string abbreviation;
   std::string subject;
 };
 
-// GOOD, and every first-parent commit after it up to BAD. Errors: git's, and a GOOD that is not an
-// ancestor of BAD.
+// Returns GOOD and every first-parent commit after it up to BAD, oldest first: a merged branch
+// counts as its merge. Errors: git's, and a GOOD that is not an ancestor of BAD.
 Result<std::vector<Commit>> commits_between(const std::string& repository, const std::string& good,
                                             const std::string& bad);
 
@@ -59,8 +72,8 @@ class TemporaryExports {
   TemporaryExports(const TemporaryExports&) = delete;
   ~TemporaryExports();
 
-  // The folder that holds this commit's files, in place of the previous commit's. Files that do not
-  // differ keep their time, so that what was compiled from them stays valid.
+  // Replaces the files of the previous commit by those of this one, and returns their folder. Files
+  // that do not differ keep their time stamps, so that what was compiled from them stays valid.
   Result<std::string> put(const std::string& repository, const Commit& commit);
   std::string path(std::string_view name) const { return folder_ + "/" + std::string(name); }
 
@@ -68,17 +81,20 @@ class TemporaryExports {
   TemporaryExports() = default;
 
   std::string folder_;
-  std::string exported_;  // the previous commit; empty: none
-  std::int64_t num_exported_ = 0;
-  std::unique_ptr<LineProcess> remover_;
+  std::string exported_;                  // the previous commit; empty: none
+  std::int64_t num_exported_ = 0;         // commits so far; makes their time stamps differ
+  std::unique_ptr<LineProcess> remover_;  // removes the folder when its input ends
 };
 
 namespace fs = std::filesystem;
 
-constexpr std::int64_t kFirstSecond = 1'000'000'000;  // 2001
+constexpr std::int64_t kFirstSecond = 1'000'000'000;  // Unix time, in 2001
+// Time limit for one line of git's output: a partial clone fetches objects on demand.
 constexpr auto kGitLimit = std::chrono::minutes(10);
 
-// The lines that a shell command prints. A hook's environment would name another repository.
+// Runs a shell command and returns the lines that it prints. Git's variables are unset: a hook that
+// runs this program sets them to its own repository. Errors: an exit status other than 0, with the
+// last line of standard error.
 Result<std::vector<std::string>> lines_of(const std::string& command) {
   LS_ASSIGN_OR_RETURN(auto process,
                       LineProcess::start("unset GIT_DIR GIT_WORK_TREE GIT_INDEX_FILE; " + command));
@@ -99,6 +115,8 @@ std::string git(const std::string& repository, const std::string& words) {
   return fmt::format("git -C {} {}", shell_word(repository), words);
 }
 
+// Lists commits by `git log` with `words` as further arguments. The user's configuration (color,
+// decoration, signatures, encoding) does not change the format.
 Result<std::vector<Commit>> log_of(const std::string& repository, const std::string& words) {
   LS_ASSIGN_OR_RETURN(const auto lines,
                       lines_of(git(repository,
@@ -119,6 +137,8 @@ Result<std::vector<Commit>> log_of(const std::string& repository, const std::str
 
 Result<std::vector<Commit>> commits_between(const std::string& repository, const std::string& good,
                                             const std::string& bad) {
+  // ^{commit}: a tag stands for its commit, and a name of another object is refused here by its
+  // name.
   for (const std::string& end : {good, bad}) {
     const std::string commit = shell_word(end + "^{commit}");
     if (auto known = lines_of(git(repository, "rev-parse --verify --end-of-options " + commit));
@@ -147,7 +167,7 @@ Result<std::unique_ptr<TemporaryExports>> TemporaryExports::create() {
   if (error || ::mkdtemp(folder.data()) == nullptr)
     return fail("{}: cannot make a temporary folder; set TMPDIR", folder);
   exports->folder_ = std::move(folder);
-  // An engine may still write as it ends: the second attempt removes that too.
+  // An engine may still write while it ends, so the folder is removed a second time after a second.
   const std::string remove = "rm -rf -- " + shell_word(exports->folder_);
   const std::string wait =
       fmt::format("cat >/dev/null; {} 2>/dev/null; sleep 1; {}", remove, remove);
@@ -168,12 +188,15 @@ Result<std::string> TemporaryExports::put(const std::string& repository, const C
       "--git-dir=\"$of\" --work-tree=. \"$@\"; }} && ",
       shell_word(folder), shell_word(path("index")),
       git(repository, "rev-parse --absolute-git-dir"));
-  // Python takes a compiled module for current by the second and the size of its source: the files
-  // that differ get a second of their own.
+  // Python treats a compiled module as current if the size and modification second of its source
+  // are unchanged. Two commits exported within a second could share a stale module, so the files of
+  // each commit that differ get a second of their own.
   const std::string changed = exported_.empty()
                                   ? fmt::format("ls-tree -r -z --name-only {}", commit.hash)
                                   : fmt::format("diff-tree -r -z --name-only --diff-filter=d {} {}",
                                                 exported_, commit.hash);
+  // read-tree writes the files that differ, clean removes the rest, touch sets the time stamps, and
+  // update-index makes the index accept them.
   LS_RETURN_IF_ERROR(lines_of(
       in_folder +
       fmt::format("here read-tree --reset -u {} && here clean -ffdxq && here {} | xargs -0 -r "
@@ -183,6 +206,7 @@ Result<std::string> TemporaryExports::put(const std::string& repository, const C
   return folder;
 }
 
+// Placeholder in an engine's command for the folder of a commit.
 constexpr std::string_view kFolder = "{dir}";
 
 struct BisectOptions {
@@ -193,19 +217,20 @@ struct BisectOptions {
   FailingCaseOptions judging;
 };
 
-// A release or a commit, and its verdict.
+// A release or a commit, and the case's verdict there.
 struct Candidate {
   std::string name;
-  std::string subject = {};
+  std::string subject = {};             // first line of the commit message; empty for a release
   std::optional<Failure> failure = {};  // absent: not judged yet, or skipped
   std::string skipped = {};             // why the case cannot be judged here
 };
 
-// Oldest first. `good` and `bad` are indices: the last known candidate with the first one's
-// verdict, and the first known candidate with another verdict.
+// The state of the search. `good` and `bad` are indices of `candidates`, oldest first: the last
+// known candidate with the verdict of the first, and the first known candidate with another
+// verdict. Skipped candidates may remain between them.
 //
-// If the case fails at one end only, a verdict is whether it fails: the same cause may have another
-// symptom in another release. Otherwise it is the check that fails.
+// If the case fails only at one end, the compared verdict is whether it fails: one cause may have
+// different symptoms in different releases. Otherwise the compared verdict is the failing check.
 struct Bisection {
   std::vector<Candidate> candidates;
   std::size_t good = 0, bad = 0;
@@ -222,9 +247,12 @@ struct Bisection {
   }
 };
 
+// Judges the case at a candidate. An error means that the candidate cannot run it.
 using JudgeAt = std::function<Result<Failure>(std::size_t)>;
 
-// A verdict about Lockstep's own code in the engine's process says nothing about the engine.
+// Judges one candidate and stores its verdict, or why it is skipped. An error in Lockstep's own
+// code inside the engine's process is not a verdict on the engine, so it is a reason to skip.
+// REQUIRES: the candidate has not been judged.
 void judge_at(Bisection& found, std::size_t index, const JudgeAt& judge, Progress& progress) {
   Candidate& candidate = found.candidates[index];
   LS_CHECK(!candidate.failure && candidate.skipped.empty(), "{} is judged twice", candidate.name);
@@ -238,7 +266,8 @@ void judge_at(Bisection& found, std::size_t index, const JudgeAt& judge, Progres
     candidate.failure = std::move(*failure);
 }
 
-// The untried candidate that is nearest to the middle of the open interval.
+// Returns the candidate nearest to the middle of the open interval (good, bad) that is not skipped.
+// Absent: none is left. A wrapped `middle - far` is above `bad` and fails the comparison.
 std::optional<std::size_t> next_of(const Bisection& found) {
   const std::size_t middle = found.good + (found.bad - found.good) / 2;
   for (std::size_t far = 0; far < found.bad - found.good; ++far)
@@ -247,7 +276,9 @@ std::optional<std::size_t> next_of(const Bisection& found) {
   return std::nullopt;
 }
 
-// Errors: an end of the range cannot be judged.
+// Narrows the interval to neighbours, except for skipped candidates between them. Both ends are
+// judged first: if their verdicts are equal, no search follows. A stop signal leaves a valid, wider
+// interval. Errors: an end of the range cannot be judged.
 Result<void> search(Bisection& found, const JudgeAt& judge) {
   LS_CHECK(found.candidates.size() >= 2, "a range of {}", found.candidates.size());
   Progress progress("judging", 0);
@@ -277,6 +308,7 @@ std::string verdict_text(const Failure& failure) {
   return text;
 }
 
+// "1a2b3c4 Subject of the commit", or a release's name.
 std::string name_text(const Candidate& candidate) {
   return candidate.subject.empty() ? candidate.name : candidate.name + " " + candidate.subject;
 }
@@ -306,6 +338,7 @@ void print_skipped(const Bisection& found) {
     fmt::print("Skipped: {}: {}\n", name_text(candidate), candidate.skipped);
     is_open |= i > found.good && i < found.bad;
   }
+  // The verdict may have changed in a skipped candidate already.
   if (is_open && found.changes())
     fmt::print("A skipped one between {} and {} may be the first.\n",
                found.candidates[found.good].name, found.candidates[found.bad].name);
@@ -331,6 +364,7 @@ nlohmann::ordered_json json_of(const Bisection& found) {
   return json;
 }
 
+// Adds the result as one item, failed if the verdict changes, and returns the exit status.
 int report_found(const BisectOptions& options, const Bisection& found, nlohmann::ordered_json json,
                  CommandReport& report) {
   ReportedItem item{.name = fmt::format("{}", fmt::join(options.where, " ")), .file = options.file};
@@ -349,7 +383,7 @@ int report_found(const BisectOptions& options, const Bisection& found, nlohmann:
   return found.changes() ? kExitDisagreed : kExitAgreed;
 }
 
-// A policy that the first release with another verdict changes.
+// A policy that changes the verdict by itself, and the verdict with it.
 struct PolicyVerdict {
   const Policy* policy = nullptr;
   std::int64_t value = 0;
@@ -359,8 +393,9 @@ struct PolicyVerdict {
 
 using JudgeEngine = std::function<Result<Failure>(const std::string& engine)>;
 
-// The policies that change the verdict of `from`, each switched alone to its value in `to`. One of
-// the two engines has the verdict of the first candidate.
+// Returns the policies that change the verdict of `from` when each is set, by itself, to its value
+// in `to`. From good to bad it finds sufficient causes, from bad to good necessary ones. REQUIRES:
+// `verdict` is that of `from`, one of the two neighbours that the search found.
 std::vector<PolicyVerdict> policies_that_change(const Bisection& searched, const std::string& from,
                                                 const std::string& to, const Failure& verdict,
                                                 const JudgeEngine& judge) {
@@ -395,6 +430,8 @@ void print_policies(const std::vector<PolicyVerdict>& policies, std::string_view
                one.engine);
 }
 
+// Searches a range of releases. The model decides in each of them; pages follow the case's own
+// plan.
 Result<int> bisect_releases(BisectOptions& options, const SavedCase& saved, CommandReport& report) {
   LS_ASSIGN_OR_RETURN(const auto releases, releases_in(options.where.front()));
   if (releases.size() < 2)
@@ -437,7 +474,8 @@ struct GitRange {
   std::string good, bad;
 };
 
-// "vllm:REPO", "sglang:REPO", or a command with {dir} and --repo.
+// Splits ENGINE and GOOD..BAD. ENGINE is "vllm:REPO", "sglang:REPO", or a command with {dir} and
+// --repo. A revision must not start with a dot, since "GOOD...BAD" is git's symmetric difference.
 Result<GitRange> git_range_of(const BisectOptions& options) {
   GitRange range;
   range.engine = options.where[0];
@@ -465,6 +503,7 @@ Result<GitRange> git_range_of(const BisectOptions& options) {
   return range;
 }
 
+// Puts a folder in place of every {dir}, quoted if ENGINE is a command.
 std::string engine_in(const GitRange& range, const std::string& folder) {
   std::string engine = range.engine;
   const bool is_command = !engine.starts_with("vllm:") && !engine.starts_with("sglang:");
@@ -474,15 +513,16 @@ std::string engine_in(const GitRange& range, const std::string& folder) {
   return engine;
 }
 
+// Searches the commits of an engine. Each candidate runs as a new process from its exported source.
 Result<int> bisect_history(BisectOptions& options, const SavedCase& saved, CommandReport& report) {
   LS_ASSIGN_OR_RETURN(const GitRange range, git_range_of(options));
   LS_ASSIGN_OR_RETURN(const auto commits, commits_between(range.repository, range.good, range.bad));
   LS_ASSIGN_OR_RETURN(const auto exports, TemporaryExports::create());
-  // Python's compiled modules are removed with the folder. Commits share those of torch, whose
-  // compilation costs more than the engine's.
+  // Python's compiled modules go to the temporary folder too, and are removed with it. All commits
+  // share those of torch, which take longer to compile than the engine's.
   ::setenv("PYTHONPYCACHEPREFIX", exports->path("compiled").c_str(), 1);
   ::unsetenv("PYTHONDONTWRITEBYTECODE");
-  // One process imports what all commits need besides themselves.
+  // One process imports what all commits need except the engine itself, and forks for each of them.
   ::setenv("LOCKSTEP_WARM_ENGINES", exports->path("warm").c_str(), 0);
   Bisection found;
   for (const Commit& commit : commits)

@@ -1,5 +1,9 @@
-// The subcommands of `lockstep`. Each registers itself with the application and, when it is chosen,
-// leaves its exit status (cli/terminal.h) in `exit_code`.
+// Registers the subcommands of `lockstep`, one function each. When its command is chosen, it runs
+// inside app.parse() and stores its exit status (cli/output/terminal.h) in `exit_code`. REQUIRES:
+// `exit_code` outlives `app`.
+//
+// A command parses arguments, calls the libraries and prints; it computes nothing that another
+// command or a test would need.
 #pragma once
 
 namespace CLI {

@@ -1,4 +1,5 @@
-// `lockstep`: arguments in, exit status out; everything else is in the libraries.
+// The program `lockstep`: parses the arguments, runs one command and returns its exit status.
+// Everything else is in the libraries.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <unistd.h>
@@ -24,14 +25,17 @@ std::string version_text() {
 #endif
 }
 
-// Standard streams that the caller closed: a file opened later must not take their numbers.
+// Opens the standard streams that the caller has closed. Otherwise the next opened file would get
+// descriptor 1 or 2, and printed text would be written into it. /dev/full for standard output:
+// printing then fails and is reported, instead of disappearing.
 void open_closed_streams() {
   for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
     if (::fcntl(fd, F_GETFD) < 0) ::open(fd == STDOUT_FILENO ? "/dev/full" : "/dev/null", O_RDWR);
 }
 
-// "INT:INT in [1 - 4096]" is "N" in help, and "TEXT:{a,b}" is "a|b". A value that is refused is
-// refused with its range.
+// Returns the label that the help shows for a CLI11 type: "N" for "INT:INT in [1 - 4096]", "a|b"
+// for "TEXT:{a,b}". The range is dropped because an error message states it when a value is
+// outside.
 std::string label_of(const std::string& type) {
   const std::size_t colon = type.find(':');
   std::string name = type.substr(0, colon);
@@ -43,6 +47,8 @@ std::string label_of(const std::string& type) {
   return words;
 }
 
+// Labels the types of all options, subcommands included. Runs only before help or an error is
+// printed.
 void label_types(CLI::App& app) {
   for (CLI::App* command : app.get_subcommands([](CLI::App*) { return true; })) {
     label_types(*command);
@@ -52,7 +58,8 @@ void label_types(CLI::App& app) {
   }
 }
 
-// The status of a command whose standard output has arrived.
+// Returns `status`, or kExitRefused if standard output did not accept everything: a result that was
+// lost must not look like success.
 int finish(int status) {
   std::cout.flush();
   const auto written = lockstep::finish_standard_output();
@@ -99,6 +106,7 @@ int main(int argc, char** argv) {
   lockstep::add_check_adapter_command(app, exit_code);
   lockstep::add_python_commands(app, exit_code);
 
+  // CLI11 would report an unknown command as a surplus argument; this message lists the commands.
   if (argc > 1 && argv[1][0] != '-') {
     std::vector<std::string> known;
     for (const CLI::App* command : app.get_subcommands([](CLI::App*) { return true; }))
@@ -112,6 +120,7 @@ int main(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     label_types(app);
+    // CLI11 has exit codes of its own above 100; only "--help" and "--version" end with 0.
     return finish(app.exit(error) == 0 ? lockstep::kExitAgreed : lockstep::kExitRefused);
   } catch (const std::exception& error) {
     return lockstep::refuse(lockstep::text_of(error));
