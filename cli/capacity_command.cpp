@@ -1,4 +1,11 @@
-// lockstep capacity MODEL...: models, modes, packings and dtypes side by side.
+// lockstep capacity MODEL...: how many tokens and requests do models hold, in which mode, packing
+// and dtype?
+//
+// One row per combination of --kv-dtype, --mamba-cache-mode and --attn-pack. A combination that the
+// planner refuses has its reason in the row, and the other rows are still printed. `lockstep
+// layout` shows one plan in full.
+//
+// Not checked: anything at run time. The figures are the planner's, and no cache is allocated.
 
 #include <fmt/format.h>
 
@@ -24,16 +31,16 @@ using OrderedJson = nlohmann::ordered_json;
 
 struct CapacityCommand {
   std::vector<std::string> models;
-  std::string from;
+  std::string from;  // engine that builds the layers; empty: the reader of config.json
   std::vector<std::string> kv_dtypes{"auto"};
   std::vector<std::string> modes{"none"};
   std::vector<std::int64_t> packs{1};
-  std::int64_t prompt_tokens = 2000;
+  std::int64_t prompt_tokens = 2000;  // length of the prompt that is sent twice
   LayoutArguments arguments;
   std::string json_path;
 };
 
-// What the combinations come to, for the JSON.
+// The results of all combinations, for the JSON.
 struct Comparison {
   std::set<std::string> warnings;
   OrderedJson rows = OrderedJson::array();
@@ -45,8 +52,9 @@ void print_head() {
              "padding", "empty", "resend");
 }
 
-// Padding and empty places, in the blocks of one longest request. The overlaid planner has no such
-// figures.
+// Shares of the blocks of one request of max_model_len that are padding, and that no layer fills;
+// and the capacity by the formula before vLLM 40384. "-": the planner of overlaid groups has no
+// such figures.
 struct Waste {
   std::string older = "-", padding = "-", empty = "-";
 };
@@ -66,18 +74,21 @@ Waste waste_of(const PlanReport& report) {
           percent_text(empty, all)};
 }
 
-// Bytes that a token takes: more of a longer request, or of the pool where groups overlay.
+// Returns the bytes per token. Without overlay: what one more token of a request costs, so groups
+// of fixed size do not count. With overlay: the whole pool divided by its capacity, since a block
+// belongs to one group at a time. `tightest`: the stage that limits the capacity.
 std::int64_t bytes_per_token(const PlanReport& report, const WorkerReport& tightest) {
   if (const auto* details = std::get_if<TensorDetails>(&report.details))
     return static_cast<std::int64_t>(details->capacity.front().bytes_per_token);
-  // Every stage has as many blocks; the largest of its blocks rules.
+  // All stages have the same number of blocks, so the largest block determines the memory.
   const auto& widest = *std::ranges::max_element(report.workers, {}, &WorkerReport::block_bytes);
   return static_cast<std::int64_t>(
       static_cast<double>(widest.block_bytes * tightest.num_blocks) /
       static_cast<double>(std::max<std::int64_t>(1, tightest.capacity_tokens)));
 }
 
-// Prints the row of a plan and adds it to `row`.
+// Prints the table row of a plan and adds its figures to the JSON `row`. `head`: the first columns.
+// With overlay the pipeline stage of the smallest capacity represents the plan.
 void add_row(const PlanReport& report, const std::string& head, std::int64_t prompt_tokens,
              OrderedJson& row) {
   const bool is_overlaid = std::holds_alternative<ModelPlacement>(report.details);
@@ -100,7 +111,8 @@ void add_row(const PlanReport& report, const std::string& head, std::int64_t pro
              percent_text(resend_tokens, prompt_tokens));
 }
 
-// One model in every combination; a combination that is refused says why in its row.
+// Plans one model in every combination. A refusal is a row; errors are options that no combination
+// can have.
 Result<void> compare_model(const std::string& name, const CapacityCommand& command,
                            Comparison& comparison) {
   LS_ASSIGN_OR_RETURN(const auto model, find_model(name));
@@ -109,6 +121,7 @@ Result<void> compare_model(const std::string& name, const CapacityCommand& comma
     comparison.rows.push_back({{"model", model.name}, {"refused", "an encoder keeps no cache"}});
     return {};
   }
+  // A copy, because the loops overwrite the three options that vary.
   LayoutArguments a = command.arguments;
   for (const std::string& dtype : command.kv_dtypes)
     for (const std::string& mode : command.modes)
@@ -139,6 +152,8 @@ Result<void> compare_model(const std::string& name, const CapacityCommand& comma
 Result<int> capacity(CapacityCommand command) {
   for (std::string& model : command.models)
     LS_RETURN_IF_ERROR(take_engine_model(model, command.from));
+  // Only the error is of interest here: an unknown release is refused before the table's head is
+  // printed.
   LS_RETURN_IF_ERROR(is_placed(command.arguments));
   Comparison comparison;
   fmt::print("Planned as {} plans.\n\n", command.arguments.engine);

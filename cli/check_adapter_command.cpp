@@ -1,4 +1,10 @@
-// lockstep check-adapter ENGINE
+// lockstep check-adapter ENGINE: does a process speak docs/protocols.md?
+//
+// Sends every message, every kind of refusal, and a few cases of each feature that the engine
+// claims (properties/adapter/adapter_check.h). A check of a feature that is not claimed is skipped
+// and reported as skipped.
+//
+// Not checked: whether the engine decides correctly. `lockstep fuzz --decisions ENGINE` does that.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -21,6 +27,7 @@ struct CheckAdapterOptions {
   ReportOptions reports;
 };
 
+// {engine, checks: [{check, verdict: holds | fails | skipped, what, why}]}
 std::string json_of(const std::string& engine, const std::vector<AdapterCheck>& checks) {
   using Json = nlohmann::ordered_json;
   Json json = {{"engine", engine}, {"checks", Json::array()}};
@@ -62,6 +69,7 @@ Result<int> run_checks(const CheckAdapterOptions& options, CommandReport& report
       fmt::print("  holds    {}\n", check.name);
     else
       fmt::print("  FAILS    {}\n           {}\n", check.name, check.what);
+    // A check may take seconds: each line is shown when its check ends.
     std::fflush(stdout);
   };
   LS_ASSIGN_OR_RETURN(const auto checks,

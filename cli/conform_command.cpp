@@ -1,4 +1,13 @@
-// lockstep conform PATH...
+// lockstep conform PATH...: does the model decide exactly as an engine recorded, and plan memory
+// the same way?
+//
+// The model receives the inputs of each recording and must decide the same in every field of every
+// step (sim/conform/conform.h). The first difference of a recording ends its comparison. Recorded
+// memory plans are derived again, and compared in every size, stride and offset
+// (sim/conform/conform_layouts.h).
+//
+// Not checked: whether the recorded decisions are right (`lockstep audit`), and pages, which are
+// neither written nor read.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -25,23 +34,25 @@
 namespace lockstep {
 namespace {
 
-// What a comparison with recordings came to, for a person and as JSON.
+// The results of all files.
 struct ConformTotals {
   ConformSummary schedules;
   std::vector<LayoutConformance> layouts;
-  std::vector<RefusedFile> refused;        // of all kinds
-  std::vector<std::string> not_looked_at;  // one line each
+  std::vector<RefusedFile> refused;        // files of both kinds
+  std::vector<std::string> not_looked_at;  // what was not compared, one line each
 
-  std::int64_t files() const;  // that were judged
+  std::int64_t files() const;  // files that were compared
   std::int64_t plans() const;
-  std::int64_t agreed() const;  // recordings of schedules, and plans
+  std::int64_t agreed() const;  // recordings and plans that agree: a file of plans counts per plan
+  // The first mismatch of each recording, then that of each plan.
   std::vector<ConformMismatch> mismatches() const;
 };
 
 constexpr std::size_t kMismatchesShown = 10;
 constexpr std::int64_t kStuckShown = 3;
 
-// One line for each folder: how many of its recordings agree.
+// Returns a line per folder with the number of its recordings that agree. An arrow marks a folder
+// with a mismatch.
 std::string folders_text(const ConformSummary& schedules) {
   struct Folder {
     std::int64_t files = 0, agreed = 0, steps = 0;
@@ -64,6 +75,7 @@ std::string folders_text(const ConformSummary& schedules) {
   return text;
 }
 
+// Returns a line per file of plans.
 std::string layouts_text(const std::vector<LayoutConformance>& layouts) {
   std::string text;
   for (const LayoutConformance& file : layouts) {
@@ -75,13 +87,15 @@ std::string layouts_text(const std::vector<LayoutConformance>& layouts) {
 }
 
 std::string mismatch_text(const ConformMismatch& mismatch) {
+  // Step -1: the header or the end line differs.
   const std::string place =
       mismatch.step < 0 ? mismatch.file : fmt::format("{}, step {}", mismatch.file, mismatch.step);
   return fmt::format("\n{}: {}\n  recorded  {}\n  model     {}\n", place, mismatch.what,
                      mismatch.recorded, mismatch.model);
 }
 
-// Recorded values are JSON where they come from a schedule and plain text where from a plan.
+// Returns a value as JSON. A schedule's values are JSON text; a plan's may be plain text, which
+// becomes a string.
 nlohmann::ordered_json value_of(const std::string& text) {
   auto json = nlohmann::ordered_json::parse(text, nullptr, false);
   return json.is_discarded() ? nlohmann::ordered_json(text) : json;
@@ -114,7 +128,9 @@ std::vector<ConformMismatch> ConformTotals::mismatches() const {
   return mismatches;
 }
 
-// Engines that are not judged by a profile of their own: {engine, judged as}.
+// Returns the engines that were compared with another engine's profile, {engine: profile}. A
+// version without a profile is compared with the nearest release, so its mismatches may be real
+// differences.
 std::map<std::string, std::string> strangers_of(const ConformSummary& schedules) {
   std::map<std::string, std::string> strangers;
   for (const ConformFile& file : schedules.files)
@@ -130,6 +146,8 @@ std::vector<std::string> not_checked_of(const ConformTotals& totals) {
   return not_checked;
 }
 
+// Lists recordings that end in a deadlock of the engine. They count as agreed if the model decides
+// the same.
 std::string stuck_text(const ConformSummary& schedules) {
   if (schedules.stuck == 0) return {};
   std::string text = fmt::format(
@@ -179,9 +197,10 @@ std::string summary_text(const ConformTotals& totals) {
   return text + not_checked_text(not_checked_of(totals));
 }
 
-// files, plans, agreed, steps, stuck, stuck_in: [{file, what}],
-// judged_as: {engine: profile}, not_looked_at,
-// mismatches: [{file, step, what, recorded, model}]
+// Keys: files, plans, agreed, steps, stuck, stuck_in: [{file, what}], cut_off: [{file, what}],
+// judged_as: {engine: profile}, not_looked_at, not_checked, mismatches: [{file, step, what,
+// recorded, model}], refused, refusals: [{file, reason}]. `step` is -1 for the header, and the line
+// number in a file of plans.
 std::string summary_json(const ConformTotals& totals) {
   using Json = nlohmann::ordered_json;
   Json mismatches = Json::array();
@@ -218,13 +237,16 @@ struct ConformCommandOptions {
   int jobs = 1;
 };
 
-// The backend's derivation of the views, under the rule of the recorded engine.
+// Derives the views of a plan as the CUDA backend does, under the layout rule of the recorded
+// engine. Only recordings of plans before the overlaid layout have such views.
 Result<PoolViews> backend_views(const KVCacheConfig& plan, AttentionBackend backend,
                                 CacheLayout layout) {
   return cuda::derive_views(
       plan, {.backend = backend, .layout = layout, .rule = LayoutRule::vllm_0_22_1});
 }
 
+// Compares all inputs. Recordings run in `jobs` threads; files of plans run one by one, since each
+// is short. A stop signal ends both, and the totals cover what was compared.
 ConformTotals compare(ConformInputs inputs, const std::string& engine, int jobs) {
   ConformTotals totals;
   totals.refused = std::move(inputs.refused);
@@ -264,7 +286,8 @@ ReportedItem mismatch_item(const std::string& name, const ConformMismatch& misma
           .again = report.again({.arguments = {mismatch.file}, .without = {"--jobs"}})};
 }
 
-// One for each recording and for each plan that does not agree.
+// Adds an item per recording, per plan with a mismatch, per file of plans without one, and per
+// refused file.
 void add_items(const ConformTotals& totals, CommandReport& report) {
   for (const ConformFile& file : totals.schedules.files)
     report.add(file.mismatch ? mismatch_item(file.file, *file.mismatch, report)

@@ -13,6 +13,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// Adds a file to the list for its format; false: it is not a recording.
 bool add(const std::string& path, FileFormat format, ConformInputs& inputs) {
   if (format == FileFormat::recording) {
     inputs.schedules.push_back(path);
@@ -41,12 +42,14 @@ Result<void> add_folder(const std::string& folder, ConformInputs& inputs) {
     if (!entries->is_regular_file()) continue;
     const std::string path = entries->path().string();
     const Result<FileFormat> format = detect_format(path);
+    // An unreadable file in a folder is not refused: a folder of recordings may hold anything else.
     if (!format || !add(path, *format, inputs)) ++inputs.others;
   }
   if (error) return fail("{}: {}", folder, error.message());
   return {};
 }
 
+// A file may be named twice, by itself and through its folder.
 void sort_and_unite(std::vector<std::string>& paths) {
   std::sort(paths.begin(), paths.end());
   paths.erase(std::unique(paths.begin(), paths.end()), paths.end());

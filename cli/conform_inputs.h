@@ -1,5 +1,6 @@
-// What `lockstep conform` is pointed at: recordings of schedules and of memory plans, found in
-// files and folders by what they hold.
+// Finds recordings of schedules and of memory plans in files and folders, by their content and not
+// by their names. Used by `conform`, `audit`, `fit` and `worker`, together with the texts about
+// refused files that these commands share.
 #pragma once
 
 #include <cstdint>
@@ -14,20 +15,23 @@
 namespace lockstep {
 
 struct ConformInputs {
-  std::vector<std::string> schedules;  // sorted, each once
-  std::vector<std::string> layouts;    // likewise
-  std::vector<RefusedFile> refused;    // paths that are named and are neither, or are not there
-  std::int64_t others = 0;             // files in the folders that are neither
+  std::vector<std::string> schedules;  // sorted, without duplicates
+  std::vector<std::string> layouts;    // the same for memory plans
+  std::vector<RefusedFile> refused;    // named paths that are neither, or do not exist
+  std::int64_t others = 0;             // files in named folders that are neither
 };
 
-// An Error: folders alone are named, and there is nothing in them.
+// Searches folders recursively. A file that is named and is not a recording is refused; one inside
+// a folder is only counted. Errors: only folders are named, and they contain no recording.
+// REQUIRES: at least one path.
 Result<ConformInputs> find_conform_inputs(const std::vector<std::string>& paths);
 
-// What was refused, one line each, for a summary on the terminal; empty: nothing was.
+// Returns the refused files for a summary on the terminal, one line each, at most 20; empty: none.
 std::string refused_text(std::span<const RefusedFile> refused);
 // [{file, reason}]
 nlohmann::ordered_json refused_json(std::span<const RefusedFile> refused);
-// The files of a summary whose recordings are cut off, one line each; empty: all are whole.
+// Returns a line per file whose recording is cut off; empty: all are complete. A cut-off recording
+// is compared up to its last complete step.
 template <class Files>
 std::string cut_off_lines(const Files& files) {
   std::string text;
@@ -43,10 +47,12 @@ nlohmann::ordered_json cut_off_json(const Files& files) {
     if (!file.cut_off.empty()) json.push_back({{"file", file.file}, {"what", file.cut_off}});
   return json;
 }
-// An item for each.
+// Adds an item per refused file.
 void add_refused(std::span<const RefusedFile> refused, CommandReport& report);
-// The end of a command that judges many files: what was refused goes to stderr, in full where there
-// is no summary that tells it (`num_judged` is 0), and outweighs what was found.
+// Returns the exit status of a command that checks many files, and prints the refusals to standard
+// error: all of them if nothing was checked (`num_judged` is 0), otherwise their number, since the
+// summary has listed them. A refusal outweighs a finding: a run that could not check everything
+// must not look like a complete one.
 int judged_exit_code(std::span<const RefusedFile> refused, std::int64_t num_judged, bool any_found);
 
 }  // namespace lockstep

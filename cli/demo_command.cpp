@@ -1,4 +1,8 @@
-// lockstep demo: what the command does, in a few seconds, on what comes with it.
+// lockstep demo: shows in a few seconds what the other commands do, on a bundled trace.
+//
+// Four parts: the trace agrees with the model; a planted defect is found; the failing case is
+// shrunk; the smallest case is explained. Each part uses the same library calls as `replay`,
+// `shrink` and `explain`. It runs on the CPU executor, so it needs neither a GPU nor an engine.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -23,6 +27,7 @@
 namespace lockstep {
 namespace {
 
+// A backend defect that this trace exposes: one token's slot is lost.
 constexpr std::string_view kDefect = "drop-slot";
 constexpr std::string_view kTrace = "shared_prefixes.jsonl";
 
@@ -31,11 +36,14 @@ struct DemoOptions {
   ReportOptions reports;
 };
 
+// Flushes, so that a heading appears before the work that it announces.
 void heading(int number, std::string_view text) {
   fmt::print("{}{}. {}\n", number == 1 ? "" : "\n", number, text);
   std::fflush(stdout);
 }
 
+// A replay of the trace on the CPU executor. `defect`: planted in the backend; empty: none. Only
+// the run with a defect keeps what a saved case needs.
 ReplayRequest request_for(const std::string& trace, std::string_view defect) {
   ReplayOptions options;
   options.file = trace;
@@ -47,6 +55,7 @@ ReplayRequest request_for(const std::string& trace, std::string_view defect) {
   return request;
 }
 
+// Errors: the run does not agree, which only a broken installation explains.
 Result<void> show_agreement(const std::string& trace, CommandReport& out) {
   heading(1, fmt::format("{} on kernels of vLLM's kind, compared with the model", kTrace));
   LS_ASSIGN_OR_RETURN(auto open, open_replay(request_for(trace, {})));

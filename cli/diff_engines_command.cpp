@@ -1,4 +1,14 @@
-// lockstep diff-engines [TRACE] [--model NAME]
+// lockstep diff-engines [TRACE] [--model NAME]: what does an upgrade from one release to another
+// change?
+//
+// Two profiles: where their decisions on a trace first differ, field by field, and the totals of
+// both. More than two, or a range: what each stage costs the trace, and which policy causes it.
+// With --model: the model's memory under each of them.
+//
+// After the first difference the two runs are different runs, so step n of one no longer
+// corresponds to step n of the other. Only the first difference of each field has a meaning.
+//
+// Not checked: pages, and answers. No backend runs, and outputs are planned by the trace.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -31,19 +41,23 @@
 namespace lockstep {
 namespace {
 
+// The options of a replay, since both engines run the same trace, and those of a comparison.
 struct DiffOptions {
   ReplayOptions replay;
   std::vector<std::string> engines;
-  std::string memory = "40GiB";  // of a worker
+  std::string memory = "40GiB";  // bytes per worker for --model's cache, as text
 };
 
-// The memory of --model under each engine.
+// The memory of --model under each engine, and the options that all of them share.
 struct MemoryDiff {
   ModelSpec model;
   PlanOptions options;
   std::vector<ReleaseMemory> releases;
 };
 
+// Plans the memory of --model under each engine. block_size and num_blocks are passed on only if
+// the command line gives them; otherwise each planner chooses its own. max_model_len defaults to
+// the model's, at most 32,768.
 Result<MemoryDiff> diff_memory(const DiffOptions& options,
                                const std::vector<std::string>& engines) {
   const GivenRun& given = options.replay.run;
@@ -106,13 +120,15 @@ std::string text_of(const nlohmann::ordered_json& json) {
   return json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
 }
 
-// A workload that can be started again and again, and the configuration that both engines get.
+// A workload that can be started any number of times, and the configuration that all engines get.
 struct Prepared {
   LockstepConfig config;
   MakeWorkload make_workload;
 };
 
-// A recording's requests, on a clock that puts them before the steps they were recorded at.
+// Returns a recording's requests as a trace. Every step takes 1 ms on its clock, whatever it
+// schedules, so that a request arrives before the step at which it was recorded, under the first
+// engine. Recorded outputs keep their lengths.
 Result<Prepared> requests_of_recording(const ReplayOptions& options, const Recording& recording,
                                        LockstepConfig config) {
   constexpr std::int64_t kStepNs = 1'000'000;
@@ -128,6 +144,7 @@ Result<Prepared> requests_of_recording(const ReplayOptions& options, const Recor
                   }};
 }
 
+// Reads the trace without a backend. Errors: a saved case, which contains one run with one engine.
 Result<Prepared> prepare(ReplayOptions options) {
   options.run.set_text("backend", "none");
   LS_ASSIGN_OR_RETURN(auto replay, prepare_replay(request_of(options)));
@@ -141,6 +158,7 @@ Result<Prepared> prepare(ReplayOptions options) {
           -> Result<std::unique_ptr<Workload>> { return make_trace_workload(trace, workload); }};
 }
 
+// A row: the figure of each engine, and the difference or "=".
 void print_row(std::string_view what, std::int64_t left, std::int64_t right) {
   fmt::print("  {:<22}{:>18}{:>18}{:>14}\n", what, with_commas(left), with_commas(right),
              left == right ? std::string("=") : fmt::format("{:+}", right - left));
@@ -163,6 +181,8 @@ void print_totals(const EngineDiff& diff) {
   print_row("requests stuck", l.stuck_total, r.stuck_total);
 }
 
+// Prints the first difference of each field, and the first step that differs as each engine decided
+// it.
 void print_partings(const EngineDiff& diff) {
   const std::optional<std::int64_t> first = diff.first_step();
   if (!first) {
@@ -191,7 +211,7 @@ nlohmann::ordered_json json_of(const EngineDiff& diff) {
   return json;
 }
 
-// Options of a replay that mean nothing here.
+// Refuses options of a replay that have no meaning here.
 Result<void> check_options(const ReplayOptions& options) {
   const std::pair<bool, std::string_view> useless[] = {{options.run.has("engine"), "--engine"},
                                                        {options.run.has("backend"), "--backend"},
@@ -203,7 +223,8 @@ Result<void> check_options(const ReplayOptions& options) {
   return {};
 }
 
-// What is named, with the releases of each range FIRST..LAST in its place.
+// Replaces each range vllm-A..vllm-B by its releases. Errors: an unknown name, fewer than two
+// engines.
 Result<std::vector<std::string>> engines_of(const std::vector<std::string>& named) {
   std::vector<std::string> engines;
   for (const std::string& name : named) {
@@ -219,11 +240,14 @@ Result<std::vector<std::string>> engines_of(const std::vector<std::string>& name
   return engines;
 }
 
-// A figure where it changes, from stage to stage.
+// Returns a figure, or "=" if it equals that of the previous stage. Null: there is no previous
+// stage.
 std::string figure(std::int64_t value, const std::int64_t* before) {
   return before != nullptr && value == *before ? "=" : with_commas(value);
 }
 
+// Prints a table with a row per stage. A stage that refuses the configuration has its reason, and
+// the next one is compared with the last stage that ran.
 void print_stages(const std::vector<UpgradeStage>& stages) {
   std::size_t widest = 0;
   for (const UpgradeStage& stage : stages) widest = std::max(widest, stage.engine.size());
@@ -245,6 +269,8 @@ void print_stages(const std::vector<UpgradeStage>& stages) {
   }
 }
 
+// Names for each stage the policies that change the costs by themselves. If there is none although
+// the costs differ, only several policies together do it.
 void print_reasons(const std::vector<UpgradeStage>& stages) {
   const UpgradeStage* before = nullptr;
   for (const UpgradeStage& stage : stages) {
@@ -291,20 +317,23 @@ nlohmann::ordered_json json_of(const std::vector<UpgradeStage>& stages) {
   return json;
 }
 
-// Adds the memory of --model, if there is one, and tells it.
+// Adds the memory of --model, if any, and sets the command's JSON.
 void report_json(nlohmann::ordered_json json, const std::optional<MemoryDiff>& memory,
                  CommandReport& report) {
   if (memory) json["memory"] = json_of(*memory);
   if (report.wants_json()) report.set_json(text_of(json));
 }
 
-// Without a trace: only the memory. Its differences are the result, not a failure.
+// Reports only the memory, without a trace. Differences are the result and not a failure: exit
+// status 0.
 int report_memory(const MemoryDiff& memory, CommandReport& report) {
   report_json(nlohmann::ordered_json::object(), memory, report);
   report.add({.name = memory.model.name, .file = memory.model.name});
   return kExitAgreed;
 }
 
+// Runs the trace under each of more than two engines. Exit status 1 if any stage costs something
+// else, or does not start.
 Result<int> follow_upgrade(const DiffOptions& options, const std::vector<std::string>& engines,
                            Prepared prepared, const std::optional<MemoryDiff>& memory,
                            CommandReport& report) {

@@ -1,4 +1,8 @@
-// lockstep engines
+// lockstep engines [ENGINE]: which releases and policies does the model know?
+//
+// Without an argument: what each release changed, and what is and is not modelled. With one: every
+// policy of that profile. --markdown prints docs/reference/releases.md, so that the page cannot
+// differ from the tables in reference/profiles/.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -26,13 +30,15 @@ struct EnginesOptions {
   bool as_markdown = false;
 };
 
-// A policy that a release changes, and what it was before.
+// A policy that a release changes, and its previous value.
 struct Changed {
   const Policy* policy = nullptr;
   std::int64_t before = 0;
   PolicyChange now;
 };
 
+// Returns the policies that `release` changed. The first entry of a history is the oldest release's
+// value and not a change.
 std::vector<Changed> changes_of(const Release& release) {
   std::vector<Changed> changes;
   for (const Policy& policy : policies())
@@ -46,7 +52,9 @@ std::string pull_request_text(const PolicyChange& change) {
   return change.pull_request == 0 ? "" : fmt::format(" (#{})", change.pull_request);
 }
 
-// "Not modelled of vllm-0.20.2 to vllm-0.25.1:", for releases with the same text.
+// Returns what is not modelled, once per run of releases that share one text: "Not modelled of
+// vllm-0.20.2 to vllm-0.25.1:". Texts are shared if they are the same array, so comparing their
+// addresses is enough.
 std::string not_modelled_text() {
   std::string text;
   for (std::size_t i = 0; i < releases().size();) {
@@ -92,6 +100,7 @@ void print_engines() {
   fmt::print("{}", not_modelled_text());
 }
 
+// "recompute | skip": every value that the policy may have.
 std::string values_text(const Policy& policy) {
   std::string text;
   for (const PolicyValue& value : policy.values)
@@ -99,6 +108,8 @@ std::string values_text(const Policy& policy) {
   return text;
 }
 
+// Prints one profile: each policy with its value and all possible values, and the findings that it
+// shows.
 void print_engine(const EngineProfile& profile) {
   fmt::print("{}\nPages: {}; planned as vLLM 0.22.1 plans them.\n", profile.name,
              name_of(profile.release->page_format));
@@ -115,6 +126,7 @@ void print_engine(const EngineProfile& profile) {
   fmt::print("\n");
 }
 
+// "`policy` = word and `other` is not word": what makes a finding possible.
 std::string needs_text(const FindingPolicies& finding) {
   std::string text;
   for (const auto& [policy, word, is_other] : finding.needs)
@@ -123,7 +135,9 @@ std::string needs_text(const FindingPolicies& finding) {
   return text.empty() ? "no policy: every release" : text;
 }
 
-// The generated part of docs/reference/releases.md: the change log, and findings by release.
+// Returns the generated part of docs/reference/releases.md: the change log, and a table of findings
+// by release. x: the profile shows it. ?: its policies make it possible, but the model of that
+// release cannot show it.
 std::string markdown() {
   std::string text;
   for (const Release& release : releases()) {
@@ -159,6 +173,8 @@ std::string markdown() {
   return text;
 }
 
+// Returns {default, releases, policies}: each policy with its values, its history by release, and
+// its effect on a user.
 std::string to_json() {
   using Json = nlohmann::ordered_json;
   Json json = {

@@ -1,4 +1,11 @@
-// lockstep explain CASE
+// lockstep explain CASE: what happens in a failing case, step by step, and why does it fail?
+//
+// Judges the case first, then runs it again under observation. Prints the last steps before the
+// failure: arrivals, decisions, and which request holds which block; and the finding of
+// docs/findings.md, if it is a known one. A recording is explained in the same way, with its own
+// decisions.
+//
+// Not shown: the content of the cache. A divergence quotes the page that differs.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -18,11 +25,12 @@ namespace {
 struct ExplainOptions {
   std::string file;
   ReportOptions reports;
-  std::size_t steps = 12;
+  std::size_t steps = 12;  // steps shown before the failure; 0: all
   FailingCaseOptions judging;
 };
 
-// A case that crashes or hangs cannot be watched: that it does is all there is to tell.
+// Returns the text for a case that crashes or hangs. Only the judge's child process can run such a
+// case, so nothing is known about its steps.
 std::string crash_text(const Failure& failure) {
   return fmt::format("The case ends in a {}: {}\n{}\n", failure.kind, failure.check, failure.what);
 }

@@ -1,4 +1,11 @@
-// lockstep export FILE --as FORMAT
+// lockstep export FILE --as FORMAT: how can the requests of a failing case be sent to a live
+// server?
+//
+// Writes arrivals, lengths and what prompts share, in the format of another tool, and prints the
+// commands that serve the model and send the requests. If the format has no word for something, the
+// export is refused; with --lossy it is left out and counted.
+//
+// Not exported: sampled tokens, which the live model chooses, and the faults of a saved case.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -24,26 +31,29 @@
 namespace lockstep {
 namespace {
 
-// Of recorded steps, which have no times: as long as a replay takes one to be.
+// Duration of a recorded step, for recordings, which have no times: 10 ms, as in a replay.
 constexpr std::int64_t kStepNs = 10'000'000;
 
 struct ExportCommand {
   std::string file;
   std::string as;
-  std::string out;  // empty: standard output
+  std::string out;  // path; empty: standard output
   std::string json_path;
-  std::int32_t block_tokens = 0;
+  std::int32_t block_tokens = 0;  // tokens per id; 0: the most that loses nothing
   bool is_lossy = false;
   ImportOptions import;
 };
 
+// The requests, and what is known of the server that they were recorded on.
 struct Exported {
   Trace trace;
-  std::optional<EngineConfig> engine;  // of a saved case
+  std::optional<EngineConfig> engine;  // of a saved case or recording; absent: a trace
   std::int64_t num_blocks = 0;
-  std::string cut_off = {};  // of a recording
+  std::string cut_off = {};  // where a recording ends early; empty: it is complete
 };
 
+// Reads the requests of a saved case, a recording or a trace. A saved case that follows a recording
+// takes the recording's requests.
 Result<Exported> read_requests(const ExportCommand& command) {
   LS_ASSIGN_OR_RETURN(const FileFormat format, detect_format(command.file));
   if (format == FileFormat::saved_case) {
@@ -65,11 +75,13 @@ Result<Exported> read_requests(const ExportCommand& command) {
   return Exported{std::move(trace), {}, 0};
 }
 
+// REQUIRES: a name of export_formats(), which the option's check ensures.
 const ExportFormat& format_named(std::string_view name) {
   return *std::ranges::find(export_formats(), name, &ExportFormat::name);
 }
 
-// The server that a case was found on, as far as vLLM has options for it.
+// Returns a command that serves a model with the case's configuration, as far as vLLM has options
+// for it. The pool is given in blocks, since the case may need it to be full at the same moment.
 std::string serve_text(const EngineConfig& engine, std::int64_t num_blocks) {
   std::string text = fmt::format(
       "  vllm serve MODEL --block-size {} --num-gpu-blocks-override {} --max-num-seqs {} "
@@ -83,6 +95,8 @@ std::string serve_text(const EngineConfig& engine, std::int64_t num_blocks) {
   return text + "\n";
 }
 
+// Returns the command that sends the file, or an empty text if the format is read by no single
+// tool.
 std::string send_text(const ExportedTrace& exported, ExportAs as, const std::string& file) {
   switch (as) {
     case ExportAs::mooncake:
@@ -101,6 +115,8 @@ std::string send_text(const ExportedTrace& exported, ExportAs as, const std::str
   return {};
 }
 
+// Says what was written, what was left out, and how to use it. Prompts of a live server differ in
+// tokens, not in what they share.
 std::string summary_text(const ExportCommand& command, const ExportedTrace& exported,
                          const Exported& read) {
   const std::string file = command.out.empty() ? "FILE" : command.out;
@@ -115,6 +131,7 @@ std::string summary_text(const ExportCommand& command, const ExportedTrace& expo
   std::string live = read.engine ? serve_text(*read.engine, read.num_blocks) : "";
   live += send_text(exported, format.as, file);
   if (!live.empty()) text += "Against a live server:\n" + live;
+  // Readers assume the format's usual block size unless another is given.
   if (exported.block_tokens != format.block_tokens_max)
     text += fmt::format(
         "Other readers need the block size of the ids, {}; here it is --import block={},time={}.\n",
@@ -143,6 +160,7 @@ Result<int> export_requests(const ExportCommand& command) {
   const std::string summary = summary_text(command, exported, read);
   if (command.out.empty()) {
     fmt::print("{}", exported.text);
+    // Standard output carries the file, so the summary goes to standard error.
     fmt::print(stderr, "{}", summary);
   } else {
     LS_RETURN_IF_ERROR(write_output(command.out, exported.text));
