@@ -26,7 +26,9 @@
 namespace lockstep {
 namespace {
 
-// In a child process, or here where another engine decides or works: it is in a process of its own.
+// Returns how cases like `first` are judged: in a child process with a time limit, so that a crash
+// or a hang is an outcome. With a real engine, a worker or the user's kernels they are judged in
+// this process: an engine is a process of its own, and a GPU does not survive a fork.
 JudgeCase judging_with(const SavedCase& first, const FailingCaseOptions& options) {
   const JudgeOptions judged_by = judge_options(first, options);
   const Judging judging = [judged_by](const SavedCase& saved) {
@@ -42,7 +44,9 @@ JudgeCase judging_with(const SavedCase& first, const FailingCaseOptions& options
   return [judging, limit](const SavedCase& saved) { return judge_in_child(saved, judging, limit); };
 }
 
-// Its recorded decisions are followed unless the model or another engine is to decide.
+// Makes a case of a recording. Its recorded decisions are followed, unless the model or another
+// engine is to decide. A followed recording takes the memory plan of its engine's profile, or of
+// the default one if the engine has none.
 Result<SavedCase> read_recorded_case(const std::string& path, const FailingCaseOptions& options) {
   LS_ASSIGN_OR_RETURN(auto recording, read_recording(path));
   const bool follows = options.decide != "model" && options.engines == nullptr;
@@ -55,8 +59,9 @@ Result<SavedCase> read_recorded_case(const std::string& path, const FailingCaseO
                  follows ? Decides::recording : Decides::model);
 }
 
-// The rules by which a followed recording is judged: a failure of memory is not to be hidden by one
-// of policy that the removal of requests brings.
+// Returns the rules by which a followed recording is audited. If a rule about memory failed the
+// case, rules about policy are off: removing requests while shrinking breaks those first, and would
+// hide the failure.
 AuditedRules rules_for(const SavedCase& saved) {
   constexpr std::string_view kAudit = "audit.";
   if (!saved.expected || !saved.expected->check.starts_with(kAudit)) return AuditedRules::all;
@@ -65,7 +70,7 @@ AuditedRules rules_for(const SavedCase& saved) {
   return saved.decide == Decides::recording && is_memory ? AuditedRules::memory : AuditedRules::all;
 }
 
-// Of a recording, by which halves were real.
+// Describes the content of a recording by which of scheduler and worker were real.
 std::string_view halves_done(const FailingCaseOptions& options) {
   if (options.workers == nullptr) return "the engine decided";
   return options.engines == nullptr ? "the worker did" : "the engine decided and its worker did";
@@ -115,6 +120,7 @@ JudgeOptions judge_options(const SavedCase& saved, const FailingCaseOptions& opt
   JudgeOptions judged_by;
   judged_by.backend = backend_factory(saved.backend, options);
   judged_by.decisions = decisions_of(options);
+  // A case that failed by a comparison with the model is compared again, without --conform.
   judged_by.conforms =
       options.decisions.conforms || (options.engines != nullptr && saved.expected &&
                                      saved.expected->check.starts_with("conform."));
@@ -148,7 +154,8 @@ std::string halves_text(const SavedCase& saved, const FailingCaseOptions& option
          worker_text(saved.worked_by, saved.backend, worker_of(options));
 }
 
-// The end of a recording whose engine failed within its last step.
+// Returns the end line of a recording whose engine failed within its last step, so that the
+// recorder wrote none: the steps, and the requests that arrived and did not stop.
 RecordingEnd end_within_step(const Recording& recording) {
   RecordingEnd end;
   end.steps = std::ssize(recording.steps);
@@ -174,6 +181,7 @@ Result<bool> write_recording(const std::string& path, const SavedCase& saved,
   judging.recording = &recording;
   const Outcome outcome = judge(saved, judging);
   if (recording.steps.empty()) return false;
+  // An end line that counts fewer steps was written before the failing step.
   if (recording.end.steps != std::ssize(recording.steps))
     recording.end = end_within_step(recording);
   if (outcome.kind == OutcomeKind::stuck || outcome.check.starts_with("engine.")) {
@@ -206,6 +214,7 @@ Result<SavedCase> load_case(const std::string& path, const FailingCaseOptions& o
       !sound)
     return fail("{}:1: {}", path, sound.error().message);
   if (options.backend != "auto") saved->backend = options.backend;
+  // A plugin's and a worker's accesses cannot be watched, so the check modes do not apply.
   if (is_user_kernels(saved->backend)) saved->check = CheckMode::fast;
   if (is_engine_worker(saved->backend))
     saved->attention_backend = worker_attention_backend(saved->cache);
@@ -219,6 +228,7 @@ Result<std::optional<RecordingCheck>> check_if_recorded(const std::string& path,
   return std::optional(check_recording(path, std::make_shared<const Recording>(*saved.recording)));
 }
 
+// The type name of the validator is the label in the help; the message lists all accepted forms.
 CLI::Validator backend_among(std::vector<std::string> names) {
   std::string all =
       fmt::format("{}, FILE.so, vllm[:DIR] or worker:COMMAND", fmt::join(names, ", "));
@@ -247,6 +257,7 @@ BackendFactory backend_factory(const std::string& backend, const FailingCaseOpti
 
 Result<Failure> failure_of(const SavedCase& saved, const FailingCaseOptions& options) {
   Result<Failure> failure = judging_with(saved, options)(saved);
+  // A refused case has no verdict: the input is wrong, and nothing has failed.
   if (failure && failure->kind == "refused") return fail("{}: {}", saved.name, failure->what);
   return failure;
 }
@@ -268,7 +279,8 @@ Result<ShrunkCase> shrink_case(const SavedCase& saved, const Failure& failure,
   const auto out_of_time = [&] {
     return options.shrink_seconds > 0 && elapsed > options.shrink_seconds;
   };
-  // Out of time nothing else is tried, and so the best case stays.
+  // After the time limit every candidate counts as not failing, so the shrinker ends with the best
+  // case so far.
   const StillFails in_time = [&](const SavedCase& smaller) -> std::optional<std::int64_t> {
     elapsed += clock.lap();
     return out_of_time() ? std::nullopt : still_fails(smaller);
@@ -278,6 +290,7 @@ Result<ShrunkCase> shrink_case(const SavedCase& saved, const Failure& failure,
     return fail(
         "{}: failed once ({}) and not again; it depends on something that the case does not hold",
         saved.name, failure.check);
+  // The shrinker saw no failing candidate because of the clock, so minimality is not proved.
   result->is_minimal &= !out_of_time();
   result->smallest.expected = first.expected;
   LS_ASSIGN_OR_RETURN(Failure smallest, failure_of(result->smallest, options));
@@ -347,6 +360,7 @@ std::string path_of_smallest(const std::string& path) {
   return path + ".min.case.jsonl";
 }
 
+// REQUIRES: `path` ends in ".jsonl".
 std::string path_of_recording(const std::string& path) {
   const std::size_t end = path.rfind(path.ends_with(".case.jsonl") ? ".case.jsonl" : ".jsonl");
   return path.substr(0, end) + ".recording.jsonl";
@@ -355,6 +369,7 @@ std::string path_of_recording(const std::string& path) {
 int exit_code_of(const Failure& failure, const std::optional<RecordingCheck>& recorded) {
   if (!failure.failed())
     return recorded && !recorded->findings.empty() ? kExitDisagreed : kExitAgreed;
+  // Lockstep's own code failed in the engine's process: no verdict on the engine.
   if (failure.kind == "harness") return kExitRefused;
   return failure.kind == "stuck" || failure.kind == "hang" ? kExitStuck : kExitDisagreed;
 }
@@ -365,6 +380,7 @@ int exit_code_of(const SavedCase& saved, const Failure& failure,
   return was_to_fail && !failure.failed() ? kExitNotReproduced : exit_code_of(failure, recorded);
 }
 
+// A case without a named check was saved by a run, and is compared by the kind of its verdict.
 bool is_reproduced(const ExpectedVerdict& expected, const Failure& failure) {
   if (!failure.failed()) return !expected.fails();
   const ExpectedVerdict found = expected_of(failure);
@@ -449,7 +465,8 @@ Result<void> FuzzCases::add_recording(const std::string& path, const SavedCase& 
   return {};
 }
 
-// The smallest case of each bucket, and the cases of findings.
+// True for the smallest case of each bucket, the first among equals, and for every case of a known
+// finding, which has one case only.
 bool FuzzCases::is_shrunk(const Kept& kept) const {
   if (kept.finding != 0) return true;
   const auto smaller = [&](const Kept& other) {

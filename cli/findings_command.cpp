@@ -1,4 +1,10 @@
-// lockstep findings [N...] --engine ENGINE...
+// lockstep findings [N...] --engine ENGINE...: which known findings does an engine still show?
+//
+// Runs the smallest known case of each finding of docs/findings.md on each engine
+// (properties/findings/finding_cases.h), and prints a table of verdicts. --merge joins tables that
+// other machines wrote as JSON. --markdown prints docs/reference/findings_by_release.md.
+//
+// Not checked: findings in a worker or kernel, which no decision shows.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -27,26 +33,30 @@ namespace lockstep {
 namespace {
 
 struct FindingsOptions {
-  std::vector<int> numbers;
+  std::vector<int> numbers;  // empty: all findings
   std::vector<std::string> engines;
-  std::int64_t timeout_s = 30;
+  std::int64_t timeout_s = 30;  // of an engine's reply
   std::string folder = (data_root() / "tests/regressions").string();
   ReportOptions reports;
   std::string save_dir;
-  std::vector<std::string> merge;
+  std::vector<std::string> merge;  // tables to join instead of running engines
   bool as_markdown = false;
 };
 
+// The verdicts of one engine.
 struct Column {
   std::string engine;                // "vllm-0.22.1"
-  std::vector<FindingTrial> trials;  // one for each finding that was asked for
+  std::vector<FindingTrial> trials;  // one per finding of the table, in its order
 };
 
+// Rows are findings, columns are engines.
 struct Table {
   std::vector<const FindingCases*> findings;
   std::vector<Column> columns;
 };
 
+// Returns the chosen findings in the order of docs/findings.md, whatever the order on the command
+// line. Errors: an unknown number.
 Result<std::vector<const FindingCases*>> chosen_findings(const std::vector<int>& numbers) {
   std::vector<const FindingCases*> chosen;
   for (const FindingCases& finding : finding_cases())
@@ -60,7 +70,8 @@ Result<std::vector<const FindingCases*>> chosen_findings(const std::vector<int>&
   return chosen;
 }
 
-// What an engine decided, as a recording that repeats without it.
+// Writes what an engine decided as ENGINE.finding-N.jsonl, which repeats the trial without the
+// engine. No effect without --save, or if the engine decided no step.
 Result<void> save_trial(const std::string& folder, const RecordedEngine& engine,
                         const FindingCases& finding, const FindingTrial& trial) {
   if (folder.empty() || trial.recording.steps.empty()) return {};
@@ -75,7 +86,7 @@ Result<void> save_trial(const std::string& folder, const RecordedEngine& engine,
   return file.close(trial.recording.end);
 }
 
-// One engine at a time: each is a process that takes memory.
+// Tries every finding on every engine, one engine at a time: each is a process with a large import.
 Result<Table> try_all(const FindingsOptions& options) {
   Table table;
   LS_ASSIGN_OR_RETURN(table.findings, chosen_findings(options.numbers));
@@ -102,6 +113,7 @@ Result<Table> try_all(const FindingsOptions& options) {
   return table;
 }
 
+// The character of a verdict in a table with several engines.
 std::string_view cell_of(FindingVerdict verdict) {
   switch (verdict) {
     case FindingVerdict::absent:
@@ -121,6 +133,7 @@ std::string_view cell_of(FindingVerdict verdict) {
 // "0.22.1" of "vllm-0.22.1".
 std::string version_of(const std::string& engine) { return engine.substr(engine.rfind('-') + 1); }
 
+// One engine: a list with the verdict in words. Several: a table of characters with a legend.
 std::string text_of(const Table& table) {
   std::string text;
   if (table.columns.size() == 1) {
@@ -145,7 +158,7 @@ std::string text_of(const Table& table) {
   return text;
 }
 
-// Merges equal entries of several engines: "0.20.2 to 0.22.1", or "0.20.2, 0.25.1".
+// Names columns by version; neighbours become a range: "0.20.2 to 0.22.1", or "0.20.2, 0.25.1".
 std::string engines_text(const Table& table, const std::vector<std::size_t>& columns) {
   std::string text;
   for (std::size_t i = 0; i < columns.size();) {
@@ -160,7 +173,8 @@ std::string engines_text(const Table& table, const std::vector<std::size_t>& col
   return text;
 }
 
-// Why cells are as they are: of each finding one line for what several engines have in common.
+// Returns the reasons for all cells with this verdict, a line per finding and reason. Engines with
+// the same reason share a line, so names and versions of engines are removed from it first.
 std::string reasons_text(const Table& table, FindingVerdict verdict) {
   std::string text;
   for (std::size_t i = 0; i < table.findings.size(); ++i) {
@@ -168,7 +182,7 @@ std::string reasons_text(const Table& table, FindingVerdict verdict) {
     for (std::size_t c = 0; c < table.columns.size(); ++c) {
       const FindingTrial& trial = table.columns[c].trials[i];
       if (trial.verdict != verdict) continue;
-      // Each engine begins with its name.
+      // An engine's message starts with the engine's name.
       std::string what = trial.what;
       const std::string name = table.columns[c].engine + ": ";
       if (what.starts_with(name)) what.erase(0, name.size());
@@ -207,7 +221,8 @@ std::string reasons_text(const Table& table) {
 
 // The generated part of docs/reference/findings_by_release.md.
 std::string markdown_of(const Table& table) {
-  // Heads are the middle of a release, so that a row of fourteen fits into a line.
+  // The head of a column is the release's second number, "22" of 0.22.1, so that a row of fourteen
+  // columns fits into a line.
   std::string names, head = "| finding |", rule = "|---|";
   for (const Column& column : table.columns) {
     const std::string version = version_of(column.engine);
@@ -249,7 +264,8 @@ std::string json_of(const Table& table) {
   return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
-// The columns of a table that was written as JSON, behind those that are there.
+// Appends the columns of a table that --json wrote. Errors: another format, an unknown finding or
+// verdict, other findings than the tables before it.
 Result<void> merge_table(const std::string& path, Table& table) {
   LS_ASSIGN_OR_RETURN(const std::string text, read_text_file(path, kJsonTextBytesMax));
   JsonReader json(path);
@@ -307,7 +323,8 @@ Result<Table> table_of(const FindingsOptions& options) {
   return table;
 }
 
-// One for each finding and engine.
+// Adds an item per finding and engine: skipped if the case cannot be built, failed for every
+// verdict except `absent`.
 void add_items(const Table& table, const FindingsOptions& options, CommandReport& report) {
   for (const Column& column : table.columns)
     for (std::size_t i = 0; i < table.findings.size(); ++i) {
@@ -343,6 +360,7 @@ Result<int> run_findings(const FindingsOptions& options, CommandReport& report) 
   fmt::print("{}", options.as_markdown ? markdown_of(table) : text_of(table) + reasons_text(table));
   if (report.wants_json()) report.set_json(json_of(table));
   add_items(table, options, report);
+  // Exit status 1 if any finding shows, or a case fails in another way.
   const bool any = std::ranges::any_of(table.columns, [](const Column& column) {
     return std::ranges::any_of(column.trials, [](const FindingTrial& trial) {
       return trial.verdict != FindingVerdict::absent && trial.verdict != FindingVerdict::unbuilt;

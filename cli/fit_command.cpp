@@ -1,4 +1,11 @@
-// lockstep fit RECORDING...
+// lockstep fit RECORDING...: which policies does an engine without a profile follow?
+//
+// Searches the table of policies for the combination under which the model decides exactly as
+// recorded (sim/conform/fit.h), starting from every release. Prints the nearest release, the
+// policies that differ from it with the recording that shows each, and the policies that these
+// recordings leave open.
+//
+// Not checked: whether the recorded decisions are right (`lockstep audit`).
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -23,9 +30,9 @@ namespace {
 
 struct FitCommandOptions {
   std::vector<std::string> paths;
-  std::vector<std::string> left_out;
-  std::string save_path;
-  std::string cut_path;
+  std::vector<std::string> left_out;  // releases that must not be found
+  std::string save_path;              // engine file of the profile found; empty: none
+  std::string cut_path;               // recording that no combination explains; empty: none
   ReportOptions reports;
   int jobs = 1;
 };
@@ -43,6 +50,8 @@ std::string place_of(const ConformMismatch& mismatch) {
                            : fmt::format("{}, step {}", mismatch.file, mismatch.step);
 }
 
+// Lists only policies that differ from the nearest release. Two policies may explain the same
+// recordings: the second is printed as an alternative.
 std::string nearest_text(const Fit& fit) {
   const EngineProfile& release = engine_profile(fit.nearest->name);
   const auto different = differences(*fit.profile, release);
@@ -64,6 +73,8 @@ std::string nearest_text(const Fit& fit) {
   return text;
 }
 
+// Lists policies that have another value under which all recordings agree too, and the kind of
+// workload that would decide. A policy that no release has ever changed is left out.
 std::string undetermined_text(const Fit& fit) {
   std::string text;
   for (const PolicyEvidence& each : fit.evidence) {
@@ -77,6 +88,8 @@ std::string undetermined_text(const Fit& fit) {
   return text;
 }
 
+// Without an agreeing combination the engine has a behaviour outside the table. The recording with
+// the shortest agreed beginning shows it first.
 std::string verdict_text(const Fit& fit) {
   const auto num_files = std::ssize(fit.summary.files);
   if (fit.agrees())
@@ -125,7 +138,8 @@ std::string json_of(const Fit& fit) {
   return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
-// The recording that parts first, up to and with the step in which it does.
+// Writes the recording that differs first, up to and including the step in which it differs: the
+// smallest input that shows the new behaviour.
 Result<void> save_cut(const Fit& fit, const std::string& path) {
   const ConformMismatch& parts = *fit.new_behaviour();
   LS_ASSIGN_OR_RETURN(const Recording recording, read_recording(parts.file));
@@ -138,6 +152,7 @@ Result<void> save_cut(const Fit& fit, const std::string& path) {
   }
   return writer.close(steps == std::ssize(recording.steps)
                           ? recording.end
+                          // Marked as cut off, because its requests are not finished.
                           : RecordingEnd{.steps = steps, .unfinished = {}, .is_cut_off = true});
 }
 

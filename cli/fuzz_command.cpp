@@ -1,4 +1,14 @@
-// lockstep fuzz
+// lockstep fuzz: do generated caches, engines and traffic agree with the model?
+//
+// Judges one generated case per seed: decisions by the audit and the invariants, pages by a backend
+// (properties/fuzz/fuzz.h). With --decisions another engine decides, with --backend vllm or
+// worker:COMMAND an engine's own worker holds the cache. The report depends only on the options, so
+// reports of shards merge into the report of the whole run.
+//
+// A failure that docs/findings.md or --known names is counted and does not fail the run. A long run
+// that never reaches a class of cases fails, because its silence would prove nothing.
+//
+// Not checked: cases that the engine or the backend refuses; they are counted with their reasons.
 #include <fmt/chrono.h>
 #include <fmt/format.h>
 
@@ -35,12 +45,12 @@ namespace {
 constexpr std::size_t kBucketsShown = 20;
 
 struct FuzzCommandOptions {
-  std::optional<std::uint64_t> seed;
-  std::optional<double> seconds;
-  std::optional<std::int64_t> runs;
-  std::optional<std::int64_t> failures_max;
+  std::optional<std::uint64_t> seed;  // absent: 1, and more than one case
+  std::optional<double> seconds;      // absent: no time limit
+  std::optional<std::int64_t> runs;   // absent: 1 with a seed, unlimited with seconds, else 1,000
+  std::optional<std::int64_t> failures_max;  // absent: no limit
   int jobs = 1;
-  std::optional<std::string> backend;
+  std::optional<std::string> backend;  // absent: simt; with --decisions none
   DecisionsOptions decisions;
   WorkerOptions worker;
   std::string known_path;
@@ -53,12 +63,13 @@ struct FuzzCommandOptions {
   bool shows_coverage = false;
   bool guided = false;
   std::string corpus_path;
-  double shrink_seconds = 60;
-  std::string shard;  // "i/n"
+  double shrink_seconds = 60;  // per case
+  std::string shard;           // "i/n"
   ReportOptions reports;
-  std::vector<std::string> merge;
+  std::vector<std::string> merge;  // reports to merge instead of running
 };
 
+// Cases, steps and bytes per second of the whole run, shrinking included. REQUIRES: seconds > 0.
 std::string rate_text(const FuzzReport& report, double seconds) {
   const auto per_second = [&](std::int64_t count) {
     return static_cast<std::int64_t>(static_cast<double>(count) / seconds);
@@ -68,7 +79,7 @@ std::string rate_text(const FuzzReport& report, double seconds) {
                      size_text(per_second(report.bytes_checked)));
 }
 
-// All classes, three a line.
+// Returns all classes with their counts, two per line.
 std::string tally_text(const Tally& tally) {
   std::string text = "\nWhat was generated and reached:\n";
   for (std::size_t i = 0; i < kNumReached; ++i) {
@@ -79,7 +90,8 @@ std::string tally_text(const Tally& tally) {
   return text;
 }
 
-// One failure of each bucket, the smallest.
+// Returns the smallest failure of each bucket, at most kBucketsShown of them, with the command that
+// repeats it.
 std::string buckets_text(const FuzzReport& report, std::span<const FuzzBucket> buckets) {
   std::string text;
   for (const FuzzBucket& bucket : buckets.first(std::min(buckets.size(), kBucketsShown))) {
@@ -96,10 +108,13 @@ std::string buckets_text(const FuzzReport& report, std::span<const FuzzBucket> b
   return text;
 }
 
+// Every case has one of four outcomes; known failures are those that are left.
 std::int64_t num_known(const FuzzReport& report) {
   return report.cases - report.agreed - report.refused - std::ssize(report.failures);
 }
 
+// The verdict is "none" if no case failed and none agreed: all were refused, or showed known
+// findings.
 std::string verdict_text(const FuzzReport& report, std::size_t num_buckets) {
   const auto missing = report.missing_classes();
   std::string text;
@@ -146,6 +161,8 @@ std::string fuzz_summary_text(const FuzzReport& report, double seconds, bool sho
   return text + not_checked_text(report.not_checked());
 }
 
+// Mixed failures are a disagreement. Deadlocks, and errors of Lockstep's own code, have exit
+// statuses of their own only if there is no other failure.
 int fuzz_exit_code(const FuzzReport& report) {
   if (!report.missing_classes().empty()) return kExitDisagreed;
   if (report.failures.empty()) return kExitAgreed;
@@ -158,12 +175,14 @@ int fuzz_exit_code(const FuzzReport& report) {
 }
 
 constexpr std::int64_t kRunsByDefault = 1'000;
-constexpr std::int64_t kRunsMax = std::int64_t{1} << 40;
+constexpr std::int64_t kRunsMax = std::int64_t{1} << 40;  // more cases than any run judges
 
-// The case that runs, for the last message of a process that a check stops.
+// The case that this thread judges, for the last message of a process that a failed check stops.
 thread_local std::uint64_t current_seed = 0;
-std::string command_of_case;  // less its --seed
+std::string command_of_case;  // repeats a case, without its --seed
 
+// Handles SIGABRT: names the seed that repeats the crash, and aborts with the default action, for a
+// core file. Formats into a local buffer without allocating, since the heap may be damaged.
 void name_seed_and_abort(int) {
   char text[4096];
   const auto end =
@@ -174,6 +193,7 @@ void name_seed_and_abort(int) {
   std::abort();
 }
 
+// Reads "I/N" with 0 <= I < N; empty: one shard. %n checks that nothing follows.
 Result<void> parse_shard(const std::string& text, FuzzOptions& fuzzing) {
   if (text.empty()) return {};
   int read = 0;
@@ -187,7 +207,8 @@ Result<void> parse_shard(const std::string& text, FuzzOptions& fuzzing) {
   return {};
 }
 
-// Drops expired entries and reports them again.
+// Reads the known failures and drops expired entries, so that their failures are reported again.
+// Dates are compared as text, in UTC; the last day still counts.
 Result<std::vector<KnownFailure>> known_today(const std::string& path) {
   LS_ASSIGN_OR_RETURN(auto known, read_known_file(path));
   const std::string today = fmt::format("{:%F}", fmt::gmtime(std::time(nullptr)));
@@ -199,7 +220,9 @@ Result<std::vector<KnownFailure>> known_today(const std::string& path) {
   return known;
 }
 
-// A scheduler plans for the worker of its own release.
+// Refuses a scheduler and a worker of different releases of one engine: a scheduler plans for the
+// worker of its own release, and a mismatch would be reported as a failure of either. Different
+// engines are allowed.
 Result<void> check_halves(const ForeignEngines& decider, const ForeignEngines& worker) {
   const RecordedEngine& decides = decider.hello().engine;
   const RecordedEngine& works = worker.hello().engine;
@@ -210,7 +233,8 @@ Result<void> check_halves(const ForeignEngines& decider, const ForeignEngines& w
                   decides.text(), works.text()));
 }
 
-// The worker that --backend names, in `judging`, and cases that it takes.
+// Starts the worker that --backend names and restricts generated cases to what it supports. Errors:
+// options that need a backend of this program.
 Result<void> put_on_worker(FailingCaseOptions& judging, FuzzOptions& fuzzing) {
   const std::string& backend = fuzzing.generator.backend;
   if (!fuzzing.mutant.empty())
@@ -230,7 +254,8 @@ Result<void> put_on_worker(FailingCaseOptions& judging, FuzzOptions& fuzzing) {
   return {};
 }
 
-// A guided run may have a corpus to make.
+// Reads the corpus. Without --guided its cases are the whole run; with --guided they come first,
+// and the file may be absent because the run writes it.
 Result<void> begin_with_corpus(const FuzzCommandOptions& options, FuzzOptions& fuzzing) {
   const std::string& path = options.corpus_path;
   if (options.guided) LS_RETURN_IF_ERROR(check_output(path));
@@ -245,6 +270,8 @@ Result<void> begin_with_corpus(const FuzzCommandOptions& options, FuzzOptions& f
   return {};
 }
 
+// Combines the command line with what the engine and the worker support. Errors: options that
+// contradict each other or this machine.
 Result<FuzzOptions> options_of(const FuzzCommandOptions& options, FailingCaseOptions& judging) {
   const std::shared_ptr<ForeignEngines>& engines = judging.engines;
   std::string engine;
@@ -268,6 +295,8 @@ Result<FuzzOptions> options_of(const FuzzCommandOptions& options, FailingCaseOpt
     if (engine.empty()) engine = profile_of(*engines);
     fuzzing.generator.never = features_to_avoid(engines->hello());
     limit_caches(engines->hello(), fuzzing.generator);
+    // Without --conform no model has to follow the decisions, so cases of a release that is not
+    // modelled with connectors may have one.
     fuzzing.generator.any_release_connects = !options.decisions.conforms;
     fuzzing.decisions = decisions_of(engines);
     fuzzing.decided_by = engines->hello().engine.text();
@@ -285,6 +314,7 @@ Result<FuzzOptions> options_of(const FuzzCommandOptions& options, FailingCaseOpt
     fuzzing.generator.check = "fast";
     fuzzing.backend = make_gpu_backend;
   }
+  // A plugin runs outside of captured graphs, and its accesses are not watched.
   if (is_user_kernels(backend)) {
     fuzzing.generator.check = "fast";
     fuzzing.generator.never.add(Feature::captured_graphs);
@@ -302,12 +332,14 @@ Result<FuzzOptions> options_of(const FuzzCommandOptions& options, FailingCaseOpt
   return fuzzing;
 }
 
-// What one process has to say.
+// The result of one process.
 struct FuzzPart {
   FuzzReport report;
-  std::string saved;  // a line for each case that was written
+  std::string saved;  // a line per file that was written
 };
 
+// Runs the cases in `jobs` threads, then saves and shrinks what failed, when no thread is left. The
+// first error of saving is kept until then: it must not end a long run.
 Result<FuzzPart> run(const FuzzCommandOptions& options, const FuzzOptions& fuzzing,
                      const FailingCaseOptions& judging) {
   Result<void> saved_all;
@@ -348,6 +380,7 @@ Result<FuzzPart> run(const FuzzCommandOptions& options, const FuzzOptions& fuzzi
   return part;
 }
 
+// Reads reports and merges them; the order on the command line does not matter.
 Result<FuzzReport> merge(const std::vector<std::string>& paths) {
   std::vector<FuzzReport> parts;
   for (const std::string& path : paths) {
@@ -375,7 +408,8 @@ Result<FuzzPart> run_or_merge(const FuzzCommandOptions& options, const std::stri
   return run(options, fuzzing, judging);
 }
 
-// One for each failure, each known finding, and all cases that agreed together.
+// Adds an item per failure, per known finding, for the refused cases, for classes that were never
+// reached, and for all cases that agreed together.
 void add_items(const FuzzReport& report, CommandReport& out) {
   for (const FuzzFailure& failure : report.failures)
     out.add({.name = fmt::format("seed {}", failure.seed),
@@ -406,7 +440,8 @@ Result<int> fuzz_main(const FuzzCommandOptions& options, CommandReport& out) {
   std::vector<std::string> without = {
       "--seed",  "--runs",  "--seconds",       "--failures",  "--jobs",
       "--merge", "--known", "--save-findings", "--no-shrink", "--shrink-seconds"};
-  // A shard of a guided run is a run of its own. The cases of its failures are in its corpus.
+  // A shard of a guided run changes its own cases, so its --shard repeats them. The cases of its
+  // failures are in its corpus.
   if (!options.guided) without.emplace_back("--shard");
   if (!options.corpus_path.empty()) without.insert(without.end(), {"--guided", "--shard"});
   const std::string again = out.again({.without = without});

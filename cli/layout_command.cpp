@@ -1,5 +1,12 @@
-// lockstep layout --model NAME|FILE: what an engine works out before the first token.
-// lockstep model CONFIG --from vllm:DIR --out FILE: the layers that an engine builds.
+// lockstep layout --model NAME|FILE: how does an engine lay out a model's cache? lockstep model
+// CONFIG --from vllm:DIR --out FILE: which layers does an installed engine build?
+//
+// `layout` prints the plan that an engine derives before the first token: groups, tensors, strides,
+// capacity, and the proof that no two layers overlap (sim/report/plan_report.h). `capacity`
+// compares many plans in one row each. `model` writes the layers as a model file, so that later
+// plans need no engine.
+//
+// Not checked: kernels. The layout is derived, not executed.
 
 #include <fmt/format.h>
 
@@ -22,18 +29,21 @@ struct LayoutCommand {
   std::string model;
   std::string from;
   LayoutArguments arguments;
-  bool map = false;
+  bool map = false;  // draw a page to scale
   std::string svg_path;
   std::string dot_path;
   std::string json_path;
 };
 
+// Returns one layer that stores the hidden states of --hidden-states layers per token, for training
+// a draft model; empty: none.
 LayerSpecs extra_layers(const LayoutCommand& command, const ModelSpec& model) {
   if (command.arguments.hidden_state_layers == 0) return {};
   return {hidden_state_layer(command.arguments.hidden_state_layers, command.arguments.hidden_size,
                              model.dtype)};
 }
 
+// Plans the model. Errors: what the engine's core or its worker refuses at startup.
 Result<PlanReport> report_of(const LayoutCommand& command, const ModelSpec& model) {
   const LayoutArguments& a = command.arguments;
   LS_ASSIGN_OR_RETURN(const auto options, plan_options(a, model));
@@ -51,6 +61,7 @@ struct ModelCommand {
 Result<int> write_model(const ModelCommand& command) {
   LS_ASSIGN_OR_RETURN(const std::string text, engine_model(command.config, command.from));
   LS_RETURN_IF_ERROR(write_output(command.path, text));
+  // Reads back what was written, so that a file that `layout` would refuse is noticed here.
   LS_ASSIGN_OR_RETURN(const ModelSpec model, model_from_text(text, command.path));
   fmt::print("{}: {} layers with a cache, {} kinds, as {} builds them\n", command.path,
              model.layers.size(), model.kinds.size(), command.from);

@@ -6,12 +6,14 @@
 namespace lockstep {
 namespace {
 
-// REQUIRES: the empty name, or that of a view defect.
+// Returns the set with this defect; the empty set for the empty name. REQUIRES: a view defect's
+// name, or empty.
 cuda::ViewDefects view_defects(std::string_view name) {
   if (name.empty()) return {};
   return {*defect_from_name<cuda::ViewDefect>(name)};
 }
 
+// LayoutRule::isolated: the rule of a correct layout, so that only the planted defect breaks it.
 Result<PoolViews> planted_views(const KVCacheConfig& plan, AttentionBackend backend,
                                 CacheLayout layout, std::string_view defect) {
   return cuda::planted_views(plan,

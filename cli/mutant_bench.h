@@ -1,5 +1,9 @@
-// What a search for mutants puts to the test: the backend on the CPU executor, and its views and
-// figures of memory plans, each with the defect that a name plants.
+// Provides what the search for mutants tests: the backend on the CPU executor, and its views and
+// byte offsets of memory plans. Each function plants the defect of a given name, or none for the
+// empty name.
+//
+// It is here because properties/ must not depend on cuda_backend/: a search receives its suspects
+// from the caller.
 #pragma once
 
 #include "properties/mutants/mutant_search.h"

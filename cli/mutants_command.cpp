@@ -1,4 +1,11 @@
-// lockstep mutants [ID...]
+// lockstep mutants [ID...]: does the harness find every known defect?
+//
+// Plants the defects of the catalogue one by one and searches generated cases for one that fails
+// with the defect and agrees without it (properties/mutants/mutant_search.h). A defect that no case
+// exposes means that a check or a class of cases is missing: exit status 1.
+//
+// With --decisions a real engine decides above the backend, and only defects of backends are
+// searched for.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -23,6 +30,8 @@
 namespace lockstep {
 namespace {
 
+// "2 requests, 3 layers, 9 blocks, 4 steps", or the case in words for a defect of a plan or
+// transfer.
 std::string minimal_text(const MutantReport& report) {
   if (!report.smallest) return report.plan;
   return fmt::format("{}, {}, {} blocks, {}", counted(report.size.requests, "request"),
@@ -30,6 +39,7 @@ std::string minimal_text(const MutantReport& report) {
                      counted(report.steps, "step"));
 }
 
+// Returns the time until the middle mutant was caught. REQUIRES: reports is not empty.
 double median_seconds(const std::vector<MutantReport>& reports) {
   std::vector<double> seconds;
   for (const MutantReport& report : reports) seconds.push_back(report.seconds);
@@ -64,6 +74,8 @@ std::string mutants_text(const std::vector<MutantReport>& reports) {
   std::int64_t caught = 0;
   for (const MutantReport& report : reports) {
     caught += report.caught ? 1 : 0;
+    // --layout: the defect cannot be expressed in this layout. It counts as neither caught nor
+    // missed.
     if (!report.applies()) {
       text += fmt::format("{:<28} no case of {} takes this order\n", report.mutant->id,
                           counted(report.cases, "case"));
@@ -125,7 +137,8 @@ std::string mutants_json(const std::vector<MutantReport>& reports) {
   return json.dump(2) + "\n";
 }
 
-// `decided_by`: absent: the model.
+// Writes ID.case.jsonl for every mutant with a shrunk case. Plans and transfers have none.
+// `decided_by`: absent: the model decides.
 Result<void> save_cases(const std::string& dir, const std::vector<MutantReport>& reports,
                         const std::optional<RecordedEngine>& decided_by) {
   LS_RETURN_IF_ERROR(make_output_folder(dir));
@@ -141,6 +154,7 @@ Result<void> save_cases(const std::string& dir, const std::vector<MutantReport>&
   return {};
 }
 
+// The options of the command; `search` holds those that the search takes unchanged.
 struct MutantsOptions {
   std::vector<std::string> ids;
   bool list = false;
@@ -153,6 +167,7 @@ struct MutantsOptions {
   std::optional<RecordedEngine> decided_by;  // absent: the model
 };
 
+// Returns the named mutants in the order given; the whole catalogue without a name.
 Result<std::vector<const Mutant*>> chosen(const std::vector<std::string>& ids) {
   std::vector<const Mutant*> mutants;
   for (const std::string& id : ids) {
@@ -166,8 +181,8 @@ Result<std::vector<const Mutant*>> chosen(const std::vector<std::string>& ids) {
   return mutants;
 }
 
-// In the order of `mutants`, whichever was faster. Each case is judged in its own child process, so
-// threads only wait and generate.
+// Searches for all mutants in `jobs` threads and returns the reports in the order of `mutants`.
+// Cases are judged in child processes, so the threads only wait and generate.
 std::vector<MutantReport> search_all(const std::vector<const Mutant*>& mutants,
                                      const MutantBench& bench, const MutantsOptions& options) {
   Progress progress("searching", static_cast<std::int64_t>(mutants.size()));
@@ -183,7 +198,8 @@ std::vector<MutantReport> search_all(const std::vector<const Mutant*>& mutants,
         progress.at(++done, mutants[i]->id);
       },
       [] { return !stop_requested(); });
-  // A search that a signal ended shows nothing about its mutant.
+  // A search that a stop signal ended shows nothing about its mutant, unless it has caught it or
+  // has used all its cases.
   std::erase_if(reports, [&](const MutantReport& report) {
     return report.mutant == nullptr ||
            (stop_requested() && !report.caught && report.cases < options.search.cases_max);
@@ -191,7 +207,9 @@ std::vector<MutantReport> search_all(const std::vector<const Mutant*>& mutants,
   return reports;
 }
 
-// The engine that decides above the backend, and of the mutants those that are of backends.
+// Starts the engine that decides above the backend, and removes the mutants that cannot be searched
+// for below it. Errors: such a mutant that the command line names; several jobs, since one engine
+// serves one search at a time.
 Result<void> put_below(MutantsOptions& options, MutantBench& bench,
                        std::vector<const Mutant*>& mutants) {
   if (options.jobs > 1) return fail("--jobs with --decisions: one search at a time asks an engine");
@@ -213,6 +231,7 @@ Result<void> put_below(MutantsOptions& options, MutantBench& bench,
   return {};
 }
 
+// Adds an item per mutant: failed if it applies and was not caught.
 void add_items(const std::vector<MutantReport>& reports, CommandReport& out) {
   for (const MutantReport& report : reports) {
     ReportedItem item{.name = std::string(report.mutant->id)};

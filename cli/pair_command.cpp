@@ -1,4 +1,11 @@
-// lockstep pair TRACE
+// lockstep pair TRACE: does disaggregated prefill lose, duplicate or damage a block?
+//
+// Runs a trace through a prefill engine and a decode engine with an unreliable network between them
+// (sim/pair/engine_pair.h). A ledger follows every block from its announcement to its delivery, and
+// ends the run at the first broken rule. With --backend simt the pages are staged, sent, loaded and
+// compared as well.
+//
+// Not checked: recurrent states, and ranks other than tensor parallel ones.
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
@@ -24,10 +31,11 @@
 
 namespace lockstep {
 
-// What `lockstep pair` prints and writes.
+// The texts and the JSON of the command.
 
 namespace {
 
+// "13,963 of a request, 20,000 tokens scheduled, 4 preempted": the figures of one engine.
 std::string engine_row(const RunSummary& engine) {
   return fmt::format("{} of a request, {} scheduled, {} preempted",
                      with_commas(engine.request_steps), counted(engine.scheduled_tokens, "token"),
@@ -39,6 +47,7 @@ std::string ranks_text(const PairOptions& options) {
   return tp_size == 1 ? std::string() : fmt::format(", {} ranks in each engine", tp_size);
 }
 
+// Lists the requests that wait forever in one engine; empty: none does.
 std::string stuck_text(std::string_view who, const RunSummary& engine) {
   if (engine.verdict != Verdict::liveness) return {};
   std::string text = fmt::format(
@@ -50,7 +59,7 @@ std::string stuck_text(std::string_view who, const RunSummary& engine) {
   return text;
 }
 
-// Of both engines, each sentence once.
+// Returns what neither engine checked, each line once.
 std::vector<std::string> not_checked_of(const PairReport& report) {
   std::vector<std::string> lines;
   if (report.decode.backend == "none")
@@ -61,6 +70,7 @@ std::vector<std::string> not_checked_of(const PairReport& report) {
   return lines;
 }
 
+// Packets by their fate, in the names of NetworkCounts.
 nlohmann::ordered_json network_json(const NetworkCounts& c) {
   return {{"sent", c.sent},           {"delivered", c.delivered},   {"lost", c.lost},
           {"swallowed", c.swallowed}, {"duplicated", c.duplicated}, {"damaged", c.damaged},
@@ -85,6 +95,7 @@ nlohmann::ordered_json transfers_json(const TransferCounts& c) {
           {"leases_expired", c.leases_expired}};
 }
 
+// What runs: engines, network, failure policy, pages and planted defects, one line each.
 std::string pair_configuration_text(const PairOptions& o) {
   const NetworkOptions& n = o.network;
   std::string text =
@@ -110,6 +121,7 @@ std::string pair_configuration_text(const PairOptions& o) {
   return text;
 }
 
+// The figures of a run and what was not checked. `seconds`: of the whole run.
 std::string pair_text(const PairReport& r, double seconds) {
   std::string text;
   const auto row = [&text](std::string_view name, std::string figure, std::string_view more = {}) {
@@ -150,6 +162,8 @@ std::string pair_text(const PairReport& r, double seconds) {
   return text + not_checked_text(not_checked_of(r));
 }
 
+// "kept" is a statement about the whole trace, so the text for a run that --steps ended is
+// different.
 std::string pair_verdict_text(const PairReport& report) {
   if (report.verdict == PairVerdict::broken)
     return fmt::format("Verdict: BROKEN. {}\n  {}\n", report.finding->check, report.finding->what);
@@ -161,6 +175,8 @@ std::string pair_verdict_text(const PairReport& report) {
   return "Verdict: kept. Nothing was lost, nothing was delivered twice, every request ended.\n";
 }
 
+// The configuration, the verdict, the counts of network and transfers, and the summary of each
+// engine.
 std::string pair_json(const std::string& file, const PairOptions& options,
                       const PairReport& report) {
   using Json = nlohmann::ordered_json;
@@ -219,20 +235,21 @@ std::string pair_json(const std::string& file, const PairOptions& options,
   return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
-// Options of `lockstep pair`: a replay's for both engines, and those of the network.
+// The options of `lockstep pair`: those of a replay, for both engines, and those of the network.
 struct PairCommandOptions {
   ReplayOptions replay;  // the decode engine's, and the prefill engine's except its pool
-  std::optional<std::int64_t> prefill_blocks;
-  std::int64_t steps_max = 0;
-  std::int64_t staging_blocks = 64;
-  std::int32_t attempts_max = 3;
-  std::int32_t offer_percent = 100;
+  std::optional<std::int64_t> prefill_blocks;  // absent: as many as the decode engine's
+  std::int64_t steps_max = 0;                  // of both engines together; 0: no limit
+  std::int64_t staging_blocks = 64;            // of each engine's buffer in host memory
+  std::int32_t attempts_max = 3;               // prefills of one request before it is refused
+  std::int32_t offer_percent = 100;  // of a prompt's blocks, announced to the decode engine
   NetworkOptions network;
   TransferTimes times;
 };
 
 constexpr const char* kNetwork = "Network";
 
+// The description is empty so that the help shows PERCENT instead of CLI11's range.
 void add_percent(CLI::App& command, const std::string& name, std::int32_t& value,
                  const std::string& help) {
   CLI::Range range(0, 100);
@@ -289,7 +306,7 @@ void declare_pair_options(CLI::App& command, PairCommandOptions& o) {
              "prefills of a request whose blocks do not come, before it is refused", 1, 1'000);
 }
 
-// Options of a replay that mean nothing here.
+// Refuses options of a replay that have no meaning with two engines.
 Result<void> check_options(const ReplayOptions& options) {
   const GivenRun& run = options.run;
   const std::pair<bool, std::string_view> useless[] = {
@@ -311,6 +328,7 @@ Result<void> check_options(const ReplayOptions& options) {
 
 using Backends = std::vector<std::unique_ptr<Backend>>;
 
+// A pair that is ready to run. `options` holds pointers to the backends.
 struct PreparedPair {
   PairOptions options;
   std::unique_ptr<Workload> client;
@@ -318,7 +336,8 @@ struct PreparedPair {
   Backends prefill, decode;
 };
 
-// A defect of the transfer is planted here; any other is the replay's.
+// Takes a defect of the transfer out of the run and into `defect`. Any other defect stays and is
+// planted in both engines by the replay.
 void plant(GivenRun& run, TransferDefect& defect) {
   if (!run.has("mutants")) return;
   const auto planted = defect_from_name<TransferDefect>(run.spec.mutants.front());
@@ -333,6 +352,9 @@ std::vector<Backend*> ranks_of(const Backends& backends) {
   return ranks;
 }
 
+// Builds both engines from one set of options: the decode engine's first, then the prefill engine's
+// with its own pool. Errors of the second name --prefill-blocks, the only option in which it
+// differs.
 Result<PreparedPair> prepare(const PairCommandOptions& given) {
   LS_RETURN_IF_ERROR(check_options(given.replay));
   PreparedPair prepared;
@@ -340,6 +362,8 @@ Result<PreparedPair> prepare(const PairCommandOptions& given) {
   ReplayRequest replay = request_of(given.replay);
   GivenRun& run = replay.run;
   if (!run.has("engine")) run.set_text("engine", connector_profile().name);
+  // The policy belongs to the pair (load_failure_policy below) and not to a connector of the
+  // replay.
   run.forget("kv_load_failure_policy");
   replay.staging_blocks = given.staging_blocks;
   plant(run, options.defect);
@@ -387,6 +411,7 @@ int exit_code_of(PairVerdict verdict) {
   return verdict == PairVerdict::liveness ? kExitStuck : kExitAgreed;
 }
 
+// The run as one item. A deadlock has no finding, so its check is "liveness".
 ReportedItem item_of(const std::string& file, const PairReport& report, std::string again) {
   ReportedItem item{.name = file, .file = file};
   if (report.verdict == PairVerdict::kept) return item;

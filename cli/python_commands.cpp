@@ -1,4 +1,5 @@
-// Commands that Python runs: lockstep watch, lockstep campaign. They pass all their words on.
+// lockstep watch, lockstep campaign: commands that are Python programs. They pass all their
+// arguments on, --help included.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -20,8 +21,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Replaces this process with `shell_words` and the words that follow the command; returns if that
-// fails.
+// Replaces this process by `shell_words`, which /bin/sh splits, and the command's arguments, which
+// it does not. LOCKSTEP names this program, for the Python code that calls it. Returns only an
+// error.
 Result<int> become(const std::string& shell_words, const CLI::App& command) {
   std::vector<std::string> words = {"sh", "-c", "exec env " + shell_words + " \"$@\"", "lockstep"};
   for (const std::string& word : command.remaining()) words.push_back(word);
@@ -46,6 +48,8 @@ Result<int> campaign(const CLI::App& command) {
   return become(python + " -m lockstep_campaign", command);
 }
 
+// prefix_command(): CLI11 parses no argument after the command's name. Without its help flag,
+// --help reaches Python.
 void add_one(CLI::App& app, int& exit_code, Result<int> (*run)(const CLI::App&),
              const std::string& name, const std::string& help) {
   CLI::App* command = app.add_subcommand(name, help);

@@ -1,4 +1,12 @@
-// lockstep relations [NAME...]
+// lockstep relations [NAME...]: do runs that differ in something irrelevant to a request answer it
+// identically?
+//
+// Generates cases and applies each relation to each: the changed case must give every request the
+// same tokens (properties/relations/relations.h), and on a backend the same reads
+// (backend_relations.h). No right answer is needed, so this finds errors that model and backend
+// share.
+//
+// Not checked: whether an answer is right.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -25,14 +33,14 @@ struct RelationsOptions {
   std::vector<std::string> names;
   bool list = false;
   ReportOptions reports;
-  std::string engine;  // empty: the default, or what is nearest to the engine that decides
+  std::string engine;  // empty: the default, or the profile nearest to the deciding engine
   std::string backend = "simt";
   std::uint64_t first_seed = 1;
   std::int64_t runs = 50;
   DecisionsOptions decisions;
 };
 
-// The engine that decides instead of the model.
+// The engine that decides instead of the model, if any.
 struct Deciding {
   std::shared_ptr<ForeignEngines> engines;  // null: the model
   DecisionsFactory decisions() const {
@@ -43,17 +51,18 @@ struct Deciding {
 // The outcome of one relation over all cases.
 struct Held {
   Relation relation;
-  bool is_of_answers = false;  // the tokens of the model language model are compared too
-  std::int64_t applied = 0;
-  std::int64_t compared = 0;  // places on devices
-  std::int64_t pages = 0;
-  std::int64_t refused = 0;  // by the device, in its changed form; or by another engine
-  std::string refusal = {};  // the first of these, of another engine
-  std::int64_t known = 0;    // broken by what docs/findings.md tells of the engine
-  std::uint64_t seed = 0;    // of the breach
-  std::string breach = {};
+  bool is_of_answers = false;  // also compares tokens of the model language model
+  std::int64_t applied = 0;    // generated cases that the relation changes
+  std::int64_t compared = 0;   // places that both runs read on a backend
+  std::int64_t pages = 0;      // steps after which all pages were compared
+  std::int64_t refused = 0;    // changed cases that the backend or another engine refuses
+  std::string refusal = {};    // message of the first refusal by another engine
+  std::int64_t known = 0;      // cases broken by a finding of docs/findings.md
+  std::uint64_t seed = 0;      // of the first breach
+  std::string breach = {};     // what differs; empty: the relation holds
 };
 
+// Returns the named relations, all without a name. Errors: an unknown name.
 Result<std::vector<Held>> chosen_relations(const std::vector<std::string>& names) {
   std::vector<Held> all;
   for (const Relation& relation : relations())
@@ -71,6 +80,7 @@ Result<std::vector<Held>> chosen_relations(const std::vector<std::string>& names
   return some;
 }
 
+// True if the run shows a finding of docs/findings.md: a breach in it is not a new failure.
 bool is_known(const SavedCase& saved, const Deciding& deciding) {
   JudgeOptions options;
   options.decisions = deciding.decisions();
@@ -78,6 +88,7 @@ bool is_known(const SavedCase& saved, const Deciding& deciding) {
   return known_finding_of_run(saved, options) != nullptr;
 }
 
+// Records the first breach of a relation that is not explained by a known finding, in either case.
 void note(const std::optional<Breach>& breach, const SavedCase& saved, std::uint64_t seed,
           const Deciding& deciding, Held& held) {
   if (!breach || !held.breach.empty()) return;
@@ -89,11 +100,13 @@ void note(const std::optional<Breach>& breach, const SavedCase& saved, std::uint
   held.breach = breach->what;
 }
 
+// Compares the tokens of a case and its changed form. Cases whose content the answering model does
+// not cover are skipped.
 Result<void> hold_answers(const SavedCase& saved, std::uint64_t seed, const Deciding& deciding,
                           Held& held) {
   if (held.is_of_answers && why_not_answered(saved).empty()) {
     const auto breach = check_relation(saved, held.relation, deciding.decisions());
-    // Another engine need not take what is changed.
+    // A changed case may use something that another engine does not support.
     if (!breach && deciding.engines != nullptr) {
       if (++held.refused == 1) held.refusal = breach.error().message;
       return {};
@@ -101,6 +114,7 @@ Result<void> hold_answers(const SavedCase& saved, std::uint64_t seed, const Deci
     LS_RETURN_IF_ERROR(breach);
     note(*breach, saved, seed, deciding, held);
   }
+  // Block ids are names, so the decisions must be the same too, name for name.
   if (held.relation.name == "shuffled blocks" && deciding.engines == nullptr) {
     LS_ASSIGN_OR_RETURN(const auto breach, check_shuffled_blocks(saved));
     note(breach, saved, seed, deciding, held);
@@ -108,9 +122,12 @@ Result<void> hold_answers(const SavedCase& saved, std::uint64_t seed, const Deci
   return {};
 }
 
-// Planned outputs follow a request's position in the trace, which "batch mates" changes.
+// True for relations that may be compared on a backend. "batch mates" adds requests, and planned
+// outputs depend on a request's position in the trace.
 bool is_for_devices(const Relation& relation) { return relation.name != "batch mates"; }
 
+// Compares what attention reads on a backend in a case and its changed form. Cases without a step
+// that a backend could execute are skipped.
 Result<void> hold_on_devices(const SavedCase& saved, std::uint64_t seed, const Deciding& deciding,
                              Held& held) {
   if (deciding.engines != nullptr) return {};  // only below the model's decisions
@@ -124,7 +141,8 @@ Result<void> hold_on_devices(const SavedCase& saved, std::uint64_t seed, const D
   return {};
 }
 
-// The cases that were generated.
+// Generates the cases, holds all relations to them, and returns the number of cases. A relation
+// keeps only its first breach, but the later cases still count as applied.
 Result<std::int64_t> hold_all(const RelationsOptions& options, const Deciding& deciding,
                               std::vector<Held>& all) {
   GeneratorOptions generator;
@@ -135,7 +153,7 @@ Result<std::int64_t> hold_all(const RelationsOptions& options, const Deciding& d
   if (deciding.engines != nullptr) {
     generator.never.add(features_to_avoid(deciding.engines->hello()));
     limit_caches(deciding.engines->hello(), generator);
-    // What a connector moves is planned by the model alone.
+    // Only the model plans what a connector moves.
     generator.never.add({Feature::connector_peers, Feature::host_tier});
   }
   Progress progress("cases", options.runs);
@@ -155,6 +173,7 @@ Result<std::int64_t> hold_all(const RelationsOptions& options, const Deciding& d
   return run;
 }
 
+// A relation that applied to no case has shown nothing.
 std::vector<std::string> not_checked_of(const std::vector<Held>& all) {
   std::vector<std::string> not_checked = {
       "whether an answer is right: a relation compares two runs with each other"};

@@ -1,4 +1,12 @@
-// lockstep replay FILE
+// lockstep replay FILE: do the model and a backend agree on every step of this input?
+//
+// Runs a request trace, a benchmark, a recording or a saved case. The model or an engine decides, a
+// backend executes, and after every step tables, slots, pages and outputs are compared with the
+// model's expectations. A recording is audited as well; a saved case is judged by the check that
+// failed it.
+//
+// The exit status follows the first of: a refused input, the verdict of the run, a saved failure
+// that is not reproduced, recorded totals that are missed.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -30,7 +38,8 @@ namespace {
 
 constexpr std::size_t kStuckShown = 5;
 
-// A file for each data parallel rank, named after it; of one engine, the file itself.
+// Returns the output path of one data parallel rank: "out.dp1.json" for "out.json". With one
+// engine, for a device and for "-", the path itself.
 std::string path_of_rank(const std::string& path, std::size_t dp_rank, std::size_t dp_size) {
   const std::filesystem::path whole(path);
   if (dp_size == 1 || (exists(whole) && !is_regular_file(whole)) || path == "-") return path;
@@ -39,10 +48,11 @@ std::string path_of_rank(const std::string& path, std::size_t dp_rank, std::size
       .string();
 }
 
-// Looks on at one engine: shows how far the run is, and collects what the prefix cache did.
+// Observes one engine: shows progress, collects the events of the prefix cache, and ends the run at
+// a stop signal, after the current step.
 class WatchSteps final : public StepObserver {
  public:
-  // `shows`: one of several engines shows how far all are.
+  // `shows`: true for one of several engines, which shows the progress of all of them.
   WatchSteps(const ReplayOptions& options, const OpenReplay& prepared, bool shows)
       : clients_(prepared.session->clients()), collects_(!options.cache_events_path.empty()) {
     if (shows) progress_.emplace("replaying", prepared.num_records);
@@ -66,7 +76,7 @@ class WatchSteps final : public StepObserver {
   std::string cache_events_;
 };
 
-// A hasher for each engine; none without --hashes.
+// Opens a hasher per engine; none without --hashes. A deque, because the session refers to them.
 Result<std::deque<StepHasher>> open_hashers(const ReplayOptions& options, OpenReplay& prepared) {
   std::deque<StepHasher> hashers;
   if (options.hashes_path.empty()) return hashers;
@@ -85,6 +95,7 @@ Result<std::deque<StepHasher>> open_hashers(const ReplayOptions& options, OpenRe
   return hashers;
 }
 
+// Runs the session and writes the outputs that grow with it: hashes, cache events, hidden states.
 Result<RunReport> run_with_progress(const ReplayOptions& options, OpenReplay& prepared,
                                     HiddenStateFolder* folder) {
   std::deque<WatchSteps> watches;
@@ -109,6 +120,7 @@ Result<RunReport> run_with_progress(const ReplayOptions& options, OpenReplay& pr
   return report;
 }
 
+// `parted` agrees: the run itself did not fail, and the recording's difference is reported as text.
 int exit_code_of(Verdict verdict) {
   switch (verdict) {
     case Verdict::agreed:
@@ -130,7 +142,8 @@ int exit_code_of(Verdict verdict) {
   return kExitDisagreed;
 }
 
-// Of a recording: what was compared with it, which is not what ran on the backend.
+// Returns the verdict of a recording on whose inputs the model decided. What ran on the backend are
+// the model's decisions, not the recorded ones.
 std::string recording_text(const RunSummary& summary, const RecordingCheck& recorded) {
   const bool agrees = summary.verdict == Verdict::agreed;
   const std::string run = summary.backend == "none" ? "the model's decisions ran without a backend"
@@ -140,13 +153,14 @@ std::string recording_text(const RunSummary& summary, const RecordingCheck& reco
                      summary_of(recorded), details_of(recorded));
 }
 
-// What a replay shows in addition to its run.
+// Verdicts in addition to that of the run.
 struct OtherVerdicts {
   std::optional<RecordingCheck> recorded;  // of a recording on whose inputs the model decides
   std::unique_ptr<RecordingAudit> audit;   // of a recording that is followed
   std::optional<Failure> judged;           // of a saved case that says what failed it
 };
 
+// The verdict of a recording whose own decisions ran.
 std::string followed_text(const RunSummary& summary, const RecordingAudit& audit) {
   const bool has_backend = summary.backend != "none";
   const bool is_audited = audit.not_audited().empty();
@@ -206,7 +220,7 @@ std::string verdict_text(const RunSummary& summary, const OtherVerdicts& others)
   return text;
 }
 
-// How a run without a judge failed, in a judge's terms.
+// Returns the outcome of the run in the terms of a judge, to compare it with a saved verdict.
 Failure failure_of(const RunSummary& summary) {
   Failure failure;
   failure.kind = name_of(summary.verdict);
@@ -221,12 +235,12 @@ Failure failure_of(const RunSummary& summary) {
   return failure;
 }
 
-// The run without what it writes.
+// Returns the command that repeats the run, without options about its outputs.
 std::string again_of(const CommandReport& out) {
   return out.again({.without = {"--shrink", "--shrink-seconds", "--jobs"}});
 }
 
-// A page for each engine, and a trace.
+// Writes --report and --perfetto, a file per engine, and prints their paths.
 Result<void> leave_drawings(const ReplayOptions& options, const OpenReplay& prepared,
                             const RunReport& report, const std::string& again) {
   const std::size_t dp_size = prepared.session->engines().size();
@@ -251,6 +265,7 @@ Result<void> leave_drawings(const ReplayOptions& options, const OpenReplay& prep
   return {};
 }
 
+// Sets the JSON and writes the drawings.
 Result<void> leave_result(const ReplayOptions& options, const OpenReplay& prepared,
                           const RunReport& report, const HiddenStateFolder* folder,
                           const OtherVerdicts& others, CommandReport& out) {
@@ -260,7 +275,7 @@ Result<void> leave_result(const ReplayOptions& options, const OpenReplay& prepar
   return draws ? leave_drawings(options, prepared, report, again_of(out)) : Result<void>();
 }
 
-// The verdict, where the run has ended because another engine does not decide as the model.
+// Sets the verdict of a run that ended because another engine decided differently from the model.
 Result<void> take_mismatch(const ConformingRun& conforming, RunReport& report) {
   const LiveConform& live = conforming.live();
   if (live.error()) return fail("--conform: " + live.error()->message);
@@ -270,7 +285,8 @@ Result<void> take_mismatch(const ConformingRun& conforming, RunReport& report) {
   return {};
 }
 
-// The run as one item. `missed`: recorded totals that it did not arrive at.
+// Returns the run as one item. `missed`: the recorded totals that the run did not reach; empty:
+// none. An interrupted run without a failure is skipped, not passed.
 ReportedItem item_of(const ReplayOptions& options, const RunSummary& summary,
                      const OtherVerdicts& others, const std::string& missed,
                      const std::string& again) {
@@ -314,7 +330,8 @@ ReportedItem item_of(const ReplayOptions& options, const RunSummary& summary,
   return item;
 }
 
-// Writes the shrunk case next to the saved one.
+// Shrinks the saved case and writes the result next to it. Loads it from the file, so that what is
+// shrunk is exactly what a user can repeat.
 Result<void> leave_smallest(const std::string& path, const FailingCaseOptions& judging,
                             const std::string& explanation) {
   LS_ASSIGN_OR_RETURN(const auto saved, load_case(path, judging));
@@ -327,7 +344,8 @@ Result<void> leave_smallest(const std::string& path, const FailingCaseOptions& j
   return {};
 }
 
-// The command that shows it again: of the case where one was saved.
+// Saves the failing run as a case, and with --shrink its smallest form. Returns the command that
+// shows the failure again; empty: the run did not fail.
 Result<std::string> leave_case(const ReplayOptions& options, const OpenReplay& prepared,
                                const RunReport& report, const FailingCaseOptions& judging,
                                const CommandReport& out) {
@@ -353,7 +371,8 @@ Result<std::string> leave_case(const ReplayOptions& options, const OpenReplay& p
   return explanation;
 }
 
-// What a worker does is written into a recording of what was decided.
+// Refuses --save-facts for an input or backend without facts: they are written into a recording,
+// and only an engine's own worker reports them.
 Result<void> check_facts_wanted(const ReplayOptions& options, const PreparedReplay& prepared) {
   if (options.facts_path.empty()) return {};
   if (prepared.format != FileFormat::recording)
@@ -365,12 +384,14 @@ Result<void> check_facts_wanted(const ReplayOptions& options, const PreparedRepl
       prepared.run.backend);
 }
 
+// A saved case and its outcome here.
 struct JudgedCase {
   SavedCase saved;
   Failure failure;
 };
 
-// A saved case that says what failed it, judged so. Absent: the run itself is the judge.
+// Judges a saved case that names the check that failed it. Absent: another input, or the run itself
+// shows the failure.
 Result<std::optional<JudgedCase>> judge_saved(const ReplayOptions& options,
                                               FailingCaseOptions& judging) {
   LS_ASSIGN_OR_RETURN(const FileFormat format, detect_format(options.file));
@@ -383,7 +404,8 @@ Result<std::optional<JudgedCase>> judge_saved(const ReplayOptions& options,
   return JudgedCase{.saved = std::move(saved), .failure = std::move(failure)};
 }
 
-// What the judge found in its child process, and a run here would not survive or not show.
+// True if a run in this process would not survive the failure (a crash, a hang) or not show it
+// (invariants, collectives without a backend).
 bool is_judged_alone(const JudgedCase& judged) {
   const Failure& failure = judged.failure;
   return failure.kind == "crash" || failure.kind == "hang" ||
@@ -391,6 +413,7 @@ bool is_judged_alone(const JudgedCase& judged) {
          (failure.check == "collective" && judged.saved.backend == "none");
 }
 
+// Reports a case that only the judge can run.
 int leave_judged(const ReplayOptions& options, const JudgedCase& judged, CommandReport& out) {
   const auto& [saved, failure] = judged;
   const std::string words =
@@ -404,7 +427,8 @@ int leave_judged(const ReplayOptions& options, const JudgedCase& judged, Command
   return exit_code_of(failure);
 }
 
-// The judge of a saved case ends at its first failure, a run at what it shows by itself.
+// Adds the judge's failure to the summary, unless the run shows it itself. The judge ends at its
+// first failure, and a run at what it can see.
 void take_judged(const Failure& failed, RunSummary& summary) {
   const bool is_shown = (failed.kind == "divergence" && summary.divergence) ||
                         (failed.kind == "stuck" && summary.verdict == Verdict::liveness) ||
@@ -416,7 +440,9 @@ void take_judged(const Failure& failed, RunSummary& summary) {
   if (is_mismatch) summary.verdict = Verdict::mismatch;
 }
 
-// The verdict of judge, audit and model, in addition to that of the run.
+// Adds the verdicts of the judge, the audit and the model to that of the run. A failure that the
+// judge found comes first, then the run's own, then the recording's difference or the audit's
+// findings.
 void take_verdicts(const ReplayOptions& options, const OpenReplay& prepared, OtherVerdicts& others,
                    RunSummary& summary) {
   if (prepared.recording && others.audit == nullptr)
@@ -435,7 +461,8 @@ void take_verdicts(const ReplayOptions& options, const OpenReplay& prepared, Oth
         summary.violation->check.starts_with("audit.") ? Verdict::audit : Verdict::violation;
 }
 
-// Layers without pages, and of a recording what its run leaves to other commands.
+// Adds what this run left out: layers without pages, and for a followed recording whatever another
+// command would check.
 void add_not_checked(const ReplayOptions& options, const OpenReplay& prepared,
                      const OtherVerdicts& others, RunSummary& summary) {
   if (const std::int32_t kept = prepared.run.recipe.layers_per_group; kept > 0)
@@ -452,7 +479,7 @@ void add_not_checked(const ReplayOptions& options, const OpenReplay& prepared,
                         shell_word(options.file)));
 }
 
-// The files, the configuration, and which engine decides and works.
+// Prints the files, the configuration, and which engine decides and works.
 void print_head(const ReplayOptions& options, const FailingCaseOptions& judging,
                 const OpenReplay& prepared) {
   std::string files = options.file;
@@ -465,6 +492,7 @@ void print_head(const ReplayOptions& options, const FailingCaseOptions& judging,
   std::fflush(stdout);
 }
 
+// A saved failure that does not fail is not a success, unless the run was interrupted before it.
 int exit_code(const OpenReplay& prepared, const RunSummary& summary, const std::string& missed) {
   const int verdict = exit_code_of(summary.verdict);
   if (verdict == kExitAgreed && prepared.expected && prepared.expected->fails() &&
@@ -479,7 +507,7 @@ Result<int> replay(ReplayOptions& options, CommandReport& out) {
   ReplayRequest request = request_of(options);
   request.as_served = true;
   FactsOfRun facts;
-  FailingCaseOptions judging;  // as this run does, should it fail
+  FailingCaseOptions judging;  // how the run is repeated, if it fails
   judging.shrink_seconds = options.shrink_seconds;
   judging.decisions = options.decisions;
   LS_RETURN_IF_ERROR(start_engines(judging));
